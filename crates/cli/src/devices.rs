@@ -3,9 +3,9 @@
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use ripieno_executor::{
-    CpuEngine, CpuOptions, EmulatedEngine, EmulatedOptions, Engine, OnnxRuntimeEngine, OnnxRuntimeOptions,
+    CpuEngine, CpuOptions, EmulatedEngine, EmulatedOptions, Executor, OnnxRuntimeEngine, OnnxRuntimeOptions,
 };
-use ripieno_repository::{EngineProcess, Target};
+use ripieno_repository::{EngineProcess, LoadTarget};
 use ripieno_sched::Limits;
 use ripieno_workload::zoo::ZooDevice;
 use std::fmt;
@@ -100,9 +100,9 @@ impl DeviceArgs {
     }
 
     /// Opens the engine, and says what models are loaded for.
-    pub(crate) fn target(&self) -> anyhow::Result<Target> {
+    pub(crate) fn target(&self) -> anyhow::Result<LoadTarget> {
         let threads = self.threads_per_device();
-        let engine: Arc<dyn Engine> = match (&self.device, self.engine) {
+        let engine: Arc<dyn Executor> = match (&self.device, self.engine) {
             (Device::Emulated(zoo), EngineName::Cpu) => {
                 let name = zoo.map_or("", ZooDevice::name).to_owned();
                 Arc::new(EmulatedEngine::new(EmulatedOptions { name }).with_depth(Limits::MOST_DEPTH))
@@ -125,7 +125,7 @@ impl DeviceArgs {
         let args = vec!["engine-process".to_owned()];
         let engine_process = Some(EngineProcess { program: own_program()?, args });
         let policies = ripieno_sched::CATALOGUE.iter().map(|policy| policy.name).collect();
-        Ok(Target { zoo, policies, devices: usize::from(self.devices), engine_process, ..Target::new(engine) })
+        Ok(LoadTarget { zoo, policies, devices: usize::from(self.devices), engine_process, ..LoadTarget::new(engine) })
     }
 }
 

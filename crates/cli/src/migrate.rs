@@ -4,7 +4,7 @@ use crate::output::{self, print_json};
 use anyhow::bail;
 use clap::Args;
 use ripieno_report::Format;
-use ripieno_repository::triton::{Finding, Migration, Outcome, migrate};
+use ripieno_repository::triton::{FieldFinding, Migration, FieldOutcome, migrate};
 use std::fmt::Write;
 use std::path::PathBuf;
 
@@ -83,7 +83,7 @@ fn text(models: &[Migration]) -> String {
             continue;
         };
         let _ = writeln!(text, "{file}");
-        let said = |field: &Finding| format!("{} = {}", field.field, field.value);
+        let said = |field: &FieldFinding| format!("{} = {}", field.field, field.value);
         let width = model.fields.iter().map(|field| said(field).chars().count()).max().unwrap_or(0).min(WIDEST);
         for field in &model.fields {
             let (said, outcome) = (said(field), field.outcome.name());
@@ -97,9 +97,9 @@ fn text(models: &[Migration]) -> String {
     text.trim_end().to_owned()
 }
 
-fn counts(fields: &[Finding]) -> String {
+fn counts(fields: &[FieldFinding]) -> String {
     let of = |outcome| fields.iter().filter(|field| field.outcome == outcome).count();
-    let all = [Outcome::Honoured, Outcome::Mapped, Outcome::NotNeeded, Outcome::WithoutEffect];
+    let all = [FieldOutcome::Honoured, FieldOutcome::Mapped, FieldOutcome::NotNeeded, FieldOutcome::WithoutEffect];
     let counted: Vec<String> = all.iter().map(|&outcome| format!("{} {}", of(outcome), outcome.name())).collect();
     counted.join(", ")
 }
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn each_field_has_its_line_and_each_model_its_end() {
-        let finding = |line, outcome| Finding {
+        let finding = |line, outcome| FieldFinding {
             line,
             field: "max_batch_size".to_owned(),
             value: "8".to_owned(),
@@ -126,7 +126,7 @@ mod tests {
             error: error.map(str::to_owned),
         };
         let models = [
-            model("a", vec![finding(3, Outcome::Mapped), finding(4, Outcome::WithoutEffect)], None),
+            model("a", vec![finding(3, FieldOutcome::Mapped), finding(4, FieldOutcome::WithoutEffect)], None),
             model("b", Vec::new(), Some("b/config.pbtxt:1: no")),
             Migration { file: None, ..model("c", Vec::new(), None) },
         ];

@@ -9,7 +9,7 @@ use anyhow::bail;
 use clap::{Args, Command, FromArgMatches, ValueEnum};
 use ripieno_report::Format;
 use ripieno_repository::staging::stage;
-use ripieno_repository::{ModelReport, Target, inspect, profile};
+use ripieno_repository::{ModelReport, LoadTarget, inspect, profile};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
@@ -91,14 +91,14 @@ impl ProfileArgs {
 
     /// The models, measured.
     pub(crate) fn models(&self) -> anyhow::Result<Vec<ModelReport>> {
-        let target = Target { allow_symlinks: self.allow_symlinks, ..self.devices.target()? };
+        let target = LoadTarget { allow_symlinks: self.allow_symlinks, ..self.devices.target()? };
         let bars = progress_bars("measuring", "batch sizes");
         profile(&self.repository, target, self.model.as_deref(), bars).map_err(anyhow::Error::msg)
     }
 }
 
 pub(crate) fn list(args: &ModelsArgs) -> anyhow::Result<()> {
-    let target = Target { allow_symlinks: args.allow_symlinks, ..args.devices.target()? };
+    let target = LoadTarget { allow_symlinks: args.allow_symlinks, ..args.devices.target()? };
     let models = inspect(&args.repository, target).map_err(anyhow::Error::msg)?;
     if args.format == Format::Json {
         print_json(&serde_json::json!({ "models": models }))?;
@@ -114,7 +114,7 @@ pub(crate) fn measure(args: &ProfileArgs) -> anyhow::Result<()> {
     }
     args.corpus.check_absent()?;
     if let Some(Stages::Auto) = args.stages {
-        let target = Target { allow_symlinks: args.allow_symlinks, ..args.devices.target()? };
+        let target = LoadTarget { allow_symlinks: args.allow_symlinks, ..args.devices.target()? };
         return try_stages(args, &target);
     }
     let models = args.models()?;
@@ -126,7 +126,7 @@ pub(crate) fn measure(args: &ProfileArgs) -> anyhow::Result<()> {
     check_all(&args.repository, &models)
 }
 
-fn try_stages(args: &ProfileArgs, target: &Target) -> anyhow::Result<()> {
+fn try_stages(args: &ProfileArgs, target: &LoadTarget) -> anyhow::Result<()> {
     let bars = progress_bars("trying stages of", "steps");
     let tried = stage(&args.repository, target, args.model.as_deref(), &bars).map_err(anyhow::Error::msg)?;
     if args.format == Format::Json {

@@ -15,7 +15,7 @@ use crate::tried::tried;
 use anyhow::{Context, bail};
 use clap::{ArgAction, Args, ValueEnum};
 use ripieno_report::Format;
-use ripieno_repository::{Control, Looks, ModelReport, Walker};
+use ripieno_repository::{ModelControl, RepositoryPoll, ModelReport, ModelWalk};
 use ripieno_sched::{Choice, Kind, Limits, Options, choose, find, served_options};
 use ripieno_server::{Addresses, ErrorProfile, ServerConfig};
 use std::net::SocketAddr;
@@ -220,7 +220,7 @@ impl ServeArgs {
 }
 
 impl ServeArgs {
-    fn control(&self) -> anyhow::Result<Control> {
+    fn control(&self) -> anyhow::Result<ModelControl> {
         let mode = self.model_control_mode;
         if mode != Some(ControlMode::Explicit) && !self.load_model.is_empty() {
             bail!(
@@ -231,9 +231,9 @@ impl ServeArgs {
             bail!("--poll-s is for --model-control-mode poll; write that, or leave one of the two out");
         }
         Ok(match mode {
-            None => Control::Open,
-            Some(ControlMode::None | ControlMode::Poll) => Control::Closed,
-            Some(ControlMode::Explicit) => Control::Explicit(self.load_model.iter().cloned().collect()),
+            None => ModelControl::Open,
+            Some(ControlMode::None | ControlMode::Poll) => ModelControl::Closed,
+            Some(ControlMode::Explicit) => ModelControl::Explicit(self.load_model.iter().cloned().collect()),
         })
     }
 
@@ -247,7 +247,7 @@ impl ServeArgs {
 /// The policy that suits the models of a repository.
 pub(crate) fn default_policy(repository: &Path, objective: ripieno_sched::Objective) -> Choice {
     let models = ripieno_repository::walks(repository);
-    let kinds: Vec<_> = models.into_iter().map(|Walker { model, walk, pads }| Kind { model, walk, pads }).collect();
+    let kinds: Vec<_> = models.into_iter().map(|ModelWalk { model, walk, pads }| Kind { model, walk, pads }).collect();
     let choice = choose(&kinds, objective);
     let decided = kinds.iter().find(|kind| choice.because.as_ref() == Some(&kind.model));
     match decided {
@@ -289,7 +289,7 @@ async fn serve(args: ServeArgs, front: &FrontEnd) -> anyhow::Result<()> {
             Err(error) => tracing::error!("{error:#}"),
         }
         // From here on SIGHUP reloads; one that came before waits until now.
-        let mut looks = Looks::default();
+        let mut looks = RepositoryPoll::default();
         loop {
             let period = args.poll_s().map_or(NO_PERIOD, |seconds| Duration::from_secs(seconds.into()));
             let shared = repository.clone();
@@ -298,9 +298,9 @@ async fn serve(args: ServeArgs, front: &FrontEnd) -> anyhow::Result<()> {
                 Ok(Some(())) => report_reload(tokio::task::spawn_blocking(move || shared.reload()).await),
                 Err(_) if args.poll_s().is_none() => {}
                 Err(_) => {
-                    let look = tokio::task::spawn_blocking(move || (shared.look(&mut looks), looks)).await;
+                    let look = tokio::task::spawn_blocking(move || (shared.poll(&mut looks), looks)).await;
                     looks = look.map_or_else(
-                        |_| Looks::default(),
+                        |_| RepositoryPoll::default(),
                         |(looked, looks)| {
                             report_look(looked);
                             looks

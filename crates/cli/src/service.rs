@@ -4,8 +4,8 @@ use crate::devices::DeviceArgs;
 use anyhow::{Context, bail};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use ripieno_base::Nanos;
-use ripieno_repository::registry::Registry;
-use ripieno_repository::{Control, LiveRepository, Progress, Target};
+use ripieno_repository::registry::ModelRegistry;
+use ripieno_repository::{ModelControl, LiveRepository, MeasureProgress, LoadTarget};
 use ripieno_runtime::{Engine, EngineConfig, Recording};
 use ripieno_sched::{Options, Setup, build_shards, find};
 use ripieno_server::{Addresses, Server, ServerConfig};
@@ -34,7 +34,7 @@ pub(crate) struct Service {
     /// The latency target of all models, instead of their own.
     pub(crate) slo: Option<Nanos>,
     /// Who decides which of its models serve.
-    pub(crate) control: Control,
+    pub(crate) control: ModelControl,
     /// Whether links in the repository may lead out of it.
     pub(crate) allow_symlinks: bool,
     pub(crate) config: ServerConfig,
@@ -44,7 +44,7 @@ pub(crate) struct Service {
 pub(crate) struct Running {
     pub(crate) engine: Engine,
     pub(crate) repository: Arc<LiveRepository>,
-    pub(crate) registry: Arc<Registry>,
+    pub(crate) registry: Arc<ModelRegistry>,
     pub(crate) server: Server,
     pub(crate) addresses: Addresses,
 }
@@ -53,12 +53,12 @@ impl Service {
     /// Opens devices and ports. Models are loaded by whoever calls [`LiveRepository::load_all`].
     /// Connections are served on `front`, of which the first is the server's own, and models loaded where this is called.
     pub(crate) async fn start(mut self, front: &[Handle]) -> anyhow::Result<Running> {
-        let mut target = Target { policy: Some(self.policy.clone()), ..self.devices.target()? };
+        let mut target = LoadTarget { policy: Some(self.policy.clone()), ..self.devices.target()? };
         target.measure_for = self.measure_for.unwrap_or(target.measure_for);
         target.slo = self.slo;
         target.allow_symlinks = self.allow_symlinks;
         let engine = self.engine(&target)?;
-        let registry = Arc::new(Registry::default());
+        let registry = Arc::new(ModelRegistry::default());
         let progress = progress_bars("measuring", "batch sizes");
         let host = Arc::new(engine.clone());
         let repository = LiveRepository::new(self.repository.clone(), target, registry.clone(), host, progress);
@@ -71,7 +71,7 @@ impl Service {
         Ok(Running { engine, repository, registry, server, addresses })
     }
 
-    fn engine(&self, target: &Target) -> anyhow::Result<Engine> {
+    fn engine(&self, target: &LoadTarget) -> anyhow::Result<Engine> {
         let devices = target.devices;
         let policy = find(&self.policy)?;
         let most = self.max_devices.map_or(devices, usize::from);
@@ -98,7 +98,7 @@ impl Service {
 }
 
 /// A bar a model while something is done to it, in so many units; nothing unless on a terminal.
-pub(crate) fn progress_bars(what: &str, unit: &str) -> Progress {
+pub(crate) fn progress_bars(what: &str, unit: &str) -> MeasureProgress {
     let all = MultiProgress::new();
     let bars: Mutex<HashMap<String, ProgressBar>> = Mutex::default();
     let style = ProgressStyle::with_template(&format!("  {what} {{msg}} [{{bar:30}}] {{pos}}/{{len}} {unit}"))

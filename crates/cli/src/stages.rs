@@ -1,7 +1,7 @@
 //! `ripieno profile --stages auto`: what was tried, as a table a model.
 
 use ripieno_report::{Table, number};
-use ripieno_repository::staging::{Staging, Trial};
+use ripieno_repository::staging::{Staging, StagingTrial};
 use std::fmt::Write;
 
 /// A cut's tensors are shown up to so many characters.
@@ -52,7 +52,7 @@ fn table(staging: &Staging) -> String {
     format!("{model}: {layers} layers that can be parted, batches of up to {max_batch}\n{table}\n{}", verdict(staging))
 }
 
-fn cuts(trial: &Trial) -> String {
+fn cuts(trial: &StagingTrial) -> String {
     let short = |cut: &String| match cut.char_indices().nth(SHOWN) {
         Some((at, _)) => format!("{}…", &cut[..at]),
         None => cut.clone(),

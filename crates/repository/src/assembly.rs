@@ -1,24 +1,24 @@
-//! From a `config.pbtxt` of the platform "ensemble" to an [`Ensemble`] that answers.
+//! Builds an [`Ensemble`] from a `config.pbtxt` with the platform "ensemble".
 //!
-//! It has nothing to be loaded or profiled; what is settled here is that its graph can be walked, and that what one step gives is
-//! what the next one takes.
+//! An ensemble needs no loading or profiling of its own. This module checks that its graph can be
+//! executed and that each step's outputs match the inputs that they feed.
 
 mod nested;
 
 use crate::ensemble::{Ensemble, EnsembleStep};
-use crate::found::Found;
-use crate::plan::Target;
-use crate::registry::{Registry, ServedEntry};
+use crate::model_files::ModelFiles;
+use crate::plan::LoadTarget;
+use crate::registry::{ModelRegistry, ServedEntry};
 use crate::report::{ModelReport, describe};
-use crate::slo::{Origin, Slo};
+use crate::slo::{Slo, SloOrigin};
 use crate::triton::TritonConfig;
 use ripieno_base::Nanos;
 use ripieno_model::{StepGraph, TensorSpec};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The description of an ensemble. The error names file, step and fix.
-pub(super) fn read(found: &Found, target: &Target) -> Result<TritonConfig, String> {
+/// Reads the configuration of an ensemble. The error names the file, the step and the fix.
+pub(super) fn read(found: &ModelFiles, target: &LoadTarget) -> Result<TritonConfig, String> {
     let file = found.triton.as_ref().ok_or_else(|| format!("{}: has no config.pbtxt", found.folder.display()))?;
     if let Some(toml) = &found.config {
         return Err(format!(
@@ -26,17 +26,17 @@ pub(super) fn read(found: &Found, target: &Target) -> Result<TritonConfig, Strin
             toml.display()
         ));
     }
-    target.check_border(found, file)?;
+    target.check_contained(found, file)?;
     let read = TritonConfig::read(file, &found.name, &found.versions)?;
     read.check()?;
     Ok(read)
 }
 
-/// The ensemble, ready to answer: all its models do.
+/// Builds the registry entry of an ensemble whose member models are all ready.
 pub(super) fn prepare(
-    found: &Found,
-    target: &Target,
-    registry: &Registry,
+    found: &ModelFiles,
+    target: &LoadTarget,
+    registry: &ModelRegistry,
 ) -> Result<(ServedEntry, ModelReport), String> {
     let mut read = read(found, target)?;
     let file = read.file.clone();
@@ -50,7 +50,7 @@ pub(super) fn prepare(
     let rows: Option<Vec<Nanos>> = members.iter().map(|member| member.one_row).collect();
     let batched = !read.settings.unbatched;
     let max_batch = read.settings.max_batch.unwrap_or(1);
-    // What is not batched is one row.
+    // A request to an unbatched ensemble is one row.
     let whole = |specs: &[TensorSpec]| {
         let spec = |spec: &TensorSpec| match batched {
             true => spec.clone(),
@@ -72,22 +72,22 @@ pub(super) fn prepare(
         labels: BTreeMap::new(),
         text: None,
         slo,
-        one_row: rows.map(|rows| graph.longest(&rows)),
+        one_row: rows.map(|rows| graph.critical_path(&rows)),
         ensemble: Some(Arc::new(Ensemble::new(read.steps, nested, graph))),
         edge: Default::default(),
         stats: Default::default(),
     };
     let report = ModelReport {
         slo_ms: Some(slo.span.as_millis_f64()),
-        slo_is_derived: Some(slo.origin == Origin::Profile),
+        slo_is_derived: Some(slo.origin == SloOrigin::Profile),
         late: Some(if slo.answer_late { "answer" } else { "refuse" }),
         ..report
     };
     Ok((entry, report))
 }
 
-/// What the command line shows of an ensemble, whose models need not be loaded for that.
-pub(super) fn report(found: &Found, read: &TritonConfig, target: &Target) -> ModelReport {
+/// Returns the report for the command line; the member models need not be loaded.
+pub(super) fn report(found: &ModelFiles, read: &TritonConfig, target: &LoadTarget) -> ModelReport {
     let settings = &read.settings;
     let shown = |specs: &[TensorSpec]| specs.iter().map(|spec| describe(spec, true)).collect();
     let slo = target.slo.or(settings.slo);
@@ -104,13 +104,13 @@ pub(super) fn report(found: &Found, read: &TritonConfig, target: &Target) -> Mod
     }
 }
 
-/// The models of the steps, which must answer by now.
-fn members(steps: &[EnsembleStep], registry: &Registry) -> Result<Vec<Arc<ServedEntry>>, String> {
+/// Returns the models of the steps, which must be ready.
+fn members(steps: &[EnsembleStep], registry: &ModelRegistry) -> Result<Vec<Arc<ServedEntry>>, String> {
     let member = |(at, step): (usize, &EnsembleStep)| {
         let EnsembleStep { model, version, .. } = step;
         let entry = registry.get(model, version).map_err(|error| format!("step[{at}]: {error}"))?;
         match (entry.streams, &entry.edge.sequences) {
-            // It has become one since its steps were taken.
+            // The model became an ensemble after the steps were unfolded.
             _ if entry.ensemble.is_some() => Err(format!("step[{at}]: {model:?} is being replaced; load this again")),
             (true, _) => Err(format!("step[{at}]: {model:?} answers step by step; an ensemble needs one answer")),
             (_, Some(_)) => Err(format!("step[{at}]: {model:?} keeps sequences; have clients ask it themselves")),
@@ -120,11 +120,12 @@ fn members(steps: &[EnsembleStep], registry: &Registry) -> Result<Vec<Arc<Served
     steps.iter().enumerate().map(member).collect()
 }
 
-/// A tensor on its way: what it is, and which step gives it; none if the client does.
-type Tensors = BTreeMap<String, (TensorSpec, Option<usize>)>;
+/// Tensors of the ensemble by name: specification, and index of the step that produces each; `None`
+/// for an input of the ensemble.
+type EnsembleTensors = BTreeMap<String, (TensorSpec, Option<usize>)>;
 
 fn connect(read: &TritonConfig, members: &[Arc<ServedEntry>]) -> Result<StepGraph, String> {
-    let mut tensors = Tensors::new();
+    let mut tensors = EnsembleTensors::new();
     for spec in &read.settings.inputs {
         tensors.insert(spec.name.clone(), (spec.clone(), None));
     }
@@ -151,8 +152,13 @@ fn connect(read: &TritonConfig, members: &[Arc<ServedEntry>]) -> Result<StepGrap
     StepGraph::new(&needs).map_err(|error| error.to_string())
 }
 
-/// The steps that give the inputs of one.
-fn needs_of(at: usize, step: &EnsembleStep, member: &ServedEntry, tensors: &Tensors) -> Result<Vec<usize>, String> {
+/// Returns the steps that produce the inputs of one step.
+fn needs_of(
+    at: usize,
+    step: &EnsembleStep,
+    member: &ServedEntry,
+    tensors: &EnsembleTensors,
+) -> Result<Vec<usize>, String> {
     let model = &step.model;
     if let Some(extra) = step.inputs.keys().find(|name| find(&member.inputs, name).is_none()) {
         return Err(format!("step[{at}]: model {model:?} has no input {extra:?}; correct input_map"));
@@ -191,14 +197,15 @@ fn agree(given: &TensorSpec, taken: &TensorSpec, shape: &[i64]) -> Result<(), St
     }
 }
 
-/// As somebody says; failing that, late requests are answered, and the target is that of the models on the longest way.
-fn slo(read: &TritonConfig, target: &Target, graph: &StepGraph, members: &[Arc<ServedEntry>]) -> Slo {
-    let given = target.slo.map(|span| (span, Origin::Given));
-    match given.or(read.settings.slo.map(|span| (span, Origin::Owner))) {
+/// Returns the SLO: the configured one, or else the sum of the members' targets along the longest
+/// path, with late answers allowed.
+fn slo(read: &TritonConfig, target: &LoadTarget, graph: &StepGraph, members: &[Arc<ServedEntry>]) -> Slo {
+    let given = target.slo.map(|span| (span, SloOrigin::Given));
+    match given.or(read.settings.slo.map(|span| (span, SloOrigin::Owner))) {
         Some((span, origin)) => Slo { span, origin, answer_late: false },
         None => {
             let spans: Vec<Nanos> = members.iter().map(|member| member.slo.span).collect();
-            Slo { span: graph.longest(&spans), origin: Origin::Profile, answer_late: true }
+            Slo { span: graph.critical_path(&spans), origin: SloOrigin::Profile, answer_late: true }
         }
     }
 }

@@ -1,23 +1,25 @@
-//! May requests to a model share batches? Settled when it is loaded, before anything is measured.
+//! Decides at load, before profiling, whether requests to a model can share batches.
 //!
-//! A file without a dynamic first dimension cannot be run in batches, and one whose rows depend on each other must not be: a
-//! client would get an answer that depends on who else asked. Both are served all the same, one request at a time, unless the
-//! owner would rather have them refused: `batching` in `model.toml`.
+//! A file without a dynamic first dimension cannot be batched. A model whose rows depend on each
+//! other must not be: a client's answer would depend on other clients' requests. Both are served
+//! one request at a time, unless the owner demands batching with the key `batching` in
+//! `model.toml`.
 
 use super::config::Batching;
-use super::plan::{Plan, Target};
-use ripieno_executor::{BlockSource, Loaded, ModelSource, Rows, check_rows};
+use super::plan::{LoadPlan, LoadTarget};
+use ripieno_executor::{BlockSource, LoadedModel, ModelSource, RowIndependence, check_rows};
 use ripieno_onnx::{Declared, OnnxFile};
 use std::sync::Arc;
 
-/// The model as it is to be served, loaded again if without batches; and why it is so, if it is.
-pub(super) fn settle(
-    target: &Target,
-    plan: &mut Plan,
-    loaded: Arc<dyn Loaded>,
-) -> Result<(Arc<dyn Loaded>, Option<String>), String> {
+/// Returns the model as it is to be served, reloaded if without batches, and the reason for which
+/// it is not batched.
+pub(super) fn decide(
+    target: &LoadTarget,
+    plan: &mut LoadPlan,
+    loaded: Arc<dyn LoadedModel>,
+) -> Result<(Arc<dyn LoadedModel>, Option<String>), String> {
     let file = plan.shown_file();
-    let Some(why) = why_not(target, plan, &loaded)? else { return Ok((loaded, None)) };
+    let Some(why) = unbatchable_reason(target, plan, &loaded)? else { return Ok((loaded, None)) };
     if plan.config.batching == Batching::Require {
         return Err(format!(
             "{file}: {why}, so requests cannot share batches, which batching = \"require\" demands; export it so that each row \
@@ -34,8 +36,12 @@ pub(super) fn settle(
     Ok((again, Some(why)))
 }
 
-/// Why requests cannot share batches, if they cannot.
-fn why_not(target: &Target, plan: &Plan, loaded: &Arc<dyn Loaded>) -> Result<Option<String>, String> {
+/// Returns the reason for which requests cannot share batches, if there is one.
+fn unbatchable_reason(
+    target: &LoadTarget,
+    plan: &LoadPlan,
+    loaded: &Arc<dyn LoadedModel>,
+) -> Result<Option<String>, String> {
     let config = &plan.config;
     if config.batching == Batching::Off {
         return Ok(Some("batching = \"off\"".to_owned()));
@@ -50,17 +56,18 @@ fn why_not(target: &Target, plan: &Plan, loaded: &Arc<dyn Loaded>) -> Result<Opt
         return check_cells(target, plan).map(|()| None);
     }
     Ok(match check_rows(&*target.engine, loaded, plan.source.max_batch) {
-        Rows::Independent => None,
-        Rows::Mixed(how) => Some(format!("its rows depend on each other ({how})")),
-        Rows::Untried(cause) => {
+        RowIndependence::Independent => None,
+        RowIndependence::Mixed(how) => Some(format!("its rows depend on each other ({how})")),
+        RowIndependence::Untried(cause) => {
             tracing::warn!("model {}: whether its rows are independent cannot be tried: {cause}", plan.name);
             None
         }
     })
 }
 
-/// Cells join rows of many requests and steps, so each of them is tried by itself. There is no way to serve them one by one.
-fn check_cells(target: &Target, plan: &Plan) -> Result<(), String> {
+/// Checks each cell on its own, because cell batches combine rows of many requests and steps. A
+/// model in cells cannot be served one request at a time.
+fn check_cells(target: &LoadTarget, plan: &LoadPlan) -> Result<(), String> {
     for block in &plan.source.blocks {
         let Some(path) = &block.path else { continue };
         let cell = BlockSource { path: Some(path.clone()), ..BlockSource::new(&block.name) };
@@ -70,7 +77,7 @@ fn check_cells(target: &Target, plan: &Plan) -> Result<(), String> {
         let source =
             ModelSource { isolation, ranges, ..ModelSource::new(&block.name, vec![cell], plan.source.max_batch) };
         let loaded = target.engine.load(&source).map_err(|error| error.to_string())?;
-        if let Rows::Mixed(how) = check_rows(&*target.engine, &loaded, source.max_batch) {
+        if let RowIndependence::Mixed(how) = check_rows(&*target.engine, &loaded, source.max_batch) {
             return Err(format!(
                 "{}: rows of cell \"{}\" depend on each other ({how}), so it would mix requests; export it so that each row is \
                  computed on its own",

@@ -1,13 +1,14 @@
-//! Measured profiles, kept between runs.
+//! Cache of measured profiles.
 //!
-//! A measurement takes seconds and holds a device, so it is made once for each model file, device, largest batch and longest
-//! request, and kept beside the model in `.ripieno/`, where it moves and disappears with the model; a folder that cannot be written
-//! (an image layer, a read-only mount) falls back to the user's cache folder. A cached file is a hint: one that is corrupt or
-//! belongs to something else is reported and measured anew, and a file appears whole or not at all.
+//! A measurement takes seconds and occupies a device, so it is made once per model file, device,
+//! maximum batch size and maximum length. It is stored beside the model in `.ripieno/`, so that it
+//! moves and disappears with the model. If that folder cannot be written (an image layer, a
+//! read-only mount), the user's cache folder is used. The cache is a hint: a file that is corrupt
+//! or has another key is reported and measured again. Files are written atomically.
 
 use ripieno_base::Nanos;
 use ripieno_executor::BlockProfile;
-use ripieno_model::{Lengths, Profile};
+use ripieno_model::{LengthProfiles, Profile};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
@@ -16,49 +17,49 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const FORMAT: u32 = 1;
-const LARGEST_FILE: u64 = 64 << 20;
+const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// The folders that profiles of one model are kept in, the best first.
+/// Folders that cache the profiles of one model, in order of preference.
 #[derive(Clone, Debug)]
 pub struct ProfileCache {
     folders: Vec<PathBuf>,
 }
 
-/// What a profile holds for.
+/// Conditions under which a profile is valid.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProfileKey {
     format: u32,
     device: String,
     model_sha256: Vec<String>,
     max_batch: usize,
-    /// The longest request, where they differ in length.
+    /// Maximum request length, if requests vary in length.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     max_length: Option<u32>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Record {
+struct ProfileRecord {
     key: ProfileKey,
     /// ℓ(1), ℓ(2), … of each block.
     blocks_ns: Vec<Vec<i64>>,
-    /// The same by length, of blocks whose requests differ in length.
+    /// The same per length, for blocks whose requests vary in length.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     lengths_ns: Vec<Vec<(u32, Vec<i64>)>>,
 }
 
 impl ProfileKey {
-    /// The key of a model whose blocks lie in `files`, on the device that calls itself `device`.
+    /// Returns the key of a model whose blocks are `files`, on a device with this name.
     pub fn new(device: &str, files: &[PathBuf], max_batch: usize) -> Result<ProfileKey, String> {
         let model_sha256 = files.iter().map(|file| hash_of(file)).collect::<Result<_, _>>()?;
         Ok(ProfileKey { format: FORMAT, device: device.to_owned(), model_sha256, max_batch, max_length: None })
     }
 
-    /// The same of a model whose requests are up to so long.
+    /// Sets the maximum request length.
     pub fn with_lengths(self, max_length: Option<u32>) -> ProfileKey {
         ProfileKey { max_length, ..self }
     }
 
-    /// The name of the file that what was measured for this key is kept in.
+    /// Returns the name of the cache file of this kind for this key.
     pub(super) fn file_name(&self, kind: &str) -> String {
         let mut words =
             format!("{}\n{}\n{}\n{}", self.format, self.device, self.model_sha256.join(","), self.max_batch);
@@ -68,12 +69,12 @@ impl ProfileKey {
 }
 
 impl ProfileCache {
-    /// The cache of a model that lies in `folder`.
+    /// Returns the cache of the model in `folder`.
     pub fn beside(folder: &Path) -> ProfileCache {
         ProfileCache { folders: cache_folders(folder) }
     }
 
-    /// The profiles of the model's blocks, if they were measured before.
+    /// Returns the profiles of the model's blocks if they are cached.
     pub fn read(&self, key: &ProfileKey) -> Option<Vec<BlockProfile>> {
         let name = key.file_name("profile");
         self.folders.iter().map(|folder| folder.join(&name)).filter(|path| path.is_file()).find_map(|path| {
@@ -85,12 +86,12 @@ impl ProfileCache {
         })
     }
 
-    /// Keeps the profiles; in the first folder that can be written.
+    /// Stores the profiles in the first folder that can be written.
     pub fn write(&self, key: &ProfileKey, blocks: &[BlockProfile]) -> Result<PathBuf, String> {
         let in_nanos = |profile: &Profile| profile.table().iter().map(|latency| latency.0).collect::<Vec<i64>>();
         let by_length =
-            |lengths: &Lengths| lengths.table().iter().map(|(of, profile)| (*of, in_nanos(profile))).collect();
-        let record = Record {
+            |lengths: &LengthProfiles| lengths.table().iter().map(|(of, profile)| (*of, in_nanos(profile))).collect();
+        let record = ProfileRecord {
             key: key.clone(),
             blocks_ns: blocks.iter().map(|block| in_nanos(&block.profile)).collect(),
             lengths_ns: blocks.iter().filter_map(|block| block.lengths.as_ref()).map(by_length).collect(),
@@ -109,11 +110,11 @@ impl ProfileCache {
 }
 
 fn read_file(path: &Path, key: &ProfileKey) -> Result<Vec<BlockProfile>, String> {
-    if fs::metadata(path).map_err(|error| error.to_string())?.len() > LARGEST_FILE {
-        return Err(format!("it is larger than {LARGEST_FILE} bytes"));
+    if fs::metadata(path).map_err(|error| error.to_string())?.len() > MAX_FILE_BYTES {
+        return Err(format!("it is larger than {MAX_FILE_BYTES} bytes"));
     }
     let bytes = fs::read(path).map_err(|error| error.to_string())?;
-    let record: Record = serde_json::from_slice(&bytes).map_err(|error| format!("it is corrupt: {error}"))?;
+    let record: ProfileRecord = serde_json::from_slice(&bytes).map_err(|error| format!("it is corrupt: {error}"))?;
     if record.key != *key {
         return Err("it belongs to another model, device or batch size".to_owned());
     }
@@ -137,20 +138,20 @@ fn read_profile(latencies: &[i64]) -> Result<Profile, String> {
     Profile::from_table(&latencies).map_err(|error| format!("it is corrupt: {error}"))
 }
 
-fn read_lengths(block: &[(u32, Vec<i64>)]) -> Result<Lengths, String> {
+fn read_lengths(block: &[(u32, Vec<i64>)]) -> Result<LengthProfiles, String> {
     let profile = |(length, latencies): &(u32, Vec<i64>)| Ok((*length, read_profile(latencies)?));
     let table = block.iter().map(profile).collect::<Result<Vec<_>, String>>()?;
-    Lengths::new(table).map_err(|error| format!("it is corrupt: {error}"))
+    LengthProfiles::new(table).map_err(|error| format!("it is corrupt: {error}"))
 }
 
-/// Makes the folder of a cached file, and keeps it out of the user's repository as other tools' caches do.
+/// Creates a cache folder with a .gitignore, so that version control ignores it.
 fn make_folder(folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     let ignore = folder.join(".gitignore");
     if ignore.exists() { Ok(()) } else { fs::write(ignore, "*\n") }
 }
 
-/// Writes a file under a name of its own and renames it, so that no reader ever sees half of it.
+/// Writes a file atomically, through a temporary file and a rename.
 pub(super) fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
     let draft = path.with_extension(format!("{}-{}.draft", std::process::id(), next_number()));
     make_folder(path.parent().unwrap_or(Path::new(".")))?;
@@ -161,20 +162,20 @@ pub(super) fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
     written
 }
 
-/// Where things about a model that lies in `folder` are kept, the best place first.
+/// Returns the cache folders for the model in `folder`, in order of preference.
 pub(super) fn cache_folders(folder: &Path) -> Vec<PathBuf> {
     let own = folder.join(".ripieno");
-    // Whoever may put a link there must not choose where the server writes.
+    // A link planted in a model's folder must not redirect the server's writes.
     let own = if own.is_symlink() { None } else { Some(own) };
     own.into_iter().chain(user_cache_folder()).collect()
 }
 
-/// Makes a folder under a name of its own, lets `write` fill it, and renames it, so that no reader ever sees half of it.
+/// Creates a folder atomically: `write` fills a temporary folder, which is then renamed.
 pub(super) fn keep_folder(path: &Path, write: impl Fn(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
     let draft = path.with_extension(format!("{}-{}.draft", std::process::id(), next_number()));
     make_folder(path.parent().unwrap_or(Path::new("."))).map_err(|error| error.to_string())?;
     let made = fs::create_dir(&draft).map_err(|error| error.to_string()).and_then(|()| write(&draft));
-    // Whatever lies there is damaged, or another process was quicker and wrote the same.
+    // An existing folder is damaged, or another process wrote the same content first.
     let _ = fs::remove_dir_all(path);
     let kept = made.and_then(|()| fs::rename(&draft, path).map_err(|error| error.to_string()));
     if kept.is_err() {
@@ -183,12 +184,12 @@ pub(super) fn keep_folder(path: &Path, write: impl Fn(&Path) -> Result<(), Strin
     kept.map(|()| path.to_owned())
 }
 
-/// The SHA-256 of a file.
+/// Returns the SHA-256 of a file.
 pub(super) fn hash_of(file: &Path) -> Result<String, String> {
     sha256(file).map_err(|error| format!("{}: cannot be read: {error}", file.display()))
 }
 
-/// A short name for a key.
+/// Returns a short hash of a key.
 pub(super) fn short_hash(key: &str) -> String {
     hex(&Sha256::digest(key))[..16].to_owned()
 }
@@ -198,7 +199,7 @@ fn next_number() -> usize {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// `$XDG_CACHE_HOME/ripieno`, or `~/.cache/ripieno`.
+/// Returns `$XDG_CACHE_HOME/ripieno` or `~/.cache/ripieno`.
 pub(super) fn user_cache_folder() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
@@ -225,7 +226,7 @@ fn hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::Folder;
+    use crate::fixture::TempRepository;
 
     fn profile() -> BlockProfile {
         BlockProfile { profile: Profile::linear(1.0, 2.0, 4).unwrap(), lengths: None }
@@ -237,7 +238,7 @@ mod tests {
 
     #[test]
     fn a_profile_comes_back_for_its_own_key_only() {
-        let folder = Folder::new();
+        let folder = TempRepository::new();
         let model = folder.write("model.onnx", "abc");
         let key = ProfileKey::new("cpu", std::slice::from_ref(&model), 4).unwrap();
         let sha256 = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
@@ -256,11 +257,11 @@ mod tests {
 
     #[test]
     fn profiles_by_length_are_kept_apart() {
-        let folder = Folder::new();
+        let folder = TempRepository::new();
         let cache = cache(&[folder.path().to_owned()]);
         let key = |longest| ProfileKey::new("cpu", &[], 4).unwrap().with_lengths(longest);
         let linear = |alpha_ms| Profile::linear(alpha_ms, 2.0, 4).unwrap();
-        let lengths = Lengths::new(vec![(8, linear(1.0)), (16, linear(1.5))]).unwrap();
+        let lengths = LengthProfiles::new(vec![(8, linear(1.0)), (16, linear(1.5))]).unwrap();
         let block = BlockProfile { profile: linear(1.5), lengths: Some(lengths) };
         cache.write(&key(None), &[profile()]).unwrap();
         let path = cache.write(&key(Some(16)), &[block.clone(), block.clone()]).unwrap();
@@ -273,7 +274,7 @@ mod tests {
 
     #[test]
     fn a_corrupt_or_foreign_file_is_ignored_and_written_anew() {
-        let folder = Folder::new();
+        let folder = TempRepository::new();
         let cache = cache(&[folder.path().to_owned()]);
         let key = ProfileKey::new("cpu", &[], 4).unwrap();
         let path = cache.write(&key, &[profile()]).unwrap();
@@ -288,7 +289,7 @@ mod tests {
 
     #[test]
     fn a_link_does_not_choose_where_to_write() {
-        let folder = Folder::new();
+        let folder = TempRepository::new();
         std::os::unix::fs::symlink("/etc", folder.path().join(".ripieno")).unwrap();
         assert!(cache_folders(folder.path()).iter().all(|kept| !kept.starts_with(folder.path())));
         std::fs::remove_file(folder.path().join(".ripieno")).unwrap();
@@ -297,7 +298,7 @@ mod tests {
 
     #[test]
     fn a_folder_that_cannot_be_written_falls_back_to_the_next() {
-        let folder = Folder::new();
+        let folder = TempRepository::new();
         let blocked = folder.write("file", "").join(".ripieno");
         let fallback = folder.path().join("home");
         let key = ProfileKey::new("cpu", &[], 4).unwrap();

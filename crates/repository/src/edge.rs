@@ -1,4 +1,4 @@
-//! What a front end does for a model at the edge of the server, between its clients and the runtime.
+//! Per-model processing in the server, between clients and the runtime.
 
 mod levels;
 mod reshape;
@@ -6,16 +6,16 @@ mod sequences;
 
 pub use levels::{LEVELS, Levels};
 pub use reshape::Reshape;
-pub use sequences::{Control, Event, SequenceId, Sequences, Signal, State};
+pub use sequences::{SequenceControl, SequenceEvent, SequenceId, SequenceState, Sequences, Signal};
 use std::collections::BTreeMap;
 
-/// What is done with requests before they are submitted, and with answers before they are sent.
+/// Processing of requests before they are submitted, and of answers before they are sent.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Edge {
-    /// Tensors, by name, that clients see in another shape than the model has.
+pub struct EdgeConfig {
+    /// Tensors, by name, whose shape differs between clients and the model.
     pub reshapes: BTreeMap<String, Reshape>,
-    /// Where requests stand that name a level of priority, or none.
+    /// Priority levels.
     pub levels: Levels,
-    /// How it keeps sequences, if it does.
+    /// Handling of sequences, if the model keeps them.
     pub sequences: Option<Sequences>,
 }

@@ -1,7 +1,8 @@
-//! Ensembles: models as the steps of a graph, which one request runs under one deadline.
+//! Ensembles: graphs of models that one request executes under one deadline.
 //!
-//! An ensemble is no model of the scheduler: its steps are, and a front end sends each of them off once what it needs is there. Its
-//! models are looked up anew for each request: they may be loaded again meanwhile.
+//! The scheduler sees the steps, not the ensemble; the server submits each step once its inputs are
+//! available. Member models are looked up for each request, because they may be reloaded in the
+//! meantime.
 
 use ripieno_model::StepGraph;
 use ripieno_runtime::ModelMetrics;
@@ -9,17 +10,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-/// Models as the steps of a graph.
+/// A graph of models.
 pub struct Ensemble {
-    /// The steps, in the order of the file; those of inner ensembles in the place of these.
+    /// Steps in the order of the file, with inner ensembles replaced by their steps.
     pub steps: Vec<EnsembleStep>,
-    /// Which step needs which.
+    /// Dependencies between the steps.
     pub graph: StepGraph,
-    /// The names of inner ensembles.
+    /// Names of inner ensembles.
     pub nested: BTreeSet<String>,
-    /// Counts the requests to the whole that have ended.
+    /// Counters of finished requests to the ensemble.
     pub metrics: ModelMetrics,
-    /// And those that have not: whoever holds one of these.
+    /// Token whose clones count the requests in flight.
     under_way: Arc<()>,
 }
 
@@ -28,27 +29,27 @@ impl Ensemble {
         Ensemble { steps, graph, nested, metrics: ModelMetrics::new(1), under_way: Arc::new(()) }
     }
 
-    /// A request that is under way until this is dropped.
+    /// Counts a request as in flight until the token is dropped.
     pub fn begin(&self) -> Arc<()> {
         Arc::clone(&self.under_way)
     }
 
-    /// How many requests are under way.
+    /// Returns the number of requests in flight.
     pub fn live(&self) -> usize {
         Arc::strong_count(&self.under_way) - 1
     }
 }
 
-/// A model, and where its tensors come from and go to.
+/// A model, and the mapping of its tensors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EnsembleStep {
-    /// The model.
+    /// Model name.
     pub model: String,
-    /// Its version; empty for the newest.
+    /// Model version; empty for the newest.
     pub version: String,
-    /// Each of its inputs with the tensor that it is.
+    /// Ensemble tensor for each of the model's inputs.
     pub inputs: BTreeMap<String, String>,
-    /// Each of its outputs that is of use with the tensor that it becomes.
+    /// Ensemble tensor for each of the model's outputs that is used.
     pub outputs: BTreeMap<String, String>,
 }
 

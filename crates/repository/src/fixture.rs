@@ -1,20 +1,20 @@
-//! A folder of files for a test.
+//! A temporary folder of files for tests.
 
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-pub(crate) struct Folder(TempDir);
+pub(crate) struct TempRepository(TempDir);
 
-impl Folder {
-    pub(crate) fn new() -> Folder {
-        Folder(TempDir::new().expect("a temporary folder can be made"))
+impl TempRepository {
+    pub(crate) fn new() -> TempRepository {
+        TempRepository(TempDir::new().expect("a temporary folder can be made"))
     }
 
     pub(crate) fn path(&self) -> &Path {
         self.0.path()
     }
 
-    /// Writes a file and the folders above it.
+    /// Writes a file and creates its parent folders.
     pub(crate) fn write(&self, file: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path().join(file);
         std::fs::create_dir_all(path.parent().expect("a file has a folder")).expect("the folder can be made");

@@ -1,26 +1,27 @@
-//! What a repository holds, and what its models cost, without serving them: the commands `models` and `profile`.
+//! Inspection and profiling of a repository without serving it, for the commands `models` and
+//! `profile`.
 
 use super::assembly;
-use super::found::Found;
 use super::load::{Loader, Profiling};
-use super::plan::Target;
-use super::report::{ModelReport, Progress};
-use super::scan::{Candidate, scan};
+use super::model_files::ModelFiles;
+use super::plan::LoadTarget;
+use super::report::{MeasureProgress, ModelReport};
+use super::scan::{ModelCandidate, scan};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Every model at `path`: loaded and checked, with its profile where it is given or cached, and not measured.
-pub fn inspect(path: &Path, target: Target) -> Result<Vec<ModelReport>, String> {
+/// Loads and checks every model at `path`; reports given or cached profiles, and measures none.
+pub fn inspect(path: &Path, target: LoadTarget) -> Result<Vec<ModelReport>, String> {
     let loader = Loader::new(target, Arc::new(|_, _, _| {}));
     Ok(scan(path)?.iter().flat_map(|candidate| reports(&loader, candidate, Profiling::Never)).collect())
 }
 
-/// Measures the models at `path`, or the one named `only`, and keeps the profiles in the cache.
+/// Measures the models at `path`, or only the one named `only`, and caches the profiles.
 pub fn profile(
     path: &Path,
-    target: Target,
+    target: LoadTarget,
     only: Option<&str>,
-    progress: Progress,
+    progress: MeasureProgress,
 ) -> Result<Vec<ModelReport>, String> {
     let candidates = scan(path)?;
     let names: Vec<&str> = candidates.iter().map(|candidate| candidate.name.as_str()).collect();
@@ -32,8 +33,8 @@ pub fn profile(
     Ok(wanted.flat_map(|candidate| reports(&loader, candidate, Profiling::Always)).collect())
 }
 
-/// One for each version that would be served.
-fn reports(loader: &Loader, candidate: &Candidate, profiling: Profiling) -> Vec<ModelReport> {
+/// Returns one report for each version that would be served.
+fn reports(loader: &Loader, candidate: &ModelCandidate, profiling: Profiling) -> Vec<ModelReport> {
     let found = match &candidate.found {
         Ok(found) => found,
         Err(error) => return vec![ModelReport::failed(&candidate.name, "", error.clone())],
@@ -41,7 +42,7 @@ fn reports(loader: &Loader, candidate: &Candidate, profiling: Profiling) -> Vec<
     found.each_version().map(|found| report(loader, &found, profiling)).collect()
 }
 
-fn report(loader: &Loader, found: &Found, profiling: Profiling) -> ModelReport {
+fn report(loader: &Loader, found: &ModelFiles, profiling: Profiling) -> ModelReport {
     let target = loader.target();
     let report = match found.is_ensemble {
         true => assembly::read(found, target).map(|read| assembly::report(found, &read, target)),

@@ -1,28 +1,28 @@
-//! The model repository: from folders on a disk to models that serve.
+//! The model repository: loads models from folders on disk.
 //!
-//! Four steps, each of which knows nothing of the next: [`scan`](mod@scan) finds models by their names, [`config`] reads what
-//! their owners say, [`plan`] settles what is to be loaded for this server's device, [`load`] reads, checks, profiles and
-//! warms up. [`live`] does it for a running server, [`inspect`](mod@inspect) for the command line. Front ends see none of that: they
-//! look models up in the [`registry`], and ask for changes by its trait.
+//! Four independent steps: [`scan`](mod@scan) finds models by their names, [`config`] reads their
+//! settings, [`plan`] decides what to load for the server's device, and [`load`] reads, checks,
+//! profiles and warms up. [`live`] does this for a running server, [`inspect`](mod@inspect) for the
+//! command line. Servers see only the [`registry`], in which they look models up, and its trait for
+//! changes.
 //!
-//! Whatever goes wrong with a model is one line of text that names the file, the key and the fix, and stays with that
-//! model: nothing here stops at the first mistake. Nothing slow runs on a thread that serves.
+//! Every error of a model is one line that names the file, the key and the fix, and affects that
+//! model alone. Nothing slow runs on a serving thread.
 
 mod assembly;
 mod batching;
-mod borders;
-mod brought;
 pub mod cache;
 pub mod config;
+mod containment;
 pub mod edge;
 pub mod ensemble;
 #[cfg(test)]
 mod fixture;
-pub mod found;
 pub mod inspect;
 pub mod labels;
 pub mod live;
 pub mod load;
+pub mod model_files;
 pub mod plan;
 pub mod registry;
 pub mod report;
@@ -38,14 +38,15 @@ mod tests;
 mod text;
 pub mod trial;
 pub mod triton;
+mod uploads;
 mod walks;
 mod warm_up;
 
 pub use inspect::{inspect, profile};
-pub use live::{Control, Host, LiveRepository, Looks};
-pub use load::{Loader, Prepared, Profiling};
-pub use plan::{EngineProcess, Target};
-pub use report::{ModelReport, ProfileReport, Progress};
+pub use live::{Host, LiveRepository, ModelControl, RepositoryPoll};
+pub use load::{Loader, PreparedModel, Profiling};
+pub use plan::{EngineProcess, LoadTarget};
+pub use report::{MeasureProgress, ModelReport, ProfileReport};
 pub use sample::Sample;
 pub use triton::TritonConfig;
-pub use walks::{Walker, walks};
+pub use walks::{ModelWalk, walks};

@@ -1,26 +1,28 @@
-//! The repository of a running server: loads at the start, and loads, reloads and unloads when asked.
+//! The repository of a running server: loads models at the start, and loads, reloads and unloads
+//! them on request.
 //!
-//! Each model has one lock, held while that model changes; there is no other, so loading one model never waits for
-//! another and never stalls one that serves. A reload loads the new version beside the old one, switches the
-//! registry, and only then takes the old one out of service; if the new one fails, the old one stays.
+//! Each model has its own lock, held while the model changes; there is no global one, so that
+//! loading a model neither waits for another nor stalls a serving one. A reload loads the new
+//! version beside the old one, updates the registry, and only then retires the old one. If the new
+//! version fails, the old one stays.
 
 mod control;
-mod outer;
+mod ensembles;
 mod poll;
 
 use super::assembly;
-use super::borders::for_clients;
-use super::brought::{Kept, Store};
-use super::found::Found;
-use super::load::{Loader, Prepared, Profiling};
-use super::plan::Target;
-use super::report::{ModelReport, Progress};
-use super::scan::{Candidate, scan};
+use super::containment::error_for_clients;
+use super::load::{Loader, PreparedModel, Profiling};
+use super::model_files::ModelFiles;
+use super::plan::LoadTarget;
+use super::report::{MeasureProgress, ModelReport};
+use super::scan::{ModelCandidate, scan};
 use super::slo::Slo;
-use crate::registry::{Brought, IndexRow, ModelState, Registry, Repository, ServedEntry, UNLOADED};
+use super::uploads::{UploadStore, UploadedModel};
+use crate::registry::{IndexRow, ModelRegistry, ModelState, Repository, ServedEntry, UNLOADED, Upload};
 use parking_lot::Mutex;
 use ripieno_base::ModelId;
-use ripieno_executor::Take;
+use ripieno_executor::AnswerSteps;
 use ripieno_model::{Model, TensorSpec};
 use ripieno_runtime::{Engine, ServedModel};
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,29 +31,31 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-pub use control::Control;
-pub use poll::Looks;
+pub use control::ModelControl;
+pub use poll::RepositoryPoll;
 
-/// Models that are read at the same time at the start; enough to hide the disk, few enough to leave memory alone.
-const LOADERS: usize = 4;
-/// How long a replaced version stays for requests that are on their way to it.
-const GRACE: Duration = Duration::from_millis(50);
-/// How often a replaced version is asked whether it is idle.
-const POLL: Duration = Duration::from_millis(2);
-/// The most names of models that load calls may bring, those of the repository among them.
-const MOST_NAMES: usize = 4096;
-/// The longest that a replaced version is kept for its last requests.
-const MAX_UNLOAD_WAIT: Duration = Duration::from_secs(30);
+/// Number of models read concurrently at the start: enough to hide disk latency without exhausting
+/// memory.
+const LOADER_THREADS: usize = 4;
+/// Minimum time for which a replaced version stays, for requests that looked it up before the
+/// switch.
+const RETIRE_GRACE: Duration = Duration::from_millis(50);
+/// Interval at which a replaced version is checked for idleness.
+const IDLE_POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// Maximum number of models when load calls upload new ones, including those of the repository.
+const MAX_MODELS: usize = 4096;
+/// Maximum time for which a replaced version stays for its last requests.
+const MAX_RETIRE_WAIT: Duration = Duration::from_secs(30);
 
-/// Where models run once they are loaded: the runtime, or a stand-in in tests.
+/// Executor of loaded models: the runtime, or a test double.
 pub trait Host: Send + Sync {
     /// Takes a model into service.
     fn load(&self, model: ServedModel) -> Result<ModelId, String>;
 
-    /// How many of its requests wait or run.
+    /// Returns the number of the model's queued and running requests.
     fn live(&self, model: ModelId) -> usize;
 
-    /// Takes it out of service; requests that still wait are refused.
+    /// Takes a model out of service; queued requests are refused.
     fn unload(&self, model: ModelId);
 }
 
@@ -71,150 +75,160 @@ impl Host for Engine {
     }
 }
 
-/// A repository that serves.
+/// The repository of a running server.
 pub struct LiveRepository {
     path: PathBuf,
     loader: Loader,
-    registry: Arc<Registry>,
+    registry: Arc<ModelRegistry>,
     host: Arc<dyn Host>,
-    slots: Mutex<BTreeMap<String, Arc<Mutex<Slot>>>>,
-    store: Store,
-    control: Control,
+    slots: Mutex<BTreeMap<String, Arc<Mutex<ModelSlot>>>>,
+    uploads: UploadStore,
+    control: ModelControl,
 }
 
-/// What a model is doing; locked while it changes.
+/// State of a model; locked while the model changes.
 #[derive(Default)]
-struct Slot {
-    /// By version.
+struct ModelSlot {
+    /// Serving versions.
     serving: BTreeMap<String, Serving>,
-    /// The versions whose rows in the registry tell of a failure or an unload.
+    /// Versions whose registry rows describe a failure or an unload.
     failed: BTreeSet<String>,
 }
 
-/// A version that answers.
+/// A version that serves.
 struct Serving {
     entry: Arc<ServedEntry>,
-    /// The files that it was loaded from, as they were just before.
+    /// Files that the version was loaded from, as they were just before loading.
     files: Files,
-    /// What the load call brought that it was loaded by.
-    kept: Option<Arc<Kept>>,
+    /// Upload that the version was loaded from.
+    upload: Option<Arc<UploadedModel>>,
 }
 
-impl Slot {
-    fn is_brought(&self) -> bool {
-        self.serving.values().any(|serving| serving.kept.is_some())
+impl ModelSlot {
+    fn is_uploaded(&self) -> bool {
+        self.serving.values().any(|serving| serving.upload.is_some())
     }
 
-    /// Whether it answers in the versions that were found, each from the files that lie there now.
-    fn serves(&self, found: &Found) -> bool {
+    /// Returns true if all found versions serve from the current files.
+    fn serves(&self, found: &ModelFiles) -> bool {
         self.serving.len() == found.served.len() && found.each_version().all(|found| self.serves_version(&found))
     }
 
-    fn serves_version(&self, found: &Found) -> bool {
+    fn serves_version(&self, found: &ModelFiles) -> bool {
         self.serving.get(&found.version).is_some_and(|serving| serving.files == files(found))
     }
 }
 
-/// Which versions are loaded of those that were found.
+/// Selects the versions to load.
 #[derive(Clone, Copy, PartialEq)]
-enum Which {
+enum VersionSelection {
     All,
     Changed,
 }
 
 impl LiveRepository {
-    /// The repository at `path`; nothing is loaded yet.
+    /// Creates the repository at `path` without loading anything.
     pub fn new(
         path: PathBuf,
-        target: Target,
-        registry: Arc<Registry>,
+        target: LoadTarget,
+        registry: Arc<ModelRegistry>,
         host: Arc<dyn Host>,
-        progress: Progress,
+        progress: MeasureProgress,
     ) -> LiveRepository {
-        let (loader, slots, store) = (Loader::new(target, progress), Mutex::default(), Store::new(0));
-        LiveRepository { path, loader, registry, host, slots, store, control: Control::Open }
+        let (loader, slots, store) = (Loader::new(target, progress), Mutex::default(), UploadStore::new(0));
+        LiveRepository { path, loader, registry, host, slots, uploads: store, control: ModelControl::Open }
     }
 
-    /// The same, where load calls may bring models along, of which files of so many bytes in all are kept.
+    /// Allows load calls to upload up to `bytes` bytes of files in total.
     pub fn with_overrides(mut self, bytes: u64) -> LiveRepository {
-        self.store = Store::new(bytes);
+        self.uploads = UploadStore::new(bytes);
         self
     }
 
-    /// Loads every model, or those that its control names; returns when all are served or have failed. An error only
-    /// if the path cannot be read.
+    /// Loads all models, or those that the control mode names; returns when each is served or has
+    /// failed. Fails only if the path cannot be read.
     pub fn load_all(&self) -> Result<Vec<ModelReport>, String> {
-        let (candidates, missing) = self.at_the_start(scan(&self.path)?);
+        let (candidates, missing) = self.initial_models(scan(&self.path)?);
         for candidate in &candidates {
-            let set = |version: &str| self.registry.set(&candidate.name, version, ModelState::Loading, "");
-            versions_of(candidate).iter().for_each(|version| set(version));
+            for version in versions_of(candidate) {
+                self.registry.set(&candidate.name, &version, ModelState::Loading, "");
+            }
         }
         let reports = Mutex::new(BTreeMap::new());
-        let bring_up = |candidate: &Candidate| {
-            let of_model = self.bring_up(candidate, None, Which::All);
+        let load_candidate = |candidate: &ModelCandidate| {
+            let of_model = self.load_candidate(candidate, None, VersionSelection::All);
             reports.lock().insert(candidate.name.clone(), of_model);
         };
-        // Models first: an ensemble needs those of its steps.
+        // Ensembles are loaded last, because they need the models of their steps.
         let (ensembles, models): (Vec<_>, Vec<_>) = candidates.iter().partition(|candidate| is_ensemble(candidate));
         let next = AtomicUsize::new(0);
         std::thread::scope(|scope| {
-            for _ in 0..LOADERS.min(models.len()) {
+            for _ in 0..LOADER_THREADS.min(models.len()) {
                 scope.spawn(|| {
                     while let Some(candidate) = models.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        bring_up(candidate);
+                        load_candidate(candidate);
                     }
                 });
             }
         });
-        outer::inner_first(ensembles, self.loader.target()).into_iter().for_each(bring_up);
+        ensembles::inner_first(ensembles, self.loader.target()).into_iter().for_each(load_candidate);
         Ok(reports.into_inner().into_values().flatten().chain(missing).collect())
     }
 
-    /// Loads what has changed on the disk since it was loaded, and what is new; unloads what is gone. What is as it was goes on,
-    /// and so does what a load call has brought. An error only if the path cannot be read, and then nothing is done.
+    /// Loads new and changed models and unloads removed ones. Unchanged and uploaded models keep
+    /// serving. Fails only if the path cannot be read, and then changes nothing.
     pub fn reload(&self) -> Result<Vec<ModelReport>, String> {
         let candidates = scan(&self.path)?;
         let gone = |name: &String| !candidates.iter().any(|candidate| candidate.name == *name);
         let gone: Vec<String> = self.slots.lock().keys().filter(|name| gone(name)).cloned().collect();
-        for name in gone.into_iter().filter(|name| !self.is_brought(name)) {
-            self.take_out(&name)?;
+        for name in gone.into_iter().filter(|name| !self.is_uploaded(name)) {
+            self.unload_versions(&name)?;
         }
-        let is_due = |candidate: &&Candidate| self.follows(candidate) && !self.is_served_as_found(candidate);
+        let is_due = |candidate: &&ModelCandidate| self.is_followed(candidate) && !self.is_served_as_found(candidate);
         let changed = candidates.iter().filter(is_due);
-        Ok(self.bring_up_in_order(changed, Which::Changed))
+        Ok(self.load_in_order(changed, VersionSelection::Changed))
     }
 
-    /// Models first, then the ensembles that need them.
-    fn bring_up_in_order<'a>(&self, all: impl Iterator<Item = &'a Candidate>, which: Which) -> Vec<ModelReport> {
+    /// Loads models first, then the ensembles that need them.
+    fn load_in_order<'a>(
+        &self,
+        all: impl Iterator<Item = &'a ModelCandidate>,
+        which: VersionSelection,
+    ) -> Vec<ModelReport> {
         let (ensembles, models): (Vec<_>, Vec<_>) = all.partition(|candidate| is_ensemble(candidate));
         let names: Vec<&str> = ensembles.iter().map(|candidate| candidate.name.as_str()).collect();
-        let ordered = models.into_iter().chain(outer::inner_first(ensembles, self.loader.target()));
-        let reports = ordered.flat_map(|candidate| self.bring_up(candidate, None, which)).collect();
-        self.renew_outer(&names);
+        let ordered = models.into_iter().chain(ensembles::inner_first(ensembles, self.loader.target()));
+        let reports = ordered.flat_map(|candidate| self.load_candidate(candidate, None, which)).collect();
+        self.reload_outer_ensembles(&names);
         reports
     }
 
-    fn is_brought(&self, name: &str) -> bool {
+    fn is_uploaded(&self, name: &str) -> bool {
         let slot = self.slots.lock().get(name).cloned();
-        slot.is_some_and(|slot| slot.lock().is_brought())
+        slot.is_some_and(|slot| slot.lock().is_uploaded())
     }
 
-    fn is_served_as_found(&self, candidate: &Candidate) -> bool {
+    fn is_served_as_found(&self, candidate: &ModelCandidate) -> bool {
         let slot = self.slots.lock().get(&candidate.name).cloned();
         slot.is_some_and(|slot| {
             let slot = slot.lock();
-            slot.is_brought() || candidate.found.as_ref().is_ok_and(|found| slot.serves(found))
+            slot.is_uploaded() || candidate.found.as_ref().is_ok_and(|found| slot.serves(found))
         })
     }
 
-    /// Loads what was found for a model, or is kept for it, and puts it in the place of what serves now. A version that fails
-    /// leaves the others alone, and what served before in service.
-    fn bring_up(&self, candidate: &Candidate, kept: Option<Kept>, which: Which) -> Vec<ModelReport> {
+    /// Loads a candidate or upload and replaces what serves. A version that fails does not affect
+    /// the others, and the version that served before it stays.
+    fn load_candidate(
+        &self,
+        candidate: &ModelCandidate,
+        uploaded: Option<UploadedModel>,
+        which: VersionSelection,
+    ) -> Vec<ModelReport> {
         let slot = self.slots.lock().entry(candidate.name.clone()).or_default().clone();
-        let (mut slot, kept, name) = (slot.lock(), kept.map(Arc::new), candidate.name.as_str());
-        let fail = |slot: &mut Slot, version: &str, error: String| {
+        let (mut slot, uploaded, name) = (slot.lock(), uploaded.map(Arc::new), candidate.name.as_str());
+        let fail = |slot: &mut ModelSlot, version: &str, error: String| {
             tracing::error!("model {name} is not served: {error}");
-            let error = kept.as_ref().map_or(error.clone(), |kept| kept.for_clients(&error));
+            let error = uploaded.as_ref().map_or(error.clone(), |uploaded| uploaded.for_clients(&error));
             self.record_failure(slot, name, version, &error);
             ModelReport::failed(name, version, error)
         };
@@ -223,8 +237,8 @@ impl LiveRepository {
         match &candidate.found {
             Err(error) => reports.push(fail(&mut slot, "", error.clone())),
             Ok(found) => {
-                let is_due = |found: &Found| which == Which::All || !slot.serves_version(found);
-                let due: Vec<Found> = found.each_version().filter(is_due).collect();
+                let is_due = |found: &ModelFiles| which == VersionSelection::All || !slot.serves_version(found);
+                let due: Vec<ModelFiles> = found.each_version().filter(is_due).collect();
                 for found in due.iter().filter(|found| !slot.serving.contains_key(&found.version)) {
                     self.registry.set(name, &found.version, ModelState::Loading, "");
                 }
@@ -232,7 +246,7 @@ impl LiveRepository {
                     let files = files(found);
                     match self.prepare_and_host(found) {
                         Ok((entry, report)) => {
-                            self.switch(&mut slot, Serving { entry, files, kept: kept.clone() });
+                            self.switch_to(&mut slot, Serving { entry, files, upload: uploaded.clone() });
                             reports.push(report);
                         }
                         Err(error) => reports.push(fail(&mut slot, &found.version, error)),
@@ -240,14 +254,16 @@ impl LiveRepository {
                 }
             }
         }
-        self.forget_others(&mut slot, name, &wanted, reports.iter().all(|report| report.error.is_none()));
+        self.remove_others(&mut slot, name, &wanted, reports.iter().all(|report| report.error.is_none()));
         reports
     }
 
-    fn prepare_and_host(&self, found: &Found) -> Result<(Arc<ServedEntry>, ModelReport), String> {
+    fn prepare_and_host(&self, found: &ModelFiles) -> Result<(Arc<ServedEntry>, ModelReport), String> {
         if found.is_ensemble {
             let (entry, report) = assembly::prepare(found, self.loader.target(), &self.registry)?;
-            report.warnings.iter().for_each(|warning| tracing::warn!("model {}: {warning}", found.name));
+            for warning in &report.warnings {
+                tracing::warn!("model {}: {warning}", found.name);
+            }
             return Ok((Arc::new(entry), report));
         }
         let prepared = self.loader.prepare(found, Profiling::IfMissing)?;
@@ -262,53 +278,60 @@ impl LiveRepository {
             tracing::info!("model {}: {note}", found.name);
         }
         let target = self.loader.target();
-        Ok((Arc::new(entry(&prepared, (&model, slo), id, target)), prepared.report(target.devices)))
+        Ok((Arc::new(entry(&prepared, &model, slo, id, target)), prepared.report(target.devices)))
     }
 
-    /// First the new one answers, then the old one goes.
-    fn switch(&self, slot: &mut Slot, serving: Serving) {
+    /// Makes the new version answer, then retires the old one.
+    fn switch_to(&self, slot: &mut ModelSlot, serving: Serving) {
         let (name, version) = (serving.entry.name.clone(), serving.entry.version.clone());
         self.registry.set(&name, &version, ModelState::Ready(serving.entry.clone()), "");
         slot.failed.remove(&version);
-        // What was brought along with the old one goes with it: it may be read until then.
+        // The old version's upload stays until here, because it may be read until then.
         if let Some(old) = slot.serving.insert(version, serving) {
             self.retire(&old.entry);
         }
     }
 
-    /// Forgets failures of versions that are not wanted any more; and where all that are wanted serve, the others go.
-    fn forget_others(&self, slot: &mut Slot, name: &str, wanted: &[String], all_serve: bool) {
-        let Slot { serving, failed } = slot;
+    /// Removes failures of versions that are no longer wanted; if all wanted versions serve,
+    /// retires the others.
+    fn remove_others(&self, slot: &mut ModelSlot, name: &str, wanted: &[String], all_serve: bool) {
+        let ModelSlot { serving, failed } = slot;
         for version in failed.extract_if(.., |version| !wanted.contains(version)) {
             self.registry.remove(name, &version);
         }
         if all_serve {
             let others = serving.extract_if(.., |version, _| !wanted.contains(version));
             let others: Vec<(String, Serving)> = others.collect();
-            others.iter().for_each(|(version, _)| self.registry.remove(name, version));
-            others.iter().for_each(|(_, old)| self.retire(&old.entry));
+            for (version, _) in &others {
+                self.registry.remove(name, version);
+            }
+            for (_, old) in &others {
+                self.retire(&old.entry);
+            }
         }
     }
 
-    /// Unloads a replaced version once nobody waits for it any more, and at the latest when its requests' time is over.
+    /// Unloads a replaced version once it has no live requests, at the latest when their time is
+    /// up.
     ///
-    /// The grace at the start is for requests that looked it up just before the switch and are still being decoded.
+    /// The initial grace period is for requests that looked the version up just before the switch
+    /// and are still being decoded.
     fn retire(&self, old: &ServedEntry) {
         let Some(id) = old.id else { return };
-        let time = Duration::from_nanos(old.slo.span.0.unsigned_abs()).min(MAX_UNLOAD_WAIT);
-        // Whoever may be late may be so for any time.
-        let patience = if old.slo.answer_late { MAX_UNLOAD_WAIT } else { time };
+        let time = Duration::from_nanos(old.slo.span.0.unsigned_abs()).min(MAX_RETIRE_WAIT);
+        // Requests that may be late have no time limit of their own.
+        let patience = if old.slo.answer_late { MAX_RETIRE_WAIT } else { time };
         let begun = Instant::now();
-        std::thread::sleep(GRACE);
-        while self.host.live(id) > 0 && begun.elapsed() < patience + GRACE {
-            std::thread::sleep(POLL);
+        std::thread::sleep(RETIRE_GRACE);
+        while self.host.live(id) > 0 && begun.elapsed() < patience + RETIRE_GRACE {
+            std::thread::sleep(IDLE_POLL_INTERVAL);
         }
         self.host.unload(id);
     }
 
-    /// Clients read the reasons in the registry.
-    fn record_failure(&self, slot: &mut Slot, name: &str, version: &str, error: &str) {
-        let error = &for_clients(&self.path, error);
+    /// Records a failure in the registry, whose reasons clients can read.
+    fn record_failure(&self, slot: &mut ModelSlot, name: &str, version: &str, error: &str) {
+        let error = &error_for_clients(&self.path, error);
         if let Some(serving) = slot.serving.get(version) {
             let reason = format!("serves what was loaded before; loading it again failed: {error}");
             self.registry.set(name, version, ModelState::Ready(serving.entry.clone()), &reason);
@@ -318,52 +341,54 @@ impl LiveRepository {
         slot.failed.insert(version.to_owned());
     }
 
-    fn load_one(&self, name: &str, brought: Option<&Brought>) -> Result<(), String> {
+    fn load_one(&self, name: &str, upload: Option<&Upload>) -> Result<(), String> {
         let mut candidates = scan(&self.path)?;
         let own = candidates.iter().position(|candidate| candidate.name == name);
-        if let Some(brought) = brought {
-            self.load_brought(name, brought, own.map(|own| candidates.swap_remove(own)))?;
-            self.renew_outer(&[name]);
+        if let Some(upload) = upload {
+            self.load_uploaded(name, upload, own.map(|own| candidates.swap_remove(own)))?;
+            self.reload_outer_ensembles(&[name]);
             return Ok(());
         }
         match own {
             Some(own) => {
                 self.load_members(&candidates[own], &candidates, &mut BTreeSet::new())?;
-                first_error(self.bring_up(&candidates[own], None, Which::All))?;
-                self.renew_outer(&[name]);
+                first_error(self.load_candidate(&candidates[own], None, VersionSelection::All))?;
+                self.reload_outer_ensembles(&[name]);
                 Ok(())
             }
             None => Err(format!("Request for unknown model: '{name}' is not found; {}", self.names(&candidates))),
         }
     }
 
-    fn load_brought(&self, name: &str, brought: &Brought, own: Option<Candidate>) -> Result<(), String> {
+    fn load_uploaded(&self, name: &str, upload: &Upload, own: Option<ModelCandidate>) -> Result<(), String> {
         let slots = self.slots.lock();
-        if slots.len() >= MOST_NAMES && !slots.contains_key(name) {
+        if slots.len() >= MAX_MODELS && !slots.contains_key(name) {
             return Err(format!(
-                "load calls may bring {MOST_NAMES} models; restart the server to forget those that were unloaded"
+                "load calls may bring {MAX_MODELS} models; restart the server to forget those that were unloaded"
             ));
         }
         drop(slots);
-        let kept = self.store.keep(name, brought)?;
-        let candidate = kept.candidate(name, brought, own).map_err(|error| kept.for_clients(&error))?;
-        first_error(self.bring_up(&candidate, Some(kept), Which::All))
+        let uploaded = self.uploads.save(name, upload)?;
+        let candidate = uploaded.candidate(name, upload, own).map_err(|error| uploaded.for_clients(&error))?;
+        first_error(self.load_candidate(&candidate, Some(uploaded), VersionSelection::All))
     }
 
-    fn names(&self, candidates: &[Candidate]) -> String {
+    fn names(&self, candidates: &[ModelCandidate]) -> String {
         let names: Vec<&str> = candidates.iter().map(|candidate| candidate.name.as_str()).collect();
         let held = if names.is_empty() { "nothing".to_owned() } else { names.join(", ") };
         format!("{} holds {held}", self.path.display())
     }
 
-    fn take_out(&self, name: &str) -> Result<(), String> {
+    fn unload_versions(&self, name: &str) -> Result<(), String> {
         let slot = self.slots.lock().get(name).cloned();
         let Some(slot) = slot else { return Err(format!("Request for unknown model: '{name}' is not loaded")) };
         let mut slot = slot.lock();
         let serving = std::mem::take(&mut slot.serving);
         for (version, Serving { entry, .. }) in &serving {
             self.registry.set(name, version, ModelState::Unavailable, UNLOADED);
-            entry.id.into_iter().for_each(|id| self.host.unload(id));
+            if let Some(id) = entry.id {
+                self.host.unload(id);
+            }
         }
         slot.failed.extend(serving.into_keys());
         Ok(())
@@ -371,16 +396,16 @@ impl LiveRepository {
 }
 
 impl Repository for LiveRepository {
-    fn load(&self, name: &str, brought: Option<&Brought>) -> Result<(), String> {
-        self.check_calls().and_then(|()| self.load_one(name, brought)).map_err(|error| {
+    fn load(&self, name: &str, upload: Option<&Upload>) -> Result<(), String> {
+        self.check_calls_allowed().and_then(|()| self.load_one(name, upload)).map_err(|error| {
             tracing::warn!("model {name} was not loaded: {error}");
-            for_clients(&self.path, &error)
+            error_for_clients(&self.path, &error)
         })
     }
 
     fn unload(&self, name: &str) -> Result<(), String> {
-        self.check_calls()?;
-        self.take_out(name)
+        self.check_calls_allowed()?;
+        self.unload_versions(name)
     }
 
     fn index(&self) -> Vec<IndexRow> {
@@ -389,7 +414,7 @@ impl Repository for LiveRepository {
         let unknown = held.into_iter().filter(|candidate| !rows.iter().any(|row| row.name == candidate.name));
         let unloaded: Vec<IndexRow> = unknown
             .map(|candidate| IndexRow {
-                reason: for_clients(&self.path, &candidate.found.err().unwrap_or_default()),
+                reason: error_for_clients(&self.path, &candidate.found.err().unwrap_or_default()),
                 name: candidate.name,
                 version: String::new(),
                 state: String::new(),
@@ -400,12 +425,12 @@ impl Repository for LiveRepository {
     }
 }
 
-/// Files, when each was written, and how long it is.
+/// Modification time and size of each file.
 type Files = BTreeMap<PathBuf, (SystemTime, u64)>;
 
-/// The files of a model: its configuration and what lies beside it, labels among it, and all that lies beside the ONNX file, weights
-/// among it.
-fn files(found: &Found) -> Files {
+/// Returns the files of a model: everything in its version folder (such as weights) and its model
+/// folder (such as configurations and labels).
+fn files(found: &ModelFiles) -> Files {
     let folders = found.version_folder.iter().chain([&found.folder]);
     let beside = folders.flat_map(|folder| folder.read_dir().into_iter().flatten().flatten());
     let paths = beside
@@ -420,13 +445,13 @@ fn files(found: &Found) -> Files {
     known.collect()
 }
 
-/// The versions that are to be served; an empty one where it is not even known which.
-fn versions_of(candidate: &Candidate) -> Vec<String> {
-    let versions = |found: &Found| found.served.iter().map(u64::to_string).collect();
+/// Returns the versions to serve; one empty version if they are unknown.
+fn versions_of(candidate: &ModelCandidate) -> Vec<String> {
+    let versions = |found: &ModelFiles| found.served.iter().map(u64::to_string).collect();
     candidate.found.as_ref().map_or_else(|_| vec![String::new()], versions)
 }
 
-fn is_ensemble(candidate: &Candidate) -> bool {
+fn is_ensemble(candidate: &ModelCandidate) -> bool {
     candidate.found.as_ref().is_ok_and(|found| found.is_ensemble)
 }
 
@@ -434,7 +459,7 @@ fn first_error(reports: Vec<ModelReport>) -> Result<(), String> {
     reports.into_iter().find_map(|report| report.error).map_or(Ok(()), Err)
 }
 
-fn entry(prepared: &Prepared, (served, slo): (&Model, Slo), id: ModelId, target: &Target) -> ServedEntry {
+fn entry(prepared: &PreparedModel, model: &Model, slo: Slo, id: ModelId, target: &LoadTarget) -> ServedEntry {
     let source = &prepared.plan.source;
     let mut edge = prepared.plan.triton.as_ref().map(|triton| triton.settings.edge.clone()).unwrap_or_default();
     let mut inputs = prepared.loaded.inputs().to_vec();
@@ -451,20 +476,21 @@ fn entry(prepared: &Prepared, (served, slo): (&Model, Slo), id: ModelId, target:
         outputs: answers(prepared),
         batched: prepared.loaded.batched(),
         max_batch: if source.walk.is_unfolded() { 1 } else { source.max_batch },
-        streams: !source.walk.brings_graph() && source.answers.iter().any(|answer| answer.take == Take::Every),
+        streams: !source.walk.brings_graph() && source.answers.iter().any(|answer| answer.take == AnswerSteps::Every),
         lengths: prepared.loaded.lengths().cloned(),
         labels: prepared.labels.clone(),
         text: prepared.text.clone(),
         slo,
-        one_row: (!source.walk.is_unfolded()).then(|| served.profile().latency(1)),
+        one_row: (!source.walk.is_unfolded()).then(|| model.profile().latency(1)),
         ensemble: None,
         edge,
         stats: Default::default(),
     }
 }
 
-/// The outputs that clients are told of: all but the states of sequences, or those that a `config.pbtxt` lists.
-fn answers(prepared: &Prepared) -> Vec<TensorSpec> {
+/// Returns the outputs that clients see: those listed in `config.pbtxt`, or all except sequence
+/// states.
+fn answers(prepared: &PreparedModel) -> Vec<TensorSpec> {
     let all = prepared.loaded.outputs();
     let listed = prepared.plan.triton.iter().flat_map(|triton| &triton.settings.answers);
     let listed: Vec<TensorSpec> =
@@ -477,7 +503,7 @@ fn answers(prepared: &Prepared) -> Vec<TensorSpec> {
     all.iter().filter(|spec| !keeps(spec)).cloned().collect()
 }
 
-/// What the protocol's metadata calls an engine.
+/// Returns the platform string of an engine in the protocol's metadata.
 fn platform(engine: &str) -> &str {
     match engine {
         "onnxruntime" => "onnxruntime_onnx",

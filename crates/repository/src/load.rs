@@ -1,29 +1,31 @@
-//! From a model's files to a model that can serve: read, checked, profiled and warmed up.
+//! Loads a model from its files: reads, checks, profiles and warms it up.
 //!
-//! Slow by nature, so it runs on loader threads. Reading is done by as many of them as like; measuring by one at a time,
-//! because two measurements at once would measure each other.
+//! Loading is slow and runs on loader threads. Models are read concurrently but measured one at a
+//! time, because concurrent measurements would distort each other.
 
 use super::batching;
-use super::borders::check_weights;
 use super::cache::{ProfileCache, ProfileKey};
 use super::config::Batching;
-use super::edge::Edge;
-use super::found::Found;
+use super::containment::check_weights;
+use super::edge::EdgeConfig;
 use super::labels::{self, Labels};
-use super::plan::{Plan, Target};
-use super::report::{ModelReport, ProfileReport, Progress, describe};
+use super::model_files::ModelFiles;
+use super::plan::{LoadPlan, LoadTarget};
+use super::report::{MeasureProgress, ModelReport, ProfileReport, describe};
 use super::sample::sample;
 use super::scan::CONFIG_FILE;
 use super::slicing;
-use super::slo::{Origin, Slo, best_batch, queue_bound};
+use super::slo::{Slo, SloOrigin, best_batch, queue_bound};
 use super::text;
 use super::triton::TritonConfig;
 use super::warm_up::warm_up;
 use parking_lot::Mutex;
 use ripieno_base::Nanos;
-use ripieno_executor::{BlockProfile, BlockSource, Loaded, Measured, Measurement, Step, check_padding, measure};
+use ripieno_executor::{
+    BlockProfile, BlockSource, LoadedModel, MeasuredProfile, Measurement, MeasurementProgress, check_padding, measure,
+};
 use ripieno_model::bounds::best_goodput;
-use ripieno_model::{Block, DropRule, Lengths, Model, Profile, Walk};
+use ripieno_model::{Block, DropRule, LengthProfiles, Model, Profile, Walk};
 use ripieno_runtime::ServedModel;
 use ripieno_text::TextModel;
 use std::any::Any;
@@ -31,60 +33,62 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// How a model comes by its profile.
+/// Source of a model's profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profiling {
-    /// From the cache, or measured if it is not there.
+    /// The cache; measured if absent.
     IfMissing,
-    /// Measured, whatever the cache holds.
+    /// Always measured.
     Always,
-    /// From the cache or not at all.
+    /// The cache only.
     Never,
 }
 
-/// Engines recurse into a graph as deep as it is, when they load it. Only what is used of this is ever in memory.
+/// Stack size of loader threads, because engines recurse as deep as the graph. Only touched pages
+/// take memory.
 const LOADING_STACK: usize = 256 << 20;
 
 /// Loads models for one target.
 pub struct Loader {
-    target: Target,
-    progress: Progress,
+    target: LoadTarget,
+    progress: MeasureProgress,
     measuring: Mutex<()>,
 }
 
-/// A model that is loaded and knows what it costs.
-pub struct Prepared {
-    /// What was loaded.
-    pub plan: Plan,
+/// A loaded model with its cost.
+pub struct PreparedModel {
+    /// Plan by which it was loaded.
+    pub plan: LoadPlan,
     /// The model in memory.
-    pub loaded: Arc<dyn Loaded>,
-    /// What each block costs; none if it was not to be measured.
+    pub loaded: Arc<dyn LoadedModel>,
+    /// Cost of each block; `None` if unknown and not measured.
     pub profiles: Option<Vec<BlockProfile>>,
-    /// "given", "cached" or "measured".
+    /// Source of the profiles: "given", "cached" or "measured".
     pub origin: &'static str,
-    /// Why requests do not share batches, if they do not.
+    /// Reason for which requests do not share batches.
     pub unbatched: Option<String>,
-    /// What the classes of outputs are called, by output.
+    /// Class labels by output.
     pub labels: BTreeMap<String, Labels>,
-    /// How it reads texts, if it does.
+    /// Text support, if the model accepts text.
     pub text: Option<Arc<TextModel>>,
-    /// What is odd about it.
+    /// Warnings about the model.
     pub warnings: Vec<String>,
 }
 
 impl Loader {
-    /// A loader that reports measurements to `progress`.
-    pub fn new(target: Target, progress: Progress) -> Loader {
+    /// Creates a loader that reports measurements to `progress`.
+    pub fn new(target: LoadTarget, progress: MeasureProgress) -> Loader {
         Loader { target, progress, measuring: Mutex::new(()) }
     }
 
-    /// What the models are loaded for.
-    pub fn target(&self) -> &Target {
+    /// Returns the target that models are loaded for.
+    pub fn target(&self) -> &LoadTarget {
         &self.target
     }
 
-    /// Loads one model. The error is one line that names file, key and fix; a panic in an engine becomes one, too.
-    pub fn prepare(&self, found: &Found, profiling: Profiling) -> Result<Prepared, String> {
+    /// Loads one model. The error is one line that names file, key and fix; an engine's panic
+    /// becomes an error too.
+    pub fn prepare(&self, found: &ModelFiles, profiling: Profiling) -> Result<PreparedModel, String> {
         let shown = found.model.display();
         let attempt = || catch_unwind(AssertUnwindSafe(|| self.try_prepare(found, profiling)));
         let attempt = std::thread::scope(|scope| {
@@ -98,8 +102,8 @@ impl Loader {
         outcome.map_err(|error| error.replace('\n', " "))
     }
 
-    fn try_prepare(&self, found: &Found, profiling: Profiling) -> Result<Prepared, String> {
-        let mut plan = Plan::new(found, &self.target)?;
+    fn try_prepare(&self, found: &ModelFiles, profiling: Profiling) -> Result<PreparedModel, String> {
+        let mut plan = LoadPlan::new(found, &self.target)?;
         for file in plan.files() {
             check_weights(found, &file, self.target.allow_symlinks)?;
         }
@@ -110,7 +114,7 @@ impl Loader {
         }
         let labels = labels::read(found, &plan.config.labels, self.target.allow_symlinks)?;
         let (loaded, warning) = self.load(&mut plan, profiling)?;
-        let (loaded, unbatched) = batching::settle(&self.target, &mut plan, loaded)?;
+        let (loaded, unbatched) = batching::decide(&self.target, &mut plan, loaded)?;
         plan.check_declared(&*loaded)?;
         if let Some(unknown) = labels.keys().find(|name| !loaded.outputs().iter().any(|spec| spec.name == **name)) {
             return Err(format!(
@@ -133,15 +137,20 @@ impl Loader {
         let said = plan.triton.iter().flat_map(TritonConfig::warnings);
         let warnings = said.chain(warning).chain(unfit).collect();
         let mut prepared =
-            Prepared { plan, loaded, profiles, origin, unbatched, labels, text: text.map(Arc::new), warnings };
+            PreparedModel { plan, loaded, profiles, origin, unbatched, labels, text: text.map(Arc::new), warnings };
         prepared.warnings.extend(prepared.batching_warning());
         prepared.warnings.extend(prepared.slo_warning());
         Ok(prepared)
     }
 
-    /// The model in blocks, if its owner wants that; the whole, with a warning, if it cannot be cut.
-    fn load(&self, plan: &mut Plan, profiling: Profiling) -> Result<(Arc<dyn Loaded>, Option<String>), String> {
-        let load = |plan: &Plan| self.target.engine.load(&plan.source).map_err(|error| error.to_string());
+    /// Loads the model sliced into blocks if configured; if it cannot be sliced, loads it whole
+    /// with a warning.
+    fn load(
+        &self,
+        plan: &mut LoadPlan,
+        profiling: Profiling,
+    ) -> Result<(Arc<dyn LoadedModel>, Option<String>), String> {
+        let load = |plan: &LoadPlan| self.target.engine.load(&plan.source).map_err(|error| error.to_string());
         let whole = plan.clone();
         let one_at_a_time = self.measuring.lock();
         let cut = slicing::apply(plan, &self.target, profiling != Profiling::Never);
@@ -163,14 +172,15 @@ impl Loader {
 
     fn profiles(
         &self,
-        plan: &Plan,
-        loaded: &Arc<dyn Loaded>,
+        plan: &LoadPlan,
+        loaded: &Arc<dyn LoadedModel>,
         profiling: Profiling,
     ) -> Result<(Option<Vec<BlockProfile>>, &'static str), String> {
         if let Some(given) = plan.given_profiles() {
             return Ok((Some(given), "given"));
         }
-        // The way to a process and back takes its time.
+        // Profiles of isolated engines have their own cache key, because they include the transfer
+        // to and from the process.
         let place = if plan.source.isolation.is_some() { "/process" } else { "" };
         let device = format!("{}{place}", self.target.engine.device_key());
         let key = ProfileKey::new(&device, &plan.files(), plan.source.max_batch)?
@@ -185,7 +195,7 @@ impl Loader {
             return Ok((None, "none"));
         }
         let measured = self.measure(plan, loaded)?;
-        if let Some(doubt) = &measured.doubt {
+        if let Some(doubt) = &measured.unreliable {
             tracing::warn!(
                 "model {}: its profile is used but not kept: {doubt}; measure it again on an idle machine",
                 plan.name
@@ -196,39 +206,39 @@ impl Loader {
         Ok((Some(measured.blocks), "measured"))
     }
 
-    fn measure(&self, plan: &Plan, loaded: &Arc<dyn Loaded>) -> Result<Measured, String> {
+    fn measure(&self, plan: &LoadPlan, loaded: &Arc<dyn LoadedModel>) -> Result<MeasuredProfile, String> {
         let _one_at_a_time = self.measuring.lock();
         let max_batch = plan.source.max_batch;
-        // All lengths together take as long again as the longest alone would.
+        // Measuring all lengths takes about twice as long as measuring the longest.
         let budget = if loaded.lengths().is_some() { 2 * self.target.measure_for } else { self.target.measure_for };
         let measurement = Measurement { max_batch, budget, example: None };
-        let mut step = |step: Step| (self.progress)(&plan.name, step.done, step.sizes);
+        let mut step = |step: MeasurementProgress| (self.progress)(&plan.name, step.done, step.sizes);
         let measured = measure(&*self.target.engine, loaded, &measurement, &mut step);
         measured.map_err(|error| format!("{}: {error}", plan.shown_file()))
     }
 }
 
-/// What a front end does for a model cannot be joined with everything.
-fn check_edge(edge: &Edge, reads_text: bool, in_cells: bool) -> Result<(), &'static str> {
+/// Refuses combinations of server-side processing with other features that do not work.
+fn check_edge(edge: &EdgeConfig, reads_text: bool, in_cells: bool) -> Result<(), &'static str> {
     match edge {
-        Edge { reshapes, .. } if reads_text && !reshapes.is_empty() => {
+        EdgeConfig { reshapes, .. } if reads_text && !reshapes.is_empty() => {
             Err("a model that reads texts has no reshape; remove it")
         }
-        Edge { sequences: Some(_), .. } if reads_text || in_cells => {
+        EdgeConfig { sequences: Some(_), .. } if reads_text || in_cells => {
             Err("a model that reads texts or is served in cells has no sequences of requests; remove sequence_batching")
         }
         _ => Ok(()),
     }
 }
 
-impl Prepared {
-    /// When its answers are due; none if that follows from a profile that it does not have.
+impl PreparedModel {
+    /// Returns the SLO; `None` if it depends on an unknown profile.
     pub fn slo(&self) -> Option<Slo> {
-        let Plan { slo, config, source, .. } = &self.plan;
-        slo.settle(config, source.max_batch, self.profiles.as_deref())
+        let LoadPlan { slo, config, source, .. } = &self.plan;
+        slo.resolve(config, source.max_batch, self.profiles.as_deref())
     }
 
-    /// The model as the scheduler sees it; none if it has no profile.
+    /// Returns the scheduler's view of the model; `None` without a profile.
     pub fn model(&self) -> Option<Model> {
         let (config, source, slo) = (&self.plan.config, &self.plan.source, self.slo()?);
         let block = |(at, (source, cost)): (usize, (&BlockSource, &BlockProfile))| Block {
@@ -247,14 +257,15 @@ impl Prepared {
             slo: slo.span,
             max_batch: source.max_batch,
             instances: config.instances,
-            // Who is to be answered late must not be dropped for being late.
+            // A request that is to be answered late must not be dropped for being late.
             drop: config.drop.or(slo.answer_late.then_some(DropRule::Never)),
             weight: self.plan.config.weight,
             dec_timesteps: self.plan.dec_timesteps,
         })
     }
 
-    /// The most rows in one batch of a block: of a cell what its owner says, else the best size by measurement.
+    /// Returns the maximum rows in a batch of a block; for a cell, the configured or best measured
+    /// size.
     fn largest_batch(&self, block: usize, profile: &Profile) -> usize {
         let cells = self.plan.config.cells.as_ref().and_then(|cells| cells.cells.get(block));
         let Some(cell) = cells else { return profile.max_batch() };
@@ -262,7 +273,7 @@ impl Prepared {
         given.unwrap_or_else(|| if self.origin == "given" { profile.max_batch() } else { best_batch(profile) })
     }
 
-    /// The model as the runtime wants it; none if it has no profile.
+    /// Returns the runtime's view of the model; `None` without a profile.
     pub fn served(&self) -> Option<ServedModel> {
         let (model, slo, config) = (self.model()?, self.slo()?, &self.plan.config);
         let bound = || queue_bound(config, slo, &model.profile(), ServedModel::MAX_QUEUE);
@@ -270,10 +281,10 @@ impl Prepared {
         Some(ServedModel { model, loaded: self.loaded.clone(), max_queue, answer_late })
     }
 
-    /// What the command line shows of it.
+    /// Returns the report for the command line.
     pub fn report(&self, devices: usize) -> ModelReport {
         let plan = &self.plan;
-        // In cells a request costs as much as it is long, so there is no such sum.
+        // In cells the cost depends on the request's length, so there is no total profile.
         let total = self.model().filter(|model| !model.walk.is_unfolded()).map(|model| model.profile());
         let slo = self.slo();
         let within = |profile: &Profile| Some(best_goodput(profile, slo?.span, devices.min(plan.config.instances)));
@@ -281,7 +292,7 @@ impl Prepared {
         let blocks = plan.source.blocks.iter().zip(self.profiles.iter().flatten());
         let blocks = blocks.enumerate().map(|(at, (source, cost))| {
             let largest = plan.config.cells.is_some().then(|| self.largest_batch(at, &cost.profile));
-            let lengths = cost.lengths.as_ref().map_or(&[][..], Lengths::table);
+            let lengths = cost.lengths.as_ref().map_or(&[][..], LengthProfiles::table);
             let report = ProfileReport::new(&source.name, self.origin, &cost.profile).with_lengths(lengths);
             ProfileReport { batch: largest, ..report }
         });
@@ -292,7 +303,7 @@ impl Prepared {
             inputs: self.loaded.inputs().iter().map(|spec| describe(spec, self.loaded.batched())).collect(),
             outputs: self.loaded.outputs().iter().map(|spec| describe(spec, self.loaded.batched())).collect(),
             slo_ms: slo.map(|slo| slo.span.as_millis_f64()),
-            slo_is_derived: slo.map(|slo| slo.origin == Origin::Profile),
+            slo_is_derived: slo.map(|slo| slo.origin == SloOrigin::Profile),
             late: slo.map(|slo| if slo.answer_late { "answer" } else { "refuse" }),
             max_batch: Some(plan.source.max_batch),
             unbatched: self.unbatched.clone(),
@@ -311,13 +322,13 @@ impl Prepared {
         }
     }
 
-    /// What all blocks cost together, by length; nothing where requests do not differ in length.
+    /// Returns the total profile of all blocks by length; empty if requests do not vary in length.
     fn total_by_length(&self) -> Vec<(u32, Profile)> {
-        let blocks = self.profiles.iter().flatten().map(|cost| cost.lengths.as_ref().map(Lengths::table));
+        let blocks = self.profiles.iter().flatten().map(|cost| cost.lengths.as_ref().map(LengthProfiles::table));
         let Some(blocks) = blocks.collect::<Option<Vec<_>>>() else { return Vec::new() };
         let Some(first) = blocks.first() else { return Vec::new() };
         let lengths = first.iter().enumerate();
-        // All blocks are measured together, at the same lengths.
+        // All blocks are measured at the same lengths.
         let total = |(at, (length, _)): (usize, &(u32, Profile))| {
             let of_length = blocks.iter().filter_map(|table| table.get(at).map(|(_, profile)| profile));
             (*length, Profile::sum(of_length))
@@ -330,9 +341,9 @@ impl Prepared {
         Some(format!("{}: one request at a time, without batches: {why}", self.plan.shown_file()))
     }
 
-    /// For whoever did not name a latency target.
+    /// Returns a log note for a model without a configured latency target.
     pub(super) fn slo_note(&self) -> Option<String> {
-        let slo = self.slo().filter(|slo| slo.origin == Origin::Profile)?;
+        let slo = self.slo().filter(|slo| slo.origin == SloOrigin::Profile)?;
         let becomes =
             if slo.answer_late { "late requests are answered, and counted" } else { "late requests are refused" };
         Some(format!(
@@ -355,7 +366,7 @@ impl Prepared {
     }
 }
 
-/// Milliseconds with as many digits as matter.
+/// Formats milliseconds without trailing zeros.
 fn millis(span: Nanos) -> String {
     let text = format!("{:.3}", span.as_millis_f64());
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

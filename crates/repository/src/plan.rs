@@ -1,71 +1,72 @@
-//! From what lies in a folder, and what the server runs on, to what is to be loaded. Still no model is read.
+//! Decides what to load, from a model's files and the server's target, without reading the model.
 //!
-//! Everything that depends on both sides is settled here, once: which file or profile each block has, how large a batch
-//! may be, and the SLO. A device that runs models needs their files; an emulated one needs their latencies instead, from
-//! `model.toml` or from the published tables.
+//! Decisions that depend on both are made here once: the file or profile of each block, the maximum
+//! batch size, and the SLO. A real device needs the files. An emulated one needs latencies instead,
+//! from `model.toml` or from published tables.
 
-use super::borders;
 use super::config::{
     Batching, BlockConditions, BlockConfig, CellsConfig, DEFAULT_MAX_BATCH, LengthsConfig, ModelConfig, ProcessConfig,
     nearest,
 };
-use super::found::Found;
+use super::containment;
+use super::model_files::ModelFiles;
 use super::scan::{CONFIG_FILE, MODEL_FILE};
-use super::slo::{Origin, Wanted};
+use super::slo::{SloOrigin, SloSetting};
 use super::triton::TritonConfig;
 use ripieno_base::Nanos;
-use ripieno_executor::{BlockProfile, BlockSource, Engine, Isolation, Loaded, ModelSource};
-use ripieno_model::{Latency, Lengths, Profile, TensorSpec};
+use ripieno_executor::{BlockProfile, BlockSource, Executor, Isolation, LoadedModel, ModelSource};
+use ripieno_model::{Latency, LengthProfiles, Profile, TensorSpec};
 use ripieno_workload::zoo::{ZooDevice, ZooModel};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The largest batch of a model of the published tables that names none.
+/// Default maximum batch size of a model from the published tables.
 const ZOO_MAX_BATCH: usize = 256;
 
-/// What models are loaded for.
+/// Target that models are loaded for.
 #[derive(Clone)]
-pub struct Target {
-    /// Loads and runs them.
-    pub engine: Arc<dyn Engine>,
-    /// Where an emulated device looks up latencies that `model.toml` does not give.
+pub struct LoadTarget {
+    /// Engine that loads and runs them.
+    pub engine: Arc<dyn Executor>,
+    /// Published latencies for an emulated device, if `model.toml` gives none.
     pub zoo: Option<ZooDevice>,
-    /// The policy that the server runs; none if no server runs.
+    /// Scheduling policy of the server; `None` outside a server.
     pub policy: Option<String>,
-    /// The names of all policies; empty where any name is believed.
+    /// Names of all policies; empty accepts any name.
     pub policies: Vec<&'static str>,
-    /// How many devices serve.
+    /// Number of devices that serve.
     pub devices: usize,
-    /// About how long the measurement of one model may take.
+    /// Approximate duration of measuring one model.
     pub measure_for: Duration,
-    /// The latency target of all models, whatever their owners say; to try another one.
+    /// Latency target that overrides those of all models.
     pub slo: Option<Nanos>,
-    /// Whether links in a repository may lead out of it.
+    /// Whether symbolic links may lead out of the repository.
     pub allow_symlinks: bool,
-    /// How to start a process for an engine; none where no model may have one.
+    /// Program that runs engines in processes; `None` forbids isolation.
     pub engine_process: Option<EngineProcess>,
 }
 
 /// A program that calls `ripieno_executor::serve_engine`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineProcess {
-    /// The program.
+    /// Path of the program.
     pub program: PathBuf,
-    /// Its arguments.
+    /// Arguments.
     pub args: Vec<String>,
 }
 
-impl Target {
-    /// Enough for a median at each batch size of a model that answers a row in a few tens of milliseconds.
+impl LoadTarget {
+    /// Default duration, enough for a median at each batch size if a row takes a few tens of
+    /// milliseconds.
     pub const MEASURE_FOR: Duration = Duration::from_secs(3);
 
-    /// One device of this engine, outside a server.
-    pub fn new(engine: Arc<dyn Engine>) -> Target {
-        let (measure_for, allow_symlinks) = (Target::MEASURE_FOR, false);
+    /// Creates a target of one device, outside a server.
+    pub fn new(engine: Arc<dyn Executor>) -> LoadTarget {
+        let (measure_for, allow_symlinks) = (LoadTarget::MEASURE_FOR, false);
         let engine_process = None;
         let (policy, policies) = (None, Vec::new());
-        Target {
+        LoadTarget {
             engine,
             zoo: None,
             policy,
@@ -78,12 +79,13 @@ impl Target {
         }
     }
 
-    /// Refuses a file of a model that lies outside of its repository, unless that is allowed.
-    pub(super) fn check_border(&self, found: &Found, file: &Path) -> Result<(), String> {
-        if self.allow_symlinks { Ok(()) } else { borders::check(found, file) }
+    /// Refuses a model file outside of the repository, unless links are allowed.
+    pub(super) fn check_contained(&self, found: &ModelFiles, file: &Path) -> Result<(), String> {
+        if self.allow_symlinks { Ok(()) } else { containment::check_contained(found, file) }
     }
 
-    /// How the engine of a model is run, if not in this process. An emulated model has nothing that could fail.
+    /// Returns the isolation of a model's engine, if configured. Emulated models are never
+    /// isolated, since they cannot crash.
     fn isolation(&self, name: &str, config: &ModelConfig) -> Result<Option<Isolation>, String> {
         let Some(process) = config.isolation.filter(|_| !self.emulates()) else { return Ok(None) };
         let Some(EngineProcess { program, mut args }) = self.engine_process.clone() else {
@@ -93,13 +95,13 @@ impl Target {
                 config.file
             ));
         };
-        // For whoever looks at the list of processes.
+        // The model's name as an argument identifies the process in process listings.
         args.push(name.to_owned());
         let ProcessConfig { memory_limit, task_limit } = process;
         Ok(Some(Isolation { program, args, memory_limit, task_limit }))
     }
 
-    /// Whether models are emulated from their latencies instead of run.
+    /// Returns true if models are emulated from their latencies.
     pub fn emulates(&self) -> bool {
         self.engine.name() == "emulated"
     }
@@ -107,35 +109,35 @@ impl Target {
 
 /// A model that is ready to be loaded.
 #[derive(Clone, Debug)]
-pub struct Plan {
-    /// Its name.
+pub struct LoadPlan {
+    /// Model name.
     pub name: String,
-    /// Its version.
+    /// Model version.
     pub version: String,
-    /// Where its profiles are cached.
+    /// Folder for cached profiles.
     pub folder: PathBuf,
-    /// What its owner says.
+    /// Configuration of the model.
     pub config: ModelConfig,
-    /// What its owner says as Triton's users do, and is in `config` where that says nothing else.
+    /// Content of `config.pbtxt`, already merged into `config`.
     pub triton: Option<TritonConfig>,
-    /// What the engine loads.
+    /// Model source for the engine.
     pub source: ModelSource,
-    /// The latency target, as far as it is known before the profile.
-    pub slo: Wanted,
-    /// How many steps its decoder is predicted to take, by its length profile.
+    /// Latency target, as far as it is known without a profile.
+    pub slo: SloSetting,
+    /// Predicted decoder steps, from the length profile.
     pub dec_timesteps: Option<u32>,
 }
 
-impl Plan {
-    /// Decides what to load for a model found in a repository.
-    pub fn new(found: &Found, target: &Target) -> Result<Plan, String> {
+impl LoadPlan {
+    /// Plans the loading of a model found in a repository.
+    pub fn new(found: &ModelFiles, target: &LoadTarget) -> Result<LoadPlan, String> {
         let (config, triton) = configuration(found, target)?;
-        if let Some(half) = config.half_declared.first().filter(|_| target.emulates()) {
-            return Err(half.error(None, true));
+        if let Some(incomplete) = config.incomplete_tensors.first().filter(|_| target.emulates()) {
+            return Err(incomplete.error(None, true));
         }
         check_policy(&config, target)?;
         let zoo = zoo_model(found, &config, target)?;
-        let slo = wanted_slo(&config, zoo, target);
+        let slo = slo_setting(&config, zoo, target);
         let max_batch = largest_batch(&config, zoo, slo);
         let blocks = blocks(found, &config, zoo)
             .iter()
@@ -160,28 +162,29 @@ impl Plan {
             .as_ref()
             .and_then(|cells| cells.lengths.as_ref())
             .map(|lengths| {
-                target.check_border(found, &folder.join(&lengths.file))?;
+                target.check_contained(found, &folder.join(&lengths.file))?;
                 lengths.steps(&folder, &config.file)
             })
             .transpose()?;
-        let mut plan = Plan { name, version, folder, config, triton, source, slo, dec_timesteps };
+        let mut plan = LoadPlan { name, version, folder, config, triton, source, slo, dec_timesteps };
         if plan.config.batching == Batching::Off {
             plan.without_batches();
         }
         Ok(plan)
     }
 
-    /// The ONNX files of the blocks.
+    /// Returns the ONNX files of the blocks.
     pub fn files(&self) -> Vec<PathBuf> {
         self.source.blocks.iter().filter_map(|block| block.path.clone()).collect()
     }
 
-    /// The file that messages about the model as a whole name: its (first) ONNX file, or its configuration.
+    /// Returns the file for errors about the whole model: its first ONNX file, or its
+    /// configuration.
     pub fn shown_file(&self) -> String {
         self.files().first().map_or(self.config.file.clone(), |file| file.display().to_string())
     }
 
-    /// The profiles given beforehand, if every block has one.
+    /// Returns the given profiles, if every block has one.
     pub fn given_profiles(&self) -> Option<Vec<BlockProfile>> {
         let given = |block: &BlockSource| {
             let lengths = block.lengths.clone();
@@ -190,17 +193,17 @@ impl Plan {
         self.source.blocks.iter().map(given).collect()
     }
 
-    /// Compares what the owner declares with what the loaded model has.
-    pub fn check_declared(&self, model: &dyn Loaded) -> Result<(), String> {
+    /// Checks the declarations against the loaded model.
+    pub fn check_declared(&self, model: &dyn LoadedModel) -> Result<(), String> {
         if let Some(triton) = &self.triton {
             triton.check_declared(model)?;
         }
         if !self.config.keys.iter().any(|key| key == "input" || key == "output") {
             return Ok(());
         }
-        if let Some(half) = self.config.half_declared.first() {
-            let specs = if half.kind == "input" { model.inputs() } else { model.outputs() };
-            return Err(half.error(specs.iter().find(|spec| spec.name == half.name), model.batched()));
+        if let Some(incomplete) = self.config.incomplete_tensors.first() {
+            let specs = if incomplete.kind == "input" { model.inputs() } else { model.outputs() };
+            return Err(incomplete.error(specs.iter().find(|spec| spec.name == incomplete.name), model.batched()));
         }
         let sides = [("input", &self.config.inputs, model.inputs()), ("output", &self.config.outputs, model.outputs())];
         for (kind, declared, actual) in sides {
@@ -212,7 +215,7 @@ impl Plan {
         Ok(())
     }
 
-    /// What becomes of a `config.pbtxt`, and who wins where there are two files, for the log.
+    /// Returns a log note about the `config.pbtxt`, including the keys that `model.toml` overrides.
     pub fn triton_note(&self) -> Option<String> {
         let triton = self.triton.as_ref()?;
         let mapped = triton.mapped();
@@ -229,7 +232,7 @@ impl Plan {
         Some(format!("{} becomes {becomes}{over}; ripieno migrate explains each field", triton.file))
     }
 
-    /// Has each request run by itself.
+    /// Disables batching.
     pub fn without_batches(&mut self) {
         (self.source.unbatched, self.source.max_batch) = (true, 1);
         for block in &mut self.source.blocks {
@@ -238,13 +241,13 @@ impl Plan {
     }
 }
 
-/// What the owner says in either file. Refused fields end it here, before the model is read.
-fn configuration(found: &Found, target: &Target) -> Result<(ModelConfig, Option<TritonConfig>), String> {
+/// Reads the configuration from both files. Refused fields are errors.
+fn configuration(found: &ModelFiles, target: &LoadTarget) -> Result<(ModelConfig, Option<TritonConfig>), String> {
     let triton = found.triton.as_ref().map(|file| {
-        target.check_border(found, file)?;
+        target.check_contained(found, file)?;
         let read = TritonConfig::read(file, &found.name, &found.versions)?;
         read.check()?;
-        // What lies outside of the repository is not read by the scan, which decides the versions.
+        // The scan, which selects the versions, does not read files outside of the repository.
         match read.versions.last().filter(|_| read.versions != found.served) {
             Some(version) => Err(format!(
                 "{}: its version_policy asks for version {version}, but {} was found; put the file itself into the repository",
@@ -257,16 +260,16 @@ fn configuration(found: &Found, target: &Target) -> Result<(ModelConfig, Option<
     let under = triton.as_ref().map(|triton| triton.settings.clone()).unwrap_or_default();
     let config = match (&found.config, &found.triton) {
         (Some(file), _) => {
-            target.check_border(found, file)?;
-            ModelConfig::read_over(file, &under)?
+            target.check_contained(found, file)?;
+            ModelConfig::read_with_defaults(file, &under)?
         }
-        (None, Some(file)) => ModelConfig::parse_over(&file.display().to_string(), "", &under)?,
+        (None, Some(file)) => ModelConfig::parse_with_defaults(&file.display().to_string(), "", &under)?,
         (None, None) => ModelConfig::parse(&found.folder.join(CONFIG_FILE).display().to_string(), "")?,
     };
     Ok((config, triton))
 }
 
-/// Makes cells of the blocks.
+/// Turns the blocks into cells.
 pub(super) fn walk_in_cells(source: &mut ModelSource, cells: &CellsConfig) {
     let CellsConfig { walk, max_length, limit, answers, .. } = cells;
     (source.walk, source.max_length, source.limit, source.answers) = (*walk, *max_length, *limit, answers.clone());
@@ -277,8 +280,9 @@ pub(super) fn walk_in_cells(source: &mut ModelSource, cells: &CellsConfig) {
     }
 }
 
-/// One scheduler runs all models, so a model can ask for a policy but not bring its own.
-fn check_policy(config: &ModelConfig, target: &Target) -> Result<(), String> {
+/// Checks the requested policy. One scheduler runs all models, so that a model can only require a
+/// policy.
+fn check_policy(config: &ModelConfig, target: &LoadTarget) -> Result<(), String> {
     let unknown = |wanted: &&String| !target.policies.is_empty() && !target.policies.contains(&wanted.as_str());
     if let Some(wanted) = config.policy.as_ref().filter(unknown) {
         let advice =
@@ -295,8 +299,8 @@ fn check_policy(config: &ModelConfig, target: &Target) -> Result<(), String> {
     }
 }
 
-/// The published profile, where an emulated model needs one.
-fn zoo_model(found: &Found, config: &ModelConfig, target: &Target) -> Result<Option<ZooModel>, String> {
+/// Returns the published profile, if an emulated model needs one.
+fn zoo_model(found: &ModelFiles, config: &ModelConfig, target: &LoadTarget) -> Result<Option<ZooModel>, String> {
     let given = config.latencies().next().is_some() || !config.blocks.is_empty();
     let Some(zoo) = target.zoo.filter(|_| target.emulates() && !given) else { return Ok(None) };
     let unknown = || {
@@ -313,28 +317,33 @@ fn zoo_model(found: &Found, config: &ModelConfig, target: &Target) -> Result<Opt
     zoo.find(&found.name).map(Some).ok_or_else(unknown)
 }
 
-/// Who runs the program goes before the model's owner, and the owner before what is published.
-fn wanted_slo(config: &ModelConfig, zoo: Option<ZooModel>, target: &Target) -> Wanted {
-    let given = target.slo.map(|slo| Wanted::Said(slo, Origin::Given));
-    let owner = config.slo.map(|slo| Wanted::Said(slo, Origin::Owner)).or(config.queue_timeout.map(Wanted::Wait));
-    let published = zoo.map(|model| Wanted::Said(Nanos::from_millis_f64(model.slo_ms), Origin::Published));
-    given.or(owner).or(published).unwrap_or(Wanted::Unsaid)
+/// Returns the latency target: the command line takes precedence over the configuration, and the
+/// configuration over published values.
+fn slo_setting(config: &ModelConfig, zoo: Option<ZooModel>, target: &LoadTarget) -> SloSetting {
+    let given = target.slo.map(|slo| SloSetting::Target(slo, SloOrigin::Given));
+    let owner = config
+        .slo
+        .map(|slo| SloSetting::Target(slo, SloOrigin::Owner))
+        .or(config.queue_timeout.map(SloSetting::QueueTimeout));
+    let published = zoo.map(|model| SloSetting::Target(Nanos::from_millis_f64(model.slo_ms), SloOrigin::Published));
+    given.or(owner).or(published).unwrap_or(SloSetting::Unset)
 }
 
-/// As the owner says; failing that as far as the given latencies reach; failing that a default.
-fn largest_batch(config: &ModelConfig, zoo: Option<ZooModel>, slo: Wanted) -> usize {
+/// Returns the maximum batch size: the configured one, else the largest with a known latency, else
+/// the default.
+fn largest_batch(config: &ModelConfig, zoo: Option<ZooModel>, slo: SloSetting) -> usize {
     let shortest = config.latencies().filter_map(Latency::max_batch).min();
     let profile = |model: ZooModel| Profile::linear(model.alpha_ms, model.beta_ms, ZOO_MAX_BATCH).ok();
     let within = |profile: Profile| match slo {
-        Wanted::Said(slo, _) => profile.largest_within(slo).max(1),
-        Wanted::Wait(_) | Wanted::Unsaid => DEFAULT_MAX_BATCH,
+        SloSetting::Target(slo, _) => profile.largest_within(slo).max(1),
+        SloSetting::QueueTimeout(_) | SloSetting::Unset => DEFAULT_MAX_BATCH,
     };
     let published = zoo.and_then(profile).map(within);
     config.max_batch.or(shortest).or(published).unwrap_or(DEFAULT_MAX_BATCH).min(Profile::MAX_BATCH)
 }
 
-/// The blocks as declared, or the one block that a model is otherwise.
-fn blocks(found: &Found, config: &ModelConfig, zoo: Option<ZooModel>) -> Vec<BlockConfig> {
+/// Returns the declared blocks, or the single block of an undivided model.
+fn blocks(found: &ModelFiles, config: &ModelConfig, zoo: Option<ZooModel>) -> Vec<BlockConfig> {
     if config.cells.is_some() {
         let named = |block: &BlockConfig| block.file.clone().or_else(|| Some(format!("{}.onnx", block.name)));
         return config.blocks.iter().map(|block| BlockConfig { file: named(block), ..block.clone() }).collect();
@@ -350,11 +359,11 @@ fn blocks(found: &Found, config: &ModelConfig, zoo: Option<ZooModel>) -> Vec<Blo
 }
 
 fn block_source(
-    found: &Found,
+    found: &ModelFiles,
     config: &ModelConfig,
     block: &BlockConfig,
     max_batch: usize,
-    target: &Target,
+    target: &LoadTarget,
 ) -> Result<BlockSource, String> {
     let config_file = &config.file;
     let place = || format!("{config_file}: block \"{}\"", block.name);
@@ -368,7 +377,7 @@ fn block_source(
     let BlockConditions { exit, skip, exit_outputs } = block.conditions.clone();
     if !target.emulates() {
         let path = block_file(found, &place(), block)?;
-        target.check_border(found, &path)?;
+        target.check_contained(found, &path)?;
         let path = Some(path);
         return Ok(BlockSource { path, profile, lengths, exit, skip, exit_outputs, ..BlockSource::new(name) });
     }
@@ -380,8 +389,13 @@ fn block_source(
     Ok(BlockSource { profile, lengths, ..BlockSource::new(name) })
 }
 
-/// Latencies by length, and those of the longest requests; none if none are given.
-fn by_length(given: &[(u32, Latency)], max_batch: usize, longest: u32) -> Result<Option<(Lengths, Profile)>, String> {
+/// Returns the given latencies by length, and those of the longest requests; `None` if none are
+/// given.
+fn by_length(
+    given: &[(u32, Latency)],
+    max_batch: usize,
+    longest: u32,
+) -> Result<Option<(LengthProfiles, Profile)>, String> {
     if given.is_empty() {
         return Ok(None);
     }
@@ -390,14 +404,14 @@ fn by_length(given: &[(u32, Latency)], max_batch: usize, longest: u32) -> Result
         Ok((*length, profile))
     };
     let table = given.iter().map(profile).collect::<Result<Vec<_>, String>>()?;
-    let lengths = Lengths::new(table).map_err(|error| format!("by_length: {error}"))?;
+    let lengths = LengthProfiles::new(table).map_err(|error| format!("by_length: {error}"))?;
     let rows = 1..=lengths.table()[0].1.max_batch();
     let of_longest: Vec<Nanos> = rows.map(|rows| lengths.latency(rows, longest)).collect();
     let of_longest = Profile::from_table(&of_longest).map_err(|error| format!("by_length: {error}"))?;
     Ok(Some((lengths, of_longest)))
 }
 
-fn block_file(found: &Found, place: &str, block: &BlockConfig) -> Result<PathBuf, String> {
+fn block_file(found: &ModelFiles, place: &str, block: &BlockConfig) -> Result<PathBuf, String> {
     let shown = found.folder.display();
     let Some(folder) = &found.version_folder else {
         return Err(format!(

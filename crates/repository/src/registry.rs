@@ -1,14 +1,14 @@
-//! Which models this server answers for, in which versions and states.
+//! Registry of the models, versions and states that this server answers for.
 //!
-//! The repository writes it (load, unload, failure), every request reads it. One lock over one small table: writes are as
-//! rare as loads, and a reader holds the lock only to clone an `Arc`. A version that is being replaced stays ready
-//! until the repository says otherwise, so that a reload is not an outage.
+//! The repository writes it on load, unload and failure; every request reads it. One lock guards a
+//! small table: writes are rare, and readers hold the lock only to clone an `Arc`. A version that
+//! is being replaced stays ready, so that a reload causes no outage.
 
-use crate::edge::{Edge, Reshape};
+use crate::edge::{EdgeConfig, Reshape};
 use crate::ensemble::Ensemble;
 use crate::labels::Labels;
 use crate::slo::Slo;
-use crate::stats::Statistics;
+use crate::stats::ServedStatistics;
 use bytes::Bytes;
 use parking_lot::RwLock;
 use ripieno_base::{ModelId, Nanos};
@@ -22,79 +22,79 @@ use thiserror::Error;
 /// A version of a model that answers requests.
 #[derive(Debug)]
 pub struct ServedEntry {
-    /// The model's name in the protocol.
+    /// Model name.
     pub name: String,
-    /// Its version in the protocol: a positive integer in digits.
+    /// Version: a positive integer in digits.
     pub version: String,
-    /// What the runtime calls it; none for an ensemble, of which it knows the models.
+    /// The runtime's model id; `None` for an ensemble, whose members the runtime knows instead.
     pub id: Option<ModelId>,
-    /// The platform string of the metadata, for people: "onnxruntime_onnx", "emulated", …
+    /// Platform string of the metadata: "onnxruntime_onnx", "emulated", …
     pub platform: String,
-    /// Inputs; the first dimension is the batch and is given as -1 if any number of rows may come. Clients of a model that is not
-    /// batched see the others alone: [`ServedEntry::shape`].
+    /// Inputs. The first dimension is the batch, -1 if any number of rows is allowed. Clients of an
+    /// unbatched model see the other dimensions only: [`ServedEntry::shape`].
     pub inputs: Vec<TensorSpec>,
     /// Outputs, likewise.
     pub outputs: Vec<TensorSpec>,
-    /// Whether requests share batches. If not, each is one row by itself.
+    /// Whether requests share batches; otherwise each request is one row.
     pub batched: bool,
-    /// The most rows in one batch; 1 where each request is a sequence or graph of its own.
+    /// Maximum rows in a batch; 1 where each request is a sequence or graph of its own.
     pub max_batch: usize,
-    /// Whether it has outputs that grow step by step, and so can answer one request with many messages.
+    /// Whether outputs grow step by step, so that one request can have many response messages.
     pub streams: bool,
-    /// Where the inputs have the length of a request, if requests differ in length and are padded.
+    /// Input dimensions that hold the request length, if requests vary in length and are padded.
     pub lengths: Option<InputLengths>,
-    /// What the classes of outputs are called, by output, where that is known.
+    /// Class labels by output.
     pub labels: BTreeMap<String, Labels>,
-    /// How it reads texts, if it does.
+    /// Text support, if the model accepts text.
     pub text: Option<Arc<TextModel>>,
-    /// When answers are due.
+    /// Latency target.
     pub slo: Slo,
-    /// What a request of one row takes on an idle device, where all take the same.
+    /// Latency of a one-row request on an idle device, if it is constant.
     pub one_row: Option<Nanos>,
-    /// Its steps, if it is an ensemble.
+    /// Steps, if the model is an ensemble.
     pub ensemble: Option<Arc<Ensemble>>,
-    /// What is done for it between clients and the runtime.
-    pub edge: Edge,
-    /// What it did so far; starts as `Statistics::default()`.
-    pub stats: Statistics,
+    /// Processing between clients and the runtime.
+    pub edge: EdgeConfig,
+    /// Counters of the server; `ServedStatistics::default()` at the start.
+    pub stats: ServedStatistics,
 }
 
 impl ServedEntry {
-    /// The shape of one of its tensors as clients see it.
+    /// Returns the shape of a tensor as clients see it.
     pub fn shape<'a>(&'a self, spec: &'a TensorSpec) -> &'a [i64] {
         let whole = self.edge.reshapes.get(&spec.name).map_or(&spec.shape[..], Reshape::clients);
         if self.batched { whole } else { whole.get(1..).unwrap_or_default() }
     }
 
-    /// The shape to the model of what a client sent in that shape, which fits; the rows first.
+    /// Converts a valid client shape into the model's, with the batch dimension first.
     pub fn to_model(&self, spec: &TensorSpec, shape: Vec<i64>) -> Vec<i64> {
         let shape = if self.batched { shape } else { [1].into_iter().chain(shape).collect() };
         let reshaped = self.edge.reshapes.get(&spec.name).and_then(|reshape| reshape.to_model(&shape));
         reshaped.unwrap_or(shape)
     }
 
-    /// The shape to clients of what the model gave in that shape, the rows first.
+    /// Converts an output shape of the model, with the batch dimension first, into the clients'.
     pub fn to_clients(&self, name: &str, shape: &[i64]) -> Vec<i64> {
         let reshaped = self.edge.reshapes.get(name).and_then(|reshape| reshape.to_clients(shape));
         let whole = reshaped.unwrap_or_else(|| shape.to_vec());
-        // Without a batch, the one row is the whole.
+        // Without a batch, the one row is the whole tensor.
         if self.batched { whole } else { whole.get(1..).unwrap_or_default().to_vec() }
     }
 }
 
-/// What a version of a model is doing.
+/// State of a model version.
 #[derive(Clone, Debug)]
 pub enum ModelState {
-    /// It is being read, checked or profiled.
+    /// The version is being read, checked or profiled.
     Loading,
-    /// It answers.
+    /// The version answers requests.
     Ready(Arc<ServedEntry>),
-    /// It failed to load, or was unloaded; the reason says which.
+    /// The version failed to load, or was unloaded; the reason says which.
     Unavailable,
 }
 
 impl ModelState {
-    /// The protocol's word for this state.
+    /// Returns the protocol's name of this state.
     pub fn name(&self) -> &'static str {
         match self {
             ModelState::Loading => "LOADING",
@@ -104,68 +104,71 @@ impl ModelState {
     }
 }
 
-/// The reason of a version that was taken out of service because somebody asked for it.
+/// Reason of a version that was unloaded on request.
 pub const UNLOADED: &str = "unloaded";
 
 /// One row of the repository index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexRow {
-    /// The model.
+    /// Model name.
     pub name: String,
-    /// Its version; empty if the repository holds the model but never loaded it.
+    /// Model version; empty if the model was never loaded.
     pub version: String,
-    /// LOADING, READY or UNAVAILABLE; empty if never loaded.
+    /// LOADING, READY or UNAVAILABLE; empty if the model was never loaded.
     pub state: String,
-    /// Why it is in that state; empty if there is nothing to say.
+    /// Reason for the state; may be empty.
     pub reason: String,
 }
 
-/// What a load call brings along instead of what the repository holds.
+/// Files and configuration that a load call supplies instead of the repository's.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Brought {
-    /// The configuration, in JSON, as a `config.pbtxt` would say it. None: without files the repository's own, with files none.
+pub struct Upload {
+    /// Configuration in JSON, as in `config.pbtxt`. `None` keeps the repository's configuration, or
+    /// means no configuration if there are files.
     pub config: Option<String>,
-    /// All files of the model, `VERSION/NAME`. Without any it is the repository's model.
+    /// All files of the model by `VERSION/NAME`; empty uses the repository's model.
     pub files: BTreeMap<String, Bytes>,
 }
 
-/// Loads and unloads by name, as `POST /v2/repository/…` asks. Called away from the async threads: it may block.
+/// Loads and unloads models by name, as `POST /v2/repository/…` requests. The methods may block, so
+/// they are not called on async threads.
 pub trait Repository: Send + Sync {
-    /// Loads the model, or loads it again, with what the caller brought along, if anything. The error names file, key and fix.
-    fn load(&self, name: &str, brought: Option<&Brought>) -> Result<(), String>;
+    /// Loads or reloads a model, from the upload if there is one. The error names file, key and
+    /// fix.
+    fn load(&self, name: &str, upload: Option<&Upload>) -> Result<(), String>;
 
-    /// Unloads all versions of the model.
+    /// Unloads all versions of a model.
     fn unload(&self, name: &str) -> Result<(), String>;
 
-    /// Every model that the repository holds, loaded or not.
+    /// Lists every model in the repository, loaded or not.
     fn index(&self) -> Vec<IndexRow>;
 }
 
-/// Why a model cannot be asked.
+/// Reason for which a model cannot be used.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum LookupError {
-    /// No such model. The wording is what stock client tests look for.
+    /// There is no such model. Tests of stock clients look for this wording.
     #[error("Request for unknown model: '{0}' is not found")]
     UnknownModel(String),
-    /// The model is known, this version is not.
+    /// The model has no such version.
     #[error("Request for unknown model: '{name}' version {version} is not found; known versions: {known}")]
     UnknownVersion {
-        /// The model.
+        /// Model name.
         name: String,
-        /// The version that was asked for.
+        /// Requested version.
         version: String,
-        /// Those that exist.
+        /// Existing versions.
         known: String,
     },
-    /// It is on its way.
+    /// The model is loading.
     #[error("model '{0}' is loading; ask /v2/models/{0}/ready and retry")]
     Loading(String),
-    /// It failed to load or was unloaded.
+    /// The model failed to load, or was unloaded.
     #[error("Request for unknown model: '{name}' has no available versions: {reason}")]
     Unavailable {
-        /// The model.
+        /// Model name.
         name: String,
-        /// What the repository said.
+        /// Reason recorded by the repository.
         reason: String,
     },
 }
@@ -176,28 +179,28 @@ struct Version {
     reason: String,
 }
 
-/// Versions order as numbers first, so that "10" is newer than "9".
+/// Sort key of a version: numeric first, so that "10" is newer than "9".
 type VersionKey = (u64, String);
 
-/// The table of models.
+/// Table of models.
 #[derive(Debug, Default)]
-pub struct Registry {
+pub struct ModelRegistry {
     models: RwLock<BTreeMap<String, BTreeMap<VersionKey, Version>>>,
 }
 
-impl Registry {
-    /// No models.
-    pub fn new() -> Registry {
-        Registry::default()
+impl ModelRegistry {
+    /// Creates an empty registry.
+    pub fn new() -> ModelRegistry {
+        ModelRegistry::default()
     }
 
-    /// Sets the state of one version; `reason` explains an unavailable one and is empty otherwise.
+    /// Sets the state of a version; `reason` explains an unavailable one and is empty otherwise.
     pub fn set(&self, name: &str, version: &str, state: ModelState, reason: &str) {
         let version_state = Version { state, reason: reason.to_owned() };
         self.models.write().entry(name.to_owned()).or_default().insert(key(version), version_state);
     }
 
-    /// Forgets one version, and the model with its last version.
+    /// Removes a version, and the model with its last version.
     pub fn remove(&self, name: &str, version: &str) {
         let mut models = self.models.write();
         if let Some(versions) = models.get_mut(name) {
@@ -208,7 +211,7 @@ impl Registry {
         }
     }
 
-    /// The entry that answers for `name`; an empty version means the newest that is ready.
+    /// Returns the entry for `name`; an empty version selects the newest ready one.
     pub fn get(&self, name: &str, version: &str) -> Result<Arc<ServedEntry>, LookupError> {
         let models = self.models.read();
         let versions = models.get(name).ok_or_else(|| LookupError::UnknownModel(name.to_owned()))?;
@@ -230,14 +233,14 @@ impl Registry {
         }
     }
 
-    /// The versions of `name` that are ready, oldest first.
+    /// Returns the ready versions of `name`, oldest first.
     pub fn versions(&self, name: &str) -> Vec<String> {
         let models = self.models.read();
         let versions = models.get(name).into_iter().flatten();
         versions.filter(|(_, v)| matches!(v.state, ModelState::Ready(_))).map(|((_, name), _)| name.clone()).collect()
     }
 
-    /// Every ready entry, by name and version.
+    /// Returns every ready entry, by name and version.
     pub fn ready_entries(&self) -> Vec<Arc<ServedEntry>> {
         let models = self.models.read();
         let states = models.values().flat_map(|versions| versions.values()).map(|version| &version.state);
@@ -246,13 +249,13 @@ impl Registry {
             .collect()
     }
 
-    /// Whether any version is still loading that no ready version of its model stands in for.
+    /// Returns true if a model without a ready version is loading.
     pub fn is_loading(&self) -> bool {
         let models = self.models.read();
         models.values().any(|versions| newest(versions).is_some_and(|v| matches!(v.state, ModelState::Loading)))
     }
 
-    /// One row for every version, by name and version.
+    /// Returns one row per version, by name and version.
     pub fn index(&self) -> Vec<IndexRow> {
         let models = self.models.read();
         let rows = models.iter().flat_map(|(name, versions)| versions.iter().map(move |(key, v)| (name, key, v)));
@@ -270,7 +273,7 @@ fn key(version: &str) -> VersionKey {
     (version.parse().unwrap_or(0), version.to_owned())
 }
 
-/// The newest ready version; failing that the newest that is loading; failing that the newest.
+/// Returns the newest ready version, else the newest loading one, else the newest.
 fn newest(versions: &BTreeMap<VersionKey, Version>) -> Option<&Version> {
     let rank = |version: &Version| match version.state {
         ModelState::Ready(_) => 2,
@@ -283,7 +286,7 @@ fn newest(versions: &BTreeMap<VersionKey, Version>) -> Option<&Version> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::slo::Origin;
+    use crate::slo::SloOrigin;
     use ripieno_base::Nanos;
 
     fn entry(version: &str) -> ModelState {
@@ -300,17 +303,17 @@ mod tests {
             lengths: None,
             labels: BTreeMap::new(),
             text: None,
-            slo: Slo { span: Nanos::from_millis(10), origin: Origin::Owner, answer_late: false },
+            slo: Slo { span: Nanos::from_millis(10), origin: SloOrigin::Owner, answer_late: false },
             one_row: None,
             ensemble: None,
             edge: Default::default(),
-            stats: Statistics::default(),
+            stats: ServedStatistics::default(),
         }))
     }
 
     #[test]
     fn no_version_means_the_newest_that_is_ready() {
-        let registry = Registry::new();
+        let registry = ModelRegistry::new();
         for version in ["9", "10", "2"] {
             registry.set("m", version, entry(version), "");
         }
@@ -322,8 +325,8 @@ mod tests {
     }
 
     #[test]
-    fn errors_say_what_is_the_matter() {
-        let registry = Registry::new();
+    fn lookup_errors_name_their_cause() {
+        let registry = ModelRegistry::new();
         assert_eq!(registry.get("x", "").unwrap_err().to_string(), "Request for unknown model: 'x' is not found");
         registry.set("m", "1", ModelState::Loading, "");
         assert_eq!(registry.get("m", "").unwrap_err(), LookupError::Loading("m".into()));

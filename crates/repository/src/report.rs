@@ -1,84 +1,85 @@
-//! What the command line shows of a model, as plain data: the tables of `models`, `profile` and `serve`; and how far it is.
+//! Reports for the command line, as plain data: tables of `models`, `profile` and `serve`, and
+//! measurement progress.
 
 use super::sample::Sample;
 use ripieno_model::{Profile, TensorSpec};
 use serde::Serialize;
 use std::sync::Arc;
 
-/// Told how far the measurement of a model is: its name, batch sizes done, batch sizes in all.
-pub type Progress = Arc<dyn Fn(&str, usize, usize) + Send + Sync>;
+/// Callback for measurement progress: model name, batch sizes measured, batch sizes in total.
+pub type MeasureProgress = Arc<dyn Fn(&str, usize, usize) + Send + Sync>;
 
-/// One model of a repository.
+/// Report on one model of a repository.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ModelReport {
-    /// The model.
+    /// Model name.
     pub name: String,
-    /// Its version; empty if none was found.
+    /// Model version; empty if none was found.
     pub version: String,
-    /// READY if it loads (or serves), UNAVAILABLE if not.
+    /// READY if the model loads, else UNAVAILABLE.
     pub state: String,
-    /// Inputs, as in "images FP32 [-1, 64]".
+    /// Inputs, such as "images FP32 [-1, 64]".
     pub inputs: Vec<String>,
     /// Outputs, likewise.
     pub outputs: Vec<String>,
-    /// The latency target.
+    /// Latency target.
     pub slo_ms: Option<f64>,
-    /// Whether it follows from the profile, because nobody named one.
+    /// Whether the target is derived from the profile, because none is configured.
     pub slo_is_derived: Option<bool>,
-    /// What becomes of a request that misses it: "answer" or "refuse".
+    /// Handling of a request that misses the target: "answer" or "refuse".
     pub late: Option<&'static str>,
-    /// The most rows in one batch.
+    /// Maximum rows in a batch.
     pub max_batch: Option<usize>,
-    /// Why requests do not share batches, if they do not.
+    /// Reason for which requests do not share batches.
     pub unbatched: Option<String>,
-    /// ℓ(b) of the whole walk, where it is known.
+    /// ℓ(b) of the whole model, if known.
     pub profile: Option<ProfileReport>,
-    /// ℓ(b) of each block of a chain, likewise; empty for a model of one block.
+    /// ℓ(b) of each block of a chain, if known; empty for a model of one block.
     pub blocks: Vec<ProfileReport>,
-    /// Rows a second that the devices can answer within the SLO at best.
+    /// Upper bound on the rows per second that the devices can answer within the SLO.
     pub best_goodput_rps: Option<f64>,
-    /// A request to try it with.
+    /// A sample request.
     pub sample: Option<Sample>,
-    /// What is odd about it; it is served all the same.
+    /// Warnings; the model is served nevertheless.
     pub warnings: Vec<String>,
-    /// Why it is not served: file, key and fix in one line.
+    /// Reason for which the model is not served: file, key and fix in one line.
     pub error: Option<String>,
 }
 
-/// A latency profile.
+/// Report on a latency profile.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ProfileReport {
-    /// The model or block.
+    /// Model or block name.
     pub name: String,
-    /// "given", "cached" or "measured".
+    /// Source: "given", "cached" or "measured".
     pub origin: &'static str,
-    /// Cost of each further row by the fitted line.
+    /// Cost of each additional row, from the fitted line.
     pub alpha_ms: f64,
-    /// Fixed cost of a batch by the fitted line.
+    /// Fixed cost of a batch, from the fitted line.
     pub beta_ms: f64,
-    /// Share of the variance that the line explains.
+    /// Coefficient of determination of the line.
     pub r_squared: f64,
-    /// Of a cell, the most rows in one batch: as configured, or the best size by measurement.
+    /// Maximum rows in a batch of a cell: configured, or the best measured size.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch: Option<usize>,
-    /// ℓ(1), ℓ(2), …; of the longest requests, where they differ in length.
+    /// ℓ(1), ℓ(2), …; for the maximum length, if requests vary in length.
     pub latency_ms: Vec<f64>,
-    /// The same of batches padded to less, by length; empty where requests do not differ in length.
+    /// The same for shorter padded lengths; empty if requests do not vary in length.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lengths: Vec<LengthReport>,
 }
 
-/// What batches padded to one length cost.
+/// Latencies of batches padded to one length.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LengthReport {
-    /// The length.
+    /// Padded length.
     pub length: u32,
     /// ℓ(1), ℓ(2), …
     pub latency_ms: Vec<f64>,
 }
 
 impl ModelReport {
-    /// A model that cannot be served.
+    /// Creates the report of a model that cannot be served.
     pub(super) fn failed(name: &str, version: &str, error: String) -> ModelReport {
         ModelReport {
             name: name.to_owned(),
@@ -126,7 +127,7 @@ fn millis(profile: &Profile) -> Vec<f64> {
     profile.table().iter().map(|latency| latency.as_millis_f64()).collect()
 }
 
-/// A tensor for people.
+/// Formats a tensor specification.
 pub(super) fn describe(spec: &TensorSpec, batched: bool) -> String {
     let shape = if batched { &spec.shape[..] } else { &spec.shape[1..] };
     format!("{} {} {shape:?}", spec.name, spec.datatype)

@@ -1,49 +1,49 @@
-//! A request to try a model with: the least that it takes.
+//! A minimal sample request for a model.
 
-use ripieno_executor::{Loaded, Tensor};
+use ripieno_executor::{LoadedModel, Tensor};
 use ripieno_model::{DataType, TensorSpec};
 use ripieno_wire::json::encode_infer;
-use ripieno_wire::{Datatype, Form, InferResponse, ResponseTensor};
+use ripieno_wire::{Datatype, InferResponse, OutputEncoding, ResponseTensor};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// What to send.
+/// A sample request.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sample {
-    /// This body.
+    /// A JSON body.
     Json(String),
-    /// So many zero bytes, as a raw binary request.
+    /// A raw binary request of this number of zero bytes.
     Zeros(usize),
 }
 
-/// A longer body is for no command line.
-const LONGEST: usize = 600;
-const MOST_ELEMENTS: usize = 128;
+/// Maximum length of a body on a command line.
+const MAX_BODY_BYTES: usize = 600;
+const MAX_ELEMENTS: usize = 128;
 
-/// The least request that a model takes; none if it cannot be written in a line.
-pub(super) fn sample(model: &dyn Loaded) -> Option<Sample> {
+/// Returns a minimal request for the model; `None` if it does not fit on a command line.
+pub(super) fn sample(model: &dyn LoadedModel) -> Option<Sample> {
     if let Some(tensors) = model.example(1) {
         return in_json(&tensors, model.batched());
     }
     let least = |spec: &TensorSpec| model.range(&spec.name).map_or(0, |(least, most)| 0.clamp(least, most.max(least)));
     let shape = |spec: &TensorSpec| spec.shape.iter().map(|&size| size.max(1)).collect::<Vec<i64>>();
     let elements = |spec: &TensorSpec| shape(spec).iter().fold(1_i64, |product, &size| product.saturating_mul(size));
-    if model.inputs().iter().all(|spec| elements(spec) <= MOST_ELEMENTS as i64) {
+    if model.inputs().iter().all(|spec| elements(spec) <= MAX_ELEMENTS as i64) {
         let tensor = |spec: &TensorSpec| {
             let data = element(spec.datatype, least(spec)).repeat(elements(spec) as usize);
             Tensor { name: spec.name.as_str().into(), datatype: spec.datatype, shape: shape(spec), data: data.into() }
         };
         return in_json(&model.inputs().iter().map(tensor).collect::<Vec<_>>(), model.batched());
     }
-    // A raw request is one tensor, of which at most one dimension beside the batch is open.
+    // A raw request is one tensor with at most one open dimension besides the batch.
     let [spec] = model.inputs() else { return None };
     let open = spec.shape.iter().skip(1).filter(|&&size| size < 0).count();
     let bytes = usize::try_from(elements(spec)).ok()?.checked_mul(spec.datatype.size()?)?;
     (open <= 1 && least(spec) == 0).then_some(Sample::Zeros(bytes))
 }
 
-/// One number, or a word.
+/// Returns the bytes of one number, or of a string.
 fn element(datatype: DataType, number: i64) -> Vec<u8> {
     match (datatype.name(), datatype.size()) {
         ("FP32", _) => (number as f32).to_le_bytes().to_vec(),
@@ -62,14 +62,14 @@ fn in_json(tensors: &[Tensor], batched: bool) -> Option<Sample> {
             datatype: Datatype::from_name(tensor.datatype.name())?,
             shape: shape.to_vec(),
             data: tensor.data.clone(),
-            form: Form::Json,
+            encoding: OutputEncoding::Json,
         })
     };
-    // A tensor of an answer is written as one of a request.
+    // Output tensors are encoded like input tensors.
     let outputs = tensors.iter().map(tensor).collect::<Option<Vec<_>>>()?;
     let encoded = encode_infer(&InferResponse { outputs, ..InferResponse::default() }).ok()?;
     let answer: Value = serde_json::from_slice(&encoded.body).ok()?;
     let body = json!({ "inputs": answer.get("outputs")? }).to_string();
-    // A quote would end the argument in a shell.
-    (body.len() <= LONGEST && !body.contains('\'')).then_some(Sample::Json(body))
+    // A quote would end the shell argument.
+    (body.len() <= MAX_BODY_BYTES && !body.contains('\'')).then_some(Sample::Json(body))
 }

@@ -1,37 +1,38 @@
-//! What a path holds: which models, in which version, and where their files lie. Reads folders, never a model.
+//! Finds the models at a path, their versions and their files. Reads folders, never a model.
 //!
-//! Three shapes of path are understood: a repository (a folder of `NAME/VERSION/model.onnx`, `NAME/model.toml`, `NAME/config.pbtxt`
-//! and `NAME.onnx`), one model's own folder, and one ONNX file. The highest version of a model is served, unless the `version_policy`
-//! of its `config.pbtxt` asks for others: each of those is a model of its own to the scheduler, with its own profile and queue.
-//! Whatever is wrong with one entry becomes that entry's error and leaves the others alone.
+//! Three kinds of paths are supported: a repository (a folder of `NAME/VERSION/model.onnx`,
+//! `NAME/model.toml`, `NAME/config.pbtxt` and `NAME.onnx`), the folder of one model, and one ONNX
+//! file. The highest version of a model is served, unless the `version_policy` of its
+//! `config.pbtxt` selects others; each served version is a separate model to the scheduler, with
+//! its own profile and queue. An error of one entry does not affect the others.
 
-use super::borders;
-use super::found::Found;
-use super::triton::{self, Asked, TRITON_FILE};
+use super::containment;
+use super::model_files::ModelFiles;
+use super::triton::{self, FileChoice, TRITON_FILE};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The ONNX file of a version folder.
+/// ONNX file in a version folder.
 pub const MODEL_FILE: &str = "model.onnx";
-/// The configuration of a model folder.
+/// Configuration file in a model folder.
 pub const CONFIG_FILE: &str = "model.toml";
 
-/// What file systems put at the root of a volume, as one that is mounted for models.
-const OF_THE_DISK: &str = "lost+found";
+/// Folder that file systems create at the root of a volume, such as one mounted for models.
+const LOST_AND_FOUND: &str = "lost+found";
 
 /// One entry of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Candidate {
-    /// The model's name.
+pub struct ModelCandidate {
+    /// Model name.
     pub name: String,
-    /// Where its files lie, or why it is no model: the file, the cause and the fix.
-    pub found: Result<Found, String>,
+    /// Files of the model, or the error: file, cause and fix.
+    pub found: Result<ModelFiles, String>,
 }
 
-/// Every model at `path`, by name. An error if the path itself cannot be read.
-pub fn scan(path: &Path) -> Result<Vec<Candidate>, String> {
+/// Returns every model at `path`, by name. Fails if the path itself cannot be read.
+pub fn scan(path: &Path) -> Result<Vec<ModelCandidate>, String> {
     let shown = path.display();
     let kind = fs::metadata(path)
         .map_err(|error| format!("{shown}: cannot be read: {error}; give a folder of models or an ONNX file"))?;
@@ -43,7 +44,7 @@ pub fn scan(path: &Path) -> Result<Vec<Candidate>, String> {
         return Ok(vec![model_folder(&path, &path)]);
     }
     let mut candidates = BTreeMap::new();
-    let root = borders::root(path);
+    let root = containment::root(path);
     for entry in list(path)? {
         if let Some(candidate) = entry_of_repository(&entry, &root) {
             insert(&mut candidates, candidate, &entry);
@@ -52,14 +53,14 @@ pub fn scan(path: &Path) -> Result<Vec<Candidate>, String> {
     Ok(candidates.into_values().map(|(candidate, _)| candidate).collect())
 }
 
-fn single_file(path: &Path) -> Result<Candidate, String> {
+fn single_file(path: &Path) -> Result<ModelCandidate, String> {
     if !is_onnx(path) {
         return Err(format!(
             "{}: not an ONNX file; give a folder of models or a file that ends in .onnx",
             path.display()
         ));
     }
-    let root = borders::root(path.parent().unwrap_or(Path::new("")));
+    let root = containment::root(path.parent().unwrap_or(Path::new("")));
     let mut candidate = onnx_file(path, &root);
     if let Ok(found) = &mut candidate.found {
         found.named = Some(path.to_owned());
@@ -67,8 +68,9 @@ fn single_file(path: &Path) -> Result<Candidate, String> {
     Ok(candidate)
 }
 
-/// Two entries of one name: neither is served, since a guess might serve the wrong one.
-fn insert(candidates: &mut BTreeMap<String, (Candidate, PathBuf)>, candidate: Candidate, entry: &Path) {
+/// Inserts a candidate. Two entries with the same name become an error, since choosing one could
+/// serve the wrong one.
+fn insert(candidates: &mut BTreeMap<String, (ModelCandidate, PathBuf)>, candidate: ModelCandidate, entry: &Path) {
     let name = candidate.name.clone();
     if let Some((other, first)) = candidates.get_mut(&name) {
         let (first, second) = (first.display(), entry.display());
@@ -79,9 +81,9 @@ fn insert(candidates: &mut BTreeMap<String, (Candidate, PathBuf)>, candidate: Ca
     candidates.insert(name, (candidate, entry.to_owned()));
 }
 
-/// The model that an entry stands for; none for what is no model at all, such as a README or a hidden folder.
-fn entry_of_repository(entry: &Path, root: &Path) -> Option<Candidate> {
-    if is_hidden(entry) || entry.ends_with(OF_THE_DISK) {
+/// Returns the model of an entry; `None` for other files, such as a README or a hidden folder.
+fn entry_of_repository(entry: &Path, root: &Path) -> Option<ModelCandidate> {
+    if is_hidden(entry) || entry.ends_with(LOST_AND_FOUND) {
         return None;
     }
     if entry.is_dir() {
@@ -90,15 +92,15 @@ fn entry_of_repository(entry: &Path, root: &Path) -> Option<Candidate> {
     is_onnx(entry).then(|| onnx_file(entry, root))
 }
 
-fn onnx_file(path: &Path, root: &Path) -> Candidate {
+fn onnx_file(path: &Path, root: &Path) -> ModelCandidate {
     let stem = path.file_stem().unwrap_or_default();
     let name = match name_of(stem, path) {
         Ok(name) => name.to_owned(),
-        Err(error) => return Candidate { found: Err(error), name: shown(stem) },
+        Err(error) => return ModelCandidate { found: Err(error), name: shown(stem) },
     };
     let config = path.with_extension("toml");
     let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new(".")).to_owned();
-    let found = Found {
+    let found = ModelFiles {
         name: name.clone(),
         version: "1".to_owned(),
         config: config.is_file().then_some(config),
@@ -112,15 +114,15 @@ fn onnx_file(path: &Path, root: &Path) -> Candidate {
         root: root.to_owned(),
         named: None,
     };
-    Candidate { name, found: Ok(found) }
+    ModelCandidate { name, found: Ok(found) }
 }
 
-fn model_folder(folder: &Path, root: &Path) -> Candidate {
+fn model_folder(folder: &Path, root: &Path) -> ModelCandidate {
     let name = shown(folder.file_name().unwrap_or_default());
-    Candidate { found: read_model_folder(folder, root), name }
+    ModelCandidate { found: read_model_folder(folder, root), name }
 }
 
-fn read_model_folder(folder: &Path, root: &Path) -> Result<Found, String> {
+fn read_model_folder(folder: &Path, root: &Path) -> Result<ModelFiles, String> {
     let name = name_of(folder.file_name().unwrap_or_default(), folder)?;
     let mut versions: Vec<u64> = list(folder)?.iter().filter_map(|entry| version_number(entry)).collect();
     versions.sort_unstable();
@@ -132,7 +134,7 @@ fn read_model_folder(folder: &Path, root: &Path) -> Result<Found, String> {
     let newest = versions.last().copied().unwrap_or(1);
     let version = newest.to_string();
     let version_folder = folder.join(&version);
-    let mut found = Found {
+    let mut found = ModelFiles {
         name: name.to_owned(),
         folder: folder.to_owned(),
         config,
@@ -146,14 +148,17 @@ fn read_model_folder(folder: &Path, root: &Path) -> Result<Found, String> {
         root: root.to_owned(),
         named: None,
     };
-    choose_as_asked(&mut found);
+    apply_triton_choice(&mut found);
     Ok(found)
 }
 
-/// A `config.pbtxt` may ask for versions and for a file in its folder. One that lies outside of the repository is not read here.
-fn choose_as_asked(found: &mut Found) {
-    let Some(file) = found.triton.clone().filter(|file| borders::check(found, file).is_ok()) else { return };
-    let Asked { versions, model, is_ensemble } = triton::asked(&file, found);
+/// Applies the versions and the file name that `config.pbtxt` selects. A `config.pbtxt` outside of
+/// the repository is not read here.
+fn apply_triton_choice(found: &mut ModelFiles) {
+    let Some(file) = found.triton.clone().filter(|file| containment::check_contained(found, file).is_ok()) else {
+        return;
+    };
+    let FileChoice { versions, model, is_ensemble } = triton::choose_files(&file, found);
     found.is_ensemble = is_ensemble;
     if let Some(version) = versions.last() {
         found.version = version.to_string();
@@ -163,8 +168,8 @@ fn choose_as_asked(found: &mut Found) {
     found.model = found.folder.join(&found.version).join(model.as_deref().unwrap_or(MODEL_FILE));
 }
 
-/// The same model with another configuration, which stands for all that lies beside it.
-pub(super) fn with_triton(found: Found, config: PathBuf) -> Result<Found, String> {
+/// Returns the same model with another configuration, which replaces all files beside it.
+pub(super) fn with_triton(found: ModelFiles, config: PathBuf) -> Result<ModelFiles, String> {
     let newest = found.versions.last().copied().unwrap_or(1);
     let highest = newest.to_string();
     let version_folder = found.folder.join(&highest);
@@ -174,7 +179,7 @@ pub(super) fn with_triton(found: Found, config: PathBuf) -> Result<Found, String
             found.model.display()
         ));
     }
-    let mut found = Found {
+    let mut found = ModelFiles {
         version: highest,
         served: vec![newest],
         is_ensemble: false,
@@ -185,7 +190,7 @@ pub(super) fn with_triton(found: Found, config: PathBuf) -> Result<Found, String
         triton: Some(config),
         ..found
     };
-    choose_as_asked(&mut found);
+    apply_triton_choice(&mut found);
     Ok(found)
 }
 
@@ -199,14 +204,15 @@ fn nothing_in(folder: &Path) -> String {
     )
 }
 
-/// The number of a version folder: digits without a leading zero.
+/// Returns the number of a version folder: digits without a leading zero.
 fn version_number(entry: &Path) -> Option<u64> {
     let name = entry.file_name()?.to_str()?;
     let number = name.parse().ok().filter(|number: &u64| *number > 0 && number.to_string() == name);
     number.filter(|_| entry.is_dir())
 }
 
-/// Whether `path` is the folder of one model and not of many: it has a configuration, or a version with a model in it.
+/// Returns true if `path` is the folder of one model: it has a configuration, or a version with a
+/// model.
 fn is_model_folder(path: &Path) -> bool {
     let holds_model = |entry: &PathBuf| version_number(entry).is_some() && entry.join(MODEL_FILE).is_file();
     path.join(CONFIG_FILE).is_file()
@@ -214,7 +220,7 @@ fn is_model_folder(path: &Path) -> bool {
         || list(path).is_ok_and(|entries| entries.iter().any(holds_model))
 }
 
-/// What lies in a folder, by name.
+/// Returns the entries of a folder, sorted by name.
 fn list(folder: &Path) -> Result<Vec<PathBuf>, String> {
     let unreadable = |error| format!("{}: cannot be read: {error}", folder.display());
     let entries = fs::read_dir(folder).map_err(unreadable)?;
@@ -232,14 +238,14 @@ fn is_hidden(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
 }
 
-/// The name of the model at `path`: one that clients can ask for, and that cannot break a line of the log in two.
+/// Returns the model's name if clients can request it and it cannot forge log lines.
 fn name_of<'a>(name: &'a OsStr, path: &Path) -> Result<&'a str, String> {
     let refuse = |what: &str| format!("{}: the name {what}; rename it", shown(path.as_os_str()));
     let name = name.to_str().ok_or_else(|| refuse("is not UTF-8, so no client could ask for it"))?;
     if name.contains(char::is_control) { Err(refuse("has control characters")) } else { Ok(name) }
 }
 
-/// A name as people may see it, whatever it is.
+/// Returns a name with control characters escaped.
 fn shown(name: &OsStr) -> String {
     let escape = |next: char| if next.is_control() { next.escape_default().to_string() } else { next.to_string() };
     name.to_string_lossy().chars().map(escape).collect()
@@ -248,19 +254,19 @@ fn shown(name: &OsStr) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::Folder;
+    use crate::fixture::TempRepository;
 
-    fn names(candidates: &[Candidate]) -> Vec<&str> {
+    fn names(candidates: &[ModelCandidate]) -> Vec<&str> {
         candidates.iter().map(|candidate| candidate.name.as_str()).collect()
     }
 
-    fn found(path: &Path, name: &str) -> Result<Found, String> {
+    fn found(path: &Path, name: &str) -> Result<ModelFiles, String> {
         scan(path).unwrap().into_iter().find(|candidate| candidate.name == name).expect(name).found
     }
 
     #[test]
     fn the_highest_number_is_the_version() {
-        let folder = Folder::new();
+        let folder = TempRepository::new();
         for version in ["2", "10", "9", "011", "0", "draft"] {
             folder.write(&format!("digits/{version}/model.onnx"), "");
         }
@@ -273,7 +279,7 @@ mod tests {
 
     #[test]
     fn hidden_folders_and_other_files_are_no_models() {
-        let folder = Folder::new();
+        let folder = TempRepository::new();
         folder.write(".git/config", "");
         fs::create_dir(folder.path().join("lost+found")).unwrap();
         folder.write("README.md", "");
@@ -285,7 +291,7 @@ mod tests {
 
     #[test]
     fn a_folder_that_holds_no_model_is_one_error_with_the_fix() {
-        let folder = Folder::new();
+        let folder = TempRepository::new();
         folder.write("good/1/model.onnx", "");
         folder.write("flat/model.onnx", "");
         fs::create_dir(folder.path().join("empty")).unwrap();
@@ -296,7 +302,7 @@ mod tests {
 
     #[test]
     fn two_entries_of_one_name_are_one_error() {
-        let folder = Folder::new();
+        let folder = TempRepository::new();
         folder.write("a/1/model.onnx", "");
         folder.write("a.onnx", "");
         let candidates = scan(folder.path()).unwrap();
@@ -306,7 +312,7 @@ mod tests {
 
     #[test]
     fn one_file_and_one_model_folder_serve_too() {
-        let folder = Folder::new();
+        let folder = TempRepository::new();
         let file = folder.write("repository/resnet.onnx", "");
         let config = folder.write("repository/resnet.toml", "");
         let single = &scan(&file).unwrap()[0];
@@ -321,7 +327,7 @@ mod tests {
 
     #[test]
     fn a_path_that_holds_nothing_readable_is_an_error() {
-        let folder = Folder::new();
+        let folder = TempRepository::new();
         assert!(scan(&folder.path().join("gone")).unwrap_err().contains("gone: cannot be read: "));
         let text = folder.write("notes.txt", "");
         assert!(scan(&text).unwrap_err().contains("notes.txt: not an ONNX file"));
@@ -330,7 +336,7 @@ mod tests {
 
     #[test]
     fn a_name_that_could_forge_a_line_of_the_log_is_refused() {
-        let folder = Folder::new();
+        let folder = TempRepository::new();
         folder.write("a\nERROR b/1/model.onnx", "");
         folder.write("c\x1b[31m.onnx", "");
         let candidates = scan(folder.path()).unwrap();
@@ -345,7 +351,7 @@ mod tests {
     #[test]
     fn a_name_that_is_not_utf8_is_an_error_of_its_own() {
         use std::os::unix::ffi::OsStrExt;
-        let folder = Folder::new();
+        let folder = TempRepository::new();
         folder.write("good/1/model.onnx", "");
         fs::create_dir(folder.path().join(std::ffi::OsStr::from_bytes(b"bad\xff"))).unwrap();
         let candidates = scan(folder.path()).unwrap();

@@ -1,66 +1,68 @@
-//! Cutting a model in one file into blocks: for `ripieno slice`, and at load where `granularity` says so.
+//! Slices a model in one file into blocks, for `ripieno slice` and at load according to
+//! `granularity`.
 //!
-//! Stages shall be even in time, so the layers are measured first: written to a folder that is removed again, loaded as a
-//! chain, and run on the engine that will serve, alone and in turn with the whole, which tells what borders cost there. An engine
-//! that cannot run them leaves the estimate from their shapes.
-//! What is cut at load is kept beside the model's profiles, under the file's hash, the cut and the slicer's version, so that
-//! only the first start pays for it. A new slicing takes the place of what was cut before for the same model and device.
+//! Stages should have equal durations, so the layers are measured first: they are written to a
+//! temporary folder, loaded as a chain, and run on the serving engine, alone and alternating with
+//! the whole model, which gives the cost of block boundaries there. If the engine cannot run them,
+//! durations are estimated from shapes. Slices made at load are cached beside the model's profiles,
+//! keyed by the file's hash, the cut and the slicer's version. A new slicing replaces the previous
+//! one for the same model and device.
 
 use super::cache::{cache_folders, hash_of, keep_folder};
 use super::config::{Granularity, ModelConfig};
-use super::plan::{Plan, Target, walk_in_cells};
+use super::plan::{LoadPlan, LoadTarget, walk_in_cells};
 use super::scan::CONFIG_FILE;
-use super::slicing_check::borders;
+use super::slicing_check::boundary_cost;
 use super::staging;
 use super::trial::{MEASURED_LENGTH, measured, source};
 use ripieno_base::Nanos;
-use ripieno_executor::{BlockSource, Engine};
+use ripieno_executor::{BlockSource, Executor};
 use ripieno_model::Profile;
-use ripieno_onnx::{Cells, Cuts, Model, Price, SLICER_VERSION, Slices};
+use ripieno_onnx::{CutPrice, Cuts, OnnxModel, RecurrentCells, SLICER_VERSION, Slices};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The batch that layers are compared at.
+/// Batch size at which layers are compared.
 const MEASURED_BATCH: usize = 8;
-/// About how long all layers are measured together.
+/// Approximate duration of measuring all layers together.
 const MEASURE_FOR: Duration = Duration::from_secs(5);
 
-/// Where a model is to be cut.
+/// Positions at which a model is cut.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// Into so many blocks that are even in time.
+    /// Into this number of blocks of equal duration.
     Stages(usize),
     /// Between any two layers.
     Layers,
-    /// Behind the operators that compute these tensors.
+    /// After the operators that compute these tensors.
     At(Vec<String>),
-    /// Between groups of neighbouring layers: how many layers there are up to each cut.
+    /// Between groups of consecutive layers; the values are the numbers of layers before each cut.
     Groups(Vec<usize>),
 }
 
-/// What was cut.
+/// A sliced model.
 pub struct Sliced<'m> {
     /// The blocks.
     pub slices: Slices<'m>,
-    /// What made them.
+    /// The cuts.
     pub cuts: Cuts,
-    /// What each cut costs.
-    pub prices: Vec<Price>,
-    /// What is odd about it.
+    /// Cost of each cut.
+    pub prices: Vec<CutPrice>,
+    /// Warnings about the slicing.
     pub warnings: Vec<String>,
 }
 
-/// What blocks take for a batch of 8.
-pub struct Times {
-    /// In milliseconds, block by block.
+/// Durations of blocks for a batch of 8.
+pub struct BlockTimes {
+    /// Duration of each block in milliseconds.
     pub millis: Vec<f64>,
-    /// Why they are estimates from shapes, if they are.
+    /// Reason for which the durations are estimated from shapes.
     pub not_measured: Option<String>,
 }
 
-/// Cuts a model; `engine` measures its layers, where times matter.
-pub fn cut<'m>(model: &'m Model, cut: &Cut, engine: Option<&dyn Engine>) -> Result<Sliced<'m>, String> {
+/// Slices a model; `engine` measures its layers if durations are needed.
+pub fn cut<'m>(model: &'m OnnxModel, cut: &Cut, engine: Option<&dyn Executor>) -> Result<Sliced<'m>, String> {
     let text = |error: ripieno_onnx::OnnxError| error.to_string();
     let mut warnings = Vec::new();
     let (cuts, kind) = match cut {
@@ -71,13 +73,14 @@ pub fn cut<'m>(model: &'m Model, cut: &Cut, engine: Option<&dyn Engine>) -> Resu
             let layers = model.layers();
             let by_layer = model.slice(&layers, "layer").map_err(text)?;
             let (nanos, not_measured) = costs(&by_layer, engine);
-            let all = (nanos.iter().sum(), MEASURED_BATCH);
+            let total = nanos.iter().sum();
             let measured = engine.filter(|_| not_measured.is_none() && *stages > 1);
-            let borders = measured.map(|engine| borders(model, &by_layer, all, engine)).transpose()?;
+            let boundary_cost =
+                measured.map(|engine| boundary_cost(model, &by_layer, total, MEASURED_BATCH, engine)).transpose()?;
             warnings.extend(not_measured.filter(|_| engine.is_some()).map(|cause| {
                 format!("the stages are even by estimates from shapes, since the layers cannot be measured: {cause}")
             }));
-            (model.stages(&layers, &nanos, borders, *stages).map_err(text)?, "stage")
+            (model.stages(&layers, &nanos, boundary_cost, *stages).map_err(text)?, "stage")
         }
     };
     let slices = model.slice(&cuts, kind).map_err(text)?;
@@ -85,10 +88,10 @@ pub fn cut<'m>(model: &'m Model, cut: &Cut, engine: Option<&dyn Engine>) -> Resu
     Ok(Sliced { slices, prices: model.prices(&cuts), cuts, warnings })
 }
 
-/// What the blocks take.
-pub fn times(sliced: &Sliced<'_>, engine: Option<&dyn Engine>) -> Times {
+/// Returns the durations of the blocks.
+pub fn times(sliced: &Sliced<'_>, engine: Option<&dyn Executor>) -> BlockTimes {
     let (nanos, not_measured) = costs(&sliced.slices, engine);
-    Times { millis: nanos.into_iter().map(|nanos| nanos as f64 / 1e6).collect(), not_measured }
+    BlockTimes { millis: nanos.into_iter().map(|nanos| nanos as f64 / 1e6).collect(), not_measured }
 }
 
 fn shared_warning(slices: &Slices<'_>) -> Option<String> {
@@ -100,8 +103,8 @@ fn shared_warning(slices: &Slices<'_>) -> Option<String> {
     })
 }
 
-/// What each block takes, in nanoseconds, and why that is estimated, if it is.
-fn costs(slices: &Slices<'_>, engine: Option<&dyn Engine>) -> (Vec<u64>, Option<String>) {
+/// Returns the duration of each block in nanoseconds, and the reason if they are estimates.
+fn costs(slices: &Slices<'_>, engine: Option<&dyn Executor>) -> (Vec<u64>, Option<String>) {
     let profiles = match engine {
         Some(engine) => measured(slices, engine, MEASURED_BATCH, MEASURE_FOR, MEASURED_LENGTH),
         None => Err("nobody asked for it".to_owned()),
@@ -113,8 +116,9 @@ fn costs(slices: &Slices<'_>, engine: Option<&dyn Engine>) -> (Vec<u64>, Option<
     }
 }
 
-/// Cuts the model of a plan as its owner says, and makes the blocks what is to be loaded; true if there is anything to cut.
-pub(super) fn apply(plan: &mut Plan, target: &Target, may_measure: bool) -> Result<bool, String> {
+/// Slices the model of a plan as configured and replaces the plan's blocks; returns true if it was
+/// sliced.
+pub(super) fn apply(plan: &mut LoadPlan, target: &LoadTarget, may_measure: bool) -> Result<bool, String> {
     let (cut_to, word) = match plan.config.granularity {
         Granularity::Whole => return Ok(false),
         Granularity::Stages(stages) => (Some(Cut::Stages(stages)), format!("stages-{stages}")),
@@ -127,71 +131,75 @@ pub(super) fn apply(plan: &mut Plan, target: &Target, may_measure: bool) -> Resu
     };
     let [BlockSource { path: Some(file), .. }] = &plan.source.blocks[..] else { return Ok(false) };
     let device = if matches!(cut_to, Some(Cut::Stages(_))) { target.engine.device_key() } else { String::new() };
-    let model = Model::read(file).map_err(|error| error.to_string())?;
+    let model = OnnxModel::read(file).map_err(|error| error.to_string())?;
     let files = std::iter::once(file.clone()).chain(model.external_files());
     let hashes = files.map(|file| hash_of(&file)).collect::<Result<Vec<_>, _>>()?;
     let measured = may_measure && !device.is_empty();
     let key = format!("{SLICER_VERSION}\n{word}\n{device}\n{measured}\n{}", hashes.join(","));
     let engine = measured.then_some(&*target.engine);
-    let place = Place { folder: plan.folder.clone(), key, owner: owner(plan, &device, measured) };
-    let folder = match (place.cached(), &cut_to) {
+    let cache = SliceCache { folder: plan.folder.clone(), key, owner: owner(plan, &device, measured) };
+    let folder = match (cache.cached(), &cut_to) {
         (Some(folder), _) => folder,
-        (None, Some(cut_to)) => keep_slices(plan, &place, &cut(&model, cut_to, engine)?)?,
-        (None, None) => keep_cells(&place, &model.cells().map_err(|error| error.to_string())?)?,
+        (None, Some(cut_to)) => save_slices(plan, &cache, &cut(&model, cut_to, engine)?)?,
+        (None, None) => save_cells(&cache, &model.cells().map_err(|error| error.to_string())?)?,
     };
     let blocks = source(&plan.name, &folder, names(&folder)?.into_iter(), plan.source.max_batch).blocks;
     plan.source.blocks = blocks;
     if cut_to.is_none() {
         let walk = ModelConfig::read(&folder.join(CONFIG_FILE))?;
         plan.config.cells = walk.cells;
-        plan.config.cells.iter().for_each(|cells| walk_in_cells(&mut plan.source, cells));
+        if let Some(cells) = &plan.config.cells {
+            walk_in_cells(&mut plan.source, cells);
+        }
     }
     Ok(true)
 }
 
-fn keep_slices(plan: &Plan, place: &Place, sliced: &Sliced<'_>) -> Result<PathBuf, String> {
-    sliced.warnings.iter().for_each(|warning| tracing::warn!("model {}: {warning}", plan.name));
+fn save_slices(plan: &LoadPlan, cache: &SliceCache, sliced: &Sliced<'_>) -> Result<PathBuf, String> {
+    for warning in &sliced.warnings {
+        tracing::warn!("model {}: {warning}", plan.name);
+    }
     let names: Vec<&str> = sliced.slices.blocks.iter().map(|block| block.name.as_str()).collect();
-    place.keep(&names, &|folder| sliced.slices.write(folder).map_err(|error| error.to_string()))
+    cache.save(&names, &|folder| sliced.slices.write(folder).map_err(|error| error.to_string()))
 }
 
-fn keep_cells(place: &Place, cells: &Cells) -> Result<PathBuf, String> {
+fn save_cells(cache: &SliceCache, cells: &RecurrentCells) -> Result<PathBuf, String> {
     let names: Vec<&str> = cells.blocks.iter().map(|cell| cell.name.as_str()).collect();
-    place.keep(&names, &|folder| {
+    cache.save(&names, &|folder| {
         cells.write(folder).map_err(|error| error.to_string())?;
         fs::write(folder.join(CONFIG_FILE), cells.to_toml()).map_err(|error| error.to_string())
     })
 }
 
-/// The list of a folder's blocks, in order; a folder without one is not whole.
-const LIST: &str = "blocks.json";
+/// File with the names of a folder's blocks in order; a folder without it is incomplete.
+const BLOCK_LIST: &str = "blocks.json";
 
 fn names(folder: &Path) -> Result<Vec<String>, String> {
-    let path = folder.join(LIST);
+    let path = folder.join(BLOCK_LIST);
     let text = fs::read(&path).map_err(|error| format!("{}: cannot be read: {error}", path.display()))?;
     serde_json::from_slice(&text)
         .map_err(|error| format!("{}: it is corrupt: {error}; remove the folder", path.display()))
 }
 
-/// Whose blocks a folder holds.
-const OWNER: &str = "owner.txt";
+/// File that identifies the model and device that a folder's blocks belong to.
+const OWNER_FILE: &str = "owner.txt";
 
-/// The model and, where it matters, the device that a slicing is for: of each there is one.
-fn owner(plan: &Plan, device: &str, measured: bool) -> String {
+/// Returns the model and, where it matters, the device of a slicing. One slicing is kept for each.
+fn owner(plan: &LoadPlan, device: &str, measured: bool) -> String {
     let folder = fs::canonicalize(&plan.folder).unwrap_or_else(|_| plan.folder.clone());
     format!("{}\n{}\n{device}\n{measured}\n", folder.display(), plan.name)
 }
 
-/// Where the blocks of a model are kept.
-struct Place {
-    /// That of the model.
+/// Cache of a model's blocks.
+struct SliceCache {
+    /// Folder of the model.
     folder: PathBuf,
-    /// What they were made of, and how.
+    /// Inputs of the slicing, such as hashes and cuts.
     key: String,
     owner: String,
 }
 
-impl Place {
+impl SliceCache {
     fn name(&self) -> String {
         format!("slices-{}", super::cache::short_hash(&self.key))
     }
@@ -204,12 +212,13 @@ impl Place {
         })
     }
 
-    /// Keeps the files that `write` makes in the first folder that can be written, and removes those that they replace.
-    fn keep(&self, names: &[&str], write: &dyn Fn(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
+    /// Stores the files written by `write` in the first writable folder, and removes those that
+    /// they replace.
+    fn save(&self, names: &[&str], write: &dyn Fn(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
         let list = serde_json::to_vec(names).map_err(|error| error.to_string())?;
         let write = |draft: &Path| {
             write(draft)?;
-            let files = [(LIST, list.as_slice()), (OWNER, self.owner.as_bytes())];
+            let files = [(BLOCK_LIST, list.as_slice()), (OWNER_FILE, self.owner.as_bytes())];
             files
                 .into_iter()
                 .try_for_each(|(file, text)| fs::write(draft.join(file), text))
@@ -228,13 +237,13 @@ impl Place {
         Err(format!("the blocks cannot be kept: {}", causes.join("; ")))
     }
 
-    /// Removes what was cut before for the same owner. Whoever has loaded it has no need of the files any more.
+    /// Removes previous slicings of the same owner. Loaded models no longer need the files.
     fn remove_replaced(&self, cache: &Path, kept: &Path) {
         for entry in fs::read_dir(cache).into_iter().flatten().flatten() {
             let (name, path) = (entry.file_name(), entry.path());
-            let is_ours = || fs::read_to_string(path.join(OWNER)).is_ok_and(|owner| owner == self.owner);
+            let is_ours = || fs::read_to_string(path.join(OWNER_FILE)).is_ok_and(|owner| owner == self.owner);
             if name.to_string_lossy().starts_with("slices-") && path != kept && is_ours() {
-                // If it cannot be removed it only takes room, as before.
+                // A folder that cannot be removed only takes disk space.
                 let _ = fs::remove_dir_all(&path);
             }
         }
@@ -244,29 +253,31 @@ impl Place {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::Folder;
-    use crate::load::{Loader, Prepared, Profiling};
+    use crate::fixture::TempRepository;
+    use crate::load::{Loader, PreparedModel, Profiling};
     use crate::scan::scan;
     use ripieno_executor::{CpuEngine, CpuOptions};
     use std::sync::Arc;
 
     const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/repository/shapes/1/model.onnx");
 
-    fn prepare(folder: &Folder, profiling: Profiling) -> Prepared {
-        let target =
-            Target { measure_for: Duration::ZERO, ..Target::new(Arc::new(CpuEngine::new(CpuOptions::default()))) };
+    fn prepare(folder: &TempRepository, profiling: Profiling) -> PreparedModel {
+        let target = LoadTarget {
+            measure_for: Duration::ZERO,
+            ..LoadTarget::new(Arc::new(CpuEngine::new(CpuOptions::default())))
+        };
         let found = scan(folder.path()).unwrap().remove(0).found.unwrap();
         Loader::new(target, Arc::new(|_, _, _| {})).prepare(&found, profiling).unwrap()
     }
 
-    fn model(toml: &str) -> Folder {
-        let folder = Folder::new();
+    fn model(toml: &str) -> TempRepository {
+        let folder = TempRepository::new();
         folder.write("shapes/1/model.onnx", fs::read(DEMO).unwrap());
         folder.write("shapes/model.toml", format!("max_batch = 2\n{toml}\n"));
         folder
     }
 
-    fn kept(folder: &Folder) -> Vec<PathBuf> {
+    fn kept(folder: &TempRepository) -> Vec<PathBuf> {
         let cache = fs::read_dir(folder.path().join("shapes/.ripieno")).unwrap();
         cache.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()).collect()
     }
@@ -294,7 +305,7 @@ mod tests {
         prepare(&folder, Profiling::Never);
         let layers = kept(&folder);
         folder.write("shapes/.ripieno/slices-of-another/owner.txt", "another\n\nfalse\n");
-        // An empty field that nobody knows: the same model under another hash.
+        // An unknown empty field changes the file's hash but not the model.
         folder.write("shapes/2/model.onnx", [fs::read(DEMO).unwrap(), vec![0x5a, 0]].concat());
         assert_eq!(prepare(&folder, Profiling::Never).plan.version, "2");
         let now = kept(&folder);

@@ -1,50 +1,54 @@
-//! Whether a chain of blocks gives what the whole gives, and what it costs more: for `ripieno slice --check`.
+//! Compares a chain of blocks with the whole model, in outputs and cost, for `ripieno slice
+//! --check`.
 //!
-//! Both are loaded side by side and run in turn, so that whatever else the machine does slows down both alike. Times are the
-//! processor's where the system tells them (Linux), since a chain hands over at every block, and on a busy machine the wait
-//! for the next turn would be taken for work; elsewhere they run from the first hand-over to the last answer.
+//! Both are loaded together and run in turn, so that other load on the machine affects both alike.
+//! Times are processor times if the system provides them (Linux): a chain hands over between
+//! threads at every block, and on a busy machine the wait for the processor would count as work.
+//! Elsewhere they are wall-clock times from submission to the last answer.
 
 use super::trial::{scratch, source, varied};
 use ripieno_base::{BlockId, LaneId, ModelId, RequestSlot, TaskId};
-use ripieno_executor::{Device, Engine, Entry, Loaded, Member, ModelSource, Task, TaskResult, Tensor};
-use ripieno_onnx::{Cuts, Model, Slices};
+use ripieno_executor::{
+    Device, Executor, LoadedModel, ModelSource, RequestEntry, Task, TaskMember, TaskResult, Tensor,
+};
+use ripieno_onnx::{Cuts, OnnxModel, Slices};
 use serde::Serialize;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-/// No batch is so slow.
-const PATIENCE: Duration = Duration::from_secs(600);
+/// Timeout of a batch.
+const BATCH_TIMEOUT: Duration = Duration::from_secs(600);
 const LENGTH: i64 = 24;
-/// Turns of the layers and the whole.
-const BORDER_RUNS: usize = 3;
+/// Number of alternating runs of the layers and the whole.
+const BOUNDARY_RUNS: usize = 3;
 
-/// One batch size, compared.
+/// Comparison at one batch size.
 #[derive(Clone, Debug, Serialize)]
-pub struct Comparison {
+pub struct SliceComparison {
     /// Rows in the batch.
     pub rows: usize,
-    /// The largest difference of any output's number, over the output's largest number where that is above 1: the last bits of a
-    /// number of 2,000 are worth more than 1e-4.
+    /// Largest difference of any output value, relative to the output's largest value if that
+    /// exceeds 1, since rounding errors scale with the values.
     pub difference: f64,
-    /// The median time of the whole, in milliseconds: of the processor, where it is told.
+    /// Median time of the whole model in milliseconds.
     pub whole_ms: f64,
-    /// The median time of all blocks together, with what handing over costs.
+    /// Median time of all blocks together, including the hand-overs.
     pub blocks_ms: f64,
-    /// The median of blocks over whole, run by run.
+    /// Median ratio of blocks to whole, run by run.
     pub ratio: f64,
-    /// Whether these are times of the processor.
+    /// Whether the times are processor times.
     pub processor: bool,
 }
 
 /// Compares a model with its blocks at each of these batch sizes, over `runs` runs each.
 pub fn compare(
-    engine: &dyn Engine,
+    engine: &dyn Executor,
     whole: &ModelSource,
     blocks: &ModelSource,
     batches: &[usize],
     runs: usize,
-) -> Result<Vec<Comparison>, String> {
+) -> Result<Vec<SliceComparison>, String> {
     let (sender, results) = channel();
     let device =
         engine.open(1, Arc::new(move |result| drop(sender.send(result)))).map_err(|error| error.to_string())?;
@@ -53,18 +57,19 @@ pub fn compare(
         let loaded = engine.load(source).map_err(|error| error.to_string())?;
         let id = ModelId(number as u16);
         device.attach(id, Arc::clone(&loaded));
-        sides.push(Side { device: &*device, results: &results, id, loaded });
+        sides.push(ComparedModel { device: &*device, results: &results, id, loaded });
     }
     batches.iter().map(|&rows| compare_at(&sides, rows, runs.max(1))).collect()
 }
 
-/// The same for slices that are not written yet: one way to cut, and another.
+/// Compares two slicings that are not written yet.
 pub(super) fn compare_slices(
-    engine: &dyn Engine,
-    (whole, blocks): (&Slices<'_>, &Slices<'_>),
+    engine: &dyn Executor,
+    whole: &Slices<'_>,
+    blocks: &Slices<'_>,
     batches: &[usize],
     runs: usize,
-) -> Result<Vec<Comparison>, String> {
+) -> Result<Vec<SliceComparison>, String> {
     let largest = batches.iter().copied().max().unwrap_or(1);
     let folders = [scratch()?, scratch()?];
     let mut sources = Vec::with_capacity(2);
@@ -76,43 +81,44 @@ pub(super) fn compare_slices(
     compare(engine, &sources[0], &sources[1], batches, runs)
 }
 
-/// How much of what the layers take, `nanos` together, is due to the borders between them: they run in turn with the whole.
-pub(super) fn borders(
-    model: &Model,
+/// Returns the part of the layers' total time `nanos` that the boundaries between them cause.
+pub(super) fn boundary_cost(
+    model: &OnnxModel,
     layers: &Slices<'_>,
-    (nanos, rows): (u64, usize),
-    engine: &dyn Engine,
+    nanos: u64,
+    rows: usize,
+    engine: &dyn Executor,
 ) -> Result<u64, String> {
     let whole = model.slice(&Cuts::none(), "whole").map_err(|error| error.to_string())?;
-    let lines = compare_slices(engine, (&whole, layers), &[rows], BORDER_RUNS)?;
+    let lines = compare_slices(engine, &whole, layers, &[rows], BOUNDARY_RUNS)?;
     let ratio = lines.first().map_or(1.0, |line| line.ratio.max(1.0));
     Ok((nanos as f64 * (1.0 - 1.0 / ratio)) as u64)
 }
 
-/// What each cut of a model costs when it is the only one: the two blocks that it makes in turn with the whole.
+/// Returns the cost of each cut alone: its two blocks compared with the whole model.
 pub fn price_of_cuts(
-    engine: &dyn Engine,
-    model: &Model,
+    engine: &dyn Executor,
+    model: &OnnxModel,
     cuts: &Cuts,
     rows: usize,
     runs: usize,
-) -> Result<Vec<Comparison>, String> {
+) -> Result<Vec<SliceComparison>, String> {
     let sliced = |cuts: &Cuts| model.slice(cuts, "part").map_err(|error| error.to_string());
     let whole = sliced(&Cuts::none())?;
     let one = |end: usize| {
-        let lines = compare_slices(engine, (&whole, &sliced(&cuts.grouped(&[end]))?), &[rows], runs)?;
+        let lines = compare_slices(engine, &whole, &sliced(&cuts.grouped(&[end]))?, &[rows], runs)?;
         lines.into_iter().next().ok_or_else(|| "nothing was compared".to_owned())
     };
     (1..cuts.blocks()).map(one).collect()
 }
 
-fn compare_at(sides: &[Side<'_>], rows: usize, runs: usize) -> Result<Comparison, String> {
+fn compare_at(sides: &[ComparedModel<'_>], rows: usize, runs: usize) -> Result<SliceComparison, String> {
     let specs = sides[0].loaded.inputs();
     let row = |row: usize| specs.iter().map(|spec| varied(spec, row, LENGTH)).collect();
     let entry = |at: usize| {
         let inputs: Arc<[Tensor]> = row(at);
         let (extent, _) = sides[0].loaded.describe(&inputs).map_err(|error| error.to_string())?;
-        Ok(Arc::new(Entry { extent, ..Entry::of(inputs) }))
+        Ok(Arc::new(RequestEntry { extent, ..RequestEntry::of(inputs) }))
     };
     let inputs = (0..rows).map(entry).collect::<Result<Vec<_>, String>>()?;
     let answers = sides.iter().map(|side| side.run(&inputs)).collect::<Result<Vec<_>, _>>()?;
@@ -125,7 +131,7 @@ fn compare_at(sides: &[Side<'_>], rows: usize, runs: usize) -> Result<Comparison
         ratios.push(second / first.max(1e-9));
     }
     let [whole_ms, blocks_ms, ratio] = [whole, blocks, ratios].map(median);
-    Ok(Comparison { rows, difference, whole_ms, blocks_ms, ratio, processor: processor_time().is_some() })
+    Ok(SliceComparison { rows, difference, whole_ms, blocks_ms, ratio, processor: processor_time().is_some() })
 }
 
 fn median(mut numbers: Vec<f64>) -> f64 {
@@ -133,29 +139,31 @@ fn median(mut numbers: Vec<f64>) -> f64 {
     numbers[numbers.len() / 2]
 }
 
-/// A model on the device.
-struct Side<'a> {
+/// A model attached to the device.
+struct ComparedModel<'a> {
     device: &'a dyn Device,
     results: &'a Receiver<TaskResult>,
     id: ModelId,
-    loaded: Arc<dyn Loaded>,
+    loaded: Arc<dyn LoadedModel>,
 }
 
-impl Side<'_> {
-    /// Runs one batch through all blocks: each request's outputs, and the time in milliseconds.
-    fn run(&self, entries: &[Arc<Entry>]) -> Result<(Vec<Vec<Tensor>>, f64), String> {
+impl ComparedModel<'_> {
+    /// Runs one batch through all blocks; returns each request's outputs and the time in
+    /// milliseconds.
+    fn run(&self, entries: &[Arc<RequestEntry>]) -> Result<(Vec<Vec<Tensor>>, f64), String> {
         let mut answers = Vec::new();
         let length = entries.iter().map(|entry| entry.extent.length).max().unwrap_or(1);
         let (begun, worked) = (Instant::now(), processor_time());
         for block in 0..self.loaded.blocks() {
-            let member = |(slot, entry): (usize, &Arc<Entry>)| {
-                Member::new(RequestSlot(slot as u32), 1, (block == 0).then(|| Arc::clone(entry)))
+            let member = |(slot, entry): (usize, &Arc<RequestEntry>)| {
+                TaskMember::new(RequestSlot(slot as u32), 1, (block == 0).then(|| Arc::clone(entry)))
             };
             let members = entries.iter().enumerate().map(member).collect();
             let (id, block) = (TaskId(0), BlockId(block as u16));
             let task = Task { id, model: self.id, block, lane: LaneId(0), length, members, not_before: None };
             self.device.submit(task).map_err(|_| "the device takes no task".to_owned())?;
-            let result = self.results.recv_timeout(PATIENCE).map_err(|_| "the device does not answer".to_owned())?;
+            let result =
+                self.results.recv_timeout(BATCH_TIMEOUT).map_err(|_| "the device does not answer".to_owned())?;
             let progress = result.outcome.map_err(|error| error.to_string())?;
             answers = progress.into_iter().map(|member| member.outputs).collect();
         }
@@ -164,11 +172,12 @@ impl Side<'_> {
     }
 }
 
-/// What all threads of this process have worked so far; none where the system does not tell.
+/// Returns the processor time of all threads of this process; `None` if the system does not provide
+/// it.
 fn processor_time() -> Option<Duration> {
     let mut nanos = 0u64;
     for thread in std::fs::read_dir("/proc/self/task").ok()?.flatten() {
-        // A thread may end while the list is read; it did none of the work.
+        // A thread that ends while the list is read did none of the work.
         let Ok(text) = std::fs::read_to_string(thread.path().join("schedstat")) else { continue };
         nanos += text.split_whitespace().next()?.parse::<u64>().ok()?;
     }
@@ -188,7 +197,8 @@ fn difference(whole: &[Vec<Tensor>], blocks: &[Vec<Tensor>]) -> Result<f64, Stri
     Ok(largest)
 }
 
-/// Of numbers, the largest difference over the largest number of `a`, or over 1; of anything else, whether the bytes are the same.
+/// Returns the largest difference of FP32 values, relative to the largest value of `a` or 1. Other
+/// datatypes must be identical.
 fn tensor_difference(a: &Tensor, b: &Tensor) -> f64 {
     if a.datatype.name() != "FP32" {
         return if a.data == b.data { 0.0 } else { f64::INFINITY };

@@ -1,10 +1,10 @@
-//! Whole repositories: mistakes beside good models, profiles and their cache, loading and unloading while serving.
+//! Whole repositories: errors beside valid models, profiles and their cache, loading and unloading
+//! while serving.
 
 mod batching;
-mod borders;
 mod bounds;
-mod brought;
 mod cells;
+mod containment;
 mod control;
 mod labels;
 mod leaving;
@@ -12,18 +12,19 @@ mod lengths;
 mod reload;
 mod slo;
 mod text;
+mod uploads;
 mod versions;
 
-use super::fixture::Folder;
+use super::fixture::TempRepository;
 use super::live::{Host, LiveRepository};
-use super::plan::Target;
-use super::report::{ModelReport, Progress};
+use super::plan::LoadTarget;
+use super::report::{MeasureProgress, ModelReport};
 use super::{inspect, profile};
-use crate::registry::{Registry, Repository};
+use crate::registry::{ModelRegistry, Repository};
 use parking_lot::Mutex;
 use ripieno_base::{ModelId, Nanos};
 use ripieno_executor::{CpuEngine, CpuOptions, EmulatedEngine, EmulatedOptions};
-use ripieno_executor::{Device, Engine, LoadError, Loaded, ModelSource, Sink};
+use ripieno_executor::{Device, Executor, LoadError, LoadedModel, ModelSource, Sink};
 use ripieno_runtime::ServedModel;
 use ripieno_workload::zoo::ZooDevice;
 use std::path::{Path, PathBuf};
@@ -33,13 +34,13 @@ use std::time::Duration;
 
 const EMULATED: &str = "slo_ms = 50\nmax_batch = 8\nalpha_ms = 1\nbeta_ms = 4\n";
 
-fn cpu() -> Target {
+fn cpu() -> LoadTarget {
     let engine = CpuEngine::new(CpuOptions::default());
-    Target { measure_for: Duration::from_millis(20), ..Target::new(Arc::new(engine)) }
+    LoadTarget { measure_for: Duration::from_millis(20), ..LoadTarget::new(Arc::new(engine)) }
 }
 
-fn emulated() -> Target {
-    Target::new(Arc::new(EmulatedEngine::new(EmulatedOptions::default())))
+fn emulated() -> LoadTarget {
+    LoadTarget::new(Arc::new(EmulatedEngine::new(EmulatedOptions::default())))
 }
 
 fn onnx(name: &str) -> Vec<u8> {
@@ -47,13 +48,14 @@ fn onnx(name: &str) -> Vec<u8> {
     std::fs::read(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
 }
 
-fn silent() -> Progress {
+fn silent() -> MeasureProgress {
     Arc::new(|_, _, _| {})
 }
 
-/// Takes every model, and writes down what happens, together with who answers for the model at that moment.
+/// Host that accepts every model and records events with the version that answers for the model at
+/// that moment.
 struct Notebook {
-    registry: Arc<Registry>,
+    registry: Arc<ModelRegistry>,
     notes: Mutex<Vec<String>>,
 }
 
@@ -78,24 +80,24 @@ impl Host for Notebook {
 }
 
 struct Fixture {
-    folder: Folder,
-    registry: Arc<Registry>,
+    folder: TempRepository,
+    registry: Arc<ModelRegistry>,
     host: Arc<Notebook>,
 }
 
 impl Fixture {
     fn new() -> Fixture {
-        let registry = Arc::new(Registry::new());
+        let registry = Arc::new(ModelRegistry::new());
         let host = Arc::new(Notebook { registry: Arc::clone(&registry), notes: Mutex::default() });
-        Fixture { folder: Folder::new(), registry, host }
+        Fixture { folder: TempRepository::new(), registry, host }
     }
 
-    fn repository(&self, target: Target) -> LiveRepository {
+    fn repository(&self, target: LoadTarget) -> LiveRepository {
         let (path, registry) = (self.folder.path().to_owned(), Arc::clone(&self.registry));
         LiveRepository::new(path, target, registry, Arc::clone(&self.host) as Arc<dyn Host>, silent())
     }
 
-    /// State and reason of every row of the index, by `name/version`.
+    /// Returns state and reason of every index row, by `name/version`.
     fn index(&self, repository: &LiveRepository) -> Vec<(String, String, String)> {
         let rows = repository.index().into_iter();
         rows.map(|row| (format!("{}/{}", row.name, row.version), row.state, row.reason)).collect()
@@ -112,15 +114,16 @@ fn one(reports: Result<Vec<ModelReport>, String>) -> ModelReport {
     reports.remove(0)
 }
 
-/// Of a repository of one model of one file.
+/// Reports on a repository of one model in one file.
 fn report(file: &str, toml: &str) -> ModelReport {
-    let folder = Folder::new();
+    let folder = TempRepository::new();
     folder.write("m/1/model.onnx", onnx(file));
     folder.write("m/model.toml", toml);
     one(inspect(folder.path(), cpu()))
 }
 
-/// Each mistake: the folder, its files, and what the error must begin with (after the repository's path) and contain.
+/// An error case: the folder, its files, and the start (after the repository's path) and a part of
+/// the error.
 type Mistake = (&'static str, Vec<(&'static str, Vec<u8>)>, &'static str, &'static str);
 
 fn mistakes() -> Vec<Mistake> {
@@ -205,7 +208,7 @@ fn every_mistake_is_one_clear_error_and_the_other_models_load() {
     fixture.folder.write("good/1/model.onnx", onnx("mlp.onnx"));
     fixture.folder.write("twice/1/model.onnx", onnx("mlp.onnx"));
     fixture.folder.write("twice.onnx", onnx("mlp.onnx"));
-    let repository = fixture.repository(Target {
+    let repository = fixture.repository(LoadTarget {
         policy: Some("deferred".to_owned()),
         policies: vec!["deferred", "eager"],
         ..cpu()
@@ -231,12 +234,13 @@ fn every_mistake_is_one_clear_error_and_the_other_models_load() {
 
 #[test]
 fn a_profile_is_measured_once_and_then_comes_from_the_cache() {
-    let folder = Folder::new();
+    let folder = TempRepository::new();
     let file = folder.write("mlp/1/model.onnx", onnx("mlp.onnx"));
     folder.write("mlp/model.toml", "max_batch = 4\n");
     let steps = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&steps);
-    let progress: Progress = Arc::new(move |model, done, total| seen.lock().push(format!("{model} {done}/{total}")));
+    let progress: MeasureProgress =
+        Arc::new(move |model, done, total| seen.lock().push(format!("{model} {done}/{total}")));
     assert_eq!(one(inspect(folder.path(), cpu())).profile, None, "inspecting measures nothing");
     let measured = one(profile(folder.path(), cpu(), Some("mlp"), progress)).profile.unwrap();
     assert_eq!((measured.origin, measured.latency_ms.len()), ("measured", 4));
@@ -266,7 +270,7 @@ fn a_cached_model_warms_up_and_one_that_cannot_run_is_found_out() {
 
 #[test]
 fn a_chain_of_files_is_one_model() {
-    let folder = Folder::new();
+    let folder = TempRepository::new();
     folder.write("mlp/1/first.onnx", onnx("mlp_first.onnx"));
     folder.write("mlp/1/second.onnx", onnx("mlp_second.onnx"));
     let block = |name: &str| format!("[[block]]\nname = \"{name}\"\nfile = \"{name}.onnx\"\n");
@@ -283,7 +287,7 @@ fn a_chain_of_files_is_one_model() {
 
 #[test]
 fn an_emulated_model_needs_latencies_and_no_file() {
-    let folder = Folder::new();
+    let folder = TempRepository::new();
     folder.write("a/model.toml", EMULATED);
     folder.write("b/model.toml", "slo_ms = 50\n");
     folder.write("c/model.toml", "slo_ms = 4.5\nlatency_ms = [7.25, 8]\n");
@@ -302,12 +306,12 @@ fn an_emulated_model_needs_latencies_and_no_file() {
 
 #[test]
 fn published_latencies_are_found_by_the_models_name() {
-    let folder = Folder::new();
+    let folder = TempRepository::new();
     folder.write("resnet50/model.toml", "");
     folder.write("ResNet50V3/model.toml", "");
     folder.write("bert/model.toml", "slo_ms = 200\nmax_batch = 4\n");
     folder.write("own/model.toml", EMULATED);
-    let target = Target { zoo: ZooDevice::from_name("1080ti"), devices: 8, ..emulated() };
+    let target = LoadTarget { zoo: ZooDevice::from_name("1080ti"), devices: 8, ..emulated() };
     let reports = inspect(folder.path(), target).unwrap();
     let by_name = |name: &str| reports.iter().find(|report| report.name == name).unwrap();
     let resnet = by_name("resnet50");
@@ -392,13 +396,14 @@ fn a_repository_that_cannot_be_read_is_an_error_and_an_empty_one_is_not() {
     assert!(error.contains("gone: cannot be read: "), "{error}");
 }
 
-/// The emulated engine, but for a model that makes it panic and one that it reads until it is let go.
+/// The emulated engine, except for a model that makes it panic and one that it reads until
+/// released.
 struct Odd {
     emulated: EmulatedEngine,
     gate: Mutex<Receiver<()>>,
 }
 
-impl Engine for Odd {
+impl Executor for Odd {
     fn name(&self) -> &'static str {
         self.emulated.name()
     }
@@ -407,7 +412,7 @@ impl Engine for Odd {
         self.emulated.device_key()
     }
 
-    fn load(&self, source: &ModelSource) -> Result<Arc<dyn Loaded>, LoadError> {
+    fn load(&self, source: &ModelSource) -> Result<Arc<dyn LoadedModel>, LoadError> {
         match source.name.as_str() {
             "bomb" => panic!("index out of bounds\nsomewhere"),
             "slow" => self.gate.lock().recv().map_err(|error| LoadError(error.to_string()))?,
@@ -429,7 +434,7 @@ fn a_slow_model_and_a_panic_in_the_engine_stop_no_other_model() {
     }
     let (open_gate, gate) = channel();
     let engine = Odd { emulated: EmulatedEngine::new(EmulatedOptions::default()), gate: Mutex::new(gate) };
-    let repository = fixture.repository(Target::new(Arc::new(engine)));
+    let repository = fixture.repository(LoadTarget::new(Arc::new(engine)));
     let error = std::thread::scope(|scope| {
         let slow = scope.spawn(|| repository.load("slow", None));
         repository.load("fast", None).unwrap();

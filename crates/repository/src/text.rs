@@ -1,36 +1,39 @@
-//! Models that read text: with a tokenizer beside them, and inputs that are token ids.
+//! Models that accept text: token ids as inputs, and a tokenizer beside the model.
 //!
-//! Their requests differ in length, so the lengths and what fills them up follow from the tokenizer where the owner does not say
-//! them. A tokenizer beside a model that takes something else says nothing, unless the owner asks for it.
+//! Their requests vary in length, so length dimensions and padding values are taken from the
+//! tokenizer unless configured. A tokenizer beside a model with other inputs is ignored, unless
+//! `[text]` is present.
 
-use super::found::Found;
-use super::plan::{Plan, Target};
-use ripieno_executor::{InputLength, LengthDims, Loaded, OutputLength};
+use super::model_files::ModelFiles;
+use super::plan::{LoadPlan, LoadTarget};
+use ripieno_executor::{InputLength, LengthDims, LoadedModel, OutputLength};
 use ripieno_model::TensorSpec;
 use ripieno_onnx::{Declared, OnnxFile};
-use ripieno_text::{Roles, TextModel, TextReader};
+use ripieno_text::{TextModel, TextReader, TokenInputs};
 use std::path::{Path, PathBuf};
 
-/// What is known of a model that reads text, before it is loaded.
-pub(super) struct Text {
+/// Text support of a model before it is loaded.
+pub(super) struct PreparedText {
     reader: TextReader,
     max_length: usize,
 }
 
-/// The folders in which the files of a tokenizer may lie: beside the weights, and above their version.
-pub(super) fn folders(found: &Found) -> Vec<PathBuf> {
+/// Returns the folders that may contain tokenizer files: the ONNX file's folder, and its parent if
+/// it is a version folder.
+pub(super) fn folders(found: &ModelFiles) -> Vec<PathBuf> {
     let beside = found.model.parent().map(Path::to_owned);
     let version = beside.iter().filter(|folder| folder.ends_with(&found.version));
     let above = version.filter_map(|folder| folder.parent()).map(Path::to_owned).collect::<Vec<_>>();
     beside.into_iter().chain(above).collect()
 }
 
-/// Reads the tokenizer and adds to the plan what follows from it. The second says why a tokenizer is not used.
+/// Reads the tokenizer and adds the resulting lengths to the plan. The second value is the reason
+/// for which a tokenizer is not used.
 pub(super) fn prepare(
-    found: &Found,
-    plan: &mut Plan,
-    target: &Target,
-) -> Result<(Option<Text>, Option<String>), String> {
+    found: &ModelFiles,
+    plan: &mut LoadPlan,
+    target: &LoadTarget,
+) -> Result<(Option<PreparedText>, Option<String>), String> {
     let (asked, folders) = (plan.config.text.is_some(), folders(found));
     let files = TextReader::files(&folders);
     if target.emulates() || plan.config.cells.is_some() || files.is_empty() {
@@ -43,7 +46,7 @@ pub(super) fn prepare(
         };
     }
     let (inputs, outputs) = declared(plan)?;
-    let Some(roles) = Roles::of(&inputs) else {
+    let Some(token_inputs) = TokenInputs::from_specs(&inputs) else {
         return match asked {
             true => {
                 let names: Vec<&str> = inputs.iter().map(|spec| spec.name.as_str()).collect();
@@ -57,7 +60,7 @@ pub(super) fn prepare(
         };
     };
     for file in &files {
-        target.check_border(found, file)?;
+        target.check_contained(found, file)?;
     }
     let reader = match TextReader::read(&folders) {
         Ok(Some(reader)) => reader,
@@ -69,16 +72,16 @@ pub(super) fn prepare(
     let max_length = asked_for.or(plan.config.lengths.as_ref().map(|lengths| lengths.max_length as usize));
     let max_length = max_length.unwrap_or_else(|| reader.max_length());
     if plan.config.lengths.is_none() && !plan.source.unbatched {
-        let dims = lengths(&roles, &inputs, &outputs, reader.pad_id());
+        let dims = lengths(&token_inputs, &inputs, &outputs, reader.pad_id());
         if !dims.inputs.is_empty() {
             (plan.source.max_length, plan.source.lengths) = (max_length as u32, dims);
         }
     }
-    Ok((Some(Text { reader, max_length }), None))
+    Ok((Some(PreparedText { reader, max_length }), None))
 }
 
-/// What the files of the first and the last block say that the model takes and gives.
-fn declared(plan: &Plan) -> Result<(Vec<TensorSpec>, Vec<TensorSpec>), String> {
+/// Returns the inputs of the first block's file and the outputs of the last one's.
+fn declared(plan: &LoadPlan) -> Result<(Vec<TensorSpec>, Vec<TensorSpec>), String> {
     let files = plan.files();
     let read = |file: Option<&PathBuf>| {
         let file = file.ok_or_else(|| format!("{}: the model has no file", plan.config.file))?;
@@ -89,10 +92,10 @@ fn declared(plan: &Plan) -> Result<(Vec<TensorSpec>, Vec<TensorSpec>), String> {
     Ok((first.inputs, outputs))
 }
 
-/// Where the length of a text stands.
-fn lengths(roles: &Roles, inputs: &[TensorSpec], outputs: &[TensorSpec], pad_id: u32) -> LengthDims {
+/// Returns the tensor dimensions that hold the text length.
+fn lengths(token_inputs: &TokenInputs, inputs: &[TensorSpec], outputs: &[TensorSpec], pad_id: u32) -> LengthDims {
     let is_open = |spec: &&TensorSpec| spec.shape.first() == Some(&-1) && spec.shape.get(1) == Some(&-1);
-    let pad = |name: &str| if name == roles.ids { f64::from(pad_id) } else { 0.0 };
+    let pad = |name: &str| if name == token_inputs.ids { f64::from(pad_id) } else { 0.0 };
     let input = |spec: &TensorSpec| InputLength { tensor: spec.name.clone(), dim: 1, pad: pad(&spec.name) };
     let output = |spec: &TensorSpec| OutputLength { tensor: spec.name.clone(), dim: 1 };
     LengthDims {
@@ -101,9 +104,14 @@ fn lengths(roles: &Roles, inputs: &[TensorSpec], outputs: &[TensorSpec], pad_id:
     }
 }
 
-impl Text {
-    /// The reader of a loaded model. Without a section `[text]` one that does not fit is told and not used.
-    pub(super) fn fit(self, plan: &Plan, loaded: &dyn Loaded) -> Result<(Option<TextModel>, Option<String>), String> {
+impl PreparedText {
+    /// Matches the tokenizer with the loaded model. Without the section `[text]`, a mismatch is a
+    /// warning and disables text support.
+    pub(super) fn fit(
+        self,
+        plan: &LoadPlan,
+        loaded: &dyn LoadedModel,
+    ) -> Result<(Option<TextModel>, Option<String>), String> {
         let seen = |specs: &[TensorSpec]| -> Vec<TensorSpec> {
             let shape =
                 |spec: &TensorSpec| if loaded.batched() { spec.shape.clone() } else { spec.shape[1..].to_vec() };
@@ -123,10 +131,11 @@ fn unused(cause: &str) -> String {
     format!("its tokenizer is not used: {cause}")
 }
 
-/// Whether requests of this model are going to be padded because they are texts, seen before it is loaded.
-pub(super) fn pads(found: &Found) -> bool {
+/// Returns true if requests will be padded because the model accepts text, without loading it.
+pub(super) fn pads(found: &ModelFiles) -> bool {
     let has_tokenizer = !TextReader::files(&folders(found)).is_empty();
     let declared = || OnnxFile::read(&found.model).and_then(|file| Declared::of(&file)).ok();
     let Some(Declared { inputs, outputs, .. }) = has_tokenizer.then(declared).flatten() else { return false };
-    Roles::of(&inputs).is_some_and(|roles| !lengths(&roles, &inputs, &outputs, 0).inputs.is_empty())
+    TokenInputs::from_specs(&inputs)
+        .is_some_and(|token_inputs| !lengths(&token_inputs, &inputs, &outputs, 0).inputs.is_empty())
 }

@@ -1,19 +1,19 @@
-//! Slices tried on an engine: written to a folder that is removed again, loaded as a chain, and run.
+//! Runs slices on an engine: writes them to a temporary folder and loads them as a chain.
 
-use ripieno_executor::{BlockSource, Engine, Measurement, ModelSource, Tensor, measure};
+use ripieno_executor::{BlockSource, Executor, Measurement, ModelSource, Tensor, measure};
 use ripieno_model::{Profile, TensorSpec};
 use ripieno_onnx::Slices;
 use std::path::Path;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// The length that open dimensions are given.
+/// Size of open dimensions in measurements.
 pub(super) const MEASURED_LENGTH: i64 = 64;
 
-/// What each block takes, by batch size, measured as a chain on an engine.
+/// Measures the latency of each block by batch size, as a chain on an engine.
 pub(super) fn measured(
     slices: &Slices<'_>,
-    engine: &dyn Engine,
+    engine: &dyn Executor,
     max_batch: usize,
     budget: Duration,
     length: i64,
@@ -28,7 +28,7 @@ pub(super) fn measured(
     Ok(measured.blocks.into_iter().map(|block| block.profile).collect())
 }
 
-/// The blocks of a folder as a chain.
+/// Returns the blocks of a folder as a chain.
 pub fn source(name: &str, folder: &Path, blocks: impl Iterator<Item = String>, max_batch: usize) -> ModelSource {
     let block = |name: String| {
         let path = Some(folder.join(format!("{name}.onnx")));
@@ -37,7 +37,7 @@ pub fn source(name: &str, folder: &Path, blocks: impl Iterator<Item = String>, m
     ModelSource::new(name, blocks.map(block).collect(), max_batch)
 }
 
-/// One row of zeros, valid as ids, or ones.
+/// Returns one row of ones, or of zeros for integers, which are valid ids.
 fn example(spec: &TensorSpec, length: i64) -> Result<Tensor, String> {
     let row = spec.shape.iter().skip(1).map(|&dim| if dim == -1 { length } else { dim });
     let shape: Vec<i64> = [1].into_iter().chain(row).collect();
@@ -51,13 +51,13 @@ fn example(spec: &TensorSpec, length: i64) -> Result<Tensor, String> {
     Ok(Tensor { name: spec.name.as_str().into(), datatype: spec.datatype, shape, data: one.repeat(elements).into() })
 }
 
-/// A temporary folder for slices, removed in the end.
+/// Creates a temporary folder for slices, removed on drop.
 pub(super) fn scratch() -> Result<TempDir, String> {
     let folder = tempfile::Builder::new().prefix("ripieno-slices-").tempdir();
     folder.map_err(|error| format!("no temporary folder can be made: {error}"))
 }
 
-/// Inputs for a check: numbers that differ from row to row, small ids where the model takes integers.
+/// Returns inputs for a comparison: values that differ between rows, and small ids for integers.
 pub(super) fn varied(spec: &TensorSpec, row: usize, length: i64) -> Tensor {
     let sizes = spec.shape.iter().skip(1).map(|&dim| if dim == -1 { length } else { dim });
     let shape: Vec<i64> = [1].into_iter().chain(sizes).collect();

@@ -1,31 +1,32 @@
-//! How the models of a repository walk, seen before a server for them is built.
+//! Walks of a repository's models, read before a server is built.
 //!
-//! One scheduler runs all models, and which one it can be depends on how they walk. So this looks into every `model.toml` for
-//! that alone; whatever else is wrong with the file shows when its model is loaded.
+//! One scheduler runs all models, and their walks determine the policies that can run them. This
+//! module reads every `model.toml` for that alone; loading a model reports the other errors of its
+//! file.
 
 use crate::scan::scan;
 use crate::text;
 use ripieno_model::Walk;
 use std::path::Path;
 
-/// A model of a repository, as far as schedulers are chosen by it.
+/// Properties of a model that determine the policies that can run it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Walker {
-    /// The model's name.
+pub struct ModelWalk {
+    /// Model name.
     pub model: String,
-    /// How it walks; as a whole if it does not say.
+    /// Walk; whole by default.
     pub walk: Walk,
-    /// Whether its requests are padded to the longest of a batch.
+    /// Whether requests are padded to the longest of a batch.
     pub pads: bool,
 }
 
-/// The models at `repository` and how each walks. Nothing if it cannot be read.
-pub fn walks(repository: &Path) -> Vec<Walker> {
+/// Returns the models at `repository` and their walks; empty if it cannot be read.
+pub fn walks(repository: &Path) -> Vec<ModelWalk> {
     let candidates = scan(repository).unwrap_or_default();
     let known = candidates.into_iter().filter_map(|candidate| {
         let found = candidate.found.ok().filter(|found| !found.is_ensemble)?;
         let table = found.config.as_deref().and_then(read).unwrap_or_default();
-        Some(Walker {
+        Some(ModelWalk {
             model: candidate.name,
             walk: walk(&table).unwrap_or(Walk::Whole),
             pads: pads(&table) || text::pads(&found),
@@ -40,7 +41,7 @@ fn read(config: &Path) -> Option<toml::Table> {
 
 fn walk(table: &toml::Table) -> Option<Walk> {
     let word = |key: &str| table.get(key)?.as_str();
-    // Which of the walks in cells the model gets is known once it is cut.
+    // The exact walk of a model in cells is known only after slicing.
     let cut_into_cells = word("granularity") == Some("cells");
     if cut_into_cells { Some(Walk::Repeat) } else { Walk::named(word("walk")?) }
 }
@@ -53,18 +54,18 @@ fn pads(table: &toml::Table) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::Folder;
+    use crate::fixture::TempRepository;
 
     #[test]
     fn the_walk_is_read_and_everything_else_left_to_the_loader() {
-        let folder = Folder::new();
+        let folder = TempRepository::new();
         let padded = "[[input]]\nname = \"x\"\nlength_dim = 1";
         let texts = [("a", "walk = \"tree\"\nslo_m = 3"), ("b", "slo_ms = 5"), ("c", "walk = ["), ("d", padded)];
         for (name, text) in texts {
             folder.write(&format!("{name}/model.toml"), text);
         }
         let found = walks(folder.path());
-        let walker = |(model, walk, pads): (&str, Walk, bool)| Walker { model: model.to_owned(), walk, pads };
+        let walker = |(model, walk, pads): (&str, Walk, bool)| ModelWalk { model: model.to_owned(), walk, pads };
         let expected = [("a", Walk::Tree), ("b", Walk::Whole), ("c", Walk::Whole), ("d", Walk::Whole)];
         assert_eq!(found, expected.map(|(model, walk)| walker((model, walk, model == "d"))));
         assert!(walks(&folder.path().join("gone")).is_empty());

@@ -1,27 +1,32 @@
-//! A model's first batches, run before any client's.
+//! Warm-up batches, run before a model serves clients.
 //!
-//! Engines allocate, compile and page in on the first execution, which would otherwise be some client's missed deadline.
-//! A device of its own is opened for it, so that the scheduler neither sees these batches nor counts them; and a model
-//! that loads but cannot execute is found out here, before it is announced as ready.
+//! Engines allocate, compile and page in on the first execution, which would otherwise make a
+//! client miss its deadline. Warm-up opens a separate device, so that the scheduler neither sees
+//! nor counts these batches. It also detects models that load but cannot execute before they are
+//! announced as ready.
 
 use ripieno_base::{BlockId, LaneId, ModelId, RequestSlot, TaskId};
-use ripieno_executor::{Device, Engine, Entry, Loaded, Member, Task, TaskResult, Tensor, run_example};
+use ripieno_executor::{
+    Device, Executor, LoadedModel, RequestEntry, Task, TaskMember, TaskResult, Tensor, run_example,
+};
 use ripieno_model::TensorSpec;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-/// The longest that one block of one batch may take before the model is given up.
-const PATIENCE: Duration = Duration::from_secs(120);
-/// The largest input tensor of a batch, in bytes; a file that declares a larger one is mistaken or hostile.
-const LARGEST_INPUT: usize = 2 << 30;
+/// Timeout of one block of one batch.
+const BLOCK_TIMEOUT: Duration = Duration::from_secs(120);
+/// Maximum size of an input tensor of a batch, in bytes; a file that declares a larger one is
+/// faulty or malicious.
+const MAX_INPUT_BYTES: usize = 2 << 30;
 const MODEL: ModelId = ModelId(0);
 
-/// Runs `batches` batches of zeros through all blocks, the largest first, then single rows in turn with it. Where requests
-/// unfold, or an input may not be zero, each batch is of example requests side by side.
+/// Runs `batches` batches of zeros through all blocks, alternating the maximum batch size and
+/// single rows. Where requests unfold, or an input must not be zero, batches of example requests
+/// are used.
 pub(super) fn warm_up(
-    engine: &dyn Engine,
-    model: &Arc<dyn Loaded>,
+    engine: &dyn Executor,
+    model: &Arc<dyn LoadedModel>,
     max_batch: usize,
     batches: usize,
 ) -> Result<(), String> {
@@ -35,7 +40,7 @@ pub(super) fn warm_up(
             .try_for_each(|batch| run_example(engine, model, rows(batch)).map_err(|error| error.to_string()));
     }
     let (results, received) = channel();
-    // The receiver outlives the device; a result that comes after it was given up has nobody to tell.
+    // The receiver may be gone when a result arrives after a timeout.
     let device =
         engine.open(1, Arc::new(move |result| drop(results.send(result)))).map_err(|error| error.to_string())?;
     device.attach(MODEL, model.clone());
@@ -50,20 +55,21 @@ pub(super) fn warm_up(
 
 fn run_batch(
     device: &dyn Device,
-    model: &dyn Loaded,
+    model: &dyn LoadedModel,
     rows: usize,
     results: &Receiver<TaskResult>,
 ) -> Result<(), String> {
     let inputs = model.inputs().iter().map(|spec| zeros(spec, rows));
     let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
-    let entry = Arc::new(Entry { ignore_conditions: true, ..Entry::of(inputs.into()) });
+    let entry = Arc::new(RequestEntry { ignore_conditions: true, ..RequestEntry::of(inputs.into()) });
     for block in 0..model.blocks() {
-        let member = Member::new(RequestSlot(0), rows, (block == 0).then(|| entry.clone()));
+        let member = TaskMember::new(RequestSlot(0), rows, (block == 0).then(|| entry.clone()));
         let (id, block) = (TaskId(block as u32), BlockId(block as u16));
         let task =
             Task { id, model: MODEL, block, lane: LaneId(0), length: 1, members: vec![member], not_before: None };
         device.submit(task).map_err(|_| "the device takes no task".to_owned())?;
-        let result = results.recv_timeout(PATIENCE).map_err(|_| format!("it took longer than {PATIENCE:?}"))?;
+        let result =
+            results.recv_timeout(BLOCK_TIMEOUT).map_err(|_| format!("it took longer than {BLOCK_TIMEOUT:?}"))?;
         let progress = result.outcome.map_err(|error| error.to_string())?;
         if progress.iter().all(|member| member.ended) {
             break;
@@ -72,14 +78,18 @@ fn run_batch(
     Ok(())
 }
 
-/// A tensor of zeros; dimensions that are not fixed are one long. A zero length is an empty string in BYTES, too.
+/// Returns a tensor of zeros; open dimensions have size one. In BYTES, four zero bytes are an empty
+/// string.
 fn zeros(spec: &TensorSpec, rows: usize) -> Result<Tensor, String> {
     let inner = spec.shape.iter().skip(1).map(|&size| size.max(1));
     let shape: Vec<i64> = std::iter::once(rows as i64).chain(inner).collect();
     let elements = shape.iter().try_fold(1usize, |product, &size| product.checked_mul(usize::try_from(size).ok()?));
     let bytes = elements.and_then(|elements| elements.checked_mul(spec.datatype.size().unwrap_or(4)));
-    let bytes = bytes.filter(|&bytes| bytes <= LARGEST_INPUT).ok_or_else(|| {
-        format!("its input \"{}\" of shape {shape:?} is larger than {LARGEST_INPUT} bytes; lower max_batch", spec.name)
+    let bytes = bytes.filter(|&bytes| bytes <= MAX_INPUT_BYTES).ok_or_else(|| {
+        format!(
+            "its input \"{}\" of shape {shape:?} is larger than {MAX_INPUT_BYTES} bytes; lower max_batch",
+            spec.name
+        )
     })?;
     Ok(Tensor { name: spec.name.as_str().into(), datatype: spec.datatype, shape, data: vec![0; bytes].into() })
 }

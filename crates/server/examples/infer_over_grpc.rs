@@ -1,12 +1,12 @@
-//! The drawing of a zero to the demo model `digits`, over gRPC:
+//! Sends the drawing of a zero to the demo model `digits`, over gRPC:
 //!
 //! ```sh
 //! ripieno serve models/repository &
 //! cargo run --example infer_over_grpc -- http://localhost:8001
 //! ```
 //!
-//! The client is what tonic makes of `crates/wire/proto/grpc_service.proto`, the published protocol; a program of its own
-//! gets the same by `tonic_prost_build::compile_protos`.
+//! tonic generates the client from `crates/wire/proto/grpc_service.proto`, the published protocol;
+//! `tonic_prost_build::compile_protos` does the same in other programs.
 
 use ripieno_wire::proto::inference::ModelInferRequest;
 use ripieno_wire::proto::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
@@ -36,7 +36,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         raw_input_contents: vec![IMAGE.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>().into()],
         ..ModelInferRequest::default()
     });
-    // The deadline, which the server knows from the call's own time-out.
+    // The deadline, which the server reads from the call's timeout.
     request.set_timeout(Duration::from_secs(5));
     let answer = client.model_infer(request).await?.into_inner();
     let logits = answer.raw_output_contents.first().ok_or("the answer has no tensor")?;

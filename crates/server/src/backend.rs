@@ -1,52 +1,54 @@
-//! What the front end needs of whoever executes: in one process the runtime's engine, in a cluster a scheduler elsewhere.
+//! Interface of the server to the executor: the runtime's engine in one process, or a remote
+//! scheduler in a cluster.
 
 use ripieno_base::{DeviceId, ModelId};
 use ripieno_runtime::{
-    DeviceRefused, DeviceSnapshot, DeviceState, Engine, Job, ModelSnapshot, Processes, Refused, SchedulerSnapshot,
+    DeviceRefused, DeviceSnapshot, DeviceState, Engine, EngineProcesses, Job, ModelSnapshot, Refused, SchedulerSnapshot,
 };
 
-/// Withdraws a job; does nothing once it was answered.
+/// Withdraws a job; no effect once it has been answered.
 pub type Withdraw = Box<dyn FnOnce() + Send>;
 
-/// Takes jobs and counts what became of them.
+/// Executes jobs and counts their outcomes.
 pub trait Backend: Send + Sync {
     /// Accepts a job, which is then answered exactly once, or refuses it. Must not block.
     fn submit(&self, job: Job) -> Result<Withdraw, Refused>;
 
-    /// The numbers of a model; none if it is not loaded.
+    /// Returns the metrics of a model; `None` if it is not loaded.
     fn model(&self, id: ModelId) -> Option<ModelSnapshot>;
 
-    /// How the processes of a model's engine are; none if it has none of its own, or is not loaded.
-    fn processes(&self, id: ModelId) -> Option<Processes>;
+    /// Returns the state of a model's engine processes; `None` if it has none, or is not loaded.
+    fn processes(&self, id: ModelId) -> Option<EngineProcesses>;
 
-    /// The numbers of all devices, in a fixed order.
+    /// Returns the metrics of all devices, in a fixed order.
     fn devices(&self) -> Vec<DeviceSnapshot>;
 
-    /// Whether a device takes requests.
+    /// Returns true if a device accepts requests.
     fn has_device(&self) -> bool {
         self.devices().iter().any(|device| device.state == DeviceState::Serving)
     }
 
-    /// Whether its devices are the server's; a spare scheduler has none, and does not know what the load needs.
+    /// Returns true if this scheduler is the primary; a spare has no devices and does not know the
+    /// load.
     fn is_primary(&self) -> bool {
         true
     }
 
-    /// Has a device come or go; which it is. May take as long as attaching all models does.
+    /// Adds or removes a device and returns its id. May take as long as attaching all models does.
     fn change_devices(&self, change: DeviceChange) -> Result<DeviceId, DeviceRefused>;
 
-    /// The numbers of whoever decides.
+    /// Returns the metrics of the scheduler.
     fn scheduler(&self) -> SchedulerSnapshot;
 }
 
-/// What may be done to the devices.
+/// A change of the devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceChange {
-    /// One more.
+    /// Adds a device.
     Add,
-    /// This one leaves once it has ended what it holds.
+    /// Removes this device after it has finished its tasks.
     Remove(DeviceId),
-    /// This one is given up with all that it holds.
+    /// Drops this device with all its tasks.
     Lose(DeviceId),
 }
 
@@ -60,7 +62,7 @@ impl Backend for Engine {
         self.model_metrics(id)
     }
 
-    fn processes(&self, id: ModelId) -> Option<Processes> {
+    fn processes(&self, id: ModelId) -> Option<EngineProcesses> {
         self.model_processes(id)
     }
 

@@ -1,4 +1,5 @@
-//! Does a request fit the model? Each refusal names the tensor, what was expected, what came, and what to do.
+//! Validation of a request against its model. Each refusal names the tensor, the expected and the
+//! received value, and the fix.
 
 use crate::delivery::has_classes;
 use crate::problem::Problem;
@@ -8,32 +9,32 @@ use ripieno_model::{DataType, TensorSpec};
 use ripieno_repository::edge::{LEVELS, Levels};
 use ripieno_repository::registry::ServedEntry;
 use ripieno_wire::json::text_size;
-use ripieno_wire::{Datatype, Form, InferRequest, Parameter, Parameters, RequestedOutput, WireTensor};
+use ripieno_wire::{Datatype, InferRequest, OutputEncoding, Parameter, Parameters, RequestedOutput, WireTensor};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A request that fits.
+/// A validated request.
 #[derive(Debug)]
-pub(crate) struct Checked {
+pub(crate) struct CheckedRequest {
     pub(crate) inputs: Arc<[Tensor]>,
     pub(crate) rows: usize,
     pub(crate) timeout: Option<Duration>,
-    /// As the core has it: the higher, the sooner.
+    /// Priority for the scheduler; higher is more urgent.
     pub(crate) priority: u8,
-    pub(crate) outputs: Vec<Wanted>,
+    pub(crate) outputs: Vec<OutputSelection>,
 }
 
 /// An output to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Wanted {
-    /// Among the model's outputs.
+pub(crate) struct OutputSelection {
+    /// Index among the model's outputs.
     pub(crate) index: usize,
-    pub(crate) form: Form,
-    /// How many of its best classes are to stand for it.
+    pub(crate) encoding: OutputEncoding,
+    /// Number of best classes to send instead of the scores.
     pub(crate) classes: Option<usize>,
 }
 
-pub(crate) fn check(entry: &ServedEntry, request: InferRequest) -> Result<Checked, Problem> {
+pub(crate) fn check(entry: &ServedEntry, request: InferRequest) -> Result<CheckedRequest, Problem> {
     let timeout = timeout(&request.parameters)?;
     let priority = priority(&entry.edge.levels, &request.parameters)?;
     refuse_reserved(entry, &request.parameters)?;
@@ -51,10 +52,11 @@ pub(crate) fn check(entry: &ServedEntry, request: InferRequest) -> Result<Checke
             entry.name
         )));
     }
-    Ok(Checked { inputs, rows, timeout, priority, outputs })
+    Ok(CheckedRequest { inputs, rows, timeout, priority, outputs })
 }
 
-/// The client's own limit on this request, in microseconds; 0 means none, as clients send it by default.
+/// Returns the client's time limit for this request, in microseconds; 0, the default of clients,
+/// means none.
 fn timeout(parameters: &Parameters) -> Result<Option<Duration>, Problem> {
     let Some(value) = parameters.get("timeout") else { return Ok(None) };
     match value.as_u64() {
@@ -66,7 +68,8 @@ fn timeout(parameters: &Parameters) -> Result<Option<Duration>, Problem> {
     }
 }
 
-/// The protocol counts levels from 1, the most urgent; 0 means none, and so does a level that there is not.
+/// Returns the scheduler's priority. The protocol counts levels from 1, the most urgent; 0 and
+/// unknown levels mean the default.
 fn priority(levels: &Levels, parameters: &Parameters) -> Result<u8, Problem> {
     let named = match parameters.get("priority") {
         None => 0,
@@ -76,10 +79,10 @@ fn priority(levels: &Levels, parameters: &Parameters) -> Result<u8, Problem> {
             ))
         })?,
     };
-    Ok((LEVELS + 1 - levels.of(named)) as u8)
+    Ok((LEVELS + 1 - levels.to_server_level(named)) as u8)
 }
 
-/// Parameters that mean something to Triton, and that to pass over would be wrong in silence.
+/// Refuses parameters that have a meaning in Triton and must not be ignored silently.
 fn refuse_reserved(entry: &ServedEntry, parameters: &Parameters) -> Result<(), Problem> {
     for (name, value) in &parameters.0 {
         let says_nothing = match value {
@@ -106,11 +109,13 @@ fn refuse_reserved(entry: &ServedEntry, parameters: &Parameters) -> Result<(), P
     Ok(())
 }
 
-fn outputs(entry: &ServedEntry, request: &InferRequest) -> Result<Vec<Wanted>, Problem> {
-    let form = |binary| if binary { Form::Binary } else { Form::Json };
+fn outputs(entry: &ServedEntry, request: &InferRequest) -> Result<Vec<OutputSelection>, Problem> {
+    let form = |binary| if binary { OutputEncoding::Binary } else { OutputEncoding::Json };
     if request.outputs.is_empty() {
         let form = form(request.binary_outputs);
-        return Ok((0..entry.outputs.len()).map(|index| Wanted { index, form, classes: None }).collect());
+        return Ok((0..entry.outputs.len())
+            .map(|index| OutputSelection { index, encoding: form, classes: None })
+            .collect());
     }
     let find = |output: &RequestedOutput| {
         let index = entry.outputs.iter().position(|spec| spec.name == output.name).ok_or_else(|| {
@@ -122,8 +127,12 @@ fn outputs(entry: &ServedEntry, request: &InferRequest) -> Result<Vec<Wanted>, P
             ))
         })?;
         let classes = classes(output, entry.outputs[index].datatype)?;
-        if output.place.is_none() {
-            return Ok(Wanted { index, form: form(output.binary.unwrap_or(request.binary_outputs)), classes });
+        if output.shared_memory.is_none() {
+            return Ok(OutputSelection {
+                index,
+                encoding: form(output.binary.unwrap_or(request.binary_outputs)),
+                classes,
+            });
         }
         if classes.is_some() {
             return Err(Problem::invalid(format!(
@@ -137,12 +146,12 @@ fn outputs(entry: &ServedEntry, request: &InferRequest) -> Result<Vec<Wanted>, P
                 output.name, entry.name
             )));
         }
-        Ok(Wanted { index, form: Form::Elsewhere, classes })
+        Ok(OutputSelection { index, encoding: OutputEncoding::SharedMemory, classes })
     };
     request.outputs.iter().map(find).collect()
 }
 
-/// How many classes a request wants of an output; 0 means none, as clients may send it by default.
+/// Returns the number of classes requested for an output; 0, the default of clients, means none.
 fn classes(output: &RequestedOutput, datatype: DataType) -> Result<Option<usize>, Problem> {
     let Some(value) = output.parameters.get("classification") else { return Ok(None) };
     match value.as_u64() {
@@ -159,7 +168,8 @@ fn classes(output: &RequestedOutput, datatype: DataType) -> Result<Option<usize>
     }
 }
 
-/// A raw binary request is one row of the model's only input; at most one dimension is left to its size.
+/// Converts a raw binary request into one row of the model's only input; its size determines at
+/// most one open dimension.
 fn raw_input(entry: &ServedEntry, raw: Bytes) -> Result<WireTensor, Problem> {
     let [spec] = entry.inputs.as_slice() else {
         return Err(Problem::invalid(format!(
@@ -176,14 +186,14 @@ fn raw_input(entry: &ServedEntry, raw: Bytes) -> Result<WireTensor, Problem> {
         data,
         parameters: Parameters::default(),
         is_slice: datatype.size().is_some(),
-        place: None,
+        shared_memory: None,
     };
     let mut shape = entry.shape(spec).to_vec();
     if entry.batched {
         shape[0] = 1;
     }
     let Some(size) = datatype.size() else {
-        // One string, without the length that elements carry elsewhere.
+        // One string, without the length prefix of BYTES elements.
         let length = u32::try_from(raw.len()).map_err(|_| Problem::invalid("a string longer than 2^32 bytes"))?;
         shape.fill(1);
         return Ok(tensor(shape, Bytes::from([&length.to_le_bytes()[..], &raw].concat())));
@@ -204,7 +214,7 @@ fn raw_input(entry: &ServedEntry, raw: Bytes) -> Result<WireTensor, Problem> {
     Ok(tensor(shape, raw))
 }
 
-/// The inputs in the model's order.
+/// Returns the inputs in the model's order.
 pub(crate) fn inputs(entry: &ServedEntry, mut given: Vec<WireTensor>) -> Result<Arc<[Tensor]>, Problem> {
     if let Some(extra) = given.iter().find(|input| !entry.inputs.iter().any(|spec| spec.name == input.name)) {
         return Err(Problem::invalid(format!(
@@ -253,16 +263,17 @@ fn tensor(entry: &ServedEntry, spec: &TensorSpec, input: WireTensor) -> Result<T
             input.shape
         )));
     }
-    Ok(as_the_model_has_it(entry, spec, input))
+    Ok(to_model_tensor(entry, spec, input))
 }
 
-fn as_the_model_has_it(entry: &ServedEntry, spec: &TensorSpec, input: WireTensor) -> Tensor {
+fn to_model_tensor(entry: &ServedEntry, spec: &TensorSpec, input: WireTensor) -> Tensor {
     let WireTensor { shape, data, .. } = input;
     let (name, datatype) = (Arc::from(spec.name.as_str()), spec.datatype);
     Tensor { name, datatype, shape: entry.to_model(spec, shape), data }
 }
 
-/// An input of a model that is not batched: the request is one row, so a dimension of one stands before all of its shape.
+/// Converts an input of an unbatched model: the request is one row, so a batch dimension of one is
+/// prepended.
 fn whole_tensor(entry: &ServedEntry, spec: &TensorSpec, input: WireTensor) -> Result<Tensor, Problem> {
     let expected = entry.shape(spec);
     let fits = |(expected, got): (&i64, &i64)| got == expected || (*expected < 0 && *got > 0);
@@ -273,7 +284,7 @@ fn whole_tensor(entry: &ServedEntry, spec: &TensorSpec, input: WireTensor) -> Re
             spec.name, entry.name, input.shape
         )));
     }
-    Ok(as_the_model_has_it(entry, spec, input))
+    Ok(to_model_tensor(entry, spec, input))
 }
 
 pub(crate) fn rows(entry: &ServedEntry, inputs: &[Tensor]) -> Result<usize, Problem> {
@@ -288,17 +299,18 @@ pub(crate) fn rows(entry: &ServedEntry, inputs: &[Tensor]) -> Result<usize, Prob
     Ok(first.shape[0] as usize)
 }
 
-/// What an answer takes, at least: outputs and their encoding, where a dimension that is not known counts as one.
-pub(crate) fn answer_bytes(entry: &ServedEntry, rows: usize, outputs: impl Iterator<Item = Wanted>) -> usize {
-    let size = |wanted: Wanted| {
-        let spec = &entry.outputs[wanted.index];
+/// Returns a lower bound on the size of the outputs and their encoding; unknown dimensions count as
+/// one.
+pub(crate) fn answer_bytes(entry: &ServedEntry, rows: usize, outputs: impl Iterator<Item = OutputSelection>) -> usize {
+    let size = |output: OutputSelection| {
+        let spec = &entry.outputs[output.index];
         let known = spec.shape.iter().skip(1).map(|&dimension| usize::try_from(dimension).unwrap_or(1));
         let datatype = wire_datatype(spec.datatype);
         let data = known.fold(rows.saturating_mul(datatype.size().unwrap_or(1)), usize::saturating_mul);
-        data.saturating_add(match wanted.form {
-            Form::Binary => data,
-            Form::Json => text_size(datatype, data),
-            Form::Elsewhere => 0,
+        data.saturating_add(match output.encoding {
+            OutputEncoding::Binary => data,
+            OutputEncoding::Json => text_size(datatype, data),
+            OutputEncoding::SharedMemory => 0,
         })
     };
     outputs.map(size).fold(0, usize::saturating_add)
@@ -309,13 +321,13 @@ fn names(specs: &[TensorSpec]) -> String {
     names.join(", ")
 }
 
-/// A declared shape as people write it, the batch always free.
+/// Formats a declared shape with an open batch dimension.
 fn shape_text(shape: &[i64]) -> String {
     let dimensions: Vec<String> = shape.iter().skip(1).map(i64::to_string).collect();
     if dimensions.is_empty() { "[-1]".to_owned() } else { format!("[-1, {}]", dimensions.join(", ")) }
 }
 
-/// The wire's name for a model's datatype.
+/// Converts a model's datatype into the wire's.
 pub(crate) fn wire_datatype(datatype: DataType) -> Datatype {
     Datatype::from_name(datatype.name()).expect("both crates name the datatypes of one protocol")
 }

@@ -1,12 +1,13 @@
-//! Answers that are compressed because their client asked for that.
+//! Compression of responses for clients that ask for it.
 //!
-//! Compressing an answer takes longer than encoding it (some 80 MB/s of JSON numbers, which become half as long; 150 MB/s of raw ones,
-//! which become a tenth shorter), so it is done for who asks only: over HTTP by `Accept-Encoding`, over gRPC by compressing the call
-//! itself, since all gRPC clients say that they accept it. Short answers are sent as they are, and so is what does not become
-//! smaller, and what there is no room to compress.
+//! Compressing a response takes longer than encoding it (about 80 MB/s for JSON numbers, which
+//! shrink to half; 150 MB/s for raw ones, which shrink by a tenth). It is therefore done only on
+//! request: over HTTP by `Accept-Encoding`; over gRPC if the call itself is compressed, since all
+//! gRPC clients claim to accept compression. Short responses, responses that do not shrink, and
+//! those without room in the budget are sent uncompressed.
 
-use crate::bounds::budget::{Budget, Reservation};
-use crate::state::State;
+use crate::limits::budget::{MemoryBudget, Reservation};
+use crate::state::ServerState;
 use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::{GzEncoder, ZlibEncoder};
@@ -15,22 +16,23 @@ use hyper::header::ACCEPT_ENCODING;
 use std::io::{self, Write};
 use std::sync::Arc;
 
-/// What is longer is compressed by [`State::work`]: this takes 0.2 ms, for which all other connections of the thread wait.
+/// Responses above this size are compressed by [`ServerState::run_cpu_bound`]. This size takes 0.2
+/// ms, for which the thread's other connections wait.
 const INLINE_BYTES: usize = 16 << 10;
-/// The most of a header that is looked at; browsers send some thirty bytes.
-const MAX_CHOICES: usize = 16;
+/// Maximum number of encodings read from a header.
+const MAX_ENCODINGS: usize = 16;
 
-/// How a body or message is compressed.
+/// Encoding of a body or message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Encoding {
     Identity,
     Gzip,
-    /// In the format of zlib, as both protocols mean it.
+    /// The zlib format, as both protocols define "deflate".
     Deflate,
 }
 
 impl Encoding {
-    /// The encoding of this name; none if it is not known.
+    /// Returns the encoding with this name; `None` if it is unknown.
     pub(crate) fn named(name: &[u8]) -> Option<Encoding> {
         match name.trim_ascii().to_ascii_lowercase().as_slice() {
             b"" | b"identity" => Some(Encoding::Identity),
@@ -40,7 +42,7 @@ impl Encoding {
         }
     }
 
-    /// As headers name it.
+    /// Returns the name used in headers.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Encoding::Identity => "identity",
@@ -50,11 +52,11 @@ impl Encoding {
     }
 }
 
-/// What an HTTP client likes best; as it is where nothing else is asked for.
+/// Returns the encoding that an HTTP client prefers; identity by default.
 pub(crate) fn accepted(headers: &HeaderMap) -> Encoding {
     let mut best = (Encoding::Identity, 0.0);
     let values = headers.get_all(ACCEPT_ENCODING).iter().flat_map(|value| value.as_bytes().split(|&byte| byte == b','));
-    for choice in values.take(MAX_CHOICES) {
+    for choice in values.take(MAX_ENCODINGS) {
         let mut parts = choice.split(|&byte| byte == b';');
         let Some(encoding) = parts.next().filter(|name| !name.trim_ascii().is_empty()).and_then(Encoding::named) else {
             continue;
@@ -68,11 +70,11 @@ pub(crate) fn accepted(headers: &HeaderMap) -> Encoding {
     best.0
 }
 
-/// The bytes from `head` on, compressed, behind as many zeros; with what they take reserved. None where it is not worth it, or there
-/// is no room for it.
+/// Compresses the bytes from `head` on, with `head` zero bytes before them; returns them with their
+/// reservation. `None` if the result would not be smaller or there is no room.
 pub(crate) async fn compress(
-    state: &State,
-    budget: &Arc<Budget>,
+    state: &ServerState,
+    budget: &Arc<MemoryBudget>,
     encoding: Encoding,
     plain: &Bytes,
     head: usize,
@@ -83,32 +85,36 @@ pub(crate) async fn compress(
     let (room, plain) = (budget.reserve(0).ok()?, plain.clone());
     let is_long = plain.len() > INLINE_BYTES;
     let work = move || {
-        let mut smaller = Smaller { bytes: Vec::new(), room, most: plain.len() };
+        let mut smaller = BoundedWriter { bytes: Vec::new(), room, most: plain.len() };
         smaller.write_all(&plain[..head]).ok()?;
         smaller.bytes.fill(0);
         let plain = &plain[head..];
-        let Smaller { bytes, room, .. } = match encoding {
-            Encoding::Gzip => all(GzEncoder::new(smaller, Compression::fast()), plain, GzEncoder::finish),
-            _ => all(ZlibEncoder::new(smaller, Compression::fast()), plain, ZlibEncoder::finish),
+        let BoundedWriter { bytes, room, .. } = match encoding {
+            Encoding::Gzip => compress_all(GzEncoder::new(smaller, Compression::fast()), plain, GzEncoder::finish),
+            _ => compress_all(ZlibEncoder::new(smaller, Compression::fast()), plain, ZlibEncoder::finish),
         }?;
         Some((bytes, room))
     };
-    if is_long { state.work(work).await.ok()? } else { work() }
+    if is_long { state.run_cpu_bound(work).await.ok()? } else { work() }
 }
 
-fn all<W: Write>(mut encoder: W, plain: &[u8], finish: fn(W) -> io::Result<Smaller>) -> Option<Smaller> {
+fn compress_all<W: Write>(
+    mut encoder: W,
+    plain: &[u8],
+    finish: fn(W) -> io::Result<BoundedWriter>,
+) -> Option<BoundedWriter> {
     encoder.write_all(plain).ok()?;
     finish(encoder).ok()
 }
 
-/// Takes bytes as long as they are fewer than there were before, and there is room for them.
-struct Smaller {
+/// Writer that fails once its output reaches the input's size or the budget is exhausted.
+struct BoundedWriter {
     bytes: Vec<u8>,
     room: Reservation,
     most: usize,
 }
 
-impl Write for Smaller {
+impl Write for BoundedWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.bytes.len() + bytes.len() >= self.most
             || self.room.grow(&mut self.bytes, bytes.len(), self.most).is_err()
@@ -154,6 +160,6 @@ mod tests {
         for (header, wanted) in choices {
             assert_eq!(accepts(header), wanted, "{header}");
         }
-        assert_eq!(accepts(&format!("{}gzip", "br,".repeat(MAX_CHOICES))), Identity, "an endless header is not read");
+        assert_eq!(accepts(&format!("{}gzip", "br,".repeat(MAX_ENCODINGS))), Identity, "an endless header is not read");
     }
 }

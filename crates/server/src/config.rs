@@ -1,82 +1,87 @@
-//! How the front end listens, and what it takes from strangers.
+//! Settings of the server: listeners and limits.
 
 use crate::access::AccessConfig;
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::runtime::Handle;
 
-/// Which statuses failures have.
+/// Mapping of failures to HTTP and gRPC statuses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ErrorProfile {
-    /// Those that HTTP and gRPC have for them.
+    /// The standard meanings of HTTP and gRPC statuses.
     #[default]
     Ripieno,
-    /// Those of Triton, where its clients and their retries look at them.
+    /// Triton's statuses, where its clients and their retries depend on them.
     Triton,
 }
 
-/// Settings of the front end; the defaults are safe on a network that one does not know.
+/// Settings of the server; the defaults are safe on an untrusted network.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// Where HTTP listens; none turns it off. Loopback by default.
+    /// HTTP address; `None` disables HTTP. Loopback by default.
     pub http: Option<SocketAddr>,
-    /// Where gRPC listens.
+    /// gRPC address.
     pub grpc: Option<SocketAddr>,
-    /// Where the metrics are.
+    /// Metrics address.
     pub metrics: Option<SocketAddr>,
-    /// The name in the server's metadata; some clients' tests want "triton".
+    /// Server name in the metadata; tests of some clients expect "triton".
     pub server_name: String,
-    /// The most bytes of one request, before and after decompression.
+    /// Maximum request size in bytes, before and after decompression.
     pub max_body_bytes: usize,
-    /// The largest answer, in bytes, that is never compressed; longer ones are for clients that ask for it.
+    /// Size in bytes up to which responses are never compressed.
     pub compress_above: usize,
-    /// The most bytes of all requests, from their first byte, and of their answers, until their last byte is sent; what does
-    /// not fit is refused.
+    /// Maximum bytes of all requests, from their first byte, and of their responses, until their
+    /// last byte is sent; requests beyond are refused.
     pub max_bytes_in_flight: usize,
-    /// The most bytes that the calls of one address (of one /64 network in IPv6) may hold. None: half of all, and no limit for
-    /// loopback.
+    /// Maximum bytes that the calls of one address (one /64 network in IPv6) may hold. `None`: half
+    /// of the total, and no limit for loopback.
     pub max_held_per_peer: Option<usize>,
-    /// The most connections per listener. When all are taken, the longest idle one goes; if none is idle, further ones wait.
+    /// Maximum connections per listener. When all are taken, the longest idle one is closed; if
+    /// none is idle, new ones wait.
     pub max_connections: usize,
-    /// The most connections of one address (of one /64 network in IPv6). None: a quarter of all, and no limit for loopback.
+    /// Maximum connections of one address (one /64 network in IPv6). `None`: a quarter of the
+    /// total, and no limit for loopback.
     pub max_connections_per_peer: Option<usize>,
-    /// The most concurrent calls on one HTTP/2 connection.
+    /// Maximum concurrent calls on one HTTP/2 connection.
     pub max_concurrent_streams: u32,
-    /// The most messages of one ModelStreamInfer call that are worked on at once; the stream is not read meanwhile.
+    /// Maximum messages of one ModelStreamInfer call in progress; beyond, the stream is not read.
     pub max_stream_in_flight: usize,
-    /// The longest that the first request of a connection, and the head of every HTTP/1 request, may take to arrive.
+    /// Timeout of a connection's first request, and of the head of every HTTP/1 request.
     pub header_timeout: Duration,
-    /// The longest that the body of a request may take to arrive.
+    /// Timeout of a request body.
     pub body_timeout: Duration,
-    /// The longest that a client may take none of what is sent to it; a large answer has more time, by its size.
+    /// Timeout for a client that accepts no data; large responses have more time in proportion to
+    /// their size.
     pub write_timeout: Duration,
-    /// How long a connection without calls, and a stream without requests, is kept.
+    /// Time after which a connection without calls, or a stream without requests, is closed.
     pub idle_timeout: Duration,
-    /// How often a peer of HTTP/2 is asked whether it is there, and how long it may take to say so.
+    /// Interval of HTTP/2 pings, and timeout of their replies.
     pub ping_interval: Duration,
-    /// The most models that are loaded or unloaded at once by calls.
+    /// Maximum number of concurrent load and unload calls.
     pub max_loads: usize,
-    /// The most bytes of files that calls that load models may bring along, of all models that are served so. 0: such calls bring
-    /// nothing, no configuration either.
+    /// Maximum total bytes of files that load calls may upload. 0 refuses uploads, including
+    /// configurations.
     pub load_overrides: u64,
-    /// Where models are loaded by calls. None: where the server runs; then engines run at the priority of its threads.
+    /// Runtime that loads models for load calls. `None` uses the server's; engines then inherit the
+    /// priority of its threads.
     pub loads_on: Option<Handle>,
-    /// Runtimes of one thread each that connections of clients are served on; each stays where it began. None: where the server
-    /// runs.
+    /// Single-threaded runtimes that serve client connections; each connection stays on one. Empty
+    /// uses the server's runtime.
     pub connections_on: Vec<Handle>,
-    /// Whether one model that failed to load makes the whole server not ready.
+    /// Whether a single model that failed to load makes the server not ready.
     pub strict_readiness: bool,
-    /// Which statuses failures have.
+    /// Mapping of failures to statuses.
     pub error_profile: ErrorProfile,
-    /// How long a client of HTTP/1 that keeps a connection may still send on it after the shutdown began: it cannot know, and what
-    /// it sends into a connection that closes is lost. Its answer tells it. Half of `drain_timeout` at most.
+    /// Time for which an HTTP/1 client with an open connection may still send requests after the
+    /// shutdown began. The client cannot know of the shutdown before its next response, and a
+    /// request sent into a closing connection is lost. At most half of `drain_timeout`.
     pub last_calls: Duration,
-    /// How long a body, or message, that is on its way when the shutdown begins, or comes after, may take; half of
-    /// `drain_timeout` at most.
+    /// Timeout of bodies and messages that are incomplete when the shutdown begins, or start after;
+    /// at most half of `drain_timeout`.
     pub last_bodies: Duration,
-    /// How long requests in flight may take after the shutdown began.
+    /// Timeout of requests in flight when the shutdown begins.
     pub drain_timeout: Duration,
-    /// Who is let in, and how connections are encrypted.
+    /// Access control and encryption.
     pub access: AccessConfig,
 }
 

@@ -1,15 +1,15 @@
-//! What is left reserved of a request once it has been decoded.
+//! Reservation of a request after decoding.
 
-use crate::bounds::budget::{Reservation, hold};
+use crate::limits::budget::{Reservation, hold};
 use crate::problem::Problem;
 use ripieno_wire::InferRequest;
 use std::sync::Arc;
 
-/// Gives back what decoding took beyond its results, and ties the rest to the tensors that were made. Tensors that are slices
-/// of the message hold that, and with it its own reservation.
-pub(crate) fn keep(mut request: InferRequest, mut room: Reservation) -> Result<InferRequest, Problem> {
+/// Shrinks the reservation to the decoded tensors and ties it to them. Tensors that are slices of
+/// the message hold the message's own reservation.
+pub(crate) fn hold_inputs(mut request: InferRequest, mut room: Reservation) -> Result<InferRequest, Problem> {
     let made = || request.inputs.iter().filter(|input| !input.is_slice);
-    // Tensors are never larger than what was reserved to make them.
+    // Tensors are never larger than the reservation for decoding them.
     room.resize(made().map(|input| input.data.len()).sum())?;
     let room = Arc::new(room);
     for input in request.inputs.iter_mut().filter(|input| !input.is_slice) {

@@ -1,69 +1,71 @@
-//! What becomes of an output before it is sent: its best classes stand for it, or it is written to shared memory.
+//! Processing of an output before it is sent: classification into its best classes, or a copy to
+//! shared memory.
 
 use crate::problem::Problem;
-use crate::regions::Spot;
-use crate::state::{PARSE_INLINE_BYTES, State};
+use crate::regions::RegionSlice;
+use crate::state::{PARSE_INLINE_BYTES, ServerState};
 use bytes::Bytes;
 use ripieno_repository::labels::Labels;
 use ripieno_repository::registry::ServedEntry;
 use ripieno_wire::{Datatype, ResponseTensor};
 use std::sync::Arc;
 
-/// An output, and what is to be done with it.
+/// An output and its target.
 pub(crate) struct Delivery {
     pub(crate) output: ResponseTensor,
-    pub(crate) wish: Option<Wish>,
+    pub(crate) target: Option<OutputTarget>,
 }
 
-pub(crate) enum Wish {
-    /// Write it there.
-    Write(Spot),
-    /// Send so many of its best classes, by the labels of this entry.
+pub(crate) enum OutputTarget {
+    /// Write the output to this slice of shared memory.
+    Write(RegionSlice),
+    /// Send this number of best classes, with the labels of this entry.
     Classify(usize, Arc<ServedEntry>),
 }
 
-/// A class without its label, in the list of its row and in the answer: the longest number has some 330 digits, most have ten.
-const CLASS: usize = 400;
+/// Bytes of a class without its label, in the row's list and in the response; the longest number
+/// has about 330 digits, most have ten.
+const CLASS_BYTES: usize = 400;
 
-/// Whether outputs of a datatype can be ranked.
+/// Returns true if outputs of this datatype can be ranked.
 pub(crate) fn has_classes(datatype: Datatype) -> bool {
     !matches!(datatype, Datatype::Bool | Datatype::Bytes | Datatype::Fp16 | Datatype::Bf16)
 }
 
-/// The output as it is to be sent.
-pub(crate) async fn deliver(state: &State, delivery: Delivery) -> Result<ResponseTensor, Problem> {
-    let Delivery { mut output, wish } = delivery;
-    let Some(wish) = wish else { return Ok(output) };
+/// Returns the output as it is to be sent.
+pub(crate) async fn deliver(state: &ServerState, delivery: Delivery) -> Result<ResponseTensor, Problem> {
+    let Delivery { mut output, target } = delivery;
+    let Some(target) = target else { return Ok(output) };
     let is_long = output.data.len() > PARSE_INLINE_BYTES;
-    let room = match &wish {
-        Wish::Write(_) => 0,
-        Wish::Classify(most, entry) => room(&output, *most, entry),
+    let ranking_bytes = match &target {
+        OutputTarget::Write(_) => 0,
+        OutputTarget::Classify(most, entry) => ranking_bytes(&output, *most, entry),
     };
-    let reserved = state.budget.reserve(room)?;
+    let reserved = state.budget.reserve(ranking_bytes)?;
     let work = move || {
         let _reserved = reserved;
-        match wish {
-            Wish::Write(spot) => spot.write(&output.name, &std::mem::take(&mut output.data))?,
-            Wish::Classify(most, entry) => {
+        match target {
+            OutputTarget::Write(slice) => slice.write(&output.name, &std::mem::take(&mut output.data))?,
+            OutputTarget::Classify(most, entry) => {
                 let labels = entry.labels.get(&output.name);
                 classify(&mut output, most, entry.batched, labels);
             }
         }
         Ok(output)
     };
-    if is_long { state.work(work).await? } else { work() }
+    if is_long { state.run_cpu_bound(work).await? } else { work() }
 }
 
-/// What ranking takes: the order of a row's elements, and the classes of all rows.
-fn room(output: &ResponseTensor, most: usize, entry: &ServedEntry) -> usize {
+/// Returns the memory for ranking: the order of a row's elements, and the classes of all rows.
+fn ranking_bytes(output: &ResponseTensor, most: usize, entry: &ServedEntry) -> usize {
     let elements = output.data.len() / output.datatype.size().unwrap_or(1).max(1);
     let rows = if entry.batched { output.shape.first().map_or(1, |&rows| rows.max(1) as usize) } else { 1 };
     let label = entry.labels.get(&output.name).map_or(0, |labels| labels.longest);
     let classes = elements.min(rows.saturating_mul(most));
-    8 * elements.div_ceil(rows) + classes.saturating_mul(CLASS + label)
+    8 * elements.div_ceil(rows) + classes.saturating_mul(CLASS_BYTES + label)
 }
 
-/// Puts the best classes in the place of the scores, as "value:index" or "value:index:label", a row of them for each row.
+/// Replaces the scores of each row by its best classes, as "value:index" or "value:index:label".
 fn classify(output: &mut ResponseTensor, most: usize, batched: bool, labels: Option<&Labels>) {
     let rows = if batched { output.shape.first().map_or(1, |&rows| rows.max(0) as usize) } else { 1 };
     let data = std::mem::take(&mut output.data);
@@ -71,12 +73,12 @@ fn classify(output: &mut ResponseTensor, most: usize, batched: bool, labels: Opt
     let elements = row / output.datatype.size().unwrap_or(1).max(1);
     let most = most.min(elements);
     let mut classes = Vec::new();
-    // A row without elements has no classes either, and no pieces to be cut into.
+    // A row without elements has no classes.
     for row in data.chunks_exact(row.max(1)) {
         for (value, index) in best(output.datatype, row, most) {
             let label = labels.and_then(|labels| labels.names.get(index));
             let class = label.map_or_else(|| format!("{value}:{index}"), |label| format!("{value}:{index}:{label}"));
-            // Labels are bounded at load.
+            // Label lengths are bounded at load.
             classes.extend_from_slice(&(class.len() as u32).to_le_bytes());
             classes.extend_from_slice(class.as_bytes());
         }
@@ -86,7 +88,7 @@ fn classify(output: &mut ResponseTensor, most: usize, batched: bool, labels: Opt
     output.data = Bytes::from(classes);
 }
 
-/// The highest elements and where they stand, the highest first, and the first of those that are equal.
+/// Returns the highest elements with their indices, in descending order; ties are in index order.
 fn best(datatype: Datatype, row: &[u8], most: usize) -> Vec<(String, usize)> {
     match datatype {
         Datatype::Uint8 => highest(row, most, u8::from_le_bytes, |value| value.to_string()),
@@ -99,12 +101,12 @@ fn best(datatype: Datatype, row: &[u8], most: usize) -> Vec<(String, usize)> {
         Datatype::Int64 => highest(row, most, i64::from_le_bytes, |value| value.to_string()),
         Datatype::Fp32 => highest(row, most, f32::from_le_bytes, decimal),
         Datatype::Fp64 => highest(row, most, f64::from_le_bytes, decimal),
-        // Nobody gets past the check of the request with these.
+        // Refused when the request is checked.
         Datatype::Bool | Datatype::Bytes | Datatype::Fp16 | Datatype::Bf16 => Vec::new(),
     }
 }
 
-/// As C++ prints it.
+/// Formats a number as C++ does.
 fn decimal(value: impl Into<f64>) -> String {
     format!("{:.6}", value.into()).replace("NaN", "nan")
 }
@@ -117,7 +119,7 @@ fn highest<T: PartialOrd + Copy, const N: usize>(
 ) -> Vec<(String, usize)> {
     let elements = row.as_chunks::<N>().0;
     let at = |index: &usize| value(elements[*index]);
-    // What is no number stands behind all that are.
+    // NaN sorts after all numbers.
     let is_number = |value: T| value.partial_cmp(&value).is_some();
     let order = |a: &usize, b: &usize| {
         let by_value = at(b).partial_cmp(&at(a)).unwrap_or_else(|| is_number(at(b)).cmp(&is_number(at(a))));
@@ -135,7 +137,7 @@ fn highest<T: PartialOrd + Copy, const N: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ripieno_wire::Form;
+    use ripieno_wire::OutputEncoding;
 
     fn classes(
         datatype: Datatype,
@@ -146,7 +148,7 @@ mod tests {
     ) -> (Vec<i64>, Vec<String>) {
         let labels = Labels { file: "l".into(), names: vec!["zero".into(), "one".into()], longest: 4 };
         let (name, shape, data) = ("y".into(), shape.to_vec(), Bytes::from(data));
-        let mut output = ResponseTensor { name, datatype, shape, data, form: Form::Json };
+        let mut output = ResponseTensor { name, datatype, shape, data, encoding: OutputEncoding::Json };
         classify(&mut output, most, batched, Some(&labels));
         assert_eq!(output.datatype, Datatype::Bytes);
         let (mut rest, mut texts) = (&output.data[..], Vec::new());
@@ -176,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_comes_last_and_nothing_has_no_classes() {
+    fn nan_comes_last_and_an_empty_row_has_no_classes() {
         let data = floats(&[f32::NAN, f32::NEG_INFINITY, f32::NAN, 1.0]);
         let (_, texts) = classes(Datatype::Fp32, &[1, 4], data, 4, true);
         assert_eq!(texts, ["1.000000:3", "-inf:1:one", "nan:0:zero", "nan:2"]);

@@ -1,10 +1,11 @@
-//! What the protocol says about a model besides its answers: metadata, configuration, statistics.
+//! Metadata, configuration and statistics of models.
 //!
-//! Everything is built as the gRPC message; HTTP prints the same message as JSON, so that the two cannot disagree.
+//! Responses are built as gRPC messages; HTTP prints the same message as JSON, so that the two
+//! cannot disagree.
 
 use crate::access::SharedMemory;
 use crate::check::wire_datatype;
-use crate::state::State;
+use crate::state::ServerState;
 use ripieno_model::TensorSpec;
 use ripieno_repository::ensemble::EnsembleStep;
 use ripieno_repository::registry::ServedEntry;
@@ -21,7 +22,7 @@ use ripieno_wire::proto::inference::{
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// The extensions of the protocol that are served: no more, because clients act on this list.
+/// Supported protocol extensions; clients rely on this list.
 const EXTENSIONS: [&str; 7] = [
     "binary_tensor_data",
     "classification",
@@ -32,7 +33,7 @@ const EXTENSIONS: [&str; 7] = [
     "statistics",
 ];
 
-pub(crate) fn server_metadata(state: &State) -> ServerMetadataBody {
+pub(crate) fn server_metadata(state: &ServerState) -> ServerMetadataBody {
     let shares_memory = state.config.access.shared_memory != SharedMemory::Off;
     let shared_memory = shares_memory.then_some(&"system_shared_memory");
     ServerMetadataBody {
@@ -42,7 +43,7 @@ pub(crate) fn server_metadata(state: &State) -> ServerMetadataBody {
     }
 }
 
-pub(crate) fn metadata(state: &State, entry: &ServedEntry) -> ModelMetadataResponse {
+pub(crate) fn metadata(state: &ServerState, entry: &ServedEntry) -> ModelMetadataResponse {
     let tensors = |specs: &[TensorSpec]| {
         let tensor = |spec: &TensorSpec| TensorMetadata {
             name: spec.name.clone(),
@@ -77,8 +78,8 @@ pub(crate) fn metadata_body(metadata: ModelMetadataResponse) -> ModelMetadataBod
     }
 }
 
-/// A model that takes no batches has a largest batch of 0, which tells clients that shapes have no first dimension beside those
-/// given.
+/// Returns the model's configuration. An unbatched model has a max_batch_size of 0, which tells
+/// clients that shapes have no batch dimension.
 pub(crate) fn config(entry: &ServedEntry) -> ModelConfig {
     let dims = |spec: &TensorSpec| entry.shape(spec).iter().skip(usize::from(entry.batched)).copied().collect();
     let reshape = |spec: &TensorSpec| {
@@ -198,14 +199,16 @@ pub(crate) fn config_json(config: &ModelConfig) -> Value {
     json
 }
 
-/// Queueing and execution from the runtime, decoding and encoding from the front end.
-pub(crate) fn statistics(state: &State, entry: &ServedEntry) -> ModelStatistics {
+/// Returns the statistics: queueing and execution from the runtime, decoding and encoding from the
+/// server.
+pub(crate) fn statistics(state: &ServerState, entry: &ServedEntry) -> ModelStatistics {
     let named =
         ModelStatistics { name: entry.name.clone(), version: entry.version.clone(), ..ModelStatistics::default() };
-    let Some(model) = state.numbers(entry) else {
+    let Some(model) = state.model_metrics(entry) else {
         return ModelStatistics { inference_stats: Some(InferStatistics::default()), ..named };
     };
-    // One count for all three phases: perf_analyzer gives up if they differ by a request in flight.
+    // All three phases use one count, because perf_analyzer fails if they differ by requests in
+    // flight.
     let count = model.compute.count;
     let refused = model.requests.iter().find(|(ending, _)| *ending == Ending::Refused).map_or(0, |(_, count)| *count);
     let none = || Some(StatisticDuration::default());
@@ -228,7 +231,8 @@ pub(crate) fn statistics(state: &State, entry: &ServedEntry) -> ModelStatistics 
     }
 }
 
-/// Batches are formed after decoding and are gone before encoding, so only their execution has a size.
+/// Returns execution statistics by batch size. Decoding and encoding happen outside of batches, so
+/// they have no time here.
 fn batches(model: &ModelSnapshot) -> Vec<InferBatchStatistics> {
     let batch = |(rows, tally): &(usize, TallySnapshot)| {
         let count = tally.count;
@@ -246,7 +250,8 @@ fn duration(tally: TallySnapshot) -> StatisticDuration {
     StatisticDuration { count: tally.count, ns: tally.ns }
 }
 
-/// All fields, zeros too: clients read them without looking whether they are there.
+/// Prints all fields including zeros, because clients read them without checking for their
+/// presence.
 pub(crate) fn statistics_json(statistics: &ModelStatistics) -> Value {
     let tally = |tally: &Option<StatisticDuration>| {
         let tally = tally.unwrap_or_default();

@@ -1,27 +1,28 @@
-//! The front end: HTTP, gRPC and metrics on three ports.
+//! The HTTP, gRPC and metrics server.
 //!
-//! A request takes one path whatever its protocol: decode (`ripieno-wire`), look the model up (`ripieno-repository`),
-//! check it against the model, submit it to a [`Backend`], wait, encode. Nothing here decides who runs when.
+//! A request takes the same path in every protocol: decode (`ripieno-wire`), look the model up
+//! (`ripieno-repository`), check it against the model, submit it to a [`Backend`], wait, encode.
+//! This crate makes no scheduling decisions.
 //!
-//! Where servers of this protocol differ, Ripieno chooses so: health and readiness carry JSON bodies beside the status;
-//! ModelStreamInfer speaks Triton's messages, and so does generate_stream; refusals for load are 429 with Retry-After
-//! (RESOURCE_EXHAUSTED), missed deadlines 504 (DEADLINE_EXCEEDED), and `timeout` bounds the whole time in the server and not
-//! only the queue.
+//! Where servers of this protocol differ, Ripieno behaves as follows: health and readiness have
+//! JSON bodies besides the status. ModelStreamInfer and generate_stream use Triton's messages.
+//! Refusals under load are 429 with Retry-After (RESOURCE_EXHAUSTED), missed deadlines 504
+//! (DEADLINE_EXCEEDED). `timeout` bounds the total time in the server, not only queueing.
 
 mod access;
 mod backend;
-mod bounds;
 mod check;
 mod compression;
 mod config;
+mod credentials_reload;
 mod decoded;
 mod delivery;
 mod describe;
 mod ensemble;
-mod fresh;
 mod grpc;
 mod http;
 mod infer;
+mod limits;
 mod metrics;
 mod not_offered;
 mod overrides;

@@ -1,39 +1,39 @@
-//! `GET /metrics`: the counters as Prometheus text.
+//! `GET /metrics`: counters in the Prometheus text format.
 //!
-//! Histograms have fixed bounds and everything that can be summed is a counter, so that numbers of many servers add up.
-//! The `nv_inference_*` names are those that dashboards made for Triton look for.
+//! Histograms have fixed buckets and everything summable is a counter, so that metrics of many
+//! servers can be aggregated. The `nv_inference_*` names are those that Triton dashboards use.
 
 mod process;
 
-use crate::state::State;
-use ripieno_executor::Spent;
-use ripieno_report::{Reading, Rule};
+use crate::state::ServerState;
+use ripieno_executor::PhaseTimes;
+use ripieno_report::{Reading, ScalingRule};
 use ripieno_repository::registry::ServedEntry;
-use ripieno_runtime::{DeviceState, Ending, HistogramSnapshot, ModelSnapshot, Processes, SchedulerSnapshot};
+use ripieno_runtime::{DeviceState, Ending, EngineProcesses, HistogramSnapshot, ModelSnapshot, SchedulerSnapshot};
 use std::fmt::Write;
 use std::sync::Arc;
 
-/// A model's labels and its numbers.
-struct Row {
+/// A model's labels and metrics.
+struct ModelRow {
     labels: String,
     model: ModelSnapshot,
-    processes: Option<Processes>,
+    processes: Option<EngineProcesses>,
     entry: Arc<ServedEntry>,
 }
 
-/// All metrics.
-pub(crate) fn render(state: &State) -> String {
-    let rows: Vec<Row> = state
+/// Renders all metrics.
+pub(crate) fn render(state: &ServerState) -> String {
+    let rows: Vec<ModelRow> = state
         .registry
         .ready_entries()
         .into_iter()
         .filter_map(|entry| {
             let labels = format!("model=\"{}\",version=\"{}\"", escape(&entry.name), escape(&entry.version));
             let processes = entry.id.and_then(|id| state.backend.processes(id));
-            state.numbers(&entry).map(|model| Row { labels, model, processes, entry })
+            state.model_metrics(&entry).map(|model| ModelRow { labels, model, processes, entry })
         })
         .collect();
-    let mut text = Text(String::with_capacity(4096 + 8192 * rows.len()));
+    let mut text = MetricsText(String::with_capacity(4096 + 8192 * rows.len()));
     build_info(&mut text, state);
     requests(&mut text, &rows);
     processes(&mut text, &rows);
@@ -46,9 +46,26 @@ pub(crate) fn render(state: &State) -> String {
     text.0
 }
 
-struct Text(String);
+struct MetricsText(String);
 
-impl Text {
+/// Name, type and help of a metric.
+struct Metric<'a> {
+    name: &'a str,
+    kind: &'static str,
+    help: &'a str,
+}
+
+impl Metric<'_> {
+    fn counter<'a>(name: &'a str, help: &'a str) -> Metric<'a> {
+        Metric { name, kind: "counter", help }
+    }
+
+    fn gauge<'a>(name: &'a str, help: &'a str) -> Metric<'a> {
+        Metric { name, kind: "gauge", help }
+    }
+}
+
+impl MetricsText {
     fn family(&mut self, name: &str, kind: &str, help: &str) {
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
@@ -61,20 +78,15 @@ impl Text {
         let _ = writeln!(self.0, "{name} {value}");
     }
 
-    fn per_model<V: std::fmt::Display>(
-        &mut self,
-        (name, kind, help): (&str, &str, &str),
-        rows: &[Row],
-        value: fn(&Row) -> V,
-    ) {
-        self.family(name, kind, help);
+    fn per_model<V: std::fmt::Display>(&mut self, metric: &Metric<'_>, rows: &[ModelRow], value: fn(&ModelRow) -> V) {
+        self.family(metric.name, metric.kind, metric.help);
         for row in rows {
-            self.sample(name, &row.labels, value(row));
+            self.sample(metric.name, &row.labels, value(row));
         }
     }
 }
 
-fn build_info(text: &mut Text, state: &State) {
+fn build_info(text: &mut MetricsText, state: &ServerState) {
     text.family("ripieno_build_info", "gauge", "Version of the server; always 1.");
     text.sample("ripieno_build_info", concat!("version=\"", env!("CARGO_PKG_VERSION"), "\""), 1);
     text.family("ripieno_ready", "gauge", "Whether the server is ready.");
@@ -85,7 +97,7 @@ fn build_info(text: &mut Text, state: &State) {
     let _ = writeln!(text.0, "ripieno_max_held_bytes {}", state.budget.bound());
 }
 
-fn requests(text: &mut Text, rows: &[Row]) {
+fn requests(text: &mut MetricsText, rows: &[ModelRow]) {
     text.family("ripieno_requests_total", "counter", "Requests by how they ended.");
     for row in rows {
         for (ending, count) in &row.model.requests {
@@ -94,43 +106,43 @@ fn requests(text: &mut Text, rows: &[Row]) {
         text.sample("ripieno_requests_total", &format!("{},outcome=\"undelivered\"", row.labels), undelivered(row));
     }
     let help = "Requests answered by their deadline; its rate is the goodput.";
-    text.per_model(("ripieno_good_requests_total", "counter", help), rows, |row| ended(row, Ending::Ok));
-    text.per_model(("ripieno_rows_total", "counter", "Rows answered."), rows, |row| row.model.rows);
+    text.per_model(&Metric::counter("ripieno_good_requests_total", help), rows, |row| ended(row, Ending::Ok));
+    text.per_model(&Metric::counter("ripieno_rows_total", "Rows answered."), rows, |row| row.model.rows);
     let help = "Rows of all batches, or steps and nodes where walks unfold: what the devices computed.";
-    text.per_model(("ripieno_executed_rows_total", "counter", help), rows, |row| row.model.batch_rows.sum);
+    text.per_model(&Metric::counter("ripieno_executed_rows_total", help), rows, |row| row.model.batch_rows.sum);
     let help = "Executed rows of requests that had ended: steps queued ahead, and requests whose client had gone.";
-    text.per_model(("ripieno_wasted_rows_total", "counter", help), rows, |row| row.model.wasted_rows);
+    text.per_model(&Metric::counter("ripieno_wasted_rows_total", help), rows, |row| row.model.wasted_rows);
     let help = "Executed rows beyond the end of a sequence, which only fill a batch up.";
-    text.per_model(("ripieno_padding_rows_total", "counter", help), rows, |row| row.model.padding_rows);
+    text.per_model(&Metric::counter("ripieno_padding_rows_total", help), rows, |row| row.model.padding_rows);
     let help = "Of requests that differ in length: rows times length of what the batches computed of them.";
-    text.per_model(("ripieno_useful_elements_total", "counter", help), rows, |row| row.model.useful_elements);
+    text.per_model(&Metric::counter("ripieno_useful_elements_total", help), rows, |row| row.model.useful_elements);
     let help = "Likewise what was computed only to fill shorter requests up to the longest of their batch.";
-    text.per_model(("ripieno_padding_elements_total", "counter", help), rows, |row| row.model.padding_elements);
+    text.per_model(&Metric::counter("ripieno_padding_elements_total", help), rows, |row| row.model.padding_elements);
     let help = "Requests (or parts of large ones) that a condition answered before the last block.";
-    text.per_model(("ripieno_early_exits_total", "counter", help), rows, |row| row.model.early_exits);
+    text.per_model(&Metric::counter("ripieno_early_exits_total", help), rows, |row| row.model.early_exits);
     let help = "How often a condition sent a request (or part) past a block.";
-    text.per_model(("ripieno_skips_total", "counter", help), rows, |row| row.model.skips);
+    text.per_model(&Metric::counter("ripieno_skips_total", help), rows, |row| row.model.skips);
     let help = "Batches that failed and were run again in parts.";
-    text.per_model(("ripieno_batches_rerun_total", "counter", help), rows, |row| row.model.batches_again);
+    text.per_model(&Metric::counter("ripieno_batches_rerun_total", help), rows, |row| row.model.batches_again);
     let help = "Requests (or parts of large ones) that the engine failed on alone.";
-    text.per_model(("ripieno_bad_requests_total", "counter", help), rows, |row| row.model.bad_requests);
+    text.per_model(&Metric::counter("ripieno_bad_requests_total", help), rows, |row| row.model.bad_requests);
     let help = "Latency profiles that were replaced because batches took otherwise.";
-    let corrected = |row: &Row| row.model.profile_corrections;
-    text.per_model(("ripieno_profile_corrections_total", "counter", help), rows, corrected);
+    let corrected = |row: &ModelRow| row.model.profile_corrections;
+    text.per_model(&Metric::counter("ripieno_profile_corrections_total", help), rows, corrected);
     let help = "Requests (or parts of large ones) that wait for their first batch.";
-    text.per_model(("ripieno_queue_length", "gauge", help), rows, |row| row.model.waiting);
+    text.per_model(&Metric::gauge("ripieno_queue_length", help), rows, |row| row.model.waiting);
     let help = "Requests (or parts of large ones) that have begun to run.";
-    text.per_model(("ripieno_running_requests", "gauge", help), rows, |row| {
+    text.per_model(&Metric::gauge("ripieno_running_requests", help), rows, |row| {
         row.model.live.saturating_sub(row.model.waiting)
     });
     let help = "Requests (or parts of large ones) that wait or run.";
-    text.per_model(("ripieno_live_requests", "gauge", help), rows, |row| row.model.live);
+    text.per_model(&Metric::gauge("ripieno_live_requests", help), rows, |row| row.model.live);
     let help = "The latency target.";
-    text.per_model(("ripieno_slo_seconds", "gauge", help), rows, |row| row.entry.slo.span.as_secs_f64());
+    text.per_model(&Metric::gauge("ripieno_slo_seconds", help), rows, |row| row.entry.slo.span.as_secs_f64());
 }
 
-/// Of models whose engine runs in processes of its own.
-fn processes(text: &mut Text, rows: &[Row]) {
+/// Writes the metrics of models whose engines run in processes of their own.
+fn processes(text: &mut MetricsText, rows: &[ModelRow]) {
     let known = || rows.iter().filter_map(|row| Some((row, row.processes?)));
     if known().next().is_none() {
         return;
@@ -142,22 +154,22 @@ fn processes(text: &mut Text, rows: &[Row]) {
     known().for_each(|(row, processes)| text.sample("ripieno_engine_up", &row.labels, u8::from(processes.up)));
 }
 
-/// Answers of the engine that no client got.
-fn undelivered(row: &Row) -> u64 {
+/// Returns the number of engine answers that reached no client.
+fn undelivered(row: &ModelRow) -> u64 {
     let (in_time, late) = row.entry.stats.undelivered.counts();
     in_time + late
 }
 
-fn ended(row: &Row, wanted: Ending) -> u64 {
+fn ended(row: &ModelRow, wanted: Ending) -> u64 {
     row.model.requests.iter().filter(|(ending, _)| *ending == wanted).map(|(_, count)| count).sum()
 }
 
-/// A histogram's name, help, what one unit of it is in the metric's own unit, and where it stands.
-type Family = (&'static str, &'static str, f64, fn(&ModelSnapshot) -> &HistogramSnapshot);
+/// A histogram's name and help, the number of its units per metric unit, and its source.
+type HistogramFamily = (&'static str, &'static str, f64, fn(&ModelSnapshot) -> &HistogramSnapshot);
 
 const PREDICTION: &str = "Of policies that predict: error over the actual time from first start to end.";
 
-const HISTOGRAMS: [Family; 6] = [
+const HISTOGRAMS: [HistogramFamily; 6] = [
     ("ripieno_queue_delay_seconds", "From arrival to the start of the first batch.", 1e9, |model| &model.queue_delay),
     ("ripieno_batch_rows", "Rows in a batch.", 1.0, |model| &model.batch_rows),
     ("ripieno_execution_seconds", "Duration of a batch.", 1e9, |model| &model.execution),
@@ -166,10 +178,10 @@ const HISTOGRAMS: [Family; 6] = [
     ("ripieno_prediction_error_ratio", PREDICTION, 1e3, |model| &model.prediction_error),
 ];
 
-fn histograms(text: &mut Text, rows: &[Row]) {
+fn histograms(text: &mut MetricsText, rows: &[ModelRow]) {
     for (name, help, unit, of) in HISTOGRAMS {
         text.family(name, "histogram", help);
-        for Row { labels, model, .. } in rows {
+        for ModelRow { labels, model, .. } in rows {
             let histogram = of(model);
             for (bound, count) in histogram.bounds.iter().zip(&histogram.cumulative) {
                 let labels = format!("{labels},le=\"{}\"", *bound as f64 / unit);
@@ -182,7 +194,7 @@ fn histograms(text: &mut Text, rows: &[Row]) {
     }
 }
 
-fn devices(text: &mut Text, state: &State) {
+fn devices(text: &mut MetricsText, state: &ServerState) {
     let devices = state.backend.devices();
     text.family(
         "ripieno_device_serving",
@@ -223,7 +235,7 @@ fn devices(text: &mut Text, state: &State) {
     text.family("ripieno_device_seconds_total", "counter", help);
     for numbers in &devices {
         let device = numbers.id;
-        let Spent { gather_ns, compute_ns, scatter_ns } = numbers.spent;
+        let PhaseTimes { gather_ns, compute_ns, scatter_ns } = numbers.spent;
         for (part, ns) in [("gather", gather_ns), ("compute", compute_ns), ("scatter", scatter_ns)] {
             let labels = format!("device=\"{device}\",part=\"{part}\"");
             text.sample("ripieno_device_seconds_total", &labels, ns as f64 / 1e9);
@@ -231,7 +243,7 @@ fn devices(text: &mut Text, state: &State) {
     }
 }
 
-fn scheduler(text: &mut Text, state: &State) {
+fn scheduler(text: &mut MetricsText, state: &ServerState) {
     let SchedulerSnapshot { turns, busy_ns } = state.backend.scheduler();
     text.family(
         "ripieno_scheduler_turns_total",
@@ -243,8 +255,8 @@ fn scheduler(text: &mut Text, state: &State) {
     let _ = writeln!(text.0, "ripieno_scheduler_busy_seconds_total {}", busy_ns as f64 / 1e9);
 }
 
-/// What an autoscaler follows; nothing while nothing is known.
-fn signals(text: &mut Text, reading: Option<Reading>) {
+/// Writes the autoscaling signals, once they are known.
+fn signals(text: &mut MetricsText, reading: Option<Reading>) {
     let Some(reading) = reading else { return };
     let mut gauge = |name: &str, help: &str, value: &dyn std::fmt::Display| {
         text.family(name, "gauge", help);
@@ -255,15 +267,15 @@ fn signals(text: &mut Text, reading: Option<Reading>) {
     gauge("ripieno_bad_rate", help, &reading.bad_rate);
     gauge("ripieno_idle_fraction", "The part of the devices' last seconds without a task.", &reading.idle_fraction);
     let help = "Devices that the load of the last seconds needs; what to scale to.";
-    gauge("ripieno_desired_devices", help, &Rule::PAPER.desired(&reading));
+    gauge("ripieno_desired_devices", help, &ScalingRule::PAPER.desired(&reading));
 }
 
-/// A counter's name, help and value.
+/// A counter's name, help and source.
 type Counter = (&'static str, &'static str, fn(&ModelSnapshot) -> u64);
 
 const REASONS: [&str; 4] = ["REJECTED", "CANCELED", "BACKEND", "OTHER"];
 
-/// Why a request failed, in Triton's words; none if it did not.
+/// Returns the failure reason in Triton's terms; `None` for a success.
 fn reason(ending: Ending) -> Option<&'static str> {
     match ending {
         Ending::Ok | Ending::Late => None,
@@ -274,7 +286,7 @@ fn reason(ending: Ending) -> Option<&'static str> {
     }
 }
 
-fn triton(text: &mut Text, rows: &[Row]) {
+fn triton(text: &mut MetricsText, rows: &[ModelRow]) {
     const COUNTERS: [Counter; 6] = [
         ("nv_inference_request_success", "Requests answered.", |model| model.success.count),
         ("nv_inference_count", "Rows answered.", |model| model.rows),
@@ -291,8 +303,8 @@ fn triton(text: &mut Text, rows: &[Row]) {
     }
     let (input, output) = ("nv_inference_compute_input_duration_us", "nv_inference_compute_output_duration_us");
     let help = "Time decoding and checking requests, in sum.";
-    text.per_model((input, "counter", help), rows, |row| row.entry.stats.decoding.ns() / 1000);
-    text.per_model((output, "counter", "Time encoding answers, in sum."), rows, |row| {
+    text.per_model(&Metric::counter(input, help), rows, |row| row.entry.stats.decoding.ns() / 1000);
+    text.per_model(&Metric::counter(output, "Time encoding answers, in sum."), rows, |row| {
         row.entry.stats.encoding.ns() / 1000
     });
     text.family("nv_inference_request_failure", "counter", "Requests that failed, by reason.");
@@ -305,7 +317,7 @@ fn triton(text: &mut Text, rows: &[Row]) {
         }
     }
     text.per_model(
-        ("nv_inference_pending_request_count", "gauge", "Requests that wait for their first batch."),
+        &Metric::gauge("nv_inference_pending_request_count", "Requests that wait for their first batch."),
         rows,
         |row| row.model.waiting,
     );
@@ -321,7 +333,7 @@ mod tests {
 
     #[test]
     fn signals_are_gauges_once_they_are_known() {
-        let mut text = Text(String::new());
+        let mut text = MetricsText(String::new());
         signals(&mut text, None);
         assert_eq!(text.0, "");
         signals(&mut text, Some(Reading::new(4.0, 0.5, 0.0)));

@@ -1,7 +1,7 @@
-//! Calls of Triton that are not offered. Each says where what it is for is found instead: its clients take a refusal without a text
-//! for success.
+//! Errors of Triton calls that this server does not support. Each names an alternative; Triton's
+//! clients take a refusal without a message for success.
 
-use crate::problem::{Kind, Problem};
+use crate::problem::{Problem, ProblemKind};
 
 pub(crate) fn trace_settings() -> Problem {
     refused(
@@ -20,7 +20,7 @@ pub(crate) fn cuda_regions() -> Problem {
     )
 }
 
-/// A call that nobody has heard of.
+/// Returns the error of an unknown call.
 pub(crate) fn unknown_call(path: &str) -> Problem {
     refused(format!(
         "{path} is no call of this server; it has those of inference.GRPCInferenceService and grpc.health.v1.Health"
@@ -28,5 +28,5 @@ pub(crate) fn unknown_call(path: &str) -> Problem {
 }
 
 fn refused(message: impl Into<String>) -> Problem {
-    Problem::new(Kind::NotOffered, message)
+    Problem::new(ProblemKind::NotOffered, message)
 }

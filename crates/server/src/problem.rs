@@ -1,4 +1,4 @@
-//! Why a call fails, free of the protocol that carries the failure.
+//! Failures of calls, independent of the protocol.
 
 use crate::config::ErrorProfile;
 use ripieno_repository::registry::{LookupError, ServedEntry};
@@ -6,12 +6,12 @@ use ripieno_runtime::{DeviceRefused, Failure, Refused};
 use ripieno_wire::WireError;
 use std::time::Duration;
 
-/// Messages quote what the client sent, which may be as long as its request; no one reads that much of it.
+/// Maximum length of a message, which may quote client input as long as a request.
 const MAX_MESSAGE_BYTES: usize = 2048;
 
-/// What sort of failure; each has one HTTP status and one gRPC code.
+/// Kind of a failure; each has one HTTP status and one gRPC code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ProblemKind {
     Invalid,
     Unauthenticated,
     Forbidden,
@@ -32,14 +32,14 @@ pub(crate) enum Kind {
 /// A failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Problem {
-    pub(crate) kind: Kind,
+    pub(crate) kind: ProblemKind,
     pub(crate) message: String,
-    /// When a retry may succeed.
+    /// Time after which a retry may succeed.
     pub(crate) retry_after: Option<Duration>,
 }
 
 impl Problem {
-    pub(crate) fn new(kind: Kind, message: impl Into<String>) -> Problem {
+    pub(crate) fn new(kind: ProblemKind, message: impl Into<String>) -> Problem {
         let mut message = message.into();
         if message.len() > MAX_MESSAGE_BYTES {
             message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
@@ -49,66 +49,71 @@ impl Problem {
         Problem { kind, message, retry_after: None }
     }
 
-    /// A request whose answer nobody owes any more, which a bug alone can do.
+    /// Returns the error for a request that lost its answer, which only a bug can cause.
     pub(crate) fn lost() -> Problem {
-        Problem::new(Kind::Internal, "the request was lost")
+        Problem::new(ProblemKind::Internal, "the request was lost")
     }
 
     pub(crate) fn invalid(message: impl Into<String>) -> Problem {
-        Problem::new(Kind::Invalid, message)
+        Problem::new(ProblemKind::Invalid, message)
     }
 
-    /// As this profile has it. Triton says "unavailable" to who was too late or too many, and has no status for what is too large.
+    /// Maps the kind to the error profile. Triton reports late and excess requests as
+    /// "unavailable", and has no status for requests that are too large.
     pub(crate) fn under(mut self, profile: ErrorProfile) -> Problem {
         self.kind = match (profile, self.kind) {
-            (ErrorProfile::Triton, Kind::Expired | Kind::Overloaded) => Kind::Unavailable,
-            (ErrorProfile::Triton, Kind::TooLarge) => Kind::Invalid,
+            (ErrorProfile::Triton, ProblemKind::Expired | ProblemKind::Overloaded) => ProblemKind::Unavailable,
+            (ErrorProfile::Triton, ProblemKind::TooLarge) => ProblemKind::Invalid,
             (_, kind) => kind,
         };
         self
     }
 
-    /// Seconds for the header Retry-After, which knows no fractions; 0 would invite an immediate retry.
+    /// Returns the seconds for the header Retry-After, rounded up; 0 would invite an immediate
+    /// retry.
     pub(crate) fn retry_after_s(&self) -> Option<u64> {
         self.retry_after.map(|after| after.as_millis().div_ceil(1000).max(1) as u64)
     }
 }
 
-impl Kind {
-    /// 499 is nginx's word for a client that left; nobody reads it but the log.
+impl ProblemKind {
+    /// Returns the HTTP status. 499 is nginx's status for a client that left; it appears only in
+    /// the log.
     pub(crate) fn http_status(self) -> u16 {
         match self {
-            // Triton has no status of its own for what is there already.
-            Kind::Invalid | Kind::AlreadyThere => 400,
-            Kind::Unauthenticated => 401,
-            Kind::Forbidden => 403,
-            Kind::NotFound => 404,
-            Kind::WrongMethod => 405,
-            Kind::TooSlow => 408,
-            Kind::TooLarge => 413,
-            Kind::UnknownEncoding => 415,
-            Kind::Overloaded => 429,
-            Kind::Cancelled => 499,
-            Kind::Internal => 500,
-            Kind::NotOffered => 501,
-            Kind::Unavailable => 503,
-            Kind::Expired => 504,
+            // Triton has no separate status for something that already exists.
+            ProblemKind::Invalid | ProblemKind::AlreadyThere => 400,
+            ProblemKind::Unauthenticated => 401,
+            ProblemKind::Forbidden => 403,
+            ProblemKind::NotFound => 404,
+            ProblemKind::WrongMethod => 405,
+            ProblemKind::TooSlow => 408,
+            ProblemKind::TooLarge => 413,
+            ProblemKind::UnknownEncoding => 415,
+            ProblemKind::Overloaded => 429,
+            ProblemKind::Cancelled => 499,
+            ProblemKind::Internal => 500,
+            ProblemKind::NotOffered => 501,
+            ProblemKind::Unavailable => 503,
+            ProblemKind::Expired => 504,
         }
     }
 
     pub(crate) fn grpc_code(self) -> tonic::Code {
         match self {
-            Kind::Invalid | Kind::TooLarge => tonic::Code::InvalidArgument,
-            Kind::Unauthenticated => tonic::Code::Unauthenticated,
-            Kind::Forbidden => tonic::Code::PermissionDenied,
-            Kind::NotFound => tonic::Code::NotFound,
-            Kind::AlreadyThere => tonic::Code::AlreadyExists,
-            Kind::WrongMethod | Kind::UnknownEncoding | Kind::NotOffered => tonic::Code::Unimplemented,
-            Kind::Overloaded => tonic::Code::ResourceExhausted,
-            Kind::Cancelled => tonic::Code::Cancelled,
-            Kind::Internal => tonic::Code::Internal,
-            Kind::Unavailable => tonic::Code::Unavailable,
-            Kind::Expired | Kind::TooSlow => tonic::Code::DeadlineExceeded,
+            ProblemKind::Invalid | ProblemKind::TooLarge => tonic::Code::InvalidArgument,
+            ProblemKind::Unauthenticated => tonic::Code::Unauthenticated,
+            ProblemKind::Forbidden => tonic::Code::PermissionDenied,
+            ProblemKind::NotFound => tonic::Code::NotFound,
+            ProblemKind::AlreadyThere => tonic::Code::AlreadyExists,
+            ProblemKind::WrongMethod | ProblemKind::UnknownEncoding | ProblemKind::NotOffered => {
+                tonic::Code::Unimplemented
+            }
+            ProblemKind::Overloaded => tonic::Code::ResourceExhausted,
+            ProblemKind::Cancelled => tonic::Code::Cancelled,
+            ProblemKind::Internal => tonic::Code::Internal,
+            ProblemKind::Unavailable => tonic::Code::Unavailable,
+            ProblemKind::Expired | ProblemKind::TooSlow => tonic::Code::DeadlineExceeded,
         }
     }
 }
@@ -122,8 +127,8 @@ impl From<WireError> for Problem {
 impl From<LookupError> for Problem {
     fn from(error: LookupError) -> Problem {
         let kind = match error {
-            LookupError::UnknownModel(_) | LookupError::UnknownVersion { .. } => Kind::NotFound,
-            LookupError::Loading(_) | LookupError::Unavailable { .. } => Kind::Unavailable,
+            LookupError::UnknownModel(_) | LookupError::UnknownVersion { .. } => ProblemKind::NotFound,
+            LookupError::Loading(_) | LookupError::Unavailable { .. } => ProblemKind::Unavailable,
         };
         Problem::new(kind, error.to_string())
     }
@@ -133,21 +138,22 @@ impl From<DeviceRefused> for Problem {
     fn from(refused: DeviceRefused) -> Problem {
         let kind = match refused {
             DeviceRefused::NotEnded(retry_after) => {
-                let problem = Problem::new(Kind::Unavailable, refused.to_string());
+                let problem = Problem::new(ProblemKind::Unavailable, refused.to_string());
                 return Problem { retry_after: Some(retry_after), ..problem };
             }
-            DeviceRefused::TooMany(_) | DeviceRefused::Last(_) => Kind::Invalid,
-            DeviceRefused::NotServing(_) => Kind::NotFound,
-            DeviceRefused::Elsewhere => Kind::NotOffered,
-            DeviceRefused::Unopened(_) => Kind::Internal,
-            DeviceRefused::Stopped => Kind::Unavailable,
+            DeviceRefused::TooMany(_) | DeviceRefused::Last(_) => ProblemKind::Invalid,
+            DeviceRefused::NotServing(_) => ProblemKind::NotFound,
+            DeviceRefused::Elsewhere => ProblemKind::NotOffered,
+            DeviceRefused::Unopened(_) => ProblemKind::Internal,
+            DeviceRefused::Stopped => ProblemKind::Unavailable,
         };
         Problem::new(kind, refused.to_string())
     }
 }
 
 impl Problem {
-    /// Why a request that was accepted got no answer. Of one that was too late: what it had, what it needed, and the key.
+    /// Converts the failure of an accepted request. For a late one, the message gives its limit,
+    /// the needed time and the key to change.
     pub(crate) fn of_failure(failure: Failure, entry: &ServedEntry, rows: usize, timeout: Option<Duration>) -> Problem {
         let late = matches!(failure, Failure::Expired | Failure::Hopeless);
         let problem = Problem::of_ending(failure, &entry.name);
@@ -173,39 +179,39 @@ impl Problem {
         Problem::new(problem.kind, format!("{}; model '{}' had {had}{needed}; {fix}", problem.message, entry.name))
     }
 
-    /// The same, as far as the failure itself says.
+    /// Converts a failure without that additional information.
     fn of_ending(failure: Failure, model: &str) -> Problem {
         let kind = match failure {
             Failure::Share(retry_after) => {
-                let problem = Problem::new(Kind::Overloaded, failure.to_string());
+                let problem = Problem::new(ProblemKind::Overloaded, failure.to_string());
                 return Problem { retry_after: Some(retry_after), ..problem };
             }
             Failure::Outage { retry_after, .. } => {
-                let problem = Problem::new(Kind::Unavailable, failure.to_string());
+                let problem = Problem::new(ProblemKind::Unavailable, failure.to_string());
                 return Problem { retry_after: Some(retry_after), ..problem };
             }
             Failure::Refused(refused) => return Problem::of_refusal(refused, model),
-            Failure::Expired | Failure::Hopeless => Kind::Expired,
-            Failure::Cancelled => Kind::Cancelled,
-            Failure::Failed(_) => Kind::Internal,
-            Failure::Unloaded | Failure::ShuttingDown => Kind::Unavailable,
+            Failure::Expired | Failure::Hopeless => ProblemKind::Expired,
+            Failure::Cancelled => ProblemKind::Cancelled,
+            Failure::Failed(_) => ProblemKind::Internal,
+            Failure::Unloaded | Failure::ShuttingDown => ProblemKind::Unavailable,
         };
         Problem::new(kind, failure.to_string())
     }
 
-    /// Why a request for `model` did not even get in.
+    /// Converts the refusal of a request for `model`.
     pub(crate) fn of_refusal(refused: Refused, model: &str) -> Problem {
         let message = refused.to_string();
         match refused {
             Refused::QueueFull { retry_after, .. } | Refused::NodesFull { retry_after, .. } => {
-                Problem { retry_after: Some(retry_after), ..Problem::new(Kind::Overloaded, message) }
+                Problem { retry_after: Some(retry_after), ..Problem::new(ProblemKind::Overloaded, message) }
             }
             Refused::Outage { retry_after, .. } => {
-                Problem { retry_after: Some(retry_after), ..Problem::new(Kind::Unavailable, message) }
+                Problem { retry_after: Some(retry_after), ..Problem::new(ProblemKind::Unavailable, message) }
             }
-            Refused::TooLarge { .. } => Problem::new(Kind::TooLarge, format!("model '{model}': {message}")),
+            Refused::TooLarge { .. } => Problem::new(ProblemKind::TooLarge, format!("model '{model}': {message}")),
             Refused::Invalid(_) => Problem::invalid(format!("model '{model}': {message}")),
-            Refused::NotLoaded | Refused::ShuttingDown => Problem::new(Kind::Unavailable, message),
+            Refused::NotLoaded | Refused::ShuttingDown => Problem::new(ProblemKind::Unavailable, message),
         }
     }
 }

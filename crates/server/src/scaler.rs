@@ -1,16 +1,17 @@
-//! KEDA's `ExternalScaler`, on the port of the metrics: what `ripieno_desired_devices` says, without a Prometheus between.
+//! KEDA's `ExternalScaler` on the metrics port: the value of `ripieno_desired_devices`, without a
+//! Prometheus in between.
 //!
-//! Of several schedulers only the primary knows. A spare says that it is not active and that it wants no devices, so a
-//! scaled object that names all of them follows the primary: KEDA takes the largest, and one that does not answer keeps
-//! the number from falling.
+//! With several schedulers, only the primary knows the load. A spare reports that it is inactive
+//! and wants no devices. A scaled object that lists all of them therefore follows the primary: KEDA
+//! takes the maximum, and one that does not respond prevents scaling down.
 
-use crate::access::Need;
-use crate::bounds::connection::Connection;
+use crate::access::Permission;
 use crate::grpc;
-use crate::state::State;
+use crate::limits::connection::ClientConnection;
+use crate::state::ServerState;
 use hyper::body::Incoming;
 use hyper::{Request, Response};
-use ripieno_report::Rule;
+use ripieno_report::ScalingRule;
 use ripieno_runtime::DeviceState;
 use ripieno_wire::proto::scaler::external_scaler_server::{ExternalScaler, ExternalScalerServer};
 use ripieno_wire::proto::scaler::{
@@ -24,56 +25,56 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 use tonic::body::Body;
 
-/// The calls, as a path begins.
+/// Path prefix of the calls.
 pub(crate) const PATH: &str = "/externalscaler.ExternalScaler/";
 
-/// What is scaled by: each device of it is one replica.
+/// Name of the scaling metric; each device is one replica.
 const METRIC: &str = "desired_devices";
 
-/// The largest message: names of an object, and what its trigger says.
-const MOST_BYTES: usize = 64 << 10;
+/// Maximum message size; messages contain object names and trigger metadata.
+const MAX_MESSAGE_BYTES: usize = 64 << 10;
 
-/// How often a stream looks whether something has changed.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// Interval at which a stream checks for changes.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Streams at once.
+/// Maximum concurrent streams.
 const MAX_STREAMS: usize = 64;
 
 pub(crate) struct Scaler {
-    state: Arc<State>,
+    state: Arc<ServerState>,
     streams: Arc<Semaphore>,
 }
 
-/// The calls that tonic answers.
-pub(crate) fn routes(state: &Arc<State>) -> tonic::service::Routes {
+/// Returns the routes of the calls that tonic handles.
+pub(crate) fn routes(state: &Arc<ServerState>) -> tonic::service::Routes {
     let scaler = Scaler { state: state.clone(), streams: Arc::new(Semaphore::new(MAX_STREAMS)) };
-    let scaler = ExternalScalerServer::new(scaler).max_decoding_message_size(MOST_BYTES);
+    let scaler = ExternalScalerServer::new(scaler).max_decoding_message_size(MAX_MESSAGE_BYTES);
     tonic::service::Routes::new(scaler).prepare()
 }
 
-/// Answers a call of a scraper's port, if its caller may read the metrics.
+/// Handles a call on the metrics port if the client may read the metrics.
 pub(crate) async fn answer(
-    state: Arc<State>,
+    state: Arc<ServerState>,
     routes: tonic::service::Routes,
     request: Request<Incoming>,
 ) -> Response<Body> {
-    match state.access.admit(Need::Metrics, &request) {
+    match state.access.authorize(Permission::Metrics, &request) {
         Ok(_) => grpc::small_call(&state, routes, request).await,
         Err(problem) => grpc::refused(problem),
     }
 }
 
-/// Devices that the load needs, as far as is known; none from a spare.
-fn desired(state: &State) -> usize {
+/// Returns the number of devices that the load needs; zero on a spare.
+fn desired(state: &ServerState) -> usize {
     if !state.backend.is_primary() {
         return 0;
     }
     let there = || state.backend.devices().iter().filter(|device| device.state == DeviceState::Serving).count();
-    // Before anything is known nothing is to change.
-    state.signals.reading().map_or_else(|| there().max(1), |reading| Rule::PAPER.desired(&reading))
+    // Without data the current number is kept.
+    state.signals.reading().map_or_else(|| there().max(1), |reading| ScalingRule::PAPER.desired(&reading))
 }
 
-fn active(state: &State) -> IsActiveResponse {
+fn active(state: &ServerState) -> IsActiveResponse {
     IsActiveResponse { result: desired(state) > 0 }
 }
 
@@ -85,20 +86,20 @@ impl ExternalScaler for Scaler {
         Ok(tonic::Response::new(active(&self.state)))
     }
 
-    /// What it is now, and whenever that changes.
+    /// Sends the current value, and every change of it.
     async fn stream_is_active(
         &self,
         call: tonic::Request<ScaledObjectRef>,
     ) -> Result<tonic::Response<Self::StreamIsActiveStream>, Status> {
-        let connection = call.extensions().get::<Arc<Connection>>();
+        let connection = call.extensions().get::<Arc<ClientConnection>>();
         let of_connection = connection.map(|connection| connection.watches.clone());
-        let turns = [Some(self.streams.clone()), of_connection].into_iter().flatten();
-        let turns: Result<Vec<_>, _> = turns.map(Semaphore::try_acquire_owned).collect();
-        let turns = turns.map_err(|_| Status::resource_exhausted("too many streams; ask with IsActive"))?;
+        let permits = [Some(self.streams.clone()), of_connection].into_iter().flatten();
+        let permits: Result<Vec<_>, _> = permits.map(Semaphore::try_acquire_owned).collect();
+        let permits = permits.map_err(|_| Status::resource_exhausted("too many streams; ask with IsActive"))?;
         let state = self.state.clone();
         let (send, receive) = mpsc::channel(1);
         tokio::spawn(async move {
-            let _turns = turns;
+            let _permits = permits;
             let mut last = None;
             loop {
                 let now = active(&state);
@@ -107,9 +108,9 @@ impl ExternalScaler for Scaler {
                 }
                 last = Some(now);
                 tokio::select! {
-                    () = tokio::time::sleep(LOOK_EVERY) => {}
+                    () = tokio::time::sleep(POLL_INTERVAL) => {}
                     () = send.closed() => return,
-                    () = state.drained() => return,
+                    () = state.until_draining() => return,
                 }
             }
         });
@@ -124,7 +125,7 @@ impl ExternalScaler for Scaler {
         Ok(tonic::Response::new(GetMetricSpecResponse { metric_specs: vec![spec] }))
     }
 
-    /// By whatever name it is asked for: versions of KEDA put something before it.
+    /// Returns the metric under any requested name, because some versions of KEDA add a prefix.
     async fn get_metrics(
         &self,
         call: tonic::Request<GetMetricsRequest>,

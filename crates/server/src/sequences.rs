@@ -1,14 +1,15 @@
-//! The sequences that are under way: what each has left for its next request, and whose turn it is.
+//! Active sequences: the state of each, and the order of its requests.
 //!
-//! A request takes its turn before it is submitted and gives it back with its answer. So requests of a sequence run one after
-//! another, in the order in which they came, and those of different sequences side by side. What fails, or whose client leaves,
-//! leaves the states as they were. There is no thread for it: waiting happens in the future of the client's call.
+//! A request acquires its sequence's turn before it is submitted and releases it with its answer.
+//! Requests of a sequence therefore run one after another in arrival order, and those of different
+//! sequences concurrently. A request that fails or is cancelled leaves the state unchanged. Waiting
+//! happens in the future of the client's call, without a thread.
 
-use crate::bounds::budget::{Budget, hold};
-use crate::problem::{Kind, Problem};
+use crate::limits::budget::{MemoryBudget, hold};
+use crate::problem::{Problem, ProblemKind};
 use parking_lot::Mutex;
 use ripieno_executor::Tensor;
-use ripieno_repository::edge::{Event, SequenceId, Sequences};
+use ripieno_repository::edge::{SequenceEvent, SequenceId, Sequences};
 use ripieno_repository::registry::ServedEntry;
 use ripieno_wire::{Parameter, Parameters};
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,55 +19,57 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::{Mutex as Turns, Notify, OwnedMutexGuard};
 
-/// Sequences under way at the same time, of all models.
-const MOST_SEQUENCES: usize = 1 << 14;
-/// How often those that are idle for too long are looked for. Whoever asks for one of them is told at once.
-const SWEEP: Duration = Duration::from_secs(1);
+/// Maximum number of active sequences of all models.
+const MAX_SEQUENCES: usize = 1 << 14;
+/// Interval at which idle sequences are removed. A request for one that has expired is refused
+/// immediately.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The states that a sequence has left; none before its first request and after its last.
+/// States of a sequence; `None` before its first request and after its last.
 type States = Option<Vec<Tensor>>;
-/// Model, version, and which of its sequences.
-type Key = (String, String, SequenceId);
+/// Model, version and sequence id.
+type SequenceKey = (String, String, SequenceId);
 
-/// All sequences of the server.
+/// All active sequences of the server.
 #[derive(Default)]
-pub(crate) struct Table {
-    slots: Mutex<BTreeMap<Key, Slot>>,
+pub(crate) struct SequenceTable {
+    slots: Mutex<BTreeMap<SequenceKey, SequenceSlot>>,
 }
 
-struct Slot {
-    /// Fair: who comes first has the first turn. Cloned only with the table locked.
+struct SequenceSlot {
+    /// Fair lock: requests acquire it in arrival order. Cloned only while the table is locked.
     states: Arc<Turns<States>>,
-    /// The model as it was loaded when the sequence began.
+    /// Model entry when the sequence began.
     entry: Weak<ServedEntry>,
     idle: Duration,
-    /// When the last turn ended.
+    /// End of the last turn.
     last: Instant,
 }
 
-impl Slot {
-    /// Nobody has a turn or waits for one.
-    fn rests(&self) -> bool {
+impl SequenceSlot {
+    /// Returns true if no request holds or waits for a turn.
+    fn is_idle(&self) -> bool {
         Arc::strong_count(&self.states) == 1
     }
 
     fn is_over(&self, now: Instant) -> bool {
-        self.rests() && now.duration_since(self.last) >= self.idle
+        self.is_idle() && now.duration_since(self.last) >= self.idle
     }
 }
 
-/// The turn of a request. Dropping it lets the next one have its own.
-pub(crate) struct Turn {
-    table: Arc<Table>,
+/// A request's turn in its sequence. Dropping it passes the turn on.
+pub(crate) struct SequenceTurn {
+    table: Arc<SequenceTable>,
     entry: Arc<ServedEntry>,
-    key: Key,
-    event: Event,
-    /// Until it is dropped.
+    key: SequenceKey,
+    event: SequenceEvent,
+    /// Lock on the states; `Some` until drop.
     states: Option<OwnedMutexGuard<States>>,
 }
 
-/// What a request is to a sequence; an error if its model keeps sequences and it names none.
-pub(crate) fn event(entry: &ServedEntry, parameters: &Parameters) -> Result<Option<Event>, Problem> {
+/// Returns the request's role in its sequence; an error if the model keeps sequences and the
+/// request names none.
+pub(crate) fn event(entry: &ServedEntry, parameters: &Parameters) -> Result<Option<SequenceEvent>, Problem> {
     if entry.edge.sequences.is_none() {
         return Ok(None);
     }
@@ -89,73 +92,73 @@ pub(crate) fn event(entry: &ServedEntry, parameters: &Parameters) -> Result<Opti
             )));
         }
     };
-    Ok(Some(Event { id, start: flag("sequence_start")?, end: flag("sequence_end")? }))
+    Ok(Some(SequenceEvent { id, start: flag("sequence_start")?, end: flag("sequence_end")? }))
 }
 
-impl Table {
-    /// Waits for the turn of a request of this model, and no longer than the requests before it take. The place is given up once
-    /// those that came later can only come later here, too.
-    pub(crate) async fn turn(
-        self: &Arc<Table>,
+impl SequenceTable {
+    /// Waits for the turn of a request. The message position is released once this request is
+    /// queued, so that later messages queue behind it.
+    pub(crate) async fn acquire_turn(
+        self: &Arc<SequenceTable>,
         entry: &Arc<ServedEntry>,
-        event: Event,
-        place: Option<Place>,
-    ) -> Result<Turn, Problem> {
-        if let Some(place) = &place {
-            place.comes_next().await;
+        event: SequenceEvent,
+        position: Option<MessagePosition>,
+    ) -> Result<SequenceTurn, Problem> {
+        if let Some(position) = &position {
+            position.wait_until_first().await;
         }
         let key = (entry.name.clone(), entry.version.clone(), event.id.clone());
         let states = self.slot(entry, &key, event.start)?;
-        let (mut turn, mut place) = (pin!(states.lock_owned()), place);
+        let (mut turn, mut position) = (pin!(states.lock_owned()), position);
         let mut states = poll_fn(|context| {
             let polled = turn.as_mut().poll(context);
-            // It stands in the queue.
-            place = None;
+            // The request is queued now.
+            position = None;
             polled
         })
         .await;
         if event.start {
-            *states = entry.edge.sequences.as_ref().map(Sequences::begin);
+            *states = entry.edge.sequences.as_ref().map(Sequences::initial_states);
         }
         let has_begun = states.is_some();
-        let turn = Turn { table: self.clone(), entry: entry.clone(), key, event, states: Some(states) };
+        let turn = SequenceTurn { table: self.clone(), entry: entry.clone(), key, event, states: Some(states) };
         if has_begun { Ok(turn) } else { Err(unknown(&turn.key)) }
     }
 
     fn slot(
-        self: &Arc<Table>,
+        self: &Arc<SequenceTable>,
         entry: &Arc<ServedEntry>,
-        key: &Key,
+        key: &SequenceKey,
         start: bool,
     ) -> Result<Arc<Turns<States>>, Problem> {
         let mut slots = self.slots.lock();
-        let lives = |slot: &&Slot| !slot.is_over(Instant::now()) && slot.entry.ptr_eq(&Arc::downgrade(entry));
+        let lives = |slot: &&SequenceSlot| !slot.is_over(Instant::now()) && slot.entry.ptr_eq(&Arc::downgrade(entry));
         if let Some(slot) = slots.get(key).filter(lives) {
             return Ok(slot.states.clone());
         }
         if !start {
             return Err(unknown(key));
         }
-        if slots.len() >= MOST_SEQUENCES && !slots.contains_key(key) {
-            let retry_after = Some(SWEEP);
-            let full = format!("there are {MOST_SEQUENCES} sequences already; end those that are over, or retry later");
-            return Err(Problem { retry_after, ..Problem::new(Kind::Overloaded, full) });
+        if slots.len() >= MAX_SEQUENCES && !slots.contains_key(key) {
+            let retry_after = Some(SWEEP_INTERVAL);
+            let full = format!("there are {MAX_SEQUENCES} sequences already; end those that are over, or retry later");
+            return Err(Problem { retry_after, ..Problem::new(ProblemKind::Overloaded, full) });
         }
         if slots.is_empty() {
             tokio::spawn(sweep(Arc::downgrade(self)));
         }
         let states = Arc::new(Turns::new(None));
         let idle = entry.edge.sequences.as_ref().map_or(Duration::ZERO, |sequences| sequences.idle);
-        let slot = Slot { states: states.clone(), entry: Arc::downgrade(entry), idle, last: Instant::now() };
+        let slot = SequenceSlot { states: states.clone(), entry: Arc::downgrade(entry), idle, last: Instant::now() };
         slots.insert(key.clone(), slot);
         Ok(states)
     }
 }
 
-/// Forgets what is idle for too long, until there is nothing left; the next sequence begins it anew.
-async fn sweep(table: Weak<Table>) {
+/// Removes idle sequences until none is left; the next sequence starts this task again.
+async fn sweep(table: Weak<SequenceTable>) {
     loop {
-        tokio::time::sleep(SWEEP).await;
+        tokio::time::sleep(SWEEP_INTERVAL).await;
         let Some(table) = table.upgrade() else { return };
         let (mut slots, now) = (table.slots.lock(), Instant::now());
         slots.retain(|_, slot| !slot.is_over(now));
@@ -165,7 +168,7 @@ async fn sweep(table: Weak<Table>) {
     }
 }
 
-fn unknown((model, _, id): &Key) -> Problem {
+fn unknown((model, _, id): &SequenceKey) -> Problem {
     Problem::invalid(format!(
         "inference request for sequence {id} to model '{model}' must specify the START flag on the first request of the \
          sequence: it has not begun, has ended, was idle for longer than max_sequence_idle_microseconds, or the model was loaded \
@@ -173,24 +176,25 @@ fn unknown((model, _, id): &Key) -> Problem {
     ))
 }
 
-impl Turn {
-    /// What the model gets.
+impl SequenceTurn {
+    /// Returns the model's inputs.
     pub(crate) fn inputs(&self, given: &[Tensor]) -> Result<Arc<[Tensor]>, Problem> {
         let states = self.states.as_ref().and_then(|states| states.as_deref()).unwrap_or_default();
         let sequences = self.entry.edge.sequences.as_ref().ok_or_else(Problem::lost)?;
-        let whole = sequences.complete(given, states, &self.event);
+        let whole = sequences.model_inputs(given, states, &self.event);
         whole.map_err(|cause| Problem::invalid(format!("model '{}': {cause}", self.entry.name)))
     }
 
-    /// Ends it with what the model gave. States are copied: those of the batch are the memory of all its requests.
-    pub(crate) fn end(mut self, outputs: &[Tensor], budget: &Arc<Budget>) -> Result<(), Problem> {
+    /// Ends the turn with the model's outputs. States are copied, because the batch's memory
+    /// belongs to all its requests.
+    pub(crate) fn end(mut self, outputs: &[Tensor], budget: &Arc<MemoryBudget>) -> Result<(), Problem> {
         let Some(states) = self.states.as_mut() else { return Ok(()) };
         if self.event.end {
             **states = None;
             return Ok(());
         }
-        let next = self.entry.edge.sequences.as_ref().and_then(|sequences| sequences.next(outputs));
-        let lost = || Problem::new(Kind::Internal, format!("model '{}' gave no state", self.entry.name));
+        let next = self.entry.edge.sequences.as_ref().and_then(|sequences| sequences.next_states(outputs));
+        let lost = || Problem::new(ProblemKind::Internal, format!("model '{}' gave no state", self.entry.name));
         let copy = |tensor: Tensor| {
             let room = budget.reserve(tensor.data.len())?;
             Ok(Tensor { data: hold(tensor.data.to_vec(), room), ..tensor })
@@ -201,48 +205,49 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for SequenceTurn {
     fn drop(&mut self) {
         let Some(states) = self.states.take() else { return };
         let mut slots = self.table.slots.lock();
-        let own = |slot: &&mut Slot| Arc::ptr_eq(&slot.states, OwnedMutexGuard::mutex(&states));
+        let own = |slot: &&mut SequenceSlot| Arc::ptr_eq(&slot.states, OwnedMutexGuard::mutex(&states));
         if let Some(slot) = slots.get_mut(&self.key).filter(own) {
             slot.last = Instant::now();
             let is_over = states.is_none();
             drop(states);
-            if is_over && slot.rests() {
+            if is_over && slot.is_idle() {
                 slots.remove(&self.key);
             }
         }
     }
 }
 
-/// The order in which the messages of a stream came: they are decoded side by side, and a large one is passed by small ones.
+/// Arrival order of a stream's messages, which are decoded concurrently, so that small ones may
+/// overtake large ones.
 #[derive(Default)]
-pub(crate) struct Order {
+pub(crate) struct MessageOrder {
     waiting: Mutex<(u64, BTreeSet<u64>)>,
     moved: Notify,
 }
 
-/// A message's place in the order, until it is dropped.
-pub(crate) struct Place {
-    order: Arc<Order>,
+/// Position of a message in the order, until drop.
+pub(crate) struct MessagePosition {
+    order: Arc<MessageOrder>,
     number: u64,
 }
 
-impl Order {
-    /// Behind all others.
-    pub(crate) fn place(self: &Arc<Order>) -> Place {
+impl MessageOrder {
+    /// Returns the position after all others.
+    pub(crate) fn next_position(self: &Arc<MessageOrder>) -> MessagePosition {
         let (next, waiting) = &mut *self.waiting.lock();
         *next += 1;
         waiting.insert(*next);
-        Place { order: self.clone(), number: *next }
+        MessagePosition { order: self.clone(), number: *next }
     }
 }
 
-impl Place {
-    /// Waits until nobody stands before it.
-    async fn comes_next(&self) {
+impl MessagePosition {
+    /// Waits until this position is the first.
+    async fn wait_until_first(&self) {
         loop {
             let moved = self.order.moved.notified();
             if self.order.waiting.lock().1.first() == Some(&self.number) {
@@ -253,7 +258,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for MessagePosition {
     fn drop(&mut self) {
         self.order.waiting.lock().1.remove(&self.number);
         self.order.moved.notify_waiters();
@@ -266,20 +271,20 @@ mod tests {
 
     #[tokio::test]
     async fn places_are_in_the_order_of_the_messages() {
-        let order = Arc::new(Order::default());
-        let (first, second, third) = (order.place(), order.place(), order.place());
+        let order = Arc::new(MessageOrder::default());
+        let (first, second, third) = (order.next_position(), order.next_position(), order.next_position());
         let passed = Arc::new(Mutex::new(Vec::new()));
         let seen = passed.clone();
         let last = tokio::spawn(async move {
-            third.comes_next().await;
+            third.wait_until_first().await;
             seen.lock().push(3);
         });
         tokio::task::yield_now().await;
-        // Who needs no turn just leaves.
+        // A position that is dropped without a turn leaves the order.
         drop(second);
         tokio::task::yield_now().await;
         passed.lock().push(1);
-        first.comes_next().await;
+        first.wait_until_first().await;
         drop(first);
         last.await.unwrap();
         assert_eq!(*passed.lock(), [1, 3]);

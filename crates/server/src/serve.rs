@@ -1,20 +1,20 @@
-//! Listening, accepting, and going down in order.
+//! Listening, accepting connections, and graceful shutdown.
 //!
-//! One accept loop for all three ports, on hyper itself: connections are counted, their heads bounded in size and time,
-//! and every one of them hears of the shutdown, which the ready-made servers offer only in part. What a connection may take is
-//! in [`bounds`](crate::bounds).
+//! One accept loop per listener, directly on hyper: connections are limited in number, request
+//! heads in size and time, and every connection is notified of the shutdown; ready-made servers
+//! support only some of this. Limits per connection are in [`limits`](crate::limits).
 
-use crate::access::{AccessError, Door, Need};
+use crate::access::{AccessError, ListenerInfo, Permission};
 use crate::backend::Backend;
-use crate::bounds::call::{Answer, Call};
-use crate::bounds::connection::{CONNECTION_WINDOW_BYTES, Connection};
-use crate::bounds::places::{NoPlace, Place, Places};
-use crate::bounds::socket::Socket;
 use crate::config::ServerConfig;
+use crate::limits::call::{AnswerBody, CallGuard};
+use crate::limits::connection::{CONNECTION_WINDOW_BYTES, ClientConnection};
+use crate::limits::slots::{ConnectionSlot, ConnectionSlots, NoSlot};
+use crate::limits::socket::Socket;
 use crate::signals::SAMPLE_EVERY;
-use crate::state::State;
-use crate::threads::Threads;
-use crate::{fresh, grpc, http, metrics, scaler};
+use crate::state::ServerState;
+use crate::threads::ConnectionThreads;
+use crate::{credentials_reload, grpc, http, metrics, scaler};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::{Body, Incoming};
@@ -23,7 +23,7 @@ use hyper::service::{Service, service_fn};
 use hyper::{HeaderMap, Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
-use ripieno_repository::registry::{Registry, Repository};
+use ripieno_repository::registry::{ModelRegistry, Repository};
 use ripieno_runtime::{DeviceSnapshot, DeviceState};
 use std::convert::Infallible;
 use std::future::Future;
@@ -36,34 +36,35 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
-/// The head of an HTTP/2 request: model names and a few headers need far less.
+/// Maximum size of an HTTP/2 request head; model names and a few headers need far less.
 const MAX_HEAD_BYTES: usize = 64 << 10;
-/// What hyper may read ahead on an HTTP/1 connection, which no budget counts; smaller buffers cut tensors into many pieces.
+/// Read-ahead buffer of hyper on an HTTP/1 connection, which no budget counts; smaller buffers
+/// fragment tensors.
 const READ_BUFFER_BYTES: usize = 128 << 10;
-/// HTTP/2 flow control: what a client may send on one stream before it is read.
+/// HTTP/2 flow-control window of a stream: the bytes that a client may send before they are read.
 const STREAM_WINDOW_BYTES: u32 = 512 << 10;
-/// What hyper may take of an answer before the client makes room for it.
+/// Response bytes that hyper buffers before the client accepts them.
 const SEND_BUFFER_BYTES: usize = 64 << 10;
-/// After a failed accept, typically for lack of file descriptors.
+/// Pause after a failed accept, which is typically caused by a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// How long calls that are dismissed have to be told so.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Time for the error responses of calls that are aborted at shutdown.
+const DISMISS_GRACE: Duration = Duration::from_secs(1);
 
-/// The front end cannot start.
+/// Error for a server that cannot start.
 #[derive(Debug, Error)]
 pub enum BindError {
-    /// An address cannot be had.
+    /// A listener cannot be opened.
     #[error(
         "cannot listen on {address} for {purpose}: {source}; is another server running there? choose another with {option}"
     )]
     Listen {
-        /// The address.
+        /// Address of the listener.
         address: SocketAddr,
-        /// What it is for.
+        /// Purpose of the listener.
         purpose: &'static str,
-        /// The option that sets it.
+        /// Option that sets the address.
         option: &'static str,
-        /// What the system says.
+        /// Error of the system.
         source: std::io::Error,
     },
     /// Tokens or certificates cannot be used.
@@ -71,56 +72,56 @@ pub enum BindError {
     Access(#[from] AccessError),
 }
 
-/// Where a server listens; ports that were 0 are real here.
+/// Addresses of a server's listeners; a configured port of 0 is replaced by the actual one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Addresses {
-    /// HTTP.
+    /// HTTP listener.
     pub http: Option<SocketAddr>,
-    /// gRPC.
+    /// gRPC listener.
     pub grpc: Option<SocketAddr>,
-    /// Metrics.
+    /// Metrics listener.
     pub metrics: Option<SocketAddr>,
 }
 
-/// A front end that listens; clients that connect wait until [`Server::run`].
+/// A listening server; clients that connect wait until [`Server::run`].
 pub struct Server {
-    state: Arc<State>,
+    state: Arc<ServerState>,
     http: Option<TcpListener>,
     grpc: Option<TcpListener>,
     metrics: Option<TcpListener>,
 }
 
 impl Server {
-    /// Listens on all configured addresses, or on none if one of them cannot be had.
+    /// Opens all configured listeners, or none if one fails.
     pub async fn bind(
         config: ServerConfig,
         backend: Arc<dyn Backend>,
-        registry: Arc<Registry>,
+        registry: Arc<ModelRegistry>,
         repository: Arc<dyn Repository>,
     ) -> Result<Server, BindError> {
         let http = listen(config.http, "HTTP", "--http").await?;
         let grpc = listen(config.grpc, "gRPC", "--grpc").await?;
         let metrics = listen(config.metrics, "metrics", "--metrics").await?;
-        let state = Arc::new(State::new(config, backend, registry, repository)?);
+        let state = Arc::new(ServerState::new(config, backend, registry, repository)?);
         let server = Server { state, http, grpc, metrics };
         let Addresses { http, grpc, metrics } = server.addresses();
-        server.state.access.announce(&[("HTTP", http), ("gRPC", grpc), ("metrics", metrics)]);
+        server.state.access.warn_about_open_listeners(&[("HTTP", http), ("gRPC", grpc), ("metrics", metrics)]);
         Ok(server)
     }
 
-    /// Where it listens.
+    /// Returns the addresses of the listeners.
     pub fn addresses(&self) -> Addresses {
         let address = |listener: &Option<TcpListener>| listener.as_ref().and_then(|l| l.local_addr().ok());
         Addresses { http: address(&self.http), grpc: address(&self.grpc), metrics: address(&self.metrics) }
     }
 
-    /// Serves until `shutdown` is done; then takes no more connections, lets the calls in flight end, and returns. True if
-    /// all of them ended within the drain timeout.
+    /// Serves until `shutdown` completes, then stops accepting connections and waits for the calls
+    /// in flight. Returns true if all of them finished within the drain timeout.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> bool {
         let state = self.state;
         let mut loops = JoinSet::new();
         loops.spawn(keep_sampling(state.clone()));
-        loops.spawn(fresh::keep_fresh(state.clone()));
+        loops.spawn(credentials_reload::reload_credentials(state.clone()));
         if let Some(listener) = self.http {
             let shared = state.clone();
             let service = service_fn(move |request| http::handle(shared.clone(), request));
@@ -142,9 +143,9 @@ impl Server {
         if tokio::time::timeout(state.config.drain_timeout, drained.as_mut()).await.is_ok() {
             return true;
         }
-        // What is left is answered with an error; who does not read even that is cut off with the set.
+        // Remaining calls get an error; connections that do not accept it are dropped with the set.
         state.begin_dismissing();
-        let _ = tokio::time::timeout(LAST_WORDS, drained).await;
+        let _ = tokio::time::timeout(DISMISS_GRACE, drained).await;
         false
     }
 }
@@ -159,8 +160,8 @@ async fn listen(
     bound.map(Some).map_err(|source| BindError::Listen { address, purpose, option, source })
 }
 
-/// Accepts connections until the server drains, then waits for those that are open.
-async fn accept<S, B>(state: Arc<State>, listener: TcpListener, is_metrics: bool, service: S)
+/// Accepts connections until the server drains, then waits for the open ones.
+async fn accept<S, B>(state: Arc<ServerState>, listener: TcpListener, is_metrics: bool, service: S)
 where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send + 'static,
@@ -168,33 +169,35 @@ where
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let Ok(bind) = listener.local_addr() else { return };
-    let door = Door { bind, is_metrics };
-    let places = Places::new(&state.config);
-    // Who reads metrics is served here, whatever the other threads are busy with.
-    let threads = Threads::new(if is_metrics { &[] } else { &state.config.connections_on });
+    let info = ListenerInfo { bind, is_metrics };
+    let slots = ConnectionSlots::new(&state.config);
+    // Metrics connections stay on this thread, independent of the load on the serving threads.
+    let threads = ConnectionThreads::new(if is_metrics { &[] } else { &state.config.connections_on });
     let mut open = JoinSet::new();
-    // Kept between the turns of the loop: who is accepted may wait for a place while others end.
-    let mut accepting = Box::pin(accept_one(&state, &listener, &places));
+    // The accept future persists across loop iterations, because an accepted connection may wait
+    // for a slot.
+    let mut accepting = Box::pin(accept_one(&state, &listener, &slots));
     loop {
         let accepted = tokio::select! {
-            // First, so that who is connected already is served when the server goes down.
+            // `biased`: a connection that is already accepted is served even when the server shuts
+            // down.
             biased;
             accepted = &mut accepting => accepted,
             Some(_) = open.join_next() => continue,
-            () = state.drained() => break,
+            () = state.until_draining() => break,
         };
-        let accepted = accepted.and_then(|(stream, place, connection)| Ok((stream.into_std()?, place, connection)));
+        let accepted = accepted.and_then(|(stream, slot, connection)| Ok((stream.into_std()?, slot, connection)));
         match accepted {
-            Ok((stream, Some(place), connection)) => {
+            Ok((stream, Some(slot), connection)) => {
                 let (state, service) = (state.clone(), service.clone());
-                let (thread, seat) = threads.take();
+                let (thread, seat) = threads.least_loaded();
                 let served = async move {
-                    // Its events come to the thread that it is on.
+                    // Registers the socket with the reactor of its serving thread.
                     match TcpStream::from_std(stream) {
-                        Ok(stream) => serve_connection(state, stream, door, connection, service).await,
+                        Ok(stream) => serve_connection(state, stream, info, connection, service).await,
                         Err(error) => tracing::warn!("a connection cannot be served: {error}"),
                     }
-                    drop((place, seat));
+                    drop((slot, seat));
                 };
                 open.spawn_on(served, thread);
             }
@@ -204,37 +207,42 @@ where
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
-        accepting.set(accept_one(&state, &listener, &places));
+        accepting.set(accept_one(&state, &listener, &slots));
     }
     drop(accepting);
     drop(listener);
     while open.join_next().await.is_some() {}
 }
 
-/// The next connection, with its place unless its peer has its share.
+/// Accepts a connection and waits for its slot; `None` if its peer is at its limit.
 async fn accept_one(
-    state: &State,
+    state: &ServerState,
     listener: &TcpListener,
-    places: &Arc<Places>,
-) -> std::io::Result<(TcpStream, Option<Place>, Arc<Connection>)> {
+    slots: &Arc<ConnectionSlots>,
+) -> std::io::Result<(TcpStream, Option<ConnectionSlot>, Arc<ClientConnection>)> {
     let (stream, peer) = listener.accept().await?;
-    let connection = Connection::new(peer.ip(), state.shares.of(peer.ip()), &state.config);
-    Ok((stream, place(places, &connection).await, connection))
+    let connection = ClientConnection::new(peer.ip(), state.shares.budget_of(peer.ip()), &state.config);
+    Ok((stream, acquire_slot(slots, &connection).await, connection))
 }
 
-/// A place for a connection, as soon as there is one; none for a peer that has its share.
-async fn place(places: &Arc<Places>, connection: &Arc<Connection>) -> Option<Place> {
+/// Waits for a slot; returns `None` if the peer is at its limit.
+async fn acquire_slot(slots: &Arc<ConnectionSlots>, connection: &Arc<ClientConnection>) -> Option<ConnectionSlot> {
     loop {
-        match places.take(connection) {
-            Ok(place) => return Some(place),
-            Err(NoPlace::PeerFull) => return None,
-            Err(NoPlace::Full) => places.freed().await,
+        match slots.acquire(connection) {
+            Ok(slot) => return Some(slot),
+            Err(NoSlot::PeerFull) => return None,
+            Err(NoSlot::Full) => slots.freed().await,
         }
     }
 }
 
-async fn serve_connection<S, B>(state: Arc<State>, stream: TcpStream, door: Door, facts: Arc<Connection>, service: S)
-where
+async fn serve_connection<S, B>(
+    state: Arc<ServerState>,
+    stream: TcpStream,
+    listener: ListenerInfo,
+    client: Arc<ClientConnection>,
+    service: S,
+) where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Send + 'static,
     S::Future: Send + 'static,
     B: Body<Data = Bytes> + Unpin + Send + 'static,
@@ -244,21 +252,21 @@ where
         tracing::debug!("cannot set TCP_NODELAY: {error}");
     }
     let greeted = tokio::select! {
-        greeted = state.access.greet(door, stream, service, state.config.header_timeout) => greeted,
-        () = facts.evicted.notified() => return,
-        () = state.drained() => return,
+        greeted = state.access.handshake(listener, stream, service, state.config.header_timeout) => greeted,
+        () = client.evicted.notified() => return,
+        () = state.until_draining() => return,
     };
     let Some((stream, service)) = greeted else { return };
-    let socket = Socket::new(stream, facts.clone(), &state.config);
+    let socket = Socket::new(stream, client.clone(), &state.config);
     let builder = builder(&state.config);
-    let service = counted(facts.clone(), service);
+    let service = with_call_guard(client.clone(), service);
     let connection = builder.serve_connection(TokioIo::new(socket), service);
     tokio::pin!(connection);
-    let mut ticks = tokio::time::interval(look_every(&state.config));
+    let mut ticks = tokio::time::interval(tick_interval(&state.config));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut told = false;
-    let mut over = pin!(last_calls_over(&state, &facts));
-    let mut at_rest = pin!(until_at_rest(&state, &facts, |_| false));
+    let mut over = pin!(last_calls_over(&state, &client));
+    let mut at_rest = pin!(until_at_rest(&state, &client, |_| false));
     let ended = loop {
         tokio::select! {
             ended = connection.as_mut() => break ended,
@@ -266,15 +274,15 @@ where
                 told = true;
                 connection.as_mut().graceful_shutdown();
             }
-            // Part of a head, or a client that does not take its leave.
+            // A partial head, or a client that does not close the connection.
             () = at_rest.as_mut(), if told => return,
-            // A call that began meanwhile is answered; then the connection ends.
-            () = facts.evicted.notified() => match facts.idle_since() {
+            // A call that began in the meantime is answered; then the connection ends.
+            () = client.evicted.notified() => match client.idle_since() {
                 Some(_) => return,
                 None => connection.as_mut().graceful_shutdown(),
             },
-            now = ticks.tick() => if let Some(why) = facts.overdue(now.into_std(), &state.config) {
-                tracing::debug!(peer = %facts.peer, "a connection is closed: {why}");
+            now = ticks.tick() => if let Some(why) = client.overdue(now.into_std(), &state.config) {
+                tracing::debug!(peer = %client.peer, "a connection is closed: {why}");
                 return;
             },
         }
@@ -284,36 +292,39 @@ where
     }
 }
 
-/// Returns once the server goes down and a connection is to take no more calls. HTTP/2 tells its client so at once; one of
-/// HTTP/1 may send for a while, since what comes when its connection has just been closed is lost.
-async fn last_calls_over(state: &State, facts: &Connection) {
-    state.drained().await;
-    // Which of them a connection is may show only now.
-    until_at_rest(state, facts, Connection::can_announce_end).await;
+/// Completes when the server shuts down and a connection must accept no more calls. HTTP/2 notifies
+/// its client immediately. An HTTP/1 client may send for a while, because a request sent into a
+/// closing connection is lost.
+async fn last_calls_over(state: &ServerState, client: &ClientConnection) {
+    state.until_draining().await;
+    // The protocol of the connection may become known only now.
+    until_at_rest(state, client, ClientConnection::can_announce_end).await;
 }
 
-/// Returns once a connection has been at rest, from now on, for as long as last calls may take; soon, if `enough` is so.
-async fn until_at_rest(state: &State, facts: &Connection, enough: fn(&Connection) -> bool) {
+/// Completes when a connection has been at rest for as long as last calls may take, or earlier once
+/// `enough` holds.
+async fn until_at_rest(state: &ServerState, client: &ClientConnection, enough: fn(&ClientConnection) -> bool) {
     let span = state.config.last_calls.min(state.config.drain_timeout / 2);
     let from = Instant::now();
     loop {
-        let rest = facts.at_rest_since().map(|since| since.max(from).elapsed());
-        if enough(facts) || rest.is_some_and(|rest| rest >= span) {
+        let rest = client.at_rest_since().map(|since| since.max(from).elapsed());
+        if enough(client) || rest.is_some_and(|rest| rest >= span) {
             return;
         }
         tokio::time::sleep(span.saturating_sub(rest.unwrap_or_default()).max(Duration::from_millis(1))).await;
     }
 }
 
-/// A service whose calls have a share of the budget and are known to their connection.
-fn counted<S, B>(
-    connection: Arc<Connection>,
+/// Wraps a service so that each call reserves its share of the budget and is recorded on its
+/// connection.
+fn with_call_guard<S, B>(
+    connection: Arc<ClientConnection>,
     service: S,
 ) -> impl Service<
     Request<Incoming>,
-    Response = Response<Answer<B>>,
+    Response = Response<AnswerBody<B>>,
     Error = Infallible,
-    Future = impl Future<Output = Result<Response<Answer<B>>, Infallible>> + Send,
+    Future = impl Future<Output = Result<Response<AnswerBody<B>>, Infallible>> + Send,
 >
 where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
@@ -322,9 +333,9 @@ where
 {
     service_fn(move |mut request: Request<Incoming>| {
         let (version, has_body) = (request.version(), !request.body().is_end_stream());
-        let call = match connection.budget.enter() {
+        let call = match connection.budget.reserve_call() {
             Some(room) => {
-                let call = Call::begin(&connection, room, version, has_body);
+                let call = CallGuard::begin(&connection, room, version, has_body);
                 request.extensions_mut().insert(connection.clone());
                 Ok((call, service.call(request)))
             }
@@ -332,16 +343,16 @@ where
         };
         async move {
             match call {
-                Ok((call, answer)) => Ok(answer.await?.map(|body| Answer::new(body, call))),
+                Ok((call, answer)) => Ok(answer.await?.map(|body| AnswerBody::new(body, call))),
                 Err(refusal) => Ok(refusal),
             }
         }
     })
 }
 
-/// The least that can be said, since there is room for nothing: a head without a body.
-fn no_room<B>(to: &HeaderMap) -> Response<Answer<B>> {
-    let mut answer = Response::new(Answer::empty());
+/// Returns the minimal refusal without a body, for an exhausted budget.
+fn no_room<B>(to: &HeaderMap) -> Response<AnswerBody<B>> {
+    let mut answer = Response::new(AnswerBody::empty());
     let headers = answer.headers_mut();
     headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
     let grpc = to.get(CONTENT_TYPE).filter(|kind| kind.as_bytes().starts_with(b"application/grpc"));
@@ -355,19 +366,19 @@ fn no_room<B>(to: &HeaderMap) -> Response<Answer<B>> {
     answer
 }
 
-/// Samples the counters until the server goes down.
-async fn keep_sampling(state: Arc<State>) {
+/// Samples the counters until the server shuts down.
+async fn keep_sampling(state: Arc<ServerState>) {
     let mut ticks = tokio::time::interval(SAMPLE_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             _ = ticks.tick() => sample(&state),
-            () = state.drained() => return,
+            () = state.until_draining() => return,
         }
     }
 }
 
-fn sample(state: &State) {
+fn sample(state: &ServerState) {
     if !state.backend.is_primary() {
         return state.signals.clear();
     }
@@ -379,8 +390,9 @@ fn sample(state: &State) {
     state.signals.sample(state.backend.devices().into_iter().filter(there).count(), models);
 }
 
-/// How often a connection's timeouts are looked at: late by a quarter of the shortest at most.
-fn look_every(config: &ServerConfig) -> Duration {
+/// Returns the interval at which a connection's timeouts are checked: at most a quarter of the
+/// shortest.
+fn tick_interval(config: &ServerConfig) -> Duration {
     let shortest = config.header_timeout.min(config.idle_timeout).min(config.write_timeout);
     (shortest / 4).clamp(Duration::from_millis(1), Duration::from_secs(5))
 }
@@ -401,9 +413,9 @@ fn builder(config: &ServerConfig) -> Builder<TokioExecutor> {
     builder
 }
 
-/// The port of the metrics: for scrapers, probes, and an autoscaler that asks by calls.
+/// Handles the metrics port: scrapers, probes, and the autoscaler's calls.
 async fn metrics_port(
-    state: Arc<State>,
+    state: Arc<ServerState>,
     routes: tonic::service::Routes,
     request: Request<Incoming>,
 ) -> Result<Response<tonic::body::Body>, Infallible> {
@@ -413,14 +425,17 @@ async fn metrics_port(
     Ok(answer_metrics(state, request).await?.map(tonic::body::Body::new))
 }
 
-async fn answer_metrics(state: Arc<State>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
-    let need = if request.uri().path() == "/metrics" { Need::Metrics } else { Need::Health };
-    if let Err(problem) = state.access.admit(need, &request) {
+async fn answer_metrics(
+    state: Arc<ServerState>,
+    request: Request<Incoming>,
+) -> Result<Response<Full<Bytes>>, Infallible> {
+    let need = if request.uri().path() == "/metrics" { Permission::Metrics } else { Permission::Health };
+    if let Err(problem) = state.access.authorize(need, &request) {
         return Ok(http::refusal(&problem));
     }
     let (status, body) = match request.uri().path() {
         "/metrics" => (hyper::StatusCode::OK, metrics::render(&state)),
-        // The same as on the HTTP port, for probes that must get through whatever clients do there.
+        // Health paths as on the HTTP port, for probes that must work under any client load there.
         "/v2/health/live" => (hyper::StatusCode::OK, "live\n".to_owned()),
         "/v2/health/ready" if state.is_ready() => (hyper::StatusCode::OK, "ready\n".to_owned()),
         "/v2/health/ready" => (hyper::StatusCode::SERVICE_UNAVAILABLE, "not ready\n".to_owned()),

@@ -1,23 +1,24 @@
-//! The signals that an autoscaler follows, over the last seconds: bad rate, idle fraction, devices that the load needs.
+//! Autoscaling signals over the last seconds: bad rate, idle fraction, devices that the load needs.
 //!
-//! A task samples the counters once a second, whoever scrapes and how often, so that all readers see the same window.
-//! Before the second sample there is nothing to say, and the metrics are left out: a made-up value would be acted upon.
+//! A task samples the counters once per second, independent of scrapes, so that all readers see the
+//! same window. Before the second sample the metrics are omitted, because an autoscaler would act
+//! on a placeholder value.
 
 use parking_lot::Mutex;
 use ripieno_base::{Nanos, Time};
 use ripieno_report::{ModelTotals, Reading, Signals, Totals};
 use std::time::{Duration, Instant};
 
-/// How far back the signals look.
+/// Length of the window.
 const WINDOW: Nanos = Nanos::from_millis(10_000);
-/// How often they are sampled.
+/// Sampling interval.
 pub(crate) const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 
-/// The signals of a server that runs.
+/// Signals of a running server.
 pub(crate) struct LiveSignals {
     started: Instant,
     signals: Mutex<Signals>,
-    /// When samples were taken last, and how long devices were there in all until then.
+    /// Time of the last sample, and total device time until then.
     present: Mutex<(Nanos, Nanos)>,
 }
 
@@ -26,17 +27,17 @@ impl LiveSignals {
         LiveSignals { started: Instant::now(), signals: Mutex::new(Signals::new(WINDOW)), present: Mutex::default() }
     }
 
-    /// The signals now; none in the first second.
+    /// Returns the current signals; `None` in the first second.
     pub(crate) fn reading(&self) -> Option<Reading> {
         self.signals.lock().reading()
     }
 
-    /// Forgets what it has seen: it was not the whole of it.
+    /// Clears all samples, which did not cover the whole load.
     pub(crate) fn clear(&self) {
         *self.signals.lock() = Signals::new(WINDOW);
     }
 
-    /// Takes in the counters, read now, when so many devices are there.
+    /// Adds a sample of the counters with the current number of devices.
     pub(crate) fn sample(&self, devices: usize, models: Vec<(u64, ModelTotals)>) {
         let since_start = Nanos(i64::try_from(self.started.elapsed().as_nanos()).unwrap_or(i64::MAX));
         let mut present = self.present.lock();

@@ -1,72 +1,85 @@
-//! One inference whose answer comes in parts: a part for each step of the walk, and a last one.
+//! An inference with a streamed response: one part per step of the walk, and a last one.
 //!
-//! Steps come from the thread that schedules for everybody, so they go into a bounded channel without waiting. A client
-//! that does not read them falls behind until it is full, and then loses its request: [`MAX_UNREAD`] steps are far more
-//! than any network delays, and to join steps into larger parts would only put off the same end. What a client reads too
-//! slowly is its own loss: nobody else waits, and nothing grows.
+//! Steps come from the scheduler's thread, which must not block, so they go into a bounded channel.
+//! If a client reads too slowly, the channel fills up and its request fails: [`MAX_UNREAD`] steps
+//! far exceed any network delay, and merging steps into larger parts would only postpone the
+//! failure. Other clients are not affected, and memory stays bounded.
 
-use crate::bounds::budget::Budget;
 use crate::delivery::deliver;
-use crate::infer::{Accepted, Asked, MAX_UNREAD, accept, delivered};
-use crate::problem::{Kind, Problem};
-use crate::state::State;
+use crate::infer::{Accepted, InferCall, MAX_UNREAD, accept, delivered};
+use crate::limits::budget::MemoryBudget;
+use crate::problem::{Problem, ProblemKind};
+use crate::state::ServerState;
 use ripieno_executor::Tensor;
 use ripieno_repository::registry::ServedEntry;
-use ripieno_runtime::{OnStep, Step};
+use ripieno_runtime::{OnStep, StreamedStep};
 use ripieno_wire::{InferResponse, Parameter, ResponseTensor};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::mpsc::{self, Receiver};
 
-/// What marks the last part, as Triton has it.
-const FINAL: &str = "triton_final_response";
+/// Parameter that marks the last part, as in Triton.
+const FINAL_PARAMETER: &str = "triton_final_response";
 
-/// An inference under way. Dropping it withdraws the request.
-pub(crate) struct Parts {
+/// An inference in progress. Dropping it withdraws the request.
+pub(crate) struct AnswerParts {
     accepted: Accepted,
-    steps: Receiver<Step>,
-    /// Set once a step found no room.
+    steps: Receiver<StreamedStep>,
+    /// Whether a step found the channel full.
     overflown: Arc<AtomicBool>,
-    /// Outputs that have come in steps.
+    /// Outputs that arrived in steps.
     streamed: BTreeSet<String>,
-    /// The last step, which is sent with what else the answer holds.
-    held: Vec<Tensor>,
+    /// Outputs of the last step, sent together with the rest of the answer.
+    last_step: Vec<Tensor>,
     over: bool,
-    /// Once the engine has answered: whether late.
+    /// Whether the answer was late; `None` until the engine has answered.
     late: Option<bool>,
 }
 
-/// A part of an answer.
-pub(crate) struct Part {
+/// A part of a response.
+pub(crate) struct AnswerPart {
     pub(crate) response: InferResponse,
     pub(crate) last: bool,
 }
 
-impl Parts {
-    /// Submits a request; as for [`infer`](crate::infer::infer).
-    pub(crate) async fn begin(state: &State, budget: &Arc<Budget>, asked: Asked) -> Result<Parts, Problem> {
+impl AnswerParts {
+    /// Submits a request, as [`infer`](crate::infer::infer) does.
+    pub(crate) async fn begin(
+        state: &ServerState,
+        budget: &Arc<MemoryBudget>,
+        call: InferCall,
+    ) -> Result<AnswerParts, Problem> {
         let (send, steps) = mpsc::channel(MAX_UNREAD);
         let overflown = Arc::new(AtomicBool::new(false));
         let (full, mut send) = (overflown.clone(), Some(send));
         let on_step: OnStep = Box::new(move |step| {
-            // A client that is gone needs nothing; one that does not read is told so once it does.
+            // A client that is gone needs no steps; one that reads too slowly learns of it when it
+            // reads.
             if let Some(Err(mpsc::error::TrySendError::Full(_))) = send.as_ref().map(|send| send.try_send(step)) {
                 full.store(true, Ordering::Release);
                 send = None;
             }
         });
-        let accepted = accept(state, budget, asked, Some(on_step)).await?;
-        Ok(Parts { accepted, steps, overflown, streamed: BTreeSet::new(), held: Vec::new(), over: false, late: None })
+        let accepted = accept(state, budget, call, Some(on_step)).await?;
+        Ok(AnswerParts {
+            accepted,
+            steps,
+            overflown,
+            streamed: BTreeSet::new(),
+            last_step: Vec::new(),
+            over: false,
+            late: None,
+        })
     }
 
-    /// The model that answers.
+    /// Returns the model's entry.
     pub(crate) fn entry(&self) -> &ServedEntry {
         &self.accepted.entry
     }
 
-    /// Passes on what became of a part after the engine gave it. Before the last one a failure withdraws the request, which
-    /// counts it.
+    /// Counts a failure to deliver a part after the engine's answer, and returns the result. Before
+    /// the last part, a failure withdraws the request, which counts it.
     pub(crate) fn delivered<T>(&self, result: Result<T, Problem>) -> Result<T, Problem> {
         match self.late {
             Some(late) => delivered(self.entry(), late, result),
@@ -74,19 +87,19 @@ impl Parts {
         }
     }
 
-    /// The next part; none after the last one or after a failure.
-    pub(crate) async fn next(&mut self, state: &State) -> Option<Result<Part, Problem>> {
+    /// Returns the next part; `None` after the last part or a failure.
+    pub(crate) async fn next(&mut self, state: &ServerState) -> Option<Result<AnswerPart, Problem>> {
         while !self.over {
-            let Some(Step { outputs, last }) = self.steps.recv().await else {
+            let Some(StreamedStep { outputs, last }) = self.steps.recv().await else {
                 self.over = true;
                 return Some(self.finish(state).await);
             };
             self.streamed.extend(outputs.iter().map(|tensor| tensor.name.to_string()));
             if last {
-                self.held = outputs;
+                self.last_step = outputs;
                 continue;
             }
-            match self.wanted(state, &outputs).await {
+            match self.requested_outputs(state, &outputs).await {
                 Ok(outputs) if outputs.is_empty() => {}
                 outputs => return Some(outputs.map(|outputs| self.part(outputs, false))),
             }
@@ -94,24 +107,28 @@ impl Parts {
         None
     }
 
-    /// The last step and all outputs that do not come in steps.
-    async fn finish(&mut self, state: &State) -> Result<Part, Problem> {
+    /// Returns the last part: the last step, and all outputs that do not come in steps.
+    async fn finish(&mut self, state: &ServerState) -> Result<AnswerPart, Problem> {
         if self.overflown.load(Ordering::Acquire) {
             return Err(Problem::new(
-                Kind::TooSlow,
+                ProblemKind::TooSlow,
                 format!("more than {MAX_UNREAD} steps wait to be read; read the stream faster, or ask without one"),
             ));
         }
         let answered = self.accepted.answer().await?;
         self.late = Some(answered.late);
         let whole = answered.outputs.into_iter().filter(|tensor| !self.streamed.contains(&*tensor.name));
-        let tensors: Vec<Tensor> = std::mem::take(&mut self.held).into_iter().chain(whole).collect();
-        let outputs = self.wanted(state, &tensors).await;
+        let tensors: Vec<Tensor> = std::mem::take(&mut self.last_step).into_iter().chain(whole).collect();
+        let outputs = self.requested_outputs(state, &tensors).await;
         Ok(self.part(self.delivered(outputs)?, true))
     }
 
-    /// Those that the client asked for, in the order in which it did.
-    async fn wanted(&mut self, state: &State, tensors: &[Tensor]) -> Result<Vec<ResponseTensor>, Problem> {
+    /// Returns the requested outputs in the client's order.
+    async fn requested_outputs(
+        &mut self,
+        state: &ServerState,
+        tensors: &[Tensor],
+    ) -> Result<Vec<ResponseTensor>, Problem> {
         let mut outputs = Vec::new();
         for position in 0..self.accepted.outputs.len() {
             let name = self.accepted.name(position);
@@ -123,9 +140,9 @@ impl Parts {
         Ok(outputs)
     }
 
-    fn part(&self, outputs: Vec<ResponseTensor>, last: bool) -> Part {
+    fn part(&self, outputs: Vec<ResponseTensor>, last: bool) -> AnswerPart {
         let mut response = self.accepted.response(outputs);
-        response.parameters.0.insert(FINAL.to_owned(), Parameter::Bool(last));
-        Part { response, last }
+        response.parameters.0.insert(FINAL_PARAMETER.to_owned(), Parameter::Bool(last));
+        AnswerPart { response, last }
     }
 }

@@ -1,6 +1,7 @@
-//! W3C trace context: a caller's `traceparent` stands in what is logged about the call, and goes back with the answer.
+//! W3C trace context: the client's `traceparent` is attached to log events of the call and returned
+//! with the response.
 //!
-//! The server makes no spans of its own, so it hands the caller's on as it came.
+//! The server creates no spans of its own, so it passes the value on unchanged.
 
 use hyper::header::{HeaderName, HeaderValue};
 use hyper::{HeaderMap, Response};
@@ -8,17 +9,18 @@ use tracing::Span;
 
 static HEADER: HeaderName = HeaderName::from_static("traceparent");
 
-/// The trace that a call belongs to.
+/// Trace context of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Trace(HeaderValue);
+pub(crate) struct TraceContext(HeaderValue);
 
-/// Of a header that is as the standard wants it; what is not is as good as none.
-pub(crate) fn of(headers: &HeaderMap) -> Option<Trace> {
+/// Returns the trace context of a valid header; an invalid one counts as absent.
+pub(crate) fn from_headers(headers: &HeaderMap) -> Option<TraceContext> {
     let value = headers.get(&HEADER)?;
-    is_valid(value.as_bytes()).then(|| Trace(value.clone()))
+    is_valid(value.as_bytes()).then(|| TraceContext(value.clone()))
 }
 
-/// Version, trace, parent and flags, in lower-case hexadecimal digits; later versions may add more behind a dash.
+/// Returns true for version, trace, parent and flags in lower-case hexadecimal; later versions may
+/// add more after a dash.
 fn is_valid(text: &[u8]) -> bool {
     let hex = |part: &[u8]| part.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     let is_zero = |part: &[u8]| part.iter().all(|byte| *byte == b'0');
@@ -30,13 +32,13 @@ fn is_valid(text: &[u8]) -> bool {
     dashes && ends && digits && version != b"ff" && !is_zero(trace) && !is_zero(parent)
 }
 
-impl Trace {
-    /// What events of the call are logged in.
+impl TraceContext {
+    /// Returns the span for log events of the call.
     pub(crate) fn span(&self) -> Span {
         tracing::error_span!("call", traceparent = self.0.to_str().unwrap_or_default())
     }
 
-    pub(crate) fn answer<B>(self, answer: &mut Response<B>) {
+    pub(crate) fn add_to_answer<B>(self, answer: &mut Response<B>) {
         answer.headers_mut().insert(&HEADER, self.0);
     }
 }

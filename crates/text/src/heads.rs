@@ -1,25 +1,25 @@
-//! What becomes of the numbers that a model gives for a text.
+//! Conversion of a model's output tensors into embeddings, class probabilities and scores.
 
 use half::f16;
 use ripieno_model::DataType;
 
-/// How a row of numbers for each token becomes one for the text.
+/// Method that reduces one row per token to one row per text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
-    /// The first token's.
+    /// The first token's row.
     Cls,
     /// The mean over all tokens.
     Mean,
-    /// The last token's.
+    /// The last token's row.
     Last,
 }
 
 impl Pooling {
-    /// Each with its word in configurations.
+    /// All methods with their names in configurations.
     pub const ALL: [(&'static str, Pooling); 3] =
         [("cls", Pooling::Cls), ("mean", Pooling::Mean), ("last", Pooling::Last)];
 
-    /// One row of `width` numbers, out of one for each token.
+    /// Returns one row of `width` numbers from one row per token.
     pub fn pool(self, rows: &[f32], width: usize) -> Vec<f32> {
         let tokens = rows.len() / width.max(1);
         match self {
@@ -37,39 +37,39 @@ impl Pooling {
     }
 }
 
-/// What a model does with texts.
+/// Task that a model performs on texts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Task {
-    /// A vector for each.
+pub enum TextTask {
+    /// Produces an embedding for each text.
     Embed {
-        /// None where the model gives one vector for a text itself.
+        /// Pooling method; `None` if the model's output has one row per text already.
         pooling: Option<Pooling>,
-        /// Whether vectors are brought to length one.
+        /// Whether embeddings are normalised to unit length.
         normalize: bool,
     },
-    /// The probabilities of classes for each.
+    /// Produces class probabilities for each text.
     Classify {
-        /// The names of the classes.
+        /// Class names.
         labels: Vec<String>,
-        /// Whether several may be true of one text: each has a probability of its own.
-        several: bool,
+        /// Whether several classes may apply to one text; each then has an independent probability.
+        multi_label: bool,
     },
-    /// How well a document answers a query, from 0 to 1.
+    /// Scores how well a document answers a query, from 0 to 1.
     Rerank,
 }
 
-impl Task {
-    /// Its word in configurations.
+impl TextTask {
+    /// Returns the task's name in configurations.
     pub fn name(&self) -> &'static str {
         match self {
-            Task::Embed { .. } => "embed",
-            Task::Classify { .. } => "classify",
-            Task::Rerank => "rerank",
+            TextTask::Embed { .. } => "embed",
+            TextTask::Classify { .. } => "classify",
+            TextTask::Rerank => "rerank",
         }
     }
 }
 
-/// Brings a vector to length one; one of zeros stays.
+/// Scales a vector to unit length; a zero vector is unchanged.
 pub fn normalize(vector: &mut [f32]) {
     let length = vector.iter().map(|number| number * number).sum::<f32>().sqrt();
     if length > 0.0 {
@@ -77,7 +77,7 @@ pub fn normalize(vector: &mut [f32]) {
     }
 }
 
-/// Probabilities of classes of which one is true.
+/// Converts logits into probabilities of mutually exclusive classes.
 pub(crate) fn softmax(logits: &mut [f32]) {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     logits.iter_mut().for_each(|logit| *logit = (*logit - largest).exp());
@@ -85,12 +85,12 @@ pub(crate) fn softmax(logits: &mut [f32]) {
     logits.iter_mut().for_each(|logit| *logit /= sum);
 }
 
-/// The probability that one thing is true.
+/// Converts a logit into an independent probability.
 pub(crate) fn sigmoid(logit: f32) -> f32 {
     1.0 / (1.0 + (-logit).exp())
 }
 
-/// The numbers of a tensor in little-endian bytes; none if they are of another type than real numbers.
+/// Decodes a tensor from little-endian bytes; returns `None` if the datatype is not a real number.
 pub(crate) fn floats(datatype: DataType, bytes: &[u8]) -> Option<Vec<f32>> {
     match datatype {
         DataType::Fp32 => Some(bytes.as_chunks().0.iter().map(|&number| f32::from_le_bytes(number)).collect()),
@@ -120,7 +120,7 @@ mod tests {
         let mut nothing = [0.0, 0.0];
         normalize(&mut nothing);
         assert_eq!(nothing, [0.0, 0.0]);
-        // Without the largest taken off first, this would be infinity over infinity.
+        // Without subtracting the maximum first, this would be infinity over infinity.
         let mut logits = [1000.0, 1000.0, 0.0];
         softmax(&mut logits);
         assert_eq!(logits, [0.5, 0.5, 0.0]);

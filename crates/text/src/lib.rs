@@ -1,17 +1,18 @@
-//! Text for models that take token ids: texts become ids by the tokenizer that lies beside a model, and the model's output
-//! becomes a vector, the probabilities of classes, or a score.
+//! Text support for models that take token ids: a tokenizer beside the model converts texts into
+//! ids, and the model's output becomes an embedding, class probabilities or a score.
 //!
-//! Files are read as Hugging Face's libraries leave them beside an export: `tokenizer.json` is needed, `config.json`,
-//! `tokenizer_config.json`, `sentence_bert_config.json`, `1_Pooling/config.json` and `modules.json` are used where they are.
+//! Files are read as Hugging Face's libraries leave them beside an export: `tokenizer.json` is
+//! required; `config.json`, `tokenizer_config.json`, `sentence_bert_config.json`,
+//! `1_Pooling/config.json` and `modules.json` are used if they exist.
 
-mod beside;
 mod heads;
+mod sidecar;
 #[cfg(test)]
 mod tests;
 mod text_model;
 mod tokens;
 
-pub use beside::TOKENIZER_FILE;
-pub use heads::{Pooling, Task, normalize};
-pub use text_model::{Roles, TextConfig, TextModel, TextReader};
-pub use tokens::{TextError, Tokens};
+pub use heads::{Pooling, TextTask, normalize};
+pub use sidecar::TOKENIZER_FILE;
+pub use text_model::{TextConfig, TextModel, TextReader, TokenInputs};
+pub use tokens::{TokenizeError, Tokens};

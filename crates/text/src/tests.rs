@@ -1,6 +1,6 @@
-//! Models as they lie in a folder, with what Hugging Face's libraries leave beside them.
+//! Tests with models in folders that contain Hugging Face sidecar files.
 
-use crate::{Pooling, Task, TextConfig, TextError, TextModel, TextReader};
+use crate::{Pooling, TextConfig, TextModel, TextReader, TextTask, TokenizeError};
 use ripieno_model::{DataType, TensorSpec};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ fn logits(classes: i64) -> TensorSpec {
     spec("logits", DataType::Fp32, &[-1, classes])
 }
 
-/// A folder with the tokenizer of the tests and these files beside it.
+/// Creates a folder with the test tokenizer and these files.
 fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let tokenizer = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/models/tokenizer.json");
@@ -45,26 +45,27 @@ fn fit(files: &[(&str, &str)], config: &TextConfig, output: TensorSpec) -> Resul
     reader.fit(config, longest, &inputs(-1), &[output])
 }
 
-/// A text of megabytes takes seconds to tokenise: what cannot be read in full is not read at all.
+/// Tokenising megabytes of text takes seconds, so only as much text is read as the token limit
+/// allows.
 #[test]
 fn no_more_of_a_text_is_read_than_its_tokens_can_be() {
     let folder = folder(&[]);
     let model = reader(folder.path()).unwrap().fit(&TextConfig::default(), 100, &inputs(-1), &[hidden()]).unwrap();
     let (short, long) = ("the film was bad ".repeat(50), "the film was bad ".repeat(200_000));
-    assert_eq!(model.encode(&short, None, false), Err(TextError::TooLong(100)));
-    let refused = TextError::TooManyBytes { bytes: long.len(), most: 6400, tokens: 100 };
+    assert_eq!(model.encode(&short, None, false), Err(TokenizeError::TooLong(100)));
+    let refused = TokenizeError::TooManyBytes { bytes: long.len(), most: 6400, tokens: 100 };
     assert_eq!(model.encode(&long, None, false), Err(refused.clone()));
     assert_eq!(model.encode("the film", Some(&long), false), Err(refused));
     // The tokens that are kept are the same, of one text and of a pair.
     assert_eq!(model.encode(&long, None, true), model.encode(&short, None, true));
     assert_eq!(model.encode(&long, Some(&long), true), model.encode(&short, Some(&short), true));
-    // Cut in the middle of a letter of two bytes; all that is read is one word that nobody knows.
+    // The cut falls inside a two-byte character; the text that is read is one unknown word.
     let unknown = format!("a{}", "ä".repeat(1_000_000));
     assert_eq!(model.encode(&unknown, None, true).map(|tokens| tokens.ids.len()), Ok(3));
 }
 
 #[test]
-fn texts_become_tokens_and_what_is_too_long_is_refused_or_cut() {
+fn texts_become_tokens_and_long_ones_are_refused_or_truncated() {
     let folder = folder(&[]);
     let model = reader(folder.path()).unwrap().fit(&TextConfig::default(), 8, &inputs(-1), &[hidden()]).unwrap();
     // [CLS] the film ##s felt great [SEP]; words are counted from 4 on.
@@ -73,13 +74,13 @@ fn texts_become_tokens_and_what_is_too_long_is_refused_or_cut() {
     let pair = model.encode("the film", Some("was bad"), false).unwrap();
     assert_eq!((pair.ids.len(), pair.types.clone()), (7, vec![0, 0, 0, 0, 1, 1, 1]));
     let long = "the film was bad ".repeat(50);
-    assert_eq!(model.encode(&long, None, false), Err(TextError::TooLong(8)));
+    assert_eq!(model.encode(&long, None, false), Err(TokenizeError::TooLong(8)));
     let cut = model.encode(&long, None, true).unwrap();
     assert_eq!((cut.ids.len(), cut.ids[7]), (8, 3), "the end keeps its mark");
     assert_eq!(model.encode("", None, false).unwrap().ids, [2, 3]);
-    let refused = (model.check(vec![], true), model.check(vec![1; 9], false));
-    assert_eq!(refused, (Err(TextError::Empty), Err(TextError::TooLong(8))));
-    assert_eq!(model.check((0..9).collect(), true).unwrap().ids, (0..8).collect::<Vec<_>>());
+    let refused = (model.check_ids(vec![], true), model.check_ids(vec![1; 9], false));
+    assert_eq!(refused, (Err(TokenizeError::Empty), Err(TokenizeError::TooLong(8))));
+    assert_eq!(model.check_ids((0..9).collect(), true).unwrap().ids, (0..8).collect::<Vec<_>>());
 }
 
 #[test]
@@ -90,34 +91,38 @@ fn inputs_are_what_the_model_takes() {
     let int =
         |bytes: &[u8]| -> Vec<i64> { bytes.as_chunks().0.iter().map(|&number| i64::from_le_bytes(number)).collect() };
     let tokens = fit(-1).encode("the film", None, false).unwrap();
-    let open: Vec<_> = fit(-1).inputs(&tokens, |_| DataType::Int64).into_iter().map(|input| int(&input.2)).collect();
+    let open: Vec<_> =
+        fit(-1).encode_inputs(&tokens, |_| DataType::Int64).into_iter().map(|input| int(&input.2)).collect();
     assert_eq!(open, [vec![2, 4, 7, 3], vec![1; 4], vec![0; 4]]);
     // Exported for a length of six: filled up, and masked.
     let fixed = fit(6);
-    let filled: Vec<_> = fixed.inputs(&tokens, |_| DataType::Int64).into_iter().map(|input| int(&input.2)).collect();
+    let filled: Vec<_> =
+        fixed.encode_inputs(&tokens, |_| DataType::Int64).into_iter().map(|input| int(&input.2)).collect();
     assert_eq!(filled, [vec![2, 4, 7, 3, 0, 0], vec![1, 1, 1, 1, 0, 0], vec![0; 6]]);
-    assert_eq!(fixed.encode("the film was very bad", None, false), Err(TextError::TooLong(6)));
+    assert_eq!(fixed.encode("the film was very bad", None, false), Err(TokenizeError::TooLong(6)));
     let narrow = fit(-1);
-    let narrow = narrow.inputs(&tokens, |_| DataType::Int32);
+    let narrow = narrow.encode_inputs(&tokens, |_| DataType::Int32);
     assert_eq!(narrow[0].2, [2_i32, 4, 7, 3].map(i32::to_le_bytes).concat());
 }
 
 #[test]
-fn what_lies_beside_the_model_says_its_task() {
+fn sidecar_files_determine_the_task() {
     let task = |files: &[(&str, &str)], output| fit(files, &TextConfig::default(), output).unwrap().task;
-    let embed = |pooling, normalize| Task::Embed { pooling, normalize };
+    let embed = |pooling, normalize| TextTask::Embed { pooling, normalize };
     assert_eq!(task(&[], hidden()), embed(Some(Pooling::Mean), true));
     let pooling = ("1_Pooling/config.json", r#"{"word_embedding_dimension": 4, "pooling_mode_cls_token": true}"#);
     let modules = ("modules.json", r#"[{"idx": 0, "type": "sentence_transformers.models.Transformer"}]"#);
     assert_eq!(task(&[pooling, modules], hidden()), embed(Some(Pooling::Cls), false));
     assert_eq!(task(&[], spec("sentence_embedding", DataType::Fp16, &[-1, 4])), embed(None, true));
-    assert_eq!(task(&[], logits(1)), Task::Rerank);
+    assert_eq!(task(&[], logits(1)), TextTask::Rerank);
     let labels = (
         "config.json",
         r#"{"id2label": {"1": "good", "0": "bad"}, "architectures": ["BertForSequenceClassification"]}"#,
     );
-    let classify =
-        |labels: &[&str]| Task::Classify { labels: labels.iter().map(|&l| l.to_owned()).collect(), several: false };
+    let classify = |labels: &[&str]| TextTask::Classify {
+        labels: labels.iter().map(|&l| l.to_owned()).collect(),
+        multi_label: false,
+    };
     assert_eq!(task(&[labels], logits(2)), classify(&["bad", "good"]));
     assert_eq!(task(&[labels], logits(3)), classify(&["LABEL_0", "LABEL_1", "LABEL_2"]));
 }
@@ -133,7 +138,7 @@ fn the_longest_text_follows_from_the_strictest_file() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_with_what_to_write() {
+fn mismatches_are_refused_with_a_fix() {
     let config = |text: &str| TextConfig { task: Some(text.to_owned()), ..TextConfig::default() };
     let refused = |files: &[(&str, &str)], config, output| fit(files, &config, output).unwrap_err();
     let ids = spec("tokens", DataType::Int64, &[-1, 4]);

@@ -1,48 +1,51 @@
-//! A model that reads text: its tokenizer, what it is asked, and which of its tensors are which.
+//! A model that accepts text: its tokenizer, its task, and the roles of its tensors.
 
-use crate::beside::{Beside, TOKENIZER_FILE, files};
-use crate::heads::{Pooling, Task, floats, normalize, sigmoid, softmax};
-use crate::tokens::{TextError, Tokenizer, Tokens};
+use crate::heads::{Pooling, TextTask, floats, normalize, sigmoid, softmax};
+use crate::sidecar::{SidecarFiles, TOKENIZER_FILE, files};
+use crate::tokens::{TokenizeError, Tokenizer, Tokens};
 use ripieno_model::{DataType, TensorSpec};
 use std::fmt;
 use std::path::PathBuf;
 
-/// What the owner says; where that is nothing, what lies beside the model and how its output looks decide.
+/// Settings from `model.toml`. Unset ones are inferred from the sidecar files and the output's
+/// shape.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TextConfig {
-    /// What the model is asked: the name of a [`Task`].
+    /// Task name, see [`TextTask`].
     pub task: Option<String>,
-    /// How the rows of tokens become one.
+    /// Method that reduces the token rows to one row.
     pub pooling: Option<Pooling>,
-    /// Whether vectors are brought to length one.
+    /// Whether embeddings are normalised to unit length.
     pub normalize: Option<bool>,
-    /// Whether texts that are too long are cut.
+    /// Whether texts that are too long are truncated.
     pub truncate: bool,
-    /// The output that is read.
+    /// Name of the output tensor to read.
     pub output: Option<String>,
 }
 
-/// The inputs of a model that reads text.
+/// Names of the token inputs of a text model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Roles {
-    /// The ids of tokens.
+pub struct TokenInputs {
+    /// Input that takes the token ids.
     pub ids: String,
-    /// Which of them are real, if the model asks.
+    /// Input that takes the attention mask, if the model has one.
     pub mask: Option<String>,
-    /// To which text each belongs, if the model asks.
+    /// Input that takes the segment ids, if the model has one.
     pub types: Option<String>,
 }
 
-impl Roles {
-    /// The inputs by their usual names; none where these are not the inputs of a model that reads text.
-    pub fn of(inputs: &[TensorSpec]) -> Option<Roles> {
+impl TokenInputs {
+    /// Recognises the inputs by their usual names; returns `None` if these are not the inputs of a
+    /// text model.
+    pub fn from_specs(inputs: &[TensorSpec]) -> Option<TokenInputs> {
         let has =
             |name: &str| inputs.iter().any(|spec| spec.name == name && is_row_of_ids(spec)).then(|| name.to_owned());
-        let roles = Roles { ids: has("input_ids")?, mask: has("attention_mask"), types: has("token_type_ids") };
-        (roles.names().count() == inputs.len()).then_some(roles)
+        let inputs_by_role =
+            TokenInputs { ids: has("input_ids")?, mask: has("attention_mask"), types: has("token_type_ids") };
+        (inputs_by_role.names().count() == inputs.len()).then_some(inputs_by_role)
     }
 
-    /// The names of all.
+    /// Returns the names of all inputs.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         [Some(&self.ids), self.mask.as_ref(), self.types.as_ref()].into_iter().flatten().map(String::as_str)
     }
@@ -52,39 +55,40 @@ fn is_row_of_ids(spec: &TensorSpec) -> bool {
     matches!(spec.datatype, DataType::Int64 | DataType::Int32) && spec.shape.len() == 2
 }
 
-/// A tokenizer with what lies beside it, before the model is known.
+/// A tokenizer and its sidecar files, before the model is loaded.
 pub struct TextReader {
     tokenizer: Tokenizer,
-    beside: Beside,
+    sidecar: SidecarFiles,
     path: PathBuf,
 }
 
 impl TextReader {
-    /// The files that [`TextReader::read`] would read; none without a tokenizer.
+    /// Returns the files that [`TextReader::read`] would read; empty without a tokenizer.
     pub fn files(folders: &[PathBuf]) -> Vec<PathBuf> {
         let files: Vec<PathBuf> = files(folders).collect();
         if files.first().is_some_and(|file| file.ends_with(TOKENIZER_FILE)) { files } else { Vec::new() }
     }
 
-    /// Reads what lies in the folders, of two files of one name the one in the first. None without a tokenizer.
+    /// Reads the sidecar files; a file in an earlier folder takes precedence. Returns `None`
+    /// without a tokenizer.
     pub fn read(folders: &[PathBuf]) -> Result<Option<TextReader>, String> {
         let Some(path) = TextReader::files(folders).into_iter().next() else { return Ok(None) };
-        let (tokenizer, beside) = (Tokenizer::read(&path)?, Beside::read(folders)?);
-        Ok(Some(TextReader { tokenizer, beside, path }))
+        let (tokenizer, beside) = (Tokenizer::read(&path)?, SidecarFiles::read(folders)?);
+        Ok(Some(TextReader { tokenizer, sidecar: beside, path }))
     }
 
-    /// The most tokens of a text, by what lies beside the model.
+    /// Returns the maximum number of tokens in a text, from the sidecar files.
     pub fn max_length(&self) -> usize {
-        self.beside.max_length(self.tokenizer.truncation())
+        self.sidecar.max_length(self.tokenizer.truncation())
     }
 
-    /// What shorter texts are filled up with.
+    /// Returns the id of the padding token.
     pub fn pad_id(&self) -> u32 {
         self.tokenizer.pad_id()
     }
 
-    /// The model that takes at most so many tokens and has these inputs and outputs. The error says what does not fit, and what to
-    /// write.
+    /// Combines the tokenizer with a model that has these inputs and outputs and accepts at most
+    /// `max_length` tokens. The error names the mismatch and the fix.
     pub fn fit(
         mut self,
         config: &TextConfig,
@@ -93,7 +97,7 @@ impl TextReader {
         outputs: &[TensorSpec],
     ) -> Result<TextModel, String> {
         let file = self.path.display().to_string();
-        let roles = Roles::of(inputs).ok_or_else(|| {
+        let inputs_by_role = TokenInputs::from_specs(inputs).ok_or_else(|| {
             let names: Vec<&str> = inputs.iter().map(|spec| spec.name.as_str()).collect();
             format!(
                 "{file} makes input_ids and, if asked for, attention_mask and token_type_ids, of INT64 or INT32 and two \
@@ -101,15 +105,24 @@ impl TextReader {
                 names.join(", ")
             )
         })?;
-        // A model that was exported for one length gets that.
+        // A model exported for a fixed length always gets that length.
         let fixed = inputs.iter().find_map(|spec| usize::try_from(spec.shape[1]).ok());
         let max_length = fixed.unwrap_or(max_length);
-        self.tokenizer.bound(max_length).map_err(|error| format!("{file}: {error}"))?;
+        self.tokenizer.set_max_tokens(max_length).map_err(|error| format!("{file}: {error}"))?;
         let output = self.output(config, outputs)?;
         let task = self.task(config, output)?;
         let pad_id = self.tokenizer.pad_id();
         let (name, truncate) = (output.name.clone(), config.truncate);
-        Ok(TextModel { tokenizer: self.tokenizer, task, roles, output: name, max_length, fixed, pad_id, truncate })
+        Ok(TextModel {
+            tokenizer: self.tokenizer,
+            task,
+            inputs_by_role,
+            output: name,
+            max_length,
+            fixed,
+            pad_id,
+            truncate,
+        })
     }
 
     fn output<'a>(&self, config: &TextConfig, outputs: &'a [TensorSpec]) -> Result<&'a TensorSpec, String> {
@@ -119,7 +132,7 @@ impl TextReader {
             Some(name) => {
                 named(name).ok_or_else(|| format!("[text] output = \"{name}\": the model gives {}", names()))?
             }
-            // A vector that the model pools itself goes before those of tokens.
+            // A pooled output takes precedence over token rows.
             None => ["sentence_embedding", "last_hidden_state", "token_embeddings", "logits"]
                 .into_iter()
                 .find_map(named)
@@ -140,17 +153,17 @@ impl TextReader {
         Ok(found)
     }
 
-    fn task(&self, config: &TextConfig, output: &TensorSpec) -> Result<Task, String> {
+    fn task(&self, config: &TextConfig, output: &TensorSpec) -> Result<TextTask, String> {
         let by_token = output.shape.len() == 3;
         let size = output.shape.last().map_or(0, |&size| usize::try_from(size).unwrap_or(0));
-        let scores = self.beside.classifies || output.name == "logits";
+        let scores = self.sidecar.is_classifier || output.name == "logits";
         let guessed = match (by_token, scores, size) {
             (false, true, 1) => "rerank",
             (false, true, _) => "classify",
             _ => "embed",
         };
         let task = config.task.as_deref().unwrap_or(guessed);
-        let pooling = || config.pooling.or(self.beside.pooling).unwrap_or(Pooling::Mean);
+        let pooling = || config.pooling.or(self.sidecar.pooling).unwrap_or(Pooling::Mean);
         if config.pooling.is_some() && !by_token {
             return Err(format!(
                 "[text] pooling: output \"{}\" has one row a text already; remove the key, or name the output of tokens",
@@ -158,22 +171,22 @@ impl TextReader {
             ));
         }
         match task {
-            "embed" => Ok(Task::Embed {
+            "embed" => Ok(TextTask::Embed {
                 pooling: by_token.then(pooling),
-                normalize: config.normalize.or(self.beside.normalize).unwrap_or(true),
+                normalize: config.normalize.or(self.sidecar.normalize).unwrap_or(true),
             }),
             "rerank" | "classify" if by_token => Err(format!(
                 "[text] task = \"{task}\": output \"{}\" has a row for each token, and one for each text is needed",
                 output.name
             )),
-            "rerank" if size == 1 => Ok(Task::Rerank),
+            "rerank" if size == 1 => Ok(TextTask::Rerank),
             "rerank" => {
                 Err(format!("[text] task = \"rerank\": output \"{}\" has {size} numbers, and needs one", output.name))
             }
             _ => {
-                let known = &self.beside.labels;
+                let known = &self.sidecar.labels;
                 let labels = if known.len() == size { known.clone() } else { (0..size).map(label).collect() };
-                Ok(Task::Classify { labels, several: self.beside.several })
+                Ok(TextTask::Classify { labels, multi_label: self.sidecar.multi_label })
             }
         }
     }
@@ -183,49 +196,49 @@ fn label(class: usize) -> String {
     format!("LABEL_{class}")
 }
 
-/// A model that reads text.
+/// A model that accepts text.
 pub struct TextModel {
     tokenizer: Tokenizer,
-    /// What it is asked.
-    pub task: Task,
-    /// Its inputs.
-    pub roles: Roles,
-    /// The output that is read.
+    /// Task of the model.
+    pub task: TextTask,
+    /// Names of its token inputs.
+    pub inputs_by_role: TokenInputs,
+    /// Name of the output tensor that is read.
     pub output: String,
-    /// The most tokens of a text.
+    /// Maximum number of tokens in a text.
     pub max_length: usize,
-    /// How many tokens it takes always, if it does.
+    /// Fixed input length in tokens, if the model was exported with one.
     fixed: Option<usize>,
     pad_id: u32,
-    /// Whether texts that are too long are cut, unless a client says otherwise.
+    /// Whether texts that are too long are truncated by default; a request may override this.
     pub truncate: bool,
 }
 
 impl TextModel {
-    /// The tokens of a text, or of a pair; what is too long is cut or refused.
-    pub fn encode(&self, first: &str, second: Option<&str>, truncate: bool) -> Result<Tokens, TextError> {
+    /// Tokenises a text or a pair. A text that is too long is truncated or refused.
+    pub fn encode(&self, first: &str, second: Option<&str>, truncate: bool) -> Result<Tokens, TokenizeError> {
         self.tokenizer.encode(first, second, truncate)
     }
 
-    /// How many bytes of a text are read, at most.
-    pub fn read_bytes(&self, text: &str) -> usize {
-        text.len().min(self.tokenizer.most_bytes())
+    /// Returns the number of bytes of `text` that are read.
+    pub fn bytes_read(&self, text: &str) -> usize {
+        text.len().min(self.tokenizer.max_bytes())
     }
 
-    /// Tokens that a client brings itself.
-    pub fn check(&self, mut ids: Vec<u32>, truncate: bool) -> Result<Tokens, TextError> {
+    /// Checks token ids that a client sends instead of text.
+    pub fn check_ids(&self, mut ids: Vec<u32>, truncate: bool) -> Result<Tokens, TokenizeError> {
         if truncate {
             ids.truncate(self.max_length);
         }
         match ids.len() {
-            0 => Err(TextError::Empty),
-            count if count > self.max_length => Err(TextError::TooLong(self.max_length)),
+            0 => Err(TokenizeError::Empty),
+            count if count > self.max_length => Err(TokenizeError::TooLong(self.max_length)),
             count => Ok(Tokens { ids, types: vec![0; count] }),
         }
     }
 
-    /// The inputs of one row, in little-endian bytes as a type has them: name, length, numbers.
-    pub fn inputs(&self, tokens: &Tokens, datatype: impl Fn(&str) -> DataType) -> Vec<(&str, usize, Vec<u8>)> {
+    /// Returns the input tensors of one row as (name, length, little-endian bytes).
+    pub fn encode_inputs(&self, tokens: &Tokens, datatype: impl Fn(&str) -> DataType) -> Vec<(&str, usize, Vec<u8>)> {
         let length = self.fixed.unwrap_or(tokens.ids.len());
         let filled = |numbers: &[u32], pad: u32, name: &str| {
             let numbers = numbers.iter().copied().chain(std::iter::repeat(pad)).take(length);
@@ -234,7 +247,7 @@ impl TextModel {
                 _ => numbers.flat_map(|number| i64::from(number).to_le_bytes()).collect(),
             }
         };
-        let Roles { ids, mask, types } = &self.roles;
+        let TokenInputs { ids, mask, types } = &self.inputs_by_role;
         let mut inputs: Vec<(&str, usize, Vec<u8>)> = vec![(ids, length, filled(&tokens.ids, self.pad_id, ids))];
         if let Some(mask) = mask {
             inputs.push((mask, length, filled(&vec![1; tokens.ids.len()], 0, mask)));
@@ -245,15 +258,15 @@ impl TextModel {
         inputs
     }
 
-    /// What the model says of a text of so many tokens: a vector, the probabilities of classes, or one score. None if the output
-    /// is not what it was when the model was loaded.
+    /// Decodes the output for a text of `tokens` tokens into an embedding, class probabilities or
+    /// one score. Returns `None` if the output differs from its declaration at load.
     pub fn read(&self, tokens: usize, datatype: DataType, shape: &[i64], bytes: &[u8]) -> Option<Vec<f32>> {
         let mut numbers = floats(datatype, bytes)?;
         let width = usize::try_from(*shape.last()?).ok().filter(|&width| width > 0)?;
         match &self.task {
-            Task::Embed { pooling, normalize: is_normal } => {
+            TextTask::Embed { pooling, normalize: is_normal } => {
                 if let Some(pooling) = pooling {
-                    // Behind the text's own tokens stands what it was filled up with.
+                    // Rows after the text's own tokens are padding.
                     let rows = numbers.get(..tokens * width).filter(|rows| !rows.is_empty())?;
                     numbers = pooling.pool(rows, width);
                 }
@@ -261,9 +274,11 @@ impl TextModel {
                     normalize(&mut numbers);
                 }
             }
-            Task::Classify { several: true, .. } => numbers.iter_mut().for_each(|number| *number = sigmoid(*number)),
-            Task::Classify { .. } => softmax(&mut numbers),
-            Task::Rerank => numbers.iter_mut().for_each(|number| *number = sigmoid(*number)),
+            TextTask::Classify { multi_label: true, .. } => {
+                numbers.iter_mut().for_each(|number| *number = sigmoid(*number))
+            }
+            TextTask::Classify { .. } => softmax(&mut numbers),
+            TextTask::Rerank => numbers.iter_mut().for_each(|number| *number = sigmoid(*number)),
         }
         (numbers.len() == width).then_some(numbers)
     }

@@ -1,141 +1,145 @@
-//! From a text to the ids of its tokens.
+//! Tokenisation of texts and pairs of texts.
 
-use crate::beside::{MOST_TOKENIZER_BYTES, bounded};
+use crate::sidecar::{MAX_TOKENIZER_BYTES, read_bounded};
 use std::path::Path;
 use thiserror::Error;
 use tokenizers::utils::truncation::truncate_encodings;
 use tokenizers::{Encoding, PostProcessor, Tokenizer as Library, TruncationParams};
 
-/// What a text becomes.
+/// Token ids of a text or a pair of texts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tokens {
-    /// The ids, with the special ones that the model was trained with.
+    /// Ids, including the special tokens that the model was trained with.
     pub ids: Vec<u32>,
-    /// For each 0 if it is of the first text, 1 if of the second.
+    /// Segment of each token: 0 for the first text, 1 for the second.
     pub types: Vec<u32>,
 }
 
-/// Why a text has no tokens.
+/// Reason for which a text cannot be tokenised.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-pub enum TextError {
-    /// It is longer than the model takes.
+pub enum TokenizeError {
+    /// The text has more tokens than the model accepts.
     #[error(
         "it has more than {0} tokens, the most that the model takes; shorten it, or have it cut with \"truncate\": true"
     )]
     TooLong(usize),
-    /// It is not read, since it is longer than so many tokens could be.
+    /// The text has more bytes than the maximum number of tokens could represent, so it is not
+    /// read.
     #[error(
         "it has {bytes} bytes, and {tokens} tokens, the most that the model takes, are taken for at most {most}; shorten it, or have it \
              cut with \"truncate\": true"
     )]
     TooManyBytes {
-        /// How many it has.
+        /// Size of the text in bytes.
         bytes: usize,
-        /// How many it may have.
+        /// Upper bound on the size in bytes.
         most: usize,
-        /// The most tokens.
+        /// Maximum number of tokens.
         tokens: usize,
     },
-    /// Nothing is left of it, and the model adds nothing.
+    /// The text has no tokens, and the model adds no special ones.
     #[error("it has no tokens")]
     Empty,
-    /// The tokenizer fails.
+    /// The tokenizer failed.
     #[error("the tokenizer cannot read it: {0}")]
     Unreadable(String),
 }
 
-/// A token stands for some 4 bytes, of code and of tables for up to 10. There is no bound by the vocabulary: spaces and words that
-/// are not known may be of any length. But whoever reads to the end what has many times more lets one text of megabytes occupy
-/// a thread for seconds.
-const BYTES_A_TOKEN: usize = 64;
-/// A model of few tokens reads short texts with long words all the same.
-const FEWEST_BYTES: usize = 4096;
+/// Maximum number of bytes read per allowed token. A token represents about 4 bytes, up to 10 in
+/// code and tables. The vocabulary gives no bound, because whitespace and unknown words may have
+/// any length. Reading far beyond this would let one text of megabytes occupy a thread for seconds.
+const MAX_BYTES_PER_TOKEN: usize = 64;
+/// Number of bytes that are always read, so that a model with a small token limit accepts short
+/// texts of long words.
+const MIN_READ_BYTES: usize = 4096;
 
-/// A tokenizer that gives at most so many tokens.
+/// A tokenizer that returns at most `max_tokens` tokens.
 pub(crate) struct Tokenizer {
     library: Library,
-    longest: usize,
+    max_tokens: usize,
 }
 
 impl Tokenizer {
     /// Reads a `tokenizer.json`.
     pub(crate) fn read(path: &Path) -> Result<Tokenizer, String> {
-        let bytes = bounded(path, MOST_TOKENIZER_BYTES)?;
+        let bytes = read_bounded(path, MAX_TOKENIZER_BYTES)?;
         let library = Library::from_bytes(bytes).map_err(|error| format!("{}: {error}", path.display()))?;
-        Ok(Tokenizer { library, longest: usize::MAX })
+        Ok(Tokenizer { library, max_tokens: usize::MAX })
     }
 
-    /// The most tokens that the file itself says.
+    /// Returns the maximum number of tokens that the tokenizer file gives.
     pub(crate) fn truncation(&self) -> Option<usize> {
         self.library.get_truncation().map(|truncation| truncation.max_length)
     }
 
-    /// What shorter texts are filled up with.
+    /// Returns the id of the padding token.
     pub(crate) fn pad_id(&self) -> u32 {
         let declared = self.library.get_padding().map(|padding| padding.pad_id);
         let named = || ["[PAD]", "<pad>"].into_iter().find_map(|token| self.library.token_to_id(token));
         declared.or_else(named).unwrap_or(0)
     }
 
-    /// Texts are filled up where batches are formed, so not here. They are cut here: the library would keep what it cuts off, and of a
-    /// pair each piece beside each of the other, with special tokens in all of them.
-    pub(crate) fn bound(&mut self, longest: usize) -> Result<(), String> {
-        let added = self.added(false);
+    /// Sets the maximum number of tokens. The library's own padding is disabled, because padding
+    /// happens when batches are formed. Its truncation is disabled too: the library would keep the
+    /// parts that it cuts off, and for a pair one encoding per combination of parts, each with
+    /// special tokens.
+    pub(crate) fn set_max_tokens(&mut self, longest: usize) -> Result<(), String> {
+        let added = self.special_tokens(false);
         if longest <= added {
             return Err(format!("{longest} tokens leave no room for a text, since {added} are added to each"));
         }
         self.library.with_padding(None);
         self.library.with_truncation(None).map_err(|error| error.to_string())?;
-        self.longest = longest;
+        self.max_tokens = longest;
         Ok(())
     }
 
-    /// How many special tokens go with a text, or with a pair.
-    fn added(&self, is_pair: bool) -> usize {
+    /// Returns the number of special tokens added to a text or to a pair.
+    fn special_tokens(&self, is_pair: bool) -> usize {
         self.library.get_post_processor().map_or(0, |processor| processor.added_tokens(is_pair))
     }
 
-    /// The most bytes of a text that are read.
-    pub(crate) fn most_bytes(&self) -> usize {
-        self.longest.saturating_mul(BYTES_A_TOKEN).max(FEWEST_BYTES)
+    /// Returns the maximum number of bytes read of a text.
+    pub(crate) fn max_bytes(&self) -> usize {
+        self.max_tokens.saturating_mul(MAX_BYTES_PER_TOKEN).max(MIN_READ_BYTES)
     }
 
-    /// The part of a text that is read. What lies behind it is cut off only where tokens would be, too, unless nearly all before
-    /// it is spaces or unknown words.
-    fn readable<'a>(&self, text: &'a str, truncate: bool) -> Result<&'a str, TextError> {
-        let (bytes, most) = (text.len(), self.most_bytes());
+    /// Returns the part of a text that is read. The rest would be cut off as tokens anyway, unless
+    /// nearly all of the part is whitespace or unknown words.
+    fn readable<'a>(&self, text: &'a str, truncate: bool) -> Result<&'a str, TokenizeError> {
+        let (bytes, most) = (text.len(), self.max_bytes());
         match bytes > most {
             false => Ok(text),
             true if truncate => Ok(&text[..text.floor_char_boundary(most)]),
-            true => Err(TextError::TooManyBytes { bytes, most, tokens: self.longest }),
+            true => Err(TokenizeError::TooManyBytes { bytes, most, tokens: self.max_tokens }),
         }
     }
 
-    /// The tokens of a text, or of a pair.
-    pub(crate) fn encode(&self, first: &str, second: Option<&str>, truncate: bool) -> Result<Tokens, TextError> {
+    /// Returns the tokens of a text or of a pair.
+    pub(crate) fn encode(&self, first: &str, second: Option<&str>, truncate: bool) -> Result<Tokens, TokenizeError> {
         let first = self.readable(first, truncate)?;
         let second = second.map(|second| self.readable(second, truncate)).transpose()?;
-        let encoded = self.within(first, second, truncate)?;
+        let encoded = self.encode_within(first, second, truncate)?;
         let (ids, types) = (encoded.get_ids().to_vec(), encoded.get_type_ids().to_vec());
-        if ids.is_empty() { Err(TextError::Empty) } else { Ok(Tokens { ids, types }) }
+        if ids.is_empty() { Err(TokenizeError::Empty) } else { Ok(Tokens { ids, types }) }
     }
 
-    /// A text or a pair with its special tokens, cut if it may be.
-    fn within(&self, first: &str, second: Option<&str>, truncate: bool) -> Result<Encoding, TextError> {
-        let unreadable = |error: tokenizers::Error| TextError::Unreadable(error.to_string());
+    /// Encodes a text or a pair with its special tokens, truncated if `truncate` allows it.
+    fn encode_within(&self, first: &str, second: Option<&str>, truncate: bool) -> Result<Encoding, TokenizeError> {
+        let unreadable = |error: tokenizers::Error| TokenizeError::Unreadable(error.to_string());
         let part = |text: &str| self.library.encode_fast(text, false).map_err(unreadable);
         let (first, second) = (part(first)?, second.map(part).transpose()?);
-        let added = self.added(second.is_some());
-        let room = self.longest.saturating_sub(added);
+        let added = self.special_tokens(second.is_some());
+        let room = self.max_tokens.saturating_sub(added);
         let length = first.len() + second.as_ref().map_or(0, Encoding::len);
         if !truncate && length > room {
-            return Err(TextError::TooLong(self.longest));
+            return Err(TokenizeError::TooLong(self.max_tokens));
         }
         let params = TruncationParams { max_length: room, ..TruncationParams::default() };
         let (mut first, mut second) = truncate_encodings(first, second, &params).map_err(unreadable)?;
         first.take_overflowing();
         second.as_mut().map(Encoding::take_overflowing);
         let encoded = self.library.post_process(first, second, true).map_err(unreadable)?;
-        if encoded.len() > self.longest { Err(TextError::TooLong(self.longest)) } else { Ok(encoded) }
+        if encoded.len() > self.max_tokens { Err(TokenizeError::TooLong(self.max_tokens)) } else { Ok(encoded) }
     }
 }

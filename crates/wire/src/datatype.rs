@@ -1,9 +1,9 @@
-//! The element types of the protocol.
+//! The protocol's element types.
 
 use crate::WireError;
 use std::fmt;
 
-/// An element type. BF16 is not in the protocol's table but in every client.
+/// An element type. BF16 is missing from the protocol's table, but every client supports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum Datatype {
@@ -23,7 +23,8 @@ pub enum Datatype {
     Bytes,
 }
 
-/// The one table: type, name in messages, name in a model configuration, bytes of an element (0: it carries its length).
+/// Per datatype: its name in messages, its name in a model configuration, and its element size in
+/// bytes (0 if each element carries its own length).
 const TABLE: [(Datatype, &str, &str, usize); 14] = [
     (Datatype::Bool, "BOOL", "TYPE_BOOL", 1),
     (Datatype::Uint8, "UINT8", "TYPE_UINT8", 1),
@@ -42,22 +43,24 @@ const TABLE: [(Datatype, &str, &str, usize); 14] = [
 ];
 
 impl Datatype {
-    /// Every datatype.
+    /// Returns every datatype.
     pub fn all() -> impl Iterator<Item = Datatype> {
         TABLE.iter().map(|row| row.0)
     }
 
-    /// The name in messages: "FP32".
+    /// Returns the name in messages, such as "FP32".
     pub const fn name(self) -> &'static str {
         TABLE[self as usize].1
     }
 
-    /// The name in a model configuration: "TYPE_FP32"; BYTES is "TYPE_STRING" there.
+    /// Returns the name in a model configuration, such as "TYPE_FP32"; BYTES is "TYPE_STRING"
+    /// there.
     pub const fn config_name(self) -> &'static str {
         TABLE[self as usize].2
     }
 
-    /// Bytes of one element; none for BYTES, whose elements carry a 4-byte length each.
+    /// Returns the element size in bytes; `None` for BYTES, whose elements carry a 4-byte length
+    /// each.
     pub const fn size(self) -> Option<usize> {
         match TABLE[self as usize].3 {
             0 => None,
@@ -65,7 +68,7 @@ impl Datatype {
         }
     }
 
-    /// The datatype of this name.
+    /// Returns the datatype with this name in messages.
     pub fn from_name(name: &str) -> Option<Datatype> {
         TABLE.iter().find(|row| row.1 == name).map(|row| row.0)
     }

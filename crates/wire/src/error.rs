@@ -1,8 +1,9 @@
-//! A message that cannot be understood.
+//! The error for a malformed message.
 
 use thiserror::Error;
 
-/// What is wrong with a message: names the tensor, what was expected and what came. Always the sender's fault.
+/// Describes what is wrong with a message: the tensor, the expected and the received value. The
+/// sender is always at fault.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("{0}")]
 pub struct WireError(pub String);

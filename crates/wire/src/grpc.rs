@@ -1,7 +1,7 @@
-//! Inference over gRPC: from and to the generated messages.
+//! Conversion of inference requests and responses from and to the generated gRPC messages.
 //!
-//! Inputs come raw or typed, all or none; outputs always go raw, as Triton sends them, because typed contents of the
-//! narrow types quadruple the message.
+//! Inputs are all raw or all typed. Outputs are always raw, as Triton sends them, because typed
+//! contents of narrow types quadruple the message size.
 
 use crate::infer::{check_bytes, element_count, push_byte_element};
 use crate::proto::inference::infer_parameter::ParameterChoice;
@@ -9,8 +9,8 @@ use crate::proto::inference::model_infer_request::{InferInputTensor, InferReques
 use crate::proto::inference::model_infer_response::InferOutputTensor;
 use crate::proto::inference::{InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse};
 use crate::{
-    Datatype, InferRequest, InferResponse, MAX_PARAMETERS, MAX_TENSORS, Parameter, Parameters, Place, RequestedOutput,
-    WireError, WireTensor,
+    Datatype, InferRequest, InferResponse, MAX_PARAMETERS, MAX_TENSORS, Parameter, Parameters, RequestedOutput,
+    SharedMemoryRef, WireError, WireTensor,
 };
 use bytes::Bytes;
 use prost::Message;
@@ -20,12 +20,12 @@ mod size;
 
 pub use size::{decoded_load_size, decoded_size};
 
-/// Reads the message of a request; raw contents are slices of it.
+/// Parses the message of a request; raw contents are slices of it.
 pub fn decode_infer(message: Bytes) -> Result<ModelInferRequest, WireError> {
     ModelInferRequest::decode(message).map_err(|error| WireError::new(format!("the message is not valid: {error}")))
 }
 
-/// The bytes of a message, with room for `head` bytes before it.
+/// Encodes a message, with `head` zero bytes before it.
 pub fn encode_message(message: &impl Message, head: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(head + message.encoded_len());
     bytes.resize(head, 0);
@@ -33,9 +33,9 @@ pub fn encode_message(message: &impl Message, head: usize) -> Vec<u8> {
     bytes
 }
 
-/// Decodes a request.
+/// Converts a request message into an [`InferRequest`].
 pub fn parse_infer(message: ModelInferRequest) -> Result<InferRequest, WireError> {
-    // What is in shared memory is in no message.
+    // Raw contents exclude the inputs that are in shared memory.
     let sent = message.inputs.iter().filter(|input| !input.parameters.contains_key("shared_memory_region")).count();
     let (count, raw_count) = (message.inputs.len(), message.raw_input_contents.len());
     if count > MAX_TENSORS || message.outputs.len() > MAX_TENSORS {
@@ -66,7 +66,7 @@ fn tensor(input: InferInputTensor, raw: &mut impl Iterator<Item = Bytes>) -> Res
     let InferInputTensor { name, datatype, shape, parameters: options, contents } = input;
     let datatype = Datatype::parse(&datatype, &name)?;
     let parameters = parameters(options)?;
-    let place = Place::of(&parameters, &name)?;
+    let place = SharedMemoryRef::from_parameters(&parameters, &name)?;
     let raw = if place.is_some() { None } else { raw.next() };
     let is_slice = raw.is_some();
     let data = match (raw, contents) {
@@ -87,10 +87,11 @@ fn tensor(input: InferInputTensor, raw: &mut impl Iterator<Item = Bytes>) -> Res
         }
         (None, contents) => Bytes::from(typed_bytes(&name, datatype, &shape, contents.unwrap_or_default())?),
     };
-    Ok(WireTensor { name, datatype, shape, data, parameters, is_slice, place })
+    Ok(WireTensor { name, datatype, shape, data, parameters, is_slice, shared_memory: place })
 }
 
-/// Typed contents as bytes; the field must be the one of the datatype and hold as many elements as the shape.
+/// Converts typed contents into bytes. The populated field must match the datatype, and its number
+/// of elements the shape.
 fn typed_bytes(
     name: &str,
     datatype: Datatype,
@@ -121,7 +122,7 @@ fn typed_bytes(
     }
 }
 
-/// The field that carries this datatype, and how many elements it holds.
+/// Returns the name of the field that carries this datatype, and its number of elements.
 fn field_of(
     name: &str,
     datatype: Datatype,
@@ -170,8 +171,8 @@ fn byte_contents(name: &str, elements: &[Bytes]) -> Result<Vec<u8>, WireError> {
 
 fn requested_output(output: InferRequestedOutputTensor) -> Result<RequestedOutput, WireError> {
     let parameters = parameters(output.parameters)?;
-    let place = Place::of(&parameters, &output.name)?;
-    Ok(RequestedOutput { name: output.name, binary: None, place, parameters })
+    let place = SharedMemoryRef::from_parameters(&parameters, &output.name)?;
+    Ok(RequestedOutput { name: output.name, binary: None, shared_memory: place, parameters })
 }
 
 fn parameters(options: HashMap<String, InferParameter>) -> Result<Parameters, WireError> {
@@ -191,7 +192,7 @@ fn parameters(options: HashMap<String, InferParameter>) -> Result<Parameters, Wi
     Ok(Parameters(known.collect()))
 }
 
-/// Encodes a response, all outputs raw.
+/// Encodes a response with all outputs raw.
 pub fn encode_infer(response: InferResponse) -> ModelInferResponse {
     let (outputs, raw) = response
         .outputs
@@ -212,7 +213,7 @@ pub fn encode_infer(response: InferResponse) -> ModelInferResponse {
     }
 }
 
-/// A parameter as a message.
+/// Converts a parameter into a message.
 pub fn parameter(value: Parameter) -> InferParameter {
     let choice = match value {
         Parameter::Bool(value) => ParameterChoice::BoolParam(value),

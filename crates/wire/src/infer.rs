@@ -1,62 +1,63 @@
-//! An inference request and its response, free of the protocol that carried them.
+//! An inference request and its response, independent of the protocol that carried them.
 
 use crate::{Datatype, MAX_DIMENSIONS, MAX_ID_BYTES, Parameter, Parameters, WireError};
 use bytes::Bytes;
 
-/// A request, decoded and checked as far as that is possible without knowing the model.
+/// A decoded request, validated as far as possible without knowing the model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct InferRequest {
-    /// The model's name.
+    /// Model name.
     pub model: String,
-    /// Its version; empty leaves the choice to the server.
+    /// Model version; empty leaves the choice to the server.
     pub version: String,
-    /// Echoed in the response; empty if the client gave none.
+    /// Request id, echoed in the response; empty if the client sent none.
     pub id: String,
     /// Parameters of the request.
     pub parameters: Parameters,
-    /// Inputs with distinct names; the bytes of each agree with its shape and datatype.
+    /// Inputs with distinct names; each tensor's bytes agree with its shape and datatype.
     pub inputs: Vec<WireTensor>,
-    /// Outputs asked for, with distinct names; empty asks for all.
+    /// Requested outputs with distinct names; empty requests all.
     pub outputs: Vec<RequestedOutput>,
-    /// Whether outputs that say nothing else are to be sent in binary.
+    /// Whether outputs without an explicit encoding are sent in binary.
     pub binary_outputs: bool,
-    /// The bytes of a raw binary request: the one input of the model, without name, type or shape.
+    /// Body of a raw binary request: the model's only input, without name, datatype or shape.
     pub raw_input: Option<Bytes>,
 }
 
 /// An input tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WireTensor {
-    /// Name.
+    /// Tensor name.
     pub name: String,
     /// Element type.
     pub datatype: Datatype,
     /// Dimensions, none negative.
     pub shape: Vec<i64>,
-    /// Elements, little-endian and row-major; those of BYTES carry a 4-byte length each.
+    /// Elements, little-endian and row-major; BYTES elements carry a 4-byte length each.
     pub data: Bytes,
     /// Parameters of the tensor.
     pub parameters: Parameters,
-    /// Whether the elements are a slice of the message, and take no memory of their own.
+    /// Whether the elements are a slice of the message, and so take no memory of their own.
     pub is_slice: bool,
-    /// Where the elements are, if not in the message; then `data` is empty until [`fill`](WireTensor::fill).
-    pub place: Option<Place>,
+    /// Shared memory that contains the elements, if they are not in the message; `data` is then
+    /// empty until [`fill`](WireTensor::fill).
+    pub shared_memory: Option<SharedMemoryRef>,
 }
 
-/// A part of a region of shared memory that a client has registered.
+/// A range within a shared memory region that the client has registered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Place {
-    /// The region's name.
+pub struct SharedMemoryRef {
+    /// Name of the region.
     pub region: String,
-    /// Where the part begins within the region.
+    /// Offset of the range within the region, in bytes.
     pub offset: u64,
-    /// Its bytes: of an input all of them are the tensor, of an output it is the most that it may have.
+    /// Size in bytes: the exact size of an input, the maximum size of an output.
     pub byte_size: u64,
 }
 
-impl Place {
-    /// The place that the parameters of `tensor` name, if they name one.
-    pub(crate) fn of(parameters: &Parameters, tensor: &str) -> Result<Option<Place>, WireError> {
+impl SharedMemoryRef {
+    /// Reads the shared memory parameters of `tensor`; returns `None` if it has none.
+    pub(crate) fn from_parameters(parameters: &Parameters, tensor: &str) -> Result<Option<SharedMemoryRef>, WireError> {
         let Some(region) = parameters.get("shared_memory_region") else { return Ok(None) };
         let Parameter::Text(region) = region else {
             return Err(WireError::new(format!(
@@ -72,12 +73,17 @@ impl Place {
         let byte_size = number("shared_memory_byte_size")?.ok_or_else(|| {
             WireError::new(format!("tensor '{tensor}': shared_memory_byte_size must be given beside the region"))
         })?;
-        Ok(Some(Place { region: region.clone(), offset: number("shared_memory_offset")?.unwrap_or(0), byte_size }))
+        Ok(Some(SharedMemoryRef {
+            region: region.clone(),
+            offset: number("shared_memory_offset")?.unwrap_or(0),
+            byte_size,
+        }))
     }
 }
 
 impl WireTensor {
-    /// Gives a tensor its elements, which were not in the message, if they agree with its shape and datatype.
+    /// Sets the elements of a tensor whose data was not in the message, if they agree with its
+    /// shape and datatype.
     pub fn fill(&mut self, data: Bytes) -> Result<(), WireError> {
         check_bytes(&self.name, self.datatype, &self.shape, &data)?;
         self.data = data;
@@ -85,15 +91,15 @@ impl WireTensor {
     }
 }
 
-/// An output that the client asks for.
+/// An output that the client requests.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RequestedOutput {
-    /// Name.
+    /// Output name.
     pub name: String,
-    /// Whether to send it in binary, if the client said so.
+    /// Whether to send it in binary, if the client chose.
     pub binary: Option<bool>,
-    /// Where to write it instead of sending it.
-    pub place: Option<Place>,
+    /// Shared memory to write it to instead of sending it.
+    pub shared_memory: Option<SharedMemoryRef>,
     /// Parameters of the output.
     pub parameters: Parameters,
 }
@@ -101,45 +107,45 @@ pub struct RequestedOutput {
 /// A response.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct InferResponse {
-    /// The model's name.
+    /// Model name.
     pub model: String,
-    /// The version that answered.
+    /// Version of the model that answered.
     pub version: String,
-    /// The request's id; empty if it had none.
+    /// Id of the request; empty if it had none.
     pub id: String,
     /// Parameters of the response.
     pub parameters: Parameters,
-    /// Outputs in the order to be sent.
+    /// Outputs in the order in which they are sent.
     pub outputs: Vec<ResponseTensor>,
 }
 
 /// An output tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResponseTensor {
-    /// Name.
+    /// Tensor name.
     pub name: String,
     /// Element type.
     pub datatype: Datatype,
     /// Dimensions.
     pub shape: Vec<i64>,
-    /// Elements, as in [`WireTensor::data`].
+    /// Elements, encoded as in [`WireTensor::data`].
     pub data: Bytes,
-    /// How they travel.
-    pub form: Form,
+    /// Encoding of the elements in the response.
+    pub encoding: OutputEncoding,
 }
 
-/// How the elements of an output travel.
+/// Encoding of an output's elements in a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    /// As JSON, over HTTP.
+pub enum OutputEncoding {
+    /// JSON numbers or strings, over HTTP.
     Json,
-    /// In binary; over gRPC always.
+    /// Binary data; always used over gRPC.
     Binary,
-    /// Not at all: they have been written to where the client wanted them, and `data` is empty.
-    Elsewhere,
+    /// None: the elements were written to the client's shared memory, and `data` is empty.
+    SharedMemory,
 }
 
-/// The number of elements of a shape from outside; the error names the tensor.
+/// Returns the number of elements of a client's shape; the error names the tensor.
 pub fn element_count(tensor: &str, shape: &[i64]) -> Result<usize, WireError> {
     if shape.len() > MAX_DIMENSIONS {
         return Err(WireError::new(format!(
@@ -152,14 +158,14 @@ pub fn element_count(tensor: &str, shape: &[i64]) -> Result<usize, WireError> {
             "input '{tensor}': dimension {negative} in shape {shape:?} is negative; send the size of this very tensor"
         )));
     }
-    // Bytes must be addressable too, hence the bound below usize.
+    // The bound is below usize::MAX so that the size in bytes fits too.
     let product = shape.iter().try_fold(1u64, |product, &dimension| product.checked_mul(dimension as u64));
     product.filter(|&count| count <= i64::MAX as u64 / 8).and_then(|count| usize::try_from(count).ok()).ok_or_else(
         || WireError::new(format!("input '{tensor}': shape {shape:?} has more elements than can be counted")),
     )
 }
 
-/// Checks that raw bytes are what shape and datatype say.
+/// Checks that the size of raw bytes agrees with shape and datatype.
 pub(crate) fn check_bytes(tensor: &str, datatype: Datatype, shape: &[i64], data: &[u8]) -> Result<(), WireError> {
     let count = element_count(tensor, shape)?;
     match datatype.size() {
@@ -173,7 +179,7 @@ pub(crate) fn check_bytes(tensor: &str, datatype: Datatype, shape: &[i64], data:
     }
 }
 
-/// Walks the elements of a BYTES tensor.
+/// Checks the element lengths of a BYTES tensor.
 fn check_lengths(tensor: &str, count: usize, data: &[u8]) -> Result<(), WireError> {
     let found = byte_elements(data).try_fold(0usize, |found, element| element.map(|_| found + 1));
     match found {
@@ -189,7 +195,7 @@ fn check_lengths(tensor: &str, count: usize, data: &[u8]) -> Result<(), WireErro
     }
 }
 
-/// The elements of BYTES data in order; an inner none where the data is cut off, which ends the iteration.
+/// Returns the elements of BYTES data in order. Truncated data yields `None` as the last item.
 pub(crate) fn byte_elements(mut data: &[u8]) -> impl Iterator<Item = Option<&[u8]>> {
     std::iter::from_fn(move || {
         if data.is_empty() {
@@ -203,7 +209,7 @@ pub(crate) fn byte_elements(mut data: &[u8]) -> impl Iterator<Item = Option<&[u8
     })
 }
 
-/// Appends one element of BYTES.
+/// Appends one BYTES element.
 pub(crate) fn push_byte_element(tensor: &str, element: &[u8], data: &mut Vec<u8>) -> Result<(), WireError> {
     let length = u32::try_from(element.len())
         .map_err(|_| WireError::new(format!("input '{tensor}': an element of BYTES is longer than 2^32 bytes")))?;
@@ -212,14 +218,14 @@ pub(crate) fn push_byte_element(tensor: &str, element: &[u8], data: &mut Vec<u8>
     Ok(())
 }
 
-/// The first name that occurs twice.
+/// Returns the first name that occurs twice.
 pub(crate) fn first_duplicate<'a>(names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let mut seen = std::collections::BTreeSet::new();
     names.into_iter().find(|name| !seen.insert(*name))
 }
 
 impl InferRequest {
-    /// What both protocols forbid.
+    /// Checks the rules that hold for both protocols.
     pub(crate) fn check_names(&self) -> Result<(), WireError> {
         if self.id.len() > MAX_ID_BYTES {
             return Err(WireError::new(format!(

@@ -1,11 +1,11 @@
-//! The Open Inference Protocol on the wire: JSON with binary tensors, and gRPC.
+//! Wire formats of the Open Inference Protocol: JSON with binary tensors, and gRPC.
 //!
-//! Both protocols decode into one [`InferRequest`] and are encoded from one [`InferResponse`], so that the server has one
-//! path. Tensors are little-endian, row-major bytes throughout: what a client sent in binary is never copied or
-//! looked at, except that the elements of BYTES are walked once to see that their lengths add up.
+//! Both protocols decode into one [`InferRequest`] and encode from one [`InferResponse`], so that
+//! the server has a single path. Tensors are little-endian, row-major bytes throughout: binary data
+//! is neither copied nor inspected, except that the lengths of BYTES elements are checked.
 //!
-//! Everything that comes from outside is bounded here: nesting, tensors, dimensions, parameters, element counts. The size
-//! of the whole message is the server's business.
+//! This crate bounds everything that a client controls: nesting, tensors, dimensions, parameters
+//! and element counts. The server bounds the size of the whole message.
 
 mod datatype;
 mod error;
@@ -17,13 +17,16 @@ pub mod pbtxt;
 
 pub use datatype::Datatype;
 pub use error::WireError;
-pub use infer::{Form, InferRequest, InferResponse, Place, RequestedOutput, ResponseTensor, WireTensor, element_count};
+pub use infer::{
+    InferRequest, InferResponse, OutputEncoding, RequestedOutput, ResponseTensor, SharedMemoryRef, WireTensor,
+    element_count,
+};
 pub use parameter::{Parameter, Parameters};
 
-/// The generated messages and services.
+/// Generated messages and services.
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]
 pub mod proto {
-    /// What the messages and services are, as an encoded `FileDescriptorSet`.
+    /// Messages and services as an encoded `FileDescriptorSet`.
     pub const DESCRIPTORS: &[u8] = include_bytes!("generated/descriptors.bin");
 
     pub mod inference {
@@ -37,13 +40,13 @@ pub mod proto {
     }
 }
 
-/// The most inputs, and the most requested outputs, of one request.
+/// Maximum number of inputs, and of requested outputs, in a request.
 pub const MAX_TENSORS: usize = 256;
-/// The most dimensions of one tensor.
+/// Maximum number of dimensions of a tensor.
 pub const MAX_DIMENSIONS: usize = 32;
-/// The most parameters of one request, tensor or output.
+/// Maximum number of parameters of a request, tensor or output.
 pub const MAX_PARAMETERS: usize = 256;
-/// The longest id of a request, which is kept until the answer.
+/// Maximum length of a request id, which is kept until the response.
 pub const MAX_ID_BYTES: usize = 4096;
-/// The deepest nesting of a tensor's JSON data.
+/// Maximum nesting depth of a tensor's JSON data.
 pub const MAX_DEPTH: usize = 64;

@@ -18,12 +18,12 @@ pub enum Parameter {
 }
 
 impl Parameter {
-    /// As a boolean, if it is one.
+    /// Returns the value if it is a boolean.
     pub fn as_bool(&self) -> Option<bool> {
         if let Parameter::Bool(value) = self { Some(*value) } else { None }
     }
 
-    /// As a non-negative integer, if it is one.
+    /// Returns the value if it is a non-negative integer.
     pub fn as_u64(&self) -> Option<u64> {
         match self {
             Parameter::Int(value) => u64::try_from(*value).ok(),
@@ -99,12 +99,12 @@ impl Visitor<'_> for ParameterVisitor {
 pub struct Parameters(pub BTreeMap<String, Parameter>);
 
 impl Parameters {
-    /// The parameter of this name.
+    /// Returns the parameter with this name.
     pub fn get(&self, name: &str) -> Option<&Parameter> {
         self.0.get(name)
     }
 
-    /// Whether there is none.
+    /// Returns true if there are no parameters.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

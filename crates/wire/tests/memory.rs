@@ -1,4 +1,4 @@
-//! Decoding never takes more than is told beforehand, whatever comes: the allocator counts.
+//! Decoding never allocates more than the computed bound, measured by a counting allocator.
 
 use bytes::Bytes;
 use ripieno_wire::json::{self, InputShape};
@@ -6,11 +6,11 @@ use ripieno_wire::{Datatype, grpc};
 
 const COUNT: usize = 20_000;
 
-/// The most bytes that were allocated at once, and what was told.
-fn check(what: &str, told: usize, work: impl FnOnce()) {
+/// Checks that the peak allocation stays within `bound` bytes.
+fn check(what: &str, bound: usize, work: impl FnOnce()) {
     let peak = allocation_counter::measure(work).bytes_max as usize;
-    // Error messages and the like are small.
-    assert!(peak <= told + 4096, "{what}: {peak} bytes at once, {told} told");
+    // Error messages and similar are small.
+    assert!(peak <= bound + 4096, "{what}: {peak} bytes at once, bound {bound}");
 }
 
 fn repeated(piece: &str) -> String {
@@ -24,7 +24,7 @@ fn input(datatype: &str, data: &str) -> String {
 }
 
 #[test]
-fn json_takes_no_more_than_told() {
+fn json_stays_within_the_bound() {
     let parameters: Vec<String> = (0..250).map(|at| format!(r#""{at}":1"#)).collect();
     let parameters = parameters.join(",");
     let tensors = |fields: &str| {
@@ -48,14 +48,14 @@ fn json_takes_no_more_than_told() {
         inputs,
     ];
     for text in texts {
-        let (told, shown) = (json::decoded_size(text.as_bytes()), format!("{text:.80}"));
+        let (bound, shown) = (json::decoded_size(text.as_bytes()), format!("{text:.80}"));
         let body = Bytes::from(text);
-        check(&shown, told, || drop(json::parse_infer("m", "", &body, None)));
+        check(&shown, bound, || drop(json::parse_infer("m", "", &body, None)));
     }
 }
 
 #[test]
-fn generate_takes_no_more_than_told() {
+fn generate_stays_within_the_bound() {
     let shapes = [("a", Datatype::Int64, 2), ("b", Datatype::Bytes, 3), ("c", Datatype::Fp64, 1)];
     let inputs = shapes.map(|(name, datatype, rank)| InputShape { name, datatype, rank });
     let texts = [
@@ -66,13 +66,13 @@ fn generate_takes_no_more_than_told() {
         format!(r#"{{"a":{}{}}}"#, "[".repeat(COUNT), "]".repeat(COUNT)),
     ];
     for text in texts {
-        // The text may be copied once: what is no array is put into one.
-        let told = json::decoded_size(text.as_bytes()) + text.len();
-        check(&format!("{text:.80}"), told, || drop(json::parse_generate("m", "", text.as_bytes(), &inputs)));
+        // The text may be copied once, because a value that is not an array is wrapped in one.
+        let bound = json::decoded_size(text.as_bytes()) + text.len();
+        check(&format!("{text:.80}"), bound, || drop(json::parse_generate("m", "", text.as_bytes(), &inputs)));
     }
 }
 
-/// A field of protobuf with bytes.
+/// Encodes a protobuf bytes field.
 fn field(number: u8, payload: &[u8]) -> Vec<u8> {
     let mut bytes = vec![number << 3 | 2];
     let mut length = payload.len();
@@ -85,7 +85,7 @@ fn field(number: u8, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A request with one input of one field of contents.
+/// Encodes a request with one input that has one field of contents.
 fn contents(datatype: &str, count: usize, field_of_contents: &[u8]) -> Vec<u8> {
     let shape = field(3, &[count as u8 | 0x80, (count >> 7) as u8 | 0x80, (count >> 14) as u8]);
     let input = [field(1, b"x"), field(2, datatype.as_bytes()), shape, field(5, field_of_contents)].concat();
@@ -93,7 +93,7 @@ fn contents(datatype: &str, count: usize, field_of_contents: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn protobuf_takes_no_more_than_told() {
+fn protobuf_stays_within_the_bound() {
     let ones = vec![1; COUNT];
     let single = |number: u8| [number << 3, 1].repeat(COUNT);
     let parameters: Vec<u8> = (0..250_u8)
@@ -120,8 +120,8 @@ fn protobuf_takes_no_more_than_told() {
     ];
     for (at, message) in messages.into_iter().enumerate() {
         let message = Bytes::from(message);
-        // What has too much of something is not decoded at all.
-        let Ok(told) = grpc::decoded_size(&message) else { continue };
-        check(&format!("message {at}"), told, || drop(grpc::decode_infer(message).and_then(grpc::parse_infer)));
+        // Messages above a limit are refused before decoding.
+        let Ok(bound) = grpc::decoded_size(&message) else { continue };
+        check(&format!("message {at}"), bound, || drop(grpc::decode_infer(message).and_then(grpc::parse_infer)));
     }
 }

@@ -22,7 +22,7 @@ use assets::Folder;
 use clap::Args;
 use ripieno_report::Format;
 use ripieno_repository::ModelReport;
-use ripieno_repository::registry::Registry;
+use ripieno_repository::registry::ModelRegistry;
 use ripieno_sched::{Choice, Limits, Objective, Options};
 use ripieno_server::ServerConfig;
 use std::net::SocketAddr;
@@ -90,7 +90,7 @@ struct Live {
     http: SocketAddr,
     engine: ripieno_runtime::Engine,
     models: Vec<ModelReport>,
-    registry: Arc<Registry>,
+    registry: Arc<ModelRegistry>,
     stop: oneshot::Sender<()>,
     served: JoinHandle<bool>,
 }

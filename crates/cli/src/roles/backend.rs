@@ -15,10 +15,10 @@ use clap::Args;
 use ripieno_base::ModelId;
 use ripieno_cluster::handover::Epoch;
 use ripieno_cluster::plane::Tcp;
-use ripieno_cluster::{Backend, BackendModel, OnOrder, Stop};
+use ripieno_cluster::{Backend, BackendModel, OnOrder, StopSignal};
 use ripieno_report::Format;
-use ripieno_repository::registry::{Registry, ServedEntry};
-use ripieno_repository::{Host, LiveRepository, ModelReport, Target};
+use ripieno_repository::registry::{ModelRegistry, ServedEntry};
+use ripieno_repository::{Host, LiveRepository, ModelReport, LoadTarget};
 use ripieno_runtime::ServedModel;
 use ripieno_sched::Limits;
 use std::fs::File;
@@ -113,9 +113,9 @@ pub(crate) fn run(args: &BackendArgs) -> anyhow::Result<()> {
     if !args.repository.exists() {
         bail!("{} does not exist; give a model repository or an ONNX file", args.repository.display());
     }
-    let target = Target { allow_symlinks: args.allow_symlinks, ..args.devices.target()? };
+    let target = LoadTarget { allow_symlinks: args.allow_symlinks, ..args.devices.target()? };
     let (executor, devices) = (Arc::clone(&target.engine), target.devices);
-    let stop: Vec<Arc<Stop>> = (0..devices).map(|_| Arc::default()).collect();
+    let stop: Vec<Arc<StopSignal>> = (0..devices).map(|_| Arc::default()).collect();
     let probes = match args.metrics {
         Some(address) => Some(runtime.block_on(Probes::start(address, &stop))?),
         None => None,
@@ -125,7 +125,7 @@ pub(crate) fn run(args: &BackendArgs) -> anyhow::Result<()> {
     let epoch = latest(&args.epoch)?;
     let orders = args.orders.as_ref().map(|path| File::options().create(true).append(true).open(path));
     let orders = orders.transpose().context("cannot open the file of --orders")?.map(Arc::new);
-    let start = |(device, stop): (usize, &Arc<Stop>)| {
+    let start = |(device, stop): (usize, &Arc<StopSignal>)| {
         let (transport, schedulers, depth) = (Arc::new(Tcp), args.scheduler.clone(), Limits::MOST_DEPTH);
         let (executor, models, stop) = (Arc::clone(&executor), Arc::clone(&models), Arc::clone(stop));
         let on_order = orders.as_ref().map(|file| journal(file, device));
@@ -137,14 +137,14 @@ pub(crate) fn run(args: &BackendArgs) -> anyhow::Result<()> {
     tracing::info!("leaving: no new batches; those that are here are run");
     stop.iter().for_each(|stop| stop.leave());
     wait(&running, Duration::from_secs(args.drain_timeout_s));
-    stop.iter().for_each(|stop| stop.cut());
+    stop.iter().for_each(|stop| stop.abort());
     // A device that hangs is not waited for.
     wait(&running, Duration::from_secs(1));
     Ok(())
 }
 
-fn load(args: &BackendArgs, target: Target) -> anyhow::Result<(Arc<[BackendModel]>, Vec<ModelReport>)> {
-    let (registry, shelf) = (Arc::new(Registry::default()), Arc::new(Shelf::default()));
+fn load(args: &BackendArgs, target: LoadTarget) -> anyhow::Result<(Arc<[BackendModel]>, Vec<ModelReport>)> {
+    let (registry, shelf) = (Arc::new(ModelRegistry::default()), Arc::new(Shelf::default()));
     let host: Arc<dyn Host> = shelf.clone();
     let progress = progress_bars("measuring", "batch sizes");
     let repository = LiveRepository::new(args.repository.clone(), target, registry.clone(), host, progress);

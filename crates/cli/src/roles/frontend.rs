@@ -13,10 +13,10 @@ use anyhow::Context;
 use clap::Args;
 use ripieno_base::{DeviceId, ModelId};
 use ripieno_cluster::plane::Tcp;
-use ripieno_cluster::{Description, Frontend, FrontendConfig};
+use ripieno_cluster::{ModelDescription, Frontend, FrontendConfig};
 use ripieno_report::Format;
-use ripieno_repository::registry::Registry;
-use ripieno_runtime::{DeviceRefused, DeviceSnapshot, Job, ModelSnapshot, Processes, Refused, SchedulerSnapshot};
+use ripieno_repository::registry::ModelRegistry;
+use ripieno_runtime::{DeviceRefused, DeviceSnapshot, Job, ModelSnapshot, EngineProcesses, Refused, SchedulerSnapshot};
 use ripieno_sched::Limits;
 use ripieno_server::{Addresses, Backend, DeviceChange, Server, ServerConfig, Withdraw};
 use std::net::SocketAddr;
@@ -97,9 +97,9 @@ pub(crate) fn run(args: &FrontendArgs) -> anyhow::Result<()> {
 }
 
 async fn serve(args: &FrontendArgs, front: &FrontEnd) -> anyhow::Result<()> {
-    let registry = Arc::new(Registry::default());
+    let registry = Arc::new(ModelRegistry::default());
     let models = Arc::clone(&registry);
-    let on_models = Box::new(move |served: &[(ModelId, Description)]| register(&models, served));
+    let on_models = Box::new(move |served: &[(ModelId, ModelDescription)]| register(&models, served));
     let config = FrontendConfig {
         schedulers: args.scheduler.clone(),
         data: args.data,
@@ -161,14 +161,14 @@ struct Elsewhere(Frontend);
 impl Backend for Elsewhere {
     fn submit(&self, job: Job) -> Result<Withdraw, Refused> {
         let (request, frontend) = (self.0.submit(job)?, self.0.clone());
-        Ok(Box::new(move || frontend.withdraw(request)))
+        Ok(Box::new(move || frontend.cancel(request)))
     }
 
     fn model(&self, id: ModelId) -> Option<ModelSnapshot> {
         self.0.model(id)
     }
 
-    fn processes(&self, _: ModelId) -> Option<Processes> {
+    fn processes(&self, _: ModelId) -> Option<EngineProcesses> {
         None
     }
 

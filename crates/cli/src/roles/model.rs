@@ -1,20 +1,20 @@
 //! A model between the repository of a backend and the registries of schedulers and frontends.
 
 use ripieno_base::ModelId;
-use ripieno_cluster::{Description, Spec};
+use ripieno_cluster::{ModelDescription, TensorDescription};
 use ripieno_executor::InputLengths;
 use ripieno_model::TensorSpec;
 use ripieno_repository::labels::Labels;
-use ripieno_repository::registry::{ModelState, Registry, ServedEntry};
-use ripieno_repository::slo::{Origin, Slo};
+use ripieno_repository::registry::{ModelState, ModelRegistry, ServedEntry};
+use ripieno_repository::slo::{SloOrigin, Slo};
 use ripieno_runtime::ServedModel;
 use std::sync::Arc;
 
 /// What is told of a model.
-pub(super) fn describe(entry: &ServedEntry, served: &ServedModel) -> Description {
-    let specs = |specs: &[TensorSpec]| specs.iter().map(Spec::of).collect();
+pub(super) fn describe(entry: &ServedEntry, served: &ServedModel) -> ModelDescription {
+    let specs = |specs: &[TensorSpec]| specs.iter().map(TensorDescription::of).collect();
     let labels = entry.labels.iter().map(|(output, of)| (output.clone(), (of.file.clone(), of.names.clone())));
-    Description {
+    ModelDescription {
         name: entry.name.clone(),
         version: entry.version.clone(),
         platform: entry.platform.clone(),
@@ -32,7 +32,7 @@ pub(super) fn describe(entry: &ServedEntry, served: &ServedModel) -> Description
 }
 
 /// Has a registry answer for these models, and no others. Those that are as they were stay.
-pub(super) fn register(registry: &Registry, models: &[(ModelId, Description)]) {
+pub(super) fn register(registry: &ModelRegistry, models: &[(ModelId, ModelDescription)]) {
     for old in registry.ready_entries() {
         if !models.iter().any(|(_, model)| (&model.name, &model.version) == (&old.name, &old.version)) {
             registry.remove(&old.name, &old.version);
@@ -46,14 +46,14 @@ pub(super) fn register(registry: &Registry, models: &[(ModelId, Description)]) {
     }
 }
 
-fn entry(id: ModelId, model: &Description) -> Result<ServedEntry, String> {
+fn entry(id: ModelId, model: &ModelDescription) -> Result<ServedEntry, String> {
     let (inputs, outputs) = model.specs()?;
     let labels = |(file, names): (String, Vec<String>)| {
         let longest = names.iter().map(String::len).max().unwrap_or(0);
         Labels { file, names, longest }
     };
-    let origins = [Origin::Given, Origin::Owner, Origin::QueueTimeout, Origin::Profile];
-    let origin = origins.into_iter().find(|origin| origin.key() == model.slo_origin).unwrap_or(Origin::Owner);
+    let origins = [SloOrigin::Given, SloOrigin::Owner, SloOrigin::QueueTimeout, SloOrigin::Profile];
+    let origin = origins.into_iter().find(|origin| origin.key() == model.slo_origin).unwrap_or(SloOrigin::Owner);
     Ok(ServedEntry {
         name: model.name.clone(),
         version: model.version.clone(),
@@ -68,7 +68,7 @@ fn entry(id: ModelId, model: &Description) -> Result<ServedEntry, String> {
         labels: model.labels.clone().into_iter().map(|(output, of)| (output, labels(of))).collect(),
         text: None,
         slo: Slo { span: model.model.slo, origin, answer_late: model.answer_late },
-        one_row: Some(model.one_row()),
+        one_row: Some(model.single_row_latency()),
         ensemble: None,
         edge: Default::default(),
         stats: Default::default(),

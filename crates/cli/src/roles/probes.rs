@@ -4,9 +4,9 @@ use super::scheduler::Told;
 use crate::front_end::FrontEnd;
 use anyhow::Context;
 use ripieno_base::{DeviceId, ModelId};
-use ripieno_cluster::Stop;
-use ripieno_repository::registry::Registry;
-use ripieno_runtime::{DeviceRefused, DeviceSnapshot, Job, ModelSnapshot, Processes, Refused, SchedulerSnapshot};
+use ripieno_cluster::StopSignal;
+use ripieno_repository::registry::ModelRegistry;
+use ripieno_runtime::{DeviceRefused, DeviceSnapshot, Job, ModelSnapshot, EngineProcesses, Refused, SchedulerSnapshot};
 use ripieno_server::{Backend, DeviceChange, Server, ServerConfig, Withdraw};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ pub(super) struct Probes {
 
 impl Probes {
     /// Answers on this address for these devices.
-    pub(super) async fn start(address: SocketAddr, devices: &[Arc<Stop>]) -> anyhow::Result<Probes> {
+    pub(super) async fn start(address: SocketAddr, devices: &[Arc<StopSignal>]) -> anyhow::Result<Probes> {
         let front = FrontEnd::start().context("cannot start the threads of the front end")?;
         let config = ServerConfig { http: None, grpc: None, metrics: Some(address), ..ServerConfig::default() };
-        let registry = Arc::new(Registry::default());
+        let registry = Arc::new(ModelRegistry::default());
         let told = Arc::new(Told(Arc::clone(&registry)));
         let server = Server::bind(config, Arc::new(Devices(devices.to_vec())), registry, told);
         let server = front.runtimes()[0].spawn(server).await??;
@@ -33,7 +33,7 @@ impl Probes {
 }
 
 /// The devices of this process, whose requests are counted by the scheduler.
-struct Devices(Vec<Arc<Stop>>);
+struct Devices(Vec<Arc<StopSignal>>);
 
 impl Backend for Devices {
     fn submit(&self, _: Job) -> Result<Withdraw, Refused> {
@@ -45,7 +45,7 @@ impl Backend for Devices {
         None
     }
 
-    fn processes(&self, _: ModelId) -> Option<Processes> {
+    fn processes(&self, _: ModelId) -> Option<EngineProcesses> {
         None
     }
 

@@ -13,11 +13,11 @@ use ripieno_base::{DeviceId, ModelId, Nanos};
 use ripieno_cluster::handover::store::AloneStore;
 use ripieno_cluster::handover::{Epoch, Timing};
 use ripieno_cluster::plane::Tcp;
-use ripieno_cluster::{Description, Scheduler, SchedulerConfig, Start, Started};
+use ripieno_cluster::{ModelDescription, ClusterScheduler, SchedulerConfig, StartEngine, StartedEngine};
 use ripieno_report::Format;
-use ripieno_repository::registry::{Brought, IndexRow, Registry, Repository};
+use ripieno_repository::registry::{Upload, IndexRow, ModelRegistry, Repository};
 use ripieno_runtime::{
-    DeviceRefused, DeviceSnapshot, Engine, EngineConfig, Job, ModelSnapshot, Processes, Refused, SchedulerSnapshot,
+    DeviceRefused, DeviceSnapshot, Engine, EngineConfig, Job, ModelSnapshot, EngineProcesses, Refused, SchedulerSnapshot,
 };
 use ripieno_sched::{Choice, Kind, Limits, Options, Setup, build, choose, find, served_options};
 use ripieno_server::{Backend, DeviceChange, Server, ServerConfig, Withdraw};
@@ -107,9 +107,9 @@ pub(crate) fn run(args: &SchedulerArgs) -> anyhow::Result<()> {
 }
 
 async fn serve(args: &SchedulerArgs, front: &FrontEnd) -> anyhow::Result<()> {
-    let (engine, registry) = (Arc::<Mutex<Option<Engine>>>::default(), Arc::new(Registry::default()));
+    let (engine, registry) = (Arc::<Mutex<Option<Engine>>>::default(), Arc::new(ModelRegistry::default()));
     let (known, models) = (Arc::clone(&engine), Arc::clone(&registry));
-    let on_serving = Box::new(move |serving: Option<(&Engine, &[(ModelId, Description)])>| {
+    let on_serving = Box::new(move |serving: Option<(&Engine, &[(ModelId, ModelDescription)])>| {
         register(&models, serving.map_or(&[], |(_, served)| served));
         *known.lock().unwrap_or_else(PoisonError::into_inner) = serving.map(|(engine, _)| engine.clone());
     });
@@ -122,7 +122,7 @@ async fn serve(args: &SchedulerArgs, front: &FrontEnd) -> anyhow::Result<()> {
         start: start(args),
         on_serving,
     };
-    let scheduler = Scheduler::start(Arc::new(Tcp), config);
+    let scheduler = ClusterScheduler::start(Arc::new(Tcp), config);
     let scheduler = Arc::new(scheduler.with_context(|| format!("cannot listen on {} (--listen)", args.listen))?);
     warn_of_strangers("the scheduler", scheduler.address());
     let drain_timeout = Duration::from_secs(args.drain_timeout_s);
@@ -168,7 +168,7 @@ fn epoch() -> Epoch {
 }
 
 /// How the engine starts once the models are known.
-fn start(args: &SchedulerArgs) -> Start {
+fn start(args: &SchedulerArgs) -> StartEngine {
     let objective = ripieno_sched::Objective::from(args.objective.unwrap_or(Objective::Latency));
     let (given, chosen) = (args.policy.clone(), args.policy.policy.clone());
     let (devices, live, bytes) =
@@ -189,13 +189,13 @@ fn start(args: &SchedulerArgs) -> Start {
     })
 }
 
-fn kinds(models: &[Description]) -> Vec<Kind> {
+fn kinds(models: &[ModelDescription]) -> Vec<Kind> {
     let kind =
-        |model: &Description| Kind { model: model.name.clone(), walk: model.model.walk, pads: model.lengths.is_some() };
+        |model: &ModelDescription| Kind { model: model.name.clone(), walk: model.model.walk, pads: model.lengths.is_some() };
     models.iter().map(kind).collect()
 }
 
-fn start_engine(name: &str, options: &Options, bounds: (usize, usize, usize)) -> anyhow::Result<Started> {
+fn start_engine(name: &str, options: &Options, bounds: (usize, usize, usize)) -> anyhow::Result<StartedEngine> {
     let (devices, live, bytes) = bounds;
     let policy = find(name)?;
     let limits = policy.needs(options).served(devices, live);
@@ -204,10 +204,10 @@ fn start_engine(name: &str, options: &Options, bounds: (usize, usize, usize)) ->
     let mut config = EngineConfig::new(scheduler, setup, Vec::new());
     (config.max_queued_bytes, config.policy) = (bytes, Some(policy));
     let engine = Engine::start(config).context("cannot start the runtime")?;
-    Ok(Started { engine, depth: limits.depth })
+    Ok(StartedEngine { engine, depth: limits.depth })
 }
 
-fn announce(args: &SchedulerArgs, scheduler: &Scheduler, metrics: Option<SocketAddr>) -> anyhow::Result<()> {
+fn announce(args: &SchedulerArgs, scheduler: &ClusterScheduler, metrics: Option<SocketAddr>) -> anyhow::Result<()> {
     let (listen, process) = (scheduler.address(), format!("{:?}", scheduler.process()));
     if args.format == Format::Json {
         return print_json(&serde_json::json!({ "listen": listen, "metrics": metrics, "process": process }));
@@ -220,7 +220,7 @@ fn announce(args: &SchedulerArgs, scheduler: &Scheduler, metrics: Option<SocketA
 /// An engine that may not be there yet, of a scheduler that may be a spare.
 struct Later {
     engine: Arc<Mutex<Option<Engine>>>,
-    scheduler: Arc<Scheduler>,
+    scheduler: Arc<ClusterScheduler>,
 }
 
 impl Later {
@@ -239,7 +239,7 @@ impl Backend for Later {
         self.engine()?.model_metrics(id)
     }
 
-    fn processes(&self, _: ModelId) -> Option<Processes> {
+    fn processes(&self, _: ModelId) -> Option<EngineProcesses> {
         None
     }
 
@@ -267,10 +267,10 @@ impl Backend for Later {
 }
 
 /// The models of a cluster, which its backends tell of.
-pub(super) struct Told(pub(super) Arc<Registry>);
+pub(super) struct Told(pub(super) Arc<ModelRegistry>);
 
 impl Repository for Told {
-    fn load(&self, name: &str, _: Option<&Brought>) -> Result<(), String> {
+    fn load(&self, name: &str, _: Option<&Upload>) -> Result<(), String> {
         Err(format!("model '{name}': the models of a cluster are those of its backends' repositories; start them anew"))
     }
 

@@ -6,11 +6,11 @@ use crate::devices::DeviceArgs;
 use crate::output::{self, print_json};
 use anyhow::{Context, bail};
 use clap::{ArgGroup, Args};
-use ripieno_executor::{BlockSource, Engine, ModelSource};
-use ripieno_onnx::{Cells, Model};
+use ripieno_executor::{BlockSource, Executor, ModelSource};
+use ripieno_onnx::{RecurrentCells, OnnxModel};
 use ripieno_report::Format;
 use ripieno_repository::slicing::{self, Cut, Sliced};
-use ripieno_repository::slicing_check::{Comparison, compare, price_of_cuts};
+use ripieno_repository::slicing_check::{SliceComparison, compare, price_of_cuts};
 use ripieno_repository::trial;
 use std::fmt::Write;
 use std::fs;
@@ -77,7 +77,7 @@ pub(crate) struct SliceArgs {
 }
 
 pub(crate) fn run(args: &SliceArgs) -> anyhow::Result<()> {
-    let model = Model::read(&args.model)?;
+    let model = OnnxModel::read(&args.model)?;
     let folder = new_folder(&args.output)?;
     if args.cells {
         return cells(args, &model.cells()?, &folder);
@@ -135,7 +135,7 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     fs::write(path, text).with_context(|| format!("{}: cannot be written", path.display()))
 }
 
-fn cells(args: &SliceArgs, cells: &Cells, folder: &Path) -> anyhow::Result<()> {
+fn cells(args: &SliceArgs, cells: &RecurrentCells, folder: &Path) -> anyhow::Result<()> {
     cells.write(folder)?;
     write(&args.output.join("model.toml"), &cells.to_toml())?;
     match args.format {
@@ -148,15 +148,15 @@ fn cells(args: &SliceArgs, cells: &Cells, folder: &Path) -> anyhow::Result<()> {
 #[derive(Default)]
 struct Checked {
     /// All blocks beside the whole, at each batch size.
-    chains: Vec<Comparison>,
+    chains: Vec<SliceComparison>,
     /// For each cut, the two blocks that it makes alone beside the whole.
-    cuts: Vec<Comparison>,
+    cuts: Vec<SliceComparison>,
 }
 
 fn check(
     args: &SliceArgs,
-    engine: &Arc<dyn Engine>,
-    model: &Model,
+    engine: &Arc<dyn Executor>,
+    model: &OnnxModel,
     sliced: &Sliced<'_>,
     folder: &Path,
 ) -> anyhow::Result<Checked> {

@@ -1,9 +1,9 @@
 //! What was cut, as tables and as JSON.
 
 use super::Checked;
-use ripieno_onnx::{Block, Cells, Price};
+use ripieno_onnx::{SlicedBlock, RecurrentCells, CutPrice};
 use ripieno_report::{Table, number};
-use ripieno_repository::slicing::{Sliced, Times};
+use ripieno_repository::slicing::{Sliced, BlockTimes};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -11,7 +11,7 @@ use std::fmt::Write;
 const OPERATORS: usize = 4;
 
 /// The blocks; below, what each cut costs, what the chain costs beside the whole, and warnings.
-pub(super) fn table(sliced: &Sliced<'_>, times: &Times, checked: &Checked) -> String {
+pub(super) fn table(sliced: &Sliced<'_>, times: &BlockTimes, checked: &Checked) -> String {
     let time = if times.not_measured.is_none() { "ms (b=8)" } else { "ms (b=8, est.)" };
     let mut table = Table::new(["block", "operators", "carries", "KB a row", "weights MB", time]);
     for (block, &cost) in sliced.slices.blocks.iter().zip(&times.millis) {
@@ -60,8 +60,8 @@ fn prices(sliced: &Sliced<'_>, checked: &Checked) -> Table {
     table
 }
 
-fn apart(price: &Price) -> String {
-    let all = price.apart.iter().map(|(name, &count)| counted(name, count)).collect::<Vec<_>>().join(", ");
+fn apart(price: &CutPrice) -> String {
+    let all = price.unfused.iter().map(|(name, &count)| counted(name, count)).collect::<Vec<_>>().join(", ");
     if all.is_empty() { "-".to_owned() } else { all }
 }
 
@@ -69,14 +69,14 @@ fn counted(name: &str, count: usize) -> String {
     if count == 1 { name.to_owned() } else { format!("{count} {name}") }
 }
 
-fn operators(block: &Block) -> String {
+fn operators(block: &SlicedBlock) -> String {
     let shown = block.operators.iter().take(OPERATORS).map(|(name, count)| counted(name, *count));
     let rest: usize = block.operators.iter().skip(OPERATORS).map(|(_, count)| count).sum();
     let rest = (rest > 0).then(|| format!("{rest} more"));
     shown.chain(rest).collect::<Vec<_>>().join(", ")
 }
 
-fn carried(block: &Block) -> String {
+fn carried(block: &SlicedBlock) -> String {
     let one = |spec: &ripieno_model::TensorSpec| {
         let sizes = spec.shape.iter().skip(1).map(|&size| if size < 0 { "?".to_owned() } else { size.to_string() });
         format!("{} [{}]", spec.name, sizes.collect::<Vec<_>>().join("x"))
@@ -88,7 +88,7 @@ fn carried(block: &Block) -> String {
     }
 }
 
-pub(super) fn json(sliced: &Sliced<'_>, times: &Times, checked: &Checked) -> Value {
+pub(super) fn json(sliced: &Sliced<'_>, times: &BlockTimes, checked: &Checked) -> Value {
     let blocks = sliced.slices.blocks.iter().zip(&times.millis).map(|(block, cost_ms)| {
         let operators: Vec<Value> =
             block.operators.iter().map(|(name, count)| json!({ "operator": name, "count": count })).collect();
@@ -110,7 +110,7 @@ pub(super) fn json(sliced: &Sliced<'_>, times: &Times, checked: &Checked) -> Val
             "behind": block.name,
             "carried_bytes_per_row": price.carried_bytes,
             "turned_bytes_per_row": price.turned_bytes,
-            "operators_apart": price.apart,
+            "operators_apart": price.unfused,
             "measured": checked.cuts.get(at),
         })
     });
@@ -125,7 +125,7 @@ pub(super) fn json(sliced: &Sliced<'_>, times: &Times, checked: &Checked) -> Val
 }
 
 /// The cells and where their inputs come from.
-pub(super) fn cells(cells: &Cells) -> String {
+pub(super) fn cells(cells: &RecurrentCells) -> String {
     let mut table = Table::new(["cell", "runs", "inputs", "file MB"]);
     for cell in &cells.blocks {
         let inputs = cell.inputs.iter().map(|(input, from)| format!("{input} = {from}"));
@@ -139,7 +139,7 @@ pub(super) fn cells(cells: &Cells) -> String {
     format!("walk: {}\n{table}", cells.walk)
 }
 
-pub(super) fn cells_json(cells: &Cells) -> Value {
+pub(super) fn cells_json(cells: &RecurrentCells) -> Value {
     let blocks = cells.blocks.iter().map(
         |cell| json!({ "name": cell.name, "once": cell.once, "inputs": cell.inputs, "file_bytes": cell.file.len() }),
     );

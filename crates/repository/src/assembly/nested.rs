@@ -1,17 +1,19 @@
-//! Ensembles as steps of others: their own steps take their place when the outer one is loaded.
+//! Nested ensembles: a step that is an ensemble is replaced by its own steps when the outer
+//! ensemble is loaded.
 //!
-//! So whoever runs a request knows models only, and reserves time for all that comes after a step. Who changes an inner one loads the
-//! outer ones again, which the repository does by itself.
+//! Execution therefore sees models only, and can reserve time for everything after a step. When an
+//! inner ensemble changes, the repository reloads the outer ones.
 
 use crate::ensemble::EnsembleStep;
-use crate::registry::{LookupError, Registry, ServedEntry};
+use crate::registry::{LookupError, ModelRegistry, ServedEntry};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The steps with those of inner ensembles in their place, and the names of these.
+/// Returns the steps with each inner ensemble replaced by its steps, and the names of the inner
+/// ensembles.
 pub(super) fn unfold(
     own: &str,
     steps: &[EnsembleStep],
-    registry: &Registry,
+    registry: &ModelRegistry,
 ) -> Result<(Vec<EnsembleStep>, BTreeSet<String>), String> {
     let (mut unfolded, mut names) = (Vec::new(), BTreeSet::new());
     for (at, step) in steps.iter().enumerate() {
@@ -58,7 +60,8 @@ fn names(specs: &[ripieno_model::TensorSpec]) -> impl Iterator<Item = &str> {
     specs.iter().map(|spec| spec.name.as_str())
 }
 
-/// Tensors of the inner ensemble as the outer one calls them; those that stay inside have the number of the step before their name.
+/// Renames the tensors of an inner step to the outer ensemble's names. Tensors that stay internal
+/// get the outer step's index as a prefix.
 fn renamed(inner: &EnsembleStep, at: usize, step: &EnsembleStep) -> EnsembleStep {
     let outer = |tensor: &String| {
         let known = step.inputs.get(tensor).or_else(|| step.outputs.get(tensor));

@@ -1,7 +1,8 @@
-//! The part of `model.toml` that describes walks in cells: where each input of a cell comes from, and what clients get.
+//! Keys of `model.toml` that describe walks in cells: the source of each cell input, and the
+//! model's outputs.
 //!
-//! Sources are words like `"previous.h_next"`. They become the executor's own types here, where the line is known that they
-//! stand on; whether the cells have these tensors, and in the same shape, is checked at load.
+//! Sources are strings such as `"previous.h_next"`. They are parsed here, where errors can name
+//! their line. Whether the cells have these tensors, with matching shapes, is checked at load.
 
 #[cfg(test)]
 mod tests;
@@ -9,61 +10,62 @@ mod tests;
 use super::keys::{Keys, nearest};
 use super::length_profile::LengthProfile;
 use ripieno_base::BlockId;
-use ripieno_executor::{AnswerSource, Initial, Link, ModelSource, Source, StepLimit, Take};
+use ripieno_executor::{AnswerSource, AnswerSteps, Initial, InputLink, InputSource, ModelSource, StepLimit};
 use ripieno_model::{Profile, Steps, Walk};
 
-/// The longest request that can be asked for, in elements or nodes.
-const LONGEST: usize = 1_000_000;
-const MOST_PRIORITY: usize = 1_000_000;
-/// Words that begin a source and so cannot name a block.
+/// Maximum configurable request length, in elements or nodes.
+const MAX_LENGTH: usize = 1_000_000;
+const MAX_PRIORITY: usize = 1_000_000;
+/// Words that begin a source and therefore cannot name a block.
 const RESERVED: [&str; 3] = ["request", "previous", "root"];
-/// The keys of a [[block]] that only cells have.
+/// Keys of a [[block]] that apply only to cells.
 pub(super) const CELL_KEYS: [&str; 7] = ["priority", "max_batch", "batch_sizes", "inputs", "initial", "end", "once"];
 
-/// How a model in cells walks.
+/// Configuration of a model in cells.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CellsConfig {
-    /// The walk.
+    /// Walk of a request through the cells.
     pub walk: Walk,
-    /// Elements of the longest sequence, nodes of the largest tree or graph.
+    /// Maximum number of elements of a sequence, or of nodes of a tree or graph.
     pub max_length: u32,
-    /// How long a decoder may go on.
+    /// Limit on a decoder's steps.
     pub limit: StepLimit,
-    /// How long outputs are.
+    /// Distribution of output lengths.
     pub lengths: Option<LengthProfile>,
-    /// As many as there are blocks, in their order.
+    /// One entry per block, in order.
     pub cells: Vec<CellConfig>,
-    /// What clients get.
+    /// The outputs that clients receive.
     pub answers: Vec<AnswerSource>,
 }
 
-/// What a `[[block]]` says as a cell.
+/// Keys of a `[[block]]` that is a cell.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CellConfig {
-    /// How often a request runs it.
+    /// Number of times that a request runs the cell.
     pub steps: Steps,
-    /// Whether it steps from the last element to the first, beside the block before it.
+    /// Whether the cell steps from the last element to the first, in parallel with the block before
+    /// it.
     pub backward: bool,
-    /// Higher runs first.
+    /// Priority; higher runs first.
     pub priority: u32,
-    /// The most rows in one batch of this cell; the best size by measurement if none.
+    /// Maximum rows in a batch of this cell; `None` selects the best measured size.
     pub max_batch: Option<usize>,
-    /// The sizes that batches are padded to; any if empty.
+    /// Sizes that batches are padded to; empty allows any size.
     pub sizes: Vec<usize>,
-    /// Where its inputs come from.
-    pub links: Vec<Link>,
-    /// The output that tells of the last step.
+    /// Sources of the inputs.
+    pub links: Vec<InputLink>,
+    /// Output that signals the last step.
     pub end: Option<String>,
 }
 
-/// What the blocks are called, and how often each runs.
-struct Cast {
+/// Names of the blocks, and the number of times that each runs.
+struct CellBlocks {
     walk: Walk,
     names: Vec<String>,
     steps: Vec<Steps>,
 }
 
-/// Reads what a model in cells says beside what every model says.
+/// Reads the keys that only models in cells have.
 pub(super) fn read(
     keys: &Keys<'_>,
     walk: Walk,
@@ -72,14 +74,14 @@ pub(super) fn read(
 ) -> Result<CellsConfig, String> {
     let names = blocks.iter().map(|block| name(block)).collect::<Result<Vec<_>, _>>()?;
     let steps = read_steps(keys, walk, blocks)?;
-    let cast = Cast { walk, names, steps };
+    let cast = CellBlocks { walk, names, steps };
     let cells = blocks.iter().enumerate().map(|(at, block)| read_cell(block, at, &cast));
     if outputs.is_empty() {
         return Err(keys.error("a walk of cells needs an [[output]] with from = \"BLOCK.OUTPUT\", what clients get"));
     }
     Ok(CellsConfig {
         walk,
-        max_length: keys.whole("max_length", 1, LONGEST)?.map_or(ModelSource::MAX_LENGTH, |length| length as u32),
+        max_length: keys.whole("max_length", 1, MAX_LENGTH)?.map_or(ModelSource::MAX_LENGTH, |length| length as u32),
         limit: read_limit(keys, walk)?,
         lengths: LengthProfile::read(keys, walk == Walk::EncodeDecode)?,
         cells: cells.collect::<Result<_, _>>()?,
@@ -87,7 +89,7 @@ pub(super) fn read(
     })
 }
 
-/// Refuses keys of cells where nothing repeats; `max_length` also goes with inputs that have a length.
+/// Refuses cell keys in other models. `max_length` is also allowed for inputs with a length.
 pub(super) fn refuse(
     keys: &Keys<'_>,
     blocks: &[Keys<'_>],
@@ -117,7 +119,7 @@ fn name(block: &Keys<'_>) -> Result<String, String> {
     }
 }
 
-/// How often each block runs: by the walk and its place, and once where it says so.
+/// Returns how often each block runs, from the walk, the block's position and the key `once`.
 fn read_steps(keys: &Keys<'_>, walk: Walk, blocks: &[Keys<'_>]) -> Result<Vec<Steps>, String> {
     let (every, count, needs) = match walk {
         Walk::Repeat => (Steps::Length, Some(1), "one block that repeats, and maybe a head"),
@@ -158,7 +160,7 @@ fn read_steps(keys: &Keys<'_>, walk: Walk, blocks: &[Keys<'_>]) -> Result<Vec<St
 }
 
 fn read_limit(keys: &Keys<'_>, walk: Walk) -> Result<StepLimit, String> {
-    let (extra, fixed) = (keys.whole("extra_steps", 0, LONGEST)?, keys.whole("max_steps", 1, LONGEST)?);
+    let (extra, fixed) = (keys.whole("extra_steps", 0, MAX_LENGTH)?, keys.whole("max_steps", 1, MAX_LENGTH)?);
     match (extra, fixed) {
         (Some(_), None) if walk != Walk::EncodeDecode => {
             Err(keys.wrong("extra_steps", "belongs to walk = \"encode-decode\"; remove it"))
@@ -173,7 +175,7 @@ fn read_limit(keys: &Keys<'_>, walk: Walk) -> Result<StepLimit, String> {
     }
 }
 
-fn read_cell(block: &Keys<'_>, at: usize, cast: &Cast) -> Result<CellConfig, String> {
+fn read_cell(block: &Keys<'_>, at: usize, cast: &CellBlocks) -> Result<CellConfig, String> {
     let end = block.text("end", "done")?;
     let steps = cast.steps[at];
     if end.is_some() && steps != Steps::UntilEnd {
@@ -186,7 +188,7 @@ fn read_cell(block: &Keys<'_>, at: usize, cast: &Cast) -> Result<CellConfig, Str
     Ok(CellConfig {
         steps,
         backward: cast.walk == Walk::Bidirectional && at == 1,
-        priority: block.whole("priority", 0, MOST_PRIORITY)?.unwrap_or(at) as u32,
+        priority: block.whole("priority", 0, MAX_PRIORITY)?.unwrap_or(at) as u32,
         max_batch: block.whole("max_batch", 1, Profile::MAX_BATCH)?,
         sizes: read_sizes(block)?,
         links: read_links(block, at, cast)?,
@@ -203,18 +205,18 @@ fn read_sizes(block: &Keys<'_>) -> Result<Vec<usize>, String> {
     }
 }
 
-fn read_links(block: &Keys<'_>, at: usize, cast: &Cast) -> Result<Vec<Link>, String> {
+fn read_links(block: &Keys<'_>, at: usize, cast: &CellBlocks) -> Result<Vec<InputLink>, String> {
     let (inputs, initial) = (block.table("inputs")?, block.table("initial")?);
     let mut links = Vec::new();
     for input in inputs.iter().flat_map(Keys::names) {
         let inputs = inputs.as_ref().expect("it has names");
         let text = inputs.required(inputs.text(input, "previous.h_next")?, input, "\"request\"")?;
         let from = read_source(&text, input, at, cast).map_err(|fix| inputs.wrong(input, &fix))?;
-        links.push(Link { input: input.to_owned(), from, initial: None });
+        links.push(InputLink { input: input.to_owned(), from, initial: None });
     }
     let Some(initial) = initial else { return Ok(links) };
     for input in initial.names() {
-        let repeats = |link: &&mut Link| link.input == input && matches!(link.from, Source::Previous(_));
+        let repeats = |link: &&mut InputLink| link.input == input && matches!(link.from, InputSource::Previous(_));
         let link = links.iter_mut().find(repeats).ok_or_else(|| {
             initial.wrong(
                 input,
@@ -226,7 +228,7 @@ fn read_links(block: &Keys<'_>, at: usize, cast: &Cast) -> Result<Vec<Link>, Str
     Ok(links)
 }
 
-fn read_initial(initial: &Keys<'_>, input: &str, at: usize, cast: &Cast) -> Result<Initial, String> {
+fn read_initial(initial: &Keys<'_>, input: &str, at: usize, cast: &CellBlocks) -> Result<Initial, String> {
     if let Some(number) = initial.any_number(input) {
         return Ok(Initial::Number(number));
     }
@@ -239,12 +241,12 @@ fn read_initial(initial: &Keys<'_>, input: &str, at: usize, cast: &Cast) -> Resu
     Ok(Initial::Last(block, output.to_owned()))
 }
 
-/// A source as a person writes it; the error is what to write instead.
-fn read_source(text: &str, input: &str, at: usize, cast: &Cast) -> Result<Source, String> {
+/// Parses a source. The error describes the valid forms.
+fn read_source(text: &str, input: &str, at: usize, cast: &CellBlocks) -> Result<InputSource, String> {
     if let Some(rest) = text.strip_prefix("request") {
         match rest.strip_prefix(':') {
-            Some(name) if !name.is_empty() => return Ok(Source::Request(name.to_owned())),
-            None if rest.is_empty() => return Ok(Source::Request(input.to_owned())),
+            Some(name) if !name.is_empty() => return Ok(InputSource::Request(name.to_owned())),
+            None if rest.is_empty() => return Ok(InputSource::Request(input.to_owned())),
             _ => {}
         }
     }
@@ -254,30 +256,30 @@ fn read_source(text: &str, input: &str, at: usize, cast: &Cast) -> Result<Source
     };
     let output = output.to_owned();
     if let Some(child) = giver.strip_prefix("child").and_then(|child| child.parse().ok()) {
-        return match cast.steps[at] == Steps::Nodes && child < MOST_CHILDREN {
-            true => Ok(Source::Child(child, output)),
-            false => Err(format!("only the cells of a tree or graph have children, at most {MOST_CHILDREN}")),
+        return match cast.steps[at] == Steps::Nodes && child < MAX_CHILDREN {
+            true => Ok(InputSource::Child(child, output)),
+            false => Err(format!("only the cells of a tree or graph have children, at most {MAX_CHILDREN}")),
         };
     }
     match giver {
-        "previous" if matches!(cast.steps[at], Steps::Length | Steps::UntilEnd) => Ok(Source::Previous(output)),
+        "previous" if matches!(cast.steps[at], Steps::Length | Steps::UntilEnd) => Ok(InputSource::Previous(output)),
         "previous" => Err("only a cell that steps along a sequence has a step before".to_owned()),
-        "root" if cast.walk.brings_graph() && cast.steps[at] == Steps::Once => Ok(Source::Root(output)),
+        "root" if cast.walk.brings_graph() && cast.steps[at] == Steps::Once => Ok(InputSource::Root(output)),
         "root" => Err("only a head (once = true) of a tree or graph takes its root".to_owned()),
         block => {
             let block = find_block(block, at, cast)?;
             let same_way = cast.walk != Walk::Bidirectional;
             let same_step = cast.steps[at] == Steps::Length && cast.steps[block.index()] == Steps::Length && same_way;
-            Ok(if same_step { Source::Step(block, output) } else { Source::Last(block, output) })
+            Ok(if same_step { InputSource::Step(block, output) } else { InputSource::Last(block, output) })
         }
     }
 }
 
-/// The most children of a node.
-const MOST_CHILDREN: u32 = 64;
+/// Maximum number of children of a node.
+const MAX_CHILDREN: u32 = 64;
 
-/// A block that stands before the one at `at`.
-fn find_block(name: &str, at: usize, cast: &Cast) -> Result<BlockId, String> {
+/// Finds the block with this name before position `at`.
+fn find_block(name: &str, at: usize, cast: &CellBlocks) -> Result<BlockId, String> {
     let earlier: Vec<&str> = cast.names[..at].iter().map(String::as_str).collect();
     if let Some(found) = earlier.iter().position(|known| *known == name) {
         return match cast.steps[found] {
@@ -293,9 +295,10 @@ fn find_block(name: &str, at: usize, cast: &Cast) -> Result<BlockId, String> {
     Err(format!("no block \"{name}\" stands before this one, only {listed}{advice}"))
 }
 
-fn read_answer(output: &Keys<'_>, cast: &Cast) -> Result<AnswerSource, String> {
+fn read_answer(output: &Keys<'_>, cast: &CellBlocks) -> Result<AnswerSource, String> {
     let name = output.required(output.text("name", "tokens")?, "name", "\"tokens\"")?;
-    let take = output.one_of("take", &[("last", Take::Last), ("every", Take::Every)])?.unwrap_or_default();
+    let take =
+        output.one_of("take", &[("last", AnswerSteps::Last), ("every", AnswerSteps::Every)])?.unwrap_or_default();
     let from = output.required(output.text("from", "decoder.token_next")?, "from", "\"decoder.token_next\"")?;
     let refuse = |fix: String| output.wrong("from", &fix);
     let Some((block, tensor)) = from.split_once('.').filter(|(_, tensor)| !tensor.is_empty()) else {

@@ -1,14 +1,14 @@
-//! What must hold between the keys of a `model.toml`.
+//! Consistency checks between the keys of a `model.toml`.
 
 use super::keys::Keys;
-use super::{Granularity, MOST_BLOCKS, ModelConfig};
+use super::{Granularity, MAX_BLOCKS, ModelConfig};
 use ripieno_model::{Latency, Walk};
 use std::collections::BTreeSet;
 
-/// Checks what was read.
+/// Checks a parsed configuration.
 pub(super) fn check(keys: &Keys<'_>, config: &ModelConfig) -> Result<(), String> {
-    if config.blocks.len() > MOST_BLOCKS {
-        return Err(keys.error(&format!("{} blocks are more than the {MOST_BLOCKS} allowed", config.blocks.len())));
+    if config.blocks.len() > MAX_BLOCKS {
+        return Err(keys.error(&format!("{} blocks are more than the {MAX_BLOCKS} allowed", config.blocks.len())));
     }
     check_unique("block", config.blocks.iter().map(|block| block.name.as_str()), keys)?;
     check_unique("input", config.inputs.iter().map(|spec| spec.name.as_str()), keys)?;

@@ -1,26 +1,28 @@
-//! The part of a `[[block]]` that says who leaves the batch after it: early exits and skips.
+//! Keys of a `[[block]]` for early exits and skips: the conditions under which requests leave the
+//! batch after it.
 //!
-//! Whether the block has the tensors that are compared, and an early answer all that clients get, is checked at load.
+//! Whether the block has the compared tensors, and an early exit all of the model's outputs, is
+//! checked at load.
 
 use super::keys::{Keys, nearest};
 use ripieno_base::BlockId;
-use ripieno_executor::{Comparison, Rule};
+use ripieno_executor::{ComparisonOperator, TensorRule};
 
-/// Who leaves the batch after a block.
+/// Conditions under which requests leave the batch after a block.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BlockConditions {
-    /// Whose walk ends.
-    pub exit: Option<Rule>,
-    /// Who goes on with a later block.
-    pub skip: Option<(Rule, BlockId)>,
-    /// Outputs of the model and what stands for them in an answer that ends here.
+    /// Condition that ends the request.
+    pub exit: Option<TensorRule>,
+    /// Condition under which the request continues at a later block.
+    pub skip: Option<(TensorRule, BlockId)>,
+    /// Pairs of a model output and the block output that replaces it in an early exit.
     pub exit_outputs: Vec<(String, String)>,
 }
 
-/// The keys of a [[block]] that only blocks of a chain have.
+/// Keys of a [[block]] that apply only to chains.
 pub(super) const CHAIN_KEYS: [&str; 4] = ["exit_when", "exit_outputs", "skip_when", "skip_to"];
 
-/// Reads what the block at this place says; `names` are those of all blocks.
+/// Reads the conditions of the block at position `at`; `names` are those of all blocks.
 pub(super) fn read(block: &Keys<'_>, at: usize, names: &[String]) -> Result<BlockConditions, String> {
     let (exit, skip) = (rule(block, "exit_when")?, rule(block, "skip_when")?);
     let outputs = block.table("exit_outputs")?;
@@ -46,7 +48,7 @@ pub(super) fn read(block: &Keys<'_>, at: usize, names: &[String]) -> Result<Bloc
     Ok(BlockConditions { exit, skip, exit_outputs })
 }
 
-/// Refuses these keys where a walk of cells has blocks.
+/// Refuses these keys in a walk of cells.
 pub(super) fn refuse(blocks: &[Keys<'_>]) -> Result<(), String> {
     let found = blocks.iter().flat_map(|block| CHAIN_KEYS.map(|key| (block, key))).find(|(block, key)| block.has(key));
     match found {
@@ -57,11 +59,15 @@ pub(super) fn refuse(blocks: &[Keys<'_>]) -> Result<(), String> {
     }
 }
 
-fn rule(block: &Keys<'_>, key: &str) -> Result<Option<Rule>, String> {
-    const OPERATORS: [(&str, Comparison); 4] =
-        [(">=", Comparison::AtLeast), ("<=", Comparison::AtMost), (">", Comparison::Above), ("<", Comparison::Below)];
+fn rule(block: &Keys<'_>, key: &str) -> Result<Option<TensorRule>, String> {
+    const OPERATORS: [(&str, ComparisonOperator); 4] = [
+        (">=", ComparisonOperator::AtLeast),
+        ("<=", ComparisonOperator::AtMost),
+        (">", ComparisonOperator::Above),
+        ("<", ComparisonOperator::Below),
+    ];
     let Some(text) = block.text(key, "confidence > 0.9")? else { return Ok(None) };
-    let split = |&(operator, comparison): &(&str, Comparison)| {
+    let split = |&(operator, comparison): &(&str, ComparisonOperator)| {
         text.split_once(operator)
             .map(|(tensor, number)| (tensor.trim().to_owned(), comparison, number.trim().to_owned()))
     };
@@ -69,7 +75,7 @@ fn rule(block: &Keys<'_>, key: &str) -> Result<Option<Rule>, String> {
     let parts = OPERATORS.iter().find_map(split).filter(|(tensor, ..)| !tensor.is_empty());
     let Some((tensor, comparison, number)) = parts else { return Err(block.wrong(key, form)) };
     match number.parse::<f64>() {
-        Ok(number) if number.is_finite() => Ok(Some(Rule { tensor, comparison, number })),
+        Ok(number) if number.is_finite() => Ok(Some(TensorRule { tensor, comparison, number })),
         _ => Err(block.wrong(key, form)),
     }
 }

@@ -1,34 +1,36 @@
-//! Typed access to one TOML table, with errors that a person can act on.
+//! Typed access to a TOML table, with actionable errors.
 //!
-//! Walking the spanned document by hand, rather than deriving `Deserialize`, costs a few lines and buys the three things
-//! that a derived error cannot give at once: the line, the value as the user wrote it, and a fix in the user's words.
+//! The spanned document is read by hand instead of with a derived `Deserialize`, because a derived
+//! error cannot give the line, the value as written, and a fix in the user's terms together.
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// The text of one configuration file.
+/// The text of a configuration file.
 #[derive(Clone, Copy)]
-pub(super) struct Source<'a> {
-    /// The file, as errors name it.
+pub(super) struct ConfigSource<'a> {
+    /// File name for errors.
     pub(super) file: &'a str,
-    /// Its content.
+    /// Content of the file.
     pub(super) text: &'a str,
 }
 
-/// One table of the file, whose keys are known to be valid.
+/// A table of the file whose keys are known to be valid.
 pub(super) struct Keys<'a> {
-    source: Source<'a>,
-    /// Where the table stands: empty at the top, "block 2: " inside the second `[[block]]`.
+    source: ConfigSource<'a>,
+    /// Position of the table for errors: empty at the top, "block 2: " inside the second
+    /// `[[block]]`.
     place: String,
-    /// The line that the table starts at.
+    /// Line at which the table starts.
     line: usize,
     table: &'a DeTable<'a>,
 }
 
-type Value<'a> = Spanned<DeValue<'a>>;
+type SpannedValue<'a> = Spanned<DeValue<'a>>;
 
-impl<'a> Source<'a> {
-    /// An error at a line of this file. It is one line itself, whatever the file says, so that what is quoted forges no log.
+impl<'a> ConfigSource<'a> {
+    /// Returns an error at a line of this file. Control characters are escaped, so that quoted
+    /// content cannot forge log lines.
     pub(super) fn error(self, line: usize, what: &str) -> String {
         let mut error = format!("{}:{line}: ", self.file);
         for char in what.chars() {
@@ -41,16 +43,16 @@ impl<'a> Source<'a> {
         error
     }
 
-    /// The line, counted from one, of a byte of this file.
+    /// Returns the line, counted from one, of a byte offset.
     pub(super) fn line(self, byte: usize) -> usize {
         1 + self.text.bytes().take(byte).filter(|&byte| byte == b'\n').count()
     }
 }
 
 impl<'a> Keys<'a> {
-    /// The table at `place`; a key that is not `valid` is an error.
+    /// Creates the table; a key that is not in `valid` is an error.
     pub(super) fn new(
-        source: Source<'a>,
+        source: ConfigSource<'a>,
         place: String,
         start: usize,
         table: &'a DeTable<'a>,
@@ -73,12 +75,12 @@ impl<'a> Keys<'a> {
         self.source.error(line, &format!("{}unknown key {name}; {advice}", self.place))
     }
 
-    /// An error about this table as a whole.
+    /// Returns an error about the whole table.
     pub(super) fn error(&self, what: &str) -> String {
         self.source.error(self.line, &format!("{}{what}", self.place))
     }
 
-    /// An error about the value of `key`.
+    /// Returns an error about the value of `key`.
     pub(super) fn wrong(&self, key: &str, fix: &str) -> String {
         let Some(value) = self.table.get(key) else { return self.error(&format!("{key} {fix}")) };
         let written = self.source.text.get(value.span()).unwrap_or("").trim();
@@ -92,25 +94,25 @@ impl<'a> Keys<'a> {
         read(value.get_ref()).map(Some).ok_or_else(|| self.wrong(key, fix))
     }
 
-    /// A number in `above < value <= most`.
+    /// Returns a number in `above < value <= most`.
     pub(super) fn number(&self, key: &str, above: f64, most: f64) -> Result<Option<f64>, String> {
         let fix = format!("must be a number above {above} and at most {most}, without quotes");
         self.get(key, &fix, |value| as_f64(value).filter(|&number| number > above && number <= most))
     }
 
-    /// A number that may be zero, at most `most`.
+    /// Returns a number from zero to `most`.
     pub(super) fn number_from_zero(&self, key: &str, most: f64) -> Result<Option<f64>, String> {
         let fix = format!("must be a number from 0 to {most}, without quotes");
         self.get(key, &fix, |value| as_f64(value).filter(|&number| (0.0..=most).contains(&number)))
     }
 
-    /// A whole number in `least..=most`.
+    /// Returns a whole number in `least..=most`.
     pub(super) fn whole(&self, key: &str, least: usize, most: usize) -> Result<Option<usize>, String> {
         let fix = format!("must be a whole number from {least} to {most}, without quotes");
         self.get(key, &fix, |value| as_usize(value).filter(|number| (least..=most).contains(number)))
     }
 
-    /// A whole number in `least..=most`, or none for `word`.
+    /// Returns a whole number in `least..=most`, or an inner `None` for `word`.
     pub(super) fn whole_or(
         &self,
         key: &str,
@@ -125,13 +127,13 @@ impl<'a> Keys<'a> {
         })
     }
 
-    /// A word that is not empty.
+    /// Returns a non-empty string.
     pub(super) fn text(&self, key: &str, example: &str) -> Result<Option<String>, String> {
         let fix = format!("must be text in quotes, for example {key} = \"{example}\"");
         self.get(key, &fix, |value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned))
     }
 
-    /// One of a few words.
+    /// Returns the meaning of one of several words.
     pub(super) fn one_of<T: Copy>(&self, key: &str, words: &[(&str, T)]) -> Result<Option<T>, String> {
         let valid: Vec<String> = words.iter().map(|(word, _)| format!("\"{word}\"")).collect();
         let fix = format!("must be {}", valid.join(" or "));
@@ -141,22 +143,22 @@ impl<'a> Keys<'a> {
         })
     }
 
-    /// A yes or no.
+    /// Returns a boolean; other values count as absent.
     pub(super) fn flag(&self, key: &str) -> Option<bool> {
         self.table.get(key).and_then(|value| value.get_ref().as_bool())
     }
 
-    /// A yes or no, and nothing else.
+    /// Returns a boolean; other values are errors.
     pub(super) fn yes_or_no(&self, key: &str) -> Result<Option<bool>, String> {
         self.get(key, "must be true or false", |value| value.as_bool())
     }
 
-    /// Any number, if it is one.
+    /// Returns a finite number; other values count as absent.
     pub(super) fn any_number(&self, key: &str) -> Option<f64> {
         self.table.get(key).and_then(|value| as_f64(value.get_ref())).filter(|number| number.is_finite())
     }
 
-    /// The section under `key`; a key that is not `valid` is an error.
+    /// Returns the section under `key`; a key that is not in `valid` is an error.
     pub(super) fn section(&self, key: &str, valid: &[&str]) -> Result<Option<Keys<'a>>, String> {
         let Some(value) = self.table.get(key) else { return Ok(None) };
         let not_a_table = || self.wrong(key, &format!("must be written as a section [{key}] of its own"));
@@ -165,7 +167,7 @@ impl<'a> Keys<'a> {
         Keys::new(self.source, place, value.span().start, table, valid).map(Some)
     }
 
-    /// The table under `key`, whose keys are names that the user chose.
+    /// Returns the table under `key`, whose keys are names chosen by the user.
     pub(super) fn table(&self, key: &str) -> Result<Option<Keys<'a>>, String> {
         let Some(value) = self.table.get(key) else { return Ok(None) };
         let not_a_table = || self.wrong(key, &format!("must be written as a section [block.{key}] of its own"));
@@ -174,44 +176,45 @@ impl<'a> Keys<'a> {
         Ok(Some(Keys { source, place: format!("{}{key}: ", self.place), line, table }))
     }
 
-    /// The keys of the table, in the order of the alphabet.
+    /// Returns the keys of the table in alphabetical order.
     pub(super) fn names(&self) -> impl Iterator<Item = &'a str> {
         self.table.keys().map(|key| key.get_ref().as_ref())
     }
 
-    /// A list of at least one number above zero.
+    /// Returns a non-empty list of positive numbers.
     pub(super) fn numbers(&self, key: &str, example: &str) -> Result<Option<Vec<f64>>, String> {
         let fix = format!("must be a list of numbers above 0, for example {key} = {example}");
-        let positive = |value: &Value<'a>| as_f64(value.get_ref()).filter(|number| *number > 0.0 && number.is_finite());
+        let positive =
+            |value: &SpannedValue<'a>| as_f64(value.get_ref()).filter(|number| *number > 0.0 && number.is_finite());
         self.get(key, &fix, |value| {
             value.as_array()?.iter().map(positive).collect::<Option<Vec<f64>>>().filter(|list| !list.is_empty())
         })
     }
 
-    /// A list of whole numbers, negative ones included.
+    /// Returns a list of integers, which may be negative.
     pub(super) fn integers(&self, key: &str, example: &str) -> Result<Option<Vec<i64>>, String> {
         let fix = format!("must be a list of whole numbers, for example {key} = {example}");
         self.get(key, &fix, |value| value.as_array()?.iter().map(|item| as_i64(item.get_ref())).collect())
     }
 
-    /// The tables under `[[key]]`, each with valid keys only.
+    /// Returns the tables under `[[key]]`; a key that is not in `valid` is an error.
     pub(super) fn tables(&self, key: &str, valid: &[&str]) -> Result<Vec<Keys<'a>>, String> {
         let Some(value) = self.table.get(key) else { return Ok(Vec::new()) };
         let not_tables = || self.wrong(key, &format!("must be written as a section [[{key}]] of its own"));
         let items = value.get_ref().as_array().ok_or_else(not_tables)?;
-        let one = |(at, item): (usize, &'a Value<'a>)| {
+        let one = |(at, item): (usize, &'a SpannedValue<'a>)| {
             let table = item.get_ref().as_table().ok_or_else(not_tables)?;
             Keys::new(self.source, format!("[[{key}]] number {}: ", at + 1), item.span().start, table, valid)
         };
         items.iter().enumerate().map(one).collect()
     }
 
-    /// Whether the key is there at all.
+    /// Returns true if the key is present.
     pub(super) fn has(&self, key: &str) -> bool {
         self.table.contains_key(key)
     }
 
-    /// The value of a key that must be there.
+    /// Unwraps the value of a mandatory key.
     pub(super) fn required<T>(&self, value: Option<T>, key: &str, example: &str) -> Result<T, String> {
         value.ok_or_else(|| self.error(&format!("the key {key} is missing; add for example {key} = {example}")))
     }
@@ -233,7 +236,7 @@ fn as_f64(value: &DeValue<'_>) -> Option<f64> {
     }
 }
 
-/// The valid word that is most like `word`, if any is like it at all.
+/// Returns the valid word most similar to `word`, if any is similar enough.
 pub(crate) fn nearest<'a>(word: &str, valid: &[&'a str]) -> Option<&'a str> {
     let lower = word.to_ascii_lowercase();
     let contained = |candidate: &str| lower.contains(candidate) || candidate.contains(lower.as_str());
@@ -242,7 +245,7 @@ pub(crate) fn nearest<'a>(word: &str, valid: &[&'a str]) -> Option<&'a str> {
     (contained(near) || edits(&lower, near) * 2 <= near.len().max(lower.len())).then_some(near)
 }
 
-/// Insertions, deletions and substitutions that turn one word into the other.
+/// Returns the Levenshtein distance of two words.
 fn edits(from: &str, to: &str) -> usize {
     let to: Vec<char> = to.chars().collect();
     let mut row: Vec<usize> = (0..=to.len()).collect();

@@ -1,18 +1,19 @@
-//! `length_profile`: how long outputs are, counted beforehand, so that a decoder's steps can be predicted.
+//! `length_profile`: a histogram of output lengths, from which a decoder's steps are predicted.
 
 use super::keys::Keys;
 use ripieno_base::Histogram;
 use std::path::Path;
 
-/// The share of outputs that the prediction covers unless `coverage` says otherwise: that of LazyBatching.
+/// Default share of outputs that the prediction covers, as in LazyBatching.
 const DEFAULT_COVERAGE: f64 = 0.9;
 
-/// Where the lengths of outputs are counted, and how many of them a prediction is to cover.
+/// Histogram file and coverage of the length prediction.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LengthProfile {
-    /// A file of lines "length,count" beside `model.toml`, as `ripieno profile --corpus` writes it.
+    /// Name of a file beside `model.toml` with lines "length,count", as `ripieno profile --corpus`
+    /// writes it.
     pub file: String,
-    /// The share of outputs that are no longer than the prediction.
+    /// Share of outputs that are no longer than the prediction.
     pub coverage: f64,
 }
 
@@ -33,7 +34,8 @@ impl LengthProfile {
         }
     }
 
-    /// The steps that cover the share; the error names `config`, the file that asks for it.
+    /// Returns the number of steps that covers the share. Errors name the configuration file
+    /// `config`.
     pub(crate) fn steps(&self, folder: &Path, config: &str) -> Result<u32, String> {
         let path = folder.join(&self.file);
         let refuse = |problem: String| {

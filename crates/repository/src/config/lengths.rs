@@ -1,24 +1,25 @@
-//! The part of `model.toml` that says where the length of a request stands in its tensors, and how they are padded.
+//! Keys of `model.toml` for requests of varying length: the tensor dimensions that hold the length,
+//! and the padding.
 
 use super::keys::Keys;
 use ripieno_executor::{InputLength, LengthDims, OutputLength};
 use ripieno_model::Latency;
 
-/// The longest request that can be asked for.
-const LONGEST: usize = 1_000_000;
-/// More dimensions than any tensor has.
-const MOST_DIMENSIONS: usize = 16;
+/// Maximum configurable request length.
+const MAX_LENGTH: usize = 1_000_000;
+/// Upper bound on a dimension's index.
+const MAX_DIMENSIONS: usize = 16;
 
-/// Requests differ in length and are padded to share a batch.
+/// Lengths of requests that are padded to share a batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LengthsConfig {
-    /// The longest request.
+    /// Maximum request length.
     pub max_length: u32,
-    /// Where the length stands.
+    /// Tensor dimensions that hold the length.
     pub dims: LengthDims,
 }
 
-/// Reads what the tensors say of their lengths; none if they say nothing.
+/// Reads the length keys of the tensors; returns `None` if there are none.
 pub(super) fn read(
     keys: &Keys<'_>,
     inputs: &[Keys<'_>],
@@ -45,14 +46,14 @@ pub(super) fn read(
     if dims == LengthDims::default() {
         return Ok(None);
     }
-    let longest = keys.whole("max_length", 1, LONGEST)?;
+    let longest = keys.whole("max_length", 1, MAX_LENGTH)?;
     let max_length = longest.ok_or_else(|| {
         keys.error("length_dim needs the longest request beside it; add for example max_length = 128")
     })?;
     Ok(Some(LengthsConfig { max_length: max_length as u32, dims }))
 }
 
-/// Latencies by the length that a batch is padded to; nothing where none are given.
+/// Reads latencies by padded length; empty if none are given.
 pub(super) fn read_costs(keys: &Keys<'_>, has_lengths: bool) -> Result<Vec<(u32, Latency)>, String> {
     let given = keys.tables("by_length", &["length", "latency_ms", "alpha_ms", "beta_ms"])?;
     if given.is_empty() {
@@ -66,7 +67,7 @@ pub(super) fn read_costs(keys: &Keys<'_>, has_lengths: bool) -> Result<Vec<(u32,
     }
     let mut costs: Vec<(u32, Latency)> = Vec::with_capacity(given.len());
     for entry in &given {
-        let length = entry.required(entry.whole("length", 1, LONGEST)?, "length", "64")? as u32;
+        let length = entry.required(entry.whole("length", 1, MAX_LENGTH)?, "length", "64")? as u32;
         let latency = entry.required(super::latency::read_latency(entry)?, "alpha_ms", "1.5")?;
         if costs.last().is_some_and(|&(before, _)| before >= length) {
             return Err(entry.wrong("length", "must be larger than that of the entry before"));
@@ -77,7 +78,7 @@ pub(super) fn read_costs(keys: &Keys<'_>, has_lengths: bool) -> Result<Vec<(u32,
 }
 
 fn dimension(tensor: &Keys<'_>) -> Result<Option<(String, usize)>, String> {
-    let Some(dim) = tensor.whole("length_dim", 1, MOST_DIMENSIONS)? else { return Ok(None) };
+    let Some(dim) = tensor.whole("length_dim", 1, MAX_DIMENSIONS)? else { return Ok(None) };
     let name = tensor.required(tensor.text("name", "ids")?, "name", "\"ids\"")?;
     Ok(Some((name, dim)))
 }

@@ -1,7 +1,8 @@
-//! `model.toml`: what its owner says about a model. Parsed into types once; everything after works on [`ModelConfig`].
+//! `model.toml`: the owner's settings of a model, parsed once into [`ModelConfig`].
 //!
-//! Every key is optional, and an absent file is an empty one. Checks that need only the file are made here; those that
-//! need the model or the device (does the shape fit the ONNX file, is there a profile to emulate) are made at load.
+//! Every key is optional, and a missing file equals an empty one. Checks that need only the file
+//! are made here. Checks that need the model or the device (does the shape match the ONNX file, is
+//! there a profile to emulate) are made at load.
 
 mod cells;
 mod check;
@@ -16,7 +17,7 @@ mod tensors;
 mod tests;
 mod text;
 
-use keys::{Keys, Source};
+use keys::{ConfigSource, Keys};
 use ripieno_base::Nanos;
 use ripieno_executor::{InputRange, Isolation};
 use ripieno_model::{DropRule, Latency, Profile, TensorSpec, Walk};
@@ -33,24 +34,24 @@ use latency::read_latency;
 pub use length_profile::LengthProfile;
 pub use lengths::LengthsConfig;
 pub use settings::Settings;
-pub use tensors::HalfDeclared;
-use tensors::{Tensors, read_range, read_tensors};
+pub use tensors::IncompleteTensor;
+use tensors::{DeclaredTensors, read_range, read_tensors};
 pub use text::TextKeys;
 
-/// The largest batch of a model that names none.
+/// Default maximum batch size.
 pub const DEFAULT_MAX_BATCH: usize = 32;
-/// How many batches warm a model up before it is ready.
+/// Default number of warm-up batches before a model is ready.
 pub const DEFAULT_WARM_UP: usize = 2;
 
-pub(crate) const LONGEST_MS: f64 = 86_400_000.0;
-pub(crate) const MOST_WARM_UP: usize = 1000;
-pub(crate) const MOST_QUEUED: usize = 1_000_000;
-const MOST_WEIGHT: usize = 1000;
-pub(crate) const MOST_INSTANCES: usize = 65_536;
-const LEAST_MEMORY_MB: usize = 64;
-const MOST_MEMORY_MB: usize = 1 << 24;
-const MOST_TASK_S: usize = 24 * 3600;
-const MOST_BLOCKS: usize = 1024;
+pub(crate) const MAX_MS: f64 = 86_400_000.0;
+pub(crate) const MAX_WARM_UP: usize = 1000;
+pub(crate) const MAX_QUEUED: usize = 1_000_000;
+const MAX_WEIGHT: usize = 1000;
+pub(crate) const MAX_INSTANCES: usize = 65_536;
+const MIN_MEMORY_MB: usize = 64;
+const MAX_MEMORY_MB: usize = 1 << 24;
+const MAX_TASK_S: usize = 24 * 3600;
+const MAX_BLOCKS: usize = 1024;
 
 const KEYS: [&str; 30] = [
     "slo_ms",
@@ -106,144 +107,145 @@ const BLOCK_KEYS: [&str; 17] = [
 const INPUT_KEYS: [&str; 7] = ["name", "datatype", "shape", "length_dim", "pad", "min", "max"];
 const OUTPUT_KEYS: [&str; 7] = ["name", "datatype", "shape", "labels", "length_dim", "from", "take"];
 
-/// The process of a model's engine.
+/// Limits of a model's engine process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessConfig {
-    /// The most bytes of address space that it may take.
+    /// Maximum address space in bytes.
     pub memory_limit: Option<u64>,
-    /// The longest that it may take over a batch.
+    /// Maximum duration of a batch.
     pub task_limit: Duration,
 }
 
-/// What a `model.toml` says; none where it says nothing and the default depends on the device.
+/// Content of a `model.toml`; `None` where the file is silent and the default depends on the
+/// device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    /// The file, as errors name it.
+    /// File name for errors.
     pub file: String,
-    /// The latency target.
+    /// Latency target.
     pub slo: Option<Nanos>,
-    /// How long a request may wait until it runs, where that is said instead of a latency target.
+    /// Maximum queueing time, given instead of a latency target.
     pub queue_timeout: Option<Nanos>,
-    /// The most rows in one batch.
+    /// Maximum rows in a batch.
     pub max_batch: Option<usize>,
     /// Whether requests share batches.
     pub batching: Batching,
-    /// Whether its engine runs in a process of its own.
+    /// Limits of the engine's own process, if it has one.
     pub isolation: Option<ProcessConfig>,
-    /// The most batches of this model that run at once.
+    /// Maximum number of concurrent batches of this model.
     pub instances: usize,
-    /// The policy that the model was set up for; the server must run it.
+    /// Scheduling policy that the model requires of the server.
     pub policy: Option<String>,
-    /// Batches to run before the model is ready.
+    /// Number of batches to run before the model is ready.
     pub warm_up: usize,
-    /// `late = "answer"`: a request past its SLO is still answered.
+    /// `late = "answer"`: whether a request past its SLO is still answered.
     pub answer_late: Option<bool>,
-    /// What becomes of hopeless requests; the policy's own rule if none.
+    /// Rule that drops hopeless requests; `None` uses the policy's own.
     pub drop: Option<DropRule>,
-    /// The most live requests.
+    /// Maximum number of queued and running requests.
     pub max_queue: Option<usize>,
-    /// Its part of the devices when there is not enough for all, relative to that of others.
+    /// Weight of the model's share of the devices under overload.
     pub weight: u32,
-    /// ℓ(b) of the whole model, given by hand.
+    /// Given ℓ(b) of the whole model.
     pub latency: Option<Latency>,
-    /// The same by the length that a batch is padded to, instead; ascending.
+    /// Given ℓ(b) by padded length, instead of `latency`; ascending.
     pub by_length: Vec<(u32, Latency)>,
-    /// Into what a model in one file is cut at load.
+    /// Granularity at which a model in one file is sliced at load.
     pub granularity: Granularity,
-    /// The blocks of a chain; empty for a model of one block.
+    /// Blocks of a chain; empty for a model of one block.
     pub blocks: Vec<BlockConfig>,
-    /// How it walks, if it is made of cells.
+    /// Walk in cells, if the model is made of cells.
     pub cells: Option<CellsConfig>,
-    /// Where the length of a request stands, if requests differ in length and are padded.
+    /// Lengths of requests, if they vary in length and are padded.
     pub lengths: Option<LengthsConfig>,
-    /// What inputs may hold, where it is bounded.
+    /// Bounds on input values.
     pub ranges: Vec<InputRange>,
-    /// Inputs as declared.
+    /// Declared inputs.
     pub inputs: Vec<TensorSpec>,
-    /// Outputs as declared.
+    /// Declared outputs.
     pub outputs: Vec<TensorSpec>,
-    /// Inputs and outputs that are declared without their type or shape.
-    pub half_declared: Vec<HalfDeclared>,
-    /// Outputs whose classes have names, and the files of these.
+    /// Inputs and outputs declared without datatype or shape.
+    pub incomplete_tensors: Vec<IncompleteTensor>,
+    /// Pairs of an output and its file of class labels.
     pub labels: Vec<(String, String)>,
-    /// What is made of texts, where the section is there.
+    /// The section `[text]`, if present.
     pub text: Option<TextKeys>,
-    /// The keys at its top.
+    /// Top-level keys that the file contains.
     pub keys: Vec<String>,
 }
 
 /// Whether requests share batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batching {
-    /// If the model's rows are independent of each other, as tried at load.
+    /// Yes, if a trial at load finds the model's rows independent.
     Auto,
-    /// They must be; else the model is refused.
+    /// Yes; a model whose rows are not independent is refused.
     Require,
-    /// Without a trial: the owner knows better.
+    /// Yes, without a trial.
     Trust,
-    /// Never.
+    /// No.
     Off,
 }
 
-/// Into what a model in one file is cut at load.
+/// Granularity at which a model in one file is sliced at load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Granularity {
-    /// Not at all.
+    /// Not sliced.
     Whole,
-    /// Into so many blocks that are even in time.
+    /// Sliced into this number of blocks of equal duration.
     Stages(usize),
-    /// Into as many blocks, and where, as trials found best.
+    /// Sliced where trials measured the lowest expected latency.
     AutoStages,
-    /// Between any two layers.
+    /// Sliced between any two layers.
     Layers,
-    /// Recurrent operators into cells.
+    /// Recurrent operators become cells.
     Cells,
 }
 
-/// One `[[block]]`.
+/// A `[[block]]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockConfig {
     /// Name, unique in the model.
     pub name: String,
     /// ONNX file in the version folder.
     pub file: Option<String>,
-    /// ℓ(b), given by hand.
+    /// Given ℓ(b).
     pub latency: Option<Latency>,
-    /// The same by the length that a batch is padded to, instead; ascending.
+    /// Given ℓ(b) by padded length, instead of `latency`; ascending.
     pub by_length: Vec<(u32, Latency)>,
-    /// Who leaves the batch after it.
+    /// Conditions under which requests leave the batch after the block.
     pub conditions: BlockConditions,
 }
 
-/// A description is read whole, and takes several hundred times its size while it is: what is longer is none.
-const LONGEST_FILE: u64 = 256 << 10;
+/// Maximum file size. Parsing takes several hundred times the size of the file in memory.
+const MAX_FILE_BYTES: u64 = 256 << 10;
 
 impl ModelConfig {
     /// Reads a file. The error names the file, the line, the key and the fix.
     pub fn read(path: &Path) -> Result<ModelConfig, String> {
-        ModelConfig::read_over(path, &Settings::default())
+        ModelConfig::read_with_defaults(path, &Settings::default())
     }
 
-    /// Reads a file that goes before what is said elsewhere.
-    pub fn read_over(path: &Path, under: &Settings) -> Result<ModelConfig, String> {
+    /// Reads a file; `under` supplies the settings that it leaves out.
+    pub fn read_with_defaults(path: &Path, under: &Settings) -> Result<ModelConfig, String> {
         let file = path.display().to_string();
         let mut bytes = Vec::new();
-        let read = File::open(path).and_then(|file| file.take(LONGEST_FILE + 1).read_to_end(&mut bytes));
+        let read = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes));
         read.map_err(|error| format!("{file}: cannot be read: {error}"))?;
-        if bytes.len() as u64 > LONGEST_FILE {
+        if bytes.len() as u64 > MAX_FILE_BYTES {
             return Err(format!(
                 "{file}: is longer than {} KiB; leave out what is measured at load (latency_ms, by_length)",
-                LONGEST_FILE >> 10
+                MAX_FILE_BYTES >> 10
             ));
         }
         let text = String::from_utf8(bytes).map_err(|error| {
             let line = 1 + error.as_bytes()[..error.utf8_error().valid_up_to()].iter().filter(|&&b| b == b'\n').count();
             format!("{file}:{line}: the file is not UTF-8 text; save it in that encoding")
         })?;
-        ModelConfig::parse_over(&file, &text, under)
+        ModelConfig::parse_with_defaults(&file, &text, under)
     }
 
-    /// Every latency that is given, of the whole and of blocks.
+    /// Returns all given latencies, of the whole model and of blocks.
     pub(super) fn latencies(&self) -> impl Iterator<Item = &Latency> {
         let whole = self.latency.iter().chain(self.by_length.iter().map(|(_, latency)| latency));
         whole.chain(
@@ -253,29 +255,29 @@ impl ModelConfig {
         )
     }
 
-    /// Parses the text of a file that errors name `file`.
+    /// Parses a text; errors name `file`.
     pub fn parse(file: &str, text: &str) -> Result<ModelConfig, String> {
-        ModelConfig::parse_over(file, text, &Settings::default())
+        ModelConfig::parse_with_defaults(file, text, &Settings::default())
     }
 
-    /// The same of a text that goes before what is said elsewhere.
-    pub fn parse_over(file: &str, text: &str, under: &Settings) -> Result<ModelConfig, String> {
-        let source = Source { file, text };
+    /// Parses a text; `under` supplies the settings that it leaves out.
+    pub fn parse_with_defaults(file: &str, text: &str, under: &Settings) -> Result<ModelConfig, String> {
+        let source = ConfigSource { file, text };
         let document = DeTable::parse(text).map_err(|error| {
             let line = source.line(error.span().map_or(0, |span| span.start));
             source.error(line, &format!("this is not valid TOML: {}", error.message().replace('\n', ", ")))
         })?;
         let keys = Keys::new(source, String::new(), 0, document.get_ref(), &KEYS)?;
         let mut config = read_model(&keys, file)?;
-        config.fill_in(under);
+        config.apply_defaults(under);
         check::check(&keys, &config)?;
         Ok(config)
     }
 }
 
 impl ModelConfig {
-    /// Takes from elsewhere what the file does not say, and does not contradict.
-    fn fill_in(&mut self, under: &Settings) {
+    /// Applies the settings that the file leaves out and does not contradict.
+    fn apply_defaults(&mut self, under: &Settings) {
         let says = |key: &str| self.keys.iter().any(|said| said == key);
         let (batches, timed, ends) =
             (says("batching") || says("max_batch"), says("slo_ms") || says("queue_timeout_ms"), says("drop"));
@@ -295,7 +297,7 @@ impl ModelConfig {
         self.max_queue = self.max_queue.or(under.max_queue);
         self.instances = under.instances.filter(|_| !limited).unwrap_or(self.instances);
         self.warm_up = under.warm_up.filter(|_| !warms).unwrap_or(self.warm_up);
-        // Of a model that runs they are a check, which whoever declares them makes; an emulated one needs them.
+        // For a real model the declarations only check the file; an emulated model needs them.
         if self.inputs.is_empty() && self.outputs.is_empty() {
             (self.inputs, self.outputs) = (under.inputs.clone(), under.outputs.clone());
         }
@@ -320,31 +322,32 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
             None
         }
     };
-    // Of a model in cells the datatype and shape are known from its cells; an emulated one needs them. A length stands in
-    // tensors that the model's file describes.
+    // The cells determine datatypes and shapes of a model in cells; an emulated one needs
+    // declarations. Tensors with a length are described by the model's file.
     let typed = |tensor: &&Keys<'_>| tensor.has("datatype") || tensor.has("shape");
     let declared = outputs
         .iter()
         .filter(|output| typed(output) || !(cells.is_some() || output.has("length_dim") || output.has("labels")));
     let says_else = |input: &&Keys<'_>| ["length_dim", "min", "max"].iter().any(|key| input.has(key));
-    let brought = inputs.iter().filter(|input| typed(input) || !says_else(input));
-    let Tensors { whole: inputs_declared, mut half } = read_tensors("input", brought)?;
-    let Tensors { whole: outputs_declared, half: half_outputs } = read_tensors("output", declared)?;
-    half.extend(half_outputs);
+    let declared_inputs = inputs.iter().filter(|input| typed(input) || !says_else(input));
+    let DeclaredTensors { complete: inputs_declared, mut incomplete } = read_tensors("input", declared_inputs)?;
+    let DeclaredTensors { complete: outputs_declared, incomplete: incomplete_outputs } =
+        read_tensors("output", declared)?;
+    incomplete.extend(incomplete_outputs);
     Ok(ModelConfig {
         file: file.to_owned(),
-        slo: keys.number("slo_ms", 0.0, LONGEST_MS)?.map(Nanos::from_millis_f64),
+        slo: keys.number("slo_ms", 0.0, MAX_MS)?.map(Nanos::from_millis_f64),
         queue_timeout: read_queue_timeout(keys)?,
         max_batch: keys.whole("max_batch", 1, Profile::MAX_BATCH)?,
         batching: read_batching(keys)?,
         isolation: read_isolation(keys)?,
-        instances: keys.whole("instances", 1, MOST_INSTANCES)?.unwrap_or(usize::MAX),
+        instances: keys.whole("instances", 1, MAX_INSTANCES)?.unwrap_or(usize::MAX),
         policy: keys.text("policy", "deferred")?,
         warm_up: read_warm_up(keys)?,
         answer_late,
         drop: read_drop(keys, answer_late == Some(true))?,
-        max_queue: keys.whole("max_queue", 1, MOST_QUEUED)?,
-        weight: keys.whole("weight", 1, MOST_WEIGHT)?.map_or(1, |weight| weight as u32),
+        max_queue: keys.whole("max_queue", 1, MAX_QUEUED)?,
+        weight: keys.whole("weight", 1, MAX_WEIGHT)?.map_or(1, |weight| weight as u32),
         latency: read_latency(keys)?,
         by_length: lengths::read_costs(keys, lengths.is_some())?,
         granularity: read_granularity(keys)?,
@@ -352,7 +355,7 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
         ranges: inputs.iter().filter_map(|input| read_range(input).transpose()).collect::<Result<_, _>>()?,
         inputs: inputs_declared,
         outputs: outputs_declared,
-        half_declared: half,
+        incomplete_tensors: incomplete,
         labels: outputs.iter().filter_map(|output| read_labels(output).transpose()).collect::<Result<_, _>>()?,
         cells,
         lengths,
@@ -371,7 +374,7 @@ fn read_warm_up(keys: &Keys<'_>) -> Result<usize, String> {
     match keys.flag("warm_up") {
         Some(true) => Ok(DEFAULT_WARM_UP),
         Some(false) => Ok(0),
-        None => Ok(keys.whole("warm_up", 0, MOST_WARM_UP)?.unwrap_or(DEFAULT_WARM_UP)),
+        None => Ok(keys.whole("warm_up", 0, MAX_WARM_UP)?.unwrap_or(DEFAULT_WARM_UP)),
     }
 }
 
@@ -387,8 +390,8 @@ fn read_batching(keys: &Keys<'_>) -> Result<Batching, String> {
 
 fn read_isolation(keys: &Keys<'_>) -> Result<Option<ProcessConfig>, String> {
     let process = keys.one_of("isolation", &[("none", false), ("process", true)])?.unwrap_or(false);
-    let memory = keys.whole("memory_limit_mb", LEAST_MEMORY_MB, MOST_MEMORY_MB)?;
-    let task = keys.whole("task_limit_s", 1, MOST_TASK_S)?;
+    let memory = keys.whole("memory_limit_mb", MIN_MEMORY_MB, MAX_MEMORY_MB)?;
+    let task = keys.whole("task_limit_s", 1, MAX_TASK_S)?;
     let limits = [("memory_limit_mb", memory), ("task_limit_s", task)];
     if let Some((key, _)) = limits.into_iter().find(|(_, limit)| limit.is_some() && !process) {
         return Err(keys.wrong(key, "is for a process of its own; add isolation = \"process\""));
@@ -402,7 +405,7 @@ fn read_isolation(keys: &Keys<'_>) -> Result<Option<ProcessConfig>, String> {
 }
 
 fn read_queue_timeout(keys: &Keys<'_>) -> Result<Option<Nanos>, String> {
-    let wait = keys.number("queue_timeout_ms", 0.0, LONGEST_MS)?.map(Nanos::from_millis_f64);
+    let wait = keys.number("queue_timeout_ms", 0.0, MAX_MS)?.map(Nanos::from_millis_f64);
     match wait {
         Some(_) if keys.has("slo_ms") => {
             Err(keys.wrong("queue_timeout_ms", "slo_ms says when answers are due; remove one of the two"))
@@ -411,7 +414,7 @@ fn read_queue_timeout(keys: &Keys<'_>) -> Result<Option<Nanos>, String> {
     }
 }
 
-/// A request that is to be answered late must not be dropped for being late.
+/// Reads the drop rule. A request that is to be answered late must not be dropped for being late.
 fn read_drop(keys: &Keys<'_>, answer_late: bool) -> Result<Option<DropRule>, String> {
     let words = [("hopeless", DropRule::Hopeless), ("expired", DropRule::Expired), ("never", DropRule::Never)];
     match keys.one_of("drop", &words)? {
@@ -424,7 +427,7 @@ fn read_drop(keys: &Keys<'_>, answer_late: bool) -> Result<Option<DropRule>, Str
 
 fn read_granularity(keys: &Keys<'_>) -> Result<Granularity, String> {
     let words = [("whole", 0), ("stages", 1), ("layers", 2), ("cells", 3)];
-    let stages = keys.whole_or("stages", 1, MOST_BLOCKS, "auto")?;
+    let stages = keys.whole_or("stages", 1, MAX_BLOCKS, "auto")?;
     let granularity = match (keys.one_of("granularity", &words)?, stages) {
         (Some(1), Some(Some(stages))) => Granularity::Stages(stages),
         (Some(1), Some(None)) => Granularity::AutoStages,

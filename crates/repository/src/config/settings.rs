@@ -1,11 +1,11 @@
-//! Keys of `model.toml` that are said elsewhere.
+//! Settings of `model.toml` that come from another source.
 
-use crate::edge::Edge;
+use crate::edge::EdgeConfig;
 use ripieno_base::Nanos;
 use ripieno_model::TensorSpec;
 use std::fmt::Write;
 
-/// Keys of `model.toml`, where something is said of them; what stands in a `model.toml` goes before.
+/// Keys of `model.toml` set elsewhere; a `model.toml` takes precedence.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settings {
     /// `slo_ms`
@@ -24,20 +24,21 @@ pub struct Settings {
     pub max_queue: Option<usize>,
     /// `warm_up`
     pub warm_up: Option<usize>,
-    /// The inputs, the batch first if there is one. Those whose type or shape is left open are not among them.
+    /// Inputs with datatype and shape, the batch dimension first if there is one.
     pub inputs: Vec<TensorSpec>,
-    /// The outputs, likewise.
+    /// Outputs, likewise.
     pub outputs: Vec<TensorSpec>,
     /// `labels` of outputs
     pub labels: Vec<(String, String)>,
-    /// The outputs that clients are told of and get, if they are not to get all.
+    /// Names of the outputs that clients receive; empty for all.
     pub answers: Vec<String>,
-    /// What a front end does for it, which a `model.toml` cannot say.
-    pub edge: Edge,
+    /// Processing in the server that a `model.toml` cannot configure.
+    pub edge: EdgeConfig,
 }
 
 impl Settings {
-    /// The text of a `model.toml` that says the same; `file` is the ONNX file, if it is not called `model.onnx`.
+    /// Returns the text of an equivalent `model.toml`; `file` is the ONNX file unless it is
+    /// `model.onnx`.
     pub fn to_toml(&self, file: Option<&str>) -> String {
         let mut text = String::new();
         let mut line = |key: &str, value: Option<String>| {
@@ -76,7 +77,7 @@ impl Settings {
     }
 }
 
-/// A TOML string.
+/// Returns a quoted TOML string.
 fn quoted(text: &str) -> String {
     toml::Value::from(text).to_string()
 }

@@ -1,28 +1,29 @@
-//! What `model.toml` says of inputs and outputs.
+//! Declarations of inputs and outputs in `model.toml`.
 //!
-//! Whoever declares a tensor and forgets its shape is helped by the shape that the model has, which is known only once the model
-//! is read. So that mistake is kept until then; of an emulated model, which has no file, it is told at once.
+//! The error for a declaration without a shape shows the model's actual shape, which is known only
+//! after loading, so the error is deferred until then. An emulated model has no file; its error is
+//! reported immediately.
 
 use super::keys::Keys;
 use ripieno_executor::InputRange;
 use ripieno_model::{DataType, TensorSpec};
 
-/// An `[[input]]` or `[[output]]` without its datatype or shape.
+/// An `[[input]]` or `[[output]]` without datatype or shape.
 #[derive(Clone, Debug, PartialEq)]
-pub struct HalfDeclared {
+pub struct IncompleteTensor {
     /// "input" or "output".
     pub kind: &'static str,
-    /// The tensor.
+    /// Tensor name.
     pub name: String,
     missing: Vec<&'static str>,
-    /// File, line and section.
+    /// File, line and section for errors.
     place: String,
 }
 
-impl HalfDeclared {
-    /// The error, with what the model has; without it if nobody knows what that is.
+impl IncompleteTensor {
+    /// Returns the error, with the model's actual values if they are known.
     pub fn error(&self, actual: Option<&TensorSpec>, batched: bool) -> String {
-        let HalfDeclared { kind, name, missing, place } = self;
+        let IncompleteTensor { kind, name, missing, place } = self;
         let keys = if let [key] = missing[..] { format!("key {key} is") } else { "keys datatype and shape are".into() };
         let said = |&key: &&str| match (key, actual) {
             ("datatype", Some(spec)) => format!("datatype = \"{}\"", spec.datatype),
@@ -40,20 +41,20 @@ impl HalfDeclared {
     }
 }
 
-/// The tensors of one kind.
+/// Declared tensors of one kind.
 #[derive(Default)]
-pub(super) struct Tensors {
-    /// Those that are declared with type and shape.
-    pub(super) whole: Vec<TensorSpec>,
-    /// All others.
-    pub(super) half: Vec<HalfDeclared>,
+pub(super) struct DeclaredTensors {
+    /// Tensors with datatype and shape.
+    pub(super) complete: Vec<TensorSpec>,
+    /// Tensors without one of the two.
+    pub(super) incomplete: Vec<IncompleteTensor>,
 }
 
 pub(super) fn read_tensors<'a>(
     kind: &'static str,
     sections: impl Iterator<Item = &'a Keys<'a>>,
-) -> Result<Tensors, String> {
-    let mut tensors = Tensors::default();
+) -> Result<DeclaredTensors, String> {
+    let mut tensors = DeclaredTensors::default();
     for keys in sections {
         let name = keys.required(keys.text("name", "images")?, "name", "\"images\"")?;
         let datatypes = DataType::ALL.map(|datatype| (datatype.name(), datatype));
@@ -63,18 +64,18 @@ pub(super) fn read_tensors<'a>(
             return Err(keys.wrong("shape", "must hold sizes above 0, or -1 where the size is not fixed"));
         }
         match (datatype, shape) {
-            (Some(datatype), Some(shape)) => tensors.whole.push(TensorSpec { name, datatype, shape }),
+            (Some(datatype), Some(shape)) => tensors.complete.push(TensorSpec { name, datatype, shape }),
             (datatype, shape) => {
                 let keys_of_it = [("datatype", datatype.is_none()), ("shape", shape.is_none())];
                 let missing = keys_of_it.into_iter().filter(|(_, missing)| *missing).map(|(key, _)| key).collect();
-                tensors.half.push(HalfDeclared { kind, name, missing, place: keys.error("") });
+                tensors.incomplete.push(IncompleteTensor { kind, name, missing, place: keys.error("") });
             }
         }
     }
     Ok(tensors)
 }
 
-/// The smallest and the largest number that requests may bring; from zero on if only the largest is given.
+/// Reads the range of an input's values; `min` defaults to zero.
 pub(super) fn read_range(keys: &Keys<'_>) -> Result<Option<InputRange>, String> {
     if !keys.has("min") && !keys.has("max") {
         return Ok(None);

@@ -1,7 +1,7 @@
 use super::*;
-use crate::fixture::Folder;
+use crate::fixture::TempRepository;
 use ripieno_base::BlockId;
-use ripieno_executor::{Comparison, InputRange, Rule};
+use ripieno_executor::{ComparisonOperator, InputRange, TensorRule};
 use ripieno_model::DataType;
 
 fn parse(text: &str) -> Result<ModelConfig, String> {
@@ -102,11 +102,11 @@ fn a_wrong_value_names_what_was_written_and_what_to_write() {
 
 #[test]
 fn a_file_too_long_to_be_a_description_is_not_read_to_its_end() {
-    let folder = Folder::new();
+    let folder = TempRepository::new();
     let comment = |bytes: u64| "# a note\n".repeat(bytes as usize / 9);
-    let file = folder.write("model.toml", comment(super::LONGEST_FILE));
+    let file = folder.write("model.toml", comment(super::MAX_FILE_BYTES));
     assert!(ModelConfig::read(&file).is_ok());
-    folder.write("model.toml", comment(2 * super::LONGEST_FILE));
+    folder.write("model.toml", comment(2 * super::MAX_FILE_BYTES));
     assert!(ModelConfig::read(&file).unwrap_err().contains("model.toml: is longer than 256 KiB; leave out"));
 }
 
@@ -190,7 +190,7 @@ fn a_declared_tensor_needs_sizes_and_a_known_type() {
 
 #[test]
 fn a_file_that_is_missing_or_not_text_is_named() {
-    let folder = crate::fixture::Folder::new();
+    let folder = crate::fixture::TempRepository::new();
     let path = folder.path().join("model.toml");
     assert!(ModelConfig::read(&path).unwrap_err().contains("model.toml: cannot be read: "));
     std::fs::write(&path, b"slo_ms = 5\n\xff\xfe").unwrap();
@@ -223,7 +223,7 @@ fn lengths_stand_in_dimensions_of_tensors() {
     let inputs: Vec<_> = dims.inputs.iter().map(|input| (input.tensor.as_str(), input.dim, input.pad)).collect();
     assert_eq!((max_length, &inputs[..]), (128, &[("ids", 1, 0.0), ("mask", 1, -1.0)][..]));
     assert_eq!((dims.outputs[0].tensor.as_str(), dims.outputs[0].dim), ("tokens", 2));
-    // What only says where the length stands is no declaration of a type.
+    // A section with only a length dimension does not declare a datatype.
     assert_eq!((config.inputs.len(), config.outputs.len()), (1, 0));
     let input = "max_length = 8\n[[input]]\nname = \"ids\"\n";
     let cases = [
@@ -270,7 +270,7 @@ fn latencies_by_length_ascend_and_need_lengths() {
 }
 
 #[test]
-fn who_leaves_a_batch_is_read_and_mistakes_are_named() {
+fn exit_and_skip_conditions_are_read_and_errors_are_named() {
     let chain = |first: &str| {
         let block = |name: &str, more: &str| format!("[[block]]\nname = \"{name}\"\n{more}\n");
         [block("a", first), block("b", ""), block("c", ""), block("d", "")].concat()
@@ -279,9 +279,9 @@ fn who_leaves_a_batch_is_read_and_mistakes_are_named() {
         "exit_when = \"confidence >= 0.9\"\nexit_outputs = { logits = \"exit1\" }\nskip_when = \"gate<-1e-3\"\nskip_to = \"c\"",
     );
     let conditions = parse(&text).unwrap().blocks.remove(0).conditions;
-    let rule = |tensor: &str, comparison, number| Rule { tensor: tensor.to_owned(), comparison, number };
-    assert_eq!(conditions.exit, Some(rule("confidence", Comparison::AtLeast, 0.9)));
-    assert_eq!(conditions.skip, Some((rule("gate", Comparison::Below, -1e-3), BlockId(2))));
+    let rule = |tensor: &str, comparison, number| TensorRule { tensor: tensor.to_owned(), comparison, number };
+    assert_eq!(conditions.exit, Some(rule("confidence", ComparisonOperator::AtLeast, 0.9)));
+    assert_eq!(conditions.skip, Some((rule("gate", ComparisonOperator::Below, -1e-3), BlockId(2))));
     assert_eq!(conditions.exit_outputs, [("logits".to_owned(), "exit1".to_owned())]);
     let cases = [
         ("exit_when = \"confidence\"", "must compare an output of the block with a number by >, >=, < or <="),

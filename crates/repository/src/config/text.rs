@@ -1,23 +1,23 @@
-//! The section `[text]` of `model.toml`: what is made of a model whose tokenizer lies beside it.
+//! The section `[text]` of `model.toml`, for a model with a tokenizer.
 
 use super::keys::Keys;
 use ripieno_text::{Pooling, TextConfig};
 
 pub(super) const KEYS: [&str; 6] = ["task", "pooling", "normalize", "truncate", "output", "max_length"];
 const TASKS: [(&str, &str); 3] = [("embed", "embed"), ("classify", "classify"), ("rerank", "rerank")];
-/// The most tokens that can be asked for.
-const LONGEST: usize = 1_000_000;
+/// Maximum configurable number of tokens.
+const MAX_LENGTH: usize = 1_000_000;
 
-/// What a `model.toml` says of texts.
+/// The section `[text]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TextKeys {
-    /// What is left to the files beside the model where it is none.
+    /// Settings; unset ones are inferred from the sidecar files.
     pub config: TextConfig,
-    /// The most tokens in a text.
+    /// Maximum number of tokens in a text.
     pub max_length: Option<usize>,
 }
 
-/// Reads the section, if it is there.
+/// Reads the section if it is present.
 pub(super) fn read(keys: &Keys<'_>) -> Result<Option<TextKeys>, String> {
     let Some(text) = keys.section("text", &KEYS)? else { return Ok(None) };
     let config = TextConfig {
@@ -27,5 +27,5 @@ pub(super) fn read(keys: &Keys<'_>) -> Result<Option<TextKeys>, String> {
         truncate: text.yes_or_no("truncate")?.unwrap_or(false),
         output: text.text("output", "last_hidden_state")?,
     };
-    Ok(Some(TextKeys { config, max_length: text.whole("max_length", 1, LONGEST)? }))
+    Ok(Some(TextKeys { config, max_length: text.whole("max_length", 1, MAX_LENGTH)? }))
 }

@@ -1,6 +1,8 @@
-//! A tensor that clients see in another shape than the model: the same elements in the same order.
+//! A tensor whose shape differs between clients and the model; the elements and their order are the
+//! same.
 
-/// Both shapes, the rows first. They have as many open dimensions, and as many elements between two of them.
+/// Both shapes, with the batch dimension first. They have the same number of open dimensions, and
+/// the same number of elements between consecutive ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reshape {
     clients: Vec<i64>,
@@ -8,7 +10,8 @@ pub struct Reshape {
 }
 
 impl Reshape {
-    /// What clients see as `dims` is `shape` to the model, beside the rows: any number of them, or one if it is not `batched`.
+    /// Maps the clients' `dims` to the model's `shape`, both without the batch dimension. The batch
+    /// is open if `batched`, else one row.
     pub fn new(dims: &[i64], shape: &[i64], batched: bool) -> Result<Reshape, String> {
         if let Some(size) = dims.iter().chain(shape).find(|size| **size < -1 || **size == 0) {
             return Err(format!("{size} is no size of a dimension; write 1 or more, or -1 for any"));
@@ -24,35 +27,35 @@ impl Reshape {
         Ok(Reshape { clients: whole(dims), model: whole(shape) })
     }
 
-    /// The shape that clients see, -1 where it is open.
+    /// Returns the clients' shape, with -1 for open dimensions.
     pub fn clients(&self) -> &[i64] {
         &self.clients
     }
 
-    /// The shape that the model has, likewise.
+    /// Returns the model's shape, with -1 for open dimensions.
     pub fn model(&self) -> &[i64] {
         &self.model
     }
 
-    /// The shape to the model of what a client sent; none if it does not fit.
+    /// Converts a shape sent by a client into the model's; `None` if it does not fit.
     pub fn to_model(&self, shape: &[i64]) -> Option<Vec<i64>> {
-        map(&self.clients, &self.model, shape)
+        map_shape(&self.clients, &self.model, shape)
     }
 
-    /// The shape to clients of what a model gave; none if it does not fit.
+    /// Converts an output shape of the model into the clients'; `None` if it does not fit.
     pub fn to_clients(&self, shape: &[i64]) -> Option<Vec<i64>> {
-        map(&self.model, &self.clients, shape)
+        map_shape(&self.model, &self.clients, shape)
     }
 }
 
-/// How many elements there are between open dimensions.
+/// Returns the number of elements between consecutive open dimensions.
 fn between(shape: &[i64]) -> Result<Vec<i64>, String> {
     let product = |part: &[i64]| part.iter().try_fold(1_i64, |product, &size| product.checked_mul(size));
     let products: Option<Vec<i64>> = shape.split(|&size| size == -1).map(product).collect();
     products.ok_or_else(|| format!("{shape:?} holds too many elements"))
 }
 
-fn map(from: &[i64], to: &[i64], shape: &[i64]) -> Option<Vec<i64>> {
+fn map_shape(from: &[i64], to: &[i64], shape: &[i64]) -> Option<Vec<i64>> {
     let fits = |(&expected, &size): (&i64, &i64)| expected == size || expected == -1;
     if from.len() != shape.len() || !from.iter().zip(shape).all(fits) {
         return None;

@@ -1,65 +1,66 @@
-//! Sequences: requests that belong together, of which each takes up what the one before has left.
+//! Sequences: related requests, each of which continues from the state that the previous one left.
 //!
-//! The model is stateless to the runtime: a front end gives it the states of the sequence among the inputs, and takes the next
-//! ones out of the outputs. So sequences share batches as any requests do, and a device may change between two of them.
+//! The model is stateless to the runtime: the server adds the sequence's states to the inputs and
+//! takes the next states from the outputs. Sequences therefore share batches like any requests, and
+//! may change devices between requests.
 
-use ripieno_executor::{Loaded, Tensor};
+use ripieno_executor::{LoadedModel, Tensor};
 use ripieno_model::{DataType, TensorSpec};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How a model keeps sequences.
+/// Sequence handling of a model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sequences {
-    /// A sequence without a request for so long is forgotten.
+    /// Idle time after which a sequence is removed.
     pub idle: Duration,
-    /// Inputs that tell the model what a request is to its sequence.
-    pub controls: Vec<Control>,
-    /// What goes from one request to the next.
-    pub states: Vec<State>,
-    /// All inputs of the model, in its order; those of the loaded model.
+    /// Inputs that signal the role of a request in its sequence.
+    pub controls: Vec<SequenceControl>,
+    /// States carried from one request to the next.
+    pub states: Vec<SequenceState>,
+    /// All inputs of the loaded model, in its order.
     pub inputs: Vec<TensorSpec>,
 }
 
 /// An input that the server fills.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Control {
-    /// Its name.
+pub struct SequenceControl {
+    /// Name of the input.
     pub input: String,
-    /// Its type.
+    /// Its datatype.
     pub datatype: DataType,
-    /// What it says.
+    /// Its content.
     pub signal: Signal,
 }
 
-/// What a control says: a flag as one of two elements, or whose request it is.
+/// Content of a control input: a flag, encoded as one of two elements, or the sequence id.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)]
 pub enum Signal {
     Start([Vec<u8>; 2]),
     End([Vec<u8>; 2]),
-    /// There is a request; all that run are.
+    /// A request is present; always true for requests that run.
     Ready([Vec<u8>; 2]),
     Id,
 }
 
-/// An output that is an input of the next request.
+/// An output that becomes an input of the next request.
 #[derive(Clone, Debug, PartialEq)]
-pub struct State {
-    /// The input.
+pub struct SequenceState {
+    /// Name of the input.
     pub input: String,
-    /// The output.
+    /// Name of the output.
     pub output: String,
-    /// The type of both.
+    /// Datatype of both.
     pub datatype: DataType,
-    /// The shape without rows, -1 where it is open.
+    /// Shape without the batch dimension, with -1 for open dimensions.
     pub dims: Vec<i64>,
-    /// The shape of the zeros that a sequence begins with.
+    /// Shape of the initial zeros.
     pub first: Vec<i64>,
 }
 
-/// Which sequence.
+/// Id of a sequence.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs)]
 pub enum SequenceId {
@@ -76,42 +77,42 @@ impl fmt::Display for SequenceId {
     }
 }
 
-/// What a request is to its sequence.
+/// Role of a request in its sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
-    /// Which one.
+pub struct SequenceEvent {
+    /// Id of the sequence.
     pub id: SequenceId,
-    /// Whether it is the first.
+    /// Whether the request is the first.
     pub start: bool,
-    /// Whether it is the last.
+    /// Whether the request is the last.
     pub end: bool,
 }
 
 impl Sequences {
-    /// Whether the server fills the input, which clients neither see nor send.
+    /// Returns true if the server fills this input, so that clients neither see nor send it.
     pub fn fills(&self, input: &str) -> bool {
         self.controls.iter().any(|control| control.input == input)
             || self.states.iter().any(|state| state.input == input)
     }
 
-    /// Whether the output is kept for the next request.
+    /// Returns true if this output is kept for the next request.
     pub fn keeps(&self, output: &str) -> bool {
         self.states.iter().any(|state| state.output == output)
     }
 
-    /// Compares it with the loaded model. The error names tensor and fix.
-    pub fn check(&self, model: &dyn Loaded) -> Result<(), String> {
+    /// Checks controls and states against the loaded model. The error names the tensor and the fix.
+    pub fn check(&self, model: &dyn LoadedModel) -> Result<(), String> {
         let mut given: Vec<&str> = self.controls.iter().map(|control| &*control.input).collect();
         given.extend(self.states.iter().map(|state| &*state.input));
         given.sort_unstable();
         if let Some(twice) = given.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(format!("input {:?} is given twice; name it once", twice[0]));
         }
-        for Control { input, datatype, .. } in &self.controls {
+        for SequenceControl { input, datatype, .. } in &self.controls {
             let spec = find(model.inputs(), input, "input")?;
             agree(spec, *datatype, &vec![1; spec.shape.len().saturating_sub(1)])?;
         }
-        for State { input, output, datatype, dims, first } in &self.states {
+        for SequenceState { input, output, datatype, dims, first } in &self.states {
             agree(find(model.inputs(), input, "input")?, *datatype, dims)?;
             agree(find(model.inputs(), input, "input")?, *datatype, first)?;
             agree(find(model.outputs(), output, "output")?, *datatype, dims)?;
@@ -119,11 +120,11 @@ impl Sequences {
         Ok(())
     }
 
-    /// The states that a sequence begins with.
-    pub fn begin(&self) -> Vec<Tensor> {
-        let zeros = |state: &State| {
+    /// Returns the initial states of a sequence.
+    pub fn initial_states(&self) -> Vec<Tensor> {
+        let zeros = |state: &SequenceState| {
             let elements: i64 = state.first.iter().product();
-            // An empty string is the four bytes of its length.
+            // An empty BYTES element is its 4-byte length.
             let data = vec![0; elements as usize * state.datatype.size().unwrap_or(4)];
             let shape = [1].iter().chain(&state.first).copied().collect();
             Tensor { name: Arc::from(&*state.input), datatype: state.datatype, shape, data: data.into() }
@@ -131,8 +132,14 @@ impl Sequences {
         self.states.iter().map(zeros).collect()
     }
 
-    /// What the model gets, in its order: what the client sent, what the sequence has left, and what the request is to it.
-    pub fn complete(&self, given: &[Tensor], states: &[Tensor], event: &Event) -> Result<Arc<[Tensor]>, String> {
+    /// Combines the client's inputs, the sequence's states and the controls into the model's
+    /// inputs, in its order.
+    pub fn model_inputs(
+        &self,
+        given: &[Tensor],
+        states: &[Tensor],
+        event: &SequenceEvent,
+    ) -> Result<Arc<[Tensor]>, String> {
         let take = |spec: &TensorSpec| {
             if let Some(control) = self.controls.iter().find(|control| control.input == spec.name) {
                 return control.tensor(spec, event);
@@ -143,9 +150,10 @@ impl Sequences {
         self.inputs.iter().map(take).collect()
     }
 
-    /// The states that an answer leaves, under the names of their inputs; none if it lacks one.
-    pub fn next(&self, outputs: &[Tensor]) -> Option<Vec<Tensor>> {
-        let next = |state: &State| {
+    /// Extracts the next states from the outputs, under the names of their inputs; `None` if one is
+    /// missing.
+    pub fn next_states(&self, outputs: &[Tensor]) -> Option<Vec<Tensor>> {
+        let next = |state: &SequenceState| {
             let tensor = outputs.iter().find(|tensor| *tensor.name == *state.output)?;
             Some(Tensor { name: Arc::from(&*state.input), ..tensor.clone() })
         };
@@ -153,8 +161,8 @@ impl Sequences {
     }
 }
 
-impl Control {
-    fn tensor(&self, spec: &TensorSpec, event: &Event) -> Result<Tensor, String> {
+impl SequenceControl {
+    fn tensor(&self, spec: &TensorSpec, event: &SequenceEvent) -> Result<Tensor, String> {
         let data = match &self.signal {
             Signal::Start(values) => values[usize::from(event.start)].clone(),
             Signal::End(values) => values[usize::from(event.end)].clone(),
@@ -210,8 +218,8 @@ mod tests {
 
     fn sequences() -> Sequences {
         let flags = [vec![0; 4], 1_f32.to_le_bytes().to_vec()];
-        let control = |input: &str, datatype, signal| Control { input: input.to_owned(), datatype, signal };
-        let state = State {
+        let control = |input: &str, datatype, signal| SequenceControl { input: input.to_owned(), datatype, signal };
+        let state = SequenceState {
             input: "past".to_owned(),
             output: "present".to_owned(),
             datatype: DataType::Fp32,
@@ -238,8 +246,9 @@ mod tests {
     fn the_model_gets_states_and_controls_in_its_own_order() {
         let sequences = sequences();
         let given = [Tensor { name: "x".into(), datatype: DataType::Int8, shape: vec![1], data: vec![7].into() }];
-        let event = |id| Event { id, start: true, end: false };
-        let whole = sequences.complete(&given, &sequences.begin(), &event(SequenceId::Number(258))).unwrap();
+        let event = |id| SequenceEvent { id, start: true, end: false };
+        let whole =
+            sequences.model_inputs(&given, &sequences.initial_states(), &event(SequenceId::Number(258))).unwrap();
         let seen: Vec<(&str, &[i64], &[u8])> =
             whole.iter().map(|tensor| (&*tensor.name, &tensor.shape[..], &tensor.data[..])).collect();
         let expected: [(&str, &[i64], &[u8]); 4] = [
@@ -250,12 +259,12 @@ mod tests {
         ];
         assert_eq!(seen, expected);
         for id in [SequenceId::Number(1 << 32), SequenceId::Text("a".to_owned())] {
-            let refused = sequences.complete(&given, &sequences.begin(), &event(id)).unwrap_err();
+            let refused = sequences.model_inputs(&given, &sequences.initial_states(), &event(id)).unwrap_err();
             assert!(refused.contains("a number of UINT32"), "{refused}");
         }
         let present = Tensor { name: "present".into(), ..whole[0].clone() };
-        assert_eq!(&*sequences.next(&[present]).unwrap()[0].name, "past");
-        assert!(sequences.next(&[]).is_none());
+        assert_eq!(&*sequences.next_states(&[present]).unwrap()[0].name, "past");
+        assert!(sequences.next_states(&[]).is_none());
     }
 
     #[test]

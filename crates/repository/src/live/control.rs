@@ -1,33 +1,36 @@
-//! Who decides which models serve.
+//! Model control modes, which decide the models that serve.
 
-use super::outer::models;
+use super::ensembles::models;
 use super::{LiveRepository, is_ensemble};
 use crate::report::ModelReport;
-use crate::scan::Candidate;
+use crate::scan::ModelCandidate;
 use std::collections::BTreeSet;
 
-/// As Triton's model control modes.
+/// Model control mode, as in Triton.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Control {
-    /// All models serve, and calls may load and unload them.
+pub enum ModelControl {
+    /// All models serve; calls may load and unload them.
     #[default]
     Open,
-    /// All models serve; calls are refused. Triton's modes "none" and "poll".
+    /// All models serve; load and unload calls are refused. Covers Triton's modes "none" and
+    /// "poll".
     Closed,
-    /// These serve from the start, `*` for all, with the models of ensembles among them; others are loaded by calls.
+    /// The named models (`*` for all) and the members of named ensembles serve from the start;
+    /// calls load others.
     Explicit(BTreeSet<String>),
 }
 
 impl LiveRepository {
-    /// The same, under this control.
-    pub fn with_control(mut self, control: Control) -> LiveRepository {
+    /// Sets the control mode.
+    pub fn with_control(mut self, control: ModelControl) -> LiveRepository {
         self.control = control;
         self
     }
 
-    /// Those to load at the start, and what is named without being there.
-    pub(super) fn at_the_start(&self, candidates: Vec<Candidate>) -> (Vec<Candidate>, Vec<ModelReport>) {
-        let Control::Explicit(named) = &self.control else { return (candidates, Vec::new()) };
+    /// Returns the models to load at the start, and a report for each named model that does not
+    /// exist.
+    pub(super) fn initial_models(&self, candidates: Vec<ModelCandidate>) -> (Vec<ModelCandidate>, Vec<ModelReport>) {
+        let ModelControl::Explicit(named) = &self.control else { return (candidates, Vec::new()) };
         let is_there = |name: &&String| candidates.iter().any(|candidate| candidate.name == **name);
         let missing = named.iter().filter(|name| *name != "*" && !is_there(name)).map(|name| {
             let error =
@@ -45,8 +48,8 @@ impl LiveRepository {
         (candidates.into_iter().filter(|candidate| wanted.contains(&candidate.name)).collect(), missing)
     }
 
-    /// These and, of ensembles, the models of their steps.
-    fn with_members(&self, candidates: &[Candidate], named: BTreeSet<String>) -> BTreeSet<String> {
+    /// Adds the models of the steps of ensembles, recursively.
+    fn with_members(&self, candidates: &[ModelCandidate], named: BTreeSet<String>) -> BTreeSet<String> {
         let (mut wanted, mut new) = (named.clone(), named);
         while !new.is_empty() {
             let ensembles =
@@ -59,15 +62,15 @@ impl LiveRepository {
         wanted
     }
 
-    /// Whether it is loaded when it has changed or is new.
-    pub(super) fn follows(&self, candidate: &Candidate) -> bool {
-        !matches!(self.control, Control::Explicit(_)) || self.is_served(&candidate.name)
+    /// Returns true if the model is loaded when it is new or has changed.
+    pub(super) fn is_followed(&self, candidate: &ModelCandidate) -> bool {
+        !matches!(self.control, ModelControl::Explicit(_)) || self.is_served(&candidate.name)
     }
 
-    /// Refuses calls that load and unload, if that is not theirs to decide.
-    pub(super) fn check_calls(&self) -> Result<(), String> {
+    /// Refuses load and unload calls if the control mode forbids them.
+    pub(super) fn check_calls_allowed(&self) -> Result<(), String> {
         match self.control {
-            Control::Closed => {
+            ModelControl::Closed => {
                 Err("explicit model load / unload is not allowed by --model-control-mode; start the server with \
                                     --model-control-mode explicit, or without it"
                     .to_owned())

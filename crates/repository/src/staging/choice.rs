@@ -1,20 +1,20 @@
-//! Choices, kept beside the profiles they came from.
+//! Stored choices of stages, beside the profiles that they are based on.
 
 use super::Staging;
 use crate::cache::{ProfileKey, cache_folders, write_whole};
-use crate::plan::Plan;
+use crate::plan::LoadPlan;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::Path;
 
 #[derive(Serialize, Deserialize)]
-struct Record {
+struct StagingRecord {
     key: ProfileKey,
     staging: Staging,
 }
 
-/// What was chosen for this key, if it is there and whole.
-pub(super) fn read(plan: &Plan, key: &ProfileKey) -> Option<Staging> {
+/// Returns the stored choice for this key, if it is valid.
+pub(super) fn read(plan: &LoadPlan, key: &ProfileKey) -> Option<Staging> {
     let paths = cache_folders(&plan.folder).into_iter().map(|folder| folder.join(key.file_name("stages")));
     paths.filter(|path| path.is_file()).find_map(|path| {
         let staging = read_file(&path, key);
@@ -27,7 +27,7 @@ pub(super) fn read(plan: &Plan, key: &ProfileKey) -> Option<Staging> {
 
 fn read_file(path: &Path, key: &ProfileKey) -> Result<Staging, String> {
     let bytes = fs::read(path).map_err(|error| error.to_string())?;
-    let record: Record = serde_json::from_slice(&bytes).map_err(|error| format!("it is corrupt: {error}"))?;
+    let record: StagingRecord = serde_json::from_slice(&bytes).map_err(|error| format!("it is corrupt: {error}"))?;
     if record.key != *key {
         return Err("it belongs to another model, device or batch size".to_owned());
     }
@@ -39,9 +39,9 @@ fn read_file(path: &Path, key: &ProfileKey) -> Result<Staging, String> {
     }
 }
 
-/// Keeps a choice in the first folder that can be written.
-pub(super) fn keep(plan: &Plan, key: &ProfileKey, staging: &Staging) {
-    let record = Record { key: key.clone(), staging: staging.clone() };
+/// Stores a choice in the first writable folder.
+pub(super) fn save(plan: &LoadPlan, key: &ProfileKey, staging: &Staging) {
+    let record = StagingRecord { key: key.clone(), staging: staging.clone() };
     let Ok(json) = serde_json::to_vec_pretty(&record) else { return };
     let write = |folder: std::path::PathBuf| write_whole(&folder.join(key.file_name("stages")), &json);
     if !cache_folders(&plan.folder).into_iter().any(|folder| write(folder).is_ok()) {

@@ -1,6 +1,6 @@
 use super::*;
-use crate::fixture::Folder;
-use crate::load::{Loader, Prepared, Profiling};
+use crate::fixture::TempRepository;
+use crate::load::{Loader, PreparedModel, Profiling};
 use ripieno_executor::{CpuEngine, CpuOptions};
 use std::fs;
 use std::path::PathBuf;
@@ -8,27 +8,27 @@ use std::sync::Arc;
 
 const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/repository/shapes/1/model.onnx");
 
-fn target() -> Target {
-    Target { measure_for: Duration::ZERO, ..Target::new(Arc::new(CpuEngine::new(CpuOptions::default()))) }
+fn target() -> LoadTarget {
+    LoadTarget { measure_for: Duration::ZERO, ..LoadTarget::new(Arc::new(CpuEngine::new(CpuOptions::default()))) }
 }
 
-fn model(toml: &str) -> Folder {
-    let folder = Folder::new();
+fn model(toml: &str) -> TempRepository {
+    let folder = TempRepository::new();
     folder.write("shapes/1/model.onnx", fs::read(DEMO).unwrap());
     folder.write("shapes/model.toml", format!("max_batch = 2\n{toml}\n"));
     folder
 }
 
-fn quiet() -> Progress {
+fn quiet() -> MeasureProgress {
     Arc::new(|_, _, _| {})
 }
 
-fn prepare(folder: &Folder, profiling: Profiling) -> Prepared {
+fn prepare(folder: &TempRepository, profiling: Profiling) -> PreparedModel {
     let found = scan(folder.path()).unwrap().remove(0).found.unwrap();
     Loader::new(target(), quiet()).prepare(&found, profiling).unwrap()
 }
 
-fn kept(folder: &Folder) -> PathBuf {
+fn kept(folder: &TempRepository) -> PathBuf {
     let files = fs::read_dir(folder.path().join("shapes/.ripieno")).unwrap().map(|entry| entry.unwrap().path());
     let choice = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with("stages-");
     files.into_iter().find(choice).expect("the choice is kept")
@@ -39,7 +39,7 @@ fn several_ways_are_tried_and_one_is_chosen() {
     let folder = model("");
     let steps = Arc::new(parking_lot::Mutex::new(Vec::new()));
     let seen = Arc::clone(&steps);
-    let progress: Progress = Arc::new(move |_, done, all| seen.lock().push((done, all)));
+    let progress: MeasureProgress = Arc::new(move |_, done, all| seen.lock().push((done, all)));
     let tried = stage(folder.path(), &target(), Some("shapes"), &progress).unwrap();
     let [staging] = &tried.models[..] else { panic!("{:?}", tried.errors) };
     assert_eq!(staging.trials[0].ends, [0; 0], "the whole goes first");
@@ -78,7 +78,7 @@ fn the_choice_is_kept_and_served_by() {
 
 #[test]
 fn a_model_without_stages_says_why() {
-    let folder = Folder::new();
+    let folder = TempRepository::new();
     folder.write("pair/1/a.onnx", fs::read(DEMO).unwrap());
     folder.write("pair/1/b.onnx", fs::read(DEMO).unwrap());
     folder.write(

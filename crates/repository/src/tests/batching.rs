@@ -1,4 +1,4 @@
-//! Models that cannot share batches, and what their owners want of them.
+//! Models that cannot share batches, and the `batching` settings.
 
 use super::*;
 
@@ -48,7 +48,7 @@ fn rows_that_depend_on_each_other_are_kept_apart_refused_or_trusted() {
 #[test]
 fn a_cell_that_mixes_rows_is_refused() {
     let cell = "walk = \"repeat\"\n[[block]]\nname = \"centred\"\n[[output]]\nname = \"y\"\nfrom = \"centred.y\"\n";
-    let folder = Folder::new();
+    let folder = TempRepository::new();
     folder.write("m/1/centred.onnx", onnx("centred.onnx"));
     folder.write("m/model.toml", cell);
     let error = one(inspect(folder.path(), cpu())).error.unwrap();
@@ -57,7 +57,7 @@ fn a_cell_that_mixes_rows_is_refused() {
 
 #[test]
 fn an_emulated_model_may_be_without_batches() {
-    let folder = Folder::new();
+    let folder = TempRepository::new();
     let input = "[[input]]\nname = \"x\"\ndatatype = \"FP32\"\nshape = [3, 4]\n";
     folder.write("m/model.toml", format!("batching = \"off\"\nalpha_ms = 1\nbeta_ms = 4\n{input}"));
     let report = one(inspect(folder.path(), emulated()));
@@ -70,7 +70,7 @@ fn a_cell_may_calculate_with_whole_numbers_whose_range_is_declared() {
     let declared = "[block.inputs]\nn = \"request:ids\"\n[[input]]\nname = \"ids\"\nmin = 0\nmax = 40000\n";
     let renamed = cell.replacen("[[output]]", &format!("{declared}[[output]]"), 1);
     for (text, refused) in [(cell.to_owned(), true), (renamed, false)] {
-        let folder = Folder::new();
+        let folder = TempRepository::new();
         folder.write("m/1/square.onnx", onnx("square.onnx"));
         folder.write("m/model.toml", text);
         let error = one(inspect(folder.path(), cpu())).error;

@@ -1,4 +1,4 @@
-//! Models that are refused until their owner bounds what requests may bring.
+//! Models that are refused until their input values are bounded.
 
 use super::*;
 

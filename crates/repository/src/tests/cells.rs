@@ -1,10 +1,10 @@
-//! Models in cells: what is wrong with one is one clear error; what is right serves, and answers as it was trained to.
+//! Models in cells: each error is clear, and valid models serve and answer as they were trained to.
 
 use super::super::load::{Loader, Profiling};
 use super::super::scan::scan;
 use super::{cpu, onnx, silent};
-use crate::fixture::Folder;
-use crate::{Prepared, inspect};
+use crate::fixture::TempRepository;
+use crate::{PreparedModel, inspect};
 use bytes::Bytes;
 use ripieno_executor::Tensor;
 use ripieno_model::{DataType, Steps, Walk};
@@ -37,15 +37,15 @@ from = "decoder.token_next"
 take = "every"
 "#;
 
-fn decoder(text: &str) -> Folder {
-    let folder = Folder::new();
+fn decoder(text: &str) -> TempRepository {
+    let folder = TempRepository::new();
     folder.write("m/model.toml", text);
     folder.write("m/1/encoder.onnx", onnx("cell_rnn.onnx"));
     folder.write("m/1/decoder.onnx", onnx("cell_decoder.onnx"));
     folder
 }
 
-fn prepare(folder: &Path, profiling: Profiling) -> Result<Prepared, String> {
+fn prepare(folder: &Path, profiling: Profiling) -> Result<PreparedModel, String> {
     let found = scan(folder)?.remove(0).found?;
     Loader::new(cpu(), silent()).prepare(&found, profiling)
 }
@@ -127,7 +127,7 @@ fn demo_repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models")
 }
 
-/// One sample: its inputs and what it must be answered with.
+/// A sample: its inputs and the expected answer.
 struct Sample {
     inputs: Vec<Tensor>,
     answer: String,
@@ -160,7 +160,7 @@ fn numbers(tensor: &Tensor) -> Vec<i64> {
     }
 }
 
-/// An answer as people read it: letters up to the end token, a label, or a number.
+/// Formats an answer: letters up to the end token, a label, or a number.
 fn read(name: &str, outputs: &[Tensor]) -> String {
     let numbers = numbers(&outputs[0]);
     match name {
@@ -170,7 +170,7 @@ fn read(name: &str, outputs: &[Tensor]) -> String {
     }
 }
 
-/// All samples at once, under the policy that batches cells, on two devices.
+/// All samples concurrently, under the policy that batches cells, on two devices.
 #[test]
 fn the_demo_models_answer_as_they_were_trained_to() {
     let limits = Limits { requests: 512, models: 3, devices: 2, lanes: 1, depth: 2, batch: 64, nodes: 1 << 16 };
@@ -180,7 +180,7 @@ fn the_demo_models_answer_as_they_were_trained_to() {
     let engine = Engine::start(EngineConfig::new(scheduler, setup, vec![Arc::clone(&target.engine); 2])).unwrap();
     let loader = Loader::new(target, silent());
     for name in ["dates", "arithmetic", "sentiment"] {
-        let folder = Folder::new();
+        let folder = TempRepository::new();
         copy(&demo_repository().join("repository").join(name), &folder.path().join(name));
         let toml = folder.path().join(name).join("model.toml");
         let patient =
@@ -211,7 +211,7 @@ fn the_demo_models_answer_as_they_were_trained_to() {
         }
         let asked = samples.len().min(200);
         let right = (0..asked).filter(|_| {
-            let (number, result): (usize, ripieno_runtime::Answer) =
+            let (number, result): (usize, ripieno_runtime::JobResult) =
                 answers.recv_timeout(Duration::from_secs(120)).unwrap();
             read(name, &result.unwrap().outputs) == samples[number].answer
         });

@@ -1,7 +1,7 @@
-//! Who decides which models serve.
+//! Model control modes.
 
 use super::{Fixture, cpu, onnx};
-use crate::live::Control;
+use crate::live::ModelControl;
 use crate::registry::Repository;
 
 const WHOLE: &str = "platform: \"ensemble\" max_batch_size: 4
@@ -19,12 +19,12 @@ fn fixture() -> Fixture {
     fixture
 }
 
-fn explicit(names: &[&str]) -> Control {
-    Control::Explicit(names.iter().map(|name| (*name).to_owned()).collect())
+fn explicit(names: &[&str]) -> ModelControl {
+    ModelControl::Explicit(names.iter().map(|name| (*name).to_owned()).collect())
 }
 
 #[test]
-fn what_is_named_serves_and_the_rest_when_it_is_loaded() {
+fn named_models_serve_at_the_start_and_others_on_load() {
     let fixture = fixture();
     let repository = fixture.repository(cpu()).with_control(explicit(&["b", "whole", "nobody"]));
     let reports = repository.load_all().unwrap();
@@ -32,7 +32,7 @@ fn what_is_named_serves_and_the_rest_when_it_is_loaded() {
     assert_eq!(shown, [("a", true), ("b", true), ("whole", true), ("nobody", false)], "a is a step of whole");
     assert!(reports[3].error.as_ref().unwrap().contains("correct --load-model"), "{reports:?}");
     assert!(fixture.registry.get("c", "").is_err());
-    // Who reads the repository again loads nobody who does not serve.
+    // A reload does not load models that do not serve.
     assert_eq!(repository.reload().unwrap(), []);
     fixture.folder.write("b/model.toml", "max_batch = 2");
     assert_eq!(repository.reload().unwrap().into_iter().map(|report| report.name).collect::<Vec<_>>(), ["b"]);
@@ -57,7 +57,7 @@ fn all_or_none_may_be_named() {
 #[test]
 fn calls_are_refused_where_they_have_no_say() {
     let fixture = fixture();
-    let repository = fixture.repository(cpu()).with_control(Control::Closed);
+    let repository = fixture.repository(cpu()).with_control(ModelControl::Closed);
     assert_eq!(repository.load_all().unwrap().len(), 4);
     for refused in [repository.load("a", None), repository.unload("a")] {
         assert!(refused.unwrap_err().contains("explicit model load / unload is not allowed"));

@@ -1,11 +1,11 @@
-//! Names of classes, beside a model.
+//! Class labels beside a model.
 
 use super::{EMULATED, emulated};
-use crate::fixture::Folder;
+use crate::fixture::TempRepository;
 use crate::inspect;
 
 fn error(labels: &str, content: Option<&[u8]>) -> Option<String> {
-    let folder = Folder::new();
+    let folder = TempRepository::new();
     folder.write("m/model.toml", format!("{EMULATED}[[output]]\nname = \"output\"\nlabels = {labels}\n"));
     if let Some(content) = content {
         folder.write("m/labels.txt", content);

@@ -1,4 +1,4 @@
-//! Chains whose requests leave on the way: read, checked against the files, and told to the scheduler.
+//! Chains with early exits and skips: read, checked against the files, and passed to the scheduler.
 
 use super::*;
 use crate::load::{Loader, Profiling};
@@ -21,8 +21,8 @@ name = "third"
 file = "third.onnx"
 "#;
 
-fn repository(toml: &str) -> Folder {
-    let folder = Folder::new();
+fn repository(toml: &str) -> TempRepository {
+    let folder = TempRepository::new();
     folder.write("ways/model.toml", toml);
     for block in ["first", "second", "third"] {
         folder.write(&format!("ways/1/{block}.onnx"), onnx(&format!("way_{block}.onnx")));
@@ -31,7 +31,7 @@ fn repository(toml: &str) -> Folder {
 }
 
 #[test]
-fn a_chain_with_a_way_out_is_measured_whole_and_the_scheduler_knows_who_skips() {
+fn a_chain_with_exits_is_measured_whole_and_the_scheduler_knows_its_skips() {
     let folder = repository(WAYS);
     let found = scan(folder.path()).unwrap().remove(0).found.unwrap();
     let prepared = Loader::new(cpu(), silent()).prepare(&found, Profiling::IfMissing).unwrap();
@@ -40,7 +40,7 @@ fn a_chain_with_a_way_out_is_measured_whole_and_the_scheduler_knows_who_skips() 
     let report = prepared.report(1);
     assert_eq!(report.outputs, ["y FP32 [-1, 3]"]);
     assert!(report.blocks.iter().all(|block| block.latency_ms.len() == 4));
-    // An emulated device computes nothing that could be compared.
+    // An emulated device computes no values to compare.
     let latencies = WAYS.replace("file = ", "alpha_ms = 1\nbeta_ms = 1\nfile = ");
     let emulated = repository(&latencies);
     assert_eq!(one(inspect(emulated.path(), super::emulated())).error, None);

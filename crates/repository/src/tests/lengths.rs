@@ -1,4 +1,5 @@
-//! Models whose requests differ in length: checked at load, measured by length, kept, and told to the scheduler.
+//! Models whose requests vary in length: checked at load, measured by length, cached, and passed to
+//! the scheduler.
 
 use super::*;
 use crate::load::{Loader, Profiling};
@@ -27,8 +28,8 @@ name = "second"
 file = "pool_second.onnx"
 "#;
 
-fn repository(toml: &str, files: &[(&str, &str)]) -> Folder {
-    let folder = Folder::new();
+fn repository(toml: &str, files: &[(&str, &str)]) -> TempRepository {
+    let folder = TempRepository::new();
     folder.write("pool/model.toml", toml);
     for (file, of) in files {
         folder.write(&format!("pool/1/{file}"), onnx(of));
@@ -56,7 +57,7 @@ fn a_padded_model_is_measured_by_length_and_the_profile_is_kept() {
     let prepared = Loader::new(cpu(), silent()).prepare(&found, Profiling::IfMissing).unwrap();
     let model = prepared.served().unwrap().model;
     assert!(model.has_lengths() && model.blocks[1].cost(4, 3) <= model.blocks[1].cost(4, 12));
-    // A longer bound is another profile.
+    // A larger maximum length has another profile.
     folder.write("pool/model.toml", format!("{LENGTHS}{CHAIN}").replace("= 12", "= 16"));
     assert_eq!(one(inspect(folder.path(), cpu())).profile, None);
 }
@@ -93,7 +94,7 @@ fn a_model_that_padding_changes_is_refused_with_the_output_and_the_fix() {
 }
 
 #[test]
-fn an_emulated_model_is_told_its_latencies_by_length() {
+fn an_emulated_model_takes_given_latencies_by_length() {
     let tensors = r#"
 max_length = 12
 by_length = [{ length = 4, alpha_ms = 1, beta_ms = 1 }, { length = 8, alpha_ms = 2, beta_ms = 1 }]
@@ -108,11 +109,11 @@ datatype = "FP32"
 shape = [-1, -1]
 length_dim = 1
 "#;
-    let folder = Folder::new();
+    let folder = TempRepository::new();
     folder.write("model/model.toml", tensors);
     let report = one(inspect(folder.path(), emulated()));
     let profile = report.profile.as_ref().unwrap();
     assert_eq!((report.error.clone(), profile.origin), (None, "given"));
-    // Beyond the longest that is given, in proportion: half as much again.
+    // Beyond the longest given length, latency is proportional: 1.5 times here.
     assert_eq!((profile.latency_ms[0], profile.lengths[1].latency_ms[0]), (4.5, 3.0));
 }

@@ -1,28 +1,29 @@
-//! A reload under load, with the real runtime: every request is answered, by the old version or the new one.
+//! A reload under load, with the real runtime: every request is answered, by the old version or the
+//! new one.
 
 use super::super::live::{Host, LiveRepository};
-use super::super::plan::Target;
+use super::super::plan::LoadTarget;
 use super::{EMULATED, Fixture, emulated, silent};
-use crate::fixture::Folder;
-use crate::registry::{Registry, Repository};
+use crate::fixture::TempRepository;
+use crate::registry::{ModelRegistry, Repository};
 use ripieno_base::ModelId;
 use ripieno_executor::{EmulatedEngine, EmulatedOptions, Tensor};
 use ripieno_model::DataType;
-use ripieno_runtime::{Answer, Engine, EngineConfig, Job, ServedModel};
+use ripieno_runtime::{Engine, EngineConfig, Job, JobResult, ServedModel};
 use ripieno_sched::{Limits, Options, Setup};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
-fn engine(executor: &Arc<dyn ripieno_executor::Engine>) -> Engine {
+fn engine(executor: &Arc<dyn ripieno_executor::Executor>) -> Engine {
     let limits = Limits { requests: 100, models: 4, devices: 1, lanes: 1, depth: 2, batch: 8, nodes: 0 };
     let setup = Setup { models: vec![], devices: 1, limits };
     let scheduler = ripieno_sched::build("eager", &setup, &Options::new()).unwrap();
     Engine::start(EngineConfig::new(scheduler, setup, vec![Arc::clone(executor)])).unwrap()
 }
 
-/// One request to whatever answers for the model now.
-fn ask(engine: &Engine, registry: &Registry) -> Answer {
+/// Sends one request to the current version of the model.
+fn ask(engine: &Engine, registry: &ModelRegistry) -> JobResult {
     let entry = registry.get("m", "").unwrap();
     let (answer, answered) = channel();
     let data = vec![0; 4].into();
@@ -45,12 +46,12 @@ fn ask(engine: &Engine, registry: &Registry) -> Answer {
 
 #[test]
 fn no_request_notices_a_reload() {
-    let folder = Folder::new();
-    // An SLO that a loaded test machine does not miss, and a policy that does not use it up: who answers matters here.
+    let folder = TempRepository::new();
+    // An SLO that a busy test machine does not miss, and a policy that does not use it up.
     folder.write("m/model.toml", EMULATED.replace("slo_ms = 50", "slo_ms = 20000\nlate = \"answer\""));
-    let executor: Arc<dyn ripieno_executor::Engine> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()));
-    let (engine, registry) = (engine(&executor), Arc::new(Registry::new()));
-    let target = Target { policy: Some("eager".to_owned()), ..Target::new(executor) };
+    let executor: Arc<dyn ripieno_executor::Executor> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()));
+    let (engine, registry) = (engine(&executor), Arc::new(ModelRegistry::new()));
+    let target = LoadTarget { policy: Some("eager".to_owned()), ..LoadTarget::new(executor) };
     let host = Arc::new(engine.clone());
     let repository = LiveRepository::new(folder.path().to_owned(), target, Arc::clone(&registry), host, silent());
     assert_eq!(repository.load_all().unwrap()[0].error, None);
@@ -96,17 +97,17 @@ fn a_reload_of_everything_touches_only_what_has_changed() {
     let ready: Vec<_> = fixture.registry.ready_entries().iter().map(|entry| entry.name.clone()).collect();
     assert_eq!(ready, ["changed", "new", "same"]);
     assert_eq!(repository.reload().unwrap().len(), 0);
-    // Labels lie beside the description; what lies beside the model's folder is none of its files.
+    // Labels belong to the model's files; files outside of its folder do not.
     fixture.folder.write("same/labels.txt", "ant");
     fixture.folder.write("beside.txt", "ant");
     assert_eq!(repository.reload().unwrap().into_iter().map(|report| report.name).collect::<Vec<_>>(), ["same"]);
-    // A folder that cannot be read is no reason to stop serving.
+    // A folder that cannot be read does not stop serving models.
     std::fs::remove_dir_all(fixture.folder.path()).unwrap();
     assert!(repository.reload().is_err());
     assert_eq!(fixture.registry.ready_entries().len(), 3);
 }
 
-/// Has requests that end one with each look at them.
+/// Host with live requests, one of which ends with each check.
 struct Busy {
     left: AtomicUsize,
     left_at_unload: AtomicUsize,
@@ -128,11 +129,11 @@ impl Host for Busy {
 
 #[test]
 fn requests_that_may_be_late_are_answered_before_their_model_goes() {
-    let folder = Folder::new();
-    // The derived target, 10 ms, is long over when the last of them ends.
+    let folder = TempRepository::new();
+    // The derived target of 10 ms has passed long before the last request ends.
     folder.write("m/model.toml", "alpha_ms = 1\nbeta_ms = 1\nmax_batch = 1\n");
     let host = Arc::new(Busy { left: AtomicUsize::new(100), left_at_unload: AtomicUsize::new(usize::MAX) });
-    let registry = Arc::new(Registry::new());
+    let registry = Arc::new(ModelRegistry::new());
     let path = folder.path().to_owned();
     let repository = LiveRepository::new(path, emulated(), registry, Arc::clone(&host) as Arc<dyn Host>, silent());
     repository.load_all().unwrap();

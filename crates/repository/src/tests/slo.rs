@@ -1,10 +1,10 @@
-//! Models with and without a latency target of their own.
+//! Models with and without a configured latency target.
 
 use super::*;
 use crate::registry::ServedEntry;
-use crate::slo::Origin;
+use crate::slo::SloOrigin;
 
-/// What serves a model of these settings, and what the command line shows.
+/// Returns the entry of a model with these settings, and its report.
 fn served(toml: &str) -> (Arc<ServedEntry>, ModelReport) {
     let fixture = Fixture::new();
     fixture.folder.write("m/model.toml", toml);
@@ -14,11 +14,11 @@ fn served(toml: &str) -> (Arc<ServedEntry>, ModelReport) {
 
 #[test]
 fn without_a_target_none_is_enforced_and_one_is_derived() {
-    // The model that prompted this: 178 ms a row, and each answer refused in a millisecond for a default of 100 ms.
+    // At 178 ms per row, a default target of 100 ms would refuse every request.
     let (entry, report) = served("max_batch = 4\nalpha_ms = 170\nbeta_ms = 8\n");
     assert_eq!(
         (entry.slo.origin, entry.slo.answer_late, entry.one_row),
-        (Origin::Profile, true, Some(Nanos::from_millis(178)))
+        (SloOrigin::Profile, true, Some(Nanos::from_millis(178)))
     );
     assert_eq!((report.slo_ms, report.slo_is_derived, report.late), (Some(534.0), Some(true), Some("answer")));
     assert_eq!(report.warnings, [""; 0]);
@@ -27,17 +27,17 @@ fn without_a_target_none_is_enforced_and_one_is_derived() {
 #[test]
 fn a_target_that_is_named_is_enforced() {
     let (entry, report) = served("slo_ms = 100\nmax_batch = 4\nalpha_ms = 170\nbeta_ms = 8\n");
-    assert_eq!((entry.slo.origin, entry.slo.answer_late), (Origin::Owner, false));
+    assert_eq!((entry.slo.origin, entry.slo.answer_late), (SloOrigin::Owner, false));
     assert_eq!((report.slo_ms, report.slo_is_derived, report.late), (Some(100.0), Some(false), Some("refuse")));
     assert!(report.warnings[0].contains("below the latency of one row, 178 ms"));
     let (entry, report) = served("queue_timeout_ms = 20\nmax_batch = 4\nalpha_ms = 10\nbeta_ms = 8\n");
-    assert_eq!((entry.slo.origin, entry.slo.answer_late), (Origin::QueueTimeout, false));
+    assert_eq!((entry.slo.origin, entry.slo.answer_late), (SloOrigin::QueueTimeout, false));
     assert_eq!((report.slo_ms, report.slo_is_derived), (Some(68.0), Some(false)));
 }
 
 #[test]
 fn a_target_that_follows_from_a_profile_is_not_shown_before_there_is_one() {
-    let folder = Folder::new();
+    let folder = TempRepository::new();
     folder.write("m/1/model.onnx", onnx("mlp.onnx"));
     let report = one(inspect(folder.path(), cpu()));
     assert_eq!((report.slo_ms, report.slo_is_derived, report.late), (None, None, None));

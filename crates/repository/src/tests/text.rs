@@ -1,26 +1,26 @@
-//! Models with a tokenizer beside them: what follows from it, and what becomes of one that does not fit.
+//! Models with a tokenizer: inferred settings, and tokenizers that do not match.
 
 use super::*;
-use crate::load::{Loader, Prepared, Profiling};
+use crate::load::{Loader, PreparedModel, Profiling};
 use crate::scan::scan;
 use crate::walks;
-use ripieno_text::{Pooling, Task};
+use ripieno_text::{Pooling, TextTask};
 
 fn of_texts(file: &str) -> Vec<u8> {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../text/tests/models").join(file);
     std::fs::read(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
 }
 
-/// A model with its tokenizer, and these files beside it.
-fn folder(model: &[u8], files: &[(&str, &str)]) -> Folder {
-    let folder = Folder::new();
+/// Creates a repository of a model with its tokenizer and these files.
+fn folder(model: &[u8], files: &[(&str, &str)]) -> TempRepository {
+    let folder = TempRepository::new();
     folder.write("m/1/model.onnx", model);
     folder.write("m/tokenizer.json", of_texts("tokenizer.json"));
     files.iter().for_each(|(file, text)| drop(folder.write(&format!("m/{file}"), text)));
     folder
 }
 
-fn prepare(folder: &Folder, target: Target) -> Result<Prepared, String> {
+fn prepare(folder: &TempRepository, target: LoadTarget) -> Result<PreparedModel, String> {
     let found = scan(folder.path()).unwrap().remove(0).found.unwrap();
     Loader::new(target, silent()).prepare(&found, Profiling::IfMissing)
 }
@@ -31,24 +31,24 @@ fn lengths_and_padding_follow_from_the_tokenizer() {
     let folder = folder(&of_texts("encoder.onnx"), &[("model.toml", "max_batch = 2"), limit]);
     let prepared = prepare(&folder, cpu()).unwrap();
     let (text, lengths) = (prepared.text.clone().unwrap(), prepared.loaded.lengths().unwrap());
-    assert_eq!(text.task, Task::Embed { pooling: Some(Pooling::Mean), normalize: true });
+    assert_eq!(text.task, TextTask::Embed { pooling: Some(Pooling::Mean), normalize: true });
     assert_eq!((text.max_length, lengths.max), (24, 24));
     assert!(prepared.warnings.is_empty() && prepared.served().unwrap().model.has_lengths());
-    // Known before it is loaded, since it decides about the policy.
+    // Known before the model is loaded, because the choice of policy depends on it.
     assert!(walks(folder.path())[0].pads);
-    // What the owner says goes before the files.
+    // Configured settings take precedence over sidecar files.
     folder.write(
         "m/model.toml",
         "max_batch = 2\n[text]\nmax_length = 12\npooling = \"cls\"\nnormalize = false\ntruncate = true",
     );
     let prepared = prepare(&folder, cpu()).unwrap();
     let text = prepared.text.unwrap();
-    assert_eq!(text.task, Task::Embed { pooling: Some(Pooling::Cls), normalize: false });
+    assert_eq!(text.task, TextTask::Embed { pooling: Some(Pooling::Cls), normalize: false });
     assert_eq!((text.max_length, text.truncate, prepared.loaded.lengths().unwrap().max), (12, true, 12));
 }
 
 #[test]
-fn a_tokenizer_that_does_not_fit_is_told_or_refused() {
+fn a_mismatched_tokenizer_is_a_warning_or_an_error() {
     let broken = [("tokenizer.json", "{}"), ("model.toml", "max_batch = 2")];
     let unasked = prepare(&folder(&of_texts("encoder.onnx"), &broken), cpu()).unwrap();
     assert!(
@@ -65,7 +65,7 @@ fn a_tokenizer_that_does_not_fit_is_told_or_refused() {
     assert!(error("encoder.onnx", &[("model.toml", &task("translate"))]).contains("must be \"embed\" or"));
     assert!(error("encoder.onnx", &[("model.toml", "[text]\npool = 1")]).contains("unknown key pool"));
 
-    // A tokenizer beside a model of something else says nothing, unless it is asked.
+    // A tokenizer beside a model with other inputs is ignored unless `[text]` is present.
     let dense = folder(&onnx("mlp.onnx"), &[]);
     let prepared = prepare(&dense, cpu()).unwrap();
     assert!(prepared.text.is_none() && prepared.warnings.is_empty() && !walks(dense.path())[0].pads);
@@ -73,17 +73,18 @@ fn a_tokenizer_that_does_not_fit_is_told_or_refused() {
     assert!(prepare(&dense, cpu()).err().unwrap().contains("[text] needs the inputs input_ids"));
     std::fs::remove_file(dense.path().join("m/tokenizer.json")).unwrap();
     assert!(prepare(&dense, cpu()).err().unwrap().contains("[text] needs a tokenizer.json"));
-    // An emulated model computes nothing that could be read.
+    // An emulated model computes no values to read.
     let emulated_text = folder(&[], &[("model.toml", &format!("{EMULATED}[text]"))]);
     assert!(prepare(&emulated_text, emulated()).unwrap().text.is_none());
 }
 
 #[test]
 fn files_behind_links_that_lead_out_are_not_read() {
-    let (folder, outside) = (folder(&of_texts("encoder.onnx"), &[("model.toml", "max_batch = 2")]), Folder::new());
+    let (folder, outside) =
+        (folder(&of_texts("encoder.onnx"), &[("model.toml", "max_batch = 2")]), TempRepository::new());
     let secret = outside.write("config.json", r#"{"max_position_embeddings": 9}"#);
     std::os::unix::fs::symlink(secret, folder.path().join("m/config.json")).unwrap();
     assert!(prepare(&folder, cpu()).err().unwrap().contains("leads out of the repository"));
-    let allowed = prepare(&folder, Target { allow_symlinks: true, ..cpu() }).unwrap();
+    let allowed = prepare(&folder, LoadTarget { allow_symlinks: true, ..cpu() }).unwrap();
     assert_eq!(allowed.text.unwrap().max_length, 9);
 }

@@ -1,11 +1,11 @@
-//! Several versions of a model that serve at once; repositories that are looked at again and again.
+//! Several served versions of a model, and polling of repositories.
 
 use super::{Fixture, cpu, onnx};
-use crate::fixture::Folder;
-use crate::live::Looks;
+use crate::fixture::TempRepository;
+use crate::live::RepositoryPoll;
 use crate::registry::Repository;
 
-fn version(folder: &Folder, number: u64) {
+fn version(folder: &TempRepository, number: u64) {
     folder.write(&format!("m/{number}/model.onnx"), onnx("mlp.onnx"));
 }
 
@@ -24,7 +24,7 @@ fn versions_come_and_go_by_themselves() {
     assert_ne!(first.id, second.id, "each is a model of its own to the scheduler");
     assert_eq!(fixture.registry.get("m", "").unwrap().version, "2");
     fixture.notes();
-    // The third takes the first one's place, and nobody touches the second.
+    // The third replaces the first, and the second is unchanged.
     version(&fixture.folder, 3);
     let loaded: Vec<String> = repository.reload().unwrap().into_iter().map(|report| report.version).collect();
     assert_eq!((loaded, fixture.registry.versions("m")), (vec!["3".to_owned()], vec!["2".to_owned(), "3".to_owned()]));
@@ -32,7 +32,7 @@ fn versions_come_and_go_by_themselves() {
     let notes = fixture.notes();
     assert_eq!(notes.len(), 2, "{notes:?}");
     assert!(notes[1].starts_with(&format!("unload {} while [m/2=", first.id.unwrap().0)), "{notes:?}");
-    // One that fails is told of, and takes nobody with it.
+    // A version that fails is reported and affects no other.
     fixture.folder.write("m/4/model.onnx", "no model");
     assert!(repository.reload().unwrap()[0].error.is_some());
     assert_eq!(fixture.registry.versions("m"), ["2", "3"]);
@@ -53,31 +53,31 @@ fn looks_load_what_has_changed_and_is_whole() {
     version(&fixture.folder, 1);
     let repository = fixture.repository(cpu());
     repository.load_all().unwrap();
-    let mut looks = Looks::default();
+    let mut looks = RepositoryPoll::default();
     let mut look = || -> Vec<(String, bool)> {
-        let reports = repository.look(&mut looks).unwrap();
+        let reports = repository.poll(&mut looks).unwrap();
         reports.into_iter().map(|report| (report.version, report.error.is_none())).collect()
     };
     assert_eq!([look(), look()], [vec![], vec![]], "what serves is left alone");
-    // Half of a file is not looked at: it grows until the next look.
+    // A partially written file is not loaded: it grows until the next poll.
     let whole = onnx("mlp.onnx");
     fixture.folder.write("m/2/model.onnx", &whole[..whole.len() / 2]);
     assert_eq!(look(), []);
     fixture.folder.write("m/2/model.onnx", &whole);
     assert_eq!([look(), look(), look()], [vec![], vec![("2".to_owned(), true)], vec![]]);
     assert_eq!(fixture.registry.versions("m"), ["2"]);
-    // What fails is tried once.
+    // A failed model is tried once.
     fixture.folder.write("m/3/model.onnx", "no model");
     assert_eq!([look(), look(), look()], [vec![], vec![("3".to_owned(), false)], vec![]]);
     assert_eq!(fixture.registry.versions("m"), ["2"], "what served goes on");
-    // What a call unloads stays so until it changes.
+    // A model unloaded by a call stays unloaded until it changes.
     std::fs::remove_dir_all(fixture.folder.path().join("m/3")).unwrap();
     assert_eq!([look(), look()], [vec![], vec![]]);
     repository.unload("m").unwrap();
     assert_eq!([look(), look()], [vec![], vec![]]);
     fixture.folder.write("m/model.toml", "max_batch = 2");
     assert_eq!([look(), look()], [vec![], vec![("2".to_owned(), true)]]);
-    // A folder that is moved away and back is not unloaded between.
+    // A folder that is moved away and back between polls is not unloaded.
     let (folder, aside) = (fixture.folder.path().join("m"), fixture.folder.path().join(".aside"));
     std::fs::rename(&folder, &aside).unwrap();
     assert_eq!(look(), []);

@@ -1,33 +1,33 @@
-//! What becomes of the `config.pbtxt` of every model of a repository, without loading one.
+//! Migration of `config.pbtxt` files to `model.toml`, without loading models.
 
-use super::{Finding, TritonConfig};
+use super::{FieldFinding, TritonConfig};
 use crate::scan::{CONFIG_FILE, scan};
 use serde::Serialize;
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-/// A model and its `config.pbtxt`.
+/// Migration of one model.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Migration {
-    /// The model.
+    /// Model name.
     pub model: String,
-    /// Its `config.pbtxt`; none if it has none, and so nothing to migrate.
+    /// Path of its `config.pbtxt`; `None` if there is nothing to migrate.
     pub file: Option<String>,
-    /// What becomes of each field, in the order of the file.
-    pub fields: Vec<Finding>,
-    /// The text of the `model.toml` that says the same.
+    /// Outcome of each field, in the order of the file.
+    pub fields: Vec<FieldFinding>,
+    /// Text of the equivalent `model.toml`.
     pub model_toml: Option<String>,
-    /// Where that would lie.
+    /// Path of that `model.toml`.
     #[serde(skip)]
     pub target: PathBuf,
-    /// Why it is not served: file, line, field and fix.
+    /// Reason for which the model is not served: file, line, field and fix.
     pub error: Option<String>,
 }
 
-/// Every model at `path`. An error if the path itself cannot be read.
+/// Migrates every model at `path`. Fails if the path itself cannot be read.
 pub fn migrate(path: &Path) -> Result<Vec<Migration>, String> {
-    let one = |candidate: crate::scan::Candidate| {
+    let one = |candidate: crate::scan::ModelCandidate| {
         let model = candidate.name;
         let none = |error| Migration {
             model: model.clone(),
@@ -48,7 +48,7 @@ pub fn migrate(path: &Path) -> Result<Vec<Migration>, String> {
             Err(error) => Migration { file: shown, target, ..none(Some(error)) },
             Ok(read) => {
                 let error = read.check().err();
-                // An ensemble is what its config.pbtxt says, and has no model.toml.
+                // An ensemble is configured by its config.pbtxt and has no model.toml.
                 let text = (error.is_none() && read.steps.is_empty()).then(|| written(&read));
                 Migration { file: shown, target, fields: read.findings, model_toml: text, ..none(error) }
             }
@@ -67,7 +67,7 @@ fn ignore_absent(error: io::Error) -> io::Result<()> {
 }
 
 impl Migration {
-    /// Writes the `model.toml`; one that is there already is replaced only if that is asked for.
+    /// Writes the `model.toml`; replaces an existing one only if `replace` is set.
     pub fn write(&self, replace: bool) -> Result<(), String> {
         let Some(text) = &self.model_toml else { return Ok(()) };
         let shown = self.target.display();
@@ -80,7 +80,7 @@ impl Migration {
         if replace {
             fs::remove_file(&self.target).or_else(ignore_absent).map_err(unwritable)?;
         }
-        // Never through a link, which in somebody else's repository could lead anywhere.
+        // Never writes through a symbolic link, which could lead anywhere.
         let mut file = OpenOptions::new().write(true).create_new(true).open(&self.target).map_err(unwritable)?;
         file.write_all(text.as_bytes()).map_err(unwritable)
     }
@@ -88,14 +88,14 @@ impl Migration {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Outcome;
+    use super::super::FieldOutcome;
     use super::*;
     use crate::config::ModelConfig;
-    use crate::fixture::Folder;
+    use crate::fixture::TempRepository;
 
     #[test]
     fn every_model_is_explained_and_written_once() {
-        let folder = Folder::new();
+        let folder = TempRepository::new();
         folder.write("a/1/model.onnx", "");
         folder.write("a/config.pbtxt", "name: \"a\"\nmax_batch_size: 4\ndefault_model_filename: \"net.onnx\"\n");
         folder.write("b/1/model.onnx", "");
@@ -108,14 +108,14 @@ mod tests {
         let models = migrate(folder.path()).unwrap();
         let names: Vec<&str> = models.iter().map(|model| model.model.as_str()).collect();
         assert_eq!(names, ["a", "b", "c", "d", "e"]);
-        let outcomes: Vec<Outcome> = models[0].fields.iter().map(|field| field.outcome).collect();
-        assert_eq!(outcomes, [Outcome::Honoured, Outcome::Mapped, Outcome::Honoured]);
+        let outcomes: Vec<FieldOutcome> = models[0].fields.iter().map(|field| field.outcome).collect();
+        assert_eq!(outcomes, [FieldOutcome::Honoured, FieldOutcome::Mapped, FieldOutcome::Honoured]);
         assert!(models[1].error.as_ref().unwrap().contains("batch_input[0] = {}: ragged batches are not formed"));
         assert_eq!((models[1].fields.len(), &models[1].model_toml), (2, &None));
         assert_eq!((&models[2].file, &models[2].error), (&None, &None));
         assert!(models[3].error.as_ref().unwrap().contains("d/config.pbtxt:1: expected an integer"));
         assert_eq!((&models[4].error, &models[4].model_toml), (&None, &None), "it has no model.toml");
-        assert!(models[4].fields.iter().all(|field| field.outcome == Outcome::Honoured), "{:?}", models[4].fields);
+        assert!(models[4].fields.iter().all(|field| field.outcome == FieldOutcome::Honoured), "{:?}", models[4].fields);
         for model in &models {
             model.write(false).unwrap();
         }

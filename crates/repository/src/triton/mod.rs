@@ -1,8 +1,9 @@
-//! `config.pbtxt`: a model as Triton's users configure it, served as it stands.
+//! Support for Triton's `config.pbtxt`.
 //!
-//! Every field that the format knows has a row in `rules.rs`: honoured, mapped to a key of `model.toml`, not needed, without effect,
-//! or refused. Refused is what would change answers if it were passed over; what only changes their speed is said as a warning. So
-//! nothing in such a file is ignored in silence, and `ripieno migrate` prints what the loader does.
+//! Every field of the format has a row in `rules.rs`: honoured, mapped to a key of `model.toml`,
+//! not needed, without effect, or refused. A field is refused if ignoring it would change answers;
+//! one that affects only speed causes a warning. No field is ignored silently, and `ripieno
+//! migrate` prints the decisions of the loader.
 
 mod migrate;
 mod rules;
@@ -13,8 +14,8 @@ mod tests;
 
 use super::edge::Reshape;
 use super::ensemble::EnsembleStep;
-use super::found::Found;
-use ripieno_executor::Loaded;
+use super::model_files::ModelFiles;
+use ripieno_executor::LoadedModel;
 use ripieno_model::{DataType, TensorSpec};
 use ripieno_wire::Datatype;
 use ripieno_wire::pbtxt::{self, ConfigText, MAX_TEXT};
@@ -30,91 +31,92 @@ use std::path::Path;
 pub use super::config::Settings;
 pub use migrate::{Migration, migrate};
 
-/// The configuration of a model folder in a Triton repository.
+/// Configuration file of a model folder in a Triton repository.
 pub const TRITON_FILE: &str = "config.pbtxt";
-/// The most versions of one model that are served at once.
-const MOST_VERSIONS: usize = 16;
-/// Refused fields that an error names.
-const MOST_NAMED: usize = 4;
-/// The longest text of a file that is quoted, in characters.
-const LONGEST_VALUE: usize = 100;
+/// Maximum number of versions of a model served at the same time.
+const MAX_VERSIONS: usize = 16;
+/// Maximum number of refused fields named in an error.
+const MAX_NAMED_FIELDS: usize = 4;
+/// Maximum length of quoted file content, in characters.
+const MAX_QUOTED_CHARS: usize = 100;
 
-/// What becomes of a field.
+/// Outcome of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Outcome {
-    /// It does what it does in Triton.
+pub enum FieldOutcome {
+    /// Has the same effect as in Triton.
     Honoured,
-    /// It becomes a key of `model.toml`.
+    /// Becomes a key of `model.toml`.
     Mapped,
-    /// What it tunes is found out or decided by the server.
+    /// Tunes something that the server measures or decides itself.
     NotNeeded,
-    /// It has no effect, and should be known to have none.
+    /// Has no effect; reported as a warning.
     WithoutEffect,
-    /// The model is not served with it.
+    /// Prevents the model from being served.
     Refused,
 }
 
-impl Outcome {
-    /// For people.
+impl FieldOutcome {
+    /// Returns the outcome as display text.
     pub fn name(self) -> &'static str {
         match self {
-            Outcome::Honoured => "honoured",
-            Outcome::Mapped => "mapped",
-            Outcome::NotNeeded => "not needed",
-            Outcome::WithoutEffect => "no effect",
-            Outcome::Refused => "refused",
+            FieldOutcome::Honoured => "honoured",
+            FieldOutcome::Mapped => "mapped",
+            FieldOutcome::NotNeeded => "not needed",
+            FieldOutcome::WithoutEffect => "no effect",
+            FieldOutcome::Refused => "refused",
         }
     }
 }
 
-/// A field of a file, and what becomes of it.
+/// A field of a file and its outcome.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Finding {
-    /// The line that it stands in.
+pub struct FieldFinding {
+    /// Line of the field.
     pub line: usize,
-    /// The field: `instance_group[0].count`.
+    /// Field name, such as `instance_group[0].count`.
     pub field: String,
-    /// Its value.
+    /// Field value.
     pub value: String,
-    /// What becomes of it.
-    pub outcome: Outcome,
-    /// What that means: the key that it becomes, the reason, the way out.
+    /// Outcome.
+    pub outcome: FieldOutcome,
+    /// Explanation: the resulting key, the reason or the fix.
     pub becomes: String,
 }
 
-/// A file that was read.
+/// A parsed file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TritonConfig {
-    /// The file, as errors name it.
+    /// File name for errors.
     pub file: String,
-    /// What becomes of each field, in the order of the file.
-    pub findings: Vec<Finding>,
-    /// What it says in keys of `model.toml`.
+    /// Outcome of each field, in the order of the file.
+    pub findings: Vec<FieldFinding>,
+    /// Equivalent settings of `model.toml`.
     pub settings: Settings,
-    /// The versions to serve, ascending; none if none of those that it asks for is there.
+    /// Versions to serve, ascending; empty if none of the requested ones exists.
     pub versions: Vec<u64>,
-    /// The file in the version folder.
+    /// ONNX file in the version folder.
     pub model_file: Option<String>,
-    /// Of an ensemble, its steps.
+    /// Steps of an ensemble.
     pub steps: Vec<EnsembleStep>,
 }
 
-/// What the rules look at beside the field.
-pub(super) struct Case<'a> {
+/// Context of a rule.
+pub(super) struct RuleInput<'a> {
     config: &'a ModelConfig,
-    /// The name of the folder.
+    /// Name of the model's folder.
     name: &'a str,
-    /// The versions that are there, ascending.
+    /// Existing versions, ascending.
     versions: &'a [u64],
 }
 
 impl TritonConfig {
-    /// Reads the file of a model, of which these versions are there. The error names file, line, field and fix.
+    /// Reads the file of a model that has these versions. The error names file, line, field and
+    /// fix.
     pub fn read(path: &Path, name: &str, versions: &[u64]) -> Result<TritonConfig, String> {
         let file = path.display().to_string();
         let unreadable = |error| format!("{file}: cannot be read: {error}");
-        // A file that is too long is not taken into memory to find that out.
+        // The size is checked first, so that an oversized file is not read into memory.
         if fs::metadata(path).map_err(unreadable)?.len() > MAX_TEXT as u64 {
             return Err(format!("{file}: is longer than {MAX_TEXT} bytes; remove what is no configuration"));
         }
@@ -123,55 +125,56 @@ impl TritonConfig {
         TritonConfig::parse(&file, &text, name, versions)
     }
 
-    /// The same for the text of a file that errors name `file`.
+    /// Parses the text of a file that errors name `file`.
     pub fn parse(file: &str, text: &str, name: &str, versions: &[u64]) -> Result<TritonConfig, String> {
         let ConfigText { config, fields } = pbtxt::parse(text)
             .map_err(|error| format!("{file}:{}: {}; correct it", error.line, one_line(&error.message)))?;
-        let case = Case { config: &config, name, versions };
+        let case = RuleInput { config: &config, name, versions };
         let finding = |field: &pbtxt::Field| {
             let (outcome, becomes) = rules::judge(field, &case);
             let (value, field_name) = (one_line(&field.value), one_line(&field.name));
-            Finding { line: field.line, field: field_name, value, outcome, becomes }
+            FieldFinding { line: field.line, field: field_name, value, outcome, becomes }
         };
         let findings = fields.iter().map(finding).collect();
         let model_file = Some(config.default_model_filename.clone()).filter(|name| !name.is_empty());
         let explicit = fields.iter().any(|field| field.path == "max_batch_size");
-        let settings = settings::of(&config, explicit);
+        let settings = settings::from_config(&config, explicit);
         let versions = served(&config, versions);
         Ok(TritonConfig { file: file.to_owned(), findings, settings, versions, model_file, steps: steps(&config) })
     }
 
-    /// The error of a model that has refused fields.
+    /// Returns an error if any field is refused.
     pub fn check(&self) -> Result<(), String> {
-        // Of a message with many fields each is refused for the same reason.
-        let mut refused: Vec<&Finding> = self.of(Outcome::Refused).collect();
+        // The fields of one message are all refused for the same reason.
+        let mut refused: Vec<&FieldFinding> = self.with_outcome(FieldOutcome::Refused).collect();
         refused.dedup_by_key(|finding| &finding.becomes);
         let Some(first) = refused.first() else { return Ok(()) };
-        let said = |finding: &&Finding| format!("{} = {}: {}", finding.field, finding.value, finding.becomes);
-        let named: Vec<String> = refused.iter().take(MOST_NAMED).map(said).collect();
-        let more = refused.len().saturating_sub(MOST_NAMED);
+        let said = |finding: &&FieldFinding| format!("{} = {}: {}", finding.field, finding.value, finding.becomes);
+        let named: Vec<String> = refused.iter().take(MAX_NAMED_FIELDS).map(said).collect();
+        let more = refused.len().saturating_sub(MAX_NAMED_FIELDS);
         let more = if more > 0 { format!("; and {more} more: ripieno migrate lists them") } else { String::new() };
         Err(format!("{}:{}: {}{more}", self.file, first.line, named.join("; ")))
     }
 
-    /// What has no effect, a line each.
+    /// Returns one warning for each field without effect.
     pub fn warnings(&self) -> Vec<String> {
-        let warning = |finding: &Finding| {
-            let Finding { line, field, value, becomes, .. } = finding;
+        let warning = |finding: &FieldFinding| {
+            let FieldFinding { line, field, value, becomes, .. } = finding;
             format!("{}:{line}: {field} = {value} has no effect: {becomes}", self.file)
         };
-        self.of(Outcome::WithoutEffect).map(warning).collect()
+        self.with_outcome(FieldOutcome::WithoutEffect).map(warning).collect()
     }
 
-    /// The keys of `model.toml` that its fields become, with their values.
+    /// Returns the resulting keys of `model.toml` with their values.
     pub fn mapped(&self) -> Vec<&str> {
-        let mut keys: Vec<&str> = self.of(Outcome::Mapped).map(|finding| finding.becomes.as_str()).collect();
+        let mut keys: Vec<&str> =
+            self.with_outcome(FieldOutcome::Mapped).map(|finding| finding.becomes.as_str()).collect();
         keys.dedup();
         keys
     }
 
-    /// Compares the tensors that it declares with those of the loaded model.
-    pub fn check_declared(&self, model: &dyn Loaded) -> Result<(), String> {
+    /// Checks the declared tensors against the loaded model.
+    pub fn check_declared(&self, model: &dyn LoadedModel) -> Result<(), String> {
         let Settings { inputs, outputs, .. } = &self.settings;
         let sides = [("input", inputs, model.inputs()), ("output", outputs, model.outputs())];
         for (kind, declared, actual) in sides {
@@ -190,29 +193,29 @@ impl TritonConfig {
         check.map_err(|cause| format!("{}: sequence_batching: {cause}", self.file))
     }
 
-    fn of(&self, outcome: Outcome) -> impl Iterator<Item = &Finding> {
+    fn with_outcome(&self, outcome: FieldOutcome) -> impl Iterator<Item = &FieldFinding> {
         self.findings.iter().filter(move |finding| finding.outcome == outcome)
     }
 }
 
-/// What the file of a model asks the scan for.
+/// Versions and file that a `config.pbtxt` selects for the scan.
 #[derive(Default)]
-pub(super) struct Asked {
-    /// The versions to serve, ascending.
+pub(super) struct FileChoice {
+    /// Versions to serve, ascending.
     pub(super) versions: Vec<u64>,
-    /// The file in their folders.
+    /// ONNX file in the version folders.
     pub(super) model: Option<String>,
     pub(super) is_ensemble: bool,
 }
 
-/// What the file of a model asks for. Nothing if it cannot be read, which shows when the model is loaded.
-pub(super) fn asked(path: &Path, found: &Found) -> Asked {
-    let Ok(read) = TritonConfig::read(path, &found.name, &found.versions) else { return Asked::default() };
+/// Returns the selection of a file; empty if it cannot be read, which loading reports.
+pub(super) fn choose_files(path: &Path, found: &ModelFiles) -> FileChoice {
+    let Ok(read) = TritonConfig::read(path, &found.name, &found.versions) else { return FileChoice::default() };
     let TritonConfig { versions, model_file, steps, .. } = read;
-    Asked { versions, model: model_file.filter(|name| rules::is_file_name(name)), is_ensemble: !steps.is_empty() }
+    FileChoice { versions, model: model_file.filter(|name| rules::is_file_name(name)), is_ensemble: !steps.is_empty() }
 }
 
-/// The steps of an ensemble; none of any other model.
+/// Returns the steps of an ensemble; empty for other models.
 fn steps(config: &ModelConfig) -> Vec<EnsembleStep> {
     let Some(SchedulingChoice::EnsembleScheduling(ensemble)) = &config.scheduling_choice else { return Vec::new() };
     let names =
@@ -226,7 +229,8 @@ fn steps(config: &ModelConfig) -> Vec<EnsembleStep> {
     ensemble.step.iter().map(step).collect()
 }
 
-/// Of the versions that are there, ascending, those that a policy asks for. Beyond [`MOST_VERSIONS`] the newest are served.
+/// Returns the existing versions that the version policy selects, ascending; the newest
+/// [`MAX_VERSIONS`] if there are more.
 fn served(config: &ModelConfig, versions: &[u64]) -> Vec<u64> {
     let policy = config.version_policy.as_ref().and_then(|policy| policy.policy_choice.as_ref());
     let newest = |count: usize| versions[versions.len().saturating_sub(count)..].to_vec();
@@ -240,7 +244,7 @@ fn served(config: &ModelConfig, versions: &[u64]) -> Vec<u64> {
             versions.iter().filter(is_asked).copied().collect()
         }
     };
-    asked.drain(..asked.len().saturating_sub(MOST_VERSIONS));
+    asked.drain(..asked.len().saturating_sub(MAX_VERSIONS));
     asked
 }
 
@@ -263,13 +267,13 @@ fn check_tensor(kind: &str, declared: &TensorSpec, actual: &[(&TensorSpec, &[i64
     Ok(())
 }
 
-/// A shape that fits must become one that the model takes.
+/// Checks that a reshaped shape is one that the model accepts.
 fn check_reshape(spec: &TensorSpec, reshape: &Reshape, batched: bool) -> Result<(), String> {
     let TensorSpec { name, shape, .. } = spec;
     if batched && reshape.model()[0] == 1 {
         return Err(format!("{name:?}: reshape needs to know whether requests share batches; say max_batch_size"));
     }
-    // Others than the rows agree already, as far as both say a number.
+    // The other dimensions agree already wherever both are fixed.
     let is_open = |(&own, &said): (&i64, &i64)| own != -1 && said == -1;
     match shape.iter().zip(reshape.model()).skip(1).find(|&pair| is_open(pair)) {
         Some((size, _)) => Err(format!("{name:?}: reshape says -1 where the model has {size}; write that")),
@@ -277,20 +281,20 @@ fn check_reshape(spec: &TensorSpec, reshape: &Reshape, batched: bool) -> Result<
     }
 }
 
-/// The type of a tensor; none if it is not said, or no model has it.
+/// Returns the datatype; `None` if it is unset or unsupported.
 fn model_type(datatype: inference::DataType) -> Option<DataType> {
     DataType::ALL.into_iter().find(|known| {
         Datatype::from_name(known.name()).is_some_and(|known| known.config_name() == datatype.as_str_name())
     })
 }
 
-/// A text from a file as it may stand in a log: short, and without control characters.
+/// Shortens file content for a log line and escapes control characters.
 fn one_line(text: &str) -> String {
     let mut shown = String::new();
-    for next in text.chars().take(LONGEST_VALUE) {
+    for next in text.chars().take(MAX_QUOTED_CHARS) {
         if next.is_control() { shown.extend(next.escape_default()) } else { shown.push(next) }
     }
-    if text.chars().nth(LONGEST_VALUE).is_some() {
+    if text.chars().nth(MAX_QUOTED_CHARS).is_some() {
         shown.push('…');
     }
     shown

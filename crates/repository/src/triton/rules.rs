@@ -1,38 +1,38 @@
-//! What becomes of each field of a `config.pbtxt`: one row a field, or one for all fields below it.
+//! Rules for each field of a `config.pbtxt`: one row per field, or one for all fields below it.
 
 use super::sequences::sequences;
 use super::settings::{
-    input_reshapes, instances, levels, micros, most_queued, output_reshapes, queue_policy, slo_ms, warm_up,
+    clamp_queue, input_reshapes, instances, levels, micros, output_reshapes, queue_policy, slo_ms, warm_up,
 };
-use super::{Case, MOST_VERSIONS, Outcome, served, steps};
+use super::{FieldOutcome, MAX_VERSIONS, RuleInput, served, steps};
 use crate::edge::{LEVELS, Reshape};
 use ripieno_model::Profile;
 use ripieno_wire::pbtxt::Field;
 use ripieno_wire::proto::inference::model_version_policy::PolicyChoice;
 use std::path::{Component, Path};
 
-/// How a field is judged.
-enum Rule {
-    /// Whatever its value is.
-    Always(Outcome, &'static str),
-    /// If it is set to yes; else it says what is so in any case.
-    IfTrue(Outcome, &'static str),
-    /// By its value, and by what else is there.
-    Ask(fn(&Field, &Case<'_>) -> Verdict),
+/// Rule that decides a field's outcome.
+enum FieldRule {
+    /// Independent of the value.
+    Always(FieldOutcome, &'static str),
+    /// Applies if the value is true; otherwise the field states the default behaviour.
+    IfTrue(FieldOutcome, &'static str),
+    /// Depends on the value and on other fields.
+    Ask(fn(&Field, &RuleInput<'_>) -> FieldVerdict),
 }
 
-type Verdict = (Outcome, String);
+type FieldVerdict = (FieldOutcome, String);
 
-use Outcome::{Honoured, Mapped, NotNeeded, Refused, WithoutEffect};
-use Rule::{Always, Ask, IfTrue};
+use FieldOutcome::{Honoured, Mapped, NotNeeded, Refused, WithoutEffect};
+use FieldRule::{Always, Ask, IfTrue};
 
 const TENSORRT: &str = "it is about TensorRT and the memory of GPUs";
 const NO_ENGINE_LIKE_IT: &str = "it is for TensorRT models; export the model to ONNX and remove it";
 const BY_PROFILE: &str = "batches are formed by the measured profile and the SLO";
 const ENGINE: &str = "the server's --device and --engine say what runs the model";
 
-/// A field's own row, or that of the nearest message around it.
-const RULES: &[(&str, Rule)] = &[
+/// Rules by field path; a field without a row uses that of the nearest enclosing message.
+const RULES: &[(&str, FieldRule)] = &[
     ("name", Ask(name)),
     ("platform", Ask(platform)),
     ("backend", Ask(backend)),
@@ -158,19 +158,19 @@ const STATE_FILE: &str =
 const ITERATIVE: &str = "a request is run once; serve the model in cells (walk in model.toml), and remove the field";
 const ENSEMBLE: &str = "platform \"ensemble\" and ensemble_scheduling with a step go together; write both, or neither";
 
-/// What becomes of a field.
-pub(super) fn judge(field: &Field, case: &Case<'_>) -> (Outcome, String) {
+/// Returns the outcome of a field and its explanation.
+pub(super) fn judge(field: &Field, case: &RuleInput<'_>) -> (FieldOutcome, String) {
     match rule(&field.path) {
         Some(Always(outcome, text)) => (*outcome, (*text).to_owned()),
         Some(IfTrue(outcome, text)) if field.value == "true" => (*outcome, (*text).to_owned()),
         Some(IfTrue(..)) => (Honoured, "as it is in any case".to_owned()),
         Some(Ask(ask)) => ask(field, case),
-        // A test holds that there is none.
+        // Unreachable: a test checks that every field has a rule.
         None => (Refused, "it is not known here; remove it".to_owned()),
     }
 }
 
-fn rule(path: &str) -> Option<&'static Rule> {
+fn rule(path: &str) -> Option<&'static FieldRule> {
     let mut around = Some(path);
     std::iter::from_fn(|| {
         let now = around?;
@@ -180,67 +180,67 @@ fn rule(path: &str) -> Option<&'static Rule> {
     .find_map(|path| RULES.iter().find(|(known, _)| *known == path).map(|(_, rule)| rule))
 }
 
-/// Whether this is the name of a file in a folder, and of nothing elsewhere.
+/// Returns true if this is a plain file name without a path.
 pub(super) fn is_file_name(name: &str) -> bool {
     let mut parts = Path::new(name).components();
     matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name)
 }
 
-fn say(outcome: Outcome, text: impl Into<String>) -> Verdict {
+fn verdict(outcome: FieldOutcome, text: impl Into<String>) -> FieldVerdict {
     (outcome, text.into())
 }
 
-fn name(_: &Field, case: &Case<'_>) -> Verdict {
+fn name(_: &Field, case: &RuleInput<'_>) -> FieldVerdict {
     match case.config.name == case.name || case.config.name.is_empty() {
-        true => say(Honoured, "the folder's name"),
-        false => say(
+        true => verdict(Honoured, "the folder's name"),
+        false => verdict(
             Refused,
             format!("the model's folder is called {:?}; rename one of the two, or remove the field", case.name),
         ),
     }
 }
 
-fn platform(_: &Field, case: &Case<'_>) -> Verdict {
+fn platform(_: &Field, case: &RuleInput<'_>) -> FieldVerdict {
     match case.config.platform.as_str() {
-        "" | "onnxruntime_onnx" | "onnx_onnxv1" => say(Honoured, "ONNX is what is served"),
-        "ensemble" if steps(case.config).is_empty() => say(Refused, ENSEMBLE),
-        "ensemble" => say(Honoured, "its steps are run under one deadline"),
-        _ => say(Refused, "only ONNX models are served (onnxruntime_onnx); export the model to ONNX"),
+        "" | "onnxruntime_onnx" | "onnx_onnxv1" => verdict(Honoured, "ONNX is what is served"),
+        "ensemble" if steps(case.config).is_empty() => verdict(Refused, ENSEMBLE),
+        "ensemble" => verdict(Honoured, "its steps are run under one deadline"),
+        _ => verdict(Refused, "only ONNX models are served (onnxruntime_onnx); export the model to ONNX"),
     }
 }
 
-fn ensemble(_: &Field, case: &Case<'_>) -> Verdict {
+fn ensemble(_: &Field, case: &RuleInput<'_>) -> FieldVerdict {
     match case.config.platform == "ensemble" && !steps(case.config).is_empty() {
-        true => say(Honoured, "steps run as soon as what they need is there, under the one deadline of the whole"),
-        false => say(Refused, ENSEMBLE),
+        true => verdict(Honoured, "steps run as soon as what they need is there, under the one deadline of the whole"),
+        false => verdict(Refused, ENSEMBLE),
     }
 }
 
-fn sequence_batching(_: &Field, case: &Case<'_>) -> Verdict {
+fn sequence_batching(_: &Field, case: &RuleInput<'_>) -> FieldVerdict {
     match sequences(case.config) {
-        Some(Err(cause)) => say(Refused, cause),
-        _ => say(
+        Some(Err(cause)) => verdict(Refused, cause),
+        _ => verdict(
             Honoured,
             "requests of a sequence run one after another; the server keeps its states and fills its controls",
         ),
     }
 }
 
-fn namespace(field: &Field, _: &Case<'_>) -> Verdict {
+fn namespace(field: &Field, _: &RuleInput<'_>) -> FieldVerdict {
     match field.value.trim_matches(['"', '\'']).is_empty() {
-        true => say(NotNeeded, "no namespace"),
-        false => say(Refused, "models have no namespaces; remove it"),
+        true => verdict(NotNeeded, "no namespace"),
+        false => verdict(Refused, "models have no namespaces; remove it"),
     }
 }
 
-fn backend(_: &Field, case: &Case<'_>) -> Verdict {
+fn backend(_: &Field, case: &RuleInput<'_>) -> FieldVerdict {
     match case.config.backend.as_str() {
-        "" | "onnxruntime" => say(Honoured, "ONNX is what is served"),
-        _ => say(Refused, "only ONNX models are served (onnxruntime); export the model to ONNX"),
+        "" | "onnxruntime" => verdict(Honoured, "ONNX is what is served"),
+        _ => verdict(Refused, "only ONNX models are served (onnxruntime); export the model to ONNX"),
     }
 }
 
-fn versions(_: &Field, case: &Case<'_>) -> Verdict {
+fn versions(_: &Field, case: &RuleInput<'_>) -> FieldVerdict {
     let served = served(case.config, case.versions);
     let policy = case.config.version_policy.as_ref().and_then(|policy| policy.policy_choice.as_ref());
     let missing = match policy {
@@ -252,8 +252,8 @@ fn versions(_: &Field, case: &Case<'_>) -> Verdict {
     };
     let named: Vec<String> = served.iter().map(u64::to_string).collect();
     match (&named[..], policy) {
-        ([], _) => say(Refused, "none of these versions has a folder; add it, or name one that is there"),
-        _ if !missing.is_empty() => say(
+        ([], _) => verdict(Refused, "none of these versions has a folder; add it, or name one that is there"),
+        _ if !missing.is_empty() => verdict(
             WithoutEffect,
             format!(
                 "versions {} are served; {} has no folder: add it, or name it no more",
@@ -261,176 +261,176 @@ fn versions(_: &Field, case: &Case<'_>) -> Verdict {
                 missing.join(", ")
             ),
         ),
-        (_, Some(PolicyChoice::All(_))) if served.len() < case.versions.len() => say(
+        (_, Some(PolicyChoice::All(_))) if served.len() < case.versions.len() => verdict(
             WithoutEffect,
             format!(
-                "{MOST_VERSIONS} versions of a model are served at most: {}; remove folders of old ones",
+                "{MAX_VERSIONS} versions of a model are served at most: {}; remove folders of old ones",
                 named.join(", ")
             ),
         ),
-        ([version], _) => say(Honoured, format!("version {version} is served")),
-        _ => say(Honoured, format!("versions {} are served; who names none gets the newest", named.join(", "))),
+        ([version], _) => verdict(Honoured, format!("version {version} is served")),
+        _ => verdict(Honoured, format!("versions {} are served; who names none gets the newest", named.join(", "))),
     }
 }
 
-fn max_batch(_: &Field, case: &Case<'_>) -> Verdict {
+fn max_batch(_: &Field, case: &RuleInput<'_>) -> FieldVerdict {
     match case.config.max_batch_size {
-        0 => say(Mapped, "batching = \"off\""),
+        0 => verdict(Mapped, "batching = \"off\""),
         size @ 1.. if size as usize > Profile::MAX_BATCH => {
-            say(Mapped, format!("max_batch = {}, the most there is", Profile::MAX_BATCH))
+            verdict(Mapped, format!("max_batch = {}, the most there is", Profile::MAX_BATCH))
         }
-        size @ 1.. => say(Mapped, format!("max_batch = {size}")),
-        _ => say(Refused, "it must be 0, for requests one by one, or the most rows in a batch"),
+        size @ 1.. => verdict(Mapped, format!("max_batch = {size}")),
+        _ => verdict(Refused, "it must be 0, for requests one by one, or the most rows in a batch"),
     }
 }
 
-fn input_name(field: &Field, case: &Case<'_>) -> Verdict {
+fn input_name(field: &Field, case: &RuleInput<'_>) -> FieldVerdict {
     tensor_name(field, case.config.input.iter().map(|input| input.name.as_str()))
 }
 
-fn output_name(field: &Field, case: &Case<'_>) -> Verdict {
+fn output_name(field: &Field, case: &RuleInput<'_>) -> FieldVerdict {
     tensor_name(field, case.config.output.iter().map(|output| output.name.as_str()))
 }
 
-/// The index of a tensor, which stands in the field's name.
+/// Returns the index of the tensor that the field's name contains.
 fn index(field: &Field) -> Option<usize> {
     field.name.split_once('[').and_then(|(_, rest)| rest.split_once(']')?.0.parse().ok())
 }
 
-fn input_reshape(field: &Field, case: &Case<'_>) -> Verdict {
+fn input_reshape(field: &Field, case: &RuleInput<'_>) -> FieldVerdict {
     reshape(case, index(field).and_then(|index| input_reshapes(case.config).nth(index)?.1))
 }
 
-fn output_reshape(field: &Field, case: &Case<'_>) -> Verdict {
+fn output_reshape(field: &Field, case: &RuleInput<'_>) -> FieldVerdict {
     reshape(case, index(field).and_then(|index| output_reshapes(case.config).nth(index)?.1))
 }
 
-fn reshape(case: &Case<'_>, reshape: Option<Result<Reshape, String>>) -> Verdict {
+fn reshape(case: &RuleInput<'_>, reshape: Option<Result<Reshape, String>>) -> FieldVerdict {
     match reshape {
-        Some(Err(cause)) => say(Refused, cause),
+        Some(Err(cause)) => verdict(Refused, cause),
         Some(Ok(_)) if case.config.platform == "ensemble" => {
-            say(Refused, "an ensemble has the shapes of its models; write the reshape there")
+            verdict(Refused, "an ensemble has the shapes of its models; write the reshape there")
         }
-        Some(Ok(_)) => say(Honoured, "clients see dims, the model has this shape"),
-        None => say(NotNeeded, "no reshape"),
+        Some(Ok(_)) => verdict(Honoured, "clients see dims, the model has this shape"),
+        None => verdict(NotNeeded, "no reshape"),
     }
 }
 
-fn tensor_name<'a>(field: &Field, names: impl Iterator<Item = &'a str> + Clone) -> Verdict {
+fn tensor_name<'a>(field: &Field, names: impl Iterator<Item = &'a str> + Clone) -> FieldVerdict {
     match index(field).and_then(|index| names.clone().nth(index)) {
         Some(own) if !own.is_empty() && names.filter(|name| *name == own).count() == 1 => {
-            say(Honoured, "the model must have it")
+            verdict(Honoured, "the model must have it")
         }
-        _ => say(Refused, "each tensor is described once, by its name; correct it"),
+        _ => verdict(Refused, "each tensor is described once, by its name; correct it"),
     }
 }
 
-fn labels(field: &Field, _: &Case<'_>) -> Verdict {
+fn labels(field: &Field, _: &RuleInput<'_>) -> FieldVerdict {
     match field.value.trim_matches(['"', '\'']).is_empty() {
-        true => say(NotNeeded, "no labels"),
-        false => say(Mapped, format!("labels = {}", field.value)),
+        true => verdict(NotNeeded, "no labels"),
+        false => verdict(Mapped, format!("labels = {}", field.value)),
     }
 }
 
-fn graph_level(field: &Field, _: &Case<'_>) -> Verdict {
+fn graph_level(field: &Field, _: &RuleInput<'_>) -> FieldVerdict {
     match field.value.as_str() {
-        "0" | "{}" => say(Honoured, "the engine's own level"),
-        _ => say(WithoutEffect, "the engine optimises graphs at its own level"),
+        "0" | "{}" => verdict(Honoured, "the engine's own level"),
+        _ => verdict(WithoutEffect, "the engine optimises graphs at its own level"),
     }
 }
 
-fn model_priority(field: &Field, _: &Case<'_>) -> Verdict {
+fn model_priority(field: &Field, _: &RuleInput<'_>) -> FieldVerdict {
     match field.value.as_str() {
-        "PRIORITY_DEFAULT" => say(Honoured, "models are equal"),
-        _ => say(WithoutEffect, "models share the devices by weight; write weight in model.toml"),
+        "PRIORITY_DEFAULT" => verdict(Honoured, "models are equal"),
+        _ => verdict(WithoutEffect, "models share the devices by weight; write weight in model.toml"),
     }
 }
 
-fn priority_levels(field: &Field, case: &Case<'_>) -> Verdict {
+fn priority_levels(field: &Field, case: &RuleInput<'_>) -> FieldVerdict {
     match levels(case.config) {
-        None => say(NotNeeded, "no levels"),
-        Some(Err(())) => say(
+        None => verdict(NotNeeded, "no levels"),
+        Some(Err(())) => verdict(
             Refused,
             format!("default_priority_level must be one of the levels, 1 to {}; write it, or remove both", field.value),
         ),
         Some(Ok(_)) if field.value.parse().is_ok_and(|count: u64| count > LEVELS) => {
-            say(WithoutEffect, format!("there are {LEVELS} levels; neighbours share one"))
+            verdict(WithoutEffect, format!("there are {LEVELS} levels; neighbours share one"))
         }
-        Some(Ok(_)) => say(Honoured, "the parameter priority of a request counts from 1, the most urgent"),
+        Some(Ok(_)) => verdict(Honoured, "the parameter priority of a request counts from 1, the most urgent"),
     }
 }
 
-fn default_level(_: &Field, case: &Case<'_>) -> Verdict {
+fn default_level(_: &Field, case: &RuleInput<'_>) -> FieldVerdict {
     match levels(case.config) {
-        Some(_) => say(Honoured, "where requests stand that name none of the levels"),
-        None => say(NotNeeded, "there are no priority_levels"),
+        Some(_) => verdict(Honoured, "where requests stand that name none of the levels"),
+        None => verdict(NotNeeded, "there are no priority_levels"),
     }
 }
 
-fn timeout_action(field: &Field, case: &Case<'_>) -> Verdict {
+fn timeout_action(field: &Field, case: &RuleInput<'_>) -> FieldVerdict {
     let timeout = queue_policy(case.config).map_or(0, |queue| queue.default_timeout_microseconds);
     match field.value.as_str() {
-        _ if timeout == 0 => say(NotNeeded, "there is no default timeout"),
-        "DELAY" => say(Mapped, "late = \"answer\""),
-        _ => say(Mapped, "late = \"refuse\""),
+        _ if timeout == 0 => verdict(NotNeeded, "there is no default timeout"),
+        "DELAY" => verdict(Mapped, "late = \"answer\""),
+        _ => verdict(Mapped, "late = \"refuse\""),
     }
 }
 
-fn queue_timeout(_: &Field, case: &Case<'_>) -> Verdict {
+fn queue_timeout(_: &Field, case: &RuleInput<'_>) -> FieldVerdict {
     match queue_policy(case.config).map_or(0, |queue| queue.default_timeout_microseconds) {
-        0 => say(NotNeeded, "no timeout"),
-        _ if slo_ms(case.config).is_some() => say(NotNeeded, "slo_ms says when answers are due"),
-        timeout => say(Mapped, format!("queue_timeout_ms = {}", micros(timeout).as_millis_f64())),
+        0 => verdict(NotNeeded, "no timeout"),
+        _ if slo_ms(case.config).is_some() => verdict(NotNeeded, "slo_ms says when answers are due"),
+        timeout => verdict(Mapped, format!("queue_timeout_ms = {}", micros(timeout).as_millis_f64())),
     }
 }
 
-fn timeout_override(field: &Field, _: &Case<'_>) -> Verdict {
+fn timeout_override(field: &Field, _: &RuleInput<'_>) -> FieldVerdict {
     match field.value.as_str() {
-        "true" => say(Honoured, "a request's own timeout counts if it is the nearer one"),
-        _ => say(WithoutEffect, "a request's own timeout counts if it is the nearer one"),
+        "true" => verdict(Honoured, "a request's own timeout counts if it is the nearer one"),
+        _ => verdict(WithoutEffect, "a request's own timeout counts if it is the nearer one"),
     }
 }
 
-fn max_queue(_: &Field, case: &Case<'_>) -> Verdict {
+fn max_queue(_: &Field, case: &RuleInput<'_>) -> FieldVerdict {
     match queue_policy(case.config).map_or(0, |queue| queue.max_queue_size) {
-        0 => say(NotNeeded, "max_queue in model.toml bounds the queue"),
-        most => say(Mapped, format!("max_queue = {}, those that run among them", most_queued(most as usize))),
+        0 => verdict(NotNeeded, "max_queue in model.toml bounds the queue"),
+        most => verdict(Mapped, format!("max_queue = {}, those that run among them", clamp_queue(most as usize))),
     }
 }
 
-fn instance_count(_: &Field, case: &Case<'_>) -> Verdict {
+fn instance_count(_: &Field, case: &RuleInput<'_>) -> FieldVerdict {
     match instances(case.config) {
-        Some(count) => say(Mapped, format!("instances = {count}")),
-        None => say(NotNeeded, "as many batches run at once as the server has --devices"),
+        Some(count) => verdict(Mapped, format!("instances = {count}")),
+        None => verdict(NotNeeded, "as many batches run at once as the server has --devices"),
     }
 }
 
-fn instance_kind(field: &Field, _: &Case<'_>) -> Verdict {
+fn instance_kind(field: &Field, _: &RuleInput<'_>) -> FieldVerdict {
     match field.value.as_str() {
-        "KIND_GPU" => say(WithoutEffect, ENGINE),
-        _ => say(Honoured, ENGINE),
+        "KIND_GPU" => verdict(WithoutEffect, ENGINE),
+        _ => verdict(Honoured, ENGINE),
     }
 }
 
-fn model_file(_: &Field, case: &Case<'_>) -> Verdict {
+fn model_file(_: &Field, case: &RuleInput<'_>) -> FieldVerdict {
     match case.config.default_model_filename.as_str() {
-        "" => say(NotNeeded, "model.onnx"),
-        name if is_file_name(name) => say(Honoured, "the file in the version folder"),
-        _ => say(Refused, "it must be the name of a file in the version folder"),
+        "" => verdict(NotNeeded, "model.onnx"),
+        name if is_file_name(name) => verdict(Honoured, "the file in the version folder"),
+        _ => verdict(Refused, "it must be the name of a file in the version folder"),
     }
 }
 
-fn parameter(field: &Field, case: &Case<'_>) -> Verdict {
+fn parameter(field: &Field, case: &RuleInput<'_>) -> FieldVerdict {
     let key = field.name.strip_prefix("parameters[").and_then(|rest| rest.split_once(']')).map_or("", |(key, _)| key);
     match (key.trim_matches(['"', '\'']), slo_ms(case.config)) {
-        ("slo_ms", Some(Ok(millis))) => say(Mapped, format!("slo_ms = {millis}")),
-        ("slo_ms", _) => say(Refused, "it must be a number of milliseconds above 0, as in string_value: \"50\""),
-        _ => say(WithoutEffect, "the parameter is not known; the server's flags and model.toml have the settings"),
+        ("slo_ms", Some(Ok(millis))) => verdict(Mapped, format!("slo_ms = {millis}")),
+        ("slo_ms", _) => verdict(Refused, "it must be a number of milliseconds above 0, as in string_value: \"50\""),
+        _ => verdict(WithoutEffect, "the parameter is not known; the server's flags and model.toml have the settings"),
     }
 }
 
-fn warm_up_count(_: &Field, case: &Case<'_>) -> Verdict {
-    say(Mapped, format!("warm_up = {}", warm_up(case.config).unwrap_or_default()))
+fn warm_up_count(_: &Field, case: &RuleInput<'_>) -> FieldVerdict {
+    verdict(Mapped, format!("warm_up = {}", warm_up(case.config).unwrap_or_default()))
 }
 
 #[cfg(test)]

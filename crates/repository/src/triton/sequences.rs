@@ -1,7 +1,7 @@
-//! What `sequence_batching` says.
+//! Conversion of `sequence_batching`.
 
 use super::model_type;
-use crate::edge::{Control, Sequences, Signal, State};
+use crate::edge::{SequenceControl, SequenceState, Sequences, Signal};
 use ripieno_model::DataType;
 use ripieno_wire::proto::inference::ModelConfig;
 use ripieno_wire::proto::inference::model_config::SchedulingChoice;
@@ -9,12 +9,13 @@ use ripieno_wire::proto::inference::model_sequence_batching::control::Kind;
 use ripieno_wire::proto::inference::model_sequence_batching::{self as proto, ControlInput};
 use std::time::Duration;
 
-/// Triton's own, where none is said.
+/// Triton's default idle time.
 const DEFAULT_IDLE: Duration = Duration::from_secs(1);
-/// The most that the states of a sequence may take when it begins.
-const MOST_STATE_BYTES: i64 = 1 << 28;
+/// Maximum size of a sequence's initial states.
+const MAX_STATE_BYTES: i64 = 1 << 28;
 
-/// How the model keeps sequences, if it does; the error names what cannot be.
+/// Returns the sequence handling of the model, if configured; the error names what is not
+/// supported.
 pub(super) fn sequences(config: &ModelConfig) -> Option<Result<Sequences, String>> {
     let Some(SchedulingChoice::SequenceBatching(batching)) = &config.scheduling_choice else { return None };
     let idle = match batching.max_sequence_idle_microseconds {
@@ -26,7 +27,7 @@ pub(super) fn sequences(config: &ModelConfig) -> Option<Result<Sequences, String
     Some(controls.and_then(|controls| Ok(Sequences { idle, controls, states: states?, inputs: Vec::new() })))
 }
 
-fn control(input: &ControlInput) -> Result<Control, String> {
+fn control(input: &ControlInput) -> Result<SequenceControl, String> {
     let name = &input.name;
     let [control] = &input.control[..] else {
         return Err(format!("control_input {name:?} must have one control; write it"));
@@ -43,10 +44,10 @@ fn control(input: &ControlInput) -> Result<Control, String> {
             datatype.map(|datatype| (datatype, Signal::Id)).ok_or_else(fix)
         }
     }?;
-    Ok(Control { input: name.clone(), datatype, signal })
+    Ok(SequenceControl { input: name.clone(), datatype, signal })
 }
 
-/// The elements for false and true, of whichever type they are given in.
+/// Returns the encoded values of false and true, whichever datatype they are given in.
 fn flags(control: &proto::Control) -> Option<(DataType, [Vec<u8>; 2])> {
     match (&control.int32_false_true[..], &control.fp32_false_true[..], &control.bool_false_true[..]) {
         ([no, yes], [], []) => Some((DataType::Int32, [no.to_le_bytes().to_vec(), yes.to_le_bytes().to_vec()])),
@@ -56,7 +57,7 @@ fn flags(control: &proto::Control) -> Option<(DataType, [Vec<u8>; 2])> {
     }
 }
 
-fn state(state: &proto::State) -> Result<State, String> {
+fn state(state: &proto::State) -> Result<SequenceState, String> {
     let name = &state.input_name;
     let datatype = model_type(state.data_type()).ok_or_else(|| format!("state {name:?} needs a data_type"))?;
     let first = match &state.initial_state[..] {
@@ -65,8 +66,14 @@ fn state(state: &proto::State) -> Result<State, String> {
         _ => return Err(format!("state {name:?} has several initial states; leave one")),
     };
     let elements = first.iter().try_fold(1_i64, |product, &size| product.checked_mul(size).filter(|_| size >= 0));
-    if elements.is_none_or(|elements| elements > MOST_STATE_BYTES / 8) || state.dims.iter().any(|&size| size < -1) {
+    if elements.is_none_or(|elements| elements > MAX_STATE_BYTES / 8) || state.dims.iter().any(|&size| size < -1) {
         return Err(format!("state {name:?} cannot begin as {first:?}; correct dims or initial_state"));
     }
-    Ok(State { input: name.clone(), output: state.output_name.clone(), datatype, dims: state.dims.clone(), first })
+    Ok(SequenceState {
+        input: name.clone(),
+        output: state.output_name.clone(),
+        datatype,
+        dims: state.dims.clone(),
+        first,
+    })
 }

@@ -1,9 +1,9 @@
-//! What a `config.pbtxt` says, in keys of `model.toml`.
+//! Conversion of a `config.pbtxt` into settings of `model.toml`.
 
 use super::model_type;
 use super::sequences::sequences;
-use crate::config::{DEFAULT_WARM_UP, LONGEST_MS, MOST_INSTANCES, MOST_QUEUED, MOST_WARM_UP, Settings};
-use crate::edge::{Edge, Levels, Reshape};
+use crate::config::{DEFAULT_WARM_UP, MAX_INSTANCES, MAX_MS, MAX_QUEUED, MAX_WARM_UP, Settings};
+use crate::edge::{EdgeConfig, Levels, Reshape};
 use ripieno_base::Nanos;
 use ripieno_model::{Profile, TensorSpec};
 use ripieno_wire::proto::inference::model_config::SchedulingChoice;
@@ -11,8 +11,8 @@ use ripieno_wire::proto::inference::model_instance_group::Kind;
 use ripieno_wire::proto::inference::model_queue_policy::TimeoutAction;
 use ripieno_wire::proto::inference::{self, ModelConfig, ModelDynamicBatching, ModelQueuePolicy, ModelTensorReshape};
 
-/// What a file says; `explicit` if it sets the largest batch, which is 0 where it does not.
-pub(super) fn of(config: &ModelConfig, explicit: bool) -> Settings {
+/// Converts a configuration; `explicit` tells an explicit max_batch_size of 0 from an absent one.
+pub(super) fn from_config(config: &ModelConfig, explicit: bool) -> Settings {
     let queue = queue_policy(config);
     let timeout = queue.map_or(0, |queue| queue.default_timeout_microseconds);
     let queue_timeout = (timeout > 0).then(|| micros(timeout));
@@ -27,17 +27,17 @@ pub(super) fn of(config: &ModelConfig, explicit: bool) -> Settings {
         max_batch: batched.then(|| (config.max_batch_size as usize).min(Profile::MAX_BATCH)),
         unbatched,
         instances: instances(config),
-        max_queue: queue.map(|queue| queue.max_queue_size as usize).filter(|&most| most > 0).map(most_queued),
+        max_queue: queue.map(|queue| queue.max_queue_size as usize).filter(|&most| most > 0).map(clamp_queue),
         warm_up: warm_up(config),
         inputs: config
             .input
             .iter()
-            .filter_map(|input| spec(&input.name, input.data_type(), (&input.dims, &input.reshape), batched))
+            .filter_map(|input| spec(&input.name, input.data_type(), &input.dims, input.reshape.as_ref(), batched))
             .collect(),
         outputs: config
             .output
             .iter()
-            .filter_map(|output| spec(&output.name, output.data_type(), (&output.dims, &output.reshape), batched))
+            .filter_map(|output| spec(&output.name, output.data_type(), &output.dims, output.reshape.as_ref(), batched))
             .collect(),
         labels: config.output.iter().filter_map(labels).collect(),
         answers: config.output.iter().map(|output| output.name.clone()).collect(),
@@ -45,33 +45,34 @@ pub(super) fn of(config: &ModelConfig, explicit: bool) -> Settings {
     }
 }
 
-fn edge(config: &ModelConfig) -> Edge {
+fn edge(config: &ModelConfig) -> EdgeConfig {
     let reshapes = input_reshapes(config).chain(output_reshapes(config));
     let reshapes = reshapes.filter_map(|(name, reshape)| Some((name.to_owned(), reshape?.ok()?)));
-    Edge {
+    EdgeConfig {
         reshapes: reshapes.collect(),
         levels: levels(config).and_then(Result::ok).unwrap_or_default(),
         sequences: sequences(config).and_then(Result::ok),
     }
 }
 
-/// The levels of priority, if there are any; an error if the default is none of them.
+/// Returns the priority levels, if any; an error if the default is not among them.
 pub(super) fn levels(config: &ModelConfig) -> Option<Result<Levels, ()>> {
     let (count, default) =
         dynamic(config).map(|batching| (batching.priority_levels, batching.default_priority_level))?;
     (count > 0).then(|| Levels::new(count, default).ok_or(()))
 }
 
-/// A tensor's name, and its reshape if it has one: an error if that holds not as much as the dims.
+/// Name and reshape of a tensor; the reshape is an error if its number of elements differs from
+/// that of the dims.
 type Named<'a> = (&'a str, Option<Result<Reshape, String>>);
 
-/// Of all inputs, in their order.
+/// Returns the reshapes of all inputs, in order.
 pub(super) fn input_reshapes(config: &ModelConfig) -> impl Iterator<Item = Named<'_>> {
     let batched = config.max_batch_size > 0;
     config.input.iter().map(move |input| (&*input.name, reshape(&input.dims, input.reshape.as_ref(), batched)))
 }
 
-/// Of all outputs, in their order.
+/// Returns the reshapes of all outputs, in order.
 pub(super) fn output_reshapes(config: &ModelConfig) -> impl Iterator<Item = Named<'_>> {
     let batched = config.max_batch_size > 0;
     config.output.iter().map(move |output| (&*output.name, reshape(&output.dims, output.reshape.as_ref(), batched)))
@@ -86,22 +87,23 @@ fn labels(output: &inference::ModelOutput) -> Option<(String, String)> {
     (!name.is_empty() && !file.is_empty()).then(|| (name.clone(), file.clone()))
 }
 
-/// At most as long as model.toml allows, which is a day.
+/// Converts microseconds, up to the maximum of model.toml, one day.
 pub(super) fn micros(micros: u64) -> Nanos {
-    let longest = Nanos::from_millis_f64(LONGEST_MS);
+    let longest = Nanos::from_millis_f64(MAX_MS);
     i64::try_from(micros.saturating_mul(1000)).map_or(longest, |ns| Nanos(ns).min(longest))
 }
 
-pub(super) fn most_queued(most: usize) -> usize {
-    most.min(MOST_QUEUED)
+pub(super) fn clamp_queue(most: usize) -> usize {
+    most.min(MAX_QUEUED)
 }
 
-/// Tensors that are described without a largest batch are described whole; where nothing is said, the model's file is asked.
+/// Returns true if all tensors are described. Without max_batch_size their shapes are then
+/// complete; otherwise the model's file decides.
 fn is_described(config: &ModelConfig) -> bool {
     !(config.input.is_empty() || config.output.is_empty())
 }
 
-/// The queue policy of requests without a level.
+/// Returns the queue policy of requests without a priority level.
 pub(super) fn queue_policy(config: &ModelConfig) -> Option<&ModelQueuePolicy> {
     dynamic(config)?.default_queue_policy.as_ref()
 }
@@ -113,39 +115,41 @@ fn dynamic(config: &ModelConfig) -> Option<&ModelDynamicBatching> {
     }
 }
 
-/// The parameter `slo_ms`, if it is there; an error if it is no number above 0.
+/// Returns the parameter `slo_ms`, if present; an error unless it is a positive number.
 pub(super) fn slo_ms(config: &ModelConfig) -> Option<Result<f64, ()>> {
     let text = &config.parameters.get("slo_ms")?.string_value;
     let number = text.trim().parse().ok();
-    Some(number.filter(|&millis: &f64| millis > 0.0 && millis <= LONGEST_MS).ok_or(()))
+    Some(number.filter(|&millis: &f64| millis > 0.0 && millis <= MAX_MS).ok_or(()))
 }
 
-/// Batches at once, of groups that are not bound to GPUs: how many devices of that kind there are is the server's affair.
+/// Returns the number of concurrent batches for groups without GPUs; the server determines the
+/// number of GPUs.
 pub(super) fn instances(config: &ModelConfig) -> Option<usize> {
     let groups = &config.instance_group;
     if groups.is_empty() || groups.iter().any(|group| group.kind() == Kind::Gpu) {
         return None;
     }
     let count = |sum: usize, count: i32| sum.saturating_add(usize::try_from(count).unwrap_or(1).max(1));
-    Some(groups.iter().map(|group| group.count).fold(0, count).min(MOST_INSTANCES))
+    Some(groups.iter().map(|group| group.count).fold(0, count).min(MAX_INSTANCES))
 }
 
 pub(super) fn warm_up(config: &ModelConfig) -> Option<usize> {
     let runs = config.model_warmup.iter().fold(0_usize, |sum, sample| sum.saturating_add(sample.count.max(1) as usize));
-    (runs > 0).then(|| runs.clamp(DEFAULT_WARM_UP, MOST_WARM_UP))
+    (runs > 0).then(|| runs.clamp(DEFAULT_WARM_UP, MAX_WARM_UP))
 }
 
-/// A declared tensor as the model has it, if its type and shape are said.
+/// Returns a declared tensor in the model's shape, if its datatype and shape are given.
 fn spec(
     name: &str,
     datatype: inference::DataType,
-    (dims, reshape): (&[i64], &Option<ModelTensorReshape>),
+    dims: &[i64],
+    reshape: Option<&ModelTensorReshape>,
     batched: bool,
 ) -> Option<TensorSpec> {
     let datatype = model_type(datatype)?;
     if name.is_empty() || dims.is_empty() || dims.iter().any(|&size| size < -1 || size == 0) {
         return None;
     }
-    let (batch, dims) = (batched.then_some(-1), reshape.as_ref().map_or(dims, |reshape| &reshape.shape));
+    let (batch, dims) = (batched.then_some(-1), reshape.map_or(dims, |reshape| &reshape.shape));
     Some(TensorSpec { name: name.to_owned(), datatype, shape: batch.into_iter().chain(dims.iter().copied()).collect() })
 }

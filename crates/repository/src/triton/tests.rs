@@ -1,18 +1,19 @@
-//! Repositories of Triton's users: each file of `tests/triton/` is the `config.pbtxt` of one, and says in its comments what becomes of it.
+//! Triton repositories: each file of `tests/triton/` is the `config.pbtxt` of one, and states the
+//! expected results in its comments.
 
 use super::*;
 use crate::config::{Batching, ModelConfig};
-use crate::fixture::Folder;
+use crate::fixture::TempRepository;
 use crate::live::{Host, LiveRepository};
-use crate::plan::Target;
-use crate::registry::Registry;
+use crate::plan::LoadTarget;
+use crate::registry::ModelRegistry;
 use ripieno_base::ModelId;
 use ripieno_executor::{CpuEngine, CpuOptions};
 use ripieno_runtime::ServedModel;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Takes every model.
+/// Host that accepts every model.
 struct Everything;
 
 impl Host for Everything {
@@ -27,19 +28,19 @@ impl Host for Everything {
     fn unload(&self, _: ModelId) {}
 }
 
-/// What the comments of a file say of one thing.
+/// Returns the values of one kind of comment in a file.
 fn said<'a>(text: &'a str, what: &str) -> Vec<&'a str> {
     let begin = format!("# {what}:");
     text.lines().filter_map(|line| line.strip_prefix(begin.as_str())).map(str::trim).collect()
 }
 
-fn target() -> Target {
+fn target() -> LoadTarget {
     let engine = CpuEngine::new(CpuOptions::default());
-    Target { measure_for: Duration::from_millis(20), ..Target::new(Arc::new(engine)) }
+    LoadTarget { measure_for: Duration::from_millis(20), ..LoadTarget::new(Arc::new(engine)) }
 }
 
-fn repository(text: &str) -> Folder {
-    let folder = Folder::new();
+fn repository(text: &str) -> TempRepository {
+    let folder = TempRepository::new();
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../executor/tests/models");
     let one = |what: &str, default: &'static str| {
         said(text, what).first().map_or(default.to_owned(), |&word| word.to_owned())
@@ -60,9 +61,9 @@ fn repository(text: &str) -> Folder {
     folder
 }
 
-/// What serves, in words; or the error.
-fn served(folder: &Folder) -> (Result<String, String>, Vec<String>) {
-    let registry = Arc::new(Registry::new());
+/// Describes the served model; or returns the error.
+fn served(folder: &TempRepository) -> (Result<String, String>, Vec<String>) {
+    let registry = Arc::new(ModelRegistry::new());
     let repository = LiveRepository::new(
         folder.path().to_owned(),
         target(),
@@ -129,7 +130,7 @@ fn repositories_serve_as_their_comments_say() {
 }
 
 #[test]
-fn who_wins_is_said() {
+fn the_note_names_the_keys_that_model_toml_overrides() {
     for (name, text) in files() {
         let folder = repository(&text);
         let mut all = crate::scan::scan(folder.path()).unwrap().into_iter();
@@ -137,7 +138,7 @@ fn who_wins_is_said() {
         if found.is_ensemble {
             continue;
         }
-        let Ok(plan) = crate::plan::Plan::new(&found, &target()) else { continue };
+        let Ok(plan) = crate::plan::LoadPlan::new(&found, &target()) else { continue };
         let note = plan.triton_note().unwrap();
         for expected in said(&text, "notes") {
             assert!(note.contains(expected), "{name}: {note}");
@@ -146,7 +147,7 @@ fn who_wins_is_said() {
     }
 }
 
-/// A written model.toml without the config.pbtxt serves the same.
+/// A migrated model.toml without the config.pbtxt serves the same model.
 #[test]
 fn a_migrated_model_is_the_same_model() {
     for (name, text) in files() {
@@ -157,7 +158,7 @@ fn a_migrated_model_is_the_same_model() {
         let toml = read.settings.to_toml(read.model_file.as_deref());
         let migrated =
             ModelConfig::parse("model.toml", &toml).unwrap_or_else(|error| panic!("{name}: {error}\n{toml}"));
-        let direct = ModelConfig::parse_over("config.pbtxt", "", &read.settings).unwrap();
+        let direct = ModelConfig::parse_with_defaults("config.pbtxt", "", &read.settings).unwrap();
         let same = |config: &ModelConfig| {
             let ModelConfig {
                 slo, queue_timeout, max_batch, batching, instances, warm_up, answer_late, max_queue, ..
@@ -181,7 +182,7 @@ fn model_toml_goes_before() {
         &[1],
     );
     let under = under.unwrap().settings;
-    let over = |text: &str| ModelConfig::parse_over("model.toml", text, &under).unwrap();
+    let over = |text: &str| ModelConfig::parse_with_defaults("model.toml", text, &under).unwrap();
     let alone = over("");
     assert_eq!((alone.batching, alone.instances, alone.max_queue, alone.warm_up), (Batching::Off, 2, Some(7), 9));
     assert_eq!(alone.slo.unwrap().as_millis_f64(), 9.0);
@@ -192,7 +193,7 @@ fn model_toml_goes_before() {
 
 #[test]
 fn a_file_behind_a_link_is_neither_read_nor_quoted() {
-    let (folder, outside) = (Folder::new(), Folder::new());
+    let (folder, outside) = (TempRepository::new(), TempRepository::new());
     let secret = outside.write("secret", "name: \"the password\"");
     folder.write("m/1/model.onnx", "");
     std::os::unix::fs::symlink(secret, folder.path().join("m/config.pbtxt")).unwrap();
@@ -204,7 +205,7 @@ fn a_file_behind_a_link_is_neither_read_nor_quoted() {
 #[test]
 fn a_changed_file_is_loaded_again_and_a_long_one_refused() {
     let folder = repository("max_batch_size: 8");
-    let registry = Arc::new(Registry::new());
+    let registry = Arc::new(ModelRegistry::new());
     let (path, host) = (folder.path().to_owned(), Arc::new(Everything));
     let repository = LiveRepository::new(path, target(), Arc::clone(&registry), host, Arc::new(|_, _, _| {}));
     repository.load_all().unwrap();

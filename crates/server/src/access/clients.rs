@@ -1,42 +1,43 @@
-//! Clients as small numbers.
+//! Client numbers.
 //!
-//! Whoever shares devices between clients needs a table of them, so a client is a number of 16 bits. Numbers are given
-//! here and nowhere else. There are fewer of them than clients in the world: the client that has been silent for longest
-//! gives its number to the next newcomer. 0 is nobody's: it stands for clients that cannot be told apart.
+//! Sharing devices between clients needs a table of clients, so a client is a 16-bit number,
+//! assigned only here. When all numbers are taken, the client that has been inactive for longest
+//! gives its number to the next new client. Number 0 stands for clients that cannot be told apart.
 
 use lru::LruCache;
 use parking_lot::Mutex;
 use std::net::IpAddr;
 use std::num::NonZeroUsize;
 
-/// Clients that are told apart at once.
-const MOST_CLIENTS: u16 = u16::MAX;
-/// Longer names are told apart by so many bytes.
+/// Maximum number of clients that are distinguished at the same time.
+const MAX_CLIENTS: u16 = u16::MAX;
+/// Length in bytes to which names are truncated for comparison.
 const MAX_NAME_BYTES: usize = 128;
 
-/// Who a client is, as far as the server knows.
+/// Identity of a client, as far as the server knows it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum ClientKey {
-    /// By the name of its token.
+    /// Name of the client's token.
     Token(Box<[u8]>),
-    /// By the SHA-256 of its certificate.
+    /// SHA-256 of the client's certificate.
     Certificate([u8; 32]),
-    /// By what it says.
+    /// Value of a header that the client sends.
     Header(Box<[u8]>),
-    /// By its address.
+    /// Address of the client.
     Peer(IpAddr),
 }
 
 impl ClientKey {
     pub(super) fn token(name: &str) -> ClientKey {
-        ClientKey::Token(cut(name.as_bytes()))
+        ClientKey::Token(truncate_name(name.as_bytes()))
     }
 
     pub(super) fn header(id: &[u8]) -> ClientKey {
-        ClientKey::Header(cut(id))
+        ClientKey::Header(truncate_name(id))
     }
 
-    /// Of IPv6 the upper half: the lower one is the client's to choose.
+    /// Identifies a client by its address. In IPv6 only the upper half counts, because the client
+    /// chooses the lower one.
     pub(super) fn peer(address: IpAddr) -> ClientKey {
         ClientKey::Peer(match address.to_canonical() {
             IpAddr::V6(address) => IpAddr::V6((address.to_bits() >> 64 << 64).into()),
@@ -45,29 +46,30 @@ impl ClientKey {
     }
 }
 
-fn cut(name: &[u8]) -> Box<[u8]> {
+fn truncate_name(name: &[u8]) -> Box<[u8]> {
     name[..name.len().min(MAX_NAME_BYTES)].into()
 }
 
-/// The numbers of the clients that were seen last.
-pub(super) struct Clients(Mutex<LruCache<ClientKey, u16>>);
+/// Numbers of the most recently active clients.
+pub(super) struct ClientNumbers(Mutex<LruCache<ClientKey, u16>>);
 
-impl Default for Clients {
-    fn default() -> Clients {
-        Clients::with_capacity(MOST_CLIENTS)
+impl Default for ClientNumbers {
+    fn default() -> ClientNumbers {
+        ClientNumbers::with_capacity(MAX_CLIENTS)
     }
 }
 
-impl Clients {
-    fn with_capacity(most: u16) -> Clients {
+impl ClientNumbers {
+    fn with_capacity(most: u16) -> ClientNumbers {
         let most = NonZeroUsize::new(most.into()).unwrap_or(NonZeroUsize::MIN);
-        // Grows as clients come: most servers have few.
+        // The cache grows on demand, because most servers have few clients.
         let mut numbers = LruCache::unbounded();
         numbers.resize(most);
-        Clients(Mutex::new(numbers))
+        ClientNumbers(Mutex::new(numbers))
     }
 
-    /// The client's number: the same as long as it is among those seen last.
+    /// Returns the client's number, which is stable while the client is among the most recently
+    /// active.
     pub(super) fn number(&self, key: ClientKey) -> u16 {
         let mut numbers = self.0.lock();
         if let Some(&number) = numbers.get(&key) {
@@ -75,8 +77,9 @@ impl Clients {
         }
         let is_full = numbers.len() == numbers.cap().get();
         let freed = if is_full { numbers.pop_lru().map(|(_, number)| number) } else { None };
-        // Numbers are taken in turn until all are given, so that the count of clients is the last number.
-        let number = freed.unwrap_or_else(|| u16::try_from(numbers.len() + 1).unwrap_or(MOST_CLIENTS));
+        // Numbers are assigned in ascending order until all are used, so the next one follows from
+        // the size.
+        let number = freed.unwrap_or_else(|| u16::try_from(numbers.len() + 1).unwrap_or(MAX_CLIENTS));
         numbers.put(key, number);
         number
     }
@@ -93,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_client_keeps_its_number_and_is_not_taken_for_another() {
-        let clients = Clients::default();
+        let clients = ClientNumbers::default();
         let keys = [ClientKey::token("a"), ClientKey::header(b"a"), ClientKey::Certificate([0; 32]), header(7)];
         let numbers = keys.clone().map(|key| clients.number(key));
         assert_eq!(numbers, [1, 2, 3, 4]);
@@ -102,12 +105,12 @@ mod tests {
 
     #[test]
     fn the_table_is_bounded_and_the_longest_silent_client_makes_room() {
-        let clients = Clients::with_capacity(3);
+        let clients = ClientNumbers::with_capacity(3);
         assert_eq!([1, 2, 3].map(|id| clients.number(header(id))), [1, 2, 3]);
         assert_eq!(clients.number(header(1)), 1);
         assert_eq!(clients.number(header(4)), 2, "client 2 was silent for longest");
         assert_eq!((clients.number(header(1)), clients.number(header(3))), (1, 3));
-        let all = Clients::default();
+        let all = ClientNumbers::default();
         let given: BTreeSet<u16> = (0..200_000).map(|id| all.number(header(id))).collect();
         assert_eq!((given.len(), given.first(), given.last()), (65_535, Some(&1), Some(&65_535)));
         assert_eq!(all.0.lock().len(), 65_535);

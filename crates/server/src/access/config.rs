@@ -1,77 +1,79 @@
-//! Whom the server trusts with what.
+//! Access control settings of the server.
 
 use std::path::PathBuf;
 use std::time::Duration;
 use thiserror::Error;
 
-/// Who is let in. By default everybody may infer, and only this machine may load and unload models.
+/// Access control. By default every client may infer, and only this machine may load and unload
+/// models.
 #[derive(Clone, Debug)]
 pub struct AccessConfig {
-    /// Where the tokens come from; none lets everybody in.
+    /// Source of the tokens; `None` admits every client.
     pub tokens: Option<TokenSource>,
-    /// Where models may be loaded and unloaded from.
+    /// Listeners on which models may be loaded and unloaded.
     pub admin: Admin,
-    /// From where clients may name shared memory of this machine that tensors are in.
+    /// Listeners on which clients may place tensors in this machine's shared memory.
     pub shared_memory: SharedMemory,
-    /// Names by which the server may be called when models are changed, beside localhost and its own address.
+    /// Host names that clients may use for the server in calls that change models, besides
+    /// localhost and its own address.
     pub allowed_hosts: Vec<String>,
     /// Origins of web pages that may change models, such as `https://ops.example.com`.
     pub allowed_origins: Vec<String>,
-    /// Whether liveness and readiness need a token, too.
+    /// Whether liveness and readiness also require a token.
     pub guard_health: bool,
-    /// Encrypts HTTP, gRPC and metrics; none leaves them in the clear.
+    /// Encrypts HTTP, gRPC and metrics; `None` leaves them unencrypted.
     pub tls: Option<TlsFiles>,
-    /// How often tokens and certificates are looked at for changes.
+    /// Interval at which tokens and certificates are checked for changes.
     pub reload_every: Duration,
 }
 
-/// Where tokens come from.
+/// Source of tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenSource {
-    /// A file of `[[token]]` entries, which is read again when it changes.
+    /// A file of `[[token]]` entries, reloaded when it changes.
     File(PathBuf),
-    /// An environment variable with such a file's text.
+    /// An environment variable with the content of such a file.
     Environment(String),
 }
 
-/// Where models may be loaded and unloaded from.
+/// Listeners on which models may be loaded and unloaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Admin {
-    /// Through addresses that only this machine reaches.
+    /// Loopback listeners.
     #[default]
     Auto,
-    /// Through every address.
+    /// All listeners.
     On,
-    /// Through none.
+    /// None.
     Off,
 }
 
-/// From where clients may name shared memory of this machine that tensors are in.
+/// Listeners on which clients may place tensors in this machine's shared memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SharedMemory {
-    /// From nowhere.
+    /// None.
     #[default]
     Off,
-    /// Through addresses that only this machine reaches.
+    /// Loopback listeners.
     Local,
-    /// Through every address.
+    /// All listeners.
     On,
 }
 
 /// PEM files of TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The server's certificate and those between it and the authority.
+    /// The server's certificate chain.
     pub certificate: PathBuf,
-    /// Its private key.
+    /// The server's private key.
     pub key: PathBuf,
-    /// The authorities of client certificates; with them, whoever has no certificate is not let in.
+    /// Authorities of client certificates; if set, clients without a certificate are refused.
     pub client_authorities: Option<PathBuf>,
-    /// Whether the metrics stay in the clear, for scrapers and probes that have no certificate.
+    /// Whether metrics stay unencrypted, for scrapers and probes without a certificate.
     pub plain_metrics: bool,
 }
 
-/// Tokens or certificates cannot be used.
+/// Error for tokens or certificates that cannot be used.
 #[derive(Debug, Error)]
 #[error("{0}")]
 pub struct AccessError(pub(super) String);

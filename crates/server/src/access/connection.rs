@@ -1,4 +1,4 @@
-//! The beginning of a connection: TLS if it is on, and who is at the other end.
+//! Start of a connection: the TLS handshake, and the identity of the peer.
 
 use super::Access;
 use hyper::body::Incoming;
@@ -12,45 +12,46 @@ use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either;
 
-/// A listener, as its connections need to know it.
+/// Properties of a listener that its connections need.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Door {
-    /// Where it listens.
+pub(crate) struct ListenerInfo {
+    /// Address of the listener.
     pub(crate) bind: SocketAddr,
-    /// Whether it is that of the metrics.
+    /// Whether this is the metrics listener.
     pub(crate) is_metrics: bool,
 }
 
-/// What is known of a connection; every request carries it as an extension.
+/// Properties of a connection; every request carries them as an extension.
 #[derive(Debug)]
-pub(crate) struct Connection {
+pub(crate) struct ConnectionInfo {
     pub(crate) bind: SocketAddr,
     pub(crate) peer: SocketAddr,
-    /// The SHA-256 of the client's certificate, if it was asked for one.
+    /// SHA-256 of the client's certificate, if client certificates are enabled.
     pub(crate) certificate: Option<[u8; 32]>,
 }
 
-/// The bytes of a connection, in the clear for us.
-pub(crate) type Stream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
+/// A connection's byte stream, decrypted.
+pub(crate) type ClientStream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 
-/// A service whose requests say which connection they come from.
+/// A service that attaches the connection's properties to each request.
 #[derive(Clone)]
-pub(crate) struct Greeted<S> {
+pub(crate) struct WithConnectionInfo<S> {
     service: S,
-    connection: Arc<Connection>,
+    connection: Arc<ConnectionInfo>,
 }
 
 impl Access {
-    /// Begins a connection; none, with a line in the log, if it does not get as far as a request within `patience`.
-    pub(crate) async fn greet<S>(
+    /// Performs the TLS handshake if TLS is enabled. Returns `None`, with a log line, if it fails
+    /// or takes longer than `patience`.
+    pub(crate) async fn handshake<S>(
         &self,
-        door: Door,
+        listener: ListenerInfo,
         stream: TcpStream,
         service: S,
         patience: Duration,
-    ) -> Option<(Stream, Greeted<S>)> {
+    ) -> Option<(ClientStream, WithConnectionInfo<S>)> {
         let peer = stream.peer_addr().ok()?;
-        let acceptor = self.tls.as_ref().and_then(|tls| tls.acceptor(door.is_metrics));
+        let acceptor = self.tls.as_ref().and_then(|tls| tls.acceptor(listener.is_metrics));
         let (stream, certificate) = match acceptor {
             None => (Either::Left(stream), None),
             Some(acceptor) => match tokio::time::timeout(patience, acceptor.accept(stream)).await {
@@ -69,12 +70,12 @@ impl Access {
                 }
             },
         };
-        let connection = Arc::new(Connection { bind: door.bind, peer, certificate });
-        Some((stream, Greeted { service, connection }))
+        let connection = Arc::new(ConnectionInfo { bind: listener.bind, peer, certificate });
+        Some((stream, WithConnectionInfo { service, connection }))
     }
 }
 
-impl<S, R> Service<Request<Incoming>> for Greeted<S>
+impl<S, R> Service<Request<Incoming>> for WithConnectionInfo<S>
 where
     S: Service<Request<Incoming>, Response = Response<R>>,
 {

@@ -1,13 +1,13 @@
-//! A folder of files for a test.
+//! A temporary folder of files for tests.
 
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-pub(super) struct Folder(TempDir);
+pub(super) struct TempFiles(TempDir);
 
-impl Folder {
-    pub(super) fn new() -> Folder {
-        Folder(TempDir::new().unwrap())
+impl TempFiles {
+    pub(super) fn new() -> TempFiles {
+        TempFiles(TempDir::new().unwrap())
     }
 
     pub(super) fn path(&self) -> &Path {

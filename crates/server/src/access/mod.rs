@@ -1,10 +1,11 @@
-//! Who may do what, and for whom a request counts.
+//! Authentication and authorisation of calls, and the client that a request is attributed to.
 //!
-//! One function, [`Access::admit`], stands between every call of every protocol and its work. It knows calls only by what
-//! they [`Need`], so that HTTP, gRPC and metrics cannot disagree. Without tokens everybody may infer, and only calls that
-//! change the server are kept to the machine itself; with tokens, whatever is not health needs one.
+//! One function, [`Access::authorize`], guards every call of every protocol. It knows only the
+//! [`Permission`] that a call needs, so that HTTP, gRPC and metrics cannot disagree. Without
+//! tokens, every client may infer, and calls that change the server are restricted to this machine.
+//! With tokens, every call except health checks needs one.
 //!
-//! Nothing of a secret leaves this module: not by a log, not by an error, not by `Debug`.
+//! No secret leaves this module through logs, errors or `Debug`.
 
 mod clients;
 mod config;
@@ -19,10 +20,10 @@ mod tls;
 mod tokens;
 
 pub use config::{AccessConfig, AccessError, Admin, SharedMemory, TlsFiles, TokenSource};
-pub(crate) use connection::{Connection, Door, Stream};
+pub(crate) use connection::{ClientStream, ConnectionInfo, ListenerInfo};
 
-use crate::problem::{Kind, Problem};
-use clients::{ClientKey, Clients};
+use crate::problem::{Problem, ProblemKind};
+use clients::{ClientKey, ClientNumbers};
 use hyper::header::{AUTHORIZATION, HeaderName};
 use hyper::http::Extensions;
 use hyper::{HeaderMap, Request, Uri};
@@ -33,67 +34,69 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tls::Tls;
-use tokens::{Scope, Scopes, Token, Tokens};
+use tokens::{AccessToken, AccessTokens, Scope, Scopes};
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-/// By what a client may call itself: our own header, and those of inference gateways.
-static CLIENT_IDS: [HeaderName; 3] = [
+/// Headers that identify the client: our own, and those of inference gateways.
+static CLIENT_ID_HEADERS: [HeaderName; 3] = [
     HeaderName::from_static("x-client-id"),
     HeaderName::from_static("x-llm-d-inference-fairness-id"),
     HeaderName::from_static("x-gateway-inference-fairness-id"),
 ];
 
-/// What a call needs of its caller.
+/// Permission that a call needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Need {
-    /// Nothing, unless the configuration guards health, too.
+pub(crate) enum Permission {
+    /// Health checks; open unless the configuration guards them.
     Health,
-    /// To know what is served, and how it does.
+    /// Reading metadata and statistics of models.
     Describe,
-    /// To have models run.
+    /// Running models.
     Infer,
-    /// To say which shared memory tensors are in.
+    /// Placing tensors in shared memory.
     Regions,
-    /// To change the server.
+    /// Changing the server.
     Admin,
-    /// To read the metrics.
+    /// Reading the metrics.
     Metrics,
 }
 
-impl Need {
-    /// Any of these suffices.
+impl Permission {
+    /// Returns the scopes of which a token must have at least one.
     fn scopes(self) -> Scopes {
         match self {
-            Need::Health => Scopes::of(&[Scope::Infer, Scope::Admin, Scope::Metrics]),
-            Need::Describe => Scopes::of(&[Scope::Infer, Scope::Admin]),
-            Need::Infer | Need::Regions => Scopes::of(&[Scope::Infer]),
-            Need::Admin => Scopes::of(&[Scope::Admin]),
-            Need::Metrics => Scopes::of(&[Scope::Metrics]),
+            Permission::Health => Scopes::of(&[Scope::Infer, Scope::Admin, Scope::Metrics]),
+            Permission::Describe => Scopes::of(&[Scope::Infer, Scope::Admin]),
+            Permission::Infer | Permission::Regions => Scopes::of(&[Scope::Infer]),
+            Permission::Admin => Scopes::of(&[Scope::Admin]),
+            Permission::Metrics => Scopes::of(&[Scope::Metrics]),
         }
     }
 }
 
-/// Who sent a request that was let in.
+/// The client of an authorised request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Caller {
-    /// A small number for whoever shares devices between clients; 0 where nobody needs to be told apart.
+    /// Client number for sharing devices between clients; 0 if clients need not be told apart.
     pub(crate) client: u16,
-    /// Whether a token was shown, or none is wanted.
+    /// Whether the client sent a valid token, or none is required.
     pub(crate) known: bool,
-    /// Whose regions of shared memory are his; none if he may use none, or was not asked for them.
-    owner: Option<Owner>,
+    /// Owner of the shared memory regions that the client may use; `None` if it may use none, or
+    /// this was not checked.
+    owner: Option<RegionOwner>,
 }
 
-/// Who has registered a region of shared memory: a token's name or a certificate, hashed; all others are one.
+/// Owner of a shared memory region: a hashed token name or certificate. Clients without either
+/// share one owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Owner([u8; 32]);
+pub(crate) struct RegionOwner([u8; 32]);
 
 impl Caller {
-    /// Whose regions of shared memory this caller may use.
-    pub(crate) fn owner(&self) -> Result<Owner, Problem> {
+    /// Returns the owner of the regions that this client may use.
+    pub(crate) fn owner(&self) -> Result<RegionOwner, Problem> {
         self.owner.ok_or_else(|| {
             Problem::new(
-                Kind::NotOffered,
+                ProblemKind::NotOffered,
                 "shared memory is not open to this caller; send the tensors in the request, or have the server's operator \
                  open it (--shared-memory, docs/security.md)",
             )
@@ -101,27 +104,28 @@ impl Caller {
     }
 }
 
-/// The rules of a server, and what they need to be kept.
+/// Access rules of a server, with the state that they need.
 pub(crate) struct Access {
     config: AccessConfig,
-    tokens: Option<Reloading<Tokens>>,
+    tokens: Option<Reloading<AccessTokens>>,
     tls: Option<Tls>,
     sites: Sites,
-    clients: Clients,
+    clients: ClientNumbers,
 }
 
 impl Access {
-    /// Reads tokens and certificates; fails if one cannot be used, since a server must not start more open than was asked.
+    /// Loads tokens and certificates. An unusable one is an error, because the server must not
+    /// start with less protection than configured.
     pub(crate) fn open(config: AccessConfig) -> Result<Access, AccessError> {
-        let tokens = config.tokens.as_ref().map(Tokens::open).transpose().map_err(AccessError)?;
+        let tokens = config.tokens.as_ref().map(AccessTokens::open).transpose().map_err(AccessError)?;
         let tls = config.tls.as_ref().map(Tls::open).transpose().map_err(AccessError)?;
         let sites = Sites::new(&config.allowed_hosts, &config.allowed_origins);
-        Ok(Access { config, tokens, tls, sites, clients: Clients::default() })
+        Ok(Access { config, tokens, tls, sites, clients: ClientNumbers::default() })
     }
 
-    /// Says what is open to other machines; once, when the server listens.
-    pub(crate) fn announce(&self, doors: &[(&str, Option<SocketAddr>)]) {
-        for (purpose, address) in doors.iter().filter_map(|(purpose, address)| Some((purpose, (*address)?))) {
+    /// Logs a warning for each listener that is open to other machines.
+    pub(crate) fn warn_about_open_listeners(&self, listeners: &[(&str, Option<SocketAddr>)]) {
+        for (purpose, address) in listeners.iter().filter_map(|(purpose, address)| Some((purpose, (*address)?))) {
             if address.ip().to_canonical().is_loopback() {
                 continue;
             }
@@ -144,61 +148,67 @@ impl Access {
         }
     }
 
-    /// Lets a call in, or says why not.
-    pub(crate) fn admit<B>(&self, need: Need, request: &Request<B>) -> Result<Caller, Problem> {
-        self.admit_head(need, request.uri(), request.headers(), request.extensions())
+    /// Authorises a call, or returns the reason for the refusal.
+    pub(crate) fn authorize<B>(&self, permission: Permission, request: &Request<B>) -> Result<Caller, Problem> {
+        self.authorize_head(permission, request.uri(), request.headers(), request.extensions())
     }
 
-    fn admit_head(
+    fn authorize_head(
         &self,
-        need: Need,
+        permission: Permission,
         uri: &Uri,
         headers: &HeaderMap,
         extensions: &Extensions,
     ) -> Result<Caller, Problem> {
-        let connection = extensions.get::<Arc<Connection>>().map(|connection| &**connection);
+        let connection = extensions.get::<Arc<ConnectionInfo>>().map(|connection| &**connection);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        self.decide(need, uri, headers, connection, now)
+        self.authorize_at(permission, uri, headers, connection, now)
     }
 
-    /// Who made a call that was let in, with his regions of shared memory, if he may use some. Asked only where tensors are in
-    /// regions: which page or name a call came through takes longer to see than all else of its caller.
-    pub(crate) fn sharer(&self, uri: &Uri, headers: &HeaderMap, extensions: &Extensions) -> Caller {
-        self.admit_head(Need::Regions, uri, headers, extensions).unwrap_or_else(|_| caller_of(extensions))
+    /// Returns the client of an authorised call, with access to shared memory regions if it may use
+    /// them. Called only for requests with tensors in regions, because checking the host and origin
+    /// costs more than the rest of authorisation.
+    pub(crate) fn region_caller(&self, uri: &Uri, headers: &HeaderMap, extensions: &Extensions) -> Caller {
+        self.authorize_head(Permission::Regions, uri, headers, extensions).unwrap_or_else(|_| caller_of(extensions))
     }
 
-    fn decide(
+    fn authorize_at(
         &self,
-        need: Need,
+        permission: Permission,
         uri: &Uri,
         headers: &HeaderMap,
-        connection: Option<&Connection>,
+        connection: Option<&ConnectionInfo>,
         now_s: u64,
     ) -> Result<Caller, Problem> {
-        let optional = need == Need::Health && !self.config.guard_health;
-        let token = match self.token(need, headers, now_s) {
+        let optional = permission == Permission::Health && !self.config.guard_health;
+        let token = match self.token(permission, headers, now_s) {
             Err(_) if optional => return Ok(Caller::default()),
             token => token?,
         };
-        if need == Need::Admin {
-            self.admit_admin(uri, headers, connection)?;
+        if permission == Permission::Admin {
+            self.authorize_admin(uri, headers, connection)?;
         }
         let name = token.as_ref().map(|token| token.name.as_str());
         let key = self.client(name, headers, connection);
-        let shares = need == Need::Regions && self.may_share_memory(uri, headers, connection);
+        let shares = permission == Permission::Regions && self.may_share_memory(uri, headers, connection);
         let owner = shares.then(|| owner(name, connection));
         let caller = Caller { client: key.map_or(0, |key| self.clients.number(key)), known: true, owner };
-        if need == Need::Regions {
+        if permission == Permission::Regions {
             caller.owner()?;
         }
         Ok(caller)
     }
 
-    /// The token that a call shows; none where tokens are off.
-    fn token(&self, need: Need, headers: &HeaderMap, now_s: u64) -> Result<Option<Arc<Token>>, Problem> {
+    /// Returns the token of a call; `None` if tokens are disabled.
+    fn token(
+        &self,
+        permission: Permission,
+        headers: &HeaderMap,
+        now_s: u64,
+    ) -> Result<Option<Arc<AccessToken>>, Problem> {
         let Some(tokens) = &self.tokens else { return Ok(None) };
-        let refuse = |message: &str| Problem::new(Kind::Unauthenticated, message);
-        let Some(shown) = shown_token(headers) else {
+        let refuse = |message: &str| Problem::new(ProblemKind::Unauthenticated, message);
+        let Some(shown) = presented_token(headers) else {
             return Err(refuse("a token is needed: send Authorization: Bearer TOKEN, or x-api-key: TOKEN"));
         };
         let found = tokens.current().find(shown);
@@ -206,17 +216,22 @@ impl Access {
         if token.expires_s.is_some_and(|expires| expires <= now_s) {
             return Err(refuse("the token has expired; ask the server's operator for another one"));
         }
-        if !token.scopes.meet(need.scopes()) {
-            let message = format!("the token lacks the scope for this call: {}", need.scopes());
-            return Err(Problem::new(Kind::Forbidden, message));
+        if !token.scopes.intersects(permission.scopes()) {
+            let message = format!("the token lacks the scope for this call: {}", permission.scopes());
+            return Err(Problem::new(ProblemKind::Forbidden, message));
         }
         Ok(Some(token))
     }
 
-    fn admit_admin(&self, uri: &Uri, headers: &HeaderMap, connection: Option<&Connection>) -> Result<(), Problem> {
+    fn authorize_admin(
+        &self,
+        uri: &Uri,
+        headers: &HeaderMap,
+        connection: Option<&ConnectionInfo>,
+    ) -> Result<(), Problem> {
         let bind = connection.map(|connection| connection.bind);
         let is_local = bind.is_some_and(|bind| bind.ip().to_canonical().is_loopback());
-        let refuse = |message: &str| Err(Problem::new(Kind::Forbidden, message));
+        let refuse = |message: &str| Err(Problem::new(ProblemKind::Forbidden, message));
         match self.config.admin {
             Admin::Off => {
                 return refuse("neither models nor devices of this server are changed by calls (--admin off)");
@@ -229,11 +244,12 @@ impl Access {
             }
             Admin::Auto | Admin::On => {}
         }
-        self.sites.check(bind, uri, headers).map_err(|message| Problem::new(Kind::Forbidden, message))
+        self.sites.check(bind, uri, headers).map_err(|message| Problem::new(ProblemKind::Forbidden, message))
     }
 
-    /// A caller on another machine would read and write memory of this one, and so would a web page.
-    fn may_share_memory(&self, uri: &Uri, headers: &HeaderMap, connection: Option<&Connection>) -> bool {
+    /// Returns true if the client may use shared memory. Clients on other machines and web pages
+    /// must not access this machine's memory.
+    fn may_share_memory(&self, uri: &Uri, headers: &HeaderMap, connection: Option<&ConnectionInfo>) -> bool {
         let bind = connection.map(|connection| connection.bind);
         let is_open = match self.config.shared_memory {
             SharedMemory::Off => false,
@@ -243,12 +259,13 @@ impl Access {
         is_open && self.sites.check(bind, uri, headers).is_ok()
     }
 
-    /// By what a client is told apart: only what it cannot choose freely, unless everybody is trusted anyway.
+    /// Returns the client's identity. Values that the client chooses freely count only if there are
+    /// no tokens and no certificates.
     fn client<'a>(
         &self,
         token: Option<&'a str>,
         headers: &'a HeaderMap,
-        connection: Option<&'a Connection>,
+        connection: Option<&'a ConnectionInfo>,
     ) -> Option<ClientKey> {
         if let Some(name) = token {
             return Some(ClientKey::token(name));
@@ -256,25 +273,29 @@ impl Access {
         if let Some(certificate) = connection.and_then(|connection| connection.certificate) {
             return Some(ClientKey::Certificate(certificate));
         }
-        let header = CLIENT_IDS.iter().find_map(|name| headers.get(name).filter(|id| !id.is_empty()));
+        let header = CLIENT_ID_HEADERS.iter().find_map(|name| headers.get(name).filter(|id| !id.is_empty()));
         let by_header = header.map(|id| ClientKey::header(id.as_bytes()));
         by_header.or_else(|| connection.map(|connection| ClientKey::peer(connection.peer.ip())))
     }
 
-    /// How often files that may change are to be looked at; none if there are none.
+    /// Returns the interval for checking files for changes; `None` if there are no files.
     pub(crate) fn refresh_every(&self) -> Option<std::time::Duration> {
         (self.tokens.is_some() || self.tls.is_some()).then_some(self.config.reload_every)
     }
 
-    /// Reads again what changed on the disk; blocks.
+    /// Reloads changed files; blocks.
     pub(crate) fn refresh(&self) {
-        self.tokens.iter().for_each(Reloading::refresh);
-        self.tls.iter().for_each(Tls::refresh);
+        if let Some(tokens) = &self.tokens {
+            tokens.refresh();
+        }
+        if let Some(tls) = &self.tls {
+            tls.refresh();
+        }
     }
 }
 
-/// The token of a call: `Authorization: Bearer`, or `x-api-key`.
-fn shown_token(headers: &HeaderMap) -> Option<&[u8]> {
+/// Returns the token of a call: `Authorization: Bearer`, or `x-api-key`.
+fn presented_token(headers: &HeaderMap) -> Option<&[u8]> {
     let bearer = headers.get(AUTHORIZATION).and_then(|value| {
         let (scheme, token) = value.as_bytes().split_at_checked("Bearer ".len())?;
         scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
@@ -283,12 +304,12 @@ fn shown_token(headers: &HeaderMap) -> Option<&[u8]> {
     bearer.or_else(key).filter(|token| !token.is_empty())
 }
 
-fn owner(token: Option<&str>, connection: Option<&Connection>) -> Owner {
+fn owner(token: Option<&str>, connection: Option<&ConnectionInfo>) -> RegionOwner {
     let certificate = connection.and_then(|connection| connection.certificate);
-    Owner(token.map(|name| Sha256::digest(name).into()).or(certificate).unwrap_or_default())
+    RegionOwner(token.map(|name| Sha256::digest(name).into()).or(certificate).unwrap_or_default())
 }
 
-/// Who made the call that carries these extensions.
+/// Returns the client of the call with these extensions.
 pub(crate) fn caller_of(extensions: &Extensions) -> Caller {
     extensions.get::<Caller>().copied().unwrap_or_default()
 }

@@ -1,8 +1,8 @@
-//! Something made of files, and made anew when they change.
+//! A value built from files and rebuilt when they change.
 //!
-//! The content is compared, not the time of change: the files are small, and times lie (a restored backup, a clock that
-//! was set, two writes within one tick). What is half written or broken leaves in place what was there before, with one
-//! line in the log; the next content gets its own chance.
+//! Contents are compared, not modification times: the files are small, and times are unreliable (a
+//! restored backup, a changed clock, two writes within one tick). If new content is incomplete or
+//! invalid, the old value stays, with one log line, until the content changes again.
 
 use parking_lot::{Mutex, RwLock};
 use sha2::{Digest, Sha256};
@@ -11,23 +11,24 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Certificates and tokens are far smaller.
-const LARGEST_FILE: u64 = 4 << 20;
+/// Maximum file size; certificates and tokens are far smaller.
+const MAX_FILE_BYTES: u64 = 4 << 20;
 
-type Build<T> = Box<dyn Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync>;
+type BuildFn<T> = Box<dyn Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync>;
 
-/// A value made of files.
+/// A value built from files.
 pub(super) struct Reloading<T> {
     what: &'static str,
     files: Vec<PathBuf>,
-    build: Build<T>,
+    build: BuildFn<T>,
     current: RwLock<Arc<T>>,
-    /// The hash of the content that was looked at last, good or bad.
+    /// Hash of the content checked last, valid or not.
     seen: Mutex<[u8; 32]>,
 }
 
 impl<T> Reloading<T> {
-    /// Makes the value for the first time, where a failure is the caller's. Without files it never changes.
+    /// Builds the initial value; a failure is the caller's error. A value without files never
+    /// changes.
     pub(super) fn open(
         what: &'static str,
         files: Vec<PathBuf>,
@@ -39,12 +40,12 @@ impl<T> Reloading<T> {
         Ok(Reloading { what, files, build: Box::new(build), current: RwLock::new(Arc::new(value)), seen })
     }
 
-    /// The value of the last good content.
+    /// Returns the value of the last valid content.
     pub(super) fn current(&self) -> Arc<T> {
         self.current.read().clone()
     }
 
-    /// Looks at the files; blocks.
+    /// Checks the files for changes; blocks.
     pub(super) fn refresh(&self) {
         if self.files.is_empty() {
             return;
@@ -73,9 +74,9 @@ fn read_all(files: &[PathBuf]) -> Result<Vec<Vec<u8>>, String> {
 
 fn read(file: &Path) -> std::io::Result<Vec<u8>> {
     let mut content = Vec::new();
-    File::open(file)?.take(LARGEST_FILE + 1).read_to_end(&mut content)?;
-    if content.len() as u64 > LARGEST_FILE {
-        return Err(std::io::Error::other(format!("it is larger than {LARGEST_FILE} bytes")));
+    File::open(file)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut content)?;
+    if content.len() as u64 > MAX_FILE_BYTES {
+        return Err(std::io::Error::other(format!("it is larger than {MAX_FILE_BYTES} bytes")));
     }
     Ok(content)
 }
@@ -98,7 +99,7 @@ fn shown(files: &[PathBuf]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture::Folder;
+    use super::super::fixture::TempFiles;
     use super::*;
 
     fn number(contents: &[Vec<u8>]) -> Result<u32, String> {
@@ -107,7 +108,7 @@ mod tests {
 
     #[test]
     fn a_change_counts_and_a_broken_one_does_not() {
-        let folder = Folder::new();
+        let folder = TempFiles::new();
         let file = folder.write("n", "1");
         let value = Reloading::open("number", vec![file.clone()], number).unwrap();
         assert_eq!(*value.current(), 1);
@@ -125,7 +126,7 @@ mod tests {
 
     #[test]
     fn the_first_content_must_be_good() {
-        let folder = Folder::new();
+        let folder = TempFiles::new();
         let open = |content: &str| Reloading::open("number", vec![folder.write("n", content)], number).err();
         assert_eq!((open("x"), open("1")), (Some("no number".to_owned()), None));
         let gone = Reloading::open("number", vec![folder.path().join("gone")], number).err().unwrap();

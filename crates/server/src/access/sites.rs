@@ -1,15 +1,17 @@
-//! Which web pages may change the server, its models or its devices: none that was not named.
+//! Protection against web pages that change the server, its models or its devices: only configured
+//! origins may.
 //!
-//! A browser sends any page's POST to any address, also to a loopback one. It does say which page (Origin) and which name
-//! the page used for this server (Host). A page of another origin is refused; so is a name that is none of this server's,
-//! because a name that its owner lets point to 127.0.0.1 makes his page one of this origin (DNS rebinding).
+//! A browser sends any page's POST to any address, including loopback, but states the page's origin
+//! (Origin) and the host name used for this server (Host). Pages of other origins are refused. Host
+//! names other than the server's own are refused too, because a name that its owner points at
+//! 127.0.0.1 gives that owner's page the same origin (DNS rebinding).
 
 use hyper::header::{HOST, ORIGIN};
 use hyper::http::uri::Authority;
 use hyper::{HeaderMap, Uri};
 use std::net::{IpAddr, SocketAddr};
 
-/// What the operator allows beside the server's own names.
+/// Hosts and origins allowed besides the server's own names.
 pub(super) struct Sites {
     hosts: Vec<String>,
     origins: Vec<String>,
@@ -23,10 +25,10 @@ impl Sites {
         Sites { hosts: lower(hosts, '.'), origins: lower(origins, '/') }
     }
 
-    /// Lets a call through that no foreign page can have made. `bind` is where the server listens.
+    /// Admits a call unless it may come from a foreign page. `bind` is the address of the listener.
     pub(super) fn check(&self, bind: Option<SocketAddr>, uri: &Uri, headers: &HeaderMap) -> Result<(), String> {
         let parsed = headers.get_all(HOST).iter().map(|host| Authority::try_from(host.as_bytes()).ok());
-        // HTTP/2 and proxies put it into the target.
+        // HTTP/2 and proxies put the host into the request target.
         let called: Option<Vec<Authority>> = parsed.chain(uri.authority().map(|target| Some(target.clone()))).collect();
         let called = called.ok_or("the header Host is not valid")?;
         let Some(first) = called.first() else { return Err("the header Host is missing".to_owned()) };
@@ -51,7 +53,7 @@ impl Sites {
 
     fn is_ours(&self, called: &Authority, bind: Option<SocketAddr>) -> bool {
         if called.as_str().contains('@') {
-            // No browser sends a user's name here.
+            // Browsers never send a user name here.
             return false;
         }
         let name = called.host().trim_end_matches('.').to_ascii_lowercase();
@@ -60,7 +62,8 @@ impl Sites {
         }
         let Some(bind) = bind.map(|bind| bind.ip().to_canonical()) else { return false };
         if !bind.is_loopback() {
-            // Such a server has names that it does not know; if it is told them, they are all.
+            // Such a server may have names that it does not know; if names are configured, they are
+            // complete.
             return self.hosts.is_empty();
         }
         let address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
@@ -114,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn other_servers_have_any_name_unless_told() {
+    fn other_servers_accept_any_name_unless_names_are_configured() {
         let none = sites(&[], &[]);
         assert!(check(&none, "0.0.0.0:8000", "/", &[("host", "models.example")]).is_ok());
         let named = sites(&["models.example"], &[]);

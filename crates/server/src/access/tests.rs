@@ -1,14 +1,14 @@
-//! Who may do what, over all combinations that a connection cannot show in a test on loopback.
+//! Permissions in all combinations, including those that a test over loopback cannot create.
 
-use super::fixture::Folder;
+use super::fixture::TempFiles;
 use super::*;
 use hyper::header::HeaderValue;
 
 const SECRET: &str = "correct-horse-battery-staple";
 
-/// Needs a token named "ci" that may infer and change models until second 1000.
+/// Requires a token named "ci" that may infer and change models until second 1000.
 fn guarded(config: AccessConfig) -> Access {
-    let folder = Folder::new();
+    let folder = TempFiles::new();
     let text = format!(
         "[[token]]\nname = \"ci\"\ntoken = \"{SECRET}\"\nscopes = [\"infer\", \"admin\"]\nexpires = 1970-01-01T00:16:40Z"
     );
@@ -20,18 +20,23 @@ fn open(config: AccessConfig) -> Access {
     Access::open(config).unwrap()
 }
 
-fn connection(bind: &str, peer: &str) -> Connection {
-    Connection { bind: bind.parse().unwrap(), peer: peer.parse().unwrap(), certificate: None }
+fn connection(bind: &str, peer: &str) -> ConnectionInfo {
+    ConnectionInfo { bind: bind.parse().unwrap(), peer: peer.parse().unwrap(), certificate: None }
 }
 
-fn decide(access: &Access, need: Need, bind: &str, headers: &[(&'static str, &str)]) -> Result<Caller, (Kind, String)> {
+fn decide(
+    access: &Access,
+    need: Permission,
+    bind: &str,
+    headers: &[(&'static str, &str)],
+) -> Result<Caller, (ProblemKind, String)> {
     let mut map = HeaderMap::new();
     map.insert("host", HeaderValue::from_static("localhost:8000"));
     for (name, value) in headers {
         map.insert(*name, value.parse().unwrap());
     }
     let connection = connection(bind, "10.0.0.9:40000");
-    let decided = access.decide(need, &Uri::from_static("/"), &map, Some(&connection), 999);
+    let decided = access.authorize_at(need, &Uri::from_static("/"), &map, Some(&connection), 999);
     decided.map_err(|problem| (problem.kind, problem.message))
 }
 
@@ -41,43 +46,44 @@ const OUTSIDE: [&str; 3] = ["0.0.0.0:8000", "[::]:8000", "10.0.0.1:8000"];
 #[test]
 fn models_are_changed_from_this_machine_only_unless_that_is_opened() {
     let with = |admin| open(AccessConfig { admin, ..AccessConfig::default() });
-    let admin = |access: &Access, bind: &str| decide(access, Need::Admin, bind, &[]);
+    let admin = |access: &Access, bind: &str| decide(access, Permission::Admin, bind, &[]);
     for bind in LOOPBACK {
         assert!(admin(&with(Admin::Auto), bind).is_ok() && admin(&with(Admin::On), bind).is_ok(), "{bind}");
         assert!(
-            matches!(admin(&with(Admin::Off), bind), Err((Kind::Forbidden, cause)) if cause.contains("--admin off"))
+            matches!(admin(&with(Admin::Off), bind), Err((ProblemKind::Forbidden, cause)) if cause.contains("--admin off"))
         );
     }
     for bind in OUTSIDE {
         assert!(admin(&with(Admin::On), bind).is_ok(), "{bind}");
         for closed in [Admin::Auto, Admin::Off] {
-            assert!(matches!(admin(&with(closed), bind), Err((Kind::Forbidden, _))), "{bind} {closed:?}");
+            assert!(matches!(admin(&with(closed), bind), Err((ProblemKind::Forbidden, _))), "{bind} {closed:?}");
         }
-        for need in [Need::Health, Need::Describe, Need::Infer, Need::Metrics] {
+        for need in [Permission::Health, Permission::Describe, Permission::Infer, Permission::Metrics] {
             assert!(decide(&with(Admin::Auto), need, bind, &[]).is_ok(), "{bind} {need:?}");
         }
     }
-    let of_nowhere = with(Admin::On).decide(Need::Admin, &Uri::from_static("/"), &HeaderMap::new(), None, 0);
+    let of_nowhere =
+        with(Admin::On).authorize_at(Permission::Admin, &Uri::from_static("/"), &HeaderMap::new(), None, 0);
     assert!(of_nowhere.is_err());
 }
 
 #[test]
-fn a_token_does_not_open_what_is_closed() {
+fn a_token_does_not_enable_disabled_calls() {
     let shown = format!("Bearer {SECRET}");
     let token = [("authorization", shown.as_str())];
     let closed = guarded(AccessConfig::default());
-    assert!(matches!(decide(&closed, Need::Admin, OUTSIDE[0], &token), Err((Kind::Forbidden, _))));
+    assert!(matches!(decide(&closed, Permission::Admin, OUTSIDE[0], &token), Err((ProblemKind::Forbidden, _))));
     let opened = guarded(AccessConfig { admin: Admin::On, ..AccessConfig::default() });
-    assert!(decide(&opened, Need::Admin, OUTSIDE[0], &token).is_ok());
-    assert!(matches!(decide(&opened, Need::Admin, OUTSIDE[0], &[]), Err((Kind::Unauthenticated, _))));
+    assert!(decide(&opened, Permission::Admin, OUTSIDE[0], &token).is_ok());
+    assert!(matches!(decide(&opened, Permission::Admin, OUTSIDE[0], &[]), Err((ProblemKind::Unauthenticated, _))));
     let foreign = [("authorization", shown.as_str()), ("origin", "http://evil.example")];
-    assert!(matches!(decide(&opened, Need::Admin, OUTSIDE[0], &foreign), Err((Kind::Forbidden, _))));
+    assert!(matches!(decide(&opened, Permission::Admin, OUTSIDE[0], &foreign), Err((ProblemKind::Forbidden, _))));
 }
 
 #[test]
 fn tokens_come_in_two_headers_and_expire_to_the_second() {
     let access = guarded(AccessConfig::default());
-    let infer = |headers: &[(&'static str, &str)]| decide(&access, Need::Infer, LOOPBACK[0], headers);
+    let infer = |headers: &[(&'static str, &str)]| decide(&access, Permission::Infer, LOOPBACK[0], headers);
     for scheme in ["Bearer ", "bearer ", "BEARER   "] {
         assert!(infer(&[("authorization", &format!("{scheme}{SECRET}"))]).is_ok(), "{scheme}");
     }
@@ -87,36 +93,39 @@ fn tokens_come_in_two_headers_and_expire_to_the_second() {
     for shown in wrong {
         let refused = infer(&[("authorization", shown)]);
         assert!(
-            matches!(&refused, Err((Kind::Unauthenticated, cause)) if !cause.contains(SECRET)),
+            matches!(&refused, Err((ProblemKind::Unauthenticated, cause)) if !cause.contains(SECRET)),
             "{shown}: {refused:?}"
         );
     }
     assert!(infer(&[("x-api-key", SECRET), ("authorization", "Bearer x")]).is_err(), "what is shown first counts");
     let mut headers = HeaderMap::new();
     headers.insert("x-api-key", HeaderValue::from_static(SECRET));
-    let at = |now_s| access.decide(Need::Infer, &Uri::from_static("/"), &headers, None, now_s).map_err(|p| p.message);
+    let at = |now_s| {
+        access.authorize_at(Permission::Infer, &Uri::from_static("/"), &headers, None, now_s).map_err(|p| p.message)
+    };
     assert!(at(999).is_ok() && at(1000).unwrap_err().contains("has expired"));
 }
 
 #[test]
 fn health_is_open_unless_it_is_guarded() {
     let open = guarded(AccessConfig::default());
-    let health = |access: &Access, headers: &[(&'static str, &str)]| decide(access, Need::Health, OUTSIDE[0], headers);
+    let health =
+        |access: &Access, headers: &[(&'static str, &str)]| decide(access, Permission::Health, OUTSIDE[0], headers);
     assert_eq!(health(&open, &[]), Ok(Caller::default()));
     assert!(!health(&open, &[("x-api-key", "wrong")]).unwrap().known);
     assert!(health(&open, &[("x-api-key", SECRET)]).unwrap().known);
     let closed = guarded(AccessConfig { guard_health: true, ..AccessConfig::default() });
-    assert!(matches!(health(&closed, &[]), Err((Kind::Unauthenticated, _))));
+    assert!(matches!(health(&closed, &[]), Err((ProblemKind::Unauthenticated, _))));
     assert!(health(&closed, &[("x-api-key", SECRET)]).is_ok());
 }
 
 #[test]
-fn clients_are_told_apart_by_what_they_cannot_choose() {
+fn clients_are_identified_by_values_that_they_cannot_choose() {
     let client = |access: &Access, peer: &str, certificate: Option<[u8; 32]>, headers: &[(&'static str, &str)]| {
         let mut map = HeaderMap::new();
         headers.iter().for_each(|(name, value)| drop(map.insert(*name, value.parse().unwrap())));
-        let connection = Connection { certificate, ..connection(LOOPBACK[0], peer) };
-        access.decide(Need::Infer, &Uri::from_static("/"), &map, Some(&connection), 0).unwrap().client
+        let connection = ConnectionInfo { certificate, ..connection(LOOPBACK[0], peer) };
+        access.authorize_at(Permission::Infer, &Uri::from_static("/"), &map, Some(&connection), 0).unwrap().client
     };
     let trusting = open(AccessConfig::default());
     let (peer, header) = (client(&trusting, "10.0.0.1:1", None, &[]), [("x-client-id", "a")]);
@@ -139,7 +148,7 @@ fn clients_are_told_apart_by_what_they_cannot_choose() {
 
 #[test]
 fn secrets_that_cannot_be_used_stop_the_start() {
-    let folder = Folder::new();
+    let folder = TempFiles::new();
     let gone = AccessConfig { tokens: Some(TokenSource::File(folder.path().join("gone"))), ..AccessConfig::default() };
     assert!(Access::open(gone).err().unwrap().to_string().contains("gone: cannot be read"));
     let unset = TokenSource::Environment("RIPIENO_NO_SUCH_VARIABLE".to_owned());

@@ -1,8 +1,8 @@
-//! TLS: certificates from PEM files, read again when they change.
+//! TLS with certificates from PEM files, reloaded when they change.
 //!
-//! A connection keeps the certificate that it began with; the next one gets the new. Versions are 1.2 and 1.3, ciphers those
-//! of rustls: there is nothing to choose wrongly. Certificates of clients are checked against the authorities that the
-//! operator names, and no others.
+//! A connection keeps the certificate that it started with; new connections use the new one.
+//! Versions are TLS 1.2 and 1.3 with the ciphers of rustls. Client certificates are checked only
+//! against the configured authorities.
 
 use super::config::TlsFiles;
 use super::reload::Reloading;
@@ -15,7 +15,7 @@ use rustls::server::WebPkiClientVerifier;
 use std::sync::Arc;
 use tokio_rustls::TlsAcceptor;
 
-/// Protocols inside TLS, the preferred one first.
+/// ALPN protocols, in order of preference.
 const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
 pub(super) struct Tls {
@@ -36,18 +36,19 @@ impl Tls {
         self.config.refresh();
     }
 
-    /// What begins TLS on a connection; none where it stays in the clear.
+    /// Returns the TLS acceptor of a listener; `None` if it is unencrypted.
     pub(super) fn acceptor(&self, is_metrics: bool) -> Option<TlsAcceptor> {
         self.covers(is_metrics).then(|| TlsAcceptor::from(self.config.current()))
     }
 
-    /// Whether a port is encrypted.
+    /// Returns true if the listener is encrypted.
     pub(super) fn covers(&self, is_metrics: bool) -> bool {
         !(is_metrics && self.plain_metrics)
     }
 }
 
-/// `shown` and `contents` are of the certificate, the key, and the authorities, if there are any.
+/// Builds the configuration. `shown` and `contents` hold the certificate, the key and, if
+/// configured, the authorities.
 fn build(shown: &[String], contents: &[Vec<u8>]) -> Result<ServerConfig, String> {
     let chain = certificates(&shown[0], &contents[0])?;
     let key = PrivateKeyDer::from_pem_slice(&contents[1]).map_err(|_| {
@@ -84,7 +85,7 @@ fn certificates(file: &str, content: &[u8]) -> Result<Vec<CertificateDer<'static
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture::Folder;
+    use super::super::fixture::TempFiles;
     use super::*;
     use rcgen::{CertifiedKey, generate_simple_self_signed};
 
@@ -95,7 +96,7 @@ mod tests {
 
     #[test]
     fn files_that_do_not_serve_are_named_with_the_cause() {
-        let folder = Folder::new();
+        let folder = TempFiles::new();
         let ((certificate, key), (_, other_key)) = (pair(), pair());
         let open = |certificate: &str, key: &str, authorities: Option<&str>| {
             let files = TlsFiles {
@@ -117,7 +118,7 @@ mod tests {
 
     #[test]
     fn a_pair_is_taken_over_once_both_halves_are_there() {
-        let folder = Folder::new();
+        let folder = TempFiles::new();
         let ((old, old_key), (new, new_key)) = (pair(), pair());
         let files = TlsFiles {
             certificate: folder.write("cert.pem", old),

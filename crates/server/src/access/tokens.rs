@@ -1,9 +1,11 @@
-//! Tokens: whom they name, what they allow, until when.
+//! Access tokens: their names, scopes and expiry.
 //!
-//! The server keeps hashes only. A token that comes in is hashed, looked for by the first bytes of the hash, and compared
-//! in constant time: what an attacker could learn from the time tells of hashes that he cannot steer.
+//! The server keeps only hashes. A presented token is hashed, looked up by the first bytes of the
+//! hash, and compared in constant time: the lookup time reveals only bits of a hash that an
+//! attacker cannot choose.
 //!
-//! Errors name the file, the line or the entry and the key, and never repeat a value: it may be a secret in the wrong place.
+//! Errors name the file, the line or the entry, and the key, but never repeat a value, which may be
+//! a misplaced secret.
 
 use super::config::TokenSource;
 use super::reload::Reloading;
@@ -14,14 +16,14 @@ use std::sync::Arc;
 use subtle::ConstantTimeEq;
 use toml::value::{Date, Datetime, Offset, Table, Time, Value};
 
-/// Shorter ones can be guessed.
-const SHORTEST_TOKEN: usize = 16;
-const LONGEST_NAME: usize = 128;
-/// As many as there are numbers for clients.
-const MOST_TOKENS: usize = 65_535;
+/// Minimum token length; shorter tokens can be guessed.
+const MIN_TOKEN_CHARS: usize = 16;
+const MAX_NAME_BYTES: usize = 128;
+/// Maximum number of tokens, equal to the number of client numbers.
+const MAX_TOKENS: usize = 65_535;
 const KEYS: [&str; 5] = ["name", "token", "sha256", "scopes", "expires"];
 
-/// What a token is for.
+/// Scope of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scope {
     Infer,
@@ -43,53 +45,54 @@ impl Scopes {
         Scopes(scopes.iter().fold(0, |all, scope| all | 1 << *scope as u8))
     }
 
-    /// Whether they have one in common.
-    pub(super) fn meet(self, other: Scopes) -> bool {
+    /// Returns true if the sets have a scope in common.
+    pub(super) fn intersects(self, other: Scopes) -> bool {
         self.0 & other.0 != 0
     }
 }
 
 impl fmt::Display for Scopes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = Scope::ALL.iter().filter(|(_, scope)| self.meet(Scopes::of(&[*scope]))).map(|(name, _)| *name);
+        let names =
+            Scope::ALL.iter().filter(|(_, scope)| self.intersects(Scopes::of(&[*scope]))).map(|(name, _)| *name);
         f.write_str(&names.collect::<Vec<_>>().join(" or "))
     }
 }
 
-/// A token, without what proves it.
+/// A token without its secret.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Token {
+pub(super) struct AccessToken {
     pub(super) name: String,
     pub(super) scopes: Scopes,
-    /// Seconds since 1970 from which on it is worth nothing.
+    /// Expiry in seconds since 1970.
     pub(super) expires_s: Option<u64>,
 }
 
 type Hash = [u8; 32];
 
-/// All tokens, by hash.
-pub(super) struct Tokens(Vec<(Hash, Arc<Token>)>);
+/// All tokens, sorted by hash.
+pub(super) struct AccessTokens(Vec<(Hash, Arc<AccessToken>)>);
 
-impl Tokens {
-    pub(super) fn open(source: &TokenSource) -> Result<Reloading<Tokens>, String> {
+impl AccessTokens {
+    pub(super) fn open(source: &TokenSource) -> Result<Reloading<AccessTokens>, String> {
         match source {
             TokenSource::File(file) => {
                 let shown = file.display().to_string();
                 Reloading::open("tokens", vec![file.clone()], move |contents| {
                     let text = contents.first().and_then(|content| str::from_utf8(content).ok());
-                    Tokens::parse(&shown, text.ok_or_else(|| format!("{shown}: is not UTF-8 text"))?)
+                    AccessTokens::parse(&shown, text.ok_or_else(|| format!("{shown}: is not UTF-8 text"))?)
                 })
             }
             TokenSource::Environment(variable) => {
                 let text = std::env::var(variable).map_err(|_| format!("{variable}: is not set, or is not UTF-8"))?;
                 let variable = variable.clone();
-                Reloading::open("tokens", Vec::new(), move |_| Tokens::parse(&variable, &text))
+                Reloading::open("tokens", Vec::new(), move |_| AccessTokens::parse(&variable, &text))
             }
         }
     }
 
-    /// Reads the text that errors call `place`.
-    fn parse(place: &str, text: &str) -> Result<Tokens, String> {
+    /// Parses tokens; errors call the source `place`.
+    fn parse(place: &str, text: &str) -> Result<AccessTokens, String> {
         // The parser's own message may quote the line, and with it a secret.
         let table: Table = text.parse().map_err(|error: toml::de::Error| {
             let line = error.span().map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count());
@@ -99,8 +102,8 @@ impl Tokens {
             return Err(format!("{place}: the key {key:?} is not known here; tokens are [[token]] sections"));
         }
         let entries = table.get("token").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-        if entries.is_empty() || entries.len() > MOST_TOKENS {
-            return Err(format!("{place}: holds {} [[token]] sections; 1 to {MOST_TOKENS} can be", entries.len()));
+        if entries.is_empty() || entries.len() > MAX_TOKENS {
+            return Err(format!("{place}: holds {} [[token]] sections; 1 to {MAX_TOKENS} can be", entries.len()));
         }
         let entry = |(at, entry): (usize, &Value)| {
             let entry = entry.as_table().ok_or("must be a section [[token]]".to_owned());
@@ -115,11 +118,11 @@ impl Tokens {
         if let Some((_, twice)) = tokens.iter().find(|(_, token)| !names.insert(&token.name)) {
             return Err(format!("{place}: two tokens are named {:?}; the name tells clients apart", twice.name));
         }
-        Ok(Tokens(tokens))
+        Ok(AccessTokens(tokens))
     }
 
-    /// The token that someone shows.
-    pub(super) fn find(&self, shown: &[u8]) -> Option<Arc<Token>> {
+    /// Returns the token with this secret.
+    pub(super) fn find(&self, shown: &[u8]) -> Option<Arc<AccessToken>> {
         let shown: Hash = Sha256::digest(shown).into();
         let head = |hash: &Hash| [hash[0], hash[1], hash[2], hash[3]];
         let first = self.0.partition_point(|(hash, _)| head(hash) < head(&shown));
@@ -128,7 +131,7 @@ impl Tokens {
     }
 }
 
-fn read(entry: &Table) -> Result<(Hash, Arc<Token>), String> {
+fn read(entry: &Table) -> Result<(Hash, Arc<AccessToken>), String> {
     if let Some(key) = entry.keys().find(|key| !KEYS.contains(&key.as_str())) {
         return Err(format!("the key {key:?} is not known; there are {}", KEYS.join(", ")));
     }
@@ -138,12 +141,12 @@ fn read(entry: &Table) -> Result<(Hash, Arc<Token>), String> {
         Some(_) => Err(format!("{key} must be a string")),
     };
     let name = text("name")?.ok_or("name is missing; it says in logs and shares who asks")?;
-    if name.is_empty() || name.len() > LONGEST_NAME || name.contains(char::is_control) {
-        return Err(format!("name must have 1 to {LONGEST_NAME} bytes and no control characters"));
+    if name.is_empty() || name.len() > MAX_NAME_BYTES || name.contains(char::is_control) {
+        return Err(format!("name must have 1 to {MAX_NAME_BYTES} bytes and no control characters"));
     }
     let hash = match (text("token")?, text("sha256")?) {
-        (Some(token), None) if token.len() < SHORTEST_TOKEN || !token.bytes().all(|byte| byte.is_ascii_graphic()) => {
-            return Err(format!("token must have at least {SHORTEST_TOKEN} characters, all of visible ASCII"));
+        (Some(token), None) if token.len() < MIN_TOKEN_CHARS || !token.bytes().all(|byte| byte.is_ascii_graphic()) => {
+            return Err(format!("token must have at least {MIN_TOKEN_CHARS} characters, all of visible ASCII"));
         }
         (Some(token), None) => Sha256::digest(token).into(),
         (None, Some(hex)) => unhex(hex).ok_or("sha256 must be 64 hexadecimal digits")?,
@@ -154,7 +157,7 @@ fn read(entry: &Table) -> Result<(Hash, Arc<Token>), String> {
         Some(Value::Datetime(at)) => Some(seconds(at).ok_or("expires needs an offset, as in 2030-01-31T00:00:00Z")?),
         Some(_) => return Err("expires must be a date without quotes, as in 2030-01-31".to_owned()),
     };
-    Ok((hash, Arc::new(Token { name: name.to_owned(), scopes: scopes(entry)?, expires_s })))
+    Ok((hash, Arc::new(AccessToken { name: name.to_owned(), scopes: scopes(entry)?, expires_s })))
 }
 
 fn scopes(entry: &Table) -> Result<Scopes, String> {
@@ -173,7 +176,8 @@ fn unhex(text: &str) -> Option<Hash> {
     if digits.len() == 64 { bytes.try_into().ok() } else { None }
 }
 
-/// Seconds since 1970; a date alone means its first instant in UTC. None without a date, or for a time of nowhere.
+/// Returns seconds since 1970; a date without time means its start in UTC. `None` without a date,
+/// or for a time without an offset.
 fn seconds(at: &Datetime) -> Option<u64> {
     let Date { year, month, day } = at.date?;
     let time = at.time.unwrap_or(Time { hour: 0, minute: 0, second: None, nanosecond: None });
@@ -185,11 +189,12 @@ fn seconds(at: &Datetime) -> Option<u64> {
     let minutes =
         (days(year.into(), month.into(), day.into()) * 24 + i64::from(time.hour)) * 60 + i64::from(time.minute);
     let seconds = (minutes - offset_minutes) * 60 + i64::from(time.second.unwrap_or(0));
-    // What expired before 1970 has expired.
+    // Dates before 1970 count as 0.
     Some(u64::try_from(seconds).unwrap_or(0))
 }
 
-/// Days from 1970-01-01 to a date of the Gregorian calendar, whose years are taken to begin in March.
+/// Returns the days from 1970-01-01 to a date of the Gregorian calendar. The year is taken to begin
+/// in March.
 fn days(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
@@ -202,8 +207,8 @@ mod tests {
 
     const SECRET: &str = "correct-horse-battery-staple";
 
-    fn parse(text: &str) -> Result<Tokens, String> {
-        Tokens::parse("tokens.toml", text)
+    fn parse(text: &str) -> Result<AccessTokens, String> {
+        AccessTokens::parse("tokens.toml", text)
     }
 
     fn seconds_of(text: &str) -> Option<u64> {
@@ -230,18 +235,19 @@ mod tests {
     }
 
     #[test]
-    fn hashes_that_begin_alike_are_told_apart() {
-        let token = |name: &str| Arc::new(Token { name: name.into(), scopes: Scopes::default(), expires_s: None });
+    fn hashes_with_a_common_prefix_are_distinguished() {
+        let token =
+            |name: &str| Arc::new(AccessToken { name: name.into(), scopes: Scopes::default(), expires_s: None });
         let hash: Hash = Sha256::digest(SECRET).into();
         let mut other = hash;
         other[31] ^= 1;
         let mut both = vec![(other, token("other")), (hash, token("right"))];
         both.sort_by_key(|(hash, _)| *hash);
-        assert_eq!(Tokens(both).find(SECRET.as_bytes()).unwrap().name, "right");
+        assert_eq!(AccessTokens(both).find(SECRET.as_bytes()).unwrap().name, "right");
     }
 
     #[test]
-    fn errors_say_what_is_wrong_and_never_tell_a_secret() {
+    fn errors_name_the_cause_and_never_contain_a_secret() {
         let entry = |rest: &str| format!("[[token]]\nname = \"a\"\n{rest}");
         let good = format!("token = \"{SECRET}\"\nscopes = [\"infer\"]\n");
         let cases = [

@@ -1,7 +1,7 @@
 use super::*;
 use ripieno_base::{ModelId, Nanos};
-use ripieno_repository::slo::{Origin, Slo};
-use ripieno_repository::stats::Statistics;
+use ripieno_repository::slo::{Slo, SloOrigin};
+use ripieno_repository::stats::ServedStatistics;
 use ripieno_wire::{RequestedOutput, json};
 use serde_json::{Value, json};
 
@@ -23,11 +23,11 @@ fn entry(inputs: Vec<TensorSpec>) -> ServedEntry {
         lengths: None,
         labels: Default::default(),
         text: None,
-        slo: Slo { span: Nanos::from_millis(10), origin: Origin::Owner, answer_late: false },
+        slo: Slo { span: Nanos::from_millis(10), origin: SloOrigin::Owner, answer_late: false },
         one_row: None,
         ensemble: None,
         edge: Default::default(),
-        stats: Statistics::default(),
+        stats: ServedStatistics::default(),
     }
 }
 
@@ -56,7 +56,10 @@ fn inputs_come_out_in_the_order_of_the_model() {
     let checked = check(&two_inputs(), request(&json!({"inputs": [b(3), a(3)]}))).unwrap();
     let names: Vec<&str> = checked.inputs.iter().map(|input| &*input.name).collect();
     assert_eq!((names, checked.rows, checked.timeout), (vec!["a", "b"], 3, None));
-    assert_eq!(checked.outputs, [0, 1].map(|index| Wanted { index, form: Form::Json, classes: None }));
+    assert_eq!(
+        checked.outputs,
+        [0, 1].map(|index| OutputSelection { index, encoding: OutputEncoding::Json, classes: None })
+    );
 }
 
 #[test]
@@ -103,7 +106,8 @@ fn priorities_count_from_the_most_urgent() {
     let mut entry = two_inputs();
     let levels = [0, 1, 2, 5, 9, 1000].map(|level| of(&entry, json!({"priority": level})).unwrap());
     assert_eq!((levels, of(&entry, json!({})).unwrap()), ([5, 9, 8, 5, 1, 5], 5));
-    // Two levels, as the model's file has it: who names none is not behind those who name the last.
+    // Two levels, as in the model's file: a request without a level is not behind those with the
+    // last one.
     entry.edge.levels = Levels::new(2, 1).unwrap();
     let levels = [0, 1, 2, 3].map(|level| of(&entry, json!({"priority": level})).unwrap());
     assert_eq!((levels, of(&entry, json!({})).unwrap()), ([9, 9, 8, 9], 9));
@@ -116,12 +120,19 @@ fn priorities_count_from_the_most_urgent() {
 fn outputs_are_chosen_by_name() {
     let with = |outputs: Value| check(&two_inputs(), request(&json!({"inputs": [a(1), b(1)], "outputs": outputs})));
     let binary = json!([{"name": "z", "parameters": {"binary_data": true}}, {"name": "y"}]);
-    let wanted = [(1, Form::Binary), (0, Form::Json)].map(|(index, form)| Wanted { index, form, classes: None });
+    let wanted = [(1, OutputEncoding::Binary), (0, OutputEncoding::Json)].map(|(index, form)| OutputSelection {
+        index,
+        encoding: form,
+        classes: None,
+    });
     assert_eq!(with(binary).unwrap().outputs, wanted);
     let unknown = with(json!([{"name": "x"}])).unwrap_err().message;
     assert!(unknown.contains("unexpected inference output 'x' for model 'm'; its outputs are 'y', 'z'"));
     let classes = |count: Value| with(json!([{"name": "y", "parameters": {"classification": count}}]));
-    assert_eq!(classes(json!(3)).unwrap().outputs, [Wanted { index: 0, form: Form::Json, classes: Some(3) }]);
+    assert_eq!(
+        classes(json!(3)).unwrap().outputs,
+        [OutputSelection { index: 0, encoding: OutputEncoding::Json, classes: Some(3) }]
+    );
     assert_eq!(classes(json!(0)).unwrap().outputs[0].classes, None);
     for odd in [json!(-1), json!("3"), json!(1.5)] {
         assert!(classes(odd).unwrap_err().message.contains("it must be a number of classes"));

@@ -1,17 +1,17 @@
-//! ModelInfer and ModelStreamInfer, which carry tensors, and RepositoryModelLoad, which may carry files, as HTTP/2 calls: their bytes
-//! are counted from the first to the last.
+//! ModelInfer and ModelStreamInfer, which carry tensors, and RepositoryModelLoad, which may carry
+//! files, handled as raw HTTP/2 calls, so that all their bytes are counted.
 
 use super::frames::{self, Messages, trailers};
 use super::{status, stream, timeout};
-use crate::bounds::connection::Connection;
-use crate::bounds::loads::Change;
 use crate::compression::Encoding;
-use crate::infer::{Asked, Inferred, delivered, infer};
+use crate::infer::{InferCall, Inferred, delivered, infer};
+use crate::limits::connection::ClientConnection;
+use crate::limits::loads::RepositoryChange;
 use crate::overrides;
 use crate::problem::Problem;
 use crate::regions::request::caller;
 use crate::slo;
-use crate::state::State;
+use crate::state::ServerState;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Incoming;
@@ -30,15 +30,15 @@ pub(super) const MODEL_STREAM_INFER: &str = "/inference.GRPCInferenceService/Mod
 
 pub(super) const MODEL_LOAD: &str = "/inference.GRPCInferenceService/RepositoryModelLoad";
 
-/// What a client may compress with.
+/// Compression that clients may use.
 const ENCODINGS: HeaderValue = HeaderValue::from_static("gzip,deflate,identity");
 
-/// One inference.
-pub(super) async fn model_infer(state: Arc<State>, request: Request<Incoming>) -> Response<Body> {
+/// Handles ModelInfer.
+pub(super) async fn model_infer(state: Arc<ServerState>, request: Request<Incoming>) -> Response<Body> {
     let (profile, encoding) = (state.config.error_profile, frames::answers_in(request.headers()));
     let answered = tokio::select! {
         answered = unary(&state, request, encoding) => answered,
-        problem = state.dismissed() => Err(problem),
+        problem = state.until_dismissing() => Err(problem),
     };
     match answered {
         Ok(message) => {
@@ -49,26 +49,26 @@ pub(super) async fn model_infer(state: Arc<State>, request: Request<Incoming>) -
     }
 }
 
-async fn unary(state: &State, request: Request<Incoming>, encoding: Encoding) -> Result<Bytes, Problem> {
+async fn unary(state: &ServerState, request: Request<Incoming>, encoding: Encoding) -> Result<Bytes, Problem> {
     let (parts, body) = request.into_parts();
-    let (timeout, slo) = (timeout::of(&parts.headers)?, slo::of(&parts.headers)?);
-    let connection = parts.extensions.get::<Arc<Connection>>().cloned();
+    let (timeout, slo) = (timeout::from_headers(&parts.headers)?, slo::from_headers(&parts.headers)?);
+    let connection = parts.extensions.get::<Arc<ClientConnection>>().cloned();
     let message = Messages::new(state, &parts.headers, body, connection.clone())?.only(state).await?;
     let received = Instant::now();
     let budget = state.budget_of(connection.as_ref());
     let (_, request) = frames::decode(state, budget, message).await;
     let request = request?;
     let caller = caller(state, &request, &parts.uri, &parts.headers, &parts.extensions);
-    let asked = Asked { request, received, timeout, slo, caller, place: None };
-    let inferred = infer(state, budget, asked).await?;
+    let call = InferCall { request, received, timeout, slo, caller, position: None };
+    let inferred = infer(state, budget, call).await?;
     let (entry, late) = (inferred.entry.clone(), inferred.late);
     let message = delivered(&entry, late, encode(connection.as_ref(), inferred))?;
     Ok(frames::compressed(state, connection.as_ref(), encoding, message).await)
 }
 
-fn encode(connection: Option<&Arc<Connection>>, mut inferred: Inferred) -> Result<Bytes, Problem> {
+fn encode(connection: Option<&Arc<ClientConnection>>, mut inferred: Inferred) -> Result<Bytes, Problem> {
     let answered = Instant::now();
-    // Beside the data, which is most of it: names, shapes and the like.
+    // Estimated size of names and shapes besides the data.
     let beside = 4096 + 256 * inferred.response.outputs.len();
     let data: usize = inferred.response.outputs.iter().map(|output| output.data.len()).sum();
     inferred.make_room(data + beside)?;
@@ -79,11 +79,11 @@ fn encode(connection: Option<&Arc<Connection>>, mut inferred: Inferred) -> Resul
     Ok(encoded)
 }
 
-/// Loads a model, with what the call brings along.
-pub(super) async fn model_load(state: &State, request: Request<Incoming>) -> Response<Body> {
+/// Handles RepositoryModelLoad, including its upload.
+pub(super) async fn model_load(state: &ServerState, request: Request<Incoming>) -> Response<Body> {
     let loaded = tokio::select! {
         loaded = load(state, request) => loaded,
-        problem = state.dismissed() => Err(problem),
+        problem = state.until_dismissing() => Err(problem),
     };
     match loaded {
         Ok(message) => {
@@ -94,23 +94,23 @@ pub(super) async fn model_load(state: &State, request: Request<Incoming>) -> Res
     }
 }
 
-async fn load(state: &State, request: Request<Incoming>) -> Result<Bytes, Problem> {
+async fn load(state: &ServerState, request: Request<Incoming>) -> Result<Bytes, Problem> {
     let (parts, body) = request.into_parts();
-    let connection = parts.extensions.get::<Arc<Connection>>().cloned();
+    let connection = parts.extensions.get::<Arc<ClientConnection>>().cloned();
     let message = Messages::new(state, &parts.headers, body, connection.clone())?.only(state).await?;
     let budget = state.budget_of(connection.as_ref());
     let _room = budget.reserve(grpc::decoded_load_size(&message)?)?;
     let decoded = RepositoryModelLoadRequest::decode(message);
     let RepositoryModelLoadRequest { model_name, parameters, .. } =
         decoded.map_err(|error| Problem::invalid(format!("the message is no request: {error}")))?;
-    let brought = overrides::of_message(parameters)?;
-    overrides::check(state, &brought)?;
-    state.loads.change(model_name, Change::Load { brought }).await?.map_err(Problem::invalid)?;
+    let upload = overrides::from_message(parameters)?;
+    overrides::check_allowed(state, &upload)?;
+    state.loads.apply(model_name, RepositoryChange::Load { upload }).await?.map_err(Problem::invalid)?;
     frames::encode(&RepositoryModelLoadResponse {}, budget.reserve(0)?, connection.as_ref())
 }
 
-/// Many inferences on one call.
-pub(super) fn model_stream_infer(state: Arc<State>, request: Request<Incoming>) -> Response<Body> {
+/// Handles ModelStreamInfer.
+pub(super) fn model_stream_infer(state: Arc<ServerState>, request: Request<Incoming>) -> Response<Body> {
     let encoding = frames::answers_in(request.headers());
     match stream::start(state, request, encoding) {
         Ok(frames) => head(Body::new(StreamBody::new(frames)), encoding),
@@ -118,7 +118,8 @@ pub(super) fn model_stream_infer(state: Arc<State>, request: Request<Incoming>) 
     }
 }
 
-/// Whatever its messages are, each says whether it is compressed.
+/// Builds the response head. The encoding names what may be used; each message states whether it is
+/// compressed.
 fn head(body: Body, encoding: Encoding) -> Response<Body> {
     let mut answer = Response::new(body);
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));

@@ -1,15 +1,16 @@
-//! Messages of a gRPC call on the wire: five bytes of head (compressed or not, and how long), then the message.
+//! Framing of gRPC messages: a five-byte head (compression flag and length), then the message.
 //!
-//! tonic reads and writes all calls but those that carry tensors. It buffers messages before anybody can object; here their
-//! bytes are reserved as they come, must come within a time, and are looked over before they are decoded.
+//! tonic handles all calls that carry no tensors. It buffers messages without limits; here their
+//! bytes are reserved as they arrive, must arrive in time, and are inspected before they are
+//! decoded.
 
-use crate::bounds::budget::{Budget, Reservation, hold};
-use crate::bounds::connection::Connection;
 use crate::compression::{Encoding, compress};
 use crate::decoded;
 use crate::http::body::{inflate, too_large};
-use crate::problem::{Kind, Problem};
-use crate::state::{PARSE_INLINE_BYTES, State};
+use crate::limits::budget::{MemoryBudget, Reservation, hold};
+use crate::limits::connection::ClientConnection;
+use crate::problem::{Problem, ProblemKind};
+use crate::state::{PARSE_INLINE_BYTES, ServerState};
 use bytes::{Buf, Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::HeaderMap;
@@ -29,49 +30,53 @@ const HEAD_BYTES: usize = 5;
 pub(super) static ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 static ACCEPT: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 
-/// The messages of one call.
+/// Incoming messages of one call.
 pub(super) struct Messages {
     body: Incoming,
     encoding: Encoding,
-    /// What has come and belongs to the next message.
+    /// Received bytes of the next message.
     rest: Bytes,
-    /// Whether part of the next message has come.
+    /// Whether part of the next message has arrived.
     begun: Arc<AtomicBool>,
-    budget: Arc<Budget>,
-    connection: Option<Arc<Connection>>,
+    budget: Arc<MemoryBudget>,
+    connection: Option<Arc<ClientConnection>>,
 }
 
 impl Messages {
     pub(super) fn new(
-        state: &State,
+        state: &ServerState,
         headers: &HeaderMap,
         body: Incoming,
-        connection: Option<Arc<Connection>>,
+        connection: Option<Arc<ClientConnection>>,
     ) -> Result<Messages, Problem> {
         let name = headers.get(&ENCODING).map_or(&b""[..], |value| value.as_bytes());
         let encoding = Encoding::named(name).ok_or_else(|| {
             let name = String::from_utf8_lossy(name);
-            Problem::new(Kind::UnknownEncoding, format!("grpc-encoding {name:?} is not supported; use gzip or deflate"))
+            Problem::new(
+                ProblemKind::UnknownEncoding,
+                format!("grpc-encoding {name:?} is not supported; use gzip or deflate"),
+            )
         })?;
         let budget = state.budget_of(connection.as_ref()).clone();
         Ok(Messages { body, encoding, rest: Bytes::new(), begun: Arc::default(), budget, connection })
     }
 
-    /// Tells whether part of the next message has come; for who waits for that and for something else.
+    /// Returns the flag for a partially received message, for callers that wait for messages and
+    /// other events.
     pub(super) fn begun(&self) -> Arc<AtomicBool> {
         self.begun.clone()
     }
 
-    /// The only message of a call, which then has ended.
-    pub(super) async fn only(&mut self, state: &State) -> Result<Bytes, Problem> {
+    /// Returns the only message of a unary call.
+    pub(super) async fn only(&mut self, state: &ServerState) -> Result<Bytes, Problem> {
         tokio::select! {
             biased;
             message = self.only_one(state) => message,
-            problem = state.bodies_given_up() => Err(problem),
+            problem = state.until_bodies_overdue() => Err(problem),
         }
     }
 
-    async fn only_one(&mut self, state: &State) -> Result<Bytes, Problem> {
+    async fn only_one(&mut self, state: &ServerState) -> Result<Bytes, Problem> {
         let until = Instant::now() + state.config.body_timeout;
         let message = self.next_until(state, until).await?;
         let message = message.ok_or_else(|| Problem::invalid("the call ended without a message"))?;
@@ -81,9 +86,10 @@ impl Messages {
         Ok(message)
     }
 
-    /// The next message of a stream, which may be long in coming, but not once it has begun. None at the end.
-    pub(super) async fn next(&mut self, state: &State) -> Result<Option<Bytes>, Problem> {
-        if self.rest.is_empty() && !self.more().await? {
+    /// Returns the next message of a stream. It may take any time to begin, but has a timeout once
+    /// it has. `None` at the end.
+    pub(super) async fn next(&mut self, state: &ServerState) -> Result<Option<Bytes>, Problem> {
+        if self.rest.is_empty() && !self.read_more().await? {
             return Ok(None);
         }
         self.begun.store(true, Relaxed);
@@ -92,10 +98,10 @@ impl Messages {
         message
     }
 
-    async fn next_until(&mut self, state: &State, until: Instant) -> Result<Option<Bytes>, Problem> {
+    async fn next_until(&mut self, state: &ServerState, until: Instant) -> Result<Option<Bytes>, Problem> {
         let late = || {
             let seconds = state.config.body_timeout.as_secs_f64();
-            Problem::new(Kind::TooSlow, format!("the message did not arrive within {seconds} s"))
+            Problem::new(ProblemKind::TooSlow, format!("the message did not arrive within {seconds} s"))
         };
         let Some((compressed, length)) = timeout_at(until, self.head()).await.map_err(|_| late())?? else {
             return Ok(None);
@@ -104,9 +110,9 @@ impl Messages {
             return Err(too_large(state));
         }
         let (mut reserved, mut message) = (self.budget.reserve(0)?, Vec::new());
-        reserved.begin(&mut message, length)?;
+        reserved.reserve_body(&mut message, length)?;
         while message.len() < length {
-            if self.rest.is_empty() && !timeout_at(until, self.more()).await.map_err(|_| late())?? {
+            if self.rest.is_empty() && !timeout_at(until, self.read_more()).await.map_err(|_| late())?? {
                 return Err(Problem::invalid("the call ended within a message"));
             }
             let take = self.rest.len().min(length - message.len());
@@ -122,11 +128,11 @@ impl Messages {
         inflate(state, encoding, message, reserved).await.map(Some)
     }
 
-    /// Whether the next message is compressed, and its length. None at the end of the call.
+    /// Returns the compression flag and length of the next message. `None` at the end of the call.
     async fn head(&mut self) -> Result<Option<(u8, usize)>, Problem> {
         let mut head = BytesMut::with_capacity(HEAD_BYTES);
         while head.len() < HEAD_BYTES {
-            if self.rest.is_empty() && !self.more().await? {
+            if self.rest.is_empty() && !self.read_more().await? {
                 if head.is_empty() {
                     return Ok(None);
                 }
@@ -138,8 +144,8 @@ impl Messages {
         Ok(Some((head.get_u8(), head.get_u32() as usize)))
     }
 
-    /// Waits for more bytes; false at the end of the call.
-    async fn more(&mut self) -> Result<bool, Problem> {
+    /// Waits for more bytes; returns false at the end of the call.
+    async fn read_more(&mut self) -> Result<bool, Problem> {
         while let Some(frame) = self.body.frame().await {
             let frame = frame.map_err(|error| Problem::invalid(format!("the call broke off: {error}")))?;
             match frame.into_data() {
@@ -157,10 +163,10 @@ impl Messages {
     }
 }
 
-/// A request out of its message, and its id, even if nothing else can be made of it.
+/// Decodes a request; also returns its id, which is known even if the request is invalid.
 pub(super) async fn decode(
-    state: &State,
-    budget: &Arc<Budget>,
+    state: &ServerState,
+    budget: &Arc<MemoryBudget>,
     message: Bytes,
 ) -> (String, Result<InferRequest, Problem>) {
     let room = grpc::decoded_size(&message).map_err(Problem::from).and_then(|size| budget.reserve(size));
@@ -168,7 +174,7 @@ pub(super) async fn decode(
         Ok(room) => room,
         Err(problem) => return (String::new(), Err(problem)),
     };
-    // Raw contents are not touched, so that only typed ones take long.
+    // Raw contents are not copied, so only typed ones take long.
     let is_long = room.bytes() > PARSE_INLINE_BYTES;
     let work = move || match grpc::decode_infer(message) {
         Ok(message) => (message.id.clone(), parse(message, room)),
@@ -177,29 +183,30 @@ pub(super) async fn decode(
     if !is_long {
         return work();
     }
-    state.work(work).await.unwrap_or_else(|problem| (String::new(), Err(problem)))
+    state.run_cpu_bound(work).await.unwrap_or_else(|problem| (String::new(), Err(problem)))
 }
 
 fn parse(message: ModelInferRequest, room: Reservation) -> Result<InferRequest, Problem> {
-    decoded::keep(grpc::parse_infer(message)?, room)
+    decoded::hold_inputs(grpc::parse_infer(message)?, room)
 }
 
-/// A message for the client, with its share of the budget until it is sent.
+/// Encodes a message for the client, with its reservation until it is sent.
 pub(super) fn encode(
     message: &impl Message,
     mut room: Reservation,
-    connection: Option<&Arc<Connection>>,
+    connection: Option<&Arc<ClientConnection>>,
 ) -> Result<Bytes, Problem> {
     let mut bytes = grpc::encode_message(message, HEAD_BYTES);
-    let length = u32::try_from(bytes.len() - HEAD_BYTES)
-        .map_err(|_| Problem::new(Kind::TooLarge, "the answer is larger than 4 GiB; ask for fewer rows at once"))?;
+    let length = u32::try_from(bytes.len() - HEAD_BYTES).map_err(|_| {
+        Problem::new(ProblemKind::TooLarge, "the answer is larger than 4 GiB; ask for fewer rows at once")
+    })?;
     bytes[1..HEAD_BYTES].copy_from_slice(&length.to_be_bytes());
     room.resize(bytes.len())?;
     let unsent = connection.map(|connection| connection.unsent(bytes.len()));
     Ok(hold(bytes, (room, unsent)))
 }
 
-/// How answers are compressed: as the call is, if its client says that it reads that.
+/// Returns the encoding of responses: that of the call, if the client accepts it.
 pub(super) fn answers_in(headers: &HeaderMap) -> Encoding {
     let encoding = headers.get(&ENCODING).and_then(|name| Encoding::named(name.as_bytes()));
     let accepts = |encoding: &Encoding| {
@@ -209,10 +216,10 @@ pub(super) fn answers_in(headers: &HeaderMap) -> Encoding {
     encoding.filter(accepts).unwrap_or(Encoding::Identity)
 }
 
-/// A message for the client, compressed if that is wanted and makes it smaller.
+/// Compresses a message for the client if requested and smaller.
 pub(super) async fn compressed(
-    state: &State,
-    connection: Option<&Arc<Connection>>,
+    state: &ServerState,
+    connection: Option<&Arc<ClientConnection>>,
     encoding: Encoding,
     message: Bytes,
 ) -> Bytes {
@@ -227,10 +234,10 @@ pub(super) async fn compressed(
     hold(smaller, (room, unsent))
 }
 
-/// What goes out on a stream.
+/// Outgoing frames of a stream.
 pub(super) type Frames = ReceiverStream<Result<Frame<Bytes>, Infallible>>;
 
-/// How a call ended.
+/// Returns the trailers for a status.
 pub(super) fn trailers(status: &Status) -> HeaderMap {
     let mut trailers = HeaderMap::new();
     if let Err(error) = status.add_header(&mut trailers) {

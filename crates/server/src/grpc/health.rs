@@ -1,9 +1,9 @@
-//! The standard gRPC health check, for load balancers and Kubernetes probes. The empty service is the whole server; any
-//! other name is taken for a model's.
+//! The standard gRPC health check, for load balancers and Kubernetes probes. The empty service name
+//! means the whole server, any other the model with this name.
 
 use crate::access::Caller;
-use crate::bounds::connection::Connection;
-use crate::state::State;
+use crate::limits::connection::ClientConnection;
+use crate::state::ServerState;
 use ripieno_wire::proto::health::health_check_response::ServingStatus;
 use ripieno_wire::proto::health::{HealthCheckRequest, HealthCheckResponse, health_server};
 use std::sync::Arc;
@@ -12,26 +12,26 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-/// How often a watched service is looked at. Models change state in seconds, not milliseconds.
+/// Interval at which watched services are checked; model states change within seconds.
 const WATCH_EVERY: Duration = Duration::from_millis(500);
 
-/// Watches at once: they need no token and last as long as their client wants.
+/// Maximum concurrent watches, which need no token and last as long as their clients want.
 const MAX_WATCHES: usize = 1024;
 
 pub(super) struct Health {
-    state: Arc<State>,
+    state: Arc<ServerState>,
     watches: Arc<Semaphore>,
 }
 
 impl Health {
-    pub(super) fn new(state: Arc<State>) -> Health {
+    pub(super) fn new(state: Arc<ServerState>) -> Health {
         Health { state, watches: Arc::new(Semaphore::new(MAX_WATCHES)) }
     }
 }
 
 const WHOLE_SERVER: [&str; 2] = ["", "inference.GRPCInferenceService"];
 
-fn serving(state: &State, service: &str) -> ServingStatus {
+fn serving(state: &ServerState, service: &str) -> ServingStatus {
     let ready =
         if WHOLE_SERVER.contains(&service) { Some(state.is_ready()) } else { state.is_model_ready(service, "").ok() };
     match ready {
@@ -41,7 +41,8 @@ fn serving(state: &State, service: &str) -> ServingStatus {
     }
 }
 
-/// Probes may ask about the server without a token, but not find out which models there are.
+/// Refuses checks of models without a token: probes may check the server, but not find out about
+/// models.
 fn may_ask<T>(call: &Request<T>, service: &str) -> Result<(), Status> {
     let known = call.extensions().get::<Caller>().is_some_and(|caller| caller.known);
     if known || WHOLE_SERVER.contains(&service) {
@@ -69,17 +70,17 @@ impl health_server::Health for Health {
 
     async fn watch(&self, call: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
         may_ask(&call, &call.get_ref().service)?;
-        let connection = call.extensions().get::<Arc<Connection>>();
+        let connection = call.extensions().get::<Arc<ClientConnection>>();
         let of_connection = connection.map(|connection| connection.watches.clone());
-        let turns = [Some(self.watches.clone()), of_connection].into_iter().flatten();
-        let turns: Result<Vec<_>, _> = turns.map(Semaphore::try_acquire_owned).collect();
-        let turns = turns.map_err(|_| {
+        let permits = [Some(self.watches.clone()), of_connection].into_iter().flatten();
+        let permits: Result<Vec<_>, _> = permits.map(Semaphore::try_acquire_owned).collect();
+        let permits = permits.map_err(|_| {
             Status::resource_exhausted("too many services are watched at once; ask with Check, or watch fewer")
         })?;
         let (state, service) = (self.state.clone(), call.into_inner().service);
         let (send, receive) = mpsc::channel(1);
         tokio::spawn(async move {
-            let _turns = turns;
+            let _permits = permits;
             let mut last = None;
             loop {
                 let now = serving(&state, &service);
@@ -90,8 +91,8 @@ impl health_server::Health for Health {
                 tokio::select! {
                     () = tokio::time::sleep(WATCH_EVERY) => {}
                     () = send.closed() => return,
-                    () = state.drained() => {
-                        // The last word; whoever is gone does not miss it.
+                    () = state.until_draining() => {
+                        // Final status; the client may be gone.
                         let _ = send.send(Ok(message(ServingStatus::NotServing))).await;
                         return;
                     }

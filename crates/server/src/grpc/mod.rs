@@ -1,21 +1,21 @@
-//! gRPC: the same calls, as the generated service wants them.
+//! gRPC front of the server: the protocol's calls as methods of the generated service.
 
 mod calls;
-mod doors;
 mod frames;
 mod health;
+mod permissions;
 mod reflection;
 mod stream;
 mod timeout;
 
-use crate::access::{Owner, caller_of};
-use crate::bounds::budget::Reservation;
+use crate::access::{RegionOwner, caller_of};
 use crate::describe;
 use crate::http::body::collect;
+use crate::limits::budget::Reservation;
 use crate::not_offered;
 use crate::problem::Problem;
-use crate::regions::Range;
-use crate::state::State;
+use crate::regions::RegionRange;
+use crate::state::ServerState;
 use crate::trace;
 use bytes::Bytes;
 use http_body_util::Full;
@@ -33,14 +33,14 @@ use tonic::{Code, Status, Streaming};
 use tower::Service as _;
 use tracing::Instrument;
 
-/// The largest message of a call that carries no tensors.
+/// Maximum size of a message that carries no tensors.
 const SMALL_BYTES: usize = 64 << 10;
 
-/// How much larger such a message may be in memory: maps of short names grow the most.
+/// Upper bound on the growth of such a message in memory; maps of short names grow the most.
 const SMALL_GROWTH: usize = 16;
 
-/// The calls that tonic answers.
-pub(crate) fn routes(state: &Arc<State>) -> tonic::service::Routes {
+/// Returns the routes of the calls that tonic handles.
+pub(crate) fn routes(state: &Arc<ServerState>) -> tonic::service::Routes {
     let inference = GrpcInferenceServiceServer::new(Calls(state.clone()))
         .max_decoding_message_size(SMALL_BYTES)
         .max_encoding_message_size(usize::MAX)
@@ -50,30 +50,32 @@ pub(crate) fn routes(state: &Arc<State>) -> tonic::service::Routes {
     reflection::add(tonic::service::Routes::new(inference).add_service(health)).prepare()
 }
 
-/// Answers one call, if its caller may make it: those that carry tensors here, all others through `routes`. No call gets
-/// past this function, so that all are asked who they are before anything of a message is read.
+/// Authorises and handles a call: calls with tensors here, all others through `routes`. Every call
+/// passes through this function, so that authorisation precedes reading any message.
 pub(crate) async fn handle(
-    state: Arc<State>,
+    state: Arc<ServerState>,
     routes: tonic::service::Routes,
     mut request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
-    match state.access.admit(doors::need(request.uri().path()), &request) {
+    match state.access.authorize(permissions::permission(request.uri().path()), &request) {
         Ok(caller) => request.extensions_mut().insert(caller),
         Err(problem) => return Ok(calls::failed(status(problem))),
     };
-    let trace = trace::of(request.headers());
+    let trace = trace::from_headers(request.headers());
     let answer = route(state, routes, request);
     let mut answer = match &trace {
         Some(trace) => answer.instrument(trace.span()).await,
         None => answer.await,
     };
-    trace.into_iter().for_each(|trace| trace.answer(&mut answer));
+    if let Some(trace) = trace {
+        trace.add_to_answer(&mut answer);
+    }
     Ok(answer)
 }
 
-/// Answers one of the calls without tensors that these routes have.
+/// Handles a call without tensors through these routes.
 pub(crate) async fn small_call(
-    state: &Arc<State>,
+    state: &Arc<ServerState>,
     mut routes: tonic::service::Routes,
     request: Request<Incoming>,
 ) -> Response<Body> {
@@ -87,12 +89,12 @@ pub(crate) async fn small_call(
     }
 }
 
-/// A call that is not made, and why.
+/// Returns the response for a refused call.
 pub(crate) fn refused(problem: Problem) -> Response<Body> {
     calls::failed(status(problem))
 }
 
-async fn route(state: Arc<State>, routes: tonic::service::Routes, request: Request<Incoming>) -> Response<Body> {
+async fn route(state: Arc<ServerState>, routes: tonic::service::Routes, request: Request<Incoming>) -> Response<Body> {
     match request.uri().path() {
         calls::MODEL_INFER => calls::model_infer(state, request).await,
         calls::MODEL_STREAM_INFER => calls::model_stream_infer(state, request),
@@ -102,7 +104,7 @@ async fn route(state: Arc<State>, routes: tonic::service::Routes, request: Reque
     }
 }
 
-/// An answer that is not UNIMPLEMENTED without a text: some clients take that for a success.
+/// Adds a message to UNIMPLEMENTED statuses without one, which some clients take for success.
 fn with_text(answer: Response<Body>, unknown: Problem) -> Response<Body> {
     let is_silent = !answer.headers().contains_key(Status::GRPC_MESSAGE);
     match answer.headers().get(Status::GRPC_STATUS) {
@@ -113,8 +115,11 @@ fn with_text(answer: Response<Body>, unknown: Problem) -> Response<Body> {
     }
 }
 
-/// A call that carries no tensors, read to its end, and the room for what it decodes to.
-async fn small(state: &State, request: Request<Incoming>) -> Result<(Request<Full<Bytes>>, Reservation), Problem> {
+/// Reads a call that carries no tensors, with a reservation for the decoded message.
+async fn small(
+    state: &ServerState,
+    request: Request<Incoming>,
+) -> Result<(Request<Full<Bytes>>, Reservation), Problem> {
     let (head, mut body) = request.into_parts();
     let budget = state.budget_of(head.extensions.get());
     let (bytes, mut reserved) = collect(state, budget, &mut body, SMALL_BYTES).await?;
@@ -122,7 +127,7 @@ async fn small(state: &State, request: Request<Incoming>) -> Result<(Request<Ful
     Ok((Request::from_parts(head, Full::new(Bytes::from(bytes))), reserved))
 }
 
-struct Calls(Arc<State>);
+struct Calls(Arc<ServerState>);
 
 fn status(problem: Problem) -> Status {
     tracing::debug!(code = ?problem.kind.grpc_code(), "{}", problem.message);
@@ -133,7 +138,8 @@ fn status(problem: Problem) -> Status {
     status
 }
 
-/// The generated trait wants all calls; those that carry tensors or files never come here, see [`handle`].
+/// Error for calls that [`handle`] handles before the router; the generated trait requires them
+/// nevertheless.
 fn answered_before() -> Status {
     Status::internal("calls that carry tensors or files are answered before the router")
 }
@@ -156,7 +162,7 @@ impl GrpcInferenceService for Calls {
         Ok(tonic::Response::new(ServerReadyResponse { ready: self.0.is_ready() }))
     }
 
-    /// An unknown model is simply not ready, as Triton has it.
+    /// Reports an unknown model as not ready, as Triton does.
     async fn model_ready(
         &self,
         call: tonic::Request<ModelReadyRequest>,
@@ -222,7 +228,7 @@ impl GrpcInferenceService for Calls {
         call: tonic::Request<RepositoryIndexRequest>,
     ) -> Result<tonic::Response<RepositoryIndexResponse>, Status> {
         let ready = call.into_inner().ready;
-        let rows = self.0.loads.look(|repository| repository.index()).await.map_err(status)?;
+        let rows = self.0.loads.read(|repository| repository.index()).await.map_err(status)?;
         let rows = rows.into_iter().filter(|row| !ready || row.state == "READY");
         let models = rows
             .map(|row| ModelIndex { name: row.name, version: row.version, state: row.state, reason: row.reason })
@@ -252,8 +258,8 @@ impl GrpcInferenceService for Calls {
     ) -> Result<tonic::Response<SystemSharedMemoryStatusResponse>, Status> {
         let owner = owner(&call)?;
         let found = self.0.regions.status(owner, named(&call.get_ref().name)).map_err(status)?;
-        let row = |(name, region): (String, Range)| {
-            let Range { key, offset, byte_size } = region;
+        let row = |(name, region): (String, RegionRange)| {
+            let RegionRange { key, offset, byte_size } = region;
             (name.clone(), system_shared_memory_status_response::RegionStatus { name, key, offset, byte_size })
         };
         let regions = found.into_iter().map(row).collect();
@@ -266,7 +272,7 @@ impl GrpcInferenceService for Calls {
     ) -> Result<tonic::Response<SystemSharedMemoryRegisterResponse>, Status> {
         let owner = owner(&call)?;
         let SystemSharedMemoryRegisterRequest { name, key, offset, byte_size } = call.into_inner();
-        self.0.regions.register(owner, name, Range { key, offset, byte_size }).map_err(status)?;
+        self.0.regions.register(owner, name, RegionRange { key, offset, byte_size }).map_err(status)?;
         Ok(tonic::Response::new(SystemSharedMemoryRegisterResponse {}))
     }
 
@@ -278,7 +284,8 @@ impl GrpcInferenceService for Calls {
         Ok(tonic::Response::new(SystemSharedMemoryUnregisterResponse {}))
     }
 
-    /// There are no regions of CUDA, which clients that tidy up before and after their work are to hear as a success.
+    /// CUDA regions do not exist. Listing or unregistering all of them succeeds, as clients that
+    /// clean up expect.
     async fn cuda_shared_memory_status(
         &self,
         call: tonic::Request<CudaSharedMemoryStatusRequest>,
@@ -321,12 +328,12 @@ impl GrpcInferenceService for Calls {
     }
 }
 
-/// Whose regions of shared memory a call may use.
-fn owner<T>(call: &tonic::Request<T>) -> Result<Owner, Status> {
+/// Returns the owner of the shared memory regions that a call may use.
+fn owner<T>(call: &tonic::Request<T>) -> Result<RegionOwner, Status> {
     caller_of(call.extensions()).owner().map_err(status)
 }
 
-/// An empty name means all.
+/// Returns `None` for an empty name, which means all.
 fn named(name: &str) -> Option<&str> {
     Some(name).filter(|name| !name.is_empty())
 }

@@ -1,25 +1,27 @@
-//! ModelStreamInfer: many requests and answers on one call.
+//! ModelStreamInfer: many requests and responses on one call.
 //!
-//! Messages are worked on side by side, up to a bound, and answered as they are done, with their ids: order would make
-//! every answer wait for the slowest before it, and batching thrives on requests that are in flight together. Beyond the
-//! bound the stream is not read, so that back-pressure reaches the client through HTTP/2. A stream without requests ends, as a
-//! connection without calls does.
+//! Messages are handled concurrently up to a limit, and answered as they finish, identified by
+//! their ids: keeping their order would delay responses behind slower ones, and batching benefits
+//! from concurrent requests. At the limit the stream is not read, so that HTTP/2 applies
+//! backpressure to the client. A stream without requests ends after a timeout, like a connection
+//! without calls.
 //!
-//! A model whose outputs grow step by step answers one request with many messages, as Triton's decoupled models do: one for
-//! each step, in order. The last one is marked `triton_final_response`. It is empty only if nothing that the client asked for
-//! is left by then, and like Triton's empty ones goes out to those alone who set `triton_enable_empty_final_response`.
+//! A model whose outputs grow step by step answers a request with one message per step, in order,
+//! as Triton's decoupled models do. The last one is marked `triton_final_response`. It is empty
+//! only if no requested output is left; an empty one is sent only to clients that set
+//! `triton_enable_empty_final_response`, as in Triton.
 
 use super::frames::{self, Frames, Messages, trailers};
 use super::{status, timeout};
 use crate::access::Caller;
-use crate::bounds::connection::Connection;
 use crate::compression::Encoding;
-use crate::infer::Asked;
-use crate::problem::{Kind, Problem};
-use crate::sequences::Order;
+use crate::infer::InferCall;
+use crate::limits::connection::ClientConnection;
+use crate::problem::{Problem, ProblemKind};
+use crate::sequences::MessageOrder;
 use crate::slo;
-use crate::state::State;
-use crate::stream::{Part, Parts};
+use crate::state::ServerState;
+use crate::stream::{AnswerPart, AnswerParts};
 use bytes::Bytes;
 use hyper::Request;
 use hyper::body::{Frame, Incoming};
@@ -36,64 +38,66 @@ use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
-/// Answers that may wait for the network.
-const UNSENT: usize = 16;
+/// Maximum responses that wait for the network.
+const MAX_UNSENT: usize = 16;
 
 type Outgoing = Sender<Result<Frame<Bytes>, Infallible>>;
 
-/// How the stream ends, if it does after a message's answers.
-type Ends = Option<Status>;
+/// Status that ends the stream after a message, if any.
+type StreamEnd = Option<Status>;
 
-pub(super) fn start(state: Arc<State>, call: Request<Incoming>, encoding: Encoding) -> Result<Frames, Problem> {
+pub(super) fn start(state: Arc<ServerState>, call: Request<Incoming>, encoding: Encoding) -> Result<Frames, Problem> {
     let (head, body) = call.into_parts();
-    let (limit, slo) = (timeout::of(&head.headers)?, slo::of(&head.headers)?);
+    let (limit, slo) = (timeout::from_headers(&head.headers)?, slo::from_headers(&head.headers)?);
     let deadline = limit.map(|limit| (Instant::now(), limit));
-    let connection = head.extensions.get::<Arc<Connection>>().cloned();
+    let connection = head.extensions.get::<Arc<ClientConnection>>().cloned();
     let incoming = Messages::new(&state, &head.headers, body, connection.clone())?;
-    let (send, receive) = mpsc::channel(UNSENT);
-    // Errors as messages by default; a client may ask for a real status, which ends the stream.
+    let (send, receive) = mpsc::channel(MAX_UNSENT);
+    // By default errors are sent as messages; a client may request a status instead, which ends the
+    // stream.
     let ends_on_error = head.headers.get("triton_grpc_error").is_some_and(|value| value == "true");
-    // Any of its messages may name regions.
-    let caller = state.access.sharer(&head.uri, &head.headers, &head.extensions);
+    // Any message may use shared memory regions.
+    let caller = state.access.region_caller(&head.uri, &head.headers, &head.extensions);
     let order = Arc::default();
-    let stream = Stream { state, send, connection, encoding, ends_on_error, deadline, slo, caller, order };
+    let stream = InferStream { state, send, connection, encoding, ends_on_error, deadline, slo, caller, order };
     tokio::spawn(stream.run(incoming));
     Ok(ReceiverStream::new(receive))
 }
 
-struct Stream {
-    state: Arc<State>,
+struct InferStream {
+    state: Arc<ServerState>,
     send: Outgoing,
-    connection: Option<Arc<Connection>>,
-    /// How its answers are compressed.
+    connection: Option<Arc<ClientConnection>>,
+    /// Compression of responses.
     encoding: Encoding,
     ends_on_error: bool,
-    /// The limit on the whole call, and when it began.
+    /// Start and time limit of the whole call.
     deadline: Option<(Instant, Duration)>,
-    /// What a gateway gives each request.
+    /// Latency target per request, set by a gateway.
     slo: Option<Duration>,
     caller: Caller,
-    /// Of the messages that have come.
-    order: Arc<Order>,
+    /// Order in which the messages arrived.
+    order: Arc<MessageOrder>,
 }
 
-impl Stream {
+impl InferStream {
     async fn run(self, incoming: Messages) {
         let ended = tokio::select! {
             ended = self.answer_all(incoming) => ended,
-            problem = self.state.dismissed() => status(problem),
+            problem = self.state.until_dismissing() => status(problem),
         };
-        // The client may be gone; then there is nobody to tell.
+        // The client may be gone.
         let _ = self.send.send(Ok(Frame::trailers(trailers(&ended)))).await;
     }
 
-    /// Dropping the tasks, when this returns early, withdraws their requests.
+    /// Handles all messages. Returning early drops the tasks, which withdraws their requests.
     async fn answer_all(&self, incoming: Messages) -> Status {
-        let mut tasks: JoinSet<Ends> = JoinSet::new();
-        // Kept between the turns of the loop: part of a message may have come.
+        let mut tasks: JoinSet<StreamEnd> = JoinSet::new();
+        // The read future persists across loop iterations, because part of a message may have
+        // arrived.
         let begun = incoming.begun();
         let mut reading = Some(Box::pin(next(self.state.clone(), incoming)));
-        // Room for what the client may send while this is not reading.
+        // Reservation for data that the client may send while the stream is not read.
         let mut window = None;
         while reading.is_some() || !tasks.is_empty() {
             let may_read = reading.is_some() && tasks.len() < self.state.config.max_stream_in_flight.max(1);
@@ -116,17 +120,17 @@ impl Stream {
                         reading = None;
                         None
                     }
-                    // The client is gone, sends what no one can read, or more than there is room for.
+                    // The client is gone, or its message is malformed or exceeds the budget.
                     Err(problem) => Some(status(problem)),
                 },
                 Some(Ok(ends)) = tasks.join_next() => ends,
                 () = idle, if reading.is_some() && tasks.is_empty() => {
                     let seconds = self.state.config.idle_timeout.as_secs_f64();
                     let why = format!("no request came for {seconds} s (--idle-timeout-s); open another stream");
-                    (!begun.load(Relaxed)).then(|| status(Problem::new(Kind::TooSlow, why)))
+                    (!begun.load(Relaxed)).then(|| status(Problem::new(ProblemKind::TooSlow, why)))
                 }
                 () = self.send.closed() => Some(Status::cancelled("the client has gone")),
-                () = self.state.drained(), if reading.is_some() => {
+                () = self.state.until_draining(), if reading.is_some() => {
                     reading = None;
                     None
                 }
@@ -138,19 +142,19 @@ impl Stream {
         Status::ok("")
     }
 
-    fn begin(&self, tasks: &mut JoinSet<Ends>, message: Bytes) {
+    fn begin(&self, tasks: &mut JoinSet<StreamEnd>, message: Bytes) {
         let received = Instant::now();
         let timeout = self.deadline.map(|(began, limit)| limit.saturating_sub(received - began));
         let (state, send, ends_on_error) = (self.state.clone(), self.send.clone(), self.ends_on_error);
         let (connection, slo, caller) = (self.connection.clone(), self.slo, self.caller);
         let encoding = self.encoding;
-        let place = Some(self.order.place());
+        let position = Some(self.order.next_position());
         tasks.spawn(async move {
             let budget = state.budget_of(connection.as_ref());
             let (id, request) = frames::decode(&state, budget, message).await;
             let answered = async {
-                let asked = Asked { request: request?, received, timeout, slo, caller, place };
-                answer(&state, asked, &send, connection.as_ref(), encoding).await
+                let call = InferCall { request: request?, received, timeout, slo, caller, position };
+                answer(&state, call, &send, connection.as_ref(), encoding).await
             };
             match answered.await {
                 Ok(()) => None,
@@ -159,8 +163,8 @@ impl Stream {
                     let response = ModelInferResponse { id, ..ModelInferResponse::default() };
                     let error_message = problem.message;
                     let failure = ModelStreamInferResponse { error_message, infer_response: Some(response) };
-                    // Small, and sent even if there is room for nothing else.
-                    let room = budget.enter();
+                    // The message is small, and is sent even if the budget is exhausted.
+                    let room = budget.reserve_call();
                     let message = room.map(|room| frames::encode(&failure, room, connection.as_ref()));
                     match message {
                         Some(Ok(message)) => {
@@ -176,34 +180,34 @@ impl Stream {
     }
 }
 
-type Next = (Messages, Result<Option<Bytes>, Problem>);
+type NextMessage = (Messages, Result<Option<Bytes>, Problem>);
 
-async fn next(state: Arc<State>, mut incoming: Messages) -> Next {
+async fn next(state: Arc<ServerState>, mut incoming: Messages) -> NextMessage {
     let message = incoming.next(&state).await;
     (incoming, message)
 }
 
-async fn when_read<F: Future<Output = Next>>(reading: Option<&mut Pin<Box<F>>>) -> Next {
+async fn when_read<F: Future<Output = NextMessage>>(reading: Option<&mut Pin<Box<F>>>) -> NextMessage {
     match reading {
         Some(reading) => reading.await,
         None => std::future::pending().await,
     }
 }
 
-/// Answers one message, in as many parts as its answer has.
+/// Answers one message, with one or more responses.
 async fn answer(
-    state: &State,
-    asked: Asked,
+    state: &ServerState,
+    call: InferCall,
     send: &Outgoing,
-    connection: Option<&Arc<Connection>>,
+    connection: Option<&Arc<ClientConnection>>,
     encoding: Encoding,
 ) -> Result<(), Problem> {
     let wants_empty =
-        asked.request.parameters.get("triton_enable_empty_final_response").and_then(|value| value.as_bool());
+        call.request.parameters.get("triton_enable_empty_final_response").and_then(|value| value.as_bool());
     let budget = state.budget_of(connection);
-    let mut parts = Parts::begin(state, budget, asked).await?;
+    let mut parts = AnswerParts::begin(state, budget, call).await?;
     while let Some(part) = parts.next(state).await {
-        let Part { response, last } = part?;
+        let AnswerPart { response, last } = part?;
         if last && response.outputs.is_empty() && wants_empty != Some(true) {
             continue;
         }
@@ -215,7 +219,7 @@ async fn answer(
         parts.entry().stats.encoding.add(begun.elapsed());
         let message = frames::compressed(state, connection, encoding, message).await;
         if send.send(Ok(Frame::data(message))).await.is_err() {
-            // The client has gone; nobody waits for the rest.
+            // The client is gone.
             return Ok(());
         }
     }

@@ -1,4 +1,4 @@
-//! The deadline that gRPC clients send: the header `grpc-timeout`.
+//! The deadline of gRPC clients in the header `grpc-timeout`.
 
 use crate::problem::Problem;
 use hyper::HeaderMap;
@@ -7,8 +7,8 @@ use std::time::Duration;
 
 static TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
-/// The client's limit on this call, if it set one.
-pub(super) fn of(headers: &HeaderMap) -> Result<Option<Duration>, Problem> {
+/// Returns the client's time limit for this call.
+pub(super) fn from_headers(headers: &HeaderMap) -> Result<Option<Duration>, Problem> {
     let Some(value) = headers.get(&TIMEOUT) else { return Ok(None) };
     value.to_str().ok().and_then(parse).map(Some).ok_or_else(|| {
         Problem::invalid(format!("grpc-timeout is {value:?}; it must be up to 8 digits and one of H, M, S, m, u, n"))

@@ -1,12 +1,14 @@
-//! Reads request bodies: bounded in size before and after decompression, in time, and in sum over all requests.
+//! Reads request bodies with limits on size before and after decompression, on time, and on the sum
+//! over all requests.
 //!
-//! Bytes are reserved before they are read or inflated, and stay reserved until the last tensor that is a slice of them is gone.
+//! Bytes are reserved before they are read or decompressed, and stay reserved until the last tensor
+//! that is a slice of them is dropped.
 
-use crate::bounds::budget::{Budget, Reservation, hold};
-use crate::bounds::connection::Connection;
 use crate::compression::Encoding;
-use crate::problem::{Kind, Problem};
-use crate::state::State;
+use crate::limits::budget::{MemoryBudget, Reservation, hold};
+use crate::limits::connection::ClientConnection;
+use crate::problem::{Problem, ProblemKind};
+use crate::state::ServerState;
 use bytes::Bytes;
 use flate2::read::{GzDecoder, ZlibDecoder};
 use http_body_util::BodyExt;
@@ -16,13 +18,13 @@ use hyper::{HeaderMap, Request};
 use std::io::Read;
 use std::sync::Arc;
 
-/// What is inflated at a time.
+/// Number of bytes decompressed at a time.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// The body of a request; it is marked as read on its connection.
-pub(super) async fn read(state: &State, request: &mut Request<Incoming>) -> Result<Bytes, Problem> {
+/// Reads the body of a request and marks it as read on its connection.
+pub(super) async fn read(state: &ServerState, request: &mut Request<Incoming>) -> Result<Bytes, Problem> {
     let encoding = encoding(request.headers())?;
-    let connection = request.extensions().get::<Arc<Connection>>().cloned();
+    let connection = request.extensions().get::<Arc<ClientConnection>>().cloned();
     let budget = state.budget_of(connection.as_ref());
     let (bytes, reserved) = collect(state, budget, request.body_mut(), state.config.max_body_bytes).await?;
     if let Some(connection) = connection {
@@ -35,23 +37,23 @@ fn encoding(headers: &HeaderMap) -> Result<Encoding, Problem> {
     let Some(value) = headers.get(CONTENT_ENCODING) else { return Ok(Encoding::Identity) };
     Encoding::named(value.as_bytes()).ok_or_else(|| {
         Problem::new(
-            Kind::UnknownEncoding,
+            ProblemKind::UnknownEncoding,
             format!("Content-Encoding {value:?} is not supported; use gzip, deflate or none"),
         )
     })
 }
 
-pub(crate) fn too_large(state: &State) -> Problem {
+pub(crate) fn too_large(state: &ServerState) -> Problem {
     Problem::new(
-        Kind::TooLarge,
+        ProblemKind::TooLarge,
         format!("the request is larger than {} bytes; send fewer rows at once", state.config.max_body_bytes),
     )
 }
 
-/// A whole body of at most `most` bytes, within the time that a body has; that is shorter once the server goes down.
+/// Reads a body of at most `most` bytes within the body timeout, which is shorter during shutdown.
 pub(crate) async fn collect(
-    state: &State,
-    budget: &Arc<Budget>,
+    state: &ServerState,
+    budget: &Arc<MemoryBudget>,
     body: &mut Incoming,
     most: usize,
 ) -> Result<(Vec<u8>, Reservation), Problem> {
@@ -59,15 +61,15 @@ pub(crate) async fn collect(
     tokio::select! {
         biased;
         collected = tokio::time::timeout(timeout, collect_all(state, budget, body, most)) => collected.map_err(|_| {
-            Problem::new(Kind::TooSlow, format!("the body did not arrive within {} s", timeout.as_secs_f64()))
+            Problem::new(ProblemKind::TooSlow, format!("the body did not arrive within {} s", timeout.as_secs_f64()))
         })?,
-        problem = state.bodies_given_up() => Err(problem),
+        problem = state.until_bodies_overdue() => Err(problem),
     }
 }
 
 async fn collect_all(
-    state: &State,
-    budget: &Arc<Budget>,
+    state: &ServerState,
+    budget: &Arc<MemoryBudget>,
     body: &mut Incoming,
     most: usize,
 ) -> Result<(Vec<u8>, Reservation), Problem> {
@@ -78,7 +80,7 @@ async fn collect_all(
         None => most,
     };
     let (mut reserved, mut whole) = (budget.reserve(0)?, Vec::new());
-    reserved.begin(&mut whole, declared.map_or(0, |_| most))?;
+    reserved.reserve_body(&mut whole, declared.map_or(0, |_| most))?;
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| Problem::invalid(format!("the body broke off: {error}")))?;
         let Ok(data) = frame.into_data() else { continue };
@@ -91,9 +93,9 @@ async fn collect_all(
     Ok((whole, reserved))
 }
 
-/// The bytes as they were before compression, with what they take reserved.
+/// Decompresses the bytes, with a reservation for the result.
 pub(crate) async fn inflate(
-    state: &State,
+    state: &ServerState,
     encoding: Encoding,
     bytes: Vec<u8>,
     reserved: Reservation,
@@ -101,8 +103,8 @@ pub(crate) async fn inflate(
     if encoding == Encoding::Identity {
         return Ok(hold(bytes, reserved));
     }
-    let (most, room) = (state.config.max_body_bytes, reserved.beside());
-    let inflated = state.work(move || {
+    let (most, room) = (state.config.max_body_bytes, reserved.empty_sibling());
+    let inflated = state.run_cpu_bound(move || {
         let inflated = match encoding {
             Encoding::Gzip => read_reserved(GzDecoder::new(bytes.as_slice()), room, most),
             _ => read_reserved(ZlibDecoder::new(bytes.as_slice()), room, most),
@@ -113,7 +115,7 @@ pub(crate) async fn inflate(
     inflated.await??.ok_or_else(|| too_large(state))
 }
 
-/// All that a reader gives; none if it is more than `most`.
+/// Reads a decoder to its end; returns `None` if the output exceeds `most`.
 fn read_reserved(mut reader: impl Read, mut room: Reservation, most: usize) -> Result<Option<Bytes>, Problem> {
     let mut inflated = Vec::new();
     loop {

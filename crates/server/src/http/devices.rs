@@ -1,14 +1,14 @@
-//! The calls about devices: which there are, and to have them come and go.
+//! Calls that list, add and remove devices.
 
-use super::{Answer, json};
+use super::{HttpAnswer, json};
 use crate::backend::DeviceChange;
 use crate::problem::Problem;
-use crate::state::State;
+use crate::state::ServerState;
 use hyper::StatusCode;
 use serde_json::{Value, json as value};
 use std::sync::Arc;
 
-pub(super) fn list(state: &State) -> Answer {
+pub(super) fn list(state: &ServerState) -> HttpAnswer {
     let row = |device: ripieno_runtime::DeviceSnapshot| {
         let busy_s = device.busy_ns as f64 / 1e9;
         let (state, percent, batches) = (device.state.name(), device.percent, device.batches);
@@ -18,10 +18,10 @@ pub(super) fn list(state: &State) -> Answer {
     json(StatusCode::OK, &value!({"devices": rows}))
 }
 
-pub(super) async fn change(state: &Arc<State>, change: DeviceChange) -> Result<Answer, Problem> {
+pub(super) async fn change(state: &Arc<ServerState>, change: DeviceChange) -> Result<HttpAnswer, Problem> {
     let backend = state.backend.clone();
-    // All models are attached to a device that comes.
-    let id = state.loads.begin(move || backend.change_devices(change)).await??;
+    // Attaching all models to a new device starts engine threads.
+    let id = state.loads.run_on_loader(move || backend.change_devices(change)).await??;
     tracing::info!(device = id.0, ?change, "devices were changed by a call");
     Ok(json(StatusCode::OK, &value!({"id": id.0})))
 }

@@ -1,19 +1,21 @@
-//! `POST …/generate` and `…/generate_stream`: inputs by name, and the answer at once or as server-sent events.
+//! `POST …/generate` and `…/generate_stream`: inputs by name; the response in one body or as
+//! server-sent events.
 //!
-//! A failure before the first part is an ordinary error with its status; a later one is an event with the key `error`,
-//! since the status has been sent. The stream ends with the event whose `triton_final_response` is true, or with the error.
+//! A failure before the first part is a regular error with a status. A later one is an event with
+//! the key `error`, because the status has been sent. The stream ends with an event whose
+//! `triton_final_response` is true, or with the error.
 
-use super::path::Target;
-use super::send::Caller;
-use super::{Answer, body, reply, send};
+use super::path::ModelTarget;
+use super::send::CallConnection;
+use super::{HttpAnswer, body, reply, send};
 use crate::access::caller_of;
 use crate::check::wire_datatype;
 use crate::decoded;
-use crate::infer::{Asked, Inferred, delivered, infer};
-use crate::problem::{Kind, Problem};
+use crate::infer::{InferCall, Inferred, delivered, infer};
+use crate::problem::{Problem, ProblemKind};
 use crate::slo;
-use crate::state::{PARSE_INLINE_BYTES, State};
-use crate::stream::{Part, Parts};
+use crate::state::{PARSE_INLINE_BYTES, ServerState};
+use crate::stream::{AnswerPart, AnswerParts};
 use bytes::Bytes;
 use http_body_util::{Either, StreamBody};
 use hyper::body::{Frame, Incoming};
@@ -28,25 +30,25 @@ use std::time::Instant;
 use tokio::sync::mpsc::{self, Sender};
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Events that wait for the network; further ones wait as steps.
-const UNSENT: usize = 16;
+/// Maximum events that wait for the network; further ones wait as steps.
+const MAX_UNSENT: usize = 16;
 
 /// A body of server-sent events.
-pub(super) type Events = StreamBody<ReceiverStream<Result<Frame<Bytes>, Infallible>>>;
+pub(super) type ServerSentEvents = StreamBody<ReceiverStream<Result<Frame<Bytes>, Infallible>>>;
 
 pub(super) async fn generate(
-    state: &State,
-    target: Target,
+    state: &ServerState,
+    target: ModelTarget,
     request: &mut Request<Incoming>,
-) -> Result<Answer, Problem> {
-    let asked = read(state, &target, request).await?;
-    let caller = send::caller(request);
-    let inferred = infer(state, state.budget_of(caller.as_ref()), asked).await?;
+) -> Result<HttpAnswer, Problem> {
+    let call = read(state, &target, request).await?;
+    let caller = send::connection_of(request);
+    let inferred = infer(state, state.budget_of(caller.as_ref()), call).await?;
     let (entry, late) = (inferred.entry.clone(), inferred.late);
     delivered(&entry, late, encode(&caller, inferred))
 }
 
-fn encode(caller: &Caller, mut inferred: Inferred) -> Result<Answer, Problem> {
+fn encode(caller: &CallConnection, mut inferred: Inferred) -> Result<HttpAnswer, Problem> {
     let answered = Instant::now();
     inferred.make_room(json::encoded_size(&inferred.response))?;
     let Inferred { response, entry, room, .. } = inferred;
@@ -57,22 +59,23 @@ fn encode(caller: &Caller, mut inferred: Inferred) -> Result<Answer, Problem> {
 }
 
 pub(super) async fn generate_stream(
-    state: &Arc<State>,
-    target: Target,
+    state: &Arc<ServerState>,
+    target: ModelTarget,
     request: &mut Request<Incoming>,
-) -> Result<Answer, Problem> {
-    let asked = read(state, &target, request).await?;
-    let caller = send::caller(request);
-    let mut parts = Parts::begin(state, state.budget_of(caller.as_ref()), asked).await?;
-    let first = parts.next(state).await.ok_or_else(|| Problem::new(Kind::Internal, "the request was lost"))??;
-    let (send, receive) = mpsc::channel(UNSENT);
+) -> Result<HttpAnswer, Problem> {
+    let call = read(state, &target, request).await?;
+    let caller = send::connection_of(request);
+    let mut parts = AnswerParts::begin(state, state.budget_of(caller.as_ref()), call).await?;
+    let first =
+        parts.next(state).await.ok_or_else(|| Problem::new(ProblemKind::Internal, "the request was lost"))??;
+    let (send, receive) = mpsc::channel(MAX_UNSENT);
     let state = state.clone();
     tokio::spawn(async move {
         tokio::select! {
             () = send_all(&state, &caller, parts, first, &send) => {}
             () = send.closed() => {}
-            problem = state.dismissed() => {
-                // The last word, if there is room for it.
+            problem = state.until_dismissing() => {
+                // Final event, if there is room for it.
                 let _ = send.try_send(Ok(Frame::data(event(&error_body(problem.message)).into())));
             }
         }
@@ -84,17 +87,17 @@ pub(super) async fn generate_stream(
     Ok(answer)
 }
 
-/// Dropping this, when the client has gone, drops the parts, which withdraws the request.
+/// Sends all parts. Dropping this future, when the client is gone, withdraws the request.
 async fn send_all(
-    state: &State,
-    caller: &Caller,
-    mut parts: Parts,
-    first: Part,
+    state: &ServerState,
+    caller: &CallConnection,
+    mut parts: AnswerParts,
+    first: AnswerPart,
     send: &Sender<Result<Frame<Bytes>, Infallible>>,
 ) {
     let mut part = Some(Ok(first));
     while let Some(next) = part {
-        let encoded: Result<Bytes, Problem> = next.and_then(|Part { response, .. }| {
+        let encoded: Result<Bytes, Problem> = next.and_then(|AnswerPart { response, .. }| {
             let begun = Instant::now();
             let room = state.budget_of(caller.as_ref()).reserve(2 * json::encoded_size(&response))?;
             let encoded = event(&json::encode_generate(&response)?);
@@ -119,20 +122,32 @@ fn error_body(error: String) -> Vec<u8> {
     serde_json::to_vec(&ErrorBody { error }).expect("a string into memory always serialises")
 }
 
-async fn read(state: &State, target: &Target, request: &mut Request<Incoming>) -> Result<Asked, Problem> {
-    let slo = slo::of(request.headers())?;
-    // Before the body is read: a call for a model that is not there should not cost its transfer.
+async fn read(
+    state: &ServerState,
+    target: &ModelTarget,
+    request: &mut Request<Incoming>,
+) -> Result<InferCall, Problem> {
+    let slo = slo::from_headers(request.headers())?;
+    // The lookup precedes reading the body, so that a call for an unknown model fails without the
+    // transfer.
     let entry = state.registry.get(&target.name, &target.version)?;
     let bytes = body::read(state, request).await?;
     let received = Instant::now();
-    // Beside the tensors: a value that is no array is put into one, and read from there.
-    let caller = send::caller(request);
+    // The additional body length covers single values, which are copied into an array.
+    let caller = send::connection_of(request);
     let room = state.budget_of(caller.as_ref()).reserve(json::decoded_size(&bytes) + bytes.len())?;
     let (version, length) = (target.version.clone(), bytes.len());
     let work = move || parse(&entry, &version, &bytes);
-    let parsed = if length <= PARSE_INLINE_BYTES { work() } else { state.work(work).await? };
-    let parsed = decoded::keep(parsed?, room)?;
-    Ok(Asked { request: parsed, received, timeout: None, slo, caller: caller_of(request.extensions()), place: None })
+    let parsed = if length <= PARSE_INLINE_BYTES { work() } else { state.run_cpu_bound(work).await? };
+    let parsed = decoded::hold_inputs(parsed?, room)?;
+    Ok(InferCall {
+        request: parsed,
+        received,
+        timeout: None,
+        slo,
+        caller: caller_of(request.extensions()),
+        position: None,
+    })
 }
 
 fn parse(entry: &ServedEntry, version: &str, body: &[u8]) -> Result<InferRequest, WireError> {

@@ -1,14 +1,14 @@
 //! `POST …/infer`.
 
-use super::path::Target;
-use super::{Answer, body, reply, send};
-use crate::bounds::budget::Budget;
+use super::path::ModelTarget;
+use super::{HttpAnswer, body, reply, send};
 use crate::decoded;
-use crate::infer::{Asked, Inferred, delivered, infer as run};
+use crate::infer::{InferCall, Inferred, delivered, infer as run};
+use crate::limits::budget::MemoryBudget;
 use crate::problem::Problem;
 use crate::regions::request::caller;
 use crate::slo;
-use crate::state::{PARSE_INLINE_BYTES, State};
+use crate::state::{PARSE_INLINE_BYTES, ServerState};
 use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::header::{HeaderName, HeaderValue};
@@ -20,32 +20,37 @@ use std::time::Instant;
 const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 
 pub(super) async fn infer(
-    state: &Arc<State>,
-    target: Target,
+    state: &Arc<ServerState>,
+    target: ModelTarget,
     request: &mut Request<Incoming>,
-) -> Result<Answer, Problem> {
-    let (json_length, slo) = (json_length(request.headers())?, slo::of(request.headers())?);
-    // Before the body is read: a call for a model that is not there should not cost its transfer.
+) -> Result<HttpAnswer, Problem> {
+    let (json_length, slo) = (json_length(request.headers())?, slo::from_headers(request.headers())?);
+    // The lookup precedes reading the body, so that a call for an unknown model fails without the
+    // transfer.
     state.registry.get(&target.name, &target.version)?;
     let bytes = body::read(state, request).await?;
     let received = Instant::now();
-    let connection = send::caller(request);
+    let connection = send::connection_of(request);
     let budget = state.budget_of(connection.as_ref());
     let parsed = parse(state, budget, target, bytes, json_length).await?;
     let caller = caller(state, &parsed, request.uri(), request.headers(), request.extensions());
-    let asked = Asked { request: parsed, received, timeout: None, slo, caller, place: None };
-    let inferred = run(state, budget, asked).await?;
+    let call = InferCall { request: parsed, received, timeout: None, slo, caller, position: None };
+    let inferred = run(state, budget, call).await?;
     let (entry, late) = (inferred.entry.clone(), inferred.late);
     delivered(&entry, late, encode(state, &connection, inferred).await)
 }
 
-async fn encode(state: &State, connection: &send::Caller, mut inferred: Inferred) -> Result<Answer, Problem> {
+async fn encode(
+    state: &ServerState,
+    connection: &send::CallConnection,
+    mut inferred: Inferred,
+) -> Result<HttpAnswer, Problem> {
     let answered = Instant::now();
     let size = json::encoded_size(&inferred.response);
     inferred.make_room(size)?;
     let Inferred { response, entry, room, .. } = inferred;
     let work = move || json::encode_infer(&response);
-    let encoded = if size <= PARSE_INLINE_BYTES { work() } else { state.work(work).await? }?;
+    let encoded = if size <= PARSE_INLINE_BYTES { work() } else { state.run_cpu_bound(work).await? }?;
     entry.stats.encoding.add(answered.elapsed());
     let body = send::bytes(connection, encoded.body, room)?;
     let Some(json_length) = encoded.json_length else { return Ok(reply(StatusCode::OK, "application/json", body)) };
@@ -65,17 +70,17 @@ fn json_length(headers: &HeaderMap) -> Result<Option<usize>, Problem> {
 }
 
 async fn parse(
-    state: &State,
-    budget: &Arc<Budget>,
-    target: Target,
+    state: &ServerState,
+    budget: &Arc<MemoryBudget>,
+    target: ModelTarget,
     body: Bytes,
     json_length: Option<usize>,
 ) -> Result<InferRequest, Problem> {
-    let Target { name, version } = target;
+    let ModelTarget { name, version } = target;
     let length = json_length.unwrap_or(body.len()).min(body.len());
     let room = budget.reserve(json::decoded_size(&body[..length]))?;
     let work = move || Ok(json::parse_infer(name, version, &body, json_length)?);
     let parsed: Result<InferRequest, Problem> =
-        if length <= PARSE_INLINE_BYTES { work() } else { state.work(work).await? };
-    decoded::keep(parsed?, room)
+        if length <= PARSE_INLINE_BYTES { work() } else { state.run_cpu_bound(work).await? };
+    decoded::hold_inputs(parsed?, room)
 }

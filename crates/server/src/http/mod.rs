@@ -1,7 +1,8 @@
-//! HTTP/REST: one match from paths to calls, one place where a failure becomes a status.
+//! HTTP/REST front of the server: one match from paths to calls, and one place that maps failures
+//! to statuses.
 //!
-//! The protocol has few paths, all alike, and demands a JSON body of every error, unknown paths included; a match over
-//! the segments says that more plainly than a router with its own ideas about errors.
+//! The protocol has few, similar paths and requires a JSON body for every error, including unknown
+//! paths. A match over the path segments is simpler than a router with its own error handling.
 
 pub(crate) mod body;
 mod devices;
@@ -14,8 +15,8 @@ mod send;
 mod text;
 
 use crate::compression::Encoding;
-use crate::problem::{Kind, Problem};
-use crate::state::State;
+use crate::problem::{Problem, ProblemKind};
+use crate::state::ServerState;
 use crate::{compression, describe, not_offered, trace};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Collected, Either, Full};
@@ -24,34 +25,36 @@ use hyper::header::{
     ALLOW, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue, RETRY_AFTER, VARY, WWW_AUTHENTICATE,
 };
 use hyper::{Method, Request, Response, StatusCode, Version};
-use path::{Call, Target};
+use path::{ModelTarget, RestCall};
 use ripieno_wire::json::{ErrorBody, LiveBody, ReadyBody};
 use serde::Serialize;
 use std::convert::Infallible;
 use std::sync::Arc;
 use tracing::Instrument;
 
-type Answer = Response<Either<Full<Bytes>, generate::Events>>;
+type HttpAnswer = Response<Either<Full<Bytes>, generate::ServerSentEvents>>;
 
-/// Answers one call; never fails, because a failure is an answer too.
-pub(crate) async fn handle(state: Arc<State>, mut request: Request<Incoming>) -> Result<Answer, Infallible> {
-    let trace = trace::of(request.headers());
+/// Handles a call; failures become responses.
+pub(crate) async fn handle(state: Arc<ServerState>, mut request: Request<Incoming>) -> Result<HttpAnswer, Infallible> {
+    let trace = trace::from_headers(request.headers());
     let answered = answer(&state, &mut request);
     let mut answer = match &trace {
         Some(trace) => answered.instrument(trace.span()).await,
         None => answered.await,
     };
-    trace.into_iter().for_each(|trace| trace.answer(&mut answer));
+    if let Some(trace) = trace {
+        trace.add_to_answer(&mut answer);
+    }
     Ok(answer)
 }
 
-async fn answer(state: &Arc<State>, request: &mut Request<Incoming>) -> Answer {
+async fn answer(state: &Arc<ServerState>, request: &mut Request<Incoming>) -> HttpAnswer {
     let is_infer = request.uri().path().ends_with("/infer");
     let answered = tokio::select! {
-        // First: who has an answer need not ask whether the server goes down.
+        // `biased`: a finished response takes precedence over the shutdown.
         biased;
         answered = dispatch(state, request) => answered,
-        problem = state.dismissed() => Err(problem),
+        problem = state.until_dismissing() => Err(problem),
     };
     let mut answer = answered.unwrap_or_else(|problem| {
         let problem = problem.under(state.config.error_profile);
@@ -63,8 +66,8 @@ async fn answer(state: &Arc<State>, request: &mut Request<Incoming>) -> Answer {
         answer
     });
     answer = compressed(state, request, answer).await;
-    // The rest of a body is in the way of the next request, and so is the end of the server.
-    let connection = send::caller(request);
+    // An unread body blocks the connection's next request, and shutdown ends the connection.
+    let connection = send::connection_of(request);
     let has_rest = connection.as_ref().is_some_and(|connection| connection.has_unread_body());
     let goes = state.is_draining() && request.version() < Version::HTTP_2;
     if has_rest || (goes && connection.is_none_or(|connection| connection.ends_with_answer())) {
@@ -73,49 +76,50 @@ async fn answer(state: &Arc<State>, request: &mut Request<Incoming>) -> Answer {
     answer
 }
 
-async fn dispatch(state: &Arc<State>, request: &mut Request<Incoming>) -> Result<Answer, Problem> {
+async fn dispatch(state: &Arc<ServerState>, request: &mut Request<Incoming>) -> Result<HttpAnswer, Problem> {
     let Some(call) = path::parse(request.uri().path()) else {
         let message = format!("'{}' is no path of this server; see GET /v2", request.uri().path());
-        return Err(Problem::new(Kind::NotFound, message));
+        return Err(Problem::new(ProblemKind::NotFound, message));
     };
     let method = if request.method() == Method::HEAD { &Method::GET } else { request.method() };
-    if let Some(wanted) = call.method().filter(|wanted| method != wanted) {
-        return Ok(wrong_method(request.method(), &wanted, request.uri().path()));
+    if let Some(expected) = call.method().filter(|expected| method != expected) {
+        return Ok(wrong_method(request.method(), &expected, request.uri().path()));
     }
-    let caller = state.access.admit(call.need(), request)?;
+    let caller = state.access.authorize(call.permission(), request)?;
     request.extensions_mut().insert(caller);
     match call {
-        Call::Server => Ok(json(StatusCode::OK, &describe::server_metadata(state))),
-        Call::Live => Ok(json(StatusCode::OK, &LiveBody { live: true })),
-        Call::Ready => {
+        RestCall::Server => Ok(json(StatusCode::OK, &describe::server_metadata(state))),
+        RestCall::Live => Ok(json(StatusCode::OK, &LiveBody { live: true })),
+        RestCall::Ready => {
             let ready = state.is_ready();
             Ok(json(ok_if(ready), &ReadyBody { ready }))
         }
-        Call::ModelReady(Target { name, version }) => models::ready(state, name, &version),
-        Call::Metadata(Target { name, version }) => models::metadata(state, &name, &version),
-        Call::Config(Target { name, version }) => models::config(state, &name, &version),
-        Call::Statistics(Target { name, version }) => models::statistics(state, &name, &version),
-        Call::Infer(target) => infer::infer(state, target, request).await,
-        Call::Generate(target) => generate::generate(state, target, request).await,
-        Call::GenerateStream(target) => generate::generate_stream(state, target, request).await,
-        Call::Index => models::index(state, request).await,
-        Call::Load(name) => models::load(state, name, request).await,
-        Call::Unload(name) => models::unload(state, name, request).await,
-        Call::Devices => Ok(devices::list(state)),
-        Call::ChangeDevices(change) => devices::change(state, change).await,
-        Call::Regions(call) => regions::system(state, call, request).await,
-        Call::CudaRegions(call) => regions::cuda(call),
-        Call::TextModels => Ok(text::models(state)),
-        Call::Embeddings => text::embeddings(state, request).await,
-        Call::Classify => text::classify(state, request).await,
-        Call::Rerank => text::rerank(state, request).await,
-        Call::TraceSettings => Err(not_offered::trace_settings()),
-        Call::LogSettings => Err(not_offered::log_settings()),
+        RestCall::ModelReady(ModelTarget { name, version }) => models::ready(state, name, &version),
+        RestCall::Metadata(ModelTarget { name, version }) => models::metadata(state, &name, &version),
+        RestCall::Config(ModelTarget { name, version }) => models::config(state, &name, &version),
+        RestCall::Statistics(ModelTarget { name, version }) => models::statistics(state, &name, &version),
+        RestCall::Infer(target) => infer::infer(state, target, request).await,
+        RestCall::Generate(target) => generate::generate(state, target, request).await,
+        RestCall::GenerateStream(target) => generate::generate_stream(state, target, request).await,
+        RestCall::Index => models::index(state, request).await,
+        RestCall::Load(name) => models::load(state, name, request).await,
+        RestCall::Unload(name) => models::unload(state, name, request).await,
+        RestCall::Devices => Ok(devices::list(state)),
+        RestCall::ChangeDevices(change) => devices::change(state, change).await,
+        RestCall::Regions(call) => regions::system(state, call, request).await,
+        RestCall::CudaRegions(call) => regions::cuda(call),
+        RestCall::TextModels => Ok(text::models(state)),
+        RestCall::Embeddings => text::embeddings(state, request).await,
+        RestCall::Classify => text::classify(state, request).await,
+        RestCall::Rerank => text::rerank(state, request).await,
+        RestCall::TraceSettings => Err(not_offered::trace_settings()),
+        RestCall::LogSettings => Err(not_offered::log_settings()),
     }
 }
 
-/// The answer as its client likes it. Events are not compressed: each is to be read as it comes.
-async fn compressed(state: &State, request: &Request<Incoming>, answer: Answer) -> Answer {
+/// Compresses the response as the client prefers. Event streams are not compressed, because each
+/// event must be readable when it arrives.
+async fn compressed(state: &ServerState, request: &Request<Incoming>, answer: HttpAnswer) -> HttpAnswer {
     let encoding = compression::accepted(request.headers());
     if encoding == Encoding::Identity || request.method() == Method::HEAD {
         return answer;
@@ -126,7 +130,7 @@ async fn compressed(state: &State, request: &Request<Incoming>, answer: Answer) 
         events => return Response::from_parts(head, events),
     };
     let Ok(plain) = whole.collect().await.map(Collected::to_bytes);
-    let connection = send::caller(request);
+    let connection = send::connection_of(request);
     let budget = state.budget_of(connection.as_ref());
     let smaller = compression::compress(state, budget, encoding, &plain, 0).await;
     let smaller = smaller.and_then(|(smaller, room)| send::bytes(&connection, smaller, room).ok());
@@ -141,26 +145,26 @@ fn ok_if(ready: bool) -> StatusCode {
     if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }
 
-fn wrong_method(got: &Method, wanted: &Method, path: &str) -> Answer {
-    let problem = Problem::new(Kind::WrongMethod, format!("{got} {path}: use {wanted}"));
+fn wrong_method(got: &Method, expected: &Method, path: &str) -> HttpAnswer {
+    let problem = Problem::new(ProblemKind::WrongMethod, format!("{got} {path}: use {expected}"));
     let mut answer = problem_answer(&problem);
-    if let Ok(wanted) = HeaderValue::from_str(wanted.as_str()) {
-        answer.headers_mut().insert(ALLOW, wanted);
+    if let Ok(expected) = HeaderValue::from_str(expected.as_str()) {
+        answer.headers_mut().insert(ALLOW, expected);
     }
     answer
 }
 
-fn problem_answer(problem: &Problem) -> Answer {
+fn problem_answer(problem: &Problem) -> HttpAnswer {
     refusal(problem).map(Either::Left)
 }
 
-/// A failure as an answer; also to those who ask for metrics.
+/// Builds the response of a failure; also used on the metrics port.
 pub(crate) fn refusal(problem: &Problem) -> Response<Full<Bytes>> {
     let status = StatusCode::from_u16(problem.kind.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut answer = Response::new(Full::new(encode(&ErrorBody { error: problem.message.clone() })));
     *answer.status_mut() = status;
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    if problem.kind == Kind::Unauthenticated {
+    if problem.kind == ProblemKind::Unauthenticated {
         answer.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"ripieno\""));
     }
     if let Some(seconds) = problem.retry_after_s() {
@@ -169,7 +173,7 @@ pub(crate) fn refusal(problem: &Problem) -> Response<Full<Bytes>> {
     answer
 }
 
-fn json(status: StatusCode, body: &impl Serialize) -> Answer {
+fn json(status: StatusCode, body: &impl Serialize) -> HttpAnswer {
     reply(status, "application/json", encode(body))
 }
 
@@ -177,7 +181,7 @@ fn encode(body: &impl Serialize) -> Bytes {
     Bytes::from(serde_json::to_vec(body).expect("strings and numbers into memory always serialise"))
 }
 
-fn reply(status: StatusCode, content_type: &'static str, body: Bytes) -> Answer {
+fn reply(status: StatusCode, content_type: &'static str, body: Bytes) -> HttpAnswer {
     let mut answer = Response::new(Either::Left(Full::new(body)));
     *answer.status_mut() = status;
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));

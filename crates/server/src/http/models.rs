@@ -1,9 +1,9 @@
-//! The calls about models: their state, metadata, configuration and statistics, and the repository.
+//! Calls about models (state, metadata, configuration, statistics) and the repository.
 
-use super::{Answer, body, json as answer, ok_if, reply, send};
-use crate::bounds::loads::Change;
+use super::{HttpAnswer, body, json as answer, ok_if, reply, send};
+use crate::limits::loads::RepositoryChange;
 use crate::problem::Problem;
-use crate::state::{PARSE_INLINE_BYTES, State};
+use crate::state::{PARSE_INLINE_BYTES, ServerState};
 use crate::{describe, overrides};
 use bytes::Bytes;
 use hyper::body::Incoming;
@@ -12,31 +12,31 @@ use ripieno_wire::json::{self, IndexBody, IndexRowBody, LoadBody, ModelReadyBody
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-pub(super) fn ready(state: &State, name: String, version: &str) -> Result<Answer, Problem> {
+pub(super) fn ready(state: &ServerState, name: String, version: &str) -> Result<HttpAnswer, Problem> {
     let ready = state.is_model_ready(&name, version)?;
     Ok(answer(ok_if(ready), &ModelReadyBody { name, ready }))
 }
 
-pub(super) fn metadata(state: &State, name: &str, version: &str) -> Result<Answer, Problem> {
+pub(super) fn metadata(state: &ServerState, name: &str, version: &str) -> Result<HttpAnswer, Problem> {
     let entry = state.registry.get(name, version)?;
     Ok(answer(StatusCode::OK, &describe::metadata_body(describe::metadata(state, &entry))))
 }
 
-pub(super) fn config(state: &State, name: &str, version: &str) -> Result<Answer, Problem> {
+pub(super) fn config(state: &ServerState, name: &str, version: &str) -> Result<HttpAnswer, Problem> {
     let entry = state.registry.get(name, version)?;
     Ok(answer(StatusCode::OK, &describe::config_json(&describe::config(&entry))))
 }
 
-pub(super) fn statistics(state: &State, name: &str, version: &str) -> Result<Answer, Problem> {
+pub(super) fn statistics(state: &ServerState, name: &str, version: &str) -> Result<HttpAnswer, Problem> {
     let entries = state.entries(name, version)?;
     let rows: Vec<Value> =
         entries.iter().map(|entry| describe::statistics_json(&describe::statistics(state, entry))).collect();
     Ok(answer(StatusCode::OK, &serde_json::json!({"model_stats": rows})))
 }
 
-pub(super) async fn index(state: &State, request: &mut Request<Incoming>) -> Result<Answer, Problem> {
+pub(super) async fn index(state: &ServerState, request: &mut Request<Incoming>) -> Result<HttpAnswer, Problem> {
     let IndexBody { ready } = parse(state, request).await?;
-    let rows = state.loads.look(|repository| repository.index()).await?;
+    let rows = state.loads.read(|repository| repository.index()).await?;
     let rows = rows.into_iter().filter(|row| !ready || row.state == "READY");
     let rows: Vec<IndexRowBody> = rows
         .map(|row| IndexRowBody { name: row.name, version: row.version, state: row.state, reason: row.reason })
@@ -44,38 +44,46 @@ pub(super) async fn index(state: &State, request: &mut Request<Incoming>) -> Res
     Ok(answer(StatusCode::OK, &rows))
 }
 
-pub(super) async fn load(state: &State, name: String, request: &mut Request<Incoming>) -> Result<Answer, Problem> {
+pub(super) async fn load(
+    state: &ServerState,
+    name: String,
+    request: &mut Request<Incoming>,
+) -> Result<HttpAnswer, Problem> {
     let received = body::read(state, request).await?;
-    let caller = send::caller(request);
+    let caller = send::connection_of(request);
     let budget = state.budget_of(caller.as_ref()).clone();
     let (room, length) = (budget.reserve(json::decoded_size(&received))?, received.len());
     let work = move || {
         let _room = room;
         let LoadBody { parameters } = read_body(&received)?;
-        overrides::of_json(&budget, parameters.0)
+        overrides::from_json(&budget, parameters.0)
     };
-    let brought = if length <= PARSE_INLINE_BYTES { work() } else { state.work(work).await? }?;
-    overrides::check(state, &brought)?;
-    let loaded = state.loads.change(name, Change::Load { brought }).await?;
+    let upload = if length <= PARSE_INLINE_BYTES { work() } else { state.run_cpu_bound(work).await? }?;
+    overrides::check_allowed(state, &upload)?;
+    let loaded = state.loads.apply(name, RepositoryChange::Load { upload }).await?;
     loaded.map_err(Problem::invalid)?;
     Ok(reply(StatusCode::OK, "application/json", Bytes::new()))
 }
 
-pub(super) async fn unload(state: &State, name: String, request: &mut Request<Incoming>) -> Result<Answer, Problem> {
-    // unload_dependents says nothing here: no model depends on another.
+pub(super) async fn unload(
+    state: &ServerState,
+    name: String,
+    request: &mut Request<Incoming>,
+) -> Result<HttpAnswer, Problem> {
+    // unload_dependents is ignored.
     let LoadBody { .. } = parse(state, request).await?;
     state.unload(name).await?;
     Ok(reply(StatusCode::OK, "application/json", Bytes::new()))
 }
 
-/// These bodies may be left out.
+/// Parses an optional body.
 pub(super) async fn parse<T: DeserializeOwned + Default>(
-    state: &State,
+    state: &ServerState,
     request: &mut Request<Incoming>,
 ) -> Result<T, Problem> {
     let received = body::read(state, request).await?;
-    // Small calls: their parameters alone are kept, and are bounded in number.
-    let caller = send::caller(request);
+    // Only the bounded parameters of these small calls are kept.
+    let caller = send::connection_of(request);
     let _decoded = state.budget_of(caller.as_ref()).reserve(json::decoded_size(&received))?;
     read_body(&received)
 }

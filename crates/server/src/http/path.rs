@@ -1,43 +1,43 @@
-//! Which call a path means.
+//! Maps request paths to calls.
 
-use crate::access::Need;
+use crate::access::Permission;
 use crate::backend::DeviceChange;
 use hyper::Method;
 use ripieno_base::DeviceId;
 use std::borrow::Cow;
 
-/// No path that means something has more.
-const MOST_SEGMENTS: usize = 8;
+/// Maximum number of segments of a valid path.
+const MAX_SEGMENTS: usize = 8;
 
-/// A model in a path; an empty version leaves the choice to the server.
+/// Model named in a path; an empty version leaves the choice to the server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Target {
+pub(super) struct ModelTarget {
     pub(super) name: String,
     pub(super) version: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Call {
+pub(super) enum RestCall {
     Server,
     Live,
     Ready,
-    ModelReady(Target),
-    Metadata(Target),
-    Config(Target),
+    ModelReady(ModelTarget),
+    Metadata(ModelTarget),
+    Config(ModelTarget),
     /// An empty name means all models.
-    Statistics(Target),
-    Infer(Target),
-    Generate(Target),
-    GenerateStream(Target),
+    Statistics(ModelTarget),
+    Infer(ModelTarget),
+    Generate(ModelTarget),
+    GenerateStream(ModelTarget),
     Index,
     Load(String),
     Unload(String),
     Devices,
     ChangeDevices(DeviceChange),
-    Regions(Regions),
-    /// Of CUDA, under the same names.
-    CudaRegions(Regions),
-    /// Models that read text.
+    Regions(RegionsCall),
+    /// The same calls for CUDA regions.
+    CudaRegions(RegionsCall),
+    /// Lists the models that accept text.
     TextModels,
     Embeddings,
     Classify,
@@ -46,99 +46,106 @@ pub(super) enum Call {
     LogSettings,
 }
 
-/// What is asked of shared memory; without a name, of all regions.
+/// A call about shared memory regions; `None` means all regions.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Regions {
+pub(super) enum RegionsCall {
     Status(Option<String>),
     Register(String),
     Unregister(Option<String>),
 }
 
-impl Call {
-    /// None where both are refused with the same text.
+impl RestCall {
+    /// Returns the required method; `None` for unsupported calls, whose methods share one refusal.
     pub(super) fn method(&self) -> Option<Method> {
         Some(match self {
-            Call::Infer(_) | Call::Generate(_) | Call::GenerateStream(_) => Method::POST,
-            Call::Embeddings | Call::Classify | Call::Rerank => Method::POST,
-            Call::Index | Call::Load(_) | Call::Unload(_) | Call::ChangeDevices(_) => Method::POST,
-            Call::Regions(call) | Call::CudaRegions(call) if !matches!(call, Regions::Status(_)) => Method::POST,
-            Call::TraceSettings | Call::LogSettings => return None,
+            RestCall::Infer(_) | RestCall::Generate(_) | RestCall::GenerateStream(_) => Method::POST,
+            RestCall::Embeddings | RestCall::Classify | RestCall::Rerank => Method::POST,
+            RestCall::Index | RestCall::Load(_) | RestCall::Unload(_) | RestCall::ChangeDevices(_) => Method::POST,
+            RestCall::Regions(call) | RestCall::CudaRegions(call) if !matches!(call, RegionsCall::Status(_)) => {
+                Method::POST
+            }
+            RestCall::TraceSettings | RestCall::LogSettings => return None,
             _ => Method::GET,
         })
     }
 
-    /// Every call is named, so that a new one cannot be open by oversight.
-    pub(super) fn need(&self) -> Need {
+    /// Returns the permission that the call needs. The match names every call, so that a new one
+    /// cannot be left unprotected by oversight.
+    pub(super) fn permission(&self) -> Permission {
         match self {
-            Call::Live | Call::Ready => Need::Health,
-            Call::Server | Call::ModelReady(_) | Call::Metadata(_) | Call::Config(_) => Need::Describe,
-            Call::Statistics(_) | Call::Index | Call::Devices | Call::TextModels => Need::Describe,
-            Call::Embeddings | Call::Classify | Call::Rerank => Need::Infer,
-            Call::TraceSettings | Call::LogSettings => Need::Describe,
-            Call::Infer(_) | Call::Generate(_) | Call::GenerateStream(_) => Need::Infer,
-            Call::Load(_) | Call::Unload(_) | Call::ChangeDevices(_) => Need::Admin,
-            Call::Regions(_) | Call::CudaRegions(_) => Need::Regions,
+            RestCall::Live | RestCall::Ready => Permission::Health,
+            RestCall::Server | RestCall::ModelReady(_) | RestCall::Metadata(_) | RestCall::Config(_) => {
+                Permission::Describe
+            }
+            RestCall::Statistics(_) | RestCall::Index | RestCall::Devices | RestCall::TextModels => {
+                Permission::Describe
+            }
+            RestCall::Embeddings | RestCall::Classify | RestCall::Rerank => Permission::Infer,
+            RestCall::TraceSettings | RestCall::LogSettings => Permission::Describe,
+            RestCall::Infer(_) | RestCall::Generate(_) | RestCall::GenerateStream(_) => Permission::Infer,
+            RestCall::Load(_) | RestCall::Unload(_) | RestCall::ChangeDevices(_) => Permission::Admin,
+            RestCall::Regions(_) | RestCall::CudaRegions(_) => Permission::Regions,
         }
     }
 }
 
-/// None for a path that means nothing. The query is no part of it and is ignored.
-pub(super) fn parse(path: &str) -> Option<Call> {
+/// Returns the call of a path, which excludes the query; `None` for an unknown path.
+pub(super) fn parse(path: &str) -> Option<RestCall> {
     let path = path.strip_prefix('/')?;
     let path = path.strip_suffix('/').unwrap_or(path);
-    let mut decoded: [Cow<'_, str>; MOST_SEGMENTS] = Default::default();
+    let mut decoded: [Cow<'_, str>; MAX_SEGMENTS] = Default::default();
     let mut count = 0;
     for segment in path.split('/') {
         *decoded.get_mut(count)? = decode(segment)?;
         count += 1;
     }
-    let segments: [&str; MOST_SEGMENTS] = std::array::from_fn(|at| &*decoded[at]);
+    let segments: [&str; MAX_SEGMENTS] = std::array::from_fn(|at| &*decoded[at]);
     match &segments[..count] {
-        ["v2"] => Some(Call::Server),
-        ["v2", "health", "live"] => Some(Call::Live),
-        ["v2", "health", "ready"] => Some(Call::Ready),
-        // Before the models: no model is asked for by the name "stats".
-        ["v2", "models", "stats"] => Some(Call::Statistics(Target::default())),
+        ["v2"] => Some(RestCall::Server),
+        ["v2", "health", "live"] => Some(RestCall::Live),
+        ["v2", "health", "ready"] => Some(RestCall::Ready),
+        // This path precedes the models': a model named "stats" has no metadata path.
+        ["v2", "models", "stats"] => Some(RestCall::Statistics(ModelTarget::default())),
         ["v2", "models", name, "versions", version, rest @ ..] => model(name, version, rest),
         ["v2", "models", name, rest @ ..] => model(name, "", rest),
         ["v2", "repository", rest @ ..] => repository(rest),
-        ["v2", "devices"] => Some(Call::Devices),
-        ["v2", "devices", "add"] => Some(Call::ChangeDevices(DeviceChange::Add)),
-        ["v2", "devices", id, "remove"] => device(id).map(|id| Call::ChangeDevices(DeviceChange::Remove(id))),
-        ["v2", "devices", id, "lose"] => device(id).map(|id| Call::ChangeDevices(DeviceChange::Lose(id))),
-        ["v2", "systemsharedmemory", rest @ ..] => regions(rest).map(Call::Regions),
-        ["v2", "cudasharedmemory", rest @ ..] => regions(rest).map(Call::CudaRegions),
-        ["v1", "models"] => Some(Call::TextModels),
-        ["v1", "embeddings"] => Some(Call::Embeddings),
-        ["v1", "classify"] => Some(Call::Classify),
-        ["v1", "rerank"] => Some(Call::Rerank),
-        ["v2", "trace", "setting"] => Some(Call::TraceSettings),
-        ["v2", "logging"] => Some(Call::LogSettings),
+        ["v2", "devices"] => Some(RestCall::Devices),
+        ["v2", "devices", "add"] => Some(RestCall::ChangeDevices(DeviceChange::Add)),
+        ["v2", "devices", id, "remove"] => device(id).map(|id| RestCall::ChangeDevices(DeviceChange::Remove(id))),
+        ["v2", "devices", id, "lose"] => device(id).map(|id| RestCall::ChangeDevices(DeviceChange::Lose(id))),
+        ["v2", "systemsharedmemory", rest @ ..] => regions(rest).map(RestCall::Regions),
+        ["v2", "cudasharedmemory", rest @ ..] => regions(rest).map(RestCall::CudaRegions),
+        ["v1", "models"] => Some(RestCall::TextModels),
+        ["v1", "embeddings"] => Some(RestCall::Embeddings),
+        ["v1", "classify"] => Some(RestCall::Classify),
+        ["v1", "rerank"] => Some(RestCall::Rerank),
+        ["v2", "trace", "setting"] => Some(RestCall::TraceSettings),
+        ["v2", "logging"] => Some(RestCall::LogSettings),
         _ => None,
     }
 }
 
-fn model(name: &str, version: &str, rest: &[&str]) -> Option<Call> {
-    let target = Target { name: name.to_owned(), version: version.to_owned() };
+fn model(name: &str, version: &str, rest: &[&str]) -> Option<RestCall> {
+    let target = ModelTarget { name: name.to_owned(), version: version.to_owned() };
     match rest {
-        [] => Some(Call::Metadata(target)),
-        ["ready"] => Some(Call::ModelReady(target)),
-        ["config"] => Some(Call::Config(target)),
-        ["stats"] => Some(Call::Statistics(target)),
-        ["infer"] => Some(Call::Infer(target)),
-        ["generate"] => Some(Call::Generate(target)),
-        ["generate_stream"] => Some(Call::GenerateStream(target)),
-        ["trace", "setting"] => Some(Call::TraceSettings),
+        [] => Some(RestCall::Metadata(target)),
+        ["ready"] => Some(RestCall::ModelReady(target)),
+        ["config"] => Some(RestCall::Config(target)),
+        ["stats"] => Some(RestCall::Statistics(target)),
+        ["infer"] => Some(RestCall::Infer(target)),
+        ["generate"] => Some(RestCall::Generate(target)),
+        ["generate_stream"] => Some(RestCall::GenerateStream(target)),
+        ["trace", "setting"] => Some(RestCall::TraceSettings),
         _ => None,
     }
 }
 
-/// There is one repository, so its name in a path, if any, says nothing.
-fn repository(rest: &[&str]) -> Option<Call> {
+/// Parses repository paths. There is one repository, so that its name in a path is ignored.
+fn repository(rest: &[&str]) -> Option<RestCall> {
     match rest {
-        ["index"] | [_, "index"] => Some(Call::Index),
-        ["models", name, "load"] | [_, "models", name, "load"] => Some(Call::Load((*name).to_owned())),
-        ["models", name, "unload"] | [_, "models", name, "unload"] => Some(Call::Unload((*name).to_owned())),
+        ["index"] | [_, "index"] => Some(RestCall::Index),
+        ["models", name, "load"] | [_, "models", name, "load"] => Some(RestCall::Load((*name).to_owned())),
+        ["models", name, "unload"] | [_, "models", name, "unload"] => Some(RestCall::Unload((*name).to_owned())),
         _ => None,
     }
 }
@@ -147,21 +154,21 @@ fn device(id: &str) -> Option<DeviceId> {
     id.parse().ok().map(DeviceId)
 }
 
-fn regions(rest: &[&str]) -> Option<Regions> {
+fn regions(rest: &[&str]) -> Option<RegionsCall> {
     let (name, verb) = match rest {
         [verb] => (None, *verb),
         ["region", name, verb] => (Some((*name).to_owned()), *verb),
         _ => return None,
     };
     match (verb, name) {
-        ("status", name) => Some(Regions::Status(name)),
-        ("register", Some(name)) => Some(Regions::Register(name)),
-        ("unregister", name) => Some(Regions::Unregister(name)),
+        ("status", name) => Some(RegionsCall::Status(name)),
+        ("register", Some(name)) => Some(RegionsCall::Register(name)),
+        ("unregister", name) => Some(RegionsCall::Unregister(name)),
         _ => None,
     }
 }
 
-/// Undoes percent encoding; none if it is broken or not UTF-8.
+/// Decodes percent encoding; returns `None` if it is invalid or not UTF-8.
 fn decode(segment: &str) -> Option<Cow<'_, str>> {
     if !segment.contains('%') {
         return Some(Cow::Borrowed(segment));
@@ -186,45 +193,48 @@ fn decode(segment: &str) -> Option<Cow<'_, str>> {
 mod tests {
     use super::*;
 
-    fn target(name: &str, version: &str) -> Target {
-        Target { name: name.into(), version: version.into() }
+    fn target(name: &str, version: &str) -> ModelTarget {
+        ModelTarget { name: name.into(), version: version.into() }
     }
 
     #[test]
     fn paths_mean_calls() {
         let cases = [
-            ("/v2", Some(Call::Server)),
-            ("/v2/", Some(Call::Server)),
-            ("/v2/health/ready", Some(Call::Ready)),
-            ("/v2/models/stats", Some(Call::Statistics(Target::default()))),
-            ("/v2/models/stats/stats", Some(Call::Statistics(target("stats", "")))),
-            ("/v2/models/m", Some(Call::Metadata(target("m", "")))),
-            ("/v2/models/m/versions/3", Some(Call::Metadata(target("m", "3")))),
-            ("/v2/models/m/generate", Some(Call::Generate(target("m", "")))),
-            ("/v2/models/m/versions/3/generate_stream", Some(Call::GenerateStream(target("m", "3")))),
-            ("/v2/models/m/versions/3/infer", Some(Call::Infer(target("m", "3")))),
-            ("/v2/models/a%20b%2Fc/config", Some(Call::Config(target("a b/c", "")))),
-            ("/v2/repository/index", Some(Call::Index)),
-            ("/v2/repository/main/models/m/load", Some(Call::Load("m".into()))),
-            ("/v2/repository/models/m/unload", Some(Call::Unload("m".into()))),
-            ("/v2/devices", Some(Call::Devices)),
-            ("/v2/devices/add", Some(Call::ChangeDevices(DeviceChange::Add))),
-            ("/v2/devices/3/remove", Some(Call::ChangeDevices(DeviceChange::Remove(DeviceId(3))))),
-            ("/v2/devices/0/lose", Some(Call::ChangeDevices(DeviceChange::Lose(DeviceId(0))))),
+            ("/v2", Some(RestCall::Server)),
+            ("/v2/", Some(RestCall::Server)),
+            ("/v2/health/ready", Some(RestCall::Ready)),
+            ("/v2/models/stats", Some(RestCall::Statistics(ModelTarget::default()))),
+            ("/v2/models/stats/stats", Some(RestCall::Statistics(target("stats", "")))),
+            ("/v2/models/m", Some(RestCall::Metadata(target("m", "")))),
+            ("/v2/models/m/versions/3", Some(RestCall::Metadata(target("m", "3")))),
+            ("/v2/models/m/generate", Some(RestCall::Generate(target("m", "")))),
+            ("/v2/models/m/versions/3/generate_stream", Some(RestCall::GenerateStream(target("m", "3")))),
+            ("/v2/models/m/versions/3/infer", Some(RestCall::Infer(target("m", "3")))),
+            ("/v2/models/a%20b%2Fc/config", Some(RestCall::Config(target("a b/c", "")))),
+            ("/v2/repository/index", Some(RestCall::Index)),
+            ("/v2/repository/main/models/m/load", Some(RestCall::Load("m".into()))),
+            ("/v2/repository/models/m/unload", Some(RestCall::Unload("m".into()))),
+            ("/v2/devices", Some(RestCall::Devices)),
+            ("/v2/devices/add", Some(RestCall::ChangeDevices(DeviceChange::Add))),
+            ("/v2/devices/3/remove", Some(RestCall::ChangeDevices(DeviceChange::Remove(DeviceId(3))))),
+            ("/v2/devices/0/lose", Some(RestCall::ChangeDevices(DeviceChange::Lose(DeviceId(0))))),
             ("/v2/devices/65536/lose", None),
             ("/v2/devices/x/remove", None),
-            ("/v2/models/m/trace/setting", Some(Call::TraceSettings)),
-            ("/v2/trace/setting", Some(Call::TraceSettings)),
-            ("/v2/logging", Some(Call::LogSettings)),
-            ("/v1/models", Some(Call::TextModels)),
-            ("/v1/embeddings", Some(Call::Embeddings)),
-            ("/v1/rerank/", Some(Call::Rerank)),
+            ("/v2/models/m/trace/setting", Some(RestCall::TraceSettings)),
+            ("/v2/trace/setting", Some(RestCall::TraceSettings)),
+            ("/v2/logging", Some(RestCall::LogSettings)),
+            ("/v1/models", Some(RestCall::TextModels)),
+            ("/v1/embeddings", Some(RestCall::Embeddings)),
+            ("/v1/rerank/", Some(RestCall::Rerank)),
             ("/v1/completions", None),
-            ("/v2/systemsharedmemory/status", Some(Call::Regions(Regions::Status(None)))),
-            ("/v2/systemsharedmemory/region/r%2F/register", Some(Call::Regions(Regions::Register("r/".into())))),
+            ("/v2/systemsharedmemory/status", Some(RestCall::Regions(RegionsCall::Status(None)))),
+            (
+                "/v2/systemsharedmemory/region/r%2F/register",
+                Some(RestCall::Regions(RegionsCall::Register("r/".into()))),
+            ),
             (
                 "/v2/cudasharedmemory/region/r/unregister",
-                Some(Call::CudaRegions(Regions::Unregister(Some("r".into())))),
+                Some(RestCall::CudaRegions(RegionsCall::Unregister(Some("r".into())))),
             ),
             ("/v2/systemsharedmemory/register", None),
             ("/v2/models/%zz", None),

@@ -1,24 +1,28 @@
-//! The calls about shared memory.
+//! Calls about shared memory regions.
 
 use super::models::parse;
-use super::path::Regions as Call;
-use super::{Answer, json as answer, reply};
+use super::path::RegionsCall as Call;
+use super::{HttpAnswer, json as answer, reply};
 use crate::access::caller_of;
 use crate::not_offered;
 use crate::problem::Problem;
-use crate::regions::Range;
-use crate::state::State;
+use crate::regions::RegionRange;
+use crate::state::ServerState;
 use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
 use ripieno_wire::json::{RegionBody, RegisterBody};
 
-pub(super) async fn system(state: &State, call: Call, request: &mut Request<Incoming>) -> Result<Answer, Problem> {
+pub(super) async fn system(
+    state: &ServerState,
+    call: Call,
+    request: &mut Request<Incoming>,
+) -> Result<HttpAnswer, Problem> {
     let owner = caller_of(request.extensions()).owner()?;
     match call {
         Call::Status(name) => {
             let found = state.regions.status(owner, name.as_deref())?;
-            let body = |(name, region): (String, Range)| RegionBody {
+            let body = |(name, region): (String, RegionRange)| RegionBody {
                 name,
                 key: region.key,
                 offset: region.offset,
@@ -28,7 +32,7 @@ pub(super) async fn system(state: &State, call: Call, request: &mut Request<Inco
         }
         Call::Register(name) => {
             let RegisterBody { key, offset, byte_size } = parse(state, request).await?;
-            state.regions.register(owner, name, Range { key, offset, byte_size })?;
+            state.regions.register(owner, name, RegionRange { key, offset, byte_size })?;
             Ok(done())
         }
         Call::Unregister(name) => {
@@ -38,8 +42,9 @@ pub(super) async fn system(state: &State, call: Call, request: &mut Request<Inco
     }
 }
 
-/// There are none, which clients that tidy up before and after their work are to hear as a success.
-pub(super) fn cuda(call: Call) -> Result<Answer, Problem> {
+/// Handles calls about CUDA regions, which do not exist. Listing or unregistering all of them
+/// succeeds, as clients that clean up expect.
+pub(super) fn cuda(call: Call) -> Result<HttpAnswer, Problem> {
     match call {
         Call::Status(None) => Ok(answer(StatusCode::OK, &[(); 0])),
         Call::Unregister(None) => Ok(done()),
@@ -47,6 +52,6 @@ pub(super) fn cuda(call: Call) -> Result<Answer, Problem> {
     }
 }
 
-fn done() -> Answer {
+fn done() -> HttpAnswer {
     reply(StatusCode::OK, "application/json", Bytes::new())
 }

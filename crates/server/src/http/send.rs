@@ -1,23 +1,23 @@
-//! Answers on their way to a client, which has a bounded time to take them.
+//! Encoded responses on their way to a client, which has limited time to read them.
 
-use crate::bounds::budget::{Reservation, hold};
-use crate::bounds::connection::Connection;
+use crate::limits::budget::{Reservation, hold};
+use crate::limits::connection::ClientConnection;
 use crate::problem::Problem;
 use bytes::Bytes;
 use hyper::Request;
 use std::sync::Arc;
 
-/// The connection that a call came on; each has one, but for tests of handlers alone.
-pub(super) type Caller = Option<Arc<Connection>>;
+/// Connection of a call; `None` only in tests of handlers.
+pub(super) type CallConnection = Option<Arc<ClientConnection>>;
 
-/// Who waits for the answer.
-pub(super) fn caller<B>(request: &Request<B>) -> Caller {
-    request.extensions().get::<Arc<Connection>>().cloned()
+/// Returns the connection of a request.
+pub(super) fn connection_of<B>(request: &Request<B>) -> CallConnection {
+    request.extensions().get::<Arc<ClientConnection>>().cloned()
 }
 
-/// An encoded answer with its share of the budget, until its last byte is sent.
-pub(super) fn bytes(caller: &Caller, mut encoded: Vec<u8>, mut room: Reservation) -> Result<Bytes, Problem> {
-    // The longest texts are the exception, and what they left free is no longer needed.
+/// Returns an encoded response with its reservation until its last byte is sent.
+pub(super) fn bytes(caller: &CallConnection, mut encoded: Vec<u8>, mut room: Reservation) -> Result<Bytes, Problem> {
+    // Few responses reach the estimated maximum, so the rest of the buffer is freed.
     encoded.shrink_to_fit();
     room.resize(encoded.len())?;
     let unsent = caller.as_ref().map(|connection| connection.unsent(encoded.len()));

@@ -1,9 +1,9 @@
-//! The metrics that every process has, under the names that Prometheus gives them. Linux only: they come from /proc.
+//! Standard process metrics under Prometheus's names. Linux only: they are read from /proc.
 
-use super::Text;
+use super::MetricsText;
 use std::fs;
 
-/// Names and helps, and whether it is a counter, in the order of [`read`].
+/// Name, type and help of each metric, in the order of [`read`].
 const FAMILIES: [(&str, &str, &str); 6] = [
     ("process_cpu_seconds_total", "counter", "Processor time of the process."),
     ("process_start_time_seconds", "gauge", "When the process began, since 1970."),
@@ -13,7 +13,7 @@ const FAMILIES: [(&str, &str, &str); 6] = [
     ("process_max_fds", "gauge", "The most that may be."),
 ];
 
-pub(super) fn write(text: &mut Text) {
+pub(super) fn write(text: &mut MetricsText) {
     let Some(values) = read() else { return };
     for ((name, kind, help), value) in FAMILIES.into_iter().zip(values) {
         text.family(name, kind, help);
@@ -23,7 +23,8 @@ pub(super) fn write(text: &mut Text) {
 
 fn read() -> Option<[f64; FAMILIES.len()]> {
     let stat = fs::read_to_string("/proc/self/stat").ok()?;
-    // The name before may hold anything; what follows are numbers, the third field first.
+    // The process name before the parenthesis may contain anything; numeric fields follow, starting
+    // with the third.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let field = |number: usize| fields.get(number - 3)?.parse::<f64>().ok();
     let ticks = rustix::param::clock_ticks_per_second() as f64;

@@ -16,7 +16,7 @@ use std::time::Duration;
 use tonic::Code;
 use tracing_subscriber::fmt::MakeWriter;
 
-/// A file of its own, gone with the test.
+/// A temporary file, removed on drop.
 pub(crate) struct Scratch(pub(crate) PathBuf);
 
 impl Scratch {
@@ -39,7 +39,7 @@ impl Drop for Scratch {
     }
 }
 
-/// What a caller shows, and the scopes of it; none if it is worth nothing.
+/// Credentials of a client, and their scopes; `None` if they are invalid.
 const CREDENTIALS: [(&str, Option<&[&str]>); 7] = [
     ("", None),
     ("a-token-that-nobody-gave", None),
@@ -76,7 +76,7 @@ enum Outcome {
     Passed,
 }
 
-/// `need` holds the scopes of which one suffices; nothing means that nobody is asked.
+/// `need` holds the scopes of which one suffices; an empty list needs no credentials.
 fn expected(need: &[&str], scopes: Option<&[&str]>) -> Outcome {
     match scopes {
         _ if need.is_empty() => Outcome::Passed,
@@ -89,7 +89,7 @@ fn expected(need: &[&str], scopes: Option<&[&str]>) -> Outcome {
 const DESCRIBE: &[&str] = &["infer", "admin"];
 const ANY: &[&str] = &["infer", "admin", "metrics"];
 
-/// Paths of HTTP; those under `/metrics` are on the metrics port.
+/// HTTP paths; those under `/metrics` are on the metrics port.
 const PATHS: [(&str, &str, &[&str]); 32] = [
     ("GET", "/v2/health/live", &[]),
     ("GET", "/v2/health/ready", &[]),
@@ -174,7 +174,7 @@ async fn every_path_with_every_credential() {
     }
 }
 
-/// The gRPC calls that need something else than to know what is served.
+/// gRPC calls that need another permission than reading metadata.
 const CALLS: [(&str, &[&str]); 14] = [
     ("inference.GRPCInferenceService/ServerLive", &[]),
     ("inference.GRPCInferenceService/ServerReady", &[]),
@@ -192,7 +192,8 @@ const CALLS: [(&str, &[&str]); 14] = [
     ("inference.GRPCInferenceService/RepositoryModelUnload", &["admin"]),
 ];
 
-/// All calls of the protocol, read from the generated code: whoever adds one has to say above what it needs.
+/// All calls of the protocol, read from the generated code, so that a new call must be listed
+/// above.
 fn calls() -> BTreeSet<String> {
     let generated = concat!(
         include_str!("../../../wire/src/generated/inference.rs"),
@@ -205,7 +206,7 @@ fn calls() -> BTreeSet<String> {
         .collect()
 }
 
-/// The gRPC status of a call with an empty message.
+/// Returns the gRPC status of a call with an empty message.
 async fn call(server: &Running, path: &str, headers: &[(&'static str, String)]) -> Code {
     let client = Client::builder(TokioExecutor::new()).http2_only(true).build_http::<Full<Bytes>>();
     let mut request = Request::post(format!("http://{}/{path}", server.addresses.grpc.unwrap()));
@@ -220,7 +221,7 @@ async fn call(server: &Running, path: &str, headers: &[(&'static str, String)]) 
         return code;
     }
     if path.ends_with("Watch") {
-        // It goes on, so it was let in.
+        // The call continues, so it was admitted.
         return Code::Ok;
     }
     let body = tokio::time::timeout(PATIENCE, answer.into_body().collect()).await.unwrap().unwrap();
@@ -351,7 +352,7 @@ async fn names_and_pages_that_the_operator_allows_pass() {
     assert_eq!(server.post("/v2/repository/models/late/load", &headers, LOAD).await.status, StatusCode::OK);
 }
 
-/// Everything that is logged.
+/// Captures everything that is logged.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -377,8 +378,9 @@ impl<'a> MakeWriter<'a> for Log {
 #[tokio::test]
 async fn no_secret_is_logged_even_when_everything_is() {
     let log = Log::default();
-    // While a process has one subscriber, a line that another test's thread reaches first is asked of that thread's alone, which is
-    // none, and is off for all from then on. So there are two.
+    // While a process has one subscriber, a log line that another test's thread reaches first
+    // consults only that thread's subscriber, of which there is none, and is then disabled for all.
+    // A second subscriber prevents this.
     let _second = tracing::Dispatch::new(tracing_subscriber::registry());
     let subscriber = tracing_subscriber::fmt().with_max_level(tracing_subscriber::filter::LevelFilter::TRACE);
     let _guard = tracing::subscriber::set_default(subscriber.with_writer(log.clone()).finish());

@@ -1,4 +1,4 @@
-//! Answers that are compressed for who asks for that.
+//! Compression of responses on request.
 
 use crate::grpc::infer_request;
 use crate::support::{Reply, Running, config, scripted, start};
@@ -28,7 +28,7 @@ fn inflated(encoding: Option<&str>, body: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// An answer of so many elements to who sends these headers.
+/// Requests a response of `elements` elements with these headers.
 async fn ask(server: &Running, elements: usize, headers: &[(&str, &str)]) -> Reply {
     let input = json!({"name": "x", "shape": [elements / 2, 2], "datatype": "FP32", "data": vec![1.5; elements]});
     server.post("/v2/models/simple/infer", headers, json!({"inputs": [input]}).to_string()).await
@@ -56,8 +56,8 @@ async fn long_http_answers_are_compressed_as_asked_and_mean_the_same() {
     }
 }
 
-/// The length of the JSON before binary tensors is that before compression, as Triton's clients read it. What does not become
-/// smaller is sent as it is.
+/// The JSON length in front of binary tensors is that before compression, as Triton's clients
+/// expect. Data that does not shrink is sent uncompressed.
 #[tokio::test]
 async fn binary_answers_keep_their_header_and_noise_stays_as_it_is() {
     let server = start().await;
@@ -96,7 +96,7 @@ fn long_request() -> ModelInferRequest {
     request
 }
 
-/// The answer's headers, and its messages with what each says of its compression.
+/// Returns the response headers, and the messages with their compression flags.
 async fn call(server: &Running, method: &str, headers: &[(&str, &str)]) -> (HeaderMap, Vec<(u8, Bytes)>) {
     let client = Client::builder(TokioExecutor::new()).http2_only(true).build_http::<Full<Bytes>>();
     let message = long_request().encode_to_vec();
@@ -123,7 +123,7 @@ async fn grpc_answers_are_compressed_as_the_call_is() {
     let server = start().await;
     let all = "identity, deflate, gzip";
     for method in ["ModelInfer", "ModelStreamInfer"] {
-        // Every client accepts it; only who does it wants it.
+        // Every client accepts compression; only a compressed call requests it.
         for headers in [vec![("grpc-accept-encoding", all)], vec![("grpc-encoding", "gzip")]] {
             let (head, messages) = call(&server, method, &headers).await;
             assert!(!head.contains_key("grpc-encoding") && messages[0].0 == 0, "{method} {headers:?}");

@@ -22,15 +22,15 @@ async fn connect(address: Option<SocketAddr>) -> TcpStream {
     TcpStream::connect(address.unwrap()).await.unwrap()
 }
 
-/// What comes until the server closes.
+/// Reads until the server closes.
 async fn rest(stream: &mut TcpStream) -> String {
     let mut answer = Vec::new();
-    // A reset is an end, too.
+    // A reset ends the connection, too.
     let _ = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await.expect("the server closes");
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-/// The status line of the next answer.
+/// Reads the status line of the next response.
 async fn status(stream: &mut TcpStream) -> String {
     let mut line = Vec::new();
     let read = async {
@@ -54,13 +54,13 @@ async fn silent_connections_make_room_for_new_ones() {
         let mut late = connect(address).await;
         late.write_all(LIVE.as_bytes()).await.unwrap();
         assert!(status(&mut late).await.starts_with("HTTP/1.1 "));
-        // The oldest went.
+        // The oldest connection was closed.
         assert_eq!(rest(&mut silent[0]).await, "");
     }
 }
 
 #[tokio::test]
-async fn who_sends_no_request_is_closed() {
+async fn a_connection_without_a_request_is_closed() {
     let hasty = ServerConfig { header_timeout: Duration::from_millis(200), ..config() };
     let (server, ..) = scripted(hasty).await;
     for begun in ["", "PRI * HTTP", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "GET /v2 HTTP/1.1\r\nHost:"] {
@@ -80,7 +80,7 @@ async fn an_idle_connection_is_closed() {
     let mut idle = connect(server.addresses.http).await;
     idle.write_all(LIVE.as_bytes()).await.unwrap();
     assert!(rest(&mut idle).await.starts_with("HTTP/1.1 200"));
-    // One that waits for its answer is not idle, however long it takes.
+    // A connection that waits for its response is not idle, however long it takes.
     let mut busy = connect(server.addresses.http).await;
     busy.write_all(request("stuck").as_bytes()).await.unwrap();
     assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Submitted));
@@ -112,7 +112,7 @@ async fn one_peer_has_its_share_of_connections_and_the_metrics_port_is_not_conce
     (job.on_answer)(echo(&job.inputs));
     let mut fourth = connect(server.addresses.http).await;
     fourth.write_all(LIVE.as_bytes()).await.unwrap();
-    // The one that was answered is idle once its answer is out, and goes for this one.
+    // The answered connection is idle once its response is sent, and is closed for this one.
     while rest_or_status(&mut fourth).await.is_empty() {
         fourth = connect(server.addresses.http).await;
         let _ = fourth.write_all(LIVE.as_bytes()).await;
@@ -128,13 +128,13 @@ async fn rest_or_status(stream: &mut TcpStream) -> String {
 }
 
 #[tokio::test]
-async fn who_stops_sending_after_a_request_is_answered() {
+async fn a_half_closed_client_is_answered() {
     let (server, backend, mut events) = scripted(config()).await;
     let mut stream = connect(server.addresses.http).await;
     stream.write_all(request("stuck").as_bytes()).await.unwrap();
     assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Submitted));
     stream.shutdown().await.unwrap();
-    // The server has seen the end of input: it asks whether the client is still there.
+    // The server has seen the end of input and checks whether the client is still there.
     assert!(status(&mut stream).await.starts_with("HTTP/1.1 100"));
     assert!(events.try_recv().is_err(), "the request was withdrawn");
     let job = backend.stuck.lock().pop().unwrap();
@@ -150,7 +150,7 @@ async fn a_client_of_http_1_0_that_stops_sending_gets_the_answer_and_nothing_bef
     stream.write_all(request("stuck").replace("HTTP/1.1", "HTTP/1.0").as_bytes()).await.unwrap();
     assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Submitted));
     stream.shutdown().await.unwrap();
-    // Long enough for the server to see the end of input, and to be wrong about it.
+    // Long enough for the server to see the end of input and to misinterpret it.
     let withdrawn = tokio::time::timeout(Duration::from_millis(100), events.recv()).await;
     assert!(withdrawn.is_err(), "the request was withdrawn");
     let job = backend.stuck.lock().pop().unwrap();
@@ -160,7 +160,7 @@ async fn a_client_of_http_1_0_that_stops_sending_gets_the_answer_and_nothing_bef
 }
 
 #[tokio::test]
-async fn who_waits_for_a_place_gets_the_one_that_becomes_free() {
+async fn a_waiting_connection_gets_the_slot_that_becomes_free() {
     let few = ServerConfig { max_connections: 2, ..config() };
     let (server, _backend, mut events) = scripted(few).await;
     let mut busy = std::collections::VecDeque::new();
@@ -170,7 +170,7 @@ async fn who_waits_for_a_place_gets_the_one_that_becomes_free() {
     for turn in 0..16 {
         let mut third = connect(server.addresses.http).await;
         third.write_all(request("stuck").as_bytes()).await.unwrap();
-        // Time to be accepted, so that it waits for its place only.
+        // Time for the connection to be accepted, so that it waits only for its slot.
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
@@ -183,7 +183,7 @@ async fn who_waits_for_a_place_gets_the_one_that_becomes_free() {
 }
 
 #[tokio::test]
-async fn who_waits_for_a_place_gets_that_of_a_connection_that_becomes_idle() {
+async fn a_waiting_connection_gets_the_slot_of_one_that_becomes_idle() {
     let few = ServerConfig { max_connections: 1, ..config() };
     let (server, backend, mut events) = scripted(few).await;
     let mut busy = stuck(&server, &mut events).await;
@@ -206,7 +206,8 @@ async fn a_call_that_has_begun_outlives_the_loss_of_its_place() {
         let mut first = connect(server.addresses.http).await;
         first.write_all(LIVE.as_bytes()).await.unwrap();
         assert!(status(&mut first).await.starts_with("HTTP/1.1 200"));
-        // Both within one turn of the runtime: the request of an idle connection, and somebody who takes its place.
+        // Both within one poll of the runtime: the request of an idle connection, and a new
+        // connection that takes its slot.
         let sent = std::net::TcpStream::connect(server.addresses.http.unwrap()).unwrap();
         first.try_write(request("stuck").as_bytes()).unwrap();
         let mut second = sent;
@@ -224,7 +225,7 @@ async fn a_call_that_has_begun_outlives_the_loss_of_its_place() {
     }
 }
 
-/// A connection with a call that is not answered.
+/// Opens a connection with a call that is not answered.
 async fn stuck(server: &Running, events: &mut tokio::sync::mpsc::Receiver<Event>) -> TcpStream {
     let mut stream = connect(server.addresses.http).await;
     stream.write_all(request("stuck").as_bytes()).await.unwrap();
@@ -251,7 +252,7 @@ async fn the_last_of_a_pipeline_is_answered_if_the_end_was_seen_before_its_turn(
     stream.shutdown().await.unwrap();
     for _ in 0..3 {
         assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Submitted));
-        // Over loopback the end of input has come by now, long before the turn of the last.
+        // Over loopback the end of input has arrived by now, long before the timeout.
         let job = backend.stuck.lock().pop().unwrap();
         (job.on_answer)(echo(&job.inputs));
     }
@@ -284,7 +285,8 @@ async fn an_error_before_the_body_was_read_reaches_its_client() {
         let mut stream = connect(server.addresses.http).await;
         let head = format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n");
         stream.write_all(head.as_bytes()).await.unwrap();
-        // As simple clients do: everything is sent before anything is read. The server reads on for a while.
+        // Simple clients send everything before they read anything. The server keeps reading for a
+        // while.
         let piece = vec![b' '; 64 << 10];
         for _ in 0..(1 << 20) / piece.len() {
             stream.write_all(&piece).await.unwrap();
@@ -292,7 +294,7 @@ async fn an_error_before_the_body_was_read_reaches_its_client() {
         let answer = rest(&mut stream).await;
         assert!(answer.starts_with(wanted) && answer.contains("connection: close"), "{path}: {answer}");
     }
-    // One whose body was read stays open.
+    // A connection whose body was read stays open.
     let mut stream = connect(server.addresses.http).await;
     let broken = "POST /v2/models/simple/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}";
     stream.write_all([broken, LIVE].concat().as_bytes()).await.unwrap();
@@ -302,7 +304,7 @@ async fn an_error_before_the_body_was_read_reaches_its_client() {
 }
 
 #[tokio::test]
-async fn who_is_not_answered_in_time_for_the_end_is_told_so() {
+async fn calls_unanswered_at_the_end_of_the_shutdown_get_an_error() {
     let hasty = ServerConfig { drain_timeout: Duration::from_millis(1), ..config() };
     let (mut server, _backend, mut events): (Running, _, _) = scripted(hasty).await;
     let mut stream = connect(server.addresses.http).await;

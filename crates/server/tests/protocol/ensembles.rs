@@ -1,5 +1,5 @@
-//! Ensembles, from their config.pbtxt to the answer: by the built-in engine what they give, by the scripted backend what becomes of
-//! steps that fail, hang or have no time left.
+//! Ensembles, from config.pbtxt to the response: outputs with the built-in engine, and with the
+//! scripted backend steps that fail, hang or have no time left.
 
 use crate::scripted::{Event, Scripted};
 use crate::support::{PATIENCE, Running, config, scripted, send, serving};
@@ -8,7 +8,7 @@ use http_body_util::Full;
 use hyper::{Request, StatusCode};
 use ripieno_executor::{CpuEngine, CpuOptions};
 use ripieno_repository::registry::Repository;
-use ripieno_repository::{LiveRepository, Target};
+use ripieno_repository::{LiveRepository, LoadTarget};
 use ripieno_wire::proto::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
 use ripieno_wire::proto::inference::model_config::SchedulingChoice;
 use ripieno_wire::proto::inference::{ModelConfigRequest, ModelInferRequest, ModelReadyRequest};
@@ -26,7 +26,7 @@ fn step(model: &str, inputs: &[(&str, &str)], outputs: &[(&str, &str)]) -> Strin
     format!("step {{ model_name: \"{model}\" {}{}}}\n", map("input_map", inputs), map("output_map", outputs))
 }
 
-/// Of rows of so many numbers.
+/// Builds the configuration of an ensemble whose tensors have this number of elements per row.
 fn ensemble(steps: &[String], inputs: &[(&str, usize)], outputs: &[(&str, usize)], more: &str) -> String {
     let tensors = |kind: &str, of: &[(&str, usize)]| -> String {
         let one = |(name, width): &(&str, usize)| {
@@ -50,14 +50,15 @@ fn body(rows: &[[f32; 4]]) -> Value {
     json!({"inputs": [{"name": "IN", "shape": [rows.len(), 4], "datatype": "FP32", "data": rows.concat()}]})
 }
 
-/// The layers of a network as models of their own, and one of twice its input: joined they are the whole network.
+/// Builds a repository of a network's layers as separate models, and a model that doubles the
+/// input; joined, the layers equal the network.
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../executor/tests/models");
     for name in ["mlp", "mlp_first", "mlp_second", "double"] {
         fs::create_dir_all(folder.path().join(name).join("1")).unwrap();
         fs::copy(models.join(name).with_extension("onnx"), folder.path().join(name).join("1/model.onnx")).unwrap();
-        // An SLO that a loaded test machine does not miss.
+        // An SLO that a busy test machine does not miss.
         fs::write(folder.path().join(name).join("model.toml"), "slo_ms = 60000\nmax_batch = 4\n").unwrap();
     }
     let steps = [
@@ -150,7 +151,7 @@ async fn an_ensemble_is_as_ready_as_its_models() {
     assert_eq!(reply.status, StatusCode::SERVICE_UNAVAILABLE);
     assert!(reply.error().starts_with("ensemble 'whole', step 0 (model 'mlp_second'): "), "{}", reply.error());
     server.post("/v2/repository/models/whole/unload", &[], "").await;
-    // To load an ensemble loads its models, too.
+    // Loading an ensemble also loads its models.
     let loaded = server.post("/v2/repository/models/whole/load", &[], "").await;
     assert_eq!(loaded.status, StatusCode::OK, "{}", loaded.json());
     assert!(grpc.model_ready(ready("mlp_second")).await.unwrap().into_inner().ready);
@@ -158,7 +159,7 @@ async fn an_ensemble_is_as_ready_as_its_models() {
     assert_eq!(server.infer("whole", &json!({"inputs": []})).await.status, StatusCode::BAD_REQUEST);
 }
 
-/// Of twice what the inner one takes, which is called as to come before it.
+/// The outer ensemble doubles the inner one's input, and its name sorts before the inner one's.
 #[tokio::test]
 async fn an_ensemble_may_be_a_step_of_another() {
     let folder = folder();
@@ -184,7 +185,7 @@ async fn an_ensemble_may_be_a_step_of_another() {
     for model in ["outer", "a_most"] {
         assert_eq!(ask(plain(model, "IN", [1.0, -2.0, 0.5, 3.0])).await, expected, "{model}");
     }
-    // One that is loaded with other steps is another one for those around it.
+    // Reloading an ensemble with other steps updates the ensembles around it.
     let steps = [step("double", &[("x", "IN")], &[("y", "TWICE")]), step("mlp", &[("x", "TWICE")], &[("y", "OUT")])];
     write(folder.path(), "whole", &ensemble(&steps, &[("IN", 4)], &[("OUT", 3), ("TWICE", 4)], slo));
     let loaded = server.post("/v2/repository/models/whole/load", &[], "").await;
@@ -259,7 +260,7 @@ async fn what_does_not_fit_together_is_said_with_the_step() {
     }
 }
 
-/// The scripted models and an ensemble of them.
+/// Starts a server with the scripted models and an ensemble of them.
 async fn scripted_with(
     steps: &[String],
     outputs: &[(&str, usize)],
@@ -278,7 +279,7 @@ async fn scripted_with(
         }
         fn unload(&self, _: ripieno_base::ModelId) {}
     }
-    let target = Target::new(Arc::new(CpuEngine::new(CpuOptions::default())));
+    let target = LoadTarget::new(Arc::new(CpuEngine::new(CpuOptions::default())));
     let (registry, silent) = (server.registry.clone(), Arc::new(|_: &str, _, _| {}));
     let repository = LiveRepository::new(folder.path().to_owned(), target, registry, Arc::new(Nobody), silent);
     repository.load("e", None).unwrap();
@@ -305,7 +306,8 @@ async fn a_fan_in_has_what_all_steps_before_it_gave() {
         reply.json()["outputs"][1],
         json!({"name": "RIGHT", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 2.0]})
     );
-    // What is left of the whole, less three times what the last step takes alone, and not the model's own 100 ms.
+    // The rest of the ensemble's time, less three times the last step's latency, and not the
+    // model's own 100 ms.
     let Some(Event::Timeout(Some(stage))) = events.recv().await else { panic!("a step is due") };
     let most = Duration::from_secs(1000) - Duration::from_millis(3 * 178);
     assert!(stage <= most && stage > most / 2, "{stage:?}");

@@ -1,4 +1,4 @@
-//! What fleets expect: headers of gateways, trace context, Triton's statuses.
+//! Headers of gateways, trace context, and Triton's statuses.
 
 use crate::grpc::infer_request;
 use crate::scripted::Event;

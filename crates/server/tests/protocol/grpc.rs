@@ -45,7 +45,7 @@ async fn watches_of_a_connection_are_bounded() {
         assert!(watches.len() <= 64);
     };
     assert_eq!((refused.code(), watches.len()), (Code::ResourceExhausted, 64));
-    // Others may still watch, and this one again when it has left one.
+    // Other connections may still watch, and this one again after it has closed a watch.
     let mut other = HealthClient::new(server.channel().await);
     assert!(other.watch(HealthCheckRequest::default()).await.is_ok());
     watches.pop();
@@ -196,13 +196,13 @@ async fn a_stream_that_is_dropped_withdraws_its_requests() {
     send.send(infer_request("stuck", "1")).await.unwrap();
     let answers = client.model_stream_infer(ReceiverStream::new(receive)).await.unwrap();
     assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Submitted));
-    // Both directions: the transport takes a call with one of them open for alive.
+    // Both directions must be dropped: the transport keeps a call open while one of them is.
     drop((send, answers));
     assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Withdrawn));
 }
 
 #[tokio::test]
-async fn the_repository_can_be_asked_and_told() {
+async fn the_repository_index_load_and_unload_calls_work() {
     let server = start().await;
     let mut client = server.grpc().await;
     let request = RepositoryIndexRequest { ready: true, ..Default::default() };
@@ -216,7 +216,7 @@ async fn the_repository_can_be_asked_and_told() {
     let unload = RepositoryModelUnloadRequest { model_name: "late".into(), ..Default::default() };
     client.repository_model_unload(unload).await.unwrap();
     assert_eq!(client.model_infer(infer_request("late", "")).await.unwrap_err().code(), Code::Unavailable);
-    // Files are bytes; what they are about to take is told before they are decoded.
+    // Files are bytes, and their size is known before decoding.
     let file = |bytes: &[u8]| ModelRepositoryParameter {
         parameter_choice: Some(LoadChoice::BytesParam(bytes.to_vec().into())),
     };

@@ -1,4 +1,4 @@
-//! Every HTTP path but inference.
+//! Every HTTP path except inference.
 
 use crate::support::{Running, config, scripted, send, start};
 use bytes::Bytes;
@@ -95,7 +95,7 @@ async fn configuration_and_statistics_have_every_field_that_clients_read() {
 }
 
 #[tokio::test]
-async fn the_repository_can_be_asked_and_told() {
+async fn the_repository_index_load_and_unload_calls_work() {
     let server = start().await;
     let index = server.post("/v2/repository/index", &[], "").await.json();
     let broken = json!({"name": "broken", "version": "1", "state": "UNAVAILABLE",
@@ -116,7 +116,7 @@ async fn the_repository_can_be_asked_and_told() {
     assert_eq!((odd.status, odd.error().contains("not valid")), (StatusCode::BAD_REQUEST, true));
 }
 
-/// Files are base64; what is none, or no string, is named.
+/// Files are base64; an error names a parameter that is not base64 or not a string.
 #[tokio::test]
 async fn load_calls_may_bring_files_where_that_is_open() {
     let load = async |server: &Running, parameters: Value| {
@@ -124,8 +124,8 @@ async fn load_calls_may_bring_files_where_that_is_open() {
         server.post("/v2/repository/models/late/load", &[], body).await
     };
     let server = start().await;
-    let brought = json!({"config": "{}", "file:1/model.onnx": "AAAA"});
-    assert_eq!(load(&server, brought.clone()).await.status, StatusCode::OK);
+    let upload = json!({"config": "{}", "file:1/model.onnx": "AAAA"});
+    assert_eq!(load(&server, upload.clone()).await.status, StatusCode::OK);
     assert_eq!(server.get("/v2/models/late/ready").await.status, StatusCode::OK);
     for (wrong, words) in [
         (json!({"file:1/model.onnx": "?"}), "file:1/model.onnx is not base64"),
@@ -138,7 +138,7 @@ async fn load_calls_may_bring_files_where_that_is_open() {
         assert!(refused.status == StatusCode::BAD_REQUEST && refused.error().contains(words), "{}", refused.error());
     }
     let closed = scripted(ServerConfig { load_overrides: 0, ..config() }).await.0;
-    for parameters in [json!({"config": "{}"}), json!({"file:1/model.onnx": "AAAA"}), brought] {
+    for parameters in [json!({"config": "{}"}), json!({"file:1/model.onnx": "AAAA"}), upload] {
         let refused = load(&closed, parameters).await;
         assert_eq!(refused.status, StatusCode::FORBIDDEN);
         assert!(refused.error().contains("--load-overrides"), "{}", refused.error());

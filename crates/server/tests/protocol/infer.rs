@@ -1,4 +1,4 @@
-//! Inference over HTTP: both forms of tensors, every datatype, every failure.
+//! Inference over HTTP: both encodings of tensors, every datatype, every failure.
 
 use crate::scripted::Event;
 use crate::support::{PATIENCE, Running, config, scripted, start};
@@ -26,7 +26,7 @@ async fn json_in_json_out() {
     assert_eq!((reply.status, reply.json()), (StatusCode::OK, expected));
 }
 
-/// Two elements of each datatype, in bytes and in JSON if it has that form.
+/// Returns two elements of each datatype, in bytes and, if possible, in JSON.
 fn elements(datatype: DataType) -> (Vec<u8>, Option<Value>) {
     match datatype {
         DataType::Bool => (vec![1, 0], Some(json!([true, false]))),
@@ -210,7 +210,8 @@ async fn a_client_that_hangs_up_withdraws_its_request() {
 async fn bytes_in_flight_are_bounded_over_all_requests() {
     let small = ripieno_server::ServerConfig { max_bytes_in_flight: 64 << 10, ..config() };
     let (server, backend, mut events) = scripted(small).await;
-    // 12,000 bytes that are kept until the answer, and as many for the output and for its encoding.
+    // 12,000 bytes are held until the response, and the same amount for the output and its
+    // encoding.
     let head = json!({"inputs": [{"name": "x", "shape": [1500, 2], "datatype": "FP32",
         "parameters": {"binary_data_size": 12_000}}], "parameters": {"binary_data_output": true}})
     .to_string();
@@ -230,11 +231,11 @@ async fn bytes_in_flight_are_bounded_over_all_requests() {
     assert_eq!(server.get("/v2/health/live").await.status, StatusCode::OK);
     drop(held);
     assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Withdrawn));
-    // The job is with the backend until that lets it go.
+    // The backend holds the job until it is dropped.
     backend.stuck.lock().clear();
     let mut answered = ask().await;
     while answered.status == StatusCode::TOO_MANY_REQUESTS {
-        // The withdrawal is told just before the bytes are given back.
+        // The withdrawal is reported just before the bytes are released.
         answered = ask().await;
     }
     assert_eq!(answered.status, StatusCode::OK);

@@ -1,4 +1,4 @@
-//! Clients that send little beside those that send much.
+//! Clients with small requests beside clients with large ones.
 
 use crate::memory::held;
 use crate::scripted::Event;
@@ -9,10 +9,10 @@ use serde_json::json;
 use std::sync::mpsc::channel;
 use tokio::runtime::Builder;
 
-/// Long JSON is decoded beside the one thread that serves all connections: here by a thread that the test keeps busy, so that
-/// long requests wait while short ones are answered.
+/// Long JSON is decoded outside of the one thread that serves all connections. Here a test keeps
+/// the decoding thread busy, so that long requests wait while short ones are answered.
 #[tokio::test]
-async fn who_sends_little_does_not_wait_until_long_json_of_others_is_decoded() {
+async fn short_requests_do_not_wait_for_the_decoding_of_long_json() {
     let connections =
         Builder::new_multi_thread().worker_threads(1).max_blocking_threads(1).enable_all().build().unwrap();
     let (release, gate) = channel::<()>();
@@ -34,7 +34,7 @@ async fn who_sends_little_does_not_wait_until_long_json_of_others_is_decoded() {
         let request = hyper::Request::post(url).body(http_body_util::Full::new(long.into())).unwrap();
         crate::support::send(request).await
     });
-    // The body, and what it is about to be decoded to.
+    // The body, and the memory reserved for decoding it.
     while held(&server).await < 2 * body {}
     for _ in 0..8 {
         let light = tokio::time::timeout(PATIENCE, server.infer("simple", &infer(2))).await.unwrap();

@@ -1,4 +1,4 @@
-//! The whole way: protocol, runtime, emulated device.
+//! End to end: protocol, runtime, emulated device.
 
 use crate::scripted::Shelf;
 use crate::support::{Running, config, run, send};
@@ -6,10 +6,10 @@ use bytes::Bytes;
 use http_body_util::Full;
 use hyper::{Request, StatusCode};
 use ripieno_base::Nanos;
-use ripieno_executor::{BlockSource, EmulatedEngine, EmulatedOptions, Engine as Executor, ModelSource};
+use ripieno_executor::{BlockSource, EmulatedEngine, EmulatedOptions, Executor, ModelSource};
 use ripieno_model::{DataType, Model, Profile, TensorSpec};
-use ripieno_repository::registry::{ModelState, Registry, ServedEntry};
-use ripieno_repository::slo::{Origin, Slo};
+use ripieno_repository::registry::{ModelRegistry, ModelState, ServedEntry};
+use ripieno_repository::slo::{Slo, SloOrigin};
 use ripieno_runtime::{Engine, EngineConfig, ServedModel};
 use ripieno_sched::{Limits, Setup, build};
 use ripieno_server::{AccessConfig, ServerConfig, SharedMemory};
@@ -24,8 +24,15 @@ fn setup() -> Setup {
     Setup { models: vec![], devices: 1, limits }
 }
 
-/// A model whose outputs are its inputs, after ℓ(b) = `alpha_ms`·b.
-fn load(engine: &Engine, executor: &EmulatedEngine, registry: &Registry, name: &str, alpha_ms: f64, max_queue: usize) {
+/// Loads a model whose outputs are its inputs, with ℓ(b) = `alpha_ms`·b.
+fn load(
+    engine: &Engine,
+    executor: &EmulatedEngine,
+    registry: &ModelRegistry,
+    name: &str,
+    alpha_ms: f64,
+    max_queue: usize,
+) {
     let profile = Profile::linear(alpha_ms, 0.0, MAX_BATCH).unwrap();
     let spec = |name: &str| TensorSpec { name: name.into(), datatype: DataType::Fp32, shape: vec![-1, 2] };
     let block = BlockSource { profile: Some(profile.clone()), ..BlockSource::new(name) };
@@ -48,7 +55,7 @@ fn load(engine: &Engine, executor: &EmulatedEngine, registry: &Registry, name: &
         lengths: None,
         labels: Default::default(),
         text: None,
-        slo: Slo { span: Nanos::from_millis(60_000), origin: Origin::Owner, answer_late: false },
+        slo: Slo { span: Nanos::from_millis(60_000), origin: SloOrigin::Owner, answer_late: false },
         one_row: None,
         ensemble: None,
         edge: Default::default(),
@@ -65,10 +72,10 @@ async fn start_with(config: ServerConfig) -> Running {
     let scheduler = build("eager", &setup(), &Default::default()).unwrap();
     let executor = Arc::new(EmulatedEngine::new(EmulatedOptions::default()));
     let engine = Engine::start(EngineConfig::new(scheduler, setup(), vec![executor.clone()])).unwrap();
-    let registry = Arc::new(Registry::new());
+    let registry = Arc::new(ModelRegistry::new());
     load(&engine, &executor, &registry, "quick", 0.1, 64);
     load(&engine, &executor, &registry, "slow", 30_000.0, 1);
-    // Its last handle would wait for the slow batch; the end of the process does not.
+    // Dropping its last handle would wait for the slow batch; the end of the process does not.
     std::mem::forget(engine.clone());
     run(config, Arc::new(engine), registry.clone(), Arc::new(Shelf(registry))).await
 }
@@ -94,7 +101,7 @@ async fn answers_are_counted_in_statistics_and_metrics() {
     assert_eq!((&model["inference_count"], &model["inference_stats"]["success"]["count"]), (&json!(13), &json!(3)));
     assert_eq!(model["execution_count"], json!(5));
     assert!(model["inference_stats"]["compute_infer"]["ns"].as_u64().unwrap() > 0);
-    // perf_analyzer gives up on phases that were counted differently.
+    // perf_analyzer fails if the counts of the phases differ.
     for phase in ["compute_input", "compute_infer", "compute_output"] {
         assert_eq!(model["inference_stats"][phase]["count"], json!(3), "{phase}");
     }
@@ -132,7 +139,7 @@ async fn answers_are_counted_in_statistics_and_metrics() {
     assert!((-1.0..86_400.0).contains(&age) && sample("process_cpu_seconds_total") >= 0.0, "{age}");
 }
 
-/// The engine has answered, but the client has not got what it asked for.
+/// The engine answered, but the output could not be delivered.
 #[tokio::test]
 async fn an_answer_that_cannot_be_written_counts_as_failed() {
     let access = AccessConfig { shared_memory: SharedMemory::Local, ..AccessConfig::default() };
@@ -142,7 +149,7 @@ async fn an_answer_that_cannot_be_written_counts_as_failed() {
     std::fs::write(&path, [0; 8]).unwrap();
     let region = json!({"key": object, "byte_size": 8}).to_string();
     let registered = server.post("/v2/systemsharedmemory/region/r/register", &[], region).await;
-    // It shrinks after it was registered.
+    // The object shrinks after it was registered.
     std::fs::write(&path, [0; 4]).unwrap();
     assert_eq!(registered.status, StatusCode::OK, "{:?}", registered.body);
     let mut elsewhere = body(1, 0);
@@ -185,7 +192,7 @@ async fn devices_come_and_go_by_calls() {
     assert_eq!(states().await, serving(&[0, 1, 2]));
     let full = call("add").await;
     assert!(full.status == StatusCode::BAD_REQUEST && full.error().contains("3 devices"), "{}", full.error());
-    // Who is given up keeps its place for a moment, which nobody gets to feel.
+    // A lost device keeps its id for a moment, which clients do not notice.
     for _ in 0..20 {
         assert_eq!(call("2/lose").await.status, StatusCode::OK);
         let mut added = call("add").await;
@@ -196,7 +203,7 @@ async fn devices_come_and_go_by_calls() {
         }
         assert_eq!(added.json(), json!({"id": 2}));
     }
-    // A device that holds nothing is gone at once, but its threads end in their own time.
+    // A device without tasks is removed immediately, but its threads end later.
     let gone = async |id: u64| while states().await.iter().any(|(at, _)| *at == id) {};
     assert_eq!(call("0/remove").await.status, StatusCode::OK);
     gone(0).await;
@@ -229,7 +236,7 @@ async fn devices_come_and_go_by_calls() {
 #[tokio::test]
 async fn a_deadline_is_answered_while_the_device_is_busy_and_a_full_queue_refuses() {
     let server = start().await;
-    // Runs for half a minute and is given up long before.
+    // Would run for half a minute and is withdrawn long before.
     let hopeless = server.infer("slow", &body(1, 50_000)).await;
     assert_eq!(hopeless.status, StatusCode::GATEWAY_TIMEOUT, "{:?}", hopeless.body);
     assert!(hopeless.error().starts_with("Request timeout expired"));
@@ -239,7 +246,7 @@ async fn a_deadline_is_answered_while_the_device_is_busy_and_a_full_queue_refuse
     });
     let mut refused = server.infer("slow", &body(1, 1_000)).await;
     while refused.status == StatusCode::GATEWAY_TIMEOUT {
-        // The one that is to fill the queue is still on its way.
+        // The request that fills the queue has not arrived yet.
         refused = server.infer("slow", &body(1, 1_000)).await;
     }
     assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS, "{:?}", refused.body);

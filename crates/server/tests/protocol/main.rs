@@ -1,5 +1,5 @@
-//! The front end over loopback, as a client sees it: a scripted backend for what must be exact, the runtime with an
-//! emulated device for what must fit together.
+//! The server over loopback as clients see it: a scripted backend for exact tests, and the runtime
+//! with an emulated device for end-to-end tests.
 
 mod access;
 mod compression;

@@ -1,4 +1,4 @@
-//! Bytes: everything that clients make the server hold is within one budget, and is given back.
+//! Memory: everything that clients make the server hold is within one budget, and is released.
 
 use crate::grpc::infer_request;
 use crate::scripted::{Event, MODELS, answer, echo, serve};
@@ -26,16 +26,16 @@ use tonic::Code;
 
 const MIB: usize = 1 << 20;
 const BUDGET: usize = 8 * MIB;
-/// What calls take beside their bodies.
+/// Memory of calls besides their bodies.
 const CALLS: usize = 64 << 10;
-/// What 7 MiB are halved to, so that no more is reserved before they come.
+/// Halving 7 MiB repeatedly gives this size, which is reserved before any data arrives.
 const PIECE: usize = 7 * MIB / 32;
 
 fn small() -> ServerConfig {
     ServerConfig { max_bytes_in_flight: BUDGET, max_body_bytes: 64 * MIB, ..config() }
 }
 
-/// A metric without labels.
+/// Returns the value of a metric without labels.
 async fn metric(server: &Running, name: &str) -> usize {
     let url = format!("http://{}/metrics", server.addresses.metrics.unwrap());
     let text = send(Request::get(url).body(Full::default()).unwrap()).await.body;
@@ -48,7 +48,7 @@ pub(crate) async fn held(server: &Running) -> usize {
     metric(server, "ripieno_held_bytes").await
 }
 
-/// Waits until no more is held than the calls that ask take.
+/// Waits until only the memory of the metrics calls is held.
 async fn until_free(server: &Running) {
     let free = async { while held(server).await > CALLS {} };
     tokio::time::timeout(PATIENCE, free).await.expect("bytes are given back");
@@ -68,7 +68,7 @@ async fn what_inflates_beyond_the_budget_is_refused_before_it_has() {
     for path in ["/v2/models/simple/infer", "/v2/models/simple/generate", "/v2/models/simple/generate_stream"] {
         let refused = infer(path).await;
         assert_eq!(refused.status, StatusCode::PAYLOAD_TOO_LARGE, "{path}");
-        // It was stopped on its way.
+        // The transfer was stopped.
         let error = refused.error();
         let taken: usize = error.split(' ').find_map(|word| word.parse().ok()).unwrap();
         assert!(taken < 2 * BUDGET && error.contains("more than the 8388608 that the server may hold"), "{error}");
@@ -80,7 +80,7 @@ async fn what_inflates_beyond_the_budget_is_refused_before_it_has() {
 #[tokio::test]
 async fn json_that_becomes_large_is_refused_before_it_has() {
     let (server, ..) = scripted(small()).await;
-    // Two bytes a number, which become eight.
+    // Two bytes per number, which become eight.
     let numbers = "1,".repeat(2 * MIB / 2);
     let infer = format!(r#"{{"inputs":[{{"name":"x","shape":[1,2],"datatype":"FP32","data":[{numbers}1]}}]}}"#);
     let refused = server.post("/v2/models/simple/infer", &[], infer).await;
@@ -115,7 +115,7 @@ fn body(pieces: mpsc::Receiver<Bytes>) -> Body {
     StreamBody::new(Box::pin(ReceiverStream::new(pieces).map(|piece| Ok(Frame::data(piece)))))
 }
 
-/// Begins a message of `length` bytes; what comes of it are the headers and trailers of the answer.
+/// Starts a message of `length` bytes; returns the headers and trailers of the response.
 pub(crate) async fn begin(client: &mut http2::SendRequest<Body>, path: &str, length: usize) -> Slow {
     let (pieces, receive) = mpsc::channel(4);
     let head = [&[0][..], &(length as u32).to_be_bytes()].concat();
@@ -154,7 +154,7 @@ async fn messages_are_reserved_as_they_come() {
     tokio::time::timeout(PATIENCE, reserved).await.unwrap();
     assert!(held(&server).await < 8 * PIECE + CALLS, "no more is held than may soon come");
     assert_eq!(begin(&mut client, "ModelInfer", 65 * MIB).await.code().await, Code::InvalidArgument);
-    // One after the other they take what there is; then one is refused, and the others can go on.
+    // Together they use up the budget; then one is refused, and the others continue.
     let pieces = begun.iter().map(|call| call.pieces.clone()).collect::<Vec<_>>();
     for (at, call) in pieces.iter().enumerate() {
         if call.send(Bytes::from(vec![0; 2 * MIB])).await.is_err() {
@@ -243,7 +243,7 @@ async fn idle_streams_hold_next_to_nothing() {
     until_free(&server).await;
 }
 
-/// Waits until so many jobs are stuck, and then until the streams that sent them have seen that they may not go on.
+/// Waits until `jobs` jobs are stuck, and then until their streams have paused.
 async fn until_paused(server: &Running, events: &mut mpsc::Receiver<Event>, jobs: usize) {
     for _ in 0..jobs {
         assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Submitted));
@@ -301,7 +301,7 @@ async fn typed_contents_are_held_whatever_their_parameters_say() {
     let mut client = server.grpc().await;
     let call = tokio::spawn(async move { client.model_infer(request).await });
     assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Submitted));
-    // The answer's share comes on top.
+    // The response's reservation is added.
     assert!(held(&server).await >= 3 * MIB, "{}", held(&server).await);
     let job = backend.stuck.lock().pop().unwrap();
     answer(job, echo).unwrap();
@@ -347,7 +347,7 @@ async fn a_dense_message_is_refused_before_it_is_decoded() {
     let cases = [
         // Inputs of two bytes each.
         ([0x2a, 0].repeat(100_000), Code::InvalidArgument),
-        // One input with a shape of a million numbers of one byte.
+        // One input with a shape of a million one-byte numbers.
         ([&[0x2a, 0xc4, 0x84, 0x3d, 0x1a, 0xc0, 0x84, 0x3d][..], &vec![1; 1_000_000]].concat(), Code::InvalidArgument),
     ];
     for (message, code) in cases {
@@ -361,7 +361,7 @@ async fn a_dense_message_is_refused_before_it_is_decoded() {
     until_free(&server).await;
 }
 
-/// A request whose answer is `size` bytes of binary data, in HTTP/1.
+/// An HTTP/1 request whose response is `size` bytes of binary data.
 fn binary(size: usize) -> Vec<u8> {
     let shape = size / 8;
     let head = format!(
@@ -382,12 +382,12 @@ async fn narrow(server: &Running) -> TcpStream {
 }
 
 #[tokio::test]
-async fn answers_that_nobody_reads_are_within_the_budget_and_do_not_last() {
+async fn unread_responses_are_within_the_budget_and_time_out() {
     let hasty = ServerConfig { write_timeout: Duration::from_secs(2), max_bytes_in_flight: 4 * BUDGET, ..small() };
     let (server, ..) = scripted(hasty).await;
     let mut silent = Vec::new();
-    // More than the kernel buffers, so that the server is left with most of it; and request, output and encoding are held
-    // together for a moment, so that a third one has no room.
+    // More than the kernel buffers, so that the server keeps most of it. Request, output and
+    // encoding are held together for a moment, so that a third response has no room.
     for _ in 0..4 {
         let mut stream = narrow(&server).await;
         stream.write_all(&binary(BUDGET)).await.unwrap();
@@ -396,14 +396,14 @@ async fn answers_that_nobody_reads_are_within_the_budget_and_do_not_last() {
     let full = async { while held(&server).await < BUDGET {} };
     tokio::time::timeout(PATIENCE, full).await.unwrap();
     assert!(held(&server).await <= 4 * BUDGET + CALLS);
-    // Who reads nothing is cut off.
+    // A client that reads nothing is disconnected.
     until_free(&server).await;
     let answer = server.post("/v2/models/simple/infer", &[], crate::infer::floats().to_string()).await;
     assert_eq!(answer.status, StatusCode::OK);
 }
 
 #[tokio::test]
-async fn answers_that_nobody_reads_on_one_connection_are_within_the_budget_and_do_not_last() {
+async fn unread_responses_on_one_connection_are_within_the_budget_and_time_out() {
     let hasty = ServerConfig { write_timeout: Duration::from_secs(2), ..small() };
     let (server, ..) = scripted(hasty).await;
     let mut client = http2(server.addresses.grpc.unwrap(), 1024).await;

@@ -1,4 +1,4 @@
-//! What grpcurl and the like ask first: which services and messages there are.
+//! Requests of grpcurl and similar clients: lists of services and messages.
 
 use crate::access::Scratch;
 use crate::support::{PATIENCE, config, scripted, start};
@@ -17,7 +17,7 @@ fn question(asked: MessageRequest) -> ServerReflectionRequest {
     ServerReflectionRequest { host: String::new(), message_request: Some(asked) }
 }
 
-/// The part of a file's description that says what it defines.
+/// Parts of a file descriptor that name its definitions.
 #[derive(Clone, PartialEq, Message)]
 struct File {
     #[prost(string, tag = "1")]
@@ -31,7 +31,7 @@ async fn services_and_files_are_described_as_they_are_asked_for() {
     let server = start().await;
     let mut client = ServerReflectionClient::new(server.channel().await);
     let (send, receive) = tokio::sync::mpsc::channel(1);
-    // A client asks, waits for the answer and asks on, on a stream that it keeps open.
+    // A client asks, waits for the answer and asks again on an open stream.
     let mut answers = client.server_reflection_info(ReceiverStream::new(receive)).await.unwrap().into_inner();
     let mut ask = async |asked| {
         send.send(question(asked)).await.unwrap();
@@ -72,7 +72,8 @@ async fn the_older_version_is_there_too_and_a_call_has_an_end() {
     let mut client = v1alpha::server_reflection_client::ServerReflectionClient::new(server.channel().await);
     let list = v1alpha::server_reflection_request::MessageRequest::ListServices(String::new());
     let asked = v1alpha::ServerReflectionRequest { host: String::new(), message_request: Some(list) };
-    // A client that asks for ever gets so many answers; 16 bytes and more a question.
+    // A client that asks forever gets a bounded number of answers; a question takes at least 16
+    // bytes.
     let for_ever = tokio_stream::iter(std::iter::repeat_n(asked.clone(), 200_000));
     let mut answers = client.server_reflection_info(for_ever).await.unwrap().into_inner();
     let mut answered = 0;
@@ -80,7 +81,7 @@ async fn the_older_version_is_there_too_and_a_call_has_an_end() {
         answered += 1;
     }
     assert!((1..100_000).contains(&answered), "{answered}");
-    // Nor does one that asks nothing keep the server.
+    // A client that asks nothing does not occupy the server forever.
     let silent = client.server_reflection_info(tokio_stream::pending()).await.unwrap();
     server.stop.take().unwrap().send(()).unwrap();
     assert!(tokio::time::timeout(PATIENCE, server.done).await.unwrap().unwrap());
@@ -88,7 +89,7 @@ async fn the_older_version_is_there_too_and_a_call_has_an_end() {
 }
 
 #[tokio::test]
-async fn who_needs_a_token_needs_one_for_this() {
+async fn reflection_needs_a_token_if_tokens_are_enabled() {
     let tokens = Scratch::new("[[token]]\nname = \"a\"\ntoken = \"0123456789abcdef\"\nscopes = [\"infer\"]\n");
     let access = AccessConfig { tokens: Some(TokenSource::File(tokens.0.clone())), ..AccessConfig::default() };
     let server = scripted(ServerConfig { access, ..config() }).await.0;

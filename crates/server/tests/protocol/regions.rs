@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tonic::Code;
 
-/// A shared-memory object of its own, gone with the test.
+/// A shared memory object, removed on drop.
 struct Object(String);
 
 impl Object {
@@ -64,7 +64,7 @@ fn floats(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// Input x and output y of the model "simple", which gives back what it takes, each in a region.
+/// Builds a request to the echo model "simple" with input x and output y, each in a region.
 fn request(input: Value, output: Value) -> Value {
     json!({
         "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "parameters": input}],
@@ -86,7 +86,7 @@ async fn tensors_are_read_from_and_written_to_regions() {
     let answer = server.infer("simple", &request(place("r", 8, 8), place("r", 24, 20))).await;
     assert_eq!(answer.json()["outputs"], json!([{"name": "y", "datatype": "FP32", "shape": [1, 2]}]));
     assert_eq!(object.content(), [&[7; 16], &bytes[..], &[7; 8], &bytes, &[7; 24]].concat());
-    // One tensor may be there and the other in the message.
+    // One tensor may be in a region and the other in the message.
     let mut mixed = request(place("r", 8, 8), json!({}));
     mixed["outputs"][0]["parameters"] = json!({"binary_data": false});
     assert_eq!(server.infer("simple", &mixed).await.json()["outputs"][0]["data"], json!([1.5, -2.0]));
@@ -155,7 +155,7 @@ async fn grpc_does_the_same() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_refused_when_it_is_registered() {
+async fn registering_a_missing_object_is_refused() {
     let server = open().await;
     let object = Object::new(&[0; 16]);
     let link = Object::new(&[]);
@@ -195,7 +195,7 @@ async fn what_is_not_there_is_refused_when_it_is_registered() {
     fs::remove_dir(folder.path()).unwrap();
     let well = region(&object.0, json!(0), json!(16));
     for name in ["..", "a%2Fb", "%00"] {
-        // A name is only a name.
+        // Names may contain any characters.
         assert_eq!(server.register(name, well.clone()).await.status, StatusCode::OK, "{name}");
     }
     assert_eq!(server.register(&"n".repeat(256), well).await.status, StatusCode::BAD_REQUEST);
@@ -229,7 +229,7 @@ async fn requests_cannot_leave_their_region() {
         assert!(reply.status.is_client_error(), "{input} {output}: {}", reply.status);
         assert!(reply.error().contains(wanted), "{input} {output}: {}", reply.error());
     }
-    // A shape of more than a request may hold is refused before anything is allocated.
+    // A shape that exceeds the limit of a request is refused before allocation.
     let huge = Object::new(&[]);
     huge.resize(8 << 30);
     assert_eq!(server.register("huge", json!({"key": huge.0, "byte_size": 8_u64 << 30})).await.status, StatusCode::OK);
@@ -251,7 +251,7 @@ async fn an_object_that_shrinks_or_goes_ends_nothing() {
     assert!(server.infer("simple", &request(place("r", 0, 8), place("r", 0, 8))).await.error().contains("has 0 bytes"));
     object.resize(16);
     assert_eq!(server.infer("simple", &request(place("r", 0, 8), place("r", 8, 8))).await.status, StatusCode::OK);
-    // The server keeps what it has opened, as another process would.
+    // The server keeps objects open, as another process would.
     fs::remove_file(object.path()).unwrap();
     assert_eq!(server.infer("simple", &request(place("r", 0, 8), place("r", 8, 8))).await.status, StatusCode::OK);
 }
@@ -276,7 +276,7 @@ async fn a_region_may_be_unregistered_while_a_request_uses_it() {
 }
 
 #[tokio::test]
-async fn the_door_is_closed_unless_it_is_opened_and_never_open_to_web_pages() {
+async fn shared_memory_is_disabled_by_default_and_always_for_web_pages() {
     let object = Object::new(&[0; 16]);
     let body = json!({"key": object.0, "byte_size": 16});
     let closed = sharing(SharedMemory::Off, None).await;

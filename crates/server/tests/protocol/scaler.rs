@@ -1,4 +1,4 @@
-//! KEDA's calls, as KEDA makes them: on the port of the metrics, without anything of HTTP before.
+//! KEDA's calls on the metrics port: HTTP/2 without a preceding HTTP/1 request.
 
 use crate::access::Scratch;
 use crate::support::{config, scripted};
@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use tonic::Code;
 
 #[tokio::test]
-async fn keda_is_told_how_many_devices_the_load_needs() {
+async fn keda_receives_the_number_of_devices_that_the_load_needs() {
     let (running, backend, _events) = scripted(config()).await;
     let metrics = running.addresses.metrics.unwrap();
     let mut keda = ExternalScalerClient::connect(format!("http://{metrics}")).await.unwrap();
@@ -23,7 +23,7 @@ async fn keda_is_told_how_many_devices_the_load_needs() {
     let mut stream = keda.stream_is_active(object.clone()).await.unwrap().into_inner();
     for primary in [true, false] {
         backend.primary.store(primary, Ordering::Relaxed);
-        // The stream says what is so at once, and then what has changed.
+        // The stream sends the current value immediately, then every change.
         assert_eq!(stream.message().await.unwrap().unwrap().result, primary);
         assert_eq!(keda.is_active(object.clone()).await.unwrap().into_inner().result, primary);
         let values = keda.get_metrics(asked()).await.unwrap().into_inner().metric_values;
@@ -35,7 +35,7 @@ async fn keda_is_told_how_many_devices_the_load_needs() {
 }
 
 #[tokio::test]
-async fn who_may_not_read_the_metrics_may_not_ask_either() {
+async fn scaler_calls_need_the_metrics_permission() {
     let file =
         Scratch::new("[[token]]\nname = \"any\"\ntoken = \"the-token-of-somebody-else\"\nscopes = [\"infer\"]\n");
     let access = AccessConfig { tokens: Some(TokenSource::File(file.0.clone())), ..AccessConfig::default() };

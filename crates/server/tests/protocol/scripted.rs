@@ -1,14 +1,14 @@
-//! A backend that does what the model's name says, at once.
+//! A backend that immediately does what the model's name says.
 
 use parking_lot::Mutex;
 use ripieno_base::{DeviceId, ModelId, Nanos};
 use ripieno_executor::Tensor;
 use ripieno_model::{DataType, TensorSpec};
-use ripieno_repository::registry::{Brought, IndexRow, ModelState, Registry, Repository, ServedEntry};
-use ripieno_repository::slo::{Origin, Slo};
+use ripieno_repository::registry::{IndexRow, ModelRegistry, ModelState, Repository, ServedEntry, Upload};
+use ripieno_repository::slo::{Slo, SloOrigin};
 use ripieno_runtime::{
-    Answer, Answered, DeviceRefused, DeviceSnapshot, Failure, Job, ModelSnapshot, Processes, Refused,
-    SchedulerSnapshot, Step,
+    DeviceRefused, DeviceSnapshot, EngineProcesses, Failure, Job, JobOutput, JobResult, ModelSnapshot, Refused,
+    SchedulerSnapshot, StreamedStep,
 };
 use ripieno_server::{Backend, DeviceChange, Withdraw};
 use std::sync::Arc;
@@ -16,10 +16,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// What becomes of a job.
+/// Handles a job.
 type Act = fn(Job, &Scripted) -> Result<(), Refused>;
 
-/// What the models do; their ids are positions here. Besides, there is one identity model for each datatype.
+/// The models' behaviours; a model's id is its position. In addition, there is one identity model
+/// per datatype.
 pub(crate) const MODELS: [(&str, Act); 16] = [
     ("simple", |job, _| answer(job, echo)),
     ("two", |job, _| answer(job, echo)),
@@ -59,11 +60,11 @@ pub(crate) const MODELS: [(&str, Act); 16] = [
     ("crowded", |_, _| Err(Refused::NodesFull { held: 3, bound: 4, retry_after: Duration::from_millis(1200) })),
 ];
 
-/// Passes steps on if they are wanted, the last one marked; without an end, two of them.
+/// Sends steps if they are requested, the last one marked; endless models send two.
 fn step(job: &mut Job, steps: usize) {
     let Some(on_step) = &mut job.on_step else { return };
     for at in 0..steps.max(2) {
-        on_step(Step { outputs: vec![tensor("y", &[1, 1], &[at as f32])], last: at + 1 == steps });
+        on_step(StreamedStep { outputs: vec![tensor("y", &[1, 1], &[at as f32])], last: at + 1 == steps });
     }
 }
 
@@ -72,8 +73,8 @@ fn tensor(name: &str, shape: &[i64], values: &[f32]) -> Tensor {
     Tensor { name: name.into(), datatype: DataType::Fp32, shape: shape.to_vec(), data: data.into() }
 }
 
-fn answered(outputs: Vec<Tensor>) -> Answered {
-    Answered { outputs, queued: Nanos(1), executed: Nanos(1), batch: 1, late: false }
+fn answered(outputs: Vec<Tensor>) -> JobOutput {
+    JobOutput { outputs, queued: Nanos(1), executed: Nanos(1), batch: 1, late: false }
 }
 
 #[derive(Debug, PartialEq)]
@@ -85,7 +86,7 @@ pub(crate) enum Event {
 
 pub(crate) struct Scripted {
     pub(crate) stuck: Mutex<Vec<Job>>,
-    /// Whether its devices are all that there are.
+    /// Whether this backend is the primary scheduler.
     pub(crate) primary: AtomicBool,
     events: mpsc::Sender<Event>,
 }
@@ -98,15 +99,15 @@ impl Scripted {
 }
 
 /// Answers a job.
-pub(crate) fn answer(job: Job, with: fn(&[Tensor]) -> Answer) -> Result<(), Refused> {
+pub(crate) fn answer(job: Job, with: fn(&[Tensor]) -> JobResult) -> Result<(), Refused> {
     let Job { inputs, on_step, on_answer, .. } = job;
     drop(on_step);
     on_answer(with(&inputs));
     Ok(())
 }
 
-/// Inputs back as outputs, "x" as "y".
-pub(crate) fn echo(inputs: &[Tensor]) -> Answer {
+/// Returns the inputs as outputs, "x" as "y".
+pub(crate) fn echo(inputs: &[Tensor]) -> JobResult {
     let output = |input: &Tensor| Tensor { name: Arc::from(input.name.replace('x', "y")), ..input.clone() };
     let outputs = inputs.iter().map(output).collect();
     Ok(answered(outputs))
@@ -126,10 +127,10 @@ impl Backend for Scripted {
         None
     }
 
-    /// Of a model that is named so, none is there.
-    fn processes(&self, id: ModelId) -> Option<Processes> {
+    /// The engine process of a model with this name is down.
+    fn processes(&self, id: ModelId) -> Option<EngineProcesses> {
         let (name, _) = MODELS.get(id.index())?;
-        (*name == "down").then_some(Processes { up: false, restarts: 7 })
+        (*name == "down").then_some(EngineProcesses { up: false, restarts: 7 })
     }
 
     fn devices(&self) -> Vec<DeviceSnapshot> {
@@ -154,7 +155,14 @@ fn spec(name: &str, datatype: DataType, shape: &[i64]) -> TensorSpec {
 }
 
 /// Makes a model ready.
-pub(crate) fn serve(registry: &Registry, name: &str, version: &str, id: u16, datatype: DataType, tensors: &[&str]) {
+pub(crate) fn serve(
+    registry: &ModelRegistry,
+    name: &str,
+    version: &str,
+    id: u16,
+    datatype: DataType,
+    tensors: &[&str],
+) {
     // A raw string is one element.
     let width = if name == "texts" { 1 } else { 2 };
     let specs = |of: &dyn Fn(&str) -> String| -> Vec<TensorSpec> {
@@ -175,7 +183,7 @@ pub(crate) fn serve(registry: &Registry, name: &str, version: &str, id: u16, dat
         lengths: None,
         labels: Default::default(),
         text: None,
-        slo: Slo { span: Nanos::from_millis(100), origin: Origin::Owner, answer_late: false },
+        slo: Slo { span: Nanos::from_millis(100), origin: SloOrigin::Owner, answer_late: false },
         one_row: Some(Nanos::from_millis(178)),
         ensemble: None,
         edge: Default::default(),
@@ -184,8 +192,8 @@ pub(crate) fn serve(registry: &Registry, name: &str, version: &str, id: u16, dat
     registry.set(name, version, ModelState::Ready(Arc::new(entry)), "");
 }
 
-pub(crate) fn registry() -> Arc<Registry> {
-    let registry = Registry::new();
+pub(crate) fn registry() -> Arc<ModelRegistry> {
+    let registry = ModelRegistry::new();
     for (id, (name, _)) in MODELS.iter().enumerate() {
         let tensors: &[&str] = if *name == "two" { &["x0", "x1"] } else { &["x"] };
         serve(&registry, name, "1", id as u16, DataType::Fp32, tensors);
@@ -197,18 +205,19 @@ pub(crate) fn registry() -> Arc<Registry> {
     Arc::new(registry)
 }
 
-/// Loads "simple", and "late" with an empty configuration and no file but one of three bytes; all else it has never heard of.
-pub(crate) struct Shelf(pub(crate) Arc<Registry>);
+/// Loads "simple", and "late" with an empty configuration and no file except one of three bytes;
+/// other models are unknown.
+pub(crate) struct Shelf(pub(crate) Arc<ModelRegistry>);
 
 impl Repository for Shelf {
-    fn load(&self, name: &str, brought: Option<&Brought>) -> Result<(), String> {
-        let fits = |brought: &Brought| {
-            let files: Vec<_> = brought.files.iter().map(|(path, content)| (path.as_str(), &content[..])).collect();
-            brought.config.as_deref() == Some("{}") && matches!(&files[..], [] | [("1/model.onnx", [0, 0, 0])])
+    fn load(&self, name: &str, upload: Option<&Upload>) -> Result<(), String> {
+        let fits = |upload: &Upload| {
+            let files: Vec<_> = upload.files.iter().map(|(path, content)| (path.as_str(), &content[..])).collect();
+            upload.config.as_deref() == Some("{}") && matches!(&files[..], [] | [("1/model.onnx", [0, 0, 0])])
         };
-        match (name, brought) {
+        match (name, upload) {
             ("simple", None) => Ok(()),
-            ("late", Some(brought)) if fits(brought) => {
+            ("late", Some(upload)) if fits(upload) => {
                 serve(&self.0, "late", "1", 0, DataType::Fp32, &["x"]);
                 Ok(())
             }

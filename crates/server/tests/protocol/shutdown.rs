@@ -1,4 +1,4 @@
-//! Going down: nothing new is taken, what is in flight ends.
+//! Shutdown: nothing new is accepted, requests in flight finish.
 
 use crate::memory::{begin, held, http2};
 use crate::scripted::{Event, echo};
@@ -22,7 +22,7 @@ async fn calls_in_flight_are_answered_before_the_end() {
     stream.write_all(request("stuck").as_bytes()).await.unwrap();
     assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Submitted));
     server.stop.take().unwrap().send(()).unwrap();
-    // Connections are refused once the listener is gone, which takes the server a moment to notice.
+    // Connections are refused once the listener is closed, which takes a moment.
     while TcpStream::connect(address).await.is_ok() {
         tokio::task::yield_now().await;
     }
@@ -35,9 +35,10 @@ async fn calls_in_flight_are_answered_before_the_end() {
     assert!(tokio::time::timeout(PATIENCE, server.done).await.unwrap().unwrap());
 }
 
-/// Who keeps a connection cannot know that the server is going down, and would not know whether what it then sends was served.
+/// A client with an open connection cannot know of the shutdown, nor whether its next request was
+/// served.
 #[tokio::test]
-async fn who_keeps_a_connection_is_told_with_its_last_answer() {
+async fn the_last_response_of_a_connection_announces_its_end() {
     let patient = ripieno_server::ServerConfig { last_calls: PATIENCE, drain_timeout: 2 * PATIENCE, ..config() };
     let (mut server, _backend, _events) = scripted(patient).await;
     let address = server.addresses.http.unwrap();
@@ -48,7 +49,7 @@ async fn who_keeps_a_connection_is_told_with_its_last_answer() {
     let first = kept.read(&mut answer).await.unwrap();
     assert!(answer[..first].starts_with(b"HTTP/1.1 200"));
     let mut fresh = TcpStream::connect(address).await.unwrap();
-    // Until it is accepted: what only waits to be is refused with the listener.
+    // Wait until the connection is accepted; one that is still queued is refused with the listener.
     while server.get("/v2/health/live").await.status != StatusCode::OK {}
     server.stop.take().unwrap().send(()).unwrap();
     while TcpStream::connect(address).await.is_ok() {
@@ -62,7 +63,7 @@ async fn who_keeps_a_connection_is_told_with_its_last_answer() {
     }
 }
 
-/// Who sends several requests ahead has them answered, in order; the last answer says that it is the last.
+/// Pipelined requests are answered in order; the last response says that it is the last.
 #[tokio::test]
 async fn a_pipeline_that_has_come_is_answered_to_its_end() {
     let (mut server, backend, mut events) = scripted(config()).await;
@@ -91,9 +92,9 @@ async fn a_pipeline_that_has_come_is_answered_to_its_end() {
     assert!(tokio::time::timeout(PATIENCE, server.done).await.unwrap().unwrap());
 }
 
-/// But not for ever.
+/// The number of pipelined requests is bounded.
 #[tokio::test]
-async fn who_always_sends_ahead_does_not_keep_the_server() {
+async fn endless_pipelining_does_not_delay_the_shutdown() {
     let (mut server, backend, mut events) = scripted(config()).await;
     let address = server.addresses.http.unwrap();
     let mut stream = TcpStream::connect(address).await.unwrap();
@@ -107,22 +108,23 @@ async fn who_always_sends_ahead_does_not_keep_the_server() {
     let job = backend.stuck.lock().pop().unwrap();
     (job.on_answer)(echo(&job.inputs));
     let mut answers = Vec::new();
-    // What is left unread may end the connection with a reset.
+    // Unread data may end the connection with a reset.
     let _ = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answers)).await.unwrap();
     let answered = String::from_utf8(answers).unwrap().matches("HTTP/1.1 200").count();
     assert!((2..200).contains(&answered), "{answered}");
     assert!(tokio::time::timeout(PATIENCE, server.done).await.unwrap().unwrap());
 }
 
-/// A client of HTTP/2 is told, also one whose first call came just in time for the last calls, however busy it is then.
+/// An HTTP/2 client is notified, even if its first call arrived during the shutdown and whatever
+/// its load.
 #[tokio::test]
-async fn who_begins_with_the_last_calls_is_told_like_all_others() {
+async fn a_connection_that_begins_during_the_shutdown_is_notified() {
     let last_calls = Duration::from_secs(1);
     let patient = ripieno_server::ServerConfig { last_calls, drain_timeout: 10 * PATIENCE, ..config() };
     let (mut server, _backend, _events) = scripted(patient).await;
     let live = ripieno_wire::proto::inference::ServerLiveRequest {};
     let mut client = server.grpc().await;
-    // Who comes later is served, so that this one is connected.
+    // This call is served, so the connection is established.
     server.grpc().await.server_live(live).await.unwrap();
     server.stop.take().unwrap().send(()).unwrap();
     let calls = async { while client.server_live(live).await.is_ok() {} };
@@ -130,7 +132,7 @@ async fn who_begins_with_the_last_calls_is_told_like_all_others() {
     assert!(tokio::time::timeout(PATIENCE, server.done).await.unwrap().unwrap());
 }
 
-/// What has come in part when the server goes down holds nobody up, although clients have long for heads and bodies.
+/// Incomplete requests do not delay the shutdown, although timeouts of heads and bodies are long.
 #[tokio::test]
 async fn requests_that_do_not_come_whole_do_not_keep_the_server() {
     let long = 10 * PATIENCE;
@@ -147,7 +149,8 @@ async fn requests_that_do_not_come_whole_do_not_keep_the_server() {
     let (http, grpc) = (server.addresses.http.unwrap(), server.addresses.grpc.unwrap());
     let whole = request("simple");
     let preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-    // Nothing, part of a head and of a body; of what begins an HTTP/2 connection, and all of it without a call.
+    // Nothing, parts of a head and of a body, part of an HTTP/2 preface, and all of it without a
+    // call.
     let parts = ["", &whole[..20], &whole[..whole.len() - 3], &preface[..10], preface];
     let mut clients = Vec::new();
     for part in parts {
@@ -158,7 +161,7 @@ async fn requests_that_do_not_come_whole_do_not_keep_the_server() {
     let mut client = http2(grpc, 1 << 16).await;
     let call = begin(&mut client, "ModelInfer", 1 << 18).await;
     call.pieces.send(vec![0; 1 << 17].into()).await.unwrap();
-    // What is read of the message is held.
+    // The received part of the message is held.
     while held(&server).await < 1 << 17 {}
     server.stop.take().unwrap().send(()).unwrap();
     assert!(tokio::time::timeout(PATIENCE, server.done).await.expect("it goes down").unwrap(), "in order");

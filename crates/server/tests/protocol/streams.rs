@@ -1,4 +1,4 @@
-//! Answers in parts: ModelStreamInfer and server-sent events.
+//! Streamed responses: ModelStreamInfer and server-sent events.
 
 use crate::grpc::infer_request;
 use crate::scripted::Event;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 
-/// Every message that one request leads to.
+/// Returns every message in response to one request.
 async fn stream(server: &Running, request: ModelInferRequest) -> Vec<ModelStreamInferResponse> {
     let (send, receive) = tokio::sync::mpsc::channel(1);
     send.send(request).await.unwrap();
@@ -31,7 +31,7 @@ fn is_final(response: &ModelInferResponse) -> bool {
     choice == Some(ParameterChoice::BoolParam(true))
 }
 
-/// The values of each output by name.
+/// Returns the values of each output by name.
 fn values(response: &ModelInferResponse) -> Vec<(String, Vec<f32>)> {
     let outputs = response.outputs.iter().zip(&response.raw_output_contents);
     let read = |raw: &[u8]| raw.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
@@ -46,7 +46,7 @@ async fn a_grpc_stream_has_a_message_for_each_step_and_marks_the_last() {
     assert_eq!(responses.iter().map(is_final).collect::<Vec<_>>(), [false, false, true]);
     assert!(responses.iter().all(|response| response.id == "7" && response.model_name == "counting"));
     let y = |value| ("y".to_owned(), vec![value]);
-    // What does not come in steps comes with the last one.
+    // Outputs without steps come with the last one.
     let expected = [vec![y(0.0)], vec![y(1.0)], vec![y(2.0), ("z".to_owned(), vec![9.0])]];
     assert_eq!(responses.iter().map(values).collect::<Vec<_>>(), expected);
     let unary = server.grpc().await.model_infer(infer_request("counting", "")).await.unwrap().into_inner();
@@ -57,7 +57,7 @@ async fn a_grpc_stream_has_a_message_for_each_step_and_marks_the_last() {
 }
 
 #[tokio::test]
-async fn only_what_is_asked_for_is_streamed() {
+async fn only_requested_outputs_are_streamed() {
     let server = start().await;
     let asking = |name: &str| {
         let output = InferRequestedOutputTensor { name: name.into(), ..Default::default() };
@@ -91,7 +91,7 @@ async fn a_client_that_does_not_keep_up_loses_its_request_and_nothing_grows() {
     assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Withdrawn));
 }
 
-/// The objects of a body of server-sent events.
+/// Returns the objects of a body of server-sent events.
 fn events_of(body: &[u8]) -> Vec<Value> {
     let text = std::str::from_utf8(body).unwrap();
     let blocks = text.strip_suffix("\n\n").unwrap().split("\n\n");
@@ -171,13 +171,13 @@ async fn an_idle_stream_is_ended_and_one_that_waits_for_answers_is_not() {
     let ended = tokio::time::timeout(PATIENCE, idle_answers.message()).await.expect("it is ended").unwrap_err();
     assert_eq!(ended.code(), Code::DeadlineExceeded);
     assert!(ended.message().contains("--idle-timeout-s"), "{ended}");
-    // The other has waited for longer.
+    // The other stream has waited longer.
     assert!(events.try_recv().is_err(), "the request was withdrawn");
     let job = backend.stuck.lock().pop().unwrap();
     crate::scripted::answer(job, crate::scripted::echo).unwrap();
     let answer = tokio::time::timeout(PATIENCE, busy_answers.message()).await.unwrap().unwrap().unwrap();
     assert_eq!(answer.infer_response.unwrap().id, "7");
-    // Idle from now on.
+    // Idle from here on.
     let ended = tokio::time::timeout(PATIENCE, busy_answers.message()).await.expect("it is ended").unwrap_err();
     assert_eq!(ended.code(), Code::DeadlineExceeded);
 }

@@ -1,4 +1,4 @@
-//! A server on free ports, and a client that says what it got.
+//! A server on free ports, and a client for it.
 
 use crate::scripted::{Event, Scripted, Shelf, registry};
 use bytes::Bytes;
@@ -7,8 +7,8 @@ use hyper::{HeaderMap, Request, StatusCode};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use ripieno_executor::{CpuEngine, CpuOptions};
-use ripieno_repository::registry::{Registry, Repository};
-use ripieno_repository::{LiveRepository, ModelReport, Target};
+use ripieno_repository::registry::{ModelRegistry, Repository};
+use ripieno_repository::{LiveRepository, LoadTarget, ModelReport};
 use ripieno_runtime::{Engine, EngineConfig};
 use ripieno_sched::{Limits, Setup, build};
 use ripieno_server::{Addresses, Backend, Server, ServerConfig};
@@ -22,12 +22,12 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tonic::transport::Channel;
 
-/// Nothing here takes long; this only ends a test that hangs.
+/// Timeout that only ends a test that hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Running {
     pub(crate) addresses: Addresses,
-    pub(crate) registry: Arc<Registry>,
+    pub(crate) registry: Arc<ModelRegistry>,
     pub(crate) stop: Option<oneshot::Sender<()>>,
     pub(crate) done: JoinHandle<bool>,
 }
@@ -41,7 +41,7 @@ pub(crate) fn config() -> ServerConfig {
 pub(crate) async fn run(
     config: ServerConfig,
     backend: Arc<dyn Backend>,
-    registry: Arc<Registry>,
+    registry: Arc<ModelRegistry>,
     repository: Arc<dyn Repository>,
 ) -> Running {
     let server = Server::bind(config, backend, registry.clone(), repository).await.unwrap();
@@ -58,22 +58,22 @@ pub(crate) async fn scripted(config: ServerConfig) -> (Running, Arc<Scripted>, m
     (run(config, backend.clone(), registry, repository).await, backend, events)
 }
 
-/// A server of the models in this folder, on the built-in engine, and what is said of each as it is loaded.
+/// Starts a server for the models in this folder on the built-in engine; returns the load reports.
 pub(crate) async fn serving(config: ServerConfig, folder: &Path) -> (Running, Vec<ModelReport>) {
     let limits = Limits { requests: 256, models: 4, devices: 1, lanes: 1, depth: 2, batch: 64, nodes: 0 };
     let setup = || Setup { models: vec![], devices: 1, limits };
     let scheduler = build("eager", &setup(), &Default::default()).unwrap();
     let executor = Arc::new(CpuEngine::new(CpuOptions::default()));
     let engine = Engine::start(EngineConfig::new(scheduler, setup(), vec![executor.clone()])).unwrap();
-    let registry = Arc::new(Registry::new());
-    let target = Target { measure_for: Duration::ZERO, ..Target::new(executor) };
+    let registry = Arc::new(ModelRegistry::new());
+    let target = LoadTarget { measure_for: Duration::ZERO, ..LoadTarget::new(executor) };
     let host = Arc::new(engine.clone());
     let repository = LiveRepository::new(folder.to_owned(), target, registry.clone(), host, Arc::new(|_, _, _| {}));
     let reports = repository.load_all().unwrap();
     (run(config, Arc::new(engine), registry, Arc::new(repository)).await, reports)
 }
 
-/// A server with the scripted backend and default bounds.
+/// Starts a server with the scripted backend and default limits.
 pub(crate) async fn start() -> Running {
     scripted(config()).await.0
 }
@@ -91,7 +91,7 @@ impl Reply {
 
     pub(crate) fn error(&self) -> String {
         let error = &self.json()["error"];
-        // OpenAI's form on its own paths.
+        // Text paths use OpenAI's format.
         error.as_str().or(error["message"].as_str()).expect("every error has a body").to_owned()
     }
 }

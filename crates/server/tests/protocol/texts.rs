@@ -1,4 +1,4 @@
-//! Models that read text, from their files to the calls of OpenAI's clients and of rerankers.
+//! Text models, from their files to the calls of OpenAI's and rerankers' clients.
 
 use crate::support::{Running, config, serving};
 use hyper::StatusCode;
@@ -8,7 +8,8 @@ use std::path::Path;
 
 const CLASSES: &str = r#"{"id2label": {"0": "bad", "1": "fine", "2": "good"}}"#;
 
-/// Models of the tests, each with the tokenizer beside it; "half" declares nothing, and takes something else than token ids.
+/// Builds a repository of the test models, each with a tokenizer; "half" declares nothing and takes
+/// other inputs than token ids.
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let of = |file: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(file);
@@ -48,7 +49,7 @@ fn product(a: &[f64], b: &[f64]) -> f64 {
 }
 
 #[tokio::test]
-async fn texts_become_vectors_that_do_not_depend_on_who_is_beside_them() {
+async fn embeddings_do_not_depend_on_other_texts_of_the_batch() {
     let server = start(config()).await;
     let texts =
         ["The film was great.", "the film was great .", "a very very very long river in germany and france", "food"];
@@ -94,14 +95,14 @@ async fn classes_and_ranks() {
     let place = results[0]["index"].as_u64().unwrap() as usize;
     let text = documents[place].as_str().or(documents[place]["text"].as_str()).unwrap();
     assert_eq!(results[0]["document"]["text"], text);
-    // Its owner has what is too long cut.
+    // The model's configuration truncates texts that are too long.
     let long = json!({"model": "ranker", "query": "who", "documents": ["the river ".repeat(100)]});
     let (status, cut) = ask(&server, "/v1/rerank", long).await;
     assert_eq!((status, &cut["usage"]["total_tokens"]), (StatusCode::OK, &json!(32)));
 }
 
 #[tokio::test]
-async fn who_reads_text_is_listed_and_what_cannot_be_is_told_as_openai_has_it() {
+async fn text_models_are_listed_and_errors_use_openais_format() {
     let server = start(config()).await;
     let listed = server.get("/v1/models").await.json();
     let rows = listed["data"].as_array().unwrap();
@@ -132,7 +133,8 @@ async fn who_reads_text_is_listed_and_what_cannot_be_is_told_as_openai_has_it() 
     }
 }
 
-/// A call of many texts holds what it needs of the budget, and no more of the queue than fills two batches.
+/// A call with many texts holds the memory that it needs, and fills at most two batches of the
+/// queue.
 #[tokio::test]
 async fn many_texts_in_one_call() {
     let server = start(config()).await;

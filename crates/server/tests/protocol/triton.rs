@@ -1,4 +1,4 @@
-//! What a `config.pbtxt` asks of the front end, as clients see it.
+//! Server features that a `config.pbtxt` enables, as clients see them.
 
 use crate::support::{Running, config, serving};
 use hyper::StatusCode;
@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 
-/// A server of these repositories' models: each has a name, a file of the executor's tests and a configuration.
+/// Starts a server for models with a name, a file of the executor's tests and a configuration each.
 async fn serve(models: &[(&str, &str, &str)]) -> (Running, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("../executor/tests/models");
     for (name, file, text) in models {
         fs::create_dir_all(folder.path().join(name).join("1")).unwrap();
         fs::copy(files.join(file), folder.path().join(name).join("1/model.onnx")).unwrap();
-        // An SLO that a loaded test machine does not miss.
+        // An SLO that a busy test machine does not miss.
         let slo = "parameters { key: \"slo_ms\" value { string_value: \"60000\" } }";
         fs::write(folder.path().join(name).join("config.pbtxt"), format!("{text}\n{slo}\n")).unwrap();
     }
@@ -119,7 +119,7 @@ async fn a_sequence_takes_up_what_its_last_request_has_left() {
     two["inputs"][0] = json!({"name": "x", "shape": [2, 1], "datatype": "FP32", "data": [1, 2]});
     let refused = server.infer("sums", &two).await;
     assert!(refused.error().contains("must specify batch-size 1"), "{}", refused.error());
-    // What failed has left the sequence as it was.
+    // A failed request left the sequence's state unchanged.
     assert_eq!(ask(1.0, json!({"sequence_id": 8})).await, told(21.0, 0.0, 8.0));
     let described = server.get("/v2/models/sums").await.json();
     let inputs: Vec<&Value> = described["inputs"].as_array().unwrap().iter().map(|input| &input["name"]).collect();
@@ -140,7 +140,7 @@ async fn a_sequence_that_is_idle_for_too_long_is_forgotten() {
     assert!(next.error().contains("was idle for longer"), "{}", next.error());
 }
 
-/// All are there before the first is answered.
+/// All messages are sent before the first is answered.
 #[tokio::test]
 async fn messages_of_a_stream_have_their_turns_in_the_order_in_which_they_came() {
     let (server, _folder) = serve(&[("sums", "sequence.onnx", SUMS)]).await;

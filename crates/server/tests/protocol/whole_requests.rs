@@ -1,4 +1,4 @@
-//! Models that take no batches, from their files to every protocol: a request's shape is that of the file.
+//! Unbatched models, from their files to every protocol: a request has the shapes of the file.
 
 use crate::support::{Running, config, serving};
 use bytes::Bytes;
@@ -12,7 +12,7 @@ use tonic::Code;
 
 const FILES: [&str; 3] = ["two_rows", "scalars", "softmax_of_batch"];
 
-/// A repository of these files.
+/// Builds a repository of these files.
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for name in FILES {
@@ -67,7 +67,7 @@ async fn shapes_are_those_of_the_file_on_every_protocol() {
         (&json!([]), &json!([1.5]))
     );
 
-    // The whole of [n] is one request, whoever asks beside it.
+    // All of [n] is one request, independent of concurrent ones.
     for numbers in [[0.0, 1.0], [5.0, 2.0]] {
         let reply = server.infer("softmax_of_batch", &body(&[("x", json!([2]), json!(numbers))])).await.json();
         assert_eq!(reply["outputs"][0]["shape"], json!([2]));
@@ -89,7 +89,7 @@ async fn binary(server: &Running) {
     };
     let reply = post(head.len(), [head.as_bytes(), &numbers].concat()).await;
     assert_eq!((reply.status, &reply.json()["outputs"][0]["shape"]), (StatusCode::OK, &json!([2, 3])));
-    // Without a head the body is the one input.
+    // Without a JSON head, the body is the only input.
     let raw = post(0, numbers).await;
     assert_eq!(raw.status, StatusCode::OK, "{:?}", raw.body);
     let short = post(0, vec![0; 12]).await;

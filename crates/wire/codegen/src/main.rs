@@ -1,4 +1,4 @@
-//! Writes `crates/wire/src/generated/` from `crates/wire/proto/`. See the README beside.
+//! Generates `crates/wire/src/generated/` from `crates/wire/proto/`; see the README in this folder.
 
 use prost::Message;
 use std::path::Path;
@@ -11,16 +11,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     let out = wire.join("src/generated");
     fs::create_dir_all(&out)?;
     let files = protox::compile(["grpc_service.proto", "health.proto"], [wire.join("proto")])?;
-    // What a reader of config.pbtxt has to know of the messages while it runs; less, since its memory is bounded.
+    // Descriptors that the config.pbtxt parser needs at run time.
     let model_config = protox::Compiler::new([wire.join("proto")])?.open_file("model_config.proto")?.file_descriptor_set();
     fs::write(out.join("model_config.bin"), model_config.encode_to_vec())?;
-    // What is told to who asks the server what it offers.
+    // Descriptors for server reflection.
     let mut plain = files.clone();
     plain.file.iter_mut().for_each(|file| file.source_code_info = None);
     fs::write(out.join("descriptors.bin"), plain.encode_to_vec())?;
-    // Tensors stay views of the received message instead of copies.
+    // Tensors stay slices of the received message instead of copies.
     tonic_prost_build::configure().bytes(".inference").out_dir(&out).compile_fds(files)?;
-    // Beside the metrics, and not offered to clients of the models.
+    // Served on the metrics port, and not offered to inference clients.
     let scaler = protox::compile(["external_scaler.proto"], [wire.join("proto")])?;
     tonic_prost_build::configure().out_dir(&out).compile_fds(scaler)?;
     for entry in fs::read_dir(&out)? {

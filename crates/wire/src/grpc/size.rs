@@ -1,19 +1,23 @@
-//! What a ModelInferRequest will take in memory, seen from its bytes before they are decoded.
+//! Upper bound on the memory of a decoded ModelInferRequest, computed from its bytes before
+//! decoding.
 //!
-//! Protobuf is dense: an empty input tensor is two bytes on the wire and some 300 in memory, a number one byte and eight. A
-//! walk over the fields' lengths, which skips all data, finds what the message will become, and refuses what has more
-//! tensors or parameters than any request may have.
+//! Protobuf is dense: an empty input tensor takes two bytes on the wire and about 300 in memory, a
+//! number one byte and eight. This module walks the field lengths, skips all data, and refuses
+//! messages with more tensors or parameters than a request may have.
 
 use crate::{MAX_PARAMETERS, MAX_TENSORS, WireError};
 
-/// One input or requested output: its struct, three times while the list grows to twice its length.
-const TENSOR: usize = 1024;
-/// One parameter: its entry in two maps, one after the other.
-const PARAMETER: usize = 400;
-/// One element of bytes_contents: its handle, three times while the list grows, and its length in the data.
-const ELEMENT: usize = 112;
+/// Bytes per input or requested output: its struct, three times because the list doubles as it
+/// grows.
+const TENSOR_BYTES: usize = 1024;
+/// Bytes per parameter: its entry in two maps, one after the other.
+const PARAMETER_BYTES: usize = 400;
+/// Bytes per element of bytes_contents: its handle, three times because the list grows, and its
+/// length in the data.
+const ELEMENT_BYTES: usize = 112;
 
-/// The most bytes that decoding this message takes, beside the message itself: raw contents stay where they are.
+/// Returns an upper bound on the bytes that decoding this message allocates. Raw contents count
+/// nothing, since they stay slices of the message.
 pub fn decoded_size(message: &[u8]) -> Result<usize, WireError> {
     let mut size = 0_usize;
     let (mut tensors, mut outputs, mut raw, mut parameters) = (0, 0, 0, 0);
@@ -22,16 +26,16 @@ pub fn decoded_size(message: &[u8]) -> Result<usize, WireError> {
             1..=3 => size += payload.len(),
             4 => size += parameter(&mut parameters, payload)?,
             5 => {
-                bound(&mut tensors, MAX_TENSORS, "inputs")?;
+                check_count(&mut tensors, MAX_TENSORS, "inputs")?;
                 size += tensor(payload, true)?;
             }
             6 => {
-                bound(&mut outputs, MAX_TENSORS, "requested outputs")?;
+                check_count(&mut outputs, MAX_TENSORS, "requested outputs")?;
                 size += tensor(payload, false)?;
             }
             7 => {
-                bound(&mut raw, MAX_TENSORS, "raw_input_contents")?;
-                size += ELEMENT;
+                check_count(&mut raw, MAX_TENSORS, "raw_input_contents")?;
+                size += ELEMENT_BYTES;
             }
             _ => {}
         }
@@ -40,7 +44,8 @@ pub fn decoded_size(message: &[u8]) -> Result<usize, WireError> {
     Ok(size)
 }
 
-/// The same of a message that asks for a model to be loaded. What parameters hold is sliced from the message, but for texts.
+/// Returns the same bound for a RepositoryModelLoadRequest. Byte parameters are slices of the
+/// message; strings are copied.
 pub fn decoded_load_size(message: &[u8]) -> Result<usize, WireError> {
     let (mut size, mut parameters) = (0_usize, 0);
     fields(message, &mut |field, payload| {
@@ -53,13 +58,15 @@ pub fn decoded_load_size(message: &[u8]) -> Result<usize, WireError> {
     Ok(size)
 }
 
-/// An input tensor, or a requested output, whose second field is its parameters.
+/// Returns the size of an input tensor or of a requested output, whose second field is its
+/// parameters.
 fn tensor(message: &[u8], is_input: bool) -> Result<usize, WireError> {
-    let (mut size, mut parameters) = (TENSOR, 0);
+    let (mut size, mut parameters) = (TENSOR_BYTES, 0);
     fields(message, &mut |field, payload| {
         match (field, is_input) {
             (2, false) | (4, true) => size += parameter(&mut parameters, payload)?,
-            // Dimensions: a byte at least becomes eight, three times while the list grows.
+            // A dimension takes at least one byte on the wire and eight in memory, three times
+            // because the list grows.
             (3, true) => size += 24 * payload.len().max(1),
             (5, true) => size += contents(payload)?,
             _ => size += payload.len(),
@@ -69,7 +76,8 @@ fn tensor(message: &[u8], is_input: bool) -> Result<usize, WireError> {
     Ok(size)
 }
 
-/// Typed contents: the list of the message, three times while it grows, and then twice beside the tensor's bytes.
+/// Returns the size of typed contents: the message's list, three times because it grows, then two
+/// copies as tensor bytes.
 fn contents(message: &[u8]) -> Result<usize, WireError> {
     let mut size = 0_usize;
     fields(message, &mut |field, payload| {
@@ -78,7 +86,7 @@ fn contents(message: &[u8]) -> Result<usize, WireError> {
             2 | 4 => 12 * payload.len().max(1),
             3 | 5 => 24 * payload.len().max(1),
             6 | 7 => 3 * payload.len(),
-            8 => ELEMENT + payload.len(),
+            8 => ELEMENT_BYTES + payload.len(),
             _ => 0,
         };
         Ok(())
@@ -87,11 +95,11 @@ fn contents(message: &[u8]) -> Result<usize, WireError> {
 }
 
 fn parameter(count: &mut usize, payload: &[u8]) -> Result<usize, WireError> {
-    bound(count, MAX_PARAMETERS, "parameters")?;
-    Ok(PARAMETER + 2 * payload.len())
+    check_count(count, MAX_PARAMETERS, "parameters")?;
+    Ok(PARAMETER_BYTES + 2 * payload.len())
 }
 
-fn bound(count: &mut usize, most: usize, what: &str) -> Result<(), WireError> {
+fn check_count(count: &mut usize, most: usize, what: &str) -> Result<(), WireError> {
     *count += 1;
     if *count > most {
         return Err(WireError::new(format!("more than {most} {what}")));
@@ -99,10 +107,10 @@ fn bound(count: &mut usize, most: usize, what: &str) -> Result<(), WireError> {
     Ok(())
 }
 
-/// Told of a field's number and payload.
+/// Callback that receives a field's number and payload.
 type Visit<'a> = &'a mut dyn FnMut(u64, &[u8]) -> Result<(), WireError>;
 
-/// Visits the fields of a message: number, and payload. Numbers outside of packed lists have their own bytes as payload.
+/// Visits the fields of a message. The payload of a varint field is the varint's own bytes.
 fn fields(mut message: &[u8], visit: Visit<'_>) -> Result<(), WireError> {
     while !message.is_empty() {
         let key = varint(&mut message)?;
@@ -115,7 +123,7 @@ fn fields(mut message: &[u8], visit: Visit<'_>) -> Result<(), WireError> {
             1 => 8,
             2 => usize::try_from(varint(&mut message)?).map_err(|_| cut_off())?,
             5 => 4,
-            // Groups, which the protocol's messages do not have.
+            // Groups do not occur in the protocol's messages.
             _ => return Err(WireError::new("the message has a field of a type that no request has")),
         };
         let (payload, rest) = message.split_at_checked(length).ok_or_else(cut_off)?;
@@ -164,7 +172,7 @@ mod tests {
         assert!(decoded_size(&empty.encode_to_vec()).unwrap() >= 32 * 1000);
         let raw = ModelInferRequest { raw_input_contents: vec![Bytes::from(vec![0; 1 << 20])], ..Default::default() };
         assert!(decoded_size(&raw.encode_to_vec()).unwrap() < 1000, "raw contents are not copied");
-        // Two bytes an input.
+        // Each input takes two bytes.
         let many = [0x2a, 0].repeat(300);
         assert_eq!(decoded_size(&many).unwrap_err().0, "more than 256 inputs");
         assert!(decoded_size(&[0x2a, 0].repeat(256)).unwrap() >= 256 * size_of::<InferInputTensor>());
@@ -172,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_refused() {
+    fn malformed_messages_are_refused() {
         for (bytes, wanted) in [
             (&[0x2a_u8, 5, 0][..], "ends within"),
             (&[0x2a], "ends within"),

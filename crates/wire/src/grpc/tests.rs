@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Form, ResponseTensor, proto::inference::InferTensorContents};
+use crate::{OutputEncoding, ResponseTensor, proto::inference::InferTensorContents};
 use proptest::prelude::*;
 
 fn request(datatype: &str, shape: &[i64], contents: Option<InferTensorContents>, raw: &[&[u8]]) -> ModelInferRequest {
@@ -66,7 +66,7 @@ fn responses_go_raw() {
         datatype: Datatype::Fp32,
         shape: vec![1],
         data: data.clone(),
-        form: Form::Binary,
+        encoding: OutputEncoding::Binary,
     };
     let mut response = InferResponse { model: "m".into(), id: "7".into(), outputs: vec![output], ..Default::default() };
     response.parameters.0.insert("triton_final_response".into(), Parameter::Bool(true));

@@ -1,30 +1,30 @@
-//! Bodies of the small calls.
+//! Request and response bodies of the metadata and control calls.
 
 use crate::Parameters;
 use serde::{Deserialize, Serialize};
 
-/// The body of every error.
+/// Body of every error response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorBody {
-    /// What went wrong.
+    /// Error message.
     pub error: String,
 }
 
-/// `GET /v2/health/live`.
+/// Response of `GET /v2/health/live`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct LiveBody {
     pub live: bool,
 }
 
-/// `GET /v2/health/ready`.
+/// Response of `GET /v2/health/ready`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct ReadyBody {
     pub ready: bool,
 }
 
-/// `GET /v2/models/{name}/ready`.
+/// Response of `GET /v2/models/{name}/ready`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct ModelReadyBody {
@@ -32,7 +32,7 @@ pub struct ModelReadyBody {
     pub ready: bool,
 }
 
-/// `GET /v2`.
+/// Response of `GET /v2`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct ServerMetadataBody {
@@ -41,7 +41,7 @@ pub struct ServerMetadataBody {
     pub extensions: Vec<String>,
 }
 
-/// An input or output in a model's metadata; -1 stands for a size that varies.
+/// An input or output in a model's metadata; -1 means a variable size.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct TensorMetadataBody {
@@ -50,7 +50,7 @@ pub struct TensorMetadataBody {
     pub shape: Vec<i64>,
 }
 
-/// `GET /v2/models/{name}`.
+/// Response of `GET /v2/models/{name}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct ModelMetadataBody {
@@ -61,15 +61,15 @@ pub struct ModelMetadataBody {
     pub outputs: Vec<TensorMetadataBody>,
 }
 
-/// Sent to `POST /v2/repository/index`.
+/// Request of `POST /v2/repository/index`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct IndexBody {
-    /// Only models that are ready.
+    /// Whether only ready models are listed.
     pub ready: bool,
 }
 
-/// One row of the answer to it; empty strings are left out.
+/// One row of the response of `POST /v2/repository/index`; empty strings are omitted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct IndexRowBody {
@@ -82,7 +82,7 @@ pub struct IndexRowBody {
     pub reason: String,
 }
 
-/// One row of the answer to `GET /v2/systemsharedmemory/status`.
+/// One row of the response of `GET /v2/systemsharedmemory/status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct RegionBody {
@@ -92,7 +92,7 @@ pub struct RegionBody {
     pub byte_size: u64,
 }
 
-/// Sent to `POST /v2/systemsharedmemory/region/{name}/register`.
+/// Request of `POST /v2/systemsharedmemory/region/{name}/register`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[allow(missing_docs)]
@@ -102,10 +102,10 @@ pub struct RegisterBody {
     pub byte_size: u64,
 }
 
-/// Sent to `POST /v2/repository/models/{name}/load` and `/unload`.
+/// Request of `POST /v2/repository/models/{name}/load` and `/unload`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LoadBody {
-    /// `config`; `unload_dependents`.
+    /// Parameters such as `config` and `unload_dependents`.
     pub parameters: Parameters,
 }

@@ -1,10 +1,10 @@
-//! A list from outside with a bound on its length, enforced while it is read.
+//! A list whose length is bounded while it is deserialised.
 
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 use std::fmt;
 use std::marker::PhantomData;
 
-/// At most `MAX` elements.
+/// A list of at most `MAX` elements.
 pub(super) struct Bounded<T, const MAX: usize>(pub(super) Vec<T>);
 
 impl<T, const MAX: usize> Default for Bounded<T, MAX> {

@@ -1,23 +1,25 @@
-//! A tensor's JSON data, nested or flat, into bytes in one pass.
+//! One-pass conversion of a tensor's JSON data, nested or flat, into bytes.
 //!
-//! `serde_json` has already found the text well-formed when it comes here, so this only tells tokens apart; the
-//! standard library then parses each number straight into the target type. Going through `serde_json::Value` or even
-//! `f64` would cost several times the memory, and rounds FP32 twice.
+//! `serde_json` has validated the text beforehand, so this parser only separates tokens; the
+//! standard library then parses each number into the target type. Parsing through
+//! `serde_json::Value` or `f64` would take several times the memory, and would round FP32 twice.
 
 use crate::infer::push_byte_element;
 use crate::{Datatype, MAX_DEPTH, WireError};
 use std::str::FromStr;
 
-/// The bytes of the data in `text`, which must be an array of `count` elements, nested evenly to any depth.
+/// Returns the bytes of the data in `text`, which must be an array of `count` elements, evenly
+/// nested to any depth.
 pub(super) fn parse(tensor: &str, datatype: Datatype, count: usize, text: &str) -> Result<Vec<u8>, WireError> {
     if !text.starts_with('[') {
         return Err(error(tensor, "data must be an array"));
     }
-    // At least two characters an element ("1,"): a small text with a large shape reserves little. Strings never grow when
-    // they are unescaped, so that the data is allocated once.
+    // An element takes at least two characters ("1,"), so that a short text with a large shape
+    // reserves little. Unescaping never makes a string longer, so one allocation suffices.
     let elements = count.min(text.len() / 2 + 1);
     let capacity = datatype.size().map_or_else(|| 4 * elements + text.len(), |size| elements * size);
-    let mut reader = Reader { tensor, datatype, count, found: 0, data: Vec::with_capacity(capacity), nesting: vec![] };
+    let mut reader =
+        DataParser { tensor, datatype, count, found: 0, data: Vec::with_capacity(capacity), nesting: vec![] };
     reader.read(text)?;
     if reader.found != count {
         return Err(error(tensor, format!("expected {count} elements by its shape, got {}", reader.found)));
@@ -29,25 +31,26 @@ fn error(tensor: &str, message: impl std::fmt::Display) -> WireError {
     WireError(format!("input '{tensor}': {message}"))
 }
 
-/// One open array.
+/// An array that is not closed yet.
 #[derive(Clone, Copy)]
-struct Open {
-    /// Elements read before it began.
+struct OpenArray {
+    /// Number of elements read before the array began.
     start: usize,
 }
 
-struct Reader<'a> {
+struct DataParser<'a> {
     tensor: &'a str,
     datatype: Datatype,
     count: usize,
     found: usize,
     data: Vec<u8>,
-    nesting: Vec<Open>,
+    nesting: Vec<OpenArray>,
 }
 
-impl Reader<'_> {
+impl DataParser<'_> {
     fn read(&mut self, text: &str) -> Result<(), WireError> {
-        // Elements of an array at each depth, and the depth of all elements: an uneven nesting is a mistake.
+        // Size of the arrays at each depth, and the depth of all elements; uneven nesting is an
+        // error.
         let mut sizes = [None; MAX_DEPTH];
         let mut element_depth = None;
         let bytes = text.as_bytes();
@@ -81,7 +84,7 @@ impl Reader<'_> {
         if self.nesting.len() == MAX_DEPTH {
             return Err(error(self.tensor, format!("data is nested deeper than {MAX_DEPTH} arrays")));
         }
-        self.nesting.push(Open { start: self.found });
+        self.nesting.push(OpenArray { start: self.found });
         Ok(())
     }
 
@@ -133,7 +136,7 @@ impl Reader<'_> {
     }
 
     fn integer<T: FromStr, const N: usize>(&mut self, token: &str, bytes: fn(T) -> [u8; N]) -> Result<(), WireError> {
-        // "-0" is an integer that Rust does not take for an unsigned one.
+        // JSON allows "-0" as an integer; Rust does not parse it as unsigned.
         let token = if token == "-0" { "0" } else { token };
         self.push(token.parse().ok().map(bytes), token)
     }
@@ -162,7 +165,7 @@ impl Reader<'_> {
     fn push<const N: usize>(&mut self, bytes: Option<[u8; N]>, token: &str) -> Result<(), WireError> {
         let bytes = bytes.ok_or_else(|| {
             let shown: String = token.chars().take(40).collect();
-            let message = format!("element {} is {shown}, which is not {}", self.found, wanted(self.datatype));
+            let message = format!("element {} is {shown}, which is not {}", self.found, expected_value(self.datatype));
             error(self.tensor, message)
         })?;
         self.data.extend_from_slice(&bytes);
@@ -170,12 +173,12 @@ impl Reader<'_> {
     }
 }
 
-/// Keeps out what Rust parses but JSON does not mean as a number.
+/// Rejects tokens that Rust parses as numbers but JSON does not allow.
 fn is_number(token: &str) -> bool {
     token.starts_with(|first: char| first == '-' || first.is_ascii_digit())
 }
 
-/// The length of the string, number, literal or object that begins here.
+/// Returns the length of the string, number, literal or object at the start of `bytes`.
 fn token_length(bytes: &[u8]) -> usize {
     if bytes[0] != b'"' {
         let end = bytes.iter().position(|byte| matches!(byte, b',' | b']' | b' ' | b'\t' | b'\n' | b'\r'));
@@ -192,7 +195,7 @@ fn token_length(bytes: &[u8]) -> usize {
     bytes.len()
 }
 
-fn wanted(datatype: Datatype) -> String {
+fn expected_value(datatype: Datatype) -> String {
     let range = match datatype {
         Datatype::Bool => return "a BOOL: true or false".to_owned(),
         Datatype::Bytes => return "a BYTES element: a string".to_owned(),

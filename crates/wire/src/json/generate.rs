@@ -1,8 +1,9 @@
-//! `POST …/generate` and `…/generate_stream`: inputs and outputs by name at the top level, without types or shapes.
+//! `POST …/generate` and `…/generate_stream`: inputs and outputs as top-level keys, without
+//! datatypes or shapes.
 //!
-//! What is left out is read off: the type is the model's, the shape is that of the nested arrays, with a batch of one
-//! before it where a dimension is missing. Outputs come as a number or string if they hold one, else as a flat array;
-//! who needs their shape asks for `infer`.
+//! The datatype is the model's. The shape is that of the nested arrays, with a batch of one in
+//! front if a dimension is missing. An output with one element is sent as a number or string, any
+//! other as a flat array; a client that needs the shape uses `infer`.
 
 use super::data;
 use super::response;
@@ -14,33 +15,33 @@ use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use std::fmt;
 
-/// What a model takes under one name.
+/// Name, datatype and rank of a model input.
 #[derive(Clone, Debug)]
 pub struct InputShape<'a> {
-    /// The input's name, a key of the request.
+    /// Name of the input, a key of the request.
     pub name: &'a str,
-    /// Its element type.
+    /// Element type.
     pub datatype: Datatype,
-    /// How many dimensions it has, the batch included.
+    /// Number of dimensions, including the batch.
     pub rank: usize,
 }
 
-/// The keys of the request, in its order.
-struct Fields<'a>(Vec<(String, &'a RawValue)>);
+/// Top-level keys of the request, in its order.
+struct RequestFields<'a>(Vec<(String, &'a RawValue)>);
 
-/// Inputs, and a few keys besides.
+/// Upper bound on the keys of a request: inputs and a few others.
 const MAX_FIELDS: usize = MAX_TENSORS + 2;
 
-impl<'de> Deserialize<'de> for Fields<'de> {
+impl<'de> Deserialize<'de> for RequestFields<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(FieldsVisitor)
+        deserializer.deserialize_map(RequestFieldsVisitor)
     }
 }
 
-struct FieldsVisitor;
+struct RequestFieldsVisitor;
 
-impl<'de> Visitor<'de> for FieldsVisitor {
-    type Value = Fields<'de>;
+impl<'de> Visitor<'de> for RequestFieldsVisitor {
+    type Value = RequestFields<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object with the inputs of the model by name")
@@ -54,7 +55,7 @@ impl<'de> Visitor<'de> for FieldsVisitor {
             }
             fields.push(field);
         }
-        Ok(Fields(fields))
+        Ok(RequestFields(fields))
     }
 }
 
@@ -66,10 +67,10 @@ pub fn parse_generate(
     inputs: &[InputShape<'_>],
 ) -> Result<InferRequest, WireError> {
     let broken = |error| WireError::new(format!("the request is not valid: {error}"));
-    let Fields(fields) = serde_json::from_slice(body).map_err(broken)?;
+    let RequestFields(fields) = serde_json::from_slice(body).map_err(broken)?;
     let mut request = InferRequest { model: model.to_owned(), version: version.to_owned(), ..InferRequest::default() };
     for (key, value) in fields {
-        // A model may call an input as it likes, so inputs come first.
+        // Input names take precedence, because a model may have an input named "id".
         match (inputs.iter().find(|input| input.name == key), key.as_str()) {
             (Some(input), _) => request.inputs.push(tensor(input, value.get())?),
             (None, "id") => request.id = serde_json::from_str(value.get()).map_err(broken)?,
@@ -91,7 +92,7 @@ pub fn parse_generate(
 fn tensor(input: &InputShape<'_>, text: &str) -> Result<WireTensor, WireError> {
     let InputShape { name, datatype, rank } = *input;
     let mut shape = shape_of(name, text)?;
-    // A single value is a tensor of one element, whatever its rank; a sequence may leave out the batch.
+    // A single value is a tensor of one element, whatever its rank; an array may omit the batch.
     let missing = rank.saturating_sub(shape.len());
     if shape.is_empty() || missing == 1 {
         shape.splice(0..0, std::iter::repeat_n(1, missing));
@@ -113,12 +114,13 @@ fn tensor(input: &InputShape<'_>, text: &str) -> Result<WireTensor, WireError> {
         data,
         parameters: Parameters::default(),
         is_slice: false,
-        place: None,
+        shared_memory: None,
     })
 }
 
-/// The lengths of the first array at each depth; whether the others agree is seen when the elements are read. Elements are
-/// counted and never kept: a list of them would take eight times the bytes of their text.
+/// Returns the length of the first array at each depth; reading the elements checks the others.
+/// Elements are counted and not stored: a list of them would take eight times the bytes of the
+/// text.
 fn shape_of(name: &str, text: &str) -> Result<Vec<i64>, WireError> {
     let mut shape = Vec::new();
     let mut text = text;
@@ -126,7 +128,7 @@ fn shape_of(name: &str, text: &str) -> Result<Vec<i64>, WireError> {
         if shape.len() == MAX_DIMENSIONS {
             return Err(WireError::new(format!("input '{name}' is nested deeper than {MAX_DIMENSIONS} arrays")));
         }
-        let Counted { length, first } =
+        let ArrayHead { length, first } =
             serde_json::from_str(text).map_err(|error| WireError::new(format!("input '{name}': {error}")))?;
         shape.push(length);
         let Some(first) = first else { break };
@@ -135,22 +137,22 @@ fn shape_of(name: &str, text: &str) -> Result<Vec<i64>, WireError> {
     Ok(shape)
 }
 
-/// An array: how many elements it has, and the first of them.
-struct Counted<'a> {
+/// Length of an array, and its first element.
+struct ArrayHead<'a> {
     length: i64,
     first: Option<&'a RawValue>,
 }
 
-impl<'de> Deserialize<'de> for Counted<'de> {
+impl<'de> Deserialize<'de> for ArrayHead<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_seq(CountedVisitor)
+        deserializer.deserialize_seq(ArrayHeadVisitor)
     }
 }
 
-struct CountedVisitor;
+struct ArrayHeadVisitor;
 
-impl<'de> Visitor<'de> for CountedVisitor {
-    type Value = Counted<'de>;
+impl<'de> Visitor<'de> for ArrayHeadVisitor {
+    type Value = ArrayHead<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an array")
@@ -162,11 +164,11 @@ impl<'de> Visitor<'de> for CountedVisitor {
         while seq.next_element::<IgnoredAny>()?.is_some() {
             length += 1;
         }
-        Ok(Counted { length, first })
+        Ok(ArrayHead { length, first })
     }
 }
 
-/// Encodes a response, or a part of one: no newline stands in it, so that it can be an event.
+/// Encodes a response or a part of one, without newlines, so that it fits in a server-sent event.
 pub fn encode_generate(response: &InferResponse) -> Result<Vec<u8>, WireError> {
     let mut body = Vec::with_capacity(super::encoded_size(response));
     body.extend_from_slice(b"{\"model_name\":");
@@ -255,7 +257,7 @@ mod tests {
             datatype,
             shape: shape.to_vec(),
             data: Bytes::copy_from_slice(data),
-            form: crate::Form::Json,
+            encoding: crate::OutputEncoding::Json,
         };
         let response = InferResponse {
             model: "m".into(),

@@ -1,7 +1,7 @@
-//! The JSON form: bodies of the REST calls, and inference with the binary tensor extension.
+//! JSON encoding: bodies of the REST calls, and inference with the binary tensor extension.
 //!
-//! Numbers that JSON cannot express: a NaN or an infinity in an output becomes `null` (NumPy reads that back as NaN);
-//! clients that must tell them apart ask for binary. FP16 and BF16 have no JSON form at all.
+//! JSON has no NaN and no infinity: such outputs become `null`, which NumPy reads back as NaN; a
+//! client that must tell them apart requests binary. FP16 and BF16 have no JSON form.
 
 mod bodies;
 mod bounded;

@@ -1,11 +1,12 @@
-//! `POST …/infer`: JSON, then the bytes of the tensors that the JSON declares as binary, in its order.
+//! Request of `POST …/infer`: JSON, followed by the data of the tensors that the JSON declares as
+//! binary, in its order.
 
 use super::bounded::Bounded;
 use super::data;
 use crate::infer::{check_bytes, element_count};
 use crate::{
-    Datatype, InferRequest, MAX_DIMENSIONS, MAX_TENSORS, Parameter, Parameters, Place, RequestedOutput, WireError,
-    WireTensor,
+    Datatype, InferRequest, MAX_DIMENSIONS, MAX_TENSORS, Parameter, Parameters, RequestedOutput, SharedMemoryRef,
+    WireError, WireTensor,
 };
 use bytes::Bytes;
 use serde::Deserialize;
@@ -13,19 +14,19 @@ use serde_json::value::RawValue;
 use std::borrow::Cow;
 
 #[derive(Deserialize)]
-struct Request<'a> {
+struct JsonRequest<'a> {
     #[serde(default)]
     id: Option<String>,
     #[serde(default)]
     parameters: Parameters,
     #[serde(borrow)]
-    inputs: Bounded<Input<'a>, MAX_TENSORS>,
+    inputs: Bounded<JsonInput<'a>, MAX_TENSORS>,
     #[serde(default)]
-    outputs: Bounded<Output, MAX_TENSORS>,
+    outputs: Bounded<JsonOutput, MAX_TENSORS>,
 }
 
 #[derive(Deserialize)]
-struct Input<'a> {
+struct JsonInput<'a> {
     name: String,
     shape: Bounded<i64, MAX_DIMENSIONS>,
     #[serde(borrow)]
@@ -37,14 +38,14 @@ struct Input<'a> {
 }
 
 #[derive(Deserialize)]
-struct Output {
+struct JsonOutput {
     name: String,
     #[serde(default)]
     parameters: Parameters,
 }
 
-/// Decodes a request for `model`. `json_length` is the header Inference-Header-Content-Length, if there was one: how much
-/// of the body is JSON; 0 announces a raw binary request.
+/// Decodes a request for `model`. `json_length` is the header Inference-Header-Content-Length, if
+/// present: the number of JSON bytes in the body; 0 means a raw binary request.
 pub fn parse_infer(
     model: impl Into<String>,
     version: impl Into<String>,
@@ -62,7 +63,7 @@ pub fn parse_infer(
             body.len()
         )));
     }
-    let parsed: Request<'_> = serde_json::from_slice(&body[..json_length])
+    let parsed: JsonRequest<'_> = serde_json::from_slice(&body[..json_length])
         .map_err(|error| WireError::new(format!("the request is not valid: {error}")))?;
     let mut binary = body.slice(json_length..);
     let inputs = parsed.inputs.0.into_iter().map(|input| tensor(input, &mut binary)).collect::<Result<_, _>>()?;
@@ -84,10 +85,10 @@ pub fn parse_infer(
     Ok(request)
 }
 
-fn tensor(input: Input<'_>, binary: &mut Bytes) -> Result<WireTensor, WireError> {
-    let Input { name, shape, datatype, parameters, data } = input;
+fn tensor(input: JsonInput<'_>, binary: &mut Bytes) -> Result<WireTensor, WireError> {
+    let JsonInput { name, shape, datatype, parameters, data } = input;
     let datatype = Datatype::parse(&datatype, &name)?;
-    let (shape, place) = (shape.0, Place::of(&parameters, &name)?);
+    let (shape, place) = (shape.0, SharedMemoryRef::from_parameters(&parameters, &name)?);
     let mut is_slice = false;
     let data = match (data, parameters.get("binary_data_size")) {
         (Some(_), Some(_)) => {
@@ -101,7 +102,7 @@ fn tensor(input: Input<'_>, binary: &mut Bytes) -> Result<WireTensor, WireError>
         }
         (Some(json), None) => Bytes::from(data::parse(&name, datatype, element_count(&name, &shape)?, json.get())?),
         (None, Some(size)) => {
-            let data = take(&name, size, binary)?;
+            let data = split_data(&name, size, binary)?;
             check_bytes(&name, datatype, &shape, &data)?;
             is_slice = true;
             data
@@ -110,11 +111,11 @@ fn tensor(input: Input<'_>, binary: &mut Bytes) -> Result<WireTensor, WireError>
             return Err(WireError::new(format!("input '{name}' has no data; send data or binary_data_size")));
         }
     };
-    Ok(WireTensor { name, datatype, shape, data, parameters, is_slice, place })
+    Ok(WireTensor { name, datatype, shape, data, parameters, is_slice, shared_memory: place })
 }
 
-/// Cuts the next tensor off the binary part of the body, without a copy.
-fn take(name: &str, size: &Parameter, binary: &mut Bytes) -> Result<Bytes, WireError> {
+/// Splits the next tensor's data off the binary part of the body, without a copy.
+fn split_data(name: &str, size: &Parameter, binary: &mut Bytes) -> Result<Bytes, WireError> {
     let wanted = size.as_u64().and_then(|size| usize::try_from(size).ok()).ok_or_else(|| {
         WireError::new(format!("input '{name}': binary_data_size is {size}, which is not a number of bytes"))
     })?;
@@ -128,10 +129,10 @@ fn take(name: &str, size: &Parameter, binary: &mut Bytes) -> Result<Bytes, WireE
     Ok(binary.split_to(wanted))
 }
 
-fn requested_output(output: Output) -> Result<RequestedOutput, WireError> {
+fn requested_output(output: JsonOutput) -> Result<RequestedOutput, WireError> {
     let binary = flag(&output.parameters, "binary_data", &format!("output '{}'", output.name))?;
-    let place = Place::of(&output.parameters, &output.name)?;
-    Ok(RequestedOutput { name: output.name, binary, place, parameters: output.parameters })
+    let place = SharedMemoryRef::from_parameters(&output.parameters, &output.name)?;
+    Ok(RequestedOutput { name: output.name, binary, shared_memory: place, parameters: output.parameters })
 }
 
 fn flag(parameters: &Parameters, name: &str, of: &str) -> Result<Option<bool>, WireError> {

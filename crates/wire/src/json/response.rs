@@ -1,21 +1,22 @@
-//! The answer to `POST …/infer`: JSON, then the bytes of the binary outputs.
+//! Response of `POST …/infer`: JSON, followed by the data of the binary outputs.
 
 use crate::infer::byte_elements;
-use crate::{Datatype, Form, InferResponse, ResponseTensor, WireError};
+use crate::{Datatype, InferResponse, OutputEncoding, ResponseTensor, WireError};
 use serde::Serialize;
 
-/// A response body.
+/// An encoded response body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EncodedResponse {
     /// JSON, then the binary outputs in order.
     pub body: Vec<u8>,
-    /// The length of the JSON if anything follows it: the header Inference-Header-Content-Length.
+    /// Length of the JSON if binary data follows: the header Inference-Header-Content-Length.
     pub json_length: Option<usize>,
 }
 
-/// Encodes a response. Fails if an output that is to be sent in JSON has no JSON form; the message says to ask for binary.
+/// Encodes a response. Fails if an output to be sent as JSON has no JSON form; the message then
+/// suggests binary.
 pub fn encode_infer(response: &InferResponse) -> Result<EncodedResponse, WireError> {
-    // Never grown, so that no more is held than was reserved.
+    // The vector never grows, so that memory stays within the reservation.
     let mut body = Vec::with_capacity(super::encoded_size(response));
     body.extend_from_slice(b"{\"model_name\":");
     write(&mut body, &response.model);
@@ -34,7 +35,7 @@ pub fn encode_infer(response: &InferResponse) -> Result<EncodedResponse, WireErr
         tensor(&mut body, output)?;
     }
     body.extend_from_slice(b"]}");
-    let in_binary = || response.outputs.iter().filter(|output| output.form == Form::Binary);
+    let in_binary = || response.outputs.iter().filter(|output| output.encoding == OutputEncoding::Binary);
     let json_length = in_binary().next().map(|_| body.len());
     for output in in_binary() {
         body.extend_from_slice(&output.data);
@@ -53,20 +54,21 @@ pub(super) fn field(body: &mut Vec<u8>, name: &str, value: &(impl Serialize + ?S
     write(body, value);
 }
 
-/// Only a binary output carries `parameters`: the C++ client takes any for a promise of binary data.
+/// Writes an output. Only a binary output carries `parameters`, because the C++ client takes any
+/// parameter as an announcement of binary data.
 fn tensor(body: &mut Vec<u8>, output: &ResponseTensor) -> Result<(), WireError> {
     body.extend_from_slice(b"{\"name\":");
     write(body, &output.name);
     field(body, "datatype", output.datatype.name());
     field(body, "shape", &output.shape);
-    match output.form {
-        Form::Binary => {
+    match output.encoding {
+        OutputEncoding::Binary => {
             body.extend_from_slice(b",\"parameters\":{\"binary_data_size\":");
             write(body, &output.data.len());
             body.extend_from_slice(b"}}");
         }
-        Form::Elsewhere => body.push(b'}'),
-        Form::Json => {
+        OutputEncoding::SharedMemory => body.push(b'}'),
+        OutputEncoding::Json => {
             body.extend_from_slice(b",\"data\":[");
             elements(body, output)?;
             body.extend_from_slice(b"]}");
@@ -75,7 +77,7 @@ fn tensor(body: &mut Vec<u8>, output: &ResponseTensor) -> Result<(), WireError> 
     Ok(())
 }
 
-/// The elements, commas between them.
+/// Writes the elements, separated by commas.
 pub(super) fn elements(body: &mut Vec<u8>, output: &ResponseTensor) -> Result<(), WireError> {
     let start = body.len();
     data(body, output)?;
@@ -85,7 +87,7 @@ pub(super) fn elements(body: &mut Vec<u8>, output: &ResponseTensor) -> Result<()
     Ok(())
 }
 
-/// The elements, each followed by a comma.
+/// Writes the elements, each followed by a comma.
 fn data(body: &mut Vec<u8>, output: &ResponseTensor) -> Result<(), WireError> {
     let bytes = &output.data;
     match output.datatype {

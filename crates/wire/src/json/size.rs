@@ -1,41 +1,43 @@
-//! What a message will take in memory, seen from its text before anything is allocated for it.
+//! Upper bounds on the memory of a decoded message, computed from its text before allocation.
 //!
-//! A server that reserves this much before it decodes stays within its bounds whatever comes: text becomes many times its
-//! size ("1," is two bytes and 8 as an INT64, a parameter of six bytes becomes an entry of a map).
+//! A server that reserves this amount before it decodes stays within its memory budget. Decoding
+//! multiplies the size: "1," is two bytes of text and eight as an INT64; a parameter of six bytes
+//! becomes a map entry.
 
-use crate::{Datatype, Form, InferResponse};
+use crate::{Datatype, InferResponse, OutputEncoding};
 
-/// The most bytes of one decoded number.
-const NUMBER: usize = 8;
-/// A string in memory, beside its text: its place in a list or map, and its allocation.
-const ENTRY: usize = 160;
+/// Maximum bytes of a decoded number.
+const NUMBER_BYTES: usize = 8;
+/// Bytes of a string in memory besides its text: its list or map entry, and its allocation.
+const STRING_ENTRY_BYTES: usize = 160;
 
-/// The most bytes that decoding this JSON takes, beside the text itself.
+/// Returns an upper bound on the bytes that decoding this JSON allocates.
 pub fn decoded_size(text: &[u8]) -> usize {
     let (mut commas, mut colons) = (1_usize, 1_usize);
-    // In pieces whose counts fit a byte, so that the compiler counts many bytes at once.
+    // Chunks whose counts fit in a byte, so that the compiler vectorises the loop.
     for piece in text.chunks(255) {
         commas += usize::from(piece.iter().map(|&byte| u8::from(byte == b',')).sum::<u8>());
         colons += usize::from(piece.iter().map(|&byte| u8::from(byte == b':')).sum::<u8>());
     }
-    // Strings: once as they are; and where escapes are undone, or nesting is followed, three times while that buffer grows.
-    commas.saturating_mul(NUMBER) + colons.saturating_mul(ENTRY) + 4 * text.len()
+    // Strings count once as they are, and three times for the growing buffer when escapes are
+    // removed or nesting is tracked.
+    commas.saturating_mul(NUMBER_BYTES) + colons.saturating_mul(STRING_ENTRY_BYTES) + 4 * text.len()
 }
 
-/// The most bytes of the JSON form of a response, binary outputs behind it included.
+/// Returns an upper bound on the encoded size of a response, binary outputs included.
 pub fn encoded_size(response: &InferResponse) -> usize {
     let tensors = response.outputs.iter().map(|output| {
         let data = output.data.len();
-        let text = if output.form == Form::Json { text_size(output.datatype, data) } else { data };
+        let text = if output.encoding == OutputEncoding::Json { text_size(output.datatype, data) } else { data };
         text + output.name.len() * 6 + output.shape.len() * 21 + 128
     });
     let parameters = response.parameters.0.len() * 64;
     256 + 6 * (response.id.len() + response.model.len()) + parameters + tensors.sum::<usize>()
 }
 
-/// The most characters, commas included, that `bytes` of data become.
+/// Returns an upper bound on the characters, including commas, of `bytes` of tensor data as JSON.
 pub fn text_size(datatype: Datatype, bytes: usize) -> usize {
-    // The longest element: "false,", "-128,", "-1.17549435e-38,", …
+    // The longest elements: "false,", "-128,", "-1.17549435e-38,", …
     let longest = match datatype {
         Datatype::Bool => 6,
         Datatype::Uint8 => 4,
@@ -47,7 +49,8 @@ pub fn text_size(datatype: Datatype, bytes: usize) -> usize {
         Datatype::Uint64 | Datatype::Int64 => 21,
         Datatype::Fp32 => 16,
         Datatype::Fp64 => 26,
-        // A byte may become six characters, and the length before it makes room for quotes and the comma.
+        // A byte may become six characters; the bytes of the element's length prefix cover the
+        // quotes and the comma.
         Datatype::Bytes => return bytes.saturating_mul(6),
         Datatype::Fp16 | Datatype::Bf16 => return 0,
     };
@@ -83,7 +86,7 @@ mod tests {
                 datatype,
                 shape: vec![1000],
                 data: Bytes::from(element.repeat(1000)),
-                form: Form::Json,
+                encoding: OutputEncoding::Json,
             };
             let response = InferResponse { model: "m".into(), outputs: vec![output], ..InferResponse::default() };
             let bound = encoded_size(&response);
@@ -96,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_decoded_fits_into_what_was_reserved() {
+    fn decoded_messages_fit_in_their_reservation() {
         let numbers = |datatype: &str, count: usize| {
             let data = vec!["1"; count].join(",");
             format!(r#"{{"inputs":[{{"name":"x","shape":[{count}],"datatype":"{datatype}","data":[{data}]}}]}}"#)

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Datatype, Form, InferRequest, InferResponse, Place, ResponseTensor, WireError};
+use crate::{Datatype, InferRequest, InferResponse, OutputEncoding, ResponseTensor, SharedMemoryRef, WireError};
 use bytes::Bytes;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -114,7 +114,7 @@ fn a_tensor_may_be_elsewhere() {
     };
     let place = json!({"shared_memory_region": "r", "shared_memory_byte_size": 4, "shared_memory_offset": 8});
     let mut input = with(place.clone(), Value::Null).unwrap().inputs.remove(0);
-    assert_eq!(input.place, Some(Place { region: "r".into(), offset: 8, byte_size: 4 }));
+    assert_eq!(input.shared_memory, Some(SharedMemoryRef { region: "r".into(), offset: 8, byte_size: 4 }));
     assert!(input.data.is_empty() && input.fill(Bytes::from_static(&[0; 5])).is_err());
     assert!(input.fill(Bytes::from_static(&[0; 4])).is_ok() && input.data.len() == 4);
     assert!(with(place, json!([1])).unwrap_err().0.contains("beside shared_memory_region"));
@@ -164,8 +164,8 @@ fn the_output_flag_beats_the_one_of_the_request() {
 }
 
 fn output(datatype: Datatype, data: Vec<u8>, binary: bool) -> ResponseTensor {
-    let form = if binary { Form::Binary } else { Form::Json };
-    ResponseTensor { name: "y".into(), datatype, shape: vec![1, 2], data: Bytes::from(data), form }
+    let form = if binary { OutputEncoding::Binary } else { OutputEncoding::Json };
+    ResponseTensor { name: "y".into(), datatype, shape: vec![1, 2], data: Bytes::from(data), encoding: form }
 }
 
 fn encode(outputs: Vec<ResponseTensor>) -> Result<EncodedResponse, WireError> {
@@ -196,7 +196,7 @@ fn what_json_cannot_say_asks_for_binary() {
     assert!(encode(vec![output(Datatype::Fp16, vec![0, 0], false)]).unwrap_err().0.contains("no JSON form"));
 }
 
-/// Bytes of a tensor of `count` elements, free of what JSON cannot carry.
+/// Generates the bytes of a tensor of `count` elements, without values that JSON cannot represent.
 fn tensor_data() -> impl Strategy<Value = (Datatype, usize, Vec<u8>)> {
     let json_types: Vec<Datatype> =
         Datatype::all().filter(|datatype| !matches!(datatype, Datatype::Fp16 | Datatype::Bf16)).collect();
@@ -224,7 +224,7 @@ fn tensor_data() -> impl Strategy<Value = (Datatype, usize, Vec<u8>)> {
     )
 }
 
-/// What a client does with a response: sends it back as a request.
+/// Sends a response back as a request, as a client would.
 fn send_back(encoded: EncodedResponse) -> Result<InferRequest, WireError> {
     let text = String::from_utf8_lossy(&encoded.body[..encoded.json_length.unwrap_or(encoded.body.len())]).into_owned();
     let json = text.replacen("\"outputs\"", "\"inputs\"", 1).into_bytes();

@@ -1,11 +1,12 @@
-//! Bodies of the calls that take texts: OpenAI's embeddings and models, and reranking and classification as the servers of
-//! encoder models have them.
+//! Bodies of the text calls: OpenAI's embeddings and models, and reranking and classification as
+//! other encoder servers define them.
 //!
-//! Keys that are not known are passed over: clients send some that mean nothing here, as OpenAI's own does.
+//! Unknown keys are ignored, because clients send some that have no meaning here, as OpenAI's own
+//! client does.
 
 use serde::{Deserialize, Serialize};
 
-/// One text or several, or the token ids of one or of several.
+/// One text or several, or the token ids of one text or of several.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged, expecting = "input must be a text, a list of texts, a list of token ids, or a list of such lists")]
 #[allow(missing_docs)]
@@ -16,31 +17,31 @@ pub enum TextInput {
     ManyIds(Vec<Vec<u32>>),
 }
 
-/// How the numbers of a vector travel.
+/// Encoding of an embedding's numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs)]
 pub enum EncodingFormat {
     #[default]
     Float,
-    /// FP32 in little-endian order.
+    /// FP32, little-endian.
     Base64,
 }
 
-/// `POST /v1/embeddings`.
+/// Request of `POST /v1/embeddings`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[allow(missing_docs)]
 pub struct EmbeddingsBody {
     pub model: String,
     pub input: TextInput,
     pub encoding_format: Option<EncodingFormat>,
-    /// The first so many numbers of each vector.
+    /// Number of leading values to keep of each embedding.
     pub dimensions: Option<usize>,
-    /// Whether texts that are too long are cut.
+    /// Whether texts that are too long are truncated.
     pub truncate: Option<bool>,
 }
 
-/// `POST /v1/classify`.
+/// Request of `POST /v1/classify`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[allow(missing_docs)]
 pub struct ClassifyBody {
@@ -49,7 +50,7 @@ pub struct ClassifyBody {
     pub truncate: Option<bool>,
 }
 
-/// A document, as a text or as an object that has one.
+/// A document, as a string or as an object with the key `text`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "a document must be a text, or an object with the key text")]
 #[allow(missing_docs)]
@@ -59,7 +60,7 @@ pub enum Document {
 }
 
 impl Document {
-    /// Its text.
+    /// Returns the text.
     pub fn text(&self) -> &str {
         match self {
             Document::Text(text) | Document::Object { text } => text,
@@ -67,21 +68,21 @@ impl Document {
     }
 }
 
-/// `POST /v1/rerank`.
+/// Request of `POST /v1/rerank`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[allow(missing_docs)]
 pub struct RerankBody {
     pub model: String,
     pub query: String,
     pub documents: Vec<Document>,
-    /// Only the best so many.
+    /// Number of best documents to return.
     pub top_n: Option<usize>,
     #[serde(default)]
     pub return_documents: bool,
     pub truncate: Option<bool>,
 }
 
-/// How many tokens a call had.
+/// Number of tokens in a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[allow(missing_docs)]
 pub struct Usage {
@@ -89,7 +90,7 @@ pub struct Usage {
     pub total_tokens: usize,
 }
 
-/// A list, as OpenAI has it.
+/// A list as OpenAI defines it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[allow(missing_docs)]
 pub struct ListAnswer<T> {
@@ -102,38 +103,38 @@ pub struct ListAnswer<T> {
     pub usage: Option<Usage>,
 }
 
-/// The numbers of a vector.
+/// The numbers of an embedding.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 #[allow(missing_docs)]
-pub enum Numbers {
+pub enum EmbeddingValue {
     Float(Vec<f32>),
     Base64(String),
 }
 
-/// The vector of a text.
+/// The embedding of one text.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[allow(missing_docs)]
 pub struct EmbeddingRow {
     /// Always "embedding".
     pub object: &'static str,
     pub index: usize,
-    pub embedding: Numbers,
+    pub embedding: EmbeddingValue,
 }
 
-/// What a classifier says of a text.
+/// Classification of one text.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[allow(missing_docs)]
 pub struct ClassRow {
     pub index: usize,
-    /// The likeliest class.
+    /// The most probable class.
     pub label: String,
-    /// The probability of each class, in their order.
+    /// Probability of each class, in class order.
     pub probs: Vec<f32>,
     pub num_classes: usize,
 }
 
-/// How well a document answers the query.
+/// Relevance of one document to the query.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[allow(missing_docs)]
 pub struct RerankRow {
@@ -143,7 +144,7 @@ pub struct RerankRow {
     pub document: Option<Document>,
 }
 
-/// The documents, the best first.
+/// Response of `POST /v1/rerank`: documents by descending relevance.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[allow(missing_docs)]
 pub struct RerankAnswer {
@@ -152,37 +153,37 @@ pub struct RerankAnswer {
     pub usage: Usage,
 }
 
-/// A model that reads text, in `GET /v1/models`.
+/// A text model in the response of `GET /v1/models`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[allow(missing_docs)]
 pub struct TextModelRow {
     pub id: String,
     /// Always "model".
     pub object: &'static str,
-    /// Seconds since 1970; OpenAI's clients want one.
+    /// Seconds since 1970; OpenAI's clients require the key.
     pub created: u64,
     pub owned_by: &'static str,
     /// "embed", "classify" or "rerank".
     pub task: &'static str,
-    /// The most tokens of a text.
+    /// Maximum number of tokens in a text.
     pub max_model_len: usize,
 }
 
-/// An error as OpenAI's clients read it.
+/// Body of an error as OpenAI's clients expect it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[allow(missing_docs)]
 pub struct TextErrorBody {
     pub error: TextProblem,
 }
 
-/// What went wrong with a call that takes texts.
+/// Details of an error of a text call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[allow(missing_docs)]
 pub struct TextProblem {
     pub message: String,
     pub r#type: &'static str,
     pub param: Option<String>,
-    /// The HTTP status.
+    /// HTTP status.
     pub code: u16,
 }
 

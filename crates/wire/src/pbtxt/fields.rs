@@ -1,30 +1,30 @@
-//! The fields that a valid text sets, in its order.
+//! Lists the fields that a valid text sets, in order.
 
-use super::tokens::{Token, Tokens, line};
+use super::tokens::{Lexer, Token, line};
 use prost_reflect::{FieldDescriptor, Kind, MessageDescriptor};
 use std::iter::Peekable;
 
 /// A field that a text sets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// The line that it stands in, counted from one.
+    /// Line of the field, counted from one.
     pub line: usize,
-    /// Which field it is, whichever of several: `instance_group.count`, `parameters.string_value`.
+    /// Path without indices and keys: `instance_group.count`, `parameters.string_value`.
     pub path: String,
-    /// Which one it is: `instance_group[0].count`, `parameters["slo_ms"].string_value`.
+    /// Path with indices and keys: `instance_group[0].count`, `parameters["slo_ms"].string_value`.
     pub name: String,
-    /// The value as it was written, but yes and no as `true` and `false`, and words by their names; `{}` for a message that sets
-    /// nothing.
+    /// Value as written, except that booleans are `true` or `false` and enum values are names; `{}`
+    /// for a message that sets nothing.
     pub value: String,
 }
 
-/// Every field that a valid text sets.
+/// Lists every field that a valid text sets.
 pub(super) fn list(text: &str, message: &MessageDescriptor) -> Vec<Field> {
-    let mut reader = Reader { text, tokens: Tokens::new(text).peekable() };
+    let mut reader = FieldReader { text, tokens: Lexer::new(text).peekable() };
     reader.message(message)
 }
 
-/// The path of every field that has a value of its own.
+/// Returns the path of every field that has a value of its own.
 pub(super) fn known(message: &MessageDescriptor) -> Vec<String> {
     let below = |field: FieldDescriptor| {
         let name = field.name().to_owned();
@@ -38,7 +38,7 @@ pub(super) fn known(message: &MessageDescriptor) -> Vec<String> {
     message.fields().flat_map(below).collect()
 }
 
-/// The message that a field holds, if it does; of a map, that of its values.
+/// Returns the message type of a field, if it is a message; for a map, that of its values.
 fn value_message(field: &FieldDescriptor) -> Option<MessageDescriptor> {
     match field.kind() {
         Kind::Message(entry) if field.is_map() => value_message(&entry.map_entry_value_field()),
@@ -47,13 +47,13 @@ fn value_message(field: &FieldDescriptor) -> Option<MessageDescriptor> {
     }
 }
 
-struct Reader<'a> {
+struct FieldReader<'a> {
     text: &'a str,
-    tokens: Peekable<Tokens<'a>>,
+    tokens: Peekable<Lexer<'a>>,
 }
 
-impl Reader<'_> {
-    /// The fields up to the end of the message, which is taken.
+impl FieldReader<'_> {
+    /// Reads the fields up to the end of the message and consumes its closing token.
     fn message(&mut self, message: &MessageDescriptor) -> Vec<Field> {
         let mut fields = Vec::new();
         let mut counts = vec![0_usize; message.fields().len()];
@@ -67,7 +67,7 @@ impl Reader<'_> {
         fields
     }
 
-    /// One value, or a list of them.
+    /// Reads one value or a list of values.
     fn values(&mut self, name: Token<'_>, field: &FieldDescriptor, count: &mut usize, fields: &mut Vec<Field>) {
         let messages = matches!(field.kind(), Kind::Message(_));
         if !messages || self.tokens.next_if(|token| token.text == "[").is_none() {
@@ -106,7 +106,7 @@ impl Reader<'_> {
         fields.extend(inner);
     }
 
-    /// A value that is no message, or a list of such, on one line.
+    /// Reads a value that is not a message, or a list of such values, as one line.
     fn scalar(&mut self) -> String {
         let Some(first) = self.tokens.next() else { return String::new() };
         let mut value = first.text.to_owned();
@@ -122,7 +122,7 @@ impl Reader<'_> {
                     }
                 }
             }
-            // Strings side by side are one.
+            // Adjacent strings are concatenated.
             _ if first.is_string() => {
                 while let Some(more) = self.tokens.next_if(|token| token.is_string()) {
                     value.push(' ');
@@ -135,7 +135,7 @@ impl Reader<'_> {
     }
 }
 
-/// One way to write a value of which the format knows several.
+/// Returns the canonical spelling of a value that the format allows in several spellings.
 fn canonical(kind: &Kind, value: String) -> String {
     match (kind, value.as_str()) {
         (Kind::Bool, "True" | "t" | "1") => "true".to_owned(),
@@ -148,7 +148,7 @@ fn canonical(kind: &Kind, value: String) -> String {
     }
 }
 
-/// The fields of one entry of a map, which are those of its value.
+/// Returns the fields of a map entry under the path and name of its value.
 fn entry(map: &str, line: usize, fields: Vec<Field>) -> Vec<Field> {
     let key = fields.iter().find(|field| field.path == "key").map_or("\"\"", |field| &field.value);
     let name = format!("{map}[{key}]");

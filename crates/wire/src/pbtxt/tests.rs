@@ -119,7 +119,7 @@ fn mistakes_name_their_line() {
 }
 
 #[test]
-fn what_is_too_deep_or_too_long_is_refused_before_it_is_parsed() {
+fn deep_or_long_texts_are_refused_before_parsing() {
     let any = "[a/inference.ModelConfig]{";
     let deep = parse(&format!("name: \"x\"\n{}", any.repeat(40_000))).unwrap_err();
     assert_eq!((deep.line, deep.message.as_str()), (2, "messages are nested more than 32 deep"));

@@ -1,6 +1,6 @@
-//! The words of protobuf's text format, with where they stand.
+//! Lexer of protobuf's text format.
 
-/// A word of a text.
+/// A token and its byte offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Token<'a> {
     pub(super) text: &'a str,
@@ -21,19 +21,19 @@ impl Token<'_> {
     }
 }
 
-/// The words of a text, without spaces and comments. Whatever the text is, words end.
-pub(super) struct Tokens<'a> {
+/// Iterates over the tokens of a text, without whitespace and comments. Terminates on any input.
+pub(super) struct Lexer<'a> {
     text: &'a str,
     at: usize,
 }
 
-impl<'a> Tokens<'a> {
-    pub(super) fn new(text: &'a str) -> Tokens<'a> {
-        Tokens { text, at: 0 }
+impl<'a> Lexer<'a> {
+    pub(super) fn new(text: &'a str) -> Lexer<'a> {
+        Lexer { text, at: 0 }
     }
 }
 
-impl<'a> Iterator for Tokens<'a> {
+impl<'a> Iterator for Lexer<'a> {
     type Item = Token<'a>;
 
     fn next(&mut self) -> Option<Token<'a>> {
@@ -62,7 +62,8 @@ fn is_word(next: char) -> bool {
     next.is_ascii_alphanumeric() || matches!(next, '_' | '.' | '+')
 }
 
-/// Up to and with the closing quote, or the end of the line, which no string goes beyond.
+/// Returns the length up to and including the closing quote, or up to the end of the line, because
+/// strings do not span lines.
 fn string_length(rest: &str, quote: char) -> usize {
     let mut escaped = false;
     for (at, next) in rest.char_indices().skip(1) {
@@ -77,10 +78,10 @@ fn string_length(rest: &str, quote: char) -> usize {
     rest.len()
 }
 
-/// Where a text nests deeper than `most`, if it does.
+/// Returns the byte offset at which the text nests deeper than `most`.
 pub(super) fn beyond_depth(text: &str, most: usize) -> Option<usize> {
     let mut depth = 0_usize;
-    Tokens::new(text).find_map(|token| {
+    Lexer::new(text).find_map(|token| {
         if token.opens() {
             depth += 1;
         } else if token.closes() {
@@ -90,11 +91,11 @@ pub(super) fn beyond_depth(text: &str, most: usize) -> Option<usize> {
     })
 }
 
-/// The text with a colon between a field's name and a list, which the format leaves to the writer and the parser asks for. Lines
-/// stay as they are.
+/// Inserts the colon between a field name and a list, which the format makes optional and the
+/// parser requires. Line numbers are unchanged.
 pub(super) fn with_colons(text: &str) -> String {
     let (mut with, mut copied, mut after_name) = (String::with_capacity(text.len() + 64), 0, false);
-    for token in Tokens::new(text) {
+    for token in Lexer::new(text) {
         if after_name && token.text == "[" {
             with.push_str(&text[copied..token.at]);
             with.push(':');
@@ -105,7 +106,7 @@ pub(super) fn with_colons(text: &str) -> String {
     with + &text[copied..]
 }
 
-/// The line, counted from one, of a byte.
+/// Returns the line, counted from one, of a byte offset.
 pub(super) fn line(text: &str, at: usize) -> usize {
     1 + text.bytes().take(at).filter(|&byte| byte == b'\n').count()
 }

@@ -36,19 +36,24 @@ fn a_decoder_takes_up_where_its_encoder_ends() {
     let [encoder, decoder] = &cells.cells[..] else { panic!("there are two") };
     assert_eq!((encoder.steps, encoder.priority, &encoder.end), (Steps::Length, 0, &None));
     assert_eq!((decoder.steps, decoder.priority, decoder.max_batch), (Steps::UntilEnd, 1, Some(8)));
-    let link = |input: &str, from: Source, initial: Option<Initial>| Link { input: input.into(), from, initial };
-    let previous = |output: &str| Source::Previous(output.into());
+    let link =
+        |input: &str, from: InputSource, initial: Option<Initial>| InputLink { input: input.into(), from, initial };
+    let previous = |output: &str| InputSource::Previous(output.into());
     assert_eq!(
         encoder.links,
-        [link("token", Source::Request("text".into()), None), link("h", previous("h_next"), None)]
+        [link("token", InputSource::Request("text".into()), None), link("h", previous("h_next"), None)]
     );
     let h = Some(Initial::Last(BlockId(0), "h_next".into()));
     assert_eq!(
         decoder.links,
         [link("token", previous("token_next"), Some(Initial::Number(2.0))), link("h", previous("h_next"), h)]
     );
-    let answer =
-        AnswerSource { name: "tokens".into(), block: Some(BlockId(1)), tensor: "token_next".into(), take: Take::Every };
+    let answer = AnswerSource {
+        name: "tokens".into(),
+        block: Some(BlockId(1)),
+        tensor: "token_next".into(),
+        take: AnswerSteps::Every,
+    };
     assert_eq!(cells.answers, [answer]);
 }
 
@@ -57,8 +62,8 @@ fn layers_take_the_same_step_and_heads_the_last_one() {
     let text = "walk = \"stacked\"\n[[block]]\nname = \"a\"\n[[block]]\nname = \"b\"\n[block.inputs]\nx = \"a.h\"\n\
         [[block]]\nname = \"head\"\nonce = true\n[block.inputs]\nx = \"b.h\"\n[[output]]\nname = \"y\"\nfrom = \"head.y\"";
     let cells = parse(text).unwrap().cells.unwrap().cells;
-    assert_eq!(cells[1].links[0].from, Source::Step(BlockId(0), "h".into()));
-    assert_eq!((cells[2].steps, &cells[2].links[0].from), (Steps::Once, &Source::Last(BlockId(1), "h".into())));
+    assert_eq!(cells[1].links[0].from, InputSource::Step(BlockId(0), "h".into()));
+    assert_eq!((cells[2].steps, &cells[2].links[0].from), (Steps::Once, &InputSource::Last(BlockId(1), "h".into())));
     let both = text.replace("stacked", "bidirectional").replace("[block.inputs]\nx = \"a.h\"\n", "");
     let cells = parse(&both).unwrap().cells.unwrap().cells;
     assert_eq!((cells[0].backward, cells[1].backward, cells[2].steps), (false, true, Steps::Once));
@@ -69,7 +74,7 @@ fn a_tree_takes_children_and_answers_with_its_root() {
     let text = "walk = \"tree\"\n[[block]]\nname = \"leaf\"\n[[block]]\nname = \"internal\"\n[block.inputs]\n\
         h1 = \"child1.h\"\n[[output]]\nname = \"y\"\nfrom = \"root.h\"";
     let cells = parse(text).unwrap().cells.unwrap();
-    assert_eq!(cells.cells[1].links[0].from, Source::Child(1, "h".into()));
+    assert_eq!(cells.cells[1].links[0].from, InputSource::Child(1, "h".into()));
     assert_eq!((cells.cells[0].steps, cells.answers[0].block), (Steps::Nodes, None));
 }
 

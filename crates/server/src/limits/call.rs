@@ -1,7 +1,7 @@
-//! One call on a connection, from its head to the last byte of its answer.
+//! Tracking of a call on its connection, from its head to the last byte of its response.
 
 use super::budget::Reservation;
-use super::connection::{Connection, Unsent};
+use super::connection::{ClientConnection, Unsent};
 use bytes::Bytes;
 use hyper::Version;
 use hyper::body::{Body, Frame, SizeHint};
@@ -9,17 +9,22 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-/// A call that is being handled, and then its answer that is being sent.
-pub(crate) struct Call {
-    connection: Arc<Connection>,
+/// Guard of a call that is being handled, and then of its response.
+pub(crate) struct CallGuard {
+    connection: Arc<ClientConnection>,
     handled: bool,
     _room: Reservation,
 }
 
-impl Call {
-    pub(crate) fn begin(connection: &Arc<Connection>, room: Reservation, version: Version, has_body: bool) -> Call {
+impl CallGuard {
+    pub(crate) fn begin(
+        connection: &Arc<ClientConnection>,
+        room: Reservation,
+        version: Version,
+        has_body: bool,
+    ) -> CallGuard {
         connection.begin(version, has_body);
-        Call { connection: connection.clone(), handled: false, _room: room }
+        CallGuard { connection: connection.clone(), handled: false, _room: room }
     }
 
     fn handled(&mut self) {
@@ -29,37 +34,37 @@ impl Call {
     }
 }
 
-impl Drop for Call {
+impl Drop for CallGuard {
     fn drop(&mut self) {
         self.handled();
         self.connection.end();
     }
 }
 
-/// The body of an answer. Until it is first asked for data, and between its pieces, the peer has a deadline to make room
-/// for more; while the server itself has nothing to send, it has none.
-pub(crate) struct Answer<B> {
+/// Body of a response. The peer has a deadline to accept data before the first frame and between
+/// frames, but not while the server has nothing to send.
+pub(crate) struct AnswerBody<B> {
     body: Option<B>,
     unsent: Option<Unsent>,
-    call: Option<Call>,
+    call: Option<CallGuard>,
 }
 
-impl<B> Answer<B> {
-    /// No body, of a call for which there was no room.
-    pub(crate) fn empty() -> Answer<B> {
-        Answer { body: None, unsent: None, call: None }
+impl<B> AnswerBody<B> {
+    /// Creates an empty body, for a call without room in the budget.
+    pub(crate) fn empty() -> AnswerBody<B> {
+        AnswerBody { body: None, unsent: None, call: None }
     }
 }
 
-impl<B: Body> Answer<B> {
-    pub(crate) fn new(body: B, mut call: Call) -> Answer<B> {
+impl<B: Body> AnswerBody<B> {
+    pub(crate) fn new(body: B, mut call: CallGuard) -> AnswerBody<B> {
         call.handled();
         let unsent = (!body.is_end_stream()).then(|| call.connection.unsent(0));
-        Answer { body: Some(body), unsent, call: Some(call) }
+        AnswerBody { body: Some(body), unsent, call: Some(call) }
     }
 }
 
-impl<B: Body<Data = Bytes> + Unpin> Body for Answer<B> {
+impl<B: Body<Data = Bytes> + Unpin> Body for AnswerBody<B> {
     type Data = Bytes;
     type Error = B::Error;
 

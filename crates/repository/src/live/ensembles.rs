@@ -1,14 +1,15 @@
-//! In which order ensembles are loaded: first what their steps are, then they, then those that have them as steps.
+//! Loading order of ensembles: models of the steps first, inner ensembles before outer ones.
 
-use super::{LiveRepository, Which, first_error, is_ensemble};
+use super::{LiveRepository, VersionSelection, first_error, is_ensemble};
 use crate::assembly;
-use crate::plan::Target;
-use crate::scan::{Candidate, scan};
+use crate::plan::LoadTarget;
+use crate::scan::{ModelCandidate, scan};
 use std::collections::BTreeSet;
 
-/// Ensembles, each after those among its steps; who waits for itself comes last, and is told so when it is loaded.
-pub(super) fn inner_first<'a>(ensembles: Vec<&'a Candidate>, target: &Target) -> Vec<&'a Candidate> {
-    let mut waiting: Vec<(&Candidate, BTreeSet<String>)> =
+/// Orders ensembles after the ensembles among their steps. Circular ones come last; loading them
+/// reports the error.
+pub(super) fn inner_first<'a>(ensembles: Vec<&'a ModelCandidate>, target: &LoadTarget) -> Vec<&'a ModelCandidate> {
+    let mut waiting: Vec<(&ModelCandidate, BTreeSet<String>)> =
         ensembles.into_iter().map(|candidate| (candidate, models(candidate, target))).collect();
     let mut ordered = Vec::with_capacity(waiting.len());
     loop {
@@ -23,18 +24,19 @@ pub(super) fn inner_first<'a>(ensembles: Vec<&'a Candidate>, target: &Target) ->
     }
 }
 
-/// The names of its steps; none where it cannot be read, which is told when it is loaded.
-pub(super) fn models(candidate: &Candidate, target: &Target) -> BTreeSet<String> {
+/// Returns the models of an ensemble's steps; empty if it cannot be read, which loading reports.
+pub(super) fn models(candidate: &ModelCandidate, target: &LoadTarget) -> BTreeSet<String> {
     let read = candidate.found.as_ref().ok().and_then(|found| assembly::read(found, target).ok());
     read.map(|read| read.steps.into_iter().map(|step| step.model).collect()).unwrap_or_default()
 }
 
 impl LiveRepository {
-    /// Of an ensemble, the models of its steps that do not serve, and those of inner ones.
+    /// Loads the models of an ensemble's steps that do not serve, including those of inner
+    /// ensembles.
     pub(super) fn load_members(
         &self,
-        candidate: &Candidate,
-        all: &[Candidate],
+        candidate: &ModelCandidate,
+        all: &[ModelCandidate],
         seen: &mut BTreeSet<String>,
     ) -> Result<(), String> {
         let Some(found) = candidate.found.as_ref().ok().filter(|found| found.is_ensemble) else { return Ok(()) };
@@ -48,30 +50,31 @@ impl LiveRepository {
             };
             self.load_members(member, all, seen)?;
             if self.registry.get(&step.model, &step.version).is_err() {
-                first_error(self.bring_up(member, None, Which::All))?;
+                first_error(self.load_candidate(member, None, VersionSelection::All))?;
             }
         }
         Ok(())
     }
 
-    /// Loads ensembles again that have steps of those that were loaded. Who fails serves what it served.
-    pub(super) fn renew_outer(&self, loaded: &[&str]) {
+    /// Reloads ensembles that contain one of the loaded ensembles. An ensemble that fails keeps
+    /// serving its old steps.
+    pub(super) fn reload_outer_ensembles(&self, loaded: &[&str]) {
         let has_inner = |name: &str| {
             let entry = self.registry.get(name, "").ok();
             let nested = entry.as_ref().and_then(|entry| entry.ensemble.as_ref()).map(|ensemble| &ensemble.nested);
             nested.is_some_and(|nested| loaded.iter().any(|name| nested.contains(*name)))
         };
-        // The scan is for ensembles alone: models are looked up anew by each request.
+        // Scanning is needed for ensembles only, because each request looks plain models up.
         let is_one = |name: &&str| self.registry.get(name, "").is_ok_and(|entry| entry.ensemble.is_some());
         if !loaded.iter().any(is_one) {
             return;
         }
         let candidates = scan(&self.path).unwrap_or_default();
-        let is_outer = |candidate: &&Candidate| {
+        let is_outer = |candidate: &&ModelCandidate| {
             is_ensemble(candidate) && !loaded.contains(&candidate.name.as_str()) && has_inner(&candidate.name)
         };
         for outer in inner_first(candidates.iter().filter(is_outer).collect(), self.loader.target()) {
-            self.bring_up(outer, None, Which::All);
+            self.load_candidate(outer, None, VersionSelection::All);
         }
     }
 }

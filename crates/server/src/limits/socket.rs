@@ -1,16 +1,18 @@
-//! A client's stream, inside TLS if it is on, that tells its [`Connection`] how it fares, and is patient with clients that stop
-//! sending.
+//! A client's byte stream (inside TLS if enabled) that reports its progress to its
+//! [`ClientConnection`] and tolerates half-closed clients.
 //!
-//! A client that has sent its request may close its side and still wants the answer. TCP tells this no different from a client
-//! that is gone, whose work should be freed. So the end of input is kept back from hyper while an answer is owed, and an interim
-//! answer is sent ("100 Continue", which clients skip): who is gone answers that with a reset, and then the connection fails.
-//! HTTP/1.0 has no interim answers; there the work goes on, whether anybody waits for it or not.
+//! A client may close its sending side after its request and still expect the response. TCP does
+//! not distinguish this from a client that is gone, whose work should be cancelled. While a
+//! response is pending, the end of input is therefore withheld from hyper, and an interim response
+//! is sent ("100 Continue", which clients skip): a client that is gone answers with a reset, which
+//! fails the connection. HTTP/1.0 has no interim responses; there the work continues in any case.
 //!
-//! When the server closes while the client still sends, what comes is read and thrown away for a while: otherwise the kernel
-//! would reset the connection, and the client might never see the answer that said why.
+//! When the server closes while the client still sends, incoming data is read and discarded for a
+//! while. Otherwise the kernel would reset the connection, and the client might not see the
+//! response.
 
-use super::connection::Connection;
-use crate::access::Stream;
+use super::connection::ClientConnection;
+use crate::access::ClientStream;
 use crate::config::ServerConfig;
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -23,22 +25,24 @@ use tokio::time::Sleep;
 use tokio_util::either::Either;
 
 const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
-/// How often a client that has stopped sending is looked after.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Interval at which a half-closed client is checked.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const DISCARD_BYTES: usize = 16 << 10;
 
 pub(crate) struct Socket {
-    stream: Stream,
-    connection: Arc<Connection>,
-    /// Set once the client has stopped sending while an answer is owed: when to look next.
+    stream: ClientStream,
+    connection: Arc<ClientConnection>,
+    /// Timer of the next check, set once the client has stopped sending while a response is
+    /// pending.
     ended: Option<Pin<Box<Sleep>>>,
-    /// Set while the last body is unread, although all has come: until when its call may take it.
+    /// Timer set when all input has arrived but the last body is unread: the time that its call has
+    /// to read it.
     grace: Option<Pin<Box<Sleep>>>,
-    /// What is left of the interim answer; none before it was begun.
+    /// Unsent rest of the interim response; `None` before it was started.
     interim: Option<&'static [u8]>,
-    /// Whether hyper has written since it last flushed, so that nothing may be put in between.
+    /// Whether hyper has written since its last flush, so that no interim response may be inserted.
     unflushed: bool,
-    /// What may still be thrown away after the server closed, and for how long.
+    /// Limits on discarding input after the server has closed.
     linger: Linger,
 }
 
@@ -49,12 +53,12 @@ struct Linger {
 }
 
 impl Socket {
-    pub(crate) fn new(stream: Stream, connection: Arc<Connection>, config: &ServerConfig) -> Socket {
+    pub(crate) fn new(stream: ClientStream, connection: Arc<ClientConnection>, config: &ServerConfig) -> Socket {
         let linger = Linger { bytes: config.max_body_bytes, time: config.body_timeout, until: None };
         Socket { stream, connection, ended: None, grace: None, interim: None, unflushed: false, linger }
     }
 
-    /// The client sends no more: the end of the connection, or of the client's requests only?
+    /// Handles the end of input: of the connection, or of the client's requests only.
     fn poll_end(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             if !self.connection.owes_answers(context.waker()) {
@@ -70,23 +74,23 @@ impl Socket {
             if let Poll::Ready(Err(error)) = self.poll_interim(context) {
                 return Poll::Ready(Err(error));
             }
-            let sleep = self.ended.get_or_insert_with(|| Box::pin(tokio::time::sleep(LOOK_EVERY)));
+            let sleep = self.ended.get_or_insert_with(|| Box::pin(tokio::time::sleep(POLL_INTERVAL)));
             ready!(sleep.as_mut().poll(context));
-            self.ended = Some(Box::pin(tokio::time::sleep(LOOK_EVERY)));
+            self.ended = Some(Box::pin(tokio::time::sleep(POLL_INTERVAL)));
         }
     }
 
-    /// hyper looks for the end as soon as it has passed on the last byte of a body, before the call has taken that. A body that
-    /// stays unread is not whole.
+    /// Waits until the call has read its body, because hyper checks for the end of input right
+    /// after passing on the last byte. A body that stays unread is incomplete.
     fn poll_grace(&mut self, context: &mut Context<'_>) -> Poll<()> {
         if !self.connection.has_unread_body() {
             return Poll::Ready(());
         }
-        let grace = self.grace.get_or_insert_with(|| Box::pin(tokio::time::sleep(LOOK_EVERY)));
+        let grace = self.grace.get_or_insert_with(|| Box::pin(tokio::time::sleep(POLL_INTERVAL)));
         grace.as_mut().poll(context)
     }
 
-    /// Writes what is left of the interim answer.
+    /// Writes the rest of the interim response.
     fn poll_interim(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         while let Some(rest) = self.interim.filter(|rest| !rest.is_empty()) {
             let written = ready!(Pin::new(&mut self.stream).poll_write(context, rest))?;
@@ -95,13 +99,13 @@ impl Socket {
         Poll::Ready(Ok(()))
     }
 
-    fn note<T>(&mut self, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    fn record_write<T>(&mut self, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         self.connection.set_blocked(written.is_pending());
         self.unflushed = true;
         written
     }
 
-    /// Throws away what comes, until the client has seen the end, or has had time enough.
+    /// Discards input until the client has closed or a limit is reached.
     fn poll_linger(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let Linger { bytes, time, until } = &mut self.linger;
         let until = until.get_or_insert_with(|| Box::pin(tokio::time::sleep(*time)));
@@ -120,8 +124,8 @@ impl Socket {
     }
 }
 
-/// What the system says of the TCP connection, once it is broken.
-fn take_error(stream: &Stream) -> io::Result<Option<io::Error>> {
+/// Returns the error of the TCP connection, if it has failed.
+fn take_error(stream: &ClientStream) -> io::Result<Option<io::Error>> {
     match stream {
         Either::Left(clear) => clear.take_error(),
         Either::Right(encrypted) => encrypted.get_ref().0.take_error(),
@@ -152,7 +156,7 @@ impl AsyncWrite for Socket {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         ready!(self.poll_interim(context))?;
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.note(written)
+        self.record_write(written)
     }
 
     fn poll_write_vectored(
@@ -162,7 +166,7 @@ impl AsyncWrite for Socket {
     ) -> Poll<io::Result<usize>> {
         ready!(self.poll_interim(context))?;
         let written = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
-        self.note(written)
+        self.record_write(written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -171,7 +175,8 @@ impl AsyncWrite for Socket {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.unflushed = false;
-        // TLS takes some bytes before the kernel does, so that a client that reads nothing may show here only.
+        // TLS buffers some bytes before the kernel does, so a client that reads nothing may show
+        // only here.
         let flushed = Pin::new(&mut self.stream).poll_flush(context);
         self.connection.set_blocked(flushed.is_pending());
         flushed

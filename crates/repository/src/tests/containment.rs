@@ -1,19 +1,19 @@
-//! What a repository may reach, and what clients hear of where it lies.
+//! Containment of files in the repository, and server paths in errors.
 
 use super::*;
 use crate::load::{Loader, Profiling};
 use crate::scan::scan;
 use std::os::unix::fs::symlink;
 
-/// Loads the one model of a repository.
-fn load(path: &Path, target: Target) -> Result<(), String> {
+/// Loads the only model of a repository.
+fn load(path: &Path, target: LoadTarget) -> Result<(), String> {
     let found = scan(path)?.remove(0).found?;
     Loader::new(target, silent()).prepare(&found, Profiling::Never).map(|_| ())
 }
 
-/// A folder with a repository, and a folder beside it that is none of its business.
-fn outside() -> Folder {
-    let folder = Folder::new();
+/// Creates a folder with a repository, and an unrelated folder beside it.
+fn outside() -> TempRepository {
+    let folder = TempRepository::new();
     folder.write("outside/model.onnx", onnx("mlp.onnx"));
     folder.write("outside/model.toml", "secret = \"hunter2\"");
     folder.write("outside/1/model.onnx", onnx("mlp.onnx"));
@@ -23,7 +23,7 @@ fn outside() -> Folder {
 
 #[test]
 fn links_out_of_the_repository_are_refused_unless_allowed() {
-    let allowed = || Target { allow_symlinks: true, ..cpu() };
+    let allowed = || LoadTarget { allow_symlinks: true, ..cpu() };
     let cases = [
         ("outside/model.onnx", "repository/m/1/model.onnx"),
         ("outside", "repository/m"),
@@ -59,7 +59,7 @@ fn a_configuration_behind_a_link_is_not_quoted() {
 
 #[test]
 fn links_within_the_repository_and_a_named_file_are_fine() {
-    let folder = Folder::new();
+    let folder = TempRepository::new();
     folder.write("blobs/abc", onnx("mlp.onnx"));
     std::fs::create_dir_all(folder.path().join("m/1")).unwrap();
     symlink("../../blobs/abc", folder.path().join("m/1/model.onnx")).unwrap();
@@ -67,7 +67,7 @@ fn links_within_the_repository_and_a_named_file_are_fine() {
     std::fs::remove_file(folder.path().join("m/1/model.onnx")).unwrap();
     symlink("../../.blobs/abc", folder.path().join("m/1/model.onnx")).unwrap();
     load(folder.path(), cpu()).unwrap();
-    // The repository itself may be a link, and so may a file that was named on the command line.
+    // The repository itself may be a link, as may a file named on the command line.
     let other = outside();
     symlink(folder.path(), other.path().join("link")).unwrap();
     load(&other.path().join("link"), cpu()).unwrap();
@@ -75,7 +75,7 @@ fn links_within_the_repository_and_a_named_file_are_fine() {
     load(&other.path().join("repository/named.onnx"), cpu()).unwrap();
 }
 
-/// The ONNX model `mlp`, whose weights it says lie in `location`.
+/// Returns the ONNX model `mlp` with weights in `location`.
 fn with_weights_in(location: &str) -> Vec<u8> {
     // A second graph message is merged into the first: one more initializer with external data.
     let entry = [&[0x0a, 8][..], b"location", &[0x12, location.len() as u8], location.as_bytes()].concat();
@@ -90,7 +90,7 @@ fn weights_lie_beside_their_model_and_nowhere_else() {
     for location in ["../../../outside/model.onnx", "/etc/hostname", "a/../../b"] {
         folder.write("repository/m/1/model.onnx", with_weights_in(location));
         for allow_symlinks in [false, true] {
-            let error = load(&folder.path().join("repository"), Target { allow_symlinks, ..cpu() }).unwrap_err();
+            let error = load(&folder.path().join("repository"), LoadTarget { allow_symlinks, ..cpu() }).unwrap_err();
             assert!(error.contains(&format!("has weights in {location:?}")), "{error}");
         }
     }
@@ -102,7 +102,7 @@ fn weights_lie_beside_their_model_and_nowhere_else() {
 
 #[test]
 fn a_length_profile_is_read_from_the_repository_only() {
-    let folder = Folder::new();
+    let folder = TempRepository::new();
     folder.write("secret.csv", "1,1\nhunter2");
     let toml = "walk = \"encode-decode\"\nmax_length = 8\nlength_profile = \"../../secret.csv\"\n";
     folder.write("repository/m/model.toml", toml);

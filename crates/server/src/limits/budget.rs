@@ -1,83 +1,86 @@
-//! The server's bytes: requests from their first byte, what they decode to, and answers until their last byte is sent.
+//! Memory budget of the server: requests from their first byte, decoded requests, and responses
+//! until their last byte is sent.
 //!
-//! A reservation is tied to the memory that it stands for ([`hold`]): the bytes go back when the last slice of them is dropped,
-//! wherever that is (in an engine's batch, in a connection's unsent data), and not when somebody thinks that it is.
+//! A reservation is tied to the memory that it covers ([`hold`]): its bytes are released when the
+//! last slice of that memory is dropped, whether in an engine's batch or among a connection's
+//! unsent data.
 
-use crate::problem::{Kind, Problem};
+use crate::problem::{Problem, ProblemKind};
 use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-/// What a call takes whatever it carries: heads, futures, and its place in its connection.
+/// Bytes reserved per call for headers, futures and connection state.
 const CALL_BYTES: usize = 4 << 10;
-/// The most that is set aside for a body of which nothing has come.
-const FIRST_BYTES: usize = 256 << 10;
-/// Calls may go this far beyond the bound, so that a full server can still say so and answer health checks.
-const CALLS_BEYOND: usize = 16;
-const LEAST_BEYOND: usize = 256 << 10;
+/// Maximum bytes reserved for a body before any of it arrives.
+const MAX_FIRST_BODY_BYTES: usize = 256 << 10;
+/// Calls may exceed the budget by 1/16, so that a full server can still refuse requests and answer
+/// health checks.
+const CALL_RESERVE_DIVISOR: usize = 16;
+const MIN_CALL_RESERVE_BYTES: usize = 256 << 10;
 
-/// Bytes that may be held, and those that are.
+/// A budget of bytes, and the amount in use.
 #[derive(Debug)]
-pub(crate) struct Budget {
+pub(crate) struct MemoryBudget {
     held: AtomicUsize,
     bound: usize,
-    /// The budget that this is a part of; what is taken from the one is taken from the other.
-    whole: Option<Arc<Budget>>,
+    /// Parent budget; every reservation counts against both.
+    parent: Option<Arc<MemoryBudget>>,
 }
 
-/// Bytes set aside until this is dropped.
+/// Bytes reserved until drop.
 #[derive(Debug)]
 pub(crate) struct Reservation {
-    budget: Arc<Budget>,
+    budget: Arc<MemoryBudget>,
     bytes: usize,
 }
 
-impl Budget {
-    pub(crate) fn new(bound: usize) -> Arc<Budget> {
-        Arc::new(Budget { held: AtomicUsize::new(0), bound, whole: None })
+impl MemoryBudget {
+    pub(crate) fn new(bound: usize) -> Arc<MemoryBudget> {
+        Arc::new(MemoryBudget { held: AtomicUsize::new(0), bound, parent: None })
     }
 
-    /// A part of this budget, which may be used up by others before it is used up itself.
-    pub(crate) fn part(self: &Arc<Budget>, bound: usize) -> Arc<Budget> {
-        Arc::new(Budget { held: AtomicUsize::new(0), bound, whole: Some(self.clone()) })
+    /// Creates a child budget. Other children may exhaust the parent before the child is exhausted.
+    pub(crate) fn child(self: &Arc<MemoryBudget>, bound: usize) -> Arc<MemoryBudget> {
+        Arc::new(MemoryBudget { held: AtomicUsize::new(0), bound, parent: Some(self.clone()) })
     }
 
-    /// Sets bytes aside, or says when to come again.
-    pub(crate) fn reserve(self: &Arc<Budget>, bytes: usize) -> Result<Reservation, Problem> {
+    /// Reserves bytes, or returns an error with a retry time.
+    pub(crate) fn reserve(self: &Arc<MemoryBudget>, bytes: usize) -> Result<Reservation, Problem> {
         let mut reservation = Reservation { budget: self.clone(), bytes: 0 };
         reservation.resize(bytes)?;
         Ok(reservation)
     }
 
-    /// Room for one more call; none if even the reserve for saying no is used up.
-    pub(crate) fn enter(self: &Arc<Budget>) -> Option<Reservation> {
-        self.take(CALL_BYTES, true).then(|| Reservation { budget: self.clone(), bytes: CALL_BYTES })
+    /// Reserves the bytes of a call; `None` if even the reserve for refusals is used up.
+    pub(crate) fn reserve_call(self: &Arc<MemoryBudget>) -> Option<Reservation> {
+        self.try_reserve(CALL_BYTES, true).then(|| Reservation { budget: self.clone(), bytes: CALL_BYTES })
     }
 
-    /// Takes from this and from what it is a part of, or from neither.
-    fn take(&self, bytes: usize, is_call: bool) -> bool {
-        let beyond = if is_call { (self.bound / CALLS_BEYOND).max(LEAST_BEYOND) } else { 0 };
+    /// Reserves from this budget and its parents, or from none of them.
+    fn try_reserve(&self, bytes: usize, is_call: bool) -> bool {
+        let beyond = if is_call { (self.bound / CALL_RESERVE_DIVISOR).max(MIN_CALL_RESERVE_BYTES) } else { 0 };
         let bound = self.bound.saturating_add(beyond);
         let fits = |held: usize| held.checked_add(bytes).filter(|&sum| sum <= bound);
         if self.held.fetch_update(Relaxed, Relaxed, fits).is_err() {
             return false;
         }
-        let taken = self.whole.as_ref().is_none_or(|whole| whole.take(bytes, is_call));
+        let taken = self.parent.as_ref().is_none_or(|whole| whole.try_reserve(bytes, is_call));
         if !taken {
             self.held.fetch_sub(bytes, Relaxed);
         }
         taken
     }
 
-    fn give_back(&self, bytes: usize) {
+    fn release(&self, bytes: usize) {
         self.held.fetch_sub(bytes, Relaxed);
-        if let Some(whole) = &self.whole {
-            whole.give_back(bytes);
+        if let Some(whole) = &self.parent {
+            whole.release(bytes);
         }
     }
 
-    /// Bytes that are reserved now.
+    /// Returns the number of reserved bytes.
     pub(crate) fn held(&self) -> usize {
         self.held.load(Relaxed)
     }
@@ -86,24 +89,24 @@ impl Budget {
         self.bound
     }
 
-    /// Says what is full: this, or what it is a part of.
-    fn full(&self, wanted: usize, more: usize) -> Problem {
+    /// Returns the error for the budget that is exhausted, this one or a parent.
+    fn full_problem(&self, wanted: usize, more: usize) -> Problem {
         let (held, bound) = (self.held(), self.bound);
-        let whole = self.whole.as_ref();
+        let whole = self.parent.as_ref();
         if let Some(whole) = whole.filter(|_| held.saturating_add(more) <= bound) {
-            return whole.full(wanted, more);
+            return whole.full_problem(wanted, more);
         }
         let who = whole.map_or("the server", |_| "one client (--max-held-mib-per-peer)");
         if wanted > bound {
             return Problem::new(
-                Kind::TooLarge,
+                ProblemKind::TooLarge,
                 format!("the request or its answer takes {wanted} bytes, more than the {bound} that {who} may hold"),
             );
         }
         Problem {
             retry_after: Some(Duration::from_secs(1)),
             ..Problem::new(
-                Kind::Overloaded,
+                ProblemKind::Overloaded,
                 format!("{who} holds {held} of {bound} bytes, and {more} more do not fit; retry later"),
             )
         }
@@ -111,28 +114,28 @@ impl Budget {
 }
 
 impl Reservation {
-    /// Grows or shrinks; a growth that is refused changes nothing.
+    /// Grows or shrinks the reservation; a refused growth changes nothing.
     pub(crate) fn resize(&mut self, bytes: usize) -> Result<(), Problem> {
-        if bytes > self.bytes && !self.budget.take(bytes - self.bytes, false) {
-            return Err(self.budget.full(bytes, bytes - self.bytes));
+        if bytes > self.bytes && !self.budget.try_reserve(bytes - self.bytes, false) {
+            return Err(self.budget.full_problem(bytes, bytes - self.bytes));
         }
         if bytes < self.bytes {
-            self.budget.give_back(self.bytes - bytes);
+            self.budget.release(self.bytes - bytes);
         }
         self.bytes = bytes;
         Ok(())
     }
 
-    /// Nothing yet, of the same budget.
-    pub(crate) fn beside(&self) -> Reservation {
+    /// Creates an empty reservation of the same budget.
+    pub(crate) fn empty_sibling(&self) -> Reservation {
         Reservation { budget: self.budget.clone(), bytes: 0 }
     }
 
-    /// Makes the first room in `buffer` for `declared` bytes: little, since they may never come, and such that doubling it
-    /// leads to just them.
-    pub(crate) fn begin(&mut self, buffer: &mut Vec<u8>, declared: usize) -> Result<(), Problem> {
+    /// Reserves the initial capacity of `buffer` for `declared` bytes. It is small, because the
+    /// bytes may never arrive, and doubling it ends exactly at `declared`.
+    pub(crate) fn reserve_body(&mut self, buffer: &mut Vec<u8>, declared: usize) -> Result<(), Problem> {
         let mut first = declared;
-        while first > FIRST_BYTES {
+        while first > MAX_FIRST_BODY_BYTES {
             first = first.div_ceil(2);
         }
         self.grow(buffer, first, declared)
@@ -146,8 +149,8 @@ impl Reservation {
         self.resize(self.bytes.saturating_add(bytes))
     }
 
-    /// Makes room in `buffer` for at least `more` bytes, and at most `most` in all. The old and the new buffer stand side
-    /// by side for a moment, so both are reserved.
+    /// Grows `buffer` by at least `more` bytes, up to `most` in total. Old and new buffer exist
+    /// together for a moment, so both are reserved.
     pub(crate) fn grow(&mut self, buffer: &mut Vec<u8>, more: usize, most: usize) -> Result<(), Problem> {
         let wanted = buffer.len() + more;
         if wanted <= buffer.capacity() {
@@ -162,19 +165,20 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.budget.give_back(self.bytes);
+        self.budget.release(self.bytes);
     }
 }
 
-/// Ties something (a reservation, a place among the unsent) to bytes until the last slice of them is gone.
+/// Returns `data` as bytes that keep `with` (a reservation, an unsent ticket) until the last slice
+/// is dropped.
 pub(crate) fn hold<T: AsRef<[u8]> + Send + 'static, W: Send + 'static>(data: T, with: W) -> Bytes {
-    struct Held<T, W>(T, #[allow(dead_code)] W);
-    impl<T: AsRef<[u8]>, W> AsRef<[u8]> for Held<T, W> {
+    struct HeldBytes<T, W>(T, #[allow(dead_code)] W);
+    impl<T: AsRef<[u8]>, W> AsRef<[u8]> for HeldBytes<T, W> {
         fn as_ref(&self) -> &[u8] {
             self.0.as_ref()
         }
     }
-    Bytes::from_owner(Held(data, with))
+    Bytes::from_owner(HeldBytes(data, with))
 }
 
 #[cfg(test)]
@@ -183,13 +187,13 @@ mod tests {
 
     #[test]
     fn bytes_are_held_until_the_last_slice_is_gone() {
-        let budget = Budget::new(100);
+        let budget = MemoryBudget::new(100);
         let reservation = budget.reserve(60).unwrap();
         let slice = hold(vec![7; 60], reservation).slice(5..6);
         assert_eq!((budget.held(), slice[0]), (60, 7));
         let refused = budget.reserve(41).unwrap_err();
-        assert_eq!((refused.kind, refused.retry_after_s()), (Kind::Overloaded, Some(1)));
-        assert_eq!(budget.reserve(101).unwrap_err().kind, Kind::TooLarge);
+        assert_eq!((refused.kind, refused.retry_after_s()), (ProblemKind::Overloaded, Some(1)));
+        assert_eq!(budget.reserve(101).unwrap_err().kind, ProblemKind::TooLarge);
         drop(slice);
         assert_eq!(budget.held(), 0);
         assert!(budget.reserve(100).is_ok());
@@ -197,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_growing_buffer_is_reserved_before_it_grows() {
-        let budget = Budget::new(100);
+        let budget = MemoryBudget::new(100);
         let mut reservation = budget.reserve(0).unwrap();
         let mut buffer = Vec::new();
         reservation.grow(&mut buffer, 30, 64).unwrap();
@@ -214,14 +218,14 @@ mod tests {
 
     #[test]
     fn a_declared_body_takes_little_before_it_comes_and_no_more_than_itself_in_the_end() {
-        for declared in [0, 1, FIRST_BYTES, FIRST_BYTES + 1, 3 * FIRST_BYTES, 67_000_000] {
-            // The last doubling is the most; halves are rounded up.
-            let budget = Budget::new(declared + declared.div_ceil(2) + 512);
+        for declared in [0, 1, MAX_FIRST_BODY_BYTES, MAX_FIRST_BODY_BYTES + 1, 3 * MAX_FIRST_BODY_BYTES, 67_000_000] {
+            // The last doubling is the peak; halves are rounded up.
+            let budget = MemoryBudget::new(declared + declared.div_ceil(2) + 512);
             let mut reservation = budget.reserve(0).unwrap();
             let mut buffer = Vec::new();
-            reservation.begin(&mut buffer, declared).unwrap();
+            reservation.reserve_body(&mut buffer, declared).unwrap();
             assert_eq!((budget.held(), buffer.capacity()), (buffer.capacity(), buffer.capacity()));
-            assert!(budget.held() <= FIRST_BYTES.min(declared));
+            assert!(budget.held() <= MAX_FIRST_BODY_BYTES.min(declared));
             while buffer.len() < declared {
                 let piece = (declared - buffer.len()).min(100_000);
                 reservation.grow(&mut buffer, piece, declared).unwrap();
@@ -233,9 +237,9 @@ mod tests {
 
     #[test]
     fn a_full_server_still_takes_calls_to_refuse_them() {
-        let budget = Budget::new(1000);
+        let budget = MemoryBudget::new(1000);
         let _all = budget.reserve(1000).unwrap();
-        let calls: Vec<_> = std::iter::from_fn(|| budget.enter()).collect();
-        assert_eq!(calls.len(), LEAST_BEYOND / CALL_BYTES);
+        let calls: Vec<_> = std::iter::from_fn(|| budget.reserve_call()).collect();
+        assert_eq!(calls.len(), MIN_CALL_RESERVE_BYTES / CALL_BYTES);
     }
 }

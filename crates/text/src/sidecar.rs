@@ -1,4 +1,5 @@
-//! What lies beside an exported model and says how it was made.
+//! Hugging Face files beside an exported model (sidecar files) that describe its tokenizer and
+//! heads.
 
 use crate::heads::Pooling;
 use serde::Deserialize;
@@ -8,10 +9,10 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// The tokenizer of a model.
+/// File name of a model's tokenizer.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
 
-/// All that is read where it is there.
+/// Names of all sidecar files that are read if they exist.
 const FILES: [&str; 6] = [
     TOKENIZER_FILE,
     "config.json",
@@ -21,32 +22,32 @@ const FILES: [&str; 6] = [
     "modules.json",
 ];
 
-/// The largest tokenizer: vocabularies of many languages take some 20 MB.
-pub(crate) const MOST_TOKENIZER_BYTES: u64 = 128 << 20;
-/// The largest of the other files; labels are the most that they hold.
-const MOST_BYTES: u64 = 4 << 20;
-/// Lengths above this stand for "no limit" in files of tokenizers.
-const LONGEST: u64 = 1_000_000;
-/// The longest text of a model of which nothing says it.
+/// Upper bound on the tokenizer file, in bytes. Vocabularies of many languages take about 20 MB.
+pub(crate) const MAX_TOKENIZER_BYTES: u64 = 128 << 20;
+/// Upper bound on each other sidecar file, in bytes. Class labels are the largest content.
+const MAX_FILE_BYTES: u64 = 4 << 20;
+/// Tokenizer files use lengths above this for "no limit".
+const UNLIMITED_LENGTH: u64 = 1_000_000;
+/// Maximum text length, in tokens, of a model whose files do not give one.
 const DEFAULT_MAX_LENGTH: usize = 512;
 
-/// Kinds of models that count positions from behind that of the padding on.
-const SHIFTED: [&str; 4] = ["roberta", "xlm-roberta", "camembert", "mpnet"];
+/// Model types whose position numbers start after the padding token's.
+const OFFSET_POSITION_MODELS: [&str; 4] = ["roberta", "xlm-roberta", "camembert", "mpnet"];
 
-/// What the files say together.
+/// Settings merged from all sidecar files.
 #[derive(Debug, Default)]
-pub(crate) struct Beside {
-    /// The most tokens in one text that they allow.
+pub(crate) struct SidecarFiles {
+    /// Maximum number of tokens in a text.
     pub(crate) max_length: Option<usize>,
-    /// The names of classes, in their order.
+    /// Class names in class order.
     pub(crate) labels: Vec<String>,
-    /// Whether several classes may be true of one text.
-    pub(crate) several: bool,
-    /// Whether the model was made to classify, or to score pairs.
-    pub(crate) classifies: bool,
-    /// How the rows of tokens become one.
+    /// Whether several classes may apply to one text.
+    pub(crate) multi_label: bool,
+    /// Whether the model was trained to classify or to score pairs.
+    pub(crate) is_classifier: bool,
+    /// Method that reduces the token rows to one row.
     pub(crate) pooling: Option<Pooling>,
-    /// Whether vectors are brought to length one; none where no file says what is done with them.
+    /// Whether embeddings are normalised to unit length; `None` if no file says so.
     pub(crate) normalize: Option<bool>,
 }
 
@@ -64,7 +65,7 @@ struct ModelFile {
 
 #[derive(Deserialize)]
 struct TokenizerConfigFile {
-    /// A number that is not a length where there is no limit.
+    /// Maximum length in tokens; a huge number means no limit.
     model_max_length: Option<f64>,
 }
 
@@ -84,47 +85,50 @@ struct PoolingFile {
 }
 
 #[derive(Deserialize)]
-struct Module {
+struct PipelineModule {
     #[serde(rename = "type")]
     kind: String,
 }
 
-impl Beside {
-    /// Reads the files in the first folder that has them.
-    pub(crate) fn read(folders: &[PathBuf]) -> Result<Beside, String> {
-        let mut beside = Beside::default();
-        let positions = read::<ModelFile>(folders, "config.json")?.and_then(|(_, file)| beside.take(file));
+impl SidecarFiles {
+    /// Reads each file from the first folder that contains it.
+    pub(crate) fn read(folders: &[PathBuf]) -> Result<SidecarFiles, String> {
+        let mut sidecar = SidecarFiles::default();
+        let positions =
+            read::<ModelFile>(folders, "config.json")?.and_then(|(_, file)| sidecar.apply_model_config(file));
         let sentence = read::<SentenceFile>(folders, "sentence_bert_config.json")?;
         let sentence = sentence.and_then(|(_, file)| file.max_seq_length);
         let tokenizer = read::<TokenizerConfigFile>(folders, "tokenizer_config.json")?;
         let tokenizer = tokenizer.and_then(|(_, file)| file.model_max_length).map(|longest| longest as u64);
         let limits = [sentence, tokenizer, positions].into_iter().flatten();
-        let least = limits.filter(|&longest| (1..=LONGEST).contains(&longest)).min();
-        beside.max_length = least.map(|longest| longest as usize);
+        let least = limits.filter(|&longest| (1..=UNLIMITED_LENGTH).contains(&longest)).min();
+        sidecar.max_length = least.map(|longest| longest as usize);
         if let Some((path, file)) = read::<PoolingFile>(folders, "1_Pooling/config.json")? {
-            beside.pooling = Some(pooling(&path, &file)?);
+            sidecar.pooling = Some(pooling(&path, &file)?);
         }
-        let modules = read::<Vec<Module>>(folders, "modules.json")?;
-        beside.normalize = modules.map(|(_, modules)| modules.iter().any(|module| module.kind.ends_with(".Normalize")));
-        Ok(beside)
+        let modules = read::<Vec<PipelineModule>>(folders, "modules.json")?;
+        sidecar.normalize =
+            modules.map(|(_, modules)| modules.iter().any(|module| module.kind.ends_with(".Normalize")));
+        Ok(sidecar)
     }
 
-    /// The most tokens in one text, if its owner does not say; `truncation` is what the tokenizer was trained with.
+    /// Returns the maximum number of tokens in a text if `model.toml` gives none. `truncation` is
+    /// the length that the tokenizer file gives.
     pub(crate) fn max_length(&self, truncation: Option<usize>) -> usize {
         self.max_length.or(truncation).unwrap_or(DEFAULT_MAX_LENGTH)
     }
 
-    /// The most positions that the model knows, if its file says so.
-    fn take(&mut self, file: ModelFile) -> Option<u64> {
-        self.classifies = file.architectures.iter().any(|name| name.ends_with("ForSequenceClassification"));
-        self.several = file.problem_type.as_deref() == Some("multi_label_classification");
+    /// Applies `config.json` and returns the number of positions that the model supports, if given.
+    fn apply_model_config(&mut self, file: ModelFile) -> Option<u64> {
+        self.is_classifier = file.architectures.iter().any(|name| name.ends_with("ForSequenceClassification"));
+        self.multi_label = file.problem_type.as_deref() == Some("multi_label_classification");
         let mut labels: Vec<(usize, String)> =
             file.id2label.into_iter().filter_map(|(id, label)| Some((id.parse().ok()?, label))).collect();
         labels.sort();
         if labels.iter().enumerate().all(|(at, (id, _))| at == *id) {
             self.labels = labels.into_iter().map(|(_, label)| label).collect();
         }
-        let shifted = file.model_type.is_some_and(|kind| SHIFTED.contains(&kind.as_str()));
+        let shifted = file.model_type.is_some_and(|kind| OFFSET_POSITION_MODELS.contains(&kind.as_str()));
         let before = if shifted { file.pad_token_id.unwrap_or(1) + 1 } else { 0 };
         file.max_position_embeddings.map(|positions| positions.saturating_sub(before))
     }
@@ -143,26 +147,26 @@ fn pooling(path: &Path, file: &PoolingFile) -> Result<Pooling, String> {
     }
 }
 
-/// The files in these folders that are read.
+/// Returns the paths of the sidecar files that exist in these folders.
 pub(crate) fn files(folders: &[PathBuf]) -> impl Iterator<Item = PathBuf> {
     FILES.into_iter().filter_map(|name| find(folders, name))
 }
 
-/// The file in the first folder that has it.
+/// Returns the path in the first folder that contains the file.
 fn find(folders: &[PathBuf], name: &str) -> Option<PathBuf> {
     folders.iter().map(|folder| folder.join(name)).find(|path| path.is_file())
 }
 
-/// What such a file says, and where it lies.
+/// Reads and parses a sidecar file; returns its path and content.
 fn read<T: DeserializeOwned>(folders: &[PathBuf], name: &str) -> Result<Option<(PathBuf, T)>, String> {
     let Some(path) = find(folders, name) else { return Ok(None) };
-    let bytes = bounded(&path, MOST_BYTES)?;
+    let bytes = read_bounded(&path, MAX_FILE_BYTES)?;
     let read = serde_json::from_slice(&bytes).map_err(|error| format!("{}: {error}", path.display()))?;
     Ok(Some((path, read)))
 }
 
-/// A whole file of at most so many bytes.
-pub(crate) fn bounded(path: &Path, most: u64) -> Result<Vec<u8>, String> {
+/// Reads a whole file of at most `most` bytes.
+pub(crate) fn read_bounded(path: &Path, most: u64) -> Result<Vec<u8>, String> {
     let shown = path.display();
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(most + 1).read_to_end(&mut bytes));

@@ -1,18 +1,20 @@
-//! What a repository may reach, and what is told of where it lies.
+//! Containment of files in the repository, and removal of server paths from errors.
 //!
-//! Its owner may let others put models into it. So what a model is made of must lie inside: a link, or a name in a file, that
-//! leads out would have the server read whatever its user may read. And errors go to clients, who have no business with the
-//! server's folders: for them files are named from the repository on.
+//! The repository's owner may let other users add models. All files of a model must therefore lie
+//! in the repository: a symbolic link or file name that leads out would let the server read any
+//! file that its user may read. Errors go to clients, which must not learn the server's folders, so
+//! they name files relative to the repository.
 //!
-//! Not a defence against someone who changes files while they are loaded: between the check and the use a link can change.
+//! This is no defence against a user who changes files during loading: a link can change between
+//! the check and the use.
 
 use super::cache::user_cache_folder;
-use super::found::Found;
+use super::model_files::ModelFiles;
 use ripieno_onnx::OnnxFile;
 use std::path::{Component, Path, PathBuf};
 
-/// Refuses a file of the model that lies outside of its repository; one that is not there is nobody's.
-pub(super) fn check(found: &Found, file: &Path) -> Result<(), String> {
+/// Refuses a model file that lies outside of its repository. A file that does not exist passes.
+pub(super) fn check_contained(found: &ModelFiles, file: &Path) -> Result<(), String> {
     let Ok(real) = file.canonicalize() else { return Ok(()) };
     let named = || found.named.as_ref().and_then(|named| named.canonicalize().ok());
     if real.starts_with(&found.root) || named().as_ref() == Some(&real) {
@@ -25,8 +27,8 @@ pub(super) fn check(found: &Found, file: &Path) -> Result<(), String> {
     ))
 }
 
-/// Refuses a model whose weights lie anywhere but beside it, in its repository.
-pub(super) fn check_weights(found: &Found, model: &Path, allow_symlinks: bool) -> Result<(), String> {
+/// Refuses a model whose external weights lie outside of its folder or repository.
+pub(super) fn check_weights(found: &ModelFiles, model: &Path, allow_symlinks: bool) -> Result<(), String> {
     let file = OnnxFile::read(model).map_err(|error| error.to_string())?;
     for name in file.external_files() {
         let inner = |part: Component<'_>| matches!(part, Component::Normal(_) | Component::CurDir);
@@ -35,23 +37,23 @@ pub(super) fn check_weights(found: &Found, model: &Path, allow_symlinks: bool) -
             return Err(format!("{shown}: has weights in {name:?}; save the model with its weights beside it"));
         }
         if !allow_symlinks {
-            check(found, &model.parent().unwrap_or(Path::new("")).join(name))?;
+            check_contained(found, &model.parent().unwrap_or(Path::new("")).join(name))?;
         }
     }
     Ok(())
 }
 
-/// An error as clients may see it: without the folders that the repository lies in.
-pub(super) fn for_clients(repository: &Path, text: &str) -> String {
+/// Returns the error without the folders that contain the repository and the cache.
+pub(super) fn error_for_clients(repository: &Path, text: &str) -> String {
     let folder = if repository.is_file() { repository.parent().unwrap_or(repository) } else { repository };
     let real = folder.canonicalize().ok();
     let inside = [Some(folder.to_owned()), real].into_iter().flatten().map(|folder| (folder, "the repository"));
     let cache = user_cache_folder().map(|folder| (folder, "the cache"));
-    inside.chain(cache).fold(text.to_owned(), |text, (folder, name)| without(&text, &folder, name))
+    inside.chain(cache).fold(text.to_owned(), |text, (folder, name)| strip_folder(&text, &folder, name))
 }
 
-/// The text without a folder before the names of files in it, and with a name for the folder itself.
-fn without(text: &str, folder: &Path, name: &str) -> String {
+/// Removes a folder in front of file names, and replaces the folder itself with a name.
+fn strip_folder(text: &str, folder: &Path, name: &str) -> String {
     let folder = folder.display().to_string();
     let folder = folder.trim_end_matches('/');
     if folder.is_empty() || folder == "." {
@@ -82,7 +84,7 @@ fn without(text: &str, folder: &Path, name: &str) -> String {
     shown + rest
 }
 
-/// The folder that files of a repository must lie in.
+/// Returns the canonical folder that must contain a repository's files.
 pub(super) fn root(folder: &Path) -> PathBuf {
     let folder = if folder == Path::new("") { Path::new(".") } else { folder };
     folder.canonicalize().unwrap_or_else(|_| folder.to_owned())
@@ -105,10 +107,10 @@ mod tests {
             ("operator /encoder/Add", "operator /encoder/Add"),
         ];
         for (text, expected) in cases {
-            assert_eq!(without(text, Path::new("/srv/models"), "the repository"), expected);
-            assert_eq!(without(text, Path::new("/srv/models/"), "the repository"), expected);
+            assert_eq!(strip_folder(text, Path::new("/srv/models"), "the repository"), expected);
+            assert_eq!(strip_folder(text, Path::new("/srv/models/"), "the repository"), expected);
         }
-        assert_eq!(without("models/repository/a: no", Path::new("models/repository"), "x"), "a: no");
-        assert_eq!(without("./a: no. 1.5/2", Path::new("."), "x"), "./a: no. 1.5/2");
+        assert_eq!(strip_folder("models/repository/a: no", Path::new("models/repository"), "x"), "a: no");
+        assert_eq!(strip_folder("./a: no. 1.5/2", Path::new("."), "x"), "./a: no. 1.5/2");
     }
 }

@@ -1,114 +1,117 @@
-//! Changes to the repository: one at a time for a model, few at once, and none that nobody waits for any more.
+//! Scheduling of repository changes: one at a time per model, few concurrently, and none that no
+//! client waits for.
 //!
-//! A load that waits for its turn is shared by all who ask for the same meanwhile; one that has begun is not, because it may
-//! have read the files before the caller changed them. So a model has at most one change under way and one of each kind waiting.
+//! A queued load is shared by all clients that request the same. A running one is not, because it
+//! may have read the files before the client changed them. Each model therefore has at most one
+//! running change and one queued change of each kind.
 
-use crate::problem::{Kind, Problem};
+use crate::problem::{Problem, ProblemKind};
 use parking_lot::Mutex;
-use ripieno_repository::registry::{Brought, Repository};
+use ripieno_repository::registry::{Repository, Upload};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 
-/// What can be asked of the repository for a model.
+/// A change of a model.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Change {
-    Load { brought: Option<Arc<Brought>> },
+pub(crate) enum RepositoryChange {
+    Load { upload: Option<Arc<Upload>> },
     Unload,
 }
 
-type Outcome = Result<(), String>;
-type Waiting = BTreeMap<(String, Change), Weak<watch::Sender<Option<Outcome>>>>;
+type ChangeOutcome = Result<(), String>;
+type WaitingChanges = BTreeMap<(String, RepositoryChange), Weak<watch::Sender<Option<ChangeOutcome>>>>;
 
-pub(crate) struct Loads {
+pub(crate) struct RepositoryChanges {
     repository: Arc<dyn Repository>,
     at_once: Arc<Semaphore>,
-    /// Where changes run; none: where they are asked for.
+    /// Runtime that runs the changes; `None` uses the caller's.
     runs_on: Option<Handle>,
-    /// Changes that wait for their turn.
-    waiting: Arc<Mutex<Waiting>>,
-    /// Models with changes, and the right to change each. Gone with the last change.
+    /// Queued changes.
+    waiting: Arc<Mutex<WaitingChanges>>,
+    /// Per-model locks; removed with the model's last change.
     models: Mutex<BTreeMap<String, Weak<Semaphore>>>,
 }
 
-impl Loads {
-    pub(crate) fn new(repository: Arc<dyn Repository>, at_once: usize, runs_on: Option<Handle>) -> Loads {
+impl RepositoryChanges {
+    pub(crate) fn new(repository: Arc<dyn Repository>, at_once: usize, runs_on: Option<Handle>) -> RepositoryChanges {
         let at_once = Arc::new(Semaphore::new(at_once.max(1)));
-        Loads { repository, at_once, runs_on, waiting: Arc::default(), models: Mutex::default() }
+        RepositoryChanges { repository, at_once, runs_on, waiting: Arc::default(), models: Mutex::default() }
     }
 
-    /// Carries a change out, or joins the same one that waits. Callers that leave give up; the last one takes a change that has
-    /// not begun with it.
-    pub(crate) async fn change(&self, model: String, change: Change) -> Result<Outcome, Problem> {
+    /// Applies a change, or joins an identical queued one. When all waiting clients have left, a
+    /// queued change is cancelled.
+    pub(crate) async fn apply(&self, model: String, change: RepositoryChange) -> Result<ChangeOutcome, Problem> {
         let key = (model, change);
         let mut outcome = self.join_or_begin(key);
         let done = outcome.wait_for(Option::is_some).await.map(|outcome| outcome.clone());
-        let lost = || Problem::new(Kind::Internal, "the model repository failed");
+        let lost = || Problem::new(ProblemKind::Internal, "the model repository failed");
         done.ok().flatten().ok_or_else(lost)
     }
 
-    /// Runs work that only looks.
-    pub(crate) async fn look<T: Send + 'static>(
+    /// Runs a read-only repository operation.
+    pub(crate) async fn read<T: Send + 'static>(
         &self,
         work: impl FnOnce(&dyn Repository) -> T + Send + 'static,
     ) -> Result<T, Problem> {
-        let turn = self.at_once.clone().acquire_owned().await;
+        let permit = self.at_once.clone().acquire_owned().await;
         let repository = self.repository.clone();
         let done = tokio::task::spawn_blocking(move || {
-            let _turn = turn;
+            let _turn = permit;
             work(repository.as_ref())
         });
-        done.await.map_err(|error| Problem::new(Kind::Internal, format!("the model repository failed: {error}")))
+        done.await.map_err(|error| Problem::new(ProblemKind::Internal, format!("the model repository failed: {error}")))
     }
 
-    /// Runs work that starts threads of engines, which inherit the priority of those that models are loaded on.
-    pub(crate) async fn begin<T: Send + 'static>(
+    /// Runs work that starts engine threads, which must inherit the priority of the loader threads.
+    pub(crate) async fn run_on_loader<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Problem> {
-        let turn = self.at_once.clone().acquire_owned().await;
+        let permit = self.at_once.clone().acquire_owned().await;
         let runs_on = self.runs_on.clone().unwrap_or_else(Handle::current);
         let done = runs_on.spawn_blocking(move || {
-            let _turn = turn;
+            let _turn = permit;
             work()
         });
-        done.await.map_err(|error| Problem::new(Kind::Internal, format!("the devices cannot be changed: {error}")))
+        done.await
+            .map_err(|error| Problem::new(ProblemKind::Internal, format!("the devices cannot be changed: {error}")))
     }
 
-    fn join_or_begin(&self, key: (String, Change)) -> watch::Receiver<Option<Outcome>> {
+    fn join_or_begin(&self, key: (String, RepositoryChange)) -> watch::Receiver<Option<ChangeOutcome>> {
         let mut waiting = self.waiting.lock();
-        if let Some(tell) = waiting.get(&key).and_then(Weak::upgrade) {
-            return tell.subscribe();
+        if let Some(sender) = waiting.get(&key).and_then(Weak::upgrade) {
+            return sender.subscribe();
         }
-        let (tell, outcome) = watch::channel(None);
-        let tell = Arc::new(tell);
-        waiting.insert(key.clone(), Arc::downgrade(&tell));
+        let (sender, outcome) = watch::channel(None);
+        let sender = Arc::new(sender);
+        waiting.insert(key.clone(), Arc::downgrade(&sender));
         drop(waiting);
         let (model, at_once) = (self.model(&key.0), self.at_once.clone());
         let (repository, waiting) = (self.repository.clone(), self.waiting.clone());
         let runs_on = self.runs_on.clone().unwrap_or_else(Handle::current);
         runs_on.spawn(async move {
-            let turn = async { (model.acquire_owned().await, at_once.acquire_owned().await) };
-            tokio::pin!(turn);
-            let turn = loop {
+            let permit = async { (model.acquire_owned().await, at_once.acquire_owned().await) };
+            tokio::pin!(permit);
+            let permit = loop {
                 tokio::select! {
-                    turn = &mut turn => break Some(turn),
-                    () = tell.closed() => if give_up(&waiting, &key, &tell) { break None },
+                    permit = &mut permit => break Some(permit),
+                    () = sender.closed() => if remove_if_abandoned(&waiting, &key, &sender) { break None },
                 }
             };
-            let wanted = turn.is_some() && !give_up(&waiting, &key, &tell);
-            let Some(turn) = turn.filter(|_| wanted) else { return };
-            // From here on others begin a change of their own.
+            let wanted = permit.is_some() && !remove_if_abandoned(&waiting, &key, &sender);
+            let Some(permit) = permit.filter(|_| wanted) else { return };
+            // From here on, clients with the same request start a new change.
             waiting.lock().remove(&key);
             tokio::task::spawn_blocking(move || {
                 let (name, change) = key;
                 let outcome = match change {
-                    Change::Load { brought } => repository.load(&name, brought.as_deref()),
-                    Change::Unload => repository.unload(&name),
+                    RepositoryChange::Load { upload } => repository.load(&name, upload.as_deref()),
+                    RepositoryChange::Unload => repository.unload(&name),
                 };
-                drop(turn);
-                tell.send_replace(Some(outcome));
+                drop(permit);
+                sender.send_replace(Some(outcome));
             });
         });
         outcome
@@ -116,20 +119,25 @@ impl Loads {
 
     fn model(&self, name: &str) -> Arc<Semaphore> {
         let mut models = self.models.lock();
-        models.retain(|_, turn| turn.strong_count() > 0);
-        if let Some(turn) = models.get(name).and_then(Weak::upgrade) {
-            return turn;
+        models.retain(|_, permit| permit.strong_count() > 0);
+        if let Some(permit) = models.get(name).and_then(Weak::upgrade) {
+            return permit;
         }
-        let turn = Arc::new(Semaphore::new(1));
-        models.insert(name.to_owned(), Arc::downgrade(&turn));
-        turn
+        let permit = Arc::new(Semaphore::new(1));
+        models.insert(name.to_owned(), Arc::downgrade(&permit));
+        permit
     }
 }
 
-/// Whether nobody waits for this change, which then is no longer there to join.
-fn give_up(waiting: &Mutex<Waiting>, key: &(String, Change), tell: &watch::Sender<Option<Outcome>>) -> bool {
+/// Removes a change without waiting clients, so that it can no longer be joined; returns true if it
+/// did.
+fn remove_if_abandoned(
+    waiting: &Mutex<WaitingChanges>,
+    key: &(String, RepositoryChange),
+    sender: &watch::Sender<Option<ChangeOutcome>>,
+) -> bool {
     let mut waiting = waiting.lock();
-    let abandoned = tell.receiver_count() == 0;
+    let abandoned = sender.receiver_count() == 0;
     if abandoned {
         waiting.remove(key);
     }
@@ -143,13 +151,13 @@ mod tests {
     use ripieno_repository::registry::IndexRow;
     use std::sync::mpsc::{Receiver, Sender, channel};
 
-    /// Says what begins, and ends it when told.
+    /// Reports each load that begins, and ends it when permitted.
     struct Gated {
         begun: Mutex<Sender<String>>,
         gate: Arc<Gate>,
     }
 
-    /// How many loads of each model may still end.
+    /// Number of loads of each model that may still end.
     #[derive(Default)]
     struct Gate {
         open: Mutex<BTreeMap<String, usize>>,
@@ -172,7 +180,7 @@ mod tests {
     }
 
     impl Repository for Gated {
-        fn load(&self, name: &str, _: Option<&Brought>) -> Result<(), String> {
+        fn load(&self, name: &str, _: Option<&Upload>) -> Result<(), String> {
             self.begun.lock().send(name.to_owned()).unwrap();
             self.gate.wait(name);
             Ok(())
@@ -187,15 +195,15 @@ mod tests {
         }
     }
 
-    fn gated(at_once: usize) -> (Arc<Loads>, Receiver<String>, Arc<Gate>) {
+    fn gated(at_once: usize) -> (Arc<RepositoryChanges>, Receiver<String>, Arc<Gate>) {
         let ((begun, told), gate) = (channel(), Arc::new(Gate::default()));
         let repository = Arc::new(Gated { begun: Mutex::new(begun), gate: gate.clone() });
-        (Arc::new(Loads::new(repository, at_once, None)), told, gate)
+        (Arc::new(RepositoryChanges::new(repository, at_once, None)), told, gate)
     }
 
-    fn ask(loads: &Arc<Loads>, model: &str) -> tokio::task::JoinHandle<Result<Outcome, Problem>> {
+    fn ask(loads: &Arc<RepositoryChanges>, model: &str) -> tokio::task::JoinHandle<Result<ChangeOutcome, Problem>> {
         let (loads, model) = (loads.clone(), model.to_owned());
-        tokio::spawn(async move { loads.change(model, Change::Load { brought: None }).await })
+        tokio::spawn(async move { loads.apply(model, RepositoryChange::Load { upload: None }).await })
     }
 
     async fn until(done: impl Fn() -> bool) {
@@ -205,14 +213,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_for_the_same_load_shares_it_and_who_leaves_takes_it_along() {
+    async fn clients_share_a_queued_load_and_the_last_to_leave_cancels_it() {
         let (loads, begun, gate) = gated(4);
         let first = ask(&loads, "m");
         until(|| begun.try_recv().is_ok()).await;
-        // These may want files that the first load did not see.
+        // These clients may want files that the first load did not see.
         let sharing: Vec<_> = (0..100).map(|_| ask(&loads, "m")).collect();
         let waiting = || -> usize {
-            loads.waiting.lock().values().filter_map(Weak::upgrade).map(|tell| tell.receiver_count()).sum()
+            loads.waiting.lock().values().filter_map(Weak::upgrade).map(|sender| sender.receiver_count()).sum()
         };
         until(|| waiting() == 100).await;
         let other = ask(&loads, "n");
@@ -252,13 +260,14 @@ mod tests {
         assert_eq!(begun.try_iter().count(), 3);
     }
 
-    /// Threads of an engine inherit the priority of the thread that starts them, which must not be one of the front end's.
+    /// Engine threads inherit the priority of the thread that starts them, which must not be a
+    /// serving thread.
     #[tokio::test]
     async fn what_starts_engines_runs_where_models_are_loaded() {
         let models = tokio::runtime::Builder::new_current_thread().thread_name("models").build().unwrap();
         let repository = Gated { begun: Mutex::new(channel().0), gate: Arc::default() };
-        let loads = Loads::new(Arc::new(repository), 1, Some(models.handle().clone()));
-        let name = loads.begin(|| std::thread::current().name().map(str::to_owned)).await.unwrap();
+        let loads = RepositoryChanges::new(Arc::new(repository), 1, Some(models.handle().clone()));
+        let name = loads.run_on_loader(|| std::thread::current().name().map(str::to_owned)).await.unwrap();
         assert_eq!(name.as_deref(), Some("models"));
         models.shutdown_background();
     }

@@ -1,0 +1,51 @@
+//! Location of a model's files, known before any of them is read.
+
+use std::path::PathBuf;
+
+/// A model's files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelFiles {
+    /// Model name.
+    pub name: String,
+    /// Model version.
+    pub version: String,
+    /// Folder whose `.ripieno` caches the profiles.
+    pub folder: PathBuf,
+    /// Path of `model.toml`, if present.
+    pub config: Option<PathBuf>,
+    /// Path of `config.pbtxt`, if present.
+    pub triton: Option<PathBuf>,
+    /// Existing versions, ascending, whether served or not.
+    pub versions: Vec<u64>,
+    /// Served versions, ascending; the last is `version`.
+    pub served: Vec<u64>,
+    /// Whether the `config.pbtxt` describes an ensemble.
+    pub is_ensemble: bool,
+    /// Folder in which a `[[block]]`'s file is looked up; `None` if the model has only a
+    /// configuration.
+    pub version_folder: Option<PathBuf>,
+    /// ONNX file of a model of one block; its existence is checked at load.
+    pub model: PathBuf,
+    /// Folder that must contain all files.
+    pub root: PathBuf,
+    /// File that may lie outside of `root`: the one that the operator named, or an uploaded
+    /// configuration.
+    pub named: Option<PathBuf>,
+}
+
+impl ModelFiles {
+    /// Returns one instance for each served version, oldest first.
+    pub fn each_version(&self) -> impl Iterator<Item = ModelFiles> {
+        self.served.iter().map(|version| self.at(*version))
+    }
+
+    fn at(&self, version: u64) -> ModelFiles {
+        let version = version.to_string();
+        if version == self.version {
+            return self.clone();
+        }
+        let folder = self.folder.join(&version);
+        let file = self.model.file_name().unwrap_or_default();
+        ModelFiles { model: folder.join(file), version_folder: Some(folder), version, ..self.clone() }
+    }
+}
