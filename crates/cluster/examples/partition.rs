@@ -1,10 +1,10 @@
 //! Measures the planner on the workload of Appendix A.2: imbalance and time, then a drift of the rates and the moves that
-//! bring the balance back. The tables of docs/planning.md come from here.
+//! bring the balance back. The tables of docs/guide/capacity.md come from here.
 //!
 //! `cargo run --release -p ripieno-cluster --example partition -- MODELS SUB_CLUSTERS SEEDS`
 
-use ripieno_cluster::planner::synthetic::{after, drift, problem, random_plan};
-use ripieno_cluster::planner::{Options, Plan, PlanError, Problem, plan};
+use ripieno_cluster::planner::synthetic::{drift, problem, random_plan, with_current};
+use ripieno_cluster::planner::{ClusterPlan, PlanError, PlanOptions, PlanningProblem, plan};
 use std::time::Instant;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -20,13 +20,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 fn run(models: usize, sub_clusters: usize, seed: u64) -> Result<(), PlanError> {
     let fresh = problem(models, sub_clusters, seed);
-    let options = Options { seed, ..Options::default() };
+    let options = PlanOptions { seed, ..PlanOptions::default() };
     let first = timed(seed, "planned", || plan(&fresh, &options))?;
     match random_plan(&fresh, 10_000, seed)? {
         Some(random) => print(seed, "best of 10,000 random", &random, None),
         None => println!("seed {seed}  none of 10,000 random partitions keeps the bounds"),
     }
-    let mut drifted = after(&fresh, &first);
+    let mut drifted = with_current(&fresh, &first);
     drift(&mut drifted, 0.4, seed);
     println!("seed {seed}  {:<22} {:8.4} %", "rates drift", 100.0 * rate_imbalance(&drifted, &first));
     // A move costs one to unload and one to load.
@@ -35,22 +35,26 @@ fn run(models: usize, sub_clusters: usize, seed: u64) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// The imbalance of a problem's rates in the sub-clusters of an earlier plan.
-fn rate_imbalance(problem: &Problem, plan: &Plan) -> f64 {
+/// Returns the imbalance of a problem's rates in the sub-clusters of an earlier plan.
+fn rate_imbalance(problem: &PlanningProblem, plan: &ClusterPlan) -> f64 {
     let rate = |models: &Vec<usize>| models.iter().map(|&model| problem.models[model].rate_rps).sum::<f64>();
     let rates: Vec<f64> = plan.sub_clusters.iter().map(|sub_cluster| rate(&sub_cluster.models)).collect();
     let (least, most) = rates.iter().fold((f64::MAX, 0f64), |(low, high), &rate| (low.min(rate), high.max(rate)));
     (most - least) / (rates.iter().sum::<f64>() / rates.len() as f64)
 }
 
-fn timed(seed: u64, what: &str, plan: impl FnOnce() -> Result<Plan, PlanError>) -> Result<Plan, PlanError> {
+fn timed(
+    seed: u64,
+    what: &str,
+    plan: impl FnOnce() -> Result<ClusterPlan, PlanError>,
+) -> Result<ClusterPlan, PlanError> {
     let started = Instant::now();
     let plan = plan()?;
     print(seed, what, &plan, Some(started.elapsed().as_secs_f64()));
     Ok(plan)
 }
 
-fn print(seed: u64, what: &str, plan: &Plan, seconds: Option<f64>) {
+fn print(seed: u64, what: &str, plan: &ClusterPlan, seconds: Option<f64>) {
     let (rate, memory) = (100.0 * plan.rate_imbalance, 100.0 * plan.memory_imbalance);
     let seconds = seconds.map_or(String::new(), |seconds| format!("{seconds:.3} s"));
     println!("seed {seed}  {what:<22} {rate:8.4} % {memory:8.4} %  {:3} moves  {seconds}", plan.moves.len());

@@ -1,62 +1,64 @@
-//! What frontends and schedulers know of a model that is somewhere else: its specification, its profile, its limits.
+//! The part of a remote model that frontends and schedulers know: its tensors, its profile and its
+//! limits.
 
 use ripieno_base::{ModelId, Nanos};
-use ripieno_executor::{InputLengths, Loaded, RequestError, Tensor};
-use ripieno_model::{Block, DataType, Extent, Graph, Lengths, Model, Profile, Steps, TensorSpec};
+use ripieno_executor::{InputLengths, LoadedModel, RequestError, Tensor};
+use ripieno_model::{Block, DataType, Extent, Graph, LengthProfiles, Model, Profile, Steps, TensorSpec};
 use ripieno_runtime::ServedModel;
 use serde::{Deserialize, Serialize};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The most models of a backend, tensors of each, and blocks.
-const MOST: usize = 4096;
-/// The longest batch, and latency target: a day.
-const LONGEST: Nanos = Nanos::from_millis(86_400_000);
+/// The largest number of models of a backend, of tensors of a model, and of blocks.
+const MAX_COUNT: usize = 4096;
+/// The longest batch latency and latency target: a day.
+const MAX_LATENCY: Nanos = Nanos::from_millis(86_400_000);
 
-/// A model, as its backend tells of it.
+/// A model, as its backend describes it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Description {
-    /// Its name in the protocol.
+pub struct ModelDescription {
+    /// Name in the inference protocol.
     pub name: String,
-    /// Its version.
+    /// Version in the inference protocol.
     pub version: String,
-    /// What runs it, for people.
+    /// The platform that runs it, for display.
     pub platform: String,
-    /// Its inputs; the first dimension is the batch.
-    pub inputs: Vec<Spec>,
-    /// All its outputs, as the engine gives them.
-    pub outputs: Vec<Spec>,
-    /// Those that clients are told of.
+    /// Inputs; the first dimension is the batch.
+    pub inputs: Vec<TensorDescription>,
+    /// All outputs of the engine.
+    pub outputs: Vec<TensorDescription>,
+    /// Names of the outputs that clients see.
     pub answers: Vec<String>,
     /// Whether requests share batches.
     pub batched: bool,
-    /// Where inputs have the length of a request: the longest, and a dimension for each input.
+    /// Set if inputs have the length of a request: the longest, and the length's dimension of each
+    /// input.
     pub lengths: Option<(u32, Vec<Option<usize>>)>,
-    /// As the scheduler sees it.
+    /// The scheduler's view of the model.
     pub model: Model,
-    /// The most live requests.
+    /// The largest number of requests in flight.
     pub max_queue: usize,
-    /// Whether late requests are answered.
+    /// Whether late requests are still answered.
     pub answer_late: bool,
-    /// The key that its latency target comes from, for messages.
+    /// The key that sets the latency target, for messages.
     pub slo_origin: String,
-    /// What the classes of outputs are called: the file, and a name for each.
+    /// The labels of classification outputs: by output the file, and a name for each class.
     pub labels: BTreeMap<String, (String, Vec<String>)>,
 }
 
-/// An input or output.
+/// Name, datatype and shape of an input or output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Spec {
+pub struct TensorDescription {
     name: String,
     datatype: String,
     shape: Vec<i64>,
 }
 
-impl Spec {
-    /// Of this tensor.
-    pub fn of(spec: &TensorSpec) -> Spec {
-        Spec { name: spec.name.clone(), datatype: spec.datatype.to_string(), shape: spec.shape.clone() }
+impl TensorDescription {
+    /// Returns the description of a tensor.
+    pub fn of(spec: &TensorSpec) -> TensorDescription {
+        TensorDescription { name: spec.name.clone(), datatype: spec.datatype.to_string(), shape: spec.shape.clone() }
     }
 
     fn tensor(&self) -> Result<TensorSpec, String> {
@@ -70,10 +72,10 @@ impl Spec {
     }
 }
 
-impl Description {
-    /// Whether a model can be served across processes; if not, why.
+impl ModelDescription {
+    /// Checks that the model can be served across processes; the error gives the reason.
     pub fn check(&self) -> Result<(), String> {
-        let Description { name, model, lengths, .. } = self;
+        let ModelDescription { name, model, lengths, .. } = self;
         let fault = |cause: String| Err(format!("model {name:?}: {cause}"));
         if model.walk.is_unfolded() {
             return fault(format!(
@@ -81,16 +83,16 @@ impl Description {
                 model.walk.name()
             ));
         }
-        if model.blocks.is_empty() || model.blocks.len() > MOST || model.max_batch == 0 {
+        if model.blocks.is_empty() || model.blocks.len() > MAX_COUNT || model.max_batch == 0 {
             return fault(format!("it has {} blocks and batches of {} rows", model.blocks.len(), model.max_batch));
         }
-        if let Some(block) = model.blocks.iter().find(|block| !is_sound(block, model.max_batch)) {
+        if let Some(block) = model.blocks.iter().find(|block| !is_valid(block, model.max_batch)) {
             return fault(format!("block {:?} has no profile of batches up to {}", block.name, model.max_batch));
         }
-        if !(Nanos(1)..=LONGEST).contains(&model.slo) || model.weight == 0 || model.instances == 0 {
+        if !(Nanos(1)..=MAX_LATENCY).contains(&model.slo) || model.weight == 0 || model.instances == 0 {
             return fault("its slo, weight or instances are out of bounds".to_owned());
         }
-        if self.inputs.len() > MOST || self.outputs.len() > MOST {
+        if self.inputs.len() > MAX_COUNT || self.outputs.len() > MAX_COUNT {
             return fault(format!("it has {} inputs and {} outputs", self.inputs.len(), self.outputs.len()));
         }
         if lengths.as_ref().is_some_and(|(max, dims)| *max == 0 || dims.len() != self.inputs.len()) {
@@ -99,27 +101,29 @@ impl Description {
         self.specs().map(drop).or_else(fault)
     }
 
-    /// Its inputs and outputs.
+    /// Returns its inputs and outputs.
     pub fn specs(&self) -> Result<(Vec<TensorSpec>, Vec<TensorSpec>), String> {
-        let all = |specs: &[Spec]| specs.iter().map(Spec::tensor).collect::<Result<Vec<_>, _>>();
+        let all =
+            |specs: &[TensorDescription]| specs.iter().map(TensorDescription::tensor).collect::<Result<Vec<_>, _>>();
         Ok((all(&self.inputs)?, all(&self.outputs)?))
     }
 
-    /// The latency of one row alone, by its profile.
-    pub fn one_row(&self) -> Nanos {
+    /// Returns the latency of a batch of one row, by its profile.
+    pub fn single_row_latency(&self) -> Nanos {
         self.model.profile().latency(1)
     }
 
-    /// What a scheduler serves of it: the model of this position of its backends.
+    /// Returns the model as a scheduler serves it; `at` is its position among the models of its
+    /// backends.
     pub(crate) fn served(&self, at: u32) -> Result<ServedModel, String> {
         let loaded = Arc::new(RemoteModel::new(self, at)?);
         let (model, max_queue, answer_late) = (self.model.clone(), self.max_queue, self.answer_late);
         Ok(ServedModel { model, loaded, max_queue, answer_late })
     }
 
-    /// Whether another backend's model is the same, but for how fast it is.
-    pub(crate) fn is_like(&self, other: &Description) -> bool {
-        let blocks = |of: &Description| of.model.blocks.len();
+    /// Returns true if another backend's model is the same except for its speed.
+    pub(crate) fn is_compatible(&self, other: &ModelDescription) -> bool {
+        let blocks = |of: &ModelDescription| of.model.blocks.len();
         (&self.name, &self.version, &self.inputs, &self.outputs, self.batched, &self.lengths, self.model.max_batch)
             == (
                 &other.name,
@@ -134,16 +138,17 @@ impl Description {
     }
 }
 
-/// Whether a block's costs are such as the scheduler reckons with: they come as numbers, and anybody may have made them
-/// up.
-fn is_sound(block: &Block, max_batch: usize) -> bool {
+/// Returns true if the scheduler can use a block's costs. They come over the network, so any values
+/// are possible.
+fn is_valid(block: &Block, max_batch: usize) -> bool {
     let is_profile = |profile: &Profile| {
         let table: Vec<Nanos> = (1..=profile.max_batch()).map(|rows| profile.latency(rows)).collect();
-        table.last().is_some_and(|last| *last <= LONGEST) && Profile::from_table(&table).as_ref() == Ok(profile)
+        table.last().is_some_and(|last| *last <= MAX_LATENCY) && Profile::from_table(&table).as_ref() == Ok(profile)
     };
-    let are_lengths = |lengths: &Lengths| {
+    let are_lengths = |lengths: &LengthProfiles| {
         let table = lengths.table();
-        table.iter().all(|(_, profile)| is_profile(profile)) && Lengths::new(table.to_vec()).as_ref() == Ok(lengths)
+        table.iter().all(|(_, profile)| is_profile(profile))
+            && LengthProfiles::new(table.to_vec()).as_ref() == Ok(lengths)
     };
     let sizes = block.sizes.is_sorted() && !block.sizes.contains(&0);
     block.steps == Steps::Once
@@ -154,26 +159,27 @@ fn is_sound(block: &Block, max_batch: usize) -> bool {
         && block.lengths.as_ref().is_none_or(are_lengths)
 }
 
-/// The models of a backend, in words that say what is wrong with them.
-pub(crate) fn read(text: &str) -> Result<Vec<Description>, String> {
-    let models: Vec<Description> = serde_json::from_str(text).map_err(|error| format!("its models: {error}"))?;
-    if models.len() > MOST {
-        return Err(format!("{} models; {MOST} are taken", models.len()));
+/// Parses the models of a backend; the error describes the fault.
+pub(crate) fn parse_models(text: &str) -> Result<Vec<ModelDescription>, String> {
+    let models: Vec<ModelDescription> = serde_json::from_str(text).map_err(|error| format!("its models: {error}"))?;
+    if models.len() > MAX_COUNT {
+        return Err(format!("{} models; {MAX_COUNT} are taken", models.len()));
     }
-    models.iter().try_for_each(Description::check)?;
+    models.iter().try_for_each(ModelDescription::check)?;
     Ok(models)
 }
 
-/// The models of a scheduler, by its ids.
-pub(crate) fn read_served(text: &str) -> Result<Vec<(ModelId, Description)>, String> {
-    let models: Vec<(u16, Description)> = serde_json::from_str(text).map_err(|error| format!("its models: {error}"))?;
+/// Parses the models of a scheduler, by its ids.
+pub(crate) fn parse_served_models(text: &str) -> Result<Vec<(ModelId, ModelDescription)>, String> {
+    let models: Vec<(u16, ModelDescription)> =
+        serde_json::from_str(text).map_err(|error| format!("its models: {error}"))?;
     models.iter().try_for_each(|(_, description)| description.check())?;
     Ok(models.into_iter().map(|(id, description)| (ModelId(id), description)).collect())
 }
 
-/// A model that is loaded elsewhere.
+/// A model that is loaded in another process.
 pub(crate) struct RemoteModel {
-    /// Among those of each backend.
+    /// Position among the models of each backend.
     pub(crate) at: u32,
     inputs: Vec<TensorSpec>,
     outputs: Vec<TensorSpec>,
@@ -183,7 +189,7 @@ pub(crate) struct RemoteModel {
 }
 
 impl RemoteModel {
-    pub(crate) fn new(description: &Description, at: u32) -> Result<RemoteModel, String> {
+    pub(crate) fn new(description: &ModelDescription, at: u32) -> Result<RemoteModel, String> {
         let (inputs, outputs) = description.specs()?;
         let lengths = description.lengths.clone().map(|(max, dims)| InputLengths { max, dims });
         let (batched, blocks) = (description.batched, description.model.blocks.len());
@@ -191,7 +197,7 @@ impl RemoteModel {
     }
 }
 
-impl Loaded for RemoteModel {
+impl LoadedModel for RemoteModel {
     fn inputs(&self) -> &[TensorSpec] {
         &self.inputs
     }
@@ -208,7 +214,7 @@ impl Loaded for RemoteModel {
         self.blocks
     }
 
-    /// What values say is checked where the weights are.
+    /// Reads only the extent: values are checked by the backend.
     fn describe(&self, inputs: &[Tensor]) -> Result<(Extent, Option<Graph>), RequestError> {
         let extent = self.lengths.as_ref().map_or(Ok(Extent::ONE), |lengths| lengths.extent(&self.inputs, inputs))?;
         Ok((extent, None))
@@ -228,10 +234,10 @@ mod tests {
     use super::*;
     use ripieno_model::Walk;
 
-    fn described() -> Description {
-        let spec = Spec { name: "x".to_owned(), datatype: "FP32".to_owned(), shape: vec![-1, 1] };
+    fn described() -> ModelDescription {
+        let spec = TensorDescription { name: "x".to_owned(), datatype: "FP32".to_owned(), shape: vec![-1, 1] };
         let profile = Profile::linear(1.0, 2.0, 4).unwrap();
-        Description {
+        ModelDescription {
             name: "m".to_owned(),
             version: "1".to_owned(),
             platform: "emulated".to_owned(),
@@ -251,13 +257,13 @@ mod tests {
     #[test]
     fn a_model_survives_as_text() {
         let models = [described()];
-        assert_eq!(read(&serde_json::to_string(&models).unwrap()).unwrap(), models);
-        assert!(read("[{}]").unwrap_err().contains("missing field"));
+        assert_eq!(parse_models(&serde_json::to_string(&models).unwrap()).unwrap(), models);
+        assert!(parse_models("[{}]").unwrap_err().contains("missing field"));
     }
 
     #[test]
     fn what_a_scheduler_could_not_reckon_with_is_refused() {
-        let refused = |change: fn(&mut Description)| {
+        let refused = |change: fn(&mut ModelDescription)| {
             let mut described = described();
             change(&mut described);
             described.check().unwrap_err()
@@ -270,7 +276,7 @@ mod tests {
         assert!(refused(|described| described.lengths = Some((4, vec![]))).contains("lengths"));
         assert!(refused(|described| described.inputs[0].datatype = "FP7".to_owned()).contains("FP7"));
         assert!(refused(|described| described.inputs[0].shape.clear()).contains("dimension"));
-        // Not such as a profile is made, but such as one may be written.
+        // Tables that `Profile` would never build, but that JSON can contain.
         for table in ["[]", "[2,1,3,4]", "[0,1,1,1]", "[1,1,1,9223372036854775807]"] {
             let profile: Profile = serde_json::from_str(&format!("{{\"table\":{table}}}")).unwrap();
             let mut described = described();

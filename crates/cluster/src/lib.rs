@@ -1,12 +1,14 @@
-//! Many machines as one server.
+//! One server made of several machines.
 //!
-//! The roles of docs/adr/0025: a [`Scheduler`] runs the engine of `ripieno-runtime` over devices elsewhere, a
-//! [`Backend`] is such a device, a [`Frontend`] stands where an engine would before clients. What they say to each
-//! other is in [`plane`].
+//! The roles of docs/internals/adr/0025: a [`ClusterScheduler`] runs the engine of `ripieno-runtime` over
+//! remote devices, a [`Backend`] is such a device, and a [`Frontend`] takes the place of the engine
+//! towards clients. The protocol between them is in [`plane`].
 //!
-//! [`handover`] keeps one central scheduler in command of all backends, and puts a spare in its place within milliseconds when it
-//! ends (docs/adr/0026). The [`planner`] says how many devices a load needs, and which models share which. It decides every few
-//! minutes and never about a request, so it knows profiles, rates and sizes, and neither schedulers nor sockets.
+//! [`handover`] keeps one central scheduler in command of all backends, and puts a spare in its
+//! place within milliseconds when it fails (docs/internals/adr/0026). The [`planner`] computes the number of
+//! devices that a load needs, and which models share which devices. It decides every few minutes
+//! and never about a request, so it depends on profiles, rates and sizes, and on neither schedulers
+//! nor sockets.
 
 mod backend;
 mod description;
@@ -16,14 +18,15 @@ pub mod plane;
 pub mod planner;
 mod scheduler;
 
-pub use backend::{Backend, BackendModel, OnOrder, Stop};
-pub use description::{Description, Spec};
+pub use backend::{Backend, BackendModel, OnOrder, StopSignal};
+pub use description::{ModelDescription, TensorDescription};
 pub use frontend::{Frontend, FrontendConfig, OnModels};
-pub use scheduler::{OnServing, Scheduler, SchedulerConfig, Start, Started};
+pub use scheduler::{ClusterScheduler, OnServing, SchedulerConfig, StartEngine, StartedEngine};
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// A number that no other process has: std keys its hash maps by what the system gives at random.
-fn fresh() -> u64 {
+/// Returns a random number that is unique across processes: std seeds its hash maps from the
+/// system's randomness.
+fn random_id() -> u64 {
     RandomState::new().build_hasher().finish()
 }

@@ -1,24 +1,25 @@
-//! The epoch and the inventory in a real etcd of three nodes, processes on loopback, of which one hangs and one dies.
+//! The epoch and the inventory in a real etcd of three nodes, processes on loopback, of which one
+//! hangs and one dies.
 //!
-//! Skipped, with a line that says so, where there is no program `etcd` (Debian: package etcd-server); `RIPIENO_ETCD` names
-//! another. What is waited for is asked for again and again; only that it never comes fails.
+//! Skipped, with a message, where there is no program `etcd` (Debian: package etcd-server);
+//! `RIPIENO_ETCD` names another. Conditions are polled; only one that never holds fails.
 
-use ripieno_cluster::handover::store::{Entry, EpochStore, EtcdStore, Inventory, Member, Swap};
-use ripieno_cluster::handover::{Epoch, Process, Role};
+use ripieno_cluster::handover::store::{ClusterMember, EpochEntry, EpochStore, EtcdStore, Inventory, Swap};
+use ripieno_cluster::handover::{Epoch, ProcessId, Role};
 use rustix::process::{Pid, Signal, kill_process};
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const TIMEOUT: Duration = Duration::from_millis(500);
-/// Nothing that happens at all takes so long, on the slowest machine.
+/// A generous timeout, even on the slowest machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LEASE_SECONDS: u32 = 2;
 
 struct Etcd {
     nodes: Vec<Child>,
     urls: Vec<String>,
-    // Removed when all is over.
+    // Removed when the test ends.
     _data: tempfile::TempDir,
 }
 
@@ -35,7 +36,7 @@ fn program() -> Option<String> {
     }
 }
 
-/// Ports that nobody has at this moment.
+/// Returns ports that are free at this moment.
 fn ports<const N: usize>() -> [u16; N] {
     let bound: [TcpListener; N] =
         std::array::from_fn(|_| TcpListener::bind("127.0.0.1:0").expect("loopback has ports"));
@@ -75,7 +76,7 @@ impl Etcd {
         EtcdStore::new(&self.urls, "/ripieno/test", TIMEOUT).expect("the addresses are fine")
     }
 
-    fn inventory(&self, own: &Member) -> Inventory {
+    fn inventory(&self, own: &ClusterMember) -> Inventory {
         let inventory = Inventory::new(&self.urls, "/ripieno/test", TIMEOUT, own.clone(), LEASE_SECONDS);
         inventory.expect("the addresses are fine")
     }
@@ -84,14 +85,14 @@ impl Etcd {
 impl Drop for Etcd {
     fn drop(&mut self) {
         for node in &mut self.nodes {
-            // One that the test killed is gone already; one that it stopped dies as well.
+            // A node that the test killed is gone already; one that it stopped dies as well.
             let _ = node.kill();
             let _ = node.wait();
         }
     }
 }
 
-/// Asks until the answer is there; how often, and for how long.
+/// Polls until there is an answer; prints the number of calls and the time.
 fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     for asked in 1_u64.. {
@@ -105,12 +106,12 @@ fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     unreachable!("it is asked for ever")
 }
 
-fn entry(epoch: u64, holder: u64) -> Entry {
-    Entry { epoch: Epoch(epoch), holder: Process(holder) }
+fn entry(epoch: u64, holder: u64) -> EpochEntry {
+    EpochEntry { epoch: Epoch(epoch), holder: ProcessId(holder) }
 }
 
-/// Makes the swap, however often it takes.
-fn swap(store: &mut EtcdStore, what: &str, expected: Entry, next: Entry) {
+/// Makes the swap, with retries.
+fn swap(store: &mut EtcdStore, what: &str, expected: EpochEntry, next: EpochEntry) {
     let swap = Swap { expected: Some(expected), next };
     assert_eq!(until(what, || store.swap(&swap).ok()), next, "{what}");
 }
@@ -139,12 +140,13 @@ fn the_epoch_and_the_inventory_live_in_etcd() {
     assert!(alone.is_err(), "without a majority nothing is decided, and it said {alone:?}");
 }
 
-/// One that takes connections and never answers stands for a node that hangs: no call waits for it.
+/// A socket that accepts connections and never answers stands for a hung node: no call waits for
+/// it.
 fn a_silent_node_holds_nothing_up(etcd: &Etcd) {
     let silent = TcpListener::bind("127.0.0.1:0").expect("loopback has ports");
     let mut urls = vec![format!("http://{}", silent.local_addr().expect("it is bound"))];
     urls.extend_from_slice(&etcd.urls);
-    // A call that waited for it would fail at the end of that.
+    // A call that waited for it would fail after the timeout.
     let mut store = EtcdStore::new(&urls, "/ripieno/silent", PATIENCE).expect("the addresses are fine");
     let begun = Instant::now();
     let swap = |last: u64| Swap { expected: (last > 0).then(|| entry(last, 7)), next: entry(last + 1, 7) };
@@ -165,15 +167,15 @@ fn one_of_two_gets_the_epoch(etcd: &Etcd, store: &mut EtcdStore) {
 
 fn members_are_listed_until_their_lease_ends(etcd: &Etcd) {
     let member = |role, ordinal: u64, port| {
-        let process = Process(ordinal + 77);
-        Member { role, process, address: format!("127.0.0.1:{port}") }
+        let process = ProcessId(ordinal + 77);
+        ClusterMember { role, process, address: format!("127.0.0.1:{port}") }
     };
     let (backend, frontend) = (member(Role::Backend, 3, 1_003), member(Role::Frontend, 4, 1_004));
     let (mut stays, mut goes) = (etcd.inventory(&backend), etcd.inventory(&frontend));
     until("a backend is entered", || stays.keep().ok());
     until("a frontend is entered", || goes.keep().ok());
     assert_eq!(stays.members(), Ok(vec![backend.clone(), frontend]));
-    // Its lease ends while the other's is kept.
+    // Its lease ends while the other's is renewed.
     until("the frontend's lease ends", || {
         stays.keep().expect("etcd is well");
         (stays.members().expect("etcd is well") == [backend.clone()]).then_some(())

@@ -1,62 +1,66 @@
-//! How many devices the load needs, from two signals: the bad rate and the idle fraction.
+//! The number of devices that a load needs, from two signals: the bad rate and the idle fraction.
 //!
-//! They work as signals because of what deferred scheduling does with spare devices: it leaves them idle instead of
-//! keeping them busy with small batches. So idle time is capacity that can go, and the bad rate in overload is the
-//! share of the load that there is no device for. The rule is that of "Symphony: Optimized DNN Model Serving using
-//! Deferred Batch Scheduling", section 3.5: with N devices and a bad rate r above a threshold, N·r/(1−r) more; at an
-//! idle fraction f, N·f fewer. What it leaves open is chosen here: both round towards more devices, at least one stays,
-//! an overloaded window never releases, and one step asks for at most ten times the devices. A model whose SLO no device
-//! can meet would ask for more without end; so what is bad while most devices idle is not blamed on their number.
+//! Both are signals because deferred scheduling leaves spare devices idle instead of keeping them
+//! busy with small batches. So idle time is capacity that can be released, and the bad rate in
+//! overload is the share of the load without a device. The rule is that of "Symphony: Optimized DNN
+//! Model Serving using Deferred Batch Scheduling", section 3.5: with N devices and a bad rate r
+//! above a threshold, N·r/(1−r) more; at an idle fraction f, N·f fewer. The paper leaves some
+//! choices open; ours are: both numbers round towards more devices, at least one stays, an
+//! overloaded window never releases, and one step asks for at most ten times the devices. A model
+//! whose SLO no device can meet would ask for more without end; so bad requests while most devices
+//! idle are not attributed to the number of devices.
 //!
-//! With several models r says too little: overload drops the requests of heavy models first, and there are few of them.
-//! So each model's device time is divided by one minus its own bad rate, and the sum is what the load needs. For one
-//! model that is the paper's N/(1−r), and it never asks for less than that.
+//! With several models r underestimates the need: overload drops the requests of expensive models
+//! first, and these are few. So each model's device time is divided by one minus its own bad rate,
+//! and the sum is the need of the load. For one model that is the paper's N/(1−r), and it never
+//! asks for less than that.
 //!
-//! The rule alone runs at the edge: after it has released all idle time, any burst is too much. [`Rule::headroom`] and
-//! [`Rule::burst`] move the aim away from it. Live and simulated go through the same rule.
+//! The rule alone leaves no margin: after it has released all idle time, any burst is too much.
+//! [`ScalingRule::headroom`] and [`ScalingRule::burst`] add one. Live and simulated runs use the
+//! same rule.
 
 use ripieno_base::{Nanos, Time};
 use std::collections::VecDeque;
 
-/// The most of a bad rate that is believed: at 0.9 ten times the devices are asked for.
-const MOST_BAD: f64 = 0.9;
-/// Devices that idle more than this are not what is missing, whatever is bad.
-const MOST_IDLE: f64 = 0.5;
-/// What a device count may exceed a whole number by without a further device: the error of the sums before.
+/// Upper bound on the bad rate that is used: at 0.9 ten times the devices are asked for.
+const MAX_BAD_RATE: f64 = 0.9;
+/// Idle fraction above which bad requests are not attributed to missing devices.
+const MAX_IDLE_FRACTION: f64 = 0.5;
+/// Tolerance for rounding errors before the number of devices is rounded up.
 const ROUNDING: f64 = 1e-6;
-/// Samples kept: at one a second, four minutes.
-const MOST_SAMPLES: usize = 256;
+/// Number of samples kept: at one per second, four minutes.
+const MAX_SAMPLES: usize = 256;
 
-/// How the signals turn into a number of devices.
+/// Converts the signals to a number of devices.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rule {
+pub struct ScalingRule {
     /// The bad rate above which devices are added.
     pub threshold: f64,
-    /// The fraction of time that devices are to stay idle, as margin for load that grows meanwhile. With this and
-    /// `burst` at 0 the rule is the paper's; above, devices are also added before anything is bad.
+    /// Target idle fraction, as a margin for growing load. With this and `burst` at 0 the rule is
+    /// the paper's; above 0, devices are also added before any request is bad.
     pub headroom: f64,
-    /// Devices to have beyond the busy ones, in square roots of their number: what random arrivals need on top, which
-    /// is relatively less the more devices share it.
+    /// Devices beyond the busy ones, in square roots of their number: the margin for random
+    /// arrivals, which is relatively smaller the more devices share it.
     pub burst: f64,
 }
 
-impl Rule {
-    /// The paper's rule, with the threshold at what counts as good everywhere else: 1 % bad.
-    pub const PAPER: Rule = Rule { threshold: 0.01, headroom: 0.0, burst: 0.0 };
+impl ScalingRule {
+    /// The paper's rule, with the usual threshold of 1 % bad requests.
+    pub const PAPER: ScalingRule = ScalingRule { threshold: 0.01, headroom: 0.0, burst: 0.0 };
 
-    /// The devices that the load of this reading needs, at least 1.
+    /// Returns the number of devices that the load of this reading needs, at least 1.
     pub fn desired(&self, reading: &Reading) -> usize {
         let Reading { devices, bad_rate, idle_fraction, load } = *reading;
         let busy = devices * (1.0 - idle_fraction.clamp(0.0, 1.0));
         let load = if self.is_bad(reading) { load.max(busy) } else { busy };
-        let least = if self.is_overload(reading) { devices / (1.0 - bad_rate.min(MOST_BAD)) } else { 1.0 };
+        let least = if self.is_overload(reading) { devices / (1.0 - bad_rate.min(MAX_BAD_RATE)) } else { 1.0 };
         let needed = load / (1.0 - self.headroom) + self.burst * load.sqrt();
         ((needed.max(least) - ROUNDING).ceil() as usize).max(1)
     }
 
-    /// Whether devices are missing: too much is bad, and not for another reason.
+    /// Returns true if devices are missing: too many requests are bad, and not for another reason.
     pub fn is_overload(&self, reading: &Reading) -> bool {
-        self.is_bad(reading) && reading.idle_fraction <= MOST_IDLE
+        self.is_bad(reading) && reading.idle_fraction <= MAX_IDLE_FRACTION
     }
 
     fn is_bad(&self, reading: &Reading) -> bool {
@@ -65,60 +69,62 @@ impl Rule {
     }
 }
 
-impl Default for Rule {
-    fn default() -> Rule {
-        Rule::PAPER
+impl Default for ScalingRule {
+    fn default() -> ScalingRule {
+        ScalingRule::PAPER
     }
 }
 
-/// The paper's advice: how many devices to have, now that there are `devices` with this bad rate and idle fraction.
+/// Returns the paper's advice: the number of devices to have, given `devices` with this bad rate
+/// and idle fraction.
 pub fn advice(devices: usize, bad_rate: f64, idle_fraction: f64, threshold: f64) -> usize {
-    Rule { threshold, ..Rule::PAPER }.desired(&Reading::new(devices as f64, bad_rate, idle_fraction))
+    ScalingRule { threshold, ..ScalingRule::PAPER }.desired(&Reading::new(devices as f64, bad_rate, idle_fraction))
 }
 
-/// The signals over some span of time.
+/// The signals over a span of time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Reading {
-    /// The devices that were there, in the mean over time.
+    /// Mean number of devices present.
     pub devices: f64,
-    /// Requests dropped or answered late, over all requests that ended; 0 where none did.
+    /// Requests dropped or answered late, over all requests that ended; 0 if none did.
     pub bad_rate: f64,
-    /// The fraction of the devices' time that they spent on no task.
+    /// The fraction of the devices' time without a task.
     pub idle_fraction: f64,
-    /// How many devices would have been busy if nothing had been bad.
+    /// Number of devices that would have been busy if no request had been bad.
     pub load: f64,
 }
 
 impl Reading {
-    /// The signals of a load that is one, whatever its models.
+    /// Returns the signals of a load without regard to its models.
     pub fn new(devices: f64, bad_rate: f64, idle_fraction: f64) -> Reading {
-        let load = devices * (1.0 - idle_fraction) / (1.0 - bad_rate.min(MOST_BAD));
+        let load = devices * (1.0 - idle_fraction) / (1.0 - bad_rate.min(MAX_BAD_RATE));
         Reading { devices, bad_rate, idle_fraction, load }
     }
 }
 
-/// What has happened since the start.
+/// Counters since the start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Time that devices were there.
+    /// Sum of the times for which devices were present.
     pub present: Nanos,
-    /// By model, which goes by any number that no other has; ascending.
+    /// Counters by model, ascending by a number that is unique to the model.
     pub models: Vec<(u64, ModelTotals)>,
 }
 
-/// What has happened to one model since it was loaded; each number only grows.
+/// Counters of one model since it was loaded; each only grows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ModelTotals {
-    /// Requests that were answered in time.
+    /// Requests answered in time.
     pub good: u64,
-    /// Requests that were dropped or answered late.
+    /// Requests dropped or answered late.
     pub bad: u64,
     /// Time that devices spent on its tasks.
     pub busy: Nanos,
 }
 
 impl ModelTotals {
-    /// What happened since `earlier`; everything if a number has fallen, since then it was loaded anew.
+    /// Returns the difference to `earlier`; all of it if a number has fallen, which means that the
+    /// model was loaded again.
     fn since(&self, earlier: &ModelTotals) -> ModelTotals {
         match self.good < earlier.good || self.bad < earlier.bad || self.busy < earlier.busy {
             true => *self,
@@ -130,15 +136,15 @@ impl ModelTotals {
         }
     }
 
-    /// The device time that its whole load would have taken.
+    /// Returns the device time that its whole load would have taken, in seconds.
     pub(crate) fn load_s(&self) -> f64 {
         let bad_rate = ratio(self.bad as f64, (self.good + self.bad) as f64);
-        self.busy.as_secs_f64() / (1.0 - bad_rate.min(MOST_BAD))
+        self.busy.as_secs_f64() / (1.0 - bad_rate.min(MAX_BAD_RATE))
     }
 }
 
 impl Totals {
-    /// What happened since `earlier`. A model that has gone meanwhile is left out, one that has come counts whole.
+    /// Returns the difference to `earlier`, without models that have been unloaded since.
     pub fn since(&self, earlier: &Totals) -> Totals {
         let before = |id: u64| earlier.models.binary_search_by_key(&id, |&(id, _)| id).ok();
         let model =
@@ -146,7 +152,7 @@ impl Totals {
         Totals { present: self.present - earlier.present, models: self.models.iter().map(model).collect() }
     }
 
-    /// The signals, if this is what happened within `span`.
+    /// Returns the signals, if these are the counters of a time of length `span`.
     pub fn reading(&self, span: Nanos) -> Reading {
         let sum =
             |count: fn(&ModelTotals) -> u64| self.models.iter().map(|(_, model)| count(model)).sum::<u64>() as f64;
@@ -161,14 +167,13 @@ impl Totals {
         }
     }
 
-    /// Time that devices spent on tasks.
+    /// Returns the time that devices spent on tasks.
     pub fn busy(&self) -> Nanos {
         self.models.iter().map(|(_, model)| model.busy).sum()
     }
 }
 
-/// The signals over a sliding window: it is fed with totals now and then, and reaches back to the last sample that is
-/// at least a span old.
+/// The signals over a sliding window, which extends to the last sample that is at least a span old.
 #[derive(Clone, Debug)]
 pub struct Signals {
     span: Nanos,
@@ -176,14 +181,14 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Signals over `span`.
+    /// Returns an empty window of length `span`.
     pub fn new(span: Nanos) -> Signals {
         Signals { span, samples: VecDeque::new() }
     }
 
-    /// Takes a sample; samples come in order of time.
+    /// Adds a sample; samples come in order of time.
     pub fn observe(&mut self, now: Time, totals: Totals) {
-        if self.samples.len() == MOST_SAMPLES {
+        if self.samples.len() == MAX_SAMPLES {
             self.samples.pop_front();
         }
         self.samples.push_back((now, totals));
@@ -192,14 +197,14 @@ impl Signals {
         }
     }
 
-    /// The signals of the window; none before two samples.
+    /// Returns the signals of the window; none before two samples.
     pub fn reading(&self) -> Option<Reading> {
         let ((start, first), (end, last)) = (self.samples.front()?, self.samples.back()?);
         (end > start).then(|| last.since(first).reading(*end - *start))
     }
 }
 
-/// `part / whole`, or 0 where nothing was observed.
+/// Returns `part / whole`, or 0 if nothing was observed.
 fn ratio(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }
@@ -213,7 +218,8 @@ mod tests {
         // N·r/(1−r) = 32 · 0.2/0.8 = 8 more; N·f = 32 · 0.3 = 9.6 fewer, so 9.
         assert_eq!((advice(32, 0.2, 0.0, 0.01), advice(32, 0.0, 0.3, 0.01)), (40, 23));
         assert_eq!((advice(32, 0.21, 0.0, 0.01), advice(10, 0.0, 0.3, 0.01)), (41, 7));
-        // At the threshold nothing is added, and idle time decides. An overloaded window never releases.
+        // At the threshold nothing is added, and idle time decides. An overloaded window never
+        // releases.
         assert_eq!((advice(10, 0.01, 0.0, 0.01), advice(10, 0.011, 0.5, 0.01)), (10, 11));
     }
 
@@ -225,26 +231,28 @@ mod tests {
 
     #[test]
     fn a_model_that_no_device_can_serve_in_time_asks_for_none() {
-        // Nothing but that model: all is bad, all is idle. Beside it another one, which keeps three of ten devices busy.
+        // Only that model: all requests are bad, all devices are idle. Then with another model that
+        // keeps three of ten devices busy.
         assert_eq!(advice(10, 1.0, 1.0, 0.01), 1);
         let models = [(0, model(0, 500, 0.0)), (1, model(500, 0, 3.0))];
         let seen = totals(10.0, models).reading(Nanos(1_000_000_000));
-        assert_eq!((Rule::PAPER.desired(&seen), Rule::PAPER.is_overload(&seen)), (3, false));
+        assert_eq!((ScalingRule::PAPER.desired(&seen), ScalingRule::PAPER.is_overload(&seen)), (3, false));
     }
 
     #[test]
     fn headroom_is_kept_in_both_directions() {
-        let rule = Rule { headroom: 0.1, ..Rule::PAPER };
+        let rule = ScalingRule { headroom: 0.1, ..ScalingRule::PAPER };
         let desired = |devices, bad_rate, idle| rule.desired(&Reading::new(devices, bad_rate, idle));
-        // Busy 90: a hundred. Busy 45: fifty. Overload with a tenth bad: as many as N/(1−r), and a tenth of them idle.
+        // Busy 90: a hundred. Busy 45: fifty. Overload with a tenth bad: as many as N/(1−r), and a
+        // tenth of them idle.
         assert_eq!((desired(90.0, 0.0, 0.0), desired(90.0, 0.0, 0.5), desired(90.0, 0.1, 0.0)), (100, 50, 112));
-        // At the aim it stays.
+        // At the target nothing changes.
         assert_eq!(desired(100.0, 0.0, 0.1), 100);
     }
 
     #[test]
     fn bursts_need_relatively_less_on_many_devices() {
-        let rule = Rule { burst: 0.5, ..Rule::PAPER };
+        let rule = ScalingRule { burst: 0.5, ..ScalingRule::PAPER };
         let desired = |devices, idle| rule.desired(&Reading::new(devices, 0.0, idle));
         assert_eq!((desired(4.0, 0.0), desired(800.0, 0.5), desired(5.0, 1.0)), (5, 410, 1));
     }
@@ -263,10 +271,11 @@ mod tests {
 
     #[test]
     fn a_bad_request_of_a_heavy_model_asks_for_more() {
-        // Ten devices for a second: five answer all of a light model's requests, five half of a heavy one's.
+        // Ten devices for a second: five answer all of a light model's requests, five half of a
+        // heavy one's.
         let seen = totals(10.0, [(0, model(9_900, 0, 5.0)), (1, model(100, 100, 5.0))]).reading(Nanos(1_000_000_000));
         assert_eq!(seen, Reading { devices: 10.0, bad_rate: 100.0 / 10_100.0, idle_fraction: 0.0, load: 15.0 });
-        assert_eq!((Rule::PAPER.desired(&seen), advice(10, seen.bad_rate, 0.0, 0.01)), (15, 10));
+        assert_eq!((ScalingRule::PAPER.desired(&seen), advice(10, seen.bad_rate, 0.0, 0.01)), (15, 10));
     }
 
     #[test]
@@ -297,6 +306,6 @@ mod tests {
     fn samples_are_bounded() {
         let mut signals = Signals::new(Nanos::MAX);
         (0..10_000).for_each(|second| signals.observe(at(second), Totals::default()));
-        assert_eq!(signals.samples.len(), MOST_SAMPLES);
+        assert_eq!(signals.samples.len(), MAX_SAMPLES);
     }
 }

@@ -1,77 +1,78 @@
-//! Facts of a run in, figures out.
+//! Collects the events of a run and computes its figures.
 //!
-//! A request counts by its arrival: if it arrived in the window, its outcome counts whenever it comes. A batch counts
-//! by its start. Device time is clipped to the window. So warm-up and the draining of queues after the last arrival
-//! distort neither rates nor the busy fraction, and a caller may record everything without asking what to leave out.
+//! A request counts by its arrival: if it arrived in the window, its outcome counts whenever it
+//! comes. A batch counts by its start. Device time is clipped to the window. So warm-up and the
+//! draining of queues after the last arrival distort neither rates nor the busy fraction, and a
+//! caller may record every event.
 
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
 
-use crate::advice::{ModelTotals, Reading, Rule};
+use crate::advice::{ModelTotals, Reading, ScalingRule};
 use crate::latencies::Latencies;
 use crate::summary::{Figures, ModelFigures, RunInfo, Summary};
 
 /// The observed part of a run, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
-    /// Where it starts: the end of the warm-up.
+pub struct ObservationWindow {
+    /// Start: the end of the warm-up.
     pub start: Time,
-    /// Where it ends; [`Time::NEVER`] for a live run whose end is not known yet.
+    /// End; [`Time::NEVER`] for a live run whose end is not known yet.
     pub end: Time,
 }
 
-impl Window {
-    /// From `start` until the run is finished.
-    pub fn from(start: Time) -> Window {
-        Window { start, end: Time::NEVER }
+impl ObservationWindow {
+    /// Returns the window from `start` until the run is finished.
+    pub fn from(start: Time) -> ObservationWindow {
+        ObservationWindow { start, end: Time::NEVER }
     }
 
     fn contains(self, time: Time) -> bool {
         self.start <= time && time <= self.end
     }
 
-    /// How much of `start..end` lies in the window.
+    /// Returns the length of the part of `start..end` within the window.
     fn overlap(self, start: Time, end: Time) -> Nanos {
         (end.min(self.end) - start.max(self.start)).max(Nanos::ZERO)
     }
 }
 
-/// Takes the facts of a run; allocates at construction and at the end only.
+/// Collects the events of a run; allocates only at construction and at the end.
 #[derive(Clone, Debug)]
 pub struct Collector {
-    window: Window,
+    window: ObservationWindow,
     devices: usize,
-    models: Vec<Tally>,
+    models: Vec<ModelTally>,
 }
 
-/// What is counted for one model.
+/// The counters of one model.
 #[derive(Clone, Debug)]
-struct Tally {
+struct ModelTally {
     name: String,
     latencies: Latencies,
     in_time: u64,
     late: u64,
     dropped: u64,
-    /// Batches by their number of rows.
+    /// Number of batches by number of rows.
     batches: Vec<u64>,
-    /// Time spent on this model and tasks started, by device.
+    /// Time spent on this model, and tasks started, by device.
     busy: Vec<Nanos>,
     tasks: Vec<u64>,
 }
 
 impl Collector {
-    /// A collector for the models `names` (in the order of their ids), `devices` devices and batches of up to
-    /// `max_batch` rows.
+    /// Returns a collector for the models `names` (in the order of their ids), `devices` devices
+    /// and batches of up to `max_batch` rows.
     pub fn new<N: Into<String>>(
         names: impl IntoIterator<Item = N>,
         devices: usize,
         max_batch: usize,
-        window: Window,
+        window: ObservationWindow,
     ) -> Collector {
-        let models = names.into_iter().map(|name| Tally::new(name.into(), devices, max_batch)).collect();
+        let models = names.into_iter().map(|name| ModelTally::new(name.into(), devices, max_batch)).collect();
         Collector { window, devices, models }
     }
 
-    /// A request that arrived at `arrival` was answered at `finish`.
+    /// Records that a request that arrived at `arrival` was answered at `finish`.
     pub fn record_answer(&mut self, model: ModelId, arrival: Time, deadline: Time, finish: Time) {
         if self.window.contains(arrival) {
             let tally = &mut self.models[model.index()];
@@ -80,17 +81,17 @@ impl Collector {
         }
     }
 
-    /// A request that arrived at `arrival` will never be answered.
+    /// Records that a request that arrived at `arrival` will never be answered.
     pub fn record_drop(&mut self, model: ModelId, arrival: Time) {
         if self.window.contains(arrival) {
             self.models[model.index()].dropped += 1;
         }
     }
 
-    /// A batch of `rows` rows occupied `device` from `start` to `end`.
+    /// Records that a batch of `rows` rows occupied `device` from `start` to `end`.
     ///
     /// # Panics
-    /// If the batch is larger than the largest batch that was announced.
+    /// If the batch is larger than the `max_batch` of the constructor.
     pub fn record_batch(&mut self, model: ModelId, rows: usize, device: DeviceId, start: Time, end: Time) {
         let tally = &mut self.models[model.index()];
         assert!(rows < tally.batches.len(), "a batch of {rows} rows, above the largest announced");
@@ -102,18 +103,19 @@ impl Collector {
         }
     }
 
-    /// The figures of the run. An open window ends at `now`; requests without an outcome are not counted.
+    /// Returns the figures of the run. An open window ends at `now`; requests without an outcome
+    /// are not counted.
     pub fn finish(&self, now: Time, info: RunInfo) -> Summary {
-        let window = Window { end: self.window.end.min(now), ..self.window };
+        let window = ObservationWindow { end: self.window.end.min(now), ..self.window };
         let span_s = (window.end - window.start).as_secs_f64();
-        let total = self.models.iter().fold(None, |sum: Option<Tally>, tally| match sum {
+        let total = self.models.iter().fold(None, |sum: Option<ModelTally>, tally| match sum {
             None => Some(tally.clone()),
             Some(mut sum) => {
                 sum.merge(tally);
                 Some(sum)
             }
         });
-        let total = total.unwrap_or_else(|| Tally::new(String::new(), self.devices, 0));
+        let total = total.unwrap_or_else(|| ModelTally::new(String::new(), self.devices, 0));
         let models: Vec<ModelFigures> = self
             .models
             .iter()
@@ -129,7 +131,7 @@ impl Collector {
             policy: info.policy,
             seed: info.seed,
             idle_fraction: signals.idle_fraction,
-            desired_devices: Rule::PAPER.desired(&signals),
+            desired_devices: ScalingRule::PAPER.desired(&signals),
             total,
             worst_bad_rate: models.iter().map(|model| model.figures.bad_rate).fold(0.0, f64::max),
             events: info.events,
@@ -141,14 +143,14 @@ impl Collector {
     }
 }
 
-/// The idle fraction of `present` devices, from the busy fraction of all that may be there.
+/// Returns the idle fraction of `present` devices, from the busy fraction of all devices.
 fn idle_fraction(total: &Figures, devices: usize, present: f64) -> f64 {
     (1.0 - total.busy_fraction * ratio(devices as f64, present)).clamp(0.0, 1.0)
 }
 
-impl Tally {
-    fn new(name: String, devices: usize, max_batch: usize) -> Tally {
-        Tally {
+impl ModelTally {
+    fn new(name: String, devices: usize, max_batch: usize) -> ModelTally {
+        ModelTally {
             name,
             latencies: Latencies::new(),
             in_time: 0,
@@ -160,7 +162,7 @@ impl Tally {
         }
     }
 
-    fn merge(&mut self, other: &Tally) {
+    fn merge(&mut self, other: &ModelTally) {
         self.latencies.merge(&other.latencies);
         self.in_time += other.in_time;
         self.late += other.late;
@@ -170,7 +172,8 @@ impl Tally {
         self.tasks.iter_mut().zip(&other.tasks).for_each(|(sum, &count)| *sum += count);
     }
 
-    /// How many devices this model would have kept busy if nothing had been bad.
+    /// Returns the number of devices that this model would have kept busy if no request had been
+    /// bad.
     fn load(&self, span_s: f64) -> f64 {
         let totals =
             ModelTotals { good: self.in_time, bad: self.late + self.dropped, busy: self.busy.iter().copied().sum() };
@@ -199,18 +202,19 @@ impl Tally {
     }
 }
 
-/// `part / whole`, or 0 where nothing was observed.
+/// Returns `part / whole`, or 0 if nothing was observed.
 fn ratio(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }
 
-/// The mean of values that are given as counts by value.
+/// Returns the mean of values that are given as counts by value.
 fn mean(counts: &[u64]) -> f64 {
     let sum: u128 = counts.iter().enumerate().map(|(value, &count)| value as u128 * u128::from(count)).sum();
     ratio(sum as f64, counts.iter().sum::<u64>() as f64)
 }
 
-/// The median of values that are given as counts by value; halfway between the middle two of an even number.
+/// Returns the median of values that are given as counts by value; the mean of the middle two for
+/// an even number.
 fn median(counts: &[u64]) -> f64 {
     let total: u64 = counts.iter().sum();
     if total == 0 {
@@ -219,7 +223,7 @@ fn median(counts: &[u64]) -> f64 {
     (value_at(counts, (total - 1) / 2) + value_at(counts, total / 2)) as f64 / 2.0
 }
 
-/// The value of rank `rank`, from 0, among values given as counts by value.
+/// Returns the value of rank `rank`, from 0, among values given as counts by value.
 fn value_at(counts: &[u64], rank: u64) -> usize {
     let mut seen = 0;
     let found = counts.iter().position(|&count| {

@@ -1,8 +1,8 @@
 //! A latency distribution of fixed size.
 //!
-//! An HDR histogram keeps three significant digits from a microsecond to an hour, merges without loss and never grows.
-//! Mean and maximum are kept exactly beside it, and quantiles are clamped to what was really seen, so that a run in
-//! which all latencies are equal reports exactly that latency.
+//! An HDR histogram keeps three significant digits from a microsecond to an hour, merges without
+//! loss and never grows. Mean and maximum are exact, and quantiles are clamped to the observed
+//! range, so that a run with equal latencies reports exactly that latency.
 
 use hdrhistogram::Histogram;
 use ripieno_base::Nanos;
@@ -11,7 +11,8 @@ const LOWEST_NS: u64 = 1_000;
 const HIGHEST_NS: u64 = 3_600_000_000_000;
 const SIGNIFICANT_DIGITS: u8 = 3;
 
-/// Latencies from 1 µs to 1 h with three significant digits; what lies outside counts as the nearest bound.
+/// Latencies from 1 µs to 1 h with three significant digits; a value outside counts as the nearest
+/// bound.
 #[derive(Clone, Debug)]
 pub struct Latencies {
     histogram: Histogram<u64>,
@@ -27,7 +28,7 @@ impl Default for Latencies {
 }
 
 impl Latencies {
-    /// An empty distribution.
+    /// Returns an empty distribution.
     pub fn new() -> Latencies {
         let histogram = Histogram::new_with_bounds(LOWEST_NS, HIGHEST_NS, SIGNIFICANT_DIGITS)
             .expect("the bounds are constants that the histogram accepts");
@@ -51,40 +52,41 @@ impl Latencies {
         self.max_ns = self.max_ns.max(other.max_ns);
     }
 
-    /// How many latencies were counted.
+    /// Returns the number of latencies.
     pub fn count(&self) -> u64 {
         self.histogram.len()
     }
 
-    /// The latency that the fraction `quantile` (0 to 1) does not exceed, in ms; none if nothing was counted.
+    /// Returns the latency that the fraction `quantile` (0 to 1) does not exceed, in ms; none if
+    /// nothing was counted.
     pub fn quantile_ms(&self, quantile: f64) -> Option<f64> {
-        // The lower end of the bin: deadline-driven schedules finish much work exactly at the SLO, and the upper end
-        // would report it as beyond.
+        // The lower end of the bin: deadline-driven schedules finish much work exactly at the SLO,
+        // and the upper end would report it as late.
         let ns = self.histogram.lowest_equivalent(self.histogram.value_at_quantile(quantile)) as i64;
         (self.count() > 0).then(|| Nanos(ns.clamp(self.min_ns, self.max_ns)).as_millis_f64())
     }
 
-    /// The median in ms.
+    /// Returns the median in ms.
     pub fn p50_ms(&self) -> Option<f64> {
         self.quantile_ms(0.5)
     }
 
-    /// The 90th percentile in ms.
+    /// Returns the 90th percentile in ms.
     pub fn p90_ms(&self) -> Option<f64> {
         self.quantile_ms(0.9)
     }
 
-    /// The 99th percentile in ms.
+    /// Returns the 99th percentile in ms.
     pub fn p99_ms(&self) -> Option<f64> {
         self.quantile_ms(0.99)
     }
 
-    /// The exact mean in ms.
+    /// Returns the exact mean in ms.
     pub fn mean_ms(&self) -> Option<f64> {
         (self.count() > 0).then(|| self.sum_ns as f64 / self.count() as f64 / 1e6)
     }
 
-    /// The exact maximum in ms.
+    /// Returns the exact maximum in ms.
     pub fn max_ms(&self) -> Option<f64> {
         (self.count() > 0).then(|| Nanos(self.max_ns).as_millis_f64())
     }

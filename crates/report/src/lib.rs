@@ -1,8 +1,8 @@
-//! Histograms, goodput, tables and JSON; the same live and simulated.
+//! Histograms, goodput, tables and JSON, for live and simulated runs.
 //!
-//! One [`Collector`] takes the facts of a run from either driver, so that a number printed by `simulate` means the same
-//! as one printed by `bench` or the live demo. Recording never allocates: the tables are sized at construction, because
-//! a recorder that stops to grow would disturb the run that it watches.
+//! One [`Collector`] takes the events of a run from either driver, so that a number printed by
+//! `simulate` means the same as one printed by `bench` or the live demo. Recording never allocates,
+//! since that would disturb the measured run: the tables are sized at construction.
 
 mod advice;
 mod collector;
@@ -13,10 +13,10 @@ mod summary;
 mod table;
 mod windows;
 
-pub use advice::{ModelTotals, Reading, Rule, Signals, Totals, advice};
-pub use collector::{Collector, Window};
+pub use advice::{ModelTotals, Reading, ScalingRule, Signals, Totals, advice};
+pub use collector::{Collector, ObservationWindow};
 pub use latencies::Latencies;
-pub use search::{Found, Search, Trial, search};
+pub use search::{Search, SearchResult, RateTrial, search};
 pub use summary::{Figures, ModelFigures, RunInfo, Summary, UnfoldedFigures, models_table, policies_table};
 pub use table::{Format, Table, number, percent};
 pub use windows::{ModelWindow, WindowFigures, windows_table};

@@ -1,16 +1,18 @@
 //! Goodput: the highest offered rate whose bad rate stays within a limit.
 //!
-//! A binary search, which supposes that more load is never better. That holds in the mean but not run by run: near the
-//! knee one lucky or unlucky run shifts the answer, so the runs on both sides of the answer are handed back.
+//! A binary search, which assumes that the bad rate grows with the load. That holds in the mean but
+//! not for single runs: near the knee one run can shift the result, so the runs on both sides of it
+//! are returned.
 
-/// How to search.
+/// Options of the search.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Search {
     /// The rate to try first, best a little above the expected answer; doubled until it fails.
     pub ceiling: f64,
     /// A run passes if its worst bad rate is at most this.
     pub limit: f64,
-    /// The search ends when the last good and the first bad rate are this close, relatively.
+    /// Relative distance between the highest passing and the lowest failing rate at which the
+    /// search ends.
     pub step: f64,
 }
 
@@ -23,59 +25,59 @@ impl Search {
 
 /// One run at one rate.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Trial<R> {
+pub struct RateTrial<R> {
     /// The offered rate.
     pub rate: f64,
-    /// What the search judges by.
+    /// The highest bad rate of any model, which decides whether the run passes.
     pub worst_bad_rate: f64,
-    /// What the run gave.
+    /// Output of the run.
     pub run: R,
 }
 
-/// Where the search ended.
+/// The result of a search.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Found<R> {
+pub struct SearchResult<R> {
     /// The run at the highest rate that passed; none if even the lowest rate tried failed.
-    pub good: Option<Trial<R>>,
+    pub good: Option<RateTrial<R>>,
     /// The run at the lowest rate that failed; none if even the highest rate tried passed.
-    pub bad: Option<Trial<R>>,
-    /// How many runs it took.
+    pub bad: Option<RateTrial<R>>,
+    /// Number of runs.
     pub runs: usize,
 }
 
-impl<R> Found<R> {
-    /// The highest rate that passed, or 0.
+impl<R> SearchResult<R> {
+    /// Returns the highest rate that passed, or 0.
     pub fn goodput_rps(&self) -> f64 {
         self.good.as_ref().map_or(0.0, |trial| trial.rate)
     }
 }
 
-/// Doublings of the first rate after which the search gives up.
-const MOST_DOUBLINGS: i32 = 30;
-/// Halvings of the first rate if nothing passes; what does not carry a thousandth of the guess carries nothing, and runs at
-/// tiny rates span years of virtual time.
-const MOST_HALVINGS: i32 = 10;
+/// Number of doublings of the first rate after which the search gives up.
+const MAX_DOUBLINGS: i32 = 30;
+/// Number of halvings of the first rate if nothing passes: below a thousandth of the guess the
+/// goodput is reported as 0, since runs at tiny rates span years of virtual time.
+const MAX_HALVINGS: i32 = 10;
 
-/// Searches the highest rate at which `run`, which returns its worst bad rate and whatever else it wants to keep, stays
-/// within the limit. Stops at the first error of a run.
-pub fn search<R, E>(options: Search, mut run: impl FnMut(f64) -> Result<(f64, R), E>) -> Result<Found<R>, E> {
+/// Searches for the highest rate at which the worst bad rate stays within the limit. `run` returns
+/// the worst bad rate and an output to keep. Stops at the first error of a run.
+pub fn search<R, E>(options: Search, mut run: impl FnMut(f64) -> Result<(f64, R), E>) -> Result<SearchResult<R>, E> {
     assert!(options.ceiling > 0.0 && options.ceiling.is_finite(), "the first rate must be above 0");
-    let mut found = Found { good: None, bad: None, runs: 0 };
+    let mut found = SearchResult { good: None, bad: None, runs: 0 };
     while let Some(rate) = next_rate(&options, found.goodput_rps(), found.bad.as_ref().map(|trial| trial.rate)) {
         let (worst_bad_rate, run) = run(rate)?;
         found.runs += 1;
         let side = if worst_bad_rate <= options.limit { &mut found.good } else { &mut found.bad };
-        *side = Some(Trial { rate, worst_bad_rate, run });
+        *side = Some(RateTrial { rate, worst_bad_rate, run });
     }
     Ok(found)
 }
 
-/// The rate to try between the last good one (0 if none) and the first bad one.
+/// Returns the next rate between the highest passing one (0 if none) and the lowest failing one.
 fn next_rate(options: &Search, good: f64, bad: Option<f64>) -> Option<f64> {
     match bad {
         None if good == 0.0 => Some(options.ceiling),
-        None => (good < options.ceiling * 2f64.powi(MOST_DOUBLINGS)).then_some(good * 2.0),
-        Some(bad) if good == 0.0 => (bad > options.ceiling / 2f64.powi(MOST_HALVINGS)).then_some(bad / 2.0),
+        None => (good < options.ceiling * 2f64.powi(MAX_DOUBLINGS)).then_some(good * 2.0),
+        Some(bad) if good == 0.0 => (bad > options.ceiling / 2f64.powi(MAX_HALVINGS)).then_some(bad / 2.0),
         Some(bad) => (bad - good > options.step * bad).then_some((good + bad) / 2.0),
     }
 }
@@ -86,7 +88,7 @@ mod tests {
     use std::convert::Infallible;
 
     /// A server with a sharp knee at `capacity`.
-    fn knee(capacity: f64, ceiling: f64) -> Found<()> {
+    fn knee(capacity: f64, ceiling: f64) -> SearchResult<()> {
         let run = |rate: f64| Ok::<_, Infallible>((if rate <= capacity { 0.0 } else { 0.5 }, ()));
         search(Search::from_ceiling(ceiling), run).unwrap()
     }

@@ -1,4 +1,4 @@
-//! What a run comes to: the fields that `--format json` prints.
+//! The summary of a run: the fields that `--format json` prints.
 
 use crate::table::{Table, number, percent};
 use crate::windows::WindowFigures;
@@ -6,15 +6,15 @@ use serde::Serialize;
 
 /// The figures of one model, or of a whole run.
 ///
-/// Latencies are those of all answers, late ones included; a dropped request has none. They are null when nothing was
-/// answered. Rates are per second of the observed window.
+/// Latencies are those of all answers, late ones included; a dropped request has none. They are
+/// null when nothing was answered. Rates are per second of the observed window.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figures {
-    /// Requests that arrived, a second.
+    /// Requests that arrived, per second.
     pub offered_rps: f64,
-    /// Requests answered in time, a second.
+    /// Requests answered in time, per second.
     pub goodput_rps: f64,
-    /// Requests dropped or answered late, over all requests; 0 where there was none.
+    /// Requests dropped or answered late, over all requests; 0 if there were none.
     pub bad_rate: f64,
     /// Mean latency.
     pub mean_ms: Option<f64>,
@@ -28,44 +28,46 @@ pub struct Figures {
     pub mean_batch: f64,
     /// Rows in a batch: the median over batches, each counting once whatever its size.
     pub median_batch: f64,
-    /// Time that devices spent on tasks, over devices × window; above 1 only where a device runs several lanes.
+    /// Time that devices spent on tasks, over devices × window; above 1 only where a device runs
+    /// several lanes.
     pub busy_fraction: f64,
     /// Devices that ran at least one task in the window.
     pub devices_used: usize,
-    /// Requests counted.
+    /// Number of requests.
     pub requests: u64,
-    /// Of these, never answered.
+    /// Requests that were never answered.
     pub dropped: u64,
-    /// Of these, answered after their deadline.
+    /// Requests answered after their deadline.
     pub late: u64,
 }
 
-/// What a run of models that unfold comes to beside the rest. Times are null when nothing was answered.
+/// Additional figures of runs with models that unfold. Times are null when nothing was answered.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct UnfoldedFigures {
-    /// Requests answered within the observed window, a second; late ones too, whenever they arrived.
+    /// Requests answered within the observed window, per second; late ones too, whenever they
+    /// arrived.
     pub answered_rps: f64,
-    /// When the last request was answered, in seconds since the start of the run.
+    /// Time of the last answer, in seconds since the start of the run.
     pub last_answer_s: f64,
-    /// From arrival to the start of the first cell: the median.
+    /// Median time from arrival to the start of the first cell.
     pub p50_queue_ms: Option<f64>,
-    /// Its 90th percentile.
+    /// 90th percentile of that time.
     pub p90_queue_ms: Option<f64>,
-    /// Its 99th percentile.
+    /// 99th percentile of that time.
     pub p99_queue_ms: Option<f64>,
-    /// From the start of the first cell to the answer: the median.
+    /// Median time from the start of the first cell to the answer.
     pub p50_compute_ms: Option<f64>,
-    /// Its 90th percentile.
+    /// 90th percentile of that time.
     pub p90_compute_ms: Option<f64>,
-    /// Its 99th percentile.
+    /// 99th percentile of that time.
     pub p99_compute_ms: Option<f64>,
-    /// Rows of tasks, each step or node of each member.
+    /// Rows of all tasks; each step or node of a member is a row.
     pub rows: u64,
-    /// Of these, padding, and steps after the end that had been queued ahead.
+    /// Rows that were padding, or steps after the end that had been queued ahead.
     pub wasted_rows: u64,
-    /// Tasks, and of these the ones with the members of the task before on their device, in the same order.
+    /// Number of tasks.
     pub tasks: u64,
-    /// See `tasks`.
+    /// Tasks with the members of the previous task on their device, in the same order.
     pub tasks_without_copy: u64,
 }
 
@@ -79,18 +81,18 @@ pub struct ModelFigures {
     pub figures: Figures,
 }
 
-/// What a driver knows about its run and the collector does not.
+/// Properties of a run that the driver knows and the collector does not.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunInfo {
     /// The policy's name.
     pub policy: String,
     /// The seed.
     pub seed: u64,
-    /// Events processed.
+    /// Number of events processed.
     pub events: u64,
-    /// Wall time that the run took.
+    /// Wall time of the run, in seconds.
     pub wall_s: f64,
-    /// The devices that were there in the mean, if it was not all of them all the time.
+    /// Mean number of devices, if it changed during the run.
     pub mean_devices: Option<f64>,
 }
 
@@ -104,22 +106,23 @@ pub struct Summary {
     /// The figures of all models together.
     #[serde(flatten)]
     pub total: Figures,
-    /// The highest bad rate of any model; what the goodput search looks at.
+    /// The highest bad rate of any model, which the goodput search uses.
     pub worst_bad_rate: f64,
-    /// The fraction of time that the devices that were there spent on no task.
+    /// The fraction of the present devices' time without a task.
     pub idle_fraction: f64,
-    /// How many devices the load needs by [`advice`](crate::advice), from the bad rate and the idle fraction.
+    /// Number of devices that the load needs by [`advice`](crate::advice), from the bad rate and
+    /// the idle fraction.
     pub desired_devices: usize,
-    /// Events processed.
+    /// Number of events processed.
     pub events: u64,
-    /// Wall time that the run took.
+    /// Wall time of the run, in seconds.
     pub wall_s: f64,
     /// The figures of each model.
     pub models: Vec<ModelFigures>,
-    /// What walks that unfold add, if any model has one.
+    /// Figures of models that unfold, if there is one.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub unfolded: Option<UnfoldedFigures>,
-    /// The run by windows of time, where it was asked for.
+    /// The run by windows of time, if requested.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub windows: Vec<WindowFigures>,
 }
@@ -137,7 +140,7 @@ const FIGURE_HEADERS: [&str; 10] = [
     "devices used",
 ];
 
-/// The models of one run, one a row, with the total below where there are several.
+/// Returns a table with a row for each model, and the total if there are several.
 pub fn models_table(summary: &Summary) -> Table {
     let mut table = Table::new(std::iter::once("model").chain(FIGURE_HEADERS));
     for model in &summary.models {
@@ -149,7 +152,7 @@ pub fn models_table(summary: &Summary) -> Table {
     table
 }
 
-/// Runs under the same load side by side, one a row.
+/// Returns a table with a row for each run, to compare policies under the same load.
 pub fn policies_table<'a>(summaries: impl IntoIterator<Item = &'a Summary>) -> Table {
     let mut table = Table::new(std::iter::once("policy").chain(FIGURE_HEADERS).chain(["devices desired"]));
     for summary in summaries {

@@ -1,11 +1,11 @@
-//! Results for people: tables with few lines and three significant digits.
+//! Tables for people, with few lines and three significant digits.
 
 use std::fmt;
 use std::str::FromStr;
 
 use comfy_table::{CellAlignment, LineStyle, TableStyle};
 
-/// How a command prints its results.
+/// Output format of a command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
     /// A table for people.
@@ -43,7 +43,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table with these headers; units belong here, not in the cells.
+    /// Returns a table with these headers; units belong here, not in the cells.
     pub fn new<S: Into<String>>(headers: impl IntoIterator<Item = S>) -> Table {
         let mut inner = comfy_table::Table::new();
         let line = LineStyle::none().fill('─').junction('─');
@@ -69,7 +69,7 @@ impl fmt::Display for Table {
     }
 }
 
-/// A number with three significant digits, more where it has more before the point; thousands are set apart.
+/// Formats a number with at least three significant digits and separators of thousands.
 pub fn number(value: f64) -> String {
     if !value.is_finite() {
         return "–".to_owned();
@@ -86,7 +86,7 @@ pub fn number(value: f64) -> String {
     group_thousands(&format!("{value:.decimals$}"))
 }
 
-/// A fraction as a percentage, without the sign: it stands in the header.
+/// Formats a fraction as a percentage, without the percent sign, which belongs in the header.
 pub fn percent(fraction: f64) -> String {
     if fraction.abs() < 0.000_05 { "0".to_owned() } else { format!("{:.2}", fraction * 100.0) }
 }

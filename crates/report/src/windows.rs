@@ -1,7 +1,8 @@
-//! A run as a series of windows of time: what a load that changes looks like.
+//! A run as a series of windows of time, for loads that change.
 //!
-//! Within a window a request counts where it ended, not where it arrived as in a [`Summary`](crate::Summary): these are
-//! the signals as an autoscaler sees them, which cannot know the end of what is still under way.
+//! A request counts in the window in which it ended, unlike in a [`Summary`](crate::Summary), where
+//! it counts by its arrival: these are the signals of an autoscaler, which cannot know the outcome
+//! of requests in flight.
 
 use crate::table::{Table, number, percent};
 use serde::Serialize;
@@ -9,25 +10,25 @@ use serde::Serialize;
 /// One window of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WindowFigures {
-    /// When it ended, in seconds since the start of the run.
+    /// End of the window, in seconds since the start of the run.
     pub end_s: f64,
-    /// How long it was.
+    /// Length of the window, in seconds.
     pub span_s: f64,
-    /// Requests that arrived, a second.
+    /// Requests that arrived, per second.
     pub offered_rps: f64,
-    /// Requests answered in time, a second.
+    /// Requests answered in time, per second.
     pub goodput_rps: f64,
     /// Requests dropped or answered late, over all that ended.
     pub bad_rate: f64,
-    /// Devices that were there, in the mean.
+    /// Mean number of devices present.
     pub devices: f64,
     /// Devices that ran at least one task.
     pub devices_used: usize,
-    /// Devices kept busy, in the mean.
+    /// Mean number of busy devices.
     pub busy_devices: f64,
-    /// The fraction of time that the devices that were there spent on no task.
+    /// The fraction of the present devices' time without a task.
     pub idle_fraction: f64,
-    /// How many devices the signals of this window advise.
+    /// Number of devices that the signals of this window advise.
     pub desired_devices: usize,
     /// The load by model, in the order of the scenario.
     pub models: Vec<ModelWindow>,
@@ -36,15 +37,15 @@ pub struct WindowFigures {
 /// One model in one window.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct ModelWindow {
-    /// Requests that arrived, a second.
+    /// Requests that arrived, per second.
     pub offered_rps: f64,
-    /// Requests answered in time, a second.
+    /// Requests answered in time, per second.
     pub goodput_rps: f64,
     /// Requests dropped or answered late, over all that ended.
     pub bad_rate: f64,
 }
 
-/// The windows of a run, one a row.
+/// Returns a table with a row for each window.
 pub fn windows_table(windows: &[WindowFigures]) -> Table {
     let headers = ["until s", "offered/s", "goodput/s", "bad %", "devices", "used", "busy", "idle %", "desired"];
     let mut table = Table::new(headers);

@@ -1,8 +1,9 @@
-//! When requests arrive: absolute times of a renewal process with a given mean rate.
+//! Arrival times of requests: a renewal process with a given mean rate.
 //!
-//! Burstiness has one knob, the shape of a Gamma distribution for the gaps: CV² = 1/shape, so shape 1 is Poisson, small
-//! shapes come in bursts and large ones approach uniform. Times are accumulated as real numbers and rounded one by one,
-//! because rounding each gap would let the mean rate of fast streams drift.
+//! Burstiness has one parameter, the shape of a Gamma distribution for the gaps: CV² = 1/shape, so
+//! shape 1 is Poisson, small shapes are bursty and large ones approach uniform. Times are
+//! accumulated as real numbers and rounded one by one, because rounding each gap would let the mean
+//! rate of fast streams drift.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,11 +11,11 @@ use std::str::FromStr;
 use rand_distr::{Distribution, Exp, Gamma};
 use ripieno_base::Time;
 
-use crate::random::{Random, stream};
+use crate::random::{SeededRng, stream};
 
-/// How the gaps between arrivals are distributed.
+/// The distribution of the gaps between arrivals.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Arrival {
+pub enum ArrivalProcess {
     /// Equal gaps; the first arrival is at time 0.
     Uniform,
     /// Exponential gaps.
@@ -26,50 +27,50 @@ pub enum Arrival {
     },
 }
 
-/// Why an arrival process cannot be built.
+/// The reason why an arrival process cannot be built.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ArrivalError {
-    /// The text names no process.
+    /// The text does not name a process.
     #[error("arrival = {0:?} is unknown; use \"poisson\", \"uniform\" or \"gamma:SHAPE\" (for example gamma:0.3)")]
     Unknown(String),
-    /// The shape cannot be used.
+    /// The shape is invalid.
     #[error("arrival shape = {0} cannot be used; give a number above 0 (1 = Poisson, smaller = burstier)")]
     Shape(String),
-    /// The rate cannot be used.
+    /// The rate is invalid.
     #[error("rate = {0} cannot be used; give a number of requests per second above 0")]
     Rate(f64),
 }
 
-impl FromStr for Arrival {
+impl FromStr for ArrivalProcess {
     type Err = ArrivalError;
 
-    fn from_str(text: &str) -> Result<Arrival, ArrivalError> {
+    fn from_str(text: &str) -> Result<ArrivalProcess, ArrivalError> {
         match text.split_once(':') {
-            None if text == "poisson" => Ok(Arrival::Poisson),
-            None if text == "uniform" => Ok(Arrival::Uniform),
+            None if text == "poisson" => Ok(ArrivalProcess::Poisson),
+            None if text == "uniform" => Ok(ArrivalProcess::Uniform),
             Some(("gamma", shape)) => {
                 let parsed = shape.parse().map_err(|_| ArrivalError::Shape(shape.to_owned()))?;
-                Arrival::Gamma { shape: parsed }.checked()
+                ArrivalProcess::Gamma { shape: parsed }.checked()
             }
             _ => Err(ArrivalError::Unknown(text.to_owned())),
         }
     }
 }
 
-impl fmt::Display for Arrival {
+impl fmt::Display for ArrivalProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Arrival::Uniform => f.write_str("uniform"),
-            Arrival::Poisson => f.write_str("poisson"),
-            Arrival::Gamma { shape } => write!(f, "gamma:{shape}"),
+            ArrivalProcess::Uniform => f.write_str("uniform"),
+            ArrivalProcess::Poisson => f.write_str("poisson"),
+            ArrivalProcess::Gamma { shape } => write!(f, "gamma:{shape}"),
         }
     }
 }
 
-impl Arrival {
-    fn checked(self) -> Result<Arrival, ArrivalError> {
+impl ArrivalProcess {
+    fn checked(self) -> Result<ArrivalProcess, ArrivalError> {
         match self {
-            Arrival::Gamma { shape } if !(shape > 0.0 && shape.is_finite()) => {
+            ArrivalProcess::Gamma { shape } if !(shape > 0.0 && shape.is_finite()) => {
                 Err(ArrivalError::Shape(shape.to_string()))
             }
             usable => Ok(usable),
@@ -81,8 +82,8 @@ impl Arrival {
 #[derive(Clone, Debug)]
 pub struct Arrivals {
     gaps: Gaps,
-    random: Random,
-    /// Arrivals given out so far; uniform times are computed from it, so that they cannot drift.
+    random: SeededRng,
+    /// Number of arrivals so far; uniform times are computed from it, so that they cannot drift.
     count: u64,
     elapsed_ns: f64,
 }
@@ -95,16 +96,19 @@ enum Gaps {
 }
 
 impl Arrivals {
-    /// Arrivals at a mean of `rate` requests per second, drawn from the stream `index` of `seed`.
-    pub fn new(arrival: Arrival, rate: f64, seed: u64, index: u64) -> Result<Arrivals, ArrivalError> {
+    /// Returns arrivals at a mean of `rate` requests per second, drawn from the stream `index` of
+    /// `seed`.
+    pub fn new(arrival: ArrivalProcess, rate: f64, seed: u64, index: u64) -> Result<Arrivals, ArrivalError> {
         if !(rate > 0.0 && rate.is_finite()) {
             return Err(ArrivalError::Rate(rate));
         }
         let mean_gap_ns = 1e9 / rate;
         let gaps = match arrival.checked()? {
-            Arrival::Uniform => Gaps::Fixed(mean_gap_ns),
-            Arrival::Poisson => Gaps::Exponential(Exp::new(1.0 / mean_gap_ns).map_err(|_| ArrivalError::Rate(rate))?),
-            Arrival::Gamma { shape } => {
+            ArrivalProcess::Uniform => Gaps::Fixed(mean_gap_ns),
+            ArrivalProcess::Poisson => {
+                Gaps::Exponential(Exp::new(1.0 / mean_gap_ns).map_err(|_| ArrivalError::Rate(rate))?)
+            }
+            ArrivalProcess::Gamma { shape } => {
                 let gamma = Gamma::new(shape, mean_gap_ns / shape);
                 Gaps::Gamma(gamma.map_err(|_| ArrivalError::Shape(shape.to_string()))?)
             }
@@ -127,7 +131,7 @@ impl Iterator for Arrivals {
     }
 }
 
-/// As `f64::round` does it, of what is not negative: that is a call into the system's library, for each arrival.
+/// Rounds like `f64::round` for non-negative values, without the library call for each arrival.
 fn rounded(ns: f64) -> i64 {
     let whole = ns as i64;
     whole.saturating_add(i64::from(ns - whole as f64 >= 0.5))
@@ -144,8 +148,8 @@ mod tests {
         want.assert_eq(&format!("{times:?}"));
     }
 
-    /// Mean rate (per second) and squared coefficient of variation of the gaps.
-    fn moments(arrival: Arrival, rate: f64) -> (f64, f64) {
+    /// Returns the mean rate (per second) and squared coefficient of variation of the gaps.
+    fn moments(arrival: ArrivalProcess, rate: f64) -> (f64, f64) {
         let times: Vec<f64> =
             Arrivals::new(arrival, rate, 7, 3).unwrap().take(200_000).map(|t| t.0 as f64 / 1e9).collect();
         let gaps: Vec<f64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
@@ -164,10 +168,10 @@ mod tests {
     #[test]
     fn rate_and_burstiness_are_as_asked() {
         for (arrival, cv2) in [
-            (Arrival::Uniform, 0.0),
-            (Arrival::Poisson, 1.0),
-            (Arrival::Gamma { shape: 0.25 }, 4.0),
-            (Arrival::Gamma { shape: 4.0 }, 0.25),
+            (ArrivalProcess::Uniform, 0.0),
+            (ArrivalProcess::Poisson, 1.0),
+            (ArrivalProcess::Gamma { shape: 0.25 }, 4.0),
+            (ArrivalProcess::Gamma { shape: 4.0 }, 0.25),
         ] {
             let (rate, measured) = moments(arrival, 5000.0);
             assert!((rate / 5000.0 - 1.0).abs() < 0.02, "{arrival}: {rate}");
@@ -186,14 +190,14 @@ mod tests {
 
     #[test]
     fn uniform_times_do_not_drift() {
-        let last = Arrivals::new(Arrival::Uniform, 3000.0, 0, 0).unwrap().nth(3_000_000).unwrap();
+        let last = Arrivals::new(ArrivalProcess::Uniform, 3000.0, 0, 0).unwrap().nth(3_000_000).unwrap();
         assert_eq!(last, Time(1_000_000_000_000));
     }
 
     #[test]
     fn a_stream_depends_on_its_seed_and_index_only() {
         let times = |seed, index| -> Vec<Time> {
-            Arrivals::new(Arrival::Poisson, 10.0, seed, index).unwrap().take(9).collect()
+            Arrivals::new(ArrivalProcess::Poisson, 10.0, seed, index).unwrap().take(9).collect()
         };
         assert_eq!(times(1, 2), times(1, 2));
         assert_ne!(times(1, 2), times(2, 1));
@@ -202,18 +206,18 @@ mod tests {
 
     #[test]
     fn what_cannot_be_used_is_refused_by_name() {
-        let parse = |text: &str| text.parse::<Arrival>().unwrap_err().to_string();
+        let parse = |text: &str| text.parse::<ArrivalProcess>().unwrap_err().to_string();
         assert!(parse("burst").contains("\"burst\""));
         assert!(parse("gamma:0").contains("shape = 0"));
         assert!(parse("gamma:NaN").contains("NaN"));
         assert!(parse("gamma:x").contains("shape = x"));
-        assert_eq!(Arrivals::new(Arrival::Poisson, 0.0, 1, 1).unwrap_err(), ArrivalError::Rate(0.0));
+        assert_eq!(Arrivals::new(ArrivalProcess::Poisson, 0.0, 1, 1).unwrap_err(), ArrivalError::Rate(0.0));
     }
 
     #[test]
     fn text_and_value_agree() {
         for text in ["poisson", "uniform", "gamma:0.3"] {
-            assert_eq!(text.parse::<Arrival>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<ArrivalProcess>().unwrap().to_string(), text);
         }
     }
 }

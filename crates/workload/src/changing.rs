@@ -1,32 +1,34 @@
 //! Load that changes: a rate over time, and arrivals that follow it exactly.
 //!
-//! A stream of arrivals at rate 1 is stretched: its arrival at x comes at the time t up to which the rate integrates to
-//! x. So one process serves every curve, keeps its burstiness at every rate, and the same seed gives the same draws
-//! whatever the load does; thinning, the other usual way, would throw draws away and be exact for Poisson only. The rate
-//! is constant in pieces, for which both integral and inverse are exact; what is smooth is given in small steps.
+//! A stream of arrivals at rate 1 is stretched: its arrival at x comes at the time t up to which
+//! the rate integrates to x. So one process works for every curve, keeps its burstiness at every
+//! rate, and the same seed gives the same draws for any load; thinning, the usual alternative,
+//! would discard draws and be exact for Poisson only. The rate is piecewise constant, so that
+//! integral and inverse are exact; smooth curves are approximated in small steps.
 
 use crate::random::{stream, unit};
-use crate::{Arrival, ArrivalError, Arrivals};
+use crate::{ArrivalError, ArrivalProcess, Arrivals};
 use ripieno_base::{Nanos, Time};
 
-/// A rate that is constant in pieces: from each time on a rate, up to the next piece; the last one lasts.
+/// A piecewise constant rate: start times with their rates; the last one continues for ever.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rates {
     pieces: Vec<(Time, f64)>,
 }
 
-/// The steps in which a smooth curve goes from one of its random points to the next.
+/// Number of steps in which a smooth curve goes from one of its random points to the next.
 const STEPS: u64 = 16;
-/// Drift draws from streams of its own, apart from those of the arrivals.
+/// Offset of the random streams for drift, which differ from those of the arrivals.
 const DRIFT_STREAM: u64 = 1 << 32;
 
 impl Rates {
-    /// The same rate at all times.
+    /// Returns a constant rate.
     pub fn constant(rate: f64) -> Rates {
         Rates { pieces: vec![(Time::ORIGIN, rate)] }
     }
 
-    /// The pieces given; none if they do not begin at the origin, are not in order, or hold what is no rate.
+    /// Returns the rate with these pieces; none if they do not begin at the origin, are not in
+    /// order, or have an invalid rate.
     pub fn from_pieces(pieces: Vec<(Time, f64)>) -> Option<Rates> {
         let begins = pieces.first().is_some_and(|&(at, _)| at == Time::ORIGIN);
         let ordered = pieces.is_sorted_by(|(a, _), (b, _)| a < b);
@@ -34,8 +36,9 @@ impl Rates {
         (begins && ordered && rates).then_some(Rates { pieces })
     }
 
-    /// A smooth random curve around 1, from 1 − `amplitude` to 1 + `amplitude`, until `until`: every `period` it comes
-    /// to a point drawn anew, from the stream `index` of `seed`, and in between it eases from one to the next.
+    /// Returns a smooth random curve around 1, from 1 − `amplitude` to 1 + `amplitude`, until
+    /// `until`: it interpolates between random points at every `period`, drawn from the stream
+    /// `index` of `seed`.
     pub fn drift(amplitude: f64, period: Nanos, until: Time, seed: u64, index: u64) -> Rates {
         let mut random = stream(seed, DRIFT_STREAM + index);
         let mut point = || amplitude * (2.0 * unit(&mut random) - 1.0);
@@ -53,7 +56,7 @@ impl Rates {
         Rates { pieces }
     }
 
-    /// At every time the product of both.
+    /// Returns the product of two rates at every time.
     pub fn times(&self, other: &Rates) -> Rates {
         let mut starts: Vec<Time> = self.pieces.iter().chain(&other.pieces).map(|&(at, _)| at).collect();
         starts.sort_unstable();
@@ -61,18 +64,18 @@ impl Rates {
         Rates { pieces: starts.into_iter().map(|at| (at, self.at(at) * other.at(at))).collect() }
     }
 
-    /// At every time so many times the rate.
+    /// Returns the rate multiplied by a factor.
     pub fn scaled(&self, factor: f64) -> Rates {
         Rates { pieces: self.pieces.iter().map(|&(at, rate)| (at, rate * factor)).collect() }
     }
 
-    /// The rate at a time.
+    /// Returns the rate at a time.
     pub fn at(&self, time: Time) -> f64 {
         let next = self.pieces.partition_point(|&(at, _)| at <= time);
         self.pieces[next.saturating_sub(1)].1
     }
 
-    /// The mean rate from the origin until `until`.
+    /// Returns the mean rate from the origin until `until`.
     pub fn mean(&self, until: Time) -> f64 {
         let ends = self.pieces.iter().skip(1).map(|&(at, _)| at).chain([Time::NEVER]);
         let expected = self.pieces.iter().zip(ends).filter(|&(&(at, _), _)| at < until);
@@ -88,15 +91,16 @@ pub struct ChangingArrivals {
     arrivals: Arrivals,
     base_rps: f64,
     rates: Rates,
-    /// The piece of the curve that the last arrival fell into, and how much of the stream lies before it.
+    /// The piece of the curve of the last arrival, and the length of the stream before it.
     piece: usize,
     before_ns: f64,
 }
 
 impl ChangingArrivals {
-    /// Arrivals at `rates` requests per second, drawn from the stream `index` of `seed`.
-    pub fn new(arrival: Arrival, rates: Rates, seed: u64, index: u64) -> Result<ChangingArrivals, ArrivalError> {
-        // The stream runs at the highest rate, so that it is never stretched below its own nanoseconds.
+    /// Returns arrivals at `rates` requests per second, drawn from the stream `index` of `seed`.
+    pub fn new(arrival: ArrivalProcess, rates: Rates, seed: u64, index: u64) -> Result<ChangingArrivals, ArrivalError> {
+        // The stream runs at the highest rate, so that it is never stretched below its own
+        // nanoseconds.
         let base_rps = rates.pieces.iter().map(|&(_, rate)| rate).fold(0.0, f64::max);
         let arrivals = Arrivals::new(arrival, base_rps, seed, index)?;
         Ok(ChangingArrivals { arrivals, base_rps, rates, piece: 0, before_ns: 0.0 })
@@ -137,20 +141,20 @@ mod tests {
         Rates::from_pieces(pieces.iter().map(|&(at, rate)| (s(at), rate)).collect()).unwrap()
     }
 
-    fn arrivals(arrival: Arrival, rates: &Rates) -> ChangingArrivals {
+    fn arrivals(arrival: ArrivalProcess, rates: &Rates) -> ChangingArrivals {
         ChangingArrivals::new(arrival, rates.clone(), 1, 0).unwrap()
     }
 
     #[test]
     fn evenly_spaced_arrivals_follow_the_curve_exactly() {
         let rates = pieces(&[(0.0, 2.0), (1.0, 0.0), (5.0, 4.0), (6.0, 1.0)]);
-        let times: Vec<f64> = arrivals(Arrival::Uniform, &rates).take(9).map(|at| at.0 as f64 / 1e9).collect();
+        let times: Vec<f64> = arrivals(ArrivalProcess::Uniform, &rates).take(9).map(|at| at.0 as f64 / 1e9).collect();
         assert_eq!(times, [0.0, 0.5, 5.0, 5.25, 5.5, 5.75, 6.0, 7.0, 8.0]);
     }
 
     #[test]
     fn a_constant_curve_changes_nothing() {
-        for arrival in [Arrival::Uniform, Arrival::Poisson, Arrival::Gamma { shape: 0.3 }] {
+        for arrival in [ArrivalProcess::Uniform, ArrivalProcess::Poisson, ArrivalProcess::Gamma { shape: 0.3 }] {
             let plain = Arrivals::new(arrival, 500.0, 1, 0).unwrap();
             assert!(arrivals(arrival, &Rates::constant(500.0)).take(10_000).eq(plain.take(10_000)));
         }
@@ -159,7 +163,7 @@ mod tests {
     #[test]
     fn each_piece_has_its_rate_and_time_never_goes_back() {
         let rates = pieces(&[(0.0, 1000.0), (20.0, 5000.0), (40.0, 200.0)]);
-        let times: Vec<Time> = arrivals(Arrival::Poisson, &rates).take_while(|&at| at < s(140.0)).collect();
+        let times: Vec<Time> = arrivals(ArrivalProcess::Poisson, &rates).take_while(|&at| at < s(140.0)).collect();
         assert!(times.is_sorted());
         let count = |from, to| times.iter().filter(|&&at| s(from) <= at && at < s(to)).count() as f64;
         for (from, to, expected) in [(0.0, 20.0, 20e3), (20.0, 40.0, 100e3), (40.0, 140.0, 20e3)] {
@@ -169,8 +173,8 @@ mod tests {
 
     #[test]
     fn a_curve_that_stays_at_zero_ends() {
-        assert_eq!(arrivals(Arrival::Uniform, &pieces(&[(0.0, 10.0), (1.0, 0.0)])).count(), 10);
-        let nothing = ChangingArrivals::new(Arrival::Poisson, Rates::constant(0.0), 1, 0);
+        assert_eq!(arrivals(ArrivalProcess::Uniform, &pieces(&[(0.0, 10.0), (1.0, 0.0)])).count(), 10);
+        let nothing = ChangingArrivals::new(ArrivalProcess::Poisson, Rates::constant(0.0), 1, 0);
         assert_eq!(nothing.unwrap_err(), ArrivalError::Rate(0.0));
     }
 

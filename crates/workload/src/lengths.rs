@@ -1,51 +1,51 @@
-//! How long sequences are.
+//! Distributions of sequence lengths.
 
-use crate::{Random, unit};
+use crate::{SeededRng, unit};
 use rand_distr::{Distribution, LogNormal};
 use ripieno_base::{Histogram, HistogramError};
 
-/// Where the lengths of a model's requests come from.
+/// The distribution of the lengths of a model's requests.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Lengths {
-    /// All alike.
+pub enum LengthDistribution {
+    /// All requests have the same length.
     Fixed(u32),
-    /// exp of a normal variable, rounded, and no less than `min` nor more than `max`.
+    /// exp of a normal variable, rounded, and clamped to `min..=max`.
     LogNormal {
         /// Mean of the logarithm.
         mu: f64,
         /// Standard deviation of the logarithm.
         sigma: f64,
-        /// The shortest.
+        /// The smallest length.
         min: u32,
-        /// The longest.
+        /// The largest length.
         max: u32,
     },
-    /// As often as was counted.
+    /// Drawn with the frequencies of a histogram.
     Histogram(Histogram),
 }
 
-/// Why lengths cannot be used.
+/// The reason why lengths cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LengthError {
     /// A parameter is out of range.
     #[error("{key} = {value}; it must be {expected}")]
     Parameter {
-        /// Which.
+        /// Name of the parameter.
         key: &'static str,
-        /// As given.
+        /// The given value.
         value: String,
-        /// What would do.
+        /// The valid values.
         expected: &'static str,
     },
     /// A histogram cannot be used.
     #[error(transparent)]
     Histogram(#[from] HistogramError),
     /// No data set has this name.
-    #[error("dataset = {0:?}; there are {known}", known = known())]
+    #[error("dataset = {0:?}; there are {known}", known = known_data_sets())]
     Unknown(String),
 }
 
-/// Lengths that come with this library.
+/// The built-in data sets of lengths.
 const DATA_SETS: [(&str, &str); 6] = [
     ("europarl-en", include_str!("../data/europarl-en.csv")),
     ("europarl-fr", include_str!("../data/europarl-fr.csv")),
@@ -55,16 +55,16 @@ const DATA_SETS: [(&str, &str); 6] = [
     ("sst2-sentences", include_str!("../data/sst2-sentences.csv")),
 ];
 
-fn known() -> String {
+fn known_data_sets() -> String {
     DATA_SETS.map(|(name, _)| format!("{name:?}")).join(", ")
 }
 
-/// The longest sequence.
-pub const LONGEST: u32 = Histogram::LONGEST;
+/// The largest length of a sequence.
+pub const MAX_LENGTH: u32 = Histogram::LONGEST;
 
-impl Lengths {
-    /// Log-normal lengths, checked.
-    pub fn log_normal(mu: f64, sigma: f64, min: u32, max: u32) -> Result<Lengths, LengthError> {
+impl LengthDistribution {
+    /// Returns a log-normal distribution, if its parameters are valid.
+    pub fn log_normal(mu: f64, sigma: f64, min: u32, max: u32) -> Result<LengthDistribution, LengthError> {
         let bad = |key, value: f64, expected| LengthError::Parameter { key, value: value.to_string(), expected };
         if !(mu.is_finite() && mu.abs() < 14.0) {
             return Err(bad("mu", mu, "a logarithm between -14 and 14"));
@@ -72,49 +72,49 @@ impl Lengths {
         if !(0.0..10.0).contains(&sigma) {
             return Err(bad("sigma", sigma, "at least 0 and below 10"));
         }
-        if min < 1 || min > max || max > LONGEST {
+        if min < 1 || min > max || max > MAX_LENGTH {
             let expected = "at least 1 and at most max, which is at most 1048576";
             return Err(LengthError::Parameter { key: "min", value: min.to_string(), expected });
         }
-        Ok(Lengths::LogNormal { mu, sigma, min, max })
+        Ok(LengthDistribution::LogNormal { mu, sigma, min, max })
     }
 
-    /// The next length.
-    pub fn draw(&self, random: &mut Random) -> u32 {
+    /// Draws a length.
+    pub fn draw(&self, random: &mut SeededRng) -> u32 {
         match self {
-            Lengths::Fixed(length) => *length,
-            Lengths::LogNormal { mu, sigma, min, max } => {
+            LengthDistribution::Fixed(length) => *length,
+            LengthDistribution::LogNormal { mu, sigma, min, max } => {
                 let exact = LogNormal::new(*mu, *sigma).map_or(1.0, |law| law.sample(random));
                 (exact.round() as u32).clamp(*min, *max)
             }
-            Lengths::Histogram(histogram) => histogram.at(unit(random)),
+            LengthDistribution::Histogram(histogram) => histogram.at(unit(random)),
         }
     }
 
-    /// The longest that may be drawn.
+    /// Returns the largest length that can be drawn.
     pub fn longest(&self) -> u32 {
         match self {
-            Lengths::Fixed(length) => *length,
-            Lengths::LogNormal { max, .. } => *max,
-            Lengths::Histogram(histogram) => histogram.at(1.0),
+            LengthDistribution::Fixed(length) => *length,
+            LengthDistribution::LogNormal { max, .. } => *max,
+            LengthDistribution::Histogram(histogram) => histogram.at(1.0),
         }
     }
 
-    /// The mean; of log-normal lengths that of a sample.
+    /// Returns the mean; for log-normal lengths that of a sample.
     pub fn mean(&self) -> f64 {
         const SAMPLE: u32 = 4096;
         match self {
-            Lengths::Fixed(length) => f64::from(*length),
-            Lengths::LogNormal { .. } => {
+            LengthDistribution::Fixed(length) => f64::from(*length),
+            LengthDistribution::LogNormal { .. } => {
                 let mut random = crate::stream(0, 0);
                 (0..SAMPLE).map(|_| f64::from(self.draw(&mut random))).sum::<f64>() / f64::from(SAMPLE)
             }
-            Lengths::Histogram(histogram) => histogram.mean(),
+            LengthDistribution::Histogram(histogram) => histogram.mean(),
         }
     }
 }
 
-/// The lengths of a data set that comes with this library.
+/// Returns the lengths of a built-in data set.
 pub fn counted_lengths(name: &str) -> Result<Histogram, LengthError> {
     let found = DATA_SETS.iter().find(|(known, _)| *known == name);
     let (_, text) = found.ok_or_else(|| LengthError::Unknown(name.to_owned()))?;
@@ -141,12 +141,12 @@ mod tests {
         let means =
             ["glue-rte", "glue-cola", "sst2-sentences"].map(|name| counted_lengths(name).unwrap().mean().round());
         assert_eq!(means, [63.0, 8.0, 19.0]);
-        assert_eq!(Lengths::Histogram(counted_lengths("glue-rte").unwrap()).longest(), 283);
+        assert_eq!(LengthDistribution::Histogram(counted_lengths("glue-rte").unwrap()).longest(), 283);
     }
 
     #[test]
     fn draws_follow_the_counts() {
-        let lengths = Lengths::Histogram(Histogram::parse("length,count\n3,1\n7,3\n").unwrap());
+        let lengths = LengthDistribution::Histogram(Histogram::parse("length,count\n3,1\n7,3\n").unwrap());
         let mut random = stream(1, 1);
         let sevens = (0..10_000).filter(|_| lengths.draw(&mut random) == 7).count();
         assert!((7_300..7_700).contains(&sevens), "{sevens}");
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn log_normal_lengths_have_their_moments_and_bounds() {
-        let lengths = Lengths::log_normal(2.914, 0.727, 1, 330).unwrap();
+        let lengths = LengthDistribution::log_normal(2.914, 0.727, 1, 330).unwrap();
         let mut random = stream(2, 0);
         let mut drawn: Vec<_> = (0..50_000).map(|_| lengths.draw(&mut random)).collect();
         drawn.sort_unstable();
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn what_cannot_be_used_is_named() {
         assert!(counted_lengths("x").unwrap_err().to_string().contains("europarl-en"));
-        assert!(Lengths::log_normal(f64::NAN, 1.0, 1, 2).unwrap_err().to_string().contains("mu = NaN"));
-        assert!(Lengths::log_normal(1.0, 1.0, 3, 2).unwrap_err().to_string().contains("min = 3"));
+        assert!(LengthDistribution::log_normal(f64::NAN, 1.0, 1, 2).unwrap_err().to_string().contains("mu = NaN"));
+        assert!(LengthDistribution::log_normal(1.0, 1.0, 3, 2).unwrap_err().to_string().contains("min = 3"));
     }
 }

@@ -1,8 +1,10 @@
-//! Arrivals, lengths, trees and traces, seeded; and the published models that papers load servers with.
+//! Seeded arrivals, lengths, trees and traces, and the published models that papers evaluate
+//! servers with.
 //!
-//! A run must be repeatable from its seed alone, on any machine and with any later version of our dependencies, so the
-//! generator is named here (xoshiro256++) instead of taken from a "standard" one that may change, and each model draws
-//! from a stream of its own: adding a model leaves the others' arrivals as they were.
+//! A run must be repeatable from its seed alone, on any machine and with any later version of our
+//! dependencies. So the generator is named here (xoshiro256++) instead of taken from a "standard"
+//! one that may change, and each model draws from a stream of its own: adding a model leaves the
+//! others' arrivals unchanged.
 
 mod arrival;
 mod changing;
@@ -13,9 +15,9 @@ pub mod trace;
 mod trees;
 pub mod zoo;
 
-pub use arrival::{Arrival, ArrivalError, Arrivals};
+pub use arrival::{ArrivalError, ArrivalProcess, Arrivals};
 pub use changing::{ChangingArrivals, Rates};
-pub use lengths::{LONGEST, LengthError, Lengths, counted_lengths};
+pub use lengths::{LengthDistribution, LengthError, MAX_LENGTH, counted_lengths};
 pub use mix::{Mix, mix};
-pub use random::{Random, below, stream, unit};
+pub use random::{SeededRng, below, stream, unit};
 pub use trees::{Children, TreeError, complete_tree, parse_tree, tree_shapes};

@@ -1,7 +1,7 @@
-//! Several streams in one order of time.
+//! Merges several streams in order of time.
 //!
-//! Arrivals of one instant come out in the order of their streams: ties are common with uniform arrivals, and an order
-//! left to chance would make two runs differ.
+//! Simultaneous arrivals are ordered by stream: ties are common with uniform arrivals, and an
+//! arbitrary order would make two runs differ.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,7 +9,7 @@ use std::collections::binary_heap::PeekMut;
 
 use ripieno_base::Time;
 
-/// Streams merged by `(time, stream)`; each item names the stream that it came from.
+/// Streams merged by `(time, stream)`; each item names its stream.
 #[derive(Clone, Debug)]
 pub struct Mix<I> {
     streams: Vec<I>,
@@ -32,7 +32,8 @@ impl<I: Iterator<Item = Time>> Iterator for Mix<I> {
     type Item = (Time, usize);
 
     fn next(&mut self) -> Option<(Time, usize)> {
-        // The next head of the same stream takes the place of the one that leaves: one walk down the heap instead of two.
+        // The next head of the same stream replaces the one that leaves: one walk down the heap
+        // instead of two.
         let mut head = self.heads.peek_mut()?;
         let Reverse((time, at)) = *head;
         match self.streams[at].next() {
@@ -48,7 +49,7 @@ impl<I: Iterator<Item = Time>> Iterator for Mix<I> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Arrival, Arrivals};
+    use crate::{ArrivalProcess, Arrivals};
 
     #[test]
     fn one_instant_orders_by_stream() {
@@ -60,7 +61,7 @@ mod tests {
 
     #[test]
     fn nothing_is_lost_and_time_never_goes_back() {
-        let stream = |index| Arrivals::new(Arrival::Gamma { shape: 0.1 }, 100.0, 5, index).unwrap().take(500);
+        let stream = |index| Arrivals::new(ArrivalProcess::Gamma { shape: 0.1 }, 100.0, 5, index).unwrap().take(500);
         let merged: Vec<_> = mix((0..4).map(stream)).collect();
         assert!(merged.is_sorted());
         for index in 0..4 {

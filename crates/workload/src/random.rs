@@ -3,26 +3,29 @@
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{Rng, SeedableRng};
 
-/// The generator that every workload draws from; its output for a seed is fixed by its published algorithm.
-pub type Random = Xoshiro256PlusPlus;
+/// The generator of all workloads; its output for a seed is fixed by its published algorithm.
+pub type SeededRng = Xoshiro256PlusPlus;
 
-/// The stream `index` of `seed`. Streams of neighbouring seeds or indices share nothing: both numbers go through a
-/// full mixing step before they meet, so `(1, 2)` and `(2, 1)` differ as well.
-pub fn stream(seed: u64, index: u64) -> Random {
-    Random::seed_from_u64(splitmix64(splitmix64(seed) ^ index))
+/// Returns the stream `index` of `seed`. Streams of neighbouring seeds or indices are independent:
+/// both numbers go through a full mixing step before they are combined, so `(1, 2)` and `(2, 1)`
+/// differ as well.
+pub fn stream(seed: u64, index: u64) -> SeededRng {
+    SeededRng::seed_from_u64(splitmix64(splitmix64(seed) ^ index))
 }
 
-/// A real number in [0, 1), with all 53 bits that a double can hold there.
-pub fn unit(random: &mut Random) -> f64 {
+/// Returns a real number in [0, 1), with the full 53 bits of precision of a double.
+pub fn unit(random: &mut SeededRng) -> f64 {
     (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// A whole number below `bound`, which is at least 1; each is as likely as any other to one part in 2^64 / `bound`.
-pub fn below(random: &mut Random, bound: u64) -> u64 {
+/// Returns a whole number below `bound`, which is at least 1; uniform up to one part in 2^64 /
+/// `bound`.
+pub fn below(random: &mut SeededRng, bound: u64) -> u64 {
     ((u128::from(random.next_u64()) * u128::from(bound)) >> 64) as u64
 }
 
-/// The output step of the splitmix64 generator: a bijection that spreads each input bit over the whole word.
+/// The output step of the splitmix64 generator: a bijection that spreads each input bit over the
+/// whole word.
 fn splitmix64(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

@@ -1,14 +1,14 @@
 //! Arrival times from a file.
 //!
-//! Two forms are read: one time in milliseconds a line, or comma-separated values under a header with the columns
-//! `arrival_ms` and, where the file covers several models, `model`; other columns are ignored, so a scenario's requests
-//! file serves too. Lines need not be in order.
+//! There are two formats: one time in milliseconds per line, or comma-separated values under a
+//! header with the columns `arrival_ms` and, where the file covers several models, `model`; other
+//! columns are ignored, so a scenario's requests file works too. Lines need not be in order.
 
 use std::path::Path;
 
 use ripieno_base::{Nanos, Time};
 
-/// Why a trace cannot be used.
+/// The reason why a trace cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// The file cannot be read.
@@ -16,20 +16,20 @@ pub enum TraceError {
     Read {
         /// The file.
         file: String,
-        /// What the system says.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A line cannot be understood.
+    /// A line is malformed.
     #[error("trace {file} line {line}: arrival_ms = {value:?}; give a time in milliseconds, 0 or more")]
     Line {
         /// The file.
         file: String,
         /// The line, from 1.
         line: usize,
-        /// What stands there.
+        /// The value found.
         value: String,
     },
-    /// The header names no time.
+    /// The header has no column of times.
     #[error("trace {file}: the header {header:?} has no column arrival_ms")]
     Header {
         /// The file.
@@ -37,12 +37,12 @@ pub enum TraceError {
         /// The header.
         header: String,
     },
-    /// No arrival is left.
+    /// There is no arrival for the model.
     #[error("trace {file}: no arrival{}", model.as_ref().map(|m| format!(" for model {m:?}; check its column model")).unwrap_or_default())]
     Empty {
         /// The file.
         file: String,
-        /// The model that was asked for.
+        /// The requested model.
         model: Option<String>,
     },
 }

@@ -1,18 +1,19 @@
-//! Shapes of trees, written as nested brackets: `x` is a leaf, `((xx)x)` a node whose left child has two leaves.
+//! Shapes of trees, written as nested brackets: `x` is a leaf, `((xx)x)` a node whose left child
+//! has two leaves.
 
 use thiserror::Error;
 
-/// Why a text is no tree.
+/// The reason why a text is not a tree.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum TreeError {
-    /// Something else than brackets and leaves, or a bracket too many, at this place.
+    /// An unexpected character or bracket.
     #[error("tree {text:?}, character {at}: {problem}")]
     Syntax {
         /// The text, shortened.
         text: String,
-        /// The place, from 1.
+        /// The position, from 1.
         at: usize,
-        /// What is wrong.
+        /// The fault.
         problem: &'static str,
     },
     /// No data set has this name.
@@ -23,7 +24,7 @@ pub enum TreeError {
 /// The children of each node of a tree; the root is the first, leaves have none.
 pub type Children = Vec<Vec<i64>>;
 
-/// Reads nested brackets.
+/// Parses nested brackets.
 pub fn parse_tree(text: &str) -> Result<Children, TreeError> {
     let fault = |at: usize, problem| {
         let text: String = text.chars().take(40).collect();
@@ -62,14 +63,14 @@ pub fn parse_tree(text: &str) -> Result<Children, TreeError> {
     }
 }
 
-/// A complete binary tree.
+/// Returns a complete binary tree.
 pub fn complete_tree(leaves: u32) -> Children {
     let leaves = i64::from(leaves);
     let inner = |node: i64| node < leaves - 1;
     (0..2 * leaves - 1).map(|node| if inner(node) { vec![2 * node + 1, 2 * node + 2] } else { Vec::new() }).collect()
 }
 
-/// The shapes of a data set that comes with this library, one a line after a header.
+/// Returns the shapes of a built-in data set, one per line after a header.
 pub fn tree_shapes(name: &str) -> Result<&'static str, TreeError> {
     match name {
         "sst-test" => Ok(include_str!("../data/sst-test.csv")),

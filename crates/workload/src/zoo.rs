@@ -1,10 +1,12 @@
-//! Published latency profiles, so that a well-known model can be emulated without the GPU or the model's file.
+//! Published latency profiles, so that a well-known model can be emulated without the GPU or the
+//! model's file.
 //!
-//! The numbers are the facts of Tables 3 (GTX 1080 Ti) and 4 (A100) of the paper "Symphony: Optimized DNN Model Serving
-//! using Deferred Batch Scheduling": ℓ(b) = αb + β and the SLO that the authors chose for each model. They are kept as
-//! two small CSV files beside the source, so that they can be compared with the tables row by row.
+//! The numbers are those of Tables 3 (GTX 1080 Ti) and 4 (A100) of the paper "Symphony: Optimized
+//! DNN Model Serving using Deferred Batch Scheduling": ℓ(b) = αb + β and the SLO that the authors
+//! chose for each model. They are kept as two small CSV files beside the source, so that they can
+//! be compared with the tables row by row.
 
-/// A GPU whose profiles are known.
+/// A GPU with published profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ZooDevice {
     name: &'static str,
@@ -20,7 +22,7 @@ pub struct ZooModel {
     pub alpha_ms: f64,
     /// Fixed cost of a batch, β.
     pub beta_ms: f64,
-    /// The latency target that the paper used.
+    /// The SLO in the paper.
     pub slo_ms: f64,
 }
 
@@ -31,28 +33,28 @@ impl ZooDevice {
         ZooDevice { name: "a100", csv: include_str!("../data/profiles_a100.csv") },
     ];
 
-    /// The device of this name, in any case.
+    /// Returns the device of this name, in any case.
     pub fn from_name(name: &str) -> Option<ZooDevice> {
         ZooDevice::ALL.into_iter().find(|device| device.name.eq_ignore_ascii_case(name))
     }
 
-    /// The name, as it stands after `emulated:` on the command line.
+    /// Returns the name, as it follows `emulated:` on the command line.
     pub fn name(self) -> &'static str {
         self.name
     }
 
-    /// The models measured on this device, in the order of the paper's table.
+    /// Iterates over the models measured on this device, in the order of the paper's table.
     pub fn models(self) -> impl Iterator<Item = ZooModel> {
         self.csv.lines().skip(1).filter_map(parse_row)
     }
 
-    /// The model of this name, in any case.
+    /// Returns the model of this name, in any case.
     pub fn find(self, name: &str) -> Option<ZooModel> {
         self.models().find(|model| model.name.eq_ignore_ascii_case(name))
     }
 }
 
-/// One line `name,alpha_ms,beta_ms,slo_ms`; the tests check that no line is passed over.
+/// Parses a line `name,alpha_ms,beta_ms,slo_ms`; the tests check that no line is skipped.
 fn parse_row(line: &'static str) -> Option<ZooModel> {
     let mut fields = line.split(',');
     let name = fields.next()?;

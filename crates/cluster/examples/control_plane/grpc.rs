@@ -1,8 +1,9 @@
-//! The same records by gRPC: a bidirectional stream of tonic's whose messages hold one record, or as many as have come.
+//! The same records by gRPC: a bidirectional stream of tonic whose messages hold one record, or as
+//! many as have arrived.
 
 use super::{Outcome, asked, ended_well, say};
 use bytes::Bytes;
-use ripieno_cluster::plane::{Ask, End, Message, RECORD};
+use ripieno_cluster::plane::{Message, RECORD, RequestEnd, RequestHeader};
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -20,7 +21,7 @@ use tonic::transport::{Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-/// The most messages on the way to tonic.
+/// Capacity of the channel to tonic, in messages.
 const WAITING: usize = 1024;
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -33,10 +34,10 @@ fn runtime() -> Outcome<Runtime> {
     Ok(Builder::new_multi_thread().worker_threads(1).enable_all().build()?)
 }
 
-/// Ends each request as it comes.
+/// Ends each request as it arrives.
 pub(super) fn echo() -> Outcome<()> {
     let runtime = runtime()?;
-    // A port that is free, as far as one can tell.
+    // A port that is probably free.
     let address = std::net::TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0)))?.local_addr()?;
     runtime.block_on(async {
         let server = tokio::spawn(Server::builder().tcp_nodelay(true).add_service(Echo).serve(address));
@@ -83,7 +84,7 @@ impl StreamingService<Records> for Echo {
                 while let Ok(Some(Records { records })) = asked.message().await {
                     let mut ends = Vec::with_capacity(records.len());
                     for message in messages(&records) {
-                        let Message::Ask(Ask { request, .. }) = message else { continue };
+                        let Message::Submit(RequestHeader { request, .. }) = message else { continue };
                         ended_well(request).encode(&mut ends);
                     }
                     if send.send(Ok(Records { records: ends.into() })).await.is_err() {
@@ -100,7 +101,7 @@ fn messages(records: &Bytes) -> impl Iterator<Item = Message> {
     records.as_chunks::<RECORD>().0.iter().filter_map(|record| Message::decode(record, Bytes::new()).ok())
 }
 
-/// Keeps so many requests in flight, of which a message holds so many at most.
+/// Keeps `in_flight` requests in flight, with at most `a_message` of them in one message.
 pub(super) fn frontend(address: &str, in_flight: usize, a_message: usize, span: Duration) -> Outcome<()> {
     runtime()?.block_on(async {
         let channel = Endpoint::from_shared(format!("http://{address}"))?.tcp_nodelay(true).connect().await?;
@@ -119,7 +120,7 @@ pub(super) fn frontend(address: &str, in_flight: usize, a_message: usize, span: 
         while begun.elapsed() < span {
             let Some(Records { records }) = ends.message().await? else { break };
             for message in messages(&records) {
-                let Message::End(End { request, .. }) = message else { continue };
+                let Message::RequestEnd(RequestEnd { request, .. }) = message else { continue };
                 took.push(since[request as usize % in_flight].elapsed());
                 next.push(request + in_flight as u64);
             }
@@ -133,7 +134,7 @@ pub(super) fn frontend(address: &str, in_flight: usize, a_message: usize, span: 
     })
 }
 
-/// A message that asks these requests.
+/// Returns a message that submits these requests.
 fn ask(requests: &[u64], since: &mut [Instant]) -> Records {
     let mut records = Vec::with_capacity(requests.len() * RECORD);
     for &request in requests {

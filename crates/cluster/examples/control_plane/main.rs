@@ -1,15 +1,17 @@
-//! How many requests a second the control plane carries: one frontend process, a scheduler process, backend processes,
-//! loopback.
+//! Measures the number of requests per second that the control plane carries: one frontend process,
+//! a scheduler process and backend processes, on loopback.
 //!
-//! `cargo run --release -p ripieno-cluster --example control_plane -- [--backends N] [--in-flight N] [--seconds S]
-//! [--model-us US]`
+//! `cargo run --release -p ripieno-cluster --example control_plane -- [--backends N] [--in-flight
+//! N] [--seconds S] [--model-us US]`
 //!
-//! The frontend asks and counts ends, without clients and tensors; backends say that a batch has ended when its time is
-//! over, without pulling: what is left is what a request's numbers cost. Each row is in processes of its own:
-//! `echo`, where a peer ends each request as it reads it (the connection alone); `engine`, where the scheduler's engine
-//! refuses each for want of a model (its door); `cluster`, all of it. `grpc 1` and `grpc 256` are `echo` over a
-//! bidirectional stream of tonic's, whose messages hold one record, or up to 256 of them. Latency is from asking to the
-//! end; the processor time is that of the peer, or of the scheduler, for each request.
+//! The frontend submits requests and counts their ends, without clients and tensors; backends
+//! report the end of a batch after its time, without pulling inputs: what is left is the cost of a
+//! request's records. Each row runs in processes of its own: `echo`, where a peer ends each request
+//! as it reads it (the connection alone); `engine`, where the scheduler's engine refuses each
+//! request for lack of a model (the engine's entry); `cluster`, the whole control plane. `grpc 1`
+//! and `grpc 256` are `echo` over a bidirectional stream of tonic, whose messages hold one record,
+//! or up to 256 of them. Latency is from submission to end; the processor time is the peer's, or
+//! the scheduler's, per request.
 
 mod grpc;
 
@@ -17,12 +19,12 @@ use ripieno_base::{ModelId, Nanos};
 use ripieno_cluster::handover::store::AloneStore;
 use ripieno_cluster::handover::{Epoch, Timing};
 use ripieno_cluster::plane::{
-    Ask, End, Ended, Greeting, Link, LinkBounds, MemberEnd, Message, Reader, Report, Role, Tcp, Transport, greet,
-    welcome,
+    Handshake, LinkBounds, MemberEnd, Message, MessageReader, PeerLink, RequestEnd, RequestHeader, Role, RunningReport,
+    TaskEnd, Tcp, Transport, accept_handshake, connect_handshake,
 };
-use ripieno_cluster::{Description, Scheduler, SchedulerConfig, Spec, Started};
+use ripieno_cluster::{ClusterScheduler, ModelDescription, SchedulerConfig, StartedEngine, TensorDescription};
 use ripieno_model::{DataType, DropRule, Model, Profile, TensorSpec};
-use ripieno_runtime::{Answered, Engine, EngineConfig, Failure};
+use ripieno_runtime::{Engine, EngineConfig, Failure, JobOutput};
 use ripieno_sched::{Objective, Options, Setup, build, find, served_options};
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -55,7 +57,7 @@ fn main() -> Outcome<()> {
     }
 }
 
-/// Starts the processes of each row and prints what the frontend saw.
+/// Starts the processes of each row and prints the frontend's measurements.
 fn all(words: &[String], backends: u64) -> Outcome<()> {
     println!("{:8} {:>12} {:>9} {:>9} {:>8} {:>9}", "what", "requests/s", "p50 µs", "p99 µs", "a batch", "CPU µs");
     let rows = [
@@ -85,7 +87,8 @@ fn all(words: &[String], backends: u64) -> Outcome<()> {
     Ok(())
 }
 
-/// What a process has taken of processors so far, on Linux, whose clock of it ticks a hundred times a second.
+/// Returns the processor time of a process so far, in µs, on Linux, whose clock ticks a hundred
+/// times a second.
 fn processor_us(process: u32) -> Outcome<f64> {
     let text = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
     let fields: Vec<&str> = text.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace().collect();
@@ -93,7 +96,7 @@ fn processor_us(process: u32) -> Outcome<f64> {
     Ok((ticks(11)? + ticks(12)?) * 10_000.0)
 }
 
-/// A process of this program, and the line that it says first.
+/// Starts a process of this program, and returns the first line that it prints.
 fn started(words: &[String]) -> Outcome<(Child, String)> {
     let mut child = Command::new(std::env::current_exe()?).args(words).stdout(Stdio::piped()).spawn()?;
     let mut line = String::new();
@@ -107,16 +110,16 @@ fn anywhere() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 0))
 }
 
-/// Ends each request as it comes.
+/// Ends each request as it arrives.
 fn echo() -> Outcome<()> {
     let door = Tcp.listen(anywhere())?;
     println!("{}", door.address());
     while let Some(stream) = door.accept()? {
-        welcome(&*stream, Greeting::new(Role::Scheduler, 1), &[Role::Frontend])?;
-        let link = Link::start(Arc::clone(&stream), LinkBounds::CONTROL, "echo")?;
-        let mut reader = Reader::new(stream, Link::SILENCE);
+        accept_handshake(&*stream, Handshake::new(Role::Scheduler, 1), &[Role::Frontend])?;
+        let link = PeerLink::start(Arc::clone(&stream), LinkBounds::CONTROL, "echo")?;
+        let mut reader = MessageReader::new(stream, PeerLink::MAX_SILENCE);
         while let Ok(message) = reader.read() {
-            if let Message::Ask(Ask { request, .. }) = message {
+            if let Message::Submit(RequestHeader { request, .. }) = message {
                 link.send(&ended_well(request));
             }
         }
@@ -126,12 +129,12 @@ fn echo() -> Outcome<()> {
 
 fn ended_well(request: u64) -> Message {
     let (queued, executed) = (Nanos::ZERO, Nanos::ZERO);
-    let answer = Ok(Answered { outputs: Vec::new(), queued, executed, batch: 1, late: false });
-    Message::End(End { request, answer })
+    let answer = Ok(JobOutput { outputs: Vec::new(), queued, executed, batch: 1, late: false });
+    Message::RequestEnd(RequestEnd { request, answer })
 }
 
 fn scheduler() -> Outcome<()> {
-    let start = |_: &[Description]| {
+    let start = |_: &[ModelDescription]| {
         let policy = find("deferred").map_err(|error| error.to_string())?;
         let options = served_options(policy, Options::new(), Objective::Latency);
         let limits = policy.needs(&options).served(64, LIVE);
@@ -139,7 +142,7 @@ fn scheduler() -> Outcome<()> {
         let scheduler = build("deferred", &setup, &options).map_err(|error| error.to_string())?;
         let engine =
             Engine::start(EngineConfig::new(scheduler, setup, Vec::new())).map_err(|error| error.to_string())?;
-        Ok(Started { engine, depth: limits.depth })
+        Ok(StartedEngine { engine, depth: limits.depth })
     };
     let config = SchedulerConfig {
         listen: anywhere(),
@@ -149,20 +152,21 @@ fn scheduler() -> Outcome<()> {
         start: Box::new(start),
         on_serving: Box::new(|_| {}),
     };
-    let scheduler = Scheduler::start(Arc::new(Tcp), config)?;
+    let scheduler = ClusterScheduler::start(Arc::new(Tcp), config)?;
     println!("{}", scheduler.address());
     loop {
         thread::park();
     }
 }
 
-/// A device that takes its time for a batch, and nothing else.
+/// A device that takes some time for each batch, and nothing else.
 fn backend(address: &str, model_us: u64) -> Outcome<()> {
     let (link, mut reader) = connect(address, Role::Backend)?;
-    let spec = Spec::of(&TensorSpec { name: "x".to_owned(), datatype: DataType::Uint8, shape: vec![-1, 1] });
+    let spec =
+        TensorDescription::of(&TensorSpec { name: "x".to_owned(), datatype: DataType::Uint8, shape: vec![-1, 1] });
     let profile = Profile::linear(0.0, model_us as f64 / 1e3, MAX_BATCH).map_err(|error| format!("{error:?}"))?;
     let model = Model { drop: Some(DropRule::Never), ..Model::whole("m", profile, Nanos::from_millis(1000)) };
-    let models = [Description {
+    let models = [ModelDescription {
         name: "m".to_owned(),
         version: "1".to_owned(),
         platform: "none".to_owned(),
@@ -177,40 +181,58 @@ fn backend(address: &str, model_us: u64) -> Outcome<()> {
         slo_origin: String::new(),
         labels: Default::default(),
     }];
-    link.send(&Message::Offer { depth: 64, models: serde_json::to_string(&models)? });
+    link.send(&Message::RegisterBackend { depth: 64, models: serde_json::to_string(&models)? });
     println!("offered");
     let mut free = Instant::now();
     while let Ok(message) = reader.read() {
         if let Message::Claim { stamp, .. } = message {
-            link.send(&Message::Report(Report { stamp, revision: 1, held: Vec::new() }));
-        } else if let Message::Run(run) = message {
+            link.send(&Message::Report(RunningReport { stamp, revision: 1, held: Vec::new() }));
+        } else if let Message::RunTask(run) = message {
             free = free.max(Instant::now()) + Duration::from_micros(model_us);
             thread::sleep(free.saturating_duration_since(Instant::now()));
             let members = Ok(run.members.iter().map(|_| MemberEnd::Ended).collect());
             let took_ns = model_us * 1000;
-            link.send(&Message::Ended(Ended { task: run.task, ago_ns: 0, took_ns, again: 0, lost: None, members }));
+            link.send(&Message::TaskEnd(TaskEnd {
+                task: run.task,
+                ago_ns: 0,
+                took_ns,
+                reruns: 0,
+                lost: None,
+                members,
+            }));
         }
     }
     Ok(())
 }
 
-fn connect(address: &str, role: Role) -> Outcome<(Arc<Link>, Reader)> {
+fn connect(address: &str, role: Role) -> Outcome<(Arc<PeerLink>, MessageReader)> {
     let stream = Tcp.connect(address, Duration::from_secs(5))?;
-    greet(&*stream, Greeting::new(role, 0), Role::Scheduler)?;
-    let link = Link::start(Arc::clone(&stream), LinkBounds::CONTROL, "ask")?;
-    Ok((link, Reader::new(stream, Link::SILENCE)))
+    connect_handshake(&*stream, Handshake::new(role, 0), Role::Scheduler)?;
+    let link = PeerLink::start(Arc::clone(&stream), LinkBounds::CONTROL, "ask")?;
+    Ok((link, MessageReader::new(stream, PeerLink::MAX_SILENCE)))
 }
 
 fn asked(request: u64) -> Message {
     let (model, client, priority, rows, length) = (ModelId(0), 0, 0, 1, 1);
-    Message::Ask(Ask { request, model, client, priority, rows, length, bytes: 1, left_ns: None, sizes: None })
+    Message::Submit(RequestHeader {
+        request,
+        model,
+        client,
+        priority,
+        rows,
+        length,
+        bytes: 1,
+        left_ns: None,
+        sizes: None,
+    })
 }
 
-/// Keeps so many requests in flight: each that ends is asked anew.
+/// Keeps `in_flight` requests in flight: each that ends is submitted again.
 fn frontend(address: &str, in_flight: usize, span: Duration) -> Outcome<()> {
     let (link, mut reader) = connect(address, Role::Frontend)?;
-    link.send(&Message::DataAt(1, "127.0.0.1:9".to_owned()));
-    // Until the scheduler is the primary; who answers each request at once says nothing of that.
+    link.send(&Message::RegisterFrontend(1, "127.0.0.1:9".to_owned()));
+    // Until the scheduler is the primary; a peer that answers each request immediately does not
+    // tell.
     thread::sleep(Duration::from_millis(1_000));
     let mut since = vec![Instant::now(); in_flight];
     let ask = |since: &mut [Instant], request: u64| {
@@ -220,7 +242,7 @@ fn frontend(address: &str, in_flight: usize, span: Duration) -> Outcome<()> {
     (0..in_flight as u64).for_each(|request| ask(&mut since, request));
     let (begun, mut took, mut batches, mut refused) = (Instant::now(), Vec::new(), 0.0, 0);
     while begun.elapsed() < span {
-        let Message::End(End { request, answer }) = reader.read()? else { continue };
+        let Message::RequestEnd(RequestEnd { request, answer }) = reader.read()? else { continue };
         took.push(since[request as usize % in_flight].elapsed());
         match answer {
             Ok(answered) => batches += 1.0 / answered.batch.max(1) as f64,
@@ -234,7 +256,7 @@ fn frontend(address: &str, in_flight: usize, span: Duration) -> Outcome<()> {
     Ok(())
 }
 
-/// What a frontend has seen, for a row.
+/// Prints a frontend's measurements as a row.
 fn say(span: Duration, mut took: Vec<Duration>, batch: &str) {
     took.sort_unstable();
     let at = |percent: usize| took[(took.len() - 1) * percent / 100].as_micros();

@@ -1,131 +1,136 @@
-//! The backend's role: one device of an executor, at the orders of a scheduler elsewhere.
+//! The backend role: one device of an executor that runs the tasks of a remote scheduler.
 //!
-//! It is connected to all schedulers, and obeys the one whose claim was the latest ([`sessions`]). Each claim begins a session
-//! with a fresh device. What ran under the claim before runs on and its outputs go to the frontends; the scheduler is told
-//! of it, and gives nothing new before it has ended. So a device that hangs keeps its backend away, as it should. A
-//! scheduler whose connection ends leaves all as it is: what it has ordered is run.
+//! It is connected to all schedulers and follows the one with the latest claim ([`sessions`]). Each
+//! claim begins a session with a fresh device. Tasks of the earlier claim run to their end and
+//! their outputs go to the frontends; the new scheduler receives a report of them and sends nothing
+//! before they have ended. So a device that hangs keeps its backend out of service, as it should.
+//! The end of a scheduler's connection changes nothing: its tasks still run.
 
 mod session;
 mod sessions;
 mod source;
 mod tasks;
 
-use crate::description::Description;
-use crate::handover::{Epoch, Process, Stamp};
-use crate::plane::{Greeting, Link, LinkBounds, Message, Reader, Role, Transport, Unwelcome, greet};
+use crate::description::ModelDescription;
+use crate::handover::{Epoch, ProcessId, Stamp};
+use crate::plane::{
+    Handshake, HandshakeError, LinkBounds, Message, MessageReader, PeerLink, Role, Transport, connect_handshake,
+};
 use parking_lot::{Condvar, Mutex};
-use ripieno_executor::{Engine as Executor, Loaded};
-use sessions::Sessions;
+use ripieno_executor::{Executor, LoadedModel};
+use sessions::SessionManager;
 use std::io;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-/// How long connecting may take.
-const CONNECT: Duration = Duration::from_secs(2);
+/// Longest wait for a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long to wait before connecting again, at first and at most.
-const AGAIN_MIN: Duration = Duration::from_millis(50);
-const AGAIN_MAX: Duration = Duration::from_millis(250);
+/// The first and the longest wait before connecting again.
+const RECONNECT_MIN: Duration = Duration::from_millis(50);
+const RECONNECT_MAX: Duration = Duration::from_millis(250);
 
-/// A model that is loaded here.
+/// A model that is loaded in this process.
 pub struct BackendModel {
-    /// What the scheduler is told of it.
-    pub description: Description,
-    /// What runs.
-    pub loaded: Arc<dyn Loaded>,
+    /// The description sent to schedulers.
+    pub description: ModelDescription,
+    /// The loaded model.
+    pub loaded: Arc<dyn LoadedModel>,
 }
 
-/// Hears of the orders that are obeyed: the claim, whose it is, and whether it is the claim itself or a batch under it.
-pub type OnOrder = Arc<dyn Fn(Stamp, Process, bool) + Send + Sync>;
+/// Callback for accepted orders: the claim, its scheduler, and true for the claim itself, false for
+/// a task under it.
+pub type OnOrder = Arc<dyn Fn(Stamp, ProcessId, bool) + Send + Sync>;
 
-/// A backend, not connected yet.
+/// A backend that is not connected yet.
 pub struct Backend {
-    /// How machines are connected.
+    /// The transport between machines.
     pub transport: Arc<dyn Transport>,
-    /// The addresses of all schedulers.
+    /// Addresses of all schedulers.
     pub schedulers: Vec<String>,
-    /// Opens the device; it has loaded the models.
+    /// The executor that opens the device; it has loaded the models.
     pub executor: Arc<dyn Executor>,
-    /// The most tasks on each of its lanes.
+    /// The largest number of tasks on each of its lanes.
     pub depth: usize,
-    /// The models, in the order of their names.
+    /// The models, ordered by name.
     pub models: Arc<[BackendModel]>,
-    /// Nobody of an earlier epoch is obeyed.
+    /// Claims of earlier epochs are refused.
     pub epoch: Epoch,
-    /// Hears what is obeyed.
+    /// Callback for accepted orders.
     pub on_order: Option<OnOrder>,
 }
 
-/// Tells a role that it is to end.
+/// Asks a backend to stop.
 #[derive(Default)]
-pub struct Stop {
-    state: Mutex<Stopping>,
-    told: Condvar,
+pub struct StopSignal {
+    state: Mutex<StopState>,
+    changed: Condvar,
 }
 
 #[derive(Default)]
-struct Stopping {
-    told: bool,
-    links: Vec<Arc<Link>>,
+struct StopState {
+    requested: bool,
+    links: Vec<Arc<PeerLink>>,
 }
 
-impl Stop {
-    /// Has the backend leave: it begins nothing new, ends what it holds, and goes.
+impl StopSignal {
+    /// Makes the backend leave: it starts no further task, finishes those that run, and ends.
     pub fn leave(&self) {
         let mut state = self.state.lock();
-        state.told = true;
+        state.requested = true;
         state.links.iter().for_each(|link| link.send(&Message::Leave));
-        self.told.notify_all();
+        self.changed.notify_all();
     }
 
-    /// Ends its connections at once, as a crash would.
-    pub fn cut(&self) {
+    /// Closes its connections immediately, as a crash would.
+    pub fn abort(&self) {
         let mut state = self.state.lock();
-        state.told = true;
+        state.requested = true;
         state.links.iter().for_each(|link| link.close());
-        self.told.notify_all();
+        self.changed.notify_all();
     }
 
-    /// Whether a scheduler has taken it, and it is not to end.
+    /// Returns true if a scheduler has accepted it and no stop is requested.
     pub fn is_connected(&self) -> bool {
         let state = self.state.lock();
-        !state.told && state.links.iter().any(|link| !link.is_closed())
+        !state.requested && state.links.iter().any(|link| !link.is_closed())
     }
 
-    fn is_told(&self) -> bool {
-        self.state.lock().told
+    fn is_requested(&self) -> bool {
+        self.state.lock().requested
     }
 
-    /// This is to be told of it; false if it is to end already.
-    fn follow(&self, link: &Arc<Link>) -> bool {
+    /// Registers a connection; returns false if the stop is requested already.
+    fn register(&self, link: &Arc<PeerLink>) -> bool {
         let mut state = self.state.lock();
         state.links.push(Arc::clone(link));
-        !state.told
+        !state.requested
     }
 
-    /// This is not any more.
-    fn unfollow(&self, link: &Arc<Link>) {
+    /// Unregisters a connection.
+    fn unregister(&self, link: &Arc<PeerLink>) {
         self.state.lock().links.retain(|other| !Arc::ptr_eq(other, link));
     }
 
     fn wait(&self, span: Duration) {
         let mut state = self.state.lock();
-        if !state.told {
-            self.told.wait_for(&mut state, span);
+        if !state.requested {
+            self.changed.wait_for(&mut state, span);
         }
     }
 }
 
 impl Backend {
-    /// Serves until it is told to stop. Connects again whenever a connection ends.
-    pub fn run(self, stop: &Stop) {
-        let sessions = Sessions::new(self);
+    /// Serves until the stop is requested, and reconnects whenever a connection ends.
+    pub fn run(self, stop: &StopSignal) {
+        let sessions = SessionManager::new(self);
         thread::scope(|scope| {
             for scheduler in &sessions.backend.schedulers {
                 let sessions = &sessions;
                 let follow = move || sessions.follow(scheduler, stop);
-                if let Err(error) = thread::Builder::new().name("backend-obey".to_owned()).spawn_scoped(scope, follow) {
+                if let Err(error) = thread::Builder::new().name("backend-follow".to_owned()).spawn_scoped(scope, follow)
+                {
                     tracing::error!(scheduler, %error, "no thread for a scheduler");
                 }
             }
@@ -134,46 +139,50 @@ impl Backend {
     }
 }
 
-impl Sessions {
-    /// Keeps up the connection to a scheduler.
-    fn follow(self: &Arc<Sessions>, scheduler: &str, stop: &Stop) {
-        let (mut again, mut said) = (AGAIN_MIN, String::new());
-        while !stop.is_told() {
+impl SessionManager {
+    /// Keeps a connection to a scheduler until the stop is requested.
+    fn follow(self: &Arc<SessionManager>, scheduler: &str, stop: &StopSignal) {
+        let (mut again, mut said) = (RECONNECT_MIN, String::new());
+        while !stop.is_requested() {
             let (stood, ended) = self.connection(scheduler, stop);
             let cause = ended.map_or_else(|error| error.to_string(), |()| "the connection has ended".to_owned());
-            if !stop.is_told() && cause != said {
+            if !stop.is_requested() && cause != said {
                 tracing::warn!(scheduler, "{cause}; connecting again");
                 said = cause;
             }
-            again = if stood { AGAIN_MIN } else { (again * 2).min(AGAIN_MAX) };
+            again = if stood { RECONNECT_MIN } else { (again * 2).min(RECONNECT_MAX) };
             stop.wait(again);
         }
     }
 
-    /// Whether the connection stood, and how it ended.
-    fn connection(self: &Arc<Sessions>, scheduler: &str, stop: &Stop) -> (bool, Result<(), Unwelcome>) {
+    /// Serves one connection. Returns whether it was established, and how it ended.
+    fn connection(
+        self: &Arc<SessionManager>,
+        scheduler: &str,
+        stop: &StopSignal,
+    ) -> (bool, Result<(), HandshakeError>) {
         let (link, mut reader) = match self.connect(scheduler) {
             Ok(connected) => connected,
             Err(error) => return (false, Err(error)),
         };
-        if !stop.follow(&link) {
+        if !stop.register(&link) {
             link.close();
         }
         let mut stood = false;
-        let ended = self.obey(&link, &mut reader, &mut stood);
-        stop.unfollow(&link);
+        let ended = self.serve_connection(&link, &mut reader, &mut stood);
+        stop.unregister(&link);
         link.close();
-        (stood, ended.map_err(Unwelcome::Io))
+        (stood, ended.map_err(HandshakeError::Io))
     }
 
-    fn connect(&self, scheduler: &str) -> Result<(Arc<Link>, Reader), Unwelcome> {
-        let stream = self.backend.transport.connect(scheduler, CONNECT)?;
-        let own = Greeting::new(Role::Backend, self.epoch().0);
-        greet(&*stream, own, Role::Scheduler).inspect_err(|_| stream.close())?;
-        let link = Link::start(Arc::clone(&stream), LinkBounds::CONTROL, "backend-send")?;
-        let models: Vec<&Description> = self.backend.models.iter().map(|model| &model.description).collect();
+    fn connect(&self, scheduler: &str) -> Result<(Arc<PeerLink>, MessageReader), HandshakeError> {
+        let stream = self.backend.transport.connect(scheduler, CONNECT_TIMEOUT)?;
+        let own = Handshake::new(Role::Backend, self.epoch().0);
+        connect_handshake(&*stream, own, Role::Scheduler).inspect_err(|_| stream.close())?;
+        let link = PeerLink::start(Arc::clone(&stream), LinkBounds::CONTROL, "backend-send")?;
+        let models: Vec<&ModelDescription> = self.backend.models.iter().map(|model| &model.description).collect();
         let models = serde_json::to_string(&models).map_err(io::Error::other)?;
-        link.send(&Message::Offer { depth: self.backend.depth as u32, models });
-        Ok((link, Reader::new(stream, Link::SILENCE)))
+        link.send(&Message::RegisterBackend { depth: self.backend.depth as u32, models });
+        Ok((link, MessageReader::new(stream, PeerLink::MAX_SILENCE)))
     }
 }

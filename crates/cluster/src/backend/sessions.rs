@@ -1,68 +1,75 @@
-//! Whom a backend obeys, what still runs of those who were obeyed before, and the frontends, which all of them share.
+//! The current scheduler session of a backend, earlier ones that still have running tasks, and the
+//! frontends, which all sessions share.
 //!
-//! Locks are taken in this order: the command, the work of a session, the frontends.
+//! Lock order: the session state, the work of a session, the frontends.
 
 use super::Backend;
-use super::session::{Session, Shared};
-use super::source::{Receiver, Source};
-use crate::handover::{Claimed, Epoch, Fence, Held, Process, RequestId, Stamp};
-use crate::plane::{Garbled, Link, Message, Reader, Report};
+use super::session::{SchedulerSession, SessionHost};
+use super::source::{FrontendSource, RowReceiver};
+use crate::handover::{ClaimOutcome, Epoch, Fence, ProcessId, RequestId, RunningRows, Stamp};
+use crate::plane::{DecodeError, Message, MessageReader, PeerLink, RunningReport};
 use parking_lot::Mutex;
-use ripieno_executor::{Origin, Tensor};
+use ripieno_executor::{RemoteRows, Tensor};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::{Arc, Weak};
 use std::thread;
 
-pub(super) struct Sessions {
-    own: Weak<Sessions>,
+pub(super) struct SessionManager {
+    own: Weak<SessionManager>,
     pub(super) backend: Backend,
-    command: Mutex<Command>,
-    sources: Mutex<HashMap<u32, Arc<Source>>>,
+    state: Mutex<SessionState>,
+    sources: Mutex<HashMap<u32, Arc<FrontendSource>>>,
 }
 
-struct Command {
+struct SessionState {
     fence: Fence,
-    /// How many there were.
+    /// Number of sessions so far.
     session_count: u64,
-    /// Of the last claim.
-    current: Option<Arc<Session>>,
-    /// Of claims before, as long as something of them runs.
-    earlier: Vec<Arc<Session>>,
-    /// Of the last report.
+    /// The session of the latest claim.
+    current: Option<Arc<SchedulerSession>>,
+    /// Sessions of earlier claims that still have running tasks.
+    earlier: Vec<Arc<SchedulerSession>>,
+    /// Number of the last report.
     revision: u32,
 }
 
-impl Sessions {
-    pub(super) fn new(backend: Backend) -> Arc<Sessions> {
+impl SessionManager {
+    pub(super) fn new(backend: Backend) -> Arc<SessionManager> {
         let fence = Fence::new(backend.epoch);
-        let command = Command { fence, session_count: 0, current: None, earlier: Vec::new(), revision: 0 };
-        Arc::new_cyclic(|own| Sessions {
+        let state = SessionState { fence, session_count: 0, current: None, earlier: Vec::new(), revision: 0 };
+        Arc::new_cyclic(|own| SessionManager {
             own: own.clone(),
             backend,
-            command: Mutex::new(command),
+            state: Mutex::new(state),
             sources: Mutex::default(),
         })
     }
 
-    /// The latest epoch that it has obeyed.
+    /// Returns the epoch of the latest accepted claim.
     pub(super) fn epoch(&self) -> Epoch {
-        self.command.lock().fence.last().epoch
+        self.state.lock().fence.last().epoch
     }
 
-    /// Does what a scheduler says, if it is to be obeyed, until the connection ends. Whether it has been.
-    pub(super) fn obey(&self, link: &Arc<Link>, reader: &mut Reader, stood: &mut bool) -> io::Result<()> {
-        let mut session: Option<Arc<Session>> = None;
+    /// Reads a scheduler's connection until it ends, and applies its orders while its claim is the
+    /// latest. Sets `established` at the first message.
+    pub(super) fn serve_connection(
+        &self,
+        link: &Arc<PeerLink>,
+        reader: &mut MessageReader,
+        stood: &mut bool,
+    ) -> io::Result<()> {
+        let mut session: Option<Arc<SchedulerSession>> = None;
         loop {
             let message = reader.read()?;
             *stood = true;
             match message {
-                Message::Here => {}
-                Message::Frontend(id, address) => self.on_frontend(id, &address),
-                Message::FrontendGone(id) if session.as_ref().is_some_and(|session| !session.is_over()) => {
+                Message::KeepAlive => {}
+                Message::AddFrontend(id, address) => self.on_frontend(id, &address),
+                Message::RemoveFrontend(id) if session.as_ref().is_some_and(|session| !session.is_over()) => {
                     self.on_frontend_gone(id)
                 }
-                Message::FrontendGone(_) => {}
+                Message::RemoveFrontend(_) => {}
                 Message::Claim { stamp, holder } => {
                     if let Some(claimed) = self.claim(stamp, holder, link) {
                         session = Some(claimed);
@@ -71,75 +78,75 @@ impl Sessions {
                 Message::Refused(cause) => return Err(io::Error::other(format!("the scheduler refuses: {cause}"))),
                 order => match &session {
                     Some(session) if session.is_over() => link.send(&Message::Fenced(self.epoch())),
-                    Some(session) => session.obey(order)?,
-                    None => return Err(Garbled(format!("a scheduler that has not claimed says {order:?}")).into()),
+                    Some(session) => session.apply(order)?,
+                    None => return Err(DecodeError(format!("a scheduler that has not claimed says {order:?}")).into()),
                 },
             }
         }
     }
 
-    /// Somebody claims the backend: the session that begins, if that is obeyed.
-    fn claim(&self, stamp: Stamp, holder: Process, link: &Arc<Link>) -> Option<Arc<Session>> {
-        let mut command = self.command.lock();
-        match command.fence.on_claim(stamp) {
-            Claimed::Obeyed => {}
-            Claimed::Past(epoch) => {
+    /// Handles a claim. Returns the session that begins if the claim is accepted.
+    fn claim(&self, stamp: Stamp, holder: ProcessId, link: &Arc<PeerLink>) -> Option<Arc<SchedulerSession>> {
+        let mut state = self.state.lock();
+        match state.fence.on_claim(stamp) {
+            ClaimOutcome::Accepted => {}
+            ClaimOutcome::Stale(epoch) => {
                 link.send(&Message::Fenced(epoch));
                 return None;
             }
-            Claimed::Repeated => return None,
+            ClaimOutcome::Repeated => return None,
         }
-        command.session_count += 1;
-        let number = command.session_count;
-        let session = Session::new(self.own.clone(), (stamp, holder), number, Arc::clone(link));
-        if let Some(before) = command.current.replace(Arc::clone(&session)) {
-            // From here on it begins nothing. What waits will be ordered anew.
+        state.session_count += 1;
+        let number = state.session_count;
+        let session = SchedulerSession::new(self.own.clone(), (stamp, holder), number, Arc::clone(link));
+        if let Some(before) = state.current.replace(Arc::clone(&session)) {
+            // It starts no further task. The new scheduler sends what waited again.
             before.end();
-            command.earlier.push(before);
+            state.earlier.push(before);
         }
-        session.tell_order(true);
-        command.revision = 1;
-        self.report(&command, &[]);
-        let ended: Vec<Arc<Session>> = command.earlier.clone();
-        drop(command);
-        ended.into_iter().for_each(|session| self.finish(session));
+        session.notify_order(true);
+        state.revision = 1;
+        self.report(&state, &[]);
+        let ended: Vec<Arc<SchedulerSession>> = state.earlier.clone();
+        drop(state);
+        ended.into_iter().for_each(|session| self.close_in_background(session));
         Some(session)
     }
 
-    /// Waits for what runs in a session that is over, elsewhere.
-    fn finish(&self, session: Arc<Session>) {
+    /// Closes a superseded session on a thread of its own, which waits for its running tasks.
+    fn close_in_background(&self, session: Arc<SchedulerSession>) {
         let own = self.own.clone();
         let wait = move || {
             session.close();
-            own.upgrade().iter().for_each(|own| {
-                own.command.lock().earlier.retain(|other| !Arc::ptr_eq(other, &session));
-            });
+            if let Some(own) = own.upgrade() {
+                own.state.lock().earlier.retain(|other| !Arc::ptr_eq(other, &session));
+            }
         };
         if let Err(error) = thread::Builder::new().name("backend-finish".to_owned()).spawn(wait) {
             tracing::error!(%error, "no thread to end a device");
         }
     }
 
-    /// Tells whoever is obeyed what earlier sessions run.
-    fn report(&self, command: &Command, failed: &[Held]) {
-        let Some(current) = &command.current else { return };
+    /// Reports to the current scheduler the rows that earlier sessions still run.
+    fn report(&self, state: &SessionState, failed: &[RunningRows]) {
+        let Some(current) = &state.current else { return };
         let mut rows: BTreeMap<RequestId, u32> = BTreeMap::new();
-        for (request, own) in command.earlier.iter().flat_map(|session| session.running()) {
+        for (request, own) in state.earlier.iter().flat_map(|session| session.running()) {
             *rows.entry(request).or_default() += own;
         }
-        let running = rows.into_iter().map(|(request, rows)| Held { request, rows, failed: false });
+        let running = rows.into_iter().map(|(request, rows)| RunningRows { request, rows, failed: false });
         let held = running.chain(failed.iter().copied()).collect();
-        let (stamp, revision) = (command.fence.last(), command.revision);
-        current.link.send(&Message::Report(Report { stamp, revision, held }));
+        let (stamp, revision) = (state.fence.last(), state.revision);
+        current.link.send(&Message::Report(RunningReport { stamp, revision, held }));
     }
 
-    /// Ends all that is left, and waits for what runs.
+    /// Closes all sessions and waits for their running tasks.
     pub(super) fn close(&self) {
         let sources: Vec<_> = self.sources.lock().drain().collect();
         sources.iter().for_each(|(_, source)| source.close());
-        let mut command = self.command.lock();
-        let sessions: Vec<_> = command.current.take().into_iter().chain(command.earlier.drain(..)).collect();
-        drop(command);
+        let mut state = self.state.lock();
+        let sessions: Vec<_> = state.current.take().into_iter().chain(state.earlier.drain(..)).collect();
+        drop(state);
         sessions.iter().for_each(|session| session.close());
     }
 
@@ -149,66 +156,74 @@ impl Sessions {
         let mut sources = self.sources.lock();
         if sources.get(&id).is_none_or(|known| known.address != address) {
             let earlier = sources.insert(id, self.connect_to(id, address));
-            earlier.iter().for_each(|earlier| earlier.close());
+            if let Some(earlier) = earlier {
+                earlier.close();
+            }
         }
     }
 
-    fn connect_to(&self, id: u32, address: &str) -> Arc<Source> {
+    fn connect_to(&self, id: u32, address: &str) -> Arc<FrontendSource> {
         let receiver = self.own.clone();
-        Source::connect(Arc::clone(&self.backend.transport), (id, address.to_owned()), self.epoch().0, receiver)
+        FrontendSource::connect(Arc::clone(&self.backend.transport), (id, address.to_owned()), self.epoch().0, receiver)
     }
 
     fn on_frontend_gone(&self, id: u32) {
         let source = self.sources.lock().remove(&id);
-        source.iter().for_each(|source| source.close());
+        if let Some(source) = source {
+            source.close();
+        }
     }
 
-    fn current(&self) -> Option<Arc<Session>> {
-        self.command.lock().current.clone()
+    fn current(&self) -> Option<Arc<SchedulerSession>> {
+        self.state.lock().current.clone()
     }
 }
 
-impl Shared for Sessions {
+impl SessionHost for SessionManager {
     fn backend(&self) -> &Backend {
         &self.backend
     }
 
-    fn pull(&self, tag: u64, Origin { frontend, request, first_row }: Origin, rows: u32) -> bool {
+    fn pull(&self, tag: u64, RemoteRows { frontend, request, first_row }: RemoteRows, rows: u32) -> bool {
         let message = || Message::Pull { tag, request, first_row, rows };
         let source = self.sources.lock().get(&frontend).cloned();
         let Some(source) = source else { return false };
         if source.send(message()) {
             return true;
         }
-        // The connection had ended, and the scheduler says that the frontend is there.
+        // The connection had ended, but the frontend is still registered at the scheduler.
         let again = self.connect_to(frontend, &source.address);
         self.sources.lock().insert(frontend, Arc::clone(&again));
         again.send(message())
     }
 
-    /// Without its front end nobody waits for outputs.
-    fn send_outputs(&self, origin: Origin, rows: u32, outputs: Result<Vec<Tensor>, String>) {
-        let Origin { frontend, request, first_row } = origin;
+    /// Sends outputs to a request's frontend; without it, no client waits for them.
+    fn send_outputs(&self, origin: RemoteRows, rows: u32, outputs: Result<Vec<Tensor>, String>) {
+        let RemoteRows { frontend, request, first_row } = origin;
         let source = self.sources.lock().get(&frontend).cloned();
-        source.iter().for_each(|source| {
-            source.send(Message::Outputs { request, first_row, rows, outputs: outputs.clone() });
-        });
+        if let Some(source) = source {
+            source.send(Message::Outputs { request, first_row, rows, outputs });
+        }
     }
 
-    fn on_earlier_end(&self, failed: &[Held]) {
-        let mut command = self.command.lock();
-        command.revision += 1;
-        self.report(&command, failed);
+    fn on_earlier_end(&self, failed: &[RunningRows]) {
+        let mut state = self.state.lock();
+        state.revision += 1;
+        self.report(&state, failed);
     }
 }
 
-impl Receiver for Sessions {
+impl RowReceiver for SessionManager {
     fn on_rows(&self, tag: u64, inputs: Option<Vec<Tensor>>) {
-        // Only what is to begin needs any.
-        self.current().iter().for_each(|session| session.on_rows(tag, inputs.clone()));
+        // Only tasks of the current session can still start, so only they need rows.
+        if let Some(session) = self.current() {
+            session.on_rows(tag, inputs);
+        }
     }
 
     fn on_lost(&self, frontend: u32) {
-        self.current().iter().for_each(|session| session.on_lost(frontend));
+        if let Some(session) = self.current() {
+            session.on_lost(frontend);
+        }
     }
 }

@@ -1,8 +1,10 @@
-//! Connections of backends: they ask for rows and leave outputs.
+//! The connections of backends: they pull rows and push outputs.
 
-use super::Shared;
-use super::table::Due;
-use crate::plane::{Garbled, Greeting, Link, LinkBounds, Message, Reader, Role, Stream, welcome};
+use super::FrontendShared;
+use super::table::CompletedRequest;
+use crate::plane::{
+    ByteStream, DecodeError, Handshake, LinkBounds, Message, MessageReader, PeerLink, Role, accept_handshake,
+};
 use ripieno_runtime::{Failure, Refused, some_rows};
 use std::io;
 use std::sync::Arc;
@@ -10,13 +12,13 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
-/// The most backends.
-const MOST: usize = 4096;
+/// The largest number of connected backends.
+const MAX_BACKENDS: usize = 4096;
 
-pub(super) fn take_all(shared: &Arc<Shared>) {
+pub(super) fn accept_backends(shared: &Arc<FrontendShared>) {
     loop {
-        match shared.door.accept() {
-            Ok(Some(stream)) => take(shared, stream),
+        match shared.listener.accept() {
+            Ok(Some(stream)) => spawn_backend(shared, stream),
             Ok(None) => return,
             Err(error) => {
                 tracing::warn!(%error, "a backend's connection could not be taken");
@@ -26,8 +28,8 @@ pub(super) fn take_all(shared: &Arc<Shared>) {
     }
 }
 
-fn take(shared: &Arc<Shared>, stream: Arc<dyn Stream>) {
-    if shared.backends.fetch_add(1, Ordering::Relaxed) >= MOST {
+fn spawn_backend(shared: &Arc<FrontendShared>, stream: Arc<dyn ByteStream>) {
+    if shared.backends.fetch_add(1, Ordering::Relaxed) >= MAX_BACKENDS {
         shared.backends.fetch_sub(1, Ordering::Relaxed);
         return stream.close();
     }
@@ -44,25 +46,30 @@ fn take(shared: &Arc<Shared>, stream: Arc<dyn Stream>) {
     }
 }
 
-impl Shared {
-    fn serve_backend(&self, stream: &Arc<dyn Stream>) -> io::Result<()> {
-        let own = Greeting::new(Role::Frontend, self.epoch());
-        welcome(&**stream, own, &[Role::Backend]).map_err(io::Error::other)?;
-        let link = Link::start(Arc::clone(stream), LinkBounds::DATA, "frontend-give")?;
+impl FrontendShared {
+    fn serve_backend(&self, stream: &Arc<dyn ByteStream>) -> io::Result<()> {
+        let own = Handshake::new(Role::Frontend, self.epoch());
+        accept_handshake(&**stream, own, &[Role::Backend]).map_err(io::Error::other)?;
+        let link = PeerLink::start(Arc::clone(stream), LinkBounds::DATA, "frontend-give")?;
         let connection = self.connections.fetch_add(1, Ordering::Relaxed);
-        self.table.lock().connect(connection);
-        let mut reader = Reader::new(Arc::clone(stream), Link::SILENCE);
-        let Err(ended) = self.listen(&mut reader, &link, connection);
+        self.table.lock().on_backend_connected(connection);
+        let mut reader = MessageReader::new(Arc::clone(stream), PeerLink::MAX_SILENCE);
+        let Err(ended) = self.serve_messages(&mut reader, &link, connection);
         link.close();
-        let lost = self.table.lock().disconnect(connection);
-        lost.into_iter().for_each(Due::answer);
+        let lost = self.table.lock().on_backend_lost(connection);
+        lost.into_iter().for_each(CompletedRequest::answer);
         Err(ended)
     }
 
-    fn listen(&self, reader: &mut Reader, link: &Link, connection: u64) -> io::Result<std::convert::Infallible> {
+    fn serve_messages(
+        &self,
+        reader: &mut MessageReader,
+        link: &PeerLink,
+        connection: u64,
+    ) -> io::Result<std::convert::Infallible> {
         loop {
             match reader.read()? {
-                Message::Here => {}
+                Message::KeepAlive => {}
                 Message::Pull { tag, request, first_row, rows } => {
                     let pulled = self.table.lock().pull(request, first_row, rows, connection);
                     let cut =
@@ -72,13 +79,14 @@ impl Shared {
                 }
                 Message::Outputs { request, first_row, rows, outputs } => {
                     let due = match outputs {
-                        Ok(outputs) => self.table.lock().outputs(request, first_row, rows, outputs),
-                        // The scheduler may yet have parts of it.
-                        Err(cause) => self.withdraw(request, Failure::Refused(Refused::Invalid(cause))),
+                        Ok(outputs) => self.table.lock().on_outputs(request, first_row, rows, outputs),
+                        // The scheduler may still hold parts of the request, so it is cancelled
+                        // there.
+                        Err(cause) => self.remove(request, Failure::Refused(Refused::Invalid(cause))),
                     };
-                    self.answer(due.into_iter().collect());
+                    self.answer_all(due.into_iter().collect());
                 }
-                other => return Err(Garbled(format!("a backend does not say {other:?}")).into()),
+                other => return Err(DecodeError(format!("a backend does not say {other:?}")).into()),
             }
         }
     }

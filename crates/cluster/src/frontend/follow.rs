@@ -1,33 +1,37 @@
-//! The schedulers, as a front end sees them: it is connected to all of them, and asks the primary.
+//! The connections of a frontend to the schedulers: it is connected to all of them, and sends
+//! requests to the primary.
 
-use super::Shared;
-use super::table::{Due, Followed};
-use crate::description::{self, Description};
-use crate::handover::{Epoch, Process};
-use crate::plane::{Ask, Garbled, Greeting, Link, LinkBounds, Message, Reader, Role, Unwelcome, greet};
+use super::FrontendShared;
+use super::table::{CompletedRequest, HeartbeatOutcome};
+use crate::description::{self, ModelDescription};
+use crate::handover::{Epoch, ProcessId};
+use crate::plane::{
+    DecodeError, Handshake, HandshakeError, LinkBounds, Message, MessageReader, PeerLink, RequestHeader, Role,
+    connect_handshake,
+};
 use ripieno_base::ModelId;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-const CONNECT: Duration = Duration::from_secs(2);
-const AGAIN_MIN: Duration = Duration::from_millis(50);
-const AGAIN_MAX: Duration = Duration::from_millis(250);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+const RECONNECT_MIN: Duration = Duration::from_millis(50);
+const RECONNECT_MAX: Duration = Duration::from_millis(250);
 
-/// What a scheduler has said on this connection.
+/// The messages that a scheduler has sent on this connection.
 #[derive(Default)]
-struct Said {
-    models: Option<Vec<(ModelId, Description)>>,
+struct SchedulerView {
+    models: Option<Vec<(ModelId, ModelDescription)>>,
     devices: u32,
-    /// That it is the primary.
-    primary: Option<(Epoch, Process)>,
+    /// Its epoch and id, if it is the primary.
+    primary: Option<(Epoch, ProcessId)>,
 }
 
-impl Shared {
-    /// Keeps up the connection to a scheduler.
+impl FrontendShared {
+    /// Keeps a connection to a scheduler until the frontend is closed.
     pub(super) fn follow(&self, scheduler: &str) {
-        let (mut again, mut said) = (AGAIN_MIN, String::new());
+        let (mut again, mut said) = (RECONNECT_MIN, String::new());
         loop {
             let (stood, error) = self.connection(scheduler);
             let cause = error.to_string();
@@ -38,21 +42,22 @@ impl Shared {
                 tracing::warn!(scheduler, "{cause}; connecting again");
                 said = cause;
             }
-            again = if stood { AGAIN_MIN } else { (again * 2).min(AGAIN_MAX) };
+            again = if stood { RECONNECT_MIN } else { (again * 2).min(RECONNECT_MAX) };
             if self.is_stopped_within(again) {
                 return;
             }
         }
     }
 
-    /// One connection, until it ends: whether it stood, and why it ended.
-    fn connection(&self, scheduler: &str) -> (bool, Unwelcome) {
+    /// Serves one connection until it ends. Returns whether it was established, and the error that
+    /// ended it.
+    fn connection(&self, scheduler: &str) -> (bool, HandshakeError) {
         let (link, mut reader) = match self.connect(scheduler) {
             Ok(connected) => connected,
             Err(error) => return (false, error),
         };
         self.links.lock().push(Arc::clone(&link));
-        let mut said = Said::default();
+        let mut said = SchedulerView::default();
         let error = loop {
             let received = reader.read().and_then(|message| self.receive(&link, &mut said, message));
             if let Err(error) = received {
@@ -61,84 +66,91 @@ impl Shared {
         };
         link.close();
         self.links.lock().retain(|other| !Arc::ptr_eq(other, &link));
-        let due = self.table.lock().lose(&link, Instant::now());
-        self.answer(due);
-        (true, Unwelcome::Io(error))
+        let due = self.table.lock().on_scheduler_lost(&link, Instant::now());
+        self.answer_all(due);
+        (true, HandshakeError::Io(error))
     }
 
-    fn connect(&self, scheduler: &str) -> Result<(Arc<Link>, Reader), Unwelcome> {
-        let stream = self.transport.connect(scheduler, CONNECT)?;
-        let own = Greeting::new(Role::Frontend, self.epoch());
-        greet(&*stream, own, Role::Scheduler).inspect_err(|_| stream.close())?;
-        let link = Link::start(Arc::clone(&stream), LinkBounds::CONTROL, "frontend-ask")?;
-        link.send(&Message::DataAt(self.id, self.advertised.clone()));
-        Ok((link, Reader::new(stream, Link::SILENCE)))
+    fn connect(&self, scheduler: &str) -> Result<(Arc<PeerLink>, MessageReader), HandshakeError> {
+        let stream = self.transport.connect(scheduler, CONNECT_TIMEOUT)?;
+        let own = Handshake::new(Role::Frontend, self.epoch());
+        connect_handshake(&*stream, own, Role::Scheduler).inspect_err(|_| stream.close())?;
+        let link = PeerLink::start(Arc::clone(&stream), LinkBounds::CONTROL, "frontend-ask")?;
+        link.send(&Message::RegisterFrontend(self.id, self.advertised.clone()));
+        Ok((link, MessageReader::new(stream, PeerLink::MAX_SILENCE)))
     }
 
-    /// The latest epoch that it knows of.
+    /// Returns the latest epoch that the frontend knows of.
     pub(super) fn epoch(&self) -> u64 {
         self.table.lock().following.epoch().0
     }
 
-    fn receive(&self, link: &Arc<Link>, said: &mut Said, message: Message) -> io::Result<()> {
+    fn receive(&self, link: &Arc<PeerLink>, said: &mut SchedulerView, message: Message) -> io::Result<()> {
         match message {
-            Message::Here => {}
-            Message::End(end) => {
+            Message::KeepAlive => {}
+            Message::RequestEnd(end) => {
                 let mut table = self.table.lock();
-                // One who is the primary no more has been asked in vain, and the other has been asked again.
-                let due = if table.asks(link) { table.end(end.request, end.answer, Instant::now()) } else { None };
+                // A scheduler that is no longer the primary is ignored: its requests have been sent
+                // to the new one.
+                let due =
+                    if table.is_primary(link) { table.on_end(end.request, end.answer, Instant::now()) } else { None };
                 drop(table);
-                due.into_iter().for_each(Due::answer);
+                if let Some(due) = due {
+                    due.answer();
+                }
             }
             Message::Devices(serving) => {
                 said.devices = serving;
-                if self.table.lock().asks(link) {
+                if self.table.lock().is_primary(link) {
                     self.devices.store(serving, Ordering::Relaxed);
                 }
             }
             Message::Models(text) => {
-                said.models = Some(description::read_served(&text).map_err(Garbled)?);
+                said.models = Some(description::parse_served_models(&text).map_err(DecodeError)?);
                 if said.primary.is_some() {
-                    self.adopt(link, said)?;
+                    self.follow_if_primary(link, said)?;
                 }
             }
             Message::Heartbeat(epoch, process) => {
                 said.primary = Some((epoch, process));
-                self.adopt(link, said)?;
+                self.follow_if_primary(link, said)?;
             }
             Message::Refused(cause) => return Err(io::Error::other(format!("the scheduler refuses: {cause}"))),
-            other => return Err(Garbled(format!("a scheduler does not say {other:?}")).into()),
+            other => return Err(DecodeError(format!("a scheduler does not say {other:?}")).into()),
         }
         Ok(())
     }
 
-    /// A scheduler says that it is the primary: it is asked from now on, if no later one and its models are known.
-    fn adopt(&self, link: &Arc<Link>, said: &Said) -> io::Result<()> {
+    /// Sends requests to this scheduler from now on, if it is the primary of the latest epoch and
+    /// its models are known.
+    fn follow_if_primary(&self, link: &Arc<PeerLink>, said: &SchedulerView) -> io::Result<()> {
         let (Some((epoch, process)), Some(models)) = (said.primary, &said.models) else { return Ok(()) };
         if self.epoch() > epoch.0 {
             link.send(&Message::Fenced(Epoch(self.epoch())));
             return Ok(());
         }
-        let known = self.models.write().renew(models.clone()).map_err(Garbled)?;
+        let known = self.models.write().replace(models.clone()).map_err(DecodeError)?;
         (self.on_models)(&known);
-        let followed = self.table.lock().follow_primary(link, (epoch, process), Instant::now());
+        let followed = self.table.lock().on_heartbeat(link, (epoch, process), Instant::now());
         match followed {
-            Followed::Stale(epoch) => link.send(&Message::Fenced(epoch)),
-            Followed::Asks { due, again } => {
+            HeartbeatOutcome::Stale(epoch) => link.send(&Message::Fenced(epoch)),
+            HeartbeatOutcome::Primary { completed: due, resend: again } => {
                 self.devices.store(said.devices, Ordering::Relaxed);
-                self.answer(due);
-                again.into_iter().for_each(|ask: Ask| self.ask(link, ask));
+                self.answer_all(due);
+                again.into_iter().for_each(|ask: RequestHeader| self.send_request(link, ask));
             }
         }
         Ok(())
     }
 
-    /// Answers those whose outputs are all here, and tells the primary that nobody waits for them.
-    pub(super) fn answer(&self, due: Vec<Due>) {
+    /// Answers completed requests, and cancels those at the primary that it may still hold.
+    pub(super) fn answer_all(&self, due: Vec<CompletedRequest>) {
         let scheduler = self.table.lock().scheduler();
         for due in due {
-            if let Some(request) = due.orphan() {
-                scheduler.iter().for_each(|scheduler| scheduler.send(&Message::Withdraw(request)));
+            if let Some(request) = due.orphaned_id() {
+                if let Some(scheduler) = &scheduler {
+                    scheduler.send(&Message::CancelRequest(request));
+                }
             }
             due.answer();
         }

@@ -1,18 +1,19 @@
-//! The frontend's role: takes jobs as an engine does, and has them decided and run elsewhere.
+//! The frontend role: it takes jobs like an engine, and has them scheduled and run by other
+//! processes.
 //!
-//! Threads: for each scheduler one keeps the connection and reads what it says ([`follow`]); one takes connections of
-//! backends, each of which has one that reads; one looks after requests whose time is over. They share the table of
-//! requests. Nobody is answered with its lock held.
+//! Threads: one for each scheduler keeps the connection and reads it ([`follow`]); one accepts
+//! connections of backends, each of which has a reader thread; one expires requests. They share the
+//! table of requests. No request is answered with its lock held.
 
 mod data;
 mod follow;
 mod models;
 mod table;
 
-use crate::description::Description;
-use crate::fresh;
-use crate::plane::{Ask, Link, Listener, Message, Transport};
-use models::Models;
+use crate::description::ModelDescription;
+use crate::plane::{Listener, Message, PeerLink, RequestHeader, Transport};
+use crate::random_id;
+use models::FrontendModels;
 use parking_lot::{Condvar, Mutex, RwLock};
 use ripieno_base::ModelId;
 use ripieno_runtime::{Failure, Job, ModelSnapshot, Refused};
@@ -22,67 +23,68 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
-use table::{Due, Pending, Table};
+use table::{CompletedRequest, PendingRequest, RequestTable};
 
-/// How often requests are looked at whose time is over.
-const LOOK: Duration = Duration::from_millis(100);
+/// Interval at which requests are expired.
+const EXPIRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Hears which models there are, by the ids that jobs name.
-pub type OnModels = Box<dyn Fn(&[(ModelId, Description)]) + Send + Sync>;
+/// Callback for the served models, by the ids that jobs name.
+pub type OnModels = Box<dyn Fn(&[(ModelId, ModelDescription)]) + Send + Sync>;
 
-/// What a frontend is to know.
+/// Configuration of a frontend.
 pub struct FrontendConfig {
-    /// The addresses of all schedulers.
+    /// Addresses of all schedulers.
     pub schedulers: Vec<String>,
-    /// Where backends fetch inputs and leave outputs.
+    /// Listening address for backends, which fetch inputs and leave outputs there.
     pub data: SocketAddr,
-    /// The address of that as backends see it; where none is given, the port on the address that the scheduler sees.
+    /// Address at which backends reach it; by default the host that the scheduler sees, with the
+    /// listening port.
     pub advertised: Option<String>,
-    /// The most requests that wait for their answer.
+    /// The largest number of requests in flight.
     pub max_live: u32,
 }
 
-/// Takes requests.
+/// A running frontend.
 #[derive(Clone)]
-pub struct Frontend(Arc<Shared>);
+pub struct Frontend(Arc<FrontendShared>);
 
-/// What a thread does.
-type Work = Box<dyn FnOnce(&Arc<Shared>) + Send>;
+/// The body of one of its threads.
+type ThreadBody = Box<dyn FnOnce(&Arc<FrontendShared>) + Send>;
 
-struct Shared {
+struct FrontendShared {
     transport: Arc<dyn Transport>,
-    /// What schedulers and backends call it.
+    /// Id towards schedulers and backends.
     id: u32,
     advertised: String,
-    door: Arc<dyn Listener>,
-    table: Mutex<Table>,
-    models: RwLock<Models>,
+    listener: Arc<dyn Listener>,
+    table: Mutex<RequestTable>,
+    models: RwLock<FrontendModels>,
     on_models: OnModels,
     /// Connections to schedulers.
-    links: Mutex<Vec<Arc<Link>>>,
-    /// Devices that serve.
+    links: Mutex<Vec<Arc<PeerLink>>>,
+    /// Number of devices that serve.
     devices: AtomicU32,
-    /// Numbers of backends' connections.
+    /// Number of the next backend connection.
     connections: AtomicU64,
-    /// How many there are.
+    /// Number of connected backends.
     backends: AtomicUsize,
     stop: Mutex<bool>,
     stopped: Condvar,
 }
 
 impl Frontend {
-    /// Connects to the schedulers, again and again if need be, and listens for backends.
+    /// Connects to the schedulers, retrying until it succeeds, and listens for backends.
     pub fn start(transport: Arc<dyn Transport>, config: FrontendConfig, on_models: OnModels) -> io::Result<Frontend> {
         let FrontendConfig { schedulers, data, advertised, max_live } = config;
         let door = transport.listen(data)?;
         let own = door.address();
         let by_itself = || if own.ip().is_unspecified() { format!(":{}", own.port()) } else { own.to_string() };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(FrontendShared {
             transport,
-            id: (fresh() >> 32) as u32,
+            id: (random_id() >> 32) as u32,
             advertised: advertised.unwrap_or_else(by_itself),
-            door,
-            table: Mutex::new(Table::new(max_live)),
+            listener: door,
+            table: Mutex::new(RequestTable::new(max_live)),
             models: RwLock::default(),
             on_models,
             links: Mutex::default(),
@@ -92,25 +94,26 @@ impl Frontend {
             stop: Mutex::new(false),
             stopped: Condvar::new(),
         });
-        let spawn = |name: &str, work: Work| {
+        let spawn = |name: &str, work: ThreadBody| {
             let shared = Arc::clone(&shared);
             thread::Builder::new().name(name.to_owned()).spawn(move || work(&shared)).map(drop)
         };
-        spawn("frontend-door", Box::new(data::take_all))?;
+        spawn("frontend-accept", Box::new(data::accept_backends))?;
         for scheduler in schedulers {
             spawn("frontend-follow", Box::new(move |shared| shared.follow(&scheduler)))?;
         }
-        spawn("frontend-late", Box::new(|shared| shared.look_after_late()))?;
+        spawn("frontend-late", Box::new(|shared| shared.expire_requests()))?;
         Ok(Frontend(shared))
     }
 
-    /// Where backends connect to.
+    /// Returns the address that backends connect to.
     pub fn data_address(&self) -> SocketAddr {
-        self.0.door.address()
+        self.0.listener.address()
     }
 
-    /// As [`Engine::submit`](ripieno_runtime::Engine::submit): accepts a job, which is answered exactly once, or
-    /// refuses it. Its number is for [`Frontend::withdraw`].
+    /// Accepts a job, which is answered exactly once, or refuses it, like
+    /// [`Engine::submit`](ripieno_runtime::Engine::submit). The returned number is for
+    /// [`Frontend::cancel`].
     pub fn submit(&self, job: Job) -> Result<u64, Refused> {
         let came = Instant::now();
         let model = self.0.models.read().get(job.model).ok_or(Refused::NotLoaded)?;
@@ -118,7 +121,7 @@ impl Frontend {
         let (extent, _) = model.loaded().describe(&job.inputs).map_err(|error| invalid(error.to_string()))?;
         let rows = u32::try_from(job.rows).map_err(|_| invalid(format!("{} rows in one request", job.rows)))?;
         let bytes = job.inputs.iter().map(|input| input.data.len() as u64).sum();
-        let ask = Ask {
+        let ask = RequestHeader {
             request: 0,
             model: job.model,
             client: job.client,
@@ -132,31 +135,35 @@ impl Frontend {
         let expires = model.expires(came, job.timeout);
         let (inputs, on_answer, live) = (job.inputs, job.on_answer, model.counts.enter());
         let (ended, pieces, orphan) = (None, Vec::new(), false);
-        let pending = Pending { ask, inputs, came, expires, live, on_answer, ended, pieces, orphan };
+        let pending =
+            PendingRequest { header: ask, inputs, came, expires, live, on_answer, ended, pieces, orphaned: orphan };
         let accepted = self.0.table.lock().insert(pending, came);
         let (request, scheduler) = accepted.inspect_err(|_| model.counts.metrics.on_refused())?;
         if let Some(scheduler) = scheduler {
-            self.0.ask(&scheduler, Ask { request, ..ask });
+            self.0.send_request(&scheduler, RequestHeader { request, ..ask });
         }
         Ok(request)
     }
 
-    /// Nobody waits for a request any more; nothing happens if it has been answered.
-    pub fn withdraw(&self, request: u64) {
-        self.0.withdraw(request, Failure::Cancelled).into_iter().for_each(Due::answer);
+    /// Cancels a request whose client no longer waits. Does nothing if it has been answered.
+    pub fn cancel(&self, request: u64) {
+        if let Some(due) = self.0.remove(request, Failure::Cancelled) {
+            due.answer();
+        }
     }
 
-    /// The numbers of a model, of this front end's requests.
+    /// Returns the counters of a model, for requests of this frontend.
     pub fn model(&self, id: ModelId) -> Option<ModelSnapshot> {
         self.0.models.read().get(id).map(|model| model.counts.snapshot())
     }
 
-    /// Whether a scheduler is there that has a device, or was there a moment ago.
+    /// Returns true if the primary has a device that serves, or had one a moment ago.
     pub fn serves(&self) -> bool {
         self.0.devices.load(Ordering::Relaxed) > 0
     }
 
-    /// Refuses new jobs and waits until all accepted ones are answered, which they are after `timeout`; then false.
+    /// Refuses new jobs and waits until all accepted ones are answered. After `timeout` it fails
+    /// the rest and returns false.
     pub fn drain(&self, timeout: Duration) -> bool {
         let until = Instant::now() + timeout;
         self.0.table.lock().closed = true;
@@ -166,25 +173,25 @@ impl Frontend {
             }
             thread::sleep(Duration::from_millis(2));
         }
-        let left = self.0.table.lock().dismiss();
+        let left = self.0.table.lock().fail_all();
         let all = left.is_empty();
-        left.into_iter().for_each(Due::answer);
+        left.into_iter().for_each(CompletedRequest::answer);
         all
     }
 
-    /// Ends all connections, for good.
+    /// Ends all connections for good.
     pub fn close(&self) {
         *self.0.stop.lock() = true;
-        self.0.door.close();
+        self.0.listener.close();
         self.0.stopped.notify_all();
         self.0.links.lock().iter().for_each(|link| link.close());
-        let lost = self.0.table.lock().give_up();
-        lost.into_iter().for_each(Due::answer);
+        let lost = self.0.table.lock().fail_without_scheduler();
+        lost.into_iter().for_each(CompletedRequest::answer);
     }
 }
 
-impl Shared {
-    /// Waits; true once the front end is closed.
+impl FrontendShared {
+    /// Waits for at most `span`; returns true once the frontend is closed.
     fn is_stopped_within(&self, span: Duration) -> bool {
         let mut stop = self.stop.lock();
         if !*stop {
@@ -193,37 +200,42 @@ impl Shared {
         *stop
     }
 
-    fn look_after_late(&self) {
-        while !self.is_stopped_within(LOOK) {
+    fn expire_requests(&self) {
+        while !self.is_stopped_within(EXPIRY_INTERVAL) {
             let now = Instant::now();
             let mut table = self.table.lock();
             let mut late = table.expire(now);
             if table.is_abandoned(now) {
                 self.devices.store(0, Ordering::Relaxed);
-                late.extend(table.give_up());
+                late.extend(table.fail_without_scheduler());
             }
             drop(table);
-            late.into_iter().for_each(Due::answer);
+            late.into_iter().for_each(CompletedRequest::answer);
         }
     }
 
-    /// Asks a scheduler for a request, by its own id of the model.
-    fn ask(&self, scheduler: &Link, ask: Ask) {
+    /// Sends a request to a scheduler, by the scheduler's id of the model.
+    fn send_request(&self, scheduler: &PeerLink, ask: RequestHeader) {
         let model = self.models.read().get(ask.model);
         match model {
-            Some(model) => scheduler.send(&Message::Ask(Ask { model: model.id, ..ask })),
+            Some(model) => scheduler.send(&Message::Submit(RequestHeader { model: model.id, ..ask })),
             None => {
-                let due = self.table.lock().take(ask.request, Err(Failure::Unloaded));
-                due.into_iter().for_each(Due::answer);
+                let due = self.table.lock().complete(ask.request, Err(Failure::Unloaded));
+                if let Some(due) = due {
+                    due.answer();
+                }
             }
         }
     }
 
-    /// Takes a request out, of which the scheduler may yet have parts.
-    fn withdraw(&self, request: u64, failure: Failure) -> Option<Due> {
+    /// Completes a request with a failure, and cancels it at the scheduler, which may still hold
+    /// parts of it.
+    fn remove(&self, request: u64, failure: Failure) -> Option<CompletedRequest> {
         let mut table = self.table.lock();
-        let due = table.take(request, Err(failure))?;
-        table.scheduler().iter().for_each(|scheduler| scheduler.send(&Message::Withdraw(request)));
+        let due = table.complete(request, Err(failure))?;
+        if let Some(scheduler) = table.scheduler() {
+            scheduler.send(&Message::CancelRequest(request));
+        }
         Some(due)
     }
 }

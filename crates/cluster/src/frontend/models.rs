@@ -1,30 +1,31 @@
-//! The models as a front end knows them: by ids of its own, which stay when the scheduler is another.
+//! The models as a frontend knows them: by ids of its own, which stay the same when another
+//! scheduler becomes the primary.
 
-use super::table::Counts;
-use crate::description::{Description, RemoteModel};
+use super::table::ModelCounters;
+use crate::description::{ModelDescription, RemoteModel};
 use ripieno_base::ModelId;
-use ripieno_executor::Loaded;
+use ripieno_executor::LoadedModel;
 use ripieno_runtime::OpenDims;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A model that requests may be for.
-pub(super) struct KnownModel {
-    /// What the primary calls it.
+/// A model that requests can name.
+pub(super) struct FrontendModel {
+    /// The primary's id of the model.
     pub(super) id: ModelId,
-    description: Description,
+    description: ModelDescription,
     loaded: RemoteModel,
     pub(super) open: OpenDims,
-    pub(super) counts: Arc<Counts>,
+    pub(super) counts: Arc<ModelCounters>,
 }
 
-impl KnownModel {
-    /// Checks requests.
-    pub(super) fn loaded(&self) -> &dyn Loaded {
+impl FrontendModel {
+    /// Returns the model that requests are checked against.
+    pub(super) fn loaded(&self) -> &dyn LoadedModel {
         &self.loaded
     }
 
-    /// When a request that came then is too late; never if none.
+    /// Returns the time at which a request that arrived at `came` is too late; none if never.
     pub(super) fn expires(&self, came: Instant, timeout: Option<Duration>) -> Option<Instant> {
         let slo = Duration::from_nanos(self.description.model.slo.0.unsigned_abs());
         let slo = (!self.description.answer_late).then_some(slo);
@@ -32,36 +33,39 @@ impl KnownModel {
     }
 }
 
-/// All models that were ever told of, by id; none of those that are not served now.
+/// All models that were ever described, by id; none for a model that is no longer served.
 #[derive(Default)]
-pub(super) struct Models {
+pub(super) struct FrontendModels {
     names: Vec<(String, String)>,
-    known: Vec<Option<Arc<KnownModel>>>,
+    known: Vec<Option<Arc<FrontendModel>>>,
 }
 
-impl Models {
-    pub(super) fn get(&self, id: ModelId) -> Option<Arc<KnownModel>> {
+impl FrontendModels {
+    pub(super) fn get(&self, id: ModelId) -> Option<Arc<FrontendModel>> {
         self.known.get(id.index())?.clone()
     }
 
-    /// A scheduler serves these from now on, and no others; by the ids that they have here.
-    pub(super) fn renew(&mut self, models: Vec<(ModelId, Description)>) -> Result<Vec<(ModelId, Description)>, String> {
+    /// Replaces the served models, and returns them by the frontend's own ids.
+    pub(super) fn replace(
+        &mut self,
+        models: Vec<(ModelId, ModelDescription)>,
+    ) -> Result<Vec<(ModelId, ModelDescription)>, String> {
         let before = std::mem::take(&mut self.known);
         self.known = self.names.iter().map(|_| None).collect();
         let mut served = Vec::with_capacity(models.len());
         for (id, description) in models {
             let own = self.id_of(&description)?;
             let counted = before.get(own.index()).and_then(Option::as_ref).map(|model| Arc::clone(&model.counts));
-            let counts = counted.unwrap_or_else(Counts::new);
+            let counts = counted.unwrap_or_else(ModelCounters::new);
             let loaded = RemoteModel::new(&description, 0)?;
             let open = OpenDims::of(&loaded, false);
             served.push((own, description.clone()));
-            self.known[own.index()] = Some(Arc::new(KnownModel { id, description, loaded, open, counts }));
+            self.known[own.index()] = Some(Arc::new(FrontendModel { id, description, loaded, open, counts }));
         }
         Ok(served)
     }
 
-    fn id_of(&mut self, description: &Description) -> Result<ModelId, String> {
+    fn id_of(&mut self, description: &ModelDescription) -> Result<ModelId, String> {
         let name = (description.name.clone(), description.version.clone());
         let at = self.names.iter().position(|known| *known == name).unwrap_or_else(|| {
             self.names.push(name);

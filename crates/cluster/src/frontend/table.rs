@@ -1,67 +1,73 @@
-//! The requests of a front end until they are answered: each exactly once, whoever speaks of it when and how often.
+//! The requests of a frontend until they are answered: each exactly once, in whatever order
+//! messages about it come.
 //!
-//! A request's number is its place in the table and how often the place was taken before, so that a number never comes
-//! again and what comes late meets nobody. It is answered when the scheduler has said how it ended and, if that was
-//! well, all rows have come; or when who owes something is gone; or a while after its time. Whoever takes it out of the
-//! table answers it, so nobody else can.
+//! A request's number consists of its slot in the table and the number of times that the slot was
+//! used, so that a number never repeats and late messages find nothing. A request is answered when
+//! the scheduler has reported its end and, if it succeeded, all rows have arrived; or when the
+//! process that owes something is lost; or some time after its deadline. The code that removes a
+//! request from the table answers it, so no other code can.
 //!
-//! One that had been asked of a scheduler that is gone, or not the primary now, is an orphan: the next primary is asked
-//! again, and since the word of the first may be lost, it is answered as soon as all its rows are here.
+//! A request whose scheduler is lost, or no longer the primary, is orphaned: it is sent to the next
+//! primary, and it is answered as soon as all its rows have arrived, since the first scheduler's
+//! report may be lost.
 
-use crate::handover::{Epoch, Following, Process, Sender};
-use crate::plane::{Ask, Link};
+use crate::handover::{Epoch, Following, HeartbeatSender, ProcessId};
+use crate::plane::{PeerLink, RequestHeader};
 use ripieno_base::Nanos;
 use ripieno_executor::Tensor;
-use ripieno_runtime::{Answer, Answered, Ending, Failure, ModelMetrics, ModelSnapshot, Refused, check_joinable, join};
+use ripieno_runtime::{
+    Ending, Failure, JobOutput, JobResult, ModelMetrics, ModelSnapshot, Refused, check_joinable, join,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// How long after its time a request is answered from here: its scheduler has not said anything.
-const GRACE: Duration = Duration::from_secs(1);
-/// Without a scheduler requests wait for the next one so long, and are told to come again then.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// How long outputs may take after the scheduler has said that they are there.
-const ON_THE_WAY: Duration = Duration::from_secs(10);
-/// When a client may try again.
+/// Time after a request's deadline at which the frontend answers it, if the scheduler has not
+/// reported.
+const EXPIRY_GRACE: Duration = Duration::from_secs(1);
+/// Time that requests wait for another scheduler; afterwards clients are asked to retry.
+const SCHEDULER_TIMEOUT: Duration = Duration::from_secs(1);
+/// Longest time between the scheduler's report of success and the arrival of all outputs.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time after which a client may retry.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// A request that waits for its answer.
-pub(super) struct Pending {
-    /// What its scheduler is asked, with the model's id here.
-    pub(super) ask: Ask,
+pub(super) struct PendingRequest {
+    /// The header sent to the scheduler, with the frontend's id of the model.
+    pub(super) header: RequestHeader,
     pub(super) inputs: Arc<[Tensor]>,
     pub(super) came: Instant,
-    /// When its client is told that it is too late.
+    /// Time at which the request is too late.
     pub(super) expires: Option<Instant>,
-    pub(super) live: Live,
-    pub(super) on_answer: Box<dyn FnOnce(Answer) + Send>,
-    /// Without outputs; and since when it has been known.
-    pub(super) ended: Option<(Answered, Instant)>,
-    /// What devices have asked for.
+    pub(super) live: LiveGuard,
+    pub(super) on_answer: Box<dyn FnOnce(JobResult) + Send>,
+    /// The reported result without outputs, and the time of the report.
+    pub(super) ended: Option<(JobOutput, Instant)>,
+    /// The rows that devices have pulled.
     pub(super) pieces: Vec<Piece>,
-    /// Whoever was asked for it first is gone.
-    pub(super) orphan: bool,
+    /// True once the scheduler that first received it is lost.
+    pub(super) orphaned: bool,
 }
 
-/// The numbers of a model.
-pub(super) struct Counts {
+/// The counters of a model.
+pub(super) struct ModelCounters {
     pub(super) metrics: ModelMetrics,
     live: AtomicUsize,
 }
 
-/// A request of it that waits.
-pub(super) struct Live(Arc<Counts>);
+/// Counts one request in flight until it is dropped.
+pub(super) struct LiveGuard(Arc<ModelCounters>);
 
-impl Counts {
-    pub(super) fn new() -> Arc<Counts> {
-        // Batches are counted where they run.
-        Arc::new(Counts { metrics: ModelMetrics::new(0), live: AtomicUsize::new(0) })
+impl ModelCounters {
+    pub(super) fn new() -> Arc<ModelCounters> {
+        // Batches are counted by the process that runs them.
+        Arc::new(ModelCounters { metrics: ModelMetrics::new(0), live: AtomicUsize::new(0) })
     }
 
-    pub(super) fn enter(self: &Arc<Counts>) -> Live {
+    pub(super) fn enter(self: &Arc<ModelCounters>) -> LiveGuard {
         self.live.fetch_add(1, Relaxed);
-        Live(Arc::clone(self))
+        LiveGuard(Arc::clone(self))
     }
 
     pub(super) fn snapshot(&self) -> ModelSnapshot {
@@ -69,13 +75,13 @@ impl Counts {
     }
 }
 
-impl Drop for Live {
+impl Drop for LiveGuard {
     fn drop(&mut self) {
         self.0.live.fetch_sub(1, Relaxed);
     }
 }
 
-/// Rows that a device has asked for.
+/// Rows that a device has pulled.
 pub(super) struct Piece {
     first_row: u32,
     rows: u32,
@@ -84,48 +90,48 @@ pub(super) struct Piece {
     outputs: Option<Vec<Tensor>>,
 }
 
-/// All of them.
-pub(super) struct Table {
-    slots: Vec<Slot>,
+/// All requests of a frontend that are in flight.
+pub(super) struct RequestTable {
+    slots: Vec<TableSlot>,
     free: Vec<u32>,
-    /// The primary, while it is there.
-    scheduler: Option<Arc<Link>>,
+    /// The primary, while it is connected.
+    scheduler: Option<Arc<PeerLink>>,
     pub(super) following: Following,
-    /// Since when nobody is there; none if nobody ever was.
+    /// Time at which the primary was lost; none if there never was one.
     lost: Option<Instant>,
-    /// Connections of backends that are there.
+    /// Numbers of the connected backends.
     connections: Vec<u64>,
-    /// Whether nothing new is taken.
+    /// Whether new requests are refused.
     pub(super) closed: bool,
 }
 
 #[derive(Default)]
-struct Slot {
+struct TableSlot {
     taken: u32,
-    pending: Option<Box<Pending>>,
+    pending: Option<Box<PendingRequest>>,
 }
 
-/// A request that is to be answered, by whoever has it.
-pub(super) struct Due(Box<Pending>, Answer);
+/// A request that has left the table, with its result; the holder answers it.
+pub(super) struct CompletedRequest(Box<PendingRequest>, JobResult);
 
-/// What becomes of a scheduler that says that it is the primary.
-pub(super) enum Followed {
-    /// It is not any more: this epoch is known.
+/// The effect of a heartbeat.
+pub(super) enum HeartbeatOutcome {
+    /// The sender's epoch is over; this later one is known.
     Stale(Epoch),
-    /// It is asked from now on.
-    Asks {
-        /// Whose outputs are here already.
-        due: Vec<Due>,
-        /// What else is unanswered.
-        again: Vec<Ask>,
+    /// The sender is the primary, and requests go to it from now on.
+    Primary {
+        /// Requests whose outputs have all arrived.
+        completed: Vec<CompletedRequest>,
+        /// All other unanswered requests, which the new primary must receive.
+        resend: Vec<RequestHeader>,
     },
 }
 
-impl Table {
-    /// Of so many requests.
-    pub(super) fn new(most: u32) -> Table {
-        let slots = (0..most).map(|_| Slot::default()).collect();
-        Table {
+impl RequestTable {
+    /// Returns a table of at most `most` requests.
+    pub(super) fn new(most: u32) -> RequestTable {
+        let slots = (0..most).map(|_| TableSlot::default()).collect();
+        RequestTable {
             slots,
             free: (0..most).rev().collect(),
             scheduler: None,
@@ -136,8 +142,13 @@ impl Table {
         }
     }
 
-    /// Takes a request in: its number, and who is to be asked for it; if none now, the next primary will be.
-    pub(super) fn insert(&mut self, mut pending: Pending, now: Instant) -> Result<(u64, Option<Arc<Link>>), Refused> {
+    /// Inserts a request. Returns its number and the scheduler that must receive it; without a
+    /// scheduler, the next primary receives it.
+    pub(super) fn insert(
+        &mut self,
+        mut pending: PendingRequest,
+        now: Instant,
+    ) -> Result<(u64, Option<Arc<PeerLink>>), Refused> {
         if self.closed {
             return Err(Refused::ShuttingDown);
         }
@@ -149,50 +160,51 @@ impl Table {
         let slot = &mut self.slots[at as usize];
         slot.taken = slot.taken.wrapping_add(1);
         let request = u64::from(slot.taken) << 32 | u64::from(at);
-        pending.ask.request = request;
+        pending.header.request = request;
         slot.pending = Some(Box::new(pending));
         Ok((request, self.scheduler.clone()))
     }
 
-    /// The primary, while it is there.
-    pub(super) fn scheduler(&self) -> Option<Arc<Link>> {
+    /// Returns the primary, while it is connected.
+    pub(super) fn scheduler(&self) -> Option<Arc<PeerLink>> {
         self.scheduler.clone()
     }
 
-    /// Whether that is who is asked.
-    pub(super) fn asks(&self, link: &Arc<Link>) -> bool {
+    /// Returns true if requests go to this scheduler.
+    pub(super) fn is_primary(&self, link: &Arc<PeerLink>) -> bool {
         self.scheduler.as_ref().is_some_and(|scheduler| Arc::ptr_eq(scheduler, link))
     }
 
-    /// Whether there is no primary, and has not been for long.
+    /// Returns true if there has been no primary for longer than [`SCHEDULER_TIMEOUT`].
     pub(super) fn is_abandoned(&self, now: Instant) -> bool {
-        self.scheduler.is_none() && self.lost.is_some_and(|lost| now > lost + PATIENCE)
+        self.scheduler.is_none() && self.lost.is_some_and(|lost| now > lost + SCHEDULER_TIMEOUT)
     }
 
-    /// A scheduler says that it is the primary.
-    pub(super) fn follow_primary(
+    /// Handles a scheduler's message that it is the primary.
+    pub(super) fn on_heartbeat(
         &mut self,
-        link: &Arc<Link>,
-        (epoch, process): (Epoch, Process),
+        link: &Arc<PeerLink>,
+        (epoch, process): (Epoch, ProcessId),
         now: Instant,
-    ) -> Followed {
+    ) -> HeartbeatOutcome {
         let another = match self.following.on_heartbeat(process, epoch) {
-            Sender::Stale(epoch) => return Followed::Stale(epoch),
-            Sender::NewPrimary => true,
-            Sender::SamePrimary => !self.asks(link),
+            HeartbeatSender::Stale(epoch) => return HeartbeatOutcome::Stale(epoch),
+            HeartbeatSender::NewPrimary => true,
+            HeartbeatSender::SamePrimary => !self.is_primary(link),
         };
         if !another {
-            return Followed::Asks { due: Vec::new(), again: Vec::new() };
+            return HeartbeatOutcome::Primary { completed: Vec::new(), resend: Vec::new() };
         }
         self.scheduler = Some(Arc::clone(link));
         let due = self.orphan_all();
         let unanswered = self.slots.iter().filter_map(|slot| slot.pending.as_ref()).filter(|it| it.ended.is_none());
-        Followed::Asks { due, again: unanswered.map(|pending| pending.ask_at(now)).collect() }
+        HeartbeatOutcome::Primary { completed: due, resend: unanswered.map(|pending| pending.header_at(now)).collect() }
     }
 
-    /// A connection to a scheduler has ended. Whose outputs are here already, if that was the primary.
-    pub(super) fn lose(&mut self, link: &Arc<Link>, now: Instant) -> Vec<Due> {
-        if !self.asks(link) {
+    /// Handles the end of a connection to a scheduler. If it was the primary, returns the requests
+    /// whose outputs have all arrived.
+    pub(super) fn on_scheduler_lost(&mut self, link: &Arc<PeerLink>, now: Instant) -> Vec<CompletedRequest> {
+        if !self.is_primary(link) {
             return Vec::new();
         }
         self.scheduler = None;
@@ -203,50 +215,52 @@ impl Table {
         self.orphan_all()
     }
 
-    /// Nobody that was asked before will say how requests end.
-    fn orphan_all(&mut self) -> Vec<Due> {
+    /// Marks unfinished requests as orphaned, since their scheduler will not report. Returns those
+    /// that are complete.
+    fn orphan_all(&mut self) -> Vec<CompletedRequest> {
         let mut here = Vec::new();
         for pending in self.slots.iter_mut().filter_map(|slot| slot.pending.as_mut()) {
-            pending.orphan |= pending.ended.is_none();
-            if pending.orphan && pending.rows_here() == pending.ask.rows {
-                here.push(pending.ask.request);
+            pending.orphaned |= pending.ended.is_none();
+            if pending.orphaned && pending.rows_received() == pending.header.rows {
+                here.push(pending.header.request);
             }
         }
-        here.into_iter().filter_map(|request| self.finish(request)).collect()
+        here.into_iter().filter_map(|request| self.complete_if_ready(request)).collect()
     }
 
-    /// How many wait.
+    /// Returns the number of requests.
     pub(super) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    pub(super) fn get(&mut self, request: u64) -> Option<&mut Pending> {
+    pub(super) fn get(&mut self, request: u64) -> Option<&mut PendingRequest> {
         let slot = self.slots.get_mut(request as u32 as usize)?;
         slot.pending.as_deref_mut().filter(|_| u64::from(slot.taken) == request >> 32)
     }
 
-    /// Takes a request out, to be answered so.
-    pub(super) fn take(&mut self, request: u64, answer: Answer) -> Option<Due> {
+    /// Removes a request, to be answered with this result.
+    pub(super) fn complete(&mut self, request: u64, answer: JobResult) -> Option<CompletedRequest> {
         self.get(request)?;
         let at = request as u32;
         let pending = self.slots[at as usize].pending.take()?;
         self.free.push(at);
-        Some(Due(pending, answer))
+        Some(CompletedRequest(pending, answer))
     }
 
-    /// The scheduler says how a request has ended.
-    pub(super) fn end(&mut self, request: u64, answer: Answer, now: Instant) -> Option<Due> {
+    /// Handles the scheduler's report that a request has ended.
+    pub(super) fn on_end(&mut self, request: u64, answer: JobResult, now: Instant) -> Option<CompletedRequest> {
         let answered = match answer {
-            Err(failure) => return self.take(request, Err(failure)),
+            Err(failure) => return self.complete(request, Err(failure)),
             Ok(answered) => answered,
         };
         self.get(request)?.ended = Some((answered, now));
         let owes = |connection: &u64| !self.connections.contains(connection);
-        let is_lost = self.slots[request as u32 as usize].pending.as_ref()?.owing().any(|connection| owes(&connection));
-        if is_lost { self.take(request, Err(lost())) } else { self.finish(request) }
+        let is_lost =
+            self.slots[request as u32 as usize].pending.as_ref()?.outstanding().any(|connection| owes(&connection));
+        if is_lost { self.complete(request, Err(backend_lost())) } else { self.complete_if_ready(request) }
     }
 
-    /// A device asks for rows: the inputs of the request, and how many rows it has.
+    /// Handles a device's pull of rows. Returns the inputs of the request, and its number of rows.
     pub(super) fn pull(
         &mut self,
         request: u64,
@@ -255,32 +269,39 @@ impl Table {
         connection: u64,
     ) -> Option<(Arc<[Tensor]>, u32)> {
         let pending = self.get(request)?;
-        if first_row.checked_add(rows)? > pending.ask.rows || rows == 0 {
+        if first_row.checked_add(rows)? > pending.header.rows || rows == 0 {
             return None;
         }
-        // Who asks again does so for a device that was lost, or another scheduler, which may cut otherwise.
+        // Overlapping rows are pulled again after the loss of a device, or by another scheduler,
+        // which may split differently.
         let apart = |piece: &Piece| piece.first_row + piece.rows <= first_row || first_row + rows <= piece.first_row;
         pending.pieces.retain(apart);
         pending.pieces.push(Piece { first_row, rows, connection, outputs: None });
-        Some((Arc::clone(&pending.inputs), pending.ask.rows))
+        Some((Arc::clone(&pending.inputs), pending.header.rows))
     }
 
-    /// Outputs of rows have come.
-    pub(super) fn outputs(&mut self, request: u64, first_row: u32, rows: u32, outputs: Vec<Tensor>) -> Option<Due> {
+    /// Handles the outputs of rows.
+    pub(super) fn on_outputs(
+        &mut self,
+        request: u64,
+        first_row: u32,
+        rows: u32,
+        outputs: Vec<Tensor>,
+    ) -> Option<CompletedRequest> {
         let pieces = &mut self.get(request)?.pieces;
         let piece = pieces.iter_mut().find(|piece| (piece.first_row, piece.rows) == (first_row, rows))?;
         piece.outputs = Some(outputs);
-        self.finish(request)
+        self.complete_if_ready(request)
     }
 
-    fn finish(&mut self, request: u64) -> Option<Due> {
+    fn complete_if_ready(&mut self, request: u64) -> Option<CompletedRequest> {
         let pending = self.get(request)?;
-        if !pending.orphan && pending.ended.is_none() || pending.rows_here() < pending.ask.rows {
+        if !pending.orphaned && pending.ended.is_none() || pending.rows_received() < pending.header.rows {
             return None;
         }
         let answered = match pending.ended.take() {
             Some((answered, _)) => answered,
-            None => pending.orphaned(),
+            None => pending.output_of_orphan(),
         };
         pending.pieces.sort_unstable_by_key(|piece| piece.first_row);
         let mut parts: Vec<Vec<Tensor>> = pending.pieces.drain(..).filter_map(|piece| piece.outputs).collect();
@@ -288,41 +309,44 @@ impl Table {
             1 => Ok(parts.remove(0)),
             _ => check_joinable(&parts).map(|()| join(&parts)),
         };
-        self.take(request, joined.map(|outputs| Answered { outputs, ..answered }).map_err(Failure::Failed))
+        self.complete(request, joined.map(|outputs| JobOutput { outputs, ..answered }).map_err(Failure::Failed))
     }
 
-    /// A backend's connection is there.
-    pub(super) fn connect(&mut self, connection: u64) {
+    /// Registers a backend's connection.
+    pub(super) fn on_backend_connected(&mut self, connection: u64) {
         self.connections.push(connection);
     }
 
-    /// It has ended: who has only its outputs to wait for waits in vain.
-    pub(super) fn disconnect(&mut self, connection: u64) -> Vec<Due> {
+    /// Handles the end of a backend's connection. Returns the requests that only waited for its
+    /// outputs.
+    pub(super) fn on_backend_lost(&mut self, connection: u64) -> Vec<CompletedRequest> {
         self.connections.retain(|&other| other != connection);
-        self.take_all(|pending| (pending.ended.is_some() && pending.owing().any(|owes| owes == connection)).then(lost))
+        self.complete_where(|pending| {
+            (pending.ended.is_some() && pending.outstanding().any(|owes| owes == connection)).then(backend_lost)
+        })
     }
 
-    /// No scheduler comes: nobody will say how these end.
-    pub(super) fn give_up(&mut self) -> Vec<Due> {
+    /// Fails the requests that no scheduler has reported on, since no scheduler has come back.
+    pub(super) fn fail_without_scheduler(&mut self) -> Vec<CompletedRequest> {
         let gone = || Failure::Outage { cause: "the scheduler was lost".to_owned(), retry_after: RETRY_AFTER };
-        self.take_all(|pending| pending.ended.is_none().then(gone))
+        self.complete_where(|pending| pending.ended.is_none().then(gone))
     }
 
-    /// Whose time is over, and more.
-    pub(super) fn expire(&mut self, now: Instant) -> Vec<Due> {
-        self.take_all(|pending| match (&pending.ended, pending.expires) {
-            (Some((_, since)), _) if now > *since + ON_THE_WAY => Some(lost()),
-            (None, Some(expires)) if now > expires + GRACE => Some(Failure::Expired),
+    /// Removes the requests that are past their deadline or have waited too long for outputs.
+    pub(super) fn expire(&mut self, now: Instant) -> Vec<CompletedRequest> {
+        self.complete_where(|pending| match (&pending.ended, pending.expires) {
+            (Some((_, since)), _) if now > *since + OUTPUT_TIMEOUT => Some(backend_lost()),
+            (None, Some(expires)) if now > expires + EXPIRY_GRACE => Some(Failure::Expired),
             _ => None,
         })
     }
 
-    /// Everybody.
-    pub(super) fn dismiss(&mut self) -> Vec<Due> {
-        self.take_all(|_| Some(Failure::ShuttingDown))
+    /// Fails all requests because of shutdown.
+    pub(super) fn fail_all(&mut self) -> Vec<CompletedRequest> {
+        self.complete_where(|_| Some(Failure::ShuttingDown))
     }
 
-    fn take_all(&mut self, why: impl Fn(&Pending) -> Option<Failure>) -> Vec<Due> {
+    fn complete_where(&mut self, why: impl Fn(&PendingRequest) -> Option<Failure>) -> Vec<CompletedRequest> {
         let mut due = Vec::new();
         if self.len() == 0 {
             return due;
@@ -332,61 +356,61 @@ impl Table {
                 && let Some(pending) = slot.pending.take()
             {
                 self.free.push(at);
-                due.push(Due(pending, Err(failure)));
+                due.push(CompletedRequest(pending, Err(failure)));
             }
         }
         due
     }
 }
 
-fn lost() -> Failure {
+fn backend_lost() -> Failure {
     Failure::Outage { cause: "the backend that ran it was lost".to_owned(), retry_after: RETRY_AFTER }
 }
 
-impl Pending {
-    /// What the new primary is asked.
-    fn ask_at(&self, now: Instant) -> Ask {
+impl PendingRequest {
+    /// Returns the header for a new primary, with the time left at `now`.
+    fn header_at(&self, now: Instant) -> RequestHeader {
         let left = self.expires.map(|expires| expires.saturating_duration_since(now));
-        Ask { left_ns: left.map(|left| u64::try_from(left.as_nanos()).unwrap_or(u64::MAX)), ..self.ask }
+        RequestHeader { left_ns: left.map(|left| u64::try_from(left.as_nanos()).unwrap_or(u64::MAX)), ..self.header }
     }
 
-    /// How many rows have come.
-    fn rows_here(&self) -> u32 {
+    /// Returns the number of rows whose outputs have arrived.
+    fn rows_received(&self) -> u32 {
         self.pieces.iter().filter(|piece| piece.outputs.is_some()).map(|piece| piece.rows).sum()
     }
 
-    /// How it ended, as far as is known without its scheduler.
-    fn orphaned(&self) -> Answered {
+    /// Returns the result of a request whose scheduler was lost; its times are unknown.
+    fn output_of_orphan(&self) -> JobOutput {
         let late = self.expires.is_some_and(|expires| Instant::now() > expires);
-        Answered { outputs: Vec::new(), queued: Nanos::ZERO, executed: Nanos::ZERO, batch: 1, late }
+        JobOutput { outputs: Vec::new(), queued: Nanos::ZERO, executed: Nanos::ZERO, batch: 1, late }
     }
 
-    /// The connections that outputs are still to come from.
-    fn owing(&self) -> impl Iterator<Item = u64> + '_ {
+    /// Returns the connections that still owe outputs.
+    fn outstanding(&self) -> impl Iterator<Item = u64> + '_ {
         self.pieces.iter().filter(|piece| piece.outputs.is_none()).map(|piece| piece.connection)
     }
 }
 
-impl Due {
-    /// Its number, if the primary may not know that it has ended.
-    pub(super) fn orphan(&self) -> Option<u64> {
-        self.0.orphan.then_some(self.0.ask.request)
+impl CompletedRequest {
+    /// Returns its number if the primary may not know that it has ended.
+    pub(super) fn orphaned_id(&self) -> Option<u64> {
+        self.0.orphaned.then_some(self.0.header.request)
     }
 
-    /// Answers and counts it.
+    /// Counts the request and answers it.
     pub(super) fn answer(self) {
-        let Due(pending, answer) = self;
-        let Pending { ask: Ask { rows, .. }, came, live, on_answer, .. } = *pending;
+        let CompletedRequest(pending, answer) = self;
+        let PendingRequest { header: RequestHeader { rows, .. }, came, live, on_answer, .. } = *pending;
         let metrics = &live.0.metrics;
         let took = Nanos(i64::try_from(came.elapsed().as_nanos()).unwrap_or(i64::MAX));
         match &answer {
-            Ok(Answered { queued, executed, late, .. }) => {
+            Ok(JobOutput { queued, executed, late, .. }) => {
                 metrics.on_success(*late, rows as usize, took, *queued, *executed);
             }
             Err(Failure::Refused(_)) => metrics.on_refused(),
             Err(failure) => metrics.on_failure(Ending::of(failure), took),
         }
-        // Whoever has the answer does not wait any more.
+        // A client with an answer no longer counts as waiting.
         drop(live);
         on_answer(answer);
     }

@@ -1,49 +1,49 @@
-//! What a scheduler has its host do.
+//! The actions that the state machine of a scheduler requests.
 
-use super::ids::{Epoch, Process, RequestId, Stamp};
+use super::ids::{Epoch, ProcessId, RequestId, Stamp};
 use super::store::Swap;
 
-/// For whoever carries messages and asks the store, or for whoever schedules.
+/// An action for the host: a message to send, a call to the store, or a change for the engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SchedulerAction {
-    /// Ask the store; it may never reply.
+    /// Swap the store's entry; there may be no reply.
     Swap(Swap),
-    /// Say that this is the primary's epoch.
+    /// Announce this primary's epoch.
     Heartbeat {
-        /// To a scheduler or a frontend.
-        to: Process,
-        /// Its own.
+        /// A scheduler or a frontend.
+        to: ProcessId,
+        /// The own epoch.
         epoch: Epoch,
     },
-    /// Have a backend obey, and say what it runs.
+    /// Claim a backend, which reports the rows that it still runs.
     Claim {
         /// The backend.
-        to: Process,
-        /// Greater than that of each claim before.
+        to: ProcessId,
+        /// Greater than the stamp of every earlier claim.
         stamp: Stamp,
     },
-    /// Say that a later epoch is known.
+    /// Announce a later epoch.
     Fenced {
-        /// To one whose epoch is over.
-        to: Process,
-        /// Which one.
+        /// The process whose epoch is over.
+        to: ProcessId,
+        /// The later epoch.
         epoch: Epoch,
     },
-    /// Begin, with nothing.
+    /// Start as the primary, with empty state.
     BecomePrimary(Epoch),
-    /// Forget everything.
+    /// Drop all state.
     StepDown,
     /// Schedule this request, unless it is scheduled already.
     Admit(RequestId),
-    /// This one ran on since an earlier epoch, and has ended well.
-    Over(RequestId),
-    /// This backend runs nothing of earlier epochs any more: it may be given batches, under this claim.
+    /// Report success of this request, which an earlier epoch had started.
+    Completed(RequestId),
+    /// Use this backend under this claim; nothing of earlier epochs runs on it.
     Join {
-        /// Which one.
-        backend: Process,
+        /// The backend.
+        backend: ProcessId,
         /// The claim.
         stamp: Stamp,
     },
-    /// It must not be given any.
-    Leave(Process),
+    /// Stop using this backend.
+    Leave(ProcessId),
 }

@@ -1,112 +1,114 @@
-//! A scheduler's part in who is the primary: it hears heartbeats, bears silence, and asks the store.
+//! A scheduler's part in the election: it receives heartbeats, tolerates some silence, and asks the
+//! store.
 
-use super::ids::{Epoch, Process};
-use super::store::{Entry, Swap};
+use super::ids::{Epoch, ProcessId};
+use super::store::{EpochEntry, Swap};
 use super::timing::Timing;
 use ripieno_base::Time;
 
 #[derive(Clone, Debug)]
 pub(super) struct Election {
-    me: Process,
+    me: ProcessId,
     timing: Timing,
-    /// What the store held when it was last heard of, by its own word or a primary's.
-    entry: Option<Entry>,
-    /// The latest epoch that anybody has spoken of.
+    /// The last known entry of the store, from the store itself or from a primary.
+    entry: Option<EpochEntry>,
+    /// The latest known epoch.
     known: Epoch,
-    /// The latest of its own.
+    /// The latest epoch of its own.
     own: Epoch,
-    /// Without a heartbeat until then, the store is asked.
+    /// Time at which the store is asked, unless a heartbeat arrives earlier.
     ask_at: Time,
-    /// The store has been asked since the last heartbeat.
-    asking: bool,
-    /// So often it was fenced and has not heard the one who came after.
+    /// True if the store has been asked since the last heartbeat.
+    store_asked: bool,
+    /// Number of times that it was fenced since the last heartbeat of another primary.
     fenced: u32,
 }
 
 impl Election {
-    pub(super) fn new(now: Time, me: Process, timing: Timing) -> Election {
-        // Longer than a silence: whom it has not yet heard may be there all the same.
+    pub(super) fn new(now: Time, me: ProcessId, timing: Timing) -> Election {
+        // Longer than the tolerated silence: a primary may exist that has not been heard yet.
         let ask_at = now + timing.discovery * 2;
         let none = Epoch::default();
-        Election { me, timing, entry: None, known: none, own: none, ask_at, asking: false, fenced: 0 }
+        Election { me, timing, entry: None, known: none, own: none, ask_at, store_asked: false, fenced: 0 }
     }
 
     pub(super) fn known(&self) -> Epoch {
         self.known
     }
 
-    /// Whether another scheduler was the primary when it was last heard of, and is not silent.
+    /// Returns true if the last known primary is another scheduler that is not silent.
     pub(super) fn follows(&self) -> bool {
-        self.entry.is_some_and(|entry| entry.holder != self.me) && !self.asking
+        self.entry.is_some_and(|entry| entry.holder != self.me) && !self.store_asked
     }
 
     pub(super) fn ask_at(&self) -> Time {
         self.ask_at
     }
 
-    /// The primary has spoken, of an epoch that is not over as far as is known.
-    pub(super) fn on_heartbeat(&mut self, now: Time, holder: Process, epoch: Epoch) {
-        self.entry = Some(Entry { epoch, holder });
+    /// Handles a heartbeat of an epoch that is not over as far as is known.
+    pub(super) fn on_heartbeat(&mut self, now: Time, holder: ProcessId, epoch: Epoch) {
+        self.entry = Some(EpochEntry { epoch, holder });
         self.known = self.known.max(epoch);
         self.fenced = 0;
-        self.wait(now);
+        self.restart_timer(now);
     }
 
-    /// Somebody knows of this epoch.
+    /// Handles news of an epoch.
     pub(super) fn on_epoch(&mut self, epoch: Epoch) {
         self.known = self.known.max(epoch);
     }
 
-    /// Its own epoch is over, because there is a later one.
+    /// Handles the end of its own epoch.
     pub(super) fn on_fenced(&mut self, now: Time) {
         self.fenced += 1;
-        self.wait(now);
+        self.restart_timer(now);
     }
 
-    /// The connection to somebody broke. That a primary ended is seen so at once; who was fenced for nothing rather waits.
-    pub(super) fn on_lost(&mut self, now: Time, who: Process) {
+    /// Handles the loss of a connection. The loss of the primary counts as silence, except for a
+    /// scheduler that was fenced needlessly: it waits.
+    pub(super) fn on_lost(&mut self, now: Time, who: ProcessId) {
         let is_primary = self.entry.is_some_and(|entry| entry.holder == who);
-        if is_primary && self.fenced == 0 && !self.asking {
+        if is_primary && self.fenced == 0 && !self.store_asked {
             self.ask_at = self.ask_at.min(now);
         }
     }
 
-    /// Asks the store, if it is time.
+    /// Returns a swap for the store, if it is time.
     pub(super) fn on_timer(&mut self, now: Time) -> Option<Swap> {
         if now < self.ask_at {
             return None;
         }
-        self.asking = true;
+        self.store_asked = true;
         self.ask_at = now + self.timing.store;
         let epoch = self.entry.map_or(Epoch::default(), |entry| entry.epoch).next();
-        Some(Swap { expected: self.entry, next: Entry { epoch, holder: self.me } })
+        Some(Swap { expected: self.entry, next: EpochEntry { epoch, holder: self.me } })
     }
 
-    /// The store has said what it holds. The epoch that begins by it, if it is its own.
-    pub(super) fn on_store(&mut self, now: Time, held: Entry) -> Option<Epoch> {
-        // A reply that was overtaken by what others know.
+    /// Handles the store's entry. Returns the epoch that begins, if it is its own.
+    pub(super) fn on_store(&mut self, now: Time, held: EpochEntry) -> Option<Epoch> {
+        // A reply that is older than what other processes know.
         if held.epoch < self.known {
             return None;
         }
         self.known = held.epoch;
         if held.holder == self.me {
-            // One that began before has ended: there is no way back into it.
+            // An epoch that began earlier has ended and cannot be resumed.
             let begins = held.epoch > self.own;
             self.own = held.epoch;
             self.entry = Some(held);
             return begins.then_some(held.epoch);
         }
-        // Who has it may be about to speak.
+        // The holder may be about to send its first heartbeat.
         if self.entry != Some(held) {
             self.entry = Some(held);
-            self.wait(now);
+            self.restart_timer(now);
         }
         None
     }
 
-    fn wait(&mut self, now: Time) {
-        self.asking = false;
-        self.ask_at = now + self.timing.patience(self.fenced);
+    fn restart_timer(&mut self, now: Time) {
+        self.store_asked = false;
+        self.ask_at = now + self.timing.tolerated_silence(self.fenced);
     }
 }
 
@@ -114,12 +116,12 @@ impl Election {
 mod tests {
     use super::*;
 
-    const ME: Process = Process(1);
-    const OTHER: Process = Process(2);
+    const ME: ProcessId = ProcessId(1);
+    const OTHER: ProcessId = ProcessId(2);
     const TIMING: Timing = Timing::SHARED_HOSTS;
 
-    fn entry(epoch: u64, holder: Process) -> Entry {
-        Entry { epoch: Epoch(epoch), holder }
+    fn entry(epoch: u64, holder: ProcessId) -> EpochEntry {
+        EpochEntry { epoch: Epoch(epoch), holder }
     }
 
     fn spare() -> (Election, Time) {
@@ -129,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_just_begun_gives_a_primary_time_to_be_heard() {
+    fn a_new_scheduler_gives_a_primary_time_to_be_heard() {
         let mut election = Election::new(Time::ORIGIN, ME, TIMING);
         let begun = Time::ORIGIN + TIMING.discovery * 2;
         assert_eq!(election.on_timer(Time(begun.0 - 1)), None);
@@ -157,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_second_waits_for_the_first() {
+    fn the_second_waits_for_the_first() {
         let (mut election, silent) = spare();
         election.on_timer(silent);
         assert_eq!(election.on_store(silent, entry(5, OTHER)), None);
@@ -181,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_connection_to_the_primary_is_silence_but_not_for_who_was_fenced() {
+    fn a_broken_connection_to_the_primary_counts_as_silence_unless_fenced() {
         let (mut election, _) = spare();
         election.on_lost(Time(9), ME);
         assert_eq!(election.on_timer(Time(9)), None);

@@ -1,90 +1,91 @@
-//! Whom a backend obeys, and whom a frontend asks: the latest primary.
+//! The scheduler that a backend or a frontend follows: the latest primary.
 
-use super::ids::{Epoch, Process, Stamp};
+use super::ids::{Epoch, ProcessId, Stamp};
 
-/// A backend's: it lets through claims that are greater than all before. What comes under an older claim than the last is
-/// not obeyed.
+/// The fence of a backend: it accepts only claims greater than all earlier ones. Orders under an
+/// older claim are refused.
 #[derive(Clone, Debug)]
 pub struct Fence {
     last: Stamp,
 }
 
-/// What becomes of a claim.
+/// The outcome of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Claimed {
-    /// It is obeyed from now on.
-    Obeyed,
-    /// It is of an epoch that is over; this one is known.
-    Past(Epoch),
-    /// It was heard before.
+pub enum ClaimOutcome {
+    /// The claim is followed from now on.
+    Accepted,
+    /// The claim's epoch is over; this later one is known.
+    Stale(Epoch),
+    /// The claim was received before.
     Repeated,
 }
 
 impl Fence {
-    /// Obeys nobody of an earlier epoch than this: the store's, since what an earlier life has seen is forgotten.
+    /// Returns a fence that refuses claims of epochs before this one. A restarted backend reads it
+    /// from the store, since it has lost its own record.
     pub fn new(epoch: Epoch) -> Fence {
         Fence { last: Stamp { epoch, number: 0 } }
     }
 
-    /// The last claim that was obeyed.
+    /// Returns the last accepted claim.
     pub fn last(&self) -> Stamp {
         self.last
     }
 
-    /// Somebody claims the backend.
-    pub fn on_claim(&mut self, stamp: Stamp) -> Claimed {
+    /// Handles a claim.
+    pub fn on_claim(&mut self, stamp: Stamp) -> ClaimOutcome {
         if stamp.epoch < self.last.epoch {
-            return Claimed::Past(self.last.epoch);
+            return ClaimOutcome::Stale(self.last.epoch);
         }
         if stamp <= self.last {
-            return Claimed::Repeated;
+            return ClaimOutcome::Repeated;
         }
         self.last = stamp;
-        Claimed::Obeyed
+        ClaimOutcome::Accepted
     }
 }
 
-/// A frontend's: it asks the primary of the latest epoch that it has heard of.
+/// The view of a frontend: it follows the primary of the latest epoch that it knows of.
 #[derive(Clone, Debug, Default)]
 pub struct Following {
     epoch: Epoch,
-    primary: Option<Process>,
+    primary: Option<ProcessId>,
 }
 
-/// What a heartbeat says to a frontend.
+/// The sender of a heartbeat, as a frontend sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sender {
-    /// A primary that was not asked before: what is unanswered is asked again.
+pub enum HeartbeatSender {
+    /// A new primary: unanswered requests are sent to it again.
     NewPrimary,
-    /// The one who is asked.
+    /// The current primary.
     SamePrimary,
-    /// One whose epoch is over; this one is known.
+    /// A primary whose epoch is over; this later one is known.
     Stale(Epoch),
 }
 
 impl Following {
-    /// The latest epoch that was heard of.
+    /// Returns the latest known epoch.
     pub fn epoch(&self) -> Epoch {
         self.epoch
     }
 
-    /// Who is asked.
-    pub fn primary(&self) -> Option<Process> {
+    /// Returns the current primary.
+    pub fn primary(&self) -> Option<ProcessId> {
         self.primary
     }
 
-    /// Somebody says that this is its epoch.
-    pub fn on_heartbeat(&mut self, from: Process, epoch: Epoch) -> Sender {
+    /// Handles a heartbeat.
+    pub fn on_heartbeat(&mut self, from: ProcessId, epoch: Epoch) -> HeartbeatSender {
         if epoch < self.epoch {
-            return Sender::Stale(self.epoch);
+            return HeartbeatSender::Stale(self.epoch);
         }
         let same = self.primary == Some(from) && self.epoch == epoch;
         (self.epoch, self.primary) = (epoch, Some(from));
-        if same { Sender::SamePrimary } else { Sender::NewPrimary }
+        if same { HeartbeatSender::SamePrimary } else { HeartbeatSender::NewPrimary }
     }
 
-    /// The connection to somebody broke. Whether that was the one who is asked.
-    pub fn on_lost(&mut self, who: Process) -> bool {
+    /// Handles the loss of a connection; returns true if it was the current primary's.
+    pub fn on_lost(&mut self, who: ProcessId) -> bool {
         self.primary.take_if(|primary| *primary == who).is_some()
     }
 }
@@ -98,26 +99,30 @@ mod tests {
     }
 
     #[test]
-    fn only_claims_that_are_greater_than_all_before_are_obeyed() {
+    fn only_claims_greater_than_all_earlier_ones_are_accepted() {
         let mut fence = Fence::new(Epoch(3));
-        assert_eq!(fence.on_claim(stamp(2, 9)), Claimed::Past(Epoch(3)), "of before its start");
-        assert_eq!(fence.on_claim(stamp(4, 2)), Claimed::Obeyed);
-        assert_eq!([stamp(4, 1), stamp(4, 2)].map(|stamp| fence.on_claim(stamp)), [Claimed::Repeated; 2]);
-        assert_eq!(fence.on_claim(stamp(4, 3)), Claimed::Obeyed);
-        assert_eq!(fence.on_claim(stamp(5, 1)), Claimed::Obeyed);
-        assert_eq!((fence.on_claim(stamp(4, 9)), fence.last()), (Claimed::Past(Epoch(5)), stamp(5, 1)));
+        assert_eq!(fence.on_claim(stamp(2, 9)), ClaimOutcome::Stale(Epoch(3)), "of before its start");
+        assert_eq!(fence.on_claim(stamp(4, 2)), ClaimOutcome::Accepted);
+        assert_eq!([stamp(4, 1), stamp(4, 2)].map(|stamp| fence.on_claim(stamp)), [ClaimOutcome::Repeated; 2]);
+        assert_eq!(fence.on_claim(stamp(4, 3)), ClaimOutcome::Accepted);
+        assert_eq!(fence.on_claim(stamp(5, 1)), ClaimOutcome::Accepted);
+        assert_eq!((fence.on_claim(stamp(4, 9)), fence.last()), (ClaimOutcome::Stale(Epoch(5)), stamp(5, 1)));
     }
 
     #[test]
-    fn whoever_reigns_latest_is_asked() {
-        let (old, new) = (Process(1), Process(2));
+    fn the_latest_primary_is_followed() {
+        let (old, new) = (ProcessId(1), ProcessId(2));
         let mut following = Following::default();
-        assert_eq!(following.on_heartbeat(old, Epoch(4)), Sender::NewPrimary);
-        assert_eq!(following.on_heartbeat(old, Epoch(4)), Sender::SamePrimary);
-        assert_eq!(following.on_heartbeat(new, Epoch(5)), Sender::NewPrimary);
-        assert_eq!(following.on_heartbeat(old, Epoch(4)), Sender::Stale(Epoch(5)));
+        assert_eq!(following.on_heartbeat(old, Epoch(4)), HeartbeatSender::NewPrimary);
+        assert_eq!(following.on_heartbeat(old, Epoch(4)), HeartbeatSender::SamePrimary);
+        assert_eq!(following.on_heartbeat(new, Epoch(5)), HeartbeatSender::NewPrimary);
+        assert_eq!(following.on_heartbeat(old, Epoch(4)), HeartbeatSender::Stale(Epoch(5)));
         assert!(!following.on_lost(old) && following.on_lost(new));
-        assert_eq!(following.on_heartbeat(old, Epoch(4)), Sender::Stale(Epoch(5)), "although nobody is asked");
-        assert_eq!(following.on_heartbeat(new, Epoch(5)), Sender::NewPrimary, "it may have forgotten");
+        assert_eq!(
+            following.on_heartbeat(old, Epoch(4)),
+            HeartbeatSender::Stale(Epoch(5)),
+            "although no primary is followed"
+        );
+        assert_eq!(following.on_heartbeat(new, Epoch(5)), HeartbeatSender::NewPrimary, "it may have forgotten");
     }
 }

@@ -1,54 +1,55 @@
-//! Names: of processes, of epochs, of orders, of requests.
+//! Ids of processes, epochs, claims and requests.
 
 use std::fmt;
 
-/// One life of a process. Who restarts is another process: nothing that was promised to the earlier life binds it.
+/// Id of one run of a process. A restarted process has another id: no promise to the earlier run
+/// binds it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Process(pub u64);
+pub struct ProcessId(pub u64);
 
-impl fmt::Debug for Process {
+impl fmt::Debug for ProcessId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", self.0)
     }
 }
 
-/// What a process does.
+/// Role of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Role {
     /// Takes requests of clients.
     Frontend = 1,
-    /// Decides, or would.
+    /// Schedules, as the primary or as a spare.
     Scheduler,
     /// Runs batches.
     Backend,
 }
 
-/// The time of one primary, numbered; zero is before the first.
+/// Number of a primary's term; zero is before the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Epoch(pub u64);
 
 impl Epoch {
-    /// The epoch that follows.
+    /// Returns the following epoch.
     pub fn next(self) -> Epoch {
         Epoch(self.0.checked_add(1).expect("more epochs than there are"))
     }
 }
 
-/// Names a claim of a primary; those of later epochs are greater, and so are later ones of an epoch.
+/// Id of a claim; ordered by epoch, then by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Stamp {
-    /// Whose claim it is.
+    /// The epoch of the claim.
     pub epoch: Epoch,
-    /// Counts up over all claims of the epoch, whomever they are for.
+    /// Counts up over all claims of the epoch, to any backend.
     pub number: u64,
 }
 
-/// A request of a client that is connected to this frontend.
+/// Id of a client's request at a frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId {
-    /// Who answers the client.
-    pub frontend: Process,
+    /// The frontend that answers the client.
+    pub frontend: ProcessId,
     /// Counts up over the frontend's requests.
     pub number: u64,
 }

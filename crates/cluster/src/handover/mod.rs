@@ -1,10 +1,11 @@
-//! Hand-over of the central scheduler (`docs/adr/0026-hand-over.md`).
+//! Hand-over of the central scheduler (`docs/internals/adr/0026-hand-over.md`).
 //!
-//! State machines without input, output, clock or thread: they are told what came and the time, and say what is to be
-//! done. Heartbeats detect that a primary is gone, a compare-and-swap on the epoch ([`store`]) decides who follows it,
-//! a backend obeys the latest claim only ([`Fence`]), a frontend asks the latest primary ([`Following`]), and a new
-//! primary ([`Scheduler`]) learns what backends run before it has anything run again. What is scheduled when, and on
-//! which backend, is their host's matter.
+//! State machines without I/O, clock or threads: they receive inputs with the time, and return
+//! actions. Missing heartbeats detect the loss of a primary, a compare-and-swap on the epoch
+//! ([`store`]) elects its successor, a backend accepts only the latest claim ([`Fence`]), a
+//! frontend sends requests to the latest primary ([`Following`]), and a new primary
+//! ([`SchedulerMachine`]) learns what backends run before it runs anything again. Scheduling itself
+//! is up to the host.
 
 mod action;
 mod election;
@@ -16,8 +17,8 @@ pub mod store;
 mod timing;
 
 pub use action::SchedulerAction;
-pub use fence::{Claimed, Fence, Following, Sender};
-pub use ids::{Epoch, Process, RequestId, Role, Stamp};
-pub use primary::Held;
-pub use scheduler::Scheduler;
+pub use fence::{ClaimOutcome, Fence, Following, HeartbeatSender};
+pub use ids::{Epoch, ProcessId, RequestId, Role, Stamp};
+pub use primary::RunningRows;
+pub use scheduler::SchedulerMachine;
 pub use timing::Timing;

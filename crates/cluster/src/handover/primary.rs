@@ -1,23 +1,24 @@
-//! What a primary does with its epoch until nothing of earlier ones is left: it claims backends, learns what they run, and
-//! lets that end. What is asked meanwhile waits until it is known what runs anyway; all else is its host's.
+//! The start of a primary's epoch, until nothing of earlier epochs is left: it claims backends,
+//! learns what they still run, and lets that finish. Requests that arrive meanwhile are parked
+//! until the running rows are known. Everything else is up to the host.
 
-use super::action::SchedulerAction::{self, Admit, Claim, Join, Leave, Over};
-use super::ids::{Epoch, Process, RequestId, Stamp};
+use super::action::SchedulerAction::{self, Admit, Claim, Completed, Join, Leave};
+use super::ids::{Epoch, ProcessId, RequestId, Stamp};
 use super::timing::Timing;
 use ripieno_base::Time;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A new primary waits for its first backend this many times as long as for reports.
-const MOST_SETTLES: i64 = 20;
+const MAX_SETTLE_INTERVALS: i64 = 20;
 
-/// Rows of a request that run on a backend, since an earlier epoch.
+/// Rows of a request that a backend still runs from an earlier epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
-    /// Which one.
+pub struct RunningRows {
+    /// The request.
     pub request: RequestId,
-    /// How many.
+    /// Number of rows.
     pub rows: u32,
-    /// They have run, and not well: they are to be run again.
+    /// True if the rows have failed and must run again.
     pub failed: bool,
 }
 
@@ -26,25 +27,25 @@ pub(super) struct Primary {
     timing: Timing,
     epoch: Epoch,
     since: Time,
-    /// Before that somebody may be there who is not connected.
+    /// Time before which processes may exist that have not connected yet.
     discovery: Time,
-    /// Of the last claim.
+    /// Number of the last claim.
     number: u64,
-    backends: BTreeMap<Process, Backend>,
-    /// What runs since an earlier epoch.
+    backends: BTreeMap<ProcessId, ClaimedBackend>,
+    /// Requests that an earlier epoch had started.
     inherited: BTreeMap<RequestId, Inherited>,
-    /// What was asked before that was known, and how many rows it has.
+    /// Requests received before the running rows were known, with their number of rows.
     parked: BTreeMap<RequestId, u32>,
     settled: bool,
 }
 
 /// A backend as its primary sees it.
 #[derive(Clone, Debug)]
-struct Backend {
+struct ClaimedBackend {
     number: u64,
-    /// Without a report it is claimed again then.
-    again: Time,
-    /// Of the last report; none came yet if zero.
+    /// Time at which it is claimed again, unless it reports earlier.
+    claim_again_at: Time,
+    /// Revision of the last report; 0 before the first.
     revision: u32,
     held: BTreeMap<RequestId, u32>,
     ready: bool,
@@ -52,12 +53,12 @@ struct Backend {
 
 #[derive(Clone, Debug, Default)]
 struct Inherited {
-    /// Rows that run, by who runs them.
-    running: BTreeMap<Process, u32>,
-    /// Rows that have run.
-    over: u32,
-    /// All its rows, once its frontend has asked for it.
-    wanted: Option<u32>,
+    /// Running rows, by backend.
+    running: BTreeMap<ProcessId, u32>,
+    /// Number of rows that have completed.
+    completed: u32,
+    /// Number of rows of the request, once its frontend has submitted it to this primary.
+    requested: Option<u32>,
 }
 
 impl Primary {
@@ -70,30 +71,31 @@ impl Primary {
         self.epoch
     }
 
-    /// Whether each backend that is there has reported.
-    pub(super) fn commands_all(&self) -> bool {
+    /// Returns true if every connected backend has reported.
+    pub(super) fn all_reported(&self) -> bool {
         self.backends.values().all(|backend| backend.revision > 0)
     }
 
-    /// Whether nothing of earlier epochs is left to be told apart.
+    /// Returns true if nothing of earlier epochs is left.
     pub(super) fn is_open(&self) -> bool {
         self.settled && self.inherited.is_empty()
     }
 
-    /// A backend is there.
-    pub(super) fn on_backend(&mut self, now: Time, backend: Process, out: &mut Vec<SchedulerAction>) {
+    /// Handles the connection of a backend.
+    pub(super) fn on_backend(&mut self, now: Time, backend: ProcessId, out: &mut Vec<SchedulerAction>) {
         if !self.backends.contains_key(&backend) {
             self.claim(now, backend, out);
         }
     }
 
-    /// What a backend still runs of earlier epochs, under this claim. Each report says all of it.
+    /// Handles a report under a claim. Each report lists all rows that still run from earlier
+    /// epochs.
     pub(super) fn on_report(
         &mut self,
         now: Time,
-        from: Process,
+        from: ProcessId,
         (number, revision): (u64, u32),
-        held: &[Held],
+        held: &[RunningRows],
         out: &mut Vec<SchedulerAction>,
     ) {
         let Some(backend) = self.backends.get_mut(&from) else { return };
@@ -113,7 +115,7 @@ impl Primary {
         for (request, ran) in before {
             let left = rows.get(&request).copied().unwrap_or(0);
             let over = if failed.contains(&request) { 0 } else { ran.saturating_sub(left) };
-            self.ended(from, request, (left, over), out);
+            self.on_rows_ended(from, request, (left, over), out);
         }
         self.join(from, out);
         self.settle(now, out);
@@ -123,77 +125,90 @@ impl Primary {
         if !self.settled {
             self.parked.insert(request, rows);
         } else if let Some(inherited) = self.inherited.get_mut(&request) {
-            inherited.wanted = Some(rows);
-            self.judge(request, out);
+            inherited.requested = Some(rows);
+            self.resolve(request, out);
         } else {
             out.push(Admit(request));
         }
     }
 
-    /// Nobody waits for it any more.
+    /// Handles the cancellation of a request.
     pub(super) fn on_withdraw(&mut self, request: RequestId) {
         self.parked.remove(&request);
         if let Some(inherited) = self.inherited.get_mut(&request) {
-            inherited.wanted = None;
+            inherited.requested = None;
         }
     }
 
-    pub(super) fn on_backend_lost(&mut self, now: Time, who: Process, out: &mut Vec<SchedulerAction>) {
+    pub(super) fn on_backend_lost(&mut self, now: Time, who: ProcessId, out: &mut Vec<SchedulerAction>) {
         let Some(backend) = self.backends.remove(&who) else { return };
         if backend.ready {
             out.push(Leave(who));
         }
-        backend.held.into_keys().for_each(|request| self.ended(who, request, (0, 0), out));
+        backend.held.into_keys().for_each(|request| self.on_rows_ended(who, request, (0, 0), out));
         self.settle(now, out);
     }
 
-    pub(super) fn on_frontend_lost(&mut self, frontend: Process) {
+    pub(super) fn on_frontend_lost(&mut self, frontend: ProcessId) {
         self.parked.retain(|request, _| request.frontend != frontend);
         let own = self.inherited.iter_mut().filter(|(request, _)| request.frontend == frontend);
-        own.for_each(|(_, inherited)| inherited.wanted = None);
+        own.for_each(|(_, inherited)| inherited.requested = None);
     }
 
     pub(super) fn on_timer(&mut self, now: Time, out: &mut Vec<SchedulerAction>) {
-        let silent = self.backends.iter().filter(|(_, it)| it.revision == 0 && it.again <= now);
+        let silent = self.backends.iter().filter(|(_, it)| it.revision == 0 && it.claim_again_at <= now);
         let silent: Vec<_> = silent.map(|(&who, _)| who).collect();
         silent.into_iter().for_each(|who| self.claim(now, who, out));
         self.settle(now, out);
     }
 
-    fn claim(&mut self, now: Time, to: Process, out: &mut Vec<SchedulerAction>) {
+    fn claim(&mut self, now: Time, to: ProcessId, out: &mut Vec<SchedulerAction>) {
         self.number += 1;
         let (number, again) = (self.number, now + self.timing.claim);
-        self.backends.insert(to, Backend { number, again, revision: 0, held: BTreeMap::new(), ready: false });
+        self.backends.insert(
+            to,
+            ClaimedBackend { number, claim_again_at: again, revision: 0, held: BTreeMap::new(), ready: false },
+        );
         out.push(Claim { to, stamp: Stamp { epoch: self.epoch, number } });
     }
 
-    fn join(&mut self, who: Process, out: &mut Vec<SchedulerAction>) {
+    fn join(&mut self, who: ProcessId, out: &mut Vec<SchedulerAction>) {
         let Some(backend) = self.backends.get_mut(&who).filter(|it| it.held.is_empty() && !it.ready) else { return };
         backend.ready = true;
         out.push(Join { backend: who, stamp: Stamp { epoch: self.epoch, number: backend.number } });
     }
 
-    /// So many rows of a request run on that backend from now on, and so many have run.
-    fn ended(&mut self, who: Process, request: RequestId, (left, over): (u32, u32), out: &mut Vec<SchedulerAction>) {
+    /// Handles the end of rows on a backend: `left` rows still run there, and `over` rows have
+    /// completed.
+    fn on_rows_ended(
+        &mut self,
+        who: ProcessId,
+        request: RequestId,
+        (left, over): (u32, u32),
+        out: &mut Vec<SchedulerAction>,
+    ) {
         let Some(inherited) = self.inherited.get_mut(&request) else { return };
-        inherited.over += over;
+        inherited.completed += over;
         if left == 0 {
             inherited.running.remove(&who);
         }
-        self.judge(request, out);
+        self.resolve(request, out);
     }
 
-    /// Whether it will have run, has, or is to be run again. What has only begun in parts is.
-    fn judge(&mut self, request: RequestId, out: &mut Vec<SchedulerAction>) {
-        let Some(Inherited { running, over, wanted }) = self.inherited.get(&request) else { return };
+    /// Decides whether a request has completed, will complete, or must run again. A request of
+    /// which only a part had started runs again.
+    fn resolve(&mut self, request: RequestId, out: &mut Vec<SchedulerAction>) {
+        let Some(Inherited { running, completed: over, requested: wanted }) = self.inherited.get(&request) else {
+            return;
+        };
         let covered = over + running.values().sum::<u32>();
         let action = match *wanted {
             Some(wanted) if covered < wanted => Some(Admit(request)),
-            Some(_) if running.is_empty() => Some(Over(request)),
+            Some(_) if running.is_empty() => Some(Completed(request)),
             None if running.is_empty() => None,
             _ => return,
         };
-        // Before all is known, others may say that they run it.
+        // Until all reports are known, another backend may report more of its rows.
         if self.settled {
             self.inherited.remove(&request);
             out.extend(action);
@@ -205,17 +220,17 @@ impl Primary {
             return;
         }
         let late = |settles: i64| now >= self.since + self.timing.settle * settles;
-        let known = late(1) || now >= self.discovery && self.commands_all();
-        // Without a backend that may be given batches there would be nobody to run what is admitted.
+        let known = late(1) || now >= self.discovery && self.all_reported();
+        // Admission waits for a backend that can run the requests.
         let waits = if self.backends.is_empty() { !late(1) } else { !self.backends.values().any(|it| it.ready) };
-        if !known || waits && !late(MOST_SETTLES) {
+        if !known || waits && !late(MAX_SETTLE_INTERVALS) {
             return;
         }
         self.settled = true;
         let inherited: Vec<RequestId> = self.inherited.keys().copied().collect();
         let parked = std::mem::take(&mut self.parked);
         parked.into_iter().for_each(|(request, rows)| self.on_ask(request, rows, out));
-        inherited.into_iter().for_each(|request| self.judge(request, out));
+        inherited.into_iter().for_each(|request| self.resolve(request, out));
     }
 }
 

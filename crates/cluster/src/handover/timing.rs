@@ -1,30 +1,32 @@
-//! How long schedulers wait for whom.
+//! The timers of the hand-over protocol.
 
 use ripieno_base::Nanos;
 
-/// The timers of the protocol. All schedulers of a cluster have the same.
+/// The timers of the protocol. All schedulers of a cluster use the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// The primary speaks to the spares so often.
+    /// Interval of the primary's heartbeats.
     pub heartbeat: Nanos,
-    /// A primary that a spare has not heard for so long is taken for gone.
+    /// Silence after which a spare takes the primary for lost.
     pub silence: Nanos,
-    /// The store is asked again after so long without a reply.
+    /// Time without a reply after which the store is asked again.
     pub store: Nanos,
-    /// A backend that has not reported is claimed again after so long.
+    /// Time without a report after which a backend is claimed again.
     pub claim: Nanos,
-    /// A new primary waits at most so long for reports before it schedules what may be running somewhere.
+    /// Longest time that a new primary waits for reports before it schedules requests that may
+    /// still be running.
     pub settle: Nanos,
-    /// A scheduler that has begun knows after so long who is there, and asks the store no earlier than after twice that.
+    /// Time after its start in which a scheduler learns of all processes. It asks the store after
+    /// twice that at the earliest.
     pub discovery: Nanos,
 }
 
-/// A scheduler that was fenced waits this many times as long, at most, before it tries again.
-const MOST_PATIENCE: i64 = 32;
+/// Upper bound on the factor by which a fenced scheduler tolerates longer silence.
+const MAX_SILENCE_FACTOR: i64 = 32;
 
 impl Timing {
-    /// For hosts that are shared with others, over TCP: nothing of them stood still for 50 ms in 20 s of heartbeats. A
-    /// connection loses no claim, so that none is repeated.
+    /// Timers for shared hosts over TCP: heartbeats every 5 ms for 20 s showed no pause of 50 ms. A
+    /// connection loses no claim, so claims are never repeated.
     pub const SHARED_HOSTS: Timing = Timing {
         heartbeat: Nanos::from_millis(5),
         silence: Nanos::from_millis(50),
@@ -34,13 +36,13 @@ impl Timing {
         discovery: Nanos::from_millis(100),
     };
 
-    /// How long a scheduler that was fenced so often in a row bears silence.
-    pub fn patience(&self, fenced: u32) -> Nanos {
-        self.silence * (1 << fenced.min(MOST_PATIENCE.ilog2()))
+    /// Returns the silence that a scheduler tolerates after it was fenced this many times in a row.
+    pub fn tolerated_silence(&self, fenced: u32) -> Nanos {
+        self.silence * (1 << fenced.min(MAX_SILENCE_FACTOR.ilog2()))
     }
 
-    /// After all faults have ended, there is a primary within this time.
+    /// Returns the time within which there is a primary after all faults have ended.
     pub fn recovery(&self) -> Nanos {
-        self.silence * MOST_PATIENCE + self.store * 2 + self.settle
+        self.silence * MAX_SILENCE_FACTOR + self.store * 2 + self.settle
     }
 }

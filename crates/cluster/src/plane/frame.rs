@@ -1,74 +1,75 @@
-//! A frame: a record of 64 bytes, a cache line, and for some kinds a tail of bytes behind it.
+//! A frame: a record of 64 bytes, which is one cache line, and for some kinds a tail of bytes after
+//! it.
 //!
-//! The first eight bytes of each record are alike: its kind, two bytes of nothing, and how long its tail is. The others
-//! are the kind's own, little-endian. [`Put`] and [`Get`] write and read them in one order, so that a layout is said
-//! twice and no more.
+//! The first eight bytes of every record are the same: its kind, two unused bytes, and the length
+//! of its tail. The other bytes belong to the kind, little-endian. [`RecordWriter`] and
+//! [`RecordReader`] use the same order of fields, so a layout is written down twice and no more.
 
 use std::fmt;
 
-/// Bytes of a record.
+/// Size of a record, in bytes.
 pub const RECORD: usize = 64;
 
-/// The longest text.
-pub(super) const MOST_TEXT: usize = 64 << 10;
+/// Length of the longest text, in bytes.
+pub(super) const MAX_TEXT: usize = 64 << 10;
 
-/// Where a record's own fields begin.
+/// Offset of a record's own fields.
 const FIELDS: usize = 8;
 
-/// Bytes that are no message.
+/// Bytes that are not a valid message, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Garbled(pub String);
+pub struct DecodeError(pub String);
 
-impl fmt::Display for Garbled {
+impl fmt::Display for DecodeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "what came is no message: {}", self.0)
+        write!(f, "malformed message: {}", self.0)
     }
 }
 
-impl std::error::Error for Garbled {}
+impl std::error::Error for DecodeError {}
 
-impl From<Garbled> for std::io::Error {
-    fn from(garbled: Garbled) -> std::io::Error {
-        std::io::Error::new(std::io::ErrorKind::InvalidData, garbled)
+impl From<DecodeError> for std::io::Error {
+    fn from(error: DecodeError) -> std::io::Error {
+        std::io::Error::new(std::io::ErrorKind::InvalidData, error)
     }
 }
 
-/// Writes the fields of a record.
-pub(super) struct Put {
+/// Writes the fields of a record in order.
+pub(super) struct RecordWriter {
     record: [u8; RECORD],
     at: usize,
 }
 
-impl Put {
-    pub(super) fn new(kind: u16) -> Put {
+impl RecordWriter {
+    pub(super) fn new(kind: u16) -> RecordWriter {
         let mut record = [0; RECORD];
         record[..2].copy_from_slice(&kind.to_le_bytes());
-        Put { record, at: FIELDS }
+        RecordWriter { record, at: FIELDS }
     }
 
-    fn bytes<const N: usize>(mut self, bytes: [u8; N]) -> Put {
+    fn bytes<const N: usize>(mut self, bytes: [u8; N]) -> RecordWriter {
         self.record[self.at..self.at + N].copy_from_slice(&bytes);
         self.at += N;
         self
     }
 
-    pub(super) fn u8(self, value: u8) -> Put {
+    pub(super) fn u8(self, value: u8) -> RecordWriter {
         self.bytes([value])
     }
 
-    pub(super) fn u16(self, value: u16) -> Put {
+    pub(super) fn u16(self, value: u16) -> RecordWriter {
         self.bytes(value.to_le_bytes())
     }
 
-    pub(super) fn u32(self, value: u32) -> Put {
+    pub(super) fn u32(self, value: u32) -> RecordWriter {
         self.bytes(value.to_le_bytes())
     }
 
-    pub(super) fn u64(self, value: u64) -> Put {
+    pub(super) fn u64(self, value: u64) -> RecordWriter {
         self.bytes(value.to_le_bytes())
     }
 
-    pub(super) fn i64(self, value: i64) -> Put {
+    pub(super) fn i64(self, value: i64) -> RecordWriter {
         self.bytes(value.to_le_bytes())
     }
 
@@ -77,15 +78,15 @@ impl Put {
     }
 }
 
-/// Reads them.
-pub(super) struct Get<'a> {
+/// Reads the fields of a record in order.
+pub(super) struct RecordReader<'a> {
     record: &'a [u8; RECORD],
     at: usize,
 }
 
-impl<'a> Get<'a> {
-    pub(super) fn new(record: &'a [u8; RECORD]) -> Get<'a> {
-        Get { record, at: FIELDS }
+impl<'a> RecordReader<'a> {
+    pub(super) fn new(record: &'a [u8; RECORD]) -> RecordReader<'a> {
+        RecordReader { record, at: FIELDS }
     }
 
     #[inline]
@@ -121,24 +122,24 @@ impl<'a> Get<'a> {
     }
 }
 
-/// The kind of a record, and how long it says that its tail is.
-pub(super) fn head(record: &[u8; RECORD]) -> (u16, usize) {
+/// Returns the kind of a record and the length of its tail, in bytes.
+pub(super) fn header(record: &[u8; RECORD]) -> (u16, usize) {
     let tail = u32::from_le_bytes(std::array::from_fn(|at| record[4 + at]));
     (u16::from_le_bytes([record[0], record[1]]), tail as usize)
 }
 
-/// Says how long the tail of a record is.
+/// Writes the length of a record's tail, in bytes.
 pub(super) fn set_tail(record: &mut [u8], tail: usize) {
     let tail = u32::try_from(tail).expect("what is written is far smaller");
     record[4..8].copy_from_slice(&tail.to_le_bytes());
 }
 
-/// A text, cut where it is longer than is taken.
+/// Appends a text, truncated to [`MAX_TEXT`] bytes.
 pub(super) fn write_text(text: &str, into: &mut Vec<u8>) {
-    into.extend_from_slice(&text.as_bytes()[..text.floor_char_boundary(MOST_TEXT)]);
+    into.extend_from_slice(&text.as_bytes()[..text.floor_char_boundary(MAX_TEXT)]);
 }
 
-pub(super) fn text(bytes: &[u8]) -> Result<String, Garbled> {
-    let text = std::str::from_utf8(bytes).map_err(|_| Garbled("a text that is none".to_owned()))?;
+pub(super) fn read_text(bytes: &[u8]) -> Result<String, DecodeError> {
+    let text = std::str::from_utf8(bytes).map_err(|_| DecodeError("a text that is none".to_owned()))?;
     Ok(text.to_owned())
 }

@@ -1,72 +1,76 @@
-//! A connection as those who send on it see it: messages go into one buffer, and a thread writes what has gathered.
+//! The sending side of a connection: messages are appended to one buffer, and a thread writes what
+//! has accumulated.
 //!
-//! So there is never one write for each request under load: while a write is under way the next gathers, and after it
-//! the thread waits until 50 µs have passed since the last or enough has come. A message after a rest goes at once. A
-//! peer that does not take what it is sent is given up when the buffer is full: nobody waits for it, and nothing is
-//! dropped in silence.
+//! So a loaded connection never has one write per request: during a write the next batch
+//! accumulates, and after it the thread waits until 50 µs have passed since the last write or
+//! enough bytes are there. A message on an idle connection is written immediately. A peer that does
+//! not read is disconnected once the buffer is full: no thread waits for it, and nothing is dropped
+//! silently.
 
-use super::{Message, RECORD, Stream};
+use super::{ByteStream, Message, RECORD};
 use parking_lot::{Condvar, Mutex};
 use std::io;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The least time between two writes, unless so much has gathered.
-const GATHER: Duration = Duration::from_micros(50);
-const ENOUGH: usize = 256 * RECORD;
+/// The shortest time between two writes, and the number of bytes that are written without waiting
+/// for it.
+const BATCH_DELAY: Duration = Duration::from_micros(50);
+const BATCH_BYTES: usize = 256 * RECORD;
 
-/// How often a peer is told that somebody is there.
-const BEAT: Duration = Duration::from_millis(500);
+/// Interval of keep-alive messages on an idle connection.
+const KEEP_ALIVE: Duration = Duration::from_millis(500);
 
-/// A buffer that has grown beyond this is given back once it is written.
-const KEPT: usize = 1 << 20;
+/// Capacity that the buffer keeps after a write; a larger one is freed.
+const MAX_KEPT_BYTES: usize = 1 << 20;
 
 /// The bounds of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkBounds {
-    /// The most bytes that wait to be written.
+    /// The largest number of bytes that wait to be written.
     pub bytes: usize,
 }
 
 impl LinkBounds {
-    /// For records.
+    /// Bounds of a connection for records.
     pub const CONTROL: LinkBounds = LinkBounds { bytes: 64 << 20 };
-    /// For tensors.
+    /// Bounds of a connection for tensors.
     pub const DATA: LinkBounds = LinkBounds { bytes: 1 << 30 };
 }
 
 /// The sending side of a connection.
-pub struct Link {
-    stream: Arc<dyn Stream>,
+pub struct PeerLink {
+    stream: Arc<dyn ByteStream>,
     bounds: LinkBounds,
-    waiting: Mutex<Waiting>,
+    buffer: Mutex<SendBuffer>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct Waiting {
+struct SendBuffer {
     bytes: Vec<u8>,
     closed: bool,
-    /// Whether the writer sleeps until there is anything at all: else it wakes by itself, or when there is enough.
+    /// True while the writer sleeps until the first message; otherwise it wakes by itself, or when
+    /// there are enough bytes.
     idle: bool,
 }
 
-impl Link {
-    /// How long a peer may be silent: six beats.
-    pub const SILENCE: Duration = Duration::from_secs(3);
+impl PeerLink {
+    /// Longest silence of a peer: six keep-alive intervals.
+    pub const MAX_SILENCE: Duration = Duration::from_secs(3);
 
-    /// Sends on `stream` from now on, by a thread of this name.
-    pub fn start(stream: Arc<dyn Stream>, bounds: LinkBounds, name: &str) -> io::Result<Arc<Link>> {
-        let link = Arc::new(Link { stream, bounds, waiting: Mutex::default(), changed: Condvar::new() });
+    /// Starts a writer thread of this name on `stream`.
+    pub fn start(stream: Arc<dyn ByteStream>, bounds: LinkBounds, name: &str) -> io::Result<Arc<PeerLink>> {
+        let link = Arc::new(PeerLink { stream, bounds, buffer: Mutex::default(), changed: Condvar::new() });
         let writer = Arc::clone(&link);
         thread::Builder::new().name(name.to_owned()).spawn(move || writer.write())?;
         Ok(link)
     }
 
-    /// Sends a message soon; nothing once the connection has ended, which its reader finds out.
+    /// Enqueues a message. Does nothing once the connection has ended, which its reader detects.
     pub fn send(&self, message: &Message) {
-        let mut waiting = self.waiting.lock();
+        let mut waiting = self.buffer.lock();
         if waiting.closed {
             return;
         }
@@ -75,23 +79,23 @@ impl Link {
             tracing::warn!(peer = ?self.stream.peer(), "a peer does not take what it is sent, and is given up");
             return self.end(&mut waiting);
         }
-        if waiting.idle || waiting.bytes.len() >= ENOUGH {
+        if waiting.idle || waiting.bytes.len() >= BATCH_BYTES {
             waiting.idle = false;
             self.changed.notify_one();
         }
     }
 
-    /// Ends the connection; what waits is not sent.
+    /// Ends the connection; messages in the buffer are not sent.
     pub fn close(&self) {
-        self.end(&mut self.waiting.lock());
+        self.end(&mut self.buffer.lock());
     }
 
-    /// Whether it has been ended from here.
+    /// Returns true once this side has ended the connection.
     pub fn is_closed(&self) -> bool {
-        self.waiting.lock().closed
+        self.buffer.lock().closed
     }
 
-    fn end(&self, waiting: &mut Waiting) {
+    fn end(&self, waiting: &mut SendBuffer) {
         (waiting.closed, waiting.bytes) = (true, Vec::new());
         self.stream.close();
         self.changed.notify_one();
@@ -99,29 +103,29 @@ impl Link {
 
     fn write(&self) {
         let (mut bytes, mut last) = (Vec::new(), Instant::now());
-        while self.take(&mut bytes, last) {
+        while self.next_bytes(&mut bytes, last) {
             if let Err(error) = self.stream.write_all(&bytes) {
                 tracing::debug!(peer = ?self.stream.peer(), %error, "a connection has ended");
                 return self.close();
             }
             last = Instant::now();
             bytes.clear();
-            bytes.shrink_to(KEPT);
+            bytes.shrink_to(MAX_KEPT_BYTES);
         }
     }
 
-    /// Waits for what is to be written next; false once the connection has ended.
-    fn take(&self, into: &mut Vec<u8>, last: Instant) -> bool {
-        let mut waiting = self.waiting.lock();
+    /// Waits for the bytes of the next write; returns false once the connection has ended.
+    fn next_bytes(&self, into: &mut Vec<u8>, last: Instant) -> bool {
+        let mut waiting = self.buffer.lock();
         while waiting.bytes.is_empty() && !waiting.closed {
             waiting.idle = true;
-            if self.changed.wait_until(&mut waiting, last + BEAT).timed_out() && waiting.bytes.is_empty() {
-                Message::Here.encode(&mut waiting.bytes);
+            if self.changed.wait_until(&mut waiting, last + KEEP_ALIVE).timed_out() && waiting.bytes.is_empty() {
+                Message::KeepAlive.encode(&mut waiting.bytes);
             }
         }
         waiting.idle = false;
-        while !waiting.closed && waiting.bytes.len() < ENOUGH {
-            if self.changed.wait_until(&mut waiting, last + GATHER).timed_out() {
+        while !waiting.closed && waiting.bytes.len() < BATCH_BYTES {
+            if self.changed.wait_until(&mut waiting, last + BATCH_DELAY).timed_out() {
                 break;
             }
         }
@@ -130,7 +134,7 @@ impl Link {
     }
 }
 
-impl Drop for Link {
+impl Drop for PeerLink {
     fn drop(&mut self) {
         self.stream.close();
     }
@@ -142,13 +146,13 @@ mod tests {
     use std::net::SocketAddr;
     use std::sync::mpsc::{Receiver, Sender, channel};
 
-    /// Tells of each write, and waits until it may end.
+    /// Reports each write, and blocks it until the test lets it end.
     struct Slow {
         writes: Sender<usize>,
         ends: Mutex<Receiver<()>>,
     }
 
-    impl Stream for Slow {
+    impl ByteStream for Slow {
         fn read(&self, _: &mut [u8], _: Duration) -> io::Result<usize> {
             Ok(0)
         }
@@ -162,10 +166,10 @@ mod tests {
         }
     }
 
-    fn link(bytes: usize) -> (Arc<Link>, Receiver<usize>, Sender<()>) {
+    fn link(bytes: usize) -> (Arc<PeerLink>, Receiver<usize>, Sender<()>) {
         let ((writes, written), (may_end, ends)) = (channel(), channel());
         let stream = Arc::new(Slow { writes, ends: Mutex::new(ends) });
-        (Link::start(stream, LinkBounds { bytes }, "test").unwrap(), written, may_end)
+        (PeerLink::start(stream, LinkBounds { bytes }, "test").unwrap(), written, may_end)
     }
 
     #[test]
@@ -173,7 +177,7 @@ mod tests {
         let (link, written, may_end) = link(1 << 20);
         link.send(&Message::Leave);
         assert_eq!(written.recv(), Ok(RECORD));
-        (0..1000).for_each(|request| link.send(&Message::Withdraw(request)));
+        (0..1000).for_each(|request| link.send(&Message::CancelRequest(request)));
         may_end.send(()).unwrap();
         assert_eq!(written.recv(), Ok(1000 * RECORD));
         link.close();
@@ -184,9 +188,9 @@ mod tests {
         let (link, written, _may_end) = link(10 * RECORD);
         link.send(&Message::Leave);
         written.recv().unwrap();
-        (0..10).for_each(|request| link.send(&Message::Withdraw(request)));
+        (0..10).for_each(|request| link.send(&Message::CancelRequest(request)));
         assert!(!link.is_closed());
-        link.send(&Message::Withdraw(10));
+        link.send(&Message::CancelRequest(10));
         assert!(link.is_closed());
     }
 
@@ -195,7 +199,7 @@ mod tests {
         let (link, written, may_end) = link(1 << 20);
         may_end.send(()).unwrap();
         let mut here = Vec::new();
-        Message::Here.encode(&mut here);
+        Message::KeepAlive.encode(&mut here);
         assert_eq!(written.recv(), Ok(here.len()));
         link.close();
     }

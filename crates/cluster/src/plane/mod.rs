@@ -1,27 +1,28 @@
-//! What roles say to each other, and how it gets there: records, greetings, tensors, and connections that carry them.
+//! The protocol between roles: records, handshakes, tensors, and the connections that carry them.
 //!
-//! All that comes from a connection is a stranger's: each frame is bounded before it is read, each field is checked
-//! where it is decoded, and what cannot be read ends the connection with an error, never the process.
+//! All input from a connection is untrusted: each frame is bounded before it is read, each field is
+//! checked where it is decoded, and a malformed frame ends the connection with an error, never the
+//! process.
 
-mod answers;
-mod ended;
 mod frame;
-mod greeting;
+mod handshake;
 mod link;
 mod message;
 mod reader;
 mod report;
+mod request_result;
+mod task_end;
 mod tensors;
 mod transport;
 
 pub use crate::handover::Role;
-pub use ended::{Ended, MemberEnd};
-pub use frame::{Garbled, RECORD};
-pub use greeting::{Greeting, Unwelcome, VERSION, greet, welcome};
-pub use link::{Link, LinkBounds};
-pub use message::{Ask, End, Message, Run, RunMember};
-pub use reader::Reader;
-pub use report::Report;
-pub use transport::{Listener, Stream, Tcp, Transport};
+pub use frame::{DecodeError, RECORD};
+pub use handshake::{Handshake, HandshakeError, VERSION, accept_handshake, connect_handshake};
+pub use link::{LinkBounds, PeerLink};
+pub use message::{Message, RequestEnd, RequestHeader, RunMember, RunTask};
+pub use reader::MessageReader;
+pub use report::RunningReport;
+pub use task_end::{MemberEnd, TaskEnd};
+pub use transport::{ByteStream, Listener, Tcp, Transport};
 
 pub use tensors::{read_tensors, write_tensors};

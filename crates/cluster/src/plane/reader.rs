@@ -1,32 +1,33 @@
-//! Reads frames from a stream: as many at once as have come, each with its tail as a slice of what was read.
+//! Reads frames from a stream, as many per read as have arrived; each tail is a slice of the
+//! buffer.
 
-use super::frame::{Garbled, RECORD, head};
-use super::message::most_tail;
-use super::{Message, Stream};
+use super::frame::{DecodeError, RECORD, header};
+use super::message::max_tail;
+use super::{ByteStream, Message};
 use bytes::{Buf, Bytes, BytesMut};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Read at once. Memory grows with what has come, whatever a frame says of its length.
+/// Bytes per read. Memory grows with the bytes received, whatever length a frame claims.
 const CHUNK: usize = 256 << 10;
 
-/// What comes from a peer, message by message.
-pub struct Reader {
-    stream: Arc<dyn Stream>,
-    /// What the stream writes into.
+/// Reads the messages of a peer.
+pub struct MessageReader {
+    stream: Arc<dyn ByteStream>,
+    /// Target of the stream's reads.
     chunk: Box<[u8]>,
     buffer: BytesMut,
     silence: Duration,
 }
 
-impl Reader {
-    /// Of a peer that is taken for gone if it is silent for so long.
-    pub fn new(stream: Arc<dyn Stream>, silence: Duration) -> Reader {
-        Reader { stream, chunk: vec![0; CHUNK].into(), buffer: BytesMut::new(), silence }
+impl MessageReader {
+    /// Returns a reader that fails once the peer has been silent for `silence`.
+    pub fn new(stream: Arc<dyn ByteStream>, silence: Duration) -> MessageReader {
+        MessageReader { stream, chunk: vec![0; CHUNK].into(), buffer: BytesMut::new(), silence }
     }
 
-    /// Waits for the next message; an error once the stream has ended, or says what cannot be read.
+    /// Waits for the next message. Fails once the stream has ended or a frame is malformed.
     pub fn read(&mut self) -> io::Result<Message> {
         loop {
             if let Some((record, tail)) = self.frame()? {
@@ -36,24 +37,24 @@ impl Reader {
         }
     }
 
-    /// Whether the next message has come already.
+    /// Returns true if the next message has arrived already.
     pub fn has_next(&self) -> bool {
         let record = self.buffer.first_chunk::<RECORD>();
-        record.is_some_and(|record| self.buffer.len() - RECORD >= head(record).1)
+        record.is_some_and(|record| self.buffer.len() - RECORD >= header(record).1)
     }
 
-    fn frame(&mut self) -> Result<Option<([u8; RECORD], Bytes)>, Garbled> {
+    fn frame(&mut self) -> Result<Option<([u8; RECORD], Bytes)>, DecodeError> {
         let Some(&record) = self.buffer.first_chunk::<RECORD>() else { return Ok(None) };
-        let (kind, tail) = head(&record);
-        let most = most_tail(kind).ok_or_else(|| Garbled(format!("a record of kind {kind}")))?;
+        let (kind, tail) = header(&record);
+        let most = max_tail(kind).ok_or_else(|| DecodeError(format!("a record of kind {kind}")))?;
         if tail > most {
-            return Err(Garbled(format!("a record of kind {kind} with {tail} bytes behind it; {most} are taken")));
+            return Err(DecodeError(format!("a record of kind {kind} with {tail} bytes behind it; {most} are taken")));
         }
         if self.buffer.len() - RECORD < tail {
             return Ok(None);
         }
         self.buffer.advance(RECORD);
-        // Most have none, and a slice of the buffer costs more than to read a record.
+        // Most frames have no tail, and a slice of the buffer costs more than reading a record.
         let tail = if tail == 0 { Bytes::new() } else { self.buffer.split_to(tail).freeze() };
         Ok(Some((record, tail)))
     }

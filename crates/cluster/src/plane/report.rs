@@ -1,31 +1,32 @@
-//! What a backend says that it runs: a record, and behind it one of 24 bytes for each request.
+//! The report of a backend on rows that it still runs: a record, and after it 24 bytes for each
+//! request.
 
-use super::frame::{Garbled, Get, Put};
-use crate::handover::{Epoch, Held, Process, RequestId, Stamp};
+use super::frame::{DecodeError, RecordReader, RecordWriter};
+use crate::handover::{Epoch, ProcessId, RequestId, RunningRows, Stamp};
 
-/// The most requests of one report.
-pub(super) const MOST_HELD: usize = 1 << 16;
-/// Bytes of each.
+/// The largest number of requests in one report.
+pub(super) const MAX_HELD: usize = 1 << 16;
+/// Size of one request, in bytes.
 pub(super) const HELD: usize = 24;
 
-/// All that a backend runs of earlier epochs.
+/// All rows that a backend still runs from earlier epochs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
-    /// The claim that it answers.
+pub struct RunningReport {
+    /// The claim that this report answers.
     pub stamp: Stamp,
     /// Counts up over the reports of a claim.
     pub revision: u32,
-    /// What it runs, and what has failed since the last.
-    pub held: Vec<Held>,
+    /// The rows that still run, and those that have failed since the last report.
+    pub held: Vec<RunningRows>,
 }
 
-impl Report {
-    pub(super) fn put(&self, put: Put) -> Put {
+impl RunningReport {
+    pub(super) fn put(&self, put: RecordWriter) -> RecordWriter {
         put.u64(self.stamp.epoch.0).u64(self.stamp.number).u32(self.revision)
     }
 
     pub(super) fn write_held(&self, into: &mut Vec<u8>) {
-        for Held { request, rows, failed } in self.held.iter().take(MOST_HELD) {
+        for RunningRows { request, rows, failed } in self.held.iter().take(MAX_HELD) {
             into.extend_from_slice(&request.frontend.0.to_le_bytes());
             into.extend_from_slice(&request.number.to_le_bytes());
             into.extend_from_slice(&rows.to_le_bytes());
@@ -33,19 +34,19 @@ impl Report {
         }
     }
 
-    pub(super) fn get(get: &mut Get<'_>, tail: &[u8]) -> Result<Report, Garbled> {
+    pub(super) fn get(get: &mut RecordReader<'_>, tail: &[u8]) -> Result<RunningReport, DecodeError> {
         let stamp = Stamp { epoch: Epoch(get.u64()), number: get.u64() };
         let revision = get.u32();
         let (held, rest) = tail.as_chunks::<HELD>();
         if !rest.is_empty() {
-            return Err(Garbled(format!("a report with {} bytes of requests", tail.len())));
+            return Err(DecodeError(format!("a report with {} bytes of requests", tail.len())));
         }
         let u64_at = |bytes: &[u8; HELD], at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]));
         let held = held.iter().map(|bytes| {
-            let request = RequestId { frontend: Process(u64_at(bytes, 0)), number: u64_at(bytes, 8) };
+            let request = RequestId { frontend: ProcessId(u64_at(bytes, 0)), number: u64_at(bytes, 8) };
             let last = u64_at(bytes, 16);
-            Held { request, rows: last as u32, failed: last >> 32 != 0 }
+            RunningRows { request, rows: last as u32, failed: last >> 32 != 0 }
         });
-        Ok(Report { stamp, revision, held: held.collect() })
+        Ok(RunningReport { stamp, revision, held: held.collect() })
     }
 }

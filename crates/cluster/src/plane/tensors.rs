@@ -1,16 +1,17 @@
-//! Tensors as bytes: for each its name, its datatype, its shape and its elements, as they lie in memory.
+//! Tensors as bytes: for each its name, datatype, shape and elements, with the elements as they lie
+//! in memory.
 
-use super::Garbled;
+use super::DecodeError;
 use bytes::{Buf, Bytes};
 use ripieno_executor::Tensor;
 use ripieno_model::DataType;
 use std::sync::Arc;
 
-/// The most tensors of a request or an answer, and dimensions of each.
-const MOST_TENSORS: usize = 1 << 12;
-const MOST_DIMS: usize = 1 << 8;
+/// The largest number of tensors in a request or a response, and of dimensions of each.
+const MAX_TENSORS: usize = 1 << 12;
+const MAX_DIMS: usize = 1 << 8;
 
-/// Writes them one after the other.
+/// Appends tensors to a buffer.
 pub fn write_tensors(tensors: &[Tensor], into: &mut Vec<u8>) {
     into.extend_from_slice(&(tensors.len() as u32).to_le_bytes());
     for tensor in tensors {
@@ -25,38 +26,42 @@ pub fn write_tensors(tensors: &[Tensor], into: &mut Vec<u8>) {
     }
 }
 
-/// Reads them; their elements stay where they are.
-pub fn read_tensors(mut bytes: Bytes) -> Result<Vec<Tensor>, Garbled> {
+/// Decodes tensors; their elements are slices of `bytes`.
+pub fn read_tensors(mut bytes: Bytes) -> Result<Vec<Tensor>, DecodeError> {
     let count = bytes.try_get_u32_le().map_err(|_| short())? as usize;
-    if count > MOST_TENSORS {
-        return Err(Garbled(format!("{count} tensors; {MOST_TENSORS} are taken")));
+    if count > MAX_TENSORS {
+        return Err(DecodeError(format!("{count} tensors; {MAX_TENSORS} are taken")));
     }
     let tensors: Vec<Tensor> = (0..count).map(|_| read_tensor(&mut bytes)).collect::<Result<_, _>>()?;
-    if bytes.is_empty() { Ok(tensors) } else { Err(Garbled(format!("{} bytes behind the last tensor", bytes.len()))) }
+    if bytes.is_empty() {
+        Ok(tensors)
+    } else {
+        Err(DecodeError(format!("{} bytes behind the last tensor", bytes.len())))
+    }
 }
 
-fn short() -> Garbled {
-    Garbled("tensors that are longer than they are".to_owned())
+fn short() -> DecodeError {
+    DecodeError("tensors that are longer than they are".to_owned())
 }
 
-fn read_tensor(bytes: &mut Bytes) -> Result<Tensor, Garbled> {
+fn read_tensor(bytes: &mut Bytes) -> Result<Tensor, DecodeError> {
     let name = bytes.try_get_u32_le().map_err(|_| short())? as usize;
     let datatype = bytes.try_get_u16_le().map_err(|_| short())?;
     let dims = usize::from(bytes.try_get_u16_le().map_err(|_| short())?);
     let data = usize::try_from(bytes.try_get_u64_le().map_err(|_| short())?).map_err(|_| short())?;
-    if dims > MOST_DIMS {
-        return Err(Garbled(format!("a tensor of {dims} dimensions; {MOST_DIMS} are taken")));
+    if dims > MAX_DIMS {
+        return Err(DecodeError(format!("a tensor of {dims} dimensions; {MAX_DIMS} are taken")));
     }
     let datatype = DataType::ALL.get(usize::from(datatype)).copied();
-    let datatype = datatype.ok_or_else(|| Garbled("a tensor of no datatype".to_owned()))?;
-    let name = take(bytes, name)?;
-    let name = std::str::from_utf8(&name).map_err(|_| Garbled("a tensor whose name is no text".to_owned()))?;
+    let datatype = datatype.ok_or_else(|| DecodeError("a tensor of no datatype".to_owned()))?;
+    let name = split_bytes(bytes, name)?;
+    let name = std::str::from_utf8(&name).map_err(|_| DecodeError("a tensor whose name is no text".to_owned()))?;
     let shape: Result<Vec<i64>, _> = (0..dims).map(|_| bytes.try_get_i64_le().map_err(|_| short())).collect();
     let (name, shape) = (Arc::from(name), shape?);
-    Ok(Tensor { name, datatype, shape, data: take(bytes, data)? })
+    Ok(Tensor { name, datatype, shape, data: split_bytes(bytes, data)? })
 }
 
-fn take(bytes: &mut Bytes, count: usize) -> Result<Bytes, Garbled> {
+fn split_bytes(bytes: &mut Bytes, count: usize) -> Result<Bytes, DecodeError> {
     if bytes.len() < count { Err(short()) } else { Ok(bytes.split_to(count)) }
 }
 

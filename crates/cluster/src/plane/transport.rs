@@ -1,7 +1,7 @@
-//! What carries bytes between machines: a trait, and TCP.
+//! The byte streams between machines: a trait, and TCP.
 //!
-//! One thread reads a stream while another writes to it, and whoever gives it up closes it for both, so all of it is
-//! done through shared references.
+//! One thread reads a stream while another writes to it, and any thread may close it for both, so
+//! all methods take shared references.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -9,53 +9,53 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How long a peer may take to take what is sent.
+/// Longest time that a write may block.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a listener that closes may take to hear of it.
-const WAKE: Duration = Duration::from_millis(100);
+/// Longest time to wake a listener that is being closed.
+const WAKE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Connects machines.
 pub trait Transport: Send + Sync {
-    /// Connects to an address as text, within a time.
-    fn connect(&self, address: &str, within: Duration) -> io::Result<Arc<dyn Stream>>;
+    /// Connects to an address given as text, within a time.
+    fn connect(&self, address: &str, within: Duration) -> io::Result<Arc<dyn ByteStream>>;
 
     /// Listens on an address; port 0 takes a free one.
     fn listen(&self, address: SocketAddr) -> io::Result<Arc<dyn Listener>>;
 }
 
-/// Where others connect to.
+/// A listening socket.
 pub trait Listener: Send + Sync {
-    /// The address that it has.
+    /// Returns the local address.
     fn address(&self) -> SocketAddr;
 
-    /// Waits for the next connection; none once it is closed.
-    fn accept(&self) -> io::Result<Option<Arc<dyn Stream>>>;
+    /// Waits for the next connection; none once the listener is closed.
+    fn accept(&self) -> io::Result<Option<Arc<dyn ByteStream>>>;
 
-    /// Takes no further connection.
+    /// Accepts no further connection.
     fn close(&self);
 }
 
-/// Bytes both ways, in order.
-pub trait Stream: Send + Sync {
-    /// Waits for bytes, `silence` at most; 0 once the other side has closed.
+/// An ordered stream of bytes in both directions.
+pub trait ByteStream: Send + Sync {
+    /// Waits at most `silence` for bytes; returns 0 once the peer has closed.
     fn read(&self, into: &mut [u8], silence: Duration) -> io::Result<usize>;
 
-    /// Sends all of it.
+    /// Sends all bytes.
     fn write_all(&self, bytes: &[u8]) -> io::Result<()>;
 
-    /// Ends it, for threads that wait as well.
+    /// Closes the stream and wakes all threads that wait on it.
     fn close(&self);
 
-    /// The other side.
+    /// Returns the address of the peer.
     fn peer(&self) -> Option<SocketAddr>;
 }
 
-/// TCP that sends at once.
+/// TCP without Nagle's algorithm.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tcp;
 
 impl Transport for Tcp {
-    fn connect(&self, address: &str, within: Duration) -> io::Result<Arc<dyn Stream>> {
+    fn connect(&self, address: &str, within: Duration) -> io::Result<Arc<dyn ByteStream>> {
         let unknown = || io::Error::new(io::ErrorKind::NotFound, format!("{address} is no address"));
         let mut last = unknown();
         for socket in address.to_socket_addrs()? {
@@ -70,28 +70,28 @@ impl Transport for Tcp {
     fn listen(&self, address: SocketAddr) -> io::Result<Arc<dyn Listener>> {
         let listener = TcpListener::bind(address)?;
         let address = listener.local_addr()?;
-        Ok(Arc::new(TcpDoor { listener, address, closed: AtomicBool::new(false) }))
+        Ok(Arc::new(BoundListener { listener, address, closed: AtomicBool::new(false) }))
     }
 }
 
-fn stream_of(stream: TcpStream) -> io::Result<Arc<dyn Stream>> {
+fn stream_of(stream: TcpStream) -> io::Result<Arc<dyn ByteStream>> {
     stream.set_nodelay(true)?;
     stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
-    Ok(Arc::new(TcpWire { stream, silence_ns: AtomicU64::new(0) }))
+    Ok(Arc::new(TcpByteStream { stream, silence_ns: AtomicU64::new(0) }))
 }
 
-struct TcpDoor {
+struct BoundListener {
     listener: TcpListener,
     address: SocketAddr,
     closed: AtomicBool,
 }
 
-impl Listener for TcpDoor {
+impl Listener for BoundListener {
     fn address(&self) -> SocketAddr {
         self.address
     }
 
-    fn accept(&self) -> io::Result<Option<Arc<dyn Stream>>> {
+    fn accept(&self) -> io::Result<Option<Arc<dyn ByteStream>>> {
         let accepted = self.listener.accept();
         if self.closed.load(Ordering::SeqCst) {
             return Ok(None);
@@ -106,18 +106,18 @@ impl Listener for TcpDoor {
             IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
             ip => ip,
         };
-        // Wakes whoever waits for a connection.
-        drop(TcpStream::connect_timeout(&SocketAddr::new(ip, self.address.port()), WAKE));
+        // Wakes the thread that waits in `accept`.
+        drop(TcpStream::connect_timeout(&SocketAddr::new(ip, self.address.port()), WAKE_TIMEOUT));
     }
 }
 
-struct TcpWire {
+struct TcpByteStream {
     stream: TcpStream,
-    /// What the system has been told to wait for: it need not be told each time.
+    /// The read timeout that the socket has, so that it is set only when it changes.
     silence_ns: AtomicU64,
 }
 
-impl Stream for TcpWire {
+impl ByteStream for TcpByteStream {
     fn read(&self, into: &mut [u8], silence: Duration) -> io::Result<usize> {
         let silence_ns = silence.as_nanos() as u64;
         if self.silence_ns.swap(silence_ns, Ordering::Relaxed) != silence_ns {
@@ -131,7 +131,7 @@ impl Stream for TcpWire {
     }
 
     fn close(&self) {
-        // It may have been closed by the other side.
+        // The peer may have closed it already.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 

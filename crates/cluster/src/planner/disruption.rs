@@ -1,32 +1,35 @@
-//! From the current partition to a better one with few moves.
+//! Improves the current partition with few moves.
 //!
-//! While a model loads or unloads, devices do nothing else, so a plan for a running cluster starts from what there is.
-//! The paper bounds the cost of all changes (its equation 10) and within that bound asks for the best balance. That alone
-//! would spend the whole bound every few minutes on balance that nobody notices. So there is a target as well: a
-//! partition whose imbalance is within it stays as it is, and another is changed only until it is.
+//! While a model loads or unloads, devices do nothing else, so a plan for a running cluster starts
+//! from its current partition. The paper bounds the cost of all changes (equation 10) and asks for
+//! the best balance within that bound, which would spend the whole bound every few minutes on
+//! improvements without effect. So there is a target as well: a partition whose imbalance is within
+//! it stays as it is, and another is changed only until it is.
 
 use super::instance::Instance;
-use super::partition::{Change, Partition, Score};
-use super::search::{Dice, best_place, descend, exhaust, explore, largest_first, refine};
-use super::{FEW, Options, ROUNDS};
+use super::partition::{Partition, PartitionChange, Score};
+use super::search::{SearchRng, best_place, descend, exhaust, explore, largest_first, refine};
+use super::{FEW_MODELS, PlanOptions, SEARCH_ROUNDS};
 
-/// Balance that is worse than the best found by no more than this factor is as good, if it needs fewer moves.
-const AS_GOOD: f64 = 1.05;
-/// A partition that is exactly on target by the numbers given is on target, however its quotients were rounded.
+/// Factor on the best imbalance found within which another partition with fewer moves is preferred.
+const BALANCE_SLACK: f64 = 1.05;
+/// Tolerance for rounding: a partition exactly on target meets the target, however its quotients
+/// were rounded.
 const ROUNDING: f64 = 1e-12;
-/// Beyond so many moved models their pairs are not tried for moving back.
-const MOST_PAIRED: usize = 400;
+/// Number of moved models up to which pairs are tried for moving back.
+const MAX_PAIRED: usize = 400;
 
-/// Changes the current partition until both imbalance factors are within the target, as far as the disruption allows.
+/// Changes the current partition until both imbalance factors are within the target, as far as the
+/// disruption allows.
 pub(super) fn reconfigure<'a>(
     instance: &'a Instance<'a>,
     current: &[Option<usize>],
-    options: &Options,
-    dice: &mut Dice,
+    options: &PlanOptions,
+    dice: &mut SearchRng,
 ) -> Partition<'a> {
     let settled = |partition: &Partition<'_>| settled(partition, options.target_imbalance);
     let rank = |partition: &Partition<'_>| {
-        let Score { broken, objective } = partition.score();
+        let Score { violation: broken, objective } = partition.score();
         (broken, if settled(partition) { partition.disruption() } else { u64::MAX }, objective)
     };
     let all = exhaust(instance, rank);
@@ -35,12 +38,13 @@ pub(super) fn reconfigure<'a>(
     partition
 }
 
-/// Changes the current partition by the best steps, and if these do not settle it, by whatever a wider search finds.
+/// Changes the current partition by the best steps, and if these do not reach the target, by a
+/// wider search.
 pub(super) fn approach<'a>(
     instance: &'a Instance<'a>,
     current: &[Option<usize>],
     proposals: u64,
-    dice: &mut Dice,
+    dice: &mut SearchRng,
     settled: impl Fn(&Partition<'_>) -> bool,
 ) -> Partition<'a> {
     let mut near = start(instance, current);
@@ -49,8 +53,9 @@ pub(super) fn approach<'a>(
         return near;
     }
     for most in budgets(instance) {
-        // With few models each search is short, and one may well miss the few partitions that are so near.
-        let rounds = if instance.models() <= FEW { ROUNDS } else { 1 };
+        // With few models each search is short, and one may miss the few partitions that are so
+        // near.
+        let rounds = if instance.models() <= FEW_MODELS { SEARCH_ROUNDS } else { 1 };
         for _ in 0..rounds {
             let within = explore(start(instance, current).within(most), proposals / 4, dice, &settled);
             if settled(&within) {
@@ -66,8 +71,8 @@ pub(super) fn approach<'a>(
     if settled(&wide) || wide.score() < near.score() { wide } else { near }
 }
 
-/// What a wider search may spend, first about one move, then ever more, so that it settles with little. The last of all, as
-/// much as is allowed, is left out.
+/// Returns the disruptions that a wider search may cost: about one move first, then ever more, so
+/// that it reaches the target at a low cost. The largest, which is the bound itself, is left out.
 fn budgets(instance: &Instance<'_>) -> impl Iterator<Item = u64> {
     let dearest = |model: usize| (0..instance.sub_clusters).map(|place| instance.disruption(model, place)).max();
     let all = (0..instance.models()).filter_map(dearest).fold(0, u64::saturating_add);
@@ -77,20 +82,21 @@ fn budgets(instance: &Instance<'_>) -> impl Iterator<Item = u64> {
         .take_while(move |&budget| budget < most)
 }
 
-/// Whether a partition keeps the bounds and is balanced well enough.
+/// Returns true if a partition keeps the bounds and meets the target.
 fn settled(partition: &Partition<'_>, target: f64) -> bool {
     let (rate, memory) = imbalance(partition);
     let target = target + ROUNDING;
-    rate <= target && memory <= target && partition.score().broken == 0.0
+    rate <= target && memory <= target && partition.score().violation == 0.0
 }
 
-/// The imbalance factors; that of the memory does not count where it has no weight.
+/// Returns the imbalance factors; that of memory is 0 if memory has no weight.
 fn imbalance(partition: &Partition<'_>) -> (f64, f64) {
     let (rate, memory) = partition.imbalance();
     (rate, if partition.instance.problem.memory_weight > 0.0 { memory } else { 0.0 })
 }
 
-/// The current partition, with new models where they fit best, or where they cost least if that is too dear.
+/// Returns the current partition, with new models where they fit best, or where they cost least if
+/// that exceeds the bound.
 fn start<'a>(instance: &'a Instance<'a>, current: &[Option<usize>]) -> Partition<'a> {
     let known = (0..current.len()).filter(|&model| current[model].is_some());
     let new = largest_first(instance, (0..current.len()).filter(|&model| current[model].is_none()));
@@ -106,25 +112,26 @@ fn start<'a>(instance: &'a Instance<'a>, current: &[Option<usize>]) -> Partition
     Partition::place_each(instance, order, place)
 }
 
-/// Moves back whatever did not have to move: models alone, then pairs, as long as the balance stays as good.
+/// Moves back the models that did not have to move: single models first, then pairs, while the
+/// balance stays as good.
 fn move_back(partition: &mut Partition<'_>, current: &[Option<usize>], target: f64) {
     let (rate, memory) = imbalance(partition);
-    let limits = ((target + ROUNDING).max(rate * AS_GOOD), (target + ROUNDING).max(memory * AS_GOOD));
-    let broken = partition.score().broken;
+    let limits = ((target + ROUNDING).max(rate * BALANCE_SLACK), (target + ROUNDING).max(memory * BALANCE_SLACK));
+    let broken = partition.score().violation;
     let good = |partition: &Partition<'_>| {
         let (rate, memory) = imbalance(partition);
-        rate <= limits.0 && memory <= limits.1 && partition.score().broken <= broken
+        rate <= limits.0 && memory <= limits.1 && partition.score().violation <= broken
     };
     let moved = moved(partition, current);
     for &model in &moved {
-        try_back(partition, current, &[model], good);
+        try_move_back(partition, current, &[model], good);
     }
     for pair in pairs(&moved) {
-        try_back(partition, current, &pair, good);
+        try_move_back(partition, current, &pair, good);
     }
 }
 
-/// The models that are elsewhere now than they were, the dearest first.
+/// Returns the models that have moved, in descending order of cost.
 fn moved(partition: &Partition<'_>, current: &[Option<usize>]) -> Vec<usize> {
     let instance = partition.instance;
     let places = partition.places();
@@ -135,12 +142,12 @@ fn moved(partition: &Partition<'_>, current: &[Option<usize>]) -> Vec<usize> {
 }
 
 fn pairs(moved: &[usize]) -> impl Iterator<Item = [usize; 2]> {
-    let few = &moved[..moved.len().min(MOST_PAIRED)];
+    let few = &moved[..moved.len().min(MAX_PAIRED)];
     few.iter().enumerate().flat_map(|(at, &first)| few[at + 1..].iter().map(move |&second| [first, second]))
 }
 
-/// Moves some models back to where they were, unless one is there already or the partition does not stay good.
-fn try_back(
+/// Moves some models back, unless one of them is there already or the partition does not stay good.
+fn try_move_back(
     partition: &mut Partition<'_>,
     current: &[Option<usize>],
     models: &[usize],
@@ -152,11 +159,11 @@ fn try_back(
     };
     let Some(ways) = models.iter().map(|model| back(partition, model)).collect::<Option<Vec<_>>>() else { return };
     for &(model, _, home) in &ways {
-        partition.apply(Change { model, to: home, partner: None });
+        partition.apply(PartitionChange { model, to: home, partner: None });
     }
     if !good(partition) {
         for &(model, place, _) in &ways {
-            partition.apply(Change { model, to: place, partner: None });
+            partition.apply(PartitionChange { model, to: place, partner: None });
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Why a problem has no plan.
+//! The errors of the planner.
 
 use thiserror::Error;
 
-/// Why there is no plan. Every text says what to change.
+/// The reason why there is no plan. Every message says what to change.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum PlanError {
     /// Nothing to place.
@@ -16,7 +16,7 @@ pub enum PlanError {
         /// The most allowed.
         most: usize,
     },
-    /// Nowhere to place it.
+    /// There is no sub-cluster.
     #[error("sub_clusters = 0; there must be at least 1")]
     NoSubClusters,
     /// Some sub-clusters would stay empty.
@@ -38,7 +38,7 @@ pub enum PlanError {
     BadNumber {
         /// The model.
         model: String,
-        /// What the number is.
+        /// The key of the number.
         key: &'static str,
         /// The number.
         value: f64,
@@ -46,7 +46,7 @@ pub enum PlanError {
     /// A number of the whole problem is negative, infinite or not a number.
     #[error("{key} = {value}; it must be a number of at least 0")]
     BadLimit {
-        /// What the number is.
+        /// The key of the number.
         key: &'static str,
         /// The number.
         value: f64,
@@ -54,11 +54,11 @@ pub enum PlanError {
     /// The numbers of all models add up to more than the planner counts.
     #[error("the {key} of all models adds up to {total:e}; more than {most:e} cannot be planned, so use a larger unit")]
     TooLarge {
-        /// What adds up.
+        /// The key of the numbers.
         key: &'static str,
-        /// To how much.
+        /// Their sum.
         total: f64,
-        /// The most that may be.
+        /// The largest allowed sum.
         most: f64,
     },
     /// Load costs were given for another number of sub-clusters.
@@ -71,7 +71,7 @@ pub enum PlanError {
         /// The sub-clusters.
         sub_clusters: usize,
     },
-    /// The current partition is about other models.
+    /// The current partition is for other models.
     #[error("the current partition names {given} models, but there are {models}; give one place, or none, for each")]
     CurrentLength {
         /// The places given.
@@ -87,12 +87,12 @@ pub enum PlanError {
     CurrentPlace {
         /// The model.
         model: String,
-        /// Where it is said to be.
+        /// Its sub-cluster in the current partition.
         sub_cluster: usize,
         /// The sub-clusters.
         sub_clusters: usize,
     },
-    /// A model fits nowhere.
+    /// A model does not fit any device.
     #[error(
         "model {model:?} alone needs {needed} MB ({key}), but a device has {limit} MB; use larger devices, or serve \
          the model elsewhere"
@@ -100,11 +100,11 @@ pub enum PlanError {
     ModelTooLarge {
         /// The model.
         model: String,
-        /// What was added up.
+        /// The keys that were added.
         key: &'static str,
-        /// The memory that it needs.
+        /// The memory that it needs, in MB.
         needed: f64,
-        /// The memory that there is.
+        /// The memory of a device, in MB.
         limit: f64,
     },
     /// A model alone exceeds the rate bound.
@@ -129,22 +129,23 @@ pub enum PlanError {
         unit: &'static str,
         /// The sub-clusters.
         sub_clusters: usize,
-        /// What they hold together.
+        /// The capacity of all sub-clusters.
         room: f64,
-        /// What is needed.
+        /// The total need of all models.
         needed: f64,
-        /// The fewest sub-clusters that could hold it.
+        /// The smallest number of sub-clusters that could be enough.
         at_least: usize,
     },
-    /// Models that are new cost more to load than may be spent.
+    /// Loading the new models costs more than the bound.
     #[error("max_disruption = {limit}, but loading the new models alone costs at least {needed}; raise it")]
     DisruptionTooSmall {
-        /// What may be spent.
+        /// The bound.
         limit: u64,
-        /// What must be.
+        /// The smallest possible cost.
         needed: u64,
     },
-    /// The search ended without a partition that keeps the bounds. There may be one: the search is a heuristic.
+    /// The search found no partition that keeps the bounds. There may be one: the search is a
+    /// heuristic.
     #[error(
         "no partition into {sub_clusters} sub-clusters was found that keeps {broken}; plan for more sub-clusters, or \
          raise that bound"
@@ -152,7 +153,7 @@ pub enum PlanError {
     NotFound {
         /// The sub-clusters.
         sub_clusters: usize,
-        /// The bounds that the best partition found breaks.
+        /// The bounds that the best partition found violates.
         broken: String,
     },
 }

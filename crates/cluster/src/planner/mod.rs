@@ -1,12 +1,15 @@
-//! Which models share which devices, and how many devices they need.
+//! Partitions models over devices, and computes the number of devices that they need.
 //!
-//! A cluster is divided into sub-clusters; every device of one has all of its models loaded, so that any model may run on
-//! any of them. More sub-clusters means fewer models that must fit a device's memory, but also that a burst of one model
-//! finds fewer devices. [`plan`] is the assignment problem of Appendix A of "Symphony: Optimized DNN Model Serving using
-//! Deferred Batch Scheduling": spread rate and memory evenly, keep each sub-cluster's memory and rate within bounds, and
-//! change little of what is running. [`devices_needed`] sizes what comes out by the analytic bound of the same paper.
+//! A cluster is divided into sub-clusters; every device of a sub-cluster has all of its models
+//! loaded, so that any of its models may run on any device. More sub-clusters mean fewer models
+//! that must fit a device's memory, but also fewer devices for a burst of one model. [`plan`]
+//! solves the assignment problem of Appendix A of "Symphony: Optimized DNN Model Serving using
+//! Deferred Batch Scheduling": spread rate and memory evenly, keep each sub-cluster's memory and
+//! rate within bounds, and change little of the running cluster. [`devices_needed`] computes the
+//! number of devices by the analytic bound of the same paper.
 //!
-//! [`plan`] is a pure function: no clock, no thread; equal problems and options give equal plans.
+//! [`plan`] is a pure function without clock or threads; equal problems and options give equal
+//! plans.
 
 mod devices;
 mod disruption;
@@ -18,33 +21,36 @@ pub mod synthetic;
 #[cfg(test)]
 mod tests;
 
-pub use devices::{Demand, DevicesNeeded, MOST_DEVICES, ModelDevices, Need, devices_needed};
+pub use devices::{DeviceCount, DevicesNeeded, MAX_DEVICES, ModelDemand, ModelDevices, devices_needed};
 pub use error::PlanError;
 
 use instance::{Instance, units};
 use partition::Partition;
-use search::Dice;
+use search::SearchRng;
 
-/// With so few models one search may end in the wrong valley, and many are cheap; with more, all ends are alike.
-const FEW: usize = 40;
-const ROUNDS: u64 = 10;
+/// Several searches are cheap with few models, and one alone may end in a poor local optimum; with
+/// more models all ends are alike.
+const FEW_MODELS: usize = 40;
+const SEARCH_ROUNDS: u64 = 10;
 
-/// What is to be planned.
+/// The input of [`plan`].
 #[derive(Clone, Debug, PartialEq)]
-pub struct Problem {
+pub struct PlanningProblem {
     /// The models, m of them.
     pub models: Vec<ModelLoad>,
-    /// How many sub-clusters, l.
+    /// Number of sub-clusters, l.
     pub sub_clusters: usize,
-    /// The most requests per second that one sub-cluster's dispatcher takes, R_max.
+    /// The largest request rate of one sub-cluster's dispatcher, in requests per second: R_max.
     pub max_rate: Option<f64>,
-    /// The memory of one device, S_max: all models of a sub-cluster and the largest runtime memory among them must fit.
+    /// The memory of one device, S_max: all models of a sub-cluster and the largest runtime memory
+    /// among them must fit.
     pub max_memory_mb: Option<f64>,
-    /// What a deviation of the memory counts for beside one of the rate, w. Both are taken relative to their averages.
+    /// Weight of a deviation in memory against one in rate, w. Both are relative to their averages.
     pub memory_weight: f64,
-    /// Where each model is now, in the order of `models`; none for a model that is new. None at all: nothing runs yet.
+    /// The current sub-cluster of each model, in the order of `models`; none for a new model.
+    /// `None` if nothing runs yet.
     pub current: Option<Vec<Option<usize>>>,
-    /// The most that all loading and unloading may cost, C_max.
+    /// Upper bound on the cost of all loading and unloading, C_max.
     pub max_disruption: Option<u64>,
 }
 
@@ -55,38 +61,39 @@ pub struct ModelLoad {
     pub name: String,
     /// Requests per second, r.
     pub rate_rps: f64,
-    /// Memory as long as it is loaded, s.
+    /// Memory while the model is loaded, s.
     pub memory_mb: f64,
-    /// Memory beyond that while it runs, d.
+    /// Additional memory while the model runs, d.
     pub runtime_memory_mb: f64,
-    /// What loading or unloading it costs, c.
+    /// Cost of loading or unloading the model, c.
     pub load_cost: LoadCost,
 }
 
-/// What loading or unloading a model costs, in units of the caller's choice; a move costs both.
+/// Cost of loading or unloading a model, in units of the caller's choice; a move costs both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoadCost {
     /// The same in every sub-cluster.
     Everywhere(u64),
-    /// By sub-cluster; those with more devices may be dearer.
+    /// Cost in each sub-cluster; one with more devices may cost more.
     BySubCluster(Vec<u64>),
 }
 
-/// How to search.
+/// Options of the search.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Options {
+pub struct PlanOptions {
     /// Seed of the random part of the search.
     pub seed: u64,
-    /// How many random changes to look at: more time, better balance. The default takes about a tenth of a second.
+    /// Number of random changes to evaluate: more time, better balance. The default takes about 0.1
+    /// s.
     pub proposals: u64,
-    /// Where something runs already: the imbalance of rate and of memory that is not worth a move.
+    /// The imbalance of rate and of memory below which no model of a running cluster moves.
     pub target_imbalance: f64,
 }
 
-/// A partition of the models, and what it is worth.
+/// A partition of the models, with its properties.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Plan {
-    /// The sub-clusters. Where nothing runs yet they come in the order of their first models.
+pub struct ClusterPlan {
+    /// The sub-clusters. Where nothing runs yet they are ordered by their first models.
     pub sub_clusters: Vec<SubCluster>,
     /// The sub-cluster of each model.
     pub places: Vec<usize>,
@@ -94,11 +101,12 @@ pub struct Plan {
     pub rate_imbalance: f64,
     /// (max − min) / average of the sub-clusters' memory.
     pub memory_imbalance: f64,
-    /// The largest deviation from the average rate plus the weighted largest one from the average memory, both relative.
+    /// The largest deviation from the average rate plus the weighted largest deviation from the
+    /// average memory, both relative.
     pub objective: f64,
-    /// What changes, by model; empty where nothing runs yet.
-    pub moves: Vec<Move>,
-    /// What all moves cost.
+    /// The models that change place; empty where nothing runs yet.
+    pub moves: Vec<ModelMove>,
+    /// Cost of all moves.
     pub disruption: u64,
 }
 
@@ -107,7 +115,7 @@ pub struct Plan {
 pub struct SubCluster {
     /// Its models, ascending.
     pub models: Vec<usize>,
-    /// Their requests per second.
+    /// Their rate, in requests per second.
     pub rate_rps: f64,
     /// Their memory on each device while nothing runs.
     pub memory_mb: f64,
@@ -115,16 +123,16 @@ pub struct SubCluster {
     pub runtime_memory_mb: f64,
 }
 
-/// A model that is loaded somewhere, and unloaded where it was.
+/// A model that is loaded in one sub-cluster, and unloaded in another if it ran there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Move {
+pub struct ModelMove {
     /// The model.
     pub model: usize,
-    /// Where it was; none if it is new.
+    /// The old sub-cluster; none for a new model.
     pub from: Option<usize>,
-    /// Where it goes.
+    /// The new sub-cluster.
     pub to: usize,
-    /// What that costs.
+    /// Cost of the move.
     pub cost: u64,
 }
 
@@ -137,42 +145,43 @@ impl LoadCost {
     }
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options { seed: 1, proposals: 2_000_000, target_imbalance: 0.01 }
+impl Default for PlanOptions {
+    fn default() -> PlanOptions {
+        PlanOptions { seed: 1, proposals: 2_000_000, target_imbalance: 0.01 }
     }
 }
 
 /// Divides models into sub-clusters.
 ///
-/// Where nothing runs yet, as evenly as the search can. Where something does, with few moves: until the imbalance is
-/// within [`Options::target_imbalance`], or cannot be lowered further within [`Problem::max_disruption`].
-pub fn plan(problem: &Problem, options: &Options) -> Result<Plan, PlanError> {
+/// Where nothing runs yet, the result is as balanced as the search can make it. For a running
+/// cluster few models move: until the imbalance is within [`PlanOptions::target_imbalance`], or
+/// cannot be lowered further within [`PlanningProblem::max_disruption`].
+pub fn plan(problem: &PlanningProblem, options: &PlanOptions) -> Result<ClusterPlan, PlanError> {
     let target = options.target_imbalance;
     if !(target.is_finite() && target >= 0.0) {
         return Err(PlanError::BadLimit { key: "target_imbalance", value: target });
     }
     let instance = Instance::new(problem)?;
-    let mut dice = Dice::new(options.seed);
+    let mut dice = SearchRng::new(options.seed);
     let partition = match &problem.current {
         Some(current) => disruption::reconfigure(&instance, current, options, &mut dice),
-        None => in_order(&fresh(&instance, options, &mut dice)),
+        None => canonical(&initial_partition(&instance, options, &mut dice)),
     };
-    match broken(&partition) {
+    match violated_bounds(&partition) {
         Some(broken) => Err(PlanError::NotFound { sub_clusters: instance.sub_clusters, broken }),
         None => Ok(describe(&partition)),
     }
 }
 
-/// The best partition found where nothing runs yet.
-fn fresh<'a>(instance: &'a Instance<'a>, options: &Options, dice: &mut Dice) -> Partition<'a> {
+/// Returns the best partition found where nothing runs yet.
+fn initial_partition<'a>(instance: &'a Instance<'a>, options: &PlanOptions, dice: &mut SearchRng) -> Partition<'a> {
     search::exhaust(instance, |partition| partition.score())
         .unwrap_or_else(|| approximate(instance, options.proposals, dice))
 }
 
-/// The best partition that random changes lead to.
-fn approximate<'a>(instance: &'a Instance<'a>, proposals: u64, dice: &mut Dice) -> Partition<'a> {
-    let rounds = if instance.models() <= FEW { ROUNDS } else { 1 };
+/// Returns the best partition found by random changes.
+fn approximate<'a>(instance: &'a Instance<'a>, proposals: u64, dice: &mut SearchRng) -> Partition<'a> {
+    let rounds = if instance.models() <= FEW_MODELS { SEARCH_ROUNDS } else { 1 };
     let proposals = proposals / rounds;
     let mut best = search::greedy(instance);
     for _ in 0..rounds {
@@ -186,9 +195,10 @@ fn approximate<'a>(instance: &'a Instance<'a>, proposals: u64, dice: &mut Dice) 
     best
 }
 
-/// The same partition with its sub-clusters in the order of their first models, so that equal ones look equal. Load costs
-/// by sub-cluster do not matter here: where nothing runs, nothing is disrupted.
-fn in_order<'a>(partition: &Partition<'a>) -> Partition<'a> {
+/// Returns the same partition with its sub-clusters in the order of their first models, so that
+/// equal partitions compare equal. Load costs by sub-cluster do not matter here: where nothing
+/// runs, nothing is disrupted.
+fn canonical<'a>(partition: &Partition<'a>) -> Partition<'a> {
     let mut names = vec![None; partition.sub_clusters()];
     let mut next = 0;
     let mut rename = |&place: &usize| {
@@ -201,8 +211,8 @@ fn in_order<'a>(partition: &Partition<'a>) -> Partition<'a> {
     Partition::at(partition.instance, &places)
 }
 
-/// The bounds that a partition breaks, in words.
-fn broken(partition: &Partition<'_>) -> Option<String> {
+/// Returns the bounds that a partition violates, as text.
+fn violated_bounds(partition: &Partition<'_>) -> Option<String> {
     let problem = partition.instance.problem;
     let worst = |sum: &dyn Fn(usize) -> i64| units((0..partition.sub_clusters()).map(sum).max().unwrap_or(0));
     let memory = worst(&|place| partition.memory(place) + partition.runtime(place));
@@ -218,10 +228,10 @@ fn broken(partition: &Partition<'_>) -> Option<String> {
     found.into_iter().flatten().reduce(|all, next| format!("{all} and {next}"))
 }
 
-fn describe(partition: &Partition<'_>) -> Plan {
+fn describe(partition: &Partition<'_>) -> ClusterPlan {
     let (rate_imbalance, memory_imbalance) = partition.imbalance();
     let moves = moves(partition);
-    Plan {
+    ClusterPlan {
         sub_clusters: (0..partition.sub_clusters()).map(|place| sub_cluster(partition, place)).collect(),
         places: partition.places().to_vec(),
         rate_imbalance,
@@ -243,14 +253,14 @@ fn sub_cluster(partition: &Partition<'_>, place: usize) -> SubCluster {
     }
 }
 
-fn moves(partition: &Partition<'_>) -> Vec<Move> {
+fn moves(partition: &Partition<'_>) -> Vec<ModelMove> {
     let instance = partition.instance;
     if instance.problem.current.is_none() {
         return Vec::new();
     }
     let change = |(model, &to): (usize, &usize)| {
         let from = instance.current(model);
-        (from != Some(to)).then(|| Move { model, from, to, cost: instance.disruption(model, to) })
+        (from != Some(to)).then(|| ModelMove { model, from, to, cost: instance.disruption(model, to) })
     };
     partition.places().iter().enumerate().filter_map(change).collect()
 }

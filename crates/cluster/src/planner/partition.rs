@@ -1,77 +1,82 @@
-//! A partition under change: who is where, the sums of each sub-cluster, and what a change would do to them.
+//! A partition under change: the place of each model, the sums of each sub-cluster, and the effect
+//! of a change on them.
 //!
-//! A search asks about far more changes than it makes, so asking touches two sub-clusters and no memory beyond them.
+//! A search evaluates far more changes than it makes, so an evaluation touches two sub-clusters and
+//! no other memory.
 
-use super::instance::{BROKEN, Instance};
+use super::instance::{Instance, VIOLATION_WEIGHT};
 
-/// Moves a model to another sub-cluster, and in exchange, if there is a partner there, the partner back.
+/// A move of a model to another sub-cluster. With a partner there, the partner moves back in
+/// exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Change {
+pub(super) struct PartitionChange {
     pub(super) model: usize,
     pub(super) to: usize,
     pub(super) partner: Option<usize>,
 }
 
-/// How good a partition is; a lower one is better, keeping the bounds comes first.
+/// The score of a partition; a lower one is better. Violated bounds compare first.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub(super) struct Score {
-    /// By how much bounds are broken.
-    pub(super) broken: f64,
-    /// The paper's objective: the largest deviation of the rate from its average and, weighted, of the memory.
+    /// The amount by which bounds are exceeded.
+    pub(super) violation: f64,
+    /// The paper's objective: the largest deviation of the rate from its average and, weighted, of
+    /// the memory.
     pub(super) objective: f64,
 }
 
 impl Score {
-    /// The score as one number, in which broken bounds weigh more than any balance.
+    /// Returns the score as one number, in which violated bounds weigh more than any balance.
     pub(super) fn energy(self) -> f64 {
-        self.objective + BROKEN * self.broken
+        self.objective + VIOLATION_WEIGHT * self.violation
     }
 }
 
-/// The partition.
+/// A partition of the models.
 #[derive(Debug)]
 pub(super) struct Partition<'a> {
     pub(super) instance: &'a Instance<'a>,
-    groups: Vec<Group>,
+    groups: Vec<SubClusterState>,
     /// The sub-cluster of each model, and its position among the members there.
     place: Vec<usize>,
     position: Vec<usize>,
     disruption: u64,
-    /// What changes may not raise the disruption above.
-    most_disruption: u64,
+    /// Upper bound on the disruption after a change.
+    max_disruption: u64,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Group {
+struct SubClusterState {
     members: Vec<usize>,
     rate: i64,
     memory: i64,
-    /// The members with the two largest runtime memories: without the first, the second is the largest.
-    peaks: [Option<Peak>; 2],
+    /// The members with the two largest runtime memories: without the first, the second is the
+    /// largest.
+    peaks: [Option<RuntimePeak>; 2],
     badness: f64,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Peak {
+struct RuntimePeak {
     model: usize,
     runtime: i64,
 }
 
 impl<'a> Partition<'a> {
-    /// Places the models one after the other, in the order and where `choose` says.
+    /// Places the models one after the other in this order, where `choose` decides.
     pub(super) fn place_each(
         instance: &'a Instance<'a>,
         order: impl IntoIterator<Item = usize>,
         mut choose: impl FnMut(&Partition<'a>, usize) -> usize,
     ) -> Partition<'a> {
-        let empty = Group { badness: instance.badness(0, 0, 0), ..Group::default() };
+        let empty = SubClusterState { badness: instance.badness(0, 0, 0), ..SubClusterState::default() };
         let mut partition = Partition {
             instance,
             groups: vec![empty; instance.sub_clusters],
             place: vec![usize::MAX; instance.models()],
             position: vec![usize::MAX; instance.models()],
             disruption: 0,
-            most_disruption: instance.max_disruption,
+            max_disruption: instance.max_disruption,
         };
         for model in order {
             let place = choose(&partition, model);
@@ -80,7 +85,7 @@ impl<'a> Partition<'a> {
         partition
     }
 
-    /// The partition with every model at a given place.
+    /// Returns the partition with every model at the given place.
     pub(super) fn at(instance: &'a Instance<'a>, places: &[usize]) -> Partition<'a> {
         Partition::place_each(instance, 0..places.len(), |_, model| places[model])
     }
@@ -105,7 +110,7 @@ impl<'a> Partition<'a> {
         self.groups[place].memory
     }
 
-    /// The largest runtime memory of a sub-cluster's members.
+    /// Returns the largest runtime memory among a sub-cluster's members.
     pub(super) fn runtime(&self, place: usize) -> i64 {
         self.groups[place].runtime_without(None)
     }
@@ -114,36 +119,36 @@ impl<'a> Partition<'a> {
         self.groups[place].badness
     }
 
-    /// The same with a tighter bound on the disruption than the problem's.
+    /// Returns the same partition with a tighter bound on the disruption than the problem's.
     pub(super) fn within(self, most_disruption: u64) -> Partition<'a> {
-        Partition { most_disruption, ..self }
+        Partition { max_disruption: most_disruption, ..self }
     }
 
-    /// Whether a change keeps the disruption within bounds.
-    pub(super) fn affords(&self, change: Change) -> bool {
-        self.disruption_after(change) <= self.most_disruption
+    /// Returns true if a change keeps the disruption within the bound.
+    pub(super) fn is_allowed(&self, change: PartitionChange) -> bool {
+        self.disruption_after(change) <= self.max_disruption
     }
 
     pub(super) fn disruption(&self) -> u64 {
         self.disruption
     }
 
-    /// How the badness of a sub-cluster would rise if a model that is nowhere joined it.
+    /// Returns the increase in a sub-cluster's badness if an unplaced model joined it.
     pub(super) fn rise_with(&self, place: usize, model: usize) -> f64 {
         self.badness_after(place, None, Some(model)) - self.badness(place)
     }
 
-    /// By how much a change lowers the sum of badness; negative if it raises it.
-    pub(super) fn gain(&self, change: Change) -> f64 {
-        let Change { model, to, partner } = change;
+    /// Returns the decrease in the sum of badness by a change; negative if the change raises it.
+    pub(super) fn gain(&self, change: PartitionChange) -> f64 {
+        let PartitionChange { model, to, partner } = change;
         let from = self.place[model];
         let after = self.badness_after(from, Some(model), partner) + self.badness_after(to, partner, Some(model));
         self.badness(from) + self.badness(to) - after
     }
 
-    /// The disruption after a change.
-    pub(super) fn disruption_after(&self, change: Change) -> u64 {
-        let Change { model, to, partner } = change;
+    /// Returns the disruption after a change.
+    pub(super) fn disruption_after(&self, change: PartitionChange) -> u64 {
+        let PartitionChange { model, to, partner } = change;
         let from = self.place[model];
         let cost = |model, place| self.instance.disruption(model, place);
         let before = cost(model, from) + partner.map_or(0, |partner| cost(partner, to));
@@ -152,7 +157,7 @@ impl<'a> Partition<'a> {
     }
 
     /// Makes a change.
-    pub(super) fn apply(&mut self, change: Change) {
+    pub(super) fn apply(&mut self, change: PartitionChange) {
         let from = self.place[change.model];
         self.remove(change.model);
         if let Some(partner) = change.partner {
@@ -162,20 +167,20 @@ impl<'a> Partition<'a> {
         self.insert(change.model, change.to);
     }
 
-    /// How good the partition is.
+    /// Returns the score of the partition.
     pub(super) fn score(&self) -> Score {
         let (mut broken, mut rate, mut memory) = (0.0, 0f64, 0f64);
         for group in &self.groups {
-            broken += self.instance.broken(group.rate, group.memory, group.runtime_without(None));
+            broken += self.instance.violation(group.rate, group.memory, group.runtime_without(None));
             rate = rate.max(self.instance.rate.deviation(group.rate).abs());
             memory = memory.max(self.instance.memory.deviation(group.memory).abs());
         }
-        Score { broken, objective: rate + self.instance.problem.memory_weight * memory }
+        Score { violation: broken, objective: rate + self.instance.problem.memory_weight * memory }
     }
 
-    /// The paper's imbalance factors (max − min) / average, of rate and of memory.
+    /// Returns the paper's imbalance factors (max − min) / average, of rate and of memory.
     pub(super) fn imbalance(&self) -> (f64, f64) {
-        let spread = |sum: &dyn Fn(&Group) -> f64| {
+        let spread = |sum: &dyn Fn(&SubClusterState) -> f64| {
             let sums = self.groups.iter().map(sum);
             let (least, most) = sums.fold((f64::MAX, f64::MIN), |(low, high), sum| (low.min(sum), high.max(sum)));
             most - least
@@ -202,7 +207,7 @@ impl<'a> Partition<'a> {
         group.members.push(model);
         group.rate += instance.rate.each[model];
         group.memory += instance.memory.each[model];
-        group.add_peak(Peak { model, runtime: instance.runtime[model] });
+        group.add_peak(RuntimePeak { model, runtime: instance.runtime[model] });
         group.badness = instance.badness(group.rate, group.memory, group.runtime_without(None));
         self.disruption = self.disruption.saturating_add(instance.disruption(model, place));
     }
@@ -221,7 +226,7 @@ impl<'a> Partition<'a> {
             group.peaks = [None; 2];
             for at in 0..group.members.len() {
                 let model = group.members[at];
-                group.add_peak(Peak { model, runtime: instance.runtime[model] });
+                group.add_peak(RuntimePeak { model, runtime: instance.runtime[model] });
             }
         }
         group.badness = instance.badness(group.rate, group.memory, group.runtime_without(None));
@@ -229,13 +234,13 @@ impl<'a> Partition<'a> {
     }
 }
 
-impl Group {
+impl SubClusterState {
     fn runtime_without(&self, model: Option<usize>) -> i64 {
         let mut rest = self.peaks.iter().flatten().filter(|peak| Some(peak.model) != model);
         rest.next().map_or(0, |peak| peak.runtime)
     }
 
-    fn add_peak(&mut self, new: Peak) {
+    fn add_peak(&mut self, new: RuntimePeak) {
         let [first, second] = self.peaks;
         self.peaks = match (first, second) {
             (Some(first), _) if first.runtime < new.runtime => [Some(new), Some(first)],

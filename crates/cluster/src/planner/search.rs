@@ -1,56 +1,60 @@
-//! The search: a greedy start, random changes under a falling threshold, and a descent to the end. Few models are simply
-//! tried in every way.
+//! The search: a greedy start, random changes under a falling threshold, and a final descent. With
+//! few models it is exhaustive.
 //!
-//! Appendix A of the Symphony paper hands an integer program to a commercial solver for ten seconds. A partition of many
-//! small models needs no such thing: models placed largest first are balanced to a fraction of a percent, and a search
-//! that exchanges models gets far closer in a fraction of a second, while a general solver is lost in the l! names of one
-//! and the same partition. What a solver could do and this cannot: prove that nothing is better.
+//! Appendix A of the Symphony paper solves an integer program with a commercial solver in ten
+//! seconds. A partition of many small models does not need that: placing the largest models first
+//! balances to a fraction of a percent, and a search that exchanges models gets far closer in a
+//! fraction of a second, while a general solver suffers from the l! equivalent permutations of each
+//! partition. Unlike a solver, the search cannot prove that its result is optimal.
 //!
-//! Work is bounded by a count of changes looked at, never by a clock, so equal problems give equal plans on any machine.
-//! A change is accepted when it raises the badness by less than the threshold; unlike annealing that needs no exponential,
-//! whose last bit differs between machines.
+//! Work is bounded by the number of changes evaluated, never by a clock, so equal problems give
+//! equal plans on any machine. A change is accepted if it raises the badness by less than the
+//! threshold (threshold accepting); unlike simulated annealing this needs no exponential, whose
+//! last bit differs between machines.
 
-use super::instance::{BROKEN, Instance};
-use super::partition::{Change, Partition, Score};
+use super::instance::{Instance, VIOLATION_WEIGHT};
+use super::partition::{Partition, PartitionChange, Score};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{Rng, SeedableRng};
 
-/// Exchanges looked at for one step of the descent; where there are more, so many of them at random.
-const EXCHANGES: usize = 60_000;
-/// So many partitions are simply all looked at: ten models in three sub-clusters, or sixteen in two.
-const EXHAUSTIBLE: usize = 1 << 16;
-/// What a step of the descent must gain, so that the last bits of a float do not pass for progress.
-const LEAST_GAIN: f64 = 1e-15;
-/// How often the threshold falls, and by which factor: over a whole search the deviations that pass for equal shrink to a
-/// 38,000th.
+/// Number of exchanges evaluated for one step of the descent; where there are more, a random sample
+/// of this size.
+const MAX_EXCHANGES: usize = 60_000;
+/// Largest number of partitions that are searched exhaustively: ten models in three sub-clusters,
+/// or sixteen in two.
+const MAX_EXHAUSTIVE: usize = 1 << 16;
+/// Smallest gain of a step of the descent, above the rounding error of floats.
+const MIN_GAIN: f64 = 1e-15;
+/// Number of times that the threshold falls, and its factor: over a whole search it shrinks to a
+/// 1.4-billionth.
 const LEVELS: u64 = 200;
-const FALL: f64 = 0.9;
+const THRESHOLD_FACTOR: f64 = 0.9;
 
-/// The random choices of a search.
-pub(super) struct Dice(Xoshiro256PlusPlus);
+/// The random numbers of a search.
+pub(super) struct SearchRng(Xoshiro256PlusPlus);
 
-impl Dice {
-    pub(super) fn new(seed: u64) -> Dice {
-        Dice(Xoshiro256PlusPlus::seed_from_u64(seed))
+impl SearchRng {
+    pub(super) fn new(seed: u64) -> SearchRng {
+        SearchRng(Xoshiro256PlusPlus::seed_from_u64(seed))
     }
 
-    /// A number below `end`, which is at most 2³².
+    /// Returns a number below `end`, which is at most 2³².
     pub(super) fn below(&mut self, end: usize) -> usize {
         (((self.0.next_u64() >> 32) * end as u64) >> 32) as usize
     }
 
-    /// A real number in [0, 1).
+    /// Returns a real number in [0, 1).
     pub(super) fn unit(&mut self) -> f64 {
         (self.0.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 
-/// Models largest first, each where it fits best.
+/// Places the models largest first, each where it fits best.
 pub(super) fn greedy<'a>(instance: &'a Instance<'a>) -> Partition<'a> {
     Partition::place_each(instance, largest_first(instance, 0..instance.models()), best_place)
 }
 
-/// The models by size, rate and memory taken together.
+/// Returns the models in descending order of size: the weighted sum of rate and memory.
 pub(super) fn largest_first(instance: &Instance<'_>, models: impl Iterator<Item = usize>) -> Vec<usize> {
     let weight = instance.problem.memory_weight;
     let size = |model: usize| instance.rate.share(model) + weight * instance.memory.share(model);
@@ -59,60 +63,61 @@ pub(super) fn largest_first(instance: &Instance<'_>, models: impl Iterator<Item 
     order
 }
 
-/// Where a model raises the badness least.
+/// Returns the sub-cluster where a model raises the badness least.
 pub(super) fn best_place(partition: &Partition<'_>, model: usize) -> usize {
     let rises = (0..partition.sub_clusters()).map(|place| (partition.rise_with(place, model), place));
     rises.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(0, |(_, place)| place)
 }
 
-/// Looks at `proposals` random changes, never spending more disruption than allowed, and gives the first partition seen
-/// that is `done`, or the best.
+/// Evaluates `proposals` random changes within the allowed disruption. Returns the first partition
+/// that is `done`, or the best seen.
 pub(super) fn explore<'a>(
     mut partition: Partition<'a>,
     proposals: u64,
-    dice: &mut Dice,
+    dice: &mut SearchRng,
     done: impl Fn(&Partition<'_>) -> bool,
 ) -> Partition<'a> {
     if partition.sub_clusters() == 1 {
         return partition;
     }
     let mut best = Best::of(&partition);
-    let mut threshold = first_threshold(&partition, best.score.broken > 0.0);
+    let mut threshold = first_threshold(&partition, best.score.violation > 0.0);
     for level in 0..LEVELS {
         for _ in proposals * level / LEVELS..proposals * (level + 1) / LEVELS {
             let Some(change) = random_change(&partition, dice) else { continue };
             let gain = partition.gain(change);
-            if gain > -threshold && partition.affords(change) {
+            if gain > -threshold && partition.is_allowed(change) {
                 partition.apply(change);
-                if best.look(&partition) && done(&partition) {
+                if best.observe(&partition) && done(&partition) {
                     return partition;
                 }
             }
         }
-        threshold *= FALL;
+        threshold *= THRESHOLD_FACTOR;
     }
     Partition::at(partition.instance, &best.places)
 }
 
-/// The same on the objective itself. It is a maximum, flat almost everywhere, so it finds nothing from afar; but close to
-/// the end it tells apart what the sum of squares does not.
+/// The same search on the objective itself. The objective is a maximum and flat almost everywhere,
+/// so it cannot guide a search from afar; close to the end it distinguishes partitions with the
+/// same sum of squares.
 pub(super) fn refine<'a>(
     mut partition: Partition<'a>,
     proposals: u64,
-    dice: &mut Dice,
+    dice: &mut SearchRng,
     done: impl Fn(&Partition<'_>) -> bool,
 ) -> Partition<'a> {
     let mut best = Best::of(&partition);
     let mut energy = best.score.energy();
     let mut threshold = best.score.objective;
-    // Scoring looks at every sub-cluster.
+    // Scoring visits every sub-cluster.
     let proposals = proposals / (2 + partition.sub_clusters() as u64 / 16);
     for level in 0..LEVELS {
         for _ in proposals * level / LEVELS..proposals * (level + 1) / LEVELS {
-            let Some(change) = random_change(&partition, dice).filter(|&change| partition.affords(change)) else {
+            let Some(change) = random_change(&partition, dice).filter(|&change| partition.is_allowed(change)) else {
                 continue;
             };
-            let back = Change { to: partition.places()[change.model], ..change };
+            let back = PartitionChange { to: partition.places()[change.model], ..change };
             partition.apply(change);
             if done(&partition) {
                 return partition;
@@ -125,19 +130,19 @@ pub(super) fn refine<'a>(
                 partition.apply(back);
             }
         }
-        threshold *= FALL;
+        threshold *= THRESHOLD_FACTOR;
     }
     Partition::at(partition.instance, &best.places)
 }
 
-/// Looks at every partition that the disruption allows, and gives the one with the lowest rank; none if there are too many
-/// to look at, or none is allowed.
+/// Visits every partition within the allowed disruption and returns the one with the lowest rank;
+/// none if there are too many partitions, or none is allowed.
 pub(super) fn exhaust<'a, R: PartialOrd>(
     instance: &'a Instance<'a>,
     rank: impl Fn(&Partition<'_>) -> R,
 ) -> Option<Partition<'a>> {
     let models = u32::try_from(instance.models()).ok()?;
-    let count = instance.sub_clusters.checked_pow(models).filter(|&count| count <= EXHAUSTIBLE)?;
+    let count = instance.sub_clusters.checked_pow(models).filter(|&count| count <= MAX_EXHAUSTIVE)?;
     let mut partition = Partition::at(instance, &vec![0; instance.models()]);
     let mut best: Option<(R, Vec<usize>)> = None;
     for _ in 0..count {
@@ -147,24 +152,25 @@ pub(super) fn exhaust<'a, R: PartialOrd>(
                 best = Some((rank, partition.places().to_vec()));
             }
         }
-        count_on(&mut partition);
+        next_partition(&mut partition);
     }
     best.map(|(_, places)| Partition::at(instance, &places))
 }
 
-/// The next partition, as if the places were the digits of a number.
-fn count_on(partition: &mut Partition<'_>) {
+/// Steps to the next partition, with the places as the digits of a number.
+fn next_partition(partition: &mut Partition<'_>) {
     for model in 0..partition.places().len() {
         let to = (partition.places()[model] + 1) % partition.sub_clusters();
-        partition.apply(Change { model, to, partner: None });
+        partition.apply(PartitionChange { model, to, partner: None });
         if to > 0 {
             return;
         }
     }
 }
 
-/// Makes the change that gains most for its disruption, again and again, until `done` or none gains.
-pub(super) fn descend(partition: &mut Partition<'_>, dice: &mut Dice, done: impl Fn(&Partition<'_>) -> bool) {
+/// Makes the change with the largest gain for its disruption repeatedly, until `done` or no change
+/// gains.
+pub(super) fn descend(partition: &mut Partition<'_>, dice: &mut SearchRng, done: impl Fn(&Partition<'_>) -> bool) {
     let steps = 4 * partition.places().len() + 100;
     for _ in 0..steps {
         if done(partition) {
@@ -175,7 +181,8 @@ pub(super) fn descend(partition: &mut Partition<'_>, dice: &mut Dice, done: impl
     }
 }
 
-/// The best partition seen. Scoring looks at every sub-cluster, so with many it is done for some of the steps only.
+/// The best partition seen. Scoring visits every sub-cluster, so with many of them only some steps
+/// are scored.
 struct Best {
     score: Score,
     places: Vec<usize>,
@@ -187,8 +194,8 @@ impl Best {
         Best { score: partition.score(), places: partition.places().to_vec(), unscored: 0 }
     }
 
-    /// Keeps the partition if it is the best so far. Says whether it looked.
-    fn look(&mut self, partition: &Partition<'_>) -> bool {
+    /// Scores the partition if it is time, and keeps the best. Returns true if it was scored.
+    fn observe(&mut self, partition: &Partition<'_>) -> bool {
         self.unscored += 1;
         let looks = self.unscored * 8 >= partition.sub_clusters();
         if looks {
@@ -206,81 +213,83 @@ impl Best {
     }
 }
 
-/// What exchanging models of usual size does to two balanced sub-clusters, and where bounds are broken, to those.
+/// Returns the effect of exchanging models of average size between two balanced sub-clusters; where
+/// bounds are violated, on the violation.
 fn first_threshold(partition: &Partition<'_>, broken: bool) -> f64 {
     let instance = partition.instance;
     let weight = instance.problem.memory_weight;
     let effect = |model: usize| {
         let (rate, memory) = (instance.rate.share(model), instance.memory.share(model));
-        let wall = if broken { BROKEN * (rate + memory) } else { 0.0 };
+        let wall = if broken { VIOLATION_WEIGHT * (rate + memory) } else { 0.0 };
         rate * rate + weight * weight * memory * memory + wall
     };
     (0..instance.models()).map(effect).sum::<f64>() / instance.models() as f64
 }
 
-/// Mostly exchanges: moves alone cannot keep two sums at once.
-fn random_change(partition: &Partition<'_>, dice: &mut Dice) -> Option<Change> {
+/// Returns a random change, mostly an exchange: moves alone cannot balance two sums at the same
+/// time.
+fn random_change(partition: &Partition<'_>, dice: &mut SearchRng) -> Option<PartitionChange> {
     let places = partition.places();
     let model = dice.below(places.len());
     if dice.below(4) == 0 {
         let to = dice.below(partition.sub_clusters());
-        return (to != places[model]).then_some(Change { model, to, partner: None });
+        return (to != places[model]).then_some(PartitionChange { model, to, partner: None });
     }
     let partner = dice.below(places.len());
-    (places[partner] != places[model]).then_some(Change { model, to: places[partner], partner: Some(partner) })
+    (places[partner] != places[model]).then_some(PartitionChange { model, to: places[partner], partner: Some(partner) })
 }
 
-/// The best change of the worst sub-cluster that has one.
-fn best_change(partition: &Partition<'_>, dice: &mut Dice) -> Option<Change> {
+/// Returns the best change of the worst sub-cluster that has one.
+fn best_change(partition: &Partition<'_>, dice: &mut SearchRng) -> Option<PartitionChange> {
     let mut order: Vec<usize> = (0..partition.sub_clusters()).collect();
     order.sort_by(|&a, &b| partition.badness(b).total_cmp(&partition.badness(a)).then(a.cmp(&b)));
     order.into_iter().find_map(|place| {
-        let mut best = Step { worth: 0.0, change: None };
+        let mut best = BestChange { gain_per_cost: 0.0, change: None };
         moves_of(partition, place).for_each(|change| best.consider(partition, change));
         exchanges_of(partition, place, dice, |change| best.consider(partition, change));
         best.change
     })
 }
 
-/// The best change so far, by gain for each unit of disruption that it adds.
-struct Step {
-    worth: f64,
-    change: Option<Change>,
+/// The best change so far, by gain per unit of additional disruption.
+struct BestChange {
+    gain_per_cost: f64,
+    change: Option<PartitionChange>,
 }
 
-impl Step {
-    fn consider(&mut self, partition: &Partition<'_>, change: Change) {
+impl BestChange {
+    fn consider(&mut self, partition: &Partition<'_>, change: PartitionChange) {
         let gain = partition.gain(change);
-        if gain < LEAST_GAIN || gain <= self.worth || !partition.affords(change) {
+        if gain < MIN_GAIN || gain <= self.gain_per_cost || !partition.is_allowed(change) {
             return;
         }
         let added = partition.disruption_after(change).saturating_sub(partition.disruption());
         let worth = gain / added.max(1) as f64;
-        if worth > self.worth {
-            *self = Step { worth, change: Some(change) };
+        if worth > self.gain_per_cost {
+            *self = BestChange { gain_per_cost: worth, change: Some(change) };
         }
     }
 }
 
-/// Every move of a model out of a sub-cluster or into it.
-fn moves_of<'p>(partition: &'p Partition<'_>, place: usize) -> impl Iterator<Item = Change> + 'p {
+/// Returns every move of a model out of a sub-cluster or into it.
+fn moves_of<'p>(partition: &'p Partition<'_>, place: usize) -> impl Iterator<Item = PartitionChange> + 'p {
     let others = move || (0..partition.sub_clusters()).filter(move |&other| other != place);
     let out = others().flat_map(move |to| partition.members(place).iter().map(move |&model| (model, to)));
     let into = others().flat_map(move |from| partition.members(from).iter().map(move |&model| (model, place)));
-    out.chain(into).map(|(model, to)| Change { model, to, partner: None })
+    out.chain(into).map(|(model, to)| PartitionChange { model, to, partner: None })
 }
 
-/// Every exchange between a sub-cluster and the others, or a sample.
-fn exchanges_of(partition: &Partition<'_>, place: usize, dice: &mut Dice, mut each: impl FnMut(Change)) {
+/// Visits every exchange between a sub-cluster and the others, or a sample.
+fn exchanges_of(partition: &Partition<'_>, place: usize, dice: &mut SearchRng, mut each: impl FnMut(PartitionChange)) {
     let (members, places) = (partition.members(place), partition.places());
     let mut consider = |model: usize, partner: usize| {
         if places[partner] != place {
-            each(Change { model, to: places[partner], partner: Some(partner) });
+            each(PartitionChange { model, to: places[partner], partner: Some(partner) });
         }
     };
-    if members.len() * places.len() <= EXCHANGES {
+    if members.len() * places.len() <= MAX_EXCHANGES {
         members.iter().for_each(|&model| (0..places.len()).for_each(|partner| consider(model, partner)));
     } else if !members.is_empty() {
-        (0..EXCHANGES).for_each(|_| consider(members[dice.below(members.len())], dice.below(places.len())));
+        (0..MAX_EXCHANGES).for_each(|_| consider(members[dice.below(members.len())], dice.below(places.len())));
     }
 }

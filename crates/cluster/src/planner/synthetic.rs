@@ -1,16 +1,19 @@
-//! The workload of Appendix A.2, and the baseline that it compares with.
+//! The workload of Appendix A.2 of the Symphony paper, and the baseline that it compares with.
 //!
-//! The paper draws variants of the models of its zoo, with exponential rates, and gives neither sizes nor bounds. Sizes here
-//! are those that Keras Applications lists for the published models, each variant up to a tenth smaller or larger; a model
-//! needs a quarter of its size again while it runs; a sub-cluster may have a fifth more than the average rate, and a tenth more
-//! than the average memory beyond the largest runtime memory. These choices are ours.
+//! The paper draws variants of the models of its zoo with exponential rates, and gives neither
+//! sizes nor bounds. The following choices are ours: the sizes that Keras Applications lists for
+//! the published models, each variant up to a tenth smaller or larger; a quarter of the size as
+//! runtime memory; bounds of 1.2 times the average rate, and of 1.1 times the average memory plus
+//! the largest runtime memory.
 
 use super::partition::Partition;
-use super::search::Dice;
-use super::{LoadCost, ModelLoad, Options, Plan, PlanError, Problem, broken, describe, in_order};
+use super::search::SearchRng;
+use super::{
+    ClusterPlan, LoadCost, ModelLoad, PlanError, PlanOptions, PlanningProblem, canonical, describe, violated_bounds,
+};
 use crate::planner::instance::Instance;
 
-/// Published models and their size in MB.
+/// Published models and their sizes in MB.
 const SIZES: [(&str, f64); 22] = [
     ("Xception", 88.0),
     ("VGG16", 528.0),
@@ -36,13 +39,13 @@ const SIZES: [(&str, f64); 22] = [
     ("EfficientNetB6", 166.0),
 ];
 
-/// A problem of the kind of Appendix A.2.
-pub fn problem(models: usize, sub_clusters: usize, seed: u64) -> Problem {
-    let mut dice = Dice::new(seed);
+/// Returns a problem like those of Appendix A.2.
+pub fn problem(models: usize, sub_clusters: usize, seed: u64) -> PlanningProblem {
+    let mut dice = SearchRng::new(seed);
     let models: Vec<_> = (0..models).map(|variant| model(variant, &mut dice)).collect();
     let average = |value: fn(&ModelLoad) -> f64| models.iter().map(value).sum::<f64>() / sub_clusters.max(1) as f64;
     let runtime = models.iter().map(|model| model.runtime_memory_mb).fold(0.0, f64::max);
-    Problem {
+    PlanningProblem {
         max_rate: Some(1.2 * average(|model| model.rate_rps)),
         max_memory_mb: Some(1.1 * average(|model| model.memory_mb) + runtime),
         models,
@@ -53,12 +56,13 @@ pub fn problem(models: usize, sub_clusters: usize, seed: u64) -> Problem {
     }
 }
 
-/// Lets every model's rate drift by a log-normal factor whose logarithm has the standard deviation `sigma`; the rate
-/// bound follows the new average.
-pub fn drift(problem: &mut Problem, sigma: f64, seed: u64) {
-    let mut dice = Dice::new(seed);
+/// Multiplies every model's rate by a log-normal factor whose logarithm has the standard deviation
+/// `sigma`; the rate bound follows the new average.
+pub fn drift(problem: &mut PlanningProblem, sigma: f64, seed: u64) {
+    let mut dice = SearchRng::new(seed);
     for model in &mut problem.models {
-        // Twelve uniform numbers less six are close enough to a normal one, and need no trigonometry.
+        // Twelve uniform numbers less six are close enough to a normal one, and need no
+        // trigonometry.
         let normal = (0..12).map(|_| dice.unit()).sum::<f64>() - 6.0;
         model.rate_rps *= (sigma * normal).exp();
     }
@@ -66,27 +70,27 @@ pub fn drift(problem: &mut Problem, sigma: f64, seed: u64) {
     problem.max_rate = problem.max_rate.map(|_| 1.2 * average);
 }
 
-/// The paper's baseline: the best of so many random partitions that keeps the bounds, if any does.
-pub fn random_plan(problem: &Problem, draws: usize, seed: u64) -> Result<Option<Plan>, PlanError> {
+/// The paper's baseline: the best of `draws` random partitions that keeps the bounds, if any does.
+pub fn random_plan(problem: &PlanningProblem, draws: usize, seed: u64) -> Result<Option<ClusterPlan>, PlanError> {
     let instance = Instance::new(problem)?;
-    let mut dice = Dice::new(seed);
+    let mut dice = SearchRng::new(seed);
     let draw = |_| Partition::place_each(&instance, 0..instance.models(), |_, _| dice.below(instance.sub_clusters));
-    let kept = (0..draws).map(draw).filter(|partition| broken(partition).is_none());
+    let kept = (0..draws).map(draw).filter(|partition| violated_bounds(partition).is_none());
     let best = kept.min_by(|a, b| a.score().objective.total_cmp(&b.score().objective));
-    Ok(best.map(|partition| describe(&in_order(&partition))))
+    Ok(best.map(|partition| describe(&canonical(&partition))))
 }
 
-/// The problem with what a plan of it says as its current partition, as it is after the plan was carried out.
-pub fn after(problem: &Problem, plan: &Plan) -> Problem {
-    Problem { current: Some(plan.places.iter().copied().map(Some).collect()), ..problem.clone() }
+/// Returns the problem with a plan as its current partition, as after the plan was carried out.
+pub fn with_current(problem: &PlanningProblem, plan: &ClusterPlan) -> PlanningProblem {
+    PlanningProblem { current: Some(plan.places.iter().copied().map(Some).collect()), ..problem.clone() }
 }
 
-/// Options that look at less; for tests that plan often.
-pub fn quick(seed: u64) -> Options {
-    Options { seed, proposals: 50_000, ..Options::default() }
+/// Returns options for a short search, for tests that plan often.
+pub fn quick_options(seed: u64) -> PlanOptions {
+    PlanOptions { seed, proposals: 50_000, ..PlanOptions::default() }
 }
 
-fn model(variant: usize, dice: &mut Dice) -> ModelLoad {
+fn model(variant: usize, dice: &mut SearchRng) -> ModelLoad {
     let (base, size) = SIZES[dice.below(SIZES.len())];
     let memory_mb = size * (0.9 + 0.2 * dice.unit());
     ModelLoad {

@@ -1,27 +1,28 @@
 mod milp;
 
-use super::synthetic::{after, drift, problem, quick, random_plan};
+use super::synthetic::{drift, problem, quick_options, random_plan, with_current};
 use super::*;
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
-/// A partition by brute force may have an objective lower than the search's by no more than this factor, and by a step
-/// beyond that, since the best may be 0.
+/// Factor within which the search's objective is of the brute-force optimum, and a step beyond
+/// that, since the optimum may be 0.
 const ORACLE_FACTOR: f64 = 1.1;
 const ORACLE_STEP: f64 = 0.02;
-/// The imbalance that the tests with few models ask for; a little more than a fifth, so that rounding decides nothing.
+/// The target imbalance of tests with few models; a little more than a fifth, so that rounding
+/// decides nothing.
 const NEAR: f64 = 0.200_001;
 
 fn load(name: &str, rate_rps: f64, memory_mb: f64, runtime_memory_mb: f64) -> ModelLoad {
     ModelLoad { name: name.into(), rate_rps, memory_mb, runtime_memory_mb, load_cost: LoadCost::Everywhere(1) }
 }
 
-fn problem_of(loads: &[(u32, u32, u32)], sub_clusters: usize) -> Problem {
+fn problem_of(loads: &[(u32, u32, u32)], sub_clusters: usize) -> PlanningProblem {
     let load = |(index, &(rate, memory, runtime)): (usize, &(u32, u32, u32))| {
         load(&format!("m{index}"), f64::from(rate), f64::from(memory), f64::from(runtime))
     };
-    Problem {
+    PlanningProblem {
         models: loads.iter().enumerate().map(load).collect(),
         sub_clusters,
         max_rate: None,
@@ -32,7 +33,7 @@ fn problem_of(loads: &[(u32, u32, u32)], sub_clusters: usize) -> Problem {
     }
 }
 
-/// What the paper's definitions say about a partition, computed without the planner's types.
+/// The paper's definitions applied to a partition, without the planner's types.
 #[derive(Debug)]
 struct Reference {
     objective: f64,
@@ -41,7 +42,7 @@ struct Reference {
     kept: bool,
 }
 
-fn reference(problem: &Problem, places: &[usize]) -> Reference {
+fn reference(problem: &PlanningProblem, places: &[usize]) -> Reference {
     let l = problem.sub_clusters;
     let members = |place: usize| problem.models.iter().zip(places).filter(move |(_, at)| **at == place);
     let sums = |value: fn(&ModelLoad) -> f64| -> Vec<f64> {
@@ -76,15 +77,15 @@ fn reference(problem: &Problem, places: &[usize]) -> Reference {
     }
 }
 
-/// Every partition, by counting.
-fn brute_force(problem: &Problem) -> impl Iterator<Item = Reference> + '_ {
+/// Returns every partition, by counting.
+fn brute_force(problem: &PlanningProblem) -> impl Iterator<Item = Reference> + '_ {
     let (m, l) = (problem.models.len() as u32, problem.sub_clusters);
     let place = move |code: usize, model: u32| code / l.pow(model) % l;
     (0..l.pow(m)).map(move |code| reference(problem, &(0..m).map(|model| place(code, model)).collect::<Vec<_>>()))
 }
 
 /// Checks what holds for every plan.
-fn check_plan(problem: &Problem, plan: &Plan) {
+fn check_plan(problem: &PlanningProblem, plan: &ClusterPlan) {
     let reference = reference(problem, &plan.places);
     assert!(reference.kept, "{reference:?}");
     assert!((reference.objective - plan.objective).abs() < 1e-6, "{reference:?} {}", plan.objective);
@@ -101,18 +102,18 @@ fn check_plan(problem: &Problem, plan: &Plan) {
     assert!(seen.iter().all(|&times| times == 1), "{seen:?}");
 }
 
-fn best_objective(problem: &Problem) -> Option<f64> {
+fn best_objective(problem: &PlanningProblem) -> Option<f64> {
     let kept = brute_force(problem).filter(|reference| reference.kept);
     kept.map(|reference| reference.objective).min_by(f64::total_cmp)
 }
 
-/// Whether a partition is balanced within the tests' target.
+/// Returns true if a partition is balanced within the tests' target.
 fn near(reference: &&Reference) -> bool {
     reference.imbalance.0 <= NEAR && reference.imbalance.1 <= NEAR
 }
 
-fn check_error(problem: &Problem, expected: Expect) {
-    expected.assert_eq(&plan(problem, &quick(1)).unwrap_err().to_string());
+fn check_error(problem: &PlanningProblem, expected: Expect) {
+    expected.assert_eq(&plan(problem, &quick_options(1)).unwrap_err().to_string());
 }
 
 #[test]
@@ -120,7 +121,7 @@ fn four_hundred_and_eight_hundred_models_are_balanced() {
     for (models, sub_clusters, most) in [(400, 4, 0.001), (800, 20, 0.005)] {
         for seed in 1..=3 {
             let problem = problem(models, sub_clusters, seed);
-            let plan = plan(&problem, &Options { seed, ..Options::default() }).unwrap();
+            let plan = plan(&problem, &PlanOptions { seed, ..PlanOptions::default() }).unwrap();
             check_plan(&problem, &plan);
             assert!(
                 plan.rate_imbalance <= most && plan.memory_imbalance <= most,
@@ -136,9 +137,9 @@ fn after_a_drift_one_model_in_twenty_moves() {
     for (models, sub_clusters) in [(400, 4), (800, 20)] {
         for seed in 1..=5 {
             let fresh = problem(models, sub_clusters, seed);
-            let mut drifted = after(&fresh, &plan(&fresh, &quick(seed)).unwrap());
+            let mut drifted = with_current(&fresh, &plan(&fresh, &quick_options(seed)).unwrap());
             drift(&mut drifted, 0.4, seed);
-            let plan = plan(&drifted, &quick(seed)).unwrap();
+            let plan = plan(&drifted, &quick_options(seed)).unwrap();
             check_plan(&drifted, &plan);
             assert!(plan.rate_imbalance <= 0.01 && plan.memory_imbalance <= 0.01, "{seed}");
             assert!(plan.moves.len() * 20 <= models, "{models} {seed}: {} moves", plan.moves.len());
@@ -151,7 +152,7 @@ fn random_partitions_are_far_worse() {
     let problem = problem(100, 4, 1);
     let random = random_plan(&problem, 200, 1).unwrap().unwrap();
     check_plan(&problem, &random);
-    assert!(random.objective > 20.0 * plan(&problem, &quick(1)).unwrap().objective);
+    assert!(random.objective > 20.0 * plan(&problem, &quick_options(1)).unwrap().objective);
 }
 
 #[test]
@@ -159,10 +160,10 @@ fn a_disruption_of_nothing_moves_nothing() {
     let mut problem = problem_of(&[(5, 1, 0), (5, 1, 0), (1, 1, 0)], 2);
     problem.current = Some(vec![Some(0); 3]);
     problem.max_disruption = Some(0);
-    assert!(plan(&problem, &quick(1)).unwrap().moves.is_empty());
+    assert!(plan(&problem, &quick_options(1)).unwrap().moves.is_empty());
     problem.max_disruption = Some(2);
-    let plan = plan(&problem, &quick(1)).unwrap();
-    assert_eq!(plan.moves, [Move { model: 0, from: Some(0), to: 1, cost: 2 }]);
+    let plan = plan(&problem, &quick_options(1)).unwrap();
+    assert_eq!(plan.moves, [ModelMove { model: 0, from: Some(0), to: 1, cost: 2 }]);
 }
 
 #[test]
@@ -172,8 +173,8 @@ fn the_cheaper_of_two_equal_models_moves() {
         model.load_cost = LoadCost::BySubCluster(cost);
     }
     problem.current = Some(vec![Some(0), Some(0), Some(0), Some(1)]);
-    let plan = plan(&problem, &quick(1)).unwrap();
-    assert_eq!(plan.moves, [Move { model: 2, from: Some(0), to: 1, cost: 6 }]);
+    let plan = plan(&problem, &quick_options(1)).unwrap();
+    assert_eq!(plan.moves, [ModelMove { model: 2, from: Some(0), to: 1, cost: 6 }]);
 }
 
 #[test]
@@ -181,8 +182,8 @@ fn a_new_model_goes_where_it_fits_and_counts_once() {
     let mut problem = problem_of(&[(5, 10, 0), (3, 10, 0), (2, 1, 0)], 2);
     problem.current = Some(vec![Some(0), Some(1), None]);
     problem.max_disruption = Some(1);
-    let plan = plan(&problem, &quick(1)).unwrap();
-    assert_eq!(plan.moves, [Move { model: 2, from: None, to: 1, cost: 1 }]);
+    let plan = plan(&problem, &quick_options(1)).unwrap();
+    assert_eq!(plan.moves, [ModelMove { model: 2, from: None, to: 1, cost: 1 }]);
     problem.max_disruption = Some(0);
     check_error(&problem, expect!["max_disruption = 0, but loading the new models alone costs at least 1; raise it"]);
 }
@@ -192,7 +193,7 @@ fn a_broken_bound_is_mended_before_anything_is_balanced() {
     let mut problem = problem_of(&[(10, 60, 0), (10, 60, 0), (10, 20, 0), (10, 20, 30)], 2);
     problem.max_memory_mb = Some(110.0);
     problem.current = Some(vec![Some(0), Some(0), Some(1), Some(1)]);
-    let plan = plan(&problem, &quick(1)).unwrap();
+    let plan = plan(&problem, &quick_options(1)).unwrap();
     check_plan(&problem, &plan);
     assert_eq!(plan.moves.len(), 2);
 }
@@ -201,14 +202,14 @@ fn a_broken_bound_is_mended_before_anything_is_balanced() {
 fn runtime_memory_counts_once_a_sub_cluster() {
     let mut problem = problem_of(&[(1, 10, 40), (1, 10, 40), (1, 10, 5), (1, 10, 5)], 2);
     problem.max_memory_mb = Some(60.0);
-    let plan = plan(&problem, &quick(1)).unwrap();
+    let plan = plan(&problem, &quick_options(1)).unwrap();
     assert!(plan.sub_clusters.iter().all(|sub_cluster| sub_cluster.memory_mb + sub_cluster.runtime_memory_mb <= 60.0));
 }
 
 #[test]
 fn mistakes_are_named() {
     let good = problem_of(&[(5, 10, 1), (5, 10, 1)], 2);
-    let with = |change: &dyn Fn(&mut Problem)| {
+    let with = |change: &dyn Fn(&mut PlanningProblem)| {
         let mut problem = good.clone();
         change(&mut problem);
         problem
@@ -300,7 +301,7 @@ prop_compose! {
         costs in prop::collection::vec(0..5u64, 8),
         max_disruption in prop::option::of(0..25u64),
         weight in 1..4u32,
-    ) -> Problem {
+    ) -> PlanningProblem {
         let mut problem = problem_of(&loads, sub_clusters);
         let percent = |total: u32, percent: u32| f64::from(total * percent / 100 / sub_clusters as u32);
         let runtime = loads.iter().map(|load| load.2).max().unwrap_or(0);
@@ -318,21 +319,22 @@ prop_compose! {
     }
 }
 
-/// The same where nothing runs yet.
-fn small_fresh() -> impl Strategy<Value = Problem> {
-    small().prop_map(|problem| Problem { current: None, max_disruption: None, ..problem })
+/// The same strategy where nothing runs yet.
+fn small_fresh() -> impl Strategy<Value = PlanningProblem> {
+    small().prop_map(|problem| PlanningProblem { current: None, max_disruption: None, ..problem })
 }
 
 proptest! {
-    // The search is a heuristic, so a test of it asks the same questions every time.
+    // The search is a heuristic, so its tests use a fixed seed.
     #![proptest_config(ProptestConfig {
         cases: 48, failure_persistence: None, rng_seed: RngSeed::Fixed(1), ..ProptestConfig::default()
     })]
 
-    /// Few models are tried in every way, so brute force finds nothing better, and nothing where the planner finds nothing.
+    /// The search is exhaustive for few models, so brute force finds nothing better, and nothing
+    /// where the planner finds nothing.
     #[test]
     fn brute_force_is_no_better(problem in small_fresh()) {
-        match (plan(&problem, &quick(1)), best_objective(&problem)) {
+        match (plan(&problem, &quick_options(1)), best_objective(&problem)) {
             (Ok(plan), Some(best)) => {
                 check_plan(&problem, &plan);
                 prop_assert!((plan.objective - best).abs() < 1e-9, "{} {}", plan.objective, best);
@@ -342,15 +344,15 @@ proptest! {
         }
     }
 
-    /// The search that larger problems get is as good as the constants say.
+    /// The search for larger problems is as good as the constants say.
     #[test]
     fn brute_force_is_hardly_better_than_the_search(problem in small_fresh()) {
         let instance = match Instance::new(&problem) {
             Ok(instance) => instance,
             Err(_) => { prop_assert!(best_objective(&problem).is_none()); return Ok(()) }
         };
-        let found = approximate(&instance, 200_000, &mut Dice::new(1));
-        match (broken(&found).is_none(), best_objective(&problem)) {
+        let found = approximate(&instance, 200_000, &mut SearchRng::new(1));
+        match (violated_bounds(&found).is_none(), best_objective(&problem)) {
             (true, Some(best)) => {
                 let objective = found.score().objective;
                 prop_assert!(objective <= ORACLE_FACTOR * best + ORACLE_STEP, "{objective} {best}");
@@ -360,11 +362,11 @@ proptest! {
         }
     }
 
-    /// Where something runs, a plan exists wherever brute force finds one, and reaches the target at the least disruption
-    /// wherever it can be reached.
+    /// A plan for a running cluster exists wherever brute force finds one, and reaches the target
+    /// at the least disruption wherever it can be reached.
     #[test]
     fn brute_force_disrupts_no_less(problem in small()) {
-        let options = Options { target_imbalance: NEAR, ..quick(1) };
+        let options = PlanOptions { target_imbalance: NEAR, ..quick_options(1) };
         let kept: Vec<_> = brute_force(&problem).filter(|reference| reference.kept).collect();
         let cheapest = kept.iter().filter(near).map(|reference| reference.disruption).min();
         let plan = match plan(&problem, &options) {
@@ -378,14 +380,14 @@ proptest! {
         }
     }
 
-    /// The search that larger problems get reaches the target too, within the disruption allowed.
+    /// The search for larger problems reaches the target too, within the allowed disruption.
     #[test]
     fn the_search_settles_where_brute_force_does(problem in small()) {
         let settles = brute_force(&problem).any(|reference| reference.kept && near(&&reference));
         let Ok(instance) = Instance::new(&problem) else { prop_assert!(!settles); return Ok(()) };
         let current = problem.current.as_deref().unwrap_or_default();
         let settled = |partition: &Partition<'_>| near(&&reference(&problem, partition.places()));
-        let found = disruption::approach(&instance, current, 200_000, &mut Dice::new(1), settled);
+        let found = disruption::approach(&instance, current, 200_000, &mut SearchRng::new(1), settled);
         if settles {
             let reference = reference(&problem, found.places());
             prop_assert!(reference.kept && near(&&reference), "{reference:?}");
@@ -399,18 +401,18 @@ proptest! {
         if models < 8 * sub_clusters {
             (problem.max_rate, problem.max_memory_mb) = (None, None);
         }
-        let first = plan(&problem, &quick(seed)).unwrap();
+        let first = plan(&problem, &quick_options(seed)).unwrap();
         check_plan(&problem, &first);
-        prop_assert_eq!(&first, &plan(&problem, &quick(seed)).unwrap());
+        prop_assert_eq!(&first, &plan(&problem, &quick_options(seed)).unwrap());
     }
 
     /// A balanced partition stays; so does, at any balance, a plan that has just been carried out.
     #[test]
     fn a_balanced_partition_stays(models in 60..200usize, sub_clusters in 1..5usize, seed in 0..1000u64) {
         let problem = problem(models, sub_clusters, seed);
-        let first = plan(&problem, &quick(seed)).unwrap();
+        let first = plan(&problem, &quick_options(seed)).unwrap();
         prop_assume!(first.rate_imbalance <= 0.01 && first.memory_imbalance <= 0.01);
-        let again = plan(&after(&problem, &first), &quick(seed + 1)).unwrap();
+        let again = plan(&with_current(&problem, &first), &quick_options(seed + 1)).unwrap();
         prop_assert!(again.moves.is_empty() && again.disruption == 0);
         prop_assert_eq!(again.places, first.places);
     }

@@ -1,46 +1,47 @@
-//! A device that is elsewhere, as the engine sees it: tasks go out as records, and their ends come back.
+//! A remote device as the engine sees it: tasks go out as records, and their results come back.
 //!
-//! What a backend says is checked here, for the engine trusts its devices: a task that it does not hold has not ended,
-//! and one of three members has not ended for two. Nothing here waits for the network.
+//! Messages of a backend are validated here, since the engine trusts its devices: a task that the
+//! device does not hold cannot end, and a task of three members cannot end with two results.
+//! Nothing here waits for the network.
 
 use crate::description::RemoteModel;
-use crate::plane::{Ended, Garbled, Link, MemberEnd, Message, Run, RunMember};
+use crate::plane::{DecodeError, MemberEnd, Message, PeerLink, RunMember, RunTask, TaskEnd};
 use parking_lot::Mutex;
 use ripieno_base::{ModelId, TaskId};
 use ripieno_executor::{
-    Again, Device, Engine as Executor, ExecError, LoadError, Loaded, Loss, Member, ModelSource, Payload, Progress,
-    Sink, Task, TaskResult,
+    Device, ExecError, Executor, LoadError, LoadedModel, Loss, MemberProgress, ModelSource, Payload, Rerun, Sink, Task,
+    TaskMember, TaskResult,
 };
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// When a request whose inputs could not be had may be sent again.
+/// Time after which a request whose inputs could not be fetched may be sent again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Opens the one device of a backend that has connected.
 pub(super) struct RemoteExecutor {
-    link: Arc<Link>,
+    link: Arc<PeerLink>,
     depth: usize,
-    opened: OnceLock<Arc<Remote>>,
+    opened: OnceLock<Arc<RemoteState>>,
 }
 
-/// What the device and the reader of its connection share.
-pub(super) struct Remote {
-    link: Arc<Link>,
+/// State that the device and the reader of its connection share.
+pub(super) struct RemoteState {
+    link: Arc<PeerLink>,
     sink: Sink,
-    /// How many members each task has that is there.
-    flying: Mutex<HashMap<TaskId, usize>>,
-    /// Whether the engine has it.
-    there: Mutex<bool>,
+    /// Number of members of each task in flight.
+    in_flight: Mutex<HashMap<TaskId, usize>>,
+    /// Whether the engine has the device.
+    attached: Mutex<bool>,
 }
 
 impl RemoteExecutor {
-    pub(super) fn new(link: Arc<Link>, depth: usize) -> RemoteExecutor {
+    pub(super) fn new(link: Arc<PeerLink>, depth: usize) -> RemoteExecutor {
         RemoteExecutor { link, depth, opened: OnceLock::new() }
     }
 
-    pub(super) fn opened(&self) -> Option<Arc<Remote>> {
+    pub(super) fn opened(&self) -> Option<Arc<RemoteState>> {
         self.opened.get().cloned()
     }
 }
@@ -54,23 +55,23 @@ impl Executor for RemoteExecutor {
         "remote".to_owned()
     }
 
-    fn load(&self, source: &ModelSource) -> Result<Arc<dyn Loaded>, LoadError> {
+    fn load(&self, source: &ModelSource) -> Result<Arc<dyn LoadedModel>, LoadError> {
         Err(LoadError(format!("model '{}': models are loaded by backends", source.name)))
     }
 
     fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
         let (link, depth) = (Arc::clone(&self.link), self.depth);
-        let remote = Arc::new(Remote { link, sink, flying: Mutex::default(), there: Mutex::new(true) });
+        let remote = Arc::new(RemoteState { link, sink, in_flight: Mutex::default(), attached: Mutex::new(true) });
         if self.opened.set(Arc::clone(&remote)).is_err() {
             return Err(LoadError("a backend is one device".to_owned()));
         }
-        self.link.send(&Message::Open(lanes as u32));
+        self.link.send(&Message::OpenDevice(lanes as u32));
         Ok(Box::new(RemoteDevice { remote, lanes, depth }))
     }
 }
 
 struct RemoteDevice {
-    remote: Arc<Remote>,
+    remote: Arc<RemoteState>,
     lanes: usize,
     depth: usize,
 }
@@ -84,7 +85,7 @@ impl Device for RemoteDevice {
         self.depth
     }
 
-    fn attach(&self, id: ModelId, model: Arc<dyn Loaded>) {
+    fn attach(&self, id: ModelId, model: Arc<dyn LoadedModel>) {
         match model.as_any().downcast_ref::<RemoteModel>() {
             Some(model) => self.remote.link.send(&Message::Attach(id, model.at)),
             None => tracing::error!(model = id.0, "a model of this process cannot run elsewhere"),
@@ -95,29 +96,30 @@ impl Device for RemoteDevice {
         self.remote.link.send(&Message::Detach(id));
     }
 
-    /// Of a backend that has gone, it is accepted: that it was lost is on its way.
+    /// Sends a task. A task for a lost backend is accepted as well: the report of the loss is on
+    /// its way.
     fn submit(&self, task: Task) -> Result<(), Task> {
-        self.remote.flying.lock().insert(task.id, task.members.len());
-        self.remote.link.send(&Message::Run(run(&task)));
+        self.remote.in_flight.lock().insert(task.id, task.members.len());
+        self.remote.link.send(&Message::RunTask(run(&task)));
         Ok(())
     }
 
     fn cancel(&self, id: TaskId) {
-        self.remote.link.send(&Message::Cancel(id));
+        self.remote.link.send(&Message::CancelTask(id));
     }
 }
 
 impl Drop for RemoteDevice {
     fn drop(&mut self) {
-        *self.remote.there.lock() = false;
+        *self.remote.attached.lock() = false;
         self.remote.link.close();
     }
 }
 
-fn run(task: &Task) -> Run {
+fn run(task: &Task) -> RunTask {
     let now = Instant::now();
     let left = |until: Instant| nanos(until.saturating_duration_since(now));
-    let member = |member: &Member| RunMember {
+    let member = |member: &TaskMember| RunMember {
         slot: member.slot,
         rows: member.rows as u32,
         length: member.entry.as_ref().map_or(0, |entry| entry.extent.length),
@@ -128,7 +130,7 @@ fn run(task: &Task) -> Run {
             Payload::Here(_) => None,
         }),
     };
-    Run {
+    RunTask {
         task: task.id,
         model: task.model,
         block: task.block,
@@ -143,23 +145,25 @@ fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 
-impl Remote {
-    /// Does something while the engine has the device; nothing once it has let go of it, and its id may be another's.
-    pub(super) fn while_there(&self, act: impl FnOnce()) {
-        let there = self.there.lock();
+impl RemoteState {
+    /// Runs `act` while the engine has the device. Does nothing afterwards, when its id may belong
+    /// to another device.
+    pub(super) fn while_attached(&self, act: impl FnOnce()) {
+        let there = self.attached.lock();
         if *there {
             act();
         }
     }
 
-    /// A task has ended, as the backend says; whether it has told of further ones.
-    pub(super) fn on_end(&self, ended: Ended, holds_next: bool) -> Result<(), Garbled> {
-        let Ended { task, ago_ns, took_ns, again, lost, members } = ended;
-        let held = self.flying.lock().remove(&task);
-        let held = held.ok_or_else(|| Garbled(format!("task {} has ended, which was not there", task.0)))?;
+    /// Handles a backend's report that a task has ended; `holds_next` is true if further reports
+    /// have arrived.
+    pub(super) fn on_end(&self, ended: TaskEnd, holds_next: bool) -> Result<(), DecodeError> {
+        let TaskEnd { task, ago_ns, took_ns, reruns: again, lost, members } = ended;
+        let held = self.in_flight.lock().remove(&task);
+        let held = held.ok_or_else(|| DecodeError(format!("task {} has ended, which was not there", task.0)))?;
         let outcome = match members {
             Ok(members) if members.len() != held => {
-                return Err(Garbled(format!("task {} of {held} members has ended for {}", task.0, members.len())));
+                return Err(DecodeError(format!("task {} of {held} members has ended for {}", task.0, members.len())));
             }
             Ok(members) => Ok(members.into_iter().map(progress).collect()),
             Err(cause) => Err(ExecError(cause)),
@@ -168,21 +172,21 @@ impl Remote {
         let finished = now.checked_sub(Duration::from_nanos(ago_ns)).unwrap_or(now);
         let started = finished.checked_sub(Duration::from_nanos(took_ns)).unwrap_or(finished);
         let cause = ExecError("its backend's log says why".to_owned());
-        let again = (again > 0).then_some(Again { runs: again, cause });
+        let again = (again > 0).then_some(Rerun { runs: again, cause });
         let lost = lost.map(|(after, inside)| Loss { retry_after: Duration::from_nanos(after), inside });
-        (self.sink)(TaskResult { id: task, outcome, again, lost, started, finished, holds_next });
+        (self.sink)(TaskResult { id: task, outcome, rerun: again, lost, started, finished, holds_next });
         Ok(())
     }
 }
 
-fn progress(member: MemberEnd) -> Progress {
+fn progress(member: MemberEnd) -> MemberProgress {
     match member {
-        MemberEnd::GoesOn(skip) => Progress { skip, ..Progress::default() },
-        MemberEnd::Ended => Progress::ended(Vec::new()),
-        MemberEnd::Failed(cause) => Progress::failed(ExecError(cause)),
+        MemberEnd::Continues(skip) => MemberProgress { skip, ..MemberProgress::default() },
+        MemberEnd::Ended => MemberProgress::ended(Vec::new()),
+        MemberEnd::Failed(cause) => MemberProgress::failed(ExecError(cause)),
         MemberEnd::Lost(cause) => {
             let lost = Some(Loss { retry_after: RETRY_AFTER, inside: false });
-            Progress { lost, ..Progress::failed(ExecError(cause)) }
+            MemberProgress { lost, ..MemberProgress::failed(ExecError(cause)) }
         }
     }
 }

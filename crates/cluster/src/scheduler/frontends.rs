@@ -1,13 +1,14 @@
-//! Frontends: each asks for requests of its clients, and is told how they end.
+//! The frontends as a scheduler sees them: each submits requests of its clients, and receives their
+//! results.
 
-use super::{Served, Shared, unexpected};
-use crate::handover::{Process, RequestId};
-use crate::plane::{Ask, End, Garbled, Link, Message, Reader, Role};
+use super::{SchedulerShared, ServedModels, unexpected};
+use crate::handover::{ProcessId, RequestId};
+use crate::plane::{DecodeError, Message, MessageReader, PeerLink, RequestEnd, RequestHeader, Role};
 use parking_lot::Mutex;
 use ripieno_base::Nanos;
-use ripieno_executor::Origin;
+use ripieno_executor::RemoteRows;
 use ripieno_model::Extent;
-use ripieno_runtime::{Answer, Answered, Failure, Refused, RemoteJob, Ticket};
+use ripieno_runtime::{Failure, JobOutput, JobResult, Refused, RemoteJob, Ticket};
 use std::collections::HashMap;
 use std::collections::hash_map::{Entry, VacantEntry};
 use std::io;
@@ -15,84 +16,85 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The most requests of a frontend that wait until it is known what runs.
-const MOST_ASKED: usize = 1 << 16;
-/// When one beyond that may be tried again.
+/// The largest number of requests of a frontend that are parked until the running tasks are known.
+const MAX_PARKED: usize = 1 << 16;
+/// Time after which a request beyond that may be retried.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// The most requests that are left to the scheduler before it is woken for them.
-const MOST_LEFT: usize = 64;
+/// The largest number of requests that are submitted before the engine is woken for them.
+const WAKEUP_BATCH: usize = 64;
 
 /// A frontend that is connected.
-pub(super) struct Frontend {
+pub(super) struct FrontendPeer {
     pub(super) id: u32,
-    pub(super) link: Arc<Link>,
-    /// Where its inputs are.
+    pub(super) link: Arc<PeerLink>,
+    /// Address that serves its inputs.
     pub(super) address: String,
-    places: Mutex<Places>,
+    requests: Mutex<FrontendRequests>,
 }
 
-/// The requests of a frontend that are under way.
+/// The requests of a frontend that are in flight.
 #[derive(Default)]
-struct Places {
-    of: HashMap<u64, Place, foldhash::fast::RandomState>,
-    /// How many of them the engine does not have.
-    asked: usize,
+struct FrontendRequests {
+    by_number: HashMap<u64, RequestState, foldhash::fast::RandomState>,
+    /// Number of requests that the engine does not have.
+    parked: usize,
 }
 
-enum Place {
-    /// It has come, and is not the engine's yet.
-    Asked(Box<Ask>, Instant),
-    /// It is the engine's.
+enum RequestState {
+    /// Received, and not yet submitted to the engine.
+    Parked(Box<RequestHeader>, Instant),
+    /// Submitted to the engine.
     Ticket(Ticket),
 }
 
-impl Places {
-    fn remove(&mut self, request: u64) -> Option<Place> {
-        let place = self.of.remove(&request)?;
-        self.asked -= usize::from(matches!(place, Place::Asked(..)));
+impl FrontendRequests {
+    fn remove(&mut self, request: u64) -> Option<RequestState> {
+        let place = self.by_number.remove(&request)?;
+        self.parked -= usize::from(matches!(place, RequestState::Parked(..)));
         Some(place)
     }
 }
 
-impl Shared {
+impl SchedulerShared {
     pub(super) fn serve_frontend(
-        self: &Arc<Shared>,
-        link: &Arc<Link>,
+        self: &Arc<SchedulerShared>,
+        link: &Arc<PeerLink>,
         peer: Option<SocketAddr>,
-        reader: &mut Reader,
+        reader: &mut MessageReader,
     ) -> io::Result<()> {
         let frontend = loop {
             match reader.read()? {
-                Message::Here => {}
-                Message::DataAt(id, address) => {
+                Message::KeepAlive => {}
+                Message::RegisterFrontend(id, address) => {
                     let address = reachable(address, peer);
-                    break Arc::new(Frontend { id, link: Arc::clone(link), address, places: Mutex::default() });
+                    break Arc::new(FrontendPeer { id, link: Arc::clone(link), address, requests: Mutex::default() });
                 }
                 other => return Err(unexpected(&other)),
             }
         };
         tracing::info!(frontend = frontend.id, address = frontend.address, "a frontend has come");
-        self.introduce(&frontend)?;
-        let process = Process(u64::from(frontend.id));
-        self.tell(|machine, now, out| machine.on_member(now, process, Role::Frontend, out));
-        let ended = self.listen(&frontend, reader);
-        self.forget(&frontend);
-        // Nobody waits for them any more.
-        let left: Vec<Place> = frontend.places.lock().of.drain().map(|(_, place)| place).collect();
-        left.iter().for_each(|place| {
-            if let Place::Ticket(ticket) = place {
+        self.register_frontend(&frontend)?;
+        let process = ProcessId(u64::from(frontend.id));
+        self.update(|machine, now, out| machine.on_member(now, process, Role::Frontend, out));
+        let ended = self.serve_messages(&frontend, reader);
+        self.unregister_frontend(&frontend);
+        // The frontend is gone, so no client waits for them.
+        let left: Vec<RequestState> = frontend.requests.lock().by_number.drain().map(|(_, place)| place).collect();
+        for state in &left {
+            if let RequestState::Ticket(ticket) = state {
                 ticket.cancel();
             }
-        });
+        }
         ended
     }
 
-    /// Tells the backends of it before any request of it comes, and it of the models.
-    fn introduce(&self, frontend: &Arc<Frontend>) -> io::Result<()> {
+    /// Registers a frontend: announces it to the backends before any request of it arrives, and
+    /// sends it the models.
+    fn register_frontend(&self, frontend: &Arc<FrontendPeer>) -> io::Result<()> {
         let mut peers = self.peers.lock();
         match peers.frontends.get(&frontend.id) {
-            // It connects again, and its earlier connection has not ended here.
+            // The frontend has reconnected, and its earlier connection has not ended here.
             Some(known) if known.address == frontend.address => known.link.close(),
             Some(_) => {
                 let cause = "another frontend has its number; start it anew";
@@ -101,86 +103,88 @@ impl Shared {
             }
             None => {}
         }
-        let message = Message::Frontend(frontend.id, frontend.address.clone());
+        let message = Message::AddFrontend(frontend.id, frontend.address.clone());
         peers.backends.values().for_each(|backend| backend.link.send(&message));
-        peers.models().iter().for_each(|message| frontend.link.send(message));
+        if let Some(models) = peers.models() {
+            frontend.link.send(&models);
+        }
         frontend.link.send(&Message::Devices(peers.serving()));
         peers.frontends.insert(frontend.id, Arc::clone(frontend));
         Ok(())
     }
 
-    fn forget(&self, frontend: &Frontend) {
+    fn unregister_frontend(&self, frontend: &FrontendPeer) {
         let mut peers = self.peers.lock();
-        // It may have connected again meanwhile.
+        // It may have reconnected meanwhile.
         if peers.frontends.get(&frontend.id).is_some_and(|known| Arc::ptr_eq(&known.link, &frontend.link)) {
             peers.frontends.remove(&frontend.id);
-            peers.backends.values().for_each(|backend| backend.link.send(&Message::FrontendGone(frontend.id)));
+            peers.backends.values().for_each(|backend| backend.link.send(&Message::RemoveFrontend(frontend.id)));
             drop(peers);
-            let process = Process(u64::from(frontend.id));
-            self.tell(|machine, now, out| machine.on_lost(now, process, out));
+            let process = ProcessId(u64::from(frontend.id));
+            self.update(|machine, now, out| machine.on_lost(now, process, out));
         }
     }
 
-    fn listen(&self, frontend: &Arc<Frontend>, reader: &mut Reader) -> io::Result<()> {
-        let mut left = Left::default();
+    fn serve_messages(&self, frontend: &Arc<FrontendPeer>, reader: &mut MessageReader) -> io::Result<()> {
+        let mut left = SubmitBatch::default();
         loop {
-            // Whoever waits for more has the scheduler look at what there is.
+            // Before this thread waits for more, the engine is woken for the requests so far.
             if !reader.has_next() {
-                left.look();
+                left.wake_engine();
             }
             match reader.read()? {
-                Message::Here => {}
-                Message::Ask(ask) if self.leadership.is_open() => left.ask(self, frontend, ask)?,
-                Message::Ask(ask) => self.park(frontend, ask)?,
-                Message::Withdraw(request) => self.withdraw(frontend, request),
-                Message::Fenced(epoch) => self.tell(|machine, now, out| machine.on_epoch(now, epoch, out)),
+                Message::KeepAlive => {}
+                Message::Submit(ask) if self.leadership.is_open() => left.submit(self, frontend, ask)?,
+                Message::Submit(ask) => self.park(frontend, ask)?,
+                Message::CancelRequest(request) => self.cancel_request(frontend, request),
+                Message::Fenced(epoch) => self.update(|machine, now, out| machine.on_epoch(now, epoch, out)),
                 other => return Err(unexpected(&other)),
             }
         }
     }
 
-    /// A request comes while an epoch begins: it waits until it is known what runs.
-    fn park(&self, frontend: &Frontend, ask: Ask) -> io::Result<()> {
-        let Ask { request, rows, .. } = ask;
-        let mut places = frontend.places.lock();
-        let asked = places.asked;
+    /// Parks a request that arrives while an epoch begins, until the running tasks are known.
+    fn park(&self, frontend: &FrontendPeer, ask: RequestHeader) -> io::Result<()> {
+        let RequestHeader { request, rows, .. } = ask;
+        let mut places = frontend.requests.lock();
+        let asked = places.parked;
         let place = vacant(&mut places, request)?;
-        if asked >= MOST_ASKED {
-            let refused = Refused::QueueFull { bound: MOST_ASKED, retry_after: RETRY_AFTER };
-            frontend.link.send(&Message::End(End { request, answer: Err(Failure::Refused(refused)) }));
+        if asked >= MAX_PARKED {
+            let refused = Refused::QueueFull { bound: MAX_PARKED, retry_after: RETRY_AFTER };
+            frontend.link.send(&Message::RequestEnd(RequestEnd { request, answer: Err(Failure::Refused(refused)) }));
             return Ok(());
         }
-        place.insert(Place::Asked(Box::new(ask), Instant::now()));
-        places.asked += 1;
+        place.insert(RequestState::Parked(Box::new(ask), Instant::now()));
+        places.parked += 1;
         drop(places);
-        let id = RequestId { frontend: Process(u64::from(frontend.id)), number: request };
-        let is_primary = self.tell(|machine, _, out| {
+        let id = RequestId { frontend: ProcessId(u64::from(frontend.id)), number: request };
+        let is_primary = self.update(|machine, _, out| {
             machine.on_ask(id, rows, out);
             machine.primary_epoch().is_some()
         });
         if !is_primary {
-            // The primary will be asked.
-            frontend.places.lock().remove(request);
+            // The primary will receive it.
+            frontend.requests.lock().remove(request);
         }
         Ok(())
     }
 
-    fn withdraw(&self, frontend: &Frontend, request: u64) {
-        let mut places = frontend.places.lock();
-        match places.of.get(&request) {
-            Some(Place::Ticket(ticket)) => ticket.cancel(),
-            Some(Place::Asked(..)) => {
+    fn cancel_request(&self, frontend: &FrontendPeer, request: u64) {
+        let mut places = frontend.requests.lock();
+        match places.by_number.get(&request) {
+            Some(RequestState::Ticket(ticket)) => ticket.cancel(),
+            Some(RequestState::Parked(..)) => {
                 places.remove(request);
                 drop(places);
-                let id = RequestId { frontend: Process(u64::from(frontend.id)), number: request };
-                self.tell(|machine, _, _| machine.on_withdraw(id));
+                let id = RequestId { frontend: ProcessId(u64::from(frontend.id)), number: request };
+                self.update(|machine, _, _| machine.on_withdraw(id));
             }
             None => {}
         }
     }
 
-    /// Whose request it is, and what is served.
-    pub(super) fn frontend_of(&self, request: RequestId) -> Option<(Arc<Frontend>, Arc<Served>)> {
+    /// Returns the frontend of a request, and the served models.
+    pub(super) fn frontend_of(&self, request: RequestId) -> Option<(Arc<FrontendPeer>, Arc<ServedModels>)> {
         let peers = self.peers.lock();
         let id = u32::try_from(request.frontend.0).ok()?;
         let frontend = peers.frontends.get(&id).cloned()?;
@@ -188,90 +192,101 @@ impl Shared {
             Some(served) => Some((frontend, Arc::clone(served))),
             None => {
                 drop(peers);
-                end(&frontend, request.number, Err(Failure::Refused(Refused::NotLoaded)));
+                send_end(&frontend, request.number, Err(Failure::Refused(Refused::NotLoaded)));
                 None
             }
         }
     }
 }
 
-/// Requests that the engine has and has not been told to look at: one wake-up for all that came at once.
+/// Requests submitted since the engine was last woken: one wake-up for all that arrive together.
 #[derive(Default)]
-struct Left {
-    served: Option<Arc<Served>>,
+struct SubmitBatch {
+    served: Option<Arc<ServedModels>>,
     count: usize,
 }
 
-impl Left {
-    /// A request comes, and the engine takes it in, as it does most of the time.
-    fn ask(&mut self, shared: &Shared, frontend: &Arc<Frontend>, ask: Ask) -> io::Result<()> {
+impl SubmitBatch {
+    /// Submits a request to the engine directly, as happens most of the time.
+    fn submit(&mut self, shared: &SchedulerShared, frontend: &Arc<FrontendPeer>, ask: RequestHeader) -> io::Result<()> {
         if self.served.is_none() {
             self.served.clone_from(&shared.peers.lock().served);
         }
-        let mut places = frontend.places.lock();
+        let mut places = frontend.requests.lock();
         let (request, place) = (ask.request, vacant(&mut places, ask.request)?);
         let Some(served) = &self.served else {
             drop(places);
-            end(frontend, request, Err(Failure::Refused(Refused::NotLoaded)));
+            send_end(frontend, request, Err(Failure::Refused(Refused::NotLoaded)));
             return Ok(());
         };
-        // With the lock held: whoever answers it finds its place.
-        match submit(served, frontend, ask, Duration::ZERO) {
-            Ok(ticket) => drop(place.insert(Place::Ticket(ticket))),
-            Err(refused) => frontend.link.send(&Message::End(End { request, answer: Err(Failure::Refused(refused)) })),
+        // With the lock held, so that the result always finds the request's state.
+        match submit_to_engine(served, frontend, ask, Duration::ZERO) {
+            Ok(ticket) => drop(place.insert(RequestState::Ticket(ticket))),
+            Err(refused) => {
+                frontend.link.send(&Message::RequestEnd(RequestEnd { request, answer: Err(Failure::Refused(refused)) }))
+            }
         }
         drop(places);
         self.count += 1;
-        if self.count >= MOST_LEFT {
-            self.look();
+        if self.count >= WAKEUP_BATCH {
+            self.wake_engine();
         }
         Ok(())
     }
 
-    fn look(&mut self) {
-        if std::mem::take(&mut self.count) > 0 {
-            self.served.iter().for_each(|served| served.engine.look());
+    fn wake_engine(&mut self) {
+        if std::mem::take(&mut self.count) > 0
+            && let Some(served) = &self.served
+        {
+            served.engine.wake_scheduler();
         }
     }
 }
 
-impl Drop for Left {
+impl Drop for SubmitBatch {
     fn drop(&mut self) {
-        self.look();
+        self.wake_engine();
     }
 }
 
-/// The place of a request that has not come before.
-fn vacant(places: &mut Places, request: u64) -> Result<VacantEntry<'_, u64, Place>, Garbled> {
-    match places.of.entry(request) {
+/// Returns the entry of a request that must not exist yet.
+fn vacant(places: &mut FrontendRequests, request: u64) -> Result<VacantEntry<'_, u64, RequestState>, DecodeError> {
+    match places.by_number.entry(request) {
         Entry::Vacant(place) => Ok(place),
-        Entry::Occupied(_) => Err(Garbled(format!("request {request} comes a second time"))),
+        Entry::Occupied(_) => Err(DecodeError(format!("request {request} comes a second time"))),
     }
 }
 
-/// Has the engine take in a request that waited, or says at once why not. Nothing happens to one that is the engine's
-/// already.
-pub(super) fn admit(served: &Served, frontend: &Arc<Frontend>, request: u64) {
-    let mut places = frontend.places.lock();
-    if !matches!(places.of.get(&request), Some(Place::Asked(..))) {
+/// Submits a parked request to the engine, or refuses it. Does nothing for a request that the
+/// engine already has.
+pub(super) fn admit(served: &ServedModels, frontend: &Arc<FrontendPeer>, request: u64) {
+    let mut places = frontend.requests.lock();
+    if !matches!(places.by_number.get(&request), Some(RequestState::Parked(..))) {
         return;
     }
-    let Some(Place::Asked(ask, came)) = places.remove(request) else { return };
-    match submit(served, frontend, *ask, came.elapsed()) {
-        Ok(ticket) => drop(places.of.insert(request, Place::Ticket(ticket))),
-        Err(refused) => frontend.link.send(&Message::End(End { request, answer: Err(Failure::Refused(refused)) })),
+    let Some(RequestState::Parked(ask, came)) = places.remove(request) else { return };
+    match submit_to_engine(served, frontend, *ask, came.elapsed()) {
+        Ok(ticket) => drop(places.by_number.insert(request, RequestState::Ticket(ticket))),
+        Err(refused) => {
+            frontend.link.send(&Message::RequestEnd(RequestEnd { request, answer: Err(Failure::Refused(refused)) }))
+        }
     }
     drop(places);
-    served.engine.look();
+    served.engine.wake_scheduler();
 }
 
-/// Leaves a request to the engine, which is to be told to look at it; it has waited for so long already.
-fn submit(served: &Served, frontend: &Arc<Frontend>, ask: Ask, waited: Duration) -> Result<Ticket, Refused> {
+/// Submits a request without waking the engine; it has been parked for `waited`.
+fn submit_to_engine(
+    served: &ServedModels,
+    frontend: &Arc<FrontendPeer>,
+    ask: RequestHeader,
+    waited: Duration,
+) -> Result<Ticket, Refused> {
     let (to, request) = (Arc::clone(frontend), ask.request);
-    let on_answer = Box::new(move |answer: Answer| end(&to, request, answer));
+    let on_answer = Box::new(move |answer: JobResult| send_end(&to, request, answer));
     served.engine.submit_remote(RemoteJob {
         model: ask.model,
-        origin: Origin { frontend: frontend.id, request, first_row: 0 },
+        origin: RemoteRows { frontend: frontend.id, request, first_row: 0 },
         rows: ask.rows as usize,
         extent: Extent { length: ask.length, limit: 0 },
         sizes: ask.sizes,
@@ -283,20 +298,21 @@ fn submit(served: &Served, frontend: &Arc<Frontend>, ask: Ask, waited: Duration)
     })
 }
 
-/// A request that an earlier scheduler had begun has ended well. How long it took nobody knows.
-pub(super) fn is_over(frontend: &Frontend, request: u64) {
-    let answered = Answered { outputs: Vec::new(), queued: Nanos::ZERO, executed: Nanos::ZERO, batch: 1, late: false };
-    end(frontend, request, Ok(answered));
+/// Completes a request that an earlier scheduler had started, and that has succeeded. Its times are
+/// unknown.
+pub(super) fn complete_inherited(frontend: &FrontendPeer, request: u64) {
+    let answered = JobOutput { outputs: Vec::new(), queued: Nanos::ZERO, executed: Nanos::ZERO, batch: 1, late: false };
+    send_end(frontend, request, Ok(answered));
 }
 
-fn end(frontend: &Frontend, request: u64, answer: Answer) {
-    // Its ticket goes when nobody waits for the lock.
-    let place = frontend.places.lock().remove(request);
+fn send_end(frontend: &FrontendPeer, request: u64, answer: JobResult) {
+    // The ticket is dropped without the lock.
+    let place = frontend.requests.lock().remove(request);
     drop(place);
-    frontend.link.send(&Message::End(End { request, answer }));
+    frontend.link.send(&Message::RequestEnd(RequestEnd { request, answer }));
 }
 
-/// A front end that names a port alone is where it came from.
+/// Completes an address that names only a port, with the host of the connection.
 fn reachable(address: String, peer: Option<SocketAddr>) -> String {
     match (address.strip_prefix(':').and_then(|port| port.parse().ok()), peer) {
         (Some(port), Some(peer)) => SocketAddr::new(peer.ip(), port).to_string(),

@@ -1,12 +1,13 @@
-//! The scheduler's role: an engine whose devices are backends elsewhere, and whose requests come from frontends
-//! elsewhere.
+//! The scheduler role: an engine whose devices are remote backends and whose requests come from
+//! remote frontends.
 //!
-//! Of several schedulers with one store of the epoch one is the primary ([`leadership`]); the others are spares, with the same
-//! connections and an engine that has no device yet. The first backend tells what models there are; then the engine
-//! starts, with the policy that suits them. When this scheduler becomes the primary it claims all backends, and each is a
-//! device of the engine from when it runs nothing of earlier epochs until its connection ends. Each connection has a
-//! thread that reads; what is sent waits in its [`Link`]. One lock stands over who is there, so that a backend hears of
-//! each front end before it is given a request of it.
+//! Of several schedulers with a common epoch store one is the primary ([`leadership`]); the others
+//! are spares, with the same connections and an engine without devices. The first backend
+//! determines the models; the engine then starts with the policy that suits them. A scheduler that
+//! becomes the primary claims all backends. Each is a device of the engine from the time when
+//! nothing of earlier epochs runs on it until its connection ends. Each connection has a reader
+//! thread; outgoing messages are enqueued in its [`PeerLink`]. One lock guards the set of peers, so
+//! that a backend learns of each frontend before it receives a request of it.
 
 mod backends;
 mod device;
@@ -15,13 +16,16 @@ mod leadership;
 mod spares;
 mod store_thread;
 
-use crate::description::Description;
-use crate::fresh;
+use crate::description::ModelDescription;
 use crate::handover::store::EpochStore;
-use crate::handover::{Epoch, Process, Timing};
-use crate::plane::{Garbled, Greeting, Link, LinkBounds, Listener, Message, Reader, Role, Stream, Transport, welcome};
-use backends::Backend;
-use frontends::Frontend;
+use crate::handover::{Epoch, ProcessId, Timing};
+use crate::plane::{
+    ByteStream, DecodeError, Handshake, LinkBounds, Listener, Message, MessageReader, PeerLink, Role, Transport,
+    accept_handshake,
+};
+use crate::random_id;
+use backends::BackendPeer;
+use frontends::FrontendPeer;
 use leadership::Leadership;
 use parking_lot::Mutex;
 use ripieno_base::ModelId;
@@ -34,121 +38,121 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// The most connections at once.
-const MOST_PEERS: usize = 4096;
+/// The largest number of connections.
+const MAX_PEERS: usize = 4096;
 
-/// An engine that has no device yet, and what its devices need.
-pub struct Started {
+/// An engine without devices, and the depth that its devices need.
+pub struct StartedEngine {
     /// The engine.
     pub engine: Engine,
-    /// The most tasks on each lane of a device.
+    /// The largest number of tasks on each lane of a device.
     pub depth: usize,
 }
 
-/// Starts an engine for these models, which it has yet to load.
-pub type Start = Box<dyn Fn(&[Description]) -> Result<Started, String> + Send + Sync>;
+/// Callback that starts an engine for these models; the scheduler loads them afterwards.
+pub type StartEngine = Box<dyn Fn(&[ModelDescription]) -> Result<StartedEngine, String> + Send + Sync>;
 
-/// Hears of the engine and its models, once they are there; and of none when they are not served any more.
-pub type OnServing = Box<dyn Fn(Option<(&Engine, &[(ModelId, Description)])>) + Send + Sync>;
+/// Callback for the engine and its models once they are served; none when they no longer are.
+pub type OnServing = Box<dyn Fn(Option<(&Engine, &[(ModelId, ModelDescription)])>) + Send + Sync>;
 
-/// What a scheduler is to know.
+/// Configuration of a scheduler.
 pub struct SchedulerConfig {
-    /// Where it listens.
+    /// Listening address.
     pub listen: SocketAddr,
-    /// Where all schedulers listen; itself may be among them.
+    /// Addresses of all schedulers; its own may be among them.
     pub schedulers: Vec<String>,
-    /// The epoch, the same for all of them.
+    /// The epoch store, the same for all schedulers.
     pub store: Box<dyn EpochStore>,
-    /// How long whoever waits for whom.
+    /// The timeouts of the hand-over protocol.
     pub timing: Timing,
-    /// Starts the engine.
-    pub start: Start,
-    /// Hears of it.
+    /// Callback that starts the engine.
+    pub start: StartEngine,
+    /// Callback for the served models.
     pub on_serving: OnServing,
 }
 
-/// A scheduler that listens.
-pub struct Scheduler {
-    shared: Arc<Shared>,
+/// A running scheduler.
+pub struct ClusterScheduler {
+    shared: Arc<SchedulerShared>,
     listener: Arc<dyn Listener>,
 }
 
-struct Shared {
-    start: Start,
+struct SchedulerShared {
+    start: StartEngine,
     on_serving: OnServing,
     leadership: Leadership,
-    peers: Mutex<Peers>,
+    peers: Mutex<ConnectedPeers>,
     connections: AtomicUsize,
     closed: AtomicBool,
 }
 
-/// Who is there.
+/// The connected processes.
 #[derive(Default)]
-struct Peers {
-    /// Of all of them, and of those who have not yet said who they are.
-    links: Vec<Arc<Link>>,
-    served: Option<Arc<Served>>,
-    frontends: BTreeMap<u32, Arc<Frontend>>,
-    backends: BTreeMap<Process, Backend>,
-    /// Those that listen to this one.
-    schedulers: BTreeMap<Process, Arc<Link>>,
+struct ConnectedPeers {
+    /// All connections, also those whose peer has not yet registered.
+    links: Vec<Arc<PeerLink>>,
+    served: Option<Arc<ServedModels>>,
+    frontends: BTreeMap<u32, Arc<FrontendPeer>>,
+    backends: BTreeMap<ProcessId, BackendPeer>,
+    /// Schedulers that receive heartbeats from this one.
+    schedulers: BTreeMap<ProcessId, Arc<PeerLink>>,
 }
 
-/// What is served.
-struct Served {
+/// The engine and its models.
+struct ServedModels {
     engine: Engine,
     depth: usize,
-    models: Vec<(ModelId, Description)>,
+    models: Vec<(ModelId, ModelDescription)>,
 }
 
-impl Scheduler {
-    /// Listens for frontends and backends from now on, as a spare until it is the primary.
-    pub fn start(transport: Arc<dyn Transport>, config: SchedulerConfig) -> io::Result<Scheduler> {
+impl ClusterScheduler {
+    /// Listens for frontends and backends, as a spare until it becomes the primary.
+    pub fn start(transport: Arc<dyn Transport>, config: SchedulerConfig) -> io::Result<ClusterScheduler> {
         let SchedulerConfig { listen, schedulers, store, timing, start, on_serving } = config;
         let listener = transport.listen(listen)?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SchedulerShared {
             start,
             on_serving,
-            leadership: Leadership::new(Process(fresh()), timing),
+            leadership: Leadership::new(ProcessId(random_id()), timing),
             peers: Mutex::default(),
             connections: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
         });
         shared.start_election(store)?;
         let (door, takes) = (Arc::clone(&listener), Arc::clone(&shared));
-        thread::Builder::new().name("scheduler-door".to_owned()).spawn(move || takes.take_all(&*door))?;
+        thread::Builder::new().name("scheduler-accept".to_owned()).spawn(move || takes.accept_connections(&*door))?;
         for address in schedulers {
             Arc::clone(&shared).listen_to(Arc::clone(&transport), address)?;
         }
-        Ok(Scheduler { shared, listener })
+        Ok(ClusterScheduler { shared, listener })
     }
 
-    /// Where it listens.
+    /// Returns the listening address.
     pub fn address(&self) -> SocketAddr {
         self.listener.address()
     }
 
-    /// The engine, once a backend has come.
+    /// Returns the engine, once a backend has registered.
     pub fn engine(&self) -> Option<Engine> {
         self.shared.peers.lock().served.as_ref().map(|served| served.engine.clone())
     }
 
-    /// What others call it.
-    pub fn process(&self) -> Process {
+    /// Returns its id.
+    pub fn process(&self) -> ProcessId {
         self.shared.leadership.me
     }
 
-    /// Whether it is the primary.
+    /// Returns true if it is the primary.
     pub fn is_primary(&self) -> bool {
         self.shared.leadership.is_primary()
     }
 
-    /// Whether it does its part: it is the primary, or a spare that hears one.
+    /// Returns true if it is the primary, or a spare that receives heartbeats from one.
     pub fn knows_primary(&self) -> bool {
         self.shared.leadership.knows_primary()
     }
 
-    /// Takes no further connection and ends all that there are.
+    /// Stops listening and ends all connections.
     pub fn close(&self) {
         self.shared.closed.store(true, Ordering::Relaxed);
         self.shared.leadership.close();
@@ -157,17 +161,17 @@ impl Scheduler {
     }
 }
 
-impl Drop for Scheduler {
+impl Drop for ClusterScheduler {
     fn drop(&mut self) {
         self.close();
     }
 }
 
-impl Shared {
-    fn take_all(self: Arc<Shared>, door: &dyn Listener) {
+impl SchedulerShared {
+    fn accept_connections(self: Arc<SchedulerShared>, door: &dyn Listener) {
         loop {
             match door.accept() {
-                Ok(Some(stream)) => self.take(stream),
+                Ok(Some(stream)) => self.spawn_connection(stream),
                 Ok(None) => return,
                 Err(error) => {
                     tracing::warn!(%error, "a connection could not be taken");
@@ -178,8 +182,8 @@ impl Shared {
     }
 
     /// Serves a connection on a thread of its own.
-    fn take(self: &Arc<Shared>, stream: Arc<dyn Stream>) {
-        if self.connections.fetch_add(1, Ordering::Relaxed) >= MOST_PEERS {
+    fn spawn_connection(self: &Arc<SchedulerShared>, stream: Arc<dyn ByteStream>) {
+        if self.connections.fetch_add(1, Ordering::Relaxed) >= MAX_PEERS {
             self.connections.fetch_sub(1, Ordering::Relaxed);
             return stream.close();
         }
@@ -197,14 +201,14 @@ impl Shared {
         }
     }
 
-    fn serve(self: &Arc<Shared>, stream: &Arc<dyn Stream>) -> io::Result<()> {
-        let own = Greeting::new(Role::Scheduler, self.leadership.epoch());
+    fn serve(self: &Arc<SchedulerShared>, stream: &Arc<dyn ByteStream>) -> io::Result<()> {
+        let own = Handshake::new(Role::Scheduler, self.leadership.epoch());
         let all = [Role::Frontend, Role::Scheduler, Role::Backend];
-        let greeting = welcome(&**stream, own, &all).map_err(io::Error::other)?;
-        self.tell(|machine, now, out| machine.on_epoch(now, Epoch(greeting.epoch), out));
-        let link = Link::start(Arc::clone(stream), LinkBounds::CONTROL, "scheduler-send")?;
-        let mut reader = Reader::new(Arc::clone(stream), Link::SILENCE);
-        self.keep(&link);
+        let greeting = accept_handshake(&**stream, own, &all).map_err(io::Error::other)?;
+        self.update(|machine, now, out| machine.on_epoch(now, Epoch(greeting.epoch), out));
+        let link = PeerLink::start(Arc::clone(stream), LinkBounds::CONTROL, "scheduler-send")?;
+        let mut reader = MessageReader::new(Arc::clone(stream), PeerLink::MAX_SILENCE);
+        self.register_link(&link);
         let outcome = match greeting.role {
             Role::Backend => self.serve_backend(&link, &mut reader),
             Role::Frontend => self.serve_frontend(&link, stream.peer(), &mut reader),
@@ -215,8 +219,8 @@ impl Shared {
         outcome
     }
 
-    /// Whoever closes all connections closes this one, too, from now on.
-    fn keep(&self, link: &Arc<Link>) {
+    /// Registers a connection, so that [`ClusterScheduler::close`] closes it.
+    fn register_link(&self, link: &Arc<PeerLink>) {
         let mut peers = self.peers.lock();
         peers.links.push(Arc::clone(link));
         if self.closed.load(Ordering::Relaxed) {
@@ -224,17 +228,17 @@ impl Shared {
         }
     }
 
-    /// Tells the frontends how many devices serve.
-    fn count_devices(&self) {
+    /// Sends the number of serving devices to all frontends.
+    fn broadcast_device_count(&self) {
         let peers = self.peers.lock();
         let message = Message::Devices(peers.serving());
         peers.frontends.values().for_each(|frontend| frontend.link.send(&message));
     }
 }
 
-impl Peers {
-    /// Where somebody is reached, in whatever role.
-    fn link(&self, process: Process) -> Option<Arc<Link>> {
+impl ConnectedPeers {
+    /// Returns the connection to a process of any role.
+    fn link(&self, process: ProcessId) -> Option<Arc<PeerLink>> {
         let frontend = || Some(&self.frontends.get(&u32::try_from(process.0).ok()?)?.link);
         let backend = || self.backends.get(&process).map(|backend| &backend.link);
         self.schedulers.get(&process).or_else(backend).or_else(frontend).cloned()
@@ -247,14 +251,14 @@ impl Peers {
 
     fn models(&self) -> Option<Message> {
         let served = self.served.as_ref()?;
-        let models: Vec<(u16, &Description)> = served.models.iter().map(|(id, model)| (id.0, model)).collect();
-        // Descriptions came as JSON.
+        let models: Vec<(u16, &ModelDescription)> = served.models.iter().map(|(id, model)| (id.0, model)).collect();
+        // Descriptions were parsed from JSON, so they can be written as JSON.
         serde_json::to_string(&models).ok().map(Message::Models)
     }
 }
 
-/// What a peer says that is not its part to say.
+/// Returns the error for a message that the peer's role must not send.
 fn unexpected(message: &Message) -> io::Error {
     let text = format!("{message:?}");
-    Garbled(format!("it is not for this role to say {}", text.split([' ', '(']).next().unwrap_or_default())).into()
+    DecodeError(format!("it is not for this role to say {}", text.split([' ', '(']).next().unwrap_or_default())).into()
 }

@@ -1,6 +1,7 @@
-//! Asks the store on a thread of its own, because it may not answer for long, and heartbeats go on meanwhile.
+//! Calls to the epoch store on a thread of its own: the store may not answer for long, and
+//! heartbeats must continue.
 
-use crate::handover::store::{Entry, EpochStore, Swap};
+use crate::handover::store::{EpochEntry, EpochStore, Swap};
 use std::io;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
@@ -8,15 +9,16 @@ use std::thread;
 pub(super) struct StoreThread(SyncSender<Swap>);
 
 impl StoreThread {
-    /// Begins to keep the store, and reads it once, so that its connections are warm when they are needed. Until the
-    /// thread is gone, `on_held` hears what the store holds after each swap; false if nobody listens any more.
+    /// Starts the thread, which reads the store once so that its connections are warm when they are
+    /// needed. `on_held` receives the entry that the store holds after each swap, and returns false
+    /// once the receiver is gone.
     pub(super) fn start(
         mut store: Box<dyn EpochStore>,
-        on_held: impl Fn(Entry) -> bool + Send + 'static,
+        on_held: impl Fn(EpochEntry) -> bool + Send + 'static,
     ) -> io::Result<StoreThread> {
         let (sender, swaps) = sync_channel::<Swap>(1);
         let keep = move || {
-            // What it fails of shows when it is asked.
+            // A failure will also show at the first swap.
             let _ = store.read();
             let mut said = String::new();
             while let Ok(swap) = swaps.recv() {
@@ -35,8 +37,8 @@ impl StoreThread {
         Ok(StoreThread(sender))
     }
 
-    /// Asks, unless an earlier question is still open; the scheduler asks again.
-    pub(super) fn ask(&self, swap: Swap) {
+    /// Requests a swap, unless an earlier request is still open; the scheduler repeats it.
+    pub(super) fn request_swap(&self, swap: Swap) {
         let _ = self.0.try_send(swap);
     }
 }

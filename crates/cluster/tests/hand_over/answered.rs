@@ -1,12 +1,14 @@
-//! Answers that a backend of the simulation has sent, until their frontend says that they came. Over the connections of the
-//! roles this is not needed: what was sent either comes, or its end is seen.
+//! Answers that a backend of the simulation has sent and that their frontend has not confirmed. The
+//! real connections do not need this: a message either arrives, or the end of its connection is
+//! seen.
 
 use crate::message::Answer;
 use ripieno_base::{Nanos, Time};
-use ripieno_cluster::handover::{Process, RequestId};
+use ripieno_cluster::handover::{ProcessId, RequestId};
 use std::collections::{BTreeMap, VecDeque};
 
-/// They are sent again each `repeat`, so often at most: a frontend that has not taken an answer by then is gone.
+/// Upper bound on repetitions, one every `repeat`: a frontend that has not confirmed an answer by
+/// then is gone.
 const MOST_REPEATS: u8 = 10;
 
 #[derive(Clone, Debug)]
@@ -14,7 +16,7 @@ pub(crate) struct Answers {
     most: usize,
     repeat: Nanos,
     open: BTreeMap<RequestId, Answer>,
-    /// When which is sent again, and how often it was, in order.
+    /// Time of the next repetition and number of repetitions so far, in order.
     again: VecDeque<(Time, RequestId, u8)>,
 }
 
@@ -23,7 +25,7 @@ impl Answers {
         Answers { most, repeat, open: BTreeMap::new(), again: VecDeque::new() }
     }
 
-    /// Remembers an answer that is sent now. The oldest makes room.
+    /// Stores an answer that is sent now, in place of the oldest if it is full.
     pub(crate) fn insert(&mut self, now: Time, answer: Answer) {
         while self.again.len() >= self.most {
             let oldest = self.again.pop_front();
@@ -37,7 +39,7 @@ impl Answers {
         self.open.retain(|request, _| !requests.contains(request));
     }
 
-    /// Those that nobody confirmed in time, to be sent again.
+    /// Returns the answers that are not confirmed in time, to be sent again.
     pub(crate) fn due(&mut self, now: Time) -> Vec<Answer> {
         let mut due = Vec::new();
         while let Some(&(at, request, repeats)) = self.again.front().filter(|(at, ..)| *at <= now) {
@@ -56,9 +58,9 @@ impl Answers {
     }
 }
 
-/// Answers by their frontend.
-pub(crate) fn by_frontend(answers: &[Answer]) -> BTreeMap<Process, Vec<Answer>> {
-    let mut lists: BTreeMap<Process, Vec<Answer>> = BTreeMap::new();
+/// Groups answers by frontend.
+pub(crate) fn by_frontend(answers: &[Answer]) -> BTreeMap<ProcessId, Vec<Answer>> {
+    let mut lists: BTreeMap<ProcessId, Vec<Answer>> = BTreeMap::new();
     answers.iter().for_each(|&answer| lists.entry(answer.request.frontend).or_default().push(answer));
     lists
 }

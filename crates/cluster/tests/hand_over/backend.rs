@@ -1,19 +1,20 @@
-//! A backend of the simulation: the fence and the reports of those that run, and answers that are repeated until they came.
+//! A backend of the simulation: the real fence and reports, and answers that are repeated until
+//! they are confirmed.
 
 use crate::answered::{Answers, by_frontend};
 use crate::message::{Answer, Batch, Body, Message, Outcome, Wanted};
 use crate::world::{HELLO, REPEAT};
 use ripieno_base::Time;
-use ripieno_cluster::handover::{Claimed, Epoch, Fence, Held, Process, Role, Stamp};
+use ripieno_cluster::handover::{ClaimOutcome, Epoch, Fence, ProcessId, Role, RunningRows, Stamp};
 use std::collections::VecDeque;
 
-/// It runs one batch, and holds one more.
+/// Number of batches that it holds: one runs, one waits.
 const HOLDS: usize = 2;
 
 #[derive(Clone, Debug)]
 pub(crate) enum BackendAction {
     Greet(Message),
-    Send { to: Process, message: Message },
+    Send { to: ProcessId, message: Message },
     Begin { batch: Batch },
 }
 
@@ -26,11 +27,11 @@ struct Given {
 #[derive(Debug)]
 pub(crate) struct Backend {
     fence: Fence,
-    /// Who claimed it last.
-    primary: Option<Process>,
-    /// Of the last order under the last claim.
+    /// The process with the last claim.
+    primary: Option<ProcessId>,
+    /// Number of the last order under the last claim.
     number: u64,
-    /// Of the last report.
+    /// Revision of the last report.
     revision: u32,
     running: Option<Given>,
     waiting: VecDeque<Given>,
@@ -52,7 +53,7 @@ impl Backend {
         }
     }
 
-    /// The last claim that it obeyed.
+    /// Returns the last accepted claim.
     pub(crate) fn last(&self) -> Stamp {
         self.fence.last()
     }
@@ -61,10 +62,10 @@ impl Backend {
         self.next_hello
     }
 
-    /// Somebody says something. The order that is obeyed, if it was one.
+    /// Handles a message. Returns the order, if it was an accepted one.
     pub(crate) fn on_message(
         &mut self,
-        from: Process,
+        from: ProcessId,
         message: &Message,
         out: &mut Vec<BackendAction>,
     ) -> Option<Batch> {
@@ -72,15 +73,15 @@ impl Backend {
             Body::Claim { number } => {
                 let stamp = Stamp { epoch: message.epoch, number: *number };
                 match self.fence.on_claim(stamp) {
-                    Claimed::Obeyed => {
-                        // The new primary will order anew what has not begun.
+                    ClaimOutcome::Accepted => {
+                        // The new primary will send again what has not started.
                         self.waiting.clear();
                         (self.primary, self.number, self.revision) = (Some(from), 0, 1);
                         self.report(out);
                         return Some((stamp, 0));
                     }
-                    Claimed::Past(_) => self.send(from, Body::Fenced, out),
-                    Claimed::Repeated => {}
+                    ClaimOutcome::Stale(_) => self.send(from, Body::Fenced, out),
+                    ClaimOutcome::Repeated => {}
                 }
                 None
             }
@@ -106,7 +107,7 @@ impl Backend {
         }
     }
 
-    /// A batch that was begun has ended.
+    /// Handles the end of a running batch.
     pub(crate) fn on_ended(&mut self, now: Time, batch: Batch, out: &mut Vec<BackendAction>) {
         let ended = self.running.take().filter(|running| running.batch == batch).expect("what ends was begun");
         let answer = |wanted: &Wanted| Answer { request: wanted.request, outcome: Outcome::Ran };
@@ -122,14 +123,14 @@ impl Backend {
         self.begin(out);
     }
 
-    /// It is later now.
+    /// Handles the passage of time.
     pub(crate) fn on_timer(&mut self, now: Time, out: &mut Vec<BackendAction>) {
         if now < self.next_hello {
             return;
         }
         self.next_hello = now + HELLO;
         out.push(BackendAction::Greet(Message { epoch: self.last().epoch, body: Body::Hello(Role::Backend) }));
-        // The one before may have been lost.
+        // The last report may have been lost.
         self.report(out);
         let due = self.answers.due(now);
         self.deliver(&due, out);
@@ -145,7 +146,7 @@ impl Backend {
     fn report(&self, out: &mut Vec<BackendAction>) {
         let Some(primary) = self.primary else { return };
         let earlier = self.running.iter().filter(|given| given.batch.0 != self.last());
-        let held = |wanted: &Wanted| Held { request: wanted.request, rows: 1, failed: false };
+        let held = |wanted: &Wanted| RunningRows { request: wanted.request, rows: 1, failed: false };
         let held = earlier.flat_map(|given| given.members.iter().map(held)).collect();
         self.send(primary, Body::Report { number: self.last().number, revision: self.revision, held }, out);
     }
@@ -154,7 +155,7 @@ impl Backend {
         by_frontend(answers).into_iter().for_each(|(to, list)| self.send(to, Body::Answers(list), out));
     }
 
-    fn send(&self, to: Process, body: Body, out: &mut Vec<BackendAction>) {
+    fn send(&self, to: ProcessId, body: Body, out: &mut Vec<BackendAction>) {
         out.push(BackendAction::Send { to, message: Message { epoch: self.last().epoch, body } });
     }
 }

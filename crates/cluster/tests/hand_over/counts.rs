@@ -1,25 +1,25 @@
-//! What happened in runs: a test of what never happens tests nothing.
+//! Counters of the events in runs: a test of events that never happen tests nothing.
 
-/// What happened, in one run or in many.
+/// Counters of one run or of many.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) events: u64,
     pub(crate) epochs: u64,
     pub(crate) ran: u64,
     pub(crate) retried: u64,
-    /// A primary heard of a later epoch.
+    /// A primary learned of a later epoch.
     pub(crate) stepped_down: u64,
     /// A backend refused an order of an earlier epoch.
     pub(crate) fenced: u64,
     /// A second answer came to a frontend, and was dropped.
     pub(crate) dropped: u64,
-    /// A scheduler was told of its own success a second time, since the first reply was lost or late.
+    /// A scheduler received its own success a second time, since the first reply was lost or late.
     pub(crate) recognised: u64,
     /// A swap was refused.
     pub(crate) refused: u64,
-    /// A request was begun a second time.
+    /// A request was started a second time.
     pub(crate) begun_again: u64,
-    /// A primary was told of what an earlier one had started.
+    /// A primary received a report of what an earlier one had started.
     pub(crate) adopted: u64,
 }
 
@@ -51,7 +51,7 @@ impl Counts {
         self.adopted += adopted;
     }
 
-    /// What a run may well be without, and all together must not.
+    /// Returns the events that one run may lack, but all runs together must have.
     pub(crate) fn rare(&self) -> [(&'static str, u64); 7] {
         [
             ("a primary stepped down", self.stepped_down),

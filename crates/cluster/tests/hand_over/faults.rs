@@ -1,46 +1,48 @@
-//! Which faults a run has, and when: drawn from its seed.
+//! The faults of a run and their times, drawn from its seed.
 
 use crate::network::{Place, Weather};
 use crate::world::{BACKENDS, FAULTS_END, FIRST_FAULT, FRONTENDS, PLACES, SCHEDULERS, STORE};
 use ripieno_base::{Nanos, Time};
-use ripieno_workload::{Random, below, stream};
+use ripieno_workload::{SeededRng, below, stream};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fault {
-    /// The process ends; another is started in its place after a while. Who was connected may see it at once.
+    /// The process ends, and another is started in its place after a while. Its peers may see it
+    /// immediately.
     Crash { place: Place, seen: bool, back: Nanos },
-    /// The process stands still for a while, and goes on with what it believed.
+    /// The process hangs for a while, and then resumes in its old state.
     Hang { place: Place, back: Nanos },
-    /// The primary does that.
+    /// The primary crashes.
     CrashPrimary { seen: bool, back: Nanos },
-    /// The same.
+    /// The primary hangs.
     HangPrimary { back: Nanos },
-    /// Nothing passes between the primary and any backend, and any other place for as long again.
+    /// Nothing passes between the primary and any backend, nor any other place, for as long again.
     IsolatePrimary { back: Nanos },
     /// A connection breaks, and both ends see it.
     Break { one: Place, other: Place },
-    /// Nothing passes from here to there.
+    /// Nothing passes from one place to the other.
     Cut { from: Place, to: Place, back: Nanos },
     /// Nothing passes between this place and any other.
     Isolate { place: Place, back: Nanos },
-    /// The store decides nothing.
+    /// The store does not answer.
     StoreDown { back: Nanos },
-    /// The next batch of this backend does not end for long.
+    /// The next batch of this backend takes very long.
     Stick { place: Place },
 }
 
-/// What may go wrong in a run.
+/// The kinds of faults in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Everything, at any time.
+    /// Every fault, at any time.
     All,
-    /// Primaries end or stand still, one after the other; the network and all else are well.
+    /// Primaries crash or hang, one after the other; everything else works.
     Primaries,
-    /// The same of backends.
+    /// Backends crash or hang, one after the other.
     Backends,
-    /// The network loses messages; all else is well.
+    /// The network loses messages; everything else works.
     Losses,
-    /// A primary that is cut off misses its successor, and the first whom it hears again are backends that began anew.
+    /// A primary that is cut off misses its successor, and then first hears from backends that have
+    /// restarted.
     Restarts,
 }
 
@@ -51,7 +53,7 @@ pub(crate) fn weather(kind: Kind, seed: u64) -> Weather {
         Kind::Losses => return Weather { lost: 20, ..Weather::CALM },
         Kind::Primaries | Kind::Backends | Kind::Restarts => return Weather::CALM,
     }
-    // A third of all runs has a good network, so that what other faults do is seen alone.
+    // A third of all runs has a good network, so that other faults are seen alone.
     if below(random, 3) == 0 {
         return Weather::CALM;
     }
@@ -64,7 +66,7 @@ pub(crate) fn weather(kind: Kind, seed: u64) -> Weather {
     }
 }
 
-/// The faults of a run, in order.
+/// Returns the faults of a run, in order.
 pub(crate) fn plan(kind: Kind, seed: u64) -> Vec<(Time, Fault)> {
     let random = &mut stream(seed, 4);
     match kind {
@@ -83,21 +85,21 @@ pub(crate) fn plan(kind: Kind, seed: u64) -> Vec<(Time, Fault)> {
     plan
 }
 
-/// So far apart are faults that come one after the other: what one left is well again before the next.
+/// Distance between successive faults: the effects of one have healed before the next.
 const APART: Nanos = Nanos::from_millis(300);
 
-fn restarts(random: &mut Random) -> Vec<(Time, Fault)> {
+fn restarts(random: &mut SeededRng) -> Vec<(Time, Fault)> {
     let (away, until_crash) = (Nanos::from_millis(100), Nanos::from_millis(80));
     let mut plan = vec![(FIRST_FAULT, Fault::IsolatePrimary { back: away })];
     for place in SCHEDULERS..SCHEDULERS + BACKENDS {
-        // It is back about when it can be heard.
+        // It is back at about the time at which it can be heard.
         let back = away - until_crash + Nanos::from_micros(below(random, 6_000) as i64 - 3_000);
         plan.push((FIRST_FAULT + until_crash, Fault::Crash { place, seen: true, back }));
     }
     plan
 }
 
-fn draw_one(kind: Kind, random: &mut Random) -> Fault {
+fn draw_one(kind: Kind, random: &mut SeededRng) -> Fault {
     let back = Nanos::from_micros(500 + below(random, 150_000) as i64);
     let seen = below(random, 2) == 0;
     let backend = SCHEDULERS + below(random, BACKENDS as u64) as Place;
@@ -110,11 +112,11 @@ fn draw_one(kind: Kind, random: &mut Random) -> Fault {
     }
 }
 
-fn draw(random: &mut Random) -> Fault {
+fn draw(random: &mut SeededRng) -> Fault {
     let back = Nanos::from_micros(500 + below(random, 150_000) as i64);
     let seen = below(random, 2) == 0;
     let place = below(random, PLACES as u64) as Place;
-    // Anywhere but to itself; the store is a place, too.
+    // Any place but itself; the store is a place, too.
     let other = (place + 1 + below(random, PLACES as u64) as Place) % (PLACES + 1);
     let scheduler = below(random, SCHEDULERS as u64) as Place;
     match below(random, 12) {
@@ -133,7 +135,7 @@ fn draw(random: &mut Random) -> Fault {
     }
 }
 
-/// Whether it is a frontend's place.
+/// Returns true for the place of a frontend.
 pub(crate) fn is_frontend(place: Place) -> bool {
     (SCHEDULERS + BACKENDS..SCHEDULERS + BACKENDS + FRONTENDS).contains(&place)
 }

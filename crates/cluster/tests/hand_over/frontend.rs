@@ -1,15 +1,16 @@
-//! A frontend of the simulation: each request gets exactly one answer, the first that comes, or at its deadline its own.
+//! A frontend of the simulation: each request gets exactly one answer, the first that arrives, or
+//! its own at the deadline.
 
 use crate::message::{Answer, Body, Message, Outcome, Wanted};
 use crate::world::{HELLO, REPEAT};
 use ripieno_base::{ModelId, Time};
-use ripieno_cluster::handover::{Epoch, Following, Process, RequestId, Role, Sender};
+use ripieno_cluster::handover::{Epoch, Following, HeartbeatSender, ProcessId, RequestId, Role};
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Debug)]
 pub(crate) enum FrontendAction {
     Greet(Message),
-    Send { to: Process, message: Message },
+    Send { to: ProcessId, message: Message },
     Deliver(Answer),
 }
 
@@ -17,13 +18,13 @@ pub(crate) enum FrontendAction {
 struct Waiting {
     deadline: Time,
     model: ModelId,
-    /// When it was last asked for; none if never.
+    /// Time of the last submission; none if never.
     asked: Option<Time>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Frontend {
-    me: Process,
+    me: ProcessId,
     following: Following,
     last: u64,
     waiting: BTreeMap<u64, Waiting>,
@@ -32,7 +33,7 @@ pub(crate) struct Frontend {
 }
 
 impl Frontend {
-    pub(crate) fn new(now: Time, me: Process) -> Frontend {
+    pub(crate) fn new(now: Time, me: ProcessId) -> Frontend {
         let (waiting, deadlines) = (BTreeMap::new(), BTreeSet::new());
         Frontend { me, following: Following::default(), last: 0, waiting, deadlines, next_hello: now }
     }
@@ -41,7 +42,7 @@ impl Frontend {
         self.deadlines.first().map_or(self.next_hello, |&(deadline, _)| deadline.min(self.next_hello))
     }
 
-    /// A client wants this by then. It will be delivered an answer, once.
+    /// Submits a request with a deadline. It will receive one answer.
     pub(crate) fn submit(&mut self, now: Time, deadline: Time, out: &mut Vec<FrontendAction>) -> RequestId {
         self.last += 1;
         self.waiting.insert(self.last, Waiting { deadline, model: ModelId(0), asked: None });
@@ -50,15 +51,15 @@ impl Frontend {
         self.id(self.last)
     }
 
-    pub(crate) fn on_message(&mut self, now: Time, from: Process, message: &Message, out: &mut Vec<FrontendAction>) {
+    pub(crate) fn on_message(&mut self, now: Time, from: ProcessId, message: &Message, out: &mut Vec<FrontendAction>) {
         match &message.body {
             Body::Heartbeat => match self.following.on_heartbeat(from, message.epoch) {
-                Sender::NewPrimary => {
+                HeartbeatSender::NewPrimary => {
                     let all: Vec<_> = self.waiting.keys().copied().collect();
                     self.ask(now, &all, out);
                 }
-                Sender::SamePrimary => {}
-                Sender::Stale(_) => self.send(from, Body::Fenced, out),
+                HeartbeatSender::SamePrimary => {}
+                HeartbeatSender::Stale(_) => self.send(from, Body::Fenced, out),
             },
             Body::Answers(answers) => self.on_answers(from, message.epoch, answers, out),
             _ => {}
@@ -80,9 +81,9 @@ impl Frontend {
         self.ask(now, &again, out);
     }
 
-    fn on_answers(&mut self, from: Process, epoch: Epoch, answers: &[Answer], out: &mut Vec<FrontendAction>) {
+    fn on_answers(&mut self, from: ProcessId, epoch: Epoch, answers: &[Answer], out: &mut Vec<FrontendAction>) {
         for &answer in answers {
-            // A primary of the past gave it up; the present one has been asked.
+            // An earlier primary gave it up; it has been submitted to the present one.
             let outdated = answer.outcome == Outcome::Retry && epoch < self.following.epoch();
             if answer.request.frontend == self.me && !outdated {
                 self.end(answer, out);
@@ -91,7 +92,7 @@ impl Frontend {
         self.send(from, Body::Taken(answers.iter().map(|answer| answer.request).collect()), out);
     }
 
-    /// Delivers the first answer; there is nothing left for a second one.
+    /// Delivers the first answer; nothing is left for a second one.
     fn end(&mut self, answer: Answer, out: &mut Vec<FrontendAction>) {
         let number = answer.request.number;
         if let Some(ended) = self.waiting.remove(&number) {
@@ -116,7 +117,7 @@ impl Frontend {
         RequestId { frontend: self.me, number }
     }
 
-    fn send(&self, to: Process, body: Body, out: &mut Vec<FrontendAction>) {
+    fn send(&self, to: ProcessId, body: Body, out: &mut Vec<FrontendAction>) {
         out.push(FrontendAction::Send { to, message: Message { epoch: self.following.epoch(), body } });
     }
 }

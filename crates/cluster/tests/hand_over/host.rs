@@ -1,24 +1,25 @@
-//! What schedules in a scheduler of the simulation, in place of an engine: first come, first served, in small batches on
+//! A simple scheduling policy in place of the engine: first come, first served, in small batches on
 //! the least loaded backend. A batch that is overdue, or whose backend is lost, runs once more.
 
 use crate::message::{Batch, Wanted};
 use ripieno_base::{Nanos, Time};
-use ripieno_cluster::handover::{Process, RequestId, Stamp};
+use ripieno_cluster::handover::{ProcessId, RequestId, Stamp};
 use std::collections::{BTreeMap, VecDeque};
 
 const BATCH: usize = 4;
-/// A backend is given another batch while it runs one.
+/// Number of batches that a backend may hold.
 const DEPTH: usize = 2;
-/// What runs longer is overdue; the longest batch takes 5 ms.
+/// Time after which a batch is overdue; the longest takes 5 ms.
 const DUE: Nanos = Nanos::from_millis(25);
-/// A request is begun so often at most.
+/// Upper bound on the runs of a request.
 const MOST_RUNS: u8 = 2;
-/// So long it is known that one has run: its answer may be on the way when it is asked again.
+/// Time for which a completed request is remembered: its answer may be on the way when it is
+/// submitted again.
 const REMEMBERED: Nanos = Nanos::from_millis(40);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// It has been asked, and not been admitted.
+    /// Submitted, and not admitted yet.
     Asked,
     Waits,
     Runs,
@@ -28,7 +29,7 @@ enum Stage {
 #[derive(Clone, Copy, Debug)]
 struct Request {
     wanted: Wanted,
-    /// It is forgotten then.
+    /// Time at which it is forgotten.
     until: Time,
     stage: Stage,
     runs: u8,
@@ -38,7 +39,7 @@ struct Request {
 struct Joined {
     claim: Stamp,
     number: u64,
-    /// With how many batches were given out when it was given its last.
+    /// Number of batches sent in total when this backend received its last.
     given: u64,
     batches: BTreeMap<Batch, (Vec<RequestId>, Time)>,
 }
@@ -47,14 +48,14 @@ struct Joined {
 pub(crate) struct Host {
     requests: BTreeMap<RequestId, Request>,
     queue: VecDeque<RequestId>,
-    backends: BTreeMap<Process, Joined>,
+    backends: BTreeMap<ProcessId, Joined>,
     given: u64,
 }
 
-/// What it wants said.
+/// A message that it wants to send.
 #[derive(Debug)]
 pub(crate) enum Said {
-    Start { backend: Process, batch: Batch, members: Vec<Wanted> },
+    Start { backend: ProcessId, batch: Batch, members: Vec<Wanted> },
     Refused(RequestId),
 }
 
@@ -63,7 +64,7 @@ impl Host {
         *self = Host::default();
     }
 
-    /// Whether this is new to it.
+    /// Submits a request; returns true if it is new.
     pub(crate) fn ask(&mut self, now: Time, wanted: Wanted) -> bool {
         let known = self.requests.get(&wanted.request).is_some_and(|known| known.until > now);
         if !known {
@@ -80,23 +81,23 @@ impl Host {
         }
     }
 
-    /// It ran on since an earlier epoch.
+    /// Completes a request that an earlier epoch had started.
     pub(crate) fn over(&mut self, now: Time, request: RequestId) {
         if let Some(known) = self.requests.get_mut(&request) {
             (known.stage, known.until) = (Stage::Over, now + REMEMBERED);
         }
     }
 
-    pub(crate) fn frontend_lost(&mut self, frontend: Process) {
+    pub(crate) fn frontend_lost(&mut self, frontend: ProcessId) {
         self.requests.retain(|request, _| request.frontend != frontend);
     }
 
-    pub(crate) fn join(&mut self, backend: Process, claim: Stamp) {
+    pub(crate) fn join(&mut self, backend: ProcessId, claim: Stamp) {
         let joined = Joined { claim, number: 0, given: 0, batches: BTreeMap::new() };
         assert!(self.backends.insert(backend, joined).is_none(), "{backend:?} has joined already");
     }
 
-    pub(crate) fn leave(&mut self, backend: Process, said: &mut Vec<Said>) {
+    pub(crate) fn leave(&mut self, backend: ProcessId, said: &mut Vec<Said>) {
         let parted = self.backends.remove(&backend).expect("it had joined");
         for request in parted.batches.into_values().flat_map(|(members, _)| members) {
             let Some(known) = self.requests.get_mut(&request).filter(|known| known.stage == Stage::Runs) else {
@@ -112,18 +113,18 @@ impl Host {
         }
     }
 
-    pub(crate) fn ended(&mut self, now: Time, backend: Process, batch: Batch) {
+    pub(crate) fn ended(&mut self, now: Time, backend: ProcessId, batch: Batch) {
         let ended = self.backends.get_mut(&backend).and_then(|it| it.batches.remove(&batch));
         ended.into_iter().flat_map(|(members, _)| members).for_each(|request| self.over(now, request));
     }
 
-    /// Who has a batch that should have ended.
-    pub(crate) fn overdue(&self, now: Time) -> Option<Process> {
+    /// Returns a backend with an overdue batch.
+    pub(crate) fn overdue(&self, now: Time) -> Option<ProcessId> {
         let late = |it: &Joined| it.batches.values().any(|(_, due)| *due <= now);
         self.backends.iter().find(|(_, it)| late(it)).map(|(&backend, _)| backend)
     }
 
-    /// Gives out one batch, if a backend has place for it.
+    /// Sends one batch, if a backend has room for it.
     pub(crate) fn schedule(&mut self, now: Time, said: &mut Vec<Said>) {
         self.requests.retain(|_, known| known.until > now);
         let requests = &self.requests;

@@ -1,6 +1,7 @@
-//! Many processes of the hand-over protocol in virtual time, under every fault that one can think of, and what must hold.
+//! Many processes of the hand-over protocol in virtual time, under every kind of fault, with checks
+//! of its guarantees.
 //!
-//! One seed is one run: it draws the faults, the delays and the load. What a run does is the same each time.
+//! A seed determines a run: it draws the faults, the delays and the load.
 
 mod answered;
 mod backend;
@@ -21,9 +22,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use world::World;
 
-/// Run this one alone, and say what happens.
+/// Names one seed to run alone, with a log.
 const SEED: &str = "RIPIENO_HANDOVER_SEED";
-/// Run so many instead of a thousand.
+/// Sets the number of seeds, by default a thousand.
 const SEEDS: &str = "RIPIENO_HANDOVER_SEEDS";
 
 fn number(name: &str) -> Option<u64> {
@@ -31,7 +32,7 @@ fn number(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
 }
 
-/// Runs a seed; if a promise breaks, says how to see it again.
+/// Runs a seed; if a guarantee breaks, prints how to repeat it.
 fn run(kind: Kind, seed: u64) -> Counts {
     let verbose = number(SEED).is_some();
     catch_unwind(AssertUnwindSafe(|| World::new(kind, seed, verbose).run())).unwrap_or_else(|broken| {
@@ -41,7 +42,7 @@ fn run(kind: Kind, seed: u64) -> Counts {
     })
 }
 
-/// So many seeds by all cores, or the one that is asked for; what happened in all of them.
+/// Runs many seeds on all cores, or the chosen one; returns the sum of the counters.
 fn run_all(kind: Kind, seeds: u64) -> Counts {
     let seeds = number(SEED).map_or(0..number(SEEDS).unwrap_or(seeds), |seed| seed..seed + 1);
     let next = AtomicU64::new(seeds.start);
@@ -72,7 +73,7 @@ fn every_promise_holds_under_every_fault() {
     if number(SEED).is_some() {
         return;
     }
-    // What never happens is not tested.
+    // Events that never happen are not tested.
     let seeds = number(SEEDS).unwrap_or(1_000);
     assert!(counts.epochs > 2 * seeds, "hardly any hand-over: {counts:?}");
     assert!(counts.ran > counts.retried, "hardly any request ran: {counts:?}");
@@ -85,7 +86,7 @@ fn every_promise_holds_under_every_fault() {
 fn a_primary_that_ends_or_hangs_costs_no_request_and_hardly_any_runs_twice() {
     let counts = run_all(Kind::Primaries, 100);
     assert_eq!(counts.retried, 0, "{counts:?}");
-    // Those whose answers were on their way when a new primary was asked for them.
+    // Requests whose answers were on their way when they were submitted to a new primary.
     assert!(counts.begun_again * 1_000 < counts.ran, "{counts:?}");
     assert!(counts.epochs > 1 && counts.adopted > 0, "{counts:?}");
 }
@@ -99,12 +100,12 @@ fn a_backend_that_ends_or_hangs_costs_no_request() {
 #[test]
 fn what_the_network_loses_is_said_again() {
     let counts = run_all(Kind::Losses, 50);
-    // One message in fifty is lost. A batch that is lost twice is refused, and nothing else.
+    // One message in fifty is lost. Only a batch that is lost twice is refused.
     assert!(counts.retried * 500 < counts.ran, "{counts:?}");
 }
 
 #[test]
-fn a_backend_that_begins_anew_obeys_no_primary_of_the_past() {
+fn a_restarted_backend_accepts_no_earlier_primary() {
     let counts = run_all(Kind::Restarts, 50);
     assert!(counts.stepped_down > 0, "no primary of the past was there: {counts:?}");
 }

@@ -1,54 +1,54 @@
-//! What the simulation's processes say to each other: what roles do (`ripieno_cluster::plane`), without what it means for
-//! tensors, and with repetitions, since messages are lost here.
+//! The messages of the simulation: those of the roles (`ripieno_cluster::plane`) without their
+//! effect on tensors, and with repetitions, since messages are lost here.
 
 use ripieno_base::{ModelId, Nanos};
-use ripieno_cluster::handover::{Epoch, Held, RequestId, Role, Stamp};
+use ripieno_cluster::handover::{Epoch, RequestId, Role, RunningRows, Stamp};
 
-/// A batch: the claim under which it was ordered, and its number under that.
+/// A batch: the claim under which it was ordered, and its number under that claim.
 pub(crate) type Batch = (Stamp, u64);
 
 /// A message, and the latest epoch that its sender knows of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
-    /// Of a primary, its own.
+    /// Its own epoch, for a primary.
     pub(crate) epoch: Epoch,
     pub(crate) body: Body,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Body {
-    /// To every scheduler: I am here.
+    /// To every scheduler: the sender is alive.
     Hello(Role),
-    /// From the primary: this is my epoch, and I am the primary.
+    /// From the primary: its epoch.
     Heartbeat,
-    /// To one whose epoch is over.
+    /// To a process whose epoch is over.
     Fenced,
-    /// To a backend: obey me, and say what you hold.
+    /// To a backend: follow the sender, and report the running rows.
     Claim { number: u64 },
-    /// From a backend: what it still runs of earlier epochs.
-    Report { number: u64, revision: u32, held: Vec<Held> },
-    /// To a backend: run these as one batch.
+    /// From a backend: the rows that still run from earlier epochs.
+    Report { number: u64, revision: u32, held: Vec<RunningRows> },
+    /// To a backend: run these requests as one batch.
     Start { batch: Batch, members: Vec<Wanted> },
     /// From a backend: this batch has ended.
     Ended { batch: Batch },
-    /// From a frontend: these wait.
+    /// From a frontend: these requests wait.
     Ask(Vec<Wanted>),
-    /// To a frontend: the ends of requests.
+    /// To a frontend: the results of requests.
     Answers(Vec<Answer>),
-    /// From a frontend: these answers have come.
+    /// From a frontend: these answers have arrived.
     Taken(Vec<RequestId>),
 }
 
-/// A request that is to be run.
+/// A request to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) request: RequestId,
-    /// For so long an answer is of use: clocks of two machines need not agree.
+    /// Time for which an answer is useful: clocks of two machines need not agree.
     pub(crate) left: Nanos,
     pub(crate) model: ModelId,
 }
 
-/// The end of a request.
+/// The result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) request: RequestId,
@@ -59,6 +59,6 @@ pub(crate) struct Answer {
 pub(crate) enum Outcome {
     /// It has run.
     Ran,
-    /// It has not, or nobody knows; the client may try again.
+    /// It has not run, or that is unknown; the client may retry.
     Retry,
 }

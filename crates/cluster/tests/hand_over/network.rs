@@ -1,34 +1,35 @@
-//! What carries messages: it loses, repeats, delays and reorders them, and is cut for a while, one way or both.
+//! The network: it loses, repeats, delays and reorders messages, and can be cut for a while, in one
+//! direction or both.
 
 use ripieno_base::{Nanos, Time};
-use ripieno_workload::{Random, below, stream};
+use ripieno_workload::{SeededRng, below, stream};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The place of a machine; processes come and go on it.
+/// A machine's number; processes come and go on it.
 pub(crate) type Place = usize;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Weather {
-    /// Of a thousand messages so many are lost.
+    /// Lost messages, in thousandths.
     pub(crate) lost: u64,
-    /// Come twice.
+    /// Duplicated messages, in thousandths.
     pub(crate) twice: u64,
-    /// Take long.
+    /// Slow messages, in thousandths.
     pub(crate) slow: u64,
-    /// Up to so long.
+    /// Longest delay of a slow message.
     pub(crate) slowest: Nanos,
-    /// Whether messages overtake each other on the way between two places.
+    /// Whether messages between two places may overtake each other.
     pub(crate) overtaking: bool,
 }
 
 impl Weather {
-    /// As of a connection over TCP.
+    /// A network like a TCP connection.
     pub(crate) const CALM: Weather = Weather { lost: 0, twice: 0, slow: 0, slowest: Nanos::ZERO, overtaking: false };
 }
 
 #[derive(Debug)]
 pub(crate) struct Network {
-    random: Random,
+    random: SeededRng,
     pub(crate) weather: Weather,
     cut: BTreeSet<(Place, Place)>,
     last: BTreeMap<(Place, Place), Time>,
@@ -55,7 +56,7 @@ impl Network {
         self.cut.clear();
     }
 
-    /// When a message that is sent now arrives: not at all, once, or twice.
+    /// Returns the times at which a message sent now arrives: none, one or two.
     pub(crate) fn arrivals(&mut self, now: Time, from: Place, to: Place) -> Vec<Time> {
         if self.is_cut(from, to) || self.one_of_a_thousand(self.weather.lost) {
             return Vec::new();

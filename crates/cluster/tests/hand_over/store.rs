@@ -1,15 +1,16 @@
-//! The store of the epoch as schedulers see it: right whenever it decides, but slow, silent or down at times.
+//! The epoch store as schedulers see it: correct whenever it answers, but slow, silent or down at
+//! times.
 
 use ripieno_base::{Nanos, Time};
-use ripieno_cluster::handover::store::{Entry, EpochStore, MemoryStore, Swap};
-use ripieno_workload::{Random, below, stream};
+use ripieno_cluster::handover::store::{EpochEntry, EpochStore, MemoryStore, Swap};
+use ripieno_workload::{SeededRng, below, stream};
 
 #[derive(Debug)]
 pub(crate) struct Store {
-    random: Random,
+    random: SeededRng,
     held: MemoryStore,
     pub(crate) down: bool,
-    /// Of a thousand replies so many are lost, and as many take long.
+    /// Lost replies, in thousandths; as many are slow.
     pub(crate) unwell: u64,
     pub(crate) slowest: Nanos,
 }
@@ -20,22 +21,22 @@ impl Store {
         Store { random: stream(seed, 2), held, down: false, unwell: 0, slowest: Nanos::ZERO }
     }
 
-    /// What it holds after the swap; nothing while it is down.
-    pub(crate) fn swap(&mut self, swap: &Swap) -> Option<Entry> {
+    /// Returns the entry after the swap; none while the store is down.
+    pub(crate) fn swap(&mut self, swap: &Swap) -> Option<EpochEntry> {
         if self.down {
             return None;
         }
         Some(self.held.swap(swap).expect("it forgets nothing"))
     }
 
-    pub(crate) fn read(&mut self) -> Option<Option<Entry>> {
+    pub(crate) fn read(&mut self) -> Option<Option<EpochEntry>> {
         if self.down {
             return None;
         }
         Some(self.held.read().expect("memory can be read"))
     }
 
-    /// When the reply to this comes, if it does.
+    /// Returns the time at which the reply arrives, if it does.
     pub(crate) fn reply(&mut self, now: Time) -> Option<Time> {
         let usual = now + Nanos::from_micros(500 + below(&mut self.random, 2_000) as i64);
         match below(&mut self.random, 1_000) {

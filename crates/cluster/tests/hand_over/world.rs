@@ -1,4 +1,4 @@
-//! The processes, the clock, and what happens next.
+//! The processes, the clock, and the queue of events.
 
 mod breaking;
 mod scheduling;
@@ -13,9 +13,9 @@ use crate::message::{Batch, Body, Message};
 use crate::network::{Network, Place, Weather};
 use crate::store::Store;
 use ripieno_base::{Nanos, Time};
-use ripieno_cluster::handover::store::{Entry, Swap};
-use ripieno_cluster::handover::{Epoch, Process, RequestId, Scheduler, Timing};
-use ripieno_workload::{Random, below, stream};
+use ripieno_cluster::handover::store::{EpochEntry, Swap};
+use ripieno_cluster::handover::{Epoch, ProcessId, RequestId, SchedulerMachine, Timing};
+use ripieno_workload::{SeededRng, below, stream};
 use std::collections::{BTreeMap, BTreeSet};
 
 pub(crate) const SCHEDULERS: usize = 3;
@@ -25,7 +25,8 @@ pub(crate) const PLACES: usize = SCHEDULERS + BACKENDS + FRONTENDS;
 /// The store's place, for cuts.
 pub(crate) const STORE: Place = PLACES;
 
-/// A fifth of what is usual, so that a run is short; the slowest messages are slower than the silence is long.
+/// A fifth of the usual timers, so that a run is short; the slowest messages take longer than the
+/// tolerated silence.
 const TIMING: Timing = Timing {
     heartbeat: Nanos::from_millis(2),
     silence: Nanos::from_millis(10),
@@ -34,49 +35,49 @@ const TIMING: Timing = Timing {
     settle: Nanos::from_millis(20),
     discovery: Nanos::from_millis(20),
 };
-/// Everybody says hello so often: what a connection does for those that run.
+/// Interval of hellos, which stand for the connections of the real roles.
 pub(crate) const HELLO: Nanos = Nanos::from_millis(10);
-/// Who has not been heard for so long is gone.
+/// Silence after which a process is taken for gone.
 const GONE: Nanos = Nanos::from_millis(60);
-/// What nobody confirmed is sent again after so long.
+/// Time after which an unconfirmed message is sent again.
 pub(crate) const REPEAT: Nanos = Nanos::from_millis(20);
 
 pub(crate) const FIRST_FAULT: Time = Time(100_000_000);
 pub(crate) const FAULTS_END: Time = Time(1_000_000_000);
-/// What was sent before the faults ended arrives until then.
+/// Time until which messages sent before the end of the faults arrive.
 const LAST_ARRIVAL: Nanos = Nanos::from_millis(50);
-/// With all that was submitted before answered.
+/// End of a run: all earlier requests are answered.
 const END: Nanos = Nanos::from_millis(450);
-/// Nothing is submitted after that time before the end, so that all can be answered.
+/// Time before the end at which submissions stop, so that all can be answered.
 const LONGEST: Nanos = Nanos::from_millis(300);
 
-/// A run has some ten thousand.
+/// Upper bound on the events of a run, which has some ten thousand.
 const MOST_EVENTS: u64 = 500_000;
 
 #[derive(Debug)]
 enum Machine {
     Down,
-    Scheduler(Box<Scheduler>, Host, Peers),
-    /// Reads the store's epoch before it joins.
+    Scheduler(Box<SchedulerMachine>, Host, Peers),
+    /// The process reads the store's epoch before it joins.
     Joining,
     Backend(Box<Backend>),
     Frontend(Box<Frontend>),
 }
 
-/// Whom a scheduler has heard, and when: its connections.
+/// The processes that a scheduler has heard, with the time: its connections.
 #[derive(Debug)]
 struct Peers {
-    when: BTreeMap<Process, Time>,
+    when: BTreeMap<ProcessId, Time>,
     next_hello: Time,
 }
 
 #[derive(Debug)]
 struct Node {
-    process: Process,
+    process: ProcessId,
     machine: Machine,
-    /// Its clock goes wrong by that.
+    /// Error of its clock.
     offset: Nanos,
-    /// It stands still, and this waits for it.
+    /// Set while it hangs: the events that wait for it.
     backlog: Option<Vec<Event>>,
     resumed: Time,
     wake_at: Time,
@@ -85,14 +86,14 @@ struct Node {
 
 #[derive(Clone, Debug)]
 enum Event {
-    Deliver { from: Process, to: Process, message: Message },
-    Lost { to: Process, who: Process },
-    Held { to: Process, entry: Entry },
-    Read { to: Process, entry: Option<Entry> },
-    TryRead { to: Process },
-    Ended { at: Process, batch: Batch },
-    Wake { to: Process },
-    Swap { from: Process, swap: Swap },
+    Deliver { from: ProcessId, to: ProcessId, message: Message },
+    Lost { to: ProcessId, who: ProcessId },
+    Held { to: ProcessId, entry: EpochEntry },
+    Read { to: ProcessId, entry: Option<EpochEntry> },
+    TryRead { to: ProcessId },
+    Ended { at: ProcessId, batch: Batch },
+    Wake { to: ProcessId },
+    Swap { from: ProcessId, swap: Swap },
     Submit,
     Fault(Fault),
     Restart(Place),
@@ -104,8 +105,8 @@ enum Event {
 }
 
 impl Event {
-    /// The process that is to hear of it.
-    fn to(&self) -> Option<Process> {
+    /// Returns the receiving process.
+    fn to(&self) -> Option<ProcessId> {
         match *self {
             Event::Deliver { to, .. } | Event::Lost { to, .. } | Event::Held { to, .. } | Event::Read { to, .. } => {
                 Some(to)
@@ -121,15 +122,15 @@ pub(crate) struct World {
     kind: Kind,
     verbose: bool,
     now: Time,
-    random: Random,
-    /// What is to come, in order; at the same time, what was posted first.
+    random: SeededRng,
+    /// Future events in order; those of the same time in the order of posting.
     events: BTreeMap<(Time, u64), Event>,
     posted: u64,
     lives: u64,
     network: Network,
     store: Store,
     nodes: Vec<Node>,
-    places: BTreeMap<Process, Place>,
+    places: BTreeMap<ProcessId, Place>,
     checkers: Checkers,
     begun: BTreeSet<RequestId>,
     counts: Counts,
@@ -156,7 +157,7 @@ impl World {
         for place in 0..PLACES {
             let offset = Nanos(below(&mut world.random, 1_000_000_000_000) as i64);
             let never = Time::NEVER;
-            let process = Process(0);
+            let process = ProcessId(0);
             let machine = Machine::Down;
             let node = Node { process, machine, offset, backlog: None, resumed: never, wake_at: never, sticks: false };
             world.nodes.push(node);
@@ -172,7 +173,7 @@ impl World {
         world
     }
 
-    /// Runs to the end, and panics when a promise breaks.
+    /// Runs to the end, and panics when a guarantee breaks.
     pub(crate) fn run(mut self) -> Counts {
         let end = recovered() + END;
         while let Some(((at, _), event)) = self.events.pop_first().filter(|((at, _), _)| *at <= end) {
@@ -210,7 +211,7 @@ impl World {
         self.settle(place);
     }
 
-    /// What happens to no single process.
+    /// Handles an event that concerns no single process.
     fn on_world(&mut self, event: Event) {
         if self.verbose {
             eprintln!("{:?} {event:?}", self.now);
@@ -239,9 +240,9 @@ impl World {
             if let Machine::Scheduler(scheduler, ..) = &node.machine
                 && let Some(epoch) = scheduler.primary_epoch()
             {
-                assert!(scheduler.commands_all(), "{:?} has not heard from all", node.process);
-                let obeys = |node: &&Node| matches!(&node.machine, Machine::Backend(it) if it.last().epoch == epoch);
-                commanded.push(self.nodes.iter().filter(obeys).count());
+                assert!(scheduler.all_reported(), "{:?} has not heard from all", node.process);
+                let follows = |node: &&Node| matches!(&node.machine, Machine::Backend(it) if it.last().epoch == epoch);
+                commanded.push(self.nodes.iter().filter(follows).count());
             }
         }
         let most = commanded.iter().copied().max().unwrap_or(0);
@@ -252,12 +253,12 @@ impl World {
 
     fn start(&mut self, place: Place) {
         self.lives += 1;
-        let process = Process((place as u64) << 48 | self.lives);
+        let process = ProcessId((place as u64) << 48 | self.lives);
         let now = self.now + self.nodes[place].offset;
         let machine = match place {
             _ if place < SCHEDULERS => {
                 let peers = Peers { when: BTreeMap::new(), next_hello: now };
-                Machine::Scheduler(Box::new(Scheduler::new(now, process, TIMING)), Host::default(), peers)
+                Machine::Scheduler(Box::new(SchedulerMachine::new(now, process, TIMING)), Host::default(), peers)
             }
             _ if is_frontend(place) => Machine::Frontend(Box::new(Frontend::new(now, process))),
             _ => {
@@ -277,7 +278,7 @@ impl World {
 
     // The store.
 
-    fn on_swap(&mut self, from: Process, swap: &Swap) {
+    fn on_swap(&mut self, from: ProcessId, swap: &Swap) {
         let before = self.store.read().flatten();
         let Some(entry) = self.store.swap(swap) else { return };
         self.checkers.epochs.held(entry);
@@ -289,17 +290,18 @@ impl World {
         }
     }
 
-    fn ask_store(&mut self, place: Place, from: Process, swap: Swap) {
+    fn ask_store(&mut self, place: Place, from: ProcessId, swap: Swap) {
         if self.network.is_cut(place, STORE) {
             return;
         }
-        // The way there may be as slow as the way back: a swap takes effect long after its asker gave it up.
+        // The request may be as slow as the reply: a swap takes effect long after its caller gave
+        // up on it.
         if let Some(at) = self.store.reply(self.now) {
             self.post(at, Event::Swap { from, swap });
         }
     }
 
-    fn try_read(&mut self, place: Place, to: Process) {
+    fn try_read(&mut self, place: Place, to: ProcessId) {
         self.post(self.now + TIMING.store, Event::TryRead { to });
         if self.network.is_cut(place, STORE) || self.network.is_cut(STORE, place) {
             return;
@@ -321,7 +323,7 @@ impl World {
         }
         let place = SCHEDULERS + BACKENDS + below(&mut self.random, FRONTENDS as u64) as usize;
         let patience = Nanos::from_millis(20 + below(&mut self.random, 280) as i64);
-        // With one fault at a time all that has time enough runs.
+        // With one fault at a time every request with enough time runs.
         let calm = self.now >= recovered() || matches!(self.kind, Kind::Primaries | Kind::Backends);
         let deadline = self.now + if calm || self.kind == Kind::Losses { LONGEST } else { patience };
         let node = &mut self.nodes[place];
@@ -398,7 +400,7 @@ impl World {
                 }
                 if let Some(order) = backend.on_message(from, &message, &mut out) {
                     let holder = self.checkers.epochs.holder(order.0.epoch);
-                    self.checkers.orders.obeyed(place, from, holder, order);
+                    self.checkers.orders.accepted(place, from, holder, order);
                     if let Body::Start { members, .. } = &message.body {
                         let again = members.iter().filter(|wanted| !self.begun.insert(wanted.request)).count();
                         self.counts.begun_again += again as u64;
@@ -441,7 +443,7 @@ impl World {
         }
     }
 
-    fn send(&mut self, place: Place, to: Process, message: Message) {
+    fn send(&mut self, place: Place, to: ProcessId, message: Message) {
         let Some(&other) = self.places.get(&to) else { return };
         let from = self.nodes[place].process;
         for at in self.network.arrivals(self.now, place, other) {
@@ -449,7 +451,7 @@ impl World {
         }
     }
 
-    /// Sees to it that the machine is woken when it wants to.
+    /// Schedules the machine's next wake-up.
     fn settle(&mut self, place: Place) {
         let node = &self.nodes[place];
         let wanted = match &node.machine {
@@ -467,12 +469,12 @@ impl World {
     }
 }
 
-/// From then on all must be well.
+/// Returns the time from which everything must work.
 fn recovered() -> Time {
     FAULTS_END + LAST_ARRIVAL + TIMING.recovery() + GONE
 }
 
-/// How many answers came for nothing.
+/// Returns the number of answers that came in vain.
 fn dropped(message: &Message, out: &[FrontendAction]) -> u64 {
     let Body::Answers(answers) = &message.body else { return 0 };
     let delivered = out.iter().filter(|action| matches!(action, FrontendAction::Deliver(_))).count();

@@ -1,5 +1,5 @@
-//! What a cluster answers is what one process answers: whole models, chains, padded lengths, requests larger than a
-//! batch.
+//! A cluster gives the same answers as one process: whole models, chains, padded lengths, requests
+//! larger than a batch.
 
 use crate::common::{Client, MAX_BATCH, SAFETY, Served, anywhere, backend, client, local, rows, scheduler, whole};
 use ripieno_model::Walk;
@@ -15,7 +15,7 @@ fn models() -> [Served; 3] {
     ]
 }
 
-/// The requests of each model: their rows and their width.
+/// Returns the requests of each model: their rows and their width.
 fn asked(model: &Served) -> Vec<(usize, usize)> {
     let width = |at: usize| model.longest.map_or(2, |longest| 1 + at % longest as usize);
     (0..60).map(|at| (1 + at % (3 * MAX_BATCH), width(at))).collect()
@@ -66,7 +66,7 @@ fn answers_are_those_of_one_process(policy: &'static str) {
         assert_eq!((counted.success.count, counted.live), (60, 0));
     }
     client.frontend.close();
-    backends.iter().for_each(|backend| backend.stop.cut());
+    backends.iter().for_each(|backend| backend.stop.abort());
     backends.into_iter().for_each(|backend| backend.thread.join().unwrap());
 }
 
@@ -107,11 +107,11 @@ fn what_a_model_does_not_take_is_refused_as_by_one_process() {
         on_answer,
     });
     assert_eq!(Some(refused), alone.err());
-    // Only the scheduler knows how much may wait.
+    // Only the scheduler knows the queue bound.
     client.submit(1, id, rows(1, MAX_BATCH << 15, 1)).unwrap();
     let (_, answer) = client.answers.recv_timeout(SAFETY).unwrap();
     assert!(matches!(answer, Err(Failure::Refused(Refused::TooLarge { .. }))));
     client.frontend.close();
-    backend.stop.cut();
+    backend.stop.abort();
     backend.thread.join().unwrap();
 }

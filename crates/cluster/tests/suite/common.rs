@@ -1,4 +1,5 @@
-//! A cluster on loopback, in one process: roles that talk over real connections, and clients that count their answers.
+//! A cluster on loopback, in one process: roles with real connections, and clients that count their
+//! answers.
 
 use bytes::Bytes;
 use ripieno_base::{ModelId, Nanos};
@@ -6,15 +7,14 @@ use ripieno_cluster::handover::store::AloneStore;
 use ripieno_cluster::handover::{Epoch, Timing};
 use ripieno_cluster::plane::Tcp;
 use ripieno_cluster::{
-    Backend, BackendModel, Description, Frontend, FrontendConfig, OnOrder, Scheduler, SchedulerConfig, Spec, Start,
-    Started, Stop,
+    Backend, BackendModel, ClusterScheduler, Frontend, FrontendConfig, ModelDescription, OnOrder, SchedulerConfig,
+    StartEngine, StartedEngine, StopSignal, TensorDescription,
 };
 use ripieno_executor::{
-    BlockSource, EmulatedEngine, EmulatedOptions, Engine as Executor, InputLength, Loaded, ModelSource, OutputLength,
-    Tensor,
+    BlockSource, EmulatedEngine, EmulatedOptions, Executor, InputLength, LoadedModel, ModelSource, OutputLength, Tensor,
 };
 use ripieno_model::{Block, DataType, DropRule, Model, Profile, TensorSpec, Walk};
-use ripieno_runtime::{Answer, Engine, EngineConfig, HangBound, Job, Refused, ServedModel};
+use ripieno_runtime::{Engine, EngineConfig, HangBound, Job, JobResult, Refused, ServedModel};
 use ripieno_sched::{Limits, Options, Setup, build, find};
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -22,24 +22,24 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Generous: only a hang takes so long.
+/// A generous timeout: only a hang takes so long.
 pub(crate) const SAFETY: Duration = Duration::from_secs(60);
 pub(crate) const MAX_BATCH: usize = 4;
 pub(crate) const DEPTH: usize = Limits::MOST_DEPTH;
 
-/// A model that emulated devices answer with its input, and how it is served.
+/// A model whose emulated devices return its input, and its serving options.
 pub(crate) struct Served {
     pub(crate) name: &'static str,
     pub(crate) walk: Walk,
     pub(crate) blocks: usize,
-    /// The longest request, if they differ in length.
+    /// The longest request, if requests differ in length.
     pub(crate) longest: Option<u32>,
     pub(crate) profile: Profile,
     pub(crate) slo: Nanos,
     pub(crate) answer_late: bool,
 }
 
-/// A whole model of 2 ms a batch, whose requests are answered however late.
+/// Returns a whole model of 2 ms a batch, whose late requests are answered.
 pub(crate) fn whole() -> Served {
     let profile = Profile::linear(0.1, 2.0, MAX_BATCH).unwrap();
     let slo = Nanos::from_millis(200);
@@ -70,15 +70,15 @@ impl Served {
         Model { blocks, walk: self.walk, drop, ..Model::whole(self.name, self.profile.clone(), self.slo) }
     }
 
-    /// What a backend that has nothing else tells of it, in JSON.
+    /// Returns the description that a backend with only this model sends, in JSON.
     pub(crate) fn offered(&self) -> String {
         let loaded = EmulatedEngine::new(EmulatedOptions::default()).load(&self.source()).unwrap();
         serde_json::to_string(&[self.description(&*loaded)]).unwrap()
     }
 
-    fn description(&self, loaded: &dyn Loaded) -> Description {
-        let specs = |specs: &[TensorSpec]| specs.iter().map(Spec::of).collect();
-        Description {
+    fn description(&self, loaded: &dyn LoadedModel) -> ModelDescription {
+        let specs = |specs: &[TensorSpec]| specs.iter().map(TensorDescription::of).collect();
+        ModelDescription {
             name: self.name.to_owned(),
             version: "1".to_owned(),
             platform: "emulated".to_owned(),
@@ -96,8 +96,8 @@ impl Served {
     }
 }
 
-/// An engine of this policy for devices that come.
-pub(crate) fn starts(policy: &'static str, hang: HangBound) -> Start {
+/// Returns a callback that starts an engine with this policy.
+pub(crate) fn starts(policy: &'static str, hang: HangBound) -> StartEngine {
     Box::new(move |_| {
         let limits = find(policy).map_err(|error| error.to_string())?.needs(&Options::new()).served(8, 4096);
         let limits = Limits { nodes: 0, ..limits };
@@ -105,11 +105,11 @@ pub(crate) fn starts(policy: &'static str, hang: HangBound) -> Start {
         let scheduler = build(policy, &setup, &Options::new()).map_err(|error| error.to_string())?;
         let config = EngineConfig { hang, ..EngineConfig::new(scheduler, setup, Vec::new()) };
         let engine = Engine::start(config).map_err(|error| error.to_string())?;
-        Ok(Started { engine, depth: limits.depth })
+        Ok(StartedEngine { engine, depth: limits.depth })
     })
 }
 
-pub(crate) fn scheduler(epoch: u64, at: SocketAddr, policy: &'static str, hang: HangBound) -> Scheduler {
+pub(crate) fn scheduler(epoch: u64, at: SocketAddr, policy: &'static str, hang: HangBound) -> ClusterScheduler {
     let begun = Instant::now();
     loop {
         let config = SchedulerConfig {
@@ -120,9 +120,9 @@ pub(crate) fn scheduler(epoch: u64, at: SocketAddr, policy: &'static str, hang: 
             start: starts(policy, hang),
             on_serving: Box::new(|_| {}),
         };
-        match Scheduler::start(Arc::new(Tcp), config) {
+        match ClusterScheduler::start(Arc::new(Tcp), config) {
             Ok(scheduler) => return scheduler,
-            // The one before may not have let go of the port.
+            // The earlier scheduler may still hold the port.
             Err(error) => assert!(begun.elapsed() < SAFETY, "{error}"),
         }
         thread::yield_now();
@@ -133,23 +133,23 @@ pub(crate) fn anywhere() -> SocketAddr {
     "127.0.0.1:0".parse().unwrap()
 }
 
-/// A backend that runs.
+/// A running backend.
 pub(crate) struct RunningBackend {
-    pub(crate) stop: Arc<Stop>,
+    pub(crate) stop: Arc<StopSignal>,
     pub(crate) thread: JoinHandle<()>,
 }
 
 pub(crate) fn backend(scheduler: SocketAddr, models: &[Served]) -> RunningBackend {
     let executor = Arc::new(EmulatedEngine::new(EmulatedOptions::default()).with_depth(DEPTH));
-    backend_of(scheduler, models, executor)
+    backend_on(scheduler, models, executor)
 }
 
-pub(crate) fn backend_of(scheduler: SocketAddr, models: &[Served], executor: Arc<dyn Executor>) -> RunningBackend {
-    obeying(vec![scheduler.to_string()], models, executor, None)
+pub(crate) fn backend_on(scheduler: SocketAddr, models: &[Served], executor: Arc<dyn Executor>) -> RunningBackend {
+    backend_with(vec![scheduler.to_string()], models, executor, None)
 }
 
-/// One that knows all of these schedulers.
-pub(crate) fn obeying(
+/// Starts a backend that knows all of these schedulers.
+pub(crate) fn backend_with(
     schedulers: Vec<String>,
     models: &[Served],
     executor: Arc<dyn Executor>,
@@ -162,27 +162,27 @@ pub(crate) fn obeying(
     let models: Vec<BackendModel> = models.iter().map(model).collect();
     let (transport, depth, models, epoch) = (Arc::new(Tcp), DEPTH, models.into(), Epoch::default());
     let backend = Backend { transport, schedulers, executor, depth, models, epoch, on_order };
-    let stop = Arc::new(Stop::default());
+    let stop = Arc::new(StopSignal::default());
     let told = Arc::clone(&stop);
     RunningBackend { stop, thread: thread::spawn(move || backend.run(&told)) }
 }
 
-/// What a front end was told last.
-pub(crate) type Known = Arc<Mutex<Vec<(ModelId, Description)>>>;
+/// The models that a frontend received last.
+pub(crate) type Known = Arc<Mutex<Vec<(ModelId, ModelDescription)>>>;
 
-/// A front end, and a client of it.
+/// A frontend with a client.
 pub(crate) struct Client {
     pub(crate) frontend: Frontend,
     pub(crate) known: Known,
-    pub(crate) sender: Sender<(usize, Answer)>,
-    pub(crate) answers: Receiver<(usize, Answer)>,
+    pub(crate) sender: Sender<(usize, JobResult)>,
+    pub(crate) answers: Receiver<(usize, JobResult)>,
 }
 
 pub(crate) fn client(scheduler: SocketAddr) -> Client {
     asking(vec![scheduler.to_string()])
 }
 
-/// One that knows all of these schedulers.
+/// Starts a frontend that knows all of these schedulers.
 pub(crate) fn asking(schedulers: Vec<String>) -> Client {
     let (known, (sender, answers)) = (Known::default(), channel());
     let config = FrontendConfig { schedulers, data: anywhere(), advertised: None, max_live: 4096 };
@@ -200,7 +200,7 @@ pub(crate) fn until(what: &str, is: impl Fn() -> bool) {
     }
 }
 
-/// Rows of `width` bytes that differ from one request to the next.
+/// Returns rows of `width` bytes that differ from one request to the next.
 pub(crate) fn rows(number: usize, rows: usize, width: usize) -> Arc<[Tensor]> {
     let data: Vec<u8> = (0..rows * width).map(|at| (number * 7 + at * 3) as u8).collect();
     let shape = vec![rows as i64, width as i64];
@@ -219,7 +219,7 @@ impl Client {
 
     pub(crate) fn submit(&self, number: usize, model: ModelId, inputs: Arc<[Tensor]>) -> Result<u64, Refused> {
         let sender = self.sender.clone();
-        // A test that has seen enough may be gone.
+        // A test that has seen enough may have ended.
         let on_answer = Box::new(move |answer| drop(sender.send((number, answer))));
         let rows = inputs[0].shape[0] as usize;
         let (timeout, client, priority, on_step) = (None, 0, 0, None);
@@ -227,10 +227,10 @@ impl Client {
     }
 }
 
-/// The same models on an engine of this process.
+/// Serves the same models with an engine in this process.
 pub(crate) fn local(models: &[Served], policy: &'static str) -> (Engine, Vec<ModelId>) {
     let executor: Arc<dyn Executor> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()).with_depth(DEPTH));
-    let Started { engine, .. } = starts(policy, HangBound::default())(&[]).unwrap();
+    let StartedEngine { engine, .. } = starts(policy, HangBound::default())(&[]).unwrap();
     let load = |served: &Served| {
         let (model, loaded) = (served.model(), executor.load(&served.source()).unwrap());
         engine.load(ServedModel { model, loaded, max_queue: 1 << 14, answer_late: served.answer_late }).unwrap()

@@ -1,22 +1,24 @@
-//! Whoever dies, and whenever: each request whose client waits has exactly one answer, the right one or one that says
-//! that it may be sent again.
+//! Any process may die at any time: each waiting request has exactly one answer, the right one or
+//! one that permits a retry.
 
 use crate::common::{
-    Client, DEPTH, SAFETY, Served, anywhere, backend, backend_of, client, rows, scheduler, until, whole,
+    Client, DEPTH, SAFETY, Served, anywhere, backend, backend_on, client, rows, scheduler, until, whole,
 };
 use crate::hanging::Hanging;
 use ripieno_base::Nanos;
-use ripieno_cluster::plane::{Greeting, Link, LinkBounds, Message, Reader, Role, Tcp, Transport, greet};
+use ripieno_cluster::plane::{
+    Handshake, LinkBounds, Message, MessageReader, PeerLink, Role, Tcp, Transport, connect_handshake,
+};
 use ripieno_executor::{EmulatedEngine, EmulatedOptions};
 use ripieno_model::Walk;
-use ripieno_runtime::{Answer, Failure, HangBound, Refused};
+use ripieno_runtime::{Failure, HangBound, JobResult, Refused};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 const REQUESTS: usize = 400;
 
-/// Submits so many, some of them two rows, and does something when half of them are under way and some have been
-/// answered. How many were taken.
+/// Submits requests, some of them of two rows, and runs `then` when half of them are in flight and
+/// some are answered. Returns the number accepted.
 fn drive(client: &Client, model: &str, then: impl FnOnce()) -> usize {
     let (id, mut then, mut taken) = (client.model(model), Some(then), 0);
     let answered = || client.frontend.model(id).map_or(0, |numbers| numbers.success.count);
@@ -35,10 +37,10 @@ fn drive(client: &Client, model: &str, then: impl FnOnce()) -> usize {
     taken
 }
 
-/// Waits for the answers of so many: each has one, and those with outputs the right ones. How many were ok, and
-/// retryable.
+/// Waits for one answer of each request; successful ones have the right outputs. Returns the
+/// numbers of successes and of retryable failures.
 fn count(client: &Client, taken: usize) -> (usize, usize) {
-    let mut seen: BTreeMap<usize, Answer> = BTreeMap::new();
+    let mut seen: BTreeMap<usize, JobResult> = BTreeMap::new();
     for _ in 0..taken {
         let (number, answer) = client.answers.recv_timeout(SAFETY).expect("each has an answer");
         assert!(seen.insert(number, answer).is_none(), "request {number} was answered twice");
@@ -73,12 +75,12 @@ fn requests_of_a_backend_that_dies_run_elsewhere() {
         let client = client(scheduler.address());
         client.ready();
         until("both serve", || scheduler.engine().is_some_and(|engine| engine.device_metrics().len() == 2));
-        let taken = drive(&client, "m", || dies.stop.cut());
+        let taken = drive(&client, "m", || dies.stop.abort());
         let (ok, again) = count(&client, taken);
         assert_eq!((taken, ok + again), (REQUESTS, REQUESTS));
         assert!(ok > REQUESTS / 2, "{ok} were answered");
         dies.thread.join().unwrap();
-        stays.stop.cut();
+        stays.stop.abort();
         stays.thread.join().unwrap();
         client.frontend.close();
     }
@@ -95,7 +97,7 @@ fn a_backend_that_leaves_loses_nothing() {
     let taken = drive(&client, "m", || leaves.stop.leave());
     assert_eq!(count(&client, taken), (REQUESTS, 0));
     leaves.thread.join().unwrap();
-    stays.stop.cut();
+    stays.stop.abort();
     stays.thread.join().unwrap();
     client.frontend.close();
 }
@@ -107,7 +109,7 @@ fn requests_of_a_backend_that_hangs_run_elsewhere_and_it_comes_again() {
     let scheduler = scheduler(1, anywhere(), "deferred", hang);
     let engine = Hanging::over(Arc::new(EmulatedEngine::new(EmulatedOptions::default()).with_depth(DEPTH)));
     let (stays, hangs) =
-        (backend(scheduler.address(), &models), backend_of(scheduler.address(), &models, engine.clone()));
+        (backend(scheduler.address(), &models), backend_on(scheduler.address(), &models, engine.clone()));
     let client = client(scheduler.address());
     client.ready();
     until("both serve", || scheduler.engine().is_some_and(|engine| engine.device_metrics().len() == 2));
@@ -118,7 +120,7 @@ fn requests_of_a_backend_that_hangs_run_elsewhere_and_it_comes_again() {
     engine.set(false);
     until("it has come again", || scheduler.engine().is_some_and(|engine| engine.device_metrics().len() == 2));
     for backend in [stays, hangs] {
-        backend.stop.cut();
+        backend.stop.abort();
         backend.thread.join().unwrap();
     }
     client.frontend.close();
@@ -131,16 +133,16 @@ fn without_any_backend_requests_are_told_to_come_again() {
     let dies = backend(scheduler.address(), &models);
     let client = client(scheduler.address());
     client.ready();
-    let taken = drive(&client, "m", || dies.stop.cut());
+    let taken = drive(&client, "m", || dies.stop.abort());
     let (_, again) = count(&client, taken);
     assert!(taken == REQUESTS && again > 0);
     dies.thread.join().unwrap();
-    until("nobody serves", || !client.frontend.serves());
+    until("no device serves", || !client.frontend.serves());
     let comes = backend(scheduler.address(), &models);
     client.ready();
     let taken = drive(&client, "m", || {});
     assert_eq!(count(&client, taken), (REQUESTS, 0));
-    comes.stop.cut();
+    comes.stop.abort();
     comes.thread.join().unwrap();
     client.frontend.close();
 }
@@ -165,13 +167,13 @@ fn requests_of_a_frontend_that_dies_are_dropped_and_those_of_another_go_on() {
     let engine = scheduler.engine().unwrap();
     until("nothing is left of them", || engine.unanswered() == 0);
     assert!(engine.device_metrics().len() == 1, "the backend has nothing to do with it");
-    backend.stop.cut();
+    backend.stop.abort();
     backend.thread.join().unwrap();
     stays.frontend.close();
 }
 
 #[test]
-fn without_the_scheduler_requests_are_told_to_come_again_and_a_later_one_is_obeyed() {
+fn without_a_scheduler_requests_are_retryable_and_a_later_one_is_followed() {
     let models = served(1);
     let first = scheduler(7, anywhere(), "deferred", HangBound::default());
     let address = first.address();
@@ -184,15 +186,15 @@ fn without_the_scheduler_requests_are_told_to_come_again_and_a_later_one_is_obey
     assert!(ok > 0 && again > 0, "{ok} and {again}");
     assert!(matches!(client.submit(0, client.model("m"), rows(0, 1, 2)), Err(Refused::Outage { .. })));
     let earlier = scheduler(6, address, "deferred", HangBound::default());
-    // It hears of the later epoch of whoever connects.
+    // It learns of the later epoch from connecting processes.
     until("it has tried and given up", || earlier.engine().is_some() && !earlier.is_primary());
-    assert!(!client.frontend.serves(), "nobody obeys an earlier one");
+    assert!(!client.frontend.serves(), "no backend follows an earlier one");
     drop(earlier);
     let _later = scheduler(8, address, "deferred", HangBound::default());
     client.ready();
     let taken = drive(&client, "m", || {});
     assert_eq!(count(&client, taken), (REQUESTS, 0));
-    backend.stop.cut();
+    backend.stop.abort();
     backend.thread.join().unwrap();
     client.frontend.close();
 }
@@ -207,14 +209,14 @@ fn a_backend_with_other_models_is_refused_by_name() {
     let longer = [Served { name: "m", longest: Some(4), ..whole() }];
     for (models, told) in [(other, "no model \"m\""), (longer, "model \"m\" is another")] {
         let stream = Tcp.connect(&scheduler.address().to_string(), SAFETY).unwrap();
-        greet(&*stream, Greeting::new(Role::Backend, 0), Role::Scheduler).unwrap();
-        let link = Link::start(Arc::clone(&stream), LinkBounds::CONTROL, "test").unwrap();
-        link.send(&Message::Offer { depth: 64, models: models[0].offered() });
-        let mut reader = Reader::new(stream, SAFETY);
+        connect_handshake(&*stream, Handshake::new(Role::Backend, 0), Role::Scheduler).unwrap();
+        let link = PeerLink::start(Arc::clone(&stream), LinkBounds::CONTROL, "test").unwrap();
+        link.send(&Message::RegisterBackend { depth: 64, models: models[0].offered() });
+        let mut reader = MessageReader::new(stream, SAFETY);
         let refused = loop {
             match reader.read().unwrap() {
                 Message::Refused(cause) => break cause,
-                Message::Here => {}
+                Message::KeepAlive => {}
                 other => panic!("{other:?}"),
             }
         };
@@ -222,7 +224,7 @@ fn a_backend_with_other_models_is_refused_by_name() {
         link.close();
     }
     assert_eq!(scheduler.engine().unwrap().device_metrics().len(), 1);
-    first.stop.cut();
+    first.stop.abort();
     first.thread.join().unwrap();
     client.frontend.close();
 }

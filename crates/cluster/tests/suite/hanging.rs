@@ -1,7 +1,7 @@
-//! Devices that a test may have hang: their tasks do not end until it lets go.
+//! Devices that a test can make hang: their tasks do not end until the test releases them.
 
 use ripieno_base::ModelId;
-use ripieno_executor::{Device, Engine as Executor, LoadError, Loaded, ModelSource, Sink, Task, TaskResult};
+use ripieno_executor::{Device, Executor, LoadError, LoadedModel, ModelSource, Sink, Task, TaskResult};
 use std::sync::{Arc, Condvar, Mutex};
 
 /// Opens such devices over those of another engine.
@@ -21,7 +21,7 @@ impl Hanging {
         Arc::new(Hanging { inner, gate: Arc::default() })
     }
 
-    /// From now on, or no more.
+    /// Starts or ends the hang.
     pub(crate) fn set(&self, hangs: bool) {
         *self.gate.hangs.lock().unwrap() = hangs;
         self.gate.let_go.notify_all();
@@ -35,7 +35,7 @@ impl Executor for Hanging {
     fn device_key(&self) -> String {
         self.inner.device_key()
     }
-    fn load(&self, source: &ModelSource) -> Result<Arc<dyn Loaded>, LoadError> {
+    fn load(&self, source: &ModelSource) -> Result<Arc<dyn LoadedModel>, LoadError> {
         self.inner.load(source)
     }
     fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
@@ -57,7 +57,7 @@ impl Device for Inside {
     fn depth(&self) -> usize {
         self.0.depth()
     }
-    fn attach(&self, id: ModelId, model: Arc<dyn Loaded>) {
+    fn attach(&self, id: ModelId, model: Arc<dyn LoadedModel>) {
         self.0.attach(id, model);
     }
     fn detach(&self, id: ModelId) {

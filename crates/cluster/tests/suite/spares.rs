@@ -1,18 +1,18 @@
-//! Two schedulers and one epoch: whichever ends, and when, what runs goes on, each request has one answer, and no backend
-//! obeys two.
+//! Two schedulers with one epoch store: whichever fails, and whenever, running work goes on, each
+//! request has one answer, and no backend follows two schedulers.
 
-use crate::common::{Client, DEPTH, SAFETY, Served, anywhere, asking, obeying, rows, starts, until, whole};
+use crate::common::{Client, DEPTH, SAFETY, Served, anywhere, asking, backend_with, rows, starts, until, whole};
 use parking_lot::Mutex;
 use ripieno_base::{BlockId, LaneId, ModelId, RequestSlot, TaskId};
 use ripieno_cluster::handover::store::{EpochStore, MemoryStore};
-use ripieno_cluster::handover::{Epoch, Process, Stamp, Timing};
+use ripieno_cluster::handover::{Epoch, ProcessId, Stamp, Timing};
 use ripieno_cluster::plane::{
-    Ended, Greeting, Link, LinkBounds, Listener, Message, Reader, Report, Role, Run, RunMember, Stream, Tcp, Transport,
-    welcome,
+    ByteStream, Handshake, LinkBounds, Listener, Message, MessageReader, PeerLink, Role, RunMember, RunTask,
+    RunningReport, TaskEnd, Tcp, Transport, accept_handshake,
 };
-use ripieno_cluster::{OnOrder, Scheduler, SchedulerConfig};
-use ripieno_executor::{EmulatedEngine, EmulatedOptions, Origin};
-use ripieno_runtime::{Answered, HangBound};
+use ripieno_cluster::{ClusterScheduler, OnOrder, SchedulerConfig};
+use ripieno_executor::{EmulatedEngine, EmulatedOptions, RemoteRows};
+use ripieno_runtime::{HangBound, JobOutput};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -21,8 +21,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// TCP that can be cut: then nothing passes on the connections that were made through it, and none is made. What was on
-/// its way comes when it is whole again, as with TCP.
+/// TCP that can be cut: then nothing passes on its connections, and no new one is made. Bytes in
+/// transit arrive when the cut ends, as with TCP.
 #[derive(Clone, Default)]
 struct Cut(Arc<AtomicBool>);
 
@@ -35,7 +35,7 @@ impl Cut {
         self.0.load(Ordering::SeqCst)
     }
 
-    /// Waits until it is whole.
+    /// Waits until the cut ends.
     fn pass(&self, silence: Duration) -> io::Result<()> {
         let begun = Instant::now();
         while self.is() {
@@ -48,10 +48,10 @@ impl Cut {
     }
 }
 
-struct CutStream(Arc<dyn Stream>, Cut);
+struct CutStream(Arc<dyn ByteStream>, Cut);
 struct CutListener(Arc<dyn Listener>, Cut);
 
-impl Stream for CutStream {
+impl ByteStream for CutStream {
     fn read(&self, into: &mut [u8], silence: Duration) -> io::Result<usize> {
         let read = self.0.read(into, silence)?;
         self.1.pass(silence).map(|()| read)
@@ -72,8 +72,8 @@ impl Listener for CutListener {
     fn address(&self) -> SocketAddr {
         self.0.address()
     }
-    fn accept(&self) -> io::Result<Option<Arc<dyn Stream>>> {
-        let wrap = |stream| Arc::new(CutStream(stream, self.1.clone())) as Arc<dyn Stream>;
+    fn accept(&self) -> io::Result<Option<Arc<dyn ByteStream>>> {
+        let wrap = |stream| Arc::new(CutStream(stream, self.1.clone())) as Arc<dyn ByteStream>;
         Ok(self.0.accept()?.map(wrap))
     }
     fn close(&self) {
@@ -82,7 +82,7 @@ impl Listener for CutListener {
 }
 
 impl Transport for Cut {
-    fn connect(&self, address: &str, within: Duration) -> io::Result<Arc<dyn Stream>> {
+    fn connect(&self, address: &str, within: Duration) -> io::Result<Arc<dyn ByteStream>> {
         self.pass(within)?;
         Ok(Arc::new(CutStream(Tcp.connect(address, within)?, self.clone())))
     }
@@ -91,14 +91,14 @@ impl Transport for Cut {
     }
 }
 
-/// What one backend has obeyed, in order.
-type Obeyed = Arc<Mutex<Vec<(Stamp, Process)>>>;
+/// The claims that one backend has accepted, in order.
+type AcceptedClaims = Arc<Mutex<Vec<(Stamp, ProcessId)>>>;
 
 struct Cluster {
     cuts: [Cut; 2],
-    schedulers: [Option<Scheduler>; 2],
+    schedulers: [Option<ClusterScheduler>; 2],
     store: MemoryStore,
-    backends: Vec<(crate::common::RunningBackend, Obeyed)>,
+    backends: Vec<(crate::common::RunningBackend, AcceptedClaims)>,
     client: Client,
 }
 
@@ -120,15 +120,15 @@ impl Cluster {
                 start: starts("deferred", HangBound::default()),
                 on_serving: Box::new(|_| {}),
             };
-            Some(Scheduler::start(Arc::new(cuts[at].clone()), config).unwrap())
+            Some(ClusterScheduler::start(Arc::new(cuts[at].clone()), config).unwrap())
         };
         let schedulers = [scheduler(0), scheduler(1)];
         let backend = |_| {
-            let obeyed = Obeyed::default();
-            let writes = Arc::clone(&obeyed);
+            let accepted = AcceptedClaims::default();
+            let writes = Arc::clone(&accepted);
             let on_order: OnOrder = Arc::new(move |stamp, holder, _| writes.lock().push((stamp, holder)));
             let engine = Arc::new(EmulatedEngine::new(EmulatedOptions::default()).with_depth(DEPTH));
-            (obeying(addresses.clone(), models, engine, Some(on_order)), obeyed)
+            (backend_with(addresses.clone(), models, engine, Some(on_order)), accepted)
         };
         let backends = (0..BACKENDS).map(backend).collect();
         let client = asking(addresses.clone());
@@ -138,25 +138,26 @@ impl Cluster {
         cluster
     }
 
-    /// Whether all backends obey a claim of a later epoch than this.
+    /// Returns true if all backends follow a claim of a later epoch than this.
     fn commands_all(&self, over: u64) -> bool {
-        let last = |obeyed: &Obeyed| obeyed.lock().last().map_or(0, |(stamp, _)| stamp.epoch.0);
-        self.backends.iter().all(|(_, obeyed)| last(obeyed) > over)
+        let last = |accepted: &AcceptedClaims| accepted.lock().last().map_or(0, |(stamp, _)| stamp.epoch.0);
+        self.backends.iter().all(|(_, accepted)| last(accepted) > over)
     }
 
     fn epoch(&self) -> u64 {
         self.store.clone().read().unwrap().map_or(0, |entry| entry.epoch.0)
     }
 
-    /// Which of them is the primary, and is not cut off.
+    /// Returns the index of the primary that is not cut off.
     fn primary(&self) -> usize {
-        let is_primary =
-            |at: &usize| self.schedulers[*at].as_ref().is_some_and(Scheduler::is_primary) && !self.cuts[*at].is();
+        let is_primary = |at: &usize| {
+            self.schedulers[*at].as_ref().is_some_and(ClusterScheduler::is_primary) && !self.cuts[*at].is()
+        };
         until("there is a primary", || (0..2).any(|at| is_primary(&at)));
         (0..2).find(is_primary).unwrap()
     }
 
-    /// Submits requests, does something in their midst, and waits until each has one answer, the right one.
+    /// Submits requests, runs `then` half-way, and waits until each has one answer, the right one.
     fn drive(&self, requests: usize, then: impl FnOnce()) {
         let (id, mut then) = (self.client.model("m"), Some(then));
         for number in 0..requests {
@@ -169,26 +170,27 @@ impl Cluster {
         for _ in 0..requests {
             let (number, answer) = self.client.answers.recv_timeout(SAFETY).expect("each has an answer");
             assert!(seen.insert(number), "request {number} was answered twice");
-            let Answered { outputs, .. } = answer.unwrap_or_else(|failure| panic!("request {number}: {failure}"));
+            let JobOutput { outputs, .. } = answer.unwrap_or_else(|failure| panic!("request {number}: {failure}"));
             assert_eq!(outputs[0].data, rows(number, 1 + number % 6, 2)[0].data, "of request {number}");
         }
         assert!(self.client.answers.try_recv().is_err(), "more answers than requests");
     }
 
-    /// Ends all, and looks at what was obeyed: no backend went back, and each epoch was one scheduler's.
+    /// Ends all, and checks the accepted claims: no backend went back, and each epoch had one
+    /// holder.
     fn end(self) {
         self.client.frontend.close();
         let mut holders = BTreeMap::new();
-        for (backend, obeyed) in self.backends {
-            backend.stop.cut();
+        for (backend, accepted) in self.backends {
+            backend.stop.abort();
             backend.thread.join().unwrap();
-            let obeyed = obeyed.lock();
-            assert!(obeyed.is_sorted_by_key(|(stamp, _)| *stamp), "{obeyed:?}");
-            for (stamp, holder) in obeyed.iter() {
+            let accepted = accepted.lock();
+            assert!(accepted.is_sorted_by_key(|(stamp, _)| *stamp), "{accepted:?}");
+            for (stamp, holder) in accepted.iter() {
                 assert_eq!(holders.entry(stamp.epoch).or_insert(*holder), holder, "{:?} is of two", stamp.epoch);
             }
         }
-        assert!(holders.len() > 1, "nobody took over");
+        assert!(holders.len() > 1, "no other scheduler took over");
     }
 }
 
@@ -211,7 +213,7 @@ fn a_spare_takes_over_and_no_request_is_lost() {
 }
 
 #[test]
-fn a_primary_that_is_cut_off_is_obeyed_by_nobody_once_another_reigns_and_is_a_spare_when_it_is_back() {
+fn a_primary_that_is_cut_off_is_replaced_and_returns_as_a_spare() {
     let cluster = Cluster::start(&models(1));
     let (primary, epoch) = (cluster.primary(), cluster.epoch());
     cluster.drive(400, || cluster.cuts[primary].set(true));
@@ -226,25 +228,25 @@ fn a_primary_that_is_cut_off_is_obeyed_by_nobody_once_another_reigns_and_is_a_sp
     cluster.end();
 }
 
-/// A scheduler that says what the test has it say.
+/// A scheduler that sends what the test chooses.
 struct Played {
-    link: Arc<Link>,
-    reader: Reader,
+    link: Arc<PeerLink>,
+    reader: MessageReader,
 }
 
 impl Played {
     fn accept(listener: &dyn Listener) -> Played {
         let stream = listener.accept().unwrap().unwrap();
-        welcome(&*stream, Greeting::new(Role::Scheduler, 0), &[Role::Backend]).unwrap();
-        let link = Link::start(Arc::clone(&stream), LinkBounds::CONTROL, "test").unwrap();
-        Played { link, reader: Reader::new(stream, SAFETY) }
+        accept_handshake(&*stream, Handshake::new(Role::Scheduler, 0), &[Role::Backend]).unwrap();
+        let link = PeerLink::start(Arc::clone(&stream), LinkBounds::CONTROL, "test").unwrap();
+        Played { link, reader: MessageReader::new(stream, SAFETY) }
     }
 
-    /// What the backend says next that is more than that it is there.
+    /// Returns the backend's next message that is not a keep-alive.
     fn hears(&mut self) -> Message {
         loop {
             match self.reader.read().unwrap() {
-                Message::Here | Message::Offer { .. } => {}
+                Message::KeepAlive | Message::RegisterBackend { .. } => {}
                 message => return message,
             }
         }
@@ -252,35 +254,43 @@ impl Played {
 
     fn claims(&mut self, epoch: u64, number: u64) -> Message {
         let stamp = Stamp { epoch: Epoch(epoch), number };
-        self.link.send(&Message::Claim { stamp, holder: Process(epoch) });
+        self.link.send(&Message::Claim { stamp, holder: ProcessId(epoch) });
         self.hears()
     }
 }
 
 #[test]
-fn a_backend_obeys_the_latest_claim_only() {
+fn a_backend_follows_only_the_latest_claim() {
     let listeners = [(); 2].map(|()| Tcp.listen(anywhere()).unwrap());
     let engine = Arc::new(EmulatedEngine::new(EmulatedOptions::default()).with_depth(DEPTH));
     let schedulers = listeners.iter().map(|listener| listener.address().to_string()).collect();
-    let backend = obeying(schedulers, &models(1), engine, None);
+    let backend = backend_with(schedulers, &models(1), engine, None);
     let [mut old, mut new] = listeners.each_ref().map(|listener| Played::accept(&**listener));
     let orders = |played: &Played, task: u32| {
-        played.link.send(&Message::Open(1));
+        played.link.send(&Message::OpenDevice(1));
         played.link.send(&Message::Attach(ModelId(0), 0));
         let (slot, walk, rows, length) = (RequestSlot(task), 1, 1, 1);
-        // Nobody has told of this frontend: its rows cannot be had.
-        let origin = Some(Origin { frontend: 9, request: 1, first_row: 0 });
+        // This frontend was not announced: its rows cannot be fetched.
+        let origin = Some(RemoteRows { frontend: 9, request: 1, first_row: 0 });
         let members = vec![RunMember { slot, rows, length, walk, left_ns: None, origin }];
         let (model, block, lane, length, wait_ns) = (ModelId(0), BlockId(0), LaneId(0), 1, 0);
-        played.link.send(&Message::Run(Run { task: TaskId(task), model, block, lane, length, wait_ns, members }));
+        played.link.send(&Message::RunTask(RunTask {
+            task: TaskId(task),
+            model,
+            block,
+            lane,
+            length,
+            wait_ns,
+            members,
+        }));
     };
     let reported = |message: Message, epoch: u64| {
-        let Message::Report(Report { stamp, held, .. }) = message else { panic!("{message:?}") };
+        let Message::Report(RunningReport { stamp, held, .. }) = message else { panic!("{message:?}") };
         assert!(stamp.epoch == Epoch(epoch) && held.is_empty());
     };
     reported(old.claims(1, 4), 1);
     orders(&old, 1);
-    assert!(matches!(old.hears(), Message::Ended(Ended { task: TaskId(1), .. })));
+    assert!(matches!(old.hears(), Message::TaskEnd(TaskEnd { task: TaskId(1), .. })));
     reported(new.claims(2, 1), 2);
     orders(&old, 2);
     for _ in 0..3 {
@@ -288,7 +298,7 @@ fn a_backend_obeys_the_latest_claim_only() {
     }
     assert!(matches!(old.claims(1, 5), Message::Fenced(Epoch(2))));
     orders(&new, 1);
-    assert!(matches!(new.hears(), Message::Ended(Ended { task: TaskId(1), .. })));
-    backend.stop.cut();
+    assert!(matches!(new.hears(), Message::TaskEnd(TaskEnd { task: TaskId(1), .. })));
+    backend.stop.abort();
     backend.thread.join().unwrap();
 }

@@ -8,7 +8,7 @@ fn ms(ms: i64) -> Time {
 }
 
 fn collector() -> Collector {
-    Collector::new(["a", "b"], 2, 8, Window { start: ms(1000), end: ms(3000) })
+    Collector::new(["a", "b"], 2, 8, ObservationWindow { start: ms(1000), end: ms(3000) })
 }
 
 fn info() -> RunInfo {
@@ -49,7 +49,7 @@ fn busy_time_is_clipped_and_batches_count_once_each() {
 
 #[test]
 fn an_open_window_ends_at_the_finish() {
-    let mut collector = Collector::new(["a"], 1, 1, Window::from(ms(0)));
+    let mut collector = Collector::new(["a"], 1, 1, ObservationWindow::from(ms(0)));
     collector.record_answer(A, ms(1), ms(5), ms(4));
     collector.record_batch(A, 1, DeviceId(0), ms(1), ms(4));
     let total = collector.finish(ms(4), info()).total;
@@ -64,7 +64,7 @@ fn nothing_observed_gives_zeros_and_nulls() {
 
 #[test]
 fn the_json_has_the_promised_fields() {
-    let mut collector = Collector::new(["a"], 1, 2, Window { start: ms(0), end: ms(1000) });
+    let mut collector = Collector::new(["a"], 1, 2, ObservationWindow { start: ms(0), end: ms(1000) });
     collector.record_answer(A, ms(1), ms(5), ms(4));
     collector.record_batch(A, 2, DeviceId(0), ms(1), ms(4));
     expect_test::expect![[r#"
@@ -115,7 +115,7 @@ fn the_json_has_the_promised_fields() {
 
 #[test]
 fn idle_time_is_that_of_devices_that_were_there() {
-    let mut collector = Collector::new(["a"], 4, 1, Window { start: ms(0), end: ms(1000) });
+    let mut collector = Collector::new(["a"], 4, 1, ObservationWindow { start: ms(0), end: ms(1000) });
     collector.record_batch(A, 1, DeviceId(0), ms(0), ms(500));
     let idle = |mean_devices| {
         let summary = collector.finish(ms(1000), RunInfo { mean_devices, ..info() });

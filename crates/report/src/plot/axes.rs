@@ -1,7 +1,7 @@
 //! Scales, ticks, and the frame of a panel.
 
-use super::Axis;
-use super::svg::{Anchor, Font, Point, Svg};
+use super::PlotAxis;
+use super::svg::{Anchor, Font, PixelPoint, Svg};
 
 pub(super) const INK: &str = "#222222";
 pub(super) const SOFT: &str = "#666666";
@@ -9,7 +9,7 @@ const GRID: &str = "#e4e4e4";
 pub(super) const TICK: Font = Font::new(11.0, SOFT);
 const LABEL: Font = Font::new(12.0, INK);
 
-/// Values of one axis to pixels.
+/// Maps the values of one axis to pixels.
 #[derive(Clone, Debug)]
 pub(super) struct Scale {
     low: f64,
@@ -20,9 +20,9 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    /// A scale for `values` within the limits of `axis`, drawn from pixel `start` to pixel `end`. Without limits it
-    /// includes zero and ends at a tick.
-    pub(super) fn new(axis: &Axis, values: impl Iterator<Item = f64>, start: f64, end: f64) -> Scale {
+    /// Returns a scale for `values` within the limits of `axis`, drawn from pixel `start` to pixel
+    /// `end`. Without limits it includes zero and ends at a tick.
+    pub(super) fn new(axis: &PlotAxis, values: impl Iterator<Item = f64>, start: f64, end: f64) -> Scale {
         let finite = values.filter(|value| value.is_finite());
         let (least, most) = finite.fold((0.0_f64, 0.0_f64), |(low, high), value| (low.min(value), high.max(value)));
         let low = axis.from.unwrap_or(least);
@@ -38,7 +38,7 @@ impl Scale {
         Scale { low, high, start, end, step }
     }
 
-    /// The pixel of a value; values outside go to the nearest end.
+    /// Returns the pixel of a value; values outside map to the nearest end.
     pub(super) fn at(&self, value: f64) -> f64 {
         let part = ((value - self.low) / (self.high - self.low)).clamp(0.0, 1.0);
         self.start + part * (self.end - self.start)
@@ -50,7 +50,7 @@ impl Scale {
         (first..=last).map(|index| index as f64 * self.step).map(|value| (value, self.tick_text(value))).collect()
     }
 
-    /// Thousands are written as K as soon as the axis reaches ten of them.
+    /// Formats a tick; thousands are written as K once the axis reaches ten thousand.
     fn tick_text(&self, value: f64) -> String {
         let thousands = self.high >= 10_000.0;
         let (value, step) = if thousands { (value / 1e3, self.step / 1e3) } else { (value, self.step) };
@@ -60,7 +60,8 @@ impl Scale {
     }
 }
 
-/// The distance of ticks, 1, 2 or 5 times a power of ten, that gives about `wanted` of them.
+/// Returns the distance of ticks, 1, 2 or 5 times a power of ten, that gives about `wanted` of
+/// them.
 fn nice_step(span: f64, wanted: f64) -> f64 {
     let rough = span / wanted;
     let power = 10f64.powf(rough.log10().floor());
@@ -95,11 +96,11 @@ pub(super) fn y_axis(svg: &mut Svg, area: Area, scale: &Scale, label: &str) {
         svg.line((area.left, y), (area.right, y), GRID, 1.0);
         svg.text((area.left - 7.0, y + 4.0), Anchor::End, TICK, &text);
     }
-    let at: Point = (area.left - 46.0, f64::midpoint(area.top, area.bottom));
+    let at: PixelPoint = (area.left - 46.0, f64::midpoint(area.top, area.bottom));
     svg.upward_text(at, Anchor::Middle, LABEL, label);
 }
 
-/// The two lines that the data stands on.
+/// Draws the two axis lines.
 pub(super) fn frame(svg: &mut Svg, area: Area) {
     svg.line((area.left, area.bottom), (area.right, area.bottom), SOFT, 1.0);
     svg.line((area.left, area.top), (area.left, area.bottom), SOFT, 1.0);
@@ -110,7 +111,7 @@ mod tests {
     use super::*;
 
     fn ticks(from: f64, to: f64) -> String {
-        let axis = Axis { from: Some(from), ..Axis::default() };
+        let axis = PlotAxis { from: Some(from), ..PlotAxis::default() };
         let scale = Scale::new(&axis, [to].into_iter(), 0.0, 400.0);
         scale.ticks().into_iter().map(|(_, text)| text).collect::<Vec<_>>().join(" ")
     }
@@ -126,7 +127,7 @@ mod tests {
     #[test]
     fn a_scale_without_data_still_stands() {
         assert_eq!(ticks(0.0, 0.0), "0.0 0.2 0.4 0.6 0.8 1.0");
-        let scale = Scale::new(&Axis::default(), [f64::NAN].into_iter(), 0.0, 10.0);
+        let scale = Scale::new(&PlotAxis::default(), [f64::NAN].into_iter(), 0.0, 10.0);
         assert_eq!((scale.at(-5.0), scale.at(5.0)), (0.0, 10.0));
     }
 }

@@ -1,4 +1,4 @@
-//! Where title, legend, panels and note stand.
+//! The layout of title, legend, panels and note.
 
 use super::axes::{Area, INK, SOFT};
 use super::marks::{draw as draw_content, height, left_margin, legend_entry, legend_text, legend_width, paper_mark};
@@ -12,7 +12,7 @@ const PANEL_TITLE: Font = Font::bold(13.0, INK);
 
 const MARGIN: f64 = 24.0;
 const PANEL_WIDTH: f64 = 460.0;
-/// A panel that has a row for itself.
+/// Width of a panel that has a row for itself.
 const WIDE: f64 = 760.0;
 const BELOW_PANEL: f64 = 58.0;
 const ABOVE_PANEL: f64 = 26.0;
@@ -28,7 +28,7 @@ pub(super) fn draw(figure: &Figure) -> String {
     y = legend(&mut svg, figure, width, y);
     for row in figure.panels.chunks(columns) {
         let tallest = row.iter().map(height).fold(0.0, f64::max);
-        // Panels of one column share their left edge, and those of one row their lower one.
+        // Panels of one column share their left edge, and those of one row their lower edge.
         for (column, panel) in row.iter().enumerate() {
             let x = MARGIN + (panel_width + BETWEEN) * column as f64;
             let edge = figure.panels.iter().skip(column).step_by(columns).map(left_margin).fold(0.0, f64::max);
@@ -57,7 +57,8 @@ fn head(svg: &mut Svg, figure: &Figure, width: f64) -> f64 {
     y + 8.0
 }
 
-/// What the legend explains: every name once, in the order of first use, and the paper's mark if there is one.
+/// Draws the legend: every name once, in the order of first use, and the paper's mark if there is
+/// one.
 fn legend(svg: &mut Svg, figure: &Figure, width: f64, top: f64) -> f64 {
     let mut named: Vec<&Series> = Vec::new();
     for series in figure.panels.iter().flat_map(all_series) {

@@ -1,21 +1,21 @@
-//! What stands inside a panel: curves, bars, timelines.
+//! The contents of a panel: curves, bars, timelines.
 
 use super::axes::{Area, INK, SOFT, Scale, TICK, frame, x_axis, y_axis};
-use super::svg::{Anchor, Font, Point, Svg};
-use super::{Axis, Bar, Content, Look, Moment, Panel, Series, Span};
+use super::svg::{Anchor, Font, PixelPoint, Svg};
+use super::{Bar, Content, Look, Moment, Panel, PlotAxis, Series, Span};
 use crate::table::number;
 
 const NAME: Font = Font::new(12.0, INK);
 const VALUE: Font = Font::new(11.0, INK);
 const ON_SPAN: Font = Font::new(10.0, "#ffffff");
 
-/// The height that one bar takes, with the space around it.
+/// Height of one bar with the space around it.
 const BAR_PITCH: f64 = 24.0;
 const LANE_PITCH: f64 = 30.0;
 /// Room above the lanes for the moments.
 const MOMENTS: f64 = 16.0;
 
-/// How high the inside of this panel should be.
+/// Returns the height of the inside of a panel.
 pub(super) fn height(panel: &Panel) -> f64 {
     match &panel.content {
         Content::Lines(_) => 230.0,
@@ -24,7 +24,7 @@ pub(super) fn height(panel: &Panel) -> f64 {
     }
 }
 
-/// The room that names or tick labels need to the left of the inside.
+/// Returns the room for names or tick labels to the left of the inside.
 pub(super) fn left_margin(panel: &Panel) -> f64 {
     match &panel.content {
         Content::Lines(_) => 62.0,
@@ -54,7 +54,7 @@ fn lines(svg: &mut Svg, panel: &Panel, series: &[Series], area: Area) {
     frame(svg, area);
     for series in series {
         let finite = series.points.iter().filter(|point| point.0.is_finite() && point.1.is_finite());
-        let path: Vec<Point> = finite.map(|&(at, value)| (x.at(at), y.at(value))).collect();
+        let path: Vec<PixelPoint> = finite.map(|&(at, value)| (x.at(at), y.at(value))).collect();
         stroke(svg, &path, series.look);
         if series.markers {
             path.iter().for_each(|&at| marker(svg, at, series.look));
@@ -62,13 +62,14 @@ fn lines(svg: &mut Svg, panel: &Panel, series: &[Series], area: Area) {
     }
 }
 
-fn stroke(svg: &mut Svg, path: &[Point], look: Look) {
+fn stroke(svg: &mut Svg, path: &[PixelPoint], look: Look) {
     let dash = if look.dashed { r#" stroke-dasharray="6 4""# } else { "" };
     svg.polyline(path, look.hex(), dash);
 }
 
-/// Colour alone does not tell series apart in print: each place of the palette has a shape too.
-fn marker(svg: &mut Svg, (x, y): Point, look: Look) {
+/// Draws a marker. Colour alone does not distinguish series in print, so each place of the palette
+/// has a shape too.
+fn marker(svg: &mut Svg, (x, y): PixelPoint, look: Look) {
     let fill = look.hex();
     match look.colour % Look::COLOURS {
         0 => svg.circle((x, y), 3.8, fill, ""),
@@ -81,16 +82,16 @@ fn marker(svg: &mut Svg, (x, y): Point, look: Look) {
     }
 }
 
-/// The entry of a series in the legend, left to right from `at`.
-pub(super) fn legend_entry(svg: &mut Svg, at: Point, series: &Series) {
+/// Draws the entry of a series in the legend, to the right of `at`.
+pub(super) fn legend_entry(svg: &mut Svg, at: PixelPoint, series: &Series) {
     stroke(svg, &[at, (at.0 + 26.0, at.1)], series.look);
     if series.markers {
         marker(svg, (at.0 + 13.0, at.1), series.look);
     }
 }
 
-/// The mark of the paper's value, also in the legend.
-pub(super) fn paper_mark(svg: &mut Svg, (x, y): Point) {
+/// Draws the mark of the paper's value, also in the legend.
+pub(super) fn paper_mark(svg: &mut Svg, (x, y): PixelPoint) {
     svg.line((x, y - 10.0), (x, y + 10.0), "#ffffff", 5.0);
     svg.line((x, y - 10.0), (x, y + 10.0), "#000000", 2.5);
 }
@@ -99,7 +100,7 @@ fn bars(svg: &mut Svg, panel: &Panel, bars: &[Bar], area: Area) {
     let ends = bars.iter().flat_map(|bar| [Some(bar.value), bar.paper, bar.spread.map(|spread| spread.1)]);
     // A seventh beyond the longest bar is room for its value.
     let longest = ends.flatten().filter(|end| end.is_finite()).fold(0.0, f64::max);
-    let limits = Axis { to: panel.x.to.or(Some(longest * 1.14)), ..panel.x.clone() };
+    let limits = PlotAxis { to: panel.x.to.or(Some(longest * 1.14)), ..panel.x.clone() };
     let x = Scale::new(&limits, std::iter::empty(), area.left, area.right);
     x_axis(svg, area, &x, &panel.x.label);
     frame(svg, area);
@@ -107,7 +108,7 @@ fn bars(svg: &mut Svg, panel: &Panel, bars: &[Bar], area: Area) {
         let y = area.top + 3.0 + BAR_PITCH * (index as f64 + 0.5);
         svg.text((area.left - 8.0, y + 4.0), Anchor::End, NAME, &bar.name);
         let faint = if bar.look.dashed { r#" fill-opacity="0.55""# } else { "" };
-        // A faint bar must not let the grid through.
+        // The grid must not show through a faint bar.
         svg.rect((area.left, y - 8.0), x.at(bar.value) - area.left, 16.0, "#ffffff", "");
         svg.rect((area.left, y - 8.0), x.at(bar.value) - area.left, 16.0, bar.look.hex(), faint);
         let mut end = x.at(bar.value);
@@ -163,15 +164,15 @@ fn timeline(svg: &mut Svg, panel: &Panel, lanes: &[String], spans: &[Span], mome
 /// The colour of a lost request.
 const LOST: &str = "#b00020";
 
-/// A word of explanation beside a mark in the legend.
-pub(super) fn legend_text(svg: &mut Svg, at: Point, text: &str) {
+/// Draws a text beside a mark in the legend.
+pub(super) fn legend_text(svg: &mut Svg, at: PixelPoint, text: &str) {
     svg.text((at.0, at.1 + 4.0), Anchor::Start, NAME, text);
 }
 
-/// How wide a legend entry is with its mark.
+/// Returns the width of a legend entry with its mark.
 pub(super) fn legend_width(text: &str) -> f64 {
     34.0 + NAME.width(text) + 16.0
 }
 
-/// The font of the notes.
+/// The font of the note.
 pub(super) const NOTE: Font = TICK;

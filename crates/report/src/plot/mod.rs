@@ -1,8 +1,9 @@
 //! Plots as SVG: lines, horizontal bars and timelines in panels, with one legend.
 //!
-//! A plotting crate would bring fonts and a raster back end for the little that a figure of a paper needs, so this is a
-//! writer of our own. It promises three things: equal input gives equal bytes; series differ in colour *and* in marker or
-//! dash, from a palette that people with any colour vision can tell apart; and text keeps out of the way of the data.
+//! A plotting crate would bring fonts and a raster back end for the little that a figure of a paper
+//! needs, so this is a small writer of our own. It guarantees three things: equal input gives equal
+//! bytes; series differ in colour *and* in marker or dash, from a palette that people with any
+//! colour vision can distinguish; and text does not cover the data.
 
 mod axes;
 mod layout;
@@ -12,35 +13,35 @@ mod svg;
 /// A figure: panels under one title, with one legend.
 #[derive(Clone, Debug, Default)]
 pub struct Figure {
-    /// What it shows, in a few words.
+    /// Title, in a few words.
     pub title: String,
-    /// How it was made: devices, load, requests.
+    /// The setup: devices, load, requests.
     pub subtitle: String,
     /// Its panels, drawn in rows of `columns`.
     pub panels: Vec<Panel>,
-    /// Panels beside each other; 0 counts as 1.
+    /// Number of panels beside each other; 0 counts as 1.
     pub columns: usize,
-    /// Where the figures come from; stands small at the bottom.
+    /// Source of the figures; printed small at the bottom.
     pub note: String,
 }
 
 /// One pair of axes.
 #[derive(Clone, Debug)]
 pub struct Panel {
-    /// What this panel shows.
+    /// Title of the panel.
     pub title: String,
     /// The horizontal axis.
-    pub x: Axis,
+    pub x: PlotAxis,
     /// The vertical axis; bars and timelines use its label only.
-    pub y: Axis,
-    /// What is drawn.
+    pub y: PlotAxis,
+    /// The contents.
     pub content: Content,
 }
 
 /// An axis. Without limits it spans the data and zero.
 #[derive(Clone, Debug, Default)]
-pub struct Axis {
-    /// What it measures, with its unit.
+pub struct PlotAxis {
+    /// The measured quantity, with its unit.
     pub label: String,
     /// The lower limit.
     pub from: Option<f64>,
@@ -48,28 +49,28 @@ pub struct Axis {
     pub to: Option<f64>,
 }
 
-/// What a panel holds.
+/// The contents of a panel.
 #[derive(Clone, Debug)]
 pub enum Content {
     /// Curves over x.
     Lines(Vec<Series>),
     /// Horizontal bars, from the top down.
     Bars(Vec<Bar>),
-    /// What each lane did when, lanes from the top down.
+    /// The activity of each lane over time, lanes from the top down.
     Timeline {
         /// The names of the lanes.
         lanes: Vec<String>,
-        /// What ran on them.
+        /// The activities.
         spans: Vec<Span>,
         /// Moments marked above the lanes.
         moments: Vec<Moment>,
     },
 }
 
-/// How a series looks: a place in the palette, 0 and on, and whether its line is dashed.
+/// The look of a series: a place in the palette, from 0, and whether its line is dashed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Look {
-    /// Which colour and marker; they repeat after [`Look::COLOURS`].
+    /// Number of the colour and marker; they repeat after [`Look::COLOURS`].
     pub colour: usize,
     /// A dashed line, for the second of two series of one colour.
     pub dashed: bool,
@@ -82,7 +83,7 @@ pub struct Series {
     pub name: String,
     /// Its points, by x.
     pub points: Vec<(f64, f64)>,
-    /// How it looks.
+    /// Colour and dash.
     pub look: Look,
     /// Whether each point is marked.
     pub markers: bool,
@@ -97,53 +98,53 @@ pub struct Bar {
     pub value: f64,
     /// The lowest and highest of several runs.
     pub spread: Option<(f64, f64)>,
-    /// What the paper says, marked across the bar.
+    /// The paper's value, marked across the bar.
     pub paper: Option<f64>,
-    /// How it looks.
+    /// Colour and dash.
     pub look: Look,
 }
 
-/// Something that a lane did.
+/// An activity of a lane.
 #[derive(Clone, Debug)]
 pub struct Span {
-    /// Which lane, from 0.
+    /// Number of the lane, from 0.
     pub lane: usize,
-    /// When it began.
+    /// Start, in units of the x axis.
     pub from: f64,
-    /// When it ended.
+    /// End, in units of the x axis.
     pub to: f64,
-    /// What it was; left out where there is no room.
+    /// Label; omitted where there is no room.
     pub label: String,
-    /// How it looks.
+    /// Colour and dash.
     pub look: Look,
 }
 
 /// A moment above a timeline: the arrival of a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Moment {
-    /// When.
+    /// Time, in units of the x axis.
     pub at: f64,
-    /// Whether it stands for a loss.
+    /// Whether the request was lost.
     pub lost: bool,
 }
 
 impl Figure {
-    /// The figure as the text of an SVG file.
+    /// Returns the figure as the text of an SVG file.
     pub fn svg(&self) -> String {
         layout::draw(self)
     }
 }
 
 impl Look {
-    /// How many colours differ.
+    /// Number of distinct colours.
     pub const COLOURS: usize = PALETTE.len();
 
-    /// The place `colour` of the palette, solid.
+    /// Returns the place `colour` of the palette, solid.
     pub fn solid(colour: usize) -> Look {
         Look { colour, dashed: false }
     }
 
-    /// The place `colour` of the palette, dashed.
+    /// Returns the place `colour` of the palette, dashed.
     pub fn dashed(colour: usize) -> Look {
         Look { colour, dashed: true }
     }

@@ -9,9 +9,9 @@ pub(super) struct Svg {
 }
 
 /// A point, in pixels from the upper left corner.
-pub(super) type Point = (f64, f64);
+pub(super) type PixelPoint = (f64, f64);
 
-/// Where the text's anchor is.
+/// The part of a text that is placed at its point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Anchor {
     Start,
@@ -19,7 +19,7 @@ pub(super) enum Anchor {
     End,
 }
 
-/// How a text is set.
+/// Size, weight and colour of a text.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Font {
     pub(super) size: f64,
@@ -36,7 +36,7 @@ impl Font {
         Font { size, bold: true, colour }
     }
 
-    /// The width of a text, estimated: a file cannot measure the reader's font.
+    /// Returns the width of a text, estimated: a file cannot measure the reader's font.
     pub(super) fn width(self, text: &str) -> f64 {
         let factor = if self.bold { 0.60 } else { 0.55 };
         text.chars().count() as f64 * self.size * factor
@@ -44,7 +44,7 @@ impl Font {
 }
 
 impl Svg {
-    pub(super) fn line(&mut self, from: Point, to: Point, stroke: &str, width: f64) {
+    pub(super) fn line(&mut self, from: PixelPoint, to: PixelPoint, stroke: &str, width: f64) {
         let ((x1, y1), (x2, y2)) = ((px(from.0), px(from.1)), (px(to.0), px(to.1)));
         self.push(&format!(
             r#"<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{stroke}" stroke-width="{}"/>"#,
@@ -52,12 +52,12 @@ impl Svg {
         ));
     }
 
-    pub(super) fn rect(&mut self, at: Point, width: f64, height: f64, fill: &str, rest: &str) {
+    pub(super) fn rect(&mut self, at: PixelPoint, width: f64, height: f64, fill: &str, rest: &str) {
         let (x, y, width, height) = (px(at.0), px(at.1), px(width.max(0.0)), px(height.max(0.0)));
         self.push(&format!(r#"<rect x="{x}" y="{y}" width="{width}" height="{height}" fill="{fill}"{rest}/>"#));
     }
 
-    pub(super) fn polyline(&mut self, points: &[Point], stroke: &str, rest: &str) {
+    pub(super) fn polyline(&mut self, points: &[PixelPoint], stroke: &str, rest: &str) {
         let path: Vec<_> = points.iter().map(|&(x, y)| format!("{},{}", px(x), px(y))).collect();
         let path = path.join(" ");
         self.push(&format!(
@@ -65,27 +65,27 @@ impl Svg {
         ));
     }
 
-    pub(super) fn circle(&mut self, at: Point, radius: f64, fill: &str, rest: &str) {
+    pub(super) fn circle(&mut self, at: PixelPoint, radius: f64, fill: &str, rest: &str) {
         let (x, y, radius) = (px(at.0), px(at.1), px(radius));
         self.push(&format!(r#"<circle cx="{x}" cy="{y}" r="{radius}" fill="{fill}"{rest}/>"#));
     }
 
-    pub(super) fn polygon(&mut self, points: &[Point], fill: &str) {
+    pub(super) fn polygon(&mut self, points: &[PixelPoint], fill: &str) {
         let path: Vec<_> = points.iter().map(|&(x, y)| format!("{},{}", px(x), px(y))).collect();
         self.push(&format!(r#"<polygon points="{}" fill="{fill}"/>"#, path.join(" ")));
     }
 
-    pub(super) fn text(&mut self, at: Point, anchor: Anchor, font: Font, text: &str) {
-        self.turned_text(at, anchor, font, text, "");
+    pub(super) fn text(&mut self, at: PixelPoint, anchor: Anchor, font: Font, text: &str) {
+        self.rotated_text(at, anchor, font, text, "");
     }
 
-    /// A text that reads from the bottom up.
-    pub(super) fn upward_text(&mut self, at: Point, anchor: Anchor, font: Font, text: &str) {
+    /// Draws a text that reads from the bottom up.
+    pub(super) fn upward_text(&mut self, at: PixelPoint, anchor: Anchor, font: Font, text: &str) {
         let turn = format!(r#" transform="rotate(-90 {} {})""#, px(at.0), px(at.1));
-        self.turned_text(at, anchor, font, text, &turn);
+        self.rotated_text(at, anchor, font, text, &turn);
     }
 
-    fn turned_text(&mut self, at: Point, anchor: Anchor, font: Font, text: &str, turn: &str) {
+    fn rotated_text(&mut self, at: PixelPoint, anchor: Anchor, font: Font, text: &str, turn: &str) {
         let anchor = match anchor {
             Anchor::Start => "start",
             Anchor::Middle => "middle",
@@ -99,7 +99,7 @@ impl Svg {
         ));
     }
 
-    /// The whole file, on white.
+    /// Returns the whole file, on a white background.
     pub(super) fn finish(self, width: f64, height: f64) -> String {
         let (width, height) = (px(width), px(height));
         format!(
@@ -116,7 +116,7 @@ impl Svg {
     }
 }
 
-/// A length with at most one decimal: a tenth of a pixel is finer than anybody sees.
+/// Formats a length with at most one decimal: a tenth of a pixel is not visible.
 fn px(value: f64) -> String {
     let mut text = String::new();
     let _ = write!(text, "{value:.1}");

@@ -5,7 +5,7 @@ fn series(name: &str, colour: usize) -> Series {
 }
 
 fn panel(content: Content) -> Panel {
-    let axis = |label: &str| Axis { label: label.to_owned(), ..Axis::default() };
+    let axis = |label: &str| PlotAxis { label: label.to_owned(), ..PlotAxis::default() };
     Panel { title: "panel".to_owned(), x: axis("x"), y: axis("y"), content }
 }
 

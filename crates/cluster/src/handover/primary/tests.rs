@@ -2,23 +2,23 @@ use super::*;
 
 const TIMING: Timing = Timing { claim: ripieno_base::Nanos(10_000), ..Timing::SHARED_HOSTS };
 const EPOCH: Epoch = Epoch(5);
-const ONE: Process = Process(1);
-const TWO: Process = Process(2);
-const FRONTEND: Process = Process(9);
+const ONE: ProcessId = ProcessId(1);
+const TWO: ProcessId = ProcessId(2);
+const FRONTEND: ProcessId = ProcessId(9);
 
 fn id(number: u64) -> RequestId {
     RequestId { frontend: FRONTEND, number }
 }
 
-fn held(number: u64, rows: u32) -> Held {
-    Held { request: id(number), rows, failed: false }
+fn held(number: u64, rows: u32) -> RunningRows {
+    RunningRows { request: id(number), rows, failed: false }
 }
 
-fn joins(backend: Process, number: u64) -> SchedulerAction {
+fn joins(backend: ProcessId, number: u64) -> SchedulerAction {
     Join { backend, stamp: Stamp { epoch: EPOCH, number } }
 }
 
-/// One that has claimed two backends.
+/// Returns a primary that has claimed two backends.
 fn primary() -> Primary {
     let mut primary = Primary::new(Time::ORIGIN, EPOCH, Time::ORIGIN, TIMING);
     let mut out = Vec::new();
@@ -27,7 +27,7 @@ fn primary() -> Primary {
     primary
 }
 
-/// What the primary does of it.
+/// Returns the primary's actions after an input.
 fn out(primary: &mut Primary, tell: impl FnOnce(&mut Primary, &mut Vec<SchedulerAction>)) -> Vec<SchedulerAction> {
     let mut out = Vec::new();
     tell(primary, &mut out);
@@ -38,7 +38,7 @@ fn ask(primary: &mut Primary, number: u64, rows: u32) -> Vec<SchedulerAction> {
     out(primary, |primary, out| primary.on_ask(id(number), rows, out))
 }
 
-fn report(primary: &mut Primary, from: Process, revision: u32, held: &[Held]) -> Vec<SchedulerAction> {
+fn report(primary: &mut Primary, from: ProcessId, revision: u32, held: &[RunningRows]) -> Vec<SchedulerAction> {
     let number = primary.backends[&from].number;
     out(primary, |primary, out| primary.on_report(Time(1), from, (number, revision), held, out))
 }
@@ -50,7 +50,7 @@ fn what_is_asked_waits_for_all_reports_and_what_runs_is_left_alone() {
     assert_eq!(report(&mut primary, ONE, 1, &[held(1, 1)]), []);
     assert_eq!(report(&mut primary, TWO, 1, &[]), [joins(TWO, 2), Admit(id(2))]);
     assert!(!primary.is_open());
-    assert_eq!(report(&mut primary, ONE, 2, &[]), [Over(id(1)), joins(ONE, 1)]);
+    assert_eq!(report(&mut primary, ONE, 2, &[]), [Completed(id(1)), joins(ONE, 1)]);
     assert!(primary.is_open());
     assert_eq!(ask(&mut primary, 3, 1), [Admit(id(3))]);
 }
@@ -62,13 +62,13 @@ fn what_fails_or_is_lost_runs_again_and_so_does_what_had_begun_in_parts_only() {
     [3, 4].iter().for_each(|&number| drop(ask(&mut primary, number, 4)));
     assert_eq!(report(&mut primary, ONE, 1, &[held(1, 1), held(2, 1), held(3, 2), held(4, 2), held(4, 1)]), []);
     assert_eq!(report(&mut primary, TWO, 1, &[held(3, 2)]), []);
-    // Nobody is ready yet, and longer than that is not waited for.
-    let late = Time::ORIGIN + TIMING.settle * MOST_SETTLES;
+    // No backend is ready, and the primary waits no longer than this.
+    let late = Time::ORIGIN + TIMING.settle * MAX_SETTLE_INTERVALS;
     assert_eq!(out(&mut primary, |it, out| it.on_timer(late, out)), [Admit(id(4))]);
-    let failed = Held { failed: true, ..held(1, 1) };
+    let failed = RunningRows { failed: true, ..held(1, 1) };
     assert_eq!(report(&mut primary, ONE, 2, &[held(2, 1), failed, held(3, 2)]), [Admit(id(1))]);
     assert_eq!(report(&mut primary, TWO, 2, &[]), [joins(TWO, 2)]);
-    assert_eq!(report(&mut primary, ONE, 3, &[held(2, 1)]), [Over(id(3))], "both halves have run");
+    assert_eq!(report(&mut primary, ONE, 3, &[held(2, 1)]), [Completed(id(3))], "both halves have run");
     assert_eq!(out(&mut primary, |it, out| it.on_backend_lost(Time(2), ONE, out)), [Admit(id(2))]);
     assert_eq!(out(&mut primary, |it, out| it.on_backend_lost(Time(2), TWO, out)), [Leave(TWO)]);
 }
@@ -99,7 +99,7 @@ fn a_backend_that_never_reports_is_claimed_again_and_not_waited_for() {
 }
 
 #[test]
-fn whoever_is_slow_to_report_is_waited_for_if_nobody_else_is_there() {
+fn a_slow_backend_is_awaited_if_there_is_no_other() {
     let (mut slow, mut alone) = (primary(), Primary::new(Time::ORIGIN, EPOCH, Time::ORIGIN, TIMING));
     [&mut slow, &mut alone].into_iter().for_each(|primary| drop(ask(primary, 1, 1)));
     let settled = Time::ORIGIN + TIMING.settle;
@@ -107,13 +107,13 @@ fn whoever_is_slow_to_report_is_waited_for_if_nobody_else_is_there() {
     assert!(!admits(&mut slow, settled) && admits(&mut alone, settled));
     assert_eq!(report(&mut slow, ONE, 1, &[]), [joins(ONE, slow.backends[&ONE].number)]);
     assert!(admits(&mut slow, settled), "who has not reported by then is taken for lost");
-    let mut nobody = primary();
-    ask(&mut nobody, 1, 1);
-    assert!(admits(&mut nobody, Time::ORIGIN + TIMING.settle * MOST_SETTLES));
+    let mut without = primary();
+    ask(&mut without, 1, 1);
+    assert!(admits(&mut without, Time::ORIGIN + TIMING.settle * MAX_SETTLE_INTERVALS));
 }
 
 #[test]
-fn whose_frontend_is_gone_or_waits_no_more_is_not_admitted() {
+fn cancelled_requests_and_those_of_a_lost_frontend_are_not_admitted() {
     let mut primary = primary();
     [1, 2, 3].iter().for_each(|&number| drop(ask(&mut primary, number, 1)));
     report(&mut primary, ONE, 1, &[held(2, 1)]);

@@ -1,21 +1,22 @@
-//! The epoch of a scheduler that has no spare: its own, from its start.
+//! The epoch of a scheduler without spares, chosen at its start.
 
-use super::{Entry, EpochStore, Swap, Unreachable};
+use super::{EpochEntry, EpochStore, Swap, Unreachable};
 use crate::handover::ids::Epoch;
 
-/// Gives whoever asks this one epoch, and no other after it: who meets a later scheduler is a spare for good.
+/// Returns the same epoch to every caller: a scheduler that meets a later one stays a spare for
+/// good.
 #[derive(Clone, Copy, Debug)]
 pub struct AloneStore {
-    /// Larger at each start.
+    /// The epoch; larger at each start.
     pub epoch: Epoch,
 }
 
 impl EpochStore for AloneStore {
-    fn swap(&mut self, swap: &Swap) -> Result<Entry, Unreachable> {
-        Ok(Entry { epoch: self.epoch, holder: swap.next.holder })
+    fn swap(&mut self, swap: &Swap) -> Result<EpochEntry, Unreachable> {
+        Ok(EpochEntry { epoch: self.epoch, holder: swap.next.holder })
     }
 
-    fn read(&mut self) -> Result<Option<Entry>, Unreachable> {
+    fn read(&mut self) -> Result<Option<EpochEntry>, Unreachable> {
         Ok(None)
     }
 }

@@ -1,20 +1,22 @@
-//! The epoch of schedulers on one machine, in a file: what stands in for etcd where there are no other machines.
+//! The epoch of schedulers on one machine, in a file, as a substitute for etcd.
 //!
-//! It is not forced to the disk, which may take long: who ends with the machine takes along all who knew the epoch.
+//! The file is not synced to disk, which may take long: a crash of the machine ends every process
+//! that knew the epoch.
 
-use super::{Entry, EpochStore, Swap, Unreachable};
+use super::{EpochEntry, EpochStore, Swap, Unreachable};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::path::PathBuf;
 
-/// A file with the epoch. Schedulers take turns by a lock beside it; a new epoch takes the old one's place whole.
+/// A file with the epoch. A lock file serialises schedulers; a new epoch replaces the old file
+/// atomically.
 #[derive(Clone, Debug)]
 pub struct FileStore {
     path: PathBuf,
 }
 
 impl FileStore {
-    /// The epoch in this file, which is made when it is first needed.
+    /// Returns a store in this file, which is created at the first swap.
     pub fn new(path: impl Into<PathBuf>) -> FileStore {
         FileStore { path: path.into() }
     }
@@ -33,7 +35,7 @@ impl FileStore {
         Ok(lock)
     }
 
-    fn replace(&self, entry: &Entry) -> io::Result<()> {
+    fn replace(&self, entry: &EpochEntry) -> io::Result<()> {
         let next = self.beside("next");
         let mut file = File::create(&next)?;
         writeln!(file, "{entry}")?;
@@ -42,19 +44,19 @@ impl FileStore {
 }
 
 impl EpochStore for FileStore {
-    fn swap(&mut self, swap: &Swap) -> Result<Entry, Unreachable> {
+    fn swap(&mut self, swap: &Swap) -> Result<EpochEntry, Unreachable> {
         let _locked = self.lock().map_err(|error| self.unreachable(&error))?;
         let held = self.read()?;
-        let entry = swap.on(held)?;
+        let entry = swap.apply_to(held)?;
         if held != Some(entry) {
             self.replace(&entry).map_err(|error| self.unreachable(&error))?;
         }
         Ok(entry)
     }
 
-    fn read(&mut self) -> Result<Option<Entry>, Unreachable> {
+    fn read(&mut self) -> Result<Option<EpochEntry>, Unreachable> {
         match fs::read_to_string(&self.path) {
-            // As a machine that ended may leave it.
+            // A crashed machine may leave an empty file.
             Ok(text) if text.is_empty() => Ok(None),
             Ok(text) => text.parse().map(Some),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),

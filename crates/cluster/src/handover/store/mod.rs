@@ -1,4 +1,4 @@
-//! The one value that decides who commands: which epoch it is, and whose.
+//! The store of the one value that decides the leadership: the current epoch and its holder.
 
 mod alone;
 mod etcd;
@@ -6,33 +6,33 @@ mod file;
 mod memory;
 
 pub use alone::AloneStore;
-pub use etcd::{EtcdStore, Inventory, Member};
+pub use etcd::{ClusterMember, EtcdStore, Inventory};
 pub use file::FileStore;
 pub use memory::MemoryStore;
 
-use super::ids::{Epoch, Process};
+use super::ids::{Epoch, ProcessId};
 use std::fmt;
 use std::str::FromStr;
 
-/// What the store holds.
+/// The entry of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct EpochEntry {
     /// The latest epoch.
     pub epoch: Epoch,
-    /// Whose it is.
-    pub holder: Process,
+    /// The primary of that epoch.
+    pub holder: ProcessId,
 }
 
-/// What is asked of the store: to put `next` in the place of `expected`, if that is what it holds.
+/// A compare-and-swap: stores `next` if the store holds `expected`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Swap {
-    /// None: there has been no primary.
-    pub expected: Option<Entry>,
-    /// Of the asker, one epoch later.
-    pub next: Entry,
+    /// The expected entry; none if there has been no primary.
+    pub expected: Option<EpochEntry>,
+    /// The caller's entry, one epoch later.
+    pub next: EpochEntry,
 }
 
-/// The store cannot say; a swap may have been made or not.
+/// The store did not answer; a swap may have been made or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unreachable(pub String);
 
@@ -51,8 +51,8 @@ impl Unreachable {
 }
 
 impl Swap {
-    /// What a store holds after it that held this before.
-    fn on(&self, held: Option<Entry>) -> Result<Entry, Unreachable> {
+    /// Returns the entry after the swap, of a store that held `held` before.
+    fn apply_to(&self, held: Option<EpochEntry>) -> Result<EpochEntry, Unreachable> {
         match held {
             Some(entry) if self.expected != Some(entry) => Ok(entry),
             None if self.expected.is_some() => Err(Unreachable::forgot()),
@@ -61,47 +61,48 @@ impl Swap {
     }
 }
 
-/// Epoch and holder, for people to read as well.
-impl fmt::Display for Entry {
+/// Epoch and holder, in a form that people can read.
+impl fmt::Display for EpochEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {:016x}", self.epoch.0, self.holder.0)
     }
 }
 
-impl FromStr for Entry {
+impl FromStr for EpochEntry {
     type Err = Unreachable;
 
-    fn from_str(text: &str) -> Result<Entry, Unreachable> {
+    fn from_str(text: &str) -> Result<EpochEntry, Unreachable> {
         let read = || {
             let (epoch, holder) = text.trim_end().split_once(' ')?;
             let holder = u64::from_str_radix(holder, 16).ok()?;
-            Some(Entry { epoch: Epoch(epoch.parse().ok()?), holder: Process(holder) })
+            Some(EpochEntry { epoch: Epoch(epoch.parse().ok()?), holder: ProcessId(holder) })
         };
         read().ok_or_else(|| Unreachable(format!("it holds {text:?}, which is no epoch")))
     }
 }
 
-/// A register that all schedulers see alike.
+/// A linearizable register shared by all schedulers.
 pub trait EpochStore: Send {
-    /// Makes the swap if it can, and says what the store holds after that.
+    /// Makes the swap if the expected entry matches, and returns the entry that the store holds
+    /// afterwards.
     ///
-    /// There is no other reply: if that is `swap.next`, the asker is the primary, by this call or by an earlier one whose
+    /// If that is `swap.next`, the caller is the primary, by this call or by an earlier one whose
     /// reply was lost.
-    fn swap(&mut self, swap: &Swap) -> Result<Entry, Unreachable>;
+    fn swap(&mut self, swap: &Swap) -> Result<EpochEntry, Unreachable>;
 
-    /// What the store holds.
-    fn read(&mut self) -> Result<Option<Entry>, Unreachable>;
+    /// Returns the entry of the store.
+    fn read(&mut self) -> Result<Option<EpochEntry>, Unreachable>;
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn entry(epoch: u64, holder: u64) -> Entry {
-        Entry { epoch: Epoch(epoch), holder: Process(holder) }
+    fn entry(epoch: u64, holder: u64) -> EpochEntry {
+        EpochEntry { epoch: Epoch(epoch), holder: ProcessId(holder) }
     }
 
-    /// What every store does; `other` sees what `store` does.
+    /// Checks the contract of every store; `other` shares its contents with `store`.
     fn check(mut store: impl EpochStore, mut other: impl EpochStore) {
         assert_eq!(store.read(), Ok(None));
         let first = Swap { expected: None, next: entry(1, 7) };
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_two_who_expect_the_same_gets_it_and_both_are_told() {
+    fn one_of_two_swaps_with_the_same_expectation_wins_and_both_see_the_result() {
         let store = MemoryStore::default();
         check(store.clone(), store);
         let folder = tempfile::tempdir().unwrap();
@@ -140,11 +141,11 @@ mod tests {
 
     #[test]
     fn entries_survive_as_text_and_nothing_else_is_one() {
-        let entry = Entry { epoch: Epoch(u64::MAX), holder: Process(0xffff_0000_0000_0005) };
+        let entry = EpochEntry { epoch: Epoch(u64::MAX), holder: ProcessId(0xffff_0000_0000_0005) };
         assert_eq!(entry.to_string(), "18446744073709551615 ffff000000000005");
         assert_eq!(entry.to_string().parse(), Ok(entry));
         for text in ["", "7", "x 5", "7 y", "-1 5", "18446744073709551616 5"] {
-            assert!(text.parse::<Entry>().is_err(), "{text}");
+            assert!(text.parse::<EpochEntry>().is_err(), "{text}");
         }
     }
 }

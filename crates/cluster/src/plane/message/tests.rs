@@ -1,18 +1,18 @@
-use super::super::{MemberEnd, Reader, Stream};
+use super::super::{ByteStream, MemberEnd, MessageReader};
 use super::*;
-use crate::handover::{Held, RequestId};
+use crate::handover::{RequestId, RunningRows};
 use ripieno_base::Nanos;
 use ripieno_model::DataType;
-use ripieno_runtime::{Answered, Failure, Refused};
+use ripieno_runtime::{Failure, JobOutput, Refused};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Bytes that come in pieces of some size.
+/// A stream that delivers bytes in pieces of a given size.
 struct Pieces(Mutex<Vec<u8>>, usize);
 
-impl Stream for Pieces {
+impl ByteStream for Pieces {
     fn read(&self, into: &mut [u8], _: Duration) -> io::Result<usize> {
         let mut bytes = self.0.lock().unwrap();
         let read = into.len().min(bytes.len()).min(self.1);
@@ -29,11 +29,11 @@ impl Stream for Pieces {
     }
 }
 
-fn reader(bytes: Vec<u8>, pieces: usize) -> Reader {
-    Reader::new(Arc::new(Pieces(Mutex::new(bytes), pieces)), Duration::ZERO)
+fn reader(bytes: Vec<u8>, pieces: usize) -> MessageReader {
+    MessageReader::new(Arc::new(Pieces(Mutex::new(bytes), pieces)), Duration::ZERO)
 }
 
-fn answers() -> Vec<Answer> {
+fn answers() -> Vec<JobResult> {
     let after = Duration::from_nanos(1_500_000_001);
     let cause = || "a cause, in words: é".to_owned();
     let refused = [
@@ -55,22 +55,22 @@ fn answers() -> Vec<Answer> {
         Failure::Unloaded,
         Failure::ShuttingDown,
     ];
-    let answered = Answered { outputs: vec![], queued: Nanos(-1), executed: Nanos::MAX, batch: 64, late: true };
+    let answered = JobOutput { outputs: vec![], queued: Nanos(-1), executed: Nanos::MAX, batch: 64, late: true };
     let failures = failures.into_iter().chain(refused.into_iter().map(Failure::Refused));
     std::iter::once(Ok(answered)).chain(failures.map(Err)).collect()
 }
 
-/// What is said about who is the primary.
-fn of_reigns() -> Vec<Message> {
+/// Returns the messages about leadership.
+fn leadership_messages() -> Vec<Message> {
     let stamp = Stamp { epoch: Epoch(u64::MAX), number: 2 };
-    let request = RequestId { frontend: Process(6), number: u64::MAX };
-    let held = Held { request, rows: u32::MAX, failed: false };
+    let request = RequestId { frontend: ProcessId(6), number: u64::MAX };
+    let held = RunningRows { request, rows: u32::MAX, failed: false };
     vec![
-        Message::Claim { stamp, holder: Process(7) },
-        Message::Report(Report { stamp, revision: 3, held: vec![held, Held { failed: true, ..held }] }),
-        Message::Heartbeat(Epoch(8), Process(9)),
+        Message::Claim { stamp, holder: ProcessId(7) },
+        Message::Report(RunningReport { stamp, revision: 3, held: vec![held, RunningRows { failed: true, ..held }] }),
+        Message::Heartbeat(Epoch(8), ProcessId(9)),
         Message::Fenced(Epoch(10)),
-        Message::Peer(Process(11)),
+        Message::Peer(ProcessId(11)),
     ]
 }
 
@@ -78,7 +78,7 @@ fn messages() -> Vec<Message> {
     let text = || "text".to_owned();
     let tensor =
         Tensor { name: "x".into(), datatype: DataType::Int8, shape: vec![1, 2], data: Bytes::from_static(b"ab") };
-    let ask = Ask {
+    let ask = RequestHeader {
         request: u64::MAX,
         model: ModelId(9),
         client: 3,
@@ -95,39 +95,46 @@ fn messages() -> Vec<Message> {
         length: 3,
         walk: 1 << 40,
         left_ns: None,
-        origin: Some(Origin { frontend: 1, request: 1 << 33, first_row: 5 }),
+        origin: Some(RemoteRows { frontend: 1, request: 1 << 33, first_row: 5 }),
     };
     let members = vec![member, RunMember { origin: None, left_ns: Some(9), ..member }];
-    let run =
-        Run { task: TaskId(1), model: ModelId(2), block: BlockId(3), lane: LaneId(4), length: 5, wait_ns: 6, members };
+    let run = RunTask {
+        task: TaskId(1),
+        model: ModelId(2),
+        block: BlockId(3),
+        lane: LaneId(4),
+        length: 5,
+        wait_ns: 6,
+        members,
+    };
     let ends = vec![
-        MemberEnd::GoesOn(None),
-        MemberEnd::GoesOn(Some(BlockId(2))),
+        MemberEnd::Continues(None),
+        MemberEnd::Continues(Some(BlockId(2))),
         MemberEnd::Ended,
         MemberEnd::Failed(text()),
         MemberEnd::Lost(String::new()),
     ];
-    let ended = Ended { task: TaskId(8), ago_ns: 1, took_ns: 2, again: 3, lost: None, members: Ok(ends) };
-    let failed = Ended { lost: Some((5, true)), members: Err(text()), ..ended.clone() };
+    let ended = TaskEnd { task: TaskId(8), ago_ns: 1, took_ns: 2, reruns: 3, lost: None, members: Ok(ends) };
+    let failed = TaskEnd { lost: Some((5, true)), members: Err(text()), ..ended.clone() };
     let outputs = |outputs| Message::Outputs { request: 4, first_row: 2, rows: 1, outputs };
     let mut all = vec![
-        Message::Here,
+        Message::KeepAlive,
         Message::Refused(text()),
-        Message::Offer { depth: 2, models: text() },
+        Message::RegisterBackend { depth: 2, models: text() },
         Message::Leave,
-        Message::Ended(ended),
-        Message::Ended(failed),
-        Message::Open(3),
+        Message::TaskEnd(ended),
+        Message::TaskEnd(failed),
+        Message::OpenDevice(3),
         Message::Attach(ModelId(1), 2),
         Message::Detach(ModelId(1)),
-        Message::Run(run),
-        Message::Cancel(TaskId(5)),
-        Message::Frontend(6, text()),
-        Message::FrontendGone(6),
-        Message::DataAt(6, text()),
-        Message::Ask(ask),
-        Message::Ask(Ask { left_ns: None, sizes: None, ..ask }),
-        Message::Withdraw(11),
+        Message::RunTask(run),
+        Message::CancelTask(TaskId(5)),
+        Message::AddFrontend(6, text()),
+        Message::RemoveFrontend(6),
+        Message::RegisterFrontend(6, text()),
+        Message::Submit(ask),
+        Message::Submit(RequestHeader { left_ns: None, sizes: None, ..ask }),
+        Message::CancelRequest(11),
         Message::Models(text()),
         Message::Devices(12),
         Message::Pull { tag: 1, request: 2, first_row: 3, rows: 4 },
@@ -136,8 +143,8 @@ fn messages() -> Vec<Message> {
         outputs(Ok(vec![tensor])),
         outputs(Err(text())),
     ];
-    all.extend(of_reigns());
-    all.extend(answers().into_iter().map(|answer| Message::End(End { request: 13, answer })));
+    all.extend(leadership_messages());
+    all.extend(answers().into_iter().map(|answer| Message::RequestEnd(RequestEnd { request: 13, answer })));
     all
 }
 
@@ -160,7 +167,7 @@ fn a_request_and_its_end_are_one_record_each() {
     for message in messages() {
         let mut bytes = Vec::new();
         message.encode(&mut bytes);
-        if matches!(message, Message::Ask(_) | Message::End(End { answer: Ok(_), .. })) {
+        if matches!(message, Message::Submit(_) | Message::RequestEnd(RequestEnd { answer: Ok(_), .. })) {
             assert_eq!(bytes.len(), RECORD);
         }
     }
@@ -187,13 +194,13 @@ fn what_is_no_message_is_an_error() {
 
 #[test]
 fn long_texts_are_cut_and_not_refused() {
-    let long = "é".repeat(MOST_TEXT);
+    let long = "é".repeat(MAX_TEXT);
     let members = Ok(vec![MemberEnd::Failed(long.clone()), MemberEnd::Lost(long.clone())]);
-    let ended = Ended { task: TaskId(0), ago_ns: 0, took_ns: 0, again: 0, lost: None, members };
+    let ended = TaskEnd { task: TaskId(0), ago_ns: 0, took_ns: 0, reruns: 0, lost: None, members };
     let all = [
         Message::Refused(long.clone()),
-        Message::Ended(ended),
-        Message::End(End { request: 0, answer: Err(Failure::Failed(long)) }),
+        Message::TaskEnd(ended),
+        Message::RequestEnd(RequestEnd { request: 0, answer: Err(Failure::Failed(long)) }),
     ];
     let mut bytes = Vec::new();
     all.iter().for_each(|message| message.encode(&mut bytes));

@@ -1,28 +1,30 @@
-//! A second oracle: the assignment problem of the paper's Appendix A as an integer program, for a solver that knows nothing of
-//! partitions.
+//! A second oracle: the assignment problem of the paper's Appendix A as an integer program, for a
+//! solver that knows nothing of partitions.
 //!
-//! Brute force shares with the planner the idea of what a partition is worth; this shares only the paper's formulas. A
-//! variable says whether a model is in a sub-cluster; the deviations and the runtime memory are real variables that
-//! inequalities hold up. Small instances only: without cuts for the symmetry of sub-clusters branch and bound visits much of
-//! what brute force visits.
+//! Brute force shares the planner's notion of a partition's value; this oracle shares only the
+//! paper's formulas. A binary variable says whether a model is in a sub-cluster; deviations and
+//! runtime memory are real variables bounded by inequalities. Small instances only: without
+//! symmetry breaking, branch and bound visits much of what brute force visits.
 
-use super::{ORACLE_FACTOR, ORACLE_STEP, Problem, brute_force, check_plan, plan, problem_of, quick, small_fresh};
+use super::{
+    ORACLE_FACTOR, ORACLE_STEP, PlanningProblem, brute_force, check_plan, plan, problem_of, quick_options, small_fresh,
+};
 use microlp::{ComparisonOp, OptimizationDirection, Variable};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
-/// The solver meets constraints to within 1e-7 and real variables are as exact.
+/// Tolerance of the solver, which meets constraints to within 1e-7.
 const SOLVER: f64 = 1e-5;
 
 struct Program<'a> {
-    problem: &'a Problem,
+    problem: &'a PlanningProblem,
     solver: microlp::Problem,
-    /// By model and sub-cluster.
+    /// Variables by model and sub-cluster.
     placed: Vec<Vec<Variable>>,
 }
 
-/// The best objective, or none if no partition keeps the bounds.
-fn optimum(problem: &Problem) -> Option<f64> {
+/// Returns the best objective, or none if no partition keeps the bounds.
+fn optimum(problem: &PlanningProblem) -> Option<f64> {
     let mut program = Program::new(problem);
     program.place_each_model_once();
     program.keep_rates_even();
@@ -37,7 +39,7 @@ fn optimum(problem: &Problem) -> Option<f64> {
 }
 
 impl<'a> Program<'a> {
-    fn new(problem: &'a Problem) -> Program<'a> {
+    fn new(problem: &'a PlanningProblem) -> Program<'a> {
         let mut solver = microlp::Problem::new(OptimizationDirection::Minimize);
         let row = |_| (0..problem.sub_clusters).map(|_| solver.add_binary_var(0.0)).collect();
         let placed = problem.models.iter().map(row).collect();
@@ -66,7 +68,8 @@ impl<'a> Program<'a> {
         self.keep_even(&memories, self.problem.memory_weight);
     }
 
-    /// A real variable is at least as large as every deviation from the average, and the objective pulls it down.
+    /// Adds a real variable that is at least as large as every deviation from the average; the
+    /// objective lowers it.
     fn keep_even(&mut self, amounts: &[f64], weight: f64) {
         let average = amounts.iter().sum::<f64>() / self.problem.sub_clusters as f64;
         if average == 0.0 {
@@ -116,7 +119,8 @@ impl<'a> Program<'a> {
     }
 }
 
-/// Two models of 3 and one of 4, two sub-clusters: 6 against 4 is the best, a fifth off the average of 5.
+/// Two models of 3 and one of 4 in two sub-clusters: 6 against 4 is the best, a fifth off the
+/// average of 5.
 #[test]
 fn the_program_is_the_papers() {
     let mut problem = problem_of(&[(3, 1, 0), (3, 1, 0), (4, 2, 0)], 2);
@@ -125,13 +129,14 @@ fn the_program_is_the_papers() {
     assert_eq!(optimum(&problem), None);
 }
 
-/// More partitions than the planner tries one by one, so that its search is held against the solver.
+/// Uses more partitions than the planner enumerates, so that its search is compared with the
+/// solver.
 #[test]
 fn the_search_is_hardly_worse_than_an_integer_program() {
     for seed in 0..4 {
         let load = |at: u32| (17 + (at * 37 + seed * 11) % 83, 5 + (at * 53 + seed * 29) % 61, 0);
         let problem = problem_of(&(0..17).map(load).collect::<Vec<_>>(), 2);
-        let (plan, best) = (plan(&problem, &quick(1)).unwrap(), optimum(&problem).unwrap());
+        let (plan, best) = (plan(&problem, &quick_options(1)).unwrap(), optimum(&problem).unwrap());
         check_plan(&problem, &plan);
         assert!(plan.objective >= best - SOLVER, "{} {best}", plan.objective);
         assert!(plan.objective <= ORACLE_FACTOR * best + ORACLE_STEP, "{} {best}", plan.objective);
@@ -143,10 +148,11 @@ proptest! {
         cases: 24, failure_persistence: None, rng_seed: RngSeed::Fixed(2), ..ProptestConfig::default()
     })]
 
-    /// The planner, which tries few models in every way, finds what the solver finds, or nothing where that finds nothing.
+    /// The planner, which is exhaustive for few models, finds what the solver finds, or nothing
+    /// where that finds nothing.
     #[test]
     fn an_integer_program_is_no_better(problem in small_fresh()) {
-        match (plan(&problem, &quick(1)), optimum(&problem)) {
+        match (plan(&problem, &quick_options(1)), optimum(&problem)) {
             (Ok(plan), Some(best)) => {
                 check_plan(&problem, &plan);
                 prop_assert!((plan.objective - best).abs() < SOLVER, "{} {best}", plan.objective);
@@ -156,7 +162,7 @@ proptest! {
         }
     }
 
-    /// Where something runs, the best balance within the disruption allowed is that of brute force, and no plan is better: it
+    /// The best balance within the disruption is that of brute force, and no plan is better; a plan
     /// may be worse, since it stops at its target.
     #[test]
     fn an_integer_program_finds_the_best_within_a_disruption(problem in super::small()) {
@@ -166,7 +172,7 @@ proptest! {
         prop_assert_eq!(best.is_some(), counted.is_some());
         let (Some(best), Some(counted)) = (best, counted) else { return Ok(()) };
         prop_assert!((best - counted).abs() < SOLVER, "{best} {counted}");
-        let plan = plan(&problem, &quick(1)).unwrap();
+        let plan = plan(&problem, &quick_options(1)).unwrap();
         prop_assert!(plan.objective >= best - SOLVER, "{} {best}", plan.objective);
     }
 }

@@ -1,14 +1,14 @@
-//! Each request whose frontend lives is answered once, at its deadline at the latest. A frontend that stands still over
-//! the deadline answers in the instant in which it goes on.
+//! Each request whose frontend lives is answered once, at its deadline at the latest. A frontend
+//! that hangs past the deadline answers at the instant at which it resumes.
 
 use crate::message::Outcome;
 use ripieno_base::Time;
-use ripieno_cluster::handover::{Process, RequestId};
+use ripieno_cluster::handover::{ProcessId, RequestId};
 use std::collections::BTreeMap;
 
 #[derive(Debug, Default)]
 pub(crate) struct Answers {
-    /// None once it is answered.
+    /// The deadline; none once it is answered.
     open: BTreeMap<RequestId, Option<Time>>,
     pub(crate) ran: u64,
     pub(crate) retried: u64,
@@ -29,12 +29,12 @@ impl Answers {
         }
     }
 
-    /// The frontend is gone, and its clients with it.
-    pub(crate) fn died(&mut self, frontend: Process) {
+    /// Handles the death of a frontend and its clients.
+    pub(crate) fn died(&mut self, frontend: ProcessId) {
         self.open.retain(|request, _| request.frontend != frontend);
     }
 
-    /// All deadlines have passed.
+    /// Checks at the end, when all deadlines have passed.
     pub(crate) fn finish(&self) {
         let unanswered = self.open.iter().find(|(_, open)| open.is_some());
         assert_eq!(unanswered, None, "it is never answered");

@@ -1,4 +1,4 @@
-//! No batch is begun for an epoch after an order of a later one was heard, and none twice.
+//! No batch starts for an epoch after an order of a later one was received, and none starts twice.
 
 use crate::message::Batch;
 use crate::network::Place;
@@ -12,7 +12,7 @@ pub(crate) struct Begins {
 }
 
 impl Begins {
-    /// An order of this epoch came to a backend, obeyed or not.
+    /// Handles an order of this epoch at a backend, accepted or not.
     pub(crate) fn latest(&mut self, place: Place, epoch: Epoch) {
         let latest = self.latest.entry(place).or_default();
         *latest = epoch.max(*latest);

@@ -1,35 +1,35 @@
-//! Each epoch is one scheduler's, and only what the store gave is claimed.
+//! Each epoch has one holder, and a scheduler claims only epochs that the store granted.
 //!
-//! The store's own history is compared with those who say that they are primaries: a scheduler that takes a refused swap for a
-//! success, or goes back into an epoch that is over, is found here.
+//! The store's history is compared with the schedulers that become primaries: a scheduler that
+//! takes a refused swap for a success, or returns to an epoch that is over, is found here.
 
-use ripieno_cluster::handover::store::Entry;
-use ripieno_cluster::handover::{Epoch, Process};
+use ripieno_cluster::handover::store::EpochEntry;
+use ripieno_cluster::handover::{Epoch, ProcessId};
 use std::collections::BTreeMap;
 
 #[derive(Debug, Default)]
 pub(crate) struct Epochs {
-    given: BTreeMap<Epoch, Process>,
-    begun: BTreeMap<Epoch, Process>,
+    given: BTreeMap<Epoch, ProcessId>,
+    begun: BTreeMap<Epoch, ProcessId>,
 }
 
 impl Epochs {
-    /// The store holds this now.
-    pub(crate) fn held(&mut self, entry: Entry) {
+    /// Handles a change of the store.
+    pub(crate) fn held(&mut self, entry: EpochEntry) {
         let last = self.given.last_key_value().map(|(&epoch, _)| epoch);
         assert!(last.is_none_or(|last| entry.epoch >= last), "the store went back to {entry:?}");
         let holder = *self.given.entry(entry.epoch).or_insert(entry.holder);
         assert_eq!(holder, entry.holder, "{:?} was given twice", entry.epoch);
     }
 
-    /// This process becomes the primary.
-    pub(crate) fn begins(&mut self, process: Process, epoch: Epoch) {
+    /// Handles a process becoming the primary.
+    pub(crate) fn begins(&mut self, process: ProcessId, epoch: Epoch) {
         assert_eq!(self.given.get(&epoch), Some(&process), "{process:?} takes {epoch:?}, which it was not given");
         assert_eq!(self.begun.insert(epoch, process), None, "{epoch:?} begins twice");
     }
 
-    /// Whose epoch it is.
-    pub(crate) fn holder(&self, epoch: Epoch) -> Option<Process> {
+    /// Returns the holder of an epoch.
+    pub(crate) fn holder(&self, epoch: Epoch) -> Option<ProcessId> {
         self.given.get(&epoch).copied()
     }
 

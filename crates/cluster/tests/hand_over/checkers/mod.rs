@@ -1,4 +1,5 @@
-//! The promises of the hand-over, one file each. A checker panics at the instant at which a promise breaks.
+//! The guarantees of the hand-over, one file each. A checker panics at the instant at which a
+//! guarantee breaks.
 
 mod answers;
 mod begins;

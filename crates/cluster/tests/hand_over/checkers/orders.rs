@@ -1,8 +1,9 @@
-//! A backend obeys orders in their order, those of the epoch's holder only, and a restart changes nothing of that.
+//! A backend accepts orders in their order, and only those of the epoch's holder; a restart changes
+//! nothing of that.
 
 use crate::message::Batch;
 use crate::network::Place;
-use ripieno_cluster::handover::Process;
+use ripieno_cluster::handover::ProcessId;
 use std::collections::BTreeMap;
 
 #[derive(Debug, Default)]
@@ -11,9 +12,9 @@ pub(crate) struct Orders {
 }
 
 impl Orders {
-    pub(crate) fn obeyed(&mut self, place: Place, from: Process, holder: Option<Process>, order: Batch) {
-        assert_eq!(holder, Some(from), "backend {place} obeyed {order:?} of a process whose epoch it is not");
+    pub(crate) fn accepted(&mut self, place: Place, from: ProcessId, holder: Option<ProcessId>, order: Batch) {
+        assert_eq!(holder, Some(from), "backend {place} accepted {order:?} of a process whose epoch it is not");
         let last = self.last.insert(place, order).unwrap_or_default();
-        assert!(order > last, "backend {place} obeyed {order:?} after {last:?}");
+        assert!(order > last, "backend {place} accepted {order:?} after {last:?}");
     }
 }

@@ -1,4 +1,5 @@
-//! After faults have ended, one primary commands all backends within the stated time, and all requests from then on run.
+//! After the faults have ended, one primary commands all backends within the stated time, and all
+//! later requests run.
 
 use crate::message::Outcome;
 use ripieno_base::Time;
@@ -7,7 +8,7 @@ use std::collections::BTreeSet;
 
 #[derive(Debug, Default)]
 pub(crate) struct Recovery {
-    /// Submitted when all is well.
+    /// Requests submitted after the recovery.
     must_run: BTreeSet<RequestId>,
 }
 
@@ -21,7 +22,7 @@ impl Recovery {
         assert!(fine, "{request:?} was submitted after all faults, and got {outcome:?} at {now:?}");
     }
 
-    /// The time has come: who is the primary, and which backends each of them commands.
+    /// Checks at the deadline that there is one primary, and that it commands all backends.
     pub(crate) fn due(&self, now: Time, primaries: usize, commanded: usize, backends: usize) {
         assert_eq!(primaries, 1, "at {now:?} so many primaries");
         assert_eq!(commanded, backends, "at {now:?} the primary commands so many backends");

@@ -1,10 +1,10 @@
-//! What a fault does to the world.
+//! The effects of faults on the world.
 
 use super::{BACKENDS, Event, Machine, Node, PLACES, SCHEDULERS, STORE, World};
 use crate::faults::{Fault, is_frontend};
 use crate::network::Place;
 use ripieno_base::Nanos;
-use ripieno_cluster::handover::Process;
+use ripieno_cluster::handover::ProcessId;
 use ripieno_workload::below;
 
 impl World {
@@ -74,8 +74,8 @@ impl World {
         self.post(self.until(back), Event::Restart(place));
     }
 
-    /// One end sees that its connection to the other broke, unless nothing comes through.
-    fn lose(&mut self, place: Place, from: Place, who: Process) {
+    /// Tells one end that its connection to the other broke, unless nothing arrives there.
+    fn lose(&mut self, place: Place, from: Place, who: ProcessId) {
         if !self.network.is_cut(from, place) {
             let at = self.now + Nanos::from_micros(20 + below(&mut self.random, 200) as i64);
             self.post(at, Event::Lost { to: self.nodes[place].process, who });
@@ -90,7 +90,7 @@ impl World {
         }
     }
 
-    /// It goes on with what waited for it, as it came, and sees the clock last.
+    /// Resumes a machine: it handles the events that waited, in order, and the clock last.
     pub(super) fn resume(&mut self, place: Place) {
         let Some(backlog) = self.nodes[place].backlog.take() else { return };
         self.nodes[place].resumed = self.now;

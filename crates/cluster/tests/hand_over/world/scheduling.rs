@@ -1,11 +1,11 @@
-//! Schedulers: what they hear, by connections that end, and what they and their hosts have done.
+//! The schedulers: their inputs, the connections that end, and the execution of their actions.
 
 use super::{Event, GONE, HELLO, Machine, Peers, World};
 use crate::host::{Host, Said};
 use crate::message::{Answer, Body, Message, Outcome};
 use crate::network::Place;
 use ripieno_base::Time;
-use ripieno_cluster::handover::{Process, Role, Scheduler, SchedulerAction};
+use ripieno_cluster::handover::{ProcessId, Role, SchedulerAction, SchedulerMachine, Stamp};
 
 impl World {
     pub(super) fn tell_scheduler(&mut self, place: Place, now: Time, event: Event) {
@@ -21,9 +21,9 @@ impl World {
                 }
                 match message.body {
                     Body::Hello(role) => {
-                        // An earlier life at the same place has ended.
-                        let earlier = |other: &Process| other.0 >> 48 == from.0 >> 48 && *other < from;
-                        let gone: Vec<Process> = peers.when.keys().copied().filter(earlier).collect();
+                        // An earlier process at the same place has ended.
+                        let earlier = |other: &ProcessId| other.0 >> 48 == from.0 >> 48 && *other < from;
+                        let gone: Vec<ProcessId> = peers.when.keys().copied().filter(earlier).collect();
                         let new = peers.when.insert(from, now).is_none();
                         gone.into_iter().for_each(|who| lose((scheduler, host, peers), now, who, &mut out));
                         if new || scheduler.primary_epoch().is_some_and(|epoch| message.epoch < epoch) {
@@ -32,7 +32,8 @@ impl World {
                     }
                     Body::Heartbeat => scheduler.on_heartbeat(now, from, message.epoch, &mut out),
                     Body::Report { number, revision, held } => {
-                        scheduler.on_report(now, from, (message.epoch, number, revision), &held, &mut out);
+                        let stamp = Stamp { epoch: message.epoch, number };
+                        scheduler.on_report(now, from, stamp, revision, &held, &mut out);
                     }
                     Body::Ask(wanted) if scheduler.primary_epoch().is_some() => {
                         let new = wanted.into_iter().filter(|&wanted| host.ask(now, wanted));
@@ -44,7 +45,7 @@ impl World {
             }
             Event::Lost { who, .. } => {
                 lose((scheduler, host, peers), now, who, &mut out);
-                // At once, if that was the primary.
+                // Immediately, if that was the primary.
                 scheduler.on_timer(now, &mut out);
             }
             Event::Held { entry, .. } => scheduler.on_store(now, entry, &mut out),
@@ -54,7 +55,7 @@ impl World {
                 if now >= peers.next_hello {
                     peers.next_hello = now + HELLO;
                     let silent: Vec<_> = peers.when.iter().filter(|(_, at)| **at + GONE <= now).collect();
-                    let silent: Vec<Process> = silent.into_iter().map(|(&who, _)| who).collect();
+                    let silent: Vec<ProcessId> = silent.into_iter().map(|(&who, _)| who).collect();
                     silent.into_iter().for_each(|who| lose((scheduler, host, peers), now, who, &mut out));
                     let hello = Message { epoch: scheduler.known(), body: Body::Hello(Role::Scheduler) };
                     self.greet(place, &hello);
@@ -70,7 +71,7 @@ impl World {
             for action in std::mem::take(&mut out) {
                 self.on_action(place, now, action);
             }
-            // The host acts once all that it was told has been heard.
+            // The host acts once all its inputs are handled.
             let Machine::Scheduler(scheduler, host, peers) = &mut self.nodes[place].machine else { return };
             let mut said = Vec::new();
             match host.overdue(now) {
@@ -116,7 +117,7 @@ impl World {
                 host.forget();
             }
             SchedulerAction::Admit(request) => host.admit(request),
-            SchedulerAction::Over(request) => host.over(now, request),
+            SchedulerAction::Completed(request) => host.over(now, request),
             SchedulerAction::Join { backend, stamp } => host.join(backend, stamp),
             SchedulerAction::Leave(backend) => host.leave(backend, &mut said),
         }
@@ -124,11 +125,11 @@ impl World {
     }
 }
 
-/// Its connection to somebody is over.
+/// Ends its connection to a process.
 fn lose(
-    (scheduler, host, peers): (&mut Scheduler, &mut Host, &mut Peers),
+    (scheduler, host, peers): (&mut SchedulerMachine, &mut Host, &mut Peers),
     now: Time,
-    who: Process,
+    who: ProcessId,
     out: &mut Vec<SchedulerAction>,
 ) {
     peers.when.remove(&who);
@@ -136,7 +137,7 @@ fn lose(
     scheduler.on_lost(now, who, out);
 }
 
-/// Whether a backend reports what an earlier primary has started.
+/// Returns true if a backend reports rows that an earlier primary has started.
 fn adopts(message: &Message) -> bool {
     matches!(&message.body, Body::Report { held, .. } if !held.is_empty())
 }

@@ -1,7 +1,8 @@
-//! Calls to etcd that a dead or hung node does not hold up: each goes to all nodes at once, and the first reply counts.
+//! A client of etcd that a dead or hung node does not delay: each call goes to all nodes, and the
+//! first reply counts.
 //!
-//! A client that balances over the nodes stalls for its whole timeout on each call that goes to one that hangs. All calls
-//! here may be made several times: what was done already is done, and says so.
+//! A client that balances over the nodes stalls for its whole timeout on each call to a hung node.
+//! All calls here are idempotent.
 
 use super::super::Unreachable;
 use super::messages::{LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse};
@@ -17,18 +18,18 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 use tonic_prost::ProstCodec;
 
-/// etcd, over a connection to each of its nodes. Calls block.
+/// A connection to each node of etcd. Calls block.
 #[derive(Debug)]
-pub(super) struct Client {
-    /// One thread keeps the connections, so that they are warm when a primary ends.
+pub(super) struct EtcdClient {
+    /// One thread keeps the connections, so that they are warm when a primary is lost.
     runtime: Runtime,
     nodes: Vec<Channel>,
     timeout: Duration,
 }
 
-impl Client {
-    /// A client of these nodes, `http://host:port` each. Nobody is called yet.
-    pub(super) fn new(nodes: &[String], timeout: Duration) -> Result<Client, Unreachable> {
+impl EtcdClient {
+    /// Returns a client of these nodes, `http://host:port` each. It connects at the first call.
+    pub(super) fn new(nodes: &[String], timeout: Duration) -> Result<EtcdClient, Unreachable> {
         let unreachable = |error: &dyn std::fmt::Display, node: &str| Unreachable(format!("{node}: {error}"));
         let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("etcd").enable_all().build();
         let runtime = runtime.map_err(|error| unreachable(&error, "no thread for it"))?;
@@ -39,7 +40,7 @@ impl Client {
         };
         let nodes = nodes.iter().map(connect).collect::<Result<Vec<_>, Unreachable>>()?;
         drop(_inside);
-        Ok(Client { runtime, nodes, timeout })
+        Ok(EtcdClient { runtime, nodes, timeout })
     }
 
     pub(super) fn transact(&self, request: TxnRequest) -> Result<TxnResponse, Unreachable> {
@@ -54,7 +55,7 @@ impl Client {
         self.call("/etcdserverpb.KV/Put", request)
     }
 
-    /// The id is the caller's, so that several grants are one.
+    /// Grants a lease. The caller chooses its id, so that repeated grants are one.
     pub(super) fn grant(&self, request: LeaseGrantRequest) -> Result<LeaseGrantResponse, Unreachable> {
         self.call("/etcdserverpb.Lease/LeaseGrant", request)
     }
@@ -69,22 +70,22 @@ impl Client {
         O: Message + Default + Send + 'static,
     {
         self.runtime.block_on(async {
-            let first = first(&self.nodes, path, &message);
+            let first = first_reply(&self.nodes, path, &message);
             let late = |_| Unreachable(format!("no node replied to {path} within {:?}", self.timeout));
             tokio::time::timeout(self.timeout, first).await.map_err(late)?
         })
     }
 }
 
-/// The first node's reply that is one; what the last one failed of if none is.
-async fn first<I, O>(nodes: &[Channel], path: &'static str, message: &I) -> Result<O, Unreachable>
+/// Returns the first successful reply, or the last node's failure.
+async fn first_reply<I, O>(nodes: &[Channel], path: &'static str, message: &I) -> Result<O, Unreachable>
 where
     I: Message + Clone + Send + Sync + 'static,
     O: Message + Default + Send + 'static,
 {
     let mut calls = JoinSet::new();
     for node in nodes {
-        calls.spawn(ask(node.clone(), path, message.clone()));
+        calls.spawn(call_node(node.clone(), path, message.clone()));
     }
     let mut failed = Unreachable("it has no nodes".into());
     while let Some(replied) = calls.join_next().await {
@@ -97,8 +98,8 @@ where
     Err(failed)
 }
 
-/// A call with one message each way; to etcd, one of a stream looks alike.
-async fn ask<I, O>(node: Channel, path: &'static str, message: I) -> Result<O, Status>
+/// Makes a call with one message each way, which etcd cannot tell from a stream of one.
+async fn call_node<I, O>(node: Channel, path: &'static str, message: I) -> Result<O, Status>
 where
     I: Message + Send + Sync + 'static,
     O: Message + Default + Send + 'static,

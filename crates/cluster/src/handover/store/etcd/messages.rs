@@ -1,6 +1,8 @@
-//! The few messages of etcd's protocol that are used here (`etcdserverpb`, `mvccpb`; version 3), with the fields that are.
+//! The messages of etcd's protocol that are used here (`etcdserverpb`, `mvccpb`; version 3), with
+//! the fields in use.
 //!
-//! Declared by hand: the library `etcd-client` generates them in its build, which needs protoc and the well-known types.
+//! Declared by hand: the library `etcd-client` generates them in its build, which needs protoc and
+//! the well-known types.
 
 use prost::{Enumeration, Message, Oneof};
 
@@ -43,25 +45,25 @@ pub(super) struct PutResponse {}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
 #[repr(i32)]
-pub(super) enum Target {
+pub(super) enum CompareTarget {
     Version = 0,
     Value = 3,
 }
 
-/// That the target equals this.
+/// Requires that the target equals the value.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Compare {
-    #[prost(enumeration = "Target", tag = "2")]
+    #[prost(enumeration = "CompareTarget", tag = "2")]
     pub(super) target: i32,
     #[prost(bytes = "vec", tag = "3")]
     pub(super) key: Vec<u8>,
-    #[prost(oneof = "Compared", tags = "4, 7")]
-    pub(super) compared: Option<Compared>,
+    #[prost(oneof = "CompareValue", tags = "4, 7")]
+    pub(super) compared: Option<CompareValue>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
-pub(super) enum Compared {
-    /// Zero: there is no such key.
+pub(super) enum CompareValue {
+    /// Version of the key; zero if there is none.
     #[prost(int64, tag = "4")]
     Version(i64),
     #[prost(bytes = "vec", tag = "7")]
@@ -126,7 +128,7 @@ pub(super) struct LeaseKeepAliveRequest {
     pub(super) id: i64,
 }
 
-/// Zero seconds: the lease is over.
+/// The reply to a keep-alive; zero seconds if the lease has ended.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct LeaseKeepAliveResponse {
     #[prost(int64, tag = "3")]

@@ -1,31 +1,34 @@
-//! The epoch in etcd, where all schedulers of a cluster see it alike, and the inventory beside it.
+//! The epoch in etcd, shared by all schedulers of a cluster, and the inventory.
 //!
-//! Keys: `PREFIX/epoch` holds the epoch and its holder as text; `PREFIX/members/ROLE/PROCESS` holds an address, under a
-//! lease. The prefix names the cluster, or one of several sub-clusters that share an etcd.
+//! Keys: `PREFIX/epoch` holds the epoch and its holder as text; `PREFIX/members/ROLE/PROCESS` holds
+//! an address, under a lease. The prefix names the cluster, or one of several sub-clusters that
+//! share an etcd.
 
 mod client;
 mod inventory;
 mod messages;
 
-pub use inventory::{Inventory, Member};
+pub use inventory::{ClusterMember, Inventory};
 
-use super::{Entry, EpochStore, Swap, Unreachable};
-use client::Client;
-use messages::{Compare, Compared, Operation, PutRequest, RangeRequest, RangeResponse, RequestOp, Target, TxnRequest};
+use super::{EpochEntry, EpochStore, Swap, Unreachable};
+use client::EtcdClient;
+use messages::{
+    Compare, CompareTarget, CompareValue, Operation, PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest,
+};
 use std::time::Duration;
 
 /// The epoch in etcd.
 #[derive(Debug)]
 pub struct EtcdStore {
-    client: Client,
+    client: EtcdClient,
     key: Vec<u8>,
 }
 
 impl EtcdStore {
-    /// The epoch of the cluster with this prefix, in the etcd of these nodes (`http://host:port`). A call that none of them
-    /// has answered after the timeout is given up.
+    /// Returns the store of the cluster with this prefix, in the etcd of these nodes
+    /// (`http://host:port`). A call without a reply from any node fails after the timeout.
     pub fn new(nodes: &[String], prefix: &str, timeout: Duration) -> Result<EtcdStore, Unreachable> {
-        Ok(EtcdStore { client: Client::new(nodes, timeout)?, key: format!("{prefix}/epoch").into_bytes() })
+        Ok(EtcdStore { client: EtcdClient::new(nodes, timeout)?, key: format!("{prefix}/epoch").into_bytes() })
     }
 
     fn range(&self) -> RangeRequest {
@@ -34,10 +37,10 @@ impl EtcdStore {
 }
 
 impl EpochStore for EtcdStore {
-    fn swap(&mut self, swap: &Swap) -> Result<Entry, Unreachable> {
+    fn swap(&mut self, swap: &Swap) -> Result<EpochEntry, Unreachable> {
         let (target, compared) = match swap.expected {
-            Some(entry) => (Target::Value, Compared::Value(entry.to_string().into_bytes())),
-            None => (Target::Version, Compared::Version(0)),
+            Some(entry) => (CompareTarget::Value, CompareValue::Value(entry.to_string().into_bytes())),
+            None => (CompareTarget::Version, CompareValue::Version(0)),
         };
         let compare = Compare { target: target.into(), key: self.key.clone(), compared: Some(compared) };
         let put = PutRequest { key: self.key.clone(), value: swap.next.to_string().into_bytes(), lease: 0 };
@@ -56,11 +59,11 @@ impl EpochStore for EtcdStore {
         held.ok_or_else(Unreachable::forgot)
     }
 
-    fn read(&mut self) -> Result<Option<Entry>, Unreachable> {
+    fn read(&mut self) -> Result<Option<EpochEntry>, Unreachable> {
         entry(&self.client.range(self.range())?)
     }
 }
 
-fn entry(range: &RangeResponse) -> Result<Option<Entry>, Unreachable> {
+fn entry(range: &RangeResponse) -> Result<Option<EpochEntry>, Unreachable> {
     range.kvs.first().map(|found| String::from_utf8_lossy(&found.value).parse()).transpose()
 }

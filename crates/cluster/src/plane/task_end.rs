@@ -1,47 +1,48 @@
-//! How a batch has ended: a record, and behind it eight bytes for each member, with a text for those that did not end well.
+//! The end of a task: a record, and after it eight bytes for each member, with a text for members
+//! that failed.
 
-use super::frame::{Garbled, Get, MOST_TEXT, Put, text, write_text};
+use super::frame::{DecodeError, MAX_TEXT, RecordReader, RecordWriter, read_text, write_text};
 use bytes::{Buf, Bytes};
 use ripieno_base::{BlockId, TaskId};
 
-/// How a batch ended.
+/// The result of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ended {
+pub struct TaskEnd {
     /// The task.
     pub task: TaskId,
-    /// How many nanoseconds ago it was done.
+    /// Nanoseconds since the task ended.
     pub ago_ns: u64,
-    /// How long it took.
+    /// Nanoseconds that the task took.
     pub took_ns: u64,
-    /// In how many parts it was run again, if it was.
-    pub again: u32,
-    /// After how many nanoseconds its members may be sent again, if a process was lost with it; and whether it was
-    /// inside.
+    /// Number of parts in which the batch was run again; 0 if it was not.
+    pub reruns: u32,
+    /// Set if a process was lost with the task: nanoseconds until its members may be sent again,
+    /// and whether the task was running inside that process.
     pub lost: Option<(u64, bool)>,
-    /// What it did for each member, or what befell all.
+    /// The result for each member, or the failure of the whole batch.
     pub members: Result<Vec<MemberEnd>, String>,
 }
 
-/// What a batch did for a member.
+/// The result of a task for one member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MemberEnd {
-    /// It goes on, with this block if one is named.
-    GoesOn(Option<BlockId>),
-    /// Its walk has ended, and its outputs are on their way.
+    /// The request continues; the block, if any, comes next.
+    Continues(Option<BlockId>),
+    /// The request's walk has ended, and its outputs are being sent.
     Ended,
-    /// The engine failed on it.
+    /// The engine failed on the request.
     Failed(String),
-    /// Its inputs could not be had.
+    /// The request's inputs could not be fetched.
     Lost(String),
 }
 
-/// Bytes of a member that has ended, before its text.
+/// Size of a member's result without its text, in bytes.
 pub(super) const MEMBER_END: usize = 8;
 
-impl Ended {
-    pub(super) fn put(&self, put: Put) -> Put {
+impl TaskEnd {
+    pub(super) fn put(&self, put: RecordWriter) -> RecordWriter {
         let (lost, retry_after, inside) = self.lost.map_or((0, 0, 0), |(after, inside)| (1, after, u8::from(inside)));
-        let put = put.u32(self.task.0).u32(self.again).u64(self.ago_ns).u64(self.took_ns).u64(retry_after);
+        let put = put.u32(self.task.0).u32(self.reruns).u64(self.ago_ns).u64(self.took_ns).u64(retry_after);
         put.u8(lost).u8(inside).u8(u8::from(self.members.is_err()))
     }
 
@@ -50,16 +51,16 @@ impl Ended {
             Ok(members) => members,
             Err(cause) => return write_text(cause, into),
         };
-        // Texts of all together fit a tail.
-        let mut left = MOST_TEXT;
+        // All texts together must fit one tail.
+        let mut left = MAX_TEXT;
         for member in members {
             let (what, block, text) = match member {
-                MemberEnd::GoesOn(block) => (0, block.map_or(0, |block| block.0), ""),
+                MemberEnd::Continues(block) => (0, block.map_or(0, |block| block.0), ""),
                 MemberEnd::Ended => (1, 0, ""),
                 MemberEnd::Failed(text) => (2, 0, text.as_str()),
                 MemberEnd::Lost(text) => (3, 0, text.as_str()),
             };
-            let named = matches!(member, MemberEnd::GoesOn(Some(_)));
+            let named = matches!(member, MemberEnd::Continues(Some(_)));
             let text = &text[..text.floor_char_boundary(left)];
             left -= text.len();
             into.extend_from_slice(&[what, u8::from(named)]);
@@ -69,11 +70,11 @@ impl Ended {
         }
     }
 
-    pub(super) fn get(get: &mut Get<'_>, mut tail: Bytes) -> Result<Ended, Garbled> {
+    pub(super) fn get(get: &mut RecordReader<'_>, mut tail: Bytes) -> Result<TaskEnd, DecodeError> {
         let (task, again, ago_ns, took_ns) = (TaskId(get.u32()), get.u32(), get.u64(), get.u64());
         let (retry_after, lost, inside, failed) = (get.u64(), get.u8() != 0, get.u8() != 0, get.u8() != 0);
         let members = if failed {
-            Err(text(&tail)?)
+            Err(read_text(&tail)?)
         } else {
             let mut members = Vec::with_capacity(tail.len() / MEMBER_END);
             while !tail.is_empty() {
@@ -82,13 +83,13 @@ impl Ended {
             Ok(members)
         };
         let lost = lost.then_some((retry_after, inside));
-        Ok(Ended { task, ago_ns, took_ns, again, lost, members })
+        Ok(TaskEnd { task, ago_ns, took_ns, reruns: again, lost, members })
     }
 }
 
 impl MemberEnd {
-    fn read(bytes: &mut Bytes) -> Result<MemberEnd, Garbled> {
-        let short = || Garbled("members that are longer than they are".to_owned());
+    fn read(bytes: &mut Bytes) -> Result<MemberEnd, DecodeError> {
+        let short = || DecodeError("members that are longer than they are".to_owned());
         if bytes.len() < MEMBER_END {
             return Err(short());
         }
@@ -96,13 +97,13 @@ impl MemberEnd {
         if bytes.len() < length as usize {
             return Err(short());
         }
-        let text = if length == 0 { String::new() } else { text(&bytes.split_to(length as usize))? };
+        let text = if length == 0 { String::new() } else { read_text(&bytes.split_to(length as usize))? };
         match what {
-            0 => Ok(MemberEnd::GoesOn((named != 0).then_some(BlockId(block)))),
+            0 => Ok(MemberEnd::Continues((named != 0).then_some(BlockId(block)))),
             1 => Ok(MemberEnd::Ended),
             2 => Ok(MemberEnd::Failed(text)),
             3 => Ok(MemberEnd::Lost(text)),
-            _ => Err(Garbled(format!("a member that ended as {what}"))),
+            _ => Err(DecodeError(format!("a member that ended as {what}"))),
         }
     }
 }

@@ -1,11 +1,11 @@
-//! An answer without its outputs, as a record says it: a number for how it ended, and what belongs to that.
+//! The result of a request without its outputs, as the fields of a record.
 
-use super::frame::{Garbled, Get, Put};
+use super::frame::{DecodeError, RecordReader, RecordWriter};
 use ripieno_base::Nanos;
-use ripieno_runtime::{Answer, Answered, Failure, Refused};
+use ripieno_runtime::{Failure, JobOutput, JobResult, Refused};
 use std::time::Duration;
 
-/// How it ended, as numbers. They are the protocol.
+/// Numbers of the results. They are part of the protocol.
 mod ending {
     pub(super) const OK: u8 = 0;
     pub(super) const EXPIRED: u8 = 1;
@@ -25,12 +25,12 @@ mod ending {
     pub(super) const REFUSED_SHUTTING_DOWN: u8 = 15;
 }
 
-/// The numbers beside how it ended: a time, two counts.
+/// Fields of a failure: a time to retry after, and two counts.
 type Numbers = (Duration, usize, usize);
 
-pub(super) fn put(answer: &Answer, put: Put) -> Put {
+pub(super) fn write_result(answer: &JobResult, put: RecordWriter) -> RecordWriter {
     let failure = match answer {
-        Ok(Answered { queued, executed, batch, late, .. }) => {
+        Ok(JobOutput { queued, executed, batch, late, .. }) => {
             let put = put.u8(ending::OK).u8(u8::from(*late)).u16(0).u32(*batch as u32);
             return put.i64(queued.0).i64(executed.0);
         }
@@ -64,7 +64,7 @@ fn numbers(failure: &Failure) -> (u8, Numbers) {
     }
 }
 
-/// What a failure says in words.
+/// Returns the text of a failure, or "" if it has none.
 pub(super) fn text(failure: &Failure) -> &str {
     match failure {
         Failure::Failed(cause)
@@ -75,11 +75,11 @@ pub(super) fn text(failure: &Failure) -> &str {
     }
 }
 
-pub(super) fn get(get: &mut Get<'_>, text: String) -> Result<Answer, Garbled> {
+pub(super) fn read_result(get: &mut RecordReader<'_>, text: String) -> Result<JobResult, DecodeError> {
     let (ending, late, _, batch) = (get.u8(), get.u8() != 0, get.u16(), get.u32() as usize);
     if ending == ending::OK {
         let (queued, executed) = (Nanos(get.i64()), Nanos(get.i64()));
-        return Ok(Ok(Answered { outputs: Vec::new(), queued, executed, batch, late }));
+        return Ok(Ok(JobOutput { outputs: Vec::new(), queued, executed, batch, late }));
     }
     let (retry_after, bound, held) = (Duration::from_nanos(get.u64()), get.u64() as usize, get.u64() as usize);
     let failure = match ending {
@@ -98,7 +98,7 @@ pub(super) fn get(get: &mut Get<'_>, text: String) -> Result<Answer, Garbled> {
         ending::REFUSED_OUTAGE => Failure::Refused(Refused::Outage { cause: text, retry_after }),
         ending::NOT_LOADED => Failure::Refused(Refused::NotLoaded),
         ending::REFUSED_SHUTTING_DOWN => Failure::Refused(Refused::ShuttingDown),
-        _ => return Err(Garbled(format!("a request that ended as {ending}"))),
+        _ => return Err(DecodeError(format!("a request that ended as {ending}"))),
     };
     Ok(Err(failure))
 }

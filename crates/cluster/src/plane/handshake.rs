@@ -1,0 +1,160 @@
+//! The first bytes of each connection: the sender's role, its protocol version, and the latest
+//! epoch that it knows of.
+//!
+//! The connecting side sends first. The accepting side always replies with its own handshake, even
+//! if it refuses the connection, so that the other side can report the reason.
+
+use super::{ByteStream, DecodeError};
+use crate::handover::Role;
+use std::io;
+use std::time::Duration;
+use thiserror::Error;
+
+/// Version of the protocol; a peer with another version is refused.
+pub const VERSION: u16 = 2;
+
+const MAGIC: [u8; 8] = *b"ripieno\n";
+const BYTES: usize = 24;
+
+/// Longest wait for a peer's handshake.
+const TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The first message in each direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handshake {
+    /// Protocol version of the sender.
+    pub version: u16,
+    /// Role of the sender.
+    pub role: Role,
+    /// The latest epoch that the sender knows of: a primary of an earlier epoch steps down.
+    pub epoch: u64,
+}
+
+/// The reason why a connection was refused.
+#[derive(Debug, Error)]
+pub enum HandshakeError {
+    /// The peer has another protocol version.
+    #[error(
+        "the other side speaks version {theirs} of the protocol between roles, this program version {VERSION}; run one \
+         version of ripieno in all roles"
+    )]
+    Version {
+        /// The peer's version.
+        theirs: u16,
+    },
+    /// The peer has an unexpected role.
+    #[error("the other side is a {0:?}, which does not belong on this port")]
+    Role(Role),
+    /// The handshake could not be read or written.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl Handshake {
+    /// Returns the handshake of this program.
+    pub fn new(role: Role, epoch: u64) -> Handshake {
+        Handshake { version: VERSION, role, epoch }
+    }
+
+    /// Encodes the handshake.
+    pub fn to_bytes(self) -> [u8; BYTES] {
+        let mut bytes = [0; BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..10].copy_from_slice(&self.version.to_le_bytes());
+        bytes[10..12].copy_from_slice(&(self.role as u16).to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.epoch.to_le_bytes());
+        bytes
+    }
+
+    /// Decodes a handshake.
+    pub fn from_bytes(bytes: &[u8; BYTES]) -> Result<Handshake, DecodeError> {
+        let u16_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        if bytes[..8] != MAGIC {
+            return Err(DecodeError("its greeting is not that of a role of ripieno".to_owned()));
+        }
+        let role = [Role::Frontend, Role::Scheduler, Role::Backend].into_iter().find(|&role| role as u16 == u16_at(10));
+        let role = role.ok_or_else(|| DecodeError(format!("a greeting of role {}", u16_at(10))))?;
+        let epoch = u64::from_le_bytes(std::array::from_fn(|at| bytes[16 + at]));
+        Ok(Handshake { version: u16_at(8), role, epoch })
+    }
+}
+
+/// Performs the handshake on a connection made from here, and returns the peer's.
+pub fn connect_handshake(stream: &dyn ByteStream, own: Handshake, expected: Role) -> Result<Handshake, HandshakeError> {
+    stream.write_all(&own.to_bytes())?;
+    let theirs = read(stream)?;
+    check_version(theirs)?;
+    if theirs.role == expected { Ok(theirs) } else { Err(HandshakeError::Role(theirs.role)) }
+}
+
+/// Performs the handshake on an accepted connection, and returns the peer's.
+pub fn accept_handshake(
+    stream: &dyn ByteStream,
+    own: Handshake,
+    expected: &[Role],
+) -> Result<Handshake, HandshakeError> {
+    let theirs = read(stream)?;
+    stream.write_all(&own.to_bytes())?;
+    check_version(theirs)?;
+    if expected.contains(&theirs.role) { Ok(theirs) } else { Err(HandshakeError::Role(theirs.role)) }
+}
+
+fn check_version(theirs: Handshake) -> Result<(), HandshakeError> {
+    if theirs.version == VERSION { Ok(()) } else { Err(HandshakeError::Version { theirs: theirs.version }) }
+}
+
+fn read(stream: &dyn ByteStream) -> io::Result<Handshake> {
+    let (mut bytes, mut at) = ([0; BYTES], 0);
+    while at < BYTES {
+        match stream.read(&mut bytes[at..], TIMEOUT)? {
+            0 => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed before it greeted")),
+            read => at += read,
+        }
+    }
+    Ok(Handshake::from_bytes(&bytes)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Tcp, Transport};
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_greeting_survives_and_others_are_refused() {
+        let greeting = Handshake::new(Role::Backend, u64::MAX - 1);
+        assert_eq!(Handshake::from_bytes(&greeting.to_bytes()), Ok(greeting));
+        let mut http = *b"GET / HTTP/1.1\r\nHost: ab";
+        assert!(Handshake::from_bytes(&http).is_err());
+        http[..8].copy_from_slice(&MAGIC);
+        assert!(Handshake::from_bytes(&http).unwrap_err().0.contains("role"));
+    }
+
+    /// Returns what either side receives.
+    fn exchange(
+        client: Handshake,
+        server: Handshake,
+    ) -> (Result<Handshake, HandshakeError>, Result<Handshake, HandshakeError>) {
+        let listener = Tcp.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.address().to_string();
+        let answered = std::thread::spawn(move || {
+            let stream = listener.accept().unwrap().unwrap();
+            let theirs = accept_handshake(&*stream, server, &[Role::Backend]);
+            (theirs, Arc::clone(&stream))
+        });
+        let stream = Tcp.connect(&address, TIMEOUT).unwrap();
+        let greeted = connect_handshake(&*stream, client, Role::Scheduler);
+        (greeted, answered.join().unwrap().0)
+    }
+
+    #[test]
+    fn versions_must_agree_and_both_sides_say_why_not() {
+        let (backend, scheduler) = (Handshake::new(Role::Backend, 7), Handshake::new(Role::Scheduler, 8));
+        let (greeted, answered) = exchange(backend, scheduler);
+        assert_eq!((greeted.unwrap(), answered.unwrap()), (scheduler, backend));
+        let (greeted, answered) = exchange(Handshake { version: 1, ..backend }, scheduler);
+        assert!(greeted.is_ok() && answered.unwrap_err().to_string().contains("version 1"));
+        let (greeted, answered) = exchange(Handshake { role: Role::Scheduler, ..backend }, scheduler);
+        assert!(greeted.is_ok() && matches!(answered.unwrap_err(), HandshakeError::Role(Role::Scheduler)));
+    }
+}
