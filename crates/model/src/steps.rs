@@ -19,7 +19,7 @@ pub struct StepGraph {
 pub enum StepsError {
     /// There is no step.
     None,
-    /// There are more than [`StepGraph::MOST`].
+    /// There are more than [`StepGraph::MAX_STEPS`].
     TooMany,
     /// The step depends on one that does not exist.
     Unknown(usize),

@@ -7,7 +7,7 @@
 //! its images in one layout, so an addition with a carried image runs in ONNX's layout and unfused,
 //! and so does every user of its sum, up to the next convolutions: in a residual network one cut
 //! affects every block up to the next one whose shortcut is a convolution. On ONNX Runtime that is
-//! most of the cost of cuts (docs/slicing.md), and a cut elsewhere has none of it.
+//! most of the cost of cuts (docs/guide/slicing.md), and a cut elsewhere has none of it.
 //!
 //! Prices are bytes per row that are read or written once more. The time of a byte depends on the
 //! engine, and is measured by a caller with one.

@@ -20,7 +20,7 @@ use parking_lot::{Mutex, RwLock};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::{Executor, LoadError, Payload, RemoteRows, RequestEntry};
 use ripieno_model::Profile;
-use ripieno_sched::{Limits, Policy, RequestClass, Served, Setup, fit_batches};
+use ripieno_sched::{Limits, Policy, RequestClass, ServedPolicy, Setup, fit_batches};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
@@ -30,7 +30,7 @@ use thiserror::Error;
 /// Configuration of an engine.
 pub struct EngineConfig {
     /// The scheduler, built for `setup`. Each of its pieces gets a thread of its own.
-    pub scheduler: Served,
+    pub scheduler: ServedPolicy,
     /// The setup: no models (they are loaded later), as many devices as `devices`, and the limits,
     /// which include devices added later.
     pub setup: Setup,
@@ -65,7 +65,7 @@ impl EngineConfig {
 
     /// Creates a configuration for `scheduler`, which was built for `setup`, on `devices`; not
     /// recorded.
-    pub fn new(scheduler: impl Into<Served>, setup: Setup, devices: Vec<Arc<dyn Executor>>) -> EngineConfig {
+    pub fn new(scheduler: impl Into<ServedPolicy>, setup: Setup, devices: Vec<Arc<dyn Executor>>) -> EngineConfig {
         let max_queued_bytes = EngineConfig::MAX_QUEUED_BYTES;
         let hang = HangBound::default();
         EngineConfig { scheduler: scheduler.into(), setup, devices, max_queued_bytes, policy: None, record: None, hang }

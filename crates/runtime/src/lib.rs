@@ -61,5 +61,5 @@ pub use wakeup::{WakeupLateness, measure_wakeups};
 
 /// The page on embedding, included so that its program is compiled and run.
 #[cfg(doctest)]
-#[doc = include_str!("../../../docs/embedding.md")]
+#[doc = include_str!("../../../docs/guide/embedding.md")]
 pub struct Embedding;

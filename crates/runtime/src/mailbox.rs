@@ -8,8 +8,8 @@
 //!
 //! It is also the completion queue of all devices: the end of a task is one push by the device's
 //! thread, which then takes the scheduler's turn itself if it can, or wakes the scheduler's thread.
-//! docs/adr/0007-completions.md explains how a device that signals completion in pinned memory
-//! fulfils this contract.
+//! docs/internals/adr/0007-completions.md explains how a device that signals completion in pinned
+//! memory fulfils this contract.
 
 use crate::capacity::ModelEntry;
 use crate::devices::SharedDevice;

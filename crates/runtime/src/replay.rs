@@ -6,7 +6,7 @@
 
 use crate::recorder::{Header, RecordedLine, VERSION};
 use ripieno_base::Time;
-use ripieno_sched::{Event, Outbox, Served};
+use ripieno_sched::{Event, Outbox, ServedPolicy};
 use serde::de::Error;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -83,7 +83,7 @@ pub enum ReplayError {
 
 /// Replays the recording in `path` through the scheduler that `build` makes for its header, in as
 /// many shards.
-pub fn replay<S: Into<Served>, E: std::fmt::Display>(
+pub fn replay<S: Into<ServedPolicy>, E: std::fmt::Display>(
     path: &Path,
     build: impl FnOnce(&Header) -> Result<S, E>,
 ) -> Result<ReplayReport, ReplayError> {

@@ -6,7 +6,7 @@
 //! instant, the core decides, and the decisions are performed. A turn reads at most
 //! [`MAILS_A_TURN`] messages, so timers are checked often under any load. `scheduler_thread.rs`
 //! determines which thread takes a turn and when. Where there are several loops, each has its own
-//! models and uses devices that were granted to it (docs/adr/0023).
+//! models and uses devices that were granted to it (docs/internals/adr/0023).
 //!
 //! Invariants: the outbox is performed completely before the next input; a client is answered at
 //! most once, by the type of its [`Answerer`](crate::answer::Answerer); a slot is freed only when

@@ -14,9 +14,9 @@ use std::time::Duration;
 
 /// Passes bytes through and interprets them: 1 fails, 2 panics, 3 gives a row too few; those from
 /// 100 on fail with their value.
-struct Obedient;
+struct Scripted;
 
-impl Runner for Obedient {
+impl Runner for Scripted {
     fn run(&mut self, call: &BlockCall<'_>) -> Result<Vec<BatchTensor>, ExecError> {
         let data = call.inputs[0].data;
         if let Some(byte) = data.iter().find(|&&byte| byte >= 100) {
@@ -37,7 +37,7 @@ impl crate::model::EngineData for () {}
 
 fn model() -> EngineModel<()> {
     let spec = |name: &str| vec![TensorSpec { name: name.to_owned(), datatype: DataType::Uint8, shape: vec![-1, 1] }];
-    let source = ModelSource::new("obedient", vec![BlockSource::new("first"), BlockSource::new("second")], 4);
+    let source = ModelSource::new("scripted", vec![BlockSource::new("first"), BlockSource::new("second")], 4);
     let io = |input, output| BlockIo {
         place: "block".to_owned(),
         inputs: spec(input),
@@ -51,7 +51,7 @@ fn model() -> EngineModel<()> {
 fn options(prepare: Prepare) -> LaneOptions {
     let enter: Enter = Arc::new(|body| body());
     LaneOptions {
-        name: "obedient".to_owned(),
+        name: "scripted".to_owned(),
         depth: 2,
         prepare,
         enter,
@@ -63,8 +63,8 @@ fn options(prepare: Prepare) -> LaneOptions {
 fn lane() -> (Box<dyn Device>, Receiver<TaskResult>) {
     let (sender, results) = channel();
     let prepare: Prepare = Box::new(|loaded, _| {
-        let plan = Arc::clone(&EngineModel::<()>::of(loaded, "obedient")?.plan);
-        Ok(ReadyModel::new(plan, Box::new(Obedient)))
+        let plan = Arc::clone(&EngineModel::<()>::of(loaded, "scripted")?.plan);
+        Ok(ReadyModel::new(plan, Box::new(Scripted)))
     });
     let device = LaneDevice::open(options(prepare), Arc::new(move |result| drop(sender.send(result)))).unwrap();
     device.attach(ModelId(0), Arc::new(model()));

@@ -242,8 +242,8 @@ impl SessionPool {
 }
 
 /// The library's fused operator for a sum and its layer norm takes 1.4 to 2 times as long as the
-/// three operators that it replaces (docs/slicing.md), and is used more often in blocks than in the
-/// whole model, since more of their shapes are known.
+/// three operators that it replaces (docs/guide/slicing.md), and is used more often in blocks than
+/// in the whole model, since more of their shapes are known.
 const SLOWER: &str = "SkipLayerNormFusion";
 
 /// Configures a session. Waiting threads must sleep: other devices and the server need the cores.
@@ -300,7 +300,7 @@ mod tests {
     use ripieno_base::ModelId;
 
     #[test]
-    fn there_are_sessions_for_as_many_batches_as_run_at_once() {
+    fn there_are_sessions_for_all_concurrent_batches() {
         let engine = OnnxRuntimeEngine::new(OnnxRuntimeOptions { threads: 2, ..Default::default() }).unwrap();
         let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/models/way_first.onnx");
         let block = BlockSource { path: Some(path), ..BlockSource::new("way") };

@@ -185,7 +185,7 @@ fn text_that_is_none_fails_alone() {
 }
 
 #[test]
-fn ids_that_no_table_has_are_refused_at_the_door() {
+fn ids_that_no_table_has_are_refused_at_admission() {
     for engine in engines() {
         // Directly, and after a change of type and shape.
         for (model, rows) in [("gather", 10_i64), ("gather_cast", 100)] {

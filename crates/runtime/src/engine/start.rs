@@ -18,7 +18,7 @@ use crate::scheduler_loop::SchedulerLoop;
 use crate::schedulers::Schedulers;
 use crate::shards;
 use parking_lot::{Mutex, RwLock};
-use ripieno_sched::{Served, Setup, Speeds};
+use ripieno_sched::{ServedPolicy, Setup, Speeds};
 use std::sync::Arc;
 
 impl Engine {
@@ -27,7 +27,7 @@ impl Engine {
         let setup = &config.setup;
         let limits = setup.limits;
         check(&config)?;
-        let Served { pieces, matchmaker } = config.scheduler;
+        let ServedPolicy { pieces, matchmaker } = config.scheduler;
         let (clock, gate) = (Clock::start(), Arc::new(DrainGate::default()));
         let model_ids = Arc::new(ModelIds::new(limits.models));
         let metrics: Arc<[DeviceMetrics]> = (0..limits.devices).map(|_| DeviceMetrics::default()).collect();

@@ -11,7 +11,7 @@ use ripieno_runtime::{
     DeviceRefused, DeviceState, Engine, EngineConfig, Failure, HangBound, Header, Job, JobResult, OnStep, Recording,
     ServedModel, replay,
 };
-use ripieno_sched::{CATALOGUE, Limits, Options, Served, Setup, build, find};
+use ripieno_sched::{CATALOGUE, Limits, Options, ServedPolicy, Setup, build, find};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -150,7 +150,7 @@ impl Tally {
     }
 }
 
-fn built(header: &Header) -> Result<Served, String> {
+fn built(header: &Header) -> Result<ServedPolicy, String> {
     Ok(policy(&header.policy, &header.setup, &Options::new(), header.shards))
 }
 

@@ -5,7 +5,7 @@ use ripieno_base::Nanos;
 use ripieno_executor::{EmulatedEngine, EmulatedOptions, Executor};
 use ripieno_model::Profile;
 use ripieno_runtime::{Engine, EngineConfig, Header, Recording, ServedModel, replay};
-use ripieno_sched::{CATALOGUE, Limits, Options, Served, Setup};
+use ripieno_sched::{CATALOGUE, Limits, Options, ServedPolicy, Setup};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ fn model(executor: &Arc<dyn Executor>, name: &str) -> ServedModel {
     emulated(executor, name, Profile::linear(0.1, 0.3, 8).unwrap(), Nanos::from_millis(40))
 }
 
-fn built(header: &Header) -> Result<Served, String> {
+fn built(header: &Header) -> Result<ServedPolicy, String> {
     let options: Options = serde_json::from_value(header.options.clone()).map_err(|error| error.to_string())?;
     Ok(policy(&header.policy, &header.setup, &options, header.shards))
 }

@@ -4,7 +4,7 @@ use crate::common::device::Doubling;
 use crate::common::fifo::Fifo;
 use crate::common::{Client, config, eager, in_one_piece_and_in_shards, limits, policy, served};
 use ripieno_runtime::{Engine, Header, Recording, ReplayError, replay};
-use ripieno_sched::{Outbox, Request, Scheduler, Served, TaskDone};
+use ripieno_sched::{Outbox, Request, Scheduler, ServedPolicy, TaskDone};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ fn submit(client: &Client, number: usize) -> bool {
     ticket.is_ok()
 }
 
-fn built(header: &Header) -> Result<Served, String> {
+fn built(header: &Header) -> Result<ServedPolicy, String> {
     assert_eq!((header.policy.as_str(), header.options["knob"].as_i64()), ("fifo", Some(1)));
     match header.shards {
         1 => Ok(Box::new(Fifo::new(&header.setup)).into()),

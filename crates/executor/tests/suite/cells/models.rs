@@ -260,7 +260,7 @@ pub(crate) fn values(tensor: &Tensor) -> Vec<f32> {
 }
 
 /// Reproducible random numbers.
-pub(crate) struct Random(ripieno_workload::Random);
+pub(crate) struct Random(ripieno_workload::SeededRng);
 
 impl Random {
     pub(crate) fn new(seed: u64) -> Random {

@@ -12,7 +12,7 @@ use ripieno_base::{ModelId, Nanos};
 use ripieno_executor::{BlockSource, Executor, LoadedModel, ModelSource, Tensor};
 use ripieno_model::{Block, DataType, Model, Profile, TensorSpec, Walk};
 use ripieno_runtime::{Engine, EngineConfig, Failure, Job, JobResult, Refused, ServedModel, Ticket};
-use ripieno_sched::{Limits, OptionValue, Options, Served, Setup, build, build_shards};
+use ripieno_sched::{Limits, OptionValue, Options, ServedPolicy, Setup, build, build_shards};
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -72,7 +72,7 @@ macro_rules! in_one_piece_and_in_shards {
 pub(crate) use in_one_piece_and_in_shards;
 
 /// Creates a policy of the catalogue, unsharded or in this number of shards.
-pub(crate) fn policy(name: &str, setup: &Setup, options: &Options, shards: usize) -> Served {
+pub(crate) fn policy(name: &str, setup: &Setup, options: &Options, shards: usize) -> ServedPolicy {
     match shards {
         1 => build(name, setup, options).unwrap().into(),
         _ => build_shards(name, setup, options, shards).unwrap(),
