@@ -3,15 +3,15 @@
 use bytes::Bytes;
 use prost::Message;
 use ripieno_base::BlockId;
-use ripieno_cluster::plane::{Greeting, Reader, Stream};
+use ripieno_cluster::plane::{ByteStream, Handshake, MessageReader};
 use ripieno_model::{DataType, Graph, TensorSpec};
-use ripieno_onnx::Model;
+use ripieno_onnx::OnnxModel;
 use ripieno_repository::TritonConfig;
 use ripieno_repository::config::ModelConfig;
 use ripieno_text::{TextConfig, TextModel, TextReader};
 use ripieno_wire::json::{InputShape, encode_generate, encode_infer, parse_generate, parse_infer};
 use ripieno_wire::proto::inference::{ModelInferRequest, ModelStreamInferResponse};
-use ripieno_wire::{Datatype, Form, InferRequest, InferResponse, ResponseTensor, WireError, grpc};
+use ripieno_wire::{Datatype, InferRequest, InferResponse, OutputEncoding, ResponseTensor, WireError, grpc};
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -79,14 +79,14 @@ fn grpc_messages(input: &[u8]) -> bool {
 /// Whoever can be parsed is sent back, in each form, as an answer.
 fn answer(parsed: Result<InferRequest, WireError>) -> bool {
     let Ok(request) = parsed else { return false };
-    for form in [Form::Json, Form::Binary] {
+    for form in [OutputEncoding::Json, OutputEncoding::Binary] {
         let outputs = request.inputs.iter().map(|input| ResponseTensor {
             name: input.name.clone(),
             datatype: input.datatype,
             shape: input.shape.clone(),
             data: input.data.clone(),
             // Elements that are elsewhere do not fit the shape until the server has fetched them.
-            form: if input.place.is_some() { Form::Elsewhere } else { form },
+            encoding: if input.shared_memory.is_some() { OutputEncoding::SharedMemory } else { form },
         });
         let response = InferResponse { id: request.id.clone(), outputs: outputs.collect(), ..InferResponse::default() };
         // FP16 and BF16 have no JSON form: an error, which the server tells the client.
@@ -118,7 +118,7 @@ fn texts(input: &[u8]) -> bool {
                 is_short = false;
             }
         }
-        let inputs = MODEL.inputs(&cut, |_| DataType::Int64);
+        let inputs = MODEL.encode_inputs(&cut, |_| DataType::Int64);
         assert!(inputs.iter().all(|(_, length, bytes)| bytes.len() == 8 * length));
     }
     is_short
@@ -173,7 +173,7 @@ fn config_pbtxt(input: &[u8]) -> bool {
 
 /// Read, shaped, cut in every way.
 fn onnx(input: &[u8]) -> bool {
-    let parsed = Model::parse(Bytes::copy_from_slice(input), Path::new("/nowhere/model.onnx"));
+    let parsed = OnnxModel::parse(Bytes::copy_from_slice(input), Path::new("/nowhere/model.onnx"));
     let Ok(model) = parsed else { return false };
     let _ = (model.inputs(), model.outputs(), model.external_files());
     let layers = model.layers();
@@ -213,8 +213,8 @@ fn tree(input: &[u8]) -> bool {
 /// What one role of a cluster says to another: a greeting, or messages one after the other. What is read is written
 /// again.
 fn plane(input: &[u8]) -> bool {
-    let greets = input.first_chunk().is_some_and(|bytes| Greeting::from_bytes(bytes).is_ok());
-    let mut reader = Reader::new(Arc::new(Said(Mutex::new(Bytes::copy_from_slice(input)))), Duration::ZERO);
+    let greets = input.first_chunk().is_some_and(|bytes| Handshake::from_bytes(bytes).is_ok());
+    let mut reader = MessageReader::new(Arc::new(Said(Mutex::new(Bytes::copy_from_slice(input)))), Duration::ZERO);
     let mut read = 0;
     while let Ok(message) = reader.read() {
         let mut written = Vec::new();
@@ -228,7 +228,7 @@ fn plane(input: &[u8]) -> bool {
 /// Bytes that a peer has sent before it went.
 struct Said(Mutex<Bytes>);
 
-impl Stream for Said {
+impl ByteStream for Said {
     fn read(&self, into: &mut [u8], _: Duration) -> io::Result<usize> {
         let mut rest = self.0.lock().map_err(|_| io::ErrorKind::Other)?;
         let read = into.len().min(rest.len());

@@ -2,7 +2,7 @@
 
 bert and bert-wide, small BERTs whose requests have lengths (up to 256 and 64), and bert-2, in two stages; unet and resnet, whole, and each in four stages;
 and `DIR-emulated`, for --device emulated: unet-declared, four stages of which the first two saturate the device at 32 rows
-and the others at 8, and resnet-declared, four stages that all do at 8. What `ripieno compare` does with them stands in docs/performance.md.
+and the others at 8, and resnet-declared, four stages that all do at 8. What `ripieno compare` does with them stands in docs/research/performance.md.
 """
 
 import sys

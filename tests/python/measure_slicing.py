@@ -1,4 +1,4 @@
-"""What slicing costs on full-size models: time and memory of the blocks beside the whole, as a table for docs/slicing.md.
+"""What slicing costs on full-size models: time and memory of the blocks beside the whole, as a table for docs/guide/slicing.md.
 
     python tests/python/measure_slicing.py [--engine onnxruntime] [MODEL ...]
 

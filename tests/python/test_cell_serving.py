@@ -89,7 +89,7 @@ def test_every_answer_equals_the_one_computed_alone(tmp_path, asked, by_another_
     for (model, _), answer, single, other_engine in zip(asked, answers, alone, by_another_engine):
         if single.dtype == np.float32:
             # Alone or in whatever batch, the engine computes a row alike, bit by bit. Another engine adds up in another order, by
-            # 1e-7 or so a step, and on texts that mean nothing the recurrent cell passes that on and on (docs/performance.md).
+            # 1e-7 or so a step, and on texts that mean nothing the recurrent cell passes that on and on (docs/research/performance.md).
             for expected, tolerance in ((single, 1e-5), (other_engine, 2e-3 if model == "sentiment" else 1e-4)):
                 atol = tolerance * np.abs(expected).max()
                 np.testing.assert_allclose(answer, expected, rtol=0, atol=atol, err_msg=model)

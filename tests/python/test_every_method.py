@@ -1,5 +1,5 @@
 """Every public method of the stock Triton client's four APIs: it works, or its error names the way out. The table of it in
-docs/clients.md is held to what is found here; `python tests/python/test_every_method.py` prints a new one.
+docs/reference/clients.md is held to what is found here; `python tests/python/test_every_method.py` prints a new one.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ import repositories
 from serving import ROOT, Server
 
 APIS = ["http", "http.aio", "grpc", "grpc.aio"]
-PAGE = ROOT / "docs" / "clients.md"
+PAGE = ROOT / "docs" / "reference" / "clients.md"
 ANSWER_S = 60
 KEY = "/ripieno-every-method"
 # What the errors of methods name that are not offered.

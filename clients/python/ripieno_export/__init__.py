@@ -9,5 +9,5 @@
 | `trees` | nested lists to the table of nodes that a tree model takes | numpy alone |
 | `reference` | runs a model folder cell by cell, to compare with | |
 
-The guide is `docs/exporting.md`.
+The guide is `docs/guide/exporting.md`.
 """

@@ -1,4 +1,4 @@
-"""`model.toml` of a model in cells: what runs on what, written the way `docs/models.md` describes it.
+"""`model.toml` of a model in cells: what runs on what, written the way `docs/reference/model-toml.md` describes it.
 
     write_settings(
         folder, walk="repeat", slo_ms=200, max_length=256,

@@ -5,18 +5,18 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use ripieno_report::Format;
-use ripieno_workload::Arrival;
+use ripieno_workload::ArrivalProcess;
 
 use super::inputs::ShapeArg;
-use super::target::door::DoorArgs;
+use super::target::tls::ClientTlsArgs;
 use super::target::{Address, Protocol};
 use super::unfolded::WalkArgs;
 
-/// Load a server with requests and measure what comes back.
+/// Loads a server with requests and measures the answers.
 ///
 /// The load is open loop: send times are drawn from an arrival process beforehand, a slow server
-/// gets no relief, and latency counts from the time a request was due. Works with any server of
-/// the Open Inference Protocol (KServe V2).
+/// gets no relief, and latency counts from the time at which a request was due. Works with any
+/// server of the Open Inference Protocol (KServe V2).
 ///
 /// Examples:
 ///
@@ -24,7 +24,7 @@ use super::unfolded::WalkArgs;
 ///   ripieno bench localhost:8000 --model digits --sweep 200:2000:200 --arrival gamma:0.3
 ///   ripieno bench localhost:8000 --model sentiment --rate 200 --lengths europarl
 ///   ripieno bench grpc://localhost:8001 --model digits --find-goodput --slo-ms 20 --format json
-///   ripieno bench grpcs://models.example.com:8001 --ca ca.pem --token-file token --model digits --rate 500
+///   ripieno bench grpcs://example.com:8001 --ca ca.pem --token-file token --model digits --rate 9
 #[derive(Clone, Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct BenchArgs {
@@ -32,9 +32,9 @@ pub struct BenchArgs {
     #[arg(value_parser = url)]
     pub url: String,
 
-    /// How to get in: TLS and tokens.
+    /// TLS and tokens.
     #[command(flatten)]
-    pub door: DoorArgs,
+    pub tls: ClientTlsArgs,
 
     /// The model to send requests to.
     #[arg(long, short)]
@@ -46,18 +46,21 @@ pub struct BenchArgs {
 
     /// Several rates, one run each: R1,R2,… or FROM:TO:STEP.
     #[arg(long, value_name = "RATES", conflicts_with_all = ["rate", "find_goodput"])]
-    pub sweep: Option<Sweep>,
+    pub sweep: Option<RateSweep>,
 
-    /// Search the highest rate at which at most 1 % of the requests are bad (failed, refused or later than the SLO).
+    /// Search for the highest rate at which at most 1 % of the requests are bad (failed, refused or
+    /// later than the SLO).
     #[arg(long)]
     pub find_goodput: bool,
 
-    /// When --find-goodput ends: once good and bad rate are this close. Smaller steps need longer runs to mean anything.
+    /// Relative distance of the good and the bad rate at which --find-goodput ends. Smaller steps
+    /// need longer runs to be meaningful.
     #[arg(long, value_name = "FRACTION", default_value_t = 0.02, value_parser = positive)]
     pub goodput_step: f64,
 
-    /// How requests arrive: poisson (independent users), gamma:SHAPE (CV² = 1/SHAPE; below 1 is bursty), uniform, or
-    /// trace:FILE (arrival times in ms, one a line, or CSV with the columns arrival_ms and, if need be, model).
+    /// The arrival process: poisson (independent users), gamma:SHAPE (CV² = 1/SHAPE; below 1 is
+    /// bursty), uniform, or trace:FILE (arrival times in ms, one per line, or CSV with the columns
+    /// arrival_ms and, if there are several models, model).
     #[arg(long, default_value = "poisson")]
     pub arrival: ArrivalArg,
 
@@ -73,7 +76,7 @@ pub struct BenchArgs {
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
 
-    /// Latency target that answers are judged by. Default: what the server's model configuration says (slo_ms).
+    /// Latency target (SLO) of the answers. Default: slo_ms of the server's model configuration.
     #[arg(long, value_name = "X", value_parser = positive)]
     pub slo_ms: Option<f64>,
 
@@ -85,42 +88,46 @@ pub struct BenchArgs {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub rows: u32,
 
-    /// Size of an input's open dimensions, without the rows: NAME:D1,D2,… (others are 1). May be repeated.
+    /// Sizes of an input's open dimensions, without the rows: NAME:D1,D2,… (others are 1). May be
+    /// repeated.
     #[arg(long, value_name = "NAME:DIMS")]
     pub shape: Vec<ShapeArg>,
 
-    /// Send real rows from a samples file (as models/samples/digits.json) instead of random ones.
+    /// Send real rows from a samples file (such as models/samples/digits.json) instead of random
+    /// ones.
     #[arg(long, value_name = "FILE")]
     pub input: Option<PathBuf>,
 
-    /// How far requests walk, where that differs.
+    /// Lengths and shapes of requests, where they vary.
     #[command(flatten)]
     pub walks: WalkArgs,
 
-    /// Send tensors as JSON instead of binary (HTTP only), for servers without the binary tensor extension.
+    /// Send tensors as JSON instead of binary (HTTP only), for servers without the binary tensor
+    /// extension.
     #[arg(long)]
     pub json_tensors: bool,
 
-    /// Give a request up this long after it was due.
+    /// Time after its due time at which a request is given up.
     #[arg(long, value_name = "MS", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub timeout_ms: u64,
 
-    /// Connections. Over HTTP each carries one request at a time, and requests beyond wait for their turn, at the expense
-    /// of their latency [default: 512; gRPC: 8].
+    /// Number of connections. Over HTTP each carries one request at a time, and further requests
+    /// wait, which adds to their latency [default: 512; gRPC: 8].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub connections: Option<u32>,
 
-    /// Requests sent or waiting at most; one more that is due is not sent and counts as bad.
+    /// Largest number of requests sent or waiting; a request that is due beyond that is not sent
+    /// and counts as bad.
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_outstanding: u32,
 
-    /// How to print the results: table or json (one object on stdout).
+    /// Output format: table or json (one object on stdout).
     #[arg(long, default_value_t = Format::Table)]
     pub format: Format,
 }
 
 impl BenchArgs {
-    /// What clap cannot check: rates and traces exclude each other, and one of them is needed.
+    /// Checks what clap cannot: rates and traces exclude each other, and one of them is needed.
     pub fn check(&self) -> Result<(), String> {
         let rated = self.rate.is_some() || self.sweep.is_some() || self.find_goodput;
         match self.arrival {
@@ -139,7 +146,7 @@ impl BenchArgs {
 #[derive(Clone, Debug, PartialEq)]
 pub enum ArrivalArg {
     /// Random or uniform arrivals at a rate.
-    Process(Arrival),
+    Process(ArrivalProcess),
     /// Arrivals from a file.
     Trace(PathBuf),
 }
@@ -166,29 +173,30 @@ impl fmt::Display for ArrivalArg {
 
 /// `--sweep`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sweep(pub Vec<f64>);
+pub struct RateSweep(pub Vec<f64>);
 
-/// The most rates of one sweep.
-const MOST_RATES: usize = 1000;
+/// The largest number of rates in one sweep.
+const MAX_RATES: usize = 1000;
 
-impl FromStr for Sweep {
+impl FromStr for RateSweep {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Sweep, String> {
+    fn from_str(text: &str) -> Result<RateSweep, String> {
         let rates = match text.split(':').collect::<Vec<_>>()[..] {
             [from, to, step] => {
                 let (from, to, step) = (positive(from)?, positive(to)?, positive(step)?);
-                // Counted, not accumulated, and with some tolerance, so that 0.1:0.5:0.1 ends with 0.5.
+                // Counted, not accumulated, and with some tolerance, so that 0.1:0.5:0.1 ends with
+                // 0.5.
                 let steps = ((to - from) / step + 1e-9).floor();
-                (0..=(steps.clamp(-1.0, MOST_RATES as f64) as i64)).map(|at| from + at as f64 * step).collect()
+                (0..=(steps.clamp(-1.0, MAX_RATES as f64) as i64)).map(|at| from + at as f64 * step).collect()
             }
             [list] => list.split(',').map(positive).collect::<Result<Vec<f64>, _>>()?,
             _ => return Err("write R1,R2,… or FROM:TO:STEP".into()),
         };
         match rates.len() {
             0 => Err("the sweep is empty: FROM is above TO".into()),
-            1..=MOST_RATES => Ok(Sweep(rates)),
-            _ => Err(format!("a sweep has at most {MOST_RATES} rates; choose a larger STEP")),
+            1..=MAX_RATES => Ok(RateSweep(rates)),
+            _ => Err(format!("a sweep has at most {MAX_RATES} rates; choose a larger STEP")),
         }
     }
 }
@@ -201,7 +209,7 @@ fn positive(text: &str) -> Result<f64, String> {
         .ok_or_else(|| format!("{text:?} is no number above 0"))
 }
 
-/// The URL as written, once it is known to name a server.
+/// Returns the URL as written, if it names a server.
 fn url(text: &str) -> Result<String, String> {
     text.parse::<Address>().map(|_| text.to_owned())
 }

@@ -1,16 +1,16 @@
-//! What to send: tensors for a model's declared inputs.
+//! The tensors that are sent: values for a model's declared inputs.
 
 use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
 use bytes::Bytes;
 use ripieno_model::{DataType, TensorSpec};
-use ripieno_workload::{Random, stream};
+use ripieno_workload::{SeededRng, stream};
 use serde::Deserialize;
 
 /// One input tensor of one request.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Tensor {
+pub struct BenchTensor {
     /// The input's name.
     pub name: String,
     /// Element type.
@@ -42,14 +42,14 @@ impl std::str::FromStr for ShapeArg {
     }
 }
 
-/// A file of real rows for one input, as models/samples/*.json.
+/// A file of real rows for one input, such as models/samples/*.json.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Samples {
-    /// The input that the rows are for.
+pub struct InputSamples {
+    /// The input that the rows belong to.
     pub input: String,
     /// The shape of one row.
     pub shape: Vec<i64>,
-    /// What the stored integers are multiplied by.
+    /// Factor for the stored integers.
     #[serde(default = "one")]
     pub scale: f64,
     /// The rows.
@@ -67,12 +67,12 @@ fn one() -> f64 {
     1.0
 }
 
-impl Samples {
+impl InputSamples {
     /// Reads and checks a samples file.
-    pub fn read(file: &Path) -> anyhow::Result<Samples> {
+    pub fn read(file: &Path) -> anyhow::Result<InputSamples> {
         let name = file.display();
         let text = std::fs::read_to_string(file).with_context(|| format!("--input {name}"))?;
-        let samples: Samples = serde_json::from_str(&text).with_context(|| {
+        let samples: InputSamples = serde_json::from_str(&text).with_context(|| {
             format!("--input {name}: want {{\"input\": NAME, \"shape\": [..], \"rows\": [{{\"data\": [..]}}]}}")
         })?;
         let elements: i64 = samples.shape.iter().product();
@@ -84,35 +84,36 @@ impl Samples {
         Ok(samples)
     }
 
-    /// `rows` rows from the row `first` on, starting over at the end.
-    fn tensor(&self, rows: usize, first: usize) -> Tensor {
+    /// Returns `rows` rows from the row `first` on, starting over at the end.
+    fn tensor(&self, rows: usize, first: usize) -> BenchTensor {
         let values = (0..rows).flat_map(|at| &self.rows[(first + at) % self.rows.len()].data);
         let data: Vec<u8> = values.flat_map(|&value| ((value as f64 * self.scale) as f32).to_le_bytes()).collect();
         let shape = std::iter::once(rows as i64).chain(self.shape.iter().copied()).collect();
-        Tensor { name: self.input.clone(), datatype: DataType::Fp32, shape, data: data.into() }
+        BenchTensor { name: self.input.clone(), datatype: DataType::Fp32, shape, data: data.into() }
     }
 }
 
-/// How to fill the inputs.
+/// The contents of the inputs.
 #[derive(Clone, Debug, Default)]
 pub struct Filling {
-    /// Rows of each request.
+    /// Number of rows of each request.
     pub rows: usize,
     /// Sizes for dimensions that the model leaves open.
     pub shapes: Vec<ShapeArg>,
     /// Real rows for one input.
-    pub samples: Option<Samples>,
-    /// Seed of the others.
+    pub samples: Option<InputSamples>,
+    /// Seed of the random inputs.
     pub seed: u64,
 }
 
-/// Different requests prepared for a run, which are sent in turn: enough that a server's caches gain nothing.
-const MOST_VARIANTS: usize = 64;
-/// All of them together stay below this, unless a single one is larger.
-const MOST_BYTES: usize = 64 << 20;
+/// Upper bound on the different requests of a run, which are sent in turn: enough that a server's
+/// caches do not help.
+const MAX_VARIANTS: usize = 64;
+/// Upper bound on their size in bytes, unless a single one is larger.
+const MAX_BYTES: usize = 64 << 20;
 
-/// Prepares requests for a model with these inputs.
-pub fn requests(inputs: &[TensorSpec], filling: &Filling) -> anyhow::Result<Vec<Vec<Tensor>>> {
+/// Generates requests for a model with these inputs.
+pub fn requests(inputs: &[TensorSpec], filling: &Filling) -> anyhow::Result<Vec<Vec<BenchTensor>>> {
     for name in filling.shapes.iter().map(|shape| &shape.name).chain(filling.samples.as_ref().map(|s| &s.input)) {
         let known: Vec<&str> = inputs.iter().map(|input| input.name.as_str()).collect();
         ensure!(known.contains(&name.as_str()), "the model has no input {name:?}; its inputs are {known:?}");
@@ -120,8 +121,8 @@ pub fn requests(inputs: &[TensorSpec], filling: &Filling) -> anyhow::Result<Vec<
     let mut random = stream(filling.seed, u64::MAX);
     let mut requests = Vec::new();
     let mut bytes = 0;
-    while requests.len() < MOST_VARIANTS && (requests.is_empty() || bytes < MOST_BYTES) {
-        let request: Vec<Tensor> =
+    while requests.len() < MAX_VARIANTS && (requests.is_empty() || bytes < MAX_BYTES) {
+        let request: Vec<BenchTensor> =
             inputs.iter().map(|input| tensor(input, filling, requests.len(), &mut random)).collect::<Result<_, _>>()?;
         bytes += request.iter().map(|tensor| tensor.data.len()).sum::<usize>();
         requests.push(request);
@@ -129,7 +130,12 @@ pub fn requests(inputs: &[TensorSpec], filling: &Filling) -> anyhow::Result<Vec<
     Ok(requests)
 }
 
-fn tensor(input: &TensorSpec, filling: &Filling, variant: usize, random: &mut Random) -> anyhow::Result<Tensor> {
+fn tensor(
+    input: &TensorSpec,
+    filling: &Filling,
+    variant: usize,
+    random: &mut SeededRng,
+) -> anyhow::Result<BenchTensor> {
     if let Some(samples) = filling.samples.as_ref().filter(|samples| samples.input == input.name) {
         let datatype = input.datatype;
         ensure!(datatype == DataType::Fp32, "--input fills FP32 inputs only; {:?} is {datatype}", input.name);
@@ -138,14 +144,15 @@ fn tensor(input: &TensorSpec, filling: &Filling, variant: usize, random: &mut Ra
     let shape = shape(input, filling)?;
     let elements = shape.iter().try_fold(1i64, |product, &dim| product.checked_mul(dim));
     let size = input.datatype.size().unwrap_or(4);
-    let Some(elements) = elements.filter(|&elements| elements <= (MOST_BYTES / size) as i64) else {
+    let Some(elements) = elements.filter(|&elements| elements <= (MAX_BYTES / size) as i64) else {
         bail!("input {:?} of shape {shape:?} is too large to generate; choose a smaller --shape or --rows", input.name);
     };
     let data = (0..elements).flat_map(|_| element(input.datatype, random)).collect::<Vec<u8>>().into();
-    Ok(Tensor { name: input.name.clone(), datatype: input.datatype, shape, data })
+    Ok(BenchTensor { name: input.name.clone(), datatype: input.datatype, shape, data })
 }
 
-/// The declared shape with every open dimension filled: the first one by the rows, others by `--shape` or 1.
+/// Returns the declared shape with every open dimension filled: the first one by the rows, others
+/// by `--shape` or 1.
 fn shape(input: &TensorSpec, filling: &Filling) -> anyhow::Result<Vec<i64>> {
     let mut shape = input.shape.clone();
     let Some((first, rest)) = shape.split_first_mut() else {
@@ -169,9 +176,9 @@ fn shape(input: &TensorSpec, filling: &Filling) -> anyhow::Result<Vec<i64>> {
     Ok(shape)
 }
 
-/// One element: real numbers in [0, 1), since most inputs are scaled so; zero for integers, which are often indices
-/// into a table of a size that nobody declares; empty strings.
-fn element(datatype: DataType, random: &mut Random) -> impl Iterator<Item = u8> + use<> {
+/// Draws one element: real numbers in [0, 1), since most inputs are scaled so; zero for integers,
+/// which are often indices into a table of undeclared size; empty strings.
+fn element(datatype: DataType, random: &mut SeededRng) -> impl Iterator<Item = u8> + use<> {
     use ripieno_workload::unit;
     let (bytes, len) = match datatype {
         DataType::Fp32 => (widen((unit(random) as f32).to_le_bytes()), 4),

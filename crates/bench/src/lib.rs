@@ -1,7 +1,9 @@
-//! Open-loop load on any server of the Open Inference Protocol: it knows the protocol and no server of ours.
+//! Open-loop load for any server of the Open Inference Protocol; it depends on the protocol only,
+//! not on our server.
 //!
-//! [`target::Client`] talks to a server, [`inputs::requests`] prepares what to send, [`load::open_loop`] sends it by a schedule
-//! and reports; [`measure`] makes all the runs of a command line, [`BenchArgs`].
+//! [`target::Client`] is a client of a server, [`inputs::requests`] generates the requests,
+//! [`load::open_loop`] sends them by a schedule and reports; [`measure`] makes all the runs of a
+//! command line, [`BenchArgs`].
 
 mod args;
 pub mod inputs;
@@ -19,12 +21,12 @@ use ripieno_report::{Search, search};
 
 use args::ArrivalArg;
 pub use args::BenchArgs;
-pub use output::{Results, Row, table};
-use session::Session;
+pub use output::{BenchResults, BenchRow, table};
+use session::BenchSession;
 
-/// Makes all the runs that were asked for.
-pub fn measure(args: &BenchArgs, runtime: &tokio::runtime::Runtime) -> anyhow::Result<Results> {
-    let mut session = runtime.block_on(Session::open(args))?;
+/// Makes all the runs of a command line.
+pub fn measure(args: &BenchArgs, runtime: &tokio::runtime::Runtime) -> anyhow::Result<BenchResults> {
+    let mut session = runtime.block_on(BenchSession::open(args))?;
     let (mut last_good, mut first_bad) = (None, None);
     if args.find_goodput {
         session.slo_ms.context(
@@ -50,12 +52,12 @@ pub fn measure(args: &BenchArgs, runtime: &tokio::runtime::Runtime) -> anyhow::R
 
 fn results(
     args: &BenchArgs,
-    session: Session<'_>,
-    best: Option<Row>,
-    last_good: Option<Row>,
-    first_bad: Option<Row>,
-) -> Results {
-    Results {
+    session: BenchSession<'_>,
+    best: Option<BenchRow>,
+    last_good: Option<BenchRow>,
+    first_bad: Option<BenchRow>,
+) -> BenchResults {
+    BenchResults {
         url: args.url.clone(),
         model: args.model.clone(),
         protocol: format!("{:?}", session.protocol).to_lowercase(),

@@ -1,13 +1,15 @@
 //! Open-loop load: every send time is fixed before the run starts.
 //!
-//! A client that waits for an answer before it sends the next request slows down together with the server and so hides
-//! exactly the latencies that matter. Here the arrival process alone decides when a request is due, a slow server gets
-//! no relief, and latency counts from the *due* time: what the generator itself is late by is charged to the request
-//! and also reported apart (`send_lag`), so that a reader can tell a slow server from a slow generator.
+//! A client that waits for an answer before it sends the next request slows down together with the
+//! server, and so hides exactly the latencies that matter. Here the arrival process alone decides
+//! when a request is due, a slow server gets no relief, and latency counts from the *due* time: the
+//! generator's own delay is part of a request's latency, and is also reported separately
+//! (`send_lag`), so that a reader can distinguish a slow server from a slow generator.
 //!
-//! One thread keeps the send times, because tokio's timers tick in milliseconds: it sleeps until shortly before a due
-//! time, yields until the instant, and hands the request to a task. Where gaps are short it only sleeps, and is some 60 µs late. At most `max_outstanding` requests are in flight; one
-//! that is due beyond that is not sent and counts as bad.
+//! One thread waits for the send times, because tokio's timers tick in milliseconds: it sleeps
+//! until shortly before a due time, yields until the instant, and hands the request to a task.
+//! Where gaps are short it only sleeps, and is some 60 µs late. At most `max_outstanding` requests
+//! are in flight; a request that is due beyond that is not sent and counts as bad.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -21,54 +23,56 @@ use ripieno_report::Latencies;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc};
 
-/// What became of one request, as far as the target can tell.
+/// The outcome of one request, as far as the target can tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RequestOutcome {
     /// A complete, successful answer.
     Answered,
-    /// Anything else.
+    /// Any other outcome.
     Failed {
-        /// The class that failures are counted by: "HTTP 429", "DEADLINE_EXCEEDED", "connection"; few in number.
+        /// Class by which failures are counted: "HTTP 429", "DEADLINE_EXCEEDED", "connection"; few
+        /// in number.
         class: String,
-        /// What the server or the system said.
+        /// The message of the server or the system.
         message: String,
     },
 }
 
-/// Something that answers requests.
-pub trait Target: Send + Sync + 'static {
+/// A server under load.
+pub trait BenchTarget: Send + Sync + 'static {
     /// Sends the request `index` of the run and waits for the whole answer.
-    fn send(&self, index: u64) -> impl Future<Output = Outcome> + Send;
+    fn send(&self, index: u64) -> impl Future<Output = RequestOutcome> + Send;
 }
 
-/// One run.
-pub struct Plan {
-    /// When requests are due, in order; must end.
+/// The schedule and the limits of one run.
+pub struct LoadSchedule {
+    /// Times at which requests are due, in order; finite.
     pub due: Box<dyn Iterator<Item = Time> + Send>,
     /// Requests due before this are sent but not counted.
     pub warmup: Nanos,
-    /// When the last request may be due: the end of the counted window.
+    /// End of the counted window, after which no request is due.
     pub end: Nanos,
-    /// Answers within this count towards goodput; none: every answer is in time.
+    /// Latency within which answers count towards goodput; none: every answer is in time.
     pub slo: Option<Nanos>,
-    /// How long after its due time a request is given up.
+    /// Time after its due time at which a request is given up.
     pub timeout: Duration,
-    /// How many requests may be on the wire; others wait for their turn, at the expense of their latency.
+    /// Largest number of requests that are sent at a time; others wait, which adds to their
+    /// latency.
     pub max_in_flight: usize,
-    /// How many requests may be on the wire or waiting; one more is not sent.
+    /// Largest number of requests sent or waiting; one more is not sent.
     pub max_outstanding: usize,
 }
 
-/// How often one class of failure occurred.
+/// The failures of one class.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
-    /// Requests.
+pub struct FailureCount {
+    /// Number of requests.
     pub count: u64,
     /// The first message of the class.
     pub example: String,
 }
 
-/// What a run gave; counts are of the requests that were due in the window.
+/// The result of a run; counts are of the requests that were due in the window.
 #[derive(Clone, Debug)]
 pub struct LoadReport {
     /// The length of the window.
@@ -77,68 +81,74 @@ pub struct LoadReport {
     pub requests: u64,
     /// Requests answered, in time or not.
     pub answered: u64,
-    /// Of the answers, those after the SLO.
+    /// Answers after the SLO.
     pub late: u64,
     /// Requests not sent because too many were outstanding.
     pub not_sent: u64,
     /// Requests that failed, by class.
-    pub failures: BTreeMap<String, Failure>,
+    pub failures: BTreeMap<String, FailureCount>,
     /// Latencies of all answers, from the due time.
     pub latencies: Latencies,
-    /// How late the generator was: from the due time until a request was handed to the connection.
+    /// Delay of the generator: from the due time until a request was handed to the connection.
     pub send_lag: Latencies,
 }
 
 impl LoadReport {
-    /// Requests that did not get an answer in time, over all requests.
+    /// Returns the fraction of requests without an answer in time.
     pub fn bad_rate(&self) -> f64 {
         let in_time = self.answered - self.late;
         if self.requests == 0 { 0.0 } else { 1.0 - in_time as f64 / self.requests as f64 }
     }
 
-    /// A count as a rate over the window.
+    /// Returns a count as a rate over the window.
     pub fn per_second(&self, count: u64) -> f64 {
         if self.window > Nanos::ZERO { count as f64 / self.window.as_secs_f64() } else { 0.0 }
     }
 }
 
-/// What a task tells about its request.
-struct Record {
+/// The result of a request, as its task reports it.
+struct RequestRecord {
     counted: bool,
     latency: Nanos,
-    /// None if the request never got its turn to be sent.
+    /// None if the request was never sent.
     lag: Option<Nanos>,
-    outcome: Outcome,
+    outcome: RequestOutcome,
 }
 
-/// What the sending thread counted itself.
-struct Sent {
+/// The counters of the sending thread.
+struct SendCounts {
     due: u64,
     not_sent: u64,
 }
 
-/// How long before a due time the sending thread wakes up: a sleeping thread is late by about 60 µs on Linux.
+/// Time before a due time at which the sending thread wakes up: a sleeping thread is late by about
+/// 60 µs on Linux.
 const WAKE_EARLY: Duration = Duration::from_micros(100);
-/// The shortest gap whose end is waited for awake. So the sending thread never keeps more than a tenth of a core busy with
-/// waiting: on a small machine that core is the server's.
+/// The shortest gap whose end is waited for awake. So the sending thread never keeps more than a
+/// tenth of a core busy with waiting: on a small machine the server needs that core.
 const LONG_GAP: Nanos = Nanos::from_millis(1);
-/// How long the sending thread sleeps at most before it looks whether anybody still wants the run.
-const LONGEST_SLEEP: Duration = Duration::from_millis(100);
-/// How long after the start of a run the first request may be due.
-const HEAD_START: Duration = Duration::from_millis(10);
+/// Longest sleep of the sending thread before it checks whether the run has been dropped.
+const MAX_SLEEP: Duration = Duration::from_millis(100);
+/// Time between the start of a run and time 0 of its schedule.
+const START_DELAY: Duration = Duration::from_millis(10);
 
-/// Sends the plan's requests to `target` and waits until each is answered, failed or given up.
+/// Sends the requests of a schedule to `target` and waits until each is answered, failed or given
+/// up.
 ///
 /// Dropping the future stops the run.
-pub async fn open_loop<T: Target>(target: Arc<T>, plan: Plan, progress: &ProgressBar) -> anyhow::Result<LoadReport> {
+pub async fn open_loop<T: BenchTarget>(
+    target: Arc<T>,
+    plan: LoadSchedule,
+    progress: &ProgressBar,
+) -> anyhow::Result<LoadReport> {
     let (warmup, window, slo) = (plan.warmup, plan.end - plan.warmup, plan.slo);
     let (records, mut inbox) = mpsc::channel(1024);
-    let run = Run {
+    let run = LoadRun {
         target,
-        origin: Instant::now() + HEAD_START,
+        origin: Instant::now() + START_DELAY,
         warmup,
         timeout: plan.timeout,
-        turns: Arc::new(Semaphore::new(plan.max_in_flight.max(1))),
+        in_flight: Arc::new(Semaphore::new(plan.max_in_flight.max(1))),
         outstanding: Arc::new(Semaphore::new(plan.max_outstanding.max(1))),
         records,
     };
@@ -176,7 +186,7 @@ impl LoadReport {
         }
     }
 
-    fn add(&mut self, record: Record, slo: Option<Nanos>) {
+    fn add(&mut self, record: RequestRecord, slo: Option<Nanos>) {
         if !record.counted {
             return;
         }
@@ -184,35 +194,35 @@ impl LoadReport {
             self.send_lag.record(lag);
         }
         match record.outcome {
-            Outcome::Answered => {
+            RequestOutcome::Answered => {
                 self.answered += 1;
                 self.late += u64::from(slo.is_some_and(|slo| record.latency > slo));
                 self.latencies.record(record.latency);
             }
-            Outcome::Failed { class, message } => {
-                self.failures.entry(class).or_insert(Failure { count: 0, example: message }).count += 1;
+            RequestOutcome::Failed { class, message } => {
+                self.failures.entry(class).or_insert(FailureCount { count: 0, example: message }).count += 1;
             }
         }
     }
 }
 
-/// What the sending thread and the tasks share.
-struct Run<T> {
+/// State shared by the sending thread and the tasks.
+struct LoadRun<T> {
     target: Arc<T>,
     /// The instant of time 0.
     origin: Instant,
     warmup: Nanos,
     timeout: Duration,
-    turns: Arc<Semaphore>,
+    in_flight: Arc<Semaphore>,
     outstanding: Arc<Semaphore>,
-    records: mpsc::Sender<Record>,
+    records: mpsc::Sender<RequestRecord>,
 }
 
-impl<T: Target> Run<T> {
-    /// The sending thread: hands over each request at its due time. Dropping `self` at the end lets the run end once the
-    /// last task has reported.
-    fn send_all(self, due: impl Iterator<Item = Time>, handle: &Handle) -> Sent {
-        let mut sent = Sent { due: 0, not_sent: 0 };
+impl<T: BenchTarget> LoadRun<T> {
+    /// Hands over each request at its due time, on the sending thread. Dropping `self` at the end
+    /// lets the run end once the last task has reported.
+    fn send_all(self, due: impl Iterator<Item = Time>, handle: &Handle) -> SendCounts {
+        let mut sent = SendCounts { due: 0, not_sent: 0 };
         let mut last = Nanos::ZERO;
         for (index, due) in due.enumerate() {
             let due = due - Time::ORIGIN;
@@ -225,13 +235,15 @@ impl<T: Target> Run<T> {
             sent.due += u64::from(counted);
             match self.outstanding.clone().try_acquire_owned() {
                 Ok(permit) => {
-                    let (target, turns) = (self.target.clone(), self.turns.clone());
+                    let (target, turns) = (self.target.clone(), self.in_flight.clone());
                     let (origin, timeout, records) = (self.origin, self.timeout, self.records.clone());
                     handle.spawn(async move {
-                        let record =
-                            Record { counted, ..request(&*target, index as u64, origin, due, timeout, &turns).await };
+                        let record = RequestRecord {
+                            counted,
+                            ..request(&*target, index as u64, origin, due, timeout, &turns).await
+                        };
                         drop(permit);
-                        // The run may have been given up; then nobody wants the record.
+                        // If the run has been dropped, there is no receiver.
                         let _ = records.send(record).await;
                     });
                 }
@@ -241,7 +253,8 @@ impl<T: Target> Run<T> {
         sent
     }
 
-    /// Waits until `due`, the last while awake; false if the run was given up meanwhile.
+    /// Waits until `due`, the last `awake` of it without sleeping; returns false if the run has
+    /// been dropped.
     fn wait_until(&self, due: Nanos, awake: Duration) -> bool {
         let due = self.origin + Duration::from_nanos(due.0.max(0) as u64);
         loop {
@@ -251,37 +264,37 @@ impl<T: Target> Run<T> {
             }
             match left {
                 Duration::ZERO => return true,
-                left if left > awake => std::thread::sleep((left - awake).min(LONGEST_SLEEP)),
+                left if left > awake => std::thread::sleep((left - awake).min(MAX_SLEEP)),
                 _ => std::thread::yield_now(),
             }
         }
     }
 }
 
-/// One request, from its due time to its end. `counted` is the caller's to set.
-async fn request<T: Target>(
+/// Runs one request, from its due time to its end. The caller sets `counted`.
+async fn request<T: BenchTarget>(
     target: &T,
     index: u64,
     origin: Instant,
     due: Nanos,
     timeout: Duration,
     turns: &Semaphore,
-) -> Record {
+) -> RequestRecord {
     let due = origin + Duration::from_nanos(due.0.max(0) as u64);
     let since_due = || Nanos(due.elapsed().as_nanos() as i64);
     let mut lag = None;
     let attempt = async {
-        // The semaphore is never closed, so a turn is always granted in the end.
+        // The semaphore is never closed, so a permit is always granted in the end.
         let _turn = turns.acquire().await;
         lag = Some(since_due());
         target.send(index).await
     };
     let outcome = match tokio::time::timeout_at((due + timeout).into(), attempt).await {
         Ok(outcome) => outcome,
-        Err(_) => Outcome::Failed {
+        Err(_) => RequestOutcome::Failed {
             class: "client timeout".into(),
             message: format!("no answer within {} ms (--timeout-ms)", timeout.as_millis()),
         },
     };
-    Record { counted: true, latency: since_due(), lag, outcome }
+    RequestRecord { counted: true, latency: since_due(), lag, outcome }
 }

@@ -1,4 +1,4 @@
-//! What `bench` prints.
+//! The output of `bench`.
 
 use std::collections::BTreeMap;
 
@@ -10,16 +10,16 @@ use super::load::LoadReport;
 
 /// One run, as printed.
 #[derive(Clone, Debug, Serialize)]
-pub struct Row {
-    /// The rate that was asked for; null for a trace, which has its own.
+pub struct BenchRow {
+    /// The offered rate; null for a trace, which has its own.
     pub rate: Option<f64>,
-    /// Requests that were due, a second.
+    /// Requests that were due, per second.
     pub offered_rps: f64,
-    /// Requests answered, a second.
+    /// Requests answered, per second.
     pub achieved_rps: f64,
-    /// Requests answered within the SLO, a second; null without an SLO.
+    /// Requests answered within the SLO, per second; null without an SLO.
     pub goodput_rps: Option<f64>,
-    /// Requests failed, not sent or late, over all.
+    /// Fraction of requests that failed, were not sent or were late.
     pub bad_rate: f64,
     /// Median latency of the answers, from the due time.
     pub p50_ms: Option<f64>,
@@ -31,24 +31,24 @@ pub struct Row {
     pub max_ms: Option<f64>,
     /// Mean.
     pub mean_ms: Option<f64>,
-    /// 99th percentile of how late the generator itself was.
+    /// 99th percentile of the generator's own delay.
     pub send_lag_p99_ms: Option<f64>,
-    /// Requests counted.
+    /// Number of requests.
     pub requests: u64,
-    /// Of these, answered.
+    /// Requests answered.
     pub answered: u64,
-    /// Of the answers, those after the SLO.
+    /// Answers after the SLO.
     pub late: u64,
-    /// Of the requests, those not sent because too many were outstanding.
+    /// Requests not sent because too many were outstanding.
     pub not_sent: u64,
-    /// Of the requests, those that failed, by status.
+    /// Failed requests, by status.
     pub errors: BTreeMap<String, u64>,
 }
 
-impl Row {
+impl BenchRow {
     /// The figures of a run at `rate`.
-    pub fn new(rate: Option<f64>, report: &LoadReport, slo: Option<Nanos>) -> Row {
-        Row {
+    pub fn new(rate: Option<f64>, report: &LoadReport, slo: Option<Nanos>) -> BenchRow {
+        BenchRow {
             rate,
             offered_rps: report.per_second(report.requests),
             achieved_rps: report.per_second(report.answered),
@@ -69,9 +69,9 @@ impl Row {
     }
 }
 
-/// What a whole call of `bench` gave.
+/// The results of one `bench` command.
 #[derive(Clone, Debug, Serialize)]
-pub struct Results {
+pub struct BenchResults {
     /// The server.
     pub url: String,
     /// The model.
@@ -80,27 +80,27 @@ pub struct Results {
     pub protocol: String,
     /// The arrival process.
     pub arrival: String,
-    /// Its seed.
+    /// The seed of the arrival process.
     pub seed: u64,
-    /// The SLO that answers were judged by.
+    /// The SLO of the answers.
     pub slo_ms: Option<f64>,
-    /// The counted part of each run.
+    /// Length of the counted window of each run, in seconds.
     pub duration_s: f64,
-    /// The figures of the last run or, where goodput was searched, of the last good one.
+    /// The figures of the last run or, for a goodput search, of the last run that passed.
     #[serde(flatten)]
-    pub best: Option<Row>,
+    pub best: Option<BenchRow>,
     /// All runs, in order.
-    pub runs: Vec<Row>,
-    /// The last rate that passed, where goodput was searched.
+    pub runs: Vec<BenchRow>,
+    /// The highest rate that passed, for a goodput search.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub last_good: Option<Row>,
-    /// The first rate that failed, where goodput was searched.
+    pub last_good: Option<BenchRow>,
+    /// The lowest rate that failed, for a goodput search.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub first_bad: Option<Row>,
+    pub first_bad: Option<BenchRow>,
 }
 
-/// The runs as a table, with a line on each kind of error.
-pub fn table(results: &Results) -> String {
+/// Formats the runs as a table, with a line on each kind of error.
+pub fn table(results: &BenchResults) -> String {
     let headers = [
         "offered/s",
         "answered/s",
@@ -130,14 +130,17 @@ pub fn table(results: &Results) -> String {
         ]);
     }
     let slo = results.slo_ms.map_or("no SLO".to_owned(), |slo| format!("SLO {} ms", number(slo)));
-    let Results { model, url, protocol, arrival, duration_s, .. } = results;
+    let BenchResults { model, url, protocol, arrival, duration_s, .. } = results;
     let runs = number(*duration_s);
-    format!("{model} at {url} ({protocol}), {arrival} arrivals, {runs} s a run, {slo}\n{table}{}", found(results))
+    format!(
+        "{model} at {url} ({protocol}), {arrival} arrivals, {runs} s a run, {slo}\n{table}{}",
+        goodput_line(results)
+    )
 }
 
-/// The answer of a goodput search; nothing for other runs.
-fn found(results: &Results) -> String {
-    let offered = |row: &Option<Row>| row.as_ref().map(|row| number(row.offered_rps));
+/// Returns the result of a goodput search as text; empty for other runs.
+fn goodput_line(results: &BenchResults) -> String {
+    let offered = |row: &Option<BenchRow>| row.as_ref().map(|row| number(row.offered_rps));
     match (offered(&results.last_good), offered(&results.first_bad)) {
         (Some(good), Some(bad)) => format!("\ngoodput: {good} requests/s (at {bad}/s more than 1 % were bad)"),
         (Some(good), None) => format!("\ngoodput: at least {good} requests/s"),
@@ -146,7 +149,7 @@ fn found(results: &Results) -> String {
     }
 }
 
-fn errors(row: &Row) -> String {
+fn errors(row: &BenchRow) -> String {
     let mut kinds: Vec<String> = row.errors.iter().map(|(class, count)| format!("{count} × {class}")).collect();
     if row.late > 0 {
         kinds.push(format!("{} late", row.late));

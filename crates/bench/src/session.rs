@@ -9,32 +9,32 @@ use ripieno_base::{Nanos, Time};
 use ripieno_workload::{Arrivals, trace};
 
 use super::args::{ArrivalArg, BenchArgs};
-use super::inputs::{self, Filling, Samples};
-use super::load::{Plan, open_loop};
-use super::output::Row;
-use super::target::door::Door;
+use super::inputs::{self, Filling, InputSamples};
+use super::load::{LoadSchedule, open_loop};
+use super::output::BenchRow;
+use super::target::tls::ClientAuth;
 use super::target::{Address, Client, Protocol};
 
-/// A connection to the model under load, and the runs made so far.
-pub(crate) struct Session<'a> {
+/// A client of the model under load, with the runs so far.
+pub(crate) struct BenchSession<'a> {
     args: &'a BenchArgs,
     client: Arc<Client>,
     max_in_flight: usize,
     trace: Vec<Time>,
     /// The protocol in use.
     pub(crate) protocol: Protocol,
-    /// The SLO given, or else the server's.
+    /// The given SLO, or else the server's.
     pub(crate) slo_ms: Option<f64>,
-    /// Seconds that each run measures.
+    /// Length of the measured window of each run, in seconds.
     pub(crate) window_s: f64,
     /// All runs, in order.
-    pub(crate) runs: Vec<Row>,
+    pub(crate) runs: Vec<BenchRow>,
 }
 
-impl<'a> Session<'a> {
-    /// Reads the files, asks the server about the model and prepares the requests.
-    pub(crate) async fn open(args: &'a BenchArgs) -> anyhow::Result<Session<'a>> {
-        let samples = args.input.as_deref().map(Samples::read).transpose()?;
+impl<'a> BenchSession<'a> {
+    /// Reads the files, fetches the model's metadata and generates the requests.
+    pub(crate) async fn open(args: &'a BenchArgs) -> anyhow::Result<BenchSession<'a>> {
+        let samples = args.input.as_deref().map(InputSamples::read).transpose()?;
         let trace = match &args.arrival {
             ArrivalArg::Trace(file) => trace::read(file, Some(&args.model))?,
             ArrivalArg::Process(_) => Vec::new(),
@@ -43,16 +43,16 @@ impl<'a> Session<'a> {
         let protocol = protocol(args, &address)?;
         let connections = args.connections.unwrap_or(if protocol == Protocol::Http { 512 } else { 8 }) as usize;
         let max_in_flight = if protocol == Protocol::Http { connections } else { args.max_outstanding as usize };
-        let door = Door::open(&args.door, &address)?;
-        let mut client = Client::new(&address.authority, protocol, &args.model, connections, &door)?;
+        let auth = ClientAuth::open(&args.tls, &address)?;
+        let mut client = Client::new(&address.authority, protocol, &args.model, connections, &auth)?;
         let description = client.describe().await?;
         let filling = Filling { rows: args.rows as usize, shapes: args.shape.clone(), samples, seed: args.seed };
-        let requests = match args.walks.apply(&description.inputs) {
+        let requests = match args.walks.is_needed(&description.inputs) {
             true => args.walks.requests(&description.inputs, args.seed)?,
             false => inputs::requests(&description.inputs, &filling)?,
         };
         client.prepare(&requests, args.json_tensors)?;
-        Ok(Session {
+        Ok(BenchSession {
             args,
             client: Arc::new(client),
             max_in_flight,
@@ -64,14 +64,14 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// One run at `rate`, or of the trace if there is none; also kept in `runs`.
-    pub(crate) async fn run(&mut self, rate: Option<f64>) -> anyhow::Result<Row> {
+    /// Makes one run at `rate`, or of the trace if there is none, and adds it to `runs`.
+    pub(crate) async fn run(&mut self, rate: Option<f64>) -> anyhow::Result<BenchRow> {
         let plan = self.plan(rate)?;
         let slo = plan.slo;
         let progress = progress(rate);
         let report = open_loop(self.client.clone(), plan, &progress).await?;
         progress.finish_and_clear();
-        let row = Row::new(rate, &report, slo);
+        let row = BenchRow::new(rate, &report, slo);
         for (class, failure) in &report.failures {
             eprintln!("{} × {class}, the first: {}", failure.count, failure.example);
         }
@@ -85,7 +85,7 @@ impl<'a> Session<'a> {
         Ok(row)
     }
 
-    fn plan(&self, rate: Option<f64>) -> anyhow::Result<Plan> {
+    fn plan(&self, rate: Option<f64>) -> anyhow::Result<LoadSchedule> {
         let args = self.args;
         let warmup = Nanos::from_secs_f64(args.warmup);
         let end = warmup + Nanos::from_secs_f64(self.window_s);
@@ -96,7 +96,7 @@ impl<'a> Session<'a> {
             }
             _ => Box::new(self.trace.clone().into_iter()),
         };
-        Ok(Plan {
+        Ok(LoadSchedule {
             due,
             warmup,
             end,
@@ -108,7 +108,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// The protocol that URL and arguments agree on.
+/// Returns the protocol by URL and arguments, which must agree.
 fn protocol(args: &BenchArgs, address: &Address) -> anyhow::Result<Protocol> {
     if let (Some(scheme), Some(asked)) = (address.protocol, args.protocol) {
         ensure!(scheme == asked, "{} and --protocol contradict each other; leave --protocol out", args.url);
@@ -118,7 +118,7 @@ fn protocol(args: &BenchArgs, address: &Address) -> anyhow::Result<Protocol> {
     Ok(protocol)
 }
 
-/// How long each run measures: as asked, or until the trace's last arrival.
+/// Returns the length of each run's window: as given, or until the trace's last arrival.
 fn window_s(args: &BenchArgs, trace: &[Time]) -> anyhow::Result<f64> {
     let Some(&last) = trace.last() else { return Ok(args.duration) };
     let window_s = (last - Time::ORIGIN).as_secs_f64() - args.warmup;
@@ -127,7 +127,7 @@ fn window_s(args: &BenchArgs, trace: &[Time]) -> anyhow::Result<f64> {
     })
 }
 
-/// A spinner on a terminal, nothing elsewhere.
+/// Returns a spinner, which only shows on a terminal.
 fn progress(rate: Option<f64>) -> ProgressBar {
     let style = ProgressStyle::with_template("{spinner} {prefix} {elapsed} {msg}");
     let bar = ProgressBar::new_spinner().with_style(style.expect("the template is a constant that indicatif accepts"));

@@ -1,4 +1,4 @@
-//! The load generator against small servers that do as they are told.
+//! The load generator against small test servers.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -19,10 +19,10 @@ use ripieno_model::{DataType, TensorSpec};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 
-use super::args::{BenchArgs, Sweep};
-use super::inputs::{self, Filling, Samples};
-use super::load::{LoadReport, Outcome, Plan, Target, open_loop};
-use super::target::door::Door;
+use super::args::{BenchArgs, RateSweep};
+use super::inputs::{self, Filling, InputSamples};
+use super::load::{BenchTarget, LoadReport, LoadSchedule, RequestOutcome, open_loop};
+use super::target::tls::ClientAuth;
 use super::target::{Client, Protocol};
 
 #[derive(clap::Parser)]
@@ -36,9 +36,9 @@ fn parse(line: &str) -> Result<BenchArgs, String> {
     command.bench.check().map(|()| command.bench)
 }
 
-/// `count` requests a millisecond apart, all counted.
-fn plan(count: i64) -> Plan {
-    Plan {
+/// Returns a schedule of `count` requests a millisecond apart, all counted.
+fn plan(count: i64) -> LoadSchedule {
+    LoadSchedule {
         due: Box::new((0..count).map(|at| Time::ORIGIN + Nanos::from_millis(at))),
         warmup: Nanos::ZERO,
         end: Nanos::from_millis(count),
@@ -49,7 +49,7 @@ fn plan(count: i64) -> Plan {
     }
 }
 
-async fn drive<T: Target>(target: T, plan: Plan) -> LoadReport {
+async fn drive<T: BenchTarget>(target: T, plan: LoadSchedule) -> LoadReport {
     open_loop(Arc::new(target), plan, &ProgressBar::hidden()).await.unwrap()
 }
 
@@ -60,14 +60,14 @@ struct Stalled {
     open: watch::Sender<bool>,
 }
 
-impl Target for Stalled {
-    async fn send(&self, _index: u64) -> Outcome {
+impl BenchTarget for Stalled {
+    async fn send(&self, _index: u64) -> RequestOutcome {
         if self.sent.fetch_add(1, Ordering::SeqCst) + 1 == self.expected {
             self.open.send_replace(true);
         }
         let mut open = self.open.subscribe();
         let _ = open.wait_for(|open| *open).await;
-        Outcome::Answered
+        RequestOutcome::Answered
     }
 }
 
@@ -75,22 +75,23 @@ impl Target for Stalled {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stalled_server_gets_no_relief_and_the_stall_shows() {
     let target = Stalled { expected: 100, sent: AtomicU64::new(0), open: watch::Sender::new(false) };
-    let report = drive(target, Plan { slo: Some(Nanos::from_millis(50)), ..plan(100) }).await;
+    let report = drive(target, LoadSchedule { slo: Some(Nanos::from_millis(50)), ..plan(100) }).await;
     assert_eq!((report.requests, report.answered), (100, 100));
     // The first request was due 99 ms before the last, and nothing was answered before that one.
     assert!(report.latencies.max_ms().unwrap() >= 98.9);
     assert!(report.late >= 49 && report.bad_rate() >= 0.49);
 }
 
-/// Time spent waiting for a connection is the request's time too: the only connection is taken until all are due.
+/// Time spent waiting for a connection is part of the latency: the only connection is busy until
+/// all are due.
 #[tokio::test(flavor = "multi_thread")]
 async fn waiting_for_a_turn_counts_from_the_due_time() {
     struct Held(watch::Sender<bool>);
-    impl Target for Held {
-        async fn send(&self, _index: u64) -> Outcome {
+    impl BenchTarget for Held {
+        async fn send(&self, _index: u64) -> RequestOutcome {
             let mut open = self.0.subscribe();
             let _ = open.wait_for(|open| *open).await;
-            Outcome::Answered
+            RequestOutcome::Answered
         }
     }
     let open = watch::Sender::new(false);
@@ -101,7 +102,7 @@ async fn waiting_for_a_turn_counts_from_the_due_time() {
         opener.send_if_modified(|open| next.is_none() && !std::mem::replace(open, true));
         next
     });
-    let report = drive(Held(open), Plan { due: Box::new(due), max_in_flight: 1, ..plan(20) }).await;
+    let report = drive(Held(open), LoadSchedule { due: Box::new(due), max_in_flight: 1, ..plan(20) }).await;
     assert_eq!(report.answered, 20);
     assert!(report.latencies.max_ms().unwrap() >= 18.9);
     assert!(report.send_lag.max_ms().unwrap() >= 17.9);
@@ -110,13 +111,13 @@ async fn waiting_for_a_turn_counts_from_the_due_time() {
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_beyond_the_bound_are_not_sent_and_count_as_bad() {
     struct Never(Arc<Notify>);
-    impl Target for Never {
-        async fn send(&self, _index: u64) -> Outcome {
+    impl BenchTarget for Never {
+        async fn send(&self, _index: u64) -> RequestOutcome {
             self.0.notified().await;
-            Outcome::Answered
+            RequestOutcome::Answered
         }
     }
-    let bounded = Plan { max_outstanding: 3, timeout: Duration::from_millis(500), ..plan(10) };
+    let bounded = LoadSchedule { max_outstanding: 3, timeout: Duration::from_millis(500), ..plan(10) };
     let report = drive(Never(Arc::new(Notify::new())), bounded).await;
     assert_eq!((report.requests, report.not_sent, report.answered), (10, 7, 0));
     assert_eq!(report.failures["client timeout"].count, 3);
@@ -126,14 +127,14 @@ async fn requests_beyond_the_bound_are_not_sent_and_count_as_bad() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_warmup_is_sent_but_not_counted() {
     struct Counting(AtomicU64);
-    impl Target for Arc<Counting> {
-        async fn send(&self, _index: u64) -> Outcome {
+    impl BenchTarget for Arc<Counting> {
+        async fn send(&self, _index: u64) -> RequestOutcome {
             self.0.fetch_add(1, Ordering::SeqCst);
-            Outcome::Answered
+            RequestOutcome::Answered
         }
     }
     let target = Arc::new(Counting(AtomicU64::new(0)));
-    let report = drive(target.clone(), Plan { warmup: Nanos::from_millis(10), ..plan(30) }).await;
+    let report = drive(target.clone(), LoadSchedule { warmup: Nanos::from_millis(10), ..plan(30) }).await;
     assert_eq!((report.requests, report.answered, target.0.load(Ordering::SeqCst)), (20, 20, 30));
     assert_eq!(report.per_second(report.answered), 1000.0);
 }
@@ -178,12 +179,12 @@ async fn answer(request: Request<Incoming>, infers: Arc<AtomicU64>) -> Result<Re
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_is_described_and_its_statuses_are_counted() {
     let address = serve().await.to_string();
-    let mut client = Client::new(&address, Protocol::Http, "m", 8, &Door::default()).unwrap();
+    let mut client = Client::new(&address, Protocol::Http, "m", 8, &ClientAuth::default()).unwrap();
     let description = client.describe().await.unwrap();
     assert_eq!((description.inputs[0].shape.as_slice(), description.slo_ms), (&[-1, 4][..], Some(25.0)));
     let filling = Filling { rows: 2, ..Filling::default() };
     client.prepare(&inputs::requests(&description.inputs, &filling).unwrap(), false).unwrap();
-    let report = drive(client, Plan { max_in_flight: 8, ..plan(30) }).await;
+    let report = drive(client, LoadSchedule { max_in_flight: 8, ..plan(30) }).await;
     let count = |class: &str| report.failures[class].count;
     assert_eq!((report.answered, count("HTTP 429"), count("HTTP 504")), (16, 10, 4));
     assert_eq!(report.failures["HTTP 504"].example, r#"{"error":"too late"}"#);
@@ -218,7 +219,7 @@ async fn grpc_statuses_are_counted_by_name() {
             tokio::spawn(server.serve_connection(TokioIo::new(stream), service));
         }
     });
-    let mut client = Client::new(&address, Protocol::Grpc, "m", 2, &Door::default()).unwrap();
+    let mut client = Client::new(&address, Protocol::Grpc, "m", 2, &ClientAuth::default()).unwrap();
     let spec = TensorSpec { name: "x".into(), datatype: DataType::Fp32, shape: vec![-1, 4] };
     let filling = Filling { rows: 1, ..Filling::default() };
     client.prepare(&inputs::requests(&[spec], &filling).unwrap(), false).unwrap();
@@ -231,12 +232,15 @@ async fn grpc_statuses_are_counted_by_name() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unknown_model_or_server_is_named() {
     let address = serve().await.to_string();
-    let error =
-        Client::new(&address, Protocol::Http, "other", 1, &Door::default()).unwrap().describe().await.unwrap_err();
+    let error = Client::new(&address, Protocol::Http, "other", 1, &ClientAuth::default())
+        .unwrap()
+        .describe()
+        .await
+        .unwrap_err();
     assert!(error.to_string().contains("no such model"), "{error}");
-    let client = Client::new("127.0.0.1:1", Protocol::Http, "m", 1, &Door::default()).unwrap();
+    let client = Client::new("127.0.0.1:1", Protocol::Http, "m", 1, &ClientAuth::default()).unwrap();
     assert!(client.describe().await.unwrap_err().to_string().contains("is the server running"));
-    let client = Client::new("127.0.0.1:1", Protocol::Grpc, "m", 1, &Door::default()).unwrap();
+    let client = Client::new("127.0.0.1:1", Protocol::Grpc, "m", 1, &ClientAuth::default()).unwrap();
     assert!(client.describe().await.unwrap_err().to_string().contains("grpc://127.0.0.1:1"));
 }
 
@@ -268,7 +272,7 @@ fn inputs_fit_their_declaration() {
 #[test]
 fn samples_are_scaled_and_sent_in_turn() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/samples/digits.json");
-    let samples = Samples::read(file.as_ref()).unwrap();
+    let samples = InputSamples::read(file.as_ref()).unwrap();
     let first: Vec<f32> = samples.rows[0].data.iter().map(|&value| value as f32 / 16.0).collect();
     let spec = TensorSpec { name: "image".into(), datatype: DataType::Fp32, shape: vec![-1, 1, 8, 8] };
     let filling = Filling { rows: 2, samples: Some(samples), ..Filling::default() };
@@ -280,7 +284,7 @@ fn samples_are_scaled_and_sent_in_turn() {
 #[test]
 fn lines_are_parsed_or_refused_with_a_reason() {
     assert_eq!(parse("bench h:1 -m d --sweep 0.1:0.5:0.1").unwrap().sweep.unwrap().0.len(), 5);
-    assert_eq!(parse("bench h:1 -m d --sweep 1,20").unwrap().sweep, Some(Sweep(vec![1.0, 20.0])));
+    assert_eq!(parse("bench h:1 -m d --sweep 1,20").unwrap().sweep, Some(RateSweep(vec![1.0, 20.0])));
     assert!(parse("bench h:1 -m d --rate 5 --arrival gamma:0.3").is_ok());
     assert!(parse("bench h:1 -m d --find-goodput --rate 100").is_ok());
     for (line, reason) in [

@@ -1,65 +1,71 @@
-//! Requests of many sizes: for models in cells sequences, trees and graphs of the lengths and shapes that the user
-//! wants, for models that pad requests of the wanted lengths; filled at random.
+//! Requests of many sizes: for models in cells, sequences, trees and graphs of given lengths and
+//! shapes; for models that pad, requests of given lengths. Values are random.
 
-use super::inputs::Tensor;
+use super::inputs::BenchTensor;
 use anyhow::{Context, ensure};
 use clap::Args;
 use ripieno_executor::InputLengths;
 use ripieno_model::{DataType, TensorSpec};
 use ripieno_workload::{
-    Children, Lengths, Random, complete_tree, counted_lengths, parse_tree, stream, tree_shapes, unit,
+    Children, LengthDistribution, SeededRng, complete_tree, counted_lengths, parse_tree, stream, tree_shapes, unit,
 };
 use std::path::Path;
 
-/// What sequences and trees look like.
+/// Distributions of sequences and trees.
 #[derive(Args, Clone, Debug)]
 pub struct WalkArgs {
-    /// Lengths of sequences, and of requests that are padded: a number; europarl, the lengths of English sentences
-    /// scaled to a mean of 24; or MU,SIGMA,MIN,MAX of a log-normal law.
+    /// Lengths of sequences, and of padded requests: a number; europarl, the lengths of English
+    /// sentences scaled to a mean of 24; or MU,SIGMA,MIN,MAX of a log-normal distribution.
     #[arg(long, value_name = "LENGTHS", value_parser = lengths)]
-    lengths: Option<Lengths>,
+    lengths: Option<LengthDistribution>,
 
-    /// Shapes of trees, for models with an input named children: sst, the parse trees of sentences; a number, complete trees
-    /// of so many leaves; or a file with a tree on each line as nested brackets, x = leaf: ((xx)x). In models of walk "graph",
-    /// leaves run cell 0 and the others cell 1.
+    /// Shapes of trees, for models with an input named children: sst, the parse trees of sentences;
+    /// a number of leaves, for complete trees; or a file with a tree on each line as nested
+    /// brackets, x = leaf: ((xx)x). In models of walk "graph", leaves run cell 0 and the others
+    /// cell 1.
     #[arg(long, value_name = "TREES", default_value = "sst")]
     trees: String,
 
-    /// Whole-number elements of sequences and trees are drawn below this.
+    /// Upper bound, exclusive, of the whole-number elements of sequences and trees.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
     vocabulary: u32,
 }
 
-fn lengths(text: &str) -> Result<Lengths, String> {
+fn lengths(text: &str) -> Result<LengthDistribution, String> {
     const FORM: &str = "use a number, europarl, or MU,SIGMA,MIN,MAX";
     if text == "europarl" {
         return europarl().map_err(|error| error.to_string());
     }
     if let Ok(length) = text.parse::<u32>() {
-        return if length > 0 { Ok(Lengths::Fixed(length)) } else { Err("a length is at least 1".to_owned()) };
+        return if length > 0 {
+            Ok(LengthDistribution::Fixed(length))
+        } else {
+            Err("a length is at least 1".to_owned())
+        };
     }
     let parts: Vec<&str> = text.split(',').collect();
     let [mu, sigma, min, max] = parts[..] else { return Err(FORM.to_owned()) };
     let number = |text: &str| text.parse::<f64>().map_err(|_| FORM.to_owned());
     let whole = |text: &str| text.parse::<u32>().map_err(|_| FORM.to_owned());
-    Lengths::log_normal(number(mu)?, number(sigma)?, whole(min)?, whole(max)?).map_err(|error| error.to_string())
+    LengthDistribution::log_normal(number(mu)?, number(sigma)?, whole(min)?, whole(max)?)
+        .map_err(|error| error.to_string())
 }
 
-fn europarl() -> anyhow::Result<Lengths> {
-    Ok(Lengths::Histogram(counted_lengths("europarl-en")?.scaled_to(24.0)?))
+fn europarl() -> anyhow::Result<LengthDistribution> {
+    Ok(LengthDistribution::Histogram(counted_lengths("europarl-en")?.scaled_to(24.0)?))
 }
 
-/// Different requests, sent in turn.
+/// Number of different requests, which are sent in turn.
 const VARIANTS: usize = 512;
 
 impl WalkArgs {
-    /// Whether the user or the model wants lengths or trees.
-    pub fn apply(&self, inputs: &[TensorSpec]) -> bool {
+    /// Returns true if the user or the model requires lengths or trees.
+    pub fn is_needed(&self, inputs: &[TensorSpec]) -> bool {
         self.lengths.is_some() || inputs.iter().any(|input| input.name == "children")
     }
 
-    /// Requests for a model with these inputs.
-    pub fn requests(&self, inputs: &[TensorSpec], seed: u64) -> anyhow::Result<Vec<Vec<Tensor>>> {
+    /// Generates requests for a model with these inputs.
+    pub fn requests(&self, inputs: &[TensorSpec], seed: u64) -> anyhow::Result<Vec<Vec<BenchTensor>>> {
         let mut random = stream(seed, 1);
         let bring_trees = inputs.iter().any(|input| input.name == "children");
         let trees = if bring_trees { self.trees()? } else { Vec::new() };
@@ -72,14 +78,15 @@ impl WalkArgs {
         (0..VARIANTS).map(request).collect()
     }
 
-    /// Requests of `rows` rows that differ in length; none is longer than the model takes.
-    pub fn padded(
+    /// Generates requests of `rows` rows that differ in length; none is longer than the model's
+    /// maximum.
+    pub fn padded_requests(
         &self,
         inputs: &[TensorSpec],
         lengths: &InputLengths,
         rows: usize,
         seed: u64,
-    ) -> anyhow::Result<Vec<Vec<Tensor>>> {
+    ) -> anyhow::Result<Vec<Vec<BenchTensor>>> {
         let mut random = stream(seed, 1);
         let law = self.lengths.clone().map_or_else(europarl, Ok)?;
         let request = |_| {
@@ -88,7 +95,7 @@ impl WalkArgs {
                 let mut shape: Vec<i64> = spec.shape.iter().map(|&size| size.max(1)).collect();
                 shape[0] = rows as i64;
                 dim.iter().for_each(|&dim| shape[dim] = length);
-                // A mask says what counts: all of it.
+                // A mask marks the valid elements: all of them.
                 let mask = spec.name.contains("mask");
                 self.filled(spec, shape, |random| if mask { 1.0 } else { unit(random) }, &mut random)
             };
@@ -118,14 +125,14 @@ impl WalkArgs {
         Ok(parsed)
     }
 
-    /// One input of a request of `length` elements or nodes.
+    /// Generates one input of a request of `length` elements or nodes.
     fn tensor(
         &self,
         spec: &TensorSpec,
         length: usize,
         tree: Option<&Children>,
-        random: &mut Random,
-    ) -> anyhow::Result<Tensor> {
+        random: &mut SeededRng,
+    ) -> anyhow::Result<BenchTensor> {
         let rest = spec.shape.iter().skip(2).map(|&dim| dim.max(1));
         match (spec.name.as_str(), tree) {
             ("children", Some(tree)) => {
@@ -148,14 +155,14 @@ impl WalkArgs {
         }
     }
 
-    /// A tensor of numbers below 1, or of whole numbers below the vocabulary; 1 stays 1.
+    /// Generates a tensor of numbers below 1, or of whole numbers below the vocabulary; 1 stays 1.
     fn filled(
         &self,
         spec: &TensorSpec,
         shape: Vec<i64>,
-        draw: impl Fn(&mut Random) -> f64,
-        random: &mut Random,
-    ) -> anyhow::Result<Tensor> {
+        draw: impl Fn(&mut SeededRng) -> f64,
+        random: &mut SeededRng,
+    ) -> anyhow::Result<BenchTensor> {
         let elements = shape.iter().product::<i64>() as usize;
         let float = matches!(spec.datatype, DataType::Fp32 | DataType::Fp64);
         let whole = |drawn: f64| if drawn < 1.0 { (drawn * f64::from(self.vocabulary)).floor() } else { drawn };
@@ -165,8 +172,8 @@ impl WalkArgs {
     }
 }
 
-/// A tensor of these numbers in the input's type.
-fn numbers(spec: &TensorSpec, shape: Vec<i64>, values: impl Iterator<Item = f64>) -> anyhow::Result<Tensor> {
+/// Returns a tensor of these numbers in the input's type.
+fn numbers(spec: &TensorSpec, shape: Vec<i64>, values: impl Iterator<Item = f64>) -> anyhow::Result<BenchTensor> {
     let bytes: Vec<u8> = match spec.datatype {
         DataType::Fp32 => values.flat_map(|value| (value as f32).to_le_bytes()).collect(),
         DataType::Fp64 => values.flat_map(f64::to_le_bytes).collect(),
@@ -177,7 +184,7 @@ fn numbers(spec: &TensorSpec, shape: Vec<i64>, values: impl Iterator<Item = f64>
             spec.name
         ),
     };
-    Ok(Tensor { name: spec.name.clone(), datatype: spec.datatype, shape, data: bytes.into() })
+    Ok(BenchTensor { name: spec.name.clone(), datatype: spec.datatype, shape, data: bytes.into() })
 }
 
 #[cfg(test)]
@@ -194,14 +201,14 @@ mod tests {
         TensorSpec { name: name.to_owned(), datatype: DataType::Int64, shape: shape.to_vec() }
     }
 
-    fn ints(tensor: &Tensor) -> Vec<i64> {
+    fn ints(tensor: &BenchTensor) -> Vec<i64> {
         tensor.data.as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect()
     }
 
     #[test]
     fn sequences_have_the_wanted_lengths_and_other_dimensions_as_declared() {
         let specs = [spec("token", &[-1, -1]), spec("x", &[-1, -1, 3]), spec("style", &[-1, 4])];
-        assert!(!walks(&[]).apply(&specs) && walks(&["--lengths", "5"]).apply(&specs));
+        assert!(!walks(&[]).is_needed(&specs) && walks(&["--lengths", "5"]).is_needed(&specs));
         let requests = walks(&["--lengths", "5", "--vocabulary", "3"]).requests(&specs, 1).unwrap();
         let shapes: Vec<_> = requests[0].iter().map(|tensor| tensor.shape.clone()).collect();
         assert_eq!((requests.len(), shapes), (VARIANTS, vec![vec![1, 5], vec![1, 5, 3], vec![1, 4]]));
@@ -211,7 +218,7 @@ mod tests {
     #[test]
     fn trees_come_from_a_number_a_data_set_or_a_file() {
         let specs = [spec("token", &[-1, -1]), spec("children", &[-1, -1, -1]), spec("cell", &[-1, -1])];
-        assert!(walks(&[]).apply(&specs));
+        assert!(walks(&[]).is_needed(&specs));
         let complete = walks(&["--trees", "2"]).requests(&specs, 1).unwrap().remove(0);
         assert_eq!((ints(&complete[1]), ints(&complete[2])), (vec![1, 2, -1, -1, -1, -1], vec![1, 0, 0]));
         let lengths: std::collections::BTreeSet<i64> =

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 /// The environment variable that may hold the text of a token file.
 const TOKENS_VARIABLE: &str = "RIPIENO_TOKENS";
 
-/// TLS, tokens, and who may load and unload models; docs/security.md has commands to copy.
+/// TLS, tokens, and who may load and unload models; docs/guide/security.md has commands to copy.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Access")]
 pub(crate) struct AccessArgs {
@@ -50,7 +50,7 @@ pub(crate) struct AccessArgs {
     #[arg(long, value_name = "NAME")]
     allow_host: Vec<String>,
 
-    /// An origin whose web pages may load and unload models, scheme and host (see docs/security.md); may be given several times.
+    /// An origin whose web pages may load and unload models, scheme and host (see docs/guide/security.md); may be given several times.
     #[arg(long, value_name = "ORIGIN")]
     allow_origin: Vec<String>,
 }

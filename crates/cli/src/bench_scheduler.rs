@@ -8,7 +8,7 @@ use clap::Args;
 use ripieno_base::Nanos;
 use ripieno_model::{Model, Profile};
 use ripieno_report::{Format, Latencies, Table, number};
-use ripieno_runtime::{Stress, StressReport};
+use ripieno_runtime::{SchedulerStress, StressReport};
 use ripieno_sched::Options;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -109,10 +109,10 @@ fn or_default<'a>(given: &'a [u16], default: &'a [u16]) -> &'a [u16] {
     if given.is_empty() { default } else { given }
 }
 
-fn stress(args: &BenchSchedulerArgs, rate: f64, models: u16, devices: u16) -> anyhow::Result<Stress> {
+fn stress(args: &BenchSchedulerArgs, rate: f64, models: u16, devices: u16) -> anyhow::Result<SchedulerStress> {
     let profile = Profile::linear(0.1, 5.0, 64)?;
     let model = |at: u16| Model::whole(&at.to_string(), profile.clone(), Nanos::from_millis(25));
-    Ok(Stress {
+    Ok(SchedulerStress {
         policy: args.policy.clone(),
         options: Options::new(),
         models: (0..models).map(model).collect(),

@@ -19,7 +19,7 @@ pub(crate) struct DeviceArgs {
     /// cpu; or emulated: a device that waits as long as the model's latency profile says; or emulated:1080ti and
     /// emulated:a100, which know the published profiles of 35 and 37 models by name.
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
-    pub(crate) device: Device,
+    pub(crate) device: DeviceKind,
 
     /// How many such devices; each runs one batch at a time.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
@@ -58,23 +58,23 @@ impl fmt::Display for EngineName {
 
 /// A kind of device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Device {
+pub(crate) enum DeviceKind {
     /// This machine's processor.
     Cpu,
     /// No device at all: batches take as long as their profile says.
     Emulated(Option<ZooDevice>),
 }
 
-impl FromStr for Device {
+impl FromStr for DeviceKind {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Device, String> {
+    fn from_str(text: &str) -> Result<DeviceKind, String> {
         let (kind, name) = text.split_once(':').map_or((text, None), |(kind, name)| (kind, Some(name)));
         match (kind, name) {
-            ("cpu", None) => Ok(Device::Cpu),
-            ("emulated", None) => Ok(Device::Emulated(None)),
+            ("cpu", None) => Ok(DeviceKind::Cpu),
+            ("emulated", None) => Ok(DeviceKind::Emulated(None)),
             ("emulated", Some(name)) => match ZooDevice::from_name(name) {
-                Some(device) => Ok(Device::Emulated(Some(device))),
+                Some(device) => Ok(DeviceKind::Emulated(Some(device))),
                 None => Err(format!("no profiles are known for {name:?}; use {}", zoo_names())),
             },
             ("cuda", _) => Err("this build has no CUDA engine; use cpu, or emulated:a100 to try a load".to_owned()),
@@ -89,7 +89,7 @@ fn zoo_names() -> String {
 
 impl Default for DeviceArgs {
     fn default() -> DeviceArgs {
-        DeviceArgs { device: Device::Cpu, devices: 1, engine: EngineName::Cpu, threads: None, onnxruntime: None }
+        DeviceArgs { device: DeviceKind::Cpu, devices: 1, engine: EngineName::Cpu, threads: None, onnxruntime: None }
     }
 }
 
@@ -103,15 +103,15 @@ impl DeviceArgs {
     pub(crate) fn target(&self) -> anyhow::Result<LoadTarget> {
         let threads = self.threads_per_device();
         let engine: Arc<dyn Executor> = match (&self.device, self.engine) {
-            (Device::Emulated(zoo), EngineName::Cpu) => {
+            (DeviceKind::Emulated(zoo), EngineName::Cpu) => {
                 let name = zoo.map_or("", ZooDevice::name).to_owned();
                 Arc::new(EmulatedEngine::new(EmulatedOptions { name }).with_depth(Limits::MOST_DEPTH))
             }
-            (Device::Emulated(_), EngineName::Onnxruntime) => bail!("--engine is for --device cpu; leave it out"),
-            (Device::Cpu, EngineName::Cpu) => {
+            (DeviceKind::Emulated(_), EngineName::Onnxruntime) => bail!("--engine is for --device cpu; leave it out"),
+            (DeviceKind::Cpu, EngineName::Cpu) => {
                 Arc::new(CpuEngine::new(CpuOptions { threads }).with_depth(Limits::MOST_DEPTH))
             }
-            (Device::Cpu, EngineName::Onnxruntime) => {
+            (DeviceKind::Cpu, EngineName::Onnxruntime) => {
                 let options = OnnxRuntimeOptions { library: self.onnxruntime.clone(), threads };
                 Arc::new(
                     OnnxRuntimeEngine::new(options).context("--engine onnxruntime")?.with_depth(Limits::MOST_DEPTH),
@@ -119,8 +119,8 @@ impl DeviceArgs {
             }
         };
         let zoo = match self.device {
-            Device::Emulated(zoo) => zoo,
-            Device::Cpu => None,
+            DeviceKind::Emulated(zoo) => zoo,
+            DeviceKind::Cpu => None,
         };
         let args = vec!["engine-process".to_owned()];
         let engine_process = Some(EngineProcess { program: own_program()?, args });

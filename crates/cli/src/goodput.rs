@@ -44,7 +44,7 @@ pub(crate) fn run(args: &GoodputArgs) -> anyhow::Result<()> {
 }
 
 fn print(policy: &str, found: &Goodput, format: Format) -> anyhow::Result<()> {
-    let run = |trial: &Option<ripieno_report::Trial<Summary>>| trial.as_ref().map(|trial| trial.run.clone());
+    let run = |trial: &Option<ripieno_report::RateTrial<Summary>>| trial.as_ref().map(|trial| trial.run.clone());
     let (good, bad) = (run(&found.good), run(&found.bad));
     if format == Format::Json {
         return print_json(&serde_json::json!({

@@ -14,7 +14,6 @@ mod demo;
 mod devices;
 mod documents;
 mod environment;
-mod front_end;
 mod goodput;
 mod logs;
 #[cfg(test)]
@@ -30,12 +29,13 @@ mod replay;
 mod reproduce;
 mod roles;
 mod serve;
+mod server_threads;
 mod service;
 mod simulate;
 mod slice;
 mod stages;
 mod tables;
-mod tried;
+mod try_command;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use logs::LogFormat;

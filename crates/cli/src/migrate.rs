@@ -4,7 +4,7 @@ use crate::output::{self, print_json};
 use anyhow::bail;
 use clap::Args;
 use ripieno_report::Format;
-use ripieno_repository::triton::{FieldFinding, Migration, FieldOutcome, migrate};
+use ripieno_repository::triton::{FieldFinding, FieldOutcome, Migration, migrate};
 use std::fmt::Write;
 use std::path::PathBuf;
 

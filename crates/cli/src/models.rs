@@ -9,7 +9,7 @@ use anyhow::bail;
 use clap::{Args, Command, FromArgMatches, ValueEnum};
 use ripieno_report::Format;
 use ripieno_repository::staging::stage;
-use ripieno_repository::{ModelReport, LoadTarget, inspect, profile};
+use ripieno_repository::{LoadTarget, ModelReport, inspect, profile};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
@@ -162,7 +162,7 @@ pub(crate) fn check_all(repository: &Path, models: &[ModelReport]) -> anyhow::Re
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::devices::Device;
+    use crate::devices::DeviceKind;
     use std::fs;
 
     #[test]
@@ -170,7 +170,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("ripieno-models-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let check = || {
-            let target = DeviceArgs { device: Device::Emulated(None), ..DeviceArgs::default() }.target().unwrap();
+            let target = DeviceArgs { device: DeviceKind::Emulated(None), ..DeviceArgs::default() }.target().unwrap();
             check_all(&folder, &inspect(&folder, target).unwrap()).map_err(|error| error.to_string())
         };
         assert!(check().unwrap_err().contains("holds no models; put one at"));

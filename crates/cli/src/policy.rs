@@ -19,17 +19,17 @@ pub(crate) struct PolicyArgs {
 
 /// What the scheduler is to optimise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Objective {
+pub(crate) enum ObjectiveArg {
     #[default]
     Latency,
     Efficiency,
 }
 
-impl From<Objective> for ripieno_sched::Objective {
-    fn from(objective: Objective) -> ripieno_sched::Objective {
+impl From<ObjectiveArg> for ripieno_sched::Objective {
+    fn from(objective: ObjectiveArg) -> ripieno_sched::Objective {
         match objective {
-            Objective::Latency => ripieno_sched::Objective::Latency,
-            Objective::Efficiency => ripieno_sched::Objective::Efficiency,
+            ObjectiveArg::Latency => ripieno_sched::Objective::Latency,
+            ObjectiveArg::Efficiency => ripieno_sched::Objective::Efficiency,
         }
     }
 }

@@ -6,8 +6,8 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use ripieno_base::Nanos;
 use ripieno_report::Summary;
-use ripieno_runtime::{Events, Header};
-use ripieno_sched::{Choice, Kind, Limits, Objective, Options, Policy, choose, find, served_options};
+use ripieno_runtime::{Header, RecordedEvents};
+use ripieno_sched::{Choice, Limits, ModelKind, Objective, Options, Policy, choose, find, served_options};
 use ripieno_sim::{Recorded, Scenario};
 use std::path::{Path, PathBuf};
 
@@ -111,7 +111,7 @@ fn policy(
     overrides: &Overrides,
 ) -> anyhow::Result<(String, Options)> {
     if overrides.as_served && overrides.policy.policy.is_none() {
-        let kinds: Vec<_> = recorded.models().map(Kind::of).collect();
+        let kinds: Vec<_> = recorded.models().map(ModelKind::of).collect();
         let Choice { policy, options, .. } = choose(&kinds, Objective::default());
         return Ok((policy.to_owned(), overrides.policy.over(options)));
     }
@@ -126,7 +126,7 @@ fn policy(
 
 /// All events of a recording, up to where it was cut off.
 fn events(file: &Path) -> anyhow::Result<(Header, Recorded)> {
-    let mut events = Events::open(file)?;
+    let mut events = RecordedEvents::open(file)?;
     let place = |line: usize| format!("{}:{line}", file.display());
     let damaged = |line, problem| {
         anyhow!("{}: {problem}; the file was changed or damaged: record the run anew, or cut it off here", place(line))

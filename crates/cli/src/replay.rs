@@ -4,8 +4,8 @@ use crate::output::{self, print_json};
 use anyhow::{Context, bail};
 use clap::Args;
 use ripieno_report::Format;
-use ripieno_runtime::{Header, Replayed, replay};
-use ripieno_sched::{Options, Served, build_shards};
+use ripieno_runtime::{Header, ReplayReport, replay};
+use ripieno_sched::{Options, ServedPolicy, build_shards};
 use std::path::PathBuf;
 
 /// Replay a recording of `ripieno serve --record FILE`: does the scheduler decide the same again?
@@ -25,7 +25,7 @@ pub(crate) struct ReplayArgs {
 
 pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<()> {
     let replayed = replay(&args.recording, scheduler)?;
-    let Replayed { inputs, settles, truncated, difference } = &replayed;
+    let ReplayReport { inputs, settles, truncated, difference } = &replayed;
     if args.format == Format::Json {
         print_json(&serde_json::json!({
             "inputs": inputs, "settles": settles, "truncated": truncated,
@@ -47,7 +47,7 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<()> {
     }
 }
 
-fn scheduler(header: &Header) -> anyhow::Result<Served> {
+fn scheduler(header: &Header) -> anyhow::Result<ServedPolicy> {
     let options: Options = serde_json::from_value(header.options.clone()).context("the options in its first line")?;
     Ok(build_shards(&header.policy, &header.setup, &options, header.shards)?)
 }

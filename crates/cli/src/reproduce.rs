@@ -11,7 +11,8 @@ use anyhow::Context as _;
 use clap::Args;
 use ripieno_report::Format;
 use ripieno_reproduce::{
-    Carried, Compared, Context, Effort, Machine, Maker, Queue, Results, Stress, chosen, list_as_json, list_as_text,
+    Effort, JobQueue, LiveMachine, Maker, PolicyResult, ReproduceContext, ResultsFile, StressLoad, StressResult,
+    chosen, list_as_json, list_as_text,
 };
 use ripieno_sched::Options;
 use std::num::NonZeroUsize;
@@ -110,19 +111,19 @@ pub(crate) fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
     }
 }
 
-fn queue(args: &ReproduceArgs) -> anyhow::Result<Queue> {
+fn queue(args: &ReproduceArgs) -> anyhow::Result<JobQueue> {
     let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    Queue::new(args.out.join("cache"), args.jobs.map_or(cores, NonZeroUsize::get))
+    JobQueue::new(args.out.join("cache"), args.jobs.map_or(cores, NonZeroUsize::get))
 }
 
 /// Where the results go; those of a quick call, whose numbers are rough, or with what this machine gave, go nowhere.
-fn results(args: &ReproduceArgs, program: &str) -> anyhow::Result<Option<Results>> {
+fn results(args: &ReproduceArgs, program: &str) -> anyhow::Result<Option<ResultsFile>> {
     if args.quick || args.double || args.measured.is_some() {
         return Ok(None);
     }
     let effort = if args.full { "full" } else { "usual" };
     let maker = Maker { commit: commit(), program: program.to_owned(), effort, seeds: args.seeds };
-    Ok(Some(Results::open(args.out.join("results.jsonl"), &maker)?))
+    Ok(Some(ResultsFile::open(args.out.join("results.jsonl"), &maker)?))
 }
 
 /// The commit of the checkout that this runs in, if it is one.
@@ -137,25 +138,25 @@ fn commit() -> Option<String> {
     Some(format!("{}{}", id.trim(), if differs { ", changed" } else { "" }))
 }
 
-fn context(args: &ReproduceArgs, queue: Queue) -> Context {
+fn context(args: &ReproduceArgs, queue: JobQueue) -> ReproduceContext {
     let effort = match (args.quick, args.full) {
         (true, _) => Effort::Quick,
         (_, true) => Effort::Full,
         _ => Effort::Usual,
     };
-    Context::new(effort, args.seeds, queue, Box::new(ThisMachine))
+    ReproduceContext::new(effort, args.seeds, queue, Box::new(ThisMachine))
         .with_doublings(u32::from(args.double))
         .measuring(args.measured.map(|engine| engine.to_string()))
         .with_models(args.models.clone(), args.what == "all")
 }
 
-impl Machine for ThisMachine {
-    fn compare(&self, repository: &Path, words: &[String]) -> anyhow::Result<Vec<Compared>> {
+impl LiveMachine for ThisMachine {
+    fn compare(&self, repository: &Path, words: &[String]) -> anyhow::Result<Vec<PolicyResult>> {
         let args = CompareArgs::from_words(repository, words.iter().map(String::as_str))?;
         let rows = compare::measure(&args)?.results.into_iter();
         let row = |row| {
-            let compare::Row { policy, answered_rps, mean_ms, p90_ms, p99_ms, .. } = row;
-            Compared { policy, answered_rps, mean_ms, p90_ms, p99_ms }
+            let compare::CompareRow { policy, answered_rps, mean_ms, p90_ms, p99_ms, .. } = row;
+            PolicyResult { policy, answered_rps, mean_ms, p90_ms, p99_ms }
         };
         Ok(rows.map(row).collect())
     }
@@ -169,11 +170,12 @@ impl Machine for ThisMachine {
         Ok(of.latency_ms)
     }
 
-    fn stress(&self, stress: Stress) -> anyhow::Result<Carried> {
-        let Stress { policy, models, devices, shards, rate, duration, warmup } = stress;
+    fn stress(&self, stress: StressLoad) -> anyhow::Result<StressResult> {
+        let StressLoad { policy, models, devices, shards, rate, duration, warmup } = stress;
         let (policy, options) = (policy.to_owned(), Options::new());
         let report =
-            ripieno_runtime::Stress { policy, options, models, devices, shards, rate, duration, warmup }.run()?;
-        Ok(Carried { bad_rate: report.bad_rate, handled_rps: report.handled_rps })
+            ripieno_runtime::SchedulerStress { policy, options, models, devices, shards, rate, duration, warmup }
+                .run()?;
+        Ok(StressResult { bad_rate: report.bad_rate, handled_rps: report.handled_rps })
     }
 }

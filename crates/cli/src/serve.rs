@@ -4,19 +4,19 @@ use crate::access::AccessArgs;
 use crate::address::listening;
 use crate::bounds::BoundArgs;
 use crate::devices::DeviceArgs;
-use crate::front_end::FrontEnd;
 use crate::logs::LogFormat;
 use crate::models::{check_all, nothing_in};
 use crate::output::{self, print_json};
-use crate::policy::{Objective, PolicyArgs, catalogue};
+use crate::policy::{ObjectiveArg, PolicyArgs, catalogue};
+use crate::server_threads::ServerThreads;
 use crate::service::{Running, Service};
 use crate::tables;
-use crate::tried::tried;
+use crate::try_command::easiest;
 use anyhow::{Context, bail};
 use clap::{ArgAction, Args, ValueEnum};
 use ripieno_report::Format;
-use ripieno_repository::{ModelControl, RepositoryPoll, ModelReport, ModelWalk};
-use ripieno_sched::{Choice, Kind, Limits, Options, choose, find, served_options};
+use ripieno_repository::{ModelControl, ModelReport, ModelWalk, RepositoryPoll};
+use ripieno_sched::{Choice, Limits, ModelKind, Options, choose, find, served_options};
 use ripieno_server::{Addresses, ErrorProfile, ServerConfig};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -60,7 +60,7 @@ pub(crate) struct ServeArgs {
     /// latency: a device that falls free starts at once, unless device time is short. efficiency: a batch waits for as long as
     /// that makes it cheaper, so that fewer devices do [default: latency].
     #[arg(long, value_enum)]
-    objective: Option<Objective>,
+    objective: Option<ObjectiveArg>,
 
     /// Decide on so many threads, each for a part of the models, and one more that gives them devices: for more
     /// requests than one core decides about. Policies of whole batches only.
@@ -163,7 +163,7 @@ const NO_PERIOD: Duration = Duration::from_secs(86_400);
 
 pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
-    let front = FrontEnd::start().context("cannot start the threads of the front end")?;
+    let front = ServerThreads::start().context("cannot start the threads of the front end")?;
     let outcome = runtime.block_on(serve(args, &front));
     // A model may still be loading on a thread of its own; the process does not wait for it.
     runtime.shutdown_background();
@@ -173,7 +173,7 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
 
 impl ServeArgs {
     fn service(&self) -> anyhow::Result<Service> {
-        let objective = self.objective.unwrap_or(Objective::Latency);
+        let objective = self.objective.unwrap_or(ObjectiveArg::Latency);
         let (policy, options) = match &self.policy.policy {
             Some(policy) => {
                 let given = self.policy.over(Options::new());
@@ -247,18 +247,19 @@ impl ServeArgs {
 /// The policy that suits the models of a repository.
 pub(crate) fn default_policy(repository: &Path, objective: ripieno_sched::Objective) -> Choice {
     let models = ripieno_repository::walks(repository);
-    let kinds: Vec<_> = models.into_iter().map(|ModelWalk { model, walk, pads }| Kind { model, walk, pads }).collect();
+    let kinds: Vec<_> =
+        models.into_iter().map(|ModelWalk { model, walk, pads }| ModelKind { model, walk, pads }).collect();
     let choice = choose(&kinds, objective);
     let decided = kinds.iter().find(|kind| choice.because.as_ref() == Some(&kind.model));
     match decided {
-        Some(Kind { model, walk, .. }) if walk.is_unfolded() => {
+        Some(ModelKind { model, walk, .. }) if walk.is_unfolded() => {
             tracing::info!(
                 "the policy is {} for all models, because model {model} has walk = \"{}\"",
                 choice.policy,
                 walk.name()
             );
         }
-        Some(Kind { model, .. }) => tracing::info!(
+        Some(ModelKind { model, .. }) => tracing::info!(
             "the policy is {} for all models, because the requests of model {model} are padded (length_dim): it batches \
              those of like length together",
             choice.policy
@@ -268,7 +269,7 @@ pub(crate) fn default_policy(repository: &Path, objective: ripieno_sched::Object
     choice
 }
 
-async fn serve(args: ServeArgs, front: &FrontEnd) -> anyhow::Result<()> {
+async fn serve(args: ServeArgs, front: &ServerThreads) -> anyhow::Result<()> {
     let service = args.service()?;
     let drain_timeout = service.config.drain_timeout;
     if !args.repository.exists() {
@@ -390,7 +391,7 @@ fn announce(args: &ServeArgs, addresses: &Addresses, models: &[ModelReport]) -> 
     output::print(format!("HTTP     {scheme}://{}", shown(addresses.http)))?;
     output::print(format!("gRPC     {}", shown(addresses.grpc)))?;
     output::print(format!("metrics  {of_metrics}://{}/metrics", shown(addresses.metrics)))?;
-    if let Some((http, tried)) = addresses.http.zip(tried(models)) {
+    if let Some((http, tried)) = addresses.http.zip(easiest(models)) {
         let command = tried.command(&format!("{scheme}://{http}"), &args.access.curl_options());
         output::print(format!("\ntry      {command}"))?;
     }

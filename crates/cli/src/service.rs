@@ -5,7 +5,7 @@ use anyhow::{Context, bail};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use ripieno_base::Nanos;
 use ripieno_repository::registry::ModelRegistry;
-use ripieno_repository::{ModelControl, LiveRepository, MeasureProgress, LoadTarget};
+use ripieno_repository::{LiveRepository, LoadTarget, MeasureProgress, ModelControl};
 use ripieno_runtime::{Engine, EngineConfig, Recording};
 use ripieno_sched::{Options, Setup, build_shards, find};
 use ripieno_server::{Addresses, Server, ServerConfig};

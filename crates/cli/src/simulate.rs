@@ -57,23 +57,23 @@ pub(crate) fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     if let Some((trace, folder)) = trace.zip(args.trace_out.as_ref()) {
         trace.write(folder).with_context(|| format!("cannot write the trace into {}", folder.display()))?;
     }
-    print(&Simulated { summary, measured }, args.format)
+    print(&SimulateOutput { summary, measured }, args.format)
 }
 
 /// What a run came to, and what had been measured where it repeats a recording.
 #[derive(Serialize)]
-struct Simulated {
+struct SimulateOutput {
     #[serde(flatten)]
     summary: Summary,
     #[serde(skip_serializing_if = "Option::is_none")]
     measured: Option<Summary>,
 }
 
-fn print(simulated: &Simulated, format: Format) -> anyhow::Result<()> {
+fn print(simulated: &SimulateOutput, format: Format) -> anyhow::Result<()> {
     if format == Format::Json {
         return print_json(simulated);
     }
-    let Simulated { summary, measured } = simulated;
+    let SimulateOutput { summary, measured } = simulated;
     output::print(policies_table(measured.iter().chain([summary])))?;
     if summary.models.len() > 1 {
         output::print(models_table(summary))?;

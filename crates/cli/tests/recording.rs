@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use ripieno_base::Nanos;
-use ripieno_executor::{BlockSource, EmulatedEngine, EmulatedOptions, Engine as Executor, ModelSource, Tensor};
+use ripieno_executor::{BlockSource, EmulatedEngine, EmulatedOptions, Executor, ModelSource, Tensor};
 use ripieno_model::{DataType, Model, Profile, TensorSpec};
 use ripieno_runtime::{Engine, EngineConfig, Job, Recording, ServedModel};
 use ripieno_sched::{Limits, OptionValue, Options, Setup, build_served, find};

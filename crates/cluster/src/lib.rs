@@ -5,17 +5,13 @@
 //! towards clients. The protocol between them is in [`plane`].
 //!
 //! [`handover`] keeps one central scheduler in command of all backends, and puts a spare in its
-//! place within milliseconds when it fails (docs/internals/adr/0026). The [`planner`] computes the number of
-//! devices that a load needs, and which models share which devices. It decides every few minutes
-//! and never about a request, so it depends on profiles, rates and sizes, and on neither schedulers
-//! nor sockets.
+//! place within milliseconds when it fails (docs/internals/adr/0026).
 
 mod backend;
 mod description;
 mod frontend;
 pub mod handover;
 pub mod plane;
-pub mod planner;
 mod scheduler;
 
 pub use backend::{Backend, BackendModel, OnOrder, StopSignal};

@@ -16,7 +16,7 @@ mod windows;
 pub use advice::{ModelTotals, Reading, ScalingRule, Signals, Totals, advice};
 pub use collector::{Collector, ObservationWindow};
 pub use latencies::Latencies;
-pub use search::{Search, SearchResult, RateTrial, search};
+pub use search::{RateTrial, Search, SearchResult, search};
 pub use summary::{Figures, ModelFigures, RunInfo, Summary, UnfoldedFigures, models_table, policies_table};
 pub use table::{Format, Table, number, percent};
 pub use windows::{ModelWindow, WindowFigures, windows_table};

@@ -1,17 +1,17 @@
 //! A scenario of an experiment, as the text of a scenario file.
 //!
-//! Going through the text has two uses: a finished run is recognised by it, and anybody can take it from the cache and
-//! give it to `ripieno simulate`.
+//! The text identifies a finished run, and can be taken from the cache and given to `ripieno
+//! simulate`.
 
 use ripieno_report::plot::Look;
 use ripieno_sched::find;
 use ripieno_sim::Scenario;
 use std::fmt::Write;
 
-/// A policy with options, and how it looks in all plots.
+/// A policy with options, and its look in all plots.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Contender {
-    /// Its name in rows and legends.
+    /// Name in rows and legends.
     pub(super) name: String,
     pub(super) policy: &'static str,
     /// Options with their values as in TOML.
@@ -21,36 +21,36 @@ pub(super) struct Contender {
 
 /// A model and its load.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Load {
+pub(super) struct CaseLoad {
     pub(super) name: String,
     pub(super) alpha_ms: f64,
     pub(super) beta_ms: f64,
     pub(super) slo_ms: f64,
     pub(super) share: f64,
-    /// The shape of Gamma arrivals; none is Poisson.
+    /// Shape of Gamma arrivals; none is Poisson.
     pub(super) shape: Option<f64>,
 }
 
 /// A scenario.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Case {
+pub(super) struct ScenarioCase {
     pub(super) seed: u64,
     pub(super) requests: u64,
-    /// The share of the run that is not counted.
+    /// Fraction of the run that is not counted.
     pub(super) warmup: f64,
     pub(super) rate: f64,
     pub(super) devices: usize,
     pub(super) contender: Contender,
-    pub(super) loads: Vec<Load>,
-    pub(super) network: Option<Network>,
+    pub(super) loads: Vec<CaseLoad>,
+    pub(super) network: Option<NetworkDelay>,
 }
 
-/// What lies between the scheduler and the devices.
+/// The network between the scheduler and the devices.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Network {
-    /// A message takes so long, always.
+pub(super) enum NetworkDelay {
+    /// A constant delay per message, in µs.
     FixedUs(f64),
-    /// As measured for this transport: "rdma" or "tcp".
+    /// Delays as measured for this transport: "rdma" or "tcp".
     Transport(&'static str),
 }
 
@@ -60,29 +60,29 @@ impl Contender {
         Contender { name: name.to_owned(), policy, options, look }
     }
 
-    /// Whether the catalogue knows the policy and all the options.
+    /// Returns true if the catalogue has the policy and all the options.
     pub(super) fn is_known(&self) -> bool {
         let knobs = |knob| find(self.policy).is_ok_and(|policy| policy.has(knob));
         find(self.policy).is_ok() && self.options.iter().all(|(option, _)| knobs(*option))
     }
 }
 
-impl Load {
-    /// With another share of the rate.
-    pub(super) fn share(self, share: f64) -> Load {
-        Load { share, ..self }
+impl CaseLoad {
+    /// Returns the load with another share of the rate.
+    pub(super) fn share(self, share: f64) -> CaseLoad {
+        CaseLoad { share, ..self }
     }
 
-    /// With Gamma arrivals.
-    pub(super) fn shape(self, shape: Option<f64>) -> Load {
-        Load { shape, ..self }
+    /// Returns the load with Gamma arrivals.
+    pub(super) fn shape(self, shape: Option<f64>) -> CaseLoad {
+        CaseLoad { shape, ..self }
     }
 }
 
-impl Case {
-    /// The scenario file.
+impl ScenarioCase {
+    /// Returns the scenario file.
     pub(super) fn toml(&self) -> String {
-        let Case { seed, requests, warmup, rate, devices, contender, loads, network } = self;
+        let ScenarioCase { seed, requests, warmup, rate, devices, contender, loads, network } = self;
         let mut text = format!("seed = {seed}\nrequests = {requests}\nwarmup_fraction = {warmup:?}\nrate = {rate:?}\n");
         let _ = write!(text, "policy = \"{}\"\n[policy_options]\n", contender.policy);
         for (key, value) in &contender.options {
@@ -91,11 +91,11 @@ impl Case {
         let _ = write!(text, "[cluster]\ndevices = {devices}\n");
         let _ = match network {
             None => Ok(()),
-            Some(Network::FixedUs(delay)) => write!(text, "[network]\ncontrol_us = {delay:?}\n"),
-            Some(Network::Transport(name)) => write!(text, "[network]\ntransport = \"{name}\"\n"),
+            Some(NetworkDelay::FixedUs(delay)) => write!(text, "[network]\ncontrol_us = {delay:?}\n"),
+            Some(NetworkDelay::Transport(name)) => write!(text, "[network]\ntransport = \"{name}\"\n"),
         };
         for load in loads {
-            let Load { name, alpha_ms, beta_ms, slo_ms, share, .. } = load;
+            let CaseLoad { name, alpha_ms, beta_ms, slo_ms, share, .. } = load;
             let _ = write!(
                 text,
                 "[[model]]\nname = \"{name}\"\nalpha_ms = {alpha_ms:?}\nbeta_ms = {beta_ms:?}\nslo_ms = {slo_ms:?}\n\

@@ -1,40 +1,40 @@
-//! What an item may ask for: how much effort, and the answers of simulations.
+//! The context of an item: the effort, and the results of simulations.
 
-use super::case::Case;
-use super::job::{Answer, Job, Question};
-use super::machine::Machine;
-use super::measured::Measured;
-use super::queue::Queue;
+use super::case::ScenarioCase;
+use super::job::{Question, SimAnswer, SimJob};
+use super::machine::LiveMachine;
+use super::measured::MeasuredModels;
+use super::queue::JobQueue;
 use anyhow::bail;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How much time the user gives.
+/// The amount of time to spend.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Effort {
     /// A quarter of the requests and fewer points.
     Quick,
-    /// What the documentation reports.
+    /// The effort of the documented results.
     Usual,
-    /// All that the paper ran.
+    /// All runs of the paper.
     Full,
-    /// As quick, with so few requests that the numbers mean nothing: for tests of the form.
+    /// Like `Quick`, with so few requests that the numbers mean nothing: for tests of the form.
     Tiny,
 }
 
-/// Runs what items ask for.
+/// Runs the simulations and measurements of items.
 #[derive(Debug)]
-pub struct Context {
+pub struct ReproduceContext {
     effort: Effort,
     seeds: Option<u64>,
-    /// The engine on which items that can measure real cells, too.
+    /// The engine for items that can measure real cells.
     measured: Option<String>,
-    machine: Box<dyn Machine>,
-    queue: Queue,
+    machine: Box<dyn LiveMachine>,
+    queue: JobQueue,
     models: Option<PathBuf>,
-    /// Whether an item is one of many, whose models need not all lie in one repository.
+    /// True if several items run, whose models need not all be in one repository.
     one_of_many: bool,
-    /// Doublings of the runs that settle a peak.
+    /// Number of doublings of the runs that settle a peak.
     doublings: u32,
 }
 
@@ -46,41 +46,53 @@ pub(super) struct Spread {
     pub(super) high: f64,
 }
 
-impl Context {
-    /// With so many seeds a point instead of the item's own number, if any.
-    pub fn new(effort: Effort, seeds: Option<u64>, queue: Queue, machine: Box<dyn Machine>) -> Context {
-        Context { effort, seeds, measured: None, machine, queue, models: None, one_of_many: false, doublings: 0 }
+impl ReproduceContext {
+    /// Returns a context; `seeds` is the number of seeds per point, instead of the item's own
+    /// number.
+    pub fn new(effort: Effort, seeds: Option<u64>, queue: JobQueue, machine: Box<dyn LiveMachine>) -> ReproduceContext {
+        ReproduceContext {
+            effort,
+            seeds,
+            measured: None,
+            machine,
+            queue,
+            models: None,
+            one_of_many: false,
+            doublings: 0,
+        }
     }
 
-    /// The same, with a repository of real models; none of its models is missed in a run of many items.
-    pub fn with_models(self, models: Option<PathBuf>, one_of_many: bool) -> Context {
-        Context { models, one_of_many, ..self }
+    /// Adds a repository of real models. If `one_of_many`, an item whose models are missing is not
+    /// measured.
+    pub fn with_models(self, models: Option<PathBuf>, one_of_many: bool) -> ReproduceContext {
+        ReproduceContext { models, one_of_many, ..self }
     }
 
-    /// The same, with peaks from runs so many times doubled beyond those that settle them.
-    pub fn with_doublings(self, doublings: u32) -> Context {
-        Context { doublings, ..self }
+    /// Doubles the runs that settle peaks this many more times.
+    pub fn with_doublings(self, doublings: u32) -> ReproduceContext {
+        ReproduceContext { doublings, ..self }
     }
 
     pub(super) fn doublings(&self) -> u32 {
         self.doublings
     }
 
-    /// The same for an item of so many: the progress bar says which.
+    /// Sets the progress bar's text to this item, with its position among `count`.
     pub fn head(&self, item: &str, place: usize, count: usize) {
         self.queue.head(format!("{item} ({place} of {count}) "));
     }
 
-    /// The real models to measure, if the user wants that and all of these are in his repository.
-    pub(super) fn models(&self, wanted: &[&str]) -> Option<Measured<'_>> {
+    /// Returns the real models to measure, if the user's repository has all of these.
+    pub(super) fn models(&self, wanted: &[&str]) -> Option<MeasuredModels<'_>> {
         self.repository().filter(|measured| measured.lacks(wanted).is_none())
     }
 
-    /// The same where a program writes all of these: a repository that lacks one is an error.
-    pub(super) fn models_by(&self, program: &str, wanted: &[&str]) -> anyhow::Result<Option<Measured<'_>>> {
+    /// Returns the real models to measure, if a repository is given; it is an error if one of
+    /// these, which a program writes, is missing.
+    pub(super) fn models_by(&self, program: &str, wanted: &[&str]) -> anyhow::Result<Option<MeasuredModels<'_>>> {
         let lacks = self.repository().and_then(|measured| measured.lacks(wanted).map(|model| (measured, model)));
         match lacks {
-            Some((Measured { repository, .. }, model)) if !self.one_of_many => {
+            Some((MeasuredModels { repository, .. }, model)) if !self.one_of_many => {
                 let repository = repository.display();
                 bail!("--models {repository} holds no model {model}; python {program} {repository} writes it")
             }
@@ -88,42 +100,42 @@ impl Context {
         }
     }
 
-    fn repository(&self) -> Option<Measured<'_>> {
+    fn repository(&self) -> Option<MeasuredModels<'_>> {
         let (engine, repository) = (self.measured.as_deref()?, self.models.as_deref()?);
         let (rounds, seconds) = match self.effort {
             Effort::Usual | Effort::Full => (3, 5.0),
             Effort::Quick => (1, 2.0),
             Effort::Tiny => (1, 0.2),
         };
-        Some(Measured { machine: self.machine(), repository, engine, rounds, seconds })
+        Some(MeasuredModels { machine: self.machine(), repository, engine, rounds, seconds })
     }
 
-    /// The same, with measurements of real cells and models on this engine, if any.
-    pub fn measuring(self, engine: Option<String>) -> Context {
-        Context { measured: engine, ..self }
+    /// Adds measurements of real cells and models on this engine, if any.
+    pub fn measuring(self, engine: Option<String>) -> ReproduceContext {
+        ReproduceContext { measured: engine, ..self }
     }
 
-    /// What real cells are to be measured on; none unless the user asks for it.
+    /// Returns the engine for measurements of real cells; none unless the user requests it.
     pub(super) fn measured(&self) -> Option<&str> {
         self.measured.as_deref()
     }
 
-    /// What measures on a wall clock.
-    pub(super) fn machine(&self) -> &dyn Machine {
+    /// Returns the driver for measurements on a wall clock.
+    pub(super) fn machine(&self) -> &dyn LiveMachine {
         &*self.machine
     }
 
-    /// Whether to leave points out.
+    /// Returns true if points are left out.
     pub(super) fn is_quick(&self) -> bool {
         !matches!(self.effort, Effort::Usual | Effort::Full)
     }
 
-    /// Whether to take all that the paper ran.
+    /// Returns true if all runs of the paper are made.
     pub(super) fn is_full(&self) -> bool {
         self.effort == Effort::Full
     }
 
-    /// How many requests to simulate where `usual` are usual.
+    /// Returns the number of requests to simulate, given the usual number.
     pub(super) fn requests(&self, usual: u64) -> u64 {
         match self.effort {
             Effort::Usual | Effort::Full => usual,
@@ -132,7 +144,7 @@ impl Context {
         }
     }
 
-    /// How long to measure on a wall clock where `usual` is usual.
+    /// Returns the time to measure on a wall clock, given the usual time.
     pub(super) fn span(&self, usual: Duration) -> Duration {
         match self.effort {
             Effort::Usual | Effort::Full => usual,
@@ -141,26 +153,26 @@ impl Context {
         }
     }
 
-    /// How many seeds to take where `usual` are usual.
+    /// Returns the number of seeds, given the usual number.
     pub(super) fn seeds(&self, usual: u64) -> u64 {
         self.seeds.unwrap_or(if self.is_quick() { 1 } else { usual })
     }
 
-    /// Every `few`-th of `all` if quick, always with the last one.
+    /// Returns every `few`-th point if quick, always with the last one.
     pub(super) fn points<T: Copy>(&self, all: &[T], few: usize) -> Vec<T> {
         let keep = |index: usize| !self.is_quick() || (all.len() - 1 - index).is_multiple_of(few);
         all.iter().enumerate().filter(|&(index, _)| keep(index)).map(|(_, &point)| point).collect()
     }
 
-    /// The answer to `question` for each case, in order.
-    pub(super) fn answers(&self, question: Question, cases: Vec<Case>) -> anyhow::Result<Vec<Answer>> {
-        let job = |case: Case| Job { scenario: case.toml(), policy: case.contender.name, question };
+    /// Returns the answer to `question` for each case, in order.
+    pub(super) fn answers(&self, question: Question, cases: Vec<ScenarioCase>) -> anyhow::Result<Vec<SimAnswer>> {
+        let job = |case: ScenarioCase| SimJob { scenario: case.toml(), policy: case.contender.name, question };
         self.queue.answers(&cases.into_iter().map(job).collect::<Vec<_>>())
     }
 
-    /// The answer to `question` for each scenario, given with the name of who decides.
-    pub(super) fn ask(&self, question: Question, scenarios: &[(String, String)]) -> anyhow::Result<Vec<Answer>> {
-        let job = |(policy, scenario): &(String, String)| Job {
+    /// Returns the answer to `question` for each scenario, given with the name of its policy.
+    pub(super) fn ask(&self, question: Question, scenarios: &[(String, String)]) -> anyhow::Result<Vec<SimAnswer>> {
+        let job = |(policy, scenario): &(String, String)| SimJob {
             policy: policy.clone(),
             scenario: scenario.clone(),
             question,
@@ -168,7 +180,7 @@ impl Context {
         self.queue.answers(&scenarios.iter().map(job).collect::<Vec<_>>())
     }
 
-    /// What `run` makes of each input, on all cores; kept nowhere.
+    /// Returns the output of `run` for each input, computed on all cores and not cached.
     pub(super) fn each<I: Sync, O: Send>(
         &self,
         inputs: &[I],
@@ -177,15 +189,15 @@ impl Context {
         self.queue.each(inputs, run)
     }
 
-    /// The goodput of each case, over `usual_seeds` seeds from the case's own on.
-    pub(super) fn goodputs(&self, cases: &[Case], usual_seeds: u64) -> anyhow::Result<Vec<Spread>> {
+    /// Returns the goodput of each case, over `usual_seeds` seeds from the case's own on.
+    pub(super) fn goodputs(&self, cases: &[ScenarioCase], usual_seeds: u64) -> anyhow::Result<Vec<Spread>> {
         let seeds = self.seeds(usual_seeds);
-        let seeded = |case: &Case| {
+        let seeded = |case: &ScenarioCase| {
             let case = case.clone();
-            (0..seeds).map(move |more| Case { seed: case.seed + more, ..case.clone() })
+            (0..seeds).map(move |more| ScenarioCase { seed: case.seed + more, ..case.clone() })
         };
         let answers = self.answers(Question::Goodput, cases.iter().flat_map(seeded).collect())?;
-        let spread = |answers: &[Answer]| Spread::of(answers.iter().map(|answer| answer.goodput_rps));
+        let spread = |answers: &[SimAnswer]| Spread::of(answers.iter().map(|answer| answer.goodput_rps));
         Ok(answers.chunks(seeds as usize).map(spread).collect())
     }
 }

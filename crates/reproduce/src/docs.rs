@@ -1,28 +1,30 @@
-//! The documents against what they are about: every table of `docs/reproduce.md` says what the results file says, and every
-//! item has its place in `docs/papers.md`. Nothing is run.
+//! Checks the documents against the results: every table of `docs/research/reproduce.md` must agree
+//! with the results file, and every item must have its place in `docs/research/papers.md`. Nothing
+//! is run.
 //!
-//! A comment in front of a table says how it is held: `rows of ITEM`, if its lines are the rows of the item, all of them; `some rows of
-//! ITEM`, if it leaves rows out; `numbers of ITEM ...`, if it is turned or shortened: then each number is one of the items' rows; `measured`, if it was taken on a wall clock or is about
-//! something else than results; `earlier:` in front of one of these, if it is older than the results file, which then must not have the
-//! item. Numbers may be rounded, never more.
+//! A comment before a table says how it is checked: `rows of ITEM` if its lines are all rows of the
+//! item; `some rows of ITEM` if it leaves rows out; `numbers of ITEM ...` if it is transposed or
+//! shortened: then each number is in one of the items' rows; `measured` if it was measured on a
+//! wall clock or is not about results; with `earlier:` before one of these if it is older than the
+//! results file, which then must not have the item. Numbers may be rounded, nothing else.
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A table with what its comment says, and where it begins.
-struct Table<'a> {
+/// A table with its comment and its line.
+struct DocTable<'a> {
     line: usize,
     held: &'a str,
-    /// The heading, then the lines; without the rule between them.
+    /// The heading, then the lines, without the rule between them.
     cells: Vec<Vec<String>>,
 }
 
 fn read(name: &str) -> String {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(name);
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/research").join(name);
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// By item, its rows.
+/// Returns the rows by item.
 pub(super) fn results() -> BTreeMap<String, Vec<Value>> {
     of_items("reproduce-results.jsonl")
 }
@@ -36,12 +38,12 @@ fn of_items(file: &str) -> BTreeMap<String, Vec<Value>> {
     read(file).lines().map(line).collect()
 }
 
-fn tables(text: &str) -> Vec<Table<'_>> {
-    let (mut tables, mut held, mut inside) = (Vec::<Table<'_>>::new(), "", false);
+fn tables(text: &str) -> Vec<DocTable<'_>> {
+    let (mut tables, mut held, mut inside) = (Vec::<DocTable<'_>>::new(), "", false);
     for (line, content) in (1..).zip(text.lines()) {
         let is_table = content.starts_with('|');
         if is_table && !inside {
-            tables.push(Table { line, held, cells: Vec::new() });
+            tables.push(DocTable { line, held, cells: Vec::new() });
             held = "";
         }
         if is_table && !content.starts_with("|---") {
@@ -56,7 +58,8 @@ fn tables(text: &str) -> Vec<Table<'_>> {
     tables
 }
 
-/// The numbers of a cell, each with the half of its last place, or a little more, since halves are rounded either way.
+/// Returns the numbers of a cell, each with half of its last digit, or a little more, since halves
+/// are rounded either way.
 fn numbers(cell: &str) -> Vec<(f64, f64)> {
     let is_part = |c: char| c.is_ascii_digit() || c == '.' || c == ',';
     let (mut found, mut rest) = (Vec::new(), cell);
@@ -73,7 +76,7 @@ fn numbers(cell: &str) -> Vec<(f64, f64)> {
     found
 }
 
-/// Whether a cell says a value, which may be none.
+/// Returns true if a cell has this value, which may be none.
 fn says(cell: &str, value: Option<f64>) -> bool {
     match (numbers(cell).first(), value) {
         (Some(&(said, half)), Some(value)) => (said - value).abs() <= half.max(value.abs() * 1e-9),
@@ -82,15 +85,15 @@ fn says(cell: &str, value: Option<f64>) -> bool {
     }
 }
 
-/// The rows that a table leaves out.
-fn check_left_out<'a>(table: &Table<'_>, rows: &'a [Value]) -> impl Iterator<Item = String> + use<'a> {
+/// Returns the rows that a table leaves out.
+fn check_left_out<'a>(table: &DocTable<'_>, rows: &'a [Value]) -> impl Iterator<Item = String> + use<'a> {
     let told: BTreeSet<String> = table.cells.iter().map(|line| line[0].clone()).collect();
     let left_out = rows.iter().filter(move |row| !told.contains(row["name"].as_str().unwrap_or_default()));
     left_out.map(|row| format!("{} is missing", row["name"]))
 }
 
-/// Each line is a row of the item.
-fn check_rows(table: &Table<'_>, rows: &[Value]) -> Vec<String> {
+/// Checks that each line is a row of the item.
+fn check_rows(table: &DocTable<'_>, rows: &[Value]) -> Vec<String> {
     let [heading, lines @ ..] = table.cells.as_slice() else { return vec!["empty".to_owned()] };
     let column = |name: &str| heading.iter().position(|cell| cell == name);
     let mut wrong = Vec::new();
@@ -112,11 +115,12 @@ fn check_rows(table: &Table<'_>, rows: &[Value]) -> Vec<String> {
     wrong
 }
 
-/// Each number is one of the rows', but for those of the first column, which names lines, and of what the paper says in words.
-fn check_numbers(table: &Table<'_>, rows: &[&Value]) -> Vec<String> {
+/// Checks that each number is one of the rows', except in the first column, which names lines, and
+/// in texts of the paper.
+fn check_numbers(table: &DocTable<'_>, rows: &[&Value]) -> Vec<String> {
     let values: Vec<f64> =
         rows.iter().flat_map(|row| [row["ours"].as_f64(), row["paper"].as_f64()]).flatten().collect();
-    // Shares may be told as percentages.
+    // Fractions may be written as percentages.
     let known = |&(said, half): &(f64, f64)| {
         values.iter().any(|value| (said - value).abs() <= half || (said - value * 100.0).abs() <= half)
     };
@@ -136,7 +140,7 @@ fn is_item(id: &str) -> bool {
     super::items().any(|item| item.id == id)
 }
 
-/// What is wrong with the tables of a document, by the line where each begins.
+/// Returns the faults of a document's tables, by their lines.
 fn check(text: &str, results: &BTreeMap<String, Vec<Value>>) -> Vec<String> {
     let mut wrong = Vec::new();
     for table in tables(text) {
@@ -164,10 +168,10 @@ fn check(text: &str, results: &BTreeMap<String, Vec<Value>>) -> Vec<String> {
 #[test]
 fn the_tables_of_the_document_are_those_of_the_results() {
     let wrong = check(&read("reproduce.md"), &results());
-    assert!(wrong.is_empty(), "docs/reproduce.md is not what was found:\n{}", wrong.join("\n"));
+    assert!(wrong.is_empty(), "docs/research/reproduce.md is not what was found:\n{}", wrong.join("\n"));
 }
 
-/// From runs of twice the length (`--double`, kept in a file of its own) peaks are the same within 2 %.
+/// Runs of twice the length (`--double`, kept in a file of its own) give the same peaks within 2 %.
 #[test]
 fn peaks_do_not_depend_on_the_length_of_runs() {
     let (known, doubled) = (results(), of_items("reproduce-doubled.jsonl"));
@@ -191,7 +195,7 @@ fn peaks_do_not_depend_on_the_length_of_runs() {
     }
 }
 
-/// The check sees what it is for.
+/// The check finds the faults that it is for.
 #[test]
 fn a_wrong_table_is_found() {
     let row = serde_json::json!({ "name": "a", "paper": 2.0, "ours": 3.04, "ratio": 1.52, "fitted": true });
@@ -220,11 +224,11 @@ fn a_wrong_table_is_found() {
 fn every_item_has_its_place_among_the_papers() {
     let text = read("papers.md");
     let missing: Vec<_> = super::items().map(|item| item.id).filter(|id| !text.contains(&format!("`{id}`"))).collect();
-    assert!(missing.is_empty(), "docs/papers.md does not name {missing:?}");
+    assert!(missing.is_empty(), "docs/research/papers.md does not name {missing:?}");
     let named = text.split('`').skip(1).step_by(2).filter(|word| {
         let paper = word.split_once('/').map(|(paper, _)| paper);
         paper.is_some_and(|paper| super::items().any(|item| item.id.starts_with(&format!("{paper}/"))))
     });
     let unknown: Vec<_> = named.filter(|word| !super::items().any(|item| item.id == *word)).collect();
-    assert!(unknown.is_empty(), "docs/papers.md names {unknown:?}, which nothing reproduces");
+    assert!(unknown.is_empty(), "docs/research/papers.md names {unknown:?}, which nothing reproduces");
 }

@@ -1,72 +1,72 @@
-//! One simulation, or one search over simulations: the unit that runs on a core and is kept.
+//! One simulation, or one search over simulations: the unit of work on a core and of caching.
 
-use super::peak::{Peak, peak};
+use super::peak::{PeakRates, peak};
 use ripieno_report::{Search, Summary, WindowFigures, search};
 use ripieno_sim::{Scenario, SimError, Trace, simulate, simulate_at};
 use serde::{Deserialize, Serialize};
 
 /// A question to the simulator.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Job {
-    /// Who decides, for errors.
+pub(super) struct SimJob {
+    /// Name of the policy, for errors.
     pub(super) policy: String,
     /// The text of the scenario file.
     pub(super) scenario: String,
     pub(super) question: Question,
 }
 
-/// What is asked about a scenario.
+/// A question about a scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(super) enum Question {
-    /// How does it fare at its rate, and in each of its windows if the devices follow the load?
+    /// The figures at its rate, and those of each window if the devices follow the load.
     Run,
-    /// What is its goodput?
+    /// Its goodput.
     Goodput,
-    /// At 97 % of its goodput, how are batch sizes and queueing delays distributed?
+    /// The distributions of batch sizes and queueing delays at 97 % of its goodput.
     Knee,
-    /// How many devices does its rate need?
+    /// The number of devices that its rate needs.
     Devices,
-    /// How does it fare, and how are the times before and after the first start distributed?
+    /// The figures at its rate, with the distributions of times before and after the first start.
     Delays,
-    /// What is the highest rate that is sustained, and what is answered when saturated, with so many doublings of the run beyond
-    /// those that settle it?
+    /// The highest sustained rate and the saturated rate, with runs doubled this many times beyond
+    /// those that settle them.
     Peak { doublings: u32 },
 }
 
-/// The answer. What the question does not ask for is left at 0 or empty.
+/// The answer. Fields that the question does not need are 0 or empty.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Answer {
-    /// The goodput found, or for [`Question::Run`] the rate of punctual answers.
+pub(super) struct SimAnswer {
+    /// The goodput found; for [`Question::Run`] the rate of answers in time.
     pub(super) goodput_rps: f64,
-    /// The devices needed.
+    /// The number of devices needed.
     pub(super) devices: usize,
     pub(super) worst_bad_rate: f64,
     pub(super) busy_fraction: f64,
     pub(super) devices_used: usize,
     pub(super) median_batch: f64,
-    /// For each hundredth from 0 to 100 %, the batch size that a request was in.
+    /// The batch size of requests, at each percentile from 0 to 100.
     pub(super) batch_of_requests: Vec<f64>,
-    /// For each hundredth from 0 to 100 %, the time from arrival to start.
+    /// Time from arrival to start, at each percentile from 0 to 100.
     pub(super) delays_ms: Vec<f64>,
-    /// The same from start to answer.
+    /// Time from start to answer, at each percentile from 0 to 100.
     pub(super) computing_ms: Vec<f64>,
-    /// Latencies; infinite where nothing was answered.
+    /// Latency; infinite if nothing was answered.
     pub(super) p50_ms: f64,
     pub(super) p90_ms: f64,
     pub(super) p99_ms: f64,
     pub(super) mean_batch: f64,
-    /// Requests answered within the run, a second, of models that unfold.
+    /// Requests answered within the run, per second, for models that unfold.
     pub(super) answered_rps: f64,
     pub(super) p99_queue_ms: f64,
-    /// Rows that were padding or came after the end, as a share.
+    /// Fraction of rows that were padding or came after the end.
     pub(super) wasted: f64,
-    /// Tasks with the members of the one before, as a share.
+    /// Fraction of tasks with the members of the previous one.
     pub(super) without_copy: f64,
     pub(super) windows: Vec<Interval>,
-    pub(super) peak: Option<Peak>,
+    pub(super) peak: Option<PeakRates>,
 }
 
-/// What happened between two looks of an autoscaler.
+/// The figures between two steps of an autoscaler.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Interval {
     pub(super) end_s: f64,
@@ -74,29 +74,31 @@ pub(super) struct Interval {
     pub(super) offered_rps: f64,
     pub(super) goodput_rps: f64,
     pub(super) bad_rate: f64,
-    /// Devices that were there, and of them, kept busy.
+    /// Mean number of devices present, and of busy ones.
     pub(super) devices: f64,
     pub(super) busy_devices: f64,
-    /// What the autoscaler is advised to have.
+    /// The number of devices advised.
     pub(super) desired_devices: usize,
 }
 
-/// At most this share of any model's requests may be bad.
+/// Upper bound on the bad rate of any model.
 const LIMIT: f64 = 0.01;
-/// The load at which distributions are looked at: close to what is possible and safely below it.
+/// Fraction of the goodput at which distributions are taken: close to the maximum and safely below
+/// it.
 const KNEE: f64 = 0.97;
 const MOST_DEVICES: usize = 4096;
-/// A goodput below this share of the bound counts as 0: so slow a run would last for ages of virtual time.
+/// Fraction of the bound below which a goodput counts as 0: so slow a run would take very long in
+/// virtual time.
 const HOPELESS: f64 = 1e-3;
 
-/// Why a search ended early.
-enum Stop {
+/// The reason why a search ended early.
+enum SearchStop {
     Hopeless,
     Failed(SimError),
 }
 
-impl Job {
-    pub(super) fn answer(&self) -> anyhow::Result<Answer> {
+impl SimJob {
+    pub(super) fn answer(&self) -> anyhow::Result<SimAnswer> {
         match self.question {
             Question::Run => Ok(simulate(&self.parse()?, None)?.into()),
             Question::Goodput => self.goodput(),
@@ -104,7 +106,7 @@ impl Job {
             Question::Devices => self.devices(),
             Question::Delays => self.delays(),
             Question::Peak { doublings } => {
-                Ok(Answer { peak: Some(peak(&self.parse()?, doublings)?), ..Answer::default() })
+                Ok(SimAnswer { peak: Some(peak(&self.parse()?, doublings)?), ..SimAnswer::default() })
             }
         }
     }
@@ -113,25 +115,27 @@ impl Job {
         Ok(Scenario::parse(&self.scenario, "scenario of the experiment")?)
     }
 
-    fn goodput(&self) -> anyhow::Result<Answer> {
+    fn goodput(&self) -> anyhow::Result<SimAnswer> {
         let scenario = self.parse()?;
         let bound = scenario.bound_rps();
         let found = search(Search::from_ceiling(bound), |rate| match rate < bound * HOPELESS {
-            true => Err(Stop::Hopeless),
-            false => simulate_at(&scenario, rate, None).map(|run| (run.worst_bad_rate, run)).map_err(Stop::Failed),
+            true => Err(SearchStop::Hopeless),
+            false => {
+                simulate_at(&scenario, rate, None).map(|run| (run.worst_bad_rate, run)).map_err(SearchStop::Failed)
+            }
         });
         match found {
             Ok(found) => {
                 let goodput_rps = found.goodput_rps();
-                let run = found.good.map_or_else(Answer::default, |trial| trial.run.into());
-                Ok(Answer { goodput_rps, ..run })
+                let run = found.good.map_or_else(SimAnswer::default, |trial| trial.run.into());
+                Ok(SimAnswer { goodput_rps, ..run })
             }
-            Err(Stop::Hopeless) => Ok(Answer::default()),
-            Err(Stop::Failed(error)) => Err(error.into()),
+            Err(SearchStop::Hopeless) => Ok(SimAnswer::default()),
+            Err(SearchStop::Failed(error)) => Err(error.into()),
         }
     }
 
-    fn knee(&self) -> anyhow::Result<Answer> {
+    fn knee(&self) -> anyhow::Result<SimAnswer> {
         let found = self.goodput()?;
         if found.goodput_rps == 0.0 {
             return Ok(found);
@@ -142,20 +146,20 @@ impl Job {
         let summary = simulate(&scenario, Some(&mut trace))?;
         let batch_of_requests = quantiles(batches(&trace.tasks_csv()));
         let delays_ms = quantiles(spans(&trace.requests_csv(), 3, 2));
-        Ok(Answer { goodput_rps: found.goodput_rps, batch_of_requests, delays_ms, ..summary.into() })
+        Ok(SimAnswer { goodput_rps: found.goodput_rps, batch_of_requests, delays_ms, ..summary.into() })
     }
 
-    fn delays(&self) -> anyhow::Result<Answer> {
+    fn delays(&self) -> anyhow::Result<SimAnswer> {
         let scenario = self.parse()?;
         let mut trace = Trace::new(&scenario.setup.models);
         let summary = simulate(&scenario, Some(&mut trace))?;
         let csv = trace.requests_csv();
         let (delays_ms, computing_ms) = (quantiles(spans(&csv, 3, 2)), quantiles(spans(&csv, 2, 1)));
-        Ok(Answer { delays_ms, computing_ms, ..summary.into() })
+        Ok(SimAnswer { delays_ms, computing_ms, ..summary.into() })
     }
 
-    /// Doubles the devices until they are enough, then halves the difference; 0 if no number was enough.
-    fn devices(&self) -> anyhow::Result<Answer> {
+    /// Doubles the devices until they are enough, then bisects; 0 if no number was enough.
+    fn devices(&self) -> anyhow::Result<SimAnswer> {
         let enough = |devices| {
             let mut scenario = self.parse()?;
             (scenario.setup.devices, scenario.setup.limits.devices) = (devices, devices);
@@ -165,21 +169,21 @@ impl Job {
         while !enough(many)? {
             (few, many) = (many, many * 2);
             if many > MOST_DEVICES {
-                return Ok(Answer::default());
+                return Ok(SimAnswer::default());
             }
         }
         while many - few > 1 {
             let middle = few.midpoint(many);
             *(if enough(middle)? { &mut many } else { &mut few }) = middle;
         }
-        Ok(Answer { devices: many, ..Answer::default() })
+        Ok(SimAnswer { devices: many, ..SimAnswer::default() })
     }
 }
 
-impl From<Summary> for Answer {
-    fn from(summary: Summary) -> Answer {
+impl From<Summary> for SimAnswer {
+    fn from(summary: Summary) -> SimAnswer {
         let unfolded = summary.unfolded.clone().unwrap_or_default();
-        Answer {
+        SimAnswer {
             goodput_rps: summary.total.goodput_rps,
             worst_bad_rate: summary.worst_bad_rate,
             busy_fraction: summary.total.busy_fraction,
@@ -194,7 +198,7 @@ impl From<Summary> for Answer {
             p99_queue_ms: unfolded.p99_queue_ms.unwrap_or(f64::MAX),
             wasted: unfolded.wasted_rows as f64 / unfolded.rows.max(1) as f64,
             without_copy: unfolded.tasks_without_copy as f64 / unfolded.tasks.max(1) as f64,
-            ..Answer::default()
+            ..SimAnswer::default()
         }
     }
 }
@@ -207,15 +211,16 @@ impl From<&WindowFigures> for Interval {
     }
 }
 
-/// From a trace of tasks, each request's batch size: a batch of b counts b times.
+/// Returns each request's batch size from a trace of tasks: a batch of b counts b times.
 fn batches(csv: &str) -> Vec<f64> {
     let members = csv.lines().skip(1).filter_map(|line| line.rsplit(',').next());
     let sizes = members.map(|members| members.split(' ').count());
     sizes.flat_map(|size| std::iter::repeat_n(size as f64, size)).collect()
 }
 
-/// From a trace of requests, the time from one field to another of those that ran. Fields are counted from the end, since a
-/// name may hold commas: the outcome is 0, the end 1, the start 2, the arrival 3.
+/// Returns the time between two fields of a trace of requests, for those that ran. Fields are
+/// counted from the end, since a name may hold commas: the outcome is 0, the end 1, the start 2,
+/// the arrival 3.
 fn spans(csv: &str, from: usize, to: usize) -> Vec<f64> {
     let span = |line: &str| {
         let field = |at: usize| line.rsplit(',').nth(at)?.parse::<f64>().ok();
@@ -224,7 +229,7 @@ fn spans(csv: &str, from: usize, to: usize) -> Vec<f64> {
     csv.lines().skip(1).filter_map(span).collect()
 }
 
-/// The values at 0, 1, … 100 %.
+/// Returns the values at 0, 1, … 100 %.
 fn quantiles(mut values: Vec<f64>) -> Vec<f64> {
     values.sort_by(f64::total_cmp);
     match values.len() {

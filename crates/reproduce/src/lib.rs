@@ -1,11 +1,12 @@
-//! Runs the experiments of the papers again, and says how ours compare: `ripieno reproduce`.
+//! Reproduces the experiments of the papers and compares the results: `ripieno reproduce`.
 //!
-//! An [`Item`] is a figure or a table. It asks the [`Context`] for simulations, which are
-//! independent of each other, so that they run on all cores, and are kept on disk, so that an interrupted call goes on
-//! where it was. What comes out is a [`Report`]: rows of paper's value, our value and ratio, and a plot.
+//! An [`ExperimentItem`] is a figure or a table. It requests simulations from the
+//! [`ReproduceContext`], which are independent of each other, so that they run on all cores; their
+//! results are cached on disk, so that an interrupted command continues where it stopped. The
+//! result is an [`ItemReport`]: rows with the paper's value, our value and their ratio, and a plot.
 //!
-//! Few numbers are measured on a wall clock instead. The live driver is not known here, as it never is beside the simulator: whoever
-//! calls brings it as a [`Machine`].
+//! A few numbers are measured on a wall clock instead. This crate does not depend on the live
+//! driver; the caller provides it as a [`LiveMachine`].
 
 mod case;
 mod cells;
@@ -29,23 +30,23 @@ mod symphony;
 #[cfg(test)]
 mod tests;
 
-pub use context::{Context, Effort};
-pub use item::{Done, Item, Report, Row};
-pub use machine::{Carried, Compared, Machine, Stress};
+pub use context::{Effort, ReproduceContext};
+pub use item::{ExperimentItem, FinishedItem, ItemReport, ResultRow};
+pub use machine::{LiveMachine, PolicyResult, StressLoad, StressResult};
 pub use parallel::each;
 pub use print::{list_as_json, list_as_text};
-pub use queue::Queue;
-pub use results::{Maker, Results};
+pub use queue::JobQueue;
+pub use results::{Maker, ResultsFile};
 
 use anyhow::bail;
 
-/// All that can be reproduced, by paper.
-pub fn items() -> impl Iterator<Item = &'static Item> {
+/// Iterates over all items, by paper.
+pub fn items() -> impl Iterator<Item = &'static ExperimentItem> {
     symphony::ITEMS.iter().chain(cells::ITEMS).chain(lazybatching::ITEMS).chain(dvabatch::ITEMS)
 }
 
-/// The item of this id, or with "all" every one.
-pub fn chosen(what: &str) -> anyhow::Result<Vec<&'static Item>> {
+/// Returns the item of this id, or every item for "all".
+pub fn chosen(what: &str) -> anyhow::Result<Vec<&'static ExperimentItem>> {
     let chosen: Vec<_> = items().filter(|item| what == "all" || what == item.id).collect();
     if chosen.is_empty() {
         let known: Vec<_> = items().map(|item| item.id).collect();

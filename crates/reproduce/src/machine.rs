@@ -1,31 +1,32 @@
-//! What items measure on a wall clock instead of simulating it.
+//! The interface for measurements on a wall clock.
 
 use ripieno_model::Model;
 use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
-/// This machine, as the live driver has it.
-pub trait Machine: fmt::Debug {
-    /// Holds a `ripieno compare` on a model repository, with these words of its command line: a row for each policy and load.
-    fn compare(&self, repository: &Path, words: &[String]) -> anyhow::Result<Vec<Compared>>;
+/// This machine with the live driver.
+pub trait LiveMachine: fmt::Debug {
+    /// Runs `ripieno compare` on a model repository with these arguments; returns a row for each
+    /// policy and load.
+    fn compare(&self, repository: &Path, words: &[String]) -> anyhow::Result<Vec<PolicyResult>>;
 
-    /// What batches of one row, two, … take on the first model of a repository, or on its first block, with these words of a
-    /// `ripieno profile`: milliseconds.
+    /// Measures the latency, in ms, of batches of one row, two, … on the first model of a
+    /// repository or its first block, with these arguments of `ripieno profile`.
     fn costs(&self, repository: &Path, words: &[String]) -> anyhow::Result<Vec<f64>>;
 
-    /// Lets the scheduler's own threads carry a load, with devices that cost nothing.
-    fn stress(&self, stress: Stress) -> anyhow::Result<Carried>;
+    /// Loads the scheduler's own threads, with devices that cost nothing.
+    fn stress(&self, stress: StressLoad) -> anyhow::Result<StressResult>;
 }
 
-/// One policy under one load: medians over the rounds.
+/// The results of one policy under one load: medians over the rounds.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Compared {
-    /// As the words name it.
+pub struct PolicyResult {
+    /// Name of the policy, as in the arguments.
     pub policy: String,
-    /// Answers a second.
+    /// Answers per second.
     pub answered_rps: f64,
-    /// Latencies.
+    /// Mean latency.
     pub mean_ms: f64,
     /// The 90th percentile.
     pub p90_ms: f64,
@@ -35,28 +36,28 @@ pub struct Compared {
 
 /// A load for the scheduler alone.
 #[derive(Clone, Debug)]
-pub struct Stress {
-    /// Its name in the catalogue; its options are as they come.
+pub struct StressLoad {
+    /// Name of the policy in the catalogue, with default options.
     pub policy: &'static str,
-    /// All with an equal share of the rate.
+    /// The models; each has an equal share of the rate.
     pub models: Vec<Model>,
-    /// How many devices.
+    /// Number of devices.
     pub devices: usize,
-    /// Threads that generate and schedule, beside the matchmaker's.
+    /// Number of threads that generate and schedule, besides the matchmaker's.
     pub shards: usize,
-    /// Requests a second.
+    /// Requests per second.
     pub rate: f64,
-    /// How long to measure, after the warm-up.
+    /// Time to measure, after the warm-up.
     pub duration: Duration,
-    /// What does not count yet.
+    /// Warm-up, which is not counted.
     pub warmup: Duration,
 }
 
-/// What came of it.
+/// The result of a stress run.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Carried {
-    /// Requests dropped or late, as a share.
+pub struct StressResult {
+    /// Fraction of requests dropped or late.
     pub bad_rate: f64,
-    /// Requests a second that were got round to.
+    /// Requests per second that the scheduler handled.
     pub handled_rps: f64,
 }

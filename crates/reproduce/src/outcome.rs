@@ -1,35 +1,36 @@
-//! What came of a simulation, by request, and of several seeds; parts of plots that papers share.
+//! The results of simulations by request, and of several seeds; parts of plots that papers share.
 
 use super::context::Spread;
-use ripieno_report::plot::{Axis, Content, Panel, Series};
+use ripieno_report::plot::{Content, Panel, PlotAxis, Series};
 use ripieno_sim::{Scenario, Trace, simulate};
 
-/// What came of it: by request in milliseconds, sorted.
+/// The latencies of a simulation in milliseconds, sorted.
 #[derive(Clone, Debug)]
-pub(super) struct Outcome {
+pub(super) struct SimOutcome {
     pub(super) latencies_ms: Vec<f64>,
-    /// Requests answered within the run, a second.
+    /// Requests answered within the run, per second.
     pub(super) answered_rps: f64,
     pub(super) mean_batch: f64,
 }
 
-/// What came of several seeds.
+/// The results of several seeds.
 #[derive(Clone, Debug)]
-pub(super) struct Outcomes(pub(super) Vec<Outcome>);
+pub(super) struct SimOutcomes(pub(super) Vec<SimOutcome>);
 
-impl Outcome {
-    /// Runs a scenario; its first tenth does not count.
-    pub(super) fn of(scenario: &Scenario) -> anyhow::Result<Outcome> {
+impl SimOutcome {
+    /// Runs a scenario; its first tenth is not counted.
+    pub(super) fn of(scenario: &Scenario) -> anyhow::Result<SimOutcome> {
         let (requests, mean_batch) = traced(scenario)?;
         let counted = &requests[(requests.len() / 10).min(requests.len().saturating_sub(1))..];
         let mut latencies_ms: Vec<f64> = counted.iter().map(|(arrival, finish)| finish - arrival).collect();
         latencies_ms.sort_by(f64::total_cmp);
         let (from, to) = (counted[0].0, counted[counted.len() - 1].0);
         let answered = requests.iter().filter(|&&(_, finish)| finish >= from && finish <= to).count();
-        Ok(Outcome { latencies_ms, answered_rps: answered as f64 * 1e3 / (to - from).max(1.0), mean_batch })
+        Ok(SimOutcome { latencies_ms, answered_rps: answered as f64 * 1e3 / (to - from).max(1.0), mean_batch })
     }
 
-    /// When each request of a scenario arrives and ends, in milliseconds, in the order of arrivals.
+    /// Returns the arrival and the end of each request of a scenario, in milliseconds, in the order
+    /// of arrivals.
     pub(super) fn answers(scenario: &Scenario) -> anyhow::Result<Vec<(f64, f64)>> {
         Ok(traced(scenario)?.0)
     }
@@ -43,16 +44,16 @@ impl Outcome {
         self.latencies_ms.get((last as f64 * quantile).round() as usize).copied().unwrap_or(0.0)
     }
 
-    /// The share of requests that took longer.
+    /// Returns the fraction of requests that took longer.
     pub(super) fn beyond(&self, slo_ms: f64) -> f64 {
         let within = self.latencies_ms.partition_point(|&latency| latency <= slo_ms);
         1.0 - within as f64 / self.latencies_ms.len().max(1) as f64
     }
 }
 
-impl Outcomes {
-    /// The mean over seeds, and the quartiles.
-    pub(super) fn spread(&self, value: impl Fn(&Outcome) -> f64) -> Spread {
+impl SimOutcomes {
+    /// Returns the mean over seeds, and the quartiles.
+    pub(super) fn spread(&self, value: impl Fn(&SimOutcome) -> f64) -> Spread {
         let mut values: Vec<f64> = self.0.iter().map(value).collect();
         values.sort_by(f64::total_cmp);
         let quartile = |part: f64| {
@@ -65,7 +66,7 @@ impl Outcomes {
     }
 
     pub(super) fn mean_ms(&self) -> Spread {
-        self.spread(Outcome::mean_ms)
+        self.spread(SimOutcome::mean_ms)
     }
 
     pub(super) fn answered_rps(&self) -> Spread {
@@ -86,7 +87,7 @@ pub(super) fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
     if count > 0.0 { sum / count } else { 0.0 }
 }
 
-/// When each request arrives and ends, and the mean batch.
+/// Returns the arrival and the end of each request, and the mean batch size.
 fn traced(scenario: &Scenario) -> anyhow::Result<(Vec<(f64, f64)>, f64)> {
     let mut trace = Trace::new(&scenario.setup.models);
     let summary = simulate(scenario, Some(&mut trace))?;
@@ -101,10 +102,10 @@ fn arrival_and_finish(line: &str) -> Option<(f64, f64)> {
     Some((arrival, finish))
 }
 
-pub(super) fn axis(label: &str) -> Axis {
-    Axis { label: label.to_owned(), from: Some(0.0), to: None }
+pub(super) fn axis(label: &str) -> PlotAxis {
+    PlotAxis { label: label.to_owned(), from: Some(0.0), to: None }
 }
 
-pub(super) fn lines(title: &str, x: Axis, y: Axis, series: Vec<Series>) -> Panel {
+pub(super) fn lines(title: &str, x: PlotAxis, y: PlotAxis, series: Vec<Series>) -> Panel {
     Panel { title: title.to_owned(), x, y, content: Content::Lines(series) }
 }

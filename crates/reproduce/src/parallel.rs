@@ -1,9 +1,10 @@
-//! The same work on many inputs, on several threads.
+//! Runs the same work on many inputs, on several threads.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// What `run` makes of each of `inputs`, in their order, on so many threads. The first error ends all.
+/// Returns the output of `run` for each of `inputs`, in their order, computed on several threads.
+/// The first error ends all.
 pub fn each<I: Sync, O: Send, E: Send>(
     inputs: &[I],
     threads: usize,

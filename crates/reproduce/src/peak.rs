@@ -1,68 +1,76 @@
-//! What a policy carries where nothing is ever late: the highest rate that it sustains, and what it answers when saturated.
+//! The capacity of a policy without deadlines: the highest rate that it sustains, and its rate of
+//! answers when saturated.
 //!
-//! A short run flatters and slanders. Over a few seconds a queue that grows without end still looks short, and a policy whose
-//! queues fill slowly has not begun to form its large batches. So a rate counts as sustained only if the queue does not grow over
-//! the second half of the run, and the 90th percentile there stays within half a second; and a peak is believed only once runs
-//! of twice and of four times the length confirm it. What no run that we can afford confirms is not known.
+//! Short runs mislead in both directions. Over a few seconds a queue that grows without end still
+//! looks short, and a policy whose queues fill slowly has not yet formed its large batches. So a
+//! rate counts as sustained only if the queue does not grow over the second half of the run and the
+//! 90th percentile there stays within half a second; and a peak is accepted only if runs of twice
+//! and four times the length confirm it. A peak that no affordable run confirms is unknown.
 //!
-//! When saturated, answers in a span of time say little: a policy that takes the short requests for some seconds and then the
-//! long ones answers at two rates, and a span holds more of the one or of the other. So the run goes on until all that was
-//! accepted is answered, and what counts is how much longer twice the arrivals take: the mix is that of the arrivals, and the last
-//! batches, which nothing fills, fall out.
+//! When saturated, the number of answers in a span of time says little: a policy that serves short
+//! requests for some seconds and then long ones has two rates, and a span holds more of one or the
+//! other. So the run goes on until all accepted requests are answered, and the result is the
+//! additional time for twice the arrivals: the mix is that of the arrivals, and the last, partially
+//! filled batches cancel out.
 
 use ripieno_report::Summary;
 use ripieno_sim::{Length, Scenario, simulate_at};
 use serde::{Deserialize, Serialize};
 
-/// What was found.
+/// The peak rates of a scenario.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Peak {
-    /// The highest rate with a queue that does not grow.
-    pub(super) sustained: Known,
-    /// The 90th percentile there.
+pub(super) struct PeakRates {
+    /// The highest rate at which the queue does not grow.
+    pub(super) sustained: KnownRate,
+    /// The 90th percentile of the latency at that rate.
     pub(super) p90_ms: f64,
-    /// What is answered a second with far more offered, and as many requests waiting as the simulator admits.
-    pub(super) saturated: Known,
+    /// Answers per second at a far higher offered rate, with the admission limit of the simulator
+    /// reached.
+    pub(super) saturated: KnownRate,
 }
 
-/// A rate, and how many requests the run had that confirmed it; no rate if none did.
+/// A rate with the number of requests of the run that confirmed it; no rate if none did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Known {
+pub(super) struct KnownRate {
     pub(super) rps: Option<f64>,
     pub(super) requests: u64,
 }
 
-/// Beyond this a rate is not sustained.
+/// Upper bound on the 90th percentile of a sustained rate.
 const P90_MS: f64 = 500.0;
-/// A queue grows if the second half of the run makes it longer by more than what arrives in this time, a fifth of the bound: over
-/// any longer run a rate that is too high grows further, and what comes and goes stays within it.
+/// Growth of a queue over the second half of a run, as a time of arrivals, above which it counts as
+/// growing; a fifth of the bound. Over a longer run a rate that is too high grows further, and
+/// fluctuations stay within it.
 const GROWTH_MS: f64 = 100.0;
-/// How closely the highest rate is sought.
+/// Relative resolution of the highest rate.
 const RESOLUTION: f64 = 0.004;
-/// How closely a run of twice the length has to agree. Half of what is promised, since the next doubling may differ, too.
+/// Relative agreement with a run of twice the length. Half of the guaranteed one, since the next
+/// doubling may differ, too.
 const AGREEMENT: f64 = 0.01;
-/// How often in a row that is asked for: while a rate still climbs or falls, two lengths may agree by chance.
+/// Number of consecutive agreements: while a rate still rises or falls, two lengths may agree by
+/// chance.
 const AGREEMENTS: u32 = 2;
-/// The longest runs that we can afford. A sustained rate is sought anew at each length, which takes many runs; what is answered
-/// when saturated is one run a length.
+/// Lengths of the longest affordable runs. A sustained rate is searched for at each length, which
+/// takes many runs; the saturated rate takes one run a length.
 const LONGEST_SUSTAINED: u64 = 6_400_000;
 const LONGEST_SATURATED: u64 = 12_800_000;
-/// The shortest run.
+/// Length of the shortest run.
 const FIRST: u64 = 50_000;
-/// A search that takes more runs has lost its way.
-const MOST_RUNS: usize = 40;
-/// How much is offered for saturation, over the bound.
+/// Number of runs after which a search has failed.
+const MAX_RUNS: usize = 40;
+/// Offered rate for saturation, relative to the bound.
 const FLOOD: f64 = 1.5;
 
-impl Known {
-    /// Not a number where it is not known.
+impl KnownRate {
+    /// Returns the rate, or NaN if it is unknown.
     pub(super) fn rps(self) -> f64 {
         self.rps.unwrap_or(f64::NAN)
     }
 }
 
-/// From runs of growing length, and so many doublings beyond the one that settles the matter.
-pub(super) fn peak(scenario: &Scenario, doublings: u32) -> anyhow::Result<Peak> {
+/// Computes the peaks from runs of growing length, with `doublings` beyond the one that settles
+/// them.
+pub(super) fn peak(scenario: &Scenario, doublings: u32) -> anyhow::Result<PeakRates> {
     let (mut guess, mut width, mut p90_ms) = (scenario.bound_rps(), 0.1, 0.0);
     let sustained = settle(LONGEST_SUSTAINED, doublings, |requests| {
         let Some((rate, p90)) = highest(guess, width, |rate| sustains(scenario, rate, requests))? else {
@@ -78,15 +86,15 @@ pub(super) fn peak(scenario: &Scenario, doublings: u32) -> anyhow::Result<Peak> 
         before = now;
         Ok(Some(rate).filter(|rate| rate.is_finite() && *rate > 0.0))
     })?;
-    Ok(Peak { sustained, p90_ms, saturated })
+    Ok(PeakRates { sustained, p90_ms, saturated })
 }
 
-/// Doubles the length until rates agree with the ones before so often in a row.
+/// Doubles the length until the rates agree with the previous ones [`AGREEMENTS`] times in a row.
 fn settle(
     longest: u64,
     doublings: u32,
     mut find: impl FnMut(u64) -> anyhow::Result<Option<f64>>,
-) -> anyhow::Result<Known> {
+) -> anyhow::Result<KnownRate> {
     let (mut requests, mut before, mut in_a_row) = (FIRST, find(FIRST)?, 0);
     while requests < longest {
         requests *= 2;
@@ -98,14 +106,15 @@ fn settle(
                 requests *= 2;
                 now = find(requests)?;
             }
-            return Ok(Known { rps: now, requests });
+            return Ok(KnownRate { rps: now, requests });
         }
         before = now;
     }
-    Ok(Known { rps: None, requests })
+    Ok(KnownRate { rps: None, requests })
 }
 
-/// The highest rate that `sustains` has a 90th percentile for, and that, sought around a guess.
+/// Returns the highest rate for which `sustains` returns a 90th percentile, and that percentile,
+/// searched around a guess.
 fn highest(
     guess: f64,
     width: f64,
@@ -113,7 +122,7 @@ fn highest(
 ) -> anyhow::Result<Option<(f64, f64)>> {
     let (mut good, mut bad) = (None, None);
     let (mut rate, mut width) = (guess, width);
-    for _ in 0..MOST_RUNS {
+    for _ in 0..MAX_RUNS {
         match sustains(rate)? {
             Some(p90_ms) => good = Some((rate, p90_ms)),
             None => bad = Some(rate),
@@ -129,7 +138,7 @@ fn highest(
     Ok(good)
 }
 
-/// The 90th percentile of the second half, if this rate is sustained.
+/// Returns the 90th percentile of the second half, if this rate is sustained.
 pub(super) fn sustains(scenario: &Scenario, rate: f64, requests: u64) -> anyhow::Result<Option<f64>> {
     let Summary { total, unfolded, .. } = run(scenario, rate, requests, 0.5)?;
     let answered_rps = unfolded.unwrap_or_default().answered_rps;
@@ -138,7 +147,7 @@ pub(super) fn sustains(scenario: &Scenario, rate: f64, requests: u64) -> anyhow:
     Ok(total.p90_ms.filter(|&p90_ms| !grows && total.dropped == 0 && p90_ms <= P90_MS))
 }
 
-/// How many requests were accepted of a flood, and when the last one was answered.
+/// The number of requests accepted from an overload, and the time of the last answer.
 struct WorkedOff {
     answered: f64,
     seconds: f64,
@@ -159,8 +168,9 @@ fn run(scenario: &Scenario, rate: f64, requests: u64, warmup_fraction: f64) -> a
 mod tests {
     use super::*;
 
-    /// What is looked for, as it comes out of runs of growing length, and the lengths.
-    fn settled(doublings: u32, rates: &[f64]) -> (Known, usize) {
+    /// Returns the settled rate from the rates of runs of growing length, and the number of
+    /// lengths.
+    fn settled(doublings: u32, rates: &[f64]) -> (KnownRate, usize) {
         let mut rates_left = rates.iter().copied();
         let known = settle(LONGEST_SUSTAINED, doublings, |_| Ok(rates_left.next())).unwrap();
         (known, rates.len() - rates_left.len())
@@ -169,8 +179,8 @@ mod tests {
     #[test]
     fn a_rate_is_known_once_two_doublings_in_a_row_agree() {
         let rates = [15.0, 15.1, 18.0, 18.1, 18.2, 18.3, 30.0];
-        assert_eq!(settled(0, &rates), (Known { rps: Some(18.2), requests: 16 * FIRST }, 5));
-        assert_eq!(settled(1, &rates), (Known { rps: Some(18.3), requests: 32 * FIRST }, 6));
+        assert_eq!(settled(0, &rates), (KnownRate { rps: Some(18.2), requests: 16 * FIRST }, 5));
+        assert_eq!(settled(1, &rates), (KnownRate { rps: Some(18.3), requests: 32 * FIRST }, 6));
     }
 
     #[test]

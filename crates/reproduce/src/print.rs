@@ -1,26 +1,26 @@
-//! Items and reports for people.
+//! Items and reports as text.
 
-use super::item::{Done, Item, Row};
+use super::item::{ExperimentItem, FinishedItem, ResultRow};
 use super::items;
 use ripieno_report::{Table, number};
 use std::fmt;
 
-/// Ids and titles of all items, one a line.
+/// Returns ids and titles of all items, one per line.
 pub fn list_as_text() -> String {
     let widest = items().map(|item| item.id.len()).max().unwrap_or(0);
     let lines: Vec<_> = items().map(|item| format!("{:<widest$}  {}", item.id, item.title)).collect();
     lines.join("\n")
 }
 
-/// Ids and titles of all items, and what the papers say.
+/// Returns ids and titles of all items, with the papers' statements.
 pub fn list_as_json() -> serde_json::Value {
-    let item = |item: &Item| serde_json::json!({ "item": item.id, "title": item.title, "paper": item.says });
+    let item = |item: &ExperimentItem| serde_json::json!({ "item": item.id, "title": item.title, "paper": item.says });
     serde_json::json!({ "items": items().map(item).collect::<Vec<_>>() })
 }
 
-impl fmt::Display for Done {
+impl fmt::Display for FinishedItem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Done { item, report, plot } = self;
+        let FinishedItem { item, report, plot } = self;
         writeln!(f, "{}: {}", item.id, item.title)?;
         writeln!(f, "The paper: {}", item.says)?;
         let notes = notes(&report.rows);
@@ -32,8 +32,8 @@ impl fmt::Display for Done {
     }
 }
 
-/// Every note once, in the order of first use.
-fn notes(rows: &[Row]) -> Vec<&str> {
+/// Returns every note once, in the order of first use.
+fn notes(rows: &[ResultRow]) -> Vec<&str> {
     let mut notes: Vec<&str> = Vec::new();
     for row in rows.iter().filter(|row| !row.note.is_empty()) {
         if !notes.contains(&row.note.as_str()) {
@@ -43,7 +43,7 @@ fn notes(rows: &[Row]) -> Vec<&str> {
     notes
 }
 
-fn table(rows: &[Row], notes: &[&str]) -> Table {
+fn table(rows: &[ResultRow], notes: &[&str]) -> Table {
     let is_measured = rows.iter().any(|row| row.measured.is_some());
     let headings = ["name", "unit", "paper", "ours", "of seeds", "measured", "ratio", "note"];
     let mut table = Table::new(headings.into_iter().filter(|&heading| is_measured || heading != "measured"));
@@ -63,7 +63,7 @@ fn table(rows: &[Row], notes: &[&str]) -> Table {
     table
 }
 
-/// Below a hundred with up to three decimals, so that exact values look exact.
+/// Formats a number; below a hundred with up to three decimals, so that exact values look exact.
 fn exact(value: f64) -> String {
     if !value.is_finite() || value.abs() >= 100.0 {
         return number(value);

@@ -1,9 +1,10 @@
-//! Runs jobs on all cores and keeps their answers.
+//! Runs jobs on all cores and caches their answers.
 //!
-//! An answer is filed under a hash of the question, the scenario with its seed and policy, and the running program
-//! itself: after any change of the code the runs are done anew, since a stale number would look like a fresh one.
+//! The key of an answer is a hash of the question, the scenario with its seed and policy, and the
+//! running program itself: after any change of the code the runs are repeated, since a stale number
+//! would look like a fresh one.
 
-use super::job::{Answer, Job};
+use super::job::{SimAnswer, SimJob};
 use super::parallel;
 use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -12,50 +13,53 @@ use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// The worker threads and their store.
+/// The worker threads and their cache.
 #[derive(Debug)]
-pub struct Queue {
+pub struct JobQueue {
     cache: PathBuf,
     jobs: usize,
-    /// The hash of this program.
+    /// Hash of this program.
     program: String,
-    /// What the progress bar says in front.
+    /// Prefix of the progress bar.
     heading: Mutex<String>,
 }
 
-/// A kept answer, with its scenario for whoever wants to run it alone.
+/// A cached answer, with its scenario so that it can be run alone.
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct CachedAnswer {
     question: String,
     scenario: String,
-    answer: Answer,
+    answer: SimAnswer,
 }
 
-impl Queue {
-    /// Keeps answers in the folder `cache`, which is made, and runs so many jobs at a time.
-    pub fn new(cache: PathBuf, jobs: usize) -> anyhow::Result<Queue> {
+impl JobQueue {
+    /// Returns a queue that caches answers in the folder `cache`, which is created, and runs `jobs`
+    /// jobs at a time.
+    pub fn new(cache: PathBuf, jobs: usize) -> anyhow::Result<JobQueue> {
         std::fs::create_dir_all(&cache).with_context(|| format!("cannot make the folder {}", cache.display()))?;
         let program = std::env::current_exe().context("cannot find this program's own file")?;
         let bytes = std::fs::read(&program).with_context(|| format!("cannot read {}", program.display()))?;
-        Ok(Queue { cache, jobs, program: hex(&Sha256::digest(bytes)), heading: Mutex::default() })
+        Ok(JobQueue { cache, jobs, program: hex(&Sha256::digest(bytes)), heading: Mutex::default() })
     }
 
-    /// The hash of the running program, which tells the answers of one version from those of another.
+    /// Returns the hash of the running program, which distinguishes the answers of different
+    /// versions.
     pub fn program(&self) -> &str {
         &self.program
     }
 
-    /// What the progress bar says in front from now on.
+    /// Sets the prefix of the progress bar.
     pub(super) fn head(&self, heading: String) {
         *self.heading.lock().unwrap_or_else(PoisonError::into_inner) = heading;
     }
 
-    /// The answers, in the order of the jobs. The first error ends all.
-    pub(super) fn answers(&self, jobs: &[Job]) -> anyhow::Result<Vec<Answer>> {
+    /// Returns the answers, in the order of the jobs. The first error ends all.
+    pub(super) fn answers(&self, jobs: &[SimJob]) -> anyhow::Result<Vec<SimAnswer>> {
         self.each(jobs, |job| self.answer(job))
     }
 
-    /// What `run` makes of each of `inputs`, in their order, on all threads. The first error ends all.
+    /// Returns the output of `run` for each of `inputs`, in their order, on all threads. The first
+    /// error ends all.
     pub(super) fn each<I: Sync, O: Send>(
         &self,
         inputs: &[I],
@@ -73,7 +77,7 @@ impl Queue {
         outputs
     }
 
-    fn answer(&self, job: &Job) -> anyhow::Result<Answer> {
+    fn answer(&self, job: &SimJob) -> anyhow::Result<SimAnswer> {
         let (question, scenario) = (format!("{:?}", job.question), job.scenario.clone());
         let key = Sha256::digest(format!("{}\n{question}\n{scenario}", self.program));
         let file = self.cache.join(format!("{}.json", hex(&key[..16])));
@@ -81,19 +85,19 @@ impl Queue {
             return Ok(kept.answer);
         }
         let answer = job.answer().with_context(|| format!("the simulation of {} failed", job.policy))?;
-        let kept = Kept { question, scenario, answer };
+        let kept = CachedAnswer { question, scenario, answer };
         write(&file, &kept).with_context(|| format!("cannot write {}", file.display()))?;
         Ok(kept.answer)
     }
 }
 
-/// A file that is missing or cannot be read is no answer; the run is done again.
-fn read(file: &Path) -> Option<Kept> {
+/// Reads a cached answer; none if the file is missing or unreadable.
+fn read(file: &Path) -> Option<CachedAnswer> {
     serde_json::from_slice(&std::fs::read(file).ok()?).ok()
 }
 
-/// A file appears whole or not at all, even if the program is stopped meanwhile.
-fn write(file: &Path, kept: &Kept) -> anyhow::Result<()> {
+/// Writes a file atomically.
+fn write(file: &Path, kept: &CachedAnswer) -> anyhow::Result<()> {
     let unfinished = file.with_extension(format!("{}.part", std::process::id()));
     std::fs::write(&unfinished, serde_json::to_vec_pretty(kept)?)?;
     Ok(std::fs::rename(&unfinished, file)?)

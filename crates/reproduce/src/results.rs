@@ -1,56 +1,58 @@
-//! The results file: a line of JSON an item, with what made it, so that a document can be held against it.
+//! The results file: a line of JSON per item, with its origin, so that documents can be checked
+//! against it.
 //!
-//! `ripieno reproduce` writes the lines of the items that it runs and leaves the others as they are. With `all`, a line that this very
-//! program made with the same effort stands for its run; so a call that was interrupted goes on with the next item.
+//! `ripieno reproduce` writes the lines of the items that it runs and leaves the others unchanged.
+//! With `all`, a line that this very program made with the same effort replaces its run; so an
+//! interrupted command continues with the next item.
 
-use super::item::{Done, Item};
+use super::item::{ExperimentItem, FinishedItem};
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
-/// Items that were run, in the order in which they are listed.
+/// The items that were run, in the order of the list.
 #[derive(Debug)]
-pub struct Results {
+pub struct ResultsFile {
     file: PathBuf,
     lines: Vec<Value>,
     made_by: Value,
 }
 
-/// What makes results: those of a different program, effort or number of seeds are others.
+/// The origin of results: another program, effort or number of seeds gives other results.
 #[derive(Clone, Debug)]
 pub struct Maker {
     /// The commit of the checkout in which the program runs, with a mark if files differ from it.
     pub commit: Option<String>,
-    /// The hash of the program, see [`Queue::program`](super::Queue::program).
+    /// Hash of the program, see [`JobQueue::program`](super::JobQueue::program).
     pub program: String,
     /// "usual" or "full"; quick runs are not kept.
     pub effort: &'static str,
-    /// The seeds a point that the user asks for, if he does.
+    /// Number of seeds per point, if the user sets it.
     pub seeds: Option<u64>,
 }
 
-impl Results {
-    /// Reads the file if it exists; new lines say who made them.
-    pub fn open(file: PathBuf, maker: &Maker) -> anyhow::Result<Results> {
+impl ResultsFile {
+    /// Reads the file if it exists; new lines get this origin.
+    pub fn open(file: PathBuf, maker: &Maker) -> anyhow::Result<ResultsFile> {
         let lines = if file.exists() { read(&file)? } else { Vec::new() };
         let Maker { commit, program, effort, seeds } = maker;
         let made_by = json!({ "commit": commit, "program": program, "effort": effort, "seeds": seeds });
-        Ok(Results { file, lines, made_by })
+        Ok(ResultsFile { file, lines, made_by })
     }
 
-    /// The line of an item, if this very program made it with the same effort.
-    pub fn line(&self, item: &Item) -> Option<&Value> {
+    /// Returns the line of an item, if this very program made it with the same effort.
+    pub fn line(&self, item: &ExperimentItem) -> Option<&Value> {
         let same = |line: &&Value| ["program", "effort", "seeds"].iter().all(|&key| line[key] == self.made_by[key]);
         self.lines.iter().filter(|line| line["item"] == item.id).find(same)
     }
 
-    /// Where the lines stand.
+    /// Returns the path of the file.
     pub fn file(&self) -> &Path {
         &self.file
     }
 
-    /// Puts the line of an item into the file, which is whole at any time.
-    pub fn put(&mut self, done: &Done) -> anyhow::Result<()> {
+    /// Writes the line of an item to the file, atomically.
+    pub fn put(&mut self, done: &FinishedItem) -> anyhow::Result<()> {
         let rows = &done.report.rows;
         let seeds = rows.iter().filter_map(|row| row.seeds).map(|(_, _, count)| count).max().unwrap_or(1);
         let mut line = json!({ "item": done.item.id, "seeds_a_point": seeds, "rows": rows });

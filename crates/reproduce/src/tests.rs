@@ -1,22 +1,25 @@
-use super::item::Row;
-use super::{Carried, Compared, Context, Effort, Item, Machine, Maker, Queue, Report, Results, Stress};
+use super::item::ResultRow;
+use super::{
+    Effort, ExperimentItem, ItemReport, JobQueue, LiveMachine, Maker, PolicyResult, ReproduceContext, ResultsFile,
+    StressLoad, StressResult,
+};
 use std::path::{Path, PathBuf};
 
 /// None of these tests measures; those of the binary, which has the live driver, do.
 #[derive(Debug)]
 struct NoMachine;
 
-impl Machine for NoMachine {
-    fn compare(&self, _: &Path, words: &[String]) -> anyhow::Result<Vec<Compared>> {
-        anyhow::bail!("nobody was to measure {words:?}")
+impl LiveMachine for NoMachine {
+    fn compare(&self, _: &Path, words: &[String]) -> anyhow::Result<Vec<PolicyResult>> {
+        anyhow::bail!("no test may measure {words:?}")
     }
 
     fn costs(&self, _: &Path, words: &[String]) -> anyhow::Result<Vec<f64>> {
-        anyhow::bail!("nobody was to measure {words:?}")
+        anyhow::bail!("no test may measure {words:?}")
     }
 
-    fn stress(&self, stress: Stress) -> anyhow::Result<Carried> {
-        anyhow::bail!("nobody was to measure {stress:?}")
+    fn stress(&self, stress: StressLoad) -> anyhow::Result<StressResult> {
+        anyhow::bail!("no test may measure {stress:?}")
     }
 }
 
@@ -30,12 +33,12 @@ impl Folder {
         Folder(path)
     }
 
-    fn context(&self) -> Context {
-        Context::new(Effort::Tiny, None, Queue::new(self.0.join("cache"), 2).unwrap(), Box::new(NoMachine))
+    fn context(&self) -> ReproduceContext {
+        ReproduceContext::new(Effort::Tiny, None, JobQueue::new(self.0.join("cache"), 2).unwrap(), Box::new(NoMachine))
     }
 
     /// The same with a repository of real models, which is empty.
-    fn measuring(&self, one_of_many: bool) -> Context {
+    fn measuring(&self, one_of_many: bool) -> ReproduceContext {
         self.context().measuring(Some("cpu".to_owned())).with_models(Some(self.0.join("models")), one_of_many)
     }
 
@@ -50,11 +53,11 @@ impl Drop for Folder {
     }
 }
 
-fn item(id: &str) -> &'static Item {
+fn item(id: &str) -> &'static ExperimentItem {
     super::items().find(|item| item.id == id).unwrap()
 }
 
-fn check(report: &Report) {
+fn check(report: &ItemReport) {
     assert!(!report.rows.is_empty());
     let names: std::collections::BTreeSet<_> = report.rows.iter().map(|row| &row.name).collect();
     assert_eq!(names.len(), report.rows.len(), "two rows have one name");
@@ -113,12 +116,12 @@ fn rows_that_hang_on_fitted_costs_are_marked() {
     assert!(marked("cellular: p99 of queueing") && !marked("bucketed, width 10: p99 of queueing"), "{text}");
 }
 
-/// What a few requests do not tell is not told.
+/// Quick runs do not report what few requests cannot show.
 #[test]
 fn a_quick_call_prints_no_peak() {
     let report = (item("batchmaker/figure15").run)(&Folder::new("no-peak").context()).unwrap();
     check(&report);
-    let peaks = |row: &&Row| row.name.ends_with("sustained") || row.name.ends_with("saturated");
+    let peaks = |row: &&ResultRow| row.name.ends_with("sustained") || row.name.ends_with("saturated");
     assert_eq!(report.rows.iter().filter(peaks).count(), 8);
     assert!(report.rows.iter().filter(peaks).all(|row| row.ours.is_nan()));
 }
@@ -201,7 +204,7 @@ fn results_of_the_same_program_are_not_made_again() {
     let file = folder.0.join("results.jsonl");
     let maker = |program: &str| Maker { commit: None, program: program.to_owned(), effort: "usual", seeds: None };
     let (first, second) = (item("symphony/example"), item("batchmaker/figure5"));
-    let mut results = Results::open(file.clone(), &maker("a")).unwrap();
+    let mut results = ResultsFile::open(file.clone(), &maker("a")).unwrap();
     for item in [second, first] {
         assert!(results.line(item).is_none());
         results.put(&item.reproduce(&folder.context(), &folder.0).unwrap()).unwrap();
@@ -209,11 +212,11 @@ fn results_of_the_same_program_are_not_made_again() {
     let text = std::fs::read_to_string(&file).unwrap();
     assert_eq!(text.lines().count(), 2, "{text}");
     assert!(text.find(first.id) < text.find(second.id), "in the order of the list");
-    let line = Results::open(file.clone(), &maker("a")).unwrap().line(first).cloned().unwrap();
+    let line = ResultsFile::open(file.clone(), &maker("a")).unwrap().line(first).cloned().unwrap();
     assert_eq!(line["rows"][0]["paper"], 2.25);
-    assert!(Results::open(file.clone(), &maker("b")).unwrap().line(first).is_none(), "another program's");
+    assert!(ResultsFile::open(file.clone(), &maker("b")).unwrap().line(first).is_none(), "another program's");
     std::fs::write(&file, text + "half a li").unwrap();
-    let error = Results::open(file, &maker("a")).unwrap_err().to_string();
+    let error = ResultsFile::open(file, &maker("a")).unwrap_err().to_string();
     assert!(error.starts_with("line 3 of ") && error.contains("run again"), "{error}");
 }
 
@@ -234,11 +237,12 @@ fn ids_are_unique_and_say_their_paper() {
 
 #[test]
 fn a_row_prints_as_the_contract_says() {
-    let row = |paper: Option<f64>| serde_json::to_value(Row::new("a", "ms", 3.0).paper(paper).note("so")).unwrap();
+    let row =
+        |paper: Option<f64>| serde_json::to_value(ResultRow::new("a", "ms", 3.0).paper(paper).note("so")).unwrap();
     let expected = serde_json::json!(
         { "name": "a", "unit": "ms", "paper": 2.0, "ours": 3.0, "ratio": 1.5, "fitted": false, "note": "so" }
     );
     assert_eq!(row(Some(2.0)), expected);
     assert_eq!(row(None)["ratio"], serde_json::Value::Null);
-    assert_eq!(serde_json::to_value(Row::new("a", "ms", f64::NAN)).unwrap()["ours"], serde_json::Value::Null);
+    assert_eq!(serde_json::to_value(ResultRow::new("a", "ms", f64::NAN)).unwrap()["ours"], serde_json::Value::Null);
 }

@@ -1,18 +1,19 @@
-//! What a scheduler may do: a few verbs, and the outbox that carries them to the driver.
+//! The decisions of a scheduler, and the outbox that carries them to the driver.
 
 use crate::ToMatchmaker;
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, RequestSlot, TaskId, Time};
 
 /// A decision.
 ///
-/// Small and `Copy`: actions are logged, compared and replayed as plain data. Preemption at a block border needs no
-/// verb of its own; it is simply the next `Start`.
+/// Small and `Copy`: actions are logged, compared and replayed as plain data. Preemption at a block
+/// border needs no action of its own; it is simply the next `Start`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Action {
-    /// Run a batch. The driver answers with exactly one [`TaskDone`](crate::TaskDone).
+    /// Runs a batch. The driver answers with exactly one [`TaskDone`](crate::TaskDone).
     Start {
-        /// The task; its members are [`Scheduler::members`](crate::Scheduler::members) until the next input.
+        /// The task; its members are [`Scheduler::members`](crate::Scheduler::members) until the
+        /// next input.
         task: TaskId,
         /// The model of the block.
         model: ModelId,
@@ -20,43 +21,47 @@ pub enum Action {
         block: BlockId,
         /// The device to run it on.
         device: DeviceId,
-        /// The lane of the device, which runs it after the tasks started there before.
+        /// The lane of the device, which runs the task after those started there earlier.
         lane: LaneId,
-        /// The length that every member is padded to: no less than its own in the first block, and what it was padded to
-        /// there in later ones. 1 where requests do not differ in length, and where walks unfold: there padding is a step
-        /// beyond the end, which [`Scheduler::nodes`](crate::Scheduler::nodes) shows.
+        /// The length that every member is padded to: in the first block at least its own, in later
+        /// ones the same as in the first. 1 where requests do not differ in length, and where walks
+        /// unfold: there padding is a step beyond the end, see
+        /// [`Scheduler::nodes`](crate::Scheduler::nodes).
         length: u32,
-        /// The device must not begin before this instant.
+        /// The device must not begin before this time.
         not_before: Time,
     },
-    /// The request's walk is complete: answer the client. The slot may be reused once the tasks in flight that have it as
-    /// a member have ended: steps that were queued ahead before its end was known.
+    /// Ends a request whose walk is complete: the driver answers the client. The slot may be reused
+    /// once no task in flight has it as a member; steps may have been queued before the end was
+    /// known.
     Finish {
         /// The request.
         request: RequestSlot,
     },
-    /// The request ends without an answer. The slot may be reused.
+    /// Ends a request without an answer. The slot may be reused.
     Reject {
         /// The request.
         request: RequestSlot,
         /// The reason, for the client and the metrics.
         why: Why,
     },
-    /// Abort a task in flight: its work is lost. It still ends in its one [`TaskDone`](crate::TaskDone), with
-    /// [`Outcome::Cancelled`](crate::Outcome::Cancelled), as soon as the device can be stopped and never in this instant.
+    /// Aborts a task in flight: its work is lost. It still ends in its one
+    /// [`TaskDone`](crate::TaskDone), with [`Outcome::Cancelled`](crate::Outcome::Cancelled), as
+    /// soon as the device can be stopped and never in the same instant.
     Cancel {
         /// The task; cancelled at most once.
         task: TaskId,
     },
 }
 
-/// Why a request ends without an answer.
+/// The reason for ending a request without an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Why {
     /// Its deadline has passed.
     Expired,
-    /// Its deadline lies ahead, but no schedule could meet it, or meeting it would cost more requests than it is.
+    /// Its deadline lies ahead, but no schedule is likely to meet it, or meeting it would cost more
+    /// than one other request.
     Hopeless,
     /// The client withdrew it.
     Cancelled,
@@ -64,34 +69,36 @@ pub enum Why {
     Failed,
     /// Its model was unloaded.
     Unloaded,
-    /// Its model or its client asks for more than its share of the devices, and others need theirs.
+    /// Its model or client exceeds its share of the devices, and others need theirs.
     Share,
 }
 
 const _: () = assert!(size_of::<Action>() <= 32);
 
-/// A bounded list of actions, owned by the driver and emptied by it after every settle. The default takes none.
+/// A bounded list of actions, owned by the driver, which empties it after every settle. The default
+/// has capacity zero.
 #[derive(Debug, Default)]
 pub struct Outbox {
     actions: Vec<Action>,
     capacity: usize,
-    /// What a shard tells its matchmaker.
+    /// Messages from a shard to its matchmaker.
     pub(crate) mail: Vec<ToMatchmaker>,
 }
 
 impl Outbox {
-    /// An outbox for a scheduler built with these limits; never allocates again.
+    /// Creates an outbox for a scheduler built with these limits; it never allocates again.
     ///
-    /// Between two drains each live request ends at most once, and each place of a lane receives at most one start and one
-    /// cancellation.
+    /// Between two drains each live request ends at most once, and each slot of a lane receives at
+    /// most one start and one cancellation.
     pub fn new(limits: &crate::Limits) -> Outbox {
         let capacity = limits.requests + 2 * limits.tasks();
-        // A shard offers each model once, and of each device slot tells what is sent and what comes back.
+        // A shard offers each model once, and reports per device slot one batch sent and one
+        // release.
         let mail = Vec::with_capacity(limits.models + 2 * limits.tasks());
         Outbox { actions: Vec::with_capacity(capacity), capacity, mail }
     }
 
-    /// Adds an action. Exceeding the bound is a bug of the policy.
+    /// Adds an action. Panics if the policy exceeds the bound.
     pub fn push(&mut self, action: Action) {
         assert!(self.actions.len() < self.capacity, "a policy exceeded the outbox bound of {}", self.capacity);
         self.actions.push(action);
@@ -102,19 +109,19 @@ impl Outbox {
         &self.actions
     }
 
-    /// The same, for layers between policy and driver that translate them.
+    /// Returns the actions mutably, for layers that translate them.
     pub(crate) fn actions_mut(&mut self) -> &mut [Action] {
         &mut self.actions
     }
 
-    /// Hands everything on to another outbox.
+    /// Moves all actions to another outbox.
     pub(crate) fn move_to(&mut self, out: &mut Outbox) {
         let count = out.actions.len() + self.actions.len();
         assert!(count <= out.capacity, "a policy exceeded the outbox bound of {}", out.capacity);
         out.actions.append(&mut self.actions);
     }
 
-    /// Takes what a shard tells its matchmaker, in order; nothing of what runs in one piece.
+    /// Takes a shard's messages to the matchmaker, in order; none if the policy is not sharded.
     pub fn take_mail(&mut self) -> impl Iterator<Item = ToMatchmaker> {
         self.mail.drain(..)
     }

@@ -1,7 +1,7 @@
-//! The catalogue: every policy by the name that its paper gave it, and how it is built.
+//! The catalogue: every policy by the name that its paper gave it, and its constructor.
 //!
-//! One table serves the command line, the server, the simulator, the contract tests and the documentation. A policy
-//! is added by one file in `policies/` and one row here.
+//! One table serves the command line, the server, the simulator, the contract tests and the
+//! documentation. A policy is added by one file in `policies/` and one row here.
 
 use crate::knobs::{BuildError, Knobs, Options};
 use crate::policy::{Chains, Form, Policy};
@@ -29,7 +29,7 @@ pub const CATALOGUE: &[Policy] = &[
     policies::dvabatch::POLICY,
 ];
 
-/// The policy of this name.
+/// Returns the policy of this name.
 pub fn find(name: &str) -> Result<&'static Policy, BuildError> {
     CATALOGUE.iter().find(|policy| policy.name == name).ok_or_else(|| BuildError::UnknownPolicy(name.to_owned()))
 }
@@ -43,36 +43,39 @@ pub fn build(name: &str, setup: &Setup, options: &Options) -> Result<Box<dyn Sch
     }
 }
 
-/// Builds the policy of this name as a server runs it: behind a door that refuses what no schedule is likely to answer in
-/// time and what exceeds its share, and that keeps requests of different shapes apart.
+/// Builds the policy of this name as a server runs it: behind admission control, which rejects
+/// requests that are unlikely to meet their deadlines or exceed their share, and which keeps
+/// requests of different shapes in separate batches.
 pub fn build_served(name: &str, setup: &Setup, options: &Options) -> Result<Box<dyn Scheduler>, BuildError> {
     let inner = Setup { limits: admission::widen(&setup.limits, 1), ..setup.clone() };
     let policy = build(name, &inner, options)?;
     Ok(admission::guard(policy, find(name)?.needs(options), setup, (0, 1)))
 }
 
-/// A policy as a server runs it, in one piece or in several that run beside each other.
-pub struct Served {
-    /// Each with a door; a model belongs to the one that [`shard_of`](crate::shard_of) says.
+/// A policy as a server runs it, in one piece or in several shards.
+pub struct ServedPolicy {
+    /// The pieces, each behind its own admission control; [`shard_of`](crate::shard_of) gives the
+    /// piece of a model.
     pub pieces: Vec<Box<dyn Scheduler>>,
-    /// Gives devices to the pieces, if there are several.
+    /// The matchmaker that grants devices to the pieces, if there are several.
     pub matchmaker: Option<Matchmaker>,
 }
 
-impl From<Box<dyn Scheduler>> for Served {
-    fn from(scheduler: Box<dyn Scheduler>) -> Served {
-        Served { pieces: vec![scheduler], matchmaker: None }
+impl From<Box<dyn Scheduler>> for ServedPolicy {
+    fn from(scheduler: Box<dyn Scheduler>) -> ServedPolicy {
+        ServedPolicy { pieces: vec![scheduler], matchmaker: None }
     }
 }
 
-impl<S: Scheduler + 'static> From<Box<S>> for Served {
-    fn from(scheduler: Box<S>) -> Served {
-        Served::from(scheduler as Box<dyn Scheduler>)
+impl<S: Scheduler + 'static> From<Box<S>> for ServedPolicy {
+    fn from(scheduler: Box<S>) -> ServedPolicy {
+        ServedPolicy::from(scheduler as Box<dyn Scheduler>)
     }
 }
 
-/// Builds the policy of this name as a server runs it in so many shards; one is what [`build_served`] builds.
-pub fn build_shards(name: &str, setup: &Setup, options: &Options, shards: usize) -> Result<Served, BuildError> {
+/// Builds the policy of this name as a server runs it, in `shards` shards; with one shard this is
+/// [`build_served`].
+pub fn build_shards(name: &str, setup: &Setup, options: &Options, shards: usize) -> Result<ServedPolicy, BuildError> {
     if shards <= 1 {
         return Ok(build_served(name, setup, options)?.into());
     }
@@ -83,11 +86,11 @@ pub fn build_shards(name: &str, setup: &Setup, options: &Options, shards: usize)
     let Halves { shards: halves, matchmaker } = build_halves(name, &inner, options, shards)?;
     let needs = find(name)?.needs(options);
     let piece = |(number, shard)| admission::guard(Box::new(shard), needs, setup, (number, shards));
-    Ok(Served { pieces: halves.into_iter().enumerate().map(piece).collect(), matchmaker: Some(matchmaker) })
+    Ok(ServedPolicy { pieces: halves.into_iter().enumerate().map(piece).collect(), matchmaker: Some(matchmaker) })
 }
 
-/// Builds the policy of this name in two halves, for threads of their own: shards, to which models go in turn by their
-/// ids, and the matchmaker.
+/// Builds the policy of this name in two halves for separate threads: shards, to which models are
+/// assigned round robin by id, and the matchmaker.
 pub fn build_halves(name: &str, setup: &Setup, options: &Options, shards: usize) -> Result<Halves, BuildError> {
     let (form, knobs) = checked(name, setup, options)?;
     match form {
@@ -100,10 +103,10 @@ pub fn build_halves(name: &str, setup: &Setup, options: &Options, shards: usize)
     }
 }
 
-/// Ids of models have 16 bits.
+/// Number of distinct model ids, which have 16 bits.
 const ID_SPACE: usize = 1 << 16;
 
-/// How the policy is built, and its options, if it serves the setup with them.
+/// Returns the form of the policy and its options, if it serves the setup with them.
 fn checked<'a>(name: &str, setup: &Setup, options: &'a Options) -> Result<(Form, Knobs<'a>), BuildError> {
     let policy = find(name)?;
     setup.models.iter().try_for_each(|model| policy.check_walk(model))?;
@@ -142,7 +145,7 @@ fn check_setup(setup: &Setup) -> Result<(), BuildError> {
     }
 }
 
-/// The policies that serve chains in this way.
+/// Returns the names of the policies with matching restrictions on chains.
 fn names(serves: impl Fn(Chains) -> bool) -> String {
     let chain = |policy: &&Policy| policy.walks.contains(&Walk::Chain) && serves(policy.chains);
     let names: Vec<_> = CATALOGUE.iter().filter(chain).map(|policy| policy.name).collect();

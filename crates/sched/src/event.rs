@@ -1,12 +1,12 @@
-//! Inputs as values: what a recorder writes and a replay reads.
+//! Inputs as values: a recorder writes them and a replay reads them.
 
 use crate::{Action, Control, Frame, Grant, Outbox, Outcome, Request, Scheduler, TaskDone};
 use ripieno_base::{BlockId, RequestSlot, TaskId, Time};
 use ripieno_model::Graph;
 
-/// One call into a scheduler, or what it decided.
+/// One call into a scheduler, or its decisions.
 ///
-/// Settles are events of their own: which inputs were drained before which settle is part of what decides.
+/// Settles are events of their own, since the set of inputs before a settle affects its decisions.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Event {
@@ -14,7 +14,7 @@ pub enum Event {
     Graph {
         /// The request.
         request: RequestSlot,
-        /// What it brings.
+        /// Its graph.
         graph: Graph,
     },
     /// [`Scheduler::on_request`].
@@ -23,11 +23,11 @@ pub enum Event {
     TaskDone {
         /// The task.
         task: TaskId,
-        /// How it ended.
+        /// The outcome.
         outcome: Outcome,
         /// Per member, whether its walk ended.
         ended: Vec<bool>,
-        /// Per member, the block that it goes on with; empty if none skips any.
+        /// Per member, the block that it continues with; empty if none skips any.
         #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Vec::is_empty"))]
         skips: Vec<BlockId>,
     },
@@ -35,7 +35,8 @@ pub enum Event {
     Control(Control),
     /// [`Scheduler::on_grant`], as [`Grant::to_frame`].
     Grant(Frame),
-    /// [`Scheduler::settle`] and all that it decided: the actions, and the members of each start in their order.
+    /// [`Scheduler::settle`] and its decisions: the actions, and the members of each start in their
+    /// order.
     Settle {
         /// The actions.
         actions: Vec<Action>,
@@ -48,7 +49,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// The settle event for what `scheduler` has just put into `out`.
+    /// Returns the settle event for the decisions that `scheduler` has just put into `out`.
     pub fn of_settle(scheduler: &dyn Scheduler, out: &Outbox) -> Event {
         let starts = out.actions().iter().filter_map(|action| match action {
             Action::Start { task, .. } => Some((scheduler.members(*task).to_vec(), scheduler.nodes(*task).to_vec())),
@@ -61,7 +62,8 @@ impl Event {
         Event::Settle { actions: out.actions().to_vec(), members, nodes }
     }
 
-    /// Repeats this event on `scheduler`. A settle that decides otherwise than recorded is returned as the error.
+    /// Repeats this event on `scheduler`. Returns the new decisions as the error if they differ
+    /// from the recorded ones.
     pub fn replay(&self, now: Time, scheduler: &mut dyn Scheduler, out: &mut Outbox) -> Result<(), Event> {
         match self {
             Event::Graph { request, graph } => scheduler.on_graph(*request, graph),
@@ -70,7 +72,7 @@ impl Event {
                 scheduler.on_task_done(now, &TaskDone { task: *task, outcome: *outcome, ended, skips });
             }
             Event::Control(control) => scheduler.on_control(now, control.clone()),
-            // What is no grant in a damaged file shows as a difference in what follows.
+            // A damaged grant is skipped; later decisions then differ.
             Event::Grant(frame) => drop(Grant::from_frame(frame).map(|grant| scheduler.on_grant(now, grant))),
             Event::Settle { .. } => {
                 out.clear();

@@ -1,12 +1,12 @@
-//! What can be set on a policy, and what was set, read and checked.
+//! Options of policies: their names, defaults and help, and the checked values that a user has set.
 
 use crate::Setup;
 use ripieno_model::Walk;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Options of a policy by name, as they stand in a scenario's `[policy_options]` or on the command line. An option
-/// `knob.model` holds for one model and wins over `knob`.
+/// Options of a policy by name, as in a scenario's `[policy_options]` or on the command line. An
+/// option `knob.model` holds for one model and overrides `knob`.
 pub type Options = BTreeMap<String, OptionValue>;
 
 /// The value of an option.
@@ -24,18 +24,18 @@ pub enum OptionValue {
     Text(String),
 }
 
-/// Something that can be set on a policy.
+/// An option that a policy has.
 #[derive(Clone, Copy, Debug)]
 pub struct Knob {
     /// Its name in `[policy_options]`.
     pub name: &'static str,
-    /// Its default, as it would be written.
+    /// Its default, in the notation of an option's value.
     pub default: &'static str,
-    /// What it does, with its unit and when to change it.
+    /// Its effect and unit, and when to change it.
     pub help: &'static str,
 }
 
-/// The options given for one policy, read by knob.
+/// The options given for one policy, read by name.
 pub(crate) struct Knobs<'a> {
     /// The policy's name.
     pub(crate) policy: &'static str,
@@ -44,7 +44,7 @@ pub(crate) struct Knobs<'a> {
 }
 
 impl Knobs<'_> {
-    /// Every option must be a knob, and every `knob.model` must name a model.
+    /// Checks that every option is a knob and that every `knob.model` names a model.
     pub(crate) fn check(&self, setup: &Setup) -> Result<(), BuildError> {
         for name in self.options.keys() {
             let (knob, model) = name.split_once('.').map_or((name.as_str(), None), |(knob, model)| (knob, Some(model)));
@@ -60,7 +60,7 @@ impl Knobs<'_> {
         Ok(())
     }
 
-    /// Whether the policy has this option.
+    /// Returns whether the policy has this option.
     pub(crate) fn has(&self, knob: &str) -> bool {
         self.known.iter().any(|known| known.name == knob)
     }
@@ -71,7 +71,7 @@ impl Knobs<'_> {
         own.or_else(|| self.options.get(knob))
     }
 
-    /// One of several words; each stands for a value.
+    /// Returns the value of the word that was set; `default` if none was.
     pub(crate) fn choice<T: Copy>(&self, knob: &str, choices: &[(&str, T)], default: T) -> Result<T, BuildError> {
         let Some(value) = self.get(knob, None) else { return Ok(default) };
         let chosen = choices.iter().find(|(word, _)| matches!(value, OptionValue::Text(text) if text == word));
@@ -81,7 +81,7 @@ impl Knobs<'_> {
         })
     }
 
-    /// A number of at least zero, for one model or for all.
+    /// Returns a number of at least zero, for one model or for all.
     pub(crate) fn number(&self, knob: &str, model: Option<&str>) -> Result<Option<f64>, BuildError> {
         let Some(value) = self.get(knob, model) else { return Ok(None) };
         let number = match value {
@@ -95,7 +95,7 @@ impl Knobs<'_> {
         Err(self.bad(knob, value, "a number of at least 0"))
     }
 
-    /// A part of a whole, for one model or for all.
+    /// Returns a number from 0 to 1, for one model or for all.
     pub(crate) fn fraction(&self, knob: &str, model: Option<&str>) -> Result<Option<f64>, BuildError> {
         match self.number(knob, model)? {
             Some(part) if part > 1.0 => Err(self.bad(knob, &OptionValue::Float(part), "a number from 0 to 1")),
@@ -103,7 +103,7 @@ impl Knobs<'_> {
         }
     }
 
-    /// A whole number of at least one.
+    /// Returns a whole number of at least one.
     pub(crate) fn count(&self, knob: &str, model: Option<&str>) -> Result<Option<usize>, BuildError> {
         let Some(value) = self.get(knob, model) else { return Ok(None) };
         match value {
@@ -112,7 +112,7 @@ impl Knobs<'_> {
         }
     }
 
-    /// A whole number from one to `most`.
+    /// Returns a whole number from one to `most`.
     pub(crate) fn count_to(&self, knob: &str, most: usize) -> Result<Option<usize>, BuildError> {
         match self.count(knob, None)? {
             Some(count) if count > most => {
@@ -122,7 +122,7 @@ impl Knobs<'_> {
         }
     }
 
-    /// true or false, also as a word.
+    /// Returns true or false, which may also be given as words.
     pub(crate) fn flag(&self, knob: &str, default: bool) -> Result<bool, BuildError> {
         match self.get(knob, None) {
             None => Ok(default),
@@ -132,7 +132,7 @@ impl Knobs<'_> {
         }
     }
 
-    /// The complaint about a number above what the driver allows.
+    /// Returns the error for a number above the driver's limit.
     pub(crate) fn too_many(&self, knob: &str, asked: usize, most: usize) -> BuildError {
         let expected = format!("at most {most}, which is what the driver lets a device hold");
         self.bad(knob, &OptionValue::Int(asked as i64), &expected)
@@ -148,7 +148,7 @@ impl Knobs<'_> {
     }
 }
 
-/// Why a policy cannot be built.
+/// The reason for which a policy cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BuildError {
     /// No policy has this name.
@@ -157,7 +157,7 @@ pub enum BuildError {
     UnknownModel {
         /// The option as given.
         option: String,
-        /// The models that there are.
+        /// The existing models.
         models: Vec<String>,
     },
     /// The policy has no such knob.
@@ -167,7 +167,7 @@ pub enum BuildError {
         /// The option as given.
         name: String,
     },
-    /// The value does not suit the knob.
+    /// The value is not valid for the knob.
     BadValue {
         /// The policy.
         policy: &'static str,
@@ -175,7 +175,7 @@ pub enum BuildError {
         knob: String,
         /// The value as given.
         value: String,
-        /// What would do.
+        /// The valid values.
         expected: String,
     },
     /// The policy does not serve a model's walk.
@@ -187,7 +187,8 @@ pub enum BuildError {
         /// Its walk.
         walk: Walk,
     },
-    /// The policy lets batches meet at later blocks, but the model's are padded to different lengths.
+    /// The policy merges batches at later blocks, but the model's batches are padded to different
+    /// lengths.
     Lengths {
         /// The policy.
         policy: &'static str,

@@ -1,4 +1,4 @@
-//! What a scheduler is built for: its bounds, and the world at the start.
+//! Bounds that a scheduler is built for, and the initial models and devices.
 
 use ripieno_model::{Graph, Model};
 
@@ -12,50 +12,50 @@ pub struct Limits {
     pub models: usize,
     /// Devices.
     pub devices: usize,
-    /// Lanes of each device. They run side by side and share the device.
+    /// Lanes of each device. They run concurrently and share the device.
     pub lanes: usize,
-    /// Tasks that a lane holds at once, the running one included.
+    /// Tasks that a lane holds, including the running one.
     pub depth: usize,
     /// Rows in a batch, of any model.
     pub batch: usize,
-    /// Room for the graphs of all live requests: nodes, of two inputs on average at most. The driver counts it by
-    /// [`Limits::room`] and refuses a request whose graph does not fit.
+    /// Capacity for the graphs of all live requests, in nodes of at most two inputs on average. The
+    /// driver counts it by [`Limits::room`] and refuses a request whose graph does not fit.
     pub nodes: usize,
 }
 
 impl Limits {
-    /// Live requests of a server, if nobody says otherwise.
+    /// Default number of live requests of a server.
     pub const SERVED_REQUESTS: usize = 10_000;
-    /// Live requests of one model in a server, if its owner does not say otherwise.
+    /// Default number of live requests of one model in a server.
     pub const SERVED_QUEUE: usize = 1_000;
-    /// Nodes in a server whose policy runs graphs: some hundred for each request of a full queue would be more memory than all
-    /// the models.
+    /// Default number of graph nodes of a server. A few hundred for each request of a full queue
+    /// would need more memory than all models.
     pub const SERVED_NODES: usize = 1 << 18;
     /// Models of a server.
     pub const SERVED_MODELS: usize = 256;
-    /// Rows in a batch of a server.
+    /// Largest batch of a server, in rows.
     pub const SERVED_BATCH: usize = 4096;
-    /// The most tasks that a lane holds, whatever a policy asks for.
+    /// Upper bound on the tasks of a lane, whatever a policy requests.
     pub const MOST_DEPTH: usize = 64;
 
-    /// How much of [`Limits::nodes`] a graph takes.
+    /// Returns the part of [`Limits::nodes`] that a graph uses.
     pub fn room(graph: &Graph) -> usize {
         graph.len().max(graph.edges().div_ceil(2))
     }
 
-    /// The most tasks in flight.
+    /// Returns the largest number of tasks in flight.
     pub fn tasks(&self) -> usize {
         self.devices * self.lanes * self.depth
     }
 }
 
-/// The world at the start: models `0..models.len()` and devices `0..devices` are there.
+/// The initial state: models `0..models.len()` and devices `0..devices` are available.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Setup {
     /// The models; ids are their positions.
     pub models: Vec<Model>,
-    /// How many devices are there from the start.
+    /// Number of initial devices.
     pub devices: usize,
     /// The bounds.
     pub limits: Limits,

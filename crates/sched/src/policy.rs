@@ -1,4 +1,5 @@
-//! What is said of a policy: its name, what it serves, what it needs of its driver, and how it is built.
+//! The description of a policy: its name, the walks it serves, its requirements and its
+//! constructor.
 
 use crate::knobs::{BuildError, Knob, Knobs, Options};
 use crate::shard::Rules;
@@ -10,56 +11,57 @@ use ripieno_model::{Model, Walk};
 pub struct Policy {
     /// The name on the command line.
     pub name: &'static str,
-    /// Where it comes from: title and section of the paper, or the system.
+    /// Its source: title and section of the paper, or the system.
     pub source: &'static str,
-    /// What it does, in a sentence.
+    /// A summary in one sentence.
     pub summary: &'static str,
     /// The walks that it serves.
     pub walks: &'static [Walk],
-    /// What it makes of chains.
+    /// Its restrictions on chains.
     pub chains: Chains,
-    /// What can be set.
+    /// Its options.
     pub knobs: &'static [Knob],
-    /// What it needs of its driver with these options.
+    /// Its requirements on the driver, given its options.
     pub(crate) needs: fn(&Knobs<'_>) -> Needs,
-    /// What a server sets of it, where nobody says otherwise; the defaults are as the paper has it.
-    pub(crate) served: &'static [(&'static str, Setting)],
-    /// How it is built.
+    /// Options that a server sets unless the user does; the defaults follow the paper.
+    pub(crate) served: &'static [(&'static str, ServedSetting)],
+    /// Its constructor.
     pub(crate) form: Form,
 }
 
-/// To what a server sets an option.
+/// The value that a server gives to an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Setting {
-    /// Always the same.
+pub(crate) enum ServedSetting {
+    /// A fixed word.
     Word(&'static str),
     /// The server's own objective.
     Objective,
 }
 
-/// What a policy needs of its driver, given its options. A driver whose devices hold less gives what they hold.
+/// Requirements of a policy on its driver, given its options. A driver whose devices hold less
+/// provides what they hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Needs {
-    /// How many batches run side by side on a device, each on a lane of it.
+    /// Number of batches that run concurrently on a device, each on a lane.
     pub lanes: usize,
-    /// How many tasks a lane holds at once: the one that runs, and those that are queued behind it.
+    /// Number of tasks that a lane holds: the running one and those queued behind it.
     pub depth: usize,
-    /// Whether nodes of graphs are kept for live requests.
+    /// Whether graph nodes are kept for live requests.
     pub nodes: bool,
     /// Whether it runs steps beyond the end of sequences whose length is known.
     pub pads: bool,
-    /// Whether it refuses early, by itself, what cannot be answered in time.
+    /// Whether the policy itself rejects requests that cannot meet their deadlines.
     pub keeps_deadlines: bool,
-    /// Whether it takes all that is there up to a full batch, whatever the deadlines, so that the largest batch of a
-    /// model that runs whole beside cells must be fitted to its SLO.
+    /// Whether it forms batches up to the largest size regardless of deadlines. The largest batch
+    /// of a whole model that runs beside cells must then be fitted to its SLO.
     pub fitted: bool,
-    /// Whether models take turns on a device, the one first that had none for the longest: a batch, or as many steps of cells as a
-    /// device holds tasks.
+    /// Whether models take turns on a device, least recently served first. A turn is one batch, or
+    /// as many steps of cells as a device holds tasks.
     pub turns: bool,
 }
 
 impl Needs {
-    /// The bounds of a server of so many devices and live requests.
+    /// Returns the limits of a server with this number of devices and live requests.
     pub fn served(self, devices: usize, requests: usize) -> Limits {
         let nodes = if self.nodes { Limits::SERVED_NODES } else { 0 };
         self.on_devices(Limits {
@@ -73,41 +75,45 @@ impl Needs {
         })
     }
 
-    /// The same bounds with the lanes, and the tasks on a lane, that are needed.
+    /// Returns `limits` with the required lanes and depth.
     pub fn on_devices(self, limits: Limits) -> Limits {
         Limits { lanes: self.lanes, depth: self.depth.min(Limits::MOST_DEPTH), ..limits }
     }
 
-    /// One task at a time on each device, and nothing else.
+    /// One task at a time on each device, and no other requirement.
     pub const ONE_TASK: Needs =
         Needs { lanes: 1, depth: 1, nodes: false, pads: false, keeps_deadlines: false, fitted: false, turns: false };
 }
 
-/// The forms in which a policy runs.
+/// The form in which a policy runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Form {
-    /// In one piece.
+    /// A single scheduler.
     OnePiece(Build<Box<dyn Scheduler>>),
-    /// As rules for whole batches: in one piece, or as model shards and a matchmaker on threads of their own.
+    /// Rules for whole batches: a single scheduler, or model shards and a matchmaker on separate
+    /// threads.
     Shards(Build<Rules>),
 }
 
-/// Builds something of a policy from what was set.
+/// Builds part of a policy from its options.
 type Build<T> = fn(&Setup, &Knobs<'_>) -> Result<T, BuildError>;
 
-/// What a policy makes of chains whose requests are not all alike.
+/// Restrictions of a policy on chains whose requests differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chains {
-    /// A batch that has begun takes no further members, or only those that suit it: lengths may differ, and blocks be skipped.
+    /// A batch that has begun takes no further members, or only compatible ones: lengths may
+    /// differ, and blocks may be skipped.
     Any,
-    /// Batches meet at later blocks, so their padding must be the same: no model whose cost depends on the length.
+    /// Batches merge at later blocks, so their padding must be equal: no model whose cost depends
+    /// on the length.
     EqualLengths,
-    /// Moreover blocks are submitted ahead: none may be skipped.
+    /// In addition, blocks are submitted ahead, so none may be skipped.
     NoSkips,
 }
 
 impl Policy {
-    /// What it needs of its driver with these options. Values that make no sense are refused when the policy is built.
+    /// Returns its requirements on the driver with these options. Invalid values are rejected when
+    /// the policy is built.
     pub fn needs(&'static self, options: &Options) -> Needs {
         (self.needs)(&self.read(options))
     }
@@ -116,22 +122,23 @@ impl Policy {
         Knobs { policy: self.name, known: self.knobs, options }
     }
 
-    /// Whether it can run as model shards and a matchmaker on threads of their own.
+    /// Returns whether it can run as model shards and a matchmaker on separate threads.
     pub fn is_sharded(&self) -> bool {
         matches!(self.form, Form::Shards(_))
     }
 
-    /// Whether it can serve short latencies or few devices, as a server is told.
+    /// Returns whether it supports a server's objective: short latencies or few devices.
     pub fn has_objective(&self) -> bool {
-        self.served.iter().any(|(_, to)| *to == Setting::Objective)
+        self.served.iter().any(|(_, to)| *to == ServedSetting::Objective)
     }
 
-    /// Whether it has this option.
+    /// Returns whether it has this option.
     pub fn has(&self, knob: &str) -> bool {
         self.knobs.iter().any(|known| known.name == knob)
     }
 
-    /// Whether it serves the walk of a model; a driver asks before it loads one into a scheduler that runs.
+    /// Checks that it serves the walk of a model. A driver calls this before it loads a model into
+    /// a running scheduler.
     pub fn check_walk(&self, model: &Model) -> Result<(), BuildError> {
         let (policy, name) = (self.name, || model.name.clone());
         let chain = model.blocks.len() > 1;

@@ -1,16 +1,18 @@
-//! Which policy serves which models, unless somebody says otherwise: one rule for the server and for `simulate --as-served`.
+//! The default choice of a policy for a set of models: one rule for the server and for `simulate
+//! --as-served`.
 //!
-//! One scheduler runs all models, so it is the one that suits the most demanding among them. Where walks unfold, requests
-//! join and leave at every cell ("cellular", which runs whole models, too). Where requests are padded, batches are formed
-//! by length ("dva", with one lane: what lanes gain is known of no device beforehand). Else batches are whole and weighed
-//! by what device time is worth ("deferred" with an objective).
+//! One scheduler runs all models, so the most demanding model decides. If walks unfold, requests
+//! join and leave at every cell: "cellular", which also runs whole models. If requests are padded,
+//! batches are formed by length: "dva" with one lane, since the benefit of lanes is not known in
+//! advance for a device. Otherwise batches are whole and weighed by the price of device time:
+//! "deferred" with an objective.
 
-use crate::policy::Setting;
+use crate::policy::ServedSetting;
 use crate::{OptionValue, Options, Policy};
 use ripieno_base::Nanos;
 use ripieno_model::{Model, Walk};
 
-/// What is to be optimised.
+/// The objective of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Objective {
     /// Short latencies: a batch waits only as far as device time is short.
@@ -20,30 +22,30 @@ pub enum Objective {
     Efficiency,
 }
 
-/// What the choice needs to know of a model.
+/// The properties of a model that the choice depends on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kind {
+pub struct ModelKind {
     /// The model's name.
     pub model: String,
-    /// How its requests walk.
+    /// The walk of its requests.
     pub walk: Walk,
     /// Whether its requests are padded to the longest of a batch.
     pub pads: bool,
 }
 
-/// A policy, and how it is set.
+/// A policy and its options.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
     /// The policy's name.
     pub policy: &'static str,
     /// Its options.
     pub options: Options,
-    /// The model that decided, if it was one.
+    /// The model that decided, if one did.
     pub because: Option<String>,
 }
 
 impl Objective {
-    /// Its name as an option of a policy that has objectives.
+    /// Returns its name as the value of a policy's option.
     pub fn name(self) -> &'static str {
         match self {
             Objective::Latency => "latency",
@@ -52,17 +54,17 @@ impl Objective {
     }
 }
 
-impl Kind {
-    /// Of a model that is known whole.
-    pub fn of(model: &Model) -> Kind {
+impl ModelKind {
+    /// Returns the kind of a model.
+    pub fn of(model: &Model) -> ModelKind {
         let pads = !model.walk.is_unfolded() && model.has_lengths();
-        Kind { model: model.name.clone(), walk: model.walk, pads }
+        ModelKind { model: model.name.clone(), walk: model.walk, pads }
     }
 }
 
-/// The policy that serves these models.
-pub fn choose(models: &[Kind], objective: Objective) -> Choice {
-    let first = |is: fn(&Kind) -> bool| models.iter().find(|model| is(model)).map(|model| model.model.clone());
+/// Returns the default policy for these models.
+pub fn choose(models: &[ModelKind], objective: Objective) -> Choice {
+    let first = |is: fn(&ModelKind) -> bool| models.iter().find(|model| is(model)).map(|model| model.model.clone());
     let options = |options: &[(&str, OptionValue)]| {
         options.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect::<Options>()
     };
@@ -81,23 +83,24 @@ pub fn choose(models: &[Kind], objective: Objective) -> Choice {
     Choice { policy: "deferred", options: options(&[("objective", objective)]), because: None }
 }
 
-/// The options with which the server runs a policy that somebody chose: what it sets of it ([`Policy`] says what), under those
-/// that were given.
+/// Returns the options with which a server runs a policy that the user chose: the given ones, and
+/// the server's own defaults ([`Policy`]) where none is given.
 pub fn served_options(policy: &Policy, mut options: Options, objective: Objective) -> Options {
     for (name, to) in policy.served {
         let word = match to {
-            Setting::Word(word) => word,
-            Setting::Objective => objective.name(),
+            ServedSetting::Word(word) => word,
+            ServedSetting::Objective => objective.name(),
         };
         options.entry((*name).to_owned()).or_insert_with(|| OptionValue::Text(word.to_owned()));
     }
     options
 }
 
-/// Policies of cells take what is there, up to a full batch, whatever the deadlines of others. A model that runs whole beside cells
-/// is given batches of which two fit into its SLO, the one that runs when a request comes and the request's own.
+/// Limits the batch size of a whole model that runs beside cells, so that two batches fit into its
+/// SLO: the one that runs when a request arrives and the request's own. Policies of cells form
+/// batches up to the largest size regardless of deadlines.
 pub fn fit_batches(model: &mut Model, policy: &'static Policy) {
-    // Models are fitted without the options in hand: none changes this need.
+    // No option changes this requirement, so none is given.
     if policy.needs(&Options::new()).fitted && !model.walk.is_unfolded() {
         let fitting = model.profile().largest_within(Nanos(model.slo.0 / 2));
         model.max_batch = model.max_batch.min(fitting.max(1));
@@ -110,15 +113,15 @@ mod tests {
     use crate::find;
     use ripieno_model::Profile;
 
-    fn kind(model: &str, walk: Walk, pads: bool) -> Kind {
-        Kind { model: model.to_owned(), walk, pads }
+    fn kind(model: &str, walk: Walk, pads: bool) -> ModelKind {
+        ModelKind { model: model.to_owned(), walk, pads }
     }
 
     #[test]
     fn the_most_demanding_model_decides() {
         let (whole, padded) = (kind("w", Walk::Whole, false), kind("p", Walk::Whole, true));
         let (chain, cells) = (kind("c", Walk::Chain, false), kind("r", Walk::Repeat, false));
-        let chosen = |models: &[&Kind], objective| {
+        let chosen = |models: &[&ModelKind], objective| {
             let models: Vec<_> = models.iter().map(|&model| model.clone()).collect();
             let Choice { policy, options, because } = choose(&models, objective);
             let options: Vec<_> = options.iter().map(|(key, value)| format!("{key}={value}")).collect();

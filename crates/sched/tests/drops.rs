@@ -1,7 +1,7 @@
 //! What becomes of a request that waits too long is the same in every policy, to the nanosecond.
 
 use ripieno_base::{ModelId, Nanos, RequestSlot, Time};
-use ripieno_model::{Block, DropRule, Extent, Lengths, Model, Profile, Walk};
+use ripieno_model::{Block, DropRule, Extent, LengthProfiles, Model, Profile, Walk};
 use ripieno_sched::{
     Action, CATALOGUE, Chains, Limits, Options, Outbox, Policy, Request, RequestClass, Setup, Why, build,
 };
@@ -18,7 +18,7 @@ fn chain(policy: &Policy, drop: DropRule) -> (Model, u32) {
     let pads = policy.chains == Chains::Any;
     let block = |name: &str| match pads {
         true => {
-            let lengths = Lengths::new(vec![(1, cost(1)), (100, cost(3))]).unwrap();
+            let lengths = LengthProfiles::new(vec![(1, cost(1)), (100, cost(3))]).unwrap();
             Block { lengths: Some(lengths), ..Block::new(name, cost(3)) }
         }
         false => Block::new(name, cost(1)),

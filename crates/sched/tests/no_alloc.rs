@@ -6,7 +6,7 @@ use ripieno_sched::{
     Action, CATALOGUE, Control, Limits, OptionValue, Options, Outbox, Outcome, Request, RequestClass, Scheduler, Setup,
     TaskDone, build,
 };
-use ripieno_workload::{Random, below, stream};
+use ripieno_workload::{SeededRng, below, stream};
 
 const MODELS: usize = 4;
 const LIMITS: Limits = Limits { requests: 400, models: MODELS, devices: 6, lanes: 1, depth: 1, batch: 16, nodes: 0 };
@@ -22,7 +22,7 @@ struct Driver {
     ends: IndexedHeap<Time>,
     running: [TaskId; 6],
     cancelled: [bool; 6],
-    random: Random,
+    random: SeededRng,
 }
 
 impl Driver {

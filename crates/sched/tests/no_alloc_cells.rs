@@ -6,7 +6,7 @@ use ripieno_sched::{
     Action, Control, Limits, OptionValue, Options, Outbox, Outcome, Request, RequestClass, Scheduler, Setup, TaskDone,
     build,
 };
-use ripieno_workload::{Random, below, stream};
+use ripieno_workload::{SeededRng, below, stream};
 
 const DEVICES: usize = 3;
 const DEPTH: usize = 4;
@@ -29,7 +29,7 @@ struct Driver {
     ended: Vec<bool>,
     trees: Vec<Graph>,
     walks: Vec<Walk>,
-    random: Random,
+    random: SeededRng,
 }
 
 impl Driver {

@@ -2,12 +2,12 @@
 //! requests leave and skip, with lanes, and devices that come and go.
 
 use ripieno_base::{BlockId, DeviceId, IndexedHeap, ModelId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_model::{Block, Extent, Lengths, Model, Profile, Walk};
+use ripieno_model::{Block, Extent, LengthProfiles, Model, Profile, Walk};
 use ripieno_sched::{
     Action, Control, Limits, OptionValue, Options, Outbox, Outcome, Request, RequestClass, Scheduler, Setup, TaskDone,
     build,
 };
-use ripieno_workload::{Random, below, stream};
+use ripieno_workload::{SeededRng, below, stream};
 
 const BATCH: usize = 16;
 const STAGES: usize = 4;
@@ -26,7 +26,7 @@ struct Driver {
     blocks: Vec<BlockId>,
     present: [bool; 2],
     lanes: usize,
-    random: Random,
+    random: SeededRng,
     started: u64,
 }
 
@@ -159,7 +159,7 @@ fn models() -> Vec<Model> {
             profiles.into_iter().enumerate().map(|(at, profile)| Block::new(at.to_string(), profile)).collect();
         Model { blocks, walk: Walk::Chain, ..Model::whole(name, flat(1.0), Nanos::from_millis(50)) }
     };
-    let by_length = || Lengths::new(vec![(1, flat(0.1)), (64, flat(2.0))]).unwrap();
+    let by_length = || LengthProfiles::new(vec![(1, flat(0.1)), (64, flat(2.0))]).unwrap();
     let mut padded = chain("padded", [2.0; STAGES].map(flat));
     padded.blocks.iter_mut().for_each(|block| block.lengths = Some(by_length()));
     vec![chain("flat", [0.5; STAGES].map(flat)), chain("uneven", [flat(1.0), each(), each(), each()]), padded]

@@ -75,6 +75,6 @@ pub(crate) fn check_allowed(state: &ServerState, upload: &Option<Arc<Upload>>) -
         return Ok(());
     }
     let message = "load calls may not bring a configuration or files to this server: put them into its repository, or have its \
-                   operator open that (--load-overrides, docs/security.md)";
+                   operator open that (--load-overrides, docs/guide/security.md)";
     Err(Problem::new(ProblemKind::Forbidden, message))
 }

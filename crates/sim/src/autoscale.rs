@@ -11,7 +11,7 @@ use crate::meter::Meter;
 use crate::observer::{End, Observer, Run};
 use crate::{Controller, Fault};
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
-use ripieno_report::{Reading, Rule, WindowFigures};
+use ripieno_report::{Reading, ScalingRule, WindowFigures};
 use ripieno_sched::{Request, Setup};
 use serde::Deserialize;
 use std::cell::RefCell;
@@ -30,7 +30,7 @@ pub struct Autoscale {
     /// From asking for a device to its joining, models loaded.
     pub startup: Nanos,
     /// How signals turn into a number of devices.
-    pub rule: Rule,
+    pub rule: ScalingRule,
     /// How many windows in a row must agree before devices are released; the one that asks for most counts.
     pub release_after: usize,
 }
@@ -86,7 +86,7 @@ impl Autoscaler {
     }
 
     fn close_window(&mut self, now: Time) -> Reading {
-        let rule = self.scale.map_or(Rule::PAPER, |scale| scale.rule);
+        let rule = self.scale.map_or(ScalingRule::PAPER, |scale| scale.rule);
         let (reading, window) = self.meter.borrow_mut().close_window(now, &rule);
         self.windows.push(window);
         reading
@@ -204,7 +204,7 @@ impl AutoscaleTable {
                  autoscale.max = {max}"
             ));
         }
-        let burst = self.burst.unwrap_or(Rule::PAPER.burst);
+        let burst = self.burst.unwrap_or(ScalingRule::PAPER.burst);
         if !(0.0..=100.0).contains(&burst) {
             return Err(format!("autoscale.burst = {burst}; it must be from 0 to 100"));
         }
@@ -216,9 +216,9 @@ impl AutoscaleTable {
             min,
             max,
             startup: seconds("startup_s", self.startup_s, 0.0, 0.0)?,
-            rule: Rule {
-                threshold: fraction("threshold", self.threshold, Rule::PAPER.threshold)?,
-                headroom: fraction("headroom", self.headroom, Rule::PAPER.headroom)?,
+            rule: ScalingRule {
+                threshold: fraction("threshold", self.threshold, ScalingRule::PAPER.threshold)?,
+                headroom: fraction("headroom", self.headroom, ScalingRule::PAPER.headroom)?,
                 burst,
             },
             release_after,

@@ -5,12 +5,12 @@
 //! of it, and a curve a model around 1; so `--rate` and the goodput search still scale the whole load.
 
 use ripieno_base::{Nanos, Time};
-use ripieno_workload::{Arrival as Process, Rates};
+use ripieno_workload::{ArrivalProcess as Process, Rates};
 use serde::Deserialize;
 
 /// The load on one model.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Load {
+pub struct ModelLoad {
     /// Fraction of the total rate, 0 to 1.
     pub share: f64,
     /// The arrival process.
@@ -36,7 +36,7 @@ pub(crate) struct DriftTable {
 }
 
 /// What a scenario says about its load.
-pub(crate) struct Given<'a> {
+pub(crate) struct GivenLoad<'a> {
     pub(crate) seed: u64,
     pub(crate) rate: Option<f64>,
     pub(crate) requests: Option<u64>,
@@ -59,13 +59,13 @@ pub(crate) struct Changing {
     /// Requests per second, all models together, in the mean over the run.
     pub(crate) mean_rps: f64,
     pub(crate) until: Time,
-    pub(crate) loads: Vec<Load>,
+    pub(crate) loads: Vec<ModelLoad>,
 }
 
 /// More points of a drift than this are a mistake in a unit.
 const MOST_DRIFTS: f64 = 10_000.0;
 
-impl Given<'_> {
+impl GivenLoad<'_> {
     pub(crate) fn parse(&self) -> Result<Changing, String> {
         let until = self.until()?;
         let total = self.total(until)?;
@@ -87,7 +87,7 @@ impl Given<'_> {
         if mean_rps <= 0.0 {
             return Err("no request ever arrives; give a [[phase]] or the rates of a model a rate above 0".to_owned());
         }
-        let load = |((model, curve), mean): ((&GivenModel<'_>, Rates), f64)| Load {
+        let load = |((model, curve), mean): ((&GivenModel<'_>, Rates), f64)| ModelLoad {
             share: mean / mean_rps,
             arrival: model.arrival,
             curve: (mean > 0.0).then(|| curve.scaled(1.0 / mean)),

@@ -1,12 +1,12 @@
 //! Ensembles in a simulated world: a request to one runs its models in the order of a graph, under one deadline.
 
 use ripieno_base::{ModelId, Nanos, RequestSlot, Time};
-use ripieno_model::{Progress, StepGraph, reserve};
+use ripieno_model::{StepGraph, StepProgress, reserve};
 use std::collections::BTreeMap;
 
 /// Models as the steps of a graph.
 #[derive(Clone, Debug)]
-pub struct Ensemble {
+pub struct SimulatedEnsemble {
     /// Its name.
     pub name: String,
     /// From arrival to the end of the last step.
@@ -35,7 +35,7 @@ pub enum Budget {
 /// What a request to an ensemble is, beside the requests for its steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Whole {
-    /// Among the [`Ensemble`]s.
+    /// Among the [`SimulatedEnsemble`]s.
     pub ensemble: usize,
     /// When it came.
     pub arrived: Time,
@@ -47,7 +47,7 @@ pub struct Whole {
 #[derive(Debug)]
 struct Under {
     whole: Whole,
-    progress: Progress,
+    progress: StepProgress,
     /// Of its steps, those that have begun; what has ended of them is found by its slot.
     slots: Vec<RequestSlot>,
 }
@@ -55,7 +55,7 @@ struct Under {
 /// Requests to ensembles that are under way.
 #[derive(Debug)]
 pub(crate) struct Ensembles<'a> {
-    pub(crate) all: &'a [Ensemble],
+    pub(crate) all: &'a [SimulatedEnsemble],
     /// By the number of the request.
     live: BTreeMap<u64, Under>,
     begun: u64,
@@ -68,7 +68,7 @@ pub(crate) struct Ensembles<'a> {
 }
 
 impl<'a> Ensembles<'a> {
-    pub(crate) fn new(all: &'a [Ensemble], slots: usize) -> Ensembles<'a> {
+    pub(crate) fn new(all: &'a [SimulatedEnsemble], slots: usize) -> Ensembles<'a> {
         let (live, moved, orphans) = (BTreeMap::new(), Vec::new(), Vec::new());
         Ensembles { all, live, begun: 0, steps: vec![None; slots], moved, orphans }
     }
@@ -76,7 +76,7 @@ impl<'a> Ensembles<'a> {
     /// A request that has come; its first steps begin when the world looks.
     pub(crate) fn begin(&mut self, whole: Whole) {
         self.begun += 1;
-        self.live.insert(self.begun, Under { whole, progress: Progress::default(), slots: Vec::new() });
+        self.live.insert(self.begun, Under { whole, progress: StepProgress::default(), slots: Vec::new() });
         self.moved.push(self.begun);
     }
 

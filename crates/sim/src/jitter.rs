@@ -3,7 +3,7 @@
 //! The excess is exponential: most tasks take little longer, few much. A scheduler knows nothing of it but what it learns.
 
 use ripieno_base::Nanos;
-use ripieno_workload::{Random, stream, unit};
+use ripieno_workload::{SeededRng, stream, unit};
 use serde::Deserialize;
 
 /// The mean excess of a task.
@@ -35,7 +35,7 @@ impl Jitter {
 #[derive(Clone, Debug)]
 pub(crate) struct Excess {
     jitter: Jitter,
-    random: Random,
+    random: SeededRng,
 }
 
 impl Excess {

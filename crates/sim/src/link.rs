@@ -5,7 +5,7 @@
 //! (Symphony, sections 4.3 and 5.6, Appendix D). The gap between the two is what an unpredictable network costs.
 
 use ripieno_base::Nanos;
-use ripieno_workload::{Random, stream, unit};
+use ripieno_workload::{SeededRng, stream, unit};
 
 /// The delays of a network.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -50,7 +50,7 @@ impl Delay {
         }
     }
 
-    fn draw(self, random: &mut Random) -> Nanos {
+    fn draw(self, random: &mut SeededRng) -> Nanos {
         let micros = match self {
             Delay::Fixed(delay) => return delay,
             // The 99.99th percentile of an exponential is 9.21 times its mean.
@@ -63,7 +63,7 @@ impl Delay {
 }
 
 /// A standard normal number, by Box and Muller.
-fn normal(random: &mut Random) -> f64 {
+fn normal(random: &mut SeededRng) -> f64 {
     let radius = (-2.0 * (1.0 - unit(random)).ln()).sqrt();
     radius * (2.0 * std::f64::consts::PI * unit(random)).cos()
 }
@@ -72,7 +72,7 @@ fn normal(random: &mut Random) -> f64 {
 #[derive(Clone, Debug)]
 pub(crate) struct Link {
     network: Network,
-    random: Random,
+    random: SeededRng,
 }
 
 impl Link {

@@ -2,23 +2,23 @@
 
 use crate::observer::Run;
 use ripieno_base::{DeviceId, ModelId, Nanos, TaskId, Time};
-use ripieno_report::{ModelTotals, ModelWindow, Reading, Rule, Totals, WindowFigures};
+use ripieno_report::{ModelTotals, ModelWindow, Reading, ScalingRule, Totals, WindowFigures};
 use ripieno_sched::Setup;
 
 /// What has happened so far, and how it stood when the current window began.
 pub(crate) struct Meter {
-    models: Vec<Counts>,
+    models: Vec<WindowCounts>,
     /// By task id, what runs.
-    running: Vec<Option<Running>>,
+    running: Vec<Option<MeteredTask>>,
     /// Since when how many devices are there.
     presence: Vec<(Time, usize)>,
     /// Which devices ran a task in this window.
     used: Vec<bool>,
-    window: Start,
+    window: WindowStart,
 }
 
 #[derive(Clone, Copy, Default)]
-struct Counts {
+struct WindowCounts {
     arrived: u64,
     good: u64,
     bad: u64,
@@ -27,7 +27,7 @@ struct Counts {
 }
 
 #[derive(Clone, Copy)]
-struct Running {
+struct MeteredTask {
     model: ModelId,
     device: DeviceId,
     start: Time,
@@ -35,17 +35,17 @@ struct Running {
 }
 
 /// How everything stood when the current window began.
-struct Start {
+struct WindowStart {
     at: Time,
     totals: Totals,
-    models: Vec<Counts>,
+    models: Vec<WindowCounts>,
 }
 
 impl Meter {
     pub(crate) fn new(setup: &Setup) -> Meter {
-        let models = vec![Counts::default(); setup.models.len()];
+        let models = vec![WindowCounts::default(); setup.models.len()];
         Meter {
-            window: Start { at: Time::ORIGIN, totals: Totals::default(), models: models.clone() },
+            window: WindowStart { at: Time::ORIGIN, totals: Totals::default(), models: models.clone() },
             models,
             running: vec![None; setup.limits.tasks()],
             presence: vec![(Time::ORIGIN, setup.devices)],
@@ -69,7 +69,7 @@ impl Meter {
             // Each shard of a scheduler has task ids of its own.
             self.running.resize(task.index() + 1, None);
         }
-        self.running[task.index()] = Some(Running { model, device, start, end });
+        self.running[task.index()] = Some(MeteredTask { model, device, start, end });
         self.used[device.index()] = true;
     }
 
@@ -112,7 +112,7 @@ impl Meter {
 
     /// Everything up to now, the running tasks' part of it included.
     fn totals(&self, now: Time) -> Totals {
-        let total = |counts: &Counts| ModelTotals { good: counts.good, bad: counts.bad, busy: counts.busy };
+        let total = |counts: &WindowCounts| ModelTotals { good: counts.good, bad: counts.bad, busy: counts.busy };
         let mut models: Vec<_> = (0..).zip(self.models.iter().map(total)).collect();
         for running in self.running.iter().flatten() {
             models[running.model.index()].1.busy += running.busy(now);
@@ -121,7 +121,7 @@ impl Meter {
     }
 
     /// Ends the window: its signals, and all its figures.
-    pub(crate) fn close_window(&mut self, now: Time, rule: &Rule) -> (Reading, WindowFigures) {
+    pub(crate) fn close_window(&mut self, now: Time, rule: &ScalingRule) -> (Reading, WindowFigures) {
         let totals = self.totals(now);
         let span = now - self.window.at;
         let within = totals.since(&self.window.totals);
@@ -143,13 +143,13 @@ impl Meter {
         };
         self.used.fill(false);
         self.running.iter().flatten().for_each(|running| self.used[running.device.index()] = true);
-        self.window = Start { at: now, totals, models: self.models.clone() };
+        self.window = WindowStart { at: now, totals, models: self.models.clone() };
         (reading, figures)
     }
 }
 
-impl Counts {
-    fn since(&self, then: &Counts, span: Nanos) -> ModelWindow {
+impl WindowCounts {
+    fn since(&self, then: &WindowCounts, span: Nanos) -> ModelWindow {
         let a_second = |count: u64| count as f64 / span.as_secs_f64();
         let (good, bad) = (self.good - then.good, self.bad - then.bad);
         ModelWindow {
@@ -160,7 +160,7 @@ impl Counts {
     }
 }
 
-impl Running {
+impl MeteredTask {
     /// Device time until `now`.
     fn busy(&self, now: Time) -> Nanos {
         (now.min(self.end) - self.start).max(Nanos::ZERO)

@@ -82,17 +82,17 @@ impl Route {
 
 /// Of requests of chains, by slot. Only there if routes make a difference.
 #[derive(Debug)]
-pub(crate) struct Carried {
+pub(crate) struct ChainRequests {
     route: Vec<Route>,
     /// What is told of the members of the task that is being reported.
     ended: Vec<bool>,
     skips: Vec<BlockId>,
 }
 
-impl Carried {
-    pub(crate) fn new(setup: &Setup) -> Carried {
+impl ChainRequests {
+    pub(crate) fn new(setup: &Setup) -> ChainRequests {
         let limits = &setup.limits;
-        Carried {
+        ChainRequests {
             route: vec![Route::ALL; limits.requests],
             ended: Vec::with_capacity(limits.batch),
             skips: Vec::with_capacity(limits.batch),

@@ -1,19 +1,19 @@
 //! The two commands over a scenario: run it, and search for its goodput.
 
 use crate::autoscale::Autoscaler;
-use crate::changing::Load;
+use crate::changing::ModelLoad;
 use crate::checkers::Checkers;
 use crate::ensembles::Whole;
 use crate::observer::{End, Observer, Run};
-use crate::scenario::{Drawn, Length, Routes, Scenario, Unfold};
+use crate::scenario::{Drawn, Length, Routes, Scenario, WalkSource};
 use crate::unfolding::Unfolding;
 use crate::world::expires;
 use crate::{Arrival, Route, Trace, World};
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
 use ripieno_model::Graph;
-use ripieno_report::{Collector, Found, RunInfo, Search, Summary, Window, search};
+use ripieno_report::{Collector, ObservationWindow, RunInfo, Search, SearchResult, Summary, search};
 use ripieno_sched::{BuildError, Request, build, build_served};
-use ripieno_workload::{ArrivalError, Arrivals, ChangingArrivals, Random, mix, stream as stream_of};
+use ripieno_workload::{ArrivalError, Arrivals, ChangingArrivals, SeededRng, mix, stream as stream_of};
 use std::collections::BTreeSet;
 use thiserror::Error;
 
@@ -36,7 +36,7 @@ pub enum SimError {
 }
 
 /// The result of a goodput search: the last good and the first bad run.
-pub type Goodput = Found<Summary>;
+pub type Goodput = SearchResult<Summary>;
 
 /// Runs a scenario at its own rate. `wall_s` is left at 0: whoever has a clock fills it in.
 pub fn simulate(scenario: &Scenario, trace: Option<&mut Trace>) -> Result<Summary, SimError> {
@@ -50,9 +50,10 @@ pub fn simulate(scenario: &Scenario, trace: Option<&mut Trace>) -> Result<Summar
 /// Runs a scenario with random arrivals at `rate` requests per second.
 pub fn simulate_at(scenario: &Scenario, rate: f64, trace: Option<&mut Trace>) -> Result<Summary, SimError> {
     let models: Vec<_> = scenario.loads.iter().zip(0..).filter(|(load, _)| load.share > 0.0).collect();
-    let stream = |&(load, index): &(&Load, u16)| Stream::new(load, rate * load.share, scenario.seed, u64::from(index));
+    let stream =
+        |&(load, index): &(&ModelLoad, u16)| Stream::new(load, rate * load.share, scenario.seed, u64::from(index));
     let streams = models.iter().map(stream).collect::<Result<Vec<_>, _>>()?;
-    let mut sources: Vec<_> = models.iter().map(|&(_, model)| Source::new(scenario, model)).collect();
+    let mut sources: Vec<_> = models.iter().map(|&(_, model)| RequestSource::new(scenario, model)).collect();
     let arrival = |(at, stream): (Time, usize)| sources[stream].draw(at, &scenario.graphs);
     let (count, until) = match scenario.length {
         Length::Requests(count) => (count, Time::NEVER),
@@ -80,20 +81,20 @@ pub fn goodput(scenario: &Scenario, mut progress: impl FnMut(&mut Summary)) -> R
 }
 
 /// What the requests of one model are.
-struct Source<'a> {
+struct RequestSource<'a> {
     model: ModelId,
     slo: Nanos,
     routes: Option<&'a Routes>,
-    walk: Option<&'a Unfold>,
+    walk: Option<&'a WalkSource>,
     /// Extents and routes come from streams of their own, so that arrivals are as they would be without them.
-    extents: Random,
-    ways: Random,
+    extents: SeededRng,
+    ways: SeededRng,
 }
 
-impl<'a> Source<'a> {
-    fn new(scenario: &'a Scenario, model: u16) -> Source<'a> {
+impl<'a> RequestSource<'a> {
+    fn new(scenario: &'a Scenario, model: u16) -> RequestSource<'a> {
         let (index, random) = (usize::from(model), |what: u64| stream_of(scenario.seed, what | u64::from(model)));
-        Source {
+        RequestSource {
             model: ModelId(model),
             slo: match scenario.setup.models.get(index) {
                 Some(model) => model.slo,
@@ -124,7 +125,7 @@ enum Stream {
 }
 
 impl Stream {
-    fn new(load: &Load, rate: f64, seed: u64, index: u64) -> Result<Stream, ArrivalError> {
+    fn new(load: &ModelLoad, rate: f64, seed: u64, index: u64) -> Result<Stream, ArrivalError> {
         Ok(match &load.curve {
             None => Stream::Steady(Arrivals::new(load.arrival, rate, seed, index)?),
             Some(curve) => Stream::Changing(ChangingArrivals::new(load.arrival, curve.scaled(rate), seed, index)?),
@@ -159,7 +160,7 @@ fn run(
     let start = Time::ORIGIN + Nanos((horizon.0 as f64 * scenario.warmup_fraction) as i64);
     let ensembles = scenario.ensembles.iter().map(|ensemble| ensemble.name.clone());
     let names = setup.models.iter().map(|model| model.name.clone()).chain(ensembles);
-    let window = Window::from(start);
+    let window = ObservationWindow::from(start);
     let mut statistics = Statistics {
         collector: Collector::new(names, setup.limits.devices, setup.limits.batch, window),
         last_arrival: Time::ORIGIN,
@@ -180,6 +181,7 @@ fn run(
     let mut world = World::new(scheduler.as_mut(), setup)
         .with_network(scenario.network, scenario.seed)
         .with_jitter(scenario.jitter, scenario.seed)
+        .with_occupancy(&scenario.occupancy, scenario.seed)
         .with_reports(&scenario.reports)
         .with_graphs(&scenario.graphs)
         .with_gather(&scenario.gather)
@@ -217,7 +219,7 @@ fn run(
 struct Statistics {
     collector: Collector,
     last_arrival: Time,
-    held_back: Vec<Batch>,
+    held_back: Vec<HeldBatch>,
     /// Live requests that are steps: the whole counts, and they do not.
     steps: BTreeSet<u64>,
     models: usize,
@@ -225,7 +227,7 @@ struct Statistics {
     expires: Vec<bool>,
 }
 
-struct Batch {
+struct HeldBatch {
     model: ModelId,
     rows: usize,
     device: DeviceId,
@@ -288,7 +290,7 @@ impl Observer for Statistics {
 
     fn done(&mut self, now: Time, run: &Run<'_>) {
         let Run { model, rows, device, start, .. } = *run;
-        self.held_back.push(Batch { model, rows, device, start, end: now.min(run.end) });
+        self.held_back.push(HeldBatch { model, rows, device, start, end: now.min(run.end) });
     }
 
     fn ended(&mut self, now: Time, id: u64, request: &Request, end: End) {

@@ -15,13 +15,14 @@ mod routes;
 mod walks;
 
 use crate::autoscale::{Autoscale, AutoscaleTable};
-use crate::changing::{Changing, Given, Load, PhaseTable};
-use crate::ensembles::Ensemble;
+use crate::changing::{Changing, GivenLoad, ModelLoad, PhaseTable};
+use crate::ensembles::SimulatedEnsemble;
 use crate::jitter::Jitter;
 use crate::link::{Delay, Network};
+use crate::occupancy::Occupancy;
 use crate::planning::{PlanTable, Planning};
 pub use routes::Routes;
-pub use walks::Unfold;
+pub use walks::WalkSource;
 
 use ensembles::EnsembleTable;
 use listing::Listing;
@@ -29,7 +30,9 @@ use model::ModelTable;
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::bounds::staggered_bound;
 use ripieno_model::{Graph, Model};
-use ripieno_sched::{Choice, Kind, Limits, Needs, Objective, OptionValue, Options, Policy, Setup, choose, fit_batches};
+use ripieno_sched::{
+    Choice, Limits, ModelKind, Needs, Objective, OptionValue, Options, Policy, Setup, choose, fit_batches,
+};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -57,13 +60,15 @@ pub struct Scenario {
     /// Explicit requests, sorted by arrival.
     pub requests: Option<Vec<crate::Arrival>>,
     /// Each model's share of the rate and its arrival process; by model, and those of the ensembles after them.
-    pub loads: Vec<Load>,
+    pub loads: Vec<ModelLoad>,
     /// Models as the steps of graphs.
-    pub ensembles: Vec<Ensemble>,
+    pub ensembles: Vec<SimulatedEnsemble>,
     /// The network between scheduler and devices.
     pub network: Network,
     /// How much longer tasks take than profiled.
     pub jitter: Jitter,
+    /// Device time of tasks, relative to their profile; the scheduler does not know it.
+    pub occupancy: Occupancy,
     /// When the scheduler hears of the ends of tasks, where that was measured: ends in order, and when each was heard.
     pub reports: Vec<(Time, Time)>,
     /// Whether requests are treated as the server does it: deadlines are planned ahead by a margin that is learnt, and
@@ -78,7 +83,7 @@ pub struct Scenario {
     /// By model, the most live requests, where that is bounded apart from the others; further ones are refused.
     pub queues: Vec<Option<usize>>,
     /// By model, how its requests walk, where they unfold or differ in length.
-    pub walks: Vec<Option<Unfold>>,
+    pub walks: Vec<Option<WalkSource>>,
     /// By model, who leaves early and who skips blocks, if anybody does.
     pub routes: Vec<Option<Routes>>,
     /// The graphs that requests bring.
@@ -113,7 +118,7 @@ const MAX_LIVE: usize = 65_536;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct ScenarioFile {
     #[serde(default = "one")]
     seed: u64,
     requests: Option<u64>,
@@ -128,11 +133,13 @@ struct File {
     #[serde(default)]
     admission: bool,
     #[serde(default = "one_device")]
-    cluster: Cluster,
+    cluster: ClusterTable,
     #[serde(default)]
     network: NetworkTable,
     #[serde(default)]
     jitter: Jitter,
+    #[serde(default)]
+    occupancy: Occupancy,
     max_live: Option<usize>,
     window_s: Option<f64>,
     autoscale: Option<AutoscaleTable>,
@@ -148,7 +155,7 @@ struct File {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Cluster {
+struct ClusterTable {
     devices: usize,
 }
 
@@ -169,8 +176,8 @@ fn deferred() -> String {
     "deferred".to_owned()
 }
 
-fn one_device() -> Cluster {
-    Cluster { devices: 1 }
+fn one_device() -> ClusterTable {
+    ClusterTable { devices: 1 }
 }
 
 impl Scenario {
@@ -190,7 +197,7 @@ impl Scenario {
     /// The same scenario under the policy, the options, the bounds, the largest batches and the margins with which the server
     /// would serve these models; says which model decided about the policy.
     pub fn serve(&mut self, objective: Objective) -> Option<String> {
-        let kinds: Vec<_> = self.setup.models.iter().map(Kind::of).collect();
+        let kinds: Vec<_> = self.setup.models.iter().map(ModelKind::of).collect();
         let Choice { policy, options, because } = choose(&kinds, objective);
         if let Ok(policy) = ripieno_sched::find(policy) {
             self.serve_under(policy, options);
@@ -273,27 +280,27 @@ impl Scenario {
     }
 }
 
-type Checked<T> = Result<T, String>;
+type ParseResult<T> = Result<T, String>;
 
-fn parse(text: &str, folder: &Path) -> Checked<Scenario> {
-    let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
+fn parse(text: &str, folder: &Path) -> ParseResult<Scenario> {
+    let file: ScenarioFile = toml::from_str(text).map_err(|error| error.to_string())?;
     if file.model.is_empty() {
         return Err("there is no model; add a [[model]] table".to_owned());
     }
-    let models = file.model.iter().map(|model| model.model(folder)).collect::<Checked<Vec<_>>>()?;
+    let models = file.model.iter().map(|model| model.model(folder)).collect::<ParseResult<Vec<_>>>()?;
     let (mut models, routes): (Vec<_>, Vec<_>) = models.into_iter().unzip();
     for (model, table) in models.iter_mut().zip(&file.model) {
         model.dec_timesteps = table.dec_timesteps(model.walk, folder)?;
     }
     unique(models.iter().map(|model| model.name.as_str()).chain(file.ensemble.iter().map(EnsembleTable::name)))?;
-    let ensembles = file.ensemble.iter().map(|table| table.parse(&models)).collect::<Checked<Vec<_>>>()?;
+    let ensembles = file.ensemble.iter().map(|table| table.parse(&models)).collect::<ParseResult<Vec<_>>>()?;
     let mut graphs = Vec::new();
     let listed = file.requests_file.is_some();
     let walk = |(table, model): (&ModelTable, &Model)| {
         let unfold = table.walk_keys().parse(model, listed, folder, &mut graphs);
         unfold.map_err(|problem| format!("model {:?}: {problem}", model.name))
     };
-    let walks = file.model.iter().zip(&models).map(walk).collect::<Checked<Vec<_>>>()?;
+    let walks = file.model.iter().zip(&models).map(walk).collect::<ParseResult<Vec<_>>>()?;
     let longest: Vec<_> = file.model.iter().map(ModelTable::max_length).collect();
     let requests = match &file.requests_file {
         Some(name) => {
@@ -302,8 +309,8 @@ fn parse(text: &str, folder: &Path) -> Checked<Scenario> {
         }
         None => None,
     };
-    let footprints = file.model.iter().map(ModelTable::footprint).collect::<Checked<_>>()?;
-    let gather = file.model.iter().map(ModelTable::gather).collect::<Checked<_>>()?;
+    let footprints = file.model.iter().map(ModelTable::footprint).collect::<ParseResult<_>>()?;
+    let gather = file.model.iter().map(ModelTable::gather).collect::<ParseResult<_>>()?;
     let warmup_fraction = file.warmup_fraction.unwrap_or(if requests.is_some() { 0.0 } else { 0.1 });
     if !(0.0..1.0).contains(&warmup_fraction) {
         return Err(format!("warmup_fraction = {warmup_fraction}; it must be at least 0 and less than 1"));
@@ -320,12 +327,13 @@ fn parse(text: &str, folder: &Path) -> Checked<Scenario> {
         ensembles,
         network: file.network.parse()?,
         jitter: file.jitter.check()?,
+        occupancy: file.occupancy.clone().check(file.cluster.devices)?,
         reports: Vec::new(),
         margins: false,
         planning: file.plan.parse(folder, footprints)?,
         setup: file.setup(models, autoscale.as_ref(), &graphs)?,
         bounded: file.max_live.is_some(),
-        queues: file.model.iter().map(ModelTable::max_queue).collect::<Checked<_>>()?,
+        queues: file.model.iter().map(ModelTable::max_queue).collect::<ParseResult<_>>()?,
         walks,
         routes,
         graphs,
@@ -343,15 +351,15 @@ fn parse(text: &str, folder: &Path) -> Checked<Scenario> {
 struct Offered {
     rate: Option<f64>,
     length: Length,
-    loads: Vec<Load>,
+    loads: Vec<ModelLoad>,
 }
 
 /// The windows of a run whose load changes, unless `window_s` or the autoscaler's period says otherwise.
 const WINDOW: Nanos = Nanos::from_millis(10_000);
 
-impl File {
-    fn offered(&self, requests: Option<&[crate::Arrival]>) -> Checked<Offered> {
-        let of_ensembles = self.ensemble.iter().map(EnsembleTable::share).sum::<Checked<f64>>()?;
+impl ScenarioFile {
+    fn offered(&self, requests: Option<&[crate::Arrival]>) -> ParseResult<Offered> {
+        let of_ensembles = self.ensemble.iter().map(EnsembleTable::share).sum::<ParseResult<f64>>()?;
         let (mut loads, total) = model::loads(&self.model, of_ensembles)?;
         for ensemble in &self.ensemble {
             loads.push(ensemble.load(total)?);
@@ -367,7 +375,7 @@ impl File {
         if self.requests_file.is_some() {
             return Err("requests_file says what arrives; remove [[phase]], rates and drift".to_owned());
         }
-        let given = Given {
+        let given = GivenLoad {
             seed: self.seed,
             rate: self.rate,
             requests: self.requests,
@@ -383,7 +391,7 @@ impl File {
         !self.phase.is_empty() || self.model.iter().any(ModelTable::load_changes)
     }
 
-    fn window(&self, autoscale: &Option<Autoscale>) -> Checked<Option<Nanos>> {
+    fn window(&self, autoscale: &Option<Autoscale>) -> ParseResult<Option<Nanos>> {
         match (self.window_s, autoscale) {
             (Some(_), Some(_)) => {
                 Err("window_s has no effect beside [autoscale], whose every_s is the window".to_owned())
@@ -395,7 +403,7 @@ impl File {
         }
     }
 
-    fn rate(&self) -> Checked<Option<f64>> {
+    fn rate(&self) -> ParseResult<Option<f64>> {
         match (self.rate, &self.requests_file) {
             (None, Some(_)) => Ok(None),
             (Some(_), Some(_)) => Err("both rate and requests_file are given; remove one".to_owned()),
@@ -404,7 +412,7 @@ impl File {
         }
     }
 
-    fn length(&self, requests: Option<&[crate::Arrival]>) -> Checked<Length> {
+    fn length(&self, requests: Option<&[crate::Arrival]>) -> ParseResult<Length> {
         match (self.requests, self.duration_s, requests) {
             (None, None, Some(requests)) => Ok(Length::Requests(requests.len() as u64)),
             (_, _, Some(_)) => Err("requests_file says what arrives; remove requests and duration_s".to_owned()),
@@ -419,7 +427,7 @@ impl File {
         }
     }
 
-    fn setup(&self, models: Vec<Model>, autoscale: Option<&Autoscale>, graphs: &[Graph]) -> Checked<Setup> {
+    fn setup(&self, models: Vec<Model>, autoscale: Option<&Autoscale>, graphs: &[Graph]) -> ParseResult<Setup> {
         let devices = self.cluster.devices;
         if !(1..=65_536).contains(&devices) {
             return Err(format!("cluster.devices = {devices}; it must be between 1 and 65536"));
@@ -442,7 +450,7 @@ impl File {
 const MAX_NODES: usize = 1 << 20;
 
 impl NetworkTable {
-    fn parse(&self) -> Checked<Network> {
+    fn parse(&self) -> ParseResult<Network> {
         let micros = |key: &str, value: f64| match value.is_finite() && (0.0..1e9).contains(&value) {
             true => Ok(Nanos::from_millis_f64(value / 1e3)),
             false => Err(format!("network.{key} = {value}; it must be a number of microseconds of at least 0")),
@@ -463,7 +471,7 @@ impl NetworkTable {
     }
 }
 
-fn options(table: &std::collections::BTreeMap<String, toml::Value>) -> Checked<Options> {
+fn options(table: &std::collections::BTreeMap<String, toml::Value>) -> ParseResult<Options> {
     let value = |name: &String, value: &toml::Value| match value {
         toml::Value::Boolean(value) => Ok(OptionValue::Bool(*value)),
         toml::Value::Integer(value) => Ok(OptionValue::Int(*value)),
@@ -474,7 +482,7 @@ fn options(table: &std::collections::BTreeMap<String, toml::Value>) -> Checked<O
     table.iter().map(|(name, given)| Ok((name.clone(), value(name, given)?))).collect()
 }
 
-fn unique<'a>(names: impl Iterator<Item = &'a str>) -> Checked<()> {
+fn unique<'a>(names: impl Iterator<Item = &'a str>) -> ParseResult<()> {
     let mut seen = std::collections::BTreeSet::new();
     for name in names {
         if !seen.insert(name) {

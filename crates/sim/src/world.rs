@@ -17,15 +17,16 @@ use crate::ensembles::Ensembles;
 use crate::jitter::{Excess, Jitter};
 use crate::link::{Link, Network};
 use crate::observer::{End, Observer, Run};
+use crate::occupancy::{Occupancy, OccupancyDraws};
 use crate::reports::Reports;
-use crate::route::{Arrival, Carried};
+use crate::route::{Arrival, ChainRequests};
 use expiry::Expiries;
 pub(crate) use expiry::expires;
 use faults::Scheduled;
 pub use faults::{Controller, Fault};
-use gather::Gather;
+use gather::GatherCosts;
 use learning::Learning;
-use queues::Queues;
+use queues::QueueBounds;
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Graph, Lanes, Model};
 use ripieno_sched::{Action, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
@@ -47,11 +48,11 @@ pub struct World<'a> {
     /// What requests that unfold need besides; none if no model has such a walk.
     unfolded: Option<Unfolded>,
     /// What requests of chains carry besides; none where they are all alike.
-    carried: Option<Carried>,
+    carried: Option<ChainRequests>,
     devices: Vec<EmulatedDevice>,
     /// By device, its lanes; none where each device has one only, whose tasks end when they were expected to.
     lanes: Vec<Lanes>,
-    tasks: Vec<Option<Running>>,
+    tasks: Vec<Option<EmulatedTask>>,
     ends: BinaryHeap<Reverse<(Time, u64, TaskId)>>,
     loaded: Vec<bool>,
     starts: u64,
@@ -60,15 +61,16 @@ pub struct World<'a> {
     last_arrival: Time,
     link: Option<Link>,
     jitter: Option<Excess>,
+    occupancy: Option<OccupancyDraws<'a>>,
     /// How late the scheduler hears; none where it does at once.
     reports: Option<Reports<'a>>,
     /// What is learnt from tasks; none where the scheduler is told the real deadlines and keeps the profiles that it has.
     learning: Option<Learning>,
     /// When clients stop waiting; none where they wait for ever.
     expiries: Option<Expiries>,
-    gather: Option<Gather<'a>>,
+    gather: Option<GatherCosts<'a>>,
     /// How many of each model live; none where models are not bounded apart.
-    queues: Option<Queues<'a>>,
+    queues: Option<QueueBounds<'a>>,
     /// Ensembles and the requests to them; none where there are none.
     ensembles: Option<Ensembles<'a>>,
 }
@@ -84,7 +86,7 @@ struct EmulatedDevice {
 }
 
 /// What the scheduler wants to be started.
-struct Start {
+struct StartedTask {
     task: TaskId,
     model: ModelId,
     block: BlockId,
@@ -95,7 +97,7 @@ struct Start {
 }
 
 #[derive(Debug)]
-struct Running {
+struct EmulatedTask {
     model: ModelId,
     block: BlockId,
     device: DeviceId,
@@ -148,6 +150,7 @@ impl<'a> World<'a> {
             last_arrival: Time::ORIGIN,
             link: None,
             jitter: None,
+            occupancy: None,
             reports: None,
             learning: None,
             expiries: None,
@@ -159,7 +162,7 @@ impl<'a> World<'a> {
 
     /// The same world, in which requests may leave chains early or skip blocks.
     pub fn with_routes(mut self, setup: &Setup) -> World<'a> {
-        self.carried.get_or_insert_with(|| Carried::new(setup));
+        self.carried.get_or_insert_with(|| ChainRequests::new(setup));
         self
     }
 
@@ -172,6 +175,12 @@ impl<'a> World<'a> {
     /// The same world, but tasks take longer than profiled.
     pub fn with_jitter(mut self, jitter: Jitter, seed: u64) -> World<'a> {
         self.jitter = (!jitter.is_none()).then(|| Excess::new(jitter, seed));
+        self
+    }
+
+    /// The same world, in which the device time of tasks differs from their profile.
+    pub fn with_occupancy(mut self, occupancy: &'a Occupancy, seed: u64) -> World<'a> {
+        self.occupancy = (!occupancy.is_exact()).then(|| OccupancyDraws::new(occupancy, seed));
         self
     }
 
@@ -205,13 +214,13 @@ impl<'a> World<'a> {
     /// The same world, but a task whose members differ from those of the task before it on its device takes longer: so much
     /// a row, by model and block.
     pub fn with_gather(mut self, per_row: &'a [Vec<Nanos>]) -> World<'a> {
-        self.gather = Gather::new(per_row, self.devices.len());
+        self.gather = GatherCosts::new(per_row, self.devices.len());
         self
     }
 
     /// The same world, but no more requests of a model live at once than this; further ones are refused.
     pub fn with_queues(mut self, bounds: &'a [Option<usize>]) -> World<'a> {
-        self.queues = Queues::new(bounds);
+        self.queues = QueueBounds::new(bounds);
         self
     }
 
@@ -348,7 +357,7 @@ impl<'a> World<'a> {
         for at in 0..self.out.actions().len() {
             match self.out.actions()[at] {
                 Action::Start { task, model, block, device, lane, length, not_before } => {
-                    self.start(&Start { task, model, block, device, lane, length, not_before }, observers);
+                    self.start(&StartedTask { task, model, block, device, lane, length, not_before }, observers);
                 }
                 Action::Finish { request } => self.end_request(request, End::Finished, observers),
                 Action::Reject { request, why } => self.end_request(request, End::Rejected(why), observers),
@@ -360,8 +369,8 @@ impl<'a> World<'a> {
         each(observers, |observer| observer.settled(self.now, self.wakeup));
     }
 
-    fn start(&mut self, start: &Start, observers: &mut [&mut dyn Observer]) {
-        let Start { task: id, model, block, device, lane, length, not_before } = *start;
+    fn start(&mut self, start: &StartedTask, observers: &mut [&mut dyn Observer]) {
+        let StartedTask { task: id, model, block, device, lane, length, not_before } = *start;
         let slots = self.scheduler.members(id).to_vec();
         let nodes = self.scheduler.nodes(id).to_vec();
         if let Some(unfolded) = &mut self.unfolded {
@@ -375,13 +384,17 @@ impl<'a> World<'a> {
         let state = &mut self.devices[device.index()];
         let start = (self.now + way).max(not_before).max(state.busy_until);
         let gather = self.gather.as_mut().map_or(Nanos::ZERO, |gather| gather.cost(model, block, device, &slots, rows));
-        let latency = self.models[model.index()].blocks[block.index()].cost(rows, length) + gather;
+        let spec = &self.models[model.index()].blocks[block.index()];
+        let latency = spec.cost(rows, length) + gather;
         let profiled = latency.scale(u64::from(state.percent), 100).max(Nanos(1));
-        let excess = self.jitter.as_mut().map_or(Nanos::ZERO, |excess| excess.of(profiled));
+        let jitter = self.jitter.as_mut().map_or(Nanos::ZERO, |excess| excess.of(profiled));
+        let largest = spec.cost(spec.max_batch(), length);
+        let occupied = self.occupancy.as_mut().map(|draws| draws.excess(start, device, profiled, largest));
+        let excess = jitter + occupied.unwrap_or(Nanos::ZERO);
         let alone = profiled + excess;
         self.starts += 1;
         let serial = self.starts;
-        let mut running = Running {
+        let mut running = EmulatedTask {
             model,
             block,
             device,
@@ -462,10 +475,10 @@ impl<'a> World<'a> {
     }
 }
 
-impl Running {
+impl EmulatedTask {
     fn as_run(&self, task: TaskId) -> Run<'_> {
-        let Running { model, block, device, lane, rows, length, start, end, .. } = *self;
-        let Running { slots, nodes, ids, .. } = self;
+        let EmulatedTask { model, block, device, lane, rows, length, start, end, .. } = *self;
+        let EmulatedTask { slots, nodes, ids, .. } = self;
         let (ended, skips) = (&[][..], &[][..]);
         Run { task, model, block, device, lane, rows, length, start, end, slots, nodes, ids, ended, skips }
     }

@@ -1,10 +1,10 @@
-//! Every policy has its row in `docs/policies.md`: source, rule, state, knobs, what it ignores, where we deviate.
+//! Every policy has its row in `docs/internals/policies.md`: source, rule, state, knobs, what it ignores, where we deviate.
 
 use super::Finding;
 use super::source::Source;
 
 const FOLDER: &str = "crates/sched/src/policies/";
-const PAGE: &str = "docs/policies.md";
+const PAGE: &str = "docs/internals/policies.md";
 
 /// Checks that the page names each policy's file.
 pub(super) fn check(sources: &[Source]) -> Vec<Finding> {

@@ -71,6 +71,45 @@ pub(super) fn check(metadata: &Value) -> Vec<Finding> {
     packages.iter().flat_map(check_package).collect()
 }
 
+/// Checks that each edge of the table is in a manifest, and that the map in ARCHITECTURE.md shows the same edges.
+pub(super) fn check_table(metadata: &Value, sources: &[Source]) -> Vec<Finding> {
+    let packages = metadata["packages"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let mut findings = Vec::new();
+    for package in packages {
+        let name = short(package["name"].as_str().unwrap_or_default());
+        let Some((_, allowed)) = EDGES.iter().find(|(row, _)| *row == name) else { continue };
+        let dependencies = package["dependencies"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let normal = dependencies.iter().filter(|dependency| dependency["kind"] != "dev");
+        let used: Vec<&str> = normal.map(|dependency| short(dependency["name"].as_str().unwrap_or_default())).collect();
+        let unused = allowed.iter().filter(|other| !used.contains(other));
+        findings.extend(unused.map(|other| {
+            let message = format!("the table of tidy allows {name} → {other}, which no manifest has: remove it");
+            Finding { path: manifest(name), line: 1, rule: "dependency", message }
+        }));
+    }
+    let Some(map) = sources.iter().find(|source| source.path == "ARCHITECTURE.md") else { return findings };
+    for (name, allowed) in EDGES {
+        let row = format!("| `{name}` |");
+        let shown = map.text.lines().zip(1..).find(|(line, _)| line.starts_with(&row));
+        let Some((line, number)) = shown else {
+            findings.push(map.finding(1, "dependency", format!("the map has no row that begins with {row}")));
+            continue;
+        };
+        let last = line.trim_end_matches(['|', ' ']).rsplit('|').next().unwrap_or_default();
+        let mut edges: Vec<&str> =
+            last.split(',').map(str::trim).filter(|edge| !edge.is_empty() && *edge != "-").collect();
+        let mut expected = allowed.to_vec();
+        edges.sort_unstable();
+        expected.sort_unstable();
+        // Programs at the top use most crates; a list of them would tell nothing.
+        if edges != expected && last.trim() != "most crates" {
+            let message = format!("`{name}` depends on: {}", allowed.join(", "));
+            findings.push(map.finding(number, "dependency", message));
+        }
+    }
+    findings
+}
+
 fn check_package(package: &Value) -> Vec<Finding> {
     let name = short(package["name"].as_str().unwrap_or_default());
     let report = |message: String| Finding { path: manifest(name), line: 1, rule: "dependency", message };
@@ -224,6 +263,21 @@ mod tests {
             .map(|(path, text)| Source::new(path, Some(text.into())));
         let found: Vec<_> = unused_in_workspace(&sources).into_iter().map(|finding| finding.message).collect();
         assert_eq!(found, ["no crate uses axum: remove it"]);
+    }
+
+    #[test]
+    fn edges_that_do_not_exist_and_a_map_that_differs_are_found() {
+        let found = |dependencies: &[&str], map: &str| {
+            let dependencies: Vec<_> =
+                dependencies.iter().map(|name| json!({ "name": format!("ripieno-{name}"), "kind": null })).collect();
+            let metadata = json!({ "packages": [{ "name": "ripieno-sched", "dependencies": dependencies }] });
+            let findings = check_table(&metadata, &[Source::new("ARCHITECTURE.md", Some(map.into()))]);
+            findings.into_iter().filter(|finding| finding.message.contains("sched")).count()
+        };
+        let map = "| `sched` | the policies | base, model |\n| `cli` | the binary | most crates |\n";
+        let others = found(&["base", "model"], map);
+        assert_eq!(found(&["base"], map), others + 1);
+        assert_eq!(found(&["base", "model"], "| `sched` | the policies | base |\n"), others + 1);
     }
 
     #[test]

@@ -13,10 +13,12 @@ mod circles;
 mod dependencies;
 mod links;
 mod markers;
+mod names;
 mod purity;
 mod sizes;
 mod source;
 mod text;
+mod words;
 
 use crate::steps::{cargo, output, root};
 use anyhow::{Context, Result, bail};
@@ -43,8 +45,17 @@ impl fmt::Display for Finding {
 /// A rule over the text of all files.
 type Rule = fn(&[Source]) -> Vec<Finding>;
 
-const RULES: [Rule; 7] =
-    [purity::check, sizes::check, markers::check, text::check, links::check, catalogue::check, circles::check];
+const RULES: [Rule; 9] = [
+    purity::check,
+    sizes::check,
+    markers::check,
+    text::check,
+    links::check,
+    catalogue::check,
+    circles::check,
+    words::check,
+    names::check,
+];
 
 /// Checks the whole repository; an error if there are findings.
 pub(crate) fn run() -> Result<()> {
@@ -53,6 +64,7 @@ pub(crate) fn run() -> Result<()> {
     let metadata = metadata()?;
     findings.extend(dependencies::check(&metadata));
     findings.extend(dependencies::check_use(&metadata, &sources));
+    findings.extend(dependencies::check_table(&metadata, &sources));
     findings.sort();
     for finding in &findings {
         println!("{finding}");

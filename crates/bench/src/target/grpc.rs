@@ -11,36 +11,41 @@ use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
-use super::door::Door;
-use super::{Description, failed, spec};
-use crate::inputs::Tensor;
-use crate::load::Outcome;
+use super::tls::ClientAuth;
+use super::{TargetMetadata, failed, spec};
+use crate::inputs::BenchTensor;
+use crate::load::RequestOutcome;
 
-/// The largest answer taken.
-const MOST_ANSWER_BYTES: usize = 1 << 30;
+/// Size of the largest accepted answer, in bytes.
+const MAX_ANSWER_BYTES: usize = 1 << 30;
 
 /// A client for one model.
 pub struct GrpcClient {
     url: String,
-    door: Door,
+    auth: ClientAuth,
     model: String,
     channels: Vec<GrpcInferenceServiceClient<Channel>>,
     prepared: Vec<Arc<ModelInferRequest>>,
 }
 
 impl GrpcClient {
-    pub(super) fn new(authority: &str, model: &str, connections: usize, door: &Door) -> anyhow::Result<GrpcClient> {
-        let url = format!("{}://{authority}", door.scheme());
+    pub(super) fn new(
+        authority: &str,
+        model: &str,
+        connections: usize,
+        auth: &ClientAuth,
+    ) -> anyhow::Result<GrpcClient> {
+        let url = format!("{}://{authority}", auth.scheme());
         let endpoint = Endpoint::from_shared(url.clone()).with_context(|| format!("{authority:?} is no HOST:PORT"))?;
-        let connector = door.connector(b"h2");
+        let connector = auth.connector(b"h2");
         let channel = || endpoint.connect_with_connector_lazy(connector.clone());
-        let client = || GrpcInferenceServiceClient::new(channel()).max_decoding_message_size(MOST_ANSWER_BYTES);
+        let client = || GrpcInferenceServiceClient::new(channel()).max_decoding_message_size(MAX_ANSWER_BYTES);
         let channels = (0..connections.max(1)).map(|_| client()).collect();
-        let url = format!("{}://{authority}", if door.scheme() == "https" { "grpcs" } else { "grpc" });
-        Ok(GrpcClient { url, door: door.clone(), model: model.to_owned(), channels, prepared: Vec::new() })
+        let url = format!("{}://{authority}", if auth.scheme() == "https" { "grpcs" } else { "grpc" });
+        Ok(GrpcClient { url, auth: auth.clone(), model: model.to_owned(), channels, prepared: Vec::new() })
     }
 
-    pub(super) async fn describe(&self) -> anyhow::Result<Description> {
+    pub(super) async fn describe(&self) -> anyhow::Result<TargetMetadata> {
         let mut client = self.channels[0].clone();
         let request = ModelMetadataRequest { name: self.model.clone(), version: String::new() };
         let answer = tokio::time::timeout(Duration::from_secs(10), client.model_metadata(self.request(request))).await;
@@ -51,45 +56,45 @@ impl GrpcClient {
         let inputs =
             metadata.into_inner().inputs.into_iter().map(|input| spec(input.name, &input.datatype, input.shape));
         let inputs = inputs.collect::<anyhow::Result<_>>()?;
-        // The configuration is an extension: a server without it merely has no SLO to tell.
+        // The configuration is an extension: a server without it just has no SLO.
         let request = ModelConfigRequest { name: self.model.clone(), version: String::new() };
         let answer = tokio::time::timeout(Duration::from_secs(10), client.model_config(self.request(request))).await;
         let config = answer.ok().and_then(Result::ok).and_then(|answer| answer.into_inner().config);
         let slo_ms = config.and_then(|config| config.parameters.get("slo_ms")?.string_value.parse().ok());
-        Ok(Description { inputs, slo_ms })
+        Ok(TargetMetadata { inputs, slo_ms })
     }
 
     fn request<T>(&self, message: T) -> tonic::Request<T> {
         let mut request = tonic::Request::new(message);
-        let authorization = self.door.authorization().map(|value| AsciiMetadataValue::try_from(value.as_bytes()));
+        let authorization = self.auth.authorization().map(|value| AsciiMetadataValue::try_from(value.as_bytes()));
         if let Some(Ok(authorization)) = authorization {
             request.metadata_mut().insert("authorization", authorization);
         }
         request
     }
 
-    pub(super) fn prepare(&mut self, requests: &[Vec<Tensor>]) {
+    pub(super) fn prepare(&mut self, requests: &[Vec<BenchTensor>]) {
         self.prepared = requests.iter().map(|tensors| Arc::new(encode(&self.model, tensors))).collect();
     }
 
-    pub(super) async fn send(&self, index: u64) -> Outcome {
+    pub(super) async fn send(&self, index: u64) -> RequestOutcome {
         let request = &self.prepared[(index % self.prepared.len() as u64) as usize];
         let mut client = self.channels[(index % self.channels.len() as u64) as usize].clone();
         match client.model_infer(self.request(ModelInferRequest::clone(request))).await {
-            Ok(_) => Outcome::Answered,
+            Ok(_) => RequestOutcome::Answered,
             Err(status) => failed(code_name(status.code()), &reason(&status)),
         }
     }
 }
 
-/// What a status says; a transport's error hides its cause in the source.
+/// Returns the message of a status; a transport's error hides its cause in the source.
 fn reason(status: &Status) -> String {
     let cause = std::error::Error::source(status).and_then(|source| source.source());
     let cause = cause.map(|cause| format!(": {cause}")).unwrap_or_default();
     format!("{}: {}{cause}", code_name(status.code()), status.message())
 }
 
-fn encode(model: &str, tensors: &[Tensor]) -> ModelInferRequest {
+fn encode(model: &str, tensors: &[BenchTensor]) -> ModelInferRequest {
     ModelInferRequest {
         model_name: model.to_owned(),
         inputs: tensors
@@ -106,7 +111,7 @@ fn encode(model: &str, tensors: &[Tensor]) -> ModelInferRequest {
     }
 }
 
-/// The code's name as the gRPC documents write it.
+/// Returns the code's name as the gRPC documents write it.
 fn code_name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",

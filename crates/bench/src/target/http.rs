@@ -1,6 +1,7 @@
 //! REST: a JSON header, then the tensors in binary (or everything in JSON).
 //!
-//! Connections are HTTP/1.1, kept alive and pooled; each carries one request at a time, which is what most clients do.
+//! Connections are HTTP/1.1, kept alive and pooled; each carries one request at a time, which is
+//! what most clients do.
 
 use std::error::Error;
 use std::time::Duration;
@@ -17,24 +18,24 @@ use ripieno_model::DataType;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::door::{Connector, Door};
-use super::{Description, failed, spec};
-use crate::inputs::Tensor;
-use crate::load::Outcome;
+use super::tls::{ClientAuth, Connector};
+use super::{TargetMetadata, failed, spec};
+use crate::inputs::BenchTensor;
+use crate::load::RequestOutcome;
 
 const HEADER_LENGTH: &str = "inference-header-content-length";
 
 /// A client for one model.
 pub struct HttpClient {
     client: Client<Connector, Full<Bytes>>,
-    door: Door,
+    auth: ClientAuth,
     model_url: String,
     infer: Uri,
-    prepared: Vec<Prepared>,
+    prepared: Vec<EncodedRequest>,
 }
 
 /// One encoded request.
-struct Prepared {
+struct EncodedRequest {
     body: Bytes,
     /// Length of the JSON part, if tensors follow it.
     header_length: Option<usize>,
@@ -53,18 +54,23 @@ struct InputMetadata {
 }
 
 impl HttpClient {
-    pub(super) fn new(authority: &str, model: &str, connections: usize, door: &Door) -> anyhow::Result<HttpClient> {
+    pub(super) fn new(
+        authority: &str,
+        model: &str,
+        connections: usize,
+        auth: &ClientAuth,
+    ) -> anyhow::Result<HttpClient> {
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_max_idle_per_host(connections)
-            .build(door.connector(b"http/1.1"));
-        let model_url = format!("{}://{authority}/v2/models/{model}", door.scheme());
+            .build(auth.connector(b"http/1.1"));
+        let model_url = format!("{}://{authority}/v2/models/{model}", auth.scheme());
         let infer = format!("{model_url}/infer");
         let infer = infer.parse().with_context(|| format!("{infer} is no URL; check the address and --model"))?;
-        Ok(HttpClient { client, door: door.clone(), model_url, infer, prepared: Vec::new() })
+        Ok(HttpClient { client, auth: auth.clone(), model_url, infer, prepared: Vec::new() })
     }
 
-    pub(super) async fn describe(&self) -> anyhow::Result<Description> {
+    pub(super) async fn describe(&self) -> anyhow::Result<TargetMetadata> {
         let (status, body) = self.get(&self.model_url).await?;
         if !status.is_success() {
             bail!("{} answers {status}: {}", self.model_url, super::excerpt(&String::from_utf8_lossy(&body)));
@@ -73,10 +79,10 @@ impl HttpClient {
             .with_context(|| format!("{} does not answer with a model's metadata", self.model_url))?;
         let inputs = metadata.inputs.into_iter().map(|input| spec(input.name, &input.datatype, input.shape));
         let inputs = inputs.collect::<anyhow::Result<_>>()?;
-        // The configuration is an extension: a server without it merely has no SLO to tell.
+        // The configuration is an extension: a server without it just has no SLO.
         let config = self.get(&format!("{}/config", self.model_url)).await.ok();
         let config = config.and_then(|(_, body)| serde_json::from_slice::<Value>(&body).ok());
-        Ok(Description { inputs, slo_ms: config.as_ref().and_then(slo_ms) })
+        Ok(TargetMetadata { inputs, slo_ms: config.as_ref().and_then(slo_ms) })
     }
 
     async fn get(&self, url: &str) -> anyhow::Result<(StatusCode, Bytes)> {
@@ -92,21 +98,21 @@ impl HttpClient {
 
     fn request(&self, method: Method, uri: Uri) -> Builder {
         let request = Request::builder().method(method).uri(uri);
-        match self.door.authorization() {
+        match self.auth.authorization() {
             Some(authorization) => request.header(AUTHORIZATION, authorization),
             None => request,
         }
     }
 
-    pub(super) fn prepare(&mut self, requests: &[Vec<Tensor>], json_tensors: bool) -> anyhow::Result<()> {
-        let encode = |tensors: &Vec<Tensor>| if json_tensors { as_json(tensors) } else { Ok(as_binary(tensors)) };
+    pub(super) fn prepare(&mut self, requests: &[Vec<BenchTensor>], json_tensors: bool) -> anyhow::Result<()> {
+        let encode = |tensors: &Vec<BenchTensor>| if json_tensors { as_json(tensors) } else { Ok(as_binary(tensors)) };
         self.prepared = requests.iter().map(encode).collect::<anyhow::Result<_>>()?;
         Ok(())
     }
 
-    pub(super) async fn send(&self, index: u64) -> Outcome {
+    pub(super) async fn send(&self, index: u64) -> RequestOutcome {
         match self.exchange(index).await {
-            Ok((StatusCode::OK, _)) => Outcome::Answered,
+            Ok((StatusCode::OK, _)) => RequestOutcome::Answered,
             Ok((status, body)) => failed(format!("HTTP {}", status.as_u16()), &String::from_utf8_lossy(&body)),
             Err(error) => failed("connection", &causes(&*error)),
         }
@@ -125,19 +131,19 @@ impl HttpClient {
     }
 }
 
-/// An error with all its causes: the outermost alone says no more than "client error".
+/// Returns an error with all its causes: the outermost alone says no more than "client error".
 fn causes(error: &(dyn Error + 'static)) -> String {
     let chain: Vec<String> =
         std::iter::successors(Some(error), |&error| error.source()).map(|e| e.to_string()).collect();
     chain.join(": ")
 }
 
-/// The SLO in a model configuration: `parameters.slo_ms.string_value`, as Triton lays parameters out.
+/// Returns the SLO in a model configuration: `parameters.slo_ms.string_value`, as in Triton.
 fn slo_ms(config: &Value) -> Option<f64> {
     config.pointer("/parameters/slo_ms/string_value")?.as_str()?.parse().ok()
 }
 
-fn as_binary(tensors: &[Tensor]) -> Prepared {
+fn as_binary(tensors: &[BenchTensor]) -> EncodedRequest {
     let inputs: Vec<Value> = tensors
         .iter()
         .map(|tensor| {
@@ -150,21 +156,21 @@ fn as_binary(tensors: &[Tensor]) -> Prepared {
     let header = json!({ "parameters": { "binary_data_output": true }, "inputs": inputs }).to_string();
     let mut body = Vec::from(header.as_bytes());
     tensors.iter().for_each(|tensor| body.extend_from_slice(&tensor.data));
-    Prepared { body: body.into(), header_length: Some(header.len()) }
+    EncodedRequest { body: body.into(), header_length: Some(header.len()) }
 }
 
-fn as_json(tensors: &[Tensor]) -> anyhow::Result<Prepared> {
+fn as_json(tensors: &[BenchTensor]) -> anyhow::Result<EncodedRequest> {
     let inputs = tensors.iter().map(|tensor| {
         Ok(json!({
             "name": tensor.name, "datatype": tensor.datatype.name(), "shape": tensor.shape, "data": elements(tensor)?,
         }))
     });
     let inputs = inputs.collect::<anyhow::Result<Vec<Value>>>()?;
-    Ok(Prepared { body: json!({ "inputs": inputs }).to_string().into(), header_length: None })
+    Ok(EncodedRequest { body: json!({ "inputs": inputs }).to_string().into(), header_length: None })
 }
 
-/// The elements as a flat JSON array.
-fn elements(tensor: &Tensor) -> anyhow::Result<Vec<Value>> {
+/// Returns the elements as a flat JSON array.
+fn elements(tensor: &BenchTensor) -> anyhow::Result<Vec<Value>> {
     macro_rules! numbers {
         ($type:ty) => {{
             let (chunks, _) = tensor.data.as_chunks::<{ size_of::<$type>() }>();
@@ -195,8 +201,8 @@ fn elements(tensor: &Tensor) -> anyhow::Result<Vec<Value>> {
 mod tests {
     use super::*;
 
-    fn tensor(datatype: DataType, data: &[u8]) -> Tensor {
-        Tensor { name: "x".into(), datatype, shape: vec![1, 2], data: Bytes::copy_from_slice(data) }
+    fn tensor(datatype: DataType, data: &[u8]) -> BenchTensor {
+        BenchTensor { name: "x".into(), datatype, shape: vec![1, 2], data: Bytes::copy_from_slice(data) }
     }
 
     #[test]

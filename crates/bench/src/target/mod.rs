@@ -1,35 +1,35 @@
-//! The servers that load is sent to: anything that speaks the Open Inference Protocol.
+//! The servers under load: any server of the Open Inference Protocol.
 
-pub mod door;
 mod grpc;
 mod http;
+pub mod tls;
 
 use std::str::FromStr;
 
 use anyhow::Context;
 use ripieno_model::{DataType, TensorSpec};
 
-use super::inputs::Tensor;
-use super::load::{Outcome, Target};
-use door::Door;
+use super::inputs::BenchTensor;
+use super::load::{BenchTarget, RequestOutcome};
+use tls::ClientAuth;
 
 /// The two forms of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Protocol {
-    /// REST, tensors in binary unless asked otherwise.
+    /// REST; tensors in binary by default.
     Http,
     /// gRPC, tensors raw.
     Grpc,
 }
 
-/// A server's address and how to talk to it.
+/// A server's address, with the protocol in its URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     /// Host and port.
     pub authority: String,
-    /// The protocol that the URL's scheme stands for; none if it has no scheme.
+    /// The protocol of the URL's scheme; none if it has no scheme.
     pub protocol: Option<Protocol>,
-    /// Whether the scheme asks for TLS.
+    /// Whether the scheme requires TLS.
     pub encrypted: bool,
 }
 
@@ -55,12 +55,12 @@ impl FromStr for Address {
     }
 }
 
-/// What a server says about a model.
+/// The metadata of a model.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Description {
+pub struct TargetMetadata {
     /// Its inputs.
     pub inputs: Vec<TensorSpec>,
-    /// The SLO that its configuration names, if any.
+    /// The SLO in its configuration, if any.
     pub slo_ms: Option<f64>,
 }
 
@@ -73,30 +73,30 @@ pub enum Client {
 }
 
 impl Client {
-    /// A client for `model` with up to `connections` connections.
+    /// Returns a client for `model` with up to `connections` connections.
     pub fn new(
         authority: &str,
         protocol: Protocol,
         model: &str,
         connections: usize,
-        door: &Door,
+        auth: &ClientAuth,
     ) -> anyhow::Result<Client> {
         Ok(match protocol {
-            Protocol::Http => Client::Http(Box::new(http::HttpClient::new(authority, model, connections, door)?)),
-            Protocol::Grpc => Client::Grpc(grpc::GrpcClient::new(authority, model, connections, door)?),
+            Protocol::Http => Client::Http(Box::new(http::HttpClient::new(authority, model, connections, auth)?)),
+            Protocol::Grpc => Client::Grpc(grpc::GrpcClient::new(authority, model, connections, auth)?),
         })
     }
 
-    /// Asks the server what the model's inputs and SLO are.
-    pub async fn describe(&self) -> anyhow::Result<Description> {
+    /// Fetches the model's inputs and SLO.
+    pub async fn describe(&self) -> anyhow::Result<TargetMetadata> {
         match self {
             Client::Http(client) => client.describe().await,
             Client::Grpc(client) => client.describe().await,
         }
     }
 
-    /// Encodes the requests that [`Target::send`] will send in turn.
-    pub fn prepare(&mut self, requests: &[Vec<Tensor>], json_tensors: bool) -> anyhow::Result<()> {
+    /// Encodes the requests that [`BenchTarget::send`] sends in turn.
+    pub fn prepare(&mut self, requests: &[Vec<BenchTensor>], json_tensors: bool) -> anyhow::Result<()> {
         match self {
             Client::Http(client) => client.prepare(requests, json_tensors),
             Client::Grpc(client) => {
@@ -107,8 +107,8 @@ impl Client {
     }
 }
 
-impl Target for Client {
-    async fn send(&self, index: u64) -> Outcome {
+impl BenchTarget for Client {
+    async fn send(&self, index: u64) -> RequestOutcome {
         match self {
             Client::Http(client) => client.send(index).await,
             Client::Grpc(client) => client.send(index).await,
@@ -116,18 +116,18 @@ impl Target for Client {
     }
 }
 
-/// An input as the server's metadata declares it.
+/// Parses an input of the server's metadata.
 fn spec(name: String, datatype: &str, shape: Vec<i64>) -> anyhow::Result<TensorSpec> {
     let datatype = DataType::from_name(datatype)
         .with_context(|| format!("the model's input {name:?} has the unknown datatype {datatype:?}"))?;
     Ok(TensorSpec { name, datatype, shape })
 }
 
-/// The first line of what a server said, cut to a length that fits on a line.
+/// Returns the first line of a server's message, truncated to 200 characters.
 fn excerpt(message: &str) -> String {
     message.lines().next().unwrap_or_default().chars().take(200).collect()
 }
 
-fn failed(class: impl Into<String>, message: &str) -> Outcome {
-    Outcome::Failed { class: class.into(), message: excerpt(message) }
+fn failed(class: impl Into<String>, message: &str) -> RequestOutcome {
+    RequestOutcome::Failed { class: class.into(), message: excerpt(message) }
 }

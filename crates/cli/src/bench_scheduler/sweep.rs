@@ -9,7 +9,7 @@ use crate::output::{self, print_json};
 use ripieno_base::Nanos;
 use ripieno_model::{Model, Profile};
 use ripieno_report::{Format, Table, number};
-use ripieno_runtime::{Stress, StressReport};
+use ripieno_runtime::{SchedulerStress, StressReport};
 use ripieno_sched::Options;
 use serde_json::json;
 use std::time::Duration;
@@ -67,7 +67,7 @@ pub(super) fn run(args: &BenchSchedulerArgs) -> anyhow::Result<()> {
     output::print(table)
 }
 
-fn stress(args: &BenchSchedulerArgs, rate: f64, models: u16, devices: u16) -> anyhow::Result<Stress> {
+fn stress(args: &BenchSchedulerArgs, rate: f64, models: u16, devices: u16) -> anyhow::Result<SchedulerStress> {
     let (devices, batch_ms) = (usize::from(devices), 1e3 * BATCH as f64 / rate);
     let latency_ms = 0.5 * devices as f64 * batch_ms;
     // As much for the batch as for each request in it.
@@ -75,7 +75,7 @@ fn stress(args: &BenchSchedulerArgs, rate: f64, models: u16, devices: u16) -> an
     // Batches fill up long before they must go.
     let slo = Nanos::from_millis_f64(2.0 * latency_ms + 4.0 * batch_ms * f64::from(models) + 10.0);
     let model = |at: u16| Model::whole(&at.to_string(), profile.clone(), slo);
-    Ok(Stress {
+    Ok(SchedulerStress {
         policy: args.policy.clone(),
         options: Options::new(),
         models: (0..models).map(model).collect(),

@@ -1,11 +1,11 @@
 //! The demo's cluster: who is in it, and what befalls them.
 
-use super::load::Load;
-use super::orders::Orders;
-use super::processes::{Etcd, Folder, Process, free, until};
-use super::{ClusterDemoArgs, Fault, Who};
+use super::load::ClientLoad;
+use super::orders::OrderLog;
+use super::processes::{DemoFolder, Etcd, Process, free, until};
+use super::{ClusterDemoArgs, DemoFault, FaultTarget};
 use anyhow::{Context, ensure};
-use ripieno_workload::{Random, below};
+use ripieno_workload::{SeededRng, below};
 use rustix::process::Signal;
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
@@ -35,7 +35,7 @@ shape = [-1, 1]
 ";
 
 /// Backends' processes at most; each has as many devices as it takes.
-const MOST_PROCESSES: u16 = 8;
+const MAX_PROCESSES: u16 = 8;
 /// Who hangs does so for so long.
 const HANG: Duration = Duration::from_millis(500);
 
@@ -46,13 +46,13 @@ pub(super) struct Cluster {
     frontends: Vec<Process>,
     /// Where clients connect to.
     pub(super) http: Vec<SocketAddr>,
-    pub(super) orders: Orders,
+    pub(super) orders: OrderLog,
     devices: usize,
     interrupted: Arc<AtomicBool>,
     /// Who is to be mended.
     victim: usize,
     // Removed at the end, after all processes.
-    _folder: Folder,
+    _folder: DemoFolder,
 }
 
 impl Cluster {
@@ -61,7 +61,7 @@ impl Cluster {
         etcd: Option<&Path>,
         interrupted: Arc<AtomicBool>,
     ) -> anyhow::Result<Cluster> {
-        let folder = Folder::new(args.keep.as_deref())?;
+        let folder = DemoFolder::new(args.keep.as_deref())?;
         fs::create_dir_all(folder.0.join("models/echo/1"))?;
         fs::write(folder.0.join("models/echo/model.toml"), MODEL)?;
         let etcd = etcd.map(|program| Etcd::start(program, &folder.0)).transpose()?;
@@ -82,9 +82,9 @@ impl Cluster {
             Process::role(&[&["scheduler", "--max-devices", &most], &words[..]].concat(), log)
         };
         let schedulers = listen.iter().map(scheduler).collect::<anyhow::Result<_>>()?;
-        let (mut orders, mut backends, mut left) = (Orders::default(), Vec::new(), args.backends);
-        for at in 0..args.backends.min(MOST_PROCESSES) {
-            let devices = left.div_ceil(args.backends.min(MOST_PROCESSES) - at);
+        let (mut orders, mut backends, mut left) = (OrderLog::default(), Vec::new(), args.backends);
+        for at in 0..args.backends.min(MAX_PROCESSES) {
+            let devices = left.div_ceil(args.backends.min(MAX_PROCESSES) - at);
             left -= devices;
             let (path, devices) = (folder.at(&format!("orders-{at}")), devices.to_string());
             let words = ["--scheduler", &all, "--epoch", &epoch, "--orders", &path];
@@ -136,11 +136,11 @@ impl Cluster {
     }
 
     /// Somebody is killed, or stands still. Of a primary, how long it took until the next one commanded all.
-    pub(super) fn befall(
+    pub(super) fn inject(
         &mut self,
-        fault: Fault,
-        random: &mut Random,
-        load: &Load,
+        fault: DemoFault,
+        random: &mut SeededRng,
+        load: &ClientLoad,
     ) -> anyhow::Result<Option<Duration>> {
         self.orders.read()?;
         let (epoch, holder) = self.orders.latest().context("nobody has commanded")?;
@@ -148,20 +148,20 @@ impl Cluster {
         let signal = if fault.hangs { Signal::STOP } else { Signal::KILL };
         let mut draw = |of: usize| below(random, of as u64) as usize;
         self.victim = match fault.who {
-            Who::Primary => {
+            FaultTarget::Primary => {
                 let named = self.schedulers.iter().position(|scheduler| scheduler.says("process") == holder);
                 named.context("the primary is none of the demo's schedulers")?
             }
-            Who::Backend => draw(self.backends.len()),
-            Who::Frontend => draw(self.frontends.len()),
-            Who::Etcd | Who::Any => draw(3),
+            FaultTarget::Backend => draw(self.backends.len()),
+            FaultTarget::Frontend => draw(self.frontends.len()),
+            FaultTarget::Etcd | FaultTarget::Any => draw(3),
         };
-        if fault.who == Who::Frontend && !fault.hangs {
+        if fault.who == FaultTarget::Frontend && !fault.hangs {
             load.killed[self.victim].store(true, Ordering::Relaxed);
         }
         let begun = now_ns();
         self.victim(fault)?.signal(signal)?;
-        if fault.who != Who::Primary || self.schedulers.len() == 1 {
+        if fault.who != FaultTarget::Primary || self.schedulers.len() == 1 {
             thread::sleep(HANG);
             return Ok(None);
         }
@@ -170,24 +170,27 @@ impl Cluster {
     }
 
     /// Whoever was killed is started again, and who stood still goes on.
-    pub(super) fn mend(&mut self, fault: Fault) -> anyhow::Result<()> {
+    pub(super) fn repair(&mut self, fault: DemoFault) -> anyhow::Result<()> {
         let (epoch, _) = self.orders.latest().context("nobody has commanded")?;
         match fault.hangs {
             true => self.victim(fault)?.signal(Signal::CONT)?,
             false => self.victim(fault)?.restart()?,
         }
         // Without a spare all obey the one that begins anew.
-        let over =
-            if fault.who == Who::Primary && self.schedulers.len() == 1 && !fault.hangs { epoch } else { epoch - 1 };
+        let over = if fault.who == FaultTarget::Primary && self.schedulers.len() == 1 && !fault.hangs {
+            epoch
+        } else {
+            epoch - 1
+        };
         self.commanded(over).map(drop)
     }
 
-    fn victim(&mut self, fault: Fault) -> anyhow::Result<&mut Process> {
+    fn victim(&mut self, fault: DemoFault) -> anyhow::Result<&mut Process> {
         let of = match fault.who {
-            Who::Primary => &mut self.schedulers,
-            Who::Backend => &mut self.backends,
-            Who::Frontend => &mut self.frontends,
-            Who::Etcd | Who::Any => &mut self.etcd.as_mut().context("there is no etcd")?.nodes,
+            FaultTarget::Primary => &mut self.schedulers,
+            FaultTarget::Backend => &mut self.backends,
+            FaultTarget::Frontend => &mut self.frontends,
+            FaultTarget::Etcd | FaultTarget::Any => &mut self.etcd.as_mut().context("there is no etcd")?.nodes,
         };
         of.get_mut(self.victim).context("there is nobody")
     }

@@ -16,13 +16,13 @@ use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
 /// A client waits so long, twice as long as the model's SLO.
-const PATIENCE: Duration = Duration::from_secs(10);
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// So many requests are under way at most; further ones are not sent.
-const MOST: usize = 2_000;
+const MAX_IN_FLIGHT: usize = 2_000;
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Outcome {
+pub(super) enum ClientOutcome {
     /// With its own answer.
     Right,
     /// With 503 and when to come again.
@@ -37,21 +37,21 @@ pub(super) enum Outcome {
     Lost,
 }
 
-impl Outcome {
+impl ClientOutcome {
     pub(super) fn name(self) -> &'static str {
         match self {
-            Outcome::Right => "right",
-            Outcome::Retry => "told to try again",
-            Outcome::Failed => "failed",
-            Outcome::Duplicated => "answered as another",
-            Outcome::Disconnected => "frontend killed",
-            Outcome::Lost => "lost",
+            ClientOutcome::Right => "right",
+            ClientOutcome::Retry => "told to try again",
+            ClientOutcome::Failed => "failed",
+            ClientOutcome::Duplicated => "answered as another",
+            ClientOutcome::Disconnected => "frontend killed",
+            ClientOutcome::Lost => "lost",
         }
     }
 }
 
 /// The frontends, and what has become of requests.
-pub(super) struct Load {
+pub(super) struct ClientLoad {
     frontends: Vec<SocketAddr>,
     /// Connections to it may break.
     pub(super) killed: Vec<AtomicBool>,
@@ -62,31 +62,31 @@ pub(super) struct Load {
 
 #[derive(Default)]
 struct Counts {
-    outcomes: BTreeMap<Outcome, u64>,
+    outcomes: BTreeMap<ClientOutcome, u64>,
     last: Option<Instant>,
     /// The longest time without a right answer.
     gap: Duration,
 }
 
-type Http = Client<HttpConnector, Full<Bytes>>;
+type DemoHttp = Client<HttpConnector, Full<Bytes>>;
 
-impl Load {
-    pub(super) fn new(frontends: Vec<SocketAddr>) -> Load {
+impl ClientLoad {
+    pub(super) fn new(frontends: Vec<SocketAddr>) -> ClientLoad {
         let killed = frontends.iter().map(|_| AtomicBool::new(false)).collect();
         let (over, sent) = (AtomicBool::new(false), AtomicU64::new(0));
-        Load { frontends, killed, over, sent, counts: Mutex::default() }
+        ClientLoad { frontends, killed, over, sent, counts: Mutex::default() }
     }
 
     /// Sends so many requests a second until it is over, and waits for their ends.
-    pub(super) async fn run(self: Arc<Load>, rate: u32) {
-        let http: Http = Client::builder(TokioExecutor::new()).build_http();
+    pub(super) async fn run(self: Arc<ClientLoad>, rate: u32) {
+        let http: DemoHttp = Client::builder(TokioExecutor::new()).build_http();
         let mut every = tokio::time::interval(Duration::from_secs(1) / rate);
         every.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut under_way = JoinSet::new();
         while !self.over.load(Ordering::Relaxed) {
             every.tick().await;
             while under_way.try_join_next().is_some() {}
-            if under_way.len() < MOST {
+            if under_way.len() < MAX_IN_FLIGHT {
                 let (load, http) = (Arc::clone(&self), http.clone());
                 let number = self.sent.fetch_add(1, Ordering::Relaxed);
                 under_way.spawn(async move { load.ask(&http, number).await });
@@ -95,23 +95,23 @@ impl Load {
         under_way.join_all().await;
     }
 
-    async fn ask(&self, http: &Http, number: u64) {
+    async fn ask(&self, http: &DemoHttp, number: u64) {
         let at = number as usize % self.frontends.len();
-        let outcome = match tokio::time::timeout(PATIENCE, infer(http, self.frontends[at], number)).await {
+        let outcome = match tokio::time::timeout(CLIENT_TIMEOUT, infer(http, self.frontends[at], number)).await {
             Ok(Ok(outcome)) => outcome,
-            Ok(Err(_)) if self.killed[at].load(Ordering::Relaxed) => Outcome::Disconnected,
-            Ok(Err(_)) | Err(_) => Outcome::Lost,
+            Ok(Err(_)) if self.killed[at].load(Ordering::Relaxed) => ClientOutcome::Disconnected,
+            Ok(Err(_)) | Err(_) => ClientOutcome::Lost,
         };
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         *counts.outcomes.entry(outcome).or_default() += 1;
-        if outcome == Outcome::Right {
+        if outcome == ClientOutcome::Right {
             let now = Instant::now();
             let gap = counts.last.replace(now).map_or(Duration::ZERO, |last| now - last);
             counts.gap = counts.gap.max(gap);
         }
     }
 
-    pub(super) fn count(&self, outcome: Outcome) -> u64 {
+    pub(super) fn count(&self, outcome: ClientOutcome) -> u64 {
         let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         counts.outcomes.get(&outcome).copied().unwrap_or(0)
     }
@@ -129,7 +129,7 @@ impl Load {
 }
 
 /// A request with its number, which its answer is to repeat. An error only if there is no answer.
-async fn infer(http: &Http, frontend: SocketAddr, number: u64) -> anyhow::Result<Outcome> {
+async fn infer(http: &DemoHttp, frontend: SocketAddr, number: u64) -> anyhow::Result<ClientOutcome> {
     let body = format!(r#"{{"inputs":[{{"name":"x","datatype":"INT64","shape":[1,1],"data":[{number}]}}]}}"#);
     let request = Request::post(format!("http://{frontend}/v2/models/echo/infer")).body(Full::new(body.into()))?;
     let answer = http.request(request).await?;
@@ -138,11 +138,15 @@ async fn infer(http: &Http, frontend: SocketAddr, number: u64) -> anyhow::Result
     Ok(match status {
         StatusCode::OK => {
             let answer: Value = serde_json::from_slice(&body).context("the answer is no JSON")?;
-            if answer["outputs"][0]["data"][0] == number { Outcome::Right } else { Outcome::Duplicated }
+            if answer["outputs"][0]["data"][0] == number { ClientOutcome::Right } else { ClientOutcome::Duplicated }
         }
         status => {
             tracing::debug!(number, %status, "{}", String::from_utf8_lossy(&body));
-            if status == StatusCode::SERVICE_UNAVAILABLE && again { Outcome::Retry } else { Outcome::Failed }
+            if status == StatusCode::SERVICE_UNAVAILABLE && again {
+                ClientOutcome::Retry
+            } else {
+                ClientOutcome::Failed
+            }
         }
     })
 }

@@ -15,9 +15,9 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use cluster::Cluster;
 use indicatif::{ProgressBar, ProgressStyle};
-use load::{Load, Outcome};
+use load::{ClientLoad, ClientOutcome};
 use ripieno_report::Format;
-use ripieno_workload::{Random, below, stream};
+use ripieno_workload::{SeededRng, below, stream};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -50,11 +50,11 @@ pub(crate) struct ClusterDemoArgs {
 
     /// Who is killed, as by kill -9, and started again [default: primary, if nobody is to hang].
     #[arg(long, value_enum, value_name = "WHO")]
-    kill: Option<Who>,
+    kill: Option<FaultTarget>,
 
     /// Who stands still for half a second. With --kill, each run draws one of both.
     #[arg(long, value_enum, value_name = "WHO")]
-    hang: Option<Who>,
+    hang: Option<FaultTarget>,
 
     /// How often.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
@@ -87,7 +87,7 @@ pub(crate) struct ClusterDemoArgs {
 
 /// Whom a fault befalls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Who {
+enum FaultTarget {
     /// The scheduler that is the primary.
     Primary,
     /// A backend's process.
@@ -102,14 +102,14 @@ enum Who {
 
 /// A fault of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Fault {
-    who: Who,
+struct DemoFault {
+    who: FaultTarget,
     hangs: bool,
 }
 
 /// What is printed.
 #[derive(Serialize)]
-struct Results {
+struct DemoResults {
     backends: usize,
     requests: u64,
     answered: u64,
@@ -133,7 +133,7 @@ pub(crate) fn run(args: &ClusterDemoArgs) -> anyhow::Result<()> {
     let told = Arc::clone(&interrupted);
     runtime.spawn(async move {
         // Without signals there is nothing to be told.
-        if crate::roles::told_to_end().await.is_ok() {
+        if crate::roles::shutdown_signal().await.is_ok() {
             told.store(true, Ordering::Relaxed);
         }
     });
@@ -150,7 +150,7 @@ pub(crate) fn run(args: &ClusterDemoArgs) -> anyhow::Result<()> {
     let start = || Cluster::start(args, etcd.as_deref(), Arc::clone(&interrupted));
     // A port that was free may be another's by now.
     let mut cluster = start().or_else(|_| start())?;
-    let load = Arc::new(Load::new(cluster.http.clone()));
+    let load = Arc::new(ClientLoad::new(cluster.http.clone()));
     let sending = runtime.spawn(Arc::clone(&load).run(args.rate));
     let mut demo = Demo { args, people, bar: bar(args, people), random: stream(args.seed, 0), interrupted };
     let measured = demo.measure(&mut cluster, &load);
@@ -160,13 +160,16 @@ pub(crate) fn run(args: &ClusterDemoArgs) -> anyhow::Result<()> {
     let (handover_ms, gap_ms) = measured?;
     waited.context("the load broke off")?;
     cluster.orders.read()?;
-    let lost = load.count(Outcome::Lost);
-    let results = Results {
+    let lost = load.count(ClientOutcome::Lost);
+    let results = DemoResults {
         backends: usize::from(args.backends),
         requests: load.sent.load(Ordering::Relaxed),
-        answered: [Outcome::Right, Outcome::Retry, Outcome::Failed].map(|outcome| load.count(outcome)).iter().sum(),
+        answered: [ClientOutcome::Right, ClientOutcome::Retry, ClientOutcome::Failed]
+            .map(|outcome| load.count(outcome))
+            .iter()
+            .sum(),
         lost,
-        duplicated: load.count(Outcome::Duplicated),
+        duplicated: load.count(ClientOutcome::Duplicated),
         split_brain: cluster.orders.split.len(),
         handover_ms,
         gap_ms,
@@ -181,19 +184,19 @@ struct Demo<'a> {
     args: &'a ClusterDemoArgs,
     people: bool,
     bar: ProgressBar,
-    random: Random,
+    random: SeededRng,
     interrupted: Arc<AtomicBool>,
 }
 
 impl Demo<'_> {
     /// Run after run: how long hand-overs took, and gaps.
-    fn measure(&mut self, cluster: &mut Cluster, load: &Load) -> anyhow::Result<(Vec<f64>, Vec<f64>)> {
+    fn measure(&mut self, cluster: &mut Cluster, load: &ClientLoad) -> anyhow::Result<(Vec<f64>, Vec<f64>)> {
         let (mut handovers, mut gaps) = (Vec::new(), Vec::new());
         for run in 1..=self.args.runs {
             self.wait(run, cluster, load)?;
             load.take_gap();
             let fault = self.draw(cluster.etcd.is_some());
-            let took = cluster.befall(fault, &mut self.random, load)?;
+            let took = cluster.inject(fault, &mut self.random, load)?;
             self.wait(run, cluster, load)?;
             let gap = load.take_gap();
             if self.people {
@@ -205,19 +208,19 @@ impl Demo<'_> {
             }
             handovers.extend(took.map(millis));
             gaps.push(millis(gap));
-            cluster.mend(fault)?;
+            cluster.repair(fault)?;
         }
         Ok((handovers, gaps))
     }
 
     /// Lets the load run for a while, and shows it.
-    fn wait(&self, run: u16, cluster: &mut Cluster, load: &Load) -> anyhow::Result<()> {
+    fn wait(&self, run: u16, cluster: &mut Cluster, load: &ClientLoad) -> anyhow::Result<()> {
         let until = Instant::now() + Duration::from_secs_f64(self.args.seconds);
         while Instant::now() < until {
             anyhow::ensure!(!self.interrupted.load(Ordering::Relaxed), "interrupted");
             cluster.orders.read()?;
             let epoch = cluster.orders.latest().map_or(0, |(epoch, _)| epoch);
-            let [right, retry] = [Outcome::Right, Outcome::Retry].map(|outcome| load.count(outcome));
+            let [right, retry] = [ClientOutcome::Right, ClientOutcome::Retry].map(|outcome| load.count(outcome));
             let sent = load.sent.load(Ordering::Relaxed);
             self.bar.set_message(format!("epoch {epoch}: {sent} requests, {right} right, {retry} told to try again"));
             self.bar.set_position(u64::from(run));
@@ -226,18 +229,18 @@ impl Demo<'_> {
         Ok(())
     }
 
-    fn draw(&mut self, has_etcd: bool) -> Fault {
+    fn draw(&mut self, has_etcd: bool) -> DemoFault {
         let hangs = match (self.args.kill, self.args.hang) {
             (Some(_), Some(_)) => below(&mut self.random, 2) == 1,
             (_, hang) => hang.is_some(),
         };
         let who = if hangs { self.args.hang } else { self.args.kill };
-        let all = [Who::Primary, Who::Backend, Who::Frontend, Who::Etcd];
-        let who = match who.unwrap_or(Who::Primary) {
-            Who::Any => all[below(&mut self.random, 3 + u64::from(has_etcd)) as usize],
+        let all = [FaultTarget::Primary, FaultTarget::Backend, FaultTarget::Frontend, FaultTarget::Etcd];
+        let who = match who.unwrap_or(FaultTarget::Primary) {
+            FaultTarget::Any => all[below(&mut self.random, 3 + u64::from(has_etcd)) as usize],
             who => who,
         };
-        Fault { who, hangs }
+        DemoFault { who, hangs }
     }
 }
 
@@ -250,13 +253,13 @@ fn bar(args: &ClusterDemoArgs, people: bool) -> ProgressBar {
     ProgressBar::new(u64::from(args.runs)).with_style(style)
 }
 
-fn name(fault: Fault) -> &'static str {
+fn name(fault: DemoFault) -> &'static str {
     match fault.who {
-        Who::Primary => "The primary",
-        Who::Backend => "A backend's process",
-        Who::Frontend => "A frontend",
-        Who::Etcd => "A node of etcd",
-        Who::Any => "Somebody",
+        FaultTarget::Primary => "The primary",
+        FaultTarget::Backend => "A backend's process",
+        FaultTarget::Frontend => "A frontend",
+        FaultTarget::Etcd => "A node of etcd",
+        FaultTarget::Any => "Somebody",
     }
 }
 
@@ -268,8 +271,8 @@ fn ms(span: Duration) -> String {
     format!("{:.1}", millis(span))
 }
 
-fn show(results: &Results) -> anyhow::Result<()> {
-    let Results { requests, answered, lost, duplicated, split_brain, outcomes, .. } = results;
+fn show(results: &DemoResults) -> anyhow::Result<()> {
+    let DemoResults { requests, answered, lost, duplicated, split_brain, outcomes, .. } = results;
     output::print(format!(
         "\n{requests} requests: {answered} answered, {lost} lost, {duplicated} answered as another; orders obeyed of two \
          schedulers: {split_brain}"

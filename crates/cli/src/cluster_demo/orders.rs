@@ -16,7 +16,7 @@ struct Order {
 
 /// What all backends have obeyed so far.
 #[derive(Default)]
-pub(super) struct Orders {
+pub(super) struct OrderLog {
     /// Each file, how far it has been read, and what was left of a line.
     files: Vec<(File, String)>,
     /// The last of each device.
@@ -28,7 +28,7 @@ pub(super) struct Orders {
     pub(super) split: Vec<String>,
 }
 
-impl Orders {
+impl OrderLog {
     /// Those in this file, too.
     pub(super) fn add(&mut self, path: &str) -> anyhow::Result<()> {
         self.files.push((
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn who_commands_and_whether_two_do_is_seen_from_what_was_obeyed() {
-        let mut orders = Orders::default();
+        let mut orders = OrderLog::default();
         for line in ["5 0 1 1 a claim", "6 1 1 2 a claim", "7 0 1 1 a batch", "9 0 2 1 b claim"] {
             orders.take(0, line).unwrap();
         }

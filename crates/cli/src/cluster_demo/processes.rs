@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 const GUARD: &str = r#"trap "" INT TERM; "$@" & child=$!; echo $child; exec >&-; read -r _; kill -9 $child"#;
 
 /// How long a process may take to be there.
-const PATIENCE: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A process, and what it takes to start it again.
 pub(super) struct Process {
@@ -143,15 +143,15 @@ impl Etcd {
 }
 
 /// A folder, and whether it stays at the end.
-pub(super) struct Folder(pub(super) PathBuf, bool);
+pub(super) struct DemoFolder(pub(super) PathBuf, bool);
 
-impl Folder {
+impl DemoFolder {
     /// The one that is to be kept, or one that is not.
-    pub(super) fn new(keep: Option<&Path>) -> anyhow::Result<Folder> {
+    pub(super) fn new(keep: Option<&Path>) -> anyhow::Result<DemoFolder> {
         let own = || std::env::temp_dir().join(format!("ripieno-cluster-demo-{}", std::process::id()));
         let path = keep.map_or_else(own, Path::to_owned);
         fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
-        Ok(Folder(path, keep.is_some()))
+        Ok(DemoFolder(path, keep.is_some()))
     }
 
     pub(super) fn at(&self, name: &str) -> String {
@@ -159,7 +159,7 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for DemoFolder {
     fn drop(&mut self) {
         if !self.1 {
             let _ = fs::remove_dir_all(&self.0);
@@ -171,7 +171,7 @@ impl Drop for Folder {
 pub(super) fn until(what: &str, mut is: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<()> {
     let begun = Instant::now();
     while !is()? {
-        if begun.elapsed() > PATIENCE {
+        if begun.elapsed() > START_TIMEOUT {
             bail!("it does not happen: {what}");
         }
         thread::sleep(Duration::from_millis(2));

@@ -8,14 +8,14 @@ use crate::service::{Running, Service};
 use anyhow::{Context, anyhow};
 use indicatif::ProgressBar;
 use ripieno_base::{ModelId, Nanos, Time};
-use ripieno_bench::load::{LoadReport, Outcome as Sent, Plan, Target, open_loop};
-use ripieno_executor::{Spent, Tensor};
+use ripieno_bench::load::{BenchTarget, LoadReport, LoadSchedule, RequestOutcome as Sent, open_loop};
+use ripieno_executor::{PhaseTimes, Tensor};
 use ripieno_report::Latencies;
 use ripieno_repository::registry::Repository;
-use ripieno_runtime::{Answer, Engine, Job};
+use ripieno_runtime::{Engine, Job, JobResult};
 use ripieno_sched::{Limits, OptionValue, Options, find};
 use ripieno_server::ServerConfig;
-use ripieno_workload::{Arrival, Arrivals};
+use ripieno_workload::{ArrivalProcess, Arrivals};
 use serde::Serialize;
 use std::path::Path;
 use std::str::FromStr;
@@ -27,7 +27,7 @@ use tokio::sync::oneshot;
 
 /// A policy and its options, as given; another model and latency target than the others', if it is to have them.
 #[derive(Clone, Debug)]
-pub(super) struct Contestant {
+pub(super) struct LiveContestant {
     title: String,
     policy: String,
     slo: Option<Nanos>,
@@ -39,10 +39,10 @@ pub(super) struct Contestant {
 /// The key under which a contestant names a model of its own: no policy has such an option.
 const MODEL: &str = "model=";
 
-impl FromStr for Contestant {
+impl FromStr for LiveContestant {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Contestant, String> {
+    fn from_str(text: &str) -> Result<LiveContestant, String> {
         let mut parts = text.split(',');
         let name = parts.next().unwrap_or_default();
         find(name).map_err(|error| error.to_string())?;
@@ -52,7 +52,7 @@ impl FromStr for Contestant {
         let model = models.last().map(|model| model[MODEL.len()..].to_owned());
         let mut options: Options = options.into_iter().collect();
         let slo = options.remove(SLO).map(|value| target(&value)).transpose()?;
-        Ok(Contestant { title: text.to_owned(), policy: name.to_owned(), options, model, slo })
+        Ok(LiveContestant { title: text.to_owned(), policy: name.to_owned(), options, model, slo })
     }
 }
 
@@ -67,25 +67,25 @@ fn target(value: &OptionValue) -> Result<Nanos, String> {
 
 /// How a turn loads the runtime.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Load {
+pub(super) enum TurnLoad {
     /// Open loop, so many requests a second.
     Rate(f64),
     /// Closed loop with so many requests outstanding.
     Saturated(usize),
 }
 
-impl Load {
+impl TurnLoad {
     pub(super) fn rate(self) -> Option<f64> {
         match self {
-            Load::Rate(rate) => Some(rate),
-            Load::Saturated(_) => None,
+            TurnLoad::Rate(rate) => Some(rate),
+            TurnLoad::Saturated(_) => None,
         }
     }
 }
 
 /// What a turn gave; requests and latencies of the counted part, the rest of the whole turn.
 #[derive(Clone, Debug)]
-pub(super) struct Outcome {
+pub(super) struct TurnOutcome {
     pub(super) answered_rps: f64,
     pub(super) bad_rate: f64,
     pub(super) violations: f64,
@@ -117,7 +117,7 @@ pub(super) struct PerTask {
 }
 
 /// What became of the requests of the counted part.
-struct Counted {
+struct WindowCounts {
     answered: u64,
     /// Of these, after the model's SLO.
     late: u64,
@@ -127,7 +127,7 @@ struct Counted {
 }
 
 /// A contestant whose model is loaded.
-pub(super) struct Contest {
+pub(super) struct LoadedContestant {
     title: String,
     engine: Engine,
     device: String,
@@ -145,7 +145,7 @@ struct InProcess {
 }
 
 impl InProcess {
-    async fn ask(&self, index: u64) -> Answer {
+    async fn ask(&self, index: u64) -> JobResult {
         let inputs = Arc::clone(&self.requests[(index % self.requests.len() as u64) as usize]);
         let rows = inputs.first().and_then(|input| input.shape.first()).map_or(1, |&rows| rows.max(1) as usize);
         let (tell, told) = oneshot::channel();
@@ -169,7 +169,7 @@ impl InProcess {
     }
 }
 
-impl Target for InProcess {
+impl BenchTarget for InProcess {
     async fn send(&self, index: u64) -> Sent {
         match self.ask(index).await {
             Ok(_) => Sent::Answered,
@@ -210,14 +210,14 @@ impl PerTask {
     }
 }
 
-impl Contest {
+impl LoadedContestant {
     pub(super) async fn start(
-        contestant: &Contestant,
+        contestant: &LiveContestant,
         repository: &Path,
         model: &str,
         devices: &DeviceArgs,
         requests: &RequestArgs,
-    ) -> anyhow::Result<Contest> {
+    ) -> anyhow::Result<LoadedContestant> {
         let model = contestant.model.as_deref().unwrap_or(model);
         let config = ServerConfig { http: None, grpc: None, metrics: None, ..ServerConfig::default() };
         let service = Service {
@@ -253,7 +253,7 @@ impl Contest {
         }
         let title = contestant.title.clone();
         let (devices, slo) = (devices.devices, entry.slo.span);
-        Ok(Contest { title, engine, device, devices, target: Arc::new(target), slo, seed: requests.seed })
+        Ok(LoadedContestant { title, engine, device, devices, target: Arc::new(target), slo, seed: requests.seed })
     }
 
     pub(super) fn title(&self) -> &str {
@@ -266,15 +266,15 @@ impl Contest {
 
     pub(super) async fn turn(
         &self,
-        load: Load,
+        load: TurnLoad,
         span: Duration,
         timeout: Duration,
         round: u64,
-    ) -> anyhow::Result<Outcome> {
+    ) -> anyhow::Result<TurnOutcome> {
         let before = self.counters()?;
-        let Counted { answered, late, requests, latencies, window } = match load {
-            Load::Rate(rate) => self.open(rate, span, timeout, round).await?,
-            Load::Saturated(outstanding) => self.saturate(outstanding, span).await?,
+        let WindowCounts { answered, late, requests, latencies, window } = match load {
+            TurnLoad::Rate(rate) => self.open(rate, span, timeout, round).await?,
+            TurnLoad::Saturated(outstanding) => self.saturate(outstanding, span).await?,
         };
         let after = self.counters()?;
         let seconds = (after.at - before.at).as_secs_f64();
@@ -282,7 +282,7 @@ impl Contest {
         let useful = after.elements.0 - before.elements.0;
         let padding = after.elements.1 - before.elements.1;
         let busy_ns = (after.busy_ns - before.busy_ns) as f64;
-        Ok(Outcome {
+        Ok(TurnOutcome {
             answered_rps: answered as f64 / window.as_secs_f64(),
             bad_rate: 1.0 - answered as f64 / requests.max(1) as f64,
             violations: 1.0 - (answered - late) as f64 / requests.max(1) as f64,
@@ -303,25 +303,33 @@ impl Contest {
     }
 
     /// The first fifth of a turn is not counted.
-    async fn open(&self, rate: f64, span: Duration, timeout: Duration, round: u64) -> anyhow::Result<Counted> {
+    async fn open(&self, rate: f64, span: Duration, timeout: Duration, round: u64) -> anyhow::Result<WindowCounts> {
         let end = Nanos(i64::try_from(span.as_nanos()).unwrap_or(i64::MAX));
         let warmup = Nanos(end.0 / 5);
-        let arrivals = Arrivals::new(Arrival::Poisson, rate, self.seed, round)?;
+        let arrivals = Arrivals::new(ArrivalProcess::Poisson, rate, self.seed, round)?;
         let due = Box::new(arrivals.take_while(move |&due| due < Time::ORIGIN + end));
-        let plan =
-            Plan { due, warmup, end, slo: Some(self.slo), timeout, max_in_flight: 20_000, max_outstanding: 20_000 };
+        let plan = LoadSchedule {
+            due,
+            warmup,
+            end,
+            slo: Some(self.slo),
+            timeout,
+            max_in_flight: 20_000,
+            max_outstanding: 20_000,
+        };
         let report = open_loop(Arc::clone(&self.target), plan, &ProgressBar::hidden()).await?;
         let LoadReport { answered, late, requests, latencies, .. } = report;
-        Ok(Counted { answered, late, requests, latencies, window: span.mul_f64(0.8) })
+        Ok(WindowCounts { answered, late, requests, latencies, window: span.mul_f64(0.8) })
     }
 
-    async fn saturate(&self, outstanding: usize, span: Duration) -> anyhow::Result<Counted> {
+    async fn saturate(&self, outstanding: usize, span: Duration) -> anyhow::Result<WindowCounts> {
         let (begun, next) = (Instant::now(), Arc::new(AtomicU64::new(0)));
         let (counted, end) = (begun + span.mul_f64(0.2), begun + span);
         let clients: Vec<_> = (0..outstanding)
             .map(|_| tokio::spawn(client(Arc::clone(&self.target), self.slo, Arc::clone(&next), counted, end)))
             .collect();
-        let mut all = Counted { answered: 0, late: 0, requests: 0, latencies: Latencies::new(), window: end - counted };
+        let mut all =
+            WindowCounts { answered: 0, late: 0, requests: 0, latencies: Latencies::new(), window: end - counted };
         for client in clients {
             let own = client.await?;
             all.answered += own.answered;
@@ -335,7 +343,7 @@ impl Contest {
     fn counters(&self) -> anyhow::Result<Counters> {
         let model = self.engine.model_metrics(self.target.model).context("the model is loaded")?;
         let devices = self.engine.device_metrics();
-        let spent = |of: fn(&Spent) -> u64| devices.iter().map(|device| of(&device.spent)).sum();
+        let spent = |of: fn(&PhaseTimes) -> u64| devices.iter().map(|device| of(&device.spent)).sum();
         Ok(Counters {
             at: Instant::now(),
             tasks: devices.iter().map(|device| device.batches).sum(),
@@ -361,8 +369,15 @@ impl Contest {
 }
 
 /// Sends one request after the other until the end; counts those answered in the window.
-async fn client(target: Arc<InProcess>, slo: Nanos, next: Arc<AtomicU64>, counted: Instant, end: Instant) -> Counted {
-    let mut own = Counted { answered: 0, late: 0, requests: 0, latencies: Latencies::new(), window: end - counted };
+async fn client(
+    target: Arc<InProcess>,
+    slo: Nanos,
+    next: Arc<AtomicU64>,
+    counted: Instant,
+    end: Instant,
+) -> WindowCounts {
+    let mut own =
+        WindowCounts { answered: 0, late: 0, requests: 0, latencies: Latencies::new(), window: end - counted };
     while Instant::now() < end {
         let sent = Instant::now();
         let answer = target.ask(next.fetch_add(1, Ordering::Relaxed)).await;

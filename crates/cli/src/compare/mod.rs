@@ -13,7 +13,7 @@ use crate::devices::DeviceArgs;
 use crate::output::{self, print_json};
 use anyhow::{Context, ensure};
 use clap::{Args, Command, FromArgMatches as _};
-use contest::{Contest, Contestant, Load, Outcome, PerTask};
+use contest::{LiveContestant, LoadedContestant, PerTask, TurnLoad, TurnOutcome};
 use indicatif::{ProgressBar, ProgressStyle};
 use predictions::Predictions;
 use requests::RequestArgs;
@@ -42,7 +42,7 @@ pub(crate) struct CompareArgs {
     /// A contestant: a policy, and its options after commas; repeat it for each. model=NAME among them names a model of its
     /// own, to compare ways to cut one, and slo_ms=N an SLO of its own.
     #[arg(long = "policy", value_name = "NAME[,KEY=VALUE]...", required = true)]
-    policies: Vec<Contestant>,
+    policies: Vec<LiveContestant>,
 
     /// Open-loop Poisson load of so many requests a second; may be repeated. Without it, all that they can take.
     #[arg(long = "rate", value_name = "R")]
@@ -77,17 +77,17 @@ pub(crate) struct CompareArgs {
 
 /// Everything measured.
 #[derive(Serialize)]
-pub(crate) struct Comparison {
+pub(crate) struct CompareResults {
     model: String,
     rounds: u16,
     seconds: f64,
     device: String,
-    pub(crate) results: Vec<Row>,
+    pub(crate) results: Vec<CompareRow>,
 }
 
 /// One contestant under one load: medians over the rounds.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Row {
+pub(crate) struct CompareRow {
     pub(crate) policy: String,
     /// None: as much as it can take.
     pub(crate) offered_rps: Option<f64>,
@@ -136,7 +136,7 @@ pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<()> {
 }
 
 /// Lets all contestants have their turns.
-pub(crate) fn measure(args: &CompareArgs) -> anyhow::Result<Comparison> {
+pub(crate) fn measure(args: &CompareArgs) -> anyhow::Result<CompareResults> {
     ensure!((0.2..=3600.0).contains(&args.seconds), "--seconds must be between 0.2 and 3600");
     ensure!((0.001..=3600.0).contains(&args.timeout), "--timeout must be between 0.001 and 3600");
     let odd = args.rates.iter().find(|rate| !(rate.is_finite() && **rate > 0.0 && **rate <= 1e7));
@@ -145,21 +145,23 @@ pub(crate) fn measure(args: &CompareArgs) -> anyhow::Result<Comparison> {
     runtime.block_on(compare(args))
 }
 
-async fn compare(args: &CompareArgs) -> anyhow::Result<Comparison> {
+async fn compare(args: &CompareArgs) -> anyhow::Result<CompareResults> {
     let mut contests = Vec::new();
     for contestant in &args.policies {
-        contests.push(Contest::start(contestant, &args.repository, &args.model, &args.devices, &args.requests).await?);
+        contests.push(
+            LoadedContestant::start(contestant, &args.repository, &args.model, &args.devices, &args.requests).await?,
+        );
     }
-    let mut loads: Vec<Load> = args.rates.iter().copied().map(Load::Rate).collect();
+    let mut loads: Vec<TurnLoad> = args.rates.iter().copied().map(TurnLoad::Rate).collect();
     if loads.is_empty() {
-        loads.push(Load::Saturated(usize::from(args.outstanding)));
+        loads.push(TurnLoad::Saturated(usize::from(args.outstanding)));
     }
     let turns = contests.len() * loads.len() * usize::from(args.rounds);
     let bar = ProgressBar::new(turns as u64);
     bar.set_style(ProgressStyle::with_template("  {msg} [{bar:30}] {pos}/{len} turns, {eta} left")?);
     let mut results = Vec::new();
     for load in loads {
-        let mut outcomes: Vec<Vec<Outcome>> = contests.iter().map(|_| Vec::new()).collect();
+        let mut outcomes: Vec<Vec<TurnOutcome>> = contests.iter().map(|_| Vec::new()).collect();
         for round in 0..args.rounds {
             for (contest, outcomes) in contests.iter().zip(&mut outcomes) {
                 bar.set_message(contest.title().to_owned());
@@ -177,17 +179,17 @@ async fn compare(args: &CompareArgs) -> anyhow::Result<Comparison> {
     for contest in contests {
         contest.stop().await?;
     }
-    Ok(Comparison { model: args.model.clone(), rounds: args.rounds, seconds: args.seconds, device, results })
+    Ok(CompareResults { model: args.model.clone(), rounds: args.rounds, seconds: args.seconds, device, results })
 }
 
-fn row(policy: &str, load: Load, outcomes: &[Outcome]) -> Row {
-    let median = |value: &dyn Fn(&Outcome) -> f64| {
+fn row(policy: &str, load: TurnLoad, outcomes: &[TurnOutcome]) -> CompareRow {
+    let median = |value: &dyn Fn(&TurnOutcome) -> f64| {
         let mut values: Vec<f64> = outcomes.iter().map(value).collect();
         values.sort_by(f64::total_cmp);
         values[values.len() / 2]
     };
     let rates = outcomes.iter().map(|outcome| outcome.answered_rps);
-    Row {
+    CompareRow {
         policy: policy.to_owned(),
         offered_rps: load.rate(),
         answered_rps: median(&|outcome| outcome.answered_rps),
@@ -217,8 +219,8 @@ fn row(policy: &str, load: Load, outcomes: &[Outcome]) -> Row {
     }
 }
 
-fn show(comparison: &Comparison) -> String {
-    let Comparison { model, rounds, seconds, device, results } = comparison;
+fn show(comparison: &CompareResults) -> String {
+    let CompareResults { model, rounds, seconds, device, results } = comparison;
     let headings = [
         "policy",
         "offered/s",
@@ -267,7 +269,7 @@ fn show(comparison: &Comparison) -> String {
     )
 }
 
-fn show_tasks(results: &[Row]) -> Table {
+fn show_tasks(results: &[CompareRow]) -> Table {
     let mut table =
         Table::new(["policy", "offered/s", "tasks/s", "scheduling", "gather", "scatter", "compute", "overhead %"]);
     for row in results {

@@ -1,7 +1,7 @@
 //! Requests for a model: its declared inputs filled at random, sequences and trees of the wanted lengths.
 
 use clap::Args;
-use ripieno_bench::inputs::{Filling, ShapeArg, Tensor, requests as filled};
+use ripieno_bench::inputs::{BenchTensor, Filling, ShapeArg, requests as filled};
 use ripieno_bench::unfolded::WalkArgs;
 use ripieno_executor::Tensor as Input;
 use ripieno_repository::registry::ServedEntry;
@@ -32,7 +32,7 @@ impl RequestArgs {
         let unfolds = entry.inputs.iter().any(|input| input.name == "children" || input.shape.get(1) == Some(&-1));
         let rows = usize::from(self.rows);
         let requests = if let Some(lengths) = &entry.lengths {
-            self.walks.padded(&entry.inputs, lengths, rows, self.seed)?
+            self.walks.padded_requests(&entry.inputs, lengths, rows, self.seed)?
         } else if unfolds && entry.batched && entry.max_batch == 1 {
             self.walks.requests(&entry.inputs, self.seed)?
         } else {
@@ -43,6 +43,6 @@ impl RequestArgs {
     }
 }
 
-fn input(tensor: Tensor) -> Input {
+fn input(tensor: BenchTensor) -> Input {
     Input { name: tensor.name.as_str().into(), datatype: tensor.datatype, shape: tensor.shape, data: tensor.data }
 }

@@ -4,7 +4,7 @@
 //! Whoever loses more than 1 % of any model's requests below the peak is overloaded there, and has no latency: a policy that
 //! answers six of ten requests answers those fast.
 
-use super::contestants::{Contestant, Rules, Unable, contestants};
+use super::contestants::{ContestRules, SimContestant, Unable, contestants};
 use super::inputs::{Skipped, Workload, without_file};
 use super::pool::Pool;
 use clap::ValueEnum;
@@ -28,8 +28,8 @@ pub(super) enum Measure {
 }
 
 /// What is compared, and at which loads.
-pub(super) struct Plan<'a> {
-    pub(super) rules: Rules<'a>,
+pub(super) struct ContestPlan<'a> {
+    pub(super) rules: ContestRules<'a>,
     pub(super) measures: Vec<Measure>,
     /// In parts of the best goodput.
     pub(super) loads: Vec<f64>,
@@ -37,7 +37,7 @@ pub(super) struct Plan<'a> {
 
 /// How the server's choice did by one measure.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Row {
+pub(super) struct MeasureRow {
     pub(super) measure: Measure,
     /// The part of the best goodput that was offered; none for the goodput itself.
     pub(super) load: Option<f64>,
@@ -53,20 +53,20 @@ pub(super) struct Row {
 
 /// A contest that is over.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Contest {
+pub(super) struct FinishedContest {
     pub(super) scenario: String,
     pub(super) served_policy: String,
     /// Why the server's choice does not serve the workload, if so.
     pub(super) refused: Option<String>,
     pub(super) contestants: usize,
     pub(super) unable: Vec<Unable>,
-    pub(super) results: Vec<Row>,
+    pub(super) results: Vec<MeasureRow>,
 }
 
 /// Beyond this multiple of the analytic bound a rate that is carried says only that the run is too short.
-const MOST_BOUNDS: f64 = 64.0;
+const MAX_BOUNDS: f64 = 64.0;
 /// Of any model's requests, beyond which latencies do not count.
-const MOST_BAD: f64 = 0.01;
+const MAX_BAD_RATE: f64 = 0.01;
 
 impl Measure {
     /// Its name in a table, with its unit.
@@ -108,7 +108,7 @@ impl Measure {
         for figures in asked {
             // Whole requests: one of fifty that is bad does not make an overload.
             let bad = figures.dropped + figures.late;
-            if bad as f64 > (figures.requests as f64 * MOST_BAD).ceil() {
+            if bad as f64 > (figures.requests as f64 * MAX_BAD_RATE).ceil() {
                 return None;
             }
             sum += figure(figures)?.ln();
@@ -118,7 +118,7 @@ impl Measure {
     }
 
     /// The best of these, the first among equals; their values are none where they were overloaded.
-    fn best<'a>(self, all: &[Option<&'a Contestant>], values: &[Option<f64>]) -> Option<(&'a str, f64)> {
+    fn best<'a>(self, all: &[Option<&'a SimContestant>], values: &[Option<f64>]) -> Option<(&'a str, f64)> {
         let known = all.iter().zip(values).filter_map(|(it, value)| Some((it.as_ref()?.name.as_str(), (*value)?)));
         known.reduce(|best, next| {
             let better = if self.is_latency() { next.1 < best.1 } else { next.1 > best.1 };
@@ -144,9 +144,9 @@ struct Peak<'a> {
     rate: f64,
 }
 
-impl Plan<'_> {
+impl ContestPlan<'_> {
     /// The contest on one workload, or why there is none.
-    pub(super) fn hold(&self, workload: &Workload, pool: &Pool) -> anyhow::Result<Result<Contest, Skipped>> {
+    pub(super) fn hold(&self, workload: &Workload, pool: &Pool) -> anyhow::Result<Result<FinishedContest, Skipped>> {
         let name = &workload.name;
         pool.at(name);
         let skip = |why: &str| Ok(Err(Skipped { scenario: name.clone(), why: why.to_owned() }));
@@ -164,22 +164,22 @@ impl Plan<'_> {
         if best.rate == 0.0 {
             return skip("under no policy are 99 % of every model's requests in time, at any rate");
         }
-        let served = Contestant::served(&workload.scenario, &self.rules);
+        let served = SimContestant::served(&workload.scenario, &self.rules);
         let refused = served.fits().err().map(|why| why.to_string());
         let all: Vec<_> =
             std::iter::once(refused.is_none().then_some(&served)).chain(rivals.iter().map(Some)).collect();
         let results = self.rows(&all, best, pool)?;
         let (scenario, served_policy, contestants) = (name.clone(), served.name.clone(), rivals.len());
-        Ok(Ok(Contest { scenario, served_policy, refused, contestants, unable, results }))
+        Ok(Ok(FinishedContest { scenario, served_policy, refused, contestants, unable, results }))
     }
 
     /// All measures of everybody: the server's choice first, none if it does not serve the workload.
-    fn rows(&self, all: &[Option<&Contestant>], best: Peak<'_>, pool: &Pool) -> anyhow::Result<Vec<Row>> {
+    fn rows(&self, all: &[Option<&SimContestant>], best: Peak<'_>, pool: &Pool) -> anyhow::Result<Vec<MeasureRow>> {
         let mut rows = Vec::new();
         if self.measures.contains(&Measure::Goodput) {
             let served = all[0].map(|served| goodput(vec![served], pool)).transpose()?.flatten();
             let (served, best) = (served.map(|served| served.rate), (best.policy, best.rate));
-            rows.push(Row::new(Measure::Goodput, None, served, Some(best)));
+            rows.push(MeasureRow::new(Measure::Goodput, None, served, Some(best)));
         }
         let asked = |load: &f64| self.measures.iter().any(|measure| measure.applies(*load));
         let loads: Vec<_> = self.loads.iter().copied().filter(asked).collect();
@@ -190,7 +190,7 @@ impl Plan<'_> {
             for &measure in self.measures.iter().filter(|measure| measure.applies(load)) {
                 let values: Vec<_> = runs.iter().map(|run| measure.of(run.as_ref()?)).collect();
                 let best_of_others = measure.best(&all[1..], &values[1..]);
-                rows.push(Row::new(measure, Some((load, load * best.rate)), values[0], best_of_others));
+                rows.push(MeasureRow::new(measure, Some((load, load * best.rate)), values[0], best_of_others));
             }
         }
         rows.sort_by_key(|row| self.measures.iter().position(|measure| *measure == row.measure));
@@ -198,9 +198,9 @@ impl Plan<'_> {
     }
 }
 
-impl Row {
-    fn new(measure: Measure, at: Option<(f64, f64)>, served: Option<f64>, best: Option<(&str, f64)>) -> Row {
-        Row {
+impl MeasureRow {
+    fn new(measure: Measure, at: Option<(f64, f64)>, served: Option<f64>, best: Option<(&str, f64)>) -> MeasureRow {
+        MeasureRow {
             measure,
             load: at.map(|(load, _)| load),
             offered_rps: at.map(|(_, rate)| rate),
@@ -222,14 +222,14 @@ enum Stop {
 ///
 /// One search for all: a rate is good if anybody carries it, and higher ones are tried only with those who did. That takes a
 /// third of the runs of a search for each.
-fn goodput<'a>(mut left: Vec<&'a Contestant>, pool: &Pool) -> anyhow::Result<Option<Peak<'a>>> {
+fn goodput<'a>(mut left: Vec<&'a SimContestant>, pool: &Pool) -> anyhow::Result<Option<Peak<'a>>> {
     let bound = left.iter().map(|contestant| contestant.bound_rps()).fold(0.0, f64::max);
     let options = Search::from_ceiling(bound);
     let found = search(options, |rate| {
-        if rate > bound * MOST_BOUNDS {
+        if rate > bound * MAX_BOUNDS {
             return Err(Stop::Unbounded);
         }
-        let bad = |contestant: &&Contestant| Ok(contestant.run(rate)?.worst_bad_rate);
+        let bad = |contestant: &&SimContestant| Ok(contestant.run(rate)?.worst_bad_rate);
         let bad = pool.each(&left, bad).map_err(Stop::Failed)?;
         let carry = left.iter().zip(&bad).filter(|(_, bad)| **bad <= options.limit);
         let carry: Vec<_> = carry.map(|(contestant, _)| *contestant).collect();

@@ -12,7 +12,7 @@ use ripieno_sim::{Scenario, simulate_at};
 use serde::Serialize;
 
 /// The settings of a policy, each as options with blanks in between.
-struct Entry {
+struct PolicySettings {
     policy: &'static str,
     /// Tried on every workload.
     any: &'static [&'static str],
@@ -22,11 +22,11 @@ struct Entry {
     lanes: &'static [&'static str],
 }
 
-const fn entry(policy: &'static str, any: &'static [&'static str]) -> Entry {
-    Entry { policy, any, walks: &[], lanes: &[] }
+const fn entry(policy: &'static str, any: &'static [&'static str]) -> PolicySettings {
+    PolicySettings { policy, any, walks: &[], lanes: &[] }
 }
 
-const FIELD: &[Entry] = &[
+const FIELD: &[PolicySettings] = &[
     entry("serial", &[""]),
     entry(
         "timeout",
@@ -54,23 +54,23 @@ const FIELD: &[Entry] = &[
     entry("clockwork", &["", "gather=window"]),
     entry("nexus", &["", "gather=window"]),
     entry("shepherd", &["", "preempt_ratio=0"]),
-    Entry {
+    PolicySettings {
         walks: &["max_tasks=1", "order=priority", "order=priority max_tasks=1"],
         ..entry("cellular", &["order=urgency"])
     },
-    Entry { walks: &["order=priority"], ..entry("late", &["order=urgency"]) },
-    Entry {
+    PolicySettings { walks: &["order=priority"], ..entry("late", &["order=urgency"]) },
+    PolicySettings {
         walks: &["width=2", "width=40", "width=10 turn=one", "width=1048576 pad=longest", "width=10 window_ms=5"],
         ..entry("bucketed", &["width=10"])
     },
     entry("graph-merge", &["", "max_batch=16"]),
-    Entry {
+    PolicySettings {
         walks: &["preempt=slack", "preempt=gain estimator=remaining", "preempt=gain issue=gated"],
         ..entry("lazy", &["preempt=gain"])
     },
-    Entry { walks: &["preempt=slack"], ..entry("lazy-oracle", &["preempt=gain"]) },
+    PolicySettings { walks: &["preempt=slack"], ..entry("lazy-oracle", &["preempt=gain"]) },
     entry("delay-batch", &["window_ms=0", "window_ms=5", "window_ms=20", "dispatch=start"]),
-    Entry {
+    PolicySettings {
         walks: &[
             "buffers=1 crowd=alike",
             "buffers=1 window_ms=5",
@@ -84,7 +84,7 @@ const FIELD: &[Entry] = &[
 ];
 
 /// A policy with its options, ready to run on a workload.
-pub(super) struct Contestant {
+pub(super) struct SimContestant {
     /// The policy and its options, as on a command line.
     pub(super) name: String,
     scenario: Scenario,
@@ -99,7 +99,7 @@ pub(super) struct Unable {
 
 /// What the user says about who takes part.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Rules<'a> {
+pub(super) struct ContestRules<'a> {
     /// What the server is to optimise.
     pub(super) objective: Objective,
     /// The server's choice is replaced by this policy with these options.
@@ -112,14 +112,14 @@ pub(super) struct Rules<'a> {
     pub(super) lanes: bool,
 }
 
-impl Contestant {
-    fn new(scenario: Scenario) -> Contestant {
+impl SimContestant {
+    fn new(scenario: Scenario) -> SimContestant {
         let name = named(&scenario.policy, &scenario.policy_options);
-        Contestant { name, scenario }
+        SimContestant { name, scenario }
     }
 
     /// What the server would run on this workload.
-    pub(super) fn served(workload: &Scenario, rules: &Rules<'_>) -> Contestant {
+    pub(super) fn served(workload: &Scenario, rules: &ContestRules<'_>) -> SimContestant {
         let mut scenario = workload.clone();
         match rules.chosen {
             Some((policy, options)) => {
@@ -128,10 +128,15 @@ impl Contestant {
             }
             None => drop(scenario.serve(rules.objective)),
         }
-        Contestant::new(scenario)
+        SimContestant::new(scenario)
     }
 
-    fn rival(workload: &Scenario, policy: &'static Policy, options: Options, rules: &Rules<'_>) -> Contestant {
+    fn rival(
+        workload: &Scenario,
+        policy: &'static Policy,
+        options: Options,
+        rules: &ContestRules<'_>,
+    ) -> SimContestant {
         let (name, mut scenario) = (named(policy.name, &options), workload.clone());
         if rules.all_as_served {
             scenario.serve_under(policy, served_options(policy, options, rules.objective));
@@ -143,7 +148,7 @@ impl Contestant {
                 scenario.policy_options.entry("drop".to_owned()).or_insert(hopeless);
             }
         }
-        Contestant { name, scenario }
+        SimContestant { name, scenario }
     }
 
     /// Whether the policy serves the workload, and all its models can be punctual at some rate; the error names `file`.
@@ -169,7 +174,10 @@ impl Contestant {
 }
 
 /// All that serve this workload, in the order of the catalogue, what the scenario itself says last; and the policies that do not.
-pub(super) fn contestants(workload: &Scenario, rules: &Rules<'_>) -> anyhow::Result<(Vec<Contestant>, Vec<Unable>)> {
+pub(super) fn contestants(
+    workload: &Scenario,
+    rules: &ContestRules<'_>,
+) -> anyhow::Result<(Vec<SimContestant>, Vec<Unable>)> {
     let walks = workload
         .setup
         .models
@@ -179,7 +187,7 @@ pub(super) fn contestants(workload: &Scenario, rules: &Rules<'_>) -> anyhow::Res
     let invited = |policy: &&Policy| rules.against.is_empty() || rules.against.iter().any(|name| name == policy.name);
     for policy in CATALOGUE.iter().filter(invited) {
         for setting in settings(policy, walks, rules.lanes) {
-            let rival = Contestant::rival(workload, policy, options(setting)?, rules);
+            let rival = SimContestant::rival(workload, policy, options(setting)?, rules);
             match rival.fits() {
                 Ok(()) => able.push(rival),
                 Err(why) => unable.push(Unable { policy: policy.name.to_owned(), why: why.to_string() }),
@@ -189,7 +197,7 @@ pub(super) fn contestants(workload: &Scenario, rules: &Rules<'_>) -> anyhow::Res
     unable.dedup();
     let own = find(&workload.policy).ok().filter(|policy| invited(policy) && !workload.policy_options.is_empty());
     if let Some(policy) = own {
-        let own = Contestant::rival(workload, policy, workload.policy_options.clone(), rules);
+        let own = SimContestant::rival(workload, policy, workload.policy_options.clone(), rules);
         let lanes_allowed = rules.lanes || policy.needs(&workload.policy_options).lanes == 1;
         let new = able.iter().all(|other| other.name != own.name);
         able.extend((own.fits().is_ok() && lanes_allowed && new).then_some(own));
@@ -228,7 +236,7 @@ mod tests {
 
     const LINE: &str = "rate = 1\n[[model]]\nname = \"m\"\nslo_ms = 100\n";
 
-    fn names(text: &str, rules: &Rules<'_>) -> (Vec<String>, Vec<String>) {
+    fn names(text: &str, rules: &ContestRules<'_>) -> (Vec<String>, Vec<String>) {
         let scenario = Scenario::parse(text, "test").unwrap();
         let (able, unable) = contestants(&scenario, rules).unwrap();
         (able.into_iter().map(|it| it.name).collect(), unable.into_iter().map(|it| it.policy).collect())
@@ -242,8 +250,8 @@ mod tests {
              beta_ms = 1\n"
         );
         for (text, walks) in [(whole, false), (cells, true)] {
-            let settings = |entry: &Entry| entry.any.len() + if walks { entry.walks.len() } else { 0 };
-            let (able, unable) = names(&text, &Rules::default());
+            let settings = |entry: &PolicySettings| entry.any.len() + if walks { entry.walks.len() } else { 0 };
+            let (able, unable) = names(&text, &ContestRules::default());
             let of = |policy: &str| able.iter().filter(|name| name.split(' ').next() == Some(policy)).count();
             for policy in CATALOGUE {
                 let expected: usize = FIELD.iter().filter(|entry| entry.policy == policy.name).map(settings).sum();
@@ -260,11 +268,11 @@ mod tests {
         let text =
             format!("policy = \"timeout\"\npolicy_options = {{ timeout_ms = 7 }}\n{LINE}alpha_ms = 1\nbeta_ms = 5\n");
         let lanes = |names: &[String]| names.iter().filter(|name| name.starts_with("dva")).count();
-        let (one, _) = names(&text, &Rules::default());
-        let (many, _) = names(&text, &Rules { lanes: true, ..Rules::default() });
+        let (one, _) = names(&text, &ContestRules::default());
+        let (many, _) = names(&text, &ContestRules { lanes: true, ..ContestRules::default() });
         assert_eq!((lanes(&one), lanes(&many), one.last().unwrap().as_str()), (1, 4, "timeout timeout_ms=7"));
         let against = ["eager".to_owned()];
-        let (few, _) = names(&text, &Rules { against: &against, ..Rules::default() });
+        let (few, _) = names(&text, &ContestRules { against: &against, ..ContestRules::default() });
         assert_eq!(few, ["eager gather=prefix", "eager gather=window", "eager gather=spare", "eager gather=fifo"]);
     }
 }

@@ -10,14 +10,14 @@ mod pool;
 mod print;
 mod random;
 
-use crate::policy::{Objective, PolicyArgs};
+use crate::policy::{ObjectiveArg, PolicyArgs};
 use anyhow::bail;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use contest::{Measure, Plan};
-use contestants::Rules;
+use contest::{ContestPlan, Measure};
+use contestants::ContestRules;
 use pool::Pool;
-use print::Comparison;
+use print::ContestResults;
 use random::Kind;
 use ripieno_report::Format;
 use ripieno_sched::{CATALOGUE, Options, find};
@@ -93,7 +93,7 @@ pub(crate) struct ComparePoliciesArgs {
 
     /// What the server is to optimise.
     #[arg(long, value_enum, default_value = "latency")]
-    objective: Objective,
+    objective: ObjectiveArg,
 
     #[command(flatten)]
     policy: PolicyArgs,
@@ -146,13 +146,13 @@ pub(crate) fn run(args: &ComparePoliciesArgs) -> anyhow::Result<()> {
     }
     let chosen = args.policy.policy.as_deref().map(find).transpose()?.map(|policy| (policy, &options));
     let (objective, against) = (args.objective.into(), args.against.as_slice());
-    let rules = Rules { objective, chosen, against, all_as_served: args.all_as_served, lanes: args.lanes };
-    let plan = Plan { rules, measures: args.measures.clone(), loads: args.loads.clone() };
+    let rules = ContestRules { objective, chosen, against, all_as_served: args.all_as_served, lanes: args.lanes };
+    let plan = ContestPlan { rules, measures: args.measures.clone(), loads: args.loads.clone() };
     let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let pool = Pool::new(args.jobs.map_or(cores, NonZeroUsize::get), workloads.len())?;
     pool.catch_interrupt()?;
 
-    let mut comparison = Comparison::new(args.objective.into(), &plan, skipped);
+    let mut comparison = ContestResults::new(args.objective.into(), &plan, skipped);
     let count = workloads.len();
     for (place, workload) in (1..).zip(&workloads) {
         match plan.hold(workload, &pool) {

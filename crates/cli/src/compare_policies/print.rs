@@ -1,6 +1,6 @@
 //! What came of all contests: a row for each scenario and measure, and what they come to.
 
-use super::contest::{Contest, Measure, Plan, Row};
+use super::contest::{ContestPlan, FinishedContest, Measure, MeasureRow};
 use super::inputs::Skipped;
 use crate::output::{self, print_json};
 use ripieno_report::{Format, Table, number};
@@ -10,12 +10,12 @@ use std::fmt::Write;
 
 /// All contests.
 #[derive(Serialize)]
-pub(super) struct Comparison {
+pub(super) struct ContestResults {
     objective: &'static str,
     loads: Vec<f64>,
     all_as_served: bool,
     lanes: bool,
-    pub(super) contests: Vec<Contest>,
+    pub(super) contests: Vec<FinishedContest>,
     pub(super) skipped: Vec<Skipped>,
     summary: Vec<Total>,
 }
@@ -40,9 +40,9 @@ const LEAST: f64 = 0.05;
 /// Nearer than this is chance.
 const NEAR: f64 = 0.98;
 
-impl Comparison {
-    pub(super) fn new(objective: Objective, plan: &Plan<'_>, skipped: Vec<Skipped>) -> Comparison {
-        Comparison {
+impl ContestResults {
+    pub(super) fn new(objective: Objective, plan: &ContestPlan<'_>, skipped: Vec<Skipped>) -> ContestResults {
+        ContestResults {
             objective: objective.name(),
             loads: plan.loads.clone(),
             all_as_served: plan.rules.all_as_served,
@@ -111,7 +111,7 @@ impl Comparison {
 }
 
 /// A contest in a line, for whoever watches.
-pub(super) fn line(contest: &Contest) -> String {
+pub(super) fn line(contest: &FinishedContest) -> String {
     let mut line = contest.scenario.clone();
     for row in &contest.results {
         let _ = write!(line, "; {} {}", row.measure.title(row.load), ratio(row.ratio));
@@ -119,8 +119,9 @@ pub(super) fn line(contest: &Contest) -> String {
     line
 }
 
-fn totals(contests: &[Contest]) -> Vec<Total> {
-    let rows = |contest: &'_ Contest| contest.results.iter().map(|row| (row.measure, row.load)).collect::<Vec<_>>();
+fn totals(contests: &[FinishedContest]) -> Vec<Total> {
+    let rows =
+        |contest: &'_ FinishedContest| contest.results.iter().map(|row| (row.measure, row.load)).collect::<Vec<_>>();
     // All contests have the same rows.
     let all = contests.first().map(rows).unwrap_or_default();
     all.into_iter().filter_map(|(measure, load)| Total::of(contests, measure, load)).collect()
@@ -128,8 +129,8 @@ fn totals(contests: &[Contest]) -> Vec<Total> {
 
 impl Total {
     /// None if there was nothing to compare with anywhere.
-    fn of(contests: &[Contest], measure: Measure, load: Option<f64>) -> Option<Total> {
-        let is = |row: &&Row| row.measure == measure && row.load == load;
+    fn of(contests: &[FinishedContest], measure: Measure, load: Option<f64>) -> Option<Total> {
+        let is = |row: &&MeasureRow| row.measure == measure && row.load == load;
         let ratios = contests.iter().filter_map(|contest| {
             let row = contest.results.iter().find(is)?;
             Some((contest.scenario.as_str(), row.ratio?))

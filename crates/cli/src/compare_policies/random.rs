@@ -6,7 +6,7 @@
 //! be kept, read and run by itself.
 
 use clap::ValueEnum;
-use ripieno_workload::{Random, stream, unit};
+use ripieno_workload::{SeededRng, stream, unit};
 use std::fmt::Write;
 
 /// What models of a workload are like.
@@ -93,7 +93,7 @@ struct Part {
 }
 
 /// What is drawn, from one stream.
-struct Draw(Random);
+struct Draw(SeededRng);
 
 impl Draw {
     fn between(&mut self, low: f64, high: f64) -> f64 {

@@ -94,13 +94,13 @@ struct Distribution {
     p90: u32,
     p99: u32,
     max: u32,
-    histogram: Vec<Bar>,
+    histogram: Vec<HistogramBar>,
     coverage: Vec<Covered>,
 }
 
 /// The lengths `from..=to`.
 #[derive(Serialize)]
-struct Bar {
+struct HistogramBar {
     from: u32,
     to: u32,
     count: u64,
@@ -163,13 +163,13 @@ impl Distribution {
 }
 
 /// Bars of one width up to the 99th percentile, and one for what is longer.
-fn bars(lengths: &Histogram) -> Vec<Bar> {
+fn bars(lengths: &Histogram) -> Vec<HistogramBar> {
     let reach = lengths.covering(0.99);
     let width = reach.div_ceil(BARS).max(1);
-    let mut bars: Vec<Bar> = (0..reach.div_ceil(width))
-        .map(|place| Bar { from: place * width + 1, to: (place + 1) * width, count: 0 })
+    let mut bars: Vec<HistogramBar> = (0..reach.div_ceil(width))
+        .map(|place| HistogramBar { from: place * width + 1, to: (place + 1) * width, count: 0 })
         .collect();
-    let mut beyond = Bar { from: bars.last().map_or(1, |bar| bar.to + 1), to: lengths.longest(), count: 0 };
+    let mut beyond = HistogramBar { from: bars.last().map_or(1, |bar| bar.to + 1), to: lengths.longest(), count: 0 };
     for (length, count) in lengths.counts() {
         bars.get_mut(((length - 1) / width) as usize).unwrap_or(&mut beyond).count += count;
     }
@@ -206,9 +206,9 @@ fn show(found: &Characterisation, written: Option<&Path>) -> String {
     )
 }
 
-fn show_bars(bars: &[Bar]) -> String {
+fn show_bars(bars: &[HistogramBar]) -> String {
     let most = bars.iter().map(|bar| bar.count).max().unwrap_or(1).max(1) as f64;
-    let line = |bar: &Bar| {
+    let line = |bar: &HistogramBar| {
         let length = (bar.count as f64 / most * WIDEST).round() as usize;
         let range = if bar.from == bar.to { bar.to.to_string() } else { format!("{}-{}", bar.from, bar.to) };
         format!("{range:>11}  {:<50}  {}\n", "#".repeat(length), bar.count)

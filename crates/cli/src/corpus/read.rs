@@ -24,9 +24,9 @@ pub(super) struct Side {
 
 /// Counts by length.
 #[derive(Default)]
-struct Counted(std::collections::BTreeMap<u32, u64>);
+struct LengthCounts(std::collections::BTreeMap<u32, u64>);
 
-impl Counted {
+impl LengthCounts {
     fn add(&mut self, length: u32, count: u64) {
         *self.0.entry(length).or_default() += count;
     }
@@ -40,7 +40,7 @@ impl Counted {
 /// A text: a sentence a line; with tabs in it a source and a target.
 pub(super) fn corpus(path: &Path) -> anyhow::Result<Sides> {
     let file = path.display().to_string();
-    let (mut source, mut target) = (Counted::default(), Counted::default());
+    let (mut source, mut target) = (LengthCounts::default(), LengthCounts::default());
     let (mut empty_lines, mut pairs) = (0, None);
     for line in lines(path, "--corpus")? {
         let (at, line) = line?;
@@ -77,7 +77,7 @@ pub(super) fn corpus(path: &Path) -> anyhow::Result<Sides> {
 /// Numbers: one a line, a column of a table, or lengths with their counts.
 pub(super) fn lengths(path: &Path, column: Option<&str>) -> anyhow::Result<Sides> {
     let file = path.display().to_string();
-    let (mut counted, mut empty_lines, mut layout) = (Counted::default(), 0, None);
+    let (mut counted, mut empty_lines, mut layout) = (LengthCounts::default(), 0, None);
     for line in lines(path, "--lengths")? {
         let (at, line) = line?;
         if line.trim().is_empty() {

@@ -22,16 +22,16 @@ const SHADES: [&str; 5] = ["  ", "░░", "▒▒", "▓▓", "██"];
 
 /// Images of one model with their labels, as in models/samples/.
 #[derive(Deserialize)]
-struct Samples {
+struct ImageSamples {
     input: String,
     shape: Vec<i64>,
     scale: f64,
     labels: Vec<String>,
-    rows: Vec<Row>,
+    rows: Vec<ImageSample>,
 }
 
 #[derive(Deserialize)]
-struct Row {
+struct ImageSample {
     data: Vec<f64>,
     label: usize,
 }
@@ -69,7 +69,7 @@ struct Output {
 pub(super) async fn ask(live: &Live) -> anyhow::Result<Vec<Answers>> {
     let mut all = Vec::new();
     for (text, models) in IMAGES {
-        let samples: Samples = serde_json::from_str(text)?;
+        let samples: ImageSamples = serde_json::from_str(text)?;
         for model in models {
             let answers = ask_model(live.http, model, &samples).await?;
             all.push(Answers { early: live.early_exits(model)?, ..answers });
@@ -78,8 +78,8 @@ pub(super) async fn ask(live: &Live) -> anyhow::Result<Vec<Answers>> {
     Ok(all)
 }
 
-async fn ask_model(http: SocketAddr, model: &str, samples: &Samples) -> anyhow::Result<Answers> {
-    let client = Http::new(http, model);
+async fn ask_model(http: SocketAddr, model: &str, samples: &ImageSamples) -> anyhow::Result<Answers> {
+    let client = ModelClient::new(http, model);
     let asked: Vec<_> = samples.rows.iter().map(|row| tokio::spawn(client.clone().infer(body(samples, row)))).collect();
     let mut answers = Vec::new();
     for (row, asked) in samples.rows.iter().zip(asked) {
@@ -92,11 +92,11 @@ async fn ask_model(http: SocketAddr, model: &str, samples: &Samples) -> anyhow::
     Ok(Answers { model: model.to_owned(), right, early: None, answers })
 }
 
-fn pixels(samples: &Samples, row: &Row) -> Vec<f64> {
+fn pixels(samples: &ImageSamples, row: &ImageSample) -> Vec<f64> {
     row.data.iter().map(|value| value * samples.scale).collect()
 }
 
-fn body(samples: &Samples, row: &Row) -> Bytes {
+fn body(samples: &ImageSamples, row: &ImageSample) -> Bytes {
     let shape: Vec<i64> = std::iter::once(1).chain(samples.shape.iter().copied()).collect();
     let input = serde_json::json!({
         "name": samples.input, "datatype": "FP32", "shape": shape, "data": pixels(samples, row),
@@ -106,21 +106,21 @@ fn body(samples: &Samples, row: &Row) -> Bytes {
 
 /// A client of one model.
 #[derive(Clone)]
-pub(super) struct Http {
+pub(super) struct ModelClient {
     client: Client<HttpConnector, Full<Bytes>>,
     url: String,
 }
 
-impl Http {
-    pub(super) fn new(http: SocketAddr, model: &str) -> Http {
+impl ModelClient {
+    pub(super) fn new(http: SocketAddr, model: &str) -> ModelClient {
         let client = Client::builder(TokioExecutor::new()).build_http();
-        Http { client, url: format!("http://{http}/v2/models/{model}/infer") }
+        ModelClient { client, url: format!("http://{http}/v2/models/{model}/infer") }
     }
 
     /// The answer, for which it asks again if it comes too late or is refused: the burst of all questions at once may be more than a
     /// busy machine answers within the SLO.
     pub(super) async fn infer(self, body: Bytes) -> anyhow::Result<Bytes> {
-        let Http { client, url } = self;
+        let ModelClient { client, url } = self;
         let mut left = ATTEMPTS;
         loop {
             left -= 1;

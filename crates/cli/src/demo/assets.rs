@@ -92,7 +92,7 @@ shape = [-1, 4]
 ";
 
 /// The demo's models in a temporary folder, which goes with this value.
-pub(super) struct Folder {
+pub(super) struct AssetsFolder {
     root: PathBuf,
     /// The repository of the trained models that take images.
     pub(super) images: PathBuf,
@@ -104,11 +104,11 @@ pub(super) struct Folder {
     pub(super) cells: PathBuf,
 }
 
-impl Folder {
-    pub(super) fn unpack() -> std::io::Result<Folder> {
+impl AssetsFolder {
+    pub(super) fn unpack() -> std::io::Result<AssetsFolder> {
         let root = std::env::temp_dir().join(format!("ripieno-demo-{}", std::process::id()));
         let [images, texts, whole, cells] = ["images", "texts", "whole", "cells"].map(|name| root.join(name));
-        let folder = Folder { images, texts, whole, cells, root };
+        let folder = AssetsFolder { images, texts, whole, cells, root };
         for (models, files) in [(&folder.images, &WHOLE[..]), (&folder.texts, &CELLS[..])] {
             files.iter().try_for_each(|(path, bytes)| write(&models.join(path), bytes))?;
         }
@@ -118,7 +118,7 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for AssetsFolder {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_dir_all(&self.root) {
             tracing::warn!("{} could not be removed: {error}", self.root.display());

@@ -2,20 +2,20 @@
 
 use super::Live;
 use super::lateness::Lateness;
-use crate::devices::{Device, DeviceArgs};
+use crate::devices::{DeviceArgs, DeviceKind};
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 use ripieno_base::{ModelId, Nanos, Time};
-use ripieno_bench::inputs::{Filling, Tensor, requests};
-use ripieno_bench::load::{LoadReport, Plan, open_loop};
-use ripieno_bench::target::door::Door;
+use ripieno_bench::inputs::{BenchTensor, Filling, requests};
+use ripieno_bench::load::{LoadReport, LoadSchedule, open_loop};
+use ripieno_bench::target::tls::ClientAuth;
 use ripieno_bench::target::{Client, Protocol};
 use ripieno_model::bounds::staggered_bound;
 use ripieno_model::{DataType, Profile, TensorSpec};
 use ripieno_report::{Table, number};
 use ripieno_sched::{OptionValue, Options};
 use ripieno_workload::zoo::ZooDevice;
-use ripieno_workload::{Arrival, Arrivals, Lengths, stream};
+use ripieno_workload::{ArrivalProcess, Arrivals, LengthDistribution, stream};
 use serde::Serialize;
 use std::path::Path;
 use std::sync::Arc;
@@ -30,10 +30,10 @@ const SEED: u64 = 1;
 const TOLERABLE_MS: f64 = 2.7;
 
 /// A policy's title, its name in the catalogue, and its options.
-type Contestant = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
+type DemoContestant = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
 
 /// One of each: nothing, today's servers, no window at all, ours for throughput, ours as served by default.
-const WHOLE: [Contestant; 5] = [
+const WHOLE: [DemoContestant; 5] = [
     ("serial", "serial", &[]),
     ("timeout 5 ms, as most servers", "timeout", &[("gather", "fifo"), ("drop", "expired")]),
     ("eager", "eager", &[]),
@@ -44,7 +44,7 @@ const WHOLE: [Contestant; 5] = [
 const WHOLE_LOAD: (&str, u16, f64) = ("ResNet50", 2, 0.75);
 
 /// Padding as a server does that knows no lengths, padding by length, merged graphs, and cells.
-const CELLS: [Contestant; 4] = [
+const CELLS: [DemoContestant; 4] = [
     ("padding to the longest in the batch", "bucketed", &[("width", "330"), ("pad", "longest")]),
     ("padding in buckets of 10 lengths", "bucketed", &[("width", "10")]),
     ("graph-merge", "graph-merge", &[]),
@@ -70,13 +70,13 @@ struct Arena<'a> {
     rate: f64,
     /// Whether rows may be for nothing, which is told.
     unfolds: bool,
-    requests: Vec<Vec<Tensor>>,
+    requests: Vec<Vec<BenchTensor>>,
     seconds: f64,
 }
 
 /// All runs, and what they have in common.
 #[derive(Serialize)]
-pub(super) struct Comparison {
+pub(super) struct DemoComparison {
     model: &'static str,
     title: String,
     devices: u16,
@@ -84,10 +84,10 @@ pub(super) struct Comparison {
     offered_rps: f64,
     /// How late the machine itself was at the 99th percentile, in the worst of the runs.
     lateness_ms: f64,
-    policies: Vec<Row>,
+    policies: Vec<DemoRow>,
 }
 
-impl Comparison {
+impl DemoComparison {
     /// Whether the machine had too much else to do.
     fn is_void(&self) -> bool {
         self.lateness_ms > TOLERABLE_MS
@@ -96,7 +96,7 @@ impl Comparison {
 
 /// One policy under the load.
 #[derive(Serialize)]
-struct Row {
+struct DemoRow {
     policy: &'static str,
     goodput_rps: f64,
     bad_rate: f64,
@@ -110,7 +110,7 @@ struct Row {
 }
 
 /// A model that runs whole.
-pub(super) async fn whole(repository: &Path, seconds: f64, show_progress: bool) -> anyhow::Result<Comparison> {
+pub(super) async fn whole(repository: &Path, seconds: f64, show_progress: bool) -> anyhow::Result<DemoComparison> {
     let (model, devices, load) = WHOLE_LOAD;
     let gpu = ZooDevice::from_name(GPU).context("the demo's GPU is in the published tables")?;
     let published = gpu.find(model).context("the demo's model is in the published tables")?;
@@ -127,11 +127,11 @@ pub(super) async fn whole(repository: &Path, seconds: f64, show_progress: bool) 
 }
 
 /// A model in cells, under sequences of many lengths.
-pub(super) async fn cells(repository: &Path, seconds: f64, show_progress: bool) -> anyhow::Result<Comparison> {
+pub(super) async fn cells(repository: &Path, seconds: f64, show_progress: bool) -> anyhow::Result<DemoComparison> {
     let (model, devices, load) = CELLS_LOAD;
     let (alpha_ms, beta_ms, max_batch, slo_ms) = CELL;
     let (mu, sigma, min, max) = SENTENCES;
-    let lengths = Lengths::log_normal(mu, sigma, min, max)?;
+    let lengths = LengthDistribution::log_normal(mu, sigma, min, max)?;
     let mut random = stream(SEED, 0);
     let lengths: Vec<u32> = (0..VARIANTS).map(|_| lengths.draw(&mut random)).collect();
     let mean = lengths.iter().sum::<u32>() as f64 / lengths.len() as f64;
@@ -139,7 +139,7 @@ pub(super) async fn cells(repository: &Path, seconds: f64, show_progress: bool) 
     let rate = load * f64::from(devices) * max_batch as f64 / (step_s * mean);
     let request = |&length: &u32| {
         let (name, datatype, shape) = ("token".to_owned(), DataType::Int32, vec![1, i64::from(length)]);
-        vec![Tensor { name, datatype, shape, data: vec![0; 4 * length as usize].into() }]
+        vec![BenchTensor { name, datatype, shape, data: vec![0; 4 * length as usize].into() }]
     };
     let requests = lengths.iter().map(request).collect();
     let title = format!(
@@ -157,7 +157,7 @@ fn value(text: &str) -> OptionValue {
 }
 
 impl Arena<'_> {
-    async fn run(self, contestants: &[Contestant], show_progress: bool) -> anyhow::Result<Comparison> {
+    async fn run(self, contestants: &[DemoContestant], show_progress: bool) -> anyhow::Result<DemoComparison> {
         let bar = if show_progress { ProgressBar::new(contestants.len() as u64) } else { ProgressBar::hidden() };
         bar.set_style(ProgressStyle::with_template("  under load: {msg} [{bar:25}] {elapsed}")?);
         let (mut policies, mut lateness_ms) = (Vec::new(), 0.0_f64);
@@ -171,18 +171,27 @@ impl Arena<'_> {
         }
         bar.finish_and_clear();
         let Arena { model, title, devices, slo, rate, .. } = self;
-        Ok(Comparison { model, title, devices, slo_ms: slo.as_millis_f64(), offered_rps: rate, lateness_ms, policies })
+        Ok(DemoComparison {
+            model,
+            title,
+            devices,
+            slo_ms: slo.as_millis_f64(),
+            offered_rps: rate,
+            lateness_ms,
+            policies,
+        })
     }
 
-    async fn contest(&self, name: &'static str, policy: &str, options: Options) -> anyhow::Result<Row> {
-        let device = Device::Emulated(self.gpu);
+    async fn contest(&self, name: &'static str, policy: &str, options: Options) -> anyhow::Result<DemoRow> {
+        let device = DeviceKind::Emulated(self.gpu);
         let devices = DeviceArgs { device, devices: self.devices, ..DeviceArgs::default() };
         let live = Live::start(self.repository, devices, policy, options).await?;
-        let mut client = Client::new(&live.http.to_string(), Protocol::Http, self.model, 256, &Door::default())?;
+        let mut client = Client::new(&live.http.to_string(), Protocol::Http, self.model, 256, &ClientAuth::default())?;
         client.prepare(&self.requests, false)?;
         let end = WARMUP + Nanos::from_secs_f64(self.seconds);
-        let due = Arrivals::new(Arrival::Poisson, self.rate, SEED, 0)?.take_while(move |&due| due < Time::ORIGIN + end);
-        let plan = Plan {
+        let due = Arrivals::new(ArrivalProcess::Poisson, self.rate, SEED, 0)?
+            .take_while(move |&due| due < Time::ORIGIN + end);
+        let plan = LoadSchedule {
             due: Box::new(due),
             warmup: WARMUP,
             end,
@@ -198,12 +207,12 @@ impl Arena<'_> {
     }
 
     /// Batches and busy time are those of the whole run, warm-up included: both policies and devices start from nothing.
-    fn row(&self, policy: &'static str, report: &LoadReport, live: &Live, span: Nanos) -> anyhow::Result<Row> {
+    fn row(&self, policy: &'static str, report: &LoadReport, live: &Live, span: Nanos) -> anyhow::Result<DemoRow> {
         let model = live.engine.model_metrics(ModelId(0)).context("the demo's model is loaded")?;
         let busy: u64 = live.engine.device_metrics().iter().map(|device| device.busy_ns).sum();
         let rows = model.batch_rows.sum as f64;
         let useless = (model.wasted_rows + model.padding_rows) as f64 / rows.max(1.0);
-        Ok(Row {
+        Ok(DemoRow {
             policy,
             goodput_rps: report.per_second(report.answered - report.late),
             bad_rate: report.bad_rate(),
@@ -216,11 +225,11 @@ impl Arena<'_> {
     }
 }
 
-pub(super) fn show(comparison: &Comparison) -> String {
+pub(super) fn show(comparison: &DemoComparison) -> String {
     if comparison.is_void() {
         return void(comparison);
     }
-    let Comparison { title, offered_rps, policies, .. } = comparison;
+    let DemoComparison { title, offered_rps, policies, .. } = comparison;
     let unfolds = policies.iter().any(|row| row.useless_fraction.is_some());
     let headings = ["policy", "in time/s", "bad %", "p50 ms", "p99 ms", "mean batch", "device busy %"];
     let mut table = Table::new(headings.into_iter().chain(unfolds.then_some("useless steps %")));
@@ -244,8 +253,8 @@ pub(super) fn show(comparison: &Comparison) -> String {
 }
 
 /// Instead of a table that shows chance.
-fn void(comparison: &Comparison) -> String {
-    let Comparison { title, lateness_ms, .. } = comparison;
+fn void(comparison: &DemoComparison) -> String {
+    let DemoComparison { title, lateness_ms, .. } = comparison;
     format!(
         "Policies were not compared on {title}:\n\
          this machine is too busy. A thread that slept for a millisecond was {} ms late (p99), more than the {TOLERABLE_MS} ms\n\
@@ -260,7 +269,7 @@ mod tests {
 
     #[test]
     fn a_machine_that_is_late_itself_compares_nothing() {
-        let row = Row {
+        let row = DemoRow {
             policy: "deferred",
             goodput_rps: 511.0,
             bad_rate: 0.03,
@@ -271,7 +280,7 @@ mod tests {
             useless_fraction: None,
         };
         let title = "ResNet50".to_owned();
-        let mut comparison = Comparison {
+        let mut comparison = DemoComparison {
             model: "m",
             title,
             devices: 2,

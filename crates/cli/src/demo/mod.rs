@@ -18,7 +18,7 @@ use crate::serve::default_policy;
 use crate::service::{Running, Service};
 use crate::tables;
 use anyhow::{Context, anyhow};
-use assets::Folder;
+use assets::AssetsFolder;
 use clap::Args;
 use ripieno_report::Format;
 use ripieno_repository::ModelReport;
@@ -53,7 +53,7 @@ pub(crate) fn run(args: &DemoArgs) -> anyhow::Result<()> {
 }
 
 async fn demo(args: &DemoArgs) -> anyhow::Result<()> {
-    let folder = Folder::unpack().context("cannot unpack the demo models into the temporary folder")?;
+    let folder = AssetsFolder::unpack().context("cannot unpack the demo models into the temporary folder")?;
     let people = args.format == Format::Table;
     let say = |text: String| if people { output::print(text) } else { Ok(()) };
     say("Six models that we trained, on this machine's processor (loading, and measuring what batches cost):\n".into())?;

@@ -1,6 +1,6 @@
 //! Questions of many lengths: dates, expressions and reviews, one request each, all at once.
 
-use super::answers::{Http, output_of};
+use super::answers::{ModelClient, output_of};
 use super::assets::TEXTS;
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
@@ -14,13 +14,13 @@ const END: f64 = 3.0;
 
 /// Requests of one model with their answers, as in models/samples/.
 #[derive(Deserialize)]
-struct Samples {
+struct TextSamples {
     model: String,
     output: String,
     reads: Reads,
     #[serde(default)]
     labels: Vec<String>,
-    rows: Vec<Row>,
+    rows: Vec<TextSample>,
 }
 
 /// How the output becomes an answer.
@@ -35,7 +35,7 @@ enum Reads {
 }
 
 #[derive(Deserialize)]
-struct Row {
+struct TextSample {
     text: String,
     answer: String,
     inputs: Value,
@@ -46,11 +46,11 @@ struct Row {
 pub(super) struct Texts {
     model: String,
     right: usize,
-    answers: Vec<Said>,
+    answers: Vec<TextAnswer>,
 }
 
 #[derive(Serialize)]
-struct Said {
+struct TextAnswer {
     asked: String,
     said: String,
     truth: String,
@@ -60,15 +60,15 @@ struct Said {
 pub(super) async fn ask(http: SocketAddr) -> anyhow::Result<Vec<Texts>> {
     let mut all = Vec::new();
     for text in TEXTS {
-        let samples: Samples = serde_json::from_str(text)?;
+        let samples: TextSamples = serde_json::from_str(text)?;
         all.push(ask_model(http, samples).await.context("a model in cells")?);
     }
     Ok(all)
 }
 
-async fn ask_model(http: SocketAddr, samples: Samples) -> anyhow::Result<Texts> {
-    let client = Http::new(http, &samples.model);
-    let body = |row: &Row| {
+async fn ask_model(http: SocketAddr, samples: TextSamples) -> anyhow::Result<Texts> {
+    let client = ModelClient::new(http, &samples.model);
+    let body = |row: &TextSample| {
         let outputs = serde_json::json!([{ "name": samples.output }]);
         serde_json::json!({ "inputs": row.inputs, "outputs": outputs }).to_string().into()
     };
@@ -77,13 +77,13 @@ async fn ask_model(http: SocketAddr, samples: Samples) -> anyhow::Result<Texts> 
     for (row, asked) in samples.rows.iter().zip(asked) {
         let data = output_of(&asked.await??)?;
         let said = read(&samples, &data).with_context(|| format!("{}: {:?}", samples.model, row.text))?;
-        answers.push(Said { asked: row.text.clone(), said, truth: row.answer.clone() });
+        answers.push(TextAnswer { asked: row.text.clone(), said, truth: row.answer.clone() });
     }
     let right = answers.iter().filter(|answer| answer.said == answer.truth).count();
     Ok(Texts { model: samples.model, right, answers })
 }
 
-fn read(samples: &Samples, data: &[f64]) -> anyhow::Result<String> {
+fn read(samples: &TextSamples, data: &[f64]) -> anyhow::Result<String> {
     let first = || data.first().copied().context("the output is empty");
     Ok(match samples.reads {
         Reads::Text => data.iter().take_while(|&&code| code != END).map(|&code| char::from(code as u8)).collect(),
@@ -96,7 +96,7 @@ fn read(samples: &Samples, data: &[f64]) -> anyhow::Result<String> {
 pub(super) fn show(all: &[Texts]) -> String {
     let mut text = String::new();
     for Texts { model, right, answers } in all {
-        for Said { asked, said, truth } in answers.iter().take(SHOWN) {
+        for TextAnswer { asked, said, truth } in answers.iter().take(SHOWN) {
             let verdict = if said == truth { "✓".to_owned() } else { format!("✗ ({truth})") };
             text.push_str(&format!("  {asked}  →  {said} {verdict}\n"));
         }

@@ -1,19 +1,19 @@
 //! How many devices: by analysis, and by simulating the very scheduler that would run them.
 
 use ripieno_base::ModelId;
-use ripieno_cluster::planner::{Demand, DevicesNeeded, MOST_DEVICES, devices_needed};
 use ripieno_model::{Model, Profile};
+use ripieno_planner::{DevicesNeeded, MAX_DEVICES, ModelDemand, devices_needed};
 use ripieno_report::Summary;
 use ripieno_sim::{Arrival, Length, Scenario, SimError, simulate};
 
 /// A run passes if no model has more than this share of its requests dropped or late, as in a goodput search.
-const MOST_BAD: f64 = 0.01;
+const MAX_BAD_RATE: f64 = 0.01;
 /// A simulated search goes up to so many times what the bound says, and a few more, and then gives up.
-const PATIENCE: usize = 16;
+const SEARCH_FACTOR: usize = 16;
 
 /// What a simulated search found.
 #[derive(Debug, Clone)]
-pub(super) struct Simulated {
+pub(super) struct DeviceSearch {
     /// The fewest devices that passed; none if even the most tried did not.
     pub(super) good: Option<(usize, Summary)>,
     /// The most devices that did not pass; 0 if one device is enough.
@@ -40,7 +40,7 @@ pub(super) fn rates(scenario: &Scenario) -> Vec<f64> {
 pub(super) fn needed(scenario: &Scenario) -> DevicesNeeded {
     let models = &scenario.setup.models;
     let profiles: Vec<Profile> = models.iter().map(Model::profile).collect();
-    let demand = |((profile, model), rate_rps): ((_, &Model), f64)| Demand { profile, slo: model.slo, rate_rps };
+    let demand = |((profile, model), rate_rps): ((_, &Model), f64)| ModelDemand { profile, slo: model.slo, rate_rps };
     devices_needed(&profiles.iter().zip(models).zip(rates(scenario)).map(demand).collect::<Vec<_>>())
 }
 
@@ -82,15 +82,15 @@ pub(super) fn simulated(
     scenario: &Scenario,
     guess: usize,
     mut progress: impl FnMut(usize, &Summary),
-) -> Result<Simulated, SimError> {
-    let guess = guess.clamp(1, MOST_DEVICES);
-    let most = (guess * PATIENCE + 64).min(MOST_DEVICES);
-    let mut found = Simulated { good: None, bad: 0, runs: 0 };
+) -> Result<DeviceSearch, SimError> {
+    let guess = guess.clamp(1, MAX_DEVICES);
+    let most = (guess * SEARCH_FACTOR + 64).min(MAX_DEVICES);
+    let mut found = DeviceSearch { good: None, bad: 0, runs: 0 };
     while let Some(devices) = next(guess, most, found.bad, found.good.as_ref().map(|(good, _)| *good)) {
         let summary = simulate(&with_devices(scenario, devices), None)?;
         progress(devices, &summary);
         found.runs += 1;
-        if summary.worst_bad_rate <= MOST_BAD {
+        if summary.worst_bad_rate <= MAX_BAD_RATE {
             found.good = Some((devices, summary));
         } else {
             found.bad = devices;
@@ -129,7 +129,7 @@ mod tests {
     /// Walks the search against a knee; gives the answer and the counts tried.
     fn search(guess: usize, knee: usize) -> (Option<usize>, Vec<usize>) {
         let (mut bad, mut good, mut tried) = (0, None, Vec::new());
-        while let Some(devices) = next(guess, guess * PATIENCE + 64, bad, good) {
+        while let Some(devices) = next(guess, guess * SEARCH_FACTOR + 64, bad, good) {
             tried.push(devices);
             if devices >= knee { good = Some(devices) } else { bad = devices }
         }
@@ -141,7 +141,7 @@ mod tests {
         for guess in 1..60 {
             for knee in 1..200 {
                 let (found, mut tried) = search(guess, knee);
-                assert_eq!(found, (knee <= guess * PATIENCE + 64).then_some(knee), "{guess} {knee}");
+                assert_eq!(found, (knee <= guess * SEARCH_FACTOR + 64).then_some(knee), "{guess} {knee}");
                 assert!(tried.len() <= 20, "{guess} {knee} {tried:?}");
                 let runs = tried.len();
                 tried.sort_unstable();

@@ -8,11 +8,11 @@ use std::path::Path;
 /// Only the models of each sub-cluster are read; the rest of an earlier plan is about an earlier load.
 #[derive(Deserialize)]
 struct File {
-    sub_clusters: Vec<SubCluster>,
+    sub_clusters: Vec<CurrentSubCluster>,
 }
 
 #[derive(Deserialize)]
-struct SubCluster {
+struct CurrentSubCluster {
     models: Vec<String>,
 }
 

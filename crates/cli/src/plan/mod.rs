@@ -9,11 +9,11 @@ mod tests;
 use crate::overrides::Overrides;
 use crate::policy::catalogue;
 use anyhow::{Context, bail};
-use capacity::Simulated;
+use capacity::DeviceSearch;
 use clap::Args;
 use current::Current;
 use indicatif::{ProgressBar, ProgressStyle};
-use ripieno_cluster::planner::{DevicesNeeded, LoadCost, ModelLoad, Options, Plan, PlanError, Problem, plan};
+use ripieno_planner::{ClusterPlan, DevicesNeeded, LoadCost, ModelLoad, PlanError, PlanOptions, PlanningProblem, plan};
 use ripieno_report::Format;
 use ripieno_sim::Scenario;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ use std::path::PathBuf;
 ///
 /// Devices are answered by the analytic bound and an estimate, which are instant, and by simulating the scheduler with more and fewer
 /// devices until every model's bad rate (dropped or late) just stays within 1 %. The models are divided into sub-clusters
-/// with balanced rate and memory; against a current partition, with few moves. See docs/planning.md.
+/// with balanced rate and memory; against a current partition, with few moves. See docs/guide/capacity.md.
 #[derive(Args, Debug)]
 #[command(after_help = catalogue(), after_long_help = catalogue())]
 pub(crate) struct PlanArgs {
@@ -33,7 +33,7 @@ pub(crate) struct PlanArgs {
     overrides: Overrides,
 
     #[command(flatten)]
-    bounds: Bounds,
+    bounds: PartitionArgs,
 
     /// Do not simulate: only bound, estimate and partition.
     #[arg(long)]
@@ -46,7 +46,7 @@ pub(crate) struct PlanArgs {
 
 /// What can be set on the partition without editing the scenario.
 #[derive(Args, Debug)]
-struct Bounds {
+struct PartitionArgs {
     /// Into how many sub-clusters; by default as many as now, or as few as memory and rate allow.
     #[arg(long, value_name = "N")]
     sub_clusters: Option<usize>,
@@ -73,12 +73,12 @@ struct Bounds {
 }
 
 /// Everything that is printed.
-struct Outcome {
+struct PlanOutcome {
     scenario: Scenario,
     rates: Vec<f64>,
     impossible: Vec<(usize, ripieno_base::Nanos)>,
     all: Capacity,
-    plan: Plan,
+    plan: ClusterPlan,
     /// By sub-cluster.
     parts: Vec<Capacity>,
     /// None where no current partition was given.
@@ -88,7 +88,7 @@ struct Outcome {
 /// Devices for some of the models.
 struct Capacity {
     needed: DevicesNeeded,
-    simulated: Option<Simulated>,
+    simulated: Option<DeviceSearch>,
 }
 
 /// Sub-clusters beyond what memory and rate need at least that are tried where no number is given.
@@ -103,7 +103,7 @@ pub(crate) fn run(args: &PlanArgs) -> anyhow::Result<()> {
     }
 }
 
-fn outcome(args: &PlanArgs) -> anyhow::Result<Outcome> {
+fn outcome(args: &PlanArgs) -> anyhow::Result<PlanOutcome> {
     let mut scenario = args.overrides.read(&args.scenario)?;
     args.bounds.apply(&mut scenario);
     let file = args.scenario.display();
@@ -113,7 +113,7 @@ fn outcome(args: &PlanArgs) -> anyhow::Result<Outcome> {
     measure(scenario, plan, current, !args.bound_only)
 }
 
-impl Bounds {
+impl PartitionArgs {
     fn apply(&self, scenario: &mut Scenario) {
         let planning = &mut scenario.planning;
         planning.sub_clusters = self.sub_clusters.or(planning.sub_clusters);
@@ -126,10 +126,10 @@ impl Bounds {
 }
 
 /// The best partition into the number of sub-clusters asked for, or as it is now, or else into the fewest.
-fn partition(scenario: &Scenario, current: Option<&Current>) -> anyhow::Result<Plan> {
-    let defaults = Options::default();
+fn partition(scenario: &Scenario, current: Option<&Current>) -> anyhow::Result<ClusterPlan> {
+    let defaults = PlanOptions::default();
     let target_imbalance = scenario.planning.target_imbalance.unwrap_or(defaults.target_imbalance);
-    let options = Options { seed: scenario.seed, target_imbalance, ..defaults };
+    let options = PlanOptions { seed: scenario.seed, target_imbalance, ..defaults };
     let given = scenario.planning.sub_clusters.or(current.map(|current| current.sub_clusters));
     let (mut sub_clusters, mut more) = (given.unwrap_or(1), MORE_SUB_CLUSTERS);
     loop {
@@ -144,7 +144,7 @@ fn partition(scenario: &Scenario, current: Option<&Current>) -> anyhow::Result<P
     }
 }
 
-fn problem(scenario: &Scenario, current: Option<&Current>, sub_clusters: usize) -> anyhow::Result<Problem> {
+fn problem(scenario: &Scenario, current: Option<&Current>, sub_clusters: usize) -> anyhow::Result<PlanningProblem> {
     let planning = &scenario.planning;
     let models = scenario.setup.models.iter().zip(capacity::rates(scenario)).zip(&planning.models);
     let load = |((model, rate_rps), footprint): ((&ripieno_model::Model, f64), &ripieno_sim::Footprint)| {
@@ -162,7 +162,7 @@ fn problem(scenario: &Scenario, current: Option<&Current>, sub_clusters: usize) 
     // A model of a sub-cluster that is to go has to be loaded elsewhere, like a new one.
     let place = |current: &Current, name: &str| current.places.get(name).copied().filter(|&place| place < sub_clusters);
     let places = |current| scenario.setup.models.iter().map(|model| place(current, &model.name)).collect();
-    Ok(Problem {
+    Ok(PlanningProblem {
         models: models.map(load).collect::<anyhow::Result<_>>()?,
         sub_clusters,
         max_rate: planning.max_rate,
@@ -174,7 +174,12 @@ fn problem(scenario: &Scenario, current: Option<&Current>, sub_clusters: usize) 
 }
 
 /// The devices of all models together and of each sub-cluster.
-fn measure(scenario: Scenario, plan: Plan, current: Option<Current>, simulate: bool) -> anyhow::Result<Outcome> {
+fn measure(
+    scenario: Scenario,
+    plan: ClusterPlan,
+    current: Option<Current>,
+    simulate: bool,
+) -> anyhow::Result<PlanOutcome> {
     let impossible = scenario.impossible_models();
     let possible = |models: &[usize]| -> Vec<usize> {
         models.iter().copied().filter(|&model| impossible.iter().all(|&(late, _)| late != model)).collect()
@@ -182,7 +187,7 @@ fn measure(scenario: Scenario, plan: Plan, current: Option<Current>, simulate: b
     let bar = ProgressBar::new_spinner().with_style(ProgressStyle::with_template("{spinner} {msg}")?);
     let everything: Vec<usize> = (0..scenario.setup.models.len()).collect();
     let all = capacity(&scenario, &everything, &possible(&everything), simulate, &bar, "all models")?;
-    let part = |(place, sub_cluster): (usize, &ripieno_cluster::planner::SubCluster)| {
+    let part = |(place, sub_cluster): (usize, &ripieno_planner::SubCluster)| {
         let models = &sub_cluster.models;
         capacity(&scenario, models, &possible(models), simulate, &bar, &format!("sub-cluster {place}"))
     };
@@ -192,7 +197,7 @@ fn measure(scenario: Scenario, plan: Plan, current: Option<Current>, simulate: b
         _ => plan.sub_clusters.iter().enumerate().map(part).collect::<anyhow::Result<_>>()?,
     };
     bar.finish_and_clear();
-    Ok(Outcome { rates: capacity::rates(&scenario), impossible, all, plan, parts, current, scenario })
+    Ok(PlanOutcome { rates: capacity::rates(&scenario), impossible, all, plan, parts, current, scenario })
 }
 
 fn capacity(

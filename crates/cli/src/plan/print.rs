@@ -1,8 +1,8 @@
 //! The plan for people and for programs, from one description.
 
-use super::{Capacity, Outcome};
+use super::{Capacity, PlanOutcome};
 use crate::output;
-use ripieno_cluster::planner::Need;
+use ripieno_planner::DeviceCount;
 use ripieno_report::{Format, Table, number, percent};
 use serde::Serialize;
 
@@ -12,9 +12,9 @@ pub(super) struct Report {
     policy: String,
     seed: u64,
     rate_rps: f64,
-    devices: Devices,
-    models: Vec<Model>,
-    sub_clusters: Vec<SubCluster>,
+    devices: DeviceAnswers,
+    models: Vec<ModelRow>,
+    sub_clusters: Vec<SubClusterRow>,
     rate_imbalance: f64,
     memory_imbalance: f64,
     objective: f64,
@@ -27,7 +27,7 @@ pub(super) struct Report {
 
 /// Devices by each answer; null where there is none. Impossible models are left out.
 #[derive(Debug, Serialize)]
-struct Devices {
+struct DeviceAnswers {
     bound: Option<usize>,
     estimate: usize,
     simulated: Option<usize>,
@@ -41,7 +41,7 @@ struct Devices {
 }
 
 #[derive(Debug, Serialize)]
-struct Model {
+struct ModelRow {
     name: String,
     rate_rps: f64,
     slo_ms: f64,
@@ -55,13 +55,13 @@ struct Model {
 }
 
 #[derive(Debug, Serialize)]
-struct SubCluster {
+struct SubClusterRow {
     models: Vec<String>,
     rate_rps: f64,
     rate_share: f64,
     memory_mb: f64,
     runtime_memory_mb: f64,
-    devices: Devices,
+    devices: DeviceAnswers,
 }
 
 #[derive(Debug, Serialize)]
@@ -88,11 +88,11 @@ struct Impossible {
 }
 
 /// Models beyond this are left out of tables; JSON has them all.
-const MOST_ROWS: usize = 40;
+const MAX_ROWS: usize = 40;
 /// With fewer requests than this, 1 % of them is a matter of luck.
 const FEW_REQUESTS: u64 = 1000;
 
-pub(super) fn print(outcome: &Outcome, format: Format) -> anyhow::Result<()> {
+pub(super) fn print(outcome: &PlanOutcome, format: Format) -> anyhow::Result<()> {
     let report = report(outcome);
     if format == Format::Json {
         return output::print_json(&report);
@@ -108,7 +108,7 @@ pub(super) fn print(outcome: &Outcome, format: Format) -> anyhow::Result<()> {
 }
 
 /// What no number of devices can do, and what to change.
-pub(super) fn impossible(outcome: &Outcome) -> Option<String> {
+pub(super) fn impossible(outcome: &PlanOutcome) -> Option<String> {
     let problem = |late: &Impossible| {
         let Impossible { model, slo_ms, fastest_ms } = late;
         format!(
@@ -120,7 +120,7 @@ pub(super) fn impossible(outcome: &Outcome) -> Option<String> {
     (!problems.is_empty()).then(|| problems.join("; "))
 }
 
-fn late(outcome: &Outcome) -> Vec<Impossible> {
+fn late(outcome: &PlanOutcome) -> Vec<Impossible> {
     let impossible = |&(model, first): &(usize, ripieno_base::Nanos)| {
         let model = &outcome.scenario.setup.models[model];
         Impossible { model: model.name.clone(), slo_ms: model.slo.as_millis_f64(), fastest_ms: first.as_millis_f64() }
@@ -128,20 +128,20 @@ fn late(outcome: &Outcome) -> Vec<Impossible> {
     outcome.impossible.iter().map(impossible).collect()
 }
 
-pub(super) fn report(outcome: &Outcome) -> Report {
-    let Outcome { scenario, plan, rates, .. } = outcome;
+pub(super) fn report(outcome: &PlanOutcome) -> Report {
+    let PlanOutcome { scenario, plan, rates, .. } = outcome;
     let name = |model: usize| scenario.setup.models[model].name.clone();
     let rate_rps: f64 = rates.iter().sum();
-    let sub_cluster = |(place, part): (usize, &ripieno_cluster::planner::SubCluster)| SubCluster {
+    let sub_cluster = |(place, part): (usize, &ripieno_planner::SubCluster)| SubClusterRow {
         models: part.models.iter().map(|&model| name(model)).collect(),
         rate_rps: part.rate_rps,
         rate_share: part.rate_rps / rate_rps,
         memory_mb: part.memory_mb,
         runtime_memory_mb: part.runtime_memory_mb,
-        devices: Devices::of(outcome.parts.get(place).unwrap_or(&outcome.all)),
+        devices: DeviceAnswers::of(outcome.parts.get(place).unwrap_or(&outcome.all)),
     };
     let was = |model: usize| outcome.current.as_ref().and_then(|current| current.places.get(&name(model)).copied());
-    let change = |change: &ripieno_cluster::planner::Move| Move {
+    let change = |change: &ripieno_planner::ModelMove| Move {
         model: name(change.model),
         from: was(change.model),
         to: change.to,
@@ -151,7 +151,7 @@ pub(super) fn report(outcome: &Outcome) -> Report {
         policy: scenario.policy.clone(),
         seed: scenario.seed,
         rate_rps,
-        devices: Devices::of(&outcome.all),
+        devices: DeviceAnswers::of(&outcome.all),
         models: (0..rates.len()).map(|model| model_report(outcome, model)).collect(),
         sub_clusters: plan.sub_clusters.iter().enumerate().map(sub_cluster).collect(),
         rate_imbalance: plan.rate_imbalance,
@@ -164,10 +164,10 @@ pub(super) fn report(outcome: &Outcome) -> Report {
     }
 }
 
-fn model_report(outcome: &Outcome, index: usize) -> Model {
+fn model_report(outcome: &PlanOutcome, index: usize) -> ModelRow {
     let model = &outcome.scenario.setup.models[index];
     let needed = outcome.all.needed.models[index];
-    Model {
+    ModelRow {
         name: model.name.clone(),
         rate_rps: outcome.rates[index],
         slo_ms: model.slo.as_millis_f64(),
@@ -175,24 +175,24 @@ fn model_report(outcome: &Outcome, index: usize) -> Model {
         sub_cluster: outcome.plan.places[index],
         devices_alone: needed.alone.devices(),
         devices_busy: needed.busy,
-        impossible: needed.alone == Need::Impossible,
+        impossible: needed.alone == DeviceCount::Impossible,
     }
 }
 
-fn removed(outcome: &Outcome) -> Vec<Removed> {
+fn removed(outcome: &PlanOutcome) -> Vec<Removed> {
     let places = outcome.current.iter().flat_map(|current| &current.places);
     let gone = places.filter(|(name, _)| outcome.scenario.setup.models.iter().all(|model| model.name != **name));
     gone.map(|(model, &from)| Removed { model: model.clone(), from }).collect()
 }
 
-impl Devices {
-    fn of(capacity: &Capacity) -> Devices {
+impl DeviceAnswers {
+    fn of(capacity: &Capacity) -> DeviceAnswers {
         let simulated = capacity.simulated.as_ref();
         let good = simulated.and_then(|found| found.good.as_ref());
         let requests = |(_, summary): &(usize, ripieno_report::Summary)| {
             summary.models.iter().map(|model| model.figures.requests).filter(|&requests| requests > 0).min()
         };
-        Devices {
+        DeviceAnswers {
             bound: capacity.needed.bound.devices(),
             estimate: capacity.needed.estimate,
             simulated: good.map(|(devices, _)| *devices),
@@ -213,7 +213,7 @@ impl Devices {
 }
 
 fn devices(report: &Report) -> String {
-    let Devices { bound, estimate, simulated, worst_bad_rate, too_few, runs, fewest_requests } = &report.devices;
+    let DeviceAnswers { bound, estimate, simulated, worst_bad_rate, too_few, runs, fewest_requests } = &report.devices;
     let rate = number(report.rate_rps);
     let bound = bound.map_or("no number of".to_owned(), |bound| bound.to_string());
     let mut text = format!(
@@ -247,7 +247,7 @@ fn devices(report: &Report) -> String {
 }
 
 fn models(report: &Report) -> String {
-    if report.models.len() > MOST_ROWS {
+    if report.models.len() > MAX_ROWS {
         return format!("({} models; --format json lists them)", report.models.len());
     }
     let mut table =
@@ -317,11 +317,11 @@ fn moves(report: &Report) -> String {
             + "moves: none; the current partition is balanced well enough, or cannot be bettered within bounds";
     }
     let mut table = Table::new(["move", "from", "to", "cost"]);
-    for change in report.moves.iter().take(MOST_ROWS) {
+    for change in report.moves.iter().take(MAX_ROWS) {
         let from = change.from.map_or("new".to_owned(), |from| from.to_string());
         table.row([change.model.clone(), from, change.to.to_string(), change.cost.to_string()]);
     }
     let (count, models) = (report.moves.len(), report.models.len());
-    let shown = if count > MOST_ROWS { format!(", {MOST_ROWS} of them shown") } else { String::new() };
+    let shown = if count > MAX_ROWS { format!(", {MAX_ROWS} of them shown") } else { String::new() };
     text + &format!("{table}\nmoves: {count} of {models} models, cost {}{shown}", report.disruption)
 }

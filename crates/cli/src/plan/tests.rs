@@ -12,12 +12,12 @@ fn scenarios() -> String {
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../scenarios/plan").to_owned()
 }
 
-fn outcome_of(file: &str, more: &[&str]) -> anyhow::Result<Outcome> {
+fn outcome_of(file: &str, more: &[&str]) -> anyhow::Result<PlanOutcome> {
     let path = format!("{}/{file}", scenarios());
     outcome(&Line::parse_from(["plan", path.as_str()].iter().chain(more)).args)
 }
 
-fn json_of(outcome: &Outcome) -> Value {
+fn json_of(outcome: &PlanOutcome) -> Value {
     serde_json::to_value(print::report(outcome)).unwrap()
 }
 

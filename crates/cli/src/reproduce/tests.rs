@@ -1,5 +1,5 @@
 use super::ThisMachine;
-use ripieno_reproduce::{Context, Effort, Queue, Report, chosen};
+use ripieno_reproduce::{Effort, ItemReport, JobQueue, ReproduceContext, chosen};
 use std::path::PathBuf;
 
 /// A folder of this test alone, removed at the end.
@@ -13,10 +13,15 @@ impl Folder {
     }
 
     /// With real models measured on the built-in engine.
-    fn context(&self) -> Context {
-        Context::new(Effort::Tiny, None, Queue::new(self.0.join("cache"), 2).unwrap(), Box::new(ThisMachine))
-            .measuring(Some("cpu".to_owned()))
-            .with_models(Some(self.0.join("models")), false)
+    fn context(&self) -> ReproduceContext {
+        ReproduceContext::new(
+            Effort::Tiny,
+            None,
+            JobQueue::new(self.0.join("cache"), 2).unwrap(),
+            Box::new(ThisMachine),
+        )
+        .measuring(Some("cpu".to_owned()))
+        .with_models(Some(self.0.join("models")), false)
     }
 
     /// A model of one block, or of several in a chain, from the executor's tiny files.
@@ -45,7 +50,7 @@ impl Drop for Folder {
 }
 
 /// Runs an item, whose rows have names of their own.
-fn report(id: &str, folder: &Folder) -> Report {
+fn report(id: &str, folder: &Folder) -> ItemReport {
     let report = (chosen(id).unwrap()[0].run)(&folder.context()).unwrap();
     let names: std::collections::BTreeSet<_> = report.rows.iter().map(|row| &row.name).collect();
     assert!(!names.is_empty() && names.len() == report.rows.len(), "two rows have one name");

@@ -2,7 +2,7 @@
 
 use super::model::describe;
 use super::probes::Probes;
-use super::{EpochArgs, SCHEDULER, reachable, told_to_end};
+use super::{EpochArgs, SCHEDULER, reachable, shutdown_signal};
 use crate::address::listening;
 use crate::devices::DeviceArgs;
 use crate::logs::LogFormat;
@@ -18,7 +18,7 @@ use ripieno_cluster::plane::Tcp;
 use ripieno_cluster::{Backend, BackendModel, OnOrder, StopSignal};
 use ripieno_report::Format;
 use ripieno_repository::registry::{ModelRegistry, ServedEntry};
-use ripieno_repository::{Host, LiveRepository, ModelReport, LoadTarget};
+use ripieno_repository::{Host, LiveRepository, LoadTarget, ModelReport};
 use ripieno_runtime::ServedModel;
 use ripieno_sched::Limits;
 use std::fs::File;
@@ -84,9 +84,9 @@ pub(crate) struct BackendArgs {
 
 /// Keeps the models that are loaded, for whoever runs them.
 #[derive(Default)]
-struct Shelf(Mutex<Vec<ServedModel>>);
+struct ModelStore(Mutex<Vec<ServedModel>>);
 
-impl Host for Shelf {
+impl Host for ModelStore {
     fn load(&self, model: ServedModel) -> Result<ModelId, String> {
         if model.model.walk.is_unfolded() {
             return Err(format!(
@@ -133,7 +133,7 @@ pub(crate) fn run(args: &BackendArgs) -> anyhow::Result<()> {
         thread::Builder::new().name("backend".to_owned()).spawn(move || backend.run(&stop))
     };
     let running = stop.iter().enumerate().map(start).collect::<Result<Vec<_>, _>>().context("cannot start a thread")?;
-    runtime.block_on(told_to_end())?;
+    runtime.block_on(shutdown_signal())?;
     tracing::info!("leaving: no new batches; those that are here are run");
     stop.iter().for_each(|stop| stop.leave());
     wait(&running, Duration::from_secs(args.drain_timeout_s));
@@ -144,7 +144,7 @@ pub(crate) fn run(args: &BackendArgs) -> anyhow::Result<()> {
 }
 
 fn load(args: &BackendArgs, target: LoadTarget) -> anyhow::Result<(Arc<[BackendModel]>, Vec<ModelReport>)> {
-    let (registry, shelf) = (Arc::new(ModelRegistry::default()), Arc::new(Shelf::default()));
+    let (registry, shelf) = (Arc::new(ModelRegistry::default()), Arc::new(ModelStore::default()));
     let host: Arc<dyn Host> = shelf.clone();
     let progress = progress_bars("measuring", "batch sizes");
     let repository = LiveRepository::new(args.repository.clone(), target, registry.clone(), host, progress);

@@ -1,22 +1,22 @@
 //! `ripieno frontend`: speaks with clients, has requests decided and run elsewhere.
 
 use super::model::register;
-use super::scheduler::Told;
-use super::{SCHEDULER, reachable, told_to_end, warn_of_strangers};
+use super::scheduler::ModelListing;
+use super::{SCHEDULER, reachable, shutdown_signal, warn_if_public};
 use crate::access::AccessArgs;
 use crate::address::listening;
 use crate::bounds::BoundArgs;
-use crate::front_end::FrontEnd;
 use crate::logs::LogFormat;
 use crate::output::{self, print_json};
+use crate::server_threads::ServerThreads;
 use anyhow::Context;
 use clap::Args;
 use ripieno_base::{DeviceId, ModelId};
 use ripieno_cluster::plane::Tcp;
-use ripieno_cluster::{ModelDescription, Frontend, FrontendConfig};
+use ripieno_cluster::{Frontend, FrontendConfig, ModelDescription};
 use ripieno_report::Format;
 use ripieno_repository::registry::ModelRegistry;
-use ripieno_runtime::{DeviceRefused, DeviceSnapshot, Job, ModelSnapshot, EngineProcesses, Refused, SchedulerSnapshot};
+use ripieno_runtime::{DeviceRefused, DeviceSnapshot, EngineProcesses, Job, ModelSnapshot, Refused, SchedulerSnapshot};
 use ripieno_sched::Limits;
 use ripieno_server::{Addresses, Backend, DeviceChange, Server, ServerConfig, Withdraw};
 use std::net::SocketAddr;
@@ -90,13 +90,13 @@ pub(crate) struct FrontendArgs {
 
 pub(crate) fn run(args: &FrontendArgs) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
-    let front = FrontEnd::start().context("cannot start the threads of the front end")?;
+    let front = ServerThreads::start().context("cannot start the threads of the front end")?;
     let outcome = runtime.block_on(serve(args, &front));
     runtime.shutdown_background();
     outcome
 }
 
-async fn serve(args: &FrontendArgs, front: &FrontEnd) -> anyhow::Result<()> {
+async fn serve(args: &FrontendArgs, front: &ServerThreads) -> anyhow::Result<()> {
     let registry = Arc::new(ModelRegistry::default());
     let models = Arc::clone(&registry);
     let on_models = Box::new(move |served: &[(ModelId, ModelDescription)]| register(&models, served));
@@ -108,7 +108,7 @@ async fn serve(args: &FrontendArgs, front: &FrontEnd) -> anyhow::Result<()> {
     };
     let frontend = Frontend::start(Arc::new(Tcp), config, on_models);
     let frontend = frontend.with_context(|| format!("cannot listen on {} (--data)", args.data))?;
-    warn_of_strangers("the data port", frontend.data_address());
+    warn_if_public("the data port", frontend.data_address());
     let drain_timeout = Duration::from_secs(args.drain_timeout_s);
     let config = ServerConfig {
         http: Some(args.http),
@@ -121,12 +121,12 @@ async fn serve(args: &FrontendArgs, front: &FrontEnd) -> anyhow::Result<()> {
         connections_on: front.runtimes().to_vec(),
         ..args.bounds.over(ServerConfig::default())
     };
-    let told = Arc::new(Told(Arc::clone(&registry)));
-    let server = Server::bind(config, Arc::new(Elsewhere(frontend.clone())), registry, told);
+    let told = Arc::new(ModelListing(Arc::clone(&registry)));
+    let server = Server::bind(config, Arc::new(RemoteEngine(frontend.clone())), registry, told);
     let server = front.runtimes()[0].spawn(server).await??;
     announce(args, &server.addresses(), frontend.data_address())?;
     let shutdown = async {
-        if let Err(error) = told_to_end().await {
+        if let Err(error) = shutdown_signal().await {
             tracing::error!(%error, "no signals can be waited for");
         }
         tracing::info!("shutting down: no new requests; those in flight are answered");
@@ -156,9 +156,9 @@ fn announce(args: &FrontendArgs, addresses: &Addresses, data: SocketAddr) -> any
 }
 
 /// An engine elsewhere, before the front end.
-struct Elsewhere(Frontend);
+struct RemoteEngine(Frontend);
 
-impl Backend for Elsewhere {
+impl Backend for RemoteEngine {
     fn submit(&self, job: Job) -> Result<Withdraw, Refused> {
         let (request, frontend) = (self.0.submit(job)?, self.0.clone());
         Ok(Box::new(move || frontend.cancel(request)))

@@ -1,6 +1,6 @@
 //! The roles of a cluster on the command line: `ripieno frontend`, `ripieno scheduler`, `ripieno backend`.
 //!
-//! Each is what `serve` has of it, wired to the others by `ripieno-cluster` (docs/adr/0025): a frontend is the front
+//! Each is what `serve` has of it, wired to the others by `ripieno-cluster` (docs/internals/adr/0025): a frontend is the front
 //! end before an engine elsewhere, a scheduler an engine with metrics and nothing else in front, a backend a repository
 //! whose host is a device at somebody's orders.
 
@@ -59,7 +59,7 @@ fn stored(text: &str) -> Result<Stored, String> {
 const SCHEDULER: &str = "127.0.0.1:8010";
 
 /// Returns once an operator wants this to end.
-pub(crate) async fn told_to_end() -> std::io::Result<()> {
+pub(crate) async fn shutdown_signal() -> std::io::Result<()> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::select! {
         _ = terminate.recv() => {}
@@ -79,7 +79,7 @@ fn reachable(text: &str) -> Result<String, String> {
 }
 
 /// What strangers must not reach.
-fn warn_of_strangers(what: &str, address: SocketAddr) {
+fn warn_if_public(what: &str, address: SocketAddr) {
     if !address.ip().is_loopback() {
         tracing::warn!(
             "{what} on {address} takes whoever connects, unencrypted; keep it on a network that only the roles of this \

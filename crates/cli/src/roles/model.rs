@@ -5,8 +5,8 @@ use ripieno_cluster::{ModelDescription, TensorDescription};
 use ripieno_executor::InputLengths;
 use ripieno_model::TensorSpec;
 use ripieno_repository::labels::Labels;
-use ripieno_repository::registry::{ModelState, ModelRegistry, ServedEntry};
-use ripieno_repository::slo::{SloOrigin, Slo};
+use ripieno_repository::registry::{ModelRegistry, ModelState, ServedEntry};
+use ripieno_repository::slo::{Slo, SloOrigin};
 use ripieno_runtime::ServedModel;
 use std::sync::Arc;
 

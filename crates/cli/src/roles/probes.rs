@@ -1,12 +1,12 @@
 //! What an orchestrator asks a backend: whether it lives, and whether it may be counted on.
 
-use super::scheduler::Told;
-use crate::front_end::FrontEnd;
+use super::scheduler::ModelListing;
+use crate::server_threads::ServerThreads;
 use anyhow::Context;
 use ripieno_base::{DeviceId, ModelId};
 use ripieno_cluster::StopSignal;
 use ripieno_repository::registry::ModelRegistry;
-use ripieno_runtime::{DeviceRefused, DeviceSnapshot, Job, ModelSnapshot, EngineProcesses, Refused, SchedulerSnapshot};
+use ripieno_runtime::{DeviceRefused, DeviceSnapshot, EngineProcesses, Job, ModelSnapshot, Refused, SchedulerSnapshot};
 use ripieno_server::{Backend, DeviceChange, Server, ServerConfig, Withdraw};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use std::sync::Arc;
 /// Answers probes as long as it is there, on threads of its own: while models are loaded, and while a device hangs.
 pub(super) struct Probes {
     pub(super) address: Option<SocketAddr>,
-    _front: FrontEnd,
+    _front: ServerThreads,
 }
 
 impl Probes {
     /// Answers on this address for these devices.
     pub(super) async fn start(address: SocketAddr, devices: &[Arc<StopSignal>]) -> anyhow::Result<Probes> {
-        let front = FrontEnd::start().context("cannot start the threads of the front end")?;
+        let front = ServerThreads::start().context("cannot start the threads of the front end")?;
         let config = ServerConfig { http: None, grpc: None, metrics: Some(address), ..ServerConfig::default() };
         let registry = Arc::new(ModelRegistry::default());
-        let told = Arc::new(Told(Arc::clone(&registry)));
-        let server = Server::bind(config, Arc::new(Devices(devices.to_vec())), registry, told);
+        let told = Arc::new(ModelListing(Arc::clone(&registry)));
+        let server = Server::bind(config, Arc::new(BackendDevices(devices.to_vec())), registry, told);
         let server = front.runtimes()[0].spawn(server).await??;
         let address = server.addresses().metrics;
         front.runtimes()[0].spawn(server.run(std::future::pending()));
@@ -33,9 +33,9 @@ impl Probes {
 }
 
 /// The devices of this process, whose requests are counted by the scheduler.
-struct Devices(Vec<Arc<StopSignal>>);
+struct BackendDevices(Vec<Arc<StopSignal>>);
 
-impl Backend for Devices {
+impl Backend for BackendDevices {
     fn submit(&self, _: Job) -> Result<Withdraw, Refused> {
         // Clients have no port here.
         Err(Refused::NotLoaded)

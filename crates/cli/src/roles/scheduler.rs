@@ -1,25 +1,26 @@
 //! `ripieno scheduler`: decides for frontends elsewhere what backends elsewhere run.
 
 use super::model::register;
-use super::{EpochArgs, SCHEDULER, reachable, told_to_end, warn_of_strangers};
+use super::{EpochArgs, SCHEDULER, reachable, shutdown_signal, warn_if_public};
 use crate::address::listening;
-use crate::front_end::FrontEnd;
 use crate::logs::LogFormat;
 use crate::output::{self, print_json};
-use crate::policy::{Objective, PolicyArgs, catalogue};
+use crate::policy::{ObjectiveArg, PolicyArgs, catalogue};
+use crate::server_threads::ServerThreads;
 use anyhow::{Context, bail};
 use clap::Args;
 use ripieno_base::{DeviceId, ModelId, Nanos};
 use ripieno_cluster::handover::store::AloneStore;
 use ripieno_cluster::handover::{Epoch, Timing};
 use ripieno_cluster::plane::Tcp;
-use ripieno_cluster::{ModelDescription, ClusterScheduler, SchedulerConfig, StartEngine, StartedEngine};
+use ripieno_cluster::{ClusterScheduler, ModelDescription, SchedulerConfig, StartEngine, StartedEngine};
 use ripieno_report::Format;
-use ripieno_repository::registry::{Upload, IndexRow, ModelRegistry, Repository};
+use ripieno_repository::registry::{IndexRow, ModelRegistry, Repository, Upload};
 use ripieno_runtime::{
-    DeviceRefused, DeviceSnapshot, Engine, EngineConfig, Job, ModelSnapshot, EngineProcesses, Refused, SchedulerSnapshot,
+    DeviceRefused, DeviceSnapshot, Engine, EngineConfig, EngineProcesses, Job, ModelSnapshot, Refused,
+    SchedulerSnapshot,
 };
-use ripieno_sched::{Choice, Kind, Limits, Options, Setup, build, choose, find, served_options};
+use ripieno_sched::{Choice, Limits, ModelKind, Options, Setup, build, choose, find, served_options};
 use ripieno_server::{Backend, DeviceChange, Server, ServerConfig, Withdraw};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -65,7 +66,7 @@ pub(crate) struct SchedulerArgs {
     /// latency: a device that falls free starts at once, unless device time is short. efficiency: a batch waits for as
     /// long as that makes it cheaper, so that fewer devices do [default: latency].
     #[arg(long, value_enum)]
-    objective: Option<Objective>,
+    objective: Option<ObjectiveArg>,
 
     /// The most requests that wait or run at once, of all frontends and models; further ones are refused with 429.
     #[arg(long, value_name = "N", default_value_t = Limits::SERVED_REQUESTS as u32, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
@@ -100,13 +101,13 @@ pub(crate) fn run(args: &SchedulerArgs) -> anyhow::Result<()> {
         bail!("--objective is for --policy deferred; policy {policy:?} has no objective");
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
-    let front = FrontEnd::start().context("cannot start the threads of the front end")?;
+    let front = ServerThreads::start().context("cannot start the threads of the front end")?;
     let outcome = runtime.block_on(serve(args, &front));
     runtime.shutdown_background();
     outcome
 }
 
-async fn serve(args: &SchedulerArgs, front: &FrontEnd) -> anyhow::Result<()> {
+async fn serve(args: &SchedulerArgs, front: &ServerThreads) -> anyhow::Result<()> {
     let (engine, registry) = (Arc::<Mutex<Option<Engine>>>::default(), Arc::new(ModelRegistry::default()));
     let (known, models) = (Arc::clone(&engine), Arc::clone(&registry));
     let on_serving = Box::new(move |serving: Option<(&Engine, &[(ModelId, ModelDescription)])>| {
@@ -124,17 +125,17 @@ async fn serve(args: &SchedulerArgs, front: &FrontEnd) -> anyhow::Result<()> {
     };
     let scheduler = ClusterScheduler::start(Arc::new(Tcp), config);
     let scheduler = Arc::new(scheduler.with_context(|| format!("cannot listen on {} (--listen)", args.listen))?);
-    warn_of_strangers("the scheduler", scheduler.address());
+    warn_if_public("the scheduler", scheduler.address());
     let drain_timeout = Duration::from_secs(args.drain_timeout_s);
     let config =
         ServerConfig { http: None, grpc: None, metrics: Some(args.metrics), drain_timeout, ..ServerConfig::default() };
-    let later = Arc::new(Later { engine: Arc::clone(&engine), scheduler: Arc::clone(&scheduler) });
-    let told = Arc::new(Told(Arc::clone(&registry)));
+    let later = Arc::new(PendingEngine { engine: Arc::clone(&engine), scheduler: Arc::clone(&scheduler) });
+    let told = Arc::new(ModelListing(Arc::clone(&registry)));
     let server = Server::bind(config, later, registry, told);
     let server = front.runtimes()[0].spawn(server).await??;
     announce(args, &scheduler, server.addresses().metrics)?;
     let shutdown = async {
-        if let Err(error) = told_to_end().await {
+        if let Err(error) = shutdown_signal().await {
             tracing::error!(%error, "no signals can be waited for");
         }
     };
@@ -169,7 +170,7 @@ fn epoch() -> Epoch {
 
 /// How the engine starts once the models are known.
 fn start(args: &SchedulerArgs) -> StartEngine {
-    let objective = ripieno_sched::Objective::from(args.objective.unwrap_or(Objective::Latency));
+    let objective = ripieno_sched::Objective::from(args.objective.unwrap_or(ObjectiveArg::Latency));
     let (given, chosen) = (args.policy.clone(), args.policy.policy.clone());
     let (devices, live, bytes) =
         (usize::from(args.max_devices), args.max_live as usize, (args.max_held_mib as usize) << 20);
@@ -189,9 +190,12 @@ fn start(args: &SchedulerArgs) -> StartEngine {
     })
 }
 
-fn kinds(models: &[ModelDescription]) -> Vec<Kind> {
-    let kind =
-        |model: &ModelDescription| Kind { model: model.name.clone(), walk: model.model.walk, pads: model.lengths.is_some() };
+fn kinds(models: &[ModelDescription]) -> Vec<ModelKind> {
+    let kind = |model: &ModelDescription| ModelKind {
+        model: model.name.clone(),
+        walk: model.model.walk,
+        pads: model.lengths.is_some(),
+    };
     models.iter().map(kind).collect()
 }
 
@@ -218,18 +222,18 @@ fn announce(args: &SchedulerArgs, scheduler: &ClusterScheduler, metrics: Option<
 }
 
 /// An engine that may not be there yet, of a scheduler that may be a spare.
-struct Later {
+struct PendingEngine {
     engine: Arc<Mutex<Option<Engine>>>,
     scheduler: Arc<ClusterScheduler>,
 }
 
-impl Later {
+impl PendingEngine {
     fn engine(&self) -> Option<Engine> {
         self.engine.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-impl Backend for Later {
+impl Backend for PendingEngine {
     fn submit(&self, _: Job) -> Result<Withdraw, Refused> {
         // Clients have no port here.
         Err(Refused::NotLoaded)
@@ -267,9 +271,9 @@ impl Backend for Later {
 }
 
 /// The models of a cluster, which its backends tell of.
-pub(super) struct Told(pub(super) Arc<ModelRegistry>);
+pub(super) struct ModelListing(pub(super) Arc<ModelRegistry>);
 
-impl Repository for Told {
+impl Repository for ModelListing {
     fn load(&self, name: &str, _: Option<&Upload>) -> Result<(), String> {
         Err(format!("model '{name}': the models of a cluster are those of its backends' repositories; start them anew"))
     }

@@ -7,7 +7,7 @@ use crate::output::{self, print_json};
 use anyhow::{Context, bail};
 use clap::{ArgGroup, Args};
 use ripieno_executor::{BlockSource, Executor, ModelSource};
-use ripieno_onnx::{RecurrentCells, OnnxModel};
+use ripieno_onnx::{OnnxModel, RecurrentCells};
 use ripieno_report::Format;
 use ripieno_repository::slicing::{self, Cut, Sliced};
 use ripieno_repository::slicing_check::{SliceComparison, compare, price_of_cuts};
@@ -20,7 +20,7 @@ use std::sync::Arc;
 /// The batch sizes that are compared.
 const CHECKED: [usize; 3] = [1, 3, 8];
 /// With more blocks than this, --check does not price each cut: it takes as long as so many checks.
-const MOST_PRICED: usize = 16;
+const MAX_PRICED: usize = 16;
 /// The largest difference between the blocks and the whole that passes.
 const TOLERANCE: f64 = 1e-4;
 
@@ -123,7 +123,7 @@ fn new_folder(output: &Path) -> anyhow::Result<PathBuf> {
 
 fn toml<'a>(blocks: impl Iterator<Item = &'a str>) -> String {
     let mut text =
-        "# Made by ripieno slice; slo_ms and the other keys of docs/models.md go above the blocks.\nwalk = \"chain\"\n"
+        "# Made by ripieno slice; slo_ms and the other keys of docs/reference/model-toml.md go above the blocks.\nwalk = \"chain\"\n"
             .to_owned();
     for name in blocks {
         let _ = write!(text, "\n[[block]]\nname = \"{name}\"\nfile = \"{name}.onnx\"\n");
@@ -167,7 +167,7 @@ fn check(
     let blocks = trial::source("blocks", folder, blocks, largest);
     let chains = compare(&**engine, &whole, &blocks, &CHECKED, args.runs).map_err(anyhow::Error::msg)?;
     let cuts = match sliced.cuts.blocks() {
-        0..=MOST_PRICED => price_of_cuts(&**engine, model, &sliced.cuts, largest, args.runs),
+        0..=MAX_PRICED => price_of_cuts(&**engine, model, &sliced.cuts, largest, args.runs),
         _ => Ok(Vec::new()),
     };
     Ok(Checked { chains, cuts: cuts.map_err(anyhow::Error::msg)? })

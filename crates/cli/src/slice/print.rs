@@ -1,9 +1,9 @@
 //! What was cut, as tables and as JSON.
 
 use super::Checked;
-use ripieno_onnx::{SlicedBlock, RecurrentCells, CutPrice};
+use ripieno_onnx::{CutPrice, RecurrentCells, SlicedBlock};
 use ripieno_report::{Table, number};
-use ripieno_repository::slicing::{Sliced, BlockTimes};
+use ripieno_repository::slicing::{BlockTimes, Sliced};
 use serde_json::{Value, json};
 use std::fmt::Write;
 

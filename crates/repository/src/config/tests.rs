@@ -315,7 +315,7 @@ fn a_range_of_an_input_needs_a_largest_number_above_the_smallest() {
 
 #[test]
 fn the_user_guide_names_every_key_and_its_examples_are_valid() {
-    let guide = include_str!("../../../../docs/models.md");
+    let guide = include_str!("../../../../docs/reference/model-toml.md");
     for key in KEYS.iter().chain(&BLOCK_KEYS).chain(&INPUT_KEYS).chain(&OUTPUT_KEYS) {
         let forms = [format!("`{key}`"), format!("`[{key}]`"), format!("`[[{key}]]`")];
         assert!(forms.iter().any(|form| guide.contains(form)), "{key}");

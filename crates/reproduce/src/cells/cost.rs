@@ -1,15 +1,15 @@
-//! Figures 3 and 10: what a cell costs, and how long sentences are.
+//! Figures 3 and 10: the cost of a cell, and the lengths of sentences.
 
 use super::measured::step_times;
 use super::workload::{EUROPARL, panel};
 use super::{SOURCE, workload};
-use crate::context::Context;
-use crate::item::{Item, Report, Row};
+use crate::context::ReproduceContext;
+use crate::item::{ExperimentItem, ItemReport, ResultRow};
 use ripieno_report::plot::{Figure, Look, Series};
 use ripieno_sim::Scenario;
-use ripieno_workload::{Lengths, counted_lengths, stream};
+use ripieno_workload::{LengthDistribution, counted_lengths, stream};
 
-pub(super) const FIGURE_3: Item = Item {
+pub(super) const FIGURE_3: ExperimentItem = ExperimentItem {
     id: "batchmaker/figure3",
     title: "Figure 3: time and throughput of one LSTM step by batch size",
     says: "A step takes about as long for 64 rows as for one; beyond 512 rows throughput grows no more. On a processor batching \
@@ -17,15 +17,15 @@ pub(super) const FIGURE_3: Item = Item {
     run: figure_3,
 };
 
-pub(super) const FIGURE_10: Item = Item {
+pub(super) const FIGURE_10: ExperimentItem = ExperimentItem {
     id: "batchmaker/figure10",
     title: "Figure 10: lengths of sentences",
     says: "The mean is 24, the longest sentence has 330 words, and about 99 % have fewer than 100.",
     run: figure_10,
 };
 
-fn figure_3(context: &Context) -> anyhow::Result<Report> {
-    let parse = |model: workload::Model| {
+fn figure_3(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
+    let parse = |model: workload::CellsModel| {
         Scenario::parse(&format!("rate = 1.0\npolicy = \"cellular\"\n{}", model.table), "figure 3")
     };
     let (raw, scheduled) =
@@ -36,11 +36,13 @@ fn figure_3(context: &Context) -> anyhow::Result<Report> {
     for (batch, paper) in [(64, Some(185.0)), (256, None), (512, Some(784.0))] {
         let given = if paper.is_some() { "Given to the simulator." } else { "From \"20 % more throughput at 512\"." };
         let ours = latency(&raw, batch) * 1e3;
-        rows.push(Row::new(format!("one step, {batch} rows"), "us", ours).paper(paper).note(given));
+        rows.push(ResultRow::new(format!("one step, {batch} rows"), "us", ours).paper(paper).note(given));
     }
     for (batch, other) in [(64, 1), (512, 64)] {
         let gain = batch as f64 / other as f64 * latency(&raw, other) / latency(&raw, batch);
-        rows.push(Row::new(format!("throughput of {batch} rows over {other}"), "x", gain).note("By the costs given."));
+        rows.push(
+            ResultRow::new(format!("throughput of {batch} rows over {other}"), "x", gain).note("By the costs given."),
+        );
     }
     if let Some((times_ms, note)) = step_times(context, 512)? {
         let at = |batch: usize| times_ms.get(batch - 1).copied();
@@ -56,10 +58,13 @@ fn figure_3(context: &Context) -> anyhow::Result<Report> {
     let step = latency(&scheduled, 64) * 1e3 + gather;
     let note = "Fitted: 33.9 us a task, 0.092 us a row, 0.395 us a row that is gathered.";
     rows.push(
-        Row::new("one step, 64 rows, with scheduling and gathering", "us", step).fitted(true).paper(250.0).note(note),
+        ResultRow::new("one step, 64 rows, with scheduling and gathering", "us", step)
+            .fitted(true)
+            .paper(250.0)
+            .note(note),
     );
     let gain = (512.0 / latency(&raw, 512)) / (256.0 / latency(&raw, 256)) - 1.0;
-    rows.push(Row::new("throughput of 512 rows over 256", "%", gain * 100.0).paper(20.0).note("Given."));
+    rows.push(ResultRow::new("throughput of 512 rows over 256", "%", gain * 100.0).paper(20.0).note("Given."));
     let batches = [1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512];
     let series = |name: &str, scenario: &Scenario, look| {
         let point = |&batch: &usize| (batch as f64 / latency(scenario, batch) * 1e3, latency(scenario, batch) * 1e3);
@@ -69,7 +74,7 @@ fn figure_3(context: &Context) -> anyhow::Result<Report> {
         series("the cell", &raw, Look::solid(0)),
         series("with scheduling, without gathering", &scheduled, Look::dashed(0)),
     ];
-    Ok(Report {
+    Ok(ItemReport {
         rows,
         figure: Figure {
             title: "The cost of a step, as the simulator takes it".to_owned(),
@@ -81,9 +86,9 @@ fn figure_3(context: &Context) -> anyhow::Result<Report> {
     })
 }
 
-fn figure_10(_context: &Context) -> anyhow::Result<Report> {
+fn figure_10(_context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let europarl = counted_lengths("europarl-en")?.scaled_to(24.0)?;
-    let law = Lengths::log_normal(2.914, 0.727, 1, 330)?;
+    let law = LengthDistribution::log_normal(2.914, 0.727, 1, 330)?;
     let mut random = stream(1, 0);
     let mut drawn: Vec<u32> = (0..100_000).map(|_| law.draw(&mut random)).collect();
     drawn.sort_unstable();
@@ -96,14 +101,16 @@ fn figure_10(_context: &Context) -> anyhow::Result<Report> {
     let sample = "3,000 Europarl sentences of ours, stretched from 28.8 to the published mean.";
     let chosen = "Log-normal, mu 2.914, sigma 0.727, cut at 330: chosen to agree with the three published numbers.";
     let rows = vec![
-        Row::new("mean, sample", "words", europarl.mean()).paper(24.0).note(sample),
-        Row::new("mean, log-normal", "words", mean).fitted(true).paper(24.0).note(chosen),
-        Row::new("longest, sample", "words", of_sample(1.0)).paper(330.0).note("So the sample's tail is lighter."),
-        Row::new("longest, log-normal", "words", of_law(1.0)).fitted(true).paper(330.0),
-        Row::new("shorter than 100, sample", "%", below(&of_sample)).paper(99.0),
-        Row::new("shorter than 100, log-normal", "%", below(&of_law)).fitted(true).paper(99.0),
-        Row::new("90th percentile, sample", "words", of_sample(0.9)),
-        Row::new("90th percentile, log-normal", "words", of_law(0.9)),
+        ResultRow::new("mean, sample", "words", europarl.mean()).paper(24.0).note(sample),
+        ResultRow::new("mean, log-normal", "words", mean).fitted(true).paper(24.0).note(chosen),
+        ResultRow::new("longest, sample", "words", of_sample(1.0))
+            .paper(330.0)
+            .note("So the sample's tail is lighter."),
+        ResultRow::new("longest, log-normal", "words", of_law(1.0)).fitted(true).paper(330.0),
+        ResultRow::new("shorter than 100, sample", "%", below(&of_sample)).paper(99.0),
+        ResultRow::new("shorter than 100, log-normal", "%", below(&of_law)).fitted(true).paper(99.0),
+        ResultRow::new("90th percentile, sample", "words", of_sample(0.9)),
+        ResultRow::new("90th percentile, log-normal", "words", of_law(0.9)),
     ];
     let series = |name: &str, at: &dyn Fn(f64) -> f64, look| Series {
         name: name.to_owned(),
@@ -112,7 +119,7 @@ fn figure_10(_context: &Context) -> anyhow::Result<Report> {
         markers: false,
     };
     let lines = vec![series("sample", &of_sample, Look::solid(0)), series("log-normal", &of_law, Look::dashed(1))];
-    Ok(Report {
+    Ok(ItemReport {
         rows,
         figure: Figure {
             title: "Lengths of sentences".to_owned(),

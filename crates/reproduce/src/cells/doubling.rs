@@ -1,14 +1,14 @@
-//! The peaks of the results file hold over runs of twice the length, to 2 %: three of them here, all of them by
-//! `ripieno reproduce ITEM --double`.
+//! The peaks of the results file hold for runs of twice the length, within 2 %: three of them here,
+//! all of them by `ripieno reproduce ITEM --double`.
 
-use super::workload::{Case, EUROPARL, Model, bucketed, cellular_lstm, padded_lstm};
+use super::workload::{CellsCase, CellsModel, EUROPARL, bucketed, cellular_lstm, padded_lstm};
 use crate::case::Contender;
 use crate::docs::results;
 use crate::peak::sustains;
 use ripieno_report::plot::Look;
 use ripieno_sim::Scenario;
 
-/// The rate of a row, and how many requests the run had that settled it.
+/// Returns the rate of a row, and the number of requests of the run that settled it.
 fn published(item: &str, row: &str) -> (f64, u64) {
     let results = results();
     let row = results[item].iter().find(|found| found["name"] == row).unwrap();
@@ -16,9 +16,9 @@ fn published(item: &str, row: &str) -> (f64, u64) {
     (row["ours"].as_f64().unwrap(), requests.parse().unwrap())
 }
 
-fn holds(item: &str, row: &str, contender: Contender, model: Model) {
+fn holds(item: &str, row: &str, contender: Contender, model: CellsModel) {
     let (rps, requests) = published(item, row);
-    let case = Case { contender, model, devices: 1, requests };
+    let case = CellsCase { contender, model, devices: 1, requests };
     let scenario = Scenario::parse(&case.toml(rps), "a peak").unwrap();
     let carried = |share: f64| sustains(&scenario, share * rps, 2 * requests).unwrap().is_some();
     assert!(carried(0.98), "{item}, {row}: 98 % of {rps} are not sustained over {} requests", 2 * requests);

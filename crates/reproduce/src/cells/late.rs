@@ -1,67 +1,68 @@
-//! Figures 3 to 7 of Late Batching, with each half of the idea switched off.
+//! Late Batching's Figures 3 to 7, also with each half of the idea switched off.
 //!
-//! The paper's device and costs are not given in its text; the costs are those of BatchMaker's cell, so only ratios compare.
+//! The paper's text does not give device and costs; the costs are those of BatchMaker's cell, so
+//! only ratios compare.
 
 use super::LATE_SOURCE;
 use super::workload::{
-    Case, EUROPARL, bucketed, cellular_lstm, curve, over, padded_lstm, panel, peak_rows, peaks, sweep,
+    CellsCase, EUROPARL, bucketed, cellular_lstm, curve, over, padded_lstm, panel, peak_rows, peaks, sweep,
 };
 use crate::case::Contender;
-use crate::context::Context;
-use crate::item::{Item, Report, Row};
-use crate::job::Answer;
+use crate::context::ReproduceContext;
+use crate::item::{ExperimentItem, ItemReport, ResultRow};
+use crate::job::SimAnswer;
 use ripieno_report::number;
 use ripieno_report::plot::{Figure, Look, Series};
 
 const SAYS: &str =
     "Early start lowers latency, by 25 to 40 % where all lengths are alike; early leave raises the peak by 25 to 33 %.";
 
-pub(super) const FIGURE_3: Item = Item {
+pub(super) const FIGURE_3: ExperimentItem = ExperimentItem {
     id: "late-batching/figure3",
     title: "Figure 3: median latency by throughput, sentences",
     says: SAYS,
-    run: |context| latency(context, Lengths::Sentences, "median", |answer| answer.p50_ms),
+    run: |context| latency(context, LateLengths::Sentences, "median", |answer| answer.p50_ms),
 };
 
-pub(super) const FIGURE_4: Item = Item {
+pub(super) const FIGURE_4: ExperimentItem = ExperimentItem {
     id: "late-batching/figure4",
     title: "Figure 4: 99th percentile by throughput, sentences",
     says: SAYS,
-    run: |context| latency(context, Lengths::Sentences, "99th percentile", |answer| answer.p99_ms),
+    run: |context| latency(context, LateLengths::Sentences, "99th percentile", |answer| answer.p99_ms),
 };
 
-pub(super) const FIGURE_5: Item = Item {
+pub(super) const FIGURE_5: ExperimentItem = ExperimentItem {
     id: "late-batching/figure5",
     title: "Figure 5: throughput by load, sentences",
     says: "Early start and early leave together raise the peak by about 25 to 33 %.",
     run: figure_5,
 };
 
-pub(super) const FIGURE_6: Item = Item {
+pub(super) const FIGURE_6: ExperimentItem = ExperimentItem {
     id: "late-batching/figure6",
     title: "Figure 6: median latency by throughput, one length",
     says: SAYS,
-    run: |context| latency(context, Lengths::Twenty, "median", |answer| answer.p50_ms),
+    run: |context| latency(context, LateLengths::Twenty, "median", |answer| answer.p50_ms),
 };
 
-pub(super) const FIGURE_7: Item = Item {
+pub(super) const FIGURE_7: ExperimentItem = ExperimentItem {
     id: "late-batching/figure7",
     title: "Figure 7: 99th percentile by throughput, one length",
     says: SAYS,
-    run: |context| latency(context, Lengths::Twenty, "99th percentile", |answer| answer.p99_ms),
+    run: |context| latency(context, LateLengths::Twenty, "99th percentile", |answer| answer.p99_ms),
 };
 
 #[derive(Clone, Copy, PartialEq)]
-enum Lengths {
+enum LateLengths {
     Sentences,
     Twenty,
 }
 
-impl Lengths {
+impl LateLengths {
     fn toml(self) -> &'static str {
         match self {
-            Lengths::Sentences => EUROPARL,
-            Lengths::Twenty => "{ kind = \"fixed\", value = 20 }",
+            LateLengths::Sentences => EUROPARL,
+            LateLengths::Twenty => "{ kind = \"fixed\", value = 20 }",
         }
     }
 }
@@ -69,10 +70,10 @@ impl Lengths {
 /// The paper ran 100,000 requests.
 const REQUESTS: u64 = 100_000;
 
-fn cases(context: &Context, lengths: Lengths) -> Vec<Case> {
+fn cases(context: &ReproduceContext, lengths: LateLengths) -> Vec<CellsCase> {
     let lengths = lengths.toml();
     let requests = context.requests(REQUESTS);
-    let case = |contender, model| Case { contender, model, devices: 1, requests };
+    let case = |contender, model| CellsCase { contender, model, devices: 1, requests };
     let late = |name: &str, off: &[(&'static str, &str)], look| {
         let options: Vec<_> = [("max_tasks", "1")].into_iter().chain(off.iter().copied()).collect();
         case(Contender::new(name, "cellular", &options, look), cellular_lstm(512, lengths))
@@ -85,12 +86,17 @@ fn cases(context: &Context, lengths: Lengths) -> Vec<Case> {
     ]
 }
 
-fn rates(context: &Context) -> Vec<f64> {
+fn rates(context: &ReproduceContext) -> Vec<f64> {
     let all = [1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 16.0, 18.0, 20.0, 22.0].map(|rate| rate * 1e3);
     context.points(&all, 3)
 }
 
-fn latency(context: &Context, lengths: Lengths, what: &str, of: impl Fn(&Answer) -> f64) -> anyhow::Result<Report> {
+fn latency(
+    context: &ReproduceContext,
+    lengths: LateLengths,
+    what: &str,
+    of: impl Fn(&SimAnswer) -> f64,
+) -> anyhow::Result<ItemReport> {
     let (cases, rates) = (cases(context, lengths), rates(context));
     let answers = sweep(context, &cases, &rates)?;
     let low = sweep(context, &cases, &[5_000.0])?;
@@ -101,19 +107,24 @@ fn latency(context: &Context, lengths: Lengths, what: &str, of: impl Fn(&Answer)
     let less = (1.0 - of(&low[0][0]) / of(&low[3][0])) * 100.0;
     let name = "less than bucketed at 5K/s";
     rows.push(match lengths {
-        Lengths::Twenty => Row::new(name, "%", less)
+        LateLengths::Twenty => ResultRow::new(name, "%", less)
             .fitted(true)
             .paper(32.5)
             .note("The paper says roughly 25 to 40, below the peak; its middle."),
-        Lengths::Sentences => Row::new(name, "%", less).fitted(true),
+        LateLengths::Sentences => ResultRow::new(name, "%", less).fitted(true),
     });
     let lines = cases.iter().zip(&answers).map(|(case, answers)| curve(&case.contender, answers, &of));
     let panels = vec![panel("", "requests a second, answered", &format!("{what}, ms"), lines.collect())];
-    Ok(Report { rows, figure: figure(context, &format!("Late Batching: {what}"), lengths, panels) })
+    Ok(ItemReport { rows, figure: figure(context, &format!("Late Batching: {what}"), lengths, panels) })
 }
 
-fn figure(context: &Context, title: &str, lengths: Lengths, panels: Vec<ripieno_report::plot::Panel>) -> Figure {
-    let lengths = if lengths == Lengths::Sentences { "sample of sentences" } else { "20 words each" };
+fn figure(
+    context: &ReproduceContext,
+    title: &str,
+    lengths: LateLengths,
+    panels: Vec<ripieno_report::plot::Panel>,
+) -> Figure {
+    let lengths = if lengths == LateLengths::Sentences { "sample of sentences" } else { "20 words each" };
     let requests = number(context.requests(REQUESTS) as f64);
     Figure {
         title: title.to_owned(),
@@ -124,16 +135,16 @@ fn figure(context: &Context, title: &str, lengths: Lengths, panels: Vec<ripieno_
     }
 }
 
-fn figure_5(context: &Context) -> anyhow::Result<Report> {
-    let (cases, rates) = (cases(context, Lengths::Sentences), rates(context));
+fn figure_5(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
+    let (cases, rates) = (cases(context, LateLengths::Sentences), rates(context));
     let (answers, found) = (sweep(context, &cases, &rates)?, peaks(context, &cases)?);
     let mut rows: Vec<_> = cases.iter().zip(&found).flat_map(|(case, peak)| peak_rows(case, "", peak, None)).collect();
     let note = "The paper says about 25 to 33; its middle. What a turn of the buckets is decides here.";
     for (what, ratio) in over(&found[0], &found[3]) {
-        let row = Row::new(format!("gain over bucketed, {what}"), "%", (ratio - 1.0) * 100.0).fitted(true);
+        let row = ResultRow::new(format!("gain over bucketed, {what}"), "%", (ratio - 1.0) * 100.0).fitted(true);
         rows.push(row.paper(29.0).note(note));
     }
-    let line = |(case, answers): (&Case, &Vec<Answer>)| Series {
+    let line = |(case, answers): (&CellsCase, &Vec<SimAnswer>)| Series {
         name: case.contender.name.clone(),
         points: rates.iter().copied().zip(answers.iter().map(|answer| answer.answered_rps)).collect(),
         look: case.contender.look,
@@ -141,5 +152,5 @@ fn figure_5(context: &Context) -> anyhow::Result<Report> {
     };
     let lines = cases.iter().zip(&answers).map(line).collect();
     let panels = vec![panel("", "requests a second, offered", "requests a second, answered", lines)];
-    Ok(Report { rows, figure: figure(context, "Late Batching: throughput", Lengths::Sentences, panels) })
+    Ok(ItemReport { rows, figure: figure(context, "Late Batching: throughput", LateLengths::Sentences, panels) })
 }

@@ -1,32 +1,32 @@
 //! Figures 7 and 8: LSTM on one device, by load, largest batch and width of the buckets.
 
 use super::SOURCE;
-use super::measured::{Measured, Network, measure};
+use super::measured::{CellsMeasured, CellsNetwork, measure};
 use super::workload::{
-    Case, EUROPARL, LOG_NORMAL, bucketed, cellular, cellular_lstm, curve, cut_rows, over, padded_lstm, panel,
+    CellsCase, EUROPARL, LOG_NORMAL, bucketed, cellular, cellular_lstm, curve, cut_rows, over, padded_lstm, panel,
     peak_rows, peaks, sweep,
 };
-use crate::context::Context;
-use crate::item::{Item, Report, Row};
-use crate::peak::Peak;
+use crate::context::ReproduceContext;
+use crate::item::{ExperimentItem, ItemReport, ResultRow};
+use crate::peak::PeakRates;
 use ripieno_report::number;
 use ripieno_report::plot::{Figure, Look};
 
-pub(super) const FIGURE_7A: Item = Item {
+pub(super) const FIGURE_7A: ExperimentItem = ExperimentItem {
     id: "batchmaker/figure7a",
     title: "Figure 7a: LSTM, batches of up to 512",
     says: "The 90th percentile stays at 12 ms up to 8K requests/s and rises slowly up to 20K; padding begins at 25 ms and ends at 16K.",
     run: |context| figure_7(context, 512),
 };
 
-pub(super) const FIGURE_7B: Item = Item {
+pub(super) const FIGURE_7B: ExperimentItem = ExperimentItem {
     id: "batchmaker/figure7b",
     title: "Figure 7b: LSTM, batches of up to 64",
     says: "The same latency at low load, and much less throughput.",
     run: |context| figure_7(context, 64),
 };
 
-pub(super) const FIGURE_8: Item = Item {
+pub(super) const FIGURE_8: ExperimentItem = ExperimentItem {
     id: "batchmaker/figure8",
     title: "Figure 8: widths of buckets",
     says: "Narrow buckets carry most and wait longest; wide ones wait less and carry less; a width of 10 is a good trade.",
@@ -34,11 +34,11 @@ pub(super) const FIGURE_8: Item = Item {
 };
 
 const REQUESTS: u64 = 60_000;
-/// What the paper's buckets carry, which says what a moderate load is.
+/// The capacity of the paper's buckets, in requests/s, which defines a moderate load.
 const PADDED_PEAK: f64 = 16_000.0;
 
-fn cases(context: &Context, max_batch: usize, lengths: &str) -> Vec<Case> {
-    let case = |contender, model| Case { contender, model, devices: 1, requests: context.requests(REQUESTS) };
+fn cases(context: &ReproduceContext, max_batch: usize, lengths: &str) -> Vec<CellsCase> {
+    let case = |contender, model| CellsCase { contender, model, devices: 1, requests: context.requests(REQUESTS) };
     vec![
         case(cellular("cellular", Look::solid(0)), cellular_lstm(max_batch, lengths)),
         case(bucketed("bucketed, turns drain", 10, "drain", Look::solid(1)), padded_lstm(max_batch, lengths)),
@@ -46,13 +46,13 @@ fn cases(context: &Context, max_batch: usize, lengths: &str) -> Vec<Case> {
     ]
 }
 
-fn rates(context: &Context, most: f64) -> Vec<f64> {
+fn rates(context: &ReproduceContext, most: f64) -> Vec<f64> {
     let all = [0.05, 0.1, 0.15, 0.25, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0]
         .map(|share| (share * most / 100.0).round() * 100.0);
     context.points(&all, 3)
 }
 
-fn figure_7(context: &Context, max_batch: usize) -> anyhow::Result<Report> {
+fn figure_7(context: &ReproduceContext, max_batch: usize) -> anyhow::Result<ItemReport> {
     let wide = max_batch == 512;
     let rates = rates(context, if wide { 20_000.0 } else { 10_000.0 });
     let (mut rows, mut panels) = (Vec::new(), Vec::new());
@@ -63,7 +63,7 @@ fn figure_7(context: &Context, max_batch: usize) -> anyhow::Result<Report> {
             rows.extend(noted_peak_rows(case, name, peak, paper_peak(&case.contender.name, wide)));
         }
         for (what, ratio) in over(&peaks[0], &peaks[1]) {
-            let row = Row::new(format!("cellular over bucketed, turns drain, {name}, {what}"), "ratio", ratio);
+            let row = ResultRow::new(format!("cellular over bucketed, turns drain, {name}, {what}"), "ratio", ratio);
             rows.push(row.fitted(true).paper(wide.then_some(20.0 / 16.0)));
         }
         if wide {
@@ -82,7 +82,7 @@ fn figure_7(context: &Context, max_batch: usize) -> anyhow::Result<Report> {
                 &mut rows,
                 measure(
                     context,
-                    Network::Lstm,
+                    CellsNetwork::Lstm,
                     1,
                     &["cellular", "bucketed,width=10", "bucketed,width=10,turn=one"],
                     1,
@@ -94,7 +94,7 @@ fn figure_7(context: &Context, max_batch: usize) -> anyhow::Result<Report> {
         panels.push(panel(name, "requests a second, answered", "90th percentile, ms", lines.collect()));
     }
     let requests = number(context.requests(REQUESTS) as f64);
-    Ok(Report {
+    Ok(ItemReport {
         rows,
         figure: Figure {
             title: format!("LSTM with batches of up to {max_batch}"),
@@ -106,9 +106,10 @@ fn figure_7(context: &Context, max_batch: usize) -> anyhow::Result<Report> {
     })
 }
 
-/// Puts what real cells gave beside the rows of the sample: peaks, latencies at half of the baseline's peak, and who is ahead.
-fn beside(rows: &mut Vec<Row>, measured: Option<Measured>) {
-    let Some(Measured { given, half_rps, note }) = measured else { return };
+/// Adds the measurements of real cells to the rows: peaks, latencies at half of the baseline's
+/// peak, and ratios.
+fn beside(rows: &mut Vec<ResultRow>, measured: Option<CellsMeasured>) {
+    let Some(CellsMeasured { given, half_rps, note }) = measured else { return };
     let who = ["cellular", "bucketed, turns drain", "bucketed, one batch a turn"];
     let at = |name: String| rows.iter().position(|row| row.name == name);
     let peaks = who.map(|who| at(format!("{who}, sample: saturated")));
@@ -128,7 +129,7 @@ fn beside(rows: &mut Vec<Row>, measured: Option<Measured>) {
     if let Some(row) = ratio {
         *row = row.clone().measured(cellular.peak_rps / bucketed.peak_rps).note(&note);
     }
-    let row = Row::new("cellular p90 over bucketed's at half of its peak, sample", "ratio", low).fitted(true);
+    let row = ResultRow::new("cellular p90 over bucketed's at half of its peak, sample", "ratio", low).fitted(true);
     rows.push(row.measured(cellular.p90_ms / bucketed.p90_ms).note(note));
 }
 
@@ -140,8 +141,8 @@ fn paper_peak(contender: &str, wide: bool) -> Option<f64> {
     }
 }
 
-/// The rows of a peak, with what is to be known of it.
-pub(super) fn noted_peak_rows(case: &Case, lengths: &str, peak: &Peak, paper: Option<f64>) -> [Row; 2] {
+/// Returns the rows of a peak, with a note.
+pub(super) fn noted_peak_rows(case: &CellsCase, lengths: &str, peak: &PeakRates, paper: Option<f64>) -> [ResultRow; 2] {
     let note = match case.contender.policy == "cellular" {
         true if paper.is_some() => "The cost of gathering is fitted to 20K.",
         false if lengths == "log-normal" => {
@@ -152,8 +153,8 @@ pub(super) fn noted_peak_rows(case: &Case, lengths: &str, peak: &Peak, paper: Op
     peak_rows(case, &format!(", {lengths}"), peak, paper).map(|row| row.note(note))
 }
 
-/// Latency where there is little to do.
-fn low_load_rows(context: &Context, cases: &[Case], name: &str) -> anyhow::Result<Vec<Row>> {
+/// Returns the latency under low load.
+fn low_load_rows(context: &ReproduceContext, cases: &[CellsCase], name: &str) -> anyhow::Result<Vec<ResultRow>> {
     let answers = sweep(context, cases, &[1_000.0, 5_000.0, 8_000.0])?;
     let mut rows = Vec::new();
     for (case, answers) in cases.iter().zip(&answers) {
@@ -173,10 +174,10 @@ fn low_load_rows(context: &Context, cases: &[Case], name: &str) -> anyhow::Resul
     Ok(rows)
 }
 
-fn figure_8(context: &Context) -> anyhow::Result<Report> {
+fn figure_8(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let rates = rates(context, 20_000.0);
     let requests = context.requests(REQUESTS);
-    let mut cases = vec![Case {
+    let mut cases = vec![CellsCase {
         contender: cellular("cellular", Look::solid(0)),
         model: cellular_lstm(512, EUROPARL),
         devices: 1,
@@ -184,7 +185,7 @@ fn figure_8(context: &Context) -> anyhow::Result<Report> {
     }];
     for (at, width) in [1, 5, 10, 20, 40].into_iter().enumerate() {
         let contender = bucketed(&format!("bucketed, width {width}"), width, "drain", Look::solid(at + 1));
-        cases.push(Case { contender, model: padded_lstm(512, EUROPARL), devices: 1, requests });
+        cases.push(CellsCase { contender, model: padded_lstm(512, EUROPARL), devices: 1, requests });
     }
     let (answers, peaks) = (sweep(context, &cases, &rates)?, peaks(context, &cases)?);
     let at_2k = sweep(context, &cases, &[2_000.0])?;
@@ -196,15 +197,15 @@ fn figure_8(context: &Context) -> anyhow::Result<Report> {
     }
     let ratios: Vec<_> = peaks[1..].iter().map(|peak| over(&peaks[0], peak)).collect();
     for at in 0..2 {
-        // Not a number if any is not known.
+        // NaN if any value is unknown.
         let smaller = |least: f64, ratio: f64| if ratio.is_nan() || ratio < least { ratio } else { least };
         let best = ratios.iter().map(|ratio| ratio[at].1).fold(f64::INFINITY, smaller);
-        let row = Row::new(format!("cellular over the best width, {}", ratios[0][at].0), "ratio", best);
+        let row = ResultRow::new(format!("cellular over the best width, {}", ratios[0][at].0), "ratio", best);
         rows.push(row.fitted(true).paper(1.25).note("Above 1: cellular carries more than every width."));
     }
     let lines =
         cases.iter().zip(&answers).map(|(case, answers)| curve(&case.contender, answers, |answer| answer.p90_ms));
-    Ok(Report {
+    Ok(ItemReport {
         rows,
         figure: Figure {
             title: "Widths of buckets".to_owned(),

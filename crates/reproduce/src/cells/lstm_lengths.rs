@@ -1,22 +1,24 @@
-//! Figures 9 and 11: where the time goes, and what the spread of lengths does.
+//! Figures 9 and 11: a breakdown of the time, and the effect of the spread of lengths.
 
 use super::SOURCE;
 use super::lstm::noted_peak_rows;
-use super::workload::{Case, EUROPARL, bucketed, cellular, cellular_lstm, curve, padded_lstm, panel, peaks, sweep};
-use crate::context::Context;
-use crate::item::{Item, Report, Row};
+use super::workload::{
+    CellsCase, EUROPARL, bucketed, cellular, cellular_lstm, curve, padded_lstm, panel, peaks, sweep,
+};
+use crate::context::ReproduceContext;
+use crate::item::{ExperimentItem, ItemReport, ResultRow};
 use crate::job::Question;
 use ripieno_report::number;
 use ripieno_report::plot::{Figure, Look, Series};
 
-pub(super) const FIGURE_9: Item = Item {
+pub(super) const FIGURE_9: ExperimentItem = ExperimentItem {
     id: "batchmaker/figure9",
     title: "Figure 9: queueing and computing at 5K requests/s",
     says: "99 % of the requests wait for at most 1.38 ms, where padding makes them wait for more than 100 ms.",
     run: figure_9,
 };
 
-pub(super) const FIGURE_11: Item = Item {
+pub(super) const FIGURE_11: ExperimentItem = ExperimentItem {
     id: "batchmaker/figure11",
     title: "Figure 11: one length, up to 50, up to 100",
     says: "With one length padding wins, 27,136 requests/s against 87 % of it; the more lengths differ, the more it loses.",
@@ -25,16 +27,16 @@ pub(super) const FIGURE_11: Item = Item {
 
 const REQUESTS: u64 = 60_000;
 
-fn pair(context: &Context, lengths: &str) -> Vec<Case> {
+fn pair(context: &ReproduceContext, lengths: &str) -> Vec<CellsCase> {
     let requests = context.requests(REQUESTS);
-    let case = |contender, model| Case { contender, model, devices: 1, requests };
+    let case = |contender, model| CellsCase { contender, model, devices: 1, requests };
     vec![
         case(cellular("cellular", Look::solid(0)), cellular_lstm(512, lengths)),
         case(bucketed("bucketed, width 10", 10, "drain", Look::solid(1)), padded_lstm(512, lengths)),
     ]
 }
 
-fn figure_9(context: &Context) -> anyhow::Result<Report> {
+fn figure_9(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let cases = pair(context, EUROPARL);
     let jobs: Vec<_> = cases.iter().map(|case| (case.contender.name.clone(), case.toml(5_000.0))).collect();
     let answers = context.ask(Question::Delays, &jobs)?;
@@ -63,7 +65,7 @@ fn figure_9(context: &Context) -> anyhow::Result<Report> {
         queueing.push(series(&answer.delays_ms));
         computing.push(series(&answer.computing_ms));
     }
-    Ok(Report {
+    Ok(ItemReport {
         rows,
         figure: Figure {
             title: "Queueing and computing at 5K requests/s".to_owned(),
@@ -78,7 +80,7 @@ fn figure_9(context: &Context) -> anyhow::Result<Report> {
     })
 }
 
-fn figure_11(context: &Context) -> anyhow::Result<Report> {
+fn figure_11(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let sets = [
         ("one length", "{ kind = \"fixed\", value = 24 }".to_owned()),
         ("up to 50", EUROPARL.replace(" }", ", max = 50 }")),
@@ -90,7 +92,7 @@ fn figure_11(context: &Context) -> anyhow::Result<Report> {
     for (name, lengths) in &sets {
         let mut cases = pair(context, lengths);
         if *name == "one length" {
-            // One bucket, and it ends with this length.
+            // One bucket, which ends with this length.
             cases[1].contender = bucketed("bucketed, width 24", 24, "drain", Look::solid(1));
         }
         let (answers, found) = (sweep(context, &cases, &rates)?, peaks(context, &cases)?);
@@ -100,9 +102,9 @@ fn figure_11(context: &Context) -> anyhow::Result<Report> {
         if *name == "one length" {
             let bound = 512.0 / (0.784e-3 * 24.0);
             let note = "784 us x 24 steps for 512 requests; the paper rounds to 53 batches a second.";
-            rows.push(Row::new("bound with one length", "requests/s", bound).paper(27_136.0).note(note));
+            rows.push(ResultRow::new("bound with one length", "requests/s", bound).paper(27_136.0).note(note));
             let note = "Saturated: offered twice the bound. The cost of gathering is fitted to this number.";
-            let flood = Case { requests: context.requests(100_000), ..cases[0].clone() };
+            let flood = CellsCase { requests: context.requests(100_000), ..cases[0].clone() };
             let full = sweep(context, &[flood], &[2.0 * bound])?[0][0].answered_rps;
             rows.push(cases[0].row(" with one length, of 27,136", "%", full / 271.36).paper(87.0).note(note));
         }
@@ -114,7 +116,7 @@ fn figure_11(context: &Context) -> anyhow::Result<Report> {
             cases.iter().zip(&answers).map(|(case, answers)| curve(&case.contender, answers, |answer| answer.p90_ms));
         panels.push(panel(name, "requests a second, answered", "90th percentile, ms", lines.collect()));
     }
-    Ok(Report {
+    Ok(ItemReport {
         rows,
         figure: Figure {
             title: "The spread of lengths".to_owned(),

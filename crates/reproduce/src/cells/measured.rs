@@ -1,64 +1,68 @@
-//! What real cells give on this machine, beside the simulated figures: with a state of 1,024 and random weights, as by
-//! `ripieno compare`.
+//! Measurements of real cells on this machine for the simulated figures: with a state of 1,024 and
+//! random weights, by `ripieno compare`.
 //!
-//! The absolute numbers belong to the machine, which is no GPU; what can be compared with the paper is who is ahead and by how
-//! much. So all contenders of a figure take turns in one run, on the same engine and threads.
+//! The absolute numbers belong to the machine, which is not a GPU; the order of the contenders and
+//! their ratios can be compared with the paper. So all contenders of a figure take turns in one
+//! run, on the same engine and threads.
 
-use crate::context::Context;
+use crate::context::ReproduceContext;
 use anyhow::Context as _;
 use ripieno_onnx::RandomCells;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 const HIDDEN: usize = 1_024;
-/// What real cells get as their largest batch: on processors more rows than this hardly raise the throughput.
+/// Limits of real cells: on processors more rows hardly raise the throughput.
 const LIMITS: &str = "max_batch = 64\nmax_length = 330\nslo_ms = 60000.0\n";
-/// So the decoder's choice of a token costs twice its LSTM, and the decoder three times the encoder, as in the simulation.
+/// Size at which the decoder's choice of a token costs twice its LSTM, and the decoder three times
+/// the encoder, as in the simulation.
 const VOCABULARY: usize = 16 * HIDDEN;
 
-/// How long a turn takes. A set of merged graphs is answered as one, several times in this span even on a slow machine.
+/// Length of a turn. A set of merged graphs is answered as one, several times in this span even on
+/// a slow machine.
 const SECONDS: u32 = 6;
 
 /// A model of a figure.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Network {
+pub(super) enum CellsNetwork {
     Lstm,
     Seq2Seq,
     TreeLstm,
 }
 
-/// What one contender gave.
+/// The measurement of one contender.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Given {
-    /// Requests a second with as many outstanding as it can take.
+pub(super) struct ContenderMeasurement {
+    /// Requests per second with as many outstanding as it accepts.
     pub(super) peak_rps: f64,
     /// The 90th percentile at half of the baseline's peak.
     pub(super) p90_ms: f64,
 }
 
-/// What the contenders gave, and at how many requests a second the 90th percentile was taken.
+/// The measurements of all contenders, and the load at which the 90th percentile was taken, in
+/// requests/s.
 #[derive(Clone, Debug)]
-pub(super) struct Measured {
-    pub(super) given: Vec<Given>,
+pub(super) struct CellsMeasured {
+    pub(super) given: Vec<ContenderMeasurement>,
     pub(super) half_rps: f64,
-    /// How it was measured, as a sentence.
+    /// The method, as a sentence.
     pub(super) note: String,
 }
 
-/// Runs the contenders, if the user asks for it. `baseline` is the one whose peak sets the lower load.
+/// Measures the contenders, if the user requests it. The peak of `baseline` sets the lower load.
 pub(super) fn measure(
-    context: &Context,
-    network: Network,
+    context: &ReproduceContext,
+    network: CellsNetwork,
     devices: usize,
     policies: &[&str],
     baseline: usize,
-) -> anyhow::Result<Option<Measured>> {
+) -> anyhow::Result<Option<CellsMeasured>> {
     let Some(engine) = context.measured() else { return Ok(None) };
-    let folder = Folder::make().context("cannot make a folder for the cells")?;
+    let folder = ScratchFolder::make().context("cannot make a folder for the cells")?;
     let cells = match network {
-        Network::Lstm => RandomCells::lstm(HIDDEN, HIDDEN, 1),
-        Network::Seq2Seq => RandomCells::seq2seq(VOCABULARY, HIDDEN, 1),
-        Network::TreeLstm => RandomCells::tree_lstm(HIDDEN, HIDDEN, 1),
+        CellsNetwork::Lstm => RandomCells::lstm(HIDDEN, HIDDEN, 1),
+        CellsNetwork::Seq2Seq => RandomCells::seq2seq(VOCABULARY, HIDDEN, 1),
+        CellsNetwork::TreeLstm => RandomCells::tree_lstm(HIDDEN, HIDDEN, 1),
     };
     cells.write(&folder.0, LIMITS).with_context(|| format!("cannot write cells into {}", folder.0.display()))?;
     let rounds = if context.is_quick() { 1 } else { 3 };
@@ -72,19 +76,21 @@ pub(super) fn measure(
     let half_rps = (peaks[baseline].answered_rps / 2.0).max(0.1);
     let low = run(policies, &format!("--seconds {SECONDS} --rate {half_rps:.2}"))?;
     let given = peaks.iter().zip(&low);
-    let given = given.map(|(peak, low)| Given { peak_rps: peak.answered_rps, p90_ms: low.p90_ms }).collect();
+    let given =
+        given.map(|(peak, low)| ContenderMeasurement { peak_rps: peak.answered_rps, p90_ms: low.p90_ms }).collect();
     let note = format!(
         "Measured: cells with a state of {HIDDEN}, random weights and batches of up to 64, {engine}, {devices} device{} of one \
          thread, {rounds} x {SECONDS} s, contenders in turn.",
         if devices == 1 { "" } else { "s" }
     );
-    Ok(Some(Measured { given, half_rps, note }))
+    Ok(Some(CellsMeasured { given, half_rps, note }))
 }
 
-/// What one step of an LSTM takes here, in milliseconds by rows, as far as a figure shows it; and how it was measured.
-pub(super) fn step_times(context: &Context, rows: usize) -> anyhow::Result<Option<(Vec<f64>, String)>> {
+/// Measures one step of an LSTM, in milliseconds by rows, up to the largest batch of a figure; with
+/// the method.
+pub(super) fn step_times(context: &ReproduceContext, rows: usize) -> anyhow::Result<Option<(Vec<f64>, String)>> {
     let Some(engine) = context.measured() else { return Ok(None) };
-    let folder = Folder::make().context("cannot make a folder for the cells")?;
+    let folder = ScratchFolder::make().context("cannot make a folder for the cells")?;
     let rows = if context.is_quick() { rows / 8 } else { rows };
     let limits = format!("max_batch = {rows}\nmax_length = 330\nslo_ms = 60000.0\n");
     let cells = RandomCells::lstm(HIDDEN, HIDDEN, 1);
@@ -97,18 +103,18 @@ pub(super) fn step_times(context: &Context, rows: usize) -> anyhow::Result<Optio
     Ok(Some((times, note)))
 }
 
-/// A folder for one measurement; some hundred megabytes of weights are not to stay.
-struct Folder(PathBuf);
+/// A folder for one measurement, removed afterwards with its hundreds of megabytes of weights.
+struct ScratchFolder(PathBuf);
 
-impl Folder {
-    fn make() -> std::io::Result<Folder> {
+impl ScratchFolder {
+    fn make() -> std::io::Result<ScratchFolder> {
         let folder = std::env::temp_dir().join(format!("ripieno-measured-{}", std::process::id()));
         fs::create_dir_all(&folder)?;
-        Ok(Folder(folder))
+        Ok(ScratchFolder(folder))
     }
 }
 
-impl Drop for Folder {
+impl Drop for ScratchFolder {
     fn drop(&mut self) {
         remove(&self.0);
     }

@@ -1,9 +1,10 @@
-//! "Low Latency RNN Inference with Cellular Batching" (BatchMaker) and "Low Latency Model Serving with Late Batching": their
-//! examples and figures.
+//! "Low Latency RNN Inference with Cellular Batching" (BatchMaker) and "Low Latency Model Serving
+//! with Late Batching": their examples and figures.
 //!
-//! Paper values are those that the texts print; figures are pictures, and nothing is read off them. The texts give the time
-//! of a cell at some batch sizes; what lies between, and the cost of scheduling and gathering, is chosen in `workload.rs`, and
-//! three numbers there are fitted to three of the paper's. Every row that hangs on them says so.
+//! Paper values are those that the texts print; nothing is read off pictures. The texts give the
+//! time of a cell at some batch sizes; the values in between, and the costs of scheduling and
+//! gathering, are chosen in `workload.rs`, and three numbers there are fitted to three of the
+//! paper's. Every row that depends on them is marked.
 
 mod cost;
 #[cfg(test)]
@@ -17,9 +18,9 @@ mod seq2seq;
 mod trees;
 mod workload;
 
-use super::item::Item;
+use super::item::ExperimentItem;
 
-pub(super) const ITEMS: &[Item] = &[
+pub(super) const ITEMS: &[ExperimentItem] = &[
     cost::FIGURE_3,
     example::FIGURE_5,
     lstm::FIGURE_7A,
@@ -39,10 +40,10 @@ pub(super) const ITEMS: &[Item] = &[
     late::FIGURE_7,
 ];
 
-/// At the bottom of BatchMaker's plots.
+/// The note below BatchMaker's plots.
 const SOURCE: &str =
     "Experiment: \"Low Latency RNN Inference with Cellular Batching\". Values: ripieno simulate, on emulated devices.";
 
-/// At the bottom of Late Batching's plots.
+/// The note below Late Batching's plots.
 const LATE_SOURCE: &str =
     "Experiment: \"Low Latency Model Serving with Late Batching\". Values: ripieno simulate, on emulated devices.";

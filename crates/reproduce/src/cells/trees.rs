@@ -1,24 +1,25 @@
 //! Figures 14 and 15: TreeLSTM.
 
 use super::SOURCE;
-use super::measured::{Measured, Network, measure};
+use super::measured::{CellsMeasured, CellsNetwork, measure};
 use super::workload::{
-    Case, bucketed, cellular, cellular_trees, curve, ideal_trees, merged_trees, over, panel, peak_rows, peaks, sweep,
+    CellsCase, bucketed, cellular, cellular_trees, curve, ideal_trees, merged_trees, over, panel, peak_rows, peaks,
+    sweep,
 };
 use crate::case::Contender;
-use crate::context::Context;
-use crate::item::{Item, Report, Row};
+use crate::context::ReproduceContext;
+use crate::item::{ExperimentItem, ItemReport, ResultRow};
 use ripieno_report::number;
 use ripieno_report::plot::{Figure, Look};
 
-pub(super) const FIGURE_14: Item = Item {
+pub(super) const FIGURE_14: ExperimentItem = ExperimentItem {
     id: "batchmaker/figure14",
     title: "Figure 14: TreeLSTM on the TreeBank",
     says: "3.1K requests/s against DyNet's 2.1K; at 1K/s a 90th percentile of 6.8 against 9.5 ms.",
     run: figure_14,
 };
 
-pub(super) const FIGURE_15: Item = Item {
+pub(super) const FIGURE_15: ExperimentItem = ExperimentItem {
     id: "batchmaker/figure15",
     title: "Figure 15: trees of one shape",
     says: "Complete trees of 16 leaves: the peak is about 30 % below that of a graph made for this shape.",
@@ -46,9 +47,9 @@ fn figure(title: &str, requests: u64, panel: ripieno_report::plot::Panel) -> Fig
     }
 }
 
-fn figure_14(context: &Context) -> anyhow::Result<Report> {
+fn figure_14(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let requests = context.requests(REQUESTS);
-    let case = |contender, model| Case { contender, model, devices: 1, requests };
+    let case = |contender, model| CellsCase { contender, model, devices: 1, requests };
     let cases = [
         case(cellular("cellular", Look::solid(0)), cellular_trees(TREEBANK)),
         case(merge("graph-merge, 8 us a node", "8", Look::solid(1)), merged_trees(TREEBANK)),
@@ -65,11 +66,11 @@ fn figure_14(context: &Context) -> anyhow::Result<Report> {
         rows.push(case.row(": p90 at 1K/s", "ms", low[0].p90_ms).paper(low_paper));
     }
     let policies = ["cellular,order=priority", "graph-merge,merge_us_per_node=8", "graph-merge"];
-    let measured = measure(context, Network::TreeLstm, 1, &policies, 1)?;
+    let measured = measure(context, CellsNetwork::TreeLstm, 1, &policies, 1)?;
     let note = "By the text's numbers; the paper's summary says 1.8.";
     for (what, ratio) in over(&found[0], &found[1]) {
         rows.push(
-            Row::new(format!("cellular over graph-merge, {what}"), "ratio", ratio)
+            ResultRow::new(format!("cellular over graph-merge, {what}"), "ratio", ratio)
                 .fitted(true)
                 .paper(3.1 / 2.1)
                 .note(note),
@@ -77,22 +78,24 @@ fn figure_14(context: &Context) -> anyhow::Result<Report> {
     }
     let cut = (1.0 - low[0][0].p90_ms / low[1][0].p90_ms) * 100.0;
     let note = "The paper's 87 % against TensorFlow Fold has no row: what its merging costs is not printed.";
-    let row = Row::new("cellular's p90 below graph-merge's at 1K/s", "%", cut).fitted(true).paper(28.0).note(note);
+    let row =
+        ResultRow::new("cellular's p90 below graph-merge's at 1K/s", "%", cut).fitted(true).paper(28.0).note(note);
     rows.push(row);
     let free = over(&found[0], &found[2])[1].1;
-    rows.push(Row::new("cellular over graph-merge for free, saturated", "ratio", free).fitted(true));
+    rows.push(ResultRow::new("cellular over graph-merge for free, saturated", "ratio", free).fitted(true));
     if let Some(measured) = measured {
         beside(&mut rows, &measured);
     }
     let lines =
         cases.iter().zip(&answers).map(|(case, answers)| curve(&case.contender, answers, |answer| answer.p90_ms));
     let panel = panel("", "requests a second, answered", "90th percentile, ms", lines.collect());
-    Ok(Report { rows, figure: figure("Trees of the TreeBank", requests, panel) })
+    Ok(ItemReport { rows, figure: figure("Trees of the TreeBank", requests, panel) })
 }
 
-/// Puts what real cells gave beside the rows: what is answered when saturated and the latency of each contender, then the ratios.
-fn beside(rows: &mut [Row], measured: &Measured) {
-    let Measured { given, half_rps, note } = measured;
+/// Adds the measurements of real cells to the rows: the saturated rate and the latency of each
+/// contender, then the ratios.
+fn beside(rows: &mut [ResultRow], measured: &CellsMeasured) {
+    let CellsMeasured { given, half_rps, note } = measured;
     let [contenders @ .., _, merged, _, free] = rows else { return };
     for (pair, given) in contenders.chunks_mut(3).zip(given) {
         pair[1].measured = Some(given.peak_rps);
@@ -105,9 +108,9 @@ fn beside(rows: &mut [Row], measured: &Measured) {
     }
 }
 
-fn figure_15(context: &Context) -> anyhow::Result<Report> {
+fn figure_15(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let requests = context.requests(REQUESTS);
-    let case = |contender, model| Case { contender, model, devices: 1, requests };
+    let case = |contender, model| CellsCase { contender, model, devices: 1, requests };
     let cases = [
         case(cellular("cellular", Look::solid(0)), cellular_trees(COMPLETE)),
         case(merge("graph-merge, 8 us a node", "8", Look::solid(1)), merged_trees(COMPLETE)),
@@ -124,11 +127,11 @@ fn figure_15(context: &Context) -> anyhow::Result<Report> {
     let note = "The paper says: approximately. By the costs at 64 rows: 390 us and 2 us a row are fitted to Figure 14.";
     for (what, ratio) in over(&found[0], &found[2]) {
         let below = (1.0 - ratio) * 100.0;
-        let row = Row::new(format!("cellular below the graph for this shape, {what}"), "%", below).fitted(true);
+        let row = ResultRow::new(format!("cellular below the graph for this shape, {what}"), "%", below).fitted(true);
         rows.push(row.paper(30.0).note(note));
     }
     let lines =
         cases.iter().zip(&answers).map(|(case, answers)| curve(&case.contender, answers, |answer| answer.p90_ms));
     let panel = panel("", "requests a second, answered", "90th percentile, ms", lines.collect());
-    Ok(Report { rows, figure: figure("Complete trees of 16 leaves", requests, panel) })
+    Ok(ItemReport { rows, figure: figure("Complete trees of 16 leaves", requests, panel) })
 }

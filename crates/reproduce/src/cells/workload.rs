@@ -1,24 +1,24 @@
 //! Cells and their costs, and pieces of plots.
 
 use crate::case::Contender;
-use crate::context::Context;
-use crate::item::Row;
-use crate::job::{Answer, Question};
-use crate::peak::{Known, Peak};
+use crate::context::ReproduceContext;
+use crate::item::ResultRow;
+use crate::job::{Question, SimAnswer};
+use crate::peak::{KnownRate, PeakRates};
 use ripieno_report::number;
-use ripieno_report::plot::{Axis, Content, Look, Panel, Series};
+use ripieno_report::plot::{Content, Look, Panel, PlotAxis, Series};
 use std::fmt::Write;
 
-/// Nothing is dropped or late: the papers count latency and throughput.
+/// A latency target that is never missed: the papers count latency and throughput.
 const SLO_MS: f64 = 1e6;
 
-/// The note of a peak that a quick call does not look for.
+/// The note of a peak that quick runs do not search for.
 const UNKNOWN: &str = "Known from long runs only: without --quick.";
 
-/// Beyond this a curve ends, as in the paper's text.
+/// Latency at which a curve ends, as in the paper's text.
 pub(super) const STEEP_MS: f64 = 500.0;
 
-/// English sentences as they are, stretched to the published mean.
+/// English sentences, scaled to the published mean.
 pub(super) const EUROPARL: &str = "{ kind = \"histogram\", dataset = \"europarl-en\", mean = 24.0 }";
 
 /// The other reading: the published mean and longest sentence, with 99 % below 100.
@@ -26,33 +26,34 @@ pub(super) const LOG_NORMAL: &str = "{ kind = \"lognormal\", mu = 2.914, sigma =
 
 /// A contender on a model.
 #[derive(Clone, Debug)]
-pub(super) struct Case {
+pub(super) struct CellsCase {
     pub(super) contender: Contender,
-    pub(super) model: Model,
+    pub(super) model: CellsModel,
     pub(super) devices: usize,
     pub(super) requests: u64,
 }
 
-/// A model and what it costs.
+/// A model and its costs.
 #[derive(Clone, Debug)]
-pub(super) struct Model {
+pub(super) struct CellsModel {
     /// The `[[model]]` table.
     pub(super) table: String,
-    /// Whether a cost was chosen so that a result of the paper comes out.
+    /// True if a cost was fitted to a result of the paper.
     fitted: bool,
 }
 
-/// Costs of an LSTM cell with hidden size 1,024, in ms: 185 us up to 64 rows and 784 us at 512 are the paper's; 470 us at 256
-/// follows from its words that 512 gives 20 % more cells a second; in between a line.
+/// Costs of an LSTM cell with hidden size 1,024, in ms: 185 us up to 64 rows and 784 us at 512 are
+/// the paper's; 470 us at 256 follows from its statement that 512 gives 20 % more cells per second;
+/// linear in between.
 const LSTM: [(usize, f64); 3] = [(64, 0.185), (256, 0.470), (512, 0.784)];
 
-/// What scheduling adds to a task and to a row of it, and gathering to a row when the members change. Fitted to the paper's 250
-/// us at 64 rows, 87 % of the peak with one length, and 20K requests/s.
+/// Costs of scheduling per task and per row, and of gathering per row when the members change.
+/// Fitted to the paper's 250 us at 64 rows, 87 % of the peak with one length, and 20K requests/s.
 const TASK_MS: f64 = 0.0339;
 const ROW_MS: f64 = 0.000_092;
 pub(super) const GATHER_US: f64 = 0.395;
 
-/// The LSTM cell at any batch, with what scheduling adds.
+/// Returns the cost of the LSTM cell at any batch size, in ms, with scheduling.
 fn lstm(batch: usize) -> f64 {
     let points = LSTM.windows(2);
     let between = |pair: &[(usize, f64)]| {
@@ -63,7 +64,7 @@ fn lstm(batch: usize) -> f64 {
     flat.or_else(|| points.into_iter().find_map(between)).unwrap_or(0.784 * batch as f64 / 512.0)
 }
 
-/// A `[[model.block]]` table from costs at some batches.
+/// Returns a `[[model.block]]` table from costs at some batch sizes.
 fn block(name: &str, max_batch: usize, cost: impl Fn(usize) -> f64, gather_us: f64) -> String {
     let batches = [1, 16, 64, 256, 512, 1024, 4096].into_iter().filter(|&batch| batch < max_batch).chain([max_batch]);
     let points: Vec<_> = batches.map(|batch| format!("[{batch}, {:.6}]", cost(batch))).collect();
@@ -73,29 +74,30 @@ fn block(name: &str, max_batch: usize, cost: impl Fn(usize) -> f64, gather_us: f
     )
 }
 
-fn model(walk: &str, keys: &str, blocks: &[String], fitted: bool) -> Model {
+fn model(walk: &str, keys: &str, blocks: &[String], fitted: bool) -> CellsModel {
     let blocks = blocks.concat();
     let table = format!("[[model]]\nname = \"m\"\nslo_ms = {SLO_MS:?}\nwalk = \"{walk}\"\n{keys}\n{blocks}");
-    Model { table, fitted }
+    CellsModel { table, fitted }
 }
 
-/// A chain of LSTM cells as BatchMaker runs it.
-pub(super) fn cellular_lstm(max_batch: usize, lengths: &str) -> Model {
+/// Returns a chain of LSTM cells as BatchMaker runs it.
+pub(super) fn cellular_lstm(max_batch: usize, lengths: &str) -> CellsModel {
     let cost = |batch: usize| lstm(batch) + TASK_MS + ROW_MS * batch as f64;
     model("repeat", &format!("lengths = {lengths}"), &[block("cell", max_batch, cost, GATHER_US)], true)
 }
 
-/// The same as one materialised graph a bucket: no scheduling between cells.
-pub(super) fn padded_lstm(max_batch: usize, lengths: &str) -> Model {
+/// Returns the same chain as one materialised graph per bucket: no scheduling between cells.
+pub(super) fn padded_lstm(max_batch: usize, lengths: &str) -> CellsModel {
     model("repeat", &format!("lengths = {lengths}"), &[block("cell", max_batch, lstm, 0.0)], false)
 }
 
-/// Encoder and decoder: the decoder is three times the encoder, since it is 75 % of the work; `extra_us` a decoded row on top.
-/// Its output is as long as the input times a log-normal factor.
-pub(super) fn seq2seq(encoder: usize, decoder: usize, extra_us: f64, overhead: bool) -> Model {
+/// Returns encoder and decoder: the decoder costs three times the encoder, since it is 75 % of the
+/// work, and `extra_us` per decoded row on top. The output is as long as the input times a
+/// log-normal factor.
+pub(super) fn seq2seq(encoder: usize, decoder: usize, extra_us: f64, overhead: bool) -> CellsModel {
     let added = move |batch: usize| if overhead { TASK_MS + ROW_MS * batch as f64 } else { 0.0 };
     let gather = if overhead { GATHER_US } else { 0.0 };
-    // Three times what a row costs in full batches; at 64 rows and fewer, three cells of 185 us.
+    // Three times the cost of a row in full batches; at 64 rows and fewer, three cells of 185 us.
     let decode = |batch: usize| {
         let per_row = 3.0 * 0.784 / 512.0;
         (3.0 * 0.185_f64).max(per_row * batch as f64) + extra_us * batch as f64 / 1e3
@@ -108,8 +110,9 @@ pub(super) fn seq2seq(encoder: usize, decoder: usize, extra_us: f64, overhead: b
     model("encode-decode", &keys, &blocks, overhead || extra_us > 0.0)
 }
 
-/// A TreeLSTM cell: 200 us up to 16 rows, 390 at 64, then as the LSTM cell grows. The paper gives none; chosen so that the 90th
-/// percentiles at 1K requests/s come near its own.
+/// Returns the cost of a TreeLSTM cell in ms: 200 us up to 16 rows, 390 at 64, then growing like
+/// the LSTM cell. The paper gives none; chosen so that the 90th percentiles at 1K requests/s are
+/// close to its own.
 fn tree_cell(batch: usize) -> f64 {
     match batch {
         0..=16 => 0.2,
@@ -118,36 +121,36 @@ fn tree_cell(batch: usize) -> f64 {
     }
 }
 
-/// What BatchMaker adds to a task and to a row of it; the latter is fitted to 3.1K requests/s.
+/// BatchMaker's additional cost per task and per row; the latter is fitted to 3.1K requests/s.
 const TREE_ROW_MS: f64 = 0.002;
 
-/// Leaf and internal cells as BatchMaker runs them.
-pub(super) fn cellular_trees(trees: &str) -> Model {
+/// Returns leaf and internal cells as BatchMaker runs them.
+pub(super) fn cellular_trees(trees: &str) -> CellsModel {
     let cost = |batch: usize| tree_cell(batch) + TASK_MS + TREE_ROW_MS * batch as f64;
     let blocks = [block("leaf", 64, cost, 0.0), block("internal", 64, cost, 0.0)];
     model("tree", &format!("trees = {trees}"), &blocks, true)
 }
 
-/// The same for merged graphs: batches of all nodes of one level, however many.
-pub(super) fn merged_trees(trees: &str) -> Model {
+/// Returns the same cells for merged graphs: batches of all nodes of one level, of any size.
+pub(super) fn merged_trees(trees: &str) -> CellsModel {
     let blocks = [block("leaf", 4096, tree_cell, 0.0), block("internal", 4096, tree_cell, 0.0)];
     model("tree", &format!("trees = {trees}"), &blocks, true)
 }
 
-/// A graph hard-coded for one shape: a chain of so many cells.
-pub(super) fn ideal_trees(cells: u32) -> Model {
+/// Returns a graph hard-coded for one shape: a chain of `cells` cells.
+pub(super) fn ideal_trees(cells: u32) -> CellsModel {
     let keys = format!("lengths = {{ kind = \"fixed\", value = {cells} }}");
     model("repeat", &keys, &[block("cell", 64, tree_cell, 0.0)], true)
 }
 
-impl Case {
-    /// A number of this contender, marked if its model has fitted costs.
-    pub(super) fn row(&self, what: &str, unit: &'static str, ours: f64) -> Row {
-        Row::new(format!("{}{what}", self.contender.name), unit, ours).fitted(self.model.fitted)
+impl CellsCase {
+    /// Returns a row of this contender, marked if its model has fitted costs.
+    pub(super) fn row(&self, what: &str, unit: &'static str, ours: f64) -> ResultRow {
+        ResultRow::new(format!("{}{what}", self.contender.name), unit, ours).fitted(self.model.fitted)
     }
 
     pub(super) fn toml(&self, rate: f64) -> String {
-        let Case { contender, model: Model { table, .. }, devices, requests } = self;
+        let CellsCase { contender, model: CellsModel { table, .. }, devices, requests } = self;
         let mut text = format!("seed = 1\nrequests = {requests}\nwarmup_fraction = 0.1\nrate = {rate:?}\n");
         let _ = write!(text, "policy = \"{}\"\n[policy_options]\n", contender.policy);
         for (key, value) in &contender.options {
@@ -158,36 +161,40 @@ impl Case {
     }
 }
 
-/// Each case at each rate.
-pub(super) fn sweep(context: &Context, cases: &[Case], rates: &[f64]) -> anyhow::Result<Vec<Vec<Answer>>> {
+/// Returns the answer of each case at each rate.
+pub(super) fn sweep(
+    context: &ReproduceContext,
+    cases: &[CellsCase],
+    rates: &[f64],
+) -> anyhow::Result<Vec<Vec<SimAnswer>>> {
     let jobs: Vec<_> = cases
         .iter()
         .flat_map(|case| rates.iter().map(|&rate| (case.contender.name.clone(), case.toml(rate))))
         .collect();
     let answers = context.ask(Question::Run, &jobs)?;
-    Ok(answers.chunks(rates.len()).map(<[Answer]>::to_vec).collect())
+    Ok(answers.chunks(rates.len()).map(<[SimAnswer]>::to_vec).collect())
 }
 
-/// What each case carries; nothing is known of it from the few requests of a quick call.
-pub(super) fn peaks(context: &Context, cases: &[Case]) -> anyhow::Result<Vec<Peak>> {
+/// Returns the peaks of each case; unknown in a quick run.
+pub(super) fn peaks(context: &ReproduceContext, cases: &[CellsCase]) -> anyhow::Result<Vec<PeakRates>> {
     if context.is_quick() {
-        return Ok(vec![Peak::default(); cases.len()]);
+        return Ok(vec![PeakRates::default(); cases.len()]);
     }
-    // The search says how long its runs are: a case that two figures share is searched once.
-    let whole = |case: &Case| Case { requests: 1, ..case.clone() }.toml(1000.0);
+    // The search chooses the length of its runs: a case that two figures share is searched once.
+    let whole = |case: &CellsCase| CellsCase { requests: 1, ..case.clone() }.toml(1000.0);
     let jobs: Vec<_> = cases.iter().map(|case| (case.contender.name.clone(), whole(case))).collect();
     let answers = context.ask(Question::Peak { doublings: context.doublings() }, &jobs)?;
     Ok(answers.into_iter().filter_map(|answer| answer.peak).collect())
 }
 
-/// By how much less the first case takes than the other at moderate loads, in percent of the 90th percentile: the least and the
-/// most of these answers, and what the paper prints for both.
-pub(super) fn cut_rows(what: &str, pairs: &[(&Answer, &Answer)], papers: [Option<f64>; 2]) -> [Row; 2] {
+/// Returns the reduction of the 90th percentile by the first case against the other at moderate
+/// loads, in percent: the smallest and the largest of these answers, with the paper's numbers.
+pub(super) fn cut_rows(what: &str, pairs: &[(&SimAnswer, &SimAnswer)], papers: [Option<f64>; 2]) -> [ResultRow; 2] {
     let cuts = pairs.iter().map(|(ours, other)| (1.0 - ours.p90_ms / other.p90_ms) * 100.0);
     let least = cuts.clone().fold(f64::INFINITY, f64::min);
     let most = cuts.fold(f64::NEG_INFINITY, f64::max);
     let row = |which: &str, cut: f64, paper: Option<f64>| {
-        Row::new(format!("{what}: {which} cut of p90 at moderate load"), "%", cut)
+        ResultRow::new(format!("{what}: {which} cut of p90 at moderate load"), "%", cut)
             .fitted(true)
             .paper(paper)
             .note(MODERATE)
@@ -198,10 +205,11 @@ pub(super) fn cut_rows(what: &str, pairs: &[(&Answer, &Answer)], papers: [Option
 const MODERATE: &str = "Loads up to half of what the buckets carry, as the paper defines moderate. It prints one range over MXNet and \
                         TensorFlow and does not say over which figures.";
 
-/// The two rows of a peak, and the paper's number for both, since no text says which of them it is.
-pub(super) fn peak_rows(case: &Case, what: &str, peak: &Peak, paper: Option<f64>) -> [Row; 2] {
-    let Peak { sustained, p90_ms, saturated } = *peak;
-    let row = |which: &str, known: Known, more: String| {
+/// Returns the two rows of a peak, with the paper's number for both, since the text does not say
+/// which of them it is.
+pub(super) fn peak_rows(case: &CellsCase, what: &str, peak: &PeakRates, paper: Option<f64>) -> [ResultRow; 2] {
+    let PeakRates { sustained, p90_ms, saturated } = *peak;
+    let row = |which: &str, known: KnownRate, more: String| {
         let note = match (known.rps, known.requests) {
             (Some(_), requests) => format!("{} requests; {more}.", number(requests as f64)),
             (None, 0) => UNKNOWN.to_owned(),
@@ -215,20 +223,20 @@ pub(super) fn peak_rows(case: &Case, what: &str, peak: &Peak, paper: Option<f64>
     ]
 }
 
-/// What one peak is over another, sustained and saturated.
-pub(super) fn over(peak: &Peak, other: &Peak) -> [(&'static str, f64); 2] {
-    let ratio = |of: fn(&Peak) -> Known| of(peak).rps() / of(other).rps();
+/// Returns the ratio of two peaks, sustained and saturated.
+pub(super) fn over(peak: &PeakRates, other: &PeakRates) -> [(&'static str, f64); 2] {
+    let ratio = |of: fn(&PeakRates) -> KnownRate| of(peak).rps() / of(other).rps();
     [("sustained", ratio(|peak| peak.sustained)), ("saturated", ratio(|peak| peak.saturated))]
 }
 
-/// Latency over throughput, up to where it becomes steep.
-pub(super) fn curve(contender: &Contender, answers: &[Answer], latency: impl Fn(&Answer) -> f64) -> Series {
+/// Returns latency over throughput, up to the rate at which it becomes steep.
+pub(super) fn curve(contender: &Contender, answers: &[SimAnswer], latency: impl Fn(&SimAnswer) -> f64) -> Series {
     let points = answers.iter().map(|answer| (answer.answered_rps, latency(answer))).filter(|&(_, ms)| ms <= STEEP_MS);
     Series { name: contender.name.clone(), points: points.collect(), look: contender.look, markers: true }
 }
 
 pub(super) fn panel(title: &str, x: &str, y: &str, series: Vec<Series>) -> Panel {
-    let axis = |label: &str| Axis { label: label.to_owned(), ..Axis::default() };
+    let axis = |label: &str| PlotAxis { label: label.to_owned(), ..PlotAxis::default() };
     Panel { title: title.to_owned(), x: axis(x), y: axis(y), content: Content::Lines(series) }
 }
 

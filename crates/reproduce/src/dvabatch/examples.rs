@@ -1,16 +1,17 @@
 //! Figure 3: three worked examples.
 //!
-//! Each operator takes 1 T of the whole device, and at most four requests are in a batch. What only the figure shows is chosen so
-//! that the text's averages hold: in case I the short requests have half the operators, in case II operators B to D take a
-//! quarter of their time for one request, in case III the window is 4 T and three requests come together at 5 T.
+//! Each operator takes 1 T of the whole device, and at most four requests are in a batch. Values
+//! that only the figure shows are chosen so that the text's averages hold: in case I the short
+//! requests have half the operators, in case II operators B to D take a quarter of their time for
+//! one request, in case III the window is 4 T and three requests arrive together at 5 T.
 
 use super::SOURCE;
-use crate::context::Context;
-use crate::item::{Item, Report};
-use crate::played::{Played, instant, play};
+use crate::context::ReproduceContext;
+use crate::item::{ExperimentItem, ItemReport};
+use crate::played::{PlayedRun, instant, play};
 use ripieno_report::plot::Figure;
 
-pub(super) const FIGURE_3: Item = Item {
+pub(super) const FIGURE_3: ExperimentItem = ExperimentItem {
     id: "dvabatch/figure3",
     title: "Figure 3: long latency by input, operator and load diversity",
     says: "Dividing a batch by length lowers the average from 4 to 2.5 T; splitting it where operators prefer single requests from \
@@ -22,7 +23,7 @@ pub(super) const FIGURE_3: Item = Item {
 const INPUT: &str = "lengths = { kind = \"fixed\", value = 4 }\nby_length = [{ length = 2, latency_ms = [2, 2, 2, 2] }, \
                      { length = 4, latency_ms = [4, 4, 4, 4] }]\n";
 
-/// Title, policy, model, requests by arrival and length, and the average that the text states.
+/// Title, policy, model, requests by arrival and length, and the average in the text.
 type Example<'a> = (&'static str, String, &'a str, [(f64, u32); 4], f64);
 
 fn chain(tables: [&str; 4]) -> String {
@@ -38,7 +39,7 @@ fn dva(options: &str) -> String {
     format!("policy = \"dva\"\n[policy_options]\n{options}")
 }
 
-fn figure_3(_context: &Context) -> anyhow::Result<Report> {
+fn figure_3(_context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let (flat, each) = ("[1, 1, 1, 1]", "[0.25, 0.5, 0.75, 1]");
     let operator = chain([flat, each, each, each]);
     let load = chain([flat; 4]);
@@ -65,9 +66,9 @@ fn figure_3(_context: &Context) -> anyhow::Result<Report> {
     let figure = Figure {
         title: "Long latency by diversity".to_owned(),
         subtitle: "Colours: how many requests run together; above the lanes: arrivals".to_owned(),
-        panels: all.iter().map(Played::panel).collect(),
+        panels: all.iter().map(PlayedRun::panel).collect(),
         columns: 3,
         note: SOURCE.to_owned(),
     };
-    Ok(Report { rows, figure })
+    Ok(ItemReport { rows, figure })
 }

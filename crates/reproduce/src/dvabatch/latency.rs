@@ -1,17 +1,17 @@
 //! Figures 14 and 16, and stretch at every load: latency by load.
 
 use super::SOURCE;
-use super::measured::{self, Given};
+use super::measured::{self, StandInMeasurement};
 use super::workload::{
-    Case, LOADS, NETWORKS, Network, Outcomes, RESNET152, System, Tuned, UNET, VGG19, axis, lines, mean, run, seeds,
-    series, settings, tuned,
+    DvaCase, DvaNetwork, DvaSystem, LOADS, NETWORKS, RESNET152, SimOutcomes, Tuned, UNET, VGG19, axis, lines, mean,
+    run, seeds, series, settings, tuned,
 };
-use crate::context::{Context, Spread};
-use crate::item::{Item, Report, Row};
-use crate::machine::Compared;
-use ripieno_report::plot::{Axis, Figure, Look, Series};
+use crate::context::{ReproduceContext, Spread};
+use crate::item::{ExperimentItem, ItemReport, ResultRow};
+use crate::machine::PolicyResult;
+use ripieno_report::plot::{Figure, Look, PlotAxis, Series};
 
-pub(super) const FIGURE_14: Item = Item {
+pub(super) const FIGURE_14: ExperimentItem = ExperimentItem {
     id: "dvabatch/figure14",
     title: "Figure 14: average latency at low, medium and high load",
     says: "At low, medium and high load (1/4, 3/5 and 9/10 of the peak) DVABatch lowers the average by 16.1, 39.0 and 57.7 % \
@@ -19,7 +19,7 @@ pub(super) const FIGURE_14: Item = Item {
     run: figure_14,
 };
 
-pub(super) const FIGURE_16: Item = Item {
+pub(super) const FIGURE_16: ExperimentItem = ExperimentItem {
     id: "dvabatch/figure16",
     title: "Figure 16: 99th percentiles at low, medium and high load",
     says: "DVABatch lowers the 99th percentile by 16.9, 27.4 and 53.7 % against ZeroBatch and 45.2, 45.1 and 29.2 % against \
@@ -27,7 +27,7 @@ pub(super) const FIGURE_16: Item = Item {
     run: figure_16,
 };
 
-pub(super) const STRETCH: Item = Item {
+pub(super) const STRETCH: ExperimentItem = ExperimentItem {
     id: "dvabatch/stretch",
     title: "Stretch against a batcher that never idles, by load",
     says: "DVABatch lowers the latency in all cases; a batch that runs for T_comp_wait is stretched no more. The paper does not say \
@@ -35,26 +35,27 @@ pub(super) const STRETCH: Item = Item {
     run: stretch,
 };
 
-/// What a figure shows.
-struct What {
+/// The contents of a figure.
+struct FigureSpec {
     title: &'static str,
     label: &'static str,
-    value: fn(&Outcomes) -> Spread,
-    measured: fn(&Compared) -> f64,
-    /// By load, against ZeroBatch and DelayBatch.
+    value: fn(&SimOutcomes) -> Spread,
+    measured: fn(&PolicyResult) -> f64,
+    /// The paper's reductions by load, against ZeroBatch and DelayBatch.
     zero: [f64; 3],
     delay: [f64; 3],
-    /// Against ZeroBatch at low load, of networks that differ in nothing but when requests come.
+    /// The paper's reduction against ZeroBatch at low load, for networks that differ only in the
+    /// arrival of requests.
     alike_at_low_load: Option<f64>,
 }
 
-fn figure_14(context: &Context) -> anyhow::Result<Report> {
+fn figure_14(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     by_load(
         context,
-        &What {
+        &FigureSpec {
             title: "Average latency by load",
             label: "mean latency, ms",
-            value: Outcomes::mean_ms,
+            value: SimOutcomes::mean_ms,
             measured: |row| row.mean_ms,
             zero: [16.1, 39.0, 57.7],
             delay: [35.4, 47.3, 48.5],
@@ -63,10 +64,10 @@ fn figure_14(context: &Context) -> anyhow::Result<Report> {
     )
 }
 
-fn figure_16(context: &Context) -> anyhow::Result<Report> {
+fn figure_16(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     by_load(
         context,
-        &What {
+        &FigureSpec {
             title: "99th percentile by load",
             label: "p99, ms",
             value: |outcomes| outcomes.quantile_ms(0.99),
@@ -78,29 +79,30 @@ fn figure_16(context: &Context) -> anyhow::Result<Report> {
     )
 }
 
-/// Of the systems that a figure compares.
+/// Number of systems that a figure compares.
 const CONTENDERS: usize = 7;
-/// The readings of DVABatch's executors, with their places among the contenders.
+/// The readings of DVABatch's executors, with their positions among the contenders.
 const READINGS: [(&str, usize); 2] = [("", 4), ("one executor a stage: ", 5)];
-/// One pair, so that nothing runs side by side.
-const SERIAL: System = System::Dva("buffers = 1\n");
+/// DVABatch with one pair of buffers, so that nothing runs in parallel.
+const SERIAL: DvaSystem = DvaSystem::Dva("buffers = 1\n");
 
-/// ZeroBatch and the tuned DelayBatch by both rules, then DVABatch in lanes, with one executor a stage, and serially.
-fn contenders(tuned: &[Tuned; 2]) -> [System; CONTENDERS] {
+/// Returns ZeroBatch and the tuned DelayBatch by both rules, then DVABatch in lanes, with one
+/// executor a stage, and serially.
+fn contenders(tuned: &[Tuned; 2]) -> [DvaSystem; CONTENDERS] {
     let [free, start] = tuned.each_ref().map(|tuned| tuned.system);
-    [System::ZERO[0], System::ZERO[1], free, start, System::DVA, System::STAGED, SERIAL]
+    [DvaSystem::ZERO[0], DvaSystem::ZERO[1], free, start, DvaSystem::DVA, DvaSystem::STAGED, SERIAL]
 }
 
-fn by_load(context: &Context, what: &What) -> anyhow::Result<Report> {
-    let plain: Vec<_> = NETWORKS.iter().map(|network| Case::new(context, network, System::DVA, 1.0)).collect();
-    // Before the simulations: what is missing for it is told at once.
+fn by_load(context: &ReproduceContext, what: &FigureSpec) -> anyhow::Result<ItemReport> {
+    let plain: Vec<_> = NETWORKS.iter().map(|network| DvaCase::new(context, network, DvaSystem::DVA, 1.0)).collect();
+    // Before the simulations, so that missing models are reported immediately.
     let measured: Vec<_> =
         plain.iter().map(|case| measured::by_load(context, case)).collect::<anyhow::Result<Vec<_>>>()?;
     let tuned = tuned(context, &plain)?;
     let mut cases = Vec::new();
     for (case, tuned) in plain.iter().zip(&tuned) {
         for system in contenders(tuned) {
-            cases.extend(LOADS.iter().map(|(_, load)| Case { system, rate: load * tuned[0].peak, ..*case }));
+            cases.extend(LOADS.iter().map(|(_, load)| DvaCase { system, rate: load * tuned[0].peak, ..*case }));
         }
     }
     let outcomes = run(context, &cases)?;
@@ -114,7 +116,7 @@ fn by_load(context: &Context, what: &What) -> anyhow::Result<Report> {
         for (system, who) in contenders(tuned).into_iter().enumerate() {
             for (load, (level, _)) in LOADS.iter().enumerate() {
                 let Spread { mean, low, high } = value(network, system, load);
-                let row = Row::new(format!("{name}, {level} load: {}", who.name()), "ms", mean);
+                let row = ResultRow::new(format!("{name}, {level} load: {}", who.name()), "ms", mean);
                 let row = row.seeds(low, high, seeds(context)).note(window(who));
                 let given = measured[network].as_ref();
                 rows.push(measured::beside(row, given, |given| given.latency(who, load, what.measured)));
@@ -135,7 +137,7 @@ fn by_load(context: &Context, what: &What) -> anyhow::Result<Report> {
                     let name = format!("{reading}less than {baseline}, {rule}, {level} load, mean of networks");
                     let ours = mean((0..NETWORKS.len()).map(|network| less(network, load, of, than)));
                     let note = if rule == "free" { FREE } else { START };
-                    let row = Row::new(name, "%", ours).paper(paper[load]).note(note);
+                    let row = ResultRow::new(name, "%", ours).paper(paper[load]).note(note);
                     let baseline = contenders(&tuned[0])[than];
                     let measured = if of == READINGS[0].1 { &measured[..] } else { &[] };
                     rows.push(less_measured(row, what, baseline, load, measured));
@@ -149,18 +151,24 @@ fn by_load(context: &Context, what: &What) -> anyhow::Result<Report> {
         }
         for (reading, of) in READINGS.into_iter().chain([("one at a time: ", CONTENDERS - 1)]) {
             let name = format!("{}, low load: {reading}less than ZeroBatch, free", declared.name);
-            rows.push(Row::new(name, "%", less(network, 0, of, 0)).paper(what.alike_at_low_load).note(SHARING));
+            rows.push(ResultRow::new(name, "%", less(network, 0, of, 0)).paper(what.alike_at_low_load).note(SHARING));
         }
     }
     let (title, note) = (what.title.to_owned(), SOURCE.to_owned());
-    Ok(Report { rows, figure: Figure { title, subtitle: settings(context), panels, columns: 3, note } })
+    Ok(ItemReport { rows, figure: Figure { title, subtitle: settings(context), panels, columns: 3, note } })
 }
 
-/// With how much less DVABatch takes on real models, mean over those that were measured.
-fn less_measured(row: Row, what: &What, baseline: System, load: usize, measured: &[Option<Given>]) -> Row {
-    let less = |given: &Given| {
+/// Adds DVABatch's reduction on real models to a row: the mean over the measured ones.
+fn less_measured(
+    row: ResultRow,
+    what: &FigureSpec,
+    baseline: DvaSystem,
+    load: usize,
+    measured: &[Option<StandInMeasurement>],
+) -> ResultRow {
+    let less = |given: &StandInMeasurement| {
         let value = |system| given.latency(system, load, what.measured);
-        Some(1.0 - value(System::DVA)? / value(baseline)?)
+        Some(1.0 - value(DvaSystem::DVA)? / value(baseline)?)
     };
     let of: Vec<_> = measured.iter().map(|given| given.as_ref().and_then(less)).collect();
     if of.iter().all(Option::is_none) {
@@ -171,9 +179,9 @@ fn less_measured(row: Row, what: &What, baseline: System, load: usize, measured:
     row.measured(given).note(format!("Measured: the mean of {}.", names.join(", ")))
 }
 
-fn window(system: System) -> String {
+fn window(system: DvaSystem) -> String {
     match system {
-        System::Delay(window, _) if window > 0.0 => {
+        DvaSystem::Delay(window, _) if window > 0.0 => {
             format!("A window of {window} ms: the shortest of those within 1 % of the highest peak.")
         }
         _ => String::new(),
@@ -187,28 +195,29 @@ const FREE: &str = "The baseline forms its next batch when the device is free: w
                     nothing.";
 const START: &str = "The baseline forms its next batch when the previous one starts.";
 
-/// Loads as shares of the peak.
+/// Loads as fractions of the peak.
 const SWEEP: [f64; 10] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95];
-/// Stretch that decides by gain, by the paper's fixed time, and none; on one lane and on two.
-const STRETCHES: [(&str, System); 6] = [
-    ("gain, 1 buffer", System::Dva("split = false\nbuffers = 1\n")),
-    ("comp-wait, 1 buffer", System::Dva("split = false\nbuffers = 1\nstretch = \"comp-wait\"\n")),
-    ("never, 1 buffer", System::Dva("split = false\nbuffers = 1\nstretch = \"never\"\n")),
-    ("gain, 2 buffers", System::Dva("split = false\n")),
-    ("comp-wait, 2 buffers", System::Dva("split = false\nstretch = \"comp-wait\"\n")),
-    ("never, 2 buffers", System::Dva("split = false\nstretch = \"never\"\n")),
+/// Stretch that decides by gain, stretch by the paper's fixed time, and no stretch; on one lane and
+/// on two.
+const STRETCHES: [(&str, DvaSystem); 6] = [
+    ("gain, 1 buffer", DvaSystem::Dva("split = false\nbuffers = 1\n")),
+    ("comp-wait, 1 buffer", DvaSystem::Dva("split = false\nbuffers = 1\nstretch = \"comp-wait\"\n")),
+    ("never, 1 buffer", DvaSystem::Dva("split = false\nbuffers = 1\nstretch = \"never\"\n")),
+    ("gain, 2 buffers", DvaSystem::Dva("split = false\n")),
+    ("comp-wait, 2 buffers", DvaSystem::Dva("split = false\nstretch = \"comp-wait\"\n")),
+    ("never, 2 buffers", DvaSystem::Dva("split = false\nstretch = \"never\"\n")),
 ];
 
-fn stretch(context: &Context) -> anyhow::Result<Report> {
-    let networks: [&Network; 3] = [&RESNET152, &VGG19, &UNET];
+fn stretch(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
+    let networks: [&DvaNetwork; 3] = [&RESNET152, &VGG19, &UNET];
     let loads = context.points(&SWEEP, 3);
-    let systems: Vec<_> = std::iter::once(System::ZERO[0]).chain(STRETCHES.map(|(_, system)| system)).collect();
+    let systems: Vec<_> = std::iter::once(DvaSystem::ZERO[0]).chain(STRETCHES.map(|(_, system)| system)).collect();
     let mut cases = Vec::new();
     for network in networks {
-        let free = Case { launch_ms: 0.0, ..Case::new(context, network, System::ZERO[0], 1.0) };
+        let free = DvaCase { launch_ms: 0.0, ..DvaCase::new(context, network, DvaSystem::ZERO[0], 1.0) };
         let peak = free.peak()?;
         for &system in &systems {
-            cases.extend(loads.iter().map(|load| Case { system, rate: load * peak, ..free }));
+            cases.extend(loads.iter().map(|load| DvaCase { system, rate: load * peak, ..free }));
         }
     }
     let outcomes = run(context, &cases)?;
@@ -223,10 +232,10 @@ fn stretch(context: &Context) -> anyhow::Result<Report> {
             let points: Vec<_> = (0..loads.len()).map(|load| (loads[load] * 100.0, over(place, load))).collect();
             for (load, more) in &points {
                 let name = format!("{} at {load:.0} %, stretch {how}: over ZeroBatch, free", declared.name);
-                rows.push(Row::new(name, "%", *more));
+                rows.push(ResultRow::new(name, "%", *more));
             }
             let worst = points.iter().map(|&(_, more)| more).fold(f64::NEG_INFINITY, f64::max);
-            rows.push(Row::new(format!("{}, stretch {how}: worst over all loads", declared.name), "%", worst));
+            rows.push(ResultRow::new(format!("{}, stretch {how}: worst over all loads", declared.name), "%", worst));
             curves.push(Series {
                 name: how.to_owned(),
                 points,
@@ -234,7 +243,7 @@ fn stretch(context: &Context) -> anyhow::Result<Report> {
                 markers: true,
             });
         }
-        let y = Axis { label: "mean latency over ZeroBatch, %".to_owned(), from: None, to: None };
+        let y = PlotAxis { label: "mean latency over ZeroBatch, %".to_owned(), from: None, to: None };
         panels.push(lines(declared.name, axis("load, % of the peak"), y, curves));
     }
     let figure = Figure {
@@ -244,5 +253,5 @@ fn stretch(context: &Context) -> anyhow::Result<Report> {
         columns: 3,
         note: SOURCE.to_owned(),
     };
-    Ok(Report { rows, figure })
+    Ok(ItemReport { rows, figure })
 }

@@ -1,9 +1,11 @@
-//! "DVABatch: Diversity-aware Multi-Entry Multi-Exit Batching for Efficient Processing of DNN Services on GPUs": its figures.
+//! "DVABatch: Diversity-aware Multi-Entry Multi-Exit Batching for Efficient Processing of DNN
+//! Services on GPUs": its figures.
 //!
-//! Paper values are those that its text prints; its figures are pictures, and nothing is read off them. It prints no times of
-//! stages or operators, so the networks are declared profiles (`workload.rs`): what comes out says how the rules fare under
-//! these, not what a Titan RTX does. The baselines' rule of dispatch, which the paper does not state, decides much of the
-//! comparison, so both are printed: the next batch is formed when the device is free, or when the previous batch starts.
+//! Paper values are those that its text prints; nothing is read off pictures. It prints no times of
+//! stages or operators, so the networks are declared profiles (`workload.rs`): the results show the
+//! effect of the rules under these profiles, not the performance of a Titan RTX. The baselines'
+//! dispatch rule, which the paper does not state, decides much of the comparison, so both are
+//! printed: the next batch is formed when the device is free, or when the previous batch starts.
 
 mod diversity;
 mod examples;
@@ -14,9 +16,9 @@ mod others;
 mod peak;
 mod workload;
 
-use super::item::Item;
+use super::item::ExperimentItem;
 
-pub(super) const ITEMS: &[Item] = &[
+pub(super) const ITEMS: &[ExperimentItem] = &[
     examples::FIGURE_3,
     diversity::FIGURE_4,
     diversity::FIGURE_5,
@@ -34,6 +36,6 @@ pub(super) const ITEMS: &[Item] = &[
     others::BUFFERS,
 ];
 
-/// At the bottom of every plot.
+/// The note below every plot.
 const SOURCE: &str = "Experiment: \"DVABatch: Diversity-aware Multi-Entry Multi-Exit Batching for Efficient Processing of DNN \
                       Services on GPUs\". Values: ripieno simulate, on declared stage profiles.";

@@ -1,14 +1,14 @@
-//! Section 8.2 in numbers: DVABatch against LazyBatching. And section 8.8: the memory of the buffers.
+//! Section 8.2: DVABatch against LazyBatching. Section 8.8: the memory of the buffers.
 
 use super::SOURCE;
 use super::workload::{
-    Case, LOADS, Network, RESNET152, System, VGG19, axis, lines, mean, run, seeds, series, settings,
+    DvaCase, DvaNetwork, DvaSystem, LOADS, RESNET152, VGG19, axis, lines, mean, run, seeds, series, settings,
 };
-use crate::context::{Context, Spread};
-use crate::item::{Item, Report, Row};
+use crate::context::{ReproduceContext, Spread};
+use crate::item::{ExperimentItem, ItemReport, ResultRow};
 use ripieno_report::plot::{Bar, Content, Figure, Look, Panel};
 
-pub(super) const LAZY: Item = Item {
+pub(super) const LAZY: ExperimentItem = ExperimentItem {
     id: "dvabatch/lazy",
     title: "Section 8.2: DVABatch against LazyBatching",
     says: "Cut into operators and with stretch alone, DVABatch is LazyBatching on VGG19 and ResNet152; so many stages cost much, so \
@@ -16,7 +16,7 @@ pub(super) const LAZY: Item = Item {
     run: lazy,
 };
 
-pub(super) const BUFFERS: Item = Item {
+pub(super) const BUFFERS: ExperimentItem = ExperimentItem {
     id: "dvabatch/buffers",
     title: "Section 8.8: memory of the buffers",
     says: "Buffer pairs take 200 MB on average over the networks.",
@@ -24,26 +24,26 @@ pub(super) const BUFFERS: Item = Item {
 };
 
 /// Networks with their operators: weighted layers.
-const OPERATORS: [(&Network, usize); 2] = [(&VGG19, 19), (&RESNET152, 152)];
-const STRETCH_ONLY: System = System::Dva("split = false\nbuffers = 1\n");
+const OPERATORS: [(&DvaNetwork, usize); 2] = [(&VGG19, 19), (&RESNET152, 152)];
+const STRETCH_ONLY: DvaSystem = DvaSystem::Dva("split = false\nbuffers = 1\n");
 
-fn lazy(context: &Context) -> anyhow::Result<Report> {
+fn lazy(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let contenders = |operators: usize| {
         [
-            ("DVABatch, 4 stages", System::DVA, 4),
+            ("DVABatch, 4 stages", DvaSystem::DVA, 4),
             ("DVABatch, stretch alone, operators", STRETCH_ONLY, operators),
-            ("LazyBatching, operators", System::Lazy, operators),
-            ("LazyBatching, 4 stages", System::Lazy, 4),
-            ("ZeroBatch, free", System::ZERO[0], 1),
+            ("LazyBatching, operators", DvaSystem::Lazy, operators),
+            ("LazyBatching, 4 stages", DvaSystem::Lazy, 4),
+            ("ZeroBatch, free", DvaSystem::ZERO[0], 1),
         ]
     };
     let whole: Vec<_> =
-        OPERATORS.iter().map(|(network, _)| Case::new(context, network, System::ZERO[0], 1.0)).collect();
-    let peaks = context.each(&whole, Case::peak)?;
+        OPERATORS.iter().map(|(network, _)| DvaCase::new(context, network, DvaSystem::ZERO[0], 1.0)).collect();
+    let peaks = context.each(&whole, DvaCase::peak)?;
     let mut cases = Vec::new();
     for ((&(_, operators), case), peak) in OPERATORS.iter().zip(&whole).zip(&peaks) {
         for (_, system, stages) in contenders(operators) {
-            cases.extend(LOADS.iter().map(|(_, load)| Case { system, stages, rate: load * peak, ..*case }));
+            cases.extend(LOADS.iter().map(|(_, load)| DvaCase { system, stages, rate: load * peak, ..*case }));
         }
     }
     let outcomes = run(context, &cases)?;
@@ -55,7 +55,7 @@ fn lazy(context: &Context) -> anyhow::Result<Report> {
             let of_load = chunks.next().unwrap_or(&[]);
             for ((level, _), outcomes) in LOADS.iter().zip(of_load) {
                 let Spread { mean, low, high } = outcomes.mean_ms();
-                let row = Row::new(format!("{}, {level} load: {name}", network.name), "ms", mean);
+                let row = ResultRow::new(format!("{}, {level} load: {name}", network.name), "ms", mean);
                 rows.push(row.seeds(low, high, seeds(context)).note(if operators > 4 { OPERATOR } else { "" }));
             }
             let points = LOADS.iter().zip(of_load).map(|((_, load), at)| (load * 100.0, at.mean_ms().mean));
@@ -67,21 +67,25 @@ fn lazy(context: &Context) -> anyhow::Result<Report> {
         for (load, (level, _)) in LOADS.iter().enumerate() {
             let less = (1.0 - means[0][load] / means[2][load]) * 100.0;
             let name = format!("{}, {level} load: DVABatch less than LazyBatching, operators", network.name);
-            rows.push(Row::new(name, "%", less).note("The paper claims less than LazyBatching for all networks."));
+            rows.push(
+                ResultRow::new(name, "%", less).note("The paper claims less than LazyBatching for all networks."),
+            );
         }
         panels.push(lines(network.name, axis("load, % of the peak"), axis("mean latency, ms"), curves));
     }
     let (title, subtitle) = ("DVABatch and LazyBatching".to_owned(), settings(context));
-    Ok(Report { rows, figure: Figure { title, subtitle, panels, columns: 2, note: SOURCE.to_owned() } })
+    Ok(ItemReport { rows, figure: Figure { title, subtitle, panels, columns: 2, note: SOURCE.to_owned() } })
 }
 
 const OPERATOR: &str =
     "Each stage costs 50 us to launch, by declaration, so that operators cost 0.95 and 7.6 ms a batch.";
 
-/// A network's tensors at the borders of its stages, as numbers of values for one request: the input first, the output last.
+/// A network's tensors at the borders of its stages, as numbers of values for one request: the
+/// input first, the output last.
 type Borders = (&'static str, &'static [u64]);
 
-/// By the published architectures, with images of 224 x 224 and sentences of 256 tokens; cut where the work is about even.
+/// From the published architectures, with images of 224 x 224 and sentences of 256 tokens; cut
+/// where the work is about even.
 const BORDERS: [Borders; 4] = [
     // After the second pooling, after the third, amid the fourth group of convolutions.
     ("VGG19", &[224 * 224 * 3, 56 * 56 * 128, 28 * 28 * 256, 28 * 28 * 512, 1000]),
@@ -93,22 +97,24 @@ const BORDERS: [Borders; 4] = [
 const PAIRS: u64 = 2;
 const ROWS: u64 = 64;
 
-/// Megabytes of all buffers, at so many bytes a value.
+/// Returns the size of all buffers in megabytes, given the bytes per value.
 fn megabytes(borders: &[u64], bytes: u64) -> f64 {
     (borders.iter().sum::<u64>() * PAIRS * ROWS * bytes) as f64 / 1e6
 }
 
-fn buffers(_context: &Context) -> anyhow::Result<Report> {
+fn buffers(_context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let (mut rows, mut bars) = (Vec::new(), Vec::new());
     for (bytes, precision) in [(4, "32 bit"), (2, "16 bit")] {
         for (name, borders) in BORDERS {
             let value = megabytes(borders, bytes);
-            rows.push(Row::new(format!("{name}, {precision}"), "MB", value));
+            rows.push(ResultRow::new(format!("{name}, {precision}"), "MB", value));
             let look = Look::solid(usize::from(bytes == 2));
             bars.push(Bar { name: format!("{name}, {precision}"), value, spread: None, paper: None, look });
         }
         let average = mean(BORDERS.map(|(_, borders)| megabytes(borders, bytes)));
-        rows.push(Row::new(format!("mean of four networks, {precision}"), "MB", average).paper(200.0).note(COUNTED));
+        rows.push(
+            ResultRow::new(format!("mean of four networks, {precision}"), "MB", average).paper(200.0).note(COUNTED),
+        );
     }
     let panel = Panel { title: String::new(), x: axis("MB"), y: axis(""), content: Content::Bars(bars) };
     let figure = Figure {
@@ -118,7 +124,7 @@ fn buffers(_context: &Context) -> anyhow::Result<Report> {
         columns: 1,
         note: SOURCE.replace("ripieno simulate, on declared stage profiles", "counted from published architectures"),
     };
-    Ok(Report { rows, figure })
+    Ok(ItemReport { rows, figure })
 }
 
 const COUNTED: &str = "Counted, not measured: every border has a buffer for the largest batch in each pair. The paper says neither where \

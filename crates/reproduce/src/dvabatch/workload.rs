@@ -1,70 +1,78 @@
-//! Networks, loads and contenders, and what comes of a run.
+//! Networks, loads and contenders, and the results of a run.
 //!
-//! The paper prints no stage times. Ours are declared: a stage takes as long for every batch up to the one that it prefers and
-//! grows in proportion beyond; stages that run side by side share the device by the same profile. Each stage that DVABatch
-//! launches costs 50 us besides; the baselines run the whole model without that.
+//! The paper prints no stage times. Ours are declared: a stage takes the same time for every batch
+//! up to the size that it prefers and grows in proportion beyond; stages that run in parallel share
+//! the device by the same profile. Each stage that DVABatch launches costs 50 us in addition; the
+//! baselines run the whole model without that.
 
-use crate::context::Context;
-pub(super) use crate::outcome::{Outcome, Outcomes, axis, lines, mean};
+use crate::context::ReproduceContext;
+pub(super) use crate::outcome::{SimOutcome, SimOutcomes, axis, lines, mean};
 use ripieno_report::plot::{Look, Series};
 use ripieno_sim::Scenario;
-use ripieno_workload::{LengthError, Lengths, counted_lengths};
+use ripieno_workload::{LengthDistribution, LengthError, counted_lengths};
 use std::fmt::Write;
 
-/// The largest batch, the target for the 99th percentile of the latency, and what launching a stage costs, all in the paper but
-/// for the last.
+/// The largest batch, the target for the 99th percentile of the latency, and the cost of launching
+/// a stage; all but the last are the paper's.
 const MAX_BATCH: usize = 64;
 pub(super) const QOS_MS: f64 = 200.0;
 pub(super) const LAUNCH_MS: f64 = 0.05;
-/// Low, medium and high load by the peak, as in the paper.
+/// Low, medium and high load as fractions of the peak, as in the paper.
 pub(super) const LOADS: [(&str, f64); 3] = [("low", 0.25), ("medium", 0.6), ("high", 0.9)];
-/// Windows that DelayBatch is tried with.
+/// Windows to try for DelayBatch.
 const WINDOWS_MS: [f64; 6] = [2.0, 5.0, 10.0, 20.0, 40.0, 80.0];
 const REQUESTS: u64 = 8_000;
 const SEEDS: u64 = 3;
 
-/// A network as declared.
+/// A declared network.
 #[derive(Debug)]
-pub(super) struct Network {
+pub(super) struct DvaNetwork {
     pub(super) name: &'static str,
-    pub(super) parts: Parts,
-    /// How many stages DVABatch runs it in.
+    pub(super) parts: NetworkParts,
+    /// Number of stages in DVABatch.
     pub(super) stages: usize,
 }
 
-/// What its operators cost.
+/// The costs of a network's operators.
 #[derive(Debug)]
-pub(super) enum Parts {
+pub(super) enum NetworkParts {
     /// Groups of operators: the time alone in ms, and the preferred batch.
     Groups(&'static [(f64, f64)]),
-    /// Layers that are all alike: the time alone in ms, and the preferred elements, padding included.
+    /// Identical layers: the time alone in ms, and the preferred number of elements, padding
+    /// included.
     Layers(f64, u32),
 }
 
-pub(super) const UNET: Network = Network { name: "Unet", parts: Parts::Groups(&[(20.0, 32.0), (6.0, 8.0)]), stages: 4 };
-pub(super) const LINKNET: Network =
-    Network { name: "LinkNet", parts: Parts::Groups(&[(8.0, 32.0), (3.0, 8.0)]), stages: 4 };
-pub(super) const BERT_BASE: Network = Network { name: "BertBase", parts: Parts::Layers(8.8, 512), stages: 2 };
-pub(super) const BERT_LARGE: Network = Network { name: "BertLarge", parts: Parts::Layers(28.0, 512), stages: 2 };
-pub(super) const VGG19: Network = Network { name: "VGG19", parts: Parts::Groups(&[(6.0, 8.0)]), stages: 4 };
-pub(super) const RESNET152: Network = Network { name: "ResNet152", parts: Parts::Groups(&[(12.0, 8.0)]), stages: 4 };
+pub(super) const UNET: DvaNetwork =
+    DvaNetwork { name: "Unet", parts: NetworkParts::Groups(&[(20.0, 32.0), (6.0, 8.0)]), stages: 4 };
+pub(super) const LINKNET: DvaNetwork =
+    DvaNetwork { name: "LinkNet", parts: NetworkParts::Groups(&[(8.0, 32.0), (3.0, 8.0)]), stages: 4 };
+pub(super) const BERT_BASE: DvaNetwork =
+    DvaNetwork { name: "BertBase", parts: NetworkParts::Layers(8.8, 512), stages: 2 };
+pub(super) const BERT_LARGE: DvaNetwork =
+    DvaNetwork { name: "BertLarge", parts: NetworkParts::Layers(28.0, 512), stages: 2 };
+pub(super) const VGG19: DvaNetwork =
+    DvaNetwork { name: "VGG19", parts: NetworkParts::Groups(&[(6.0, 8.0)]), stages: 4 };
+pub(super) const RESNET152: DvaNetwork =
+    DvaNetwork { name: "ResNet152", parts: NetworkParts::Groups(&[(12.0, 8.0)]), stages: 4 };
 
-/// Those of the evaluation.
-pub(super) const NETWORKS: [&Network; 6] = [&UNET, &LINKNET, &BERT_BASE, &BERT_LARGE, &VGG19, &RESNET152];
+/// The networks of the evaluation.
+pub(super) const NETWORKS: [&DvaNetwork; 6] = [&UNET, &LINKNET, &BERT_BASE, &BERT_LARGE, &VGG19, &RESNET152];
 
-/// How long sentences are.
+/// Distributions of sentence lengths.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Sentences {
-    /// By the counts of a data set.
+    /// The counts of a data set.
     Of(&'static str),
     /// Log-normal with the mean 64 and this spread of the logarithm, 8 to 256.
     LogNormal(f64),
 }
 
-/// Who decides.
+/// A batching system.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum System {
-    /// A window in milliseconds, 0 for ZeroBatch; whether the next batch is formed when the previous one starts.
+pub(super) enum DvaSystem {
+    /// A window in milliseconds, 0 for ZeroBatch; and whether the next batch is formed when the
+    /// previous one starts.
     Delay(f64, bool),
     /// DVABatch with these options.
     Dva(&'static str),
@@ -74,11 +82,11 @@ pub(super) enum System {
 
 /// A run.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Case {
-    pub(super) network: &'static Network,
+pub(super) struct DvaCase {
+    pub(super) network: &'static DvaNetwork,
     pub(super) sentences: Sentences,
-    pub(super) system: System,
-    /// Of DVABatch.
+    pub(super) system: DvaSystem,
+    /// Number of stages in DVABatch.
     pub(super) stages: usize,
     pub(super) launch_ms: f64,
     pub(super) rate: f64,
@@ -86,28 +94,31 @@ pub(super) struct Case {
     pub(super) seed: u64,
 }
 
-impl Network {
+impl DvaNetwork {
     pub(super) fn has_lengths(&self) -> bool {
-        matches!(self.parts, Parts::Layers(..))
+        matches!(self.parts, NetworkParts::Layers(..))
     }
 
-    /// The tables of its blocks.
+    /// Returns the tables of its blocks.
     fn blocks(&self, stages: usize, launch_ms: f64) -> String {
         let mut text = String::new();
         for stage in 0..stages {
             let _ = write!(text, "[[model.block]]\nname = \"s{stage}\"\nlaunch_ms = {launch_ms:?}\n");
             let _ = match self.parts {
-                Parts::Layers(alone_ms, tokens) => {
+                NetworkParts::Layers(alone_ms, tokens) => {
                     writeln!(text, "alone_ms = {:?}\npreferred_tokens = {tokens}", alone_ms / stages as f64)
                 }
-                Parts::Groups(groups) => writeln!(text, "latency_ms = {:?}", stage_latencies_ms(groups, stage, stages)),
+                NetworkParts::Groups(groups) => {
+                    writeln!(text, "latency_ms = {:?}", stage_latencies_ms(groups, stage, stages))
+                }
             };
         }
         text
     }
 }
 
-/// ℓ(1), ℓ(2), … of one of so many slices: cut where the preferred batch changes, and evenly in between.
+/// Returns ℓ(1), ℓ(2), … of one of `stages` slices: cut where the preferred batch changes, and
+/// evenly in between.
 fn stage_latencies_ms(groups: &[(f64, f64)], stage: usize, stages: usize) -> Vec<f64> {
     let each = (stages / groups.len()).max(1);
     let own = if stages < groups.len() { groups } else { &groups[stage / each..][..1] };
@@ -126,14 +137,15 @@ impl Sentences {
         }
     }
 
-    pub(super) fn lengths(self) -> Result<Lengths, LengthError> {
+    pub(super) fn lengths(self) -> Result<LengthDistribution, LengthError> {
         match self {
-            Sentences::Of(name) => Ok(Lengths::Histogram(counted_lengths(name)?)),
-            Sentences::LogNormal(sigma) => Lengths::log_normal(Sentences::mu(sigma), sigma, 8, 256),
+            Sentences::Of(name) => Ok(LengthDistribution::Histogram(counted_lengths(name)?)),
+            Sentences::LogNormal(sigma) => LengthDistribution::log_normal(Sentences::mu(sigma), sigma, 8, 256),
         }
     }
 
-    /// As `--lengths` takes them, and what a model of 256 tokens bears: of data sets the laws that were fitted to them.
+    /// Returns the distribution as for `--lengths`, within a model of 256 tokens: for data sets the
+    /// distribution fitted to them.
     pub(super) fn law(self) -> Option<String> {
         match self {
             Sentences::Of("glue-rte") => Some("3.986,0.557,8,256".to_owned()),
@@ -158,57 +170,62 @@ impl Sentences {
     }
 }
 
-impl System {
-    pub(super) const ZERO: [System; 2] = [System::Delay(0.0, false), System::Delay(0.0, true)];
-    pub(super) const DVA: System = System::Dva("");
+impl DvaSystem {
+    pub(super) const ZERO: [DvaSystem; 2] = [DvaSystem::Delay(0.0, false), DvaSystem::Delay(0.0, true)];
+    pub(super) const DVA: DvaSystem = DvaSystem::Dva("");
     /// The pipeline as published, where the default has lanes.
-    pub(super) const STAGED: System = System::Dva("executors = \"stage\"\n");
+    pub(super) const STAGED: DvaSystem = DvaSystem::Dva("executors = \"stage\"\n");
 
     pub(super) fn name(self) -> String {
         let rule = |ahead: bool| if ahead { "start" } else { "free" };
         match self {
-            System::Delay(0.0, ahead) => format!("ZeroBatch, {}", rule(ahead)),
-            System::Delay(_, ahead) => format!("DelayBatch, {}", rule(ahead)),
-            System::Lazy => "LazyBatching".to_owned(),
-            System::Dva("") => "DVABatch".to_owned(),
-            System::Dva(options) => format!("DVABatch, {}", options.trim().replace('"', "").replace('\n', ", ")),
+            DvaSystem::Delay(0.0, ahead) => format!("ZeroBatch, {}", rule(ahead)),
+            DvaSystem::Delay(_, ahead) => format!("DelayBatch, {}", rule(ahead)),
+            DvaSystem::Lazy => "LazyBatching".to_owned(),
+            DvaSystem::Dva("") => "DVABatch".to_owned(),
+            DvaSystem::Dva(options) => format!("DVABatch, {}", options.trim().replace('"', "").replace('\n', ", ")),
         }
     }
 
     pub(super) fn look(self) -> Look {
         match self {
-            System::Delay(window, ahead) => Look { colour: if window == 0.0 { 1 } else { 2 }, dashed: ahead },
-            System::Lazy => Look::solid(4),
-            System::Dva("") => Look::solid(0),
-            System::Dva(options) => Look { colour: if options.contains("executors") { 3 } else { 0 }, dashed: true },
+            DvaSystem::Delay(window, ahead) => Look { colour: if window == 0.0 { 1 } else { 2 }, dashed: ahead },
+            DvaSystem::Lazy => Look::solid(4),
+            DvaSystem::Dva("") => Look::solid(0),
+            DvaSystem::Dva(options) => Look { colour: if options.contains("executors") { 3 } else { 0 }, dashed: true },
         }
     }
 
     fn toml(self) -> String {
         match self {
-            System::Delay(window, ahead) => {
+            DvaSystem::Delay(window, ahead) => {
                 let rule = if ahead { "start" } else { "free" };
                 format!(
                     "policy = \"delay-batch\"\n[policy_options]\nwindow_ms = {window:?}\ndispatch = \"{rule}\"\n\
                      drop = \"never\"\n"
                 )
             }
-            System::Lazy => "policy = \"lazy\"\n[policy_options]\npreempt = \"slack\"\n".to_owned(),
-            System::Dva(options) => format!("policy = \"dva\"\n[policy_options]\ndrop = \"never\"\n{options}"),
+            DvaSystem::Lazy => "policy = \"lazy\"\n[policy_options]\npreempt = \"slack\"\n".to_owned(),
+            DvaSystem::Dva(options) => format!("policy = \"dva\"\n[policy_options]\ndrop = \"never\"\n{options}"),
         }
     }
 }
 
-impl Case {
-    pub(super) fn new(context: &Context, network: &'static Network, system: System, rate: f64) -> Case {
+impl DvaCase {
+    pub(super) fn new(
+        context: &ReproduceContext,
+        network: &'static DvaNetwork,
+        system: DvaSystem,
+        rate: f64,
+    ) -> DvaCase {
         let requests = context.requests(REQUESTS).min(REQUESTS);
         let (stages, sentences) = (network.stages, Sentences::Of("glue-rte"));
-        Case { network, sentences, system, stages, launch_ms: LAUNCH_MS, rate, requests, seed: 1 }
+        DvaCase { network, sentences, system, stages, launch_ms: LAUNCH_MS, rate, requests, seed: 1 }
     }
 
     fn toml(&self) -> String {
-        let Case { network, rate, requests, seed, .. } = self;
-        let staged = matches!(self.system, System::Dva(_) | System::Lazy);
+        let DvaCase { network, rate, requests, seed, .. } = self;
+        let staged = matches!(self.system, DvaSystem::Dva(_) | DvaSystem::Lazy);
         let mut text = format!("seed = {seed}\nrequests = {requests}\nrate = {rate:?}\n{}", self.system.toml());
         let _ = write!(
             text,
@@ -226,14 +243,14 @@ impl Case {
         Ok(Scenario::parse(&self.toml(), "scenario of the experiment")?)
     }
 
-    pub(super) fn run(&self) -> anyhow::Result<Outcome> {
-        Outcome::of(&self.scenario()?)
+    pub(super) fn run(&self) -> anyhow::Result<SimOutcome> {
+        SimOutcome::of(&self.scenario()?)
     }
 
-    /// The highest rate that is carried with a 99th percentile within the target, to 1 %.
+    /// Returns the highest rate with a 99th percentile within the target, to 1 %.
     pub(super) fn peak(&self) -> anyhow::Result<f64> {
         let carried = |rate: f64| {
-            let outcome = Case { rate, ..*self }.run()?;
+            let outcome = DvaCase { rate, ..*self }.run()?;
             anyhow::Ok(outcome.quantile_ms(0.99) <= QOS_MS && outcome.answered_rps >= 0.95 * rate)
         };
         let (mut low, mut high) = (0.0, self.scenario()?.bound_rps() * 1.2);
@@ -245,24 +262,24 @@ impl Case {
     }
 }
 
-/// DelayBatch with the window that carries most, for both rules of dispatch: the system and its peak.
+/// DelayBatch with its best window, for one dispatch rule: the system and its peak.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tuned {
-    pub(super) system: System,
+    pub(super) system: DvaSystem,
     pub(super) peak: f64,
 }
 
-/// For each case both rules tuned. Of windows that carry as much within 1 %, the shortest is taken.
-pub(super) fn tuned(context: &Context, cases: &[Case]) -> anyhow::Result<Vec<[Tuned; 2]>> {
+/// Tunes both rules for each case. Of windows whose peaks agree within 1 %, the shortest is taken.
+pub(super) fn tuned(context: &ReproduceContext, cases: &[DvaCase]) -> anyhow::Result<Vec<[Tuned; 2]>> {
     let windows = context.points(&WINDOWS_MS, 3);
     let mut tried = Vec::new();
     for case in cases {
         for ahead in [false, true] {
-            tried.extend(windows.iter().map(|&window| Case { system: System::Delay(window, ahead), ..*case }));
+            tried.extend(windows.iter().map(|&window| DvaCase { system: DvaSystem::Delay(window, ahead), ..*case }));
         }
     }
-    let peaks = context.each(&tried, Case::peak)?;
-    let best = |(tried, peaks): (&[Case], &[f64])| {
+    let peaks = context.each(&tried, DvaCase::peak)?;
+    let best = |(tried, peaks): (&[DvaCase], &[f64])| {
         let most = peaks.iter().copied().fold(0.0, f64::max);
         let at = peaks.iter().position(|&peak| peak >= 0.99 * most).unwrap_or(0);
         Tuned { system: tried[at].system, peak: peaks[at] }
@@ -271,24 +288,24 @@ pub(super) fn tuned(context: &Context, cases: &[Case]) -> anyhow::Result<Vec<[Tu
     Ok(best.chunks(2).map(|both| [both[0], both[1]]).collect())
 }
 
-pub(super) fn seeds(context: &Context) -> u64 {
+pub(super) fn seeds(context: &ReproduceContext) -> u64 {
     context.seeds(SEEDS)
 }
 
-/// Each case with several seeds, on all cores.
-pub(super) fn run(context: &Context, cases: &[Case]) -> anyhow::Result<Vec<Outcomes>> {
+/// Runs each case with several seeds, on all cores.
+pub(super) fn run(context: &ReproduceContext, cases: &[DvaCase]) -> anyhow::Result<Vec<SimOutcomes>> {
     let seeds = seeds(context);
-    let seeded: Vec<_> = cases.iter().flat_map(|case| (1..=seeds).map(|seed| Case { seed, ..*case })).collect();
-    let outcomes = context.each(&seeded, Case::run)?;
-    Ok(outcomes.chunks(seeds as usize).map(|outcomes| Outcomes(outcomes.to_vec())).collect())
+    let seeded: Vec<_> = cases.iter().flat_map(|case| (1..=seeds).map(|seed| DvaCase { seed, ..*case })).collect();
+    let outcomes = context.each(&seeded, DvaCase::run)?;
+    Ok(outcomes.chunks(seeds as usize).map(|outcomes| SimOutcomes(outcomes.to_vec())).collect())
 }
 
-pub(super) fn series(system: System, points: Vec<(f64, f64)>) -> Series {
+pub(super) fn series(system: DvaSystem, points: Vec<(f64, f64)>) -> Series {
     Series { name: system.name(), points, look: system.look(), markers: true }
 }
 
-/// How runs were made, for subtitles.
-pub(super) fn settings(context: &Context) -> String {
+/// Returns the settings of the runs, for subtitles.
+pub(super) fn settings(context: &ReproduceContext) -> String {
     let requests = context.requests(REQUESTS).min(REQUESTS);
     format!(
         "Declared stage profiles; Poisson arrivals, batches up to {MAX_BATCH}, {} seeds of {requests} requests",

@@ -1,15 +1,15 @@
-//! Figures 3 and 11: what the device costs, and how long sentences are.
+//! Figures 3 and 11: the costs of the device, and the lengths of sentences.
 
 use super::SOURCE;
 use super::workload::{axis, lines};
-use crate::context::Context;
-use crate::item::{Item, Report, Row};
+use crate::context::ReproduceContext;
+use crate::item::{ExperimentItem, ItemReport, ResultRow};
 use ripieno_model::Steps;
-use ripieno_report::plot::{Axis, Figure, Look, Series};
+use ripieno_report::plot::{Figure, Look, PlotAxis, Series};
 use ripieno_sim::npu;
-use ripieno_workload::{Lengths, counted_lengths, stream};
+use ripieno_workload::{LengthDistribution, counted_lengths, stream};
 
-pub(super) const FIGURE_3: Item = Item {
+pub(super) const FIGURE_3: ExperimentItem = ExperimentItem {
     id: "lazybatching/figure3",
     title: "Figure 3 and Table II: throughput and latency of a batch",
     says: "ResNet's throughput rises with the batch and is saturated at 16; one input takes 1.1, 7.2 and 2.4 ms with ResNet, GNMT \
@@ -17,7 +17,7 @@ pub(super) const FIGURE_3: Item = Item {
     run: figure_3,
 };
 
-pub(super) const FIGURE_11: Item = Item {
+pub(super) const FIGURE_11: ExperimentItem = ExperimentItem {
     id: "lazybatching/figure11",
     title: "Figure 11: lengths of sentences",
     says: "About 70 % of sentences have fewer than 20 words, 90 % of translations at most 30; 10 words cover 16 %, 32 words 90 %.",
@@ -28,14 +28,14 @@ pub(super) const FIGURE_11: Item = Item {
 const WORDS: i64 = 18;
 const BATCHES: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
 
-/// ℓ(b) in milliseconds of a whole request, of 18 words where it has words.
-fn latency_ms(network: &npu::Network, batch: usize) -> f64 {
+/// Returns ℓ(b) of a whole request in milliseconds, of 18 words where it has words.
+fn latency_ms(network: &npu::NpuNetwork, batch: usize) -> f64 {
     let steps = |steps: Steps| if steps == Steps::Once { 1 } else { WORDS };
     let time = |block: &ripieno_model::Block| block.profile.latency(batch) * steps(block.steps);
     network.blocks().iter().map(time).sum::<ripieno_base::Nanos>().as_millis_f64()
 }
 
-fn figure_3(_context: &Context) -> anyhow::Result<Report> {
+fn figure_3(_context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let mut rows = Vec::new();
     let (mut throughput, mut latency) = (Vec::new(), Vec::new());
     for (place, network) in npu::NETWORKS.iter().enumerate() {
@@ -43,16 +43,16 @@ fn figure_3(_context: &Context) -> anyhow::Result<Report> {
         let published = network.single_published().map(|single| single.as_millis_f64());
         let note = if published.is_some() { CALIBRATED } else { "The paper prints no number for this network." };
         rows.push(
-            Row::new(format!("{name}: one input"), "ms", latency_ms(network, 1))
+            ResultRow::new(format!("{name}: one input"), "ms", latency_ms(network, 1))
                 .fitted(published.is_some())
                 .paper(published)
                 .note(note),
         );
         let unscaled = network.single_unscaled().as_millis_f64();
-        rows.push(Row::new(format!("{name}: one input before calibration"), "ms", unscaled).paper(published));
+        rows.push(ResultRow::new(format!("{name}: one input before calibration"), "ms", unscaled).paper(published));
         let rate = |batch: usize| batch as f64 / latency_ms(network, batch) * 1e3;
         for batch in [16, 64] {
-            rows.push(Row::new(format!("{name}: throughput at {batch} over 1"), "x", rate(batch) / rate(1)));
+            rows.push(ResultRow::new(format!("{name}: throughput at {batch} over 1"), "x", rate(batch) / rate(1)));
         }
         let points = |value: &dyn Fn(usize) -> f64| BATCHES.iter().map(|&batch| (batch as f64, value(batch))).collect();
         let look = Look::solid(place);
@@ -62,7 +62,7 @@ fn figure_3(_context: &Context) -> anyhow::Result<Report> {
     }
     let resnet =
         npu::named("resnet50").map(|network| (latency_ms(network, 16) / 16.0) / (latency_ms(network, 64) / 64.0));
-    let row = Row::new("resnet50: throughput at 64 over 16", "x", resnet.unwrap_or(0.0)).paper(1.0);
+    let row = ResultRow::new("resnet50: throughput at 64 over 16", "x", resnet.unwrap_or(0.0)).paper(1.0);
     rows.push(row.note("The paper says saturated."));
     let figure = Figure {
         title: "What batching brings on the NPU".to_owned(),
@@ -75,14 +75,14 @@ fn figure_3(_context: &Context) -> anyhow::Result<Report> {
         columns: 2,
         note: SOURCE.to_owned(),
     };
-    Ok(Report { rows, figure })
+    Ok(ItemReport { rows, figure })
 }
 
 const CALIBRATED: &str = "Calibrated: all layers of this network are scaled by one factor to this very number.";
 
-fn figure_11(_context: &Context) -> anyhow::Result<Report> {
-    let paper = Lengths::log_normal(2.74, 0.5, 1, 80)?;
-    let parliament = Lengths::Histogram(counted_lengths("europarl-en")?.up_to(80)?);
+fn figure_11(_context: &ReproduceContext) -> anyhow::Result<ItemReport> {
+    let paper = LengthDistribution::log_normal(2.74, 0.5, 1, 80)?;
+    let parliament = LengthDistribution::Histogram(counted_lengths("europarl-en")?.up_to(80)?);
     let (mut rows, mut curves) = (Vec::new(), Vec::new());
     for (place, (name, lengths)) in
         [("log-normal, as simulated", &paper), ("Europarl, English", &parliament)].iter().enumerate()
@@ -92,7 +92,7 @@ fn figure_11(_context: &Context) -> anyhow::Result<Report> {
         let share = |most: u32| drawn.iter().filter(|&&length| length <= most).count() as f64 / drawn.len() as f64;
         let given = place == 0;
         for (most, published) in [(10, 0.16), (19, 0.70), (30, 0.90), (32, 0.90)] {
-            let row = Row::new(format!("{name}: sentences of at most {most} words"), "share", share(most));
+            let row = ResultRow::new(format!("{name}: sentences of at most {most} words"), "share", share(most));
             let row = if given { row.fitted(true).paper(published) } else { row };
             rows.push(row.note(match (given, most) {
                 (true, 19 | 30) => "Fitted: two parameters, two numbers.",
@@ -106,11 +106,11 @@ fn figure_11(_context: &Context) -> anyhow::Result<Report> {
     let figure = Figure {
         title: "Words in a sentence".to_owned(),
         subtitle: "30,000 drawn".to_owned(),
-        panels: vec![lines("", axis("words"), Axis { to: Some(100.0), ..axis("sentences, %") }, curves)],
+        panels: vec![lines("", axis("words"), PlotAxis { to: Some(100.0), ..axis("sentences, %") }, curves)],
         columns: 1,
         note: SOURCE.to_owned(),
     };
-    Ok(Report { rows, figure })
+    Ok(ItemReport { rows, figure })
 }
 
 #[cfg(test)]

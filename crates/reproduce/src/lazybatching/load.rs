@@ -1,22 +1,22 @@
 //! Figures 5, 12 and 13: batch sizes, latency and throughput by load.
 
 use super::SOURCE;
-use super::measured::{self, Both, Gains};
+use super::measured::{self, Both, MeasuredGains};
 use super::workload::{
-    Case, LOADS, MAIN, Outcomes, System, WINDOWS_MS, axis, lines, mean, run, seeds, series, settings,
+    LOADS, LazyCase, LazySystem, MAIN, SimOutcomes, WINDOWS_MS, axis, lines, mean, run, seeds, series, settings,
 };
-use crate::context::{Context, Spread};
-use crate::item::{Item, Report, Row};
-use ripieno_report::plot::{Axis, Figure, Look, Series};
+use crate::context::{ReproduceContext, Spread};
+use crate::item::{ExperimentItem, ItemReport, ResultRow};
+use ripieno_report::plot::{Figure, Look, PlotAxis, Series};
 
-pub(super) const FIGURE_5: Item = Item {
+pub(super) const FIGURE_5: ExperimentItem = ExperimentItem {
     id: "lazybatching/figure5",
     title: "Figure 5: batch sizes of graph batching, by window and load",
     says: "No window suits all loads: a long one forms larger batches under high load and only delays under low load.",
     run: figure_5,
 };
 
-pub(super) const FIGURE_12: Item = Item {
+pub(super) const FIGURE_12: ExperimentItem = ExperimentItem {
     id: "lazybatching/figure12",
     title: "Figure 12: mean latency by load",
     says: "LazyB's latency is lowest at all loads: 5.3x, 2.7x and 2.5x below the best graph batching for ResNet, GNMT and \
@@ -24,7 +24,7 @@ pub(super) const FIGURE_12: Item = Item {
     run: figure_12,
 };
 
-pub(super) const FIGURE_13: Item = Item {
+pub(super) const FIGURE_13: ExperimentItem = ExperimentItem {
     id: "lazybatching/figure13",
     title: "Figure 13: throughput by load",
     says: "LazyB's throughput is like that of the best graph batching or better: 1.1x, 1.3x and 1.2x for ResNet, GNMT and \
@@ -32,51 +32,51 @@ pub(super) const FIGURE_13: Item = Item {
     run: figure_13,
 };
 
-/// Outcomes by network, system and load.
-struct Sweep {
-    systems: Vec<System>,
+/// The outcomes by network, system and load.
+struct LoadSweep {
+    systems: Vec<LazySystem>,
     loads: Vec<f64>,
-    outcomes: Vec<Outcomes>,
+    outcomes: Vec<SimOutcomes>,
 }
 
-impl Sweep {
-    fn new(context: &Context) -> anyhow::Result<Sweep> {
-        let (systems, loads) = (System::all(), context.points(&LOADS, 2));
+impl LoadSweep {
+    fn new(context: &ReproduceContext) -> anyhow::Result<LoadSweep> {
+        let (systems, loads) = (LazySystem::all(), context.points(&LOADS, 2));
         let mut cases = Vec::new();
         for (network, _) in MAIN {
             for &system in &systems {
-                cases.extend(loads.iter().map(|&rate| Case::new(system, network, rate)));
+                cases.extend(loads.iter().map(|&rate| LazyCase::new(system, network, rate)));
             }
         }
         let outcomes = run(context, &cases)?;
-        Ok(Sweep { systems, loads, outcomes })
+        Ok(LoadSweep { systems, loads, outcomes })
     }
 
-    fn at(&self, network: usize, system: usize, load: usize) -> &Outcomes {
+    fn at(&self, network: usize, system: usize, load: usize) -> &SimOutcomes {
         &self.outcomes[(network * self.systems.len() + system) * self.loads.len() + load]
     }
 
-    /// What graph batching has over `lazy`: the best window, by the mean over loads, and the mean over windows. `better` is
-    /// whether lower values are better.
+    /// Returns the ratios of graph batching to `lazy`: for the window that is best by its mean over
+    /// loads, and the mean over windows. `better` is true if lower values are better.
     fn ratios(
         &self,
         network: usize,
-        lazy: System,
-        value: impl Fn(&Outcomes) -> f64,
+        lazy: LazySystem,
+        value: impl Fn(&SimOutcomes) -> f64,
         better_is_lower: bool,
     ) -> (f64, f64) {
-        let place = |system: System| self.systems.iter().position(|&other| other == system).unwrap_or(0);
+        let place = |system: LazySystem| self.systems.iter().position(|&other| other == system).unwrap_or(0);
         let lazy = place(lazy);
         let ratio = |system: usize, load: usize| {
             let (graph, lazy) = (value(self.at(network, system, load)), value(self.at(network, lazy, load)));
             if better_is_lower { graph / lazy } else { lazy / graph }
         };
-        let of = |system: System| mean((0..self.loads.len()).map(|load| ratio(place(system), load)));
-        let all: Vec<f64> = System::graph_batching().map(of).collect();
+        let of = |system: LazySystem| mean((0..self.loads.len()).map(|load| ratio(place(system), load)));
+        let all: Vec<f64> = LazySystem::graph_batching().map(of).collect();
         (all.iter().copied().fold(f64::INFINITY, f64::min), mean(all))
     }
 
-    fn report(&self, context: &Context, what: &What) -> anyhow::Result<Report> {
+    fn report(&self, context: &ReproduceContext, what: &SweepFigure) -> anyhow::Result<ItemReport> {
         let mut rows = Vec::new();
         let mut panels = Vec::new();
         for (network, (_, name)) in MAIN.iter().enumerate() {
@@ -86,7 +86,7 @@ impl Sweep {
                 for (load, rate) in self.loads.iter().enumerate() {
                     let Spread { mean, low, high } = spread(system, load);
                     let name = format!("{name}, {rate}/s: {}", who.name());
-                    rows.push(Row::new(name, what.unit, mean).seeds(low, high, seeds(context)));
+                    rows.push(ResultRow::new(name, what.unit, mean).seeds(low, high, seeds(context)));
                 }
                 let points = self.loads.iter().enumerate().map(|(load, &rate)| (rate, spread(system, load).mean));
                 curves.push(series(*who, points.collect()));
@@ -96,7 +96,7 @@ impl Sweep {
         let mut overall = Vec::new();
         for (network, (id, name)) in MAIN.iter().enumerate() {
             let measured = measured::gains(context, id)?;
-            let of = |rule: fn(&Both) -> &Gains| {
+            let of = |rule: fn(&Both) -> &MeasuredGains| {
                 measured
                     .as_ref()
                     .map(rule)
@@ -107,22 +107,22 @@ impl Sweep {
             let (gain_best, gain_average) = of(|both| &both.gain);
             let told = measured.as_ref().map_or("", |both| both.slack.note.as_str());
             let (best, average) =
-                self.ratios(network, System::LazyB, |outcomes| (what.value)(outcomes).mean, what.lower);
+                self.ratios(network, LazySystem::LazyB, |outcomes| (what.value)(outcomes).mean, what.lower);
             let row = format!("{name}: LazyB against the best window, mean over loads");
-            let row = Row::new(row, "x", best).paper(what.best[network]).measured(measured_best);
+            let row = ResultRow::new(row, "x", best).paper(what.best[network]).measured(measured_best);
             rows.push(row.note(what.notes[network]).note(told));
             let row = format!("{name}: LazyB against all windows, mean over windows and loads");
-            rows.push(Row::new(row, "x", average).measured(measured_average).note(told));
+            rows.push(ResultRow::new(row, "x", average).measured(measured_average).note(told));
             overall.push(average);
             let (best, average) =
-                self.ratios(network, System::Gain, |outcomes| (what.value)(outcomes).mean, what.lower);
-            let row = Row::new(format!("{name}: LazyB, gain, against the best window"), "x", best);
+                self.ratios(network, LazySystem::Gain, |outcomes| (what.value)(outcomes).mean, what.lower);
+            let row = ResultRow::new(format!("{name}: LazyB, gain, against the best window"), "x", best);
             rows.push(row.measured(gain_best).note(GAIN).note(told));
-            let row = Row::new(format!("{name}: LazyB, gain, against all windows"), "x", average);
+            let row = ResultRow::new(format!("{name}: LazyB, gain, against all windows"), "x", average);
             rows.push(row.measured(gain_average).note(GAIN).note(told));
         }
         let row = "LazyB against all windows, mean over networks, windows and loads";
-        rows.push(Row::new(row, "x", mean(overall)).paper(what.overall).note(what.note));
+        rows.push(ResultRow::new(row, "x", mean(overall)).paper(what.overall).note(what.note));
         let figure = Figure {
             title: what.title.to_owned(),
             subtitle: settings(context),
@@ -130,19 +130,19 @@ impl Sweep {
             columns: 3,
             note: SOURCE.to_owned(),
         };
-        Ok(Report { rows, figure })
+        Ok(ItemReport { rows, figure })
     }
 }
 
 const GAIN: &str = "Ours: newcomers preempt only if that brings the sum of all answers forward (preempt = \"gain\").";
 
-/// What a figure shows of the sweep.
-struct What {
+/// The part of the sweep that a figure shows.
+struct SweepFigure {
     title: &'static str,
     unit: &'static str,
     label: &'static str,
     to: Option<f64>,
-    value: fn(&Outcomes) -> Spread,
+    value: fn(&SimOutcomes) -> Spread,
     lower: bool,
     best: [f64; 3],
     notes: [&'static str; 3],
@@ -150,19 +150,19 @@ struct What {
     note: &'static str,
 }
 
-impl What {
-    fn axis(&self) -> Axis {
-        Axis { to: self.to, ..axis(self.label) }
+impl SweepFigure {
+    fn axis(&self) -> PlotAxis {
+        PlotAxis { to: self.to, ..axis(self.label) }
     }
 }
 
-fn figure_12(context: &Context) -> anyhow::Result<Report> {
-    let what = What {
+fn figure_12(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
+    let what = SweepFigure {
         title: "Mean latency by load",
         unit: "ms",
         label: "mean latency, ms",
         to: Some(150.0),
-        value: Outcomes::mean_ms,
+        value: SimOutcomes::mean_ms,
         lower: true,
         best: [5.3, 2.7, 2.5],
         notes: [
@@ -175,47 +175,47 @@ fn figure_12(context: &Context) -> anyhow::Result<Report> {
         overall: 15.0,
         note: "The paper does not print over which windows and loads it averages.",
     };
-    Sweep::new(context)?.report(context, &what)
+    LoadSweep::new(context)?.report(context, &what)
 }
 
-fn figure_13(context: &Context) -> anyhow::Result<Report> {
+fn figure_13(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let same = "Up to 1,000/s the device carries the load with graph batching too, so that both answer what is offered; it \
                 carries 2,000/s as well.";
     let padding = "Up to 1,000/s both answer what is offered; at 2,000/s padding overloads graph batching.";
-    let what = What {
+    let what = SweepFigure {
         title: "Throughput by load",
         unit: "requests/s",
         label: "answered, requests/s",
         to: None,
-        value: Outcomes::answered_rps,
+        value: SimOutcomes::answered_rps,
         lower: false,
         best: [1.1, 1.3, 1.2],
         notes: [same, padding, same],
         overall: 1.5,
         note: same,
     };
-    Sweep::new(context)?.report(context, &what)
+    LoadSweep::new(context)?.report(context, &what)
 }
 
-fn figure_5(context: &Context) -> anyhow::Result<Report> {
+fn figure_5(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let loads = [16.0, 500.0, 1000.0];
     let cases: Vec<_> = loads
         .iter()
-        .flat_map(|&rate| System::graph_batching().map(move |system| Case::new(system, "resnet50", rate)))
+        .flat_map(|&rate| LazySystem::graph_batching().map(move |system| LazyCase::new(system, "resnet50", rate)))
         .collect();
     let outcomes = run(context, &cases)?;
     let (mut rows, mut sizes, mut latencies) = (Vec::new(), Vec::new(), Vec::new());
     for (place, (rate, of_load)) in loads.iter().zip(outcomes.chunks(WINDOWS_MS.len())).enumerate() {
-        let batch = |outcomes: &Outcomes| outcomes.spread(|outcome| outcome.mean_batch);
+        let batch = |outcomes: &SimOutcomes| outcomes.spread(|outcome| outcome.mean_batch);
         for (window, outcomes) in WINDOWS_MS.iter().zip(of_load) {
             for (what, unit, spread) in
                 [("mean batch", "requests", batch(outcomes)), ("mean latency", "ms", outcomes.mean_ms())]
             {
                 let name = format!("{rate}/s, window {window} ms: {what}");
-                rows.push(Row::new(name, unit, spread.mean).seeds(spread.low, spread.high, seeds(context)));
+                rows.push(ResultRow::new(name, unit, spread.mean).seeds(spread.low, spread.high, seeds(context)));
             }
         }
-        let curve = |value: &dyn Fn(&Outcomes) -> f64| Series {
+        let curve = |value: &dyn Fn(&SimOutcomes) -> f64| Series {
             name: format!("{rate} requests/s"),
             points: WINDOWS_MS.iter().zip(of_load).map(|(&window, at)| (f64::from(window), value(at))).collect(),
             look: Look::solid(place),
@@ -235,5 +235,5 @@ fn figure_5(context: &Context) -> anyhow::Result<Report> {
         columns: 2,
         note: SOURCE.to_owned(),
     };
-    Ok(Report { rows, figure })
+    Ok(ItemReport { rows, figure })
 }

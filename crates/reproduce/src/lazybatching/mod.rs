@@ -1,8 +1,10 @@
-//! "LazyBatching: An SLA-aware Batching System for Cloud Machine Learning Inference": its figures and sensitivity studies.
+//! "LazyBatching: An SLA-aware Batching System for Cloud Machine Learning Inference": its figures
+//! and sensitivity studies.
 //!
-//! Paper values are those that its text prints; its figures are pictures, and nothing is read off them. The device is the
-//! analytic model of its NPU (`ripieno_model::npu`), whose latencies of one input are calibrated to Table II. What the text
-//! leaves open (lengths of sentences but for two numbers, loads, lengths of runs) is chosen in `workload.rs`.
+//! Paper values are those that its text prints; nothing is read off pictures. The device is the
+//! analytic model of its NPU (`ripieno_model::npu`), whose latencies of one input are calibrated to
+//! Table II. Values that the text leaves open (lengths of sentences except for two numbers, loads,
+//! lengths of runs) are chosen in `workload.rs`.
 
 mod cost;
 mod examples;
@@ -14,9 +16,9 @@ mod sensitivity;
 mod tail;
 mod workload;
 
-use super::item::Item;
+use super::item::ExperimentItem;
 
-pub(super) const ITEMS: &[Item] = &[
+pub(super) const ITEMS: &[ExperimentItem] = &[
     cost::FIGURE_3,
     examples::FIGURE_4,
     load::FIGURE_5,
@@ -39,6 +41,6 @@ pub(super) const ITEMS: &[Item] = &[
     others::LANGUAGE_PAIRS,
 ];
 
-/// At the bottom of every plot.
+/// The note below every plot.
 const SOURCE: &str = "Experiment: \"LazyBatching: An SLA-aware Batching System for Cloud Machine Learning Inference\". Values: ripieno \
                       simulate, on an analytic model of its NPU.";

@@ -1,43 +1,48 @@
-//! Nodes of a layer instead of a word: what preemption within a word would bring.
+//! Nodes of a layer instead of a word: the effect of preemption within a word.
 //!
-//! Blocks that run once a word are one node of all its layers in our networks, since a step of a walk is a word. The paper preempts
-//! between layers. Here a word is so many steps, each with its share of the word's time, so that a batch can be preempted and
-//! joined within a word. Steps of a block may run together whatever layer they stand for: a real device could not do that, so the
-//! difference is at most this.
+//! Blocks that run once a word are one node of all its layers in our networks, since a step of a
+//! walk is a word. The paper preempts between layers. Here a word has several steps, each with its
+//! share of the word's time, so that a batch can be preempted and joined within a word. Steps of a
+//! block may run together whatever layer they stand for, which a real device could not do; so the
+//! difference is an upper bound.
 
 use super::sensitivity::figure;
 use super::workload::{
-    Case, DEC_TIMESTEPS, Lengths, Load, Outcome, Outcomes, SLO_MS, System, axis, lines, run_as, seeds, series,
+    DEC_TIMESTEPS, LazyCase, LazySystem, NetworkLoad, SLO_MS, SentenceLengths, SimOutcome, SimOutcomes, axis, lines,
+    run_as, seeds, series,
 };
-use crate::context::{Context, Spread};
-use crate::item::{Item, Report, Row};
+use crate::context::{ReproduceContext, Spread};
+use crate::item::{ExperimentItem, ItemReport, ResultRow};
 use ripieno_base::Nanos;
 use ripieno_model::{Profile, Steps};
 
-pub(super) const NODES: Item = Item {
+pub(super) const NODES: ExperimentItem = ExperimentItem {
     id: "lazybatching/nodes",
     title: "Nodes of a layer and of a word",
     says: "A batch is preempted and merged at layers. The paper does not say what a node is in a recurrent network.",
     run,
 };
 
-/// Networks whose words have layers: by name, and the layers of a word in the encoder and in the decoder. The encoder of
-/// Transformer takes all words at once, a layer a node; its decoder has six layers and the choice of a word.
+/// Networks whose words have layers: by name, and the layers of a word in the encoder and in the
+/// decoder. The encoder of Transformer processes all words together, a layer a node; its decoder
+/// has six layers and the choice of a word.
 const NETWORKS: [(&str, &str, u32, u32); 2] = [("gnmt", "GNMT", 5, 6), ("transformer", "Transformer", 1, 7)];
 const RATES: [f64; 5] = [64.0, 256.0, 500.0, 1000.0, 2000.0];
-const SYSTEMS: [System; 2] = [System::LazyB, System::Gain];
+const SYSTEMS: [LazySystem; 2] = [LazySystem::LazyB, LazySystem::Gain];
 
-/// A case whose words are so many steps.
-fn case(system: System, network: &'static str, rate: f64, layers: (u32, u32)) -> Case {
-    let lengths = Lengths::Layers(layers.0, layers.1);
-    let loads = vec![Load { lengths, ..Load::new(network, SLO_MS) }];
-    Case { loads, dec_timesteps: DEC_TIMESTEPS * layers.1, ..Case::new(system, network, rate) }
+/// Returns a case whose words have these numbers of steps.
+fn case(system: LazySystem, network: &'static str, rate: f64, layers: (u32, u32)) -> LazyCase {
+    let lengths = SentenceLengths::Layers(layers.0, layers.1);
+    let loads = vec![NetworkLoad { lengths, ..NetworkLoad::new(network, SLO_MS) }];
+    LazyCase { loads, dec_timesteps: DEC_TIMESTEPS * layers.1, ..LazyCase::new(system, network, rate) }
 }
 
 /// Runs a case with each word's time divided among its steps.
-fn by_layer(case: &Case) -> anyhow::Result<Outcome> {
+fn by_layer(case: &LazyCase) -> anyhow::Result<SimOutcome> {
     let mut scenario = case.scenario()?;
-    let Lengths::Layers(encoder, decoder) = case.loads[0].lengths else { unreachable!("the cases of this item") };
+    let SentenceLengths::Layers(encoder, decoder) = case.loads[0].lengths else {
+        unreachable!("the cases of this item")
+    };
     for block in &mut scenario.setup.models[0].blocks {
         let layers = match block.steps {
             Steps::Length => encoder,
@@ -48,10 +53,10 @@ fn by_layer(case: &Case) -> anyhow::Result<Outcome> {
         let table: Vec<_> = (1..=block.profile.max_batch()).map(part).collect();
         block.profile = Profile::from_table(&table)?;
     }
-    Outcome::of(&scenario)
+    SimOutcome::of(&scenario)
 }
 
-fn run(context: &Context) -> anyhow::Result<Report> {
+fn run(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let rates = context.points(&RATES, 2);
     let mut cases = Vec::new();
     for (network, _, encoder, decoder) in NETWORKS {
@@ -72,7 +77,8 @@ fn run(context: &Context) -> anyhow::Result<Report> {
             for ((rate, word), layer) in rates.iter().zip(words).zip(layers) {
                 rows.extend(rows_of(&format!("{name}, {rate}/s, {}", system.name()), [word, layer], context));
             }
-            let points = |of: &[Outcomes]| rates.iter().zip(of).map(|(&rate, at)| (rate, at.mean_ms().mean)).collect();
+            let points =
+                |of: &[SimOutcomes]| rates.iter().zip(of).map(|(&rate, at)| (rate, at.mean_ms().mean)).collect();
             let mut by_layer = series(system, points(layers));
             by_layer.name += ", a layer a node";
             by_layer.look.dashed = true;
@@ -80,16 +86,16 @@ fn run(context: &Context) -> anyhow::Result<Report> {
         }
         panels.push(lines(name, axis("requests/s"), axis("mean latency, ms"), curves));
     }
-    Ok(Report { rows, figure: figure("Nodes of a layer and of a word", context, panels, 2) })
+    Ok(ItemReport { rows, figure: figure("Nodes of a layer and of a word", context, panels, 2) })
 }
 
-/// With a node a word, with a node a layer, and how much less that is.
-fn rows_of(name: &str, [word, layer]: [&Outcomes; 2], context: &Context) -> [Row; 3] {
+/// Returns the rows with a node a word, with a node a layer, and the reduction.
+fn rows_of(name: &str, [word, layer]: [&SimOutcomes; 2], context: &ReproduceContext) -> [ResultRow; 3] {
     let row = |node: &str, Spread { mean, low, high }: Spread| {
-        Row::new(format!("{name}: a {node} a node"), "ms", mean).seeds(low, high, seeds(context))
+        ResultRow::new(format!("{name}: a {node} a node"), "ms", mean).seeds(low, high, seeds(context))
     };
     let less = (1.0 - layer.mean_ms().mean / word.mean_ms().mean) * 100.0;
-    let less = Row::new(format!("{name}: less by nodes of a layer"), "%", less).note(MOST);
+    let less = ResultRow::new(format!("{name}: less by nodes of a layer"), "%", less).note(MOST);
     [row("word", word.mean_ms()), row("layer", layer.mean_ms()), less]
 }
 

@@ -1,19 +1,19 @@
-//! Figures 14 and 15: tails and violations at 1,000 requests a second.
+//! Figures 14 and 15: tails and violations at 1,000 requests per second.
 
 use super::SOURCE;
-use super::workload::{Case, MAIN, Outcomes, System, axis, lines, mean, run, seeds, series, settings};
-use crate::context::{Context, Spread};
-use crate::item::{Item, Report, Row};
-use ripieno_report::plot::{Axis, Figure};
+use super::workload::{LazyCase, LazySystem, MAIN, SimOutcomes, axis, lines, mean, run, seeds, series, settings};
+use crate::context::{ReproduceContext, Spread};
+use crate::item::{ExperimentItem, ItemReport, ResultRow};
+use ripieno_report::plot::{Figure, PlotAxis};
 
-pub(super) const FIGURE_14: Item = Item {
+pub(super) const FIGURE_14: ExperimentItem = ExperimentItem {
     id: "lazybatching/figure14",
     title: "Figure 14: distribution of latencies at 1,000 requests/s",
     says: "LazyB's 99th percentile is far below that of the best graph batching: 54 against 123 ms for Transformer.",
     run: figure_14,
 };
 
-pub(super) const FIGURE_15: Item = Item {
+pub(super) const FIGURE_15: ExperimentItem = ExperimentItem {
     id: "lazybatching/figure15",
     title: "Figure 15: violations by SLO at 1,000 requests/s",
     says: "LazyB violates nothing unless the SLO is below 20, 40 and 60 ms for ResNet, GNMT and Transformer, and is close to \
@@ -24,43 +24,43 @@ pub(super) const FIGURE_15: Item = Item {
 
 const RATE: f64 = 1000.0;
 const SLOS_MS: [f64; 8] = [10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 80.0, 100.0];
-/// From where on LazyB violates nothing by the paper.
+/// The SLO from which on LazyB has no violations in the paper.
 const SAFE_MS: [f64; 3] = [20.0, 40.0, 60.0];
 
-fn figure_14(context: &Context) -> anyhow::Result<Report> {
-    let systems = System::all();
+fn figure_14(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
+    let systems = LazySystem::all();
     let cases: Vec<_> = MAIN
         .iter()
-        .flat_map(|(network, _)| systems.iter().map(move |&system| Case::new(system, network, RATE)))
+        .flat_map(|(network, _)| systems.iter().map(move |&system| LazyCase::new(system, network, RATE)))
         .collect();
     let outcomes = run(context, &cases)?;
     let (mut rows, mut panels) = (Vec::new(), Vec::new());
     for ((network, name), of_network) in MAIN.iter().zip(outcomes.chunks(systems.len())) {
-        let p99 = |outcomes: &Outcomes| outcomes.quantile_ms(0.99);
-        let graphs = systems.iter().zip(of_network).filter(|(system, _)| matches!(system, System::GraphB(_)));
+        let p99 = |outcomes: &SimOutcomes| outcomes.quantile_ms(0.99);
+        let graphs = systems.iter().zip(of_network).filter(|(system, _)| matches!(system, LazySystem::GraphB(_)));
         let best = graphs.min_by(|a, b| a.1.mean_ms().mean.total_cmp(&b.1.mean_ms().mean));
         let mut curves = Vec::new();
         for (system, outcomes) in systems.iter().zip(of_network) {
             let is_best = best.is_some_and(|(best, _)| best == system);
             let Spread { mean, low, high } = p99(outcomes);
             let paper = match (*network, system) {
-                ("transformer", System::LazyB) => Some(54.0),
+                ("transformer", LazySystem::LazyB) => Some(54.0),
                 ("transformer", _) if is_best => Some(123.0),
                 _ => None,
             };
             let note = if is_best { "The best graph batching, by mean latency." } else { "" };
             let note = if paper.is_some() && !is_best { NEITHER } else { note };
             let name = format!("{name}: p99, {}", system.name());
-            rows.push(Row::new(name, "ms", mean).paper(paper).seeds(low, high, seeds(context)).note(note));
-            if is_best || !matches!(system, System::GraphB(_)) {
+            rows.push(ResultRow::new(name, "ms", mean).paper(paper).seeds(low, high, seeds(context)).note(note));
+            if is_best || !matches!(system, LazySystem::GraphB(_)) {
                 let at = |percent: u32| (outcomes.quantile_ms(f64::from(percent) / 100.0).mean, f64::from(percent));
                 let mut curve = series(*system, (0..=100).map(at).collect());
                 curve.markers = false;
                 curves.push(curve);
             }
         }
-        let x = Axis { to: Some(100.0), ..axis("latency, ms") };
-        panels.push(lines(name, x, Axis { to: Some(100.0), ..axis("requests, %") }, curves));
+        let x = PlotAxis { to: Some(100.0), ..axis("latency, ms") };
+        panels.push(lines(name, x, PlotAxis { to: Some(100.0), ..axis("requests, %") }, curves));
     }
     let figure = Figure {
         title: "Latencies at 1,000 requests/s".to_owned(),
@@ -69,22 +69,22 @@ fn figure_14(context: &Context) -> anyhow::Result<Report> {
         columns: 3,
         note: SOURCE.to_owned(),
     };
-    Ok(Report { rows, figure })
+    Ok(ItemReport { rows, figure })
 }
 
 const NEITHER: &str = "Batching pays more in this cost model than in the paper's simulator, where 1,000/s is close to what the device \
                        carries: both values are lower here.";
 
-fn figure_15(context: &Context) -> anyhow::Result<Report> {
-    let systems = System::all();
+fn figure_15(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
+    let systems = LazySystem::all();
     let (slos, seeds) = (context.points(&SLOS_MS, 2), seeds(context));
-    // Only they look at the SLO; one run of the others shows all.
-    let looks = |system: &System| matches!(system, System::LazyB | System::Oracle | System::Gain);
+    // Only these policies use the SLO; one run of the others covers all SLOs.
+    let looks = |system: &LazySystem| matches!(system, LazySystem::LazyB | LazySystem::Oracle | LazySystem::Gain);
     let mut cases = Vec::new();
     for (network, _) in MAIN {
         for system in &systems {
             let runs = if looks(system) { slos.len() } else { 1 };
-            cases.extend(slos.iter().take(runs).map(|&slo_ms| Case::new(*system, network, RATE).slo_ms(slo_ms)));
+            cases.extend(slos.iter().take(runs).map(|&slo_ms| LazyCase::new(*system, network, RATE).slo_ms(slo_ms)));
         }
     }
     let mut outcomes = run(context, &cases)?.into_iter();
@@ -93,23 +93,23 @@ fn figure_15(context: &Context) -> anyhow::Result<Report> {
     for ((_, name), safe_ms) in MAIN.iter().zip(SAFE_MS) {
         let (mut curves, mut graph, mut lazy) = (Vec::new(), Vec::new(), 0.0);
         for system in &systems {
-            let own: Vec<Outcomes> = outcomes.by_ref().take(if looks(system) { slos.len() } else { 1 }).collect();
+            let own: Vec<SimOutcomes> = outcomes.by_ref().take(if looks(system) { slos.len() } else { 1 }).collect();
             let at = |place: usize| own[place.min(own.len() - 1)].beyond(slos[place]);
             for (place, slo_ms) in slos.iter().enumerate() {
                 let Spread { mean, low, high } = at(place);
-                let paper = (*system == System::LazyB && *slo_ms >= safe_ms).then_some(0.0);
+                let paper = (*system == LazySystem::LazyB && *slo_ms >= safe_ms).then_some(0.0);
                 let name = format!("{name}, SLO {slo_ms} ms: {}", system.name());
-                let row = Row::new(name, "violations", mean).paper(paper).seeds(low, high, seeds);
+                let row = ResultRow::new(name, "violations", mean).paper(paper).seeds(low, high, seeds);
                 rows.push(row.note(if paper.is_some() && mean > 0.0 { WHY } else { "" }));
             }
             let satisfied = mean((0..slos.len()).map(|place| 1.0 - at(place).mean));
             match system {
-                System::GraphB(_) => {
+                LazySystem::GraphB(_) => {
                     graph.push(satisfied);
                     hopeless.push(f64::from(u8::from(at(slos.len() - 1).mean > 0.5)));
                 }
-                System::LazyB => lazy = satisfied,
-                System::Serial | System::Oracle | System::Gain => {}
+                LazySystem::LazyB => lazy = satisfied,
+                LazySystem::Serial | LazySystem::Oracle | LazySystem::Gain => {}
             }
             curves.push(series(
                 *system,
@@ -117,12 +117,12 @@ fn figure_15(context: &Context) -> anyhow::Result<Report> {
             ));
         }
         gains.push(lazy / mean(graph));
-        panels.push(lines(name, axis("SLO, ms"), Axis { to: Some(100.0), ..axis("violations, %") }, curves));
+        panels.push(lines(name, axis("SLO, ms"), PlotAxis { to: Some(100.0), ..axis("violations, %") }, curves));
     }
     let row = "windows of graph batching that violate more than half at 100 ms";
-    rows.push(Row::new(row, "share", mean(hopeless)).paper(2.0 / 3.0).note(NEITHER));
+    rows.push(ResultRow::new(row, "share", mean(hopeless)).paper(2.0 / 3.0).note(NEITHER));
     let row = "SLOs satisfied, LazyB over graph batching, mean over windows, SLOs and networks";
-    rows.push(Row::new(row, "x", mean(gains)).paper(5.5).note("The paper does not print how it averages."));
+    rows.push(ResultRow::new(row, "x", mean(gains)).paper(5.5).note("The paper does not print how it averages."));
     let figure = Figure {
         title: "Violations by SLO at 1,000 requests/s".to_owned(),
         subtitle: settings(context).replace("SLO 100 ms, ", ""),
@@ -130,7 +130,7 @@ fn figure_15(context: &Context) -> anyhow::Result<Report> {
         columns: 3,
         note: SOURCE.to_owned(),
     };
-    Ok(Report { rows, figure })
+    Ok(ItemReport { rows, figure })
 }
 
 const WHY: &str = "Equation 2 allows SLO / time alone requests at once, each for at least that time: for GNMT at 40 ms 5 in 7.2 ms, \

@@ -1,18 +1,18 @@
-//! Figures 1 and 12: how large batches are, and how long requests wait, at eight devices' own best load.
+//! Figures 1 and 12: batch sizes and waiting times at the own best load of eight devices.
 //!
-//! Both look at the same runs. The paper does not say at which load it looked; ours are at 97 % of each system's goodput,
-//! close to what is possible and safely below it.
+//! Both use the same runs. The paper does not state its load; ours is 97 % of each system's
+//! goodput, close to the maximum and safely below it.
 
 use super::SOURCE;
 use super::workload::{axis, case, inception_resnet_v2, lines, resnet50, systems};
-use crate::case::{Contender, Load};
-use crate::context::Context;
-use crate::item::{Item, Report, Row};
-use crate::job::{Answer, Question};
+use crate::case::{CaseLoad, Contender};
+use crate::context::ReproduceContext;
+use crate::item::{ExperimentItem, ItemReport, ResultRow};
+use crate::job::{Question, SimAnswer};
 use ripieno_report::number;
-use ripieno_report::plot::{Axis, Figure, Panel, Series};
+use ripieno_report::plot::{Figure, Panel, PlotAxis, Series};
 
-pub(super) const FIGURE_1: Item = Item {
+pub(super) const FIGURE_1: ExperimentItem = ExperimentItem {
     id: "symphony/figure1",
     title: "Figure 1: batch sizes of one model on 8 devices",
     says: "the median batch sizes of Clockwork, Nexus, Shepherd and Symphony are 1, 6, 9 and 14 on ResNet50, and 1, 2, 4 \
@@ -20,7 +20,7 @@ pub(super) const FIGURE_1: Item = Item {
     run: batch_sizes,
 };
 
-pub(super) const FIGURE_12: Item = Item {
+pub(super) const FIGURE_12: ExperimentItem = ExperimentItem {
     id: "symphony/figure12",
     title: "Figure 12: queueing delays of one model on 8 devices",
     says: "Symphony's queueing delay is 2 to 3 times shorter than that of Nexus and Clockwork; Nexus's longest is around \
@@ -37,19 +37,19 @@ const MEDIANS: [[(&str, f64); 4]; 2] = [
     [("clockwork", 1.0), ("nexus", 2.0), ("shepherd", 4.0), ("deferred", 8.0)],
 ];
 
-type Measured = Vec<(Load, Vec<(Contender, Answer)>)>;
+type MeasuredRuns = Vec<(CaseLoad, Vec<(Contender, SimAnswer)>)>;
 
-fn measure(context: &Context) -> anyhow::Result<Measured> {
+fn measure(context: &ReproduceContext) -> anyhow::Result<MeasuredRuns> {
     let (contenders, requests) = (systems(), context.requests(REQUESTS));
     let models = [resnet50(), inception_resnet_v2()];
     let cases = models.iter().flat_map(|model| contenders.iter().map(move |contender| (model, contender)));
     let cases = cases.map(|(model, contender)| case(contender, DEVICES, vec![model.clone()], requests)).collect();
     let answers = context.answers(Question::Knee, cases)?;
-    let of_model = |answers: &[Answer]| contenders.iter().cloned().zip(answers.iter().cloned()).collect();
+    let of_model = |answers: &[SimAnswer]| contenders.iter().cloned().zip(answers.iter().cloned()).collect();
     Ok(models.into_iter().zip(answers.chunks(contenders.len()).map(of_model)).collect())
 }
 
-fn batch_sizes(context: &Context) -> anyhow::Result<Report> {
+fn batch_sizes(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let measured = measure(context)?;
     let mut rows = Vec::new();
     for ((model, answers), medians) in measured.iter().zip(MEDIANS) {
@@ -63,23 +63,23 @@ fn batch_sizes(context: &Context) -> anyhow::Result<Report> {
                 _ => "",
             };
             let name = format!("{}: median batch, {}", model.name, contender.name);
-            rows.push(Row::new(name, "requests", answer.median_batch).paper(paper).note(note));
+            rows.push(ResultRow::new(name, "requests", answer.median_batch).paper(paper).note(note));
         }
     }
     let x = axis("batch size");
     let panels = panels(&measured, &x, |answer| &answer.batch_of_requests);
     let title = "Batch sizes: the share of requests that ran in a batch of at most this size";
-    Ok(Report { rows, figure: figure(context, title, panels) })
+    Ok(ItemReport { rows, figure: figure(context, title, panels) })
 }
 
-fn queueing_delays(context: &Context) -> anyhow::Result<Report> {
+fn queueing_delays(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let measured = measure(context)?;
     let mut rows = Vec::new();
     for (model, answers) in &measured {
         for (contender, answer) in answers {
             for (percentile, index) in [("median", 50), ("99 %", 99), ("longest", 100)] {
                 let name = format!("{}: {percentile} delay, {}", model.name, contender.name);
-                let row = Row::new(name, "ms", answer.delays_ms.get(index).copied().unwrap_or(f64::NAN));
+                let row = ResultRow::new(name, "ms", answer.delays_ms.get(index).copied().unwrap_or(f64::NAN));
                 let half = (contender.policy, index) == ("nexus", 100);
                 rows.push(row.paper(half.then_some(model.slo_ms / 2.0)));
             }
@@ -88,39 +88,39 @@ fn queueing_delays(context: &Context) -> anyhow::Result<Report> {
     }
     let panels = panels(&measured, &axis("queueing delay, ms"), |answer| &answer.delays_ms);
     let title = "Queueing delays: the share of requests that waited for at most this long";
-    Ok(Report { rows, figure: figure(context, title, panels) })
+    Ok(ItemReport { rows, figure: figure(context, title, panels) })
 }
 
-/// How much longer others wait than "deferred, window", which stands first.
-fn comparisons(model: &Load, answers: &[(Contender, Answer)]) -> Vec<Row> {
-    let median = |answer: &Answer| answer.delays_ms.get(50).copied().unwrap_or(f64::NAN);
+/// Returns the waiting times of other systems relative to "deferred, window", which is the first.
+fn comparisons(model: &CaseLoad, answers: &[(Contender, SimAnswer)]) -> Vec<ResultRow> {
+    let median = |answer: &SimAnswer| answer.delays_ms.get(50).copied().unwrap_or(f64::NAN);
     let (own, others) = answers.split_first().map_or((f64::NAN, answers), |(own, rest)| (median(&own.1), rest));
-    let row = |(contender, answer): &(Contender, Answer)| {
+    let row = |(contender, answer): &(Contender, SimAnswer)| {
         let stated = matches!(contender.policy, "nexus" | "clockwork");
         let note = "The paper says 2 to 3 times; the row holds the lower end. It does not say at which load.";
         let name = format!("{}: median delay of {} over deferred", model.name, contender.name);
-        let row = Row::new(name, "times", median(answer) / own).paper(stated.then_some(2.0));
+        let row = ResultRow::new(name, "times", median(answer) / own).paper(stated.then_some(2.0));
         if stated { row.note(note) } else { row }
     };
     others.iter().map(row).collect()
 }
 
-/// The distribution of each system, one panel a model.
-fn panels(measured: &Measured, x: &Axis, values: impl Fn(&Answer) -> &Vec<f64>) -> Vec<Panel> {
-    let curve = |(contender, answer): &(Contender, Answer)| Series {
+/// Returns the distribution of each system, one panel per model.
+fn panels(measured: &MeasuredRuns, x: &PlotAxis, values: impl Fn(&SimAnswer) -> &Vec<f64>) -> Vec<Panel> {
+    let curve = |(contender, answer): &(Contender, SimAnswer)| Series {
         name: contender.name.clone(),
         points: values(answer).iter().zip(0..).map(|(&value, percent)| (value, f64::from(percent))).collect(),
         look: contender.look,
         markers: false,
     };
-    let panel = |(model, answers): &(Load, Vec<_>)| {
+    let panel = |(model, answers): &(CaseLoad, Vec<_>)| {
         let title = format!("{}, SLO {} ms", model.name, model.slo_ms);
         lines(&title, x.clone(), axis("requests, %"), answers.iter().map(curve).collect())
     };
     measured.iter().map(panel).collect()
 }
 
-fn figure(context: &Context, title: &str, panels: Vec<Panel>) -> Figure {
+fn figure(context: &ReproduceContext, title: &str, panels: Vec<Panel>) -> Figure {
     let requests = number(context.requests(REQUESTS) as f64);
     Figure {
         title: title.to_owned(),

@@ -1,16 +1,16 @@
-//! Figure 10: how many devices 15,000 requests/s need.
+//! Figure 10: the number of devices for 15,000 requests/s.
 
 use super::SOURCE;
 use super::workload::{axis, case, from_zoo, known, load, nexus_eight_frontends, nexus_planned, systems, zoo};
-use crate::case::{Case, Contender, Load};
-use crate::context::Context;
-use crate::item::{Item, Report, Row};
-use crate::job::{Answer, Question};
+use crate::case::{CaseLoad, Contender, ScenarioCase};
+use crate::context::ReproduceContext;
+use crate::item::{ExperimentItem, ItemReport, ResultRow};
+use crate::job::{Question, SimAnswer};
 use anyhow::Context as _;
 use ripieno_report::number;
 use ripieno_report::plot::{Bar, Content, Figure, Panel};
 
-pub(super) const ITEM: Item = Item {
+pub(super) const ITEM: ExperimentItem = ExperimentItem {
     id: "symphony/figure10",
     title: "Figure 10: fewest devices for 15,000 requests/s",
     says: "with one ResNet50 Symphony saves 2 to 6 devices against Shepherd and Nexus, and Clockwork needs more than twice as \
@@ -21,7 +21,7 @@ pub(super) const ITEM: Item = Item {
 const RATE: f64 = 15_000.0;
 const REQUESTS: u64 = 200_000;
 
-fn run(context: &Context) -> anyhow::Result<Report> {
+fn run(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let mut contenders = systems();
     contenders.extend(known([nexus_planned(), nexus_eight_frontends()]));
     let models = zoo("a100")?;
@@ -51,26 +51,33 @@ fn run(context: &Context) -> anyhow::Result<Report> {
         columns: 1,
         note: SOURCE.to_owned(),
     };
-    Ok(Report { rows, figure })
+    Ok(ItemReport { rows, figure })
 }
 
-fn devices(context: &Context, contenders: &[Contender], loads: &[Load], requests: u64) -> anyhow::Result<Vec<f64>> {
-    let case = |one: &Contender| Case { rate: RATE, ..case(one, 1, loads.to_vec(), requests) };
+fn devices(
+    context: &ReproduceContext,
+    contenders: &[Contender],
+    loads: &[CaseLoad],
+    requests: u64,
+) -> anyhow::Result<Vec<f64>> {
+    let case = |one: &Contender| ScenarioCase { rate: RATE, ..case(one, 1, loads.to_vec(), requests) };
     let answers = context.answers(Question::Devices, contenders.iter().map(case).collect())?;
-    let devices = |answer: &Answer| if answer.devices > 0 { answer.devices as f64 } else { f64::NAN };
+    let devices = |answer: &SimAnswer| if answer.devices > 0 { answer.devices as f64 } else { f64::NAN };
     Ok(answers.iter().map(devices).collect())
 }
 
-/// `papers`: how many times as many devices nexus, shepherd and clockwork need.
-fn rows_of(setup: &str, contenders: &[Contender], found: &[f64], papers: [Option<f64>; 3]) -> Vec<Row> {
+/// `papers`: the paper's factors of devices for nexus, shepherd and clockwork.
+fn rows_of(setup: &str, contenders: &[Contender], found: &[f64], papers: [Option<f64>; 3]) -> Vec<ResultRow> {
     let own = contenders.iter().zip(found);
-    let mut rows: Vec<_> =
-        own.clone().map(|(one, &devices)| Row::new(format!("{setup}: {}", one.name), "devices", devices)).collect();
+    let mut rows: Vec<_> = own
+        .clone()
+        .map(|(one, &devices)| ResultRow::new(format!("{setup}: {}", one.name), "devices", devices))
+        .collect();
     let deferred = found.first().copied().unwrap_or(f64::NAN);
     for (policy, paper) in ["nexus", "shepherd", "clockwork"].into_iter().zip(papers) {
         for (one, devices) in own.clone().filter(|(one, _)| one.policy == policy) {
             let name = format!("{setup}: {} over deferred", one.name);
-            rows.push(Row::new(name, "times", devices / deferred).paper(paper).note(match policy {
+            rows.push(ResultRow::new(name, "times", devices / deferred).paper(paper).note(match policy {
                 "clockwork" => {
                     "The paper says that Clockwork cannot deliver this because of the running time of its algorithm, which a simulation \
                                does not have."
@@ -82,13 +89,13 @@ fn rows_of(setup: &str, contenders: &[Contender], found: &[f64], papers: [Option
     rows
 }
 
-/// Devices that deferring saves against each reading of Shepherd and Nexus.
-fn saved(setup: &str, contenders: &[Contender], found: &[f64]) -> Vec<Row> {
+/// Returns the devices that deferring saves against each reading of Shepherd and Nexus.
+fn saved(setup: &str, contenders: &[Contender], found: &[f64]) -> Vec<ResultRow> {
     let deferred = found.first().copied().unwrap_or(f64::NAN);
     let others = contenders.iter().zip(found).filter(|(one, _)| ["shepherd", "nexus"].contains(&one.policy));
     let row = |(one, devices): (&Contender, &f64)| {
         let name = format!("{setup}: saved against {}", one.name);
-        Row::new(name, "devices", devices - deferred).note(SAVED)
+        ResultRow::new(name, "devices", devices - deferred).note(SAVED)
     };
     others.map(row).collect()
 }

@@ -2,13 +2,13 @@
 
 use super::SOURCE;
 use super::workload::{axis, case, lines, resnets, series, systems};
-use crate::case::{Case, Contender, Load};
-use crate::context::{Context, Spread};
-use crate::item::{Item, Report, Row};
+use crate::case::{CaseLoad, Contender, ScenarioCase};
+use crate::context::{ReproduceContext, Spread};
+use crate::item::{ExperimentItem, ItemReport, ResultRow};
 use ripieno_report::number;
 use ripieno_report::plot::{Figure, Panel};
 
-pub(super) const ITEM: Item = Item {
+pub(super) const ITEM: ExperimentItem = ExperimentItem {
     id: "symphony/figure11",
     title: "Figure 11: goodput by SLO, popularity and burstiness",
     says: "Symphony leads at tight SLOs in all four settings; Nexus does not work well with bursts; at loose SLOs all systems \
@@ -19,42 +19,45 @@ pub(super) const ITEM: Item = Item {
 const DEVICES: usize = 32;
 const MODELS: usize = 20;
 const REQUESTS: u64 = 200_000;
-/// Nexus learns how popular the models are in the first second; that is not what the figure is about.
+/// Fraction of the run in which Nexus learns the popularity of the models, which the figure is not
+/// about.
 const WARMUP: f64 = 0.25;
 const SLOS_MS: [f64; 7] = [15.0, 20.0, 25.0, 30.0, 50.0, 75.0, 100.0];
-/// How popular the models are: the i-th gets 1/i^s of the rate.
+/// Exponent s of the models' popularity: the i-th gets 1/i^s of the rate.
 const ZIPF: f64 = 0.9;
 const BURSTY: f64 = 0.05;
 
 /// One of the figure's four settings.
-struct Setting {
+struct LoadSetting {
     name: &'static str,
     zipf: f64,
     shape: Option<f64>,
 }
 
-const SETTINGS: [Setting; 4] = [
-    Setting { name: "Equal popularity, Poisson", zipf: 0.0, shape: None },
-    Setting { name: "Equal popularity, bursty: Gamma(0.05)", zipf: 0.0, shape: Some(BURSTY) },
-    Setting { name: "Zipf 0.9, Poisson", zipf: ZIPF, shape: None },
-    Setting { name: "Zipf 0.9, bursty: Gamma(0.05)", zipf: ZIPF, shape: Some(BURSTY) },
+const SETTINGS: [LoadSetting; 4] = [
+    LoadSetting { name: "Equal popularity, Poisson", zipf: 0.0, shape: None },
+    LoadSetting { name: "Equal popularity, bursty: Gamma(0.05)", zipf: 0.0, shape: Some(BURSTY) },
+    LoadSetting { name: "Zipf 0.9, Poisson", zipf: ZIPF, shape: None },
+    LoadSetting { name: "Zipf 0.9, bursty: Gamma(0.05)", zipf: ZIPF, shape: Some(BURSTY) },
 ];
 
-impl Setting {
-    fn loads(&self, slo_ms: f64) -> Vec<Load> {
-        let popular = |(index, load): (i32, Load)| load.share(f64::from(index).powf(-self.zipf)).shape(self.shape);
+impl LoadSetting {
+    fn loads(&self, slo_ms: f64) -> Vec<CaseLoad> {
+        let popular = |(index, load): (i32, CaseLoad)| load.share(f64::from(index).powf(-self.zipf)).shape(self.shape);
         (1..).zip(resnets(MODELS, slo_ms)).map(popular).collect()
     }
 }
 
-fn run(context: &Context) -> anyhow::Result<Report> {
+fn run(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let (contenders, slos) = (systems(), context.points(&SLOS_MS, 4));
     let requests = context.requests(REQUESTS);
     let mut cases = Vec::new();
     for setting in &SETTINGS {
         for contender in &contenders {
-            let of =
-                |&slo_ms: &f64| Case { warmup: WARMUP, ..case(contender, DEVICES, setting.loads(slo_ms), requests) };
+            let of = |&slo_ms: &f64| ScenarioCase {
+                warmup: WARMUP,
+                ..case(contender, DEVICES, setting.loads(slo_ms), requests)
+            };
             cases.extend(slos.iter().map(of));
         }
     }
@@ -75,15 +78,15 @@ fn run(context: &Context) -> anyhow::Result<Report> {
         columns: 2,
         note: SOURCE.to_owned(),
     };
-    Ok(Report { rows, figure })
+    Ok(ItemReport { rows, figure })
 }
 
-fn setting_rows(setting: &Setting, slos: &[f64], curves: &[(&Contender, &[Spread])]) -> Vec<Row> {
+fn setting_rows(setting: &LoadSetting, slos: &[f64], curves: &[(&Contender, &[Spread])]) -> Vec<ResultRow> {
     let mut rows = Vec::new();
     for (contender, goodputs) in curves {
         for (slo_ms, spread) in slos.iter().zip(*goodputs) {
             let name = format!("{}, SLO {slo_ms} ms: {}", setting.name, contender.name);
-            rows.push(Row::new(name, "requests/s", spread.mean).note(match contender.name.as_str() {
+            rows.push(ResultRow::new(name, "requests/s", spread.mean).note(match contender.name.as_str() {
                 "eager, prefix" => {
                     "The paper has no such system. An ideal central eager policy trails at tight SLOs and leads by a few \
                      percent at loose ones and under bursts."
@@ -95,7 +98,7 @@ fn setting_rows(setting: &Setting, slos: &[f64], curves: &[(&Contender, &[Spread
     rows
 }
 
-fn panel(setting: &Setting, slos: &[f64], curves: &[(&Contender, &[Spread])]) -> Panel {
+fn panel(setting: &LoadSetting, slos: &[f64], curves: &[(&Contender, &[Spread])]) -> Panel {
     let points = |goodputs: &[Spread]| slos.iter().copied().zip(goodputs.iter().map(|spread| spread.mean)).collect();
     let shown = curves.iter().map(|(contender, goodputs)| series(contender, points(goodputs))).collect();
     lines(setting.name, axis("SLO, ms"), axis("goodput, requests/s"), shown)

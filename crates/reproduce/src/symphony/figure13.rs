@@ -4,12 +4,12 @@
 
 use super::SOURCE;
 use super::workload::{axis, case, deferred_window, eager_prefix, known, lines, resnets, series};
-use crate::context::Context;
-use crate::item::{Item, Report, Row};
+use crate::context::ReproduceContext;
+use crate::item::{ExperimentItem, ItemReport, ResultRow};
 use ripieno_report::number;
 use ripieno_report::plot::Figure;
 
-pub(super) const ITEM: Item = Item {
+pub(super) const ITEM: ExperimentItem = ExperimentItem {
     id: "symphony/figure13-right",
     title: "Figure 13, right: goodput by number of devices",
     says: "Symphony's goodput grows linearly with the number of devices; Clockwork's program does not scale over cores.",
@@ -18,10 +18,10 @@ pub(super) const ITEM: Item = Item {
 
 const SLO_MS: f64 = 100.0;
 const MODELS: usize = 20;
-/// About nine seconds at the rates found: the SLO is long, and so must the run be.
+/// About nine seconds at the resulting rates: the SLO is long, so the run must be long, too.
 const REQUESTS_PER_DEVICE: u64 = 8_000;
 
-fn run(context: &Context) -> anyhow::Result<Report> {
+fn run(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let all = [16, 32, 64, 128, 256];
     let devices = if context.is_quick() { vec![16, 64] } else { all.to_vec() };
     let contenders = known([deferred_window(), eager_prefix()]);
@@ -39,12 +39,12 @@ fn run(context: &Context) -> anyhow::Result<Report> {
         let points: Vec<_> =
             devices.iter().map(|&devices| devices as f64).zip(goodputs.iter().map(|one| one.mean)).collect();
         let each = |(devices, goodput): (f64, f64)| {
-            Row::new(format!("{}, {devices} devices", contender.name), "requests/s", goodput)
+            ResultRow::new(format!("{}, {devices} devices", contender.name), "requests/s", goodput)
         };
         rows.extend(points.iter().copied().map(each));
         let (first, last) = (points[0], points[points.len() - 1]);
         let name = format!("{}: goodput per device, {} over {} devices", contender.name, last.0, first.0);
-        rows.push(Row::new(name, "ratio", (last.1 / last.0) / (first.1 / first.0)).note(
+        rows.push(ResultRow::new(name, "ratio", (last.1 / last.0) / (first.1 / first.0)).note(
             "Linear growth is a ratio of 1. The paper's words are \"increases linearly\"; that more devices stagger more \
              finely lets each do a little more.",
         ));
@@ -60,5 +60,5 @@ fn run(context: &Context) -> anyhow::Result<Report> {
         columns: 1,
         note: SOURCE.to_owned(),
     };
-    Ok(Report { rows, figure })
+    Ok(ItemReport { rows, figure })
 }

@@ -1,21 +1,21 @@
-//! Figure 13, left: how many requests a second the scheduler itself carries.
+//! Figure 13, left: the request rate that the scheduler itself carries.
 //!
-//! The only item that is measured on a wall clock, with the live threads of `ripieno bench-scheduler`: shards, which also
-//! generate the load, and one matchmaker; devices cost nothing. So the numbers belong to the machine, nothing is kept
-//! for a later call, and one load runs at a time.
+//! The only item that is measured on a wall clock, with the live threads of `ripieno
+//! bench-scheduler`: shards, which also generate the load, and one matchmaker; devices cost
+//! nothing. So the numbers belong to the machine, nothing is cached, and one load runs at a time.
 
 use super::workload::{axis, lines};
-use crate::context::Context;
-use crate::item::{Item, Report, Row};
-use crate::machine::{Machine, Stress};
+use crate::context::ReproduceContext;
+use crate::item::{ExperimentItem, ItemReport, ResultRow};
+use crate::machine::{LiveMachine, StressLoad};
 use ripieno_base::Nanos;
 use ripieno_model::{Model, Profile};
 use ripieno_report::number;
-use ripieno_report::plot::{Axis, Figure, Look, Series};
+use ripieno_report::plot::{Figure, Look, PlotAxis, Series};
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-pub(super) const ITEM: Item = Item {
+pub(super) const ITEM: ExperimentItem = ExperimentItem {
     id: "symphony/figure13-left",
     title: "Figure 13, left: requests a second through the scheduler alone, on a wall clock",
     says: "throughput grows linearly with the number of model threads, whatever the number of GPUs: on the 32 cores of an AMD \
@@ -25,21 +25,23 @@ pub(super) const ITEM: Item = Item {
 
 const PAPER_RPS: f64 = 12e6;
 const PAPER_CORES: f64 = 32.0;
-/// One of the paper's cores is for the matchmaker.
+/// Numbers of shards; one of the paper's cores is for the matchmaker.
 const SHARDS: [usize; 6] = [1, 2, 4, 8, 16, 31];
 const DEVICES: [usize; 2] = [1_000, 10_000];
 const MODELS: usize = 20;
 
-/// The search begins here, doubles until the scheduler does not keep up, and halves the difference so often.
+/// First rate of the search, which doubles it until the scheduler does not keep up, and number of
+/// bisections afterwards.
 const FIRST_RPS: f64 = 250e3;
 const MOST_DOUBLINGS: usize = 8;
 const HALVINGS: usize = 3;
-/// A rate is carried if at most this share of the requests is dropped or late, and as many were got round to.
-const MOST_BAD: f64 = 0.01;
-/// Where other programs take a core away for some milliseconds a run is lost that another one wins.
+/// Upper bound on the fraction of requests dropped or late at a carried rate, and on the fraction
+/// not handled.
+const MAX_BAD_RATE: f64 = 0.01;
+/// Number of tries, since other programs may occupy a core for some milliseconds.
 const TRIES: usize = 2;
 
-fn run(context: &Context) -> anyhow::Result<Report> {
+fn run(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let fitting = |&shards: &usize| shards == 1 || shards < cores;
     let shards = context.points(&SHARDS.into_iter().filter(fitting).collect::<Vec<_>>(), 2);
@@ -51,7 +53,7 @@ fn run(context: &Context) -> anyhow::Result<Report> {
             let carried = carried(context.machine(), context.span(Duration::from_secs(1)), shards, devices)?;
             points.push((shards as f64, carried));
             let name = format!("{shards} shard threads and a matchmaker, {devices} devices");
-            rows.push(Row::new(name, "requests/s", carried).note(note(cores)));
+            rows.push(ResultRow::new(name, "requests/s", carried).note(note(cores)));
         }
         let name = format!("{} devices", number(devices as f64));
         curves.push(Series { name, points, look: Look::solid(index), markers: true });
@@ -60,10 +62,10 @@ fn run(context: &Context) -> anyhow::Result<Report> {
     let (most, a_core) = points.fold((0.0_f64, 0.0_f64), |(most, a_core), &(shards, carried)| {
         (most.max(carried), a_core.max(carried / (shards + 1.0)))
     });
-    rows.push(Row::new("most on this machine", "requests/s", most).paper(PAPER_RPS).note(note(cores)));
-    let row = Row::new("for each core used, matchmaker's included", "requests/s", a_core);
+    rows.push(ResultRow::new("most on this machine", "requests/s", most).paper(PAPER_RPS).note(note(cores)));
+    let row = ResultRow::new("for each core used, matchmaker's included", "requests/s", a_core);
     rows.push(row.paper(PAPER_RPS / PAPER_CORES).note("The paper's 12 million over its 32 cores."));
-    let y = Axis { from: Some(0.0), ..axis("carried, requests/s") };
+    let y = PlotAxis { from: Some(0.0), ..axis("carried, requests/s") };
     let figure = Figure {
         title: "What the scheduler alone carries".to_owned(),
         subtitle: format!(
@@ -75,7 +77,7 @@ fn run(context: &Context) -> anyhow::Result<Report> {
                clock, as by ripieno bench-scheduler."
             .to_owned(),
     };
-    Ok(Report { rows, figure })
+    Ok(ItemReport { rows, figure })
 }
 
 fn note(cores: usize) -> String {
@@ -86,8 +88,8 @@ fn note(cores: usize) -> String {
     )
 }
 
-/// The highest rate that is carried, to within an eighth; 0 if not even the first is.
-fn carried(machine: &dyn Machine, span: Duration, shards: usize, devices: usize) -> anyhow::Result<f64> {
+/// Returns the highest rate that is carried, to within an eighth; 0 if not even the first is.
+fn carried(machine: &dyn LiveMachine, span: Duration, shards: usize, devices: usize) -> anyhow::Result<f64> {
     let (mut good, mut rate) = (0.0, FIRST_RPS);
     for _ in 0..=MOST_DOUBLINGS {
         if !keeps_up(machine, span, shards, devices, rate)? {
@@ -103,10 +105,16 @@ fn carried(machine: &dyn Machine, span: Duration, shards: usize, devices: usize)
     Ok(good)
 }
 
-fn keeps_up(machine: &dyn Machine, span: Duration, shards: usize, devices: usize, rate: f64) -> anyhow::Result<bool> {
+fn keeps_up(
+    machine: &dyn LiveMachine,
+    span: Duration,
+    shards: usize,
+    devices: usize,
+    rate: f64,
+) -> anyhow::Result<bool> {
     let profile = Profile::linear(0.1, 5.0, 64)?;
     let model = |at: usize| Model::whole(&at.to_string(), profile.clone(), Nanos::from_millis(25));
-    let stress = Stress {
+    let stress = StressLoad {
         policy: "deferred",
         models: (0..MODELS).map(model).collect(),
         devices,
@@ -117,7 +125,7 @@ fn keeps_up(machine: &dyn Machine, span: Duration, shards: usize, devices: usize
     };
     for _ in 0..TRIES {
         let report = machine.stress(stress.clone())?;
-        if report.bad_rate <= MOST_BAD && report.handled_rps >= (1.0 - MOST_BAD) * rate {
+        if report.bad_rate <= MAX_BAD_RATE && report.handled_rps >= (1.0 - MAX_BAD_RATE) * rate {
             return Ok(true);
         }
     }

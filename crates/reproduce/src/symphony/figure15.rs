@@ -2,12 +2,12 @@
 
 use super::SOURCE;
 use super::workload::{axis, lines};
-use crate::context::Context;
-use crate::item::{Item, Report, Row};
+use crate::context::ReproduceContext;
+use crate::item::{ExperimentItem, ItemReport, ResultRow};
 use crate::job::{Interval, Question};
-use ripieno_report::plot::{Axis, Figure, Look, Panel, Series};
+use ripieno_report::plot::{Figure, Look, Panel, PlotAxis, Series};
 
-pub(super) const ITEM: Item = Item {
+pub(super) const ITEM: ExperimentItem = ExperimentItem {
     id: "symphony/figure15",
     title: "Figure 15: devices follow a changing load, up to 512 of them",
     says: "Symphony consolidates on few devices when the load is low, advises the autoscaler to add and remove devices, and \
@@ -16,18 +16,18 @@ pub(super) const ITEM: Item = Item {
 };
 
 const SCENARIO: &str = include_str!("../../../../scenarios/autoscale/figure15.toml");
-/// The same in little, for the impatient.
+/// A smaller version for quick runs.
 const SMALL: &str = include_str!("../../../../scenarios/autoscale/small.toml");
 
-/// What we have added to the paper's rule: without them it is the paper's.
+/// Our additions to the paper's rule; without them it is the paper's.
 const KNOBS: [&str; 3] = ["headroom", "burst", "release_after"];
 
-/// After a step of the load: until the next look, and until the devices that it asks for have joined.
+/// Time after a step of the load in which the autoscaler reacts and its devices join.
 const STEP_S: f64 = 15.0;
 /// The bad rate that the paper's goodput allows.
 const LIMIT: f64 = 0.01;
 
-fn run(context: &Context) -> anyhow::Result<Report> {
+fn run(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let (name, scenario) = if context.is_quick() { ("small.toml", SMALL) } else { ("figure15.toml", SCENARIO) };
     let is_knob = |line: &str| line.split_once(" = ").is_some_and(|(key, _)| KNOBS.contains(&key));
     let published: String = scenario.lines().filter(|line| !is_knob(line)).map(|line| format!("{line}\n")).collect();
@@ -43,19 +43,19 @@ fn run(context: &Context) -> anyhow::Result<Report> {
         columns: 1,
         note: format!("{SOURCE} The paper's load, from 150 hours of video, is not public; this one is ours."),
     };
-    Ok(Report { rows, figure })
+    Ok(ItemReport { rows, figure })
 }
 
-/// A row of the run by the paper's rule, unless it is about the load, which is the same.
-fn by_the_letter(row: Row) -> Option<Row> {
+/// Returns a row of the run by the paper's rule, unless it is about the load, which is the same.
+fn by_the_letter(row: ResultRow) -> Option<ResultRow> {
     let name = format!("the paper's rule: {}", row.name);
-    (!row.name.starts_with("offered")).then(|| Row { name, ..row }.note(LETTER))
+    (!row.name.starts_with("offered")).then(|| ResultRow { name, ..row }.note(LETTER))
 }
 
 const LETTER: &str = "All idle time is released as soon as it is seen and nothing is added before requests are bad: the rows above have a \
                       twentieth to spare, more where fewer devices share bursts, and wait for two windows.";
 
-/// When the load changes by a step, the start included.
+/// Returns the times at which the load changes by a step, the start included.
 fn steps_s(scenario: &str) -> Vec<f64> {
     let durations = scenario.lines().filter_map(|line| line.strip_prefix("duration_s = ")?.parse::<f64>().ok());
     let step = |end: &mut f64, duration: f64| {
@@ -66,7 +66,7 @@ fn steps_s(scenario: &str) -> Vec<f64> {
     durations.scan(0.0, step).collect()
 }
 
-fn rows(windows: &[Interval], steps_s: &[f64]) -> Vec<Row> {
+fn rows(windows: &[Interval], steps_s: &[f64]) -> Vec<ResultRow> {
     let near_step = |window: &&Interval| {
         let start_s = window.end_s - window.span_s;
         steps_s.iter().any(|&step_s| start_s < step_s + STEP_S && window.end_s > step_s)
@@ -79,15 +79,15 @@ fn rows(windows: &[Interval], steps_s: &[f64]) -> Vec<Row> {
     let above = settled.iter().filter(|window| window.bad_rate > LIMIT).count();
     let per_busy = settled.iter().map(|window| window.devices / window.busy_devices);
     vec![
-        Row::new("offered, highest", "requests/s", most(|window| window.offered_rps)),
-        Row::new("offered, lowest", "requests/s", least(|window| window.offered_rps)),
-        Row::new("devices, most", "devices", most(|window| window.devices)),
-        Row::new("devices, fewest", "devices", least(|window| window.devices)),
-        Row::new("devices for each busy one, away from steps, most", "devices", per_busy.fold(0.0, f64::max)),
-        Row::new("bad rate away from steps, highest of a window", "share", worst)
+        ResultRow::new("offered, highest", "requests/s", most(|window| window.offered_rps)),
+        ResultRow::new("offered, lowest", "requests/s", least(|window| window.offered_rps)),
+        ResultRow::new("devices, most", "devices", most(|window| window.devices)),
+        ResultRow::new("devices, fewest", "devices", least(|window| window.devices)),
+        ResultRow::new("devices for each busy one, away from steps, most", "devices", per_busy.fold(0.0, f64::max)),
+        ResultRow::new("bad rate away from steps, highest of a window", "share", worst)
             .note("Windows of 10 s that begin at least 15 s after a step: the next look, and the start of devices."),
-        Row::new("windows away from steps above 1 % bad", "of them", above as f64 / settled.len().max(1) as f64),
-        Row::new(
+        ResultRow::new("windows away from steps above 1 % bad", "of them", above as f64 / settled.len().max(1) as f64),
+        ResultRow::new(
             "bad rate of the whole run",
             "share",
             1.0 - requests(|window| window.goodput_rps) / requests(|window| window.offered_rps).max(1.0),
@@ -104,7 +104,7 @@ fn panels(windows: &[Interval]) -> Vec<Panel> {
         markers: false,
     };
     let end = windows.last().map(|window| window.end_s);
-    let time = || Axis { to: end, ..axis("time, s") };
+    let time = || PlotAxis { to: end, ..axis("time, s") };
     vec![
         lines(
             "Load",

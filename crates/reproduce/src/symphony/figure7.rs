@@ -1,20 +1,21 @@
 //! Figure 7: the sweep over Table 1.
 //!
-//! The paper counts 5,880 workloads; Table 1 spans 7,560 with one model and 42 with all models of Table 3, and the text
-//! does not say which were left out. By default a sample is run, the same in every call; `--full` runs all.
+//! The paper counts 5,880 workloads; Table 1 spans 7,560 with one model and 42 with all models of
+//! Table 3, and the text does not say which were left out. By default a sample is run, the same in
+//! every run; `--full` runs all.
 
 use super::SOURCE;
 use super::workload::{
     axis, case, deferred_prefix, deferred_window, eager_blind, eager_prefix, eager_window, from_zoo, lines, load, zoo,
 };
-use crate::case::{Case, Contender, Load};
-use crate::context::{Context, Spread};
-use crate::item::{Item, Report, Row};
+use crate::case::{CaseLoad, Contender, ScenarioCase};
+use crate::context::{ReproduceContext, Spread};
+use crate::item::{ExperimentItem, ItemReport, ResultRow};
 use anyhow::Context as _;
-use ripieno_report::plot::{Axis, Figure, Look, Panel, Series};
+use ripieno_report::plot::{Figure, Look, Panel, PlotAxis, Series};
 use ripieno_workload::{stream, unit};
 
-pub(super) const ITEM: Item = Item {
+pub(super) const ITEM: ExperimentItem = ExperimentItem {
     id: "symphony/figure7",
     title: "Figure 7, Table 1: deferred against eager over synthetic workloads",
     says: "with mixed models deferred gains 35 to 102 %; with DenseNet121 34 to 234 % at SLO 30 ms; with BERT it is similar; \
@@ -30,14 +31,15 @@ const SHAPES: [f64; 6] = [0.1, 0.2, 0.3, 0.5, 0.7, 1.0];
 const MIXED: &str = "mixed";
 
 const BOTH_WINDOW: &str = "window";
-/// Against an eager policy that forms batches without looking at deadlines.
+/// The pair with an eager policy that forms batches regardless of deadlines.
 const OVER_BLIND: &str = "window over blind";
 const BURSTY: &str = "The paper says \"almost all\". Bursty loads of models with little batching effect favour eager.";
 /// The pairs that are plotted.
 const SHOWN: [(&str, &str); 2] =
     [(BOTH_WINDOW, "Both gather by the deadlines (window)"), (OVER_BLIND, "Eager does not look at deadlines")];
 
-/// The more devices, the higher the rates, and the more requests it takes to outlast the SLO many times.
+/// Requests per device: more devices have higher rates, and a run must be many times longer than
+/// the SLO.
 const REQUESTS_PER_DEVICE: u64 = 2_500;
 const FEWEST_REQUESTS: u64 = 50_000;
 /// Workloads of each model, and of the mix, in the sample.
@@ -46,21 +48,21 @@ const SAMPLE_SEED: u64 = 7;
 
 /// A workload of Table 1.
 #[derive(Clone, Debug)]
-struct Workload {
+struct SweepWorkload {
     set: &'static str,
-    loads: Vec<Load>,
+    loads: Vec<CaseLoad>,
     devices: usize,
     slo_ms: Option<f64>,
 }
 
-/// The goodput of deferred over that of eager in one workload.
+/// The ratio of the goodputs of deferred and eager in one workload.
 struct Gain {
     set: &'static str,
     slo_ms: Option<f64>,
     ratio: f64,
 }
 
-fn run(context: &Context) -> anyhow::Result<Report> {
+fn run(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let (workloads, of) = chosen(context)?;
     let pairs = [
         (BOTH_WINDOW, [deferred_window(), eager_window()]),
@@ -86,11 +88,11 @@ fn run(context: &Context) -> anyhow::Result<Report> {
         columns: 2,
         note: SOURCE.to_owned(),
     };
-    Ok(Report { rows, figure })
+    Ok(ItemReport { rows, figure })
 }
 
-/// The workloads to run, and how many there are.
-fn chosen(context: &Context) -> anyhow::Result<(Vec<Workload>, usize)> {
+/// Returns the workloads to run, and the number of all workloads.
+fn chosen(context: &ReproduceContext) -> anyhow::Result<(Vec<SweepWorkload>, usize)> {
     let sets = sets()?;
     let all = sets.iter().map(Vec::len).sum();
     if context.is_full() {
@@ -108,8 +110,8 @@ fn chosen(context: &Context) -> anyhow::Result<(Vec<Workload>, usize)> {
     Ok((chosen, all))
 }
 
-/// Every workload, by model.
-fn sets() -> anyhow::Result<Vec<Vec<Workload>>> {
+/// Returns every workload, by model.
+fn sets() -> anyhow::Result<Vec<Vec<SweepWorkload>>> {
     let zoo = zoo("1080ti")?;
     let mut sets = Vec::new();
     for set in MODELS {
@@ -132,21 +134,22 @@ fn sets() -> anyhow::Result<Vec<Vec<Workload>>> {
     Ok(sets)
 }
 
-/// One workload for each ratio of devices to models.
-fn each(set: &'static str, loads: Vec<Load>, slo_ms: Option<f64>) -> Vec<Workload> {
+/// Returns one workload for each ratio of devices to models.
+fn each(set: &'static str, loads: Vec<CaseLoad>, slo_ms: Option<f64>) -> Vec<SweepWorkload> {
     let devices = |ratio: f64| (loads.len() as f64 * ratio).round() as usize;
-    DEVICES_PER_MODEL.map(|ratio| Workload { set, loads: loads.clone(), devices: devices(ratio), slo_ms }).into()
+    DEVICES_PER_MODEL.map(|ratio| SweepWorkload { set, loads: loads.clone(), devices: devices(ratio), slo_ms }).into()
 }
 
-/// Workloads in which neither carries anything are left out: the SLO is below what one request takes.
-fn gains(context: &Context, workloads: &[Workload], pair: &[Contender; 2]) -> anyhow::Result<Vec<Gain>> {
-    let of = |workload: &Workload| {
+/// Returns the gains. Workloads in which both goodputs are 0 are left out: the SLO is below the
+/// latency of one request.
+fn gains(context: &ReproduceContext, workloads: &[SweepWorkload], pair: &[Contender; 2]) -> anyhow::Result<Vec<Gain>> {
+    let of = |workload: &SweepWorkload| {
         let requests = context.requests(FEWEST_REQUESTS.max(workload.devices as u64 * REQUESTS_PER_DEVICE));
         pair.clone().map(|one| case(&one, workload.devices, workload.loads.clone(), requests))
     };
-    let cases: Vec<Case> = workloads.iter().flat_map(of).collect();
+    let cases: Vec<ScenarioCase> = workloads.iter().flat_map(of).collect();
     let found = context.goodputs(&cases, 1)?;
-    let gain = |(workload, pair): (&Workload, &[Spread])| Gain {
+    let gain = |(workload, pair): (&SweepWorkload, &[Spread])| Gain {
         set: workload.set,
         slo_ms: workload.slo_ms,
         ratio: pair[0].mean / pair[1].mean,
@@ -154,7 +157,7 @@ fn gains(context: &Context, workloads: &[Workload], pair: &[Contender; 2]) -> an
     Ok(workloads.iter().zip(found.chunks(2)).map(gain).filter(|gain| gain.ratio.is_finite()).collect())
 }
 
-fn gain_rows(pair: &str, gains: &[Gain]) -> Vec<Row> {
+fn gain_rows(pair: &str, gains: &[Gain]) -> Vec<ResultRow> {
     let ratios = |keep: &dyn Fn(&Gain) -> bool| sorted(gains.iter().filter(|gain| keep(gain)));
     let share = |least: f64| {
         let above = gains.iter().filter(|gain| gain.ratio >= least).count();
@@ -163,7 +166,7 @@ fn gain_rows(pair: &str, gains: &[Gain]) -> Vec<Row> {
     let ends = |name: &str, ratios: &[f64], paper: [Option<f64>; 2], note: &str| {
         let end = |which: &str, value: Option<&f64>, paper: Option<f64>| {
             let name = format!("{pair}: {name}, {which} ({} workloads)", ratios.len());
-            value.map(|&value| Row::new(name, "times", value).paper(paper).note(note))
+            value.map(|&value| ResultRow::new(name, "times", value).paper(paper).note(note))
         };
         [end("least", ratios.first(), paper[0]), end("most", ratios.last(), paper[1])].into_iter().flatten()
     };
@@ -178,10 +181,12 @@ fn gain_rows(pair: &str, gains: &[Gain]) -> Vec<Row> {
         }
     };
     let mut rows = vec![
-        Row::new(format!("{pair}: share of workloads at or above 0.95"), "share", share(0.95))
+        ResultRow::new(format!("{pair}: share of workloads at or above 0.95"), "share", share(0.95))
             .note(if pair == OVER_BLIND { "" } else { BURSTY }),
-        Row::new(format!("{pair}: share of workloads at or above 1.5"), "share", share(1.5)).paper(0.16).note(sample),
-        Row::new(format!("{pair}: share of workloads at or above 2"), "share", share(2.0)),
+        ResultRow::new(format!("{pair}: share of workloads at or above 1.5"), "share", share(1.5))
+            .paper(0.16)
+            .note(sample),
+        ResultRow::new(format!("{pair}: share of workloads at or above 2"), "share", share(2.0)),
     ];
     rows.extend(ends(MIXED, &ratios(&|gain| gain.set == MIXED), [Some(1.35), Some(2.02)], sample));
     let dense = |gain: &Gain| gain.set == "DenseNet121" && gain.slo_ms == Some(30.0);
@@ -190,7 +195,7 @@ fn gain_rows(pair: &str, gains: &[Gain]) -> Vec<Row> {
         let ratios = ratios(&|gain| gain.set == set);
         let median = ratios.get(ratios.len() / 2).copied().unwrap_or(f64::NAN);
         let paper = (set == "BERT").then_some(1.0);
-        rows.push(Row::new(format!("{pair}: {set}, median"), "times", median).paper(paper));
+        rows.push(ResultRow::new(format!("{pair}: {set}, median"), "times", median).paper(paper));
     }
     rows
 }
@@ -209,6 +214,6 @@ fn panel(title: &str, gains: &[Gain]) -> Panel {
         Series { name: set.to_owned(), points, look: Look::solid(index), markers: true }
     };
     let sets = MODELS.into_iter().chain([MIXED]).enumerate();
-    let y = Axis { from: Some(0.6), ..axis("deferred over eager, times") };
+    let y = PlotAxis { from: Some(0.6), ..axis("deferred over eager, times") };
     lines(title, axis("workloads, %"), y, sets.map(curve).collect())
 }

@@ -1,16 +1,16 @@
-//! Figure 9: many models at once, on 64 devices of two kinds.
+//! Figure 9: many models together, on 64 devices of two kinds.
 
 use super::SOURCE;
 use super::workload::{
     axis, case, from_zoo, known, nexus_eight_frontends, nexus_planned, nexus_planned_eight_frontends, systems, zoo,
 };
-use crate::case::{Contender, Load};
-use crate::context::{Context, Spread};
-use crate::item::{Item, Report, Row};
+use crate::case::{CaseLoad, Contender};
+use crate::context::{ReproduceContext, Spread};
+use crate::item::{ExperimentItem, ItemReport, ResultRow};
 use ripieno_report::number;
 use ripieno_report::plot::{Bar, Content, Figure, Panel};
 
-pub(super) const ITEM: Item = Item {
+pub(super) const ITEM: ExperimentItem = ExperimentItem {
     id: "symphony/figure9",
     title: "Figure 9: goodput of mixed models on 64 devices",
     says: "Symphony has 2.0 to 2.4 times the goodput of the baselines with all models, 3.5 times (1080Ti) and 5.7 times \
@@ -25,14 +25,14 @@ const REQUESTS: u64 = 200_000;
 const STRONG: f64 = 2.0;
 
 /// A selection of models on a kind of device.
-struct Set {
+struct ModelSet {
     name: String,
-    loads: Vec<Load>,
-    /// Symphony's goodput over the baselines'.
+    loads: Vec<CaseLoad>,
+    /// Symphony's goodput divided by the baselines'.
     gain: f64,
 }
 
-fn sets() -> anyhow::Result<Vec<Set>> {
+fn sets() -> anyhow::Result<Vec<ModelSet>> {
     let mut sets = Vec::new();
     for (device, label, gains) in [("1080ti", "1080Ti", [2.0, 3.5, 1.23]), ("a100", "A100", [2.0, 5.7, 1.10])] {
         let models = zoo(device)?;
@@ -43,18 +43,19 @@ fn sets() -> anyhow::Result<Vec<Set>> {
                 _ => true,
             });
             let loads: Vec<_> = chosen.map(from_zoo).collect();
-            sets.push(Set { name: format!("{label}, {selection} ({} models)", loads.len()), loads, gain });
+            sets.push(ModelSet { name: format!("{label}, {selection} ({} models)", loads.len()), loads, gain });
         }
     }
     Ok(sets)
 }
 
-fn run(context: &Context) -> anyhow::Result<Report> {
+fn run(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let mut contenders = systems();
     contenders.extend(known([nexus_eight_frontends(), nexus_planned(), nexus_planned_eight_frontends()]));
     let (sets, requests) = (sets()?, context.requests(REQUESTS));
-    let of =
-        |set: &Set| contenders.iter().map(|one| case(one, DEVICES, set.loads.clone(), requests)).collect::<Vec<_>>();
+    let of = |set: &ModelSet| {
+        contenders.iter().map(|one| case(one, DEVICES, set.loads.clone(), requests)).collect::<Vec<_>>()
+    };
     let found = context.goodputs(&sets.iter().flat_map(of).collect::<Vec<_>>(), 1)?;
     let (mut rows, mut panels) = (Vec::new(), Vec::new());
     for (set, goodputs) in sets.iter().zip(found.chunks(contenders.len())) {
@@ -62,7 +63,7 @@ fn run(context: &Context) -> anyhow::Result<Report> {
         rows.extend(set_rows(set, &own));
         panels.push(panel(set, &own));
     }
-    // Panels of one kind of device stand in one column.
+    // Panels of one kind of device are in one column.
     let (left, right) = panels.split_at(3);
     let figure = Figure {
         title: "Goodput of mixed models on 64 devices".to_owned(),
@@ -71,33 +72,36 @@ fn run(context: &Context) -> anyhow::Result<Report> {
         columns: 2,
         note: SOURCE.to_owned(),
     };
-    Ok(Report { rows, figure })
+    Ok(ItemReport { rows, figure })
 }
 
-fn set_rows(set: &Set, own: &[(&Contender, Spread)]) -> Vec<Row> {
+fn set_rows(set: &ModelSet, own: &[(&Contender, Spread)]) -> Vec<ResultRow> {
     let goodput = |name: &str| own.iter().find(|(contender, _)| contender.name == name).map(|(_, spread)| spread.mean);
     let deferred = goodput("deferred, window").unwrap_or(f64::NAN);
     let mut rows: Vec<_> = own
         .iter()
-        .map(|(contender, spread)| Row::new(format!("{}: {}", set.name, contender.name), "requests/s", spread.mean))
+        .map(|(contender, spread)| {
+            ResultRow::new(format!("{}: {}", set.name, contender.name), "requests/s", spread.mean)
+        })
         .collect();
     for name in ["shepherd", "nexus", "nexus, capped", "clockwork", "clockwork, as its program"] {
         if let Some(baseline) = goodput(name) {
             let note = "The paper states one gain over all its baselines. Ours come close to it over Clockwork as its program \
                         and over Nexus; a rule that decides at no cost and knows all queues does better.";
             let name = format!("{}: deferred over {name}", set.name);
-            rows.push(Row::new(name, "times", deferred / baseline).paper(set.gain).note(note));
+            rows.push(ResultRow::new(name, "times", deferred / baseline).paper(set.gain).note(note));
         }
     }
     if let Some(eager) = goodput("eager, prefix") {
-        rows.push(Row::new(format!("{}: deferred over eager", set.name), "times", deferred / eager).note(
+        rows.push(ResultRow::new(format!("{}: deferred over eager", set.name), "times", deferred / eager).note(
             "An ideal central eager policy does as well as deferring when many models compete: while one model's batch \
              runs, the others' queues grow by themselves.",
         ));
     }
     for name in ["nexus", "nexus, capped"] {
         if let (Some(one), Some(eight)) = (goodput(name), goodput(&format!("{name}, 8 frontends"))) {
-            let row = Row::new(format!("{}: lost by 8 frontends of {name}", set.name), "share", 1.0 - eight / one);
+            let row =
+                ResultRow::new(format!("{}: lost by 8 frontends of {name}", set.name), "share", 1.0 - eight / one);
             rows.push(row.note(
                 "The paper says 0.11 to 0.45 over its settings. Frontends that do not know of each other send bursts to one \
                  device; a batch that may not exceed its plan of one or two rows cannot take them in.",
@@ -107,7 +111,7 @@ fn set_rows(set: &Set, own: &[(&Contender, Spread)]) -> Vec<Row> {
     rows
 }
 
-fn panel(set: &Set, own: &[(&Contender, Spread)]) -> Panel {
+fn panel(set: &ModelSet, own: &[(&Contender, Spread)]) -> Panel {
     let bar = |(contender, spread): &(&Contender, Spread)| Bar {
         name: contender.name.clone(),
         value: spread.mean,

@@ -1,8 +1,10 @@
-//! "Symphony: Optimized DNN Model Serving using Deferred Batch Scheduling": its examples, figures and tables.
+//! "Symphony: Optimized DNN Model Serving using Deferred Batch Scheduling": its examples, figures
+//! and tables.
 //!
-//! Paper values are those that its text and tables print; its figures are pictures, and nothing is read off them. What
-//! its text leaves open (length of runs, seeds, the load at which distributions were taken) is chosen here once, by
-//! constants, and said in the subtitle of each plot. No constant is fitted to a result.
+//! Paper values are those that its text and tables print; nothing is read off pictures. Values that
+//! its text leaves open (length of runs, seeds, the load at which distributions were taken) are
+//! chosen here once, by constants, and named in the subtitle of each plot. No constant is fitted to
+//! a result.
 
 mod example;
 mod figure1;
@@ -22,9 +24,9 @@ mod table2;
 mod tests;
 mod workload;
 
-use super::item::Item;
+use super::item::ExperimentItem;
 
-pub(super) const ITEMS: &[Item] = &[
+pub(super) const ITEMS: &[ExperimentItem] = &[
     example::ITEM,
     figure1::FIGURE_1,
     figure2::ITEM,
@@ -43,6 +45,6 @@ pub(super) const ITEMS: &[Item] = &[
     table2::ITEM,
 ];
 
-/// At the bottom of every plot.
+/// The note below every plot.
 const SOURCE: &str = "Experiment: \"Symphony: Optimized DNN Model Serving using Deferred Batch Scheduling\". Values: ripieno \
                       simulate, on emulated devices.";

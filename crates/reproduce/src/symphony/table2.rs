@@ -4,16 +4,16 @@ use super::SOURCE;
 use super::workload::{
     axis, case, eager_window, inception_resnet_v2, known, nexus_planned, resnet50, systems, timeout,
 };
-use crate::case::{Contender, Load};
-use crate::context::{Context, Spread};
-use crate::item::{Item, Report, Row};
+use crate::case::{CaseLoad, Contender};
+use crate::context::{ReproduceContext, Spread};
+use crate::item::{ExperimentItem, ItemReport, ResultRow};
 use ripieno_base::Nanos;
 use ripieno_model::Profile;
 use ripieno_model::bounds::{Bound, staggered_bound};
 use ripieno_report::number;
 use ripieno_report::plot::{Bar, Content, Figure, Look, Panel};
 
-pub(super) const ITEM: Item = Item {
+pub(super) const ITEM: ExperimentItem = ExperimentItem {
     id: "symphony/table2",
     title: "Table 2: goodput of one model on 8 devices, against the analytic bounds",
     says: "Symphony comes close to the bound of staggered execution; Nexus to the bound without coordination; Shepherd \
@@ -25,24 +25,24 @@ const DEVICES: usize = 8;
 const REQUESTS: u64 = 200_000;
 const SEEDS: u64 = 3;
 
-/// What the table prints about one model.
-struct Column {
-    load: Load,
+/// The table's numbers for one model.
+struct PaperColumn {
+    load: CaseLoad,
     /// Batch size and requests/s without coordination.
     alone: (f64, f64),
     staggered: (f64, f64),
     measured: [(&'static str, f64); 4],
 }
 
-fn columns() -> [Column; 2] {
+fn columns() -> [PaperColumn; 2] {
     [
-        Column {
+        PaperColumn {
             load: resnet50(),
             alone: (7.0, 4501.0),
             staggered: (16.0, 5839.0),
             measured: [("deferred", 5264.0), ("clockwork", 1358.0), ("nexus", 4027.0), ("shepherd", 4445.0)],
         },
-        Column {
+        PaperColumn {
             load: inception_resnet_v2(),
             alone: (3.0, 713.0),
             staggered: (8.0, 1083.0),
@@ -51,7 +51,7 @@ fn columns() -> [Column; 2] {
     ]
 }
 
-fn run(context: &Context) -> anyhow::Result<Report> {
+fn run(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let timeouts = context.points(&[0.2, 0.3, 0.4], 3).into_iter().map(|fraction| timeout(fraction, "prefix"));
     let mut contenders = systems();
     contenders.extend(known(variants().into_iter().chain([eager_window()]).chain(timeouts)));
@@ -77,10 +77,10 @@ fn run(context: &Context) -> anyhow::Result<Report> {
         columns: 1,
         note: SOURCE.to_owned(),
     };
-    Ok(Report { rows, figure })
+    Ok(ItemReport { rows, figure })
 }
 
-/// Other readings of the baselines: a longer look-ahead, and other rules of gathering.
+/// Returns other readings of the baselines: a longer look-ahead, and other rules of gathering.
 fn variants() -> [Contender; 3] {
     [
         Contender::new("clockwork, 10 ms ahead", "clockwork", &[("lookahead_ms", "10")], Look::dashed(2)),
@@ -89,8 +89,9 @@ fn variants() -> [Contender; 3] {
     ]
 }
 
-/// Without coordination a request may wait for a whole batch; staggered, for one N-th of it.
-fn bounds(load: &Load) -> anyhow::Result<[Bound; 2]> {
+/// Returns the bounds. Without coordination a request may wait for a whole batch; staggered, for
+/// one N-th of it.
+fn bounds(load: &CaseLoad) -> anyhow::Result<[Bound; 2]> {
     let profile = Profile::linear(load.alpha_ms, load.beta_ms, 64)?;
     let slo = Nanos::from_millis_f64(load.slo_ms);
     let one = staggered_bound(&profile, slo, 1);
@@ -98,24 +99,24 @@ fn bounds(load: &Load) -> anyhow::Result<[Bound; 2]> {
     Ok([alone, staggered_bound(&profile, slo, DEVICES)])
 }
 
-fn bound_rows(column: &Column) -> anyhow::Result<Vec<Row>> {
+fn bound_rows(column: &PaperColumn) -> anyhow::Result<Vec<ResultRow>> {
     let name = &column.load.name;
     let [alone, staggered] = bounds(&column.load)?;
     let rows = |what: &str, bound: Bound, paper: (f64, f64)| {
         [
-            Row::new(format!("{name}: {what}, batch"), "requests", bound.batch as f64).paper(paper.0),
-            Row::new(format!("{name}: {what}"), "requests/s", bound.goodput_rps).paper(paper.1),
+            ResultRow::new(format!("{name}: {what}, batch"), "requests", bound.batch as f64).paper(paper.0),
+            ResultRow::new(format!("{name}: {what}"), "requests/s", bound.goodput_rps).paper(paper.1),
         ]
     };
     let alone = rows("bound without coordination", alone, column.alone);
     Ok(alone.into_iter().chain(rows("bound staggered", staggered, column.staggered)).collect())
 }
 
-fn paper(column: &Column, contender: &Contender) -> Option<f64> {
+fn paper(column: &PaperColumn, contender: &Contender) -> Option<f64> {
     column.measured.iter().find(|(policy, _)| *policy == contender.policy).map(|(_, goodput)| *goodput)
 }
 
-fn row(column: &Column, contender: &Contender, spread: Spread, seeds: u64) -> Row {
+fn row(column: &PaperColumn, contender: &Contender, spread: Spread, seeds: u64) -> ResultRow {
     let note = match contender.name.as_str() {
         "deferred, prefix" => {
             "With prefix gathering one bad burst makes batches small, and small batches keep themselves alive, so \
@@ -129,11 +130,11 @@ fn row(column: &Column, contender: &Contender, spread: Spread, seeds: u64) -> Ro
         _ => "",
     };
     let name = format!("{}: {}", column.load.name, contender.name);
-    let row = Row::new(name, "requests/s", spread.mean).paper(paper(column, contender)).note(note);
+    let row = ResultRow::new(name, "requests/s", spread.mean).paper(paper(column, contender)).note(note);
     row.seeds(spread.low, spread.high, seeds)
 }
 
-fn panel<'a>(column: &Column, own: impl Iterator<Item = (&'a Contender, Spread)>) -> anyhow::Result<Panel> {
+fn panel<'a>(column: &PaperColumn, own: impl Iterator<Item = (&'a Contender, Spread)>) -> anyhow::Result<Panel> {
     let bound = |name: &str, bound: Bound, paper: f64| Bar {
         name: name.to_owned(),
         value: bound.goodput_rps,
@@ -153,7 +154,7 @@ fn panel<'a>(column: &Column, own: impl Iterator<Item = (&'a Contender, Spread)>
         paper: paper(column, contender),
         look: contender.look,
     }));
-    let Load { name, alpha_ms, beta_ms, slo_ms, .. } = &column.load;
+    let CaseLoad { name, alpha_ms, beta_ms, slo_ms, .. } = &column.load;
     Ok(Panel {
         title: format!("{name}: l(b) = {alpha_ms} b + {beta_ms} ms, SLO {slo_ms} ms"),
         x: axis("goodput, requests/s"),

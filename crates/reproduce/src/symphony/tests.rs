@@ -1,9 +1,9 @@
 use super::workload::{case, deferred_window, from_zoo, load, resnets, zoo};
-use crate::case::{Case, Load, Network};
+use crate::case::{CaseLoad, NetworkDelay, ScenarioCase};
 use std::path::Path;
 
-/// A committed scenario file says what the experiment runs, comments aside.
-fn check(file: &str, expected: &Case) {
+/// Checks that a committed scenario file equals the experiment's, comments aside.
+fn check(file: &str, expected: &ScenarioCase) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/symphony").join(file);
     let text = std::fs::read_to_string(&path).unwrap_or_default();
     let body: String = text.lines().filter(|line| !line.starts_with('#')).map(|line| format!("{line}\n")).collect();
@@ -11,12 +11,12 @@ fn check(file: &str, expected: &Case) {
     expected.scenario().unwrap();
 }
 
-fn mixed(device: &str) -> Vec<Load> {
+fn mixed(device: &str) -> Vec<CaseLoad> {
     zoo(device).unwrap().iter().map(from_zoo).collect()
 }
 
-fn at(rate: f64, case: Case) -> Case {
-    Case { rate, ..case }
+fn at(rate: f64, case: ScenarioCase) -> ScenarioCase {
+    ScenarioCase { rate, ..case }
 }
 
 #[test]
@@ -27,10 +27,13 @@ fn scenario_files_are_those_of_the_experiments() {
     check("figure6a-strong.toml", &at(15_000.0, case(&deferred, 32, strong, 200_000)));
     check("figure9-1080ti.toml", &at(6_000.0, case(&deferred, 64, mixed("1080ti"), 200_000)));
     check("figure9-a100.toml", &at(15_000.0, case(&deferred, 64, mixed("a100"), 200_000)));
-    let popular = |(index, load): (i32, Load)| load.share(f64::from(index).powf(-0.9)).shape(Some(0.05));
+    let popular = |(index, load): (i32, CaseLoad)| load.share(f64::from(index).powf(-0.9)).shape(Some(0.05));
     let zipf = (1..).zip(resnets(20, 25.0)).map(popular).collect();
-    let bursty = Case { warmup: 0.25, ..case(&deferred, 32, zipf, 200_000) };
+    let bursty = ScenarioCase { warmup: 0.25, ..case(&deferred, 32, zipf, 200_000) };
     check("figure11-zipf-bursty.toml", &at(14_000.0, bursty));
-    let slow = Case { network: Some(Network::FixedUs(3034.0)), ..case(&deferred, 32, resnets(20, 25.0), 200_000) };
+    let slow = ScenarioCase {
+        network: Some(NetworkDelay::FixedUs(3034.0)),
+        ..case(&deferred, 32, resnets(20, 25.0), 200_000)
+    };
     check("figure14-tcp.toml", &at(15_000.0, slow));
 }

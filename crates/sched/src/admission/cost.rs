@@ -26,7 +26,7 @@ const TRIAL: u64 = 64;
 
 /// The costs of a model.
 #[derive(Debug)]
-pub(crate) struct Cost {
+pub(crate) struct LearntCost {
     model: Box<Model>,
     /// For each block the batch in which its work is reckoned.
     batches: Vec<usize>,
@@ -60,10 +60,10 @@ struct Trial {
     last: (u64, u64),
 }
 
-impl Cost {
-    pub(crate) fn new(model: Box<Model>, devices: usize) -> Cost {
+impl LearntCost {
+    pub(crate) fn new(model: Box<Model>, devices: usize) -> LearntCost {
         let (margin, trial) = (first_margin(&model), Trial::default());
-        let mut cost = Cost {
+        let mut cost = LearntCost {
             model,
             batches: Vec::new(),
             scales: Vec::new(),

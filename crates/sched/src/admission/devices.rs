@@ -16,9 +16,9 @@ use ripieno_base::{DeviceId, LaneId, ModelId, Nanos, TaskId, Time};
 pub(crate) struct DeviceTimes {
     lanes: usize,
     depth: usize,
-    devices: Vec<Device>,
+    devices: Vec<DeviceLoad>,
     /// The tasks of each lane, the running one first: a ring for each lane.
-    queues: Vec<Running>,
+    queues: Vec<RunningTask>,
     rings: Vec<Ring>,
     /// Where each task in flight runs.
     places: Vec<Option<u32>>,
@@ -35,7 +35,7 @@ pub(crate) struct DeviceTimes {
 const NOMINAL: i64 = 1 << 20;
 
 #[derive(Clone, Copy, Debug)]
-struct Device {
+struct DeviceLoad {
     /// Until when its time has been accounted for.
     since: Time,
     /// Lanes with a task.
@@ -45,7 +45,7 @@ struct Device {
     percent: u32,
 }
 
-impl Device {
+impl DeviceLoad {
     fn speed(&self) -> i64 {
         NOMINAL * 100 / i64::from(self.percent)
     }
@@ -54,14 +54,14 @@ impl Device {
 /// A task in flight: its model, and the device time that it has taken; how long its lane is going to be taken for its members, and since
 /// when it is, if the task is the first of the lane.
 #[derive(Clone, Copy, Debug)]
-struct Running {
+struct RunningTask {
     model: ModelId,
     used: Nanos,
     takes: Nanos,
     since: Time,
 }
 
-const NONE: Running = Running { model: ModelId(0), used: Nanos::ZERO, takes: Nanos::ZERO, since: Time::ORIGIN };
+const NONE: RunningTask = RunningTask { model: ModelId(0), used: Nanos::ZERO, takes: Nanos::ZERO, since: Time::ORIGIN };
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Ring {
@@ -72,7 +72,7 @@ struct Ring {
 impl DeviceTimes {
     pub(crate) fn new(limits: &Limits, present: usize) -> DeviceTimes {
         let lanes = limits.devices * limits.lanes;
-        let device = |at: usize| Device { since: Time::ORIGIN, active: 0, present: at < present, percent: 100 };
+        let device = |at: usize| DeviceLoad { since: Time::ORIGIN, active: 0, present: at < present, percent: 100 };
         DeviceTimes {
             lanes: limits.lanes,
             depth: limits.depth,
@@ -165,7 +165,7 @@ impl DeviceTimes {
         let ring = &mut self.rings[at];
         assert!(ring.len < self.depth, "a policy exceeded the depth of {} on {device:?}", self.depth);
         self.queues[at * self.depth + (ring.first + ring.len) % self.depth] =
-            Running { model, used: Nanos::ZERO, takes, since: now };
+            RunningTask { model, used: Nanos::ZERO, takes, since: now };
         ring.len += 1;
         if ring.len == 1 {
             self.activate(now, device, 1);
@@ -225,7 +225,7 @@ impl DeviceTimes {
     /// Accounts for what a device did until `now`.
     fn advance(&mut self, now: Time, device: DeviceId, mut spend: impl FnMut(ModelId, Nanos)) {
         let known = self.devices[device.index()];
-        let Device { since, active, percent, .. } = known;
+        let DeviceLoad { since, active, percent, .. } = known;
         if active == 0 {
             return;
         }

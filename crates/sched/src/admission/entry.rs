@@ -5,7 +5,7 @@ use ripieno_base::{ModelId, Time};
 
 /// What is kept of a request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Entry {
+pub(super) struct AdmittedRequest {
     pub(super) model: ModelId,
     pub(super) flow: u32,
     pub(super) rows: u32,
@@ -16,7 +16,7 @@ pub(super) struct Entry {
     pub(super) ran: i64,
     pub(super) entered: Time,
     pub(super) deadline: Time,
-    pub(super) state: State,
+    pub(super) state: AdmissionState,
     /// Whether it has not been started.
     pub(super) waits: bool,
     /// Whether it could not be in time from the first.
@@ -24,7 +24,7 @@ pub(super) struct Entry {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum AdmissionState {
     Absent,
     /// The policy has it.
     Inside,
@@ -34,7 +34,7 @@ pub(super) enum State {
     Withdrawn(Why),
 }
 
-pub(super) const ABSENT: Entry = Entry {
+pub(super) const ABSENT: AdmittedRequest = AdmittedRequest {
     model: ModelId(0),
     flow: 0,
     rows: 0,
@@ -44,7 +44,7 @@ pub(super) const ABSENT: Entry = Entry {
     ran: 0,
     entered: Time::ORIGIN,
     deadline: Time::ORIGIN,
-    state: State::Absent,
+    state: AdmissionState::Absent,
     waits: false,
     futile: false,
 };

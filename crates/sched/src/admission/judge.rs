@@ -1,7 +1,7 @@
 //! Whether a request is let in: what it would take from others, and whether it, and those who wait already, would be in time.
 
 use super::shares::YieldsTo;
-use super::{Admission, Ask, Served};
+use super::{Admission, AdmittedModel, Ask};
 use crate::{Request, Why};
 use ripieno_base::{Nanos, Time};
 
@@ -97,7 +97,7 @@ impl Admission {
     /// would be late without it, too, or hardly later with it, is no reason: a model whose oldest request is starved, or waits
     /// for a batch that takes long by chance, could take none any more. Where lengths differ batches are divided by them, and who is
     /// long delays few.
-    fn grown_batch(&self, now: Time, served: &Served, request: &Request) -> bool {
+    fn grown_batch(&self, now: Time, served: &AdmittedModel, request: &Request) -> bool {
         let model = served.cost.model();
         let Some(head) = served.waiting.front().filter(|_| !model.walk.is_unfolded() && !model.has_lengths()) else {
             return false;

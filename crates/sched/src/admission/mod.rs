@@ -38,10 +38,10 @@ use crate::{
     Action, Control, Grant, Guess, Limits, Needs, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why,
 };
 use devices::DeviceTimes;
-use entry::{ABSENT, Entry, State};
+use entry::{ABSENT, AdmissionState, AdmittedRequest};
 use ripieno_base::{BlockId, DeviceId, LaneId, Links, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Graph, Model};
-use served::Served;
+use served::AdmittedModel;
 use shares::Shares;
 
 /// A policy behind a door.
@@ -51,8 +51,8 @@ pub(crate) struct Admission {
     needs: Needs,
     /// The tasks that a device holds.
     depth: usize,
-    models: Vec<Option<Served>>,
-    entries: Vec<Entry>,
+    models: Vec<Option<AdmittedModel>>,
+    entries: Vec<AdmittedRequest>,
     links: Links,
     shares: Shares,
     devices: DeviceTimes,
@@ -115,11 +115,11 @@ impl Admission {
 
     fn load(&mut self, id: ModelId, model: Box<Model>) {
         self.shares.set_weight(id, model.weight);
-        let served = Served::new(model, self.devices.present());
+        let served = AdmittedModel::new(model, self.devices.present());
         self.models[id.index()] = Some(served);
     }
 
-    fn served(&self, model: ModelId) -> &Served {
+    fn served(&self, model: ModelId) -> &AdmittedModel {
         self.models[model.index()].as_ref().expect("the driver sends requests of loaded models only")
     }
 
@@ -131,7 +131,7 @@ impl Admission {
     fn enter(&mut self, now: Time, request: &Request, ask: Ask) {
         let Ask { flow, work, futile } = ask;
         let devices = self.devices.present();
-        let entry = Entry {
+        let entry = AdmittedRequest {
             model: request.model,
             flow,
             rows: request.rows,
@@ -141,7 +141,7 @@ impl Admission {
             ran: 0,
             entered: now,
             deadline: request.deadline,
-            state: State::Inside,
+            state: AdmissionState::Inside,
             waits: true,
             futile,
         };
@@ -161,7 +161,7 @@ impl Admission {
     fn leave(&mut self, now: Time, slot: RequestSlot, outcome: Option<Why>) {
         let devices = self.devices.present();
         self.begin(slot, usize::MAX);
-        let Entry { model, flow, rows, length, work, left, ran, entered, deadline, futile, .. } =
+        let AdmittedRequest { model, flow, rows, length, work, left, ran, entered, deadline, futile, .. } =
             std::mem::replace(&mut self.entries[slot.index()], ABSENT);
         let served = self.models[model.index()].as_mut().expect("a model stays while its requests live");
         let corrected = served.cost.corrected(work);
@@ -194,7 +194,7 @@ impl Admission {
 
     /// A request waits no more: it runs in a batch of so many rows.
     fn begin(&mut self, slot: RequestSlot, together: usize) {
-        let Entry { model, rows, work, left, waits, .. } = &mut self.entries[slot.index()];
+        let AdmittedRequest { model, rows, work, left, waits, .. } = &mut self.entries[slot.index()];
         if std::mem::take(waits) {
             let served = self.models[model.index()].as_mut().expect("a model stays while its requests live");
             served.waiting.remove(&mut self.links, slot.0);
@@ -216,7 +216,7 @@ impl Admission {
         for at in 0..count {
             let member = self.policy.members(task)[at];
             self.begin(member, rows);
-            let Entry { rows: own, length, .. } = self.entries[member.index()];
+            let AdmittedRequest { rows: own, length, .. } = self.entries[member.index()];
             longest = length.max(longest);
             let cost = &self.models[model.index()].as_ref().expect("a model stays while its requests live").cost;
             work = work.saturating_add(cost.row(block.index(), length).saturating_mul(i64::from(own)));
@@ -252,7 +252,7 @@ impl Admission {
         let members = self.policy.members(task);
         let together = members.iter().map(|member| self.entries[member.index()].rows as usize).sum();
         for member in members {
-            let Entry { rows, length, left, ran, .. } = &mut self.entries[member.index()];
+            let AdmittedRequest { rows, length, left, ran, .. } = &mut self.entries[member.index()];
             let own = served.cost.row(block.index(), *length).saturating_mul(i64::from(*rows));
             *ran = ran.saturating_add(own);
             let done = if unfolds { own } else { served.cost.in_batches_of(own, together) }.min(*left);
@@ -270,13 +270,13 @@ impl Admission {
                 }
                 Action::Finish { request } => self.leave(now, *request, None),
                 Action::Reject { request, why } => match self.entries[request.index()].state {
-                    State::Inside => self.leave(now, *request, Some(*why)),
-                    State::Withdrawn(reason) => {
+                    AdmissionState::Inside => self.leave(now, *request, Some(*why)),
+                    AdmissionState::Withdrawn(reason) => {
                         *why = reason;
-                        self.entries[request.index()].state = State::Absent;
+                        self.entries[request.index()].state = AdmissionState::Absent;
                     }
-                    State::Refused => self.entries[request.index()].state = State::Absent,
-                    State::Absent => panic!("a policy ended a request twice"),
+                    AdmissionState::Refused => self.entries[request.index()].state = AdmissionState::Absent,
+                    AdmissionState::Absent => panic!("a policy ended a request twice"),
                 },
                 Action::Cancel { .. } => {}
             }
@@ -307,7 +307,7 @@ impl Admission {
 }
 
 /// A device worked for a model.
-fn spend(models: &mut [Option<Served>], backlog: &mut i64, devices: usize, model: ModelId, time: Nanos) {
+fn spend(models: &mut [Option<AdmittedModel>], backlog: &mut i64, devices: usize, model: ModelId, time: Nanos) {
     let Some(served) = models[model.index()].as_mut() else { return };
     served.spent = served.spent.saturating_add(time.0);
     *backlog += served.recount(devices);
@@ -336,8 +336,8 @@ impl Scheduler for Admission {
                 self.policy.on_request(now, request);
             }
             Some(why) => {
-                let state = if brings_graph { State::Withdrawn(why) } else { State::Refused };
-                self.entries[request.slot.index()] = Entry { model: request.model, state, ..ABSENT };
+                let state = if brings_graph { AdmissionState::Withdrawn(why) } else { AdmissionState::Refused };
+                self.entries[request.slot.index()] = AdmittedRequest { model: request.model, state, ..ABSENT };
                 if brings_graph {
                     self.policy.on_request(now, request);
                     self.policy.on_control(now, Control::Cancelled(request.slot));
@@ -394,7 +394,7 @@ impl Scheduler for Admission {
                 // What was reckoned with the old profile says nothing of the new one.
                 self.tasks.iter_mut().filter(|note| note.model == *model).for_each(|note| note.thought = None);
             }
-            Control::Cancelled(slot) if self.entries[slot.index()].state != State::Inside => return,
+            Control::Cancelled(slot) if self.entries[slot.index()].state != AdmissionState::Inside => return,
             Control::ModelUnloaded(_) | Control::Cancelled(_) => {}
         }
         self.policy.on_control(now, control);
@@ -431,7 +431,7 @@ impl Scheduler for Admission {
     /// A policy that sees to deadlines itself plans by batches. For the others it is judged here, by what waits, who is in time. Where
     /// models take turns with cells, what is there starts at once.
     fn guess(&self) -> Guess {
-        let unfolds = |served: &Served| served.cost.model().walk.is_unfolded();
+        let unfolds = |served: &AdmittedModel| served.cost.model().walk.is_unfolded();
         if self.needs.turns && self.models.iter().flatten().any(unfolds) {
             Guess::Nothing
         } else if self.needs.keeps_deadlines {

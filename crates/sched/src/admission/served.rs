@@ -1,6 +1,6 @@
 //! What is kept of a model: its costs, and what of it is in the policy.
 
-use super::cost::Cost;
+use super::cost::LearntCost;
 use super::devices::DeviceTimes;
 use crate::Request;
 use ripieno_base::{List, Time};
@@ -8,8 +8,8 @@ use ripieno_model::{DropRule, Model};
 
 /// A model and what of it is in the policy.
 #[derive(Debug)]
-pub(super) struct Served {
-    pub(super) cost: Cost,
+pub(super) struct AdmittedModel {
+    pub(super) cost: LearntCost,
     pub(super) drop: Option<DropRule>,
     /// Rows of requests in the policy.
     pub(super) rows: usize,
@@ -26,11 +26,11 @@ pub(super) struct Served {
     pub(super) asked: Option<Time>,
 }
 
-impl Served {
-    pub(super) fn new(model: Box<Model>, devices: usize) -> Served {
+impl AdmittedModel {
+    pub(super) fn new(model: Box<Model>, devices: usize) -> AdmittedModel {
         let drop = model.drop;
-        Served {
-            cost: Cost::new(model, devices),
+        AdmittedModel {
+            cost: LearntCost::new(model, devices),
             drop,
             rows: 0,
             waiting: List::default(),

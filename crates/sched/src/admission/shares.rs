@@ -110,7 +110,7 @@ pub(crate) enum YieldsTo {
 }
 
 /// What a flow asks for in a second.
-type Demand = fn(&Flow) -> i64;
+type DemandOf = fn(&Flow) -> i64;
 
 /// Somebody's demand, weight, and name.
 #[derive(Clone, Copy, Debug)]
@@ -248,7 +248,7 @@ impl Shares {
         let (several, mixed) = (self.active.len() > 1, flows().any(|flow| flow.mixed));
         let contended = mixed || (several && self.tick < self.hurt_until);
         // What fits over a second may not fit now: a load that has just begun fills the queue within less than that.
-        let mut demand: Demand = Flow::rate;
+        let mut demand: DemandOf = Flow::rate;
         let mut level = self.level(demand);
         let steps_up = level.is_none();
         if steps_up {
@@ -298,7 +298,7 @@ impl Shares {
     }
 
     /// How much each model may have if their demands do not all fit; leaves the claims in order.
-    fn level(&mut self, demand: Demand) -> Option<Level> {
+    fn level(&mut self, demand: DemandOf) -> Option<Level> {
         let Shares { flows, active, weights, claims, .. } = self;
         claims.clear();
         for &flow in active.iter() {

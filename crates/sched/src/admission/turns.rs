@@ -4,14 +4,14 @@
 //! much of one as it has work for.
 
 use super::Admission;
-use super::served::Served;
+use super::served::AdmittedModel;
 use crate::Request;
 use ripieno_base::{ModelId, Nanos, Time};
 
 impl Admission {
     /// Whether models take turns at this moment: cells beside others.
     pub(super) fn take_turns(&self, request: &Request) -> bool {
-        let unfolds = |served: &Served| served.cost.model().walk.is_unfolded();
+        let unfolds = |served: &AdmittedModel| served.cost.model().walk.is_unfolded();
         self.needs.turns
             && (unfolds(self.served(request.model))
                 || self.models.iter().flatten().any(|served| served.rows > 0 && unfolds(served)))
@@ -53,6 +53,6 @@ impl Admission {
 }
 
 /// In how many batches a model in one piece runs what waits, and so many rows more.
-fn batches(served: &Served, rows: usize) -> i64 {
+fn batches(served: &AdmittedModel, rows: usize) -> i64 {
     (served.waiting_rows + rows).div_ceil(served.cost.model().max_batch.max(1)) as i64
 }

@@ -5,13 +5,13 @@
 //! touched, or whose candidate has passed, are computed anew, and a decision costs O(log models).
 
 use super::placement::DeviceTable;
-use super::pool::{Aim, Candidate, Pool};
+use super::pool::{Aim, BatchPool, PoolCandidate};
 use crate::Outbox;
 use ripieno_base::{DeviceId, IndexedHeap, ModelId, Time};
 
 /// Which requests form a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Gather {
+pub(crate) enum CentralGather {
     /// From the head as many as its deadline allows.
     Prefix,
     /// The largest batch that can be formed at all; heads before it are passed over.
@@ -21,9 +21,9 @@ pub(crate) enum Gather {
 /// The candidates of all models; queue and model have the same number.
 #[derive(Debug)]
 pub(crate) struct Central<R> {
-    gather: Gather,
-    rank: fn(&Candidate) -> R,
-    candidates: Vec<Option<Candidate>>,
+    gather: CentralGather,
+    rank: fn(&PoolCandidate) -> R,
+    candidates: Vec<Option<PoolCandidate>>,
     /// Models with a candidate, the best first.
     ranked: IndexedHeap<R>,
     /// The same by the latest moment of the candidate.
@@ -37,7 +37,7 @@ pub(crate) struct Central<R> {
 }
 
 impl<R: Copy + Ord + Default> Central<R> {
-    pub(crate) fn new(limits: &crate::Limits, gather: Gather, rank: fn(&Candidate) -> R) -> Central<R> {
+    pub(crate) fn new(limits: &crate::Limits, gather: CentralGather, rank: fn(&PoolCandidate) -> R) -> Central<R> {
         Central {
             gather,
             rank,
@@ -64,7 +64,7 @@ impl<R: Copy + Ord + Default> Central<R> {
     }
 
     /// Brings the candidates up to date for a batch that begins at `at`.
-    pub(crate) fn refresh(&mut self, pool: &Pool, at: Time) {
+    pub(crate) fn refresh(&mut self, pool: &BatchPool, at: Time) {
         if at < self.at {
             // An earlier moment may allow larger batches.
             self.touch_all();
@@ -91,15 +91,15 @@ impl<R: Copy + Ord + Default> Central<R> {
         }
     }
 
-    fn gather(&self, pool: &Pool, model: usize, at: Time, percent: u32) -> Option<Candidate> {
+    fn gather(&self, pool: &BatchPool, model: usize, at: Time, percent: u32) -> Option<PoolCandidate> {
         let id = pool.model_of(model).filter(|&id| pool.has_instance(id))?;
         let cap = pool.served(id).max_batch;
-        let target = if self.gather == Gather::Largest { cap } else { 0 };
+        let target = if self.gather == CentralGather::Largest { cap } else { 0 };
         pool.gather(model, at, percent, Aim { target, cap })
     }
 
     /// The best candidate; call [`Central::refresh`] before.
-    pub(crate) fn best(&self) -> Option<Candidate> {
+    pub(crate) fn best(&self) -> Option<PoolCandidate> {
         self.ranked.peek().and_then(|(_, model)| self.candidates[model])
     }
 

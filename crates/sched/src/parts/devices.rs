@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 
 /// A device, and what a policy has on it.
 #[derive(Clone, Debug)]
-pub(crate) struct Device<T> {
+pub(crate) struct DeviceState<T> {
     /// Whether it takes tasks.
     pub(crate) present: bool,
     /// Its latency relative to the profiles, in percent.
@@ -14,7 +14,7 @@ pub(crate) struct Device<T> {
     pub(crate) own: T,
 }
 
-impl<T> Device<T> {
+impl<T> DeviceState<T> {
     /// How long it takes for what costs so much by the profiles.
     pub(crate) fn takes(&self, cost: Nanos) -> Nanos {
         takes(self.percent, cost)
@@ -31,7 +31,7 @@ pub(crate) fn takes(percent: u32, cost: Nanos) -> Nanos {
     if percent == 100 { cost } else { cost.scale(percent.into(), 100) }
 }
 
-impl<T> Deref for Device<T> {
+impl<T> Deref for DeviceState<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -39,7 +39,7 @@ impl<T> Deref for Device<T> {
     }
 }
 
-impl<T> DerefMut for Device<T> {
+impl<T> DerefMut for DeviceState<T> {
     fn deref_mut(&mut self) -> &mut T {
         &mut self.own
     }
@@ -47,12 +47,12 @@ impl<T> DerefMut for Device<T> {
 
 /// All devices, by id.
 #[derive(Debug)]
-pub(crate) struct Devices<T>(Vec<Device<T>>);
+pub(crate) struct Devices<T>(Vec<DeviceState<T>>);
 
 impl<T> Devices<T> {
     /// The first `present` of them are there.
     pub(crate) fn new(limits: &Limits, present: usize, own: impl Fn() -> T) -> Devices<T> {
-        let device = |id| Device { present: id < present, percent: 100, own: own() };
+        let device = |id| DeviceState { present: id < present, percent: 100, own: own() };
         Devices((0..limits.devices).map(device).collect())
     }
 
@@ -76,21 +76,21 @@ impl<T> Devices<T> {
         (0..self.0.len() as u16).map(DeviceId)
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (DeviceId, &Device<T>)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (DeviceId, &DeviceState<T>)> {
         self.0.iter().zip(0..).map(|(device, id)| (DeviceId(id), device))
     }
 }
 
 impl<T> std::ops::Index<DeviceId> for Devices<T> {
-    type Output = Device<T>;
+    type Output = DeviceState<T>;
 
-    fn index(&self, id: DeviceId) -> &Device<T> {
+    fn index(&self, id: DeviceId) -> &DeviceState<T> {
         &self.0[id.index()]
     }
 }
 
 impl<T> std::ops::IndexMut<DeviceId> for Devices<T> {
-    fn index_mut(&mut self, id: DeviceId) -> &mut Device<T> {
+    fn index_mut(&mut self, id: DeviceId) -> &mut DeviceState<T> {
         &mut self.0[id.index()]
     }
 }

@@ -63,15 +63,15 @@ impl Pause {
 
 /// The last samples of a class: measured over profiled, in hundredths; 100 where it was next to nothing that was amiss.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Class {
+pub(super) struct SizeClass {
     ratios: [i64; WINDOW],
     /// How many there were; the last [`WINDOW`] are kept.
     seen: usize,
     next: Time,
 }
 
-impl Class {
-    pub(super) const EMPTY: Class = Class { ratios: [100; WINDOW], seen: 0, next: Time::ORIGIN };
+impl SizeClass {
+    pub(super) const EMPTY: SizeClass = SizeClass { ratios: [100; WINDOW], seen: 0, next: Time::ORIGIN };
 
     /// A task took so long, where the profile has `profiled`; false if it is too soon for another sample.
     pub(super) fn sample(&mut self, now: Time, took: Nanos, profiled: Nanos) -> bool {
@@ -104,14 +104,14 @@ impl Class {
 /// What the tasks of one block say of its profile.
 #[derive(Debug)]
 pub(crate) struct Drift {
-    classes: Box<[Class]>,
+    classes: Box<[SizeClass]>,
     pause: Pause,
 }
 
 impl Drift {
     pub(crate) fn new(max_batch: usize) -> Drift {
         let classes = max_batch.clamp(1, Profile::MAX_BATCH).ilog2() as usize + 1;
-        Drift { classes: vec![Class::EMPTY; classes.min(CLASSES)].into(), pause: Pause::none() }
+        Drift { classes: vec![SizeClass::EMPTY; classes.min(CLASSES)].into(), pause: Pause::none() }
     }
 
     /// A task of so many rows that had its device for itself took so long, where the profile has `profiled`. The profile to
@@ -135,7 +135,7 @@ impl Drift {
 
     /// The profile is another one from now on.
     pub(crate) fn forget(&mut self) {
-        self.classes.fill(Class::EMPTY);
+        self.classes.fill(SizeClass::EMPTY);
     }
 
     /// Each batch size by the factor of its class, or of the nearest that has one.

@@ -3,8 +3,8 @@
 //! For policies whose queues know no deadlines but for what becomes of a request that misses its own. Facts are worked in when
 //! they are told, so answers are kept until the next settle.
 
-use super::models::{BatchOptions, Models, Served};
-use super::requests::{DropTimers, Requests, State};
+use super::models::{BatchOptions, ModelEntry, Models};
+use super::requests::{DropTimers, RequestState, Requests};
 use crate::{Limits, Outbox, Outcome, Request, Why};
 use ripieno_base::{Links, List, ModelId, Nanos, RequestSlot, Time};
 
@@ -48,9 +48,9 @@ impl Fifo {
     /// Takes a request out of its queue that goes on waiting elsewhere, and may become too late there until
     /// [`Fifo::disarm`]; false if it does not stand in its queue.
     pub(crate) fn set_apart(&mut self, slot: RequestSlot) -> bool {
-        let waited = self.requests.state(slot.0) == State::Waiting;
+        let waited = self.requests.state(slot.0) == RequestState::Waiting;
         if waited {
-            self.requests.set_state(slot.0, State::Running);
+            self.requests.set_state(slot.0, RequestState::Running);
             let model = self.request(slot).model;
             self.queues[model.index()].remove(&mut self.requests.links, slot.0);
         }
@@ -160,11 +160,15 @@ pub(crate) struct Tables<T> {
     pub(crate) models: Models<T>,
     pub(crate) fifo: Fifo,
     /// How long a request takes at least.
-    alone: fn(&Served<T>, &Request) -> Nanos,
+    alone: fn(&ModelEntry<T>, &Request) -> Nanos,
 }
 
 impl<T> Tables<T> {
-    pub(crate) fn new(limits: &Limits, options: BatchOptions, alone: fn(&Served<T>, &Request) -> Nanos) -> Tables<T> {
+    pub(crate) fn new(
+        limits: &Limits,
+        options: BatchOptions,
+        alone: fn(&ModelEntry<T>, &Request) -> Nanos,
+    ) -> Tables<T> {
         Tables { models: Models::new(limits, options), fifo: Fifo::new(limits), alone }
     }
 
@@ -178,7 +182,7 @@ impl<T> Tables<T> {
     /// Puts a request into its queue, by arrival: one that was lost on a device stands before those that came later.
     fn enqueue(&mut self, slot: RequestSlot) {
         let Fifo { requests, queues, timers, .. } = &mut self.fifo;
-        requests.set_state(slot.0, State::Waiting);
+        requests.set_state(slot.0, RequestState::Waiting);
         let request = *requests.get(slot.0);
         let served = self.models.get(request.model);
         let (links, request_of) = requests.split();

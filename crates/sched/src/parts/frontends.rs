@@ -4,7 +4,7 @@
 //! a few in a row to the same place, the more of them the likelier. Which frontend a request reaches, and where each begins,
 //! is drawn from a generator with a fixed seed, so that runs repeat.
 
-use ripieno_base::Random;
+use ripieno_base::Lcg;
 
 /// Where each frontend stands in its round of each model.
 #[derive(Debug)]
@@ -16,13 +16,13 @@ pub(crate) struct Frontends {
     credits: Vec<u64>,
     /// By frontend and model, whose turn it is, counted from the model's first place and to be taken modulo their number.
     next: Vec<u32>,
-    random: Random,
+    random: Lcg,
 }
 
 impl Frontends {
     pub(crate) fn new(count: usize, models: usize, places: usize) -> Frontends {
         let (credits, next) = (vec![0; count * places], vec![0; count * models]);
-        Frontends { count, models, places, credits, next, random: Random::new(1) }
+        Frontends { count, models, places, credits, next, random: Lcg::new(1) }
     }
 
     /// Begins anew with other places.

@@ -9,7 +9,7 @@ use std::ops::{Deref, DerefMut};
 
 /// A model in service: what every policy keeps of one, and what this one does beside.
 #[derive(Debug)]
-pub(crate) struct Served<T> {
+pub(crate) struct ModelEntry<T> {
     pub(crate) model: Model,
     pub(crate) drop: DropRule,
     /// The most rows in a batch; a wider request runs alone.
@@ -19,7 +19,7 @@ pub(crate) struct Served<T> {
     pub(crate) own: T,
 }
 
-impl<T> Deref for Served<T> {
+impl<T> Deref for ModelEntry<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -27,7 +27,7 @@ impl<T> Deref for Served<T> {
     }
 }
 
-impl<T> DerefMut for Served<T> {
+impl<T> DerefMut for ModelEntry<T> {
     fn deref_mut(&mut self) -> &mut T {
         &mut self.own
     }
@@ -37,7 +37,7 @@ impl<T> DerefMut for Served<T> {
 #[derive(Debug)]
 pub(crate) struct Models<T> {
     options: BatchOptions,
-    table: Vec<Option<Served<T>>>,
+    table: Vec<Option<ModelEntry<T>>>,
 }
 
 impl<T> Models<T> {
@@ -52,28 +52,28 @@ impl<T> Models<T> {
         let drop = model.drop.unwrap_or(self.options.drop);
         let max_batch = self.options.max_batch.of(&model).unwrap_or(usize::MAX).min(model.max_batch);
         let own = own(&model, max_batch);
-        *place = Some(Served { model, drop, max_batch, retired: false, own });
+        *place = Some(ModelEntry { model, drop, max_batch, retired: false, own });
     }
 
-    pub(crate) fn get(&self, id: ModelId) -> &Served<T> {
+    pub(crate) fn get(&self, id: ModelId) -> &ModelEntry<T> {
         self.table[id.index()].as_ref().expect("a model stays while its requests live")
     }
 
-    pub(crate) fn get_mut(&mut self, id: ModelId) -> &mut Served<T> {
+    pub(crate) fn get_mut(&mut self, id: ModelId) -> &mut ModelEntry<T> {
         self.table[id.index()].as_mut().expect("a model stays while its requests live")
     }
 
     /// The model of this id, if there is one.
-    pub(crate) fn find(&self, id: ModelId) -> Option<&Served<T>> {
+    pub(crate) fn find(&self, id: ModelId) -> Option<&ModelEntry<T>> {
         self.table[id.index()].as_ref()
     }
 
-    pub(crate) fn find_mut(&mut self, id: ModelId) -> Option<&mut Served<T>> {
+    pub(crate) fn find_mut(&mut self, id: ModelId) -> Option<&mut ModelEntry<T>> {
         self.table[id.index()].as_mut()
     }
 
     /// The model of a request that has arrived.
-    pub(crate) fn of_newcomer(&mut self, request: &Request) -> &mut Served<T> {
+    pub(crate) fn of_newcomer(&mut self, request: &Request) -> &mut ModelEntry<T> {
         let served = self.table[request.model.index()].as_mut().filter(|served| !served.retired);
         let served = served.expect("the driver sends requests of loaded models only");
         let rows = request.rows as usize;
@@ -87,16 +87,16 @@ impl<T> Models<T> {
     }
 
     /// All models, those that only finish what runs too.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (ModelId, &Served<T>)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (ModelId, &ModelEntry<T>)> {
         self.table.iter().zip(0..).filter_map(|(served, id)| Some((ModelId(id), served.as_ref()?)))
     }
 
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (ModelId, &mut Served<T>)> {
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (ModelId, &mut ModelEntry<T>)> {
         self.table.iter_mut().zip(0..).filter_map(|(served, id)| Some((ModelId(id), served.as_mut()?)))
     }
 
     /// A block was measured anew; the model, to bring up to date what was derived from its profiles.
-    pub(crate) fn replace_profile(&mut self, id: ModelId, block: BlockId, profile: Profile) -> &mut Served<T> {
+    pub(crate) fn replace_profile(&mut self, id: ModelId, block: BlockId, profile: Profile) -> &mut ModelEntry<T> {
         let served = self.get_mut(id);
         served.model.blocks[block.index()].replace_profile(profile);
         served

@@ -9,7 +9,7 @@
 //! can be taken back: when the device leaves, or when it falls free so late that the batch would be late.
 
 use super::devices::Devices;
-use super::pool::{Candidate, Pool, Terms};
+use super::pool::{BatchPool, PoolCandidate, PoolRules};
 use super::tasks::Tasks;
 use crate::shard::DeviceChoice;
 use crate::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
@@ -55,9 +55,9 @@ pub(crate) trait Placement: Send {
 /// All that is the same for every placement.
 #[derive(Debug)]
 pub(crate) struct DeviceTable {
-    pub(crate) pool: Pool,
+    pub(crate) pool: BatchPool,
     tasks: Tasks,
-    devices: Devices<OfDevice>,
+    devices: Devices<PlacementDevice>,
     /// Members of the commitment of each device, with a fixed stride.
     committed: Vec<RequestSlot>,
     stride: usize,
@@ -74,14 +74,14 @@ pub(crate) struct DeviceTable {
 
 /// What is kept of a device.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct OfDevice {
-    running: Option<Batch>,
+pub(crate) struct PlacementDevice {
+    running: Option<PlacedBatch>,
     commitment: Option<Commitment>,
 }
 
 /// A batch that runs.
 #[derive(Clone, Copy, Debug)]
-struct Batch {
+struct PlacedBatch {
     task: TaskId,
     rows: usize,
     /// When it should be done.
@@ -100,12 +100,12 @@ struct Commitment {
 }
 
 impl DeviceTable {
-    fn new(setup: &Setup, queues: usize, choice: DeviceChoice, terms: Terms) -> DeviceTable {
+    fn new(setup: &Setup, queues: usize, choice: DeviceChoice, terms: PoolRules) -> DeviceTable {
         let limits = &setup.limits;
         DeviceTable {
-            pool: Pool::new(limits, queues, terms),
+            pool: BatchPool::new(limits, queues, terms),
             tasks: Tasks::new(limits),
-            devices: Devices::new(limits, 0, || OfDevice { running: None, commitment: None }),
+            devices: Devices::new(limits, 0, || PlacementDevice { running: None, commitment: None }),
             committed: vec![RequestSlot(0); limits.devices * limits.batch],
             stride: limits.batch,
             choice,
@@ -177,7 +177,7 @@ impl DeviceTable {
     }
 
     /// Forms a batch for a device that has no commitment; it starts at once if the device is free.
-    pub(crate) fn commit(&mut self, now: Time, queue: usize, candidate: Candidate, id: DeviceId, out: &mut Outbox) {
+    pub(crate) fn commit(&mut self, now: Time, queue: usize, candidate: PoolCandidate, id: DeviceId, out: &mut Outbox) {
         let model = self.pool.request(candidate.first).model;
         let latency = self.devices[id].takes(self.pool.remaining(model, BlockId(0), candidate.rows));
         let latest = self.pool.request(candidate.first).deadline - latency;
@@ -226,7 +226,7 @@ impl DeviceTable {
             let slot = self.committed[id.index() * self.stride + at];
             self.tasks.push(task, slot, self.pool.request(slot.0).extent.length);
         }
-        self.devices[id].running = Some(Batch { task, rows, ends: now, cancelled: false });
+        self.devices[id].running = Some(PlacedBatch { task, rows, ends: now, cancelled: false });
         self.start(now, task, out);
     }
 
@@ -247,7 +247,7 @@ impl DeviceTable {
         let device = &mut self.devices[task.device];
         let latency = device.takes(self.pool.remaining(task.model, task.block, rows));
         let cancelled = device.running.is_some_and(|batch| batch.cancelled);
-        device.running = Some(Batch { task: id, rows, ends: now + latency, cancelled });
+        device.running = Some(PlacedBatch { task: id, rows, ends: now + latency, cancelled });
         out.push(self.tasks.start(id, now));
         self.bring_back(now, task.device);
     }
@@ -285,7 +285,7 @@ pub(crate) struct PlacementScheduler<P> {
 }
 
 impl<P: Placement> PlacementScheduler<P> {
-    pub(crate) fn new(setup: &Setup, choice: DeviceChoice, terms: Terms, placement: P) -> PlacementScheduler<P> {
+    pub(crate) fn new(setup: &Setup, choice: DeviceChoice, terms: PoolRules, placement: P) -> PlacementScheduler<P> {
         let table = DeviceTable::new(setup, P::queues(setup), choice, terms);
         let mut placed = PlacementScheduler { placement, table, pending: Outbox::new(&setup.limits) };
         for (id, model) in setup.models.iter().enumerate() {

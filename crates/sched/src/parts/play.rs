@@ -15,7 +15,7 @@ use ripieno_model::Block;
 
 /// The state that a forecast starts from: a scheduler's tables at one instant.
 #[derive(Debug)]
-pub(crate) struct Scene<'a, T, C> {
+pub(crate) struct Forecast<'a, T, C> {
     pub(crate) now: Time,
     /// The latency of the device relative to the profiles, in percent.
     pub(crate) percent: u32,
@@ -28,13 +28,13 @@ pub(crate) struct Scene<'a, T, C> {
     pub(crate) stack: &'a [CohortId],
 }
 
-impl<T, C> Clone for Scene<'_, T, C> {
+impl<T, C> Clone for Forecast<'_, T, C> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T, C> Copy for Scene<'_, T, C> {}
+impl<T, C> Copy for Forecast<'_, T, C> {}
 
 /// The forecast for newcomers that join.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +48,7 @@ pub(crate) struct Joining {
 /// Makes forecasts. The vectors are scratch memory.
 #[derive(Debug)]
 pub(crate) struct Play {
-    played: Vec<Played>,
+    played: Vec<ForecastCohort>,
     /// The batches: model, next block, and the index in `played` of their first member.
     entries: Vec<(ModelId, usize, usize)>,
     /// The requests that have ended so far, and when.
@@ -57,7 +57,7 @@ pub(crate) struct Play {
 
 /// A request in a forecast.
 #[derive(Clone, Copy, Debug)]
-struct Played {
+struct ForecastCohort {
     slot: RequestSlot,
     step: u32,
     rests: bool,
@@ -76,7 +76,7 @@ impl Play {
     /// stack has ended, or from `elsewhere` on, when another device has room for them.
     pub(crate) fn join<T, C>(
         &mut self,
-        scene: Scene<'_, T, C>,
+        scene: Forecast<'_, T, C>,
         elsewhere: Time,
         id: ModelId,
         newcomers: impl Iterator<Item = RequestSlot> + Clone,
@@ -99,7 +99,7 @@ impl Play {
     /// Whether all meet their deadlines if newcomers run first.
     pub(crate) fn all_punctual<T, C>(
         &mut self,
-        scene: Scene<'_, T, C>,
+        scene: Forecast<'_, T, C>,
         id: ModelId,
         newcomers: impl Iterator<Item = RequestSlot>,
     ) -> bool {
@@ -116,14 +116,14 @@ impl Play {
     }
 
     /// When each request of the stack ends.
-    pub(crate) fn ends<T, C>(&mut self, scene: Scene<'_, T, C>) -> &[(RequestSlot, Time)] {
+    pub(crate) fn ends<T, C>(&mut self, scene: Forecast<'_, T, C>) -> &[(RequestSlot, Time)] {
         self.set_up(scene);
         self.play_out(scene, scene.now);
         &self.ends
     }
 
     /// Starts a forecast with the stack.
-    fn set_up<T, C>(&mut self, Scene { cohorts, stack, .. }: Scene<'_, T, C>) {
+    fn set_up<T, C>(&mut self, Forecast { cohorts, stack, .. }: Forecast<'_, T, C>) {
         self.played.clear();
         self.entries.clear();
         self.ends.clear();
@@ -132,7 +132,7 @@ impl Play {
             self.entries.push((cohort.model, cohort.block.index(), self.played.len()));
             self.played.extend(cohorts.members(id).map(|slot| {
                 let step = cohorts.step(slot);
-                Played { slot, step: step.unwrap_or(0), rests: step.is_none() }
+                ForecastCohort { slot, step: step.unwrap_or(0), rests: step.is_none() }
             }));
         }
     }
@@ -140,11 +140,11 @@ impl Play {
     /// Puts newcomers on top.
     fn enter(&mut self, id: ModelId, newcomers: impl Iterator<Item = RequestSlot>) {
         self.entries.push((id, 0, self.played.len()));
-        self.played.extend(newcomers.map(|slot| Played { slot, step: 0, rests: false }));
+        self.played.extend(newcomers.map(|slot| ForecastCohort { slot, step: 0, rests: false }));
     }
 
     /// Runs all batches to their end, and returns when that is.
-    fn play_out<T, C>(&mut self, scene: Scene<'_, T, C>, from: Time) -> Time {
+    fn play_out<T, C>(&mut self, scene: Forecast<'_, T, C>, from: Time) -> Time {
         let mut at = from;
         while let Some((_, then)) = self.play(scene, at) {
             at = then;
@@ -153,7 +153,7 @@ impl Play {
     }
 
     /// Runs the top batch until a member is done with its block. Returns whether one ended late, and the time after it.
-    fn play<T, C>(&mut self, scene: Scene<'_, T, C>, at: Time) -> Option<(bool, Time)> {
+    fn play<T, C>(&mut self, scene: Forecast<'_, T, C>, at: Time) -> Option<(bool, Time)> {
         while let [.., below, top] = self.entries.as_slice()
             && (below.0, below.1) == (top.0, top.1)
         {
@@ -162,8 +162,9 @@ impl Play {
         let &(id, block, start) = self.entries.last()?;
         let served = scene.models.get(id);
         let until_end = (scene.until_end)(&served.own);
-        let request = |played: &Played| scene.requests.get(played.slot.0);
-        let left = |played: &Played| steps_left(&served.model.blocks[block], request(played), until_end, played.step);
+        let request = |played: &ForecastCohort| scene.requests.get(played.slot.0);
+        let left =
+            |played: &ForecastCohort| steps_left(&served.model.blocks[block], request(played), until_end, played.step);
         let active = self.played[start..].iter().filter(|played| !played.rests);
         let rows: usize = active.clone().map(|played| request(played).rows as usize).sum();
         let steps = active.clone().map(left).min().unwrap_or(1);
@@ -176,7 +177,7 @@ impl Play {
         }
         let mut late = false;
         if block + 1 == served.model.blocks.len() {
-            let ended = |played: &Played| played.rests;
+            let ended = |played: &ForecastCohort| played.rests;
             for played in self.played[start..].iter().filter(|played| ended(played)) {
                 late |= request(played).deadline < then;
                 self.ends.push((played.slot, then));

@@ -6,18 +6,18 @@
 //! Expired requests leave from the head: the head has the earliest deadline, so that none can hide behind a live one.
 
 use super::models::{self, BatchOptions, Models};
-use super::queue::{Order, Queue};
-use super::requests::{Requests, State};
+use super::queue::{Queue, QueueOrder};
+use super::requests::{RequestState, Requests};
 use crate::{Limits, Outbox, Request, Why};
 use ripieno_base::{BlockId, IndexedHeap, ModelId, Nanos, RequestSlot, Time};
 use ripieno_model::{DropRule, Model, Profile};
 
 /// A model in service.
-pub(crate) type Served = models::Served<OfModel>;
+pub(crate) type PoolModel = models::ModelEntry<PoolModelState>;
 
 /// What is kept of a model.
 #[derive(Debug)]
-pub(crate) struct OfModel {
+pub(crate) struct PoolModelState {
     /// ℓ(b) of the whole walk.
     pub(crate) profile: Profile,
     /// Batches that run or are committed to a device.
@@ -26,7 +26,7 @@ pub(crate) struct OfModel {
 
 /// What the policy's options say.
 #[derive(Clone, Debug)]
-pub(crate) struct Terms {
+pub(crate) struct PoolRules {
     pub(crate) options: BatchOptions,
     /// How long before its deadline the policy wants a request to be answered.
     pub(crate) margin: Nanos,
@@ -45,7 +45,7 @@ pub(crate) struct Aim {
 
 /// The best punctual batch of a queue for one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Candidate {
+pub(crate) struct PoolCandidate {
     /// The first member; requests before it are passed over.
     pub(crate) first: u32,
     pub(crate) rows: usize,
@@ -55,8 +55,8 @@ pub(crate) struct Candidate {
 
 /// All models, requests and queues.
 #[derive(Debug)]
-pub(crate) struct Pool {
-    models: Models<OfModel>,
+pub(crate) struct BatchPool {
+    models: Models<PoolModelState>,
     pub(crate) requests: Requests,
     margin: Nanos,
     head_blocks: bool,
@@ -69,10 +69,10 @@ pub(crate) struct Pool {
     overdue: IndexedHeap<Time>,
 }
 
-impl Pool {
-    pub(crate) fn new(limits: &Limits, queues: usize, terms: Terms) -> Pool {
-        let Terms { options, margin, head_blocks } = terms;
-        Pool {
+impl BatchPool {
+    pub(crate) fn new(limits: &Limits, queues: usize, terms: PoolRules) -> BatchPool {
+        let PoolRules { options, margin, head_blocks } = terms;
+        BatchPool {
             models: Models::new(limits, options),
             requests: Requests::new(limits.requests),
             margin,
@@ -86,7 +86,7 @@ impl Pool {
 
     pub(crate) fn load(&mut self, id: ModelId, model: Model) {
         assert!(model.profile().max_batch() >= model.max_batch, "the profile ends before max_batch: {model:?}");
-        self.models.load(id, model, |model, _| OfModel { profile: model.profile(), in_flight: 0 });
+        self.models.load(id, model, |model, _| PoolModelState { profile: model.profile(), in_flight: 0 });
     }
 
     /// Takes a model out of service: what waits is rejected.
@@ -105,16 +105,16 @@ impl Pool {
         served.profile = served.model.profile();
     }
 
-    pub(crate) fn served(&self, id: ModelId) -> &Served {
+    pub(crate) fn served(&self, id: ModelId) -> &PoolModel {
         self.models.get(id)
     }
 
-    pub(crate) fn served_mut(&mut self, id: ModelId) -> &mut Served {
+    pub(crate) fn served_mut(&mut self, id: ModelId) -> &mut PoolModel {
         self.models.get_mut(id)
     }
 
     /// The models that accept requests.
-    pub(crate) fn in_service(&self) -> impl Iterator<Item = (ModelId, &Served)> {
+    pub(crate) fn in_service(&self) -> impl Iterator<Item = (ModelId, &PoolModel)> {
         self.models.iter().filter(|(_, served)| !served.retired)
     }
 
@@ -133,16 +133,16 @@ impl Pool {
         self.queues[queue].any().map(|slot| self.requests.get(slot).model)
     }
 
-    /// Takes note of a request that has arrived; [`Pool::push`] is to follow.
+    /// Takes note of a request that has arrived; [`BatchPool::push`] is to follow.
     pub(crate) fn accept(&mut self, request: &Request) {
         self.models.of_newcomer(request);
         self.requests.insert(&Request { deadline: request.deadline - self.margin, ..*request });
     }
 
-    /// Puts a request into a queue, by its deadline. The queue is looked at in the next [`Pool::wake`].
+    /// Puts a request into a queue, by its deadline. The queue is looked at in the next [`BatchPool::wake`].
     pub(crate) fn push(&mut self, queue: usize, slot: u32) {
         self.queue_of[slot as usize] = queue as u32;
-        self.queues[queue].push(&mut self.requests, slot, Order::Deadline);
+        self.queues[queue].push(&mut self.requests, slot, QueueOrder::Deadline);
         if self.queues[queue].head() == Some(slot) {
             let sooner = self.wakeups.get(queue).unwrap_or(Time::NEVER).min(self.leaves_after(slot).next());
             self.wakeups.set(queue, sooner);
@@ -173,7 +173,7 @@ impl Pool {
 
     /// Withdraws a request if it still waits; the queue that it stood in.
     pub(crate) fn cancel(&mut self, now: Time, slot: RequestSlot, out: &mut Outbox) -> Option<usize> {
-        if !matches!(self.requests.state(slot.0), State::Waiting | State::Overdue) {
+        if !matches!(self.requests.state(slot.0), RequestState::Waiting | RequestState::Overdue) {
             self.requests.disown(slot.0);
             return None;
         }
@@ -191,7 +191,7 @@ impl Pool {
             self.overdue.remove(queue);
             return None;
         };
-        let overdue = self.requests.state(slot) == State::Overdue;
+        let overdue = self.requests.state(slot) == RequestState::Overdue;
         self.queues[queue].remove(&mut self.requests, slot);
         Some((slot, overdue))
     }
@@ -230,7 +230,7 @@ impl Pool {
             self.queues[queue].pass_over(&mut self.requests, now, head, drop, out);
         }
         if let Some(first) = self.queues[queue].overdue() {
-            let Pool { queues, requests, models, .. } = self;
+            let BatchPool { queues, requests, models, .. } = self;
             let served = models.get(requests.get(first).model);
             let alone = |rows: u32| served.profile.latency(rows as usize);
             queues[queue].expire(requests, now, served.drop, alone, out);
@@ -257,7 +257,7 @@ impl Pool {
     }
 
     /// The best batch that could start at `at` on a device that needs `percent` % of the profile.
-    pub(crate) fn gather(&self, queue: usize, at: Time, percent: u32, aim: Aim) -> Option<Candidate> {
+    pub(crate) fn gather(&self, queue: usize, at: Time, percent: u32, aim: Aim) -> Option<PoolCandidate> {
         let (mut first, mut left) = (self.queues[queue].head()?, self.queues[queue].rows());
         // What cannot even run alone from then on is in nobody's way.
         while at > self.leaves_after(first) {
@@ -275,7 +275,7 @@ impl Pool {
             profile.largest_within(span).min(aim.cap.max(request.rows as usize))
         };
         let (first, rows, _) = self.queues[queue].gather(&self.requests, (first, left), aim.target, room)?;
-        Some(Candidate { first, rows, latest: self.requests.get(first).deadline - profile.latency(rows) })
+        Some(PoolCandidate { first, rows, latest: self.requests.get(first).deadline - profile.latency(rows) })
     }
 
     /// Moves a candidate's members out of the queue and passes over who stood before them.
@@ -283,12 +283,12 @@ impl Pool {
         &mut self,
         now: Time,
         queue: usize,
-        candidate: Candidate,
+        candidate: PoolCandidate,
         out: &mut Outbox,
         member: impl FnMut(&Request),
     ) {
         let drop = self.served(self.requests.get(candidate.first).model).drop;
-        let Pool { queues, requests, .. } = self;
+        let BatchPool { queues, requests, .. } = self;
         queues[queue].take(requests, now, (candidate.first, candidate.rows), drop, out, member);
         self.rearm(now, queue, out);
     }

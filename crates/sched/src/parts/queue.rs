@@ -1,6 +1,6 @@
 //! The queue of a model for whole batches: who waits, who is passed over, who is dropped, and which batch can be gathered.
 
-use super::requests::{Requests, State};
+use super::requests::{RequestState, Requests};
 use crate::{Outbox, Request, Why};
 use ripieno_base::{List, Nanos, Time};
 use ripieno_model::DropRule;
@@ -20,7 +20,7 @@ pub(crate) struct Queue {
 
 /// Who stands before whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum QueueOrder {
     /// The earlier deadline, then the earlier arrival.
     Deadline,
     /// The earlier arrival, then the earlier deadline.
@@ -51,13 +51,13 @@ impl Queue {
         self.head().or(self.overdue())
     }
 
-    pub(crate) fn push(&mut self, requests: &mut Requests, slot: u32, order: Order) {
-        requests.set_state(slot, State::Waiting);
+    pub(crate) fn push(&mut self, requests: &mut Requests, slot: u32, order: QueueOrder) {
+        requests.set_state(slot, RequestState::Waiting);
         let rows = requests.get(slot).rows;
         let (links, request) = requests.split();
         self.waiting.insert_by_key(links, slot, |slot| {
             let (arrived, deadline) = (request(slot).arrived, request(slot).deadline);
-            if order == Order::Deadline { (deadline, arrived) } else { (arrived, deadline) }
+            if order == QueueOrder::Deadline { (deadline, arrived) } else { (arrived, deadline) }
         });
         self.rows += u64::from(rows);
         self.wide += usize::from(rows > 1);
@@ -65,7 +65,7 @@ impl Queue {
 
     /// Adds a request that was passed over.
     pub(crate) fn push_overdue(&mut self, requests: &mut Requests, slot: u32) {
-        requests.set_state(slot, State::Overdue);
+        requests.set_state(slot, RequestState::Overdue);
         // Who is wide is overdue long before the deadline, and must not hide those behind.
         let (links, request) = requests.split();
         self.overdue.insert_by_key(links, slot, |slot| request(slot).deadline);
@@ -73,7 +73,7 @@ impl Queue {
 
     /// Takes a request out; it runs from now on, or is pushed again, or ends.
     pub(crate) fn remove(&mut self, requests: &mut Requests, slot: u32) {
-        if requests.state(slot) == State::Overdue {
+        if requests.state(slot) == RequestState::Overdue {
             self.overdue.remove(&mut requests.links, slot);
         } else {
             self.waiting.remove(&mut requests.links, slot);
@@ -81,7 +81,7 @@ impl Queue {
             self.rows -= u64::from(rows);
             self.wide -= usize::from(rows > 1);
         }
-        requests.set_state(slot, State::Running);
+        requests.set_state(slot, RequestState::Running);
     }
 
     /// Ends all that stand here.

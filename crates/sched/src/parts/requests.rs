@@ -9,7 +9,7 @@ use ripieno_model::DropRule;
 
 /// Where a live request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum RequestState {
     /// The slot is not in use.
     Free,
     /// In its model's queue.
@@ -25,26 +25,26 @@ pub(crate) enum State {
 /// All live requests; one entry a slot.
 #[derive(Debug)]
 pub(crate) struct Requests {
-    entries: Vec<(State, Request)>,
+    entries: Vec<(RequestState, Request)>,
     pub(crate) links: Links,
 }
 
 impl Requests {
     pub(crate) fn new(capacity: usize) -> Requests {
-        Requests { entries: vec![(State::Free, Request::NONE); capacity], links: Links::new(capacity) }
+        Requests { entries: vec![(RequestState::Free, Request::NONE); capacity], links: Links::new(capacity) }
     }
 
     pub(crate) fn insert(&mut self, request: &Request) {
         let entry = &mut self.entries[request.slot.index()];
-        assert_eq!(entry.0, State::Free, "the driver reused the slot of a live request: {request:?}");
-        *entry = (State::Waiting, *request);
+        assert_eq!(entry.0, RequestState::Free, "the driver reused the slot of a live request: {request:?}");
+        *entry = (RequestState::Waiting, *request);
     }
 
-    pub(crate) fn state(&self, slot: u32) -> State {
+    pub(crate) fn state(&self, slot: u32) -> RequestState {
         self.entries[slot as usize].0
     }
 
-    pub(crate) fn set_state(&mut self, slot: u32, state: State) {
+    pub(crate) fn set_state(&mut self, slot: u32, state: RequestState) {
         self.entries[slot as usize].0 = state;
     }
 
@@ -66,28 +66,28 @@ impl Requests {
     /// Nobody waits any more for a request that runs.
     pub(crate) fn disown(&mut self, slot: u32) {
         let state = &mut self.entries[slot as usize].0;
-        if *state == State::Running {
-            *state = State::Unwanted;
+        if *state == RequestState::Running {
+            *state = RequestState::Unwanted;
         }
     }
 
     /// Why a request whose task was lost does not run again, if it does not.
     pub(crate) fn why_over(&self, slot: u32, retired: bool) -> Option<Why> {
         match self.state(slot) {
-            State::Unwanted => Some(Why::Cancelled),
+            RequestState::Unwanted => Some(Why::Cancelled),
             _ => retired.then_some(Why::Unloaded),
         }
     }
 
     /// Ends a request whose walk is complete.
     pub(crate) fn finish(&mut self, slot: RequestSlot, out: &mut Outbox) {
-        self.set_state(slot.0, State::Free);
+        self.set_state(slot.0, RequestState::Free);
         out.push(Action::Finish { request: slot });
     }
 
     /// Ends a request without an answer.
     pub(crate) fn reject(&mut self, slot: u32, why: Why, out: &mut Outbox) {
-        self.set_state(slot, State::Free);
+        self.set_state(slot, RequestState::Free);
         out.push(Action::Reject { request: RequestSlot(slot), why });
     }
 }

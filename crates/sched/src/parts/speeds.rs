@@ -8,7 +8,7 @@
 //! corrected back. A device that is so slow that it is given nothing could never show that it has recovered: it is given the
 //! benefit of the doubt after a while.
 
-use super::drift::{Class, Pause};
+use super::drift::{Pause, SizeClass};
 use ripieno_base::{DeviceId, Nanos, Time};
 
 /// What is closer to the fastest than this, in percent, is taken for as fast.
@@ -20,12 +20,12 @@ const SLOWEST: i64 = 10_000;
 
 /// How fast each device seems to be.
 #[derive(Debug)]
-pub struct Speeds(Vec<Seen>);
+pub struct Speeds(Vec<SpeedSample>);
 
 #[derive(Clone, Copy, Debug)]
-struct Seen {
+struct SpeedSample {
     present: bool,
-    samples: Class,
+    samples: SizeClass,
     /// What the scheduler was told: its latency relative to the profiles, in percent.
     told: u32,
     /// When it last ran something, or the scheduler was told.
@@ -33,18 +33,18 @@ struct Seen {
     pause: Pause,
 }
 
-const UNSEEN: Seen =
-    Seen { present: false, samples: Class::EMPTY, told: 100, heard: Time::ORIGIN, pause: Pause::none() };
+const UNSEEN: SpeedSample =
+    SpeedSample { present: false, samples: SizeClass::EMPTY, told: 100, heard: Time::ORIGIN, pause: Pause::none() };
 
 impl Speeds {
     /// Of at most so many devices, the first `present` of which are there.
     pub fn new(devices: usize, present: usize) -> Speeds {
-        Speeds((0..devices).map(|at| Seen { present: at < present, ..UNSEEN }).collect())
+        Speeds((0..devices).map(|at| SpeedSample { present: at < present, ..UNSEEN }).collect())
     }
 
     /// A device joins; nothing is known of it.
     pub fn join(&mut self, id: DeviceId) {
-        self.0[id.index()] = Seen { present: true, ..UNSEEN };
+        self.0[id.index()] = SpeedSample { present: true, ..UNSEEN };
     }
 
     /// A device has gone.
@@ -54,7 +54,7 @@ impl Speeds {
 
     /// A profile was replaced: what was compared with the old one says nothing any more.
     pub fn forget(&mut self) {
-        self.0.iter_mut().for_each(|seen| seen.samples = Class::EMPTY);
+        self.0.iter_mut().for_each(|seen| seen.samples = SizeClass::EMPTY);
     }
 
     /// What the scheduler was told of a device: its latency relative to the profiles, in percent.
@@ -80,10 +80,10 @@ impl Speeds {
 
     /// A slow device that has run nothing for long.
     fn doubted(&mut self, now: Time) -> Option<DeviceId> {
-        let idle = |seen: &Seen| seen.present && seen.told > 100 && now - seen.heard > DOUBT;
+        let idle = |seen: &SpeedSample| seen.present && seen.told > 100 && now - seen.heard > DOUBT;
         let at = self.0.iter().position(idle)?;
         let seen = &mut self.0[at];
-        (seen.told, seen.samples, seen.heard) = (100, Class::EMPTY, now);
+        (seen.told, seen.samples, seen.heard) = (100, SizeClass::EMPTY, now);
         Some(DeviceId(at as u16))
     }
 
@@ -99,7 +99,7 @@ impl Speeds {
         }
         let percent = (own * 100 / fastest).min(SLOWEST);
         seen.told = if percent < ALIKE { 100 } else { percent as u32 };
-        seen.samples = Class::EMPTY;
+        seen.samples = SizeClass::EMPTY;
         Some(seen.told)
     }
 }

@@ -10,7 +10,7 @@
 //! at any factor goes to the device with most room, in time or not: no model may be without a device. All in integers:
 //! rates in thousandths of a row per second, which the name `_mrps` says.
 
-use super::pool::{Pool, Served};
+use super::pool::{BatchPool, PoolModel};
 use ripieno_base::{ModelId, Nanos};
 use ripieno_model::Profile;
 
@@ -22,7 +22,7 @@ const GRAIN: u64 = 1_000;
 
 /// One model on one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Share {
+pub(crate) struct DeviceShare {
     pub(crate) model: ModelId,
     /// The device, counted from 0.
     pub(crate) node: usize,
@@ -37,14 +37,14 @@ pub(crate) struct Share {
 /// Packs again and again without allocating.
 #[derive(Debug)]
 pub(crate) struct Packer {
-    demands: Vec<Demand>,
+    demands: Vec<PackingDemand>,
     residues: Vec<Residue>,
-    shares: Vec<Share>,
-    nodes: Vec<Node>,
+    shares: Vec<DeviceShare>,
+    nodes: Vec<PackingNode>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Demand {
+struct PackingDemand {
     model: ModelId,
     rate_mrps: u64,
     /// The batch that fills a device, and the rate that it then serves.
@@ -65,7 +65,7 @@ struct Residue {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Node {
+struct PackingNode {
     first: Option<usize>,
     duty: Nanos,
     /// Busy time in a duty cycle.
@@ -86,7 +86,12 @@ impl Packer {
 
     /// Packs the models in service, each at its `rate_mrps`, onto `devices`. Models without a rate run where there is room; if
     /// none has a rate, all are taken to have the same. The shares are ordered by model.
-    pub(crate) fn pack(&mut self, pool: &Pool, devices: usize, rate_mrps: impl Fn(ModelId) -> u64) -> &[Share] {
+    pub(crate) fn pack(
+        &mut self,
+        pool: &BatchPool,
+        devices: usize,
+        rate_mrps: impl Fn(ModelId) -> u64,
+    ) -> &[DeviceShare] {
         self.demands.clear();
         self.shares.clear();
         if devices == 0 {
@@ -94,9 +99,10 @@ impl Packer {
         }
         let unknown = pool.in_service().all(|(id, _)| rate_mrps(id) == 0);
         let rate = |id: ModelId| if unknown { GRAIN } else { rate_mrps(id) };
-        self.demands.extend(pool.in_service().map(|(id, served)| Demand::new(id, served, rate(id))));
+        self.demands.extend(pool.in_service().map(|(id, served)| PackingDemand::new(id, served, rate(id))));
         // The highest factor that could fit, if whole devices were all that is needed.
-        let load_ppm = |demand: &Demand| u128::from(demand.rate_mrps) * 1_000_000 / u128::from(demand.capacity_mrps);
+        let load_ppm =
+            |demand: &PackingDemand| u128::from(demand.rate_mrps) * 1_000_000 / u128::from(demand.capacity_mrps);
         let load: u128 = self.demands.iter().map(load_ppm).sum::<u128>().max(1);
         let bound = (devices as u128 * 1_000_000, load);
         let (mut low, mut high) = (0, 1_000);
@@ -113,7 +119,7 @@ impl Packer {
     }
 
     /// Packs at `factor` times the rates. False if that does not fit, unless it is to be forced.
-    fn try_pack(&mut self, pool: &Pool, devices: usize, factor: (u128, u128), forced: bool) -> bool {
+    fn try_pack(&mut self, pool: &BatchPool, devices: usize, factor: (u128, u128), forced: bool) -> bool {
         self.shares.clear();
         self.nodes.clear();
         self.residues.clear();
@@ -143,7 +149,7 @@ impl Packer {
         self.pack_residues(pool, devices, forced)
     }
 
-    fn pack_residues(&mut self, pool: &Pool, devices: usize, forced: bool) -> bool {
+    fn pack_residues(&mut self, pool: &BatchPool, devices: usize, forced: bool) -> bool {
         // By occupancy, cost / duty, the largest first.
         let product = |a: Nanos, b: Nanos| i128::from(a.0) * i128::from(b.0);
         self.residues
@@ -165,13 +171,13 @@ impl Packer {
     }
 
     /// The shared device that this residue fills best, with its duty cycle and busy time then.
-    fn best_node(&self, pool: &Pool, residue: &Residue) -> Option<(usize, Nanos, Nanos)> {
+    fn best_node(&self, pool: &BatchPool, residue: &Residue) -> Option<(usize, Nanos, Nanos)> {
         let mut best: Option<(usize, Nanos, Nanos)> = None;
         for (at, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.shared) {
             let duty = node.duty.min(residue.duty);
             let shares = std::iter::successors(node.first, |&share| self.shares[share].next);
             let costs = shares.map(|share| {
-                let Share { model, rate_mrps, .. } = self.shares[share];
+                let DeviceShare { model, rate_mrps, .. } = self.shares[share];
                 cost(&pool.served(model).profile, duty, rate_mrps)
             });
             let own = cost(&pool.served(residue.model).profile, duty, residue.rate_mrps);
@@ -187,9 +193,9 @@ impl Packer {
     }
 
     /// Gives models without a rate a place.
-    fn place_idle(&mut self, pool: &Pool, devices: usize) {
+    fn place_idle(&mut self, pool: &BatchPool, devices: usize) {
         for at in 0..self.demands.len() {
-            let Demand { model, rate_mrps, batch, .. } = self.demands[at];
+            let PackingDemand { model, rate_mrps, batch, .. } = self.demands[at];
             if rate_mrps > 0 {
                 continue;
             }
@@ -201,18 +207,18 @@ impl Packer {
     }
 
     fn open(&mut self, duty: Nanos, used: Nanos, shared: bool) -> usize {
-        self.nodes.push(Node { first: None, duty, used, shared });
+        self.nodes.push(PackingNode { first: None, duty, used, shared });
         self.nodes.len() - 1
     }
 
     fn join(&mut self, node: usize, model: ModelId, batch: usize, rate_mrps: u64) {
-        self.shares.push(Share { model, node, batch, rate_mrps, next: self.nodes[node].first });
+        self.shares.push(DeviceShare { model, node, batch, rate_mrps, next: self.nodes[node].first });
         self.nodes[node].first = Some(self.shares.len() - 1);
     }
 
     /// The device with the smallest busy part; one share more makes it fuller by a little, so that such shares spread.
     fn roomiest(&mut self) -> usize {
-        let part = |node: &Node| i128::from(node.used.0) * 1_000_000 / i128::from(node.duty.0.max(1));
+        let part = |node: &PackingNode| i128::from(node.used.0) * 1_000_000 / i128::from(node.duty.0.max(1));
         let nodes = self.nodes.iter().enumerate();
         let (node, _) = nodes.min_by_key(|&(at, node)| (part(node), at)).expect("there is a device");
         let room = &mut self.nodes[node];
@@ -221,7 +227,7 @@ impl Packer {
     }
 
     /// Fits the batches of shared devices to their duty cycles.
-    fn size_batches(&mut self, pool: &Pool) {
+    fn size_batches(&mut self, pool: &BatchPool) {
         for share in &mut self.shares {
             let node = self.nodes[share.node];
             if node.shared {
@@ -232,20 +238,20 @@ impl Packer {
     }
 }
 
-impl Demand {
-    fn new(model: ModelId, served: &Served, rate_mrps: u64) -> Demand {
+impl PackingDemand {
+    fn new(model: ModelId, served: &PoolModel, rate_mrps: u64) -> PackingDemand {
         let profile = &served.profile;
         let cap = served.max_batch.min(profile.max_batch());
         let batch = profile.largest_within(Nanos(served.model.slo.0 / 2)).clamp(1, cap);
         let latency = profile.latency(batch).0.max(1) as u128;
         let capacity_mrps = u64::try_from(batch as u128 * MRPS_NS / latency).unwrap_or(u64::MAX / 2).max(1);
-        Demand { model, rate_mrps, batch, capacity_mrps, instances: served.model.instances.max(1) }
+        PackingDemand { model, rate_mrps, batch, capacity_mrps, instances: served.model.instances.max(1) }
     }
 }
 
 impl Residue {
     /// The largest batch of which the first request is in time, if it waits for the others to arrive.
-    fn new(model: ModelId, served: &Served, rate_mrps: u64) -> Residue {
+    fn new(model: ModelId, served: &PoolModel, rate_mrps: u64) -> Residue {
         let (profile, slo) = (&served.profile, served.model.slo);
         let cap = served.max_batch.min(profile.max_batch());
         let arrive_in =
@@ -274,7 +280,7 @@ fn cost(profile: &Profile, duty: Nanos, rate_mrps: u64) -> Nanos {
 #[cfg(test)]
 mod tests {
     use super::super::models::{BatchOptions, PerModel};
-    use super::super::pool::Terms;
+    use super::super::pool::PoolRules;
     use super::*;
     use crate::Limits;
     use ripieno_model::{DropRule, Model};
@@ -282,9 +288,9 @@ mod tests {
     const LIMITS: Limits = Limits { requests: 4, models: 4, devices: 8, lanes: 1, depth: 1, batch: 64, nodes: 0 };
 
     /// Models of ℓ(b) = αb + β ms and these SLOs.
-    fn pool(models: &[(f64, f64, i64)]) -> Pool {
+    fn pool(models: &[(f64, f64, i64)]) -> BatchPool {
         let options = BatchOptions { drop: DropRule::Hopeless, max_batch: PerModel::all(None) };
-        let mut pool = Pool::new(&LIMITS, 4, Terms { options, margin: Nanos::ZERO, head_blocks: false });
+        let mut pool = BatchPool::new(&LIMITS, 4, PoolRules { options, margin: Nanos::ZERO, head_blocks: false });
         for (id, &(alpha, beta, slo)) in models.iter().enumerate() {
             let profile = Profile::linear(alpha, beta, 64).unwrap();
             pool.load(ModelId(id as u16), Model::whole(&id.to_string(), profile, Nanos::from_millis(slo)));

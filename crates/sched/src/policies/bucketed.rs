@@ -13,16 +13,16 @@
 //! State: a queue a bucket, a batch a device. Knobs: `width`, `turn`, `pad`, `window_ms`, `max_batch`, `drop`. It ignores
 //! deadlines and what a batch costs, and cannot serve trees and graphs: they have no common padded form.
 //!
-//! Choices where the paper leaves freedom: what a turn is (a measured decision, see docs/reproduce.md). A block that runs until
+//! Choices where the paper leaves freedom: what a turn is (a measured decision, see docs/research/reproduce.md). A block that runs until
 //! its end goes on, with all rows, until the last member has ended, and no step is queued ahead of that: better than a graph
 //! that is unfolded to the longest possible output. Models share a device by turns too, bucket after bucket. Buckets beyond
 //! the 1,024th are one, padded to its longest member.
 
 use super::{DROP, MAX_BATCH, SET_AHEAD};
 use crate::knobs::{BuildError, Knob, Knobs};
-use crate::parts::cells::{CellScheduler, Cells, Choose, Join, Leave, Padding, Served, Terms, check};
+use crate::parts::cells::{CellModel, CellRules, CellScheduler, Cells, Choose, Join, Leave, Padding, check};
 use crate::parts::models::{BatchOptions, PerModel};
-use crate::policy::{Chains, Form, Needs, Policy, Setting};
+use crate::policy::{Chains, Form, Needs, Policy, ServedSetting};
 use crate::{Scheduler, Setup};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
 use ripieno_model::{DropRule, Model, Walk};
@@ -36,7 +36,7 @@ pub(crate) const POLICY: Policy = Policy {
     knobs: &[WIDTH, TURN, PAD, WINDOW_MS, MAX_BATCH, Knob { default: "never", ..DROP }],
     needs: |_| Needs { depth: SET_AHEAD, pads: true, fitted: true, ..Needs::ONE_TASK },
     // A model that always fills its batches would keep a turn that lasts until its queue is empty.
-    served: &[("turn", Setting::Word("one"))],
+    served: &[("turn", ServedSetting::Word("one"))],
     form: Form::OnePiece(build),
 };
 
@@ -73,7 +73,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     let width = PerModel::read(&setup.models, |model| knobs.count(WIDTH.name, model))?;
     let window_ms = PerModel::read(&setup.models, |model| knobs.number(WINDOW_MS.name, model))?;
     let options = BatchOptions::read(setup, knobs, DropRule::Never)?;
-    let terms = move |model: &Model| Terms {
+    let terms = move |model: &Model| CellRules {
         merges: false,
         max_tasks: usize::MAX,
         join: Join::InSets { width: Some(width.of(model).unwrap_or(10).min(1 << 20) as u32), drains },
@@ -91,7 +91,7 @@ pub(super) struct InOrder;
 
 impl Choose for InOrder {
     fn choose(&mut self, _now: Time, cells: &Cells, device: DeviceId) -> Option<(ModelId, BlockId)> {
-        let of_model = |(id, served): (ModelId, &Served)| {
+        let of_model = |(id, served): (ModelId, &CellModel)| {
             let block = served.cells.iter().position(|cell| cell.ready(device) > 0)?;
             Some((served.cells[block].chosen, id, BlockId(block as u16)))
         };

@@ -37,7 +37,7 @@
 
 use super::{DROP, MAX_BATCH};
 use crate::knobs::{BuildError, Knob, Knobs};
-use crate::parts::cells::{Cell, CellScheduler, Cells, Choose, Join, Leave, Padding, Served, Terms, check};
+use crate::parts::cells::{CellModel, CellRules, CellScheduler, CellType, Cells, Choose, Join, Leave, Padding, check};
 use crate::parts::models::BatchOptions;
 use crate::policy::{Chains, Form, Needs, Policy};
 use crate::{Scheduler, Setup};
@@ -93,7 +93,7 @@ const PATIENCE: i64 = 4;
 type Place = (ModelId, BlockId);
 
 /// Which cell types of a model may go next.
-type Eligible<'a> = dyn Fn(&Served, &Cell) -> bool + 'a;
+type Eligible<'a> = dyn Fn(&CellModel, &CellType) -> bool + 'a;
 
 /// Tasks that are submitted in one go unless told.
 const TASKS: usize = 5;
@@ -133,7 +133,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         false => Leave::WithItsSet(Padding::ToLongest),
     };
     let options = BatchOptions::read(setup, knobs, DropRule::Never)?;
-    let terms = Terms {
+    let terms = CellRules {
         merges: false,
         max_tasks: asked.unwrap_or(TASKS),
         join,
@@ -147,7 +147,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
 
 /// Which cell type of a model goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Order {
+pub(super) enum CellOrder {
     /// The one whose next batch is the most urgent.
     Urgency,
     /// The one with the highest priority.
@@ -155,48 +155,55 @@ pub(super) enum Order {
 }
 
 /// The order that the options say.
-pub(super) fn order(knobs: &Knobs<'_>) -> Result<Order, BuildError> {
-    knobs.choice(ORDER.name, &[("urgency", Order::Urgency), ("priority", Order::Priority)], Order::Urgency)
+pub(super) fn order(knobs: &Knobs<'_>) -> Result<CellOrder, BuildError> {
+    knobs.choice(ORDER.name, &[("urgency", CellOrder::Urgency), ("priority", CellOrder::Priority)], CellOrder::Urgency)
 }
 
 /// "Schedule" of Algorithm 1, lines 4 to 10. Shared with "late".
 pub(super) struct Algorithm1 {
-    pub(super) order: Order,
+    pub(super) order: CellOrder,
 }
 
 impl Choose for Algorithm1 {
     fn choose(&mut self, now: Time, cells: &Cells, device: DeviceId) -> Option<(ModelId, BlockId)> {
-        let is_full = |cell: &Cell| cell.ready(device) >= cell.max;
+        let is_full = |cell: &CellType| cell.ready(device) >= cell.max;
         let somebody_fills = cells.models().any(|(_, served)| served.cells.iter().any(is_full));
-        let turns = |served: &Served, cell: &Cell| if somebody_fills { cells.turns(served, cell) } else { 1 };
-        let full = |served: &Served, cell: &Cell| {
+        let turns = |served: &CellModel, cell: &CellType| if somebody_fills { cells.turns(served, cell) } else { 1 };
+        let full = |served: &CellModel, cell: &CellType| {
             is_full(cell) || self.is_kept_waiting(now, served, cell, (device, turns(served, cell)))
         };
-        let quiet = |_: &Served, cell: &Cell| cell.running == 0 && cell.ready(device) > 0;
-        let ready = |_: &Served, cell: &Cell| cell.ready(device) > 0;
+        let quiet = |_: &CellModel, cell: &CellType| cell.running == 0 && cell.ready(device) > 0;
+        let ready = |_: &CellModel, cell: &CellType| cell.ready(device) > 0;
         let best = |eligible: &Eligible<'_>| self.best(now, cells, device, eligible);
         let chosen = best(&full).or_else(|| best(&quiet)).or_else(|| best(&ready))?;
-        let urgent = (self.order == Order::Urgency).then(|| self.more_urgent(now, cells, device, chosen));
+        let urgent = (self.order == CellOrder::Urgency).then(|| self.more_urgent(now, cells, device, chosen));
         Some(urgent.flatten().unwrap_or(chosen))
     }
 }
 
 impl Algorithm1 {
     /// Whether a cell type, whose oldest request needs so many turns, has had none for so long that it counts as one with a full batch.
-    fn is_kept_waiting(&self, now: Time, served: &Served, cell: &Cell, (device, turns): (DeviceId, u32)) -> bool {
+    fn is_kept_waiting(
+        &self,
+        now: Time,
+        served: &CellModel,
+        cell: &CellType,
+        (device, turns): (DeviceId, u32),
+    ) -> bool {
         let patience = Nanos(served.model.slo.0 / PATIENCE / i64::from(turns));
-        self.order == Order::Urgency && cell.ready(device) > 0 && now - cell.chosen_at >= patience
+        self.order == CellOrder::Urgency && cell.ready(device) > 0 && now - cell.chosen_at >= patience
     }
 
     /// A cell type with a request that would be late behind a turn of the chosen one, and can be in time without it; of several the one
     /// that can wait least. None if the chosen one can wait no longer than they. Where full batches wait, nobody is more urgent: they
     /// would always be. Of a chain the latest block stands for all.
     fn more_urgent(&self, now: Time, cells: &Cells, device: DeviceId, chosen: Place) -> Option<Place> {
-        let slack = |served: &Served, block: BlockId| cells.slack(now, served, block.index(), device);
+        let slack = |served: &CellModel, block: BlockId| cells.slack(now, served, block.index(), device);
         let own = cells.models().find(|(id, _)| *id == chosen.0).map(|(_, served)| served)?;
         let turn = cells.turn(own, chosen.1.index(), device);
-        let waits =
-            |served: &Served, cell: &Cell| (1..cell.max).contains(&cell.ready(device)) && served.may_run_on(device);
+        let waits = |served: &CellModel, cell: &CellType| {
+            (1..cell.max).contains(&cell.ready(device)) && served.may_run_on(device)
+        };
         let behind = cells.holds(device) > 0;
         let urgent = cells.models().flat_map(|(id, served)| {
             let unfolds = served.model.walk.is_unfolded();
@@ -214,8 +221,8 @@ impl Algorithm1 {
     fn best(&self, now: Time, cells: &Cells, device: DeviceId, eligible: &Eligible<'_>) -> Option<Place> {
         // Behind what runs stands only what goes on in steps: a batch of a whole model would miss who comes meanwhile.
         let behind = cells.holds(device) > 0;
-        let steps = |served: &Served| served.model.walk.is_unfolded();
-        let by_urgency = self.order == Order::Urgency && cells.models().all(|(_, served)| steps(served));
+        let steps = |served: &CellModel| served.model.walk.is_unfolded();
+        let by_urgency = self.order == CellOrder::Urgency && cells.models().all(|(_, served)| steps(served));
         let models = cells.models().filter(|(_, served)| served.may_run_on(device) && (!behind || steps(served)));
         let firsts = models.filter_map(|(id, served)| {
             let (weight, block) = self.first(now, cells, (served, device), eligible)?;
@@ -230,17 +237,17 @@ impl Algorithm1 {
         &self,
         now: Time,
         cells: &Cells,
-        (served, device): (&Served, DeviceId),
+        (served, device): (&CellModel, DeviceId),
         eligible: &Eligible<'_>,
     ) -> Option<(u128, usize)> {
         let types = || served.cells.iter().enumerate();
-        if self.order == Order::Urgency && !served.model.walk.is_unfolded() {
+        if self.order == CellOrder::Urgency && !served.model.walk.is_unfolded() {
             let latest = || served.cells.iter().rposition(|cell| cell.ready(device) > 0);
             return types().any(|(_, cell)| eligible(served, cell)).then(latest).flatten().map(|at| (0, at));
         }
-        let weight = |at: usize, cell: &Cell| match self.order {
-            Order::Urgency => cells.urgency(now, served, at, device),
-            Order::Priority => u128::from(cell.priority),
+        let weight = |at: usize, cell: &CellType| match self.order {
+            CellOrder::Urgency => cells.urgency(now, served, at, device),
+            CellOrder::Priority => u128::from(cell.priority),
         };
         let among = types().filter(|(_, cell)| eligible(served, cell)).map(|(at, cell)| (weight(at, cell), at));
         among.min_by_key(|&(weight, at)| (Reverse(weight), served.cells[at].chosen))

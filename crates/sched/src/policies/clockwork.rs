@@ -21,10 +21,10 @@
 
 use super::{DEVICE, DROP, MAX_BATCH, device_choice};
 use crate::knobs::{BuildError, Knob, Knobs};
-use crate::parts::central::{Central, Gather};
+use crate::parts::central::{Central, CentralGather};
 use crate::parts::models::BatchOptions;
 use crate::parts::placement::{DeviceTable, Placement, PlacementScheduler};
-use crate::parts::pool::Terms;
+use crate::parts::pool::PoolRules;
 use crate::policy::{Chains, Form, Needs, Policy};
 use crate::{Outbox, Scheduler, Setup};
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
@@ -66,8 +66,12 @@ pub(super) const GATHER: Knob = Knob {
 };
 
 /// Shared with "shepherd".
-pub(super) fn gather(knobs: &Knobs<'_>) -> Result<Gather, BuildError> {
-    knobs.choice("gather", &[("prefix", Gather::Prefix), ("window", Gather::Largest)], Gather::Prefix)
+pub(super) fn gather(knobs: &Knobs<'_>) -> Result<CentralGather, BuildError> {
+    knobs.choice(
+        "gather",
+        &[("prefix", CentralGather::Prefix), ("window", CentralGather::Largest)],
+        CentralGather::Prefix,
+    )
 }
 
 fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
@@ -78,7 +82,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         wakeup: Time::NEVER,
     };
     let options = BatchOptions::read(setup, knobs, DropRule::Hopeless)?;
-    let terms = Terms { options, margin: millis("buffer_ms", 0.0)?, head_blocks: false };
+    let terms = PoolRules { options, margin: millis("buffer_ms", 0.0)?, head_blocks: false };
     Ok(Box::new(PlacementScheduler::new(setup, device_choice(knobs)?, terms, placement)))
 }
 

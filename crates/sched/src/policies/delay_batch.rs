@@ -21,7 +21,7 @@ use crate::parts::fifo::Tables;
 use crate::parts::models::{BatchOptions, PerModel};
 use crate::parts::tasks::Tasks;
 use crate::policy::{Chains, Form, Needs, Policy};
-use crate::shard::{DeviceChoice, Fused, Gather, Network, Rules, StartBy};
+use crate::shard::{DeviceChoice, Fused, Gather, NetworkDelay, Rules, StartBy};
 use crate::{Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone};
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Model};
@@ -59,12 +59,12 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         return Ok(Box::new(DelayBatch::new(setup, options, PerModel::read(&setup.models, window)?)));
     }
     let start = PerModel::read(&setup.models, |model| Ok(StartBy::after(window(model)?)))?;
-    let rules = Rules { start, options, gather: Gather::Fifo, single: false, network: Network::default() };
+    let rules = Rules { start, options, gather: Gather::Fifo, single: false, network: NetworkDelay::default() };
     Ok(Box::new(Fused::new(setup, DeviceChoice::SmallestId, rules)))
 }
 
 /// What is kept of a model.
-struct OfModel {
+struct DelayModelState {
     window: Nanos,
     /// Batches on devices, those ahead included.
     batches: usize,
@@ -72,7 +72,7 @@ struct OfModel {
 
 /// What is kept of a device.
 #[derive(Default)]
-struct OfDevice {
+struct StageDevice {
     /// The batch that runs, or stands before its next block.
     batch: Option<CohortId>,
     /// The batch that follows.
@@ -82,10 +82,10 @@ struct OfDevice {
 /// The rule that forms batches ahead.
 struct DelayBatch {
     window: PerModel<Nanos>,
-    tables: Tables<OfModel>,
+    tables: Tables<DelayModelState>,
     cohorts: Cohorts<()>,
     tasks: Tasks,
-    devices: Devices<OfDevice>,
+    devices: Devices<StageDevice>,
     /// Requests whose batch was lost.
     returned: Vec<RequestSlot>,
     window_ends: Time,
@@ -101,7 +101,7 @@ impl DelayBatch {
             }),
             cohorts: Cohorts::new(limits.requests),
             tasks: Tasks::new(limits),
-            devices: Devices::new(limits, setup.devices, OfDevice::default),
+            devices: Devices::new(limits, setup.devices, StageDevice::default),
             returned: Vec::with_capacity(limits.requests),
             window_ends: Time::NEVER,
         };
@@ -113,7 +113,7 @@ impl DelayBatch {
 
     fn load(&mut self, id: ModelId, model: Model) {
         let window = self.window.of(&model);
-        self.tables.models.load(id, model, |_, _| OfModel { window, batches: 0 });
+        self.tables.models.load(id, model, |_, _| DelayModelState { window, batches: 0 });
     }
 
     /// Puts the members of lost batches back into their queues.
@@ -168,7 +168,7 @@ impl DelayBatch {
 
     /// Starts what a device is to run next, if it runs nothing.
     fn run(&mut self, device: DeviceId, out: &mut Outbox) {
-        let OfDevice { batch, ahead } = &mut self.devices[device].own;
+        let StageDevice { batch, ahead } = &mut self.devices[device].own;
         *batch = batch.or_else(|| ahead.take());
         if let Some(batch) = batch.filter(|&batch| !self.cohorts.get(batch).runs) {
             let task = self.cohorts.run(batch, &mut self.tasks, (device, LaneId(0)), false);

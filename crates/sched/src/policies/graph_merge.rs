@@ -18,7 +18,7 @@
 use super::bucketed::InOrder;
 use super::{DROP, MAX_BATCH, SET_AHEAD};
 use crate::knobs::{BuildError, Knob, Knobs};
-use crate::parts::cells::{CellScheduler, Join, Leave, Padding, Terms, check};
+use crate::parts::cells::{CellRules, CellScheduler, Join, Leave, Padding, check};
 use crate::parts::models::{BatchOptions, PerModel};
 use crate::policy::{Chains, Form, Needs, Policy};
 use crate::{Scheduler, Setup};
@@ -52,7 +52,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     check(setup)?;
     let merge_us = PerModel::read(&setup.models, |model| knobs.number("merge_us_per_node", model))?;
     let options = BatchOptions::read(setup, knobs, DropRule::Never)?;
-    let terms = move |model: &Model| Terms {
+    let terms = move |model: &Model| CellRules {
         merges: true,
         max_tasks: usize::MAX,
         join: Join::InSets { width: None, drains: false },

@@ -18,7 +18,7 @@
 use super::cellular::{Algorithm1, ORDER, order};
 use super::{DROP, MAX_BATCH};
 use crate::knobs::{BuildError, Knob, Knobs};
-use crate::parts::cells::{CellScheduler, Join, Leave, Terms, check};
+use crate::parts::cells::{CellRules, CellScheduler, Join, Leave, check};
 use crate::parts::models::BatchOptions;
 use crate::policy::{Chains, Form, Needs, Policy};
 use crate::{Scheduler, Setup};
@@ -43,7 +43,7 @@ const TASKS: usize = 2;
 fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
     check(setup)?;
     let options = BatchOptions::read(setup, knobs, DropRule::Never)?;
-    let terms = Terms {
+    let terms = CellRules {
         merges: false,
         max_tasks: 1,
         join: Join::AtOnce,

@@ -16,7 +16,7 @@ pub(crate) mod timeout;
 
 use crate::knobs::{BuildError, Knob, Knobs};
 use crate::policy::Needs;
-use crate::shard::{DeviceChoice, Fused, Halves, Linked, Network, Rules};
+use crate::shard::{DeviceChoice, Fused, Halves, Linked, NetworkDelay, Rules};
 use crate::{Scheduler, Setup};
 use ripieno_base::Nanos;
 use ripieno_model::Walk;
@@ -97,11 +97,11 @@ fn ahead(knobs: &Knobs<'_>) -> Needs {
     Needs { depth: if waits { 2 } else { 1 }, ..Needs::ONE_TASK }
 }
 
-fn network(knobs: &Knobs<'_>) -> Result<Network, BuildError> {
+fn network(knobs: &Knobs<'_>) -> Result<NetworkDelay, BuildError> {
     let micros = |knob: &str| Ok(Nanos::from_millis_f64(knobs.number(knob, None)?.unwrap_or(0.0) / 1e3));
     let (control, data_per_row) = (micros(CONTROL_US.name)?, micros(DATA_US.name)?);
     // An offer goes to the matchmaker, the grant comes back.
-    Ok(Network { control, data_per_row, round_trip: link(knobs)? * 2 })
+    Ok(NetworkDelay { control, data_per_row, round_trip: link(knobs)? * 2 })
 }
 
 fn device_choice(knobs: &Knobs<'_>) -> Result<DeviceChoice, BuildError> {

@@ -18,14 +18,14 @@
 //! a change of devices or models is planned for at once, which moves what waits. The original also plans anew when a
 //! rate leaves its plan by more than a tenth or so. In Symphony's words a batch has at most its planned size, which
 //! `gather = "window"` does. It is not the default: where models share devices, planned sizes are one or two rows, and a burst
-//! of three on one device then breaks the whole zoo, worse than Symphony measured (docs/policies.md).
+//! of three on one device then breaks the whole zoo, worse than Symphony measured (docs/internals/policies.md).
 
 use super::{DROP, MAX_BATCH};
 use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::frontends::Frontends;
 use crate::parts::models::BatchOptions;
 use crate::parts::placement::{DeviceTable, Placement, PlacementScheduler};
-use crate::parts::pool::{Aim, Terms};
+use crate::parts::pool::{Aim, PoolRules};
 use crate::parts::rate::RateMeter;
 use crate::parts::squishy::{MRPS_NS, Packer};
 use crate::policy::{Chains, Form, Needs, Policy};
@@ -64,19 +64,21 @@ pub(crate) const POLICY: Policy = Policy {
 
 /// How a batch relates to its planned size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Gather {
+enum NexusGather {
     Window,
     WindowMax,
     Prefix,
 }
 
 fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
-    let gathers = [("window", Gather::Window), ("window-max", Gather::WindowMax), ("prefix", Gather::Prefix)];
+    let gathers =
+        [("window", NexusGather::Window), ("window-max", NexusGather::WindowMax), ("prefix", NexusGather::Prefix)];
     let epoch = Nanos::from_millis_f64(knobs.number("epoch_s", None)?.unwrap_or(10.0) * 1e3).max(Nanos(1));
     let frontends = knobs.count("frontends", None)?.unwrap_or(1).min(256);
-    let placement = Nexus::new(&setup.limits, knobs.choice("gather", &gathers, Gather::WindowMax)?, epoch, frontends);
+    let placement =
+        Nexus::new(&setup.limits, knobs.choice("gather", &gathers, NexusGather::WindowMax)?, epoch, frontends);
     let options = BatchOptions::read(setup, knobs, DropRule::Hopeless)?;
-    let terms = Terms { options, margin: Nanos::ZERO, head_blocks: false };
+    let terms = PoolRules { options, margin: Nanos::ZERO, head_blocks: false };
     Ok(Box::new(PlacementScheduler::new(setup, DeviceChoice::SmallestId, terms, placement)))
 }
 
@@ -85,7 +87,7 @@ const FIRST_EPOCH: Nanos = Nanos(1_000_000_000);
 
 /// Rates, the plan made from them, and whose turn it is.
 struct Nexus {
-    gather: Gather,
+    gather: NexusGather,
     epoch: Nanos,
     frontends: Frontends,
     meters: Vec<RateMeter>,
@@ -94,10 +96,10 @@ struct Nexus {
     sessions: Vec<Session>,
     /// The queues after those of the sessions: one a model, for while no device runs it.
     first_unrouted: usize,
-    models: Vec<Routes>,
+    models: Vec<NexusRoutes>,
     /// The sessions of each device, side by side.
     by_device: Vec<u32>,
-    devices: Vec<Turns>,
+    devices: Vec<NexusTurns>,
     /// Devices that may have something to start.
     touched: Vec<u16>,
     is_touched: Vec<bool>,
@@ -124,7 +126,7 @@ struct Session {
 
 /// The sessions of a model.
 #[derive(Clone, Copy, Debug, Default)]
-struct Routes {
+struct NexusRoutes {
     first: usize,
     count: usize,
     largest_mrps: u64,
@@ -134,14 +136,14 @@ struct Routes {
 
 /// The sessions of a device: a part of `by_device`, and whose turn it is.
 #[derive(Clone, Copy, Debug, Default)]
-struct Turns {
+struct NexusTurns {
     first: usize,
     count: usize,
     next: usize,
 }
 
 impl Nexus {
-    fn new(limits: &Limits, gather: Gather, epoch: Nanos, frontends: usize) -> Nexus {
+    fn new(limits: &Limits, gather: NexusGather, epoch: Nanos, frontends: usize) -> Nexus {
         let sessions = limits.devices + limits.models;
         Nexus {
             gather,
@@ -151,9 +153,9 @@ impl Nexus {
             packer: Packer::new(limits.models, limits.devices),
             sessions: Vec::with_capacity(sessions),
             first_unrouted: sessions,
-            models: vec![Routes::default(); limits.models],
+            models: vec![NexusRoutes::default(); limits.models],
             by_device: Vec::with_capacity(sessions),
-            devices: vec![Turns::default(); limits.devices],
+            devices: vec![NexusTurns::default(); limits.devices],
             touched: Vec::with_capacity(limits.devices),
             is_touched: vec![false; limits.devices],
             present: Vec::with_capacity(limits.devices),
@@ -183,7 +185,7 @@ impl Nexus {
         };
         self.measured = table.pool.in_service().any(|(id, _)| mrps(id) > 0);
         self.sessions.clear();
-        self.models.fill(Routes::default());
+        self.models.fill(NexusRoutes::default());
         for share in self.packer.pack(&table.pool, self.present.len(), mrps) {
             let routes = &mut self.models[share.model.index()];
             if routes.count == 0 {
@@ -230,7 +232,7 @@ impl Nexus {
         self.by_device.extend(0..self.sessions.len() as u32);
         let device = |session: u32| self.sessions[session as usize].device;
         self.by_device.sort_unstable_by_key(|&session| (device(session), session));
-        self.devices.fill(Turns::default());
+        self.devices.fill(NexusTurns::default());
         for (at, &session) in self.by_device.iter().enumerate() {
             let turns = &mut self.devices[device(session).index()];
             if turns.count == 0 {
@@ -249,7 +251,7 @@ impl Nexus {
 
     /// The queue for the next request of a model.
     fn choose(&mut self, model: ModelId) -> usize {
-        let Routes { first, count, largest_mrps, .. } = self.models[model.index()];
+        let NexusRoutes { first, count, largest_mrps, .. } = self.models[model.index()];
         if count == 0 {
             return self.unrouted(model);
         }
@@ -267,9 +269,9 @@ impl Nexus {
             let Session { model, batch, .. } = self.sessions[queue];
             let cap = table.pool.served(model).max_batch;
             let aim = match self.gather {
-                Gather::Window => Aim { target: batch, cap: batch.min(cap) },
-                Gather::WindowMax => Aim { target: batch, cap },
-                Gather::Prefix => Aim { target: 0, cap: batch.min(cap) },
+                NexusGather::Window => Aim { target: batch, cap: batch.min(cap) },
+                NexusGather::WindowMax => Aim { target: batch, cap },
+                NexusGather::Prefix => Aim { target: 0, cap: batch.min(cap) },
             };
             let candidate = table.pool.gather(queue, now, percent, aim).filter(|_| table.pool.has_instance(model));
             if let Some(candidate) = candidate {
@@ -315,7 +317,7 @@ impl Placement for Nexus {
     fn ended(&mut self, model: ModelId, device: DeviceId) {
         self.touch(device.index());
         // A model whose batches are limited may run elsewhere now.
-        let Routes { first, count, limited, .. } = self.models[model.index()];
+        let NexusRoutes { first, count, limited, .. } = self.models[model.index()];
         if limited {
             (first..first + count).for_each(|session| self.touch(self.sessions[session].device.index()));
         }

@@ -24,7 +24,7 @@ use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::central::Central;
 use crate::parts::models::BatchOptions;
 use crate::parts::placement::{DeviceTable, Placement, PlacementScheduler};
-use crate::parts::pool::{Candidate, Terms};
+use crate::parts::pool::{PoolCandidate, PoolRules};
 use crate::policy::{Chains, Form, Needs, Policy};
 use crate::{Outbox, Scheduler, Setup};
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
@@ -67,14 +67,14 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     };
     let head_blocks = knobs.choice("head_of_line", &[("fixed", false), ("published", true)], false)?;
     let options = BatchOptions::read(setup, knobs, DropRule::Hopeless)?;
-    let terms = Terms { options, margin: Nanos::ZERO, head_blocks };
+    let terms = PoolRules { options, margin: Nanos::ZERO, head_blocks };
     Ok(Box::new(PlacementScheduler::new(setup, device_choice(knobs)?, terms, placement)))
 }
 
 /// The largest first, then the most urgent.
 type Rank = (Reverse<usize>, Time);
 
-fn rank(candidate: &Candidate) -> Rank {
+fn rank(candidate: &PoolCandidate) -> Rank {
     (Reverse(candidate.rows), candidate.latest)
 }
 

@@ -15,13 +15,13 @@
 //! Choices where the paper leaves freedom: `gather = "window"` is the default, since with "prefix" goodput collapses
 //! beyond the peak; passed-over heads are dropped when the batch starts, not before.
 //!
-//! Two objectives are ours (docs/adr/0018). A batch of b rows that would be b' by its frontrun may start as soon as p·ℓ(b)/b ≤ ℓ(b')/b',
+//! Two objectives are ours (docs/internals/adr/0018). A batch of b rows that would be b' by its frontrun may start as soon as p·ℓ(b)/b ≤ ℓ(b')/b',
 //! where p is what device time is worth: 1 for "efficiency", and as much as it is short for "latency" (`shard/scarcity.rs`).
 //! So a batch that nobody will join starts at once under both. Under "latency" a batch for the last idle device starts halfway to when the
-//! next one falls free, and evenly so far as arrivals do or device time is short (docs/adr/0024), so that devices fall free one after
+//! next one falls free, and evenly so far as arrivals do or device time is short (docs/internals/adr/0024), so that devices fall free one after
 //! the other and none runs a single row while others wait.
 //! Between two blocks of a chain a batch of another model runs first that could wait for neither the next one nor another device
-//! (docs/adr/0027). Frontrun is put forward by twice the time in which a device falls free of other models, so that deferred batches do not
+//! (docs/internals/adr/0027). Frontrun is put forward by twice the time in which a device falls free of other models, so that deferred batches do not
 //! meet at their last moments. Heads that keep the batch below that size are passed over, and run on a device that nobody
 //! else wants.
 
@@ -29,8 +29,8 @@ use super::{CONTROL_US, DATA_US, DEVICE, DROP, LINK_US, MAX_BATCH, SHARDS, ahead
 use crate::Setup;
 use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::models::{BatchOptions, PerModel};
-use crate::policy::{Chains, Form, Needs, Policy, Setting};
-use crate::shard::{Gather, Price, Rules, Start, StartBy};
+use crate::policy::{Chains, Form, Needs, Policy, ServedSetting};
+use crate::shard::{Gather, Price, Rules, StartBy, StartRule};
 use ripieno_model::DropRule;
 
 pub(crate) const POLICY: Policy = Policy {
@@ -62,19 +62,19 @@ pub(crate) const POLICY: Policy = Policy {
         LINK_US,
     ],
     needs: |knobs| Needs { keeps_deadlines: true, ..ahead(knobs) },
-    served: &[("objective", Setting::Objective)],
+    served: &[("objective", ServedSetting::Objective)],
     form: Form::Shards(rules),
 };
 
 /// What distinguishes the policy on the machinery of whole batches.
 fn rules(setup: &Setup, knobs: &Knobs<'_>) -> Result<Rules, BuildError> {
     let objectives = [
-        ("published", Start::Frontrun),
-        ("latency", Start::Priced(Price::Measured)),
-        ("efficiency", Start::Priced(Price::Full)),
+        ("published", StartRule::Frontrun),
+        ("latency", StartRule::Priced(Price::Measured)),
+        ("efficiency", StartRule::Priced(Price::Full)),
     ];
-    let start = knobs.choice("objective", &objectives, Start::Frontrun)?;
-    let gather = if start == Start::Frontrun { Gather::Window } else { Gather::Spare };
+    let start = knobs.choice("objective", &objectives, StartRule::Frontrun)?;
+    let gather = if start == StartRule::Frontrun { Gather::Window } else { Gather::Spare };
     let gathers = [("prefix", Gather::Prefix), ("window", Gather::Window), ("spare", Gather::Spare)];
     Ok(Rules {
         start: PerModel::all(StartBy::Rule(start)),

@@ -18,7 +18,7 @@ use super::{CONTROL_US, DATA_US, DEVICE, DROP, LINK_US, MAX_BATCH, SHARDS, ahead
 use crate::Setup;
 use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::models::{BatchOptions, PerModel};
-use crate::policy::{Chains, Form, Needs, Policy, Setting};
+use crate::policy::{Chains, Form, Needs, Policy, ServedSetting};
 use crate::shard::{Gather, Rules, StartBy};
 use ripieno_base::Nanos;
 use ripieno_model::DropRule;
@@ -46,7 +46,7 @@ pub(crate) const TIMEOUT: Policy = Policy {
     knobs: &[TIMEOUT_MS, TIMEOUT_SLO, GATHER, MAX_BATCH, DROP, DEVICE, CONTROL_US, DATA_US, SHARDS, LINK_US],
     needs: |knobs| Needs { keeps_deadlines: true, ..ahead(knobs) },
     // Both other rules lose goodput beyond the peak.
-    served: &[("gather", Setting::Word("spare"))],
+    served: &[("gather", ServedSetting::Word("spare"))],
     form: Form::Shards(timeout_rules),
 };
 
@@ -58,7 +58,7 @@ pub(crate) const EAGER: Policy = Policy {
     chains: Chains::Any,
     knobs: &[GATHER, MAX_BATCH, DROP, DEVICE, CONTROL_US, DATA_US, SHARDS, LINK_US],
     needs: |knobs| Needs { keeps_deadlines: true, ..ahead(knobs) },
-    served: &[("gather", Setting::Word("spare"))],
+    served: &[("gather", ServedSetting::Word("spare"))],
     form: Form::Shards(eager_rules),
 };
 

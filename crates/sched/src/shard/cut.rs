@@ -1,51 +1,53 @@
-//! How to cut: how many of the rows that wait a free device takes, where there are several devices.
+//! Divides the waiting rows among devices: the number of rows that a free device takes.
 //!
-//! A device that takes all leaves nothing to the one that falls free a moment later, and where rows cost much and launches little, all
-//! of them wait for a batch that gains nothing. In batches of b rows, N devices begin one each ℓ(b)/N, and as many as are idle at once;
-//! what waits, and what comes meanwhile, is gone after T. So all together wait least for the b with the least q·ℓ(b) + (q + r·T)·T/2,
-//! of q rows and a rate r. Where batches of b rows do not carry the load T is infinite: the higher the load, the larger the
-//! batches, up to all that waits.
+//! A device that takes all rows leaves none to the device that becomes free a moment later, and
+//! where rows cost much and launches little, all of them wait for a batch that gains nothing. In
+//! batches of b rows, N devices begin one each ℓ(b)/N, and idle ones begin immediately; the
+//! backlog, and the rows that arrive meanwhile, is done after T. The total wait is least for the b
+//! with the least q·ℓ(b) + (q + r·T)·T/2, for q rows and a rate r. If batches of b rows do not
+//! carry the load, T is infinite: the higher the load, the larger the batches, up to all waiting
+//! rows.
 
 use crate::parts::rate::Rate;
 use ripieno_base::Nanos;
 
-/// What may be cut, and who takes it.
+/// The rows to divide.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiting {
-    /// Rows that may run together now, and all that wait.
+    /// Rows that may run together now, and all waiting rows.
     pub(super) rows: usize,
     pub(super) queue: u64,
-    /// What arrives meanwhile.
+    /// Arrival rate.
     pub(super) rate: Rate,
-    /// No row may wait for longer.
+    /// Upper bound on the wait of a row.
     pub(super) slo: Nanos,
-    /// Smaller batches take more of the devices than chance leaves.
+    /// Smallest batch size that keeps utilisation within the planned 90 %.
     pub(super) least: usize,
 }
 
-/// What other models make of the devices.
+/// Use of the devices by other models.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Others {
-    /// Thousandths of devices that they do not keep busy.
-    pub(super) room: u64,
-    /// Their rows that wait, the device time that these take, and the rows that come in a second.
+    /// Thousandths of a device that they do not keep busy.
+    pub(super) spare: u64,
+    /// Their waiting rows, the device time that these take, and the rows that arrive per second.
     pub(super) rows: u64,
     pub(super) work: Nanos,
     pub(super) rate: u64,
-    /// Devices that are idle beside the one that a batch is for.
+    /// Number of idle devices besides the one that the batch is for.
     pub(super) idle: usize,
-    /// How long a batch may take without making theirs late.
-    pub(super) patience: Nanos,
+    /// Longest duration of a batch that does not make theirs late.
+    pub(super) max_wait: Nanos,
 }
 
 impl Waiting {
-    /// The rows of the first batch; `cost` is how long one takes on average.
+    /// Returns the number of rows of the first batch; `cost` is the mean duration of one.
     pub(super) fn cut(&self, others: &Others, cost: impl Fn(usize) -> Nanos) -> usize {
         let wait = |batch: usize| self.wait(others, batch, cost(batch));
-        // Where a single row takes longer than others can wait, nothing is gained for them by small batches.
-        let patient = |rows: usize| cost(rows) <= others.patience;
-        let most = match patient(1) && !patient(self.rows) {
-            true => (self.least.min(self.rows)..self.rows).rev().find(|&rows| patient(rows)).unwrap_or(self.least),
+        // If a single row takes longer than others can wait, small batches do not help them.
+        let waitable = |rows: usize| cost(rows) <= others.max_wait;
+        let most = match waitable(1) && !waitable(self.rows) {
+            true => (self.least.min(self.rows)..self.rows).rev().find(|&rows| waitable(rows)).unwrap_or(self.least),
             false => self.rows,
         };
         let most = most.min(self.rows);
@@ -60,14 +62,14 @@ impl Waiting {
             if wait.is_some_and(|wait| best.1.is_none_or(|least| wait < least)) {
                 best = (batch, wait);
             }
-            // The next smaller batch that parts differ by.
+            // The smallest number of parts that gives the next smaller batch.
             parts = if batch == 1 { usize::MAX } else { most.div_ceil(batch - 1).max(parts + 1) };
         }
         best.0
     }
 
-    /// How long all together wait for their answers in batches of so many rows, in rows by nanoseconds; none if for ever, or some
-    /// for too long.
+    /// Returns the total wait for answers in batches of `batch` rows, in rows times nanoseconds;
+    /// none if the load is not carried or the wait exceeds the SLO.
     fn wait(&self, others: &Others, batch: usize, cost: Nanos) -> Option<u128> {
         let left = self.queue.saturating_sub((batch * (others.idle + 1)) as u64);
         let answered = u128::from(self.queue) * cost.0 as u128;
@@ -76,8 +78,8 @@ impl Waiting {
             return Some(answered);
         }
         let load = self.rate.load_permille(batch, cost);
-        let room = others.room.checked_sub(load).filter(|room| *room > 0)?;
-        let span = work.scale(1_000, room);
+        let spare = others.spare.checked_sub(load).filter(|spare| *spare > 0)?;
+        let span = work.scale(1_000, spare);
         if span > self.slo {
             return None;
         }
@@ -91,19 +93,19 @@ mod tests {
     use super::*;
 
     const MS: fn(i64) -> Nanos = Nanos::from_millis;
-    const ALONE: Others = Others { room: 8_000, rows: 0, work: Nanos::ZERO, rate: 0, idle: 0, patience: Nanos::MAX };
+    const ALONE: Others = Others { spare: 8_000, rows: 0, work: Nanos::ZERO, rate: 0, idle: 0, max_wait: Nanos::MAX };
 
     fn waiting(queue: usize, per_second: u64) -> Waiting {
         let rate = Rate { rows: per_second, window: MS(1_000) };
         Waiting { rows: queue.min(32), queue: queue as u64, rate, slo: MS(1_000), least: 1 }
     }
 
-    /// 3 ms a row, and 3 ms for a launch.
+    /// 3 ms per row, and 3 ms for a launch.
     fn rows_cost(rows: usize) -> Nanos {
         MS(3) * rows as i64 + MS(3)
     }
 
-    /// 20 ms, and 0.1 ms a row.
+    /// 20 ms, and 0.1 ms per row.
     fn launches_cost(rows: usize) -> Nanos {
         MS(20) + Nanos::from_micros(100) * rows as i64
     }
@@ -122,17 +124,17 @@ mod tests {
         let batches = [0, 1_000, 1_800, 2_300].map(batch);
         assert!(batches.is_sorted() && batches[0] < batches[3], "{batches:?}");
         assert_eq!(batch(4_000), 32, "no batch carries it");
-        let busy = Others { room: 1_200, rows: 64, work: MS(200), rate: 500, ..ALONE };
+        let busy = Others { spare: 1_200, rows: 64, work: MS(200), rate: 500, ..ALONE };
         assert!(waiting(16, 100).cut(&busy, rows_cost) > waiting(16, 100).cut(&ALONE, rows_cost));
     }
 
     #[test]
     fn no_batch_outlasts_the_patience_of_others_unless_the_load_asks_for_it() {
-        let one = Others { room: 1_000, patience: MS(24), ..ALONE };
+        let one = Others { spare: 1_000, max_wait: MS(24), ..ALONE };
         let cut = |least: usize, others: &Others| Waiting { least, ..waiting(20, 10) }.cut(others, rows_cost);
         assert!(cut(1, &one) <= 7);
-        assert_eq!(cut(12, &Others { room: 100, ..one }), 12);
-        let hasty = Others { room: 30, patience: MS(5), ..ALONE };
-        assert_eq!(cut(1, &hasty), 20, "they could not wait for a single row either");
+        assert_eq!(cut(12, &Others { spare: 100, ..one }), 12);
+        let urgent = Others { spare: 30, max_wait: MS(5), ..ALONE };
+        assert_eq!(cut(1, &urgent), 20, "they could not wait for a single row either");
     }
 }

@@ -1,29 +1,29 @@
-//! Messages as frames: eight words, a cache line, for whoever carries them between processes.
+//! Messages as frames of eight words, one cache line, for transport between processes.
 //!
-//! The first word says the version of the layout, what kind of message it is, and the epoch of the matchmaker that it
-//! is for or from. Frames of another version are an error; those of another epoch are whole, and not heard: an earlier
-//! matchmaker has nothing to say any more, and a later one has not been told anything yet
-//! ([`ModelShard::resume`](super::ModelShard::resume)). Names in frames are numbers, times are nanoseconds of the
-//! scheduler.
+//! The first word holds the version of the layout, the kind of message, and the epoch of the
+//! matchmaker that sends or receives it. Frames of another version are an error. Frames of another
+//! epoch are valid but ignored: an earlier matchmaker no longer decides, and a later one has not
+//! received the shard's state yet ([`ModelShard::resume`](super::ModelShard::resume)). Ids in
+//! frames are numbers, times are nanoseconds of the scheduler.
 
 use super::messages::{DeviceToken, GrantNumber};
-use super::{Class, Grant, Holding, Loaded, Offer, Release, Sent, Standing, ToMatchmaker};
+use super::{Grant, GrantClass, Holding, Loaded, Offer, Release, Sent, Standing, ToMatchmaker};
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
 use std::fmt;
 
 /// A message in words.
 pub type Frame = [u64; 8];
 
-/// Which matchmaker it is, of those that follow each other.
-pub type Epoch = u32;
+/// The number of a matchmaker among those that succeed each other.
+pub type MatchmakerEpoch = u32;
 
-/// Changes with the layout.
+/// Version of the layout.
 const VERSION: u16 = 1;
 
-/// What a frame holds.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
-enum Kind {
+enum FrameKind {
     Offer = 1,
     Sent,
     Release,
@@ -33,10 +33,17 @@ enum Kind {
     Grant,
 }
 
-const KINDS: [Kind; 7] =
-    [Kind::Offer, Kind::Sent, Kind::Release, Kind::Standing, Kind::Loaded, Kind::Holding, Kind::Grant];
+const KINDS: [FrameKind; 7] = [
+    FrameKind::Offer,
+    FrameKind::Sent,
+    FrameKind::Release,
+    FrameKind::Standing,
+    FrameKind::Loaded,
+    FrameKind::Holding,
+    FrameKind::Grant,
+];
 
-/// Words that are no message, or one that does not go this way.
+/// The first word of a frame that holds no message, or one for the opposite direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Garbled(pub u64);
 
@@ -48,113 +55,114 @@ impl fmt::Display for Garbled {
 
 impl std::error::Error for Garbled {}
 
-fn frame<const N: usize>(kind: Kind, epoch: Epoch, words: [u64; N]) -> Frame {
+fn frame<const N: usize>(kind: FrameKind, epoch: MatchmakerEpoch, words: [u64; N]) -> Frame {
     let mut frame = [0; 8];
     frame[0] = u64::from(VERSION) << 48 | (kind as u64) << 32 | u64::from(epoch);
     frame[1..=N].copy_from_slice(&words);
     frame
 }
 
-fn header(frame: &Frame) -> Result<(Kind, Epoch), Garbled> {
+fn header(frame: &Frame) -> Result<(FrameKind, MatchmakerEpoch), Garbled> {
     let kind = KINDS.into_iter().find(|&kind| frame[0] >> 32 == u64::from(VERSION) << 16 | kind as u64);
-    Ok((kind.ok_or(Garbled(frame[0]))?, frame[0] as Epoch))
+    Ok((kind.ok_or(Garbled(frame[0]))?, frame[0] as MatchmakerEpoch))
 }
 
 impl ToMatchmaker {
-    /// The message as a frame.
-    pub fn to_frame(&self, epoch: Epoch) -> Frame {
+    /// Returns the message as a frame.
+    pub fn to_frame(&self, epoch: MatchmakerEpoch) -> Frame {
         let id = |model: ModelId| u64::from(model.0);
         match *self {
             ToMatchmaker::Offer(offer) => {
                 let [seen, exec, latest, rank, lead, overdue] = offer.to_words();
-                frame(Kind::Offer, epoch, [id(offer.model), seen, exec, latest, rank, lead, overdue])
+                frame(FrameKind::Offer, epoch, [id(offer.model), seen, exec, latest, rank, lead, overdue])
             }
             ToMatchmaker::Sent(Sent { device, number, at, lead, cost }) => {
                 let [at, lead, cost] = [at.0, lead.0, cost.0].map(i64::cast_unsigned);
-                frame(Kind::Sent, epoch, [u64::from(device.0), number.0, at, lead, cost])
+                frame(FrameKind::Sent, epoch, [u64::from(device.0), number.0, at, lead, cost])
             }
             ToMatchmaker::Release(Release { model, token: DeviceToken { device, number }, unused }) => {
                 let unused = unused.map_or([0; 2], |class| [1, class.to_word()]);
-                frame(Kind::Release, epoch, [id(model), u64::from(device.0), number.0, unused[0], unused[1]])
+                frame(FrameKind::Release, epoch, [id(model), u64::from(device.0), number.0, unused[0], unused[1]])
             }
             ToMatchmaker::Standing(Standing { shard, device, percent }) => {
                 let percent = percent.map_or([0; 2], |percent| [1, u64::from(percent)]);
-                frame(Kind::Standing, epoch, [u64::from(shard), u64::from(device.0), percent[0], percent[1]])
+                frame(FrameKind::Standing, epoch, [u64::from(shard), u64::from(device.0), percent[0], percent[1]])
             }
             ToMatchmaker::Loaded(Loaded { model, instances }) => {
-                frame(Kind::Loaded, epoch, [id(model), instances as u64])
+                frame(FrameKind::Loaded, epoch, [id(model), instances as u64])
             }
             ToMatchmaker::Holding(Holding { model, device, number }) => {
-                frame(Kind::Holding, epoch, [id(model), u64::from(device.0), number.0])
+                frame(FrameKind::Holding, epoch, [id(model), u64::from(device.0), number.0])
             }
         }
     }
 
-    /// The message of a frame, and the epoch of the matchmaker that it is for.
-    pub fn from_frame(frame: &Frame) -> Result<(Epoch, ToMatchmaker), Garbled> {
+    /// Returns the message of a frame, and the epoch of the matchmaker that it is for.
+    pub fn from_frame(frame: &Frame) -> Result<(MatchmakerEpoch, ToMatchmaker), Garbled> {
         let (kind, epoch) = header(frame)?;
         let [_, first, second, third, fourth, fifth, ..] = *frame;
         let (model, device, number) = (ModelId(first as u16), DeviceId(second as u16), GrantNumber(third));
         let mail = match kind {
-            Kind::Offer => {
+            FrameKind::Offer => {
                 let words = std::array::from_fn(|at| frame[at + 2]);
                 ToMatchmaker::Offer(Offer::from_words(model, words))
             }
-            Kind::Sent => {
+            FrameKind::Sent => {
                 let [at, lead, cost] = [third, fourth, fifth].map(u64::cast_signed);
                 let (device, number) = (DeviceId(first as u16), GrantNumber(second));
                 ToMatchmaker::Sent(Sent { device, number, at: Time(at), lead: Nanos(lead), cost: Nanos(cost) })
             }
-            Kind::Release => {
-                let unused = (fourth != 0).then(|| Class::from_word(fifth));
+            FrameKind::Release => {
+                let unused = (fourth != 0).then(|| GrantClass::from_word(fifth));
                 ToMatchmaker::Release(Release { model, token: DeviceToken { device, number }, unused })
             }
-            Kind::Standing => {
+            FrameKind::Standing => {
                 let percent = (third != 0).then_some(fourth as u32);
                 ToMatchmaker::Standing(Standing { shard: first as u16, device, percent })
             }
-            Kind::Loaded => ToMatchmaker::Loaded(Loaded { model, instances: second as usize }),
-            Kind::Holding => ToMatchmaker::Holding(Holding { model, device, number }),
-            Kind::Grant => return Err(Garbled(frame[0])),
+            FrameKind::Loaded => ToMatchmaker::Loaded(Loaded { model, instances: second as usize }),
+            FrameKind::Holding => ToMatchmaker::Holding(Holding { model, device, number }),
+            FrameKind::Grant => return Err(Garbled(frame[0])),
         };
         Ok((epoch, mail))
     }
 }
 
 impl Grant {
-    /// The grant as a frame. Its number says which matchmaker made it.
+    /// Returns the grant as a frame. Its number contains the epoch of its matchmaker.
     pub fn to_frame(&self) -> Frame {
         let Grant { model, token: DeviceToken { device, number }, percent, idle, class } = self;
         let words =
             [u64::from(model.0), u64::from(device.0), number.0, u64::from(*percent), *idle as u64, class.to_word()];
-        frame(Kind::Grant, number.epoch(), words)
+        frame(FrameKind::Grant, number.epoch(), words)
     }
 
-    /// The grant of a frame. A token that is read twice is taken for one: its shard uses each number once.
+    /// Returns the grant of a frame. Reading a frame twice yields the same token twice; its shard
+    /// uses each number once.
     pub fn from_frame(frame: &Frame) -> Result<Grant, Garbled> {
-        let (Kind::Grant, _) = header(frame)? else { return Err(Garbled(frame[0])) };
+        let (FrameKind::Grant, _) = header(frame)? else { return Err(Garbled(frame[0])) };
         let [_, model, device, number, percent, idle, class, _] = *frame;
         let token = DeviceToken { device: DeviceId(device as u16), number: GrantNumber(number) };
-        let class = Class::from_word(class);
+        let class = GrantClass::from_word(class);
         Ok(Grant { model: ModelId(model as u16), token, percent: percent as u32, idle: idle as usize, class })
     }
 }
 
-/// Stands for the class of punctual batches: no overdue one may end at such a time.
+/// Encodes the class of punctual batches: no overdue batch ends at this time.
 const PUNCTUAL: i64 = i64::MIN;
 
-impl Class {
+impl GrantClass {
     fn to_word(self) -> u64 {
         match self {
-            Class::Punctual => PUNCTUAL.cast_unsigned(),
-            Class::Overdue { until } => until.0.cast_unsigned(),
+            GrantClass::Punctual => PUNCTUAL.cast_unsigned(),
+            GrantClass::Overdue { until } => until.0.cast_unsigned(),
         }
     }
 
-    fn from_word(word: u64) -> Class {
+    fn from_word(word: u64) -> GrantClass {
         match word.cast_signed() {
-            PUNCTUAL => Class::Punctual,
-            until => Class::Overdue { until: Time(until) },
+            PUNCTUAL => GrantClass::Punctual,
+            until => GrantClass::Overdue { until: Time(until) },
         }
     }
 }
@@ -178,7 +186,7 @@ mod tests {
             ToMatchmaker::Loaded(Loaded { model, instances: usize::MAX }),
             ToMatchmaker::Holding(Holding { model, device, number: NUMBER }),
         ];
-        for unused in [None, Some(Class::Punctual), Some(Class::Overdue { until: Time(0) })] {
+        for unused in [None, Some(GrantClass::Punctual), Some(GrantClass::Overdue { until: Time(0) })] {
             let token = DeviceToken { device, number: NUMBER };
             all.push(ToMatchmaker::Release(Release { model, token, unused }));
         }
@@ -192,7 +200,9 @@ mod tests {
         for mail in messages() {
             assert_eq!(ToMatchmaker::from_frame(&mail.to_frame(7)), Ok((7, mail)));
         }
-        for class in [Class::Punctual, Class::Overdue { until: Time::NEVER }, Class::Overdue { until: Time(-1) }] {
+        for class in
+            [GrantClass::Punctual, GrantClass::Overdue { until: Time::NEVER }, GrantClass::Overdue { until: Time(-1) }]
+        {
             let token = DeviceToken { device: DeviceId(9), number: GrantNumber::before(5).next() };
             let grant = Grant { model: ModelId(300), token, percent: 250, idle: 3, class };
             assert_eq!(Grant::from_frame(&grant.to_frame()), Ok(grant));

@@ -4,7 +4,7 @@ use super::{DeviceChoice, Matchmaker, ModelShard, Rules};
 use crate::{Control, Outbox, Request, Scheduler, Setup, TaskDone};
 use ripieno_base::{DeviceId, ModelId, RequestSlot, TaskId, Time};
 
-/// A shard with all models and a matchmaker, exchanging messages at once.
+/// A shard with all models and a matchmaker, which exchange messages immediately.
 pub(crate) struct Fused {
     shard: ModelShard,
     matchmaker: Matchmaker,

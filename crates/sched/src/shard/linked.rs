@@ -1,22 +1,22 @@
-//! Several shards and a matchmaker whose messages take time: what the halves do on threads or machines of their own, in
-//! virtual time.
+//! Several shards and a matchmaker whose messages take time: the behaviour of halves on separate
+//! threads or machines, in virtual time.
 //!
-//! With no delay it decides exactly as [`Fused`](super::Fused) does, however many shards there are; a property test holds
-//! it to that. With a delay it tells what sharding costs.
+//! Without delay the decisions equal those of [`Fused`](super::Fused) for any number of shards,
+//! which a property test checks. With delay, simulations show the cost of sharding.
 
-use super::{DeviceChoice, Epoch, Frame, Grant, Matchmaker, ModelShard, Rules, ToMatchmaker};
+use super::{DeviceChoice, Frame, Grant, Matchmaker, MatchmakerEpoch, ModelShard, Rules, ToMatchmaker};
 use crate::{Control, Limits, Outbox, Request, Scheduler, Setup, TaskDone};
 use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use std::collections::VecDeque;
 
-/// The shard that a model belongs to.
+/// Returns the shard that owns a model.
 pub fn shard_of(model: ModelId, shards: usize) -> usize {
     model.index() % shards
 }
 
-/// Shards and their matchmaker, to be run by someone who carries their messages.
+/// Shards and their matchmaker, for a driver that carries their messages.
 pub struct Halves {
-    /// The shards; a model belongs to the one at its id modulo their number.
+    /// The shards; the id of a model modulo their number gives its shard.
     pub shards: Vec<ModelShard>,
     /// The matchmaker.
     pub matchmaker: Matchmaker,
@@ -37,9 +37,9 @@ impl Halves {
             let joined = Control::DeviceJoined(device);
             halves.shards.iter_mut().for_each(|shard| shard.on_control(Time::ORIGIN, joined.clone()));
         }
-        // What is there from the start is known to both halves.
-        let news = halves.shards.iter_mut().flat_map(ModelShard::take_news);
-        news.for_each(|news| halves.matchmaker.on_mail(Time::ORIGIN, news));
+        // Both halves know the initial models and devices.
+        let changes = halves.shards.iter_mut().flat_map(ModelShard::take_changes);
+        changes.for_each(|changes| halves.matchmaker.on_mail(Time::ORIGIN, changes));
         halves
     }
 }
@@ -50,21 +50,23 @@ pub(crate) struct Linked {
     matchmaker: Matchmaker,
     delay: Nanos,
     limits: Limits,
-    /// Which matchmaker it is.
-    epoch: Epoch,
-    /// Messages to the matchmaker by the moment of their arrival, in order, as they go from process to process.
+    /// Epoch of the current matchmaker.
+    epoch: MatchmakerEpoch,
+    /// Messages to the matchmaker with their times of arrival, in order, encoded as between
+    /// processes.
     to_matchmaker: VecDeque<(Time, Frame)>,
     /// Grants to shards, likewise.
     to_shards: VecDeque<(Time, Frame)>,
-    /// Which shard a live request belongs to, by slot.
+    /// The shard of each live request, by slot.
     shard_of: Vec<u16>,
 }
 
 impl Linked {
-    /// Builds `shards` shards, to which models go in turn.
+    /// Builds `shards` shards, to which models are assigned round robin.
     pub(crate) fn new(setup: &Setup, choice: DeviceChoice, rules: &Rules, shards: usize, delay: Nanos) -> Linked {
         let limits = &setup.limits;
-        // Offers are sent for each change and live as long as the link is; one settle writes a bounded number.
+        // Offers are sent for each change and stay on the link for its delay; one settle writes a
+        // bounded number.
         let burst = limits.models + 2 * limits.tasks();
         let Halves { shards, matchmaker } = Halves::new(setup, choice, rules, shards);
         Linked {
@@ -83,7 +85,7 @@ impl Linked {
         shard_of(model, self.shards.len())
     }
 
-    /// Delivers what has arrived and settles, until nothing more arrives at this instant.
+    /// Delivers the messages that have arrived and settles, until no more arrive at this instant.
     fn turn(&mut self, now: Time, out: &mut Outbox) {
         for shard in &mut self.shards {
             shard.settle(now, out);
@@ -160,7 +162,7 @@ impl Scheduler for Linked {
 mod tests {
     use super::*;
     use crate::parts::models::{BatchOptions, PerModel};
-    use crate::shard::{Gather, Network, Start, StartBy};
+    use crate::shard::{Gather, NetworkDelay, StartBy, StartRule};
     use crate::{Action, Outcome, RequestClass};
     use ripieno_model::{DropRule, Extent, Model, Profile};
 
@@ -168,10 +170,10 @@ mod tests {
     const MS: fn(i64) -> Nanos = Nanos::from_millis;
 
     fn rules() -> Rules {
-        // Sent ahead, so that all kinds of messages are on the link.
-        let network = Network { control: MS(1), ..Network::default() };
+        // Batches are sent ahead, so that all kinds of messages are on the link.
+        let network = NetworkDelay { control: MS(1), ..NetworkDelay::default() };
         let options = BatchOptions { drop: DropRule::Never, max_batch: PerModel::all(None) };
-        let start = PerModel::all(StartBy::Rule(Start::After(Nanos::ZERO)));
+        let start = PerModel::all(StartBy::Rule(StartRule::After(Nanos::ZERO)));
         Rules { start, options, gather: Gather::Fifo, single: false, network }
     }
 
@@ -180,19 +182,19 @@ mod tests {
         Setup { models: ["a", "b", "c"].map(model).into(), devices: 2, limits: LIMITS }
     }
 
-    /// What may happen to messages on the way.
+    /// Faults of the link.
     #[derive(Clone, Copy, PartialEq)]
     enum Link {
         Safe,
-        /// Each arrives twice.
+        /// Each message arrives twice.
         Repeats,
-        /// So often the matchmaker is lost with all that is on the way, and another comes.
+        /// Once per this number of steps, the matchmaker is replaced and all messages are lost.
         Restarts(usize),
     }
 
     impl Link {
-        /// Whether shards have something to say because of it.
-        fn meddle(self, linked: &mut Linked, step: usize) -> bool {
+        /// Applies the fault; returns true if shards must settle because of it.
+        fn apply(self, linked: &mut Linked, step: usize) -> bool {
             match self {
                 Link::Repeats => {
                     for mail in [&mut linked.to_matchmaker, &mut linked.to_shards] {
@@ -210,7 +212,7 @@ mod tests {
     }
 
     impl Linked {
-        /// The matchmaker is lost with all messages; the next one knows nothing.
+        /// Replaces the matchmaker by a new one without state; all messages on the link are lost.
         fn restart(&mut self) {
             self.to_matchmaker.clear();
             self.to_shards.clear();
@@ -221,8 +223,8 @@ mod tests {
         }
     }
 
-    /// Two hundred requests for three models, one a millisecond; what was started and finished when, and the most tasks
-    /// of a device.
+    /// Runs 200 requests for three models, one per millisecond. Returns the log of starts and ends,
+    /// and the largest number of tasks on a device.
     fn run(link: Link) -> (Vec<(Time, Action)>, usize) {
         let setup = setup();
         let mut linked = Linked::new(&setup, DeviceChoice::SmallestId, &rules(), 2, Nanos::from_micros(100));
@@ -231,22 +233,22 @@ mod tests {
         let (mut free, mut arrived) = ((0..64).rev().map(RequestSlot).collect::<Vec<_>>(), 0_u16);
         for step in 1..6_000_usize {
             let now = Time::ORIGIN + Nanos::from_micros(50 * step as i64);
-            let mut told = link.meddle(&mut linked, step) || linked.next_wakeup() <= now;
+            let mut due = link.apply(&mut linked, step) || linked.next_wakeup() <= now;
             if step.is_multiple_of(20) && arrived < 200 {
                 let (slot, model) = (free.pop().expect("devices keep up"), ModelId(arrived % 3));
                 let deadline = now + MS(60_000);
                 let (extent, class) = (Extent::ONE, RequestClass::default());
                 linked.on_request(now, &Request { slot, model, arrived: now, deadline, rows: 1, extent, class });
-                (told, arrived) = (true, arrived + 1);
+                (due, arrived) = (true, arrived + 1);
             }
             for tasks in &mut running {
                 if tasks.first().is_some_and(|(end, _)| *end <= now) {
                     let (_, task) = tasks.remove(0);
                     linked.on_task_done(now, &TaskDone { task, outcome: Outcome::Ok, ended: &[], skips: &[] });
-                    told = true;
+                    due = true;
                 }
             }
-            if !told {
+            if !due {
                 continue;
             }
             linked.settle(now, &mut out);
@@ -324,18 +326,18 @@ mod tests {
     #[test]
     fn a_device_is_granted_while_it_is_there_for_all_and_as_slow_as_any_says() {
         let (mut halves, now) = (halves(), Time(1));
-        let tell = |halves: &mut Halves, shard: usize, control: Control| {
+        let send = |halves: &mut Halves, shard: usize, control: Control| {
             halves.shards[shard].on_control(now, control);
             settled(halves, shard, now);
         };
         let first = DeviceId(0);
-        tell(&mut halves, 1, Control::DeviceLeft(DeviceId(1)));
-        tell(&mut halves, 1, Control::DeviceLeft(first));
+        send(&mut halves, 1, Control::DeviceLeft(DeviceId(1)));
+        send(&mut halves, 1, Control::DeviceLeft(first));
         settled(&mut halves, 0, now);
         assert!(halves.matchmaker.next_grant(now).is_none(), "one says of each that it left");
-        tell(&mut halves, 0, Control::DeviceSlowed { device: first, percent: 300 });
-        tell(&mut halves, 1, Control::DeviceJoined(first));
-        tell(&mut halves, 1, Control::DeviceSlowed { device: first, percent: 200 });
+        send(&mut halves, 0, Control::DeviceSlowed { device: first, percent: 300 });
+        send(&mut halves, 1, Control::DeviceJoined(first));
+        send(&mut halves, 1, Control::DeviceSlowed { device: first, percent: 200 });
         let grant = halves.matchmaker.next_grant(now).expect("it is there again");
         assert_eq!((grant.device(), grant.percent), (first, 300));
     }

@@ -1,20 +1,23 @@
-//! The half that owns devices: matches models that may send with devices that are free.
+//! The half that owns devices: it matches models that may start batches with free devices.
 //!
-//! Symphony's Algorithm 1 has a timer per model, at the candidate's exec, and one per device, at the end of its batch.
-//! Both ask the same question, "is there a candidate in its window and a device that is free?", so both are answered in
-//! one place: candidates wait in a heap by exec until their moment, then in a heap by urgency until a device is free.
-//! Each step costs O(log models + log devices).
+//! Symphony's Algorithm 1 has a timer per model, at the candidate's exec, and one per device, at
+//! the end of its batch. Both timers ask whether there is a candidate within its window and a free
+//! device, so one function answers both: candidates wait in a heap by exec until their exec, then
+//! in a heap by urgency until a device is free. Each step costs O(log models + log devices).
 //!
-//! A batch that takes time to reach its device (the lead) may be sent while the device is still busy, if the device will
-//! be free by the time the batch arrives; then the device holds two tasks. Without a lead nothing is sent ahead.
+//! A batch that takes time to reach its device (the lead) may be sent while the device is busy, if
+//! the device will be free when the batch arrives; the device then holds two tasks. Without a lead
+//! no batch is sent ahead.
 
 use super::messages::{DeviceToken, GrantNumber};
-use super::{Candidates, Class, Epoch, Grant, Holding, Loaded, Offer, Release, Sent, Standing, ToMatchmaker};
+use super::{
+    Candidates, Grant, GrantClass, Holding, Loaded, MatchmakerEpoch, Offer, Release, Sent, Standing, ToMatchmaker,
+};
 use crate::Limits;
 use crate::parts::devices::Devices;
 use ripieno_base::{DeviceId, IndexedHeap, ModelId, Nanos, Time};
 
-/// Which of several free devices is taken.
+/// The order of preference among free devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeviceChoice {
     /// The smallest id: load gathers on the first devices, the last stay idle and can be released.
@@ -23,26 +26,28 @@ pub(crate) enum DeviceChoice {
     EarliestFree,
 }
 
-/// Devices, and the moments at which models may send.
+/// Devices, and the times at which models may start batches.
 #[derive(Debug)]
 pub struct Matchmaker {
     choice: DeviceChoice,
-    devices: Devices<OfDevice>,
-    /// The most tasks that a device holds.
+    devices: Devices<GrantedDevice>,
+    /// Upper bound on the tasks of a device.
     depth: usize,
-    /// What is granted of each, device by device, and the number of the last grant.
+    /// Grants of each device, `depth` entries per device, and the number of the last grant.
     granted: Vec<Option<Granted>>,
     last: GrantNumber,
-    /// How many shards there are, and how each device stands with each, device by device.
+    /// Number of shards, and the latency percentage that each reports of each device, `shards`
+    /// entries per device.
     shards: usize,
     standings: Vec<Option<u32>>,
     /// Free devices, by preference.
     free: IndexedHeap<Time>,
     /// Devices with one task and room for another, by the predicted end of that task.
     ending: IndexedHeap<Time>,
-    /// Free devices that were of no use to whom they were granted, by the moment at which they are tried again.
+    /// Free devices whose last grant was returned unused, by the time at which they are granted
+    /// again.
     set_aside: IndexedHeap<Time>,
-    models: Vec<ModelState>,
+    models: Vec<MatchedModel>,
     /// Models whose candidate's exec lies ahead, by exec.
     pending: IndexedHeap<Time>,
     /// Models whose candidate may start, by rank.
@@ -51,42 +56,43 @@ pub struct Matchmaker {
     overdue: IndexedHeap<Time>,
 }
 
-/// What is kept of a device.
+/// State of a device.
 #[derive(Clone, Copy, Debug)]
-struct OfDevice {
-    /// Tasks that it holds.
+struct GrantedDevice {
+    /// Number of tasks that it holds.
     held: usize,
-    /// When the last of them is predicted to end, once its last block was sent.
+    /// Predicted end of the last of them, known once its last block was sent.
     ends: Time,
     ends_known: bool,
 }
 
-/// A token that some shard has.
+/// A token that a shard holds.
 #[derive(Clone, Copy, Debug)]
 struct Granted {
     number: GrantNumber,
-    /// Whether its last block has been sent.
+    /// Whether the last block of its batch has been sent.
     sent: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct ModelState {
+struct MatchedModel {
     candidates: Candidates,
-    /// Grants so far: offers that do not know of the latest are out of date.
+    /// Number of grants; offers that do not include the latest are out of date.
     grants: u64,
     in_flight: usize,
     instances: usize,
 }
 
-/// How long a device rests that was of no use, unless it is released or asked for anew before.
+/// Pause after a grant that was returned unused, unless the device is released or the model offers
+/// again before.
 const SET_ASIDE: Nanos = Nanos::from_millis(1);
 
 impl Matchmaker {
-    /// For so many shards. One that follows another has a higher epoch, and begins when shards
-    /// [`resume`](super::ModelShard::resume).
-    pub(crate) fn new(limits: &Limits, choice: DeviceChoice, shards: usize, epoch: Epoch) -> Matchmaker {
+    /// Creates a matchmaker for `shards` shards. A successor has a higher epoch, and starts when
+    /// shards [`resume`](super::ModelShard::resume).
+    pub(crate) fn new(limits: &Limits, choice: DeviceChoice, shards: usize, epoch: MatchmakerEpoch) -> Matchmaker {
         let (models, devices) = (limits.models, limits.devices);
-        let idle = || OfDevice { held: 0, ends: Time::ORIGIN, ends_known: false };
+        let idle = || GrantedDevice { held: 0, ends: Time::ORIGIN, ends_known: false };
         Matchmaker {
             choice,
             devices: Devices::new(limits, 0, idle),
@@ -99,7 +105,7 @@ impl Matchmaker {
             ending: IndexedHeap::new(devices),
             set_aside: IndexedHeap::new(devices),
             models: vec![
-                ModelState {
+                MatchedModel {
                     candidates: Candidates::default(),
                     grants: 0,
                     in_flight: 0,
@@ -113,30 +119,31 @@ impl Matchmaker {
         }
     }
 
-    /// How many ids of models it knows.
+    /// Returns the number of model ids.
     pub fn models(&self) -> usize {
         self.models.len()
     }
 
-    /// A shard has something to tell.
+    /// Handles a message from a shard.
     pub fn on_mail(&mut self, now: Time, mail: ToMatchmaker) {
         match mail {
-            ToMatchmaker::Offer(offer) => self.post(now, offer),
+            ToMatchmaker::Offer(offer) => self.store_offer(now, offer),
             ToMatchmaker::Sent(sent) => self.expect_end(sent),
             ToMatchmaker::Release(release) => self.release(now, release),
-            ToMatchmaker::Standing(standing) => self.stand(now, standing),
+            ToMatchmaker::Standing(standing) => self.set_standing(now, standing),
             ToMatchmaker::Loaded(loaded) => self.load_model(loaded),
             ToMatchmaker::Holding(holding) => self.hold(holding),
         }
     }
 
-    /// What is granted of a device under this number; with no number, where another grant may stand.
+    /// Returns the grant of a device with this number; for no number, an empty entry.
     fn granted(&mut self, id: DeviceId, number: Option<GrantNumber>) -> Option<&mut Option<Granted>> {
         let slots = &mut self.granted[id.index() * self.depth..][..self.depth];
         slots.iter_mut().find(|slot| slot.map(|granted| granted.number) == number)
     }
 
-    /// A shard has a device from an earlier matchmaker. It says so before it says that any device is there.
+    /// Registers a device that a shard holds from an earlier matchmaker. Shards send this before
+    /// they report any device as present.
     fn hold(&mut self, Holding { model, device: id, number }: Holding) {
         if self.devices[id].present || self.granted(id, Some(number)).is_some() {
             return;
@@ -152,15 +159,16 @@ impl Matchmaker {
         (state.held, state.ends_known) = (state.held + 1, false);
     }
 
-    /// The number of grants goes on: an offer of the model that had the id before stays out of date. So do its batches:
-    /// over a link, the news that the last of them has ended may still be on its way. What it offered was withdrawn
-    /// when it left.
+    /// Sets the instances of a model. The number of grants is kept, so that an offer of the model
+    /// that had the id before stays out of date. The batches in flight are kept, too, since the end
+    /// of the last one may still be on the link. The former model's offer was withdrawn when it was
+    /// unloaded.
     fn load_model(&mut self, Loaded { model, instances }: Loaded) {
         self.models[model.index()].instances = instances;
     }
 
-    /// A device is there while it is with all shards, and as slow as the one says that finds it slowest.
-    fn stand(&mut self, now: Time, Standing { shard, device: id, percent }: Standing) {
+    /// Updates a device: it is present if all shards report it, and as slow as the slowest report.
+    fn set_standing(&mut self, now: Time, Standing { shard, device: id, percent }: Standing) {
         let standings = &mut self.standings[id.index() * self.shards..][..self.shards];
         standings[usize::from(shard)] = percent;
         let all = standings.iter().copied().try_fold(0, |slowest, percent| Some(percent?.max(slowest)));
@@ -196,11 +204,12 @@ impl Matchmaker {
             self.set_free(now, id);
             self.set_ending(id);
         }
-        self.arm(now, model);
+        self.queue_model(now, model);
     }
 
-    /// The last block of a batch has been sent to a device: it arrives after the lead and takes its cost by the profile.
-    /// The prediction decides only whether a further batch may be sent ahead.
+    /// Predicts the end of a batch whose last block has been sent to a device: it arrives after the
+    /// lead and takes its profiled cost. The prediction only decides whether a further batch may be
+    /// sent ahead.
     fn expect_end(&mut self, sent: Sent) {
         let Some(Some(granted)) = self.granted(sent.device, Some(sent.number)) else { return };
         if std::mem::replace(&mut granted.sent, true) {
@@ -232,17 +241,17 @@ impl Matchmaker {
         }
     }
 
-    /// Takes note of what a model asks for; the latest offer wins.
-    fn post(&mut self, now: Time, offer: Offer) {
+    /// Stores a model's offer; the latest wins.
+    fn store_offer(&mut self, now: Time, offer: Offer) {
         let model = &mut self.models[offer.model.index()];
         if offer.seen == model.grants {
             model.candidates = offer.candidates;
-            self.arm(now, offer.model);
+            self.queue_model(now, offer.model);
         }
     }
 
-    /// Puts a model into the heaps where its offer belongs; into none if as many of its batches run as may.
-    fn arm(&mut self, now: Time, id: ModelId) {
+    /// Puts a model into the heaps that match its offer; into none if all its instances are busy.
+    fn queue_model(&mut self, now: Time, id: ModelId) {
         let state = &self.models[id.index()];
         let Candidates { punctual, overdue_since } =
             if state.in_flight < state.instances { state.candidates } else { Candidates::default() };
@@ -260,7 +269,8 @@ impl Matchmaker {
         set(&mut self.overdue, overdue_since);
     }
 
-    /// The next match at `now`, if there is one. The device and the model's candidates are taken with it.
+    /// Returns the next match at `now`, if there is one. Takes the device and the model's
+    /// candidates.
     pub fn next_grant(&mut self, now: Time) -> Option<Grant> {
         while let Some((_, device)) = self.set_aside.peek().filter(|&(until, _)| until <= now) {
             self.set_aside.remove(device);
@@ -268,30 +278,32 @@ impl Matchmaker {
             self.set_ending(DeviceId(device as u16));
         }
         while let Some((_, model)) = self.pending.peek().filter(|&(exec, _)| exec <= now) {
-            self.arm(now, ModelId(model as u16));
+            self.queue_model(now, ModelId(model as u16));
         }
         let (model, class) = match (self.ready.peek(), self.overdue.peek()) {
-            (Some((_, model)), _) => (model, Class::Punctual),
-            (None, Some((_, model))) => (model, Class::Overdue { until: self.free_until() }),
+            (Some((_, model)), _) => (model, GrantClass::Punctual),
+            (None, Some((_, model))) => (model, GrantClass::Overdue { until: self.free_until() }),
             (None, None) => return None,
         };
         let device = match self.free.peek() {
             Some((_, device)) => device,
-            None if class == Class::Punctual => self.send_ahead_to(model).filter(|&(from, _)| from <= now)?.1,
+            None if class == GrantClass::Punctual => self.send_ahead_to(model).filter(|&(from, _)| from <= now)?.1,
             None => return None,
         };
         Some(self.grant(now, ModelId(model as u16), DeviceId(device as u16), class))
     }
 
-    /// The busy device that ends first, and from when on the model's batch may be sent to it; none without a lead.
+    /// Returns the busy device that ends first and the time from which the model's batch may be
+    /// sent to it; none without a lead.
     fn send_ahead_to(&self, model: usize) -> Option<(Time, usize)> {
         let lead = self.models[model].candidates.punctual?.lead;
         let (ends, device) = self.ending.peek().filter(|_| lead > Nanos::ZERO)?;
         Some((ends - lead, device))
     }
 
-    /// Until when overdue requests may occupy the free device without harm to a candidate: as long as they like while
-    /// another device stays free, else up to the earliest latest moment of a candidate that waits for its exec.
+    /// Returns the time until which overdue requests may occupy the free device without making a
+    /// candidate late: unlimited if another device stays free, else the earliest `latest` of a
+    /// candidate that waits for its exec.
     fn free_until(&self) -> Time {
         if self.free.len() > 1 {
             return Time::NEVER;
@@ -300,7 +312,7 @@ impl Matchmaker {
         self.pending.keys().filter_map(latest).min().unwrap_or(Time::NEVER)
     }
 
-    fn grant(&mut self, now: Time, id: ModelId, device: DeviceId, class: Class) -> Grant {
+    fn grant(&mut self, now: Time, id: ModelId, device: DeviceId, class: GrantClass) -> Grant {
         self.free.remove(device.index());
         self.ending.remove(device.index());
         self.last = self.last.next();
@@ -310,18 +322,18 @@ impl Matchmaker {
         let model = &mut self.models[id.index()];
         (model.in_flight, model.grants, model.candidates) =
             (model.in_flight + 1, model.grants + 1, Candidates::default());
-        self.arm(now, id);
+        self.queue_model(now, id);
         Grant { model: id, token, percent, idle: self.free.len(), class }
     }
 
-    /// When to ask for grants again if nothing happens: the next exec, if a device is free to take it; else the moment from
-    /// which on the most urgent candidate may be sent ahead.
+    /// Returns the time of the next grant if no message comes before: the next exec if a device is
+    /// free, else the time from which the most urgent candidate may be sent ahead.
     pub fn next_wakeup(&self) -> Time {
         let exec = || self.pending.peek().map_or(Time::NEVER, |(exec, _)| exec);
-        let ahead = || self.ready.peek().and_then(|(_, model)| self.send_ahead_to(model)).map(|(from, _)| from);
+        let head_start = || self.ready.peek().and_then(|(_, model)| self.send_ahead_to(model)).map(|(from, _)| from);
         let matched = match (self.free.is_empty(), self.ending.is_empty()) {
             (false, _) => exec(),
-            (true, false) => ahead().unwrap_or_else(exec),
+            (true, false) => head_start().unwrap_or_else(exec),
             (true, true) => Time::NEVER,
         };
         matched.min(self.set_aside.peek().map_or(Time::NEVER, |(until, _)| until))

@@ -1,32 +1,33 @@
-//! What model shards and the matchmaker tell each other.
+//! Messages between model shards and the matchmaker.
 //!
-//! An offer is state: only the latest counts, so a mailbox may keep just one a model. Grants and releases are events
-//! and must not be lost. A device is a token that cannot be cloned: it moves with the grant and comes back with the
-//! release, so a device slot is never used twice; its number, too, goes along, so that what is said twice counts once.
-//! Staleness is told by number: an offer says how many grants its shard had seen, and the matchmaker ignores one that
-//! does not know of the latest; no flag, no round trip, no lock. How a device stands is state again, said by each
-//! shard.
+//! An offer is state: only the latest counts, so a mailbox may keep just one per model. Grants and
+//! releases are events and must not be lost. A device is a token that cannot be cloned: it moves
+//! with the grant and comes back with the release, so a device slot is never used twice; its number
+//! moves with it, so that duplicates are ignored. Stale offers are recognised by number, without a
+//! flag, a round trip or a lock: an offer contains the number of grants that its shard had seen,
+//! and the matchmaker ignores one that misses the latest. The standing of a device is state again,
+//! one per shard.
 
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
 
 /// A message to the matchmaker.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ToMatchmaker {
-    /// What a model asks for now.
+    /// Candidates of a model.
     Offer(Offer),
-    /// When a device will be done.
+    /// A batch that was sent to a device.
     Sent(Sent),
-    /// A device comes back.
+    /// The return of a device.
     Release(Release),
-    /// How a device stands.
+    /// The standing of a device.
     Standing(Standing),
     /// A model can be served.
     Loaded(Loaded),
-    /// What a shard still holds of an earlier matchmaker.
+    /// A device that a shard holds from an earlier matchmaker.
     Holding(Holding),
 }
 
-/// A device that a shard was granted by an earlier matchmaker and still has.
+/// A device that an earlier matchmaker granted to a shard and that the shard still holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holding {
     pub(crate) model: ModelId,
@@ -34,16 +35,16 @@ pub struct Holding {
     pub(crate) number: GrantNumber,
 }
 
-/// The number of a grant: no two have the same, those of one matchmaker grow, and all of a later one are above all of
-/// an earlier one.
+/// The unique number of a grant. Numbers of one matchmaker increase, and those of a later one are
+/// greater than all of an earlier one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct GrantNumber(pub(crate) u64);
 
 impl GrantNumber {
-    /// Grants of one epoch: more than any makes.
+    /// Numbers per epoch: more than any matchmaker grants.
     const EACH: u64 = 1 << 40;
 
-    /// Below the first one of an epoch.
+    /// Returns the number below the first one of an epoch.
     pub(crate) fn before(epoch: u32) -> GrantNumber {
         GrantNumber(u64::from(epoch) * GrantNumber::EACH)
     }
@@ -57,44 +58,47 @@ impl GrantNumber {
     }
 }
 
-/// How a device stands with a shard: the matchmaker grants it while it stands with all.
+/// The standing of a device with one shard. The matchmaker grants a device while all shards report
+/// it as present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
     /// The number of the shard.
     pub(crate) shard: u16,
     pub(crate) device: DeviceId,
-    /// Its latency relative to the profiles, in percent; none while it takes no batches.
+    /// Its latency relative to the profiles, in percent; none while it accepts no batches.
     pub(crate) percent: Option<u32>,
 }
 
-/// A model can be served.
+/// A model that can be served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loaded {
     pub(crate) model: ModelId,
-    /// The most batches of it that run at once.
+    /// Largest number of its batches that run concurrently.
     pub(crate) instances: usize,
 }
 
-/// What a model asks for now.
+/// Candidates of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// The model.
     pub model: ModelId,
-    /// How many grants for the model the shard had seen.
+    /// Number of the model's grants that the shard had seen.
     pub(crate) seen: u64,
     pub(crate) candidates: Candidates,
 }
 
 impl Offer {
-    /// How many words hold an offer, its model aside.
+    /// Number of words of an offer without its model.
     pub const WORDS: usize = 6;
 
-    /// When the batch it asks for may start; none if it asks for no punctual one.
+    /// Returns the time from which the punctual batch may start; none if there is no punctual
+    /// batch.
     pub fn opens(&self) -> Option<Time> {
         self.candidates.punctual.map(|window| window.exec)
     }
 
-    /// The offer as integers: a mailbox whose slots are atomic words needs no lock, and no unsafe code either.
+    /// Returns the offer as integers: a mailbox of atomic words needs neither a lock nor unsafe
+    /// code.
     pub fn to_words(&self) -> [u64; Offer::WORDS] {
         let window = self.candidates.punctual.unwrap_or(NO_WINDOW);
         let overdue_since = self.candidates.overdue_since.unwrap_or(Time::NEVER);
@@ -103,7 +107,7 @@ impl Offer {
         [self.seen, signed[0], signed[1], signed[2], signed[3], signed[4]]
     }
 
-    /// The offer of `model` from its words.
+    /// Returns the offer of `model` from its words.
     pub fn from_words(model: ModelId, words: [u64; Offer::WORDS]) -> Offer {
         let [_, exec, latest, rank, lead, overdue_since] = words.map(u64::cast_signed);
         let window = Window { exec: Time(exec), latest: Time(latest), rank: Time(rank), lead: Nanos(lead) };
@@ -115,39 +119,41 @@ impl Offer {
     }
 }
 
-/// Stands for no window: no batch is on its way for a negative time.
+/// Encodes an absent window: no lead is negative.
 const NO_WINDOW: Window = Window { exec: Time::NEVER, latest: Time::NEVER, rank: Time::NEVER, lead: Nanos(i64::MIN) };
 
-/// A model's best batch now, and the window in which it may start.
+/// The best batch of a model, and the window in which it may start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Candidates {
     /// The punctual batch, if one can be formed.
     pub(crate) punctual: Option<Window>,
-    /// Since when the first of the overdue requests waits, if there is one.
+    /// Arrival of the first overdue request, if there is one.
     pub(crate) overdue_since: Option<Time>,
 }
 
-/// When a candidate may run.
+/// The window in which a candidate may start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Window {
-    /// Not before this moment.
+    /// Earliest start.
     pub(crate) exec: Time,
-    /// In time if started by this moment.
+    /// Latest start that is in time.
     pub(crate) latest: Time,
-    /// Among candidates that may start, the smallest goes first.
+    /// Among candidates that may start, the smallest rank goes first.
     pub(crate) rank: Time,
-    /// How long the batch is on its way: it may be sent to a busy device that will be free by then.
+    /// Time that the batch needs to reach its device: it may be sent to a busy device that will be
+    /// free by then.
     pub(crate) lead: Nanos,
 }
 
 impl Window {
-    /// The window in which to ask, so as to have the device in this one.
+    /// Returns the window for the request of a device, so that the grant arrives within this
+    /// window.
     pub(crate) fn sooner(self, by: Nanos) -> Window {
         Window { exec: self.exec - by, latest: self.latest - by, ..self }
     }
 }
 
-/// A batch was sent to a device: lets the matchmaker foresee when it ends.
+/// A batch that was sent to a device, from which the matchmaker predicts its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {
     pub(crate) device: DeviceId,
@@ -157,14 +163,14 @@ pub struct Sent {
     pub(crate) cost: Nanos,
 }
 
-/// The right to send one task to a device. Not to be cloned.
+/// The right to send one task to a device. Not cloneable.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct DeviceToken {
     pub(crate) device: DeviceId,
     pub(crate) number: GrantNumber,
 }
 
-/// A device for a model.
+/// A device granted to a model.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Grant {
     /// The model.
@@ -172,9 +178,9 @@ pub struct Grant {
     pub(crate) token: DeviceToken,
     /// The device's latency relative to the profile, in percent.
     pub(crate) percent: u32,
-    /// Devices that are free beside it.
+    /// Number of other free devices.
     pub(crate) idle: usize,
-    pub(crate) class: Class,
+    pub(crate) class: GrantClass,
 }
 
 impl Grant {
@@ -183,25 +189,25 @@ impl Grant {
     }
 }
 
-/// What a grant is for.
+/// The purpose of a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Class {
+pub(crate) enum GrantClass {
     /// The model's candidate.
     Punctual,
-    /// Overdue requests, in a batch that ends by this moment.
+    /// Overdue requests, in a batch that ends by this time.
     Overdue {
-        /// The moment.
+        /// The latest end.
         until: Time,
     },
 }
 
-/// A device comes back.
+/// The return of a device.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Release {
     pub(crate) model: ModelId,
     pub(crate) token: DeviceToken,
-    /// For what it had been granted, if it was not used: the model had nothing that fits.
-    pub(crate) unused: Option<Class>,
+    /// Class of the grant, if it was not used because no batch of the model fitted.
+    pub(crate) unused: Option<GrantClass>,
 }
 
 #[cfg(test)]

@@ -1,14 +1,16 @@
-//! The machinery of whole-batch scheduling, in the two halves that Symphony's paper gives it (section 4.2).
+//! Whole-batch scheduling in two halves, following section 4.2 of "Symphony: Optimized DNN Model
+//! Serving using Deferred Batch Scheduling".
 //!
-//! A [`ModelShard`] owns what belongs to models: queues, drops, batch building. The [`Matchmaker`] owns what belongs to
-//! all: devices and the moments at which models may send. They exchange the messages of `messages.rs`, as frames
-//! between processes (`frames.rs`). The batch is formed on the grant, from the queue as it is then; an offer is only a
-//! promise about size and window, so nothing ever needs to be revoked. [`Fused`] runs both halves in one thread and is
-//! a `Scheduler`; [`Linked`] runs several shards and lets messages take time, to tell in virtual time what sharding
-//! costs. Threads of their own need nothing but mailboxes.
+//! A [`ModelShard`] owns the state of models: queues, drops, batch formation. The [`Matchmaker`]
+//! owns shared state: devices, and the times at which models may start batches. They exchange the
+//! messages of `messages.rs`, between processes as frames (`frames.rs`). A batch is formed on the
+//! grant, from the queue at that time; an offer only promises a size and a window, so nothing needs
+//! to be revoked. [`Fused`] runs both halves in one thread and is a `Scheduler`; [`Linked`] runs
+//! several shards with delayed messages, to measure the cost of sharding in virtual time. On
+//! separate threads only mailboxes are added.
 //!
-//! "serial", "timeout", "eager" and "deferred" are this machinery under different [`Rule`]s: they differ in when a
-//! candidate may start, in which requests it gathers, and in what is dropped.
+//! "serial", "timeout", "eager" and "deferred" run here under different [`Rule`]s: they differ in
+//! when a candidate may start, which requests it gathers, and which are dropped.
 
 mod cut;
 mod frames;
@@ -23,84 +25,88 @@ mod queues;
 mod rules;
 mod scarcity;
 
-pub use frames::{Epoch, Frame, Garbled};
+pub use frames::{Frame, Garbled, MatchmakerEpoch};
 pub(crate) use fused::Fused;
 pub(crate) use linked::Linked;
 pub use linked::{Halves, shard_of};
 pub(crate) use matchmaker::DeviceChoice;
 pub use matchmaker::Matchmaker;
-pub(crate) use messages::{Candidates, Class, Window};
+pub(crate) use messages::{Candidates, GrantClass, Window};
 pub use messages::{Grant, Holding, Loaded, Offer, Release, Sent, Standing, ToMatchmaker};
 pub use model_shard::ModelShard;
-pub(crate) use queues::Queues;
+pub(crate) use queues::ShardQueues;
 pub(crate) use rules::{Rules, StartBy};
 
 use ripieno_base::Nanos;
 
-/// What distinguishes one whole-batch policy from another; one a model.
+/// The rule of one model, in which whole-batch policies differ.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rule {
-    pub(crate) start: Start,
+    pub(crate) start: StartRule,
     pub(crate) gather: Gather,
     /// Whether a batch is one request, however many rows it has.
     pub(crate) single: bool,
-    /// How long a batch is on its way to the device.
-    pub(crate) network: Network,
+    /// Time that a batch needs to reach the device.
+    pub(crate) network: NetworkDelay,
 }
 
-/// The scheduler's own estimate of how long a batch takes to reach a device: a message, then the inputs, which the device
-/// fetches row by row (Symphony, Appendix D). An estimate that is too low makes batches late, one too high makes them small.
+/// The scheduler's own estimate of the time that a batch needs to reach a device: a message, then
+/// the inputs, which the device fetches row by row (Symphony, Appendix D). Too low an estimate
+/// makes batches late, too high a one makes them small.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Network {
+pub(crate) struct NetworkDelay {
     pub(crate) control: Nanos,
     pub(crate) data_per_row: Nanos,
-    /// From an offer to its grant: a batch is asked for by so much sooner than it is formed.
+    /// Time from an offer to its grant: a batch is requested this much earlier than it is formed.
     pub(crate) round_trip: Nanos,
 }
 
-impl Network {
-    /// From the decision to the moment at which a device can begin with `rows` rows.
+impl NetworkDelay {
+    /// Returns the time from the decision until a device can begin a batch of `rows` rows.
     pub(crate) fn lead(&self, rows: usize) -> Nanos {
         self.control + self.data_per_row * rows as i64
     }
 }
 
-/// When a candidate may start.
+/// The rule for the earliest start of a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Start {
-    /// At frontrun, d − ℓ(b+1): Symphony.
+pub(crate) enum StartRule {
+    /// Start at frontrun, d − ℓ(b+1): Symphony.
     Frontrun,
-    /// As soon as waiting saves less device time than it is worth at this price.
+    /// Start once waiting saves less device time than it is worth at this price.
     Priced(Price),
-    /// When the batch is full or its first request has waited this long; never after its latest moment.
+    /// Start once the batch is full or its first request has waited this long; never after its latest
+    /// start.
     After(Nanos),
 }
 
-impl Start {
-    /// Whether it weighs device time.
+impl StartRule {
+    /// Returns whether the rule weighs device time.
     pub(crate) fn is_priced(self) -> bool {
-        matches!(self, Start::Priced(_))
+        matches!(self, StartRule::Priced(_))
     }
 }
 
-/// What device time is worth, as a part of what it could serve: at 0 batches start at once, at 1 as late as they can.
+/// The price of device time, as a fraction of what it could serve: at 0 batches start immediately,
+/// at 1 as late as they can.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Price {
-    /// As much as it is in short supply, see [`Scarcity`](scarcity::Scarcity).
+    /// The measured shortage of device time, see [`Scarcity`](scarcity::Scarcity).
     Measured,
-    /// All of it: devices that idle can be released.
+    /// Always 1, so that idle devices can be released.
     Full,
 }
 
-/// Which requests form a batch.
+/// The selection of requests for a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gather {
-    /// From the head as many as the head's deadline allows.
+    /// A prefix of the queue that the deadline of its head allows.
     Prefix,
-    /// As prefix, but heads that would keep the batch below its target size are passed over.
+    /// Like `Prefix`, but passes over heads that would keep the batch below its target size.
     Window,
-    /// As window, towards a size that leaves room for chance; who is passed over runs on a device that nobody else wants.
+    /// Like `Window`, with a smaller target that leaves slack for random arrivals. Requests that
+    /// were passed over run on a device that no candidate needs.
     Spare,
-    /// From the head as many as fit, in order of arrival, whatever the deadlines.
+    /// A prefix of the queue in order of arrival, regardless of deadlines.
     Fifo,
 }

@@ -1,56 +1,61 @@
-//! The half that owns models, a scheduler that knows no free device: told of requests, ends of tasks and grants, it
-//! starts batches and tells the matchmaker what its models ask for, in the mail of its outbox.
+//! The half that owns models: a scheduler without knowledge of free devices. It receives requests,
+//! ends of tasks and grants, starts batches, and sends the candidates of its models to the
+//! matchmaker, in the mail of its outbox.
 //!
-//! A batch keeps its device through all blocks of its walk, losing the members whose walk ends early: none of the
-//! policies built on this changes a batch once it has started. Under our objectives it is preempted between two blocks by
-//! a batch of another model that could not wait, and goes on after that (`preemption.rs`).
+//! A batch keeps its device through all blocks of its walk and loses the members whose walk ends
+//! early; no policy built on this changes a batch once it has started. Under an objective, a batch
+//! of another model that cannot wait may preempt it between two blocks (`preemption.rs`).
 
 use super::messages::{DeviceToken, GrantNumber};
 use super::preemption::{Border, Preempting};
-use super::{Epoch, Grant, Holding, Loaded, Offer, Queues, Release, Rules, Sent, Standing, ToMatchmaker};
+use super::{
+    Grant, Holding, Loaded, MatchmakerEpoch, Offer, Release, Rules, Sent, ShardQueues, Standing, ToMatchmaker,
+};
 use crate::parts::tasks::{Preempted, Task, Tasks};
 use crate::{Action, Control, Limits, Outbox, Outcome, Request, Scheduler, TaskDone, Why};
 use ripieno_base::{DeviceId, LaneId, Nanos, RequestSlot, TaskId, Time};
 
-/// Takes messages to the matchmaker: a mailbox, or the matchmaker itself.
-pub(super) trait Tell: FnMut(ToMatchmaker) {}
+/// A receiver of messages to the matchmaker: a mailbox, or the matchmaker itself.
+pub(super) trait Sender: FnMut(ToMatchmaker) {}
 
-impl<T: FnMut(ToMatchmaker)> Tell for T {}
+impl<T: FnMut(ToMatchmaker)> Sender for T {}
 
 /// A group of models.
 pub struct ModelShard {
     number: u16,
-    queues: Queues,
+    queues: ShardQueues,
     tasks: Tasks,
     preempted: Preempted,
     /// The number of the first task of this shard: shards must not share task ids.
     first_task: u32,
-    /// Whether devices hold more than one task and batches take time to reach them, so that they are sent ahead.
+    /// Whether batches are sent ahead: devices hold more than one task, and batches take time to
+    /// reach them.
     sends_ahead: bool,
-    /// Devices in the cluster, and how each stands.
+    /// Number of present devices in the cluster, and the latency percentage of each.
     devices: usize,
     stands: Vec<Option<u32>>,
-    /// Of each task, what its device was granted by; none if it is not open.
+    /// Per task, the number of its device's grant; none if the task is not open.
     granted: Vec<Option<GrantNumber>>,
-    /// The last grant that it was told of.
+    /// The last grant received.
     last: GrantNumber,
-    /// Grants seen, by model.
+    /// Number of grants received, by model.
     seen: Vec<u64>,
     /// Grants since the last settle.
     grants: Vec<Grant>,
     /// Answers since the last settle.
     pending: Outbox,
-    /// What the matchmaker is to know of devices and models, since the last settle.
-    news: Vec<ToMatchmaker>,
+    /// Changes of devices and models for the matchmaker, since the last settle.
+    changes: Vec<ToMatchmaker>,
 }
 
 impl ModelShard {
-    /// The shard with this number, without models. `limits` are those of the whole scheduler.
+    /// Creates the shard with this number, without models. `limits` are those of the whole
+    /// scheduler.
     pub(crate) fn new(limits: &Limits, number: usize, rules: Rules) -> ModelShard {
         let sends_ahead = limits.depth > 1 && rules.network.lead(1) > Nanos::ZERO;
         ModelShard {
             number: number as u16,
-            queues: Queues::new(limits, rules),
+            queues: ShardQueues::new(limits, rules),
             tasks: Tasks::new(limits),
             preempted: Preempted::new(limits),
             first_task: (number * limits.tasks()) as u32,
@@ -62,21 +67,21 @@ impl ModelShard {
             seen: vec![0; limits.models],
             grants: Vec::with_capacity(limits.tasks()),
             pending: Outbox::new(limits),
-            news: Vec::new(),
+            changes: Vec::new(),
         }
     }
 
-    /// What it has to say of devices and models before its first settle.
-    pub(super) fn take_news(&mut self) -> impl Iterator<Item = ToMatchmaker> {
-        self.news.drain(..)
+    /// Takes the initial changes of devices and models, before the first settle.
+    pub(super) fn take_changes(&mut self) -> impl Iterator<Item = ToMatchmaker> {
+        self.changes.drain(..)
     }
 
-    /// Another matchmaker has come, which knows nothing: says anew, in the next settle, all that it is to know. What
-    /// the shard holds comes before what is there, so that a device is not granted before all have said what they hold
-    /// of it.
-    pub fn resume(&mut self, epoch: Epoch) {
+    /// Repeats the shard's whole state, in the next settle, to a new matchmaker that knows nothing.
+    /// Held devices are sent before present ones, so that a device is not granted before all shards
+    /// have sent what they hold of it.
+    pub fn resume(&mut self, epoch: MatchmakerEpoch) {
         self.last = GrantNumber::before(epoch).max(self.last);
-        self.news.clear();
+        self.changes.clear();
         let tasks = self.granted.iter().enumerate().filter_map(|(at, number)| Some((TaskId(at as u32), (*number)?)));
         let running = tasks.map(|(id, number)| {
             let task = self.preempted.get(id).unwrap_or_else(|| self.tasks.get(id));
@@ -84,44 +89,45 @@ impl ModelShard {
         });
         let granted = self.grants.iter().map(|grant| (grant.model, grant.device(), grant.token.number));
         let held = running.chain(granted);
-        self.news.extend(held.map(|(model, device, number)| ToMatchmaker::Holding(Holding { model, device, number })));
-        self.news.extend(
+        self.changes
+            .extend(held.map(|(model, device, number)| ToMatchmaker::Holding(Holding { model, device, number })));
+        self.changes.extend(
             self.queues.instances().map(|(model, instances)| ToMatchmaker::Loaded(Loaded { model, instances })),
         );
         for device in (0..self.stands.len() as u16).map(DeviceId) {
-            self.stand(device, self.stands[device.index()]);
+            self.set_standing(device, self.stands[device.index()]);
         }
         self.seen.fill(0);
         self.queues.mark_all();
     }
 
-    /// A device is there at so many percent of the profiled latency, or is not.
-    fn stand(&mut self, device: DeviceId, percent: Option<u32>) {
-        let stood = std::mem::replace(&mut self.stands[device.index()], percent);
-        self.devices = self.devices + usize::from(percent.is_some()) - usize::from(stood.is_some());
-        self.news.push(ToMatchmaker::Standing(Standing { shard: self.number, device, percent }));
+    /// Sets the latency percentage of a device; none if it is not present.
+    fn set_standing(&mut self, device: DeviceId, percent: Option<u32>) {
+        let previous = std::mem::replace(&mut self.stands[device.index()], percent);
+        self.devices = self.devices + usize::from(percent.is_some()) - usize::from(previous.is_some());
+        self.changes.push(ToMatchmaker::Standing(Standing { shard: self.number, device, percent }));
     }
 
-    /// Settles; `tell` takes what the matchmaker is to know.
-    pub(super) fn decide(&mut self, now: Time, out: &mut Outbox, tell: &mut impl Tell) {
+    /// Settles; `send` receives the messages to the matchmaker.
+    pub(super) fn decide(&mut self, now: Time, out: &mut Outbox, send: &mut impl Sender) {
         if !self.pending.actions().is_empty() {
             self.pending.move_to(out);
         }
-        if !self.news.is_empty() {
-            self.news.drain(..).for_each(&mut *tell);
+        if !self.changes.is_empty() {
+            self.changes.drain(..).for_each(&mut *send);
         }
         let mut reported = 0;
         while let Some((task, outcome)) = self.tasks.take_done(reported) {
-            self.complete(now, task, outcome, out, tell);
+            self.complete(now, task, outcome, out, send);
             reported += 1;
         }
         self.queues.wake(now);
         while let Some(grant) = self.grants.pop() {
-            self.use_grant(now, grant, out, tell);
+            self.apply_grant(now, grant, out, send);
         }
         while let Some(model) = self.queues.next_changed() {
             let candidates = self.queues.candidates(now, model, self.devices, out);
-            tell(ToMatchmaker::Offer(Offer { model, seen: self.seen[model.index()], candidates }));
+            send(ToMatchmaker::Offer(Offer { model, seen: self.seen[model.index()], candidates }));
         }
     }
 
@@ -129,43 +135,44 @@ impl ModelShard {
         TaskId(task.0 - self.first_task)
     }
 
-    /// Acts on a finished task: the next block for those who go on, an end for the others.
-    fn complete(&mut self, now: Time, id: TaskId, outcome: Outcome, out: &mut Outbox, tell: &mut impl Tell) {
+    /// Completes a finished task: members that continue get the next block, the others end.
+    fn complete(&mut self, now: Time, id: TaskId, outcome: Outcome, out: &mut Outbox, send: &mut impl Sender) {
         let task = self.tasks.get(id);
         let (tasks, queues) = (&mut self.tasks, &mut self.queues);
-        let going_on = match outcome {
+        let continuing = match outcome {
             Outcome::Ok => tasks.advance(id, |member| queues.requests.finish(member, out)),
             Outcome::Failed => tasks.fail(id, |member| queues.requests.reject(member.0, Why::Failed, out)),
             Outcome::DeviceLost | Outcome::Cancelled => tasks.drain(id, |member| queues.requeue(member, out)),
         };
-        if going_on > 0 {
-            return self.go_on(now, id, out, tell);
+        if continuing > 0 {
+            return self.continue_batch(now, id, out, send);
         }
-        self.queues.note_end(now, task.model, task.device);
+        self.queues.note_end(now, task.model, task.device, outcome == Outcome::Ok && !self.sends_ahead);
         if self.tasks.resume(id, &mut self.preempted) {
             return match outcome {
-                Outcome::Ok | Outcome::Failed => self.go_on(now, id, out, tell),
-                // Its device has gone for this one, too.
-                Outcome::DeviceLost | Outcome::Cancelled => self.complete(now, id, outcome, out, tell),
+                Outcome::Ok | Outcome::Failed => self.continue_batch(now, id, out, send),
+                // The device is lost for the preempted batch, too.
+                Outcome::DeviceLost | Outcome::Cancelled => self.complete(now, id, outcome, out, send),
             };
         }
         self.tasks.close(id);
         let number = self.granted[id.index()].take().expect("a task runs on what was granted");
         let token = DeviceToken { device: task.device, number };
-        tell(ToMatchmaker::Release(Release { model: task.model, token, unused: None }));
+        send(ToMatchmaker::Release(Release { model: task.model, token, unused: None }));
     }
 
-    /// Goes on with the next block of a batch, or lets another batch run before that.
-    fn go_on(&mut self, now: Time, id: TaskId, out: &mut Outbox, tell: &mut impl Tell) {
+    /// Continues with the next block of a batch, or lets another batch run first.
+    fn continue_batch(&mut self, now: Time, id: TaskId, out: &mut Outbox, send: &mut impl Sender) {
         if let Some(preempting) = self.preempting(now, id) {
             self.tasks.preempt(id, preempting.model, &mut self.preempted);
             self.queues.form_preempting(now, &preempting, id, &mut self.tasks, out);
         }
-        self.start(now, id, out, tell);
+        self.start(now, id, out, send);
     }
 
-    /// Who preempts a batch before its next block. Nobody preempts who preempts others, takes time to reach the device, or would
-    /// begin on a device that is to begin nothing more.
+    /// Returns the batch that preempts another one before its next block. A batch does not preempt
+    /// if it takes time to reach the device, if the other one preempts already, or if the device
+    /// must begin nothing more.
     fn preempting(&mut self, now: Time, id: TaskId) -> Option<Preempting> {
         let batch = self.tasks.get(id);
         let percent = self.stands[batch.device.index()].filter(|_| !self.sends_ahead)?;
@@ -176,8 +183,8 @@ impl ModelShard {
         self.queues.at_border(now, &Border { batch: &batch, members, percent, devices })
     }
 
-    /// Forms a batch for a device. One that has gone while the grant was on its way goes back.
-    fn use_grant(&mut self, now: Time, grant: Grant, out: &mut Outbox, tell: &mut impl Tell) {
+    /// Forms a batch for a granted device. A device that has left meanwhile is returned.
+    fn apply_grant(&mut self, now: Time, grant: Grant, out: &mut Outbox, send: &mut impl Sender) {
         self.seen[grant.model.index()] += 1;
         let formed = match self.stands[grant.device().index()].is_some() {
             true => self.queues.form(now, &grant, self.devices, &mut self.tasks, out),
@@ -189,25 +196,25 @@ impl ModelShard {
         match formed {
             Some(task) => {
                 self.granted[task.index()] = Some(grant.token.number);
-                self.start(now, task, out, tell);
+                self.start(now, task, out, send);
             }
             None => {
                 let Grant { model, token, class, .. } = grant;
-                tell(ToMatchmaker::Release(Release { model, token, unused: Some(class) }));
+                send(ToMatchmaker::Release(Release { model, token, unused: Some(class) }));
             }
         }
     }
 
-    fn start(&mut self, now: Time, id: TaskId, out: &mut Outbox, tell: &mut impl Tell) {
+    fn start(&mut self, now: Time, id: TaskId, out: &mut Outbox, send: &mut impl Sender) {
         let task = self.tasks.get(id);
         if self.queues.model(task.model).blocks.len() > 1 {
             self.queues.note_start(task.model, task.block, self.tasks.members(id));
         }
         if self.sends_ahead && self.is_last(&task) {
             let rows = self.queues.requests.rows(self.tasks.members(id));
-            let (lead, cost) = self.queues.way_and_cost(&task, rows);
+            let (lead, cost) = self.queues.lead_and_cost(&task, rows);
             let number = self.granted[id.index()].expect("a task runs on what was granted");
-            tell(ToMatchmaker::Sent(Sent { device: task.device, number, at: now, lead, cost }));
+            send(ToMatchmaker::Sent(Sent { device: task.device, number, at: now, lead, cost }));
         }
         out.push(Action::Start {
             task: TaskId(id.0 + self.first_task),
@@ -236,7 +243,7 @@ impl Scheduler for ModelShard {
     }
 
     fn on_grant(&mut self, _now: Time, grant: Grant) {
-        // What is said twice, or by an earlier matchmaker, is no grant.
+        // Duplicates, and grants of an earlier matchmaker, are ignored.
         if grant.token.number > self.last {
             self.last = grant.token.number;
             self.grants.push(grant);
@@ -245,15 +252,15 @@ impl Scheduler for ModelShard {
 
     fn on_control(&mut self, now: Time, control: Control) {
         match control {
-            Control::DeviceJoined(device) => self.stand(device, Some(100)),
-            Control::DeviceLeft(device) => self.stand(device, None),
+            Control::DeviceJoined(device) => self.set_standing(device, Some(100)),
+            Control::DeviceLeft(device) => self.set_standing(device, None),
             Control::DeviceSlowed { device, percent } => {
                 if self.stands[device.index()].is_some() {
-                    self.stand(device, Some(percent));
+                    self.set_standing(device, Some(percent));
                 }
             }
             Control::ModelLoaded(model, spec) => {
-                self.news.push(ToMatchmaker::Loaded(Loaded { model, instances: spec.instances }));
+                self.changes.push(ToMatchmaker::Loaded(Loaded { model, instances: spec.instances }));
                 self.queues.load_model(model, *spec);
             }
             Control::ProfileReplaced { model, block, profile } => {

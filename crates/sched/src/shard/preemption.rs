@@ -1,12 +1,14 @@
-//! Preemption between two blocks of a batch: who could not wait for its next block runs before that.
+//! Preemption between two blocks of a batch: a batch that cannot wait for the end of the next block
+//! runs first.
 //!
-//! A batch of a chain keeps its device through all of its blocks. Beside it a model whose latency target is shorter is lost: however
-//! early its candidate asks, it asks in vain. So under our objectives a batch of another model is let in between two blocks if
-//! its latest moment comes before the next block would be over (else it can wait for the border after that one, and grow), if no
-//! other device falls free by then, and if those whom it preempts stay in time. It runs all of its own blocks.
+//! A batch of a chain keeps its device through all of its blocks, so a model with a shorter SLO
+//! that shares the device would miss its deadlines. Under an objective, a batch of another model
+//! runs between two blocks if its latest start is before the end of the next block (otherwise it
+//! can wait for the border after that one, and grow), if no other device becomes free by then, and
+//! if the preempted requests stay in time. It runs all of its own blocks.
 
-use super::Queues;
-use super::model_queue::{Candidate, Served};
+use super::ShardQueues;
+use super::model_queue::{Candidate, ShardModel};
 use crate::Outbox;
 use crate::parts::tasks::{Task, Tasks};
 use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
@@ -17,7 +19,7 @@ pub(super) struct Border<'a> {
     pub(super) batch: &'a Task,
     /// Its requests, those among them that wait for a later block.
     pub(super) members: &'a [RequestSlot],
-    /// How slow its device is, and how many there are.
+    /// Latency percentage of its device, and number of devices.
     pub(super) percent: u32,
     pub(super) devices: usize,
 }
@@ -27,7 +29,7 @@ pub(super) struct Border<'a> {
 pub(super) struct Preempting {
     pub(super) model: ModelId,
     candidate: Candidate,
-    /// When its device is free again, the preempted batch included.
+    /// Time at which its device is free again, after the preempted batch.
     ends: Time,
 }
 
@@ -36,16 +38,17 @@ impl Border<'_> {
         cost.scale(u64::from(self.percent), 100)
     }
 
-    /// How long its next block takes with so many rows, and all that are left.
-    fn left(&self, served: &Served, rows: usize) -> (Nanos, Nanos) {
+    /// Returns the duration of its next block with `rows` rows, and that of all remaining blocks.
+    fn left(&self, served: &ShardModel, rows: usize) -> (Nanos, Nanos) {
         let blocks = &served.model.blocks[self.batch.block.index()..];
         let cost = |block: &ripieno_model::Block| self.scaled(block.profile.latency(rows));
         (cost(&blocks[0]), blocks.iter().map(cost).sum())
     }
 }
 
-impl Queues {
-    /// Who is to run before the next block, where rules weigh device time. If nobody, it is known anew when the device falls free.
+impl ShardQueues {
+    /// Returns the batch to run before the next block, where rules weigh device time. If there is
+    /// none, updates the time at which the device becomes free.
     pub(super) fn at_border(&mut self, now: Time, border: &Border<'_>) -> Option<Preempting> {
         let host = self.models.get(border.batch.model);
         if !host.rule.start.is_priced() {
@@ -66,7 +69,8 @@ impl Queues {
         if latest >= now + next || self.another_is_free_by(latest, batch.device, devices) {
             return None;
         }
-        // Who waits for a device because so many of its batches run waits for these.
+        // The model has fewer instances than devices, so its candidate waits for one of its own
+        // batches.
         if served.model.instances < devices {
             return None;
         }
@@ -78,19 +82,20 @@ impl Queues {
         (rows > 0).then_some(Preempting { model, candidate, ends: now + takes + left })
     }
 
-    /// The other model whose candidate has the earliest latest moment.
+    /// Returns the other model whose candidate has the earliest latest start.
     fn most_urgent_but(&self, model: ModelId) -> Option<(Time, ModelId)> {
         let first = self.latest.peek().filter(|&(_, id)| id != model.index());
         first.or_else(|| self.latest.second()).map(|(latest, id)| (latest, ModelId(id as u16)))
     }
 
-    /// Whether a device beside this one is free by then.
+    /// Returns whether another device is free by then.
     fn another_is_free_by(&self, then: Time, device: DeviceId, devices: usize) -> bool {
         let others = self.ends.peek().filter(|&(_, id)| id != device.index()).or_else(|| self.ends.second());
         self.ends.len() < devices || others.is_some_and(|(end, _)| end <= then)
     }
 
-    /// How much later than `end` those may be answered who would be in time then.
+    /// Returns the time by which an answer at `end` can be delayed without making any member late
+    /// that is in time.
     fn spare(&self, members: &[RequestSlot], end: Time) -> Nanos {
         let deadlines = members.iter().map(|member| self.requests.get(member.0).deadline);
         deadlines.filter(|deadline| *deadline >= end).min().map_or(Nanos::MAX, |deadline| deadline - end)
@@ -107,7 +112,9 @@ impl Queues {
     ) {
         self.mark(*model);
         self.fill(now, (*model, candidate.first, candidate.rows), id, tasks, out);
-        self.ends.set(tasks.get(id).device.index(), *ends);
+        let device = tasks.get(id).device.index();
+        self.running[device] = None;
+        self.ends.set(device, *ends);
     }
 }
 
@@ -121,7 +128,7 @@ mod tests {
 
     const LIMITS: Limits = Limits { requests: 8, models: 2, devices: 2, lanes: 1, depth: 1, batch: 4, nodes: 0 };
 
-    /// What started on the device: task, model and block.
+    /// The task, model and block that started on the device.
     type Started = Option<(TaskId, u16, u16)>;
 
     struct Driver {
@@ -134,7 +141,8 @@ mod tests {
     }
 
     impl Driver {
-        /// One device; a chain of three blocks of 10 ms and an SLO of 200, and a model of 2 ms and an SLO of 15.
+        /// Creates one device, a chain of three blocks of 10 ms and an SLO of 200, and a model of 2
+        /// ms and an SLO of 15.
         fn new() -> Driver {
             let blocks = ["a", "b", "c"].map(|name| Block::new(name, Profile::linear(0.0, 10.0, 4).unwrap()));
             let whole = |name: &str, beta: f64, slo: i64| {

@@ -1,58 +1,61 @@
 //! The queues of the models of one shard: which requests are dropped, and which form a batch.
 
 use super::cut::Others;
-use super::model_queue::{Demand, ModelQueue, Served};
-use super::scarcity::{Scarcity, Terms, WHOLE};
-use super::{Candidates, Class, Gather, Grant, Price, Rules, Start};
+use super::model_queue::{ModelDemand, ModelQueue, ShardModel};
+use super::scarcity::{PriceTerms, Scarcity, WHOLE};
+use super::{Candidates, Gather, Grant, GrantClass, Price, Rules, StartRule};
 use crate::parts::models::Models;
-use crate::parts::requests::{Requests, State};
+use crate::parts::requests::{RequestState, Requests};
 use crate::parts::tasks::{Task, Tasks};
 use crate::{Limits, Outbox, Request, Why};
 use ripieno_base::{BlockId, DeviceId, IndexedHeap, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Model, Profile};
 
-/// How much device time the models need, as far as it is known.
+/// The known demand of all models for device time.
 #[derive(Debug)]
 struct Loads {
-    /// By model: the load in thousandths of a device, in batches of its target size, and the latency of such a batch.
+    /// Per model: its load in thousandths of a device, in batches of its target size, and the
+    /// latency of such a batch.
     loads: Vec<(u64, Nanos)>,
-    /// The number of models with a load, the sum of their loads, and the sum of each load times its batch's latency in microseconds.
-    asking: u64,
+    /// The number of models with a load, the sum of their loads, and the sum of each load times its
+    /// batch's latency in microseconds.
+    loaded_models: u64,
     total: u64,
     weighted: u64,
-    /// The model whose load is brought up to date next.
+    /// The model whose load is updated next.
     turn: usize,
-    /// By model: its demand now; and the sum of all demands.
-    demands: Vec<Demand>,
-    demanded: Demand,
-    /// How long each model with requests can wait for a device, and the two that can wait least.
-    patience: Vec<Nanos>,
-    tightest: [(Nanos, usize); 2],
+    /// Per model its current demand; and the sum of all demands.
+    demands: Vec<ModelDemand>,
+    demanded: ModelDemand,
+    /// Longest wait for a device of each model with requests, and the two shortest of these with
+    /// their models.
+    max_wait: Vec<Nanos>,
+    shortest_waits: [(Nanos, usize); 2],
 }
 
-/// An entry of [`Loads::tightest`] without a model.
-const ANY: (Nanos, usize) = (Nanos::MAX, usize::MAX);
+/// An entry of [`Loads::shortest_waits`] without a model.
+const NO_MODEL: (Nanos, usize) = (Nanos::MAX, usize::MAX);
 
 impl Loads {
     fn new(models: usize) -> Loads {
-        let (demands, demanded) = (vec![Demand::default(); models], Demand::default());
+        let (demands, demanded) = (vec![ModelDemand::default(); models], ModelDemand::default());
         Loads {
             loads: vec![(0, Nanos::ZERO); models],
-            asking: 0,
+            loaded_models: 0,
             total: 0,
             weighted: 0,
             turn: 0,
             demands,
             demanded,
-            patience: vec![Nanos::MAX; models],
-            tightest: [ANY; 2],
+            max_wait: vec![Nanos::MAX; models],
+            shortest_waits: [NO_MODEL; 2],
         }
     }
 
     fn set(&mut self, id: ModelId, load: (u64, Nanos)) {
         let weight = |(load, batch): (u64, Nanos)| load * (batch.0 / 1_000) as u64;
         let old = std::mem::replace(&mut self.loads[id.index()], load);
-        self.asking = self.asking - u64::from(old.0 > 0) + u64::from(load.0 > 0);
+        self.loaded_models = self.loaded_models - u64::from(old.0 > 0) + u64::from(load.0 > 0);
         self.total = self.total - old.0 + load.0;
         self.weighted = self.weighted - weight(old) + weight(load);
     }
@@ -62,12 +65,12 @@ impl Loads {
         ModelId(self.turn as u16)
     }
 
-    /// Whether a model's load is below half of the mean.
+    /// Returns whether a model's load is below half of the mean.
     fn is_light(&self, id: ModelId) -> bool {
-        2 * self.loads[id.index()].0 * self.asking < self.total
+        2 * self.loads[id.index()].0 * self.loaded_models < self.total
     }
 
-    fn note_demand(&mut self, id: ModelId, demand: Demand) {
+    fn note_demand(&mut self, id: ModelId, demand: ModelDemand) {
         let old = std::mem::replace(&mut self.demands[id.index()], demand);
         let all = &mut self.demanded;
         all.rows = all.rows - old.rows + demand.rows;
@@ -77,55 +80,56 @@ impl Loads {
         all.held = all.held - old.held + demand.held;
     }
 
-    /// What the other models leave of so many devices.
+    /// Returns the demand of the other models, and what they leave of `devices` devices.
     fn others(&self, id: ModelId, devices: usize, idle: usize) -> Others {
         let (all, own) = (&self.demanded, &self.demands[id.index()]);
         Others {
-            room: (1_000 * devices as u64).saturating_sub(all.busy - own.busy),
+            spare: (1_000 * devices as u64).saturating_sub(all.busy - own.busy),
             rows: all.rows - own.rows,
             work: all.work - own.work,
             rate: all.rate - own.rate,
             idle,
-            patience: Nanos(self.tightest_but(id).0.saturating_mul(devices.max(1) as i64)),
+            max_wait: Nanos(self.shortest_wait_but(id).0.saturating_mul(devices.max(1) as i64)),
         }
     }
 
-    /// The longest wait of a batch that is started after everything that waits of other models: until a device falls free
-    /// twice, and while their batches run.
-    fn behind(&self, id: ModelId, devices: usize) -> Nanos {
+    /// Returns the longest wait of a batch that starts after the backlog of all other models: twice
+    /// the time until a device becomes free, plus the run time of their batches.
+    fn backlog_wait(&self, id: ModelId, devices: usize) -> Nanos {
         let (all, own) = (&self.demanded, &self.demands[id.index()]);
-        if self.asking <= 1 {
+        if self.loaded_models <= 1 {
             return Nanos::ZERO;
         }
         let free = Nanos::from_micros((2 * all.held / all.busy.max(1)) as i64);
         Nanos((free + all.work - own.work).0 / devices.max(1) as i64)
     }
 
-    /// Notes how long a model can wait for a device, if it has requests.
-    fn note_patience(&mut self, id: ModelId, patience: Nanos) {
-        let patience = if self.loads[id.index()].0 > 0 { patience } else { Nanos::MAX };
-        if self.patience[id.index()] == patience {
+    /// Stores the longest wait of a model, if it has requests.
+    fn note_max_wait(&mut self, id: ModelId, max_wait: Nanos) {
+        let max_wait = if self.loads[id.index()].0 > 0 { max_wait } else { Nanos::MAX };
+        if self.max_wait[id.index()] == max_wait {
             return;
         }
-        self.patience[id.index()] = patience;
-        self.tightest = [ANY; 2];
-        for (at, &patience) in self.patience.iter().enumerate() {
-            if patience < self.tightest[0].0 {
-                self.tightest = [(patience, at), self.tightest[0]];
-            } else if patience < self.tightest[1].0 {
-                self.tightest[1] = (patience, at);
+        self.max_wait[id.index()] = max_wait;
+        self.shortest_waits = [NO_MODEL; 2];
+        for (at, &max_wait) in self.max_wait.iter().enumerate() {
+            if max_wait < self.shortest_waits[0].0 {
+                self.shortest_waits = [(max_wait, at), self.shortest_waits[0]];
+            } else if max_wait < self.shortest_waits[1].0 {
+                self.shortest_waits[1] = (max_wait, at);
             }
         }
     }
 
-    /// The shortest time that any other model can wait.
-    fn tightest_but(&self, id: ModelId) -> Nanos {
-        let [first, second] = self.tightest;
+    /// Returns the shortest of the longest waits of the other models.
+    fn shortest_wait_but(&self, id: ModelId) -> Nanos {
+        let [first, second] = self.shortest_waits;
         if first.1 == id.index() { second.0 } else { first.0 }
     }
 
-    /// Twice the time in which a device falls free, of the devices that run batches of other models.
-    fn guard(&self, id: ModelId, devices: usize) -> Nanos {
+    /// Returns twice the mean time until a device becomes free, of the devices that run batches of
+    /// other models.
+    fn blocking(&self, id: ModelId, devices: usize) -> Nanos {
         let (load, batch) = self.loads[id.index()];
         let others = self.weighted - load * (batch.0 / 1_000) as u64;
         Nanos::from_micros((2 * others / self.total.max(1)) as i64 / devices.max(1) as i64)
@@ -134,26 +138,39 @@ impl Loads {
 
 /// The queues of the models of one shard.
 #[derive(Debug)]
-pub(crate) struct Queues {
+pub(crate) struct ShardQueues {
     pub(super) requests: Requests,
     pub(super) models: Models<ModelQueue>,
     rules: Rules,
-    /// When each model must be looked at again.
+    /// Time of the next check of each model.
     wakeups: IndexedHeap<Time>,
     /// Models whose offer may have changed.
     changed: Vec<ModelId>,
     is_changed: Vec<bool>,
     loads: Loads,
     scarcity: Scarcity,
-    /// When devices that run batches of these models are thought to fall free, where batches are started by price.
+    /// Expected times at which devices that run batches of these models become free, where batches
+    /// are started by price.
     pub(super) ends: IndexedHeap<Time>,
-    /// The latest moment of each model's candidate, where it may preempt others.
+    /// The latest start of each model's candidate, where it may preempt others.
     pub(super) latest: IndexedHeap<Time>,
+    /// Per device, the batch that runs alone on it.
+    pub(super) running: Vec<Option<Begun>>,
 }
 
-impl Queues {
-    pub(crate) fn new(limits: &Limits, rules: Rules) -> Queues {
-        Queues {
+/// A batch that has begun on a device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Begun {
+    at: Time,
+    /// Expected mean duration of such a batch on a device of profiled speed.
+    expected: Nanos,
+    /// Device time relative to the profile, in percent.
+    percent: u32,
+}
+
+impl ShardQueues {
+    pub(crate) fn new(limits: &Limits, rules: Rules) -> ShardQueues {
+        ShardQueues {
             requests: Requests::new(limits.requests),
             models: Models::new(limits, rules.options.clone()),
             rules,
@@ -164,6 +181,7 @@ impl Queues {
             scarcity: Scarcity::default(),
             ends: IndexedHeap::new(limits.devices),
             latest: IndexedHeap::new(limits.models),
+            running: vec![None; limits.devices],
         }
     }
 
@@ -173,7 +191,7 @@ impl Queues {
         self.models.load(id, model, |model, max_batch| ModelQueue::new(model, max_batch, rules.of(model)));
     }
 
-    /// Takes a model out of service: what waits is rejected.
+    /// Unloads a model: waiting requests are rejected.
     pub(crate) fn retire_model(&mut self, id: ModelId, out: &mut Outbox) {
         let served = self.models.get_mut(id);
         served.retired = true;
@@ -190,8 +208,9 @@ impl Queues {
         &self.models.get(id).model
     }
 
-    /// How long a task takes to reach its device, and how long its block takes there. Later blocks are there already.
-    pub(crate) fn way_and_cost(&self, task: &Task, rows: usize) -> (Nanos, Nanos) {
+    /// Returns the time that a task needs to reach its device, and the duration of its block. Later
+    /// blocks are at the device already.
+    pub(crate) fn lead_and_cost(&self, task: &Task, rows: usize) -> (Nanos, Nanos) {
         let queue = self.models.get(task.model);
         let lead = if task.block == BlockId(0) { queue.rule.network.lead(rows) } else { Nanos::ZERO };
         (lead, queue.model.blocks[task.block.index()].profile.latency(rows))
@@ -206,7 +225,7 @@ impl Queues {
         self.mark(request.model);
     }
 
-    /// Puts a request back that was in a task; it keeps its place by deadline.
+    /// Puts a request of a task back; it keeps its place by deadline.
     pub(crate) fn requeue(&mut self, slot: RequestSlot, out: &mut Outbox) {
         let id = self.requests.get(slot.0).model;
         let served = self.models.get_mut(id);
@@ -218,9 +237,9 @@ impl Queues {
         self.mark(id);
     }
 
-    /// Withdraws a request if it still waits; one that runs does not run again.
+    /// Withdraws a request if it waits; a running one will not run again.
     pub(crate) fn cancel(&mut self, slot: RequestSlot, out: &mut Outbox) {
-        if !matches!(self.requests.state(slot.0), State::Waiting | State::Overdue) {
+        if !matches!(self.requests.state(slot.0), RequestState::Waiting | RequestState::Overdue) {
             return self.requests.disown(slot.0);
         }
         let id = self.requests.get(slot.0).model;
@@ -229,37 +248,41 @@ impl Queues {
         self.mark(id);
     }
 
-    /// A task of this model has started.
+    /// Records the start of a task of this model.
     pub(crate) fn note_start(&mut self, id: ModelId, block: BlockId, members: &[RequestSlot]) {
         let rows = self.requests.rows(members);
         self.models.get_mut(id).reach.on_start(block, rows);
     }
 
-    /// A batch of this model has ended on a device.
-    pub(crate) fn note_end(&mut self, now: Time, id: ModelId, device: DeviceId) {
+    /// Records the end of a batch of this model on a device; `ok` if it ran to its end.
+    pub(crate) fn note_end(&mut self, now: Time, id: ModelId, device: DeviceId, ok: bool) {
         self.ends.remove(device.index());
+        if let Some(Begun { at, expected, percent }) = self.running[device.index()].take().filter(|_| ok) {
+            let took = (now - at).scale(100, u64::from(percent.max(1)));
+            self.models.get_mut(id).note_occupancy(took, expected);
+        }
         self.scarcity.note_activity(now, self.models.get(id).target_cost());
     }
 
-    /// The demand of a model may have changed.
+    /// Marks a model whose demand may have changed.
     pub(crate) fn mark(&mut self, id: ModelId) {
         if !std::mem::replace(&mut self.is_changed[id.index()], true) {
             self.changed.push(id);
         }
     }
 
-    /// The demands of all models are to be announced again.
+    /// Marks all models, so that their demands are announced again.
     pub(crate) fn mark_all(&mut self) {
         let known: Vec<ModelId> = self.models.iter().map(|(id, _)| id).collect();
         known.into_iter().for_each(|id| self.mark(id));
     }
 
-    /// The models, and how many batches of each may run at once.
+    /// Returns the models, with the number of batches of each that may run concurrently.
     pub(crate) fn instances(&self) -> impl Iterator<Item = (ModelId, usize)> {
         self.models.iter().map(|(id, served)| (id, served.model.instances))
     }
 
-    /// Marks the models whose time has come. Call before taking [`Queues::next_changed`].
+    /// Marks the models whose wakeup is due. Call before [`ShardQueues::next_changed`].
     pub(crate) fn wake(&mut self, now: Time) {
         while let Some((_, model)) = self.wakeups.peek().filter(|&(at, _)| at <= now) {
             self.wakeups.remove(model);
@@ -267,7 +290,7 @@ impl Queues {
         }
     }
 
-    /// A model whose offer may have changed.
+    /// Takes a model whose offer may have changed.
     pub(crate) fn next_changed(&mut self) -> Option<ModelId> {
         let id = self.changed.pop()?;
         self.is_changed[id.index()] = false;
@@ -278,7 +301,8 @@ impl Queues {
         self.wakeups.peek().map_or(Time::NEVER, |(at, _)| at)
     }
 
-    /// Drops what cannot stay and says what the model asks for now. `devices` of the cluster are there to share.
+    /// Drops requests that cannot stay and returns the model's candidates. `devices` is the number
+    /// of devices in the cluster.
     pub(crate) fn candidates(&mut self, now: Time, id: ModelId, devices: usize, out: &mut Outbox) -> Candidates {
         self.shed(now, id, out);
         let terms = self.terms(now, id, devices);
@@ -290,11 +314,11 @@ impl Queues {
             candidate.map(|candidate| queue.window(&self.requests, formed, candidate, &terms).sooner(round_trip));
         let exec = window.map_or(Time::NEVER, |window| window.exec);
         let mut wakeup = queue.wakeup(&self.requests, window);
-        if let (Start::Priced(Price::Measured), Some(window)) = (queue.rule.start, window) {
-            // If nothing happens, the price falls by then.
+        if let (StartRule::Priced(Price::Measured), Some(window)) = (queue.rule.start, window) {
+            // The price falls by then if no event comes before.
             wakeup = if exec > now { wakeup.min(now + queue.target_cost()) } else { wakeup };
             let urgent = queue.urgent_from(window.latest, &terms);
-            wakeup = if urgent > exec && terms.behind > Nanos::ZERO { wakeup.min(urgent) } else { wakeup };
+            wakeup = if urgent > exec && terms.backlog_wait > Nanos::ZERO { wakeup.min(urgent) } else { wakeup };
         }
         match window.filter(|_| queue.rule.start.is_priced()) {
             Some(window) => self.latest.set(id.index(), window.latest),
@@ -308,41 +332,42 @@ impl Queues {
         Candidates { punctual: window, overdue_since }
     }
 
-    /// The price that candidates of this model are compared by. Published rules have none.
-    fn terms(&mut self, now: Time, id: ModelId, devices: usize) -> Terms {
+    /// Returns the terms that weigh the candidates of this model. Published rules have none.
+    fn terms(&mut self, now: Time, id: ModelId, devices: usize) -> PriceTerms {
         let queue = self.models.get_mut(id);
         let (cost, rule) = (queue.target_cost(), queue.rule);
         if rule.gather != Gather::Spare && !rule.start.is_priced() {
-            return Terms::default();
+            return PriceTerms::default();
         }
         self.loads.set(id, queue.load(now));
         self.loads.note_demand(id, queue.demand(now));
-        self.loads.note_patience(id, queue.patience());
-        // The load of a model without requests falls, and no event tells; so each time one further model is brought up to date.
+        self.loads.note_max_wait(id, queue.max_wait());
+        // The load of a model without requests falls without an event, so each call also updates
+        // one other model.
         let other = self.loads.next();
         if let Some(served) = self.models.find_mut(other) {
             self.loads.set(other, served.load(now));
-            self.loads.note_patience(other, served.patience());
+            self.loads.note_max_wait(other, served.max_wait());
         }
-        let guard = self.loads.guard(id, devices);
-        let ahead = if self.loads.is_light(id) { guard } else { Nanos::ZERO };
+        let blocking = self.loads.blocking(id, devices);
+        let head_start = if self.loads.is_light(id) { blocking } else { Nanos::ZERO };
         let queue = self.models.get_mut(id);
         let others = self.loads.others(id, devices, 0);
-        queue.note_load(self.loads.total, others.room, devices);
-        let behind = self.loads.behind(id, devices);
+        queue.note_load(self.loads.total, others.spare, devices);
+        let backlog_wait = self.loads.backlog_wait(id, devices);
         let (price, spacing) = match rule.start {
-            Start::Priced(Price::Measured) => {
+            StartRule::Priced(Price::Measured) => {
                 let price = self.scarcity.price(now, cost);
                 (price, queue.spacing(devices, price))
             }
             _ => (WHOLE, Nanos::ZERO),
         };
-        Terms { price, guard, ahead, behind, spacing, free: self.frees(now, devices) }
+        PriceTerms { price, blocking, head_start, backlog_wait, spacing, free: self.next_free(now, devices) }
     }
 
-    /// When the next device is free, and the one after it; one that is idle is so now. What other shards run is not known here: a device
-    /// that they have counts as idle.
-    fn frees(&self, now: Time, devices: usize) -> [Time; 2] {
+    /// Returns the times at which the next device and the one after it are free; an idle one is
+    /// free now. Devices in use by other shards count as idle, since their use is not known here.
+    fn next_free(&self, now: Time, devices: usize) -> [Time; 2] {
         let first = self.ends.peek().map_or(Time::NEVER, |(end, _)| end.max(now));
         match devices.saturating_sub(self.ends.len()) {
             0 => [first, self.ends.second().map_or(Time::NEVER, |(end, _)| end.max(now))],
@@ -351,9 +376,9 @@ impl Queues {
         }
     }
 
-    /// Moves hopeless heads out of the queue, and rejects what the drop rule says.
+    /// Moves hopeless heads out of the queue, and rejects requests by the drop rule.
     fn shed(&mut self, now: Time, id: ModelId, out: &mut Outbox) {
-        let Queues { requests, models, scarcity, .. } = self;
+        let ShardQueues { requests, models, scarcity, .. } = self;
         let served = models.get_mut(id);
         while let Some(head) = served.hopeless_head(requests, now) {
             let rows = requests.get(head).rows as usize;
@@ -361,14 +386,15 @@ impl Queues {
             served.lost.observe(rows, true);
             served.own.queue.pass_over(requests, now, head, served.drop, out);
         }
-        let Served { own: ModelQueue { queue, profile, lost, .. }, drop, .. } = served;
+        let ShardModel { own: ModelQueue { queue, profile, lost, .. }, drop, .. } = served;
         if queue.overdue().is_some() {
             let rows = queue.expire(requests, now, *drop, |rows| profile.latency(rows as usize), out);
             lost.observe(rows, true);
         }
     }
 
-    /// Forms the batch of a grant as a task. None if the device is too slow for anything that waits.
+    /// Forms the batch of a grant as a task. Returns none if the device is too slow for all waiting
+    /// requests.
     pub(crate) fn form(
         &mut self,
         now: Time,
@@ -377,11 +403,12 @@ impl Queues {
         tasks: &mut Tasks,
         out: &mut Outbox,
     ) -> Option<TaskId> {
-        // The matchmaker forgot the model's candidates when it granted; they are announced again, whatever comes of the grant.
+        // The matchmaker dropped the model's candidates when it granted; they are announced again
+        // in any case.
         self.mark(grant.model);
         match grant.class {
-            Class::Punctual => self.form_punctual(now, grant, devices, tasks, out),
-            Class::Overdue { until } => self.form_overdue(now, until - now, grant, tasks),
+            GrantClass::Punctual => self.form_punctual(now, grant, devices, tasks, out),
+            GrantClass::Overdue { until } => self.form_overdue(now, until - now, grant, tasks),
         }
     }
 
@@ -393,7 +420,7 @@ impl Queues {
         tasks: &mut Tasks,
         out: &mut Outbox,
     ) -> Option<TaskId> {
-        let Queues { requests, models, scarcity, loads, .. } = self;
+        let ShardQueues { requests, models, scarcity, loads, .. } = self;
         let served = models.get_mut(grant.model);
         let batch = served.target_cost();
         scarcity.note_activity(now, batch);
@@ -402,14 +429,16 @@ impl Queues {
         let rows = served.cut(requests, now, candidate, scarcity.price(now, batch), &others);
         let task = tasks.open(grant.model, BlockId(0), grant.device(), LaneId(0));
         let priced = served.rule.start.is_priced();
+        let percent = grant.percent;
         let takes = self.fill(now, (grant.model, candidate.first, rows), task, tasks, out);
+        self.running[grant.device().index()] = Some(Begun { at: now, expected: takes, percent });
         if priced {
-            self.ends.set(grant.device().index(), now + takes.scale(u64::from(grant.percent), 100));
+            self.ends.set(grant.device().index(), now + takes.scale(u64::from(percent), 100));
         }
         Some(task)
     }
 
-    /// Fills a batch with so many rows of a model, beginning with the request `first`; how long it takes on average.
+    /// Fills a batch with rows of a model. Returns its mean duration.
     pub(super) fn fill(
         &mut self,
         now: Time,
@@ -418,7 +447,7 @@ impl Queues {
         tasks: &mut Tasks,
         out: &mut Outbox,
     ) -> Nanos {
-        let Queues { requests, models, scarcity, .. } = self;
+        let ShardQueues { requests, models, scarcity, .. } = self;
         let served = models.get_mut(model);
         scarcity.observe(rows, false);
         served.lost.observe(rows, false);
@@ -431,25 +460,26 @@ impl Queues {
         takes
     }
 
-    /// A batch of overdue requests that takes at most `span`.
+    /// Forms a batch of overdue requests that takes at most `span`.
     fn form_overdue(&mut self, now: Time, span: Nanos, grant: &Grant, tasks: &mut Tasks) -> Option<TaskId> {
-        let Queues { requests, models, ends, .. } = self;
+        let ShardQueues { requests, models, ends, .. } = self;
         let served = models.get_mut(grant.model);
         let head = requests.get(served.queue.overdue()?);
-        // Where hopeless requests are dropped, one that is here was only passed over, and must meet its deadline.
+        // Where hopeless requests are dropped, an overdue one was only passed over and must meet
+        // its deadline.
         let span = if served.drop == DropRule::Hopeless { span.min(head.deadline - now) } else { span };
-        let room = served.largest_within(span.scale(100, u64::from(grant.percent)));
+        let spare = served.largest_within(span.scale(100, u64::from(grant.percent)));
         let first = head.rows as usize;
-        if first > room {
+        if first > spare {
             return None;
         }
-        let limit = room.min(served.max_batch.max(first));
+        let limit = spare.min(served.max_batch.max(first));
         let task = tasks.open(grant.model, BlockId(0), grant.device(), LaneId(0));
         let push = |request: &Request| tasks.push(task, request.slot, request.extent.length);
         let rows = served.queue.take_overdue(requests, limit, push);
         served.lost.observe(rows, false);
         if served.rule.start.is_priced() {
-            ends.set(grant.device().index(), now + served.reach.latency(rows).scale(u64::from(grant.percent), 100));
+            ends.set(grant.device().index(), now + served.cost(rows).scale(u64::from(grant.percent), 100));
         }
         Some(task)
     }

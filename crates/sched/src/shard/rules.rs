@@ -1,6 +1,6 @@
-//! Which rule holds for which model, as plain data, so that every shard has its own copy.
+//! The rules of a policy per model, as plain data, so that every shard has its own copy.
 
-use super::{Gather, Network, Rule, Start};
+use super::{Gather, NetworkDelay, Rule, StartRule};
 use crate::parts::models::{BatchOptions, PerModel};
 use ripieno_base::Nanos;
 use ripieno_model::Model;
@@ -12,24 +12,24 @@ pub(crate) struct Rules {
     pub(crate) options: BatchOptions,
     pub(crate) gather: Gather,
     pub(crate) single: bool,
-    pub(crate) network: Network,
+    pub(crate) network: NetworkDelay,
 }
 
-/// When a candidate may start, where it may depend on the model's SLO.
+/// The rule for the earliest start of a candidate, which may depend on the model's SLO.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum StartBy {
-    Rule(Start),
+    Rule(StartRule),
     /// After this share of the SLO, in millionths.
     SloMillionths(u64),
 }
 
 impl Rules {
-    /// The rule for a model.
+    /// Returns the rule for a model.
     pub(crate) fn of(&self, model: &Model) -> Rule {
         Rule {
             start: match self.start.of(model) {
                 StartBy::Rule(start) => start,
-                StartBy::SloMillionths(share) => Start::After(model.slo.scale(share, 1_000_000)),
+                StartBy::SloMillionths(share) => StartRule::After(model.slo.scale(share, 1_000_000)),
             },
             gather: self.gather,
             single: self.single,
@@ -39,8 +39,8 @@ impl Rules {
 }
 
 impl StartBy {
-    /// So long after the first request.
+    /// Returns the rule to start this long after the first request.
     pub(crate) fn after(span: Nanos) -> StartBy {
-        StartBy::Rule(Start::After(span))
+        StartBy::Rule(StartRule::After(span))
     }
 }

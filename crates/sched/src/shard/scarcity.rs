@@ -1,66 +1,69 @@
-//! What device time is worth: at 0 a batch starts at once, at 1 as late as it can.
+//! The price of device time: at 0 a batch starts immediately, at 1 as late as it can.
 //!
-//! Device time is short when requests wait for it for so long that they keep their batch small, so that the batch passes over
-//! them. So its price is measured by the share of rows that are passed over, 64 times that: the first of them announce that many
-//! would be lost. On Table 2's models 16 times gave 2 % less goodput and 256 times 1 % more, before batches were spaced.
+//! Device time is short when requests wait for it so long that they limit the size of their batch,
+//! so that the batch passes over them. The price is therefore 64 times the share of rows that are
+//! passed over: the first of them announce that many would be lost. On the models of Symphony's
+//! Table 2 a factor of 16 gives 2 % less goodput and 256 1 % more, without spacing of batches.
 //!
-//! What was tried instead: the probability that a batch finds all devices busy, by the measured load. It defers at loads that
-//! need no deferral, which costs latency (three times as much at 85 % of the peak where a row costs as much as a launch) and, with
-//! several models on one or two devices, goodput. The share of batches that start after their frontrun: once batches are deferred,
-//! many are a little late, and deferral never ends.
+//! Alternatives are worse. The probability that a batch finds all devices busy, by the measured
+//! load, defers batches at loads that need no deferral. This costs latency (three times as much at
+//! 85 % of the peak where a row costs as much as a launch) and, with several models on one or two
+//! devices, goodput. With the share of batches that start after their frontrun, deferral never
+//! ends, since many deferred batches are a little late.
 //!
-//! Where no batch runs, nobody misses anything: in silence the price halves with each batch that could have run. So an idle
-//! server starts whatever comes at once, however busy it was a moment ago.
+//! While no batch runs, no request is passed over: the price halves with each batch that could have
+//! run. An idle server therefore starts batches immediately, however busy it was before.
 
 use ripieno_base::{Nanos, Time};
 
-/// Device time is worth all that it could serve when one row in so many is passed over.
+/// Reciprocal of the share of passed-over rows at which the price reaches 1.
 const SHORT: u64 = 64;
 
-/// One, in the unit of the price and of shares.
+/// The value 1 of prices and shares.
 pub(crate) const WHOLE: u64 = 1 << 16;
 
-/// What device time is worth, in parts of [`WHOLE`].
+/// The measured price of device time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Scarcity {
     passed: Share,
-    /// When a batch started or ended last.
+    /// Time of the last start or end of a batch.
     last_activity: Time,
 }
 
-/// The share of rows that something happened to, as a moving average over the last [`Share::MEMORY`].
+/// Share of rows with some property, as a moving average over the last [`Share::MEMORY`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Share(u64);
 
-/// What a candidate is weighed by.
+/// Terms that weigh a candidate.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Terms {
-    /// What device time is worth, in parts of [`WHOLE`].
+pub(crate) struct PriceTerms {
+    /// Price of device time, in parts of [`WHOLE`].
     pub(crate) price: u64,
-    /// How long a device may be kept busy by other models when this one wants it: so much earlier it asks.
-    pub(crate) guard: Nanos,
-    /// By how much it goes before others, as if it were due so much earlier.
-    pub(crate) ahead: Nanos,
-    /// How long it would wait behind all that other models have waiting.
-    pub(crate) behind: Nanos,
-    /// How long after the model's last batch the next would start if all came evenly.
+    /// Longest time for which other models may keep a device busy when this one needs it: the model
+    /// asks this much earlier.
+    pub(crate) blocking: Nanos,
+    /// Head start before other models, as if its requests were due this much earlier.
+    pub(crate) head_start: Nanos,
+    /// Wait behind the backlog of all other models.
+    pub(crate) backlog_wait: Nanos,
+    /// Time between the starts of the model's batches if requests arrived evenly.
     pub(crate) spacing: Nanos,
-    /// When the next device is free, and the one after it.
+    /// Times at which the next device is free, and the one after it.
     pub(crate) free: [Time; 2],
 }
 
 impl Scarcity {
-    /// So many rows started or were dropped, or they were passed over.
+    /// Records rows that started or were dropped, or that were passed over.
     pub(crate) fn observe(&mut self, rows: usize, passed: bool) {
         self.passed.observe(rows, passed);
     }
 
-    /// A batch has started or ended; `batch` is how long one takes.
+    /// Records the start or end of a batch; `batch` is its typical duration.
     pub(crate) fn note_activity(&mut self, now: Time, batch: Nanos) {
         (self.passed, self.last_activity) = (Share(self.fade(now, batch, self.passed.0)), now);
     }
 
-    /// The price by which batches are started.
+    /// Returns the price by which batches are started.
     pub(crate) fn price(self, now: Time, batch: Nanos) -> u64 {
         (self.fade(now, batch, self.passed.0) * SHORT).min(WHOLE)
     }
@@ -74,7 +77,7 @@ impl Scarcity {
 impl Share {
     const MEMORY: u64 = 256;
 
-    /// It did, or did not, happen to so many rows.
+    /// Records `rows` rows with or without the property.
     pub(crate) fn observe(&mut self, rows: usize, happened: bool) {
         let weight = (rows as u64).min(Share::MEMORY);
         let level = if happened { WHOLE } else { 0 };

@@ -98,7 +98,7 @@ impl Caller {
             Problem::new(
                 ProblemKind::NotOffered,
                 "shared memory is not open to this caller; send the tensors in the request, or have the server's operator \
-                 open it (--shared-memory, docs/security.md)",
+                 open it (--shared-memory, docs/guide/security.md)",
             )
         })
     }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 /// Counts the tasks on each lane.
 #[derive(Debug)]
-pub struct Devices {
+pub struct DeviceChecker {
     depth: usize,
     lanes: usize,
     /// By device and lane.
@@ -18,11 +18,11 @@ pub struct Devices {
     order: Vec<VecDeque<TaskId>>,
 }
 
-impl Devices {
-    pub(crate) fn new(setup: &Setup) -> Devices {
+impl DeviceChecker {
+    pub(crate) fn new(setup: &Setup) -> DeviceChecker {
         let limits = &setup.limits;
         let all = limits.devices * limits.lanes;
-        Devices {
+        DeviceChecker {
             depth: limits.depth,
             lanes: limits.lanes,
             held: vec![0; all],
@@ -54,7 +54,7 @@ impl Devices {
     }
 }
 
-impl Observer for Devices {
+impl Observer for DeviceChecker {
     fn started(&mut self, now: Time, run: &Run<'_>) {
         let lane = self.lane(run);
         self.held[lane] += 1;

@@ -14,10 +14,10 @@ mod walks;
 
 pub use cancels::Cancels;
 pub use conservation::Conservation;
-pub use devices::Devices;
-pub use padding::Padding;
-pub use shapes::Shapes;
-pub use unfolding::Unfolding;
+pub use devices::DeviceChecker;
+pub use padding::PaddingChecker;
+pub use shapes::ShapeChecker;
+pub use unfolding::UnfoldingChecker;
 pub use wakeups::Wakeups;
 pub use walks::Walks;
 
@@ -28,19 +28,19 @@ use ripieno_sched::{Request, Setup};
 
 /// All checkers.
 #[derive(Debug)]
-pub struct Checkers(Conservation, Devices, Wakeups, Walks, Cancels, Unfolding, Padding);
+pub struct Checkers(Conservation, DeviceChecker, Wakeups, Walks, Cancels, UnfoldingChecker, PaddingChecker);
 
 impl Checkers {
     /// Checkers for a run with this setup.
     pub fn new(setup: &Setup) -> Checkers {
         Checkers(
             Conservation::new(setup),
-            Devices::new(setup),
+            DeviceChecker::new(setup),
             Wakeups,
             Walks::new(setup),
             Cancels::new(setup),
-            Unfolding::new(setup),
-            Padding::new(setup),
+            UnfoldingChecker::new(setup),
+            PaddingChecker::new(setup),
         )
     }
 

@@ -8,7 +8,7 @@ use ripieno_sched::{Request, Setup};
 
 /// Remembers how long each request is, and what it was padded to.
 #[derive(Debug)]
-pub struct Padding {
+pub struct PaddingChecker {
     /// By model, whether its walk unfolds, and whether lengths decide what a batch costs.
     kinds: Vec<(bool, bool)>,
     /// By slot.
@@ -16,15 +16,15 @@ pub struct Padding {
     padded: Vec<u32>,
 }
 
-impl Padding {
-    pub(crate) fn new(setup: &Setup) -> Padding {
+impl PaddingChecker {
+    pub(crate) fn new(setup: &Setup) -> PaddingChecker {
         let kinds = setup.models.iter().map(|model| (model.walk.is_unfolded(), model.has_lengths())).collect();
         let slots = setup.limits.requests;
-        Padding { kinds, own: vec![1; slots], padded: vec![1; slots] }
+        PaddingChecker { kinds, own: vec![1; slots], padded: vec![1; slots] }
     }
 }
 
-impl Observer for Padding {
+impl Observer for PaddingChecker {
     fn accepted(&mut self, _id: u64, request: &Request) {
         self.own[request.slot.index()] = request.extent.length;
     }
@@ -51,7 +51,7 @@ impl Observer for Padding {
 mod tests {
     use super::*;
     use ripieno_base::{DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId};
-    use ripieno_model::{Extent, Lengths, Model, Profile, Walk};
+    use ripieno_model::{Extent, LengthProfiles, Model, Profile, Walk};
     use ripieno_sched::{Limits, RequestClass};
 
     const SLOTS: [RequestSlot; 2] = [RequestSlot(0), RequestSlot(1)];
@@ -61,8 +61,8 @@ mod tests {
         let limits = Limits { requests: 2, models: 1, devices: 1, lanes: 1, depth: 1, batch: 2, nodes: 0 };
         let profile = Profile::linear(1.0, 1.0, 2).unwrap();
         let mut model = Model { walk, ..Model::whole("m", profile.clone(), Nanos(9)) };
-        model.blocks[0].lengths = Some(Lengths::new(vec![(1, profile)]).unwrap());
-        let mut checker = Padding::new(&Setup { models: vec![model], devices: 1, limits });
+        model.blocks[0].lengths = Some(LengthProfiles::new(vec![(1, profile)]).unwrap());
+        let mut checker = PaddingChecker::new(&Setup { models: vec![model], devices: 1, limits });
         for (slot, length) in SLOTS.into_iter().zip([4, 7]) {
             let extent = Extent { length, limit: 0 };
             let (arrived, deadline) = (Time::ORIGIN, Time::NEVER);

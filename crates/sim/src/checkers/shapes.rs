@@ -7,19 +7,19 @@ use ripieno_sched::{Request, Setup, Shape};
 
 /// Remembers the shape of each request.
 #[derive(Debug)]
-pub struct Shapes {
+pub struct ShapeChecker {
     /// By slot.
     shapes: Vec<Shape>,
 }
 
-impl Shapes {
+impl ShapeChecker {
     /// A checker for a run with this setup.
-    pub fn new(setup: &Setup) -> Shapes {
-        Shapes { shapes: vec![Shape::default(); setup.limits.requests] }
+    pub fn new(setup: &Setup) -> ShapeChecker {
+        ShapeChecker { shapes: vec![Shape::default(); setup.limits.requests] }
     }
 }
 
-impl Observer for Shapes {
+impl Observer for ShapeChecker {
     fn accepted(&mut self, _id: u64, request: &Request) {
         self.shapes[request.slot.index()] = request.class.shape;
     }

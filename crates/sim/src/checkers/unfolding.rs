@@ -13,16 +13,16 @@ use ripieno_sched::{Request, Setup};
 
 /// Follows each request that unfolds from node to node.
 #[derive(Debug)]
-pub struct Unfolding {
+pub struct UnfoldingChecker {
     models: Vec<Model>,
-    walks: Vec<Option<Walk>>,
+    walks: Vec<Option<CheckedWalk>>,
     /// What was told of a request that is about to be accepted.
     told: Option<(u32, Option<Graph>)>,
     forbids_padding: bool,
 }
 
 #[derive(Debug)]
-struct Walk {
+struct CheckedWalk {
     request: Request,
     output: u32,
     graph: Option<Graph>,
@@ -46,11 +46,11 @@ enum Progress {
     Done,
 }
 
-impl Unfolding {
-    pub(crate) fn new(setup: &Setup) -> Unfolding {
+impl UnfoldingChecker {
+    pub(crate) fn new(setup: &Setup) -> UnfoldingChecker {
         let unfolds = setup.models.iter().any(|model| model.walk.is_unfolded());
         let slots = if unfolds { setup.limits.requests } else { 0 };
-        Unfolding {
+        UnfoldingChecker {
             models: setup.models.clone(),
             walks: (0..slots).map(|_| None).collect(),
             told: None,
@@ -70,7 +70,7 @@ impl Unfolding {
     }
 }
 
-impl Walk {
+impl CheckedWalk {
     /// A member is started.
     fn start(&mut self, model: &Model, run: &Run<'_>, node: u32, forbids_padding: bool) {
         let anew = (run.block, node) == (BlockId(0), 0) && self.lines[0].0 > 0;
@@ -147,7 +147,7 @@ impl Walk {
     }
 }
 
-impl Observer for Unfolding {
+impl Observer for UnfoldingChecker {
     fn unfolds(&mut self, _slot: RequestSlot, output: u32, graph: Option<&Graph>) {
         self.told = Some((output, graph.cloned()));
     }
@@ -160,7 +160,7 @@ impl Observer for Unfolding {
         let (output, graph) = self.told.take().expect("the world tells of what unfolds");
         let blocks = model.blocks.len();
         let nodes = vec![Progress::Untouched; graph.as_ref().map_or(0, Graph::len)];
-        let before = self.walks[request.slot.index()].replace(Walk {
+        let before = self.walks[request.slot.index()].replace(CheckedWalk {
             request: *request,
             output,
             graph,

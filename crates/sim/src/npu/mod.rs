@@ -26,7 +26,7 @@ mod networks;
 mod tests;
 mod titan_xp;
 
-pub use networks::{NETWORKS, Network, named};
+pub use networks::{NETWORKS, NpuNetwork, named};
 
 use ripieno_base::Nanos;
 

@@ -8,7 +8,7 @@ use ripieno_model::{Block, Profile, Steps, Walk};
 
 /// A network as the NPU sees it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Network {
+pub struct NpuNetwork {
     /// Its name in scenario files.
     pub name: &'static str,
     /// How a request walks through it.
@@ -27,49 +27,49 @@ const MAX_BATCH: usize = 64;
 const CONVOLUTIONS_FILL: u64 = 256;
 
 /// Every network that the paper evaluates.
-pub const NETWORKS: [Network; 7] = [
-    Network {
+pub const NETWORKS: [NpuNetwork; 7] = [
+    NpuNetwork {
         single: Some(Nanos(1_100_000)),
         ..convolutional("resnet50", include_str!("../../data/npu/resnet50.csv"))
     },
-    Network { single: Some(Nanos(7_200_000)), ..translation("gnmt", include_str!("../../data/npu/gnmt.csv")) },
-    Network {
+    NpuNetwork { single: Some(Nanos(7_200_000)), ..translation("gnmt", include_str!("../../data/npu/gnmt.csv")) },
+    NpuNetwork {
         single: Some(Nanos(2_400_000)),
         ..translation("transformer", include_str!("../../data/npu/transformer.csv"))
     },
     convolutional("vgg16", include_str!("../../data/npu/vgg16.csv")),
     convolutional("mobilenet", include_str!("../../data/npu/mobilenet.csv")),
     translation("las", include_str!("../../data/npu/las.csv")),
-    Network { walk: Walk::Chain, ..translation("bert", include_str!("../../data/npu/bert.csv")) },
+    NpuNetwork { walk: Walk::Chain, ..translation("bert", include_str!("../../data/npu/bert.csv")) },
 ];
 
 /// The network of this name.
-pub fn named(name: &str) -> Option<&'static Network> {
+pub fn named(name: &str) -> Option<&'static NpuNetwork> {
     NETWORKS.iter().find(|network| network.name == name)
 }
 
-const fn convolutional(name: &'static str, csv: &'static str) -> Network {
-    Network { name, walk: Walk::Chain, csv, fill: CONVOLUTIONS_FILL, single: None }
+const fn convolutional(name: &'static str, csv: &'static str) -> NpuNetwork {
+    NpuNetwork { name, walk: Walk::Chain, csv, fill: CONVOLUTIONS_FILL, single: None }
 }
 
-const fn translation(name: &'static str, csv: &'static str) -> Network {
-    Network { name, walk: Walk::EncodeDecode, csv, fill: 0, single: None }
+const fn translation(name: &'static str, csv: &'static str) -> NpuNetwork {
+    NpuNetwork { name, walk: Walk::EncodeDecode, csv, fill: 0, single: None }
 }
 
 /// Layers that run as one block.
-struct Part {
+struct NpuBlock {
     name: &'static str,
     steps: Steps,
     layers: Vec<Layer>,
 }
 
-impl Network {
+impl NpuNetwork {
     /// Its blocks, for batches of up to 64.
     pub fn blocks(&self) -> Vec<Block> {
         let parts = self.parts();
         let raw = self.raw(&parts);
         let target = self.single.unwrap_or(raw);
-        let block = |(at, part): (usize, &Part)| {
+        let block = |(at, part): (usize, &NpuBlock)| {
             let table: Vec<_> = (1..=MAX_BATCH as u64)
                 .map(|batch| {
                     Nanos((i128::from(part.span(batch, self.fill).0) * i128::from(target.0) / i128::from(raw.0)) as i64)
@@ -83,7 +83,7 @@ impl Network {
 
     /// Its blocks on the GPU that the paper tries as well, for batches of up to 64; scaled to nothing.
     pub fn blocks_on_titan_xp(&self) -> Vec<Block> {
-        let block = |(at, part): (usize, &Part)| {
+        let block = |(at, part): (usize, &NpuBlock)| {
             let of_batch = |batch| part.layers.iter().map(|layer| layer.on_titan_xp(batch)).sum();
             let table: Vec<Nanos> = (1..=MAX_BATCH as u64).map(of_batch).collect();
             let profile = Profile::from_table(&table).expect("every layer takes time");
@@ -107,26 +107,26 @@ impl Network {
         self.parts().iter().map(|part| part.layers.len()).sum()
     }
 
-    fn raw(&self, parts: &[Part]) -> Nanos {
-        let steps = |part: &Part| if part.steps == Steps::Once { 1 } else { WORDS as i64 };
+    fn raw(&self, parts: &[NpuBlock]) -> Nanos {
+        let steps = |part: &NpuBlock| if part.steps == Steps::Once { 1 } else { WORDS as i64 };
         parts.iter().map(|part| part.span(1, self.fill) * steps(part)).sum()
     }
 
     /// Layers that run once are a block each, those that run once a word are one together.
-    fn parts(&self) -> Vec<Part> {
-        let mut parts: Vec<Part> = Vec::new();
+    fn parts(&self) -> Vec<NpuBlock> {
+        let mut parts: Vec<NpuBlock> = Vec::new();
         for line in self.csv.lines().filter(|line| !line.starts_with('#')).skip(1) {
             let (name, steps, layer) = parse(line).expect("the lists are part of the source and tested");
             match parts.last_mut().filter(|part| part.steps == steps && steps != Steps::Once) {
                 Some(part) => part.layers.push(layer),
-                None => parts.push(Part { name: part_name(name, steps), steps, layers: vec![layer] }),
+                None => parts.push(NpuBlock { name: part_name(name, steps), steps, layers: vec![layer] }),
             }
         }
         parts
     }
 }
 
-impl Part {
+impl NpuBlock {
     fn span(&self, batch: u64, fill: u64) -> Nanos {
         span(self.layers.iter().map(|layer| layer.cycles(batch, fill)).sum())
     }

@@ -2,7 +2,7 @@
 //! would have let in.
 
 use ripieno_base::{Nanos, Time};
-use ripieno_model::{Extent, Lengths, Model, Profile};
+use ripieno_model::{Extent, LengthProfiles, Model, Profile};
 use ripieno_sched::{Limits, Setup};
 
 /// A century: what lies beyond is no time of a run.
@@ -74,7 +74,7 @@ pub(super) fn model(model: &Model) -> Result<(), String> {
         }
         let Some(lengths) = &block.lengths else { continue };
         lengths.table().iter().try_for_each(|(_, each)| profile(each))?;
-        if Lengths::new(lengths.table().to_vec()).as_ref() != Ok(lengths) {
+        if LengthProfiles::new(lengths.table().to_vec()).as_ref() != Ok(lengths) {
             return fail("has latencies by length that do not grow with it");
         }
     }

@@ -11,22 +11,23 @@
 mod check;
 mod tasks;
 
-use crate::changing::Load;
+use crate::changing::ModelLoad;
 use crate::jitter::Jitter;
 use crate::link::{Delay, Network};
+use crate::occupancy::Occupancy;
 use crate::planning::Planning;
 use crate::route::{Arrival, Route};
 use crate::scenario::{Length, Scenario};
 use crate::world::expires;
 use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_model::{Extent, Graph, Model, Profile, Steps};
-use ripieno_report::{Collector, RunInfo, Summary, Window};
+use ripieno_report::{Collector, ObservationWindow, RunInfo, Summary};
 use ripieno_sched::{
     Action, Control, Event, Guess, Limits, Margin, Options, Outcome, Request, Setup, find, fit_batches,
 };
-use ripieno_workload::Arrival as Process;
+use ripieno_workload::ArrivalProcess as Process;
 use std::collections::HashMap;
-use tasks::{TaskMembers, Tasks};
+use tasks::{RecordedTasks, TaskMembers};
 
 /// Requests of a recording, some 3 GB of memory; more are a mistake, or a file to be cut.
 const MOST_REQUESTS: usize = 1 << 24;
@@ -34,7 +35,7 @@ const MOST_REQUESTS: usize = 1 << 24;
 /// A recording on its way to become a scenario.
 #[derive(Debug)]
 pub struct Recorded {
-    models: Vec<Seen>,
+    models: Vec<RecordedModel>,
     /// By the id that a model has at this point of the recording, where it stands among the models.
     loaded: HashMap<ModelId, usize>,
     requests: Vec<RecordedRequest>,
@@ -42,14 +43,14 @@ pub struct Recorded {
     /// The graph that the next request of a slot brings.
     brought: HashMap<RequestSlot, u32>,
     live: HashMap<RequestSlot, usize>,
-    tasks: Tasks,
+    tasks: RecordedTasks,
     now: Time,
     events: u64,
 }
 
 /// A model, and what its requests are told about their deadlines.
 #[derive(Debug)]
-struct Seen {
+struct RecordedModel {
     model: Model,
     /// By how much deadlines lay ahead of the real ones, by the latest request that kept to the SLO.
     ahead: Nanos,
@@ -78,7 +79,7 @@ impl Recorded {
             graphs: Vec::new(),
             brought: HashMap::new(),
             live: HashMap::new(),
-            tasks: Tasks::new(&setup.limits),
+            tasks: RecordedTasks::new(&setup.limits),
             now: Time(i64::MIN),
             events: 0,
         };
@@ -162,7 +163,8 @@ impl Recorded {
     pub fn measured(&self, policy: &str) -> Summary {
         let names = self.models.iter().map(|seen| seen.model.name.clone());
         let (first, last) = self.span();
-        let mut collector = Collector::new(names, self.tasks.devices(), self.tasks.most_rows(), Window::from(first));
+        let mut collector =
+            Collector::new(names, self.tasks.devices(), self.tasks.most_rows(), ObservationWindow::from(first));
         for came in &self.requests {
             let Arrival { model, arrived, deadline, .. } = came.arrival;
             let Some(ended) = came.ended else { continue };
@@ -206,7 +208,7 @@ impl Recorded {
             let most = &mut models[arrival.model.index()].max_batch;
             *most = (*most).max(arrival.rows as usize);
         }
-        let load = Load { share: 1.0 / models.len() as f64, arrival: Process::Poisson, curve: None };
+        let load = ModelLoad { share: 1.0 / models.len() as f64, arrival: Process::Poisson, curve: None };
         Ok(Scenario {
             seed: 1,
             rate: None,
@@ -221,6 +223,7 @@ impl Recorded {
             ensembles: Vec::new(),
             network: Network { control: Delay::Fixed(Nanos::ZERO), data_per_row: Nanos::ZERO, estimate: Nanos::ZERO },
             jitter: Jitter::default(),
+            occupancy: Occupancy::default(),
             reports,
             margins: true,
             planning: Planning::default(),
@@ -245,7 +248,7 @@ impl Recorded {
     /// A model that is loaded anew is the same model, in its latest form for the whole run.
     fn load(&mut self, id: ModelId, model: &Model) -> Result<(), String> {
         check::model(model)?;
-        let seen = Seen { model: model.clone(), ahead: Margin::new(model).ahead(Guess::Batches) };
+        let seen = RecordedModel { model: model.clone(), ahead: Margin::new(model).ahead(Guess::Batches) };
         let at = match self.models.iter().position(|seen| seen.model.name == model.name) {
             Some(at) => {
                 let before = &self.models[at].model;
@@ -361,7 +364,7 @@ impl Recorded {
     }
 
     /// Notes whose walk ended in a task, and who goes on where.
-    fn done(&mut self, task: &tasks::Task, ended: &[bool], skips: &[BlockId]) {
+    fn done(&mut self, task: &tasks::RecordedTask, ended: &[bool], skips: &[BlockId]) {
         let TaskMembers { model, members, nodes } = &task.of;
         let Some(block) = self.models[*model].model.blocks.get(task.block.index()) else { return };
         let until_end = block.steps == Steps::UntilEnd;

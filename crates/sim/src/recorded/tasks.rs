@@ -5,7 +5,7 @@
 //! that woke up late, processors that others used, and work that is not in the profile.
 
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, TaskId, Time};
-use ripieno_model::{Block, Due, Job};
+use ripieno_model::{Block, ExpectedEnds, LaneTask};
 use ripieno_sched::{Action, Limits, Outcome};
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ const MOST_TASKS: usize = 1 << 25;
 
 /// A batch that has ended.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Batch {
+pub(super) struct RecordedBatch {
     pub(super) model: ModelId,
     pub(super) device: DeviceId,
     pub(super) rows: u32,
@@ -37,7 +37,7 @@ pub(super) struct TaskMembers {
 
 /// A batch on its device.
 #[derive(Debug)]
-pub(super) struct Task {
+pub(super) struct RecordedTask {
     pub(super) of: TaskMembers,
     pub(super) block: BlockId,
     rows: u32,
@@ -51,20 +51,20 @@ pub(super) struct Task {
 
 /// The devices of a recording.
 #[derive(Debug)]
-pub(super) struct Tasks {
-    in_flight: HashMap<TaskId, Task>,
-    batches: Vec<Batch>,
+pub(super) struct RecordedTasks {
+    in_flight: HashMap<TaskId, RecordedTask>,
+    batches: Vec<RecordedBatch>,
     limits: Limits,
     /// When the latest task of each lane ended.
     free: HashMap<(DeviceId, LaneId), Time>,
     /// By device, where it has several lanes.
-    shared: HashMap<DeviceId, Due>,
+    shared: HashMap<DeviceId, ExpectedEnds>,
     most_rows: u32,
 }
 
-impl Tasks {
-    pub(super) fn new(limits: &Limits) -> Tasks {
-        Tasks {
+impl RecordedTasks {
+    pub(super) fn new(limits: &Limits) -> RecordedTasks {
+        RecordedTasks {
             in_flight: HashMap::new(),
             batches: Vec::new(),
             limits: *limits,
@@ -82,7 +82,7 @@ impl Tasks {
         self.most_rows as usize
     }
 
-    pub(super) fn batches(&self) -> &[Batch] {
+    pub(super) fn batches(&self) -> &[RecordedBatch] {
         &self.batches
     }
 
@@ -101,11 +101,11 @@ impl Tasks {
         let (earliest, alone) = (now.max(not_before), spec.cost(rows, length));
         if self.limits.lanes > 1 {
             let share = spec.share(rows, length);
-            let due = self.shared.entry(device).or_insert_with(|| Due::new(self.limits.lanes));
-            due.start(now, lane, Job { task: id, earliest, alone, share });
+            let due = self.shared.entry(device).or_insert_with(|| ExpectedEnds::new(self.limits.lanes));
+            due.start(now, lane, LaneTask { task: id, earliest, alone, share });
         }
         let rows = rows as u32;
-        let task = Task { of, block, rows, device, lane, earliest, alone };
+        let task = RecordedTask { of, block, rows, device, lane, earliest, alone };
         match self.in_flight.insert(id, task) {
             Some(_) => Err(format!("{id:?} starts, but it has not ended")),
             None => Ok(()),
@@ -113,7 +113,7 @@ impl Tasks {
     }
 
     /// A task was reported.
-    pub(super) fn end(&mut self, id: TaskId, now: Time, outcome: Outcome) -> Result<Task, String> {
+    pub(super) fn end(&mut self, id: TaskId, now: Time, outcome: Outcome) -> Result<RecordedTask, String> {
         if self.batches.len() == MOST_TASKS {
             return Err(format!("there are more than {MOST_TASKS} batches; cut the recording off before this line"));
         }
@@ -128,7 +128,7 @@ impl Tasks {
         let heard = (outcome == Outcome::Ok).then_some(now);
         let (model, device, rows) = (ModelId(task.of.model as u16), task.device, task.rows);
         self.most_rows = self.most_rows.max(rows);
-        self.batches.push(Batch { model, device, rows, began, ended, heard });
+        self.batches.push(RecordedBatch { model, device, rows, began, ended, heard });
         Ok(task)
     }
 

@@ -1,7 +1,7 @@
 //! `[[model.block]]` tables: what a stage or a cell costs, in which batches it runs, and who goes on from there.
 
-use super::Checked;
-use super::costs::{ByLength, Cost, Costs, milliseconds};
+use super::ParseResult;
+use super::costs::{BatchCost, ByLength, Costs, milliseconds};
 use ripieno_base::Nanos;
 use ripieno_model::{Block, Profile, Steps, Walk};
 use serde::Deserialize;
@@ -41,7 +41,7 @@ pub(super) struct Around {
 }
 
 /// The blocks of a model with this walk.
-pub(super) fn blocks(walk: Walk, tables: &[BlockTable], around: Around) -> Checked<Vec<Block>> {
+pub(super) fn blocks(walk: Walk, tables: &[BlockTable], around: Around) -> ParseResult<Vec<Block>> {
     let count = tables.iter().filter(|table| table.once != Some(true)).count();
     let (fits, expected) = match walk {
         Walk::Whole | Walk::Chain | Walk::Graph | Walk::Stacked => (count >= 1, "one or more"),
@@ -70,7 +70,7 @@ pub(super) fn blocks(walk: Walk, tables: &[BlockTable], around: Around) -> Check
 }
 
 impl BlockTable {
-    fn block(&self, walk: Walk, at: usize, around: Around) -> Checked<Block> {
+    fn block(&self, walk: Walk, at: usize, around: Around) -> ParseResult<Block> {
         let costs = Costs {
             alpha_ms: self.alpha_ms,
             beta_ms: self.beta_ms,
@@ -83,7 +83,7 @@ impl BlockTable {
             launch_ms: self.launch_ms,
             max_batch: self.max_batch.or(around.max_batch),
         };
-        let Cost { mut profile, lengths } = costs.parse(around.slo, around.longest)?;
+        let BatchCost { mut profile, lengths } = costs.parse(around.slo, around.longest)?;
         if let Some(most) = self.max_batch {
             if !(1..=profile.max_batch()).contains(&most) {
                 return Err(format!("max_batch = {most}; the latencies given allow 1 to {}", profile.max_batch()));
@@ -112,7 +112,7 @@ impl BlockTable {
     }
 
     /// What each row of a task costs whose members differ from those of the task before it.
-    pub(super) fn gather(&self, model: &str) -> Checked<Nanos> {
+    pub(super) fn gather(&self, model: &str) -> ParseResult<Nanos> {
         let us = self.gather_us_per_row.unwrap_or(0.0);
         let gather = milliseconds("gather_us_per_row / 1000", us / 1e3);
         gather.map_err(|problem| format!("model {model:?}: block {:?}: {problem}", self.name))
@@ -120,7 +120,7 @@ impl BlockTable {
 }
 
 /// A batch costs what the next supported size does.
-fn rounded_up(profile: &Profile, sizes: &[usize]) -> Checked<Profile> {
+fn rounded_up(profile: &Profile, sizes: &[usize]) -> ParseResult<Profile> {
     let last = sizes.last().copied().unwrap_or(0);
     if !sizes.is_sorted_by(|a, b| a < b) || sizes[0] == 0 || last > profile.max_batch() {
         return Err(format!("sizes = {sizes:?}; they must rise, from at least 1 to at most {}", profile.max_batch()));

@@ -5,7 +5,7 @@
 //! after `--policy`, `--option` and `--rate` were applied. It is not asked while a file is read, because `plan` does
 //! have an answer for such a file: devices for the other models.
 
-use super::{Checked, Length, Scenario, ScenarioError};
+use super::{Length, ParseResult, Scenario, ScenarioError};
 use crate::link::Delay;
 use ripieno_base::Nanos;
 use ripieno_model::{DropRule, Model};
@@ -129,7 +129,7 @@ fn key_of(error: &BuildError) -> Option<String> {
 }
 
 /// A rate at which a run of this length comes to an end within the clock's range.
-pub(super) fn checked_rate(key: &str, rate: f64, length: Length) -> Checked<()> {
+pub(super) fn checked_rate(key: &str, rate: f64, length: Length) -> ParseResult<()> {
     if !(rate > 0.0 && rate <= MOST_RPS) {
         return Err(format!(
             "{key} = {rate}; it must be a number of requests per second above 0 and at most {MOST_RPS:e}"

@@ -1,8 +1,8 @@
 //! What a batch costs: the keys of latencies, of a whole model or of a block.
 
-use super::Checked;
+use super::ParseResult;
 use ripieno_base::Nanos;
-use ripieno_model::{Latency, Lengths, Profile};
+use ripieno_model::{Latency, LengthProfiles, Profile};
 use serde::Deserialize;
 use std::collections::BTreeSet;
 
@@ -33,10 +33,10 @@ pub(super) struct ByLength {
 }
 
 /// What a batch costs.
-pub(super) struct Cost {
+pub(super) struct BatchCost {
     /// Of the longest requests.
     pub(super) profile: Profile,
-    pub(super) lengths: Option<Lengths>,
+    pub(super) lengths: Option<LengthProfiles>,
 }
 
 impl Costs<'_> {
@@ -46,40 +46,41 @@ impl Costs<'_> {
     }
 
     /// What batches cost, of requests no longer than `longest`.
-    pub(super) fn parse(&self, slo: Nanos, longest: Option<u32>) -> Checked<Cost> {
+    pub(super) fn parse(&self, slo: Nanos, longest: Option<u32>) -> ParseResult<BatchCost> {
         let cost = match (self.by_length, self.preferred_tokens) {
-            ([], None) => return Ok(Cost { profile: self.launched(&self.profile(slo)?)?, lengths: None }),
+            ([], None) => return Ok(BatchCost { profile: self.launched(&self.profile(slo)?)?, lengths: None }),
             ([], Some(tokens)) => self.saturating(tokens)?,
             (by_length, None) => self.measured(by_length, slo)?,
             (_, Some(_)) => return Err("both by_length and preferred_tokens are given; remove one".to_owned()),
         };
         let known = cost.last().map_or(1, |&(length, _)| length);
         let table = cost.into_iter().map(|(length, profile)| Ok((length, self.launched(&profile)?)));
-        let lengths = Lengths::new(table.collect::<Checked<_>>()?).map_err(|error| format!("by_length: {error}"))?;
+        let lengths =
+            LengthProfiles::new(table.collect::<ParseResult<_>>()?).map_err(|error| format!("by_length: {error}"))?;
         let longest = longest.unwrap_or(known);
         let table: Vec<_> = (1..=lengths.table()[0].1.max_batch()).map(|rows| lengths.latency(rows, longest)).collect();
         let profile = Profile::from_table(&table).map_err(|error| error.to_string())?;
-        Ok(Cost { profile, lengths: Some(lengths) })
+        Ok(BatchCost { profile, lengths: Some(lengths) })
     }
 
-    fn launched(&self, profile: &Profile) -> Checked<Profile> {
+    fn launched(&self, profile: &Profile) -> ParseResult<Profile> {
         let launch = milliseconds("launch_ms", self.launch_ms)?;
         let table: Vec<_> = profile.table().iter().map(|&latency| latency + launch).collect();
         Profile::from_table(&table).map_err(|error| error.to_string())
     }
 
     /// What stands in `model.toml`, too.
-    fn latency(&self) -> Checked<Option<Latency>> {
+    fn latency(&self) -> ParseResult<Option<Latency>> {
         let numbers = [("alpha_ms", self.alpha_ms), ("beta_ms", self.beta_ms)];
         numbers.into_iter().try_for_each(|(key, ms)| ms.map_or(Ok(()), |ms| milliseconds(key, ms).map(drop)))?;
         for (at, &ms) in self.latency_ms.unwrap_or_default().iter().enumerate() {
             milliseconds(&format!("latency_ms[{at}]"), ms)?;
         }
-        Latency::of(self.latency_ms, self.alpha_ms, self.beta_ms).map_err(|error| error.to_string())
+        Latency::from_keys(self.latency_ms, self.alpha_ms, self.beta_ms).map_err(|error| error.to_string())
     }
 
     /// ℓ(b).
-    fn profile(&self, slo: Nanos) -> Checked<Profile> {
+    fn profile(&self, slo: Nanos) -> ParseResult<Profile> {
         let (keys, profile) = match (self.latency()?, self.latency_points, self.alone_ms) {
             (Some(latency @ Latency::Table(_)), None, None) => ("latency_ms", latency.profile(Profile::MAX_BATCH)),
             (Some(latency @ Latency::Line { alpha_ms, beta_ms }), None, None) => {
@@ -95,7 +96,7 @@ impl Costs<'_> {
                     );
                 }
                 let point = |&(batch, ms): &(usize, f64)| Ok((batch, milliseconds("latency_points", ms)?));
-                ("latency_points", Profile::interpolate(&points.iter().map(point).collect::<Checked<Vec<_>>>()?))
+                ("latency_points", Profile::interpolate(&points.iter().map(point).collect::<ParseResult<Vec<_>>>()?))
             }
             (None, None, Some(alone)) => {
                 let preferred = self.preferred_batch.ok_or("alone_ms needs preferred_batch or preferred_tokens")?;
@@ -107,7 +108,7 @@ impl Costs<'_> {
     }
 
     /// Flat until so many rows saturate the device, in proportion to them beyond.
-    fn saturated(&self, alone_ms: f64, preferred: f64) -> Checked<Profile> {
+    fn saturated(&self, alone_ms: f64, preferred: f64) -> ParseResult<Profile> {
         milliseconds("alone_ms", alone_ms)?;
         let most = self.max_batch.ok_or("alone_ms needs max_batch")?;
         if preferred <= 0.0 {
@@ -120,7 +121,7 @@ impl Costs<'_> {
 
     /// The same where elements of sequences count, whatever the rows. It bends where a batch size reaches the preferred
     /// number, so those lengths are all that it takes.
-    fn saturating(&self, tokens: u32) -> Checked<Vec<(u32, Profile)>> {
+    fn saturating(&self, tokens: u32) -> ParseResult<Vec<(u32, Profile)>> {
         let (Some(alone), None) = (self.alone_ms, self.preferred_batch) else {
             return Err("preferred_tokens needs alone_ms, and no preferred_batch".to_owned());
         };
@@ -131,7 +132,7 @@ impl Costs<'_> {
         lengths.into_iter().map(at).collect()
     }
 
-    fn measured(&self, by_length: &[ByLength], slo: Nanos) -> Checked<Vec<(u32, Profile)>> {
+    fn measured(&self, by_length: &[ByLength], slo: Nanos) -> ParseResult<Vec<(u32, Profile)>> {
         if (Costs { by_length: &[], ..*self }).given() {
             return Err("with by_length, give latencies in each of its entries, not beside it".to_owned());
         }
@@ -155,7 +156,7 @@ impl Costs<'_> {
 /// Longer spans than this, eleven days, are no latencies.
 const LONGEST_MS: f64 = 1e9;
 
-pub(super) fn milliseconds(key: &str, value: f64) -> Checked<Nanos> {
+pub(super) fn milliseconds(key: &str, value: f64) -> ParseResult<Nanos> {
     match (0.0..=LONGEST_MS).contains(&value) {
         true => Ok(Nanos::from_millis_f64(value)),
         false => Err(format!("{key} = {value}; it must be a number of milliseconds from 0 to {LONGEST_MS}")),

@@ -1,8 +1,8 @@
 //! `[[ensemble]]` tables: models as the steps of a graph, under one latency target.
 
 use super::model::ArrivalTable;
-use super::{Checked, Load};
-use crate::ensembles::{Budget, Ensemble};
+use super::{ModelLoad, ParseResult};
+use crate::ensembles::{Budget, SimulatedEnsemble};
 use ripieno_base::{ModelId, Nanos};
 use ripieno_model::{Model, StepGraph, Walk};
 use serde::Deserialize;
@@ -35,7 +35,7 @@ impl EnsembleTable {
     }
 
     /// Its share of the rate, before it is made a fraction.
-    pub(super) fn share(&self) -> Checked<f64> {
+    pub(super) fn share(&self) -> ParseResult<f64> {
         match self.share.is_finite() && self.share >= 0.0 {
             true => Ok(self.share),
             false => Err(format!("ensemble {:?}: share = {}; it must be at least 0", self.name, self.share)),
@@ -43,11 +43,11 @@ impl EnsembleTable {
     }
 
     /// The fraction that it is of the shares of all models.
-    pub(super) fn load(&self, total: f64) -> Checked<Load> {
-        Ok(Load { share: self.share()? / total, arrival: self.arrival.parse(&self.name)?, curve: None })
+    pub(super) fn load(&self, total: f64) -> ParseResult<ModelLoad> {
+        Ok(ModelLoad { share: self.share()? / total, arrival: self.arrival.parse(&self.name)?, curve: None })
     }
 
-    pub(super) fn parse(&self, models: &[Model]) -> Checked<Ensemble> {
+    pub(super) fn parse(&self, models: &[Model]) -> ParseResult<SimulatedEnsemble> {
         let fail = |problem: String| format!("ensemble {:?}: {problem}", self.name);
         if !(self.slo_ms.is_finite() && self.slo_ms > 0.0 && self.slo_ms < 1e9) {
             return Err(fail(format!("slo_ms = {}; it must be above 0", self.slo_ms)));
@@ -65,7 +65,7 @@ impl EnsembleTable {
                 ))),
             }
         };
-        let steps = self.step.iter().map(model).collect::<Checked<Vec<_>>>()?;
+        let steps = self.step.iter().map(model).collect::<ParseResult<Vec<_>>>()?;
         let needs: Vec<Vec<usize>> = self.step.iter().map(|step| step.after.clone()).collect();
         let graph = StepGraph::new(&needs).map_err(|error| fail(error.to_string()))?;
         let alone: Vec<Nanos> = steps.iter().map(|model| models[model.index()].profile().latency(1)).collect();
@@ -75,6 +75,6 @@ impl EnsembleTable {
             Some(other) => return Err(fail(format!("budget = {other:?}; it must be \"whole\" or \"stage\""))),
         };
         let (name, slo, after) = (self.name.clone(), Nanos::from_millis_f64(self.slo_ms), graph.after(&alone));
-        Ok(Ensemble { name, slo, budget, steps, graph, after, alone })
+        Ok(SimulatedEnsemble { name, slo, budget, steps, graph, after, alone })
     }
 }

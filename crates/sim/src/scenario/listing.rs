@@ -1,7 +1,7 @@
 //! A `requests_file`: what comes, a line a request.
 
-use super::Checked;
-use super::walks::{Drawn, Listed, Unfold};
+use super::ParseResult;
+use super::walks::{Drawn, Listed, WalkSource};
 use ripieno_base::{Nanos, Time};
 use ripieno_model::{Graph, Model};
 use ripieno_sched::RequestClass;
@@ -10,7 +10,7 @@ use std::path::Path;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Row {
+struct ListedRequest {
     arrival_ms: f64,
     model: String,
     #[serde(default)]
@@ -35,19 +35,19 @@ const LEVELS: u8 = 9;
 /// Reads the file of explicit requests.
 pub(super) struct Listing<'a> {
     pub(super) models: &'a [Model],
-    pub(super) walks: &'a [Option<Unfold>],
+    pub(super) walks: &'a [Option<WalkSource>],
     pub(super) longest: &'a [Option<u32>],
     pub(super) graphs: &'a mut Vec<Graph>,
 }
 
 impl Listing<'_> {
-    pub(super) fn read(&mut self, path: &Path) -> Checked<Vec<crate::Arrival>> {
+    pub(super) fn read(&mut self, path: &Path) -> ParseResult<Vec<crate::Arrival>> {
         let file = path.display();
         let cannot = |error: csv::Error| format!("requests_file {file}: {error}");
         let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_path(path).map_err(cannot)?;
         let columns = reader.headers().map_err(cannot)?.clone();
         let mut requests = Vec::new();
-        for (line, row) in reader.deserialize::<Row>().enumerate() {
+        for (line, row) in reader.deserialize::<ListedRequest>().enumerate() {
             let place = format!("requests_file {file}, line {}", line + 2);
             let row = row.map_err(|error| format!("{place}: {}", in_column(&error, &columns)))?;
             requests.push(self.arrival(&row).map_err(|problem| format!("{place}: {problem}"))?);
@@ -59,7 +59,7 @@ impl Listing<'_> {
         }
     }
 
-    fn arrival(&mut self, row: &Row) -> Checked<crate::Arrival> {
+    fn arrival(&mut self, row: &ListedRequest) -> ParseResult<crate::Arrival> {
         if !(0.0..=LATEST_MS).contains(&row.arrival_ms) {
             return Err(format!("arrival_ms = {}; it must be between 0 and {LATEST_MS}", row.arrival_ms));
         }

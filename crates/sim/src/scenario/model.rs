@@ -1,16 +1,16 @@
 //! A `[[model]]` table: what it costs, how a request walks through it, how its requests arrive.
 
 use super::blocks::{Around, BlockTable, blocks};
-use super::costs::{ByLength, Cost, Costs, milliseconds};
+use super::costs::{BatchCost, ByLength, Costs, milliseconds};
 use super::routes::Routes;
 use super::walks::{LengthsTable, TreesTable, WalkKeys, counted};
-use super::{Checked, Load, unique};
+use super::{ModelLoad, ParseResult, unique};
 use crate::changing::{DriftTable, GivenModel};
 use crate::npu;
 use crate::planning::Footprint;
 use ripieno_base::Nanos;
 use ripieno_model::{Block, DropRule, Model, Walk};
-use ripieno_workload::Arrival as Process;
+use ripieno_workload::ArrivalProcess as Process;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
@@ -68,7 +68,7 @@ pub(super) fn one_share() -> f64 {
 }
 
 /// Each model's share of the rate, as a fraction, and its arrival process, beside ensembles of so much; and of what it is a fraction.
-pub(super) fn loads(models: &[ModelTable], of_ensembles: f64) -> Checked<(Vec<Load>, f64)> {
+pub(super) fn loads(models: &[ModelTable], of_ensembles: f64) -> ParseResult<(Vec<ModelLoad>, f64)> {
     let bad = |model: &&ModelTable| !(model.share.is_finite() && model.share >= 0.0);
     if let Some(model) = models.iter().find(bad) {
         return Err(format!("model {:?}: share = {}; it must be at least 0", model.name, model.share));
@@ -79,14 +79,14 @@ pub(super) fn loads(models: &[ModelTable], of_ensembles: f64) -> Checked<(Vec<Lo
     }
     let load = |model: &ModelTable| {
         let arrival = model.arrival.parse(&model.name)?;
-        Ok(Load { share: model.share / total, arrival, curve: None })
+        Ok(ModelLoad { share: model.share / total, arrival, curve: None })
     };
-    Ok((models.iter().map(load).collect::<Checked<_>>()?, total))
+    Ok((models.iter().map(load).collect::<ParseResult<_>>()?, total))
 }
 
 impl ModelTable {
     /// How its rate changes over time, where `load_changes`.
-    pub(super) fn given(&self, load: &Load) -> GivenModel<'_> {
+    pub(super) fn given(&self, load: &ModelLoad) -> GivenModel<'_> {
         let ModelTable { name, share, rates, drift, .. } = self;
         GivenModel { name, share: *share, rates: rates.as_deref(), drift: drift.as_ref(), arrival: load.arrival }
     }
@@ -95,19 +95,19 @@ impl ModelTable {
         self.rates.is_some() || self.drift.is_some()
     }
 
-    pub(super) fn max_queue(&self) -> Checked<Option<usize>> {
+    pub(super) fn max_queue(&self) -> ParseResult<Option<usize>> {
         match self.max_queue {
             Some(0) => Err(format!("model {:?}: max_queue = 0; it must be at least 1", self.name)),
             max_queue => Ok(max_queue),
         }
     }
 
-    pub(super) fn footprint(&self) -> Checked<Footprint> {
+    pub(super) fn footprint(&self) -> ParseResult<Footprint> {
         Footprint::parse(&self.name, self.memory_mb, self.runtime_memory_mb, self.load_cost)
     }
 
     /// The model, and the routes of its requests.
-    pub(super) fn model(&self, folder: &Path) -> Checked<(Model, Option<Routes>)> {
+    pub(super) fn model(&self, folder: &Path) -> ParseResult<(Model, Option<Routes>)> {
         let context = |problem: String| format!("model {:?}: {problem}", self.name);
         let slo = milliseconds("slo_ms", self.slo_ms).map_err(context)?;
         if slo <= Nanos::ZERO {
@@ -141,7 +141,7 @@ impl ModelTable {
     }
 
     /// How many steps its decoder is predicted to take: what covers a share of the outputs that were counted.
-    pub(super) fn dec_timesteps(&self, walk: Walk, folder: &Path) -> Checked<Option<u32>> {
+    pub(super) fn dec_timesteps(&self, walk: Walk, folder: &Path) -> ParseResult<Option<u32>> {
         let context = |problem: String| format!("model {:?}: {problem}", self.name);
         let (file, coverage) = match (&self.length_profile, self.coverage) {
             (None, None) => return Ok(None),
@@ -177,7 +177,7 @@ impl ModelTable {
     }
 
     /// By block, what gathering a row costs.
-    pub(super) fn gather(&self) -> Checked<Vec<Nanos>> {
+    pub(super) fn gather(&self) -> ParseResult<Vec<Nanos>> {
         let gather = |block: &BlockTable| block.gather(&self.name);
         match (self.network()?, self.block.is_empty()) {
             (Some((_, blocks)), _) => Ok(vec![Nanos::ZERO; blocks.len()]),
@@ -187,7 +187,7 @@ impl ModelTable {
     }
 
     /// How a network of LazyBatching walks, and what it costs on the device that is named.
-    fn network(&self) -> Checked<Option<(Walk, Vec<Block>)>> {
+    fn network(&self) -> ParseResult<Option<(Walk, Vec<Block>)>> {
         match (&self.npu, &self.gpu) {
             (None, None) => Ok(None),
             (Some(name), None) => network("npu", name).map(|network| Some((network.walk, network.blocks()))),
@@ -198,7 +198,7 @@ impl ModelTable {
         }
     }
 
-    fn walk(&self, slo: Nanos, longest: Option<u32>) -> Checked<(Walk, Vec<Block>)> {
+    fn walk(&self, slo: Nanos, longest: Option<u32>) -> ParseResult<(Walk, Vec<Block>)> {
         let costs = Costs {
             alpha_ms: self.alpha_ms,
             beta_ms: self.beta_ms,
@@ -225,7 +225,7 @@ impl ModelTable {
         })?;
         match walk {
             Walk::Whole if self.block.is_empty() => {
-                let Cost { profile, lengths } = costs.parse(slo, longest)?;
+                let BatchCost { profile, lengths } = costs.parse(slo, longest)?;
                 Ok((walk, vec![Block { lengths, ..Block::new(&self.name, profile) }]))
             }
             Walk::Whole => Err("[[model.block]] tables need a walk, \"chain\" for stages".to_owned()),
@@ -241,7 +241,7 @@ impl ModelTable {
 }
 
 /// A network of LazyBatching.
-fn network(key: &str, name: &str) -> Checked<&'static npu::Network> {
+fn network(key: &str, name: &str) -> ParseResult<&'static npu::NpuNetwork> {
     npu::named(name).ok_or_else(|| {
         let names: Vec<_> = npu::NETWORKS.iter().map(|network| network.name).collect();
         format!("{key} = {name:?}; it must be one of {}", names.join(", "))
@@ -249,7 +249,7 @@ fn network(key: &str, name: &str) -> Checked<&'static npu::Network> {
 }
 
 impl ArrivalTable {
-    pub(super) fn parse(&self, model: &str) -> Checked<Process> {
+    pub(super) fn parse(&self, model: &str) -> ParseResult<Process> {
         let text = match (self.kind.as_deref().unwrap_or("poisson"), self.shape) {
             ("gamma", Some(shape)) => format!("gamma:{shape}"),
             ("gamma", None) => return Err(format!("model {model:?}: arrival kind \"gamma\" needs a shape")),
@@ -260,7 +260,7 @@ impl ArrivalTable {
     }
 }
 
-fn drop_rule(text: &str) -> Checked<DropRule> {
+fn drop_rule(text: &str) -> ParseResult<DropRule> {
     match text {
         "hopeless" => Ok(DropRule::Hopeless),
         "expired" => Ok(DropRule::Expired),

@@ -1,11 +1,11 @@
 //! Who leaves a chain early and who skips blocks: shares by block, drawn for each request before it arrives.
 
-use super::Checked;
+use super::ParseResult;
 use super::blocks::BlockTable;
 use crate::Route;
 use ripieno_base::BlockId;
 use ripieno_model::{Block, Walk};
-use ripieno_workload::{Random, unit};
+use ripieno_workload::{SeededRng, unit};
 
 /// The routes of a model's requests.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,7 +22,7 @@ struct Fork {
 }
 
 impl Routes {
-    pub(crate) fn draw(&self, random: &mut Random) -> Route {
+    pub(crate) fn draw(&self, random: &mut SeededRng) -> Route {
         let mut route = Route::ALL;
         let mut at = 0;
         while let Some(fork) = self.0.get(at) {
@@ -53,7 +53,7 @@ impl Routes {
     }
 
     /// The routes that the tables of a model's blocks declare, if any; marks the blocks that are left for later ones.
-    pub(super) fn parse(walk: Walk, tables: &[BlockTable], blocks: &mut [Block]) -> Checked<Option<Routes>> {
+    pub(super) fn parse(walk: Walk, tables: &[BlockTable], blocks: &mut [Block]) -> ParseResult<Option<Routes>> {
         if tables.iter().all(|table| table.exit_share.is_none() && table.skip_share.is_none()) {
             let lost = tables.iter().find(|table| table.skip_to.is_some());
             return match lost {
@@ -65,7 +65,7 @@ impl Routes {
             return Err(format!("exit_share and skip_share have no meaning for walk = {:?}; remove them", walk.name()));
         }
         let fork = |at: usize| fork(at, tables).map_err(|problem| format!("block {:?}: {problem}", tables[at].name));
-        let forks = (0..tables.len()).map(fork).collect::<Checked<Vec<_>>>()?;
+        let forks = (0..tables.len()).map(fork).collect::<ParseResult<Vec<_>>>()?;
         for (block, fork) in blocks.iter_mut().zip(&forks) {
             block.skips = fork.skip > 0.0;
         }
@@ -73,7 +73,7 @@ impl Routes {
     }
 }
 
-fn fork(at: usize, tables: &[BlockTable]) -> Checked<Fork> {
+fn fork(at: usize, tables: &[BlockTable]) -> ParseResult<Fork> {
     let table = &tables[at];
     let (exit, skip) = (table.exit_share.unwrap_or(0.0), table.skip_share.unwrap_or(0.0));
     if !(exit >= 0.0 && skip >= 0.0 && exit + skip <= 1.0) {

@@ -4,11 +4,11 @@
 //! also their limit, as in the experiments of the papers, where the steps of a decoder were unfolded beforehand; with
 //! `extra_steps` or `max_steps` nobody knows before the end, as behind a real model.
 
-use super::Checked;
+use super::ParseResult;
 use ripieno_base::{BlockId, Histogram};
 use ripieno_model::{Block, Extent, Graph, Model, Steps, Walk};
 use ripieno_workload::{
-    Children, LONGEST, Lengths, Random, complete_tree, counted_lengths, parse_tree, tree_shapes, unit,
+    Children, LengthDistribution, MAX_LENGTH, SeededRng, complete_tree, counted_lengths, parse_tree, tree_shapes, unit,
 };
 use serde::Deserialize;
 use std::ops::Range;
@@ -16,27 +16,27 @@ use std::path::{Path, PathBuf};
 
 /// Where requests of a model that unfolds, or whose cost depends on their length, get their extents from.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Unfold {
-    source: Source,
-    output: Output,
+pub struct WalkSource {
+    source: LengthSource,
+    output: OutputLength,
     limit: Limit,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum Source {
-    Lengths(Lengths),
+enum LengthSource {
+    Lengths(LengthDistribution),
     /// Of these graphs of the scenario, each as often as the others.
     Trees(Range<u32>),
 }
 
 /// How long the output of a decoder is.
 #[derive(Clone, Debug, PartialEq)]
-enum Output {
+enum OutputLength {
     /// As the input.
     Same,
     /// The input times a log-normal factor: mean and standard deviation of its logarithm.
     Ratio(f64, f64),
-    Own(Lengths),
+    Own(LengthDistribution),
 }
 
 /// How many steps a decoder may take.
@@ -57,23 +57,23 @@ pub(crate) struct Drawn {
     pub(crate) graph: Option<u32>,
 }
 
-impl Unfold {
+impl WalkSource {
     /// The next request.
-    pub(crate) fn draw(&self, random: &mut Random, graphs: &[Graph]) -> Drawn {
+    pub(crate) fn draw(&self, random: &mut SeededRng, graphs: &[Graph]) -> Drawn {
         match &self.source {
-            Source::Trees(range) => {
+            LengthSource::Trees(range) => {
                 let many = f64::from(range.end - range.start);
                 let graph = range.start + (unit(random) * many) as u32;
                 of_tree(graph, graphs)
             }
-            Source::Lengths(lengths) => {
+            LengthSource::Lengths(lengths) => {
                 let length = lengths.draw(random);
                 let output = match &self.output {
-                    Output::Same => length,
-                    Output::Own(lengths) => lengths.draw(random),
-                    Output::Ratio(mu, sigma) => {
+                    OutputLength::Same => length,
+                    OutputLength::Own(lengths) => lengths.draw(random),
+                    OutputLength::Ratio(mu, sigma) => {
                         let mu = mu + f64::from(length).ln();
-                        Lengths::LogNormal { mu, sigma: *sigma, min: 1, max: LONGEST }.draw(random)
+                        LengthDistribution::LogNormal { mu, sigma: *sigma, min: 1, max: MAX_LENGTH }.draw(random)
                     }
                 };
                 self.of_lengths(length, output)
@@ -94,15 +94,15 @@ impl Unfold {
     /// The mean steps of a sequence and of an output, or nodes of a graph: for a first guess of the goodput.
     pub(crate) fn mean_steps(&self, graphs: &[Graph]) -> (f64, f64) {
         match &self.source {
-            Source::Trees(range) => {
+            LengthSource::Trees(range) => {
                 let nodes: usize = range.clone().map(|graph| graphs[graph as usize].len()).sum();
                 (nodes as f64 / f64::from(range.end - range.start).max(1.0), 0.0)
             }
-            Source::Lengths(lengths) => {
+            LengthSource::Lengths(lengths) => {
                 let output = match &self.output {
-                    Output::Same => lengths.mean(),
-                    Output::Ratio(mu, sigma) => lengths.mean() * (mu + sigma * sigma / 2.0).exp(),
-                    Output::Own(own) => own.mean(),
+                    OutputLength::Same => lengths.mean(),
+                    OutputLength::Ratio(mu, sigma) => lengths.mean() * (mu + sigma * sigma / 2.0).exp(),
+                    OutputLength::Own(own) => own.mean(),
                 };
                 (lengths.mean(), output)
             }
@@ -116,7 +116,7 @@ fn of_tree(graph: u32, graphs: &[Graph]) -> Drawn {
 }
 
 /// Device time of a mean request in batches that make the best use of the device, given what share of requests runs a block.
-pub(super) fn seconds_at_best(model: &Model, unfold: Option<&Unfold>, reach: &[f64]) -> f64 {
+pub(super) fn seconds_at_best(model: &Model, unfold: Option<&WalkSource>, reach: &[f64]) -> f64 {
     let length = unfold.map_or(1.0, |unfold| unfold.mean_steps(&[]).0);
     let rows = 1..=model.max_batch;
     let seconds = |(block, reach): (&Block, &f64)| {
@@ -136,7 +136,7 @@ pub(super) fn seconds_at_best(model: &Model, unfold: Option<&Unfold>, reach: &[f
 }
 
 /// Device time of a mean request in full batches.
-pub(super) fn seconds_per_request(model: &Model, unfold: &Unfold, graphs: &[Graph]) -> f64 {
+pub(super) fn seconds_per_request(model: &Model, unfold: &WalkSource, graphs: &[Graph]) -> f64 {
     let (length, output) = unfold.mean_steps(graphs);
     let nodes = model.blocks.iter().filter(|block| block.steps == Steps::Nodes).count();
     let seconds = |block: &Block| {
@@ -187,7 +187,7 @@ pub(super) struct TreesTable {
 
 impl WalkKeys<'_> {
     /// The length of the longest requests: as given, or the longest that may be drawn.
-    pub(super) fn longest(&self, given: Option<u32>, folder: &Path) -> Checked<Option<u32>> {
+    pub(super) fn longest(&self, given: Option<u32>, folder: &Path) -> ParseResult<Option<u32>> {
         let drawn = self.lengths.map(|lengths| lengths.parse("lengths", folder)).transpose()?.map(|it| it.longest());
         match (given, drawn) {
             (Some(given), Some(drawn)) if given < drawn => {
@@ -205,7 +205,7 @@ impl WalkKeys<'_> {
         listed: bool,
         folder: &Path,
         graphs: &mut Vec<Graph>,
-    ) -> Checked<Option<Unfold>> {
+    ) -> ParseResult<Option<WalkSource>> {
         let walk = model.walk;
         let takes_output = walk == Walk::EncodeDecode;
         let takes_lengths = (walk.is_unfolded() && walk != Walk::Tree) || model.has_lengths();
@@ -230,40 +230,40 @@ impl WalkKeys<'_> {
             return Ok(None);
         }
         let source = match (walk, self.lengths, self.trees) {
-            (Walk::Tree, _, Some(trees)) => Source::Trees(trees.parse(folder, graphs)?),
+            (Walk::Tree, _, Some(trees)) => LengthSource::Trees(trees.parse(folder, graphs)?),
             (Walk::Tree, _, None) if !listed => {
                 return Err(
                     "walk = \"tree\" needs trees = { kind = \"complete\", leaves = 16 }, or shapes from a file"
                         .to_owned(),
                 );
             }
-            (Walk::Tree, ..) => Source::Trees(0..0),
-            (_, Some(lengths), _) => Source::Lengths(lengths.parse("lengths", folder)?),
+            (Walk::Tree, ..) => LengthSource::Trees(0..0),
+            (_, Some(lengths), _) => LengthSource::Lengths(lengths.parse("lengths", folder)?),
             (_, None, _) if !listed => {
                 return Err(format!("walk = {:?} needs lengths = {{ kind = \"fixed\", value = 24 }}", walk.name()));
             }
-            (_, None, _) => Source::Lengths(Lengths::Fixed(1)),
+            (_, None, _) => LengthSource::Lengths(LengthDistribution::Fixed(1)),
         };
         let limit = if walk.is_unfolded() { self.limit()? } else { Limit::Without };
-        Ok(Some(Unfold { source, output: self.output(folder)?, limit }))
+        Ok(Some(WalkSource { source, output: self.output(folder)?, limit }))
     }
 
-    fn output(&self, folder: &Path) -> Checked<Output> {
+    fn output(&self, folder: &Path) -> ParseResult<OutputLength> {
         match self.output_lengths {
-            None => Ok(Output::Same),
-            Some(table) if table.kind == "same" => Ok(Output::Same),
+            None => Ok(OutputLength::Same),
+            Some(table) if table.kind == "same" => Ok(OutputLength::Same),
             Some(table) if table.kind == "ratio" => match (table.mu.unwrap_or(0.0), table.sigma) {
                 (mu, _) if mu.is_nan() || mu.abs() >= 5.0 => {
                     Err(format!("output_lengths: mu = {mu}; it must lie between -5 and 5"))
                 }
-                (mu, Some(sigma)) if (0.0..10.0).contains(&sigma) => Ok(Output::Ratio(mu, sigma)),
+                (mu, Some(sigma)) if (0.0..10.0).contains(&sigma) => Ok(OutputLength::Ratio(mu, sigma)),
                 _ => Err("output_lengths of kind \"ratio\" need sigma, at least 0 and below 10".to_owned()),
             },
-            Some(table) => Ok(Output::Own(table.parse("output_lengths", folder)?)),
+            Some(table) => Ok(OutputLength::Own(table.parse("output_lengths", folder)?)),
         }
     }
 
-    fn limit(&self) -> Checked<Limit> {
+    fn limit(&self) -> ParseResult<Limit> {
         match (self.extra_steps, self.max_steps) {
             (None, None) => Ok(Limit::Output),
             (Some(extra), None) => Ok(Limit::Extra(extra)),
@@ -275,26 +275,26 @@ impl WalkKeys<'_> {
 }
 
 impl LengthsTable {
-    fn parse(&self, key: &str, folder: &Path) -> Checked<Lengths> {
+    fn parse(&self, key: &str, folder: &Path) -> ParseResult<LengthDistribution> {
         let fail = |problem: String| format!("{key}: {problem}");
         match self.kind.as_str() {
             "fixed" => match self.value {
-                Some(value) if (1..=LONGEST).contains(&value) => Ok(Lengths::Fixed(value)),
-                _ => Err(fail(format!("kind \"fixed\" needs a value of 1 to {LONGEST}"))),
+                Some(value) if (1..=MAX_LENGTH).contains(&value) => Ok(LengthDistribution::Fixed(value)),
+                _ => Err(fail(format!("kind \"fixed\" needs a value of 1 to {MAX_LENGTH}"))),
             },
             "lognormal" => {
                 let (Some(mu), Some(sigma)) = (self.mu, self.sigma) else {
                     return Err(fail("kind \"lognormal\" needs mu and sigma".to_owned()));
                 };
-                let (min, max) = (self.min.unwrap_or(1), self.max.unwrap_or(LONGEST));
-                Lengths::log_normal(mu, sigma, min, max).map_err(|error| fail(error.to_string()))
+                let (min, max) = (self.min.unwrap_or(1), self.max.unwrap_or(MAX_LENGTH));
+                LengthDistribution::log_normal(mu, sigma, min, max).map_err(|error| fail(error.to_string()))
             }
-            "histogram" => self.histogram(folder).map(Lengths::Histogram).map_err(fail),
+            "histogram" => self.histogram(folder).map(LengthDistribution::Histogram).map_err(fail),
             other => Err(fail(format!("kind = {other:?}; it must be \"fixed\", \"lognormal\" or \"histogram\""))),
         }
     }
 
-    fn histogram(&self, folder: &Path) -> Checked<Histogram> {
+    fn histogram(&self, folder: &Path) -> ParseResult<Histogram> {
         let mut histogram = match (&self.file, &self.dataset) {
             (Some(file), None) => counted(&folder.join(file)),
             (None, Some(name)) => counted_lengths(name).map_err(|error| error.to_string()),
@@ -311,13 +311,13 @@ impl LengthsTable {
 }
 
 /// The lengths that a file counts.
-pub(super) fn counted(path: &Path) -> Checked<Histogram> {
+pub(super) fn counted(path: &Path) -> ParseResult<Histogram> {
     let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
     Histogram::parse(&text).map_err(|error| format!("{}: {error}", path.display()))
 }
 
 impl TreesTable {
-    fn parse(&self, folder: &Path, graphs: &mut Vec<Graph>) -> Checked<Range<u32>> {
+    fn parse(&self, folder: &Path, graphs: &mut Vec<Graph>) -> ParseResult<Range<u32>> {
         let first = graphs.len() as u32;
         match (self.kind.as_str(), self.leaves, &self.file, &self.dataset) {
             ("complete", Some(leaves @ 1..=65_536), None, None) => graphs.push(graph(&complete_tree(leaves))?),
@@ -342,7 +342,7 @@ impl TreesTable {
 }
 
 /// A shape a line, after a header that names the column.
-fn read_shapes(text: &str, graphs: &mut Vec<Graph>) -> Checked<()> {
+fn read_shapes(text: &str, graphs: &mut Vec<Graph>) -> ParseResult<()> {
     let before = graphs.len();
     for (at, line) in
         text.lines().enumerate().filter(|(at, line)| !(line.trim().is_empty() || *at == 0 && *line == "shape"))
@@ -352,11 +352,11 @@ fn read_shapes(text: &str, graphs: &mut Vec<Graph>) -> Checked<()> {
     if graphs.len() == before { Err("there is no shape".to_owned()) } else { Ok(()) }
 }
 
-fn tree(text: &str) -> Checked<Graph> {
+fn tree(text: &str) -> ParseResult<Graph> {
     graph(&parse_tree(text).map_err(|error| error.to_string())?)
 }
 
-fn graph(children: &Children) -> Checked<Graph> {
+fn graph(children: &Children) -> ParseResult<Graph> {
     let tree = Graph::tree(children.len(), |node| &children[node], BlockId(0), BlockId(1));
     tree.map_err(|error| error.to_string())
 }
@@ -372,10 +372,10 @@ impl Listed<'_> {
     pub(super) fn parse(
         &self,
         model: &Model,
-        unfold: Option<&Unfold>,
+        unfold: Option<&WalkSource>,
         longest: Option<u32>,
         graphs: &mut Vec<Graph>,
-    ) -> Checked<Drawn> {
+    ) -> ParseResult<Drawn> {
         let walk = model.walk;
         let Some(unfold) = unfold else {
             // Columns of other models in the same file.
@@ -389,7 +389,7 @@ impl Listed<'_> {
         let length = self.length.ok_or_else(|| format!("length is missing; walk {:?} needs it", walk.name()))?;
         let output = self.output_length.unwrap_or(length);
         for (key, value) in [("length", length), ("output_length", output)] {
-            let most = longest.unwrap_or(LONGEST);
+            let most = longest.unwrap_or(MAX_LENGTH);
             if !(1..=most).contains(&value) {
                 return Err(format!("{key} = {value}; it must be between 1 and {most}"));
             }

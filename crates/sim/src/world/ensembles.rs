@@ -1,7 +1,7 @@
 //! Steps of ensembles: they arrive when those that they need have ended, and go when their request has failed.
 
 use super::{World, each};
-use crate::ensembles::{Ensemble, Ensembles, Whole};
+use crate::ensembles::{Ensembles, SimulatedEnsemble, Whole};
 use crate::observer::{End, Observer};
 use crate::route::Arrival;
 use ripieno_base::RequestSlot;
@@ -9,7 +9,7 @@ use ripieno_sched::Control;
 
 impl<'a> World<'a> {
     /// The same world with ensembles, which are numbered after the models.
-    pub fn with_ensembles(mut self, ensembles: &'a [Ensemble]) -> World<'a> {
+    pub fn with_ensembles(mut self, ensembles: &'a [SimulatedEnsemble]) -> World<'a> {
         self.ensembles = (!ensembles.is_empty()).then(|| Ensembles::new(ensembles, self.live.len()));
         self
     }

@@ -3,18 +3,18 @@
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot};
 
 /// What each row costs, and who ran last.
-pub(super) struct Gather<'a> {
+pub(super) struct GatherCosts<'a> {
     /// A row, by model and block.
     per_row: &'a [Vec<Nanos>],
     /// By device, the members of its latest task.
     latest: Vec<Vec<RequestSlot>>,
 }
 
-impl Gather<'_> {
+impl GatherCosts<'_> {
     /// None where it costs nothing.
-    pub(super) fn new(per_row: &[Vec<Nanos>], devices: usize) -> Option<Gather<'_>> {
+    pub(super) fn new(per_row: &[Vec<Nanos>], devices: usize) -> Option<GatherCosts<'_>> {
         let costs = per_row.iter().flatten().any(|&cost| cost > Nanos::ZERO);
-        costs.then(|| Gather { per_row, latest: vec![Vec::new(); devices] })
+        costs.then(|| GatherCosts { per_row, latest: vec![Vec::new(); devices] })
     }
 
     pub(super) fn cost(

@@ -1,6 +1,6 @@
 //! What the driver learns from tasks and tells the scheduler of it, as the runtime does.
 
-use super::{Running, World};
+use super::{EmulatedTask, World};
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::Model;
 use ripieno_sched::{Calibration, Control, Guess, Ran, Request};
@@ -27,11 +27,11 @@ impl Learning {
         &mut self,
         now: Time,
         truth: &Model,
-        running: &Running,
+        running: &EmulatedTask,
         percent: u32,
         alone: bool,
     ) -> Option<Control> {
-        let Running { model, block, rows, length, start, end, excess, .. } = *running;
+        let EmulatedTask { model, block, rows, length, start, end, excess, .. } = *running;
         let learnt = &mut self.models[model.index()];
         let cost = |model: &Model| model.blocks[block.index()].cost(rows, length).scale(u64::from(percent), 100);
         let misjudged = cost(truth) - cost(learnt.model());

@@ -3,15 +3,15 @@
 use ripieno_base::ModelId;
 
 /// How many requests of each model live.
-pub(super) struct Queues<'a> {
+pub(super) struct QueueBounds<'a> {
     bounds: &'a [Option<usize>],
     live: Vec<usize>,
 }
 
-impl Queues<'_> {
+impl QueueBounds<'_> {
     /// None where no model is bounded.
-    pub(super) fn new(bounds: &[Option<usize>]) -> Option<Queues<'_>> {
-        bounds.iter().any(Option::is_some).then(|| Queues { bounds, live: vec![0; bounds.len()] })
+    pub(super) fn new(bounds: &[Option<usize>]) -> Option<QueueBounds<'_>> {
+        bounds.iter().any(Option::is_some).then(|| QueueBounds { bounds, live: vec![0; bounds.len()] })
     }
 
     pub(super) fn has_room(&self, model: ModelId) -> bool {

@@ -1,9 +1,9 @@
 //! Devices with several lanes: where tasks begin and end when their neighbours let them.
 
-use super::{Running, World};
+use super::{EmulatedTask, World};
 use crate::observer::Observer;
 use ripieno_base::{Nanos, TaskId, Time};
-use ripieno_model::{Job, Lanes};
+use ripieno_model::{LaneTask, Lanes};
 use std::cmp::Reverse;
 
 impl World<'_> {
@@ -36,12 +36,12 @@ impl World<'_> {
         }
     }
 
-    pub(super) fn put_on_lane(&mut self, task: TaskId, running: &Running, alone: Nanos) {
-        let Running { model, block, device, lane, rows, length, start, .. } = *running;
+    pub(super) fn put_on_lane(&mut self, task: TaskId, running: &EmulatedTask, alone: Nanos) {
+        let EmulatedTask { model, block, device, lane, rows, length, start, .. } = *running;
         let share = self.models[model.index()].blocks[block.index()].share(rows, length);
         let lanes = &mut self.lanes[device.index()];
         assert!(lane.index() < lanes.count(), "{task:?} was started on {lane:?} of {device:?}, which has none such");
-        lanes.push(self.now, lane, Job { task, earliest: start, alone, share });
+        lanes.push(self.now, lane, LaneTask { task, earliest: start, alone, share });
     }
 
     /// Takes a task off its lane that did not come to its end.

@@ -1,6 +1,6 @@
 //! What the world keeps of requests that unfold.
 
-use super::Running;
+use super::EmulatedTask;
 use ripieno_base::RequestSlot;
 use ripieno_model::{Graph, Model, Steps};
 use ripieno_sched::{Limits, Request, Setup};
@@ -52,7 +52,7 @@ impl Unfolded {
     pub(super) fn land(
         &mut self,
         model: &Model,
-        running: &Running,
+        running: &EmulatedTask,
         live: &[Option<(u64, Request)>],
         free: &mut Vec<RequestSlot>,
     ) -> &[bool] {

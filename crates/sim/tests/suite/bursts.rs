@@ -7,7 +7,7 @@
 use crate::common::options;
 use ripieno_sched::{Objective, find, served_options};
 use ripieno_sim::{Scenario, Trace, simulate, simulate_at};
-use ripieno_workload::{Random, stream, unit};
+use ripieno_workload::{SeededRng, stream, unit};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -19,7 +19,7 @@ const SIMPLE: [(&str, &str); 4] = [("eager", "drop=never"), ("delay-batch", ""),
 const JUDGED: [(&str, f64); 3] =
     [("crowd=alike buffers=1", 1.25), ("crowd=alike", 1.25), ("crowd=alike buffers=4", 1.5)];
 
-fn of<T: Copy>(random: &mut Random, choices: &[T]) -> T {
+fn of<T: Copy>(random: &mut SeededRng, choices: &[T]) -> T {
     choices[(unit(random) * choices.len() as f64) as usize]
 }
 

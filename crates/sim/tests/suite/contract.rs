@@ -8,11 +8,11 @@
 use crate::common::{fault, options};
 use proptest::prelude::*;
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
-use ripieno_model::{Block, DropRule, Extent, Lengths, Model, Profile, Walk};
+use ripieno_model::{Block, DropRule, Extent, LengthProfiles, Model, Profile, Walk};
 use ripieno_sched::{
     CATALOGUE, Chains, Limits, OptionValue, Options, Request, RequestClass, Setup, Shape, build, build_served, find,
 };
-use ripieno_sim::checkers::{Checkers, Shapes};
+use ripieno_sim::checkers::{Checkers, ShapeChecker};
 use ripieno_sim::{Arrival, Fault, Observer, Route, Run, Trace, World};
 
 const DEVICES: usize = 5;
@@ -120,7 +120,7 @@ fn suited(policy: &str, options: &Options, case: &Case) -> Case {
             block.skips = policy.chains != Chains::NoSkips;
             if pads {
                 let table = vec![(10, shortened(&block.profile, 30)), (40, block.profile.clone())];
-                block.lengths = Some(Lengths::new(table).unwrap());
+                block.lengths = Some(LengthProfiles::new(table).unwrap());
             }
         }
     }
@@ -175,7 +175,7 @@ fn run_served(policy: &str, options: &Options, case: &Case) -> Trace {
     let case = suited(policy, options, case);
     let mut scheduler = build_served(policy, &case.setup, options).unwrap();
     let (mut trace, mut checkers) = (Trace::new(&case.setup.models), Checkers::new(&case.setup));
-    let mut shapes = Shapes::new(&case.setup);
+    let mut shapes = ShapeChecker::new(&case.setup);
     let mut world = World::new(scheduler.as_mut(), &case.setup).with_routes(&case.setup);
     world.run(case.arrivals.iter().copied(), case.faults.clone(), &mut [&mut checkers, &mut shapes, &mut trace]);
     assert_eq!(world.live(), 0, "requests were left over");

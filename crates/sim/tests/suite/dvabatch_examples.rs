@@ -3,7 +3,7 @@
 //! Time is in ms, and an operator takes 1 ms of a whole device.
 
 use ripieno_base::{ModelId, Nanos, TaskId, Time};
-use ripieno_model::{Block, Extent, Lengths, Model, Profile, Walk};
+use ripieno_model::{Block, Extent, LengthProfiles, Model, Profile, Walk};
 use ripieno_sched::{Limits, OptionValue, Options, Request, Setup, build};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, End, Observer, Run, World};
@@ -100,7 +100,7 @@ fn case_i_runs_short_and_long_requests_side_by_side() {
     // Work is rows times length, and a device is full with four rows.
     let by_length = (1..=4).map(|length| (length, profile(&[f64::from(length); 4]))).collect();
     let mut model = model(&[[4.0; 4]]);
-    model.blocks[0].lengths = Some(Lengths::new(by_length).unwrap());
+    model.blocks[0].lengths = Some(LengthProfiles::new(by_length).unwrap());
     let together = [(0.0, 2), (0.0, 2), (0.0, 2), (0.0, 4)];
     let table = run("dva", 2, "", &model, &together);
     assert_eq!(table.rows(), "0 2 A [1, 2, 3]\n0 4 A [4]\n");
@@ -119,7 +119,7 @@ fn case_i_runs_short_and_long_requests_side_by_side() {
 fn groups_that_do_not_fit_side_by_side_are_reckoned_one_after_the_other() {
     let by_length = vec![(1, profile(&[3.0; 4])), (2, profile(&[4.0, 4.0, 5.0, 5.5]))];
     let mut model = model(&[[5.5; 4]]);
-    model.blocks[0].lengths = Some(Lengths::new(by_length).unwrap());
+    model.blocks[0].lengths = Some(LengthProfiles::new(by_length).unwrap());
     // Two of each length use 0.46 and 0.69 of the device: the long ones would begin after the short ones and end at 7.
     let table = run("dva", 2, "", &model, &[(0.0, 1), (0.0, 1), (0.0, 2), (0.0, 2)]);
     assert_eq!(table.rows(), "0 5.5 A [1, 2, 3, 4]\n");

@@ -6,7 +6,7 @@ use ripieno_model::{Model, Profile};
 use ripieno_sched::{Limits, Objective, Options, Request, RequestClass, Setup, build_served, find, served_options};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, End, Jitter, Observer, World};
-use ripieno_workload::{Arrival as Process, Arrivals, stream, unit};
+use ripieno_workload::{ArrivalProcess as Process, Arrivals, stream, unit};
 
 /// All that serve and differ for whole models, but "clockwork" and "shepherd", which order models by rules of their own that no door
 /// can mend, and "serial", which has no batches to share.

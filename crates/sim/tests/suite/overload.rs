@@ -177,3 +177,60 @@ fn cases_that_were_found_by_chance() {
     }
     assert!(faults.is_empty(), "{faults}");
 }
+
+/// Useful answers a second under `policy`, as served, in a world that its profiles do not describe.
+fn useful(policy: &str, options: Options, text: &str) -> f64 {
+    let mut scenario = Scenario::parse(text, "occupancy.toml").unwrap();
+    scenario.serve_under(find(policy).unwrap(), options);
+    simulate(&scenario, None).unwrap().total.goodput_rps
+}
+
+/// The server's choice beside the paper's rule, which waits for full batches whatever these take.
+fn compared(text: &str) -> (f64, f64) {
+    let served = served_options(find("deferred").unwrap(), Options::new(), Objective::Latency);
+    (useful("deferred", served, text), useful("deferred", Options::new(), text))
+}
+
+/// On a real engine batches occupy a device for longer than profiled. Batches that carry the load by the profile alone do not
+/// carry it there, and then every batch is small because the one before it was late.
+#[test]
+fn on_devices_that_are_slower_than_profiled() {
+    let mut faults = String::new();
+    for (alpha, beta, slo) in [(0.38, 1.6, 50), (0.4, 6.0, 100)] {
+        for (factor, tail) in [(1.2, 0.1), (1.2, 0.3), (1.0, 0.5), (1.6, 0.2)] {
+            let bound = 32.0 / ((32.0 * alpha + beta) * (factor + tail)) * 1e3;
+            for load in [1.0, 1.1, 1.3, 2.0] {
+                let text = format!(
+                    "seed = 1\nrate = {}\nduration_s = 8\n[occupancy]\nfactor = {factor}\ntail = {tail}\n[[model]]\n\
+                     name = 'm'\nalpha_ms = {alpha}\nbeta_ms = {beta}\nmax_batch = 32\nslo_ms = {slo}\n",
+                    load * bound
+                );
+                let (served, published) = compared(&text);
+                if served < 0.94 * published {
+                    faults += &format!(
+                        "{alpha} {beta} {slo} ms, {factor} and {tail}, at {load}: {served:.0} of {published:.0}/s\n"
+                    );
+                }
+            }
+        }
+    }
+    assert!(faults.is_empty(), "less useful than under the paper's rule\n{faults}");
+}
+
+/// A device that slows down in mid-run, unknown to the scheduler, and a rate that steps beyond what two devices carry.
+#[test]
+fn on_devices_that_slow_down_and_under_rates_that_step() {
+    let model = "[[model]]\nname = 'm'\nalpha_ms = 0.4\nbeta_ms = 6\nmax_batch = 32\nslo_ms = 100\n";
+    let late = "factor = 1.2\ntail = 0.1\n";
+    let slows = format!(
+        "seed = 1\nrate = 2600\nduration_s = 12\n[cluster]\ndevices = 2\n[occupancy]\n{late}\
+         steps = [{{ at_s = 4, device = 1, factor = 2.0 }}]\n{model}"
+    );
+    let phases = "[[phase]]\nduration_s = 4\nrate = 900\n[[phase]]\nduration_s = 4\nrate = 3400\n\
+                  [[phase]]\nduration_s = 4\nrate = 1800\n";
+    let steps = format!("seed = 1\n[cluster]\ndevices = 2\n[occupancy]\n{late}{phases}{model}");
+    for (name, text) in [("slows", slows), ("steps", steps)] {
+        let (served, published) = compared(&text);
+        assert!(served >= 0.97 * published, "{name}: {served:.0} of {published:.0}/s");
+    }
+}

@@ -5,7 +5,7 @@ use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::{Block, Extent, Model, Profile, Walk};
 use ripieno_sched::{Limits, Objective, Request, Setup, build_served};
 use ripieno_sim::{Arrival, End, Jitter, Observer, Run, Scenario, World, simulate};
-use ripieno_workload::{Random, stream, unit};
+use ripieno_workload::{SeededRng, stream, unit};
 
 /// As `serve` runs them.
 const WHOLE: &[(&str, &str)] = &[
@@ -163,14 +163,14 @@ fn cells_are_served_whatever_their_profile_says() {
 }
 
 /// Each batch size off by a factor of its own, up to twenty in either direction.
-fn garbled(random: &mut Random, truth: &Profile) -> Profile {
-    let factor = |random: &mut Random| 20_f64.powf(unit(random) * 2.0 - 1.0);
+fn garbled(random: &mut SeededRng, truth: &Profile) -> Profile {
+    let factor = |random: &mut SeededRng| 20_f64.powf(unit(random) * 2.0 - 1.0);
     let all = factor(random);
     let latency = |latency: &Nanos| Nanos((latency.0 as f64 * (all * factor(random)).clamp(0.05, 20.0)) as i64);
     Profile::from_table(&truth.table().iter().map(latency).collect::<Vec<_>>()).unwrap()
 }
 
-fn below(random: &mut Random, bound: usize) -> usize {
+fn below(random: &mut SeededRng, bound: usize) -> usize {
     (unit(random) * bound as f64) as usize
 }
 

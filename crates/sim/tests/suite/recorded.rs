@@ -5,7 +5,7 @@
 
 use crate::common::options;
 use ripieno_base::{ModelId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_model::{Block, Extent, Graph, Lengths, Model, Profile, Steps, Walk};
+use ripieno_model::{Block, Extent, Graph, LengthProfiles, Model, Profile, Steps, Walk};
 use ripieno_sched::{
     Control, Event, Guess, Limits, Needs, Outbox, Request, Scheduler, Setup, TaskDone, build_served, find,
 };
@@ -87,7 +87,7 @@ fn chain(padded: bool) -> Model {
     if padded {
         let by_length = |part: f64| linear(0.2 * part, 1.0 * part);
         blocks.iter_mut().for_each(|block| {
-            block.lengths = Some(Lengths::new(vec![(8, by_length(0.3)), (32, by_length(1.0))]).unwrap());
+            block.lengths = Some(LengthProfiles::new(vec![(8, by_length(0.3)), (32, by_length(1.0))]).unwrap());
         });
     }
     blocks[0].skips = !padded;

@@ -124,7 +124,7 @@ fn mistakes_are_named() {
               |
             2 | request_file = "x"
               | ^^^^^^^^^^^^
-            unknown field `request_file`, expected one of `seed`, `requests`, `duration_s`, `requests_file`, `warmup_fraction`, `rate`, `policy`, `policy_options`, `admission`, `cluster`, `network`, `jitter`, `max_live`, `window_s`, `autoscale`, `phase`, `plan`, `model`, `ensemble`
+            unknown field `request_file`, expected one of `seed`, `requests`, `duration_s`, `requests_file`, `warmup_fraction`, `rate`, `policy`, `policy_options`, `admission`, `cluster`, `network`, `jitter`, `occupancy`, `max_live`, `window_s`, `autoscale`, `phase`, `plan`, `model`, `ensemble`
         "#]],
     );
 }

@@ -74,7 +74,7 @@ impl Case {
 }
 
 /// Whole numbers below a bound, and times, from one stream.
-struct Random(ripieno_workload::Random);
+struct Random(ripieno_workload::SeededRng);
 
 impl Random {
     fn below(&mut self, bound: usize) -> usize {

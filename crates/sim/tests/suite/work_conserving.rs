@@ -23,7 +23,7 @@ const SLACK: f64 = 1.02;
 const REQUESTS: u32 = 3_000;
 
 /// Seeded numbers.
-struct Random(ripieno_workload::Random);
+struct Random(ripieno_workload::SeededRng);
 
 impl Random {
     /// In [0, 1).

@@ -1,6 +1,6 @@
 //! Tasks: which ready nodes form one, and what changes when it is submitted and when it ends.
 
-use super::{Cells, Join, Leave, State, Walker};
+use super::{CellRequestState, Cells, Join, Leave, Walker};
 use crate::parts::cost;
 use crate::{Outbox, TaskDone};
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, TaskId, Time};
@@ -131,8 +131,8 @@ impl Cells {
         self.places[task.index() * self.stride + self.tasks.members(task).len()] = (id, place);
         let walker = &mut self.walkers[slot.index()];
         walker.in_flight += 1;
-        if walker.state == State::Waiting {
-            walker.state = State::Running;
+        if walker.state == CellRequestState::Waiting {
+            walker.state = CellRequestState::Running;
             self.timers.disarm(slot);
         }
         let served = self.models.get_mut(walker.request.model);

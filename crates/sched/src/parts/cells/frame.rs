@@ -1,6 +1,6 @@
 //! The frame that makes a scheduler of the state and a choice.
 
-use super::{Cells, Choose, Terms};
+use super::{CellRules, Cells, Choose};
 use crate::parts::models::BatchOptions;
 use crate::{Control, Outbox, Request, Scheduler, Setup, TaskDone};
 use ripieno_base::{DeviceId, ModelId, RequestSlot, TaskId, Time};
@@ -9,7 +9,7 @@ use ripieno_model::{Graph, Model};
 /// A scheduler that decides cell by cell.
 pub(crate) struct CellScheduler<C> {
     cells: Cells,
-    terms: Box<dyn Fn(&Model) -> Terms + Send>,
+    terms: Box<dyn Fn(&Model) -> CellRules + Send>,
     choice: C,
     /// A device that holds fewer tasks is given more.
     fewest: usize,
@@ -20,7 +20,7 @@ impl<C: Choose> CellScheduler<C> {
     pub(crate) fn new(
         setup: &Setup,
         options: BatchOptions,
-        terms: impl Fn(&Model) -> Terms + Send + 'static,
+        terms: impl Fn(&Model) -> CellRules + Send + 'static,
         choice: C,
     ) -> CellScheduler<C> {
         CellScheduler::ahead(setup, options, terms, choice, 1)
@@ -30,7 +30,7 @@ impl<C: Choose> CellScheduler<C> {
     pub(crate) fn ahead(
         setup: &Setup,
         options: BatchOptions,
-        terms: impl Fn(&Model) -> Terms + Send + 'static,
+        terms: impl Fn(&Model) -> CellRules + Send + 'static,
         choice: C,
         fewest: usize,
     ) -> CellScheduler<C> {

@@ -5,7 +5,7 @@
 //! their inputs have been submitted to the same device, since a device keeps the order. So a subgraph is pinned to the device
 //! that holds tasks of it, until none is left there.
 //!
-//! The three policies differ in who may join and when they leave ([`Terms`]), and in which cell type an idle device takes
+//! The three policies differ in who may join and when they leave ([`CellRules`]), and in which cell type an idle device takes
 //! next ([`Choose`]). A fixed set of requests that runs to its end is a set whose subgraphs stay pinned; padding is a
 //! sequence that goes on beyond its last step. What is common is here: `graphs.rs` and `subgraphs.rs` the parts of requests,
 //! `served.rs` the queues of cell types, `walk.rs` the way of a request, `form.rs` tasks, `sets.rs` who runs together.
@@ -23,7 +23,7 @@ mod subgraphs;
 mod walk;
 
 pub(crate) use frame::CellScheduler;
-pub(crate) use served::{Cell, Served};
+pub(crate) use served::{CellModel, CellType};
 
 use crate::knobs::BuildError;
 use crate::parts::cohorts::{CohortId, Cohorts};
@@ -35,13 +35,13 @@ use crate::{Action, Limits, Outbox, Request, Setup};
 use graphs::Graphs;
 use ripieno_base::{BlockId, DeviceId, Links, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::Model;
-use served::OfModel;
-use sets::{Set, Turns};
+use served::CellModelState;
+use sets::{CellSet, SetTurns};
 use subgraphs::Subgraphs;
 
 /// What the policy's options say about a model.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms {
+pub(crate) struct CellRules {
     /// Whether a task may hold more rows than the requests of a set have.
     pub(crate) merges: bool,
     /// The most tasks submitted to a device in one go.
@@ -101,7 +101,7 @@ pub(crate) trait Choose: Send {
 /// The state.
 #[derive(Debug)]
 pub(crate) struct Cells {
-    models: Models<OfModel>,
+    models: Models<CellModelState>,
     walkers: Vec<Walker>,
     subgraphs: Subgraphs,
     graphs: Graphs,
@@ -110,11 +110,11 @@ pub(crate) struct Cells {
     places: Vec<(u32, u32)>,
     stride: usize,
     /// Who runs together, where that is fixed.
-    sets: Cohorts<Set>,
-    turns: Turns,
+    sets: Cohorts<CellSet>,
+    turns: SetTurns,
     /// Links of the buckets.
     links: Links,
-    devices: Devices<OfDevice>,
+    devices: Devices<CellDevice>,
     /// When waiting requests are to be dropped.
     timers: DropTimers,
     /// Answers since the last settle.
@@ -130,7 +130,7 @@ struct Walker {
     request: Request,
     /// Counts arrivals: who came first is served first.
     number: u64,
-    state: State,
+    state: CellRequestState,
     stage: usize,
     /// Subgraphs of this stage that are not over.
     open: u32,
@@ -154,7 +154,7 @@ impl Walker {
         Walker {
             request,
             number,
-            state: State::Waiting,
+            state: CellRequestState::Waiting,
             stage: 0,
             open: 0,
             in_flight: 0,
@@ -168,7 +168,7 @@ impl Walker {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum CellRequestState {
     /// Nothing was submitted, nor is it in a set.
     Waiting,
     Running,
@@ -180,7 +180,7 @@ enum State {
 
 /// What is kept of a device.
 #[derive(Clone, Copy, Debug)]
-struct OfDevice {
+struct CellDevice {
     /// Tasks in flight.
     held: usize,
     set: Option<CohortId>,
@@ -190,17 +190,17 @@ struct OfDevice {
 
 impl Cells {
     fn new(limits: &Limits, devices: usize, options: BatchOptions) -> Cells {
-        let device = || OfDevice { held: 0, set: None, ready: Time::ORIGIN };
+        let device = || CellDevice { held: 0, set: None, ready: Time::ORIGIN };
         Cells {
             models: Models::new(limits, options),
-            walkers: vec![Walker { state: State::Over, ..Walker::new(Request::NONE, 0) }; limits.requests],
+            walkers: vec![Walker { state: CellRequestState::Over, ..Walker::new(Request::NONE, 0) }; limits.requests],
             subgraphs: Subgraphs::new(limits),
             graphs: Graphs::new(limits),
             tasks: Tasks::new(limits),
             places: vec![(0, 0); limits.tasks() * limits.batch],
             stride: limits.batch,
             sets: Cohorts::new(limits.requests),
-            turns: Turns { last: (0, 0), ripens: Time::NEVER },
+            turns: SetTurns { last: (0, 0), ripens: Time::NEVER },
             links: Links::new(limits.requests),
             devices: Devices::new(limits, devices, device),
             timers: DropTimers::new(limits.requests),
@@ -211,7 +211,7 @@ impl Cells {
         }
     }
 
-    fn load(&mut self, id: ModelId, model: Model, terms: Terms) {
+    fn load(&mut self, id: ModelId, model: Model, terms: CellRules) {
         let buckets = match terms.join {
             Join::AtOnce => 0,
             Join::InSets { width: None, .. } => 1,
@@ -219,24 +219,24 @@ impl Cells {
         };
         assert_eq!(served::fault(&model), None, "the driver asks first whether the policy serves a model");
         let devices = self.devices.ids().count();
-        self.models.load(id, model, |model, max_batch| OfModel::new(model, max_batch, terms, devices, buckets));
+        self.models.load(id, model, |model, max_batch| CellModelState::new(model, max_batch, terms, devices, buckets));
     }
 
-    fn served(&self, id: ModelId) -> &Served {
+    fn served(&self, id: ModelId) -> &CellModel {
         self.models.get(id)
     }
 
-    fn served_mut(&mut self, id: ModelId) -> &mut Served {
+    fn served_mut(&mut self, id: ModelId) -> &mut CellModel {
         self.models.get_mut(id)
     }
 
     /// All models, those that only finish what runs too.
-    pub(crate) fn models(&self) -> impl Iterator<Item = (ModelId, &Served)> {
+    pub(crate) fn models(&self) -> impl Iterator<Item = (ModelId, &CellModel)> {
         self.models.iter()
     }
 
     /// How often a cell type must be chosen for its oldest request until that is through, if it goes on in steps.
-    pub(crate) fn turns(&self, served: &Served, cell: &Cell) -> u32 {
+    pub(crate) fn turns(&self, served: &CellModel, cell: &CellType) -> u32 {
         let oldest = cell.queue.front().map(|id| self.subgraphs.at(id));
         let steps = oldest.filter(|subgraph| !subgraph.is_graph).map_or(1, |subgraph| subgraph.total);
         steps.div_ceil(served.terms.max_tasks.min(self.max_tasks) as u32).max(1)

@@ -1,24 +1,24 @@
 //! Models in service: their stages, and a queue for each cell type.
 
-use super::Terms;
+use super::CellRules;
 use crate::parts::models;
 use ripieno_base::{BlockId, DeviceId, List, Time};
 use ripieno_model::{Model, Steps};
 use std::ops::Range;
 
 /// A model in service.
-pub(crate) type Served = models::Served<OfModel>;
+pub(crate) type CellModel = models::ModelEntry<CellModelState>;
 
 /// What is kept of a model.
 #[derive(Debug)]
-pub(crate) struct OfModel {
-    pub(crate) terms: Terms,
+pub(crate) struct CellModelState {
+    pub(crate) terms: CellRules,
     /// What a request goes through, one after the other.
     pub(super) stages: Vec<Stage>,
     /// By block, the first stage that begins with it or later; behind the last block, the number of stages.
     pub(super) stage_of: Vec<usize>,
     /// By block.
-    pub(crate) cells: Vec<Cell>,
+    pub(crate) cells: Vec<CellType>,
     /// Tasks of it that each device holds, and how many devices hold any.
     held: Vec<u32>,
     devices: usize,
@@ -46,7 +46,7 @@ impl Stage {
 
 /// A cell type: subgraphs with something ready, and what runs.
 #[derive(Debug)]
-pub(crate) struct Cell {
+pub(crate) struct CellType {
     pub(super) queue: List,
     /// Ready rows of subgraphs that any device may take, and of those that are pinned, by device.
     pub(super) free: u32,
@@ -62,13 +62,19 @@ pub(crate) struct Cell {
     pub(crate) chosen_at: Time,
 }
 
-impl OfModel {
-    pub(super) fn new(model: &Model, max_batch: usize, terms: Terms, devices: usize, buckets: usize) -> OfModel {
+impl CellModelState {
+    pub(super) fn new(
+        model: &Model,
+        max_batch: usize,
+        terms: CellRules,
+        devices: usize,
+        buckets: usize,
+    ) -> CellModelState {
         let cap = if terms.merges { model.max_batch } else { max_batch };
         let cell = |block: &ripieno_model::Block| {
             let max = block.max_batch().min(cap);
             let supported = block.sizes.iter().copied().filter(|&size| size <= max);
-            Cell {
+            CellType {
                 queue: List::default(),
                 free: 0,
                 pinned: vec![0; devices],
@@ -83,7 +89,7 @@ impl OfModel {
         let cells = model.blocks.iter().map(cell).collect();
         let stages = stages(model);
         let stage_of = |block: u16| stages.partition_point(|stage| stage.blocks().start < block);
-        OfModel {
+        CellModelState {
             stage_of: (0..=model.blocks.len() as u16).map(stage_of).collect(),
             stages,
             cells,
@@ -96,7 +102,7 @@ impl OfModel {
     }
 }
 
-impl Served {
+impl CellModel {
     /// Whether this device may hold tasks of it.
     pub(crate) fn may_run_on(&self, device: DeviceId) -> bool {
         self.held[device.index()] > 0 || self.devices < self.model.instances.max(1)
@@ -127,7 +133,7 @@ impl Served {
     }
 }
 
-impl Cell {
+impl CellType {
     /// Rows that this device could take now.
     pub(crate) fn ready(&self, device: DeviceId) -> usize {
         (self.free + self.pinned[device.index()]) as usize

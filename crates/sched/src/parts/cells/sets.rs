@@ -1,6 +1,6 @@
 //! Who runs together: buckets in which requests wait, and sets that begin or end as one.
 
-use super::{Cells, Join, Leave, Padding, Served, State, Walker};
+use super::{CellModel, CellRequestState, Cells, Join, Leave, Padding, Walker};
 use crate::Action;
 use crate::parts::cohorts::CohortId;
 use ripieno_base::{DeviceId, List, ModelId, Nanos, RequestSlot, Time};
@@ -11,7 +11,7 @@ pub(super) const BUCKETS: usize = 1024;
 
 /// Whose turn it is.
 #[derive(Debug)]
-pub(super) struct Turns {
+pub(super) struct SetTurns {
     /// The bucket that had its turn last.
     pub(super) last: (usize, usize),
     /// When an idle device may take the next set; never while none waits for one.
@@ -20,7 +20,7 @@ pub(super) struct Turns {
 
 /// What is kept of a cohort that is a set. Its members walk by subgraphs: their steps are queued ahead.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Set {
+pub(super) struct CellSet {
     /// Members whose walk is not complete.
     unfinished: u32,
     /// Members that have not reached the end of the block that runs until its end.
@@ -66,7 +66,7 @@ impl Cells {
         };
         self.turns.last = (model.index(), bucket);
         let cap = self.served(model).max_batch;
-        let id = self.sets.open(model, Set { device: Some(device), ..Set::default() });
+        let id = self.sets.open(model, CellSet { device: Some(device), ..CellSet::default() });
         self.devices[device].set = Some(id);
         let mut nodes = 0;
         while let Some(slot) = self.served(model).buckets[bucket].front() {
@@ -140,7 +140,7 @@ impl Cells {
     }
 
     /// When the oldest request of a bucket has waited for the window.
-    fn ripe_at(&self, served: &Served, bucket: &List) -> Option<Time> {
+    fn ripe_at(&self, served: &CellModel, bucket: &List) -> Option<Time> {
         let oldest = bucket.front()?;
         Some(self.walkers[oldest as usize].request.arrived + served.terms.window)
     }
@@ -148,7 +148,7 @@ impl Cells {
     /// Finds out when an idle device is to look again: buckets that are ripe already wait for something else.
     pub(super) fn await_sets(&mut self, now: Time) {
         let idle = self.devices.iter().any(|(_, device)| device.present && device.held == 0 && device.set.is_none());
-        let waits = |served: &&Served| idle && served.terms.window > Nanos::ZERO;
+        let waits = |served: &&CellModel| idle && served.terms.window > Nanos::ZERO;
         let served = self.models().map(|(_, served)| served).filter(waits);
         let times = served.flat_map(|served| served.buckets.iter().filter_map(|bucket| self.ripe_at(served, bucket)));
         self.turns.ripens = times.filter(|&at| at > now).min().unwrap_or(Time::NEVER);
@@ -165,7 +165,7 @@ impl Cells {
         for slot in sets.members(id) {
             timers.disarm(slot);
             let walker = &mut walkers[slot.index()];
-            (walker.state, walker.going) = (State::Running, going);
+            (walker.state, walker.going) = (CellRequestState::Running, going);
         }
         let unfinished = sets.get(id).len() as u32;
         let set = sets.own_mut(id);
@@ -192,7 +192,7 @@ impl Cells {
         let mut id = None;
         for &slot in tasks.members(task) {
             if sets.of(slot).is_none() {
-                let set = *id.get_or_insert_with(|| sets.open(model, Set::default()));
+                let set = *id.get_or_insert_with(|| sets.open(model, CellSet::default()));
                 sets.push(set, &walkers[slot.index()].request);
             }
         }
@@ -292,7 +292,7 @@ impl Cells {
         }
         for slot in (0..self.walkers.len() as u32).map(RequestSlot) {
             let Walker { state, held_by, .. } = self.walkers[slot.index()];
-            if state == State::Running && held_by == Some(device) {
+            if state == CellRequestState::Running && held_by == Some(device) {
                 self.stop(slot);
                 self.start_over(slot);
             }

@@ -1,7 +1,7 @@
 //! How urgent what is ready is, and how long it may still wait.
 
 use super::served::Stage;
-use super::{Cells, Served, Walker};
+use super::{CellModel, Cells, Walker};
 use crate::parts::cost;
 use ripieno_base::{BlockId, DeviceId, Nanos, Time};
 use ripieno_model::Steps;
@@ -16,7 +16,7 @@ const URGENCY_UNIT: u64 = 1 << 44;
 impl Cells {
     /// How long the most urgent request that a device could take of a cell type may wait and be in time, if nothing else ran from
     /// then on; none if nobody is there who could be. Looks at those who would be in its next batch.
-    pub(crate) fn slack(&self, now: Time, served: &Served, block: usize, device: DeviceId) -> Option<Nanos> {
+    pub(crate) fn slack(&self, now: Time, served: &CellModel, block: usize, device: DeviceId) -> Option<Nanos> {
         let rows = served.cells[block].next_rows(device);
         let slacks = self.next_batch(served, block, device).map(|(walker, _)| {
             let left = self.devices[device].takes(self.left(served, walker, block, rows));
@@ -29,7 +29,7 @@ impl Cells {
     /// deadline, more if it ends its request, and the batch the more the less time it takes: of blocks that run beside each other the
     /// slowest, since a request has to go through all of them. The root of that time is between filling batches (the time does not
     /// count) and short ones first (it counts in full); either loses goodput or latency.
-    pub(crate) fn urgency(&self, now: Time, served: &Served, block: usize, device: DeviceId) -> u128 {
+    pub(crate) fn urgency(&self, now: Time, served: &CellModel, block: usize, device: DeviceId) -> u128 {
         let rows = served.cells[block].next_rows(device);
         let step = |block: usize| {
             let profile = &served.model.blocks[block].profile;
@@ -49,7 +49,7 @@ impl Cells {
     }
 
     /// Who would be in the next batch of a cell type on a device, and with how many rows.
-    fn next_batch(&self, served: &Served, block: usize, device: DeviceId) -> impl Iterator<Item = (&Walker, usize)> {
+    fn next_batch(&self, served: &CellModel, block: usize, device: DeviceId) -> impl Iterator<Item = (&Walker, usize)> {
         let rows = served.cells[block].next_rows(device);
         let (mut next, mut seen) = (served.cells[block].queue.front(), 0);
         let queued = std::iter::from_fn(move || {
@@ -67,7 +67,7 @@ impl Cells {
     }
 
     /// How long a device is taken if it turns to a cell type: of a chain to its end.
-    pub(crate) fn turn(&self, served: &Served, block: usize, device: DeviceId) -> Nanos {
+    pub(crate) fn turn(&self, served: &CellModel, block: usize, device: DeviceId) -> Nanos {
         let rows = served.cells[block].next_rows(device);
         let turn = match served.model.walk.is_unfolded() {
             true => {
@@ -79,7 +79,7 @@ impl Cells {
     }
 
     /// How long a request that is at this block takes from now on by the profiles, in batches of so many rows.
-    fn left(&self, served: &Served, walker: &Walker, block: usize, rows: usize) -> Nanos {
+    fn left(&self, served: &CellModel, walker: &Walker, block: usize, rows: usize) -> Nanos {
         let Walker { request, stage, length, .. } = *walker;
         if !served.model.walk.is_unfolded() {
             return cost::of_blocks(&served.model, BlockId(block as u16), rows, length);
@@ -116,6 +116,6 @@ impl Cells {
 }
 
 /// How often a block that runs until its end is thought to run.
-fn until_end(served: &Served) -> u32 {
+fn until_end(served: &CellModel) -> u32 {
     served.model.dec_timesteps.unwrap_or(u32::MAX)
 }

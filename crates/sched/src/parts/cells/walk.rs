@@ -1,7 +1,7 @@
 //! The way of a request: what it has ready, what becomes of its tasks, how it ends.
 
 use super::served::Stage;
-use super::{Cells, Join, Leave, Padding, State, Walker};
+use super::{CellRequestState, Cells, Join, Leave, Padding, Walker};
 use crate::parts::cost;
 use crate::{Action, Outcome, Request, TaskDone, Why};
 use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot, Time};
@@ -15,7 +15,7 @@ impl Cells {
         self.models.of_newcomer(request);
         let before = self.walkers[request.slot.index()];
         assert!(
-            before.state == State::Over && before.in_flight == 0,
+            before.state == CellRequestState::Over && before.in_flight == 0,
             "the slot of a live request was reused: {request:?}"
         );
         self.arrivals += 1;
@@ -47,7 +47,9 @@ impl Cells {
     pub(super) fn withdraw(&mut self, slot: RequestSlot, why: Why) {
         let Walker { state, request, .. } = self.walkers[slot.index()];
         let unfolds = || self.served(request.model).model.walk.is_unfolded();
-        if state == State::Waiting || (state == State::Running && why == Why::Cancelled && unfolds()) {
+        if state == CellRequestState::Waiting
+            || (state == CellRequestState::Running && why == Why::Cancelled && unfolds())
+        {
             self.end(slot, Action::Reject { request: slot, why });
         } else {
             self.walker(slot).unwanted |= why == Why::Cancelled;
@@ -151,7 +153,7 @@ impl Cells {
         let (slot, (id, place)) = (self.tasks.members(done.task)[at], self.place(done.task, at));
         let walker = self.walker(slot);
         walker.in_flight -= 1;
-        if walker.state == State::Over {
+        if walker.state == CellRequestState::Over {
             return self.forget(slot);
         }
         let lost = walker.lost;
@@ -253,7 +255,7 @@ impl Cells {
         let model = self.walkers[slot.index()].request.model;
         match (self.served(model).terms.leave, self.sets.of(slot)) {
             (Leave::WithItsSet(_), Some(set)) => {
-                self.walker(slot).state = State::Held;
+                self.walker(slot).state = CellRequestState::Held;
                 self.one_less_unfinished(set);
             }
             _ => self.end(slot, Action::Finish { request: slot }),
@@ -274,13 +276,13 @@ impl Cells {
     pub(super) fn end(&mut self, slot: RequestSlot, action: Action) {
         let Walker { state, request, .. } = self.walkers[slot.index()];
         self.timers.disarm(slot);
-        if state == State::Waiting && self.served(request.model).terms.join != Join::AtOnce {
+        if state == CellRequestState::Waiting && self.served(request.model).terms.join != Join::AtOnce {
             self.leave_bucket(slot);
         }
         self.stop(slot);
-        self.walker(slot).state = State::Over;
+        self.walker(slot).state = CellRequestState::Over;
         self.pending.push(action);
-        self.leave_set(slot, state != State::Held);
+        self.leave_set(slot, state != CellRequestState::Held);
         self.forget(slot);
     }
 
@@ -295,7 +297,7 @@ impl Cells {
     /// The work of a request was lost, unless it is complete: it starts over once nothing of it is in flight.
     fn lose(&mut self, slot: RequestSlot) {
         let walker = self.walker(slot);
-        if walker.state == State::Held || walker.lost {
+        if walker.state == CellRequestState::Held || walker.lost {
             return;
         }
         walker.lost = true;
@@ -305,7 +307,7 @@ impl Cells {
     /// Frees or closes a subgraph without tasks in flight, or starts its request over.
     pub(super) fn tidy(&mut self, slot: RequestSlot, id: u32) {
         let Walker { state, lost, in_flight, .. } = self.walkers[slot.index()];
-        if state == State::Over {
+        if state == CellRequestState::Over {
             return;
         }
         if lost {
@@ -331,14 +333,14 @@ impl Cells {
         self.subgraphs.start_over(slot);
         self.graphs.start_over(slot, &mut self.subgraphs);
         let walker = self.walker(slot);
-        (walker.state, walker.stage, walker.lost, walker.held_by) = (State::Waiting, 0, false, None);
+        (walker.state, walker.stage, walker.lost, walker.held_by) = (CellRequestState::Waiting, 0, false, None);
         walker.length = walker.request.extent.length;
         let (model, unwanted) = (walker.request.model, walker.unwanted);
         let why = if unwanted { Some(Why::Cancelled) } else { self.served(model).retired.then_some(Why::Unloaded) };
         match why {
             // Nothing of it stands in a queue or bucket yet.
             Some(why) => {
-                self.walker(slot).state = State::Running;
+                self.walker(slot).state = CellRequestState::Running;
                 self.end(slot, Action::Reject { request: slot, why });
             }
             None => self.wait(slot),

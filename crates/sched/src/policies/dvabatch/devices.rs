@@ -1,7 +1,7 @@
 //! Devices and their lanes: what runs, how much of the device it uses, and how long it goes on.
 
-use super::pipeline::Run;
-use super::rules::{Busy, Plan, WHOLE};
+use super::pipeline::PipelineRun;
+use super::rules::{Busy, SplitPlan, WHOLE};
 use crate::parts::devices;
 use ripieno_base::{LaneId, ModelId, Nanos, Time};
 use ripieno_model::Model;
@@ -14,7 +14,7 @@ const FULL: u32 = WHOLE / 5 * 4;
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Lane {
     pub(super) owner: Option<ModelId>,
-    pub(super) run: Option<Run>,
+    pub(super) run: Option<PipelineRun>,
     /// How much of the device the task can use, and its batch on average from here on.
     pub(super) share: u32,
     pub(super) mean_share: u32,
@@ -23,17 +23,17 @@ pub(super) struct Lane {
     pub(super) ends: Time,
 }
 
-pub(super) type Device = devices::Device<OfDevice>;
+pub(super) type DvaDevice = devices::DeviceState<LaneDevice>;
 
 /// What is kept of a device.
 #[derive(Debug)]
-pub(super) struct OfDevice {
+pub(super) struct LaneDevice {
     /// Whether it has lost what it held; nothing starts until all its tasks have ended.
     pub(super) lost: bool,
     pub(super) lanes: Vec<Lane>,
 }
 
-impl Device {
+impl DvaDevice {
     /// Whether something may start there.
     pub(super) fn is_open(&self) -> bool {
         self.present && !self.lost
@@ -85,7 +85,14 @@ impl Device {
 
     /// Whether newcomers had better not join a batch that is not the only one that could run here: because they fit beside
     /// it, or because it and what runs beside it use the device as well as a larger batch would.
-    pub(super) fn suits_apart(&self, model: &Model, plan: &Plan, stage: usize, rows: usize, new_rows: usize) -> bool {
+    pub(super) fn suits_apart(
+        &self,
+        model: &Model,
+        plan: &SplitPlan,
+        stage: usize,
+        rows: usize,
+        new_rows: usize,
+    ) -> bool {
         let used = self.shares() + plan.share(model, stage, rows, 1);
         let fits = self.free_lane().is_some() && used + plan.share(model, 0, new_rows, 1) <= WHOLE;
         self.lanes.len() > 1 && (fits || used >= FULL)

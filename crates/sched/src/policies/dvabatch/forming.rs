@@ -1,7 +1,7 @@
 //! Which of those who wait form a batch, on a device that has room.
 
-use super::rules::{Lanes, WHOLE};
-use super::{Clusters, DvaBatch, OfModel, Served};
+use super::rules::{LaneRules, WHOLE};
+use super::{Clusters, DvaBatch, DvaModel, DvaModelState};
 use crate::Request;
 use crate::parts::fifo::Tables;
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
@@ -35,7 +35,7 @@ impl DvaBatch {
 
     /// Whether a batch waits for its turn on a device: nobody overtakes it.
     pub(super) fn has_formed(&self, device: DeviceId) -> bool {
-        let formed = |served: &Served| served.pipelines[device.index()].formed(&self.cohorts).is_some();
+        let formed = |served: &DvaModel| served.pipelines[device.index()].formed(&self.cohorts).is_some();
         self.queues.models.iter().any(|(_, served)| formed(served))
     }
 
@@ -43,7 +43,7 @@ impl DvaBatch {
     /// and everybody behind it too; none if it waits for something else.
     fn may_form(&mut self, now: Time, device: DeviceId, id: ModelId) -> Option<usize> {
         let DvaBatch { queues: Tables { models, fifo, .. }, cohorts, devices, window_ends, .. } = self;
-        let Served { model, own: OfModel { plan, pipelines, .. }, .. } = models.get(id);
+        let DvaModel { model, own: DvaModelState { plan, pipelines, .. }, .. } = models.get(id);
         let pipeline = &pipelines[device.index()];
         let present = pipeline.rows(cohorts);
         let in_use = pipelines.iter().filter(|pipeline| !pipeline.is_empty()).count();
@@ -80,7 +80,7 @@ impl DvaBatch {
         }
         let mut fits = |count: usize| {
             self.divide(id, count);
-            let Served { model, own: OfModel { plan, .. }, .. } = self.served(id);
+            let DvaModel { model, own: DvaModelState { plan, .. }, .. } = self.served(id);
             let (length, rows, _) = self.clusters.groups().next().expect("there is a request");
             self.devices[device].has_room(plan.share(model, 0, rows, length))
         };
@@ -101,7 +101,7 @@ impl DvaBatch {
     /// Chooses a batch around the oldest where more wait than it holds. It stands in [`DvaBatch::clusters`].
     fn choose(&mut self, id: ModelId) -> usize {
         let DvaBatch { queues: Tables { models, fifo, .. }, clusters, .. } = self;
-        let Served { model, own: OfModel { plan, .. }, .. } = models.get(id);
+        let DvaModel { model, own: DvaModelState { plan, .. }, .. } = models.get(id);
         let oldest = fifo.head(id).expect("somebody waits").slot;
         let member = |request: &Request| (request.extent.length, request.rows, request.slot);
         let crowd = fifo.waiting(id).take(CROWD * plan.max_batch).map(member);
@@ -113,7 +113,7 @@ impl DvaBatch {
     /// some wait longer than others; under overload they would be late while others have time to spare.
     fn oldest_is_urgent(&self, now: Time, device: DeviceId, id: ModelId) -> bool {
         let oldest = self.queues.fifo.head(id).expect("somebody waits");
-        let Served { model, own: OfModel { plan, .. }, .. } = self.served(id);
+        let DvaModel { model, own: DvaModelState { plan, .. }, .. } = self.served(id);
         let (length, rows, _) = self.clusters.groups().next().expect("a batch was chosen");
         let end = now + self.devices[device].takes(plan.remaining(model, 0, rows, length));
         end - oldest.arrived > (oldest.deadline - oldest.arrived).scale(URGENT.0, URGENT.1)
@@ -122,7 +122,7 @@ impl DvaBatch {
     /// Divides the first `count` requests of a model by length.
     fn divide(&mut self, id: ModelId, count: usize) {
         let DvaBatch { queues: Tables { models, fifo, .. }, options, clusters, .. } = self;
-        let Served { model, own: OfModel { plan, .. }, .. } = models.get(id);
+        let DvaModel { model, own: DvaModelState { plan, .. }, .. } = models.get(id);
         let beside = options.executors.beside(model.blocks.len());
         let member = |request: &Request| (request.extent.length, request.rows, request.slot);
         let others = fifo.len(id) - count;
@@ -147,14 +147,14 @@ impl DvaBatch {
         let (all, _) = self.queues.fifo.fitting(id, self.served(id).plan.max_batch);
         let stages = self.served(id).model.blocks.len();
         let (lanes, others) = (self.options.executors.beside(stages), self.queues.fifo.len(id) - all);
-        let mut together = Lanes::new(lanes).after(self.devices[device].rest(now));
+        let mut together = LaneRules::new(lanes).after(self.devices[device].rest(now));
         self.divide(id, all);
-        let Served { model, own: OfModel { plan, .. }, .. } = self.served(id);
+        let DvaModel { model, own: DvaModelState { plan, .. }, .. } = self.served(id);
         self.clusters.groups().for_each(|(length, rows, _)| together.run(plan, model, length, rows));
         let (together, end) = (together.waits(others), together.end());
         self.divide(id, part);
-        let Served { model, own: OfModel { plan, .. }, .. } = self.served(id);
-        let mut apart = Lanes::beside(lanes, self.devices[device].busy(now));
+        let DvaModel { model, own: DvaModelState { plan, .. }, .. } = self.served(id);
+        let mut apart = LaneRules::beside(lanes, self.devices[device].busy(now));
         let mut left = all;
         while left > 0 && apart.waits(others) <= together {
             for (length, rows, members) in self.clusters.groups() {
@@ -195,7 +195,7 @@ impl DvaBatch {
     /// Forms batches of the oldest requests of a model, by the groups into which they were divided.
     fn commit(&mut self, device: DeviceId, id: ModelId, count: usize) {
         let DvaBatch { queues: Tables { models, fifo, .. }, cohorts, clusters, .. } = self;
-        let Served { model, own: OfModel { plan, pipelines, .. }, .. } = models.get_mut(id);
+        let DvaModel { model, own: DvaModelState { plan, pipelines, .. }, .. } = models.get_mut(id);
         let pipeline = &mut pipelines[device.index()];
         let mut taken = 0;
         for (length, rows, members) in clusters.groups() {

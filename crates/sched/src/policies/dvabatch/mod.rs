@@ -47,24 +47,24 @@ use crate::parts::cohorts::{Cohort, Cohorts};
 use crate::parts::devices::Devices;
 use crate::parts::fifo::Tables;
 use crate::parts::models;
-use crate::parts::play::{Joining, Play, Scene};
+use crate::parts::play::{Forecast, Joining, Play};
 use crate::parts::rate::RateMeter;
 use crate::parts::tasks::{Task, Tasks};
 use crate::{Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
 use clusters::Clusters;
-use devices::{Lane, OfDevice};
-use options::Options;
-use pipeline::{Batch, Context, Pipeline};
+use devices::{Lane, LaneDevice};
+use options::DvaOptions;
+use pipeline::{Pipeline, PipelineBatch, PipelineContext};
 use ripieno_base::{DeviceId, LaneId, ModelId, RequestSlot, TaskId, Time};
 use ripieno_model::Model;
-use rules::{Executors, Plan, Stretch};
+use rules::{Executors, SplitPlan, Stretch};
 
-type Served = models::Served<OfModel>;
+type DvaModel = models::ModelEntry<DvaModelState>;
 
 /// What is kept of a model.
 #[derive(Debug)]
-struct OfModel {
-    plan: Plan,
+struct DvaModelState {
+    plan: SplitPlan,
     /// Who is to have begun by when, if parts of those who wait start beside what runs: the arrival of the last of them.
     promise: Option<(Time, Time)>,
     /// How fast its rows come.
@@ -74,13 +74,13 @@ struct OfModel {
 }
 
 struct DvaBatch {
-    options: Options,
-    queues: Tables<OfModel>,
+    options: DvaOptions,
+    queues: Tables<DvaModelState>,
     /// The batch table, of all models and devices.
-    cohorts: Cohorts<Batch>,
+    cohorts: Cohorts<PipelineBatch>,
     play: Play,
     tasks: Tasks,
-    devices: Devices<OfDevice>,
+    devices: Devices<LaneDevice>,
     clusters: Clusters,
     /// Requests that a device has lost.
     lost: Vec<RequestSlot>,
@@ -89,10 +89,10 @@ struct DvaBatch {
 }
 
 impl DvaBatch {
-    fn new(setup: &Setup, options: Options) -> DvaBatch {
+    fn new(setup: &Setup, options: DvaOptions) -> DvaBatch {
         let limits = &setup.limits;
-        let device = || OfDevice { lost: false, lanes: vec![Lane::default(); options.lanes] };
-        let alone = |served: &Served, request: &Request| served.plan.alone(&served.model, request);
+        let device = || LaneDevice { lost: false, lanes: vec![Lane::default(); options.lanes] };
+        let alone = |served: &DvaModel, request: &Request| served.plan.alone(&served.model, request);
         let mut dva = DvaBatch {
             queues: Tables::new(limits, options.batches.clone(), alone),
             cohorts: Cohorts::new(limits.requests),
@@ -115,20 +115,26 @@ impl DvaBatch {
         queues.models.load(id, model, |model, max_batch| {
             let queries = model.max_batch.min(usize::from(u16::MAX) - 1);
             let pipeline = |_| Pipeline::new(model.blocks.len(), options.executors, queries);
-            let plan = Plan::new(model, max_batch, &options.terms(model));
-            OfModel { plan, promise: None, meter: RateMeter::new(), pipelines: devices.ids().map(pipeline).collect() }
+            let plan = SplitPlan::new(model, max_batch, &options.terms(model));
+            DvaModelState {
+                plan,
+                promise: None,
+                meter: RateMeter::new(),
+                pipelines: devices.ids().map(pipeline).collect(),
+            }
         });
     }
 
-    fn served(&self, id: ModelId) -> &Served {
+    fn served(&self, id: ModelId) -> &DvaModel {
         self.queues.models.get(id)
     }
 
     /// A request that waits, in its queue or in a batch that has not begun, is rejected; false if it does not wait.
     fn withdraw(&mut self, slot: RequestSlot, why: Why) -> bool {
         let DvaBatch { queues: Tables { models, fifo, .. }, cohorts, .. } = self;
-        let Served { model, own: OfModel { plan, pipelines, .. }, .. } = models.get_mut(fifo.request(slot).model);
-        let mut context = Context { cohorts, fifo, model, plan };
+        let DvaModel { model, own: DvaModelState { plan, pipelines, .. }, .. } =
+            models.get_mut(fifo.request(slot).model);
+        let mut context = PipelineContext { cohorts, fifo, model, plan };
         let waited =
             context.fifo.take(slot) || pipelines.iter_mut().any(|pipeline| pipeline.withdraw(&mut context, slot));
         if waited {
@@ -160,9 +166,9 @@ impl DvaBatch {
         let lane = &mut devices[device].lanes[on.index()];
         let run = lane.run.take().expect("the driver reports tasks that were started");
         let owner = lane.owner.expect("a lane that runs has an owner");
-        let Served { model, own: OfModel { plan, pipelines, .. }, .. } = models.get_mut(owner);
+        let DvaModel { model, own: DvaModelState { plan, pipelines, .. }, .. } = models.get_mut(owner);
         let pipeline = &mut pipelines[device.index()];
-        pipeline.end(&mut Context { cohorts, fifo, model, plan }, run, tasks.members(done.task), done);
+        pipeline.end(&mut PipelineContext { cohorts, fifo, model, plan }, run, tasks.members(done.task), done);
         if !pipeline.uses(cohorts, on) {
             lane.owner = None;
         }
@@ -189,7 +195,7 @@ impl DvaBatch {
 
     /// Whether nothing runs on a device, nor goes on there: between stages a batch is on no lane if each stage has an executor.
     fn has_nothing_to_do(&self, device: DeviceId) -> bool {
-        let goes_on = |served: &Served| served.pipelines[device.index()].goes_on(&self.cohorts);
+        let goes_on = |served: &DvaModel| served.pipelines[device.index()].goes_on(&self.cohorts);
         self.devices[device].is_idle() && !self.queues.models.iter().any(|(_, served)| goes_on(served))
     }
 
@@ -235,18 +241,18 @@ impl DvaBatch {
             self.take_over(device);
         }
         let DvaBatch { queues: Tables { models, fifo, .. }, cohorts, devices, .. } = self;
-        let formed = |(id, served): (ModelId, &Served)| Some((served.pipelines[device.index()].formed(cohorts)?, id));
+        let formed = |(id, served): (ModelId, &DvaModel)| Some((served.pipelines[device.index()].formed(cohorts)?, id));
         let Some((batch, id)) = models.iter().find_map(formed) else {
             return false;
         };
-        let Served { model, own: OfModel { plan, pipelines, .. }, .. } = models.get_mut(id);
+        let DvaModel { model, own: DvaModelState { plan, pipelines, .. }, .. } = models.get_mut(id);
         let pipeline = &mut pipelines[device.index()];
         let &Cohort { rows, length, .. } = cohorts.get(batch);
         let room = devices[device].has_room(plan.share(model, 0, rows, length));
         let Some(pair) = pipeline.entry(lane).filter(|_| room) else {
             return false;
         };
-        pipeline.begin(&mut Context { cohorts, fifo, model, plan }, now, batch, pair);
+        pipeline.begin(&mut PipelineContext { cohorts, fifo, model, plan }, now, batch, pair);
         devices[device].lanes[lane.index()].owner = Some(id);
         self.run_next(now, device, lane, id, out);
         true
@@ -255,7 +261,7 @@ impl DvaBatch {
     /// Takes over a batch that has been formed and waits for its turn on another device, if there is one.
     fn take_over(&mut self, device: DeviceId) {
         let DvaBatch { queues: Tables { models, .. }, cohorts, devices, .. } = self;
-        for (_, Served { model, own: OfModel { pipelines, .. }, .. }) in models.iter_mut() {
+        for (_, DvaModel { model, own: DvaModelState { pipelines, .. }, .. }) in models.iter_mut() {
             let in_use = pipelines.iter().filter(|pipeline| !pipeline.is_empty()).count();
             let formed = |other: DeviceId| pipelines[other.index()].formed(cohorts);
             let Some((other, batch)) = devices.ids().find_map(|other| Some((other, formed(other)?))) else {
@@ -275,13 +281,13 @@ impl DvaBatch {
             return;
         }
         let DvaBatch { queues: Tables { models, fifo, .. }, cohorts, play, devices, .. } = self;
-        let Served { model, own: OfModel { plan, pipelines, .. }, .. } = models.get(id);
+        let DvaModel { model, own: DvaModelState { plan, pipelines, .. }, .. } = models.get(id);
         let (pipeline, on) = (&pipelines[device.index()], &devices[device]);
         let Some(batch) = pipeline.stretchable(cohorts, lane).filter(|_| plan.stretch != Stretch::Never) else {
             return;
         };
         let (newcomers, new_rows) = fifo.fitting(id, plan.max_batch.saturating_sub(pipeline.rows(cohorts)));
-        let &Cohort { block, rows, own: Batch { begun, .. }, .. } = cohorts.get(batch);
+        let &Cohort { block, rows, own: PipelineBatch { begun, .. }, .. } = cohorts.get(batch);
         let stage = block.index();
         let gain = plan.stretch == Stretch::Gain;
         if newcomers == 0 || (gain && on.suits_apart(model, plan, stage, rows, new_rows)) {
@@ -289,7 +295,7 @@ impl DvaBatch {
         }
         // By the profiles: gains are the same on a slow device, deadlines are not.
         let (stack, requests) = (&[batch][..], &fifo.requests);
-        let scene = Scene { now, percent: 100, models, until_end: |_| 1, requests, cohorts, stack };
+        let scene = Forecast { now, percent: 100, models, until_end: |_| 1, requests, cohorts, stack };
         let slots = fifo.waiting(id).take(newcomers).map(|request| request.slot);
         let Joining { pays, ends } = play.join(scene, on.next_end(now), id, slots);
         let [then, before] = ends.map(|end| now + on.takes(end - now));
@@ -311,7 +317,7 @@ impl DvaBatch {
     /// Starts the next stage of a model's batches on a free lane; whether there is one.
     fn run_next(&mut self, now: Time, device: DeviceId, lane: LaneId, owner: ModelId, out: &mut Outbox) -> bool {
         let DvaBatch { queues: Tables { models, .. }, cohorts, devices, tasks, .. } = self;
-        let Served { model, own: OfModel { plan, pipelines, .. }, .. } = models.get_mut(owner);
+        let DvaModel { model, own: DvaModelState { plan, pipelines, .. }, .. } = models.get_mut(owner);
         let Some(run) = pipelines[device.index()].next(cohorts, lane) else {
             return false;
         };
@@ -370,7 +376,7 @@ impl Scheduler for DvaBatch {
             }
             Control::ProfileReplaced { model, block, profile } => {
                 let served = self.queues.models.replace_profile(model, block, profile);
-                served.own.plan = Plan::new(&served.model, served.max_batch, &self.options.terms(&served.model));
+                served.own.plan = SplitPlan::new(&served.model, served.max_batch, &self.options.terms(&served.model));
             }
             Control::Cancelled(slot) => {
                 if !self.withdraw(slot, Why::Cancelled) {

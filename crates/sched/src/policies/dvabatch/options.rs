@@ -1,7 +1,7 @@
 //! The catalogue row of "dva" and what its options say.
 
 use super::DvaBatch;
-use super::rules::{Diversity, Executors, MAX_LANES, Stretch, Terms};
+use super::rules::{Diversity, Executors, MAX_LANES, SplitTerms, Stretch};
 use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::models::{BatchOptions, PerModel};
 use crate::policies::{DROP, MAX_BATCH, WHOLE};
@@ -96,14 +96,14 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     let stretches = [("gain", Stretch::Gain), ("comp-wait", Stretch::CompWait), ("never", Stretch::Never)];
     let millis = |knob: &str, model: Option<&str>| Ok(knobs.number(knob, model)?.map(Nanos::from_millis_f64));
     let lanes = lanes(knobs)?.min(setup.limits.lanes);
-    let options = Options {
+    let options = DvaOptions {
         lanes,
         executors: match executors(knobs)? {
             Executors::Lanes(_) => Executors::Lanes(lanes),
             stages @ Executors::Stages(_) => stages,
         },
         batches: BatchOptions::read(setup, knobs, DropRule::Never)?,
-        terms: Terms {
+        terms: SplitTerms {
             diversity: knobs.choice("diversity", &diversities, None)?,
             groups: knobs.count("groups", None)?.unwrap_or(MAX_GROUPS).min(MAX_GROUPS),
             alike: knobs.choice("crowd", &[("alike", true), ("oldest", false)], false)?,
@@ -132,20 +132,20 @@ fn lanes(knobs: &Knobs<'_>) -> Result<usize, BuildError> {
 }
 
 /// What the options say.
-pub(super) struct Options {
+pub(super) struct DvaOptions {
     /// Tasks that a device runs at once.
     pub(super) lanes: usize,
     pub(super) executors: Executors,
     pub(super) batches: BatchOptions,
-    pub(super) terms: Terms,
+    pub(super) terms: SplitTerms,
     comp_wait: PerModel<Option<Nanos>>,
     window: PerModel<Option<Nanos>>,
 }
 
-impl Options {
+impl DvaOptions {
     /// What they say about one model.
-    pub(super) fn terms(&self, model: &Model) -> Terms {
+    pub(super) fn terms(&self, model: &Model) -> SplitTerms {
         let (comp_wait, window) = (self.comp_wait.of(model), self.window.of(model));
-        Terms { comp_wait, window, ..self.terms }
+        SplitTerms { comp_wait, window, ..self.terms }
     }
 }

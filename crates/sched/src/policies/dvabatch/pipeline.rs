@@ -8,8 +8,8 @@
 //! With lanes, a batch and all that is split from it run on one lane, which has the buffer pair of its number; newcomers
 //! use one more. With one executor a stage, a batch takes a pair in which it can begin, and newcomers any other one.
 
-use super::rules::{Executors, Plan};
-use super::stage_executors::{Pair, StageExecutors};
+use super::rules::{Executors, SplitPlan};
+use super::stage_executors::{BufferPair, StageExecutors};
 use crate::TaskDone;
 use crate::parts::cohorts::{Cohort, CohortId, Cohorts};
 use crate::parts::fifo::Fifo;
@@ -18,9 +18,9 @@ use ripieno_model::Model;
 
 /// What is kept of a batch.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Batch {
+pub(super) struct PipelineBatch {
     /// None until it begins.
-    pair: Option<Pair>,
+    pair: Option<BufferPair>,
     pub(super) begun: Time,
     /// Whether a split awaits it, or it came from one or skipped a stage: nobody may join any more.
     sealed: bool,
@@ -30,30 +30,30 @@ pub(super) struct Batch {
     family: u64,
 }
 
-impl Batch {
-    fn pair(&self) -> Pair {
+impl PipelineBatch {
+    fn pair(&self) -> BufferPair {
         self.pair.expect("a batch that runs has a buffer pair")
     }
 }
 
 /// The buffer pair of a lane.
-fn pair(lane: LaneId) -> Pair {
-    lane.0 as Pair
+fn pair(lane: LaneId) -> BufferPair {
+    lane.0 as BufferPair
 }
 
 /// Where the requests and the model of a pipeline are written down.
-pub(super) struct Context<'a> {
-    pub(super) cohorts: &'a mut Cohorts<Batch>,
+pub(super) struct PipelineContext<'a> {
+    pub(super) cohorts: &'a mut Cohorts<PipelineBatch>,
     pub(super) fifo: &'a mut Fifo,
     pub(super) model: &'a Model,
-    pub(super) plan: &'a Plan,
+    pub(super) plan: &'a SplitPlan,
 }
 
 /// A batch of which a lane runs a stage.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Run {
+pub(super) struct PipelineRun {
     pub(super) batch: CohortId,
-    pair: Pair,
+    pair: BufferPair,
 }
 
 /// The batches of a model on a device.
@@ -72,7 +72,7 @@ pub(super) struct Pipeline {
     /// Those who catch up with it, while it stands.
     newcomers: Option<CohortId>,
     /// The pair of those who catch up.
-    spare: Pair,
+    spare: BufferPair,
     /// Scratch room: batches of those who skip.
     skipping: Vec<CohortId>,
 }
@@ -91,7 +91,7 @@ impl Pipeline {
             count: 0,
             stretched: None,
             newcomers: None,
-            spare: (pairs - 1) as Pair,
+            spare: (pairs - 1) as BufferPair,
             skipping: Vec::with_capacity(queries),
         }
     }
@@ -101,26 +101,26 @@ impl Pipeline {
     }
 
     /// Rows of all batches.
-    pub(super) fn rows(&self, cohorts: &Cohorts<Batch>) -> usize {
+    pub(super) fn rows(&self, cohorts: &Cohorts<PipelineBatch>) -> usize {
         self.batches.iter().map(|&id| cohorts.get(id).rows).sum()
     }
 
     /// Whether a lane has a batch that goes on there.
-    pub(super) fn uses(&self, cohorts: &Cohorts<Batch>, lane: LaneId) -> bool {
+    pub(super) fn uses(&self, cohorts: &Cohorts<PipelineBatch>, lane: LaneId) -> bool {
         self.by_lane && self.batches.iter().any(|&id| cohorts.get(id).own.pair == Some(pair(lane)))
     }
 
     /// *new*: a batch before the first stage, on no lane yet. Its members are to be added.
-    pub(super) fn open(&mut self, cohorts: &mut Cohorts<Batch>, model: ModelId, sealed: bool) -> CohortId {
+    pub(super) fn open(&mut self, cohorts: &mut Cohorts<PipelineBatch>, model: ModelId, sealed: bool) -> CohortId {
         let number = self.number();
-        let own = Batch { pair: None, begun: Time::NEVER, sealed, number, family: number };
+        let own = PipelineBatch { pair: None, begun: Time::NEVER, sealed, number, family: number };
         let id = cohorts.open(model, own);
         self.batches.push(id);
         id
     }
 
     /// A batch that another device has formed, and that has not begun.
-    pub(super) fn take_over(&mut self, cohorts: &mut Cohorts<Batch>, id: CohortId) {
+    pub(super) fn take_over(&mut self, cohorts: &mut Cohorts<PipelineBatch>, id: CohortId) {
         let (number, own) = (self.number(), cohorts.own_mut(id));
         (own.number, own.family) = (number, number);
         self.batches.push(id);
@@ -132,13 +132,13 @@ impl Pipeline {
     }
 
     /// The first batch that has been formed and has not begun.
-    pub(super) fn formed(&self, cohorts: &Cohorts<Batch>) -> Option<CohortId> {
+    pub(super) fn formed(&self, cohorts: &Cohorts<PipelineBatch>) -> Option<CohortId> {
         self.batches.iter().copied().find(|&id| cohorts.get(id).own.pair.is_none())
     }
 
     /// A request leaves the batch that it waits in and that has not begun; false if there is none.
-    pub(super) fn withdraw(&mut self, context: &mut Context<'_>, slot: RequestSlot) -> bool {
-        let Context { cohorts, fifo, model, plan } = context;
+    pub(super) fn withdraw(&mut self, context: &mut PipelineContext<'_>, slot: RequestSlot) -> bool {
+        let PipelineContext { cohorts, fifo, model, plan } = context;
         let own = |id: &CohortId| cohorts.get(*id).own.pair.is_none() && self.batches.contains(id);
         let Some(id) = cohorts.of(slot).filter(own) else {
             return false;
@@ -154,7 +154,7 @@ impl Pipeline {
     }
 
     /// Whether a batch has begun and is not through.
-    pub(super) fn goes_on(&self, cohorts: &Cohorts<Batch>) -> bool {
+    pub(super) fn goes_on(&self, cohorts: &Cohorts<PipelineBatch>) -> bool {
         self.batches.iter().any(|&id| cohorts.get(id).own.pair.is_some())
     }
 
@@ -164,7 +164,7 @@ impl Pipeline {
     }
 
     /// The pair in which a batch may begin on a free lane.
-    pub(super) fn entry(&self, lane: LaneId) -> Option<Pair> {
+    pub(super) fn entry(&self, lane: LaneId) -> Option<BufferPair> {
         match self.by_lane {
             true => Some(pair(lane)).filter(|&pair| self.executors.takes(0, pair)),
             false => self.executors.pairs().find(|&pair| self.executors.could_begin(pair)),
@@ -172,7 +172,7 @@ impl Pipeline {
     }
 
     /// A batch that has been formed begins in a pair: from now on its members run.
-    pub(super) fn begin(&mut self, context: &mut Context<'_>, now: Time, id: CohortId, pair: Pair) {
+    pub(super) fn begin(&mut self, context: &mut PipelineContext<'_>, now: Time, id: CohortId, pair: BufferPair) {
         let own = context.cohorts.own_mut(id);
         (own.pair, own.begun) = (Some(pair), now);
         context.cohorts.members(id).for_each(|slot| context.fifo.disarm(slot));
@@ -181,28 +181,28 @@ impl Pipeline {
 
     /// The batch that newcomers could join before a free lane goes on: the latest one, at a border, neither about to be split nor
     /// split off.
-    pub(super) fn stretchable(&self, cohorts: &Cohorts<Batch>, lane: LaneId) -> Option<CohortId> {
+    pub(super) fn stretchable(&self, cohorts: &Cohorts<PipelineBatch>, lane: LaneId) -> Option<CohortId> {
         let latest = self.batches.iter().copied().max_by_key(|&id| cohorts.get(id).own.number)?;
-        let &Cohort { block, runs, own: Batch { pair: of, sealed, .. }, .. } = cohorts.get(latest);
+        let &Cohort { block, runs, own: PipelineBatch { pair: of, sealed, .. }, .. } = cohorts.get(latest);
         let here = !self.by_lane || of == Some(pair(lane));
         let free = self.stretched.is_none() && self.free_beside(of?).is_some();
         (here && !sealed && !runs && block > BlockId(0) && free).then_some(latest)
     }
 
     /// The pair in which newcomers could catch up with a batch of pair `of`.
-    fn free_beside(&self, of: Pair) -> Option<Pair> {
+    fn free_beside(&self, of: BufferPair) -> Option<BufferPair> {
         let mut pairs =
             self.executors.pairs().filter(|&pair| if self.by_lane { pair == self.spare } else { pair != of });
         pairs.find(|&pair| self.executors.takes(0, pair))
     }
 
     /// *stretch*: newcomers join a batch, which stands until they have caught up. They are to be added to the batch that is returned.
-    pub(super) fn stretch(&mut self, cohorts: &mut Cohorts<Batch>, id: CohortId, sealed: bool) -> CohortId {
+    pub(super) fn stretch(&mut self, cohorts: &mut Cohorts<PipelineBatch>, id: CohortId, sealed: bool) -> CohortId {
         let (model, number) = (cohorts.get(id).model, self.number());
         self.spare = self.free_beside(cohorts.get(id).own.pair()).expect("a batch that is stretchable");
         let own = cohorts.own_mut(id);
         own.sealed = sealed;
-        let newcomers = Batch { number, family: number, ..*own };
+        let newcomers = PipelineBatch { number, family: number, ..*own };
         let newcomers = cohorts.open(model, newcomers);
         self.batches.push(newcomers);
         self.executors.put(0, self.spare);
@@ -211,7 +211,7 @@ impl Pipeline {
     }
 
     /// Takes the batch that is furthest and may run on a free lane.
-    pub(super) fn next(&mut self, cohorts: &Cohorts<Batch>, lane: LaneId) -> Option<Run> {
+    pub(super) fn next(&mut self, cohorts: &Cohorts<PipelineBatch>, lane: LaneId) -> Option<PipelineRun> {
         let held = self.stretched.filter(|_| self.newcomers.is_some());
         for stage in (0..self.stages).rev() {
             for &batch in &self.batches {
@@ -227,7 +227,7 @@ impl Pipeline {
                 if self.executors.may_start(stage, pair, merged) {
                     let begun = self.executors.pull(stage, pair) && self.executors.check(stage, pair, merged);
                     assert!(begun, "an executor may start what it said it may: {batch:?} at stage {stage}");
-                    return Some(Run { batch, pair });
+                    return Some(PipelineRun { batch, pair });
                 }
             }
         }
@@ -235,17 +235,23 @@ impl Pipeline {
     }
 
     /// Whether a part of the same split is further on, or runs.
-    fn waits_for_its_like(&self, cohorts: &Cohorts<Batch>, id: CohortId) -> bool {
-        let &Cohort { block, own: Batch { family, .. }, .. } = cohorts.get(id);
+    fn waits_for_its_like(&self, cohorts: &Cohorts<PipelineBatch>, id: CohortId) -> bool {
+        let &Cohort { block, own: PipelineBatch { family, .. }, .. } = cohorts.get(id);
         let mut others = self.batches.iter().filter(|&&other| other != id).map(|&other| cohorts.get(other));
         !self.by_lane && others.any(|other| other.own.family == family && (other.runs || other.block > block))
     }
 
     /// A stage has run, well or badly: who ends leaves, who skips goes on as a batch of its own, and a batch before the next
     /// stage is split if that is better.
-    pub(super) fn end(&mut self, context: &mut Context<'_>, run: Run, ran: &[RequestSlot], done: &TaskDone<'_>) {
-        let Context { cohorts, fifo, model, .. } = context;
-        let Run { batch: id, pair } = run;
+    pub(super) fn end(
+        &mut self,
+        context: &mut PipelineContext<'_>,
+        run: PipelineRun,
+        ran: &[RequestSlot],
+        done: &TaskDone<'_>,
+    ) {
+        let PipelineContext { cohorts, fifo, model, .. } = context;
+        let PipelineRun { batch: id, pair } = run;
         let stage = cohorts.get(id).block;
         cohorts.report(id, ran, model, done);
         self.part_with_skippers(cohorts, id, stage);
@@ -265,15 +271,15 @@ impl Pipeline {
     }
 
     /// Makes a batch of those who skip to the same stage, for each such stage.
-    fn part_with_skippers(&mut self, cohorts: &mut Cohorts<Batch>, id: CohortId, stage: BlockId) {
+    fn part_with_skippers(&mut self, cohorts: &mut Cohorts<PipelineBatch>, id: CohortId, stage: BlockId) {
         self.skipping.clear();
         let own = cohorts.get(id).own;
-        let beyond = |cohorts: &Cohorts<Batch>| {
+        let beyond = |cohorts: &Cohorts<PipelineBatch>| {
             cohorts.members(id).filter_map(|slot| cohorts.next(slot)).filter(|to| to.0 > stage.0 + 1).min()
         };
         while let Some(to) = beyond(cohorts) {
             let number = self.number();
-            let own = Batch { sealed: true, number, family: number, ..own };
+            let own = PipelineBatch { sealed: true, number, family: number, ..own };
             let skipped = cohorts.split(id, own, |_, next| next == Some(to));
             cohorts.advance(skipped, |slot| unreachable!("{slot:?} goes on"));
             self.skipping.push(skipped);
@@ -281,7 +287,7 @@ impl Pipeline {
     }
 
     /// A batch has run a stage. Which one stands at a border now: this one, or the one with which it has caught up.
-    fn hand_on(&mut self, cohorts: &mut Cohorts<Batch>, id: CohortId, goes_on: bool) -> Option<CohortId> {
+    fn hand_on(&mut self, cohorts: &mut Cohorts<PipelineBatch>, id: CohortId, goes_on: bool) -> Option<CohortId> {
         self.remove(id);
         let Some(batch) = self.stretched.filter(|_| self.newcomers == Some(id)) else {
             self.stretched = self.stretched.filter(|&batch| batch != id);
@@ -304,8 +310,8 @@ impl Pipeline {
     }
 
     /// *split*, by policy II: halves, and halves of halves.
-    fn split(&mut self, context: &mut Context<'_>, id: CohortId) {
-        let Context { cohorts, fifo, model, plan } = context;
+    fn split(&mut self, context: &mut PipelineContext<'_>, id: CohortId) {
+        let PipelineContext { cohorts, fifo, model, plan } = context;
         let &Cohort { block, rows, length, own, .. } = cohorts.get(id);
         let (mut first, mut count) = (0, 0);
         for slot in cohorts.members(id) {
@@ -318,7 +324,7 @@ impl Pipeline {
             return;
         }
         cohorts.own_mut(id).sealed = true;
-        let other = Batch { sealed: true, number: self.number(), ..own };
+        let other = PipelineBatch { sealed: true, number: self.number(), ..own };
         let other = cohorts.split(id, other, |place, _| place >= count);
         let place = self.batches.iter().position(|&batch| batch == id).expect("it stands here");
         self.batches.insert(place + 1, other);
@@ -328,7 +334,7 @@ impl Pipeline {
     }
 
     /// Everything is lost; `lost` gets all members, those of the oldest batch first.
-    pub(super) fn clear(&mut self, cohorts: &mut Cohorts<Batch>, lost: &mut Vec<RequestSlot>) {
+    pub(super) fn clear(&mut self, cohorts: &mut Cohorts<PipelineBatch>, lost: &mut Vec<RequestSlot>) {
         self.batches.sort_unstable_by_key(|&id| cohorts.get(id).own.number);
         self.batches.drain(..).for_each(|id| cohorts.drain(id, |slot| lost.push(slot)));
         self.executors.clear();

@@ -50,7 +50,7 @@ impl Executors {
 
 /// What the options say about one model.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Terms {
+pub(super) struct SplitTerms {
     pub(super) diversity: Option<Diversity>,
     pub(super) groups: usize,
     pub(super) alike: bool,
@@ -66,7 +66,7 @@ pub(super) const WHOLE: u32 = 1_000_000;
 
 /// How a model is served.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct SplitPlan {
     /// The most groups by length that waiting requests are divided into.
     pub(super) groups: usize,
     /// Whether a batch is chosen by length among all where more wait than it holds.
@@ -86,8 +86,8 @@ pub(super) struct Plan {
     stride: usize,
 }
 
-impl Plan {
-    pub(super) fn new(model: &Model, max_batch: usize, terms: &Terms) -> Plan {
+impl SplitPlan {
+    pub(super) fn new(model: &Model, max_batch: usize, terms: &SplitTerms) -> SplitPlan {
         let diversity = if model.has_lengths() {
             // Batches of different lengths cannot be merged: what is left of the other policies is one group and no stretch.
             terms.diversity.filter(|&asked| asked != Diversity::Operator).unwrap_or(Diversity::Input)
@@ -102,7 +102,7 @@ impl Plan {
         let eight = max_batch.min(8);
         let half =
             |model: &Model| Nanos(model.blocks.iter().map(|block| block.profile.latency(eight).0).sum::<i64>() / 2);
-        let mut plan = Plan {
+        let mut plan = SplitPlan {
             groups: if diversity == Diversity::Input { terms.groups } else { 1 },
             alike: terms.alike && diversity == Diversity::Input,
             splits: terms.splits && diversity == Diversity::Operator,
@@ -185,7 +185,7 @@ impl Plan {
         lanes: usize,
         others: usize,
     ) -> u128 {
-        let mut play = Lanes::new(lanes);
+        let mut play = LaneRules::new(lanes);
         groups.for_each(|(length, rows)| play.run(self, model, length, rows));
         play.waits(others)
     }
@@ -226,7 +226,7 @@ pub(super) struct Busy {
 
 /// Batches played on the lanes of a device, by the profiles.
 #[derive(Debug)]
-pub(super) struct Lanes {
+pub(super) struct LaneRules {
     lanes: [Busy; MAX_LANES],
     count: usize,
     now: Nanos,
@@ -235,30 +235,30 @@ pub(super) struct Lanes {
     rows: usize,
 }
 
-impl Lanes {
+impl LaneRules {
     /// On a device that is free.
-    pub(super) fn new(lanes: usize) -> Lanes {
+    pub(super) fn new(lanes: usize) -> LaneRules {
         let (now, last) = (Nanos::ZERO, Nanos::ZERO);
-        Lanes { lanes: [Busy::default(); MAX_LANES], count: lanes, now, last, waits: 0, rows: 0 }
+        LaneRules { lanes: [Busy::default(); MAX_LANES], count: lanes, now, last, waits: 0, rows: 0 }
     }
 
     /// On a device whose lanes run something, the free ones at the end.
-    pub(super) fn beside(lanes: usize, busy: impl Iterator<Item = Busy>) -> Lanes {
-        let mut play = Lanes::new(lanes);
+    pub(super) fn beside(lanes: usize, busy: impl Iterator<Item = Busy>) -> LaneRules {
+        let mut play = LaneRules::new(lanes);
         play.lanes.iter_mut().zip(busy).for_each(|(lane, busy)| *lane = busy);
         play
     }
 
     /// Nothing begins before a while has passed.
-    pub(super) fn after(mut self, rest: Nanos) -> Lanes {
+    pub(super) fn after(mut self, rest: Nanos) -> LaneRules {
         self.now = rest;
         self
     }
 
     /// A batch begins once a lane is free and it fits beside what runs. What they can use together beyond the whole device makes
     /// all of them last longer.
-    pub(super) fn run(&mut self, plan: &Plan, model: &Model, length: u32, rows: usize) {
-        let Lanes { lanes, count, now, .. } = self;
+    pub(super) fn run(&mut self, plan: &SplitPlan, model: &Model, length: u32, rows: usize) {
+        let LaneRules { lanes, count, now, .. } = self;
         let share = plan.share(model, 0, rows, length);
         let (lane, used) = loop {
             let busy = lanes[..*count].iter().filter(|lane| lane.left > *now);

@@ -29,19 +29,19 @@ pub(super) enum Buffer {
 
 /// What an executor does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Executor {
+pub(super) enum StageExecutor {
     /// It has a pair that it could use, and may pull an item.
     Active,
     /// It has pulled an item of this pair, which is not legitimate yet.
-    Checking(Pair),
+    Checking(BufferPair),
     /// It runs an item of this pair, merged with one of the other pair.
-    Working(Pair, Option<Pair>),
+    Working(BufferPair, Option<BufferPair>),
     /// There is no pair that it could use.
     Inactive,
 }
 
 /// A buffer pair.
-pub(super) type Pair = u8;
+pub(super) type BufferPair = u8;
 
 /// All executors of a model on a device.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -50,7 +50,7 @@ pub(super) struct StageExecutors {
     pairs: usize,
     /// Executors of each stage.
     width: usize,
-    executors: Vec<Executor>,
+    executors: Vec<StageExecutor>,
     /// By boundary and pair; boundary i is before stage i, the last one behind the last stage.
     buffers: Vec<Buffer>,
     /// By boundary and pair, items that nobody has read.
@@ -64,12 +64,12 @@ pub(super) struct StageExecutors {
 
 impl StageExecutors {
     pub(super) fn new(stages: usize, pairs: usize, width: usize) -> StageExecutors {
-        assert!(stages > 0 && pairs > 0 && pairs <= usize::from(Pair::MAX) && width > 0);
+        assert!(stages > 0 && pairs > 0 && pairs <= usize::from(BufferPair::MAX) && width > 0);
         StageExecutors {
             stages,
             pairs,
             width,
-            executors: vec![Executor::Active; stages * width],
+            executors: vec![StageExecutor::Active; stages * width],
             buffers: vec![Buffer::Available; (stages + 1) * pairs],
             unread: vec![0; (stages + 1) * pairs],
             owed: vec![false; stages * pairs],
@@ -79,40 +79,45 @@ impl StageExecutors {
     }
 
     /// Whether an item may be put before a stage in a pair: nobody uses the buffer or still wants what is in it.
-    pub(super) fn takes(&self, stage: usize, pair: Pair) -> bool {
+    pub(super) fn takes(&self, stage: usize, pair: BufferPair) -> bool {
         let idle = matches!(self.buffer(stage, pair), Buffer::Available | Buffer::Invalid);
         idle && self.unread[self.at(stage, pair)] == 0
     }
 
     /// An item stands before a stage: queries that have come, or parts of a batch beyond its first.
-    pub(super) fn put(&mut self, stage: usize, pair: Pair) {
+    pub(super) fn put(&mut self, stage: usize, pair: BufferPair) {
         let at = self.at(stage, pair);
         self.unread[at] += 1;
     }
 
     /// Whether a stage could begin at once with the item that stands before it in `pair`, merged with the one in `merged`.
-    pub(super) fn may_start(&self, stage: usize, pair: Pair, merged: Option<Pair>) -> bool {
+    pub(super) fn may_start(&self, stage: usize, pair: BufferPair, merged: Option<BufferPair>) -> bool {
         let executors = &self.executors[stage * self.width..][..self.width];
-        let bound = executors.contains(&Executor::Checking(pair)) || executors.contains(&Executor::Active);
+        let bound = executors.contains(&StageExecutor::Checking(pair)) || executors.contains(&StageExecutor::Active);
         bound && self.is_ready(stage, pair, merged)
     }
 
     /// Whether the first stage could begin at once with an item that is put into `pair`.
-    pub(super) fn could_begin(&self, pair: Pair) -> bool {
-        self.takes(0, pair) && self.executors[..self.width].contains(&Executor::Active) && self.is_legitimate(0, pair)
+    pub(super) fn could_begin(&self, pair: BufferPair) -> bool {
+        self.takes(0, pair)
+            && self.executors[..self.width].contains(&StageExecutor::Active)
+            && self.is_legitimate(0, pair)
     }
 
     /// An active executor pulls an item of a pair; false if none is active.
-    pub(super) fn pull(&mut self, stage: usize, pair: Pair) -> bool {
-        self.change(stage, Executor::Active, Executor::Checking(pair))
+    pub(super) fn pull(&mut self, stage: usize, pair: BufferPair) -> bool {
+        self.change(stage, StageExecutor::Active, StageExecutor::Checking(pair))
     }
 
     /// An executor that has pulled an item of `pair` begins with it; false if the pair is not legitimate yet.
-    pub(super) fn check(&mut self, stage: usize, pair: Pair, merged: Option<Pair>) -> bool {
+    pub(super) fn check(&mut self, stage: usize, pair: BufferPair, merged: Option<BufferPair>) -> bool {
         if !self.is_ready(stage, pair, merged) {
             return false;
         }
-        assert!(self.change(stage, Executor::Checking(pair), Executor::Working(pair, merged)), "an executor pulled it");
+        assert!(
+            self.change(stage, StageExecutor::Checking(pair), StageExecutor::Working(pair, merged)),
+            "an executor pulled it"
+        );
         for from in [Some(pair), merged].into_iter().flatten() {
             let at = self.at(stage, from);
             self.buffers[at] = Buffer::InReading;
@@ -124,11 +129,13 @@ impl StageExecutors {
     }
 
     /// An executor is done with the item of `pair`; `goes_on`: whether any of it stands before the next stage now.
-    pub(super) fn complete(&mut self, stage: usize, pair: Pair, goes_on: bool) {
+    pub(super) fn complete(&mut self, stage: usize, pair: BufferPair, goes_on: bool) {
         let working = self.executors[stage * self.width..][..self.width].iter_mut();
-        let found = working.into_iter().find(|state| matches!(state, Executor::Working(of, _) if *of == pair));
+        let found = working.into_iter().find(|state| matches!(state, StageExecutor::Working(of, _) if *of == pair));
         let executor = found.expect("an executor works on this pair");
-        let Executor::Working(_, merged) = std::mem::replace(executor, Executor::Inactive) else { unreachable!() };
+        let StageExecutor::Working(_, merged) = std::mem::replace(executor, StageExecutor::Inactive) else {
+            unreachable!()
+        };
         let to = self.at(stage + 1, pair);
         let Buffer::InWriting(invalid) = self.buffers[to] else { unreachable!("the output was being written") };
         self.buffers[to] = if invalid { Buffer::Invalid } else { Buffer::Available };
@@ -146,15 +153,15 @@ impl StageExecutors {
 
     /// Forgets everything: the device has lost it.
     pub(super) fn clear(&mut self) {
-        self.executors.fill(Executor::Active);
+        self.executors.fill(StageExecutor::Active);
         self.buffers.fill(Buffer::Available);
         self.unread.fill(0);
         self.owed.fill(false);
     }
 
     /// The buffer pairs.
-    pub(super) fn pairs(&self) -> impl Iterator<Item = Pair> + use<> {
-        0..self.pairs as Pair
+    pub(super) fn pairs(&self) -> impl Iterator<Item = BufferPair> + use<> {
+        0..self.pairs as BufferPair
     }
 
     /// Lets executors become active that can, from the last stage to the first, since each may legitimise pairs for the one
@@ -162,12 +169,12 @@ impl StageExecutors {
     fn settle(&mut self) {
         for stage in (0..self.stages).rev() {
             let last = stage + 1 == self.stages;
-            let usable = last || (0..self.pairs).any(|pair| self.is_legitimate(stage, pair as Pair));
+            let usable = last || (0..self.pairs).any(|pair| self.is_legitimate(stage, pair as BufferPair));
             let executors = &mut self.executors[stage * self.width..][..self.width];
             let mut wakes = false;
             if usable {
-                for executor in executors.iter_mut().filter(|executor| **executor == Executor::Inactive) {
-                    (*executor, wakes) = (Executor::Active, true);
+                for executor in executors.iter_mut().filter(|executor| **executor == StageExecutor::Inactive) {
+                    (*executor, wakes) = (StageExecutor::Active, true);
                 }
             }
             #[cfg(test)]
@@ -181,7 +188,8 @@ impl StageExecutors {
     /// Tells the stage before that it may use the pairs that this stage is done with: all items of them.
     fn legitimise(&mut self, stage: usize) {
         for pair in 0..self.pairs {
-            let (input, before) = (self.at(stage, pair as Pair), self.at(stage.saturating_sub(1), pair as Pair));
+            let (input, before) =
+                (self.at(stage, pair as BufferPair), self.at(stage.saturating_sub(1), pair as BufferPair));
             let wanted = self.buffers[input] == Buffer::InReading || self.unread[input] > 0;
             if self.owed[stage * self.pairs + pair] && !wanted {
                 self.owed[stage * self.pairs + pair] = false;
@@ -195,7 +203,7 @@ impl StageExecutors {
     }
 
     /// Whether a stage could use a pair.
-    fn is_legitimate(&self, stage: usize, pair: Pair) -> bool {
+    fn is_legitimate(&self, stage: usize, pair: BufferPair) -> bool {
         let output = self.buffer(stage + 1, pair);
         let writable = matches!(output, Buffer::Available | Buffer::Invalid);
         let wanted = self.unread[self.at(stage + 1, pair)] > 0;
@@ -204,24 +212,24 @@ impl StageExecutors {
         self.buffer(stage, pair) == Buffer::Available && writable && !wanted
     }
 
-    fn is_ready(&self, stage: usize, pair: Pair, merged: Option<Pair>) -> bool {
+    fn is_ready(&self, stage: usize, pair: BufferPair, merged: Option<BufferPair>) -> bool {
         let readable =
-            |pair: Pair| self.buffer(stage, pair) == Buffer::Available && self.unread[self.at(stage, pair)] > 0;
+            |pair: BufferPair| self.buffer(stage, pair) == Buffer::Available && self.unread[self.at(stage, pair)] > 0;
         readable(pair) && merged.is_none_or(readable) && self.is_legitimate(stage, pair)
     }
 
     /// Moves one executor of a stage from a state to another.
-    fn change(&mut self, stage: usize, from: Executor, to: Executor) -> bool {
+    fn change(&mut self, stage: usize, from: StageExecutor, to: StageExecutor) -> bool {
         let executors = &mut self.executors[stage * self.width..][..self.width];
         let found = executors.iter_mut().find(|executor| **executor == from);
         found.map(|executor| *executor = to).is_some()
     }
 
-    fn buffer(&self, boundary: usize, pair: Pair) -> Buffer {
+    fn buffer(&self, boundary: usize, pair: BufferPair) -> Buffer {
         self.buffers[self.at(boundary, pair)]
     }
 
-    fn at(&self, boundary: usize, pair: Pair) -> usize {
+    fn at(&self, boundary: usize, pair: BufferPair) -> usize {
         boundary * self.pairs + usize::from(pair)
     }
 }

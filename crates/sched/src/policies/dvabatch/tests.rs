@@ -3,7 +3,7 @@ use crate::{
     build,
 };
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_model::{Block, Extent, Lengths, Model, Profile, Walk};
+use ripieno_model::{Block, Extent, LengthProfiles, Model, Profile, Walk};
 
 /// A scheduler whose tasks end when a test says so.
 struct Driver {
@@ -321,7 +321,7 @@ fn padded() -> Model {
     let by_length =
         [1, 8].map(|length| (length, Profile::from_table(&[Nanos::from_millis(length.into()); 4]).unwrap()));
     let mut model = chain(&[[8; 4]]);
-    model.blocks[0].lengths = Some(Lengths::new(by_length.into()).unwrap());
+    model.blocks[0].lengths = Some(LengthProfiles::new(by_length.into()).unwrap());
     model
 }
 
@@ -380,7 +380,7 @@ fn a_batch_that_waits_is_shorter_once_its_longest_has_gone() {
     let of = |millis: [i64; 4]| Profile::from_table(&millis.map(Nanos::from_millis)).unwrap();
     let (flat, each) = ([8; 4], [8, 16, 24, 32]);
     let mut model = chain(&[each]);
-    model.blocks[0].lengths = Some(Lengths::new(vec![(1, of(flat)), (5, of(each)), (8, of(each))]).unwrap());
+    model.blocks[0].lengths = Some(LengthProfiles::new(vec![(1, of(flat)), (5, of(each)), (8, of(each))]).unwrap());
     let mut driver = Driver::new(vec![model], 2, &[("groups", "2")]);
     for (slot, length) in [(0, 1), (1, 5), (2, 8)] {
         driver.arrive_long(0, slot..slot + 1, length, 1_000);

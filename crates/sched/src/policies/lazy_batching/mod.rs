@@ -34,15 +34,15 @@ use super::{DROP, MAX_BATCH};
 use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::cohorts::{CohortId, Cohorts};
 use crate::parts::cost;
-use crate::parts::devices::{Device, Devices};
+use crate::parts::devices::{DeviceState, Devices};
 use crate::parts::fifo::{Fifo, Tables};
 use crate::parts::models::{self, BatchOptions, Models, PerModel};
 use crate::parts::tasks::Tasks;
-use crate::policy::{Chains, Form, Needs, Policy, Setting};
+use crate::policy::{Chains, Form, Needs, Policy, ServedSetting};
 use crate::{Control, Limits, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone};
 use ripieno_base::{DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Model, Walk};
-use slack::{Estimator, Predictor, Scene};
+use slack::{Estimator, LazyForecast, Predictor};
 
 const WALKS: &[Walk] =
     &[Walk::Whole, Walk::Chain, Walk::Repeat, Walk::Stacked, Walk::Bidirectional, Walk::EncodeDecode];
@@ -58,7 +58,7 @@ pub(crate) const LAZY: Policy = Policy {
     knobs: &[KNOBS[0], KNOBS[1], KNOBS[2], KNOBS[3], KNOBS[4], ESTIMATOR],
     needs: |_| Needs::ONE_TASK,
     // Else an estimate does not count for how long a request has been preempted, and others preempt it again and again.
-    served: &[("estimator", Setting::Word("remaining"))],
+    served: &[("estimator", ServedSetting::Word("remaining"))],
     form: Form::OnePiece(build_lazy),
 };
 
@@ -115,7 +115,7 @@ fn build_oracle(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, 
 fn build_with(setup: &Setup, knobs: &Knobs<'_>, estimator: Estimator) -> Result<Box<dyn Scheduler>, BuildError> {
     let gated = knobs.choice(ISSUE.name, &[("all", false), ("gated", true)], false)?;
     let gain = knobs.choice(PREEMPT.name, &[("slack", false), ("gain", true)], true)?;
-    let rules = Rules {
+    let rules = LazyRules {
         options: BatchOptions::read(setup, knobs, DropRule::Never)?,
         dec_timesteps: PerModel::read(&setup.models, |model| knobs.count(DEC_TIMESTEPS.name, model))?,
         gated,
@@ -125,18 +125,18 @@ fn build_with(setup: &Setup, knobs: &Knobs<'_>, estimator: Estimator) -> Result<
 }
 
 /// What the options say.
-struct Rules {
+struct LazyRules {
     options: BatchOptions,
     dec_timesteps: PerModel<Option<usize>>,
     gated: bool,
     gain: bool,
 }
 
-type Served = models::Served<OfModel>;
+type LazyModel = models::ModelEntry<LazyModelState>;
 
 /// What is kept of a model.
 #[derive(Debug)]
-struct OfModel {
+struct LazyModelState {
     /// How many steps a block that runs until its end is predicted to take.
     dec_timesteps: u32,
 }
@@ -152,14 +152,14 @@ const WAITS: Issue = Issue { at: Time::NEVER, predicted: Nanos::ZERO };
 
 /// The BatchTable of a device: a stack of sub-batches, the top one last. Only this one runs.
 #[derive(Debug)]
-struct Table {
+struct BatchTable {
     stack: Vec<CohortId>,
 }
 
-impl Table {
-    fn new(limits: &Limits) -> Table {
+impl BatchTable {
+    fn new(limits: &Limits) -> BatchTable {
         // Each sub-batch has a member, and no model has more rows here than one batch.
-        Table { stack: Vec::with_capacity(limits.requests.min(limits.models * limits.batch)) }
+        BatchTable { stack: Vec::with_capacity(limits.requests.min(limits.models * limits.batch)) }
     }
 
     /// Rows of a model here.
@@ -186,26 +186,26 @@ impl Table {
 }
 
 struct LazyBatching {
-    rules: Rules,
+    rules: LazyRules,
     predictor: Predictor,
-    queues: Tables<OfModel>,
+    queues: Tables<LazyModelState>,
     cohorts: Cohorts<()>,
     issues: Vec<Issue>,
     tasks: Tasks,
-    devices: Devices<Table>,
+    devices: Devices<BatchTable>,
 }
 
 impl LazyBatching {
-    fn new(setup: &Setup, estimator: Estimator, rules: Rules) -> LazyBatching {
+    fn new(setup: &Setup, estimator: Estimator, rules: LazyRules) -> LazyBatching {
         let limits = &setup.limits;
-        let alone = |served: &Served, request: &Request| cost::alone(&served.model, request, served.dec_timesteps);
+        let alone = |served: &LazyModel, request: &Request| cost::alone(&served.model, request, served.dec_timesteps);
         let mut lazy = LazyBatching {
             predictor: Predictor::new(estimator, limits),
             queues: Tables::new(limits, rules.options.clone(), alone),
             cohorts: Cohorts::new(limits.requests),
             issues: vec![WAITS; limits.requests],
             tasks: Tasks::new(limits),
-            devices: Devices::new(limits, setup.devices, || Table::new(limits)),
+            devices: Devices::new(limits, setup.devices, || BatchTable::new(limits)),
             rules,
         };
         for (model, id) in setup.models.iter().zip(0..) {
@@ -217,7 +217,7 @@ impl LazyBatching {
     fn load(&mut self, id: ModelId, model: Model) {
         let own = self.rules.dec_timesteps.of(&model).map(|steps| u32::try_from(steps).unwrap_or(u32::MAX));
         let dec_timesteps = own.or(model.dec_timesteps).unwrap_or(u32::MAX);
-        self.queues.models.load(id, model, |_, _| OfModel { dec_timesteps });
+        self.queues.models.load(id, model, |_, _| LazyModelState { dec_timesteps });
         fit_everywhere(self.queues.models.get_mut(id));
     }
 
@@ -258,7 +258,7 @@ impl LazyBatching {
     /// Whether a model may run on a device: it does already, or on fewer than it may.
     fn has_instance(&self, device: DeviceId, id: ModelId) -> bool {
         let instances = self.queues.models.get(id).model.instances;
-        let holds = |device: &Device<Table>| device.rows(&self.cohorts, id) > 0;
+        let holds = |device: &DeviceState<BatchTable>| device.rows(&self.cohorts, id) > 0;
         instances == usize::MAX
             || holds(&self.devices[device])
             || self.devices.iter().filter(|(_, device)| holds(device)).count() < instances
@@ -314,17 +314,17 @@ impl LazyBatching {
 /// What a prediction for a device looks at.
 fn scene<'a>(
     now: Time,
-    device: &'a Device<Table>,
-    models: &'a Models<OfModel>,
+    device: &'a DeviceState<BatchTable>,
+    models: &'a Models<LazyModelState>,
     fifo: &'a Fifo,
     cohorts: &'a Cohorts<()>,
-) -> Scene<'a> {
+) -> LazyForecast<'a> {
     let (percent, stack, requests) = (device.percent, &device.own.stack[..], &fifo.requests);
-    Scene { now, percent, models, until_end: |own| own.dec_timesteps, requests, cohorts, stack }
+    LazyForecast { now, percent, models, until_end: |own| own.dec_timesteps, requests, cohorts, stack }
 }
 
 /// Bounds batches to what every node of a model takes at once: who is in a table may meet at any of them.
-fn fit_everywhere(served: &mut Served) {
+fn fit_everywhere(served: &mut LazyModel) {
     let most = served.model.blocks.iter().map(|block| block.max_batch()).min();
     served.max_batch = served.max_batch.min(most.unwrap_or(usize::MAX));
 }

@@ -1,6 +1,6 @@
 //! The slack predictor: whether newcomers may join without a request missing its deadline.
 
-use super::{Issue, OfModel, Served};
+use super::{Issue, LazyModel, LazyModelState};
 use crate::parts::cost;
 use crate::parts::devices::takes;
 use crate::parts::play::{self, Play, steps_left};
@@ -19,7 +19,7 @@ pub(super) enum Estimator {
 }
 
 /// What a prediction looks at: the scheduler's fields at one instant. The stack is the table of one device.
-pub(super) type Scene<'a> = play::Scene<'a, OfModel, ()>;
+pub(super) type LazyForecast<'a> = play::Forecast<'a, LazyModelState, ()>;
 
 /// Predicts.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl Predictor {
     /// How many of the first of these requests, of one model, may be pushed onto the table.
     pub(super) fn admits<'a>(
         &mut self,
-        scene: Scene<'_>,
+        scene: LazyForecast<'_>,
         issues: &[Issue],
         id: ModelId,
         newcomers: impl Iterator<Item = &'a Request> + Clone,
@@ -62,7 +62,7 @@ impl Predictor {
     }
 
     /// Notes for the requests of the top sub-batch, which have just been issued, how long each is predicted to take.
-    pub(super) fn note(&mut self, scene: Scene<'_>, issues: &mut [Issue]) {
+    pub(super) fn note(&mut self, scene: LazyForecast<'_>, issues: &mut [Issue]) {
         if self.estimator != Estimator::Oracle {
             let (total, _) = self.of_table(scene, issues);
             let newcomers = scene.cohorts.members(*scene.stack.last().expect("a sub-batch was pushed"));
@@ -78,7 +78,7 @@ impl Predictor {
     }
 
     /// The times of all requests in the table, and the shortest span in which they must be over.
-    fn of_table(&self, scene: Scene<'_>, issues: &[Issue]) -> (Nanos, Nanos) {
+    fn of_table(&self, scene: LazyForecast<'_>, issues: &[Issue]) -> (Nanos, Nanos) {
         let (mut total, mut bound) = (Nanos::ZERO, Nanos::MAX);
         for &id in scene.stack {
             let served = scene.models.get(scene.cohorts.get(id).model);
@@ -98,12 +98,12 @@ impl Predictor {
 }
 
 /// How long a request takes alone: Algorithm 1.
-pub(super) fn single(served: &Served, request: &Request) -> Nanos {
+pub(super) fn single(served: &LazyModel, request: &Request) -> Nanos {
     cost::alone(&served.model, request, served.dec_timesteps)
 }
 
 /// How long a member would take alone from here on.
-fn remaining(scene: Scene<'_>, served: &Served, slot: RequestSlot) -> Nanos {
+fn remaining(scene: LazyForecast<'_>, served: &LazyModel, slot: RequestSlot) -> Nanos {
     let (request, until_end) = (scene.requests.get(slot.0), served.dec_timesteps);
     let at = scene.cohorts.of(slot).map(|id| scene.cohorts.get(id).block).expect("it is in the table");
     let (block, later) = served.model.blocks[at.index()..].split_first().expect("a block of the model");

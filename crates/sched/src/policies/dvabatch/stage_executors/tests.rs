@@ -34,8 +34,8 @@ pub(super) enum Broken {
 struct Work {
     batch: u8,
     queries: u8,
-    pair: Pair,
-    merged: Option<Pair>,
+    pair: BufferPair,
+    merged: Option<BufferPair>,
     /// Whether it came from a split.
     sealed: bool,
     /// Of newcomers: who waits for them, and where.
@@ -46,7 +46,7 @@ struct Work {
 struct Waits {
     stage: usize,
     queries: u8,
-    pair: Pair,
+    pair: BufferPair,
 }
 
 /// What is really in a buffer.
@@ -72,8 +72,8 @@ struct State {
 enum Then {
     GoOn,
     Leave,
-    SplitTo(Pair),
-    WaitFor(Pair),
+    SplitTo(BufferPair),
+    WaitFor(BufferPair),
 }
 
 #[derive(Debug, Default)]
@@ -104,14 +104,14 @@ impl State {
         idle && self.begun == config.batches
     }
 
-    fn content(&mut self, boundary: usize, pair: Pair) -> &mut Content {
+    fn content(&mut self, boundary: usize, pair: BufferPair) -> &mut Content {
         &mut self.contents[boundary * self.machine.pairs + usize::from(pair)]
     }
 
     /// Every state that may follow.
     fn nexts(&self, config: Config) -> Result<Vec<State>, String> {
         let mut nexts = Vec::new();
-        for pair in 0..config.pairs as Pair {
+        for pair in 0..config.pairs as BufferPair {
             if self.begun < config.batches && self.machine.takes(0, pair) {
                 let mut next = self.clone();
                 next.arrive(pair, None);
@@ -157,7 +157,7 @@ impl State {
         Ok(starts)
     }
 
-    fn arrive(&mut self, pair: Pair, catches_up: Option<Waits>) {
+    fn arrive(&mut self, pair: BufferPair, catches_up: Option<Waits>) {
         let batch = self.begun;
         self.machine.put(0, pair);
         self.content(0, pair).batches.push(batch);
@@ -197,7 +197,7 @@ impl State {
             return choices;
         }
         choices.push(Then::Leave);
-        let others = (0..config.pairs as Pair).filter(|&pair| pair != work.pair);
+        let others = (0..config.pairs as BufferPair).filter(|&pair| pair != work.pair);
         if work.queries > 1 {
             choices.push(Then::SplitTo(work.pair));
             let free = others.clone().filter(|&pair| self.machine.takes(stage + 1, pair));

@@ -1,0 +1,41 @@
+//! The line that `serve` prints to try a model: a curl that infers.
+
+use ripieno_repository::{ModelReport, Sample};
+
+/// A model and what to send it; if no model has anything short enough, what to ask of it instead.
+pub(crate) struct TryCommand<'a> {
+    model: &'a str,
+    sample: Option<&'a Sample>,
+}
+
+/// The model that is easiest to try: one whose request can be read goes before one whose request is only zeros.
+pub(crate) fn easiest(models: &[ModelReport]) -> Option<TryCommand<'_>> {
+    let served = || models.iter().filter(|model| model.error.is_none());
+    let reads = |model: &&ModelReport| matches!(model.sample, Some(Sample::Json(_)));
+    let best = served().find(reads).or(served().find(|model| model.sample.is_some())).or(served().next())?;
+    Some(TryCommand { model: &best.name, sample: best.sample.as_ref() })
+}
+
+impl TryCommand<'_> {
+    /// The command, for a server at this URL.
+    pub(crate) fn command(&self, url: &str, options: &str) -> String {
+        // A name is whatever a folder may be called.
+        let model: String = self.model.bytes().map(escaped).collect();
+        let url = format!("{url}/v2/models/{model}");
+        let header = "-H 'Inference-Header-Content-Length: 0'";
+        match self.sample {
+            Some(Sample::Json(body)) => format!("curl{options} {url}/infer -d '{body}'"),
+            Some(Sample::Zeros(bytes)) => {
+                format!("head -c {bytes} /dev/zero | curl{options} {url}/infer {header} --data-binary @- -o answer.bin")
+            }
+            None => format!("curl{options} {url}"),
+        }
+    }
+}
+
+fn escaped(byte: u8) -> String {
+    match byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
+        true => char::from(byte).to_string(),
+        false => format!("%{byte:02X}"),
+    }
+}

@@ -1,0 +1,64 @@
+//! Three recordings of live overload on a real engine, replayed: the server's choice loses nothing that a published
+//! rule keeps on the same arrivals and the same pauses of the machine.
+//!
+//! `tests/python/make_recordings.py` made them: a stack of dense layers, an encoder over requests that differ in length, and an
+//! LSTM in cells, on one thread of ONNX Runtime beside the load generator. The first is of a run in which batch sizes
+//! followed the profile while batches occupied the device for longer.
+
+use flate2::read::GzDecoder;
+use serde_json::Value;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Unpacks a recording for one test.
+fn recording(name: &str) -> PathBuf {
+    let packed = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recordings").join(format!("{name}.jsonl.gz"));
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("recordings-{name}.jsonl"));
+    let mut unpacked = File::create(&path).unwrap();
+    std::io::copy(&mut GzDecoder::new(File::open(packed).unwrap()), &mut unpacked).unwrap();
+    path
+}
+
+/// Useful answers a second.
+fn useful(recording: &Path, more: &[&str]) -> f64 {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
+    command.args(["simulate", "--format", "json", "--recording"]).arg(recording).args(more);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{more:?}: {}", String::from_utf8_lossy(&output.stderr));
+    let run: Value = serde_json::from_slice(&output.stdout).unwrap();
+    run["goodput_rps"].as_f64().unwrap()
+}
+
+fn keeps_what_published_rules_keep(name: &str, rules: &[&[&str]]) {
+    let recording = recording(name);
+    let served = useful(&recording, &["--as-served"]);
+    for rule in rules {
+        let published = useful(&recording, rule);
+        assert!(served >= 0.95 * published, "{name}: {served:.0}/s of {published:.0}/s under {rule:?}");
+    }
+}
+
+#[test]
+fn whole_models() {
+    keeps_what_published_rules_keep(
+        "whole",
+        &[
+            &["--policy", "deferred", "--option", "objective=published"],
+            &["--policy", "timeout", "--option", "gather=window"],
+        ],
+    );
+}
+
+#[test]
+fn padded_models() {
+    keeps_what_published_rules_keep(
+        "padded",
+        &[&["--policy", "dva"], &["--policy", "lazy"], &["--policy", "bucketed"]],
+    );
+}
+
+#[test]
+fn models_in_cells() {
+    keeps_what_published_rules_keep("cells", &[&["--policy", "cellular"], &["--policy", "late"]]);
+}
