@@ -11,7 +11,7 @@ use ripieno_repository::config::ModelConfig;
 use ripieno_text::{TextConfig, TextModel, TextReader};
 use ripieno_wire::json::{InputShape, encode_generate, encode_infer, parse_generate, parse_infer};
 use ripieno_wire::proto::inference::{ModelInferRequest, ModelStreamInferResponse};
-use ripieno_wire::{Datatype, InferRequest, InferResponse, OutputEncoding, ResponseTensor, WireError, grpc};
+use ripieno_wire::{InferRequest, InferResponse, OutputEncoding, ResponseTensor, WireError, grpc};
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -60,9 +60,9 @@ fn binary(input: &[u8]) -> bool {
 
 fn generate(input: &[u8]) -> bool {
     let shapes = [
-        InputShape { name: "x", datatype: Datatype::Fp32, rank: 2 },
-        InputShape { name: "ids", datatype: Datatype::Int64, rank: 3 },
-        InputShape { name: "text", datatype: Datatype::Bytes, rank: 1 },
+        InputShape { name: "x", datatype: DataType::Fp32, rank: 2 },
+        InputShape { name: "ids", datatype: DataType::Int64, rank: 3 },
+        InputShape { name: "text", datatype: DataType::Bytes, rank: 1 },
     ];
     answer(parse_generate("model", "", input, &shapes))
 }

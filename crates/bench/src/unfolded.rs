@@ -4,8 +4,7 @@
 use super::inputs::BenchTensor;
 use anyhow::{Context, ensure};
 use clap::Args;
-use ripieno_executor::InputLengths;
-use ripieno_model::{DataType, TensorSpec};
+use ripieno_model::{DataType, InputLengths, TensorSpec};
 use ripieno_workload::{
     Children, LengthDistribution, SeededRng, complete_tree, counted_lengths, parse_tree, stream, tree_shapes, unit,
 };
@@ -94,7 +93,9 @@ impl WalkArgs {
             let input = |(spec, dim): (&TensorSpec, &Option<usize>)| {
                 let mut shape: Vec<i64> = spec.shape.iter().map(|&size| size.max(1)).collect();
                 shape[0] = rows as i64;
-                dim.iter().for_each(|&dim| shape[dim] = length);
+                if let Some(dim) = *dim {
+                    shape[dim] = length;
+                }
                 // A mask marks the valid elements: all of them.
                 let mask = spec.name.contains("mask");
                 self.filled(spec, shape, |random| if mask { 1.0 } else { unit(random) }, &mut random)

@@ -1,39 +1,42 @@
-//! What models run on, from the command line to an engine.
+//! The devices and engines of models, from the command line.
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use ripieno_executor::{
     CpuEngine, CpuOptions, EmulatedEngine, EmulatedOptions, Executor, OnnxRuntimeEngine, OnnxRuntimeOptions,
 };
+use ripieno_model::zoo::ZooDevice;
 use ripieno_repository::{EngineProcess, LoadTarget};
 use ripieno_sched::Limits;
-use ripieno_workload::zoo::ZooDevice;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// What models run on.
+/// The devices that models run on.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DeviceArgs {
-    /// cpu; or emulated: a device that waits as long as the model's latency profile says; or emulated:1080ti and
-    /// emulated:a100, which know the published profiles of 35 and 37 models by name.
+    /// cpu; or emulated: a device that waits as long as the model's latency profile says; or
+    /// emulated:1080ti and emulated:a100, which know the published profiles of 35 and 37 models by
+    /// name.
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub(crate) device: DeviceKind,
 
-    /// How many such devices; each runs one batch at a time.
+    /// Number of devices; each runs one batch at a time.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) devices: u16,
 
-    /// What runs ONNX models on the CPU: the built-in engine, or ONNX Runtime, which is faster and has to be installed.
+    /// Engine for ONNX models on the CPU: the built-in one, or ONNX Runtime, which is faster and
+    /// has to be installed.
     #[arg(long, value_enum, default_value = "cpu")]
     pub(crate) engine: EngineName,
 
-    /// Threads that work on one batch, for each device [default: the machine's cores, shared by the devices].
+    /// Threads per batch, for each device [default: the machine's cores, shared by the devices].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) threads: Option<u16>,
 
-    /// The ONNX Runtime library [default: $ORT_DYLIB_PATH, the system's, or that of the Python package onnxruntime].
+    /// The ONNX Runtime library [default: $ORT_DYLIB_PATH, the system's, or that of the Python
+    /// package onnxruntime].
     #[arg(long, value_name = "FILE")]
     pub(crate) onnxruntime: Option<PathBuf>,
 }
@@ -61,7 +64,7 @@ impl fmt::Display for EngineName {
 pub(crate) enum DeviceKind {
     /// This machine's processor.
     Cpu,
-    /// No device at all: batches take as long as their profile says.
+    /// Emulated: batches take as long as their profile says.
     Emulated(Option<ZooDevice>),
 }
 
@@ -99,7 +102,7 @@ impl DeviceArgs {
         self.threads.map_or_else(|| (cores / usize::from(self.devices)).max(1), usize::from)
     }
 
-    /// Opens the engine, and says what models are loaded for.
+    /// Opens the engine, and returns the target to load models for.
     pub(crate) fn target(&self) -> anyhow::Result<LoadTarget> {
         let threads = self.threads_per_device();
         let engine: Arc<dyn Executor> = match (&self.device, self.engine) {
@@ -129,7 +132,7 @@ impl DeviceArgs {
     }
 }
 
-/// This very program, even if another has been installed over it since.
+/// Returns the path of this very program, even if another has been installed over it since.
 fn own_program() -> anyhow::Result<PathBuf> {
     let running = PathBuf::from("/proc/self/exe");
     if running.exists() { Ok(running) } else { std::env::current_exe().context("this program's own file is not known") }

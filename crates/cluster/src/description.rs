@@ -2,8 +2,8 @@
 //! limits.
 
 use ripieno_base::{ModelId, Nanos};
-use ripieno_executor::{InputLengths, LoadedModel, RequestError, Tensor};
-use ripieno_model::{Block, DataType, Extent, Graph, LengthProfiles, Model, Profile, Steps, TensorSpec};
+use ripieno_executor::{LoadedModel, RequestError, Tensor, request_extent};
+use ripieno_model::{Block, DataType, Extent, Graph, InputLengths, LengthProfiles, Model, Profile, Steps, TensorSpec};
 use ripieno_runtime::ServedModel;
 use serde::{Deserialize, Serialize};
 use std::any::Any;
@@ -216,7 +216,8 @@ impl LoadedModel for RemoteModel {
 
     /// Reads only the extent: values are checked by the backend.
     fn describe(&self, inputs: &[Tensor]) -> Result<(Extent, Option<Graph>), RequestError> {
-        let extent = self.lengths.as_ref().map_or(Ok(Extent::ONE), |lengths| lengths.extent(&self.inputs, inputs))?;
+        let extent =
+            self.lengths.as_ref().map_or(Ok(Extent::ONE), |lengths| request_extent(lengths, &self.inputs, inputs))?;
         Ok((extent, None))
     }
 

@@ -1,8 +1,8 @@
 //! One server made of several machines.
 //!
-//! The roles of docs/internals/adr/0025: a [`ClusterScheduler`] runs the engine of `ripieno-runtime` over
-//! remote devices, a [`Backend`] is such a device, and a [`Frontend`] takes the place of the engine
-//! towards clients. The protocol between them is in [`plane`].
+//! The roles of docs/internals/adr/0025: a [`ClusterScheduler`] runs the engine of
+//! `ripieno-runtime` over remote devices, a [`Backend`] is such a device, and a [`Frontend`] takes
+//! the place of the engine towards clients. The protocol between them is in [`plane`].
 //!
 //! [`handover`] keeps one central scheduler in command of all backends, and puts a spare in its
 //! place within milliseconds when it fails (docs/internals/adr/0026).

@@ -11,7 +11,7 @@ use crate::{
     error::{ExecError, LoadError, RequestError},
 };
 use ripieno_base::{BlockId, LaneId, ModelId, RequestSlot, TaskId};
-use ripieno_model::{Extent, Graph, Steps, TensorSpec};
+use ripieno_model::{Extent, Graph, InputLengths, Steps, TensorSpec};
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -112,42 +112,14 @@ pub trait LoadedModel: Send + Sync {
     fn as_any(&self) -> &dyn Any;
 }
 
-/// The dimension of each input that is the length of the request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InputLengths {
-    /// Length of the longest request.
-    pub max: u32,
-    /// Dimensions in the order of the inputs; `None` for an input without a length.
-    pub dims: Vec<Option<usize>>,
-}
-
-impl InputLengths {
-    /// Returns the extent of a request with these `inputs` to a model with the inputs `specs`.
-    pub fn extent(&self, specs: &[TensorSpec], inputs: &[Tensor]) -> Result<Extent, RequestError> {
-        let mut agreed: Option<(&str, i64)> = None;
-        for (spec, dim) in specs.iter().zip(&self.dims) {
-            let Some(dim) = dim else { continue };
-            let brought = inputs.iter().find(|tensor| *tensor.name == *spec.name);
-            let length = brought.and_then(|tensor| tensor.shape.get(*dim).copied()).unwrap_or(0);
-            if !(1..=i64::from(self.max)).contains(&length) {
-                return Err(RequestError(format!(
-                    "input '{}' is {length} long in dimension {dim}, but the model takes 1 to {}; send less, or raise \
-                     max_length in its model.toml",
-                    spec.name, self.max
-                )));
-            }
-            match agreed {
-                Some((other, agreed)) if agreed != length => {
-                    return Err(RequestError(format!(
-                        "input '{}' is {length} long, but '{other}' is {agreed}; send them equally long",
-                        spec.name
-                    )));
-                }
-                _ => agreed = Some((&spec.name, length)),
-            }
-        }
-        Ok(Extent { length: agreed.map_or(1, |(_, length)| length as u32), ..Extent::ONE })
-    }
+/// Returns the extent of a request with these `inputs` to a model with the inputs `specs`.
+pub fn request_extent(
+    lengths: &InputLengths,
+    specs: &[TensorSpec],
+    inputs: &[Tensor],
+) -> Result<Extent, RequestError> {
+    let shape = |name: &str| inputs.iter().find(|tensor| *tensor.name == *name).map(|tensor| &tensor.shape[..]);
+    lengths.extent(specs, shape).map_err(RequestError)
 }
 
 /// A device: runs the tasks of each of its lanes in the order of submission.

@@ -3,9 +3,9 @@
 use crate::plan::{BlockIo, ModelPlan, as_one_row};
 use crate::value_checks::ValueCheck;
 use crate::values::{EngineLimits, ValueAnalysis, check_request};
-use crate::{BlockSource, ExecError, InputLengths, LoadError, LoadedModel, ModelSource, Outage, RequestError, Tensor};
+use crate::{BlockSource, ExecError, LoadError, LoadedModel, ModelSource, Outage, RequestError, Tensor};
 use ripieno_base::BlockId;
-use ripieno_model::{Extent, Graph, Steps, TensorSpec};
+use ripieno_model::{Extent, Graph, InputLengths, Steps, TensorSpec};
 use ripieno_onnx::{Declared, OnnxFile};
 use std::any::Any;
 use std::path::Path;

@@ -13,8 +13,8 @@
 use crate::buffer::bytes_of;
 use crate::rows::{PaddingAxis, Rows};
 use crate::source::{InputLength, OutputLength};
-use crate::{InputLengths, ModelSource, RequestError, Tensor};
-use ripieno_model::{DataType, Extent, TensorSpec};
+use crate::{ModelSource, RequestError, Tensor, request_extent};
+use ripieno_model::{DataType, Extent, InputLengths, TensorSpec};
 
 /// Padding and cutting of a plan's values.
 #[derive(Clone, Debug)]
@@ -77,7 +77,7 @@ impl PaddingPlan {
 
     /// Returns the extent of a request with these inputs.
     pub(crate) fn describe(&self, inputs: &[Tensor]) -> Result<Extent, RequestError> {
-        self.lengths.extent(&self.inputs, inputs)
+        request_extent(&self.lengths, &self.inputs, inputs)
     }
 
     /// Returns the padding of a value; `None` if it is not padded.

@@ -5,6 +5,7 @@
 
 pub mod bounds;
 mod graph;
+mod input_lengths;
 mod lanes;
 mod latency;
 mod lengths;
@@ -13,8 +14,10 @@ mod profile;
 mod steps;
 mod tensor;
 mod unfolded;
+pub mod zoo;
 
 pub use graph::{Block, DropRule, Extent, Model, Steps, Walk};
+pub use input_lengths::InputLengths;
 pub use lanes::{ExpectedEnds, LaneTask, Lanes};
 pub use latency::{Latency, LatencyError};
 pub use lengths::{LengthProfiles, LengthsError};

@@ -66,6 +66,27 @@ impl DataType {
         DataType::ALL.into_iter().find(|datatype| datatype.name() == name)
     }
 
+    /// Returns the name in a Triton model configuration, such as "TYPE_FP32"; BYTES is
+    /// "TYPE_STRING" there.
+    pub const fn config_name(self) -> &'static str {
+        match self {
+            DataType::Bool => "TYPE_BOOL",
+            DataType::Uint8 => "TYPE_UINT8",
+            DataType::Uint16 => "TYPE_UINT16",
+            DataType::Uint32 => "TYPE_UINT32",
+            DataType::Uint64 => "TYPE_UINT64",
+            DataType::Int8 => "TYPE_INT8",
+            DataType::Int16 => "TYPE_INT16",
+            DataType::Int32 => "TYPE_INT32",
+            DataType::Int64 => "TYPE_INT64",
+            DataType::Fp16 => "TYPE_FP16",
+            DataType::Bf16 => "TYPE_BF16",
+            DataType::Fp32 => "TYPE_FP32",
+            DataType::Fp64 => "TYPE_FP64",
+            DataType::Bytes => "TYPE_STRING",
+        }
+    }
+
     /// Returns the datatype of an ONNX element type (`TensorProto.DataType`); `None` for those that
     /// the protocol lacks.
     pub fn from_onnx(elem_type: i32) -> Option<DataType> {
@@ -128,5 +149,6 @@ mod tests {
             assert_eq!(DataType::from_name(datatype.name()), Some(datatype));
         }
         assert_eq!(DataType::from_name("FLOAT"), None);
+        assert_eq!((DataType::Bf16.config_name(), DataType::Bytes.config_name()), ("TYPE_BF16", "TYPE_STRING"));
     }
 }

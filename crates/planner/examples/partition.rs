@@ -1,7 +1,7 @@
-//! Measures the planner on the workload of Appendix A.2: imbalance and time, then a drift of the rates and the moves that
-//! bring the balance back. The tables of docs/guide/capacity.md come from here.
+//! Measures the planner on the workload of Appendix A.2: imbalance and time, then a drift of the
+//! rates and the moves that restore the balance. The tables of docs/guide/capacity.md come from here.
 //!
-//! `cargo run --release -p ripieno-cluster --example partition -- MODELS SUB_CLUSTERS SEEDS`
+//! `cargo run --release -p ripieno-planner --example partition -- MODELS SUB_CLUSTERS SEEDS`
 
 use ripieno_planner::synthetic::{drift, problem, random_plan, with_current};
 use ripieno_planner::{ClusterPlan, PlanError, PlanOptions, PlanningProblem, plan};

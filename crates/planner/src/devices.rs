@@ -16,7 +16,7 @@ pub const MAX_DEVICES: usize = 65_536;
 
 /// The load on a model, with its SLO.
 #[derive(Clone, Copy, Debug)]
-pub struct ModelDemand<'a> {
+pub struct DeviceDemand<'a> {
     /// ℓ(b) up to the largest batch of the model.
     pub profile: &'a Profile,
     /// The latency target.
@@ -68,17 +68,17 @@ impl DeviceCount {
 }
 
 /// Computes the number of devices for each model alone and for all together.
-pub fn devices_needed(demands: &[ModelDemand<'_>]) -> DevicesNeeded {
+pub fn devices_needed(demands: &[DeviceDemand<'_>]) -> DevicesNeeded {
     let alone: Vec<DeviceCount> = demands.iter().map(|demand| min_devices(std::slice::from_ref(demand))).collect();
     let possible = demands.iter().zip(&alone).filter(|(_, need)| **need != DeviceCount::Impossible);
     let bound = min_devices(&possible.map(|(demand, _)| *demand).collect::<Vec<_>>());
-    let each = |(demand, alone): (&ModelDemand<'_>, DeviceCount)| ModelDevices { alone, busy: demand.busy_estimate() };
+    let each = |(demand, alone): (&DeviceDemand<'_>, DeviceCount)| ModelDevices { alone, busy: demand.busy_estimate() };
     let models: Vec<_> = demands.iter().zip(alone).map(each).collect();
     let estimate = models.iter().map(|model| model.busy).sum::<f64>().ceil() as usize;
     DevicesNeeded { models, bound, estimate }
 }
 
-impl ModelDemand<'_> {
+impl DeviceDemand<'_> {
     /// Returns true if a request is late even if it runs alone and immediately.
     pub fn is_impossible(&self) -> bool {
         self.profile.latency(1) > self.slo
@@ -109,8 +109,8 @@ impl ModelDemand<'_> {
 
 /// Returns the smallest number of devices that these loads do not exceed. More devices allow larger
 /// batches and so only cheaper rows, so the condition is monotonic.
-fn min_devices(demands: &[ModelDemand<'_>]) -> DeviceCount {
-    if demands.iter().any(ModelDemand::is_impossible) {
+fn min_devices(demands: &[DeviceDemand<'_>]) -> DeviceCount {
+    if demands.iter().any(DeviceDemand::is_impossible) {
         return DeviceCount::Impossible;
     }
     let busy = |devices: usize| demands.iter().map(|demand| demand.busy_bound(devices)).sum::<Option<f64>>();
@@ -143,7 +143,7 @@ mod tests {
         let owned: Vec<_> = owned.iter().map(demand).collect();
         let demands: Vec<_> = owned
             .iter()
-            .map(|(profile, slo, rate_rps)| ModelDemand { profile, slo: *slo, rate_rps: *rate_rps })
+            .map(|(profile, slo, rate_rps)| DeviceDemand { profile, slo: *slo, rate_rps: *rate_rps })
             .collect();
         devices_needed(&demands)
     }

@@ -47,7 +47,7 @@ impl<'a> Instance<'a> {
     /// Checks a problem, and refuses those that evidently have no solution.
     pub(super) fn new(problem: &'a PlanningProblem) -> Result<Instance<'a>, PlanError> {
         check_counts(problem)?;
-        let column = |key, value: fn(&super::ModelLoad) -> f64| millionths_of(problem, key, value);
+        let column = |key, value: fn(&super::PlannedModel) -> f64| millionths_of(problem, key, value);
         let rate = column("rate", |model| model.rate_rps)?;
         let memory = column("memory_mb", |model| model.memory_mb)?;
         let runtime = column("runtime_memory_mb", |model| model.runtime_memory_mb)?;
@@ -212,9 +212,9 @@ fn check_counts(problem: &PlanningProblem) -> Result<(), PlanError> {
 fn millionths_of(
     problem: &PlanningProblem,
     key: &'static str,
-    value: fn(&super::ModelLoad) -> f64,
+    value: fn(&super::PlannedModel) -> f64,
 ) -> Result<Vec<i64>, PlanError> {
-    let bad = |model: &&super::ModelLoad| !(value(model).is_finite() && value(model) >= 0.0);
+    let bad = |model: &&super::PlannedModel| !(value(model).is_finite() && value(model) >= 0.0);
     if let Some(model) = problem.models.iter().find(bad) {
         return Err(PlanError::BadNumber { model: model.name.clone(), key, value: value(model) });
     }

@@ -21,7 +21,7 @@ pub mod synthetic;
 #[cfg(test)]
 mod tests;
 
-pub use devices::{DeviceCount, DevicesNeeded, MAX_DEVICES, ModelDemand, ModelDevices, devices_needed};
+pub use devices::{DeviceCount, DeviceDemand, DevicesNeeded, MAX_DEVICES, ModelDevices, devices_needed};
 pub use error::PlanError;
 
 use instance::{Instance, units};
@@ -37,7 +37,7 @@ const SEARCH_ROUNDS: u64 = 10;
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlanningProblem {
     /// The models, m of them.
-    pub models: Vec<ModelLoad>,
+    pub models: Vec<PlannedModel>,
     /// Number of sub-clusters, l.
     pub sub_clusters: usize,
     /// The largest request rate of one sub-cluster's dispatcher, in requests per second: R_max.
@@ -56,7 +56,7 @@ pub struct PlanningProblem {
 
 /// A model to be placed.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ModelLoad {
+pub struct PlannedModel {
     /// Its name, unique among the models.
     pub name: String,
     /// Requests per second, r.

@@ -9,7 +9,7 @@
 use super::partition::Partition;
 use super::search::SearchRng;
 use super::{
-    ClusterPlan, LoadCost, ModelLoad, PlanError, PlanOptions, PlanningProblem, canonical, describe, violated_bounds,
+    ClusterPlan, LoadCost, PlanError, PlanOptions, PlannedModel, PlanningProblem, canonical, describe, violated_bounds,
 };
 use crate::instance::Instance;
 
@@ -43,7 +43,7 @@ const SIZES: [(&str, f64); 22] = [
 pub fn problem(models: usize, sub_clusters: usize, seed: u64) -> PlanningProblem {
     let mut dice = SearchRng::new(seed);
     let models: Vec<_> = (0..models).map(|variant| model(variant, &mut dice)).collect();
-    let average = |value: fn(&ModelLoad) -> f64| models.iter().map(value).sum::<f64>() / sub_clusters.max(1) as f64;
+    let average = |value: fn(&PlannedModel) -> f64| models.iter().map(value).sum::<f64>() / sub_clusters.max(1) as f64;
     let runtime = models.iter().map(|model| model.runtime_memory_mb).fold(0.0, f64::max);
     PlanningProblem {
         max_rate: Some(1.2 * average(|model| model.rate_rps)),
@@ -90,10 +90,10 @@ pub fn quick_options(seed: u64) -> PlanOptions {
     PlanOptions { seed, proposals: 50_000, ..PlanOptions::default() }
 }
 
-fn model(variant: usize, dice: &mut SearchRng) -> ModelLoad {
+fn model(variant: usize, dice: &mut SearchRng) -> PlannedModel {
     let (base, size) = SIZES[dice.below(SIZES.len())];
     let memory_mb = size * (0.9 + 0.2 * dice.unit());
-    ModelLoad {
+    PlannedModel {
         name: format!("{base}-{variant}"),
         rate_rps: -100.0 * (1.0 - dice.unit()).ln(),
         memory_mb,

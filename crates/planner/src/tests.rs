@@ -14,8 +14,8 @@ const ORACLE_STEP: f64 = 0.02;
 /// decides nothing.
 const NEAR: f64 = 0.200_001;
 
-fn load(name: &str, rate_rps: f64, memory_mb: f64, runtime_memory_mb: f64) -> ModelLoad {
-    ModelLoad { name: name.into(), rate_rps, memory_mb, runtime_memory_mb, load_cost: LoadCost::Everywhere(1) }
+fn load(name: &str, rate_rps: f64, memory_mb: f64, runtime_memory_mb: f64) -> PlannedModel {
+    PlannedModel { name: name.into(), rate_rps, memory_mb, runtime_memory_mb, load_cost: LoadCost::Everywhere(1) }
 }
 
 fn problem_of(loads: &[(u32, u32, u32)], sub_clusters: usize) -> PlanningProblem {
@@ -45,7 +45,7 @@ struct Reference {
 fn reference(problem: &PlanningProblem, places: &[usize]) -> Reference {
     let l = problem.sub_clusters;
     let members = |place: usize| problem.models.iter().zip(places).filter(move |(_, at)| **at == place);
-    let sums = |value: fn(&ModelLoad) -> f64| -> Vec<f64> {
+    let sums = |value: fn(&PlannedModel) -> f64| -> Vec<f64> {
         (0..l).map(|place| members(place).map(|(model, _)| value(model)).sum()).collect()
     };
     let (rates, memories) = (sums(|model| model.rate_rps), sums(|model| model.memory_mb));

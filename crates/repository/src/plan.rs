@@ -16,7 +16,7 @@ use super::triton::TritonConfig;
 use ripieno_base::Nanos;
 use ripieno_executor::{BlockProfile, BlockSource, Executor, Isolation, LoadedModel, ModelSource};
 use ripieno_model::{Latency, LengthProfiles, Profile, TensorSpec};
-use ripieno_workload::zoo::{ZooDevice, ZooModel};
+use ripieno_model::zoo::{ZooDevice, ZooModel};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;

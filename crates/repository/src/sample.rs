@@ -3,7 +3,7 @@
 use ripieno_executor::{LoadedModel, Tensor};
 use ripieno_model::{DataType, TensorSpec};
 use ripieno_wire::json::encode_infer;
-use ripieno_wire::{Datatype, InferResponse, OutputEncoding, ResponseTensor};
+use ripieno_wire::{InferResponse, OutputEncoding, ResponseTensor};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -59,7 +59,7 @@ fn in_json(tensors: &[Tensor], batched: bool) -> Option<Sample> {
         let shape = if batched { &tensor.shape[..] } else { tensor.shape.get(1..).unwrap_or_default() };
         Some(ResponseTensor {
             name: tensor.name.to_string(),
-            datatype: Datatype::from_name(tensor.datatype.name())?,
+            datatype: tensor.datatype,
             shape: shape.to_vec(),
             data: tensor.data.clone(),
             encoding: OutputEncoding::Json,

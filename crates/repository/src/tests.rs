@@ -26,7 +26,7 @@ use ripieno_base::{ModelId, Nanos};
 use ripieno_executor::{CpuEngine, CpuOptions, EmulatedEngine, EmulatedOptions};
 use ripieno_executor::{Device, Executor, LoadError, LoadedModel, ModelSource, Sink};
 use ripieno_runtime::ServedModel;
-use ripieno_workload::zoo::ZooDevice;
+use ripieno_model::zoo::ZooDevice;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};

@@ -42,12 +42,12 @@ pub(super) struct ScenarioCase {
     pub(super) devices: usize,
     pub(super) contender: Contender,
     pub(super) loads: Vec<CaseLoad>,
-    pub(super) network: Option<NetworkDelay>,
+    pub(super) network: Option<CaseNetwork>,
 }
 
 /// The network between the scheduler and the devices.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum NetworkDelay {
+pub(super) enum CaseNetwork {
     /// A constant delay per message, in µs.
     FixedUs(f64),
     /// Delays as measured for this transport: "rdma" or "tcp".
@@ -91,8 +91,8 @@ impl ScenarioCase {
         let _ = write!(text, "[cluster]\ndevices = {devices}\n");
         let _ = match network {
             None => Ok(()),
-            Some(NetworkDelay::FixedUs(delay)) => write!(text, "[network]\ncontrol_us = {delay:?}\n"),
-            Some(NetworkDelay::Transport(name)) => write!(text, "[network]\ntransport = \"{name}\"\n"),
+            Some(CaseNetwork::FixedUs(delay)) => write!(text, "[network]\ncontrol_us = {delay:?}\n"),
+            Some(CaseNetwork::Transport(name)) => write!(text, "[network]\ntransport = \"{name}\"\n"),
         };
         for load in loads {
             let CaseLoad { name, alpha_ms, beta_ms, slo_ms, share, .. } = load;

@@ -75,7 +75,9 @@ impl MeasuredModels<'_> {
         say("model", model);
         policies.iter().for_each(|policy| say("policy", policy));
         rates.iter().for_each(|rate| say("rate", &format!("{rate:.1}")));
-        lengths.iter().for_each(|law| say("lengths", law));
+        if let Some(law) = lengths {
+            say("lengths", law);
+        }
         say("engine", self.engine);
         say("threads", "1");
         say("outstanding", &outstanding.to_string());

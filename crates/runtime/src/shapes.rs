@@ -140,7 +140,7 @@ impl ShapeTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ripieno_executor::InputLengths;
+    use ripieno_model::InputLengths;
     use ripieno_model::{DataType, TensorSpec};
     use std::any::Any;
 

@@ -9,7 +9,7 @@ use ripieno_model::{DataType, TensorSpec};
 use ripieno_repository::edge::{LEVELS, Levels};
 use ripieno_repository::registry::ServedEntry;
 use ripieno_wire::json::text_size;
-use ripieno_wire::{Datatype, InferRequest, OutputEncoding, Parameter, Parameters, RequestedOutput, WireTensor};
+use ripieno_wire::{InferRequest, OutputEncoding, Parameter, Parameters, RequestedOutput, WireTensor};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -156,7 +156,7 @@ fn classes(output: &RequestedOutput, datatype: DataType) -> Result<Option<usize>
     let Some(value) = output.parameters.get("classification") else { return Ok(None) };
     match value.as_u64() {
         Some(0) => Ok(None),
-        Some(_) if !has_classes(wire_datatype(datatype)) => Err(Problem::invalid(format!(
+        Some(_) if !has_classes(datatype) => Err(Problem::invalid(format!(
             "output '{}': class result not available for output due to unsupported type '{datatype}'",
             output.name
         ))),
@@ -178,7 +178,7 @@ fn raw_input(entry: &ServedEntry, raw: Bytes) -> Result<WireTensor, Problem> {
             entry.inputs.len()
         )));
     };
-    let datatype = wire_datatype(spec.datatype);
+    let datatype = spec.datatype;
     let tensor = |shape, data| WireTensor {
         name: spec.name.clone(),
         datatype,
@@ -239,7 +239,7 @@ pub(crate) fn inputs(entry: &ServedEntry, mut given: Vec<WireTensor>) -> Result<
 }
 
 fn tensor(entry: &ServedEntry, spec: &TensorSpec, input: WireTensor) -> Result<Tensor, Problem> {
-    if input.datatype != wire_datatype(spec.datatype) {
+    if input.datatype != spec.datatype {
         return Err(Problem::invalid(format!(
             "input '{}' of model '{}' must be {}, got {}; convert it first",
             spec.name, entry.name, spec.datatype, input.datatype
@@ -305,7 +305,7 @@ pub(crate) fn answer_bytes(entry: &ServedEntry, rows: usize, outputs: impl Itera
     let size = |output: OutputSelection| {
         let spec = &entry.outputs[output.index];
         let known = spec.shape.iter().skip(1).map(|&dimension| usize::try_from(dimension).unwrap_or(1));
-        let datatype = wire_datatype(spec.datatype);
+        let datatype = spec.datatype;
         let data = known.fold(rows.saturating_mul(datatype.size().unwrap_or(1)), usize::saturating_mul);
         data.saturating_add(match output.encoding {
             OutputEncoding::Binary => data,
@@ -327,10 +327,6 @@ fn shape_text(shape: &[i64]) -> String {
     if dimensions.is_empty() { "[-1]".to_owned() } else { format!("[-1, {}]", dimensions.join(", ")) }
 }
 
-/// Converts a model's datatype into the wire's.
-pub(crate) fn wire_datatype(datatype: DataType) -> Datatype {
-    Datatype::from_name(datatype.name()).expect("both crates name the datatypes of one protocol")
-}
 
 #[cfg(test)]
 mod tests;

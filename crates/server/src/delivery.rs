@@ -7,7 +7,8 @@ use crate::state::{PARSE_INLINE_BYTES, ServerState};
 use bytes::Bytes;
 use ripieno_repository::labels::Labels;
 use ripieno_repository::registry::ServedEntry;
-use ripieno_wire::{Datatype, ResponseTensor};
+use ripieno_model::DataType;
+use ripieno_wire::ResponseTensor;
 use std::sync::Arc;
 
 /// An output and its target.
@@ -28,8 +29,8 @@ pub(crate) enum OutputTarget {
 const CLASS_BYTES: usize = 400;
 
 /// Returns true if outputs of this datatype can be ranked.
-pub(crate) fn has_classes(datatype: Datatype) -> bool {
-    !matches!(datatype, Datatype::Bool | Datatype::Bytes | Datatype::Fp16 | Datatype::Bf16)
+pub(crate) fn has_classes(datatype: DataType) -> bool {
+    !matches!(datatype, DataType::Bool | DataType::Bytes | DataType::Fp16 | DataType::Bf16)
 }
 
 /// Returns the output as it is to be sent.
@@ -83,26 +84,26 @@ fn classify(output: &mut ResponseTensor, most: usize, batched: bool, labels: Opt
             classes.extend_from_slice(class.as_bytes());
         }
     }
-    output.datatype = Datatype::Bytes;
+    output.datatype = DataType::Bytes;
     output.shape = if batched { vec![rows as i64, most as i64] } else { vec![most as i64] };
     output.data = Bytes::from(classes);
 }
 
 /// Returns the highest elements with their indices, in descending order; ties are in index order.
-fn best(datatype: Datatype, row: &[u8], most: usize) -> Vec<(String, usize)> {
+fn best(datatype: DataType, row: &[u8], most: usize) -> Vec<(String, usize)> {
     match datatype {
-        Datatype::Uint8 => highest(row, most, u8::from_le_bytes, |value| value.to_string()),
-        Datatype::Uint16 => highest(row, most, u16::from_le_bytes, |value| value.to_string()),
-        Datatype::Uint32 => highest(row, most, u32::from_le_bytes, |value| value.to_string()),
-        Datatype::Uint64 => highest(row, most, u64::from_le_bytes, |value| value.to_string()),
-        Datatype::Int8 => highest(row, most, i8::from_le_bytes, |value| value.to_string()),
-        Datatype::Int16 => highest(row, most, i16::from_le_bytes, |value| value.to_string()),
-        Datatype::Int32 => highest(row, most, i32::from_le_bytes, |value| value.to_string()),
-        Datatype::Int64 => highest(row, most, i64::from_le_bytes, |value| value.to_string()),
-        Datatype::Fp32 => highest(row, most, f32::from_le_bytes, decimal),
-        Datatype::Fp64 => highest(row, most, f64::from_le_bytes, decimal),
+        DataType::Uint8 => highest(row, most, u8::from_le_bytes, |value| value.to_string()),
+        DataType::Uint16 => highest(row, most, u16::from_le_bytes, |value| value.to_string()),
+        DataType::Uint32 => highest(row, most, u32::from_le_bytes, |value| value.to_string()),
+        DataType::Uint64 => highest(row, most, u64::from_le_bytes, |value| value.to_string()),
+        DataType::Int8 => highest(row, most, i8::from_le_bytes, |value| value.to_string()),
+        DataType::Int16 => highest(row, most, i16::from_le_bytes, |value| value.to_string()),
+        DataType::Int32 => highest(row, most, i32::from_le_bytes, |value| value.to_string()),
+        DataType::Int64 => highest(row, most, i64::from_le_bytes, |value| value.to_string()),
+        DataType::Fp32 => highest(row, most, f32::from_le_bytes, decimal),
+        DataType::Fp64 => highest(row, most, f64::from_le_bytes, decimal),
         // Refused when the request is checked.
-        Datatype::Bool | Datatype::Bytes | Datatype::Fp16 | Datatype::Bf16 => Vec::new(),
+        DataType::Bool | DataType::Bytes | DataType::Fp16 | DataType::Bf16 => Vec::new(),
     }
 }
 
@@ -140,7 +141,7 @@ mod tests {
     use ripieno_wire::OutputEncoding;
 
     fn classes(
-        datatype: Datatype,
+        datatype: DataType,
         shape: &[i64],
         data: Vec<u8>,
         most: usize,
@@ -150,7 +151,7 @@ mod tests {
         let (name, shape, data) = ("y".into(), shape.to_vec(), Bytes::from(data));
         let mut output = ResponseTensor { name, datatype, shape, data, encoding: OutputEncoding::Json };
         classify(&mut output, most, batched, Some(&labels));
-        assert_eq!(output.datatype, Datatype::Bytes);
+        assert_eq!(output.datatype, DataType::Bytes);
         let (mut rest, mut texts) = (&output.data[..], Vec::new());
         while let Some((length, tail)) = rest.split_first_chunk::<4>() {
             let (text, tail) = tail.split_at(u32::from_le_bytes(*length) as usize);
@@ -167,22 +168,22 @@ mod tests {
     #[test]
     fn the_highest_come_first_with_value_index_and_label() {
         let data = floats(&[1.0, 5.0, 10.0, 4.0, -1.0, 0.5, -3.0, 0.5]);
-        let (shape, texts) = classes(Datatype::Fp32, &[2, 4], data.clone(), 2, true);
+        let (shape, texts) = classes(DataType::Fp32, &[2, 4], data.clone(), 2, true);
         assert_eq!(shape, [2, 2]);
         assert_eq!(texts, ["10.000000:2", "5.000000:1:one", "0.500000:1:one", "0.500000:3"]);
-        let (shape, texts) = classes(Datatype::Fp32, &[2, 2, 2], data.clone(), 99, true);
+        let (shape, texts) = classes(DataType::Fp32, &[2, 2, 2], data.clone(), 99, true);
         assert_eq!((shape, texts.len(), texts[3].as_str()), (vec![2, 4], 8, "1.000000:0:zero"));
-        assert_eq!(classes(Datatype::Fp32, &[8], data, 1, false), (vec![1], vec!["10.000000:2".to_owned()]));
-        let bytes = classes(Datatype::Int8, &[1, 3], vec![0x80, 0x7f, 0], 3, true).1;
+        assert_eq!(classes(DataType::Fp32, &[8], data, 1, false), (vec![1], vec!["10.000000:2".to_owned()]));
+        let bytes = classes(DataType::Int8, &[1, 3], vec![0x80, 0x7f, 0], 3, true).1;
         assert_eq!(bytes, ["127:1:one", "0:2", "-128:0:zero"]);
     }
 
     #[test]
     fn nan_comes_last_and_an_empty_row_has_no_classes() {
         let data = floats(&[f32::NAN, f32::NEG_INFINITY, f32::NAN, 1.0]);
-        let (_, texts) = classes(Datatype::Fp32, &[1, 4], data, 4, true);
+        let (_, texts) = classes(DataType::Fp32, &[1, 4], data, 4, true);
         assert_eq!(texts, ["1.000000:3", "-inf:1:one", "nan:0:zero", "nan:2"]);
-        assert_eq!(classes(Datatype::Fp32, &[2, 0], vec![], 3, true), (vec![2, 0], vec![]));
-        assert_eq!(classes(Datatype::Fp32, &[0, 3], vec![], 3, true).0, [0, 0]);
+        assert_eq!(classes(DataType::Fp32, &[2, 0], vec![], 3, true), (vec![2, 0], vec![]));
+        assert_eq!(classes(DataType::Fp32, &[0, 3], vec![], 3, true).0, [0, 0]);
     }
 }

@@ -4,7 +4,6 @@
 //! cannot disagree.
 
 use crate::access::SharedMemory;
-use crate::check::wire_datatype;
 use crate::state::ServerState;
 use ripieno_model::TensorSpec;
 use ripieno_repository::ensemble::EnsembleStep;
@@ -142,7 +141,7 @@ fn scheduling(entry: &ServedEntry) -> Option<SchedulingChoice> {
 }
 
 fn config_datatype(spec: &TensorSpec) -> DataType {
-    DataType::from_str_name(wire_datatype(spec.datatype).config_name()).unwrap_or(DataType::TypeInvalid)
+    DataType::from_str_name(spec.datatype.config_name()).unwrap_or(DataType::TypeInvalid)
 }
 
 pub(crate) fn config_json(config: &ModelConfig) -> Value {

@@ -7,7 +7,7 @@
 //! steps.
 
 use crate::backend::{Backend, Withdraw};
-use crate::check::{OutputSelection, answer_bytes, inputs, rows, wire_datatype};
+use crate::check::{OutputSelection, answer_bytes, inputs, rows};
 use crate::limits::budget::{MemoryBudget, Reservation};
 use crate::problem::{Problem, ProblemKind};
 use crate::state::ServerState;
@@ -137,7 +137,7 @@ impl EnsembleRun {
         let (member, maps) = (self.members[step].clone(), &self.call.ensemble.steps[step]);
         let input = |(name, tensor): (&String, &String)| {
             let Tensor { datatype, shape, data, .. } = self.tensors.get(tensor).ok_or_else(Problem::lost)?.clone();
-            let (datatype, parameters) = (wire_datatype(datatype), Parameters::default());
+            let (datatype, parameters) = (datatype, Parameters::default());
             Ok(WireTensor {
                 name: name.clone(),
                 datatype,

@@ -2,7 +2,7 @@
 
 use crate::access::Caller;
 use crate::backend::Withdraw;
-use crate::check::{CheckedRequest, OutputSelection, answer_bytes, check, wire_datatype};
+use crate::check::{CheckedRequest, OutputSelection, answer_bytes, check};
 use crate::delivery::{Delivery, OutputTarget, deliver};
 use crate::ensemble::{EnsembleCall, EnsembleRun};
 use crate::limits::budget::{MemoryBudget, Reservation, hold};
@@ -131,7 +131,7 @@ pub(crate) async fn accept(
     let slices = regions::request::resolve(state, budget, &caller, &mut request).await?;
     let id = request.id.clone();
     // A raw string is copied, because its length is prepended.
-    let has_strings = entry.inputs.first().is_some_and(|spec| wire_datatype(spec.datatype).size().is_none());
+    let has_strings = entry.inputs.first().is_some_and(|spec| spec.datatype.size().is_none());
     let copied =
         request.raw_input.as_ref().filter(|_| has_strings).map(|raw| budget.reserve(raw.len() + 4)).transpose()?;
     let CheckedRequest { mut inputs, rows, timeout: own_timeout, priority, outputs } = check(&entry, request)?;
@@ -235,7 +235,7 @@ impl Accepted {
     pub(crate) fn output(&self, position: usize, tensor: &Tensor) -> Delivery {
         let output = ResponseTensor {
             name: tensor.name.to_string(),
-            datatype: wire_datatype(tensor.datatype),
+            datatype: tensor.datatype,
             shape: self.entry.to_clients(&tensor.name, &tensor.shape),
             data: tensor.data.clone(),
             encoding: self.outputs[position].encoding,

@@ -2,7 +2,6 @@
 //! with those of other calls.
 
 use crate::access::Caller;
-use crate::check::wire_datatype;
 use crate::infer::{Accepted, InferCall, accept, delivered};
 use crate::limits::budget::MemoryBudget;
 use crate::problem::{Problem, ProblemKind};
@@ -57,7 +56,7 @@ impl TextCall<'_> {
         };
         let input = |(name, length, data): (&str, usize, Vec<u8>)| WireTensor {
             name: name.to_owned(),
-            datatype: wire_datatype(datatype(name)),
+            datatype: datatype(name),
             shape: vec![1, length as i64],
             data: data.into(),
             parameters: Parameters::default(),

@@ -9,10 +9,11 @@ use crate::proto::inference::model_infer_request::{InferInputTensor, InferReques
 use crate::proto::inference::model_infer_response::InferOutputTensor;
 use crate::proto::inference::{InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse};
 use crate::{
-    Datatype, InferRequest, InferResponse, MAX_PARAMETERS, MAX_TENSORS, Parameter, Parameters, RequestedOutput,
+    InferRequest, InferResponse, MAX_PARAMETERS, MAX_TENSORS, Parameter, Parameters, RequestedOutput,
     SharedMemoryRef, WireError, WireTensor,
 };
 use bytes::Bytes;
+use ripieno_model::DataType;
 use prost::Message;
 use std::collections::HashMap;
 
@@ -64,7 +65,7 @@ pub fn parse_infer(message: ModelInferRequest) -> Result<InferRequest, WireError
 
 fn tensor(input: InferInputTensor, raw: &mut impl Iterator<Item = Bytes>) -> Result<WireTensor, WireError> {
     let InferInputTensor { name, datatype, shape, parameters: options, contents } = input;
-    let datatype = Datatype::parse(&datatype, &name)?;
+    let datatype = crate::datatype::parse(&datatype, &name)?;
     let parameters = parameters(options)?;
     let place = SharedMemoryRef::from_parameters(&parameters, &name)?;
     let raw = if place.is_some() { None } else { raw.next() };
@@ -94,7 +95,7 @@ fn tensor(input: InferInputTensor, raw: &mut impl Iterator<Item = Bytes>) -> Res
 /// of elements the shape.
 fn typed_bytes(
     name: &str,
-    datatype: Datatype,
+    datatype: DataType,
     shape: &[i64],
     contents: InferTensorContents,
 ) -> Result<Vec<u8>, WireError> {
@@ -107,37 +108,37 @@ fn typed_bytes(
     }
     let c = contents;
     match datatype {
-        Datatype::Bool => Ok(c.bool_contents.into_iter().map(u8::from).collect()),
-        Datatype::Uint8 => narrow(name, datatype, c.uint_contents, |v| u8::try_from(v).ok().map(u8::to_le_bytes)),
-        Datatype::Uint16 => narrow(name, datatype, c.uint_contents, |v| u16::try_from(v).ok().map(u16::to_le_bytes)),
-        Datatype::Int8 => narrow(name, datatype, c.int_contents, |v| i8::try_from(v).ok().map(i8::to_le_bytes)),
-        Datatype::Int16 => narrow(name, datatype, c.int_contents, |v| i16::try_from(v).ok().map(i16::to_le_bytes)),
-        Datatype::Uint32 => Ok(c.uint_contents.into_iter().flat_map(u32::to_le_bytes).collect()),
-        Datatype::Uint64 => Ok(c.uint64_contents.into_iter().flat_map(u64::to_le_bytes).collect()),
-        Datatype::Int32 => Ok(c.int_contents.into_iter().flat_map(i32::to_le_bytes).collect()),
-        Datatype::Int64 => Ok(c.int64_contents.into_iter().flat_map(i64::to_le_bytes).collect()),
-        Datatype::Fp32 => Ok(c.fp32_contents.into_iter().flat_map(f32::to_le_bytes).collect()),
-        Datatype::Fp64 => Ok(c.fp64_contents.into_iter().flat_map(f64::to_le_bytes).collect()),
-        Datatype::Bytes | Datatype::Fp16 | Datatype::Bf16 => byte_contents(name, &c.bytes_contents),
+        DataType::Bool => Ok(c.bool_contents.into_iter().map(u8::from).collect()),
+        DataType::Uint8 => narrow(name, datatype, c.uint_contents, |v| u8::try_from(v).ok().map(u8::to_le_bytes)),
+        DataType::Uint16 => narrow(name, datatype, c.uint_contents, |v| u16::try_from(v).ok().map(u16::to_le_bytes)),
+        DataType::Int8 => narrow(name, datatype, c.int_contents, |v| i8::try_from(v).ok().map(i8::to_le_bytes)),
+        DataType::Int16 => narrow(name, datatype, c.int_contents, |v| i16::try_from(v).ok().map(i16::to_le_bytes)),
+        DataType::Uint32 => Ok(c.uint_contents.into_iter().flat_map(u32::to_le_bytes).collect()),
+        DataType::Uint64 => Ok(c.uint64_contents.into_iter().flat_map(u64::to_le_bytes).collect()),
+        DataType::Int32 => Ok(c.int_contents.into_iter().flat_map(i32::to_le_bytes).collect()),
+        DataType::Int64 => Ok(c.int64_contents.into_iter().flat_map(i64::to_le_bytes).collect()),
+        DataType::Fp32 => Ok(c.fp32_contents.into_iter().flat_map(f32::to_le_bytes).collect()),
+        DataType::Fp64 => Ok(c.fp64_contents.into_iter().flat_map(f64::to_le_bytes).collect()),
+        DataType::Bytes | DataType::Fp16 | DataType::Bf16 => byte_contents(name, &c.bytes_contents),
     }
 }
 
 /// Returns the name of the field that carries this datatype, and its number of elements.
 fn field_of(
     name: &str,
-    datatype: Datatype,
+    datatype: DataType,
     contents: &InferTensorContents,
 ) -> Result<(&'static str, usize), WireError> {
     Ok(match datatype {
-        Datatype::Bool => ("bool_contents", contents.bool_contents.len()),
-        Datatype::Uint8 | Datatype::Uint16 | Datatype::Uint32 => ("uint_contents", contents.uint_contents.len()),
-        Datatype::Int8 | Datatype::Int16 | Datatype::Int32 => ("int_contents", contents.int_contents.len()),
-        Datatype::Uint64 => ("uint64_contents", contents.uint64_contents.len()),
-        Datatype::Int64 => ("int64_contents", contents.int64_contents.len()),
-        Datatype::Fp32 => ("fp32_contents", contents.fp32_contents.len()),
-        Datatype::Fp64 => ("fp64_contents", contents.fp64_contents.len()),
-        Datatype::Bytes => ("bytes_contents", contents.bytes_contents.len()),
-        Datatype::Fp16 | Datatype::Bf16 => {
+        DataType::Bool => ("bool_contents", contents.bool_contents.len()),
+        DataType::Uint8 | DataType::Uint16 | DataType::Uint32 => ("uint_contents", contents.uint_contents.len()),
+        DataType::Int8 | DataType::Int16 | DataType::Int32 => ("int_contents", contents.int_contents.len()),
+        DataType::Uint64 => ("uint64_contents", contents.uint64_contents.len()),
+        DataType::Int64 => ("int64_contents", contents.int64_contents.len()),
+        DataType::Fp32 => ("fp32_contents", contents.fp32_contents.len()),
+        DataType::Fp64 => ("fp64_contents", contents.fp64_contents.len()),
+        DataType::Bytes => ("bytes_contents", contents.bytes_contents.len()),
+        DataType::Fp16 | DataType::Bf16 => {
             return Err(WireError::new(format!(
                 "input '{name}': {datatype} has no typed contents; use raw_input_contents"
             )));
@@ -147,7 +148,7 @@ fn field_of(
 
 fn narrow<T: Copy + std::fmt::Display, const N: usize>(
     name: &str,
-    datatype: Datatype,
+    datatype: DataType,
     values: Vec<T>,
     bytes: fn(T) -> Option<[u8; N]>,
 ) -> Result<Vec<u8>, WireError> {

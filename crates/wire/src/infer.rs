@@ -1,6 +1,7 @@
 //! An inference request and its response, independent of the protocol that carried them.
 
-use crate::{Datatype, MAX_DIMENSIONS, MAX_ID_BYTES, Parameter, Parameters, WireError};
+use crate::{MAX_DIMENSIONS, MAX_ID_BYTES, Parameter, Parameters, WireError};
+use ripieno_model::DataType;
 use bytes::Bytes;
 
 /// A decoded request, validated as far as possible without knowing the model.
@@ -30,7 +31,7 @@ pub struct WireTensor {
     /// Tensor name.
     pub name: String,
     /// Element type.
-    pub datatype: Datatype,
+    pub datatype: DataType,
     /// Dimensions, none negative.
     pub shape: Vec<i64>,
     /// Elements, little-endian and row-major; BYTES elements carry a 4-byte length each.
@@ -125,7 +126,7 @@ pub struct ResponseTensor {
     /// Tensor name.
     pub name: String,
     /// Element type.
-    pub datatype: Datatype,
+    pub datatype: DataType,
     /// Dimensions.
     pub shape: Vec<i64>,
     /// Elements, encoded as in [`WireTensor::data`].
@@ -166,7 +167,7 @@ pub fn element_count(tensor: &str, shape: &[i64]) -> Result<usize, WireError> {
 }
 
 /// Checks that the size of raw bytes agrees with shape and datatype.
-pub(crate) fn check_bytes(tensor: &str, datatype: Datatype, shape: &[i64], data: &[u8]) -> Result<(), WireError> {
+pub(crate) fn check_bytes(tensor: &str, datatype: DataType, shape: &[i64], data: &[u8]) -> Result<(), WireError> {
     let count = element_count(tensor, shape)?;
     match datatype.size() {
         Some(size) if data.len() == count * size => Ok(()),
@@ -260,13 +261,13 @@ mod tests {
 
     #[test]
     fn bytes_must_agree_with_the_shape() {
-        assert_eq!(check_bytes("x", Datatype::Fp32, &[2], &[0; 8]), Ok(()));
-        let error = check_bytes("x", Datatype::Fp32, &[2], &[0; 7]).unwrap_err();
+        assert_eq!(check_bytes("x", DataType::Fp32, &[2], &[0; 8]), Ok(()));
+        let error = check_bytes("x", DataType::Fp32, &[2], &[0; 7]).unwrap_err();
         assert_eq!(error.0, "input 'x': expected 8 bytes for shape [2] of FP32, got 7");
         let two = [1, 0, 0, 0, b'a', 0, 0, 0, 0];
-        assert_eq!(check_bytes("x", Datatype::Bytes, &[2], &two), Ok(()));
-        assert!(check_bytes("x", Datatype::Bytes, &[1], &two).unwrap_err().0.contains("expected 1 BYTES"));
-        assert!(check_bytes("x", Datatype::Bytes, &[1], &[9, 0, 0, 0, 1]).unwrap_err().0.contains("ends after"));
-        assert!(check_bytes("x", Datatype::Bytes, &[1], &[9, 0]).unwrap_err().0.contains("ends after"));
+        assert_eq!(check_bytes("x", DataType::Bytes, &[2], &two), Ok(()));
+        assert!(check_bytes("x", DataType::Bytes, &[1], &two).unwrap_err().0.contains("expected 1 BYTES"));
+        assert!(check_bytes("x", DataType::Bytes, &[1], &[9, 0, 0, 0, 1]).unwrap_err().0.contains("ends after"));
+        assert!(check_bytes("x", DataType::Bytes, &[1], &[9, 0]).unwrap_err().0.contains("ends after"));
     }
 }

@@ -15,7 +15,6 @@ pub mod json;
 mod parameter;
 pub mod pbtxt;
 
-pub use datatype::Datatype;
 pub use error::WireError;
 pub use infer::{
     InferRequest, InferResponse, OutputEncoding, RequestedOutput, ResponseTensor, SharedMemoryRef, WireTensor,

@@ -2,7 +2,8 @@
 
 use bytes::Bytes;
 use ripieno_wire::json::{self, InputShape};
-use ripieno_wire::{Datatype, grpc};
+use ripieno_model::DataType;
+use ripieno_wire::grpc;
 
 const COUNT: usize = 20_000;
 
@@ -56,7 +57,7 @@ fn json_stays_within_the_bound() {
 
 #[test]
 fn generate_stays_within_the_bound() {
-    let shapes = [("a", Datatype::Int64, 2), ("b", Datatype::Bytes, 3), ("c", Datatype::Fp64, 1)];
+    let shapes = [("a", DataType::Int64, 2), ("b", DataType::Bytes, 3), ("c", DataType::Fp64, 1)];
     let inputs = shapes.map(|(name, datatype, rank)| InputShape { name, datatype, rank });
     let texts = [
         format!(r#"{{"a":[{}]}}"#, repeated("1,")),

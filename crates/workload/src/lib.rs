@@ -13,7 +13,6 @@ mod mix;
 mod random;
 pub mod trace;
 mod trees;
-pub mod zoo;
 
 pub use arrival::{ArrivalError, ArrivalProcess, Arrivals};
 pub use changing::{ChangingArrivals, Rates};

@@ -5,7 +5,7 @@ use super::source::{Source, lines_with};
 use serde_json::Value;
 
 /// A crate of the workspace, without the prefix `ripieno-`, and those it may depend on. Arrows only point down.
-const EDGES: [(&str, &[&str]); 19] = [
+const EDGES: [(&str, &[&str]); 20] = [
     ("base", &[]),
     ("model", &["base"]),
     ("sched", &["base", "model"]),
@@ -15,13 +15,14 @@ const EDGES: [(&str, &[&str]); 19] = [
     ("onnx", &["base", "model"]),
     ("executor", &["base", "model", "onnx"]),
     ("runtime", &["base", "model", "sched", "executor", "report"]),
-    ("wire", &[]),
+    ("wire", &["model"]),
     ("text", &["model"]),
-    ("repository", &["base", "model", "workload", "onnx", "executor", "runtime", "wire", "text"]),
+    ("repository", &["base", "model", "onnx", "executor", "runtime", "wire", "text"]),
     ("server", &["base", "model", "executor", "runtime", "repository", "wire", "text", "report"]),
-    ("cluster", &["base", "model", "executor", "runtime", "wire", "report"]),
-    ("bench", &["base", "model", "executor", "wire", "report", "workload"]),
-    ("reproduce", &["base", "model", "sched", "workload", "report", "sim", "onnx", "cluster"]),
+    ("planner", &["base", "model"]),
+    ("cluster", &["base", "model", "executor", "runtime"]),
+    ("bench", &["base", "model", "wire", "report", "workload"]),
+    ("reproduce", &["base", "model", "sched", "workload", "report", "sim", "onnx", "planner"]),
     (
         "cli",
         &[
@@ -36,6 +37,7 @@ const EDGES: [(&str, &[&str]); 19] = [
             "runtime",
             "repository",
             "server",
+            "planner",
             "cluster",
             "bench",
             "reproduce",

@@ -1,16 +1,16 @@
-//! A model between the repository of a backend and the registries of schedulers and frontends.
+//! Conversion of models between the repository of a backend and the registries of schedulers and
+//! frontends.
 
 use ripieno_base::ModelId;
 use ripieno_cluster::{ModelDescription, TensorDescription};
-use ripieno_executor::InputLengths;
-use ripieno_model::TensorSpec;
+use ripieno_model::{InputLengths, TensorSpec};
 use ripieno_repository::labels::Labels;
 use ripieno_repository::registry::{ModelRegistry, ModelState, ServedEntry};
 use ripieno_repository::slo::{Slo, SloOrigin};
 use ripieno_runtime::ServedModel;
 use std::sync::Arc;
 
-/// What is told of a model.
+/// Returns the description of a model.
 pub(super) fn describe(entry: &ServedEntry, served: &ServedModel) -> ModelDescription {
     let specs = |specs: &[TensorSpec]| specs.iter().map(TensorDescription::of).collect();
     let labels = entry.labels.iter().map(|(output, of)| (output.clone(), (of.file.clone(), of.names.clone())));
@@ -31,7 +31,7 @@ pub(super) fn describe(entry: &ServedEntry, served: &ServedModel) -> ModelDescri
     }
 }
 
-/// Has a registry answer for these models, and no others. Those that are as they were stay.
+/// Sets the models of a registry. Unchanged ones stay.
 pub(super) fn register(registry: &ModelRegistry, models: &[(ModelId, ModelDescription)]) {
     for old in registry.ready_entries() {
         if !models.iter().any(|(_, model)| (&model.name, &model.version) == (&old.name, &old.version)) {

@@ -112,9 +112,9 @@ fn anywhere() -> SocketAddr {
 
 /// Ends each request as it arrives.
 fn echo() -> Outcome<()> {
-    let door = Tcp.listen(anywhere())?;
-    println!("{}", door.address());
-    while let Some(stream) = door.accept()? {
+    let listener = Tcp.listen(anywhere())?;
+    println!("{}", listener.address());
+    while let Some(stream) = listener.accept()? {
         accept_handshake(&*stream, Handshake::new(Role::Scheduler, 1), &[Role::Frontend])?;
         let link = PeerLink::start(Arc::clone(&stream), LinkBounds::CONTROL, "echo")?;
         let mut reader = MessageReader::new(stream, PeerLink::MAX_SILENCE);

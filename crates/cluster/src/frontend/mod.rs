@@ -76,14 +76,14 @@ impl Frontend {
     /// Connects to the schedulers, retrying until it succeeds, and listens for backends.
     pub fn start(transport: Arc<dyn Transport>, config: FrontendConfig, on_models: OnModels) -> io::Result<Frontend> {
         let FrontendConfig { schedulers, data, advertised, max_live } = config;
-        let door = transport.listen(data)?;
-        let own = door.address();
+        let listener = transport.listen(data)?;
+        let own = listener.address();
         let by_itself = || if own.ip().is_unspecified() { format!(":{}", own.port()) } else { own.to_string() };
         let shared = Arc::new(FrontendShared {
             transport,
             id: (random_id() >> 32) as u32,
             advertised: advertised.unwrap_or_else(by_itself),
-            listener: door,
+            listener,
             table: Mutex::new(RequestTable::new(max_live)),
             models: RwLock::default(),
             on_models,

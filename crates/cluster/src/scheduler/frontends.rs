@@ -36,12 +36,12 @@ pub(super) struct FrontendPeer {
 /// The requests of a frontend that are in flight.
 #[derive(Default)]
 struct FrontendRequests {
-    by_number: HashMap<u64, RequestState, foldhash::fast::RandomState>,
+    by_number: HashMap<u64, SubmittedRequest, foldhash::fast::RandomState>,
     /// Number of requests that the engine does not have.
     parked: usize,
 }
 
-enum RequestState {
+enum SubmittedRequest {
     /// Received, and not yet submitted to the engine.
     Parked(Box<RequestHeader>, Instant),
     /// Submitted to the engine.
@@ -49,9 +49,9 @@ enum RequestState {
 }
 
 impl FrontendRequests {
-    fn remove(&mut self, request: u64) -> Option<RequestState> {
+    fn remove(&mut self, request: u64) -> Option<SubmittedRequest> {
         let place = self.by_number.remove(&request)?;
-        self.parked -= usize::from(matches!(place, RequestState::Parked(..)));
+        self.parked -= usize::from(matches!(place, SubmittedRequest::Parked(..)));
         Some(place)
     }
 }
@@ -80,9 +80,9 @@ impl SchedulerShared {
         let ended = self.serve_messages(&frontend, reader);
         self.unregister_frontend(&frontend);
         // The frontend is gone, so no client waits for them.
-        let left: Vec<RequestState> = frontend.requests.lock().by_number.drain().map(|(_, place)| place).collect();
+        let left: Vec<SubmittedRequest> = frontend.requests.lock().by_number.drain().map(|(_, place)| place).collect();
         for state in &left {
-            if let RequestState::Ticket(ticket) = state {
+            if let SubmittedRequest::Ticket(ticket) = state {
                 ticket.cancel();
             }
         }
@@ -154,7 +154,7 @@ impl SchedulerShared {
             frontend.link.send(&Message::RequestEnd(RequestEnd { request, answer: Err(Failure::Refused(refused)) }));
             return Ok(());
         }
-        place.insert(RequestState::Parked(Box::new(ask), Instant::now()));
+        place.insert(SubmittedRequest::Parked(Box::new(ask), Instant::now()));
         places.parked += 1;
         drop(places);
         let id = RequestId { frontend: ProcessId(u64::from(frontend.id)), number: request };
@@ -172,8 +172,8 @@ impl SchedulerShared {
     fn cancel_request(&self, frontend: &FrontendPeer, request: u64) {
         let mut places = frontend.requests.lock();
         match places.by_number.get(&request) {
-            Some(RequestState::Ticket(ticket)) => ticket.cancel(),
-            Some(RequestState::Parked(..)) => {
+            Some(SubmittedRequest::Ticket(ticket)) => ticket.cancel(),
+            Some(SubmittedRequest::Parked(..)) => {
                 places.remove(request);
                 drop(places);
                 let id = RequestId { frontend: ProcessId(u64::from(frontend.id)), number: request };
@@ -221,7 +221,7 @@ impl SubmitBatch {
         };
         // With the lock held, so that the result always finds the request's state.
         match submit_to_engine(served, frontend, ask, Duration::ZERO) {
-            Ok(ticket) => drop(place.insert(RequestState::Ticket(ticket))),
+            Ok(ticket) => drop(place.insert(SubmittedRequest::Ticket(ticket))),
             Err(refused) => {
                 frontend.link.send(&Message::RequestEnd(RequestEnd { request, answer: Err(Failure::Refused(refused)) }))
             }
@@ -250,7 +250,7 @@ impl Drop for SubmitBatch {
 }
 
 /// Returns the entry of a request that must not exist yet.
-fn vacant(places: &mut FrontendRequests, request: u64) -> Result<VacantEntry<'_, u64, RequestState>, DecodeError> {
+fn vacant(places: &mut FrontendRequests, request: u64) -> Result<VacantEntry<'_, u64, SubmittedRequest>, DecodeError> {
     match places.by_number.entry(request) {
         Entry::Vacant(place) => Ok(place),
         Entry::Occupied(_) => Err(DecodeError(format!("request {request} comes a second time"))),
@@ -261,12 +261,12 @@ fn vacant(places: &mut FrontendRequests, request: u64) -> Result<VacantEntry<'_,
 /// engine already has.
 pub(super) fn admit(served: &ServedModels, frontend: &Arc<FrontendPeer>, request: u64) {
     let mut places = frontend.requests.lock();
-    if !matches!(places.by_number.get(&request), Some(RequestState::Parked(..))) {
+    if !matches!(places.by_number.get(&request), Some(SubmittedRequest::Parked(..))) {
         return;
     }
-    let Some(RequestState::Parked(ask, came)) = places.remove(request) else { return };
+    let Some(SubmittedRequest::Parked(ask, came)) = places.remove(request) else { return };
     match submit_to_engine(served, frontend, *ask, came.elapsed()) {
-        Ok(ticket) => drop(places.by_number.insert(request, RequestState::Ticket(ticket))),
+        Ok(ticket) => drop(places.by_number.insert(request, SubmittedRequest::Ticket(ticket))),
         Err(refused) => {
             frontend.link.send(&Message::RequestEnd(RequestEnd { request, answer: Err(Failure::Refused(refused)) }))
         }

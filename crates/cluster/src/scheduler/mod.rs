@@ -119,8 +119,10 @@ impl ClusterScheduler {
             closed: AtomicBool::new(false),
         });
         shared.start_election(store)?;
-        let (door, takes) = (Arc::clone(&listener), Arc::clone(&shared));
-        thread::Builder::new().name("scheduler-accept".to_owned()).spawn(move || takes.accept_connections(&*door))?;
+        let (accepting, owner) = (Arc::clone(&listener), Arc::clone(&shared));
+        thread::Builder::new()
+            .name("scheduler-accept".to_owned())
+            .spawn(move || owner.accept_connections(&*accepting))?;
         for address in schedulers {
             Arc::clone(&shared).listen_to(Arc::clone(&transport), address)?;
         }
@@ -168,9 +170,9 @@ impl Drop for ClusterScheduler {
 }
 
 impl SchedulerShared {
-    fn accept_connections(self: Arc<SchedulerShared>, door: &dyn Listener) {
+    fn accept_connections(self: Arc<SchedulerShared>, listener: &dyn Listener) {
         loop {
-            match door.accept() {
+            match listener.accept() {
                 Ok(Some(stream)) => self.spawn_connection(stream),
                 Ok(None) => return,
                 Err(error) => {

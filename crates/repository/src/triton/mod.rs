@@ -17,7 +17,6 @@ use super::ensemble::EnsembleStep;
 use super::model_files::ModelFiles;
 use ripieno_executor::LoadedModel;
 use ripieno_model::{DataType, TensorSpec};
-use ripieno_wire::Datatype;
 use ripieno_wire::pbtxt::{self, ConfigText, MAX_TEXT};
 use ripieno_wire::proto::inference::model_config::SchedulingChoice;
 use ripieno_wire::proto::inference::model_ensembling::Step;
@@ -283,9 +282,7 @@ fn check_reshape(spec: &TensorSpec, reshape: &Reshape, batched: bool) -> Result<
 
 /// Returns the datatype; `None` if it is unset or unsupported.
 fn model_type(datatype: inference::DataType) -> Option<DataType> {
-    DataType::ALL.into_iter().find(|known| {
-        Datatype::from_name(known.name()).is_some_and(|known| known.config_name() == datatype.as_str_name())
-    })
+    DataType::ALL.into_iter().find(|known| known.config_name() == datatype.as_str_name())
 }
 
 /// Shortens file content for a log line and escapes control characters.

@@ -2,7 +2,7 @@
 
 use super::SOURCE;
 use super::workload::{axis, case, deferred_window, lines, resnets};
-use crate::case::{NetworkDelay, ScenarioCase};
+use crate::case::{CaseNetwork, ScenarioCase};
 use crate::context::{ReproduceContext, Spread};
 use crate::item::{ExperimentItem, ItemReport, ResultRow};
 use ripieno_report::number;
@@ -31,8 +31,8 @@ fn run(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
         delays
     };
     let (rdma, tcp) = (with_zero(rdma), with_zero(tcp));
-    let fixed = rdma.iter().chain(&tcp).map(|&delay| Some(NetworkDelay::FixedUs(delay)));
-    let drawn = ["rdma", "tcp"].map(|name| Some(NetworkDelay::Transport(name)));
+    let fixed = rdma.iter().chain(&tcp).map(|&delay| Some(CaseNetwork::FixedUs(delay)));
+    let drawn = ["rdma", "tcp"].map(|name| Some(CaseNetwork::Transport(name)));
     let networks: Vec<_> = fixed.chain(drawn).collect();
     let requests = context.requests(REQUESTS);
     let of = |slo_ms: f64| {

@@ -1,5 +1,5 @@
 use super::workload::{case, deferred_window, from_zoo, load, resnets, zoo};
-use crate::case::{CaseLoad, NetworkDelay, ScenarioCase};
+use crate::case::{CaseLoad, CaseNetwork, ScenarioCase};
 use std::path::Path;
 
 /// Checks that a committed scenario file equals the experiment's, comments aside.
@@ -31,9 +31,7 @@ fn scenario_files_are_those_of_the_experiments() {
     let zipf = (1..).zip(resnets(20, 25.0)).map(popular).collect();
     let bursty = ScenarioCase { warmup: 0.25, ..case(&deferred, 32, zipf, 200_000) };
     check("figure11-zipf-bursty.toml", &at(14_000.0, bursty));
-    let slow = ScenarioCase {
-        network: Some(NetworkDelay::FixedUs(3034.0)),
-        ..case(&deferred, 32, resnets(20, 25.0), 200_000)
-    };
+    let slow =
+        ScenarioCase { network: Some(CaseNetwork::FixedUs(3034.0)), ..case(&deferred, 32, resnets(20, 25.0), 200_000) };
     check("figure14-tcp.toml", &at(15_000.0, slow));
 }

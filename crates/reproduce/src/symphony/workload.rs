@@ -2,8 +2,8 @@
 
 use crate::case::{CaseLoad, Contender, ScenarioCase};
 use anyhow::Context as _;
+use ripieno_model::zoo::{ZooDevice, ZooModel};
 use ripieno_report::plot::{Content, Look, Panel, PlotAxis, Series};
-use ripieno_workload::zoo::{ZooDevice, ZooModel};
 
 /// Returns a model with Poisson arrivals and an equal share.
 pub(super) fn load(name: impl Into<String>, alpha_ms: f64, beta_ms: f64, slo_ms: f64) -> CaseLoad {

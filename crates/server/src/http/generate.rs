@@ -9,7 +9,6 @@ use super::path::ModelTarget;
 use super::send::CallConnection;
 use super::{HttpAnswer, body, reply, send};
 use crate::access::caller_of;
-use crate::check::wire_datatype;
 use crate::decoded;
 use crate::infer::{InferCall, Inferred, delivered, infer};
 use crate::problem::{Problem, ProblemKind};
@@ -152,7 +151,7 @@ async fn read(
 
 fn parse(entry: &ServedEntry, version: &str, body: &[u8]) -> Result<InferRequest, WireError> {
     let shape =
-        |spec: &ripieno_model::TensorSpec| (spec.name.clone(), wire_datatype(spec.datatype), entry.shape(spec).len());
+        |spec: &ripieno_model::TensorSpec| (spec.name.clone(), spec.datatype, entry.shape(spec).len());
     let shapes: Vec<_> = entry.inputs.iter().map(shape).collect();
     let inputs: Vec<InputShape<'_>> =
         shapes.iter().map(|(name, datatype, rank)| InputShape { name, datatype: *datatype, rank: *rank }).collect();

@@ -1,5 +1,6 @@
 use super::*;
 use crate::{OutputEncoding, ResponseTensor, proto::inference::InferTensorContents};
+use ripieno_model::DataType;
 use proptest::prelude::*;
 
 fn request(datatype: &str, shape: &[i64], contents: Option<InferTensorContents>, raw: &[&[u8]]) -> ModelInferRequest {
@@ -63,7 +64,7 @@ fn responses_go_raw() {
     let data = Bytes::from_static(&[1, 2, 3, 4]);
     let output = ResponseTensor {
         name: "y".into(),
-        datatype: Datatype::Fp32,
+        datatype: DataType::Fp32,
         shape: vec![1],
         data: data.clone(),
         encoding: OutputEncoding::Binary,

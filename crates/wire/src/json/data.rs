@@ -5,12 +5,13 @@
 //! `serde_json::Value` or `f64` would take several times the memory, and would round FP32 twice.
 
 use crate::infer::push_byte_element;
-use crate::{Datatype, MAX_DEPTH, WireError};
+use ripieno_model::DataType;
+use crate::{MAX_DEPTH, WireError};
 use std::str::FromStr;
 
 /// Returns the bytes of the data in `text`, which must be an array of `count` elements, evenly
 /// nested to any depth.
-pub(super) fn parse(tensor: &str, datatype: Datatype, count: usize, text: &str) -> Result<Vec<u8>, WireError> {
+pub(super) fn parse(tensor: &str, datatype: DataType, count: usize, text: &str) -> Result<Vec<u8>, WireError> {
     if !text.starts_with('[') {
         return Err(error(tensor, "data must be an array"));
     }
@@ -40,7 +41,7 @@ struct OpenArray {
 
 struct DataParser<'a> {
     tensor: &'a str,
-    datatype: Datatype,
+    datatype: DataType,
     count: usize,
     found: usize,
     data: Vec<u8>,
@@ -106,25 +107,25 @@ impl DataParser<'_> {
             return Err(error(self.tensor, format!("more than the {} elements of its shape", self.count)));
         }
         match self.datatype {
-            Datatype::Bool => self.bool(token)?,
-            Datatype::Uint8 => self.integer::<u8, 1>(token, u8::to_le_bytes)?,
-            Datatype::Uint16 => self.integer::<u16, 2>(token, u16::to_le_bytes)?,
-            Datatype::Uint32 => self.integer::<u32, 4>(token, u32::to_le_bytes)?,
-            Datatype::Uint64 => self.integer::<u64, 8>(token, u64::to_le_bytes)?,
-            Datatype::Int8 => self.integer::<i8, 1>(token, i8::to_le_bytes)?,
-            Datatype::Int16 => self.integer::<i16, 2>(token, i16::to_le_bytes)?,
-            Datatype::Int32 => self.integer::<i32, 4>(token, i32::to_le_bytes)?,
-            Datatype::Int64 => self.integer::<i64, 8>(token, i64::to_le_bytes)?,
-            Datatype::Fp32 => {
+            DataType::Bool => self.bool(token)?,
+            DataType::Uint8 => self.integer::<u8, 1>(token, u8::to_le_bytes)?,
+            DataType::Uint16 => self.integer::<u16, 2>(token, u16::to_le_bytes)?,
+            DataType::Uint32 => self.integer::<u32, 4>(token, u32::to_le_bytes)?,
+            DataType::Uint64 => self.integer::<u64, 8>(token, u64::to_le_bytes)?,
+            DataType::Int8 => self.integer::<i8, 1>(token, i8::to_le_bytes)?,
+            DataType::Int16 => self.integer::<i16, 2>(token, i16::to_le_bytes)?,
+            DataType::Int32 => self.integer::<i32, 4>(token, i32::to_le_bytes)?,
+            DataType::Int64 => self.integer::<i64, 8>(token, i64::to_le_bytes)?,
+            DataType::Fp32 => {
                 let value = token.parse().ok().filter(|value: &f32| is_number(token) && value.is_finite());
                 self.push(value.map(f32::to_le_bytes), token)?;
             }
-            Datatype::Fp64 => {
+            DataType::Fp64 => {
                 let value = token.parse().ok().filter(|value: &f64| is_number(token) && value.is_finite());
                 self.push(value.map(f64::to_le_bytes), token)?;
             }
-            Datatype::Bytes => self.string(token)?,
-            Datatype::Fp16 | Datatype::Bf16 => {
+            DataType::Bytes => self.string(token)?,
+            DataType::Fp16 | DataType::Bf16 => {
                 return Err(error(
                     self.tensor,
                     format!("{} has no JSON form; send it as binary data (parameter binary_data_size)", self.datatype),
@@ -195,18 +196,18 @@ fn token_length(bytes: &[u8]) -> usize {
     bytes.len()
 }
 
-fn expected_value(datatype: Datatype) -> String {
+fn expected_value(datatype: DataType) -> String {
     let range = match datatype {
-        Datatype::Bool => return "a BOOL: true or false".to_owned(),
-        Datatype::Bytes => return "a BYTES element: a string".to_owned(),
-        Datatype::Fp32 | Datatype::Fp64 => return format!("a finite number in the range of {datatype}"),
-        Datatype::Uint8 => (0, u64::from(u8::MAX)),
-        Datatype::Uint16 => (0, u64::from(u16::MAX)),
-        Datatype::Uint32 => (0, u64::from(u32::MAX)),
-        Datatype::Uint64 => (0, u64::MAX),
-        Datatype::Int8 => (i64::from(i8::MIN), i8::MAX as u64),
-        Datatype::Int16 => (i64::from(i16::MIN), i16::MAX as u64),
-        Datatype::Int32 => (i64::from(i32::MIN), i32::MAX as u64),
+        DataType::Bool => return "a BOOL: true or false".to_owned(),
+        DataType::Bytes => return "a BYTES element: a string".to_owned(),
+        DataType::Fp32 | DataType::Fp64 => return format!("a finite number in the range of {datatype}"),
+        DataType::Uint8 => (0, u64::from(u8::MAX)),
+        DataType::Uint16 => (0, u64::from(u16::MAX)),
+        DataType::Uint32 => (0, u64::from(u32::MAX)),
+        DataType::Uint64 => (0, u64::MAX),
+        DataType::Int8 => (i64::from(i8::MIN), i8::MAX as u64),
+        DataType::Int16 => (i64::from(i16::MIN), i16::MAX as u64),
+        DataType::Int32 => (i64::from(i32::MIN), i32::MAX as u64),
         _ => (i64::MIN, i64::MAX as u64),
     };
     format!("an integer in the range of {datatype}, {} to {}", range.0, range.1)

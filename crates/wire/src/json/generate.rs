@@ -8,7 +8,8 @@
 use super::data;
 use super::response;
 use crate::infer::element_count;
-use crate::{Datatype, InferRequest, InferResponse, MAX_DIMENSIONS, MAX_TENSORS, Parameters, WireError, WireTensor};
+use ripieno_model::DataType;
+use crate::{InferRequest, InferResponse, MAX_DIMENSIONS, MAX_TENSORS, Parameters, WireError, WireTensor};
 use bytes::Bytes;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -21,7 +22,7 @@ pub struct InputShape<'a> {
     /// Name of the input, a key of the request.
     pub name: &'a str,
     /// Element type.
-    pub datatype: Datatype,
+    pub datatype: DataType,
     /// Number of dimensions, including the batch.
     pub rank: usize,
 }
@@ -203,8 +204,8 @@ mod tests {
     use crate::{Parameter, ResponseTensor};
 
     const INPUTS: [InputShape<'static>; 2] = [
-        InputShape { name: "tokens", datatype: Datatype::Int64, rank: 2 },
-        InputShape { name: "children", datatype: Datatype::Int32, rank: 3 },
+        InputShape { name: "tokens", datatype: DataType::Int64, rank: 2 },
+        InputShape { name: "children", datatype: DataType::Int32, rank: 3 },
     ];
 
     fn parse(body: &str) -> Result<InferRequest, WireError> {
@@ -264,10 +265,10 @@ mod tests {
             version: "1".into(),
             id: "a\nb".into(),
             outputs: vec![
-                output("x", Datatype::Uint8, &[1, 1], &[7]),
-                output("y", Datatype::Uint8, &[1, 2], &[1, 2]),
-                output("z", Datatype::Uint8, &[1, 0], &[]),
-                output("w", Datatype::Bytes, &[1], &[2, 0, 0, 0, b'h', b'i']),
+                output("x", DataType::Uint8, &[1, 1], &[7]),
+                output("y", DataType::Uint8, &[1, 2], &[1, 2]),
+                output("z", DataType::Uint8, &[1, 0], &[]),
+                output("w", DataType::Bytes, &[1], &[2, 0, 0, 0, b'h', b'i']),
             ],
             ..InferResponse::default()
         };

@@ -5,7 +5,7 @@ use super::bounded::Bounded;
 use super::data;
 use crate::infer::{check_bytes, element_count};
 use crate::{
-    Datatype, InferRequest, MAX_DIMENSIONS, MAX_TENSORS, Parameter, Parameters, RequestedOutput, SharedMemoryRef,
+    InferRequest, MAX_DIMENSIONS, MAX_TENSORS, Parameter, Parameters, RequestedOutput, SharedMemoryRef,
     WireError, WireTensor,
 };
 use bytes::Bytes;
@@ -87,7 +87,7 @@ pub fn parse_infer(
 
 fn tensor(input: JsonInput<'_>, binary: &mut Bytes) -> Result<WireTensor, WireError> {
     let JsonInput { name, shape, datatype, parameters, data } = input;
-    let datatype = Datatype::parse(&datatype, &name)?;
+    let datatype = crate::datatype::parse(&datatype, &name)?;
     let (shape, place) = (shape.0, SharedMemoryRef::from_parameters(&parameters, &name)?);
     let mut is_slice = false;
     let data = match (data, parameters.get("binary_data_size")) {

@@ -1,7 +1,8 @@
 //! Response of `POST …/infer`: JSON, followed by the data of the binary outputs.
 
 use crate::infer::byte_elements;
-use crate::{Datatype, InferResponse, OutputEncoding, ResponseTensor, WireError};
+use ripieno_model::DataType;
+use crate::{InferResponse, OutputEncoding, ResponseTensor, WireError};
 use serde::Serialize;
 
 /// An encoded response body.
@@ -91,19 +92,19 @@ pub(super) fn elements(body: &mut Vec<u8>, output: &ResponseTensor) -> Result<()
 fn data(body: &mut Vec<u8>, output: &ResponseTensor) -> Result<(), WireError> {
     let bytes = &output.data;
     match output.datatype {
-        Datatype::Bool => numbers(body, bytes, |[byte]: [u8; 1]| byte != 0),
-        Datatype::Uint8 => numbers(body, bytes, u8::from_le_bytes),
-        Datatype::Uint16 => numbers(body, bytes, u16::from_le_bytes),
-        Datatype::Uint32 => numbers(body, bytes, u32::from_le_bytes),
-        Datatype::Uint64 => numbers(body, bytes, u64::from_le_bytes),
-        Datatype::Int8 => numbers(body, bytes, i8::from_le_bytes),
-        Datatype::Int16 => numbers(body, bytes, i16::from_le_bytes),
-        Datatype::Int32 => numbers(body, bytes, i32::from_le_bytes),
-        Datatype::Int64 => numbers(body, bytes, i64::from_le_bytes),
-        Datatype::Fp32 => numbers(body, bytes, f32::from_le_bytes),
-        Datatype::Fp64 => numbers(body, bytes, f64::from_le_bytes),
-        Datatype::Bytes => return strings(body, output),
-        Datatype::Fp16 | Datatype::Bf16 => return Err(ask_for_binary(output, "its datatype has no JSON form")),
+        DataType::Bool => numbers(body, bytes, |[byte]: [u8; 1]| byte != 0),
+        DataType::Uint8 => numbers(body, bytes, u8::from_le_bytes),
+        DataType::Uint16 => numbers(body, bytes, u16::from_le_bytes),
+        DataType::Uint32 => numbers(body, bytes, u32::from_le_bytes),
+        DataType::Uint64 => numbers(body, bytes, u64::from_le_bytes),
+        DataType::Int8 => numbers(body, bytes, i8::from_le_bytes),
+        DataType::Int16 => numbers(body, bytes, i16::from_le_bytes),
+        DataType::Int32 => numbers(body, bytes, i32::from_le_bytes),
+        DataType::Int64 => numbers(body, bytes, i64::from_le_bytes),
+        DataType::Fp32 => numbers(body, bytes, f32::from_le_bytes),
+        DataType::Fp64 => numbers(body, bytes, f64::from_le_bytes),
+        DataType::Bytes => return strings(body, output),
+        DataType::Fp16 | DataType::Bf16 => return Err(ask_for_binary(output, "its datatype has no JSON form")),
     }
     Ok(())
 }

@@ -4,7 +4,8 @@
 //! multiplies the size: "1," is two bytes of text and eight as an INT64; a parameter of six bytes
 //! becomes a map entry.
 
-use crate::{Datatype, InferResponse, OutputEncoding};
+use crate::{InferResponse, OutputEncoding};
+use ripieno_model::DataType;
 
 /// Maximum bytes of a decoded number.
 const NUMBER_BYTES: usize = 8;
@@ -36,23 +37,23 @@ pub fn encoded_size(response: &InferResponse) -> usize {
 }
 
 /// Returns an upper bound on the characters, including commas, of `bytes` of tensor data as JSON.
-pub fn text_size(datatype: Datatype, bytes: usize) -> usize {
+pub fn text_size(datatype: DataType, bytes: usize) -> usize {
     // The longest elements: "false,", "-128,", "-1.17549435e-38,", …
     let longest = match datatype {
-        Datatype::Bool => 6,
-        Datatype::Uint8 => 4,
-        Datatype::Int8 => 5,
-        Datatype::Uint16 => 6,
-        Datatype::Int16 => 7,
-        Datatype::Uint32 => 11,
-        Datatype::Int32 => 12,
-        Datatype::Uint64 | Datatype::Int64 => 21,
-        Datatype::Fp32 => 16,
-        Datatype::Fp64 => 26,
+        DataType::Bool => 6,
+        DataType::Uint8 => 4,
+        DataType::Int8 => 5,
+        DataType::Uint16 => 6,
+        DataType::Int16 => 7,
+        DataType::Uint32 => 11,
+        DataType::Int32 => 12,
+        DataType::Uint64 | DataType::Int64 => 21,
+        DataType::Fp32 => 16,
+        DataType::Fp64 => 26,
         // A byte may become six characters; the bytes of the element's length prefix cover the
         // quotes and the comma.
-        Datatype::Bytes => return bytes.saturating_mul(6),
-        Datatype::Fp16 | Datatype::Bf16 => return 0,
+        DataType::Bytes => return bytes.saturating_mul(6),
+        DataType::Fp16 | DataType::Bf16 => return 0,
     };
     (bytes / datatype.size().unwrap_or(1)).saturating_mul(longest)
 }
@@ -66,19 +67,19 @@ mod tests {
 
     #[test]
     fn the_longest_texts_of_every_datatype_fit() {
-        let cases: [(Datatype, Vec<u8>); 12] = [
-            (Datatype::Bool, vec![0]),
-            (Datatype::Uint8, vec![255]),
-            (Datatype::Int8, vec![0x80]),
-            (Datatype::Uint16, u16::MAX.to_le_bytes().to_vec()),
-            (Datatype::Int16, i16::MIN.to_le_bytes().to_vec()),
-            (Datatype::Uint32, u32::MAX.to_le_bytes().to_vec()),
-            (Datatype::Int32, i32::MIN.to_le_bytes().to_vec()),
-            (Datatype::Uint64, u64::MAX.to_le_bytes().to_vec()),
-            (Datatype::Int64, i64::MIN.to_le_bytes().to_vec()),
-            (Datatype::Fp32, (-f32::MIN_POSITIVE).to_le_bytes().to_vec()),
-            (Datatype::Fp64, (-f64::MIN_POSITIVE).to_le_bytes().to_vec()),
-            (Datatype::Bytes, [&3_u32.to_le_bytes()[..], &[1, 2, 3]].concat()),
+        let cases: [(DataType, Vec<u8>); 12] = [
+            (DataType::Bool, vec![0]),
+            (DataType::Uint8, vec![255]),
+            (DataType::Int8, vec![0x80]),
+            (DataType::Uint16, u16::MAX.to_le_bytes().to_vec()),
+            (DataType::Int16, i16::MIN.to_le_bytes().to_vec()),
+            (DataType::Uint32, u32::MAX.to_le_bytes().to_vec()),
+            (DataType::Int32, i32::MIN.to_le_bytes().to_vec()),
+            (DataType::Uint64, u64::MAX.to_le_bytes().to_vec()),
+            (DataType::Int64, i64::MIN.to_le_bytes().to_vec()),
+            (DataType::Fp32, (-f32::MIN_POSITIVE).to_le_bytes().to_vec()),
+            (DataType::Fp64, (-f64::MIN_POSITIVE).to_le_bytes().to_vec()),
+            (DataType::Bytes, [&3_u32.to_le_bytes()[..], &[1, 2, 3]].concat()),
         ];
         for (datatype, element) in cases {
             let output = ResponseTensor {

@@ -1,5 +1,6 @@
 use super::*;
-use crate::{Datatype, InferRequest, InferResponse, OutputEncoding, ResponseTensor, SharedMemoryRef, WireError};
+use crate::{InferRequest, InferResponse, OutputEncoding, ResponseTensor, SharedMemoryRef, WireError};
+use ripieno_model::DataType;
 use bytes::Bytes;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -163,7 +164,7 @@ fn the_output_flag_beats_the_one_of_the_request() {
     assert_eq!(request.parameters.get("timeout").and_then(|value| value.as_u64()), Some(5));
 }
 
-fn output(datatype: Datatype, data: Vec<u8>, binary: bool) -> ResponseTensor {
+fn output(datatype: DataType, data: Vec<u8>, binary: bool) -> ResponseTensor {
     let form = if binary { OutputEncoding::Binary } else { OutputEncoding::Json };
     ResponseTensor { name: "y".into(), datatype, shape: vec![1, 2], data: Bytes::from(data), encoding: form }
 }
@@ -176,7 +177,7 @@ fn encode(outputs: Vec<ResponseTensor>) -> Result<EncodedResponse, WireError> {
 fn responses_say_what_follows_the_json() {
     let floats = [1.5f32.to_le_bytes(), f32::NAN.to_le_bytes()].concat();
     let mixed =
-        encode(vec![output(Datatype::Fp32, floats.clone(), false), output(Datatype::Fp32, floats.clone(), true)]);
+        encode(vec![output(DataType::Fp32, floats.clone(), false), output(DataType::Fp32, floats.clone(), true)]);
     let EncodedResponse { body, json_length } = mixed.unwrap();
     let (json, tail) = body.split_at(json_length.unwrap());
     assert_eq!(tail, floats);
@@ -185,34 +186,34 @@ fn responses_say_what_follows_the_json() {
     assert!(json["outputs"][0].get("parameters").is_none());
     assert_eq!(json["outputs"][1]["parameters"], json!({"binary_data_size": 8}));
     assert!(json.get("id").is_none());
-    assert_eq!(encode(vec![output(Datatype::Fp32, vec![], false)]).unwrap().json_length, None);
+    assert_eq!(encode(vec![output(DataType::Fp32, vec![], false)]).unwrap().json_length, None);
 }
 
 #[test]
 fn what_json_cannot_say_asks_for_binary() {
     let not_text = vec![1, 0, 0, 0, 0xff];
-    let error = encode(vec![output(Datatype::Bytes, not_text, false)]).unwrap_err().0;
+    let error = encode(vec![output(DataType::Bytes, not_text, false)]).unwrap_err().0;
     assert!(error.contains("element 0 is not UTF-8") && error.contains("{\"binary_data\": true}"), "{error}");
-    assert!(encode(vec![output(Datatype::Fp16, vec![0, 0], false)]).unwrap_err().0.contains("no JSON form"));
+    assert!(encode(vec![output(DataType::Fp16, vec![0, 0], false)]).unwrap_err().0.contains("no JSON form"));
 }
 
 /// Generates the bytes of a tensor of `count` elements, without values that JSON cannot represent.
-fn tensor_data() -> impl Strategy<Value = (Datatype, usize, Vec<u8>)> {
-    let json_types: Vec<Datatype> =
-        Datatype::all().filter(|datatype| !matches!(datatype, Datatype::Fp16 | Datatype::Bf16)).collect();
+fn tensor_data() -> impl Strategy<Value = (DataType, usize, Vec<u8>)> {
+    let json_types: Vec<DataType> =
+        DataType::ALL.into_iter().filter(|datatype| !matches!(datatype, DataType::Fp16 | DataType::Bf16)).collect();
     (proptest::sample::select(json_types), proptest::collection::vec(any::<u64>(), 0..40)).prop_map(
         |(datatype, words)| {
             let element = |word: &u64| match datatype {
-                Datatype::Bool => vec![(*word & 1) as u8],
-                Datatype::Fp32 => {
+                DataType::Bool => vec![(*word & 1) as u8],
+                DataType::Fp32 => {
                     let value = f32::from_bits(*word as u32);
                     (if value.is_finite() { value } else { 0.5 }).to_le_bytes().to_vec()
                 }
-                Datatype::Fp64 => {
+                DataType::Fp64 => {
                     let value = f64::from_bits(*word);
                     (if value.is_finite() { value } else { 0.5 }).to_le_bytes().to_vec()
                 }
-                Datatype::Bytes => {
+                DataType::Bytes => {
                     let text: String =
                         format!("{word:x}\"\\\n\u{1}ä{}", char::from_u32((*word % 0xd800) as u32).unwrap());
                     [(text.len() as u32).to_le_bytes().as_slice(), text.as_bytes()].concat()
@@ -247,7 +248,7 @@ proptest! {
 
     #[test]
     fn half_precision_survives_binary(words in proptest::collection::vec(any::<u16>(), 0..20), brain: bool) {
-        let datatype = if brain { Datatype::Bf16 } else { Datatype::Fp16 };
+        let datatype = if brain { DataType::Bf16 } else { DataType::Fp16 };
         let data: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let mut tensor = output(datatype, data.clone(), true);
         tensor.shape = vec![words.len() as i64];
@@ -273,7 +274,7 @@ proptest! {
 
     #[test]
     fn no_data_text_makes_the_parser_panic(text in r#"[\[\]0-9eE.,"a\\ -]{0,40}"#, count in 0usize..9) {
-        for datatype in Datatype::all() {
+        for datatype in DataType::ALL.into_iter() {
             let _ = data::parse("x", datatype, count, &text);
         }
     }
