@@ -1,5 +1,6 @@
 //! Measures the planner on the workload of Appendix A.2: imbalance and time, then a drift of the
-//! rates and the moves that restore the balance. The tables of docs/guide/capacity.md come from here.
+//! rates and the moves that restore the balance. The tables of docs/guide/capacity.md come from
+//! here.
 //!
 //! `cargo run --release -p ripieno-planner --example partition -- MODELS SUB_CLUSTERS SEEDS`
 

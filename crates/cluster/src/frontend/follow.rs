@@ -147,10 +147,8 @@ impl FrontendShared {
     pub(super) fn answer_all(&self, due: Vec<CompletedRequest>) {
         let scheduler = self.table.lock().scheduler();
         for due in due {
-            if let Some(request) = due.orphaned_id() {
-                if let Some(scheduler) = &scheduler {
-                    scheduler.send(&Message::CancelRequest(request));
-                }
+            if let (Some(request), Some(scheduler)) = (due.orphaned_id(), &scheduler) {
+                scheduler.send(&Message::CancelRequest(request));
             }
             due.answer();
         }

@@ -74,11 +74,8 @@ fn leadership_messages() -> Vec<Message> {
     ]
 }
 
-fn messages() -> Vec<Message> {
-    let text = || "text".to_owned();
-    let tensor =
-        Tensor { name: "x".into(), datatype: DataType::Int8, shape: vec![1, 2], data: Bytes::from_static(b"ab") };
-    let ask = RequestHeader {
+fn request_header() -> RequestHeader {
+    RequestHeader {
         request: u64::MAX,
         model: ModelId(9),
         client: 3,
@@ -88,7 +85,14 @@ fn messages() -> Vec<Message> {
         bytes: u64::MAX,
         left_ns: Some(1),
         sizes: Some([1, 2, 3, u32::MAX]),
-    };
+    }
+}
+
+fn messages() -> Vec<Message> {
+    let text = || "text".to_owned();
+    let tensor =
+        Tensor { name: "x".into(), datatype: DataType::Int8, shape: vec![1, 2], data: Bytes::from_static(b"ab") };
+    let ask = request_header();
     let member = RunMember {
         slot: RequestSlot(4),
         rows: 2,
