@@ -1,5 +1,5 @@
-//! Tells the binary which commit it was built from: what the variable `RIPIENO_COMMIT` says, or git, in a release build. A development
-//! build is not built anew for each commit.
+//! Sets the commit that the binary was built from: the variable `RIPIENO_COMMIT`, or git's answer
+//! in a release build. A development build is not rebuilt for each commit.
 
 use std::process::Command;
 
@@ -12,7 +12,7 @@ fn main() {
     println!("cargo::rustc-env=RIPIENO_BUILT_FROM={}", commit.as_deref().unwrap_or("development build"));
 }
 
-/// None outside of a git repository, as in a source archive.
+/// Returns the commit; none outside of a git repository, as in a source archive.
 fn from_git() -> Option<String> {
     let head = git(&["rev-parse", "--git-path", "HEAD"])?;
     println!("cargo::rerun-if-changed={head}");

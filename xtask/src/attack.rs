@@ -1,15 +1,16 @@
-//! `cargo xtask attack`: builds the server, and has `tests/attack` do to it what a hostile client or model would.
+//! `cargo xtask attack`: builds the server, and has `tests/attack` do to it what a hostile client
+//! or model would.
 //!
-//! The attacks are Python, because the clients that a server meets are: the stock ones are installed anyway, and what
-//! they cannot be made to do is a socket and a few bytes.
+//! The attacks are Python, because the clients that a server meets are: the stock ones are
+//! installed anyway, and what they cannot be made to do is a socket and a few bytes.
 
 use crate::python::{CLIENTS, Environment};
 use crate::steps::{cargo, step};
 use anyhow::{Context, Result, bail};
 use std::process::Command;
 
-/// Attacks the release server, or the development one with `--short`; an error if anything did not hold. The options are
-/// those of `tests/attack`.
+/// Attacks the release server, or the development one with `--short`; an error if anything did not
+/// hold. The options are those of `tests/attack`.
 pub(crate) fn run(options: &[&str]) -> Result<()> {
     let environment = Environment::prepare(&CLIENTS)?;
     let short = options.contains(&"--short");
@@ -20,8 +21,8 @@ pub(crate) fn run(options: &[&str]) -> Result<()> {
     step("attacks", attacks(&environment, short)?.args(options))
 }
 
-/// The short form against the development server that stands, without a word but for the table: whoever runs it does something
-/// else meanwhile.
+/// The short form against the development server that stands, without a word but for the table: the
+/// caller does something else meanwhile.
 pub(crate) fn short() -> Result<String> {
     let environment = Environment::prepare(&CLIENTS)?;
     let output = attacks(&environment, true)?.arg("--short").output().context("the attacks cannot be started")?;

@@ -5,8 +5,8 @@ use crate::steps::{cargo, step};
 use crate::{attack, deny, test, tidy};
 use anyhow::{Result, anyhow};
 
-/// Runs everything; stops at the first failure. The packages of the Python clients are fetched meanwhile: that waits for the
-/// network, the lints for the processor.
+/// Runs everything; stops at the first failure. The packages of the Python clients are fetched
+/// meanwhile: that waits for the network, the lints for the processor.
 pub(crate) fn run() -> Result<()> {
     std::thread::scope(|scope| {
         let packages = scope.spawn(|| Environment::prepare(&CLIENTS));

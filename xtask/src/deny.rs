@@ -1,7 +1,9 @@
-//! `cargo xtask deny`: licences, bans and sources of the dependencies, and known advisories, as `deny.toml` has it.
+//! `cargo xtask deny`: licences, bans and sources of the dependencies, and known advisories, as
+//! `deny.toml` has it.
 //!
-//! cargo-deny is a program of its own and its advisories come over the network, so neither may be there. What cannot be
-//! checked is skipped with a line that says so; whatever can be checked must hold.
+//! cargo-deny is a program of its own and its advisories come over the network, so neither may be
+//! there. What cannot be checked is skipped with a line that says so; whatever can be checked must
+//! hold.
 
 use crate::steps::{cargo, output, step};
 use anyhow::Result;
@@ -36,7 +38,8 @@ mod tests {
     use super::*;
     use std::cell::RefCell;
 
-    /// What was run, and whether all is well, if cargo fails for commands that hold `failing`.
+    /// Returns the commands that ran and the result, where cargo fails for those that contain
+    /// `failing`.
     fn outcome(failing: &str) -> (Vec<String>, bool) {
         let ran = RefCell::new(Vec::new());
         let checked = check(|arguments| {

@@ -1,9 +1,11 @@
-//! Is what is simulated what was served? Live runs on an emulated device, recorded, and simulated from their recordings.
+//! Is what is simulated what was served? Live runs on an emulated device, recorded, and simulated
+//! from their recordings.
 //!
-//! For each policy the server runs with `--record`, the load generator drives it at 0.7 of what the policy can answer in
-//! time, and `ripieno simulate --recording` serves the recorded arrivals again. Live figures are the scheduler's: from a
-//! request's arrival in the server to the end of its last task; what the client sees stands beside them. Each policy has
-//! several rounds; what counts is the median of each ratio, since single runs on a shared machine meet its pauses.
+//! For each policy the server runs with `--record`, the load generator drives it at 0.7 of what the
+//! policy can answer in time, and `ripieno simulate --recording` serves the recorded arrivals
+//! again. Live figures are the scheduler's: from a request's arrival in the server to the end of
+//! its last task; what the client sees stands beside them. Each policy has several rounds; what
+//! counts is the median of each ratio, since single runs on a shared machine meet its pauses.
 
 use crate::server::{Server, ask, release};
 use crate::steps::{cargo, root, step};
@@ -17,7 +19,7 @@ struct Load {
     model: &'static str,
     /// Requests a second: 0.7 of what `ripieno goodput` says of the same model under this policy.
     rate: f64,
-    /// How they look, for the load generator.
+    /// Flags of the load generator that describe the requests.
     requests: &'static [&'static str],
 }
 
@@ -50,7 +52,7 @@ const MODELS: [(&str, &str); 3] = [
 /// The bounds, as the share by which a simulated figure may differ from the live one.
 const FIGURES: [(&str, f64); 3] = [("goodput_rps", 0.02), ("p50_ms", 0.10), ("p99_ms", 0.10)];
 
-/// What to measure.
+/// The measurement.
 struct Plan {
     seconds: u32,
     rounds: usize,
@@ -114,13 +116,13 @@ fn write_model(repository: &Path, model: &str) -> Result<()> {
     Ok(std::fs::write(repository.join(model).join("model.toml"), text)?)
 }
 
-/// What one run came to: of each figure live, simulated and the ratio.
+/// The result of a run: each figure live, simulated, and their ratio.
 #[derive(Clone, Copy)]
 struct Round {
     figures: [[f64; 3]; FIGURES.len()],
-    /// What the client saw: p50 and p99.
+    /// p50 and p99 as the client measured them.
     client: [f64; 2],
-    /// Of the machine's processor time, what went to other machines.
+    /// Share of the processor time that other virtual machines took (steal).
     stolen: f64,
 }
 

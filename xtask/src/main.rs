@@ -1,7 +1,8 @@
 //! The project's own commands: `cargo xtask tidy | test | deny | ci | overhead | attack`.
 //!
-//! They are a program, not shell scripts, so that the rules of the house can have tests of their own and run wherever
-//! Rust runs. Every rule that a reader would otherwise have to remember in review is a rule of [`tidy`].
+//! They are a program, not shell scripts, so that the rules of the house can have tests of their
+//! own and run wherever Rust runs. Every rule that a reader would otherwise have to remember in
+//! review is a rule of [`tidy`].
 
 mod attack;
 mod ci;

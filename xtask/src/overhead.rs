@@ -1,8 +1,9 @@
-//! What a request costs outside the model: server processor time and latency, with a model of one small layer.
+//! Cost of a request outside the model: server processor time and latency, with a model of one
+//! small layer.
 //!
-//! Starts the release server on free loopback ports, drives it with its own load generator at fixed rates, and
-//! reads the server's processor time from the system before and after. What the server uses when idle is measured for
-//! as long and taken off. Linux only, for `/proc`.
+//! Starts the release server on free loopback ports, drives it with its own load generator at fixed
+//! rates, and reads the server's processor time from the system before and after. What the server
+//! uses when idle is measured for as long and taken off. Linux only, for `/proc`.
 
 use crate::server::{Server, ask, release};
 use crate::steps::{cargo, output, step};

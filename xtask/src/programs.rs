@@ -1,4 +1,5 @@
-//! The Rust tests, two programs at a time: some compute for minutes, others wait for clocks and sockets most of theirs.
+//! The Rust tests, two programs at a time: some compute for minutes, others wait for clocks and
+//! sockets most of theirs.
 //!
 //! Cargo runs one after the other. What each prints is shown if it fails.
 
@@ -12,7 +13,7 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 const AT_ONCE: usize = 2;
-/// Whose tests take the longest: they go first, beside all others.
+/// Crates whose tests take the longest: they run first, beside all others.
 const LONGEST: &str = "ripieno-sim";
 
 /// A program of tests.
@@ -21,7 +22,7 @@ struct Program {
     package: String,
     target: String,
     file: PathBuf,
-    /// Where cargo would run it.
+    /// Folder in which cargo would run it.
     folder: PathBuf,
 }
 

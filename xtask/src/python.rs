@@ -1,5 +1,6 @@
-//! The Python virtual environments of the tests: made once under the target directory, kept while the requirements stay
-//! the same. There are two, because PyTorch, which only the exporter's tests need, fills gigabytes.
+//! The Python virtual environments of the tests: made once under the target directory, kept while
+//! the requirements stay the same. There are two, because PyTorch, which only the exporter's tests
+//! need, fills gigabytes.
 
 use crate::steps::{cargo, output, root, step};
 use anyhow::{Context, Result, bail};
@@ -10,13 +11,14 @@ use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What an environment holds, and where under the target directory.
+/// The packages of an environment, and its folder under the target directory.
 pub(crate) struct Packages {
     folder: &'static str,
     requirements: &'static [&'static str],
 }
 
-/// For the stock clients' tests, and the onnxruntime library of the Rust tests.
+/// The environment of the tests with stock clients; it has the onnxruntime library of the Rust
+/// tests.
 pub(crate) const CLIENTS: Packages =
     Packages { folder: "python-venv", requirements: &["tests/python/requirements.txt"] };
 /// The same and PyTorch.
@@ -28,7 +30,7 @@ pub(crate) const EXPORT: Packages = Packages {
 const CONSTRAINTS: &str = "tests/python/constraints.txt";
 /// The interpreters that the pinned packages install on, as minor versions of Python 3.
 const SUPPORTED: std::ops::RangeInclusive<u32> = 10..=13;
-/// Where to look for one, in order.
+/// Interpreters to try, in order.
 const CANDIDATES: [&str; 5] = ["python3", "python3.13", "python3.12", "python3.11", "python3.10"];
 
 /// A ready environment.
@@ -79,7 +81,7 @@ impl Environment {
         Ok(command)
     }
 
-    /// Where cargo puts what it builds.
+    /// The folder of cargo's build products.
     pub(crate) fn target(&self) -> &Path {
         &self.target
     }
@@ -117,7 +119,8 @@ fn target_directory() -> Result<PathBuf> {
     Ok(metadata["target_directory"].as_str().context("cargo metadata names no target_directory")?.into())
 }
 
-/// Changes with any byte of the requirements and with the place: an environment does not survive being moved.
+/// Changes with any byte of the requirements and with the place: an environment does not survive
+/// being moved.
 fn fingerprint(packages: &Packages) -> Result<String> {
     let mut hasher = DefaultHasher::new();
     root().hash(&mut hasher);

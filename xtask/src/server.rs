@@ -39,7 +39,8 @@ impl Server {
     /// Processor time of all its threads, in clock ticks.
     pub(crate) fn ticks(&self) -> Result<u64> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
-        // The second field is the name in parentheses, which may hold anything; utime and stime are the 14th and 15th.
+        // The second field is the name in parentheses, which may hold anything; utime and stime are
+        // the 14th and 15th.
         let after_name = stat.rsplit_once(')').context("an unexpected form of /proc/PID/stat")?.1;
         let field = |at: usize| after_name.split_whitespace().nth(at).and_then(|field| field.parse::<u64>().ok());
         field(11).zip(field(12)).map(|(user, system)| user + system).context("no times in /proc/PID/stat")
@@ -60,7 +61,7 @@ impl Drop for Server {
     }
 }
 
-/// What `ripieno` prints as JSON when called with these arguments.
+/// Returns the JSON that `ripieno` prints with these arguments.
 pub(crate) fn ask(binary: &Path, arguments: &[&str]) -> Result<Value> {
     let printed = output(Command::new(binary).args(arguments).args(["--format", "json"]).current_dir(root()))?;
     Ok(serde_json::from_str(&printed)?)

@@ -1,11 +1,13 @@
-//! Running other programs: each step is printed before it starts and timed when it ends, and a failing one stops all.
+//! Running other programs: each step is printed before it starts and timed when it ends, and a
+//! failing one stops all.
 
 use anyhow::{Context, Result, bail};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
-/// The repository's root. Cargo says where it runs us; where we were built may be another working tree, if its build was copied.
+/// The repository's root. Cargo says where it runs us; where we were built may be another working
+/// tree, if its build was copied.
 pub(crate) fn root() -> PathBuf {
     let here = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     let here = PathBuf::from(here);

@@ -1,8 +1,9 @@
-//! `cargo xtask test`: every test there is, Rust's and those of the stock Python clients; but for the exporter's, which want
-//! PyTorch and run when asked for.
+//! `cargo xtask test`: every test there is, Rust's and those of the stock Python clients; but for
+//! the exporter's, which want PyTorch and run when asked for.
 //!
-//! The Python environment comes first, because the Rust tests of the `onnxruntime` engine load their library from its
-//! wheel. Binaries and tests are built in one go, so that cargo settles on one set of features and builds nothing twice.
+//! The Python environment comes first, because the Rust tests of the `onnxruntime` engine load
+//! their library from its wheel. Binaries and tests are built in one go, so that cargo settles on
+//! one set of features and builds nothing twice.
 
 use crate::programs;
 use crate::python::{CLIENTS, EXPORT, Environment};
@@ -41,7 +42,8 @@ fn build() -> Result<()> {
     step("build the server and the tests", &mut cargo(&["build", "--workspace", "--bins", "--tests"]))
 }
 
-/// The KServe client has a process to itself: it and Triton's register protobuf messages of the same names.
+/// The KServe client has a process to itself: it and Triton's register protobuf messages of the
+/// same names.
 fn python_tests(environment: &Environment) -> Result<()> {
     step("Python client tests", &mut environment.pytest(&["tests/python"])?)?;
     step("KServe client tests", &mut environment.pytest(&["tests/python/test_kserve_client.py"])?)

@@ -1,4 +1,4 @@
-//! Who is let in, from the command line to the front end's settings.
+//! Authentication and authorisation, from the command line to the server's settings.
 
 use clap::{Args, ValueEnum};
 use ripieno_server::{AccessConfig, Admin, SharedMemory, TlsFiles, TokenSource};
@@ -7,11 +7,13 @@ use std::path::PathBuf;
 /// The environment variable that may hold the text of a token file.
 const TOKENS_VARIABLE: &str = "RIPIENO_TOKENS";
 
-/// TLS, tokens, and who may load and unload models; docs/guide/security.md has commands to copy.
+/// TLS, tokens, and permission to load and unload models; docs/guide/security.md has commands to
+/// copy.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Access")]
 pub(crate) struct AccessArgs {
-    /// Encrypt HTTP, gRPC and metrics with this certificate and its chain (PEM). Read again when the file changes.
+    /// Encrypt HTTP, gRPC and metrics with this certificate and its chain (PEM). Read again when
+    /// the file changes.
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
 
@@ -19,7 +21,7 @@ pub(crate) struct AccessArgs {
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
 
-    /// Let in only clients that have a certificate of these authorities (PEM): mutual TLS.
+    /// Accept only clients with a certificate of these authorities (PEM): mutual TLS.
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_client_ca: Option<PathBuf>,
 
@@ -27,35 +29,37 @@ pub(crate) struct AccessArgs {
     #[arg(long, requires = "tls_cert")]
     tls_plain_metrics: bool,
 
-    /// Ask for tokens: a TOML file whose sections "token" have name, token or sha256, scopes (infer, admin, metrics) and
-    /// expires. Read again when it changes. Without it, the variable RIPIENO_TOKENS may hold the same text.
+    /// Require tokens: a TOML file whose sections "token" have name, token or sha256, scopes
+    /// (infer, admin, metrics) and expires. Read again when it changes. Without it, the variable
+    /// RIPIENO_TOKENS may hold the same text.
     #[arg(long, value_name = "FILE")]
     tokens: Option<PathBuf>,
 
-    /// Ask for tokens on the health endpoints, too.
+    /// Require tokens on the health endpoints, too.
     #[arg(long)]
     guard_health: bool,
 
-    /// Where models may be loaded and unloaded from. auto: where the server listens on a loopback address.
+    /// Clients that may load and unload models. auto: if the server listens on a loopback address.
     #[arg(long, value_enum, default_value = "auto")]
     admin: AdminArg,
 
-    /// From where clients that may infer may leave tensors in this machine's shared memory, and have them written there. local:
-    /// where the server listens on a loopback address.
+    /// Clients that may use this machine's shared memory for tensors, of those that may infer.
+    /// local: if the server listens on a loopback address.
     #[arg(long, value_enum, default_value = "off")]
     shared_memory: SharedMemoryArg,
 
-    /// A name by which clients that load and unload models may call this server, beside localhost and its address; may be
-    /// given several times.
+    /// A host name of this server for clients that load and unload models, besides localhost and
+    /// its address; may be given several times.
     #[arg(long, value_name = "NAME")]
     allow_host: Vec<String>,
 
-    /// An origin whose web pages may load and unload models, scheme and host (see docs/guide/security.md); may be given several times.
+    /// An origin whose web pages may load and unload models, scheme and host (see
+    /// docs/guide/security.md); may be given several times.
     #[arg(long, value_name = "ORIGIN")]
     allow_origin: Vec<String>,
 }
 
-/// Where models may be loaded and unloaded from.
+/// Addresses at which models may be loaded and unloaded.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum AdminArg {
     /// On addresses that only this machine reaches.
@@ -66,7 +70,7 @@ enum AdminArg {
     Off,
 }
 
-/// From where clients may use shared memory.
+/// Addresses at which clients may use shared memory.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum SharedMemoryArg {
     /// Nowhere.
@@ -78,7 +82,7 @@ enum SharedMemoryArg {
 }
 
 impl AccessArgs {
-    /// How URLs begin: of HTTP, and of the metrics.
+    /// Returns the URL schemes of HTTP and of the metrics.
     pub(crate) fn scheme(&self) -> (&'static str, &'static str) {
         match (self.tls_cert.is_some(), self.tls_plain_metrics) {
             (false, _) => ("http", "http"),
@@ -87,7 +91,7 @@ impl AccessArgs {
         }
     }
 
-    /// What curl needs beside the address.
+    /// Returns curl's options besides the address.
     pub(crate) fn curl_options(&self) -> String {
         let asks = self.tokens.is_some() || std::env::var_os(TOKENS_VARIABLE).is_some();
         let token = if asks { " -H \"Authorization: Bearer $TOKEN\"" } else { "" };

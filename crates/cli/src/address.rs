@@ -1,8 +1,9 @@
-//! Where a server listens, as people write it: `8000`, `:8000`, `localhost:8000`, `127.0.0.1:8000`.
+//! Listening addresses as people write them: `8000`, `:8000`, `localhost:8000`, `127.0.0.1:8000`.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 
-/// Reads an address to listen on. A port alone is on loopback, as is the default; `:PORT` is on every address of the machine.
+/// Parses an address to listen on. A port alone is on loopback, the default; `:PORT` is on every
+/// address of the machine.
 pub(crate) fn listening(text: &str) -> Result<SocketAddr, String> {
     let at = |host: Ipv4Addr, port: u16| SocketAddr::from((IpAddr::V4(host), port));
     if let Ok(port) = text.parse() {
@@ -15,7 +16,7 @@ pub(crate) fn listening(text: &str) -> Result<SocketAddr, String> {
         return Ok(address);
     }
     let Some((host, port)) = text.rsplit_once(':') else { return Err(usage(text)) };
-    // Only names are looked up, so that a mistake in a number does not ask a name server.
+    // Only names are resolved, so that a mistyped number does not query a name server.
     let is_name = host.contains(|letter: char| letter.is_ascii_alphabetic()) && !host.contains([':', '[', '/', ' ']);
     if port.parse::<u16>().is_err() || !is_name {
         return Err(usage(text));

@@ -1,4 +1,5 @@
-//! Completions for shells, and manual pages: made from the command line itself, so that they cannot fall behind it.
+//! Completions for shells, and manual pages, generated from the command line itself so that they
+//! cannot be outdated.
 
 use crate::output;
 use anyhow::{Context, bail};
@@ -57,11 +58,11 @@ fn page(command: &Command) -> anyhow::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::{CommandFactory, ValueEnum};
+    use clap::ValueEnum;
 
     #[test]
     fn every_command_is_in_the_completions_of_every_shell_and_in_the_manual() {
-        let command = crate::environment::for_servers(crate::Cli::command());
+        let command = crate::command();
         for shell in Shell::value_variants() {
             let mut text = Vec::new();
             clap_complete::generate(*shell, &mut command.clone(), "ripieno", &mut text);

@@ -1,18 +1,20 @@
-//! Flags of `serve`, and of the roles of a cluster, from the environment: `--max-live 500` is `RIPIENO_MAX_LIVE=500`,
-//! as images and unit files like it.
+//! Flags of `serve`, and of the roles of a cluster, from the environment: `--max-live 500` is
+//! `RIPIENO_MAX_LIVE=500`, for images and unit files.
 //!
-//! A flag on the command line goes before a variable. One rule names them all, so that no flag can be forgotten.
+//! A flag on the command line takes precedence over a variable. One rule names all variables, so
+//! that no flag is forgotten.
 
 use clap::builder::{BoolishValueParser, OsStr};
 use clap::{Arg, ArgAction, Command};
 
-/// The flag whose variable is not named by the rule: `RIPIENO_TOKENS` holds tokens, not the name of their file.
+/// The flag whose variable is not named by the rule: `RIPIENO_TOKENS` holds tokens, not the name of
+/// their file.
 const TOKENS: (&str, &str) = ("tokens", "RIPIENO_TOKENS_FILE");
 
-/// What runs for long.
+/// The long-running commands.
 const SERVERS: [&str; 4] = ["serve", "frontend", "scheduler", "backend"];
 
-/// Gives every flag of a server its variable.
+/// Adds its variable to every flag of a server.
 pub(crate) fn for_servers(command: Command) -> Command {
     SERVERS.into_iter().fold(command, |command, name| command.mut_subcommand(name, |one| one.mut_args(with_variable)))
 }
@@ -47,7 +49,7 @@ mod tests {
         command.clone().debug_assert();
         for server in SERVERS {
             let names = names(command.find_subcommand(server).unwrap());
-            // What means something else already.
+            // Variables that have another meaning already.
             assert!(!names.contains(&"RIPIENO_LOG".to_owned()) && !names.contains(&"RIPIENO_TOKENS".to_owned()));
         }
         let names = names(command.find_subcommand("serve").unwrap());
@@ -55,7 +57,7 @@ mod tests {
         assert!(names.contains(&"RIPIENO_TOKENS_FILE".to_owned()));
         assert!(command.find_subcommand("models").unwrap().get_arguments().all(|arg| arg.get_env().is_none()));
     }
-    /// The variables of a command, one for each of its flags.
+    /// Returns the variables of a command, one for each of its flags.
     fn names(command: &Command) -> Vec<String> {
         let flags: Vec<&Arg> = command.get_arguments().filter(|arg| arg.get_id() != "help").collect();
         let mut names: Vec<String> =

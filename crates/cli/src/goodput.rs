@@ -2,7 +2,7 @@
 
 use crate::output::{self, print_json};
 use crate::overrides::Overrides;
-use crate::policy::catalogue;
+use crate::policy::POLICIES;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use ripieno_report::{Format, Summary, policies_table};
@@ -10,12 +10,12 @@ use ripieno_sim::{Goodput, goodput};
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Search the goodput of a scenario: the highest offered rate at which every model's bad rate (dropped or late) stays
-/// within 1 %.
+/// Search for the goodput of a scenario: the highest offered rate at which every model's bad rate
+/// (dropped or late) stays within 1 %.
 ///
-/// The rate in the scenario is ignored; all else is as in `ripieno simulate`.
+/// The rate in the scenario is ignored; everything else is as in `ripieno simulate`.
 #[derive(Args, Debug)]
-#[command(after_help = catalogue(), after_long_help = catalogue())]
+#[command(after_help = POLICIES)]
 pub(crate) struct GoodputArgs {
     /// The scenario file; see scenarios/ for examples.
     scenario: PathBuf,
@@ -23,7 +23,7 @@ pub(crate) struct GoodputArgs {
     #[command(flatten)]
     overrides: Overrides,
 
-    /// How to print the result.
+    /// Output format.
     #[arg(long, default_value_t, value_name = "table|json")]
     format: Format,
 }

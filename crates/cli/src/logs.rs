@@ -1,8 +1,9 @@
-//! The log: one line an event, whatever the event quotes.
+//! The log: one line per event, whatever text the event quotes.
 //!
-//! Much of what is logged comes from strangers: names of models, headers, errors about files. A newline in it would begin a
-//! line that looks like one of ours, an escape code could rewrite the terminal. Control characters are escaped here, where
-//! every line passes, and not where lines are made, which would be forgotten once.
+//! Much logged text is untrusted: names of models, headers, errors about files. A newline in it
+//! would begin a line that looks like one of ours, and an escape code could rewrite the terminal.
+//! Control characters are escaped here, where every line passes, and not where lines are composed,
+//! which would be forgotten somewhere.
 
 use clap::ValueEnum;
 use std::fmt::{self, Write};
@@ -13,29 +14,29 @@ use tracing_subscriber::field::RecordFields;
 use tracing_subscriber::fmt::FormatFields;
 use tracing_subscriber::fmt::format::Writer;
 
-/// How an event is written.
+/// Format of the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
     /// A line for people.
     #[default]
     Text,
-    /// A JSON object on a line: timestamp, level, target, message and further fields.
+    /// A JSON object per line: timestamp, level, target, message and further fields.
     Json,
 }
 
-/// Begins to log to stderr, as `RIPIENO_LOG` says; in colours on a terminal only.
+/// Starts logging to stderr, filtered by `RIPIENO_LOG`; in colours on a terminal only.
 pub(crate) fn start(format: LogFormat) {
     let filter = EnvFilter::try_from_env("RIPIENO_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
     match format {
         LogFormat::Text => log.fmt_fields(OneLine).init(),
-        // JSON escapes what the format of lines has to.
+        // JSON escapes control characters itself.
         LogFormat::Json => log.json().flatten_event(true).with_current_span(true).with_span_list(false).init(),
     }
 }
 
-/// Writes fields as `name=value`, and the message as it is, without control characters.
+/// Writes fields as `name=value`, and the message without control characters.
 struct OneLine;
 
 impl<'writer> FormatFields<'writer> for OneLine {
@@ -63,7 +64,7 @@ impl Visit for Fields<'_> {
     }
 }
 
-/// Passes text on with its control characters escaped.
+/// Forwards text with its control characters escaped.
 struct Escaped<'a>(&'a mut dyn Write);
 
 impl Write for Escaped<'_> {
@@ -78,7 +79,7 @@ impl Write for Escaped<'_> {
     }
 }
 
-/// Control characters, and those that break lines or turn the direction of what follows.
+/// Returns true for control characters and those that break lines or change the text direction.
 fn is_unsafe(next: char) -> bool {
     next.is_control() || matches!(next, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

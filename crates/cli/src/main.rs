@@ -3,8 +3,6 @@
 mod access;
 mod address;
 mod bench;
-mod bench_scheduler;
-mod bench_wakeup;
 mod bounds;
 mod cluster_demo;
 mod compare;
@@ -15,6 +13,7 @@ mod devices;
 mod documents;
 mod environment;
 mod goodput;
+mod help;
 mod logs;
 #[cfg(test)]
 mod manifests;
@@ -23,6 +22,7 @@ mod models;
 mod output;
 mod overrides;
 mod plan;
+mod policies;
 mod policy;
 mod recording;
 mod replay;
@@ -39,12 +39,14 @@ mod try_command;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use logs::LogFormat;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 /// The version, and the commit that it was built from.
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("RIPIENO_BUILT_FROM"), ")");
 
-/// A DNN inference server whose product is batching: one number per model, the SLO, and it does the rest.
+/// A DNN inference server whose product is batching: one number per model, the SLO, and it does the
+/// rest.
 ///
 /// Start with `ripieno demo`: it needs no accelerator, no network and no configuration.
 #[derive(Parser)]
@@ -67,13 +69,18 @@ enum Command {
     Profile(models::ProfileArgs),
     Slice(slice::SliceArgs),
     Bench(ripieno_bench::BenchArgs),
-    Compare(compare::CompareArgs),
-    BenchScheduler(bench_scheduler::BenchSchedulerArgs),
-    BenchWakeup(bench_wakeup::BenchWakeupArgs),
+    Compare(compare_policies::ComparePoliciesArgs),
+    /// The form of `compare` with --live, which has flags of its own.
+    #[command(
+        hide = true,
+        name = LIVE,
+        override_usage = "ripieno compare --live REPOSITORY --model NAME --policy NAME[,KEY=VALUE]... [OPTIONS]"
+    )]
+    CompareLive(compare::CompareArgs),
+    Policies(policies::PoliciesArgs),
     Replay(replay::ReplayArgs),
     Simulate(simulate::SimulateArgs),
     Goodput(goodput::GoodputArgs),
-    ComparePolicies(compare_policies::ComparePoliciesArgs),
     Plan(plan::PlanArgs),
     Reproduce(reproduce::ReproduceArgs),
     Completions(documents::CompletionsArgs),
@@ -81,18 +88,32 @@ enum Command {
     /// Runs the engine of one model for the server that started this.
     #[command(hide = true)]
     EngineProcess {
-        /// Its name, for whoever looks at the list of processes.
+        /// Name of the model, for the list of processes.
         #[arg(allow_hyphen_values = true)]
         model: String,
     },
 }
 
 fn command() -> clap::Command {
-    environment::for_servers(Cli::command())
+    help::arrange(environment::for_servers(Cli::command()))
+}
+
+/// The name under which the parser knows `compare --live`.
+const LIVE: &str = "compare-live";
+
+/// Turns `compare --live …` into the command of that mode: its flags differ from those for
+/// scenarios.
+fn with_modes(mut words: Vec<OsString>) -> Vec<OsString> {
+    let is_compare = words.get(1).is_some_and(|word| word == "compare");
+    if let Some(at) = words.iter().position(|word| word == "--live").filter(|_| is_compare) {
+        words.remove(at);
+        words[1] = LIVE.into();
+    }
+    words
 }
 
 fn main() -> ExitCode {
-    let matches = command().get_matches();
+    let matches = command().get_matches_from(with_modes(std::env::args_os().collect()));
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let format = match &cli.command {
         Command::Serve(args) => args.log_format,
@@ -114,13 +135,12 @@ fn main() -> ExitCode {
         Command::Profile(args) => models::measure(&args),
         Command::Slice(args) => slice::run(&args),
         Command::Bench(args) => bench::run(&args),
-        Command::Compare(args) => compare::run(&args),
-        Command::BenchScheduler(args) => bench_scheduler::run(&args),
-        Command::BenchWakeup(args) => bench_wakeup::run(&args),
+        Command::Compare(args) => compare_policies::run(&args),
+        Command::CompareLive(args) => compare::run(&args),
+        Command::Policies(args) => policies::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Simulate(args) => simulate::run(&args),
         Command::Goodput(args) => goodput::run(&args),
-        Command::ComparePolicies(args) => compare_policies::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Reproduce(args) => reproduce::run(&args),
         Command::Completions(args) => documents::completions(&args, command()),

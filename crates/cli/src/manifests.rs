@@ -1,6 +1,7 @@
-//! The manifests under `deploy/`, held against the program that they start: each flag and variable is one of the command
-//! line, each port is where somebody listens, and nobody has more rights than needed. Whether their fields are those of
-//! Kubernetes is for `tests/python/test_manifests.py`, which has the schemas.
+//! Checks of the manifests under `deploy/` against the program that they start: each flag and
+//! variable exists, each port is listened on, and no container has more rights than needed.
+//! `tests/python/test_manifests.py`, which has the schemas, checks that their fields are those of
+//! Kubernetes.
 
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -13,7 +14,7 @@ fn deploy() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy")
 }
 
-/// All objects of all files.
+/// Returns all objects of all files.
 fn objects() -> Vec<Value> {
     let (mut folders, mut found) = (vec![deploy().join("kubernetes")], Vec::new());
     while let Some(folder) = folders.pop() {
@@ -49,7 +50,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_else(|| panic!("{value} is no text"))
 }
 
-/// What pods are made of, by whoever makes them.
+/// Returns the pod templates, by the kind of their owner.
 fn pods(objects: &[Value]) -> Vec<(&str, &Value)> {
     objects
         .iter()
@@ -63,19 +64,19 @@ fn pods(objects: &[Value]) -> Vec<(&str, &Value)> {
         .collect()
 }
 
-/// The containers of our image.
+/// Returns the containers of our image.
 fn containers(objects: &[Value]) -> Vec<(&str, &Value)> {
     let all =
         pods(objects).into_iter().flat_map(|(name, pod)| list(&pod["containers"]).iter().map(move |one| (name, one)));
     all.filter(|(_, container)| container["image"] == "ripieno").collect()
 }
 
-/// Its words, with an address where Kubernetes would put one.
+/// Returns its arguments, with an address where Kubernetes would substitute one.
 fn words(container: &Value) -> Vec<String> {
     list(&container["args"]).iter().map(|word| text(word).replace("$(POD_IP)", "10.0.0.7")).collect()
 }
 
-/// The variables that all roles are given.
+/// Returns the variables that all roles share.
 fn shared(objects: &[Value]) -> Vec<(&str, &str)> {
     let generators = of_kind(objects, "Kustomization").into_iter().flat_map(|one| list(&one["configMapGenerator"]));
     let literals: Vec<_> = generators.flat_map(|one| list(&one["literals"])).map(text).collect();
@@ -153,7 +154,8 @@ fn ports_are_where_somebody_listens_and_may_be_reached() {
             .collect();
         let ports = list(&container["ports"]);
         let declared: BTreeSet<u64> = ports.iter().map(|port| port["containerPort"].as_u64().unwrap()).collect();
-        // KServe takes one port of a container, and frontends are reached at the others all the same.
+        // KServe supports one port per container, and frontends are reachable at the others all the
+        // same.
         let kserve = name == "kserve";
         assert!(if kserve { declared.is_subset(&listens) } else { declared == listens }, "{name}: {declared:?}");
         for probe in ["readinessProbe", "livenessProbe"] {

@@ -1,4 +1,4 @@
-//! `ripieno migrate`: what becomes of the config.pbtxt of each model of a Triton repository.
+//! `ripieno migrate`: explains the config.pbtxt of each model of a Triton repository.
 
 use crate::output::{self, print_json};
 use anyhow::bail;
@@ -8,11 +8,12 @@ use ripieno_repository::triton::{FieldFinding, FieldOutcome, Migration, migrate}
 use std::fmt::Write;
 use std::path::PathBuf;
 
-/// Explain what becomes of each field of the config.pbtxt files of a Triton repository.
+/// Explain the effect of each field of the config.pbtxt files of a Triton repository.
 ///
-/// `serve` reads them as they are; nothing has to be written. Each field is honoured (it does what it does in Triton), mapped
-/// (to a key of model.toml), not needed (the server finds it out by itself), without effect (the log warns of it), or refused
-/// (the model is not served; the text says what to do). Exits with 1 if a model is refused.
+/// `serve` reads them directly; nothing has to be written. Each field is honoured (as in Triton),
+/// mapped (to a key of model.toml), not needed (the server determines it by itself), without effect
+/// (the log warns of it), or refused (the model is not served; the text says what to do). Exits
+/// with 1 if a model is refused.
 #[derive(Args, Debug)]
 #[command(after_help = "Example:\n  ripieno migrate ./model_repository\n  ripieno migrate ./model_repository --write")]
 pub(crate) struct MigrateArgs {
@@ -24,15 +25,16 @@ pub(crate) struct MigrateArgs {
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
 
-    /// Write the model.toml of each model that is not refused beside its config.pbtxt, which it goes before.
+    /// Write the model.toml of each model that is not refused beside its config.pbtxt, over which
+    /// it takes precedence.
     #[arg(long)]
     write: bool,
 
-    /// With --write: replace a model.toml that is there already.
+    /// Replace an existing model.toml, with --write.
     #[arg(long, requires = "write")]
     force: bool,
 
-    /// How to print the result.
+    /// Output format.
     #[arg(long, default_value_t, value_name = "table|json")]
     format: Format,
 }
@@ -68,10 +70,10 @@ fn write(models: &[Migration], args: &MigrateArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is longer than this is not aligned.
+/// Width up to which columns are aligned.
 const WIDEST: usize = 64;
 
-/// A line a field, and what the model comes to.
+/// Returns a line for each field, and the result for the model.
 fn text(models: &[Migration]) -> String {
     let mut text = String::new();
     for model in models {

@@ -1,4 +1,4 @@
-//! `ripieno models` and `ripieno profile`: what a repository holds, and what its models cost.
+//! `ripieno models` and `ripieno profile`: the models of a repository, and their costs.
 
 use crate::corpus::{self, CorpusArgs};
 use crate::devices::DeviceArgs;
@@ -13,7 +13,7 @@ use ripieno_repository::{LoadTarget, ModelReport, inspect, profile};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-/// List what a repository holds: every model with its state, tensors and settings, or the one thing that is wrong with it.
+/// List the models of a repository, each with its state, tensors and settings, or its error.
 ///
 /// Loads and checks the models but measures and serves nothing.
 #[derive(Args, Debug)]
@@ -25,22 +25,24 @@ pub(crate) struct ModelsArgs {
     #[command(flatten)]
     devices: DeviceArgs,
 
-    /// Take models whose files lie outside of the repository, behind symbolic links.
+    /// Accept models whose files are outside of the repository, behind symbolic links.
     #[arg(long)]
     allow_symlinks: bool,
 
-    /// How to print the result.
+    /// Output format.
     #[arg(long, default_value_t, value_name = "table|json")]
     format: Format,
 }
 
-/// Measure latency by batch size, the profile from which every decision about a model is made; or characterise lengths.
+/// Measure latency by batch size, the profile on which every decision about a model is based; or
+/// characterise lengths.
 ///
-/// `serve` does this by itself when a model is new to the device; this command does it again, or ahead of time. Profiles
-/// are kept beside the model and hold for this device, engine and model file.
+/// `serve` measures a model that is new to the device by itself; this command repeats it, or does
+/// it ahead of time. Profiles are stored beside the model and are valid for this device, engine and
+/// model file.
 ///
-/// With --lengths or --corpus it measures nothing, but shows how long sequences are, and how many steps of a decoder cover
-/// most of them.
+/// With --lengths or --corpus it measures nothing, but shows the distribution of sequence lengths,
+/// and the number of decoder steps that covers most of them.
 #[derive(Args, Debug)]
 pub(crate) struct ProfileArgs {
     /// The model repository, or one ONNX file.
@@ -51,8 +53,8 @@ pub(crate) struct ProfileArgs {
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
 
-    /// Try into how many stages each model is best cut, and where; `granularity = "stages"` with `stages = "auto"` in model.toml
-    /// serves it so. Takes about half a minute a model.
+    /// Search for the best number of stages of each model, and the cuts; `granularity = "stages"`
+    /// with `stages = "auto"` in model.toml serves it so. Takes about half a minute a model.
     #[arg(long, value_enum, value_name = "auto")]
     stages: Option<Stages>,
 
@@ -62,24 +64,24 @@ pub(crate) struct ProfileArgs {
     #[command(flatten)]
     devices: DeviceArgs,
 
-    /// Take models whose files lie outside of the repository, behind symbolic links.
+    /// Accept models whose files are outside of the repository, behind symbolic links.
     #[arg(long)]
     allow_symlinks: bool,
 
-    /// How to print the result.
+    /// Output format.
     #[arg(long, default_value_t, value_name = "table|json")]
     format: Format,
 }
 
-/// Which numbers of stages are tried.
+/// The numbers of stages to try.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Stages {
-    /// A handful, even in time, and cuts where the preferred batch size changes.
+    /// Several numbers with cuts even in time, and cuts where the preferred batch size changes.
     Auto,
 }
 
 impl ProfileArgs {
-    /// As on the command line, for what measures by itself.
+    /// Parses arguments as on the command line, for callers in this program.
     pub(crate) fn from_words<'a>(
         repository: &'a Path,
         words: impl IntoIterator<Item = &'a str>,
@@ -89,7 +91,7 @@ impl ProfileArgs {
         Ok(ProfileArgs::from_arg_matches(&command.try_get_matches_from(words)?)?)
     }
 
-    /// The models, measured.
+    /// Measures the models.
     pub(crate) fn models(&self) -> anyhow::Result<Vec<ModelReport>> {
         let target = LoadTarget { allow_symlinks: self.allow_symlinks, ..self.devices.target()? };
         let bars = progress_bars("measuring", "batch sizes");
@@ -140,7 +142,7 @@ fn try_stages(args: &ProfileArgs, target: &LoadTarget) -> anyhow::Result<()> {
     }
 }
 
-/// What to do about a repository without a model.
+/// Returns the advice for a repository without a model.
 pub(crate) fn nothing_in(repository: &Path) -> String {
     let shown = repository.display();
     format!(
@@ -148,7 +150,8 @@ pub(crate) fn nothing_in(repository: &Path) -> String {
     )
 }
 
-/// Scripts go by the exit code: it tells of every model that cannot be served, and of a repository without one.
+/// Returns an error if a model cannot be served, or if there is none, since scripts rely on the
+/// exit code.
 pub(crate) fn check_all(repository: &Path, models: &[ModelReport]) -> anyhow::Result<()> {
     if models.is_empty() {
         bail!("{}", nothing_in(repository));

@@ -1,4 +1,4 @@
-//! What the command line changes on a scenario, or on a recording.
+//! Changes to a scenario, or to a recording, from the command line.
 
 use crate::policy::PolicyArgs;
 use anyhow::{Context, bail};
@@ -7,14 +7,14 @@ use ripieno_sched::{Objective, Options, find, served_options};
 use ripieno_sim::Scenario;
 use std::path::Path;
 
-/// What can be changed on a scenario without editing it.
+/// Changes to a scenario without editing it.
 #[derive(Args, Debug)]
 pub(crate) struct Overrides {
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
 
-    /// Serve the models as `ripieno serve` would: its choice of the policy (or --policy) and its options, its largest batches,
-    /// the margins by which it plans deadlines ahead, and what it refuses at the door.
+    /// Serve the models as `ripieno serve` would: its choice of the policy (or --policy) and its
+    /// options, its largest batches, its margins before deadlines, and its admission control.
     #[arg(long)]
     pub(crate) as_served: bool,
 
@@ -26,22 +26,25 @@ pub(crate) struct Overrides {
     #[arg(long, value_name = "R")]
     pub(crate) rate: Option<f64>,
 
-    /// Check every promise of the scheduler along the way (a tenth of a run's time), and stop where one is broken.
+    /// Check every guarantee of the scheduler along the way (a tenth of a run's time), and stop at
+    /// a violation.
     #[arg(long)]
     pub(crate) check: bool,
 }
 
 impl Overrides {
-    /// Whether promises are checked: always in a development build, so that no test does without.
+    /// Returns true if guarantees are checked: always in a development build, so that every test
+    /// checks them.
     pub(crate) fn checks(&self) -> bool {
         self.check || cfg!(debug_assertions)
     }
 
-    /// Reads the scenario and applies the changes. Another policy starts from its own default options.
+    /// Reads the scenario and applies the changes. Another policy starts from its own default
+    /// options.
     pub(crate) fn read(&self, path: &Path) -> anyhow::Result<Scenario> {
         let mut scenario = Scenario::read(path)?;
         if self.as_served {
-            // Another one takes its place, but a name that nobody has is a mistake.
+            // The policy is replaced, but an unknown name is still a mistake.
             find(&scenario.policy).with_context(|| format!("{}: policy", path.display()))?;
             match &self.policy.policy {
                 Some(policy) => {

@@ -3,21 +3,21 @@
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use ripieno_sched::{CATALOGUE, OptionValue, Options};
-use std::fmt::Write;
 
-/// Which policy decides, and what is set on it.
+/// The policy and its options.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct PolicyArgs {
     /// The scheduling policy.
     #[arg(long, value_name = "NAME", value_parser = names())]
     pub(crate) policy: Option<String>,
 
-    /// An option of the policy, for example gather=prefix or timeout_ms.resnet50=3; may be repeated.
+    /// An option of the policy, for example gather=prefix or timeout_ms.resnet50=3; may be
+    /// repeated.
     #[arg(long = "option", value_name = "KEY=VALUE", value_parser = option)]
     pub(crate) options: Vec<(String, OptionValue)>,
 }
 
-/// What the scheduler is to optimise.
+/// The objective of the scheduler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ObjectiveArg {
     #[default]
@@ -35,7 +35,7 @@ impl From<ObjectiveArg> for ripieno_sched::Objective {
 }
 
 impl PolicyArgs {
-    /// The options as the catalogue takes them, over those given elsewhere.
+    /// Returns the options as the catalogue expects them, on top of those given elsewhere.
     pub(crate) fn over(&self, mut options: Options) -> Options {
         options.extend(self.options.iter().cloned());
         options
@@ -46,7 +46,7 @@ fn names() -> PossibleValuesParser {
     PossibleValuesParser::new(CATALOGUE.iter().map(|policy| policy.name))
 }
 
-/// Reads KEY=VALUE.
+/// Parses KEY=VALUE.
 pub(crate) fn option(text: &str) -> Result<(String, OptionValue), String> {
     let (key, value) = text.split_once('=').ok_or("it must have the form KEY=VALUE")?;
     let value = if let Ok(int) = value.parse() {
@@ -61,34 +61,6 @@ pub(crate) fn option(text: &str) -> Result<(String, OptionValue), String> {
     Ok((key.to_owned(), value))
 }
 
-/// The catalogue with all knobs, for `--help`.
-pub(crate) fn catalogue() -> String {
-    let mut text = "Policies and their options:\n".to_owned();
-    let widest = |names: &mut dyn Iterator<Item = &'static str>| names.map(str::len).max().unwrap_or(0);
-    let names = widest(&mut CATALOGUE.iter().map(|policy| policy.name));
-    let knobs = widest(&mut CATALOGUE.iter().flat_map(|policy| policy.knobs).map(|knob| knob.name));
-    for policy in CATALOGUE {
-        let _ = writeln!(text, "  {:names$}  {} ({})", policy.name, policy.summary, policy.source);
-        for knob in policy.knobs {
-            let _ = writeln!(text, "    {:knobs$}  [{}] {}", knob.name, knob.default, knob.help);
-        }
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_in_the_catalogue_stand_apart_from_what_they_mean() {
-        let text = catalogue();
-        for policy in CATALOGUE {
-            let apart = text.lines().any(|line| {
-                let rest = line.strip_prefix("  ").and_then(|line| line.strip_prefix(policy.name));
-                rest.is_some_and(|rest| rest.starts_with("  ") && rest.trim_start().starts_with(policy.summary))
-            });
-            assert!(apart, "{}: {text}", policy.name);
-        }
-    }
-}
+/// Pointer to the command that explains policies, for `--help`.
+pub(crate) const POLICIES: &str =
+    "`ripieno policies` lists the policies; `ripieno policies NAME` explains one with its options.";

@@ -1,4 +1,4 @@
-//! The arrivals of a recorded live run, read for the simulator.
+//! Simulates the arrivals of a recorded live run.
 
 use crate::overrides::Overrides;
 use anyhow::{Context, anyhow, bail};
@@ -11,20 +11,23 @@ use ripieno_sched::{Choice, Limits, ModelKind, Objective, Options, Policy, choos
 use ripieno_sim::{Recorded, Scenario};
 use std::path::{Path, PathBuf};
 
-/// Lines between two looks at the progress bar.
+/// Number of lines between updates of the progress bar.
 const LINES: usize = 4096;
 
 /// A recording instead of a scenario.
 #[derive(Args, Debug)]
 pub(crate) struct RecordingArgs {
-    /// Instead of a scenario, the arrivals of a recording of `ripieno serve --record FILE`, served anew: under the recorded
-    /// policy or --policy, with the margins and the door of a server.
+    /// Simulate the arrivals of a recording of `ripieno serve --record FILE` instead of a scenario,
+    /// under the recorded policy or --policy, with the margins and the admission control of a
+    /// server.
     ///
-    /// Models, requests, their rows, lengths, graphs and time limits are as recorded, and the pauses of the machine, too: a
-    /// request reaches the scheduler as late as it did, the end of a task as late as one that ended about then. The first line
-    /// of the result is what was measured. Approximations: models count in their latest form and from the start; nobody goes
-    /// away, no device fails; a request that got no answer walks as far as an answered one of its model, in turn. Requests that
-    /// were refused before the scheduler saw them (full queues, bad inputs) are not in a recording.
+    /// Models, requests, their rows, lengths, graphs and time limits are as recorded, and so are
+    /// the pauses of the machine: a request reaches the scheduler as late as it did, the end of a
+    /// task as late as one that ended at about the same time. The first line of the result is the
+    /// measurement. Approximations: models count in their latest form and from the start; no client
+    /// disconnects, no device fails; a request without an answer walks as far as an answered one of
+    /// its model, in turn. Requests that were refused before the scheduler saw them (full queues,
+    /// bad inputs) are not in a recording.
     #[arg(long, value_name = "FILE")]
     pub(crate) recording: Option<PathBuf>,
 
@@ -32,11 +35,12 @@ pub(crate) struct RecordingArgs {
     #[arg(long, value_name = "MS", requires = "recording", value_parser = slo)]
     slo_ms: Option<Nanos>,
 
-    /// How many devices, instead of as many as recorded.
+    /// Number of devices, instead of the recorded one.
     #[arg(long, value_name = "N", requires = "recording", value_parser = clap::value_parser!(u16).range(1..))]
     devices: Option<u16>,
 
-    /// Without what the machine added: tasks take exactly as long as profiled, and nothing is late.
+    /// Without the machine's own delays: tasks take exactly as long as profiled, and nothing is
+    /// late.
     #[arg(long, requires = "recording")]
     exact: bool,
 }
@@ -44,7 +48,7 @@ pub(crate) struct RecordingArgs {
 /// A recording as a scenario.
 pub(crate) struct Replayed {
     pub(crate) scenario: Scenario,
-    /// What was measured when it was recorded.
+    /// The measurement of the recorded run.
     pub(crate) measured: Summary,
 }
 
@@ -56,7 +60,8 @@ fn slo(text: &str) -> Result<Nanos, String> {
 }
 
 impl RecordingArgs {
-    /// What changes a recording has no effect on a scenario. The parser misses it, since a scenario excludes the recording that they need.
+    /// Refuses flags that change a recording if a scenario is given. The parser does not, since a
+    /// scenario excludes the recording that they require.
     pub(crate) fn check_absent(&self) -> anyhow::Result<()> {
         let given =
             [("--slo-ms", self.slo_ms.is_some()), ("--devices", self.devices.is_some()), ("--exact", self.exact)];
@@ -91,7 +96,7 @@ impl RecordingArgs {
         Ok(Replayed { scenario, measured })
     }
 
-    /// As recorded, as long as nothing that they depend on is changed.
+    /// Returns the recorded limits, as long as their inputs are unchanged.
     fn limits(&self, header: &Header, policy: &'static Policy, options: &Options) -> Limits {
         let recorded = header.setup.limits;
         let devices = self.devices.map_or(header.setup.devices, usize::from);
@@ -103,7 +108,8 @@ impl RecordingArgs {
     }
 }
 
-/// The policy and its options: as recorded, or as the server runs another one.
+/// Returns the policy and its options: the recorded ones, or another policy as the server would run
+/// it.
 fn policy(
     header: &Header,
     options: Options,
@@ -124,7 +130,7 @@ fn policy(
     }
 }
 
-/// All events of a recording, up to where it was cut off.
+/// Reads all events of a recording, up to a truncated line.
 fn events(file: &Path) -> anyhow::Result<(Header, Recorded)> {
     let mut events = RecordedEvents::open(file)?;
     let place = |line: usize| format!("{}:{line}", file.display());

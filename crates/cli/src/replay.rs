@@ -1,4 +1,4 @@
-//! `ripieno replay`: a recorded live run, through the scheduler once more.
+//! `ripieno replay`: passes a recorded live run through the scheduler again.
 
 use crate::output::{self, print_json};
 use anyhow::{Context, bail};
@@ -8,17 +8,19 @@ use ripieno_runtime::{Header, ReplayReport, replay};
 use ripieno_sched::{Options, ServedPolicy, build_shards};
 use std::path::PathBuf;
 
-/// Replay a recording of `ripieno serve --record FILE`: does the scheduler decide the same again?
+/// Replay a recording of `ripieno serve --record FILE`, and check that the scheduler makes the same
+/// decisions.
 ///
-/// A recording holds every input of the scheduler with its instant, and every decision. Replaying it shows that what
-/// happened live can be examined in peace; a difference means that this build decides otherwise than the one recorded.
+/// A recording holds every input of the scheduler with its instant, and every decision. If the
+/// replay agrees, the live run can be examined offline; a difference means that this build decides
+/// differently from the recorded one.
 #[derive(Args, Debug)]
 pub(crate) struct ReplayArgs {
     /// The recording.
     #[arg(value_name = "FILE")]
     recording: PathBuf,
 
-    /// How to print the result.
+    /// Output format.
     #[arg(long, default_value_t, value_name = "table|json")]
     format: Format,
 }

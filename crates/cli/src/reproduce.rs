@@ -1,4 +1,5 @@
-//! `ripieno reproduce`: the papers' experiments from the command line, and this machine for what they measure.
+//! `ripieno reproduce`: the papers' experiments from the command line, with this machine for
+//! measurements.
 
 #[cfg(test)]
 mod tests;
@@ -18,15 +19,16 @@ use ripieno_sched::Options;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-/// Rerun a figure or table of a paper: prints the paper's value, ours and their ratio, and writes a plot.
+/// Rerun a figure or table of a paper: prints the paper's value, ours and their ratio, and writes a
+/// plot.
 ///
-/// Rows marked "fitted" hang on a constant that was chosen so that a result of the paper comes out: they are no evidence.
-/// Every run is a simulation with the scheduling code of the live server; equal seeds give equal results. Runs are kept
-/// in DIR/cache, so that a call that was interrupted goes on where it stopped. Only symphony/figure13-left is measured on a
-/// wall clock, and what --measured adds.
+/// Rows marked "fitted" depend on a constant that was fitted to a result of the paper: they are no
+/// evidence. Every run is a simulation with the scheduling code of the live server; equal seeds
+/// give equal results. Runs are cached in DIR/cache, so that an interrupted command continues where
+/// it stopped. Only symphony/figure13-left and --measured are measured on a wall clock.
 #[derive(Args, Debug)]
 pub(crate) struct ReproduceArgs {
-    /// Which: `list` names them all, `all` runs them all, symphony/table2 runs one.
+    /// The item: `list` names them all, `all` runs them all, symphony/table2 runs one.
     #[arg(value_name = "list|PAPER/ITEM|all")]
     what: String,
 
@@ -34,25 +36,27 @@ pub(crate) struct ReproduceArgs {
     #[arg(long, conflicts_with = "full")]
     quick: bool,
 
-    /// Everything that the paper ran, where the default is a sample. May take hours.
+    /// All runs of the paper, where the default is a sample. May take hours.
     #[arg(long)]
     full: bool,
 
-    /// Peaks from runs twice as long as those that settled them: none should differ by more than 2 %.
+    /// Peaks from runs twice as long as those that settled them, which should differ by at most 2
+    /// %.
     #[arg(long, conflicts_with = "quick")]
     double: bool,
 
-    /// Beside the simulation, measure cells with a state of 1,024 and random weights on this machine, where the item says
-    /// how (batchmaker/figure7a, figure13, figure14); a minute or two each, on an otherwise idle machine. With --models, real
-    /// models of lazybatching and dvabatch, too.
+    /// Also measure cells with a state of 1,024 and random weights on this machine, for items that
+    /// support it (batchmaker/figure7a, figure13, figure14); a minute or two each, on an otherwise
+    /// idle machine. With --models, real models of lazybatching and dvabatch, too.
     #[arg(long, value_name = "ENGINE", num_args = 0..=1, default_missing_value = "cpu")]
     measured: Option<EngineName>,
 
-    /// Folder for plots, finished runs, and the rows of all items in results.jsonl, by which `all` goes on where it stopped.
+    /// Folder for plots, finished runs, and the rows of all items in results.jsonl, by which `all`
+    /// continues where it stopped.
     #[arg(long, value_name = "DIR", default_value = "reproduce")]
     out: PathBuf,
 
-    /// Simulations at a time; by default as many as there are cores.
+    /// Number of concurrent simulations [default: the number of cores].
     #[arg(long, value_name = "N")]
     jobs: Option<NonZeroUsize>,
 
@@ -60,19 +64,20 @@ pub(crate) struct ReproduceArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
     seeds: Option<u64>,
 
-    /// With --measured, also measure the models of this repository; at most two minutes each with --quick, else ten. For
-    /// lazybatching/figure12, figure13, figure16: tests/python/measured_models.py writes resnet50, bert and transformer with
-    /// random weights, whole and in blocks. For dvabatch/figure14 to figure17: tests/python/dva_models.py writes bert, unet and
-    /// resnet, whole and in stages.
+    /// Measure the models of this repository, too, with --measured; at most two minutes each with
+    /// --quick, else ten. For lazybatching/figure12, figure13, figure16:
+    /// tests/python/measured_models.py writes resnet50, bert and transformer with random weights,
+    /// whole and in blocks. For dvabatch/figure14 to figure17: tests/python/dva_models.py writes
+    /// bert, unet and resnet, whole and in stages.
     #[arg(long, value_name = "DIR", requires = "measured")]
     models: Option<PathBuf>,
 
-    /// How to print the result.
+    /// Output format.
     #[arg(long, default_value_t, value_name = "table|json")]
     format: Format,
 }
 
-/// The live driver on this machine.
+/// This machine with the live driver.
 #[derive(Debug)]
 struct ThisMachine;
 
@@ -116,7 +121,8 @@ fn queue(args: &ReproduceArgs) -> anyhow::Result<JobQueue> {
     JobQueue::new(args.out.join("cache"), args.jobs.map_or(cores, NonZeroUsize::get))
 }
 
-/// Where the results go; those of a quick call, whose numbers are rough, or with what this machine gave, go nowhere.
+/// Returns the results file; none for quick runs, whose numbers are rough, and for runs with
+/// measurements of this machine.
 fn results(args: &ReproduceArgs, program: &str) -> anyhow::Result<Option<ResultsFile>> {
     if args.quick || args.double || args.measured.is_some() {
         return Ok(None);
@@ -126,7 +132,7 @@ fn results(args: &ReproduceArgs, program: &str) -> anyhow::Result<Option<Results
     Ok(Some(ResultsFile::open(args.out.join("results.jsonl"), &maker)?))
 }
 
-/// The commit of the checkout that this runs in, if it is one.
+/// Returns the commit of the current checkout, if there is one.
 fn commit() -> Option<String> {
     let git = |words: &[&str]| {
         let output =

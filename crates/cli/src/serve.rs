@@ -1,4 +1,4 @@
-//! `ripieno serve`: serves a repository of models until it is told to stop.
+//! `ripieno serve`: serves a repository of models until it is stopped.
 
 use crate::access::AccessArgs;
 use crate::address::listening;
@@ -7,7 +7,7 @@ use crate::devices::DeviceArgs;
 use crate::logs::LogFormat;
 use crate::models::{check_all, nothing_in};
 use crate::output::{self, print_json};
-use crate::policy::{ObjectiveArg, PolicyArgs, catalogue};
+use crate::policy::{ObjectiveArg, POLICIES, PolicyArgs};
 use crate::server_threads::ServerThreads;
 use crate::service::{Running, Service};
 use crate::tables;
@@ -28,26 +28,29 @@ use tokio::sync::oneshot;
 const HELP: &str = "Example:\n  ripieno serve ./models/repository --device cpu\n\nEach flag may be given as a variable: --max-live as \
                     RIPIENO_MAX_LIVE, --tokens as RIPIENO_TOKENS_FILE.\n";
 
-/// Serve a repository of models (NAME/VERSION/model.onnx, NAME/model.toml, NAME/config.pbtxt) or one MODEL.onnx over HTTP and gRPC.
+/// Serve a repository of models (NAME/VERSION/model.onnx, NAME/model.toml, NAME/config.pbtxt) or
+/// one MODEL.onnx over HTTP and gRPC.
 ///
-/// Speaks the Open Inference Protocol (KServe V2) with Triton's extensions, so stock Triton and KServe clients work
-/// unchanged. Each model has one setting that matters, slo_ms in its model.toml.
+/// Supports the Open Inference Protocol (KServe V2) with Triton's extensions, so stock Triton and
+/// KServe clients work unchanged. Each model has one setting that matters, slo_ms in its
+/// model.toml.
 #[derive(Args, Debug)]
-#[command(after_help = HELP, after_long_help = format!("{HELP}\n{}", catalogue()))]
+#[command(after_help = format!("{HELP}\n{POLICIES}"))]
 pub(crate) struct ServeArgs {
     /// The model repository, or one ONNX file.
     #[arg(value_name = "REPOSITORY|MODEL.onnx", default_value = "models/repository")]
     repository: PathBuf,
 
-    /// Where HTTP listens: 8000 and localhost:8000 are on loopback, :8000 on every address; port 0 takes a free one.
+    /// Address of HTTP: 8000 and localhost:8000 are on loopback, :8000 on every address; port 0
+    /// takes a free one.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000", value_parser = listening)]
     http: SocketAddr,
 
-    /// Where gRPC listens.
+    /// Address of gRPC.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8001", value_parser = listening)]
     grpc: SocketAddr,
 
-    /// Where Prometheus finds /metrics.
+    /// Address of Prometheus' /metrics.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8002", value_parser = listening)]
     metrics: SocketAddr,
 
@@ -57,36 +60,38 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     policy: PolicyArgs,
 
-    /// latency: a device that falls free starts at once, unless device time is short. efficiency: a batch waits for as long as
-    /// that makes it cheaper, so that fewer devices do [default: latency].
+    /// latency: an idle device starts immediately, unless device time is short. efficiency: a batch
+    /// waits as long as that makes it cheaper, so that fewer devices suffice [default: latency].
     #[arg(long, value_enum)]
     objective: Option<ObjectiveArg>,
 
-    /// Decide on so many threads, each for a part of the models, and one more that gives them devices: for more
-    /// requests than one core decides about. Policies of whole batches only.
+    /// Number of scheduler threads, each for a part of the models, with one more that assigns
+    /// devices: for more requests than one core can schedule. Policies of whole batches only.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     shards: u16,
 
-    /// Serve models whose files lie outside of the repository, behind symbolic links.
+    /// Serve models whose files are outside of the repository, behind symbolic links.
     #[arg(long)]
     allow_symlinks: bool,
 
-    /// The most requests that wait or run at once, of all models; further ones are refused with 429.
+    /// Largest number of requests in flight, of all models; further ones are refused with 429.
     #[arg(long, value_name = "N", default_value_t = Limits::SERVED_REQUESTS as u32, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     max_live: u32,
 
-    /// The most devices there may be at once, if some are added while the server runs (POST /v2/devices/add) [default: --devices].
+    /// Largest number of devices, if some are added while the server runs (POST /v2/devices/add)
+    /// [default: --devices].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     max_devices: Option<u16>,
 
-    /// The largest request body, in MiB.
+    /// Largest request body, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     max_body_mib: u32,
 
     #[command(flatten)]
     bounds: BoundArgs,
 
-    /// How long requests in flight may take once a shutdown began, in seconds; what is left then is answered with 503.
+    /// Time for requests in flight to finish after a shutdown began, in seconds; the rest is
+    /// answered with 503.
     #[arg(long, value_name = "S", default_value_t = 30)]
     drain_timeout_s: u64,
 
@@ -94,36 +99,39 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "NAME", default_value = "ripieno")]
     server_name: String,
 
-    /// Whether the server is not ready while a model of the repository cannot be served. A model that was unloaded does not count,
-    /// nor does one that serves what was loaded before.
+    /// Not ready while a model of the repository cannot be served. A model that was unloaded does
+    /// not count, nor does one that still serves an earlier version.
     #[arg(long, value_name = "true|false", default_value_t = true, action = ArgAction::Set)]
     strict_readiness: bool,
 
-    /// Which statuses failures have. triton: 503 / UNAVAILABLE for who is too late or too many, 400 for what is too large, and success
-    /// for unloading what is not loaded, as clients and retries made for Triton expect.
+    /// Statuses of failures. triton: 503 / UNAVAILABLE for late requests and overload, 400 for
+    /// requests that are too large, and success for unloading a model that is not loaded, as
+    /// clients and retries made for Triton expect.
     #[arg(long, value_enum, default_value = "ripieno")]
     error_profile: ErrorProfileArg,
 
-    /// End with exit code 1 if a model cannot be served at the start, or the repository holds none.
+    /// Exit with code 1 if a model cannot be served at the start, or if there is none.
     #[arg(long)]
     exit_on_error: bool,
 
-    /// Look at the repository every so many seconds, load what has come or changed and unload what is gone, once it looks the same twice.
+    /// Poll the repository at this interval in seconds, load new or changed models and unload
+    /// removed ones, once two polls agree.
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=86_400))]
     poll_s: Option<u32>,
 
-    /// Who decides which models serve, as in Triton. none: all serve, and calls to load and unload are refused. poll:
-    /// likewise, and the repository is looked at (--poll-s, 15 by default). explicit: those of --load-model serve,
-    /// others once a call loads them. Without it all serve, and calls are taken.
+    /// Triton's model control mode. none: all models serve, and calls to load and unload are
+    /// refused. poll: likewise, and the repository is polled (--poll-s, 15 by default). explicit:
+    /// those of --load-model serve, others once a call loads them. Without it all serve, and calls
+    /// are accepted.
     #[arg(long, value_enum)]
     model_control_mode: Option<ControlMode>,
 
-    /// A model to serve from the start with --model-control-mode explicit; * for all. May be given again, or several
-    /// with commas.
+    /// A model to serve from the start with --model-control-mode explicit; * for all. May be
+    /// repeated, or several with commas.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     load_model: Vec<String>,
 
-    /// How the log is written, on stderr.
+    /// Format of the log on stderr.
     #[arg(long, value_enum, default_value = "text")]
     pub(crate) log_format: LogFormat,
 
@@ -131,7 +139,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
 
-    /// How to print what is served; json prints one line once the models are loaded.
+    /// Output format; json prints one line once the models are loaded.
     #[arg(long, default_value_t, value_name = "table|json")]
     format: Format,
 
@@ -147,27 +155,27 @@ enum ControlMode {
     Explicit,
 }
 
-/// Which statuses failures have.
+/// Statuses of failures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum ErrorProfileArg {
     Ripieno,
     Triton,
 }
 
-/// How long devices may take for their last tasks when all requests are answered.
+/// Time for devices to finish their last tasks after all requests are answered.
 const LAST_TASKS: Duration = Duration::from_secs(5);
-/// Triton's own, where mode poll says no other.
+/// Triton's default, for mode poll.
 const DEFAULT_POLL_S: u32 = 15;
-/// Where nobody wants the repository to be looked at, this is as good as never.
+/// The poll interval without polling, as good as never.
 const NO_PERIOD: Duration = Duration::from_secs(86_400);
 
 pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
-    let front = ServerThreads::start().context("cannot start the threads of the front end")?;
-    let outcome = runtime.block_on(serve(args, &front));
+    let threads = ServerThreads::start().context("cannot start the threads of the HTTP and gRPC server")?;
+    let outcome = runtime.block_on(serve(args, &threads));
     // A model may still be loading on a thread of its own; the process does not wait for it.
     runtime.shutdown_background();
-    drop(front);
+    drop(threads);
     outcome
 }
 
@@ -237,14 +245,14 @@ impl ServeArgs {
         })
     }
 
-    /// How often the repository is looked at, if it is.
+    /// Returns the poll interval in seconds, if the repository is polled.
     fn poll_s(&self) -> Option<u32> {
         let default = (self.model_control_mode == Some(ControlMode::Poll)).then_some(DEFAULT_POLL_S);
         self.poll_s.or(default)
     }
 }
 
-/// The policy that suits the models of a repository.
+/// Returns the policy that suits the models of a repository.
 pub(crate) fn default_policy(repository: &Path, objective: ripieno_sched::Objective) -> Choice {
     let models = ripieno_repository::walks(repository);
     let kinds: Vec<_> =
@@ -269,7 +277,7 @@ pub(crate) fn default_policy(repository: &Path, objective: ripieno_sched::Object
     choice
 }
 
-async fn serve(args: ServeArgs, front: &ServerThreads) -> anyhow::Result<()> {
+async fn serve(args: ServeArgs, threads: &ServerThreads) -> anyhow::Result<()> {
     let service = args.service()?;
     let drain_timeout = service.config.drain_timeout;
     if !args.repository.exists() {
@@ -277,7 +285,7 @@ async fn serve(args: ServeArgs, front: &ServerThreads) -> anyhow::Result<()> {
     }
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let mut hangup = signal(SignalKind::hangup())?;
-    let Running { engine, repository, server, addresses, .. } = service.start(front.runtimes()).await?;
+    let Running { engine, repository, server, addresses, .. } = service.start(threads.runtimes()).await?;
     let loads = repository.clone();
     let loading = tokio::task::spawn_blocking(move || loads.load_all());
     let (give_up, gave_up) = oneshot::channel();
@@ -289,7 +297,7 @@ async fn serve(args: ServeArgs, front: &ServerThreads) -> anyhow::Result<()> {
             Err(error) if args.exit_on_error => return drop(give_up.send(error)),
             Err(error) => tracing::error!("{error:#}"),
         }
-        // From here on SIGHUP reloads; one that came before waits until now.
+        // From here on SIGHUP reloads; an earlier one has waited until now.
         let mut looks = RepositoryPoll::default();
         loop {
             let period = args.poll_s().map_or(NO_PERIOD, |seconds| Duration::from_secs(seconds.into()));
@@ -321,14 +329,15 @@ async fn serve(args: ServeArgs, front: &ServerThreads) -> anyhow::Result<()> {
         }
         tracing::info!("shutting down: no new requests; those in flight are answered");
     };
-    let drained = front.runtimes()[0].spawn(server.run(shutdown)).await?;
+    let drained = threads.runtimes()[0].spawn(server.run(shutdown)).await?;
     announced.abort();
     let draining = engine.clone();
     let answered = tokio::task::spawn_blocking(move || draining.drain(drain_timeout)).await?;
     if !(drained && answered) {
         tracing::warn!("some requests were still in flight after {drain_timeout:?} and were answered with an error");
     }
-    // Whoever else holds the engine may outlive this; only now is a recording written to its end.
+    // Other owners of the engine may outlive this; the recording is complete only after the
+    // shutdown.
     let stopped = tokio::task::spawn_blocking(move || engine.shutdown());
     if tokio::time::timeout(LAST_TASKS, stopped).await.is_err() {
         tracing::warn!("a device is still at work after {LAST_TASKS:?}; a recording may lack its end");
@@ -336,10 +345,11 @@ async fn serve(args: ServeArgs, front: &ServerThreads) -> anyhow::Result<()> {
     failure.get().map_or(Ok(()), |error: &anyhow::Error| bail!("{error:#}"))
 }
 
-/// What is served is printed. An error if not all is as it should be, and whoever started the server wants it to end then.
+/// Prints the served models. Returns an error if something is wrong and the user wants the server
+/// to end then.
 fn begin(args: &ServeArgs, addresses: &Addresses, models: &[ModelReport]) -> anyhow::Result<()> {
     announce(args, addresses, models)?;
-    // Whoever names what serves may name nothing.
+    // A server with explicit control may start without models.
     let may_be_none = args.model_control_mode == Some(ControlMode::Explicit) && args.load_model.is_empty();
     if args.exit_on_error && !may_be_none {
         return check_all(&args.repository, models);
@@ -350,7 +360,7 @@ fn begin(args: &ServeArgs, addresses: &Addresses, models: &[ModelReport]) -> any
     Ok(())
 }
 
-/// Models that come or change; a look at which nothing has is not worth a line.
+/// Logs the models that a poll has changed, if any.
 fn report_look(looked: Result<Vec<ModelReport>, String>) {
     match looked {
         Ok(models) => {
@@ -364,7 +374,7 @@ fn report_look(looked: Result<Vec<ModelReport>, String>) {
 
 fn report_reload(reloaded: Result<Result<Vec<ModelReport>, String>, tokio::task::JoinError>) {
     match reloaded.map_err(|error| error.to_string()).and_then(std::convert::identity) {
-        // Those that failed are in the log with their errors.
+        // Failed models are in the log with their errors.
         Ok(models) => {
             let served = models.iter().filter(|model| model.error.is_none()).count();
             tracing::info!(
@@ -395,7 +405,7 @@ fn announce(args: &ServeArgs, addresses: &Addresses, models: &[ModelReport]) -> 
         let command = tried.command(&format!("{scheme}://{http}"), &args.access.curl_options());
         output::print(format!("\ntry      {command}"))?;
     }
-    // A load of sequences or trees needs to be told how long they are.
+    // A load of sequences or trees needs a distribution of lengths.
     let is_fixed = |model: &&ModelReport| model.error.is_none() && !model.inputs.iter().any(|input| has_length(input));
     if let (Some(http), Some(model)) = (addresses.http, models.iter().find(is_fixed)) {
         output::print(format!("         ripieno bench http://{http} --model {} --rate 50", model.name))?;
@@ -403,7 +413,7 @@ fn announce(args: &ServeArgs, addresses: &Addresses, models: &[ModelReport]) -> 
     Ok(())
 }
 
-/// Whether a described input leaves another dimension open than the batch.
+/// Returns true if a described input has another open dimension besides the batch.
 fn has_length(input: &str) -> bool {
     input.matches("-1").count() > 1
 }

@@ -1,4 +1,5 @@
-//! A runtime, a repository and a front end, wired together: what `serve` runs for long and `demo` for a minute.
+//! A runtime, a repository and an HTTP and gRPC server, wired together: `serve` runs it for long
+//! and `demo` for a minute.
 
 use crate::devices::DeviceArgs;
 use anyhow::{Context, bail};
@@ -15,32 +16,32 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::runtime::Handle;
 
-/// What is served, on what, and how.
+/// The configuration of a service.
 pub(crate) struct Service {
     pub(crate) repository: PathBuf,
     pub(crate) devices: DeviceArgs,
     pub(crate) policy: String,
     pub(crate) options: Options,
-    /// In how many shards the scheduler runs.
+    /// Number of scheduler shards.
     pub(crate) shards: usize,
-    /// The most live requests of all models.
+    /// Largest number of requests in flight, of all models.
     pub(crate) max_live: usize,
-    /// The most devices at once, if some may come while it runs.
+    /// Largest number of devices, if some are added while it runs.
     pub(crate) max_devices: Option<u16>,
-    /// Where the run is recorded, if it is.
+    /// Path of the recording, if any.
     pub(crate) record: Option<PathBuf>,
-    /// About how long the measurement of one model may take, if not as usual.
+    /// Approximate time for the measurement of one model, instead of the default.
     pub(crate) measure_for: Option<Duration>,
-    /// The latency target of all models, instead of their own.
+    /// Latency target of all models, instead of their own.
     pub(crate) slo: Option<Nanos>,
-    /// Who decides which of its models serve.
+    /// The model control mode.
     pub(crate) control: ModelControl,
     /// Whether links in the repository may lead out of it.
     pub(crate) allow_symlinks: bool,
     pub(crate) config: ServerConfig,
 }
 
-/// A service that listens.
+/// A running service.
 pub(crate) struct Running {
     pub(crate) engine: Engine,
     pub(crate) repository: Arc<LiveRepository>,
@@ -50,9 +51,10 @@ pub(crate) struct Running {
 }
 
 impl Service {
-    /// Opens devices and ports. Models are loaded by whoever calls [`LiveRepository::load_all`].
-    /// Connections are served on `front`, of which the first is the server's own, and models loaded where this is called.
-    pub(crate) async fn start(mut self, front: &[Handle]) -> anyhow::Result<Running> {
+    /// Opens devices and ports. The caller loads the models with [`LiveRepository::load_all`].
+    /// Connections are served on `runtimes`, of which the first runtime is the server's own; models
+    /// are loaded on the caller's thread.
+    pub(crate) async fn start(mut self, runtimes: &[Handle]) -> anyhow::Result<Running> {
         let mut target = LoadTarget { policy: Some(self.policy.clone()), ..self.devices.target()? };
         target.measure_for = self.measure_for.unwrap_or(target.measure_for);
         target.slo = self.slo;
@@ -64,9 +66,9 @@ impl Service {
         let repository = LiveRepository::new(self.repository.clone(), target, registry.clone(), host, progress);
         let repository = Arc::new(repository.with_overrides(self.config.load_overrides).with_control(self.control));
         self.config.loads_on = Some(Handle::current());
-        self.config.connections_on = front.to_vec();
+        self.config.connections_on = runtimes.to_vec();
         let server = Server::bind(self.config, Arc::new(engine.clone()), registry.clone(), repository.clone());
-        let server = front[0].spawn(server).await??;
+        let server = runtimes[0].spawn(server).await??;
         let addresses = server.addresses();
         Ok(Running { engine, repository, registry, server, addresses })
     }
@@ -82,7 +84,7 @@ impl Service {
         let setup = Setup { models: Vec::new(), devices, limits };
         let scheduler = build_shards(&self.policy, &setup, &self.options, self.shards)?;
         let mut config = EngineConfig::new(scheduler, setup, vec![target.engine.clone(); devices]);
-        // One budget: what the front end has reserved, the runtime may hold.
+        // One budget: the runtime may hold what the server has reserved.
         config.max_queued_bytes = self.config.max_bytes_in_flight;
         config.policy = Some(policy);
         config.record = match &self.record {
@@ -97,7 +99,7 @@ impl Service {
     }
 }
 
-/// A bar a model while something is done to it, in so many units; nothing unless on a terminal.
+/// Returns a progress bar for each model in the given units; nothing unless on a terminal.
 pub(crate) fn progress_bars(what: &str, unit: &str) -> MeasureProgress {
     let all = MultiProgress::new();
     let bars: Mutex<HashMap<String, ProgressBar>> = Mutex::default();

@@ -1,8 +1,9 @@
-//! `ripieno simulate`: runs a scenario in virtual time, with the scheduling code of the live server.
+//! `ripieno simulate`: runs a scenario in virtual time, with the scheduling code of the live
+//! server.
 
 use crate::output::{self, print_json};
 use crate::overrides::Overrides;
-use crate::policy::catalogue;
+use crate::policy::POLICIES;
 use crate::recording::{RecordingArgs, Replayed};
 use anyhow::{Context, bail};
 use clap::Args;
@@ -12,11 +13,13 @@ use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Run a scenario in virtual time: how would these models fare on so many devices, under this load and policy?
+/// Run a scenario in virtual time, to predict the performance of models on these devices, under
+/// this load and policy.
 ///
-/// The simulator runs the very same scheduling code as the live server. Equal seeds give equal results, bit for bit.
+/// The simulator runs the same scheduling code as the live server. Equal seeds give equal results,
+/// bit for bit.
 #[derive(Args, Debug)]
-#[command(after_help = catalogue(), after_long_help = catalogue())]
+#[command(after_help = POLICIES)]
 pub(crate) struct SimulateArgs {
     /// The scenario file; see scenarios/ for examples.
     #[arg(required_unless_present = "recording", conflicts_with = "recording")]
@@ -32,7 +35,7 @@ pub(crate) struct SimulateArgs {
     #[arg(long, value_name = "DIR")]
     trace_out: Option<PathBuf>,
 
-    /// How to print the result.
+    /// Output format.
     #[arg(long, default_value_t, value_name = "table|json")]
     format: Format,
 }
@@ -60,7 +63,7 @@ pub(crate) fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     print(&SimulateOutput { summary, measured }, args.format)
 }
 
-/// What a run came to, and what had been measured where it repeats a recording.
+/// The results of a run, with the measurement if it repeats a recording.
 #[derive(Serialize)]
 struct SimulateOutput {
     #[serde(flatten)]

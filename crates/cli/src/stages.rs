@@ -1,13 +1,14 @@
-//! `ripieno profile --stages auto`: what was tried, as a table a model.
+//! `ripieno profile --stages auto`: the candidates, as a table for each model.
 
 use ripieno_report::{Table, number};
 use ripieno_repository::staging::{Staging, StagingTrial};
 use std::fmt::Write;
 
-/// A cut's tensors are shown up to so many characters.
+/// Number of characters up to which a cut's tensors are shown.
 const SHOWN: usize = 28;
 
-/// What was tried for each model, what was chosen and what it is good for; then the models that have no stages to try.
+/// Returns the candidates for each model, the chosen one and its benefit; then the models without
+/// stages to try.
 pub(crate) fn tables(stagings: &[Staging], errors: &[String]) -> String {
     let mut text = String::new();
     for staging in stagings {

@@ -4,7 +4,7 @@ use ripieno_report::{Table, number};
 use ripieno_repository::{ModelReport, ProfileReport};
 use std::fmt::Write;
 
-/// State, cost and worth of each model; below the table, what is wrong with which.
+/// Returns a table with state, cost and benefit of each model, and the errors below it.
 pub(crate) fn models(models: &[ModelReport]) -> String {
     let headers = [
         "model",
@@ -61,7 +61,8 @@ pub(crate) fn models(models: &[ModelReport]) -> String {
     text
 }
 
-/// The cells of a model, each with its largest batch and what one row and that batch cost; none if it has no cells.
+/// Returns the cells of a model, each with its largest batch and the cost of one row and of that
+/// batch; none if it has no cells.
 fn cells(model: &ModelReport) -> Option<String> {
     let cell = |profile: &ProfileReport| {
         let batch = profile.batch?;
@@ -77,7 +78,7 @@ fn cells(model: &ModelReport) -> Option<String> {
     (!cells.is_empty()).then(|| cells.join(", "))
 }
 
-/// Inputs and outputs of each model.
+/// Returns a table of the inputs and outputs of each model.
 pub(crate) fn tensors(models: &[ModelReport]) -> String {
     let mut table = Table::new(["model", "inputs", "outputs"]);
     for model in models.iter().filter(|model| model.error.is_none()) {
@@ -86,7 +87,8 @@ pub(crate) fn tensors(models: &[ModelReport]) -> String {
     table.to_string()
 }
 
-/// ℓ(b) of each model at powers of two, and of each block; by length, where requests differ in length.
+/// Returns a table of ℓ(b) of each model at powers of two, and of each block; by length if requests
+/// differ in length.
 pub(crate) fn profiles(models: &[ModelReport]) -> String {
     let mut table = Table::new(["model", "length", "batch", "l(b) ms", "ms per row", "rows/s"]);
     let named = |model: &ModelReport, profile: &ProfileReport| match profile.batch {

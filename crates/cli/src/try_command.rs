@@ -1,14 +1,14 @@
-//! The line that `serve` prints to try a model: a curl that infers.
+//! The line that `serve` prints for trying a model: a curl command with an inference request.
 
 use ripieno_repository::{ModelReport, Sample};
 
-/// A model and what to send it; if no model has anything short enough, what to ask of it instead.
+/// A model with a request; if no model has a short enough request, the model alone.
 pub(crate) struct TryCommand<'a> {
     model: &'a str,
     sample: Option<&'a Sample>,
 }
 
-/// The model that is easiest to try: one whose request can be read goes before one whose request is only zeros.
+/// Returns the model that is easiest to try: a readable request is preferred to one of zeros.
 pub(crate) fn easiest(models: &[ModelReport]) -> Option<TryCommand<'_>> {
     let served = || models.iter().filter(|model| model.error.is_none());
     let reads = |model: &&ModelReport| matches!(model.sample, Some(Sample::Json(_)));
@@ -17,9 +17,9 @@ pub(crate) fn easiest(models: &[ModelReport]) -> Option<TryCommand<'_>> {
 }
 
 impl TryCommand<'_> {
-    /// The command, for a server at this URL.
+    /// Returns the command, for a server at this URL.
     pub(crate) fn command(&self, url: &str, options: &str) -> String {
-        // A name is whatever a folder may be called.
+        // The name of a folder may have any characters.
         let model: String = self.model.bytes().map(escaped).collect();
         let url = format!("{url}/v2/models/{model}");
         let header = "-H 'Inference-Header-Content-Length: 0'";

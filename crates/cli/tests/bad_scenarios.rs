@@ -1,5 +1,6 @@
-//! Scenarios that make no sense, given to the binary as a user would: it ends soon, with exit code 1 and an error that names
-//! the file and the key, and prints nothing on stdout that a program could take for a result.
+//! Invalid scenarios, given to the binary as a user would: it ends soon, with exit code 1 and an
+//! error that names the file and the key, and prints nothing on stdout that a program could take
+//! for a result.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -7,7 +8,7 @@ use std::process::{Command, Output};
 const MODEL: &str = "[[model]]\nname = \"m\"\nslo_ms = 25.0\nalpha_ms = 1.0\nbeta_ms = 5.0\n";
 const IMPOSSIBLE: &str = "[[model]]\nname = \"slow\"\nslo_ms = 5.0\nalpha_ms = 1.0\nbeta_ms = 5.0\n";
 
-/// A folder of its own for each test, gone when the test is over.
+/// A folder of its own for each test, removed at its end.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -17,14 +18,14 @@ impl Folder {
         Folder(folder)
     }
 
-    /// Runs a command over a scenario with this text.
+    /// Runs a command on a scenario with this text.
     fn run(&self, command: &str, text: &str, more: &[&str]) -> Output {
         let file = self.0.join("s.toml");
         std::fs::write(&file, text).unwrap();
         Command::new(env!("CARGO_BIN_EXE_ripieno")).arg(command).arg(file).args(more).output().unwrap()
     }
 
-    /// The error of a run that must fail.
+    /// Returns the error of a run that must fail.
     fn error(&self, command: &str, text: &str, more: &[&str]) -> String {
         let output = self.run(command, text, more);
         let error = String::from_utf8(output.stderr).unwrap();
@@ -80,16 +81,16 @@ fn flags_are_named_where_they_are_wrong() {
         }
         let error = folder.error(command, &text, &["--option", "gathers=1"]);
         assert!(error.contains("policy_options.gathers: "), "{command}\n{error}");
-        // Also where another policy takes its place.
+        // Also if another policy replaces it.
         let unknown = format!("policy = \"best\"\n{text}");
         let error = folder.error(command, &unknown, &["--as-served"]);
         assert!(error.contains("s.toml: policy: unknown policy \"best\""), "{command}\n{error}");
-        // A policy that does not exist is wrong usage: the known ones stand in the help.
+        // An unknown policy is wrong usage: the known ones are in the help.
         assert_eq!(folder.run(command, &text, &["--policy", "best"]).status.code(), Some(2));
     }
 }
 
-/// An SLO below ℓ(1) is no load of 0 and no run in which everything is dropped.
+/// An SLO below ℓ(1) is neither a load of 0 nor a run in which everything is dropped.
 #[test]
 fn an_impossible_model_is_reported_as_such() {
     let folder = Folder::new("impossible");
@@ -99,14 +100,14 @@ fn an_impossible_model_is_reported_as_such() {
         let reason = "s.toml: model \"slow\": slo_ms = 5, but one request alone takes 6 ms";
         assert!(error.contains(reason) && error.contains("give at least 6"), "{command}\n{error}");
     }
-    // Planning has an answer, for the other model, and still says that something is wrong.
+    // Planning has a result for the other model, and still reports the error.
     let plan = folder.run("plan", &text, &["--format", "json"]);
     let stdout = String::from_utf8(plan.stdout).unwrap();
     assert!(plan.status.code() == Some(1) && stdout.contains("\"impossible\":[{\"model\":\"slow\""), "{stdout}");
     assert!(String::from_utf8(plan.stderr).unwrap().contains("model \"slow\": slo_ms = 5"));
 }
 
-/// Late answers can be simulated on purpose. They are no goodput, however few.
+/// Late answers can be simulated on purpose. They are never goodput.
 #[test]
 fn late_answers_may_be_asked_for() {
     let folder = Folder::new("late");
@@ -117,7 +118,7 @@ fn late_answers_may_be_asked_for() {
     assert!(folder.error("goodput", &text, &[]).contains("so no rate is low enough"));
 }
 
-/// They change a recording: beside a scenario they would be passed over.
+/// These flags change a recording: with a scenario they would be ignored.
 #[test]
 fn what_changes_a_recording_is_refused_beside_a_scenario() {
     let folder = Folder::new("changes");

@@ -1,4 +1,5 @@
-//! `bench` against a `serve` that wants TLS, a client certificate and a token: both binaries as users run them.
+//! `bench` against a `serve` with TLS, a client certificate and a token: both binaries as users run
+//! them.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -21,7 +22,7 @@ fn authority(name: &str) -> Issuer {
     CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
 }
 
-/// A server that is stopped, and a folder that is removed, when the test is over.
+/// A server and a folder that end with the test.
 struct Served {
     folder: PathBuf,
     process: Child,
@@ -88,7 +89,7 @@ impl Served {
         command.output().unwrap()
     }
 
-    /// Requests answered, of a run in which none failed.
+    /// Returns the requests answered in a run in which none failed.
     fn answered(&self, url: &str, files: &[(&str, &str)], variable: Option<&str>) -> u64 {
         let output = self.bench(url, files, variable);
         let error = String::from_utf8_lossy(&output.stderr);
@@ -98,7 +99,7 @@ impl Served {
         results["answered"].as_u64().unwrap()
     }
 
-    /// The error of a run that must fail; a secret is never part of it.
+    /// Returns the error of a run that must fail; a secret is never part of it.
     fn error(&self, url: &str, files: &[(&str, &str)]) -> String {
         let output = self.bench(url, files, None);
         let error = String::from_utf8(output.stderr).unwrap();

@@ -1,5 +1,5 @@
-//! `ripieno frontend`, `scheduler` and `backend` as processes: what they answer is what `serve` answers, and whoever is
-//! killed, each request has one answer.
+//! `ripieno frontend`, `scheduler` and `backend` as processes: their answers are those of `serve`,
+//! and each request has one answer, whichever process is killed.
 
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 const SAFETY: Duration = Duration::from_secs(60);
 const ANYWHERE: &str = "127.0.0.1:0";
 
-/// A process that is killed when the test is over.
+/// A process that is killed at the end of the test.
 struct Process {
     child: Child,
-    /// What it printed when it was ready.
+    /// The JSON that it printed when it was ready.
     ready: Value,
 }
 
@@ -34,7 +34,7 @@ impl Process {
         self.ready[of].as_str().unwrap()
     }
 
-    /// As kill -9 does.
+    /// Kills the process, as kill -9 does.
     fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -44,7 +44,7 @@ impl Process {
         assert!(Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap().success());
     }
 
-    /// Ends as by an operator.
+    /// Ends the process as an operator does.
     fn end(&mut self) {
         self.signal("-TERM");
         assert!(self.child.wait().unwrap().success());
@@ -58,7 +58,7 @@ impl Drop for Process {
     }
 }
 
-/// A folder that is removed when the test is over.
+/// A folder that is removed at the end of the test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -102,7 +102,7 @@ fn frontend(scheduler: &str) -> Process {
     Process::start(&[&["frontend", "--scheduler", scheduler], &ports[..]].concat())
 }
 
-/// Status, whether it says when to try again, and body.
+/// Returns the status, whether there is a time to retry, and the body.
 fn call(http: &str, head: &str, body: &str) -> (u16, bool, String) {
     let mut stream = TcpStream::connect(http).unwrap();
     let length = body.len();
@@ -149,13 +149,13 @@ fn what_a_cluster_answers_is_what_serve_answers() {
         assert!(begun.elapsed() < SAFETY, "the second backend never serves");
     }
     for at in 0..40_i64 {
-        // Of several widths, which share no batch, and more rows than a batch holds.
+        // Several widths, which share no batch, and more rows than a batch holds.
         let (rows, width) = (1 + at as usize % 9, 1 + at as usize % 3);
         let row: Vec<i64> = (0..(rows * width) as i64).map(|number| number + at).collect();
         let ask = |http| infer(http, "double", &fp32("x", &[rows, width], &row));
         assert_eq!(ask(cluster), ask(one));
         assert_eq!(ask(cluster).0, 200);
-        // A value that the model's table does not have is found out where the model is.
+        // A value that the model's table does not have is found by the backend.
         let ask = |http| infer(http, "pick_third", &fp32("g", &[1], &[at]));
         assert_eq!(ask(cluster), ask(one));
     }
@@ -181,7 +181,7 @@ fn what_a_cluster_answers_is_what_serve_answers() {
     serve.end();
 }
 
-/// The answers so far, right or to be tried again.
+/// Counters of the answers so far, right or retryable.
 #[derive(Default)]
 struct Counts {
     right: AtomicUsize,
@@ -189,7 +189,7 @@ struct Counts {
     over: AtomicBool,
 }
 
-/// Asks over and over: each call has one answer, right or to be tried again.
+/// Sends requests repeatedly: each has one answer, right or retryable.
 fn drive(http: &str, first: i64, counts: &Counts) {
     for number in first.. {
         if counts.over.load(Ordering::Relaxed) {
@@ -209,8 +209,8 @@ fn drive(http: &str, first: i64, counts: &Counts) {
     }
 }
 
-/// Does something under load, once there have been some answers, and waits for as many after it. How many had to be
-/// tried again.
+/// Runs `act` under load, once there have been some answers, and waits for as many after it.
+/// Returns the number of retryable answers.
 fn during(http: &str, act: impl FnOnce()) -> usize {
     const SOME: usize = 100;
     let counts = Counts::default();
@@ -237,7 +237,7 @@ fn during(http: &str, act: impl FnOnce()) -> usize {
     counts.again.load(Ordering::Relaxed)
 }
 
-/// A model whose answer is its input, at once late or not.
+/// Returns a model whose answer is its input, with late requests refused.
 fn echo(name: &str) -> Folder {
     let models = Folder::new(name);
     let tensor = |kind: &str| format!("[[{kind}]]\nname = \"x\"\ndatatype = \"FP32\"\nshape = [-1, 1]\n");
@@ -297,22 +297,22 @@ fn whoever_is_killed_each_request_has_one_answer() {
 fn probes_tell_who_may_be_counted_on() {
     let models = echo("probes");
     let epoch = format!("file:{}", models.0.join("epoch").display());
-    // A backend waits for its schedulers; it lives, and is not ready.
-    let nobody = std::net::TcpListener::bind(ANYWHERE).unwrap().local_addr().unwrap().to_string();
+    // A backend waits for its schedulers; it is alive, and not ready.
+    let unused = std::net::TcpListener::bind(ANYWHERE).unwrap().local_addr().unwrap().to_string();
     let device = ["--device", "emulated", "--metrics", ANYWHERE];
-    let backend = Process::start(&[&["backend", models.path(), "--scheduler", &nobody], &device[..]].concat());
+    let backend = Process::start(&[&["backend", models.path(), "--scheduler", &unused], &device[..]].concat());
     let probed = backend.address("metrics");
     assert_eq!(call(probed, "GET /v2/health/live", "").0, 200);
     assert_eq!(call(probed, "GET /v2/health/ready", "").0, 503);
 
     let start = |listen: &str| {
         let ports = ["--listen", listen, "--metrics", ANYWHERE];
-        Process::start(&[&["scheduler", "--epoch", &epoch, "--schedulers", &nobody], &ports[..]].concat())
+        Process::start(&[&["scheduler", "--epoch", &epoch, "--schedulers", &unused], &ports[..]].concat())
     };
-    let first = start(&nobody);
+    let first = start(&unused);
     until_ready(first.address("metrics"), true);
     until_ready(probed, true);
-    // So is a spare, which has no device: else it would count as missing.
+    // A spare is ready too, although it has no device: otherwise it would count as missing.
     let spare = start(ANYWHERE);
     until_ready(spare.address("metrics"), true);
     let serving = |of: &Process| call(of.address("metrics"), "GET /metrics", "").2.contains("ripieno_device_serving{");

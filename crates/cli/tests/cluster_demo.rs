@@ -1,4 +1,5 @@
-//! `ripieno cluster-demo` in a short form: hand-over of real processes under load, and that none of them outlives it.
+//! `ripieno cluster-demo` in a short form: hand-over of real processes under load, none of which
+//! outlives it.
 
 use serde_json::Value;
 use std::net::TcpStream;
@@ -45,7 +46,7 @@ fn its_processes_end_with_it_even_if_it_is_killed() {
             std::thread::yield_now();
         }
     };
-    // A scheduler's log bears its address, and a backend's is there once both schedulers are.
+    // A scheduler's log contains its address, and a backend's is there once both schedulers are.
     let logs = || -> Vec<PathBuf> {
         let files = std::fs::read_dir(&folder).into_iter().flatten();
         files.map(|file| file.unwrap().path()).filter(|path| path.extension().is_some_and(|end| end == "log")).collect()

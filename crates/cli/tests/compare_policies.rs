@@ -1,4 +1,4 @@
-//! `ripieno compare-policies` as a user calls it, on the smallest scenario of the repository.
+//! `ripieno compare` as a user calls it, on the smallest scenario of the repository.
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -8,30 +8,30 @@ const EXAMPLE: &str = "../../scenarios/symphony/example.toml";
 
 fn compare(words: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
-    command.current_dir(env!("CARGO_MANIFEST_DIR")).arg("compare-policies").args(words).output().unwrap()
+    command.current_dir(env!("CARGO_MANIFEST_DIR")).arg("compare").args(words).output().unwrap()
 }
 
-/// The JSON of a call that succeeds.
+/// Returns the JSON of a successful run.
 fn compared(words: &[&str]) -> Value {
     let output = compare(&[words, &["--format", "json"]].concat());
     assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// What a call that fails says.
+/// Returns the error of a failing run.
 fn error(words: &[&str]) -> String {
     let output = compare(words);
     assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{words:?}");
     String::from_utf8(output.stderr).unwrap()
 }
 
-/// By row, the measure and its ratio.
+/// Returns the measure and its ratio, by row.
 fn ratios(comparison: &Value) -> Vec<(String, f64)> {
     let rows = comparison["contests"][0]["results"].as_array().unwrap();
     rows.iter().map(|row| (row["measure"].as_str().unwrap().to_owned(), row["ratio"].as_f64().unwrap())).collect()
 }
 
-/// As far as JSON tells.
+/// Rounds a ratio to the precision of JSON.
 fn close(ratio: f64) -> i64 {
     (ratio * 1e9).round() as i64
 }
@@ -40,7 +40,7 @@ fn keys(value: &Value) -> Vec<&str> {
     value.as_object().unwrap().keys().map(String::as_str).collect()
 }
 
-/// A folder of this test alone.
+/// Returns a folder of this test alone.
 fn folder(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::create_dir_all(&folder).unwrap();
@@ -55,7 +55,8 @@ fn a_policy_is_as_good_as_itself_and_a_loser_is_told() {
     let named = ["goodput", "mean", "mean", "mean", "p99", "p99", "p99", "in-time"];
     assert_eq!(measures, named.map(|measure| (measure.to_owned(), true)));
 
-    // Alone a request takes 6 of its 12 ms on one of three devices, 500/s; in batches of four they carry twice as many.
+    // Alone, a request takes 6 of its 12 ms on one of three devices, 500/s; in batches of four they
+    // carry twice as many.
     let words = [EXAMPLE, "--requests", "200", "--policy", "serial", "--against", "eager", "--loads", "40,90,150"];
     let loser = compared(&words);
     let contest = &loser["contests"][0];

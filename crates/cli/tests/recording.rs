@@ -1,4 +1,5 @@
-//! `ripieno simulate --recording`: a live run on an emulated device is recorded by the runtime, and its arrivals simulated.
+//! `ripieno simulate --recording`: a live run on an emulated device is recorded by the runtime, and
+//! its arrivals simulated.
 
 use bytes::Bytes;
 use ripieno_base::Nanos;
@@ -15,7 +16,7 @@ use std::time::Duration;
 
 const REQUESTS: usize = 60;
 
-/// A live run of so many requests of one to three rows, one after the other; ℓ(b) = 1 + 0.1·b ms.
+/// Records a live run of requests of one to three rows, one after the other; ℓ(b) = 1 + 0.1·b ms.
 fn recorded(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let executor: Arc<dyn Executor> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()));
@@ -80,7 +81,8 @@ fn the_arrivals_of_a_live_run_are_simulated_under_any_policy_slo_and_number_of_d
         assert!(run["p50_ms"].as_f64().unwrap() >= 1.1, "{served}");
     }
     assert_eq!((&served["policy"], &served["measured"]["policy"]), (&json!("deferred"), &json!("deferred (measured)")));
-    // Each request came when the one before it had been answered; three rows take 1.3 ms, and this machine adds nothing.
+    // Each request was sent when the previous one was answered; three rows take 1.3 ms, and this
+    // machine adds nothing.
     let exact = summary(&recording, &["--exact"]);
     let p50 = exact["p50_ms"].as_f64().unwrap();
     assert!((1.1..=1.3).contains(&p50) && p50 <= served["measured"]["p50_ms"].as_f64().unwrap(), "{exact}");
@@ -101,7 +103,7 @@ fn cut_and_foreign_files_are_named_with_their_line() {
     let text = std::fs::read_to_string(&recording).unwrap();
     let write = |text: &str| std::fs::write(&recording, text).unwrap();
 
-    // A server that was killed leaves half a line: what came before it counts.
+    // A killed server leaves a partial line: everything before it counts.
     let half = text.match_indices("{\"at\"").nth(text.lines().count() / 2).unwrap().0;
     write(&text[..half + 9]);
     let requests = summary(&recording, &[])["requests"].as_u64().unwrap();
@@ -126,7 +128,7 @@ fn cut_and_foreign_files_are_named_with_their_line() {
     std::fs::write(&recording, b"\xff\xfe\0\n").unwrap();
     assert!(error(&recording, &[]).contains("cut.jsonl:1: not a line of a recording"));
 
-    // No line is so long, so what is no recording is not read into memory whole.
+    // Lines are bounded, so a file that is no recording is not read into memory whole.
     std::fs::File::create(&recording).unwrap().set_len(1 << 33).unwrap();
     assert!(error(&recording, &[]).contains("cut.jsonl:1: not a line of a recording: the line is longer than"));
 

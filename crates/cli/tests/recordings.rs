@@ -1,9 +1,11 @@
-//! Three recordings of live overload on a real engine, replayed: the server's choice loses nothing that a published
-//! rule keeps on the same arrivals and the same pauses of the machine.
+//! Three recordings of live overload on a real engine, replayed: the server's choice answers at
+//! least as much in time as the published rule does with the same arrivals and the same pauses of
+//! the machine.
 //!
-//! `tests/python/make_recordings.py` made them: a stack of dense layers, an encoder over requests that differ in length, and an
-//! LSTM in cells, on one thread of ONNX Runtime beside the load generator. The first is of a run in which batch sizes
-//! followed the profile while batches occupied the device for longer.
+//! `tests/python/make_recordings.py` made them: a stack of dense layers, an encoder over requests
+//! that differ in length, and an LSTM in cells, on one thread of ONNX Runtime beside the load
+//! generator. The first is of a run in which batch sizes followed the profile while batches
+//! occupied the device for longer.
 
 use flate2::read::GzDecoder;
 use serde_json::Value;
@@ -20,7 +22,7 @@ fn recording(name: &str) -> PathBuf {
     path
 }
 
-/// Useful answers a second.
+/// Returns useful answers per second.
 fn useful(recording: &Path, more: &[&str]) -> f64 {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
     command.args(["simulate", "--format", "json", "--recording"]).arg(recording).args(more);

@@ -1,4 +1,5 @@
-//! `serve --shards`: real models on real devices, each decided about by its own shard, and the recording replays.
+//! `serve --shards`: real models on real devices, each scheduled by its own shard, and the
+//! recording replays.
 
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -6,12 +7,12 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-/// Far beyond what a loaded machine takes.
+/// Far beyond the latency on a loaded machine.
 const MODEL: &str = "slo_ms = 60000\nmax_batch = 8\n";
 const THREADS: usize = 4;
 const EACH: usize = 60;
 
-/// A server that is stopped, and a folder that is removed, when the test is over.
+/// A server and a folder that end with the test.
 struct Served {
     folder: PathBuf,
     process: Child,
@@ -27,7 +28,7 @@ fn serve(folder: &Path, flags: &[&str]) -> Command {
     command
 }
 
-/// A repository of these models of the executor's tests.
+/// Returns a repository of these models of the executor's tests.
 fn repository(name: &str, models: &[&str]) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("ripieno-{name}-{}", std::process::id()));
     let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("../executor/tests/models");
@@ -51,7 +52,7 @@ impl Served {
         Served { folder, process, http }
     }
 
-    /// What a model answers to a row of numbers.
+    /// Returns a model's answer to a row of numbers.
     fn infer(&self, model: &str, input: &str, shape: &[usize], row: &[i64]) -> Vec<i64> {
         let input = json!({ "name": input, "datatype": "FP32", "shape": shape, "data": row });
         let body = json!({ "inputs": [input] }).to_string();
@@ -73,7 +74,7 @@ impl Served {
         data.iter().map(|number| number.as_f64().unwrap() as i64).collect()
     }
 
-    /// Ends as by an operator.
+    /// Ends the server as an operator does.
     fn end(&mut self) {
         let pid = self.process.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
@@ -107,7 +108,7 @@ fn real_models_are_served_in_shards_and_the_run_replays() {
             scope.spawn(move || {
                 for at in 0..EACH {
                     let number = (thread * 7 + at) as i64;
-                    // Of several widths, which share no batch.
+                    // Several widths, which share no batch.
                     let row = vec![number; 1 + at % 3];
                     let doubled: Vec<i64> = row.iter().map(|number| 2 * number).collect();
                     assert_eq!(served.infer("double", "x", &[1, row.len()], &row), doubled);

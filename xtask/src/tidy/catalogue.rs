@@ -1,4 +1,5 @@
-//! Every policy has its row in `docs/internals/policies.md`: source, rule, state, knobs, what it ignores, where we deviate.
+//! Every policy has its row in `docs/internals/policies.md`: source, rule, state, knobs, what it
+//! ignores, where we deviate.
 
 use super::Finding;
 use super::source::Source;
@@ -23,7 +24,7 @@ fn is_policy(source: &Source) -> bool {
     own_folder || source.is("rs") && !name.contains('/') && name != "mod.rs" && !name.ends_with("tests.rs")
 }
 
-/// What the page must hold: `timeout.rs`, or `unified/`.
+/// The text that the page must contain: `timeout.rs`, or `unified/`.
 fn file_name(source: &Source) -> &str {
     let name = source.path.strip_prefix(FOLDER).unwrap_or(&source.path);
     name.strip_suffix("mod.rs").unwrap_or(name)

@@ -1,8 +1,10 @@
-//! No import circles: files of one crate that need each other are one file in parts, and nobody can read one first.
+//! No import circles: files of one crate that need each other are one file in parts, and a reader
+//! cannot begin with any.
 //!
-//! The files of a crate are its modules. One needs another if a path in its code, in a `use` or not, leads there, through whatever
-//! re-exports stand between. Not counted are a module and its own folder (`a` with `a/b`), which are one thing in two places; tests;
-//! and `pub use` itself. Paths are read off the text: macros that make paths are not seen.
+//! The files of a crate are its modules. One needs another if a path in its code, in a `use` or
+//! not, leads there, through whatever re-exports stand between. Not counted are a module and its
+//! own folder (`a` with `a/b`), which are one thing in two places; tests; and `pub use` itself.
+//! Paths are read off the text: macros that make paths are not seen.
 
 use super::Finding;
 use super::source::Source;
@@ -80,7 +82,7 @@ impl Module<'_> {
     }
 }
 
-/// Where the next `use` begins, and the semicolon that ends it.
+/// Returns the place of the next `use`, and of the semicolon that ends it.
 fn next_use(code: &str) -> Option<(usize, usize)> {
     let starts = code.match_indices("use ").map(|(at, _)| at);
     let mut starts = starts.filter(|&at| code[..at].chars().next_back().is_none_or(char::is_whitespace));
@@ -110,7 +112,7 @@ fn expand(tree: &str, prefix: &[String], names: &mut Vec<(String, Path)>) {
     names.extend(name.map(|name| (name, path)));
 }
 
-/// What stands between the commas outside braces.
+/// Returns the parts between commas outside braces.
 fn branches(list: &str) -> Vec<&str> {
     let (mut depth, mut start, mut found) = (0, 0, Vec::new());
     for (at, c) in list.char_indices() {

@@ -29,7 +29,8 @@ fn places(sources: &[Source]) -> BTreeSet<&str> {
     places
 }
 
-/// The relative targets of inline links and pictures outside code, with their lines; fragments are cut off.
+/// The relative targets of inline links and pictures outside code, with their lines; fragments are
+/// cut off.
 fn links(text: &str) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
     let mut in_code = false;

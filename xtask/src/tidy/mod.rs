@@ -1,12 +1,14 @@
 //! `cargo xtask tidy`: the rules of the house, as tests.
 //!
-//! A rule lives here if a compiler cannot hold it and a reviewer would have to remember it. Each one is a pure function
-//! from the repository's text to findings, with a test that sees it fail: a rule that cannot fail is worthless.
+//! A rule lives here if a compiler cannot hold it and a reviewer would have to remember it. Each
+//! one is a pure function from the repository's text to findings, with a test that sees it fail: a
+//! rule that cannot fail is worthless.
 //!
-//! Two rules are left to clippy, since it reads code better than we do: functions above 70 lines (`too_many_lines`)
-//! and calls that are wrong everywhere (`disallowed_methods`), both set in `clippy.toml`. The ban on clocks is *not*
-//! there: `clippy.toml` holds for the whole workspace and files of single crates would replace it, not add to it, while
-//! half of our crates may read the clock. So [`purity`] searches the text of the others.
+//! Two rules are left to clippy, since it reads code better than we do: functions above 70 lines
+//! (`too_many_lines`) and calls that are wrong everywhere (`disallowed_methods`), both set in
+//! `clippy.toml`. The ban on clocks is *not* there: `clippy.toml` holds for the whole workspace and
+//! files of single crates would replace it, not add to it, while half of our crates may read the
+//! clock. So [`purity`] searches the text of the others.
 
 mod catalogue;
 mod circles;
@@ -76,7 +78,7 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// What git tracks or would track: the rules shall be seen before the commit, not after.
+/// Reads the files that git tracks or would track: the rules are seen before the commit.
 fn read_repository() -> Result<Vec<Source>> {
     let mut git = Command::new("git");
     git.args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]).current_dir(root());

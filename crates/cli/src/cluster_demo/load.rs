@@ -1,4 +1,4 @@
-//! Clients of the demo: requests at a steady rate, of each of which is known how it was answered.
+//! Clients of the demo: requests at a steady rate, with the outcome of each.
 
 use anyhow::Context;
 use bytes::Bytes;
@@ -15,25 +15,25 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
-/// A client waits so long, twice as long as the model's SLO.
+/// Timeout of a client, twice the model's SLO.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
-/// So many requests are under way at most; further ones are not sent.
+/// Largest number of requests in flight; further ones are not sent.
 const MAX_IN_FLIGHT: usize = 2_000;
 
-/// How a request ended.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ClientOutcome {
-    /// With its own answer.
+    /// Its own answer.
     Right,
-    /// With 503 and when to come again.
+    /// 503 with a time to retry.
     Retry,
-    /// With another error.
+    /// Another error.
     Failed,
-    /// With somebody else's answer.
+    /// The answer of another request.
     Duplicated,
     /// Its connection broke, since its frontend was killed.
     Disconnected,
-    /// Not at all.
+    /// No answer.
     Lost,
 }
 
@@ -50,10 +50,10 @@ impl ClientOutcome {
     }
 }
 
-/// The frontends, and what has become of requests.
+/// The frontends, and the outcomes of requests.
 pub(super) struct ClientLoad {
     frontends: Vec<SocketAddr>,
-    /// Connections to it may break.
+    /// True for a frontend whose connections may break.
     pub(super) killed: Vec<AtomicBool>,
     pub(super) over: AtomicBool,
     pub(super) sent: AtomicU64,
@@ -77,7 +77,7 @@ impl ClientLoad {
         ClientLoad { frontends, killed, over, sent, counts: Mutex::default() }
     }
 
-    /// Sends so many requests a second until it is over, and waits for their ends.
+    /// Sends `rate` requests per second until it is stopped, and waits for their outcomes.
     pub(super) async fn run(self: Arc<ClientLoad>, rate: u32) {
         let http: DemoHttp = Client::builder(TokioExecutor::new()).build_http();
         let mut every = tokio::time::interval(Duration::from_secs(1) / rate);
@@ -116,19 +116,20 @@ impl ClientLoad {
         counts.outcomes.get(&outcome).copied().unwrap_or(0)
     }
 
-    /// How often what happened.
+    /// Returns the number of each outcome.
     pub(super) fn outcomes(&self) -> BTreeMap<&'static str, u64> {
         let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         counts.outcomes.iter().map(|(outcome, &count)| (outcome.name(), count)).collect()
     }
 
-    /// The longest time without a right answer since this was asked last.
+    /// Returns the longest time without a right answer since the last call.
     pub(super) fn take_gap(&self) -> Duration {
         std::mem::take(&mut self.counts.lock().unwrap_or_else(PoisonError::into_inner).gap)
     }
 }
 
-/// A request with its number, which its answer is to repeat. An error only if there is no answer.
+/// Sends a request with its number, which the answer must repeat. Returns an error only if there is
+/// no answer.
 async fn infer(http: &DemoHttp, frontend: SocketAddr, number: u64) -> anyhow::Result<ClientOutcome> {
     let body = format!(r#"{{"inputs":[{{"name":"x","datatype":"INT64","shape":[1,1],"data":[{number}]}}]}}"#);
     let request = Request::post(format!("http://{frontend}/v2/models/echo/infer")).body(Full::new(body.into()))?;

@@ -1,9 +1,10 @@
-//! `ripieno cluster-demo`: a cluster on this machine's loopback, of which a part ends or hangs under load, and what its
-//! clients notice.
+//! `ripieno cluster-demo`: a cluster on this machine's loopback, a part of which fails or hangs
+//! under load, and the effect on its clients.
 //!
-//! Everything is real but the devices: an etcd of three nodes if there is one, schedulers, frontends and backends as
-//! processes of this program, HTTP in front. When a spare commands, and that never two do, is read from what the backends
-//! say that they obeyed.
+//! Everything is real except the devices: an etcd of three nodes if it is installed, schedulers,
+//! frontends and backends as processes of this program, with clients over HTTP. The time at which a
+//! spare takes over, and that there are never two primaries, are taken from the backends' records
+//! of accepted orders.
 
 mod cluster;
 mod load;
@@ -29,46 +30,47 @@ use std::time::{Duration, Instant};
 const HELP: &str = "Examples:\n  ripieno cluster-demo\n  ripieno cluster-demo --hang primary --runs 20 --backends 64\n  \
                     ripieno cluster-demo --kill any --hang any --runs 20 --rate 500\n";
 
-/// See a cluster lose a part under load: schedulers with a spare, frontends and emulated backends as processes on loopback,
-/// one of which is killed or stands still, and what clients notice.
+/// Show a cluster under load that loses a part: schedulers with a spare, frontends and emulated
+/// backends as processes on loopback, one of which is killed or hangs, and the effect on clients.
 ///
-/// The epoch is in an etcd of three nodes, if there is an etcd; else in a file. All processes end with the demo.
+/// The epoch is in an etcd of three nodes, if there is an etcd; else in a file. All processes end
+/// with the demo.
 #[derive(Args, Debug)]
 #[command(after_help = HELP)]
 pub(crate) struct ClusterDemoArgs {
-    /// Emulated backends, eight processes at most.
+    /// Number of emulated backends, in at most eight processes.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     backends: u16,
 
-    /// Frontends.
+    /// Number of frontends.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=16))]
     frontends: u16,
 
-    /// Schedulers; all but one are spares.
+    /// Number of schedulers; all but one are spares.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=8))]
     schedulers: u16,
 
-    /// Who is killed, as by kill -9, and started again [default: primary, if nobody is to hang].
+    /// Process to kill, as by kill -9, and to start again [default: primary, if none is to hang].
     #[arg(long, value_enum, value_name = "WHO")]
     kill: Option<FaultTarget>,
 
-    /// Who stands still for half a second. With --kill, each run draws one of both.
+    /// Process to hang for half a second. With --kill, each run draws one of both.
     #[arg(long, value_enum, value_name = "WHO")]
     hang: Option<FaultTarget>,
 
-    /// How often.
+    /// Number of faults.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
     runs: u16,
 
-    /// How long there is load before and after each, in seconds.
+    /// Time under load before and after each fault, in seconds.
     #[arg(long, value_name = "S", default_value_t = 1.0)]
     seconds: f64,
 
-    /// Requests a second.
+    /// Requests per second.
     #[arg(long, value_name = "R", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=20_000))]
     rate: u32,
 
-    /// What is drawn is drawn from this.
+    /// Seed of random choices.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 
@@ -76,16 +78,17 @@ pub(crate) struct ClusterDemoArgs {
     #[arg(long, value_name = "FILE")]
     etcd: Option<PathBuf>,
 
-    /// Keep what the processes log, and what backends obeyed, in this folder.
+    /// Keep the logs of the processes, and the backends' records of accepted orders, in this
+    /// folder.
     #[arg(long, value_name = "FOLDER")]
     keep: Option<PathBuf>,
 
-    /// How to print the results.
+    /// Output format.
     #[arg(long, default_value_t, value_name = "table|json")]
     format: Format,
 }
 
-/// Whom a fault befalls.
+/// The process that a fault hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum FaultTarget {
     /// The scheduler that is the primary.
@@ -96,7 +99,7 @@ enum FaultTarget {
     Frontend,
     /// A node of etcd.
     Etcd,
-    /// Any of them, drawn anew each time.
+    /// Any of them, drawn for each run.
     Any,
 }
 
@@ -107,7 +110,7 @@ struct DemoFault {
     hangs: bool,
 }
 
-/// What is printed.
+/// The output.
 #[derive(Serialize)]
 struct DemoResults {
     backends: usize,
@@ -115,11 +118,11 @@ struct DemoResults {
     answered: u64,
     lost: u64,
     duplicated: u64,
-    /// What backends obeyed that they should not have.
+    /// Number of orders that backends accepted and should not have.
     split_brain: usize,
-    /// From each fault of a primary until all backends obeyed the next.
+    /// Times from each fault of a primary until all backends followed the next one.
     handover_ms: Vec<f64>,
-    /// The longest time without a right answer around each fault.
+    /// The longest times without a right answer around each fault.
     gap_ms: Vec<f64>,
     outcomes: BTreeMap<&'static str, u64>,
     store: &'static str,
@@ -132,7 +135,7 @@ pub(crate) fn run(args: &ClusterDemoArgs) -> anyhow::Result<()> {
     let interrupted = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&interrupted);
     runtime.spawn(async move {
-        // Without signals there is nothing to be told.
+        // Without signals there is nothing to wait for.
         if crate::roles::shutdown_signal().await.is_ok() {
             told.store(true, Ordering::Relaxed);
         }
@@ -148,7 +151,7 @@ pub(crate) fn run(args: &ClusterDemoArgs) -> anyhow::Result<()> {
         output::print(format!("The epoch is in {of}."))?;
     }
     let start = || Cluster::start(args, etcd.as_deref(), Arc::clone(&interrupted));
-    // A port that was free may be another's by now.
+    // A free port may have been taken meanwhile.
     let mut cluster = start().or_else(|_| start())?;
     let load = Arc::new(ClientLoad::new(cluster.http.clone()));
     let sending = runtime.spawn(Arc::clone(&load).run(args.rate));
@@ -176,7 +179,7 @@ pub(crate) fn run(args: &ClusterDemoArgs) -> anyhow::Result<()> {
         outcomes: load.outcomes(),
         store,
     };
-    cluster.orders.split.iter().for_each(|split| tracing::error!("two schedulers were obeyed: {split}"));
+    cluster.orders.split.iter().for_each(|split| tracing::error!("orders of two schedulers were accepted: {split}"));
     if people { show(&results) } else { print_json(&results) }
 }
 
@@ -189,7 +192,7 @@ struct Demo<'a> {
 }
 
 impl Demo<'_> {
-    /// Run after run: how long hand-overs took, and gaps.
+    /// Makes all runs; returns the hand-over times and the gaps.
     fn measure(&mut self, cluster: &mut Cluster, load: &ClientLoad) -> anyhow::Result<(Vec<f64>, Vec<f64>)> {
         let (mut handovers, mut gaps) = (Vec::new(), Vec::new());
         for run in 1..=self.args.runs {
@@ -213,7 +216,7 @@ impl Demo<'_> {
         Ok((handovers, gaps))
     }
 
-    /// Lets the load run for a while, and shows it.
+    /// Waits under load for a while, with a progress display.
     fn wait(&self, run: u16, cluster: &mut Cluster, load: &ClientLoad) -> anyhow::Result<()> {
         let until = Instant::now() + Duration::from_secs_f64(self.args.seconds);
         while Instant::now() < until {
@@ -259,7 +262,7 @@ fn name(fault: DemoFault) -> &'static str {
         FaultTarget::Backend => "A backend's process",
         FaultTarget::Frontend => "A frontend",
         FaultTarget::Etcd => "A node of etcd",
-        FaultTarget::Any => "Somebody",
+        FaultTarget::Any => "A process",
     }
 }
 
@@ -274,7 +277,7 @@ fn ms(span: Duration) -> String {
 fn show(results: &DemoResults) -> anyhow::Result<()> {
     let DemoResults { requests, answered, lost, duplicated, split_brain, outcomes, .. } = results;
     output::print(format!(
-        "\n{requests} requests: {answered} answered, {lost} lost, {duplicated} answered as another; orders obeyed of two \
+        "\n{requests} requests: {answered} answered, {lost} lost, {duplicated} answered as another; orders accepted of two \
          schedulers: {split_brain}"
     ))?;
     for (outcome, count) in outcomes {

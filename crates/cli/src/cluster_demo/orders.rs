@@ -1,35 +1,36 @@
-//! What backends have obeyed, as they wrote it down: when a scheduler commanded all of them, and whether ever two did.
+//! The backends' records of accepted orders: the time at which a scheduler commanded all of them,
+//! and whether two did.
 
 use anyhow::Context;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 
-/// An order that was obeyed.
+/// An accepted order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Order {
     at_ns: u128,
-    /// Of the epoch, the number in it.
+    /// The epoch and the number of the claim in it.
     claim: (u64, u64),
     holder: String,
 }
 
-/// What all backends have obeyed so far.
+/// The accepted orders of all backends so far.
 #[derive(Default)]
 pub(super) struct OrderLog {
-    /// Each file, how far it has been read, and what was left of a line.
+    /// The files, each with an incomplete last line.
     files: Vec<(File, String)>,
-    /// The last of each device.
+    /// The last order of each device.
     last: BTreeMap<(usize, usize), Order>,
-    /// When each device first obeyed an epoch.
+    /// Time at which each device first followed an epoch.
     begun: BTreeMap<(u64, (usize, usize)), u128>,
     holders: BTreeMap<u64, String>,
-    /// A device went back, or an epoch is of two.
+    /// Violations: a device went back to an earlier claim, or an epoch has two holders.
     pub(super) split: Vec<String>,
 }
 
 impl OrderLog {
-    /// Those in this file, too.
+    /// Adds the orders of this file.
     pub(super) fn add(&mut self, path: &str) -> anyhow::Result<()> {
         self.files.push((
             File::options()
@@ -43,7 +44,7 @@ impl OrderLog {
         Ok(())
     }
 
-    /// Reads what has been written since.
+    /// Reads the lines written since the last call.
     pub(super) fn read(&mut self) -> anyhow::Result<()> {
         let mut read = Vec::new();
         for (at, (file, rest)) in self.files.iter_mut().enumerate() {
@@ -64,7 +65,7 @@ impl OrderLog {
         let order = Order { at_ns, claim: (word()?.parse()?, word()?.parse()?), holder: word()?.to_owned() };
         let epoch = order.claim.0;
         if let Some(last) = self.last.get(&device).filter(|last| last.claim > order.claim) {
-            self.split.push(format!("device {device:?} obeyed {order:?} after {last:?}"));
+            self.split.push(format!("device {device:?} accepted {order:?} after {last:?}"));
         }
         let holder = self.holders.entry(epoch).or_insert_with(|| order.holder.clone());
         if *holder != order.holder {
@@ -75,12 +76,12 @@ impl OrderLog {
         Ok(())
     }
 
-    /// The latest epoch, and whose it is.
+    /// Returns the latest epoch and its holder.
     pub(super) fn latest(&self) -> Option<(u64, &str)> {
         self.holders.last_key_value().map(|(&epoch, holder)| (epoch, holder.as_str()))
     }
 
-    /// When so many devices had obeyed an epoch later than this.
+    /// Returns the time at which this number of devices followed an epoch later than `over`.
     pub(super) fn commanded(&self, over: u64, devices: usize) -> Option<u128> {
         let (latest, _) = self.latest().filter(|(epoch, _)| *epoch > over)?;
         let times: Vec<u128> =
@@ -100,7 +101,8 @@ mod tests {
             orders.take(0, line).unwrap();
         }
         assert_eq!((orders.commanded(0, 2), orders.commanded(1, 1)), (None, Some(9)));
-        // While a spare takes over, one device may obey the old and another the new.
+        // While a spare takes over, one device may follow the old scheduler and another the new
+        // one.
         orders.take(0, "10 1 1 2 a batch").unwrap();
         orders.take(0, "12 1 2 2 b claim").unwrap();
         assert_eq!((orders.commanded(1, 2), orders.latest()), (Some(12), Some((2, "b"))));

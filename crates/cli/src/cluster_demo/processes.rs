@@ -1,5 +1,5 @@
-//! The processes of the demo. None outlives it, however it ends: each is started by a shell that waits for the end of its
-//! input, which only the demo holds, and then kills it.
+//! The processes of the demo. None outlives it, however it ends: each is started by a shell that
+//! waits for the end of its input, which only the demo holds open, and then kills it.
 
 use anyhow::{Context, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
@@ -13,26 +13,28 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Starts what follows, says its number, and kills it at the end of the input. An interrupt is the demo's to hear. The
-/// output is the process's alone from then on: it ends with it.
-const GUARD: &str = r#"trap "" INT TERM; "$@" & child=$!; echo $child; exec >&-; read -r _; kill -9 $child"#;
+/// A script that starts the given command, prints its process id, and kills it at the end of the
+/// input. Interrupts are the demo's. The output belongs to the process alone from then on, and ends
+/// with it. A demo that is killed meanwhile reads no process id: the script outlives that.
+const GUARD: &str =
+    r#"trap "" INT TERM; "$@" & child=$!; trap "" PIPE; echo $child; exec >&-; read -r _; kill -9 $child"#;
 
-/// How long a process may take to be there.
+/// Longest time for a process to start.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A process, and what it takes to start it again.
+/// A process, with its command for restarting it.
 pub(super) struct Process {
     words: Vec<String>,
     log: Option<String>,
     speaks: bool,
     guard: Child,
     pid: Pid,
-    /// What it printed when it was ready, if it does.
+    /// The JSON that it printed when it was ready, if it does.
     pub(super) ready: Value,
 }
 
 impl Process {
-    /// One of our own, which says in JSON that it is ready.
+    /// Starts a role of our own, which prints JSON when it is ready.
     pub(super) fn role(words: &[&str], log: String) -> anyhow::Result<Process> {
         let own = std::env::current_exe().context("cannot find this program")?;
         let own = own.to_str().context("the path of this program is no text")?;
@@ -55,7 +57,7 @@ impl Process {
         if speaks {
             lines.read_line(&mut line)?;
         }
-        // Nobody waits for the rest.
+        // The rest of the output is discarded.
         thread::spawn(move || lines.lines().map_while(Result::ok).for_each(drop));
         let ready = if speaks { serde_json::from_str(&line) } else { Ok(Value::Null) };
         let mut process = Process { words, log, speaks, guard, pid, ready: Value::Null };
@@ -63,17 +65,17 @@ impl Process {
         Ok(process)
     }
 
-    /// What it says of itself under this name.
+    /// Returns a field of the JSON that it printed.
     pub(super) fn says(&self, name: &str) -> &str {
         self.ready[name].as_str().unwrap_or_default()
     }
 
-    /// The signal is sent to the process itself, whose number is its own until its shell has ended.
+    /// Sends a signal to the process itself, whose id is valid until its shell has ended.
     pub(super) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         kill_process(self.pid, signal).with_context(|| format!("cannot signal {}", self.words.join(" ")))
     }
 
-    /// Another life of the same.
+    /// Restarts the process.
     pub(super) fn restart(&mut self) -> anyhow::Result<()> {
         self.end();
         *self = Process::start(self.words.clone(), self.log.clone(), self.speaks)?;
@@ -92,7 +94,7 @@ impl Drop for Process {
     }
 }
 
-/// So many ports of loopback that nobody has at this moment.
+/// Returns ports of loopback that are free at this moment.
 pub(super) fn free(count: usize) -> anyhow::Result<Vec<SocketAddr>> {
     let bound: Vec<TcpListener> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>()?;
     Ok(bound.iter().map(TcpListener::local_addr).collect::<Result<_, _>>()?)
@@ -104,7 +106,7 @@ pub(super) struct Etcd {
     pub(super) urls: Vec<String>,
 }
 
-/// The etcd that is to be used: the one that is named, or the one in the path, if there is one.
+/// Returns the named etcd program, or the one in the path, if there is one.
 pub(super) fn find_etcd(named: Option<&Path>) -> anyhow::Result<Option<PathBuf>> {
     if let Some(path) = named {
         ensure!(path.is_file(), "{} does not exist (--etcd)", path.display());
@@ -142,11 +144,11 @@ impl Etcd {
     }
 }
 
-/// A folder, and whether it stays at the end.
+/// A folder, and whether it is kept at the end.
 pub(super) struct DemoFolder(pub(super) PathBuf, bool);
 
 impl DemoFolder {
-    /// The one that is to be kept, or one that is not.
+    /// Returns the folder to keep, or a temporary one.
     pub(super) fn new(keep: Option<&Path>) -> anyhow::Result<DemoFolder> {
         let own = || std::env::temp_dir().join(format!("ripieno-cluster-demo-{}", std::process::id()));
         let path = keep.map_or_else(own, Path::to_owned);
@@ -167,7 +169,7 @@ impl Drop for DemoFolder {
     }
 }
 
-/// Waits until it is so.
+/// Polls until the condition holds.
 pub(super) fn until(what: &str, mut is: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<()> {
     let begun = Instant::now();
     while !is()? {
@@ -177,4 +179,28 @@ pub(super) fn until(what: &str, mut is: impl FnMut() -> anyhow::Result<bool>) ->
         thread::sleep(Duration::from_millis(2));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+
+    /// The reader of the process id has gone before it is printed, and so has the input.
+    #[test]
+    fn a_process_ends_with_a_demo_that_is_killed_while_it_starts_one() {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut guard = Command::new("sh")
+            .args(["-c", GUARD, "sh", "sh", "-c", "sleep 3; echo survived >&2"])
+            .stdin(Stdio::null())
+            .stdout(writer)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = String::new();
+        guard.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        guard.wait().unwrap();
+        assert!(!said.contains("survived"), "{said}");
+    }
 }

@@ -1,4 +1,4 @@
-//! One contestant: a runtime with a policy, its turns under load, and what they gave.
+//! One contestant: a runtime with a policy, its turns under load, and their results.
 
 use super::predictions::{Errors, Predictions};
 use super::requests::RequestArgs;
@@ -25,18 +25,18 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-/// A policy and its options, as given; another model and latency target than the others', if it is to have them.
+/// A policy and its options as given, with a model and an SLO of its own, if any.
 #[derive(Clone, Debug)]
 pub(super) struct LiveContestant {
     title: String,
     policy: String,
     slo: Option<Nanos>,
     options: Options,
-    /// Its own model, if it does not run the one that all run.
+    /// Its own model, if it does not run the common one.
     model: Option<String>,
 }
 
-/// The key under which a contestant names a model of its own: no policy has such an option.
+/// The key of a contestant's own model: no policy has such an option.
 const MODEL: &str = "model=";
 
 impl FromStr for LiveContestant {
@@ -56,7 +56,7 @@ impl FromStr for LiveContestant {
     }
 }
 
-/// What a contestant may set beside its policy's options.
+/// The key of a contestant's own SLO.
 const SLO: &str = "slo_ms";
 
 fn target(value: &OptionValue) -> Result<Nanos, String> {
@@ -65,12 +65,12 @@ fn target(value: &OptionValue) -> Result<Nanos, String> {
     millis.map(Nanos::from_millis_f64).ok_or_else(|| format!("{SLO}={value}: give milliseconds above 0"))
 }
 
-/// How a turn loads the runtime.
+/// The load of a turn.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum TurnLoad {
-    /// Open loop, so many requests a second.
+    /// Open loop, in requests per second.
     Rate(f64),
-    /// Closed loop with so many requests outstanding.
+    /// Closed loop with this number of requests outstanding.
     Saturated(usize),
 }
 
@@ -83,7 +83,7 @@ impl TurnLoad {
     }
 }
 
-/// What a turn gave; requests and latencies of the counted part, the rest of the whole turn.
+/// The results of a turn; requests and latencies of the counted part, the rest of the whole turn.
 #[derive(Clone, Debug)]
 pub(super) struct TurnOutcome {
     pub(super) answered_rps: f64,
@@ -104,22 +104,22 @@ pub(super) struct TurnOutcome {
     pub(super) predictions: Option<Predictions>,
 }
 
-/// What a task cost on average, in microseconds.
+/// The mean costs of a task, in microseconds.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct PerTask {
-    /// Of the scheduler's turns, which also take requests in and answer them.
+    /// Time of the scheduler's turns, which also accept and answer requests.
     pub(super) scheduling_us: f64,
     pub(super) gather_us: f64,
     pub(super) scatter_us: f64,
     pub(super) compute_us: f64,
-    /// All but computing, over computing.
+    /// All but computing, divided by computing.
     pub(super) overhead_fraction: f64,
 }
 
-/// What became of the requests of the counted part.
-struct WindowCounts {
+/// The outcomes of the requests of the counted part.
+struct TurnCounts {
     answered: u64,
-    /// Of these, after the model's SLO.
+    /// Answers after the model's SLO.
     late: u64,
     requests: u64,
     latencies: Latencies,
@@ -137,7 +137,7 @@ pub(super) struct LoadedContestant {
     seed: u64,
 }
 
-/// Requests straight into the runtime.
+/// A target that submits requests directly to the runtime.
 struct InProcess {
     engine: Engine,
     model: ModelId,
@@ -149,7 +149,7 @@ impl InProcess {
         let inputs = Arc::clone(&self.requests[(index % self.requests.len() as u64) as usize]);
         let rows = inputs.first().and_then(|input| input.shape.first()).map_or(1, |&rows| rows.max(1) as usize);
         let (tell, told) = oneshot::channel();
-        // Whoever gave up waiting is gone; then nobody wants the answer.
+        // After a timeout the receiver is gone and the answer is dropped.
         let on_answer = Box::new(move |answer| drop(tell.send(answer)));
         let job = Job {
             model: self.model,
@@ -187,7 +187,7 @@ struct Counters {
     tasks: u64,
     rows: f64,
     useless: u64,
-    /// Of requests that differ in length, elements computed of them, and for nothing.
+    /// Elements computed for requests that differ in length, and those of padding.
     elements: (u64, u64),
     busy_ns: u64,
     gathered: u64,
@@ -232,7 +232,7 @@ impl LoadedContestant {
             measure_for: None,
             slo: contestant.slo,
             control: Default::default(),
-            // Nobody else asks: no port is open.
+            // No port is open, so there are no other clients.
             allow_symlinks: true,
             config,
         };
@@ -272,7 +272,7 @@ impl LoadedContestant {
         round: u64,
     ) -> anyhow::Result<TurnOutcome> {
         let before = self.counters()?;
-        let WindowCounts { answered, late, requests, latencies, window } = match load {
+        let TurnCounts { answered, late, requests, latencies, window } = match load {
             TurnLoad::Rate(rate) => self.open(rate, span, timeout, round).await?,
             TurnLoad::Saturated(outstanding) => self.saturate(outstanding, span).await?,
         };
@@ -302,8 +302,8 @@ impl LoadedContestant {
         })
     }
 
-    /// The first fifth of a turn is not counted.
-    async fn open(&self, rate: f64, span: Duration, timeout: Duration, round: u64) -> anyhow::Result<WindowCounts> {
+    /// Runs an open loop; the first fifth of a turn is not counted.
+    async fn open(&self, rate: f64, span: Duration, timeout: Duration, round: u64) -> anyhow::Result<TurnCounts> {
         let end = Nanos(i64::try_from(span.as_nanos()).unwrap_or(i64::MAX));
         let warmup = Nanos(end.0 / 5);
         let arrivals = Arrivals::new(ArrivalProcess::Poisson, rate, self.seed, round)?;
@@ -319,17 +319,17 @@ impl LoadedContestant {
         };
         let report = open_loop(Arc::clone(&self.target), plan, &ProgressBar::hidden()).await?;
         let LoadReport { answered, late, requests, latencies, .. } = report;
-        Ok(WindowCounts { answered, late, requests, latencies, window: span.mul_f64(0.8) })
+        Ok(TurnCounts { answered, late, requests, latencies, window: span.mul_f64(0.8) })
     }
 
-    async fn saturate(&self, outstanding: usize, span: Duration) -> anyhow::Result<WindowCounts> {
+    async fn saturate(&self, outstanding: usize, span: Duration) -> anyhow::Result<TurnCounts> {
         let (begun, next) = (Instant::now(), Arc::new(AtomicU64::new(0)));
         let (counted, end) = (begun + span.mul_f64(0.2), begun + span);
         let clients: Vec<_> = (0..outstanding)
             .map(|_| tokio::spawn(client(Arc::clone(&self.target), self.slo, Arc::clone(&next), counted, end)))
             .collect();
         let mut all =
-            WindowCounts { answered: 0, late: 0, requests: 0, latencies: Latencies::new(), window: end - counted };
+            TurnCounts { answered: 0, late: 0, requests: 0, latencies: Latencies::new(), window: end - counted };
         for client in clients {
             let own = client.await?;
             all.answered += own.answered;
@@ -375,9 +375,8 @@ async fn client(
     next: Arc<AtomicU64>,
     counted: Instant,
     end: Instant,
-) -> WindowCounts {
-    let mut own =
-        WindowCounts { answered: 0, late: 0, requests: 0, latencies: Latencies::new(), window: end - counted };
+) -> TurnCounts {
+    let mut own = TurnCounts { answered: 0, late: 0, requests: 0, latencies: Latencies::new(), window: end - counted };
     while Instant::now() < end {
         let sent = Instant::now();
         let answer = target.ask(next.fetch_add(1, Ordering::Relaxed)).await;
@@ -392,7 +391,7 @@ async fn client(
             }
         }
         if answer.is_err() {
-            // Refused: the next attempt would be as well, at once.
+            // Refused: an immediate retry would be refused as well.
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }

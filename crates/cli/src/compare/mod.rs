@@ -1,9 +1,10 @@
-//! `ripieno compare`: policies side by side on a model of your own, on this machine, in one interleaved run.
+//! `ripieno compare --live`: compares policies on a model of the user, on this machine, in one
+//! interleaved run.
 //!
-//! Each contestant is a runtime of its own with its own device threads and its own copy of the model; only one has
-//! load at a time. They take turns, round after round, so that whatever else the machine does meanwhile befalls all alike; what
-//! is compared are medians over rounds. Requests go straight into the runtime: protocol and network cost every policy the
-//! same and are measured elsewhere.
+//! Each contestant is a runtime of its own with its own device threads and its own copy of the
+//! model; only one is under load at a time. They take turns, round after round, so that other load
+//! on the machine affects all alike; medians over rounds are compared. Requests go directly into
+//! the runtime: protocol and network cost every policy the same and are measured elsewhere.
 
 mod contest;
 mod predictions;
@@ -23,11 +24,13 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Policies side by side, live on this machine: the same model, device and requests, in one interleaved run.
+/// Compare policies live on this machine: the same model, device and requests, in one interleaved
+/// run.
 ///
-/// For example, cells against padding and merging, with all they can take and at 200 requests/s:
+/// For example, cells against padding and merging, at saturation and at 200 requests/s:
 ///
-///   ripieno compare models/repository --model sentiment --policy cellular --policy bucketed,width=10
+///   ripieno compare --live models/repository --model sentiment --policy cellular --policy
+///   bucketed,width=10
 ///       --policy graph-merge --rate 200
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
@@ -39,28 +42,28 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_name = "NAME")]
     model: String,
 
-    /// A contestant: a policy, and its options after commas; repeat it for each. model=NAME among them names a model of its
-    /// own, to compare ways to cut one, and slo_ms=N an SLO of its own.
+    /// A contestant: a policy, and its options after commas; repeat it for each. model=NAME among
+    /// them sets a model of its own, to compare ways to cut one, and slo_ms=N an SLO of its own.
     #[arg(long = "policy", value_name = "NAME[,KEY=VALUE]...", required = true)]
     policies: Vec<LiveContestant>,
 
-    /// Open-loop Poisson load of so many requests a second; may be repeated. Without it, all that they can take.
+    /// Open-loop Poisson load in requests per second; may be repeated. Without it, saturation.
     #[arg(long = "rate", value_name = "R")]
     rates: Vec<f64>,
 
-    /// Requests that are always outstanding where no rate is given.
+    /// Requests that are always outstanding at saturation.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
     outstanding: u16,
 
-    /// How often each contestant has its turn under each load.
+    /// Number of turns of each contestant under each load.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000))]
     rounds: u16,
 
-    /// How long a turn takes, in seconds; its first fifth is not counted.
+    /// Length of a turn, in seconds; its first fifth is not counted.
     #[arg(long, value_name = "S", default_value_t = 3.0)]
     seconds: f64,
 
-    /// How long a request may take before it counts as failed, in seconds. The model's own SLO holds as well.
+    /// Time after which a request counts as failed, in seconds. The model's own SLO holds as well.
     #[arg(long, value_name = "S", default_value_t = 30.0)]
     timeout: f64,
 
@@ -70,12 +73,12 @@ pub(crate) struct CompareArgs {
     #[command(flatten)]
     pub(crate) devices: DeviceArgs,
 
-    /// How to print the results.
+    /// Output format.
     #[arg(long, default_value_t, value_name = "table|json")]
     format: Format,
 }
 
-/// Everything measured.
+/// The complete results.
 #[derive(Serialize)]
 pub(crate) struct CompareResults {
     model: String,
@@ -89,13 +92,13 @@ pub(crate) struct CompareResults {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct CompareRow {
     pub(crate) policy: String,
-    /// None: as much as it can take.
+    /// The offered rate; none at saturation.
     pub(crate) offered_rps: Option<f64>,
     pub(crate) answered_rps: f64,
     answered_rps_min: f64,
     answered_rps_max: f64,
     bad_rate: f64,
-    /// Requests without an answer within the model's SLO, over all.
+    /// Fraction of requests without an answer within the model's SLO.
     violation_rate: f64,
     p50_ms: f64,
     pub(crate) p90_ms: f64,
@@ -105,18 +108,18 @@ pub(crate) struct CompareRow {
     tasks_per_s: f64,
     busy_fraction: f64,
     useless_fraction: f64,
-    /// Of what was computed of requests that differ in length, the part that only filled shorter ones up.
+    /// Fraction of computed elements that was padding, for requests that differ in length.
     padding_fraction: f64,
     rows_gathered_per_row: f64,
     tasks_without_copy_fraction: f64,
-    /// A task on average.
+    /// Mean costs of a task.
     task: PerTask,
-    /// Where the policy predicts.
+    /// Prediction errors, if the policy predicts.
     predictions: Option<Predictions>,
 }
 
 impl CompareArgs {
-    /// As on the command line: the repository, then the words after it.
+    /// Parses arguments as on the command line: the repository, then the words after it.
     pub(crate) fn from_words<'a>(
         repository: &'a Path,
         words: impl IntoIterator<Item = &'a str>,
@@ -135,7 +138,7 @@ pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Lets all contestants have their turns.
+/// Runs all turns of all contestants.
 pub(crate) fn measure(args: &CompareArgs) -> anyhow::Result<CompareResults> {
     ensure!((0.2..=3600.0).contains(&args.seconds), "--seconds must be between 0.2 and 3600");
     ensure!((0.001..=3600.0).contains(&args.timeout), "--timeout must be between 0.001 and 3600");

@@ -1,21 +1,22 @@
-//! How far a policy's predictions were off in a turn.
+//! The prediction errors of a policy in a turn.
 
 use ripieno_runtime::HistogramSnapshot;
 use serde::Serialize;
 
-/// Predicted against actual time from first start to end, by request, as shares of the actual time.
+/// Predicted against actual time from first start to end, by request, relative to the actual time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Predictions {
     requests: u64,
     /// Mean of |predicted - actual| / actual.
     mean_error: f64,
-    /// Its 99th percentile: the bound of the class that it falls into.
+    /// Its 99th percentile: the bound of its histogram class.
     p99_error: f64,
-    /// Mean of (predicted - actual) / actual: above 0, predictions are too long, and the policy is cautious.
+    /// Mean of (predicted - actual) / actual: above 0, predictions are too long, and the policy is
+    /// conservative.
     bias: f64,
 }
 
-/// What a runtime has counted of its predictions so far, in thousandths of the actual time.
+/// The runtime's counters of prediction errors so far, in thousandths of the actual time.
 pub(super) struct Errors {
     /// |predicted - actual|, by request.
     pub(super) sizes: HistogramSnapshot,
@@ -24,7 +25,8 @@ pub(super) struct Errors {
 }
 
 impl Predictions {
-    /// Of the requests that ended between two readings of errors and bias; none where nothing was predicted.
+    /// Returns the errors of the requests that ended between two readings; none if nothing was
+    /// predicted.
     pub(super) fn between(before: &Errors, after: &Errors) -> Option<Predictions> {
         let requests = after.sizes.count - before.sizes.count;
         if requests == 0 {
@@ -43,7 +45,7 @@ impl Predictions {
         })
     }
 
-    /// The means over several turns.
+    /// Returns the means over several turns.
     pub(super) fn mean(turns: impl Iterator<Item = Predictions> + Clone) -> Option<Predictions> {
         let requests: u64 = turns.clone().map(|turn| turn.requests).sum();
         let mean = |value: fn(&Predictions) -> f64| {

@@ -1,4 +1,5 @@
-//! Requests for a model: its declared inputs filled at random, sequences and trees of the wanted lengths.
+//! Requests for a model: its declared inputs with random values, sequences and trees of given
+//! lengths.
 
 use clap::Args;
 use ripieno_bench::inputs::{BenchTensor, Filling, ShapeArg, requests as filled};
@@ -7,14 +8,14 @@ use ripieno_executor::Tensor as Input;
 use ripieno_repository::registry::ServedEntry;
 use std::sync::Arc;
 
-/// What requests look like.
+/// The form of requests.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct RequestArgs {
     /// Rows of each request, for models that run whole or in a chain.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     rows: u16,
 
-    /// A size for dimensions that the model leaves open, for example image:3,224,224.
+    /// Sizes of an input's open dimensions, for example image:3,224,224.
     #[arg(long = "shape", value_name = "NAME:DIMS")]
     shapes: Vec<ShapeArg>,
 
@@ -27,7 +28,7 @@ pub(crate) struct RequestArgs {
 }
 
 impl RequestArgs {
-    /// Requests for this model.
+    /// Generates requests for this model.
     pub(super) fn build(&self, entry: &ServedEntry) -> anyhow::Result<Vec<Arc<[Input]>>> {
         let unfolds = entry.inputs.iter().any(|input| input.name == "children" || input.shape.get(1) == Some(&-1));
         let rows = usize::from(self.rows);

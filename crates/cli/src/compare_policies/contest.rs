@@ -1,8 +1,10 @@
-//! A contest on one workload: what the server chose against everybody else, by every measure.
+//! The comparison on one workload: the server's choice against all other policies, by every
+//! measure.
 //!
-//! First the goodput of each is searched. The best of the others sets the loads of the rest, so that all meet the same requests.
-//! Whoever loses more than 1 % of any model's requests below the peak is overloaded there, and has no latency: a policy that
-//! answers six of ten requests answers those fast.
+//! The goodput of each is searched for first. The best of the others sets the loads of the
+//! remaining measures, so that all policies get the same requests. A policy that loses more than 1
+//! % of any model's requests below the peak is overloaded there, and its latencies are not
+//! compared: answering six of ten requests makes those six fast.
 
 use super::contestants::{ContestRules, SimContestant, Unable, contestants};
 use super::inputs::{Skipped, Workload, without_file};
@@ -11,7 +13,7 @@ use clap::ValueEnum;
 use ripieno_report::{Figures, Search, Summary, search};
 use serde::Serialize;
 
-/// What is compared.
+/// A measure of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Measure {
@@ -23,53 +25,54 @@ pub(super) enum Measure {
     Median,
     /// 99th percentile of the latency.
     P99,
-    /// Share answered in time of the model that fares worst.
+    /// Fraction of requests answered in time, of the model with the lowest.
     InTime,
 }
 
-/// What is compared, and at which loads.
+/// The measures and loads of the comparison.
 pub(super) struct ContestPlan<'a> {
     pub(super) rules: ContestRules<'a>,
     pub(super) measures: Vec<Measure>,
-    /// In parts of the best goodput.
+    /// Loads as fractions of the best goodput.
     pub(super) loads: Vec<f64>,
 }
 
-/// How the server's choice did by one measure.
+/// The result of the server's choice by one measure.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct MeasureRow {
     pub(super) measure: Measure,
-    /// The part of the best goodput that was offered; none for the goodput itself.
+    /// The offered fraction of the best goodput; none for the goodput itself.
     pub(super) load: Option<f64>,
     pub(super) offered_rps: Option<f64>,
-    /// Of the server's choice; none if it was overloaded, or does not serve the workload.
+    /// Value of the server's choice; none if it was overloaded, or does not serve the workload.
     pub(super) served: Option<f64>,
-    /// Of the best of the others; none if all were overloaded.
+    /// Value of the best of the others; none if all were overloaded.
     pub(super) best: Option<f64>,
     pub(super) best_policy: Option<String>,
-    /// Above 1 the server's choice is better; 0 if it was overloaded. None if there is nothing to compare with.
+    /// Ratio of both, above 1 if the server's choice is better; 0 if it was overloaded. None if
+    /// there is nothing to compare with.
     pub(super) ratio: Option<f64>,
 }
 
-/// A contest that is over.
+/// A finished comparison.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct FinishedContest {
     pub(super) scenario: String,
     pub(super) served_policy: String,
-    /// Why the server's choice does not serve the workload, if so.
+    /// The reason why the server's choice does not serve the workload, if so.
     pub(super) refused: Option<String>,
     pub(super) contestants: usize,
     pub(super) unable: Vec<Unable>,
     pub(super) results: Vec<MeasureRow>,
 }
 
-/// Beyond this multiple of the analytic bound a rate that is carried says only that the run is too short.
+/// Multiple of the analytic bound beyond which a carried rate means only that the run is too short.
 const MAX_BOUNDS: f64 = 64.0;
-/// Of any model's requests, beyond which latencies do not count.
+/// Largest bad rate of any model at which latencies count.
 const MAX_BAD_RATE: f64 = 0.01;
 
 impl Measure {
-    /// Its name in a table, with its unit.
+    /// Returns its name in a table, with its unit.
     pub(super) fn title(self, load: Option<f64>) -> String {
         let name = match self {
             Measure::Goodput => "goodput/s",
@@ -85,7 +88,7 @@ impl Measure {
         matches!(self, Measure::Mean | Measure::Median | Measure::P99)
     }
 
-    /// Whether it says something at this load: latencies up to the peak, losses beyond.
+    /// Returns true if the measure applies at this load: latencies up to the peak, losses beyond.
     fn applies(self, load: f64) -> bool {
         match self {
             Measure::Goodput => false,
@@ -94,7 +97,7 @@ impl Measure {
         }
     }
 
-    /// Its value in a run; none if the run was overloaded.
+    /// Returns its value in a run; none if the run was overloaded.
     fn of(self, run: &Summary) -> Option<f64> {
         let figure: fn(&Figures) -> Option<f64> = match self {
             Measure::Goodput => return None,
@@ -106,7 +109,7 @@ impl Measure {
         let asked = run.models.iter().map(|model| &model.figures).filter(|figures| figures.requests > 0);
         let (mut sum, mut models) = (0.0, 0);
         for figures in asked {
-            // Whole requests: one of fifty that is bad does not make an overload.
+            // Whole requests: one bad request of fifty is no overload.
             let bad = figures.dropped + figures.late;
             if bad as f64 > (figures.requests as f64 * MAX_BAD_RATE).ceil() {
                 return None;
@@ -117,7 +120,7 @@ impl Measure {
         (models > 0).then(|| (sum / f64::from(models)).exp())
     }
 
-    /// The best of these, the first among equals; their values are none where they were overloaded.
+    /// Returns the best of these, the first among equals; overloaded ones have no value.
     fn best<'a>(self, all: &[Option<&'a SimContestant>], values: &[Option<f64>]) -> Option<(&'a str, f64)> {
         let known = all.iter().zip(values).filter_map(|(it, value)| Some((it.as_ref()?.name.as_str(), (*value)?)));
         known.reduce(|best, next| {
@@ -126,7 +129,7 @@ impl Measure {
         })
     }
 
-    /// How near to the best, 1 if as good.
+    /// Returns the ratio to the best, 1 if equal.
     fn ratio(self, served: Option<f64>, best: Option<f64>) -> Option<f64> {
         let (best, served) = (best.filter(|&best| best > 0.0)?, served.unwrap_or(0.0));
         Some(match self.is_latency() {
@@ -137,7 +140,7 @@ impl Measure {
     }
 }
 
-/// The highest rate that somebody carries, and who.
+/// The highest rate that a policy carries, and that policy.
 #[derive(Clone, Copy)]
 struct Peak<'a> {
     policy: &'a str,
@@ -145,7 +148,7 @@ struct Peak<'a> {
 }
 
 impl ContestPlan<'_> {
-    /// The contest on one workload, or why there is none.
+    /// Compares on one workload, or returns the reason for skipping it.
     pub(super) fn hold(&self, workload: &Workload, pool: &Pool) -> anyhow::Result<Result<FinishedContest, Skipped>> {
         let name = &workload.name;
         pool.at(name);
@@ -173,7 +176,7 @@ impl ContestPlan<'_> {
         Ok(Ok(FinishedContest { scenario, served_policy, refused, contestants, unable, results }))
     }
 
-    /// All measures of everybody: the server's choice first, none if it does not serve the workload.
+    /// Measures every policy: the server's choice first, none if it does not serve the workload.
     fn rows(&self, all: &[Option<&SimContestant>], best: Peak<'_>, pool: &Pool) -> anyhow::Result<Vec<MeasureRow>> {
         let mut rows = Vec::new();
         if self.measures.contains(&Measure::Goodput) {
@@ -212,16 +215,17 @@ impl MeasureRow {
     }
 }
 
-/// Why a search ended early.
+/// The reason why a search ended early.
 enum Stop {
     Unbounded,
     Failed(anyhow::Error),
 }
 
-/// The best goodput of all of these, the first one's among equals; none if there seems to be no rate that is too much.
+/// Returns the best goodput of all of these, the first one's among equals; none if no rate seems
+/// too high.
 ///
-/// One search for all: a rate is good if anybody carries it, and higher ones are tried only with those who did. That takes a
-/// third of the runs of a search for each.
+/// One search for all: a rate is good if any policy carries it, and higher ones are tried only with
+/// those that did. That takes a third of the runs of separate searches.
 fn goodput<'a>(mut left: Vec<&'a SimContestant>, pool: &Pool) -> anyhow::Result<Option<Peak<'a>>> {
     let bound = left.iter().map(|contestant| contestant.bound_rps()).fold(0.0, f64::max);
     let options = Search::from_ceiling(bound);

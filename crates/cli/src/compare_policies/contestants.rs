@@ -1,8 +1,9 @@
-//! Who takes part: every policy of the catalogue, each with the few settings that somebody would try.
+//! The candidates: every policy of the catalogue, each with the few settings that a user would try.
 //!
-//! The one place that says what "the best policy" means. Published policies run bare: without the server's door, margins and
-//! fitted batches, which they do not have, and with `drop=hopeless` where a model has no rule of its own, since an answer that is
-//! late counts as bad anyway. What a setting gains by chance grows with their number, so windows are spaced by a factor of two.
+//! This file alone defines "the best policy". Published policies run as published: without the
+//! server's admission control, margins and fitted batches, which they do not have, and with
+//! `drop=hopeless` where a model has no rule of its own, since a late answer counts as bad anyway.
+//! The gain by chance grows with the number of settings, so windows are spaced by a factor of two.
 
 use crate::policy::option;
 use anyhow::{Context, anyhow};
@@ -11,14 +12,14 @@ use ripieno_sched::{BuildError, CATALOGUE, Objective, OptionValue, Options, Poli
 use ripieno_sim::{Scenario, simulate_at};
 use serde::Serialize;
 
-/// The settings of a policy, each as options with blanks in between.
+/// The settings of a policy, each as options separated by blanks.
 struct PolicySettings {
     policy: &'static str,
-    /// Tried on every workload.
+    /// Settings for every workload.
     any: &'static [&'static str],
-    /// Tried where requests differ in length, or a walk has several blocks: elsewhere they change nothing.
+    /// Settings that only matter where requests differ in length, or a walk has several blocks.
     walks: &'static [&'static str],
-    /// Tried only if devices may run batches side by side.
+    /// Settings for devices that run batches in parallel.
     lanes: &'static [&'static str],
 }
 
@@ -97,18 +98,18 @@ pub(super) struct Unable {
     pub(super) why: String,
 }
 
-/// What the user says about who takes part.
+/// The user's rules for the candidates.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ContestRules<'a> {
-    /// What the server is to optimise.
+    /// The server's objective.
     pub(super) objective: Objective,
-    /// The server's choice is replaced by this policy with these options.
+    /// The policy with its options that replaces the server's choice.
     pub(super) chosen: Option<(&'static Policy, &'a Options)>,
-    /// Only these compete, if any are named.
+    /// The only policies to compare with, if any are named.
     pub(super) against: &'a [String],
-    /// They stand behind the server's door too.
+    /// True if they also have the server's admission control.
     pub(super) all_as_served: bool,
-    /// Several batches may run on a device side by side.
+    /// True if a device may run several batches in parallel.
     pub(super) lanes: bool,
 }
 
@@ -118,7 +119,7 @@ impl SimContestant {
         SimContestant { name, scenario }
     }
 
-    /// What the server would run on this workload.
+    /// Returns the policy that the server would run on this workload.
     pub(super) fn served(workload: &Scenario, rules: &ContestRules<'_>) -> SimContestant {
         let mut scenario = workload.clone();
         match rules.chosen {
@@ -151,12 +152,13 @@ impl SimContestant {
         SimContestant { name, scenario }
     }
 
-    /// Whether the policy serves the workload, and all its models can be punctual at some rate; the error names `file`.
+    /// Checks that the policy serves the workload, and that all its models can be in time at some
+    /// rate; the error names `file`.
     pub(super) fn check(&self, file: &str) -> anyhow::Result<()> {
         Ok(self.scenario.check_goodput(file)?)
     }
 
-    /// Whether the policy serves the workload.
+    /// Checks that the policy serves the workload.
     pub(super) fn fits(&self) -> Result<(), BuildError> {
         let Scenario { policy, .. } = &self.scenario;
         build(policy, &self.scenario.effective_setup(), &self.scenario.effective_options()).map(drop)
@@ -167,13 +169,14 @@ impl SimContestant {
         simulate_at(&self.scenario, rate, None).with_context(|| self.name.clone())
     }
 
-    /// The rate that evenly spaced arrivals could have at most: the first guess of a search.
+    /// Returns the highest possible rate of evenly spaced arrivals: the first guess of a search.
     pub(super) fn bound_rps(&self) -> f64 {
         self.scenario.bound_rps()
     }
 }
 
-/// All that serve this workload, in the order of the catalogue, what the scenario itself says last; and the policies that do not.
+/// Returns all candidates that serve this workload, in the order of the catalogue, the scenario's
+/// own last; and the policies that do not.
 pub(super) fn contestants(
     workload: &Scenario,
     rules: &ContestRules<'_>,
@@ -218,7 +221,7 @@ fn options(setting: &str) -> anyhow::Result<Options> {
     setting.split_whitespace().map(|pair| option(pair).map_err(|problem| anyhow!("{pair}: {problem}"))).collect()
 }
 
-/// A policy and its options, as on a command line.
+/// Returns a policy and its options, as on a command line.
 fn named(policy: &str, options: &Options) -> String {
     let mut name = policy.to_owned();
     for (key, value) in options {

@@ -1,4 +1,5 @@
-//! What is compared on: scenario files, or all that a folder holds, or workloads drawn from seeds.
+//! The workloads of the comparison: scenario files, those of a folder, or workloads drawn from
+//! seeds.
 
 use super::random::{self, Kind};
 use anyhow::{Context, bail, ensure};
@@ -7,23 +8,24 @@ use ripieno_sim::{Length, Planning, Scenario};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// A scenario and what it is called.
+/// A scenario with its name.
 pub(super) struct Workload {
     pub(super) name: String,
     pub(super) scenario: Scenario,
 }
 
-/// A scenario on which nothing is compared.
+/// A scenario that is not compared.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Skipped {
     pub(super) scenario: String,
     pub(super) why: String,
 }
 
-/// A run that lasts fewer SLOs says how its end is, not how it goes on.
+/// Shortest run, in SLOs: a shorter one shows its end rather than a steady state.
 const LEAST_SLOS: i64 = 10;
 
-/// The workloads of these files and folders. What cannot be compared on is skipped, but a file that was named must be a scenario.
+/// Reads the workloads of these files and folders. Unsuitable scenarios are skipped, but a named
+/// file must be a scenario.
 pub(super) fn read(paths: &[PathBuf], requests: Option<u64>) -> anyhow::Result<(Vec<Workload>, Vec<Skipped>)> {
     let (mut workloads, mut skipped) = (Vec::new(), Vec::new());
     for path in paths {
@@ -53,7 +55,7 @@ pub(super) fn read(paths: &[PathBuf], requests: Option<u64>) -> anyhow::Result<(
     Ok((workloads, skipped))
 }
 
-/// Workloads drawn from so many seeds, the first one given; written to `keep`, to be looked at one by one.
+/// Draws workloads from consecutive seeds; writes them to `keep`, if given.
 pub(super) fn draw(
     kind: Kind,
     seed: u64,
@@ -77,13 +79,13 @@ pub(super) fn draw(
     (seed..end).map(workload).collect()
 }
 
-/// All scenario files in a folder and those below, in the order of their names.
+/// Collects all scenario files in a folder and those below, ordered by name.
 fn scenarios_in(folder: &Path, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {
     let entries = std::fs::read_dir(folder).with_context(|| format!("cannot read the folder {}", folder.display()))?;
     let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()?;
     paths.sort();
     for path in paths {
-        // A link may lead back up.
+        // A link may lead to a parent folder.
         if path.is_dir() && !path.is_symlink() {
             scenarios_in(&path, files)?;
         } else if path.is_file() && path.extension().is_some_and(|extension| extension == "toml") {
@@ -93,7 +95,7 @@ fn scenarios_in(folder: &Path, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Why the load of a scenario cannot be varied.
+/// Returns the reason why the load of a scenario cannot be varied.
 fn unsuitable(scenario: &Scenario) -> Option<String> {
     let Planning { sub_clusters, memory_mb_per_device, max_rate, .. } = scenario.planning;
     let planned = sub_clusters.is_some() || memory_mb_per_device.is_some() || max_rate.is_some();
@@ -111,7 +113,7 @@ fn unsuitable(scenario: &Scenario) -> Option<String> {
     Some(why.to_owned())
 }
 
-/// The same scenario with runs of so many requests, and no shorter than statistics need.
+/// Returns the scenario with runs of `requests` requests, and no shorter than statistics need.
 fn lasting(mut scenario: Scenario, requests: Option<u64>) -> Scenario {
     scenario.window = None;
     if let Some(requests) = requests {
@@ -122,7 +124,7 @@ fn lasting(mut scenario: Scenario, requests: Option<u64>) -> Scenario {
     scenario
 }
 
-/// An error without the name of the file in front, which is said beside it.
+/// Returns an error without the file name in front, which is printed beside it.
 pub(super) fn without_file<'e>(name: &str, error: &'e str) -> &'e str {
     error.strip_prefix(name).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(error).trim_end()
 }

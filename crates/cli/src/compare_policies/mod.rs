@@ -1,7 +1,9 @@
-//! `ripieno compare-policies`: how near the server's own choice of a policy comes to the best one, on workloads of one's own.
+//! `ripieno compare`: compares the server's own choice of a policy with the best one, on
+//! the user's workloads.
 //!
-//! The promise "one policy, one number per model" is worth what a user can check of it. So nothing here is chosen with our
-//! scenarios in mind: who takes part stands in `contestants.rs`, who wins by which measure in `contest.rs`.
+//! The promise "one policy, one number per model" is worth only what a user can check. So nothing
+//! here is tuned to our scenarios: `contestants.rs` defines the candidates, `contest.rs` the
+//! measures.
 
 mod contest;
 mod contestants;
@@ -24,7 +26,7 @@ use ripieno_sched::{CATALOGUE, Options, find};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-/// How near the server's own choice of a policy comes to the best of all, on scenarios of your own.
+/// Compare the server's own choice of a policy with the best of all, on scenarios of your own.
 ///
 /// Each scenario is simulated as `ripieno serve` would run it (as `ripieno simulate --as-served`
 /// does), and under every policy that can serve it, with a few settings each: windows from 1 to 50
@@ -35,24 +37,30 @@ use std::path::PathBuf;
 /// Measures: `goodput`, the highest rate at which at most 1 % of any model's requests are dropped
 /// or late. The best goodput of the others sets the loads: up to 100 % of it latencies are
 /// compared, `mean`, `median` and `p99` (of several models the geometric mean of theirs); beyond,
-/// `in-time`, the share answered within the SLO of the model that fares worst. Latencies count only
-/// where at most 1 % of any model's requests are dropped or late: who answers few answers fast. If
-/// that is the server's choice, its ratio is 0, and counts as 0.05 in the geometric mean.
+/// `in-time`, the fraction answered within the SLO, of the model with the lowest. A policy that
+/// drops or delays more than 1 % of any model's requests counts as overloaded; its latencies are
+/// not compared. If that is the server's choice, its ratio is 0, and counts as 0.05 in the
+/// geometric mean.
 ///
-/// The others run without the door that a server has in front, its margins and fitted batches, and
-/// drop what is hopeless; --all-as-served puts them behind the door as well. With --policy another
-/// policy takes the place of the server's choice, as `ripieno serve --policy` would run it.
-/// Differences of about 1 % are chance, and larger ones where a model has few requests: raise
-/// --requests.
+/// The others run without the server's admission control, margins and fitted batches, and drop
+/// requests that can no longer be in time; --all-as-served adds the server's admission control and
+/// margins. With --policy another policy takes the place of the server's choice, as `ripieno serve
+/// --policy` would run it. Differences of about 1 % are chance, and larger ones where a model has
+/// few requests: raise --requests.
 ///
 /// For example, on all scenarios of a folder, and on 30 random workloads of whole models:
 ///
-///   ripieno compare-policies my-scenarios --requests 20000
-///   ripieno compare-policies --random whole --seed 1 --cases 30
+///   ripieno compare my-scenarios --requests 20000
+///   ripieno compare --random whole --seed 1 --cases 30
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct ComparePoliciesArgs {
-    /// Scenario files, and folders of them. Those whose load cannot be varied (with a requests_file, phases or a plan) are skipped.
+    /// Compare live on this machine instead: see `ripieno compare --live --help`.
+    #[arg(long)]
+    live: bool,
+
+    /// Scenario files, and folders of them. Those whose load cannot be varied (with a
+    /// requests_file, phases or a plan) are skipped.
     #[arg(required_unless_present = "random", conflicts_with = "random")]
     paths: Vec<PathBuf>,
 
@@ -64,16 +72,16 @@ pub(crate) struct ComparePoliciesArgs {
     #[arg(long, value_name = "N", default_value_t = 1, requires = "random")]
     seed: u64,
 
-    /// How many random workloads, one a seed.
+    /// Number of random workloads, one per seed.
     #[arg(long, value_name = "N", default_value_t = 10, requires = "random", value_parser = clap::value_parser!(u64).range(1..=100_000))]
     cases: u64,
 
-    /// Write the random workloads into this folder as scenario files, to simulate one by one.
+    /// Write the random workloads into this folder as scenario files, to simulate them one by one.
     #[arg(long, value_name = "DIR", requires = "random")]
     keep: Option<PathBuf>,
 
-    /// Requests of a run, at least as many as come within ten SLOs at full load [default: as the scenario says; 20000 of random
-    /// workloads].
+    /// Requests of a run, at least as many as come within ten SLOs at full load [default: the
+    /// scenario's; 20000 for random workloads].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     requests: Option<u64>,
 
@@ -81,7 +89,7 @@ pub(crate) struct ComparePoliciesArgs {
     #[arg(long, value_name = "PERCENT,...", value_delimiter = ',', default_value = "30,60,85,110", value_parser = load)]
     loads: Vec<f64>,
 
-    /// What to compare.
+    /// The measures.
     #[arg(
         long = "measure",
         value_name = "NAME,...",
@@ -91,7 +99,7 @@ pub(crate) struct ComparePoliciesArgs {
     )]
     measures: Vec<Measure>,
 
-    /// What the server is to optimise.
+    /// The server's objective.
     #[arg(long, value_enum, default_value = "latency")]
     objective: ObjectiveArg,
 
@@ -102,25 +110,27 @@ pub(crate) struct ComparePoliciesArgs {
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(CATALOGUE.iter().map(|policy| policy.name)))]
     against: Vec<String>,
 
-    /// Run the others as a server would, too: behind the door, with margins. What differs then is the policy alone.
+    /// Run the others as a server would, too, with its admission control and margins, so that only
+    /// the policies differ.
     #[arg(long)]
     all_as_served: bool,
 
-    /// Let the others run several batches side by side on a device. Simulated devices share their time ideally, as real ones seldom
-    /// do.
+    /// Let the others run several batches in parallel on a device. Simulated devices share their
+    /// time ideally, as real ones seldom do.
     #[arg(long)]
     lanes: bool,
 
-    /// Simulations at a time [default: as many as there are cores]. The results do not depend on it.
+    /// Number of concurrent simulations [default: the number of cores]. The results do not depend
+    /// on it.
     #[arg(long, value_name = "N")]
     jobs: Option<NonZeroUsize>,
 
-    /// How to print the result.
+    /// Output format.
     #[arg(long, default_value_t, value_name = "table|json")]
     format: Format,
 }
 
-/// Requests of a run of a random workload.
+/// Number of requests in a run of a random workload.
 const REQUESTS: u64 = 20_000;
 
 fn load(text: &str) -> Result<f64, String> {
@@ -131,6 +141,7 @@ fn load(text: &str) -> Result<f64, String> {
 }
 
 pub(crate) fn run(args: &ComparePoliciesArgs) -> anyhow::Result<()> {
+    debug_assert!(!args.live, "main gives --live to its own command");
     let (workloads, skipped) = match args.random {
         None => inputs::read(&args.paths, args.requests)?,
         Some(kind) => {

@@ -1,4 +1,4 @@
-//! Threads that run simulations until all are done or somebody interrupts them.
+//! Threads that run simulations until all are done or the user interrupts them.
 
 use anyhow::{Context, anyhow};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -6,17 +6,17 @@ use ripieno_reproduce::each;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Threads, a progress bar, and whether to stop.
+/// Threads, a progress bar, and the interrupt flag.
 pub(super) struct Pool {
     jobs: usize,
     bar: ProgressBar,
-    /// Of the scenario in hand.
+    /// Number of runs of the current scenario.
     runs: AtomicUsize,
     stopped: Arc<AtomicBool>,
 }
 
 impl Pool {
-    /// So many threads for so many scenarios.
+    /// Returns a pool of `jobs` threads for this number of scenarios.
     pub(super) fn new(jobs: usize, scenarios: usize) -> anyhow::Result<Pool> {
         let style =
             ProgressStyle::with_template("  [{bar:30}] {pos}/{len} scenarios, {eta} left; {prefix}: {msg} runs")?;
@@ -24,12 +24,13 @@ impl Pool {
         Ok(Pool { jobs, bar, runs: AtomicUsize::new(0), stopped: Arc::default() })
     }
 
-    /// From now on Ctrl-C stops this, and no longer the process: what is finished can be printed.
+    /// Handles Ctrl-C from now on: it stops this pool instead of the process, so that finished
+    /// results are printed.
     pub(super) fn catch_interrupt(&self) -> anyhow::Result<()> {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_io().build().context("cannot start tokio")?;
         let stopped = Arc::clone(&self.stopped);
-        // It waits for as long as the process lives.
+        // The thread waits as long as the process lives.
         std::thread::spawn(move || {
             if runtime.block_on(tokio::signal::ctrl_c()).is_ok() {
                 stopped.store(true, Ordering::Relaxed);
@@ -38,29 +39,29 @@ impl Pool {
         Ok(())
     }
 
-    /// Whether Ctrl-C came.
+    /// Returns true after Ctrl-C.
     pub(super) fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Relaxed)
     }
 
-    /// The scenario in hand.
+    /// Sets the current scenario.
     pub(super) fn at(&self, scenario: &str) {
         self.runs.store(0, Ordering::Relaxed);
         self.bar.set_message("0");
         self.bar.set_prefix(scenario.to_owned());
     }
 
-    /// It is done.
+    /// Counts the current scenario as done.
     pub(super) fn next(&self) {
         self.bar.inc(1);
     }
 
-    /// A line for people, above the bar.
+    /// Prints a line above the bar.
     pub(super) fn say(&self, line: &str) {
         self.bar.suspend(|| eprintln!("{line}"));
     }
 
-    /// What `run` makes of each of `inputs`, in their order. The first error ends all.
+    /// Returns the output of `run` for each of `inputs`, in their order. The first error ends all.
     pub(super) fn each<I: Sync, O: Send>(
         &self,
         inputs: &[I],
@@ -74,7 +75,7 @@ impl Pool {
         })
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub(super) fn finish(&self) {
         self.bar.finish_and_clear();
     }

@@ -1,4 +1,4 @@
-//! What came of all contests: a row for each scenario and measure, and what they come to.
+//! The results of all comparisons: a row for each scenario and measure, and their totals.
 
 use super::contest::{ContestPlan, FinishedContest, Measure, MeasureRow};
 use super::inputs::Skipped;
@@ -8,7 +8,7 @@ use ripieno_sched::Objective;
 use serde::Serialize;
 use std::fmt::Write;
 
-/// All contests.
+/// The results of all comparisons.
 #[derive(Serialize)]
 pub(super) struct ContestResults {
     objective: &'static str,
@@ -28,16 +28,16 @@ struct Total {
     scenarios: usize,
     geometric_mean: f64,
     minimum: f64,
-    /// The scenario that has it.
+    /// The scenario with the minimum.
     minimum_at: String,
-    /// Parts of the scenarios.
+    /// Fraction of the scenarios with a ratio of at least 0.98.
     at_least_098: f64,
     at_least_100: f64,
 }
 
-/// What a ratio counts at least in a geometric mean, so that one failure does not hide all else.
+/// Lower bound on a ratio in the geometric mean, so that one failure does not hide everything else.
 const LEAST: f64 = 0.05;
-/// Nearer than this is chance.
+/// Ratio above which a difference is chance.
 const NEAR: f64 = 0.98;
 
 impl ContestResults {
@@ -110,7 +110,7 @@ impl ContestResults {
     }
 }
 
-/// A contest in a line, for whoever watches.
+/// Returns a comparison in one line, for progress.
 pub(super) fn line(contest: &FinishedContest) -> String {
     let mut line = contest.scenario.clone();
     for row in &contest.results {
@@ -122,13 +122,13 @@ pub(super) fn line(contest: &FinishedContest) -> String {
 fn totals(contests: &[FinishedContest]) -> Vec<Total> {
     let rows =
         |contest: &'_ FinishedContest| contest.results.iter().map(|row| (row.measure, row.load)).collect::<Vec<_>>();
-    // All contests have the same rows.
+    // All comparisons have the same rows.
     let all = contests.first().map(rows).unwrap_or_default();
     all.into_iter().filter_map(|(measure, load)| Total::of(contests, measure, load)).collect()
 }
 
 impl Total {
-    /// None if there was nothing to compare with anywhere.
+    /// Returns the total; none if there was nothing to compare with in any scenario.
     fn of(contests: &[FinishedContest], measure: Measure, load: Option<f64>) -> Option<Total> {
         let is = |row: &&MeasureRow| row.measure == measure && row.load == load;
         let ratios = contests.iter().filter_map(|contest| {

@@ -1,26 +1,28 @@
 //! Workloads drawn from seeds: a policy that was tuned on known ones must hold on others, too.
 //!
-//! Costs, SLOs, popularity and arrivals are spread over what published profiles and models of our own show: launches that are worth
-//! up to a hundred rows or none, stages that prefer different batches, lengths with heavy tails. An SLO is 1.5 to 6 times what a
-//! batch of eight takes, so some are out of reach of batching and some allow any. The text is a scenario file, so that a case can
-//! be kept, read and run by itself.
+//! Costs, SLOs, popularity and arrivals cover more than the range of published profiles and our own
+//! models: launch costs of up to a hundred rows or none, stages with different preferred batches,
+//! lengths with heavy tails. An SLO is 1.5 to 6 times the latency of a batch of eight, so some are
+//! too short for batching and some allow any. The text is a scenario file, so that a case can be
+//! kept, read and run alone.
 
 use clap::ValueEnum;
 use ripieno_workload::{SeededRng, stream, unit};
 use std::fmt::Write;
 
-/// What models of a workload are like.
+/// The kind of models in a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Kind {
     /// One to eight models in one piece on 1 to 64 devices.
     Whole,
     /// One or two chains of two to six stages; some requests leave early or skip stages.
     Chain,
-    /// Requests that are padded to the longest of a batch, in one piece or in stages; at times a whole model beside.
+    /// Requests that are padded to the longest of a batch, in one piece or in stages; sometimes
+    /// with a whole model as well.
     Padded,
     /// Sequences, layers, decoders or trees, in cells.
     Cells,
-    /// Cells beside whole models, chains or padded models.
+    /// Cells together with whole models, chains or padded models.
     Mixed,
 }
 
@@ -36,7 +38,7 @@ impl Kind {
     }
 }
 
-/// The scenario file of a seed.
+/// Returns the scenario file of a seed.
 pub(super) fn workload(kind: Kind, seed: u64, requests: u64) -> String {
     let mut draw = Draw(stream(seed, 0));
     match kind {
@@ -46,7 +48,7 @@ pub(super) fn workload(kind: Kind, seed: u64, requests: u64) -> String {
             let devices = draw.of(&[1, 1, 2, 4]);
             let mut text = head(seed, requests, devices);
             for (index, part) in parts.iter().enumerate() {
-                // About as much device time for each.
+                // About the same device time for each.
                 let share = draw.between(0.3, 1.0) / part.row_ms;
                 let slo_ms = part.eight_ms * draw.between(1.5, 6.0);
                 let Part { keys, blocks, .. } = part;
@@ -65,7 +67,7 @@ fn head(seed: u64, requests: u64, devices: usize) -> String {
     format!("seed = {seed}\nrate = 1\nrequests = {requests}\n[cluster]\ndevices = {devices}\n")
 }
 
-/// Many models on many devices.
+/// Returns many models on many devices.
 fn whole_models(draw: &mut Draw, seed: u64, requests: u64) -> String {
     let devices = draw.of(&[1, 1, 2, 4, 8, 16, 32, 64]);
     let models = if draw.between(0.0, 1.0) < 0.4 { 1 } else { 2 + draw.between(0.0, 7.0) as usize };
@@ -84,7 +86,8 @@ fn whole_models(draw: &mut Draw, seed: u64, requests: u64) -> String {
     text
 }
 
-/// A model: its keys, its blocks, what a row costs in large batches, and how long a batch of eight takes.
+/// A model: its keys, its blocks, the cost of a row in large batches, and the latency of a batch of
+/// eight.
 struct Part {
     keys: String,
     blocks: String,
@@ -92,7 +95,7 @@ struct Part {
     eight_ms: f64,
 }
 
-/// What is drawn, from one stream.
+/// The random numbers of one stream.
 struct Draw(SeededRng);
 
 impl Draw {
@@ -128,7 +131,7 @@ impl Draw {
             Kind::Mixed => {
                 let mut parts = vec![self.cells()];
                 for _ in 0..self.of(&[1, 1, 2]) {
-                    // Beside cells no request skips stages: one policy alone serves both.
+                    // In a mixed workload no request skips stages: one policy serves both.
                     let beside = match self.between(0.0, 3.0) as usize {
                         0 => self.whole(),
                         1 => self.chain(false),
@@ -228,7 +231,7 @@ impl Draw {
             1 => ("stacked", lengths, &["lower", "middle", "upper"]),
             2 => ("bidirectional", lengths, &["forward", "backward"]),
             3 => {
-                // Nobody knows the end before it comes.
+                // The end is unknown beforehand.
                 let hidden = if self.chance(0.5) { "extra_steps = 20\n" } else { "" };
                 let keys = format!("{lengths}output_lengths = {{ kind = \"ratio\", sigma = 0.2 }}\n{hidden}");
                 ("encode-decode", keys, &["encoder", "decoder"])

@@ -1,8 +1,10 @@
-//! `ripieno profile --lengths FILE | --corpus FILE`: how long the sequences of a corpus are.
+//! `ripieno profile --lengths FILE | --corpus FILE`: characterises the sequence lengths of a
+//! corpus.
 //!
-//! A decoder's length is known only at its end, but a corpus like that of its training shows how long outputs will
-//! mostly be. The length that covers N % of them is what `lazy` predicts with (`dec_timesteps` of LazyBatching): more is
-//! conservative and batches less, less is bold and risks late answers. What `-o` writes goes beside `model.toml` or a scenario.
+//! A decoder's length is known only at its end, but a corpus like that of its training shows the
+//! usual lengths of outputs. `lazy` predicts with the length that covers N % of them
+//! (`dec_timesteps` of LazyBatching): a larger one is conservative and batches less, a smaller one
+//! risks late answers. The output of `-o` belongs beside `model.toml` or a scenario.
 
 mod read;
 
@@ -18,43 +20,43 @@ use std::path::{Path, PathBuf};
 /// Lengths to characterise instead of models to measure.
 #[derive(Args, Debug)]
 pub(crate) struct CorpusArgs {
-    /// Characterise lengths instead of measuring models: a number a line, a column of a CSV file, or lines of
-    /// "length,count" after that header.
+    /// Characterise lengths instead of measuring models: a number per line, a column of a CSV file,
+    /// or lines of "length,count" after that header.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["corpus", "model"])]
     lengths: Option<PathBuf>,
 
-    /// Characterise a text instead of measuring models: a sentence a line, its words counted; of lines "source TAB
-    /// target" both sides.
+    /// Characterise a text instead of measuring models: a sentence per line, its words counted; of
+    /// lines "source TAB target" both sides.
     #[arg(long, value_name = "FILE", conflicts_with = "model")]
     corpus: Option<PathBuf>,
 
-    /// Which column of --lengths, by its name in the first line.
+    /// The column of --lengths, by its name in the first line.
     #[arg(long, value_name = "NAME", requires = "lengths")]
     column: Option<String>,
 
-    /// How many percent of the outputs a prediction is to cover.
+    /// Percentage of the outputs that a prediction should cover.
     #[arg(long, value_name = "N", default_value_t = 90.0)]
     coverage: f64,
 
-    /// Write the length profile: of a text with two sides that of the target, what the model puts out.
+    /// Write the length profile: of a text with two sides that of the target, the model's output.
     #[arg(short = 'o', long = "output", value_name = "FILE")]
     output: Option<PathBuf>,
 }
 
-/// Shares of which the table says what covers them, in percent.
+/// Percentages for the table of covering lengths.
 const COVERAGES: [f64; 9] = [16.0, 50.0, 70.0, 75.0, 80.0, 90.0, 95.0, 99.0, 100.0];
-/// Bars of the histogram.
+/// Number of bars of the histogram.
 const BARS: u32 = 12;
-/// Characters of the longest bar.
+/// Length of the longest bar, in characters.
 const WIDEST: f64 = 50.0;
 
 impl CorpusArgs {
-    /// Whether lengths are wanted rather than latencies.
+    /// Returns true if lengths are characterised instead of latencies.
     pub(crate) fn given(&self) -> bool {
         self.lengths.is_some() || self.corpus.is_some()
     }
 
-    /// Refuses options that say how to read what is not given.
+    /// Refuses options for lengths if there are none.
     pub(crate) fn check_absent(&self) -> anyhow::Result<()> {
         ensure!(self.output.is_none(), "-o is for --lengths and --corpus; profiles of models are kept beside them");
         Ok(())
@@ -69,19 +71,19 @@ impl CorpusArgs {
     }
 }
 
-/// What is printed as JSON.
+/// The JSON output.
 #[derive(Serialize)]
 struct Characterisation {
     file: String,
-    /// Lines without a word, which count nowhere.
+    /// Number of lines without a word, which are not counted.
     empty_lines: u64,
-    /// What `coverage` asks for, of the last side.
+    /// The length for `coverage`, of the last side.
     coverage: f64,
     dec_timesteps: u32,
     sides: Vec<Distribution>,
 }
 
-/// How long one side is.
+/// The distribution of one side's lengths.
 #[derive(Serialize)]
 struct Distribution {
     name: String,
@@ -106,7 +108,7 @@ struct HistogramBar {
     count: u64,
 }
 
-/// What covers a share.
+/// The length that covers a percentage.
 #[derive(Serialize)]
 struct Covered {
     percent: f64,
@@ -162,7 +164,7 @@ impl Distribution {
     }
 }
 
-/// Bars of one width up to the 99th percentile, and one for what is longer.
+/// Returns bars of one width up to the 99th percentile, and one for longer lengths.
 fn bars(lengths: &Histogram) -> Vec<HistogramBar> {
     let reach = lengths.covering(0.99);
     let width = reach.div_ceil(BARS).max(1);

@@ -1,4 +1,5 @@
-//! Lengths from files: numbers, columns, and text. Errors name the file, the line and what to write instead.
+//! Reads lengths from files: numbers, columns, and text. Errors name the file, the line and a
+//! remedy.
 
 use anyhow::{Context, anyhow, bail, ensure};
 use ripieno_base::Histogram;
@@ -6,12 +7,12 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
-/// What a file says.
+/// The contents of a file.
 #[derive(Debug)]
 pub(super) struct Sides {
     pub(super) file: String,
     pub(super) empty_lines: u64,
-    /// One, or source and target.
+    /// One side, or source and target.
     pub(super) sides: Vec<Side>,
 }
 
@@ -37,7 +38,7 @@ impl LengthCounts {
     }
 }
 
-/// A text: a sentence a line; with tabs in it a source and a target.
+/// Reads a text: a sentence per line; with tabs, a source and a target.
 pub(super) fn corpus(path: &Path) -> anyhow::Result<Sides> {
     let file = path.display().to_string();
     let (mut source, mut target) = (LengthCounts::default(), LengthCounts::default());
@@ -74,7 +75,7 @@ pub(super) fn corpus(path: &Path) -> anyhow::Result<Sides> {
     Ok(Sides { file, empty_lines, sides })
 }
 
-/// Numbers: one a line, a column of a table, or lengths with their counts.
+/// Reads numbers: one per line, a column of a table, or lengths with their counts.
 pub(super) fn lengths(path: &Path, column: Option<&str>) -> anyhow::Result<Sides> {
     let file = path.display().to_string();
     let (mut counted, mut empty_lines, mut layout) = (LengthCounts::default(), 0, None);
@@ -114,18 +115,18 @@ pub(super) fn lengths(path: &Path, column: Option<&str>) -> anyhow::Result<Sides
     Ok(Sides { file, empty_lines, sides: vec![side] })
 }
 
-/// Where a line holds what.
+/// The columns of a line.
 #[derive(Debug)]
 struct Layout {
     /// The column of the lengths.
     place: usize,
     fields: usize,
-    /// The column that says how often, if there is one.
+    /// The column of the counts, if there is one.
     count: Option<usize>,
 }
 
 impl Layout {
-    /// By the first line, and whether that is a header.
+    /// Returns the layout by the first line, and true if that is a header.
     fn of(first: &str, column: Option<&str>) -> anyhow::Result<(Layout, bool)> {
         let names: Vec<&str> = first.split(',').map(|name| name.trim().trim_matches('"')).collect();
         let fields = names.len();
@@ -149,7 +150,7 @@ impl Layout {
     }
 }
 
-/// The lines of a file with their numbers, from 1.
+/// Returns the lines of a file with their numbers, from 1.
 fn lines<'p>(
     path: &'p Path,
     option: &str,

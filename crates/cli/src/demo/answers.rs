@@ -1,4 +1,5 @@
-//! Real questions: held-out images, one request each, all at once, so that the server batches them.
+//! Real requests: held-out images, one request each, sent together, so that the server batches
+//! them.
 
 use super::Live;
 use super::assets::IMAGES;
@@ -12,12 +13,12 @@ use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// How often a question is asked at most.
+/// Upper bound on the attempts of a request.
 const ATTEMPTS: usize = 20;
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
-/// How many images are drawn, side by side.
+/// Number of images drawn, side by side.
 const DRAWN: usize = 6;
-/// Shades from nothing to full ink, two characters a pixel.
+/// Shades from white to black, two characters a pixel.
 const SHADES: [&str; 5] = ["  ", "░░", "▒▒", "▓▓", "██"];
 
 /// Images of one model with their labels, as in models/samples/.
@@ -36,12 +37,12 @@ struct ImageSample {
     label: usize,
 }
 
-/// What a model said to its images.
+/// A model's answers to its images.
 #[derive(Serialize)]
 pub(super) struct Answers {
     model: String,
     right: usize,
-    /// How many answers were given before the last block; none where a model has but one.
+    /// Number of answers before the last block; none if the model has only one.
     #[serde(skip_serializing_if = "Option::is_none")]
     early: Option<u64>,
     answers: Vec<Answer>,
@@ -65,7 +66,7 @@ struct Output {
     data: Vec<f64>,
 }
 
-/// Asks the server about every sample.
+/// Sends every sample to the server.
 pub(super) async fn ask(live: &Live) -> anyhow::Result<Vec<Answers>> {
     let mut all = Vec::new();
     for (text, models) in IMAGES {
@@ -117,8 +118,8 @@ impl ModelClient {
         ModelClient { client, url: format!("http://{http}/v2/models/{model}/infer") }
     }
 
-    /// The answer, for which it asks again if it comes too late or is refused: the burst of all questions at once may be more than a
-    /// busy machine answers within the SLO.
+    /// Returns the answer; retries if it is late or refused: the burst of all requests may be more
+    /// than a busy machine answers within the SLO.
     pub(super) async fn infer(self, body: Bytes) -> anyhow::Result<Bytes> {
         let ModelClient { client, url } = self;
         let mut left = ATTEMPTS;
@@ -140,14 +141,14 @@ impl ModelClient {
     }
 }
 
-/// The elements of the first output of an answer.
+/// Returns the elements of the first output of an answer.
 pub(super) fn output_of(answer: &[u8]) -> anyhow::Result<Vec<f64>> {
     let response: Response = serde_json::from_slice(answer).context("no inference answer")?;
     let output = response.outputs.into_iter().next().context("the answer has no output")?;
     Ok(output.data)
 }
 
-/// The first digits drawn with their answers, and how often each model was right.
+/// Returns the first digits drawn with their answers, and the accuracy of each model.
 pub(super) fn show(all: &[Answers]) -> String {
     let mut text = String::new();
     for answers in all {
@@ -171,7 +172,7 @@ fn verdict(answer: &Answer) -> String {
     }
 }
 
-/// Square grey images side by side.
+/// Draws square grey images side by side.
 fn draw(shown: &[Answer]) -> String {
     let side = shown.first().map_or(0, |answer| answer.pixels.len().isqrt());
     let shade = |value: f64| SHADES[((value * SHADES.len() as f64) as usize).min(SHADES.len() - 1)];

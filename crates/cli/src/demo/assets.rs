@@ -1,4 +1,4 @@
-//! What the demo needs, carried in the binary, so that it works from any folder.
+//! The models of the demo, embedded in the binary, so that it works in any folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ macro_rules! files {
     };
 }
 
-/// The trained models that take images: whole, and in blocks after which it may answer.
+/// The trained models for images: whole, and in blocks after which they may answer.
 const WHOLE: [(&str, &[u8]); 8] = files![
     "digits/1/model.onnx",
     "digits/model.toml",
@@ -22,7 +22,7 @@ const WHOLE: [(&str, &[u8]); 8] = files![
     "shapes-exits/model.toml",
 ];
 
-/// The trained models that take texts and trees, in cells.
+/// The trained models for texts and trees, in cells.
 const CELLS: [(&str, &[u8]); 10] = files![
     "dates/1/encoder.onnx",
     "dates/1/decoder.onnx",
@@ -36,7 +36,7 @@ const CELLS: [(&str, &[u8]); 10] = files![
     "sentiment/model.toml",
 ];
 
-/// Held-out images with their true labels, and the models that are asked about them.
+/// Held-out images with their true labels, and the models for them.
 pub(super) const IMAGES: [(&str, &[&str]); 2] = [
     (include_str!("../../../../models/samples/digits.json"), &["digits"]),
     (include_str!("../../../../models/samples/shapes.json"), &["shapes", "shapes-exits"]),
@@ -49,7 +49,8 @@ pub(super) const TEXTS: [&str; 3] = [
     include_str!("../../../../models/samples/sentiment.json"),
 ];
 
-/// ResNet50 as Symphony's Table 3 measured it on a GTX 1080 Ti; profile and SLO are looked up by name.
+/// ResNet50 as Symphony's Table 3 measured it on a GTX 1080 Ti; profile and SLO are looked up by
+/// name.
 const RESNET50_TOML: &str = "\
 max_batch = 64
 
@@ -64,8 +65,8 @@ datatype = \"FP32\"
 shape = [-1, 10]
 ";
 
-/// A cell over sequences whose step takes one millisecond and a little for each row, as a mid-sized LSTM on a small
-/// accelerator may.
+/// A cell over sequences whose step takes one millisecond and a little for each row, like a
+/// mid-sized LSTM on a small accelerator.
 const LSTM_TOML: &str = "\
 walk = \"repeat\"
 slo_ms = 250.0
@@ -91,12 +92,12 @@ datatype = \"FP32\"
 shape = [-1, 4]
 ";
 
-/// The demo's models in a temporary folder, which goes with this value.
+/// The demo's models in a temporary folder, removed with this value.
 pub(super) struct AssetsFolder {
     root: PathBuf,
-    /// The repository of the trained models that take images.
+    /// The repository of the trained models for images.
     pub(super) images: PathBuf,
-    /// The repository of those that take texts and trees.
+    /// The repository of those for texts and trees.
     pub(super) texts: PathBuf,
     /// The repository of an emulated model that runs whole.
     pub(super) whole: PathBuf,

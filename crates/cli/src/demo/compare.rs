@@ -1,4 +1,4 @@
-//! Policies side by side: the same model, devices and requests, on one live server after the other.
+//! Compares policies: the same model, devices and requests, on one live server after the other.
 
 use super::Live;
 use super::lateness::Lateness;
@@ -11,10 +11,10 @@ use ripieno_bench::load::{LoadReport, LoadSchedule, open_loop};
 use ripieno_bench::target::tls::ClientAuth;
 use ripieno_bench::target::{Client, Protocol};
 use ripieno_model::bounds::staggered_bound;
+use ripieno_model::zoo::ZooDevice;
 use ripieno_model::{DataType, Profile, TensorSpec};
 use ripieno_report::{Table, number};
 use ripieno_sched::{OptionValue, Options};
-use ripieno_workload::zoo::ZooDevice;
 use ripieno_workload::{ArrivalProcess, Arrivals, LengthDistribution, stream};
 use serde::Serialize;
 use std::path::Path;
@@ -22,17 +22,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const GPU: &str = "1080ti";
-/// Not counted at the start of each run.
+/// Warm-up at the start of each run, which is not counted.
 const WARMUP: Nanos = Nanos::from_millis(500);
 const SEED: u64 = 1;
 
-/// A machine that is later than this shows how busy it is, not which policy is better: a tenth of the shorter SLO.
+/// Lateness of the machine above which a comparison is chance: a tenth of the shorter SLO.
 const TOLERABLE_MS: f64 = 2.7;
 
 /// A policy's title, its name in the catalogue, and its options.
 type DemoContestant = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
 
-/// One of each: nothing, today's servers, no window at all, ours for throughput, ours as served by default.
+/// One of each: no batching, today's servers, no window, ours for throughput, ours as served by
+/// default.
 const WHOLE: [DemoContestant; 5] = [
     ("serial", "serial", &[]),
     ("timeout 5 ms, as most servers", "timeout", &[("gather", "fifo"), ("drop", "expired")]),
@@ -40,26 +41,27 @@ const WHOLE: [DemoContestant; 5] = [
     ("deferred, for efficiency", "deferred", &[("objective", "efficiency")]),
     ("deferred, for latency (default)", "deferred", &[("objective", "latency")]),
 ];
-/// Whole devices, and the load, of what they could answer if requests came evenly spaced.
+/// Model, devices and load for whole models, as a fraction of the rate for evenly spaced requests.
 const WHOLE_LOAD: (&str, u16, f64) = ("ResNet50", 2, 0.75);
 
-/// Padding as a server does that knows no lengths, padding by length, merged graphs, and cells.
+/// Padding as in a server without knowledge of lengths, padding by length, merged graphs, and
+/// cells.
 const CELLS: [DemoContestant; 4] = [
     ("padding to the longest in the batch", "bucketed", &[("width", "330"), ("pad", "longest")]),
     ("padding in buckets of 10 lengths", "bucketed", &[("width", "10")]),
     ("graph-merge", "graph-merge", &[]),
     ("cellular (default for cells)", "cellular", &[]),
 ];
-/// The same for cells, if every step of full batches were needed.
+/// Model, devices and load for cells, as a fraction of the rate for full batches.
 const CELLS_LOAD: (&str, u16, f64) = ("LSTM", 1, 0.25);
 /// ℓ(b) of a step of the emulated cell, as in its model.toml, and its SLO there.
 const CELL: (f64, f64, usize, f64) = (0.02, 1.0, 64, 250.0);
 /// Lengths of sentences, as published for WMT-15 Europarl: mean 24, up to 330.
 const SENTENCES: (f64, f64, u32, u32) = (2.919, 0.72, 1, 330);
-/// Different requests, sent in turn.
+/// Number of different requests, which are sent in turn.
 const VARIANTS: usize = 512;
 
-/// What the policies compete in.
+/// The common setup of the policies.
 struct Arena<'a> {
     repository: &'a Path,
     title: String,
@@ -68,13 +70,13 @@ struct Arena<'a> {
     gpu: Option<ZooDevice>,
     slo: Nanos,
     rate: f64,
-    /// Whether rows may be for nothing, which is told.
+    /// Whether rows may be wasted, which is then printed.
     unfolds: bool,
     requests: Vec<Vec<BenchTensor>>,
     seconds: f64,
 }
 
-/// All runs, and what they have in common.
+/// All runs, with their common properties.
 #[derive(Serialize)]
 pub(super) struct DemoComparison {
     model: &'static str,
@@ -82,19 +84,19 @@ pub(super) struct DemoComparison {
     devices: u16,
     slo_ms: f64,
     offered_rps: f64,
-    /// How late the machine itself was at the 99th percentile, in the worst of the runs.
+    /// The machine's own lateness at the 99th percentile, in the worst of the runs.
     lateness_ms: f64,
     policies: Vec<DemoRow>,
 }
 
 impl DemoComparison {
-    /// Whether the machine had too much else to do.
+    /// Returns true if the machine was too busy.
     fn is_void(&self) -> bool {
         self.lateness_ms > TOLERABLE_MS
     }
 }
 
-/// One policy under the load.
+/// The results of one policy.
 #[derive(Serialize)]
 struct DemoRow {
     policy: &'static str,
@@ -104,12 +106,13 @@ struct DemoRow {
     p99_ms: Option<f64>,
     mean_batch: f64,
     busy_fraction: f64,
-    /// Steps that were padding or came after the end, of all that ran; none where requests do not unfold.
+    /// Fraction of steps that were padding or came after the end; none where requests do not
+    /// unfold.
     #[serde(skip_serializing_if = "Option::is_none")]
     useless_fraction: Option<f64>,
 }
 
-/// A model that runs whole.
+/// Compares on a model that runs whole.
 pub(super) async fn whole(repository: &Path, seconds: f64, show_progress: bool) -> anyhow::Result<DemoComparison> {
     let (model, devices, load) = WHOLE_LOAD;
     let gpu = ZooDevice::from_name(GPU).context("the demo's GPU is in the published tables")?;
@@ -126,7 +129,7 @@ pub(super) async fn whole(repository: &Path, seconds: f64, show_progress: bool) 
     arena.run(&WHOLE, show_progress).await
 }
 
-/// A model in cells, under sequences of many lengths.
+/// Compares on a model in cells, with sequences of many lengths.
 pub(super) async fn cells(repository: &Path, seconds: f64, show_progress: bool) -> anyhow::Result<DemoComparison> {
     let (model, devices, load) = CELLS_LOAD;
     let (alpha_ms, beta_ms, max_batch, slo_ms) = CELL;
@@ -151,7 +154,7 @@ pub(super) async fn cells(repository: &Path, seconds: f64, show_progress: bool) 
     arena.run(&CELLS, show_progress).await
 }
 
-/// An option's value, read as on the command line.
+/// Parses an option's value as on the command line.
 fn value(text: &str) -> OptionValue {
     text.parse().map_or_else(|_| OptionValue::Text(text.to_owned()), OptionValue::Int)
 }
@@ -206,7 +209,8 @@ impl Arena<'_> {
         row
     }
 
-    /// Batches and busy time are those of the whole run, warm-up included: both policies and devices start from nothing.
+    /// Returns the row of a run. Batches and busy time are those of the whole run, warm-up
+    /// included: policies and devices start empty.
     fn row(&self, policy: &'static str, report: &LoadReport, live: &Live, span: Nanos) -> anyhow::Result<DemoRow> {
         let model = live.engine.model_metrics(ModelId(0)).context("the demo's model is loaded")?;
         let busy: u64 = live.engine.device_metrics().iter().map(|device| device.busy_ns).sum();
@@ -252,7 +256,7 @@ pub(super) fn show(comparison: &DemoComparison) -> String {
     )
 }
 
-/// Instead of a table that shows chance.
+/// Returns the message that replaces a table of chance results.
 fn void(comparison: &DemoComparison) -> String {
     let DemoComparison { title, lateness_ms, .. } = comparison;
     format!(

@@ -1,9 +1,10 @@
-//! How late this machine is with what it is asked to do in time: a thread that sleeps for a millisecond again and again, and
-//! looks how much longer that took.
+//! Measures the machine's own lateness: a thread sleeps for a millisecond repeatedly, and measures
+//! the excess.
 //!
-//! Policies are compared by milliseconds. A machine that others keep busy lets the emulated devices, the clients and the server
-//! wait for a core by as much, and whichever policy then looks best is chance. That cannot be read from the policies' own
-//! figures, which are late under overload on any machine; a thread that does nothing else is not.
+//! Policies are compared by milliseconds. On a busy machine the emulated devices, the clients and
+//! the server wait for a core by about as much, and the comparison is chance. The policies' own
+//! figures do not show that, since they are late under overload on any machine; a thread that does
+//! nothing else does.
 
 use anyhow::anyhow;
 use ripieno_base::Nanos;
@@ -38,7 +39,7 @@ impl Lateness {
         Ok(Lateness { stop, thread })
     }
 
-    /// What 99 of 100 naps were late by at most.
+    /// Returns the 99th percentile of the lateness, in ms.
     pub(super) fn p99_ms(self) -> anyhow::Result<f64> {
         self.stop.store(true, Ordering::Relaxed);
         let late = self.thread.join().map_err(|_| anyhow!("the thread that measures lateness has panicked"))?;

@@ -1,10 +1,11 @@
-//! `ripieno demo`: a minute that shows what the server is for, with nothing to install or configure.
+//! `ripieno demo`: shows the purpose of the server in a minute, with nothing to install or
+//! configure.
 //!
-//! Everything is real and over loopback HTTP: the models were trained by us and run on this machine's processor, the
-//! questions are images and texts that the training never saw, and the tables come from open-loop load on live servers that
-//! differ in nothing but the policy. Only the accelerators of the tables are emulated: they take as long as published
-//! measurements say that a GPU takes, or as long as we say, so that a laptop shows what batching is worth where it is worth
-//! most.
+//! Everything is real and over loopback HTTP: the models were trained by us and run on this
+//! machine's processor, the requests are images and texts that the training never saw, and the
+//! tables come from open-loop load on live servers that differ only in the policy. Only the
+//! accelerators of the tables are emulated: they take as long as published measurements of a GPU,
+//! or as long as configured, so that a laptop shows batching where it matters most.
 
 mod answers;
 mod assets;
@@ -32,16 +33,17 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// See it work, in a minute: trained models answer real questions, and policies compete side by side under the same load.
+/// See it work in a minute: trained models answer real requests, and policies compete under the
+/// same load.
 ///
 /// Needs no accelerator, no network beyond loopback, and no configuration.
 #[derive(Args, Debug)]
 pub(crate) struct DemoArgs {
-    /// How long each policy is under load, in seconds.
+    /// Time of each policy under load, in seconds.
     #[arg(long, value_name = "S", default_value_t = 3.0)]
     seconds: f64,
 
-    /// How to print the results.
+    /// Output format.
     #[arg(long, default_value_t, value_name = "table|json")]
     format: Format,
 }
@@ -82,7 +84,7 @@ async fn demo(args: &DemoArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// About how long the measurement of one model may take: the demo has a minute for everything.
+/// Approximate time for the measurement of one model: the demo has a minute for everything.
 const MEASURE_FOR: Duration = Duration::from_millis(1200);
 
 /// A server of the demo, on free ports.
@@ -96,7 +98,7 @@ struct Live {
 }
 
 impl Live {
-    /// Under the policy that `serve` chooses for these models.
+    /// Starts a server with the policy that `serve` chooses for these models.
     async fn start_as_served(repository: &std::path::Path) -> anyhow::Result<Live> {
         let Choice { policy, options, .. } = default_policy(repository, Objective::default());
         Live::start(repository, DeviceArgs::default(), policy, options).await
@@ -139,7 +141,8 @@ impl Live {
         Ok(Live { http, engine, models, registry, stop, served })
     }
 
-    /// How many requests a model of several blocks has answered before the last one.
+    /// Returns the number of requests that a model of several blocks has answered before the last
+    /// one.
     fn early_exits(&self, model: &str) -> anyhow::Result<Option<u64>> {
         let entry = self.registry.get(model, "").map_err(|error| anyhow!("{error}"))?;
         let blocks = self.models.iter().find(|report| report.name == model).map_or(0, |report| report.blocks.len());

@@ -1,4 +1,4 @@
-//! Questions of many lengths: dates, expressions and reviews, one request each, all at once.
+//! Requests of many lengths: dates, expressions and reviews, one request each, sent together.
 
 use super::answers::{ModelClient, output_of};
 use super::assets::TEXTS;
@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::net::SocketAddr;
 
-/// How many answers of each model are shown.
+/// Number of answers of each model that are shown.
 const SHOWN: usize = 4;
-/// The code that ends a text.
+/// The code at the end of a text.
 const END: f64 = 3.0;
 
 /// Requests of one model with their answers, as in models/samples/.
@@ -23,7 +23,7 @@ struct TextSamples {
     rows: Vec<TextSample>,
 }
 
-/// How the output becomes an answer.
+/// The decoding of an output.
 #[derive(Clone, Copy, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Reads {
@@ -41,7 +41,7 @@ struct TextSample {
     inputs: Value,
 }
 
-/// What a model said.
+/// A model's answers.
 #[derive(Serialize)]
 pub(super) struct Texts {
     model: String,
@@ -56,7 +56,7 @@ struct TextAnswer {
     truth: String,
 }
 
-/// Asks the server at `http` about every sample.
+/// Sends every sample to the server at `http`.
 pub(super) async fn ask(http: SocketAddr) -> anyhow::Result<Vec<Texts>> {
     let mut all = Vec::new();
     for text in TEXTS {
@@ -92,7 +92,7 @@ fn read(samples: &TextSamples, data: &[f64]) -> anyhow::Result<String> {
     })
 }
 
-/// The first answers of each model, and how often it was right.
+/// Returns the first answers of each model, and its accuracy.
 pub(super) fn show(all: &[Texts]) -> String {
     let mut text = String::new();
     for Texts { model, right, answers } in all {

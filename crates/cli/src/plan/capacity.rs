@@ -1,34 +1,34 @@
-//! How many devices: by analysis, and by simulating the very scheduler that would run them.
+//! The number of devices: by analysis, and by simulating the scheduler that would run them.
 
 use ripieno_base::ModelId;
 use ripieno_model::{Model, Profile};
-use ripieno_planner::{DevicesNeeded, MAX_DEVICES, ModelDemand, devices_needed};
+use ripieno_planner::{DeviceDemand, DevicesNeeded, MAX_DEVICES, devices_needed};
 use ripieno_report::Summary;
 use ripieno_sim::{Arrival, Length, Scenario, SimError, simulate};
 
-/// A run passes if no model has more than this share of its requests dropped or late, as in a goodput search.
+/// Largest bad rate of any model in a run that passes, as in a goodput search.
 const MAX_BAD_RATE: f64 = 0.01;
-/// A simulated search goes up to so many times what the bound says, and a few more, and then gives up.
+/// Multiple of the bound, plus a few devices, at which a simulated search gives up.
 const SEARCH_FACTOR: usize = 16;
 
-/// What a simulated search found.
+/// The result of a simulated search.
 #[derive(Debug, Clone)]
 pub(super) struct DeviceSearch {
-    /// The fewest devices that passed; none if even the most tried did not.
+    /// The smallest number of devices that passed; none if even the largest tried did not.
     pub(super) good: Option<(usize, Summary)>,
-    /// The most devices that did not pass; 0 if one device is enough.
+    /// The largest number of devices that did not pass; 0 if one device is enough.
     pub(super) bad: usize,
-    /// Runs that it took.
+    /// Number of runs.
     pub(super) runs: usize,
 }
 
-/// Offered requests per second of each model.
+/// Returns the offered requests per second of each model.
 pub(super) fn rates(scenario: &Scenario) -> Vec<f64> {
     let Some(requests) = &scenario.requests else {
         let rate = scenario.rate.unwrap_or(0.0);
         return scenario.loads.iter().map(|load| rate * load.share).collect();
     };
-    // Requests that all come at once are a load over the time that there is to answer them.
+    // Requests that all arrive together are a load over the time that there is to answer them.
     let last = requests.iter().map(|request| request.at.as_millis_f64()).fold(0.0, f64::max);
     let slo = scenario.setup.models.iter().map(|model| model.slo.as_millis_f64()).fold(0.0, f64::max);
     let mut rows = vec![0.0; scenario.setup.models.len()];
@@ -36,15 +36,15 @@ pub(super) fn rates(scenario: &Scenario) -> Vec<f64> {
     rows.into_iter().map(|rows| rows * 1e3 / last.max(slo)).collect()
 }
 
-/// The devices that analysis asks for.
+/// Returns the devices by analysis.
 pub(super) fn needed(scenario: &Scenario) -> DevicesNeeded {
     let models = &scenario.setup.models;
     let profiles: Vec<Profile> = models.iter().map(Model::profile).collect();
-    let demand = |((profile, model), rate_rps): ((_, &Model), f64)| ModelDemand { profile, slo: model.slo, rate_rps };
+    let demand = |((profile, model), rate_rps): ((_, &Model), f64)| DeviceDemand { profile, slo: model.slo, rate_rps };
     devices_needed(&profiles.iter().zip(models).zip(rates(scenario)).map(demand).collect::<Vec<_>>())
 }
 
-/// The scenario with some of its models only; each keeps its load. The models ascend.
+/// Returns the scenario with some of its models only; each keeps its load. The models ascend.
 pub(super) fn subset(scenario: &Scenario, models: &[usize]) -> Scenario {
     let share: f64 = models.iter().map(|&model| scenario.loads[model].share).sum();
     let mut part = scenario.clone();
@@ -76,8 +76,9 @@ pub(super) fn subset(scenario: &Scenario, models: &[usize]) -> Scenario {
     part
 }
 
-/// Searches the fewest devices with which every model's bad rate stays within 1 %, from a first guess. More devices are
-/// supposed never to be worse, which near the answer holds up to the luck of a run.
+/// Searches for the smallest number of devices with which every model's bad rate stays within 1 %,
+/// from a first guess. It assumes that more devices are never worse, which holds except for chance
+/// close to the result.
 pub(super) fn simulated(
     scenario: &Scenario,
     guess: usize,
@@ -99,7 +100,8 @@ pub(super) fn simulated(
     Ok(found)
 }
 
-/// What to try next: the guess, then away from it in growing steps until both sides are known, then the middle.
+/// Returns the next number to try: the guess, then away from it in growing steps until both sides
+/// are known, then the middle.
 fn next(guess: usize, most: usize, bad: usize, good: Option<usize>) -> Option<usize> {
     match good {
         None if bad == 0 => Some(guess),
@@ -126,7 +128,7 @@ mod tests {
     use super::*;
     use ripieno_base::Nanos;
 
-    /// Walks the search against a knee; gives the answer and the counts tried.
+    /// Runs the search against a knee; returns the result and the numbers tried.
     fn search(guess: usize, knee: usize) -> (Option<usize>, Vec<usize>) {
         let (mut bad, mut good, mut tried) = (0, None, Vec::new());
         while let Some(devices) = next(guess, guess * SEARCH_FACTOR + 64, bad, good) {

@@ -1,11 +1,13 @@
-//! The partition that runs now: the JSON output of an earlier `ripieno plan`, or the same by hand.
+//! The current partition: the JSON output of an earlier `ripieno plan`, or the same written by
+//! hand.
 
 use anyhow::{Context, bail};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Only the models of each sub-cluster are read; the rest of an earlier plan is about an earlier load.
+/// The file. Only the models of each sub-cluster are read; the rest of an earlier plan is for an
+/// earlier load.
 #[derive(Deserialize)]
 struct File {
     sub_clusters: Vec<CurrentSubCluster>,
@@ -19,9 +21,9 @@ struct CurrentSubCluster {
 /// A partition by names.
 #[derive(Debug, Default)]
 pub(super) struct Current {
-    /// How many sub-clusters it has.
+    /// Number of sub-clusters.
     pub(super) sub_clusters: usize,
-    /// Where each model is.
+    /// Sub-cluster of each model.
     pub(super) places: BTreeMap<String, usize>,
 }
 

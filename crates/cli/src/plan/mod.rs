@@ -1,4 +1,4 @@
-//! `ripieno plan`: how many devices a load needs, and which models share which.
+//! `ripieno plan`: the number of devices that a load needs, and the partition of models over them.
 
 mod capacity;
 mod current;
@@ -7,24 +7,28 @@ mod print;
 mod tests;
 
 use crate::overrides::Overrides;
-use crate::policy::catalogue;
+use crate::policy::POLICIES;
 use anyhow::{Context, bail};
 use capacity::DeviceSearch;
 use clap::Args;
 use current::Current;
 use indicatif::{ProgressBar, ProgressStyle};
-use ripieno_planner::{ClusterPlan, DevicesNeeded, LoadCost, ModelLoad, PlanError, PlanOptions, PlanningProblem, plan};
+use ripieno_planner::{
+    ClusterPlan, DevicesNeeded, LoadCost, PlanError, PlanOptions, PlannedModel, PlanningProblem, plan,
+};
 use ripieno_report::Format;
 use ripieno_sim::Scenario;
 use std::path::PathBuf;
 
-/// Plan capacity: how many devices does a scenario's load need, and which models should share which devices?
+/// Plan capacity: the number of devices for a scenario's load, and the models that should share
+/// them.
 ///
-/// Devices are answered by the analytic bound and an estimate, which are instant, and by simulating the scheduler with more and fewer
-/// devices until every model's bad rate (dropped or late) just stays within 1 %. The models are divided into sub-clusters
-/// with balanced rate and memory; against a current partition, with few moves. See docs/guide/capacity.md.
+/// The number of devices is computed by the analytic bound and an estimate, which are instant, and
+/// by simulating the scheduler with more and fewer devices until every model's bad rate (dropped or
+/// late) just stays within 1 %. The models are divided into sub-clusters with balanced rate and
+/// memory; against a current partition, with few moves. See docs/guide/capacity.md.
 #[derive(Args, Debug)]
-#[command(after_help = catalogue(), after_long_help = catalogue())]
+#[command(after_help = POLICIES)]
 pub(crate) struct PlanArgs {
     /// The scenario file; see scenarios/plan/ for examples.
     scenario: PathBuf,
@@ -39,15 +43,16 @@ pub(crate) struct PlanArgs {
     #[arg(long)]
     bound_only: bool,
 
-    /// How to print the result.
+    /// Output format.
     #[arg(long, default_value_t, value_name = "table|json")]
     format: Format,
 }
 
-/// What can be set on the partition without editing the scenario.
+/// Settings of the partition, without editing the scenario.
 #[derive(Args, Debug)]
 struct PartitionArgs {
-    /// Into how many sub-clusters; by default as many as now, or as few as memory and rate allow.
+    /// Number of sub-clusters [default: the current one, or the smallest that memory and rate
+    /// allow].
     #[arg(long, value_name = "N")]
     sub_clusters: Option<usize>,
 
@@ -55,43 +60,44 @@ struct PartitionArgs {
     #[arg(long, value_name = "MB")]
     memory_mb_per_device: Option<f64>,
 
-    /// The most requests per second that one sub-cluster may get.
+    /// Largest request rate of one sub-cluster, in requests per second.
     #[arg(long, value_name = "R")]
     max_rate: Option<f64>,
 
-    /// The partition that runs now: what an earlier `ripieno plan --format json` printed.
+    /// The current partition: the output of an earlier `ripieno plan --format json`.
     #[arg(long, value_name = "FILE")]
     current: Option<PathBuf>,
 
-    /// The most that moves from the current partition may cost; a move costs a model's load_cost twice, by default 2.
+    /// Largest cost of all moves from the current partition; a move costs a model's load_cost
+    /// twice, by default 2.
     #[arg(long, value_name = "COST")]
     max_disruption: Option<u64>,
 
-    /// The imbalance, (max − min) / average, that is not worth a move; 0.01 by default.
+    /// The imbalance, (max − min) / average, below which no model moves; 0.01 by default.
     #[arg(long, value_name = "FRACTION")]
     target_imbalance: Option<f64>,
 }
 
-/// Everything that is printed.
+/// The complete result.
 struct PlanOutcome {
     scenario: Scenario,
     rates: Vec<f64>,
     impossible: Vec<(usize, ripieno_base::Nanos)>,
     all: Capacity,
     plan: ClusterPlan,
-    /// By sub-cluster.
+    /// Capacity of each sub-cluster.
     parts: Vec<Capacity>,
-    /// None where no current partition was given.
+    /// None if no current partition was given.
     current: Option<Current>,
 }
 
-/// Devices for some of the models.
+/// Devices for a set of models.
 struct Capacity {
     needed: DevicesNeeded,
     simulated: Option<DeviceSearch>,
 }
 
-/// Sub-clusters beyond what memory and rate need at least that are tried where no number is given.
+/// Number of sub-clusters, beyond the minimum by memory and rate, that are tried if none is given.
 const MORE_SUB_CLUSTERS: usize = 16;
 
 pub(crate) fn run(args: &PlanArgs) -> anyhow::Result<()> {
@@ -125,7 +131,8 @@ impl PartitionArgs {
     }
 }
 
-/// The best partition into the number of sub-clusters asked for, or as it is now, or else into the fewest.
+/// Returns the best partition into the given or current number of sub-clusters, or else into the
+/// fewest.
 fn partition(scenario: &Scenario, current: Option<&Current>) -> anyhow::Result<ClusterPlan> {
     let defaults = PlanOptions::default();
     let target_imbalance = scenario.planning.target_imbalance.unwrap_or(defaults.target_imbalance);
@@ -151,7 +158,7 @@ fn problem(scenario: &Scenario, current: Option<&Current>, sub_clusters: usize) 
         if planning.memory_mb_per_device.is_some() && footprint.memory_mb.is_none() {
             bail!("model {:?}: memory_mb is missing; give it, since the memory of a device is bounded", model.name);
         }
-        Ok(ModelLoad {
+        Ok(PlannedModel {
             name: model.name.clone(),
             rate_rps,
             memory_mb: footprint.memory_mb.unwrap_or(0.0),
@@ -159,7 +166,7 @@ fn problem(scenario: &Scenario, current: Option<&Current>, sub_clusters: usize) 
             load_cost: LoadCost::Everywhere(footprint.load_cost),
         })
     };
-    // A model of a sub-cluster that is to go has to be loaded elsewhere, like a new one.
+    // A model of a sub-cluster that is removed has to be loaded elsewhere, like a new one.
     let place = |current: &Current, name: &str| current.places.get(name).copied().filter(|&place| place < sub_clusters);
     let places = |current| scenario.setup.models.iter().map(|model| place(current, &model.name)).collect();
     Ok(PlanningProblem {
@@ -173,7 +180,7 @@ fn problem(scenario: &Scenario, current: Option<&Current>, sub_clusters: usize) 
     })
 }
 
-/// The devices of all models together and of each sub-cluster.
+/// Computes the devices of all models together and of each sub-cluster.
 fn measure(
     scenario: Scenario,
     plan: ClusterPlan,
@@ -192,7 +199,7 @@ fn measure(
         capacity(&scenario, models, &possible(models), simulate, &bar, &format!("sub-cluster {place}"))
     };
     let parts = match plan.sub_clusters.len() {
-        // The same models as all, so the same answer.
+        // The same models as all, so the same result.
         1 => Vec::new(),
         _ => plan.sub_clusters.iter().enumerate().map(part).collect::<anyhow::Result<_>>()?,
     };

@@ -1,4 +1,4 @@
-//! The plan for people and for programs, from one description.
+//! Output of a plan as text and as JSON, from one description.
 
 use super::{Capacity, PlanOutcome};
 use crate::output;
@@ -13,43 +13,43 @@ pub(super) struct Report {
     seed: u64,
     rate_rps: f64,
     devices: DeviceAnswers,
-    models: Vec<ModelRow>,
+    models: Vec<PlanModelRow>,
     sub_clusters: Vec<SubClusterRow>,
     rate_imbalance: f64,
     memory_imbalance: f64,
     objective: f64,
     moves: Vec<Move>,
     disruption: u64,
-    /// In the current partition, but not in the scenario: to be unloaded.
+    /// Models of the current partition that are not in the scenario: to be unloaded.
     removed: Vec<Removed>,
     impossible: Vec<Impossible>,
 }
 
-/// Devices by each answer; null where there is none. Impossible models are left out.
+/// Number of devices by each method; null where there is none. Impossible models are left out.
 #[derive(Debug, Serialize)]
 struct DeviceAnswers {
     bound: Option<usize>,
     estimate: usize,
     simulated: Option<usize>,
-    /// Of the simulated answer.
+    /// Highest bad rate in the simulated result.
     worst_bad_rate: Option<f64>,
-    /// The most devices that were simulated and not enough.
+    /// The largest simulated number of devices that was not enough.
     too_few: Option<usize>,
     runs: usize,
-    /// Requests that the rarest loaded model had in the simulated answer.
+    /// Number of requests of the rarest loaded model in the simulated result.
     fewest_requests: Option<u64>,
 }
 
 #[derive(Debug, Serialize)]
-struct ModelRow {
+struct PlanModelRow {
     name: String,
     rate_rps: f64,
     slo_ms: f64,
     memory_mb: Option<f64>,
     sub_cluster: usize,
-    /// By the bound, if the model had devices of its own.
+    /// Devices by the bound, if the model did not share them.
     devices_alone: Option<usize>,
-    /// By the estimate, of devices shared by all.
+    /// Busy devices by the estimate, if all models share them.
     devices_busy: f64,
     impossible: bool,
 }
@@ -67,7 +67,7 @@ struct SubClusterRow {
 #[derive(Debug, Serialize)]
 struct Move {
     model: String,
-    /// Null for a model that is new.
+    /// Null for a new model.
     from: Option<usize>,
     to: usize,
     cost: u64,
@@ -87,9 +87,9 @@ struct Impossible {
     fastest_ms: f64,
 }
 
-/// Models beyond this are left out of tables; JSON has them all.
+/// Number of models beyond which tables are truncated; JSON has them all.
 const MAX_ROWS: usize = 40;
-/// With fewer requests than this, 1 % of them is a matter of luck.
+/// Number of requests below which 1 % of them is a matter of chance.
 const FEW_REQUESTS: u64 = 1000;
 
 pub(super) fn print(outcome: &PlanOutcome, format: Format) -> anyhow::Result<()> {
@@ -107,7 +107,7 @@ pub(super) fn print(outcome: &PlanOutcome, format: Format) -> anyhow::Result<()>
     Ok(())
 }
 
-/// What no number of devices can do, and what to change.
+/// Returns what no number of devices can achieve, and a remedy.
 pub(super) fn impossible(outcome: &PlanOutcome) -> Option<String> {
     let problem = |late: &Impossible| {
         let Impossible { model, slo_ms, fastest_ms } = late;
@@ -164,10 +164,10 @@ pub(super) fn report(outcome: &PlanOutcome) -> Report {
     }
 }
 
-fn model_report(outcome: &PlanOutcome, index: usize) -> ModelRow {
+fn model_report(outcome: &PlanOutcome, index: usize) -> PlanModelRow {
     let model = &outcome.scenario.setup.models[index];
     let needed = outcome.all.needed.models[index];
-    ModelRow {
+    PlanModelRow {
         name: model.name.clone(),
         rate_rps: outcome.rates[index],
         slo_ms: model.slo.as_millis_f64(),

@@ -48,7 +48,7 @@ fn the_zoo_is_divided_by_memory_and_only_what_is_amiss_moves() {
     let file = current.to_str().unwrap();
     let again = json_of(&outcome_of("zoo-1080ti.toml", &["--bound-only", "--current", file]).unwrap());
     assert_eq!((&again["moves"], &again["sub_clusters"]), (&json!([]), &first["sub_clusters"]));
-    // As if one model had been put elsewhere by hand.
+    // One model moved by hand.
     let mut other = first.clone();
     let model = other["sub_clusters"][0]["models"].as_array_mut().unwrap().pop().unwrap();
     other["sub_clusters"][1]["models"].as_array_mut().unwrap().push(model.clone());

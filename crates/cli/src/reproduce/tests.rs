@@ -12,7 +12,7 @@ impl Folder {
         Folder(path)
     }
 
-    /// With real models measured on the built-in engine.
+    /// Returns a context that measures real models on the built-in engine.
     fn context(&self) -> ReproduceContext {
         ReproduceContext::new(
             Effort::Tiny,
@@ -24,7 +24,7 @@ impl Folder {
         .with_models(Some(self.0.join("models")), false)
     }
 
-    /// A model of one block, or of several in a chain, from the executor's tiny files.
+    /// Writes a model of one block, or of several in a chain, from the executor's tiny files.
     fn model(&self, name: &str, toml: &str, blocks: &[&str]) {
         let folder = self.0.join("models").join(name);
         std::fs::create_dir_all(folder.join("1")).unwrap();
@@ -49,7 +49,7 @@ impl Drop for Folder {
     }
 }
 
-/// Runs an item, whose rows have names of their own.
+/// Runs an item, and checks that its rows have unique names.
 fn report(id: &str, folder: &Folder) -> ItemReport {
     let report = (chosen(id).unwrap()[0].run)(&folder.context()).unwrap();
     let names: std::collections::BTreeSet<_> = report.rows.iter().map(|row| &row.name).collect();
@@ -57,7 +57,7 @@ fn report(id: &str, folder: &Folder) -> ItemReport {
     report
 }
 
-/// However fast the machine: whether a figure is there is looked at, and not what it is.
+/// Checks that there is a figure, not its value, which depends on the machine.
 #[test]
 fn dvabatch_is_measured_beside_delay_batch() {
     let folder = Folder::new("measured-dvabatch");
@@ -71,7 +71,8 @@ fn dvabatch_is_measured_beside_delay_batch() {
     let measured =
         |id: &str| report(id, &folder).rows.into_iter().filter(|row| row.measured.is_some()).collect::<Vec<_>>();
     let by_load = measured("dvabatch/figure14");
-    // ZeroBatch, DelayBatch and DVABatch at three loads for three networks; then DVABatch against the two.
+    // ZeroBatch, DelayBatch and DVABatch at three loads for three networks; then DVABatch against
+    // the two.
     assert_eq!(by_load.len(), 3 * 3 * 3 + 2 * 3);
     let note = |name: &str| by_load.iter().find(|row| row.name == name).unwrap().note.clone();
     let told = note("BertBase, high load: DVABatch");
@@ -82,7 +83,7 @@ fn dvabatch_is_measured_beside_delay_batch() {
     let told = note("Unet, low load: DVABatch");
     assert!(told.contains("--policy dva,buffers=1,model=unet-4") && !told.contains("--lengths"), "{told}");
     assert!(note("less than ZeroBatch, free, low load, mean of networks").ends_with("Unet, BertBase, ResNet152."));
-    // RTE, SST-2 and log-normal laws, and no law is known of CoLA's lengths.
+    // RTE, SST-2 and log-normal distributions; there is none for CoLA's lengths.
     let by_lengths = measured("dvabatch/figure17");
     assert!(by_lengths.iter().all(|row| row.name.starts_with("BertBase, ") && row.name.ends_with(", free")));
     assert_eq!((by_lengths.len(), by_lengths.iter().any(|row| row.name.contains("cola"))), (2 * 5, false));
@@ -97,7 +98,7 @@ fn a_step_of_a_cell_is_measured() {
     assert_eq!(measured("one step, 512 rows"), None, "a quick call measures less");
 }
 
-/// However slow the machine: what was carried may be nothing, but the form is there.
+/// Checks the form only: on a slow machine the carried rate may be 0.
 #[test]
 fn the_scheduler_alone_is_measured() {
     let report = report("symphony/figure13-left", &Folder::new("scheduler"));

@@ -1,4 +1,4 @@
-//! `ripieno backend`: devices of this machine, at the orders of a scheduler.
+//! `ripieno backend`: devices of this machine, for a remote scheduler.
 
 use super::model::describe;
 use super::probes::Probes;
@@ -32,12 +32,12 @@ use std::time::{Duration, Instant, SystemTime};
 const HELP: &str = "Example:\n  ripieno backend ./models/repository --scheduler scheduler:8010\n\n\
                     Start the scheduler first or later: a backend connects again until it is there.\n";
 
-/// Run batches for a cluster: load the models of a repository on this machine's devices and take the orders of a
-/// scheduler.
+/// Run batches for a cluster: load the models of a repository on this machine's devices and follow
+/// a scheduler.
 ///
-/// Each device is one backend of the scheduler. It fetches inputs from frontends and sends them outputs, both directly.
-/// All backends of a scheduler serve the same models; the first one says which they are. SIGTERM has it leave: it ends
-/// what it holds and is sent nothing new.
+/// Each device is one backend of the scheduler. It fetches inputs from frontends and sends them
+/// outputs, both directly. All backends of a scheduler serve the same models; the first one
+/// determines them. SIGTERM makes it leave: it finishes its tasks and receives no new ones.
 #[derive(Args, Debug)]
 #[command(after_help = HELP)]
 pub(crate) struct BackendArgs {
@@ -45,44 +45,45 @@ pub(crate) struct BackendArgs {
     #[arg(value_name = "REPOSITORY|MODEL.onnx", default_value = "models/repository")]
     repository: PathBuf,
 
-    /// Where the schedulers listen, primary and spares.
+    /// Addresses of the schedulers, primary and spares.
     #[arg(long, value_name = "HOST:PORT,...", default_value = SCHEDULER, value_delimiter = ',', value_parser = reachable)]
     scheduler: Vec<String>,
 
     #[command(flatten)]
     epoch: EpochArgs,
 
-    /// Where probes find /v2/health/live and /v2/health/ready, and Prometheus the /metrics of the process; ready once the
-    /// models are loaded and a scheduler has taken all devices [default: nowhere].
+    /// Address of the probes /v2/health/live and /v2/health/ready, and of the process's /metrics
+    /// for Prometheus; ready once the models are loaded and a scheduler has accepted all devices
+    /// [default: none].
     #[arg(long, value_name = "ADDR", value_parser = listening)]
     metrics: Option<SocketAddr>,
 
-    /// Append a line to this file for each order that is obeyed: nanoseconds since 1970, device, epoch, claim, scheduler,
-    /// and "claim" or "batch". For tests.
+    /// Append a line to this file for each accepted order: nanoseconds since 1970, device, epoch,
+    /// claim, scheduler, and "claim" or "batch". For tests.
     #[arg(long, value_name = "FILE", hide = true)]
     orders: Option<PathBuf>,
 
     #[command(flatten)]
     devices: DeviceArgs,
 
-    /// Serve models whose files lie outside of the repository, behind symbolic links.
+    /// Serve models whose files are outside of the repository, behind symbolic links.
     #[arg(long)]
     allow_symlinks: bool,
 
-    /// How long batches may take once it is to leave, in seconds; what is left then is run elsewhere.
+    /// Time for batches to finish when it leaves, in seconds; the rest runs elsewhere.
     #[arg(long, value_name = "S", default_value_t = 30)]
     drain_timeout_s: u64,
 
-    /// How the log is written, on stderr.
+    /// Format of the log on stderr.
     #[arg(long, value_enum, default_value = "text")]
     pub(crate) log_format: LogFormat,
 
-    /// How to print what is served; json prints one line once the models are loaded.
+    /// Output format; json prints one line once the models are loaded.
     #[arg(long, default_value_t, value_name = "table|json")]
     format: Format,
 }
 
-/// Keeps the models that are loaded, for whoever runs them.
+/// Holds the loaded models for the backends that run them.
 #[derive(Default)]
 struct ModelStore(Mutex<Vec<ServedModel>>);
 
@@ -164,7 +165,7 @@ fn load(args: &BackendArgs, target: LoadTarget) -> anyhow::Result<(Arc<[BackendM
             entry.name
         );
     }
-    // By name: the order is the same on all machines.
+    // Ordered by name, so that the order is the same on all machines.
     let models = entries.iter().filter(|entry| !has_edge(entry)).filter_map(|entry| {
         let served = shelf.get(entry.id?.index())?;
         Some(BackendModel { description: describe(entry, served), loaded: Arc::clone(&served.loaded) })
@@ -187,7 +188,8 @@ fn announce(args: &BackendArgs, models: &[ModelReport], metrics: Option<SocketAd
     output::print(format!("schedulers {}", args.scheduler.join(", ")))
 }
 
-/// The latest epoch, which a life before may have obeyed. Until the store says it, nobody is.
+/// Returns the latest epoch, which an earlier run of this backend may have followed. Waits until
+/// the store answers.
 fn latest(args: &EpochArgs) -> anyhow::Result<Epoch> {
     let Some(mut store) = args.store()? else { return Ok(Epoch::default()) };
     let mut said = false;
@@ -202,7 +204,7 @@ fn latest(args: &EpochArgs) -> anyhow::Result<Epoch> {
     }
 }
 
-/// Writes down what a device obeys.
+/// Returns a callback that writes accepted orders to a file.
 fn journal(file: &Arc<File>, device: usize) -> OnOrder {
     let file = Arc::clone(file);
     Arc::new(move |claim, holder, is_claim| {

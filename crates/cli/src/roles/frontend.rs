@@ -1,4 +1,4 @@
-//! `ripieno frontend`: speaks with clients, has requests decided and run elsewhere.
+//! `ripieno frontend`: serves clients, and has requests scheduled and run by other processes.
 
 use super::model::register;
 use super::scheduler::ModelListing;
@@ -25,50 +25,56 @@ use std::time::Duration;
 
 const HELP: &str = "Example:\n  ripieno frontend --scheduler scheduler:8010 --http :8000 --data :8011\n";
 
-/// Serve clients of a cluster over HTTP and gRPC: decode, check and keep requests, have a scheduler decide about them.
+/// Serve clients of a cluster over HTTP and gRPC: decode, check and keep requests, and have a
+/// scheduler decide about them.
 ///
-/// Speaks what `ripieno serve` speaks. Inputs stay here until a backend fetches them from the data port, and outputs
-/// come back there. Of several schedulers the primary is asked; when it ends, its successor is asked for all that
-/// is unanswered. After a second without any, requests are answered with 503 and when to try again.
+/// Supports the protocols of `ripieno serve`. Inputs stay here until a backend fetches them from
+/// the data port, and outputs come back there. Of several schedulers the primary receives the
+/// requests; when it fails, its successor receives all that are unanswered. After a second without
+/// a scheduler, requests are answered with 503 and a time to retry.
 #[derive(Args, Debug)]
 #[command(after_help = HELP)]
 pub(crate) struct FrontendArgs {
-    /// Where the schedulers listen, primary and spares.
+    /// Addresses of the schedulers, primary and spares.
     #[arg(long, value_name = "HOST:PORT,...", default_value = SCHEDULER, value_delimiter = ',', value_parser = reachable)]
     scheduler: Vec<String>,
 
-    /// Where HTTP listens: 8000 and localhost:8000 are on loopback, :8000 on every address; port 0 takes a free one.
+    /// Address of HTTP: 8000 and localhost:8000 are on loopback, :8000 on every address; port 0
+    /// takes a free one.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000", value_parser = listening)]
     http: SocketAddr,
 
-    /// Where gRPC listens.
+    /// Address of gRPC.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8001", value_parser = listening)]
     grpc: SocketAddr,
 
-    /// Where Prometheus finds /metrics, of this frontend's requests.
+    /// Address of Prometheus' /metrics, of this frontend's requests.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8003", value_parser = listening)]
     metrics: SocketAddr,
 
-    /// Where backends fetch inputs and leave outputs. Not for clients, nor for a network with strangers.
+    /// Address at which backends fetch inputs and leave outputs. Not for clients, nor for an
+    /// untrusted network.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8011", value_parser = listening)]
     data: SocketAddr,
 
-    /// The address of --data as backends reach it [default: the port on the address that the scheduler sees].
+    /// The address of --data as backends reach it [default: the port on the address that the
+    /// scheduler sees].
     #[arg(long, value_name = "HOST:PORT", value_parser = reachable)]
     advertise: Option<String>,
 
-    /// The most requests that wait for their answer; further ones are refused with 429.
+    /// Largest number of requests in flight; further ones are refused with 429.
     #[arg(long, value_name = "N", default_value_t = Limits::SERVED_REQUESTS as u32, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     max_live: u32,
 
-    /// The largest request body, in MiB.
+    /// Largest request body, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1000))]
     max_body_mib: u32,
 
     #[command(flatten)]
     bounds: BoundArgs,
 
-    /// How long requests in flight may take once a shutdown began, in seconds; what is left then is answered with 503.
+    /// Time for requests in flight to finish after a shutdown began, in seconds; the rest is
+    /// answered with 503.
     #[arg(long, value_name = "S", default_value_t = 30)]
     drain_timeout_s: u64,
 
@@ -76,11 +82,11 @@ pub(crate) struct FrontendArgs {
     #[arg(long, value_name = "NAME", default_value = "ripieno")]
     server_name: String,
 
-    /// How the log is written, on stderr.
+    /// Format of the log on stderr.
     #[arg(long, value_enum, default_value = "text")]
     pub(crate) log_format: LogFormat,
 
-    /// How to print where it listens; json prints one line.
+    /// Output format; json prints one line with the addresses.
     #[arg(long, default_value_t, value_name = "table|json")]
     format: Format,
 
@@ -90,13 +96,13 @@ pub(crate) struct FrontendArgs {
 
 pub(crate) fn run(args: &FrontendArgs) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
-    let front = ServerThreads::start().context("cannot start the threads of the front end")?;
-    let outcome = runtime.block_on(serve(args, &front));
+    let threads = ServerThreads::start().context("cannot start the threads of the HTTP and gRPC server")?;
+    let outcome = runtime.block_on(serve(args, &threads));
     runtime.shutdown_background();
     outcome
 }
 
-async fn serve(args: &FrontendArgs, front: &ServerThreads) -> anyhow::Result<()> {
+async fn serve(args: &FrontendArgs, threads: &ServerThreads) -> anyhow::Result<()> {
     let registry = Arc::new(ModelRegistry::default());
     let models = Arc::clone(&registry);
     let on_models = Box::new(move |served: &[(ModelId, ModelDescription)]| register(&models, served));
@@ -118,12 +124,12 @@ async fn serve(args: &FrontendArgs, front: &ServerThreads) -> anyhow::Result<()>
         max_body_bytes: (args.max_body_mib as usize) << 20,
         drain_timeout,
         access: args.access.config(),
-        connections_on: front.runtimes().to_vec(),
+        connections_on: threads.runtimes().to_vec(),
         ..args.bounds.over(ServerConfig::default())
     };
     let told = Arc::new(ModelListing(Arc::clone(&registry)));
     let server = Server::bind(config, Arc::new(RemoteEngine(frontend.clone())), registry, told);
-    let server = front.runtimes()[0].spawn(server).await??;
+    let server = threads.runtimes()[0].spawn(server).await??;
     announce(args, &server.addresses(), frontend.data_address())?;
     let shutdown = async {
         if let Err(error) = shutdown_signal().await {
@@ -131,7 +137,7 @@ async fn serve(args: &FrontendArgs, front: &ServerThreads) -> anyhow::Result<()>
         }
         tracing::info!("shutting down: no new requests; those in flight are answered");
     };
-    let drained = front.runtimes()[0].spawn(server.run(shutdown)).await?;
+    let drained = threads.runtimes()[0].spawn(server.run(shutdown)).await?;
     let draining = frontend.clone();
     let answered = tokio::task::spawn_blocking(move || draining.drain(drain_timeout)).await?;
     if !(drained && answered) {
@@ -155,7 +161,7 @@ fn announce(args: &FrontendArgs, addresses: &Addresses, data: SocketAddr) -> any
     output::print(format!("schedulers {}", args.scheduler.join(", ")))
 }
 
-/// An engine elsewhere, before the front end.
+/// A remote engine behind the HTTP and gRPC server.
 struct RemoteEngine(Frontend);
 
 impl Backend for RemoteEngine {
@@ -172,7 +178,7 @@ impl Backend for RemoteEngine {
         None
     }
 
-    /// Those of the cluster are the scheduler's to count.
+    /// The scheduler counts the devices of the cluster.
     fn devices(&self) -> Vec<DeviceSnapshot> {
         Vec::new()
     }

@@ -1,8 +1,9 @@
-//! The roles of a cluster on the command line: `ripieno frontend`, `ripieno scheduler`, `ripieno backend`.
+//! The roles of a cluster on the command line: `ripieno frontend`, `ripieno scheduler`, `ripieno
+//! backend`.
 //!
-//! Each is what `serve` has of it, wired to the others by `ripieno-cluster` (docs/internals/adr/0025): a frontend is the front
-//! end before an engine elsewhere, a scheduler an engine with metrics and nothing else in front, a backend a repository
-//! whose host is a device at somebody's orders.
+//! Each is a part of `serve`, wired to the others by `ripieno-cluster` (docs/internals/adr/0025): a
+//! frontend is the HTTP and gRPC server of a remote engine, a scheduler an engine with only
+//! metrics, a backend a repository whose host is a device of a remote scheduler.
 
 pub(crate) mod backend;
 pub(crate) mod frontend;
@@ -17,10 +18,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Where the epoch is.
+/// The store of the epoch.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct EpochArgs {
-    /// Where the epoch is, which decides who is the primary: file:PATH for schedulers of one machine, or
+    /// Store of the epoch, which decides the primary: file:PATH for schedulers of one machine, or
     /// etcd:URL,URL,... with the nodes of an etcd [default: this scheduler has no spare].
     #[arg(long, value_name = "STORE", value_parser = stored)]
     epoch: Option<Stored>,
@@ -33,11 +34,11 @@ enum Stored {
     Etcd(Vec<String>),
 }
 
-/// What a store may take to answer.
+/// Longest time for a store to answer.
 const STORE_TIMEOUT: Duration = Duration::from_millis(100);
 
 impl EpochArgs {
-    /// The store, if there is one.
+    /// Opens the store, if there is one.
     fn store(&self) -> anyhow::Result<Option<Box<dyn EpochStore>>> {
         Ok(match &self.epoch {
             None => None,
@@ -55,10 +56,10 @@ fn stored(text: &str) -> Result<Stored, String> {
     }
 }
 
-/// Where a scheduler listens, if nobody says.
+/// Default address of a scheduler.
 const SCHEDULER: &str = "127.0.0.1:8010";
 
-/// Returns once an operator wants this to end.
+/// Returns once an operator stops this process.
 pub(crate) async fn shutdown_signal() -> std::io::Result<()> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::select! {
@@ -68,7 +69,7 @@ pub(crate) async fn shutdown_signal() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Reads HOST:PORT, which is looked up when it is connected to.
+/// Parses HOST:PORT, which is resolved at each connection.
 fn reachable(text: &str) -> Result<String, String> {
     let port =
         text.rsplit_once(':').filter(|(host, _)| !host.is_empty()).and_then(|(_, port)| port.parse::<u16>().ok());
@@ -78,11 +79,11 @@ fn reachable(text: &str) -> Result<String, String> {
     }
 }
 
-/// What strangers must not reach.
+/// Warns if a port that clients must not reach is not on loopback.
 fn warn_if_public(what: &str, address: SocketAddr) {
     if !address.ip().is_loopback() {
         tracing::warn!(
-            "{what} on {address} takes whoever connects, unencrypted; keep it on a network that only the roles of this \
+            "{what} on {address} accepts any connection, unencrypted; keep it on a network that only the roles of this \
              cluster reach"
         );
     }

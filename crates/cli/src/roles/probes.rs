@@ -1,4 +1,4 @@
-//! What an orchestrator asks a backend: whether it lives, and whether it may be counted on.
+//! The health probes of a backend for an orchestrator: liveness and readiness.
 
 use super::scheduler::ModelListing;
 use crate::server_threads::ServerThreads;
@@ -11,28 +11,29 @@ use ripieno_server::{Backend, DeviceChange, Server, ServerConfig, Withdraw};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// Answers probes as long as it is there, on threads of its own: while models are loaded, and while a device hangs.
+/// Answers probes as long as it exists, on threads of its own: while models are loaded, and while a
+/// device hangs.
 pub(super) struct Probes {
     pub(super) address: Option<SocketAddr>,
-    _front: ServerThreads,
+    _threads: ServerThreads,
 }
 
 impl Probes {
     /// Answers on this address for these devices.
     pub(super) async fn start(address: SocketAddr, devices: &[Arc<StopSignal>]) -> anyhow::Result<Probes> {
-        let front = ServerThreads::start().context("cannot start the threads of the front end")?;
+        let threads = ServerThreads::start().context("cannot start the threads of the HTTP and gRPC server")?;
         let config = ServerConfig { http: None, grpc: None, metrics: Some(address), ..ServerConfig::default() };
         let registry = Arc::new(ModelRegistry::default());
         let told = Arc::new(ModelListing(Arc::clone(&registry)));
         let server = Server::bind(config, Arc::new(BackendDevices(devices.to_vec())), registry, told);
-        let server = front.runtimes()[0].spawn(server).await??;
+        let server = threads.runtimes()[0].spawn(server).await??;
         let address = server.addresses().metrics;
-        front.runtimes()[0].spawn(server.run(std::future::pending()));
-        Ok(Probes { address, _front: front })
+        threads.runtimes()[0].spawn(server.run(std::future::pending()));
+        Ok(Probes { address, _threads: threads })
     }
 }
 
-/// The devices of this process, whose requests are counted by the scheduler.
+/// The devices of this process; the scheduler counts their requests.
 struct BackendDevices(Vec<Arc<StopSignal>>);
 
 impl Backend for BackendDevices {

@@ -1,11 +1,11 @@
-//! `ripieno scheduler`: decides for frontends elsewhere what backends elsewhere run.
+//! `ripieno scheduler`: schedules the requests of remote frontends on remote backends.
 
 use super::model::register;
 use super::{EpochArgs, SCHEDULER, reachable, shutdown_signal, warn_if_public};
 use crate::address::listening;
 use crate::logs::LogFormat;
 use crate::output::{self, print_json};
-use crate::policy::{ObjectiveArg, PolicyArgs, catalogue};
+use crate::policy::{ObjectiveArg, POLICIES, PolicyArgs};
 use crate::server_threads::ServerThreads;
 use anyhow::{Context, bail};
 use clap::Args;
@@ -29,66 +29,69 @@ use std::time::{Duration, SystemTime};
 const HELP: &str = "Example:\n  ripieno scheduler --listen 127.0.0.1:8010\n  ripieno backend ./models/repository\n  \
                     ripieno frontend\n";
 
-/// Decide for a cluster: which requests run together, where and when.
+/// Decide for a cluster which requests run together, where and when.
 ///
-/// Frontends tell it of requests as numbers, never tensors; backends are its devices. It begins with nothing: the first
-/// backend says which models there are, and the policy that suits them is chosen then, unless --policy names one. One
-/// that is started anew is obeyed by all that obeyed the one before.
+/// Frontends send it requests as numbers, never tensors; backends are its devices. It starts
+/// without models: the first backend determines them, and the policy that suits them is chosen
+/// then, unless --policy names one. After a restart all backends and frontends follow it again.
 ///
-/// Several schedulers with one --epoch are a primary and its spares: when it ends or hangs, a spare takes over within
-/// milliseconds, and what runs goes on.
+/// Several schedulers with one --epoch are a primary and its spares: when it fails or hangs, a
+/// spare takes over within milliseconds, and running batches go on.
 #[derive(Args, Debug)]
-#[command(after_help = HELP, after_long_help = format!("{HELP}\n{}", catalogue()))]
+#[command(after_help = format!("{HELP}\n{POLICIES}"))]
 pub(crate) struct SchedulerArgs {
-    /// Where frontends and backends connect to: 8010 is on loopback, :8010 on every address. Not for clients, nor for a
-    /// network with strangers.
+    /// Address for frontends and backends: 8010 is on loopback, :8010 on every address. Not for
+    /// clients, nor for an untrusted network.
     #[arg(long, value_name = "ADDR", default_value = SCHEDULER, value_parser = listening)]
     listen: SocketAddr,
 
-    /// Where Prometheus finds /metrics: of models, devices and decisions, and what to scale to.
+    /// Address of Prometheus' /metrics: models, devices, decisions, and the advised number of
+    /// devices.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8002", value_parser = listening)]
     metrics: SocketAddr,
 
     #[command(flatten)]
     epoch: EpochArgs,
 
-    /// Where all schedulers with the same epoch listen; this one may be among them.
+    /// Addresses of all schedulers with the same epoch; its own may be among them.
     #[arg(long, value_name = "HOST:PORT,...", requires = "epoch", value_delimiter = ',', value_parser = reachable)]
     schedulers: Vec<String>,
 
-    /// A primary that is silent for so long is taken for gone, in milliseconds.
+    /// Silence after which a primary is taken for lost, in milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 50, value_parser = clap::value_parser!(u16).range(10..=10_000))]
     silence_ms: u16,
 
     #[command(flatten)]
     policy: PolicyArgs,
 
-    /// latency: a device that falls free starts at once, unless device time is short. efficiency: a batch waits for as
-    /// long as that makes it cheaper, so that fewer devices do [default: latency].
+    /// latency: an idle device starts immediately, unless device time is short. efficiency: a batch
+    /// waits as long as that makes it cheaper, so that fewer devices suffice [default: latency].
     #[arg(long, value_enum)]
     objective: Option<ObjectiveArg>,
 
-    /// The most requests that wait or run at once, of all frontends and models; further ones are refused with 429.
+    /// Largest number of requests in flight, of all frontends and models; further ones are refused
+    /// with 429.
     #[arg(long, value_name = "N", default_value_t = Limits::SERVED_REQUESTS as u32, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     max_live: u32,
 
-    /// The most devices, each of which is one backend.
+    /// Largest number of devices, each of which is one backend.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
     max_devices: u16,
 
-    /// The most bytes of inputs that frontends may keep, of all requests that wait or run, in MiB.
+    /// Largest size of the inputs that frontends may keep, of all requests in flight, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     max_held_mib: u32,
 
-    /// How long requests may take once a shutdown began, in seconds; what is left then is answered with 503.
+    /// Time for requests to finish after a shutdown began, in seconds; the rest is answered with
+    /// 503.
     #[arg(long, value_name = "S", default_value_t = 30)]
     drain_timeout_s: u64,
 
-    /// How the log is written, on stderr.
+    /// Format of the log on stderr.
     #[arg(long, value_enum, default_value = "text")]
     pub(crate) log_format: LogFormat,
 
-    /// How to print where it listens; json prints one line.
+    /// Output format; json prints one line with the addresses.
     #[arg(long, default_value_t, value_name = "table|json")]
     format: Format,
 }
@@ -101,13 +104,13 @@ pub(crate) fn run(args: &SchedulerArgs) -> anyhow::Result<()> {
         bail!("--objective is for --policy deferred; policy {policy:?} has no objective");
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
-    let front = ServerThreads::start().context("cannot start the threads of the front end")?;
-    let outcome = runtime.block_on(serve(args, &front));
+    let threads = ServerThreads::start().context("cannot start the threads of the HTTP and gRPC server")?;
+    let outcome = runtime.block_on(serve(args, &threads));
     runtime.shutdown_background();
     outcome
 }
 
-async fn serve(args: &SchedulerArgs, front: &ServerThreads) -> anyhow::Result<()> {
+async fn serve(args: &SchedulerArgs, threads: &ServerThreads) -> anyhow::Result<()> {
     let (engine, registry) = (Arc::<Mutex<Option<Engine>>>::default(), Arc::new(ModelRegistry::default()));
     let (known, models) = (Arc::clone(&engine), Arc::clone(&registry));
     let on_serving = Box::new(move |serving: Option<(&Engine, &[(ModelId, ModelDescription)])>| {
@@ -132,16 +135,16 @@ async fn serve(args: &SchedulerArgs, front: &ServerThreads) -> anyhow::Result<()
     let later = Arc::new(PendingEngine { engine: Arc::clone(&engine), scheduler: Arc::clone(&scheduler) });
     let told = Arc::new(ModelListing(Arc::clone(&registry)));
     let server = Server::bind(config, later, registry, told);
-    let server = front.runtimes()[0].spawn(server).await??;
+    let server = threads.runtimes()[0].spawn(server).await??;
     announce(args, &scheduler, server.addresses().metrics)?;
     let shutdown = async {
         if let Err(error) = shutdown_signal().await {
             tracing::error!(%error, "no signals can be waited for");
         }
     };
-    front.runtimes()[0].spawn(server.run(shutdown)).await?;
+    threads.runtimes()[0].spawn(server.run(shutdown)).await?;
     if has_spares {
-        // Whoever follows is asked for all that waits, and told of all that runs.
+        // The successor receives all waiting requests, and reports of all that run.
         tracing::info!("shutting down: a spare takes over");
         scheduler.close();
         return Ok(());
@@ -155,20 +158,20 @@ async fn serve(args: &SchedulerArgs, front: &ServerThreads) -> anyhow::Result<()
                 "some requests were still under way after {drain_timeout:?} and were answered with an error"
             );
         }
-        // What was answered last is on its way to the frontends.
+        // The last answers are on their way to the frontends.
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     scheduler.close();
     Ok(())
 }
 
-/// Larger at each start.
+/// Returns an epoch that is larger at each start.
 fn epoch() -> Epoch {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     Epoch(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
 }
 
-/// How the engine starts once the models are known.
+/// Returns the callback that starts the engine once the models are known.
 fn start(args: &SchedulerArgs) -> StartEngine {
     let objective = ripieno_sched::Objective::from(args.objective.unwrap_or(ObjectiveArg::Latency));
     let (given, chosen) = (args.policy.clone(), args.policy.policy.clone());
@@ -221,7 +224,7 @@ fn announce(args: &SchedulerArgs, scheduler: &ClusterScheduler, metrics: Option<
     output::print(format!("metrics    {shown}"))
 }
 
-/// An engine that may not be there yet, of a scheduler that may be a spare.
+/// The engine of a scheduler, which may be a spare or may not have one yet.
 struct PendingEngine {
     engine: Arc<Mutex<Option<Engine>>>,
     scheduler: Arc<ClusterScheduler>,
@@ -251,8 +254,8 @@ impl Backend for PendingEngine {
         self.engine().as_ref().map(Engine::device_metrics).unwrap_or_default()
     }
 
-    /// Frontends say whether devices serve. A scheduler is ready when it does its part, also as a spare: an orchestrator
-    /// that waits for it may stop the next one.
+    /// Returns true if it is the primary or a spare that knows one; frontends report whether
+    /// devices serve. An orchestrator that waits for readiness may stop the next scheduler then.
     fn has_device(&self) -> bool {
         self.scheduler.knows_primary()
     }
@@ -270,7 +273,7 @@ impl Backend for PendingEngine {
     }
 }
 
-/// The models of a cluster, which its backends tell of.
+/// The models of a cluster, as its backends describe them.
 pub(super) struct ModelListing(pub(super) Arc<ModelRegistry>);
 
 impl Repository for ModelListing {

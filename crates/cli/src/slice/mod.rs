@@ -1,4 +1,5 @@
-//! `ripieno slice`: cuts a model in one file into a chain of blocks, or a recurrent one into cells, ready to be served.
+//! `ripieno slice`: cuts a model in one file into a chain of blocks, or a recurrent one into cells,
+//! ready to be served.
 
 mod print;
 
@@ -19,15 +20,15 @@ use std::sync::Arc;
 
 /// The batch sizes that are compared.
 const CHECKED: [usize; 3] = [1, 3, 8];
-/// With more blocks than this, --check does not price each cut: it takes as long as so many checks.
+/// Number of blocks up to which --check prices each cut, which takes as long as a check for each.
 const MAX_PRICED: usize = 16;
 /// The largest difference between the blocks and the whole that passes.
 const TOLERANCE: f64 = 1e-4;
 
-/// Cut a model in one file into a chain of blocks, so that batches may change on the way.
+/// Cut a model in one file into a chain of blocks, so that batches may change between them.
 ///
-/// Writes a folder that `ripieno serve DIR` serves: model.toml and, in 1/, one ONNX file a block. The blocks, one after the
-/// other, give what the whole gives.
+/// Writes a folder that `ripieno serve DIR` serves: model.toml and, in 1/, one ONNX file for each
+/// block. The blocks in sequence give the results of the whole model.
 #[derive(Args, Debug)]
 #[command(group(ArgGroup::new("how").required(true).args(["stages", "per_node", "at", "cells"])))]
 pub(crate) struct SliceArgs {
@@ -35,19 +36,21 @@ pub(crate) struct SliceArgs {
     #[arg(value_name = "MODEL.onnx")]
     model: PathBuf,
 
-    /// Into N blocks that are even in time, measured layer by layer.
+    /// Cut into N blocks that are even in time, measured layer by layer.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     stages: Option<u16>,
 
-    /// Between any two layers: operators with weights, each with its normalisation and activation.
+    /// Cut between any two layers: operators with weights, each with its normalisation and
+    /// activation.
     #[arg(long)]
     per_node: bool,
 
-    /// Behind the operators that compute these tensors.
+    /// Cut behind the operators that compute these tensors.
     #[arg(long, value_name = "TENSOR,…", value_delimiter = ',')]
     at: Vec<String>,
 
-    /// A recurrent model into cells: one step of each LSTM, GRU or RNN, and the walk that repeats it.
+    /// Cut a recurrent model into cells: one step of each LSTM, GRU or RNN, and the walk that
+    /// repeats it.
     #[arg(long)]
     cells: bool,
 
@@ -59,28 +62,39 @@ pub(crate) struct SliceArgs {
     #[arg(long)]
     estimate: bool,
 
-    /// Run the whole and the blocks in turn at 1, 3 and 8 rows, and compare answers and times; of up to 16 blocks, measure
-    /// what each cut costs, too.
+    /// Run the whole and the blocks in turn at 1, 3 and 8 rows, and compare answers and times; with
+    /// up to 16 blocks, measure the cost of each cut, too.
     #[arg(long, conflicts_with = "cells")]
     check: bool,
 
-    /// Runs of each for the comparison of times.
+    /// Number of runs of each for the comparison of times.
     #[arg(long, value_name = "N", default_value_t = 10, requires = "check")]
     runs: usize,
 
     #[command(flatten)]
     devices: DeviceArgs,
 
-    /// How to print the result.
+    /// Output format.
     #[arg(long, default_value_t, value_name = "table|json")]
     format: Format,
 }
 
 pub(crate) fn run(args: &SliceArgs) -> anyhow::Result<()> {
     let model = OnnxModel::read(&args.model)?;
+    let existed = args.output.exists();
     let folder = new_folder(&args.output)?;
+    let sliced = slice_into(args, &model, &folder);
+    if sliced.is_err() {
+        // A second try must not find half a model.
+        let _ = fs::remove_dir_all(if existed { &folder } else { &args.output });
+        let _ = fs::remove_file(args.output.join("model.toml"));
+    }
+    sliced
+}
+
+fn slice_into(args: &SliceArgs, model: &OnnxModel, folder: &Path) -> anyhow::Result<()> {
     if args.cells {
-        return cells(args, &model.cells()?, &folder);
+        return cells(args, &model.cells()?, folder);
     }
     let target = args.devices.target()?;
     if target.emulates() {
@@ -92,12 +106,12 @@ pub(crate) fn run(args: &SliceArgs) -> anyhow::Result<()> {
         (None, false) => Cut::At(args.at.clone()),
     };
     let engine = (!args.estimate).then_some(&*target.engine);
-    let sliced = slicing::cut(&model, &cut, engine).map_err(anyhow::Error::msg)?;
-    sliced.slices.write(&folder)?;
+    let sliced = slicing::cut(model, &cut, engine).map_err(anyhow::Error::msg)?;
+    sliced.slices.write(folder)?;
     let text = toml(sliced.slices.blocks.iter().map(|block| block.name.as_str()));
     write(&args.output.join("model.toml"), &text)?;
     let times = slicing::times(&sliced, engine);
-    let checked = if args.check { check(args, &target.engine, &model, &sliced, &folder)? } else { Checked::default() };
+    let checked = if args.check { check(args, &target.engine, model, &sliced, folder)? } else { Checked::default() };
     match args.format {
         Format::Json => print_json(&print::json(&sliced, &times, &checked))?,
         Format::Table => {
@@ -111,7 +125,7 @@ pub(crate) fn run(args: &SliceArgs) -> anyhow::Result<()> {
     }
 }
 
-/// The version folder of a folder that holds no model yet.
+/// Creates the version folder in a folder that holds no model yet.
 fn new_folder(output: &Path) -> anyhow::Result<PathBuf> {
     let version = output.join("1");
     if version.exists() || output.join("model.toml").exists() {
@@ -144,12 +158,12 @@ fn cells(args: &SliceArgs, cells: &RecurrentCells, folder: &Path) -> anyhow::Res
     }
 }
 
-/// What --check found.
+/// The results of --check.
 #[derive(Default)]
 struct Checked {
-    /// All blocks beside the whole, at each batch size.
+    /// All blocks against the whole, at each batch size.
     chains: Vec<SliceComparison>,
-    /// For each cut, the two blocks that it makes alone beside the whole.
+    /// The two blocks of each cut alone against the whole.
     cuts: Vec<SliceComparison>,
 }
 

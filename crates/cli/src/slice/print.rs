@@ -1,4 +1,4 @@
-//! What was cut, as tables and as JSON.
+//! Output of the cuts, as tables and as JSON.
 
 use super::Checked;
 use ripieno_onnx::{CutPrice, RecurrentCells, SlicedBlock};
@@ -7,10 +7,11 @@ use ripieno_repository::slicing::{BlockTimes, Sliced};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// More kinds of operators than these are counted together.
+/// Number of kinds of operators that are listed; the others are counted together.
 const OPERATORS: usize = 4;
 
-/// The blocks; below, what each cut costs, what the chain costs beside the whole, and warnings.
+/// Returns a table of the blocks; below, the cost of each cut, the cost of the chain against the
+/// whole, and warnings.
 pub(super) fn table(sliced: &Sliced<'_>, times: &BlockTimes, checked: &Checked) -> String {
     let time = if times.not_measured.is_none() { "ms (b=8)" } else { "ms (b=8, est.)" };
     let mut table = Table::new(["block", "operators", "carries", "KB a row", "weights MB", time]);
@@ -46,7 +47,7 @@ pub(super) fn table(sliced: &Sliced<'_>, times: &BlockTimes, checked: &Checked) 
     text
 }
 
-/// What each cut costs: by its bytes and operators, and measured, where it was.
+/// Returns the cost of each cut: by its bytes and operators, and measured, if it was.
 fn prices(sliced: &Sliced<'_>, checked: &Checked) -> Table {
     let measured = !checked.cuts.is_empty();
     let headings = ["cut behind", "KB a row", "KB turned", "operators apart"];
@@ -124,7 +125,7 @@ pub(super) fn json(sliced: &Sliced<'_>, times: &BlockTimes, checked: &Checked) -
     })
 }
 
-/// The cells and where their inputs come from.
+/// Returns the cells and the sources of their inputs.
 pub(super) fn cells(cells: &RecurrentCells) -> String {
     let mut table = Table::new(["cell", "runs", "inputs", "file MB"]);
     for cell in &cells.blocks {

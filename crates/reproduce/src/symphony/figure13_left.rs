@@ -1,8 +1,9 @@
 //! Figure 13, left: the request rate that the scheduler itself carries.
 //!
-//! The only item that is measured on a wall clock, with the live threads of `ripieno
-//! bench-scheduler`: shards, which also generate the load, and one matchmaker; devices cost
-//! nothing. So the numbers belong to the machine, nothing is cached, and one load runs at a time.
+//! The only item that is measured on a wall clock, with the live threads of `cargo bench -p
+//! ripieno-stress --bench scheduler`: shards, which also generate the load, and one matchmaker;
+//! devices cost nothing. So the numbers belong to the machine, nothing is cached, and one load runs
+//! at a time.
 
 use super::workload::{axis, lines};
 use crate::context::ReproduceContext;
@@ -74,7 +75,7 @@ fn run(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
         panels: vec![lines("", axis("shard threads, beside one matchmaker thread"), y, curves)],
         columns: 1,
         note: "Experiment: \"Symphony: Optimized DNN Model Serving using Deferred Batch Scheduling\". Values: measured on a wall \
-               clock, as by ripieno bench-scheduler."
+               clock, as by cargo bench -p ripieno-stress --bench scheduler."
             .to_owned(),
     };
     Ok(ItemReport { rows, figure })

@@ -1,16 +1,16 @@
-//! How the cost of a request grows with models and devices, beside the logarithm.
+//! The growth of a request's cost with models and devices, against the logarithm.
 //!
-//! What a request causes is kept equal, so that only the number of things to choose from differs: batches are full at 16
-//! requests, and latencies are such that the load keeps half of the devices busy, however many there are. The cells are
-//! run in rounds, so that what else the machine does meets all of them.
+//! The work per request is kept equal, so that only the number of candidates differs: batches are
+//! full at 16 requests, and latencies are such that the load keeps half of any number of devices
+//! busy. The cells are run in rounds, so that other load on the machine affects all of them.
 
-use super::{BenchSchedulerArgs, or_default};
-use crate::output::{self, print_json};
+use super::{SchedulerBench, or_default};
 use ripieno_base::Nanos;
 use ripieno_model::{Model, Profile};
 use ripieno_report::{Format, Table, number};
 use ripieno_runtime::{SchedulerStress, StressReport};
 use ripieno_sched::Options;
+use ripieno_stress::print_json;
 use serde_json::json;
 use std::time::Duration;
 
@@ -21,19 +21,19 @@ const BATCH: usize = 16;
 /// Virtual time between two turns.
 const TURN: Nanos = Nanos::from_micros(1);
 
-/// What was measured at one number of models and devices.
-struct Cell {
+/// The measurement at one number of models and devices.
+struct SweepCell {
     models: u16,
     devices: u16,
     reports: Vec<StressReport>,
 }
 
-pub(super) fn run(args: &BenchSchedulerArgs) -> anyhow::Result<()> {
+pub(super) fn run(args: &SchedulerBench) -> anyhow::Result<()> {
     let rate = args.rate[0];
     let mut cells = Vec::new();
     for &models in or_default(&args.models, &MODELS) {
         for &devices in or_default(&args.devices, &DEVICES) {
-            cells.push(Cell { models, devices, reports: Vec::new() });
+            cells.push(SweepCell { models, devices, reports: Vec::new() });
         }
     }
     for _ in 0..args.repeat {
@@ -44,10 +44,11 @@ pub(super) fn run(args: &BenchSchedulerArgs) -> anyhow::Result<()> {
     }
     if args.format == Format::Json {
         let records: Vec<_> = cells.iter().map(|cell| cell.record(&cells[0])).collect();
-        return print_json(&json!({
+        print_json(&json!({
             "policy": args.policy, "shards": args.shards, "offered_rps": rate, "in_turns": args.in_turns,
             "repeat": args.repeat, "cells": records,
         }));
+        return Ok(());
     }
     let mut table = Table::new([
         "models",
@@ -64,15 +65,16 @@ pub(super) fn run(args: &BenchSchedulerArgs) -> anyhow::Result<()> {
     for cell in &cells {
         table.row(cell.row(&cells[0]));
     }
-    output::print(table)
+    println!("{table}");
+    Ok(())
 }
 
-fn stress(args: &BenchSchedulerArgs, rate: f64, models: u16, devices: u16) -> anyhow::Result<SchedulerStress> {
+fn stress(args: &SchedulerBench, rate: f64, models: u16, devices: u16) -> anyhow::Result<SchedulerStress> {
     let (devices, batch_ms) = (usize::from(devices), 1e3 * BATCH as f64 / rate);
     let latency_ms = 0.5 * devices as f64 * batch_ms;
-    // As much for the batch as for each request in it.
+    // The same cost for the batch as for each request in it.
     let profile = Profile::linear(latency_ms / (2 * BATCH) as f64, latency_ms / 2.0, BATCH)?;
-    // Batches fill up long before they must go.
+    // Batches fill up long before they must start.
     let slo = Nanos::from_millis_f64(2.0 * latency_ms + 4.0 * batch_ms * f64::from(models) + 10.0);
     let model = |at: u16| Model::whole(&at.to_string(), profile.clone(), slo);
     Ok(SchedulerStress {
@@ -87,7 +89,7 @@ fn stress(args: &BenchSchedulerArgs, rate: f64, models: u16, devices: u16) -> an
     })
 }
 
-impl Cell {
+impl SweepCell {
     fn median(&self, of: impl Fn(&StressReport) -> f64) -> f64 {
         let mut values: Vec<f64> = self.reports.iter().map(of).collect();
         values.sort_by(f64::total_cmp);
@@ -98,12 +100,12 @@ impl Cell {
         self.median(|report| report.shard_ns + report.matchmaker_ns)
     }
 
-    /// Steps of a binary search for a model and a device.
+    /// Number of steps of a binary search for a model and a device.
     fn logarithm(&self) -> f64 {
         f64::from(self.models).log2() + f64::from(self.devices).log2()
     }
 
-    fn row(&self, first: &Cell) -> [String; 10] {
+    fn row(&self, first: &SweepCell) -> [String; 10] {
         [
             number(f64::from(self.models)),
             number(f64::from(self.devices)),
@@ -118,7 +120,7 @@ impl Cell {
         ]
     }
 
-    fn record(&self, first: &Cell) -> serde_json::Value {
+    fn record(&self, first: &SweepCell) -> serde_json::Value {
         json!({
             "models": self.models, "devices": self.devices, "mean_batch": self.median(|report| report.mean_batch),
             "bad_rate": self.median(|report| report.bad_rate),

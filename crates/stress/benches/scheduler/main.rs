@@ -1,28 +1,29 @@
-//! `ripieno bench-scheduler`: how many requests a second the scheduler alone carries, how soon it decides, and how its
-//! cost grows.
+//! The request rate that the scheduler alone carries, its decision
+//! latency, and the growth of its cost.
 
 mod sweep;
 
-use crate::output::{self, print_json};
-use clap::Args;
+use clap::Parser;
 use ripieno_base::Nanos;
 use ripieno_model::{Model, Profile};
 use ripieno_report::{Format, Latencies, Table, number};
 use ripieno_runtime::{SchedulerStress, StressReport};
 use ripieno_sched::Options;
+use ripieno_stress::{arguments, print_json};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// Load the scheduler's own threads, shards and a matchmaker, with a generator in the same process and emulated devices
-/// that cost nothing.
+/// Load the scheduler's own threads, shards and a matchmaker, with a generator in the same process
+/// and emulated devices that cost nothing.
 ///
-/// Every thread wants a core of its own: with S shards give it S + 1. The generator shares the shards' threads, so when
-/// the scheduler is too slow, requests are handled late first: see the lag. "Start" is the decision latency, from the
-/// moment at which a batch could start, its window open and its requests there, to the moment at which the shard hands it
-/// out; for the eager policy that is each batch's longest time from arrival to start. "Away" is the time in which the
-/// threads did not have their cores: figures with more than a percent of it say more about the machine.
-#[derive(Args, Debug)]
-pub(crate) struct BenchSchedulerArgs {
+/// Every thread needs a core of its own: S shards need S + 1. The generator shares the shards'
+/// threads, so if the scheduler is too slow, requests are handled late: see the lag. "Start" is the
+/// decision latency, from the time at which a batch could start, with its window open and its
+/// requests present, to the time at which the shard dispatches it; for the eager policy that is
+/// each batch's longest time from arrival to start. "Away" is the time in which the threads did not
+/// have their cores: results with more than a percent of it say more about the machine.
+#[derive(Parser, Debug)]
+struct SchedulerBench {
     /// Offered requests per second; several, separated by commas, are run one after the other.
     #[arg(long, value_name = "R,…", value_delimiter = ',', default_values_t = [1e6, 2e6, 3e6, 4e6])]
     rate: Vec<f64>,
@@ -47,26 +48,31 @@ pub(crate) struct BenchSchedulerArgs {
     #[arg(long, value_name = "S")]
     duration: Option<f64>,
 
-    /// Show the cost of a request for 1 to 1,000 models and 8 to 10,000 devices, or those given, at the first rate. Whatever
-    /// their number, batches have 16 requests and devices are busy half of the time.
+    /// Show the cost of a request for 1 to 1,000 models and 8 to 10,000 devices, or those given, at
+    /// the first rate. Batches have 16 requests and devices are busy half of the time at any of
+    /// these sizes.
     #[arg(long)]
     sweep: bool,
 
-    /// Sweep on one thread in virtual time: all take a turn each microsecond of it. Runs repeat instruction by
-    /// instruction, and need no cores of their own.
+    /// Sweep on one thread in virtual time: every thread has a turn each microsecond of it. Runs
+    /// repeat instruction by instruction, and need no cores of their own.
     #[arg(long, requires = "sweep")]
     in_turns: bool,
 
-    /// Sweep so many times and give the medians.
+    /// Number of sweeps, of which the medians are printed.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=99))]
     repeat: u16,
 
-    /// How to print the result.
+    /// Output format.
     #[arg(long, default_value_t, value_name = "table|json")]
     format: Format,
 }
 
-pub(crate) fn run(args: &BenchSchedulerArgs) -> anyhow::Result<()> {
+fn main() -> anyhow::Result<()> {
+    run(&arguments())
+}
+
+fn run(args: &SchedulerBench) -> anyhow::Result<()> {
     let fits = args.duration.is_none_or(|duration| (0.1..=600.0).contains(&duration));
     anyhow::ensure!(fits, "--duration must be between 0.1 and 600");
     anyhow::ensure!(args.rate.iter().all(|rate| (1.0..=1e9).contains(rate)), "--rate must be between 1 and 1e9");
@@ -100,16 +106,18 @@ pub(crate) fn run(args: &BenchSchedulerArgs) -> anyhow::Result<()> {
         }
     }
     if args.format == Format::Json {
-        return print_json(&json!({ "policy": args.policy, "shards": args.shards, "runs": runs }));
+        print_json(&json!({ "policy": args.policy, "shards": args.shards, "runs": runs }));
+        return Ok(());
     }
-    output::print(table)
+    println!("{table}");
+    Ok(())
 }
 
 fn or_default<'a>(given: &'a [u16], default: &'a [u16]) -> &'a [u16] {
     if given.is_empty() { default } else { given }
 }
 
-fn stress(args: &BenchSchedulerArgs, rate: f64, models: u16, devices: u16) -> anyhow::Result<SchedulerStress> {
+fn stress(args: &SchedulerBench, rate: f64, models: u16, devices: u16) -> anyhow::Result<SchedulerStress> {
     let profile = Profile::linear(0.1, 5.0, 64)?;
     let model = |at: u16| Model::whole(&at.to_string(), profile.clone(), Nanos::from_millis(25));
     Ok(SchedulerStress {
