@@ -321,8 +321,15 @@ fn the_user_guide_names_every_key_and_its_examples_are_valid() {
         assert!(forms.iter().any(|form| guide.contains(form)), "{key}");
     }
     assert!(text::KEYS.iter().all(|key| guide.contains(&format!("\n{key} = "))), "keys of [text]");
-    let examples: Vec<&str> = guide.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
-    assert_eq!(examples.len(), 15);
+    let pages = [
+        guide,
+        include_str!("../../../../docs/guide/serve.md"),
+        include_str!("../../../../docs/guide/text.md"),
+        include_str!("../../../../docs/guide/sequences.md"),
+    ];
+    let fences = pages.iter().flat_map(|page| page.split("```toml\n").skip(1));
+    let examples: Vec<&str> = fences.filter_map(|rest| rest.split("```").next()).collect();
+    assert_eq!(examples.len(), 12);
     for example in examples {
         assert_eq!(parse(example).err(), None, "{example}");
     }
