@@ -1,10 +1,11 @@
-//! Fuzz targets: one for each thing that strangers write, each a function of bytes.
+//! Fuzz targets: one for each kind of untrusted input, each a function of bytes.
 //!
-//! A target may refuse its input in any words; it must not panic, hang, or take more memory than its input excuses. It is run by
-//! `tests/fuzz.rs` over the corpus and over mutations of it, on stable Rust, as a test: bounded by a count, or by
-//! `RIPIENO_FUZZ_SECONDS` for each target. Mutations are seeded, so a failure names all that is needed to see it again. Rejected:
-//! coverage-guided fuzzers, which need a nightly compiler; a corpus that reaches the branches stands in for the guide. The
-//! targets are what `libfuzzer-sys` wants, should one be at hand.
+//! A target may refuse its input with any message; it must not panic, hang, or take more memory
+//! than its input justifies. `tests/fuzz.rs` runs it over the corpus and over mutations of it, on
+//! stable Rust, as a test: bounded by a count, or by `RIPIENO_FUZZ_SECONDS` for each target.
+//! Mutations are seeded, so a failure reports everything needed to reproduce it. Coverage-guided
+//! fuzzers were rejected since they need a nightly compiler; a corpus that reaches the branches
+//! takes the place of the guidance. The targets have the signature that `libfuzzer-sys` expects.
 
 mod mutator;
 mod targets;

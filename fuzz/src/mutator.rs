@@ -1,11 +1,12 @@
-//! Makes inputs that are almost right: pieces of the corpus, cut, repeated, spliced, with a few bytes changed.
+//! Generates inputs that are almost valid: pieces of the corpus, cut, repeated, spliced, with a few
+//! bytes changed.
 
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{Rng, SeedableRng};
 
-/// Inputs stay below this, so that a count of them takes a known time.
+/// Upper bound on inputs, so that a count of them takes a known time.
 const LONGEST: usize = 64 << 10;
-/// Pieces that parsers mind.
+/// Pieces with a meaning to parsers.
 const WORDS: [&str; 30] = [
     "[",
     "]",
@@ -41,19 +42,19 @@ const WORDS: [&str; 30] = [
 const NUMBERS: [u64; 12] =
     [0, 1, 0x7f, 0x80, 0xff, 0x7fff, 0xffff, 0x7fff_ffff, 0xffff_ffff, i64::MAX as u64, 1 << 63, u64::MAX];
 
-/// A stream of inputs that a seed fixes.
+/// A stream of inputs that its seed determines.
 #[derive(Debug)]
 pub struct Mutator {
     random: Xoshiro256PlusPlus,
 }
 
 impl Mutator {
-    /// The stream of this seed.
+    /// Creates the stream of this seed.
     pub fn new(seed: u64) -> Mutator {
         Mutator { random: Xoshiro256PlusPlus::seed_from_u64(seed) }
     }
 
-    /// The next input, from a corpus that is not empty.
+    /// Returns the next input, from a corpus that is not empty.
     pub fn next(&mut self, corpus: &[Vec<u8>], is_text: bool) -> Vec<u8> {
         let mut input = corpus[self.below(corpus.len())].clone();
         for _ in 0..=self.below(6) {
@@ -85,14 +86,15 @@ impl Mutator {
         }
     }
 
-    /// A piece again and again: depth and length are where parsers break.
+    /// Repeats a piece many times: depth and length are where parsers break.
     fn repeat(&mut self, input: &mut Vec<u8>, at: usize, end: usize) {
         let piece = input[at..end.min(at + 256)].to_vec();
         let times = 1 << self.below(if piece.len() <= 16 { 13 } else { 5 });
         input.splice(at..at, piece.repeat(times));
     }
 
-    /// A number that is a bound, in one of the forms that the formats use: fixed width, or a protobuf varint.
+    /// Writes a boundary number, in one of the forms that the formats use: fixed width, or a
+    /// protobuf varint.
     fn number(&mut self, input: &mut Vec<u8>, at: usize) {
         let number = NUMBERS[self.below(NUMBERS.len())];
         let width = 1 << self.below(4);

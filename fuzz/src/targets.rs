@@ -1,4 +1,5 @@
-//! What is fuzzed. Where a format has a length or a choice outside of its bytes, the first byte of the input stands for it.
+//! The fuzz targets. If a format has a length or a choice outside of its bytes, the first byte of
+//! the input takes its place.
 
 use bytes::Bytes;
 use prost::Message;
@@ -18,18 +19,18 @@ use std::path::Path;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
-/// A name, which is that of the corpus's folder, and what runs.
+/// A fuzz target and its name, which is the name of the corpus folder.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
     /// The folder under `corpus/`.
     pub name: &'static str,
     /// Whether its inputs are text, so that mutations insert words rather than numbers.
     pub is_text: bool,
-    /// Takes any bytes; true if they were accepted.
+    /// Takes any bytes; returns true if they were accepted.
     pub run: fn(&[u8]) -> bool,
 }
 
-/// All of them.
+/// All targets.
 pub const TARGETS: [Target; 10] = [
     Target { name: "http_json", is_text: true, run: http_json },
     Target { name: "binary", is_text: true, run: binary },
@@ -47,8 +48,8 @@ fn http_json(input: &[u8]) -> bool {
     answer(parse_infer("model", "1", &Bytes::copy_from_slice(input), None))
 }
 
-/// JSON, then the tensors that it declares. Where it ends is in the first two bytes; a header may say anything, so other places
-/// are tried as well.
+/// JSON, followed by the tensors that it declares. The first two bytes are the length of the JSON;
+/// a header may hold any value, so other lengths are tried as well.
 fn binary(input: &[u8]) -> bool {
     let Some((&length, body)) = input.split_first_chunk() else { return false };
     let body = Bytes::copy_from_slice(body);
@@ -67,16 +68,17 @@ fn generate(input: &[u8]) -> bool {
     answer(parse_generate("model", "", input, &shapes))
 }
 
-/// A request, and the answers that our own client reads.
+/// A request, and the responses that our own client reads.
 fn grpc_messages(input: &[u8]) -> bool {
     let is_answer = ModelStreamInferResponse::decode(input).is_ok();
     let Ok(message) = ModelInferRequest::decode(input) else { return is_answer };
-    // A field that is set and empty is left out when it is written, so a message may shrink, never grow beyond a few bytes.
+    // A field that is set and empty is omitted when it is written, so a message may shrink, but
+    // never grow beyond a few bytes.
     assert!(message.encoded_len() <= 11 * input.len() + 64, "a message grows when it is read");
     answer(grpc::parse_infer(message))
 }
 
-/// Whoever can be parsed is sent back, in each form, as an answer.
+/// Encodes a parsed request as a response, in each form.
 fn answer(parsed: Result<InferRequest, WireError>) -> bool {
     let Ok(request) = parsed else { return false };
     for form in [OutputEncoding::Json, OutputEncoding::Binary] {
@@ -85,11 +87,11 @@ fn answer(parsed: Result<InferRequest, WireError>) -> bool {
             datatype: input.datatype,
             shape: input.shape.clone(),
             data: input.data.clone(),
-            // Elements that are elsewhere do not fit the shape until the server has fetched them.
+            // Elements in shared memory do not fit the shape until the server has fetched them.
             encoding: if input.shared_memory.is_some() { OutputEncoding::SharedMemory } else { form },
         });
         let response = InferResponse { id: request.id.clone(), outputs: outputs.collect(), ..InferResponse::default() };
-        // FP16 and BF16 have no JSON form: an error, which the server tells the client.
+        // FP16 and BF16 have no JSON form: an error, which the server sends to the client.
         let _ = encode_infer(&response);
         let _ = encode_generate(&response);
         let _ = grpc::encode_infer(response).encode_to_vec();
@@ -100,7 +102,8 @@ fn answer(parsed: Result<InferRequest, WireError>) -> bool {
 /// Longest texts of the model that reads them.
 const TOKENS: usize = 12;
 
-/// A text alone and as a pair with its own second half, whole and cut; false if it is too long.
+/// Encodes a text alone and as a pair with its own second half, whole and cut; returns false if it
+/// is too long.
 fn texts(input: &[u8]) -> bool {
     static MODEL: LazyLock<TextModel> = LazyLock::new(text_model);
     let Ok(text) = std::str::from_utf8(input) else { return false };
@@ -111,7 +114,7 @@ fn texts(input: &[u8]) -> bool {
         let cut = cut.expect("a text that is cut has tokens");
         assert!(cut.ids.len() <= TOKENS && cut.ids.len() == cut.types.len(), "{cut:?}");
         match whole {
-            // What fits is not cut.
+            // A text that fits is not cut.
             Ok(whole) => assert_eq!(whole, cut),
             Err(error) => {
                 assert!(!error.to_string().contains('\n'), "one line: {error}");
@@ -124,7 +127,7 @@ fn texts(input: &[u8]) -> bool {
     is_short
 }
 
-/// One with the tokenizer of the tests.
+/// A text model with the tokenizer of the tests.
 fn text_model() -> TextModel {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/text/tests/models");
     let reader = TextReader::read(&[folder]).expect("the tokenizer can be read").expect("there is one");
@@ -138,7 +141,7 @@ fn text_model() -> TextModel {
 fn model_toml(input: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(input) else { return false };
     match ModelConfig::parse("model.toml", text) {
-        // What is accepted must also be usable.
+        // An accepted configuration must also be usable.
         Ok(config) => {
             let batch = config.max_batch.unwrap_or(32).min(64);
             config.latency.iter().for_each(|latency| drop(latency.profile(batch)));
@@ -156,7 +159,7 @@ fn config_pbtxt(input: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(input) else { return false };
     match TritonConfig::parse("config.pbtxt", text, "m", &[1, 3]) {
         Ok(read) => {
-            // What is migrated must be a configuration, whatever is refused of it.
+            // The migrated settings must be a valid configuration, even if parts are refused.
             let toml = read.settings.to_toml(read.model_file.as_deref());
             let known = ModelConfig::parse("model.toml", &toml);
             assert!(known.is_ok() || read.check().is_err(), "{known:?}\n{toml}");
@@ -171,7 +174,7 @@ fn config_pbtxt(input: &[u8]) -> bool {
     }
 }
 
-/// Read, shaped, cut in every way.
+/// A model that is parsed, inspected and sliced in every way.
 fn onnx(input: &[u8]) -> bool {
     let parsed = OnnxModel::parse(Bytes::copy_from_slice(input), Path::new("/nowhere/model.onnx"));
     let Ok(model) = parsed else { return false };
@@ -188,7 +191,8 @@ fn onnx(input: &[u8]) -> bool {
     true
 }
 
-/// A table of nodes as a request brings it: the first byte says how many inputs a node has, two bytes make a number.
+/// A table of nodes as in a request: the first byte is the number of inputs per node, two bytes
+/// make a number.
 fn tree(input: &[u8]) -> bool {
     let Some((&arity, rest)) = input.split_first() else { return false };
     let arity = usize::from(arity % 5);
@@ -210,8 +214,8 @@ fn tree(input: &[u8]) -> bool {
     graph.is_ok()
 }
 
-/// What one role of a cluster says to another: a greeting, or messages one after the other. What is read is written
-/// again.
+/// Messages between roles of a cluster: a handshake, or messages one after the other. Read messages
+/// are written again.
 fn plane(input: &[u8]) -> bool {
     let greets = input.first_chunk().is_some_and(|bytes| Handshake::from_bytes(bytes).is_ok());
     let mut reader = MessageReader::new(Arc::new(Said(Mutex::new(Bytes::copy_from_slice(input)))), Duration::ZERO);
@@ -225,7 +229,7 @@ fn plane(input: &[u8]) -> bool {
     greets || read > 0
 }
 
-/// Bytes that a peer has sent before it went.
+/// A stream of bytes from a peer that has disconnected.
 struct Said(Mutex<Bytes>);
 
 impl ByteStream for Said {

@@ -1,8 +1,10 @@
-//! Runs every target over its corpus and over mutations of it: no panic, no hang, no more memory than the input excuses.
+//! Runs every target over its corpus and over mutations of it: no panic, no hang, no more memory
+//! than the input justifies.
 //!
-//! Without more, a fixed count of a fixed stream, so that the test says the same everywhere. `RIPIENO_FUZZ_SECONDS=1800` goes on
-//! for so long with a stream that begins elsewhere each time. An input that breaks a target is written beside the corpus,
-//! under `found/TARGET/`; once mended it moves into the corpus and is run for ever.
+//! By default a fixed number of inputs from a fixed stream, so that the result is the same
+//! everywhere. `RIPIENO_FUZZ_SECONDS=1800` runs for that long with a different stream each time. An
+//! input that breaks a target is written to `found/TARGET/`; once fixed it moves into the corpus
+//! and is run in every test.
 
 use ripieno_fuzz::{Mutator, TARGETS, Target};
 use std::any::Any;
@@ -11,11 +13,12 @@ use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Mutations without a time to fill.
+/// Number of mutations without a time limit.
 const INPUTS: u64 = 20_000;
-/// An input of at most 64 KiB that takes this long hangs, on any machine.
+/// Time from which an input of at most 64 KiB counts as hanging, on any machine.
 const LONGEST: Duration = Duration::from_secs(30);
-/// Memory that a target may take, by its input; an error of one line and a few tables are in the constant.
+/// Memory that a target may take per input byte, and a constant for an error of one line and a few
+/// tables.
 const BYTES_PER_BYTE: u64 = 300;
 const BYTES_BESIDE: u64 = 1 << 20;
 
@@ -72,7 +75,7 @@ fn texts() {
 fn fuzz(name: &str) {
     let target = TARGETS.iter().find(|target| target.name == name).expect("a target of this name");
     let corpus = corpus(name);
-    // What a target makes once is not what an input takes.
+    // Excludes one-time initialisation from the memory of an input.
     (target.run)(b"");
     for input in &corpus {
         check(target, input, "the corpus");
@@ -89,11 +92,11 @@ fn fuzz(name: &str) {
         count += 1;
     }
     println!("{name}: {count} inputs from a corpus of {}, {accepted} of them accepted", corpus.len());
-    // Mutations that are all refused, or never, would not come far.
+    // If all mutations are refused, or none, the targets are not exercised.
     assert!(count < 1000 || accepted > count / 1000 && accepted < count, "{name}: {accepted} of {count} accepted");
 }
 
-/// Runs one input and keeps it if it breaks the target; true if the target accepts it.
+/// Runs one input and keeps it if it breaks the target; returns true if the target accepts it.
 fn check(target: &Target, input: &[u8], origin: &str) -> bool {
     let begun = Instant::now();
     let mut outcome = Ok(false);
@@ -119,7 +122,7 @@ fn message(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
 }
 
-/// The files of a target; the ONNX reader also has the models that other tests run.
+/// Returns the files of a target; the ONNX reader also has the models of other tests.
 fn corpus(name: &str) -> Vec<Vec<u8>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut folders = vec![root.join("corpus").join(name)];
@@ -138,7 +141,7 @@ fn list(folder: &Path) -> Vec<PathBuf> {
     entries.map(|entry| entry.expect("an entry of the corpus").path()).filter(|path| path.is_file()).collect()
 }
 
-/// FNV-1a: the same name for the same input, everywhere.
+/// FNV-1a, so that an input has the same name everywhere.
 fn hash(input: &[u8]) -> u64 {
     input.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }

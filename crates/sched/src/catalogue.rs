@@ -49,7 +49,7 @@ pub fn build(name: &str, setup: &Setup, options: &Options) -> Result<Box<dyn Sch
 pub fn build_served(name: &str, setup: &Setup, options: &Options) -> Result<Box<dyn Scheduler>, BuildError> {
     let inner = Setup { limits: admission::widen(&setup.limits, 1), ..setup.clone() };
     let policy = build(name, &inner, options)?;
-    Ok(admission::guard(policy, find(name)?.needs(options), setup, (0, 1)))
+    Ok(admission::wrap(policy, find(name)?.needs(options), setup, (0, 1)))
 }
 
 /// A policy as a server runs it, in one piece or in several shards.
@@ -85,7 +85,7 @@ pub fn build_shards(name: &str, setup: &Setup, options: &Options, shards: usize)
     }
     let Halves { shards: halves, matchmaker } = build_halves(name, &inner, options, shards)?;
     let needs = find(name)?.needs(options);
-    let piece = |(number, shard)| admission::guard(Box::new(shard), needs, setup, (number, shards));
+    let piece = |(number, shard)| admission::wrap(Box::new(shard), needs, setup, (number, shards));
     Ok(ServedPolicy { pieces: halves.into_iter().enumerate().map(piece).collect(), matchmaker: Some(matchmaker) })
 }
 

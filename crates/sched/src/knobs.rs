@@ -133,9 +133,9 @@ impl Knobs<'_> {
     }
 
     /// Returns the error for a number above the driver's limit.
-    pub(crate) fn too_many(&self, knob: &str, asked: usize, most: usize) -> BuildError {
+    pub(crate) fn too_many(&self, knob: &str, requested: usize, most: usize) -> BuildError {
         let expected = format!("at most {most}, which is what the driver lets a device hold");
-        self.bad(knob, &OptionValue::Int(asked as i64), &expected)
+        self.bad(knob, &OptionValue::Int(requested as i64), &expected)
     }
 
     fn bad(&self, knob: &str, value: &OptionValue, expected: &str) -> BuildError {

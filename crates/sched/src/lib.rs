@@ -72,6 +72,6 @@ pub use policy::{Chains, Needs, Policy};
 pub use scheduler::{Control, Outcome, Prediction, Request, RequestClass, Scheduler, Shape, TaskDone};
 pub use serving::{Choice, ModelKind, Objective, choose, fit_batches, served_options};
 pub use shard::{
-    Frame, Garbled, Grant, Halves, Holding, Loaded, Matchmaker, MatchmakerEpoch, ModelShard, Offer, Release, Sent,
+    Frame, FrameError, Grant, Halves, Holding, Loaded, Matchmaker, MatchmakerEpoch, ModelShard, Offer, Release, Sent,
     Standing, ToMatchmaker, shard_of,
 };

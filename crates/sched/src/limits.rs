@@ -28,7 +28,7 @@ impl Limits {
     pub const SERVED_REQUESTS: usize = 10_000;
     /// Default number of live requests of one model in a server.
     pub const SERVED_QUEUE: usize = 1_000;
-    /// Default number of graph nodes of a server. A few hundred for each request of a full queue
+    /// Default number of graph nodes of a server. About a hundred for each request of a full queue
     /// would need more memory than all models.
     pub const SERVED_NODES: usize = 1 << 18;
     /// Models of a server.

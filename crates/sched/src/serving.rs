@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn needs_and_forms_agree_with_what_is_served() {
+    fn needs_and_forms_agree_with_the_served_walks() {
         let limits = crate::Limits { requests: 4, models: 1, devices: 1, lanes: 1, depth: 1, batch: 4, nodes: 0 };
         let setup = crate::Setup { models: Vec::new(), devices: 1, limits };
         for policy in crate::CATALOGUE {

@@ -1,4 +1,4 @@
-//! What becomes of a request that waits too long is the same in every policy, to the nanosecond.
+//! Drops of waiting requests: equal in every policy, to the nanosecond.
 
 use ripieno_base::{ModelId, Nanos, RequestSlot, Time};
 use ripieno_model::{Block, DropRule, Extent, LengthProfiles, Model, Profile, Walk};
@@ -12,7 +12,8 @@ fn ms(millis: i64) -> Time {
     Time::ORIGIN + Nanos::from_millis(millis)
 }
 
-/// Two blocks of 1 ms, or of 3 ms for the longest requests where the policy knows chains that cost by length.
+/// Two blocks of 1 ms, or of 3 ms for the longest requests if the policy serves chains whose cost
+/// depends on length.
 fn chain(policy: &Policy, drop: DropRule) -> (Model, u32) {
     let cost = |millis| Profile::from_table(&[Nanos::from_millis(millis); 4]).unwrap();
     let pads = policy.chains == Chains::Any;
@@ -28,7 +29,8 @@ fn chain(policy: &Policy, drop: DropRule) -> (Model, u32) {
     (model, if pads { 100 } else { 1 })
 }
 
-/// When a request that is due at 10 ms, and of which no device ever takes care, is rejected, and why.
+/// Returns the time and the reason of the rejection of a request that is due at 10 ms and never
+/// runs.
 fn rejected(policy: &Policy, drop: DropRule, longest: bool) -> Option<(Time, Why)> {
     let (model, most) = chain(policy, drop);
     let length = if longest { most } else { 1 };
@@ -58,16 +60,16 @@ fn rejected(policy: &Policy, drop: DropRule, longest: bool) -> Option<(Time, Why
 }
 
 #[test]
-fn who_expires_leaves_at_the_deadline() {
+fn an_expired_request_leaves_at_the_deadline() {
     for policy in CATALOGUE {
         assert_eq!(rejected(policy, DropRule::Expired, true), Some((ms(10), Why::Expired)), "{}", policy.name);
     }
 }
 
-/// The last moment to start is 10 ms less the two blocks. A policy that plans batches at the cost of the longest requests does
-/// so for short ones, too.
+/// The latest start is 10 ms less the two blocks. A policy that plans batches at the cost of the
+/// longest requests does so for short ones, too.
 #[test]
-fn who_is_hopeless_leaves_right_after_the_last_moment_to_start() {
+fn a_hopeless_request_leaves_right_after_its_latest_start() {
     for policy in CATALOGUE {
         let (_, most) = chain(policy, DropRule::Hopeless);
         let last = if most > 1 { ms(4) } else { ms(8) };
@@ -80,15 +82,16 @@ fn who_is_hopeless_leaves_right_after_the_last_moment_to_start() {
 }
 
 #[test]
-fn who_is_never_dropped_waits_for_ever() {
+fn a_request_that_is_never_dropped_waits_forever() {
     for policy in CATALOGUE {
         assert_eq!(rejected(policy, DropRule::Never, true), None, "{}", policy.name);
     }
 }
 
-/// Four rows take 90 ms, so a request of them that is due at 100 is overdue from 10 ms on; one row that is due at 50 leaves at 50.
+/// Four rows take 90 ms, so a request of them that is due at 100 is overdue from 10 ms on; one row
+/// that is due at 50 leaves at 50.
 #[test]
-fn a_wide_request_that_is_overdue_early_hides_nobody() {
+fn a_wide_request_that_is_overdue_early_hides_no_other() {
     let cost = Profile::from_table(&[1, 2, 3, 90].map(Nanos::from_millis)).unwrap();
     let model = Model { drop: Some(DropRule::Expired), ..Model::whole("m", cost, ms(100) - ms(0)) };
     for policy in CATALOGUE {

@@ -1,4 +1,5 @@
-//! No policy allocates after construction: a million events of an overloaded cluster, counted by the allocator.
+//! No policy allocates after construction: a million events of an overloaded cluster, counted by
+//! the allocator.
 
 use ripieno_base::{DeviceId, IndexedHeap, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Extent, Model, Profile};
@@ -125,7 +126,7 @@ fn check_all(drop: &str) {
     CATALOGUE.iter().for_each(|policy| check(policy.name, &Options::from([word("drop", drop)])));
 }
 
-// The counter is the thread's own, so these run side by side.
+// The counter is per thread, so these run in parallel.
 #[test]
 fn no_policy_allocates_that_drops_the_hopeless() {
     check_all("hopeless");

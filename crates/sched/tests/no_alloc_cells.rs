@@ -1,4 +1,5 @@
-//! Policies that take requests apart do not allocate either: sequences, outputs and trees, counted by the allocator.
+//! Policies of cells do not allocate after construction: sequences, outputs and trees, counted by
+//! the allocator.
 
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Block, Extent, Graph, Model, Profile, Steps, Walk};
@@ -18,11 +19,11 @@ struct Driver {
     now: Time,
     out: Outbox,
     free: Vec<RequestSlot>,
-    /// By slot: whether it is answered, members in flight, the step at which its output ends.
+    /// Per slot: whether it is answered, members in flight, the step at which its output ends.
     answered: Vec<bool>,
-    flying: Vec<u32>,
+    in_flight: Vec<u32>,
     output: Vec<u32>,
-    /// By device: tasks in order, with the block's steps and the end of the first.
+    /// Per device: tasks in order, with the block's steps and the end of the first.
     queues: [[(TaskId, Steps); DEPTH]; DEVICES],
     held: [usize; DEVICES],
     ends: [Time; DEVICES],
@@ -40,7 +41,7 @@ impl Driver {
             out: Outbox::new(&LIMITS),
             free: (0..slots as u32).map(RequestSlot).collect(),
             answered: vec![false; slots],
-            flying: vec![0; slots],
+            in_flight: vec![0; slots],
             output: vec![0; slots],
             queues: [[(TaskId(0), Steps::Once); DEPTH]; DEVICES],
             held: [0; DEVICES],
@@ -108,8 +109,8 @@ impl Driver {
         for (at, slot) in scheduler.members(task).iter().enumerate() {
             let step = scheduler.nodes(task)[at] + 1;
             self.ended.push(steps == Steps::UntilEnd && step == self.output[slot.index()]);
-            self.flying[slot.index()] -= 1;
-            if self.flying[slot.index()] == 0 && self.answered[slot.index()] {
+            self.in_flight[slot.index()] -= 1;
+            if self.in_flight[slot.index()] == 0 && self.answered[slot.index()] {
                 self.free.push(*slot);
             }
         }
@@ -130,15 +131,15 @@ impl Driver {
                     self.queues[device][self.held[device]] = (task, steps);
                     self.held[device] += 1;
                     self.ends[device] = self.ends[device].min(self.now + Nanos::from_micros(300));
-                    scheduler.members(task).iter().for_each(|slot| self.flying[slot.index()] += 1);
+                    scheduler.members(task).iter().for_each(|slot| self.in_flight[slot.index()] += 1);
                 }
                 Action::Finish { request } | Action::Reject { request, .. } => {
                     self.answered[request.index()] = true;
-                    if self.flying[request.index()] == 0 {
+                    if self.in_flight[request.index()] == 0 {
                         self.free.push(request);
                     }
                 }
-                Action::Cancel { .. } => unreachable!("nobody here cancels"),
+                Action::Cancel { .. } => unreachable!("no policy of cells cancels"),
             }
         }
         self.out.clear();

@@ -1,5 +1,6 @@
-//! "dva" and "delay-batch" allocate nothing after construction and leave nobody behind, on chains of all kinds of diversity whose
-//! requests leave and skip, with lanes, and devices that come and go.
+//! "dva" and "delay-batch" allocate nothing after construction and end every request, on chains of
+//! all kinds of diversity whose requests leave and skip, with lanes, and devices that join and
+//! leave.
 
 use ripieno_base::{BlockId, DeviceId, IndexedHeap, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Block, Extent, LengthProfiles, Model, Profile, Walk};
@@ -22,7 +23,7 @@ struct Driver {
     out: Outbox,
     free: Vec<RequestSlot>,
     ends: IndexedHeap<Time>,
-    /// By task, the block that runs.
+    /// The running block per task.
     blocks: Vec<BlockId>,
     present: [bool; 2],
     lanes: usize,
@@ -68,7 +69,7 @@ impl Driver {
         }
     }
 
-    /// Lets all that has come get to its end, without any more arrivals; both devices are there.
+    /// Ends all requests without further arrivals; both devices are present.
     fn drain(&mut self, scheduler: &mut dyn Scheduler, models: &[Model]) {
         for device in 0..2 {
             if !std::mem::replace(&mut self.present[device], true) {
@@ -125,7 +126,7 @@ impl Driver {
         }
     }
 
-    /// A device leaves or joins again.
+    /// Lets a device leave or join again.
     fn turn(&mut self, scheduler: &mut dyn Scheduler) {
         let device = self.draw(2) as u16;
         let present = &mut self.present[usize::from(device)];

@@ -1,9 +1,10 @@
-//! A policy of your own for a model in stages, out of DVABatch's three operations: *new* makes a batch of those who wait,
-//! *stretch* lets newcomers join the batch that stands before a stage, *split* halves it. `Cohorts` keeps the books; when to do
-//! what is all that is written here. Run it: `cargo run --release -p ripieno-sim --example meta_operations`.
+//! A custom policy for a model in stages, made of DVABatch's three operations: *new* makes a batch
+//! of waiting requests, *stretch* lets newcomers join the batch before a stage, *split* halves it.
+//! `Cohorts` keeps the state; only the decisions are written here. Run it: `cargo run --release -p
+//! ripieno-sim --example meta_operations`.
 //!
-//! The policy is `operate`; the rest carries batches of the table to a device and back, whatever the conditions are. Requests of
-//! one row, devices of one lane: `dva` has more.
+//! The policy is `operate`; the rest carries batches of the table to a device and back, whatever
+//! the conditions are. Requests have one row, devices one lane; `dva` supports more.
 
 use ripieno_base::{DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Block, Model, Profile, Walk};
@@ -16,31 +17,31 @@ use ripieno_workload::{stream, unit};
 /// The conditions that the user defines.
 #[derive(Clone, Copy)]
 struct Conditions {
-    /// Newcomers may join a batch that has begun and stands before this stage or an earlier one.
+    /// The last stage before which newcomers may join a batch that has begun.
     stretch: Option<usize>,
-    /// Before this stage a batch of more than so many is halved.
+    /// A stage, and the batch size above which a batch is halved before it.
     split: Option<(usize, usize)>,
 }
 
-/// How often each was done.
+/// Number of operations of each kind.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Done {
-    /// Batches made.
+    /// Number of batches created.
     pub(crate) new: u32,
-    /// Times that newcomers joined one.
+    /// Number of times that newcomers joined one.
     pub(crate) stretch: u32,
-    /// Times that one was halved.
+    /// Number of times that one was halved.
     pub(crate) split: u32,
 }
 
-/// Tables are made once, as large as the limits say.
+/// State of a device. Tables are allocated once, by the limits.
 struct OfDevice {
-    /// The oldest first.
+    /// The batches, the oldest first.
     batches: Vec<CohortId>,
-    /// Newcomers, and the batch that stands until they have caught up with it.
+    /// Newcomers, and the batch that waits until they have caught up with it.
     stretched: Option<(CohortId, CohortId)>,
     running: Option<CohortId>,
-    /// The members of the batch that runs.
+    /// The members of the running batch.
     members: Vec<RequestSlot>,
 }
 
@@ -50,10 +51,10 @@ struct Mine {
     model: Model,
     most: usize,
     waiting: Vec<Request>,
-    /// Beside each batch, whether nobody may join it, since it came from a split.
+    /// The batches, each with a flag that forbids joining, since it came from a split.
     cohorts: Cohorts<bool>,
     devices: Vec<OfDevice>,
-    /// Decided, and told in the next settle.
+    /// Answers for the next settle.
     ended: Vec<Action>,
 }
 
@@ -78,7 +79,7 @@ impl Mine {
         }
     }
 
-    /// The policy: what is done with the batches of a device that is idle.
+    /// The policy: operations on the batches of an idle device.
     fn operate(&mut self, device: usize) {
         let Mine { conditions, done, most, waiting, cohorts, devices, .. } = self;
         let OfDevice { batches, stretched, .. } = &mut devices[device];
@@ -192,7 +193,7 @@ impl Scheduler for Mine {
     }
 }
 
-/// Latencies of those who were answered.
+/// Latencies of the answered requests.
 #[derive(Default)]
 struct Latency {
     answered: usize,
@@ -224,7 +225,8 @@ fn model() -> Model {
     Model { walk: Walk::Chain, blocks, ..whole }
 }
 
-/// What was done, and the mean latency in milliseconds; with every promise of a scheduler checked.
+/// Runs the policy with every promise of a scheduler checked; returns the operations, and the mean
+/// latency in milliseconds.
 pub(crate) fn run(stretch: Option<usize>, split: Option<(usize, usize)>) -> (Done, f64) {
     let limits = Limits { requests: REQUESTS, models: 1, devices: 1, lanes: 1, depth: 1, batch: MOST, nodes: 0 };
     let setup = Setup { models: vec![model()], devices: 1, limits };
@@ -241,7 +243,7 @@ pub(crate) fn run(stretch: Option<usize>, split: Option<(usize, usize)>) -> (Don
     (policy.done, latency.total.as_millis_f64() / REQUESTS as f64)
 }
 
-/// Prints what each set of conditions comes to.
+/// Prints the results of each set of conditions.
 pub(crate) fn main() {
     for (name, stretch, split) in [
         ("new", None, None),

@@ -1,8 +1,10 @@
-//! A policy of your own, whole: the model whose oldest request is due first gets the next free device, with as many requests as
-//! that deadline allows. Run it: `cargo run --release -p ripieno-sim --example own_policy`.
+//! A complete custom policy: the model whose oldest request is due first gets the next free device,
+//! with as many requests as that deadline allows. Run it: `cargo run --release -p ripieno-sim
+//! --example own_policy`.
 //!
-//! It stands on the contract alone, which the checkers hold it to. One that ships with Ripieno is a file in
-//! `crates/sched/src/policies/`, built on the tables in `crates/sched/src/parts/`, and shorter: see ARCHITECTURE.md.
+//! It uses the contract alone, which the checkers verify. A policy that ships with Ripieno is a
+//! file in `crates/sched/src/policies/`, built on the tables in `crates/sched/src/parts/`, and
+//! shorter: see ARCHITECTURE.md.
 
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Block, Model, Profile, Walk};
@@ -10,14 +12,14 @@ use ripieno_sched::{Action, Control, Limits, Outbox, Outcome, Request, Scheduler
 use ripieno_sim::{Arrival, End, Observer, World, checkers::Checkers};
 use ripieno_workload::{stream, unit};
 
-/// Tables are made once, as large as the limits say: afterwards a scheduler allocates nothing.
+/// A scheduler whose tables are allocated once, by the limits.
 struct EarliestDeadline {
     models: Vec<Model>,
-    /// By model, the most urgent first.
+    /// Waiting requests by model, the most urgent first.
     waiting: Vec<Vec<Request>>,
-    /// By device, what it runs; a task bears the number of its device.
+    /// Members of the running task by device; a task has the number of its device.
     running: Vec<Vec<RequestSlot>>,
-    /// Decided, and told in the next settle.
+    /// Answers for the next settle.
     ended: Vec<Action>,
 }
 
@@ -33,7 +35,7 @@ impl EarliestDeadline {
         }
     }
 
-    /// Gives up who cannot be in time, then starts a batch of the model that is due first.
+    /// Rejects requests that cannot be in time, then starts a batch of the model that is due first.
     fn run_next(&mut self, now: Time, device: usize, out: &mut Outbox) {
         for (model, waiting) in self.models.iter().zip(&mut self.waiting) {
             let late = waiting.iter().take_while(|head| now + model.profile().latency(1) > head.deadline).count();
@@ -76,7 +78,8 @@ impl Scheduler for EarliestDeadline {
         self.ended.extend(self.running[done.task.index()].drain(..).map(end));
     }
 
-    /// A server's policy must also follow devices and models that come and go, and new profiles.
+    /// Controls are ignored; a server's policy must also follow devices and models that come and
+    /// go, and new profiles.
     fn on_control(&mut self, _now: Time, control: Control) {
         if let Control::Cancelled(slot) = control {
             let withdrawn =
@@ -95,7 +98,7 @@ impl Scheduler for EarliestDeadline {
     }
 
     fn next_wakeup(&self) -> Time {
-        Time::NEVER // It decides when a request comes or a task ends, and at no other time.
+        Time::NEVER // It decides when a request arrives or a task ends, and at no other time.
     }
 
     fn members(&self, task: TaskId) -> &[RequestSlot] {
@@ -103,7 +106,7 @@ impl Scheduler for EarliestDeadline {
     }
 }
 
-/// How many requests were answered, and how many given up.
+/// Number of requests answered, and rejected.
 #[derive(Default)]
 struct Count {
     answered: usize,

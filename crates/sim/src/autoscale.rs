@@ -1,11 +1,13 @@
-//! An autoscaler in virtual time: it reads the signals every so often and lets devices join and leave.
+//! An autoscaler in virtual time: it periodically reads the signals and lets devices join and
+//! leave.
 //!
-//! It sees what an autoscaler of a real cluster sees, the [`Signals`](ripieno_report::Signals) of the time since it last
-//! looked, and it is as slow as one: a device that it asks for joins only after its start-up, with its models loaded. A
-//! device that leaves first ends the task that it holds. Devices come and go at the upper end of the ids, which the
-//! policies' choice of the smallest id keeps idle.
+//! It sees the [`Signals`](ripieno_report::Signals) of the time since its last reading, like an
+//! autoscaler of a real cluster, and is as slow as one: a requested device joins only after its
+//! start-up, with its models loaded. A device that leaves first ends its task. Devices join and
+//! leave at the upper end of the ids, which the policies' preference for the smallest id keeps
+//! idle.
 //!
-//! Without a rule it only watches, which gives the windows of a run whose load changes.
+//! Without a rule it only reads, which gives the windows of a run whose load changes.
 
 use crate::meter::Meter;
 use crate::observer::{End, Observer, Run};
@@ -18,39 +20,40 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-/// How devices follow the load.
+/// The settings of the autoscaler.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Autoscale {
-    /// How often it looks, and so how long its window is.
+    /// Time between readings, which is the length of a window.
     pub every: Nanos,
-    /// The fewest devices.
+    /// Smallest number of devices.
     pub min: usize,
-    /// The most devices.
+    /// Largest number of devices.
     pub max: usize,
-    /// From asking for a device to its joining, models loaded.
+    /// Time from the request for a device until it joins, models loaded.
     pub startup: Nanos,
-    /// How signals turn into a number of devices.
+    /// The rule that turns signals into a number of devices.
     pub rule: ScalingRule,
-    /// How many windows in a row must agree before devices are released; the one that asks for most counts.
+    /// Number of consecutive windows that must agree before devices are released; the largest
+    /// desired number counts.
     pub release_after: usize,
 }
 
-/// Follows the load, or only watches it.
+/// The autoscaler; it only reads if `scale` is none.
 pub(crate) struct Autoscaler {
     every: Nanos,
     scale: Option<Autoscale>,
     meter: Rc<RefCell<Meter>>,
     next_look: Time,
-    /// When the devices that were asked for join, in order; they have the ids after those that are there.
+    /// Join times of the requested devices, in order; their ids follow those of the present ones.
     joining: VecDeque<Time>,
-    /// How many devices are still to leave at this instant.
+    /// Number of devices that are still to leave at this instant.
     leaving: usize,
-    /// What the last windows asked for.
-    wishes: VecDeque<usize>,
+    /// Desired numbers of devices of the last windows.
+    desired_numbers: VecDeque<usize>,
     windows: Vec<WindowFigures>,
 }
 
-/// Shows the meter of an [`Autoscaler`] what happens in the world.
+/// An observer that feeds the meter of an [`Autoscaler`].
 pub(crate) struct MeterHandle(Rc<RefCell<Meter>>);
 
 impl Autoscaler {
@@ -62,7 +65,7 @@ impl Autoscaler {
             next_look: Time::ORIGIN + every,
             joining: VecDeque::new(),
             leaving: 0,
-            wishes: VecDeque::new(),
+            desired_numbers: VecDeque::new(),
             windows: Vec::new(),
         }
     }
@@ -71,12 +74,12 @@ impl Autoscaler {
         MeterHandle(Rc::clone(&self.meter))
     }
 
-    /// The devices that were there from `start` to `end`, in the mean over time.
+    /// Returns the mean number of devices from `start` to `end`.
     pub(crate) fn mean_devices(&self, start: Time, end: Time) -> f64 {
         self.meter.borrow().mean_devices(start, end)
     }
 
-    /// The windows of the run; the last one ends with the last arrival, unless little of it was left.
+    /// Returns the windows of the run; the last one ends with the last arrival, unless it is short.
     pub(crate) fn finish(mut self, last_arrival: Time) -> Vec<WindowFigures> {
         let begun = self.next_look - Time::ORIGIN - self.every;
         if (last_arrival - Time::ORIGIN - begun).0 > self.every.0 / 2 {
@@ -92,23 +95,23 @@ impl Autoscaler {
         reading
     }
 
-    /// Looks at the window that ends now and decides.
+    /// Reads the window that ends now and decides.
     fn look(&mut self, now: Time) {
         let reading = self.close_window(now);
         self.next_look = now + self.every;
         let Some(scale) = self.scale else { return };
-        let wish = scale.rule.desired(&reading).clamp(scale.min, scale.max);
-        if self.wishes.len() == scale.release_after {
-            self.wishes.pop_front();
+        let desired = scale.rule.desired(&reading).clamp(scale.min, scale.max);
+        if self.desired_numbers.len() == scale.release_after {
+            self.desired_numbers.pop_front();
         }
-        self.wishes.push_back(wish);
+        self.desired_numbers.push_back(desired);
         let present = self.meter.borrow().present();
-        let asked = present + self.joining.len();
-        let agreed = self.wishes.len() == scale.release_after && !scale.rule.is_overload(&reading);
-        let keep = self.wishes.iter().copied().max().unwrap_or(wish);
-        if wish > asked {
-            self.joining.extend(std::iter::repeat_n(now + scale.startup, wish - asked));
-        } else if agreed && keep < asked {
+        let requested = present + self.joining.len();
+        let agreed = self.desired_numbers.len() == scale.release_after && !scale.rule.is_overload(&reading);
+        let keep = self.desired_numbers.iter().copied().max().unwrap_or(desired);
+        if desired > requested {
+            self.joining.extend(std::iter::repeat_n(now + scale.startup, desired - requested));
+        } else if agreed && keep < requested {
             self.joining.truncate(keep.saturating_sub(present));
             self.leaving = present.saturating_sub(keep);
         }
@@ -183,7 +186,7 @@ pub(crate) struct AutoscaleTable {
 }
 
 impl AutoscaleTable {
-    /// Checked; the run begins with `devices`.
+    /// Checks the table; the run begins with `devices`.
     pub(crate) fn parse(&self, devices: usize) -> Result<Autoscale, String> {
         let seconds = |key: &str, given: Option<f64>, default: f64, least: f64| match given.unwrap_or(default) {
             value if value.is_finite() && (least..1e9).contains(&value) => Ok(Nanos::from_secs_f64(value)),

@@ -1,8 +1,9 @@
-//! Load that changes over the run, as a scenario file gives it.
+//! Load that changes over the run, as given in a scenario file.
 //!
-//! Three keys, which may be mixed: `[[phase]]` tables set the total rate step by step; a model's `rates` set its own;
-//! a model's `drift` lets its rate wander. They come down to what every scenario has, a mean rate and each model's share
-//! of it, and a curve a model around 1; so `--rate` and the goodput search still scale the whole load.
+//! Three keys, which may be combined: `[[phase]]` tables set the total rate step by step; a model's
+//! `rates` set its own; a model's `drift` makes its rate vary randomly. They are reduced to a mean
+//! rate, each model's share of it, and a curve per model around 1, so that `--rate` and the goodput
+//! search still scale the whole load.
 
 use ripieno_base::{Nanos, Time};
 use ripieno_workload::{ArrivalProcess as Process, Rates};
@@ -19,7 +20,7 @@ pub struct ModelLoad {
     pub curve: Option<Rates>,
 }
 
-/// A time in which the total rate stays the same.
+/// A phase with a constant total rate.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PhaseTable {
@@ -27,7 +28,7 @@ pub(crate) struct PhaseTable {
     rate: f64,
 }
 
-/// A rate that wanders: every `period_s` it is somewhere else within `amplitude` of its mean.
+/// A rate that drifts: every `period_s` it has another random value within `amplitude` of its mean.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DriftTable {
@@ -35,7 +36,7 @@ pub(crate) struct DriftTable {
     period_s: f64,
 }
 
-/// What a scenario says about its load.
+/// The load of a scenario, as given.
 pub(crate) struct GivenLoad<'a> {
     pub(crate) seed: u64,
     pub(crate) rate: Option<f64>,
@@ -45,7 +46,7 @@ pub(crate) struct GivenLoad<'a> {
     pub(crate) models: Vec<GivenModel<'a>>,
 }
 
-/// What it says about a model's load.
+/// The load of a model, as given.
 pub(crate) struct GivenModel<'a> {
     pub(crate) name: &'a str,
     pub(crate) share: f64,
@@ -56,13 +57,13 @@ pub(crate) struct GivenModel<'a> {
 
 /// A load that changes.
 pub(crate) struct Changing {
-    /// Requests per second, all models together, in the mean over the run.
+    /// Mean rate of all models together over the run, in requests per second.
     pub(crate) mean_rps: f64,
     pub(crate) until: Time,
     pub(crate) loads: Vec<ModelLoad>,
 }
 
-/// More points of a drift than this are a mistake in a unit.
+/// Upper bound on the points of a drift; more are a mistake in a unit.
 const MOST_DRIFTS: f64 = 10_000.0;
 
 impl GivenLoad<'_> {
@@ -122,7 +123,7 @@ impl GivenLoad<'_> {
         }
     }
 
-    /// The total rate of the models that have no rates of their own; none if all have.
+    /// Returns the total rate of the models that have no rates of their own; none if all have.
     fn total(&self, until: Time) -> Result<Option<Rates>, String> {
         let all_own = self.models.iter().all(|model| model.rates.is_some());
         match (self.rate, self.phases) {
@@ -139,7 +140,7 @@ impl GivenLoad<'_> {
     }
 }
 
-/// The total rate, phase by phase.
+/// Returns the total rate, phase by phase.
 fn steps(phases: &[PhaseTable], until: Time) -> Result<Rates, String> {
     let mut start = 0.0;
     let mut pieces = Vec::with_capacity(phases.len());

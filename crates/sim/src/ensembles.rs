@@ -1,4 +1,5 @@
-//! Ensembles in a simulated world: a request to one runs its models in the order of a graph, under one deadline.
+//! Ensembles in a simulated world: a request to one runs its models in the order of a graph, under
+//! one deadline.
 
 use ripieno_base::{ModelId, Nanos, RequestSlot, Time};
 use ripieno_model::{StepGraph, StepProgress, reserve};
@@ -9,59 +10,60 @@ use std::collections::BTreeMap;
 pub struct SimulatedEnsemble {
     /// Its name.
     pub name: String,
-    /// From arrival to the end of the last step.
+    /// Latency target from arrival to the end of the last step.
     pub slo: Nanos,
-    /// By when its steps are due.
+    /// The rule for the deadlines of its steps.
     pub budget: Budget,
     /// The model of each step.
     pub steps: Vec<ModelId>,
-    /// Which step needs which.
+    /// The dependencies among the steps.
     pub graph: StepGraph,
-    /// By step, what it takes alone.
+    /// Per step, its latency alone.
     pub alone: Vec<Nanos>,
-    /// By step, what comes after it takes alone, on the longest way.
+    /// Per step, the latency of the longest path after it.
     pub after: Vec<Nanos>,
 }
 
-/// By when a step is due.
+/// The rule for the deadline of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Budget {
-    /// The deadline of the whole, less what is [reserved](ripieno_model::reserve) for the steps after it.
+    /// The deadline of the whole request, less the time [reserved](ripieno_model::reserve) for the
+    /// steps after it.
     Whole,
-    /// The latency target of its own model, from when the step began.
+    /// The SLO of the step's own model, from the step's start.
     Stage,
 }
 
-/// What a request to an ensemble is, beside the requests for its steps.
+/// A request to an ensemble.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Whole {
-    /// Among the [`SimulatedEnsemble`]s.
+    /// Index of the [`SimulatedEnsemble`].
     pub ensemble: usize,
-    /// When it came.
+    /// Time of arrival.
     pub arrived: Time,
-    /// When its answer is due.
+    /// The time at which the answer is due.
     pub deadline: Time,
 }
 
-/// A request that is under way.
+/// A request in progress.
 #[derive(Debug)]
 struct Under {
     whole: Whole,
     progress: StepProgress,
-    /// Of its steps, those that have begun; what has ended of them is found by its slot.
+    /// Slots of the steps that have begun.
     slots: Vec<RequestSlot>,
 }
 
-/// Requests to ensembles that are under way.
+/// Requests to ensembles in progress.
 #[derive(Debug)]
 pub(crate) struct Ensembles<'a> {
     pub(crate) all: &'a [SimulatedEnsemble],
-    /// By the number of the request.
+    /// Requests in progress, by number.
     live: BTreeMap<u64, Under>,
     begun: u64,
-    /// By slot, the request that it is a step of, and which.
+    /// Per slot, the request and the step that it holds.
     steps: Vec<Option<(u64, usize)>>,
-    /// Requests of which a step has ended since the world looked.
+    /// Requests with a step that has ended since the last check.
     moved: Vec<u64>,
     /// Steps whose request has failed.
     orphans: Vec<RequestSlot>,
@@ -73,19 +75,19 @@ impl<'a> Ensembles<'a> {
         Ensembles { all, live, begun: 0, steps: vec![None; slots], moved, orphans }
     }
 
-    /// A request that has come; its first steps begin when the world looks.
+    /// Begins a request; its first steps begin at the next check.
     pub(crate) fn begin(&mut self, whole: Whole) {
         self.begun += 1;
         self.live.insert(self.begun, Under { whole, progress: StepProgress::default(), slots: Vec::new() });
         self.moved.push(self.begun);
     }
 
-    /// Whether the world is to look at the next instant.
+    /// Returns whether the next instant needs a check.
     pub(crate) fn has_moved(&self) -> bool {
         !self.moved.is_empty() || !self.orphans.is_empty()
     }
 
-    /// The next step that may begin: its request, which step, its model and when it is due.
+    /// Returns the next step that may begin: its request, index, model and deadline.
     pub(crate) fn next_step(
         &mut self,
         now: Time,
@@ -112,7 +114,7 @@ impl<'a> Ensembles<'a> {
         None
     }
 
-    /// A step has a slot.
+    /// Assigns a slot to a step.
     pub(crate) fn hold(&mut self, slot: RequestSlot, id: u64, step: usize) {
         self.steps[slot.index()] = Some((id, step));
         if let Some(under) = self.live.get_mut(&id) {
@@ -120,7 +122,7 @@ impl<'a> Ensembles<'a> {
         }
     }
 
-    /// A step has ended, well or not; what its request is, if that has ended with it.
+    /// Ends a step; returns its request and the result, if the request has ended with it.
     pub(crate) fn end(&mut self, slot: RequestSlot, well: bool) -> Option<(Whole, bool)> {
         let (id, step) = self.steps[slot.index()].take()?;
         if !well {
@@ -135,7 +137,7 @@ impl<'a> Ensembles<'a> {
         None
     }
 
-    /// A request fails with one of its steps; the others are not wanted any more.
+    /// Fails a request with one of its steps; the other steps are to be cancelled.
     pub(crate) fn fail(&mut self, id: u64) -> Option<Whole> {
         let Under { whole, slots, .. } = self.live.remove(&id)?;
         let is_its = |slot: &RequestSlot| self.steps[slot.index()].is_some_and(|(of, _)| of == id);
@@ -143,7 +145,7 @@ impl<'a> Ensembles<'a> {
         Some(whole)
     }
 
-    /// A step that nobody waits for, unless it has ended meanwhile.
+    /// Returns a step of a failed request, unless it has ended meanwhile.
     pub(crate) fn next_orphan(&mut self) -> Option<RequestSlot> {
         let Ensembles { orphans, steps, live, .. } = self;
         let is_orphan = |slot: &RequestSlot| steps[slot.index()].is_some_and(|(id, _)| !live.contains_key(&id));

@@ -1,6 +1,8 @@
-//! How much longer tasks take than their profile says: what a real device does, and an emulated one unless told.
+//! Durations of tasks beyond their profile, as on a real device; by default, an emulated device is
+//! exact.
 //!
-//! The excess is exponential: most tasks take little longer, few much. A scheduler knows nothing of it but what it learns.
+//! The excess is exponential: most tasks take little longer, a few much longer. The scheduler only
+//! knows what it learns of it.
 
 use ripieno_base::Nanos;
 use ripieno_workload::{SeededRng, stream, unit};
@@ -10,9 +12,9 @@ use serde::Deserialize;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Jitter {
-    /// Whatever the task, in microseconds: threads that wake up late.
+    /// Part that does not depend on the task, in microseconds: threads that wake up late.
     pub mean_us: f64,
-    /// In percent of what the task takes: processors that are shared, clocks that change.
+    /// Part in percent of the task's duration: processors that are shared, clocks that change.
     pub mean_percent: f64,
 }
 
@@ -40,11 +42,11 @@ pub(crate) struct Excess {
 
 impl Excess {
     pub(crate) fn new(jitter: Jitter, seed: u64) -> Excess {
-        // A stream of its own, so that arrivals are the same with and without jitter.
+        // A separate stream, so that arrivals are the same with and without jitter.
         Excess { jitter, random: stream(seed, u64::MAX - 2) }
     }
 
-    /// How much longer a task takes.
+    /// Draws the excess of a task.
     pub(crate) fn of(&mut self, latency: Nanos) -> Nanos {
         let mean_ms = self.jitter.mean_us / 1e3 + latency.as_millis_f64() * self.jitter.mean_percent / 1e2;
         Nanos::from_millis_f64(-(1.0 - unit(&mut self.random)).ln() * mean_ms)

@@ -1,10 +1,12 @@
-//! Driver A: virtual time.
+//! The simulator, which drives schedulers in virtual time.
 //!
-//! [`World`] owns time, emulated devices and arrivals, and feeds them to a scheduler of `ripieno-sched` by the same
-//! contract as the live runtime. [`Observer`]s watch: the statistics, the trace files, and the [`checkers`] that turn
-//! every promise of the contract into a failure with its instant.
+//! [`World`] owns time, emulated devices and arrivals, and feeds them to a scheduler of
+//! `ripieno-sched` by the same contract as the live runtime. [`Observer`]s see all events: the
+//! statistics, the trace files, and the [`checkers`], which turn every broken promise of the
+//! contract into a failure at its instant.
 //!
-//! [`Scenario`] is the file that users write; [`simulate`] and [`goodput`] are the two commands over it.
+//! [`Scenario`] is the file that users write; [`simulate`] and [`goodput`] are the two commands
+//! over it.
 
 mod autoscale;
 mod changing;

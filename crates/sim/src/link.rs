@@ -1,8 +1,9 @@
-//! The network between scheduler, frontends and devices, as far as a batch feels it: a message to the device, then the
-//! inputs, which the device fetches row by row.
+//! The network between scheduler, frontends and devices, as far as it delays a batch: a message to
+//! the device, then the inputs, which the device fetches row by row.
 //!
-//! The delay that a batch really has is drawn here; what the scheduler plans with is its own estimate, a high percentile
-//! (Symphony, sections 4.3 and 5.6, Appendix D). The gap between the two is what an unpredictable network costs.
+//! The true delay of a batch is drawn here; the scheduler plans with its own estimate, a high
+//! percentile ("Symphony: Optimized DNN Model Serving using Deferred Batch Scheduling", sections
+//! 4.3 and 5.6, Appendix D). The difference is the cost of an unpredictable network.
 
 use ripieno_base::Nanos;
 use ripieno_workload::{SeededRng, stream, unit};
@@ -10,22 +11,24 @@ use ripieno_workload::{SeededRng, stream, unit};
 /// The delays of a network.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Network {
-    /// The message to the device.
+    /// Delay of the message to the device.
     pub control: Delay,
-    /// The inputs of one row.
+    /// Delay of the inputs of one row.
     pub data_per_row: Nanos,
     /// The scheduler's estimate of `control`.
     pub estimate: Nanos,
 }
 
-/// How long a message takes.
+/// The delay of a message.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Delay {
-    /// Always so long.
+    /// A constant delay.
     Fixed(Nanos),
-    /// RDMA as the paper measured it: at least 24 µs and, in 99.99 % of cases, at most 33 µs; an exponential tail between.
+    /// RDMA as the paper measured it: at least 24 µs and, in 99.99 % of cases, at most 33 µs; an
+    /// exponential tail between.
     Rdma,
-    /// TCP as the paper measured it: median 3,034 µs, 99.99th percentile 12 times as much; log-normal.
+    /// TCP as the paper measured it: median 3,034 µs, 99.99th percentile 12 times as much;
+    /// log-normal.
     Tcp,
 }
 
@@ -34,14 +37,14 @@ impl Network {
     pub const NONE: Network =
         Network { control: Delay::Fixed(Nanos::ZERO), data_per_row: Nanos::ZERO, estimate: Nanos::ZERO };
 
-    /// Whether batches arrive at once.
+    /// Returns whether batches arrive without delay.
     pub fn is_none(&self) -> bool {
         *self == Network::NONE
     }
 }
 
 impl Delay {
-    /// The 99.99th percentile, which the paper's scheduler takes as its estimate.
+    /// Returns the 99.99th percentile, which the paper's scheduler uses as its estimate.
     pub fn high_percentile(self) -> Nanos {
         match self {
             Delay::Fixed(delay) => delay,
@@ -62,7 +65,7 @@ impl Delay {
     }
 }
 
-/// A standard normal number, by Box and Muller.
+/// Draws a standard normal number, by Box and Muller.
 fn normal(random: &mut SeededRng) -> f64 {
     let radius = (-2.0 * (1.0 - unit(random)).ln()).sqrt();
     radius * (2.0 * std::f64::consts::PI * unit(random)).cos()
@@ -77,11 +80,11 @@ pub(crate) struct Link {
 
 impl Link {
     pub(crate) fn new(network: Network, seed: u64) -> Link {
-        // A stream of its own, so that arrivals are the same with and without delays.
+        // A separate stream, so that arrivals are the same with and without delays.
         Link { network, random: stream(seed, u64::MAX - 1) }
     }
 
-    /// How long a batch of so many rows is on its way.
+    /// Draws the delay of a batch.
     pub(crate) fn way(&mut self, rows: usize) -> Nanos {
         self.network.control.draw(&mut self.random) + self.network.data_per_row * rows as i64
     }

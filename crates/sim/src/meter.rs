@@ -1,18 +1,18 @@
-//! Counts what the signals are made of, window by window.
+//! Counters for the signals of the autoscaler, per window.
 
 use crate::observer::Run;
 use ripieno_base::{DeviceId, ModelId, Nanos, TaskId, Time};
 use ripieno_report::{ModelTotals, ModelWindow, Reading, ScalingRule, Totals, WindowFigures};
 use ripieno_sched::Setup;
 
-/// What has happened so far, and how it stood when the current window began.
+/// Counters since the start, and their values at the start of the current window.
 pub(crate) struct Meter {
     models: Vec<WindowCounts>,
-    /// By task id, what runs.
+    /// Running tasks, by task id.
     running: Vec<Option<MeteredTask>>,
-    /// Since when how many devices are there.
+    /// Changes of the number of devices.
     presence: Vec<(Time, usize)>,
-    /// Which devices ran a task in this window.
+    /// Per device, whether it ran a task in this window.
     used: Vec<bool>,
     window: WindowStart,
 }
@@ -34,7 +34,7 @@ struct MeteredTask {
     end: Time,
 }
 
-/// How everything stood when the current window began.
+/// The counters at the start of the current window.
 struct WindowStart {
     at: Time,
     totals: Totals,
@@ -57,7 +57,7 @@ impl Meter {
         self.models[model.index()].arrived += 1;
     }
 
-    /// A request has ended; it is good if it was answered in time.
+    /// Counts an ended request; `good` if it was answered in time.
     pub(crate) fn ended(&mut self, model: ModelId, good: bool) {
         let counts = &mut self.models[model.index()];
         *(if good { &mut counts.good } else { &mut counts.bad }) += 1;
@@ -79,7 +79,7 @@ impl Meter {
         }
     }
 
-    /// The devices that are there.
+    /// Returns the number of present devices.
     pub(crate) fn present(&self) -> usize {
         self.presence.last().map_or(0, |&(_, present)| present)
     }
@@ -99,7 +99,7 @@ impl Meter {
         }
     }
 
-    /// Time that devices were there from `start` to `end`.
+    /// Returns the total time of present devices from `start` to `end`.
     fn device_time(&self, start: Time, end: Time) -> Nanos {
         let before = self.presence.partition_point(|&(at, _)| at <= start).saturating_sub(1);
         let changes = &self.presence[before..];
@@ -110,7 +110,7 @@ impl Meter {
         changes.iter().zip(nexts).map(span).sum()
     }
 
-    /// Everything up to now, the running tasks' part of it included.
+    /// Returns the totals up to now, including the past part of running tasks.
     fn totals(&self, now: Time) -> Totals {
         let total = |counts: &WindowCounts| ModelTotals { good: counts.good, bad: counts.bad, busy: counts.busy };
         let mut models: Vec<_> = (0..).zip(self.models.iter().map(total)).collect();
@@ -120,7 +120,7 @@ impl Meter {
         Totals { present: self.window.totals.present + self.device_time(self.window.at, now), models }
     }
 
-    /// Ends the window: its signals, and all its figures.
+    /// Ends the window; returns its signals, and all its figures.
     pub(crate) fn close_window(&mut self, now: Time, rule: &ScalingRule) -> (Reading, WindowFigures) {
         let totals = self.totals(now);
         let span = now - self.window.at;
@@ -161,7 +161,7 @@ impl WindowCounts {
 }
 
 impl MeteredTask {
-    /// Device time until `now`.
+    /// Returns the device time until `now`.
     fn busy(&self, now: Time) -> Nanos {
         (now.min(self.end) - self.start).max(Nanos::ZERO)
     }

@@ -1,8 +1,9 @@
 //! Device time that tasks really take, where it differs from the profile that the scheduler knows.
 //!
-//! A real engine keeps its device longer than profiled: inputs are copied, cores are shared with the server, clocks change.
-//! [`Jitter`](crate::Jitter) has the excess alone; here every task is late, and a device may become
-//! slower during the run. The scheduler knows nothing of it except what it learns from ends of tasks.
+//! A real engine keeps its device longer than profiled: inputs are copied, cores are shared with
+//! the server, clocks change. [`Jitter`](crate::Jitter) has the excess alone; here every task is
+//! late, and a device may become slower during the run. The scheduler knows nothing of it except
+//! what it learns from ends of tasks.
 
 use ripieno_base::{DeviceId, Nanos, Time};
 use ripieno_workload::{SeededRng, stream, unit};
@@ -20,7 +21,8 @@ pub struct Occupancy {
     pub steps: Vec<OccupancyStep>,
 }
 
-/// A further factor on the time of every task from a point of time on; the last step that has begun holds.
+/// A further factor on the time of every task from a point of time on; the last step that has begun
+/// holds.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OccupancyStep {
@@ -86,8 +88,8 @@ impl<'a> OccupancyDraws<'a> {
         OccupancyDraws { occupancy, random: stream(seed, u64::MAX - 3) }
     }
 
-    /// Returns the time that a task takes beyond `profiled`; negative on a device that is faster than profiled.
-    /// `largest` is the profiled time of the largest batch of the block.
+    /// Returns the time that a task takes beyond `profiled`; negative on a device that is faster
+    /// than profiled. `largest` is the profiled time of the largest batch of the block.
     pub(crate) fn excess(&mut self, now: Time, device: DeviceId, profiled: Nanos, largest: Nanos) -> Nanos {
         let applies = |step: &&OccupancyStep| {
             Time::ORIGIN + Nanos::from_secs_f64(step.at_s) <= now

@@ -1,7 +1,7 @@
-//! What a scenario says for planning, beside the load: sizes of models, bounds of sub-clusters.
+//! Keys of a scenario for planning: sizes of models, bounds of sub-clusters.
 //!
-//! `simulate` and `goodput` pass over these keys and `ripieno plan` reads them; they stand in the same file because the
-//! load and the models are the same, and a capacity that was planned for is then simulated.
+//! `simulate` and `goodput` ignore these keys and `ripieno plan` reads them. They are in the same
+//! file since the load and the models are the same, so that a planned capacity can be simulated.
 
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -9,32 +9,32 @@ use std::path::{Path, PathBuf};
 /// The `[plan]` table, checked. All of it is optional.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Planning {
-    /// Into how many sub-clusters.
+    /// Number of sub-clusters.
     pub sub_clusters: Option<usize>,
     /// Memory of each device.
     pub memory_mb_per_device: Option<f64>,
-    /// The most requests per second that one sub-cluster may get.
+    /// Largest rate of one sub-cluster, in requests per second.
     pub max_rate: Option<f64>,
-    /// What balance of memory counts beside balance of rate.
+    /// Weight of the balance of memory relative to the balance of rate.
     pub memory_weight: Option<f64>,
-    /// The imbalance that is not worth a move.
+    /// Imbalance below which no model is moved.
     pub target_imbalance: Option<f64>,
-    /// The most that moves may cost.
+    /// Upper bound on the cost of moves.
     pub max_disruption: Option<u64>,
-    /// The partition that runs now: the JSON output of an earlier plan.
+    /// The current partition: the JSON output of an earlier plan.
     pub current: Option<PathBuf>,
-    /// By model.
+    /// Footprints by model.
     pub models: Vec<Footprint>,
 }
 
-/// What loading a model takes.
+/// The resources for loading a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Footprint {
-    /// Memory as long as it is loaded; none if it was not given.
+    /// Memory while it is loaded; none if it was not given.
     pub memory_mb: Option<f64>,
-    /// Memory beyond that while it runs.
+    /// Additional memory while it runs.
     pub runtime_memory_mb: f64,
-    /// What loading or unloading it costs.
+    /// Cost of loading or unloading it.
     pub load_cost: u64,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct PlanTable {
 }
 
 impl PlanTable {
-    /// Checks the table; `current` is looked up in `folder`.
+    /// Checks the table; `current` is relative to `folder`.
     pub(crate) fn parse(&self, folder: &Path, models: Vec<Footprint>) -> Result<Planning, String> {
         if self.sub_clusters == Some(0) {
             return Err("plan.sub_clusters = 0; it must be at least 1".to_owned());
@@ -70,7 +70,7 @@ impl PlanTable {
 }
 
 impl Footprint {
-    /// Checks what a `[[model]]` table says.
+    /// Checks the keys of a `[[model]]` table.
     pub(crate) fn parse(
         model: &str,
         memory_mb: Option<f64>,

@@ -1,24 +1,26 @@
-//! When a scheduler hears of the ends of tasks, as it was measured in a live run.
+//! Delays of task reports, as measured in a live run.
 //!
-//! Between the end of a task and the scheduler's next turn threads wake up and processors are shared, so that a report comes
-//! some time after the end, and after a pause of the machine several come at once. A task that ends between the end of a
-//! recorded one and its report is heard with it. Any other is as late as the next one that was recorded: when a pause began
-//! shows nowhere, only when somebody was kept waiting by it, and so each of them keeps about one task waiting again. The
-//! device itself goes on meanwhile.
+//! Between the end of a task and the scheduler's next turn threads wake up and processors are
+//! shared, so a report arrives some time after the end, and after a pause of the machine several
+//! arrive together. A task that ends between the end of a recorded one and its report is reported
+//! with it. Any other is as late as the next recorded one: the start of a pause is not recorded,
+//! only its effect on a waiting report, so each pause delays about one task in the replay as well.
+//! The device itself continues meanwhile.
 
 use ripieno_base::{Nanos, Time};
 
-/// The ends of tasks, in order, and when the scheduler heard of each.
+/// The ends of tasks, in order, with the times of their reports.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reports<'a>(&'a [(Time, Time)]);
 
 impl<'a> Reports<'a> {
-    /// None if nothing was measured.
+    /// Returns none if nothing was measured.
     pub(crate) fn new(heard: &'a [(Time, Time)]) -> Option<Reports<'a>> {
         (!heard.is_empty()).then_some(Reports(heard))
     }
 
-    /// When the scheduler hears of a task that ends then. After the recorded run, at once.
+    /// Returns the time of the report of a task that ends at `end`. After the recorded run there is
+    /// no delay.
     pub(crate) fn of(self, end: Time) -> Time {
         let next = self.0.partition_point(|&(ended, _)| ended <= end);
         match self.0[..next].last() {
@@ -33,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_ends_in_a_pause_is_heard_after_it_and_others_are_as_late_as_the_next() {
+    fn ends_in_a_pause_are_reported_after_it_and_others_are_as_late_as_the_next() {
         let heard = [(10, 12), (20, 20), (30, 90), (95, 97)].map(|(ended, heard)| (Time(ended), Time(heard)));
         let reports = Reports::new(&heard).unwrap();
         let of = |end: i64| reports.of(Time(end)).0;

@@ -1,6 +1,7 @@
-//! A request that will arrive, which blocks of a chain it runs, and what requests of chains carry from block to block.
+//! Arrivals, the blocks of a chain that a request runs, and the state of requests of chains.
 //!
-//! The latter two are the world's: that a request exits after a block, or skips some, shows when the block has run.
+//! Routes are known to the world only: the scheduler learns that a request exits after a block, or
+//! skips some, when the block has run.
 
 use ripieno_base::{BlockId, ModelId, RequestSlot, Time};
 use ripieno_model::Extent;
@@ -9,30 +10,33 @@ use ripieno_sched::{RequestClass, Setup};
 /// A request that will arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// When the scheduler is told of it.
+    /// The time at which the scheduler receives it.
     pub at: Time,
-    /// When it reached the server, at the latest then: its latency counts from here.
+    /// The time at which it reached the server, at most `at`: its latency counts from here.
     pub arrived: Time,
-    /// For which model.
+    /// The requested model.
     pub model: ModelId,
-    /// How many rows it holds.
+    /// Number of rows.
     pub rows: u32,
-    /// When its answer is due.
+    /// The time at which the answer is due.
     pub deadline: Time,
-    /// How far it walks.
+    /// Length of its walk.
     pub extent: Extent,
-    /// With whom it may share a batch, and with whom it shares the devices.
+    /// The requests it may be batched with, and the client whose share of the devices it uses.
     pub class: RequestClass,
-    /// At which step of a block that runs until its end it ends, counted from 1: hidden from the scheduler.
+    /// The step, counted from 1, at which a block that runs until its end will end: hidden from the
+    /// scheduler.
     pub output: u32,
-    /// Where its graph stands among the [`World::with_graphs`](crate::World::with_graphs), if it brings one.
+    /// Index of its graph among the [`World::with_graphs`](crate::World::with_graphs), if it has
+    /// one.
     pub graph: Option<u32>,
-    /// Which blocks of a chain it runs: hidden from the scheduler until they have run.
+    /// The blocks of a chain that it runs: hidden from the scheduler until they have run.
     pub route: Route,
 }
 
 impl Arrival {
-    /// A request of one row that runs each block once, and that the scheduler is told of as it arrives.
+    /// Creates a request of one row that runs each block once, and that the scheduler receives as
+    /// it arrives.
     pub fn new(at: Time, model: ModelId, deadline: Time) -> Arrival {
         let (extent, class) = (Extent::ONE, RequestClass::default());
         Arrival { at, arrived: at, model, rows: 1, deadline, extent, class, output: 0, graph: None, route: Route::ALL }
@@ -47,22 +51,24 @@ impl Route {
     /// Every block.
     pub const ALL: Route = Route(u64::MAX);
 
-    /// Only the first so many blocks can be told apart: who runs them all runs the rest, too.
+    /// Number of first blocks that a route distinguishes: a request that runs them all runs the
+    /// rest, too.
     pub const BLOCKS: usize = u64::BITS as usize;
 
-    /// The same, but the walk ends after this block.
+    /// Returns the same route with an end after this block.
     #[must_use]
     pub fn ending_after(self, block: BlockId) -> Route {
         Route(self.0 & !Route::after(block))
     }
 
-    /// The same, but after block `from` it goes on with block `to`.
+    /// Returns the same route with a skip from block `from` to block `to`.
     #[must_use]
     pub fn skipping(self, from: BlockId, to: BlockId) -> Route {
         Route(self.0 & !(Route::after(from) & !Route::from(to)))
     }
 
-    /// The block that follows; none if the walk ends here. After the last block of a chain, one beyond it.
+    /// Returns the block that follows; none if the walk ends here. After the last block of a chain
+    /// it is one beyond it.
     pub(crate) fn next(self, block: BlockId) -> Option<BlockId> {
         if block.index() + 1 >= Route::BLOCKS {
             return Some(BlockId(block.0 + 1));
@@ -80,11 +86,11 @@ impl Route {
     }
 }
 
-/// Of requests of chains, by slot. Only there if routes make a difference.
+/// Requests of chains, by slot. Only present if routes differ.
 #[derive(Debug)]
 pub(crate) struct ChainRequests {
     route: Vec<Route>,
-    /// What is told of the members of the task that is being reported.
+    /// Results of the task that is being reported, per member.
     ended: Vec<bool>,
     skips: Vec<BlockId>,
 }
@@ -103,8 +109,9 @@ impl ChainRequests {
         self.route[slot.index()] = arrival.route;
     }
 
-    /// Who of the members ends with a block of so many, and where the others go on: empty if all do with the next one.
-    pub(crate) fn land(&mut self, block: BlockId, blocks: usize, slots: &[RequestSlot]) -> (&[bool], &[BlockId]) {
+    /// Returns per member whether its walk ends with this block, and the block that it continues
+    /// with; empty if all continue with the next one.
+    pub(crate) fn complete(&mut self, block: BlockId, blocks: usize, slots: &[RequestSlot]) -> (&[bool], &[BlockId]) {
         self.ended.clear();
         self.skips.clear();
         let next = BlockId(block.0 + 1);

@@ -17,11 +17,11 @@ use ripieno_workload::{ArrivalError, Arrivals, ChangingArrivals, SeededRng, mix,
 use std::collections::BTreeSet;
 use thiserror::Error;
 
-/// Tells the random streams of extents from those of arrivals, and those of routes.
+/// Offsets that separate the random streams of extents and of routes from those of arrivals.
 const EXTENTS: u64 = 1 << 32;
 const ROUTES: u64 = 1 << 33;
 
-/// Why a scenario could not be run.
+/// The reason for which a scenario could not be run.
 #[derive(Debug, Error)]
 pub enum SimError {
     /// The policy or its options do not fit.
@@ -38,7 +38,7 @@ pub enum SimError {
 /// The result of a goodput search: the last good and the first bad run.
 pub type Goodput = SearchResult<Summary>;
 
-/// Runs a scenario at its own rate. `wall_s` is left at 0: whoever has a clock fills it in.
+/// Runs a scenario at its own rate. `wall_s` is left at 0 for a caller with a clock.
 pub fn simulate(scenario: &Scenario, trace: Option<&mut Trace>) -> Result<Summary, SimError> {
     match (&scenario.requests, scenario.rate) {
         (Some(requests), _) => run(scenario, requests.iter().copied(), last(requests), trace),
@@ -67,8 +67,8 @@ pub fn simulate_at(scenario: &Scenario, rate: f64, trace: Option<&mut Trace>) ->
     run(scenario, arrivals, horizon, trace)
 }
 
-/// Searches the highest offered rate at which every model's bad rate is at most 1 %. `progress` hears of
-/// each run and may fill in its `wall_s`.
+/// Searches for the highest offered rate at which every model's bad rate is at most 1 %. `progress`
+/// is called after each run and may fill in its `wall_s`.
 pub fn goodput(scenario: &Scenario, mut progress: impl FnMut(&mut Summary)) -> Result<Goodput, SimError> {
     if scenario.requests.is_some() {
         return Err(SimError::FixedRequests);
@@ -80,13 +80,13 @@ pub fn goodput(scenario: &Scenario, mut progress: impl FnMut(&mut Summary)) -> R
     })
 }
 
-/// What the requests of one model are.
+/// The source of one model's requests.
 struct RequestSource<'a> {
     model: ModelId,
     slo: Nanos,
     routes: Option<&'a Routes>,
     walk: Option<&'a WalkSource>,
-    /// Extents and routes come from streams of their own, so that arrivals are as they would be without them.
+    /// Extents and routes come from separate streams, so that arrivals do not depend on them.
     extents: SeededRng,
     ways: SeededRng,
 }
@@ -214,16 +214,17 @@ fn run(
     Ok(Summary { windows: autoscaler.finish(last_arrival), unfolded, ..statistics.finish(info) })
 }
 
-/// Feeds the collector. The observed window ends at the last arrival, which is known only once the run is over: a task
-/// that ended since the latest arrival is held back until it is clear whether the window goes on beyond it.
+/// The observer that feeds the collector. The observed window ends at the last arrival, which is
+/// known only after the run, so a task that ended since the latest arrival is held back until it is
+/// known whether the window includes it.
 struct Statistics {
     collector: Collector,
     last_arrival: Time,
     held_back: Vec<HeldBatch>,
-    /// Live requests that are steps: the whole counts, and they do not.
+    /// Live requests that are steps: only the whole request counts.
     steps: BTreeSet<u64>,
     models: usize,
-    /// By model, whether a late answer reaches nobody.
+    /// Per model, whether late answers are lost because clients stop waiting.
     expires: Vec<bool>,
 }
 
@@ -243,7 +244,7 @@ impl Statistics {
         }
     }
 
-    /// Device time counts up to the last arrival.
+    /// Records the held batches; device time counts up to the last arrival.
     fn record_batches(&mut self) {
         for batch in self.held_back.drain(..) {
             let end = batch.end.min(self.last_arrival.max(batch.start));

@@ -1,9 +1,9 @@
-//! Scenario files: what a user writes, parsed into types once.
+//! Scenario files, parsed into types.
 //!
-//! The keys are a contract (see the user guide); unknown keys are errors, since a misspelt key that is ignored gives a
-//! wrong answer with a straight face. Every error names the file, the key, the value and the fix. What `[[model]]` says
-//! is read in `model.rs`, `blocks.rs`, `costs.rs`, `routes.rs` and `walks.rs`; what can be read and yet has no answer is
-//! refused in `check.rs`.
+//! The keys are a contract (see the user guide); unknown keys are errors, since ignoring a misspelt
+//! key would silently give a wrong result. Every error names the file, the key, the value and the
+//! fix. `[[model]]` is read in `model.rs`, `blocks.rs`, `costs.rs`, `routes.rs` and `walks.rs`;
+//! scenarios without a meaningful result are refused in `check.rs`.
 
 mod blocks;
 mod check;
@@ -45,67 +45,68 @@ pub struct Scenario {
     pub seed: u64,
     /// Offered requests per second, all models together; none if explicit requests are given.
     pub rate: Option<f64>,
-    /// How many requests arrive, or for how long.
+    /// Number of arrivals, or duration.
     pub length: Length,
-    /// The share of the run, from its start, that the statistics leave out.
+    /// Fraction of the run, from its start, that the statistics leave out.
     pub warmup_fraction: f64,
     /// The policy's name.
     pub policy: String,
     /// The policy's options.
     pub policy_options: Options,
-    /// Whether the policy stands behind the door that a server puts in front of it.
+    /// Whether the policy runs behind a server's admission control.
     pub admission: bool,
-    /// Whether every promise of the scheduler contract is checked along the way.
+    /// Whether every promise of the scheduler contract is checked during the run.
     pub check: bool,
     /// Explicit requests, sorted by arrival.
     pub requests: Option<Vec<crate::Arrival>>,
-    /// Each model's share of the rate and its arrival process; by model, and those of the ensembles after them.
+    /// Each model's share of the rate and its arrival process; by model, followed by the ensembles.
     pub loads: Vec<ModelLoad>,
     /// Models as the steps of graphs.
     pub ensembles: Vec<SimulatedEnsemble>,
     /// The network between scheduler and devices.
     pub network: Network,
-    /// How much longer tasks take than profiled.
+    /// Durations of tasks beyond their profile.
     pub jitter: Jitter,
     /// Device time of tasks, relative to their profile; the scheduler does not know it.
     pub occupancy: Occupancy,
-    /// When the scheduler hears of the ends of tasks, where that was measured: ends in order, and when each was heard.
+    /// Measured delays of task reports: ends in order, with the times of their reports.
     pub reports: Vec<(Time, Time)>,
-    /// Whether requests are treated as the server does it: deadlines are planned ahead by a margin that is learnt, and
-    /// nobody waits for an answer beyond the deadline.
+    /// Whether requests are treated as in the server: deadlines are planned ahead by a learnt
+    /// margin, and clients stop waiting at the deadline.
     pub margins: bool,
-    /// What is said for planning only.
+    /// Keys for planning only.
     pub planning: Planning,
     /// Models, devices and bounds.
     pub setup: Setup,
-    /// Whether the scenario says itself how many requests may live at once.
+    /// Whether the scenario sets the number of live requests.
     pub bounded: bool,
-    /// By model, the most live requests, where that is bounded apart from the others; further ones are refused.
+    /// Per model, the bound on its live requests, if it has one; further ones are refused.
     pub queues: Vec<Option<usize>>,
-    /// By model, how its requests walk, where they unfold or differ in length.
+    /// Per model, the source of its walks, if they unfold or differ in length.
     pub walks: Vec<Option<WalkSource>>,
-    /// By model, who leaves early and who skips blocks, if anybody does.
+    /// Per model, its early exits and skips, if there are any.
     pub routes: Vec<Option<Routes>>,
-    /// The graphs that requests bring.
+    /// The graphs of requests.
     pub graphs: Vec<Graph>,
-    /// By model and block, what each row of a task costs whose members differ from those of the task before it.
+    /// Per model and block, the cost per row of a task whose members differ from those of the
+    /// previous task.
     pub gather: Vec<Vec<Nanos>>,
-    /// How devices follow the load, if they do.
+    /// The autoscaler, if there is one.
     pub autoscale: Option<Autoscale>,
-    /// How long the windows are in which the run is shown, if it is.
+    /// Length of the windows in which the run is reported, if it is.
     pub window: Option<Nanos>,
 }
 
-/// How long a run is.
+/// The length of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Length {
-    /// So many arrivals.
+    /// Number of arrivals.
     Requests(u64),
-    /// Arrivals up to this moment.
+    /// Arrivals up to this time.
     Until(Time),
 }
 
-/// Why a scenario cannot be used.
+/// The reason for which a scenario cannot be used.
 #[derive(Debug, Error)]
 #[error("{file}: {problem}")]
 pub struct ScenarioError {
@@ -113,7 +114,8 @@ pub struct ScenarioError {
     problem: String,
 }
 
-/// Live requests beyond this are refused and count as dropped, unless `max_live` says otherwise, or a server's bounds hold.
+/// Default number of live requests, without `max_live` or a server's bounds. Further ones are
+/// refused and count as dropped.
 const MAX_LIVE: usize = 65_536;
 
 #[derive(Deserialize)]
@@ -181,7 +183,7 @@ fn one_device() -> ClusterTable {
 }
 
 impl Scenario {
-    /// Reads a scenario file; a `requests_file` in it is looked up beside it.
+    /// Reads a scenario file; a `requests_file` in it is relative to its folder.
     pub fn read(path: &Path) -> Result<Scenario, ScenarioError> {
         let file = path.display().to_string();
         let fail = |problem| ScenarioError { file: file.clone(), problem };
@@ -194,8 +196,8 @@ impl Scenario {
         parse(text, Path::new(".")).map_err(|problem| ScenarioError { file: file.to_owned(), problem })
     }
 
-    /// The same scenario under the policy, the options, the bounds, the largest batches and the margins with which the server
-    /// would serve these models; says which model decided about the policy.
+    /// Sets the policy, options, bounds, largest batches and margins with which the server would
+    /// serve these models. Returns the model that decided about the policy.
     pub fn serve(&mut self, objective: Objective) -> Option<String> {
         let kinds: Vec<_> = self.setup.models.iter().map(ModelKind::of).collect();
         let Choice { policy, options, because } = choose(&kinds, objective);
@@ -205,7 +207,7 @@ impl Scenario {
         because
     }
 
-    /// The same under a policy that somebody chose, with the options as they are given to the server.
+    /// Does the same for a chosen policy, with the options as given to the server.
     pub fn serve_under(&mut self, policy: &'static Policy, options: Options) {
         (self.policy, self.policy_options) = (policy.name.to_owned(), options);
         (self.margins, self.admission) = (true, true);
@@ -216,14 +218,15 @@ impl Scenario {
         limits.nodes = limits.nodes.min(Limits::SERVED_NODES);
         self.queues.iter_mut().for_each(|queue| *queue = queue.or(Some(Limits::SERVED_QUEUE)));
         self.setup.models.iter_mut().for_each(|model| fit_batches(model, policy));
-        // A server cuts what is wider than a batch; what a file lists is never cut.
+        // A server splits requests that are wider than a batch; listed requests are never split.
         for arrival in self.requests.iter().flatten() {
             let largest = &mut self.setup.models[arrival.model.index()].max_batch;
             *largest = (*largest).max(arrival.rows as usize);
         }
     }
 
-    /// The policy's options, with the estimates of the network where the policy takes them and none are given.
+    /// Returns the policy's options, with the estimates of the network if the policy has such
+    /// options and they are not set.
     pub fn effective_options(&self) -> Options {
         let mut options = self.policy_options.clone();
         for (knob, delay) in [("control_us", self.network.estimate), ("data_us_per_row", self.network.data_per_row)] {
@@ -234,22 +237,26 @@ impl Scenario {
         options
     }
 
-    /// The setup with as many lanes on each device, and as many tasks on a lane, as the policy uses.
+    /// Returns the setup with the lanes and depth that the policy needs.
     pub fn effective_setup(&self) -> Setup {
         let setup = self.setup.clone();
         Setup { limits: self.needs().on_devices(setup.limits), ..setup }
     }
 
-    /// What the policy needs with the options that it runs with; an unknown one is refused when it is built.
+    /// Returns the requirements of the policy with its options; an unknown policy is rejected when
+    /// it is built.
     pub(crate) fn needs(&self) -> Needs {
         let policy = ripieno_sched::find(&self.policy);
         policy.map_or(Needs::ONE_TASK, |policy| policy.needs(&self.effective_options()))
     }
 
-    /// What all devices could answer in staggered execution if arrivals were evenly spaced: the analytic bound of the
-    /// Symphony paper, with the devices shared by the models. The first guess of a goodput search.
+    /// Returns the throughput of all devices in staggered execution with evenly spaced arrivals:
+    /// the analytic bound of "Symphony: Optimized DNN Model Serving using Deferred Batch
+    /// Scheduling", with the devices shared by the models. It is the first guess of a goodput
+    /// search.
     ///
-    /// A model that unfolds counts with full batches of each of its cells and the mean number of steps.
+    /// A model that unfolds counts with full batches of each of its cells and the mean number of
+    /// steps.
     pub fn bound_rps(&self) -> f64 {
         let seconds = |model: usize| self.loads[model].share * self.seconds_per_request(model);
         let seconds: f64 = (0..self.setup.models.len()).map(seconds).sum::<f64>() + self.seconds_of_ensembles();
@@ -347,14 +354,14 @@ fn parse(text: &str, folder: &Path) -> ParseResult<Scenario> {
     })
 }
 
-/// How much arrives.
+/// The offered load.
 struct Offered {
     rate: Option<f64>,
     length: Length,
     loads: Vec<ModelLoad>,
 }
 
-/// The windows of a run whose load changes, unless `window_s` or the autoscaler's period says otherwise.
+/// Default window of a run whose load changes, without `window_s` or an autoscaler.
 const WINDOW: Nanos = Nanos::from_millis(10_000);
 
 impl ScenarioFile {
@@ -440,13 +447,14 @@ impl ScenarioFile {
         let most = autoscale.map_or(devices, |autoscale| autoscale.max);
         let largest = graphs.iter().map(Limits::room).max().unwrap_or(0);
         let nodes = requests.saturating_mul(largest).min(MAX_NODES.max(largest));
-        // The policy may be exchanged: what it needs of devices is filled in when a run begins.
+        // The policy may still be replaced, so its requirements on devices are filled in when a run
+        // begins.
         let limits = Limits { requests, models: models.len(), devices: most, lanes: 1, depth: 1, batch, nodes };
         Ok(Setup { models, devices, limits })
     }
 }
 
-/// Nodes of graphs of live requests; a request beyond them is refused.
+/// Bound on the graph nodes of live requests; requests beyond it are refused.
 const MAX_NODES: usize = 1 << 20;
 
 impl NetworkTable {

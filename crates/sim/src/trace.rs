@@ -1,4 +1,4 @@
-//! Trace files: what happened to each request and each task, in milliseconds with all nanosecond digits.
+//! Trace files: one line per request and per task, in milliseconds with all nanosecond digits.
 
 use crate::observer::{End, Observer, Run};
 use ripieno_base::{DeviceId, ModelId, Time};
@@ -7,7 +7,7 @@ use ripieno_sched::Request;
 use std::fmt::Write;
 use std::path::Path;
 
-/// Collects the trace of a run and writes it as `requests.csv` and `tasks.csv`.
+/// A collector of the trace of a run, which it writes as `requests.csv` and `tasks.csv`.
 #[derive(Debug)]
 pub struct Trace {
     models: Vec<Model>,
@@ -27,14 +27,14 @@ struct TracedRequest {
 }
 
 impl Trace {
-    /// An empty trace of a run with these models.
+    /// Creates an empty trace of a run with these models.
     pub fn new(models: &[Model]) -> Trace {
         Trace { models: models.to_vec(), requests: Vec::new(), tasks: Vec::new(), shared: false }
     }
 
-    /// `id,model,arrival_ms,start_ms,finish_ms,outcome`, by id: ids count arrivals from 1. `start_ms` is empty if the
-    /// request never ran; `finish_ms` of a dropped request is when it was dropped. The outcome is `ok`, `late` or
-    /// `dropped`.
+    /// Returns `id,model,arrival_ms,start_ms,finish_ms,outcome`, by id: ids count arrivals from 1.
+    /// `start_ms` is empty if the request never ran; `finish_ms` of a dropped request is the time
+    /// of the drop. The outcome is `ok`, `late` or `dropped`.
     pub fn requests_csv(&self) -> String {
         let mut text = "id,model,arrival_ms,start_ms,finish_ms,outcome\n".to_owned();
         for (id, request) in (1..).zip(&self.requests) {
@@ -47,8 +47,8 @@ impl Trace {
         text
     }
 
-    /// `start_ms,end_ms,device,model,block,members`, by start, then device; members are request ids. A cancelled task ends
-    /// when it is cancelled.
+    /// Returns `start_ms,end_ms,device,model,block,members`, by start, then device; members are
+    /// request ids. A cancelled task ends when it is cancelled.
     pub fn tasks_csv(&self) -> String {
         let mut text = "start_ms,end_ms,device,model,block,members\n".to_owned();
         for (_, line) in &self.tasks {
@@ -57,7 +57,7 @@ impl Trace {
         text
     }
 
-    /// Writes both files into `folder`, which is made if need be.
+    /// Writes both files into `folder`, which is created if necessary.
     pub fn write(&self, folder: &Path) -> std::io::Result<()> {
         std::fs::create_dir_all(folder)?;
         std::fs::write(folder.join("requests.csv"), self.requests_csv())?;
@@ -140,7 +140,7 @@ impl Observer for Trace {
     }
 }
 
-/// Milliseconds with as many decimals as nanoseconds need, without trailing zeros.
+/// Formats milliseconds with the decimals that nanoseconds need, without trailing zeros.
 fn millis(time: Time) -> String {
     let (whole, nanos) = (time.0.div_euclid(1_000_000), time.0.rem_euclid(1_000_000));
     let text = format!("{whole}.{nanos:06}");

@@ -1,4 +1,4 @@
-//! Statistics of walks that unfold: waiting, computing, and rows that nobody needed.
+//! Statistics of walks that unfold: waiting, computing, and wasted rows.
 
 use crate::observer::{End, Observer, Run};
 use ripieno_base::{Nanos, RequestSlot, Time};
@@ -6,19 +6,19 @@ use ripieno_model::{Extent, Graph, Steps};
 use ripieno_report::{Latencies, UnfoldedFigures};
 use ripieno_sched::{Request, Setup};
 
-/// Watches a run.
+/// An observer of a run.
 #[derive(Debug)]
 pub(crate) struct Unfolding {
-    /// By model and block.
+    /// Step kinds by model and block.
     steps: Vec<Vec<Steps>>,
     slots: Vec<Slot>,
-    /// By device, the members of its latest task.
+    /// Per device, the members of its latest task.
     latest: Vec<Vec<RequestSlot>>,
     start: Time,
     last_arrival: Time,
     queue: Latencies,
     compute: Latencies,
-    /// When requests were answered, until it is known whether the window goes on.
+    /// Times of answers, until it is known whether the window includes them.
     answers: u64,
     recent: Vec<Time>,
     figures: UnfoldedFigures,
@@ -32,7 +32,7 @@ struct Slot {
 }
 
 impl Unfolding {
-    /// None where no model unfolds. What happens before `start` is not counted.
+    /// Returns none if no model unfolds. Events before `start` are not counted.
     pub(crate) fn new(setup: &Setup, start: Time) -> Option<Unfolding> {
         if !setup.models.iter().any(|model| model.walk.is_unfolded()) {
             return None;
@@ -57,7 +57,7 @@ impl Unfolding {
         self.answers += self.recent.drain(..).filter(|&at| at >= self.start).count() as u64;
     }
 
-    /// The figures; the window ends at the last arrival.
+    /// Returns the figures; the window ends at the last arrival.
     pub(crate) fn finish(self) -> UnfoldedFigures {
         let span = self.last_arrival - self.start;
         let answered_rps = if span > Nanos::ZERO { self.answers as f64 / span.as_secs_f64() } else { 0.0 };

@@ -1,7 +1,8 @@
 //! The event loop: arrivals, emulated devices and the scheduler in virtual time.
 //!
-//! At one instant, ends of tasks come first, then faults, then arrivals, then the scheduler settles once; so a decision
-//! at t knows everything that happened at t. Time jumps from event to event: nothing ticks.
+//! At one instant, ends of tasks come first, then faults, then arrivals, then the scheduler settles
+//! once; a decision at t therefore knows everything that happened at t. Time jumps from event to
+//! event; there are no ticks.
 
 mod arriving;
 mod ensembles;
@@ -34,23 +35,24 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use unfolded::Unfolded;
 
-/// A scheduler, its devices, and what comes at them.
+/// A scheduler, its devices, and its inputs.
 pub struct World<'a> {
     scheduler: &'a mut dyn Scheduler,
     models: &'a [Model],
     out: Outbox,
     now: Time,
-    /// When the scheduler wants to settle next.
+    /// Time of the scheduler's next wakeup.
     wakeup: Time,
     live: Vec<Option<(u64, Request)>>,
     free: Vec<RequestSlot>,
     graphs: &'a [Graph],
-    /// What requests that unfold need besides; none if no model has such a walk.
+    /// State of requests that unfold; none if no model has such a walk.
     unfolded: Option<Unfolded>,
-    /// What requests of chains carry besides; none where they are all alike.
+    /// State of requests of chains; none if their routes do not differ.
     carried: Option<ChainRequests>,
     devices: Vec<EmulatedDevice>,
-    /// By device, its lanes; none where each device has one only, whose tasks end when they were expected to.
+    /// Lanes per device; empty if each device has only one, whose tasks end at the time known at
+    /// their start.
     lanes: Vec<Lanes>,
     tasks: Vec<Option<EmulatedTask>>,
     ends: BinaryHeap<Reverse<(Time, u64, TaskId)>>,
@@ -62,16 +64,17 @@ pub struct World<'a> {
     link: Option<Link>,
     jitter: Option<Excess>,
     occupancy: Option<OccupancyDraws<'a>>,
-    /// How late the scheduler hears; none where it does at once.
+    /// Delays of task reports; none if there are no delays.
     reports: Option<Reports<'a>>,
-    /// What is learnt from tasks; none where the scheduler is told the real deadlines and keeps the profiles that it has.
+    /// Calibration from task durations; none if the scheduler receives the real deadlines and keeps
+    /// its profiles.
     learning: Option<Learning>,
-    /// When clients stop waiting; none where they wait for ever.
+    /// Times at which clients stop waiting; none if they wait forever.
     expiries: Option<Expiries>,
     gather: Option<GatherCosts<'a>>,
-    /// How many of each model live; none where models are not bounded apart.
+    /// Live requests per model; none if models have no bounds of their own.
     queues: Option<QueueBounds<'a>>,
-    /// Ensembles and the requests to them; none where there are none.
+    /// Ensembles and their requests; none if there are no ensembles.
     ensembles: Option<Ensembles<'a>>,
 }
 
@@ -80,12 +83,12 @@ struct EmulatedDevice {
     present: bool,
     percent: u32,
     busy_until: Time,
-    /// When the scheduler hears of the latest end: it hears of them in their order.
+    /// Report time of the latest end: reports arrive in order.
     heard: Time,
     fail_next: bool,
 }
 
-/// What the scheduler wants to be started.
+/// A task that the scheduler starts.
 struct StartedTask {
     task: TaskId,
     model: ModelId,
@@ -103,13 +106,14 @@ struct EmulatedTask {
     device: DeviceId,
     lane: LaneId,
     rows: usize,
-    /// What a batch of requests of different lengths is padded to.
+    /// Padded length of a batch of requests of different lengths.
     length: u32,
     start: Time,
     end: Time,
-    /// How much longer it takes than it should.
+    /// Duration beyond the profiled one.
     excess: Nanos,
-    /// Which start this is: a lost task's end must not be taken for that of a later task with the same id.
+    /// Number of the start, which distinguishes a lost task's end from that of a later task with
+    /// the same id.
     serial: u64,
     cancelled: bool,
     slots: Vec<RequestSlot>,
@@ -118,7 +122,7 @@ struct EmulatedTask {
 }
 
 impl<'a> World<'a> {
-    /// A world at time zero. The scheduler must have been built for this setup.
+    /// Creates a world at time zero. The scheduler must have been built for this setup.
     pub fn new(scheduler: &'a mut dyn Scheduler, setup: &'a Setup) -> World<'a> {
         let limits = &setup.limits;
         let device = |index| EmulatedDevice {
@@ -160,71 +164,71 @@ impl<'a> World<'a> {
         }
     }
 
-    /// The same world, in which requests may leave chains early or skip blocks.
+    /// Allows requests to leave chains early or skip blocks.
     pub fn with_routes(mut self, setup: &Setup) -> World<'a> {
         self.carried.get_or_insert_with(|| ChainRequests::new(setup));
         self
     }
 
-    /// The same world, but batches take time to reach their devices.
+    /// Adds a network through which batches reach their devices.
     pub fn with_network(mut self, network: Network, seed: u64) -> World<'a> {
         self.link = (!network.is_none()).then(|| Link::new(network, seed));
         self
     }
 
-    /// The same world, but tasks take longer than profiled.
+    /// Makes tasks take longer than profiled.
     pub fn with_jitter(mut self, jitter: Jitter, seed: u64) -> World<'a> {
         self.jitter = (!jitter.is_none()).then(|| Excess::new(jitter, seed));
         self
     }
 
-    /// The same world, in which the device time of tasks differs from their profile.
+    /// Makes the device time of tasks differ from their profile.
     pub fn with_occupancy(mut self, occupancy: &'a Occupancy, seed: u64) -> World<'a> {
         self.occupancy = (!occupancy.is_exact()).then(|| OccupancyDraws::new(occupancy, seed));
         self
     }
 
-    /// The same world, but the scheduler hears of the ends of tasks as late as was measured: ends in order, and when each was
-    /// heard.
+    /// Delays the reports of task ends as measured: `heard` holds ends, in order, and their report
+    /// times.
     pub fn with_reports(mut self, heard: &'a [(Time, Time)]) -> World<'a> {
         self.reports = Reports::new(heard);
         self
     }
 
-    /// The same world, but deadlines are planned ahead by a margin and profiles are corrected, as the runtime does it.
-    /// `believed` are the models that the scheduler was built with: their profiles may be wrong.
+    /// Adds a margin to deadlines and corrections of profiles, as in the runtime. `believed` are
+    /// the models that the scheduler was built with: their profiles may be wrong.
     pub fn with_learning(mut self, believed: &[Model]) -> World<'a> {
         self.learning = Some(Learning::new(believed));
         self
     }
 
-    /// The same world, but nobody waits for an answer beyond its deadline, as the runtime sees to it; but for models that
-    /// never drop, whose late answers are wanted.
+    /// Makes clients stop waiting at the deadline, as in the runtime, except for models that never
+    /// drop, whose late answers are wanted.
     pub fn with_expiry(mut self) -> World<'a> {
         self.expiries = Some(Expiries::new(self.models, self.live.len()));
         self
     }
 
-    /// The same world with the graphs that requests bring.
+    /// Adds the graphs of requests.
     pub fn with_graphs(mut self, graphs: &'a [Graph]) -> World<'a> {
         self.graphs = graphs;
         self
     }
 
-    /// The same world, but a task whose members differ from those of the task before it on its device takes longer: so much
-    /// a row, by model and block.
+    /// Adds a cost per row, by model and block, for a task whose members differ from those of the
+    /// previous task on its device.
     pub fn with_gather(mut self, per_row: &'a [Vec<Nanos>]) -> World<'a> {
         self.gather = GatherCosts::new(per_row, self.devices.len());
         self
     }
 
-    /// The same world, but no more requests of a model live at once than this; further ones are refused.
+    /// Bounds the live requests per model; further ones are refused.
     pub fn with_queues(mut self, bounds: &'a [Option<usize>]) -> World<'a> {
         self.queues = QueueBounds::new(bounds);
         self
     }
 
-    /// Runs until everything that arrived has ended. Both inputs must be in order of time.
+    /// Runs until all requests that arrived have ended. Both inputs must be in order of time.
     pub fn run(
         &mut self,
         arrivals: impl Iterator<Item = Arrival>,
@@ -234,7 +238,7 @@ impl<'a> World<'a> {
         self.run_controlled(arrivals, &mut Scheduled(faults.into_iter().peekable()), observers);
     }
 
-    /// As [`World::run`], with a controller that decides on the way what happens.
+    /// Runs like [`World::run`], with a controller that decides about changes during the run.
     pub fn run_controlled(
         &mut self,
         arrivals: impl Iterator<Item = Arrival>,
@@ -286,17 +290,18 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Inputs given to the scheduler so far, settles not counted.
+    /// Returns the number of inputs given to the scheduler, without settles.
     pub fn events(&self) -> u64 {
         self.events
     }
 
-    /// When the last request arrived.
+    /// Returns the time of the last arrival.
     pub fn last_arrival(&self) -> Time {
         self.last_arrival
     }
 
-    /// How many requests have neither been answered nor rejected: none after a complete run.
+    /// Returns the number of requests that have neither been answered nor rejected; 0 after a
+    /// complete run.
     pub fn live(&self) -> usize {
         self.live.len() - self.free.len()
     }
@@ -331,7 +336,7 @@ impl<'a> World<'a> {
         let model = &self.models[running.model.index()];
         let (ended, skips): (&[bool], &[BlockId]) = match &mut self.carried {
             Some(carried) if outcome == Outcome::Ok && !model.walk.is_unfolded() => {
-                carried.land(running.block, model.blocks.len(), &running.slots)
+                carried.complete(running.block, model.blocks.len(), &running.slots)
             }
             _ => (&[], &[]),
         };
@@ -344,8 +349,9 @@ impl<'a> World<'a> {
         };
         let run = Run { ended, skips, ..running.as_run(id) };
         each(observers, |observer| observer.done(self.now, &run));
-        let landed = self.unfolded.as_mut().map(|unfolded| unfolded.land(model, &running, &self.live, &mut self.free));
-        let ended = landed.filter(|_| model.walk.is_unfolded()).unwrap_or(ended);
+        let completed =
+            self.unfolded.as_mut().map(|unfolded| unfolded.complete(model, &running, &self.live, &mut self.free));
+        let ended = completed.filter(|_| model.walk.is_unfolded()).unwrap_or(ended);
         self.scheduler.on_task_done(self.now, &TaskDone { task: id, outcome, ended, skips });
         if let Some(control) = better {
             self.scheduler.on_control(self.now, control);
@@ -379,7 +385,7 @@ impl<'a> World<'a> {
         let request = |slot: &RequestSlot| self.live[slot.index()].as_ref().expect("members are live");
         let ids = slots.iter().map(|slot| request(slot).0).collect();
         let rows = slots.iter().map(|slot| request(slot).1.rows as usize).sum();
-        // Inputs are fetched for the first block; the others find theirs on the device.
+        // Inputs are fetched for the first block; those of later blocks are on the device.
         let way = self.link.as_mut().filter(|_| block == BlockId(0)).map_or(Nanos::ZERO, |link| link.way(rows));
         let state = &mut self.devices[device.index()];
         let start = (self.now + way).max(not_before).max(state.busy_until);
@@ -421,14 +427,14 @@ impl<'a> World<'a> {
         let run = running.as_run(id);
         each(observers, |observer| observer.started(self.now, &run));
         if id.index() >= self.tasks.len() {
-            // Shards number their tasks apart from each other.
+            // Each shard numbers its tasks separately.
             self.tasks.resize_with(id.index() + 1, || None);
         }
         let replaced = self.tasks[id.index()].replace(running);
         assert!(replaced.is_none(), "a task was started that is in flight already: {id:?}");
     }
 
-    /// When the scheduler hears that a task of this device ends then.
+    /// Returns the report time of a task of this device that ends at `end`.
     fn heard(&mut self, end: Time, device: usize) -> Time {
         let Some(reports) = self.reports else { return end };
         let state = &mut self.devices[device];
@@ -436,7 +442,8 @@ impl<'a> World<'a> {
         state.heard
     }
 
-    /// Stops a task. The scheduler hears of it at the next instant, since it settles once an instant.
+    /// Stops a task. Its end is reported at the next instant, since the scheduler settles once per
+    /// instant.
     fn abort(&mut self, id: TaskId, observers: &mut [&mut dyn Observer]) {
         let running = self.tasks[id.index()].as_mut().expect("only a task in flight can be cancelled");
         assert!(!std::mem::replace(&mut running.cancelled, true), "{id:?} was cancelled twice");
@@ -463,7 +470,7 @@ impl<'a> World<'a> {
         if let Some(queues) = &mut self.queues {
             queues.leave(request.model);
         }
-        // A slot whose request stands in tasks that were queued ahead is freed when they have ended.
+        // A slot that occurs in queued tasks is freed when they have ended.
         if self.unfolded.as_ref().is_none_or(|unfolded| unfolded.in_flight[slot.index()] == 0) {
             if let Some(unfolded) = &mut self.unfolded {
                 unfolded.release(slot);
@@ -484,8 +491,8 @@ impl EmulatedTask {
     }
 }
 
-fn each(observers: &mut [&mut dyn Observer], mut tell: impl FnMut(&mut dyn Observer)) {
+fn each(observers: &mut [&mut dyn Observer], mut call: impl FnMut(&mut dyn Observer)) {
     for observer in observers {
-        tell(*observer);
+        call(*observer);
     }
 }

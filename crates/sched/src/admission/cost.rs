@@ -1,62 +1,63 @@
-//! What a request will take of a model's devices, and how far that has been wrong.
+//! Estimates of the device time of requests, with corrections learnt from tasks.
 
 use crate::Request;
 use ripieno_base::{Nanos, Time};
 use ripieno_model::{Block, Model, Steps};
 
-/// A factor is taken from about so many requests' worth of work.
+/// Number of recent requests' work from which a factor is learnt.
 const MEMORY: i64 = 256;
 const ONE: i64 = 1024;
-/// As if so many requests had cost just what the profile says.
+/// Weight of the prior, in requests.
 const PRIOR: i64 = 16;
-/// What is learnt may be off by so much at most.
+/// Upper bound on a learnt factor.
 const MOST: i64 = 64;
-/// What was learnt fades by one part in so many with each task that teaches nothing.
+/// Reciprocal of the part by which the learnt factor fades with each task that teaches nothing.
 const FORGET: i64 = 512;
-/// Late answers are counted in hundredths.
+/// Scale of `Trial::late`: hundredths.
 const LATE: u64 = 100;
-/// Of a thousand batches, so many are late by luck.
+/// Number of batches among 1,000 whose lateness counts as chance.
 const LUCK: i64 = 10;
-/// A margin takes this part of the latency target at most.
+/// Upper bound on the margin, as a part of the SLO.
 const MOST_MARGIN: (u64, u64) = (1, 2);
-/// A late batch asks for this part of the latency target as margin.
+/// Reciprocal of the part of the SLO by which a late batch raises the margin.
 const GAIN: i64 = 32;
-/// Batches from which a margin is judged.
+/// Number of batches in a trial of the margin.
 const TRIAL: u64 = 64;
 
 /// The costs of a model.
 #[derive(Debug)]
 pub(crate) struct LearntCost {
     model: Box<Model>,
-    /// For each block the batch in which its work is reckoned.
+    /// Per block, the batch size in which its work is estimated.
     batches: Vec<usize>,
-    /// For each number of rows up to the largest of these batches, how much more a row takes in a batch of so many; in parts
-    /// of [`ONE`].
+    /// Per number of rows up to the largest of these batches, the cost of a row in such a batch
+    /// relative to the estimate, in parts of [`ONE`].
     scales: Vec<i64>,
-    /// Device time that tasks took, and what their work was thought to take: of tasks for which there was enough to fill a
-    /// batch, since those are as full as the policy makes them.
+    /// Measured device time of tasks, and their estimated work; only of tasks with enough rows to
+    /// fill a batch, since those are as full as the policy makes them.
     used: i64,
-    thought: i64,
-    /// Of requests of a chain that were answered, the work that they ran and that of all blocks: some leave early, or skip blocks.
+    estimated: i64,
+    /// Work that answered requests of a chain ran, and the work of all blocks: some leave early, or
+    /// skip blocks.
     ran: i64,
     whole: i64,
-    /// Steps of blocks that run until their end, and requests that took them.
+    /// Steps of blocks that run until their end, and the number of requests that took them.
     steps: u64,
     requests: u64,
-    /// By how much predictions are too early, and what is seen of it.
+    /// Margin by which predictions are too early, and its current trial.
     margin: Nanos,
     trial: Trial,
 }
 
-/// The outcomes of requests that were let in since the margin was set: earlier ones say nothing of it. Those of a batch are late
-/// together, so batches are counted and not requests: one unlucky batch of many is one case.
+/// Outcomes of requests that were admitted since the margin was set. Requests of a batch are late
+/// together, so batches are counted instead of requests: one unlucky large batch is one case.
 #[derive(Clone, Copy, Debug, Default)]
 struct Trial {
     since: Time,
     batches: u64,
-    /// Batches that were late; of those that were in part, the part. In hundredths.
+    /// Number of batches that were late; a batch counts by its late part. In hundredths.
     late: u64,
-    /// The outcomes since the last task ended, and how many of them are late.
+    /// Outcomes since the last task ended, and how many of them were late.
     last: (u64, u64),
 }
 
@@ -68,7 +69,7 @@ impl LearntCost {
             batches: Vec::new(),
             scales: Vec::new(),
             used: 0,
-            thought: 0,
+            estimated: 0,
             ran: 0,
             whole: 0,
             steps: 0,
@@ -76,7 +77,7 @@ impl LearntCost {
             margin,
             trial,
         };
-        cost.reckon(devices);
+        cost.estimate(devices);
         cost
     }
 
@@ -88,9 +89,10 @@ impl LearntCost {
         &mut self.model
     }
 
-    /// Derives what follows from profiles, after a change of them. Batches of a chain are as large as staggered execution
-    /// allows within the SLO; cells as large as pays, since requests join and leave between them.
-    pub(crate) fn reckon(&mut self, devices: usize) {
+    /// Derives values from the profiles, after a change of them. Batches of a chain are as large as
+    /// staggered execution allows within the SLO; those of cells as large as pays, since requests
+    /// join and leave between them.
+    pub(crate) fn estimate(&mut self, devices: usize) {
         let model = &self.model;
         let within = |block: &Block| model.max_batch.min(block.profile.max_batch());
         self.batches = if model.walk.is_unfolded() {
@@ -107,19 +109,19 @@ impl LearntCost {
         self.unlearn();
     }
 
-    /// Forgets how far profiles were wrong.
+    /// Resets the learnt factor.
     pub(crate) fn unlearn(&mut self) {
         let prior = self.each_ns().max(1) * PRIOR;
-        (self.used, self.thought) = (prior, prior);
+        (self.used, self.estimated) = (prior, prior);
     }
 
-    /// A profile has changed: what was learnt was the old one's error.
+    /// Resets all learnt values after a change of a profile.
     pub(crate) fn renew(&mut self, now: Time, devices: usize) {
-        self.reckon(devices);
+        self.estimate(devices);
         (self.margin, self.trial) = (first_margin(&self.model), Trial { since: now, ..Trial::default() });
     }
 
-    /// How often a request runs a block.
+    /// Returns the number of times that a request runs a block.
     fn steps(&self, block: &Block, request: &Request) -> i64 {
         let graphs = self.model.blocks.iter().filter(|block| block.steps == Steps::Nodes).count() as i64;
         match block.steps {
@@ -130,13 +132,14 @@ impl LearntCost {
         }
     }
 
-    /// How often a request runs a block of which nobody knows when it ends: as often as others did, at first half its limit.
+    /// Returns the number of times that a request runs a block with an unknown end: the mean of
+    /// earlier requests, at first half its limit.
     fn steps_until_end(&self, limit: u32) -> i64 {
         let (steps, requests) = (self.steps + u64::from(limit).div_ceil(2), self.requests + 1);
         (steps / requests).clamp(1, u64::from(limit.max(1))) as i64
     }
 
-    /// What a row of the longest requests takes, by the profile.
+    /// Returns the profiled cost of a row of the longest requests.
     fn each_ns(&self) -> i64 {
         let blocks = self.model.blocks.iter().zip(&self.batches);
         blocks.map(|(block, &batch)| block.profile.latency(batch).0 / batch as i64).sum()
@@ -149,13 +152,13 @@ impl LearntCost {
         (i128::from(small.sum::<i64>()) * i128::from(ONE) / each).clamp(i128::from(ONE), i128::from(ONE << 20)) as i64
     }
 
-    /// What work takes if it is done in batches of so many rows, instead of those in which it is reckoned.
+    /// Returns the work in batches of `rows` rows, instead of those in which it is estimated.
     pub(crate) fn in_batches_of(&self, work: i64, rows: usize) -> i64 {
         let scale = self.scales[rows.clamp(1, self.scales.len()) - 1];
         (i128::from(work) * i128::from(scale) / i128::from(ONE)).min(i128::from(i64::MAX)) as i64
     }
 
-    /// The device time that a request takes in batches of the size reckoned with, as the profile has it.
+    /// Returns the profiled device time of a request in batches of the estimated size.
     pub(crate) fn work(&self, request: &Request) -> i64 {
         let blocks = self.model.blocks.iter().zip(&self.batches);
         let each = blocks.map(|(block, &batch)| {
@@ -165,13 +168,13 @@ impl LearntCost {
         ((i128::from(whole) * i128::from(self.ran) / i128::from(self.whole)) as i64).max(1)
     }
 
-    /// The same corrected by what was learnt.
+    /// Returns the work corrected by the learnt factor.
     pub(crate) fn corrected(&self, work: i64) -> i64 {
-        (i128::from(work) * i128::from(self.used) / i128::from(self.thought)).clamp(0, i128::from(i64::MAX)) as i64
+        (i128::from(work) * i128::from(self.used) / i128::from(self.estimated)).clamp(0, i128::from(i64::MAX)) as i64
     }
 
-    /// How long a request takes from its start if nothing else runs and `rows` rows of its model, its own among them, go
-    /// together. Nodes of a graph are taken for a balanced tree.
+    /// Returns the latency of a request from its start if nothing else runs and `rows` rows of its
+    /// model, including its own, run together. Nodes of a graph count as a balanced tree.
     pub(crate) fn alone(&self, request: &Request, rows: usize) -> Nanos {
         let blocks = self.model.blocks.iter().zip(&self.batches);
         let each = blocks.map(|(block, &batch)| {
@@ -185,14 +188,14 @@ impl LearntCost {
         each.fold(Nanos::ZERO, |sum, span| Nanos(sum.0.saturating_add(span.0)))
     }
 
-    /// How often a device must turn to a request, if it takes so many steps at a time.
+    /// Returns the number of turns of a device for a request, at `steps` steps per turn.
     pub(crate) fn turns(&self, request: &Request, steps: usize) -> i64 {
         let steps = steps.max(1) as i64;
         self.model.blocks.iter().map(|block| (self.steps(block, request) + steps - 1) / steps).sum()
     }
 
-    /// How long a device is taken that turns to this model, of which it has so many rows and takes so many steps at a time. Requests
-    /// may be at every cell type, each of which has its turn.
+    /// Returns the duration of a turn of this model on a device with `rows` rows of it, at `steps`
+    /// steps. Requests may be at every cell type, each of which has its turn.
     pub(crate) fn turn(&self, rows: usize, steps: usize) -> Nanos {
         let rows = rows.max(1);
         let step = |block: &Block| block.profile.latency(rows.min(block.max_batch()));
@@ -204,53 +207,54 @@ impl LearntCost {
         Nanos(self.corrected(each.0 / blocks as i64 * rows.min(blocks) as i64 * steps as i64))
     }
 
-    /// How long a batch that begins a block is going to keep its lane: to the end of the chain, or of the block where requests join and
-    /// leave between cells.
+    /// Returns the time for which a batch that begins a block keeps its lane: to the end of the
+    /// chain, or of the block where requests join and leave between cells.
     pub(crate) fn takes(&self, block: usize, rows: usize, length: u32) -> Nanos {
         let end = if self.model.walk.is_unfolded() { block + 1 } else { self.model.blocks.len() };
         let time = self.model.blocks[block..end].iter().map(|block| block.cost(rows, length)).sum::<Nanos>();
         Nanos(self.corrected(time.0))
     }
 
-    /// The rows of the largest batch in which work is reckoned.
+    /// Returns the rows of the largest batch in which work is estimated.
     pub(crate) fn largest(&self) -> usize {
         self.scales.len()
     }
 
-    /// The rows of a batch of a block in which its work is reckoned.
+    /// Returns the batch size in which the work of a block is estimated.
     pub(crate) fn batch(&self, block: usize) -> usize {
         self.batches[block]
     }
 
-    /// The device time that a row of a block takes, as the profile has it.
+    /// Returns the profiled device time of a row of a block.
     pub(crate) fn row(&self, block: usize, length: u32) -> i64 {
         let batch = self.batches[block];
         self.model.blocks[block].cost(batch, length).0 / batch as i64
     }
 
-    /// A task has started `members` steps of a block.
+    /// Records a task that has started `members` steps of a block.
     pub(crate) fn on_start(&mut self, block: usize, members: usize) {
         if self.model.blocks[block].steps == Steps::UntilEnd {
             self.steps += members as u64;
         }
     }
 
-    /// A task was small because little was there: it says nothing of full ones, and what was learnt of them grows old.
+    /// Records a task that was small for lack of requests: it teaches nothing about full ones, so
+    /// the learnt factor fades.
     pub(crate) fn forget(&mut self) {
-        self.used += (self.thought - self.used) / FORGET;
+        self.used += (self.estimated - self.used) / FORGET;
     }
 
-    /// A task for which there was enough to fill a batch took so much device time, where the profile had `thought` so much.
-    pub(crate) fn on_task(&mut self, thought: i64, used: Nanos) {
-        self.thought = self.thought.saturating_add(thought);
-        self.used = self.used.saturating_add(used.0).clamp(self.thought / MOST, self.thought.saturating_mul(MOST));
-        if self.thought > self.each_ns().saturating_mul(MEMORY).max(2) {
-            (self.used, self.thought) = ((self.used / 2).max(1), (self.thought / 2).max(1));
+    /// Records the device time of a task with enough rows to fill a batch, and its estimate.
+    pub(crate) fn on_task(&mut self, estimated: i64, used: Nanos) {
+        self.estimated = self.estimated.saturating_add(estimated);
+        self.used = self.used.saturating_add(used.0).clamp(self.estimated / MOST, self.estimated.saturating_mul(MOST));
+        if self.estimated > self.each_ns().saturating_mul(MEMORY).max(2) {
+            (self.used, self.estimated) = ((self.used / 2).max(1), (self.estimated / 2).max(1));
         }
     }
 
-    /// A request has been answered. If its model does not go on in steps, it ran `ran` of the work of its blocks; counted now and not
-    /// when its tasks start, since of many in flight more are in early blocks than will be seen in late ones.
+    /// Records an answered request that ran `ran` of the work of its blocks. It is counted here
+    /// instead of at its tasks' starts, since more of the requests in flight are in early blocks.
     pub(crate) fn on_finish(&mut self, ran: i64, length: u32, rows: u32) {
         if !self.model.walk.is_unfolded() {
             let whole = (0..self.batches.len()).map(|block| self.row(block, length)).sum::<i64>();
@@ -267,14 +271,14 @@ impl LearntCost {
         }
     }
 
-    /// A request that was let in at `entered` has been answered or given up.
+    /// Records the outcome of a request that was admitted at `entered`.
     pub(crate) fn on_outcome(&mut self, entered: Time, late: bool) {
         let counts = u64::from(entered >= self.trial.since);
         self.trial.last.0 += counts;
         self.trial.last.1 += counts * u64::from(late);
     }
 
-    /// A task has ended: what has come since the one before is a batch's outcomes.
+    /// Records the end of a task: the outcomes since the previous one are those of a batch.
     pub(crate) fn on_batch(&mut self, now: Time) {
         let (outcomes, late) = std::mem::take(&mut self.trial.last);
         if outcomes == 0 {
@@ -289,32 +293,33 @@ impl LearntCost {
             return;
         }
         let excess = late as i64 * 1000 / LATE as i64 - batches as i64 * self.tolerated();
-        // A margin that proves too large goes slowly.
+        // A margin that proves too large falls slowly.
         let step = (slo.0 / GAIN * excess / 1000).max(-slo.0 / 128);
         self.margin =
             (self.margin + Nanos(step.min(slo.0 / 8))).clamp(Nanos::ZERO, slo.scale(MOST_MARGIN.0, MOST_MARGIN.1));
         self.trial = Trial { since: now, ..Trial::default() };
     }
 
-    /// Of a thousand batches, how many may be late and ask for no larger margin. The larger it is, the more: it makes batches smaller,
-    /// which in the end costs more answers than it saves. The square of its part of the latency target is our choice.
+    /// Returns the number of batches among 1,000 that may be late without raising the margin. It
+    /// grows with the square of the margin's part of the SLO (our choice): a larger margin makes
+    /// batches smaller, which in the end costs more answers than it saves.
     fn tolerated(&self) -> i64 {
         let part = 1000 * self.margin.0 / self.model.slo.0.max(1);
         LUCK + part * part / 1000
     }
 
-    /// By how much predictions are too early.
+    /// Returns the margin by which predictions are too early.
     pub(crate) fn margin(&self) -> Nanos {
         self.margin
     }
 
-    /// The last moment at which an answer is thought to come in time.
+    /// Returns the latest predicted end that counts as in time.
     pub(crate) fn due(&self, request: &Request) -> Time {
         request.deadline - self.margin
     }
 }
 
-/// Before anything is known.
+/// Returns the initial margin.
 fn first_margin(model: &Model) -> Nanos {
     Nanos(model.slo.0 / 8)
 }

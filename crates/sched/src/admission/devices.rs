@@ -1,11 +1,13 @@
-//! Whose work the devices do: device time by model, learnt from starts and ends of tasks.
+//! Device time by model, from starts and ends of tasks.
 //!
-//! Tasks of a lane run one after the other, lanes of a device side by side; a device with several running tasks is shared
-//! equally between them. Nothing here is read while a task runs but for one sum over all devices.
+//! Tasks of a lane run one after the other, lanes of a device concurrently; a device with several
+//! running tasks is shared equally between them. While a task runs, only one sum over all devices
+//! is read.
 //!
-//! Device time is *nominal*: that of a device which is as fast as the profiles say. One that needs 300 % of them does a third of it
-//! in the same time. So what tasks took is learnt as an error of the profile only as far as the device's speed does not explain it, and
-//! a slow device counts once: in how much the devices do together.
+//! Device time is *nominal*: that of a device which is as fast as the profiles. A device that needs
+//! 300 % of them does a third of the work in the same time. An error of the profile is learnt only
+//! as far as the device's speed does not explain it, and a slow device counts once: in the total
+//! capacity.
 
 use crate::Limits;
 use crate::parts::devices::takes;
@@ -17,28 +19,28 @@ pub(crate) struct DeviceTimes {
     lanes: usize,
     depth: usize,
     devices: Vec<DeviceLoad>,
-    /// The tasks of each lane, the running one first: a ring for each lane.
+    /// The tasks of each lane, the running one first: a ring per lane.
     queues: Vec<RunningTask>,
     rings: Vec<Ring>,
-    /// Where each task in flight runs.
+    /// The lane of each task in flight.
     places: Vec<Option<u32>>,
-    /// The speeds of devices with a task, and the sum of the instants since when they have not been accounted for, each times its
-    /// speed.
+    /// Total speed of the devices with a task, and the sum of the times since which they have not
+    /// been accounted for, each times its speed.
     busy: i64,
     since: i128,
     present: usize,
-    /// Of all that are present.
+    /// Total speed of all present devices.
     speed: i64,
 }
 
-/// The speed of a device that is as fast as the profiles say.
+/// The speed of a device that is as fast as the profiles.
 const NOMINAL: i64 = 1 << 20;
 
 #[derive(Clone, Copy, Debug)]
 struct DeviceLoad {
-    /// Until when its time has been accounted for.
+    /// Time up to which it has been accounted for.
     since: Time,
-    /// Lanes with a task.
+    /// Number of lanes with a task.
     active: u32,
     present: bool,
     /// Its latency relative to the profiles, in percent.
@@ -51,8 +53,16 @@ impl DeviceLoad {
     }
 }
 
-/// A task in flight: its model, and the device time that it has taken; how long its lane is going to be taken for its members, and since
-/// when it is, if the task is the first of the lane.
+/// A task that starts, and its device time by the profile.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Started {
+    pub(crate) task: TaskId,
+    pub(crate) model: ModelId,
+    pub(crate) cost: Nanos,
+}
+
+/// A task in flight: its model, its device time so far, the expected time for which its lane is
+/// busy, and the start of that time if the task is the first of the lane.
 #[derive(Clone, Copy, Debug)]
 struct RunningTask {
     model: ModelId,
@@ -87,12 +97,12 @@ impl DeviceTimes {
         }
     }
 
-    /// Devices that take tasks.
+    /// Returns the number of present devices.
     pub(crate) fn present(&self) -> usize {
         self.present
     }
 
-    /// A device comes, as fast as the profiles say, or goes; `spend` learns what it did until now.
+    /// Adds a device of profiled speed, or removes one; `spend` receives its work until now.
     pub(crate) fn set_present(
         &mut self,
         now: Time,
@@ -109,7 +119,8 @@ impl DeviceTimes {
         self.speed += known.speed() * (i64::from(present) - i64::from(was));
     }
 
-    /// The latency of a device relative to the profiles has changed. Whether it has; `spend` learns what it did until now.
+    /// Sets the latency of a device relative to the profiles. Returns whether it has changed;
+    /// `spend` receives its work until now.
     pub(crate) fn set_percent(
         &mut self,
         now: Time,
@@ -128,37 +139,38 @@ impl DeviceTimes {
         known.percent != was
     }
 
-    /// How long the devices take together for so much device time, as if one of them were there at least.
+    /// Returns the time in which all devices (at least one) do this amount of work.
     pub(crate) fn together(&self, work: i64) -> i64 {
         let speed = i128::from(if self.present == 0 { NOMINAL } else { self.speed });
         (i128::from(work) * i128::from(NOMINAL) / speed).clamp(0, i128::from(i64::MAX)) as i64
     }
 
-    /// How much device time they give in a span.
+    /// Returns the device time within a span.
     pub(crate) fn within(&self, span: Nanos) -> i64 {
         (i128::from(span.0) * i128::from(self.speed) / i128::from(NOMINAL)).min(i128::from(i64::MAX)) as i64
     }
 
-    /// How long the fastest of them takes for what costs so much by the profiles.
+    /// Returns the duration of a profiled cost on the fastest device.
     pub(crate) fn at_best(&self, cost: Nanos) -> Nanos {
         let present = self.devices.iter().filter(|device| device.present);
         takes(present.map(|device| device.percent).min().unwrap_or(100), cost)
     }
 
-    /// Device time of tasks that run, not yet given to `spend`.
+    /// Returns the device time of running tasks that `spend` has not received.
     pub(crate) fn running(&self, now: Time) -> Nanos {
         let running = (i128::from(now.0) * i128::from(self.busy) - self.since) / i128::from(NOMINAL);
         Nanos(running.clamp(0, i128::from(i64::MAX)) as i64)
     }
 
-    /// A task that costs so much has been started; `spend` learns what the device did until now.
+    /// Records the start of a task with this cost; `spend` receives the device's work until now.
     pub(crate) fn start(
         &mut self,
         now: Time,
-        (task, model, cost): (TaskId, ModelId, Nanos),
+        started: Started,
         (device, lane): (DeviceId, LaneId),
         spend: impl FnMut(ModelId, Nanos),
     ) {
+        let Started { task, model, cost } = started;
         self.advance(now, device, spend);
         let takes = takes(self.devices[device.index()].percent, cost);
         let at = device.index() * self.lanes + lane.index();
@@ -176,7 +188,7 @@ impl DeviceTimes {
         self.places[task.index()] = Some(at as u32);
     }
 
-    /// A task has ended; the device time that it took.
+    /// Records the end of a task; returns its device time.
     pub(crate) fn end(&mut self, now: Time, task: TaskId, spend: impl FnMut(ModelId, Nanos)) -> Nanos {
         let at = self.places[task.index()].take().expect("the driver ends tasks in flight") as usize;
         let device = DeviceId((at / self.lanes) as u16);
@@ -191,8 +203,9 @@ impl DeviceTimes {
         used
     }
 
-    /// How long until so much work that waits will have been begun, each device taking its part once a lane of it is free: what is left
-    /// of the longest tasks delays nobody whom another device takes.
+    /// Returns the time until this amount of waiting work has begun, where each device takes its
+    /// part once a lane of it is free. The rest of a long task delays no request that another
+    /// device takes.
     pub(crate) fn begun_after(&self, now: Time, work: i64) -> Nanos {
         let present = || self.devices.iter().enumerate().filter(|(_, device)| device.present);
         let free = || present().map(|(at, device)| (self.free_after(now, at).0, i128::from(device.speed())));
@@ -210,7 +223,7 @@ impl DeviceTimes {
         }
     }
 
-    /// How long until a lane of a device is free, as far as is known.
+    /// Returns the expected time until a lane of a device is free.
     fn free_after(&self, now: Time, device: usize) -> Nanos {
         let left = |at: usize| {
             let Ring { first, len } = self.rings[at];
@@ -222,7 +235,7 @@ impl DeviceTimes {
         (device * self.lanes..(device + 1) * self.lanes).map(left).min().unwrap_or(Nanos::ZERO)
     }
 
-    /// Accounts for what a device did until `now`.
+    /// Accounts for the work of a device until `now`.
     fn advance(&mut self, now: Time, device: DeviceId, mut spend: impl FnMut(ModelId, Nanos)) {
         let known = self.devices[device.index()];
         let DeviceLoad { since, active, percent, .. } = known;
@@ -260,15 +273,19 @@ impl DeviceTimes {
 mod tests {
     use super::*;
 
+    fn started(task: TaskId, model: ModelId, cost: Nanos) -> Started {
+        Started { task, model, cost }
+    }
+
     const LIMITS: Limits = Limits { requests: 1, models: 2, devices: 2, lanes: 2, depth: 2, batch: 1, nodes: 0 };
 
     #[test]
-    fn what_waits_begins_as_devices_fall_free() {
+    fn waiting_work_begins_as_devices_become_free() {
         let mut times = DeviceTimes::new(&LIMITS, 2);
         let at = |at| Time::ORIGIN + Nanos(at);
         let mut start = |task: u32, takes: i64, device: u16, lane: u16| {
             let place = (DeviceId(device), LaneId(lane));
-            times.start(at(0), (TaskId(task), ModelId(0), Nanos(takes)), place, |_, _| {});
+            times.start(at(0), started(TaskId(task), ModelId(0), Nanos(takes)), place, |_, _| {});
         };
         start(0, 100, 0, 0);
         start(1, 60, 0, 1);
@@ -276,9 +293,9 @@ mod tests {
         start(3, 30, 1, 0);
         start(4, 90, 1, 1);
         // The devices are free from 60 and 40 on.
-        let begun = |now: i64, work: i64| times.begun_after(at(now), work).0;
-        assert_eq!([begun(0, 0), begun(0, 10), begun(0, 20), begun(0, 40)], [40, 50, 60, 70]);
-        // Later by five than thought.
+        let started = |now: i64, work: i64| times.begun_after(at(now), work).0;
+        assert_eq!([started(0, 0), started(0, 10), started(0, 20), started(0, 40)], [40, 50, 60, 70]);
+        // Later by five than expected.
         times.end(at(15), TaskId(2), |_, _| {});
         assert_eq!([times.begun_after(at(15), 0).0, times.begun_after(at(15), 21).0], [30, 48]);
         times.set_present(at(15), DeviceId(1), false, |_, _| {});
@@ -293,9 +310,9 @@ mod tests {
         let at = |at| Time::ORIGIN + Nanos(at);
         let (a, b) = (ModelId(0), ModelId(1));
         let mut spend = |model: ModelId, time: Nanos| spent[model.index()] += time.0;
-        times.start(at(0), (TaskId(0), a, Nanos(30)), (DeviceId(0), LaneId(0)), &mut spend);
-        times.start(at(0), (TaskId(1), b, Nanos(30)), (DeviceId(0), LaneId(0)), &mut spend);
-        times.start(at(10), (TaskId(2), b, Nanos(30)), (DeviceId(0), LaneId(1)), &mut spend);
+        times.start(at(0), started(TaskId(0), a, Nanos(30)), (DeviceId(0), LaneId(0)), &mut spend);
+        times.start(at(0), started(TaskId(1), b, Nanos(30)), (DeviceId(0), LaneId(0)), &mut spend);
+        times.start(at(10), started(TaskId(2), b, Nanos(30)), (DeviceId(0), LaneId(1)), &mut spend);
         assert_eq!(times.running(at(30)), Nanos(20));
         let used = [(30, 0), (40, 1), (45, 2)].map(|(now, task)| times.end(at(now), TaskId(task), &mut spend));
         assert_eq!(used, [Nanos(20), Nanos(5), Nanos(20)]);
@@ -307,28 +324,29 @@ mod tests {
     }
 
     #[test]
-    fn time_on_a_slow_device_counts_as_what_it_does() {
+    fn time_on_a_slow_device_counts_as_the_work_done() {
         let mut times = DeviceTimes::new(&Limits { lanes: 1, ..LIMITS }, 2);
         let at = |at| Time::ORIGIN + Nanos(at);
         let mut spent = 0;
         let mut spend = |_, time: Nanos| spent += time.0;
         let lane = |device| (DeviceId(device), LaneId(0));
-        times.start(at(0), (TaskId(0), ModelId(0), Nanos(200)), lane(1), &mut spend);
+        times.start(at(0), started(TaskId(0), ModelId(0), Nanos(200)), lane(1), &mut spend);
         assert!(times.set_percent(at(40), DeviceId(1), 400, &mut spend));
         assert!(!times.set_percent(at(40), DeviceId(1), 400, &mut spend));
         assert_eq!(times.running(at(80)), Nanos(10), "a quarter of what has passed since");
         assert_eq!([times.together(100), times.within(Nanos(100))], [80, 125]);
         assert_eq!(times.end(at(240), TaskId(0), &mut spend), Nanos(90));
-        // What is started from now on takes four times as long as it costs; the devices are free from 40 and 60 on.
-        times.start(at(240), (TaskId(1), ModelId(0), Nanos(10)), lane(1), &mut spend);
-        times.start(at(240), (TaskId(2), ModelId(0), Nanos(60)), lane(0), &mut spend);
-        let begun = |times: &DeviceTimes, work| times.begun_after(at(240), work);
-        assert_eq!([0, 5, 15].map(|work| begun(&times, work)), [40, 60, 68].map(Nanos));
+        // Tasks that start from now on take four times as long as they cost; the devices are free
+        // from 40 and 60 on.
+        times.start(at(240), started(TaskId(1), ModelId(0), Nanos(10)), lane(1), &mut spend);
+        times.start(at(240), started(TaskId(2), ModelId(0), Nanos(60)), lane(0), &mut spend);
+        let started = |times: &DeviceTimes, work| times.begun_after(at(240), work);
+        assert_eq!([0, 5, 15].map(|work| started(&times, work)), [40, 60, 68].map(Nanos));
         assert_eq!(times.at_best(Nanos(7)), Nanos(7));
         times.set_present(at(240), DeviceId(0), false, &mut spend);
         assert_eq!((times.at_best(Nanos(7)), times.together(100)), (Nanos(28), 400));
         times.set_present(at(250), DeviceId(1), false, &mut spend);
         times.set_present(at(250), DeviceId(1), true, &mut spend);
-        assert_eq!((times.together(100), spent), (100, 92), "who comes again is as fast as the profiles say");
+        assert_eq!((times.together(100), spent), (100, 92), "a device that joins again is as fast as the profiles");
     }
 }

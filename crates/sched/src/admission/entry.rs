@@ -1,9 +1,9 @@
-//! What the door keeps of each request.
+//! State of a request in admission control.
 
 use crate::Why;
 use ripieno_base::{ModelId, Time};
 
-/// What is kept of a request.
+/// State of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AdmittedRequest {
     pub(super) model: ModelId,
@@ -11,7 +11,7 @@ pub(super) struct AdmittedRequest {
     pub(super) rows: u32,
     pub(super) length: u32,
     pub(super) work: i64,
-    /// Work that is not done, and the work of the blocks that it ran.
+    /// Remaining work, and the work of the blocks that it ran.
     pub(super) left: i64,
     pub(super) ran: i64,
     pub(super) entered: Time,
@@ -19,8 +19,8 @@ pub(super) struct AdmittedRequest {
     pub(super) state: AdmissionState,
     /// Whether it has not been started.
     pub(super) waits: bool,
-    /// Whether it could not be in time from the first.
-    pub(super) futile: bool,
+    /// Whether it could not be in time from the start.
+    pub(super) hopeless: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,9 +28,9 @@ pub(super) enum AdmissionState {
     Absent,
     /// The policy has it.
     Inside,
-    /// Refused; told in the next settle.
+    /// Refused; rejected in the next settle.
     Refused,
-    /// Refused, and being withdrawn from a policy that knows its graph.
+    /// Refused, and being withdrawn from a policy that has received its graph.
     Withdrawn(Why),
 }
 
@@ -46,5 +46,5 @@ pub(super) const ABSENT: AdmittedRequest = AdmittedRequest {
     deadline: Time::ORIGIN,
     state: AdmissionState::Absent,
     waits: false,
-    futile: false,
+    hopeless: false,
 };

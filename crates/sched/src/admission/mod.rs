@@ -1,25 +1,28 @@
-//! What is let in to a policy, so that useful answers stay at their peak and nobody suffers from another's load, whatever
-//! the policy.
+//! Admission control: keeps useful answers at their peak under overload and isolates models and
+//! clients from each other's load, for any policy.
 //!
-//! A policy decides who runs when. Most published ones were measured below saturation: beyond it their queues grow until
-//! every answer is late, and a model that is asked too much takes the devices from all others. So a server puts this machine
-//! in front of its policy. A request is refused the moment it comes, for one of two reasons:
+//! A policy decides about the order of execution. Most published policies were measured below
+//! saturation: beyond it their queues grow until every answer is late, and an overloaded model
+//! takes the devices from all others. A server therefore puts this state machine in front of its
+//! policy. A request is refused on arrival, for one of two reasons:
 //!
-//! * *No schedule is likely to meet its deadline* ([`Why::Hopeless`]), where the policy does not see to deadlines itself. What
-//!   has been let in and not been answered is so much device time ([`cost`]); on so many devices it is done by then, or its turn
-//!   comes by then where models take [`turns`]. How far such
-//!   predictions are wrong is learnt: of time by what devices really take under pressure ([`devices`]), of latency by a
-//!   margin against late answers.
-//! * *Its model or client asks for more than its share* ([`Why::Share`]) while others need theirs ([`shares`]).
+//! * *No schedule is likely to meet its deadline* ([`Why::Hopeless`]), if the policy does not check
+//!   deadlines itself. The admitted, unanswered requests are an amount of device time ([`cost`]),
+//!   which must be done in time on the devices, or the request's turn must come in time if models
+//!   take [`turns`]. Errors of these predictions are learnt: of device time from the tasks under
+//!   load ([`devices`]), of latency by a margin.
+//! * *Its model or client exceeds its share* ([`Why::Share`]) while others need theirs
+//!   ([`shares`]).
 //!
-//! Nothing is held back here: what is let in goes to the policy in the same instant, so that below saturation every
-//! decision is the one that the policy alone would make. Of a request that is refused the policy never hears, unless it brought
-//! a graph, which the policy has been told already: such a one is withdrawn at once.
+//! No request is delayed here: an admitted one is passed to the policy in the same instant, so that
+//! below saturation the decisions are the policy's own. The policy never receives a refused
+//! request, unless it has a graph, which the policy has received already: such a request is
+//! withdrawn immediately.
 //!
-//! Whose lateness is nobody's concern (`drop = "never"`, or "expired": it may run while nothing punctual wants the device) is
-//! refused for its share only.
+//! A request that may be late (`drop = "never"`, or "expired": it may run while no punctual request
+//! needs the device) is refused for its share only.
 //!
-//! Below it, [`Shapes`] keeps requests of different shapes apart.
+//! Below this layer, [`Shapes`] separates requests of different shapes.
 
 mod cost;
 mod devices;
@@ -37,59 +40,59 @@ pub(crate) use shapes::Shapes;
 use crate::{
     Action, Control, Grant, Guess, Limits, Needs, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why,
 };
-use devices::DeviceTimes;
+use devices::{DeviceTimes, Started};
 use entry::{ABSENT, AdmissionState, AdmittedRequest};
 use ripieno_base::{BlockId, DeviceId, LaneId, Links, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Graph, Model};
 use served::AdmittedModel;
 use shares::Shares;
 
-/// A policy behind a door.
+/// A policy behind admission control.
 pub(crate) struct Admission {
     policy: Box<dyn Scheduler>,
-    /// What the policy does itself.
+    /// Requirements of the policy.
     needs: Needs,
-    /// The tasks that a device holds.
+    /// Number of tasks that a device holds.
     depth: usize,
     models: Vec<Option<AdmittedModel>>,
     entries: Vec<AdmittedRequest>,
     links: Links,
     shares: Shares,
     devices: DeviceTimes,
-    /// Device time that requests in the policy are still to take, but for what runs at this moment.
+    /// Remaining device time of requests in the policy, without the running part.
     backlog: i64,
-    /// Requests in the policy.
+    /// Number of requests in the policy.
     live: usize,
-    /// Of each task in flight.
-    tasks: Vec<Note>,
-    /// Requests that were refused since the last settle.
+    /// Notes on tasks in flight.
+    tasks: Vec<TaskNote>,
+    /// Requests refused since the last settle.
     refused: Vec<(RequestSlot, Why)>,
-    /// Models with requests in the policy or of late, and the tightest of their latency targets.
-    tightest: Nanos,
+    /// The tightest SLO among models with requests in the policy or recently.
+    tightest_slo: Nanos,
 }
 
-/// What is kept of a task: what it runs, and if something is to be learnt of it, what its work was thought to take and the most device
-/// time that counts.
+/// Note on a task: its block, and, if its end teaches something, its estimated work and the largest
+/// device time that counts.
 #[derive(Clone, Copy, Debug)]
-struct Note {
+struct TaskNote {
     model: ModelId,
     block: BlockId,
-    thought: Option<(i64, Nanos)>,
+    estimated: Option<(i64, Nanos)>,
 }
 
-/// What a request asks for: whose share it takes, how much work it is, and whether it would be late on an idle device.
+/// The demand of a request: its flow, its work, and whether it would be late on an idle device.
 #[derive(Clone, Copy, Debug)]
-struct Ask {
+struct AdmissionDemand {
     flow: u32,
     work: i64,
-    futile: bool,
+    hopeless: bool,
 }
 
-/// A model counts as in use for so long after its last request.
+/// Time after its last request for which a model counts as in use.
 const IN_USE: Nanos = Nanos::from_millis(10_000);
 
 impl Admission {
-    /// `policy` was built for this setup.
+    /// Creates admission control for a policy that was built for this setup.
     pub(crate) fn new(policy: Box<dyn Scheduler>, needs: Needs, setup: &Setup) -> Admission {
         let limits = &setup.limits;
         let mut admission = Admission {
@@ -105,7 +108,7 @@ impl Admission {
             live: 0,
             tasks: Vec::with_capacity(2 * limits.tasks()),
             refused: Vec::with_capacity(limits.requests),
-            tightest: Nanos::MAX,
+            tightest_slo: Nanos::MAX,
         };
         for (model, id) in setup.models.iter().zip(0..) {
             admission.load(ModelId(id), Box::new(model.clone()));
@@ -123,13 +126,13 @@ impl Admission {
         self.models[model.index()].as_ref().expect("the driver sends requests of loaded models only")
     }
 
-    /// Device time that everything in the policy is still to take.
+    /// Returns the remaining device time of all requests in the policy.
     fn waiting(&self, now: Time) -> i64 {
         (self.backlog - self.devices.running(now).0).max(0)
     }
 
-    fn enter(&mut self, now: Time, request: &Request, ask: Ask) {
-        let Ask { flow, work, futile } = ask;
+    fn enter(&mut self, now: Time, request: &Request, demand: AdmissionDemand) {
+        let AdmissionDemand { flow, work, hopeless } = demand;
         let devices = self.devices.present();
         let entry = AdmittedRequest {
             model: request.model,
@@ -143,7 +146,7 @@ impl Admission {
             deadline: request.deadline,
             state: AdmissionState::Inside,
             waits: true,
-            futile,
+            hopeless,
         };
         self.entries[request.slot.index()] = entry;
         self.live += 1;
@@ -157,17 +160,17 @@ impl Admission {
         self.backlog += served.recount(devices);
     }
 
-    /// A request leaves the policy, answered or not.
+    /// Removes a request from the policy, answered or not.
     fn leave(&mut self, now: Time, slot: RequestSlot, outcome: Option<Why>) {
         let devices = self.devices.present();
         self.begin(slot, usize::MAX);
-        let AdmittedRequest { model, flow, rows, length, work, left, ran, entered, deadline, futile, .. } =
+        let AdmittedRequest { model, flow, rows, length, work, left, ran, entered, deadline, hopeless, .. } =
             std::mem::replace(&mut self.entries[slot.index()], ABSENT);
         let served = self.models[model.index()].as_mut().expect("a model stays while its requests live");
         let corrected = served.cost.corrected(work);
         let late = match outcome {
             None => now > deadline,
-            // The driver withdraws whoever has been told that the time is over.
+            // The driver withdraws requests whose clients have been answered at the deadline.
             Some(Why::Cancelled) => now >= deadline,
             Some(why) => matches!(why, Why::Expired | Why::Hopeless),
         };
@@ -177,7 +180,7 @@ impl Admission {
         if late || outcome.is_none() {
             served.cost.on_outcome(entered, late);
         }
-        if late && !futile && !served.may_be_late() {
+        if late && !hopeless && !served.may_be_late() {
             self.shares.on_loss(entered, flow, corrected);
         }
         if !late && outcome.is_none() {
@@ -192,7 +195,7 @@ impl Admission {
         self.backlog += served.recount(devices);
     }
 
-    /// A request waits no more: it runs in a batch of so many rows.
+    /// Records that a request runs, in a batch of `together` rows.
     fn begin(&mut self, slot: RequestSlot, together: usize) {
         let AdmittedRequest { model, rows, work, left, waits, .. } = &mut self.entries[slot.index()];
         if std::mem::take(waits) {
@@ -208,7 +211,7 @@ impl Admission {
         }
     }
 
-    /// A task has started: what its device does from now on, and whether its end will teach something.
+    /// Records the start of a task, and whether its end will teach something.
     fn start(&mut self, now: Time, (task, model): (TaskId, ModelId), block: BlockId, place: (DeviceId, LaneId)) {
         let members = self.policy.members(task);
         let (count, mut work, mut longest) = (members.len(), 0_i64, 1);
@@ -223,30 +226,31 @@ impl Admission {
         }
         let served = self.models[model.index()].as_mut().expect("a model stays while its requests live");
         served.cost.on_start(block.index(), count);
-        // Where the policy could have filled a batch, or has left somebody waiting, the one that it made is as full as it makes them.
-        // What a small one takes beyond its profile is no part of the price of large ones.
+        // If the policy could have filled a batch, or has left requests waiting, its batch is as
+        // full as it makes them. The excess of a small batch over its profile is not part of the
+        // cost of large ones.
         let unfolds = served.cost.model().walk.is_unfolded();
         let there = if unfolds { served.rows } else { served.waiting_rows + rows };
         let left = !unfolds && block.index() == 0 && served.waiting_rows > 0;
         let full = there >= served.cost.batch(block.index());
-        let thought = (left || full).then(|| {
+        let estimated = (left || full).then(|| {
             let profile = || served.cost.model().blocks[block.index()].cost(rows, longest);
             let most = if full { Nanos::MAX } else { profile() };
             (if unfolds { work } else { served.cost.in_batches_of(work, there) }, most)
         });
         if self.tasks.len() <= task.index() {
-            self.tasks.resize(task.index() + 1, Note { model, block, thought: None });
+            self.tasks.resize(task.index() + 1, TaskNote { model, block, estimated: None });
         }
-        self.tasks[task.index()] = Note { model, block, thought };
+        self.tasks[task.index()] = TaskNote { model, block, estimated };
         let takes = served.cost.takes(block.index(), rows, longest);
         let (models, backlog, devices) = (&mut self.models, &mut self.backlog, self.devices.present());
-        self.devices
-            .start(now, (task, model, takes), place, |model, time| spend(models, backlog, devices, model, time));
+        let started = Started { task, model, cost: takes };
+        self.devices.start(now, started, place, |model, time| spend(models, backlog, devices, model, time));
     }
 
-    /// A task has ended well: this work of its members is done.
+    /// Completes a task: this work of its members is done.
     fn complete(&mut self, task: TaskId) {
-        let Note { model, block, .. } = self.tasks[task.index()];
+        let TaskNote { model, block, .. } = self.tasks[task.index()];
         let Some(served) = self.models[model.index()].as_mut() else { return };
         let unfolds = served.cost.model().walk.is_unfolded();
         let members = self.policy.members(task);
@@ -261,7 +265,7 @@ impl Admission {
         }
     }
 
-    /// Acts on what the policy decided, and sets right why a withdrawn request ends.
+    /// Records the policy's decisions, and corrects the reason of withdrawn requests.
     fn observe(&mut self, now: Time, out: &mut Outbox) {
         for action in out.actions_mut() {
             match action {
@@ -283,21 +287,23 @@ impl Admission {
         }
     }
 
-    /// The tightest latency target of the models in use.
-    fn find_tightest(&self, now: Time) -> Nanos {
+    /// Returns the tightest SLO of the models in use.
+    fn find_tightest_slo(&self, now: Time) -> Nanos {
         let served = self.models.iter().flatten();
-        let in_use = served.filter(|served| served.asked.is_some_and(|asked| now - asked < IN_USE));
+        let in_use =
+            served.filter(|served| served.last_request.is_some_and(|last_request| now - last_request < IN_USE));
         in_use.map(|served| served.cost.model().slo).min().unwrap_or(Nanos::MAX)
     }
 
-    fn reckon(&mut self) {
+    fn estimate(&mut self) {
         let devices = self.devices.present().max(1);
-        self.models.iter_mut().flatten().for_each(|served| served.cost.reckon(devices));
+        self.models.iter_mut().flatten().for_each(|served| served.cost.estimate(devices));
     }
 
-    /// A device is faster or slower than was known: what was learnt took that for an error of the profiles.
+    /// Resets learnt factors after a change of a device's speed, which they took for an error of
+    /// the profiles.
     fn unlearn(&mut self) {
-        self.tasks.iter_mut().for_each(|note| note.thought = None);
+        self.tasks.iter_mut().for_each(|note| note.estimated = None);
         let devices = self.devices.present();
         for served in self.models.iter_mut().flatten() {
             served.cost.unlearn();
@@ -306,7 +312,7 @@ impl Admission {
     }
 }
 
-/// A device worked for a model.
+/// Accounts for a device's work for a model.
 fn spend(models: &mut [Option<AdmittedModel>], backlog: &mut i64, devices: usize, model: ModelId, time: Nanos) {
     let Some(served) = models[model.index()].as_mut() else { return };
     served.spent = served.spent.saturating_add(time.0);
@@ -323,16 +329,20 @@ impl Scheduler for Admission {
         let served = self.models[request.model.index()].as_mut();
         let served = served.expect("the driver sends requests of loaded models only");
         let flow = Shares::flow(request.model, request.class.client);
-        let ask = Ask { flow, work: served.cost.work(request), futile: served.is_futile(now, request, &self.devices) };
-        served.asked = Some(now);
+        let demand = AdmissionDemand {
+            flow,
+            work: served.cost.work(request),
+            hopeless: served.is_hopeless(now, request, &self.devices),
+        };
+        served.last_request = Some(now);
         let brings_graph = served.cost.model().walk.brings_graph();
-        self.tightest = self.tightest.min(served.cost.model().slo);
+        self.tightest_slo = self.tightest_slo.min(served.cost.model().slo);
         if divided {
-            self.tightest = self.find_tightest(now);
+            self.tightest_slo = self.find_tightest_slo(now);
         }
-        match self.judge(now, request, ask) {
+        match self.decide(now, request, demand) {
             None => {
-                self.enter(now, request, ask);
+                self.enter(now, request, demand);
                 self.policy.on_request(now, request);
             }
             Some(why) => {
@@ -351,16 +361,16 @@ impl Scheduler for Admission {
     fn on_task_done(&mut self, now: Time, done: &TaskDone<'_>) {
         let (models, backlog, devices) = (&mut self.models, &mut self.backlog, self.devices.present());
         let used = self.devices.end(now, done.task, |model, time| spend(models, backlog, devices, model, time));
-        let Note { model, thought, .. } = self.tasks[done.task.index()];
-        // Else its work is to be done again, or ends in errors.
+        let TaskNote { model, estimated, .. } = self.tasks[done.task.index()];
+        // Otherwise its work is repeated, or ends in errors.
         if done.outcome == Outcome::Ok {
             self.complete(done.task);
         }
         if let Some(served) = self.models[model.index()].as_mut() {
             served.spent = (served.spent - used.0).max(0);
             served.cost.on_batch(now);
-            match (done.outcome, thought) {
-                (Outcome::Ok, Some((thought, most))) => served.cost.on_task(thought, used.min(most)),
+            match (done.outcome, estimated) {
+                (Outcome::Ok, Some((estimated, most))) => served.cost.on_task(estimated, used.min(most)),
                 (Outcome::Ok, None) => served.cost.forget(),
                 _ => {}
             }
@@ -376,7 +386,7 @@ impl Scheduler for Admission {
                 let (models, backlog, devices) = (&mut self.models, &mut self.backlog, self.devices.present());
                 let spend = |model, time| spend(models, backlog, devices, model, time);
                 self.devices.set_present(now, *device, present, spend);
-                self.reckon();
+                self.estimate();
             }
             Control::DeviceSlowed { device, percent } => {
                 let (models, backlog, devices) = (&mut self.models, &mut self.backlog, self.devices.present());
@@ -391,8 +401,8 @@ impl Scheduler for Admission {
                 let cost = &mut self.models[model.index()].as_mut().expect("the model is loaded").cost;
                 cost.model_mut().blocks[block.index()].replace_profile(profile.clone());
                 cost.renew(now, devices);
-                // What was reckoned with the old profile says nothing of the new one.
-                self.tasks.iter_mut().filter(|note| note.model == *model).for_each(|note| note.thought = None);
+                // Estimates with the old profile say nothing about the new one.
+                self.tasks.iter_mut().filter(|note| note.model == *model).for_each(|note| note.estimated = None);
             }
             Control::Cancelled(slot) if self.entries[slot.index()].state != AdmissionState::Inside => return,
             Control::ModelUnloaded(_) | Control::Cancelled(_) => {}
@@ -428,8 +438,8 @@ impl Scheduler for Admission {
         self.policy.prediction(request)
     }
 
-    /// A policy that sees to deadlines itself plans by batches. For the others it is judged here, by what waits, who is in time. Where
-    /// models take turns with cells, what is there starts at once.
+    /// A policy that checks deadlines plans by batches. For the others the backlog is checked here.
+    /// If models take turns with cells, requests start immediately.
     fn guess(&self) -> Guess {
         let unfolds = |served: &AdmittedModel| served.cost.model().walk.is_unfolded();
         if self.needs.turns && self.models.iter().flatten().any(unfolds) {
@@ -442,14 +452,14 @@ impl Scheduler for Admission {
     }
 }
 
-/// The bounds for which a policy behind so many doors is to be built.
+/// Returns the limits for which a policy behind `shards` admission controls is to be built.
 pub(crate) fn widen(limits: &Limits, shards: usize) -> Limits {
     Shapes::widen(limits, shards)
 }
 
-/// Puts a policy behind the door, or of so many shards the one with this number; it was built for `setup` with
-/// [`widen`]ed limits.
-pub(crate) fn guard(
+/// Puts a policy, or the shard with this number of `shards`, behind admission control; it was built
+/// for `setup` with [`widen`]ed limits.
+pub(crate) fn wrap(
     policy: Box<dyn Scheduler>,
     needs: Needs,
     setup: &Setup,

@@ -1,4 +1,4 @@
-//! What is kept of a model: its costs, and what of it is in the policy.
+//! State of a model: its costs, and its requests in the policy.
 
 use super::cost::LearntCost;
 use super::devices::DeviceTimes;
@@ -6,7 +6,7 @@ use crate::Request;
 use ripieno_base::{List, Time};
 use ripieno_model::{DropRule, Model};
 
-/// A model and what of it is in the policy.
+/// A model and its requests in the policy.
 #[derive(Debug)]
 pub(super) struct AdmittedModel {
     pub(super) cost: LearntCost,
@@ -17,13 +17,13 @@ pub(super) struct AdmittedModel {
     pub(super) waiting: List,
     pub(super) waiting_rows: usize,
     pub(super) waiting_work: i64,
-    /// Work that is not done, that of tasks in flight among it, and what these have taken.
+    /// Remaining work, including that of tasks in flight, and the device time of these so far.
     pub(super) work: i64,
     pub(super) spent: i64,
-    /// Of [`Admission::backlog`], this model's part.
+    /// This model's part of [`Admission::backlog`].
     pub(super) backlog: i64,
-    /// When a request came last.
-    pub(super) asked: Option<Time>,
+    /// Time of the last request.
+    pub(super) last_request: Option<Time>,
 }
 
 impl AdmittedModel {
@@ -39,39 +39,40 @@ impl AdmittedModel {
             work: 0,
             spent: 0,
             backlog: 0,
-            asked: None,
+            last_request: None,
         }
     }
 
-    /// Whether its lateness is nobody's concern.
+    /// Returns whether late answers are acceptable.
     pub(super) fn may_be_late(&self) -> bool {
         matches!(self.drop, Some(DropRule::Never | DropRule::Expired))
     }
 
-    /// Whether a request would be late on the fastest device, were it idle.
-    pub(super) fn is_futile(&self, now: Time, request: &Request, devices: &DeviceTimes) -> bool {
+    /// Returns whether a request would be late on the fastest device, were it idle.
+    pub(super) fn is_hopeless(&self, now: Time, request: &Request, devices: &DeviceTimes) -> bool {
         let alone = devices.at_best(self.cost.alone(request, request.rows as usize));
         !self.may_be_late() && now + alone > request.deadline
     }
 
-    /// Rows with which a request that comes now is likely to share a batch: who has not been started, or where requests join on
-    /// the way, what a device has.
+    /// Returns the rows with which a new request is likely to share a batch: those not started, or,
+    /// where requests join running batches, those of one device.
     pub(super) fn together(&self, devices: usize) -> usize {
         if self.cost.model().walk.is_unfolded() { self.rows / devices } else { self.waiting_rows }
     }
 
-    /// Device time that those are to take who have not been started, so many more rows and so much more work among them.
-    pub(super) fn unbegun(&self, rows: usize, work: i64) -> i64 {
+    /// Returns the device time of requests that have not been started, with additional rows and
+    /// work.
+    pub(super) fn not_started(&self, rows: usize, work: i64) -> i64 {
         self.cost.corrected(self.cost.in_batches_of(self.waiting_work + work, self.waiting_rows + rows))
     }
 
-    /// Device time that those are still to take that have been started.
-    pub(super) fn begun(&self, devices: usize) -> i64 {
+    /// Returns the remaining device time of started requests.
+    pub(super) fn started(&self, devices: usize) -> i64 {
         let work = self.cost.in_batches_of(self.work - self.waiting_work, self.rows.div_ceil(devices.max(1)));
         (self.cost.corrected(work) - self.spent).max(0)
     }
 
-    /// Device time until so many rows more of a model in cells find room in its batches, of work that has not been started.
+    /// Returns the device time until additional rows of a model in cells find room in its batches.
     pub(super) fn beyond(&self, devices: usize, rows: usize, work: i64) -> i64 {
         let most = self.cost.model().blocks.iter().map(|block| block.max_batch()).min().unwrap_or(1);
         let (all, waiting) = (self.rows + rows, self.waiting_rows + rows);
@@ -80,15 +81,15 @@ impl AdmittedModel {
         self.cost.corrected(part.min(i128::from(i64::MAX)) as i64)
     }
 
-    /// Brings its backlog up to date; by how much it has changed.
+    /// Updates its backlog; returns the change.
     pub(super) fn recount(&mut self, devices: usize) -> i64 {
-        let now = self.reckon(devices, 0, 0);
+        let now = self.estimate(devices, 0, 0);
         now - std::mem::replace(&mut self.backlog, now)
     }
 
-    /// Its backlog with so many more rows and so much more work that waits. Who waits will share batches with others who wait;
-    /// where requests join on the way, with all that are there.
-    pub(super) fn reckon(&self, devices: usize, rows: usize, work: i64) -> i64 {
+    /// Returns its backlog with additional waiting rows and work. Waiting requests share batches
+    /// with other waiting ones; where requests join running batches, with all present ones.
+    pub(super) fn estimate(&self, devices: usize, rows: usize, work: i64) -> i64 {
         let unfolds = self.cost.model().walk.is_unfolded();
         let work = if unfolds {
             self.cost.in_batches_of(self.work + work, (self.rows + rows).div_ceil(devices.max(1)))

@@ -1,23 +1,25 @@
-//! Requests of different shapes never meet in a batch, under any policy.
+//! Separation of requests by shape, so that different shapes never share a batch, under any policy.
 //!
-//! To the policy, requests of one model that differ in shape are requests of different models: each shape that is in use
-//! becomes a *variant*, a further model of the policy with the same blocks, loaded when the first such request comes and
-//! unloaded when its place is wanted and nobody uses it. So no policy knows of shapes, each estimates rates and forms batches
-//! by shape, and [`Shape::ALONE`] is a variant whose batches hold one request.
+//! To the policy, requests of one model that differ in shape are requests of different models: each
+//! shape in use becomes a *variant*, a further model of the policy with the same blocks, which is
+//! loaded with its first request and unloaded when its place is needed and it is unused. No policy
+//! has to know of shapes, each estimates rates and forms batches by shape, and [`Shape::ALONE`] is
+//! a variant whose batches hold one request.
 //!
-//! Rejected: a shape as a key of every queue. Thirteen policies would each have to respect it, in gathering, in joining, in
-//! estimates, and one that forgot would fail its users' requests.
+//! The alternative, a shape as a key of every queue, was rejected: each of the policies would have
+//! to respect it, in gathering, in joining and in estimates, and an omission would fail users'
+//! requests.
 //!
-//! There is room for [`VARIANTS`] of all models together. Beyond it a request joins the model's own batches, and the driver's
-//! device runs such a batch in parts: slower than it need be, never wrong.
+//! There is room for [`VARIANTS`] of all models together. Beyond it a request joins the model's own
+//! batches, and the driver's device runs such a batch in parts: slower than necessary, never wrong.
 
 use crate::{Action, Control, Grant, Limits, Outbox, Prediction, Request, Scheduler, Shape, TaskDone};
 use ripieno_base::{ModelId, RequestSlot, TaskId, Time};
 use ripieno_model::{Graph, Model};
 
-/// Variants of all models at once.
+/// Number of variants of all models.
 pub(crate) const VARIANTS: usize = 64;
-/// Variants that are kept free for shapes to come, as long as there are some that nobody uses.
+/// Number of variants that are kept free for new shapes, as long as there are unused ones.
 const SPARE: usize = 8;
 /// A request or task of no variant.
 const NONE: u16 = u16::MAX;
@@ -25,34 +27,36 @@ const NONE: u16 = u16::MAX;
 /// A policy that sees each shape of a model as a model of its own.
 pub(crate) struct Shapes {
     policy: Box<dyn Scheduler>,
-    /// The models as loaded, by their ids: variants are made from them.
+    /// The models as loaded, by id, from which variants are made.
     models: Vec<Option<Box<Model>>>,
     variants: Vec<Variant>,
-    /// The id of the first variant, and from one to the next: those of a shard go to the same shard.
+    /// The id of the first variant, and the distance to the next: those of a shard belong to the
+    /// same shard.
     first: usize,
     step: usize,
-    /// Variants that stand for a shape, in or out of service.
+    /// Number of variants in use, loaded or leaving.
     taken: usize,
-    /// Of each live request and of each task in flight, its variant.
+    /// The variant of each live request and of each task in flight.
     of_request: Vec<u16>,
     of_task: Vec<u16>,
-    /// Grows with every request that has a variant: who was used last has the largest number.
+    /// Counter of requests with a variant; the last used variant has the largest number.
     uses: u64,
 }
 
-/// A model of the policy that stands for one shape.
+/// A model of the policy that represents one shape.
 #[derive(Clone, Copy, Debug)]
 struct Variant {
-    /// None: free.
+    /// The shape; none if the variant is free.
     key: Option<Key>,
-    /// Its model has been unloaded: it is freed when its last request and task have ended.
+    /// Whether its model has been unloaded: it is freed when its last request and task have ended.
     leaving: bool,
     requests: u32,
     tasks: u32,
     used: u64,
 }
 
-/// What the requests of a variant have in common. Those that share a batch with nobody have a batch size of their own rows.
+/// The common properties of a variant's requests. Requests that run alone have a batch size of
+/// their own rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Key {
     model: ModelId,
@@ -66,7 +70,7 @@ impl Key {
         Key { model: request.model, shape, rows: if shape == Shape::ALONE { request.rows } else { 0 } }
     }
 
-    /// The model that the policy sees.
+    /// Returns the model that the policy sees.
     fn model(self, model: &Model) -> Model {
         let max_batch = if self.shape == Shape::ALONE { self.rows as usize } else { model.max_batch };
         Model { max_batch, ..model.clone() }
@@ -76,13 +80,13 @@ impl Key {
 const FREE: Variant = Variant { key: None, leaving: false, requests: 0, tasks: 0, used: 0 };
 
 impl Shapes {
-    /// The bounds that the policy must be built for, in so many shards.
+    /// Returns the limits that the policy must be built for, in `shards` shards.
     pub(crate) fn widen(limits: &Limits, shards: usize) -> Limits {
         Limits { models: limits.models.next_multiple_of(shards) + VARIANTS * shards, ..*limits }
     }
 
-    /// `policy` was built for the same models and for [`Shapes::widen`] of the limits; it is the shard with this
-    /// number, of so many.
+    /// Creates the layer. `policy` was built for the same models and for [`Shapes::widen`] of the
+    /// limits; it is the shard with this number, of `shards`.
     pub(crate) fn new(
         policy: Box<dyn Scheduler>,
         models: &[Model],
@@ -108,7 +112,8 @@ impl Shapes {
         ModelId((self.first + variant * self.step) as u16)
     }
 
-    /// The variant for a request, loaded if need be; none if it joins the model's own batches.
+    /// Returns the variant for a request, loaded if necessary; none if it joins the model's own
+    /// batches.
     fn variant(&mut self, now: Time, request: &Request) -> Option<usize> {
         let key = Key::of(request);
         if key.shape == Shape::default() {
@@ -125,7 +130,7 @@ impl Shapes {
         })
     }
 
-    /// Makes room for shapes to come: variants that nobody uses go, the longest unused first.
+    /// Makes room for new shapes: unused variants are unloaded, the least recently used first.
     fn make_room(&mut self, now: Time) {
         while self.taken + SPARE > VARIANTS {
             let idle = |(_, variant): &(usize, &Variant)| {
@@ -143,7 +148,7 @@ impl Shapes {
         self.policy.on_control(now, Control::ModelUnloaded(self.id(variant)));
     }
 
-    /// Frees the variants that have gone.
+    /// Frees variants that have been unloaded.
     fn clear(&mut self) {
         for variant in &mut self.variants {
             if variant.leaving && variant.requests + variant.tasks == 0 {
@@ -153,13 +158,13 @@ impl Shapes {
         self.taken = self.variants.iter().filter(|variant| variant.key.is_some()).count();
     }
 
-    /// The variants of a model that are in service.
+    /// Returns the loaded variants of a model.
     fn of_model(&self, model: ModelId) -> Vec<usize> {
         let own = |variant: &Variant| !variant.leaving && variant.key.is_some_and(|key| key.model == model);
         self.variants.iter().enumerate().filter(|(_, variant)| own(variant)).map(|(at, _)| at).collect()
     }
 
-    /// Tells the driver of its own models, and keeps account of what the variants hold.
+    /// Replaces variants by the driver's models in actions, and counts their requests and tasks.
     fn translate(&mut self, out: &mut Outbox) {
         let (first, step) = (self.first, self.step);
         for action in out.actions_mut() {

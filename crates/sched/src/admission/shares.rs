@@ -1,48 +1,49 @@
-//! Whose turn it is when there is too much: max-min fair shares of the devices between models, and of a model's share
-//! between its clients.
+//! Max-min fair shares of the devices between models, and of a model's share between its clients.
 //!
-//! A *flow* is what one client sends to one model. Its demand is the device time a second that its requests ask for, in a
-//! window of about a second, and of a quarter of one. While all demands together fit in both, nobody is held back. When they do
-//! not, each has a share of the devices: models in proportion to their weights, clients of a model equally, and what somebody
-//! does not need goes to the others. Who asks for less than the share is let in whole. Who asks for more gives way to them
-//! ([`YieldsTo`]): it leaves room in the queue. If somebody who asks for little, or has little, loses requests all the same, those who
-//! ask for more are let in at the rate of their shares, by a token bucket, for a minute from then on.
+//! A *flow* is the requests of one client to one model. Its demand is the device time per second of
+//! its requests, over a window of about a second, and of a quarter of one. While all demands fit in
+//! both, no flow is limited. Otherwise each has a share of the devices: models in proportion to
+//! their weights, clients of a model equally, and unneeded parts go to the others. A flow below its
+//! share is admitted whole. A flow above it yields to those ([`YieldsTo`]): it leaves room in the
+//! queue. If a flow with a small demand, or with few answers, still loses requests, flows above
+//! their share are admitted at the rate of their shares, by a token bucket, for the next minute.
 //!
-//! How much fits is reckoned from profiles and corrected by what is seen: when flows that are let in whole lose requests
-//! all the same, less is given to the others.
+//! The capacity is estimated from profiles and corrected by observation: if flows that are admitted
+//! whole still lose requests, the others get less.
 //!
-//! Rejected: fair queueing in front of the policy. It would hold requests back from policies that choose batches by what waits, and
-//! a wait there is time that the request lacks later. Fair shares of each policy's own queues: there are a dozen.
+//! Rejected alternatives: fair queueing in front of the policy would delay requests of policies
+//! that choose batches by the waiting ones, and this delay reduces their remaining time. Fair
+//! shares within each policy's own queues would be needed in a dozen policies.
 
 use super::devices::DeviceTimes;
 use crate::Limits;
 use ripieno_base::{ModelId, Nanos, Time};
 
-/// Clients of a model that are told apart; further ones share with one of these.
+/// Number of distinguished clients of a model; further ones share a flow with one of these.
 pub(crate) const CLIENTS: usize = 64;
 const TICK_NS: i64 = 125_000_000;
-/// Demands fade by one part in so many each tick, and so are known over that many ticks: a second.
+/// Number of ticks over which demands fade: a second.
 const FADE: i64 = 8;
-/// That somebody was hurt is remembered for so many ticks: a minute. If somebody is hurt again within as long after that, it is
-/// remembered twice as long: an hour at most.
+/// Number of ticks for which a hurt flow is remembered: a minute. If a flow is hurt again within as
+/// long after that, the time doubles, up to an hour.
 const REMEMBERED: i64 = 480;
 const LONGEST: i64 = 60 * REMEMBERED;
-/// So many lost requests hurt; one in a second is forgiven.
-const HURT: u16 = 8;
+/// Number of lost requests that hurt a flow; one per second is forgiven.
+const HARMED: u16 = 8;
 const SECOND: Nanos = Nanos(1_000_000_000);
-/// The part of the devices that is divided, in parts of 1024: at most all, at least half.
+/// Bounds on the part of the devices that is divided, in parts of 1024.
 const ALL: i64 = 1024;
 const LEAST: i64 = 512;
-/// One, as a fraction of a second that a flow is known.
+/// The value 1 of the fraction of a second for which a flow is known.
 const WHOLE: i64 = 1 << 20;
-/// Recent demands stand for one part in so many of a second.
+/// Reciprocal of the part of a second that recent demands cover.
 const RECENT: i64 = 4;
-/// One lost request in so many of those who may not lose any is too much.
+/// Reciprocal of the tolerated part of lost requests of flows that may not lose any.
 const LOSS: i64 = 64;
-/// Of so many refused requests of a lower priority in a row, one is let in.
+/// Number of consecutive refused requests of a lower priority after which one is admitted.
 const STARVED: u8 = 16;
 
-/// The flows and what each may have.
+/// The flows and their shares.
 #[derive(Debug)]
 pub(crate) struct Shares {
     flows: Vec<Flow>,
@@ -50,69 +51,72 @@ pub(crate) struct Shares {
     active: Vec<u32>,
     weights: Vec<u32>,
     tick: i64,
-    /// Until which tick somebody who asks for less than an equal part, or has less than half of one, has lost requests of late.
-    hurt_until: i64,
-    /// For how many ticks that is remembered.
+    /// Tick until which the loss of a flow with less than an equal part, or with few answers, is
+    /// remembered.
+    harmed_until: i64,
+    /// Number of ticks for which a loss is remembered.
     remembered: i64,
-    /// Since when those who ask for more have been held back: who is late from before says nothing of what is divided.
+    /// Time since which flows above their share have been limited: earlier requests say nothing
+    /// about the division.
     held_since: Time,
-    /// Device time a second, all of it.
+    /// Total device time per second.
     capacity: i64,
-    /// What is divided, in parts of [`ALL`].
+    /// The divided part, in parts of [`ALL`].
     divided: i64,
-    /// Room for dividing: models, and the clients of one.
+    /// Scratch memory for dividing: models, and the clients of one.
     claims: Vec<Claim>,
     parts: Vec<Claim>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Flow {
-    /// Device time asked for, fading: in a steady state that of a second.
+    /// Demanded device time, fading: in a steady state that of a second.
     demand: i64,
-    /// The part of a second that it stands for, in parts of [`WHOLE`]: less than all as long as the flow is young.
+    /// The part of a second that it covers, in parts of [`WHOLE`]: less than all while the flow is
+    /// young.
     known: i64,
-    /// What was asked for, fading faster: in a steady state that of a quarter of a second.
+    /// Demanded device time, fading faster: in a steady state that of a quarter of a second.
     recent: i64,
-    /// The same of what was answered in time.
+    /// Device time of answers in time, fading like the demand.
     had: i64,
-    /// To whom it gives way.
+    /// The flows that it yields to.
     yields: YieldsTo,
-    /// Nanoseconds a second that it may have; none: as much as it asks for.
+    /// Allowed device time in nanoseconds per second; none means unlimited.
     allowed: Option<i64>,
     tokens: i64,
     filled: Time,
-    /// Of what was let in: work, and the part that was not answered in time.
+    /// Admitted work, and the part that was not answered in time.
     passed: i64,
     lost: i64,
     losses: u16,
-    /// For how many ticks the last of them has not been forgiven.
+    /// Number of ticks since a loss was last forgiven.
     losses_age: u8,
-    /// The highest priority of the last second, and how long ago it was seen.
+    /// The highest priority of the last second, and its age.
     top: u8,
-    /// Whether one was seen.
+    /// Whether a priority was seen.
     ranked: bool,
     top_age: u8,
-    /// Whether it has had several priorities lately.
+    /// Whether it has had several priorities recently.
     mixed: bool,
     starved: u8,
 }
 
-/// Who asks for less than the share, seen from a flow that asks for more.
+/// The flows below their share, from the view of a flow above it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum YieldsTo {
-    /// Nobody, or it does not ask for more itself.
+    /// None, or the flow is not above its share itself.
     #[default]
-    Nobody,
+    Nothing,
     /// Other models.
     Models,
-    /// Other clients of its model, perhaps other models as well.
+    /// Other clients of its model, possibly other models as well.
     Clients,
 }
 
-/// What a flow asks for in a second.
+/// The demand of a flow per second.
 type DemandOf = fn(&Flow) -> i64;
 
-/// Somebody's demand, weight, and name.
+/// The demand and weight of a model or flow.
 #[derive(Clone, Copy, Debug)]
 struct Claim {
     demand: i64,
@@ -128,7 +132,7 @@ impl Shares {
             active: Vec::with_capacity(flows),
             weights: vec![1; limits.models],
             tick: 0,
-            hurt_until: i64::MIN / 2,
+            harmed_until: i64::MIN / 2,
             remembered: REMEMBERED,
             held_since: Time::ORIGIN,
             capacity: 0,
@@ -142,30 +146,30 @@ impl Shares {
         self.weights[model.index()] = weight.max(1);
     }
 
-    /// The flow of a client's requests for a model.
+    /// Returns the flow of a client's requests for a model.
     pub(crate) fn flow(model: ModelId, client: u16) -> u32 {
         (model.index() * CLIENTS + usize::from(client) % CLIENTS) as u32
     }
 
-    /// To whom a flow gives way since it asks for more than its share.
+    /// Returns the flows that a flow above its share yields to.
     pub(crate) fn yields(&self, flow: u32) -> YieldsTo {
         self.flows[flow as usize].yields
     }
 
-    /// Whether requests of a higher priority than this have come lately.
+    /// Returns whether requests of a higher priority have arrived recently.
     pub(crate) fn is_outranked(&self, flow: u32, priority: u8) -> bool {
         self.flows[flow as usize].top > priority
     }
 
-    /// A request that asks for `work` has come: whether its flow may have it.
-    pub(crate) fn ask(&mut self, now: Time, flow: u32, work: i64, priority: u8) -> bool {
+    /// Records a request that demands `work`; returns whether its flow may have it.
+    pub(crate) fn admit(&mut self, now: Time, flow: u32, work: i64, priority: u8) -> bool {
         let known = &mut self.flows[flow as usize];
         if known.demand == 0 {
             self.active.push(flow);
         }
         known.demand = known.demand.saturating_add(work);
         known.recent = known.recent.saturating_add(work);
-        known.rank(priority);
+        known.note_priority(priority);
         let may = known.take(now, work, priority);
         if may {
             known.passed = known.passed.saturating_add(work);
@@ -173,37 +177,38 @@ impl Shares {
         may
     }
 
-    /// A request that came at `entered` has not been answered in time, or was not let in since it would not have been.
+    /// Records a request that arrived at `entered` and was not answered in time, or was refused for
+    /// that reason.
     pub(crate) fn on_loss(&mut self, entered: Time, flow: u32, work: i64) {
         let known = &mut self.flows[flow as usize];
         if entered >= self.held_since {
             known.lost = known.lost.saturating_add(work);
         }
-        known.losses = (known.losses + 1).min(2 * HURT);
+        known.losses = (known.losses + 1).min(2 * HARMED);
         let little =
             known.demand.min(known.had.saturating_mul(2)).saturating_mul(self.active.len() as i64) < self.capacity;
-        if little && known.losses >= HURT {
-            if self.tick >= self.hurt_until {
-                let again = self.tick - self.hurt_until < self.remembered;
+        if little && known.losses >= HARMED {
+            if self.tick >= self.harmed_until {
+                let again = self.tick - self.harmed_until < self.remembered;
                 self.remembered = if again { (2 * self.remembered).min(LONGEST) } else { REMEMBERED };
             }
-            self.hurt_until = self.tick + self.remembered;
+            self.harmed_until = self.tick + self.remembered;
         }
     }
 
-    /// A request that was let in has been answered in time.
+    /// Records an admitted request that has been answered in time.
     pub(crate) fn on_answer(&mut self, flow: u32, work: i64) {
         let known = &mut self.flows[flow as usize];
         known.had = known.had.saturating_add(work);
     }
 
-    /// A request was withdrawn: nobody wants its work any more.
+    /// Records a withdrawn request, whose work is no longer demanded.
     pub(crate) fn on_withdrawal(&mut self, flow: u32, work: i64) {
         let known = &mut self.flows[flow as usize];
         known.demand = (known.demand - work).max(i64::from(known.demand > 0));
     }
 
-    /// Divides anew if it is time; whether it was.
+    /// Divides the devices again if a tick has passed; returns whether it has.
     pub(crate) fn tick(&mut self, now: Time, devices: &DeviceTimes) -> bool {
         let tick = now.0.div_euclid(TICK_NS);
         let passed = tick - self.tick;
@@ -221,7 +226,7 @@ impl Shares {
         true
     }
 
-    /// Demands have been seen for so many ticks more.
+    /// Records that demands have been observed for `ticks` more ticks.
     fn grow(&mut self, ticks: i64) {
         for &flow in &self.active {
             let known = &mut self.flows[flow as usize].known;
@@ -229,7 +234,7 @@ impl Shares {
         }
     }
 
-    /// Gives the others less when those who ask for little lose requests.
+    /// Reduces the divided part if flows with small demands lose requests.
     fn adapt(&mut self) {
         let (mut passed, mut lost, mut held) = (0_i64, 0_i64, false);
         for flow in self.active.iter().map(|&flow| &self.flows[flow as usize]) {
@@ -238,16 +243,18 @@ impl Shares {
                 None => (passed, lost) = (passed.saturating_add(flow.passed), lost.saturating_add(flow.lost)),
             }
         }
-        let hurt = held && lost.saturating_mul(LOSS) > passed;
-        self.divided = if hurt { self.divided - self.divided / 64 } else { self.divided + 2 }.clamp(LEAST, ALL);
+        let harmed = held && lost.saturating_mul(LOSS) > passed;
+        self.divided = if harmed { self.divided - self.divided / 64 } else { self.divided + 2 }.clamp(LEAST, ALL);
     }
 
-    /// Max-min fair shares: between models by weight, then between the clients of each model that asks for more.
+    /// Divides in max-min fair shares: between models by weight, then between the clients of each
+    /// model above its share.
     fn divide(&mut self, now: Time) {
         let flows = || self.active.iter().map(|&flow| &self.flows[flow as usize]);
         let (several, mixed) = (self.active.len() > 1, flows().any(|flow| flow.mixed));
-        let contended = mixed || (several && self.tick < self.hurt_until);
-        // What fits over a second may not fit now: a load that has just begun fills the queue within less than that.
+        let contended = mixed || (several && self.tick < self.harmed_until);
+        // A demand that fits over a second may not fit now: a load that has just begun fills the
+        // queue in less time.
         let mut demand: DemandOf = Flow::rate;
         let mut level = self.level(demand);
         let steps_up = level.is_none();
@@ -274,20 +281,20 @@ impl Shares {
                 let known = &mut flows[flow as usize];
                 let claim = Claim { demand: demand(known), weight: 1, name: flow };
                 let share = level.map(|level| level.share(&claim)).filter(|&share| share < claim.demand);
-                known.yields = if share.is_some() { YieldsTo::Clients } else { YieldsTo::Nobody };
+                known.yields = if share.is_some() { YieldsTo::Clients } else { YieldsTo::Nothing };
                 known.allow(now, share.filter(|_| holds));
             }
         }
         self.find_modest();
     }
 
-    /// Who asks for more gives way only to those who do not, where there are any.
+    /// Restricts yielding to cases with a flow that is below its share.
     fn find_modest(&mut self) {
         let Shares { flows, active, claims, .. } = self;
-        let modest = |flows: &[Flow], flow: u32| flows[flow as usize].yields == YieldsTo::Nobody;
+        let modest = |flows: &[Flow], flow: u32| flows[flow as usize].yields == YieldsTo::Nothing;
         let most = match active.iter().any(|&flow| modest(flows, flow)) {
             true => YieldsTo::Models,
-            false => YieldsTo::Nobody,
+            false => YieldsTo::Nothing,
         };
         for claim in claims.iter() {
             let own = || active.iter().copied().filter(|flow| flow / CLIENTS as u32 == claim.name);
@@ -297,7 +304,8 @@ impl Shares {
         }
     }
 
-    /// How much each model may have if their demands do not all fit; leaves the claims in order.
+    /// Returns the level of models' shares if their demands do not all fit; leaves the claims in
+    /// order.
     fn level(&mut self, demand: DemandOf) -> Option<Level> {
         let Shares { flows, active, weights, claims, .. } = self;
         claims.clear();
@@ -331,12 +339,12 @@ impl Shares {
 }
 
 impl Flow {
-    /// Device time asked for in a second.
+    /// Returns the demanded device time per second.
     fn rate(&self) -> i64 {
         (i128::from(self.demand) * i128::from(WHOLE) / i128::from(self.known.max(WHOLE / FADE))) as i64
     }
 
-    fn rank(&mut self, priority: u8) {
+    fn note_priority(&mut self, priority: u8) {
         self.mixed |= self.ranked && priority != self.top;
         self.ranked = true;
         if priority >= self.top {
@@ -363,12 +371,13 @@ impl Flow {
         self.allowed = share;
     }
 
-    /// Takes tokens for `work`, if it is held back. A lower priority leaves half the bucket to the higher ones.
+    /// Takes tokens for `work`, if the flow is limited. A lower priority leaves half the bucket to
+    /// higher ones.
     fn take(&mut self, now: Time, work: i64, priority: u8) -> bool {
         let Some(rate) = self.allowed else { return true };
         let (burst, passed) = ((rate / 4).max(work), now - self.filled);
         let more = (i128::from(rate) * i128::from(passed.0) / i128::from(SECOND.0)).min(i128::from(burst)) as i64;
-        // Small steps are kept for later, so that rounding takes nothing away.
+        // Small steps are kept for later, so that rounding loses nothing.
         if more > 0 {
             (self.tokens, self.filled) = ((self.tokens + more).min(burst), now);
         }
@@ -384,7 +393,7 @@ impl Flow {
     }
 }
 
-/// How much each unit of weight has when demands do not all fit.
+/// The share per unit of weight if demands do not all fit.
 #[derive(Clone, Copy, Debug)]
 struct Level {
     left: i64,
@@ -397,7 +406,7 @@ impl Level {
     }
 }
 
-/// Divides `capacity` between claims by weight, those who want least for their weight first; none if all fit.
+/// Divides `capacity` between claims by weight, smallest demand per weight first; none if all fit.
 fn fill(claims: &mut [Claim], capacity: i64) -> Option<Level> {
     let by_need = |a: &Claim, b: &Claim| {
         let (left, right) = (i128::from(a.demand) * i128::from(b.weight), i128::from(b.demand) * i128::from(a.weight));
@@ -422,7 +431,8 @@ mod tests {
     const LIMITS: Limits = Limits { requests: 1, models: 3, devices: 1, lanes: 1, depth: 1, batch: 1, nodes: 0 };
     const MS: i64 = 1_000_000;
 
-    /// What each flow is let in of per second of device time, in hundredths, when it asks for so much of it every millisecond.
+    /// Returns the admitted device time of each flow, in hundredths, when it demands this much
+    /// every millisecond.
     fn served(shares: &mut Shares, flows: &[(u32, i64, u8)]) -> Vec<i64> {
         let mut passed = vec![0; flows.len()];
         for at in 0..20_000 {
@@ -433,7 +443,7 @@ mod tests {
             }
             for (&(flow, percent, priority), passed) in flows.iter().zip(&mut passed) {
                 let work = percent * MS / 100;
-                if shares.ask(now, flow, work, priority) && at >= 10_000 {
+                if shares.admit(now, flow, work, priority) && at >= 10_000 {
                     *passed += work;
                 }
             }
@@ -442,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_for_less_than_the_share_has_all_of_it_and_the_others_divide_the_rest() {
+    fn a_flow_below_its_share_is_admitted_whole_and_the_others_divide_the_rest() {
         let flows = [(0, 10, 0), (CLIENTS as u32, 300, 0), (2 * CLIENTS as u32, 90, 0)];
         let mut shares = Shares::new(&LIMITS);
         assert_eq!(served(&mut shares, &flows), [10, 45, 45]);
@@ -452,22 +462,22 @@ mod tests {
     }
 
     #[test]
-    fn clients_divide_what_their_model_has() {
+    fn clients_divide_the_share_of_their_model() {
         let flows = [(1, 5, 0), (0, 200, 0), (2, 200, 0), (CLIENTS as u32, 200, 0)];
         assert_eq!(served(&mut Shares::new(&LIMITS), &flows), [5, 23, 23, 50]);
     }
 
     #[test]
-    fn nobody_is_held_back_unless_somebody_who_asks_for_little_is_hurt() {
+    fn no_flow_is_limited_unless_a_small_one_loses_requests() {
         let mut shares = Shares::new(&LIMITS);
         let mut asks = |at: i64, lose: bool| {
             let now = Time(at * MS);
             shares.tick(now, &DeviceTimes::new(&LIMITS, 1));
-            let little = shares.ask(now, 0, MS / 100, 0);
+            let little = shares.admit(now, 0, MS / 100, 0);
             if lose {
                 shares.on_loss(now, 0, MS / 100);
             }
-            (little, (0..4).filter(|_| shares.ask(now, CLIENTS as u32, MS, 0)).count())
+            (little, (0..4).filter(|_| shares.admit(now, CLIENTS as u32, MS, 0)).count())
         };
         assert!((0..5_000).all(|at| asks(at, false) == (true, 4)));
         for at in 5_000..5_300 {
@@ -485,12 +495,12 @@ mod tests {
             let now = Time(at * MS);
             shares.tick(now, &DeviceTimes::new(&LIMITS, 1));
             if at % 50 == 0 {
-                assert!(shares.ask(now, 0, MS / 100, 0));
+                assert!(shares.admit(now, 0, MS / 100, 0));
             }
             if at % 1_200 == 0 {
                 shares.on_loss(now, 0, MS / 100);
             }
-            assert!((0..4).all(|_| shares.ask(now, CLIENTS as u32, MS, 0)), "{at} ms");
+            assert!((0..4).all(|_| shares.admit(now, CLIENTS as u32, MS, 0)), "{at} ms");
         }
     }
 

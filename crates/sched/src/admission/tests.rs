@@ -1,4 +1,4 @@
-//! The door in front of a real policy, on one device that is slower than its profile says.
+//! Admission control in front of a real policy, on one device that is slower than its profile.
 
 use crate::{
     Action, Control, Limits, Options, Outbox, Outcome, Request, RequestClass, Scheduler, Setup, TaskDone, build_served,
@@ -13,8 +13,8 @@ fn ms(millis: i64) -> Time {
     Time::ORIGIN + Nanos::from_millis(millis)
 }
 
-/// Models with a target of 400 ms, by microseconds for one row and for each further one.
-fn door() -> Box<dyn Scheduler> {
+/// Models with an SLO of 400 ms, by microseconds for one row and for each further one.
+fn scheduler() -> Box<dyn Scheduler> {
     let model = |&(name, first, more): &(&str, i64, i64)| {
         let table: Vec<_> = (0..8).map(|at| Nanos((first + more * at) * 1000)).collect();
         Model::whole(name, Profile::from_table(&table).unwrap(), Nanos::from_millis(400))
@@ -23,47 +23,47 @@ fn door() -> Box<dyn Scheduler> {
     build_served("lazy", &setup, &Options::default()).unwrap()
 }
 
-/// Whether a request of one row that comes at `now` is let in.
-fn is_let_in(door: &mut dyn Scheduler, now: i64, slot: u32, model: u16, within: i64) -> bool {
+/// Returns whether a request of one row that arrives at `now` is admitted.
+fn is_admitted(scheduler: &mut dyn Scheduler, now: i64, slot: u32, model: u16, within: i64) -> bool {
     let (arrived, deadline, slot) = (ms(now), ms(now + within), RequestSlot(slot));
     let class = RequestClass::default();
-    door.on_request(
+    scheduler.on_request(
         arrived,
         &Request { slot, model: ModelId(model), arrived, deadline, rows: 1, extent: Extent::ONE, class },
     );
     let mut out = Outbox::new(&LIMITS);
-    door.settle(arrived, &mut out);
+    scheduler.settle(arrived, &mut out);
     !out.actions().iter().any(|action| matches!(action, Action::Reject { request, .. } if *request == slot))
 }
 
 #[test]
 fn a_starved_request_does_not_shut_out_those_of_its_model_that_can_be_in_time() {
-    let mut door = door();
-    assert!(is_let_in(&mut *door, 0, 0, 0, 400), "it runs, for longer than it should");
-    assert!(is_let_in(&mut *door, 1, 1, 1, 299), "as things stand, it will be in time");
+    let mut scheduler = scheduler();
+    assert!(is_admitted(&mut *scheduler, 0, 0, 0, 400), "it runs, for longer than it should");
+    assert!(is_admitted(&mut *scheduler, 1, 1, 1, 299), "as things stand, it will be in time");
     // Its margin is used up; a further row would delay it by 10 us.
-    assert!(is_let_in(&mut *door, 260, 2, 1, 400));
-    assert!(is_let_in(&mut *door, 261, 3, 1, 400));
+    assert!(is_admitted(&mut *scheduler, 260, 2, 1, 400));
+    assert!(is_admitted(&mut *scheduler, 261, 3, 1, 400));
 }
 
 #[test]
 fn a_batch_does_not_grow_until_its_oldest_request_is_late_unless_it_is() {
-    let mut door = door();
-    assert!(is_let_in(&mut *door, 0, 0, 0, 400));
-    assert!(is_let_in(&mut *door, 1, 1, 2, 299));
+    let mut scheduler = scheduler();
+    assert!(is_admitted(&mut *scheduler, 0, 0, 0, 400));
+    assert!(is_admitted(&mut *scheduler, 1, 1, 2, 299));
     // 20 ms more for each row: with this one, it would be late.
-    assert!(!is_let_in(&mut *door, 265, 2, 2, 400));
-    assert!(is_let_in(&mut *door, 301, 3, 2, 400), "now it is late");
+    assert!(!is_admitted(&mut *scheduler, 265, 2, 2, 400));
+    assert!(is_admitted(&mut *scheduler, 301, 3, 2, 400), "now it is late");
 }
 
-/// Two devices that serve one request of 10 ms at a time, of which one comes to take four times as long.
+/// Two devices that serve one request of 10 ms at a time, one of which becomes four times as slow.
 struct Uneven {
-    door: Box<dyn Scheduler>,
+    scheduler: Box<dyn Scheduler>,
     free: Vec<RequestSlot>,
-    /// Tasks in flight: their ends, ids, and who is in them.
+    /// Tasks in flight: their ends, ids, and members.
     running: Vec<(Time, TaskId, RequestSlot)>,
     arrived: Vec<Time>,
-    /// Latencies of those that were answered in each second.
+    /// Latencies of the requests that were answered in each second.
     answered: Vec<Vec<Nanos>>,
 }
 
@@ -74,30 +74,37 @@ impl Uneven {
         let profile = Profile::from_table(&[Nanos::from_millis(10)]).unwrap();
         let models = vec![Model::whole("m", profile, Nanos::from_millis(200))];
         let setup = Setup { models, devices: 2, limits: UNEVEN };
-        let door = build_served("serial", &setup, &Options::default()).unwrap();
+        let scheduler = build_served("serial", &setup, &Options::default()).unwrap();
         let free = (0..UNEVEN.requests as u32).map(RequestSlot).collect();
-        Uneven { door, free, running: Vec::new(), arrived: vec![Time::ORIGIN; 256], answered: vec![Vec::new(); 10] }
+        Uneven {
+            scheduler,
+            free,
+            running: Vec::new(),
+            arrived: vec![Time::ORIGIN; 256],
+            answered: vec![Vec::new(); 10],
+        }
     }
 
-    /// Ten seconds of 250 requests/s, twice of what the devices do; from the third on one device is slow, which is told after so
-    /// many seconds.
-    fn run(mut self, told_after: i64) -> Vec<Vec<Nanos>> {
+    /// Runs ten seconds of 250 requests/s, twice the capacity; from the third on one device is
+    /// slow, which is reported after `reported_after` seconds.
+    fn run(mut self, reported_after: i64) -> Vec<Vec<Nanos>> {
         for millis in 0..10_000 {
             let now = ms(millis);
-            if millis == told_after * 1_000 {
-                self.door.on_control(now, Control::DeviceSlowed { device: DeviceId(1), percent: 400 });
+            if millis == reported_after * 1_000 {
+                self.scheduler.on_control(now, Control::DeviceSlowed { device: DeviceId(1), percent: 400 });
             }
             while let Some(at) = self.running.iter().position(|(end, ..)| *end <= now) {
                 let (_, task, _) = self.running.swap_remove(at);
-                self.door.on_task_done(now, &TaskDone { task, outcome: Outcome::Ok, ended: &[], skips: &[] });
+                self.scheduler.on_task_done(now, &TaskDone { task, outcome: Outcome::Ok, ended: &[], skips: &[] });
             }
             if millis % 4 == 0 {
-                let (slot, class) = (self.free.pop().expect("the door keeps the queue short"), RequestClass::default());
+                let (slot, class) =
+                    (self.free.pop().expect("admission control keeps the queue short"), RequestClass::default());
                 self.arrived[slot.index()] = now;
                 let deadline = now + Nanos::from_millis(200);
                 let (model, extent) = (ModelId(0), Extent::ONE);
                 let request = Request { slot, model, arrived: now, deadline, rows: 1, extent, class };
-                self.door.on_request(now, &request);
+                self.scheduler.on_request(now, &request);
             }
             self.settle(now);
         }
@@ -106,13 +113,13 @@ impl Uneven {
 
     fn settle(&mut self, now: Time) {
         let mut out = Outbox::new(&UNEVEN);
-        self.door.settle(now, &mut out);
+        self.scheduler.settle(now, &mut out);
         for action in out.actions() {
             match *action {
                 Action::Start { task, device, .. } => {
                     let slow = device == DeviceId(1) && now >= ms(2_000);
                     let end = now + Nanos::from_millis(if slow { 40 } else { 10 });
-                    self.running.push((end, task, self.door.members(task)[0]));
+                    self.running.push((end, task, self.scheduler.members(task)[0]));
                 }
                 Action::Finish { request } => {
                     let second = (now - Time::ORIGIN).0 / 1_000_000_000;
@@ -130,11 +137,12 @@ impl Uneven {
 fn a_device_that_is_slower_counts_once_whether_announced_or_learnt_before() {
     let slo = Nanos::from_millis(200);
     let late = |seconds: &[Vec<Nanos>]| seconds.iter().flatten().filter(|latency| **latency > slo).count();
-    let [at_once, later, never] = [2, 4, 10].map(|told_after| Uneven::new().run(told_after));
-    // Who was let in before has bad luck; who comes later is not let in to be late.
+    let [at_once, later, never] = [2, 4, 10].map(|reported_after| Uneven::new().run(reported_after));
+    // Requests admitted before are unlucky; later ones are not admitted to be late.
     assert!(late(&at_once[..3]) * 2 < late(&never[..3]), "{} of {}", late(&at_once[..3]), late(&never[..3]));
     assert!(late(&at_once[3..]) <= 25 && late(&later[5..]) <= 25, "a margin is tried out");
-    // If the devices were thought to do less than they do, the queue would be kept shorter. A margin for what was wrong before stays.
+    // If the devices' capacity were underestimated, the queue would be shorter. A margin for
+    // earlier errors stays.
     for (answered, least) in at_once[3..].iter().map(|of| (of, 190)).chain(later[5..].iter().map(|of| (of, 160))) {
         let longest = answered.iter().max().expect("something was answered");
         assert!(answered.len() >= 124 && *longest > Nanos::from_millis(least), "{} in {longest:?}", answered.len());

@@ -1,20 +1,22 @@
-//! One candidate a model, ranked: what a scheduler needs that sees all requests and decides for all devices.
+//! Ranked candidates, one per model, for a scheduler that sees all requests and decides for all
+//! devices.
 //!
-//! A candidate is computed for the moment at which the device at hand can begin, and stays the best one until its queue
-//! changes or its latest moment passes: until then no later moment allows a larger batch. So only models that were
-//! touched, or whose candidate has passed, are computed anew, and a decision costs O(log models).
+//! A candidate is computed for the time at which the device can begin, and stays the best one until
+//! its queue changes or its latest start passes: until then no later time allows a larger batch.
+//! Only models that were touched, or whose candidate has passed, are recomputed, so a decision
+//! costs O(log models).
 
 use super::placement::DeviceTable;
 use super::pool::{Aim, BatchPool, PoolCandidate};
 use crate::Outbox;
 use ripieno_base::{DeviceId, IndexedHeap, ModelId, Time};
 
-/// Which requests form a batch.
+/// The selection of requests for a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CentralGather {
-    /// From the head as many as its deadline allows.
+    /// A prefix of the queue that the deadline of its head allows.
     Prefix,
-    /// The largest batch that can be formed at all; heads before it are passed over.
+    /// The largest possible batch; heads before it are passed over.
     Largest,
 }
 
@@ -26,13 +28,13 @@ pub(crate) struct Central<R> {
     candidates: Vec<Option<PoolCandidate>>,
     /// Models with a candidate, the best first.
     ranked: IndexedHeap<R>,
-    /// The same by the latest moment of the candidate.
+    /// The same models by the latest start of the candidate.
     passing: IndexedHeap<Time>,
     touched: Vec<u16>,
     is_touched: Vec<bool>,
-    /// For when the candidates were computed.
+    /// The start time for which the candidates were computed.
     at: Time,
-    /// Devices that proved too slow for what waits.
+    /// Devices that proved too slow for all waiting requests.
     slow: Vec<DeviceId>,
 }
 
@@ -51,22 +53,22 @@ impl<R: Copy + Ord + Default> Central<R> {
         }
     }
 
-    /// The model's candidate may be another one.
+    /// Marks a model whose candidate may have changed.
     pub(crate) fn touch(&mut self, model: usize) {
         if !std::mem::replace(&mut self.is_touched[model], true) {
             self.touched.push(model as u16);
         }
     }
 
-    /// Any candidate may be another one.
+    /// Marks all models.
     pub(crate) fn touch_all(&mut self) {
         (0..self.candidates.len()).for_each(|model| self.touch(model));
     }
 
-    /// Brings the candidates up to date for a batch that begins at `at`.
+    /// Updates the candidates for a batch that begins at `at`.
     pub(crate) fn refresh(&mut self, pool: &BatchPool, at: Time) {
         if at < self.at {
-            // An earlier moment may allow larger batches.
+            // An earlier time may allow larger batches.
             self.touch_all();
         }
         self.at = at;
@@ -98,12 +100,12 @@ impl<R: Copy + Ord + Default> Central<R> {
         pool.gather(model, at, percent, Aim { target, cap })
     }
 
-    /// The best candidate; call [`Central::refresh`] before.
+    /// Returns the best candidate; call [`Central::refresh`] before.
     pub(crate) fn best(&self) -> Option<PoolCandidate> {
         self.ranked.peek().and_then(|(_, model)| self.candidates[model])
     }
 
-    /// Commits the best batch that can begin at `at` to a device. False if there is nothing for any device.
+    /// Commits the best batch that can begin at `at` to a device. Returns false if there is none.
     pub(crate) fn give(
         &mut self,
         now: Time,
@@ -122,7 +124,8 @@ impl<R: Copy + Ord + Default> Central<R> {
         }
     }
 
-    /// Commits the best batch that can begin at `at` to a device, if it has so many rows there. False if it has not.
+    /// Commits the best batch that can begin at `at` to a device, if it has at least `least` rows
+    /// there. Returns false if not.
     pub(crate) fn give_large(
         &mut self,
         now: Time,
@@ -162,7 +165,7 @@ impl<R: Copy + Ord + Default> Central<R> {
         }
     }
 
-    /// Lets a free device run what is late anyway.
+    /// Commits overdue requests to a free device.
     fn give_overdue(&mut self, now: Time, device: DeviceId, table: &mut DeviceTable, out: &mut Outbox) -> bool {
         let may = |queue: usize| table.pool.has_instance(ModelId(queue as u16));
         let Some(queue) = table.pool.oldest_overdue(may).filter(|_| table.is_free(device)) else {
@@ -173,7 +176,7 @@ impl<R: Copy + Ord + Default> Central<R> {
         true
     }
 
-    /// Ends a round: devices that were set aside are there again.
+    /// Ends a round: devices that were set aside are available again.
     pub(crate) fn end_round(&mut self, now: Time, table: &mut DeviceTable) {
         while let Some(device) = self.slow.pop() {
             table.bring_back(now, device);

@@ -1,14 +1,18 @@
-//! Cohorts: requests of one model that run together, whom others join, leave and are split from on the way.
+//! Cohorts: requests of one model that run together, with operations to open, merge, split and
+//! advance them.
 //!
-//! A cohort stands before one block, or runs it. A member of it that has done with the block, or skips it, *rests* until the
-//! cohort is at the block that this member goes on with: the cohort moves on once all rest, to the first block that any of them wants.
-//! Two cohorts before the same block can become one, whatever steps their members are at, and any one can become two.
+//! A cohort is before one block, or runs it. A member that has finished the block, or skips it,
+//! *rests* until the cohort is at the block that this member continues with. Once all members rest,
+//! the cohort advances to the first block that any of them continues with. Two cohorts before the
+//! same block can merge, whatever steps their members are at, and any cohort can be split.
 //!
-//! This is the mechanism; what is done when is up to policies: whom a cohort is opened for, which one runs next, who merges
-//! with whom, where one is split. Newcomers that catch up with a batch are a cohort of their own until both stand before the same
-//! block; meanwhile the policy lets the other one stand. Each policy keeps beside a cohort what is its own, as `T`.
+//! This module is the mechanism. Policies decide which requests open a cohort, which one runs next,
+//! and when cohorts merge or split. Newcomers that catch up with a batch are a cohort of their own
+//! until both are before the same block; meanwhile the policy pauses the other one. Each policy
+//! keeps its own data per cohort, as `T`.
 //!
-//! Public, so that a policy of one's own can be made of the same operations: `crates/sim/examples/meta_operations.rs`.
+//! It is public, so that a user's own policy can use the same operations:
+//! `crates/sim/examples/meta_operations.rs`.
 
 use super::tasks::Tasks;
 use crate::{Outcome, Request, TaskDone};
@@ -18,49 +22,49 @@ use ripieno_model::{Extent, Model, Onward, Position};
 /// No block: the walk is over.
 const OVER: BlockId = BlockId(u16::MAX);
 
-/// A cohort's place in the table. Reused once the cohort has ended.
+/// Index of a cohort in the table. Reused once the cohort has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CohortId(u32);
 
 /// Requests that run together.
 #[derive(Clone, Copy, Debug)]
 pub struct Cohort<T> {
-    /// The model of all of them.
+    /// The model of all members.
     pub model: ModelId,
-    /// The block that it runs or stands before.
+    /// The block that it runs or is before.
     pub block: BlockId,
     /// Rows of all members.
     pub rows: usize,
-    /// What its members are padded to: the length of the longest that it had when it began.
+    /// Padded length of its members: the longest among those it had when it began.
     pub length: u32,
-    /// Whether its block is under way.
+    /// Whether its block is running.
     pub runs: bool,
-    /// What a policy keeps beside.
+    /// Data of the policy.
     pub own: T,
     members: List,
 }
 
 impl<T> Cohort<T> {
-    /// How many members it has.
+    /// Returns the number of members.
     pub fn len(&self) -> usize {
         self.members.len()
     }
 
-    /// Whether it has none yet.
+    /// Returns whether it has no members yet.
     pub fn is_empty(&self) -> bool {
         self.members.is_empty()
     }
 }
 
-/// How far a request is.
+/// Progress of a request.
 #[derive(Clone, Copy, Debug)]
 struct Member {
     cohort: Option<CohortId>,
     rows: usize,
     extent: Extent,
-    /// Steps of the present block that it has run.
+    /// Steps of the current block that it has run.
     step: u32,
-    /// The block that it runs or goes on with: a later one while it rests.
+    /// The block that it runs or continues with: a later one while it rests.
     next: BlockId,
 }
 
@@ -74,10 +78,10 @@ pub struct Cohorts<T> {
 }
 
 impl<T> Cohorts<T> {
-    /// A table for so many live requests; never allocates again.
+    /// Creates a table for `requests` live requests; it never allocates again.
     pub fn new(requests: usize) -> Cohorts<T> {
         let member = Member { cohort: None, rows: 0, extent: Extent::ONE, step: 0, next: OVER };
-        // Each has a member but one that is being filled or emptied.
+        // Each cohort has a member, except one that is being filled or emptied.
         let count = requests + 1;
         Cohorts {
             table: (0..count).map(|_| None).collect(),
@@ -87,7 +91,7 @@ impl<T> Cohorts<T> {
         }
     }
 
-    /// A cohort of the table.
+    /// Returns a cohort of the table.
     pub fn get(&self, id: CohortId) -> &Cohort<T> {
         self.table[id.0 as usize].as_ref().expect("the cohort is in the table")
     }
@@ -96,33 +100,33 @@ impl<T> Cohorts<T> {
         self.table[id.0 as usize].as_mut().expect("the cohort is in the table")
     }
 
-    /// What a policy keeps of one.
+    /// Returns the policy's data of a cohort.
     pub fn own_mut(&mut self, id: CohortId) -> &mut T {
         &mut self.get_mut(id).own
     }
 
-    /// The cohort that a request is in.
+    /// Returns the cohort of a request.
     pub fn of(&self, slot: RequestSlot) -> Option<CohortId> {
         self.members[slot.index()].cohort
     }
 
-    /// All members, in the order in which they came.
+    /// Returns all members, in the order in which they joined.
     pub fn members(&self, id: CohortId) -> impl Iterator<Item = RequestSlot> + Clone {
         self.get(id).members.iter(&self.links).map(RequestSlot)
     }
 
-    /// Those who do not rest, and the step that each is to run.
+    /// Returns the members that do not rest, with the step that each runs next.
     pub fn active(&self, id: CohortId) -> impl Iterator<Item = (RequestSlot, u32)> + Clone {
         self.members(id).filter_map(|slot| Some((slot, self.step(slot)?)))
     }
 
-    /// The step that a member is to run; none while it rests.
+    /// Returns the step that a member runs next; none while it rests.
     pub fn step(&self, slot: RequestSlot) -> Option<u32> {
         let Member { cohort, step, next, .. } = self.members[slot.index()];
         (next == self.get(cohort?).block).then_some(step)
     }
 
-    /// *open*: a cohort before the first block. Its members are to be pushed.
+    /// *open*: creates a cohort before the first block, to which members are to be pushed.
     pub fn open(&mut self, model: ModelId, own: T) -> CohortId {
         let id = self.free.pop().expect("each cohort but one has a member");
         let (block, members) = (BlockId(0), List::default());
@@ -134,14 +138,18 @@ impl<T> Cohorts<T> {
     pub fn push(&mut self, id: CohortId, request: &Request) {
         let &Request { slot, rows, extent, .. } = request;
         let block = self.get(id).block;
-        debug_assert!(block == BlockId(0) && self.of(slot).is_none(), "who has not begun joins: {request:?}");
+        debug_assert!(
+            block == BlockId(0) && self.of(slot).is_none(),
+            "only a request that has not begun joins: {request:?}"
+        );
         self.members[slot.index()] = Member { cohort: None, rows: rows as usize, extent, step: 0, next: block };
         let cohort = self.get_mut(id);
         cohort.length = cohort.length.max(extent.length);
         self.insert(id, slot);
     }
 
-    /// *merge*: the members of a cohort join another one that stands before the same block, behind those it has.
+    /// *merge*: moves the members of a cohort into another one that is before the same block, after
+    /// its own members.
     pub fn merge(&mut self, from: CohortId, into: CohortId) {
         let (one, other) = (self.get(from), self.get(into));
         assert_eq!((one.model, one.block, one.runs || other.runs), (other.model, other.block, false), "they meet");
@@ -150,8 +158,9 @@ impl<T> Cohorts<T> {
         self.drain_into(from, |cohorts, slot| cohorts.insert(into, slot));
     }
 
-    /// *split*: those members that `go`, told the place of each and the block that it goes on with, become a cohort of their own before
-    /// the same block. A cohort that is left without members ends when it advances.
+    /// *split*: moves the members for which `go` returns true to a new cohort before the same
+    /// block. `go` receives the position of a member and the block that it continues with. A cohort
+    /// that is left without members ends when it advances.
     pub fn split(&mut self, id: CohortId, own: T, go: impl Fn(usize, Option<BlockId>) -> bool) -> CohortId {
         let &Cohort { model, block, length, .. } = self.get(id);
         let other = self.open(model, own);
@@ -169,18 +178,20 @@ impl<T> Cohorts<T> {
         other
     }
 
-    /// The block that a member runs, or goes on with once it has run this one; none if its walk is over.
+    /// Returns the block that a member runs, or continues with after this one; none if its walk is
+    /// over.
     pub fn next(&self, slot: RequestSlot) -> Option<BlockId> {
         Some(self.members[slot.index()].next).filter(|&next| next != OVER)
     }
 
-    /// The block of a cohort begins.
+    /// Begins the block of a cohort.
     pub fn begin(&mut self, id: CohortId) {
         let cohort = self.get_mut(id);
         assert!(!std::mem::replace(&mut cohort.runs, true), "a cohort runs one block at a time");
     }
 
-    /// Begins the block as a task of those who do not rest. `unfolds`: whether their steps are to be told.
+    /// Begins the block as a task of the members that do not rest. With `unfolds`, the task holds
+    /// their steps.
     pub(crate) fn run(
         &mut self,
         id: CohortId,
@@ -200,10 +211,11 @@ impl<T> Cohorts<T> {
         task
     }
 
-    /// The block has ended: notes what those who ran it do next. A failure is the end of their walks.
+    /// Records the end of the block and the next position of each request in `ran`. A failure ends
+    /// their walks.
     pub fn report(&mut self, id: CohortId, ran: &[RequestSlot], model: &Model, done: &TaskDone<'_>) {
         let block = self.get(id).block;
-        let complete = |told: usize| told == 0 || told == ran.len();
+        let complete = |reported: usize| reported == 0 || reported == ran.len();
         assert!(complete(done.ended.len()) && complete(done.skips.len()), "one entry a member: {done:?}");
         for (at, slot) in ran.iter().enumerate() {
             let member = &mut self.members[slot.index()];
@@ -217,12 +229,13 @@ impl<T> Cohorts<T> {
                 Onward::Block(next) => member.next = next,
                 Onward::End => member.next = OVER,
             }
-            debug_assert!(member.next >= block, "nobody goes back: {done:?}");
+            debug_assert!(member.next >= block, "a member went back: {done:?}");
         }
     }
 
-    /// *advance*: after [`Cohorts::report`], members whose walk is over leave, and `gone` is told of them. If all others rest,
-    /// the cohort stands before the first block that one of them wants. False if nobody is left, and with that no cohort.
+    /// *advance*: after [`Cohorts::report`], removes members whose walk is over and passes them to
+    /// `gone`. If all others rest, the cohort moves to the first block that one of them continues
+    /// with. Returns false if no member is left, which closes the cohort.
     pub fn advance(&mut self, id: CohortId, mut gone: impl FnMut(RequestSlot)) -> bool {
         let cohort = self.get_mut(id);
         cohort.runs = false;
@@ -248,17 +261,19 @@ impl<T> Cohorts<T> {
         wanted != OVER
     }
 
-    /// Takes a request out of a cohort that has not begun. False if nobody is left, and with that no cohort.
+    /// Removes a request from a cohort that has not begun. Returns false if no member is left,
+    /// which closes the cohort.
     pub fn withdraw(&mut self, slot: RequestSlot) -> bool {
         let Some(id) = self.leave(slot) else {
             return false;
         };
         let length = self.members(id).map(|slot| self.members[slot.index()].extent.length).max();
-        self.get_mut(id).length = length.expect("somebody is left");
+        self.get_mut(id).length = length.expect("a member is left");
         true
     }
 
-    /// Takes a request out of its cohort, which is returned; none if nobody is left, and with that no cohort.
+    /// Removes a request from its cohort. Returns the cohort; none if no member is left, which
+    /// closes it.
     pub(crate) fn leave(&mut self, slot: RequestSlot) -> Option<CohortId> {
         let id = self.take(slot);
         if self.get(id).is_empty() {
@@ -268,17 +283,17 @@ impl<T> Cohorts<T> {
         Some(id)
     }
 
-    /// The first member, for loops in which members change.
+    /// Returns the first member, for loops in which members change.
     pub(crate) fn first(&self, id: CohortId) -> Option<RequestSlot> {
         self.get(id).members.front().map(RequestSlot)
     }
 
-    /// The member after one.
+    /// Returns the member after `slot`.
     pub(crate) fn after(&self, slot: RequestSlot) -> Option<RequestSlot> {
         self.links.next(slot.0).map(RequestSlot)
     }
 
-    /// Takes all members out, and with that the cohort.
+    /// Removes all members and closes the cohort.
     pub fn drain(&mut self, id: CohortId, mut gone: impl FnMut(RequestSlot)) {
         self.drain_into(id, |_, slot| gone(slot));
     }
@@ -324,7 +339,7 @@ mod tests {
     use ripieno_model::{Block, Profile, Steps, Walk};
     use std::fmt::Write;
 
-    /// Of four blocks.
+    /// A chain of four blocks.
     fn chain() -> Model {
         let profile = Profile::linear(1.0, 1.0, 8).unwrap();
         let blocks = ["a", "b", "c", "d"].map(|name| Block::new(name, profile.clone())).into();
@@ -343,7 +358,7 @@ mod tests {
         }
     }
 
-    /// A table with a cohort of `count`, the first 1 long, the next 2, and so on.
+    /// A table with a cohort of `count` members, of lengths 1, 2 and so on.
     fn cohort(count: u32) -> (Cohorts<()>, CohortId) {
         let mut cohorts = Cohorts::new(8);
         let id = cohorts.open(ModelId(0), ());
@@ -355,7 +370,7 @@ mod tests {
         slots.map(|slot| slot.0).collect()
     }
 
-    /// Runs a block; who has gone.
+    /// Runs a block; returns the members that have left.
     fn run(cohorts: &mut Cohorts<()>, id: CohortId, outcome: Outcome, ended: &[bool], skips: &[u16]) -> Vec<u32> {
         let skips: Vec<_> = skips.iter().map(|&block| BlockId(block)).collect();
         let ran: Vec<_> = cohorts.active(id).map(|(slot, _)| slot).collect();
@@ -367,13 +382,13 @@ mod tests {
         gone
     }
 
-    /// Before which block a cohort stands, and who is going to run it.
+    /// Returns the block that a cohort is before, and the members that run it next.
     fn before(cohorts: &Cohorts<()>, id: CohortId) -> (u16, Vec<u32>) {
         (cohorts.get(id).block.0, slots(cohorts.active(id).map(|(slot, _)| slot)))
     }
 
     #[test]
-    fn who_skips_blocks_rests_until_the_cohort_is_there() {
+    fn a_member_that_skips_blocks_rests_until_the_cohort_is_there() {
         let (mut cohorts, id) = cohort(4);
         assert_eq!(run(&mut cohorts, id, Outcome::Ok, &[], &[1, 3, 1, 2]), []);
         assert_eq!(before(&cohorts, id), (1, vec![0, 2]));
@@ -385,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_takes_those_who_ran_the_block() {
+    fn a_failure_ends_the_members_that_ran_the_block() {
         let (mut cohorts, id) = cohort(4);
         run(&mut cohorts, id, Outcome::Ok, &[], &[3, 1, 1, 3]);
         assert_eq!(run(&mut cohorts, id, Outcome::Failed, &[], &[]), [1, 2]);
@@ -427,7 +442,8 @@ mod tests {
         assert_eq!((end(&mut cohorts), end(&mut cohorts)), (vec![1], vec![5]));
     }
 
-    /// The paper's figure, in which two join while the second stage runs; stages count from 1.
+    /// The paper's figure, in which two requests join while the second stage runs; stages count
+    /// from 1.
     #[test]
     fn figure_8_of_dvabatch_step_by_step() {
         let (mut cohorts, batch) = cohort(2);
@@ -443,7 +459,7 @@ mod tests {
             let ran: Vec<_> = cohorts.members(id).collect();
             let done = TaskDone { task: TaskId(0), outcome: Outcome::Ok, ended: &[], skips: &[] };
             cohorts.report(id, &ran, &chain(), &done);
-            cohorts.advance(id, |_| unreachable!("nobody ends"));
+            cohorts.advance(id, |_| unreachable!("no request ends"));
         };
         note(&cohorts);
         end(&mut cohorts, batch);

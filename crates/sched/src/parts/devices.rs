@@ -1,13 +1,13 @@
-//! The devices: which are there, and how fast they are.
+//! The table of devices: presence and speed.
 
 use crate::Limits;
 use ripieno_base::{DeviceId, Nanos};
 use std::ops::{Deref, DerefMut};
 
-/// A device, and what a policy has on it.
+/// A device, and a policy's data of it.
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceState<T> {
-    /// Whether it takes tasks.
+    /// Whether it accepts tasks.
     pub(crate) present: bool,
     /// Its latency relative to the profiles, in percent.
     pub(crate) percent: u32,
@@ -15,18 +15,18 @@ pub(crate) struct DeviceState<T> {
 }
 
 impl<T> DeviceState<T> {
-    /// How long it takes for what costs so much by the profiles.
+    /// Returns its duration for a profiled cost.
     pub(crate) fn takes(&self, cost: Nanos) -> Nanos {
         takes(self.percent, cost)
     }
 
-    /// What costs so much by the profiles that it takes so long.
+    /// Returns the profiled cost that takes `span` on this device.
     pub(crate) fn by_profile(&self, span: Nanos) -> Nanos {
         if self.percent == 100 { span } else { span.scale(100, self.percent.into()) }
     }
 }
 
-/// How long a device of this latency takes for what costs so much by the profiles.
+/// Returns the duration of a profiled cost on a device of this latency percentage.
 pub(crate) fn takes(percent: u32, cost: Nanos) -> Nanos {
     if percent == 100 { cost } else { cost.scale(percent.into(), 100) }
 }
@@ -50,7 +50,7 @@ impl<T> DerefMut for DeviceState<T> {
 pub(crate) struct Devices<T>(Vec<DeviceState<T>>);
 
 impl<T> Devices<T> {
-    /// The first `present` of them are there.
+    /// Creates the table, with the first `present` devices present.
     pub(crate) fn new(limits: &Limits, present: usize, own: impl Fn() -> T) -> Devices<T> {
         let device = |id| DeviceState { present: id < present, percent: 100, own: own() };
         Devices((0..limits.devices).map(device).collect())

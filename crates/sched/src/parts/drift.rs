@@ -1,41 +1,43 @@
-//! How far the tasks of a block are from its profile, and the profile that they speak for.
+//! Compares the tasks of a block with its profile, and derives a corrected profile.
 //!
-//! A profile may be wrong from the start (the machine stalled while it was measured) or become so (a clock is throttled, a
-//! neighbour moves in). Once most of the last tasks were beyond a factor, the driver tells the core another profile.
+//! A profile may be wrong from the start (the machine stalled during the measurement) or become so
+//! (a clock is throttled, another process shares the machine). Once most of the recent tasks
+//! deviate by more than a factor, the driver replaces the scheduler's profile.
 //!
-//! A loaded machine is no reason: it makes some batches slow for a while, which is what the [`Margin`](crate::Margin) is for.
-//! So samples are taken at intervals, whatever the rate, and nearly all of them must agree: only what lasts counts.
+//! A temporarily loaded machine is no reason for a correction: it slows some batches for a while,
+//! which [`Margin`](crate::Margin) covers. Samples are therefore taken at intervals, whatever the
+//! rate, and nearly all of them must agree.
 
 use ripieno_base::{Nanos, Time};
 use ripieno_model::Profile;
 
-/// Samples of one class of batch sizes that count.
+/// Number of recent samples of one class of batch sizes.
 const WINDOW: usize = 16;
-/// So many of them must be off in the same direction.
+/// Number of samples that must deviate in the same direction.
 const AGREE: usize = 12;
-/// Of a class at most one sample is taken in so much time, so that a window is longer than what disturbs a machine in passing.
+/// Minimum time between two samples of a class, so that a window outlasts a passing disturbance.
 const INTERVAL: Nanos = Nanos::from_millis(100);
-/// A profile is wrong if it is off by more than this in either direction, in hundredths.
-const FAR: i64 = 150;
-/// A task that takes as long as its profile says, in hundredths of hundredths.
+/// Deviation in either direction from which a profile is wrong, in hundredths.
+const MAX_DEVIATION: i64 = 150;
+/// Ratio 1.0, scaled by 10,000.
 const AS_PROFILED: i64 = 10_000;
-/// What is closer than this is what the wake-up of a thread takes.
-const NEAR: Nanos = Nanos::from_micros(200);
-/// Batch sizes of a class are between two powers of two.
+/// Differences below this are wake-up latency of threads.
+const NOISE: Nanos = Nanos::from_micros(200);
+/// Number of size classes; batch sizes of a class lie between two powers of two.
 const CLASSES: usize = Profile::MAX_BATCH.ilog2() as usize + 1;
-/// At least so long between two corrections; twice as long after each, up to the most, and from the beginning after a rest of
-/// several times the most.
+/// Minimum time between two corrections. It doubles after each, up to the longest, and is reset
+/// after a rest of `REST` times the longest.
 const PAUSE: Nanos = Nanos::from_millis(500);
 const LONGEST_PAUSE: Nanos = Nanos::from_millis(64_000);
 const REST: i64 = 4;
-/// Requests in a row that were given up, none having run, before the profile that says so is put to the test.
+/// Number of consecutive rejections, without a task, after which the profile is tested.
 const GIVEN_UP: u32 = 8;
-/// A task that takes this part of what a profile says, in hundredths, confirms it.
+/// A task that takes at least this part of the profiled time, in hundredths, confirms the profile.
 const CONFIRMS: i128 = 90;
-/// A profile under test says that a lone request takes this part of the SLO.
+/// A profile under test predicts one part in `TESTED` of the SLO for a lone request.
 const TESTED: i64 = 8;
 
-/// The least time between two events, longer each time.
+/// A minimum time between two events, which grows each time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pause {
     until: Time,
@@ -47,7 +49,7 @@ impl Pause {
         Pause { until: Time::ORIGIN, next: PAUSE }
     }
 
-    /// Whether it is over; begins the next if so.
+    /// Returns whether the pause is over; begins the next one if so.
     pub(super) fn pass(&mut self, now: Time) -> bool {
         let over = now >= self.until;
         if over {
@@ -61,11 +63,12 @@ impl Pause {
     }
 }
 
-/// The last samples of a class: measured over profiled, in hundredths; 100 where it was next to nothing that was amiss.
+/// The last samples of a class: measured over profiled time, in hundredths; 100 if the difference
+/// is within noise.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SizeClass {
     ratios: [i64; WINDOW],
-    /// How many there were; the last [`WINDOW`] are kept.
+    /// Number of samples; the last [`WINDOW`] are kept.
     seen: usize,
     next: Time,
 }
@@ -73,35 +76,38 @@ pub(super) struct SizeClass {
 impl SizeClass {
     pub(super) const EMPTY: SizeClass = SizeClass { ratios: [100; WINDOW], seen: 0, next: Time::ORIGIN };
 
-    /// A task took so long, where the profile has `profiled`; false if it is too soon for another sample.
+    /// Adds the sample of a task that took `took` where the profile has `profiled`. Returns false
+    /// if it is too early for another sample.
     pub(super) fn sample(&mut self, now: Time, took: Nanos, profiled: Nanos) -> bool {
         if now < self.next {
             return false;
         }
         let ratio = i128::from(took.0.max(1)) * 100 / i128::from(profiled.0.max(1));
-        let apart = Nanos(took.0.saturating_sub(profiled.0).saturating_abs());
-        self.ratios[self.seen % WINDOW] = if apart > NEAR { ratio.clamp(1, 100_000_000) as i64 } else { 100 };
+        let difference = Nanos(took.0.saturating_sub(profiled.0).saturating_abs());
+        self.ratios[self.seen % WINDOW] = if difference > NOISE { ratio.clamp(1, 100_000_000) as i64 } else { 100 };
         self.seen += 1;
         self.next = now + INTERVAL;
         true
     }
 
-    /// The median, once there are enough.
+    /// Returns the median, once there are enough samples.
     pub(super) fn median(&self) -> Option<i64> {
         let mut ratios = self.ratios;
         ratios.sort_unstable();
         (self.seen >= WINDOW).then_some(ratios[WINDOW / 2])
     }
 
-    /// Whether nearly all are far from what was expected, in hundredths of hundredths, and on the same side.
+    /// Returns whether nearly all samples deviate far from `expected`, a ratio scaled by 10,000,
+    /// and in the same direction.
     pub(super) fn is_off(&self, expected: i64) -> bool {
         let agree = |off: &dyn Fn(i64) -> bool| self.ratios.iter().filter(|&&ratio| off(ratio)).count() >= AGREE;
-        let (above, below) = (|ratio| ratio * 10_000 > expected * FAR, |ratio| ratio * FAR < expected);
+        let (above, below) =
+            (|ratio| ratio * 10_000 > expected * MAX_DEVIATION, |ratio| ratio * MAX_DEVIATION < expected);
         self.seen >= WINDOW && (agree(&above) || agree(&below))
     }
 }
 
-/// What the tasks of one block say of its profile.
+/// The deviation of one block's tasks from its profile.
 #[derive(Debug)]
 pub(crate) struct Drift {
     classes: Box<[SizeClass]>,
@@ -114,32 +120,33 @@ impl Drift {
         Drift { classes: vec![SizeClass::EMPTY; classes.min(CLASSES)].into(), pause: Pause::none() }
     }
 
-    /// A task of so many rows that had its device for itself took so long, where the profile has `profiled`. The profile to
-    /// go on with, if the one in force is wrong.
+    /// Adds a task that had its device for itself. Returns the corrected profile if the one in
+    /// force is wrong.
     pub(crate) fn observe(
         &mut self,
         now: Time,
         rows: usize,
         took: Nanos,
         profiled: Nanos,
-        inforce: &Profile,
+        in_force: &Profile,
     ) -> Option<Profile> {
         let class = self.classes.get_mut(rows.max(1).ilog2() as usize)?;
         if !class.sample(now, took, profiled) || !class.is_off(AS_PROFILED) || !self.pause.pass(now) {
             return None;
         }
-        let profile = self.corrected(inforce);
+        let profile = self.corrected(in_force);
         self.forget();
         profile
     }
 
-    /// The profile is another one from now on.
+    /// Forgets all samples, since the profile was replaced.
     pub(crate) fn forget(&mut self) {
         self.classes.fill(SizeClass::EMPTY);
     }
 
-    /// Each batch size by the factor of its class, or of the nearest that has one.
-    fn corrected(&self, inforce: &Profile) -> Option<Profile> {
+    /// Returns the profile with each batch size scaled by the factor of its class, or of the
+    /// nearest class that has one.
+    fn corrected(&self, in_force: &Profile) -> Option<Profile> {
         let known: Vec<(usize, i64)> =
             (0..).zip(&self.classes).filter_map(|(at, class)| Some((at, class.median()?))).collect();
         let factor = |rows: usize| {
@@ -150,18 +157,19 @@ impl Drift {
             let scaled = i128::from(latency.0) * i128::from(factor(rows)) / 100;
             Nanos(scaled.clamp(1, i128::from(i64::MAX / 4)) as i64)
         };
-        let table: Vec<Nanos> = (1..).zip(inforce.table()).map(latency).collect();
+        let table: Vec<Nanos> = (1..).zip(in_force.table()).map(latency).collect();
         Profile::from_table(&table).ok()
     }
 }
 
-/// Whether a profile keeps a model from ever running.
+/// Detects a profile that keeps a model from ever running.
 ///
-/// One that has become far too long makes every request hopeless, so no task runs that could correct it. After some such
-/// losses in a row the model is given the benefit of the doubt: its profile is scaled down until a lone request fits its
-/// SLO with room to spare, and the first task that then runs tells the truth. Should the profile have been right it is restored, at
-/// the price of that task and of a few late answers, ever more seldom. Should it have been too long by a little only, that is what
-/// may keep everything from running, together with the margin: the task's own time takes its place.
+/// A profile that is far too long makes every request hopeless, so no task runs that could correct
+/// it. After several such rejections in a row the profile is scaled down until a lone request fits
+/// its SLO with slack, and the first task that then runs is compared with it. If the profile was
+/// right it is restored, at the cost of that task and of a few late answers; tests become rarer
+/// each time. If the profile was only slightly too long, which together with the margin may still
+/// prevent all tasks, it is scaled to the task's own time.
 #[derive(Debug)]
 pub(crate) struct Doubt {
     given_up: u32,
@@ -173,12 +181,13 @@ impl Doubt {
         Doubt { given_up: 0, pause: Pause::none() }
     }
 
-    /// A task of the model ran.
+    /// Records that a task of the model ran.
     pub(crate) fn on_task(&mut self) {
         self.given_up = 0;
     }
 
-    /// A request was given up before it ran, where one alone takes `alone` by the profile. Whether to test that.
+    /// Records a request that was rejected before it ran; `alone` is its profiled latency alone.
+    /// Returns whether to test the profile.
     pub(crate) fn on_hopeless(&mut self, now: Time, alone: Nanos, slo: Nanos) -> bool {
         self.given_up = self.given_up.saturating_add(1);
         let doubtful = self.given_up >= GIVEN_UP && alone.0 > slo.0 / 4;
@@ -190,12 +199,13 @@ impl Doubt {
     }
 }
 
-/// What to make of the profile `before` after a task that took so long, where the one under test has `profiled`.
-pub(crate) fn judged(before: &Profile, tested: &Profile, profiled: Nanos, took: Nanos) -> Option<Profile> {
+/// Returns the profile that follows `before` after a task that took `took`, where the profile under
+/// test has `profiled`.
+pub(crate) fn verdict(before: &Profile, tested: &Profile, profiled: Nanos, took: Nanos) -> Option<Profile> {
     let (first, instead) = (i128::from(before.latency(1).0), i128::from(tested.latency(1).0.max(1)));
-    let thought = (i128::from(profiled.0) * first / instead).max(1);
+    let expected = (i128::from(profiled.0) * first / instead).max(1);
     let took = i128::from(took.0.max(1));
-    if took * 100 >= thought * CONFIRMS { Some(before.clone()) } else { scaled(before, took, thought) }
+    if took * 100 >= expected * CONFIRMS { Some(before.clone()) } else { scaled(before, took, expected) }
 }
 
 fn scaled(profile: &Profile, by: i128, of: i128) -> Option<Profile> {
@@ -203,8 +213,8 @@ fn scaled(profile: &Profile, by: i128, of: i128) -> Option<Profile> {
     Profile::from_table(&profile.table().iter().map(scaled).collect::<Vec<_>>()).ok()
 }
 
-/// The profile of a block of a model that is given the benefit of the doubt.
-pub(crate) fn doubted(profile: &Profile, alone: Nanos, slo: Nanos) -> Option<Profile> {
+/// Returns the test profile of a block of a model with a suspect profile.
+pub(crate) fn suspect(profile: &Profile, alone: Nanos, slo: Nanos) -> Option<Profile> {
     scaled(profile, i128::from((slo.0 / TESTED).max(1)), i128::from(alone.0.max(1)))
 }
 
@@ -218,7 +228,7 @@ mod tests {
         Time::ORIGIN + MS(ms)
     }
 
-    /// Tells of `tasks` tasks, 100 ms after each other; which of them led to corrections.
+    /// Observes `tasks` tasks, 100 ms apart; returns the numbers of those that led to corrections.
     fn run(
         drift: &mut Drift,
         profile: &mut Profile,
@@ -253,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_wakeups_take_is_no_error_of_the_profile() {
+    fn wakeup_latency_is_no_error_of_the_profile() {
         let mut profile = Profile::linear(0.001, 0.02, 8).unwrap();
         let task = |_| (1, Nanos::from_micros(150));
         assert!(run(&mut Drift::new(8), &mut profile, 0, 1_000, task).is_empty());
@@ -261,13 +271,13 @@ mod tests {
 
     #[test]
     fn a_stalled_measurement_is_corrected_after_sixteen_samples() {
-        // ℓ(1) measured as 309 ms, the rest in proportion; the truth is b + 1 ms.
+        // ℓ(1) measured as 309 ms, the rest in proportion; the true profile is b + 1 ms.
         let truth = Profile::linear(1.0, 1.0, 8).unwrap();
         let mut profile = Profile::linear(309.0, 0.1, 8).unwrap();
         let mut drift = Drift::new(8);
         assert_eq!(run(&mut drift, &mut profile, 0, 16, |_| (1, truth.latency(1))), [15]);
         assert!(profile.latency(1) > MS(1) && profile.latency(1) < MS(4), "{profile:?}");
-        // Full batches were thought to take much more than they do: they correct their part once the pause is over.
+        // The profile of full batches is far too long: they correct it once the pause is over.
         run(&mut drift, &mut profile, 2_000, 200, |_| (8, truth.latency(8)));
         let full = profile.latency(8).as_millis_f64();
         assert!((full - 9.0).abs() < 1.0, "{full}");
@@ -285,16 +295,16 @@ mod tests {
     fn a_machine_that_is_busy_for_a_second_is_no_reason() {
         let mut profile = Profile::linear(1.0, 1.0, 4).unwrap();
         let mut drift = Drift::new(4);
-        // A task each 2 ms; of every 3 s, during one they take ten times as long.
+        // A task each 2 ms; tasks take ten times as long during one of every 3 s.
         for number in 0..60_000 {
             let now = at(2 * number);
             let took = if number / 500 % 3 == 0 { MS(20) } else { MS(2) };
             assert_eq!(drift.observe(now, 1, took, profile.latency(1), &profile), None, "at {now:?}");
         }
-        // Lastingly so, and it is one; afterwards, none again.
+        // A lasting slowdown leads to a correction, and so does its end.
         let mut slow = |from: i64, took| {
-            let mut tell = |number: i64| drift.observe(at(from + 2 * number), 1, took, profile.latency(1), &profile);
-            let (tasks, better) = (0..60_000).find_map(|number| Some((number, tell(number)?))).unwrap();
+            let mut observe = |number: i64| drift.observe(at(from + 2 * number), 1, took, profile.latency(1), &profile);
+            let (tasks, better) = (0..60_000).find_map(|number| Some((number, observe(number)?))).unwrap();
             profile = better;
             2 * tasks
         };
@@ -339,7 +349,7 @@ mod tests {
             (0..7).any(|_| running.on_hopeless(at(ms), MS(309), slo))
         };
         assert!(!(0..100).any(&mut task_between), "what runs speaks for itself");
-        let profile = doubted(&Profile::linear(309.0, 0.1, 4).unwrap(), MS(309), slo).unwrap();
+        let profile = suspect(&Profile::linear(309.0, 0.1, 4).unwrap(), MS(309), slo).unwrap();
         assert!(profile.latency(1) < MS(13) && profile.latency(4) > MS(45), "{profile:?}");
     }
 }

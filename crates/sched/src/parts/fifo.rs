@@ -1,7 +1,7 @@
-//! Requests that wait for their model in the order of their arrival, and leave when they are too late.
+//! Queues of requests in order of arrival, which are dropped when they are too late.
 //!
-//! For policies whose queues know no deadlines but for what becomes of a request that misses its own. Facts are worked in when
-//! they are told, so answers are kept until the next settle.
+//! For policies whose queues ignore deadlines except for dropping. Inputs take effect when they
+//! arrive, so answers are kept until the next settle.
 
 use super::models::{BatchOptions, ModelEntry, Models};
 use super::requests::{DropTimers, RequestState, Requests};
@@ -36,7 +36,7 @@ impl Fifo {
         &self.requests.links
     }
 
-    /// Takes a request out of its queue; false if it does not stand there.
+    /// Removes a request from its queue; returns false if it is not there.
     pub(crate) fn take(&mut self, slot: RequestSlot) -> bool {
         let waited = self.set_apart(slot);
         if waited {
@@ -45,8 +45,8 @@ impl Fifo {
         waited
     }
 
-    /// Takes a request out of its queue that goes on waiting elsewhere, and may become too late there until
-    /// [`Fifo::disarm`]; false if it does not stand in its queue.
+    /// Removes a request from its queue that continues to wait elsewhere, where it may expire until
+    /// [`Fifo::disarm`]. Returns false if it is not in its queue.
     pub(crate) fn set_apart(&mut self, slot: RequestSlot) -> bool {
         let waited = self.requests.state(slot.0) == RequestState::Waiting;
         if waited {
@@ -57,34 +57,35 @@ impl Fifo {
         waited
     }
 
-    /// A request that was set apart waits no more.
+    /// Stops the drop timer of a request that was set apart.
     pub(crate) fn disarm(&mut self, slot: RequestSlot) {
         self.timers.disarm(slot);
     }
 
-    /// Takes the oldest request of a model out of its queue.
+    /// Removes the oldest request of a model from its queue.
     pub(crate) fn pop(&mut self, model: ModelId) -> Option<RequestSlot> {
         let slot = self.head(model)?.slot;
         self.take(slot);
         Some(slot)
     }
 
-    /// The oldest request of a model.
+    /// Returns the oldest request of a model.
     pub(crate) fn head(&self, model: ModelId) -> Option<&Request> {
         self.queues[model.index()].front().map(|slot| self.requests.get(slot))
     }
 
-    /// How many requests of a model wait.
+    /// Returns the number of waiting requests of a model.
     pub(crate) fn len(&self, model: ModelId) -> usize {
         self.queues[model.index()].len()
     }
 
-    /// The requests of a model, the oldest first.
+    /// Returns the waiting requests of a model, the oldest first.
     pub(crate) fn waiting(&self, model: ModelId) -> impl Iterator<Item = &Request> + Clone {
         self.queues[model.index()].iter(self.links()).map(|slot| self.requests.get(slot))
     }
 
-    /// How many of the oldest requests of a model have at most `room` rows together, and how many these are.
+    /// Returns the largest number of oldest requests of a model with at most `room` rows in total,
+    /// and these rows.
     pub(crate) fn fitting(&self, model: ModelId, room: usize) -> (usize, usize) {
         let (mut count, mut rows) = (0, 0);
         for request in self.waiting(model) {
@@ -96,7 +97,7 @@ impl Fifo {
         (count, rows)
     }
 
-    /// The model with the oldest head after that of `after`.
+    /// Returns the model with the oldest head after that of `after`.
     pub(crate) fn next_model(&self, after: Option<(Time, ModelId)>) -> Option<(Time, ModelId)> {
         let heads = (0..self.queues.len() as u16).map(ModelId).filter_map(|id| Some((self.head(id)?.arrived, id)));
         heads.filter(|&key| after.is_none_or(|after| key > after)).min()
@@ -106,7 +107,7 @@ impl Fifo {
         self.requests.finish(slot, &mut self.pending);
     }
 
-    /// Ends a request with the block that it ran.
+    /// Ends a request with the outcome of its block.
     pub(crate) fn end(&mut self, slot: RequestSlot, outcome: Outcome) {
         if outcome == Outcome::Ok { self.finish(slot) } else { self.reject(slot, Why::Failed) }
     }
@@ -115,14 +116,14 @@ impl Fifo {
         self.requests.reject(slot.0, why, &mut self.pending);
     }
 
-    /// The client of a request went away: rejects it if it stands in its queue; else it does not run again.
+    /// Withdraws a request: rejects it if it is in its queue; otherwise it will not run again.
     pub(crate) fn cancel(&mut self, slot: RequestSlot) {
         if !self.withdraw(slot, Why::Cancelled) {
             self.requests.disown(slot.0);
         }
     }
 
-    /// Rejects a request if it stands in its queue; false if it does not.
+    /// Rejects a request if it is in its queue; returns false if not.
     pub(crate) fn withdraw(&mut self, slot: RequestSlot, why: Why) -> bool {
         let waited = self.take(slot);
         if waited {
@@ -131,24 +132,24 @@ impl Fifo {
         waited
     }
 
-    /// A request that waits and is too late by now.
+    /// Returns a waiting request that is too late now, and the reason.
     pub(crate) fn late(&self, now: Time) -> Option<(RequestSlot, Why)> {
         self.timers.late(now, |slot| self.request(slot).deadline)
     }
 
-    /// Rejects those who are too late by now, where none is set apart.
+    /// Rejects all requests that are too late now. None may be set apart.
     pub(crate) fn drop_late(&mut self, now: Time) {
         while let Some((slot, why)) = self.late(now) {
-            assert!(self.withdraw(slot, why), "who is too late stands in a queue: {slot:?}");
+            assert!(self.withdraw(slot, why), "a late request is in a queue: {slot:?}");
         }
     }
 
-    /// Gives the driver the answers since the last settle.
+    /// Moves the answers since the last settle to `out`.
     pub(crate) fn flush(&mut self, out: &mut Outbox) {
         self.pending.move_to(out);
     }
 
-    /// When the next request is too late.
+    /// Returns the time at which the next request is too late.
     pub(crate) fn next_wakeup(&self) -> Time {
         self.timers.next()
     }
@@ -159,7 +160,7 @@ impl Fifo {
 pub(crate) struct Tables<T> {
     pub(crate) models: Models<T>,
     pub(crate) fifo: Fifo,
-    /// How long a request takes at least.
+    /// Returns the shortest latency of a request.
     alone: fn(&ModelEntry<T>, &Request) -> Nanos,
 }
 
@@ -172,14 +173,14 @@ impl<T> Tables<T> {
         Tables { models: Models::new(limits, options), fifo: Fifo::new(limits), alone }
     }
 
-    /// A request has arrived.
+    /// Adds a request that has arrived.
     pub(crate) fn accept(&mut self, request: &Request) {
         self.models.of_newcomer(request);
         self.fifo.requests.insert(request);
         self.enqueue(request.slot);
     }
 
-    /// Puts a request into its queue, by arrival: one that was lost on a device stands before those that came later.
+    /// Puts a request into its queue by arrival; one that was lost on a device precedes later ones.
     fn enqueue(&mut self, slot: RequestSlot) {
         let Fifo { requests, queues, timers, .. } = &mut self.fifo;
         requests.set_state(slot.0, RequestState::Waiting);
@@ -190,7 +191,7 @@ impl<T> Tables<T> {
         timers.arm(&request, served.drop, || (self.alone)(served, &request));
     }
 
-    /// Takes a request back that was lost: it waits anew, if it is still wanted and its model in service.
+    /// Puts a lost request back into its queue, unless it was withdrawn or its model unloaded.
     pub(crate) fn take_back(&mut self, slot: RequestSlot) {
         let retired = self.models.get(self.fifo.request(slot).model).retired;
         match self.fifo.requests.why_over(slot.0, retired) {
@@ -199,7 +200,7 @@ impl<T> Tables<T> {
         }
     }
 
-    /// Takes a model out of service: what waits in its queue is rejected.
+    /// Unloads a model: requests in its queue are rejected.
     pub(crate) fn retire(&mut self, id: ModelId) {
         self.models.get_mut(id).retired = true;
         while let Some(slot) = self.fifo.pop(id) {

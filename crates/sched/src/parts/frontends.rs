@@ -1,20 +1,22 @@
-//! The weighted round robins of frontends that do not know of each other.
+//! Weighted round robins of several frontends that do not know of each other.
 //!
-//! One frontend spreads a model's requests over its places evenly. Several do so each for itself: together they may send
-//! a few in a row to the same place, the more of them the likelier. Which frontend a request reaches, and where each begins,
-//! is drawn from a generator with a fixed seed, so that runs repeat.
+//! One frontend spreads a model's requests evenly over its places. Several do so independently:
+//! together they may send a few consecutive requests to the same place, more likely with more
+//! frontends. The frontend of a request, and each frontend's starting place, come from a generator
+//! with a fixed seed, so that runs are reproducible.
 
 use ripieno_base::Lcg;
 
-/// Where each frontend stands in its round of each model.
+/// The round robin state of each frontend and model.
 #[derive(Debug)]
 pub(crate) struct Frontends {
     count: usize,
     models: usize,
     places: usize,
-    /// By frontend and place, what the round robin owes it.
+    /// Per frontend and place, the credit of the round robin.
     credits: Vec<u64>,
-    /// By frontend and model, whose turn it is, counted from the model's first place and to be taken modulo their number.
+    /// Per frontend and model, the next place, relative to the model's first one and modulo their
+    /// number.
     next: Vec<u32>,
     random: Lcg,
 }
@@ -25,17 +27,17 @@ impl Frontends {
         Frontends { count, models, places, credits, next, random: Lcg::new(1) }
     }
 
-    /// Begins anew with other places.
+    /// Restarts the round robins with other places.
     pub(crate) fn restart(&mut self) {
         self.credits.fill(0);
-        // The first begins at the first place: with one frontend nothing is left to chance.
+        // The first frontend begins at the first place, so that one frontend is deterministic.
         for at in self.models..self.next.len() {
             self.next[at] = self.random.below(1 << 16) as u32;
         }
     }
 
-    /// The place for the next request of a model, which has the places `first..first + count`. `share` is the part of each;
-    /// `largest` is the largest of them.
+    /// Returns the place for the next request of a model with the places `first..first + count`.
+    /// `share` returns the share of a place; `largest` is the largest of them.
     pub(crate) fn choose(
         &mut self,
         model: usize,
@@ -45,8 +47,8 @@ impl Frontends {
     ) -> usize {
         let frontend = if self.count == 1 { 0 } else { self.random.below(self.count as u64) as usize };
         let next = &mut self.next[frontend * self.models + model];
-        // Each visit earns a place its share; whoever has earned the largest share is taken. One with the largest share is
-        // taken at every visit, so that one round is enough.
+        // Each visit adds a place's share to its credit; a place with at least the largest share is
+        // taken. A place with the largest share is taken at every visit, so one round is enough.
         loop {
             let place = first + *next as usize % count;
             *next = ((place - first + 1) % count) as u32;
@@ -64,7 +66,7 @@ impl Frontends {
 mod tests {
     use super::*;
 
-    /// Of seven requests over places with shares of 4, 2 and 1, each gets its part, interleaved.
+    /// Seven requests over places with shares of 4, 2 and 1, each gets its part, interleaved.
     #[test]
     fn one_frontend_is_a_weighted_round_robin() {
         let shares = [4, 2, 1];

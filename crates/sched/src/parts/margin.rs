@@ -1,53 +1,57 @@
-//! How much later batches end than their profile says, so that deadlines are planned for it.
+//! The margin by which deadlines are moved ahead, learnt from the lateness of batches against their
+//! profile.
 //!
-//! A deferring policy starts a batch at the last moment that the profile allows. Where batches run later than profiled that
-//! moment is too late: threads wake up late, processors are shared, a measured median is exceeded half of the time. So a
-//! driver gives the core deadlines that lie ahead of the real ones by a margin that is learnt from what batches have
-//! really done. It rises quickly when batches are late and falls slowly when they are not; on a device that keeps to its
-//! profile it is next to nothing. Both drivers use it: the runtime always, the simulator where a scenario is run as served.
+//! A deferring policy starts a batch as late as the profile allows. Real batches run later: threads
+//! wake up late, processors are shared, a measured median is exceeded half of the time. The driver
+//! therefore passes deadlines to the scheduler that precede the real ones by a margin. The margin
+//! rises quickly when batches are late and falls slowly when they are not; on a device that keeps
+//! to its profile it is close to zero. Both drivers use it: the runtime always, the simulator where
+//! a scenario runs as served.
 //!
-//! The first requests must not be what the margin is learnt from, so there is a guess that is rather too large: the wake-up of a
-//! thread, and a part of what the model takes, since caches and clocks of a device that idled are cold. For how long it counts depends
-//! on what it stands in for ([`Guess`]).
+//! So that the first requests are not late, it starts from a guess that is rather too large: the
+//! wake-up of a thread, and a part of the model's latency, since caches and clocks of an idle
+//! device are cold. The weight of the guess depends on its purpose ([`Guess`]).
 //!
-//! The real deadline still decides what a client is told, and whether an answer counts as late.
+//! The real deadline still decides about replies to clients, and whether an answer counts as late.
 
 use ripieno_base::Nanos;
 use ripieno_model::Model;
 
-/// Of a walk, before anything is known: the wake-up of a thread.
+/// Initial guess per walk: the wake-up of a thread.
 const FIRST: Nanos = Nanos::from_millis(1);
-/// And this part of what the walk takes alone.
+/// Reciprocal of the part of a walk's latency that is added to the guess.
 const FIRST_PART: i64 = 2;
-/// The margin of a walk never takes more than this part of the SLO: a device that is later than that is overloaded.
+/// Upper bound on the margin of a walk, as a reciprocal part of the SLO: a device that is later
+/// than that is overloaded.
 const MOST: i64 = 4;
-/// A batch that is later than the margin raises it by this part of the excess.
+/// A batch that is later than the margin raises it by this reciprocal part of the excess.
 const RISE: i64 = 2;
-/// Any other lowers it by this part: it takes some 1,400 batches to halve. Few in a hundred are later than a margin at rest.
+/// Any other batch lowers it by this reciprocal part: it halves after some 1,400 batches. A few per
+/// cent of the batches are later than a margin at rest.
 const FALL: i64 = 2_000;
-/// A guess of how late batches end counts as much as so many of which that was seen.
+/// Weight of the prior, in batches.
 const WEIGHS: u64 = 16;
 
-/// What deadlines are planned ahead for before it is known how late batches end.
+/// The initial value of the margin, until lateness has been measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guess {
-    /// Nothing: what is there starts at once, and a guess would only make requests look hopeless.
+    /// None: requests start immediately, and a guess would only make them look hopeless.
     Nothing,
-    /// How late batches end. Each end is evidence of that, so the guess is worth ever less: where SLOs are tight it refuses requests that
-    /// have time.
+    /// The lateness of batches. Each end of a batch is evidence, so the weight of the guess falls:
+    /// with tight SLOs it would reject requests that have time.
     Batches,
-    /// That, and by how much predictions of whole queues are too early. The ends of batches say nothing of that, so it goes as slowly
-    /// as what was learnt does.
+    /// The lateness of batches, and the error of predictions of whole queues. Ends of batches say
+    /// nothing about the latter, so the guess falls as slowly as the learnt margin.
     Queues,
 }
 
-/// The margin of one model, whose requests pass through so many tasks one after the other: each of them may be late.
+/// The margin of one model. Each of the consecutive tasks of a request may be late.
 #[derive(Clone, Copy, Debug)]
 pub struct Margin {
-    /// Of one task: what was learnt from nothing on, and from a guess on.
+    /// Margin per task: learnt from zero, and learnt from the guess.
     learnt: Nanos,
     kept: Nanos,
-    /// The guess, and the batches that were seen since.
+    /// The guess per task, and the number of batches since.
     guess: Nanos,
     seen: u64,
     most: Nanos,
@@ -55,7 +59,7 @@ pub struct Margin {
 }
 
 impl Margin {
-    /// Of a model of which nothing has run yet.
+    /// Creates the margin of a model that has not run yet.
     pub fn new(model: &Model) -> Margin {
         let (tasks, alone) = walk(model);
         Margin::starting_at(FIRST + Nanos(alone.0 / FIRST_PART), model.slo, tasks)
@@ -68,8 +72,8 @@ impl Margin {
         Margin { learnt: Nanos::ZERO, kept: guess, guess, seen: 0, most, tasks }
     }
 
-    /// After the profiles of `before` were replaced by those of `model`. How late threads wake up, and what else was learnt of
-    /// the machine, stays; that batches took longer than the old profile said does not.
+    /// Returns the margin after the profiles of `before` were replaced by those of `model`. It
+    /// keeps the lateness of the machine and drops the error of the old profile.
     pub fn renewed(&self, before: &Model, model: &Model) -> Margin {
         let first = Margin::new(model);
         if self.seen == 0 {
@@ -81,7 +85,8 @@ impl Margin {
         Margin { learnt, kept, seen: self.seen, ..first }
     }
 
-    /// By how much the core's deadlines lie ahead of the real ones, where a guess stands in for this.
+    /// Returns the margin by which the scheduler's deadlines precede the real ones, with this
+    /// initial guess.
     pub fn ahead(&self, guess: Guess) -> Nanos {
         let margin = match guess {
             Guess::Nothing => self.learnt,
@@ -91,7 +96,7 @@ impl Margin {
         margin * self.tasks
     }
 
-    /// A batch ended `by` later (or earlier, if negative) than its profile said.
+    /// Records that a batch ended `by` later (earlier, if negative) than its profile predicted.
     pub fn observe(&mut self, by: Nanos) {
         for margin in [&mut self.learnt, &mut self.kept] {
             let excess = by - *margin;
@@ -102,8 +107,8 @@ impl Margin {
     }
 }
 
-/// How many tasks of a lone row may each be late, and what they take. Steps follow each other on the device without a decision
-/// between them, so an unfolded walk is late once.
+/// Returns the number of tasks of a lone row that may each be late, and their latency. Steps follow
+/// each other on the device without a decision between them, so an unfolded walk is late once.
 fn walk(model: &Model) -> (usize, Nanos) {
     match model.walk.is_unfolded() {
         true => (1, model.blocks.first().map_or(Nanos::ZERO, |block| block.profile.latency(1))),
@@ -167,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_learnt_of_the_machine_outlives_a_profile() {
+    fn lateness_of_the_machine_outlives_a_profile() {
         let model = |alpha: f64| Model::whole("m", Profile::linear(alpha, 1.0, 8).unwrap(), SLO);
         let (short, right, long) = (model(1.0), model(9.0), model(309.0));
         let mut margin = Margin::new(&short);

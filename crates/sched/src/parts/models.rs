@@ -1,4 +1,4 @@
-//! The models that a scheduler serves, and what the options say about batches of each.
+//! The models that a scheduler serves, and the options about batches of each.
 
 use crate::knobs::{BuildError, Knobs};
 use crate::{Limits, Request, Setup};
@@ -7,12 +7,12 @@ use ripieno_model::{DropRule, Model, Profile};
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 
-/// A model in service: what every policy keeps of one, and what this one does beside.
+/// A loaded model: the common data, and the policy's own.
 #[derive(Debug)]
 pub(crate) struct ModelEntry<T> {
     pub(crate) model: Model,
     pub(crate) drop: DropRule,
-    /// The most rows in a batch; a wider request runs alone.
+    /// The largest batch in rows; a wider request runs alone.
     pub(crate) max_batch: usize,
     /// Whether it accepts no further requests.
     pub(crate) retired: bool,
@@ -33,7 +33,8 @@ impl<T> DerefMut for ModelEntry<T> {
     }
 }
 
-/// All models, by id. One that is unloaded stays until its id is used again: its requests may still run.
+/// All models, by id. An unloaded one stays until its id is used again, since its requests may
+/// still run.
 #[derive(Debug)]
 pub(crate) struct Models<T> {
     options: BatchOptions,
@@ -45,7 +46,7 @@ impl<T> Models<T> {
         Models { options, table: (0..limits.models).map(|_| None).collect() }
     }
 
-    /// Takes a model into service; `own` is told its largest batch.
+    /// Loads a model; `own` receives the model and its largest batch.
     pub(crate) fn load(&mut self, id: ModelId, model: Model, own: impl FnOnce(&Model, usize) -> T) {
         let place = &mut self.table[id.index()];
         assert!(place.as_ref().is_none_or(|served| served.retired), "the id of a loaded model was reused: {id:?}");
@@ -63,7 +64,7 @@ impl<T> Models<T> {
         self.table[id.index()].as_mut().expect("a model stays while its requests live")
     }
 
-    /// The model of this id, if there is one.
+    /// Returns the model of this id, if there is one.
     pub(crate) fn find(&self, id: ModelId) -> Option<&ModelEntry<T>> {
         self.table[id.index()].as_ref()
     }
@@ -72,7 +73,7 @@ impl<T> Models<T> {
         self.table[id.index()].as_mut()
     }
 
-    /// The model of a request that has arrived.
+    /// Returns the model of a request that has arrived.
     pub(crate) fn of_newcomer(&mut self, request: &Request) -> &mut ModelEntry<T> {
         let served = self.table[request.model.index()].as_mut().filter(|served| !served.retired);
         let served = served.expect("the driver sends requests of loaded models only");
@@ -81,12 +82,12 @@ impl<T> Models<T> {
         served
     }
 
-    /// How many there may be.
+    /// Returns the capacity of the table.
     pub(crate) fn len(&self) -> usize {
         self.table.len()
     }
 
-    /// All models, those that only finish what runs too.
+    /// Returns all models, including unloaded ones with running requests.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (ModelId, &ModelEntry<T>)> {
         self.table.iter().zip(0..).filter_map(|(served, id)| Some((ModelId(id), served.as_ref()?)))
     }
@@ -95,7 +96,7 @@ impl<T> Models<T> {
         self.table.iter_mut().zip(0..).filter_map(|(served, id)| Some((ModelId(id), served.as_mut()?)))
     }
 
-    /// A block was measured anew; the model, to bring up to date what was derived from its profiles.
+    /// Replaces the profile of a block. Returns the model, whose derived data is to be updated.
     pub(crate) fn replace_profile(&mut self, id: ModelId, block: BlockId, profile: Profile) -> &mut ModelEntry<T> {
         let served = self.get_mut(id);
         served.model.blocks[block.index()].replace_profile(profile);
@@ -103,29 +104,29 @@ impl<T> Models<T> {
     }
 }
 
-/// What the options of every policy say about batches.
+/// Options about batches that every policy has.
 #[derive(Clone, Debug)]
 pub(crate) struct BatchOptions {
-    /// For models that bring no rule of their own.
+    /// The rule for models without one of their own.
     pub(crate) drop: DropRule,
     pub(crate) max_batch: PerModel<Option<usize>>,
 }
 
 impl BatchOptions {
-    /// `drop` is the policy's own rule.
+    /// Reads the options; `drop` is the policy's default rule.
     pub(crate) fn read(setup: &Setup, knobs: &Knobs<'_>, drop: DropRule) -> Result<BatchOptions, BuildError> {
         let max_batch = PerModel::read(&setup.models, |model| knobs.count("max_batch", model))?;
         Ok(BatchOptions { max_batch, ..BatchOptions::unbounded(knobs, drop)? })
     }
 
-    /// The same for a policy that does not bound batches.
+    /// Reads the options of a policy that does not bound batches.
     pub(crate) fn unbounded(knobs: &Knobs<'_>, drop: DropRule) -> Result<BatchOptions, BuildError> {
         let rules = [("hopeless", DropRule::Hopeless), ("expired", DropRule::Expired), ("never", DropRule::Never)];
         Ok(BatchOptions { drop: knobs.choice("drop", &rules, drop)?, max_batch: PerModel::all(None) })
     }
 }
 
-/// A value that may differ by model: one for the models that have their own, one for the others.
+/// A value that may differ per model: one for the models that have their own, one for the others.
 #[derive(Clone, Debug)]
 pub(crate) struct PerModel<T> {
     own: BTreeMap<String, T>,
@@ -133,18 +134,18 @@ pub(crate) struct PerModel<T> {
 }
 
 impl<T: Copy> PerModel<T> {
-    /// The same for all.
+    /// Returns the same value for all models.
     pub(crate) fn all(value: T) -> PerModel<T> {
         PerModel { own: BTreeMap::new(), others: value }
     }
 
-    /// What `read` says for each model, and for models that are loaded later.
+    /// Reads the value for each model, and for models that are loaded later.
     pub(crate) fn read<E>(models: &[Model], read: impl Fn(Option<&str>) -> Result<T, E>) -> Result<PerModel<T>, E> {
         let own = models.iter().map(|model| Ok((model.name.clone(), read(Some(&model.name))?)));
         Ok(PerModel { own: own.collect::<Result<_, _>>()?, others: read(None)? })
     }
 
-    /// The value for a model.
+    /// Returns the value for a model.
     pub(crate) fn of(&self, model: &Model) -> T {
         self.own.get(&model.name).copied().unwrap_or(self.others)
     }

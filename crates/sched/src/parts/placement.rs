@@ -1,12 +1,14 @@
-//! Devices with the batches on them, and the frame that turns a placement rule into a scheduler.
+//! Devices with their batches, and the frame that turns a placement rule into a scheduler.
 //!
-//! "clockwork", "nexus" and "shepherd" share everything but the rule by which they place batches: requests come and go,
-//! batches walk through the blocks of their model on one device, devices and models join and leave. That is [`DeviceTable`] and
-//! [`PlacementScheduler`]; a policy is a [`Placement`].
+//! "clockwork", "nexus" and "shepherd" differ only in the rule by which they place batches. The
+//! rest is common: requests arrive and end, batches walk through the blocks of their model on one
+//! device, devices and models join and leave. [`DeviceTable`] and [`PlacementScheduler`] hold the
+//! common part; a policy is a [`Placement`].
 //!
-//! A device holds at most one task and one *commitment*: a batch that has been formed and starts there as soon as the
-//! device is done with its task. A commitment is kept here rather than queued on the device, so that it needs no depth and
-//! can be taken back: when the device leaves, or when it falls free so late that the batch would be late.
+//! A device holds at most one task and one *commitment*: a batch that has been formed and starts
+//! there as soon as the task ends. A commitment is kept here rather than queued on the device, so
+//! that it needs no depth and can be revoked: when the device leaves, or when it becomes free so
+//! late that the batch would be late.
 
 use super::devices::Devices;
 use super::pool::{BatchPool, PoolCandidate, PoolRules};
@@ -16,9 +18,9 @@ use crate::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDon
 use ripieno_base::{BlockId, DeviceId, IndexedHeap, LaneId, ModelId, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Model};
 
-/// The rule of a policy. Unless it says otherwise, each model has one queue.
+/// The rule of a policy. By default each model has one queue.
 pub(crate) trait Placement: Send {
-    /// How many queues it wants.
+    /// Returns the number of queues.
     fn queues(setup: &Setup) -> usize
     where
         Self: Sized,
@@ -26,33 +28,33 @@ pub(crate) trait Placement: Send {
         setup.limits.models
     }
 
-    /// The queue that a request joins, on arrival and when its batch was lost.
+    /// Returns the queue that a request joins, on arrival and when its batch was lost.
     fn route(&mut self, request: &Request) -> usize {
         request.model.index()
     }
 
-    /// A queue may offer other batches than before.
+    /// A queue has changed and may offer other batches.
     fn touched(&mut self, queue: usize);
 
     /// A batch of `model` on `device` has ended.
     fn ended(&mut self, model: ModelId, device: DeviceId);
 
-    /// Devices, models or profiles are others than before.
+    /// Devices, models or profiles have changed.
     fn changed(&mut self);
 
-    /// A request of this model has arrived.
+    /// A request has arrived.
     fn arrived(&mut self, _now: Time, _request: &Request) {}
 
-    /// Starts, commits and cancels what the rule says.
+    /// Starts, commits and cancels batches by the rule.
     fn place(&mut self, now: Time, table: &mut DeviceTable, out: &mut Outbox);
 
-    /// When to place again although nothing happens.
+    /// Returns the time to place again if no event comes before.
     fn next_wakeup(&self) -> Time {
         Time::NEVER
     }
 }
 
-/// All that is the same for every placement.
+/// The common part of all placements.
 #[derive(Debug)]
 pub(crate) struct DeviceTable {
     pub(crate) pool: BatchPool,
@@ -64,7 +66,7 @@ pub(crate) struct DeviceTable {
     choice: DeviceChoice,
     /// Free devices, by preference.
     free: IndexedHeap<Time>,
-    /// Busy devices without a commitment, by the time at which they should be done.
+    /// Busy devices without a commitment, by expected end.
     busy: IndexedHeap<Time>,
     /// The same devices by the rows of their batch.
     sizes: IndexedHeap<usize>,
@@ -72,19 +74,19 @@ pub(crate) struct DeviceTable {
     returned: Vec<RequestSlot>,
 }
 
-/// What is kept of a device.
+/// State of a device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlacementDevice {
     running: Option<PlacedBatch>,
     commitment: Option<Commitment>,
 }
 
-/// A batch that runs.
+/// A running batch.
 #[derive(Clone, Copy, Debug)]
 struct PlacedBatch {
     task: TaskId,
     rows: usize,
-    /// When it should be done.
+    /// Expected end.
     ends: Time,
     /// Whether it was cancelled and has not stopped yet.
     cancelled: bool,
@@ -95,7 +97,7 @@ struct Commitment {
     model: ModelId,
     members: usize,
     rows: usize,
-    /// By when it must start to be in time; [`Time::NEVER`] if it will be late anyway.
+    /// Latest start that is in time; [`Time::NEVER`] if it will be late anyway.
     latest: Time,
 }
 
@@ -116,17 +118,17 @@ impl DeviceTable {
         }
     }
 
-    /// Its latency relative to the profile, in percent.
+    /// Returns its latency relative to the profile, in percent.
     pub(crate) fn percent(&self, id: DeviceId) -> u32 {
         self.devices[id].percent
     }
 
-    /// The devices that are there.
+    /// Returns the present devices.
     pub(crate) fn present(&self) -> impl Iterator<Item = DeviceId> {
         self.devices.iter().filter(|(_, device)| device.present).map(|(id, _)| id)
     }
 
-    /// The preferred free device.
+    /// Returns the preferred free device.
     pub(crate) fn free_device(&self) -> Option<DeviceId> {
         self.free.peek().map(|(_, id)| DeviceId(id as u16))
     }
@@ -135,31 +137,31 @@ impl DeviceTable {
         self.free.contains(id.index())
     }
 
-    /// The busy device without a commitment that should be done first, and when.
+    /// Returns the busy device without a commitment that is expected to end first, and the time.
     pub(crate) fn next_done(&self) -> Option<(Time, DeviceId)> {
         self.busy.peek().map(|(at, id)| (at, DeviceId(id as u16)))
     }
 
-    /// The busy device without a commitment whose batch is smallest, and the rows of that batch.
+    /// Returns the busy device without a commitment whose batch is smallest, and its rows.
     pub(crate) fn smallest_batch(&self) -> Option<(usize, DeviceId)> {
         self.sizes.peek().map(|(rows, id)| (rows, DeviceId(id as u16)))
     }
 
-    /// Cancels what runs on a device. What the device is committed to starts when it has stopped.
+    /// Cancels the running batch of a device. The device's commitment starts when it has stopped.
     pub(crate) fn cancel(&mut self, id: DeviceId, out: &mut Outbox) {
         let batch = self.devices[id].running.as_mut().expect("a busy device runs a batch");
         batch.cancelled = true;
         out.push(Action::Cancel { task: batch.task });
     }
 
-    /// Leaves a device aside, free or busy, until [`DeviceTable::bring_back`].
+    /// Sets a device aside, free or busy, until [`DeviceTable::bring_back`].
     pub(crate) fn set_aside(&mut self, id: DeviceId) {
         self.free.remove(id.index());
         self.busy.remove(id.index());
         self.sizes.remove(id.index());
     }
 
-    /// Sorts a device in where it belongs.
+    /// Puts a device into the heap that matches its state.
     pub(crate) fn bring_back(&mut self, now: Time, id: DeviceId) {
         self.set_aside(id);
         let device = &self.devices[id];
@@ -176,7 +178,8 @@ impl DeviceTable {
         }
     }
 
-    /// Forms a batch for a device that has no commitment; it starts at once if the device is free.
+    /// Forms a batch for a device without a commitment; it starts immediately if the device is
+    /// free.
     pub(crate) fn commit(&mut self, now: Time, queue: usize, candidate: PoolCandidate, id: DeviceId, out: &mut Outbox) {
         let model = self.pool.request(candidate.first).model;
         let latency = self.devices[id].takes(self.pool.remaining(model, BlockId(0), candidate.rows));
@@ -212,7 +215,8 @@ impl DeviceTable {
         self.bring_back(now, id);
     }
 
-    /// Starts what a free device is committed to, unless that would be late for no good reason.
+    /// Starts the commitment of a free device, unless it would be late although it was meant to be
+    /// in time.
     fn launch(&mut self, now: Time, id: DeviceId, out: &mut Outbox) {
         let Some(Commitment { model, members, rows, latest }) = self.devices[id].commitment else {
             return;
@@ -230,7 +234,7 @@ impl DeviceTable {
         self.start(now, task, out);
     }
 
-    /// Takes a commitment back; its members are to be routed again.
+    /// Revokes a commitment; its members are routed again.
     fn dissolve(&mut self, id: DeviceId) {
         let Some(commitment) = self.devices[id].commitment.take() else {
             return;
@@ -252,7 +256,7 @@ impl DeviceTable {
         self.bring_back(now, task.device);
     }
 
-    /// Acts on a task that is done; whether its batch has left the device.
+    /// Completes a finished task; returns whether its batch has left the device.
     fn complete(&mut self, now: Time, id: TaskId, outcome: Outcome, out: &mut Outbox) -> bool {
         let task = self.tasks.get(id);
         let DeviceTable { tasks, pool, returned, .. } = self;
@@ -315,7 +319,7 @@ impl<P: Placement> PlacementScheduler<P> {
         self.placement.changed();
     }
 
-    /// Routes the members of lost batches anew.
+    /// Routes the members of lost batches again.
     fn take_back(&mut self, out: &mut Outbox) {
         for at in 0..self.table.returned.len() {
             let slot = self.table.returned[at];
@@ -379,7 +383,8 @@ impl<P: Placement> Scheduler for PlacementScheduler<P> {
             }
             reported += 1;
         }
-        // Placing may bring a hopeless request to the head of a queue, and dropping it may allow another batch.
+        // Placing may bring a hopeless request to the head of a queue, and dropping it may allow
+        // another batch.
         loop {
             self.take_back(out);
             while let Some(queue) = self.table.pool.wake(now, out) {

@@ -1,8 +1,11 @@
-//! Does joining pay? Forecasts when the requests on a device end, with and without newcomers, by the latency profiles.
+//! Forecasts the ends of the requests on a device by the latency profiles, with and without
+//! newcomers, to decide whether joining pays.
 //!
-//! The batches of a device are a stack of cohorts. The top cohort runs block by block, and merges with the one below it as soon as both
-//! are before the same block. One cohort that newcomers catch up with is the shortest such stack. Early exits cannot be foreseen, so
-//! the forecast assumes that every request runs all blocks, and a predicted number of steps of a block that runs until its end.
+//! The batches of a device are a stack of cohorts. The top cohort runs block by block, and merges
+//! with the one below it as soon as both are before the same block. One cohort that newcomers catch
+//! up with is the shortest such stack. Early exits cannot be predicted, so a forecast assumes that
+//! every request runs all blocks, and a predicted number of steps of a block that runs until its
+//! end.
 
 use super::cohorts::{CohortId, Cohorts};
 use super::cost;
@@ -13,14 +16,14 @@ use crate::{Limits, Request};
 use ripieno_base::{ModelId, RequestSlot, Time};
 use ripieno_model::Block;
 
-/// The state that a forecast starts from: a scheduler's tables at one instant.
+/// The initial state of a forecast: a scheduler's tables at one instant.
 #[derive(Debug)]
 pub(crate) struct Forecast<'a, T, C> {
     pub(crate) now: Time,
-    /// The latency of the device relative to the profiles, in percent.
+    /// Latency of the device relative to the profiles, in percent.
     pub(crate) percent: u32,
     pub(crate) models: &'a Models<T>,
-    /// How often a block that runs until its end is predicted to be run.
+    /// Predicted number of steps of a block that runs until its end.
     pub(crate) until_end: fn(&T) -> u32,
     pub(crate) requests: &'a Requests,
     pub(crate) cohorts: &'a Cohorts<C>,
@@ -39,19 +42,21 @@ impl<T, C> Copy for Forecast<'_, T, C> {}
 /// The forecast for newcomers that join.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Joining {
-    /// Whether the sum of all latencies, of requests on the device and of newcomers, is smaller if they join.
+    /// Whether the sum of all latencies, of requests on the device and of newcomers, is smaller if
+    /// they join.
     pub(crate) pays: bool,
-    /// When the last request on the device ends: if newcomers join, these among them, and if they do not.
+    /// Ends of the last request on the device: including newcomers if they join, and without them
+    /// if they do not.
     pub(crate) ends: [Time; 2],
 }
 
-/// Makes forecasts. The vectors are scratch memory.
+/// A forecaster. The vectors are scratch memory.
 #[derive(Debug)]
 pub(crate) struct Play {
     played: Vec<ForecastCohort>,
     /// The batches: model, next block, and the index in `played` of their first member.
     entries: Vec<(ModelId, usize, usize)>,
-    /// The requests that have ended so far, and when.
+    /// The requests that have ended, and the times.
     ends: Vec<(RequestSlot, Time)>,
 }
 
@@ -72,41 +77,42 @@ impl Play {
         }
     }
 
-    /// Compares two ways for newcomers of model `id`: they run first and catch up with the stack, or they run by themselves once the
-    /// stack has ended, or from `elsewhere` on, when another device has room for them.
+    /// Compares two options for newcomers of model `id`: they run first and catch up with the
+    /// stack, or they run by themselves once the stack has ended, or from `elsewhere` on, when
+    /// another device is free for them.
     pub(crate) fn join<T, C>(
         &mut self,
-        scene: Forecast<'_, T, C>,
+        forecast: Forecast<'_, T, C>,
         elsewhere: Time,
         id: ModelId,
         newcomers: impl Iterator<Item = RequestSlot> + Clone,
     ) -> Joining {
-        self.set_up(scene);
+        self.reset(forecast);
         self.enter(id, newcomers.clone());
-        let then = self.play_out(scene, scene.now);
-        let joined = self.sum_of_ends(scene.now);
-        self.set_up(scene);
-        let before = self.play_out(scene, scene.now);
+        let then = self.run_to_end(forecast, forecast.now);
+        let joined = self.sum_of_ends(forecast.now);
+        self.reset(forecast);
+        let before = self.run_to_end(forecast, forecast.now);
         self.enter(id, newcomers);
-        self.play_out(scene, before.min(elsewhere));
-        Joining { pays: joined < self.sum_of_ends(scene.now), ends: [then, before] }
+        self.run_to_end(forecast, before.min(elsewhere));
+        Joining { pays: joined < self.sum_of_ends(forecast.now), ends: [then, before] }
     }
 
     fn sum_of_ends(&self, now: Time) -> i128 {
         self.ends.iter().map(|&(_, end)| i128::from((end - now).0)).sum()
     }
 
-    /// Whether all meet their deadlines if newcomers run first.
-    pub(crate) fn all_punctual<T, C>(
+    /// Returns whether all requests meet their deadlines if newcomers run first.
+    pub(crate) fn all_in_time<T, C>(
         &mut self,
-        scene: Forecast<'_, T, C>,
+        forecast: Forecast<'_, T, C>,
         id: ModelId,
         newcomers: impl Iterator<Item = RequestSlot>,
     ) -> bool {
-        self.set_up(scene);
+        self.reset(forecast);
         self.enter(id, newcomers);
-        let mut at = scene.now;
-        while let Some((late, then)) = self.play(scene, at) {
+        let mut at = forecast.now;
+        while let Some((late, then)) = self.play(forecast, at) {
             if late {
                 return false;
             }
@@ -115,15 +121,15 @@ impl Play {
         true
     }
 
-    /// When each request of the stack ends.
-    pub(crate) fn ends<T, C>(&mut self, scene: Forecast<'_, T, C>) -> &[(RequestSlot, Time)] {
-        self.set_up(scene);
-        self.play_out(scene, scene.now);
+    /// Returns the end of each request of the stack.
+    pub(crate) fn ends<T, C>(&mut self, forecast: Forecast<'_, T, C>) -> &[(RequestSlot, Time)] {
+        self.reset(forecast);
+        self.run_to_end(forecast, forecast.now);
         &self.ends
     }
 
     /// Starts a forecast with the stack.
-    fn set_up<T, C>(&mut self, Forecast { cohorts, stack, .. }: Forecast<'_, T, C>) {
+    fn reset<T, C>(&mut self, Forecast { cohorts, stack, .. }: Forecast<'_, T, C>) {
         self.played.clear();
         self.entries.clear();
         self.ends.clear();
@@ -143,26 +149,27 @@ impl Play {
         self.played.extend(newcomers.map(|slot| ForecastCohort { slot, step: 0, rests: false }));
     }
 
-    /// Runs all batches to their end, and returns when that is.
-    fn play_out<T, C>(&mut self, scene: Forecast<'_, T, C>, from: Time) -> Time {
+    /// Runs all batches to their end; returns the time of the last.
+    fn run_to_end<T, C>(&mut self, forecast: Forecast<'_, T, C>, from: Time) -> Time {
         let mut at = from;
-        while let Some((_, then)) = self.play(scene, at) {
+        while let Some((_, then)) = self.play(forecast, at) {
             at = then;
         }
         at
     }
 
-    /// Runs the top batch until a member is done with its block. Returns whether one ended late, and the time after it.
-    fn play<T, C>(&mut self, scene: Forecast<'_, T, C>, at: Time) -> Option<(bool, Time)> {
+    /// Runs the top batch until a member is done with its block. Returns whether a request ended
+    /// late, and the time after it.
+    fn play<T, C>(&mut self, forecast: Forecast<'_, T, C>, at: Time) -> Option<(bool, Time)> {
         while let [.., below, top] = self.entries.as_slice()
             && (below.0, below.1) == (top.0, top.1)
         {
             self.entries.pop();
         }
         let &(id, block, start) = self.entries.last()?;
-        let served = scene.models.get(id);
-        let until_end = (scene.until_end)(&served.own);
-        let request = |played: &ForecastCohort| scene.requests.get(played.slot.0);
+        let served = forecast.models.get(id);
+        let until_end = (forecast.until_end)(&served.own);
+        let request = |played: &ForecastCohort| forecast.requests.get(played.slot.0);
         let left =
             |played: &ForecastCohort| steps_left(&served.model.blocks[block], request(played), until_end, played.step);
         let active = self.played[start..].iter().filter(|played| !played.rests);
@@ -170,7 +177,7 @@ impl Play {
         let steps = active.clone().map(left).min().unwrap_or(1);
         let length = active.map(|played| request(played).extent.length).max().unwrap_or(1);
         let cost = served.model.blocks[block].cost(rows.max(1), length) * i64::from(steps);
-        let then = at + takes(scene.percent, cost);
+        let then = at + takes(forecast.percent, cost);
         for played in self.played[start..].iter_mut().filter(|played| !played.rests) {
             played.rests = left(played) == steps;
             played.step += steps;
@@ -196,7 +203,8 @@ impl Play {
     }
 }
 
-/// Steps of a block that are predicted to be left; a decoder that goes on beyond the prediction has one more.
+/// Returns the predicted number of remaining steps of a block; one for a decoder that continues
+/// beyond the prediction.
 pub(crate) fn steps_left(block: &Block, request: &Request, until_end: u32, done: u32) -> u32 {
     cost::steps(block, request, until_end).saturating_sub(done).max(1)
 }

@@ -1,9 +1,10 @@
-//! Models, live requests and their queues, for policies that place whole batches by themselves.
+//! Models, live requests and their queues, for policies that place whole batches themselves.
 //!
-//! A request waits in one of a fixed number of queues, which the policy names: one a model where a scheduler decides for
-//! all devices, one a model and device where requests are routed on arrival. Each queue holds requests of one model in
-//! the order of their deadlines, and beside them those that cannot be punctual any more, if the drop rule keeps them.
-//! Expired requests leave from the head: the head has the earliest deadline, so that none can hide behind a live one.
+//! A request waits in one of a fixed number of queues, which the policy chooses: one per model if a
+//! scheduler decides for all devices, one per model and device if requests are routed on arrival.
+//! Each queue holds requests of one model in the order of their deadlines, and separately those
+//! that cannot be punctual any more, if the drop rule keeps them. Expired requests leave from the
+//! head, which has the earliest deadline, so no expired request is hidden behind a live one.
 
 use super::models::{self, BatchOptions, Models};
 use super::queue::{Queue, QueueOrder};
@@ -12,10 +13,10 @@ use crate::{Limits, Outbox, Request, Why};
 use ripieno_base::{BlockId, IndexedHeap, ModelId, Nanos, RequestSlot, Time};
 use ripieno_model::{DropRule, Model, Profile};
 
-/// A model in service.
+/// A loaded model.
 pub(crate) type PoolModel = models::ModelEntry<PoolModelState>;
 
-/// What is kept of a model.
+/// State of a model.
 #[derive(Debug)]
 pub(crate) struct PoolModelState {
     /// ℓ(b) of the whole walk.
@@ -24,32 +25,33 @@ pub(crate) struct PoolModelState {
     pub(crate) in_flight: usize,
 }
 
-/// What the policy's options say.
+/// The policy's options.
 #[derive(Clone, Debug)]
 pub(crate) struct PoolRules {
     pub(crate) options: BatchOptions,
-    /// How long before its deadline the policy wants a request to be answered.
+    /// Time before its deadline at which the policy wants a request answered.
     pub(crate) margin: Nanos,
     /// Whether an expired head stays, and blocks the queue, as long as the last request is alive.
     pub(crate) head_blocks: bool,
 }
 
-/// What a batch aims at.
+/// Target and upper bound of a batch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Aim {
-    /// Heads are passed over until so many rows are reached, or no later head allows more; 0 = none is.
+    /// Rows below which heads are passed over, unless no later head allows more; 0 passes over
+    /// none.
     pub(crate) target: usize,
-    /// The most rows.
+    /// The largest number of rows.
     pub(crate) cap: usize,
 }
 
-/// The best punctual batch of a queue for one moment.
+/// The best punctual batch of a queue for one start time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PoolCandidate {
     /// The first member; requests before it are passed over.
     pub(crate) first: u32,
     pub(crate) rows: usize,
-    /// In time if started by this moment on a device that runs as profiled.
+    /// Latest start that is in time on a device that runs as profiled.
     pub(crate) latest: Time,
 }
 
@@ -60,10 +62,10 @@ pub(crate) struct BatchPool {
     pub(crate) requests: Requests,
     margin: Nanos,
     head_blocks: bool,
-    /// By slot, the queue of a waiting request.
+    /// Per slot, the queue of a waiting request.
     queue_of: Vec<u32>,
     queues: Vec<Queue>,
-    /// When each queue must be looked at although nothing happens.
+    /// Time of the next check of each queue.
     wakeups: IndexedHeap<Time>,
     /// Queues with overdue requests, by the arrival of the first.
     overdue: IndexedHeap<Time>,
@@ -89,7 +91,7 @@ impl BatchPool {
         self.models.load(id, model, |model, _| PoolModelState { profile: model.profile(), in_flight: 0 });
     }
 
-    /// Takes a model out of service: what waits is rejected.
+    /// Unloads a model: waiting requests are rejected.
     pub(crate) fn retire(&mut self, now: Time, id: ModelId, out: &mut Outbox) {
         self.served_mut(id).retired = true;
         for queue in 0..self.queues.len() {
@@ -113,12 +115,12 @@ impl BatchPool {
         self.models.get_mut(id)
     }
 
-    /// The models that accept requests.
+    /// Returns the models that accept requests.
     pub(crate) fn in_service(&self) -> impl Iterator<Item = (ModelId, &PoolModel)> {
         self.models.iter().filter(|(_, served)| !served.retired)
     }
 
-    /// Whether one more batch of this model may run.
+    /// Returns whether one more batch of this model may run.
     pub(crate) fn has_instance(&self, id: ModelId) -> bool {
         let served = self.served(id);
         served.in_flight < served.model.instances.max(1)
@@ -128,18 +130,18 @@ impl BatchPool {
         self.requests.get(slot)
     }
 
-    /// The model whose requests a queue holds.
+    /// Returns the model whose requests a queue holds.
     pub(crate) fn model_of(&self, queue: usize) -> Option<ModelId> {
         self.queues[queue].any().map(|slot| self.requests.get(slot).model)
     }
 
-    /// Takes note of a request that has arrived; [`BatchPool::push`] is to follow.
+    /// Adds a request that has arrived; [`BatchPool::push`] must follow.
     pub(crate) fn accept(&mut self, request: &Request) {
         self.models.of_newcomer(request);
         self.requests.insert(&Request { deadline: request.deadline - self.margin, ..*request });
     }
 
-    /// Puts a request into a queue, by its deadline. The queue is looked at in the next [`BatchPool::wake`].
+    /// Puts a request into a queue, by its deadline. The next [`BatchPool::wake`] checks the queue.
     pub(crate) fn push(&mut self, queue: usize, slot: u32) {
         self.queue_of[slot as usize] = queue as u32;
         self.queues[queue].push(&mut self.requests, slot, QueueOrder::Deadline);
@@ -161,7 +163,8 @@ impl BatchPool {
         }
     }
 
-    /// Whether a request that runs is still wanted and its model in service; otherwise the request is rejected.
+    /// Returns whether a running request may wait again; otherwise it was withdrawn or its model
+    /// unloaded, and it is rejected.
     pub(crate) fn may_return(&mut self, slot: RequestSlot, out: &mut Outbox) -> bool {
         let retired = self.served(self.requests.get(slot.0).model).retired;
         let over = self.requests.why_over(slot.0, retired);
@@ -171,7 +174,7 @@ impl BatchPool {
         over.is_none()
     }
 
-    /// Withdraws a request if it still waits; the queue that it stood in.
+    /// Withdraws a request if it still waits; returns its queue.
     pub(crate) fn cancel(&mut self, now: Time, slot: RequestSlot, out: &mut Outbox) -> Option<usize> {
         if !matches!(self.requests.state(slot.0), RequestState::Waiting | RequestState::Overdue) {
             self.requests.disown(slot.0);
@@ -184,7 +187,8 @@ impl BatchPool {
         Some(queue)
     }
 
-    /// Takes all requests out of a queue, one a call, waiting ones first, and whether they are overdue; none when it is empty.
+    /// Removes one request from a queue, waiting ones first; returns it and whether it is overdue.
+    /// None if the queue is empty.
     pub(crate) fn take_front(&mut self, queue: usize) -> Option<(u32, bool)> {
         let Some(slot) = self.queues[queue].any() else {
             self.wakeups.remove(queue);
@@ -196,13 +200,13 @@ impl BatchPool {
         Some((slot, overdue))
     }
 
-    /// The last moment at which a request can be punctual, run alone.
+    /// Returns the latest start at which a request can be punctual, run alone.
     fn leaves_after(&self, slot: u32) -> Time {
         let request = self.requests.get(slot);
         request.deadline - self.served(request.model).profile.latency(request.rows as usize)
     }
 
-    /// The next queue whose time has come, its hopeless requests dealt with.
+    /// Returns the next queue whose wakeup is due, after dropping its hopeless requests.
     pub(crate) fn wake(&mut self, now: Time, out: &mut Outbox) -> Option<usize> {
         let (_, queue) = self.wakeups.peek().filter(|&(at, _)| at <= now)?;
         self.rearm(now, queue, out);
@@ -213,7 +217,7 @@ impl BatchPool {
         self.wakeups.peek().map_or(Time::NEVER, |(at, _)| at)
     }
 
-    /// Drops what cannot stay in a queue and sets its timer anew.
+    /// Drops requests that cannot stay in a queue and resets its timer.
     fn rearm(&mut self, now: Time, queue: usize, out: &mut Outbox) {
         let mut at = Time::NEVER;
         while let Some(head) = self.queues[queue].head() {
@@ -243,7 +247,7 @@ impl BatchPool {
         self.note_overdue(queue);
     }
 
-    /// Until when an expired head stays, if it does.
+    /// Returns the time until which an expired head stays, if it does.
     fn blocked_until(&self, queue: usize) -> Option<Time> {
         let last = self.queues[queue].last().filter(|_| self.head_blocks)?;
         Some(self.leaves_after(last))
@@ -256,10 +260,11 @@ impl BatchPool {
         }
     }
 
-    /// The best batch that could start at `at` on a device that needs `percent` % of the profile.
+    /// Returns the best batch that could start at `at` on a device that needs `percent` % of the
+    /// profile.
     pub(crate) fn gather(&self, queue: usize, at: Time, percent: u32, aim: Aim) -> Option<PoolCandidate> {
         let (mut first, mut left) = (self.queues[queue].head()?, self.queues[queue].rows());
-        // What cannot even run alone from then on is in nobody's way.
+        // Requests that cannot even run alone from then on do not limit the batch.
         while at > self.leaves_after(first) {
             if self.head_blocks {
                 return None;
@@ -278,7 +283,7 @@ impl BatchPool {
         Some(PoolCandidate { first, rows, latest: self.requests.get(first).deadline - profile.latency(rows) })
     }
 
-    /// Moves a candidate's members out of the queue and passes over who stood before them.
+    /// Moves a candidate's members out of the queue and passes over the requests before them.
     pub(crate) fn take(
         &mut self,
         now: Time,
@@ -293,7 +298,7 @@ impl BatchPool {
         self.rearm(now, queue, out);
     }
 
-    /// The queue with the oldest overdue request among those that `may` run.
+    /// Returns the queue with the oldest overdue request among those that `may` run.
     pub(crate) fn oldest_overdue(&self, may: impl Fn(usize) -> bool) -> Option<usize> {
         let queues = self.overdue.keys().filter(|&queue| may(queue));
         queues.min_by_key(|&queue| (self.overdue.get(queue), queue))
@@ -303,7 +308,7 @@ impl BatchPool {
         self.overdue.contains(queue)
     }
 
-    /// Moves the oldest overdue requests out of a queue, as many as are a batch; returns their rows.
+    /// Moves a batch of the oldest overdue requests out of a queue; returns its rows.
     pub(crate) fn take_overdue(
         &mut self,
         now: Time,
@@ -321,7 +326,7 @@ impl BatchPool {
         rows
     }
 
-    /// ℓ of the blocks from `block` on, for `rows` rows.
+    /// Returns ℓ of the blocks from `block` on, for `rows` rows.
     pub(crate) fn remaining(&self, id: ModelId, block: BlockId, rows: usize) -> Nanos {
         let served = self.served(id);
         if block == BlockId(0) {

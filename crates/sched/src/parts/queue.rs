@@ -1,24 +1,27 @@
-//! The queue of a model for whole batches: who waits, who is passed over, who is dropped, and which batch can be gathered.
+//! The queue of a model for whole batches: waiting requests, passed-over requests, drops, and the
+//! batch that can be gathered.
 
 use super::requests::{RequestState, Requests};
 use crate::{Outbox, Request, Why};
 use ripieno_base::{List, Nanos, Time};
 use ripieno_model::DropRule;
 
-/// Requests of one model: those that may still be punctual, in an order, and beside them those that were passed over, by
-/// deadline: who cannot be punctual any more, as far as the drop rule keeps them, and a second class that still can.
+/// Requests of one model: those that may still be punctual, in an order, and separately those that
+/// were passed over, by deadline. The latter are requests that cannot be punctual any more, as far
+/// as the drop rule keeps them, and a second class that still can.
 ///
-/// Insertion walks from the tail: O(1) where all requests have the same SLO, which is the normal case.
+/// Insertion searches from the tail: O(1) where all requests have the same SLO, which is the normal
+/// case.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Queue {
     waiting: List,
     rows: u64,
-    /// How many waiting requests have more than one row.
+    /// Number of waiting requests with more than one row.
     wide: usize,
     overdue: List,
 }
 
-/// Who stands before whom.
+/// The order of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum QueueOrder {
     /// The earlier deadline, then the earlier arrival.
@@ -36,17 +39,17 @@ impl Queue {
         self.waiting.back()
     }
 
-    /// Rows that wait.
+    /// Returns the waiting rows.
     pub(crate) fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// The first of those that were passed over.
+    /// Returns the first request that was passed over.
     pub(crate) fn overdue(&self) -> Option<u32> {
         self.overdue.front()
     }
 
-    /// Any request that stands here, punctual ones first.
+    /// Returns any request of the queue, punctual ones first.
     pub(crate) fn any(&self) -> Option<u32> {
         self.head().or(self.overdue())
     }
@@ -66,12 +69,12 @@ impl Queue {
     /// Adds a request that was passed over.
     pub(crate) fn push_overdue(&mut self, requests: &mut Requests, slot: u32) {
         requests.set_state(slot, RequestState::Overdue);
-        // Who is wide is overdue long before the deadline, and must not hide those behind.
+        // A wide request is overdue long before its deadline, and must not hide others behind it.
         let (links, request) = requests.split();
         self.overdue.insert_by_key(links, slot, |slot| request(slot).deadline);
     }
 
-    /// Takes a request out; it runs from now on, or is pushed again, or ends.
+    /// Removes a request, which then runs, is pushed again, or ends.
     pub(crate) fn remove(&mut self, requests: &mut Requests, slot: u32) {
         if requests.state(slot) == RequestState::Overdue {
             self.overdue.remove(&mut requests.links, slot);
@@ -84,7 +87,7 @@ impl Queue {
         requests.set_state(slot, RequestState::Running);
     }
 
-    /// Ends all that stand here.
+    /// Rejects all requests.
     pub(crate) fn reject_all(&mut self, requests: &mut Requests, why: Why, out: &mut Outbox) {
         while let Some(slot) = self.any() {
             self.remove(requests, slot);
@@ -92,7 +95,7 @@ impl Queue {
         }
     }
 
-    /// Takes a request out of the order that will not be punctual: what becomes of it says the drop rule.
+    /// Removes a request that will not be punctual from the order, and applies the drop rule to it.
     pub(crate) fn pass_over(
         &mut self,
         requests: &mut Requests,
@@ -110,8 +113,8 @@ impl Queue {
         }
     }
 
-    /// Drops those among the passed over who are too late by the drop rule; `alone` is how long so many rows take. Returns
-    /// the rows dropped.
+    /// Drops passed-over requests that are too late by the drop rule; `alone` returns the latency
+    /// of a number of rows. Returns the dropped rows.
     pub(crate) fn expire(
         &mut self,
         requests: &mut Requests,
@@ -122,7 +125,7 @@ impl Queue {
     ) -> usize {
         let mut dropped = 0;
         while self.next_expiry(requests, drop, &alone) <= now {
-            let slot = self.overdue.front().expect("somebody expires");
+            let slot = self.overdue.front().expect("a request expires");
             self.remove(requests, slot);
             dropped += requests.get(slot).rows as usize;
             let why = if drop == DropRule::Hopeless { Why::Hopeless } else { Why::Expired };
@@ -131,7 +134,7 @@ impl Queue {
         dropped
     }
 
-    /// When the first of the passed over is to be dropped.
+    /// Returns the time at which the first passed-over request is to be dropped.
     pub(crate) fn next_expiry(&self, requests: &Requests, drop: DropRule, alone: impl Fn(u32) -> Nanos) -> Time {
         let Some(first) = self.overdue.front().map(|slot| requests.get(slot)) else { return Time::NEVER };
         match drop {
@@ -141,9 +144,10 @@ impl Queue {
         }
     }
 
-    /// The batch that begins with `first`, who has `left` rows from there to the end of the queue, or with who comes after those
-    /// that are passed over for it: the fewest that let it reach its `target`; 0 passes over nobody. `room` is the largest batch
-    /// that a head allows. Returns its first request, its rows, and whether the next request does not fit.
+    /// Returns the batch that begins with `first`, which has `left` rows from there to the end of
+    /// the queue, or with a later request if passing over heads lets it reach its `target`; 0
+    /// passes over none. `room` returns the largest batch that a head allows. Returns its first
+    /// request, its rows, and whether the next request does not fit.
     pub(crate) fn gather(
         &self,
         requests: &Requests,
@@ -156,9 +160,10 @@ impl Queue {
         (rows > 0).then_some((first, rows, (rows as u64) < left))
     }
 
-    /// Passes over the fewest from `first` on, who has `left` rows from there to the end of the queue, that let the batch
-    /// reach its target, or the largest size that any later head allows if that is smaller. `room` is the largest batch
-    /// that a head allows. Returns the first request kept and the rows from it on.
+    /// Passes over the fewest requests from `first` on that let the batch reach its target, or the
+    /// largest size that any later head allows if that is smaller. `left` is the number of rows
+    /// from `first` to the end of the queue, `room` the largest batch that a head allows. Returns
+    /// the first request kept and the rows from it on.
     fn skip(
         &self,
         requests: &Requests,
@@ -172,7 +177,7 @@ impl Queue {
         };
         let mut best = (first, left);
         while size(best.0, best.1) < target as u64 {
-            // No later head allows more once everything left fits.
+            // No later head allows more once all remaining rows fit.
             if room(first) as u64 >= left {
                 break;
             }
@@ -188,7 +193,8 @@ impl Queue {
         best
     }
 
-    /// How many of the `left` rows from `first` on fit into `room` rows without splitting a request.
+    /// Returns the number of the `left` rows from `first` on that fit into `room` rows without
+    /// splitting a request.
     pub(crate) fn fill(&self, requests: &Requests, first: u32, room: usize, left: u64) -> usize {
         if left <= room as u64 {
             return left as usize;
@@ -208,7 +214,8 @@ impl Queue {
         rows
     }
 
-    /// Moves a batch of `rows` rows that begins with `first` out of the queue, and passes over who stands before it.
+    /// Moves a batch of `rows` rows that begins with `first` out of the queue, and passes over the
+    /// requests before it.
     pub(crate) fn take(
         &mut self,
         requests: &mut Requests,
@@ -231,7 +238,7 @@ impl Queue {
         }
     }
 
-    /// Moves the first of the overdue out of the queue, up to `room` rows; returns their rows.
+    /// Moves the first overdue requests out of the queue, up to `room` rows; returns their rows.
     pub(crate) fn take_overdue(
         &mut self,
         requests: &mut Requests,

@@ -1,22 +1,23 @@
 //! The request rate of a model, measured over a sliding window.
 //!
-//! The window is five seconds in samples of 50 ms: long enough that the rate of a busy model is known within a few
-//! percent, short enough to follow a change of load within seconds. The rate is kept as rows per window, two integers,
-//! so that whoever compares rates does so exactly. How much the samples differ tells how regularly rows come.
+//! The window is five seconds in samples of 50 ms: long enough that the rate of a busy model is
+//! known within a few percent, short enough to follow a change of load within seconds. The rate is
+//! kept as rows per window, two integers, so that comparisons of rates are exact. The dispersion of
+//! the samples shows how regularly rows arrive.
 
 use ripieno_base::{Nanos, Time};
 
 const SAMPLE_NS: i64 = 50_000_000;
 const SAMPLES: usize = 100;
 
-/// Counts rows in a sliding window.
+/// A counter of rows in a sliding window.
 #[derive(Clone, Debug)]
 pub(crate) struct RateMeter {
     rows: [u32; SAMPLES],
     total: u64,
     /// The sum of the squares of the samples.
     squares: u64,
-    /// The sample that `now` fell into last.
+    /// Number of the current sample.
     sample: i64,
     first: Time,
 }
@@ -33,8 +34,8 @@ impl RateMeter {
         RateMeter { rows: [0; SAMPLES], total: 0, squares: 0, sample: 0, first: Time::NEVER }
     }
 
-    /// Counts `rows` that arrived at `now`. Returns whether a new sample began, so that what is derived from the rate
-    /// can be derived again.
+    /// Counts `rows` that arrived at `now`. Returns whether a new sample began, so that values
+    /// derived from the rate can be updated.
     pub(crate) fn record(&mut self, now: Time, rows: u32) -> bool {
         let began = self.advance(now);
         let sample = &mut self.rows[(self.sample % SAMPLES as i64) as usize];
@@ -45,7 +46,7 @@ impl RateMeter {
         began
     }
 
-    /// Forgets what has left the window since the last row.
+    /// Forgets samples that have left the window since the last row.
     pub(crate) fn catch_up(&mut self, now: Time) {
         if self.first != Time::NEVER {
             self.advance(now);
@@ -66,14 +67,14 @@ impl RateMeter {
             self.squares -= gone.pow(2);
         }
         if passed > SAMPLES as i64 {
-            // The indices wrapped once around at most above; all samples are empty now whatever their index.
+            // The indices wrap at most once above; all samples are empty whatever their index.
             debug_assert_eq!(self.total, 0);
         }
         self.sample = sample;
         passed > 0
     }
 
-    /// The rate at `now`; none until a whole sample has been seen.
+    /// Returns the rate at `now`; none until a whole sample has been seen.
     pub(crate) fn rate(&self, now: Time) -> Option<Rate> {
         let oldest = Time((self.sample - SAMPLES as i64 + 1) * SAMPLE_NS).max(self.first);
         let window = now - oldest;
@@ -81,14 +82,15 @@ impl RateMeter {
             .then_some(Rate { rows: self.total, window })
     }
 
-    /// By how much the number of rows within `span` differs from what is expected, in thousandths of that: its standard deviation,
-    /// where the variance of a number of rows is to its mean as in the samples. None while there is no rate.
+    /// Returns the relative standard deviation of the number of rows within `span`, in thousandths,
+    /// with the index of dispersion of the samples. None while there is no rate.
     pub(crate) fn spread_permille(&self, now: Time, span: Nanos) -> Option<u64> {
         let (rate, dispersion) = (self.rate(now)?, self.dispersion_permille(now)?);
         Some((1_000 * dispersion / rate.rows_in(span).max(1)).isqrt())
     }
 
-    /// The variance of the samples to their mean, in thousandths: 1,000 where rows come by chance alone. None while there is no rate.
+    /// Returns the index of dispersion of the samples, in thousandths: 1,000 for Poisson arrivals.
+    /// None while there is no rate.
     pub(crate) fn dispersion_permille(&self, now: Time) -> Option<u64> {
         let samples = (self.rate(now)?.window.0 / SAMPLE_NS).cast_unsigned().max(1);
         Some((1_000 * self.squares / self.total).saturating_sub(1_000 * self.total / samples))
@@ -96,17 +98,18 @@ impl RateMeter {
 }
 
 impl Rate {
-    /// How long `rows` rows take to arrive at this rate.
+    /// Returns the time in which `rows` rows arrive at this rate.
     pub(crate) fn gather_time(&self, rows: usize) -> Nanos {
         self.window.scale(rows as u64, self.rows)
     }
 
-    /// How many rows arrive within `span` at this rate.
+    /// Returns the number of rows that arrive within `span` at this rate.
     pub(crate) fn rows_in(&self, span: Nanos) -> u64 {
         span.scale(self.rows, self.window.0.cast_unsigned()).0.max(0).cast_unsigned()
     }
 
-    /// How many thousandths of a device this rate keeps busy, if each batch has `batch` rows and takes `latency`.
+    /// Returns the thousandths of a device that this rate keeps busy, if each batch has `batch`
+    /// rows and takes `latency`.
     pub(crate) fn load_permille(&self, batch: usize, latency: Nanos) -> u64 {
         latency.scale(self.rows * 1_000, (self.window.0 as u64).saturating_mul(batch as u64)).0.max(0) as u64
     }
@@ -133,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn the_spread_is_that_of_what_came() {
+    fn the_spread_is_that_of_the_arrivals() {
         let (mut steady, mut bursts) = (RateMeter::new(), RateMeter::new());
         for sample in 0..100 {
             steady.record(Time(sample * SAMPLE_NS), 10);

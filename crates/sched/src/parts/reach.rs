@@ -1,24 +1,25 @@
-//! How far requests get in a chain, and so what a batch of it really takes.
+//! Mean device time of the batches of a chain, from the share of rows that reach each block.
 //!
-//! Some leave a chain early, others skip blocks. Whether a batch will be in time is planned by what it may take, all blocks with all
-//! of its rows; how busy devices are, and what a batch saves, is judged by what batches take on average. Both by the first
-//! was worse by far: where 43 % of the requests leave after the first block and as many skip three of the four others, devices that
-//! could answer each request at once were thought to need large batches, which waited ten times as long as they ran.
+//! Some requests leave a chain early, others skip blocks. Deadlines are planned with the worst
+//! case, all blocks with all rows; utilisation, and the saving of a batch, are judged by the mean.
+//! The worst case is far off for both: where 43 % of the requests leave after the first block and
+//! as many skip three of the four others, devices that could answer each request immediately would
+//! seem to need large batches, which wait ten times as long as they run.
 //!
-//! Learnt is the share of rows that run each block. That a batch skips a block if all of its members do is reckoned as if they
-//! decided independently of each other.
+//! The share of rows that run each block is learnt. A batch skips a block if all of its members do,
+//! which is estimated as if they decided independently.
 
 use ripieno_base::{BlockId, Nanos};
 use ripieno_model::Model;
 
-/// One, in the unit of shares.
+/// The value 1 of shares.
 const ONE: u64 = 1 << 16;
-/// As if so many rows had run every block.
+/// Weight of the prior, in rows that run every block.
 const PRIOR: u64 = 16;
-/// The shares are those of about so many rows.
+/// Number of recent rows that the shares cover.
 const MEMORY: u64 = 4_096;
 
-/// What batches of a chain take on average, learnt from how many of their rows run each block.
+/// Mean duration of batches of a chain, learnt from the number of rows that run each block.
 #[derive(Clone, Debug)]
 pub(crate) struct Reach {
     /// Rows that ran each block.
@@ -28,15 +29,15 @@ pub(crate) struct Reach {
 }
 
 impl Reach {
-    /// Of a model of which nothing has run yet: everybody is thought to run every block.
+    /// Creates the estimate of a model that has not run yet: every request runs every block.
     pub(crate) fn new(model: &Model) -> Reach {
         let rows = vec![PRIOR; model.blocks.len()].into();
         let mut reach = Reach { rows, means: vec![Nanos::ZERO; model.profile().max_batch()].into() };
-        reach.reckon(model);
+        reach.recompute(model);
         reach
     }
 
-    /// A task with so many rows of a block has started.
+    /// Records a started task of a block.
     pub(crate) fn on_start(&mut self, block: BlockId, rows: usize) {
         self.rows[block.index()] += rows as u64;
         if self.rows[0] > MEMORY {
@@ -44,39 +45,39 @@ impl Reach {
         }
     }
 
-    /// Brings the means up to date with what was learnt.
+    /// Updates the means with the learnt shares.
     pub(crate) fn refresh(&mut self, model: &Model) {
         if self.rows.iter().any(|&rows| rows != self.rows[0]) {
-            self.reckon(model);
+            self.recompute(model);
         }
     }
 
     /// Derives the means from the profiles of the model and the shares of rows that run each block.
-    pub(crate) fn reckon(&mut self, model: &Model) {
+    pub(crate) fn recompute(&mut self, model: &Model) {
         self.means.fill(Nanos::ZERO);
         for (block, &ran) in model.blocks.iter().zip(&self.rows) {
             let share = (ran * ONE / self.rows[0]).min(ONE);
-            // The chance that nobody of a batch runs the block.
-            let mut nobody = ONE;
+            // Probability that no row of a batch runs the block.
+            let mut none_runs = ONE;
             for (mean, batch) in self.means.iter_mut().zip(1_u64..) {
-                nobody = nobody * (ONE - share) / ONE;
-                let somebody = (ONE - nobody).max(1);
-                // Rows that run it, if anybody does, in parts of ONE.
-                let rows = (batch * share * ONE / somebody).clamp(ONE, batch * ONE);
+                none_runs = none_runs * (ONE - share) / ONE;
+                let any_runs = (ONE - none_runs).max(1);
+                // Mean number of rows that run it if any does, in parts of `ONE`.
+                let rows = (batch * share * ONE / any_runs).clamp(ONE, batch * ONE);
                 let whole = (rows / ONE) as usize;
                 let (low, part) = (block.profile.latency(whole), rows % ONE);
                 let next = if part == 0 { low } else { block.profile.latency(whole + 1) };
-                *mean += (low + (next - low).scale(part, ONE)).scale(somebody, ONE);
+                *mean += (low + (next - low).scale(part, ONE)).scale(any_runs, ONE);
             }
         }
     }
 
-    /// How long a batch of so many rows takes on average; more than the model allows take forever.
+    /// Returns the mean duration of a batch; `Nanos::MAX` beyond the model's largest batch.
     pub(crate) fn latency(&self, batch: usize) -> Nanos {
         self.means.get(batch - 1).copied().unwrap_or(Nanos::MAX)
     }
 
-    /// The rows of the largest batch.
+    /// Returns the rows of the largest batch.
     pub(crate) fn largest(&self) -> usize {
         self.means.len()
     }
@@ -95,7 +96,7 @@ mod tests {
         Model { blocks, ..Model::whole("m", line, Nanos::from_millis(100)) }
     }
 
-    /// So often, ten rows begin and so many of them go on.
+    /// Starts ten rows, of which `go_on` reach the second block, `times` times.
     fn learnt(times: usize, go_on: usize) -> Reach {
         let mut reach = Reach::new(&chain());
         for _ in 0..times {
@@ -107,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn where_everybody_runs_everything_it_is_the_profile() {
+    fn it_is_the_profile_if_every_row_runs_every_block() {
         let profile = chain().profile();
         for reach in [Reach::new(&chain()), learnt(1_000, 10)] {
             assert!((1..=8).all(|rows| reach.latency(rows) == profile.latency(rows)));
@@ -116,20 +117,20 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_few_reach_costs_as_often_as_somebody_does() {
+    fn a_block_that_few_reach_costs_its_share_of_batches() {
         let reach = learnt(1_000, 2);
         let near = |rows: usize, ms: f64| {
             let mean = reach.latency(rows).as_millis_f64();
             assert!((mean - ms).abs() < 0.1, "{rows} rows: {mean} ms");
         };
-        // One in five goes on; of four rows somebody does with a chance of 0.59.
+        // One in five continues; of four rows at least one does with a probability of 0.59.
         near(1, 1.0 + 0.2 * 10.0);
         near(4, 4.0 + 0.59 * 10.0);
         near(8, 8.0 + 0.832 * 10.0);
     }
 
     #[test]
-    fn what_is_learnt_follows_a_change() {
+    fn learnt_shares_follow_a_change() {
         let mut reach = learnt(1_000, 0);
         assert!(reach.latency(1) < Nanos::from_micros(1_100));
         for block in (0..4_000).map(|at| BlockId(at % 2)) {

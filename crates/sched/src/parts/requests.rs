@@ -1,28 +1,28 @@
-//! The table of live requests, by slot, and the queues in which they wait.
+//! The table of live requests, by slot, and the links of the queues in which they wait.
 //!
-//! A request stands in one list at a time: a queue, or a batch that a policy keeps as a list. So one table of links serves
-//! all of them, and any request leaves its list at once.
+//! A request is in one list at a time: a queue, or a batch that a policy keeps as a list. One table
+//! of links therefore serves all lists, and any request leaves its list in O(1).
 
 use crate::{Action, Outbox, Request, Why};
 use ripieno_base::{IndexedHeap, Links, Nanos, RequestSlot, Time};
 use ripieno_model::DropRule;
 
-/// Where a live request is.
+/// The state of a live request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestState {
     /// The slot is not in use.
     Free,
     /// In its model's queue.
     Waiting,
-    /// In its model's queue of requests that were passed over, most of which cannot be punctual any more.
+    /// In its model's queue of passed-over requests, most of which cannot be punctual any more.
     Overdue,
     /// In a task.
     Running,
-    /// In a task that may end, but nobody waits for its answer: should the task be lost, it does not run again.
+    /// In a task, but withdrawn: if the task is lost, the request does not run again.
     Unwanted,
 }
 
-/// All live requests; one entry a slot.
+/// All live requests; one entry per slot.
 #[derive(Debug)]
 pub(crate) struct Requests {
     entries: Vec<(RequestState, Request)>,
@@ -52,18 +52,18 @@ impl Requests {
         &self.entries[slot as usize].1
     }
 
-    /// The links, and what is known of each request.
+    /// Returns the links, and access to each request.
     pub(crate) fn split<'a>(&'a mut self) -> (&'a mut Links, impl Fn(u32) -> &'a Request) {
         let Requests { entries, links } = self;
         (links, |slot: u32| &entries[slot as usize].1)
     }
 
-    /// Rows of these requests together.
+    /// Returns the total rows of these requests.
     pub(crate) fn rows(&self, members: &[RequestSlot]) -> usize {
         members.iter().map(|slot| self.get(slot.0).rows as usize).sum()
     }
 
-    /// Nobody waits any more for a request that runs.
+    /// Marks a running request as withdrawn.
     pub(crate) fn disown(&mut self, slot: u32) {
         let state = &mut self.entries[slot as usize].0;
         if *state == RequestState::Running {
@@ -71,7 +71,8 @@ impl Requests {
         }
     }
 
-    /// Why a request whose task was lost does not run again, if it does not.
+    /// Returns the reason for which a request whose task was lost does not run again, if there is
+    /// one.
     pub(crate) fn why_over(&self, slot: u32, retired: bool) -> Option<Why> {
         match self.state(slot) {
             RequestState::Unwanted => Some(Why::Cancelled),
@@ -92,7 +93,7 @@ impl Requests {
     }
 }
 
-/// When requests that wait are to be dropped, by slot.
+/// Drop times of waiting requests, by slot.
 #[derive(Debug)]
 pub(crate) struct DropTimers(IndexedHeap<Time>);
 
@@ -101,7 +102,7 @@ impl DropTimers {
         DropTimers(IndexedHeap::new(capacity))
     }
 
-    /// A request waits that takes at least as long as it would `alone`.
+    /// Sets the timer of a waiting request; `alone` returns its latency alone.
     pub(crate) fn arm(&mut self, request: &Request, drop: DropRule, alone: impl FnOnce() -> Nanos) {
         match drop {
             DropRule::Never => {}
@@ -114,14 +115,14 @@ impl DropTimers {
         self.0.remove(slot.index());
     }
 
-    /// A request that waits and is too late by now.
+    /// Returns a waiting request that is too late now, and the reason.
     pub(crate) fn late(&self, now: Time, deadline: impl Fn(RequestSlot) -> Time) -> Option<(RequestSlot, Why)> {
         let (_, slot) = self.0.peek().filter(|&(at, _)| at <= now)?;
         let slot = RequestSlot(slot as u32);
         Some((slot, if deadline(slot) <= now { Why::Expired } else { Why::Hopeless }))
     }
 
-    /// When the next request is too late.
+    /// Returns the time at which the next request is too late.
     pub(crate) fn next(&self) -> Time {
         self.0.peek().map_or(Time::NEVER, |(at, _)| at)
     }

@@ -1,40 +1,43 @@
-//! Squishy bin packing: which models run on which device, and in what batches, so that given rates are served in time.
+//! Squishy bin packing ("Nexus: A GPU Cluster Engine for Accelerating DNN-Based Video Analysis"):
+//! assigns models and batch sizes to devices, so that given rates are served in time.
 //!
-//! Bins are devices, items are models, and an item shrinks with its bin: a device runs its models in turn, and the shorter
-//! that turn (the *duty cycle*), the fewer requests of a model gather in it and the smaller its batch. A model that fills
-//! devices gets whole ones, with the largest batch b of 2ℓ(b) ≤ SLO: a request waits for at most the batch before its own. What
-//! is left of each model shares devices: in the order of how much of a device it needs, it joins the device that it fills
-//! best, or a new one.
+//! Bins are devices, items are models, and an item shrinks with its bin: a device runs its models
+//! in turn, and the shorter that turn (the *duty cycle*), the fewer requests of a model gather in
+//! it and the smaller its batch. A model that fills devices gets whole ones, with the largest batch
+//! b of 2ℓ(b) ≤ SLO: a request waits for at most the batch before its own. The remainder of each
+//! model shares devices: by decreasing occupancy, it joins the device that it fills best, or a new
+//! one.
 //!
-//! Rates are multiplied by the largest factor at which everything fits, so that all devices are used. What does not fit
-//! at any factor goes to the device with most room, in time or not: no model may be without a device. All in integers:
-//! rates in thousandths of a row per second, which the name `_mrps` says.
+//! Rates are multiplied by the largest factor at which everything fits, so that all devices are
+//! used. A model that does not fit at any factor goes to the device with the lowest utilisation, in
+//! time or not, since every model needs a device. All values are integers: rates in thousandths of
+//! a row per second, with the suffix `_mrps`.
 
 use super::pool::{BatchPool, PoolModel};
 use ripieno_base::{ModelId, Nanos};
 use ripieno_model::Profile;
 
-/// How many rows arrive per second and thousandth.
+/// Conversion of rows per nanosecond to thousandths of a row per second.
 pub(crate) const MRPS_NS: u128 = 1_000_000_000_000;
 
-/// Below a thousandth of a device nothing is worth a share of its own.
+/// Reciprocal of the smallest part of a device that gets a share of its own.
 const GRAIN: u64 = 1_000;
 
 /// One model on one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceShare {
     pub(crate) model: ModelId,
-    /// The device, counted from 0.
+    /// Index of the device.
     pub(crate) node: usize,
-    /// The rows of a batch.
+    /// Batch size in rows.
     pub(crate) batch: usize,
-    /// The rate that it is planned for.
+    /// The planned rate.
     pub(crate) rate_mrps: u64,
     /// The next share on the same device.
     next: Option<usize>,
 }
 
-/// Packs again and again without allocating.
+/// A packer that does not allocate after construction.
 #[derive(Debug)]
 pub(crate) struct Packer {
     demands: Vec<PackingDemand>,
@@ -50,11 +53,11 @@ struct PackingDemand {
     /// The batch that fills a device, and the rate that it then serves.
     batch: usize,
     capacity_mrps: u64,
-    /// The most devices that may have the model.
+    /// Largest number of devices that may have the model.
     instances: usize,
 }
 
-/// What whole devices leave over of a model.
+/// The remainder of a model after whole devices.
 #[derive(Clone, Copy, Debug)]
 struct Residue {
     model: ModelId,
@@ -84,8 +87,9 @@ impl Packer {
         }
     }
 
-    /// Packs the models in service, each at its `rate_mrps`, onto `devices`. Models without a rate run where there is room; if
-    /// none has a rate, all are taken to have the same. The shares are ordered by model.
+    /// Packs the models in service, each at its `rate_mrps`, onto `devices`. Models without a rate
+    /// run on the least utilised devices; if none has a rate, all get the same one. The shares are
+    /// ordered by model.
     pub(crate) fn pack(
         &mut self,
         pool: &BatchPool,
@@ -100,7 +104,7 @@ impl Packer {
         let unknown = pool.in_service().all(|(id, _)| rate_mrps(id) == 0);
         let rate = |id: ModelId| if unknown { GRAIN } else { rate_mrps(id) };
         self.demands.extend(pool.in_service().map(|(id, served)| PackingDemand::new(id, served, rate(id))));
-        // The highest factor that could fit, if whole devices were all that is needed.
+        // Upper bound on the factor, as if all load were spread over whole devices.
         let load_ppm =
             |demand: &PackingDemand| u128::from(demand.rate_mrps) * 1_000_000 / u128::from(demand.capacity_mrps);
         let load: u128 = self.demands.iter().map(load_ppm).sum::<u128>().max(1);
@@ -118,7 +122,7 @@ impl Packer {
         &self.shares
     }
 
-    /// Packs at `factor` times the rates. False if that does not fit, unless it is to be forced.
+    /// Packs at `factor` times the rates. Returns false if that does not fit, unless it is forced.
     fn try_pack(&mut self, pool: &BatchPool, devices: usize, factor: (u128, u128), forced: bool) -> bool {
         self.shares.clear();
         self.nodes.clear();
@@ -170,7 +174,8 @@ impl Packer {
         true
     }
 
-    /// The shared device that this residue fills best, with its duty cycle and busy time then.
+    /// Returns the shared device that this residue fills best, with its new duty cycle and busy
+    /// time.
     fn best_node(&self, pool: &BatchPool, residue: &Residue) -> Option<(usize, Nanos, Nanos)> {
         let mut best: Option<(usize, Nanos, Nanos)> = None;
         for (at, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.shared) {
@@ -192,7 +197,7 @@ impl Packer {
         best
     }
 
-    /// Gives models without a rate a place.
+    /// Places models without a rate.
     fn place_idle(&mut self, pool: &BatchPool, devices: usize) {
         for at in 0..self.demands.len() {
             let PackingDemand { model, rate_mrps, batch, .. } = self.demands[at];
@@ -216,7 +221,8 @@ impl Packer {
         self.nodes[node].first = Some(self.shares.len() - 1);
     }
 
-    /// The device with the smallest busy part; one share more makes it fuller by a little, so that such shares spread.
+    /// Returns the device with the smallest busy part and makes it slightly fuller, so that further
+    /// shares spread.
     fn roomiest(&mut self) -> usize {
         let part = |node: &PackingNode| i128::from(node.used.0) * 1_000_000 / i128::from(node.duty.0.max(1));
         let nodes = self.nodes.iter().enumerate();
@@ -250,7 +256,8 @@ impl PackingDemand {
 }
 
 impl Residue {
-    /// The largest batch of which the first request is in time, if it waits for the others to arrive.
+    /// Computes the largest batch whose first request is in time if it waits for the others to
+    /// arrive.
     fn new(model: ModelId, served: &PoolModel, rate_mrps: u64) -> Residue {
         let (profile, slo) = (&served.profile, served.model.slo);
         let cap = served.max_batch.min(profile.max_batch());
@@ -268,7 +275,7 @@ impl Residue {
     }
 }
 
-/// How many rows arrive in a duty cycle.
+/// Returns the number of rows that arrive in a duty cycle.
 fn gathered(duty: Nanos, rate_mrps: u64) -> usize {
     (duty.0.max(0) as u128 * u128::from(rate_mrps)).div_ceil(MRPS_NS) as usize
 }
@@ -309,15 +316,15 @@ mod tests {
 
     #[test]
     fn one_model_fills_all_devices_with_its_uncoordinated_batch() {
-        // ResNet50 of Table 2: floor((25/2 - 5.072) / 1.053) = 7.
+        // ResNet50 of Symphony's Table 2: floor((25/2 - 5.072) / 1.053) = 7.
         let resnet = (1.053, 5.072, 25);
         assert_eq!(packed(&[resnet], 3, &[5_000]), "0@0:7 0@1:7 0@2:7");
         assert_eq!(packed(&[resnet], 2, &[0]), "0@0:7 0@1:7");
     }
 
-    /// 100 rows/s each on one device, ℓ(b) = b + 5, SLO 50. The rates can grow to 333/s: then a batch of 12 takes 17 ms and
-    /// leaves a turn of 33 ms, in which 11 rows of each arrive, and 2ℓ(11) = 32. With a rate just above it is 12, and
-    /// 2ℓ(12) = 34 does not fit into the turn.
+    /// 100 rows/s each on one device, ℓ(b) = b + 5, SLO 50. The rates can grow to 333/s: then a
+    /// batch of 12 takes 17 ms and leaves a turn of 33 ms, in which 11 rows of each arrive, and
+    /// 2ℓ(11) = 32. With a rate just above it is 12, and 2ℓ(12) = 34 does not fit into the turn.
     #[test]
     fn two_small_models_share_a_device_in_turns() {
         let model = (1.0, 5.0, 50);
@@ -336,7 +343,7 @@ mod tests {
         let model = (1.0, 5.0, 12);
         // Even alone and in batches of one, two of these do not fit into a turn.
         assert_eq!(packed(&[model; 3], 1, &[10, 10, 10]).matches("@0").count(), 3);
-        // Models that nobody asks for.
+        // Models without requests.
         assert_eq!(packed(&[model, model, model], 2, &[500, 0, 0]).matches('@').count(), 4);
         assert_eq!(packed(&[model], 0, &[10]), "");
     }

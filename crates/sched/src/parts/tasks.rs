@@ -14,33 +14,35 @@ pub(crate) struct Task {
     pub(crate) block: BlockId,
     pub(crate) device: DeviceId,
     pub(crate) lane: LaneId,
-    /// What its members are padded to.
+    /// Padded length of its members.
     pub(crate) length: u32,
     /// Members that run the block.
     members: u32,
     /// Members that have skipped it and wait for a later one.
     resting: u32,
-    /// Whether nodes are told to the driver.
+    /// Whether its members have nodes.
     unfolds: bool,
 }
 
-/// All tasks in flight, with room for as many as the devices hold; members stand in one slice with a fixed stride, those
-/// that rest after those that run.
+/// All tasks in flight, with capacity for as many as the devices hold. The members of a task are
+/// one slice with a fixed stride; resting members follow the running ones.
 #[derive(Debug)]
 pub(crate) struct Tasks {
     stride: usize,
     table: Vec<Option<Task>>,
     free: Vec<TaskId>,
     members: Vec<RequestSlot>,
-    /// Which node each member runs, in the front of what its task has; none where all run their first step.
+    /// The node that each member runs, at the front of its task's part; unused where all run their
+    /// first step.
     nodes: Vec<u32>,
-    /// Which block each member goes on with; [`OVER`] if its walk has ended.
+    /// The block that each member continues with; [`OVER`] if its walk has ended.
     next: Vec<BlockId>,
     /// Tasks reported done since the last settle.
     done: Vec<(TaskId, Outcome)>,
 }
 
-/// Batches that were preempted between two of their blocks, under the ids under which others run in their place.
+/// Batches that were preempted between two of their blocks, under the ids under which others run in
+/// their place.
 #[derive(Debug)]
 pub(crate) struct Preempted {
     table: Vec<Option<Task>>,
@@ -54,7 +56,7 @@ impl Preempted {
         Preempted { table: vec![None; tasks], members: vec![RequestSlot(0); places], next: vec![OVER; places] }
     }
 
-    /// The batch that was preempted by the one that runs under this id.
+    /// Returns the batch that was preempted by the one that runs under this id.
     pub(crate) fn get(&self, id: TaskId) -> Option<Task> {
         self.table[id.index()]
     }
@@ -82,13 +84,13 @@ impl Tasks {
         id
     }
 
-    /// The start of a task.
+    /// Returns the start of a task.
     pub(crate) fn start(&self, id: TaskId, not_before: Time) -> Action {
         let Task { model, block, device, lane, length, .. } = self.get(id);
         Action::Start { task: id, model, block, device, lane, length, not_before }
     }
 
-    /// Adds a member of this length: its own before the first block, later what it was padded to there.
+    /// Adds a member of this length: its own before the first block, its padded one later.
     pub(crate) fn push(&mut self, id: TaskId, member: RequestSlot, length: u32) {
         let start = id.index() * self.stride;
         let task = self.table[id.index()].as_mut().expect("the task is open");
@@ -109,7 +111,7 @@ impl Tasks {
         self.table[id.index()].unwrap_or_else(|| panic!("{id:?} is not in flight"))
     }
 
-    /// The node that each member runs; empty where every one runs its first.
+    /// Returns the node that each member runs; empty if each runs its first.
     pub(crate) fn nodes(&self, id: TaskId) -> &[u32] {
         let len = self.table[id.index()].filter(|task| task.unfolds).map_or(0, |task| task.members as usize);
         &self.nodes[id.index() * self.stride..][..len]
@@ -120,11 +122,11 @@ impl Tasks {
         &self.members[id.index() * self.stride..][..len]
     }
 
-    /// Notes that the driver reported a task of this model done; it is acted upon in the next settle.
+    /// Records a task of this model that the driver reported done; the next settle completes it.
     pub(crate) fn report(&mut self, done: &TaskDone<'_>, model: &Model) {
         let members = self.members(done.task).len();
         assert!(members > 0, "the driver reported a task that is not in flight: {done:?}");
-        let complete = |told: usize| told == 0 || told == members;
+        let complete = |reported: usize| reported == 0 || reported == members;
         assert!(complete(done.ended.len()) && complete(done.skips.len()), "one entry a member: {done:?}");
         let at = Position::before(self.get(done.task).block);
         let next = |report| match model.advance(at, Extent::ONE, report) {
@@ -136,11 +138,11 @@ impl Tasks {
         if !done.ended.is_empty() || !done.skips.is_empty() {
             places.iter_mut().enumerate().for_each(|(member, place)| *place = next(done.report_of(member)));
         }
-        debug_assert!(places.iter().all(|next| *next > at.block), "nobody goes back: {done:?}");
+        debug_assert!(places.iter().all(|next| *next > at.block), "a member went back: {done:?}");
         self.done.push((done.task, done.outcome));
     }
 
-    /// The next reported task, in the order of the reports.
+    /// Returns the next reported task, in the order of the reports.
     pub(crate) fn take_done(&mut self, at: usize) -> Option<(TaskId, Outcome)> {
         let next = self.done.get(at).copied();
         if next.is_none() {
@@ -149,23 +151,25 @@ impl Tasks {
         next
     }
 
-    /// Moves on to the next block that a member wants; `gone` is told of those whose walk is over. Returns how many run that
-    /// block.
+    /// Advances to the next block that a member continues with; passes members whose walk is over
+    /// to `gone`. Returns the number of members that run that block.
     pub(crate) fn advance(&mut self, id: TaskId, gone: impl FnMut(RequestSlot)) -> usize {
         self.regroup(id, |next, _| next != OVER, gone)
     }
 
-    /// The block failed those who ran it. Moves on with those who have skipped it; how many run their block.
+    /// Removes the members that ran a failed block and advances the ones that skipped it; returns
+    /// the number that run their block.
     pub(crate) fn fail(&mut self, id: TaskId, gone: impl FnMut(RequestSlot)) -> usize {
         self.regroup(id, |_, rests| rests, gone)
     }
 
-    /// Takes all members out.
+    /// Removes all members.
     pub(crate) fn drain(&mut self, id: TaskId, gone: impl FnMut(RequestSlot)) -> usize {
         self.regroup(id, |_, _| false, gone)
     }
 
-    /// Keeps members by their next block and by whether they rested, and puts those in front that come first.
+    /// Keeps members by their next block and by whether they rested, and moves those with the
+    /// earliest block to the front.
     fn regroup(
         &mut self,
         id: TaskId,
@@ -198,7 +202,8 @@ impl Tasks {
         front
     }
 
-    /// Puts a batch aside between two of its blocks. Its id, device and lane go to one of this model, without members.
+    /// Puts a batch aside between two of its blocks. Its id, device and lane go to a batch of this
+    /// model, without members.
     pub(crate) fn preempt(&mut self, id: TaskId, model: ModelId, aside: &mut Preempted) {
         let task = self.get(id);
         let places = id.index() * self.stride..(id.index() + 1) * self.stride;
@@ -208,7 +213,8 @@ impl Tasks {
         self.table[id.index()] = Some(Task { model, block: BlockId(0), length: 1, members: 0, resting: 0, ..task });
     }
 
-    /// Takes the batch back that was preempted by the one under this id, which is over; whether there is one.
+    /// Restores the batch that was preempted by the finished one under this id; returns whether
+    /// there is one.
     pub(crate) fn resume(&mut self, id: TaskId, aside: &mut Preempted) -> bool {
         let Some(task) = aside.table[id.index()].take() else { return false };
         let places = id.index() * self.stride..(id.index() + 1) * self.stride;
@@ -218,7 +224,7 @@ impl Tasks {
         true
     }
 
-    /// The requests of a batch, those among them that wait for a later block.
+    /// Returns the requests of a batch, including those that wait for a later block.
     pub(crate) fn all_members(&self, id: TaskId) -> &[RequestSlot] {
         let len = self.table[id.index()].map_or(0, |task| (task.members + task.resting) as usize);
         &self.members[id.index() * self.stride..][..len]
@@ -238,14 +244,15 @@ mod tests {
 
     const LIMITS: Limits = Limits { requests: 8, models: 1, devices: 1, lanes: 1, depth: 1, batch: 8, nodes: 0 };
 
-    /// Of four blocks.
+    /// A chain of four blocks.
     fn chain() -> Model {
         let profile = Profile::linear(1.0, 1.0, 8).unwrap();
         let blocks = ["a", "b", "c", "d"].map(|name| Block::new(name, profile.clone())).into();
         Model { blocks, ..Model::whole("m", profile, Nanos::from_millis(9)) }
     }
 
-    /// Ends the block of a task; returns who runs the next one, which that is, and who has gone.
+    /// Ends the block of a task; returns the next block, the members that run it, and those that
+    /// left.
     fn end(
         tasks: &mut Tasks,
         id: TaskId,
@@ -274,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn who_skips_blocks_rests_until_the_batch_is_there() {
+    fn a_member_that_skips_blocks_rests_until_the_batch_is_there() {
         let (mut tasks, id) = task_of_four();
         assert_eq!(end(&mut tasks, id, Outcome::Ok, &[], &[1, 3, 1, 2]), (1, vec![0, 2], vec![]));
         assert_eq!(end(&mut tasks, id, Outcome::Ok, &[true, false], &[]), (2, vec![2, 3], vec![0]));
@@ -295,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_takes_those_who_ran_the_block() {
+    fn a_failure_ends_the_members_that_ran_the_block() {
         let (mut tasks, id) = task_of_four();
         assert_eq!(end(&mut tasks, id, Outcome::Ok, &[], &[3, 1, 1, 3]), (1, vec![1, 2], vec![]));
         assert_eq!(end(&mut tasks, id, Outcome::Failed, &[], &[]), (3, vec![0, 3], vec![1, 2]));

@@ -1,22 +1,29 @@
 //! "bucketed": sequences of similar lengths are padded to one length and run as one graph.
 //!
-//! Source: MXNet and TensorFlow as the baselines of "Low Latency RNN Inference with Cellular Batching", section 7.1.
+//! Source: MXNet and TensorFlow as the baselines of "Low Latency RNN Inference with Cellular
+//! Batching", section 7.1.
 //!
-//! 1. Bucket i of a model holds the requests whose length is in (i·w, (i+1)·w], w being the `width`.
-//! 2. A device that has ended its last batch takes one from the next bucket in turn that holds any, without waiting for
-//!    more: as many requests as fit, the oldest first.
-//! 3. Every member takes as many steps as the bucket's longest possible request: the graph is materialised once a bucket.
+//! 1. Bucket i of a model holds the requests whose length is in (i·w, (i+1)·w], w being the
+//!    `width`.
+//! 2. A device that has ended its last batch takes one from the next non-empty bucket in turn,
+//!    without waiting for more: as many requests as fit, the oldest first.
+//! 3. Every member takes as many steps as the bucket's longest possible request: the graph is
+//!    materialised once per bucket.
 //! 4. All members are answered when the batch has ended.
-//! 5. With `turn = "drain"` a bucket keeps its turn as long as it can fill whole batches; with `"one"` it has one batch.
-//! 6. With `window_ms` a batch that is not full waits until its oldest request has waited so long (GraphB of LazyBatching).
+//! 5. With `turn = "drain"` a bucket keeps its turn as long as it can fill whole batches; with
+//!    `"one"` it has one batch.
+//! 6. With `window_ms` a batch that is not full waits until its oldest request has waited that long
+//!    (GraphB of LazyBatching).
 //!
-//! State: a queue a bucket, a batch a device. Knobs: `width`, `turn`, `pad`, `window_ms`, `max_batch`, `drop`. It ignores
-//! deadlines and what a batch costs, and cannot serve trees and graphs: they have no common padded form.
+//! State: a queue per bucket, a batch per device. Knobs: `width`, `turn`, `pad`, `window_ms`,
+//! `max_batch`, `drop`. It ignores deadlines and the cost of batches, and cannot serve trees and
+//! graphs: they have no common padded form.
 //!
-//! Choices where the paper leaves freedom: what a turn is (a measured decision, see docs/research/reproduce.md). A block that runs until
-//! its end goes on, with all rows, until the last member has ended, and no step is queued ahead of that: better than a graph
-//! that is unfolded to the longest possible output. Models share a device by turns too, bucket after bucket. Buckets beyond
-//! the 1,024th are one, padded to its longest member.
+//! Choices where the paper leaves freedom: the length of a turn (a measured decision, see
+//! docs/research/reproduce.md). A block that runs until its end continues, with all rows, until the
+//! last member has ended, and no step is queued ahead of that: this is better than a graph that is
+//! unfolded to the longest possible output. Models share a device by turns, too, bucket after
+//! bucket. Buckets beyond the 1,024th are one, padded to its longest member.
 
 use super::{DROP, MAX_BATCH, SET_AHEAD};
 use crate::knobs::{BuildError, Knob, Knobs};
@@ -43,26 +50,27 @@ pub(crate) const POLICY: Policy = Policy {
 const WIDTH: Knob = Knob {
     name: "width",
     default: "10",
-    help: "how many lengths a bucket holds; narrow ones pad less, wide ones wait less",
+    help: "number of lengths in a bucket; narrow ones pad less, wide ones wait less",
 };
 
 const TURN: Knob = Knob {
     name: "turn",
     default: "drain",
-    help: "what a bucket may run when it is its turn: \"drain\" = all its full batches, or what there is; \"one\" = one batch",
+    help: "batches of a bucket in its turn: \"drain\" = all its full batches, or one that is not full; \"one\" = one \
+           batch",
 };
 
 const PAD: Knob = Knob {
     name: "pad",
     default: "bucket",
-    help: "how far rows are padded: \"bucket\" = to the bucket's end, \"longest\" = to the longest of the batch",
+    help: "padding of rows: \"bucket\" = to the bucket's end, \"longest\" = to the longest of the batch",
 };
 
 const WINDOW_MS: Knob = Knob {
     name: "window_ms",
     default: "0",
-    help: "how long the oldest request of a bucket waits for its batch to fill, in ms; with one wide bucket and pad = \"longest\" \
-           this is the graph batching that LazyBatching is compared with",
+    help: "longest wait of the oldest request of a bucket for its batch to fill, in ms; with one wide bucket and pad = \
+           \"longest\" this is the graph batching that LazyBatching is compared with",
 };
 
 fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
@@ -85,8 +93,8 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     Ok(Box::new(CellScheduler::new(setup, options, terms, InOrder)))
 }
 
-/// Blocks in the order of the walk; the device's own set decides the model, since nothing else is ready for it. Shared with
-/// "graph-merge".
+/// Chooses blocks in the order of the walk; the device's own set determines the model, since
+/// nothing else is ready for it. Shared with "graph-merge".
 pub(super) struct InOrder;
 
 impl Choose for InOrder {

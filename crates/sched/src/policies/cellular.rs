@@ -2,38 +2,47 @@
 //!
 //! Source: "Low Latency RNN Inference with Cellular Batching" (BatchMaker), Algorithm 1.
 //!
-//! 1. A request is taken apart into subgraphs of one cell type; each is released into the queue of its cell type when
-//!    everything outside of it that it depends on has completed.
-//! 2. An idle device takes a cell type: (a) one with a full batch ready, else (b) one with something ready and no task
-//!    running, else (c) one with something ready; among several the one that `order` names.
-//! 3. Up to `max_tasks` tasks of that type are submitted in one go, each from the front of the queue. Dependencies within a
-//!    subgraph count as met when submitted; so the second task holds the next step of the same requests.
-//! 4. A subgraph with tasks in flight is pinned to their device: a device keeps the order of its tasks.
-//! 5. A request is answered when its own last cell has ended. One whose end shows while steps are queued ahead is answered at
-//!    once; those steps run and are waste.
+//! 1. A request is divided into subgraphs of one cell type; each enters the queue of its cell type
+//!    when all of its outside inputs are complete.
+//! 2. An idle device takes a cell type: (a) one with a full batch ready, else (b) one with a ready
+//!    node and no running task, else (c) one with a ready node; among several by `order`.
+//! 3. Up to `max_tasks` tasks of that type are submitted together, each from the front of the
+//!    queue. Dependencies within a subgraph count as met when submitted, so the second task holds
+//!    the next step of the same requests.
+//! 4. A subgraph with tasks in flight is pinned to their device: a device keeps the order of its
+//!    tasks.
+//! 5. A request is answered when its own last cell has ended. A request whose end is found while
+//!    steps are queued ahead is answered immediately; those steps run and are wasted.
 //!
-//! State: a queue a cell type, counters a sequence, an arena of nodes for trees and graphs. Knobs: `order`, `max_tasks`,
-//! `max_batch`, `drop`, and `early_start` and `early_leave`, which switch off one half of the idea each. It ignores deadlines
-//! (but for the drop rule) and what a batch costs, as far as `order` does.
+//! State: a queue per cell type, counters per sequence, a table of nodes for trees and graphs.
+//! Knobs: `order`, `max_tasks`, `max_batch`, `drop`, and `early_start` and `early_leave`, each of
+//! which switches off one half of the idea. It ignores deadlines (except for the drop rule) and the
+//! cost of batches, except in `order`.
 //!
-//! Choices where the paper leaves freedom: queues are in the order of arrival, also for what is released later. Ready nodes
-//! that are pinned elsewhere do not count in (a) to (c), so that no task is empty. A device is idle when it holds no task.
-//! A block of several models at once: the order compares within a model only; among models, and among equals, the cell type
-//! goes first that was chosen the longest ago, so that no model starves. A decision before every cell needs
-//! `max_tasks = 1`: with the paper's 5, a newcomer may wait for five cells. Without early leave a sequence keeps its row, a
-//! decoder or tree only waits with its answer. What runs once is submitted one task at a time: it makes nothing ready.
+//! Choices where the paper leaves freedom: queues are in the order of arrival, also for subgraphs
+//! that are released later. Ready nodes that are pinned elsewhere do not count in (a) to (c), so
+//! that no task is empty. A device is idle when it holds no task. With several models, the order
+//! compares cell types within a model only; among models, and among equals, the cell type that was
+//! chosen the longest ago goes first, so that no model starves. A decision before every cell needs
+//! `max_tasks = 1`: with the paper's 5, a newcomer may wait for five cells. Without early leave a
+//! sequence keeps its row; a decoder or tree only delays its answer. A block that runs once is
+//! submitted one task at a time, since it makes nothing ready.
 //!
-//! One addition of ours, `order = "urgency"`: with the paper's fixed priorities, later cells first, an idle device always finds
-//! a later cell with a row or two, so that earlier ones are starved and no batch fills. By turns all requests are under way and none
-//! ends. So the cell type goes first whose next batch is the most urgent: its rows, each by the time until its deadline, for the time
-//! that the batch takes; where all models go on in steps, of all of them. One that has had no turn for a quarter of its model's
-//! latency target counts as full, so that a light model has its turn beside one that always fills. Where a request
-//! needs several turns, that quarter is divided among them as long as somebody fills batches. Of a chain, whose blocks run once, the
-//! latest block goes first: a batch runs to its end before the next one begins. A turn is put off that would make a request of
-//! another cell type late which can be in time otherwise and can wait less. `"priority"` is the paper.
+//! One addition to the paper, `order = "urgency"`: with the paper's fixed priorities, later cells
+//! first, an idle device always finds a later cell with a row or two, so earlier ones starve and no
+//! batch fills. Round robin keeps all requests in progress and completes none. With "urgency", the
+//! cell type with the most urgent next batch goes first: its rows, each weighted inversely by the
+//! time until its deadline, relative to the batch's duration. If all models run in steps, the
+//! comparison covers all models. A cell type without a turn for a quarter of its model's SLO counts
+//! as full, so that a light model has its turn beside one that always fills; if a request needs
+//! several turns, that quarter is divided among them while any cell type fills batches. For a
+//! chain, whose blocks run once, the latest block goes first: a batch runs to its end before the
+//! next one begins. A turn is deferred if it would make a request of another cell type late that
+//! can still be in time and has less slack. `"priority"` is the paper's rule.
 //!
-//! Chains whose cost depends on the length and chains with skips are served too. A task of a first block takes, beside its oldest
-//! request, who is better padded to the same length than run apart, by the profiles; later ones hold who was padded alike.
+//! Chains whose cost depends on the length and chains with skips are served, too. Besides its
+//! oldest request, a task of a first block takes those that are better padded to the same length
+//! than run separately, by the profiles; later blocks take requests of equal padded length.
 
 use super::{DROP, MAX_BATCH};
 use crate::knobs::{BuildError, Knob, Knobs};
@@ -60,42 +69,44 @@ pub(crate) const POLICY: Policy = Policy {
 pub(super) const ORDER: Knob = Knob {
     name: "order",
     default: "urgency",
-    help: "which cell type goes first: \"urgency\" = the one whose next batch has the most rows, each by the time until its \
-           deadline, for the time that it takes (of a chain the latest block), \"priority\" = the one of a model with the \
-           highest priority, as in the paper; it starves earlier cells where later ones always have a row or two",
+    help: "cell type that goes first: \"urgency\" = most rows in its next batch, each weighted by the inverse of the \
+           time to its deadline, relative to the batch's duration (of a chain the latest block), \"priority\" = \
+           highest priority within a model, as in the paper; it starves earlier cells where later ones always have a \
+           row or two",
 };
 
 const MAX_TASKS: Knob = Knob {
     name: "max_tasks",
     default: "5",
-    help: "how many tasks are submitted to a device in one go, at most what the driver lets a device hold; 1 = a decision \
-           before every cell: newcomers wait less, the device waits for the scheduler between cells (see \"late\")",
+    help: "number of tasks that are submitted to a device together, at most what the driver lets a device hold; 1 = a \
+           decision before every cell: newcomers wait less, the device waits for the scheduler between cells (see \
+           \"late\")",
 };
 
 const EARLY_START: Knob = Knob {
     name: "early_start",
     default: "true",
-    help: "whether a request may join a running batch; false = a device takes the next set when all of the last one have \
-           ended",
+    help: "requests may join a running batch; false = a device takes the next set when all of the last one have ended",
 };
 
 const EARLY_LEAVE: Knob = Knob {
     name: "early_leave",
     default: "true",
-    help: "whether a request is answered, and gives its row up, at its own end; false = with the last of those that began \
-           in the same batch",
+    help: "a request is answered, and frees its row, at its own end; false = with the last of those that began in the \
+           same batch",
 };
 
-/// A request whose batches are small waits such a part of the latency target for its turns beside full ones.
-const PATIENCE: i64 = 4;
+/// Reciprocal of the part of the SLO that a request with small batches waits for its turns beside
+/// full ones.
+const MAX_WAIT_FRACTION: i64 = 4;
 
 /// A cell type of a model.
 type Place = (ModelId, BlockId);
 
-/// Which cell types of a model may go next.
+/// The predicate for cell types that may go next.
 type Eligible<'a> = dyn Fn(&CellModel, &CellType) -> bool + 'a;
 
-/// Tasks that are submitted in one go unless told.
+/// Default number of tasks that are submitted together.
 const TASKS: usize = 5;
 
 fn max_tasks(knobs: &Knobs<'_>) -> Result<Option<usize>, BuildError> {
@@ -120,9 +131,9 @@ fn needs(knobs: &Knobs<'_>) -> Needs {
 
 fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
     check(setup)?;
-    let asked = max_tasks(knobs)?;
-    if let Some(asked) = asked.filter(|&asked| asked > setup.limits.depth) {
-        return Err(knobs.too_many(MAX_TASKS.name, asked, setup.limits.depth));
+    let requested = max_tasks(knobs)?;
+    if let Some(requested) = requested.filter(|&requested| requested > setup.limits.depth) {
+        return Err(knobs.too_many(MAX_TASKS.name, requested, setup.limits.depth));
     }
     let join = match knobs.flag(EARLY_START.name, true)? {
         true => Join::AtOnce,
@@ -135,7 +146,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     let options = BatchOptions::read(setup, knobs, DropRule::Never)?;
     let terms = CellRules {
         merges: false,
-        max_tasks: asked.unwrap_or(TASKS),
+        max_tasks: requested.unwrap_or(TASKS),
         join,
         leave,
         pads_output: false,
@@ -145,16 +156,16 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     Ok(Box::new(CellScheduler::new(setup, options, move |_| terms, Algorithm1 { order: order(knobs)? })))
 }
 
-/// Which cell type of a model goes first.
+/// The order among the cell types of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CellOrder {
-    /// The one whose next batch is the most urgent.
+    /// The most urgent next batch first.
     Urgency,
-    /// The one with the highest priority.
+    /// The highest priority first.
     Priority,
 }
 
-/// The order that the options say.
+/// Returns the order that was set.
 pub(super) fn order(knobs: &Knobs<'_>) -> Result<CellOrder, BuildError> {
     knobs.choice(ORDER.name, &[("urgency", CellOrder::Urgency), ("priority", CellOrder::Priority)], CellOrder::Urgency)
 }
@@ -167,10 +178,10 @@ pub(super) struct Algorithm1 {
 impl Choose for Algorithm1 {
     fn choose(&mut self, now: Time, cells: &Cells, device: DeviceId) -> Option<(ModelId, BlockId)> {
         let is_full = |cell: &CellType| cell.ready(device) >= cell.max;
-        let somebody_fills = cells.models().any(|(_, served)| served.cells.iter().any(is_full));
-        let turns = |served: &CellModel, cell: &CellType| if somebody_fills { cells.turns(served, cell) } else { 1 };
+        let any_fills = cells.models().any(|(_, served)| served.cells.iter().any(is_full));
+        let turns = |served: &CellModel, cell: &CellType| if any_fills { cells.turns(served, cell) } else { 1 };
         let full = |served: &CellModel, cell: &CellType| {
-            is_full(cell) || self.is_kept_waiting(now, served, cell, (device, turns(served, cell)))
+            is_full(cell) || self.waited_too_long(now, served, cell, (device, turns(served, cell)))
         };
         let quiet = |_: &CellModel, cell: &CellType| cell.running == 0 && cell.ready(device) > 0;
         let ready = |_: &CellModel, cell: &CellType| cell.ready(device) > 0;
@@ -182,21 +193,23 @@ impl Choose for Algorithm1 {
 }
 
 impl Algorithm1 {
-    /// Whether a cell type, whose oldest request needs so many turns, has had none for so long that it counts as one with a full batch.
-    fn is_kept_waiting(
+    /// Returns whether a cell type, whose oldest request needs this number of turns, has had none
+    /// for so long that it counts as one with a full batch.
+    fn waited_too_long(
         &self,
         now: Time,
         served: &CellModel,
         cell: &CellType,
         (device, turns): (DeviceId, u32),
     ) -> bool {
-        let patience = Nanos(served.model.slo.0 / PATIENCE / i64::from(turns));
-        self.order == CellOrder::Urgency && cell.ready(device) > 0 && now - cell.chosen_at >= patience
+        let max_wait = Nanos(served.model.slo.0 / MAX_WAIT_FRACTION / i64::from(turns));
+        self.order == CellOrder::Urgency && cell.ready(device) > 0 && now - cell.chosen_at >= max_wait
     }
 
-    /// A cell type with a request that would be late behind a turn of the chosen one, and can be in time without it; of several the one
-    /// that can wait least. None if the chosen one can wait no longer than they. Where full batches wait, nobody is more urgent: they
-    /// would always be. Of a chain the latest block stands for all.
+    /// Returns a cell type with a request that would be late after a turn of the chosen one, and
+    /// can be in time without it; of several the one with the least slack. None if the chosen one
+    /// has no more slack. While full batches wait none is more urgent, since they always would be.
+    /// Of a chain only the latest block is considered.
     fn more_urgent(&self, now: Time, cells: &Cells, device: DeviceId, chosen: Place) -> Option<Place> {
         let slack = |served: &CellModel, block: BlockId| cells.slack(now, served, block.index(), device);
         let own = cells.models().find(|(id, _)| *id == chosen.0).map(|(_, served)| served)?;
@@ -216,10 +229,11 @@ impl Algorithm1 {
         (other && slack(own, chosen.1).is_none_or(|own| least < own)).then_some(place)
     }
 
-    /// Of each model the cell type that goes first, and of these the one that was chosen the longest ago; if all models go on in steps,
-    /// the most urgent of all cell types.
+    /// Returns, among the first cell type of each model, the one that was chosen the longest ago;
+    /// if all models run in steps, the most urgent one.
     fn best(&self, now: Time, cells: &Cells, device: DeviceId, eligible: &Eligible<'_>) -> Option<Place> {
-        // Behind what runs stands only what goes on in steps: a batch of a whole model would miss who comes meanwhile.
+        // Only steps are queued behind a running task: a batch of a whole model would miss requests
+        // that arrive meanwhile.
         let behind = cells.holds(device) > 0;
         let steps = |served: &CellModel| served.model.walk.is_unfolded();
         let by_urgency = self.order == CellOrder::Urgency && cells.models().all(|(_, served)| steps(served));
@@ -232,7 +246,8 @@ impl Algorithm1 {
         firsts.min_by_key(|&(rank, _)| rank).map(|(_, place)| place)
     }
 
-    /// The cell type of a model that goes first, and its weight; of equal ones the one that was chosen the longest ago.
+    /// Returns the cell type of a model that goes first, and its weight; of equal ones the one that
+    /// was chosen the longest ago.
     fn first(
         &self,
         now: Time,

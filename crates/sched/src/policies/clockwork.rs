@@ -1,22 +1,26 @@
-//! "clockwork": the batch whose latest start comes first, committed some time before its device is free.
+//! "clockwork": the batch whose latest start comes first, committed some time before its device is
+//! free.
 //!
-//! Source: Clockwork as the baseline of "Symphony: Optimized DNN Model Serving using Deferred Batch Scheduling", sections
-//! 2.2 and 5.1.
+//! Source: Clockwork as the baseline of "Symphony: Optimized DNN Model Serving using Deferred Batch
+//! Scheduling", sections 2.2 and 5.1.
 //!
-//! 1. Every model has a candidate for every batch size b, with the latest moment d − ℓ(b), d being the deadline of its
-//!    first request. Any batch size is allowed, as in Symphony's comparison.
-//! 2. The device that is free first takes the candidate whose latest moment is the earliest. Of one model's candidates
-//!    with the same head that is the largest, so only the largest is kept.
+//! 1. Every model has a candidate for every batch size b, with the latest start d − ℓ(b), d being
+//!    the deadline of its first request. Any batch size is allowed, as in Symphony's comparison.
+//! 2. The device that is free first takes the candidate with the earliest latest start. Of one
+//!    model's candidates with the same head that is the largest, so only the largest is kept.
 //! 3. Scheduling is eager: a free device never waits.
-//! 4. A batch is chosen up to `lookahead_ms` before its device is free; who arrives in between is not in it.
-//! 5. A committed batch that could not be in time any more, since its device is late, is taken back.
+//! 4. A batch is chosen up to `lookahead_ms` before its device is free; requests that arrive in
+//!    between are not in it.
+//! 5. A committed batch that could not be in time any more, since its device is late, is revoked.
 //!
-//! State: a queue and a candidate a model; a commitment a device. Knobs: look-ahead, margin before the deadline
-//! (`buffer_ms`), gathering rule, largest batch, drop rule, device choice. It ignores how much larger a batch could become.
+//! State: a queue and a candidate per model; a commitment per device. Knobs: look-ahead, margin
+//! before the deadline (`buffer_ms`), gathering rule, largest batch, drop rule, device choice. It
+//! ignores the possible growth of a batch.
 //!
-//! Deviations: the public code keeps a queue per batch size and, having chosen a model, runs the largest batch that any of
-//! them allows, dropping the heads before it: that is `gather = "window"`. Its look-ahead of 10 ms and buffer of 5 ms are
-//! `lookahead_ms = 10` and `buffer_ms = 5`; only powers of two as batch sizes are not offered. Costs are known here, the
+//! Deviations: the public code keeps a queue per batch size and, having chosen a model, runs the
+//! largest batch that any of them allows, dropping the heads before it: that is `gather =
+//! "window"`. Its look-ahead of 10 ms and buffer of 5 ms are `lookahead_ms = 10` and `buffer_ms =
+//! 5`; a restriction to powers of two as batch sizes is not offered. Costs are known here; the
 //! original estimates them as the slowest of the last ten batches.
 
 use super::{DEVICE, DROP, MAX_BATCH, device_choice};
@@ -40,12 +44,12 @@ pub(crate) const POLICY: Policy = Policy {
         Knob {
             name: "lookahead_ms",
             default: "5",
-            help: "how long before a device is free its next batch is chosen, in ms; 0 = when it is free",
+            help: "time before a device is free at which its next batch is chosen, in ms; 0 = when it is free",
         },
         Knob {
             name: "buffer_ms",
             default: "0",
-            help: "how long before its deadline a request is planned to be answered, in ms",
+            help: "time before its deadline at which a request is planned to be answered, in ms",
         },
         GATHER,
         MAX_BATCH,
@@ -57,15 +61,15 @@ pub(crate) const POLICY: Policy = Policy {
     form: Form::OnePiece(build),
 };
 
-/// Shared with "shepherd".
+/// The gathering rule, shared with "shepherd".
 pub(super) const GATHER: Knob = Knob {
     name: "gather",
     default: "prefix",
-    help: "which requests form a batch: \"prefix\" = from the head, as many as its deadline allows; \"window\" = the largest \
-           batch that can be formed at all, heads before it are passed over",
+    help: "requests that form a batch: \"prefix\" = from the head, as many as its deadline allows; \"window\" = the \
+           largest possible batch; heads before it are passed over",
 };
 
-/// Shared with "shepherd".
+/// Reads the gathering rule; shared with "shepherd".
 pub(super) fn gather(knobs: &Knobs<'_>) -> Result<CentralGather, BuildError> {
     knobs.choice(
         "gather",
@@ -93,7 +97,7 @@ struct Clockwork {
 }
 
 impl Clockwork {
-    /// The device to choose for next, and when it can begin.
+    /// Returns the device to choose a batch for next, and the time at which it can begin.
     fn next_device(&mut self, now: Time, table: &DeviceTable) -> Option<(Time, DeviceId)> {
         if let Some(device) = table.free_device() {
             return Some((now, device));

@@ -1,16 +1,22 @@
-//! "delay-batch": a batch is what has come within a window, whatever it is; with a window of 0 it is ZeroBatch.
+//! "delay-batch": a batch holds the requests that arrive within a window; with a window of 0 it is
+//! ZeroBatch.
 //!
-//! Source: the baselines of "DVABatch: Diversity-aware Multi-Entry Multi-Exit Batching for Efficient Processing of DNN
-//! Services on GPUs", section 8.1, which are Triton's dynamic batcher without and with a delay.
+//! Source: the baselines of "DVABatch: Diversity-aware Multi-Entry Multi-Exit Batching for
+//! Efficient Processing of DNN Services on GPUs", section 8.1, which are Triton's dynamic batcher
+//! without and with a delay.
 //!
-//! 1. The first request of a model that waits opens a window; when it ends, or as many wait as fit, they may be dispatched.
-//! 2. A batch is the oldest requests, whatever their lengths or deadlines; it runs the whole model in one go.
-//! 3. With `dispatch = "free"` a batch is formed when a device is free: that is "timeout" with `gather = "fifo"`, and run by it.
-//! 4. With `dispatch = "start"` a device that runs takes one batch ahead, so that the next one is formed when the previous one
-//!    starts; who comes later is not in it. The paper does not say which it measured, and it makes most of the difference.
+//! 1. The first waiting request of a model opens a window; when it ends, or as many wait as fit,
+//!    they may be dispatched.
+//! 2. A batch holds the oldest requests, regardless of lengths and deadlines; it runs the whole
+//!    model.
+//! 3. With `dispatch = "free"` a batch is formed when a device is free: that is "timeout" with
+//!    `gather = "fifo"`, which runs it.
+//! 4. With `dispatch = "start"` a running device takes one batch ahead, so that the next one is
+//!    formed when the previous one starts; later requests are not in it. The paper does not say
+//!    which one it measured, and the difference is large.
 //!
-//! State: a queue a model; a batch that runs and one ahead a device. It ignores deadlines, but for `drop`, and what a batch
-//! costs. No deviations known.
+//! State: a queue per model; a running batch and one ahead per device. It ignores deadlines, except
+//! for `drop`, and the cost of batches. No known deviations.
 
 use super::{DROP, MAX_BATCH};
 use crate::knobs::{BuildError, Knob, Knobs};
@@ -36,13 +42,13 @@ pub(crate) const POLICY: Policy = Policy {
         Knob {
             name: "window_ms",
             default: "0",
-            help: "how long the first request of a batch waits for others, in ms; 0 = ZeroBatch",
+            help: "longest wait of the first request of a batch for others, in ms; 0 = ZeroBatch",
         },
         Knob {
             name: "dispatch",
             default: "free",
-            help: "when the next batch is formed: \"free\" = when a device is free, \"start\" = when the previous one starts, \
-                   which it then follows",
+            help: "time at which the next batch is formed: \"free\" = when a device is free, \"start\" = when the \
+                   previous batch starts, which it then follows",
         },
         MAX_BATCH,
         Knob { default: "never", ..DROP },
@@ -63,23 +69,23 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     Ok(Box::new(Fused::new(setup, DeviceChoice::SmallestId, rules)))
 }
 
-/// What is kept of a model.
+/// State of a model.
 struct DelayModelState {
     window: Nanos,
-    /// Batches on devices, those ahead included.
+    /// Batches on devices, including those ahead.
     batches: usize,
 }
 
-/// What is kept of a device.
+/// State of a device.
 #[derive(Default)]
 struct StageDevice {
-    /// The batch that runs, or stands before its next block.
+    /// The batch that runs, or is before its next block.
     batch: Option<CohortId>,
     /// The batch that follows.
     ahead: Option<CohortId>,
 }
 
-/// The rule that forms batches ahead.
+/// The scheduler that forms batches ahead.
 struct DelayBatch {
     window: PerModel<Nanos>,
     tables: Tables<DelayModelState>,
@@ -123,7 +129,7 @@ impl DelayBatch {
         }
     }
 
-    /// Takes the batch back that follows on a device.
+    /// Dissolves the batch that follows on a device.
     fn dissolve(&mut self, device: DeviceId) {
         if let Some(ahead) = self.devices[device].ahead.take() {
             self.tables.models.get_mut(self.cohorts.get(ahead).model).batches -= 1;
@@ -132,7 +138,8 @@ impl DelayBatch {
         }
     }
 
-    /// The model whose first request has waited longest, of those that may have a batch now, and how many requests of it.
+    /// Returns the model whose first request has waited longest, among those that may have a batch
+    /// now, and its number of requests.
     fn due(&mut self, now: Time) -> Option<(ModelId, usize)> {
         let Tables { models, fifo, .. } = &self.tables;
         let mut after = None;
@@ -159,14 +166,14 @@ impl DelayBatch {
         let Tables { models, fifo, .. } = &mut self.tables;
         let ahead = self.cohorts.open(model, ());
         for _ in 0..count {
-            let slot = fifo.pop(model).expect("so many wait");
+            let slot = fifo.pop(model).expect("enough requests wait");
             self.cohorts.push(ahead, fifo.request(slot));
         }
         models.get_mut(model).batches += 1;
         self.devices[device].ahead = Some(ahead);
     }
 
-    /// Starts what a device is to run next, if it runs nothing.
+    /// Starts the next block or batch of a device that runs nothing.
     fn run(&mut self, device: DeviceId, out: &mut Outbox) {
         let StageDevice { batch, ahead } = &mut self.devices[device].own;
         *batch = batch.or_else(|| ahead.take());
@@ -176,7 +183,7 @@ impl DelayBatch {
         }
     }
 
-    /// A device that may take a batch: one that does nothing, or else one without a batch ahead.
+    /// Returns a device that may take a batch: an idle one, or else one without a batch ahead.
     fn taker(&self) -> Option<DeviceId> {
         let open = || self.devices.iter().filter(|(_, device)| device.present && device.ahead.is_none());
         let idle = open().find(|(_, device)| device.batch.is_none());

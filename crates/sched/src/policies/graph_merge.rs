@@ -1,19 +1,23 @@
-//! "graph-merge": the graphs of a fixed set of requests are merged into one and run level by level to the end.
+//! "graph-merge": the graphs of a fixed set of requests are merged into one and run level by level
+//! to the end.
 //!
-//! Sources: DyNet and TensorFlow Fold as the baselines of "Low Latency RNN Inference with Cellular Batching", sections 2.3
-//! and 7.5.
+//! Sources: DyNet and TensorFlow Fold as the baselines of "Low Latency RNN Inference with Cellular
+//! Batching", sections 2.3 and 7.5.
 //!
-//! 1. A device that has ended its last set takes the oldest requests of the next model in turn, up to `max_batch`.
+//! 1. A device that has ended its last set takes the oldest requests of the next model in turn, up
+//!    to `max_batch`.
 //! 2. Merging takes `merge_us_per_node` for each node of their graphs; the device waits for it.
-//! 3. The merged graph runs level by level, cell type by cell type: one task holds all nodes of one type that are ready.
+//! 3. The merged graph runs level by level, cell type by cell type: one task holds all ready nodes
+//!    of one type.
 //! 4. There is no padding: the batch shrinks towards the end of the set.
 //! 5. All requests of the set are answered when it has ended.
 //!
-//! State: a queue a model, a set a device. Knobs: `max_batch` (requests in a set), `merge_us_per_node`, `drop`. It ignores
-//! deadlines and what a batch costs.
+//! State: a queue per model, a set per device. Knobs: `max_batch` (requests in a set),
+//! `merge_us_per_node`, `drop`. It ignores deadlines and the cost of batches.
 //!
-//! Deviations: a task is at most as large as the block's largest batch, where the original merges without bound; give the
-//! profile room for the nodes of a whole set. Blocks run in the order of the walk: all encoders of a set, then its decoders.
+//! Deviations: a task is at most as large as the block's largest batch, where the original merges
+//! without bound; the profile should cover the nodes of a whole set. Blocks run in the order of the
+//! walk: all encoders of a set, then its decoders.
 
 use super::bucketed::InOrder;
 use super::{DROP, MAX_BATCH, SET_AHEAD};
@@ -33,13 +37,13 @@ pub(crate) const POLICY: Policy = Policy {
     chains: Chains::NoSkips,
     knobs: &[
         Knob {
-            help: "the most requests in a set; a task may hold more nodes, up to the block's largest batch",
+            help: "largest number of requests in a set; a task may hold more nodes, up to the block's largest batch",
             ..MAX_BATCH
         },
         Knob {
             name: "merge_us_per_node",
             default: "0",
-            help: "how long merging takes for each node of the set's graphs, in us; a live server that merges for free keeps 0",
+            help: "duration of merging per node of the set's graphs, in us; 0 for a live server, whose merging is free",
         },
         Knob { default: "never", ..DROP },
     ],

@@ -1,19 +1,23 @@
-//! "late": cell by cell, the next one decided while one runs.
+//! "late": cell by cell, with the next one chosen while one runs.
 //!
 //! Source: "Low Latency Model Serving with Late Batching", section 2 ("Ahead-of-Time Scheduling").
 //!
-//! 1. Requests are taken apart into subgraphs of one cell type, as by "cellular", whose machinery this is.
-//! 2. A device holds one task that runs and one behind it. The one behind is formed when the other begins, of what is ready
-//!    then: steps that follow what was submitted, and who has come since the decision before.
-//! 3. So the device never waits for the scheduler between two cells, and a newcomer waits for two cells at most while there is
-//!    room: the rest of the one that runs, and the one behind it.
+//! 1. Requests are divided into subgraphs of one cell type, as by "cellular", whose implementation
+//!    this shares.
+//! 2. A device holds one running task and one behind it. The one behind is formed when the other
+//!    begins, from the nodes that are ready then: steps that follow the submitted ones, and
+//!    requests that arrived since the previous decision.
+//! 3. The device therefore never waits for the scheduler between two cells, and a newcomer waits
+//!    for two cells at most while there is room: the rest of the running one, and the one behind
+//!    it.
 //!
-//! State: that of "cellular". Knobs: `order`, `max_batch`, `drop`. It ignores deadlines and what a batch costs,
-//! but for the drop rule and the order.
+//! State: that of "cellular". Knobs: `order`, `max_batch`, `drop`. It ignores deadlines and the
+//! cost of batches, except for the drop rule and the order.
 //!
-//! Choices where the paper leaves freedom: which cell type goes first, where a model has several (the paper's has one). A
-//! device that may hold one task only gets the next one when it is idle: that is `cellular` with `max_tasks = 1`. Where a block
-//! runs until an end that nobody knows, the step behind that end runs and is waste.
+//! Choices where the paper leaves freedom: the order among several cell types of a model (the
+//! paper's has one). A device that may hold one task only gets the next one when it is idle: that
+//! is `cellular` with `max_tasks = 1`. Where the end of a block is not known in advance, the step
+//! after the end runs and is wasted.
 
 use super::cellular::{Algorithm1, ORDER, order};
 use super::{DROP, MAX_BATCH};
@@ -37,7 +41,7 @@ pub(crate) const POLICY: Policy = Policy {
     form: Form::OnePiece(build),
 };
 
-/// One that runs and one behind it.
+/// One running task and one behind it.
 const TASKS: usize = 2;
 
 fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
@@ -53,5 +57,5 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         merge_per_node: Nanos::ZERO,
     };
     let choice = Algorithm1 { order: order(knobs)? };
-    Ok(Box::new(CellScheduler::ahead(setup, options, move |_| terms, choice, TASKS)))
+    Ok(Box::new(CellScheduler::with_fewest(setup, options, move |_| terms, choice, TASKS)))
 }

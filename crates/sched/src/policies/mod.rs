@@ -1,4 +1,4 @@
-//! One policy a file, under its published name. The catalogue lists them.
+//! One policy per file, under its published name. The catalogue lists them.
 
 pub(crate) mod bucketed;
 pub(crate) mod cellular;
@@ -21,53 +21,53 @@ use crate::{Scheduler, Setup};
 use ripieno_base::Nanos;
 use ripieno_model::Walk;
 
-/// What policies that never take a request apart serve.
+/// The walks that policies without cells serve.
 const WHOLE: &[Walk] = &[Walk::Whole, Walk::Chain];
 
-/// Tasks of a set of requests that runs to the end: a device gets so many of them in one go.
+/// Number of tasks that a device gets together, of a set of requests that runs to the end.
 const SET_AHEAD: usize = 16;
 
 const DROP: Knob = Knob {
     name: "drop",
     default: "hopeless",
-    help: "what becomes of a request that cannot be punctual: \"hopeless\" = rejected at once, \"expired\" = rejected at \
-           its deadline, \"never\" = answered late; a model's own drop rule wins",
+    help: "rule for requests that cannot meet their deadline: \"hopeless\" = reject immediately, \"expired\" = reject at \
+           the deadline, \"never\" = answer late; a model's own drop rule takes precedence",
 };
 
 const DEVICE: Knob = Knob {
     name: "device",
     default: "smallest-id",
-    help: "which free device is taken: \"smallest-id\" keeps the last devices idle so that they can be released, \
+    help: "order of preference among free devices: \"smallest-id\" keeps the last devices idle so that they can be released, \
            \"earliest-free\" spreads the load",
 };
 
 const MAX_BATCH: Knob =
-    Knob { name: "max_batch", default: "the model's", help: "the most rows in a batch; a wider request runs alone" };
+    Knob { name: "max_batch", default: "the model's", help: "largest batch in rows; a wider request runs alone" };
 
 const CONTROL_US: Knob = Knob {
     name: "control_us",
     default: "0",
-    help: "how long a message to a device may take, in us, by the scheduler's estimate: a high percentile, since a batch \
-           that arrives late ends late",
+    help: "estimated latency of a message to a device, in us: a high percentile, since a batch that arrives late ends \
+           late",
 };
 
 const DATA_US: Knob = Knob {
     name: "data_us_per_row",
     default: "0",
-    help: "how long a device may take to fetch the inputs of a row, in us, by the scheduler's estimate",
+    help: "estimated time in which a device fetches the inputs of a row, in us",
 };
 
 const SHARDS: Knob = Knob {
     name: "shards",
     default: "none",
-    help: "run as so many model shards and a matchmaker that exchange messages, instead of in one piece; models go to the \
-           shards in turn",
+    help: "number of model shards that exchange messages with a matchmaker, instead of one scheduler; models are assigned \
+           to shards round robin",
 };
 
 const LINK_US: Knob =
-    Knob { name: "link_us", default: "0", help: "how long a message between shard and matchmaker takes, in us" };
+    Knob { name: "link_us", default: "0", help: "latency of a message between shard and matchmaker, in us" };
 
-/// The machinery of whole batches under some rules, in one piece or in shards.
+/// Builds a whole-batch scheduler with these rules, in one piece or in shards.
 pub(crate) fn whole_batches(setup: &Setup, knobs: &Knobs<'_>, rules: Rules) -> Result<Box<dyn Scheduler>, BuildError> {
     let choice = device_choice(knobs)?;
     let delay = link(knobs)?;
@@ -78,7 +78,7 @@ pub(crate) fn whole_batches(setup: &Setup, knobs: &Knobs<'_>, rules: Rules) -> R
     })
 }
 
-/// The delay between shards and matchmaker; a policy without shards has none.
+/// Returns the delay between shards and matchmaker; zero for a policy without shards.
 fn link(knobs: &Knobs<'_>) -> Result<Nanos, BuildError> {
     if !knobs.has(LINK_US.name) {
         return Ok(Nanos::ZERO);
@@ -86,13 +86,14 @@ fn link(knobs: &Knobs<'_>) -> Result<Nanos, BuildError> {
     Ok(Nanos::from_millis_f64(knobs.number(LINK_US.name, None)?.unwrap_or(0.0) / 1e3))
 }
 
-/// The same in two halves, for threads of their own.
+/// Builds the two halves for separate threads.
 pub(crate) fn halves(setup: &Setup, knobs: &Knobs<'_>, rules: Rules, shards: usize) -> Result<Halves, BuildError> {
     Ok(Halves::new(setup, device_choice(knobs)?, &rules, shards))
 }
 
-/// What rules need that take account of the network: where a message takes time, a batch is sent while another runs.
-fn ahead(knobs: &Knobs<'_>) -> Needs {
+/// Returns the requirements of rules that take account of the network: if messages take time, a
+/// batch is sent while another one runs.
+fn network_needs(knobs: &Knobs<'_>) -> Needs {
     let waits = network(knobs).is_ok_and(|network| network.lead(1) > Nanos::ZERO);
     Needs { depth: if waits { 2 } else { 1 }, ..Needs::ONE_TASK }
 }

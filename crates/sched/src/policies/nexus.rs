@@ -1,24 +1,30 @@
-//! "nexus": models are packed onto devices by their rates; requests are routed on arrival; each device runs its models in
-//! turn.
+//! "nexus": models are packed onto devices by their rates; requests are routed on arrival; each
+//! device runs its models in turn.
 //!
-//! Source: Nexus as the baseline of "Symphony: Optimized DNN Model Serving using Deferred Batch Scheduling", sections 2.2
-//! and 5.1.
+//! Source: Nexus as the baseline of "Symphony: Optimized DNN Model Serving using Deferred Batch
+//! Scheduling", sections 2.2 and 5.1.
 //!
-//! 1. Every `epoch_s`, squishy bin packing decides from the measured rates which models each device runs and in batches of
-//!    what size (`crates/sched/src/parts/squishy.rs`).
-//! 2. A request is routed on arrival to one of its model's devices, in proportion to the rate that each is planned for.
-//! 3. A device that is free at once runs the next of its models, in turn, that has requests.
-//! 4. Heads that keep a batch below its planned size are dropped (early drop); where the deadline allows it may be larger.
-//! 5. Routes are a weighted round robin. Several frontends have one each and do not know of each other.
+//! 1. Every `epoch_s`, squishy bin packing decides from the measured rates which models each device
+//!    runs, and their batch sizes (`crates/sched/src/parts/squishy.rs`).
+//! 2. A request is routed on arrival to one of its model's devices, in proportion to their planned
+//!    rates.
+//! 3. A free device immediately runs the next of its models, in turn, that has requests.
+//! 4. Heads that keep a batch below its planned size are dropped (early drop); where the deadline
+//!    allows it may be larger.
+//! 5. Routes are a weighted round robin. Several frontends have one each and do not know of each
+//!    other.
 //!
-//! State: a queue for each model on each of its devices; a rate meter a model. Knobs: epoch, frontends, gathering rule,
-//! largest batch, drop rule. It ignores what waits on other devices, and how fast a device really is.
+//! State: a queue per model and device; a rate meter per model. Knobs: epoch, frontends, gathering
+//! rule, largest batch, drop rule. It ignores requests that wait on other devices, and the real
+//! speed of a device.
 //!
-//! Deviations: rates are scaled to use all devices. The first plan assumes equal rates, the second follows after a second, and
-//! a change of devices or models is planned for at once, which moves what waits. The original also plans anew when a
-//! rate leaves its plan by more than a tenth or so. In Symphony's words a batch has at most its planned size, which
-//! `gather = "window"` does. It is not the default: where models share devices, planned sizes are one or two rows, and a burst
-//! of three on one device then breaks the whole zoo, worse than Symphony measured (docs/internals/policies.md).
+//! Deviations: rates are scaled to use all devices. The first plan assumes equal rates, the second
+//! follows after a second, and a change of devices or models is planned for immediately, which
+//! moves waiting requests. The original also plans again when a rate deviates from its plan by more
+//! than about a tenth. In Symphony's words a batch has at most its planned size, which `gather =
+//! "window"` does. It is not the default: where models share devices, planned sizes are one or two
+//! rows, and a burst of three on one device then breaks the whole set of models, worse than
+//! Symphony measured (docs/internals/policies.md).
 
 use super::{DROP, MAX_BATCH};
 use crate::knobs::{BuildError, Knob, Knobs};
@@ -41,17 +47,17 @@ pub(crate) const POLICY: Policy = Policy {
     walks: super::WHOLE,
     chains: Chains::Any,
     knobs: &[
-        Knob { name: "epoch_s", default: "10", help: "how long a plan is kept, in s" },
+        Knob { name: "epoch_s", default: "10", help: "lifetime of a plan, in s" },
         Knob {
             name: "frontends",
             default: "1",
-            help: "how many frontends route requests, each in its own weighted round robin; more than 256 are as 256",
+            help: "number of frontends that route requests, each in its own weighted round robin; at most 256",
         },
         Knob {
             name: "gather",
             default: "window-max",
-            help: "which requests form a batch: \"window-max\" = heads that keep it below the planned size are passed \
-                   over; \"window\" = the same, and it has at most that size; \"prefix\" = at most that size, and no \
+            help: "requests that form a batch: \"window-max\" = heads that keep it below the planned size are passed \
+                   over; \"window\" = likewise, and it has at most that size; \"prefix\" = at most that size, and no \
                    head is passed over",
         },
         MAX_BATCH,
@@ -62,7 +68,7 @@ pub(crate) const POLICY: Policy = Policy {
     form: Form::OnePiece(build),
 };
 
-/// How a batch relates to its planned size.
+/// The relation of a batch to its planned size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NexusGather {
     Window,
@@ -82,10 +88,10 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     Ok(Box::new(PlacementScheduler::new(setup, DeviceChoice::SmallestId, terms, placement)))
 }
 
-/// The first plan knows no rates; so soon it is replaced by one that does.
+/// Time until the first plan, which knows no rates, is replaced.
 const FIRST_EPOCH: Nanos = Nanos(1_000_000_000);
 
-/// Rates, the plan made from them, and whose turn it is.
+/// Rates, the plan derived from them, and the turns of the devices.
 struct Nexus {
     gather: NexusGather,
     epoch: Nanos,
@@ -94,24 +100,24 @@ struct Nexus {
     packer: Packer,
     /// Models on devices, ordered by model; a session has the queue of its number.
     sessions: Vec<Session>,
-    /// The queues after those of the sessions: one a model, for while no device runs it.
+    /// The first queue after those of the sessions: one per model, for times without a device.
     first_unrouted: usize,
     models: Vec<NexusRoutes>,
-    /// The sessions of each device, side by side.
+    /// The sessions, grouped by device.
     by_device: Vec<u32>,
     devices: Vec<NexusTurns>,
-    /// Devices that may have something to start.
+    /// Devices that may have a batch to start.
     touched: Vec<u16>,
     is_touched: Vec<bool>,
     present: Vec<DeviceId>,
     /// Requests that move to another queue, and whether they are overdue.
     moved: Vec<(u32, bool)>,
-    /// Whether the plan is for a world that is no more.
+    /// Whether devices, models or profiles have changed since the plan.
     outdated: bool,
-    /// Whether the plan knows rates.
+    /// Whether the plan is based on rates.
     measured: bool,
     planned: Time,
-    /// When to plan next; never while nobody asks for anything.
+    /// Time of the next plan; never while there are no requests.
     next_plan: Time,
 }
 
@@ -130,11 +136,11 @@ struct NexusRoutes {
     first: usize,
     count: usize,
     largest_mrps: u64,
-    /// Whether fewer of its batches may run at once than there are devices.
+    /// Whether it has fewer instances than there are devices.
     limited: bool,
 }
 
-/// The sessions of a device: a part of `by_device`, and whose turn it is.
+/// The sessions of a device: a part of `by_device`, and the next turn.
 #[derive(Clone, Copy, Debug, Default)]
 struct NexusTurns {
     first: usize,
@@ -167,7 +173,7 @@ impl Nexus {
         }
     }
 
-    /// The queue of a model's requests while no device runs it.
+    /// Returns the queue of a model's requests while no device runs it.
     fn unrouted(&self, model: ModelId) -> usize {
         self.first_unrouted + model.index()
     }
@@ -206,7 +212,7 @@ impl Nexus {
         self.redistribute(table);
     }
 
-    /// Takes all requests that wait out of their queues.
+    /// Removes all waiting requests from their queues.
     fn collect(&mut self, table: &mut DeviceTable) {
         let unrouted = self.first_unrouted..self.first_unrouted + self.models.len();
         for queue in (0..self.sessions.len()).chain(unrouted) {
@@ -226,7 +232,7 @@ impl Nexus {
         self.moved.clear();
     }
 
-    /// Lists the sessions of each device, and lets all devices be looked at.
+    /// Lists the sessions of each device, and marks all devices.
     fn assign_turns(&mut self) {
         self.by_device.clear();
         self.by_device.extend(0..self.sessions.len() as u32);
@@ -249,7 +255,7 @@ impl Nexus {
         }
     }
 
-    /// The queue for the next request of a model.
+    /// Returns the queue for the next request of a model.
     fn choose(&mut self, model: ModelId) -> usize {
         let NexusRoutes { first, count, largest_mrps, .. } = self.models[model.index()];
         if count == 0 {
@@ -259,7 +265,8 @@ impl Nexus {
         self.frontends.choose(model.index(), (first, count), largest_mrps, |session| sessions[session].rate_mrps)
     }
 
-    /// Starts the next batch of a free device: punctual requests of the model whose turn it is, else what is late anyway.
+    /// Starts the next batch of a free device: punctual requests of the next model in turn, else
+    /// overdue ones.
     fn serve(&mut self, now: Time, device: DeviceId, table: &mut DeviceTable, out: &mut Outbox) {
         let turns = self.devices[device.index()];
         let percent = table.percent(device);
@@ -316,7 +323,7 @@ impl Placement for Nexus {
 
     fn ended(&mut self, model: ModelId, device: DeviceId) {
         self.touch(device.index());
-        // A model whose batches are limited may run elsewhere now.
+        // A model with limited instances may run elsewhere now.
         let NexusRoutes { first, count, limited, .. } = self.models[model.index()];
         if limited {
             (first..first + count).for_each(|session| self.touch(self.sessions[session].device.index()));

@@ -1,14 +1,16 @@
 //! "serial": one request at a time, first come first served.
 //!
-//! Source: the baseline "Serial" of "LazyBatching: An SLA-aware Batching System for Cloud Machine Learning Inference".
+//! Source: the baseline "Serial" of "LazyBatching: An SLA-aware Batching System for Cloud Machine
+//! Learning Inference".
 //!
-//! 1. A free device takes the request that arrived first, of whatever model, and runs it alone.
+//! 1. A free device takes the request that arrived first, of any model, and runs it alone.
 //! 2. Requests of several rows run as the client batched them.
-//! 3. Nothing is dropped unless asked for.
+//! 3. By default, nothing is dropped.
 //!
-//! State: a queue a model. It ignores deadlines, latency profiles and that batching exists. No deviations known.
+//! State: a queue per model. It ignores deadlines, latency profiles and batching. No known
+//! deviations.
 
-use super::{CONTROL_US, DATA_US, DROP, ahead, network};
+use super::{CONTROL_US, DATA_US, DROP, network, network_needs};
 use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::models::{BatchOptions, PerModel};
 use crate::policy::{Chains, Form, Policy};
@@ -24,7 +26,7 @@ pub(crate) const POLICY: Policy = Policy {
     walks: super::WHOLE,
     chains: Chains::Any,
     knobs: &[Knob { default: "never", ..DROP }, CONTROL_US, DATA_US],
-    needs: ahead,
+    needs: network_needs,
     served: &[],
     form: Form::OnePiece(build),
 };

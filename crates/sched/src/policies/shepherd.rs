@@ -1,22 +1,28 @@
-//! "shepherd": the largest batch first; a batch several times as large as one that runs takes its device.
+//! "shepherd": the largest batch first; a batch several times as large as a running one takes its
+//! device.
 //!
-//! Source: Shepherd's "Flex" scheduling as the baseline of "Symphony: Optimized DNN Model Serving using Deferred Batch
-//! Scheduling", sections 2.2 and 5.1.
+//! Source: Shepherd's "Flex" scheduling as the baseline of "Symphony: Optimized DNN Model Serving
+//! using Deferred Batch Scheduling", sections 2.2 and 5.1.
 //!
-//! 1. The candidate of a model is the largest batch from its queue that can finish by the first member's deadline.
-//! 2. A free device at once takes the largest candidate of all models; of equal ones the most urgent.
-//! 3. Without a free device, a candidate of at least `preempt_ratio` times the rows of the smallest batch that runs takes
-//!    that batch's device.
-//! 4. The batch that ran is aborted and its work is lost; its requests return to their queue, by their deadlines.
+//! 1. The candidate of a model is the largest batch from its queue that can finish by the first
+//!    member's deadline.
+//! 2. A free device immediately takes the largest candidate of all models; of equal ones the most
+//!    urgent.
+//! 3. Without a free device, a candidate of at least `preempt_ratio` times the rows of the smallest
+//!    running batch takes that batch's device.
+//! 4. The running batch is aborted and its work is lost; its requests return to their queue, by
+//!    their deadlines.
 //! 5. Requests that cannot be punctual any more leave from the head of the queue.
 //!
-//! State: a queue and a candidate a model; the batch on each device. Knobs: preemption ratio, head of line, gathering rule,
-//! largest batch, drop rule, device choice. It ignores urgency between models: a small batch waits however late it is.
+//! State: a queue and a candidate per model; the batch on each device. Knobs: preemption ratio,
+//! head of line, gathering rule, largest batch, drop rule, device choice. It ignores urgency
+//! between models: a small batch waits however late it is.
 //!
-//! Deviations: the new batch is formed when it preempts and starts when the device has stopped, so that the requests that
-//! return are not in it. The one public implementation looks for expired requests at the tail of the queue, so that an
-//! expired head blocks all behind it; not so here, unless `head_of_line = "published"` asks for it. The planner that assigns
-//! models to groups of devices is not built, as in Symphony's comparison.
+//! Deviations: the new batch is formed when it preempts and starts when the device has stopped, so
+//! that the returned requests are not in it. The one public implementation looks for expired
+//! requests at the tail of the queue, so that an expired head blocks the whole queue; here it does
+//! so only with `head_of_line = "published"`. The planner that assigns models to groups of devices
+//! is not built, as in Symphony's comparison.
 
 use super::clockwork::{GATHER, gather};
 use super::{DEVICE, DROP, MAX_BATCH, device_choice};
@@ -41,14 +47,14 @@ pub(crate) const POLICY: Policy = Policy {
         Knob {
             name: "preempt_ratio",
             default: "3",
-            help: "how many times the rows of a running batch a waiting one must have to take its device, work lost; \
-                   0 = never",
+            help: "ratio of the rows of a waiting batch to those of a running one from which it takes its device, \
+                   whose work is lost; 0 = never",
         },
         Knob {
             name: "head_of_line",
             default: "fixed",
-            help: "when an expired request leaves its queue: \"fixed\" = at once, \"published\" = when the last one of the \
-                   queue has expired too, as in the public code; until then it blocks its model",
+            help: "time at which an expired request leaves its queue: \"fixed\" = immediately, \"published\" = when \
+                   the last one of the queue has expired, too, as in the public code; until then it blocks its model",
         },
         GATHER,
         MAX_BATCH,
@@ -80,24 +86,25 @@ fn rank(candidate: &PoolCandidate) -> Rank {
 
 struct Shepherd {
     central: Central<Rank>,
-    /// Thousandths of the running batch's rows; 0 = no preemption.
+    /// Thousandths of the running batch's rows; 0 disables preemption.
     preempt_permille: usize,
 }
 
 impl Shepherd {
-    /// Lets the largest candidate take the device of the smallest batch, if it is so many times as large.
+    /// Lets the largest candidate take the device of the smallest batch, if the ratio of their rows
+    /// allows it.
     fn preempt(&mut self, now: Time, table: &mut DeviceTable, out: &mut Outbox) -> bool {
         let Some((rows, device)) = table.smallest_batch().filter(|_| self.preempt_permille > 0) else {
             return false;
         };
-        // The device cannot begin in this very instant.
+        // The device cannot begin in the same instant.
         let at = now.next();
         self.central.refresh(&table.pool, at);
         let least = rows.saturating_mul(self.preempt_permille).div_ceil(1_000);
         if self.central.best().is_none_or(|candidate| candidate.rows < least) {
             return false;
         }
-        // A slow device may take less; then it is left aside, and the next one is looked at.
+        // A slow device may take less; then it is set aside, and the next one is tried.
         if self.central.give_large(now, at, device, least, table, out) {
             table.cancel(device, out);
         }

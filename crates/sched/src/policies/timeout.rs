@@ -1,20 +1,26 @@
-//! "timeout" and "eager": a batch starts when it is full or its first request has waited for a fixed window.
+//! "timeout" and "eager": a batch starts when it is full or its first request has waited for a
+//! fixed window.
 //!
-//! Sources: the dynamic batchers of TensorFlow Serving and Triton; as a baseline, "Symphony: Optimized DNN Model Serving
-//! using Deferred Batch Scheduling", section 3.4 (exec = max(now, a + k)), and "GraphB" of LazyBatching.
+//! Sources: the dynamic batchers of TensorFlow Serving and Triton; as a baseline, "Symphony:
+//! Optimized DNN Model Serving using Deferred Batch Scheduling", section 3.4 (exec = max(now, a +
+//! k)), and "GraphB" of LazyBatching.
 //!
 //! 1. The candidate of a model is the batch gathered from the head of its queue.
-//! 2. It may start once its first request has waited for the window k, or at once if it is full.
-//! 3. A free device takes, of the candidates that may start, the one with the earliest latest moment.
+//! 2. It may start once its first request has waited for the window k, or immediately if it is
+//!    full.
+//! 3. A free device takes, of the candidates that may start, the one with the earliest latest
+//!    start.
 //! 4. "eager" is k = 0: a free device never waits.
-//! 5. With `gather = "fifo"` deadlines do not decide: batches take the oldest requests up to the largest batch, and the
-//!    model whose head arrived first goes first. That is the batcher of servers that know no deadlines.
+//! 5. With `gather = "fifo"` deadlines do not matter: batches take the oldest requests up to the
+//!    largest batch, and the model whose head arrived first goes first. That is the batcher of
+//!    servers without deadlines.
 //!
-//! State: a queue and a candidate a model. It ignores how the cost of a batch grows with its size when it decides to
-//! wait. Deviation: a candidate starts at its latest moment even if the window is not over, since waiting on would only
-//! make it late; the public code of Symphony's authors does the same.
+//! State: a queue and a candidate per model. It ignores the growth of a batch's cost with its size
+//! when it decides to wait. Deviation: a candidate starts at its latest start even if the window is
+//! not over, since further waiting would only make it late; the public code of Symphony's authors
+//! does the same.
 
-use super::{CONTROL_US, DATA_US, DEVICE, DROP, LINK_US, MAX_BATCH, SHARDS, ahead, network};
+use super::{CONTROL_US, DATA_US, DEVICE, DROP, LINK_US, MAX_BATCH, SHARDS, network, network_needs};
 use crate::Setup;
 use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::models::{BatchOptions, PerModel};
@@ -26,13 +32,13 @@ use ripieno_model::DropRule;
 const GATHER: Knob = Knob {
     name: "gather",
     default: "prefix",
-    help: "which requests form a batch: \"prefix\" = from the head, as many as its deadline allows; \"window\" = heads \
-           that keep the batch below its target are passed over; \"spare\" = likewise, towards a size that carries \
-           the load, and they run on spare devices; \"fifo\" = the oldest, whatever the deadlines",
+    help: "requests that form a batch: \"prefix\" = from the head, as many as its deadline allows; \"window\" = heads \
+           that keep the batch below its target are passed over; \"spare\" = likewise, with a target that carries the \
+           load, and passed-over requests run on spare devices; \"fifo\" = the oldest, regardless of deadlines",
 };
 
 const TIMEOUT_MS: Knob =
-    Knob { name: "timeout_ms", default: "5", help: "how long the first request of a batch waits for others, in ms" };
+    Knob { name: "timeout_ms", default: "5", help: "longest wait of the first request of a batch for others, in ms" };
 
 const TIMEOUT_SLO: Knob =
     Knob { name: "timeout_slo", default: "none", help: "the same as a fraction of the model's SLO, 0 to 1" };
@@ -44,7 +50,7 @@ pub(crate) const TIMEOUT: Policy = Policy {
     walks: super::WHOLE,
     chains: Chains::Any,
     knobs: &[TIMEOUT_MS, TIMEOUT_SLO, GATHER, MAX_BATCH, DROP, DEVICE, CONTROL_US, DATA_US, SHARDS, LINK_US],
-    needs: |knobs| Needs { keeps_deadlines: true, ..ahead(knobs) },
+    needs: |knobs| Needs { keeps_deadlines: true, ..network_needs(knobs) },
     // Both other rules lose goodput beyond the peak.
     served: &[("gather", ServedSetting::Word("spare"))],
     form: Form::Shards(timeout_rules),
@@ -57,12 +63,12 @@ pub(crate) const EAGER: Policy = Policy {
     walks: super::WHOLE,
     chains: Chains::Any,
     knobs: &[GATHER, MAX_BATCH, DROP, DEVICE, CONTROL_US, DATA_US, SHARDS, LINK_US],
-    needs: |knobs| Needs { keeps_deadlines: true, ..ahead(knobs) },
+    needs: |knobs| Needs { keeps_deadlines: true, ..network_needs(knobs) },
     served: &[("gather", ServedSetting::Word("spare"))],
     form: Form::Shards(eager_rules),
 };
 
-/// What distinguishes "timeout" on the machinery of whole batches.
+/// Returns the rules of "timeout".
 fn timeout_rules(setup: &Setup, knobs: &Knobs<'_>) -> Result<Rules, BuildError> {
     let wait = |model: Option<&str>| {
         if let Some(fraction) = knobs.fraction("timeout_slo", model)? {
@@ -73,7 +79,7 @@ fn timeout_rules(setup: &Setup, knobs: &Knobs<'_>) -> Result<Rules, BuildError> 
     rules(setup, knobs, PerModel::read(&setup.models, wait)?)
 }
 
-/// What distinguishes "eager".
+/// Returns the rules of "eager".
 fn eager_rules(setup: &Setup, knobs: &Knobs<'_>) -> Result<Rules, BuildError> {
     rules(setup, knobs, PerModel::all(StartBy::after(Nanos::ZERO)))
 }

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_gains_nothing_together_is_divided_among_devices() {
+    fn rows_that_gain_nothing_together_are_divided_among_devices() {
         assert_eq!(waiting(1, 0).cut(&ALONE, rows_cost), 1);
         assert!(waiting(16, 0).cut(&ALONE, rows_cost) <= 4);
         assert_eq!(waiting(16, 0).cut(&Others { idle: 15, ..ALONE }, rows_cost), 1);
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn no_batch_outlasts_the_patience_of_others_unless_the_load_asks_for_it() {
+    fn no_batch_exceeds_the_max_wait_of_others_unless_the_load_requires_it() {
         let one = Others { spare: 1_000, max_wait: MS(24), ..ALONE };
         let cut = |least: usize, others: &Others| Waiting { least, ..waiting(20, 10) }.cut(others, rows_cost);
         assert!(cut(1, &one) <= 7);

@@ -45,15 +45,15 @@ const KINDS: [FrameKind; 7] = [
 
 /// The first word of a frame that holds no message, or one for the opposite direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Garbled(pub u64);
+pub struct FrameError(pub u64);
 
-impl fmt::Display for Garbled {
+impl fmt::Display for FrameError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "a frame that begins with {:#x}; frames of version {VERSION} are read here", self.0)
     }
 }
 
-impl std::error::Error for Garbled {}
+impl std::error::Error for FrameError {}
 
 fn frame<const N: usize>(kind: FrameKind, epoch: MatchmakerEpoch, words: [u64; N]) -> Frame {
     let mut frame = [0; 8];
@@ -62,9 +62,9 @@ fn frame<const N: usize>(kind: FrameKind, epoch: MatchmakerEpoch, words: [u64; N
     frame
 }
 
-fn header(frame: &Frame) -> Result<(FrameKind, MatchmakerEpoch), Garbled> {
+fn header(frame: &Frame) -> Result<(FrameKind, MatchmakerEpoch), FrameError> {
     let kind = KINDS.into_iter().find(|&kind| frame[0] >> 32 == u64::from(VERSION) << 16 | kind as u64);
-    Ok((kind.ok_or(Garbled(frame[0]))?, frame[0] as MatchmakerEpoch))
+    Ok((kind.ok_or(FrameError(frame[0]))?, frame[0] as MatchmakerEpoch))
 }
 
 impl ToMatchmaker {
@@ -98,7 +98,7 @@ impl ToMatchmaker {
     }
 
     /// Returns the message of a frame, and the epoch of the matchmaker that it is for.
-    pub fn from_frame(frame: &Frame) -> Result<(MatchmakerEpoch, ToMatchmaker), Garbled> {
+    pub fn from_frame(frame: &Frame) -> Result<(MatchmakerEpoch, ToMatchmaker), FrameError> {
         let (kind, epoch) = header(frame)?;
         let [_, first, second, third, fourth, fifth, ..] = *frame;
         let (model, device, number) = (ModelId(first as u16), DeviceId(second as u16), GrantNumber(third));
@@ -122,7 +122,7 @@ impl ToMatchmaker {
             }
             FrameKind::Loaded => ToMatchmaker::Loaded(Loaded { model, instances: second as usize }),
             FrameKind::Holding => ToMatchmaker::Holding(Holding { model, device, number }),
-            FrameKind::Grant => return Err(Garbled(frame[0])),
+            FrameKind::Grant => return Err(FrameError(frame[0])),
         };
         Ok((epoch, mail))
     }
@@ -139,8 +139,8 @@ impl Grant {
 
     /// Returns the grant of a frame. Reading a frame twice yields the same token twice; its shard
     /// uses each number once.
-    pub fn from_frame(frame: &Frame) -> Result<Grant, Garbled> {
-        let (FrameKind::Grant, _) = header(frame)? else { return Err(Garbled(frame[0])) };
+    pub fn from_frame(frame: &Frame) -> Result<Grant, FrameError> {
+        let (FrameKind::Grant, _) = header(frame)? else { return Err(FrameError(frame[0])) };
         let [_, model, device, number, percent, idle, class, _] = *frame;
         let token = DeviceToken { device: DeviceId(device as u16), number: GrantNumber(number) };
         let class = GrantClass::from_word(class);
@@ -210,13 +210,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_frame_or_goes_the_other_way_is_refused() {
+    fn invalid_frames_and_wrong_directions_are_errors() {
         let mail = messages().remove(0).to_frame(7);
-        assert_eq!(Grant::from_frame(&mail), Err(Garbled(mail[0])));
+        assert_eq!(Grant::from_frame(&mail), Err(FrameError(mail[0])));
         for header in [0, u64::MAX, mail[0] + (1 << 48), mail[0] + (99 << 32)] {
             let mut frame = mail;
             frame[0] = header;
-            assert_eq!(ToMatchmaker::from_frame(&frame), Err(Garbled(header)));
+            assert_eq!(ToMatchmaker::from_frame(&frame), Err(FrameError(header)));
         }
     }
 }

@@ -262,7 +262,7 @@ mod tests {
                         most = most.max(tasks.len());
                     }
                     Action::Finish { request } => free.push(request),
-                    other => panic!("nobody is refused: {other:?}"),
+                    other => panic!("no request is rejected: {other:?}"),
                 }
                 log.push((now, action));
             }
@@ -276,14 +276,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_twice_counts_once() {
+    fn duplicate_messages_count_once() {
         let (safe, most) = run(Link::Safe);
         assert_eq!((finished(&safe), most), (200, LIMITS.depth), "devices hold what is sent ahead");
         assert_eq!(run(Link::Repeats), (safe, most));
     }
 
     #[test]
-    fn a_matchmaker_that_is_lost_is_followed_by_one_that_learns_all() {
+    fn a_new_matchmaker_learns_the_whole_state() {
         for every in [7, 20, 60, 300] {
             let (log, most) = run(Link::Restarts(every));
             assert_eq!(finished(&log), 200, "every {every} steps");
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_granted_while_it_is_there_for_all_and_as_slow_as_any_says() {
+    fn a_device_is_granted_while_all_shards_have_it_and_is_as_slow_as_the_slowest_report() {
         let (mut halves, now) = (halves(), Time(1));
         let send = |halves: &mut Halves, shard: usize, control: Control| {
             halves.shards[shard].on_control(now, control);

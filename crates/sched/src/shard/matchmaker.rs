@@ -330,10 +330,10 @@ impl Matchmaker {
     /// free, else the time from which the most urgent candidate may be sent ahead.
     pub fn next_wakeup(&self) -> Time {
         let exec = || self.pending.peek().map_or(Time::NEVER, |(exec, _)| exec);
-        let head_start = || self.ready.peek().and_then(|(_, model)| self.send_ahead_to(model)).map(|(from, _)| from);
+        let send_ahead = || self.ready.peek().and_then(|(_, model)| self.send_ahead_to(model)).map(|(from, _)| from);
         let matched = match (self.free.is_empty(), self.ending.is_empty()) {
             (false, _) => exec(),
-            (true, false) => head_start().unwrap_or_else(exec),
+            (true, false) => send_ahead().unwrap_or_else(exec),
             (true, true) => Time::NEVER,
         };
         matched.min(self.set_aside.peek().map_or(Time::NEVER, |(until, _)| until))

@@ -25,7 +25,7 @@ mod queues;
 mod rules;
 mod scarcity;
 
-pub use frames::{Frame, Garbled, MatchmakerEpoch};
+pub use frames::{Frame, FrameError, MatchmakerEpoch};
 pub(crate) use fused::Fused;
 pub(crate) use linked::Linked;
 pub use linked::{Halves, shard_of};
@@ -75,8 +75,8 @@ pub(crate) enum StartRule {
     Frontrun,
     /// Start once waiting saves less device time than it is worth at this price.
     Priced(Price),
-    /// Start once the batch is full or its first request has waited this long; never after its latest
-    /// start.
+    /// Start once the batch is full or its first request has waited this long; never after its
+    /// latest start.
     After(Nanos),
 }
 

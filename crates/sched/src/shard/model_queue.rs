@@ -151,7 +151,7 @@ impl ModelQueue {
     /// Learns from a batch that occupied its device for `took` where [`ModelQueue::cost`] was
     /// `expected`.
     pub(super) fn note_occupancy(&mut self, took: Nanos, expected: Nanos) {
-        self.slip = self.slip + Nanos((took - expected).0 / SLIP_WEIGHT);
+        self.slip += Nanos((took - expected).0 / SLIP_WEIGHT);
     }
 }
 
@@ -159,7 +159,7 @@ impl ShardModel {
     /// Recomputes everything that depends on the profile after a block was measured again.
     pub(crate) fn refresh_profile(&mut self, now: Time) {
         self.profile = with_lead(&self.model, &self.rule);
-        self.own.reach.update(&self.model);
+        self.own.reach.recompute(&self.model);
         // The corrected profile includes what was learnt beside the old one.
         self.own.slip = Nanos::ZERO;
         self.update_target(now);
@@ -190,10 +190,8 @@ impl ShardModel {
         let known = self.rate.dispersion_permille(now).filter(|_| rate.window >= SECOND);
         self.own.dispersion = known.unwrap_or(1_000);
         let response_time = |batch: usize| self.response_time(batch, rate);
-        let fastest_batch = (1..=self.target)
-            .min_by_key(|&batch| response_time(batch))
-            .filter(|fastest_batch| *fastest_batch < self.target);
-        self.fastest_batch = fastest_batch.unwrap_or(usize::MAX);
+        let fastest = (1..=self.target).min_by_key(|&batch| response_time(batch));
+        self.fastest_batch = fastest.filter(|batch| *batch < self.target).unwrap_or(usize::MAX);
     }
 
     /// Returns the mean response time of a request if batches of `batch` rows start evenly: the
@@ -202,11 +200,11 @@ impl ShardModel {
     fn response_time(&self, batch: usize, rate: Rate) -> Nanos {
         let (cost, (spare, devices)) = (self.cost(batch), self.spare);
         let load = rate.load_permille(batch, cost) + (1_000 * devices as u64).saturating_sub(spare);
-        let spare = (1_000 * devices as u64).saturating_sub(load);
-        if spare == 0 {
+        let idle = (1_000 * devices as u64).saturating_sub(load);
+        if idle == 0 {
             return Nanos(i64::MAX - batch as i64);
         }
-        let queue = cost.scale(load * self.dispersion, spare * 2_000);
+        let queue = cost.scale(load * self.dispersion, idle * 2_000);
         cost + Nanos(rate.gather_time(batch - 1).0 / 2) + queue
     }
 
@@ -216,13 +214,9 @@ impl ShardModel {
             return self.target;
         }
         let short = (self.lost.permille().saturating_sub(100) * 5).min(1_000);
-        let target_fraction = self.target_fraction + (1_000 - self.target_fraction) * short / 1_000;
-        let target_fraction = (self.target as u64 * target_fraction / 1_000).max(1) as usize;
-        if self.lost.permille() > LOSING_PERMILLE {
-            target_fraction
-        } else {
-            self.min_stable_batch.min(target_fraction)
-        }
+        let fraction = self.target_fraction + (1_000 - self.target_fraction) * short / 1_000;
+        let target = (self.target as u64 * fraction / 1_000).max(1) as usize;
+        if self.lost.permille() > LOSING_PERMILLE { target } else { self.min_stable_batch.min(target) }
     }
 
     /// Returns the largest batch that can be answered within `span` of the decision.
@@ -285,8 +279,8 @@ impl ShardModel {
     /// Returns the number of rows of a candidate that take at most `span`, without splitting a
     /// request.
     pub(super) fn within(&self, requests: &Requests, of: Candidate, span: Nanos) -> usize {
-        let spare = self.profile.largest_within(span).min(of.rows);
-        self.queue.fill(requests, of.first, spare, of.rows as u64)
+        let room = self.profile.largest_within(span).min(of.rows);
+        self.queue.fill(requests, of.first, room, of.rows as u64)
     }
 
     /// Returns the longest time for which other models may occupy a device before a request that
@@ -304,7 +298,7 @@ impl ShardModel {
         }
         // While device time is short, smaller batches only help to keep other models in time.
         let take =
-            |spare: usize| self.queue.fill(requests, first, spare.max(requests.get(first).rows as usize), rows as u64);
+            |room: usize| self.queue.fill(requests, first, room.max(requests.get(first).rows as usize), rows as u64);
         if price > 0 {
             return take(self.waitable_rows(rows, others));
         }
@@ -465,7 +459,7 @@ impl ShardModel {
     pub(crate) fn spacing(&self, devices: usize, price: u64) -> Nanos {
         match (if price > 0 { self.min_stable_batch } else { self.fastest_batch.min(self.min_stable_batch) }, devices) {
             (1, _) | (_, ..=1) => Nanos::ZERO,
-            (fastest_batch, devices) => Nanos(self.cost(fastest_batch).0 / devices as i64),
+            (batch, devices) => Nanos(self.cost(batch).0 / devices as i64),
         }
     }
 

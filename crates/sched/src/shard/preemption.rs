@@ -9,6 +9,7 @@
 
 use super::ShardQueues;
 use super::model_queue::{Candidate, ShardModel};
+use super::queues::BatchRows;
 use crate::Outbox;
 use crate::parts::tasks::{Task, Tasks};
 use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
@@ -111,7 +112,8 @@ impl ShardQueues {
         out: &mut Outbox,
     ) {
         self.mark(*model);
-        self.fill(now, (*model, candidate.first, candidate.rows), id, tasks, out);
+        let batch = BatchRows { model: *model, first: candidate.first, rows: candidate.rows };
+        self.fill(now, batch, id, tasks, out);
         let device = tasks.get(id).device.index();
         self.running[device] = None;
         self.ends.set(device, *ends);
@@ -184,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_wait_for_the_next_block_runs_before_it() {
+    fn a_batch_that_cannot_wait_for_the_next_block_runs_before_it() {
         let mut driver = Driver::new();
         let (task, ..) = driver.arrive(0, 0, 0, 200).unwrap();
         // Could wait until 18, so not for the end of the second block at 20.
@@ -200,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_begins_on_a_device_that_is_to_go() {
+    fn nothing_begins_on_a_device_that_leaves() {
         let mut driver = Driver::new();
         let (task, ..) = driver.arrive(0, 0, 0, 200).unwrap();
         assert_eq!(driver.arrive(5, 1, 1, 15), None);
@@ -209,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_made_late() {
+    fn preemption_makes_no_request_late() {
         let mut driver = Driver::new();
         // The chain has a millisecond to spare.
         let (task, ..) = driver.arrive(0, 0, 0, 31).unwrap();
@@ -218,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_preempted_fails_alone_and_is_lost_with_the_device() {
+    fn a_preempted_batch_fails_alone_and_is_lost_with_the_device() {
         for outcome in [Outcome::Failed, Outcome::DeviceLost] {
             let mut driver = Driver::new();
             let (task, ..) = driver.arrive(0, 0, 0, 200).unwrap();

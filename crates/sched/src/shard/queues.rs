@@ -158,6 +158,14 @@ pub(crate) struct ShardQueues {
     pub(super) running: Vec<Option<Begun>>,
 }
 
+/// Rows of a model that form a batch, from the request `first` on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BatchRows {
+    pub(super) model: ModelId,
+    pub(super) first: u32,
+    pub(super) rows: usize,
+}
+
 /// A batch that has begun on a device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Begun {
@@ -430,7 +438,7 @@ impl ShardQueues {
         let task = tasks.open(grant.model, BlockId(0), grant.device(), LaneId(0));
         let priced = served.rule.start.is_priced();
         let percent = grant.percent;
-        let takes = self.fill(now, (grant.model, candidate.first, rows), task, tasks, out);
+        let takes = self.fill(now, BatchRows { model: grant.model, first: candidate.first, rows }, task, tasks, out);
         self.running[grant.device().index()] = Some(Begun { at: now, expected: takes, percent });
         if priced {
             self.ends.set(grant.device().index(), now + takes.scale(u64::from(percent), 100));
@@ -442,7 +450,7 @@ impl ShardQueues {
     pub(super) fn fill(
         &mut self,
         now: Time,
-        (model, first, rows): (ModelId, u32, usize),
+        BatchRows { model, first, rows }: BatchRows,
         task: TaskId,
         tasks: &mut Tasks,
         out: &mut Outbox,
@@ -468,12 +476,12 @@ impl ShardQueues {
         // Where hopeless requests are dropped, an overdue one was only passed over and must meet
         // its deadline.
         let span = if served.drop == DropRule::Hopeless { span.min(head.deadline - now) } else { span };
-        let spare = served.largest_within(span.scale(100, u64::from(grant.percent)));
+        let room = served.largest_within(span.scale(100, u64::from(grant.percent)));
         let first = head.rows as usize;
-        if first > spare {
+        if first > room {
             return None;
         }
-        let limit = spare.min(served.max_batch.max(first));
+        let limit = room.min(served.max_batch.max(first));
         let task = tasks.open(grant.model, BlockId(0), grant.device(), LaneId(0));
         let push = |request: &Request| tasks.push(task, request.slot, request.extent.length);
         let rows = served.queue.take_overdue(requests, limit, push);

@@ -1,15 +1,16 @@
-//! The work of a cancelled task is lost: none of its members is answered unless it runs again from its first block.
+//! Checks that the work of a cancelled task is lost: its members are answered only after they run
+//! again from their first block.
 //!
-//! The world itself panics when a task is cancelled that is not in flight, or a second time.
+//! The world itself panics if a task is cancelled that is not in flight, or a second time.
 
 use crate::observer::{End, Observer, Run};
 use ripieno_base::{BlockId, Time};
 use ripieno_sched::{Request, Setup};
 
-/// Remembers whose work was lost.
+/// The requests whose work was lost.
 #[derive(Debug)]
 pub struct Cancels {
-    /// By slot, whether the last batch of the request was cancelled.
+    /// Per slot, whether the last batch of the request was cancelled.
     lost: Vec<bool>,
 }
 

@@ -1,21 +1,22 @@
-//! Each accepted request ends in exactly one finish or reject.
+//! Checks that each accepted request ends in exactly one finish or reject.
 //!
-//! The world itself panics when a slot without a live request ends, so ending twice cannot pass; this checker sees to it
-//! that none is forgotten, and that no end is reported while a task still runs the request. Where requests unfold, several
-//! tasks may hold one, and an answer need not wait for steps that were queued ahead: there `unfolding.rs` watches.
+//! The world itself panics if a slot without a live request ends, so a second end cannot pass; this
+//! checker ensures that every request ends, and that no end is reported while a task still runs the
+//! request. If requests unfold, several tasks may hold one, and an answer need not wait for queued
+//! steps; `unfolding.rs` checks those.
 
 use crate::observer::{End, Observer, Run};
 use ripieno_base::Time;
 use ripieno_sched::{Request, Setup};
 
-/// Counts requests in and out.
+/// A counter of accepted and ended requests.
 #[derive(Debug)]
 pub struct Conservation {
     accepted: u64,
     ended: u64,
-    /// By slot, whether a task holds the request.
+    /// Per slot, whether a task holds the request.
     running: Vec<bool>,
-    /// By model.
+    /// Per model, whether its walk unfolds.
     unfolds: Vec<bool>,
 }
 
@@ -25,7 +26,7 @@ impl Conservation {
         Conservation { accepted: 0, ended: 0, running: vec![false; setup.limits.requests], unfolds }
     }
 
-    /// After a run everything must have ended.
+    /// Checks after a run that every request has ended.
     pub fn finish(&self) {
         assert_eq!(self.accepted, self.ended, "accepted requests were neither finished nor rejected");
     }

@@ -1,20 +1,21 @@
-//! Never more tasks on a lane than its depth, none on a device that is not there, never two at a time on a lane, and they end
-//! in the order of their starts.
+//! Checks that a lane never holds more tasks than its depth, never runs two at a time and ends them
+//! in the order of their starts, and that an absent device gets none.
 
 use crate::observer::{Observer, Run};
 use ripieno_base::{TaskId, Time};
 use ripieno_sched::Setup;
 use std::collections::VecDeque;
 
-/// Counts the tasks on each lane.
+/// The tasks on each lane.
 #[derive(Debug)]
 pub struct DeviceChecker {
     depth: usize,
     lanes: usize,
-    /// By device and lane.
+    /// Number of tasks by device and lane.
     held: Vec<usize>,
     busy_until: Vec<Time>,
-    /// The same, the tasks in the order of their starts; none where ends are known at the start, which orders them.
+    /// Tasks by device and lane, in the order of their starts; empty where ends are known at the
+    /// start.
     order: Vec<VecDeque<TaskId>>,
 }
 
@@ -31,7 +32,7 @@ impl DeviceChecker {
         }
     }
 
-    /// After a run no device may hold a task.
+    /// Checks after a run that no device holds a task.
     pub fn finish(&self) {
         assert!(self.held.iter().all(|&held| held == 0), "tasks were left on devices: {:?}", self.held);
     }
@@ -45,7 +46,7 @@ impl DeviceChecker {
     fn check_order(&mut self, now: Time, lane: usize, run: &Run<'_>) {
         let at = self.order[lane].iter().position(|&task| task == run.task).expect("what ends was started");
         self.order[lane].remove(at);
-        // What was cancelled or lost has no end of its own.
+        // A cancelled or lost task has no end of its own.
         if now == run.end {
             assert!(at == 0, "{:?} ended at {now:?} before an earlier task of {:?}", run.task, run.lane);
             assert!(run.start >= self.busy_until[lane], "two tasks at a time on {:?} at {now:?}", run.lane);

@@ -1,7 +1,8 @@
-//! The promises of the scheduler contract, one file each. A checker panics at the instant at which a promise breaks.
+//! The promises of the scheduler contract, one file each. A checker panics at the instant at which
+//! a promise is broken.
 //!
-//! They watch every simulation of this library: tests, and the reproductions. The commands over a scenario leave them out
-//! unless asked (`--check`): a tenth of a run's time.
+//! They check every simulation of this library: tests, and the reproductions. The commands over a
+//! scenario use them only with `--check`, since they take a tenth of a run's time.
 
 mod cancels;
 mod conservation;
@@ -31,7 +32,7 @@ use ripieno_sched::{Request, Setup};
 pub struct Checkers(Conservation, DeviceChecker, Wakeups, Walks, Cancels, UnfoldingChecker, PaddingChecker);
 
 impl Checkers {
-    /// Checkers for a run with this setup.
+    /// Creates the checkers for a run with this setup.
     pub fn new(setup: &Setup) -> Checkers {
         Checkers(
             Conservation::new(setup),
@@ -44,20 +45,22 @@ impl Checkers {
         )
     }
 
-    /// To be called after the run: nothing may be left over.
+    /// Checks after the run that nothing is left.
     pub fn finish(&self) {
         self.0.finish();
         self.1.finish();
     }
 
-    /// The same checkers, for a policy that never runs a step beyond the end of a sequence whose length is known.
+    /// Returns the same checkers for a policy that never runs a step beyond the end of a sequence
+    /// whose length is known.
     pub fn without_padding(mut self) -> Checkers {
         self.5.forbid_padding();
         self
     }
 }
 
-/// Tells every checker. Spelled out rather than looped over: what a checker does not listen to then costs nothing.
+/// Calls every checker. The calls are spelled out instead of looped over, so that an event which a
+/// checker ignores costs nothing.
 macro_rules! each {
     ($checkers:ident.$event:ident($($argument:expr),*)) => {{
         $checkers.0.$event($($argument),*);

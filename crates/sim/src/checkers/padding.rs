@@ -1,17 +1,18 @@
-//! A batch is said to be padded to a length that no member exceeds. Tensors between blocks cannot be padded, so beyond the first
-//! block it is the length that all members were padded to there; where a batch costs the same whatever they were padded to, they
-//! may meet, and the engine runs them apart. Where walks unfold padding is a step, and the length is 1.
+//! Checks that no member of a batch exceeds its padded length. Tensors between blocks cannot be
+//! padded, so after the first block all members must have had that padded length there. If the cost
+//! of a batch does not depend on it, batches of different padded lengths may merge, and the engine
+//! runs them separately. For walks that unfold padding is a step, and the length is 1.
 
 use crate::observer::{Observer, Run};
 use ripieno_base::{BlockId, Time};
 use ripieno_sched::{Request, Setup};
 
-/// Remembers how long each request is, and what it was padded to.
+/// The own and the padded length of each request.
 #[derive(Debug)]
 pub struct PaddingChecker {
-    /// By model, whether its walk unfolds, and whether lengths decide what a batch costs.
+    /// Per model, whether its walk unfolds, and whether the cost of a batch depends on lengths.
     kinds: Vec<(bool, bool)>,
-    /// By slot.
+    /// Lengths by slot.
     own: Vec<u32>,
     padded: Vec<u32>,
 }
@@ -98,13 +99,13 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "padded to less")]
-    fn nobody_is_cut() {
+    fn no_request_is_cut() {
         run(Walk::Whole, &[(0, 6)]);
     }
 
     #[test]
     #[should_panic(expected = "was padded to 7, but its batch to another length")]
-    fn what_stands_between_blocks_is_not_padded() {
+    fn tensors_between_blocks_are_not_padded() {
         run(Walk::Chain, &[(0, 7), (1, 8)]);
     }
 

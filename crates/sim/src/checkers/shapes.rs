@@ -1,19 +1,20 @@
-//! Requests of different shapes never meet in a batch, and those that share one with nobody run alone. Holds for policies
-//! behind the door of a server; a policy by itself knows no shapes.
+//! Checks that requests of different shapes never share a batch, and that [`Shape::ALONE`] requests
+//! run alone. This holds for policies behind a server's admission control; a policy by itself knows
+//! no shapes.
 
 use crate::observer::{Observer, Run};
 use ripieno_base::Time;
 use ripieno_sched::{Request, Setup, Shape};
 
-/// Remembers the shape of each request.
+/// The shape of each request.
 #[derive(Debug)]
 pub struct ShapeChecker {
-    /// By slot.
+    /// Shapes by slot.
     shapes: Vec<Shape>,
 }
 
 impl ShapeChecker {
-    /// A checker for a run with this setup.
+    /// Creates a checker for a run with this setup.
     pub fn new(setup: &Setup) -> ShapeChecker {
         ShapeChecker { shapes: vec![Shape::default(); setup.limits.requests] }
     }

@@ -1,23 +1,24 @@
-//! Of a walk that unfolds, each node runs once, after everything that it depends on.
+//! Checks that each node of a walk that unfolds runs once, after all of its inputs.
 //!
-//! A step may be started while the one before it is in flight, but only behind it on the same device; everything else must be
-//! done. Rows beyond the end of a sequence are padding: they are let pass unless the policy promises none, and the steps
-//! that were queued before an end was known always are. A request whose task was lost starts its walk anew, once nothing
-//! of it is in flight. One that stood between two steps when a device went that had run some may do so, too: what these
-//! left may be gone with it.
+//! A step may be started while the one before it is in flight, but only behind it on the same
+//! device; all other inputs must be complete. Rows beyond the end of a sequence are padding: they
+//! are allowed unless the policy promises none, and steps that were queued before an end was known
+//! are always allowed. A request whose task was lost starts its walk again, once none of its nodes
+//! is in flight. So may a request between two steps when a device that ran some of them leaves,
+//! since their results may be lost with it.
 
 use crate::observer::{End, Observer, Run};
 use ripieno_base::{BlockId, DeviceId, RequestSlot, Time};
 use ripieno_model::{Block, Graph, Model, Steps};
 use ripieno_sched::{Request, Setup};
 
-/// Follows each request that unfolds from node to node.
+/// The progress of each request that unfolds, node by node.
 #[derive(Debug)]
 pub struct UnfoldingChecker {
     models: Vec<Model>,
     walks: Vec<Option<CheckedWalk>>,
-    /// What was told of a request that is about to be accepted.
-    told: Option<(u32, Option<Graph>)>,
+    /// Output length and graph of the request that is accepted next.
+    announced: Option<(u32, Option<Graph>)>,
     forbids_padding: bool,
 }
 
@@ -26,15 +27,15 @@ struct CheckedWalk {
     request: Request,
     output: u32,
     graph: Option<Graph>,
-    /// By block: steps started, and steps done.
+    /// Per block, steps started and steps done.
     lines: Vec<(u32, u32)>,
-    /// By node of the graph.
+    /// Progress by node of the graph.
     nodes: Vec<Progress>,
-    /// By block, the device of the latest step.
+    /// Per block, the device of the latest step.
     device: Vec<DeviceId>,
     in_flight: u32,
     lost: bool,
-    /// A device has gone that ran steps of it: it may go on elsewhere, or start anew.
+    /// Whether a device that ran steps of it has left: it may continue elsewhere, or start again.
     stranded: bool,
     over: bool,
 }
@@ -42,7 +43,7 @@ struct CheckedWalk {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     Untouched,
-    Flying(DeviceId),
+    InFlight(DeviceId),
     Done,
 }
 
@@ -53,12 +54,12 @@ impl UnfoldingChecker {
         UnfoldingChecker {
             models: setup.models.clone(),
             walks: (0..slots).map(|_| None).collect(),
-            told: None,
+            announced: None,
             forbids_padding: false,
         }
     }
 
-    /// From now on a step beyond the end of a sequence whose length is known is an error.
+    /// Makes a step beyond the end of a sequence whose length is known an error.
     pub(crate) fn forbid_padding(&mut self) {
         self.forbids_padding = true;
     }
@@ -71,7 +72,7 @@ impl UnfoldingChecker {
 }
 
 impl CheckedWalk {
-    /// A member is started.
+    /// Checks the start of a member.
     fn start(&mut self, model: &Model, run: &Run<'_>, node: u32, forbids_padding: bool) {
         let anew = (run.block, node) == (BlockId(0), 0) && self.lines[0].0 > 0;
         if (self.lost || (std::mem::take(&mut self.stranded) && anew)) && self.in_flight == 0 {
@@ -102,15 +103,15 @@ impl CheckedWalk {
         for &input in graph.inputs(node).iter().filter(|&&input| input != Graph::NONE) {
             let met = match self.nodes[input as usize] {
                 Progress::Untouched => false,
-                Progress::Flying(other) => other == device && graph.block(input) == block,
+                Progress::InFlight(other) => other == device && graph.block(input) == block,
                 Progress::Done => true,
             };
             assert!(met, "node {node} was started before its input {input}");
         }
-        self.nodes[node as usize] = Progress::Flying(device);
+        self.nodes[node as usize] = Progress::InFlight(device);
     }
 
-    /// Whether all blocks are done that come before this one, those beside it not counted.
+    /// Returns whether all blocks before this one are done, except parallel ones.
     fn is_open(&self, model: &Model, block: usize) -> bool {
         let first = (0..=block).rev().find(|&at| !model.blocks[at].beside).unwrap_or(0);
         (0..first).all(|before| self.is_done(&model.blocks[before], before))
@@ -123,7 +124,7 @@ impl CheckedWalk {
         }
     }
 
-    /// How many steps the request really takes.
+    /// Returns the true number of steps of the request.
     fn steps(&self, steps: Steps) -> u32 {
         match (steps, self.output) {
             (Steps::UntilEnd, output) if output > 0 => output.min(self.request.extent.limit),
@@ -131,7 +132,7 @@ impl CheckedWalk {
         }
     }
 
-    fn land(&mut self, run: &Run<'_>, steps: Steps, node: u32, lost: bool) {
+    fn complete(&mut self, run: &Run<'_>, steps: Steps, node: u32, lost: bool) {
         self.in_flight -= 1;
         self.lost |= lost && !self.over;
         match steps {
@@ -149,7 +150,7 @@ impl CheckedWalk {
 
 impl Observer for UnfoldingChecker {
     fn unfolds(&mut self, _slot: RequestSlot, output: u32, graph: Option<&Graph>) {
-        self.told = Some((output, graph.cloned()));
+        self.announced = Some((output, graph.cloned()));
     }
 
     fn accepted(&mut self, _id: u64, request: &Request) {
@@ -157,7 +158,7 @@ impl Observer for UnfoldingChecker {
         if !model.walk.is_unfolded() {
             return;
         }
-        let (output, graph) = self.told.take().expect("the world tells of what unfolds");
+        let (output, graph) = self.announced.take().expect("the world tells of what unfolds");
         let blocks = model.blocks.len();
         let nodes = vec![Progress::Untouched; graph.as_ref().map_or(0, Graph::len)];
         let before = self.walks[request.slot.index()].replace(CheckedWalk {
@@ -196,8 +197,8 @@ impl Observer for UnfoldingChecker {
         let steps = model.blocks[run.block.index()].steps;
         for (slot, &node) in run.slots.iter().zip(run.nodes) {
             let walk = self.walks[slot.index()].as_mut().expect("members were accepted");
-            // Nothing ends before its time but what was lost.
-            walk.land(run, steps, node, now < run.end);
+            // Only lost tasks end early.
+            walk.complete(run, steps, node, now < run.end);
         }
     }
 

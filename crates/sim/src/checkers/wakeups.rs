@@ -1,9 +1,10 @@
-//! After a settle the next wake-up lies ahead, so that a driver never spins without progress.
+//! Checks that the next wake-up lies ahead after a settle, so that a driver never spins without
+//! progress.
 
 use crate::observer::Observer;
 use ripieno_base::Time;
 
-/// Watches the wake-ups that a scheduler asks for.
+/// The wake-ups that a scheduler requests.
 #[derive(Debug, Default)]
 pub struct Wakeups;
 

@@ -1,19 +1,20 @@
-//! A batch is not empty, not larger than its model allows, of one model, and every member walks its blocks in order, once
-//! each, on one device, which has what they leave, but for those that it skips or leaves when a block says so; `unfolding.rs`
-//! follows walks that unfold.
+//! Checks that a batch is not empty, not larger than its model allows, and of one model, and that
+//! every member walks its blocks in order, once each, on one device, which holds the intermediate
+//! results. A member may skip blocks or leave early when a block reports it. `unfolding.rs` checks
+//! walks that unfold.
 
 use crate::observer::{End, Observer, Run};
 use ripieno_base::{BlockId, DeviceId, ModelId, Time};
 use ripieno_model::Model;
 use ripieno_sched::{Request, Setup};
 
-/// Follows each request through the blocks of its model.
+/// The progress of each request through the blocks of its model.
 #[derive(Debug)]
 pub struct Walks {
     models: Vec<Model>,
     /// The model and next block of the request in each slot.
     next: Vec<(ModelId, BlockId)>,
-    /// Where it ran its first block.
+    /// The device of its first block.
     device: Vec<DeviceId>,
 }
 
@@ -41,7 +42,7 @@ impl Observer for Walks {
         }
         for slot in run.slots {
             let next = &mut self.next[slot.index()];
-            // A request whose device was lost starts its walk anew.
+            // A request whose device was lost starts its walk again.
             let anew = run.block == BlockId(0);
             assert!(
                 next.0 == run.model && (next.1 == run.block || anew),

@@ -1,20 +1,20 @@
 //! The networks of LazyBatching, as lists of layers with their sources.
 //!
-//! The lists lie as CSV files in `data/npu`, each with its source in its first lines.
+//! The lists are CSV files in `data/npu`, each with its source in its first lines.
 
 use super::{Layer, span};
 use ripieno_base::Nanos;
 use ripieno_model::{Block, Profile, Steps, Walk};
 
-/// A network as the NPU sees it.
+/// A network as the NPU runs it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NpuNetwork {
     /// Its name in scenario files.
     pub name: &'static str,
-    /// How a request walks through it.
+    /// The walk of its requests.
     pub walk: Walk,
     csv: &'static str,
-    /// Cycles to fill and drain the array, for each tile.
+    /// Cycles to fill and drain the array, per tile.
     fill: u64,
     /// Latency of one input by Table II of the paper, to which all layers are scaled.
     single: Option<Nanos>,
@@ -22,7 +22,7 @@ pub struct NpuNetwork {
 
 /// Words of input and output at which the latencies of Table II are taken: about the means.
 const WORDS: u64 = 18;
-/// The longest batch that the tables cover.
+/// The largest batch that the tables cover.
 const MAX_BATCH: usize = 64;
 const CONVOLUTIONS_FILL: u64 = 256;
 
@@ -43,7 +43,7 @@ pub const NETWORKS: [NpuNetwork; 7] = [
     NpuNetwork { walk: Walk::Chain, ..translation("bert", include_str!("../../data/npu/bert.csv")) },
 ];
 
-/// The network of this name.
+/// Returns the network of this name.
 pub fn named(name: &str) -> Option<&'static NpuNetwork> {
     NETWORKS.iter().find(|network| network.name == name)
 }
@@ -64,7 +64,7 @@ struct NpuBlock {
 }
 
 impl NpuNetwork {
-    /// Its blocks, for batches of up to 64.
+    /// Returns its blocks, for batches of up to 64.
     pub fn blocks(&self) -> Vec<Block> {
         let parts = self.parts();
         let raw = self.raw(&parts);
@@ -81,7 +81,8 @@ impl NpuNetwork {
         parts.iter().enumerate().map(block).collect()
     }
 
-    /// Its blocks on the GPU that the paper tries as well, for batches of up to 64; scaled to nothing.
+    /// Returns its blocks on the GPU that the paper also tries, for batches of up to 64; not
+    /// scaled.
     pub fn blocks_on_titan_xp(&self) -> Vec<Block> {
         let block = |(at, part): (usize, &NpuBlock)| {
             let of_batch = |batch| part.layers.iter().map(|layer| layer.on_titan_xp(batch)).sum();
@@ -92,17 +93,18 @@ impl NpuNetwork {
         self.parts().iter().enumerate().map(block).collect()
     }
 
-    /// The latency of one input, of 18 words where it has words, before it is scaled to the paper's.
+    /// Returns the latency of one input, of 18 words where it has words, before it is scaled to the
+    /// paper's.
     pub fn single_unscaled(&self) -> Nanos {
         self.raw(&self.parts())
     }
 
-    /// The latency of one input that it is scaled to, if the paper states one.
+    /// Returns the latency of one input that it is scaled to, if the paper states one.
     pub fn single_published(&self) -> Option<Nanos> {
         self.single
     }
 
-    /// Layers in its list.
+    /// Returns the number of layers in its list.
     pub fn layers(&self) -> usize {
         self.parts().iter().map(|part| part.layers.len()).sum()
     }
@@ -112,7 +114,7 @@ impl NpuNetwork {
         parts.iter().map(|part| part.span(1, self.fill) * steps(part)).sum()
     }
 
-    /// Layers that run once are a block each, those that run once a word are one together.
+    /// Returns one block per layer that runs once, and one for all layers that run once per word.
     fn parts(&self) -> Vec<NpuBlock> {
         let mut parts: Vec<NpuBlock> = Vec::new();
         for line in self.csv.lines().filter(|line| !line.starts_with('#')).skip(1) {
@@ -140,7 +142,8 @@ fn part_name(first: &'static str, steps: Steps) -> &'static str {
     }
 }
 
-/// `layer,side,kernel,channels,filters,stride,depthwise` or `layer,steps,rows,depth,columns`.
+/// Parses `layer,side,kernel,channels,filters,stride,depthwise` or
+/// `layer,steps,rows,depth,columns`.
 fn parse(line: &'static str) -> Option<(&'static str, Steps, Layer)> {
     let fields: Vec<_> = line.split(',').collect();
     let number = |at: usize| fields[at].parse::<u64>().ok();

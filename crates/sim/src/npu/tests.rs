@@ -18,13 +18,13 @@ fn every_list_can_be_read_and_has_its_size() {
 }
 
 #[test]
-fn single_inputs_take_what_table_2_says() {
+fn single_inputs_have_the_latencies_of_table_2() {
     for network in NETWORKS {
         let single = |block: &Block| block.profile.latency(1) * if block.steps == Steps::Once { 1 } else { 18 };
         let total: Nanos = network.blocks().iter().map(single).sum();
         let wanted = network.single_published().unwrap_or(network.single_unscaled());
         assert!((total - wanted).0.abs() < 2_000, "{}: {total:?}, {wanted:?}", network.name);
-        // Before calibration, what an independent implementation of the same formulas gives.
+        // Without calibration, the results of an independent implementation of the same formulas.
         let unscaled = network.single_unscaled().as_millis_f64();
         match network.name {
             "resnet50" => assert!((0.95..1.07).contains(&unscaled), "{unscaled}"),

@@ -1,21 +1,21 @@
 //! The GPU of LazyBatching's section VI-C, an NVIDIA Titan Xp, as an analytic cost model.
 //!
-//! Published: 12.15 TFLOP/s of single precision and 547.6 GB/s. **Chosen, and fitted to nothing:** a layer reaches 60 % of the
-//! arithmetic or 80 % of the bandwidth, whichever binds, and costs 10 us more, about two launches. So it is a roofline with
-//! an overhead: nothing in it was measured on such a device.
+//! Published: 12.15 TFLOP/s of single precision and 547.6 GB/s. **Chosen, not fitted:** a layer
+//! reaches 60 % of the arithmetic or 80 % of the bandwidth, whichever is the limit, and costs 10 us
+//! more, about two launches: a roofline with an overhead. No value was measured on such a device.
 
 use super::Layer;
 use ripieno_base::Nanos;
 
 const LAUNCHES: Nanos = Nanos::from_micros(10);
-/// 60 % of 6,075 multiplications with addition a nanosecond.
+/// 60 % of 6,075 multiply-adds per nanosecond.
 const PRODUCTS_PER_NANO: u64 = 3_645;
-/// 80 % of 547 bytes a nanosecond.
+/// 80 % of 547 bytes per nanosecond.
 const BYTES_PER_NANO: u64 = 438;
 const BYTES_PER_NUMBER: u64 = 4;
 
 impl Layer {
-    /// How long a batch takes on the GPU.
+    /// Returns the duration of a batch on the GPU.
     pub(super) fn on_titan_xp(&self, batch: u64) -> Nanos {
         let products = self.weights * self.rows * batch;
         let bytes = BYTES_PER_NUMBER * (self.weights + (self.inputs + self.rows * self.columns) * batch);

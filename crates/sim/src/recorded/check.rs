@@ -1,21 +1,21 @@
-//! What a recording may say. A file that was damaged, or written by hand, must not lead the simulator into what no server
-//! would have let in.
+//! Validation of recordings: a damaged or handwritten file must not lead the simulator into states
+//! that no server allows.
 
 use ripieno_base::{Nanos, Time};
 use ripieno_model::{Extent, LengthProfiles, Model, Profile};
 use ripieno_sched::{Limits, Setup};
 
-/// A century: what lies beyond is no time of a run.
+/// Upper bound on times: a century.
 const LONGEST: Nanos = Nanos(100 * 365 * 86_400 * 1_000_000_000);
-/// The bounds that a server can be started with.
+/// Upper bounds on the limits of a server.
 const MOST_REQUESTS: usize = 1 << 24;
 const MOST_DEVICES: usize = 1 << 16;
 const MOST_LANES: usize = 16;
 const MOST_NODES: usize = 1 << 26;
-/// Elements of a sequence.
+/// Upper bound on the length of a sequence.
 const LONGEST_EXTENT: u32 = 1 << 24;
 
-/// The bounds in the first line.
+/// Checks the limits in the first line.
 pub(super) fn limits(setup: &Setup) -> Result<(), String> {
     let limits = &setup.limits;
     let bounds = [
@@ -35,7 +35,7 @@ pub(super) fn limits(setup: &Setup) -> Result<(), String> {
     }
 }
 
-/// Whether an instant can follow another.
+/// Checks that a time can follow another.
 pub(super) fn instant(before: Time, now: Time) -> Result<(), String> {
     match now < before || now < Time::ORIGIN || now > Time::ORIGIN + LONGEST {
         true => Err(format!("{now:?} cannot follow {before:?}")),

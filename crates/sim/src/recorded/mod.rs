@@ -1,12 +1,14 @@
-//! The arrivals of a live run, as a scenario: what came is repeated, what was decided is decided anew.
+//! The arrivals of a live run as a scenario: arrivals are repeated, decisions are made again.
 //!
-//! It reads the events of a recording one by one. Requests, graphs and models stand there as they were. What the scheduler
-//! could not know beforehand, the end of a decoder's output and the way through a chain, is gathered from the ends of
-//! tasks. A request that was rejected never showed it, so it takes that of a finished request of its model, in turn.
+//! It reads the events of a recording one by one. Requests, graphs and models are taken as
+//! recorded. Facts that the scheduler could not know in advance, the end of a decoder's output and
+//! the route through a chain, are collected from the ends of tasks. A rejected request never
+//! revealed them, so it takes those of a finished request of its model, in turn.
 //!
-//! What the machine added is kept, too: how late the scheduler heard of each request, and of the end of each task by its
-//! profile (`tasks.rs`). So the recorded policy, simulated, comes to what was measured, and another one meets the same
-//! pauses of the same machine.
+//! Delays of the machine are kept, too: the time at which the scheduler received each request, and
+//! the report of each task's end relative to its profile (`tasks.rs`). The recorded policy,
+//! simulated, therefore reproduces the measurement, and another policy meets the same pauses of the
+//! same machine.
 
 mod check;
 mod tasks;
@@ -27,49 +29,50 @@ use ripieno_sched::{
 };
 use ripieno_workload::ArrivalProcess as Process;
 use std::collections::HashMap;
-use tasks::{RecordedTasks, TaskMembers};
+use tasks::{RecordedTasks, StartedSize, TaskMembers};
 
-/// Requests of a recording, some 3 GB of memory; more are a mistake, or a file to be cut.
+/// Upper bound on the requests of a recording, some 3 GB of memory; more are a mistake, or a file
+/// to be cut.
 const MOST_REQUESTS: usize = 1 << 24;
 
-/// A recording on its way to become a scenario.
+/// A recording that is being converted to a scenario.
 #[derive(Debug)]
 pub struct Recorded {
     models: Vec<RecordedModel>,
-    /// By the id that a model has at this point of the recording, where it stands among the models.
+    /// Index of each loaded model, by its id at this point of the recording.
     loaded: HashMap<ModelId, usize>,
     requests: Vec<RecordedRequest>,
     graphs: Vec<Graph>,
-    /// The graph that the next request of a slot brings.
-    brought: HashMap<RequestSlot, u32>,
+    /// The graph of the next request in a slot.
+    graph_of_next: HashMap<RequestSlot, u32>,
     live: HashMap<RequestSlot, usize>,
     tasks: RecordedTasks,
     now: Time,
     events: u64,
 }
 
-/// A model, and what its requests are told about their deadlines.
+/// A model, and the margin of its deadlines.
 #[derive(Debug)]
 struct RecordedModel {
     model: Model,
-    /// By how much deadlines lay ahead of the real ones, by the latest request that kept to the SLO.
+    /// Time by which deadlines preceded the real ones, from the latest request with the full SLO.
     ahead: Nanos,
 }
 
-/// A request that came.
+/// A recorded request.
 #[derive(Debug)]
 struct RecordedRequest {
     arrival: Arrival,
-    /// The client's own time limit, where it was shorter than the SLO.
+    /// The client's own time limit, if it was shorter than the SLO.
     limit: Option<Nanos>,
-    /// When it ended; not if the recording was cut off before.
+    /// Time of its end; none if the recording ends before.
     ended: Option<Time>,
     /// Whether it ended with an answer.
     finished: bool,
 }
 
 impl Recorded {
-    /// Of a run that began with this setup.
+    /// Creates the recording of a run that began with this setup.
     pub fn new(setup: &Setup) -> Result<Recorded, String> {
         check::limits(setup)?;
         let mut recorded = Recorded {
@@ -77,7 +80,7 @@ impl Recorded {
             loaded: HashMap::new(),
             requests: Vec::new(),
             graphs: Vec::new(),
-            brought: HashMap::new(),
+            graph_of_next: HashMap::new(),
             live: HashMap::new(),
             tasks: RecordedTasks::new(&setup.limits),
             now: Time(i64::MIN),
@@ -89,14 +92,14 @@ impl Recorded {
         Ok(recorded)
     }
 
-    /// The next event with its instant; an error if it cannot follow those before it.
+    /// Adds the next event with its time. Returns an error if it contradicts earlier events.
     pub fn event(&mut self, now: Time, event: &Event) -> Result<(), String> {
         check::instant(self.now, now)?;
         self.now = now;
         self.events += u64::from(!matches!(event, Event::Settle { .. }));
         match event {
             Event::Graph { request, graph } => {
-                self.brought.insert(*request, self.graphs.len() as u32);
+                self.graph_of_next.insert(*request, self.graphs.len() as u32);
                 self.graphs.push(graph.clone());
             }
             Event::Request(request) => self.request(request)?,
@@ -120,8 +123,8 @@ impl Recorded {
         Ok(())
     }
 
-    /// A profile was corrected. What a longer one adds is measured here already, task by task, as how late each was; only one
-    /// by which tasks may end sooner says something new.
+    /// Applies a corrected profile. The effect of a longer one is already part of the measured
+    /// delays of tasks, so only a profile by which tasks may end earlier is applied.
     fn replace_profile(&mut self, model: ModelId, block: BlockId, profile: &Profile) -> Result<(), String> {
         let at = self.model(model)?;
         let mut changed = self.models[at].model.clone();
@@ -130,36 +133,38 @@ impl Recorded {
             replaced.replace_profile(profile.clone());
             check::model(&changed)?;
             self.models[at].model = changed;
-            // What seemed late until now may have been an error of the profile that is replaced.
+            // Measured delays may have been errors of the replaced profile.
             self.tasks.forget_reports(|model| model.index() == at);
         }
         Ok(())
     }
 
-    /// How many requests came so far.
+    /// Returns the number of requests so far.
     pub fn requests(&self) -> usize {
         self.requests.len()
     }
 
-    /// The models, each in its latest form.
+    /// Returns the models, each in its latest form.
     pub fn models(&self) -> impl Iterator<Item = &Model> {
         self.models.iter().map(|seen| &seen.model)
     }
 
-    /// Another SLO for every model. Time limits of clients that are shorter stay.
+    /// Sets the SLO of every model. Shorter time limits of clients are kept.
     pub fn set_slo(&mut self, slo: Nanos) {
         self.models.iter_mut().for_each(|seen| seen.model.slo = slo);
     }
 
-    /// Forgets what the machine added: tasks take as long as profiled, the scheduler hears of requests as they arrive.
+    /// Removes the delays of the machine: tasks take the profiled time, and the scheduler receives
+    /// requests as they arrive.
     pub fn set_exact(&mut self) {
         self.tasks.forget_reports(|_| true);
         self.requests.iter_mut().for_each(|came| came.arrival.at = came.arrival.arrived);
         self.requests.sort_by_key(|came| came.arrival.at);
     }
 
-    /// What was measured, as the scheduler saw it: an answer counts when its last task was reported, clients that got an error
-    /// at their deadline count as dropped, requests that had not ended when the recording did not at all.
+    /// Returns the measured statistics from the scheduler's view: an answer counts when its last
+    /// task was reported, requests whose clients got an error at the deadline count as dropped, and
+    /// requests that had not ended are not counted.
     pub fn measured(&self, policy: &str) -> Summary {
         let names = self.models.iter().map(|seen| seen.model.name.clone());
         let (first, last) = self.span();
@@ -182,8 +187,8 @@ impl Recorded {
         collector.finish(last, info)
     }
 
-    /// The scenario: under this policy, behind the server's door and with its margins. `limits` are the bounds of a server
-    /// with this policy and all its devices.
+    /// Converts the recording to a scenario under this policy, with the server's admission control
+    /// and margins. `limits` are the bounds of a server with this policy and all its devices.
     pub fn scenario(mut self, policy: &str, options: Options, limits: Limits) -> Result<Scenario, String> {
         if self.requests.is_empty() {
             return Err("the recording holds no request, so there is nothing to simulate".to_owned());
@@ -203,7 +208,8 @@ impl Recorded {
         if let Ok(policy) = find(policy) {
             models.iter_mut().for_each(|model| fit_batches(model, policy));
         }
-        // A server splits what is wider than a batch; the recording has the parts of its own batches.
+        // A server splits requests that are wider than a batch; the recording has the parts for its
+        // own batches.
         for arrival in &requests {
             let most = &mut models[arrival.model.index()].max_batch;
             *most = (*most).max(arrival.rows as usize);
@@ -239,13 +245,14 @@ impl Recorded {
         })
     }
 
-    /// From the first arrival to the last.
+    /// Returns the times of the first and the last arrival.
     fn span(&self) -> (Time, Time) {
         let arrivals = || self.requests.iter().map(|came| came.arrival.arrived);
         (arrivals().min().unwrap_or(Time::ORIGIN), arrivals().max().unwrap_or(Time::ORIGIN))
     }
 
-    /// A model that is loaded anew is the same model, in its latest form for the whole run.
+    /// Loads a model. A model that is reloaded is the same model, in its latest form for the whole
+    /// run.
     fn load(&mut self, id: ModelId, model: &Model) -> Result<(), String> {
         check::model(model)?;
         let seen = RecordedModel { model: model.clone(), ahead: Margin::new(model).ahead(Guess::Batches) };
@@ -290,22 +297,24 @@ impl Recorded {
             let (rows, most) = (request.rows, seen.model.max_batch);
             return Err(format!("a request of {rows} rows for model {:?}, which takes 1 to {most}", seen.model.name));
         }
-        let graph = self.brought.remove(&request.slot);
+        let graph = self.graph_of_next.remove(&request.slot);
         let sound = graph.is_none_or(|graph| self.graphs[graph as usize].is_sound(seen.model.blocks.len()));
         if graph.is_some() != seen.model.walk.brings_graph() || !sound {
             return Err(format!("a request for model {:?} does not fit its walk: its graph", seen.model.name));
         }
-        // The server plans ahead by a margin of at most a quarter of the SLO, so what is shorter is the client's own limit.
-        let (told, slo) = (request.deadline - request.arrived, seen.model.slo);
-        let limit = if told.0 < slo.0 - slo.0 / 4 {
-            Some(told + seen.ahead)
+        // The server plans ahead by a margin of at most a quarter of the SLO, so a shorter time is
+        // the client's own limit.
+        let (announced, slo) = (request.deadline - request.arrived, seen.model.slo);
+        let limit = if announced.0 < slo.0 - slo.0 / 4 {
+            Some(announced + seen.ahead)
         } else {
-            seen.ahead = slo - told;
+            seen.ahead = slo - announced;
             None
         };
         let Request { rows, extent, class, .. } = *request;
         check::extent(extent)?;
-        // Both are read off one clock, but a turn of the scheduler may not begin before the one that it follows.
+        // Both times are read from one clock, but a turn of the scheduler may not begin before the
+        // one that it follows.
         let arrived = request.arrived.min(self.now);
         check::instant(Time::ORIGIN, arrived)?;
         let arrival = Arrival::new(self.now, ModelId(at as u16), arrived + limit.unwrap_or(slo));
@@ -335,7 +344,7 @@ impl Recorded {
         Ok(())
     }
 
-    /// A batch begins, as soon as its lane is free.
+    /// Records the start of a batch, as soon as its lane is free.
     fn start(&mut self, action: &Action, of: TaskMembers) -> Result<(), String> {
         let Action::Start { block, length, .. } = *action else { return Ok(()) };
         let model = &self.models[of.model].model;
@@ -345,7 +354,7 @@ impl Recorded {
             return Err(format!("a batch of {rows} rows, which {block:?} of model {:?} does not take", model.name));
         }
         check::extent(Extent { length, ..Extent::ONE })?;
-        self.tasks.start(self.now, action, (spec, rows, length), of)
+        self.tasks.start(self.now, action, &StartedSize { spec, rows, length }, of)
     }
 
     fn end(&mut self, request: RequestSlot, finished: bool) -> Result<(), String> {
@@ -355,7 +364,7 @@ impl Recorded {
         Ok(())
     }
 
-    /// A model that was unloaded still ends what it began.
+    /// Returns the index of a batch's model; an unloaded one still ends its running batches.
     fn model_of(&self, members: &[usize], id: ModelId) -> Result<usize, String> {
         match members.first() {
             Some(&first) => Ok(self.requests[first].arrival.model.index()),
@@ -363,7 +372,7 @@ impl Recorded {
         }
     }
 
-    /// Notes whose walk ended in a task, and who goes on where.
+    /// Records the members whose walk ended in a task, and the next blocks of the others.
     fn done(&mut self, task: &tasks::RecordedTask, ended: &[bool], skips: &[BlockId]) {
         let TaskMembers { model, members, nodes } = &task.of;
         let Some(block) = self.models[*model].model.blocks.get(task.block.index()) else { return };
@@ -387,7 +396,7 @@ impl Recorded {
         }
     }
 
-    /// Gives requests that did not finish what finished ones of their model showed.
+    /// Completes unfinished requests with the facts of finished ones of their model.
     fn guess_hidden(&mut self) {
         let mut shown: Vec<Vec<(u32, Route)>> = vec![Vec::new(); self.models.len()];
         for came in self.requests.iter().filter(|came| came.finished) {
@@ -398,7 +407,7 @@ impl Recorded {
             let (shown, turn) = (&shown[arrival.model.index()], &mut turn[arrival.model.index()]);
             if !shown.is_empty() {
                 (arrival.output, arrival.route) = shown[*turn % shown.len()];
-                // No output is longer than its limit, which ends the walk by itself.
+                // No output is longer than its limit, which ends the walk itself.
                 arrival.output = arrival.output.min(arrival.extent.limit);
                 *turn += 1;
             }

@@ -1,15 +1,16 @@
-//! The tasks of a recording: what the devices did with their time, and how late the scheduler heard of it.
+//! The tasks of a recording: their device time, and the delay of their reports to the scheduler.
 //!
-//! A task could begin once its lane was free, and should have ended as soon as its profile says, by the rule by which lanes
-//! share a device; earlier if the scheduler heard of its end before. What lies between that end and the report are threads
-//! that woke up late, processors that others used, and work that is not in the profile.
+//! A task could begin once its lane was free, and should have ended after its profiled time, by the
+//! rule by which lanes share a device; earlier if its end was reported earlier. The difference
+//! between that end and the report is caused by threads that woke up late, shared processors, and
+//! work that the profile does not cover.
 
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, TaskId, Time};
 use ripieno_model::{Block, ExpectedEnds, LaneTask};
 use ripieno_sched::{Action, Limits, Outcome};
 use std::collections::HashMap;
 
-/// Tasks of a recording, which take up to 2 GB of memory.
+/// Upper bound on the tasks of a recording, which take up to 2 GB of memory.
 const MOST_TASKS: usize = 1 << 25;
 
 /// A batch that has ended.
@@ -20,22 +21,29 @@ pub(super) struct RecordedBatch {
     pub(super) rows: u32,
     pub(super) began: Time,
     pub(super) ended: Time,
-    /// When its end was reported; none of a task that did not come to it.
+    /// Time of the report of its end; none for a task that was lost or failed.
     heard: Option<Time>,
 }
 
-/// Who is in a task.
+/// The members of a task.
 #[derive(Debug)]
 pub(super) struct TaskMembers {
-    /// Where the model stands.
+    /// Index of the model.
     pub(super) model: usize,
-    /// Where the requests stand.
+    /// Indices of the requests.
     pub(super) members: Vec<usize>,
-    /// Which node each runs; empty if each runs its first.
+    /// The node of each member; empty if each runs its first.
     pub(super) nodes: Vec<u32>,
 }
 
 /// A batch on its device.
+/// The block that a batch runs, its rows, and the length that they are padded to.
+pub(super) struct StartedSize<'a> {
+    pub(super) spec: &'a Block,
+    pub(super) rows: usize,
+    pub(super) length: u32,
+}
+
 #[derive(Debug)]
 pub(super) struct RecordedTask {
     pub(super) of: TaskMembers,
@@ -43,9 +51,9 @@ pub(super) struct RecordedTask {
     rows: u32,
     device: DeviceId,
     lane: LaneId,
-    /// Not before this.
+    /// Earliest start.
     earliest: Time,
-    /// How long it takes alone.
+    /// Duration of the task alone.
     alone: Nanos,
 }
 
@@ -55,9 +63,9 @@ pub(super) struct RecordedTasks {
     in_flight: HashMap<TaskId, RecordedTask>,
     batches: Vec<RecordedBatch>,
     limits: Limits,
-    /// When the latest task of each lane ended.
+    /// End of the latest task of each lane.
     free: HashMap<(DeviceId, LaneId), Time>,
-    /// By device, where it has several lanes.
+    /// Expected ends per device, for devices with several lanes.
     shared: HashMap<DeviceId, ExpectedEnds>,
     most_rows: u32,
 }
@@ -86,14 +94,15 @@ impl RecordedTasks {
         &self.batches
     }
 
-    /// A batch of so many rows, padded to this length, was started.
+    /// Records the start of a batch.
     pub(super) fn start(
         &mut self,
         now: Time,
         action: &Action,
-        (spec, rows, length): (&Block, usize, u32),
+        size: &StartedSize<'_>,
         of: TaskMembers,
     ) -> Result<(), String> {
+        let StartedSize { spec, rows, length } = *size;
         let Action::Start { task: id, block, device, lane, not_before, .. } = *action else { return Ok(()) };
         if device.index() >= self.limits.devices || lane.index() >= self.limits.lanes {
             return Err(format!("{id:?} starts on {lane:?} of {device:?}, which the first line does not name"));
@@ -112,7 +121,7 @@ impl RecordedTasks {
         }
     }
 
-    /// A task was reported.
+    /// Records the report of a task.
     pub(super) fn end(&mut self, id: TaskId, now: Time, outcome: Outcome) -> Result<RecordedTask, String> {
         if self.batches.len() == MOST_TASKS {
             return Err(format!("there are more than {MOST_TASKS} batches; cut the recording off before this line"));
@@ -132,7 +141,7 @@ impl RecordedTasks {
         Ok(task)
     }
 
-    /// The end of each task that came to it, in order, and when it was reported.
+    /// Returns the end of each completed task, in order, and the time of its report.
     pub(super) fn reports(&self) -> Vec<(Time, Time)> {
         let each = self.batches.iter().filter_map(|batch| batch.heard.map(|heard| (batch.ended, heard)));
         let mut each: Vec<_> = each.collect();
@@ -140,7 +149,7 @@ impl RecordedTasks {
         each
     }
 
-    /// Forgets how late tasks of these models were reported.
+    /// Forgets the delays of the reports of these models' tasks.
     pub(super) fn forget_reports(&mut self, of: impl Fn(ModelId) -> bool) {
         self.batches.iter_mut().filter(|batch| of(batch.model)).for_each(|batch| batch.heard = None);
     }

@@ -1,4 +1,5 @@
-//! `[[model.block]]` tables: what a stage or a cell costs, in which batches it runs, and who goes on from there.
+//! `[[model.block]]` tables: the costs and batch sizes of a stage or cell, and the requests that
+//! continue after it.
 
 use super::ParseResult;
 use super::costs::{BatchCost, ByLength, Costs, milliseconds};
@@ -31,7 +32,7 @@ pub(super) struct BlockTable {
     gather_us_per_row: Option<f64>,
 }
 
-/// What blocks take from their model.
+/// Settings that blocks take from their model.
 #[derive(Clone, Copy)]
 pub(super) struct Around {
     pub(super) max_batch: Option<usize>,
@@ -40,7 +41,7 @@ pub(super) struct Around {
     pub(super) longest: Option<u32>,
 }
 
-/// The blocks of a model with this walk.
+/// Parses the blocks of a model with this walk.
 pub(super) fn blocks(walk: Walk, tables: &[BlockTable], around: Around) -> ParseResult<Vec<Block>> {
     let count = tables.iter().filter(|table| table.once != Some(true)).count();
     let (fits, expected) = match walk {
@@ -111,7 +112,7 @@ impl BlockTable {
         Ok(Block { steps, beside, priority, sizes, lengths, ..Block::new(&self.name, profile) })
     }
 
-    /// What each row of a task costs whose members differ from those of the task before it.
+    /// Returns the cost per row of a task whose members differ from those of the previous task.
     pub(super) fn gather(&self, model: &str) -> ParseResult<Nanos> {
         let us = self.gather_us_per_row.unwrap_or(0.0);
         let gather = milliseconds("gather_us_per_row / 1000", us / 1e3);
@@ -119,7 +120,7 @@ impl BlockTable {
     }
 }
 
-/// A batch costs what the next supported size does.
+/// Returns the profile in which a batch costs as much as the next supported size.
 fn rounded_up(profile: &Profile, sizes: &[usize]) -> ParseResult<Profile> {
     let last = sizes.last().copied().unwrap_or(0);
     if !sizes.is_sorted_by(|a, b| a < b) || sizes[0] == 0 || last > profile.max_batch() {

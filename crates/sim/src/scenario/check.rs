@@ -1,9 +1,10 @@
-//! What can be read and yet has no answer.
+//! Checks of scenarios that can be parsed but have no meaningful result.
 //!
-//! A well-formed scenario may ask for the impossible. A run of it would come to an end all the same and say "100 % dropped" or
-//! "goodput 0", which reads like a weak scheduler and hides a wrong number in a file. So each command asks here first,
-//! after `--policy`, `--option` and `--rate` were applied. It is not asked while a file is read, because `plan` does
-//! have an answer for such a file: devices for the other models.
+//! A well-formed scenario may request the impossible. A run of it would end with "100 % dropped" or
+//! "goodput 0", which looks like a weak scheduler and hides a wrong number in a file. Each command
+//! therefore checks here first, after `--policy`, `--option` and `--rate` were applied. The checks
+//! are not part of parsing, since `plan` has a result for such a file: devices for the other
+//! models.
 
 use super::{Length, ParseResult, Scenario, ScenarioError};
 use crate::link::Delay;
@@ -11,22 +12,23 @@ use ripieno_base::Nanos;
 use ripieno_model::{DropRule, Model};
 use ripieno_sched::{BuildError, OptionValue, build, find};
 
-/// More than one arrival a nanosecond cannot be told apart.
+/// Upper bound on rates: one arrival per nanosecond.
 const MOST_RPS: f64 = 1e9;
-/// Thirty years; time is counted in nanoseconds and ends after 292.
+/// Upper bound on runs, thirty years; time is counted in nanoseconds and ends after 292.
 const LONGEST_RUN_S: f64 = 1e9;
-/// Days of simulation: a mistake in a unit.
+/// Upper bound on requests; more take days of simulation and are a mistake in a unit.
 const MOST_REQUESTS: f64 = 1e12;
 
 impl Scenario {
-    /// Offers another rate, checked like the file's own. `key` names it in the error.
+    /// Sets the offered rate, with the same checks as the file's own. `key` names it in the error.
     pub fn set_rate(&mut self, key: &str, rate: f64) -> Result<(), String> {
         checked_rate(key, rate, self.length)?;
         self.rate = Some(rate);
         Ok(())
     }
 
-    /// The models that no number of devices serves in time, with what one request alone takes: more than the SLO.
+    /// Returns the models that no number of devices serves in time, with the latency of one request
+    /// alone, which exceeds the SLO.
     pub fn impossible_models(&self) -> Vec<(usize, Nanos)> {
         let late = |(index, model): (usize, &Model)| {
             let fastest = self.fastest(model);
@@ -35,7 +37,8 @@ impl Scenario {
         self.setup.models.iter().enumerate().filter_map(late).collect()
     }
 
-    /// Whether the policy and its options exist and fit. `file` names the scenario in the error.
+    /// Checks that the policy and its options exist and fit. `file` names the scenario in the
+    /// error.
     pub fn check_policy(&self, file: &str) -> Result<(), ScenarioError> {
         let problem = match build(&self.policy, &self.effective_setup(), &self.effective_options()) {
             Ok(_) => return Ok(()),
@@ -47,8 +50,9 @@ impl Scenario {
         Err(ScenarioError { file: file.to_owned(), problem })
     }
 
-    /// Whether a run can say anything: the policy fits, and no model's requests are all dropped because its SLO is below
-    /// ℓ(1). Late answers are something to say, so a model that never drops, or not before the deadline, may run.
+    /// Checks that a run has a result: the policy fits, and no model's requests are all dropped
+    /// because its SLO is below ℓ(1). Late answers are a result, so a model that never drops, or
+    /// not before the deadline, may run.
     pub fn check_run(&self, file: &str) -> Result<(), ScenarioError> {
         self.check_policy(file)?;
         let dropped = |&(model, _): &(usize, Nanos)| self.is_offered(model) && self.drops_hopeless(model);
@@ -59,7 +63,8 @@ impl Scenario {
         })
     }
 
-    /// Whether there is a goodput: the policy fits, and every model that is asked for can be punctual at some rate.
+    /// Checks that there is a goodput: the policy fits, and every offered model can be punctual at
+    /// some rate.
     pub fn check_goodput(&self, file: &str) -> Result<(), ScenarioError> {
         self.check_policy(file)?;
         let offered = |&(model, _): &(usize, Nanos)| self.is_offered(model);
@@ -82,11 +87,11 @@ impl Scenario {
         Err(ScenarioError { file: file.to_owned(), problem })
     }
 
-    /// ℓ(1), and what a network that is always as slow adds to it.
+    /// Returns ℓ(1) plus the constant delay of the network.
     fn fastest(&self, model: &Model) -> Nanos {
         let control = match self.network.control {
             Delay::Fixed(delay) => delay,
-            // These are random, so that now and then a request may be in time.
+            // These are random, so a request may occasionally be in time.
             Delay::Rdma | Delay::Tcp => Nanos::ZERO,
         };
         model.profile().latency(1) + control + self.network.data_per_row
@@ -99,8 +104,8 @@ impl Scenario {
         }
     }
 
-    /// Whether the policy drops requests of this model once they cannot be punctual: by the model's own rule, by the
-    /// option, or by the policy's default.
+    /// Returns whether the policy drops hopeless requests of this model: by the model's own rule,
+    /// by the option, or by the policy's default.
     fn drops_hopeless(&self, model: usize) -> bool {
         if let Some(rule) = self.setup.models[model].drop {
             return rule == DropRule::Hopeless;
@@ -113,7 +118,7 @@ impl Scenario {
     }
 }
 
-/// The key of the scenario that a policy's complaint is about.
+/// Returns the key of the scenario that a policy's error is about.
 fn key_of(error: &BuildError) -> Option<String> {
     match error {
         BuildError::UnknownPolicy(_)
@@ -128,7 +133,7 @@ fn key_of(error: &BuildError) -> Option<String> {
     }
 }
 
-/// A rate at which a run of this length comes to an end within the clock's range.
+/// Checks that a run of this length at this rate ends within the range of the clock.
 pub(super) fn checked_rate(key: &str, rate: f64, length: Length) -> ParseResult<()> {
     if !(rate > 0.0 && rate <= MOST_RPS) {
         return Err(format!(

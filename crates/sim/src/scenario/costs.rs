@@ -1,4 +1,4 @@
-//! What a batch costs: the keys of latencies, of a whole model or of a block.
+//! The cost of a batch: the latency keys of a whole model or of a block.
 
 use super::ParseResult;
 use ripieno_base::Nanos;
@@ -6,7 +6,7 @@ use ripieno_model::{Latency, LengthProfiles, Profile};
 use serde::Deserialize;
 use std::collections::BTreeSet;
 
-/// The keys that say what a batch costs, wherever they stand.
+/// The keys about the cost of a batch.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Costs<'a> {
     pub(super) alpha_ms: Option<f64>,
@@ -21,7 +21,7 @@ pub(super) struct Costs<'a> {
     pub(super) max_batch: Option<usize>,
 }
 
-/// What batches cost that are padded to one length.
+/// The cost of batches that are padded to one length.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ByLength {
@@ -32,9 +32,9 @@ pub(super) struct ByLength {
     latency_points: Option<Vec<(usize, f64)>>,
 }
 
-/// What a batch costs.
+/// The cost of a batch.
 pub(super) struct BatchCost {
-    /// Of the longest requests.
+    /// Profile of the longest requests.
     pub(super) profile: Profile,
     pub(super) lengths: Option<LengthProfiles>,
 }
@@ -45,7 +45,7 @@ impl Costs<'_> {
         numbers || self.latency_ms.is_some() || self.latency_points.is_some() || !self.by_length.is_empty()
     }
 
-    /// What batches cost, of requests no longer than `longest`.
+    /// Parses the cost of batches of requests up to `longest`.
     pub(super) fn parse(&self, slo: Nanos, longest: Option<u32>) -> ParseResult<BatchCost> {
         let cost = match (self.by_length, self.preferred_tokens) {
             ([], None) => return Ok(BatchCost { profile: self.launched(&self.profile(slo)?)?, lengths: None }),
@@ -69,7 +69,7 @@ impl Costs<'_> {
         Profile::from_table(&table).map_err(|error| error.to_string())
     }
 
-    /// What stands in `model.toml`, too.
+    /// Parses the keys that `model.toml` has, too.
     fn latency(&self) -> ParseResult<Option<Latency>> {
         let numbers = [("alpha_ms", self.alpha_ms), ("beta_ms", self.beta_ms)];
         numbers.into_iter().try_for_each(|(key, ms)| ms.map_or(Ok(()), |ms| milliseconds(key, ms).map(drop)))?;
@@ -79,12 +79,12 @@ impl Costs<'_> {
         Latency::from_keys(self.latency_ms, self.alpha_ms, self.beta_ms).map_err(|error| error.to_string())
     }
 
-    /// ℓ(b).
+    /// Returns ℓ(b).
     fn profile(&self, slo: Nanos) -> ParseResult<Profile> {
         let (keys, profile) = match (self.latency()?, self.latency_points, self.alone_ms) {
             (Some(latency @ Latency::Table(_)), None, None) => ("latency_ms", latency.profile(Profile::MAX_BATCH)),
             (Some(latency @ Latency::Line { alpha_ms, beta_ms }), None, None) => {
-                // Batches beyond the SLO could never be punctual.
+                // Batches with a latency above the SLO could never be punctual.
                 let useful = ((slo.as_millis_f64() - beta_ms) / alpha_ms).clamp(1.0, 1024.0) as usize;
                 ("alpha_ms and beta_ms", latency.profile(self.max_batch.unwrap_or(useful)))
             }
@@ -107,7 +107,8 @@ impl Costs<'_> {
         profile.map_err(|error| format!("{keys}: {error}"))
     }
 
-    /// Flat until so many rows saturate the device, in proportion to them beyond.
+    /// Returns a profile that is constant until `preferred` rows saturate the device, and
+    /// proportional beyond.
     fn saturated(&self, alone_ms: f64, preferred: f64) -> ParseResult<Profile> {
         milliseconds("alone_ms", alone_ms)?;
         let most = self.max_batch.ok_or("alone_ms needs max_batch")?;
@@ -119,8 +120,8 @@ impl Costs<'_> {
             .map_err(|error| format!("alone_ms: {error}"))
     }
 
-    /// The same where elements of sequences count, whatever the rows. It bends where a batch size reaches the preferred
-    /// number, so those lengths are all that it takes.
+    /// Returns the same for the number of sequence elements instead of rows. The profile bends
+    /// where a batch reaches the preferred number, so only those lengths are needed.
     fn saturating(&self, tokens: u32) -> ParseResult<Vec<(u32, Profile)>> {
         let (Some(alone), None) = (self.alone_ms, self.preferred_batch) else {
             return Err("preferred_tokens needs alone_ms, and no preferred_batch".to_owned());
@@ -153,7 +154,7 @@ impl Costs<'_> {
     }
 }
 
-/// Longer spans than this, eleven days, are no latencies.
+/// Upper bound on latencies, eleven days.
 const LONGEST_MS: f64 = 1e9;
 
 pub(super) fn milliseconds(key: &str, value: f64) -> ParseResult<Nanos> {

@@ -1,4 +1,4 @@
-//! `[[ensemble]]` tables: models as the steps of a graph, under one latency target.
+//! `[[ensemble]]` tables: models as the steps of a graph, under one SLO.
 
 use super::model::ArrivalTable;
 use super::{ModelLoad, ParseResult};
@@ -34,7 +34,7 @@ impl EnsembleTable {
         &self.name
     }
 
-    /// Its share of the rate, before it is made a fraction.
+    /// Returns its share of the rate, before normalisation.
     pub(super) fn share(&self) -> ParseResult<f64> {
         match self.share.is_finite() && self.share >= 0.0 {
             true => Ok(self.share),
@@ -42,7 +42,7 @@ impl EnsembleTable {
         }
     }
 
-    /// The fraction that it is of the shares of all models.
+    /// Returns its load, given the sum of all shares.
     pub(super) fn load(&self, total: f64) -> ParseResult<ModelLoad> {
         Ok(ModelLoad { share: self.share()? / total, arrival: self.arrival.parse(&self.name)?, curve: None })
     }

@@ -1,4 +1,4 @@
-//! A `requests_file`: what comes, a line a request.
+//! A `requests_file`: one request per line.
 
 use super::ParseResult;
 use super::walks::{Drawn, Listed, WalkSource};
@@ -27,12 +27,13 @@ struct ListedRequest {
     priority: Option<u8>,
 }
 
-/// Some thirty years.
+/// Upper bound on arrival times, some thirty years.
 const LATEST_MS: f64 = 1e12;
-/// Levels of priority, as the protocol counts them: 1 is the most urgent, and who names none stands in the middle.
+/// Number of priority levels in the protocol: 1 is the most urgent, and the default is the middle
+/// one.
 const LEVELS: u8 = 9;
 
-/// Reads the file of explicit requests.
+/// A reader of the file of explicit requests.
 pub(super) struct Listing<'a> {
     pub(super) models: &'a [Model],
     pub(super) walks: &'a [Option<WalkSource>],
@@ -86,7 +87,7 @@ impl Listing<'_> {
     }
 }
 
-/// Names the column that an error is in, which the reader knows by its number only.
+/// Adds the name of the column to an error, which the reader knows by its number only.
 fn in_column(error: &csv::Error, columns: &csv::StringRecord) -> String {
     let csv::ErrorKind::Deserialize { err, .. } = error.kind() else { return error.to_string() };
     match err.field().and_then(|field| columns.get(usize::try_from(field).ok()?)) {

@@ -1,4 +1,4 @@
-//! A `[[model]]` table: what it costs, how a request walks through it, how its requests arrive.
+//! A `[[model]]` table: its costs, the walk of its requests, and their arrivals.
 
 use super::blocks::{Around, BlockTable, blocks};
 use super::costs::{BatchCost, ByLength, Costs, milliseconds};
@@ -67,7 +67,8 @@ pub(super) fn one_share() -> f64 {
     1.0
 }
 
-/// Each model's share of the rate, as a fraction, and its arrival process, beside ensembles of so much; and of what it is a fraction.
+/// Returns each model's fraction of the rate and its arrival process, given the total share of
+/// ensembles; and the sum of all shares.
 pub(super) fn loads(models: &[ModelTable], of_ensembles: f64) -> ParseResult<(Vec<ModelLoad>, f64)> {
     let bad = |model: &&ModelTable| !(model.share.is_finite() && model.share >= 0.0);
     if let Some(model) = models.iter().find(bad) {
@@ -85,7 +86,7 @@ pub(super) fn loads(models: &[ModelTable], of_ensembles: f64) -> ParseResult<(Ve
 }
 
 impl ModelTable {
-    /// How its rate changes over time, where `load_changes`.
+    /// Returns the model's changing load.
     pub(super) fn given(&self, load: &ModelLoad) -> GivenModel<'_> {
         let ModelTable { name, share, rates, drift, .. } = self;
         GivenModel { name, share: *share, rates: rates.as_deref(), drift: drift.as_ref(), arrival: load.arrival }
@@ -106,7 +107,7 @@ impl ModelTable {
         Footprint::parse(&self.name, self.memory_mb, self.runtime_memory_mb, self.load_cost)
     }
 
-    /// The model, and the routes of its requests.
+    /// Returns the model, and the routes of its requests.
     pub(super) fn model(&self, folder: &Path) -> ParseResult<(Model, Option<Routes>)> {
         let context = |problem: String| format!("model {:?}: {problem}", self.name);
         let slo = milliseconds("slo_ms", self.slo_ms).map_err(context)?;
@@ -140,7 +141,8 @@ impl ModelTable {
         Ok((model, routes))
     }
 
-    /// How many steps its decoder is predicted to take: what covers a share of the outputs that were counted.
+    /// Returns the predicted number of decoder steps: the length that covers a share of the counted
+    /// outputs.
     pub(super) fn dec_timesteps(&self, walk: Walk, folder: &Path) -> ParseResult<Option<u32>> {
         let context = |problem: String| format!("model {:?}: {problem}", self.name);
         let (file, coverage) = match (&self.length_profile, self.coverage) {
@@ -160,7 +162,7 @@ impl ModelTable {
         Ok(Some(lengths.covering(coverage)))
     }
 
-    /// The keys that say how requests walk.
+    /// Returns the keys of the walk.
     pub(super) fn walk_keys(&self) -> WalkKeys<'_> {
         WalkKeys {
             lengths: self.lengths.as_ref(),
@@ -171,12 +173,12 @@ impl ModelTable {
         }
     }
 
-    /// The length of the longest requests, if the file says it.
+    /// Returns the length of the longest requests, if it is given.
     pub(super) fn max_length(&self) -> Option<u32> {
         self.max_length
     }
 
-    /// By block, what gathering a row costs.
+    /// Returns the cost of gathering a row, per block.
     pub(super) fn gather(&self) -> ParseResult<Vec<Nanos>> {
         let gather = |block: &BlockTable| block.gather(&self.name);
         match (self.network()?, self.block.is_empty()) {
@@ -186,7 +188,7 @@ impl ModelTable {
         }
     }
 
-    /// How a network of LazyBatching walks, and what it costs on the device that is named.
+    /// Returns the walk and blocks of a network of LazyBatching, on the named device.
     fn network(&self) -> ParseResult<Option<(Walk, Vec<Block>)>> {
         match (&self.npu, &self.gpu) {
             (None, None) => Ok(None),
@@ -240,7 +242,7 @@ impl ModelTable {
     }
 }
 
-/// A network of LazyBatching.
+/// Returns a network of LazyBatching.
 fn network(key: &str, name: &str) -> ParseResult<&'static npu::NpuNetwork> {
     npu::named(name).ok_or_else(|| {
         let names: Vec<_> = npu::NETWORKS.iter().map(|network| network.name).collect();

@@ -1,4 +1,4 @@
-//! Who leaves a chain early and who skips blocks: shares by block, drawn for each request before it arrives.
+//! Early exits and skips in a chain: shares by block, drawn for each request before it arrives.
 
 use super::ParseResult;
 use super::blocks::BlockTable;
@@ -11,12 +11,12 @@ use ripieno_workload::{SeededRng, unit};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Routes(Vec<Fork>);
 
-/// What becomes of the requests that have run a block.
+/// Shares of the requests that have run a block.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Fork {
-    /// The share that ends there.
+    /// Share that ends there.
     exit: f64,
-    /// The share that goes on with another block than the next.
+    /// Share that skips to the block `to`.
     skip: f64,
     to: BlockId,
 }
@@ -40,7 +40,7 @@ impl Routes {
         route
     }
 
-    /// By block, the share of requests that run it.
+    /// Returns the share of requests that run each block.
     pub(super) fn reach(&self) -> Vec<f64> {
         let mut reach = vec![0.0; self.0.len() + 1];
         reach[0] = 1.0;
@@ -52,7 +52,8 @@ impl Routes {
         reach
     }
 
-    /// The routes that the tables of a model's blocks declare, if any; marks the blocks that are left for later ones.
+    /// Parses the routes that the tables of a model's blocks declare, if any, and marks the blocks
+    /// with skips.
     pub(super) fn parse(walk: Walk, tables: &[BlockTable], blocks: &mut [Block]) -> ParseResult<Option<Routes>> {
         if tables.iter().all(|table| table.exit_share.is_none() && table.skip_share.is_none()) {
             let lost = tables.iter().find(|table| table.skip_to.is_some());

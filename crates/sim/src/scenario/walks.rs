@@ -1,8 +1,9 @@
-//! How requests of a model walk: lengths, outputs and trees.
+//! Walks of requests: lengths, outputs and trees.
 //!
-//! What is drawn is the world's. A decoder's requests end after as many steps as their output has, and by default that is
-//! also their limit, as in the experiments of the papers, where the steps of a decoder were unfolded beforehand; with
-//! `extra_steps` or `max_steps` nobody knows before the end, as behind a real model.
+//! The drawn values are known to the world only. A decoder's requests end after the length of their
+//! output, which by default is also their limit, as in the experiments of the papers, where the
+//! steps of a decoder were unfolded in advance; with `extra_steps` or `max_steps` the end is not
+//! known in advance, as with a real model.
 
 use super::ParseResult;
 use ripieno_base::{BlockId, Histogram};
@@ -14,7 +15,7 @@ use serde::Deserialize;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Where requests of a model that unfolds, or whose cost depends on their length, get their extents from.
+/// The source of extents for a model that unfolds, or whose cost depends on the length of requests.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WalkSource {
     source: LengthSource,
@@ -25,32 +26,32 @@ pub struct WalkSource {
 #[derive(Clone, Debug, PartialEq)]
 enum LengthSource {
     Lengths(LengthDistribution),
-    /// Of these graphs of the scenario, each as often as the others.
+    /// These graphs of the scenario, with equal probability.
     Trees(Range<u32>),
 }
 
-/// How long the output of a decoder is.
+/// The length of a decoder's output.
 #[derive(Clone, Debug, PartialEq)]
 enum OutputLength {
-    /// As the input.
+    /// Equal to the input.
     Same,
     /// The input times a log-normal factor: mean and standard deviation of its logarithm.
     Ratio(f64, f64),
     Own(LengthDistribution),
 }
 
-/// How many steps a decoder may take.
+/// Upper bound on the steps of a decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Limit {
-    /// None: no block runs until an end.
+    /// No bound: no block runs until an end.
     Without,
-    /// As many as its output has.
+    /// The length of its output.
     Output,
     Extra(u32),
     Absolute(u32),
 }
 
-/// What a request brings.
+/// The properties drawn for a request.
 pub(crate) struct Drawn {
     pub(crate) extent: Extent,
     pub(crate) output: u32,
@@ -58,7 +59,7 @@ pub(crate) struct Drawn {
 }
 
 impl WalkSource {
-    /// The next request.
+    /// Draws the next request.
     pub(crate) fn draw(&self, random: &mut SeededRng, graphs: &[Graph]) -> Drawn {
         match &self.source {
             LengthSource::Trees(range) => {
@@ -91,7 +92,8 @@ impl WalkSource {
         Drawn { extent: Extent { length, limit }, output: output.min(limit), graph: None }
     }
 
-    /// The mean steps of a sequence and of an output, or nodes of a graph: for a first guess of the goodput.
+    /// Returns the mean steps of a sequence and of an output, or the nodes of a graph, for a first
+    /// estimate of the goodput.
     pub(crate) fn mean_steps(&self, graphs: &[Graph]) -> (f64, f64) {
         match &self.source {
             LengthSource::Trees(range) => {
@@ -115,7 +117,8 @@ fn of_tree(graph: u32, graphs: &[Graph]) -> Drawn {
     Drawn { extent: Extent { length: nodes, limit: 0 }, output: 0, graph: Some(graph) }
 }
 
-/// Device time of a mean request in batches that make the best use of the device, given what share of requests runs a block.
+/// Returns the device time of a mean request in batches that make the best use of the device, given
+/// the share of requests that run each block.
 pub(super) fn seconds_at_best(model: &Model, unfold: Option<&WalkSource>, reach: &[f64]) -> f64 {
     let length = unfold.map_or(1.0, |unfold| unfold.mean_steps(&[]).0);
     let rows = 1..=model.max_batch;
@@ -135,7 +138,7 @@ pub(super) fn seconds_at_best(model: &Model, unfold: Option<&WalkSource>, reach:
     model.blocks.iter().zip(reach).map(seconds).sum()
 }
 
-/// Device time of a mean request in full batches.
+/// Returns the device time of a mean request in full batches.
 pub(super) fn seconds_per_request(model: &Model, unfold: &WalkSource, graphs: &[Graph]) -> f64 {
     let (length, output) = unfold.mean_steps(graphs);
     let nodes = model.blocks.iter().filter(|block| block.steps == Steps::Nodes).count();
@@ -152,7 +155,7 @@ pub(super) fn seconds_per_request(model: &Model, unfold: &WalkSource, graphs: &[
     model.blocks.iter().map(seconds).sum()
 }
 
-/// The keys of `[[model]]` that say how requests walk.
+/// The keys of `[[model]]` about walks.
 #[derive(Default)]
 pub(super) struct WalkKeys<'a> {
     pub(super) lengths: Option<&'a LengthsTable>,
@@ -186,7 +189,7 @@ pub(super) struct TreesTable {
 }
 
 impl WalkKeys<'_> {
-    /// The length of the longest requests: as given, or the longest that may be drawn.
+    /// Returns the length of the longest requests: the given one, or the longest that may be drawn.
     pub(super) fn longest(&self, given: Option<u32>, folder: &Path) -> ParseResult<Option<u32>> {
         let drawn = self.lengths.map(|lengths| lengths.parse("lengths", folder)).transpose()?.map(|it| it.longest());
         match (given, drawn) {
@@ -198,7 +201,8 @@ impl WalkKeys<'_> {
         }
     }
 
-    /// What the requests of a model bring; graphs are added to those of the scenario. None if they are all alike.
+    /// Parses the source of a model's requests; graphs are added to those of the scenario. None if
+    /// the requests do not differ.
     pub(super) fn parse(
         &self,
         model: &Model,
@@ -310,7 +314,7 @@ impl LengthsTable {
     }
 }
 
-/// The lengths that a file counts.
+/// Reads a file of counted lengths.
 pub(super) fn counted(path: &Path) -> ParseResult<Histogram> {
     let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
     Histogram::parse(&text).map_err(|error| format!("{}: {error}", path.display()))
@@ -341,7 +345,7 @@ impl TreesTable {
     }
 }
 
-/// A shape a line, after a header that names the column.
+/// Reads one shape per line, after a header that names the column.
 fn read_shapes(text: &str, graphs: &mut Vec<Graph>) -> ParseResult<()> {
     let before = graphs.len();
     for (at, line) in
@@ -361,7 +365,7 @@ fn graph(children: &Children) -> ParseResult<Graph> {
     tree.map_err(|error| error.to_string())
 }
 
-/// How a listed request walks.
+/// The walk of a listed request.
 pub(super) struct Listed<'a> {
     pub(super) length: Option<u32>,
     pub(super) output_length: Option<u32>,
@@ -378,7 +382,7 @@ impl Listed<'_> {
     ) -> ParseResult<Drawn> {
         let walk = model.walk;
         let Some(unfold) = unfold else {
-            // Columns of other models in the same file.
+            // The columns belong to other models in the same file.
             return Ok(Drawn { extent: Extent::ONE, output: 0, graph: None });
         };
         if walk == Walk::Tree {

@@ -1,4 +1,4 @@
-//! What becomes of a request that arrives: a slot and the scheduler's ear, or nothing.
+//! Arrivals: a request gets a slot and is passed to the scheduler, or is refused.
 
 use super::{World, each};
 use crate::observer::Observer;
@@ -7,7 +7,7 @@ use ripieno_base::RequestSlot;
 use ripieno_sched::Request;
 
 impl World<'_> {
-    /// Takes what arrives.
+    /// Handles an arrival.
     pub(super) fn arrive(&mut self, arrival: &Arrival, observers: &mut [&mut dyn Observer]) {
         if arrival.model.index() >= self.models.len() {
             return self.arrive_whole(arrival, observers);
@@ -16,7 +16,8 @@ impl World<'_> {
         self.accept(arrival, observers);
     }
 
-    /// Takes a request in and tells the scheduler of it, if there is room for it and its model is loaded.
+    /// Accepts a request and passes it to the scheduler, if there is room for it and its model is
+    /// loaded.
     pub(super) fn accept(&mut self, arrival: &Arrival, observers: &mut [&mut dyn Observer]) -> Option<RequestSlot> {
         self.arrived += 1;
         let loaded = self.loaded[arrival.model.index()];

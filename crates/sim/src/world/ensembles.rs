@@ -1,4 +1,5 @@
-//! Steps of ensembles: they arrive when those that they need have ended, and go when their request has failed.
+//! Steps of ensembles: they arrive when the steps they need have ended, and are cancelled when
+//! their request has failed.
 
 use super::{World, each};
 use crate::ensembles::{Ensembles, SimulatedEnsemble, Whole};
@@ -8,13 +9,13 @@ use ripieno_base::RequestSlot;
 use ripieno_sched::Control;
 
 impl<'a> World<'a> {
-    /// The same world with ensembles, which are numbered after the models.
+    /// Adds ensembles, which are numbered after the models.
     pub fn with_ensembles(mut self, ensembles: &'a [SimulatedEnsemble]) -> World<'a> {
         self.ensembles = (!ensembles.is_empty()).then(|| Ensembles::new(ensembles, self.live.len()));
         self
     }
 
-    /// Takes a request to an ensemble.
+    /// Accepts a request to an ensemble.
     pub(super) fn arrive_whole(&mut self, arrival: &Arrival, observers: &mut [&mut dyn Observer]) {
         let Some(ensembles) = &mut self.ensembles else { return };
         self.last_arrival = self.now;
@@ -24,7 +25,7 @@ impl<'a> World<'a> {
         ensembles.begin(whole);
     }
 
-    /// Begins steps that may, and withdraws those that nobody waits for.
+    /// Begins steps that are ready, and cancels those of failed requests.
     pub(super) fn move_ensembles(&mut self, observers: &mut [&mut dyn Observer]) {
         let Some(mut ensembles) = self.ensembles.take() else { return };
         while let Some(slot) = ensembles.next_orphan() {
@@ -49,7 +50,7 @@ impl<'a> World<'a> {
         self.ensembles = Some(ensembles);
     }
 
-    /// A request has ended; it may have been the last step of an ensemble's.
+    /// Ends a request, which may have been the last step of one to an ensemble.
     pub(super) fn end_step(&mut self, slot: RequestSlot, end: End, observers: &mut [&mut dyn Observer]) {
         let over = self.ensembles.as_mut().and_then(|ensembles| ensembles.end(slot, end == End::Finished));
         if let Some((whole, well)) = over {

@@ -1,13 +1,14 @@
-//! Clients that stop waiting at their deadlines, as the runtime answers them then whatever the policy does.
+//! Clients that stop waiting at their deadlines: the runtime answers them with an error then,
+//! whatever the policy does.
 
 use super::World;
 use ripieno_base::{IndexedHeap, RequestSlot, Time};
 use ripieno_model::{DropRule, Model};
 use ripieno_sched::{Control, Request};
 
-/// When the clients of live requests stop waiting, by slot.
+/// Times at which the clients of live requests stop waiting, by slot.
 pub(super) struct Expiries {
-    /// By model.
+    /// Whether clients stop waiting, by model.
     expires: Vec<bool>,
     due: IndexedHeap<Time>,
 }
@@ -21,7 +22,8 @@ impl Expiries {
         self.due.peek().map_or(Time::NEVER, |(due, _)| due)
     }
 
-    /// An answer at the deadline is in time, so nobody goes before the next instant; nor before the scheduler has been told.
+    /// Sets the time at which a client stops waiting: the instant after the deadline, since an
+    /// answer at the deadline is in time, and not before the scheduler has received the request.
     pub(super) fn set(&mut self, now: Time, request: &Request) {
         if self.expires[request.model.index()] {
             self.due.set(request.slot.index(), request.deadline.max(now).next());
@@ -33,13 +35,13 @@ impl Expiries {
     }
 }
 
-/// Whether clients of this model get an error at their deadline.
+/// Returns whether clients of this model get an error at their deadline.
 pub(crate) fn expires(model: &Model) -> bool {
     model.drop != Some(DropRule::Never)
 }
 
 impl World<'_> {
-    /// Tells the scheduler of those whose client waits no more.
+    /// Cancels the requests whose clients have stopped waiting.
     pub(super) fn expire(&mut self) {
         let Some(expiries) = &mut self.expiries else { return };
         while expiries.next() <= self.now {

@@ -1,4 +1,4 @@
-//! What goes wrong or changes during a run: devices that come, go and slow down, clients that go away.
+//! Faults and changes during a run: devices join, leave and slow down, clients withdraw.
 
 use super::{World, each};
 use crate::observer::Observer;
@@ -6,35 +6,37 @@ use ripieno_base::{DeviceId, ModelId, TaskId, Time};
 use ripieno_sched::{Control, Outcome};
 use std::iter::Peekable;
 
-/// Something that goes wrong or changes during a run.
+/// A fault or change during a run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fault {
     /// A device joins.
     Join(DeviceId),
-    /// A device leaves after the tasks it holds.
+    /// A device leaves after its tasks.
     Leave(DeviceId),
-    /// A device vanishes with the tasks it holds.
+    /// A device is lost with its tasks.
     Lose(DeviceId),
     /// A device runs at `percent` % of the profiled latency.
     Slow(DeviceId, u32),
-    /// The next task that the device ends, ends in an error.
+    /// The next task to end on the device fails.
     FailNext(DeviceId),
-    /// The client of this request goes away, if it still waits for an answer.
+    /// The client of this request withdraws it, if it still waits for an answer.
     Cancel(u64),
     /// A model is unloaded.
     Unload(ModelId),
 }
 
-/// Changes things while the world runs, by decisions that it makes on the way.
+/// A source of faults that decides during the run.
 pub trait Controller {
-    /// When it acts next, given that the world by itself goes on at `due`: [`Time::NEVER`] once nothing is left to come.
+    /// Returns the time of its next fault, given that the next event of the world is at `due`;
+    /// [`Time::NEVER`] if there is none.
     fn next_at(&mut self, due: Time) -> Time;
 
-    /// The next thing it does at `now`; asked until there is none. It acts after the ends of tasks and before arrivals.
+    /// Returns the next fault at `now`; called until there is none. It acts after the ends of tasks
+    /// and before arrivals.
     fn act(&mut self, now: Time) -> Option<Fault>;
 }
 
-/// Faults that are known beforehand.
+/// Faults that are known in advance.
 pub(super) struct Scheduled<I: Iterator>(pub(super) Peekable<I>);
 
 impl<I: Iterator<Item = (Time, Fault)>> Controller for Scheduled<I> {
@@ -48,10 +50,10 @@ impl<I: Iterator<Item = (Time, Fault)>> Controller for Scheduled<I> {
 }
 
 impl World<'_> {
-    /// Tells the scheduler of a fault; one that does not apply, like the loss of an absent device, does nothing.
+    /// Applies a fault; one that does not apply, like the loss of an absent device, has no effect.
     pub(super) fn inflict(&mut self, fault: &Fault, observers: &mut [&mut dyn Observer]) {
         let Some(control) = self.control(fault) else {
-            // One that is leaving may vanish with what it still holds.
+            // A device that is leaving may be lost with its remaining tasks.
             if let Fault::Lose(device) = *fault {
                 self.lose_tasks(device, observers);
             }

@@ -1,17 +1,17 @@
-//! What it costs that the members of a task differ from those of the task before it on its device.
+//! The cost of a task whose members differ from those of the previous task on its device.
 
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot};
 
-/// What each row costs, and who ran last.
+/// Cost per row, and the members of the latest tasks.
 pub(super) struct GatherCosts<'a> {
-    /// A row, by model and block.
+    /// Cost per row, by model and block.
     per_row: &'a [Vec<Nanos>],
-    /// By device, the members of its latest task.
+    /// Per device, the members of its latest task.
     latest: Vec<Vec<RequestSlot>>,
 }
 
 impl GatherCosts<'_> {
-    /// None where it costs nothing.
+    /// Returns none if all costs are zero.
     pub(super) fn new(per_row: &[Vec<Nanos>], devices: usize) -> Option<GatherCosts<'_>> {
         let costs = per_row.iter().flatten().any(|&cost| cost > Nanos::ZERO);
         costs.then(|| GatherCosts { per_row, latest: vec![Vec::new(); devices] })

@@ -1,28 +1,29 @@
-//! What the driver learns from tasks and tells the scheduler of it, as the runtime does.
+//! Calibration from task durations, as in the runtime.
 
 use super::{EmulatedTask, World};
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::Model;
 use ripieno_sched::{Calibration, Control, Guess, Ran, Request};
 
-/// What is learnt, by model.
+/// Calibrations by model.
 pub(super) struct Learning {
     models: Vec<Calibration>,
-    /// Models of which nothing runs, and what a request takes alone by profiles that are to be put to the test.
-    doubted: Vec<(ModelId, Nanos)>,
+    /// Models without running tasks whose profiles are to be tested, with the profiled latency of a
+    /// request alone.
+    suspects: Vec<(ModelId, Nanos)>,
 }
 
 impl Learning {
     pub(super) fn new(believed: &[Model]) -> Learning {
-        Learning { models: believed.iter().map(Calibration::new).collect(), doubted: Vec::new() }
+        Learning { models: believed.iter().map(Calibration::new).collect(), suspects: Vec::new() }
     }
 
     pub(super) fn ahead(&self, model: ModelId, guess: Guess) -> Nanos {
         self.models[model.index()].ahead(guess)
     }
 
-    /// A task of this model has ended well on a device that runs at so many percent of what it takes; `alone`, no other lane
-    /// shared it.
+    /// Records the end of a task of this model on a device that needs `percent` % of its duration;
+    /// `alone` is true if no other lane shared the device.
     pub(super) fn on_end(
         &mut self,
         now: Time,
@@ -43,21 +44,22 @@ impl Learning {
         Some(Control::ProfileReplaced { model, block, profile })
     }
 
-    /// A request was given up before it ran, and no task of its model is in flight; `idle`, none of any.
+    /// Records a request that was rejected before it ran while no task of its model is in flight;
+    /// `idle` is true if no task of any model is.
     pub(super) fn on_hopeless(&mut self, now: Time, request: &Request, idle: bool) {
         let allowed = request.deadline - request.arrived;
         let learnt = &mut self.models[request.model.index()];
         if let Some(alone) = learnt.on_hopeless(now, request.extent, allowed, idle) {
-            self.doubted.push((request.model, alone));
+            self.suspects.push((request.model, alone));
         }
     }
 }
 
 impl World<'_> {
-    /// Puts profiles to the test that let nothing run.
+    /// Tests profiles that prevent all tasks.
     pub(super) fn test_profiles(&mut self) {
         let Some(learning) = &mut self.learning else { return };
-        for (model, alone) in learning.doubted.drain(..) {
+        for (model, alone) in learning.suspects.drain(..) {
             if !self.loaded[model.index()] {
                 continue;
             }

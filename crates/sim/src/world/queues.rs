@@ -1,15 +1,15 @@
-//! Models whose live requests are bounded apart from those of the others, as a server bounds them.
+//! Bounds on the live requests per model, as in a server.
 
 use ripieno_base::ModelId;
 
-/// How many requests of each model live.
+/// Number of live requests per model.
 pub(super) struct QueueBounds<'a> {
     bounds: &'a [Option<usize>],
     live: Vec<usize>,
 }
 
 impl QueueBounds<'_> {
-    /// None where no model is bounded.
+    /// Returns none if no model is bounded.
     pub(super) fn new(bounds: &[Option<usize>]) -> Option<QueueBounds<'_>> {
         bounds.iter().any(Option::is_some).then(|| QueueBounds { bounds, live: vec![0; bounds.len()] })
     }

@@ -1,4 +1,4 @@
-//! Devices with several lanes: where tasks begin and end when their neighbours let them.
+//! Devices with several lanes, where the duration of a task depends on its neighbours.
 
 use super::{EmulatedTask, World};
 use crate::observer::Observer;
@@ -7,7 +7,8 @@ use ripieno_model::{LaneTask, Lanes};
 use std::cmp::Reverse;
 
 impl World<'_> {
-    /// When a task on a lane ends next, and when one could begin that waits for its inputs.
+    /// Returns the next end of a task on a lane, and the next time at which a task that waits for
+    /// its inputs could begin.
     pub(super) fn lanes_due(&self) -> (Time, Time) {
         let due = |(ending, beginning): (Time, Time), lanes: &Lanes| {
             (ending.min(lanes.next_end()), beginning.min(lanes.next_begin()))
@@ -15,7 +16,7 @@ impl World<'_> {
         self.lanes.iter().fold((Time::NEVER, Time::NEVER), due)
     }
 
-    /// Lets all devices work until `now`.
+    /// Advances all devices to `now`.
     pub(super) fn advance_lanes(&mut self, now: Time) {
         self.now = now;
         self.lanes.iter_mut().for_each(|lanes| lanes.advance(now));
@@ -44,7 +45,7 @@ impl World<'_> {
         lanes.push(self.now, lane, LaneTask { task, earliest: start, alone, share });
     }
 
-    /// Takes a task off its lane that did not come to its end.
+    /// Removes a task that did not complete from its lane.
     pub(super) fn take_off_lane(&mut self, task: TaskId, device: usize) {
         let Some(lanes) = self.lanes.get_mut(device) else { return };
         let began = lanes.remove(self.now, task);

@@ -1,19 +1,19 @@
-//! What the world keeps of requests that unfold.
+//! State of requests that unfold.
 
 use super::EmulatedTask;
 use ripieno_base::RequestSlot;
 use ripieno_model::{Graph, Model, Steps};
 use ripieno_sched::{Limits, Request, Setup};
 
-/// Of requests that unfold, by slot.
+/// Requests that unfold, by slot.
 pub(super) struct Unfolded {
-    /// At which step of a block that runs until its end it ends.
+    /// The step at which a block that runs until its end will end.
     pub(super) output: Vec<u32>,
-    /// In how many tasks it stands, once for each of its nodes.
+    /// Number of tasks that hold the request, once per node.
     pub(super) in_flight: Vec<u32>,
-    /// The flags of the task that is being reported.
+    /// Flags of the task that is being reported.
     ended: Vec<bool>,
-    /// Room for nodes and inputs of graphs, and what is left of it.
+    /// Remaining capacity for nodes and inputs of graphs, and the part of each request.
     room: usize,
     held: Vec<usize>,
 }
@@ -42,14 +42,14 @@ impl Unfolded {
         self.held[slot.index()] = size;
     }
 
-    /// Takes back the room of a request's graph.
+    /// Frees the capacity of a request's graph.
     pub(super) fn release(&mut self, slot: RequestSlot) {
         self.room += std::mem::take(&mut self.held[slot.index()]);
     }
 
-    /// Notes that the members of a task are in it no more, frees the slots of those that have been answered before, and
-    /// says whose walk has ended in it: empty if nobody's has.
-    pub(super) fn land(
+    /// Removes the members from an ended task and frees the slots of those that have been answered
+    /// already. Returns per member whether its walk has ended in the task; empty if none has.
+    pub(super) fn complete(
         &mut self,
         model: &Model,
         running: &EmulatedTask,

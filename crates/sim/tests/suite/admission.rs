@@ -1,13 +1,14 @@
-//! Useful answers stay near their peak at any overload, and a light model beside an overloaded one is served as if alone,
-//! under every policy that serves. Without the door most of these are at a few hundredths of the peak.
+//! Useful answers stay near their peak at any overload, and a light model beside an overloaded one
+//! is served as if alone, under every policy that serves. Without admission control most of these
+//! are at a few hundredths of the peak.
 //!
-//! The bounds asserted are below what is reached: a run is short, and its beginning, in which margins are learnt, counts. The
-//! figures of each are printed (`--nocapture`).
+//! The asserted bounds are below the reached values, since a run is short and its beginning, in
+//! which margins are learnt, counts. The figures of each are printed (`--nocapture`).
 
 use ripieno_report::Summary;
 use ripieno_sim::{Scenario, simulate};
 
-/// Policies with the models that they are for.
+/// Policies with the models that they serve.
 const WHOLE: &[&str] = &[
     "deferred",
     "eager",
@@ -25,7 +26,7 @@ const WHOLE: &[&str] = &[
     "lazy-oracle",
 ];
 const CHAINS: &[&str] = &["deferred", "eager", "delay-batch", "dva", "lazy", "cellular"];
-/// Those that do not pad all to the longest.
+/// Policies that do not pad all requests to the longest.
 const PADDED: &[&str] = &["delay-batch", "dva"];
 const CELLS: &[&str] = &["cellular", "lazy", "graph-merge"];
 
@@ -43,12 +44,12 @@ fn run(models: &str, policy: &str, rate: f64, more: &str) -> Summary {
     simulate(&Scenario::parse(&format!("{head}{objective}{more}{models}"), "s.toml").unwrap(), None).unwrap()
 }
 
-/// Useful answers a second.
+/// Useful answers per second.
 fn useful(summary: &Summary) -> f64 {
     summary.total.offered_rps * (1.0 - summary.total.bad_rate)
 }
 
-/// Useful answers at a multiple of the bound.
+/// Asserts the useful answers at multiples of the bound.
 fn sweep(name: &str, models: &str, policies: &[&str], more: &str, least: f64) {
     let text = format!("rate = 1.0\nrequests = 1\n{more}{models}");
     let bound = Scenario::parse(&text, "s.toml").unwrap().bound_rps();
@@ -57,7 +58,7 @@ fn sweep(name: &str, models: &str, policies: &[&str], more: &str, least: f64) {
         let at = |load: f64| useful(&run(models, policy, load * bound, more));
         let mut peak = 0.0;
         for load in [1.0, 0.9, 0.8, 0.6, 0.4, 0.2, 0.1] {
-            // A twentieth more than the rate is more than any seed asks for.
+            // A rate that is five percent higher exceeds the arrivals of any seed.
             if peak < 1.05 * load * bound {
                 peak = f64::max(peak, at(load));
             }
@@ -105,7 +106,7 @@ fn cells_keep_their_peak() {
     sweep("cells", CELL, CELLS, "", 0.85);
 }
 
-/// A light model beside one at three times its capacity.
+/// Runs a light model beside one at three times its capacity.
 fn beside(policy: &str, light: &str, heavy_rate: f64) -> (f64, f64) {
     let rate = heavy_rate + 20.0;
     let heavy = RESNET.replace("slo_ms", &format!("share = {heavy_rate}\nslo_ms"));
@@ -118,7 +119,8 @@ fn a_light_model_is_served_as_if_alone() {
     let light =
         "[[model]]\nname = \"light\"\nshare = 20.0\nalpha_ms = 0.05\nbeta_ms = 0.05\nslo_ms = 100.0\nmax_batch = 8\n";
     let mut faults = String::new();
-    // The largest batch first is never that of a light model: it is the one policy that no door can mend.
+    // The largest batch is never that of a light model, so admission control cannot help
+    // "shepherd".
     for policy in WHOLE.iter().filter(|&&policy| policy != "shepherd") {
         let (heavy, served) = beside(policy, light, 1900.0);
         println!("beside   {policy:12} heavy {heavy:.3} light {served:.3}");
@@ -129,7 +131,8 @@ fn a_light_model_is_served_as_if_alone() {
     assert!(faults.is_empty(), "{faults}");
 }
 
-/// Two models of which each asks for half the devices at a load of 1: one tight, one patient.
+/// Two models that each need half the devices at a load of 1: one with a tight SLO, one with a
+/// loose one.
 const PAIR: &str = "[[model]]\nname = \"patient\"\nalpha_ms = 3.857\nbeta_ms = 3.158\nmax_batch = 32\nshare = 0.342\nslo_ms = 158.9\n\
         [[model]]\nname = \"tight\"\nalpha_ms = 0.72\nbeta_ms = 20.28\nmax_batch = 32\nslo_ms = 98.4\narrival = { kind = \"uniform\" }\n";
 
@@ -140,7 +143,8 @@ const PAIR_OF_CELLS: &str = "[[model]]\nname = \"tight\"\nwalk = \"repeat\"\nslo
         lengths = { kind = \"lognormal\", mu = 3.689, sigma = 0.5, min = 1, max = 200 }\n\
         [[model.block]]\nname = \"cell\"\nalpha_ms = 0.182\nbeta_ms = 0.852\nmax_batch = 64\n";
 
-/// When both ask for far more than there is, neither is starved: each has at least half of what it has at the bound.
+/// Neither is starved if both demand far more than the capacity: each has at least half of its
+/// answers at the bound.
 fn neither_starves(models: &str, policies: &[&str], bound: f64) {
     for policy in policies {
         let useful = |load: f64| {
@@ -157,20 +161,21 @@ fn neither_starves(models: &str, policies: &[&str], bound: f64) {
 #[test]
 fn of_two_flooded_models_neither_starves() {
     neither_starves(PAIR, &["deferred", "eager", "dva", "delay-batch", "lazy", "cellular", "bucketed"], 495.0);
-    // The others run a patient model's batch to its end before a tight one's, door or no door.
+    // The other policies run a loose model's batch to its end before a tight one's, with or without
+    // admission control.
     neither_starves(PAIR_OF_CELLS, &["cellular"], 2000.0);
 }
 
 #[test]
-fn who_asks_for_the_impossible_takes_nothing_from_others() {
+fn a_flow_of_impossible_requests_takes_nothing_from_others() {
     // A third of the device, if it were possible.
-    let futile = "[[model]]\nname = \"futile\"\nshare = 60.0\nalpha_ms = 1.0\nbeta_ms = 5.0\nslo_ms = 5.0\n";
+    let impossible = "[[model]]\nname = \"impossible\"\nshare = 60.0\nalpha_ms = 1.0\nbeta_ms = 5.0\nslo_ms = 5.0\n";
     let heavy = RESNET.replace("slo_ms", "share = 1100.0\nslo_ms");
     for policy in ["deferred", "eager", "dva", "delay-batch", "lazy", "cellular"] {
         let alone = useful(&run(RESNET, policy, 1100.0, ""));
-        let beside = run(&format!("{heavy}{futile}"), policy, 1160.0, "").models[0].figures.clone();
+        let beside = run(&format!("{heavy}{impossible}"), policy, 1160.0, "").models[0].figures.clone();
         let kept = beside.offered_rps * (1.0 - beside.bad_rate) / alone;
-        println!("futile   {policy:12} {kept:.3} of {alone:.0}/s");
+        println!("impossible {policy:12} {kept:.3} of {alone:.0}/s");
         assert!(kept >= 0.95, "{policy}: {kept:.3} of {alone:.0}/s");
     }
 }

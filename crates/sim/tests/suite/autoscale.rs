@@ -1,4 +1,4 @@
-//! Devices follow the load: the small run of Figure 15's kind, and loads that stay the same.
+//! Devices follow the load: a small version of Figure 15, and constant loads.
 
 use expect_test::{Expect, expect};
 use ripieno_report::WindowFigures;
@@ -10,10 +10,11 @@ fn small() -> Scenario {
     Scenario::read(&path).unwrap()
 }
 
-/// Seconds at which the small scenario's load steps, its start included.
+/// Times in seconds at which the small scenario's load steps, including its start.
 const STEPS_S: [f64; 4] = [0.0, 60.0, 120.0, 180.0];
 
-/// Whether a window is one with a step, or has a part of the start-up of the devices that its end asked for.
+/// Returns whether a window contains a step, or a part of the start-up of the devices requested at
+/// its end.
 fn near_step(window: &WindowFigures) -> bool {
     let start_s = window.end_s - window.span_s;
     STEPS_S.iter().any(|&step_s| start_s < step_s + 10.0 + 5.0 && window.end_s > step_s)
@@ -37,7 +38,7 @@ fn devices_follow_a_load_that_changes() {
         "{settled:?}"
     );
     assert!(windows.iter().all(|window| window.devices <= 32.0 && window.devices_used as f64 <= window.devices + 15.0));
-    // The summary reckons with the devices that were there, not with the 32 that might have been.
+    // The summary counts the devices that were present, not the possible 32.
     let busy: f64 = windows.iter().map(|window| window.busy_devices * window.span_s).sum();
     let there: f64 = windows.iter().map(|window| window.devices * window.span_s).sum();
     assert!((summary.idle_fraction - (1.0 - busy / there)).abs() < 0.01, "{}", summary.idle_fraction);
@@ -68,7 +69,7 @@ fn parse(text: &str) -> Scenario {
     Scenario::parse(text, "s.toml").unwrap()
 }
 
-/// The fewest devices that keep a constant load within 1 % bad.
+/// Returns the smallest number of devices that keeps a constant load within 1 % bad.
 fn needed(rate: f64) -> usize {
     let good = |devices: usize| {
         let text = format!("rate = {rate}\nduration_s = 10\n[cluster]\ndevices = {devices}\n{MODELS}");
@@ -83,7 +84,7 @@ fn needed(rate: f64) -> usize {
 }
 
 #[test]
-fn under_constant_load_the_number_settles_near_what_is_needed() {
+fn under_constant_load_the_number_settles_near_the_needed_one() {
     for rate in [8_000.0, 16_000.0] {
         let needed = needed(rate) as f64;
         for start in [2, 24] {

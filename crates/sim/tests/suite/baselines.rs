@@ -1,4 +1,4 @@
-//! Small examples of "clockwork", "nexus" and "shepherd", reckoned by hand. All times in ms.
+//! Small examples of "clockwork", "nexus" and "shepherd", calculated by hand. All times in ms.
 
 use expect_test::{Expect, expect};
 use ripieno_base::{ModelId, Nanos, Time};
@@ -23,7 +23,7 @@ fn check(
     tasks.assert_eq(&tasks_of(policy, &options, devices, models, requests));
 }
 
-/// The tasks that a policy runs.
+/// Returns the tasks that a policy runs.
 fn tasks_of(policy: &str, options: &Options, devices: usize, models: &[Costs], requests: &[(f64, u16)]) -> String {
     let names = ["a", "b", "c"];
     let model = |(&(alpha, beta, slo), name): (&Costs, &&str)| {
@@ -44,8 +44,9 @@ fn tasks_of(policy: &str, options: &Options, devices: usize, models: &[Costs], r
     trace.tasks_csv()
 }
 
-/// The device is free at 6. With a look-ahead of 2 its next batch is chosen at 4: of a (latest 22 − 6 = 16) and b (latest
-/// 31 − 6 = 25) it is a, without the request that arrives at 5. That one is chosen at 10 for 12 (latest 25 − 6 = 19).
+/// The device is free at 6. With a look-ahead of 2 its next batch is chosen at 4: of a (latest 22 −
+/// 6 = 16) and b (latest 31 − 6 = 25) it is a, without the request that arrives at 5. That one is
+/// chosen at 10 for 12 (latest 25 − 6 = 19).
 #[test]
 fn clockwork_chooses_before_the_device_is_free() {
     let models = [(1.0, 5.0, 20), (2.0, 4.0, 30)];
@@ -86,7 +87,8 @@ fn clockwork_without_look_ahead_is_eager() {
     );
 }
 
-/// At 3 three requests of b wait, three times what runs: a is aborted, and runs again from its start at 11.
+/// At 3 three requests of b wait, three times the running batch: a is aborted, and runs again from
+/// its start at 11.
 #[test]
 fn shepherd_preempts_at_three_times_the_size() {
     let models = [(1.0, 9.0, 40), (1.0, 5.0, 30)];
@@ -106,7 +108,7 @@ fn shepherd_preempts_at_three_times_the_size() {
     );
 }
 
-/// With a ratio of 4, three are too few: a ends at 10, and b follows.
+/// Three are too few for a ratio of 4: a ends at 10, and b follows.
 #[test]
 fn shepherd_does_not_preempt_for_less() {
     let models = [(1.0, 9.0, 40), (1.0, 5.0, 30)];
@@ -125,7 +127,8 @@ fn shepherd_does_not_preempt_for_less() {
     );
 }
 
-/// When the device is free at 6, one request of a waits, which arrived first and is most urgent, and two of b: b goes first.
+/// The device is free at 6. One request of a waits, which arrived first and is most urgent,
+/// and two of b: b goes first.
 #[test]
 fn shepherd_takes_the_largest_batch_first() {
     let models = [(1.0, 5.0, 20), (1.0, 5.0, 30)];
@@ -145,7 +148,8 @@ fn shepherd_takes_the_largest_batch_first() {
     );
 }
 
-/// No rates are known, so each model gets a device. The device of b stays idle, though requests of a wait.
+/// No rates are known, so each model gets a device. The device of b stays idle, although requests
+/// of a wait.
 #[test]
 fn nexus_keeps_models_on_their_devices() {
     let models = [(1.0, 5.0, 22), (1.0, 5.0, 22)];
@@ -184,8 +188,8 @@ fn nexus_runs_models_in_turn() {
     );
 }
 
-/// One model on two devices: requests go to them in turn as they arrive, be they busy or not. The plan is for batches of
-/// 6, since 2ℓ(6) = 22.
+/// One model on two devices: requests go to them in turn as they arrive, whether they are busy or
+/// not. The plan is for batches of 6, since 2ℓ(6) = 22.
 #[test]
 fn nexus_routes_requests_as_they_arrive() {
     let requests: Vec<_> = (0..9).map(|at| (f64::from(at) * 0.5, 0)).collect();
@@ -205,13 +209,13 @@ fn nexus_routes_requests_as_they_arrive() {
     );
 }
 
-/// Nexus whose batches have at most the planned size.
+/// Options for batches of at most the planned size.
 fn window() -> Options {
     Options::from([("gather".to_owned(), OptionValue::Text("window".to_owned()))])
 }
 
-/// Planned are batches of 6, since 2ℓ(6) = 22. Eight that come while one runs are one batch, since ℓ(8) = 13 is in time; with
-/// `window` six run first, after which only one more can.
+/// Batches of 6 are planned, since 2ℓ(6) = 22. Eight that arrive while one runs are one batch,
+/// since ℓ(8) = 13 is in time; with `window` six run first, after which only one more can.
 #[test]
 fn nexus_may_exceed_its_planned_batch() {
     let requests: Vec<_> = [(0.0, 1), (1.0, 8)].into_iter().flat_map(|(at, n)| vec![(at, 0); n]).collect();
@@ -231,8 +235,9 @@ fn nexus_may_exceed_its_planned_batch() {
     .assert_eq(&tasks(window()));
 }
 
-/// Six requests run from 0 to 11 and six from 11 to 22. Then one that is due at 32 waits, for which only ℓ(5) = 10 is in time,
-/// and seven that are due at 33. Without the first, the batch has its planned size: ℓ(6) = 11 ends at 33.
+/// Six requests run from 0 to 11 and six from 11 to 22. Then one that is due at 32 waits, for which
+/// only ℓ(5) = 10 is in time, and seven that are due at 33. Without the first, the batch has its
+/// planned size: ℓ(6) = 11 ends at 33.
 #[test]
 fn nexus_drops_a_head_to_keep_its_planned_batch() {
     let requests: Vec<_> =

@@ -1,8 +1,10 @@
-//! "dva" under bursts, and on devices that take longer than profiled: no simpler policy is calm where it falls behind.
+//! "dva" under bursts, and on devices that take longer than profiled: it does not fall behind where
+//! a simpler policy keeps up.
 //!
-//! Random models whose costs go by length, alone or in chains, on one to four devices. The loads are parts of what the best of the
-//! simpler policies makes of a backlog. Without a variable a part of the models runs; more of them, with a table, with
-//! `RIPIENO_BURSTS=200 cargo test -p ripieno-sim --test suite bursts -- --nocapture`.
+//! Random models whose costs depend on length, alone or in chains, on one to four devices. The
+//! loads are fractions of the best simpler policy's throughput on a backlog. By default a part of
+//! the models runs; more of them, with a table, with `RIPIENO_BURSTS=200 cargo test -p ripieno-sim
+//! --test suite bursts -- --nocapture`.
 
 use crate::common::options;
 use ripieno_sched::{Objective, find, served_options};
@@ -13,9 +15,10 @@ use std::fmt::Write;
 
 const LOADS: [f64; 4] = [0.3, 0.6, 0.8, 0.9];
 const REQUESTS: usize = 2_000;
-/// "bucketed" draws batches of like lengths from all who wait, the others whatever lengths have come; "serial" batches nothing.
+/// "bucketed" forms batches of similar lengths among all waiting requests, the others of any
+/// lengths; "serial" does not batch.
 const SIMPLE: [(&str, &str); 4] = [("eager", "drop=never"), ("delay-batch", ""), ("bucketed", ""), ("serial", "")];
-/// "dva", and how many times the best mean of the simple ones its own may be.
+/// "dva", and the allowed ratio of its mean to the best mean of the simple policies.
 const JUDGED: [(&str, f64); 3] =
     [("crowd=alike buffers=1", 1.25), ("crowd=alike", 1.25), ("crowd=alike buffers=4", 1.5)];
 
@@ -23,7 +26,7 @@ fn of<T: Copy>(random: &mut SeededRng, choices: &[T]) -> T {
     choices[(unit(random) * choices.len() as f64) as usize]
 }
 
-/// A padded model, its lengths, and how its requests come.
+/// Draws a padded model, its lengths, and the arrivals of its requests.
 fn draw(seed: u64) -> Scenario {
     let mut random = stream(seed, 0);
     let (devices, shape) = (of(&mut random, &[1, 1, 2, 4]), of(&mut random, &[0.2, 0.3, 0.5, 1.0]));
@@ -52,24 +55,25 @@ fn draw(seed: u64) -> Scenario {
     Scenario::parse(&text, "drawn.toml").unwrap()
 }
 
-/// How a run went.
+/// The latencies of a run.
 struct Latencies {
     mean_ms: f64,
     median_ms: f64,
-    /// When the last request was answered.
+    /// Time of the last answer.
     end_ms: f64,
-    /// Whether who comes in the last quarter waits longer than twice as long as in the second, and more than a tenth of the run.
+    /// Whether requests that arrive in the last quarter wait more than twice as long as those in
+    /// the second, and more than a tenth of the run.
     falls_behind: bool,
 }
 
-/// None if the policy does not serve the model: "bucketed" pads no chains.
+/// Returns none if the policy does not serve the model: "bucketed" pads no chains.
 fn run(scenario: &Scenario, policy: &str, knobs: &str, rate: f64) -> Option<Latencies> {
     let mut scenario = scenario.clone();
     (scenario.policy, scenario.policy_options) = (policy.to_owned(), options(knobs));
     let mut trace = Trace::new(&scenario.setup.models);
     simulate_at(&scenario, rate, Some(&mut trace)).ok()?;
     let csv = trace.requests_csv();
-    // By arrival: when it came, and when it was answered.
+    // Arrival and answer time of each request, by arrival.
     let of = |line: &str| {
         let mut fields = line.split(',').skip(2).map(|field| field.parse::<f64>().unwrap());
         (fields.next().unwrap(), fields.nth(1).unwrap())
@@ -139,8 +143,9 @@ fn of_padded_requests_it_is_never_far_behind() {
     assert!(missed.is_empty(), "{missed}{table}");
 }
 
-/// Batches take longer than profiled by chance, small ones by the larger part. Side by side, as the profile suggests, they would carry
-/// less than is asked for. The last two are not held to it as served: there what the door has learnt of small batches decides.
+/// Batches take longer than profiled by chance, small ones by the larger part. In parallel, as the
+/// profile suggests, they would not carry the load. The last two are not checked as served: there
+/// admission control decides by what it has learnt of small batches.
 #[test]
 fn batches_run_side_by_side_only_where_that_keeps_up() {
     let mut missed = String::new();

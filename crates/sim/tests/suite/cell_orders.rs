@@ -1,4 +1,5 @@
-//! Models with several cell types under random arrivals: which type goes first, and when that is decided.
+//! Models with several cell types under random arrivals: the order of the types, and the time of
+//! the decision.
 
 use crate::common::options;
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
@@ -84,8 +85,9 @@ fn mean(text: &str, policy: &str, knobs: &str, load: f64) -> f64 {
     all.iter().sum::<f64>() / all.len() as f64
 }
 
-/// An idle device always finds a later cell with a row or two: with later cells first the earlier ones never fill a batch. Turns, as
-/// equal priorities give them, do not starve anybody; nor does urgency, which weighs how full a batch would be.
+/// An idle device always finds a later cell with a row or two: with later cells first the earlier
+/// ones never fill a batch. Turns, as equal priorities give them, starve no type; nor does urgency,
+/// which weighs the size of a batch.
 #[test]
 fn no_cell_type_starves() {
     for (name, text) in cases() {
@@ -100,14 +102,15 @@ fn no_cell_type_starves() {
                 urgency <= 0.9 * later_first,
                 "{name} at {load}: {urgency} ms, {later_first} with later cells first"
             );
-            // Less load never means more latency.
+            // A smaller load never has a higher latency.
             assert!(before <= urgency, "{name} at {load}: {urgency} ms, {before} at less");
             before = urgency;
         }
     }
 }
 
-/// By turns all requests of three layers are under way, and none ends: those who have little time left go first, and end.
+/// Turns keep all requests of three layers in progress, and none completes: those with little
+/// time left go first, and complete.
 #[test]
 fn requests_end_one_after_the_other() {
     let layer = |name| (name, "alpha_ms = 0.02\nbeta_ms = 1.0\nmax_batch = 64", 0);
@@ -118,7 +121,8 @@ fn requests_end_one_after_the_other() {
     }
 }
 
-/// Each task waits for a message on its way to the device: one that is formed while another runs is there in time.
+/// Each task waits for a message on its way to the device: one that is formed while another runs
+/// arrives in time.
 #[test]
 fn late_batching_keeps_the_device_busy() {
     let text = |policy: &str| {
@@ -136,7 +140,7 @@ fn late_batching_keeps_the_device_busy() {
     assert!(late > 0.99 && idle < 0.87, "{late} and {idle} of the time busy");
 }
 
-/// The encoder takes more rows at once than the decoder: what meets in a table must fit into both.
+/// The encoder takes more rows than the decoder: a table must fit into both.
 #[test]
 fn lazy_batching_serves_cells_of_unequal_batches() {
     let (_, text) = cases().pop().unwrap();
@@ -145,8 +149,9 @@ fn lazy_batching_serves_cells_of_unequal_batches() {
     }
 }
 
-/// When the second of two requests of a whole model is answered, in ms, beside a long sequence on a device of this speed. It comes while
-/// the first runs, so the cells are chosen next, unless it would be late behind their turn.
+/// Returns the answer time of the second of two requests of a whole model, in ms, beside a long
+/// sequence on a device of this speed. It arrives while the first runs, so the cells are chosen
+/// next, unless it would be late after their turn.
 fn answered_beside_cells(percent: u32) -> f64 {
     let text = "rate = 1.0\nrequests = 1\npolicy = \"cellular\"\n\
                 [[model]]\nname = \"cells\"\nslo_ms = 10000.0\nwalk = \"repeat\"\nlengths = { kind = \"fixed\", value = 100 }\n\
@@ -169,9 +174,10 @@ fn answered_beside_cells(percent: u32) -> f64 {
 }
 
 #[test]
-fn who_is_urgent_depends_on_how_fast_the_device_is() {
+fn urgency_depends_on_the_speed_of_the_device() {
     // Cells, the first, a turn of five steps, the second.
     assert_eq!(answered_beside_cells(100), 40.0);
-    // Each takes three times as long: behind the cells it would be answered at 120 ms, and is due at 105.
+    // Each takes three times as long: after the cells it would be answered at 120 ms, and is due at
+    // 105.
     assert_eq!(answered_beside_cells(300), 90.0);
 }

@@ -1,8 +1,9 @@
-//! The worked examples of BatchMaker and Late Batching, and others reckoned by hand, instant by instant.
+//! The worked examples of "Low Latency RNN Inference with Cellular Batching" (BatchMaker) and "Low
+//! Latency Model Serving with Late Batching", and others calculated by hand, instant by instant.
 //!
-//! All cells take 1 ms whatever the batch. What the papers' text leaves free (their figures show it) was chosen: which of the
-//! later requests is how long, and when within an interval one arrives. So these are examples that agree with every
-//! instant in the text, not the figures themselves.
+//! All cells take 1 ms whatever the batch. Details that the papers show only in figures were
+//! chosen: the lengths of the later requests, and arrivals within an interval. These examples
+//! therefore agree with every instant in the text, and are not the figures themselves.
 
 use crate::common::options;
 use expect_test::{Expect, expect};
@@ -13,7 +14,7 @@ use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, End, Observer, Run, World};
 use std::fmt::Write;
 
-/// Rows of time, device, cell and members, then when each request was done and how long it took on average.
+/// Rows of time, device, cell and members, then the end of each request and the mean latency.
 #[derive(Default)]
 struct Table {
     rows: Vec<(Time, u16, Time, String)>,
@@ -156,8 +157,8 @@ fn batchmaker_figure_5_cellular_batching() {
     );
 }
 
-/// The next cell is decided when one begins: r5, which comes at 1.5, is in the one that is decided at 2 and begins at 3, and
-/// from the first cell to the last the device never waits.
+/// The next cell is chosen when one begins: r5, which arrives at 1.5, is in the one that is chosen
+/// at 2 and begins at 3, and from the first cell to the last the device never waits.
 #[test]
 fn late_batching_decides_one_cell_ahead() {
     chain(
@@ -183,7 +184,7 @@ fn late_batching_decides_one_cell_ahead() {
     );
 }
 
-/// Algorithm 1 as printed submits five cells in one go, so that r5 cannot join at 2.
+/// Algorithm 1 as printed submits five cells together, so that r5 cannot join at 2.
 #[test]
 fn batchmaker_figure_5_with_five_tasks() {
     chain(
@@ -325,7 +326,7 @@ fn lazy_batching_figure_6_graph_batching() {
     );
 }
 
-/// Merging the graphs needs no padding, and gains nothing for those that end early.
+/// Merging the graphs needs no padding, and gains nothing for requests that end early.
 #[test]
 fn the_same_by_merging_graphs() {
     chain(
@@ -399,7 +400,7 @@ fn a_request_of_length_21_is_padded_to_30() {
     );
 }
 
-/// One half of cellular batching at a time: nobody joins, or nobody leaves.
+/// One half of cellular batching at a time: no joining, or no early leaving.
 #[test]
 fn early_start_and_early_leave_alone() {
     chain(
@@ -468,8 +469,9 @@ fn trees(policy: &str, starts: &[f64], expected: Expect) {
     expected.assert_eq(&run(policy, knobs, model(Walk::Tree, blocks), 1, &arrivals, &[complete_tree(16)]));
 }
 
-/// BatchMaker, section 4.4: 16 leaves are 16 subgraphs that are released at once, the 15 inner nodes one that is released
-/// when all leaves have finished; its levels go into tasks one after the other.
+/// BatchMaker, section 4.4: 16 leaves are 16 subgraphs that are released together, the 15 inner
+/// nodes one that is released when all leaves have finished; its levels go into tasks one after the
+/// other.
 #[test]
 fn a_tree_of_sixteen_leaves() {
     trees(
@@ -532,14 +534,15 @@ fn three_trees_by_merging_graphs() {
     );
 }
 
-/// Ours, reckoned by hand: encoder and decoder on two workers, batches of two, two tasks at once. At 2 the encoder goes
-/// first on w0 although the decoder has priority, since a task of the decoder runs and none of the encoder does.
+/// Not from the papers, calculated by hand: encoder and decoder on two workers, batches of two, two
+/// tasks together. At 2 the encoder goes first on w0 although the decoder has priority, since a
+/// task of the decoder runs and none of the encoder does.
 #[test]
 fn two_workers() {
     let blocks = vec![cell("encoder", Steps::Length, 0, 2), cell("decoder", Steps::UntilEnd, 1, 2)];
     let model = model(Walk::EncodeDecode, blocks);
     let arrival = |&(start, length, output): &(f64, u32, u32)| {
-        // Its limit is its length here: what is queued ahead of an unknown end would be waste.
+        // Its limit is its length here: steps queued beyond an unknown end would be wasted.
         let extent = Extent { length, limit: output };
         Arrival { extent, output, ..Arrival::new(at(start), ModelId(0), at(start + 1000.0)) }
     };

@@ -38,7 +38,7 @@ const BERT: &str = "
 ";
 
 #[test]
-fn a_block_costs_by_what_its_batch_is_padded_to() {
+fn a_block_costs_by_its_padded_length() {
     let scenario = scenario(BERT);
     let [lower, upper] = &scenario.setup.models[0].blocks[..] else { panic!() };
     let ms = |millis: f64| Nanos::from_millis_f64(millis);
@@ -49,7 +49,8 @@ fn a_block_costs_by_what_its_batch_is_padded_to() {
     assert!(summary.total.bad_rate < 0.01, "{summary:?}");
 }
 
-/// A chain that some leave or skip parts of and a padded one, beside sequences: the checkers see to order and padding.
+/// A chain with exits and skips and a padded one, beside sequences: the checkers verify order and
+/// padding.
 #[test]
 fn chains_with_skips_and_padded_stages_run_beside_sequences() {
     let text = |policy: &str| {
@@ -99,7 +100,8 @@ fn chains_with_skips_and_padded_stages_run_beside_sequences() {
     }
 }
 
-/// Who is much shorter than the oldest one waits for a batch of its own, if both together would take longer than apart.
+/// A request that is much shorter than the oldest one waits for a batch of its own, if both
+/// together would take longer than separately.
 #[test]
 fn a_batch_of_cells_pads_only_where_it_pays() {
     let text = "
@@ -173,7 +175,7 @@ fn requests_leave_and_skip_by_their_shares() {
     assert!(b == d && (2900..3100).contains(&b) && (1400..1600).contains(&c), "{b} {c} {d}");
     assert!(!requests.contains("dropped"));
     assert!((scenario.bound_rps() - 1e3 / (1.0 + 0.75 + 0.375 + 0.75)).abs() < 0.1);
-    // Routes are drawn beside arrivals: these stay as they were.
+    // Routes are drawn separately from arrivals: these stay the same.
     let all = EXITS.replace("exit_share = 0.25", "").replace("skip_share = 0.5\n    skip_to = \"d\"", "");
     let arrivals = |csv: &str| csv.lines().map(|line| line.split(',').nth(2).map(str::to_owned)).collect::<Vec<_>>();
     assert_eq!(arrivals(&requests), arrivals(&traced(&self::scenario(&all)).1));
@@ -202,7 +204,7 @@ fn the_scenarios_of_the_guide_run() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_values_are_refused() {
     let whole = |keys: &str| format!("rate = 1.0\n[[model]]\nname = \"m\"\nslo_ms = 9.0\n{keys}");
     check_error(
         &whole("latency_ms = [1.0]\nlengths = { kind = \"fixed\", value = 3 }"),

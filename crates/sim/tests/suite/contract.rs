@@ -1,9 +1,12 @@
-//! The promises of the scheduler contract, over every policy and its main options, on random worlds with faults.
+//! The promises of the scheduler contract, over every policy and its main options, on random worlds
+//! with faults.
 //!
-//! The checkers panic when a promise breaks: each request ends exactly once, no device holds more than its depth, wake-ups
-//! lie ahead, walks are in order (also of those that leave a chain early or skip a block), and a batch that has begun is
-//! padded alike. Beyond them: where lengths cost, a batch is padded no further than its longest member; equal inputs give equal
-//! outputs, and a policy that drops what is hopeless starts nothing that ends late on devices whose speed is known.
+//! The checkers panic when a promise is broken: each request ends exactly once, no device holds
+//! more than its depth, wake-ups lie ahead, walks are in order (also of requests that leave a chain
+//! early or skip a block), and a batch that has begun keeps its padding. In addition: where costs
+//! depend on lengths, a batch is padded no further than its longest member; equal inputs give equal
+//! outputs, and a policy that drops hopeless requests starts nothing that ends late on devices of
+//! known speed.
 
 use crate::common::{fault, options};
 use proptest::prelude::*;
@@ -96,7 +99,7 @@ prop_compose! {
         let mut faults: Vec<_> =
             faults.into_iter().filter(|(_, fault)| faulty && known(fault)).map(|(at, fault)| (micros(at), fault)).collect();
         faults.sort_by_key(|&(at, _)| at);
-        // Whatever was lost, one device comes back, so that everything can end.
+        // One device returns whatever was lost, so that everything can end.
         faults.push((micros(10_000_000), Fault::Join(DeviceId(0))));
         let batch = models.iter().map(|model| model.max_batch).max().unwrap();
         let limits = Limits { requests: slots, models: models.len(), devices: DEVICES, lanes: 1, depth, batch, nodes: 0 };
@@ -104,7 +107,8 @@ prop_compose! {
     }
 }
 
-/// The case with what the policy makes of it: lanes, and of chains the lengths and skips that it serves.
+/// Returns the case adapted to the policy: its lanes, and the lengths and skips of chains that it
+/// serves.
 fn suited(policy: &str, options: &Options, case: &Case) -> Case {
     let policy = find(policy).unwrap();
     let mut case = case.clone();
@@ -114,7 +118,7 @@ fn suited(policy: &str, options: &Options, case: &Case) -> Case {
         Profile::from_table(&table).unwrap()
     };
     for model in &mut case.setup.models {
-        // Some models cost by length, and others do not: what a policy makes of these may be something else.
+        // The costs of some models depend on length, and of others not.
         let pads = model.max_batch % 2 == 0 && (policy.chains == Chains::Any || model.blocks.len() == 1);
         for block in &mut model.blocks {
             block.skips = policy.chains != Chains::NoSkips;
@@ -132,10 +136,11 @@ fn suited(policy: &str, options: &Options, case: &Case) -> Case {
     case
 }
 
-/// Panics if a batch whose cost depends on its length is padded to another one than its longest member's.
+/// A checker that panics if a batch whose cost depends on its length is padded beyond its longest
+/// member.
 struct Longest<'a> {
     models: &'a [Model],
-    /// By slot, the length of the request.
+    /// Length of the request, by slot.
     lengths: Vec<u32>,
 }
 
@@ -170,7 +175,7 @@ fn run(policy: &str, options: &Options, case: &Case) -> Trace {
     trace
 }
 
-/// The same as a server runs it.
+/// Runs the policy as a server does.
 fn run_served(policy: &str, options: &Options, case: &Case) -> Trace {
     let case = suited(policy, options, case);
     let mut scheduler = build_served(policy, &case.setup, options).unwrap();
@@ -287,7 +292,7 @@ contract! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// However many shards there are: if their messages take no time, they decide as one piece does.
+    /// Shards whose messages take no time decide like one piece, for any number of shards.
     #[test]
     fn shards_without_delay_equal_the_fused_scheduler(case in case(true), shards in 1..=4i64) {
         for (policy, text) in [
@@ -309,8 +314,8 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Two implementations that share no scheduling code: on devices that run as profiled, a Clockwork that does not look
-    /// ahead is "eager", whatever else happens.
+    /// Two implementations that share no scheduling code: on devices that run as profiled, a
+    /// Clockwork without look-ahead is "eager", under any faults.
     #[test]
     fn clockwork_without_look_ahead_equals_eager(mut case in case(true)) {
         case.faults.retain(|(_, fault)| !matches!(fault, Fault::Slow(..)));

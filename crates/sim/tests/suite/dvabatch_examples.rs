@@ -1,4 +1,4 @@
-//! The worked examples of DVABatch, Figure 3, instant by instant, beside their baselines.
+//! The worked examples of DVABatch, Figure 3, instant by instant, with their baselines.
 //!
 //! Time is in ms, and an operator takes 1 ms of a whole device.
 
@@ -8,7 +8,8 @@ use ripieno_sched::{Limits, OptionValue, Options, Request, Setup, build};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, End, Observer, Run, World};
 
-/// Rows of time, operator and members, in the order of their starts, and the latencies in the order of the answers.
+/// Rows of time, operator and members, in the order of their starts, and the latencies in the order
+/// of the answers.
 #[derive(Default)]
 struct Table {
     tasks: Vec<(TaskId, Time, Time, String)>,
@@ -92,7 +93,7 @@ fn run(policy: &str, lanes: usize, knobs: &str, model: &Model, arrivals: &[(f64,
 
 /// Operators that take 1 ms whatever the batch.
 const FLAT: [f64; 4] = [1.0; 4];
-/// One that takes a batch of 4 in 1 ms, and each of them alone in a quarter of it.
+/// An operator that takes a batch of 4 in 1 ms, and each of them alone in a quarter of it.
 const EACH: [f64; 4] = [0.25, 0.5, 0.75, 1.0];
 
 #[test]
@@ -116,11 +117,12 @@ fn case_i_runs_short_and_long_requests_side_by_side() {
 }
 
 #[test]
-fn groups_that_do_not_fit_side_by_side_are_reckoned_one_after_the_other() {
+fn groups_that_do_not_fit_in_parallel_are_estimated_in_series() {
     let by_length = vec![(1, profile(&[3.0; 4])), (2, profile(&[4.0, 4.0, 5.0, 5.5]))];
     let mut model = model(&[[5.5; 4]]);
     model.blocks[0].lengths = Some(LengthProfiles::new(by_length).unwrap());
-    // Two of each length use 0.46 and 0.69 of the device: the long ones would begin after the short ones and end at 7.
+    // Two of each length use 0.46 and 0.69 of the device: the long ones would begin after the short
+    // ones and end at 7.
     let table = run("dva", 2, "", &model, &[(0.0, 1), (0.0, 1), (0.0, 2), (0.0, 2)]);
     assert_eq!(table.rows(), "0 5.5 A [1, 2, 3, 4]\n");
 }
@@ -148,11 +150,11 @@ fn case_ii_splits_where_operators_prefer_single_requests() {
     }
 }
 
-/// One request, and three that come after its first operator.
+/// One request, and three that arrive after its first operator.
 const BURST: [(f64, u32); 4] = [(0.0, 1), (5.0, 1), (5.0, 1), (5.0, 1)];
 
 #[test]
-fn case_iii_stretches_the_batch_by_those_who_came_late() {
+fn case_iii_stretches_the_batch_by_late_requests() {
     let model = model(&[FLAT; 4]);
     let expected = "4 5 A [1]\n5 6 A [2, 3, 4]\n6 7 B [1, 2, 3, 4]\n7 8 C [1, 2, 3, 4]\n8 9 D [1, 2, 3, 4]\n";
     for knobs in ["window_ms=4", "window_ms=4 stretch=comp-wait comp_wait_ms=1"] {
@@ -163,7 +165,8 @@ fn case_iii_stretches_the_batch_by_those_who_came_late() {
     let late = run("dva", 1, "window_ms=4 stretch=comp-wait comp_wait_ms=0.9", &model, &BURST);
     assert_eq!(late.mean(), 8.0);
     for dispatch in ["free", "start"] {
-        // The window of the second batch begins with its own first request, and does not end when the device is free.
+        // The window of the second batch begins with its own first request, and does not end when
+        // the device is free.
         let baseline = run("delay-batch", 1, &format!("window_ms=4 dispatch={dispatch}"), &model, &BURST);
         assert_eq!(baseline.rows().lines().next(), Some("4 5 A [1]"));
         assert_eq!(baseline.rows().lines().last(), Some("12 13 D [2, 3, 4]"));
@@ -178,12 +181,13 @@ fn case_iii_stretches_the_batch_by_those_who_came_late() {
 fn case_iii_runs_newcomers_beside_the_batch_where_there_are_two_buffers() {
     let model = model(&[FLAT; 4]);
     let answers = |knobs: &str| run("dva", 2, &format!("window_ms=4 {knobs}"), &model, &BURST).latencies;
-    // One row and three fill the device together, so the batch of three slows nobody down and nobody waits for it to catch up:
-    // request 1 is answered at 8 instead of 9, the others at 9 as before.
+    // One row and three fill the device together, so the batch of three slows no other down and
+    // does not have to catch up: request 1 is answered at 8 instead of 9, the others at 9 as
+    // before.
     for knobs in ["", "stretch=never"] {
         assert_eq!(answers(knobs), [(1, 8.0), (2, 4.0), (3, 4.0), (4, 4.0)], "{knobs:?}");
     }
-    // The paper's rule knows no shares and stretches with two buffers as with one.
+    // The paper's rule ignores shares and stretches with two buffers as with one.
     let stretched = [(1, 9.0), (2, 4.0), (3, 4.0), (4, 4.0)];
     assert_eq!(answers("stretch=comp-wait comp_wait_ms=1"), stretched);
     assert_eq!(run("dva", 1, "window_ms=4", &model, &BURST).latencies, stretched);

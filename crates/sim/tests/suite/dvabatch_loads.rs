@@ -1,5 +1,5 @@
-//! DVABatch under Poisson arrivals on declared stage profiles, beside the batcher that runs whatever waits when the device is
-//! free: what is promised for every load is held here, in small.
+//! DVABatch under Poisson arrivals on declared stage profiles, compared with the batcher that runs
+//! all waiting requests when the device is free: small versions of the promises for every load.
 
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::{Block, Model, Profile, Walk};
@@ -24,7 +24,8 @@ impl Observer for Mean {
     }
 }
 
-/// Stages that take so many ms up to the batch size that they prefer, and in proportion beyond.
+/// Stages with a constant duration in ms up to the batch size that they prefer, and proportional
+/// beyond.
 fn uneven(stages: &[(f64, usize)]) -> Model {
     let cost = |ms: f64, preferred: usize, rows: usize| ms * (rows as f64 / preferred as f64).max(1.0);
     model(stages.iter().map(|&(ms, preferred)| (1..=BATCH).map(|rows| cost(ms, preferred, rows)).collect()))
@@ -45,13 +46,13 @@ fn model(stages: impl Iterator<Item = Vec<f64>>) -> Model {
     Model { blocks, walk: Walk::Chain, ..Model::whole("m", Profile::linear(1.0, 1.0, BATCH).unwrap(), slo) }
 }
 
-/// Requests by second at which batches of the best size keep the device busy.
+/// Returns the requests per second at which batches of the best size keep the device busy.
 fn peak(model: &Model) -> f64 {
     let profile = model.profile();
     (1..=BATCH).map(|rows| rows as f64 / profile.latency(rows).as_millis_f64() * 1e3).fold(0.0, f64::max)
 }
 
-/// The mean latency at a part of the peak load.
+/// Returns the mean latency at a fraction of the peak load.
 fn mean_ms(policy: &str, knobs: &[(&str, &str)], lanes: usize, model: &Model, load: f64) -> f64 {
     let (mut random, mut at_ms, rate) = (stream(11, 0), 0.0, load * peak(model));
     let arrivals = (0..REQUESTS).map(|_| {
@@ -86,7 +87,7 @@ fn stretch_never_costs_more_than_two_percent() {
             for lanes in [1, 2] {
                 let dva = mean_ms("dva", &[], lanes, &model, load);
                 assert!(dva <= 1.02 * free, "{name} at {load}, {lanes} lanes: {dva} and {free} ms");
-                // Nor does it cost what lanes gain.
+                // It also does not cost the gain of lanes.
                 let never = mean_ms("dva", &[("stretch", "never")], lanes, &model, load);
                 assert!(dva <= 1.02 * never, "{name} at {load}, {lanes} lanes: {dva} and {never} ms");
             }
@@ -109,7 +110,7 @@ fn newcomers_gain_where_batches_are_small() {
 #[test]
 fn split_answers_sooner_at_high_load() {
     for load in [0.9, 1.5] {
-        // Beyond the peak all is about throughput: splitting loses none.
+        // Beyond the peak only throughput matters: splitting loses none.
         let (split, whole) =
             (mean_ms("dva", &[], 1, &unet(), load), mean_ms("dva", &[("split", "false")], 1, &unet(), load));
         assert!(split <= whole, "{load}: {split} and {whole} ms");
@@ -123,7 +124,8 @@ fn split_answers_sooner_at_high_load() {
     assert!(dva < 0.95 * unsplit, "{dva} and {unsplit} ms");
 }
 
-/// Mean and 99th percentile of the latencies of RTE's sentence pairs on two stages of 4.4 ms at 512 tokens.
+/// Returns mean and 99th percentile of the latencies of RTE's sentence pairs on two stages of 4.4
+/// ms at 512 tokens.
 fn sentences_ms(policy: &str, rate: f64) -> (f64, f64) {
     let stage = |name: &str| format!("[[model.block]]\nname = \"{name}\"\nalone_ms = 4.4\npreferred_tokens = 512\n");
     let text = format!(
@@ -157,7 +159,7 @@ fn short_requests_do_not_pay_for_long_ones() {
             }
         }
     }
-    // What is beyond the padding batcher's peak is still punctual when it is grouped.
+    // A load beyond the padding batcher's peak is still punctual with groups.
     let (_, padded) = sentences_ms("policy = \"delay-batch\"", 400.0);
     let (_, grouped) = sentences_ms(&dva(2), 400.0 * 1.4);
     assert!(padded > 1_000.0 && grouped < 200.0, "{padded} and {grouped} ms");

@@ -1,4 +1,5 @@
-//! Ensembles: what dropping by the budget that is left of the whole is worth, and that every request ends once.
+//! Ensembles: the gain of dropping by the remaining budget of the whole request, and exactly one
+//! end per request.
 
 use ripieno_base::{ModelId, Time};
 use ripieno_report::Summary;
@@ -24,16 +25,16 @@ fn run(bursts: bool, budget: Budget, rate: f64) -> Summary {
     simulate_at(&scenario(bursts, budget), rate, None).unwrap()
 }
 
-/// How many times as much is answered in time if steps are dropped by the budget of the whole.
+/// Returns the ratio of answers in time with the budget of the whole to those without.
 fn gain(bursts: bool, rate: f64) -> f64 {
     run(bursts, Budget::Whole, rate).total.goodput_rps / run(bursts, Budget::Stage, rate).total.goodput_rps
 }
 
 #[test]
-fn dropping_by_what_is_left_of_the_whole_answers_more() {
+fn dropping_by_the_budget_of_the_whole_answers_more() {
     let (steady, bursts) = (gain(false, 400.0), gain(true, 400.0));
     assert!(steady > 1.15 && bursts > 1.05, "{steady:.3} {bursts:.3}");
-    // Where both keep up there is nothing to gain.
+    // If both keep up there is no gain.
     assert!(run(false, Budget::Whole, 200.0).worst_bad_rate < 0.001);
 }
 
@@ -45,7 +46,7 @@ fn at_a_rate_that_the_whole_keeps_up_with_stages_do_not() {
     }
 }
 
-/// Counts how often each request to an ensemble ends.
+/// A counter of the ends of each request to an ensemble.
 #[derive(Default)]
 struct Ends {
     arrived: BTreeMap<Time, u32>,
@@ -71,7 +72,7 @@ fn every_request_ends_once_and_its_other_steps_go_with_one_that_fails() {
     let setup = scenario.effective_setup();
     let mut scheduler = build(&scenario.policy, &setup, &scenario.effective_options()).unwrap();
     let ensemble = ModelId(setup.models.len() as u16);
-    // Four times as many as the devices can answer.
+    // Four times the capacity of the devices.
     let arrivals = (1..3000).map(|at| {
         let at = Time(at * 700_000);
         Arrival::new(at, ensemble, at + scenario.ensembles[0].slo)
@@ -86,7 +87,7 @@ fn every_request_ends_once_and_its_other_steps_go_with_one_that_fails() {
 }
 
 #[test]
-fn what_is_wrong_with_an_ensemble_is_said() {
+fn faults_of_ensembles_are_reported() {
     let text = |step: &str, keys: &str| {
         format!(
             "rate = 1\n[[model]]\nname = \"m\"\nslo_ms = 9\nalpha_ms = 1\nbeta_ms = 1\n\

@@ -1,5 +1,6 @@
-//! Who asks for less than the share is served as if alone, from the first request on: a light model beside an overloaded one,
-//! and a modest client of the overloaded model, under every policy that serves, at every load beyond the bound.
+//! A flow below its share is served as if alone, from the first request on: a light model beside an
+//! overloaded one, and a modest client of the overloaded model, under every policy that serves, at
+//! every load beyond the bound.
 
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::{Model, Profile};
@@ -8,8 +9,8 @@ use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, End, Jitter, Observer, World};
 use ripieno_workload::{ArrivalProcess as Process, Arrivals, stream, unit};
 
-/// All that serve and differ for whole models, but "clockwork" and "shepherd", which order models by rules of their own that no door
-/// can mend, and "serial", which has no batches to share.
+/// All policies that serve and differ for whole models, except "clockwork" and "shepherd", whose
+/// own order of models admission control cannot correct, and "serial", which does not batch.
 const POLICIES: &[(&str, Objective)] = &[
     ("deferred", Objective::Latency),
     ("deferred", Objective::Efficiency),
@@ -21,21 +22,22 @@ const POLICIES: &[(&str, Objective)] = &[
     ("bucketed", Objective::Latency),
     ("graph-merge", Objective::Latency),
 ];
-/// Who asks for what: the model, the client.
+/// The flows: model and client.
 const MAIN: (u16, u16) = (0, 0);
 const MODEST: (u16, u16) = (0, 1);
 const LIGHT: (u16, u16) = (1, 0);
 const ASKERS: [(u16, u16); 3] = [MAIN, MODEST, LIGHT];
-/// How long a run is at most, and how many requests come before it ends sooner: forty targets pass in each, if not more.
+/// Upper bound on a run, and the number of requests after which it ends earlier: at least forty
+/// SLOs pass in each.
 const SECONDS: f64 = 20.0;
 const MANY: f64 = 400_000.0;
 const JITTER: Jitter = Jitter { mean_us: 300.0, mean_percent: 1.0 };
 
-/// A world of two models, and what each asker asks for, a second.
+/// Two models, and the demand of each flow per second.
 struct Case {
     name: &'static str,
     setup: Setup,
-    /// Requests a second that the devices can carry of the first model.
+    /// Capacity of the devices for the first model, in requests per second.
     capacity: f64,
     light: f64,
 }
@@ -52,7 +54,7 @@ impl Case {
         Case { name, setup: Setup { models, devices: 1, limits }, capacity, light: rate }
     }
 
-    /// Poisson arrivals of all three, for so many seconds from a moment on.
+    /// Poisson arrivals of all three flows, for `seconds` seconds from `from` on.
     fn arrivals(&self, load: f64, from: f64, seconds: f64) -> Vec<Arrival> {
         let modest = 0.1 * self.capacity;
         let rates = [load * self.capacity - modest, modest, self.light];
@@ -71,7 +73,7 @@ impl Case {
         all
     }
 
-    /// Of each asker, how many requests came and how many were answered in time.
+    /// Returns per flow the number of requests, and of those answered in time.
     fn run(&self, (name, objective): (&str, Objective), arrivals: Vec<Arrival>) -> [(u64, u64); 3] {
         let policy = find(name).unwrap();
         let options = served_options(policy, Options::new(), objective);
@@ -102,8 +104,8 @@ impl Observer for Seen {
     }
 }
 
-/// Of each asker, the part of its requests that is answered in time, worst of the loads; and the least that the heavy model had
-/// beyond the bound, of what it had at most.
+/// Returns per flow the part of its requests that is answered in time, worst of the loads; and the
+/// smallest number of the heavy model's answers beyond the bound, relative to its largest.
 fn worst(case: &Case, policy: (&str, Objective), loads: &[f64]) -> (f64, f64) {
     let part = |(came, answered): (u64, u64)| answered as f64 / came.max(1) as f64;
     let seconds = |load: f64| SECONDS.min(MANY / (load * case.capacity));
@@ -141,7 +143,7 @@ fn so_it_is_when_a_load_steps_up_after_a_silence() {
 }
 
 #[test]
-fn who_asks_for_little_is_served_as_if_alone() {
+fn a_small_flow_is_served_as_if_alone() {
     let cases = [
         batch_of_four(),
         Case::new("tight", (1.053, 5.072, 32), (0.05, 0.05, 8), [50, 50], 50.0),
@@ -151,7 +153,8 @@ fn who_asks_for_little_is_served_as_if_alone() {
     for case in &cases {
         for &policy in POLICIES {
             let (modest, light) = worst(case, policy, &[0.9, 1.2, 3.0, 10.0]);
-            // A client that is new in a full queue may lose what it asks for until that has drained: two in a hundred of this run.
+            // A client that is new in a full queue may lose requests until the queue has drained:
+            // two percent of this run.
             if modest < 0.97 || light < 0.985 {
                 faults +=
                     &format!("{} under {policy:?}: modest client {modest:.3}, light model {light:.3}\n", case.name);
@@ -161,8 +164,9 @@ fn who_asks_for_little_is_served_as_if_alone() {
     assert!(faults.is_empty(), "{faults}");
 }
 
-/// Random pairs: a full batch of the heavy one takes 5 to 80 ms, and two and a half to ten of them fit into its target and that of
-/// the light one, of which a request takes at most a tenth of such a batch; on one to four devices.
+/// Random pairs: a full batch of the heavy model takes 5 to 80 ms, and two and a half to ten of
+/// them fit into its SLO and that of the light one, whose requests take at most a tenth of such a
+/// batch; on one to four devices.
 fn random_pair(index: u64) -> Case {
     let mut random = stream(11, index);
     let mut between = |low: f64, high: f64| low + (high - low) * unit(&mut random);
@@ -184,8 +188,8 @@ fn random_pair(index: u64) -> Case {
 fn so_it_is_in_random_pairs() {
     let policies = POLICIES.iter().filter(|(name, _)| ["deferred", "eager", "lazy", "dva", "cellular"].contains(name));
     for &policy in policies {
-        // Those that order batches of different models by deadline serve the light one even where a batch of the other takes half
-        // of its target; the others lose a few of its requests then.
+        // Policies that order batches of different models by deadline serve the light model even if
+        // a batch of the other takes half of its SLO; the others lose a few of its requests then.
         let bound = if ["deferred", "eager"].contains(&policy.0) { 0.985 } else { 0.91 };
         for index in 0..4 {
             let (modest, light) = worst(&random_pair(index), policy, &[0.9, 1.5, 10.0]);

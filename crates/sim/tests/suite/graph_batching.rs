@@ -1,4 +1,5 @@
-//! LazyBatching against graph batching on the paper's NPU: what holds for every window and load is held here, in small.
+//! LazyBatching against graph batching on the paper's NPU: small versions of the comparison for
+//! every window and load.
 
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::Extent;
@@ -9,7 +10,7 @@ const PADDED: &str = "policy = \"bucketed\"\n[policy_options]\nwidth = 1048576\n
 const SENTENCES: &str = "lengths = { kind = \"lognormal\", mu = 2.74, sigma = 0.5, min = 1, max = 80 }\n\
                          output_lengths = { kind = \"ratio\", sigma = 0.15 }\nmax_steps = 80\n";
 
-/// Arrival, start and end of each request, in milliseconds.
+/// Returns arrival, start and end of each request, in milliseconds.
 fn fates(scenario: &Scenario) -> Vec<[f64; 3]> {
     let mut trace = Trace::new(&scenario.setup.models);
     simulate(scenario, Some(&mut trace)).unwrap();
@@ -24,7 +25,7 @@ fn mean_ms(fates: &[[f64; 3]]) -> f64 {
     fates.iter().map(|[arrival, _, end]| end - arrival).sum::<f64>() / fates.len() as f64
 }
 
-/// Some seconds of Poisson arrivals at a network.
+/// Runs some seconds of Poisson arrivals at a network.
 fn run(policy: &str, network: &str, rate: f64, slo_ms: f64) -> Vec<[f64; 3]> {
     let lengths = if network == "transformer" { SENTENCES } else { "" };
     let requests = (rate * 0.8).clamp(150.0, 800.0) as u64;
@@ -65,7 +66,8 @@ fn lazy_answers_sooner_than_any_window_at_any_load() {
     }
 }
 
-/// Close to what the device carries slack alone preempts too often; where preempting must pay, it stays ahead.
+/// Close to the device's capacity slack alone preempts too often; if preempting must pay, it stays
+/// ahead.
 #[test]
 fn with_gain_it_is_ahead_where_the_device_is_full_as_well() {
     for network in ["resnet50", "transformer"] {
@@ -84,7 +86,8 @@ fn lazy_violates_nothing_from_20_ms_on() {
         for slo_ms in [20.0, 60.0] {
             let late = run(LAZY, network, 1000.0, slo_ms);
             let late = late.iter().filter(|[arrival, _, end]| end - arrival > slo_ms).count();
-            // The longest sentences of all take 13 ms alone, and dec_timesteps promises nothing about those.
+            // The longest sentences take 13 ms alone, and `dec_timesteps` promises nothing about
+            // those.
             assert_eq!(late, 0, "{network}, SLO {slo_ms} ms");
         }
     }

@@ -1,6 +1,6 @@
-//! An idle device runs at once: whatever came before, a lone request on an idle server starts when it arrives, under every
-//! policy that conserves work; and it is in time under those that defer, also if it is the first of all and the device is
-//! slower than its profile.
+//! An idle device runs immediately: a lone request on an idle server starts when it arrives,
+//! whatever came before, under every work-conserving policy; under policies that defer it is in
+//! time, even if it is the first request and the device is slower than its profile.
 
 use crate::common::options;
 use ripieno_base::{ModelId, Nanos, Time};
@@ -9,7 +9,7 @@ use ripieno_sched::{Limits, Setup, build};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, Jitter, Trace, World};
 
-/// Policies that keep no device idle for the sake of larger batches, as `serve` runs them.
+/// Policies that keep no device idle for larger batches, as `serve` runs them.
 const PROMPT: &[(&str, &str)] = &[
     ("serial", ""),
     ("eager", ""),
@@ -46,7 +46,7 @@ fn setup(devices: usize) -> Setup {
     Setup { models: vec![model("quiet"), model("busy")], devices, limits }
 }
 
-/// When each request of model `quiet` arrived, started and ended, in ms.
+/// Returns arrival, start and end of each request of model `quiet`, in ms.
 fn run(policy: &str, text: &str, setup: &Setup, arrivals: &[Arrival], jitter: (Jitter, u64)) -> Vec<(f64, f64, f64)> {
     let mut scheduler = build(policy, setup, &options(text)).unwrap();
     let (mut trace, mut checkers) = (Trace::new(&setup.models), Checkers::new(setup));
@@ -59,8 +59,9 @@ fn run(policy: &str, text: &str, setup: &Setup, arrivals: &[Arrival], jitter: (J
     quiet.map(|fields| (millis(fields[2]), millis(fields[3]), millis(fields[4]))).collect()
 }
 
-/// A burst on the other model that keeps all devices busy for half a second and more, then silence, then requests of the
-/// quiet model, one at a time: 50 ms after the last batch of the burst, and later.
+/// A burst on the other model that keeps all devices busy for at least half a second, then silence,
+/// then requests of the quiet model, one at a time: 50 ms after the last batch of the burst, and
+/// later.
 #[test]
 fn after_a_burst_on_another_model_a_lone_request_starts_at_once() {
     for devices in [1, 2, 4] {
@@ -78,7 +79,8 @@ fn after_a_burst_on_another_model_a_lone_request_starts_at_once() {
     }
 }
 
-/// The same after the model's own burst: what has come in the last seconds says nothing about what will.
+/// The same after the model's own burst: arrivals of the last seconds say nothing about future
+/// ones.
 #[test]
 fn after_a_burst_on_its_own_model_a_lone_request_starts_at_once() {
     for &(policy, text) in PROMPT {
@@ -91,8 +93,8 @@ fn after_a_burst_on_its_own_model_a_lone_request_starts_at_once() {
     }
 }
 
-/// Requests that come alone gain nothing by waiting, so they are not made to wait for their deadline, nor for a margin to be
-/// learnt from them.
+/// Requests that arrive alone gain nothing by waiting, so they wait neither for their deadline nor
+/// for a margin to be learnt from them.
 #[test]
 fn efficiency_does_not_make_lone_requests_wait() {
     let arrivals: Vec<_> = (1..10).map(|index| arrival(index * 11_000, 0)).collect();
@@ -101,7 +103,8 @@ fn efficiency_does_not_make_lone_requests_wait() {
     }
 }
 
-/// Published deferral waits for the last moment, which the margin puts far enough ahead for the very first request.
+/// Published deferral waits for the latest start, which the margin moves far enough ahead for the
+/// very first request.
 #[test]
 fn a_first_request_is_in_time_on_a_device_that_is_slower_than_profiled() {
     for objective in ["published", "efficiency", "latency"] {
@@ -117,9 +120,10 @@ fn a_first_request_is_in_time_on_a_device_that_is_slower_than_profiled() {
     }
 }
 
-/// Without margins nearly every lone request of the published rule is late on such a device; with them few are.
+/// Without margins nearly every lone request of the published rule is late on such a device; with
+/// them few are.
 #[test]
-fn margins_are_learnt_from_what_tasks_take() {
+fn margins_are_learnt_from_task_durations() {
     let mut setup = setup(1);
     setup.models[0].slo = Nanos::from_millis(100);
     let late = |margins: bool| {
@@ -136,7 +140,8 @@ fn margins_are_learnt_from_what_tasks_take() {
     assert!(late(true) < 50, "{}", late(true));
 }
 
-/// A policy that never drops keeps who is late in its queue; behind a server nobody waits there beyond the deadline.
+/// A policy that never drops keeps late requests in its queue; behind a server none waits there
+/// beyond the deadline.
 #[test]
 fn clients_that_wait_no_more_are_withdrawn_at_their_deadline() {
     let ended = |expire: bool, late: bool| {
@@ -147,7 +152,7 @@ fn clients_that_wait_no_more_are_withdrawn_at_their_deadline() {
         let mut trace = Trace::new(&setup.models);
         let mut world = World::new(scheduler.as_mut(), &setup);
         world = if expire { world.with_expiry() } else { world };
-        // Each takes 4.5 ms; the scheduler is told of the last when its deadline has passed.
+        // Each takes 4.5 ms; the scheduler receives the last when its deadline has passed.
         let hurried = Arrival { arrived: at(0), deadline: at(1), ..arrival(2, 0) };
         let lone = |millis: i64| Arrival { deadline: at(millis + 10), ..arrival(millis, 0) };
         world.run([lone(0), lone(0), lone(1), lone(1), hurried].into_iter(), [], &mut [&mut trace]);

@@ -1,7 +1,7 @@
-//! The worked examples of LazyBatching, and others reckoned by hand, instant by instant.
+//! The worked examples of LazyBatching, and others calculated by hand, instant by instant.
 //!
-//! All nodes take 1 ms whatever the batch. Arrivals that the paper's text leaves free were chosen inside the intervals that it
-//! allows.
+//! All nodes take 1 ms whatever the batch. Arrivals that the paper's text does not fix were chosen
+//! within the intervals that it allows.
 
 use expect_test::{Expect, expect};
 use ripieno_base::{ModelId, Nanos, Time};
@@ -11,7 +11,7 @@ use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, End, Observer, Run, World};
 use std::fmt::Write;
 
-/// Rows of time, node and members, then when each request was done.
+/// Rows of time, node and members, then the end of each request.
 #[derive(Default)]
 struct Table {
     rows: String,
@@ -58,7 +58,7 @@ fn model(walk: Walk, blocks: Vec<Block>) -> Model {
     }
 }
 
-/// A chain of so many nodes.
+/// A chain of `nodes` nodes.
 fn chain(nodes: usize) -> Model {
     model(Walk::Chain, (0..nodes).map(|at| node(&at.to_string(), Steps::Once)).collect())
 }
@@ -90,8 +90,9 @@ fn check(table: &Table, expected: Expect) {
 const PAPER: &[(&str, &str)] = &[("preempt", "slack")];
 
 #[test]
-fn who_is_almost_done_is_not_preempted_for_one() {
-    // When 2 comes, 1 has one node of five before it: waiting costs 2 one unit, preempting would cost 1 four.
+fn a_batch_that_is_almost_done_is_not_preempted_for_one() {
+    // When 2 arrives, 1 has one node of five before it: waiting costs 2 one unit, preempting would
+    // cost 1 four.
     let arrivals = requests(&[0.0, 3.5], 1000.0);
     let ends = |knobs| run("lazy", knobs, vec![chain(5)], &arrivals).ends;
     assert_eq!(ends(&[]), [(1, at(5.0)), (2, at(10.0))]);
@@ -143,9 +144,9 @@ fn several_newcomers_catch_up_together() {
     );
 }
 
-/// When each of three requests starts and ends, at the boundaries of admission.
+/// Returns the start and end of each of three requests, at the boundaries of admission.
 #[test]
-fn who_is_admitted_depends_on_the_estimate() {
+fn admission_depends_on_the_estimate() {
     let times = |policy: &str, knobs: &[(&str, &str)], slo: f64| {
         let table = run(policy, knobs, vec![chain(8)], &requests(&[2.0, 3.5, 4.5], slo));
         let first = |id: u64| {
@@ -166,7 +167,7 @@ fn who_is_admitted_depends_on_the_estimate() {
     assert_eq!(equation, [alone, one, one, both]);
     let remaining = [16.0, 16.5, 24.0, 24.5].map(|slo| times("lazy", &[("estimator", "remaining")], slo));
     assert_eq!(remaining, [one, one, both, both]);
-    // All three end at 13: whoever knows what batches cost admits them from an SLO of 11 on, when Req1 needs 11.
+    // All three end at 13: the oracle admits them from an SLO of 11 on, when Req1 needs 11.
     let oracle = [10.5, 11.0].map(|slo| times("lazy-oracle", &[], slo));
     assert_eq!(oracle, [one, both]);
 }

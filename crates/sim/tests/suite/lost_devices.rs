@@ -1,4 +1,4 @@
-//! What becomes of requests whose device vanishes, under every policy.
+//! Requests of lost devices, under every policy.
 
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
 use ripieno_model::{DropRule, Model, Profile};
@@ -10,7 +10,7 @@ fn at(us: i64) -> Time {
     Time::ORIGIN + Nanos::from_micros(us)
 }
 
-/// Two requests that run together on a device of two, and what happens to them; the tasks that ran, as rows of CSV.
+/// Runs two requests together on a device of two, with faults; returns the tasks as rows of CSV.
 fn tasks(policy: &str, faults: &[(i64, Fault)]) -> Vec<String> {
     let profile = Profile::linear(1.0, 4.0, 4).unwrap();
     let model = Model { drop: Some(DropRule::Never), ..Model::whole("m", profile, Nanos::from_millis(60)) };
@@ -27,7 +27,7 @@ fn tasks(policy: &str, faults: &[(i64, Fault)]) -> Vec<String> {
     trace.tasks_csv().lines().skip(1).map(str::to_owned).collect()
 }
 
-/// When and where the first task of request 1 ran.
+/// Returns the start and device of the first task of request 1.
 fn first(policy: &str) -> (i64, DeviceId) {
     let tasks = tasks(policy, &[]);
     let row: Vec<&str> =
@@ -44,7 +44,7 @@ fn runs(tasks: &[String], id: &str) -> usize {
 }
 
 #[test]
-fn who_was_lost_runs_again_elsewhere() {
+fn a_request_of_a_lost_device_runs_again_elsewhere() {
     for policy in CATALOGUE {
         let (begun, device) = first(policy.name);
         let tasks = tasks(policy.name, &[(begun + 1_000, Fault::Lose(device))]);
@@ -54,7 +54,7 @@ fn who_was_lost_runs_again_elsewhere() {
 }
 
 #[test]
-fn whose_client_went_away_does_not_run_again() {
+fn a_withdrawn_request_does_not_run_again() {
     for policy in CATALOGUE {
         let (begun, device) = first(policy.name);
         let faults = [(begun + 500, Fault::Cancel(1)), (begun + 1_000, Fault::Lose(device))];
@@ -64,7 +64,7 @@ fn whose_client_went_away_does_not_run_again() {
 }
 
 #[test]
-fn a_device_that_is_leaving_may_vanish_with_what_it_holds() {
+fn a_leaving_device_may_be_lost_with_its_tasks() {
     for policy in CATALOGUE {
         let (begun, device) = first(policy.name);
         let faults = [(begun + 500, Fault::Leave(device)), (begun + 1_000, Fault::Lose(device))];

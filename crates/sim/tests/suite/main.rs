@@ -1,4 +1,5 @@
-//! The tests of `ripieno-sim` from outside, in one binary: each binary more is built and linked anew.
+//! The external tests of `ripieno-sim`, in one binary, since each further binary is built and
+//! linked separately.
 
 mod admission;
 mod autoscale;

@@ -1,11 +1,12 @@
-//! The example of a policy made of DVABatch's operations does what it says, with every promise of a scheduler kept.
+//! The example of a policy made of DVABatch's operations works, and keeps every promise of a
+//! scheduler.
 
 use super::meta_operations::{main, run};
 
 const SPLIT: Option<(usize, usize)> = Some((2, 4));
 
 #[test]
-fn a_policy_of_ones_own_does_each_operation_where_it_is_told_to() {
+fn a_custom_policy_does_each_operation_at_its_condition() {
     let (new, _) = run(None, None);
     assert!(new.new > 0 && new.stretch == 0 && new.split == 0, "{new:?}");
     let (stretched, _) = run(Some(1), None);
@@ -13,6 +14,6 @@ fn a_policy_of_ones_own_does_each_operation_where_it_is_told_to() {
     let (halved, _) = run(None, SPLIT);
     assert!(halved.new > 0 && halved.stretch == 0 && halved.split > 100, "{halved:?}");
     let (all, mean_ms) = run(Some(1), SPLIT);
-    assert!(all.stretch > 100 && all.split > 100 && mean_ms > 9.5, "nobody is faster than the stages: {all:?}");
+    assert!(all.stretch > 100 && all.split > 100 && mean_ms > 9.5, "no request is faster than the stages: {all:?}");
     main();
 }

@@ -1,5 +1,6 @@
-//! What `objective = "latency"` of "deferred" promises over "efficiency": an unloaded server answers as fast as the model
-//! runs, clients that wait for their answers are not kept waiting for the SLO, and little goodput is paid for it.
+//! The promises of `objective = "latency"` of "deferred" over "efficiency": an unloaded server
+//! answers as fast as the model runs, clients that wait for their answers do not wait for the SLO,
+//! and the cost in goodput is small.
 
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::{Model, Profile};
@@ -40,7 +41,8 @@ fn little_goodput_is_paid_for_it() {
     assert!(ratio > 0.97, "{ratio}");
 }
 
-/// Goodput with 1 % bad: 94 % of the analytic bound, which no rule of the catalogue reaches without an objective.
+/// Goodput with 1 % bad: 94 % of the analytic bound, which no rule of the catalogue reaches without
+/// an objective.
 #[test]
 fn it_carries_more_than_published_deferral() {
     let bad = |policy: &str, options: &str, rate: f64| {
@@ -72,7 +74,7 @@ fn one_model(devices: usize, model: &str, arrival: &str, rate: f64) -> Scenario 
     Scenario::parse(&text, "one.toml").unwrap()
 }
 
-/// Where rows that start at once would take all devices and the next to fall free all that waits.
+/// Rows that started immediately would take all devices, and the next free device all waiting rows.
 #[test]
 fn batches_that_start_apart_are_answered_sooner() {
     let launch = "alpha_ms = 0.25\nbeta_ms = 19.2\nslo_ms = 115";
@@ -92,7 +94,8 @@ fn batches_that_start_apart_are_answered_sooner() {
     }
 }
 
-/// Who comes by chance is not waited for at even intervals: near the peak that would keep devices idle and make batches long.
+/// Random arrivals are not awaited at even intervals: near the peak that would keep devices idle
+/// and make batches long.
 #[test]
 fn no_device_waits_for_the_sake_of_evenness_where_chance_undoes_it() {
     let mut scenario = one_model(2, "alpha_ms = 4.1\nbeta_ms = 4.9\nslo_ms = 300", "kind = \"poisson\"", 370.0);
@@ -104,9 +107,10 @@ fn no_device_waits_for_the_sake_of_evenness_where_chance_undoes_it() {
     assert!(ours < 1.1 * eager, "{ours} ms, eager {eager}");
 }
 
-/// In a burst the batch of the moment is larger without its oldest rows, but other devices are about to fall free.
+/// In a burst the current batch is larger without its oldest rows, but other devices are about to
+/// become free.
 #[test]
-fn who_is_passed_over_in_a_burst_runs_on_a_spare_device() {
+fn requests_passed_over_in_a_burst_run_on_a_spare_device() {
     let scenario =
         one_model(16, "alpha_ms = 0.748\nbeta_ms = 2.41\nslo_ms = 13.7", "kind = \"gamma\", shape = 0.31", 14_000.0);
     let bad = |options: &str| {
@@ -118,14 +122,15 @@ fn who_is_passed_over_in_a_burst_runs_on_a_spare_device() {
     assert!(window > 0.002 && latency < 0.1 * window, "{latency} {window}");
 }
 
-/// A head that has little time left of its own is not passed over for a batch that the load does not ask for.
+/// A head with a short deadline is not passed over for a batch that the load does not need.
 #[test]
 fn tight_deadlines_run_below_the_peak() {
     let limits = Limits { requests: 4_096, models: 1, devices: 1, lanes: 1, depth: 1, batch: 32, nodes: 0 };
     let model = Model::whole("m", Profile::linear(1.0, 2.0, 32).unwrap(), Nanos::from_millis(200));
     let setup = Setup { models: vec![model], devices: 1, limits };
     let mut scheduler = build("deferred", &setup, &choice("objective=latency")).unwrap();
-    // Six at once, every 15 ms, of which one client waits 6 ms only: long enough for half of them, not for all.
+    // Six at a time, every 15 ms, of which one client waits 6 ms only: long enough for half of
+    // them, not for all.
     let arrival = |at: i64| {
         let limit = if at % 6 == 0 { 6 } else { 200 };
         let at = Time::ORIGIN + Nanos::from_millis(15 * (at / 6));
@@ -137,8 +142,9 @@ fn tight_deadlines_run_below_the_peak() {
     assert_eq!(requests.lines().filter(|line| line.ends_with(",ok")).count(), 6_000);
 }
 
-/// 64 rows at once, every 50 ms, as from clients that wait for their answers; the SLO is 20 s. Each burst is answered before
-/// the next one, although batches of the size at hand would not keep up with the load if they came one row at a time.
+/// 64 rows at a time, every 50 ms, as from clients that wait for their answers; the SLO is 20 s.
+/// Each burst is answered before the next one, although batches of the current size would not keep
+/// up with the load if it arrived one row at a time.
 #[test]
 fn clients_that_wait_for_answers_are_not_kept_waiting_for_the_slo() {
     let model = Model::whole("m", Profile::linear(0.1, 5.0, 32).unwrap(), Nanos::from_millis(20_000));
@@ -160,10 +166,11 @@ fn clients_that_wait_for_answers_are_not_kept_waiting_for_the_slo() {
     }
 }
 
-/// Of a chain that 43 % leave after its first block, and most of the others go to its last: single rows keep up, by what they
-/// really take. By all blocks they would not, and batches would wait for each other.
+/// A chain that 43 % leave after its first block, and most of the others go to its last: single
+/// rows keep up by their mean cost. By the cost of all blocks they would not, and batches would
+/// wait for each other.
 #[test]
-fn who_leaves_a_chain_early_keeps_nobody_waiting() {
+fn early_exits_keep_no_batch_waiting() {
     let block = |name: &str, alone: f64, preferred: u32| {
         format!(
             "[[model.block]]\nname = \"{name}\"\nalone_ms = {alone}\npreferred_batch = {preferred}\nmax_batch = 32\n"
@@ -181,7 +188,8 @@ fn who_leaves_a_chain_early_keeps_nobody_waiting() {
     assert!(run.total.mean_ms.unwrap() < 20.0 && run.worst_bad_rate == 0.0, "{:?}", run.total);
 }
 
-/// A chain whose row takes 18 ms, in three blocks, beside a model that has 12 ms for its batches of 2 ms.
+/// A chain whose row takes 18 ms, in three blocks, beside a model that has 12 ms for its batches of
+/// 2 ms.
 fn beside_a_chain(options: &str, devices: usize) -> Summary {
     let block = |name: &str, alone: f64| {
         format!("[[model.block]]\nname = \"{name}\"\nalpha_ms = 1\nbeta_ms = {}\nmax_batch = 8\n", alone - 1.0)
@@ -199,7 +207,8 @@ fn beside_a_chain(options: &str, devices: usize) -> Summary {
     simulate(&scenario, None).unwrap()
 }
 
-/// Between two blocks of a chain whoever could not wait for the next one runs first; nobody of the chain is late for it.
+/// Between two blocks of a chain, a batch that could not wait for the next border runs first; no
+/// request of the chain is late for it.
 #[test]
 fn a_tight_model_runs_between_the_blocks_of_a_chain() {
     let published = beside_a_chain("objective=published", 1).worst_bad_rate;
@@ -211,7 +220,7 @@ fn a_tight_model_runs_between_the_blocks_of_a_chain() {
     }
 }
 
-/// Rows that gain nothing together do not go together where the next device is about to fall free.
+/// Rows that gain nothing together run separately if the next device is about to become free.
 #[test]
 fn a_burst_is_divided_among_devices() {
     let mut scenario =
@@ -237,7 +246,7 @@ fn models(rate: f64, served: bool, models: &[&str]) -> Scenario {
     scenario
 }
 
-/// By deadlines alone whoever has much time would have to use it whenever others wait.
+/// A rule by deadlines alone would force a request with much time to use it whenever others wait.
 #[test]
 fn much_time_is_no_reason_to_wait() {
     let cost = "alpha_ms = 2\nbeta_ms = 4";
@@ -247,7 +256,8 @@ fn much_time_is_no_reason_to_wait() {
     assert!(mean(1) < 1.5 * mean(0) && run.worst_bad_rate < 0.01, "{} {} {}", mean(0), mean(1), run.worst_bad_rate);
 }
 
-/// Batches whose rows gain little do not take longer than others can wait, though everybody else has time enough.
+/// Batches whose rows gain little do not take longer than others can wait, although all other
+/// requests have enough time.
 #[test]
 fn long_batches_make_no_tight_model_late() {
     let long = "alpha_ms = 3.19\nbeta_ms = 1.4\nslo_ms = 150";
@@ -259,8 +269,8 @@ fn long_batches_make_no_tight_model_late() {
     assert!(run.worst_bad_rate < 0.01, "{}", run.worst_bad_rate);
 }
 
-/// Rows of the second model cost the same in any batch, and large ones make the first late. That its rows are then passed over is no
-/// reason to make them larger still.
+/// Rows of the second model cost the same in any batch, and large ones make the first late. If its
+/// rows are then passed over, that is no reason to make them larger still.
 #[test]
 fn batches_that_gain_nothing_are_cut_while_device_time_is_short() {
     let (tight, slow) = (
@@ -271,7 +281,8 @@ fn batches_that_gain_nothing_are_cut_while_device_time_is_short() {
     assert!(run.worst_bad_rate < 0.01, "{}", run.worst_bad_rate);
 }
 
-/// A request can be in time behind another model's batch, by 3 ms. The guess of how late a device may be is three times as long.
+/// A request can be in time after another model's batch, by 3 ms. The initial guess of the margin
+/// is three times as long.
 #[test]
 fn a_guess_makes_no_request_hopeless_for_long() {
     let (other, tight) =

@@ -1,5 +1,6 @@
-//! Useful answers stay at their peak at any overload, under the rules for whole batches with the options that `serve` gives
-//! them: what no schedule can save is refused, and the rest is served in batches as efficient as at the peak.
+//! Useful answers stay at their peak at any overload, under the rules for whole batches with the
+//! options that `serve` gives them: hopeless requests are refused, and the rest is served in
+//! batches as efficient as at the peak.
 
 use ripieno_sched::{Objective, Options, find, served_options};
 use ripieno_sim::{Scenario, simulate, simulate_at};
@@ -31,9 +32,11 @@ const SEVERAL: &str = "
     share = 2
 ";
 
-/// Requests a second that are answered in time at `load` times the analytic bound, and the bad rate of the worst model.
+/// Returns the requests per second that are answered in time at `load` times the analytic bound,
+/// and the bad rate of the worst model.
 fn good(policy: &str, options: &Options, devices: usize, models: &str, load: f64) -> (f64, f64) {
-    // Far beyond the bound as many are over within a second, of which the beginning is a part that counts.
+    // Far beyond the bound this number of requests arrives within a second, of which the beginning
+    // is a large part.
     let requests = if load < 3.0 { 15_000 } else { 30_000 };
     let text = format!("seed = 1\nrate = 1\nrequests = {requests}\n[cluster]\ndevices = {devices}\n{models}");
     let mut scenario = Scenario::parse(&text, "overload.toml").unwrap();
@@ -46,7 +49,7 @@ fn stays_at_its_peak(policy: &str, objective: Objective) {
     let options = served_options(find(policy).unwrap(), Options::new(), objective);
     for (devices, models) in [(1, ONE), (8, ONE), (1, SEVERAL), (4, SEVERAL)] {
         let good = |load: f64| good(policy, &options, devices, models, load);
-        // The highest calm load has the peak: those below it do not even ask for as much.
+        // The highest calm load has the peak: lower ones do not even demand as much.
         let mut calm = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1].into_iter().map(good);
         let (peak, _) = calm.find(|&(_, bad)| bad <= 0.01).expect("a load that is carried");
         for load in [1.2, 1.5, 3.0, 10.0] {
@@ -80,8 +83,9 @@ fn timeout() {
     stays_at_its_peak("timeout", Objective::Latency);
 }
 
-/// Devices that take longer than their profile by chance, as processors that are shared do: half as long again as a full batch
-/// at worst. What is late by chance must not shorten the queue until batches are small, and then as many are late.
+/// Devices that take longer than their profile by chance, as shared processors do: at worst half as
+/// long again as a full batch. Random lateness must not shorten the queue until batches are small,
+/// and as many requests late.
 #[test]
 fn on_devices_that_are_late_by_chance() {
     const BATCH: f64 = 32.0;
@@ -89,7 +93,7 @@ fn on_devices_that_are_late_by_chance() {
     let model = "[[model]]\nname = 'm'\nalpha_ms = 0.38\nbeta_ms = 1.6\nmax_batch = 32\nslo_ms = 50\ndrop = 'hopeless'";
     let mut faults = String::new();
     for (jitter_ms, least) in [(1.0, 0.97), (3.0, 0.9), (6.0, 0.65)] {
-        // What full batches carry, if they follow each other at once.
+        // Throughput of full batches without pauses.
         let bound = BATCH / (FULL_MS + jitter_ms) * 1e3;
         for name in ["deferred", "dva", "lazy", "cellular"] {
             let policy = find(name).unwrap();
@@ -108,11 +112,11 @@ fn on_devices_that_are_late_by_chance() {
             }
         }
     }
-    assert!(faults.is_empty(), "less useful than asked for\n{faults}");
+    assert!(faults.is_empty(), "less useful than required\n{faults}");
 }
 
-/// Who is told at the deadline that the time is over is withdrawn, and as late as who is answered late: a door that does not know so
-/// lets in ever more, until everybody comes just too late.
+/// Requests that are withdrawn at the deadline count as late like late answers: admission control
+/// that ignored them would admit ever more, until all requests are slightly late.
 #[test]
 fn cells_on_exact_devices_for_as_long_as_it_takes() {
     let text = "
@@ -141,10 +145,11 @@ fn cells_on_exact_devices_for_as_long_as_it_takes() {
     }
 }
 
-/// Overloads that broke a promise before, one after the other. What is expected stands in the files.
+/// Overloads that broke a promise, one after the other. The expected values are in the files.
 #[test]
 fn cases_that_were_found_by_chance() {
-    // The policy, the rate unless the file says it, the model, and how many of its requests a second are answered in time at least.
+    // The policy, the rate unless the file sets it, the model, and the smallest number of its
+    // requests per second answered in time.
     let cases: &[(&str, &str, Option<f64>, usize, f64)] = &[
         ("cells-step", "cellular", None, 0, 370.0),
         ("cells-step", "late", None, 0, 370.0),
@@ -178,21 +183,24 @@ fn cases_that_were_found_by_chance() {
     assert!(faults.is_empty(), "{faults}");
 }
 
-/// Useful answers a second under `policy`, as served, in a world that its profiles do not describe.
+/// Returns the useful answers per second under `policy`, as served, in a world that differs from
+/// its profiles.
 fn useful(policy: &str, options: Options, text: &str) -> f64 {
     let mut scenario = Scenario::parse(text, "occupancy.toml").unwrap();
     scenario.serve_under(find(policy).unwrap(), options);
     simulate(&scenario, None).unwrap().total.goodput_rps
 }
 
-/// The server's choice beside the paper's rule, which waits for full batches whatever these take.
+/// Compares the server's choice with the paper's rule, which waits for full batches whatever their
+/// duration.
 fn compared(text: &str) -> (f64, f64) {
     let served = served_options(find("deferred").unwrap(), Options::new(), Objective::Latency);
     (useful("deferred", served, text), useful("deferred", Options::new(), text))
 }
 
-/// On a real engine batches occupy a device for longer than profiled. Batches that carry the load by the profile alone do not
-/// carry it there, and then every batch is small because the one before it was late.
+/// On a real engine batches occupy a device for longer than profiled. Batches that carry the load
+/// by the profile alone do not carry it there, and then every batch is small because the one before
+/// it was late.
 #[test]
 fn on_devices_that_are_slower_than_profiled() {
     let mut faults = String::new();
@@ -217,7 +225,8 @@ fn on_devices_that_are_slower_than_profiled() {
     assert!(faults.is_empty(), "less useful than under the paper's rule\n{faults}");
 }
 
-/// A device that slows down in mid-run, unknown to the scheduler, and a rate that steps beyond what two devices carry.
+/// A device that slows down during the run, unknown to the scheduler, and a rate that steps beyond
+/// the capacity of two devices.
 #[test]
 fn on_devices_that_slow_down_and_under_rates_that_step() {
     let model = "[[model]]\nname = 'm'\nalpha_ms = 0.4\nbeta_ms = 6\nmax_batch = 32\nslo_ms = 100\n";

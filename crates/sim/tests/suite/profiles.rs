@@ -1,4 +1,5 @@
-//! A model whose profile is wrong is served well within seconds, and one whose profile is right is left alone.
+//! A model whose profile is wrong is served well within seconds, and a right profile is left
+//! unchanged.
 
 use crate::common::options;
 use ripieno_base::{ModelId, Nanos, Time};
@@ -7,7 +8,7 @@ use ripieno_sched::{Limits, Objective, Request, Setup, build_served};
 use ripieno_sim::{Arrival, End, Jitter, Observer, Run, Scenario, World, simulate};
 use ripieno_workload::{SeededRng, stream, unit};
 
-/// As `serve` runs them.
+/// Policies as `serve` runs them.
 const WHOLE: &[(&str, &str)] = &[
     ("deferred", "objective=latency"),
     ("deferred", "objective=efficiency"),
@@ -30,7 +31,7 @@ const CELLS: &[(&str, &str)] = &[("cellular", ""), ("lazy", "")];
 const MS: fn(i64) -> Nanos = Nanos::from_millis;
 const SLO: Nanos = Nanos::from_millis(100);
 const SECONDS: i64 = 20;
-/// After so long everything is to be well.
+/// Number of seconds after which no more losses are expected.
 const WELL: i64 = 10;
 
 fn profile(alpha: f64, beta: f64) -> Profile {
@@ -51,7 +52,7 @@ fn walk(walk: Walk, profiles: &[Profile]) -> Model {
     model
 }
 
-/// How many requests of each second were not answered in time.
+/// Requests and losses of each second.
 struct Lost(Vec<(u32, u32)>);
 
 impl Observer for Lost {
@@ -64,13 +65,14 @@ impl Observer for Lost {
     }
 }
 
-/// Serves a model that is thought to be `believed`, at so many requests a second; by second how many came and were lost.
+/// Serves a model with the profile of `believed`, at `rate` requests per second; returns requests
+/// and losses by second.
 fn run(policy: &(&str, &str), truth: &Model, believed: &Model, rate: i64, jitter: Jitter) -> Vec<(u32, u32)> {
     let (truth, believed) = (setup(&[truth]), setup(&[believed]));
     let mut scheduler = build_served(policy.0, &believed, &options(policy.1)).unwrap();
     let extent = if truth.models[0].walk.is_unfolded() { Extent { length: 10, limit: 0 } } else { Extent::ONE };
     let arrival = |number: i64| {
-        // Not quite even: some come in pairs.
+        // Slightly uneven: some arrive in pairs.
         let at = Time::ORIGIN + Nanos((number - number % 2 / 2) * MS(1_000).0 / rate);
         Arrival { extent, ..Arrival::new(at, ModelId(0), at + SLO) }
     };
@@ -88,14 +90,15 @@ fn setup(models: &[&Model]) -> Setup {
 
 const NONE: Jitter = Jitter { mean_us: 0.0, mean_percent: 0.0 };
 
-/// The part of requests that were lost once everything should be well.
+/// Returns the part of requests that were lost after the first `WELL` seconds.
 fn at_last(seconds: &[(u32, u32)]) -> f64 {
     let last = &seconds[WELL as usize..];
     let (all, lost) = last.iter().fold((0, 0), |(all, lost), second| (all + second.0, lost + second.1));
     f64::from(lost) / f64::from(all)
 }
 
-/// Runs the truth and what is wrongly believed of it, at several rates; what is worse in the end by more than `by`.
+/// Runs the truth and wrong profiles of it, at several rates; returns the cases that are worse in
+/// the end by more than `by`.
 fn faults(policies: &[(&str, &str)], truth: &Model, believed: &[(&str, Model)], rates: &[i64], by: f64) -> String {
     let mut faults = String::new();
     for policy in policies {
@@ -116,7 +119,7 @@ fn faults(policies: &[(&str, &str)], truth: &Model, believed: &[(&str, Model)], 
 
 #[test]
 fn a_whole_model_is_served_whatever_its_profile_says() {
-    // The bound is some 900 a second.
+    // The bound is some 900 requests per second.
     let truth = whole(profile(1.0, 2.0));
     let mut jagged: Vec<Nanos> = profile(1.0, 2.0).table().to_vec();
     jagged[7] = MS(90);
@@ -162,8 +165,8 @@ fn cells_are_served_whatever_their_profile_says() {
     assert!(faults.is_empty(), "{faults}");
 }
 
-/// Each batch size off by a factor of its own, up to twenty in either direction.
-fn garbled(random: &mut SeededRng, truth: &Profile) -> Profile {
+/// Scales each batch size by a factor of its own, up to twenty in either direction.
+fn distorted(random: &mut SeededRng, truth: &Profile) -> Profile {
     let factor = |random: &mut SeededRng| 20_f64.powf(unit(random) * 2.0 - 1.0);
     let all = factor(random);
     let latency = |latency: &Nanos| Nanos((latency.0 as f64 * (all * factor(random)).clamp(0.05, 20.0)) as i64);
@@ -183,7 +186,7 @@ fn random_profiles_do_no_lasting_harm() {
         let mut random = stream(seed, 0);
         let policy = &WHOLE[below(&mut random, WHOLE.len())];
         let (rate, jitter) = ([10, 100, 400][below(&mut random, 3)], [NONE, noisy][below(&mut random, 2)]);
-        let believed = whole(garbled(&mut random, &right));
+        let believed = whole(distorted(&mut random, &right));
         let least = at_last(&run(policy, &whole(right.clone()), &whole(right.clone()), rate, jitter));
         let lost = at_last(&run(policy, &whole(right.clone()), &believed, rate, jitter));
         if lost > least + 0.02 {
@@ -193,7 +196,8 @@ fn random_profiles_do_no_lasting_harm() {
     assert!(faults.is_empty(), "{faults}");
 }
 
-/// Its profile is right, and no request of it can be in time: that is tried now and then, and costs the model beside it little.
+/// The profile is right, and no request can be in time: that is tested occasionally, and costs the
+/// model beside it little.
 #[test]
 fn a_model_that_is_hopeless_rightly_is_tried_seldom() {
     let (slow, light) = (whole(profile(1.0, 150.0)), Model { name: "light".to_owned(), ..whole(profile(0.1, 1.0)) });
@@ -233,15 +237,17 @@ impl Observer for Count {
     }
 }
 
-/// A noisy device makes a profile seem half as long again by chance, and with the margin on top not even a lone request seems in time.
-/// What then runs as a test takes less than that, and so the model goes on.
+/// A noisy device makes a profile seem half as long again by chance, and with the margin added not
+/// even a lone request seems in time. A task that then runs as a test takes less than that, and so
+/// the model continues.
 #[test]
 fn a_noisy_device_does_not_keep_a_model_from_running() {
     let text = "seed = 1\nrate = 55.56\nduration_s = 600\n[cluster]\ndevices = 2\n[jitter]\nmean_us = 8640\n[[model]]\n\
                 name = \"m\"\nslo_ms = 39.6\nalpha_ms = 3\nbeta_ms = 15\nmax_batch = 16\narrival = { kind = \"uniform\" }\n";
     let mut scenario = Scenario::parse(text, "noisy.toml").unwrap();
     scenario.serve(Objective::Latency);
-    // A tenth is late whatever is done: so often a batch takes 21 ms longer than its profile.
+    // A tenth is late in any case: in that part of the batches the device takes 21 ms longer than
+    // profiled.
     let bad = simulate(&scenario, None).unwrap().worst_bad_rate;
     assert!(bad < 0.2, "{bad}");
 }

@@ -1,7 +1,8 @@
-//! A live run that is simulated from its recording comes to what was measured.
+//! A live run that is simulated from its recording reproduces the measurement.
 //!
-//! The live run is one of a world whose tasks are late by chance and whose requests reach the scheduler late, with the
-//! margins, the door and the expiry of a server; what its scheduler is told and decides is written down as the runtime does.
+//! The live run is one of a world whose tasks are late by chance and whose requests reach the
+//! scheduler late, with the margins, the admission control and the expiry of a server; the inputs
+//! and decisions of its scheduler are recorded as in the runtime.
 
 use crate::common::options;
 use ripieno_base::{ModelId, Nanos, RequestSlot, TaskId, Time};
@@ -13,7 +14,7 @@ use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, Jitter, Recorded, Route, World, simulate};
 use ripieno_workload::{stream, unit};
 
-/// A scheduler that is listened to.
+/// A scheduler that records its events.
 struct Taped {
     scheduler: Box<dyn Scheduler>,
     tape: Vec<(Time, Event)>,
@@ -81,7 +82,7 @@ fn whole(name: &str) -> Model {
     model(name, Walk::Whole, vec![Block::new(name, linear(0.4, 3.0))], 30)
 }
 
-/// Three stages, of which the first costs by length.
+/// Three stages, of which the first has a cost that depends on length.
 fn chain(padded: bool) -> Model {
     let mut blocks: Vec<_> = (0..3).map(|at| Block::new(at.to_string(), linear(0.2, 1.0))).collect();
     if padded {
@@ -99,7 +100,8 @@ fn translator() -> Model {
     model("cells", Walk::EncodeDecode, vec![cell("encoder", Steps::Length), cell("decoder", Steps::UntilEnd)], 60)
 }
 
-/// Requests at a rate, one to three rows, a part of them with a time limit of their own, which reach the scheduler late.
+/// Requests at a rate, with one to three rows, which reach the scheduler late; a part of them has a
+/// time limit of its own.
 fn arrivals(models: &[Model], rate: f64, hasty: f64, seed: u64) -> Vec<Arrival> {
     let mut random = stream(seed, 1);
     let mut draw = |span: f64| unit(&mut random) * span;
@@ -133,7 +135,7 @@ struct Served {
     tape: Vec<(Time, Event)>,
 }
 
-/// Serves requests as a live server would, on devices that are late, and writes it down.
+/// Serves requests as a live server would, on devices that are late, and records them.
 fn serve(policy: &str, set: &str, models: Vec<Model>, devices: usize, arrivals: &[Arrival], seed: u64) -> Served {
     let Needs { lanes, depth, .. } = find(policy).unwrap().needs(&options(set));
     let (requests, batch) = (400, 16);
@@ -158,7 +160,7 @@ fn recorded(served: &Served) -> Recorded {
     recorded
 }
 
-/// Bad rate, p50 and p99 as measured and as simulated.
+/// Returns bad rate, p50 and p99 as measured and as simulated.
 fn figures(policy: &str, set: &str, served: &Served, exact: bool) -> [[f64; 3]; 2] {
     let mut recorded = recorded(served);
     let measured = recorded.measured(policy);
@@ -171,7 +173,7 @@ fn figures(policy: &str, set: &str, served: &Served, exact: bool) -> [[f64; 3]; 
     [measured, simulated].map(|run| [run.total.bad_rate, run.total.p50_ms.unwrap(), run.total.p99_ms.unwrap()])
 }
 
-/// A policy, its options, what it serves, and how many requests a second one device gets.
+/// A policy, its options, its models, and the requests per second per device.
 type Case = (&'static str, &'static str, fn() -> Vec<Model>, f64);
 
 const CASES: [Case; 12] = [
@@ -189,7 +191,7 @@ const CASES: [Case; 12] = [
     ("bucketed", "", || vec![translator()], 25.0),
 ];
 
-/// The live run of a case, and how it comes out: measured, and simulated as served.
+/// Runs a case live; returns its figures as measured, and as simulated as served.
 fn live(case: usize, set: Option<&str>, devices: usize, hasty: f64, round: usize) -> (Served, [[f64; 3]; 2]) {
     let (policy, own, models, rate) = CASES[case];
     let (set, models, seed) = (set.unwrap_or(own), models(), (case + round * CASES.len()) as u64);
@@ -199,10 +201,10 @@ fn live(case: usize, set: Option<&str>, devices: usize, hasty: f64, round: usize
     (served, both)
 }
 
-/// How far apart goodput and p99 may be.
+/// Allowed difference of goodput and of p99.
 const NEAR: (f64, f64) = (0.02, 0.05);
 
-/// In the median of the rounds, goodput and p99 as near as asked for, p50 within 5 %.
+/// Asserts that in the median of the rounds goodput and p99 are within the bounds, p50 within 5 %.
 fn assert_near(rounds: &[[[f64; 3]; 2]], (good, tail): (f64, f64), what: &str) {
     let median = |off: &dyn Fn(&[[f64; 3]; 2]) -> f64| {
         let mut all: Vec<f64> = rounds.iter().map(off).collect();
@@ -215,18 +217,19 @@ fn assert_near(rounds: &[[[f64; 3]; 2]], (good, tail): (f64, f64), what: &str) {
 }
 
 #[test]
-fn on_one_device_the_recorded_policy_does_again_what_was_measured() {
+fn on_one_device_the_recorded_policy_reproduces_the_measurement() {
     for (at, &(policy, set, models, _)) in CASES.iter().enumerate() {
         let (served, [measured, simulated]) = live(at, None, 1, 0.0, 0);
         if models()[0].walk.is_unfolded() {
-            // Steps that are queued ahead begin while the one before them is late, and begin elsewhere in the simulation.
+            // Queued steps begin while the one before them is late, and on other devices in the
+            // simulation.
             assert_near(&[[measured, simulated]], NEAR, policy);
         } else {
             assert_eq!(measured, simulated, "{policy} {set}: bad rate, p50, p99");
         }
         let [_, exact] = figures(policy, set, &served, true);
-        // Without delays it is faster; the tail, where there is too much load, is held by the deadlines, and where batches are put off by
-        // these less a margin, which goes where nothing is late.
+        // Without delays it is faster. Under too much load the tail is limited by the deadlines,
+        // and where batches are deferred by these less a margin, which vanishes if nothing is late.
         let tail = exact[2] < measured[2] || set == "objective=efficiency";
         let faster = exact[1] < 0.98 * measured[1] && tail;
         assert!(faster, "{policy} {set}: {exact:?}, {measured:?}");
@@ -237,11 +240,12 @@ fn on_one_device_the_recorded_policy_does_again_what_was_measured() {
 fn time_limits_devices_and_lanes_are_as_recorded() {
     for (at, &(policy, ..)) in CASES.iter().enumerate() {
         let rounds = |set: Option<&str>, devices| [0, 1, 2].map(|round| live(at, set, devices, 0.1, round).1);
-        // On which device steps are queued ahead is the simulation's own choice, and "bucketed" queues whole batches of them.
+        // The simulation chooses the devices of queued steps itself, and "bucketed" queues whole
+        // batches of them.
         let near = if policy == "bucketed" { (0.03, NEAR.1) } else { NEAR };
         assert_near(&rounds(None, 2), near, policy);
         if policy == "dva" {
-            // What two batches at once take from each other is not in a recording.
+            // A recording does not contain the mutual slowdown of two parallel batches.
             assert_near(&rounds(Some(""), 1), (NEAR.0, 0.1), "dva on two lanes");
         }
     }
@@ -252,7 +256,7 @@ fn whole_run() -> Served {
 }
 
 #[test]
-fn another_slo_and_more_devices_change_what_comes_out() {
+fn another_slo_and_more_devices_change_the_result() {
     let served = whole_run();
     let simulated = |slo_ms: i64, devices: usize| {
         let mut recorded = recorded(&served);
@@ -272,14 +276,14 @@ fn a_recording_that_was_cut_off_counts_up_to_there() {
     served.tape.truncate(served.tape.len() / 2);
     let recorded = recorded(&served);
     let (measured, came) = (recorded.measured("deferred"), recorded.requests());
-    // Who had no answer yet is not counted as measured, but simulated.
+    // Requests without an answer at the end are not counted as measured, but simulated.
     assert!((came - 20..=came).contains(&(measured.total.requests as usize)), "{came}, {measured:?}");
     let scenario = recorded.scenario("deferred", options(""), served.setup.limits).unwrap();
     assert_eq!(simulate(&scenario, None).unwrap().total.requests, came as u64);
 }
 
 #[test]
-fn what_no_server_writes_is_refused() {
+fn recordings_that_no_server_writes_are_refused() {
     let served = whole_run();
     let refused = |setup: &Setup, events: &[(Time, Event)]| {
         let mut recorded = match Recorded::new(setup) {

@@ -1,4 +1,4 @@
-//! Scenario files: what is accepted, and what each mistake is told.
+//! Scenario files: accepted ones, and the error of each mistake.
 
 use expect_test::{Expect, expect};
 use ripieno_base::Nanos;
@@ -58,7 +58,7 @@ fn a_scenario_with_every_key_is_understood() {
 }
 
 #[test]
-fn what_is_said_for_planning_is_kept() {
+fn planning_keys_are_kept() {
     let text = format!(
         "rate = 1.0\n[plan]\nsub_clusters = 2\nmemory_mb_per_device = 11000\nmax_rate = 4000.0\ncurrent = \"p.json\"\n{MODEL}\
          memory_mb = 98.0\nload_cost = 3\n"
@@ -129,7 +129,7 @@ fn mistakes_are_named() {
     );
 }
 
-/// Numbers that are none, or that belong to another unit, are told by their keys.
+/// Invalid numbers, or those of another unit, are reported with their keys.
 #[test]
 fn numbers_out_of_range_are_named() {
     let check = |text: &str, expected: Expect| check_error(&text.replace("MODEL", MODEL), expected);
@@ -202,7 +202,7 @@ fn numbers_out_of_range_are_named() {
     );
 }
 
-/// What is well formed and has no answer: such a run would end with everything dropped.
+/// Well-formed scenarios without a result: such a run would end with everything dropped.
 #[test]
 fn a_model_that_cannot_be_punctual_is_refused() {
     let scenario = |keys: &str, policy: &str| {
@@ -220,14 +220,15 @@ fn a_model_that_cannot_be_punctual_is_refused() {
     let keeps = "\"eager\"\npolicy_options = { drop = \"never\" }";
     assert!(run("", drops).is_err() && run("drop = \"never\"", drops).is_ok());
     assert!(run("", keeps).is_ok() && run("drop = \"hopeless\"", keeps).is_err());
-    // Serial drops nothing unless told to; a late answer is still no goodput.
+    // Serial drops nothing by default; a late answer is still no goodput.
     assert!(run("", "\"serial\"").is_ok() && goodput("", "\"serial\"").is_err());
-    // Nobody asks for it.
+    // No requests are offered.
     assert!(run("share = 0.0", "\"deferred\"").is_ok() && goodput("share = 0.0", "\"deferred\"").is_ok());
     assert_eq!(scenario("", "\"serial\"").impossible_models(), [(1, Nanos::from_millis(6))]);
 }
 
-/// A network that is always slow adds to what a request takes; one that is mostly slow does not make it impossible.
+/// A network that is always slow adds to the latency of a request; one that is mostly slow does not
+/// make it impossible.
 #[test]
 fn a_network_makes_a_model_impossible() {
     let check = |network: &str| {
@@ -324,8 +325,8 @@ fn explicit_requests_come_from_a_file() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
-/// Devices that never rest are 100 % busy up to the last arrival, and what they do afterwards does not count; a device at
-/// half load is half busy.
+/// Devices that never rest are 100 % busy up to the last arrival, and later work does not count; a
+/// device at half load is half busy.
 #[test]
 fn device_time_counts_up_to_the_last_arrival() {
     let busy = |rate: f64| {

@@ -1,6 +1,8 @@
-//! Two published algorithms written a second time, straight from their text, as slow and plain as can be, and compared with the
-//! policies task by task over random cases: Algorithm 1 of BatchMaker on encoders and decoders, and LazyBatching (section IV, with
-//! the slack of Equation 2) on chains.
+//! Second implementations of two published algorithms, straight from their text and as simple as
+//! possible, compared with the policies task by task over random cases: Algorithm 1 of "Low Latency
+//! RNN Inference with Cellular Batching" on encoders and decoders, and "LazyBatching: An SLA-aware
+//! Batching System for Cloud Machine Learning Inference" (section IV, with the slack of Equation 2)
+//! on chains.
 
 use crate::common::options;
 use ripieno_base::{ModelId, Nanos, Time};
@@ -13,10 +15,10 @@ use std::collections::VecDeque;
 
 const CASES: u64 = 300;
 
-/// A task: when it began and ended, where, which block, for whom.
+/// A task: start, end, device, block, and members.
 type Row = (Time, Time, u16, u16, Vec<usize>);
 
-/// What ran, and when each request was answered.
+/// The tasks, and the end of each request.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Log {
     tasks: Vec<Row>,
@@ -103,8 +105,9 @@ fn model(walk: Walk, blocks: Vec<Block>, slo: Nanos) -> Model {
     Model { name, blocks, walk, slo, max_batch, instances, drop: None, weight: 1, dec_timesteps: None }
 }
 
-/// Cells of an encoder and a decoder on one to three workers. Of every third nobody knows when its decoders end before they do;
-/// there one task at a time is submitted, since what is queued ahead of an unknown end is waste.
+/// Cells of an encoder and a decoder on one to three workers. In every third case the ends of
+/// decoders are not known in advance; there one task at a time is submitted, since steps queued
+/// beyond an unknown end are wasted.
 fn cells(seed: u64) -> Case {
     let mut random = Random(stream(seed, 0));
     let is_hidden = seed.is_multiple_of(3);
@@ -150,13 +153,14 @@ struct Subgraph {
     submitted: u32,
     done: u32,
     released: bool,
-    /// The worker that runs tasks of it, and how many.
+    /// The worker that runs tasks of it, and their number.
     pinned: Option<usize>,
     flying: u32,
 }
 
 impl Subgraph {
-    /// Steps follow each other, so one at most is ready: what went before it counts as done once it is submitted.
+    /// Steps follow each other, so at most one is ready: the previous one counts as done once it is
+    /// submitted.
     fn is_ready(&self, worker: usize) -> bool {
         self.released && self.submitted < self.steps && self.pinned.is_none_or(|pinned| pinned == worker)
     }
@@ -168,7 +172,7 @@ struct Submitted {
     of: Vec<usize>,
 }
 
-/// BatchMaker: by cell type the subgraphs in the order of arrival, by worker the tasks that it holds.
+/// BatchMaker: per cell type the subgraphs in the order of arrival, per worker its tasks.
 struct BatchMaker<'a> {
     case: &'a Case,
     subgraphs: [Vec<Subgraph>; 2],
@@ -260,7 +264,8 @@ impl BatchMaker<'_> {
     }
 }
 
-/// LazyBatching on one device: the queue, the stack of sub-batches, and of each request when it was first issued.
+/// LazyBatching on one device: the queue, the stack of sub-batches, and the first issue of each
+/// request.
 fn lazy_batching(case: &Case) -> Log {
     let blocks = case.model.blocks.len();
     let single: Nanos = (0..blocks).map(|block| case.latency(block, 1)).sum();
@@ -278,7 +283,8 @@ fn lazy_batching(case: &Case) -> Log {
         let held: Vec<usize> = stack.iter().flat_map(|(_, of)| of).copied().collect();
         let room = case.model.max_batch - held.len();
         let mut joining = 0;
-        // Equation 2 for each request: the SLA less its wait until it was issued, less the single times of all.
+        // Equation 2 for each request: the SLA less its wait until it was issued, less the single
+        // times of all.
         let slack = |request: usize, since: Time, count: usize| {
             case.model.slo - (since - case.arrivals[request].at) - single * count as i64
         };

@@ -3,7 +3,7 @@
 use ripieno_sched::{Limits, Options, find};
 use ripieno_sim::{Scenario, simulate};
 
-/// 3,000 requests at once for a model that answers one in a millisecond, and one for another.
+/// 3,000 simultaneous requests for a model that answers one per millisecond, and one for another.
 fn burst(keys: &str, of_the_first: &str) -> Scenario {
     let text = format!(
         "rate = 1e6\nrequests = 3000\nwarmup_fraction = 0.0\n{keys}\n\
@@ -17,7 +17,7 @@ fn burst(keys: &str, of_the_first: &str) -> Scenario {
     scenario
 }
 
-/// How many requests of the first model were answered, and how many were turned away.
+/// Returns the number of requests of the first model that were answered, and that were refused.
 fn first(scenario: &Scenario) -> (u64, u64) {
     let summary = simulate(scenario, None).unwrap();
     let figures = &summary.models[0].figures;
@@ -29,7 +29,7 @@ fn live_requests_are_bounded_by_model_and_in_sum() {
     let scenario = burst("", "");
     assert_eq!(scenario.setup.limits.requests, Limits::SERVED_REQUESTS);
     let (answered, refused) = first(&scenario);
-    // Three milliseconds go by while they come, in which a few are answered.
+    // They arrive within three milliseconds, in which a few are answered.
     assert!((1000..1010).contains(&answered), "{answered} answered, {refused} refused");
     let (answered, _) = first(&burst("", "max_queue = 50"));
     assert!((50..60).contains(&answered), "{answered} answered");

@@ -1,5 +1,5 @@
-//! The worked example of Symphony's section 3.3: three devices, one model, ℓ(b) = b + 5, SLO 12, request i at
-//! 0.75·(i − 1). Milliseconds stand for the paper's time units.
+//! The worked example of Symphony's section 3.3: three devices, one model, ℓ(b) = b + 5, SLO 12,
+//! request i at 0.75·(i − 1). The paper's time units are milliseconds here.
 
 use expect_test::{Expect, expect};
 use ripieno_base::{ModelId, Nanos, Time};
@@ -13,7 +13,7 @@ fn arrival(millis: f64) -> Arrival {
     Arrival::new(at, ModelId(0), at + Nanos::from_millis(12))
 }
 
-/// The requests of the example by their number there, `R1` and on.
+/// The requests of the example by their number there, from `R1` on.
 fn requests(numbers: impl IntoIterator<Item = u32>) -> Vec<Arrival> {
     numbers.into_iter().map(|number| arrival(0.75 * f64::from(number - 1))).collect()
 }
@@ -73,9 +73,10 @@ fn deferred_regains_the_stagger_after_three_missing_requests() {
     }
 }
 
-/// Until 11.25 the devices are as under deferred scheduling: batches of four started at 2.25, 5.25 and 8.25. Eager
-/// scheduling starts at once, so the four requests of each of these batches are let arrive together at its start. They
-/// are ids 1 to 12; R16 of the paper is id 13 here, so paper number = id + 3.
+/// Until 11.25 the devices are as under deferred scheduling: batches of four started at 2.25, 5.25
+/// and 8.25. Eager scheduling starts immediately, so the four requests of each of these batches
+/// arrive together at its start. They are ids 1 to 12; R16 of the paper is id 13 here, so paper
+/// number = id + 3.
 #[test]
 fn eager_from_request_16_runs_small_batches_and_drops() {
     let first = [2.25, 5.25, 8.25].into_iter().flat_map(|start| [arrival(start); 4]);

@@ -25,7 +25,7 @@ fn search(name: &str, alpha_ms: f64, beta_ms: f64, slo_ms: f64, arrival: &str) -
 }
 
 #[test]
-fn poisson_arrivals_reach_what_the_paper_measured_for_itself() {
+fn poisson_arrivals_reach_the_measurement_of_the_paper() {
     let resnet = search("ResNet50", 1.053, 5.072, 25.0, "poisson");
     assert!(resnet >= 5264.0, "{resnet}");
     let inception = search("InceptionResNetV2", 5.090, 18.368, 70.0, "poisson");

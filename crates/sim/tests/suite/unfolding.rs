@@ -1,8 +1,8 @@
-//! The promises of the scheduler contract for walks that unfold: random models, lengths, trees, graphs and faults, over
-//! every policy that serves them.
+//! The promises of the scheduler contract for walks that unfold: random models, lengths, trees,
+//! graphs and faults, over every policy that serves them.
 //!
-//! The checkers follow each node of each request. Beyond them: nothing is left over, equal inputs give equal outputs, and what
-//! a policy does not serve it refuses by name.
+//! The checkers follow each node of each request. In addition: nothing is left over, equal inputs
+//! give equal outputs, and a policy rejects models that it does not serve by name.
 
 use crate::common::{fault, options};
 use proptest::prelude::*;
@@ -26,7 +26,7 @@ fn micros(at: i64) -> Time {
     Time::ORIGIN + Nanos::from_micros(at)
 }
 
-/// What each walk consists of; the last block may be a head.
+/// Returns the step kinds of each walk; the last block may be a head.
 fn steps(walk: Walk, head: bool) -> Vec<Steps> {
     let mut steps = match walk {
         Walk::Whole => vec![Steps::Once],
@@ -136,7 +136,7 @@ prop_compose! {
         let mut faults: Vec<_> =
             faults.into_iter().filter(|(_, fault)| known(fault)).map(|(at, fault)| (micros(at), fault)).collect();
         faults.sort_by_key(|&(at, _)| at);
-        // Whatever was lost, one device comes back, so that everything can end.
+        // One device returns whatever was lost, so that everything can end.
         faults.push((micros(10_000_000), Fault::Join(DeviceId(0))));
         let batch = models.iter().map(|model| model.max_batch).max().unwrap();
         let limits = Limits { requests: slots, models: models.len(), devices: DEVICES, lanes: 1, depth, batch, nodes };

@@ -1,8 +1,10 @@
-//! A model whose late requests are answered all the same, as one without an SLO is served, leaves others their share.
+//! A model whose late requests are still answered, like one without an SLO, leaves others their
+//! share.
 
 use ripieno_sim::{Scenario, simulate};
 
-/// What the heavy and the light model lose, where the heavy one is asked for three times what there is.
+/// Returns the losses of the heavy and the light model, where the heavy one is offered three times
+/// the capacity.
 fn lost(policy: &str, options: &str) -> (f64, f64) {
     let models = "[[model]]\nname = \"heavy\"\nshare = 540.0\nalpha_ms = 5.0\nbeta_ms = 5.0\nslo_ms = 500.0\nmax_batch = 32\n\
                   drop = \"never\"\n\

@@ -1,4 +1,5 @@
-//! Scenario files of walks that unfold: what is accepted, what comes out, and what each mistake is told.
+//! Scenario files of walks that unfold: accepted ones, their results, and the error of each
+//! mistake.
 
 use expect_test::{Expect, expect};
 use ripieno_sim::{Scenario, Trace, simulate};
@@ -82,7 +83,7 @@ fn listed_requests_walk_as_they_say() {
     .assert_eq(&ends);
 }
 
-/// Nobody knows the end before it comes: steps queued ahead run, and are waste.
+/// The end is not known in advance: queued steps run, and are wasted.
 #[test]
 fn hidden_ends_waste_the_steps_ahead() {
     let folder = Folder::new("hidden");
@@ -99,9 +100,10 @@ fn hidden_ends_waste_the_steps_ahead() {
     .assert_eq(&ends);
 }
 
-/// What `ripieno profile --corpus` writes predicts as if its coverage had been given as a number of steps.
+/// A file of `ripieno profile --corpus` predicts as if its coverage had been given as a number of
+/// steps.
 #[test]
-fn a_length_profile_is_what_lazy_predicts_from() {
+fn lazy_predicts_from_a_length_profile() {
     let folder = Folder::new("profile");
     std::fs::write(folder.0.join("lengths.csv"), "length,count\n1,3\n4,6\n30,1\n").unwrap();
     let lazy =
@@ -177,7 +179,7 @@ fn statistics_tell_waiting_from_computing() {
     assert_eq!(cellular.total.late + cellular.total.dropped, 0);
 }
 
-/// What differs between tasks is copied: that takes time.
+/// Rows that differ between tasks are copied, which takes time.
 #[test]
 fn gathering_takes_time() {
     let plain = simulate(&random("cellular", LSTM), None).unwrap().total;
@@ -199,7 +201,7 @@ fn trees_of_the_treebank_run_under_both_policies() {
 }
 
 #[test]
-fn a_policy_that_does_not_serve_the_walk_says_who_does() {
+fn a_policy_that_does_not_serve_the_walk_names_those_that_do() {
     let error = random("deferred", LSTM).check_run("s.toml").unwrap_err().to_string();
     expect![[r#"s.toml: policy: policy "deferred" does not serve walk "repeat" of model "lstm"; these do: cellular, late, bucketed, graph-merge, lazy, lazy-oracle"#]].assert_eq(&error);
 }

@@ -1,10 +1,12 @@
-//! No policy falls behind at a load that a simpler one carries: random chains under random loads, each policy that keeps no
-//! idle device waiting beside ZeroBatch, which runs what has come as soon as the device is free.
+//! No policy falls behind at a load that a simpler one carries: random chains under random loads,
+//! each work-conserving policy compared with ZeroBatch, which runs all waiting requests as soon as
+//! the device is free.
 //!
-//! Who joins, splits or runs side by side changes what is done first, and so the mean latency; it must not cost throughput.
-//! Both are held here: the mean may exceed ZeroBatch's by two percent, and no queue may grow where ZeroBatch's does not.
-//! Without a variable a part of the chains runs; all of them with
-//! `RIPIENO_CHAINS=200 cargo test -p ripieno-sim --test suite work_conserving -- --nocapture`.
+//! Joining, splitting and parallel execution change the order of work, and so the mean latency;
+//! they must not cost throughput. Both are checked: the mean may exceed ZeroBatch's by two percent,
+//! and no queue may grow where ZeroBatch's does not. By default a part of the chains runs; all of
+//! them with `RIPIENO_CHAINS=200 cargo test -p ripieno-sim --test suite work_conserving --
+//! --nocapture`.
 
 use crate::common::options;
 use ripieno_base::{ModelId, Nanos, Time};
@@ -16,9 +18,9 @@ use ripieno_workload::{stream, unit};
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
-/// Parts of the rate that batches of the best sizes would carry.
+/// Fractions of the rate that batches of the best sizes would carry.
 const LOADS: [f64; 3] = [0.35, 0.65, 0.8];
-/// What a policy may take beyond ZeroBatch.
+/// Allowed ratio of a policy's mean to ZeroBatch's.
 const SLACK: f64 = 1.02;
 const REQUESTS: u32 = 3_000;
 
@@ -26,7 +28,7 @@ const REQUESTS: u32 = 3_000;
 struct Random(ripieno_workload::SeededRng);
 
 impl Random {
-    /// In [0, 1).
+    /// Draws from [0, 1).
     fn unit(&mut self) -> f64 {
         unit(&mut self.0)
     }
@@ -39,7 +41,7 @@ impl Random {
         choices[(self.unit() * choices.len() as f64) as usize]
     }
 
-    /// With mean 1.
+    /// Draws with mean 1.
     fn exponential(&mut self) -> f64 {
         -(1.0 - self.unit()).ln()
     }
@@ -48,9 +50,9 @@ impl Random {
 /// A chain and the requests for it.
 struct Case {
     scenario: Scenario,
-    /// The longest request; 1: all are alike.
+    /// The longest request; 1 if all are equal.
     longest: u32,
-    /// How many requests come at a time.
+    /// Number of requests per burst.
     burst: u32,
     seed: u64,
 }
@@ -97,7 +99,7 @@ impl Case {
         Case { scenario, longest, burst, seed }
     }
 
-    /// Mostly short, few long.
+    /// Draws mostly short lengths, few long ones.
     fn length(&self, random: &mut Random) -> u32 {
         if self.longest == 1 {
             return 1;
@@ -120,7 +122,7 @@ impl Case {
         arrivals
     }
 
-    /// How a policy fares; none if it does not serve the chain.
+    /// Runs a policy; returns none if it does not serve the chain.
     fn run(&self, policy: &str, knobs: &str, load: f64) -> Option<Answered> {
         let mut scenario = self.scenario.clone();
         (scenario.policy, scenario.policy_options) = (policy.to_owned(), options(knobs));
@@ -135,11 +137,11 @@ impl Case {
     }
 }
 
-/// What became of the requests.
+/// The answers to the requests.
 #[derive(Default)]
 struct Answered {
     last: Time,
-    /// Latencies in ms, by the order of arrival.
+    /// Latencies in ms, in the order of arrival.
     latencies: Vec<(u64, f64)>,
 }
 
@@ -155,8 +157,8 @@ impl Answered {
         mean(&self.latencies)
     }
 
-    /// Whether the queue grows: who comes in the last quarter waits longer than twice as long as in the second, and more than
-    /// a tenth of the run.
+    /// Returns whether the queue grows: requests that arrive in the last quarter wait more than
+    /// twice as long as those in the second, and more than a tenth of the run.
     fn falls_behind(&mut self) -> bool {
         self.latencies.sort_unstable_by_key(|latency| latency.0);
         let quarter = self.latencies.len() / 4;
@@ -169,8 +171,10 @@ fn mean(latencies: &[(u64, f64)]) -> f64 {
     latencies.iter().map(|latency| latency.1).sum::<f64>() / latencies.len() as f64
 }
 
-/// Policies that start on an idle device whatever waits, and batch. The others of the catalogue wait on purpose ("deferred" with
-/// an objective, too: it starts batches apart), plan for deadlines, or do not batch ("serial"); "bucketed" pads to its buckets' ends, and "delay-batch" is what all are held against.
+/// Policies that start all waiting requests on an idle device, and batch. The others of the
+/// catalogue wait on purpose ("deferred" also with an objective: it spaces batches), plan for
+/// deadlines, or do not batch ("serial"); "bucketed" pads to its buckets' ends, and "delay-batch"
+/// is the reference.
 const POLICIES: [(&str, &str); 11] = [
     ("eager", "drop=never"),
     ("dva", ""),
@@ -185,7 +189,7 @@ const POLICIES: [(&str, &str); 11] = [
     ("graph-merge", ""),
 ];
 
-/// How one policy fared over all cases.
+/// The results of one policy over all cases.
 #[derive(Default)]
 struct Record {
     runs: u32,
@@ -237,8 +241,8 @@ fn no_policy_falls_behind_zero_batch() {
     println!("{table}");
 }
 
-/// The first chain on which it was seen: batches of one side by side keep the device busy by the share of the first stage, and use
-/// little of it in the others.
+/// A chain on which the problem occurs: parallel batches of one keep the device busy by the share
+/// of the first stage, and use little of it in the others.
 #[test]
 fn batches_of_one_do_not_run_side_by_side_while_the_queue_grows() {
     let stages = [(5.45, 2, 0.0), (5.32, 16, 0.2), (3.22, 8, 0.05), (4.02, 2, 0.0), (1.26, 2, 0.05)];

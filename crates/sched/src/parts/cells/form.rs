@@ -1,4 +1,4 @@
-//! Tasks: which ready nodes form one, and what changes when it is submitted and when it ends.
+//! Tasks: selection of ready nodes, and the state changes on submission and on completion.
 
 use super::{CellRequestState, Cells, Join, Leave, Walker};
 use crate::parts::cost;
@@ -7,17 +7,19 @@ use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, TaskId, Time};
 use ripieno_model::Steps;
 
 impl Cells {
-    /// "Batch" of Algorithm 1: tasks of one cell type for an idle device, each of them able to take what the one before it
-    /// makes ready, up to the limit; a further one only if it is not smaller than the smallest supported batch.
+    /// "Batch" of Algorithm 1: submits tasks of one cell type to an idle device, up to the limit,
+    /// each of which may take what the previous one makes ready; after the first, only tasks of at
+    /// least the smallest supported batch.
     pub(super) fn batch(&mut self, now: Time, model: ModelId, block: BlockId, device: DeviceId, out: &mut Outbox) {
         self.choices += 1;
         let choices = self.choices;
         let served = self.served_mut(model);
         served.cells[block.index()].chosen = choices;
         served.cells[block.index()].chosen_at = now;
-        // A fixed set would queue steps beyond its end, which nobody knows beforehand.
+        // A fixed set would queue steps beyond its end, which is not known in advance.
         let blind = served.terms.join != Join::AtOnce && served.steps(block) == Steps::UntilEnd;
-        // What runs once makes nothing ready that could follow, and who comes meanwhile would miss what is submitted ahead.
+        // A block that runs once makes nothing ready that could follow, and requests that arrive
+        // meanwhile would miss tasks submitted ahead.
         let once = served.steps(block) == Steps::Once;
         let limit = if blind || once { 1 } else { served.terms.max_tasks.min(self.max_tasks) };
         for tasks in 0..limit {
@@ -34,15 +36,15 @@ impl Cells {
     /// "FormBatchedTask" and "SubmitBatchedTask".
     fn submit(&mut self, model: ModelId, block: BlockId, device: DeviceId) -> TaskId {
         let served = self.served(model);
-        let founds = served.terms.join == Join::AtOnce && served.terms.leave != Leave::AtItsEnd;
+        let makes_set = served.terms.join == Join::AtOnce && served.terms.leave != Leave::AtItsEnd;
         let task = self.tasks.open(model, block, device, LaneId(0));
         self.fill(task, model, block, device);
         self.pad(task);
-        if founds {
-            self.found_set(task, model);
+        if makes_set {
+            self.make_set(task, model);
         }
         for at in 0..self.tasks.members(task).len() {
-            self.move_on(task, at);
+            self.advance_node(task, at);
         }
         self.served_mut(model).cells[block.index()].running += 1;
         self.served_mut(model).hold(device);
@@ -50,7 +52,8 @@ impl Cells {
         task
     }
 
-    /// Takes ready nodes from the front of the queue, of subgraphs that are pinned to no other device.
+    /// Takes ready nodes from the front of the queue, of subgraphs that are pinned to no other
+    /// device.
     fn fill(&mut self, task: TaskId, model: ModelId, block: BlockId, device: DeviceId) {
         let cell = &self.served(model).cells[block.index()];
         let (max, mut next) = (cell.max, cell.queue.front());
@@ -70,7 +73,7 @@ impl Cells {
             while rows < max && self.subgraphs.at(id).ready > 0 {
                 let more = self.walkers[self.subgraphs.at(id).slot.index()].request.rows as usize;
                 if rows > 0 && rows + more > max {
-                    // Who waits in front is not passed by.
+                    // A request at the front is not overtaken.
                     return;
                 }
                 self.take(task, id, more as u32, device);
@@ -79,9 +82,10 @@ impl Cells {
         }
     }
 
-    /// What a batch of so many rows, padded to `length`, is padded to with one more request; none if that one does not suit it.
-    /// In a first block it does if all take less together than apart, to the end of the walk; beyond it only if it was padded
-    /// to the same there, since what stands between blocks cannot be padded.
+    /// Returns the padded length of a batch of `rows` rows, padded to `length`, with one more
+    /// request; none if they do not match. In a first block they match if all take less together
+    /// than separately, to the end of the walk. In later blocks they match only if both have the
+    /// same padded length, since data between blocks cannot be padded.
     fn padded_with(&self, id: u32, rows: usize, length: u32) -> Option<u32> {
         let subgraph = self.subgraphs.at(id);
         let Walker { request, length: own, .. } = self.walkers[subgraph.slot.index()];
@@ -94,12 +98,12 @@ impl Cells {
         }
         let served = self.served(request.model);
         let cost = |rows: usize, length: u32| cost::of_blocks(&served.model, subgraph.block, rows, length);
-        let apart = cost(rows, length) + cost(more, own);
+        let separate = cost(rows, length) + cost(more, own);
         let longest = length.max(own);
-        (rows + more <= served.cells[0].max && cost(rows + more, longest) <= apart).then_some(longest)
+        (rows + more <= served.cells[0].max && cost(rows + more, longest) <= separate).then_some(longest)
     }
 
-    /// The members of a first task are padded to the longest of them from now on.
+    /// Pads the members of a first task to the longest of them, for the rest of their walk.
     fn pad(&mut self, task: TaskId) {
         let Cells { tasks, walkers, .. } = self;
         let length = tasks.get(task).length;
@@ -146,8 +150,8 @@ impl Cells {
         *served.cells[block.index()].count(Some(device)) -= rows;
     }
 
-    /// "UpdateNodesDependency": what a submitted node makes ready in its subgraph.
-    fn move_on(&mut self, task: TaskId, at: usize) {
+    /// "UpdateNodesDependency": marks the nodes of the subgraph that a submitted node makes ready.
+    fn advance_node(&mut self, task: TaskId, at: usize) {
         let (slot, (id, place)) = (self.tasks.members(task)[at], self.place(task, at));
         let Walker { request, .. } = self.walkers[slot.index()];
         let subgraph = self.subgraphs.at_mut(id);
@@ -167,17 +171,17 @@ impl Cells {
         }
     }
 
-    /// A task has ended.
+    /// Completes a task.
     pub(super) fn task_done(&mut self, done: &TaskDone<'_>) {
         let task = self.tasks.get(done.task);
         let members = self.tasks.members(done.task).len();
         assert!(done.ended.is_empty() || done.ended.len() == members, "one flag a member: {done:?}");
-        (0..members).for_each(|at| self.land(done, at));
+        (0..members).for_each(|at| self.complete_member(done, at));
         self.tasks.close(done.task);
         let served = self.served_mut(task.model);
         served.cells[task.block.index()].running -= 1;
         served.release(task.device);
         self.devices[task.device].held -= 1;
-        self.let_go_of(task.device);
+        self.release_device(task.device);
     }
 }

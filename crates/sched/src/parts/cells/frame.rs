@@ -1,4 +1,4 @@
-//! The frame that makes a scheduler of the state and a choice.
+//! The frame that makes a scheduler of the common state and a rule for choosing cell types.
 
 use super::{CellRules, Cells, Choose};
 use crate::parts::models::BatchOptions;
@@ -11,23 +11,24 @@ pub(crate) struct CellScheduler<C> {
     cells: Cells,
     terms: Box<dyn Fn(&Model) -> CellRules + Send>,
     choice: C,
-    /// A device that holds fewer tasks is given more.
+    /// Devices with fewer tasks get more.
     fewest: usize,
 }
 
 impl<C: Choose> CellScheduler<C> {
-    /// `terms` is asked for each model, also for those that are loaded later.
+    /// Creates the scheduler; `terms` returns the rules of each model, also of those that are
+    /// loaded later.
     pub(crate) fn new(
         setup: &Setup,
         options: BatchOptions,
         terms: impl Fn(&Model) -> CellRules + Send + 'static,
         choice: C,
     ) -> CellScheduler<C> {
-        CellScheduler::ahead(setup, options, terms, choice, 1)
+        CellScheduler::with_fewest(setup, options, terms, choice, 1)
     }
 
-    /// The same for devices that are given more as long as they hold fewer than so many tasks.
-    pub(crate) fn ahead(
+    /// Creates a scheduler that gives a device more tasks while it holds fewer than `fewest`.
+    pub(crate) fn with_fewest(
         setup: &Setup,
         options: BatchOptions,
         terms: impl Fn(&Model) -> CellRules + Send + 'static,
@@ -41,9 +42,10 @@ impl<C: Choose> CellScheduler<C> {
         CellScheduler { cells, terms: Box::new(terms), choice, fewest: fewest.min(setup.limits.depth) }
     }
 
-    /// "Schedule" of Algorithm 1: called for each device that holds few tasks, after every event. Whether there was one for it.
+    /// "Schedule" of Algorithm 1: called for each device that holds few tasks, after every event.
+    /// Returns whether there was a batch for it.
     fn schedule(&mut self, now: Time, device: DeviceId, out: &mut Outbox) -> bool {
-        self.cells.give_set(now, device);
+        self.cells.assign_set(now, device);
         let chosen = self.choice.choose(now, &self.cells, device);
         if let Some((model, block)) = chosen {
             self.cells.batch(now, model, block, device, out);
@@ -75,7 +77,7 @@ impl<C: Choose> Scheduler for CellScheduler<C> {
             Control::DeviceJoined(device) => self.cells.devices.join(device),
             Control::DeviceLeft(device) => {
                 self.cells.devices.leave(device);
-                self.cells.let_go_of(device);
+                self.cells.release_device(device);
             }
             Control::DeviceSlowed { device, percent } => self.cells.devices.slow(device, percent),
             Control::ModelLoaded(id, model) => {

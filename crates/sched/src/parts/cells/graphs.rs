@@ -1,12 +1,14 @@
-//! The graphs that live requests brought, taken apart into subgraphs.
+//! The graphs of live requests, divided into subgraphs.
 //!
-//! Nodes and edges of all graphs share two tables of fixed size and are linked by index, so that graphs of any size come
-//! and go without gaps between them: what the limits admit always fits.
+//! Nodes and edges of all graphs share two tables of fixed size and are linked by index, so that
+//! graphs of any size are added and removed without fragmentation: a graph within the limits always
+//! fits.
 //!
-//! A subgraph is a connected part of one cell type that can wait for everything outside of it at once. Parts that are
-//! merely connected and of one type would not do: in A1 → B → A2 with an edge A1 → A2, the part {A1, A2} would wait for B,
-//! which waits for A1. So each node has a level, the number of times that the cell type changes on the way to it, and a
-//! part holds nodes of one level only: everything that it waits for has a lower level.
+//! A subgraph is a connected part of one cell type that can wait for all of its outside inputs
+//! together. Connected parts of one type are not sufficient: in A1 → B → A2 with an edge A1 → A2,
+//! the part {A1, A2} would wait for B, which waits for A1. Each node therefore has a level, the
+//! number of changes of cell type on the way to it, and a part holds nodes of one level only: its
+//! outside inputs all have lower levels.
 
 use super::subgraphs::{NONE, Subgraphs};
 use crate::Limits;
@@ -20,7 +22,7 @@ pub(super) struct Graphs {
     free_nodes: Vec<u32>,
     edges: Vec<Edge>,
     free_edges: Vec<u32>,
-    /// By slot, the first node of its graph and how many there are.
+    /// Per slot, the first node of its graph and the number of nodes.
     of: Vec<(u32, u32)>,
     scratch: Scratch,
 }
@@ -30,14 +32,14 @@ pub(super) struct Node {
     /// Its number in the request's graph.
     pub(super) number: u32,
     pub(super) subgraph: u32,
-    /// The first of the edges to those that take it as an input.
+    /// The first of the edges to the nodes that use it as an input.
     pub(super) users: u32,
-    /// Inputs within its subgraph, and how many of them have not been submitted yet.
+    /// Number of inputs within its subgraph, and of those not submitted yet.
     inner: u32,
     waits: u32,
     /// The next node of the same graph.
     next: u32,
-    /// The next one that is ready in the same subgraph.
+    /// The next ready node of the same subgraph.
     pub(super) next_ready: u32,
 }
 
@@ -47,12 +49,12 @@ struct Edge {
     next: u32,
 }
 
-/// Room to take a graph apart; indexed by node number.
+/// Scratch memory for dividing a graph; indexed by node number.
 #[derive(Debug)]
 struct Scratch {
     place: Vec<u32>,
     level: Vec<u32>,
-    /// Towards the node that stands for all of its part.
+    /// Link towards the node that represents its part (union-find).
     root: Vec<u32>,
 }
 
@@ -70,7 +72,7 @@ impl Graphs {
         }
     }
 
-    /// The first node of a request's graph; each comes after its inputs.
+    /// Returns the first node of a request's graph; nodes follow their inputs.
     pub(super) fn first(&self, slot: RequestSlot) -> Option<u32> {
         Some(self.of[slot.index()].0).filter(|&first| first != NONE)
     }
@@ -79,7 +81,7 @@ impl Graphs {
         Some(self.nodes[at as usize].next).filter(|&next| next != NONE)
     }
 
-    /// How many nodes the graph of a request has.
+    /// Returns the number of nodes in the graph of a request.
     pub(super) fn len(&self, slot: RequestSlot) -> u32 {
         self.of[slot.index()].1
     }
@@ -88,7 +90,7 @@ impl Graphs {
         &self.nodes[at as usize]
     }
 
-    /// Takes in a graph and makes its subgraphs. The driver sees to it that there is room.
+    /// Adds a graph and creates its subgraphs. The driver ensures that it fits.
     pub(super) fn insert(&mut self, slot: RequestSlot, graph: &Graph, subgraphs: &mut Subgraphs) {
         assert!(graph.len() <= self.free_nodes.len(), "the driver refuses graphs beyond Limits::nodes");
         self.scratch.divide(graph);
@@ -102,12 +104,13 @@ impl Graphs {
         }
         self.of[slot.index()] = (next, graph.len() as u32);
         (0..graph.len() as u32).for_each(|number| self.place(slot, number, graph.block(number), subgraphs));
-        // Each list of users grows at its front, so that it ends up in the order of the nodes.
+        // Each list of users grows at its front; the reverse loop leaves it in the order of the
+        // nodes.
         (0..graph.len() as u32).rev().for_each(|number| self.link(number, graph.inputs(number), subgraphs));
         self.start_over(slot, subgraphs);
     }
 
-    /// Puts a node into its subgraph, which its first node opens.
+    /// Puts a node into its subgraph; the first node of a subgraph opens it.
     fn place(&mut self, slot: RequestSlot, number: u32, block: BlockId, subgraphs: &mut Subgraphs) {
         let root = self.scratch.root(number);
         let [at, first] = [number, root].map(|number| self.scratch.place[number as usize] as usize);
@@ -134,7 +137,7 @@ impl Graphs {
         }
     }
 
-    /// Sets a graph to where nothing has run.
+    /// Resets a graph to the state before any node ran.
     pub(super) fn start_over(&mut self, slot: RequestSlot, subgraphs: &mut Subgraphs) {
         let mut at = self.of[slot.index()].0;
         while at != NONE {
@@ -160,8 +163,8 @@ impl Graphs {
         }
     }
 
-    /// A node was submitted: its users within the subgraph may become ready, since a device keeps the order. Says how
-    /// many did.
+    /// Records a submitted node: its users within the subgraph may become ready, since a device
+    /// keeps the order. Returns the number of nodes that became ready.
     pub(super) fn submitted(&mut self, at: u32, subgraphs: &mut Subgraphs) -> u32 {
         let Node { subgraph, mut users, .. } = self.nodes[at as usize];
         let mut ready = 0;
@@ -180,7 +183,7 @@ impl Graphs {
         ready
     }
 
-    /// The users of a node by their subgraphs, one at a time: give the edge, get the subgraph and the next edge.
+    /// Returns the subgraph at the end of an edge and the next edge of the same node.
     pub(super) fn user(&self, edge: u32) -> Option<(u32, u32)> {
         (edge != NONE).then(|| {
             let Edge { user, next } = self.edges[edge as usize];
@@ -188,7 +191,7 @@ impl Graphs {
         })
     }
 
-    /// Gives the room of a graph back.
+    /// Frees the nodes and edges of a graph.
     pub(super) fn remove(&mut self, slot: RequestSlot) {
         let (mut at, _) = std::mem::replace(&mut self.of[slot.index()], (NONE, 0));
         while at != NONE {
@@ -221,7 +224,8 @@ impl Scratch {
         }
     }
 
-    /// Joins two parts; the earlier node stands for both, so that it is placed before its part is looked up.
+    /// Joins two parts; the earlier node represents both, so that it is placed before its part is
+    /// looked up.
     fn join(&mut self, a: u32, b: u32) {
         let (a, b) = (self.root(a), self.root(b));
         self.root[a.max(b) as usize] = a.min(b);

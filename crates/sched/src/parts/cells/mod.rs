@@ -1,17 +1,20 @@
 //! Scheduling cell by cell: the state that "cellular", "bucketed" and "graph-merge" share.
 //!
-//! A request is taken apart into subgraphs of one cell type (BatchMaker, section 4.3). One is released into the queue of its
-//! cell type when all that it depends on outside of itself has completed; from then on its nodes may be submitted as soon as
-//! their inputs have been submitted to the same device, since a device keeps the order. So a subgraph is pinned to the device
-//! that holds tasks of it, until none is left there.
+//! A request is divided into subgraphs of one cell type ("Low Latency RNN Inference with Cellular
+//! Batching", section 4.3). A subgraph enters the queue of its cell type when all of its outside
+//! inputs are complete. From then on its nodes may be submitted as soon as their inputs have been
+//! submitted to the same device, since a device keeps the order. A subgraph is therefore pinned to
+//! the device that holds tasks of it, until none is left there.
 //!
-//! The three policies differ in who may join and when they leave ([`CellRules`]), and in which cell type an idle device takes
-//! next ([`Choose`]). A fixed set of requests that runs to its end is a set whose subgraphs stay pinned; padding is a
-//! sequence that goes on beyond its last step. What is common is here: `graphs.rs` and `subgraphs.rs` the parts of requests,
-//! `served.rs` the queues of cell types, `walk.rs` the way of a request, `form.rs` tasks, `sets.rs` who runs together.
+//! The three policies differ in the rules for joining and leaving ([`CellRules`]), and in the cell
+//! type that an idle device takes next ([`Choose`]). A fixed set of requests that runs to its end
+//! is a set whose subgraphs stay pinned; padding is a sequence that continues beyond its last step.
+//! The common part is here: `graphs.rs` and `subgraphs.rs` hold the parts of requests, `served.rs`
+//! the queues of cell types, `walk.rs` the walk of a request, `form.rs` tasks, `sets.rs` requests
+//! that run together.
 //!
-//! Facts are worked in when they are told, and answers wait for the next settle: the driver may give a slot to the next
-//! request right after the last task with the old one has ended, and before it settles.
+//! Inputs take effect when they arrive, and answers wait for the next settle: the driver may give a
+//! slot to the next request right after the last task of the old one has ended, before it settles.
 
 mod form;
 mod frame;
@@ -39,66 +42,67 @@ use served::CellModelState;
 use sets::{CellSet, SetTurns};
 use subgraphs::Subgraphs;
 
-/// What the policy's options say about a model.
+/// The policy's options for a model.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CellRules {
     /// Whether a task may hold more rows than the requests of a set have.
     pub(crate) merges: bool,
-    /// The most tasks submitted to a device in one go.
+    /// Largest number of tasks submitted to a device together.
     pub(crate) max_tasks: usize,
-    /// Who may join.
+    /// The rule for joining.
     pub(crate) join: Join,
-    /// Who may leave.
+    /// The rule for leaving.
     pub(crate) leave: Leave,
-    /// With padding, whether outputs are padded too: until the last of the set has ended.
+    /// Whether outputs are also padded, with padding, until the last of the set has ended.
     pub(crate) pads_output: bool,
-    /// How long the oldest request of a bucket waits for its set to fill.
+    /// Longest time that the oldest request of a bucket waits for its set to fill.
     pub(crate) window: Nanos,
-    /// How long the merging of graphs takes before a set can start, for each node.
+    /// Time of merging graphs before a set can start, per node.
     pub(crate) merge_per_node: Nanos,
 }
 
-/// When a request may begin.
+/// The rule for the start of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Join {
-    /// With the next task that has room.
+    /// In the next task that has room.
     AtOnce,
     /// In a fixed set of requests from one bucket, on a device that has no set.
     InSets {
-        /// How many lengths a bucket holds; none: all lengths are alike.
+        /// Number of lengths in a bucket; none puts all lengths into one.
         width: Option<u32>,
         /// Whether a bucket keeps its turn as long as it can fill sets.
         drains: bool,
     },
 }
 
-/// When a request ends.
+/// The rule for the end of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leave {
-    /// With its own last cell.
+    /// After its own last cell.
     AtItsEnd,
-    /// With the last of its set. Those that began in one task are a set, where requests may join at any time.
+    /// After the last request of its set. If requests may join at any time, those that begin in one
+    /// task form a set.
     WithItsSet(Padding),
 }
 
-/// What becomes of the rows of shorter requests.
+/// The rule for the rows of shorter requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Padding {
-    /// They are given up.
+    /// Rows of ended requests are removed.
     None,
-    /// They are kept until the longest of the set has ended.
+    /// Rows are kept until the longest of the set has ended.
     ToLongest,
-    /// They are kept until the end of the bucket.
+    /// Rows are kept until the end of the bucket.
     ToBucket,
 }
 
-/// Which cell type an idle device takes next.
+/// The rule for the next cell type of an idle device.
 pub(crate) trait Choose: Send {
-    /// One with something ready for this device.
+    /// Returns a cell type with a ready node for this device.
     fn choose(&mut self, now: Time, cells: &Cells, device: DeviceId) -> Option<(ModelId, BlockId)>;
 }
 
-/// The state.
+/// The common state.
 #[derive(Debug)]
 pub(crate) struct Cells {
     models: Models<CellModelState>,
@@ -106,16 +110,17 @@ pub(crate) struct Cells {
     subgraphs: Subgraphs,
     graphs: Graphs,
     tasks: Tasks,
-    /// Beside each member of a task its subgraph, and the node's place among the graphs; with a fixed stride.
+    /// Per member of a task, its subgraph and the index of its node among the graphs; with a fixed
+    /// stride.
     places: Vec<(u32, u32)>,
     stride: usize,
-    /// Who runs together, where that is fixed.
+    /// Requests that run together, where sets are fixed.
     sets: Cohorts<CellSet>,
     turns: SetTurns,
     /// Links of the buckets.
     links: Links,
     devices: Devices<CellDevice>,
-    /// When waiting requests are to be dropped.
+    /// Drop times of waiting requests.
     timers: DropTimers,
     /// Answers since the last settle.
     pending: Vec<Action>,
@@ -124,32 +129,32 @@ pub(crate) struct Cells {
     max_tasks: usize,
 }
 
-/// A request on its way.
+/// A live request.
 #[derive(Clone, Copy, Debug)]
 struct Walker {
     request: Request,
-    /// Counts arrivals: who came first is served first.
+    /// Arrival number: earlier requests are served first.
     number: u64,
     state: CellRequestState,
     stage: usize,
-    /// Subgraphs of this stage that are not over.
+    /// Number of subgraphs of this stage that are not complete.
     open: u32,
-    /// Nodes in flight.
+    /// Number of nodes in flight.
     in_flight: u32,
-    /// A task of it was lost: it starts over once nothing of it is in flight.
+    /// Whether a task of it was lost: it starts over once none of its nodes is in flight.
     lost: bool,
-    /// Of a chain that has begun: the device that has what its blocks left.
+    /// The device that holds the intermediate results, for a chain that has begun.
     held_by: Option<DeviceId>,
-    /// Nobody waits for its answer: should its work be lost, it does not start over.
+    /// Whether it was withdrawn: if its work is lost, it does not start over.
     unwanted: bool,
-    /// What it was padded to in its first block; its own length before.
+    /// Its padded length after the first block; its own length before.
     length: u32,
-    /// Whether it counts among those of its set that have not reached their end.
+    /// Whether it counts among the requests of its set that have not reached their end.
     going: bool,
 }
 
 impl Walker {
-    /// One that waits.
+    /// Creates a waiting request.
     fn new(request: Request, number: u64) -> Walker {
         Walker {
             request,
@@ -169,22 +174,22 @@ impl Walker {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CellRequestState {
-    /// Nothing was submitted, nor is it in a set.
+    /// Nothing was submitted, and it is in no set.
     Waiting,
     Running,
     /// Its walk is complete; it waits for its set.
     Held,
-    /// It has ended, or there is none.
+    /// It has ended, or the slot is free.
     Over,
 }
 
-/// What is kept of a device.
+/// State of a device.
 #[derive(Clone, Copy, Debug)]
 struct CellDevice {
-    /// Tasks in flight.
+    /// Number of tasks in flight.
     held: usize,
     set: Option<CohortId>,
-    /// Before that, merging is not done.
+    /// End of the merging of graphs.
     ready: Time,
 }
 
@@ -230,24 +235,25 @@ impl Cells {
         self.models.get_mut(id)
     }
 
-    /// All models, those that only finish what runs too.
+    /// Returns all models, including unloaded ones with running requests.
     pub(crate) fn models(&self) -> impl Iterator<Item = (ModelId, &CellModel)> {
         self.models.iter()
     }
 
-    /// How often a cell type must be chosen for its oldest request until that is through, if it goes on in steps.
+    /// Returns the number of times that a cell type must be chosen until its oldest request, a
+    /// sequence, has completed it.
     pub(crate) fn turns(&self, served: &CellModel, cell: &CellType) -> u32 {
         let oldest = cell.queue.front().map(|id| self.subgraphs.at(id));
         let steps = oldest.filter(|subgraph| !subgraph.is_graph).map_or(1, |subgraph| subgraph.total);
         steps.div_ceil(served.terms.max_tasks.min(self.max_tasks) as u32).max(1)
     }
 
-    /// How many tasks a device holds.
+    /// Returns the number of tasks that a device holds.
     pub(crate) fn holds(&self, device: DeviceId) -> usize {
         self.devices[device].held
     }
 
-    /// The subgraph of a member of a task, and the place of the node that it runs among the graphs.
+    /// Returns the subgraph of a task's member, and the index of its node among the graphs.
     fn place(&self, task: TaskId, member: usize) -> (u32, u32) {
         self.places[task.index() * self.stride + member]
     }
@@ -261,7 +267,7 @@ impl Cells {
     }
 }
 
-/// Whether the parts can follow requests through all models.
+/// Checks that the common parts support all models.
 pub(crate) fn check(setup: &Setup) -> Result<(), BuildError> {
     match setup.models.iter().find_map(served::fault) {
         Some(fault) => Err(BuildError::Setup(fault)),

@@ -1,4 +1,4 @@
-//! Models in service: their stages, and a queue for each cell type.
+//! Loaded models: their stages, and a queue for each cell type.
 
 use super::CellRules;
 use crate::parts::models;
@@ -6,23 +6,24 @@ use ripieno_base::{BlockId, DeviceId, List, Time};
 use ripieno_model::{Model, Steps};
 use std::ops::Range;
 
-/// A model in service.
+/// A loaded model.
 pub(crate) type CellModel = models::ModelEntry<CellModelState>;
 
-/// What is kept of a model.
+/// State of a model.
 #[derive(Debug)]
 pub(crate) struct CellModelState {
     pub(crate) terms: CellRules,
-    /// What a request goes through, one after the other.
+    /// Stages of a request, in order.
     pub(super) stages: Vec<Stage>,
-    /// By block, the first stage that begins with it or later; behind the last block, the number of stages.
+    /// Per block, the first stage that begins with it or later; after the last block, the number of
+    /// stages.
     pub(super) stage_of: Vec<usize>,
-    /// By block.
+    /// Cell types by block.
     pub(crate) cells: Vec<CellType>,
-    /// Tasks of it that each device holds, and how many devices hold any.
+    /// Number of its tasks that each device holds, and number of devices that hold any.
     held: Vec<u32>,
     devices: usize,
-    /// Whether the cost of a batch depends on what it is padded to.
+    /// Whether the cost of a batch depends on its padded length.
     pub(super) pads: bool,
     /// Requests that wait for a set, by bucket.
     pub(super) buckets: Vec<List>,
@@ -31,9 +32,9 @@ pub(crate) struct CellModelState {
 /// Blocks that a request runs at the same time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Sequences beside each other; nearly always one.
+    /// Parallel sequences; nearly always one.
     Lines(Range<u16>),
-    /// The nodes of the graph that the request brought.
+    /// The nodes of the request's graph.
     Graph(Range<u16>),
 }
 
@@ -44,20 +45,20 @@ impl Stage {
     }
 }
 
-/// A cell type: subgraphs with something ready, and what runs.
+/// A cell type: its ready subgraphs and running tasks.
 #[derive(Debug)]
 pub(crate) struct CellType {
     pub(super) queue: List,
-    /// Ready rows of subgraphs that any device may take, and of those that are pinned, by device.
+    /// Ready rows of subgraphs that any device may take, and of pinned ones, by device.
     pub(super) free: u32,
     pub(super) pinned: Vec<u32>,
-    /// Tasks in flight.
+    /// Number of tasks in flight.
     pub(crate) running: u32,
     /// The smallest and the largest batch.
     pub(crate) min: usize,
     pub(crate) max: usize,
     pub(crate) priority: u32,
-    /// When it was last chosen, counted in choices, and on the clock.
+    /// The last choice of this type, as a count of choices and as a time.
     pub(crate) chosen: u64,
     pub(crate) chosen_at: Time,
 }
@@ -103,24 +104,24 @@ impl CellModelState {
 }
 
 impl CellModel {
-    /// Whether this device may hold tasks of it.
+    /// Returns whether this device may hold tasks of the model.
     pub(crate) fn may_run_on(&self, device: DeviceId) -> bool {
         self.held[device.index()] > 0 || self.devices < self.model.instances.max(1)
     }
 
-    /// A device holds one task of it more.
+    /// Counts one more task on a device.
     pub(super) fn hold(&mut self, device: DeviceId) {
         self.devices += usize::from(self.held[device.index()] == 0);
         self.held[device.index()] += 1;
     }
 
-    /// A device holds one task of it less.
+    /// Counts one task less on a device.
     pub(super) fn release(&mut self, device: DeviceId) {
         self.held[device.index()] -= 1;
         self.devices -= usize::from(self.held[device.index()] == 0);
     }
 
-    /// The blocks that a request runs beside this one, itself among them.
+    /// Returns the blocks that a request runs in parallel with this one, including it.
     pub(super) fn beside(&self, block: usize) -> Range<usize> {
         match self.stages.iter().find(|stage| stage.blocks().contains(&(block as u16))) {
             Some(Stage::Lines(blocks)) => usize::from(blocks.start)..usize::from(blocks.end),
@@ -134,12 +135,12 @@ impl CellModel {
 }
 
 impl CellType {
-    /// Rows that this device could take now.
+    /// Returns the rows that this device could take now.
     pub(crate) fn ready(&self, device: DeviceId) -> usize {
         (self.free + self.pinned[device.index()]) as usize
     }
 
-    /// Rows of its next batch on this device; one if nothing is ready.
+    /// Returns the rows of its next batch on this device; one if nothing is ready.
     pub(super) fn next_rows(&self, device: DeviceId) -> usize {
         self.ready(device).clamp(1, self.max)
     }
@@ -152,7 +153,7 @@ impl CellType {
     }
 }
 
-/// The largest number of sequences beside each other.
+/// The largest number of parallel sequences.
 pub(super) const BESIDE: usize = 2;
 
 fn stages(model: &Model) -> Vec<Stage> {
@@ -168,7 +169,7 @@ fn stages(model: &Model) -> Vec<Stage> {
     stages
 }
 
-/// Whether the parts can follow a request through this model.
+/// Returns the reason for which the common parts do not support this model, if there is one.
 pub(super) fn fault(model: &Model) -> Option<String> {
     let wide = |stage: &Stage| matches!(stage, Stage::Lines(range) if range.len() > BESIDE);
     if stages(model).iter().any(wide) {

@@ -1,4 +1,4 @@
-//! Who runs together: buckets in which requests wait, and sets that begin or end as one.
+//! Buckets in which requests wait, and sets of requests that begin or end together.
 
 use super::{CellModel, CellRequestState, Cells, Join, Leave, Padding, Walker};
 use crate::Action;
@@ -6,30 +6,30 @@ use crate::parts::cohorts::CohortId;
 use ripieno_base::{DeviceId, List, ModelId, Nanos, RequestSlot, Time};
 use ripieno_model::Steps;
 
-/// The most buckets of a model; what is longer stands in the last one.
+/// Largest number of buckets of a model; longer requests are in the last one.
 pub(super) const BUCKETS: usize = 1024;
 
-/// Whose turn it is.
+/// Turns of the buckets.
 #[derive(Debug)]
 pub(super) struct SetTurns {
     /// The bucket that had its turn last.
     pub(super) last: (usize, usize),
-    /// When an idle device may take the next set; never while none waits for one.
+    /// Time at which an idle device may take the next set; never if no request waits for one.
     pub(super) ripens: Time,
 }
 
-/// What is kept of a cohort that is a set. Its members walk by subgraphs: their steps are queued ahead.
+/// State of a cohort that is a set. Its members walk by subgraphs: their steps are queued ahead.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct CellSet {
-    /// Members whose walk is not complete.
+    /// Number of members whose walk is not complete.
     unfinished: u32,
-    /// Members that have not reached the end of the block that runs until its end.
+    /// Number of members that have not reached the end of the block that runs until its end.
     going: u32,
-    /// The device that runs it; none: any.
+    /// The device that runs it; none means any.
     device: Option<DeviceId>,
-    /// With padding, how many steps each sequence takes; else 0.
+    /// Number of steps of each sequence with padding; else 0.
     padded: u32,
-    /// While members are let go one after the other.
+    /// Whether its members are being completed one after the other.
     busy: bool,
 }
 
@@ -56,8 +56,8 @@ impl Cells {
         (request.model, (bucket as usize).min(BUCKETS - 1))
     }
 
-    /// Lets an idle device without a set take one, from the bucket whose turn it is.
-    pub(super) fn give_set(&mut self, now: Time, device: DeviceId) {
+    /// Gives an idle device without a set the next one in turn.
+    pub(super) fn assign_set(&mut self, now: Time, device: DeviceId) {
         if self.devices[device].set.is_some() {
             return;
         }
@@ -99,7 +99,7 @@ impl Cells {
         }
     }
 
-    /// How many cells the graph of a request has, as far as it is known.
+    /// Returns the known number of cells of a request.
     fn nodes(&self, slot: RequestSlot) -> i64 {
         let request = &self.walkers[slot.index()].request;
         let steps = |steps: Steps| match steps {
@@ -112,7 +112,8 @@ impl Cells {
         i64::from(self.graphs.len(slot) + lines)
     }
 
-    /// The next bucket in turn with a set in it: a full one, or somebody who has waited for the window.
+    /// Returns the next bucket in turn with a set in it: a full one, or one whose oldest request
+    /// has waited for the window.
     fn next_bucket(&self, now: Time, device: DeviceId) -> Option<(ModelId, usize)> {
         let (model, bucket) = self.turns.last;
         let count = self.models.len();
@@ -123,7 +124,8 @@ impl Cells {
                 return Some((ModelId(model as u16), bucket));
             }
         }
-        // First the rest of this model's buckets, then the other models, then what comes before in this one.
+        // The order is the rest of this model's buckets, the other models, and then the earlier
+        // buckets of this model.
         let some = |model: usize, range: std::ops::Range<usize>| {
             let served = self.models.find(ModelId(model as u16)).filter(|served| served.may_run_on(device))?;
             let end = range.end.min(served.buckets.len());
@@ -139,13 +141,14 @@ impl Cells {
             .or_else(|| some(model, 0..bucket + 1))
     }
 
-    /// When the oldest request of a bucket has waited for the window.
+    /// Returns the time at which the oldest request of a bucket has waited for the window.
     fn ripe_at(&self, served: &CellModel, bucket: &List) -> Option<Time> {
         let oldest = bucket.front()?;
         Some(self.walkers[oldest as usize].request.arrived + served.terms.window)
     }
 
-    /// Finds out when an idle device is to look again: buckets that are ripe already wait for something else.
+    /// Sets the time at which an idle device checks again. Buckets that are ripe already wait for
+    /// another event.
     pub(super) fn await_sets(&mut self, now: Time) {
         let idle = self.devices.iter().any(|(_, device)| device.present && device.held == 0 && device.set.is_none());
         let waits = |served: &&CellModel| idle && served.terms.window > Nanos::ZERO;
@@ -154,10 +157,10 @@ impl Cells {
         self.turns.ripens = times.filter(|&at| at > now).min().unwrap_or(Time::NEVER);
     }
 
-    /// The members of a set run.
+    /// Starts the members of a set.
     fn bind(&mut self, id: CohortId, padded: u32) {
         let Cells { models, sets, timers, walkers, .. } = self;
-        // Whether they have an output whose rows are kept for the others.
+        // True if the members have an output whose rows are kept for the others.
         let served = models.get(sets.get(id).model);
         let has_end =
             served.terms.pads_output && served.model.blocks.iter().any(|block| block.steps == Steps::UntilEnd);
@@ -172,19 +175,21 @@ impl Cells {
         (set.padded, set.unfinished, set.going) = (padded, unfinished, if going { unfinished } else { 0 });
     }
 
-    /// The device on which a request must go on, if there is one: that of its set, or where its chain has begun.
+    /// Returns the device on which a request must continue, if there is one: that of its set, or
+    /// that on which its chain has begun.
     pub(super) fn bound(&self, slot: RequestSlot) -> Option<DeviceId> {
         let of_set = self.sets.of(slot).and_then(|set| self.sets.get(set).own.device);
         of_set.or(self.walkers[slot.index()].held_by)
     }
 
-    /// How many steps the sequence of a request takes with padding; else 0.
+    /// Returns the number of steps of a request's sequence with padding; else 0.
     pub(super) fn padded(&self, slot: RequestSlot) -> u32 {
         self.sets.of(slot).map_or(0, |id| self.sets.get(id).own.padded)
     }
 
-    /// Those that begin in one task become a set, where they leave together. To be called before they move on.
-    pub(super) fn found_set(&mut self, task: ripieno_base::TaskId, model: ModelId) {
+    /// Makes a set of the requests that begin in one task, where they leave together. Must precede
+    /// the next step of these requests.
+    pub(super) fn make_set(&mut self, task: ripieno_base::TaskId, model: ModelId) {
         let Leave::WithItsSet(padding) = self.served(model).terms.leave else {
             return;
         };
@@ -219,14 +224,14 @@ impl Cells {
         }
     }
 
-    /// A member's walk is complete.
+    /// Records that a member's walk is complete.
     pub(super) fn one_less_unfinished(&mut self, id: CohortId) {
         self.sets.own_mut(id).unfinished -= 1;
-        self.let_go(id);
+        self.complete_set(id);
     }
 
-    /// Answers all members of a set if none is unfinished; with the last one the set has ended.
-    fn let_go(&mut self, id: CohortId) {
+    /// Answers all members of a set if none is unfinished, which ends the set.
+    fn complete_set(&mut self, id: CohortId) {
         let set = self.sets.own_mut(id);
         if set.unfinished > 0 || set.busy {
             return;
@@ -239,7 +244,7 @@ impl Cells {
         }
     }
 
-    /// A member has reached the end of its output; if it was the last, all move on.
+    /// Records that a member has reached the end of its output; after the last one, all continue.
     pub(super) fn one_less_going(&mut self, id: CohortId) {
         let set = self.sets.own_mut(id);
         set.going -= 1;
@@ -253,7 +258,7 @@ impl Cells {
             self.complete_open_end(slot);
         }
         self.sets.own_mut(id).busy = busy;
-        self.let_go(id);
+        self.complete_set(id);
     }
 
     fn complete_open_end(&mut self, slot: RequestSlot) {
@@ -270,7 +275,7 @@ impl Cells {
         }
     }
 
-    /// A request leaves its set, if it has one.
+    /// Removes a request from its set, if it has one.
     pub(super) fn leave_set(&mut self, slot: RequestSlot, unfinished: bool) {
         let Some(id) = self.sets.of(slot) else { return };
         let going = std::mem::take(&mut self.walker(slot).going);
@@ -280,13 +285,13 @@ impl Cells {
         match self.sets.leave(slot) {
             None => device.into_iter().for_each(|device| self.devices[device].set = None),
             Some(id) if going => self.one_less_going(id),
-            Some(id) => self.let_go(id),
+            Some(id) => self.complete_set(id),
         }
     }
 
-    /// If a device is gone and holds nothing any more, what is left of its set may run anywhere, and chains that have begun
-    /// there begin anew.
-    pub(super) fn let_go_of(&mut self, device: DeviceId) {
+    /// Releases the work of a device that has left and holds no task: the rest of its set may run
+    /// anywhere, and chains that have begun there start over.
+    pub(super) fn release_device(&mut self, device: DeviceId) {
         if self.devices[device].present || self.devices[device].held > 0 {
             return;
         }

@@ -1,4 +1,4 @@
-//! How urgent what is ready is, and how long it may still wait.
+//! Urgency and slack of ready nodes.
 
 use super::served::Stage;
 use super::{CellModel, Cells, Walker};
@@ -6,16 +6,16 @@ use crate::parts::cost;
 use ripieno_base::{BlockId, DeviceId, Nanos, Time};
 use ripieno_model::Steps;
 
-/// How many rows a row counts for that ends its request. Without it a block that many requests run once, at their end, waits behind
-/// cells that fill larger batches, and nobody is answered.
+/// Weight of a row that ends its request. Without it a block that many requests run once, at their
+/// end, waits behind cells that fill larger batches, and no request completes.
 const LAST_STEP: u64 = 4;
 
-/// How finely urgency is counted: so many units are one row that is due in a nanosecond.
+/// Unit of urgency: one row that is due in a nanosecond has this urgency.
 const URGENCY_UNIT: u64 = 1 << 44;
 
 impl Cells {
-    /// How long the most urgent request that a device could take of a cell type may wait and be in time, if nothing else ran from
-    /// then on; none if nobody is there who could be. Looks at those who would be in its next batch.
+    /// Returns the smallest non-negative slack among the requests of a cell type's next batch on a
+    /// device, if nothing else ran from then on; none if all of them are late.
     pub(crate) fn slack(&self, now: Time, served: &CellModel, block: usize, device: DeviceId) -> Option<Nanos> {
         let rows = served.cells[block].next_rows(device);
         let slacks = self.next_batch(served, block, device).map(|(walker, _)| {
@@ -25,10 +25,11 @@ impl Cells {
         slacks.filter(|&slack| slack >= Nanos::ZERO).min()
     }
 
-    /// How urgent the next batch of a cell type on a device is: each of its rows counts the more the less time it has until its
-    /// deadline, more if it ends its request, and the batch the more the less time it takes: of blocks that run beside each other the
-    /// slowest, since a request has to go through all of them. The root of that time is between filling batches (the time does not
-    /// count) and short ones first (it counts in full); either loses goodput or latency.
+    /// Returns the urgency of the next batch of a cell type on a device. Each row counts inversely
+    /// to the time until its deadline, and more if it ends its request; the sum is divided by the
+    /// root of the batch's duration, of parallel blocks that of the slowest, since a request has to
+    /// run all of them. The root is a compromise between filling batches (no division) and shortest
+    /// first (division by the duration); either of these loses goodput or latency.
     pub(crate) fn urgency(&self, now: Time, served: &CellModel, block: usize, device: DeviceId) -> u128 {
         let rows = served.cells[block].next_rows(device);
         let step = |block: usize| {
@@ -44,11 +45,11 @@ impl Cells {
             let due = (walker.request.deadline - now).max(taken).0 as u64;
             u128::from(URGENCY_UNIT.saturating_mul(weight * ready as u64) / due)
         });
-        // Both are shifted, the time by twice as much, so that its root keeps what follows the point.
+        // Both are shifted, the time by twice as much, so that its root keeps fractional bits.
         (weights.sum::<u128>() << 32) / ((taken.0 as u128) << 64).isqrt()
     }
 
-    /// Who would be in the next batch of a cell type on a device, and with how many rows.
+    /// Returns the requests of a cell type's next batch on a device, and the rows of each.
     fn next_batch(&self, served: &CellModel, block: usize, device: DeviceId) -> impl Iterator<Item = (&Walker, usize)> {
         let rows = served.cells[block].next_rows(device);
         let (mut next, mut seen) = (served.cells[block].queue.front(), 0);
@@ -66,7 +67,8 @@ impl Cells {
         taken.map(|of| (&self.walkers[of.slot.index()], of.ready as usize))
     }
 
-    /// How long a device is taken if it turns to a cell type: of a chain to its end.
+    /// Returns the time for which a device is busy if it takes a cell type: for a chain, to its
+    /// end.
     pub(crate) fn turn(&self, served: &CellModel, block: usize, device: DeviceId) -> Nanos {
         let rows = served.cells[block].next_rows(device);
         let turn = match served.model.walk.is_unfolded() {
@@ -78,7 +80,7 @@ impl Cells {
         self.devices[device].takes(turn)
     }
 
-    /// How long a request that is at this block takes from now on by the profiles, in batches of so many rows.
+    /// Returns the remaining profiled time of a request at this block, in batches of `rows` rows.
     fn left(&self, served: &CellModel, walker: &Walker, block: usize, rows: usize) -> Nanos {
         let Walker { request, stage, length, .. } = *walker;
         if !served.model.walk.is_unfolded() {
@@ -101,7 +103,7 @@ impl Cells {
         now + later.flat_map(|stage| stage.blocks().clone()).map(|block| whole(usize::from(block))).sum::<Nanos>()
     }
 
-    /// The steps that are left of the sequences that a request runs now.
+    /// Returns the remaining time of the sequences that a request runs now.
     fn lines_left(&self, walker: &Walker, step: impl Fn(usize) -> Nanos) -> Nanos {
         let (mut left, mut next) = (Nanos::ZERO, self.subgraphs.first(walker.request.slot));
         while let Some(id) = next {
@@ -115,7 +117,7 @@ impl Cells {
     }
 }
 
-/// How often a block that runs until its end is thought to run.
+/// Returns the predicted number of steps of a block that runs until its end.
 fn until_end(served: &CellModel) -> u32 {
     served.model.dec_timesteps.unwrap_or(u32::MAX)
 }

@@ -1,16 +1,17 @@
-//! Subgraphs: connected nodes of one request and one cell type, with nothing left to wait for outside of them.
+//! Subgraphs: connected nodes of one request and one cell type, which wait for all of their outside
+//! inputs together.
 //!
-//! The steps of a sequence are one too, and need no nodes of their own: three counters say what was submitted, what is
-//! done and how many there are. All subgraphs of live requests share one table.
+//! The steps of a sequence are a subgraph, too, without nodes: three counters hold the submitted,
+//! the completed and the total number of steps. All subgraphs of live requests share one table.
 
 use crate::Limits;
 use ripieno_base::{BlockId, DeviceId, Links, RequestSlot};
 
-/// Stands where there is no index.
+/// An absent index.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// The most subgraphs of sequences that one request holds at once: two that run beside each other, and one that has ended
-/// while steps queued ahead still run.
+/// Largest number of sequences that one request holds: two that run in parallel, and one that has
+/// ended while queued steps still run.
 const LINES: usize = 3;
 
 /// All subgraphs.
@@ -18,9 +19,9 @@ const LINES: usize = 3;
 pub(super) struct Subgraphs {
     table: Vec<Subgraph>,
     free: Vec<u32>,
-    /// By slot, the first of its subgraphs.
+    /// Per slot, the first of its subgraphs.
     first: Vec<u32>,
-    /// For the queues of the cell types.
+    /// Links of the queues of the cell types.
     pub(super) links: Links,
 }
 
@@ -28,32 +29,32 @@ pub(super) struct Subgraphs {
 pub(super) struct Subgraph {
     pub(super) slot: RequestSlot,
     pub(super) block: BlockId,
-    /// Whether its nodes are in the arena of graphs.
+    /// Whether its nodes are in the table of graphs.
     pub(super) is_graph: bool,
-    /// Whether it stands in the queue of its cell type.
+    /// Whether it is in the queue of its cell type.
     pub(super) queued: bool,
-    /// Whether its part of the walk is over, although steps queued ahead may still run.
+    /// Whether its part of the walk is complete, although queued steps may still run.
     pub(super) over: bool,
-    /// The device that its tasks in flight are on.
+    /// The device of its tasks in flight.
     pub(super) pinned: Option<DeviceId>,
-    /// Nodes in flight.
+    /// Number of nodes in flight.
     pub(super) in_flight: u32,
     /// Rows that could be submitted now.
     pub(super) ready: u32,
-    /// Steps or nodes submitted, and how many there are with padding.
+    /// Steps or nodes submitted, and their total with padding.
     pub(super) submitted: u32,
     pub(super) total: u32,
-    /// Steps or nodes done, and how many complete it.
+    /// Steps or nodes done, and the number that completes it.
     pub(super) done: u32,
     pub(super) steps: u32,
-    /// Edges from outside, and how many of them have not been completed.
+    /// Number of edges from outside, and of those not completed.
     pub(super) outer: u32,
     pub(super) waits: u32,
     pub(super) first_ready: u32,
     pub(super) last_ready: u32,
     /// Whether its place in the table is free.
     pub(super) closed: bool,
-    /// The next one of the same request.
+    /// The next subgraph of the same request.
     next: u32,
 }
 
@@ -68,12 +69,12 @@ impl Subgraphs {
         }
     }
 
-    /// A sequence of `steps` steps, and of `total` with padding, of which the first is ready.
+    /// Opens a sequence of `steps` steps, `total` with padding, of which the first is ready.
     pub(super) fn open_line(&mut self, slot: RequestSlot, block: BlockId, steps: u32, total: u32, rows: u32) -> u32 {
         self.open(Subgraph { steps, total, ready: rows, ..Subgraph::new(slot, block, false) })
     }
 
-    /// A part of a graph, to which nodes will be added.
+    /// Opens a part of a graph, to which nodes are added.
     pub(super) fn open_graph(&mut self, slot: RequestSlot, block: BlockId) -> u32 {
         self.open(Subgraph::new(slot, block, true))
     }
@@ -93,13 +94,13 @@ impl Subgraphs {
         &mut self.table[id as usize]
     }
 
-    /// The links of the queues, and whose each subgraph is.
+    /// Returns the links of the queues, and access to the slot of each subgraph.
     pub(super) fn split(&mut self) -> (&mut Links, impl Fn(u32) -> RequestSlot) {
         let Subgraphs { table, links, .. } = self;
         (links, |id: u32| table[id as usize].slot)
     }
 
-    /// The first subgraph of a request, then the one after each.
+    /// Returns the first subgraph of a request; [`Subgraphs::next`] returns the following ones.
     pub(super) fn first(&self, slot: RequestSlot) -> Option<u32> {
         some(self.first[slot.index()])
     }
@@ -108,7 +109,7 @@ impl Subgraphs {
         some(self.table[id as usize].next)
     }
 
-    /// Takes a sequence out of its request.
+    /// Removes a sequence from its request.
     pub(super) fn close(&mut self, id: u32) {
         let Subgraph { slot, next, .. } = self.table[id as usize];
         let mut before = self.first[slot.index()];
@@ -124,7 +125,7 @@ impl Subgraphs {
         self.free.push(id);
     }
 
-    /// Takes all subgraphs of a request away.
+    /// Removes all subgraphs of a request.
     pub(super) fn close_all(&mut self, slot: RequestSlot) {
         let mut id = std::mem::replace(&mut self.first[slot.index()], NONE);
         while id != NONE {
@@ -133,7 +134,8 @@ impl Subgraphs {
         }
     }
 
-    /// Sets the subgraphs of a request to where nothing has run: sequences go, graphs stay without ready nodes.
+    /// Resets the subgraphs of a request to the state before any node ran: sequences are removed,
+    /// graphs stay without ready nodes.
     pub(super) fn start_over(&mut self, slot: RequestSlot) {
         let mut id = std::mem::replace(&mut self.first[slot.index()], NONE);
         while id != NONE {

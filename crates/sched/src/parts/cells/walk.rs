@@ -1,4 +1,4 @@
-//! The way of a request: what it has ready, what becomes of its tasks, how it ends.
+//! The walk of a request: its ready nodes, the results of its tasks, and its end.
 
 use super::served::Stage;
 use super::{CellRequestState, Cells, Join, Leave, Padding, Walker};
@@ -7,7 +7,7 @@ use crate::{Action, Outcome, Request, TaskDone, Why};
 use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot, Time};
 use ripieno_model::{Extent, Onward, Position, StepReport, Steps};
 
-/// The steps of an output that is padded until nobody needs it any more.
+/// Number of steps of an output that is padded until its set has ended.
 const ENDLESS: u32 = u32::MAX;
 
 impl Cells {
@@ -23,7 +23,7 @@ impl Cells {
         self.wait(request.slot);
     }
 
-    /// A request waits, anew after its device was lost.
+    /// Makes a request wait, at first or after its device was lost.
     fn wait(&mut self, slot: RequestSlot) {
         let request = self.walkers[slot.index()].request;
         let served = self.models.get(request.model);
@@ -35,15 +35,16 @@ impl Cells {
         }
     }
 
-    /// Drops the requests whose time has come and that still wait.
+    /// Drops waiting requests that are too late.
     pub(super) fn drop_late(&mut self, now: Time) {
         while let Some((slot, why)) = self.timers.late(now, |slot| self.walkers[slot.index()].request.deadline) {
             self.end(slot, Action::Reject { request: slot, why });
         }
     }
 
-    /// The client went away, or the model does: what waits is rejected. A walk that unfolds ends even if it runs once nobody
-    /// waits for it, for the rest may be long; steps that were queued ahead are waste, as after an early end.
+    /// Withdraws a request because its client or its model did: a waiting request is rejected. A
+    /// cancelled walk that unfolds ends even if it runs, since the rest may be long; queued steps
+    /// are wasted, as after an early end.
     pub(super) fn withdraw(&mut self, slot: RequestSlot, why: Why) {
         let Walker { state, request, .. } = self.walkers[slot.index()];
         let unfolds = || self.served(request.model).model.walk.is_unfolded();
@@ -65,7 +66,7 @@ impl Cells {
         }
     }
 
-    /// Releases what the next stage of a walk begins with, or ends the walk.
+    /// Opens the next stage of a walk, or ends the walk.
     pub(super) fn open_stage(&mut self, slot: RequestSlot) {
         let (Walker { request, stage, .. }, padded) = (self.walkers[slot.index()], self.padded(slot));
         match self.served(request.model).stages.get(stage).cloned() {
@@ -77,7 +78,7 @@ impl Cells {
                     let steps = request.extent.steps(kind).max(1);
                     let total = match kind {
                         Steps::Length => steps.max(padded),
-                        // Whoever has ended goes on until the last of the set has.
+                        // An ended output continues until the last of the set has ended.
                         Steps::UntilEnd if padded > 0 && self.served(request.model).terms.pads_output => ENDLESS,
                         _ => steps,
                     };
@@ -121,7 +122,7 @@ impl Cells {
         cell.queue.insert_by_key(links, id, |id| walkers[slot_of(id).index()].number);
     }
 
-    /// Takes a subgraph out of its queue, if it is there.
+    /// Removes a subgraph from its queue, if it is there.
     pub(super) fn dequeue(&mut self, id: u32) {
         let subgraph = self.subgraphs.at_mut(id);
         if !std::mem::take(&mut subgraph.queued) {
@@ -148,8 +149,8 @@ impl Cells {
         *cell.count(device) += ready;
     }
 
-    /// A member of a task is in flight no more.
-    pub(super) fn land(&mut self, done: &TaskDone<'_>, at: usize) {
+    /// Completes a member of a task.
+    pub(super) fn complete_member(&mut self, done: &TaskDone<'_>, at: usize) {
         let (slot, (id, place)) = (self.tasks.members(done.task)[at], self.place(done.task, at));
         let walker = self.walker(slot);
         walker.in_flight -= 1;
@@ -162,12 +163,12 @@ impl Cells {
             Outcome::Ok if lost => {}
             Outcome::Ok => self.step(id, place, done.report_of(at)),
             Outcome::Failed => self.end(slot, Action::Reject { request: slot, why: Why::Failed }),
-            Outcome::DeviceLost | Outcome::Cancelled => self.lose(slot),
+            Outcome::DeviceLost | Outcome::Cancelled => self.on_lost(slot),
         }
         self.tidy(slot, id);
     }
 
-    /// A node is done.
+    /// Completes a node.
     fn step(&mut self, id: u32, place: u32, report: StepReport) {
         let subgraph = self.subgraphs.at_mut(id);
         if subgraph.over {
@@ -176,11 +177,11 @@ impl Cells {
         let at = Position { block: subgraph.block, step: subgraph.done };
         subgraph.done += 1;
         let slot = subgraph.slot;
-        // Padded steps are steps, too, but not of an output: its end is its own.
+        // Padded steps count as steps, except for an output, which has its own end.
         let extent = Extent { length: subgraph.total, limit: subgraph.steps };
         let served = self.served(self.walkers[slot.index()].request.model);
         let steps = served.steps(at.block);
-        // To complete the block leads to the stage behind this one.
+        // Completing the block leads to the stage after this one.
         let stage = match served.model.advance(at, extent, report) {
             Onward::Step => None,
             Onward::Block(next) => Some(served.stage_of[next.index()] - 1),
@@ -199,7 +200,7 @@ impl Cells {
         }
     }
 
-    /// Subgraphs that waited for this node as the last go into their queues.
+    /// Enqueues subgraphs whose last missing input was this node.
     fn release_users(&mut self, node: u32) {
         let own = self.graphs.node(node).subgraph;
         let mut edge = self.graphs.node(node).users;
@@ -216,8 +217,8 @@ impl Cells {
         }
     }
 
-    /// A block that runs until its end has reached it. With padding the row is kept until all of the set have, behind the
-    /// rows of those that still need theirs.
+    /// Handles the end of a block that runs until its end. With padding the row is kept until all
+    /// outputs of the set have ended, behind the rows that are still needed.
     fn end_of_output(&mut self, slot: RequestSlot, id: u32) {
         if self.subgraphs.at(id).total != ENDLESS {
             return self.complete(id);
@@ -237,7 +238,7 @@ impl Cells {
         }
     }
 
-    /// The part of a walk that is this subgraph is over.
+    /// Completes the part of a walk that is this subgraph.
     pub(super) fn complete(&mut self, id: u32) {
         self.dequeue(id);
         let subgraph = self.subgraphs.at_mut(id);
@@ -262,7 +263,7 @@ impl Cells {
         }
     }
 
-    /// Nothing more of a request is submitted.
+    /// Submits nothing more of a request.
     pub(super) fn stop(&mut self, slot: RequestSlot) {
         let mut next = self.subgraphs.first(slot);
         while let Some(id) = next {
@@ -286,7 +287,7 @@ impl Cells {
         self.forget(slot);
     }
 
-    /// Gives back what a request that has ended held, once nothing of it is in flight.
+    /// Frees the memory of an ended request, once none of its nodes is in flight.
     fn forget(&mut self, slot: RequestSlot) {
         if self.walkers[slot.index()].in_flight == 0 {
             self.subgraphs.close_all(slot);
@@ -294,8 +295,9 @@ impl Cells {
         }
     }
 
-    /// The work of a request was lost, unless it is complete: it starts over once nothing of it is in flight.
-    fn lose(&mut self, slot: RequestSlot) {
+    /// Handles the loss of a request's work, unless it is complete: it starts over once none of its
+    /// nodes is in flight.
+    fn on_lost(&mut self, slot: RequestSlot) {
         let walker = self.walker(slot);
         if walker.state == CellRequestState::Held || walker.lost {
             return;
@@ -318,7 +320,8 @@ impl Cells {
         }
         let subgraph = self.subgraphs.at(id);
         if subgraph.closed || subgraph.slot != slot {
-            // The last of a set to reach its end lets all of them move on, itself too.
+            // The last member of a set that reaches its end lets all of them continue, including
+            // itself.
             return;
         }
         match (subgraph.in_flight, subgraph.over, subgraph.is_graph) {
@@ -338,7 +341,7 @@ impl Cells {
         let (model, unwanted) = (walker.request.model, walker.unwanted);
         let why = if unwanted { Some(Why::Cancelled) } else { self.served(model).retired.then_some(Why::Unloaded) };
         match why {
-            // Nothing of it stands in a queue or bucket yet.
+            // None of its subgraphs is in a queue or bucket yet.
             Some(why) => {
                 self.walker(slot).state = CellRequestState::Running;
                 self.end(slot, Action::Reject { request: slot, why });
@@ -347,7 +350,7 @@ impl Cells {
         }
     }
 
-    /// Whether the rows of ended requests are kept.
+    /// Returns the rule for the rows of ended requests.
     pub(super) fn padding(&self, model: ModelId) -> Padding {
         match self.served(model).terms.leave {
             Leave::AtItsEnd => Padding::None,

@@ -1,24 +1,29 @@
-//! Policy I: waiting requests divided by length into a few groups, each padded to its longest member.
+//! Policy I: waiting requests divided by length into a few groups, each padded to its longest
+//! member.
 //!
-//! Groups are stretches of the list sorted by length, so the best division is found exactly: the least padded area for the
-//! first j requests in g groups is the least over where the last group begins. Requests of one length stay together, since a
-//! cut between them saves nothing.
+//! Groups are contiguous ranges of the list sorted by length, so dynamic programming finds the best
+//! division exactly: the least padded area for the first j requests in g groups is the minimum over
+//! the start of the last group. Requests of one length stay together, since a cut between them
+//! saves nothing.
 //!
-//! Where more wait than one batch holds, groups of the oldest alone would be small or padded far though others of their
-//! lengths stand behind them. So one batch is chosen among all, a stretch of the same list ([`Clusters::choose`]).
+//! If more requests wait than one batch holds, groups of the oldest alone would be small or much
+//! padded although others of their lengths wait behind them. One batch is then chosen among all, a
+//! range of the same list ([`Clusters::choose`]).
 
 use ripieno_base::{Nanos, RequestSlot};
 
-/// Scratch room.
+/// A divider with scratch memory.
 #[derive(Debug)]
 pub(super) struct Clusters {
-    /// The requests by length, and among equals in the order in which they came.
+    /// The requests by length, and among equals in the order of arrival.
     requests: Vec<(u32, u32, RequestSlot)>,
-    /// By length, ascending: the length, where its requests end, and the rows of all up to there.
+    /// The lengths, ascending: the length, the end of its requests, and the rows of all up to
+    /// there.
     lengths: Vec<(u32, usize, u64)>,
-    /// By group and lengths: the least area of the first lengths in so many groups.
+    /// Per number of groups and of lengths: the least area of the first lengths in that many
+    /// groups.
     area: Vec<u64>,
-    /// Where the last group of that begins.
+    /// Start of the last group of that division.
     cut: Vec<usize>,
     /// Ends of the groups among the requests.
     ends: Vec<usize>,
@@ -27,7 +32,7 @@ pub(super) struct Clusters {
 }
 
 impl Clusters {
-    /// For as many requests as one batch holds, of which a batch is chosen among `crowd`.
+    /// Creates a divider for the requests of one batch, which may be chosen among `crowd`.
     pub(super) fn new(capacity: usize, crowd: usize, groups: usize) -> Clusters {
         Clusters {
             requests: Vec::with_capacity(crowd.max(capacity)),
@@ -40,8 +45,8 @@ impl Clusters {
         }
     }
 
-    /// Divides requests, given by length, rows and slot, into at most `groups` groups: of the divisions with the least area into
-    /// one, two, … groups, the one with the least `wait`.
+    /// Divides requests, given by length, rows and slot, into at most `groups` groups: of the
+    /// divisions with the least area into one, two, … groups, the one with the least `wait`.
     pub(super) fn divide(
         &mut self,
         requests: impl Iterator<Item = (u32, u32, RequestSlot)>,
@@ -71,16 +76,17 @@ impl Clusters {
     fn sort(&mut self, requests: impl Iterator<Item = (u32, u32, RequestSlot)>) {
         self.requests.clear();
         self.requests.extend(requests);
-        // Sorted by insertion: stable, and without room of its own.
+        // Insertion sort: stable, and without memory of its own.
         for at in 1..self.requests.len() {
             let to = self.requests[..at].partition_point(|other| other.0 <= self.requests[at].0);
             self.requests[to..=at].rotate_right(1);
         }
     }
 
-    /// Chooses one group of at most `room` rows around one request: of the stretches that hold it, the one with the most work by
-    /// time. The work of a request is its part of a full batch of its own length, and `cost` says what a batch takes, by rows
-    /// and length. Returns how many requests it holds.
+    /// Chooses one group of at most `room` rows around one request: of the ranges that hold it, the
+    /// one with the most work per time. The work of a request is its part of a full batch of its
+    /// own length; `cost` returns the duration of a batch, by rows and length. Returns the number
+    /// of requests in the group.
     pub(super) fn choose(
         &mut self,
         requests: impl Iterator<Item = (u32, u32, RequestSlot)>,
@@ -115,7 +121,7 @@ impl Clusters {
         best.len()
     }
 
-    /// The groups, the shortest requests first: length, rows, and members.
+    /// Returns the groups, the shortest requests first: length, rows, and members.
     pub(super) fn groups(&self) -> impl Iterator<Item = (u32, usize, &[(u32, u32, RequestSlot)])> {
         let starts = std::iter::once(0).chain(self.ends.iter().copied());
         starts.zip(&self.ends).map(|(start, &end)| {
@@ -125,7 +131,7 @@ impl Clusters {
         })
     }
 
-    /// Finds the least area of every stretch from the first length on, in up to so many groups.
+    /// Finds the least area of every range from the first length on, in up to `groups` groups.
     fn partition(&mut self, groups: usize) {
         let (count, stride) = (self.lengths.len(), self.stride);
         for to in 1..=count {
@@ -136,9 +142,10 @@ impl Clusters {
         }
     }
 
-    /// Finds where the last of `group` groups begins, for the stretches up to each of `to.0..=to.1` lengths; between the two of
-    /// `from` in all cases. The longer the stretch, the later that is, since a longer request makes early rows dearer: so the
-    /// middle one halves the choice of the others.
+    /// Finds the start of the last of `group` groups, for the ranges up to each of `to.0..=to.1`
+    /// lengths; it is within `from` in all cases. The start grows with the range, since a longer
+    /// request makes early rows more expensive, so the middle one halves the candidates of the
+    /// others (divide and conquer).
     fn cut_last(&mut self, group: usize, to: (usize, usize), from: (usize, usize)) {
         if to.0 > to.1 {
             return;
@@ -153,13 +160,13 @@ impl Clusters {
         self.cut_last(group, (middle + 1, to.1), (best, from.1));
     }
 
-    /// The area of one group, of the lengths from one to another.
+    /// Returns the area of one group of the lengths `from..to`.
     fn padded(&self, from: usize, to: usize) -> u64 {
         let rows_before = |at: usize| if at == 0 { 0 } else { self.lengths[at - 1].2 };
         u64::from(self.lengths[to - 1].0) * (rows_before(to) - rows_before(from))
     }
 
-    /// Divides into so many groups.
+    /// Divides into `groups` groups.
     fn cut_into(&mut self, groups: usize) {
         self.ends.clear();
         let mut to = self.lengths.len();
@@ -183,7 +190,7 @@ mod tests {
         clusters.groups().map(|(_, _, members)| members.iter().map(|member| member.2.0).collect()).collect()
     }
 
-    /// How much is padded.
+    /// Returns the padded area.
     fn area(clusters: &Clusters) -> u128 {
         clusters.groups().map(|(length, rows, _)| u128::from(length) * rows as u128).sum()
     }
@@ -197,7 +204,7 @@ mod tests {
         assert_eq!(divide(&[], 2), Vec::<Vec<u32>>::new());
     }
 
-    /// Every division into so many groups, against the best of all.
+    /// Compares with every division into at most `groups` groups.
     #[test]
     fn no_division_has_less_area() {
         let mut random = stream(1, 0);
@@ -228,7 +235,7 @@ mod tests {
         }
     }
 
-    /// Every stretch that holds the first request, against the chosen one.
+    /// Compares with every range that holds the first request.
     #[test]
     fn no_stretch_does_more_work_by_time() {
         let mut random = stream(2, 0);

@@ -1,4 +1,5 @@
-//! Devices and their lanes: what runs, how much of the device it uses, and how long it goes on.
+//! Devices and their lanes: running tasks, the share of the device that they use, and their
+//! remaining time.
 
 use super::pipeline::PipelineRun;
 use super::rules::{Busy, SplitPlan, WHOLE};
@@ -6,8 +7,8 @@ use crate::parts::devices;
 use ripieno_base::{LaneId, ModelId, Nanos, Time};
 use ripieno_model::Model;
 
-/// The share from which on a device counts as used well, where batches can run side by side. Below it, newcomers use what
-/// would lie idle.
+/// Share from which a device with several lanes counts as well used. Below it, newcomers use the
+/// idle part.
 const FULL: u32 = WHOLE / 5 * 4;
 
 /// A lane of a device, and the model whose batch and its parts run on it.
@@ -15,26 +16,26 @@ const FULL: u32 = WHOLE / 5 * 4;
 pub(super) struct Lane {
     pub(super) owner: Option<ModelId>,
     pub(super) run: Option<PipelineRun>,
-    /// How much of the device the task can use, and its batch on average from here on.
+    /// Share of the device that the task can use, and mean share of its batch from here on.
     pub(super) share: u32,
     pub(super) mean_share: u32,
     pub(super) rows: usize,
-    /// When its batch would be done if nothing came between.
+    /// Expected end of its batch without interruptions.
     pub(super) ends: Time,
 }
 
 pub(super) type DvaDevice = devices::DeviceState<LaneDevice>;
 
-/// What is kept of a device.
+/// State of a device.
 #[derive(Debug)]
 pub(super) struct LaneDevice {
-    /// Whether it has lost what it held; nothing starts until all its tasks have ended.
+    /// Whether it has lost its tasks; nothing starts until all of them have ended.
     pub(super) lost: bool,
     pub(super) lanes: Vec<Lane>,
 }
 
 impl DvaDevice {
-    /// Whether something may start there.
+    /// Returns whether batches may start there.
     pub(super) fn is_open(&self) -> bool {
         self.present && !self.lost
     }
@@ -51,18 +52,18 @@ impl DvaDevice {
         self.lanes.iter().position(|lane| lane.owner.is_none()).map(|lane| LaneId(lane as u16))
     }
 
-    /// How much of it the running tasks can use.
+    /// Returns the total share that the running tasks can use.
     pub(super) fn shares(&self) -> u32 {
         self.lanes.iter().filter(|lane| lane.run.is_some()).map(|lane| lane.share).sum()
     }
 
-    /// What is left by the profiles of all that its lanes run.
+    /// Returns the remaining profiled time of each running lane.
     pub(super) fn left(&self, now: Time) -> impl Iterator<Item = Nanos> {
         let running = self.lanes.iter().filter(|lane| lane.run.is_some());
         running.map(move |lane| self.by_profile((lane.ends - now).max(Nanos::ZERO)))
     }
 
-    /// What its lanes run, by the profiles.
+    /// Returns the running batches in profiled time.
     pub(super) fn busy(&self, now: Time) -> impl Iterator<Item = Busy> {
         let running = self.lanes.iter().filter(|lane| lane.run.is_some());
         running.zip(self.left(now)).map(|(&Lane { share, mean_share, rows, .. }, left)| Busy {
@@ -73,19 +74,19 @@ impl DvaDevice {
         })
     }
 
-    /// When another lane is through with what it runs, by the profiles.
+    /// Returns the expected time at which the next lane becomes free, in profiled time.
     pub(super) fn next_end(&self, now: Time) -> Time {
         self.left(now).min().map_or(Time::NEVER, |left| now + left)
     }
 
-    /// How long until all lanes have been through with what they run.
+    /// Returns the profiled time until all lanes are free.
     pub(super) fn rest(&self, now: Time) -> Nanos {
         self.left(now).max().unwrap_or(Nanos::ZERO)
     }
 
-    /// Whether newcomers had better not join a batch that is not the only one that could run here: because they fit beside
-    /// it, or because it and what runs beside it use the device as well as a larger batch would.
-    pub(super) fn suits_apart(
+    /// Returns whether newcomers should not join a batch on a device with several lanes: they fit
+    /// beside it, or the running batches use the device as well as a larger batch would.
+    pub(super) fn better_separate(
         &self,
         model: &Model,
         plan: &SplitPlan,
@@ -98,7 +99,8 @@ impl DvaDevice {
         self.lanes.len() > 1 && (fits || used >= FULL)
     }
 
-    /// Whether a task of this share would slow down nobody: nothing runs, or there is room for both.
+    /// Returns whether a task of this share would slow down no other: nothing runs, or there is
+    /// room for both.
     pub(super) fn has_room(&self, share: u32) -> bool {
         !self.runs() || self.shares() + share <= WHOLE
     }

@@ -1,4 +1,4 @@
-//! Which of those who wait form a batch, on a device that has room.
+//! Forms batches of waiting requests on a device that has room.
 
 use super::rules::{LaneRules, WHOLE};
 use super::{Clusters, DvaBatch, DvaModel, DvaModelState};
@@ -6,15 +6,15 @@ use crate::Request;
 use crate::parts::fifo::Tables;
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
 
-/// So many of the oldest requests are looked at where more wait than one batch holds, in largest batches.
+/// Number of oldest requests to choose from if more wait than one batch holds, in largest batches.
 pub(super) const CROWD: usize = 8;
-/// A request is pressed that is answered after this part of its time. Our choice: with 9/10 useful answers under overload fall, with 7/10
-/// less is gained just below it.
+/// Part of its time from which a request is urgent if its answer comes later. Not from the paper:
+/// with 9/10 useful answers under overload fall, with 7/10 the gain just below it is smaller.
 const URGENT: (u64, u64) = (4, 5);
 
 impl DvaBatch {
-    /// Forms batches of the model whose first request has waited longest, of those that may start one on a device. Whether it
-    /// did.
+    /// Forms batches of the model whose first request has waited longest, among those that may
+    /// start one on a device. Returns whether it did.
     pub(super) fn form(&mut self, now: Time, device: DeviceId) -> bool {
         if self.has_formed(device) {
             return false;
@@ -33,14 +33,15 @@ impl DvaBatch {
         false
     }
 
-    /// Whether a batch waits for its turn on a device: nobody overtakes it.
+    /// Returns whether a formed batch waits on a device; no other batch overtakes it.
     pub(super) fn has_formed(&self, device: DeviceId) -> bool {
         let formed = |served: &DvaModel| served.pipelines[device.index()].formed(&self.cohorts).is_some();
         self.queues.models.iter().any(|(_, served)| formed(served))
     }
 
-    /// How many of a model's oldest requests may form batches on a device now; 0 if it must wait for the device to have room,
-    /// and everybody behind it too; none if it waits for something else.
+    /// Returns the number of a model's oldest requests that may form batches on a device now; 0 if
+    /// they, and all requests behind them, wait until the device has room; none if they wait for
+    /// another reason.
     fn may_form(&mut self, now: Time, device: DeviceId, id: ModelId) -> Option<usize> {
         let DvaBatch { queues: Tables { models, fifo, .. }, cohorts, devices, window_ends, .. } = self;
         let DvaModel { model, own: DvaModelState { plan, pipelines, .. }, .. } = models.get(id);
@@ -53,7 +54,7 @@ impl DvaBatch {
         if !pipeline.could_begin() {
             return None;
         }
-        let head = fifo.head(id).expect("a model with a head was asked for");
+        let head = fifo.head(id).expect("the model has a head");
         // A request that is wider than the limit runs alone.
         let alone = if pipeline.is_empty() { head.rows as usize } else { 0 };
         let (count, rows) = fifo.fitting(id, plan.max_batch.max(alone).saturating_sub(present));
@@ -66,8 +67,9 @@ impl DvaBatch {
         (count > 0).then(|| self.fitting_beside(now, device, id, count))
     }
 
-    /// How many of the first `count` requests of a model fit beside what runs on a device; of several groups, the first must.
-    /// They stand divided in [`DvaBatch::clusters`].
+    /// Returns the number of the first `count` requests of a model that fit beside the running
+    /// batches; of several groups, the first must fit. The groups are left in
+    /// [`DvaBatch::clusters`].
     fn fitting_beside(&mut self, now: Time, device: DeviceId, id: ModelId, count: usize) -> usize {
         if self.devices[device].shares() >= WHOLE {
             return 0;
@@ -98,21 +100,23 @@ impl DvaBatch {
         if self.is_better_later(now, device, id, low) { 0 } else { low }
     }
 
-    /// Chooses a batch around the oldest where more wait than it holds. It stands in [`DvaBatch::clusters`].
+    /// Chooses a batch around the oldest request if more wait than it holds; the result is left in
+    /// [`DvaBatch::clusters`]. Returns its number of requests.
     fn choose(&mut self, id: ModelId) -> usize {
         let DvaBatch { queues: Tables { models, fifo, .. }, clusters, .. } = self;
         let DvaModel { model, own: DvaModelState { plan, .. }, .. } = models.get(id);
-        let oldest = fifo.head(id).expect("somebody waits").slot;
+        let oldest = fifo.head(id).expect("a request waits").slot;
         let member = |request: &Request| (request.extent.length, request.rows, request.slot);
         let crowd = fifo.waiting(id).take(CROWD * plan.max_batch).map(member);
         let cost = |rows: usize, length: u32| plan.remaining(model, 0, rows.min(plan.max_batch), length);
         clusters.choose(crowd, oldest, plan.max_batch, cost)
     }
 
-    /// Whether the oldest request has hardly time left if the batch that was chosen around it runs now. While batches are chosen by length
-    /// some wait longer than others; under overload they would be late while others have time to spare.
+    /// Returns whether the oldest request has hardly any time left if the batch chosen around it
+    /// runs now. Choosing batches by length makes some requests wait longer; under overload these
+    /// would be late while others have slack.
     fn oldest_is_urgent(&self, now: Time, device: DeviceId, id: ModelId) -> bool {
-        let oldest = self.queues.fifo.head(id).expect("somebody waits");
+        let oldest = self.queues.fifo.head(id).expect("a request waits");
         let DvaModel { model, own: DvaModelState { plan, .. }, .. } = self.served(id);
         let (length, rows, _) = self.clusters.groups().next().expect("a batch was chosen");
         let end = now + self.devices[device].takes(plan.remaining(model, 0, rows, length));
@@ -133,15 +137,17 @@ impl DvaBatch {
         clusters.divide(fifo.waiting(id).take(count).map(member), plan.groups, wait);
     }
 
-    /// Whether it is better for all, those who run too, if those who wait begin together once the device is free than `part` of
-    /// them now and the others in such parts beside what runs. The parts stand divided in [`DvaBatch::clusters`] if not.
-    /// What a play has promised must come true: if some of those who waited then still do when all should have ended, tasks
-    /// side by side take longer than profiled, and parts would run for ever while the queue grew.
+    /// Returns whether the total wait, including running requests, is smaller if all waiting
+    /// requests begin together once the device is free than if `part` of them begin now and the
+    /// others in such parts beside the running ones. If not, the parts are left in
+    /// [`DvaBatch::clusters`]. The forecast is checked: if some of the requests that waited then
+    /// still wait when all should have ended, parallel tasks take longer than profiled, and
+    /// starting parts would go on forever while the queue grew.
     fn is_better_later(&mut self, now: Time, device: DeviceId, id: ModelId, part: usize) -> bool {
-        let oldest = self.queues.fifo.head(id).expect("somebody waits").arrived;
-        let promise = &mut self.queues.models.get_mut(id).own.promise;
-        *promise = promise.filter(|&(latest, _)| oldest <= latest);
-        if promise.is_some_and(|(_, by)| by < now) {
+        let oldest = self.queues.fifo.head(id).expect("a request waits").arrived;
+        let forecast_of_parts = &mut self.queues.models.get_mut(id).own.forecast_of_parts;
+        *forecast_of_parts = forecast_of_parts.filter(|&(latest, _)| oldest <= latest);
+        if forecast_of_parts.is_some_and(|(_, by)| by < now) {
             return true;
         }
         let (all, _) = self.queues.fifo.fitting(id, self.served(id).plan.max_batch);
@@ -167,18 +173,19 @@ impl DvaBatch {
             }
         }
         let later =
-            apart.waits(others) > together || self.arrivals_outrun_parts(now, id, all, (apart.end(), end), device);
+            apart.waits(others) > together || self.arrivals_exceed_parts(now, id, all, (apart.end(), end), device);
         if !later {
             let latest = self.queues.fifo.waiting(id).nth(all - 1).map_or(oldest, |latest| latest.arrived);
             let by = now + self.devices[device].takes(apart.end());
-            self.queues.models.get_mut(id).own.promise.get_or_insert((latest, by));
+            self.queues.models.get_mut(id).own.forecast_of_parts.get_or_insert((latest, by));
         }
         later
     }
 
-    /// Whether rows come faster than parts beside each other carry them, and all together would be done sooner: what is better for
-    /// those who wait is then worse for whoever comes, for as long as the load lasts.
-    fn arrivals_outrun_parts(
+    /// Returns whether rows arrive faster than parallel parts carry them while all together would
+    /// be done sooner. Parts are then better for the waiting requests but worse for later ones, for
+    /// as long as the load lasts.
+    fn arrivals_exceed_parts(
         &self,
         now: Time,
         id: ModelId,

@@ -1,35 +1,46 @@
-//! "dva": batches that others join, that are split, and that run beside each other, as the model's profiles say.
+//! "dva": batches that newcomers join, that are split, and that run in parallel, as the model's
+//! profiles suggest.
 //!
-//! Source: "DVABatch: Diversity-aware Multi-Entry Multi-Exit Batching for Efficient Processing of DNN Services on GPUs",
-//! sections 5 to 7.
+//! Source: "DVABatch: Diversity-aware Multi-Entry Multi-Exit Batching for Efficient Processing of
+//! DNN Services on GPUs", sections 5 to 7.
 //!
-//! 1. *new*: waiting requests of a model become a batch when a lane of a device is free, and runs stage by stage on this lane; or,
-//!    with `executors = "stage"`, when the executor of the first stage is free, and goes through those of the others.
-//! 2. Policy I, where a model's cost depends on the length of its requests: those that wait are divided into a few groups
-//!    by length, with the least padding, and the groups run side by side, or the shortest first.
-//! 3. Policy II, where stages prefer different batch sizes: before a stage, a batch is split in halves if the stages that are
-//!    left take a batch at least twice as long as a half, halves likewise; the parts run one after the other to the end.
-//! 4. Policy III: newcomers join the latest batch at a border between stages, unless it is about to be split: it waits until they
-//!    have caught up, from there on all are one. Not if one of those who wait would be late by that.
-//! 5. A batch starts beside others only if both together do not ask for more than the device, by their profiled shares; and not
-//!    in parts where all who wait would wait less, those to come too, if they began together once the device is free, nor if
-//!    parts have not kept what the profiles promised of them, or would not keep up with what comes.
+//! 1. *new*: waiting requests of a model become a batch when a lane of a device is free, and the
+//!    batch runs stage by stage on this lane; or, with `executors = "stage"`, when the executor of
+//!    the first stage is free, and the batch passes through the executors of the other stages.
+//! 2. Policy I, for models whose cost depends on the length of requests: waiting requests are
+//!    divided into a few groups by length, with the least padding, and the groups run in parallel,
+//!    or the shortest first.
+//! 3. Policy II, where stages prefer different batch sizes: before a stage, a batch is split in
+//!    halves, recursively, if the remaining stages take a batch at least twice as long as a half;
+//!    the parts run one after the other to the end.
+//! 4. Policy III: newcomers join the latest batch at a border between stages, unless it is about to
+//!    be split: it waits until they have caught up, and they are one batch from there on. They do
+//!    not join if that would make a member late.
+//! 5. A batch starts beside others only if their profiled shares fit on the device. It does not
+//!    start in parts if the total wait, including that of expected arrivals, would be smaller if
+//!    all began together once the device is free, if parts have exceeded their forecast, or if they
+//!    would not keep up with arrivals.
 //!
-//! A request waits until its batch begins: in a batch that has been formed it can still be cancelled, dropped or unloaded.
+//! A request waits until its batch begins: in a formed batch it can still be cancelled, dropped or
+//! unloaded.
 //!
-//! State: a queue a model; the batch table, which is that of cohorts; stage executors and the order of batches for each model on each
-//! device. It ignores deadlines but for rule 4 and for `drop`, and arrivals to come but for their rate in rule 5.
+//! State: a queue per model; the batch table, which is [`Cohorts`]; stage executors and the order
+//! of batches per model and device. It ignores deadlines except in rule 4 and for `drop`, and
+//! future arrivals except for their rate in rule 5.
 //!
-//! Choices where the paper leaves freedom. Whether newcomers may join is decided by what all together would wait more or less by
-//! the profiles (`stretch = "gain"`); the paper's fixed time since the batch began is `"comp-wait"`. Where batches can run
-//! side by side, nobody joins one who could run beside it at no cost, or if the device is used well without. How many
-//! groups: for each number the division with the least padding is found, and of these the one is taken with which all would
-//! wait the least by the profiles; so requests that use a part of the device together are not run apart, and where a batch
-//! gains nothing, nearly each length runs by itself. Where more wait than one batch holds, the oldest are grouped, or make one
-//! batch with those of like lengths among all (`crowd = "alike"`). There is no window,
-//! since a batch starts as soon as it fits beside what runs; the paper's is `window = "first-stage"`. Members of a batch that
-//! skip a stage go on as a batch of their own. A model's rows on a device are at most its largest batch. Nobody overtakes the oldest
-//! request because it happens to fit beside what runs. Requests that cannot be punctual run unless `drop` says otherwise.
+//! Choices where the paper leaves freedom. Newcomers join if that reduces the total wait by the
+//! profiles (`stretch = "gain"`); the paper's fixed time since the batch began is `"comp-wait"`.
+//! Where batches can run in parallel, newcomers that could run beside a batch at no cost do not
+//! join it, nor if the device is well used without. The number of groups: for each number the
+//! division with the least padding is found, and of these the one with the least total wait by the
+//! profiles is taken; requests that use a part of the device together are therefore not separated,
+//! and where batching gains nothing, nearly each length runs by itself. If more requests wait than
+//! one batch holds, the oldest are grouped, or form one batch with those of similar lengths among
+//! all (`crowd = "alike"`). There is no window, since a batch starts as soon as it fits beside the
+//! running ones; the paper's is `window = "first-stage"`. Members of a batch that skip a stage
+//! continue as a batch of their own. A model's rows on a device are at most its largest batch. No
+//! request overtakes the oldest one because it happens to fit beside running ones. Requests that
+//! cannot be punctual run unless `drop` is set.
 
 mod clusters;
 mod devices;
@@ -61,15 +72,16 @@ use rules::{Executors, SplitPlan, Stretch};
 
 type DvaModel = models::ModelEntry<DvaModelState>;
 
-/// What is kept of a model.
+/// State of a model.
 #[derive(Debug)]
 struct DvaModelState {
     plan: SplitPlan,
-    /// Who is to have begun by when, if parts of those who wait start beside what runs: the arrival of the last of them.
-    promise: Option<(Time, Time)>,
-    /// How fast its rows come.
+    /// Arrival of the last request covered by the latest forecast of parts, and the time by which
+    /// all of them should have begun.
+    forecast_of_parts: Option<(Time, Time)>,
+    /// Arrival rate.
     meter: RateMeter,
-    /// By device.
+    /// Pipelines by device.
     pipelines: Vec<Pipeline>,
 }
 
@@ -84,7 +96,7 @@ struct DvaBatch {
     clusters: Clusters,
     /// Requests that a device has lost.
     lost: Vec<RequestSlot>,
-    /// When a window ends for which something could start.
+    /// End of the next window after which a batch could start.
     window_ends: Time,
 }
 
@@ -118,7 +130,7 @@ impl DvaBatch {
             let plan = SplitPlan::new(model, max_batch, &options.terms(model));
             DvaModelState {
                 plan,
-                promise: None,
+                forecast_of_parts: None,
                 meter: RateMeter::new(),
                 pipelines: devices.ids().map(pipeline).collect(),
             }
@@ -129,7 +141,8 @@ impl DvaBatch {
         self.queues.models.get(id)
     }
 
-    /// A request that waits, in its queue or in a batch that has not begun, is rejected; false if it does not wait.
+    /// Rejects a waiting request, in its queue or in a batch that has not begun; returns false if
+    /// it does not wait.
     fn withdraw(&mut self, slot: RequestSlot, why: Why) -> bool {
         let DvaBatch { queues: Tables { models, fifo, .. }, cohorts, .. } = self;
         let DvaModel { model, own: DvaModelState { plan, pipelines, .. }, .. } =
@@ -143,13 +156,13 @@ impl DvaBatch {
         waited
     }
 
-    /// A request of a model that waits in a batch that has not begun.
+    /// Returns a request of a model that waits in a batch that has not begun.
     fn formed(&self, id: ModelId) -> Option<RequestSlot> {
         let in_batch = |pipeline: &Pipeline| self.cohorts.members(pipeline.formed(&self.cohorts)?).next();
         self.served(id).pipelines.iter().find_map(in_batch)
     }
 
-    /// The device has lost all that it held, or is to go: its requests start over elsewhere.
+    /// Returns the requests of a device that has lost its tasks or leaves to their queues.
     fn abandon(&mut self, device: DeviceId) {
         let DvaBatch { queues, cohorts, devices, lost, .. } = self;
         devices[device].lost = false;
@@ -160,7 +173,7 @@ impl DvaBatch {
         lost.drain(..).for_each(|slot| queues.take_back(slot));
     }
 
-    /// A stage of a lane's batch has run.
+    /// Ends a stage of a lane's batch.
     fn finish_stage(&mut self, Task { device, lane: on, .. }: Task, done: &TaskDone<'_>) {
         let DvaBatch { queues: Tables { models, fifo, .. }, cohorts, devices, tasks, .. } = self;
         let lane = &mut devices[device].lanes[on.index()];
@@ -174,10 +187,11 @@ impl DvaBatch {
         }
     }
 
-    /// Forms and starts batches on devices that have nothing to do, then goes on with those that run, then fills up lanes.
+    /// Forms and starts batches on idle devices, then continues running ones, then fills free
+    /// lanes.
     fn place(&mut self, now: Time, out: &mut Outbox) {
         for device in self.devices.ids() {
-            if self.devices[device].is_open() && self.has_nothing_to_do(device) {
+            if self.devices[device].is_open() && self.has_no_batch(device) {
                 self.fill(now, device, out);
             }
         }
@@ -186,21 +200,22 @@ impl DvaBatch {
                 continue;
             }
             match self.options.executors {
-                Executors::Lanes(_) => self.go_on(now, device, out),
-                Executors::Stages(_) => self.go_on_by_stage(now, device, out),
+                Executors::Lanes(_) => self.continue_lanes(now, device, out),
+                Executors::Stages(_) => self.continue_stages(now, device, out),
             }
             self.fill(now, device, out);
         }
     }
 
-    /// Whether nothing runs on a device, nor goes on there: between stages a batch is on no lane if each stage has an executor.
-    fn has_nothing_to_do(&self, device: DeviceId) -> bool {
+    /// Returns whether a device has no batch at all: with one executor per stage, a batch between
+    /// stages is on no lane.
+    fn has_no_batch(&self, device: DeviceId) -> bool {
         let goes_on = |served: &DvaModel| served.pipelines[device.index()].goes_on(&self.cohorts);
         self.devices[device].is_idle() && !self.queues.models.iter().any(|(_, served)| goes_on(served))
     }
 
-    /// Lanes go on with their batches.
-    fn go_on(&mut self, now: Time, device: DeviceId, out: &mut Outbox) {
+    /// Continues the batches of the lanes.
+    fn continue_lanes(&mut self, now: Time, device: DeviceId, out: &mut Outbox) {
         for lane in (0..self.options.lanes as u16).map(LaneId) {
             let Lane { run, owner, .. } = self.devices[device].lanes[lane.index()];
             if let Some(owner) = owner.filter(|_| run.is_none()) {
@@ -210,8 +225,8 @@ impl DvaBatch {
         }
     }
 
-    /// Executors go on with batches that stand before their stage, each on a lane that is free.
-    fn go_on_by_stage(&mut self, now: Time, device: DeviceId, out: &mut Outbox) {
+    /// Continues the batches that are before a free stage executor, each on a free lane.
+    fn continue_stages(&mut self, now: Time, device: DeviceId, out: &mut Outbox) {
         for id in (0..self.queues.models.len() as u16).map(ModelId) {
             if self.queues.models.find(id).is_none_or(|served| served.pipelines[device.index()].is_empty()) {
                 continue;
@@ -226,7 +241,7 @@ impl DvaBatch {
         }
     }
 
-    /// Starts batches on the free lanes of a device as long as they fit beside what runs there.
+    /// Starts batches on the free lanes of a device as long as they fit beside the running ones.
     fn fill(&mut self, now: Time, device: DeviceId, out: &mut Outbox) {
         while let Some(lane) = self.devices[device].free_lane() {
             if !self.begin_formed(now, device, lane, out) && !self.form(now, device) {
@@ -235,7 +250,7 @@ impl DvaBatch {
         }
     }
 
-    /// Starts a batch that has been formed and waits for its turn; whether it did.
+    /// Starts a formed batch that waits for its turn; returns whether there was one.
     fn begin_formed(&mut self, now: Time, device: DeviceId, lane: LaneId, out: &mut Outbox) -> bool {
         if self.devices[device].is_idle() && !self.has_formed(device) {
             self.take_over(device);
@@ -258,7 +273,7 @@ impl DvaBatch {
         true
     }
 
-    /// Takes over a batch that has been formed and waits for its turn on another device, if there is one.
+    /// Takes over a formed batch that waits for its turn on another device, if there is one.
     fn take_over(&mut self, device: DeviceId) {
         let DvaBatch { queues: Tables { models, .. }, cohorts, devices, .. } = self;
         for (_, DvaModel { model, own: DvaModelState { pipelines, .. }, .. }) in models.iter_mut() {
@@ -275,7 +290,7 @@ impl DvaBatch {
         }
     }
 
-    /// Policy III: lets newcomers join the batch that stands at a border before a free lane, if that is good.
+    /// Policy III: lets newcomers join the batch at a border before a free lane, if that is better.
     fn stretch(&mut self, now: Time, device: DeviceId, lane: LaneId, id: ModelId) {
         if self.queues.fifo.next_model(None).is_none_or(|(_, oldest)| oldest != id) || self.has_formed(device) {
             return;
@@ -290,14 +305,14 @@ impl DvaBatch {
         let &Cohort { block, rows, own: PipelineBatch { begun, .. }, .. } = cohorts.get(batch);
         let stage = block.index();
         let gain = plan.stretch == Stretch::Gain;
-        if newcomers == 0 || (gain && on.suits_apart(model, plan, stage, rows, new_rows)) {
+        if newcomers == 0 || (gain && on.better_separate(model, plan, stage, rows, new_rows)) {
             return;
         }
-        // By the profiles: gains are the same on a slow device, deadlines are not.
+        // In profiled time: gains are the same on a slow device, deadlines are not.
         let (stack, requests) = (&[batch][..], &fifo.requests);
-        let scene = Forecast { now, percent: 100, models, until_end: |_| 1, requests, cohorts, stack };
+        let forecast = Forecast { now, percent: 100, models, until_end: |_| 1, requests, cohorts, stack };
         let slots = fifo.waiting(id).take(newcomers).map(|request| request.slot);
-        let Joining { pays, ends } = play.join(scene, on.next_end(now), id, slots);
+        let Joining { pays, ends } = play.join(forecast, on.next_end(now), id, slots);
         let [then, before] = ends.map(|end| now + on.takes(end - now));
         let late = |deadline: Time| deadline >= before && deadline < then;
         let harmed = cohorts.members(batch).any(|slot| late(fifo.request(slot).deadline));
@@ -309,12 +324,12 @@ impl DvaBatch {
         let pipeline = &mut models.get_mut(id).pipelines[device.index()];
         let joining = pipeline.stretch(cohorts, batch, sealed);
         for _ in 0..newcomers {
-            let slot = fifo.pop(id).expect("so many wait");
+            let slot = fifo.pop(id).expect("enough requests wait");
             cohorts.push(joining, fifo.request(slot));
         }
     }
 
-    /// Starts the next stage of a model's batches on a free lane; whether there is one.
+    /// Starts the next stage of a model's batches on a free lane; returns whether there is one.
     fn run_next(&mut self, now: Time, device: DeviceId, lane: LaneId, owner: ModelId, out: &mut Outbox) -> bool {
         let DvaBatch { queues: Tables { models, .. }, cohorts, devices, tasks, .. } = self;
         let DvaModel { model, own: DvaModelState { plan, pipelines, .. }, .. } = models.get_mut(owner);
@@ -365,12 +380,13 @@ impl Scheduler for DvaBatch {
                     self.abandon(device);
                 }
             }
-            // Most rules compare shares of a device or costs on it, however fast it is; deadlines do not.
+            // Most rules compare shares of a device or costs on it, whatever its speed; deadlines
+            // do not.
             Control::DeviceSlowed { device, percent } => self.devices.slow(device, percent),
             Control::ModelLoaded(id, model) => self.load(id, *model),
             Control::ModelUnloaded(id) => {
                 while let Some(slot) = self.formed(id) {
-                    assert!(self.withdraw(slot, Why::Unloaded), "who waits is found: {slot:?}");
+                    assert!(self.withdraw(slot, Why::Unloaded), "a waiting request is found: {slot:?}");
                 }
                 self.queues.retire(id);
             }
@@ -388,7 +404,7 @@ impl Scheduler for DvaBatch {
 
     fn settle(&mut self, now: Time, out: &mut Outbox) {
         while let Some((slot, why)) = self.queues.fifo.late(now) {
-            assert!(self.withdraw(slot, why), "who is too late waits: {slot:?}");
+            assert!(self.withdraw(slot, why), "a late request waits: {slot:?}");
         }
         self.queues.fifo.flush(out);
         self.window_ends = Time::NEVER;

@@ -1,4 +1,4 @@
-//! The catalogue row of "dva" and what its options say.
+//! The catalogue row of "dva" and its options.
 
 use super::DvaBatch;
 use super::rules::{Diversity, Executors, MAX_LANES, SplitTerms, Stretch};
@@ -20,60 +20,62 @@ pub(crate) const POLICY: Policy = Policy {
         Knob {
             name: "buffers",
             default: "2",
-            help: "buffer pairs, that is, batches that may run side by side on a device, each on a lane of it; with 1 all \
-                   stages run one after the other, as is best where a single batch uses all of the device, like a CPU",
+            help: "number of buffer pairs, that is, of batches that may run in parallel on a device, each on its own \
+                   lane; with 1 all stages run one after the other, which is best where a single batch uses the whole \
+                   device, like a CPU",
         },
         Knob {
             name: "executors",
             default: "lane",
-            help: "what runs the stages: \"lane\" = a lane runs all stages of its batch, so that one stage may run twice at once, \
-                   \"stage\" = each stage has one executor, as in the paper, and batches follow each other through the buffer \
-                   pairs between them",
+            help: "executors of the stages: \"lane\" = a lane runs all stages of its batch, so that two lanes may run \
+                   the same stage, \"stage\" = each stage has one executor, as in the paper, and batches follow each \
+                   other through the buffer pairs between them",
         },
         Knob {
             name: "diversity",
             default: "auto",
-            help: "what batches are formed for: \"input\" = different lengths, \"operator\" = stages that prefer different \
-                   batch sizes, \"load\" = uneven arrivals; \"auto\" = as the model's profiles say",
+            help: "property that batches are formed for: \"input\" = different lengths, \"operator\" = stages that \
+                   prefer different batch sizes, \"load\" = uneven arrivals; \"auto\" = chosen by the model's profiles",
         },
         Knob {
             name: "groups",
             default: "16",
-            help: "the most groups by length that waiting requests are divided into; fewer where larger batches are worth their \
-                   padding by the profiles; the paper has 2",
+            help: "largest number of groups by length that waiting requests are divided into; fewer where the profiles \
+                   favour larger batches over less padding; the paper has 2",
         },
         Knob {
             name: "crowd",
             default: "oldest",
-            help: "who makes up a batch where lengths differ and more wait than it holds: \"oldest\" = the oldest, divided \
-                   into groups, as in the paper, \"alike\" = the oldest and those of like lengths among all",
+            help: "requests of a batch where lengths differ and more wait than it holds: \"oldest\" = the oldest, \
+                   divided into groups, as in the paper, \"alike\" = the oldest and those of similar lengths among all",
         },
         Knob {
             name: "split",
             default: "true",
-            help: "whether batches are split where later stages prefer smaller ones",
+            help: "split batches where later stages prefer smaller ones: true or false",
         },
         Knob {
             name: "stretch",
             default: "gain",
-            help: "when newcomers may join a batch that runs: \"gain\" = if all together wait less by the profiles, \
-                   \"comp-wait\" = until it has run for comp_wait_ms, \"never\"",
+            help: "condition for newcomers to join a running batch: \"gain\" = the total wait falls by the profiles, \
+                   \"comp-wait\" = it has run for less than comp_wait_ms, \"never\"",
         },
         Knob {
             name: "comp_wait_ms",
             default: "half of what a batch of 8 takes",
-            help: "how long after its begin a batch may be joined with stretch = \"comp-wait\", in ms",
+            help: "time after its start during which a batch may be joined with stretch = \"comp-wait\", in ms",
         },
         Knob {
             name: "window_ms",
             default: "none",
-            help: "how long the first request of a batch waits for others, in ms, even on an idle device",
+            help: "longest wait of the first request of a batch for others, in ms, even on an idle device",
         },
         Knob {
             name: "window",
             default: "none",
-            help: "how long it waits on a busy device where lengths differ: \"none\" = until the device has room, \
-                   \"first-stage\" = as long as the first stage takes at the largest batch, as in the paper; window_ms wins",
+            help: "its wait on a busy device where lengths differ: \"none\" = until the device has room, \
+                   \"first-stage\" = the duration of the first stage at the largest batch, as in the paper; window_ms \
+                   takes precedence",
         },
         MAX_BATCH,
         Knob { default: "never", ..DROP },
@@ -83,7 +85,7 @@ pub(crate) const POLICY: Policy = Policy {
     form: Form::OnePiece(build),
 };
 
-/// The most groups.
+/// Upper bound on the number of groups.
 const MAX_GROUPS: usize = 16;
 
 fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
@@ -125,15 +127,15 @@ fn executors(knobs: &Knobs<'_>) -> Result<Executors, BuildError> {
     knobs.choice("executors", &kinds, kinds[0].1)
 }
 
-/// The lanes of each device. Executors of stages take one that is free: there are as many as a device may have, since all stages of
-/// a model may run at once.
+/// Returns the lanes of each device. Executors of stages take any free lane: there are as many as a
+/// device may have, since all stages of a model may run concurrently.
 fn lanes(knobs: &Knobs<'_>) -> Result<usize, BuildError> {
     Ok(executors(knobs)?.beside(MAX_LANES))
 }
 
-/// What the options say.
+/// The options.
 pub(super) struct DvaOptions {
-    /// Tasks that a device runs at once.
+    /// Number of concurrent tasks of a device.
     pub(super) lanes: usize,
     pub(super) executors: Executors,
     pub(super) batches: BatchOptions,
@@ -143,7 +145,7 @@ pub(super) struct DvaOptions {
 }
 
 impl DvaOptions {
-    /// What they say about one model.
+    /// Returns the options for one model.
     pub(super) fn terms(&self, model: &Model) -> SplitTerms {
         let (comp_wait, window) = (self.comp_wait.of(model), self.window.of(model));
         SplitTerms { comp_wait, window, ..self.terms }

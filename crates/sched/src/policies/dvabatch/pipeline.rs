@@ -1,12 +1,14 @@
-//! A model on a device: its batches, on which lane each runs, and in which order.
+//! The batches of a model on a device, their lanes and their order.
 //!
-//! The executors are the paper's; the batch table is that of cohorts, in which the status of a batch is the block that it
-//! stands before. Whoever is furthest runs first, and the parts of a split run one after the other, each to its end. Newcomers
-//! that catch up with a batch are a batch of their own until they stand where it stands; if they vanish on their way, it
-//! goes on. One batch of the model can be stretched at a time.
+//! The executors are the paper's; the batch table is [`Cohorts`], where the status of a batch is
+//! the block that it is before. The batch that is furthest runs first, and the parts of a split run
+//! one after the other, each to its end. Newcomers that catch up with a batch are a batch of their
+//! own until they are before the same block; if they end on their way, the other batch continues.
+//! One batch of the model can be stretched at a time.
 //!
-//! With lanes, a batch and all that is split from it run on one lane, which has the buffer pair of its number; newcomers
-//! use one more. With one executor a stage, a batch takes a pair in which it can begin, and newcomers any other one.
+//! With lanes, a batch and all that is split from it run on one lane, which has the buffer pair of
+//! its number; newcomers use one more pair. With one executor per stage, a batch takes a pair in
+//! which it can begin, and newcomers any other one.
 
 use super::rules::{Executors, SplitPlan};
 use super::stage_executors::{BufferPair, StageExecutors};
@@ -16,15 +18,16 @@ use crate::parts::fifo::Fifo;
 use ripieno_base::{BlockId, LaneId, ModelId, RequestSlot, Time};
 use ripieno_model::Model;
 
-/// What is kept of a batch.
+/// State of a batch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PipelineBatch {
     /// None until it begins.
     pair: Option<BufferPair>,
     pub(super) begun: Time,
-    /// Whether a split awaits it, or it came from one or skipped a stage: nobody may join any more.
+    /// Whether no request may join any more: a split awaits it, or it came from one or skipped a
+    /// stage.
     sealed: bool,
-    /// Counts the batches of the model on this device.
+    /// Number among the batches of the model on this device.
     number: u64,
     /// The number of the batch that it was split from, or its own.
     family: u64,
@@ -36,12 +39,12 @@ impl PipelineBatch {
     }
 }
 
-/// The buffer pair of a lane.
+/// Returns the buffer pair of a lane.
 fn pair(lane: LaneId) -> BufferPair {
     lane.0 as BufferPair
 }
 
-/// Where the requests and the model of a pipeline are written down.
+/// The tables of requests and the model of a pipeline.
 pub(super) struct PipelineContext<'a> {
     pub(super) cohorts: &'a mut Cohorts<PipelineBatch>,
     pub(super) fifo: &'a mut Fifo,
@@ -49,7 +52,7 @@ pub(super) struct PipelineContext<'a> {
     pub(super) plan: &'a SplitPlan,
 }
 
-/// A batch of which a lane runs a stage.
+/// A batch whose stage a lane runs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PipelineRun {
     pub(super) batch: CohortId,
@@ -63,17 +66,18 @@ pub(super) struct Pipeline {
     /// Whether a lane has the pair of its number, and newcomers the last one.
     by_lane: bool,
     stages: usize,
-    /// In the order in which they came to stand where they stand; parts of a split one after the other.
+    /// The batches in the order in which they reached their current stage; parts of a split are
+    /// adjacent.
     batches: Vec<CohortId>,
-    /// How many there have been.
+    /// Number of batches so far.
     count: u64,
-    /// The batch that is joined, until a stage has run it together with those who join.
+    /// The batch that newcomers join, until a stage has run it together with them.
     stretched: Option<CohortId>,
-    /// Those who catch up with it, while it stands.
+    /// The newcomers that catch up with it, while it waits.
     newcomers: Option<CohortId>,
-    /// The pair of those who catch up.
+    /// The pair of the newcomers.
     spare: BufferPair,
-    /// Scratch room: batches of those who skip.
+    /// Scratch memory: batches of members that skip.
     skipping: Vec<CohortId>,
 }
 
@@ -100,17 +104,18 @@ impl Pipeline {
         self.batches.is_empty()
     }
 
-    /// Rows of all batches.
+    /// Returns the rows of all batches.
     pub(super) fn rows(&self, cohorts: &Cohorts<PipelineBatch>) -> usize {
         self.batches.iter().map(|&id| cohorts.get(id).rows).sum()
     }
 
-    /// Whether a lane has a batch that goes on there.
+    /// Returns whether a lane has a batch that continues there.
     pub(super) fn uses(&self, cohorts: &Cohorts<PipelineBatch>, lane: LaneId) -> bool {
         self.by_lane && self.batches.iter().any(|&id| cohorts.get(id).own.pair == Some(pair(lane)))
     }
 
-    /// *new*: a batch before the first stage, on no lane yet. Its members are to be added.
+    /// *new*: creates a batch before the first stage, on no lane yet, to which members are to be
+    /// added.
     pub(super) fn open(&mut self, cohorts: &mut Cohorts<PipelineBatch>, model: ModelId, sealed: bool) -> CohortId {
         let number = self.number();
         let own = PipelineBatch { pair: None, begun: Time::NEVER, sealed, number, family: number };
@@ -119,7 +124,7 @@ impl Pipeline {
         id
     }
 
-    /// A batch that another device has formed, and that has not begun.
+    /// Adds a batch that another device has formed and that has not begun.
     pub(super) fn take_over(&mut self, cohorts: &mut Cohorts<PipelineBatch>, id: CohortId) {
         let (number, own) = (self.number(), cohorts.own_mut(id));
         (own.number, own.family) = (number, number);
@@ -131,12 +136,12 @@ impl Pipeline {
         self.count
     }
 
-    /// The first batch that has been formed and has not begun.
+    /// Returns the first batch that has been formed and has not begun.
     pub(super) fn formed(&self, cohorts: &Cohorts<PipelineBatch>) -> Option<CohortId> {
         self.batches.iter().copied().find(|&id| cohorts.get(id).own.pair.is_none())
     }
 
-    /// A request leaves the batch that it waits in and that has not begun; false if there is none.
+    /// Removes a request from its batch, if that has not begun; returns false otherwise.
     pub(super) fn withdraw(&mut self, context: &mut PipelineContext<'_>, slot: RequestSlot) -> bool {
         let PipelineContext { cohorts, fifo, model, plan } = context;
         let own = |id: &CohortId| cohorts.get(*id).own.pair.is_none() && self.batches.contains(id);
@@ -153,17 +158,17 @@ impl Pipeline {
         true
     }
 
-    /// Whether a batch has begun and is not through.
+    /// Returns whether a batch has begun and not ended.
     pub(super) fn goes_on(&self, cohorts: &Cohorts<PipelineBatch>) -> bool {
         self.batches.iter().any(|&id| cohorts.get(id).own.pair.is_some())
     }
 
-    /// Whether a batch could begin now, if a lane is free.
+    /// Returns whether a batch could begin now, given a free lane.
     pub(super) fn could_begin(&self) -> bool {
         self.by_lane || self.executors.pairs().any(|pair| self.executors.could_begin(pair))
     }
 
-    /// The pair in which a batch may begin on a free lane.
+    /// Returns the pair in which a batch may begin on a free lane.
     pub(super) fn entry(&self, lane: LaneId) -> Option<BufferPair> {
         match self.by_lane {
             true => Some(pair(lane)).filter(|&pair| self.executors.takes(0, pair)),
@@ -171,7 +176,7 @@ impl Pipeline {
         }
     }
 
-    /// A batch that has been formed begins in a pair: from now on its members run.
+    /// Begins a formed batch in a pair: its members run from now on.
     pub(super) fn begin(&mut self, context: &mut PipelineContext<'_>, now: Time, id: CohortId, pair: BufferPair) {
         let own = context.cohorts.own_mut(id);
         (own.pair, own.begun) = (Some(pair), now);
@@ -179,8 +184,8 @@ impl Pipeline {
         self.executors.put(0, pair);
     }
 
-    /// The batch that newcomers could join before a free lane goes on: the latest one, at a border, neither about to be split nor
-    /// split off.
+    /// Returns the batch that newcomers could join before a free lane continues: the latest one, at
+    /// a border, neither about to be split nor split off.
     pub(super) fn stretchable(&self, cohorts: &Cohorts<PipelineBatch>, lane: LaneId) -> Option<CohortId> {
         let latest = self.batches.iter().copied().max_by_key(|&id| cohorts.get(id).own.number)?;
         let &Cohort { block, runs, own: PipelineBatch { pair: of, sealed, .. }, .. } = cohorts.get(latest);
@@ -189,14 +194,15 @@ impl Pipeline {
         (here && !sealed && !runs && block > BlockId(0) && free).then_some(latest)
     }
 
-    /// The pair in which newcomers could catch up with a batch of pair `of`.
+    /// Returns the pair in which newcomers could catch up with a batch of pair `of`.
     fn free_beside(&self, of: BufferPair) -> Option<BufferPair> {
         let mut pairs =
             self.executors.pairs().filter(|&pair| if self.by_lane { pair == self.spare } else { pair != of });
         pairs.find(|&pair| self.executors.takes(0, pair))
     }
 
-    /// *stretch*: newcomers join a batch, which stands until they have caught up. They are to be added to the batch that is returned.
+    /// *stretch*: makes a batch wait until newcomers have caught up. Returns the batch to which
+    /// these are to be added.
     pub(super) fn stretch(&mut self, cohorts: &mut Cohorts<PipelineBatch>, id: CohortId, sealed: bool) -> CohortId {
         let (model, number) = (cohorts.get(id).model, self.number());
         self.spare = self.free_beside(cohorts.get(id).own.pair()).expect("a batch that is stretchable");
@@ -210,7 +216,7 @@ impl Pipeline {
         newcomers
     }
 
-    /// Takes the batch that is furthest and may run on a free lane.
+    /// Takes the furthest batch that may run on a free lane.
     pub(super) fn next(&mut self, cohorts: &Cohorts<PipelineBatch>, lane: LaneId) -> Option<PipelineRun> {
         let held = self.stretched.filter(|_| self.newcomers.is_some());
         for stage in (0..self.stages).rev() {
@@ -219,7 +225,7 @@ impl Pipeline {
                 let Some(of) = own.pair.filter(|&of| !self.by_lane || of == pair(lane)) else {
                     continue;
                 };
-                if block.index() != stage || held == Some(batch) || runs || self.waits_for_its_like(cohorts, batch) {
+                if block.index() != stage || held == Some(batch) || runs || self.waits_for_sibling(cohorts, batch) {
                     continue;
                 }
                 let pair = if self.newcomers == Some(batch) { self.spare } else { of };
@@ -234,15 +240,15 @@ impl Pipeline {
         None
     }
 
-    /// Whether a part of the same split is further on, or runs.
-    fn waits_for_its_like(&self, cohorts: &Cohorts<PipelineBatch>, id: CohortId) -> bool {
+    /// Returns whether a part of the same split is further on, or running.
+    fn waits_for_sibling(&self, cohorts: &Cohorts<PipelineBatch>, id: CohortId) -> bool {
         let &Cohort { block, own: PipelineBatch { family, .. }, .. } = cohorts.get(id);
         let mut others = self.batches.iter().filter(|&&other| other != id).map(|&other| cohorts.get(other));
         !self.by_lane && others.any(|other| other.own.family == family && (other.runs || other.block > block))
     }
 
-    /// A stage has run, well or badly: who ends leaves, who skips goes on as a batch of its own, and a batch before the next
-    /// stage is split if that is better.
+    /// Ends a stage: ended members leave, members that skip continue as a batch of their own, and a
+    /// batch before the next stage is split if that is better.
     pub(super) fn end(
         &mut self,
         context: &mut PipelineContext<'_>,
@@ -254,10 +260,10 @@ impl Pipeline {
         let PipelineRun { batch: id, pair } = run;
         let stage = cohorts.get(id).block;
         cohorts.report(id, ran, model, done);
-        self.part_with_skippers(cohorts, id, stage);
+        self.split_skippers(cohorts, id, stage);
         let goes_on = cohorts.advance(id, |slot| fifo.end(slot, done.outcome));
         self.executors.complete(stage.index(), pair, goes_on);
-        let stands = self.hand_on(cohorts, id, goes_on);
+        let stands = self.advance_batch(cohorts, id, goes_on);
         for at in 0..self.skipping.len() {
             let skipped = self.skipping[at];
             let &Cohort { block, own, .. } = context.cohorts.get(skipped);
@@ -270,8 +276,8 @@ impl Pipeline {
         }
     }
 
-    /// Makes a batch of those who skip to the same stage, for each such stage.
-    fn part_with_skippers(&mut self, cohorts: &mut Cohorts<PipelineBatch>, id: CohortId, stage: BlockId) {
+    /// Makes a batch of the members that skip to the same stage, for each such stage.
+    fn split_skippers(&mut self, cohorts: &mut Cohorts<PipelineBatch>, id: CohortId, stage: BlockId) {
         self.skipping.clear();
         let own = cohorts.get(id).own;
         let beyond = |cohorts: &Cohorts<PipelineBatch>| {
@@ -286,8 +292,9 @@ impl Pipeline {
         }
     }
 
-    /// A batch has run a stage. Which one stands at a border now: this one, or the one with which it has caught up.
-    fn hand_on(&mut self, cohorts: &mut Cohorts<PipelineBatch>, id: CohortId, goes_on: bool) -> Option<CohortId> {
+    /// Handles a batch that has run a stage. Returns the batch that is at a border now: this one,
+    /// or the one that it has caught up with.
+    fn advance_batch(&mut self, cohorts: &mut Cohorts<PipelineBatch>, id: CohortId, goes_on: bool) -> Option<CohortId> {
         self.remove(id);
         let Some(batch) = self.stretched.filter(|_| self.newcomers == Some(id)) else {
             self.stretched = self.stretched.filter(|&batch| batch != id);
@@ -309,7 +316,7 @@ impl Pipeline {
         Some(batch)
     }
 
-    /// *split*, by policy II: halves, and halves of halves.
+    /// *split*, by policy II: into halves, recursively.
     fn split(&mut self, context: &mut PipelineContext<'_>, id: CohortId) {
         let PipelineContext { cohorts, fifo, model, plan } = context;
         let &Cohort { block, rows, length, own, .. } = cohorts.get(id);
@@ -333,7 +340,7 @@ impl Pipeline {
         self.split(context, other);
     }
 
-    /// Everything is lost; `lost` gets all members, those of the oldest batch first.
+    /// Removes all batches; passes all members to `lost`, those of the oldest batch first.
     pub(super) fn clear(&mut self, cohorts: &mut Cohorts<PipelineBatch>, lost: &mut Vec<RequestSlot>) {
         self.batches.sort_unstable_by_key(|&id| cohorts.get(id).own.number);
         self.batches.drain(..).for_each(|id| cohorts.drain(id, |slot| lost.push(slot)));

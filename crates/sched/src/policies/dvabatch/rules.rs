@@ -1,44 +1,44 @@
-//! What decides about a batch: the plan of a model, made from its profiles, and the rules of policies I, II and III.
+//! The plan of a model, derived from its profiles, and the rules of policies I, II and III.
 
 use crate::Request;
 use ripieno_base::Nanos;
 use ripieno_model::{Model, Profile};
 
-/// The most lanes that a device may have.
+/// Upper bound on the lanes of a device.
 pub(super) const MAX_LANES: usize = 16;
 
-/// What of a model's requests is uneven.
+/// The property in which a model's requests or stages differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Diversity {
-    /// Their lengths: policy I.
+    /// Lengths of requests: policy I.
     Input,
-    /// The batch sizes that its stages prefer: policies II and III.
+    /// Preferred batch sizes of stages: policies II and III.
     Operator,
-    /// When they come: policy III.
+    /// Arrival times: policy III.
     Load,
 }
 
-/// When newcomers may join a batch.
+/// The rule for newcomers that join a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stretch {
-    /// If all together wait less, by the profiles.
+    /// They join if that reduces the total wait, by the profiles.
     Gain,
-    /// Until the batch has been processed for a fixed time.
+    /// They join until the batch has been processed for a fixed time.
     CompWait,
     Never,
 }
 
-/// Who runs the stages of a model on a device.
+/// The executors of a model's stages on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Executors {
     /// Lanes: each runs all stages of one batch after the other.
     Lanes(usize),
-    /// One executor for each stage, and so many buffer pairs between them.
+    /// One executor per stage, and this number of buffer pairs between them.
     Stages(usize),
 }
 
 impl Executors {
-    /// How many batches of a model with so many stages can run side by side.
+    /// Returns the number of batches of a model with `stages` stages that can run in parallel.
     pub(super) fn beside(self, stages: usize) -> usize {
         match self {
             Executors::Lanes(lanes) => lanes,
@@ -48,7 +48,7 @@ impl Executors {
     }
 }
 
-/// What the options say about one model.
+/// The options for one model.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SplitTerms {
     pub(super) diversity: Option<Diversity>,
@@ -61,27 +61,28 @@ pub(super) struct SplitTerms {
     pub(super) first_stage_window: bool,
 }
 
-/// A share of a whole device.
+/// The share of a whole device.
 pub(super) const WHOLE: u32 = 1_000_000;
 
-/// How a model is served.
+/// The plan by which a model is served.
 #[derive(Debug)]
 pub(super) struct SplitPlan {
-    /// The most groups by length that waiting requests are divided into.
+    /// Upper bound on the groups by length that waiting requests are divided into.
     pub(super) groups: usize,
-    /// Whether a batch is chosen by length among all where more wait than it holds.
+    /// Whether a batch is chosen by length among all if more requests wait than it holds.
     pub(super) alike: bool,
     pub(super) splits: bool,
     pub(super) stretch: Stretch,
     pub(super) comp_wait: Nanos,
-    /// The most rows in a batch, and of a model on a device.
+    /// Largest number of rows in a batch, and of a model on a device.
     pub(super) max_batch: usize,
-    /// How long the first request of a batch waits for others, on an idle device and on one that is busy.
+    /// Longest wait of the first request of a batch for others, on an idle and on a busy device.
     pub(super) windows: [Nanos; 2],
-    /// Of a model without lengths, by stage and rows: the cost of this stage and all after it, and the share of this stage.
+    /// Tables for a model without lengths, by stage and rows: the cost of this stage and all later
+    /// ones, and the share of this stage.
     remaining: Vec<Nanos>,
     shares: Vec<u32>,
-    /// The share of this stage and all after it, on average.
+    /// The mean share of this stage and all later ones.
     mean_shares: Vec<u32>,
     stride: usize,
 }
@@ -89,8 +90,9 @@ pub(super) struct SplitPlan {
 impl SplitPlan {
     pub(super) fn new(model: &Model, max_batch: usize, terms: &SplitTerms) -> SplitPlan {
         let diversity = if model.has_lengths() {
-            // Batches of different lengths cannot be merged: what is left of the other policies is one group and no stretch.
-            terms.diversity.filter(|&asked| asked != Diversity::Operator).unwrap_or(Diversity::Input)
+            // Batches of different lengths cannot be merged: of the other policies, one group and
+            // no stretch remain.
+            terms.diversity.filter(|&given| given != Diversity::Operator).unwrap_or(Diversity::Input)
         } else {
             let preferred = model.blocks.iter().map(|block| block.profile.truncated(model.max_batch).preferred());
             let differ = Profile::prefer_differently(preferred);
@@ -138,7 +140,7 @@ impl SplitPlan {
         }
     }
 
-    /// How long a batch of so many rows takes from `stage` on.
+    /// Returns the duration of a batch from `stage` on.
     pub(super) fn remaining(&self, model: &Model, stage: usize, rows: usize, length: u32) -> Nanos {
         match self.remaining.get(stage * self.stride + rows - 1) {
             Some(&remaining) => remaining,
@@ -146,18 +148,18 @@ impl SplitPlan {
         }
     }
 
-    /// How much of its device a batch can use at a stage, in millionths.
+    /// Returns the share of its device that a batch can use at a stage, in millionths.
     pub(super) fn share(&self, model: &Model, stage: usize, rows: usize, length: u32) -> u32 {
         let known = self.shares.get(stage * self.stride + rows - 1);
         known.copied().unwrap_or_else(|| model.blocks[stage].share(rows, length))
     }
 
-    /// How long a request takes alone.
+    /// Returns the latency of a request alone.
     pub(super) fn alone(&self, model: &Model, request: &Request) -> Nanos {
         self.remaining(model, 0, request.rows as usize, request.extent.length)
     }
 
-    /// How much of its device a batch uses from a stage on, on average, in millionths.
+    /// Returns the mean share of its device that a batch uses from a stage on, in millionths.
     pub(super) fn mean_share(&self, model: &Model, stage: usize, rows: usize, length: u32) -> u32 {
         if let Some(&known) = self.mean_shares.get(stage * self.stride + rows - 1) {
             return known;
@@ -167,8 +169,9 @@ impl SplitPlan {
         mean(used, self.remaining(model, stage, rows, length))
     }
 
-    /// By how much a batch and what uses `used` of its device beside it ask for more than there is, on average over its stages: one that
-    /// uses half of the device on average may use all of it in one stage, and little in the others.
+    /// Returns the share by which a batch and others that use `used` exceed the device, on average
+    /// over its stages: a batch with a mean share of one half may use the whole device in one
+    /// stage, and little in the others.
     fn excess(&self, model: &Model, rows: usize, length: u32, used: u32) -> u32 {
         let beyond = |stage: usize| {
             let beyond = (self.share(model, stage, rows, length) + used).saturating_sub(WHOLE);
@@ -177,7 +180,8 @@ impl SplitPlan {
         mean((0..model.blocks.len()).map(beyond).sum(), self.remaining(model, 0, rows, length))
     }
 
-    /// Policy I: what waiting it means to run these groups in their order on so many lanes while `others` wait behind them.
+    /// Policy I: returns the total wait of these groups in their order on `lanes` lanes while
+    /// `others` requests wait behind them.
     pub(super) fn wait(
         &self,
         model: &Model,
@@ -190,41 +194,42 @@ impl SplitPlan {
         play.waits(others)
     }
 
-    /// Policy II: whether a batch before `stage` had better go on as two, one after the other.
+    /// Policy II: returns whether a batch before `stage` should continue as two, one after the
+    /// other.
     pub(super) fn splits(&self, model: &Model, stage: usize, (first, second): (usize, usize), length: u32) -> bool {
         let remaining = |rows: usize| self.remaining(model, stage, rows, length);
         self.splits && remaining(first + second) >= remaining(first) + remaining(second)
     }
 
-    /// Whether a split awaits a batch of so many rows at `stage` or later.
+    /// Returns whether a batch of `rows` rows will be split at `stage` or later.
     pub(super) fn will_split(&self, model: &Model, stage: usize, rows: usize, length: u32) -> bool {
         let halves = (rows.div_ceil(2), rows / 2);
         rows > 1 && (stage.max(1)..model.blocks.len()).any(|stage| self.splits(model, stage, halves, length))
     }
 }
 
-/// How much of a device is used for how long.
+/// Returns the work of a share of a device over a time.
 fn work(cost: Nanos, share: u32) -> u128 {
     u128::from(cost.0.unsigned_abs()) * u128::from(share)
 }
 
-/// The share with which so much work takes a time.
+/// Returns the share with which this work takes `time`.
 fn mean(work: u128, time: Nanos) -> u32 {
     (work / u128::from(time.0.unsigned_abs()).max(1)) as u32
 }
 
-/// A lane in a play of the future.
+/// A busy lane in a forecast.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Busy {
-    /// How long its batch goes on.
+    /// Remaining time of its batch.
     pub(super) left: Nanos,
-    /// How much of the device the batch can use in the stage that it starts with, and on average.
+    /// Share of the device that the batch can use in its first stage, and its mean share.
     pub(super) share: u32,
     pub(super) mean_share: u32,
     pub(super) rows: usize,
 }
 
-/// Batches played on the lanes of a device, by the profiles.
+/// A forecast of batches on the lanes of a device, by the profiles.
 #[derive(Debug)]
 pub(super) struct LaneRules {
     lanes: [Busy; MAX_LANES],
@@ -236,27 +241,27 @@ pub(super) struct LaneRules {
 }
 
 impl LaneRules {
-    /// On a device that is free.
+    /// Starts a forecast on a free device.
     pub(super) fn new(lanes: usize) -> LaneRules {
         let (now, last) = (Nanos::ZERO, Nanos::ZERO);
         LaneRules { lanes: [Busy::default(); MAX_LANES], count: lanes, now, last, waits: 0, rows: 0 }
     }
 
-    /// On a device whose lanes run something, the free ones at the end.
+    /// Starts a forecast on a device with these running batches, the free lanes last.
     pub(super) fn beside(lanes: usize, busy: impl Iterator<Item = Busy>) -> LaneRules {
         let mut play = LaneRules::new(lanes);
         play.lanes.iter_mut().zip(busy).for_each(|(lane, busy)| *lane = busy);
         play
     }
 
-    /// Nothing begins before a while has passed.
+    /// Returns the forecast with a start after `rest`.
     pub(super) fn after(mut self, rest: Nanos) -> LaneRules {
         self.now = rest;
         self
     }
 
-    /// A batch begins once a lane is free and it fits beside what runs. What they can use together beyond the whole device makes
-    /// all of them last longer.
+    /// Runs a batch once a lane is free and it fits beside the running ones. Any share beyond the
+    /// whole device prolongs all of them.
     pub(super) fn run(&mut self, plan: &SplitPlan, model: &Model, length: u32, rows: usize) {
         let LaneRules { lanes, count, now, .. } = self;
         let share = plan.share(model, 0, rows, length);
@@ -288,13 +293,13 @@ impl LaneRules {
         self.rows += rows;
     }
 
-    /// When all have ended.
+    /// Returns the end of the last batch.
     pub(super) fn end(&self) -> Nanos {
         self.last
     }
 
-    /// The waiting of all rows. `others` wait behind them until all have run; beside those we reckon with as many to come as there
-    /// are rows.
+    /// Returns the total wait of all rows. `others` wait behind them until all have run; expected
+    /// arrivals count as many as there are rows.
     pub(super) fn waits(&self, others: usize) -> u128 {
         self.waits + u128::from(self.last.0.unsigned_abs()) * (self.rows + others) as u128
     }

@@ -1,33 +1,35 @@
-//! Stage executors and their buffer pairs: which stage may run on which pair, so that no tensor is read while it is written or
-//! overwritten while it is still wanted.
+//! Stage executors and their buffer pairs: the rules by which a stage may run on a pair, so that no
+//! tensor is read while it is written, or overwritten while it is needed.
 //!
-//! Stage i of a pair reads the pair's buffer before it and writes the one after it, which stage i + 1 reads. When a stage has
-//! run on a pair, its input buffer there is *invalid*: the batch is further on in the same pair, and whoever follows may
-//! write this buffer, but not read it yet. The stage then has to find another pair that it could use and so become *active*
-//! again; only then does it legitimise the pair for the stage before it. The last stage is active again at once, so with a
-//! single pair everybody stays *inactive* until the batch has left the last stage: serial work. With two or more pairs the
-//! stages work as a pipeline, and with as many batches as they like in whatever order, since an executor that has pulled an
-//! item *checks* the very pair that this item is in.
+//! Stage i of a pair reads the pair's buffer before it and writes the one after it, which stage i +
+//! 1 reads. When a stage has run on a pair, its input buffer there is *invalid*: the batch is
+//! further on in the same pair, and the next batch may write this buffer, but not read it yet. The
+//! stage must then find another pair that it could use to become *active* again; only then does it
+//! legitimise the pair for the stage before it. The last stage is active again immediately, so with
+//! a single pair all stages stay *inactive* until the batch has left the last one: serial
+//! execution. With two or more pairs the stages work as a pipeline, with any number of batches in
+//! any order, since an executor that has pulled an item *checks* the pair of that item.
 //!
-//! Beyond the paper: `split` leaves several items in one buffer, which are read one after the other, so a buffer with items
-//! that nobody has read is not written; a stage may have several executors (lanes that run the same stage for inputs of
-//! different lengths side by side); and an item of which nobody goes on frees its pair at once.
+//! Beyond the paper: `split` leaves several items in one buffer, which are read one after the
+//! other, so a buffer with unread items is not written; a stage may have several executors (lanes
+//! that run the same stage for inputs of different lengths in parallel); and an item that ends
+//! frees its pair immediately.
 //!
 //! A pure state machine, tested over all interleavings of small configurations.
 
-/// What is being done with a buffer.
+/// The state of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Buffer {
-    /// Nothing: it may be read and written.
+    /// Idle: it may be read and written.
     Available,
     /// The pair is used further on: it may be written, but not read.
     Invalid,
     InReading,
-    /// It is written; and whether it was invalid before, and is so again afterwards.
+    /// It is being written; true if it was invalid before, and will be so afterwards.
     InWriting(bool),
 }
 
-/// What an executor does.
+/// The state of an executor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum StageExecutor {
     /// It has a pair that it could use, and may pull an item.
@@ -48,16 +50,17 @@ pub(super) type BufferPair = u8;
 pub(super) struct StageExecutors {
     stages: usize,
     pairs: usize,
-    /// Executors of each stage.
+    /// Number of executors per stage.
     width: usize,
     executors: Vec<StageExecutor>,
-    /// By boundary and pair; boundary i is before stage i, the last one behind the last stage.
+    /// State by boundary and pair; boundary i is before stage i, the last one after the last stage.
     buffers: Vec<Buffer>,
-    /// By boundary and pair, items that nobody has read.
+    /// Number of unread items, by boundary and pair.
     unread: Vec<u16>,
-    /// By stage and pair: to be legitimised for the stage before, once this one is active.
+    /// Whether, by stage, the pair is to be legitimised for the previous stage once this
+    /// one is active.
     owed: Vec<bool>,
-    /// A rule to break, to see that the tests find it.
+    /// A rule to break, to test the tests.
     #[cfg(test)]
     broken: tests::Broken,
 }
@@ -78,38 +81,42 @@ impl StageExecutors {
         }
     }
 
-    /// Whether an item may be put before a stage in a pair: nobody uses the buffer or still wants what is in it.
+    /// Returns whether an item may be put before a stage in a pair: the buffer is idle and has no
+    /// unread item.
     pub(super) fn takes(&self, stage: usize, pair: BufferPair) -> bool {
         let idle = matches!(self.buffer(stage, pair), Buffer::Available | Buffer::Invalid);
         idle && self.unread[self.at(stage, pair)] == 0
     }
 
-    /// An item stands before a stage: queries that have come, or parts of a batch beyond its first.
+    /// Puts an item before a stage: new queries, or parts of a batch after its first.
     pub(super) fn put(&mut self, stage: usize, pair: BufferPair) {
         let at = self.at(stage, pair);
         self.unread[at] += 1;
     }
 
-    /// Whether a stage could begin at once with the item that stands before it in `pair`, merged with the one in `merged`.
+    /// Returns whether a stage could begin immediately with the item before it in `pair`, merged
+    /// with the one in `merged`.
     pub(super) fn may_start(&self, stage: usize, pair: BufferPair, merged: Option<BufferPair>) -> bool {
         let executors = &self.executors[stage * self.width..][..self.width];
         let bound = executors.contains(&StageExecutor::Checking(pair)) || executors.contains(&StageExecutor::Active);
         bound && self.is_ready(stage, pair, merged)
     }
 
-    /// Whether the first stage could begin at once with an item that is put into `pair`.
+    /// Returns whether the first stage could begin immediately with an item that is put into
+    /// `pair`.
     pub(super) fn could_begin(&self, pair: BufferPair) -> bool {
         self.takes(0, pair)
             && self.executors[..self.width].contains(&StageExecutor::Active)
             && self.is_legitimate(0, pair)
     }
 
-    /// An active executor pulls an item of a pair; false if none is active.
+    /// Lets an active executor pull an item of a pair; returns false if none is active.
     pub(super) fn pull(&mut self, stage: usize, pair: BufferPair) -> bool {
         self.change(stage, StageExecutor::Active, StageExecutor::Checking(pair))
     }
 
-    /// An executor that has pulled an item of `pair` begins with it; false if the pair is not legitimate yet.
+    /// Lets the executor that has pulled an item of `pair` begin; returns false if the pair is not
+    /// legitimate yet.
     pub(super) fn check(&mut self, stage: usize, pair: BufferPair, merged: Option<BufferPair>) -> bool {
         if !self.is_ready(stage, pair, merged) {
             return false;
@@ -128,7 +135,8 @@ impl StageExecutors {
         true
     }
 
-    /// An executor is done with the item of `pair`; `goes_on`: whether any of it stands before the next stage now.
+    /// Ends an executor's item of `pair`; `goes_on` is true if any part of it is before the next
+    /// stage now.
     pub(super) fn complete(&mut self, stage: usize, pair: BufferPair, goes_on: bool) {
         let working = self.executors[stage * self.width..][..self.width].iter_mut();
         let found = working.into_iter().find(|state| matches!(state, StageExecutor::Working(of, _) if *of == pair));
@@ -151,7 +159,7 @@ impl StageExecutors {
         self.settle();
     }
 
-    /// Forgets everything: the device has lost it.
+    /// Resets all state, after a lost device.
     pub(super) fn clear(&mut self) {
         self.executors.fill(StageExecutor::Active);
         self.buffers.fill(Buffer::Available);
@@ -159,13 +167,13 @@ impl StageExecutors {
         self.owed.fill(false);
     }
 
-    /// The buffer pairs.
+    /// Returns the buffer pairs.
     pub(super) fn pairs(&self) -> impl Iterator<Item = BufferPair> + use<> {
         0..self.pairs as BufferPair
     }
 
-    /// Lets executors become active that can, from the last stage to the first, since each may legitimise pairs for the one
-    /// before it.
+    /// Activates executors, from the last stage to the first, since each may legitimise pairs for
+    /// the previous one.
     fn settle(&mut self) {
         for stage in (0..self.stages).rev() {
             let last = stage + 1 == self.stages;
@@ -185,7 +193,7 @@ impl StageExecutors {
         }
     }
 
-    /// Tells the stage before that it may use the pairs that this stage is done with: all items of them.
+    /// Legitimises, for the previous stage, the pairs whose items this stage has all completed.
     fn legitimise(&mut self, stage: usize) {
         for pair in 0..self.pairs {
             let (input, before) =
@@ -202,7 +210,7 @@ impl StageExecutors {
         }
     }
 
-    /// Whether a stage could use a pair.
+    /// Returns whether a stage could use a pair.
     fn is_legitimate(&self, stage: usize, pair: BufferPair) -> bool {
         let output = self.buffer(stage + 1, pair);
         let writable = matches!(output, Buffer::Available | Buffer::Invalid);
@@ -218,7 +226,7 @@ impl StageExecutors {
         readable(pair) && merged.is_none_or(readable) && self.is_legitimate(stage, pair)
     }
 
-    /// Moves one executor of a stage from a state to another.
+    /// Moves one executor of a stage from one state to another; returns false if none is in `from`.
     fn change(&mut self, stage: usize, from: StageExecutor, to: StageExecutor) -> bool {
         let executors = &mut self.executors[stage * self.width..][..self.width];
         let found = executors.iter_mut().find(|executor| **executor == from);

@@ -5,13 +5,13 @@ use crate::{
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Block, Extent, LengthProfiles, Model, Profile, Walk};
 
-/// A scheduler whose tasks end when a test says so.
+/// A scheduler whose tasks end when a test ends them.
 struct Driver {
     dva: Box<dyn Scheduler>,
     out: Outbox,
-    /// By lane, the task that was started there last.
+    /// Per lane, the task that was started there last.
     tasks: [TaskId; 4],
-    /// Starts as lane, stage and members, answers as what and who, since the last look.
+    /// Starts as lane, stage and members, and answers as outcome and request, since the last call.
     seen: Vec<String>,
 }
 
@@ -63,7 +63,7 @@ impl Driver {
         self.settle(now)
     }
 
-    /// What was decided.
+    /// Settles; returns the decisions.
     fn settle(&mut self, now: i64) -> String {
         self.dva.settle(ms(now), &mut self.out);
         for action in self.out.actions() {
@@ -90,26 +90,26 @@ fn flat() -> Model {
     chain(&[[1; 4]; 4])
 }
 
-/// One that uses all of the device with any batch.
+/// A model that uses all of the device with any batch.
 fn busy() -> Model {
     chain(&[[1, 2, 3, 4]; 4])
 }
 
 #[test]
-fn who_skips_goes_ahead_as_a_batch_of_its_own() {
+fn members_that_skip_continue_as_a_batch_of_their_own() {
     let mut driver = Driver::new(vec![flat()], 1, &[]);
     driver.arrive(0, 0..4, 0, 1_000);
     assert_eq!(driver.settle(0), "lane 0 stage 0 [0, 1, 2, 3]");
     driver.end(1, 0, Outcome::Ok, &[false, false, true, false], &[1, 3, 1, 3]);
     assert_eq!(driver.settle(1), "done 2, lane 0 stage 3 [1, 3]");
     assert_eq!(driver.ok(2, 0), "done 1, done 3, lane 0 stage 1 [0]");
-    // Beyond the last stage is the end.
+    // The block after the last stage is the end.
     driver.end(3, 0, Outcome::Ok, &[], &[4]);
     assert_eq!(driver.settle(3), "done 0");
 }
 
 #[test]
-fn newcomers_that_fail_or_leave_hold_nobody_up() {
+fn newcomers_that_fail_or_leave_delay_no_batch() {
     for (outcome, ended, answer) in [(Outcome::Failed, &[][..], "Failed 1"), (Outcome::Ok, &[true], "done 1")] {
         let mut driver = Driver::new(vec![flat()], 1, &[("stretch", "comp-wait")]);
         driver.arrive(0, 0..1, 0, 1_000);
@@ -125,7 +125,7 @@ fn newcomers_that_fail_or_leave_hold_nobody_up() {
 }
 
 #[test]
-fn nobody_joins_if_a_member_would_be_late_by_that() {
+fn newcomers_do_not_join_if_a_member_would_be_late() {
     // Alone the first is done at 4; if another joins after its first stage, at 5.
     for (slo, expected) in [(4, "lane 0 stage 1 [0]"), (5, "lane 0 stage 0 [1]")] {
         let mut driver = Driver::new(vec![flat()], 1, &[]);
@@ -138,7 +138,8 @@ fn nobody_joins_if_a_member_would_be_late_by_that() {
 
 #[test]
 fn a_slow_device_makes_members_late_sooner() {
-    // It takes half as long again, so that the first is done at 6.5 alone and at 8 if another joins.
+    // It takes half as long again, so that the first is done at 6.5 alone and at 8 if another
+    // joins.
     for (slo, expected) in [(5, "lane 0 stage 0 [1]"), (7, "lane 0 stage 1 [0]"), (8, "lane 0 stage 0 [1]")] {
         let mut driver = Driver::new(vec![flat()], 1, &[]);
         driver.dva.on_control(ms(0), Control::DeviceSlowed { device: DeviceId(0), percent: 150 });
@@ -165,8 +166,9 @@ fn on_a_slow_device_the_gain_is_the_same() {
 }
 
 #[test]
-fn nobody_joins_who_gains_less_than_others_lose() {
-    // After the first stage three would wait 1 ms each for one who saves 3 ms; after the second, for one who saves 2 ms.
+fn newcomers_do_not_join_if_others_lose_more() {
+    // After the first stage three would wait 1 ms each for one that saves 3 ms; after the second,
+    // for one that saves 2 ms.
     for (stage, expected) in [(1, "lane 0 stage 1 [0, 1, 2]"), (2, "lane 0 stage 2 [0, 1, 2]")] {
         let mut driver = Driver::new(vec![flat()], 1, &[]);
         driver.arrive(0, 0..3, 0, 1_000);
@@ -201,9 +203,9 @@ fn batches_run_side_by_side_as_far_as_the_device_has_room() {
 }
 
 #[test]
-fn who_waits_begins_together_once_the_device_is_free_if_that_is_better_for_all() {
-    // One fits beside the two that run. From 1 on the three are done at 11, 20 and 21 if they start as they fit, all at 21 if they
-    // wait for the device; from 8 on at 18, 20 and 28, or all at 21.
+fn waiting_requests_begin_together_once_the_device_is_free_if_that_is_better() {
+    // One fits beside the two that run. From 1 on the three are done at 11, 20 and 21 if they start
+    // as they fit, all at 21 if they wait for the device; from 8 on at 18, 20 and 28, or all at 21.
     for (at, expected) in [(1, "lane 1 stage 0 [2]"), (8, "")] {
         let mut driver = Driver::new(vec![chain(&[[10, 10, 11, 12]])], 2, &[]);
         driver.arrive(0, 0..2, 0, 1_000);
@@ -214,11 +216,12 @@ fn who_waits_begins_together_once_the_device_is_free_if_that_is_better_for_all()
 }
 
 #[test]
-fn who_waits_begins_together_if_parts_have_not_kept_their_promise() {
-    // Two use all of the device. At 1,020 those who wait are told that they end by 1,061, one beside the other.
+fn waiting_requests_begin_together_if_parts_have_exceeded_their_forecast() {
+    // Two use all of the device. At 1,020 the forecast for the waiting ones is an end by 1,061, in
+    // parallel.
     for (at, expected) in [(1_061, "done 1, lane 1 stage 0 [3]"), (1_062, "done 1")] {
         let mut driver = Driver::new(vec![chain(&[[20, 27, 34, 40]])], 2, &[]);
-        // So few came before that nobody fears for who comes after.
+        // The rate is low, so arrivals do not outrun parts.
         driver.arrive(0, 6..7, 0, 1_000);
         driver.settle(0);
         driver.ok(20, 0);
@@ -237,8 +240,8 @@ fn who_waits_begins_together_if_parts_have_not_kept_their_promise() {
 }
 
 #[test]
-fn who_waits_begins_together_if_parts_would_not_keep_up() {
-    // One by one on two lanes is better for all who wait; but two lanes carry one in 10.
+fn waiting_requests_begin_together_if_parts_would_not_keep_up() {
+    // One by one on two lanes is better for all that wait; but two lanes carry one in 10.
     for (every, expected) in [(20, "done 0, lane 0 stage 0 [2]"), (8, "done 0")] {
         let mut driver = Driver::new(vec![chain(&[[20, 26, 32, 38]])], 2, &[]);
         for at in (0..1_000).step_by(every) {
@@ -256,7 +259,7 @@ fn who_waits_begins_together_if_parts_would_not_keep_up() {
 }
 
 #[test]
-fn nobody_overtakes_the_oldest_because_it_fits() {
+fn no_request_overtakes_the_oldest_because_it_fits() {
     let mut driver = Driver::new(vec![busy(), flat()], 2, &[]);
     driver.arrive(0, 0..1, 1, 1_000);
     assert_eq!(driver.settle(0), "model 1 lane 0 stage 0 [0]");
@@ -277,14 +280,14 @@ fn only_the_latest_batch_is_joined() {
     driver.arrive(0, 1..2, 0, 1_000);
     assert_eq!(driver.settle(0), "lane 1 stage 0 [1]");
     driver.arrive(1, 2..3, 0, 1_000);
-    // The older one goes on; no lane is free for a third batch.
+    // The older one continues; no lane is free for a third batch.
     assert_eq!(driver.ok(1, 0), "lane 0 stage 1 [0]");
     assert_eq!(driver.ok(1, 1), "lane 1 stage 0 [2]");
     assert_eq!(driver.ok(2, 1), "lane 1 stage 1 [1, 2]");
 }
 
 #[test]
-fn what_a_lost_device_held_starts_over_once_all_of_it_is_known() {
+fn requests_of_a_lost_device_start_over_once_all_tasks_have_ended() {
     let mut driver = Driver::new(vec![flat()], 2, &[]);
     driver.arrive(0, 0..1, 0, 1_000);
     driver.settle(0);
@@ -316,7 +319,8 @@ fn a_window_holds_on_an_idle_device_only_if_it_was_asked_for() {
     assert_eq!(driver.settle(1), "lane 0 stage 0 [0, 1, 2, 3]");
 }
 
-/// One stage that takes as many ms as a request is long, whatever the batch up to 4; at most 8 long.
+/// One stage that takes as many ms as a request is long, whatever the batch up to 4; at most 8
+/// long.
 fn padded() -> Model {
     let by_length =
         [1, 8].map(|length| (length, Profile::from_table(&[Nanos::from_millis(length.into()); 4]).unwrap()));
@@ -327,7 +331,7 @@ fn padded() -> Model {
 
 #[test]
 fn a_new_profile_holds_for_requests_of_any_length() {
-    // Until when the second one is not hopeless.
+    // The wakeup is the time until which the second one is not hopeless.
     let mut driver = Driver::new(vec![padded()], 1, &[("drop", "hopeless")]);
     driver.arrive_long(0, 0..1, 2, 1_000);
     driver.settle(0);
@@ -343,7 +347,8 @@ fn a_new_profile_holds_for_requests_of_any_length() {
     assert_eq!((driver.settle(4), driver.dva.next_wakeup()), (String::new(), ms(20).next()));
 }
 
-/// One lane: two of length 1 run, and two of length 4 and 8, due at `slo_ms`, are a batch that waits.
+/// One lane: two of length 1 run, and two of length 4 and 8, due at `slo_ms`, are a batch that
+/// waits.
 fn two_groups(drop: &str, slo_ms: i64) -> Driver {
     let mut driver = Driver::new(vec![padded()], 1, &[("groups", "2"), ("drop", drop)]);
     driver.arrive_long(0, 0..2, 1, 1_000);
@@ -358,7 +363,7 @@ fn cancel(driver: &mut Driver, slot: u32) {
 }
 
 #[test]
-fn who_waits_in_a_batch_can_be_cancelled() {
+fn a_request_that_waits_in_a_batch_can_be_cancelled() {
     let mut driver = two_groups("never", 1_000);
     driver.arrive_long(0, 4..5, 2, 1_000);
     (0..3).for_each(|slot| cancel(&mut driver, slot));
@@ -366,7 +371,7 @@ fn who_waits_in_a_batch_can_be_cancelled() {
     assert_eq!(driver.ok(1, 0), "done 0, done 1, lane 0 stage 0 [3]");
     assert_eq!(driver.ok(9, 0), "done 3, lane 0 stage 0 [4]");
 
-    // With its last one a batch vanishes.
+    // A batch ends with its last member.
     let mut driver = two_groups("never", 1_000);
     (2..4).for_each(|slot| cancel(&mut driver, slot));
     assert_eq!(driver.settle(0), "Cancelled 2, Cancelled 3");
@@ -376,7 +381,8 @@ fn who_waits_in_a_batch_can_be_cancelled() {
 
 #[test]
 fn a_batch_that_waits_is_shorter_once_its_longest_has_gone() {
-    // A row uses an eighth of the device if it is 1 long, five eighths if it is 5 long, and all of it if it is 8 long.
+    // A row uses an eighth of the device if it is 1 long, five eighths if it is 5 long, and all of
+    // it if it is 8 long.
     let of = |millis: [i64; 4]| Profile::from_table(&millis.map(Nanos::from_millis)).unwrap();
     let (flat, each) = ([8; 4], [8, 16, 24, 32]);
     let mut model = chain(&[each]);
@@ -392,7 +398,7 @@ fn a_batch_that_waits_is_shorter_once_its_longest_has_gone() {
 
 #[test]
 fn where_more_wait_than_a_batch_holds_those_of_like_lengths_join_the_oldest() {
-    // With hardly time for the oldest, in order.
+    // In order, if the oldest has hardly any time left.
     for (crowd, limit, first) in [("alike", 1_000, "[3, 4, 5]"), ("alike", 1, "[3, 4]"), ("oldest", 1_000, "[3, 4]")] {
         let mut driver = Driver::new(vec![padded()], 1, &[("crowd", crowd)]);
         driver.arrive_long(0, 3..5, 1, limit);
@@ -400,7 +406,8 @@ fn where_more_wait_than_a_batch_holds_those_of_like_lengths_join_the_oldest() {
         driver.arrive_long(0, 5..6, 1, 1_000);
         assert_eq!(driver.settle(0), format!("lane 0 stage 0 {first}"));
         if (crowd, limit) == ("alike", 1_000) {
-            // However many short ones come, the long ones are the oldest now. Beside them is room for one.
+            // Further short ones do not displace the long ones, which are the oldest now. Beside
+            // them is room for one.
             driver.arrive_long(1, 6..10, 1, 1_000);
             assert_eq!(driver.ok(1, 0), "done 3, done 4, done 5, lane 0 stage 0 [9, 0, 1, 2]");
         }
@@ -408,7 +415,7 @@ fn where_more_wait_than_a_batch_holds_those_of_like_lengths_join_the_oldest() {
 }
 
 #[test]
-fn who_waits_in_a_batch_is_dropped_as_in_the_queue() {
+fn a_request_that_waits_in_a_batch_is_dropped_as_in_the_queue() {
     // Due at 10, they take 4 and 8 ms; the batch before them ends at 11 only.
     let mut driver = two_groups("expired", 10);
     assert_eq!((driver.dva.next_wakeup(), driver.settle(9)), (ms(10), String::new()));
@@ -419,12 +426,12 @@ fn who_waits_in_a_batch_is_dropped_as_in_the_queue() {
     assert_eq!((driver.dva.next_wakeup(), driver.settle(3)), (ms(2).next(), "Hopeless 3".to_owned()));
     assert_eq!(driver.dva.next_wakeup(), ms(6).next());
     assert_eq!(driver.ok(6, 0), "done 0, done 1, lane 0 stage 0 [2]");
-    // Who runs is not dropped.
+    // Running requests are not dropped.
     assert_eq!((driver.dva.next_wakeup(), driver.settle(9)), (Time::NEVER, String::new()));
 }
 
 #[test]
-fn who_waits_in_a_batch_is_rejected_if_the_model_goes() {
+fn a_request_that_waits_in_a_batch_is_rejected_if_the_model_is_unloaded() {
     let mut driver = two_groups("hopeless", 100);
     driver.arrive_long(0, 4..5, 2, 1_000);
     driver.dva.on_control(ms(0), Control::ModelUnloaded(ModelId(0)));

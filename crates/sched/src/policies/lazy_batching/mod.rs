@@ -1,30 +1,38 @@
-//! "lazy" and "lazy-oracle": newcomers catch up with a running batch, as long as nobody's SLO is at stake.
+//! "lazy" and "lazy-oracle": newcomers catch up with a running batch, as long as no SLO is at risk.
 //!
-//! Source: "LazyBatching: An SLA-aware Batching System for Cloud Machine Learning Inference", section IV.
+//! Source: "LazyBatching: An SLA-aware Batching System for Cloud Machine Learning Inference",
+//! section IV.
 //!
 //! 1. Requests wait in the inference queue of their model (InfQ), in the order of arrival.
-//! 2. Each device has a BatchTable: a stack of sub-batches, each at one node (a block). The top one runs, one node at a time.
-//! 3. At a node border newcomers are pushed as a sub-batch of their own if no request in the table, nor a newcomer, is
-//!    predicted to miss its deadline: the batch below is preempted, its tensors stay where they are.
-//! 4. When the two topmost sub-batches of a model are at the same node they become one: same layer, whatever the timestep.
-//! 5. The slack of a request is its SLO less its wait, less the times of all requests in the table as though each ran alone
-//!    (Equation 2), summed over nodes by Algorithm 1: static nodes once, encoder nodes once an element, decoder nodes
-//!    `dec_timesteps` times. The oracle reckons with the cost of the batches that would really run.
+//! 2. Each device has a BatchTable: a stack of sub-batches, each at one node (a block). The top one
+//!    runs, one node at a time.
+//! 3. At a node border newcomers are pushed as a sub-batch of their own if no request in the table,
+//!    nor a newcomer, is predicted to miss its deadline: the batch below is preempted, its tensors
+//!    stay on the device.
+//! 4. When the two topmost sub-batches of a model are at the same node they become one: same layer,
+//!    whatever the timestep.
+//! 5. The slack of a request is its SLO minus its wait, minus the times of all requests in the
+//!    table as though each ran alone (Equation 2), summed over nodes by Algorithm 1: static nodes
+//!    once, encoder nodes once per element, decoder nodes `dec_timesteps` times. The oracle uses
+//!    the cost of the batches that would really run.
 //!
-//! State: a queue a model, a stack a device, a counter of steps a request. It ignores arrivals to come and where devices
-//! stand; each has its own table, and whichever has a border first may admit.
+//! State: a queue per model, a stack per device, a counter of steps per request. It ignores future
+//! arrivals and the state of other devices; each device has its own table, and the first one at a
+//! border may admit.
 //!
-//! Choices where the paper leaves freedom. Newcomers are admitted as the longest prefix of one model's queue that passes, the
-//! model whose head came first being asked first; a table never holds more rows of a model than the largest batch that each of
-//! its nodes allows, so that every merge fits. A request that is late already lets nobody preempt it. An empty table takes as
-//! many as fit, late or not (`issue = "all"`). T_wait and the times of Equation 2 are those at first issue (`estimator =
-//! "equation"`); `"remaining"` counts what has passed and what is left. In an encoder the sub-batch waits for its longest
-//! member; in the last block each leaves at its own end. Requests that cannot be punctual run unless `drop` says otherwise, as
-//! in the paper.
+//! Choices where the paper leaves freedom. Newcomers are the longest prefix of one model's queue
+//! that is admissible, and models are tried in the order of their heads' arrival. A table never
+//! holds more rows of a model than the largest batch that each of its nodes allows, so that every
+//! merge fits. A request that is late already is not preempted. An empty table takes as many
+//! requests as fit, late or not (`issue = "all"`). T_wait and the times of Equation 2 are those at
+//! first issue (`estimator = "equation"`); `"remaining"` counts the passed and the remaining time.
+//! In an encoder the sub-batch waits for its longest member; in the last block each leaves at its
+//! own end. Requests that cannot be punctual run unless `drop` is set, as in the paper.
 //!
-//! One addition of ours, `preempt = "gain"`: with slack alone newcomers preempt as long as there is any, also a batch that is
-//! almost done, until the slack of all is used up. So they also have to pay: the stack is played to its end with them on
-//! top and without, as the oracle does, and they preempt if that brings the sum of all answers forward. `"slack"` is the paper.
+//! One addition to the paper, `preempt = "gain"`: with slack alone newcomers also preempt a batch
+//! that is almost done, until the slack of all is used up. So joining must also pay: a forecast of
+//! the stack to its end, as the oracle makes it, must show a smaller sum of latencies with the
+//! newcomers on top than without. `"slack"` is the paper's rule.
 
 mod slack;
 #[cfg(test)]
@@ -57,7 +65,8 @@ pub(crate) const LAZY: Policy = Policy {
     chains: Chains::EqualLengths,
     knobs: &[KNOBS[0], KNOBS[1], KNOBS[2], KNOBS[3], KNOBS[4], ESTIMATOR],
     needs: |_| Needs::ONE_TASK,
-    // Else an estimate does not count for how long a request has been preempted, and others preempt it again and again.
+    // With the other estimator the time for which a request has been preempted does not count, and
+    // others preempt it repeatedly.
     served: &[("estimator", ServedSetting::Word("remaining"))],
     form: Form::OnePiece(build_lazy),
 };
@@ -77,29 +86,29 @@ pub(crate) const ORACLE: Policy = Policy {
 const DEC_TIMESTEPS: Knob = Knob {
     name: "dec_timesteps",
     default: "the model's length profile; without one, the most that the request allows",
-    help: "how many steps a decoder is predicted to take: the output length that covers most requests (the paper: 90 %); \
-           less predicts more slack and risks late answers",
+    help: "predicted number of decoder steps: the output length that covers most requests (the paper: 90 %); fewer \
+           predict more slack and risk late answers",
 };
 
 const ISSUE: Knob = Knob {
     name: "issue",
     default: "all",
-    help: "what an empty table takes: \"all\" that fit into a batch, or \"gated\" = only as many as no SLO forbids, at \
-           least one",
+    help: "requests that an empty table takes: \"all\" = as many as fit into a batch, \"gated\" = as many as no SLO \
+           forbids, at least one",
 };
 
 const PREEMPT: Knob = Knob {
     name: "preempt",
     default: "gain",
-    help: "when newcomers preempt: \"slack\" = whenever no SLO is at stake (the paper), \"gain\" = only if besides all that \
-           are there, newcomers included, are answered sooner on average by the profiled costs of the batches",
+    help: "condition for newcomers to preempt: \"slack\" = no SLO is at risk (the paper), \"gain\" = in addition, the \
+           mean latency of all requests, newcomers included, falls by the profiled costs of the batches",
 };
 
 const ESTIMATOR: Knob = Knob {
     name: "estimator",
     default: "equation",
-    help: "how slack is reckoned: \"equation\" = wait until first issue and whole single-input times (Equation 2), \
-           \"remaining\" = time passed and times that are left",
+    help: "estimate of slack: \"equation\" = wait until first issue and whole single-input times (Equation 2), \
+           \"remaining\" = time passed and remaining times",
 };
 
 fn build_lazy(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
@@ -124,7 +133,7 @@ fn build_with(setup: &Setup, knobs: &Knobs<'_>, estimator: Estimator) -> Result<
     Ok(Box::new(LazyBatching::new(setup, estimator, rules)))
 }
 
-/// What the options say.
+/// The options.
 struct LazyRules {
     options: BatchOptions,
     dec_timesteps: PerModel<Option<usize>>,
@@ -134,23 +143,23 @@ struct LazyRules {
 
 type LazyModel = models::ModelEntry<LazyModelState>;
 
-/// What is kept of a model.
+/// State of a model.
 #[derive(Debug)]
 struct LazyModelState {
-    /// How many steps a block that runs until its end is predicted to take.
+    /// Predicted number of steps of a block that runs until its end.
     dec_timesteps: u32,
 }
 
-/// When a request was first issued, and how long it was then predicted to take.
+/// The first issue of a request, and its predicted latency at that time.
 #[derive(Clone, Copy, Debug)]
 struct Issue {
     at: Time,
     predicted: Nanos,
 }
 
-const WAITS: Issue = Issue { at: Time::NEVER, predicted: Nanos::ZERO };
+const NOT_ISSUED: Issue = Issue { at: Time::NEVER, predicted: Nanos::ZERO };
 
-/// The BatchTable of a device: a stack of sub-batches, the top one last. Only this one runs.
+/// The BatchTable of a device: a stack of sub-batches, the top one last. Only the top one runs.
 #[derive(Debug)]
 struct BatchTable {
     stack: Vec<CohortId>,
@@ -162,18 +171,19 @@ impl BatchTable {
         BatchTable { stack: Vec::with_capacity(limits.requests.min(limits.models * limits.batch)) }
     }
 
-    /// Rows of a model here.
+    /// Returns the rows of a model in the table.
     fn rows(&self, cohorts: &Cohorts<()>, model: ModelId) -> usize {
         let of_model = self.stack.iter().map(|&id| cohorts.get(id)).filter(|cohort| cohort.model == model);
         of_model.map(|cohort| cohort.rows).sum()
     }
 
-    /// Whether a node runs here.
+    /// Returns whether a node is running.
     fn runs(&self, cohorts: &Cohorts<()>) -> bool {
         self.stack.last().is_some_and(|&top| cohorts.get(top).runs)
     }
 
-    /// Makes the two topmost sub-batches one as long as they are at the same node: the same layer, at any timestep.
+    /// Merges the two topmost sub-batches as long as they are at the same node: the same layer, at
+    /// any timestep.
     fn settle_top(&mut self, cohorts: &mut Cohorts<()>) {
         let node = |id: CohortId, cohorts: &Cohorts<()>| (cohorts.get(id).model, cohorts.get(id).block);
         while let [.., below, top] = *self.stack
@@ -203,7 +213,7 @@ impl LazyBatching {
             predictor: Predictor::new(estimator, limits),
             queues: Tables::new(limits, rules.options.clone(), alone),
             cohorts: Cohorts::new(limits.requests),
-            issues: vec![WAITS; limits.requests],
+            issues: vec![NOT_ISSUED; limits.requests],
             tasks: Tasks::new(limits),
             devices: Devices::new(limits, setup.devices, || BatchTable::new(limits)),
             rules,
@@ -221,8 +231,8 @@ impl LazyBatching {
         fit_everywhere(self.queues.models.get_mut(id));
     }
 
-    /// A node has ended, well or badly: its sub-batch moves on, or waits for its longest member. Those who rested in one that
-    /// failed go on.
+    /// Ends a node: its sub-batch advances, or waits for its longest member. Members that rested
+    /// during a failed node continue.
     fn end_node(&mut self, device: DeviceId, done: &TaskDone<'_>) {
         let LazyBatching { devices, cohorts, queues: Tables { models, fifo, .. }, tasks, .. } = self;
         let table = &mut devices[device].own;
@@ -234,14 +244,15 @@ impl LazyBatching {
         table.settle_top(cohorts);
     }
 
-    /// The device has gone with all that it held: its requests start over elsewhere.
+    /// Returns the requests of a lost device to their queues.
     fn abandon(&mut self, device: DeviceId) {
         while let Some(id) = self.devices[device].stack.pop() {
             self.cohorts.drain(id, |slot| self.queues.take_back(slot));
         }
     }
 
-    /// Admits newcomers on a device at a node border: of the first model, by the arrival of its head, that may.
+    /// Admits newcomers on a device at a node border: of the first admissible model, by the arrival
+    /// of its head.
     fn admit(&mut self, now: Time, device: DeviceId) {
         let mut after = None;
         while let Some(key) = self.queues.fifo.next_model(after) {
@@ -255,7 +266,8 @@ impl LazyBatching {
         }
     }
 
-    /// Whether a model may run on a device: it does already, or on fewer than it may.
+    /// Returns whether a model may run on a device: it runs there already, or on fewer devices than
+    /// its instances.
     fn has_instance(&self, device: DeviceId, id: ModelId) -> bool {
         let instances = self.queues.models.get(id).model.instances;
         let holds = |device: &DeviceState<BatchTable>| device.rows(&self.cohorts, id) > 0;
@@ -264,7 +276,7 @@ impl LazyBatching {
             || self.devices.iter().filter(|(_, device)| holds(device)).count() < instances
     }
 
-    /// How many of the first requests of a queue may join the table.
+    /// Returns the number of first requests of a queue that may join the table.
     fn admissible(&mut self, now: Time, device: DeviceId, id: ModelId) -> usize {
         let LazyBatching { predictor, queues: Tables { models, fifo, .. }, cohorts, issues, devices, rules, .. } = self;
         let device = &devices[device];
@@ -275,13 +287,13 @@ impl LazyBatching {
         if empty && !rules.gated {
             return fits;
         }
-        let scene = scene(now, device, models, fifo, cohorts);
-        let admitted = predictor.admits(scene, issues, id, fifo.waiting(id).take(fits));
+        let forecast = forecast(now, device, models, fifo, cohorts);
+        let admitted = predictor.admits(forecast, issues, id, fifo.waiting(id).take(fits));
         if empty {
             return admitted.max(fits.min(1));
         }
         let newcomers = fifo.waiting(id).take(admitted).map(|request| request.slot);
-        let pays = admitted > 0 && (!rules.gain || predictor.play.join(scene, Time::NEVER, id, newcomers).pays);
+        let pays = admitted > 0 && (!rules.gain || predictor.play.join(forecast, Time::NEVER, id, newcomers).pays);
         if pays { admitted } else { 0 }
     }
 
@@ -292,11 +304,11 @@ impl LazyBatching {
         let newcomers = cohorts.open(id, ());
         device.stack.push(newcomers);
         for _ in 0..count {
-            let slot = fifo.pop(id).expect("so many wait");
+            let slot = fifo.pop(id).expect("enough requests wait");
             issues[slot.index()].at = now;
             cohorts.push(newcomers, fifo.request(slot));
         }
-        predictor.note(scene(now, device, models, fifo, cohorts), issues);
+        predictor.note(forecast(now, device, models, fifo, cohorts), issues);
         device.settle_top(cohorts);
     }
 
@@ -311,8 +323,8 @@ impl LazyBatching {
     }
 }
 
-/// What a prediction for a device looks at.
-fn scene<'a>(
+/// Returns the input of a prediction for a device.
+fn forecast<'a>(
     now: Time,
     device: &'a DeviceState<BatchTable>,
     models: &'a Models<LazyModelState>,
@@ -323,7 +335,8 @@ fn scene<'a>(
     LazyForecast { now, percent, models, until_end: |own| own.dec_timesteps, requests, cohorts, stack }
 }
 
-/// Bounds batches to what every node of a model takes at once: who is in a table may meet at any of them.
+/// Bounds batches to the smallest limit of a model's nodes, since sub-batches may merge at any of
+/// them.
 fn fit_everywhere(served: &mut LazyModel) {
     let most = served.model.blocks.iter().map(|block| block.max_batch()).min();
     served.max_batch = served.max_batch.min(most.unwrap_or(usize::MAX));
@@ -331,7 +344,7 @@ fn fit_everywhere(served: &mut LazyModel) {
 
 impl Scheduler for LazyBatching {
     fn on_request(&mut self, _now: Time, request: &Request) {
-        self.issues[request.slot.index()] = WAITS;
+        self.issues[request.slot.index()] = NOT_ISSUED;
         self.queues.accept(request);
     }
 

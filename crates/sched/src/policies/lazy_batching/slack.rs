@@ -7,21 +7,23 @@ use crate::parts::play::{self, Play, steps_left};
 use crate::{Limits, Request};
 use ripieno_base::{ModelId, Nanos, RequestSlot};
 
-/// How slack is reckoned.
+/// The estimate of slack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Estimator {
-    /// Equation 2: wait until first issue, and whole single-input times of all in the table.
+    /// Equation 2: wait until first issue, and whole single-input times of all requests in the
+    /// table.
     Equation,
-    /// What has passed, and the single-input times that are left.
+    /// The time passed, and the remaining single-input times.
     Remaining,
-    /// The stack is played to its end at the cost of the batches that would run.
+    /// A forecast of the stack to its end, with the cost of the batches that would run.
     Oracle,
 }
 
-/// What a prediction looks at: the scheduler's fields at one instant. The stack is the table of one device.
+/// The input of a prediction: the scheduler's fields at one instant. The stack is the table of one
+/// device.
 pub(super) type LazyForecast<'a> = play::Forecast<'a, LazyModelState, ()>;
 
-/// Predicts.
+/// The slack predictor.
 #[derive(Debug)]
 pub(super) struct Predictor {
     estimator: Estimator,
@@ -33,81 +35,84 @@ impl Predictor {
         Predictor { estimator, play: Play::new(limits) }
     }
 
-    /// How many of the first of these requests, of one model, may be pushed onto the table.
+    /// Returns the number of these requests, of one model, that may be pushed onto the table; a
+    /// prefix.
     pub(super) fn admits<'a>(
         &mut self,
-        scene: LazyForecast<'_>,
+        forecast: LazyForecast<'_>,
         issues: &[Issue],
         id: ModelId,
         newcomers: impl Iterator<Item = &'a Request> + Clone,
     ) -> usize {
         if self.estimator == Estimator::Oracle {
-            // More newcomers delay everybody more, so what passes is a prefix.
+            // More newcomers delay all requests more, so the admissible ones are a prefix.
             let (mut low, mut high) = (0, newcomers.clone().count());
             while low < high {
                 let middle = (low + high).div_ceil(2);
                 let slots = newcomers.clone().take(middle).map(|request| request.slot);
-                let passes = self.play.all_punctual(scene, id, slots);
+                let passes = self.play.all_in_time(forecast, id, slots);
                 if passes { low = middle } else { high = middle - 1 }
             }
             return low;
         }
-        let (mut total, mut bound) = self.of_table(scene, issues);
+        let (mut total, mut bound) = self.of_table(forecast, issues);
         let passes = |request: &&Request| {
-            total += takes(scene.percent, single(scene.models.get(id), request));
-            bound = bound.min(request.deadline - scene.now);
+            total += takes(forecast.percent, single(forecast.models.get(id), request));
+            bound = bound.min(request.deadline - forecast.now);
             total <= bound
         };
         newcomers.take_while(passes).count()
     }
 
-    /// Notes for the requests of the top sub-batch, which have just been issued, how long each is predicted to take.
-    pub(super) fn note(&mut self, scene: LazyForecast<'_>, issues: &mut [Issue]) {
+    /// Stores the predicted latency of the requests of the top sub-batch, which have just been
+    /// issued.
+    pub(super) fn note(&mut self, forecast: LazyForecast<'_>, issues: &mut [Issue]) {
         if self.estimator != Estimator::Oracle {
-            let (total, _) = self.of_table(scene, issues);
-            let newcomers = scene.cohorts.members(*scene.stack.last().expect("a sub-batch was pushed"));
+            let (total, _) = self.of_table(forecast, issues);
+            let newcomers = forecast.cohorts.members(*forecast.stack.last().expect("a sub-batch was pushed"));
             newcomers.for_each(|slot| issues[slot.index()].predicted = total);
             return;
         }
-        for &(slot, end) in self.play.ends(scene) {
+        for &(slot, end) in self.play.ends(forecast) {
             let issue = &mut issues[slot.index()];
-            if issue.at == scene.now {
-                issue.predicted = end - scene.now;
+            if issue.at == forecast.now {
+                issue.predicted = end - forecast.now;
             }
         }
     }
 
-    /// The times of all requests in the table, and the shortest span in which they must be over.
-    fn of_table(&self, scene: LazyForecast<'_>, issues: &[Issue]) -> (Nanos, Nanos) {
+    /// Returns the total time of all requests in the table, and the shortest span in which they
+    /// must complete.
+    fn of_table(&self, forecast: LazyForecast<'_>, issues: &[Issue]) -> (Nanos, Nanos) {
         let (mut total, mut bound) = (Nanos::ZERO, Nanos::MAX);
-        for &id in scene.stack {
-            let served = scene.models.get(scene.cohorts.get(id).model);
-            for slot in scene.cohorts.members(id) {
-                let request = scene.requests.get(slot.0);
+        for &id in forecast.stack {
+            let served = forecast.models.get(forecast.cohorts.get(id).model);
+            for slot in forecast.cohorts.members(id) {
+                let request = forecast.requests.get(slot.0);
                 let (span, time) = match self.estimator {
                     Estimator::Equation => (request.deadline - issues[slot.index()].at, single(served, request)),
                     Estimator::Remaining | Estimator::Oracle => {
-                        (request.deadline - scene.now, remaining(scene, served, slot))
+                        (request.deadline - forecast.now, remaining(forecast, served, slot))
                     }
                 };
-                (total, bound) = (total + takes(scene.percent, time), bound.min(span));
+                (total, bound) = (total + takes(forecast.percent, time), bound.min(span));
             }
         }
         (total, bound)
     }
 }
 
-/// How long a request takes alone: Algorithm 1.
+/// Returns the latency of a request alone: Algorithm 1.
 pub(super) fn single(served: &LazyModel, request: &Request) -> Nanos {
     cost::alone(&served.model, request, served.dec_timesteps)
 }
 
-/// How long a member would take alone from here on.
-fn remaining(scene: LazyForecast<'_>, served: &LazyModel, slot: RequestSlot) -> Nanos {
-    let (request, until_end) = (scene.requests.get(slot.0), served.dec_timesteps);
-    let at = scene.cohorts.of(slot).map(|id| scene.cohorts.get(id).block).expect("it is in the table");
+/// Returns the remaining latency of a member alone.
+fn remaining(forecast: LazyForecast<'_>, served: &LazyModel, slot: RequestSlot) -> Nanos {
+    let (request, until_end) = (forecast.requests.get(slot.0), served.dec_timesteps);
+    let at = forecast.cohorts.of(slot).map(|id| forecast.cohorts.get(id).block).expect("it is in the table");
     let (block, later) = served.model.blocks[at.index()..].split_first().expect("a block of the model");
-    let left = scene.cohorts.step(slot).map_or(0, |step| steps_left(block, request, until_end, step));
+    let left = forecast.cohorts.step(slot).map_or(0, |step| steps_left(block, request, until_end, step));
     let whole = |block| cost::of_step(block, request) * i64::from(cost::steps(block, request, until_end));
     cost::of_step(block, request) * i64::from(left) + later.iter().map(whole).sum()
 }

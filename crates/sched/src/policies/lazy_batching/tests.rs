@@ -36,7 +36,7 @@ fn arrive(lazy: &mut LazyBatching, slot: u32, arrived: Time, slo_ms: i64) {
     lazy.on_request(arrived, &request);
 }
 
-/// The running node has ended; everything is decided anew.
+/// Ends the running node, if there is one, and settles.
 fn border(lazy: &mut LazyBatching, now: Time) {
     if lazy.devices[DeviceId(0)].runs(&lazy.cohorts) {
         lazy.on_task_done(now, &TaskDone { task: TaskId(0), outcome: Outcome::Ok, ended: &[], skips: &[] });
@@ -44,7 +44,7 @@ fn border(lazy: &mut LazyBatching, now: Time) {
     lazy.settle(now, &mut Outbox::new(&LIMITS));
 }
 
-/// The stack, bottom first, as [requests:node].
+/// Returns the stack, bottom first, as [requests:node].
 fn stack(lazy: &LazyBatching) -> String {
     let mut text = String::new();
     for &id in &lazy.devices[DeviceId(0)].stack {
@@ -87,7 +87,8 @@ fn the_batch_table_of_figure_10_instant_by_instant() {
 
 #[test]
 fn slack_is_20_alone_12_with_one_and_4_with_two_newcomers() {
-    // Section IV-C: SLO 30, Req1 waits 2, each takes 8. One more is admitted while the slack is at least its 8.
+    // Section IV-C: SLO 30, Req1 waits 2, each takes 8. One more is admitted while the slack is at
+    // least its 8.
     let mut lazy = lazy(30);
     arrive(&mut lazy, 1, ms(0), 30);
     border(&mut lazy, ms(2));
@@ -105,7 +106,8 @@ fn slack_is_20_alone_12_with_one_and_4_with_two_newcomers() {
     assert_eq!(stack(&lazy), "[1:B][2-3:A]");
 }
 
-/// On a device that needs twice the profiled time a request takes 16 of the 30 ms: nobody else fits before it.
+/// On a device that needs twice the profiled time a request takes 16 of the 30 ms: no other fits
+/// before it.
 #[test]
 fn a_slowed_device_leaves_less_slack() {
     let mut lazy = lazy(30);
@@ -119,7 +121,7 @@ fn a_slowed_device_leaves_less_slack() {
 }
 
 #[test]
-fn a_late_request_lets_nobody_preempt_it() {
+fn a_late_request_is_not_preempted() {
     let mut lazy = lazy(30);
     arrive(&mut lazy, 1, ms(0), 1);
     border(&mut lazy, ms(0));
@@ -129,7 +131,7 @@ fn a_late_request_lets_nobody_preempt_it() {
 }
 
 #[test]
-fn what_a_lost_device_held_goes_back_to_its_place_in_the_queue() {
+fn requests_of_a_lost_device_return_to_their_place_in_the_queue() {
     let mut lazy = lazy(1000);
     arrive(&mut lazy, 1, ms(0), 1000);
     border(&mut lazy, ms(0));
@@ -142,7 +144,7 @@ fn what_a_lost_device_held_goes_back_to_its_place_in_the_queue() {
 }
 
 #[test]
-fn who_skips_nodes_rests_until_its_sub_batch_is_there() {
+fn a_request_that_skips_nodes_rests_until_its_sub_batch_is_there() {
     let mut lazy = lazy(1000);
     (0..3).for_each(|slot| arrive(&mut lazy, slot, ms(0), 1000));
     lazy.settle(ms(0), &mut Outbox::new(&LIMITS));

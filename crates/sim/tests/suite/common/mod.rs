@@ -1,11 +1,11 @@
-//! What several suites share: options as on a command line, and random faults.
+//! Shared by several suites: options as on a command line, and random faults.
 
 use proptest::prelude::*;
 use ripieno_base::{DeviceId, ModelId};
 use ripieno_sched::{OptionValue, Options};
 use ripieno_sim::Fault;
 
-/// Reads `name=value name=value …`.
+/// Parses `name=value name=value …`.
 pub(crate) fn options(text: &str) -> Options {
     let option = |pair: &str| {
         let (name, value) = pair.split_once('=').unwrap();
@@ -16,7 +16,7 @@ pub(crate) fn options(text: &str) -> Options {
     text.split_whitespace().map(option).collect()
 }
 
-/// Any fault of a world with so many devices; of the requests, those below `requests` may be cancelled.
+/// Any fault of a world with `devices` devices; requests below `requests` may be cancelled.
 pub(crate) fn fault(devices: usize, requests: u64) -> impl Strategy<Value = Fault> {
     let device = move || (0..devices as u16).prop_map(DeviceId);
     prop_oneof![

@@ -1,14 +1,16 @@
-//! Every interleaving of small configurations, breadth first, with what is really in each buffer kept beside.
+//! Model checking: every interleaving of small configurations, breadth first, with a separate model
+//! of the contents of each buffer.
 //!
-//! At each border a batch may go on, leave as a whole, be split (its parts in one pair or in two), or, if it is the latest,
-//! wait for newcomers. Every step brings somebody forward, so that a state from which no step leads and which is not the end
-//! is all that could keep a batch from getting through. To show that the search can find fault, rules are broken in turn.
+//! At each border a batch may continue, leave as a whole, be split (its parts in one pair or in
+//! two), or, if it is the latest, wait for newcomers. Every step makes progress, so a state without
+//! a next step that is not the end is the only way for a batch to get stuck. Breaking each rule in
+//! turn shows that the search detects faults.
 
 use super::*;
 use std::collections::BTreeSet;
 use std::hash::{Hash, Hasher};
 
-/// What to search through.
+/// The configuration to search.
 #[derive(Clone, Copy)]
 struct Config {
     stages: usize,
@@ -18,7 +20,7 @@ struct Config {
     broken: Broken,
 }
 
-/// A rule that is not kept.
+/// The rule to break.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Broken {
     Nothing,
@@ -29,7 +31,7 @@ pub(super) enum Broken {
     StretchSplitProducts,
 }
 
-/// An item of a batch, in a pair, perhaps to be merged with the one in another pair.
+/// An item of a batch, in a pair, possibly to be merged with the one in another pair.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Work {
     batch: u8,
@@ -38,7 +40,7 @@ struct Work {
     merged: Option<BufferPair>,
     /// Whether it came from a split.
     sealed: bool,
-    /// Of newcomers: who waits for them, and where.
+    /// The batch that waits for it, if the item is of newcomers.
     catches_up: Option<Waits>,
 }
 
@@ -49,7 +51,7 @@ struct Waits {
     pair: BufferPair,
 }
 
-/// What is really in a buffer.
+/// The true content of a buffer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Content {
     batches: Vec<u8>,
@@ -67,7 +69,7 @@ struct State {
     contents: Vec<Content>,
 }
 
-/// How a batch goes on from a border.
+/// The continuation of a batch from a border.
 #[derive(Clone, Copy)]
 enum Then {
     GoOn,
@@ -80,7 +82,8 @@ enum Then {
 struct Seen {
     states: usize,
     most_at_once: usize,
-    /// Whether newcomers were merged, or an executor had to wait for the very pair of its item, while others worked.
+    /// Whether newcomers were merged, or an executor had to wait for the pair of its item, while
+    /// others worked.
     merged_beside: bool,
     checked_in_vain: bool,
 }
@@ -108,7 +111,7 @@ impl State {
         &mut self.contents[boundary * self.machine.pairs + usize::from(pair)]
     }
 
-    /// Every state that may follow.
+    /// Returns every state that may follow.
     fn nexts(&self, config: Config) -> Result<Vec<State>, String> {
         let mut nexts = Vec::new();
         for pair in 0..config.pairs as BufferPair {
@@ -142,7 +145,8 @@ impl State {
         Ok(nexts)
     }
 
-    /// Executors that share a stage pull nothing that they cannot begin with: else they all might check one pair.
+    /// Executors that share a stage pull only items that they can begin, since otherwise all of
+    /// them might check one pair.
     fn starts_at(&self, stage: usize) -> Result<Vec<State>, String> {
         let mut starts = Vec::new();
         for (at, work) in self.queues[stage].iter().enumerate() {
@@ -165,7 +169,8 @@ impl State {
         self.begun += 1;
     }
 
-    /// Begins an item that an executor has pulled, if the machine lets it; and whether it should have.
+    /// Begins an item that an executor has pulled, if the machine allows it; returns an error if it
+    /// should not have.
     fn start(mut self, at: usize) -> Result<Option<State>, String> {
         let (stage, work) = self.checking[at].clone();
         if !self.machine.check(stage, work.pair, work.merged) {
@@ -254,7 +259,7 @@ impl State {
     }
 }
 
-/// A hash of 64 bits: two of so few states are not going to share one.
+/// A hash of 64 bits; collisions are negligible for these numbers of states.
 struct Digest(u64);
 
 impl Hasher for Digest {
@@ -285,7 +290,7 @@ fn digest(state: &State) -> u64 {
     hasher.finish()
 }
 
-/// Looks at every state that can be reached; what went wrong, if anything did.
+/// Searches every reachable state; returns the first fault, if any.
 fn search(config: Config) -> Result<Seen, String> {
     let mut seen = Seen::default();
     let start = State::new(config);
@@ -301,7 +306,7 @@ fn search(config: Config) -> Result<Seen, String> {
         }
         let nexts = state.nexts(config)?;
         if nexts.is_empty() && !state.is_over(config) {
-            return Err(format!("nobody can go on: {state:?}"));
+            return Err(format!("no batch can continue: {state:?}"));
         }
         border.extend(nexts.into_iter().filter(|next| known.insert(digest(next))));
     }
@@ -345,7 +350,7 @@ fn executors_that_share_a_stage_keep_the_rules() {
 }
 
 #[test]
-fn the_search_finds_what_is_wrong_with_broken_rules() {
+fn the_search_finds_the_fault_of_each_broken_rule() {
     let broken = |broken: Broken, case: Config| search(Config { broken, ..case }).unwrap_err();
     let parallel = broken(Broken::LegitimiseAtCompletion, config(3, 1, 1, 2));
     assert!(parallel.starts_with("two stages work with one pair"), "{parallel}");
@@ -353,6 +358,6 @@ fn the_search_finds_what_is_wrong_with_broken_rules() {
     assert!(overwritten.contains("overwrites what is wanted"), "{overwritten}");
     for rule in [Broken::StretchAnyBatch, Broken::StretchSplitProducts] {
         let stuck = broken(rule, config(3, 2, 1, 3));
-        assert!(stuck.starts_with("nobody can go on"), "{stuck}");
+        assert!(stuck.starts_with("no batch can continue"), "{stuck}");
     }
 }
