@@ -1,8 +1,8 @@
-//! The single answer of each accepted job.
+//! The answer of each accepted job.
 //!
-//! Every accepted job is answered exactly once. Ownership guarantees this: an [`Answerer`] can
-//! answer once, and one that is dropped before (by a shutdown, a bug or a panic) answers that the
-//! server is shutting down.
+//! Ownership guarantees that every accepted job is answered exactly once. An [`Answerer`] can
+//! answer once. If it is dropped without an answer, by a shutdown, a bug or a panic, it answers
+//! that the server is shutting down.
 
 use crate::{Failure, JobResult, OnStep, StreamedStep};
 use parking_lot::{Condvar, Mutex};
@@ -27,7 +27,8 @@ impl Answerer {
         Answerer { on_answer: Some(on_answer), on_step, _pass: pass }
     }
 
-    /// Delivers a step, if the client asked for steps. A receiver that panics gets no further ones.
+    /// Delivers a step, if the client wants steps. If the callback panics, it gets no further
+    /// steps.
     pub(crate) fn step(&mut self, step: StreamedStep) {
         if let Some(on_step) = &mut self.on_step
             && catch_unwind(AssertUnwindSafe(|| on_step(step))).is_err()
@@ -37,14 +38,15 @@ impl Answerer {
         }
     }
 
-    /// Delivers the answer. A panic in the receiver is contained, so it cannot stop the thread that
+    /// Delivers the answer. A panic of the callback is caught, because it would stop a thread that
     /// serves all clients.
     pub(crate) fn answer(mut self, answer: JobResult) {
         self.deliver(answer);
     }
 
     fn deliver(&mut self, answer: JobResult) {
-        // A reader of steps sees their end before the answer.
+        // The step callback is dropped first, so that its reader sees the end of the steps before
+        // the answer.
         self.on_step = None;
         if let Some(on_answer) = self.on_answer.take()
             && catch_unwind(AssertUnwindSafe(|| on_answer(answer))).is_err()
@@ -60,7 +62,8 @@ impl Drop for Answerer {
     }
 }
 
-/// Counts the unanswered jobs and can be closed to new ones, so that a drain can wait for zero.
+/// Counts unanswered jobs, and can be closed to new ones. A drain closes it and waits until the
+/// count is zero.
 #[derive(Default)]
 pub(crate) struct DrainGate {
     inside: AtomicUsize,
@@ -69,14 +72,14 @@ pub(crate) struct DrainGate {
     emptied: Condvar,
 }
 
-/// Registration of one job at the gate; dropping it ends the registration.
+/// Registration of one job; dropping it ends the registration.
 pub(crate) struct DrainPass(Arc<DrainGate>);
 
 impl DrainGate {
-    /// Registers a job, unless the gate is closed.
+    /// Registers a job; `None` if the gate is closed.
     ///
-    /// The job is counted before `closed` is read: a thread that closes the gate and then reads the
-    /// count either sees this job or has made it return `None`.
+    /// The job is counted before `closed` is read. So a thread that closes the gate and then reads
+    /// the count sees every job that was registered.
     pub(crate) fn enter(self: &Arc<DrainGate>) -> Option<DrainPass> {
         self.inside.fetch_add(1, Ordering::SeqCst);
         let pass = DrainPass(Arc::clone(self));
@@ -95,7 +98,7 @@ impl DrainGate {
         self.inside.load(Ordering::SeqCst)
     }
 
-    /// Waits until a closed gate has no jobs left; returns false if `until` passes first.
+    /// Waits until a closed gate has no jobs left. Returns false if `until` passes first.
     pub(crate) fn wait_until_empty(&self, until: Instant) -> bool {
         let mut guard = self.lock.lock();
         while self.inside() > 0 {
@@ -111,8 +114,8 @@ impl Drop for DrainPass {
     fn drop(&mut self) {
         let gate = &self.0;
         if gate.inside.fetch_sub(1, Ordering::SeqCst) == 1 && gate.is_closed() {
-            // Taking the lock orders this notification after a waiter's check of the count and
-            // before its wait.
+            // A waiter checks the count and starts to wait under this lock. Taking the lock
+            // prevents a notification between these two steps, which the waiter would miss.
             drop(gate.lock.lock());
             gate.emptied.notify_all();
         }

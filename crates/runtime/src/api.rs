@@ -11,14 +11,14 @@ use thiserror::Error;
 
 /// A model to serve.
 pub struct ServedModel {
-    /// The scheduler's view: profile, SLO, largest batch, instances, drop rule.
+    /// The scheduler's description: profile, SLO, largest batch, instances, drop rule.
     pub model: Model,
-    /// The executor's view.
+    /// The executor's loaded form of the model.
     pub loaded: Arc<dyn LoadedModel>,
-    /// Largest number of live requests of this model; further ones are refused.
+    /// Largest number of live requests of this model. Further requests are refused.
     pub max_queue: usize,
-    /// Whether a request past its SLO is still answered (`late = "answer"`) instead of refused at
-    /// its deadline.
+    /// Whether a request is still answered after the model's SLO (`late = "answer"`). Otherwise it
+    /// is refused at its deadline.
     pub answer_late: bool,
 }
 
@@ -29,107 +29,110 @@ impl ServedModel {
 
 /// One client call.
 pub struct Job {
-    /// The model.
+    /// Model to run.
     pub model: ModelId,
-    /// All inputs of the model, checked against its specification; their first dimension is the
-    /// rows.
+    /// All inputs of the model, checked against its specification. The first dimension of each
+    /// input is the number of rows.
     pub inputs: Arc<[Tensor]>,
     /// Number of rows. A call with more rows than the model's largest batch is split, and its
-    /// outputs are joined. 1 where walks unfold.
+    /// outputs are joined. Models that run cell by cell require 1.
     pub rows: usize,
-    /// The client's own time limit, if it gave one; the model's SLO applies as well.
+    /// The client's own time limit, if any. The model's SLO applies as well.
     pub timeout: Option<Duration>,
-    /// The remaining time of the whole ensemble, for a stage of one. It replaces the model's SLO,
-    /// and the stage is dropped after it even if the model answers late.
+    /// Remaining time of the ensemble, if this job is a stage of one. It replaces the model's SLO.
+    /// When it has passed, the job is dropped even if the model answers late.
     pub stage: Option<Duration>,
-    /// The client whose fair share the job counts against; 0 if unknown.
+    /// Client whose fair share the job counts against; 0 if unknown.
     pub client: u16,
-    /// Priority among requests of the same client for the same model; higher is served first where
-    /// not all can be.
+    /// Priority among the requests of one client for one model. If not all can be served, higher
+    /// priorities are served first.
     pub priority: u8,
-    /// Receives each step of the outputs that hold every step, if the model has any; dropped before
-    /// `on_answer` is called. Runs on a runtime thread that serves all clients: it must not block,
-    /// and must bound what it buffers.
+    /// Receives the answer step by step, for outputs that the model produces in steps. It is
+    /// dropped before `on_answer` is called. It runs on a runtime thread that serves all clients,
+    /// so it must not block and must bound its buffers.
     pub on_step: Option<OnStep>,
-    /// Called exactly once for every accepted job, from a runtime thread; must not block.
+    /// Receives the answer. A runtime thread calls it exactly once for every accepted job; it must
+    /// not block.
     pub on_answer: Box<dyn FnOnce(JobResult) + Send>,
 }
 
-/// A client call whose inputs and outputs stay with a remote frontend. It holds all that the
-/// scheduler needs to decide when and where to run it.
+/// A client call whose inputs and outputs stay on a remote server. It holds only the information
+/// that the scheduler needs.
 pub struct RemoteJob {
-    /// The model, whose walks do not unfold.
+    /// Model to run; it must not run cell by cell.
     pub model: ModelId,
-    /// The location of the rows, from the first on.
+    /// Location of the rows, starting at the first.
     pub origin: RemoteRows,
     /// Number of rows; may exceed the model's largest batch.
     pub rows: usize,
-    /// The extent of its walk, which the frontend computed by [`LoadedModel::describe`].
+    /// The request's extent, which the remote server computed by [`LoadedModel::describe`].
     pub extent: Extent,
-    /// The sizes of its open dimensions, by [`OpenDims::sizes`](crate::OpenDims::sizes).
+    /// Sizes of the request's open dimensions, computed by
+    /// [`OpenDims::sizes`](crate::OpenDims::sizes).
     pub sizes: OpenSizes,
-    /// Bytes of its inputs.
+    /// Size of the inputs in bytes.
     pub bytes: usize,
-    /// See [`Job`].
+    /// See [`Job::timeout`].
     pub timeout: Option<Duration>,
-    /// See [`Job`].
+    /// See [`Job::client`].
     pub client: u16,
-    /// See [`Job`].
+    /// See [`Job::priority`].
     pub priority: u8,
-    /// See [`Job`]; the answer has no outputs.
+    /// See [`Job::on_answer`]. The answer has no outputs.
     pub on_answer: Box<dyn FnOnce(JobResult) + Send>,
 }
 
-/// Receives the steps of one job, in order.
+/// Callback for the steps of one job, in order.
 pub type OnStep = Box<dyn FnMut(StreamedStep) + Send>;
 
-/// One streamed part of an answer.
+/// One streamed step of an answer.
 #[derive(Clone, Debug)]
 pub struct StreamedStep {
-    /// The step's contribution to each output that holds every step, of shape [1, 1, …].
+    /// The step's part of each streamed output, of shape [1, 1, …].
     pub outputs: Vec<Tensor>,
-    /// Whether the walk ended with this step, so that the answer follows.
+    /// Whether this is the last step, after which the answer follows.
     pub last: bool,
 }
 
-/// The one answer to an accepted job.
+/// The answer to an accepted job.
 pub type JobResult = Result<JobOutput, Failure>;
 
 /// A successful answer.
 #[derive(Debug)]
 pub struct JobOutput {
-    /// All outputs of the model; their first dimension is the rows.
+    /// All outputs of the model. The first dimension of each output is the number of rows.
     pub outputs: Vec<Tensor>,
-    /// Time from arrival to the start of the (last part's) batch.
+    /// Time from arrival to the start of the batch. For a split request, the batch is that of the
+    /// part that started last.
     pub queued: Nanos,
-    /// Execution time of that batch.
+    /// Execution time of the batch.
     pub executed: Nanos,
-    /// Number of rows in that batch.
+    /// Number of rows in the batch.
     pub batch: usize,
-    /// Whether the answer came after the deadline.
+    /// Whether the answer comes after the deadline.
     pub late: bool,
 }
 
-/// State of a model's engine processes, where the engine runs in processes of its own.
+/// State of a model's engine processes, for engines that run outside the server's process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineProcesses {
     /// Whether at least one process runs.
     pub up: bool,
-    /// Number of restarts.
+    /// Number of restarts so far.
     pub restarts: u64,
 }
 
 /// Reason why an accepted job ends without outputs.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum Failure {
-    /// Its deadline passed.
+    /// The deadline passed.
     #[error("Request timeout expired")]
     Expired,
-    /// No schedule could meet its deadline any more.
+    /// No schedule could meet the deadline any more.
     #[error("Request timeout expired: no schedule could meet its deadline")]
     Hopeless,
-    /// Its model or client asks for more than its share of the devices. Holds the time after which
-    /// to retry.
+    /// The model or the client asks for more than its share of the devices. Holds the time after
+    /// which to retry.
     #[error(
         "the devices are busy, and the model or the client asks for more than its share of them; retry after {0:?}"
     )]
@@ -137,24 +140,24 @@ pub enum Failure {
     /// The client went away.
     #[error("the request was cancelled")]
     Cancelled,
-    /// The engine failed on its batch.
+    /// The engine failed on the job's batch.
     #[error("inference failed: {0}")]
     Failed(String),
-    /// The process of its model's engine ended with its batch, or has not restarted yet.
+    /// The device or the engine process of the job's batch was lost, or none runs.
     #[error("{cause}; retry after {retry_after:?}")]
     Outage {
-        /// The end of the process, in words.
+        /// Cause of the loss, in words.
         cause: String,
-        /// Time after which a new process may run.
+        /// Time after which a retry may succeed.
         retry_after: Duration,
     },
-    /// The remote scheduler refused it.
+    /// The remote scheduler refused the job.
     #[error("{0}")]
     Refused(Refused),
-    /// Its model was unloaded while it waited.
+    /// The model was unloaded while the job waited.
     #[error("the model was unloaded")]
     Unloaded,
-    /// The server shut down before it ran.
+    /// The server shut down before the job ran.
     #[error("the server is shutting down")]
     ShuttingDown,
 }
@@ -165,41 +168,41 @@ pub enum Refused {
     /// The queue of the model or of the server is full.
     #[error("Exceeds maximum queue size of {bound} requests; retry after {retry_after:?}")]
     QueueFull {
-        /// The bound.
+        /// The bound, in requests.
         bound: usize,
         /// Time after which a retry may succeed.
         retry_after: Duration,
     },
-    /// It exceeds the limits even of an empty server.
+    /// The request exceeds the limits even of an empty server.
     #[error("{asked} in one request; at most {most} can ever be taken, so send it in parts")]
     TooLarge {
-        /// Its size: rows or bytes.
+        /// Size of the request, in rows or bytes.
         asked: String,
-        /// Largest size that may wait.
+        /// Largest accepted size.
         most: usize,
     },
     /// The graphs of all live requests together hold the largest allowed number of nodes.
     #[error("the graphs of the requests in the server hold {held} of {bound} nodes; retry after {retry_after:?}")]
     NodesFull {
-        /// Nodes held.
+        /// Number of nodes held.
         held: usize,
-        /// The bound.
+        /// Largest number of nodes.
         bound: usize,
         /// Time after which a retry may succeed.
         retry_after: Duration,
     },
-    /// The inputs do not fit the model's walk: too long, no tree, an unknown token.
+    /// The inputs do not fit the model: too long, not a tree, or an unknown token.
     #[error("{0}")]
     Invalid(String),
-    /// The process of the model's engine has ended and not restarted yet.
+    /// The model's engine process has ended and has not restarted yet.
     #[error("{cause}; retry after {retry_after:?}")]
     Outage {
-        /// The end of the process, in words.
+        /// Cause of the end, in words.
         cause: String,
         /// Time after which a new process may run.
         retry_after: Duration,
     },
-    /// No such model is loaded.
+    /// The model is not loaded.
     #[error("the model is not loaded")]
     NotLoaded,
     /// The server is draining.

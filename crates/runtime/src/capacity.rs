@@ -1,10 +1,9 @@
-//! Capacity limits on admitted requests: slots, queued bytes, graph nodes, and each model's own
-//! queue bound.
+//! Capacity limits on admitted requests: slots, queued bytes, graph nodes, and a queue bound per
+//! model.
 //!
-//! Server threads reserve capacity before the request enters the mailbox, so a flood is refused
-//! without involving the scheduler thread, and all later queues are bounded by the number of slots.
-//! A [`Permit`] holds the reserved capacity and returns it when dropped; there is no other way to
-//! return it.
+//! Server threads reserve capacity before a request enters the mailbox. So a flood of requests is
+//! refused without involving the scheduler thread, and the number of slots bounds all later queues.
+//! A [`Permit`] holds the reserved capacity, and only dropping it returns the capacity.
 
 use crate::ending::Ending;
 use crate::metrics::{ModelMetrics, ModelSnapshot};
@@ -19,13 +18,13 @@ use std::time::Duration;
 const RETRY_MIN: Nanos = Nanos::from_millis(1);
 const RETRY_MAX: Nanos = Nanos::from_millis(30_000);
 
-/// The limits of the whole server.
+/// The limits that all models share, and their current use.
 pub(crate) struct CapacityLimits {
     free: ArrayQueue<RequestSlot>,
     slots: usize,
     bytes: AtomicUsize,
     max_bytes: usize,
-    /// Graph nodes that the core holds; see [`Limits::room`](ripieno_sched::Limits::room).
+    /// Number of graph nodes reserved; see [`Limits::room`](ripieno_sched::Limits::room).
     nodes: AtomicUsize,
     max_nodes: usize,
 }
@@ -33,11 +32,11 @@ pub(crate) struct CapacityLimits {
 /// The capacity that a request needs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RequestedCapacity {
-    /// Slots, one for each part of the request.
+    /// Number of slots, one per part of the request.
     pub(crate) parts: usize,
-    /// Bytes of its inputs.
+    /// Size of its inputs in bytes.
     pub(crate) bytes: usize,
-    /// Nodes of its graph; see [`Limits::room`](ripieno_sched::Limits::room).
+    /// Number of nodes of its graph; see [`Limits::room`](ripieno_sched::Limits::room).
     pub(crate) nodes: usize,
 }
 
@@ -48,28 +47,28 @@ pub(crate) struct ModelEntry {
     pub(crate) max_batch: usize,
     pub(crate) blocks: usize,
     pub(crate) answer_late: bool,
-    /// Checks requests that unfold or differ in length.
+    /// The loaded model, which checks a request's sequence, graph or length.
     pub(crate) loaded: Arc<dyn LoadedModel>,
-    /// Whether requests differ in how often they run a block.
+    /// Whether requests run cell by cell, so that they differ in how often they run a block.
     pub(crate) unfolds: bool,
     /// Whether requests differ in length and are padded to share a batch.
     pub(crate) has_lengths: bool,
-    /// Whether the engine runs in processes of its own, which a supervisor restarts.
+    /// Whether the engine runs in separate processes, which a supervisor restarts.
     pub(crate) supervised: bool,
     max_queue: usize,
-    /// ℓ(B)/B for the largest batch B: the cost of a queued row when batches are full.
+    /// Cost of one queued row in full batches: ℓ(B)/B for the largest batch B.
     latency_per_row: Nanos,
-    /// Live parts of requests.
+    /// Number of request parts in the server.
     live: AtomicUsize,
     pub(crate) metrics: ModelMetrics,
 }
 
-/// Reserved capacity: slots, bytes, nodes and places in the model's queue. Dropping it returns all
-/// of them.
+/// Reserved capacity: slots, bytes, nodes and places in the model's queue. Dropping the permit
+/// returns all of it.
 pub(crate) struct Permit {
     admission: Arc<CapacityLimits>,
     model: Arc<ModelEntry>,
-    /// One slot for each part, in order.
+    /// One slot per part, in order.
     slots: Vec<RequestSlot>,
     places: usize,
     bytes: usize,
@@ -98,7 +97,8 @@ impl CapacityLimits {
         Ok(())
     }
 
-    /// Reserves slots, as many places in the model's queue, bytes and nodes; all or nothing.
+    /// Reserves slots, places in the model's queue, bytes and nodes. Reserves everything or
+    /// nothing.
     pub(crate) fn reserve(
         self: &Arc<CapacityLimits>,
         model: &Arc<ModelEntry>,
@@ -118,7 +118,8 @@ impl CapacityLimits {
         }
         permit.places = parts;
         if !try_reserve(&self.bytes, bytes, self.max_bytes) {
-            // In requests, the bound that bytes set is the number of requests admitted.
+            // The error states the bound in requests, so this converts the byte bound: the number
+            // of requests that are admitted now.
             return Err(model.refusal((self.slots - self.free.len()).max(1)));
         }
         permit.bytes = bytes;
@@ -141,15 +142,15 @@ impl CapacityLimits {
     }
 }
 
-/// Adds `amount` to `taken` unless the sum exceeds `bound`; returns whether it was added.
+/// Adds `amount` to `taken` unless the sum exceeds `bound`. Returns whether it was added.
 fn try_reserve(taken: &AtomicUsize, amount: usize, bound: usize) -> bool {
     let added = |now: usize| now.checked_add(amount).filter(|&sum| sum <= bound);
     taken.fetch_update(Relaxed, Relaxed, added).is_ok()
 }
 
 impl ModelEntry {
-    /// Refuses requests while no process of the model's engine runs: they would only take device
-    /// time from other models.
+    /// Refuses a request while no process of the model's engine runs. Otherwise its batch would use
+    /// time on a device, which other models need, and then fail.
     pub(crate) fn check_outage(&self) -> Result<(), Refused> {
         let Some(Outage { cause, retry_after }) = self.loaded.outage() else { return Ok(()) };
         self.metrics.on_failure(Ending::Outage, Nanos(0));
@@ -158,8 +159,8 @@ impl ModelEntry {
 
     pub(crate) fn new(served: &ServedModel) -> ModelEntry {
         let model = &served.model;
-        // A batch of a cell may hold several nodes of one request, so it can exceed a batch of
-        // whole requests.
+        // A cell's batch may hold several nodes of one request, so it may be larger than
+        // `max_batch`.
         let largest = model.blocks.iter().map(|block| block.max_batch()).chain([model.max_batch]).max().unwrap_or(1);
         let full_batch = model.profile().latency(model.max_batch.min(model.profile().max_batch()));
         ModelEntry {
@@ -188,8 +189,8 @@ impl ModelEntry {
         Refused::QueueFull { bound, retry_after: self.retry_after() }
     }
 
-    /// The time after which a retry may succeed: the time to run all waiting rows in full batches
-    /// on one device. The estimate reads no queue.
+    /// Returns the time after which a retry may succeed: the time in which one device runs all
+    /// waiting rows in full batches.
     pub(crate) fn retry_after(&self) -> Duration {
         let waiting = self.metrics.waiting.load(Relaxed) as i64;
         let clear = (self.latency_per_row * waiting).clamp(RETRY_MIN, RETRY_MAX);

@@ -1,5 +1,5 @@
-//! The scheduler, wrapped so that the driver keeps its contract: time increases strictly, one
-//! settle per instant, every input is recorded.
+//! The scheduler, wrapped so that the driver keeps the scheduler's contract: time increases
+//! strictly, each instant has one settle, and every input is recorded.
 
 use crate::recorder::Recorder;
 use crate::shards::MatchmakerLink;
@@ -14,7 +14,7 @@ pub(crate) struct Core {
     recorder: Option<Recorder>,
     /// Connection to the matchmaker, if the scheduler is a shard.
     link: Option<MatchmakerLink>,
-    /// The last instant; the next one is later.
+    /// The current instant. The next instant must be later.
     now: Time,
     /// Whether inputs arrived since the last settle.
     dirty: bool,
@@ -30,20 +30,20 @@ impl Core {
         Core { scheduler, outbox: Outbox::new(limits), recorder, link, now: Time(i64::MIN), dirty: false }
     }
 
-    /// Sends pending messages to the matchmaker; returns whether all are sent. Until then the
-    /// scheduler may not settle again.
+    /// Sends pending messages to the matchmaker. Returns whether all are sent; the scheduler may
+    /// not settle before.
     pub(crate) fn flush_link(&mut self) -> bool {
         self.link.as_mut().is_none_or(MatchmakerLink::flush)
     }
 
-    /// Begins an instant. The clock may stand still between two turns; the core's time may not,
-    /// since the scheduler settles once per instant.
+    /// Begins an instant. If the clock has not advanced since the last turn, the core's time still
+    /// advances, because the scheduler settles once per instant.
     pub(crate) fn advance(&mut self, clock: Time) -> Time {
         self.now = clock.max(self.now.next());
         self.now
     }
 
-    /// Passes a request, and its graph if it has one, to the scheduler.
+    /// Passes a request to the scheduler, with its graph if it has one.
     pub(crate) fn request(&mut self, request: &Request, graph: Option<&Graph>) {
         if let Some(graph) = graph {
             self.input(|| Event::Graph { request: request.slot, graph: graph.clone() });
@@ -80,7 +80,7 @@ impl Core {
         }
     }
 
-    /// Lets the scheduler decide, if it has had inputs or its wake-up is due. The actions and their
+    /// Lets the scheduler decide if it has new inputs or its wake-up is due. The actions and their
     /// members stay readable until the next input.
     pub(crate) fn settle(&mut self) {
         self.outbox.clear();
@@ -103,7 +103,7 @@ impl Core {
         self.outbox.actions().len()
     }
 
-    /// Returns the action at this position of the last settle.
+    /// Returns the action with the index `at` of the last settle.
     pub(crate) fn action(&self, at: usize) -> Action {
         self.outbox.actions()[at]
     }
@@ -112,12 +112,13 @@ impl Core {
         self.scheduler.members(task)
     }
 
-    /// Returns the node that each member of the task runs; empty where each runs its first step.
+    /// Returns the node that each member of the task runs. Empty if every member runs its first
+    /// step.
     pub(crate) fn nodes(&self, task: TaskId) -> &[u32] {
         self.scheduler.nodes(task)
     }
 
-    /// Returns the policy's prediction for a request, if it predicts.
+    /// Returns the policy's prediction for a request; `None` if the policy does not predict.
     pub(crate) fn prediction(&self, request: RequestSlot) -> Option<Prediction> {
         self.scheduler.prediction(request)
     }

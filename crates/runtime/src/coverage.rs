@@ -1,20 +1,21 @@
-//! Busy time of a device whose lanes run side by side: the union of their batches' execution spans.
+//! Busy time of a device: the union of its batches' execution spans. The lanes of a device run
+//! batches in parallel, so the spans may overlap.
 //!
-//! Batches are reported when they end, so a long batch may cover a span that counted as idle after
-//! shorter batches ended beside it. The last few gaps are therefore kept; a forgotten gap counts as
-//! idle.
+//! Batches are reported when they end. So a long batch may cover a span that counted as idle when
+//! shorter batches ended. To correct this, the last few gaps are kept. A gap that is no longer kept
+//! stays idle.
 
 use ripieno_base::{Nanos, Time};
 
-/// Number of gaps kept for each lane.
+/// Number of gaps kept per lane.
 const GAPS_A_LANE: usize = 8;
 
-/// The time covered by batches of one device.
+/// The time that the batches of one device cover.
 #[derive(Debug)]
 pub(crate) struct Coverage {
-    /// The latest end of a batch.
+    /// Latest end of a batch.
     until: Time,
-    /// Spans before `until` that no batch has covered, the latest last.
+    /// Uncovered spans before `until`, ascending.
     gaps: Vec<(Time, Time)>,
     most: usize,
 }
@@ -25,8 +26,8 @@ impl Coverage {
         Coverage { until: Time::ORIGIN, gaps: Vec::with_capacity(2 * most), most }
     }
 
-    /// Adds a batch that ran from `started` to `finished`. Returns the part of that span that no
-    /// earlier batch covered.
+    /// Adds a batch that ran from `started` to `finished`. Returns how much of this span no earlier
+    /// batch covered.
     pub(crate) fn add(&mut self, started: Time, finished: Time) -> Nanos {
         let mut fresh = Nanos::ZERO;
         for at in (0..self.gaps.len()).rev() {
@@ -80,7 +81,7 @@ mod tests {
         let mut coverage = Coverage::new(2);
         let mut add = |from, to| coverage.add(at(from), at(to)).0 / 1_000_000;
         assert_eq!((add(0, 2), add(4, 5), add(7, 8)), (2, 1, 1));
-        // It ran beside the last two and fills the gaps between them.
+        // This batch overlaps the last two and fills the gaps between them.
         assert_eq!(add(3, 10), 1 + 2 + 2);
         assert_eq!((add(3, 9), add(2, 3), add(1, 12)), (0, 1, 2));
     }
@@ -89,7 +90,7 @@ mod tests {
     fn any_spans_cover_what_a_drawing_of_them_covers() {
         let mut random = stream(1, 0);
         let mut next = |bound: u64| below(&mut random, bound) as i64;
-        // So few spans that no gap is forgotten.
+        // There are few enough spans that all gaps are kept.
         for _ in 0..200 {
             let (mut coverage, mut drawing, mut total) = (Coverage::new(4), vec![false; 100], 0);
             for _ in 0..12 {

@@ -1,18 +1,18 @@
 //! Devices that join, leave or are lost while requests run.
 //!
-//! A leaving device ends the tasks that it holds. A lost device (reported lost, or hanging in a
-//! task) is removed with all its tasks: in one instant the core learns that the device left and
-//! that each of its tasks was lost. A walk whose state was on the device restarts on another
-//! device, at most once. The state of a chain lies on its device, so a lost device restarts all
-//! chains that ran on it last. A walk does not restart if
+//! A leaving device ends the tasks that it holds. A device is lost if it is reported lost or hangs
+//! in a task. It is removed with all its tasks: in one instant, the core learns that the device
+//! left and that its tasks were lost. Requests whose state was on the device restart on another
+//! device, at most once. A chain keeps its state on the device that ran it last. A request does not
+//! restart if
 //!
-//! * it has restarted before, since the request itself may make devices hang,
-//! * its client has received a step of the answer, since the repeated steps might differ,
-//! * its deadline could no longer be met,
+//! * it has restarted before, because the request itself may make devices hang,
+//! * its client has received a step of the answer, because the repeated steps might differ,
+//! * it could no longer meet its deadline,
 //! * no device is left.
 //!
-//! Its client gets an error that allows a retry. While no device serves, every request gets that
-//! error.
+//! The client of such a request gets an error that allows a retry. While no device serves, every
+//! request gets this error.
 
 use crate::Failure;
 use crate::capacity::ModelEntry;
@@ -59,7 +59,7 @@ impl SchedulerLoop {
         self.core.control(Control::DeviceJoined(id));
     }
 
-    /// Handles a device that leaves or was `lost`; does nothing if it is gone already.
+    /// Removes a device that leaves or was `lost`. Does nothing if it is already gone.
     pub(crate) fn leave(&mut self, now: Time, id: DeviceId, lost: bool) {
         match (self.dispatcher.slots.state(id), lost) {
             (_, true) => self.lose_if_there(now, id, false),
@@ -72,21 +72,21 @@ impl SchedulerLoop {
         }
     }
 
-    /// Gives up the devices that hang in a task. Such a device rejoins if it ends the task after
-    /// all, unless it was leaving.
+    /// Gives up the devices that hang in a task. A serving device rejoins if it ends the task after
+    /// all.
     pub(crate) fn lose_hung_devices(&mut self, now: Time) {
         while let Some(id) = self.dispatcher.hung(now) {
             tracing::error!(device = id.0, "a device does not end its task and is given up as lost");
             let again = self.dispatcher.slots.state(id) == Some(DeviceState::Serving);
-            // Other shards learn of it before the device can rejoin under the same id: mail read
-            // later would hit the new one.
+            // Other shards receive this before the device can rejoin under the same id. A later
+            // message would remove the rejoined device.
             self.others.iter().for_each(|other| other.post(Mail::Hangs(id, again)));
             self.lose_if_there(now, id, again);
         }
     }
 
-    /// Records a task that had the device to itself; reports the device to the core when it becomes
-    /// slower than the others or recovers.
+    /// Records a task that ran alone on its device. Reports the device to the core when it becomes
+    /// slower than other devices or recovers.
     pub(crate) fn observe_speed(&mut self, now: Time, id: DeviceId, took: Nanos, profiled: Nanos) {
         if let Some((id, percent)) = self.speeds.observe(now, id, took, profiled)
             && self.dispatcher.slots.state(id) == Some(DeviceState::Serving)
@@ -97,7 +97,7 @@ impl SchedulerLoop {
         }
     }
 
-    /// Ends the tasks that a policy started on devices that were already gone.
+    /// Ends the tasks that a policy started on devices that no longer exist.
     pub(crate) fn end_orphans(&mut self, now: Time) {
         if !self.dispatcher.orphans.is_empty() {
             let tasks = self.dispatcher.take_orphans();
@@ -117,7 +117,7 @@ impl SchedulerLoop {
         }
     }
 
-    /// Fails a new request if no device serves; returns whether it did.
+    /// Fails a request if no device serves. Returns whether it did.
     pub(crate) fn fail_if_no_device(&mut self, now: Time, lead: RequestSlot) -> bool {
         let stranded = self.dispatcher.slots.serving() == 0;
         if stranded {
@@ -127,7 +127,7 @@ impl SchedulerLoop {
         stranded
     }
 
-    /// Gives a device up, unless it is gone already.
+    /// Gives a device up as lost, unless it is already gone.
     pub(crate) fn lose_if_there(&mut self, now: Time, id: DeviceId, again: bool) {
         match self.dispatcher.slots.state(id) {
             None => return,
@@ -143,7 +143,7 @@ impl SchedulerLoop {
         self.fail_stranded(now);
     }
 
-    /// Restarts the walk in `slot`, which was lost with a device, or fails its request.
+    /// Restarts the request in `slot`, whose state was lost with a device, or fails it.
     fn restart_walk(&mut self, now: Time, slot: RequestSlot) {
         let serves = self.dispatcher.slots.serving() > 0;
         let (lead, call, part) = self.jobs.owner(slot);
@@ -171,7 +171,7 @@ impl SchedulerLoop {
         }
     }
 
-    /// Fails, if no device serves, all calls that have no task in flight.
+    /// Fails all calls that have no task in flight, if no device serves.
     fn fail_stranded(&mut self, now: Time) {
         if self.dispatcher.slots.serving() > 0 {
             return;

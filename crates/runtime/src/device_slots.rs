@@ -1,5 +1,4 @@
-//! The scheduler thread's list of devices: which exist, which are leaving, and how many tasks they
-//! hold.
+//! The scheduler thread's list of devices, with the state of each device and its number of tasks.
 
 use crate::devices::{DeviceDirectory, DeviceState, SharedDevice};
 use ripieno_base::{DeviceId, ModelId};
@@ -9,26 +8,26 @@ use std::sync::Arc;
 /// All devices by id.
 pub(crate) struct DeviceSlots {
     slots: Vec<DeviceSlot>,
-    /// Number of devices that accept new batches, cached because every request reads it.
+    /// Number of devices that accept new batches. Cached, because every request reads it.
     serving: usize,
     table: Arc<DeviceDirectory>,
-    /// The device that became idle last, while it is idle.
+    /// The device that became idle last, if it is still idle.
     idle: Option<DeviceId>,
 }
 
 /// State of one device.
 #[derive(Default)]
 struct DeviceSlot {
-    /// `None` if the id is unused.
+    /// The device; `None` if the id is unused.
     device: Option<SharedDevice>,
-    /// Whether it accepts no new batches.
+    /// Whether the device is leaving, so that it accepts no new batches.
     leaving: bool,
-    /// Number of tasks that it holds.
+    /// Number of tasks that the device holds.
     held: usize,
 }
 
 impl DeviceSlots {
-    /// Creates slots for `ids` devices, filled with those in the table.
+    /// Creates slots for `ids` devices and fills in the devices of the directory.
     pub(crate) fn new(table: Arc<DeviceDirectory>, ids: usize) -> DeviceSlots {
         let mut slots: Vec<DeviceSlot> = (0..ids).map(|_| DeviceSlot::default()).collect();
         table.all().into_iter().for_each(|(id, _, device)| slots[id.index()].device = device);
@@ -50,7 +49,7 @@ impl DeviceSlots {
         self.table.add(id, device);
     }
 
-    /// Marks a device as leaving: it accepts no new batches.
+    /// Marks a device as leaving, so that it accepts no new batches.
     pub(crate) fn leave(&mut self, id: DeviceId) {
         self.slots[id.index()].leaving = true;
         self.count();
@@ -81,7 +80,7 @@ impl DeviceSlots {
         self.table.release(id, false);
     }
 
-    /// Removes a lost device. With `again`, it is reopened if it ends after all.
+    /// Removes a lost device. With `again`, the device is reopened if it ends its task after all.
     pub(crate) fn lose(&mut self, id: DeviceId, again: bool) -> SharedDevice {
         let device = std::mem::take(&mut self.slots[id.index()]).device.expect("only who is there is lost");
         self.count();
@@ -95,7 +94,7 @@ impl DeviceSlots {
         self.slots[id.index()].device.as_ref()
     }
 
-    /// Submits a task to a device; returns false if the device does not exist.
+    /// Submits a task to a device. Returns false if the device does not exist.
     pub(crate) fn submit(&mut self, id: DeviceId, task: Task) -> bool {
         let slot = &mut self.slots[id.index()];
         let Some(device) = &slot.device else { return false };
@@ -106,7 +105,7 @@ impl DeviceSlots {
         true
     }
 
-    /// Counts the end of a task; returns false if the device was given up before.
+    /// Counts the end of a task. Returns false if the device had been given up.
     pub(crate) fn end(&mut self, id: DeviceId) -> bool {
         let slot = &mut self.slots[id.index()];
         if slot.device.is_some() {
@@ -116,7 +115,7 @@ impl DeviceSlots {
         slot.device.is_some()
     }
 
-    /// Returns an idle device; there may be others.
+    /// Returns the device that became idle last, if it is still idle.
     pub(crate) fn idle(&self) -> Option<&SharedDevice> {
         self.slots[self.idle?.index()].device.as_ref()
     }

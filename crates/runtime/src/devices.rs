@@ -1,9 +1,9 @@
-//! The devices by id, as seen by the threads that load models, add devices or read metrics.
+//! The device directory, for threads that load models, add devices or read metrics.
 //!
-//! The scheduler thread keeps its own list and accesses this one only when a device joins or
-//! leaves. An id is taken from the opening of its device until the device's last thread has ended.
-//! A hanging device may never end: its id then stays taken, so that its late results cannot be
-//! mistaken for its successor's, and the number of results stays bounded.
+//! The scheduler thread keeps its own list. It uses this directory only when a device joins or
+//! leaves. A device holds its id until the device's last thread has ended. A hanging device may
+//! never end, and it then holds its id for ever. This keeps its late results apart from those of
+//! another device and bounds the number of results.
 
 use parking_lot::{Condvar, Mutex};
 use ripieno_base::DeviceId;
@@ -13,14 +13,14 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Time to wait for a departing or lost device to free its id; a device that does not hang ends
+/// Longest wait for a leaving or lost device to free its id. A device that does not hang ends
 /// within milliseconds.
 const MAX_END_WAIT: Duration = Duration::from_secs(1);
 
 /// A device shared between threads.
 pub(crate) type SharedDevice = Arc<dyn Device>;
 
-/// A device that held no task after a loop's last turn.
+/// A device that was idle at the end of the loop's last turn, if any.
 pub(crate) type KnownIdle = Arc<Mutex<Option<SharedDevice>>>;
 
 /// State of a device.
@@ -31,7 +31,7 @@ pub enum DeviceState {
     Serving,
     /// It ends the tasks that it holds, then it is removed.
     Leaving,
-    /// It was given up; at least one of its threads has not ended.
+    /// It was given up, and at least one of its threads has not ended.
     Lost,
 }
 
@@ -46,25 +46,26 @@ impl DeviceState {
     }
 }
 
-/// Reason why a change of the devices was refused.
+/// Reason why a device cannot be added or removed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceRefused {
-    /// The largest allowed number of devices serve.
+    /// The largest allowed number of devices serve. Holds that number.
     #[error("there are {0} devices, which is the bound; start the server with a higher one")]
     TooMany(usize),
-    /// Fewer devices than the bound serve, but a leaving or lost one still occupies an id.
+    /// Every id is taken, one or more by a leaving or lost device. Holds the time after which to
+    /// retry.
     #[error("a device that leaves, or was given up, has not ended and keeps its place; retry after {0:?}")]
     NotEnded(Duration),
-    /// The device cannot be opened.
+    /// The device cannot be opened. Holds the reason.
     #[error("the device cannot be opened: {0}")]
     Unopened(String),
-    /// No such device exists, or it is leaving already.
+    /// The device does not exist or is leaving already. Holds its id.
     #[error("there is no device {0} that serves")]
     NotServing(u16),
-    /// It is the last serving device.
+    /// The device is the last serving one. Holds its id.
     #[error("device {0} is the last one; add another first")]
     Last(u16),
-    /// The devices belong to a cluster.
+    /// The devices are backends of a cluster, which the engine cannot add or remove.
     #[error("the devices of a cluster are its backends; start one, or stop one with SIGTERM")]
     Elsewhere,
     /// The engine has stopped.
@@ -78,7 +79,7 @@ impl fmt::Display for DeviceState {
     }
 }
 
-/// Reopens a device under its id; called once its threads have ended.
+/// Reopens a device under its id, after the device's threads have ended.
 type Reopen = Box<dyn Fn(DeviceId) + Send + Sync>;
 
 /// All devices by id.
@@ -91,20 +92,19 @@ pub(crate) struct DeviceDirectory {
 
 #[derive(Clone, Default)]
 struct DirectoryEntry {
-    /// `None` if the id is free or its device is being opened.
+    /// State of the device; `None` if the id is free or the device is being opened.
     state: Option<DeviceState>,
     opening: bool,
-    /// Number of scheduler loops that give it tasks.
+    /// Number of scheduler loops that use the device.
     users: usize,
-    /// Whether a lost device is reopened once it has ended.
+    /// Whether a lost device is reopened once its threads have ended.
     again: bool,
-    /// `None` once the device is being closed.
+    /// The device; `None` once it is being closed.
     device: Option<SharedDevice>,
 }
 
 impl DeviceDirectory {
-    /// Creates the directory with room for `ids` devices; each given device starts with `users`
-    /// loops.
+    /// Creates a directory for up to `ids` devices. Each of `devices` is used by `users` loops.
     pub(crate) fn new(devices: &[SharedDevice], users: usize, ids: usize) -> DeviceDirectory {
         let serving = |device: &SharedDevice| DirectoryEntry { users, ..DirectoryEntry::serving(Arc::clone(device)) };
         let mut slots: Vec<DirectoryEntry> = devices.iter().map(serving).collect();
@@ -112,12 +112,12 @@ impl DeviceDirectory {
         DeviceDirectory { entries: Mutex::new(slots), freed: Condvar::new(), reopen: OnceLock::new() }
     }
 
-    /// Sets the action for a hung device that has ended after all.
+    /// Sets the action that reopens a hung device after its threads have ended.
     pub(crate) fn on_end(&self, reopen: Reopen) {
         assert!(self.reopen.set(reopen).is_ok(), "it is said once");
     }
 
-    /// Reserves the smallest free id. If none is free but a device is ending, waits up to
+    /// Reserves the smallest free id. If no id is free and a device is ending, waits up to
     /// [`MAX_END_WAIT`].
     pub(crate) fn reserve(&self) -> Result<DeviceId, DeviceRefused> {
         let (mut slots, until) = (self.entries.lock(), Instant::now() + MAX_END_WAIT);
@@ -130,7 +130,7 @@ impl DeviceDirectory {
             if !slots.iter().any(going) {
                 return Err(DeviceRefused::TooMany(slots.len()));
             }
-            // A device that will be reopened keeps its id.
+            // A device that will be reopened keeps its id, so waiting for it is useless.
             let waits = slots.iter().any(|slot| going(slot) && !slot.again);
             if !waits || self.freed.wait_until(&mut slots, until).timed_out() {
                 return Err(DeviceRefused::NotEnded(MAX_END_WAIT));
@@ -138,21 +138,21 @@ impl DeviceDirectory {
         }
     }
 
-    /// Registers one more loop as a user of the device.
+    /// Records that one more loop uses the device.
     pub(crate) fn add(&self, id: DeviceId, device: SharedDevice) {
         let slot = &mut self.entries.lock()[id.index()];
         let users = slot.users + 1;
         *slot = DirectoryEntry { users, ..DirectoryEntry::serving(device) };
     }
 
-    /// Sets the state of a device; `Lost` is final.
+    /// Sets the state of a device. [`DeviceState::Lost`] is final.
     pub(crate) fn set_state(&self, id: DeviceId, state: DeviceState) {
         let known = &mut self.entries.lock()[id.index()].state;
         *known = Some(if *known == Some(DeviceState::Lost) { DeviceState::Lost } else { state });
     }
 
-    /// Unregisters a loop from the device. The last one closes it; with `again` from any of them,
-    /// it is reopened.
+    /// Records that one loop fewer uses the device. The last loop closes it. The device is reopened
+    /// afterwards if any loop passed `again`.
     pub(crate) fn release(self: &Arc<DeviceDirectory>, id: DeviceId, again: bool) {
         let slot = &mut self.entries.lock()[id.index()];
         (slot.users, slot.again) = (slot.users - 1, slot.again || again);
@@ -161,7 +161,7 @@ impl DeviceDirectory {
         }
     }
 
-    /// Returns all devices that have not ended, without those being opened.
+    /// Returns all devices that are open, with their states; devices being opened are omitted.
     pub(crate) fn all(&self) -> Vec<(DeviceId, DeviceState, Option<SharedDevice>)> {
         let slots = self.entries.lock();
         let each = (0..).map(DeviceId).zip(slots.iter());
@@ -178,7 +178,7 @@ impl DeviceDirectory {
         self.entries.lock().iter().filter(|slot| slot.state == Some(DeviceState::Serving)).count()
     }
 
-    /// Returns the devices that models are attached to.
+    /// Returns the devices to which new models are attached: all open devices that are not lost.
     pub(crate) fn open(&self) -> Vec<SharedDevice> {
         let slots = self.entries.lock();
         let open = slots.iter().filter(|slot| slot.state != Some(DeviceState::Lost));
@@ -190,12 +190,12 @@ impl DeviceDirectory {
         self.freed.notify_all();
     }
 
-    /// Closes a device on a thread of its own, which may take arbitrarily long. Afterwards the id
-    /// is freed, or the device reopened if `again`.
+    /// Closes a device on a new thread, because the device may take arbitrarily long to end. Then
+    /// the device is reopened if `again`; otherwise the id is freed.
     fn close(self: &Arc<DeviceDirectory>, id: DeviceId, again: bool) {
         let table = Arc::clone(self);
         let end = move || {
-            // A separate statement: otherwise the lock would be held until the device has ended.
+            // A separate statement, so that the lock is released before the wait.
             let device = table.entries.lock()[id.index()].device.take();
             if let Some(device) = device {
                 end_last(device);
@@ -204,21 +204,22 @@ impl DeviceDirectory {
             table.entries.lock()[id.index()] = DirectoryEntry { opening: true, ..DirectoryEntry::default() };
             reopen(id);
         };
-        // Without a thread the device is never ended, and its id stays taken.
+        // Without a thread the device is never closed, and its id stays taken.
         if let Err(error) = thread::Builder::new().name(format!("ripieno-close-{}", id.0)).spawn(end) {
             tracing::error!(device = id.0, %error, "no thread to close a device");
         }
     }
 
-    /// Closes all open devices on the calling thread.
+    /// Closes all open devices on the calling thread. Blocks until their threads have ended.
     pub(crate) fn close_all(&self) {
         let open: Vec<SharedDevice> = self.entries.lock().iter_mut().filter_map(|slot| slot.device.take()).collect();
         drop(open);
     }
 }
 
-/// Drops the last reference to a device, which waits for its threads. No other thread may be the
-/// last: once the device is in no list, others hold a reference for a moment at most.
+/// Drops the last reference to a device, which joins the device's threads. The directory no longer
+/// lists the device, so other threads hold references for a moment at most. Waits until they have
+/// dropped them, because they must not block on the join.
 fn end_last(mut device: SharedDevice) {
     while Arc::get_mut(&mut device).is_none() {
         thread::sleep(Duration::from_millis(1));

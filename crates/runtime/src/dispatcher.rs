@@ -1,11 +1,12 @@
 //! Dispatch of tasks to devices, and completion of their results.
 //!
-//! A lane of a device runs its tasks in the order of their starts, and a policy may queue several
-//! ahead so that the lane never waits for a decision. A request may therefore end while further
-//! steps of it are queued: it is answered immediately; the queued steps still run, report nothing,
-//! and count as waste.
+//! A lane of a device runs its tasks in the order of their starts. A policy may queue several tasks
+//! on a lane, so that the lane never waits for a decision. So a request may end while further steps
+//! of it are queued. The request is answered immediately. Its queued steps still run, report
+//! nothing, and count as waste.
 //!
-//! A lost device is removed here immediately, with all its tasks; its later results are ignored.
+//! A lost device is removed immediately, with all its tasks. Later results of the device are
+//! ignored.
 
 use crate::coverage::Coverage;
 use crate::device_slots::DeviceSlots;
@@ -32,11 +33,11 @@ pub(crate) struct TaskStart<'a> {
     /// The device's latency in percent of the profile.
     pub(crate) percent: u32,
     pub(crate) lane: LaneId,
-    /// Length that the members are padded to.
+    /// Length to which the members are padded.
     pub(crate) length: u32,
     pub(crate) not_before: Time,
     pub(crate) members: &'a [RequestSlot],
-    /// Node that each member runs; empty if each runs its first step.
+    /// Node that each member runs; empty if every member runs its first step.
     pub(crate) nodes: &'a [u32],
 }
 
@@ -45,7 +46,7 @@ pub(crate) struct Dispatcher {
     clock: Clock,
     pub(crate) slots: DeviceSlots,
     pub(crate) hang_detector: HangDetector,
-    /// Tasks that were started on a device that was already gone.
+    /// Tasks started on a device that no longer existed.
     pub(crate) orphans: Vec<TaskId>,
     /// Number of tasks started.
     starts: u64,
@@ -53,25 +54,25 @@ pub(crate) struct Dispatcher {
     in_flight: HashMap<TaskId, InFlight>,
     /// Number of lanes of each device.
     lanes: usize,
-    /// Time at which the last task of each lane ended, device by device.
+    /// End of the last task of each lane, device by device.
     idle_since: Vec<Time>,
-    /// Expected ends of tasks that share a device, by device; empty where devices have one lane.
+    /// Expected ends of the tasks on each device; empty if devices have one lane.
     shared: Vec<ExpectedEnds>,
     /// Busy time, by device.
     coverage: Vec<Coverage>,
     /// Number of results processed.
     completions: u64,
-    /// Member lists of ended tasks, for reuse.
+    /// Emptied member lists, for reuse.
     spare: Vec<Vec<RequestSlot>>,
-    /// Node lists of ended tasks, for reuse.
+    /// Emptied node lists, for reuse.
     spare_nodes: Vec<Vec<u32>>,
-    /// Whether the walk ended, for each member of the task that ended last.
+    /// Whether the request ended, for each member of the last completed task.
     ended: Vec<bool>,
-    /// The next block, for each member of the task that ended last.
+    /// Next block of each member of the last completed task.
     skips: Vec<BlockId>,
-    /// Whether one of them continues with a later block than the next one.
+    /// Whether a member of the last completed task skips a block.
     skipped: bool,
-    /// Members of the task that ended last on which the engine failed alone.
+    /// Members of the last completed task on which the engine failed alone.
     failed_alone: Vec<RequestSlot>,
 }
 
@@ -91,12 +92,12 @@ struct InFlight {
     device: DeviceId,
     lane: LaneId,
     not_before: Time,
-    /// Expected execution time on its device according to the profile.
+    /// Execution time on this device that the profile predicts.
     latency: Nanos,
     members: Vec<RequestSlot>,
     nodes: Vec<u32>,
     rows: usize,
-    /// Length that its members are padded to; 1 where requests do not differ in length.
+    /// Length to which its members are padded; 1 if requests do not differ in length.
     length: u32,
     cancelled: bool,
 }
@@ -107,7 +108,7 @@ pub(crate) struct EndedTask {
     pub(crate) outcome: Outcome,
     pub(crate) members: Vec<RequestSlot>,
     pub(crate) model: ModelId,
-    /// Time at which the profile expected it to end.
+    /// End of the task that the profile predicted.
     pub(crate) expected: Time,
     /// Whether the batch failed and was run again in parts.
     pub(crate) rerun: bool,
@@ -157,18 +158,18 @@ impl Dispatcher {
         }
     }
 
-    /// Removes a lost device with all its tasks, in the order of their starts. With `rerun`, it
-    /// rejoins if it ends after all.
+    /// Removes a lost device and returns its tasks in the order of their starts. With `rejoins`,
+    /// the device is reopened if it ends its tasks after all.
     pub(crate) fn lose(&mut self, id: DeviceId, rejoins: bool) -> Vec<LostTask> {
         let device = self.slots.lose(id, rejoins);
         let tasks = self.take_lost(|_, in_flight| in_flight.device == id);
-        // Tasks that have not begun never will.
+        // Prevents the device from beginning tasks that it still queues.
         tasks.iter().for_each(|lost| device.cancel(lost.task));
         (0..self.lanes).for_each(|lane| self.hang_detector.clear(id.index() * self.lanes + lane));
         tasks
     }
 
-    /// Takes the tasks that were started on devices that were already gone.
+    /// Takes the tasks that were started on devices that no longer existed.
     pub(crate) fn take_orphans(&mut self) -> Vec<LostTask> {
         let orphans = std::mem::take(&mut self.orphans);
         self.take_lost(|task, _| orphans.contains(&task))
@@ -227,7 +228,7 @@ impl Dispatcher {
         let not_before = self.clock.instant(start.not_before);
         let TaskStart { task: id, model, block, lane, device, .. } = *start;
         if !self.slots.submit(device, Task { id, model, block, lane, length, members, not_before }) {
-            // A policy may continue a batch whose leaving device is gone by now.
+            // A policy may continue a batch on a leaving device that has since been removed.
             return self.orphans.push(id);
         }
         let (_, call, _) = jobs.owner(start.members[0]);
@@ -235,8 +236,8 @@ impl Dispatcher {
         self.hang_detector.start(now, device.index() * self.lanes + lane.index(), id, start.not_before, timed);
     }
 
-    /// Asks the device to stop a task, whose result is then discarded. A device that cannot stop
-    /// reports the task when it is done.
+    /// Asks the device to stop a task. The result of the task is discarded. A device that cannot
+    /// stop reports the task when it ends.
     pub(crate) fn cancel(&mut self, id: TaskId) {
         let in_flight = self.in_flight.get_mut(&id).expect("only a task in flight can be cancelled");
         assert!(!std::mem::replace(&mut in_flight.cancelled, true), "task {} was cancelled twice", id.0);
@@ -245,8 +246,8 @@ impl Dispatcher {
         }
     }
 
-    /// Processes a result: outputs or error go to the members, times to the metrics. Returns `None`
-    /// if the device was given up before.
+    /// Processes a result: members receive outputs or an error, and metrics receive the times.
+    /// Returns `None` if the device had been given up.
     pub(crate) fn complete(
         &mut self,
         now: Time,
@@ -262,7 +263,7 @@ impl Dispatcher {
         assert_eq!(in_flight.device, from, "a device reports its own tasks");
         self.hang_detector.end(now, from.index() * self.lanes + in_flight.lane.index(), task);
         let (started, finished) = (self.clock.time(started), self.clock.time(finished));
-        // A task queued on the lane could not begin before the one ahead of it ended.
+        // A queued task cannot begin before the previous task of its lane has ended.
         let device = in_flight.device.index();
         let lane = device * self.lanes + in_flight.lane.index();
         let idle_since = std::mem::replace(&mut self.idle_since[lane], finished);
@@ -304,8 +305,8 @@ impl Dispatcher {
         Some(EndedTask { task, outcome, members, model, expected, rerun: rerun.is_some(), lost, ran })
     }
 
-    /// Whether no other lane of the device has worked since `started`. A lane that holds a task may
-    /// have begun it.
+    /// Whether no other lane of the device has worked since `started`. A lane that still holds a
+    /// task counts as working, because it may have begun the task.
     fn ran_alone(&self, device: usize, lane: LaneId, started: Time) -> bool {
         let ended = &self.idle_since[device * self.lanes..(device + 1) * self.lanes];
         let others_ended = (0..).zip(ended).all(|(at, &ended)| at == lane.index() || ended <= started);
@@ -313,7 +314,7 @@ impl Dispatcher {
         others_ended && (self.lanes == 1 || others().next().is_none())
     }
 
-    /// Gives each member the task's result for it.
+    /// Records the task's result for each member.
     fn complete_members(
         &mut self,
         in_flight: &InFlight,
@@ -333,7 +334,8 @@ impl Dispatcher {
                 let all_failed = progress.iter().all(|progress| progress.failed.is_some());
                 for (&slot, progress) in members.iter().zip(progress) {
                     let (call, part) = complete_member(slot, times, jobs);
-                    // Where walks unfold, the driver withdraws requests that failed alone.
+                    // In models that run cell by cell, the scheduler loop withdraws requests that
+                    // failed alone.
                     let ended = if progress.failed.is_some() { !call.model.unfolds } else { progress.ended };
                     let report = StepReport::for_core(ended, progress.skip, in_flight.steps, call.model.unfolds);
                     self.ended.push(report.ended);
@@ -371,24 +373,24 @@ impl Dispatcher {
         }
     }
 
-    /// Returns whether the walk of each member of the task that completed last ended in a way that
-    /// the core cannot foresee; empty if none did.
+    /// Returns for each member of the last completed task whether the request ended in a way that
+    /// the core cannot foresee. Empty if none did.
     pub(crate) fn ended(&self) -> &[bool] {
         if self.ended.contains(&true) { &self.ended } else { &[] }
     }
 
-    /// The next block of each member of the task that completed last; empty if
-    /// none skips any.
+    /// Returns the next block of each member of the last completed task. Empty if no member skips a
+    /// block.
     pub(crate) fn skips(&self) -> &[BlockId] {
         if self.skipped { &self.skips } else { &[] }
     }
 
-    /// Members of the task that completed last on which the engine failed alone, each once.
+    /// Members of the last completed task on which the engine failed alone, each once.
     pub(crate) fn failed_alone(&self) -> &[RequestSlot] {
         &self.failed_alone
     }
 
-    /// Returns a member list for reuse.
+    /// Stores an unused member list for reuse.
     pub(crate) fn recycle(&mut self, mut members: Vec<RequestSlot>) {
         members.clear();
         self.spare.push(members);
@@ -425,14 +427,14 @@ fn prepare_member(
     part.stage = PartStage::Begun;
     part.in_flight += 1;
     part.device = Some(start.device);
-    // A chain that was dropped between two blocks restarts on a device that already knows its
-    // request.
+    // A device may know the request already, if the request was dropped between two blocks and
+    // restarts here. The device then needs the entry again.
     let anew = !model.unfolds && start.block == BlockId(0);
     let entry = (part.introduce(start.device) || anew).then(|| Arc::clone(&part.entry));
     TaskMember { slot, rows: part.rows, node, entry, walk: part.walk, until }
 }
 
-/// Counts a task's useful elements and those that only pad shorter requests.
+/// Counts the task's elements: those of the requests' own lengths, and padding.
 fn count_elements(in_flight: &InFlight, jobs: &mut JobTable) {
     let useful = |&slot: &RequestSlot| {
         let part = jobs.part(slot);
@@ -446,12 +448,13 @@ fn count_elements(in_flight: &InFlight, jobs: &mut JobTable) {
     }
 }
 
-/// Counts one part fewer as waiting.
+/// Counts one request part fewer as waiting.
 pub(crate) fn stop_waiting(model: &ModelEntry) {
     model.metrics.waiting.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
 }
 
-/// Counts wasted and padding rows. Must run before the task's results are recorded.
+/// Counts wasted and padding rows. Must run before the task's results are recorded, because a
+/// result marks its request as ended.
 fn count_lost(in_flight: &InFlight, jobs: &mut JobTable) {
     let (mut wasted, mut padding) = (0, 0);
     for (at, &slot) in in_flight.members.iter().enumerate() {
@@ -479,7 +482,7 @@ fn complete_member<'a>(slot: RequestSlot, times: &TaskTimes, jobs: &'a mut JobTa
     let (_, call, at) = jobs.owner(slot);
     let part = &mut call.parts[at];
     part.in_flight -= 1;
-    // Once for each task, even if it held several nodes of the part.
+    // Counts a task once, even if the task held several nodes of the part.
     if std::mem::replace(&mut part.last_completion, times.completion) != times.completion && part.result.is_none() {
         part.executed += times.execution;
         part.batch = times.rows;
@@ -491,14 +494,14 @@ fn complete_member<'a>(slot: RequestSlot, times: &TaskTimes, jobs: &'a mut JobTa
     (call, at)
 }
 
-/// Records that a task failed on a part; returns whether this is its first result.
+/// Records that a task failed on a part. Returns whether the part had no result before.
 fn record_failure(call: &mut ClientCall, at: usize, text: String) -> bool {
     let news = call.parts[at].result.is_none();
     call.parts[at].result.get_or_insert(Err(text));
     news
 }
 
-/// Records a task's progress for a part and delivers its step.
+/// Records a task's progress on a part and delivers the step to the client.
 fn record_progress(call: &mut ClientCall, at: usize, over: bool, progress: MemberProgress) {
     let MemberProgress { ended, outputs, step, .. } = progress;
     let part = &mut call.parts[at];
@@ -513,7 +516,7 @@ fn record_progress(call: &mut ClientCall, at: usize, over: bool, progress: Membe
     }
 }
 
-/// Records that a task with the part in `slot` was stopped: the part runs again from its first
+/// Records that a task with the part in `slot` was stopped. The part runs again from its first
 /// block.
 fn reset_part(slot: RequestSlot, jobs: &mut JobTable) {
     let part = jobs.part(slot);

@@ -11,7 +11,7 @@ pub enum Ending {
     Late,
     /// Not answered by its deadline.
     Expired,
-    /// Dropped before its deadline, which no schedule could meet.
+    /// Dropped before its deadline, because no schedule could meet it.
     Hopeless,
     /// Dropped because its model or client asks for more than its share.
     Share,
@@ -19,9 +19,9 @@ pub enum Ending {
     Cancelled,
     /// The engine failed on it.
     Failed,
-    /// No process of its model's engine ran, or the process ended during its batch.
+    /// Its device or engine process was lost, or no engine process ran.
     Outage,
-    /// Not accepted: a queue bound was hit.
+    /// Not accepted, because a queue bound was reached.
     Refused,
     /// Its model was unloaded.
     Unloaded,
@@ -45,7 +45,7 @@ impl Ending {
         Ending::ShuttingDown,
     ];
 
-    /// Returns the ending that this failure counts as.
+    /// Returns the ending under which a failure is counted.
     pub fn of(failure: &Failure) -> Ending {
         match failure {
             Failure::Expired => Ending::Expired,
@@ -60,8 +60,8 @@ impl Ending {
         }
     }
 
-    /// Whether it counts as good or bad; `None` where more devices would not have changed the
-    /// outcome.
+    /// Whether the ending counts as good or bad for autoscaling. `None` if more devices would not
+    /// have changed it.
     pub fn is_good(self) -> Option<bool> {
         match self {
             Ending::Ok => Some(true),
@@ -70,7 +70,7 @@ impl Ending {
         }
     }
 
-    /// The value of the metrics label.
+    /// Returns the value of the metrics label.
     pub fn name(self) -> &'static str {
         match self {
             Ending::Ok => "ok",

@@ -1,4 +1,4 @@
-//! The handle that servers and embedders hold: load models, submit jobs, drain, shut down.
+//! The handle that servers and embedders use to load models, submit jobs, drain and shut down.
 
 mod devices;
 mod start;
@@ -29,33 +29,33 @@ use thiserror::Error;
 
 /// Configuration of an engine.
 pub struct EngineConfig {
-    /// The scheduler, built for `setup`. Each of its pieces gets a thread of its own.
+    /// The scheduler, built for `setup`. Each shard of the scheduler gets its own thread.
     pub scheduler: ServedPolicy,
-    /// The setup: no models (they are loaded later), as many devices as `devices`, and the limits,
-    /// which include devices added later.
+    /// The setup that the scheduler was built for. It has no models, because they are loaded later.
+    /// Its number of devices is the length of `devices`. Its limits include devices added later.
     pub setup: Setup,
-    /// Each entry opens one device; an executor may be listed several times. Devices added later
-    /// are opened by the first.
+    /// The executors. Each entry opens one device, and an executor may be listed several times. The
+    /// first executor also opens the devices added later.
     pub devices: Vec<Arc<dyn Executor>>,
-    /// Largest number of input bytes in the server.
+    /// Largest total size of the inputs of live requests, in bytes.
     pub max_queued_bytes: usize,
-    /// The scheduler's catalogue entry: models whose walk it does not support are refused. `None`
+    /// The policy's catalogue entry. The engine refuses models that this policy cannot run; `None`
     /// accepts any model.
     pub policy: Option<&'static Policy>,
-    /// File and name for a recording of the run, if any.
+    /// The recording to make of the run, if any.
     pub record: Option<Recording>,
-    /// Time after which a device that does not end its task is given up as lost.
+    /// Time after which a device that does not end its task counts as lost.
     pub hang: HangBound,
 }
 
-/// A recording to be made.
+/// Destination and header of a recording.
 #[derive(Clone, Debug)]
 pub struct Recording {
-    /// The file; an existing one is replaced.
+    /// The file to write. An existing file is replaced.
     pub path: PathBuf,
     /// The policy's name in the catalogue.
     pub policy: String,
-    /// The policy's options; a replay builds the scheduler from them.
+    /// The policy's options, from which a replay builds the scheduler.
     pub options: serde_json::Value,
 }
 
@@ -63,8 +63,8 @@ impl EngineConfig {
     /// Default of [`EngineConfig::max_queued_bytes`], 1 GiB.
     pub const MAX_QUEUED_BYTES: usize = 1 << 30;
 
-    /// Creates a configuration for `scheduler`, which was built for `setup`, on `devices`; not
-    /// recorded.
+    /// Creates a configuration that runs `scheduler` on `devices` and records nothing. The
+    /// scheduler must have been built for `setup`.
     pub fn new(scheduler: impl Into<ServedPolicy>, setup: Setup, devices: Vec<Arc<dyn Executor>>) -> EngineConfig {
         let max_queued_bytes = EngineConfig::MAX_QUEUED_BYTES;
         let hang = HangBound::default();
@@ -94,7 +94,7 @@ pub enum StartError {
         /// The cause.
         error: std::io::Error,
     },
-    /// The operating system provided no thread.
+    /// The operating system could not start a thread.
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),
 }
@@ -102,13 +102,14 @@ pub enum StartError {
 /// Reason why a model cannot be loaded, changed or unloaded.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum ModelRefused {
-    /// Every id is taken; a model that is being unloaded still holds its id.
+    /// No model id is free. Holds the number of ids. A model that is being unloaded still holds its
+    /// id.
     #[error("{0} models are loaded already, which is the bound; unload one first")]
     TooMany(usize),
-    /// Its parts contradict each other or the engine's limits.
+    /// The model's description contradicts itself or the engine's limits. Holds the reason.
     #[error("{0}")]
     Unsuitable(String),
-    /// No such model is loaded.
+    /// The model is not loaded.
     #[error("the model is not loaded")]
     NotLoaded,
     /// The engine has stopped.
@@ -122,9 +123,9 @@ impl From<Stopped> for ModelRefused {
     }
 }
 
-/// Serves models: a cheap handle, shared by all server threads.
+/// Cheap handle to the engine that serves models; all server threads share it.
 ///
-/// Dropping the last handle answers all unanswered jobs and joins the threads.
+/// Dropping the last handle answers all unanswered jobs and joins the engine's threads.
 #[derive(Clone)]
 pub struct Engine(Arc<Inner>);
 
@@ -138,22 +139,22 @@ struct Inner {
     metrics: Arc<[DeviceMetrics]>,
     scheduler_metrics: Arc<SchedulerMetrics>,
     devices: Arc<DeviceDirectory>,
-    /// Opens devices added later; `None` if the engine started without devices.
+    /// Executor for devices added later; `None` if the engine started without devices.
     executor: Option<Arc<dyn Executor>>,
-    /// Guards which models are attached to which devices: a read lock per model, a write lock per
-    /// device.
+    /// Guards the attachment of models to devices. Loading a model takes a read lock, and adding a
+    /// device takes the write lock.
     attaching: RwLock<()>,
-    /// Serialises commands, so that their number in the mailbox is bounded.
+    /// Admits one command at a time, which bounds the number of commands in the mailbox.
     orders: Mutex<()>,
     schedulers: Arc<Schedulers>,
-    /// `None` once stopped.
+    /// The scheduler threads; `None` once the engine has stopped.
     threads: Mutex<Option<SchedulerThreads>>,
 }
 
-/// The receivers of a request's answer and steps.
+/// Callbacks for a request's answer and, if wanted, its steps.
 type Receivers = (Box<dyn FnOnce(JobResult) + Send>, Option<OnStep>);
 
-/// An accepted job. Dropping it changes nothing.
+/// Handle to an accepted job. Dropping the handle does not affect the job.
 pub struct Ticket {
     cancel_state: Arc<CancelState>,
     lead: RequestSlot,
@@ -161,9 +162,9 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// Cancels the job because the client went away: waiting parts are freed, running ones are
-    /// discarded when done, and the answer, unless it has been given, is
-    /// [`Failure::Cancelled`](crate::Failure::Cancelled).
+    /// Cancels the job, for example because the client went away. Waiting parts are freed. The
+    /// outputs of running parts are discarded. The answer is
+    /// [`Failure::Cancelled`](crate::Failure::Cancelled), unless the job has been answered already.
     pub fn cancel(&self) {
         if self.cancel_state.cancel() {
             self.mailbox.post(Mail::Cancel(self.lead));
@@ -172,10 +173,12 @@ impl Ticket {
 }
 
 impl Engine {
-    /// Loads a model; its id stays taken until it is unloaded and its last request has ended.
+    /// Loads a model and returns its id. The id stays taken until the model is unloaded and its
+    /// last request has ended.
     ///
-    /// `model.drop` is the core's drop rule and set by the caller: with `answer_late` it should be
-    /// `DropRule::Never`, or the core drops requests that the client would still accept late.
+    /// The caller sets the drop rule, `model.drop`. A model with `answer_late` needs
+    /// `DropRule::Never`; otherwise the scheduler drops requests whose client would accept a late
+    /// answer.
     pub fn load(&self, mut served: ServedModel) -> Result<ModelId, ModelRefused> {
         suitable::check(&served, self.0.policy, &self.0.limits).map_err(ModelRefused::Unsuitable)?;
         if let Some(policy) = self.0.policy {
@@ -187,7 +190,7 @@ impl Engine {
         }
         let _no_device_comes = inner.attaching.read();
         let id = inner.model_ids.reserve().ok_or(ModelRefused::TooMany(inner.limits.models))?;
-        // Attaching may be slow, so it runs on this thread and delays no other model.
+        // Attaching a model may be slow. This thread does it, so no other model waits.
         inner.devices.open().iter().for_each(|device| device.attach(id, Arc::clone(&served.loaded)));
         let entry = Arc::new(ModelEntry::new(&served));
         let _one_at_a_time = inner.orders.lock();
@@ -199,8 +202,8 @@ impl Engine {
         Ok(id)
     }
 
-    /// Unloads a model: queued requests are rejected, running ones finish. Returns once no further
-    /// request can reach it.
+    /// Unloads a model. Queued requests are rejected and running ones finish. Once this returns, no
+    /// further request can reach the model.
     pub fn unload(&self, id: ModelId) -> Result<(), ModelRefused> {
         let _one_at_a_time = self.0.orders.lock();
         if !self.0.model_ids.leave(id) {
@@ -209,8 +212,8 @@ impl Engine {
         Ok(self.0.schedulers.command_for_model(id, EngineCommand::Unload(id))?)
     }
 
-    /// Replaces the latency profile of one block: that of its longest requests, where lengths
-    /// matter. The cost of shorter ones changes in proportion.
+    /// Replaces the latency profile of one block. If requests differ in length, `profile` is that
+    /// of the longest requests, and the cost of shorter requests changes in proportion.
     pub fn replace_profile(&self, id: ModelId, block: BlockId, profile: Profile) -> Result<(), ModelRefused> {
         let _one_at_a_time = self.0.orders.lock();
         let entry = self.0.model_ids.get(id).ok_or(ModelRefused::NotLoaded)?;
@@ -224,11 +227,11 @@ impl Engine {
         Ok(self.0.schedulers.command_for_model(id, EngineCommand::Profile { id, block, profile })?)
     }
 
-    /// Accepts a job, which will be answered exactly once, or refuses it, in which case `on_answer`
-    /// is not called.
+    /// Accepts or refuses a job. An accepted job is answered exactly once; a refused job never
+    /// calls `on_answer`.
     ///
     /// The deadline is the arrival plus the smaller of the model's SLO and the job's own timeout. A
-    /// model that answers late waives its SLO for the answer, never the client's own timeout.
+    /// model that answers late still answers after its SLO, but never after the job's timeout.
     pub fn submit(&self, job: Job) -> Result<Ticket, Refused> {
         let bytes = job.inputs.iter().map(|input| input.data.len()).sum();
         let newcomer = self.0.receive(job.model, job.rows, bytes)?;
@@ -241,12 +244,11 @@ impl Engine {
         Ok(ticket)
     }
 
-    /// Accepts a job whose inputs are on another machine, like [`Executor::submit`]. Only remote
-    /// devices can run it.
+    /// Accepts a job whose inputs are on another machine, like [`Engine::submit`]. Only remote
+    /// devices can run the job.
     ///
-    /// The scheduler handles it in its next turn, and [`Executor::wake_scheduler`] must follow: a
-    /// caller with many requests wakes the scheduler once for all of them. No answer is given
-    /// before this returns.
+    /// The caller must then call [`Engine::wake_scheduler`], once for all jobs that it submitted
+    /// together. No answer is given before this returns.
     pub fn submit_remote(&self, job: RemoteJob) -> Result<Ticket, Refused> {
         let newcomer = self.0.receive(job.model, job.rows, job.bytes)?;
         let parts = remote_parts(&job, &newcomer.model)?;
@@ -255,14 +257,14 @@ impl Engine {
         self.0.accept(newcomer, RequestSpec { parts, sizes, timeout, stage: None, class }, (on_answer, None))
     }
 
-    /// Wakes the scheduler for jobs submitted by [`Executor::submit_remote`].
+    /// Wakes the scheduler for jobs submitted by [`Engine::submit_remote`].
     pub fn wake_scheduler(&self) {
         self.0.schedulers.wake_all();
     }
 
-    /// Refuses new jobs and waits until all accepted ones are answered. Jobs unanswered after
-    /// `timeout` are answered with [`Failure::ShuttingDown`](crate::Failure::ShuttingDown), and
-    /// false is returned.
+    /// Refuses new jobs and waits until all accepted jobs are answered. Returns false if `timeout`
+    /// passes first; the remaining jobs are then answered with
+    /// [`Failure::ShuttingDown`](crate::Failure::ShuttingDown).
     pub fn drain(&self, timeout: Duration) -> bool {
         self.0.gate.close();
         let now = Instant::now();
@@ -271,17 +273,19 @@ impl Engine {
             return true;
         }
         let _one_at_a_time = self.0.orders.lock();
-        // A scheduler thread that has stopped meanwhile has answered everything.
+        // This fails only if a scheduler thread has stopped, and a stopped thread has answered all
+        // its jobs.
         let _ = self.0.schedulers.command_all(|_| EngineCommand::Dismiss);
         false
     }
 
-    /// Answers unanswered jobs and joins the threads. Blocks while a device never ends its task.
+    /// Answers unanswered jobs and joins the threads. Blocks until every device has ended its
+    /// tasks, so a device that hangs blocks it for ever.
     pub fn shutdown(&self) {
         self.0.stop();
     }
 
-    /// Whether the scheduler threads run; false after a shutdown or a crash.
+    /// Whether all scheduler threads run; false after a shutdown or a crash.
     pub fn is_alive(&self) -> bool {
         self.0.schedulers.are_alive()
     }
@@ -296,20 +300,20 @@ impl Engine {
         self.0.model_ids.get(id).map(|entry| entry.snapshot())
     }
 
-    /// Returns the state of a model's engine processes; `None` if it has none of its own or is not
-    /// loaded.
+    /// Returns the state of a model's engine processes. Returns `None` if the model is not loaded
+    /// or its engine runs inside the server's process.
     pub fn model_processes(&self, id: ModelId) -> Option<EngineProcesses> {
         let loaded = &self.0.model_ids.get(id)?.loaded;
         loaded.restarts().map(|restarts| EngineProcesses { up: loaded.outage().is_none(), restarts })
     }
 
-    /// Returns the metrics of all served models, by id.
+    /// Returns id, name and metrics of all served models, ordered by id.
     pub fn all_metrics(&self) -> Vec<(ModelId, String, ModelSnapshot)> {
         let served = self.0.model_ids.serving().into_iter();
         served.map(|(id, entry)| (id, entry.name.clone(), entry.snapshot())).collect()
     }
 
-    /// Returns the metrics of all devices, by id.
+    /// Returns the metrics of all devices, ordered by id.
     pub fn device_metrics(&self) -> Vec<DeviceSnapshot> {
         let snapshot = |(id, state, device): (DeviceId, DeviceState, Option<SharedDevice>)| {
             let counted = DeviceSnapshot { id: id.0, state, ..self.0.metrics[id.index()].snapshot() };
@@ -332,7 +336,7 @@ impl Engine {
     }
 }
 
-/// A request that has passed the basic checks but holds no capacity yet.
+/// A request that has passed the first checks but has reserved no capacity.
 struct IncomingRequest {
     pass: DrainPass,
     id: ModelId,
@@ -342,7 +346,7 @@ struct IncomingRequest {
     bytes: usize,
 }
 
-/// The request's parts and constraints, as the core sees them.
+/// Parts, time limits and class of a request.
 struct RequestSpec {
     parts: Vec<CallPart>,
     sizes: OpenSizes,
@@ -352,7 +356,8 @@ struct RequestSpec {
 }
 
 impl Inner {
-    /// Checks whether a request may enter at all.
+    /// Refuses a request if the engine is draining, the model is not loaded or has no running
+    /// process, or the request is too large.
     fn receive(&self, id: ModelId, rows: usize, bytes: usize) -> Result<IncomingRequest, Refused> {
         assert!(rows > 0, "a job has at least one row");
         let arrived = self.clock.now();
@@ -409,8 +414,8 @@ impl Inner {
             schedulers.join(threads);
             devices.close_all();
         };
-        // The last handle may be dropped by an answer's receiver, on one of the threads that are to
-        // be joined.
+        // An answer's callback may drop the last handle on a scheduler or device thread, which
+        // cannot join itself.
         if !in_turn() {
             return end();
         }
@@ -426,8 +431,8 @@ impl Drop for Inner {
     }
 }
 
-/// Splits a job into parts for the core: batches of rows, or one sequence or graph, which is
-/// checked here.
+/// Splits a job into the parts that the scheduler sees as requests. Rows are split into batches. A
+/// sequence or graph is one part, and its inputs are checked here.
 fn parts(job: &Job, model: &ModelEntry) -> Result<Vec<CallPart>, Refused> {
     let stream = job.on_step.is_some();
     let (extent, graph) = model.loaded.describe(&job.inputs).map_err(|error| Refused::Invalid(error.to_string()))?;
@@ -466,13 +471,13 @@ fn remote_parts(job: &RemoteJob, model: &ModelEntry) -> Result<Vec<CallPart>, Re
         first_row = first_row.saturating_add(rows as u32);
         CallPart::new(rows, RequestEntry::new(Payload::Elsewhere(origin), job.extent))
     };
-    // Exact capacity, so that one part allocates room for one.
+    // Allocates exactly, because most requests have one part.
     let mut parts = Vec::with_capacity(job.rows.div_ceil(model.max_batch));
     parts.extend(split::sizes(job.rows, model.max_batch).map(part));
     Ok(parts)
 }
 
-/// Returns the deadline of the answer and the time at which the call expires.
+/// Returns the deadline of the answer, and the time at which the call expires.
 fn deadlines(arrived: Time, model: &ModelEntry, timeout: Option<Duration>, stage: Option<Duration>) -> (Time, Time) {
     let own = timeout.map_or(Nanos::MAX, saturating_nanos);
     if let Some(stage) = stage {
@@ -498,7 +503,8 @@ mod tests {
         assert_eq!(deadlines(now, &patient, None, None), (now + slo, Time::NEVER));
         assert_eq!(deadlines(now, &patient, Some(ms(900)), None), (now + slo, Time(900_000_005)));
         assert_eq!(deadlines(now, &patient, Some(Duration::MAX), None), (now + slo, Time::NEVER));
-        // A stage uses the remaining time of the whole, whether less or more than the model's SLO.
+        // A stage has the remaining time of its ensemble, even if that is more than the model's
+        // SLO.
         for (left, model) in [(7, &strict), (900, &strict), (900, &patient)] {
             let at = now + Nanos::from_millis(left);
             assert_eq!(deadlines(now, model, None, Some(ms(left.unsigned_abs()))), (at, at));

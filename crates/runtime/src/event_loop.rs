@@ -1,9 +1,9 @@
-//! Event loops whose turns are taken under one lock, by a thread of their own or by another thread
-//! that has just sent mail.
+//! Event loops that run in turns under one lock. Their own thread takes the turns, or another
+//! thread that has just sent mail.
 //!
-//! The loop's thread sleeps until mail arrives or a turn is due. Another thread that sent mail may
-//! take the turn itself, which avoids a wake-up. Only the loop's thread ever waits for the lock;
-//! other threads that find it taken wake the loop's thread instead.
+//! The loop's thread sleeps until mail arrives or a turn is due. A thread that sends mail may take
+//! the turn itself, which avoids a wake-up. Only the loop's thread waits for the lock. Another
+//! thread that finds the lock taken wakes the loop's thread instead.
 
 use crate::Clock;
 use crate::parking::{Parking, Sleeper};
@@ -19,11 +19,11 @@ pub(crate) trait EventLoop {
     /// The inbox for messages from other threads.
     type Inbox: Inbox;
 
-    /// Reads the inbox, decides and performs. Returns the time of the next turn, if no mail comes
-    /// before.
+    /// Reads the inbox, decides and performs the decisions. Returns the time of the next turn; mail
+    /// causes an earlier turn.
     fn turn(&mut self) -> Time;
 
-    /// Whether that was the last turn.
+    /// Whether the last turn ended the loop.
     fn has_ended(&self) -> bool;
 }
 
@@ -41,15 +41,15 @@ pub(crate) trait Inbox {
     fn close(&self);
 }
 
-/// Runs a loop: holds it with the time of its next turn.
+/// Runs a loop and holds the time of its next turn.
 pub(crate) struct LoopRunner<L: EventLoop> {
     clock: Clock,
     inbox: Arc<L::Inbox>,
-    /// `None` before the loop begins and once it has ended.
+    /// The loop; `None` before it begins and after it has ended.
     event_loop: Mutex<Option<L>>,
-    /// Time of the next turn in nanoseconds, as in [`Time`]; written with the lock held.
+    /// Time of the next turn in nanoseconds, as in [`Time`]. Written only with the lock held.
     due: AtomicI64,
-    /// Time until which the thread last went to sleep: it is not woken for a later time.
+    /// Time until which the loop's thread sleeps. The thread need not be woken for a later turn.
     sleeps_until: AtomicI64,
 }
 
@@ -57,7 +57,7 @@ thread_local! {
     static IN_TURN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the calling thread is inside a turn, so that the caller was called by its effects.
+/// Whether the calling thread is inside a turn, for example in a callback of an answer.
 pub(crate) fn in_turn() -> bool {
     IN_TURN.get()
 }
@@ -72,7 +72,7 @@ impl<L: EventLoop> LoopRunner<L> {
         &self.inbox
     }
 
-    /// Takes turns on the calling thread until the loop ends, and calls `after` after each.
+    /// Takes turns on the calling thread until the loop ends. Calls `after` after each turn.
     pub(crate) fn run(&self, event_loop: L, after: impl Fn()) {
         *self.event_loop.lock() = Some(event_loop);
         let mut sleeper = Sleeper::new(self.inbox.parking());
@@ -89,26 +89,26 @@ impl<L: EventLoop> LoopRunner<L> {
         drop(ended);
     }
 
-    /// Takes a turn on a thread other than the loop's, which has put mail into the inbox; wakes the
-    /// loop's thread if that is not possible.
+    /// Takes a turn on a thread that has put mail into the inbox. If that is not possible, wakes
+    /// the loop's thread.
     pub(crate) fn turn_or_wake(&self) {
         if !self.try_turn() {
             self.inbox.wake();
         }
     }
 
-    /// Takes a turn, if no other thread is in one. Returns whether the loop's thread has nothing to
-    /// do but what it already waits for.
+    /// Takes a turn, unless another thread is in one. Returns false if the loop's thread must be
+    /// woken: no turn was taken, the next turn is earlier than its sleep ends, or mail has arrived.
     fn try_turn(&self) -> bool {
         let Some(mut event_loop) = self.event_loop.try_lock() else { return false };
-        // `due` and `sleeps_until` are both written before either is read, so the later writer sees
-        // the other's value.
+        // Each side writes its own of `due` and `sleeps_until` before it reads the other, so the
+        // later writer sees both.
         self.take_turn(&mut event_loop)
             && self.due() >= Time(self.sleeps_until.load(Ordering::SeqCst))
             && self.inbox.is_empty()
     }
 
-    /// Takes a turn; returns whether another will follow.
+    /// Takes a turn. Returns whether another turn will follow.
     fn take_turn(&self, event_loop: &mut Option<L>) -> bool {
         let turn = RunningTurn::of(self, event_loop);
         let Some(event_loop) = &mut *turn.event_loop else { return false };
@@ -131,8 +131,8 @@ impl<L: EventLoop> LoopRunner<L> {
     }
 }
 
-/// A turn in progress. If it panics, the loop's state may be inconsistent, so no further turn is
-/// taken: the loop is dropped, which answers all clients, and the thread ends.
+/// A turn in progress. After a panic the loop's state may be inconsistent. So the loop is dropped,
+/// which answers all clients, and its thread ends.
 struct RunningTurn<'a, L: EventLoop> {
     runner: &'a LoopRunner<L>,
     event_loop: &'a mut Option<L>,

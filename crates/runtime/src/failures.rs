@@ -1,34 +1,37 @@
 //! Clients whose requests run alone for a while, because the engine failed on too many of them.
 //!
-//! The engine's failure on one request costs its batch a few further runs until that request is
-//! found. That is cheap if rare, and expensive if a client sends little else. So failures are
-//! counted by model and client and decay with time; the requests of a client with too many of them
-//! run alone until the count has decayed. Unidentified clients count as one: isolating them makes
-//! all of them pay for one, so they run alone only while failures are so frequent that finding
-//! them costs more than running each alone.
+//! If the engine fails on one request, its batch is run several more times to find that request.
+//! This is cheap if rare, but expensive for a client that often sends failing requests. So failures
+//! are counted per model and client, and the counts decay with time. While a client's count is too
+//! high, its requests run alone.
+//!
+//! All unidentified clients share one count, so isolating them slows all of them down because of
+//! one. They are isolated only while failures are so frequent that the additional runs cost more
+//! than running each request alone.
 //!
 //! Only clients with failures are kept, up to a fixed number.
 
 use ripieno_base::{ModelId, Nanos, Time};
 use std::collections::HashMap;
 
-/// Time after which a failure counts half.
+/// Time after which the count of failures is halved.
 const FAILURE_HALF_LIFE: Nanos = Nanos::from_millis(10_000);
 
-/// The fixed-point value of one failure; leaves bits for several halvings.
+/// Fixed-point value of one failure, with enough bits for several halvings.
 const ONE: u32 = 1 << 8;
 
-/// Decayed failures from which on a client's requests run alone.
+/// Decayed count of failures at which a client's requests run alone.
 const ISOLATION_THRESHOLD: u32 = 3 * ONE;
 
-/// Unidentified clients are isolated only if also one request in this many fails: from there on,
-/// finding the failed requests of a full batch takes more runs than it has members.
+/// Unidentified clients are isolated only while at least one in this many of their requests fails.
+/// At this rate, finding the failed requests of a full batch takes more runs than the batch has
+/// members.
 const UNKNOWN_CLIENT_RATIO: u32 = 4;
 
 /// The id shared by all unidentified clients.
 const UNKNOWN_CLIENT: u16 = 0;
 
-/// Largest number of records kept.
+/// Largest number of records. Each new record beyond it replaces an old one.
 const MAX_RECORDS: usize = 1024;
 
 /// Recent failures by model and client.
@@ -40,14 +43,14 @@ pub(crate) struct FailureHistory {
 #[derive(Clone, Copy, Debug)]
 struct FailureRecord {
     failed: u32,
-    /// Requests since the first failure, decayed likewise.
+    /// Requests since the first failure, decayed like `failed`.
     requests: u32,
-    /// The time to which both counts have been decayed.
+    /// Time to which both counts have been decayed.
     decayed_to: Time,
 }
 
 impl FailureRecord {
-    /// Decays the counts to `now`; returns false once nothing is left.
+    /// Decays the counts to `now`. Returns false once the failures are negligible.
     fn decay(&mut self, now: Time) -> bool {
         let halves = ((now - self.decayed_to).0 / FAILURE_HALF_LIFE.0).max(0);
         self.decayed_to = self.decayed_to + FAILURE_HALF_LIFE * halves;
@@ -58,7 +61,7 @@ impl FailureRecord {
 }
 
 impl FailureHistory {
-    /// Counts a request; returns whether it must run alone.
+    /// Counts a request. Returns whether it must run alone.
     pub(crate) fn on_request(&mut self, now: Time, model: ModelId, client: u16) -> bool {
         let Some(record) = self.records.get_mut(&(model, client)) else { return false };
         if !record.decay(now) {
@@ -70,7 +73,7 @@ impl FailureHistory {
             && (client != UNKNOWN_CLIENT || record.failed.saturating_mul(UNKNOWN_CLIENT_RATIO) >= record.requests)
     }
 
-    /// Counts a request that failed alone.
+    /// Counts a request on which the engine failed alone.
     pub(crate) fn on_failure(&mut self, now: Time, model: ModelId, client: u16) {
         let key = (model, client);
         if self.records.len() == MAX_RECORDS && !self.records.contains_key(&key) {
@@ -84,13 +87,13 @@ impl FailureHistory {
         record.failed = record.failed.saturating_add(ONE);
     }
 
-    /// Counts a request that was in an engine process when the process ended: it may be the cause,
-    /// so the client is isolated immediately.
+    /// Counts a request that was in an engine process when the process ended. The request may be
+    /// the cause, so its client is isolated immediately.
     pub(crate) fn on_process_death(&mut self, now: Time, model: ModelId, client: u16) {
         (0..ISOLATION_THRESHOLD / ONE).for_each(|_| self.on_failure(now, model, client));
     }
 
-    /// Forgets a model whose id may be reused.
+    /// Forgets a model, because its id may be reused.
     pub(crate) fn forget(&mut self, model: ModelId) {
         self.records.retain(|&(of, _), _| of != model);
     }

@@ -1,46 +1,47 @@
-//! Detects lanes whose current task takes far too long: their device hangs.
+//! Detects devices that hang: a lane's current task takes far too long.
 //!
-//! A task may exceed its profile many times and still end: processors are shared, a failed batch is
-//! run again in parts, a profile may be wrong. So the bound is generous, and a lane that has passed
-//! it is checked once more a while later: if the whole server stood still meanwhile, results that
-//! arrived are processed first. Tasks of a lane run in sequence, so only the first is timed, from
-//! the earliest time at which it could begin.
+//! A task may take many times its profiled latency and still end. Processors are shared, a failed
+//! batch is run again in parts, or the profile is wrong. So the bound is generous. A lane past its
+//! bound is checked a second time before its device counts as hung. If the whole server was
+//! suspended meanwhile, the results that have arrived are processed between the checks. A lane runs
+//! its tasks one by one, so only its first task is timed, from the earliest time at which the task
+//! could begin.
 
 use ripieno_base::{IndexedHeap, Nanos, TaskId, Time};
 use std::collections::VecDeque;
 
-/// Time after which a device that does not end its task is given up as lost.
+/// Time after which a device that does not end its task counts as lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HangBound {
-    /// Multiple of the profiled latency.
+    /// The bound as a multiple of the profiled latency.
     pub times: u32,
-    /// Lower limit of the bound.
+    /// Smallest bound.
     pub least: Nanos,
 }
 
 impl Default for HangBound {
-    /// A hundred times the profile: a batch that fails in each of its rows is run again in up to 64
-    /// parts.
+    /// Returns a bound of 100 times the profiled latency. A batch in which every row fails is run
+    /// again in up to 64 parts, so it may take that long.
     fn default() -> HangBound {
         HangBound { times: 100, least: Nanos::from_millis(10_000) }
     }
 }
 
-/// A lane past its bound is checked again after this fraction of the bound.
+/// Denominator of the delay before the second check, as a fraction of the bound.
 const RECHECK_FRACTION: i64 = 10;
 
 /// Times the tasks of all lanes.
 pub(crate) struct HangDetector {
     bound: HangBound,
     lanes: Vec<TimedLane>,
-    /// Times at which lanes are to be checked.
+    /// Time of the next check of each lane that has one.
     due: IndexedHeap<Time>,
 }
 
 #[derive(Default)]
 struct TimedLane {
     tasks: VecDeque<TimedTask>,
-    /// Whether its first task has passed its bound.
+    /// Whether a check has found the first task past its bound.
     overdue: bool,
 }
 
@@ -48,7 +49,7 @@ struct TimedLane {
 struct TimedTask {
     task: TaskId,
     not_before: Time,
-    /// Largest allowed duration; `None` for no limit.
+    /// Longest allowed duration; `None` for no limit.
     bound: Option<Nanos>,
 }
 
@@ -59,7 +60,8 @@ impl HangDetector {
         HangDetector { bound, lanes: (0..lanes).map(|_| lane()).collect(), due: IndexedHeap::new(lanes) }
     }
 
-    /// Adds a task with this expected latency to a lane; `None` if a supervisor enforces its end.
+    /// Adds a task to a lane. `latency` is the expected execution time; `None` if a supervisor
+    /// limits the task instead.
     pub(crate) fn start(&mut self, now: Time, lane: usize, task: TaskId, not_before: Time, latency: Option<Nanos>) {
         let HangBound { times, least } = self.bound;
         let bound = latency.map(|latency| Nanos(latency.0.saturating_mul(i64::from(times))).max(least));
@@ -98,7 +100,7 @@ impl HangDetector {
         self.due.peek().map_or(Time::NEVER, |(at, _)| at)
     }
 
-    /// Returns a lane whose task is past its bound twice in a row.
+    /// Returns a lane whose first task was past its bound in two checks.
     pub(crate) fn hung(&mut self, now: Time) -> Option<usize> {
         while let Some((_, at)) = self.due.peek().filter(|&(due, _)| due <= now) {
             let lane = &mut self.lanes[at];

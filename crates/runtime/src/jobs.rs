@@ -1,11 +1,11 @@
-//! The table of live requests: the state behind each slot, and the expiry timers.
+//! The table of live requests, with the state behind each slot and the expiry timers.
 //!
-//! A call is one client request. It has one or more parts of at most a batch each, which the core
-//! knows as requests. All slots of a call are reserved and freed together, and its first slot
-//! identifies it in the table.
+//! A call is one client request. It has one or more parts of at most a batch each, and the core
+//! sees each part as a request. All slots of a call are reserved and freed together. The first slot
+//! identifies the call in the table.
 //!
-//! Steps of a walk may be queued ahead on a device, so a part can outlive its answer: queued steps
-//! still access the state of its slot. It is kept until the last of them has completed.
+//! A device may hold queued steps of a part after the call was answered, and these steps still use
+//! the part's slot. So the table keeps a call until its last step has completed.
 
 use crate::JobResult;
 use crate::answer::Answerer;
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 /// One client request.
 pub(crate) struct ClientCall {
-    /// `None` once answered.
+    /// Obligation to answer; `None` once the call is answered.
     pub(crate) answerer: Option<Answerer>,
     pub(crate) cancel_state: Arc<CancelState>,
     pub(crate) id: ModelId,
@@ -27,52 +27,53 @@ pub(crate) struct ClientCall {
     pub(crate) arrived: Time,
     /// Deadline of the answer.
     pub(crate) deadline: Time,
-    /// Time at which the call expires; [`Time::NEVER`] where late answers are
-    /// wanted.
+    /// Time at which the call is answered as expired. [`Time::NEVER`] if the model answers late and
+    /// the client set no limit.
     pub(crate) expires: Time,
     pub(crate) rows: usize,
     pub(crate) parts: Vec<CallPart>,
     /// Number of parts that have their outputs.
     pub(crate) done: usize,
-    /// Number of parts that the core has not ended.
+    /// Number of parts still in the core.
     pub(crate) in_core: usize,
-    /// Whether the mail of its cancellation has been read.
+    /// Whether the scheduler has read the call's cancellation.
     pub(crate) cancel_read: bool,
     /// Set if a part failed because an engine process was missing or ended.
     pub(crate) lost: Option<Loss>,
-    /// The sizes of its open dimensions, if its inputs are on another machine.
+    /// Sizes of the call's open dimensions, if the inputs are on another machine.
     pub(crate) sizes: OpenSizes,
-    /// The class that the core sees for its parts.
+    /// Class of the call's requests in the core.
     pub(crate) class: RequestClass,
     pub(crate) permit: Permit,
 }
 
-/// A request of the core.
+/// Part of a call; the core sees it as one request.
 pub(crate) struct CallPart {
     pub(crate) rows: usize,
     pub(crate) entry: Arc<RequestEntry>,
     pub(crate) stage: PartStage,
-    /// Number of places in tasks in flight: one for each of its nodes there.
+    /// Number of tasks in flight that contain the part, counted once per node.
     pub(crate) in_flight: u32,
-    /// Devices that have received its entry.
+    /// Devices that have received the entry.
     pub(crate) known_on: Vec<DeviceId>,
-    /// The device that it was started on last: the state of a chain lies there.
+    /// Device of the last start, which holds the part's state if blocks run in a chain.
     pub(crate) device: Option<DeviceId>,
-    /// The number of its walk.
+    /// Number of the current attempt; a restart after a loss gets a new number.
     pub(crate) walk: u64,
-    /// Whether its walk was restarted because a device was lost.
+    /// Whether the part was restarted because a device was lost.
     pub(crate) retried: bool,
-    /// Whether its client has received a step of the answer.
+    /// Whether the client has received a step of the answer.
     pub(crate) streamed: bool,
-    /// Number of the completion that it was last part of; a task may hold it several times.
+    /// Number of the last completion that contained the part. A task may contain the part several
+    /// times, and this counts it once.
     pub(crate) last_completion: u64,
-    /// Whether a block that runs until its end has reported the end.
+    /// Whether a block that runs until the request ends has reported the end.
     pub(crate) end_reported: bool,
-    /// Start of its first batch.
+    /// Start of the part's first batch.
     pub(crate) started: Option<Time>,
-    /// Total execution time of its batches.
+    /// Total execution time of the part's batches.
     pub(crate) executed: Nanos,
-    /// Number of rows in its last batch.
+    /// Number of rows in the part's last batch.
     pub(crate) batch: usize,
     pub(crate) result: Option<Result<Vec<Tensor>, String>>,
 }
@@ -80,7 +81,7 @@ pub(crate) struct CallPart {
 /// Stage of a part in the core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PartStage {
-    /// Not in the core: not yet, or ended.
+    /// Not in the core: not yet admitted, or ended.
     Outside,
     /// In the core, never dispatched.
     Waiting,
@@ -109,14 +110,14 @@ impl CallPart {
         }
     }
 
-    /// Restarts the walk, on another device.
+    /// Restarts the part after the loss of its device.
     pub(crate) fn restart_walk(&mut self) {
         (self.walk, self.retried, self.device, self.end_reported) = (next_walk(), true, None, false);
         self.known_on.clear();
         self.executed = Nanos::ZERO;
     }
 
-    /// Whether the device still needs the entry; records that it gets it.
+    /// Returns whether the device still needs the entry, and records that the device gets it.
     pub(crate) fn introduce(&mut self, device: DeviceId) -> bool {
         let known = self.known_on.contains(&device);
         if !known {
@@ -140,8 +141,8 @@ impl ClientCall {
     }
 }
 
-/// State shared by a ticket and its call, so that at most one cancellation is ever sent, and only
-/// while the call holds its slots. Without it, tickets of finished calls could flood the mailbox.
+/// State shared by a ticket and its call. It allows one cancellation message, and only while the
+/// call holds its slots. Otherwise tickets of finished calls could flood the mailbox.
 pub(crate) struct CancelState(AtomicU8);
 
 const LIVE: u8 = 0;
@@ -153,12 +154,13 @@ impl CancelState {
         CancelState(AtomicU8::new(LIVE))
     }
 
-    /// Requests cancellation; returns whether the caller must send the mail.
+    /// Requests cancellation. Returns whether the caller must send the message.
     pub(crate) fn cancel(&self) -> bool {
         self.0.compare_exchange(LIVE, CANCELLING, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Ends the call; returns false if a cancellation is in the mailbox, which must be read first.
+    /// Ends the call. Returns false if a cancellation is in the mailbox; the scheduler must then
+    /// read it first.
     fn end(&self) -> bool {
         self.0.compare_exchange(LIVE, OVER, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
@@ -166,9 +168,9 @@ impl CancelState {
 
 /// All live calls.
 pub(crate) struct JobTable {
-    /// Indexed by first slot.
+    /// Indexed by the first slot of a call.
     calls: Vec<Option<Box<ClientCall>>>,
-    /// Owner of each slot in use: the first slot of its call and the index of the part.
+    /// First slot of the call and index of the part, for each slot in use.
     owner: Vec<(RequestSlot, u32)>,
     expiries: IndexedHeap<Time>,
 }
@@ -200,7 +202,7 @@ impl JobTable {
         self.calls[lead.index()].as_mut().expect("the call is live")
     }
 
-    /// Returns the first slot, the call and the part index that `slot` belongs to.
+    /// Returns the first slot, the call and the part index of `slot`.
     pub(crate) fn owner(&mut self, slot: RequestSlot) -> (RequestSlot, &mut ClientCall, usize) {
         let (lead, part) = self.owner[slot.index()];
         (lead, self.call(lead), part as usize)
@@ -223,19 +225,19 @@ impl JobTable {
         self.expiries.peek().map_or(Time::NEVER, |(time, _)| time)
     }
 
-    /// Returns a call whose time has expired, and removes its timer.
+    /// Returns a call that has expired, and removes its timer.
     pub(crate) fn pop_expired(&mut self, now: Time) -> Option<RequestSlot> {
         self.expiries.peek().filter(|(time, _)| *time <= now)?;
         self.expiries.pop().map(|(_, lead)| RequestSlot(lead as u32))
     }
 
-    /// Removes the timer of a call that is answered or about to be.
+    /// Removes the timer of a call that is answered or will be answered in this turn.
     pub(crate) fn disarm(&mut self, lead: RequestSlot) {
         self.expiries.remove(lead.index());
     }
 
-    /// Frees the slots of a call that is answered, ended in the core, in no task in flight, and not
-    /// about to be cancelled.
+    /// Frees the slots of a call once nothing refers to them. The call must be answered and ended
+    /// in the core, no task in flight may contain it, and no cancellation may be in the mailbox.
     pub(crate) fn release_if_over(&mut self, lead: RequestSlot) {
         let call = self.call(lead);
         let gone = call.in_core == 0 && call.answerer.is_none() && call.parts.iter().all(|part| part.in_flight == 0);
@@ -244,8 +246,8 @@ impl JobTable {
         }
     }
 
-    /// Frees the slots of ended calls among the members of a completed task, where a call may
-    /// appear several times.
+    /// Frees the slots of ended calls among the members of a completed task. A call may occur
+    /// several times among the members.
     pub(crate) fn release_completed(&mut self, members: &[RequestSlot]) {
         for slot in members {
             let (lead, _) = self.owner[slot.index()];
@@ -255,9 +257,9 @@ impl JobTable {
         }
     }
 
-    /// Returns the slots of parts in the core whose walk was lost with a device: chains that were
-    /// started there last, and, where walks unfold, the `members` of tasks that were lost with it.
-    /// Each once, in order.
+    /// Returns the slots of parts in the core whose state was lost with a device, each once and in
+    /// order. For chains, these are the parts that last started on the device. For models that run
+    /// cell by cell, these are the `members` of the lost tasks.
     pub(crate) fn lost_with(&self, device: DeviceId, members: impl Iterator<Item = RequestSlot>) -> Vec<RequestSlot> {
         let calls = self.calls.iter().flatten().filter(|call| !call.model.unfolds);
         let parts = calls.flat_map(|call| call.parts.iter().zip(call.permit.slots()));
@@ -269,7 +271,7 @@ impl JobTable {
         lost
     }
 
-    /// Forgets a device that is gone, since its id may be reused by a device that knows no entry.
+    /// Forgets a removed device, because a new device without any entries may reuse the id.
     pub(crate) fn forget_device(&mut self, device: DeviceId) {
         let parts = self.calls.iter_mut().flatten().flat_map(|call| &mut call.parts);
         parts.for_each(|part| part.known_on.retain(|&known| known != device));

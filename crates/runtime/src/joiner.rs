@@ -1,8 +1,8 @@
 //! The thread that joins the outputs of requests that were larger than a batch.
 //!
-//! Joining copies every output once, which for a large answer takes longer than other clients'
-//! deadlines allow the scheduler thread. So the scheduler hands such answers over; if the queue is
-//! full, it joins one itself, which bounds the queue.
+//! Joining copies every output. For a large answer this would delay the scheduler thread so long
+//! that other clients miss their deadlines. So the scheduler passes such answers to this thread
+//! through a bounded queue. If the queue is full, the scheduler joins the answer itself.
 
 use crate::answer::Answerer;
 use crate::{JobOutput, split};
@@ -12,7 +12,7 @@ use std::thread::{self, JoinHandle};
 
 const MAX_QUEUED_ANSWERS: usize = 64;
 
-/// An answer whose outputs are still in parts.
+/// An answer whose outputs are not joined yet.
 pub(crate) struct Pieces {
     pub(crate) answerer: Answerer,
     /// The outputs of the parts, in order.
@@ -28,7 +28,7 @@ impl Pieces {
     }
 }
 
-/// Sends answers to the joiner thread; dropping it waits until all are delivered.
+/// Sends answers to the joiner thread. Dropping it waits until all answers are delivered.
 pub(crate) struct Joiner {
     sender: Option<SyncSender<Pieces>>,
     thread: Option<JoinHandle<()>>,

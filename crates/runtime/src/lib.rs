@@ -1,11 +1,18 @@
-//! The live driver: runs a scheduler of `ripieno-sched` in wall time against real devices.
+//! The live driver: runs a scheduler of `ripieno-sched` in wall time on real devices.
 //!
-//! Threads: server threads admit requests and put them into the mailbox; one event loop
-//! (`scheduler_loop.rs`) decides, in turns that its own thread and device threads take
-//! (`scheduler_thread.rs`), or several loops decide, each for its models, with a matchmaker that
-//! grants them devices (`shards/`); each device has the threads of its executor; a joiner assembles
-//! the answers of requests that were larger than a batch; a recorder writes recordings. All of them
-//! communicate through bounded queues.
+//! Terms: the *core* is the scheduler. A *walk* is the way of one request through the blocks of its
+//! model. A walk *unfolds* if the request runs cell by cell: a sequence becomes steps, and a graph
+//! becomes nodes.
+//!
+//! Threads, which communicate through bounded queues:
+//!
+//! * Server threads admit requests and put them into the mailbox.
+//! * An event loop (`scheduler_loop.rs`) decides. Its own thread and device threads take its turns
+//!   (`scheduler_thread.rs`). Alternatively, several loops decide, each for its own models, and a
+//!   matchmaker grants devices to them (`shards/`).
+//! * Each device has the threads of its executor.
+//! * A joiner joins the outputs of requests that were larger than a batch.
+//! * A recorder writes recordings.
 
 mod answer;
 mod api;
@@ -59,7 +66,7 @@ pub use shapes::{OpenDims, OpenSizes};
 pub use split::{check_joinable, join, some_rows};
 pub use wakeup::{WakeupLateness, measure_wakeups};
 
-/// The page on embedding, included so that its program is compiled and run.
+/// The guide to embedding, included so that its program is compiled and run as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/guide/embedding.md")]
 pub struct Embedding;

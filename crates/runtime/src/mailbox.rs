@@ -1,13 +1,16 @@
 //! Messages from other threads to the scheduler.
 //!
-//! One bounded lock-free queue. It can never be full, so no mandatory message is lost or has to
-//! wait: each kind of mail is bounded by a resource that its sender must hold. A submission and a
-//! cancellation hold the slots of their request until they have been read, a result holds its task,
-//! a grant holds a device slot, commands are sent one at a time, and each of several shards reports
-//! a hang of a device once and the stop of all once.
+//! The mailbox is one bounded lock-free queue. It is never full, so no message is lost and no
+//! sender waits. Each message is bounded by a resource that its sender holds:
 //!
-//! It is also the completion queue of all devices: the end of a task is one push by the device's
-//! thread, which then takes the scheduler's turn itself if it can, or wakes the scheduler's thread.
+//! * A submission and a cancellation hold the slots of their request until they are read.
+//! * A result holds its task.
+//! * A grant holds a device slot.
+//! * Commands are sent one at a time.
+//! * Each shard reports the hang of a device once and the stop of all shards once.
+//!
+//! The mailbox is also the completion queue of all devices. A device's thread ends a task by one
+//! push. Then the thread takes the scheduler's turn if it can, or wakes the scheduler's thread.
 //! docs/internals/adr/0007-completions.md explains how a device that signals completion in pinned
 //! memory fulfils this contract.
 
@@ -26,7 +29,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
 
 /// Largest number of commands in the queue: one from the holder of the engine's command lock, two
-/// to stop, one spare.
+/// stop messages, and one spare.
 const MAX_COMMANDS: usize = 4;
 
 /// A message to the scheduler.
@@ -39,28 +42,28 @@ pub(crate) enum Mail {
     Done(DeviceId, TaskResult),
     /// The matchmaker grants a device to a model.
     Grant(Grant),
-    /// Another shard found that a device hangs. The flag: whether the device rejoins if it ends
-    /// after all.
+    /// Another shard found that a device hangs. The flag says whether the device rejoins if it ends
+    /// its task after all.
     Hangs(DeviceId, bool),
-    /// A command, confirmed through the sender once it is executed.
+    /// A command. The sender receives a confirmation once the command is executed.
     Order(EngineCommand, SyncSender<()>),
-    /// End the thread.
+    /// Ends the scheduler's thread.
     Stop,
 }
 
 /// A command of the engine's owner.
 pub(crate) enum EngineCommand {
-    /// Serve a model that is attached to all devices.
+    /// Serves a model that is attached to all devices.
     Load { id: ModelId, entry: Arc<ModelEntry>, model: Box<Model> },
-    /// Stop serving a model.
+    /// Stops serving a model.
     Unload(ModelId),
-    /// Use a new profile.
+    /// Replaces the profile of a block.
     Profile { id: ModelId, block: BlockId, profile: Profile },
-    /// Add a device that these models are attached to.
+    /// Adds a device to which the models in `attached` are attached.
     Join { id: DeviceId, device: SharedDevice, attached: Vec<(ModelId, Arc<ModelEntry>)> },
-    /// Remove a device: its tasks are ended first, or given up if it is `lost`.
+    /// Removes a device. If the device is `lost`, its tasks are given up; otherwise they end first.
     Leave { id: DeviceId, lost: bool },
-    /// Answer all current and future requests with the shutdown failure.
+    /// Answers all current and future requests with the shutdown failure.
     Dismiss,
 }
 
@@ -79,14 +82,14 @@ impl Mailbox {
         Mailbox { queue: ArrayQueue::new(capacity), parking: Parking::default(), closed: AtomicBool::new(false) }
     }
 
-    /// Delivers `mail` and wakes the loop's thread. If the loop has ended, the mail is dropped,
-    /// which answers the request that it carries.
+    /// Delivers `mail` and wakes the loop's thread. If the loop has ended, the mail is dropped, and
+    /// dropping a submission answers its request.
     pub(crate) fn post(&self, mail: Mail) {
         self.put(mail);
         self.wake();
     }
 
-    /// Enqueues `mail` for the next turn. The sender must take that turn itself or call
+    /// Enqueues `mail` for the next turn. The sender must then take the turn itself or call
     /// [`Inbox::wake`].
     pub(crate) fn put(&self, mail: Mail) {
         assert!(self.queue.push(mail).is_ok(), "the mailbox is sized for all mail that can exist");
@@ -118,8 +121,8 @@ impl Inbox for Mailbox {
 
     fn wake(&self) {
         self.parking.wake();
-        // The scheduler thread closes, then discards. Mail that came too late for its discard is
-        // discarded here.
+        // The scheduler thread sets `closed` and then discards all mail. This discards mail that
+        // was pushed after that.
         if self.closed.load(Ordering::SeqCst) {
             self.discard();
         }

@@ -1,9 +1,9 @@
 //! Counters updated while serving, and the snapshots that servers export.
 //!
-//! They derive from actions and results where the driver performs them, and never influence a
-//! decision. Every counter is an atomic with one short write, so the scheduler thread never waits
-//! for a reader; a snapshot is not one instant, but each number in it only grows. Histograms are
-//! cumulative with fixed bounds, so those of several servers can be added.
+//! The driver counts while it performs actions and reads results. Metrics never influence a
+//! decision. Every counter is one atomic, so the scheduler thread never waits for a reader. A
+//! snapshot may mix values of different instants, but each counter only grows. Histograms are
+//! cumulative with fixed bounds, so histograms of several servers can be added.
 
 use crate::devices::DeviceState;
 use crate::ending::Ending;
@@ -39,7 +39,7 @@ const DURATIONS_NS: [i64; 22] = [
     100_000_000_000,
 ];
 
-/// Bucket bounds of slack in nanoseconds: 0, then those of durations.
+/// Bucket bounds of slack in nanoseconds: 0, then `DURATIONS_NS`.
 const SLACK_NS: [i64; 23] = {
     let mut bounds = [0; 23];
     let mut at = 0;
@@ -62,17 +62,17 @@ const ERRORS: [i64; 25] = [
 /// A cumulative histogram with fixed bounds.
 pub(crate) struct AtomicHistogram {
     bounds: &'static [i64],
-    /// One more bucket than bounds: the last counts values above all bounds.
+    /// One bucket per bound, and a last bucket for values above all bounds.
     buckets: Box<[AtomicU64]>,
     sum: AtomicI64,
 }
 
-/// A histogram at some instant.
+/// State of a histogram at one instant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HistogramSnapshot {
-    /// The inclusive upper bounds, ascending: nanoseconds or rows.
+    /// The inclusive upper bounds, ascending: nanoseconds, rows or permille.
     pub bounds: &'static [i64],
-    /// Number of values at most equal to each bound.
+    /// Number of values less than or equal to each bound.
     pub cumulative: Vec<u64>,
     /// Number of values.
     pub count: u64,
@@ -106,7 +106,7 @@ impl AtomicHistogram {
     }
 }
 
-/// A count of events and their total duration.
+/// Counter of events and their total duration.
 #[derive(Default)]
 pub(crate) struct AtomicTally {
     count: AtomicU64,
@@ -118,7 +118,7 @@ pub(crate) struct AtomicTally {
 pub struct TallySnapshot {
     /// Number of events.
     pub count: u64,
-    /// Total duration.
+    /// Total duration in nanoseconds.
     pub ns: u64,
 }
 
@@ -133,7 +133,7 @@ impl AtomicTally {
     }
 }
 
-/// The metrics of one model, counted where its requests are answered.
+/// The metrics of one model, updated where its requests are answered.
 pub struct ModelMetrics {
     endings: [AtomicU64; Ending::ALL.len()],
     rows: AtomicU64,
@@ -146,93 +146,93 @@ pub struct ModelMetrics {
     bad_requests: AtomicU64,
     corrections: AtomicU64,
     skips: AtomicU64,
-    /// Parts of requests that wait for their first batch.
+    /// Number of request parts that wait for their first batch.
     pub(crate) waiting: AtomicUsize,
     queue_delay: AtomicHistogram,
     batch_rows: AtomicHistogram,
     execution: AtomicHistogram,
     slack: AtomicHistogram,
     response: AtomicHistogram,
-    /// Absolute relative errors of predictions in permille; `prediction_bias` is the sum of the
-    /// signed ones.
+    /// Absolute relative errors of predictions, in permille. `prediction_bias` is the sum of the
+    /// signed errors.
     prediction_error: AtomicHistogram,
     prediction_bias: AtomicI64,
     success: AtomicTally,
     fail: AtomicTally,
     queue: AtomicTally,
     compute: AtomicTally,
-    /// `[b - 1]` counts the batches of b rows.
+    /// Entry `b - 1` counts the batches of `b` rows.
     by_batch: Box<[AtomicTally]>,
     last_inference_ms: AtomicU64,
 }
 
-/// The metrics of one model at some instant. A request is one client call, regardless of the number
-/// of its parts; each block that ran a batch counts as one batch.
+/// Metrics of one model at one instant. A request is one client call, regardless of its number of
+/// parts. Each block that runs a batch counts as one batch.
 #[derive(Clone, Debug)]
 pub struct ModelSnapshot {
-    /// Requests by outcome.
+    /// Number of requests by outcome.
     pub requests: Vec<(Ending, u64)>,
-    /// Rows answered, including late ones (Triton's `inference_count`).
+    /// Number of rows answered with outputs, late ones included (Triton's `inference_count`).
     pub rows: u64,
-    /// Batches executed (Triton's `execution_count`).
+    /// Number of batches executed (Triton's `execution_count`).
     pub batches: u64,
-    /// Requests (or parts) that wait for their first batch.
+    /// Number of request parts that wait for their first batch.
     pub waiting: usize,
-    /// Requests (or parts) that wait or run.
+    /// Number of request parts that wait or run.
     pub live: usize,
     /// Time from arrival to the start of the first batch.
     pub queue_delay: HistogramSnapshot,
-    /// Rows in a batch; where walks unfold a row is a step or node, and the sum counts all that
-    /// ran.
+    /// Number of rows per batch. In cell batches a row is one step or node.
     pub batch_rows: HistogramSnapshot,
-    /// Rows of requests that had already ended: steps queued ahead before the end was known, and
-    /// requests whose client had been answered or had gone away.
+    /// Number of rows computed for requests that had already ended. Such a row is a step queued
+    /// before the end was known, or belongs to a client that was answered or went away.
     pub wasted_rows: u64,
-    /// Rows that are steps beyond the end of a sequence, which only fill a batch.
+    /// Number of rows that only fill a batch: steps beyond the end of a sequence.
     pub padding_rows: u64,
-    /// Elements (rows times length) that batches computed of requests that differ in length.
+    /// Number of elements (rows times length) computed for the requests' own lengths. Counts only
+    /// models whose requests differ in length.
     pub useful_elements: u64,
-    /// Elements that batches computed only to pad shorter requests to the batch's length.
+    /// Number of elements computed only to pad shorter requests to the batch's length.
     pub padding_elements: u64,
-    /// Requests (or parts of large ones) whose walk a condition ended before the last block.
+    /// Number of request parts that a condition ended before the last block.
     pub early_exits: u64,
-    /// Batches that failed and were run again in parts.
+    /// Number of batches that failed and were run again in parts.
     pub batches_again: u64,
-    /// Requests (or parts of large ones) on which the engine failed alone.
+    /// Number of request parts on which the engine failed when it ran them alone.
     pub bad_requests: u64,
-    /// Number of times that the latency profile was replaced because measured batches contradicted
-    /// it.
+    /// Number of times that measured batches replaced the latency profile.
     pub profile_corrections: u64,
-    /// Number of times that a condition let a request (or part) skip blocks.
+    /// Number of times that a condition let a request part skip blocks.
     pub skips: u64,
-    /// Duration of a batch.
+    /// Execution time of a batch.
     pub execution: HistogramSnapshot,
-    /// Deadline minus the start of the first batch; the first bucket counts starts after the
-    /// deadline.
+    /// Deadline minus start of the first batch. The first bucket counts starts after the deadline.
     pub slack: HistogramSnapshot,
-    /// Time from arrival to answer, of requests that were answered with outputs.
+    /// Time from arrival to answer of requests answered with outputs.
     pub response: HistogramSnapshot,
-    /// Prediction error of policies that predict: |predicted - actual| over the actual time from
-    /// first start to end, in permille, by request.
+    /// Relative prediction error per request in permille, for policies that predict: |predicted -
+    /// actual| / actual. The predicted time runs from the request's first start to its end.
     pub prediction_error: HistogramSnapshot,
-    /// Sum of (predicted - actual) over actual, in permille; positive if predictions were too long.
+    /// Sum of (predicted - actual) / actual over all predictions, in permille. Positive if
+    /// predictions are too long.
     pub prediction_bias: i64,
-    /// Requests answered with outputs, and their response times.
+    /// Requests answered with outputs, and their total response time.
     pub success: TallySnapshot,
-    /// Accepted requests that ended without outputs, and their durations.
+    /// Accepted requests that ended without outputs, and their total duration.
     pub fail: TallySnapshot,
-    /// Successful requests, and the times they waited for their batch.
+    /// Successful requests, and their total wait for the batch.
     pub queue: TallySnapshot,
-    /// Successful requests, and the execution times of their batches.
+    /// Successful requests, and the total execution time of their batches.
     pub compute: TallySnapshot,
-    /// Batches by size in rows, ascending; sizes that never ran are omitted.
+    /// Number and execution time of batches by size in rows, ascending. Sizes that never ran are
+    /// omitted.
     pub by_batch: Vec<(usize, TallySnapshot)>,
-    /// End of the last batch in milliseconds since the Unix epoch; 0 if there was none.
+    /// End of the last batch in milliseconds since the Unix epoch; 0 if no batch ran.
     pub last_inference_ms: u64,
 }
 
 impl ModelSnapshot {
-    /// Totals for the autoscaler.
+    /// Returns the totals that the autoscaler reads.
     pub fn totals(&self) -> ModelTotals {
         let count =
             |good| self.requests.iter().filter(|(ending, _)| ending.is_good() == Some(good)).map(|(_, n)| n).sum();
@@ -299,7 +299,7 @@ impl ModelMetrics {
         self.padding_elements.fetch_add(padding, Relaxed);
     }
 
-    /// Counts a member of a batch that ended early or skipped blocks.
+    /// Counts a batch member that ended early or skipped blocks.
     pub(crate) fn on_leaving(&self, early: bool, skipped: bool) {
         if early {
             self.early_exits.fetch_add(1, Relaxed);
@@ -314,23 +314,23 @@ impl ModelMetrics {
         self.batches_again.fetch_add(1, Relaxed);
     }
 
-    /// Counts a request that failed alone.
+    /// Counts a request on which the engine failed alone.
     pub(crate) fn on_bad_request(&self) {
         self.bad_requests.fetch_add(1, Relaxed);
     }
 
-    /// Counts a replacement of the latency profile.
+    /// Counts a replacement of the latency profile by measurements.
     pub(crate) fn on_correction(&self) {
         self.corrections.fetch_add(1, Relaxed);
     }
 
-    /// Counts the first batch of a request (or part).
+    /// Records queueing time and slack of a request part at the start of its first batch.
     pub(crate) fn on_first_start(&self, queued: Nanos, slack: Nanos) {
         self.queue_delay.add(queued.0);
         self.slack.add(slack.0);
     }
 
-    /// Counts a request (or part) with its predicted and actual time from first start to end.
+    /// Records the error of a prediction: predicted and actual time from first start to end.
     pub(crate) fn on_prediction(&self, predicted: Nanos, actual: Nanos) {
         let permille =
             (i128::from((predicted - actual).0) * 1000 / i128::from(actual.0.max(1))).clamp(-1000, 1_000_000_000);
@@ -355,7 +355,7 @@ impl ModelMetrics {
         self.fail.add(after);
     }
 
-    /// Returns a snapshot; `live` is the number of requests that wait or run.
+    /// Returns a snapshot; `live` is the number of request parts that wait or run.
     pub fn snapshot(&self, live: usize) -> ModelSnapshot {
         let batch_rows = self.batch_rows.snapshot();
         let by_batch = self.by_batch.iter().map(AtomicTally::snapshot).enumerate();
@@ -403,25 +403,25 @@ impl Default for DeviceMetrics {
     }
 }
 
-/// The metrics of one device at some instant.
+/// Metrics of one device at one instant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceSnapshot {
-    /// Its id.
+    /// Device id.
     pub id: u16,
-    /// Its state.
+    /// Device state.
     pub state: DeviceState,
-    /// Execution time of its batches in percent of other devices; 100 unless it was found to be
-    /// slower.
+    /// Execution time of the device's batches in percent of other devices. 100 unless the device
+    /// was found to be slower.
     pub percent: u32,
-    /// Batches executed.
+    /// Number of batches executed.
     pub batches: u64,
-    /// Total execution time; its rate is the utilisation. A batch counts when it ends.
+    /// Total busy time in nanoseconds; its rate is the utilisation. A batch counts when it ends.
     pub busy_ns: u64,
-    /// Rows copied to make batches contiguous, counted once for each tensor.
+    /// Number of rows copied to make batches contiguous, counted once per tensor.
     pub rows_gathered: u64,
-    /// Batches that read the state of their requests in place.
+    /// Number of batches that read the state of their requests in place.
     pub tasks_without_copy: u64,
-    /// Time of the batches by phase.
+    /// Execution time of the batches by phase.
     pub spent: PhaseTimes,
 }
 
@@ -445,12 +445,13 @@ impl DeviceMetrics {
 #[derive(Default)]
 pub(crate) struct SchedulerMetrics(AtomicTally);
 
-/// The metrics of the scheduler's turns at some instant.
+/// Metrics of the scheduler's turns at one instant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SchedulerSnapshot {
-    /// Turns that had work.
+    /// Number of turns that had work.
     pub turns: u64,
-    /// Total duration of these turns: reading mail, deciding, submitting tasks, answering clients.
+    /// Total duration of these turns in nanoseconds: reading mail, deciding, submitting tasks,
+    /// answering clients.
     pub busy_ns: u64,
 }
 
@@ -513,7 +514,7 @@ mod tests {
         assert_eq!(seen.success, TallySnapshot { count: 2, ns: 3_000 });
         assert_eq!(seen.fail, TallySnapshot { count: 1, ns: 50 });
         assert_eq!(seen.by_batch, [(3, TallySnapshot { count: 1, ns: 700 })]);
-        // The late, expired and refused requests count as bad; one counts as good.
+        // One request counts as good; the late, the expired and the refused one count as bad.
         assert_eq!(seen.totals(), ModelTotals { good: 1, bad: 3, busy: Nanos(700) });
         let counted: Vec<_> = seen.requests.iter().filter(|(_, n)| *n == 1).map(|(ending, _)| ending.name()).collect();
         assert_eq!(counted, ["ok", "late", "expired", "refused"]);

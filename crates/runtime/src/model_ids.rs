@@ -1,10 +1,10 @@
 //! Allocation of model ids, and the lookup of models by server threads.
 //!
-//! An id passes through the states free, held, serving, leaving and free again. It is held while
-//! its model is being loaded, and leaving from the moment that no further request may use it until
-//! the scheduler thread has seen the last request of the old model end, so an id never refers to
-//! two models. Ids are assigned round robin: otherwise a request that looked its model up just
-//! before an unload could be taken for one of the next model.
+//! An id passes through the states free, held, serving, leaving, and free again. An id is held
+//! while its model is being loaded. It is leaving from the unload until the scheduler thread has
+//! seen the model's last request end. So an id never refers to two models. Ids are assigned round
+//! robin. Otherwise a request that looked up a model just before its unload could reach the next
+//! model with the same id.
 
 use crate::capacity::ModelEntry;
 use parking_lot::RwLock;
@@ -16,7 +16,7 @@ pub(crate) struct ModelIds(RwLock<IdTable>);
 
 struct IdTable {
     states: Box<[IdState]>,
-    /// Start of the search for a free id.
+    /// Index at which the search for a free id starts.
     next: usize,
 }
 
@@ -24,7 +24,7 @@ struct IdTable {
 enum IdState {
     Free,
     Serving(Arc<ModelEntry>),
-    /// Requests of the model may still run.
+    /// The model was unloaded, but its requests may still run.
     Leaving(Arc<ModelEntry>),
     Held,
 }
@@ -34,7 +34,7 @@ impl ModelIds {
         ModelIds(RwLock::new(IdTable { states: vec![IdState::Free; models].into(), next: 0 }))
     }
 
-    /// Returns the model of this id, if it is served.
+    /// Returns the model with this id, if it is being served.
     pub(crate) fn get(&self, id: ModelId) -> Option<Arc<ModelEntry>> {
         match self.0.read().states.get(id.index()) {
             Some(IdState::Serving(entry)) => Some(Arc::clone(entry)),
@@ -42,7 +42,7 @@ impl ModelIds {
         }
     }
 
-    /// Reserves a free id, for [`ModelIds::serve`].
+    /// Reserves a free id, which [`ModelIds::serve`] then uses; `None` if every id is taken.
     pub(crate) fn reserve(&self) -> Option<ModelId> {
         let mut table = self.0.write();
         let ids = table.states.len();
@@ -57,7 +57,7 @@ impl ModelIds {
         self.0.write().states[id.index()] = IdState::Serving(entry);
     }
 
-    /// Stops further requests; returns false if the model is not served.
+    /// Refuses further requests for the model. Returns false if the model is not being served.
     pub(crate) fn leave(&self, id: ModelId) -> bool {
         let mut table = self.0.write();
         let Some(state) = table.states.get_mut(id.index()) else { return false };
@@ -70,8 +70,8 @@ impl ModelIds {
         self.0.write().states[id.index()] = IdState::Free;
     }
 
-    /// Returns the models that a joining device must know, by id: those served, and those whose
-    /// last requests may still run.
+    /// Returns the models that a joining device must know, ordered by id: served models, and
+    /// unloaded ones whose requests may still run.
     pub(crate) fn running(&self) -> Vec<(ModelId, Arc<ModelEntry>)> {
         let table = self.0.read();
         let known = (0..).map(ModelId).zip(&table.states).filter_map(|(id, state)| match state {
@@ -81,7 +81,7 @@ impl ModelIds {
         known.collect()
     }
 
-    /// Returns the served models, by id.
+    /// Returns the served models, ordered by id.
     pub(crate) fn serving(&self) -> Vec<(ModelId, Arc<ModelEntry>)> {
         let table = self.0.read();
         let served = table.states.iter().enumerate().filter_map(|(at, state)| match state {

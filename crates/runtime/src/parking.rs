@@ -1,17 +1,17 @@
 //! Sleep until an instant or until mail arrives, precise to some tens of microseconds.
 //!
-//! Timers of an async runtime tick in milliseconds; a batch that must start at its latest moment
-//! would miss its deadline by a tick. So one dedicated thread parks until shortly before the
-//! instant and spins for the rest. The margin is learnt: the operating system wakes a thread late
-//! by an amount that differs between machines, so the margin follows the observed lateness, quickly
-//! upwards and slowly downwards, within fixed bounds.
+//! Timers of an async runtime tick in milliseconds, so a batch that must start at its latest moment
+//! would miss its deadline by a tick. Instead, one dedicated thread parks until shortly before the
+//! instant and spins for the rest. The operating system wakes a parked thread late, by an amount
+//! that differs between machines. So the thread learns the margin from the observed lateness. The
+//! margin rises quickly and falls slowly, within fixed bounds.
 //!
-//! Where instants follow each other closely, as under overload, spinning before each would keep a
-//! core busy that devices may need. So the thread spins at most a twentieth of the time, and
-//! otherwise accepts the system's wake-up delay.
+//! Under overload, instants follow each other closely, and spinning before each would occupy a core
+//! that devices may need. So the thread spins at most a twentieth of the time. Otherwise it accepts
+//! the system's wake-up delay.
 //!
-//! Producers must not pay for a system call per message, so they wake the sleeper only if it has
-//! declared that it sleeps.
+//! A system call per message would be too expensive for producers. So they wake the sleeper only if
+//! it has declared that it sleeps.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 const MARGIN_MIN: Duration = Duration::from_micros(20);
 const MARGIN_MAX: Duration = Duration::from_micros(200);
 
-/// At most one part in this many of the time is spent spinning.
+/// Inverse of the largest share of time spent spinning.
 const SPIN_RATIO: u32 = 20;
 /// Upper bound on the accumulated spin allowance.
 const ALLOWANCE_MAX: Duration = Duration::from_millis(2);
@@ -33,23 +33,24 @@ pub(crate) struct Parking {
     sleeper: OnceLock<Thread>,
 }
 
-/// The sleeper's learnt wake-up delay and its spin budget.
+/// The sleeping thread's learnt wake-up margin and spin budget.
 pub(crate) struct Sleeper {
     margin: Duration,
-    /// Remaining time that it may spin.
+    /// Remaining time that the thread may spin.
     allowance: Duration,
     /// Time at which the allowance was last increased.
     added: Instant,
 }
 
 impl Parking {
-    /// Wakes the sleeper if it sleeps; call it after publishing the data that it should see.
+    /// Wakes the sleeper if it sleeps. Must be called after publishing the data that the sleeper
+    /// should see.
     ///
-    /// No wake-up is lost. The producer publishes, then reads `parked`; the sleeper sets `parked`,
-    /// then looks for mail. The two fences put these four steps into one order, in which at least
-    /// one of the two sees the other's write: either the sleeper finds the mail and does not sleep,
-    /// or the producer finds it parked and unparks it. An unpark that comes before the park is kept
-    /// by the thread's token and makes the park return immediately.
+    /// No wake-up is lost. The producer publishes, then reads `parked`. The sleeper sets `parked`,
+    /// then looks for mail. The two fences put these four steps into one order, so at least one
+    /// thread sees the other's write. Either the sleeper finds the mail and does not sleep, or the
+    /// producer finds it parked and unparks it. If the unpark comes before the park, the thread's
+    /// token makes the park return immediately.
     pub(crate) fn wake(&self) {
         fence(Ordering::SeqCst);
         if self.parked.load(Ordering::Relaxed)
@@ -60,7 +61,7 @@ impl Parking {
         }
     }
 
-    /// Parks for at most `span` unless `ready` already; may return spuriously.
+    /// Parks for at most `span`, unless `ready` returns true. May return spuriously.
     fn park(&self, span: Option<Duration>, ready: &impl Fn() -> bool) {
         self.parked.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -75,7 +76,7 @@ impl Parking {
 }
 
 impl Sleeper {
-    /// Makes the calling thread the one that `parking` wakes. At most one thread per parking.
+    /// Makes the calling thread the sleeper of `parking`. A parking has at most one sleeper.
     pub(crate) fn new(parking: &Parking) -> Sleeper {
         let adopted = parking.sleeper.set(thread::current()).is_ok();
         assert!(adopted, "a parking has one sleeper");
@@ -83,7 +84,8 @@ impl Sleeper {
         Sleeper { margin: Duration::from_micros(80), allowance: ALLOWANCE_MAX, added: Instant::now() }
     }
 
-    /// Returns at `target`, or as soon as `ready`; without a target, only when ready.
+    /// Returns at `target`, or as soon as `ready` returns true. Without a target, waits until
+    /// `ready` returns true.
     pub(crate) fn wait(&mut self, parking: &Parking, target: Option<Instant>, ready: impl Fn() -> bool) {
         while !ready() {
             let Some(target) = target else {
@@ -102,7 +104,8 @@ impl Sleeper {
         }
     }
 
-    /// Whether the allowance, including its growth since the last call, covers one margin.
+    /// Adds the allowance earned since the last call. Returns whether the allowance covers one
+    /// margin.
     fn may_spin(&mut self, now: Instant) -> bool {
         self.allowance = (self.allowance + (now - self.added) / SPIN_RATIO).min(ALLOWANCE_MAX);
         self.added = now;
@@ -118,7 +121,7 @@ impl Sleeper {
 
     fn nap(&mut self, parking: &Parking, now: Instant, span: Duration, ready: &impl Fn() -> bool) {
         parking.park(Some(span), ready);
-        // A nap cut short by mail contains no information about the timer.
+        // A nap that mail cut short does not show how late the timer is.
         if let Some(late) = now.elapsed().checked_sub(span) {
             self.learn(late);
         }
@@ -133,8 +136,8 @@ impl Sleeper {
     }
 }
 
-/// Disables timer slack: Linux delays timers of ordinary threads by up to 50 µs to save power.
-/// Where the file is missing or read-only, the learnt margin absorbs the delay.
+/// Disables the calling thread's timer slack. Linux delays timers of ordinary threads by up to 50
+/// µs to save power. If the file is missing or read-only, the learnt margin absorbs the delay.
 fn disable_timer_slack() {
     let thread = std::fs::read_link("/proc/thread-self").ok();
     if let Some(id) = thread.as_deref().and_then(|path| path.file_name()) {
@@ -151,7 +154,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicUsize;
 
-    /// A lost wake-up would leave both sides waiting for each other for ever.
+    /// After a lost wake-up, both threads would wait for each other for ever.
     #[test]
     fn no_wake_up_is_lost() {
         const ROUNDS: usize = 20_000;
@@ -197,8 +200,7 @@ mod tests {
         assert_eq!(sleeper.margin, MARGIN_MIN);
     }
 
-    /// Uses a simulated clock: the sleeper does not spin before each of many closely spaced
-    /// instants.
+    /// Uses a simulated clock. The sleeper spins before only some of many closely spaced instants.
     #[test]
     fn spins_a_twentieth_of_the_time() {
         let mut sleeper = Sleeper::new(&Parking::default());

@@ -1,4 +1,4 @@
-//! Corrections of latency profiles that prove wrong in use.
+//! Corrections of latency profiles that measured batches contradict.
 
 use crate::scheduler_loop::SchedulerLoop;
 use ripieno_base::{BlockId, ModelId, RequestSlot, Time};
@@ -25,8 +25,8 @@ impl SchedulerLoop {
         self.core.control(Control::ProfileReplaced { model: id, block, profile });
     }
 
-    /// Notes a request that was dropped before it ran: its profile may be wrong, and nothing can
-    /// correct it while nothing runs.
+    /// Notes a request that was dropped before it ran. The profile may be too high, and if nothing
+    /// runs, no measurement can correct it.
     pub(crate) fn suspect_profile(&mut self, now: Time, slot: RequestSlot) {
         let (_, call, part) = self.jobs.owner(slot);
         let (extent, allowed) = (call.parts[part].entry.extent, call.deadline - call.arrived);
@@ -39,8 +39,8 @@ impl SchedulerLoop {
         }
     }
 
-    /// Tests suspect profiles by lowering them, so that a request is tried. Done as an input of its
-    /// own, since the outbox may be half performed when the suspicion arises.
+    /// Lowers suspect profiles, so that the scheduler runs a request and measures it. This happens
+    /// in the next turn, because the outbox may be half performed when a profile becomes suspect.
     pub(crate) fn test_suspect_profiles(&mut self) {
         while let Some((id, alone)) = self.suspect_profiles.pop() {
             let Some(known) = self.models[id.index()].as_mut().filter(|known| !known.leaving) else {

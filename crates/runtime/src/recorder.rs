@@ -1,10 +1,10 @@
 //! Records all inputs and decisions of a scheduler, so that a live run can be replayed.
 //!
 //! The format is JSON lines: a header with the setup and the policy, one line per event with its
-//! time, and a last line that says whether the recording is complete. Shards write into one file,
-//! each in its own order. A separate thread writes, behind a bounded queue. If the disk cannot keep
-//! up, the recording ends there, marked as truncated: a recording with a gap could not be replayed
-//! anyway, and the scheduler never waits.
+//! time, and a last line that says whether the recording is complete. Shards write into one file;
+//! the events of each shard are in order. A separate thread writes, behind a bounded queue. The
+//! scheduler never waits for the disk. If the queue overflows, the recording ends and is marked as
+//! truncated, because a recording with a gap cannot be replayed.
 
 use ripieno_base::Time;
 use ripieno_sched::{Event, Setup};
@@ -17,10 +17,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 
-/// Capacity of the queue of events to be written.
+/// Capacity of the queue of events to write.
 const MAX_QUEUED_EVENTS: usize = 16_384;
 
-/// The format's version; a reader refuses others.
+/// Version of the format. A reader refuses other versions.
 pub(crate) const VERSION: u32 = 3;
 
 /// The first line of a recording.
@@ -30,7 +30,7 @@ pub struct Header {
     pub ripieno_recording: u32,
     /// The policy's name in the catalogue.
     pub policy: String,
-    /// The policy's options, as given at the start of the engine.
+    /// The policy's options at the start of the engine.
     pub options: serde_json::Value,
     /// The setup that the scheduler was built for.
     pub setup: Setup,
@@ -48,17 +48,17 @@ fn is_one(shards: &usize) -> bool {
     *shards == 1
 }
 
-/// A further line.
+/// A line after the header.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum RecordedLine {
-    /// An input or decision of the first shard.
+    /// An input or decision of shard 0.
     At(Time, Event),
     /// An input or decision of the shard with this number.
     Of(usize, Time, Event),
-    /// The last line; true if events are missing after the line before.
+    /// The last line.
     End {
-        /// Whether the recording is incomplete.
+        /// Whether events are missing before this line.
         truncated: bool,
     },
 }
@@ -66,13 +66,13 @@ pub(crate) enum RecordedLine {
 /// Records the events of one shard.
 pub(crate) struct Recorder {
     shard: usize,
-    /// `None` once the queue has overflowed. Dropped before the file, which waits for all senders
-    /// to go.
+    /// Sender to the writer thread; `None` once the queue has overflowed. It must be dropped before
+    /// `file`, because dropping the file waits until all senders are gone.
     sender: Option<SyncSender<RecordedLine>>,
     file: Arc<RecordingFile>,
 }
 
-/// The file that all shards of a server write into.
+/// The file into which all shards of a server write.
 struct RecordingFile {
     /// Whether events are missing.
     truncated: Arc<AtomicBool>,
@@ -80,7 +80,7 @@ struct RecordingFile {
 }
 
 impl Recorder {
-    /// Creates the file, starts the writer, and returns a recorder for each shard.
+    /// Creates the file, starts the writer thread, and returns one recorder per shard.
     pub(crate) fn start(path: &Path, header: &Header) -> io::Result<Vec<Recorder>> {
         let mut file = BufWriter::new(File::create(path)?);
         write_line(&mut file, header)?;
@@ -113,7 +113,7 @@ impl Recorder {
 }
 
 impl Drop for RecordingFile {
-    /// Waits until everything is written.
+    /// Waits until all events are written.
     fn drop(&mut self) {
         if let Some(writer) = self.writer.take()
             && writer.join().is_err()
@@ -123,7 +123,7 @@ impl Drop for RecordingFile {
     }
 }
 
-/// Writes lines until all senders are gone.
+/// Writes lines until all senders are dropped.
 fn write_all(mut file: impl Write, lines: &Receiver<RecordedLine>, truncated: &AtomicBool) -> io::Result<()> {
     for line in lines {
         write_line(&mut file, &line)?;

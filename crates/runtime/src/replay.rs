@@ -1,8 +1,7 @@
 //! Replays a recording through a newly built scheduler and compares the decisions.
 //!
-//! Equal decisions show that the live scheduler is deterministic: none of its decisions depended on
-//! chance, wall clock or thread timing. A difference is either a bug or another version of the
-//! policy.
+//! Equal decisions show that the live scheduler was deterministic: no decision depended on chance,
+//! wall clock or thread timing. A difference means a bug or another version of the policy.
 
 use crate::recorder::{Header, RecordedLine, VERSION};
 use ripieno_base::Time;
@@ -12,8 +11,8 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
-/// Upper bound on the length of a line, far above any real one: the widest graph of the largest
-/// batch fits.
+/// Upper bound on the length of a line. Real lines are far shorter: even the graphs of the largest
+/// batch fit.
 const MAX_LINE_BYTES: u64 = 64 << 20;
 
 /// The result of a replay.
@@ -21,20 +20,20 @@ const MAX_LINE_BYTES: u64 = 64 << 20;
 pub struct ReplayReport {
     /// Number of inputs replayed.
     pub inputs: usize,
-    /// Number of settles that decided as recorded.
+    /// Number of settles whose decisions match the recording.
     pub settles: usize,
-    /// Whether the recording lacks its end: it overflowed, or the server was killed.
+    /// Whether the recording lacks its end, because its queue overflowed or the server was killed.
     pub truncated: bool,
-    /// The first difference, at which the replay stops.
+    /// The first difference, if any. The replay stops there.
     pub difference: Option<Difference>,
 }
 
 /// A settle whose decisions differ from the recording.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Difference {
-    /// The line of the file, from 1.
+    /// Line in the file, from 1.
     pub line: usize,
-    /// The instant.
+    /// Instant of the settle.
     pub now: Time,
     /// The recorded decisions.
     pub recorded: Event,
@@ -58,31 +57,31 @@ pub enum ReplayError {
     Line {
         /// The file.
         path: String,
-        /// The line, from 1.
+        /// Line in the file, from 1.
         line: usize,
         /// The cause.
         error: serde_json::Error,
     },
-    /// The file has another version.
+    /// The file has an unsupported version.
     #[error("{path}:1: a recording of version {found}; this program reads version {VERSION}: record the run anew")]
     Version {
         /// The file.
         path: String,
-        /// Its version.
+        /// Version of the file.
         found: u64,
     },
     /// The scheduler cannot be built.
     #[error("cannot build policy {policy:?} of the recording: {error}")]
     Build {
-        /// The policy.
+        /// Name of the policy.
         policy: String,
         /// The cause.
         error: String,
     },
 }
 
-/// Replays the recording in `path` through the scheduler that `build` makes for its header, in as
-/// many shards.
+/// Replays the recording in `path`. `build` receives the recording's header and creates a scheduler
+/// with the same number of shards.
 pub fn replay<S: Into<ServedPolicy>, E: std::fmt::Display>(
     path: &Path,
     build: impl FnOnce(&Header) -> Result<S, E>,
@@ -124,7 +123,7 @@ impl RecordedEvents {
             let error = serde_json::Error::custom("the file is empty, or ends in its first line");
             return Err(ReplayError::Line { path: lines.path, line: 1, error });
         };
-        // The version is checked first, since another version may have other keys.
+        // The version is checked first, because another version may have other keys.
         let found = first.get("ripieno_recording").and_then(serde_json::Value::as_u64);
         if let Some(found) = found.filter(|&found| found != u64::from(VERSION)) {
             return Err(ReplayError::Version { path: lines.path, found });
@@ -134,14 +133,14 @@ impl RecordedEvents {
         Ok(RecordedEvents { lines, header, truncated: true })
     }
 
-    /// Returns the header: the recorded scheduler's policy and setup.
+    /// Returns the header with the recorded scheduler's policy and setup.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// Returns the next event with its shard, from 0, and its instant; `None` at the end of the
-    /// recording or where it was cut off. Instants increase within a shard; those of different
-    /// shards interleave.
+    /// Returns the next event with its shard (from 0) and its instant. Returns `None` at the end of
+    /// the recording or where the file is cut off. Instants increase within a shard; events of
+    /// several shards interleave.
     #[allow(clippy::should_implement_trait, reason = "an iterator could not end with an error")]
     pub fn next(&mut self) -> Result<Option<(usize, Time, Event)>, ReplayError> {
         match self.lines.next()? {
@@ -170,8 +169,8 @@ impl RecordedEvents {
         self.lines.bytes
     }
 
-    /// Whether further events are missing after the last one, because the recording overflowed or
-    /// the server was killed.
+    /// Whether events are missing at the end, because the recording's queue overflowed or the
+    /// server was killed.
     pub fn is_truncated(&self) -> bool {
         self.truncated
     }
@@ -201,7 +200,7 @@ impl Lines {
             let error = serde_json::Error::custom(format!("the line is longer than {MAX_LINE_BYTES} bytes"));
             return Err(ReplayError::Line { path: self.path.clone(), line: self.number + 1, error });
         }
-        // A server that was killed leaves half a line.
+        // A server that was killed may leave an incomplete last line.
         if !self.buffer.ends_with(b"\n") {
             return Ok(None);
         }

@@ -1,17 +1,20 @@
-//! The event loop that decides: it owns the scheduler, the live requests, their timers and the
+//! The event loop of a scheduler. It owns the scheduler, the live requests, their timers and the
 //! devices.
 //!
-//! All of this has one owner, because all of it changes with every request and every decision. Each
-//! turn reads the clock once: mail, expired requests and withdrawals are passed to the core at that
-//! instant, the core decides, and the decisions are performed. A turn reads at most
-//! [`MAILS_A_TURN`] messages, so timers are checked often under any load. `scheduler_thread.rs`
-//! determines which thread takes a turn and when. Where there are several loops, each has its own
-//! models and uses devices that were granted to it (docs/internals/adr/0023).
+//! One thread at a time uses this state, because every request and every decision changes it. Each
+//! turn reads the clock once. At that instant the core receives the mail, the expired requests and
+//! the withdrawals. Then the core decides, and the loop performs the decisions. A turn reads at
+//! most [`MAILS_A_TURN`] messages, so timers are checked often under any load.
+//! `scheduler_thread.rs` determines which thread takes a turn and when. A server may have several
+//! loops. Each loop then has its own models and uses devices that were granted to it
+//! (docs/internals/adr/0023).
 //!
-//! Invariants: the outbox is performed completely before the next input; a client is answered at
-//! most once, by the type of its [`Answerer`](crate::answer::Answerer); a slot is freed only when
-//! its call is answered, the core has ended it, no task in flight names it and no cancellation is
-//! in the mailbox.
+//! Invariants:
+//!
+//! * The outbox is performed completely before the next input.
+//! * A client is answered at most once, by the type of its [`Answerer`](crate::answer::Answerer).
+//! * A slot is freed only when its call is answered and ended in the core, no task in flight names
+//!   the slot, and no cancellation is in the mailbox.
 
 use crate::capacity::ModelEntry;
 use crate::core::Core;
@@ -51,34 +54,34 @@ pub(crate) struct SchedulerLoop {
     pub(crate) joiner: Joiner,
     pub(crate) failures: FailureHistory,
     pub(crate) speeds: Speeds,
-    /// Indexed by model id.
+    /// Models in the core, indexed by model id.
     pub(crate) models: Vec<Option<LiveModel>>,
-    /// Parts whose client has been answered while the core still holds them; the core learns of
-    /// them among the next turn's inputs, since the outbox may be half performed when that becomes
-    /// known.
+    /// Parts that are still in the core although their client has been answered. The next turn
+    /// reports them to the core. Reporting them immediately is impossible, because the outbox may
+    /// be half performed.
     pub(crate) withdrawals: Vec<RequestSlot>,
-    /// Models with no task in flight whose profile is suspect, with the single-row latency that it
-    /// claims.
+    /// Models with a suspect profile and no task in flight, each with the latency of a single row
+    /// by that profile.
     pub(crate) suspect_profiles: Vec<(ModelId, Nanos)>,
-    /// Models that are removed once their last request has ended.
+    /// Unloaded models, which are removed once their last request has ended.
     pub(crate) leaving: Vec<ModelId>,
     /// Whether new requests are answered with the shutdown failure.
     pub(crate) dismissing: bool,
     /// Whether this was the last turn.
     pub(crate) stopped: bool,
-    /// The mail of a turn; empty between turns.
+    /// Messages of the current turn; empty between turns.
     pub(crate) inbox: Vec<Mail>,
 }
 
 /// A model that the core knows.
 pub(crate) struct LiveModel {
     pub(crate) entry: Arc<ModelEntry>,
-    /// Parts in the core.
+    /// Number of the model's request parts in the core.
     live: usize,
-    /// Tasks in flight; those queued ahead may outlive the last part.
+    /// Number of the model's tasks in flight. Tasks queued ahead may outlive the last part.
     pub(crate) tasks: usize,
     pub(crate) leaving: bool,
-    /// The shapes in use, where requests differ in shape.
+    /// The shapes in use, if requests differ in shape.
     shapes: Option<ShapeTable>,
     pub(crate) calibration: Calibration,
 }
@@ -108,8 +111,8 @@ impl EventLoop for SchedulerLoop {
 }
 
 impl SchedulerLoop {
-    /// Reads the mail, decides and performs. Returns the time of the next turn, if no mail comes
-    /// before.
+    /// Reads the mail, decides and performs the decisions. Returns the time of the next turn; mail
+    /// causes an earlier turn.
     fn decide(&mut self) -> Time {
         if !self.core.flush_link() {
             return Time::ORIGIN;
@@ -133,7 +136,7 @@ impl SchedulerLoop {
         for at in 0..self.core.actions() {
             self.perform(now, self.core.action(at));
         }
-        // Parts that the core ended by itself in this turn need no withdrawal in the next.
+        // The next turn must not withdraw parts that the core has ended in this turn.
         self.withdrawals.retain(|&slot| self.jobs.in_core(slot));
         self.forget_unloaded();
         self.remove_drained(now);
@@ -161,7 +164,7 @@ impl SchedulerLoop {
         }
     }
 
-    /// Passes a request to the core, unless its model has been unloaded meanwhile.
+    /// Passes a request to the core. Fails the request if its model has been unloaded meanwhile.
     fn admit(&mut self, now: Time, call: Box<ClientCall>) {
         let (id, entry) = (call.id, Arc::clone(&call.model));
         let lead = self.jobs.insert(call);
@@ -210,21 +213,20 @@ impl SchedulerLoop {
         let EndedTask { task, outcome, members, model, expected, rerun, lost, ran } = ended;
         let known = self.models[model.index()].as_mut().expect("a model stays while its tasks fly");
         known.tasks -= 1;
-        // A batch that was stopped, run more than once or lost contains no information about late
-        // ends.
+        // A batch that was stopped, run again or lost does not show how late batches end.
         if outcome != Outcome::Cancelled && !rerun && lost.is_none() {
             known.calibration.on_end(now - expected);
         }
         let sound = outcome == Outcome::Ok && !rerun;
         let profiled = known.calibration.model().blocks[ran.block.index()].cost(ran.rows, ran.length);
-        // The slowdown of a slow device is no error of the profile.
+        // Corrects for the device's slowdown, which is not an error of the profile.
         let took = ran.took.scale(100, u64::from(self.speeds.percent(from)));
         let fair = sound && self.speeds.is_fair(from);
         let better = fair.then(|| known.calibration.on_task(now, &Ran { took, ..ran })).flatten();
         for &slot in members.iter().filter(|_| !known.entry.unfolds) {
             let (lead, call, part) = self.jobs.owner(slot);
             if call.done == call.parts.len() || matches!(call.parts[part].result, Some(Err(_))) {
-                // It will be finished in this turn, so its timer must not fire before.
+                // The call will be answered in this turn, so its timer must not fire first.
                 self.jobs.disarm(lead);
             }
         }
@@ -247,10 +249,11 @@ impl SchedulerLoop {
         self.dispatcher.recycle(members);
     }
 
-    /// Records the requests on which the engine failed alone in the task that has just completed.
+    /// Records the requests of the last completed task on which the engine failed alone.
     ///
-    /// If all members failed, the core rejects them. Otherwise it learnt that their walks ended,
-    /// and finishes them; but where walks unfold, they are withdrawn.
+    /// If all members failed, the core rejects them. If some failed, the core was told that these
+    /// requests ended, and it finishes them. In models that run cell by cell, this method withdraws
+    /// them instead.
     fn record_failed_alone(&mut self, now: Time, outcome: Outcome) {
         for at in 0..self.dispatcher.failed_alone().len() {
             let slot = self.dispatcher.failed_alone()[at];
@@ -264,8 +267,9 @@ impl SchedulerLoop {
         }
     }
 
-    /// Isolates the clients whose requests were in an engine process when it ended. Any of them may
-    /// be the cause, so they run alone for a while; another crash then affects no other request.
+    /// Isolates the clients whose requests were in an engine process when the process ended. Any of
+    /// the requests may be the cause. So the requests of these clients run alone for a while, and
+    /// another crash affects no other request.
     fn isolate_clients(&mut self, now: Time, members: &[RequestSlot]) {
         let mut clients: Vec<(ModelId, u16)> = Vec::with_capacity(members.len());
         clients.extend(members.iter().map(|&slot| {
@@ -300,11 +304,11 @@ impl SchedulerLoop {
             EngineCommand::Leave { id, lost } => self.leave(now, id, lost),
             EngineCommand::Dismiss => self.dismiss(now),
         }
-        // The sender of the command may be gone; then the confirmation is not needed.
+        // If the sender of the command is gone, the confirmation is not needed.
         let _ = confirm.try_send(());
     }
 
-    /// Answers the clients whose time has expired, whether their requests wait or run.
+    /// Answers expired calls, whether they wait or run.
     fn expire(&mut self, now: Time) {
         while let Some(lead) = self.jobs.pop_expired(now) {
             if self.jobs.part(lead).stage == PartStage::Waiting {
@@ -314,8 +318,8 @@ impl SchedulerLoop {
         }
     }
 
-    /// Withdraws requests whose client has been answered. Those that run are discarded when they
-    /// are done.
+    /// Withdraws from the core the requests whose client has been answered. Outputs of running ones
+    /// are discarded later.
     fn withdraw(&mut self) {
         while let Some(slot) = self.withdrawals.pop() {
             self.core.control(Control::Cancelled(slot));
@@ -380,7 +384,7 @@ impl SchedulerLoop {
         self.jobs.release_if_over(lead);
     }
 
-    /// Records that the core has ended the part in `slot`.
+    /// Records that the core has ended the part in `slot`, and returns the call's first slot.
     fn leave_core(&mut self, slot: RequestSlot) -> RequestSlot {
         let (lead, call, part) = self.jobs.owner(slot);
         let stage = std::mem::replace(&mut call.parts[part].stage, PartStage::Outside);
@@ -399,8 +403,7 @@ impl SchedulerLoop {
         lead
     }
 
-    /// Answers the client of a call whose parts all have their outputs, unless it has been
-    /// answered.
+    /// Answers a call whose parts all have outputs, unless it has been answered.
     fn complete(&mut self, now: Time, lead: RequestSlot) {
         self.jobs.disarm(lead);
         let call = self.jobs.call(lead);
@@ -428,8 +431,8 @@ impl SchedulerLoop {
         }
     }
 
-    /// Answers the client with a failure, unless it has been answered, and withdraws the parts that
-    /// the core still holds.
+    /// Answers a call with a failure, unless it has been answered. Schedules the withdrawal of its
+    /// parts from the core.
     pub(crate) fn fail(&mut self, now: Time, lead: RequestSlot, failure: Failure) {
         self.jobs.disarm(lead);
         let call = self.jobs.call(lead);
@@ -467,7 +470,7 @@ impl SchedulerLoop {
     }
 }
 
-/// Returns the failure of a part on which the engine failed, or which was lost with its device.
+/// Returns the failure of a part that failed in the engine or was lost with its device.
 fn failure(call: &ClientCall, part: usize) -> Failure {
     let cause = match &call.parts[part].result {
         Some(Err(text)) => text.clone(),

@@ -1,11 +1,14 @@
-//! Threads that take the turns of a scheduler loop: one of its own, and the threads of devices.
+//! Threads that take the turns of a scheduler loop: the loop's own thread, and the threads of
+//! devices.
 //!
-//! The end of a task is mail, but a device's thread that would idle until that mail is read takes
-//! the turn itself: its next task is ready immediately, and the answer leaves one wake-up earlier,
-//! which on an idle machine costs more than most decisions. A thread that already holds its next
-//! task runs that instead. Likewise an idle device thread is woken for a new request: it will most
-//! likely be the one to run it. Server threads never take a turn: the operating system may preempt
-//! them in favour of devices, and one preempted with the lock held would delay every request.
+//! The end of a task is a message to the loop. If the device's thread has no next task, it takes
+//! the turn itself. Then its next task is ready immediately, and the answer is sent one wake-up
+//! earlier. On an idle machine, a wake-up costs more than most decisions. A thread that already
+//! holds its next task runs this task and only wakes the loop.
+//!
+//! A new request wakes an idle device's thread, because this device will most likely run the
+//! request. Server threads never take a turn. The operating system may preempt them in favour of
+//! devices, and a thread preempted with the lock held would delay every request.
 
 use crate::answer::DrainGate;
 use crate::devices::KnownIdle;
@@ -18,13 +21,13 @@ use ripieno_base::DeviceId;
 use ripieno_executor::{IdleWork, TaskResult};
 use std::sync::{Arc, Weak};
 
-/// A scheduler loop, and the means by which other threads take its turns.
+/// A scheduler loop whose turns other threads can take.
 pub(crate) struct SharedScheduler {
     runner: Arc<LoopRunner<SchedulerLoop>>,
     idle: KnownIdle,
-    /// Takes a turn on the thread of a device.
+    /// Closure that takes a turn, for the thread of an idle device.
     turn: IdleWork,
-    /// Requests devices from the matchmaker, if this is one of several shards.
+    /// Router to the matchmaker, if the scheduler is one of several shards.
     router: Option<Arc<ShardRouter<SchedulerLoop>>>,
 }
 
@@ -52,7 +55,7 @@ impl SharedScheduler {
         Arc::clone(&self.idle)
     }
 
-    /// Takes turns until the loop is stopped. Dropping the loop then answers all unanswered
+    /// Takes turns until the loop is stopped, then drops the loop, which answers all unanswered
     /// clients.
     pub(crate) fn run(&self, event_loop: SchedulerLoop, gate: Arc<DrainGate>) {
         let _closing = CloseOnExit(self, gate);
@@ -70,12 +73,13 @@ impl SharedScheduler {
         }
     }
 
-    /// Enqueues an admitted request; [`SharedScheduler::wake`] must follow.
+    /// Enqueues an admitted request. The caller must then call [`SharedScheduler::wake`].
     pub(crate) fn enqueue(&self, call: Box<ClientCall>) {
         self.mailbox().put(Mail::Submit(call));
     }
 
-    /// Wakes a thread to handle the mailbox. Called by a server thread.
+    /// Wakes an idle device's thread or the loop's thread to read the mailbox. Called by server
+    /// threads.
     pub(crate) fn wake(&self) {
         let idle = self.idle.lock().clone();
         if !idle.is_some_and(|device| device.run_idle(&self.turn)) {
@@ -83,13 +87,13 @@ impl SharedScheduler {
         }
     }
 
-    /// Takes a turn on the thread of a device, and the matchmaker's turns that it causes.
+    /// Takes a turn on a device's thread, and the matchmaker's turns that follow from it.
     fn take_turn(&self) {
         self.runner.turn_or_wake();
         self.run_matchmaker(GrantDelivery::TakeTurns);
     }
 
-    /// Runs the matchmaker, if the turn sent it anything.
+    /// Takes the matchmaker's turn if this shard's turn sent it a message.
     fn run_matchmaker(&self, then: GrantDelivery) {
         if let Some(router) = &self.router {
             router.run_matchmaker(then);
@@ -97,15 +101,15 @@ impl SharedScheduler {
     }
 }
 
-/// Closes the gate and the loop when the thread ends, even by a panic, so that every client is
-/// answered. No shard continues without the others.
+/// Closes the gate and ends the loop when the thread ends, even by a panic, so that every client is
+/// answered. Also ends the other shards, which cannot continue without this one.
 struct CloseOnExit<'a>(&'a SharedScheduler, Arc<DrainGate>);
 
 impl Drop for CloseOnExit<'_> {
     fn drop(&mut self) {
         self.1.close();
         self.0.runner.end();
-        // The idle device refers back to this scheduler, so it is released here.
+        // The idle device holds a reference to this scheduler, so this breaks the cycle.
         let idle = self.0.idle.lock().take();
         drop(idle);
         if let Some(router) = &self.0.router {

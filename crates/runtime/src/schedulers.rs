@@ -1,5 +1,5 @@
-//! All scheduler loops: one for all models, or several shards with a matchmaker; and the routing to
-//! them.
+//! All scheduler loops, and the routing of requests, results and commands to them. A server has one
+//! loop, or several shards with a matchmaker.
 
 use crate::Clock;
 use crate::answer::DrainGate;
@@ -19,12 +19,12 @@ use std::thread::{self, JoinHandle};
 pub(crate) struct Schedulers {
     each: Vec<Arc<SharedScheduler>>,
     router: Option<Arc<ShardRouter<SchedulerLoop>>>,
-    /// Largest number of tasks in flight; with several shards, the size of each shard's range of
+    /// Largest number of tasks in flight. With several shards, each shard has a range of this many
     /// task ids.
     tasks: usize,
 }
 
-/// The schedulers have ended.
+/// Error of a command: the schedulers have ended.
 #[derive(Debug)]
 pub(crate) struct Stopped;
 
@@ -44,7 +44,8 @@ impl Schedulers {
         Schedulers { each, router, tasks: limits.tasks() }
     }
 
-    /// Starts a thread for each of these loops and one for the matchmaker; all or none.
+    /// Starts one thread per loop and one for the matchmaker. If one cannot be started, all are
+    /// ended.
     pub(crate) fn start(
         &self,
         clock: Clock,
@@ -85,12 +86,12 @@ impl Schedulers {
         Ok(())
     }
 
-    /// Stops all loops; unanswered clients are answered.
+    /// Stops all loops, which answer their unanswered clients.
     pub(crate) fn stop(&self) {
         self.each.iter().for_each(|scheduler| scheduler.mailbox().post(Mail::Stop));
     }
 
-    /// Waits until all have ended, the matchmaker last.
+    /// Waits until all scheduler threads have ended, then until the matchmaker has ended.
     pub(crate) fn join(&self, threads: SchedulerThreads) {
         for scheduler in threads.schedulers {
             if scheduler.join().is_err() {
@@ -123,18 +124,18 @@ impl Schedulers {
         &self.each[at]
     }
 
-    /// Returns the scheduler that decides for a model.
+    /// Returns the scheduler of a model.
     pub(crate) fn for_model(&self, id: ModelId) -> &SharedScheduler {
         self.at(shard_of(id, self.len()))
     }
 
     /// Returns the scheduler that started a task. Each shard has its own range of task ids; an
-    /// unsharded scheduler may use any.
+    /// unsharded scheduler may use any id.
     pub(crate) fn for_task(&self, id: TaskId) -> &SharedScheduler {
         self.at(if self.len() == 1 { 0 } else { id.index() / self.tasks })
     }
 
-    /// Returns the mailboxes of all schedulers but one.
+    /// Returns the mailboxes of all schedulers except `but`.
     pub(crate) fn others(&self, but: usize) -> Vec<Arc<Mailbox>> {
         let others = self.each.iter().enumerate().filter(|(at, _)| *at != but);
         others.map(|(_, other)| Arc::clone(other.mailbox())).collect()
@@ -145,18 +146,19 @@ impl Schedulers {
         self.router.as_ref().map(|router| router.link())
     }
 
-    /// Sends a command that concerns one model, and waits for it.
+    /// Sends a command that concerns one model, and waits until it is executed.
     pub(crate) fn command_for_model(&self, id: ModelId, order: EngineCommand) -> Result<(), Stopped> {
         send_command(self.for_model(id), order)
     }
 
-    /// Sends each scheduler the command that `order` makes for its index, and waits for them.
+    /// Sends the command `order(i)` to the i-th scheduler, for all schedulers. Waits until each
+    /// command is executed.
     pub(crate) fn command_all(&self, order: impl Fn(usize) -> EngineCommand) -> Result<(), Stopped> {
         self.each.iter().enumerate().try_for_each(|(at, scheduler)| send_command(scheduler, order(at)))
     }
 }
 
-/// Sends a command and waits until it is executed. The caller holds the engine's command lock.
+/// Sends a command and waits until it is executed. The caller must hold the engine's command lock.
 fn send_command(scheduler: &SharedScheduler, order: EngineCommand) -> Result<(), Stopped> {
     let (confirm, confirmed) = sync_channel(1);
     scheduler.mailbox().post(Mail::Order(order, confirm));

@@ -1,31 +1,32 @@
-//! Numbers for the combinations of shapes that requests of a model have.
+//! Numbers for the shapes of a model's requests.
 //!
-//! Rows of different shapes cannot be put side by side in one tensor. The core forms batches of one
-//! shape and knows shapes only as the numbers assigned here: one for each combination of a model's
-//! open dimensions, without the batch dimension and the length that requests are padded to. The
-//! number of shapes is bounded, since clients choose shapes freely; the least recently used number
-//! without a live request is reassigned to the next new shape, and a request that gets no number
-//! runs alone.
+//! Rows of different shapes cannot be in one tensor, so the core forms batches of one shape. The
+//! core knows a shape only by the number assigned here. Each combination of the sizes of a model's
+//! open dimensions gets a number. The batch dimension and padded lengths do not count as open.
+//! Clients choose shapes freely, so the number of shapes is bounded. If all numbers are taken, a
+//! new shape gets the least recently used number that no live request has. If every number is in
+//! use, the request runs alone.
 
 use ripieno_executor::{LoadedModel, Tensor};
 use ripieno_sched::Shape;
 use std::collections::HashMap;
 
-/// Largest number of shapes that live requests of a model can have.
+/// Largest number of shapes among a model's live requests.
 const MAX_SHAPES: usize = 256;
 
-/// Largest number of open dimensions of a model whose remote requests can share batches.
+/// Largest number of open dimensions that a remote request can send. Remote requests with more open
+/// dimensions run alone.
 const MAX_OPEN_DIMS: usize = 4;
 
-/// The sizes of a remote request's open dimensions; `None` if they are too many or too large.
+/// Sizes of a remote request's open dimensions; `None` if there are too many or one is too large.
 pub type OpenSizes = Option<[u32; MAX_OPEN_DIMS]>;
 
-/// The open dimensions of a model, as pairs of input and dimension.
+/// The open dimensions of a model, as pairs of input index and dimension index.
 #[derive(Clone, Debug)]
 pub struct OpenDims(Vec<(usize, usize)>);
 
 impl OpenDims {
-    /// Returns the open dimensions of a model; none if its requests unfold and have no rows.
+    /// Returns the open dimensions of a model; none if its requests run cell by cell.
     pub fn of(loaded: &dyn LoadedModel, unfolds: bool) -> OpenDims {
         let lengths = loaded.lengths();
         let is_length = |input: usize, dim: usize| {
@@ -39,8 +40,8 @@ impl OpenDims {
         OpenDims(open)
     }
 
-    /// Returns the sizes of these inputs, to send instead of them. They are in the order of the
-    /// model's.
+    /// Returns the sizes of the open dimensions in `inputs`, which must be in the model's order. A
+    /// remote server sends the sizes instead of the inputs.
     pub fn sizes(&self, inputs: &[Tensor]) -> OpenSizes {
         let mut sizes = [0; MAX_OPEN_DIMS];
         if self.0.len() > MAX_OPEN_DIMS {
@@ -58,44 +59,44 @@ impl OpenDims {
     }
 }
 
-/// Source of a request's shape.
+/// The data from which a request's shape is determined.
 pub(crate) enum ShapeSource<'a> {
     Inputs(&'a [Tensor]),
     Sizes(OpenSizes),
 }
 
-/// The shapes of one model that has open dimensions.
+/// The shapes in use of one model with open dimensions.
 #[derive(Debug)]
 pub(crate) struct ShapeTable {
     open: OpenDims,
     numbers: HashMap<Vec<i64>, u32>,
-    /// Indexed by number.
+    /// Shapes, indexed by number.
     entries: Vec<ShapeEntry>,
-    /// Counts requests, for the time of last use.
+    /// Number of requests so far, used as the time of last use.
     turn: u64,
-    /// Buffer for the current combination.
+    /// Buffer for the sizes of the current request.
     scratch: Vec<i64>,
 }
 
 #[derive(Debug)]
 struct ShapeEntry {
     sizes: Vec<i64>,
-    /// Requests in the core.
+    /// Number of requests in the core.
     live: usize,
     used: u64,
 }
 
 impl ShapeTable {
-    /// Creates the table; `None` if all requests of the model have one shape, or unfold and have no
-    /// rows.
+    /// Creates the table. Returns `None` if all requests of the model have one shape, or run cell
+    /// by cell.
     pub(crate) fn new(loaded: &dyn LoadedModel, unfolds: bool) -> Option<ShapeTable> {
         let open = OpenDims::of(loaded, unfolds);
         let (numbers, kept, scratch) = (HashMap::new(), Vec::new(), Vec::new());
         (!open.0.is_empty()).then_some(ShapeTable { open, numbers, entries: kept, turn: 0, scratch })
     }
 
-    /// Returns the shape of a call that enters the core as `requests` requests. Its inputs are in
-    /// the order of the model's.
+    /// Returns the shape of a call that enters the core as `requests` requests. The call's inputs
+    /// must be in the model's order.
     pub(crate) fn enter(&mut self, request: ShapeSource<'_>, requests: usize) -> Shape {
         self.turn += 1;
         self.scratch.clear();
@@ -113,14 +114,14 @@ impl ShapeTable {
         Shape(number)
     }
 
-    /// Counts a request of the shape that has left the core.
+    /// Counts a request with this shape as having left the core.
     pub(crate) fn leave(&mut self, shape: Shape) {
         if shape != Shape::ALONE {
             self.entries[shape.0 as usize].live -= 1;
         }
     }
 
-    /// Assigns a number to the current combination; `None` if all are in use.
+    /// Assigns a number to the sizes in `scratch`; `None` if live requests use all numbers.
     fn assign_number(&mut self) -> Option<u32> {
         let number = if self.entries.len() < MAX_SHAPES {
             self.entries.push(ShapeEntry { sizes: Vec::new(), live: 0, used: 0 });
@@ -232,7 +233,8 @@ mod tests {
         let numbers: Vec<Shape> = (0..MAX_SHAPES).map(|width| enter(&mut shapes, &wide(width), 2)).collect();
         assert_eq!(enter(&mut shapes, &wide(MAX_SHAPES), 1), Shape::ALONE);
         shapes.leave(Shape::ALONE);
-        // Shape 7 is free and was used least recently; 3 is used again, and 9 still has a request.
+        // Shape 7 has no live request and the oldest use. Shape 3 was used again, and shape 9 still
+        // has a live request.
         [3, 3, 7, 7, 9].iter().for_each(|&at: &usize| shapes.leave(numbers[at]));
         assert_eq!(enter(&mut shapes, &wide(3), 1), numbers[3]);
         shapes.leave(numbers[3]);

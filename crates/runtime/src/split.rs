@@ -1,11 +1,11 @@
-//! Splitting of requests larger than a batch along the rows, and joining of their outputs.
+//! Splitting of requests that are larger than a batch, and joining of their outputs.
 
 use bytes::{Bytes, BytesMut};
 use ripieno_executor::Tensor;
 use std::sync::Arc;
 
-/// Returns the rows and inputs of each part of a request of `rows` rows: full batches, then the
-/// rest. Copies no elements.
+/// Splits a request of `rows` rows into full batches and a rest. Returns the number of rows and the
+/// inputs of each part. Copies no elements.
 pub(crate) fn split(inputs: &Arc<[Tensor]>, rows: usize, max_batch: usize) -> Vec<(usize, Arc<[Tensor]>)> {
     if rows <= max_batch {
         return vec![(rows, Arc::clone(inputs))];
@@ -16,8 +16,8 @@ pub(crate) fn split(inputs: &Arc<[Tensor]>, rows: usize, max_batch: usize) -> Ve
         .collect()
 }
 
-/// Returns `count` rows of the inputs from `first` on, as a part of a request has them; `None` if
-/// they do not exist. Copies no elements.
+/// Returns the inputs of the `count` rows from row `first` on; `None` if the request has fewer
+/// rows. Copies no elements.
 pub fn some_rows(inputs: &Arc<[Tensor]>, rows: usize, first: usize, count: usize) -> Option<Arc<[Tensor]>> {
     if first == 0 && count == rows {
         return Some(Arc::clone(inputs));
@@ -41,9 +41,9 @@ pub(crate) fn sizes(rows: usize, max_batch: usize) -> impl Iterator<Item = usize
 /// A tensor that is being split.
 struct RowSplitter<'a> {
     tensor: &'a Tensor,
-    /// The bytes that are still to be split off.
+    /// Remaining bytes of the tensor.
     rest: Bytes,
-    /// Bytes in a row; `None` if elements vary in size.
+    /// Size of a row in bytes; `None` if elements vary in size.
     row_bytes: Option<usize>,
     row_elements: usize,
 }
@@ -62,7 +62,8 @@ impl RowSplitter<'_> {
         Tensor { name: Arc::clone(&self.tensor.name), datatype: self.tensor.datatype, shape, data }
     }
 
-    /// Returns the bytes of the next `elements` elements, each preceded by its 4-byte length.
+    /// Returns the size in bytes of the next `elements` elements. Each element has a 4-byte length
+    /// prefix.
     fn varying(&self, elements: usize) -> usize {
         let mut at = 0_usize;
         for _ in 0..elements {
@@ -73,7 +74,7 @@ impl RowSplitter<'_> {
     }
 }
 
-/// Checks whether the outputs of the parts can be joined; the error is the reason.
+/// Checks whether the outputs of a request's parts can be joined. The error is the reason.
 pub fn check_joinable(parts: &[Vec<Tensor>]) -> Result<(), String> {
     let first = &parts[0];
     for other in &parts[1..] {
@@ -87,7 +88,7 @@ pub fn check_joinable(parts: &[Vec<Tensor>]) -> Result<(), String> {
     Ok(())
 }
 
-/// Joins the outputs of a request's parts, given in order.
+/// Joins the outputs of a request's parts, which must be in order.
 pub fn join(parts: &[Vec<Tensor>]) -> Vec<Tensor> {
     (0..parts[0].len()).map(|at| join_one(parts.iter().map(|part| &part[at]))).collect()
 }

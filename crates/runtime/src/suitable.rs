@@ -4,7 +4,7 @@ use crate::ServedModel;
 use ripieno_model::{Model, Profile};
 use ripieno_sched::{BuildError, Limits, Options, Policy, Setup, build};
 
-/// Checks a model; the error is the reason, for the user who loads it.
+/// Checks a model. The error is the reason, for the user who loads the model.
 pub(crate) fn check(served: &ServedModel, policy: Option<&'static Policy>, limits: &Limits) -> Result<(), String> {
     let model = &served.model;
     if model.max_batch == 0 || model.max_batch > limits.batch {
@@ -25,7 +25,7 @@ pub(crate) fn check(served: &ServedModel, policy: Option<&'static Policy>, limit
     if !model.walk.is_unfolded() {
         return model.blocks.iter().try_for_each(|block| check_profile(&model.name, &block.profile, model.max_batch));
     }
-    // Each cell has a largest batch of its own.
+    // Each cell has its own largest batch.
     match model.blocks.iter().find(|block| block.max_batch() > limits.batch) {
         Some(block) => Err(format!(
             "model {:?}: block {:?} takes batches of up to {}; at most {} are possible",
@@ -38,7 +38,7 @@ pub(crate) fn check(served: &ServedModel, policy: Option<&'static Policy>, limit
     }
 }
 
-/// Checks whether a profile covers batches up to the largest.
+/// Checks whether a profile covers batches of up to `max_batch` rows.
 pub(crate) fn check_profile(model: &str, profile: &Profile, max_batch: usize) -> Result<(), String> {
     if profile.max_batch() >= max_batch {
         return Ok(());
@@ -49,7 +49,7 @@ pub(crate) fn check_profile(model: &str, profile: &Profile, max_batch: usize) ->
     ))
 }
 
-/// Checks whether the policy can run the model, by building a scheduler for it alone.
+/// Checks whether the policy can run the model, by building a scheduler for this model alone.
 fn check_policy(policy: &'static Policy, model: &Model, limits: &Limits) -> Result<(), String> {
     let limits =
         Limits { requests: 1, models: 1, devices: 1, lanes: limits.lanes, depth: 1, batch: limits.batch, nodes: 1 };

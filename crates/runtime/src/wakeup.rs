@@ -1,4 +1,4 @@
-//! Measures the wake-up delay of the scheduler thread, with the same code that it parks with.
+//! Measures the wake-up delay of the scheduler thread, with the thread's own parking code.
 
 use crate::clock::saturating_nanos;
 use crate::parking::{Parking, Sleeper};
@@ -6,24 +6,23 @@ use ripieno_base::Nanos;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Delays of a number of wake-ups.
+/// The delays of measured wake-ups.
 #[derive(Clone, Debug)]
 pub struct WakeupLateness {
-    /// Actual minus target time, ascending; never negative.
+    /// Actual minus target time of each wake-up, ascending; never negative.
     sorted: Vec<Nanos>,
 }
 
 impl WakeupLateness {
-    /// Returns the delay that a share `quantile` (0 to 1) of the wake-ups did not exceed; zero if
-    /// there were none.
+    /// Returns the `quantile` (0 to 1) of the delays; zero if nothing was measured.
     pub fn quantile(&self, quantile: f64) -> Nanos {
         let last = self.sorted.len().saturating_sub(1);
         let at = (quantile.clamp(0.0, 1.0) * last as f64).round() as usize;
         self.sorted.get(at).copied().unwrap_or_default()
     }
 
-    /// Returns the number of wake-ups within each of `bounds`, which ascend; the last number counts
-    /// those beyond all.
+    /// Returns the number of delays in each bucket. `bounds` are the ascending upper bounds of the
+    /// buckets; one more bucket counts longer delays.
     pub fn histogram(&self, bounds: &[Nanos]) -> Vec<usize> {
         let within = bounds.iter().map(|bound| self.sorted.partition_point(|late| late <= bound));
         let edges: Vec<usize> = std::iter::once(0).chain(within).chain([self.sorted.len()]).collect();
@@ -36,7 +35,7 @@ impl WakeupLateness {
     }
 }
 
-/// Measures `count` wake-ups, `spacing` apart, on a thread of its own.
+/// Measures `count` wake-ups on a new thread, `spacing` apart.
 pub fn measure_wakeups(count: usize, spacing: Duration) -> WakeupLateness {
     let measure = move || {
         let parking = Parking::default();

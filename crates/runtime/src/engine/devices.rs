@@ -1,8 +1,8 @@
 //! Devices that join and leave while the engine runs.
 //!
-//! A joining device must know every model that it may get tasks of. So no model is loaded while a
-//! device is opened and attached. Models load concurrently with each other and wait only for a
-//! joining device.
+//! A joining device must have every model attached before it gets tasks. So no model is loaded
+//! while a device is being opened. Several models can be loaded at the same time; they wait only
+//! for a joining device.
 
 use super::{Engine, StartError};
 use crate::devices::{DeviceRefused, DeviceState, SharedDevice};
@@ -14,29 +14,29 @@ use ripieno_sched::{Limits, shard_of};
 use std::sync::Arc;
 
 impl Engine {
-    /// Adds a device, opened by the executor of the first one, with all models; returns its id, the
-    /// smallest free one. Waits for models that are being loaded and, for a second at most, for a
-    /// device whose id it needs.
+    /// Adds a device with all models attached and returns its id. The executor of the first device
+    /// opens it, and it gets the smallest free id. Waits for models that are being loaded. If no id
+    /// is free, waits up to a second for an ending device.
     pub fn add_device(&self) -> Result<DeviceId, DeviceRefused> {
         let executor = self.0.executor.as_ref().ok_or(DeviceRefused::TooMany(0))?;
         self.add_device_of(&**executor)
     }
 
-    /// Adds a device opened by this executor.
+    /// Adds a device that `executor` opens.
     pub fn add_device_of(&self, executor: &dyn Executor) -> Result<DeviceId, DeviceRefused> {
         let id = self.0.devices.reserve()?;
         self.open_device(id, executor).map(|()| id)
     }
 
-    /// Removes a device: it begins no new task and ends those that it holds. Returns immediately.
-    /// The last serving device cannot be removed.
+    /// Removes a device: it begins no new task and ends the tasks that it holds. Returns
+    /// immediately, before those tasks have ended. The last serving device cannot be removed.
     pub fn remove_device(&self, id: DeviceId) -> Result<(), DeviceRefused> {
         self.remove(id, false)
     }
 
-    /// Gives a device up immediately: a walk whose state it held restarts on another device, once,
-    /// if its deadline allows, or gets [`Failure::Outage`](crate::Failure::Outage). Later results
-    /// of the device are ignored.
+    /// Gives a device up as lost, immediately. A request whose state was on the device restarts on
+    /// another device, once, if its deadline allows. Otherwise its answer is
+    /// [`Failure::Outage`](crate::Failure::Outage). Later results of the device are ignored.
     pub fn lose_device(&self, id: DeviceId) -> Result<(), DeviceRefused> {
         self.remove(id, true)
     }
@@ -54,10 +54,10 @@ impl Engine {
         }
     }
 
-    /// Reopens a hung device that has ended after all, under its id, which stayed reserved.
+    /// Reopens a lost device whose hung task has ended after all. The device keeps its id.
     ///
-    /// An engine that started without devices cannot open any: its devices join by themselves, so
-    /// the id is freed.
+    /// An engine that started without devices cannot open one. Its devices join on their own, so
+    /// this only frees the id.
     pub(super) fn reopen(&self, id: DeviceId) {
         let Some(executor) = &self.0.executor else { return self.0.devices.free(id) };
         match self.open_device(id, &**executor) {
@@ -67,7 +67,7 @@ impl Engine {
         }
     }
 
-    /// Opens a device under a reserved id; frees the id if that fails.
+    /// Opens a device under a reserved id, and frees the id on failure.
     fn open_device(&self, id: DeviceId, executor: &dyn Executor) -> Result<(), DeviceRefused> {
         let inner = &self.0;
         let _nothing_is_loaded = inner.attaching.write();
@@ -91,7 +91,7 @@ impl Engine {
     }
 }
 
-/// Opens a device with each of these executors.
+/// Opens one device per executor.
 pub(super) fn open_all(
     executors: &[Arc<dyn Executor>],
     schedulers: &Arc<Schedulers>,

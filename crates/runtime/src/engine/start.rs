@@ -91,7 +91,7 @@ impl Engine {
     }
 }
 
-/// Ids of models and devices have 16 bits.
+/// Number of model ids, and of device ids: both have 16 bits.
 const ID_SPACE: usize = 1 << 16;
 
 fn check(config: &EngineConfig) -> Result<(), StartError> {

@@ -1,6 +1,6 @@
-//! The load on a shard: requests at fixed, evenly spaced times for random models, and devices
-//! without cost, whose batches end when their profile says. The remaining cost is the scheduler's:
-//! queues, batches, mailboxes, clock.
+//! The load on one shard. Requests for random models arrive evenly spaced. Devices are simulated: a
+//! batch ends when its profile says. So the benchmark measures only the scheduler's work on queues,
+//! batches, mailboxes and clock.
 
 use ripieno_base::{BlockId, Lcg, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Extent, Model};
@@ -9,21 +9,21 @@ use ripieno_sched::{Limits, Request, RequestClass};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Number of requests taken in one turn, so that grants are read often.
+/// Largest number of arrivals processed in one turn. The limit ensures that grants are read often.
 const ARRIVALS_A_TURN: usize = 256;
 
-/// Number of task ends taken in one turn: no fewer than arrivals, which may start one by one, or a
-/// shard that is behind would free devices more slowly than it fills them.
+/// Largest number of task ends processed in one turn. Each arrival may start a task, so a smaller
+/// limit would free devices more slowly than a late shard fills them.
 const ENDS_A_TURN: usize = ARRIVALS_A_TURN;
 
-/// Arrivals of a shard.
+/// Models and arrival rate of one shard.
 pub(super) struct ShardLoadPlan {
     pub(super) models: Vec<Model>,
-    /// The ids of the models of this shard.
+    /// Ids of this shard's models.
     pub(super) own: Vec<ModelId>,
-    /// Time between two requests.
+    /// Time between two arrivals.
     pub(super) gap: Nanos,
-    /// Start of the measurement; earlier requests are not counted.
+    /// Start of the measurement. Earlier requests are not counted.
     pub(super) counted_from: Time,
 }
 
@@ -33,15 +33,15 @@ pub(super) struct ShardTally {
     pub(super) requests: u64,
     pub(super) good: u64,
     pub(super) batches: u64,
-    /// Requests in those batches.
+    /// Number of requests in the counted batches.
     pub(super) batched: u64,
-    /// Delay from a request's due time to its processing by the thread.
+    /// Delay from a request's due time to its processing.
     pub(super) lag: Latencies,
-    /// Time from the moment at which a batch could start to its dispatch.
+    /// Decision latency of the counted batches; see [`Openings`](super::openings::Openings).
     pub(super) decision: Latencies,
 }
 
-/// Requests and running batches of a shard.
+/// Requests and running batches of one shard.
 pub(super) struct ShardLoad {
     plan: ShardLoadPlan,
     next: Time,
@@ -74,13 +74,13 @@ impl ShardLoad {
         }
     }
 
-    /// Makes the first request due at `now`, not at the origin, so that a slow thread start is not
-    /// counted as lag.
+    /// Sets the due time of the first request to `now`, so that a slow thread start does not count
+    /// as lag.
     pub(super) fn begin(&mut self, now: Time) {
         self.next = now;
     }
 
-    /// Calls `each` with the requests that are due. Returns their number.
+    /// Calls `each` with every request that is due. Returns the number of requests.
     pub(super) fn arrive(&mut self, now: Time, mut each: impl FnMut(&Request)) -> usize {
         let mut arrived = 0;
         while self.next <= now && arrived < ARRIVALS_A_TURN {
@@ -94,7 +94,7 @@ impl ShardLoad {
         arrived
     }
 
-    /// Creates a request; `None` if no slot is free, which counts as not answered.
+    /// Creates a request. If no slot is free, returns `None` and the request counts as unanswered.
     fn request(&mut self, now: Time, due: Time) -> Option<Request> {
         let model = self.plan.own[self.random.below(self.plan.own.len() as u64) as usize];
         let counted = due >= self.plan.counted_from;
@@ -117,7 +117,7 @@ impl ShardLoad {
         Some(request)
     }
 
-    /// Calls `each` with the tasks that are done. Returns their number.
+    /// Calls `each` with every task that is done. Returns the number of tasks.
     pub(super) fn end_tasks(&mut self, now: Time, mut each: impl FnMut(TaskId)) -> usize {
         let mut ended = 0;
         while ended < ENDS_A_TURN && self.ends.peek().is_some_and(|&Reverse((at, _))| at <= now) {
@@ -138,7 +138,7 @@ impl ShardLoad {
         }
     }
 
-    /// Records the time `took` of a decision to start a batch, dispatched at `at`.
+    /// Records the decision latency `took` of a batch that was dispatched at `at`.
     pub(super) fn record_decision(&mut self, at: Time, took: Nanos) {
         if at >= self.plan.counted_from {
             self.tally.decision.record(took);

@@ -1,5 +1,5 @@
-//! The thread of the matchmaker, which does not sleep: it is meant for a core of its own, where the
-//! next mail is always a few microseconds away.
+//! The matchmaker's thread. It never sleeps, because it is meant for a dedicated core on which mail
+//! arrives every few microseconds.
 
 use super::meter::{TurnMeter, TurnTime};
 use crate::Clock;

@@ -1,18 +1,19 @@
 //! Busy time of a thread that never sleeps.
 //!
-//! Its processor time contains no information, since it spins. So each turn that had work counts
-//! with its length, up to the beginning of the next turn: the clock is read once per turn anyway.
-//! In a turn longer than [`INTERRUPTED`] the operating system preempted the thread; its time is
-//! counted apart.
+//! Such a thread always uses its processor, so its processor time does not show its work. Instead,
+//! the meter adds up the lengths of the turns that had work. A turn lasts until the next one
+//! begins, so one clock read per turn is enough. If a turn takes longer than [`INTERRUPTED`], the
+//! operating system preempted the thread, and the turn is counted separately.
 
 use ripieno_base::{Nanos, Time};
 
-/// Far more than a turn may take, far less than a time slice.
+/// Length from which a turn counts as preempted: far more than a turn takes, far less than a time
+/// slice.
 const INTERRUPTED: Nanos = Nanos::from_micros(300);
 
-/// Sums up the turns of a thread.
+/// Adds up the turns of one thread.
 pub(super) struct TurnMeter {
-    /// Start of the measurement; earlier turns are not counted.
+    /// Start of the measurement. Earlier turns are not counted.
     from: Time,
     /// Start of the current turn.
     began: Time,
@@ -23,9 +24,9 @@ pub(super) struct TurnMeter {
 /// Sums of turn lengths.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct TurnTime {
-    /// Turns with work.
+    /// Turns with work, without preempted ones.
     pub(super) busy: Nanos,
-    /// Turns that were preempted.
+    /// Preempted turns.
     pub(super) preempted: Nanos,
     /// All turns.
     pub(super) total: Nanos,
@@ -36,13 +37,13 @@ impl TurnMeter {
         TurnMeter { from, began: Time::NEVER, worked: false, spent: TurnTime::default() }
     }
 
-    /// Begins a turn, which ends the one before.
+    /// Begins a turn and ends the previous one.
     pub(super) fn begin(&mut self, now: Time) {
         self.end(now);
         self.began = now;
     }
 
-    /// Ends the turn.
+    /// Ends the current turn.
     pub(super) fn end(&mut self, now: Time) {
         if self.began >= self.from && self.began < now {
             let length = now - self.began;
@@ -56,7 +57,7 @@ impl TurnMeter {
         (self.began, self.worked) = (Time::NEVER, false);
     }
 
-    /// Records whether the turn had work.
+    /// Records whether the current turn had work.
     pub(super) fn worked(&mut self, worked: bool) {
         self.worked = worked;
     }

@@ -1,12 +1,12 @@
-//! A benchmark of the scheduler's shards alone: the capacity of links, mailboxes, matchmaker and
-//! decisions without clients, admission control and devices.
+//! A benchmark of the scheduler's shards alone, without clients, admission control and devices. It
+//! measures the capacity of links, mailboxes, matchmaker and decisions.
 //!
-//! These parts are those of a server (`shards/`); only the loop around a shard differs: it
-//! generates its requests itself and ends its tasks when their profile says so. Each thread takes
-//! turns without sleeping.
+//! The benchmark uses the code of a server (`shards/`), except for the loop around a shard. This
+//! loop generates requests itself and ends tasks when their profile says. Each thread takes turns
+//! without sleeping.
 //!
-//! The same turns can be taken one after the other on one thread, in virtual time: then a run
-//! repeats instruction by instruction, which shows how its cost grows better than any clock does.
+//! One thread can also take all turns one after the other in virtual time. Such a run repeats
+//! exactly, so instruction counts show how its cost grows more precisely than a clock does.
 
 mod load;
 mod matchmaker_thread;

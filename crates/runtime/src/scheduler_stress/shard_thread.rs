@@ -1,4 +1,4 @@
-//! The thread of a model shard, under a load that it generates itself.
+//! The thread of a shard, which generates its load itself.
 
 use super::load::ShardLoad;
 use super::meter::{TurnMeter, TurnTime};
@@ -11,7 +11,7 @@ use ripieno_sched::{Action, Limits, ModelShard, Outbox, Outcome, Scheduler, Task
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A shard, its load and its ends of the mailboxes.
+/// A shard with its load, its link to the matchmaker and its mailbox.
 pub(super) struct ShardThread {
     shard: ModelShard,
     pub(super) load: ShardLoad,
@@ -49,8 +49,8 @@ impl ShardThread {
         (self.load, meter.spent)
     }
 
-    /// Reads inputs, decides and publishes. Returns whether there was work. `at_hand_out` returns
-    /// the time once batches have been dispatched.
+    /// Reads inputs, decides and publishes. Returns whether the turn had work. `at_hand_out`
+    /// returns the current time and is called after the last dispatch.
     pub(super) fn turn(&mut self, now: Time, at_hand_out: impl Fn() -> Time) -> bool {
         if !self.link.flush() {
             return false;
@@ -95,8 +95,8 @@ impl ShardThread {
         }
     }
 
-    /// Counts all batches of a turn as dispatched with the last of them: one clock read, and never
-    /// too early.
+    /// Records the decision latency of all batches of a turn. `at` is the dispatch of the last
+    /// batch, which saves clock reads and never understates the latency.
     fn note_decisions(&mut self, at: Time) {
         for action in self.out.actions() {
             if let Action::Start { model, .. } = *action

@@ -1,5 +1,5 @@
-//! Live throughput of the scheduler alone, in requests per second: the left side of Figure 13 of
-//! "Symphony: Optimized DNN Model Serving using Deferred Batch Scheduling".
+//! Live throughput of the scheduler alone, in requests per second. It corresponds to the left side
+//! of Figure 13 of "Symphony: Optimized DNN Model Serving using Deferred Batch Scheduling".
 
 use super::load::{ShardLoad, ShardLoadPlan, ShardTally};
 use super::matchmaker_thread;
@@ -20,54 +20,54 @@ use std::time::Duration;
 /// A load on the scheduler's threads.
 #[derive(Clone, Debug)]
 pub struct SchedulerStress {
-    /// A policy that runs in shards.
+    /// Name of a policy that supports shards.
     pub policy: String,
-    /// Its options.
+    /// Options of the policy.
     pub options: Options,
     /// The models, requested equally often.
     pub models: Vec<Model>,
-    /// Emulated devices.
+    /// Number of simulated devices.
     pub devices: usize,
-    /// Shard threads; models are assigned to them round robin.
+    /// Number of shard threads. Models are assigned to them round robin.
     pub shards: usize,
-    /// Offered requests per second, evenly spaced.
+    /// Offered load in requests per second, evenly spaced.
     pub rate: f64,
     /// Duration of the measurement.
     pub duration: Duration,
-    /// Warm-up before it.
+    /// Duration of the warm-up before the measurement.
     pub warmup: Duration,
 }
 
 /// The measured results.
 #[derive(Clone, Debug)]
 pub struct StressReport {
-    /// Requests that were due and processed by a shard, per second.
+    /// Requests that shards processed, per second.
     pub handled_rps: f64,
-    /// Share of handled requests not answered in time; those still running at the end count as
-    /// answered.
+    /// Share of processed requests that were not answered in time. Requests that still run at the
+    /// end count as answered.
     pub bad_rate: f64,
-    /// Requests over batches.
+    /// Mean number of requests per batch.
     pub mean_batch: f64,
-    /// Batches, that is used grants, per second.
+    /// Batches started per second. Each batch uses one grant.
     pub batches_per_s: f64,
-    /// Delay with which shards processed requests: the generator shares their thread, so a
-    /// scheduler that is too slow shows here first.
+    /// Delay from a request's due time to its processing by the shard. A shard also generates its
+    /// requests, so a scheduler that is too slow increases this delay first.
     pub lag: Latencies,
-    /// Time from the moment at which a batch could start to the dispatch of its `Start`; one value
-    /// per batch, that of the member that waited longest.
+    /// Time from the moment at which a batch could start to the dispatch of its `Start`. One value
+    /// per batch: that of the member that waited longest.
     pub decision: Latencies,
-    /// Work of the shard threads, generator included, over requests.
+    /// Work of the shard threads per request in nanoseconds, including the generation of the load.
     pub shard_ns: f64,
-    /// Work of the matchmaker's thread over requests.
+    /// Work of the matchmaker's thread per request in nanoseconds.
     pub matchmaker_ns: f64,
-    /// Share of the time in which the threads were preempted.
+    /// Share of time in which the threads were preempted.
     pub away: f64,
 }
 
-/// Live requests in the scheduler.
+/// Largest number of live requests.
 const MAX_LIVE: usize = 1 << 18;
 
-/// The loops before their threads start.
+/// The loops of all threads.
 struct StressThreads {
     matchmaker: MatchmakerLoop,
     shards: Vec<ShardThread>,
@@ -76,7 +76,7 @@ struct StressThreads {
 impl SchedulerStress {
     /// Runs the load in real time.
     pub fn run(&self) -> Result<StressReport, BuildError> {
-        // The clock starts after all memory is allocated.
+        // Allocates all memory before the clock starts.
         let mut threads = self.threads()?;
         let (clock, stop) = (Clock::start(), &AtomicBool::new(false));
         let counted_from = self.counted_from();
@@ -94,9 +94,9 @@ impl SchedulerStress {
         Ok(self.report(&tallies, clock.now() - counted_from, shards, matchmaker))
     }
 
-    /// Runs the load on this thread in virtual time: every shard and the matchmaker take a turn in
-    /// each `turn` of it. The turns are the same on every machine; only their cost is measured by
-    /// the clock.
+    /// Runs the load on the calling thread in virtual time. In each step of length `turn`, every
+    /// shard and the matchmaker take one turn. The turns are the same on every machine, and the
+    /// clock only measures their cost.
     pub fn run_in_turns(&self, turn: Nanos) -> Result<StressReport, BuildError> {
         let mut threads = self.threads()?;
         let clock = Clock::start();
@@ -118,7 +118,7 @@ impl SchedulerStress {
         let setup = Setup { models: self.models.clone(), devices, limits };
         let halves = build_halves(&self.policy, &setup, &self.options, self.shards)?;
         let inbox = Arc::new(MatchmakerInbox::new(&limits, models, halves.shards.len()));
-        // Only grants arrive as mail.
+        // The mailbox needs no room for submissions, because shards generate requests themselves.
         let mailbox = |_| Arc::new(Mailbox::new(&Limits { requests: 0, ..limits }, halves.shards.len()));
         let mailboxes: Vec<_> = (0..halves.shards.len()).map(mailbox).collect();
         let shard = |(number, shard)| {
@@ -145,7 +145,7 @@ impl SchedulerStress {
         let sum = |of: fn(&ShardTally) -> u64| tallies.iter().map(of).sum::<u64>() as f64;
         let (requests, good, batches) =
             (sum(|tally| tally.requests), sum(|tally| tally.good), sum(|tally| tally.batches));
-        // At the end, up to one SLO's worth of requests was still in progress.
+        // Estimates the requests still in progress at the end: at most the arrivals of one SLO.
         let slo = self.models.iter().map(|model| model.slo).max().unwrap_or(Nanos::ZERO);
         let rate = requests / counted.as_secs_f64();
         let on_the_way = (rate * slo.as_secs_f64()).min(requests - good);
@@ -170,8 +170,8 @@ impl SchedulerStress {
 }
 
 impl StressThreads {
-    /// Takes the turns of all from `from` to `to`, in virtual time. Returns the measured time of
-    /// the shards' and of the matchmaker's turns.
+    /// Takes all turns from `from` to `to` in virtual time. Returns the measured time of the
+    /// shards' turns and of the matchmaker's turns.
     fn take_turns(&mut self, from: Time, to: Time, turn: Nanos, clock: &Clock) -> (TurnTime, TurnTime) {
         let (mut shards, mut matchmaker) = (TurnMeter::new(Time::ORIGIN), TurnMeter::new(Time::ORIGIN));
         let mut now = from;

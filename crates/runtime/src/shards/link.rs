@@ -1,4 +1,4 @@
-//! A shard's sending side to the matchmaker.
+//! The connection of a shard to the matchmaker.
 
 use super::{MatchmakerInbox, OfferWriter};
 use ripieno_sched::ToMatchmaker;
@@ -6,11 +6,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// The connection of one shard to the matchmaker.
+/// Sends the messages of one shard to the matchmaker.
 pub(crate) struct MatchmakerLink {
     inbox: Arc<MatchmakerInbox>,
     writer: OfferWriter,
-    /// Messages that found the ring full, and all later ones.
+    /// Messages not sent because the ring was full, in order.
     backlog: VecDeque<ToMatchmaker>,
 }
 
@@ -26,8 +26,8 @@ impl MatchmakerLink {
         self.flush();
     }
 
-    /// Sends pending messages; returns whether none is left. Until then the shard may not settle
-    /// again. Once the matchmaker has stopped, messages are dropped.
+    /// Sends pending messages. Returns whether all are sent; the shard may not settle before.
+    /// Messages are dropped once the matchmaker has stopped.
     pub(crate) fn flush(&mut self) -> bool {
         if self.inbox.stopped.load(Ordering::Relaxed) {
             self.backlog.clear();

@@ -1,4 +1,4 @@
-//! The matchmaker's loop: reads the shards' messages and grants them devices.
+//! The matchmaker's loop: it reads the shards' messages and grants devices to them.
 
 use super::MatchmakerInbox;
 use crate::Clock;
@@ -9,7 +9,7 @@ use ripieno_sched::{Matchmaker, Offer, ToMatchmaker, shard_of};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The matchmaker and its ends of the mailboxes.
+/// The matchmaker, its inbox, and the mailboxes of the shards.
 pub(crate) struct MatchmakerLoop {
     clock: Clock,
     matchmaker: Matchmaker,
@@ -17,7 +17,7 @@ pub(crate) struct MatchmakerLoop {
     /// Mailboxes of the shards.
     mailboxes: Vec<Arc<Mailbox>>,
     granted: Arc<AtomicU64>,
-    /// The offers of a turn; empty between turns.
+    /// The offers read in the current turn; empty between turns.
     offers: Vec<Offer>,
 }
 
@@ -33,15 +33,15 @@ impl MatchmakerLoop {
         MatchmakerLoop { clock, matchmaker, inbox, mailboxes, granted, offers }
     }
 
-    /// Reads all messages and grants all possible devices; returns the number of messages and
-    /// grants.
+    /// Reads all messages and grants devices. Returns the number of messages and grants.
     pub(crate) fn match_at(&mut self, now: impl FnOnce() -> Time) -> usize {
         let MatchmakerLoop { matchmaker, inbox, offers, .. } = self;
-        // Offers are read before events and applied after them: all events that a shard sent before
-        // its offer are in the ring by then.
+        // Offers are read before events but applied after them. So every event that a shard sent
+        // before its offer is applied before the offer.
         let mut inputs = inbox.table.read(|offer| offers.push(offer));
         let now = now();
-        // Bounded by the ring's capacity, so that offers are applied under any rate of events.
+        // Reads at most the ring's capacity, so a high rate of events cannot delay the offers for
+        // ever.
         for _ in 0..inbox.events.capacity() {
             let Some(event) = inbox.events.pop() else { break };
             matchmaker.on_mail(now, event);

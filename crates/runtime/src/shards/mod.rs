@@ -1,14 +1,17 @@
-//! Several scheduler loops, each for its own models, and the matchmaker that grants them devices.
+//! Several scheduler loops with their own models, and the matchmaker that grants devices to them.
 //!
-//! A loop is the same as without shards (`scheduler_loop.rs`), but its core requests devices
-//! instead of owning them. All input of the matchmaker comes from the shards, through one
-//! [`MatchmakerLink`] each: offers are state, so a table holds the latest of each model; all other
-//! messages travel in one bounded ring. Grants come back as mail.
+//! Each loop works as in an unsharded server (`scheduler_loop.rs`), but its core requests devices
+//! instead of owning them. The matchmaker receives messages only from the shards, through one
+//! [`MatchmakerLink`] per shard. Offers are state, so a table holds the latest offer of each model.
+//! All other messages travel in one bounded ring. The matchmaker answers with grants, which are
+//! mail to the shards.
 //!
-//! Invariants: an offer is visible only after all that its shard sent before it; a device token is
-//! in one place, a grant, a shard or the matchmaker; a thread that leaves a message for the
-//! matchmaker then takes its turn, or, if another thread is in a turn, wakes the matchmaker's
-//! thread.
+//! Invariants:
+//!
+//! * An offer becomes visible only after all earlier messages of its shard.
+//! * A device token is in exactly one place: a grant, a shard or the matchmaker.
+//! * A thread that leaves a message for the matchmaker then takes the matchmaker's turn. If another
+//!   thread is in that turn, it wakes the matchmaker's thread.
 
 mod link;
 mod matchmaker_loop;
@@ -28,7 +31,7 @@ use ripieno_sched::{Limits, Matchmaker, ToMatchmaker};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Largest number of shards: one bit each.
+/// Largest number of shards, limited by the 64 bits of `ShardRouter::granted`.
 pub(crate) const MAX_SHARDS: usize = 64;
 
 /// Messages from the shards that the matchmaker has not read.
@@ -39,25 +42,25 @@ pub(crate) struct MatchmakerInbox {
     stopped: AtomicBool,
 }
 
-/// Routes device requests from shards to the matchmaker, and grants back.
+/// Takes turns of the matchmaker and of the shards that were granted devices.
 pub(crate) struct ShardRouter<L: EventLoop> {
     matchmaker: LoopRunner<MatchmakerLoop>,
     shards: Vec<Arc<LoopRunner<L>>>,
-    /// Bit set of shards that have a grant in their mailbox and have not been woken for it.
+    /// Shards with a grant in their mailbox that have not been woken for it, one bit each.
     granted: Arc<AtomicU64>,
 }
 
-/// Means by which shards with a new grant learn of it.
+/// Delivery of a grant to its shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GrantDelivery {
-    /// The calling thread takes their turns.
+    /// The calling thread takes the shard's turn.
     TakeTurns,
-    /// Their threads are woken.
+    /// The shard's thread is woken.
     Wake,
 }
 
 impl<L: EventLoop<Inbox = Mailbox>> ShardRouter<L> {
-    /// Creates the router of these shards, for `models` model ids.
+    /// Creates the router of `shards`, for `models` model ids.
     pub(crate) fn new(clock: Clock, limits: &Limits, models: usize, shards: Vec<Arc<LoopRunner<L>>>) -> ShardRouter<L> {
         let inbox = Arc::new(MatchmakerInbox::new(limits, models, shards.len()));
         ShardRouter { matchmaker: LoopRunner::new(clock, inbox), shards, granted: Arc::default() }
@@ -68,7 +71,8 @@ impl<L: EventLoop<Inbox = Mailbox>> ShardRouter<L> {
         MatchmakerLink::new(Arc::clone(self.matchmaker.inbox()))
     }
 
-    /// Takes the matchmaker's turns until it is stopped. Without it no shard continues.
+    /// Takes the matchmaker's turns until it is stopped, then ends all shards, which cannot work
+    /// without it.
     pub(crate) fn run(&self, clock: Clock, matchmaker: Matchmaker, gate: Arc<DrainGate>) {
         let _closing = EndShardsOnExit(self, gate);
         let mailboxes = self.shards.iter().map(|shard| Arc::clone(shard.inbox())).collect();
@@ -80,28 +84,29 @@ impl<L: EventLoop<Inbox = Mailbox>> ShardRouter<L> {
         self.matchmaker.run(event_loop, deliver_grants);
     }
 
-    /// Ends the matchmaker's thread.
+    /// Stops the matchmaker's thread.
     pub(crate) fn stop(&self) {
         let inbox = self.matchmaker.inbox();
         inbox.close();
         inbox.wake();
     }
 
-    /// Ends all shards: none continues without the others.
+    /// Ends all shards, because no shard can work without the others.
     pub(crate) fn end_shards(&self) {
         self.shards.iter().for_each(|shard| shard.inbox().post(Mail::Stop));
     }
 
-    /// Runs the matchmaker after a shard's turn on the calling thread, if it has messages, and then
-    /// the shards that it granted devices. Turns that follow from those are left to the shards'
-    /// threads.
+    /// Takes the matchmaker's turn if it has messages, and then the turns of the shards that were
+    /// granted devices. A shard calls this after its own turn. If these turns cause further grants,
+    /// the shards' threads are woken instead.
     pub(crate) fn run_matchmaker(&self, then: GrantDelivery) {
         if self.match_once(then) && then == GrantDelivery::TakeTurns {
             self.match_once(GrantDelivery::Wake);
         }
     }
 
-    /// Runs the matchmaker once; returns whether a shard was granted a device.
+    /// Takes the matchmaker's turn once, if it has messages. Returns whether a shard was granted a
+    /// device.
     fn match_once(&self, then: GrantDelivery) -> bool {
         if !self.matchmaker.inbox().is_empty() {
             self.matchmaker.turn_or_wake();
@@ -120,7 +125,7 @@ impl<L: EventLoop<Inbox = Mailbox>> ShardRouter<L> {
     }
 }
 
-/// Ends the shards with the matchmaker, since they would wait for devices for ever.
+/// Ends all shards when the matchmaker ends; otherwise they would wait for devices for ever.
 struct EndShardsOnExit<'a, L: EventLoop<Inbox = Mailbox>>(&'a ShardRouter<L>, Arc<DrainGate>);
 
 impl<L: EventLoop<Inbox = Mailbox>> Drop for EndShardsOnExit<'_, L> {
@@ -134,8 +139,8 @@ impl<L: EventLoop<Inbox = Mailbox>> Drop for EndShardsOnExit<'_, L> {
 impl MatchmakerInbox {
     /// Creates the inbox for `models` model ids.
     pub(crate) fn new(limits: &Limits, models: usize, shards: usize) -> MatchmakerInbox {
-        // Room for each device slot's release and return, each device's state with each shard, and
-        // each model. A shard that finds the ring full waits.
+        // Room for a release and a return of each device slot, each device's state in each shard,
+        // and each model. A shard that finds the ring full waits.
         let events = ArrayQueue::new(2 * limits.tasks() + shards * limits.devices + models);
         let table = Arc::new(OfferTable::new(models));
         MatchmakerInbox { table, events, parking: Parking::default(), stopped: AtomicBool::new(false) }
@@ -155,7 +160,7 @@ impl Inbox for MatchmakerInbox {
         self.parking.wake();
     }
 
-    /// Unread messages are dropped: no client waits for them.
+    /// Drops unread messages, which no client waits for.
     fn close(&self) {
         self.stopped.store(true, Ordering::SeqCst);
     }

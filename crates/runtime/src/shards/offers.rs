@@ -1,44 +1,44 @@
-//! The table into which shards write the latest offer of each model: a seqlock per entry, and a set
-//! of changed entries.
+//! The table into which shards write the latest offer of each model. Each entry is a seqlock, and
+//! bits mark the changed entries.
 //!
-//! A newer offer replaces an unread older one, so the table never fills up, and a matchmaker that
-//! falls behind reads less instead of more. A set of changed models, one bit each under a bit for
-//! every 64 of them, avoids a scan of all models: reading costs as much as there are changes.
+//! A newer offer replaces an unread older one. So the table never fills up, and a slow matchmaker
+//! reads fewer offers, not more. Each model has a bit in `changed`, and each word of `changed` has
+//! a bit in `words`. So a reader visits only changed entries.
 //!
-//! No thread waits for another. An offer fills one cache line of atomic words with a version that
-//! is odd while the offer is being written. A reader that sees an odd version, or two different
-//! ones, skips the entry: the writer marks the model as changed after it has written, so the reader
-//! will see it again. The marks are set once per turn, not once per offer: they are the only words
-//! that both sides write, and therefore the point of contention of a busy shard.
+//! No thread waits for another. An offer fills one cache line of atomic words with a version, which
+//! is odd while the offer is being written. A reader skips an entry whose version is odd or changes
+//! during the read. The writer marks the model as changed after the write, so the reader sees the
+//! entry again. The writer marks changed models once per turn, not once per offer. Both sides write
+//! the marks, so busy shards contend only for them.
 
 use ripieno_base::ModelId;
 use ripieno_sched::Offer;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// The latest offer of each model. One writer per model, one reader.
+/// The latest offer of each model. Each model has one writer, and the table has one reader.
 pub(crate) struct OfferTable {
     slots: Box<[OfferCell]>,
-    /// Changed models, one bit each.
+    /// Changed models, one bit per model.
     changed: Box<[AtomicU64]>,
-    /// Words of `changed` that are not zero, one bit each.
+    /// Non-zero words of `changed`, one bit per word.
     words: Box<[AtomicU64]>,
 }
 
-/// An offer on a cache line of its own.
+/// An offer in its own cache line.
 #[derive(Default)]
 #[repr(align(64))]
 struct OfferCell {
-    /// Odd while the words are being written.
+    /// Version of the offer; odd while the words are being written.
     version: AtomicU64,
     words: [AtomicU64; Offer::WORDS],
 }
 
-/// A shard's writing end of the table.
+/// The writing side of the table, for one shard.
 pub(crate) struct OfferWriter {
     table: Arc<OfferTable>,
-    /// Models written since the last [`OfferWriter::publish`], one bit each; `posted_words` lists
-    /// the words that are not zero.
+    /// Models written since the last [`OfferWriter::publish`], one bit each. `posted_words` lists
+    /// the non-zero words.
     posted: Box<[u64]>,
     posted_words: Vec<usize>,
 }
@@ -58,8 +58,8 @@ impl OfferTable {
         self.words.iter().any(|word| word.load(Ordering::Acquire) != 0)
     }
 
-    /// Reads the offers that changed since the last read, in the order of the models. Returns their
-    /// number.
+    /// Reads the offers that changed since the last read, ordered by model. Returns the number of
+    /// offers read.
     pub(crate) fn read(&self, mut each: impl FnMut(Offer)) -> usize {
         let mut seen = 0;
         for_each_bit(&self.words, |word| {
@@ -75,10 +75,10 @@ impl OfferTable {
     }
 }
 
-/// Clears the bits of these words and calls `each` with every one.
+/// Clears all bits of `words` and calls `each` with the index of every bit that was set.
 fn for_each_bit(words: &[AtomicU64], mut each: impl FnMut(usize)) {
     for (at, word) in words.iter().enumerate() {
-        // A load is cheaper than a swap: other cores keep the cache line.
+        // A load leaves the cache line with the other cores, so it is cheaper than a swap.
         let mut bits = if word.load(Ordering::Relaxed) == 0 { 0 } else { word.swap(0, Ordering::AcqRel) };
         while bits != 0 {
             each(at * 64 + bits.trailing_zeros() as usize);
@@ -88,7 +88,7 @@ fn for_each_bit(words: &[AtomicU64], mut each: impl FnMut(usize)) {
 }
 
 impl OfferCell {
-    /// Writes the offer; called by the one writer only.
+    /// Writes the offer. Only one thread may call this.
     fn write(&self, words: [u64; Offer::WORDS]) {
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version + 1, Ordering::Relaxed);
@@ -116,8 +116,8 @@ impl OfferWriter {
         OfferWriter { table, posted: vec![0; words].into(), posted_words: Vec::with_capacity(words) }
     }
 
-    /// Writes an offer. It may be read from this moment, and will be after the next
-    /// [`OfferWriter::publish`].
+    /// Writes an offer. The reader may see the offer immediately, and sees it at the latest after
+    /// the next [`OfferWriter::publish`].
     pub(crate) fn write(&mut self, offer: &Offer) {
         let (word, bit) = (offer.model.index() / 64, offer.model.index() % 64);
         self.table.slots[offer.model.index()].write(offer.to_words());
@@ -127,9 +127,9 @@ impl OfferWriter {
         self.posted[word] |= 1 << bit;
     }
 
-    /// Marks the written models as changed. The marks follow the offers, so a reader that sees a
-    /// mark sees this offer or a later one. The mark of a word follows the bits in it: the writer
-    /// that finds the word empty sets it.
+    /// Marks the written models as changed. A mark is set after its offer is written, so a reader
+    /// that sees the mark reads this offer or a later one. The bit of a word in `words` is set
+    /// after the bits in the word, by the writer that found the word empty.
     pub(crate) fn publish(&mut self) {
         for word in self.posted_words.drain(..) {
             let bits = std::mem::take(&mut self.posted[word]);
@@ -174,8 +174,8 @@ mod tests {
         assert_eq!(read(), [(64, 5)]);
     }
 
-    /// Two shards write while the matchmaker reads: no offer is torn, none goes back, and the last
-    /// ones arrive.
+    /// Two shards write while the matchmaker reads. No offer is torn, no older offer follows a
+    /// newer one, and the last offers arrive.
     #[test]
     fn offers_are_read_whole_and_none_is_lost() {
         const MODELS: usize = 130;
