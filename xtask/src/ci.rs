@@ -1,9 +1,10 @@
 //! `cargo xtask ci`: what a change must pass, the quick checks first.
 
 use crate::python::{CLIENTS, Environment};
-use crate::steps::{cargo, step};
+use crate::steps::{cargo, output, step};
 use crate::{attack, deny, test, tidy};
 use anyhow::{Result, anyhow};
+use std::process::Command;
 
 /// Runs everything; stops at the first failure. The packages of the Python clients are fetched
 /// meanwhile: that waits for the network, the lints for the processor.
@@ -25,8 +26,18 @@ pub(crate) fn run() -> Result<()> {
 fn checks() -> Result<()> {
     step("format", &mut cargo(&["fmt", "--all", "--check"]))?;
     tidy::run()?;
+    spelling()?;
     deny::run()?;
     step("lints", &mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
     let mut docs = cargo(&["doc", "--workspace", "--no-deps"]);
     step("documentation", docs.env("RUSTDOCFLAGS", "-D warnings"))
+}
+
+/// Checks the spelling with typos, where it is installed.
+fn spelling() -> Result<()> {
+    if output(Command::new("typos").arg("--version")).is_err() {
+        eprintln!("\n=== spelling: skipped: typos is not installed; cargo install --locked typos-cli");
+        return Ok(());
+    }
+    step("spelling", &mut Command::new("typos"))
 }

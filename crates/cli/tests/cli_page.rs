@@ -31,7 +31,8 @@ fn flags_of(command: &str) -> BTreeSet<String> {
         let words = line.split_whitespace().map(|word| word.trim_matches([',', '[', ']']));
         let first = words.take(2).find(|word| word.starts_with('-'))?.to_owned();
         let long = line.split_whitespace().take(2).find(|word| word.starts_with("--"));
-        Some(long.map_or(first, str::to_owned)).filter(|flag| flag.starts_with("--"))
+        // A wrapped description may begin with a flag that it mentions.
+        Some(long.map_or(first, |long| long.trim_end_matches(',').to_owned())).filter(|flag| flag.starts_with("--"))
     };
     let starts = help.lines().filter(|line| line.trim_start().starts_with('-') && line.starts_with(' '));
     starts.filter_map(flag).filter(|flag| !COMMON.contains(&flag.as_str())).collect()

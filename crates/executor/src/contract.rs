@@ -113,11 +113,7 @@ pub trait LoadedModel: Send + Sync {
 }
 
 /// Returns the extent of a request with these `inputs` to a model with the inputs `specs`.
-pub fn request_extent(
-    lengths: &InputLengths,
-    specs: &[TensorSpec],
-    inputs: &[Tensor],
-) -> Result<Extent, RequestError> {
+pub fn request_extent(lengths: &InputLengths, specs: &[TensorSpec], inputs: &[Tensor]) -> Result<Extent, RequestError> {
     let shape = |name: &str| inputs.iter().find(|tensor| *tensor.name == *name).map(|tensor| &tensor.shape[..]);
     lengths.extent(specs, shape).map_err(RequestError)
 }

@@ -39,8 +39,8 @@ mod worker;
 
 pub use condition::{AllowedExits, BlockDecision, ComparisonOperator, Condition, OutputRow, TensorRule};
 pub use contract::{
-    Device, Executor, IdleWork, LoadedModel, Loss, MemberProgress, Outage, Payload, PhaseTimes,
-    RemoteRows, RequestEntry, Rerun, Sink, Task, TaskMember, TaskResult, next_walk, request_extent,
+    Device, Executor, IdleWork, LoadedModel, Loss, MemberProgress, Outage, Payload, PhaseTimes, RemoteRows,
+    RequestEntry, Rerun, Sink, Task, TaskMember, TaskResult, next_walk, request_extent,
 };
 pub use cpu::{CpuEngine, CpuOptions};
 pub use curve::MeasurementProgress;

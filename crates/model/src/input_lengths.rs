@@ -12,8 +12,8 @@ pub struct InputLengths {
 }
 
 impl InputLengths {
-    /// Returns the extent of a request to a model with the inputs `specs`; `shape` returns the shape
-    /// of a request's input. The error says which input is too long, or differs from another.
+    /// Returns the extent of a request to a model with the inputs `specs`; `shape` returns the
+    /// shape of a request's input. The error says which input is too long, or differs from another.
     pub fn extent<'a>(
         &self,
         specs: &[TensorSpec],

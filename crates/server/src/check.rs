@@ -327,6 +327,5 @@ fn shape_text(shape: &[i64]) -> String {
     if dimensions.is_empty() { "[-1]".to_owned() } else { format!("[-1, {}]", dimensions.join(", ")) }
 }
 
-
 #[cfg(test)]
 mod tests;

@@ -5,9 +5,9 @@ use crate::problem::Problem;
 use crate::regions::RegionSlice;
 use crate::state::{PARSE_INLINE_BYTES, ServerState};
 use bytes::Bytes;
+use ripieno_model::DataType;
 use ripieno_repository::labels::Labels;
 use ripieno_repository::registry::ServedEntry;
-use ripieno_model::DataType;
 use ripieno_wire::ResponseTensor;
 use std::sync::Arc;
 

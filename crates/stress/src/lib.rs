@@ -1,4 +1,4 @@
-//! What the benchmarks of the scheduler's own threads share: their command line and their output.
+//! Command line and output that the benchmarks of the scheduler's own threads share.
 //!
 //! `cargo bench -p ripieno-stress --bench scheduler -- --help` and `--bench wakeup -- --help` tell
 //! what they measure.

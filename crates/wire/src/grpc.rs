@@ -9,12 +9,12 @@ use crate::proto::inference::model_infer_request::{InferInputTensor, InferReques
 use crate::proto::inference::model_infer_response::InferOutputTensor;
 use crate::proto::inference::{InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse};
 use crate::{
-    InferRequest, InferResponse, MAX_PARAMETERS, MAX_TENSORS, Parameter, Parameters, RequestedOutput,
-    SharedMemoryRef, WireError, WireTensor,
+    InferRequest, InferResponse, MAX_PARAMETERS, MAX_TENSORS, Parameter, Parameters, RequestedOutput, SharedMemoryRef,
+    WireError, WireTensor,
 };
 use bytes::Bytes;
-use ripieno_model::DataType;
 use prost::Message;
+use ripieno_model::DataType;
 use std::collections::HashMap;
 
 mod size;

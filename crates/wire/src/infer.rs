@@ -1,8 +1,8 @@
 //! An inference request and its response, independent of the protocol that carried them.
 
 use crate::{MAX_DIMENSIONS, MAX_ID_BYTES, Parameter, Parameters, WireError};
-use ripieno_model::DataType;
 use bytes::Bytes;
+use ripieno_model::DataType;
 
 /// A decoded request, validated as far as possible without knowing the model.
 #[derive(Clone, Debug, Default, PartialEq)]

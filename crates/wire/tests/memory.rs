@@ -1,9 +1,9 @@
 //! Decoding never allocates more than the computed bound, measured by a counting allocator.
 
 use bytes::Bytes;
-use ripieno_wire::json::{self, InputShape};
 use ripieno_model::DataType;
 use ripieno_wire::grpc;
+use ripieno_wire::json::{self, InputShape};
 
 const COUNT: usize = 20_000;
 

@@ -189,7 +189,7 @@ fn start(args: &SchedulerArgs) -> StartEngine {
             }
         };
         tracing::info!("the policy is {name}");
-        start_engine(&name, &options, (devices, live, bytes)).map_err(|error| format!("{error:#}"))
+        start_engine(&name, &options, EngineBounds { devices, live, bytes }).map_err(|error| format!("{error:#}"))
     })
 }
 
@@ -202,8 +202,18 @@ fn kinds(models: &[ModelDescription]) -> Vec<ModelKind> {
     models.iter().map(kind).collect()
 }
 
-fn start_engine(name: &str, options: &Options, bounds: (usize, usize, usize)) -> anyhow::Result<StartedEngine> {
-    let (devices, live, bytes) = bounds;
+/// Bounds of a scheduler's engine.
+#[derive(Clone, Copy)]
+struct EngineBounds {
+    devices: usize,
+    /// Requests in flight.
+    live: usize,
+    /// Bytes that wait for devices.
+    bytes: usize,
+}
+
+fn start_engine(name: &str, options: &Options, bounds: EngineBounds) -> anyhow::Result<StartedEngine> {
+    let EngineBounds { devices, live, bytes } = bounds;
     let policy = find(name)?;
     let limits = policy.needs(options).served(devices, live);
     let setup = Setup { models: Vec::new(), devices: 0, limits };

@@ -150,8 +150,7 @@ async fn read(
 }
 
 fn parse(entry: &ServedEntry, version: &str, body: &[u8]) -> Result<InferRequest, WireError> {
-    let shape =
-        |spec: &ripieno_model::TensorSpec| (spec.name.clone(), spec.datatype, entry.shape(spec).len());
+    let shape = |spec: &ripieno_model::TensorSpec| (spec.name.clone(), spec.datatype, entry.shape(spec).len());
     let shapes: Vec<_> = entry.inputs.iter().map(shape).collect();
     let inputs: Vec<InputShape<'_>> =
         shapes.iter().map(|(name, datatype, rank)| InputShape { name, datatype: *datatype, rank: *rank }).collect();

@@ -1,7 +1,7 @@
 use super::*;
 use crate::{OutputEncoding, ResponseTensor, proto::inference::InferTensorContents};
-use ripieno_model::DataType;
 use proptest::prelude::*;
+use ripieno_model::DataType;
 
 fn request(datatype: &str, shape: &[i64], contents: Option<InferTensorContents>, raw: &[&[u8]]) -> ModelInferRequest {
     let input = InferInputTensor {

@@ -5,8 +5,8 @@
 //! `serde_json::Value` or `f64` would take several times the memory, and would round FP32 twice.
 
 use crate::infer::push_byte_element;
-use ripieno_model::DataType;
 use crate::{MAX_DEPTH, WireError};
+use ripieno_model::DataType;
 use std::str::FromStr;
 
 /// Returns the bytes of the data in `text`, which must be an array of `count` elements, evenly

@@ -8,9 +8,9 @@
 use super::data;
 use super::response;
 use crate::infer::element_count;
-use ripieno_model::DataType;
 use crate::{InferRequest, InferResponse, MAX_DIMENSIONS, MAX_TENSORS, Parameters, WireError, WireTensor};
 use bytes::Bytes;
+use ripieno_model::DataType;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;

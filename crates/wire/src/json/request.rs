@@ -5,8 +5,8 @@ use super::bounded::Bounded;
 use super::data;
 use crate::infer::{check_bytes, element_count};
 use crate::{
-    InferRequest, MAX_DIMENSIONS, MAX_TENSORS, Parameter, Parameters, RequestedOutput, SharedMemoryRef,
-    WireError, WireTensor,
+    InferRequest, MAX_DIMENSIONS, MAX_TENSORS, Parameter, Parameters, RequestedOutput, SharedMemoryRef, WireError,
+    WireTensor,
 };
 use bytes::Bytes;
 use serde::Deserialize;

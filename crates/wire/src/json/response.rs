@@ -1,8 +1,8 @@
 //! Response of `POST …/infer`: JSON, followed by the data of the binary outputs.
 
 use crate::infer::byte_elements;
-use ripieno_model::DataType;
 use crate::{InferResponse, OutputEncoding, ResponseTensor, WireError};
+use ripieno_model::DataType;
 use serde::Serialize;
 
 /// An encoded response body.

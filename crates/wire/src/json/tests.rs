@@ -1,8 +1,8 @@
 use super::*;
 use crate::{InferRequest, InferResponse, OutputEncoding, ResponseTensor, SharedMemoryRef, WireError};
-use ripieno_model::DataType;
 use bytes::Bytes;
 use proptest::prelude::*;
+use ripieno_model::DataType;
 use serde_json::{Value, json};
 
 fn parse(json: &Value) -> Result<InferRequest, WireError> {
