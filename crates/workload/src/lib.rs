@@ -1,5 +1,4 @@
-//! Seeded arrivals, lengths, trees and traces, and the published models that papers evaluate
-//! servers with.
+//! Seeded arrivals, lengths, trees and traces.
 //!
 //! A run must be repeatable from its seed alone, on any machine and with any later version of our
 //! dependencies. So the generator is named here (xoshiro256++) instead of taken from a "standard"
