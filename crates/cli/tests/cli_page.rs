@@ -13,6 +13,9 @@ fn printed(words: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// Deepest indentation of a flag; descriptions are deeper.
+const FLAG_INDENT: usize = 6;
+
 /// Returns the commands that `ripieno --help` lists, and the live form of `compare`.
 fn commands() -> Vec<String> {
     let help = printed(&["--help"]);
@@ -27,15 +30,13 @@ fn flags_of(command: &str) -> BTreeSet<String> {
     let all = if SERVERS.contains(&command) { "--help-all" } else { "--help" };
     let words: Vec<&str> = command.split(' ').chain([all]).collect();
     let help = printed(&words);
-    let flag = |line: &str| {
-        let words = line.split_whitespace().map(|word| word.trim_matches([',', '[', ']']));
-        let first = words.take(2).find(|word| word.starts_with('-'))?.to_owned();
-        let long = line.split_whitespace().take(2).find(|word| word.starts_with("--"));
-        // A wrapped description may begin with a flag that it mentions.
-        Some(long.map_or(first, |long| long.trim_end_matches(',').to_owned())).filter(|flag| flag.starts_with("--"))
+    let is_flag = |line: &&str| {
+        let text = line.trim_start();
+        line.len() - text.len() <= FLAG_INDENT && text.starts_with('-')
     };
-    let starts = help.lines().filter(|line| line.trim_start().starts_with('-') && line.starts_with(' '));
-    starts.filter_map(flag).filter(|flag| !COMMON.contains(&flag.as_str())).collect()
+    let words = help.lines().filter(is_flag).flat_map(|line| line.split_whitespace().take(2));
+    let flags = words.filter(|word| word.starts_with("--") && !COMMON.contains(word));
+    flags.map(str::to_owned).collect()
 }
 
 /// Returns the sections of the page, and the flags that each names in a code span of its own.
