@@ -1,10 +1,9 @@
-//! Cancellation of tasks: the tasks that a lane holds, their stop requests, and waits that end
-//! early for a stopped task.
+//! Cancellation of the tasks that a lane holds, and waits that end early for a cancelled task.
 //!
-//! An engine that computes cannot be interrupted, so only waits are stopped: tasks that have not
-//! begun, and emulated devices, which only wait. A stop request names a task and counts only while
-//! the lane holds it: ids are reused, and a request that comes late must not stop the next task
-//! with the same id.
+//! A computing engine cannot be interrupted. So only waits are stopped: tasks that have not begun,
+//! and emulated devices, which only wait. A stop request names a task and has an effect only while
+//! the lane holds the task. Ids are reused, and a late request must not stop the next task with the
+//! same id.
 
 use crate::ExecError;
 use crate::clock::SPIN;
@@ -19,21 +18,21 @@ pub(crate) struct Abort {
     changed: Condvar,
 }
 
-/// Has as many entries as the lane holds tasks.
+/// Tasks of the lane. It has as many entries as the lane holds tasks.
 #[derive(Default)]
 struct AbortState {
-    /// The tasks held, with their stop requests.
+    /// Each held task, with a flag for a requested stop.
     held: Vec<(TaskId, bool)>,
     running: Option<TaskId>,
 }
 
 impl Abort {
-    /// Registers a task before the lane holds it.
+    /// Registers a task before it enters the lane's queue.
     pub(crate) fn hold(&self, id: TaskId) {
         self.state.lock().held.push((id, false));
     }
 
-    /// Marks the task as running; waits are its waits.
+    /// Marks a task as running. A stop of this task then ends the lane's waits.
     pub(crate) fn begin(&self, id: TaskId) {
         self.state.lock().running = Some(id);
     }
@@ -45,7 +44,7 @@ impl Abort {
         state.running = state.running.filter(|&running| running != id);
     }
 
-    /// Requests a stop of a task, if it is held.
+    /// Requests that a task stops, if the lane holds it.
     pub(crate) fn request_stop(&self, id: TaskId) {
         for (held, stop) in &mut self.state.lock().held {
             *stop |= *held == id;
@@ -53,20 +52,20 @@ impl Abort {
         self.changed.notify_all();
     }
 
-    /// Whether a stop was requested for a task that the lane holds.
+    /// Whether the lane holds the task and a stop was requested.
     pub(crate) fn is_stopped(&self, id: TaskId) -> bool {
         self.state.lock().held.contains(&(id, true))
     }
 
-    /// Waits until `instant`. Returns early, with the error for the task to report, if a stop of
-    /// the running task is requested.
+    /// Waits until `instant`. If a stop of the running task is requested, returns early with the
+    /// error to report for the task.
     pub(crate) fn wait_until(&self, instant: Instant) -> Result<(), ExecError> {
         self.wait(|| Some(instant).filter(|&instant| instant > Instant::now()))
     }
 
-    /// Waits until an instant that may change. `end` returns it and is called again after a
-    /// [`recheck`](Abort::recheck) and at that instant; `None` ends the wait. Returns early as
-    /// above.
+    /// Waits until an instant that may change. `end` returns the instant, or `None` to end the
+    /// wait. It is called again at the instant and after a [`recheck`](Abort::recheck). Returns an
+    /// error early if a stop is requested.
     pub(crate) fn wait(&self, mut end: impl FnMut() -> Option<Instant>) -> Result<(), ExecError> {
         let mut state = self.state.lock();
         loop {
@@ -84,7 +83,7 @@ impl Abort {
         }
     }
 
-    /// Makes a [`wait`](Abort::wait) call its `end` again.
+    /// Makes [`wait`](Abort::wait) call its `end` again.
     pub(crate) fn recheck(&self) {
         let _state = self.state.lock();
         self.changed.notify_all();

@@ -15,8 +15,8 @@ pub(crate) struct DeviceCounters {
 }
 
 impl DeviceCounters {
-    /// Counts a task that copied `rows` rows. `without_copy`: whether it continued from state and
-    /// copied none of it.
+    /// Counts a task that copied `rows` rows. `without_copy` tells whether the task used state and
+    /// read all of it in place.
     pub(crate) fn count(&self, rows: usize, without_copy: bool) {
         self.rows_gathered.fetch_add(rows as u64, Ordering::Relaxed);
         self.tasks_without_copy.fetch_add(u64::from(without_copy), Ordering::Relaxed);

@@ -1,8 +1,8 @@
 //! Bytes that an engine can read as numbers.
 //!
-//! Tensors travel as bytes, engines need slices of numbers, and a byte slice may begin at any
-//! address. So batches are gathered into a buffer that is aligned for every datatype, and an
-//! engine's own vector becomes bytes in place.
+//! Tensors travel as bytes, but engines need slices of numbers, and a byte slice may begin at any
+//! address. So batches are gathered into a buffer that is aligned for every datatype. The engine's
+//! output vectors become bytes without copying.
 
 use bytemuck::NoUninit;
 use bytes::Bytes;
@@ -15,18 +15,17 @@ pub(crate) struct AlignedBuffer {
 }
 
 impl AlignedBuffer {
-    /// The largest buffer that is allocated in advance; a larger one grows when needed.
+    /// Largest buffer that is allocated in advance. Larger buffers grow when needed.
     const MAX_AHEAD_BYTES: usize = 1 << 32;
 
-    /// Creates a buffer of this size. The system commits its pages only when they are first
-    /// written.
+    /// Creates a buffer of this size. The system commits its pages when they are first written.
     pub(crate) fn with_capacity(bytes: usize) -> AlignedBuffer {
         let ahead = if bytes <= Self::MAX_AHEAD_BYTES { bytes } else { 0 };
         AlignedBuffer { words: vec![0; ahead.div_ceil(size_of::<u64>())] }
     }
 
-    /// Returns the first `bytes` bytes, to be overwritten; allocates only if the buffer was never
-    /// that large.
+    /// Returns the first `bytes` bytes for writing. Allocates only if the buffer has never been
+    /// this large.
     pub(crate) fn first_mut(&mut self, bytes: usize) -> &mut [u8] {
         let words = bytes.div_ceil(size_of::<u64>());
         if self.words.len() < words {

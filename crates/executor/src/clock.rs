@@ -1,12 +1,13 @@
-//! Precise waiting for an instant.
+//! Precise waiting until an instant.
 
 use std::time::{Duration, Instant};
 
-/// The system wakes a sleeper late by some tens of microseconds; this much is spent spinning
-/// instead.
+/// Time before an instant at which the wait changes from sleeping to spinning. The system wakes a
+/// sleeping thread some tens of microseconds late.
 pub(crate) const SPIN: Duration = Duration::from_micros(100);
 
-/// Returns at `instant`, or immediately if it has passed: sleeps until shortly before, then spins.
+/// Returns at `instant`, or immediately if it has passed. Sleeps until shortly before it, then
+/// spins.
 pub(crate) fn wait_until(instant: Instant) {
     loop {
         let left = instant.saturating_duration_since(Instant::now());

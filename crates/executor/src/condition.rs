@@ -1,4 +1,5 @@
-//! Conditions for members to leave a batch: a comparison with a number, or the embedder's code.
+//! Conditions on which a request leaves a batch: a comparison with a number, or the embedder's
+//! code.
 
 use crate::rows::Rows;
 use half::{bf16, f16};
@@ -6,47 +7,47 @@ use ripieno_base::BlockId;
 use ripieno_model::DataType;
 use std::fmt::Debug;
 
-/// Decides after each block which members leave, where a comparison with a number is not
-/// sufficient.
+/// User code that decides after each block which requests leave the batch. It is needed if a
+/// comparison with a number is not sufficient.
 pub trait Condition: Debug + Send + Sync {
-    /// Returns the decisions that it may make after this block; called once, at load, and checked
-    /// against the model.
+    /// Returns the decisions that [`judge`](Condition::judge) may make after this block. It is
+    /// called once, at load, and checked against the model.
     fn may(&self, block: BlockId) -> AllowedExits;
 
-    /// Decides how the walk of this row continues; called after the block for each row, on a
-    /// device's thread.
+    /// Decides how the request of this row continues. It is called after the block for each row, on
+    /// a device's thread.
     fn judge(&self, block: BlockId, row: &OutputRow<'_>) -> BlockDecision;
 }
 
 /// The decisions that a [`Condition`] may make after a block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AllowedExits {
-    /// Whether it may end walks. The block must then have all outputs of the model, under their
+    /// Whether a request may end. The block must then have all outputs of the model, under their
     /// names or mapped by [`BlockSource::exit_outputs`](crate::BlockSource::exit_outputs).
     pub exit: bool,
-    /// The blocks that it may skip to.
+    /// Blocks to which a request may skip.
     pub skip_to: Vec<BlockId>,
 }
 
-/// Continuation of a walk after a block.
+/// Decision how a request continues after a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockDecision {
     /// Continue with the next block.
     Go,
-    /// End: the answer is complete.
+    /// End the request; the answer is complete.
     Exit,
     /// Skip to this later block.
     Skip(BlockId),
 }
 
-/// A comparison of a tensor that has one number per row.
+/// A comparison of a tensor, which must have one number per row, with a constant.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorRule {
-    /// An output of the block.
+    /// Name of the tensor, which is an output of the block.
     pub tensor: String,
     /// The comparison operator.
     pub comparison: ComparisonOperator,
-    /// The bound.
+    /// The constant.
     pub number: f64,
 }
 
@@ -82,7 +83,7 @@ pub struct OutputRow<'a> {
 }
 
 impl OutputRow<'_> {
-    /// Returns the numbers of an output of the block; `None` if it has no such output, or one of
+    /// Returns the numbers of an output of the block. `None` if the output does not exist or holds
     /// strings.
     pub fn numbers(&self, tensor: &str) -> Option<Vec<f64>> {
         let (_, rows) = self.outputs.iter().find(|(name, _)| *name == tensor)?;

@@ -1,10 +1,10 @@
-//! Members that leave a batch before the last block: early exits, and walks that skip blocks.
+//! Requests that leave a batch before the last block: early exits, and requests that skip blocks.
 //!
-//! The decision is a comparison of a number that a block outputs for each row (`exit_when`,
-//! `skip_when` in model.toml), or the embedder's [`Condition`]. Both are checked at load: the
-//! tensors exist, an early answer has all outputs of the model with their types and shapes, and no
-//! block takes a tensor that an earlier skip left out, on any path through the blocks. A member of
-//! several rows leaves only if all of its rows do.
+//! The decision is a comparison of a number that a block outputs for each row (`exit_when` and
+//! `skip_when` in model.toml), or the embedder's [`Condition`]. Both are checked at load. The
+//! compared tensors must exist. An early answer must have all outputs of the model, with their
+//! types and shapes. On every path, each block must have its inputs, even if earlier blocks were
+//! skipped. A request of several rows leaves only if all its rows do.
 
 use crate::condition::{AllowedExits, BlockDecision, ComparisonOperator, Condition, OutputRow, TensorRule, numbers};
 use crate::flow::{BlockPlan, FlowValue, compatible};
@@ -24,16 +24,16 @@ pub(crate) struct Conditions {
 
 #[derive(Clone, Debug, Default)]
 struct BlockExits {
-    /// Early exit: the compared value, the comparison and the bound.
+    /// Early exit: compared value, comparison operator and constant.
     exit: Option<(usize, ComparisonOperator, f64)>,
     skip: Option<(usize, ComparisonOperator, f64, BlockId)>,
-    /// Values of the early answer in the order of the outputs, if walks may end here.
+    /// Values of the early answer in the order of the model's outputs, if requests may end here.
     answer: Option<Vec<usize>>,
     /// Decisions that the embedder's condition may make.
     may: AllowedExits,
 }
 
-/// The plan as far as it is linked.
+/// The part of the plan that is linked already.
 pub(crate) struct LinkedBlocks<'a> {
     pub(crate) source: &'a ModelSource,
     pub(crate) values: &'a [FlowValue],
@@ -42,8 +42,8 @@ pub(crate) struct LinkedBlocks<'a> {
     pub(crate) outputs: &'a [usize],
 }
 
-/// Names of tensors that only conditions read, or that only early answers contain: they are hidden
-/// from clients.
+/// Returns the tensors hidden from clients: those that only conditions read, or only early answers
+/// contain.
 pub(crate) fn hidden(source: &ModelSource) -> BTreeSet<&str> {
     let mut names = BTreeSet::new();
     for block in &source.blocks {
@@ -80,13 +80,13 @@ impl Conditions {
         Ok(Some(Conditions { blocks, custom }))
     }
 
-    /// Whether a member may leave after this block.
+    /// Whether a request may leave after this block.
     pub(crate) fn stand_at(&self, block: usize) -> bool {
         let at = &self.blocks[block];
         at.answer.is_some() || !at.targets().is_empty()
     }
 
-    /// Decides how a member continues after a block with these outputs.
+    /// Decides how a request continues after a block with these outputs.
     pub(crate) fn judge(
         &self,
         block: usize,
@@ -127,13 +127,13 @@ impl Conditions {
 }
 
 impl BlockExits {
-    /// Returns the blocks that walks may skip to.
+    /// Returns the blocks to which requests may skip.
     fn targets(&self) -> Vec<BlockId> {
         self.skip.iter().map(|&(.., to)| to).chain(self.may.skip_to.iter().copied()).collect()
     }
 }
 
-/// Applies the embedder's condition: all rows of a member must agree to leave in the same way.
+/// Applies the embedder's condition to all rows of a request, which leaves only if all rows agree.
 fn judge_rows(
     custom: &dyn Condition,
     block: usize,
@@ -192,7 +192,8 @@ fn last_one(name: &str) -> String {
     format!("block '{name}' is the last one, so every walk ends there; remove its exit_when and skip_when")
 }
 
-/// Resolves the value that a rule compares: an output of the block with one number per row.
+/// Returns the value that a rule compares. It must be an output of the block with one number per
+/// row.
 fn compared(
     linked: &LinkedBlocks<'_>,
     at: usize,
@@ -218,7 +219,7 @@ fn compared(
     Ok((value, rule.comparison, rule.number))
 }
 
-/// Resolves the source of each output of the model for a walk that ends after this block.
+/// Returns the value of each output of the model, for a request that ends after this block.
 fn early_answer(linked: &LinkedBlocks<'_>, at: usize) -> Result<Vec<usize>, String> {
     let mapped = &linked.source.blocks[at].exit_outputs;
     let outputs = || linked.outputs.iter().map(|&output| &linked.values[output]);
@@ -256,7 +257,7 @@ fn early_answer(linked: &LinkedBlocks<'_>, at: usize) -> Result<Vec<usize>, Stri
     outputs().map(source).collect()
 }
 
-/// Checks that every block and the answer have their inputs on all paths that lead there.
+/// Checks that each block and the answer have their inputs on every path to them.
 fn check_ways(linked: &LinkedBlocks<'_>, blocks: &[BlockExits]) -> Result<(), String> {
     let mut have: Vec<Option<BTreeSet<usize>>> = vec![None; blocks.len() + 1];
     have[0] = Some(linked.inputs.iter().copied().collect());

@@ -1,10 +1,13 @@
-//! The executor contract: load a model once, open devices, submit tasks, receive each result
-//! exactly once.
+//! The executor contract: load a model once, open devices, submit tasks, and receive the result of
+//! each task exactly once.
 //!
-//! An executor executes batches; it never forms them, and it does not know deadlines or policies.
-//! Three concepts: an [`Executor`] turns files into a [`LoadedModel`]; a [`Device`] asynchronously
-//! runs tasks of the models attached to it, those of each of its lanes in FIFO order; and a
-//! [`TaskResult`] comes back through the device's sink for every accepted task.
+//! An executor runs batches. It does not form them, and it knows neither deadlines nor policies. An
+//! [`Executor`] turns files into a [`LoadedModel`]. A [`Device`] runs tasks of the models attached
+//! to it asynchronously. Each of its lanes runs its tasks in FIFO order. For every accepted task,
+//! the device passes a [`TaskResult`] to its sink.
+//!
+//! A *walk* is the way of one request through the blocks of its model. A walk *unfolds* if the
+//! request runs cell by cell: a sequence becomes steps, and a graph becomes nodes.
 
 use crate::{
     ModelSource, Tensor,
@@ -17,28 +20,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Loads models for one kind of device. Shared by all threads; loading one model does not block
-/// another.
+/// Loads models and opens devices of one kind. It is shared by all threads, and loading a model
+/// does not delay others.
 pub trait Executor: Send + Sync {
-    /// Returns the engine's name: "cpu", "onnxruntime", "emulated".
+    /// Returns the engine's name: "cpu", "onnxruntime" or "emulated".
     fn name(&self) -> &'static str;
 
-    /// Describes the device for display and as a key of cached profiles, for example
+    /// Describes the device, for display and as a key of cached profiles, for example
     /// "cpu/rten-0.27/1-thread".
     fn device_key(&self) -> String;
 
-    /// Reads and checks a model. Slow; call it on a thread that does not serve.
+    /// Reads and checks a model. This is slow and should run on a thread that serves no requests.
     fn load(&self, source: &ModelSource) -> Result<Arc<dyn LoadedModel>, LoadError>;
 
-    /// Opens a device of this kind with `lanes` lanes, at least one. `sink` is called once for
-    /// every accepted task, from the threads of the lanes.
+    /// Opens a device of this kind with `lanes` lanes, at least one. The threads of the lanes call
+    /// `sink` once for every accepted task.
     fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError>;
 }
 
 /// Receives the result of each task.
 ///
-/// It may act on the result before it returns: submit the device's next tasks or detach models. So
-/// it is called without a lock that these would wait for.
+/// The sink may submit the device's next tasks or detach models before it returns. So a device must
+/// not hold a lock during the call that these operations need.
 pub type Sink = Arc<dyn Fn(TaskResult) + Send + Sync>;
 
 /// Work that an idle device thread can run for another component.
@@ -46,21 +49,20 @@ pub type IdleWork = Arc<dyn Fn() + Send + Sync>;
 
 /// A model in memory, ready to be attached to devices of the engine that loaded it.
 pub trait LoadedModel: Send + Sync {
-    /// Returns the inputs of a request; the first dimension is the batch. For a model that is not
-    /// [`batched`](LoadedModel::batched), the batch is added before the file's dimensions and is
-    /// always 1.
+    /// Returns the inputs of a request. The first dimension is the batch. If the model is not
+    /// [`batched`](LoadedModel::batched), a batch dimension of 1 precedes the file's dimensions.
     fn inputs(&self) -> &[TensorSpec];
 
-    /// Returns the outputs of a request, likewise.
+    /// Returns the outputs of a request, with the same first dimension as the inputs.
     fn outputs(&self) -> &[TensorSpec];
 
-    /// Whether requests share batches. If not, each is one row, whose tensors the engine gets
-    /// unchanged.
+    /// Whether requests share batches. Otherwise each request is one row, and the engine gets its
+    /// tensors unchanged.
     fn batched(&self) -> bool {
         true
     }
 
-    /// Returns the smallest and largest whole number that an input may hold, if known.
+    /// Returns the smallest and largest integer that an input may hold, if known.
     fn range(&self, _input: &str) -> Option<(i64, i64)> {
         None
     }
@@ -68,36 +70,36 @@ pub trait LoadedModel: Send + Sync {
     /// Returns the number of blocks.
     fn blocks(&self) -> usize;
 
-    /// Returns the kind of a block: the number of times that a request runs it.
+    /// Returns the number of times that a request runs a block.
     fn steps(&self, _block: BlockId) -> Steps {
         Steps::Once
     }
 
-    /// Validates a request; returns its extent, and its graph if it has one: the parts of a
-    /// [`RequestEntry`] beside the inputs.
+    /// Validates a request. Returns the request's extent, and its graph if it has one; both are
+    /// stored in its [`RequestEntry`].
     ///
-    /// Called at submission, before the request takes a slot. Checks all that the walk requires
-    /// beyond [`inputs`](LoadedModel::inputs): ids within the model's tables, valid text, one
-    /// sequence or tree per request, a length within the bound, a table of nodes that is a tree or
-    /// graph. A request whose walk does not unfold runs each block once; its length is 1 unless its
-    /// tensors have one.
+    /// Called at submission, before the request takes a slot. Checks everything that the walk
+    /// requires beyond [`inputs`](LoadedModel::inputs): ids within the model's tables, valid text,
+    /// one sequence or tree per request, a length within the bound, and a table of nodes that is a
+    /// tree or graph. The extent of a request that runs each block once is its length, or 1 if its
+    /// tensors have none.
     fn describe(&self, _inputs: &[Tensor]) -> Result<(Extent, Option<Graph>), RequestError> {
         Ok((Extent::ONE, None))
     }
 
-    /// Returns the dimensions of the inputs that are the request's length, for a walk that does not
-    /// unfold; `None` if requests do not differ in length.
+    /// Returns the dimensions of the inputs that are the request's length. `None` if requests do
+    /// not differ in length or run cell by cell.
     fn lengths(&self) -> Option<&InputLengths> {
         None
     }
 
-    /// Creates a request of about this length, to test and measure the model; `None` where requests
-    /// neither unfold nor differ in length, or no valid request can be created.
+    /// Creates a request of about this length, to test and measure the model. `None` if requests
+    /// have no length, or no valid request can be created.
     fn example(&self, _length: u32) -> Option<Vec<Tensor>> {
         None
     }
 
-    /// Returns the outage if the engine runs in processes of its own and none of them is up.
+    /// Returns the outage, if the engine runs in separate processes and none of them runs.
     fn outage(&self) -> Option<Outage> {
         None
     }
@@ -108,22 +110,24 @@ pub trait LoadedModel: Send + Sync {
         None
     }
 
-    /// Used by the engine's own devices to downcast it.
+    /// Returns the model for a downcast by the engine's own devices.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// Returns the extent of a request with these `inputs` to a model with the inputs `specs`.
+/// Returns the extent of a request with these `inputs`. `specs` are the inputs of its model.
 pub fn request_extent(lengths: &InputLengths, specs: &[TensorSpec], inputs: &[Tensor]) -> Result<Extent, RequestError> {
     let shape = |name: &str| inputs.iter().find(|tensor| *tensor.name == *name).map(|tensor| &tensor.shape[..]);
     lengths.extent(specs, shape).map_err(RequestError)
 }
 
-/// A device: runs the tasks of each of its lanes in the order of submission.
+/// A device. Each of its lanes runs its tasks in the order of submission.
 ///
-/// Lanes run concurrently and share the device: threads on a CPU, streams on a GPU. They share the
-/// walks as well: a request's next block may run on another lane, once the task before has ended.
+/// Lanes run concurrently and share the device, like threads on a CPU or streams on a GPU. They
+/// also share the state of requests: a request's next block may run on another lane once its
+/// previous task has ended.
 ///
-/// Shared between the thread that submits and those that attach, since attaching may be slow.
+/// A device is shared by the thread that submits tasks and the threads that attach models, because
+/// attaching may be slow.
 pub trait Device: Send + Sync {
     /// Returns the number of lanes.
     fn lanes(&self) -> usize {
@@ -133,87 +137,87 @@ pub trait Device: Send + Sync {
     /// Returns the largest number of tasks that each lane holds, including the running one.
     fn depth(&self) -> usize;
 
-    /// Makes a model runnable on the device as `id`. Takes effect after the tasks submitted before.
+    /// Makes a model runnable on the device as `id`, after the tasks submitted before.
     ///
-    /// The caller's thread bears the cost, not the running tasks. If a model cannot be made
-    /// runnable, its tasks fail with the reason.
+    /// The work is done on the calling thread and does not delay running tasks. If it fails, the
+    /// model's tasks fail with the reason.
     fn attach(&self, id: ModelId, model: Arc<dyn LoadedModel>);
 
-    /// Removes a model. Takes effect after the tasks submitted before.
+    /// Removes a model, after the tasks submitted before.
     fn detach(&self, id: ModelId);
 
-    /// Queues a task on its lane; returns it if the lane holds `depth` tasks already or does not
-    /// exist.
+    /// Queues a task on its lane. Returns the task if the lane does not exist or already holds
+    /// `depth` tasks.
     fn submit(&self, task: Task) -> Result<(), Task>;
 
-    /// Makes the thread of an idle lane run `work`, soon and once; returns false if no lane is idle
-    /// or the start may be delayed.
+    /// Makes the thread of an idle lane run `work` once, soon. Returns false if no lane is idle or
+    /// the start may be delayed.
     ///
-    /// The thread that delivers a request must wake a thread to decide about it. If that is the
-    /// thread that will also run the request, one wake-up is saved. The same work that is queued
-    /// but not begun is not queued again: true is returned for it.
+    /// A thread that delivers a request must wake another thread to decide about it. If the woken
+    /// thread also runs the request, one wake-up is saved. If the same `work` is queued already, it
+    /// is not queued again, and this returns true.
     fn run_idle(&self, _work: &IdleWork) -> bool {
         false
     }
 
-    /// Requests a stop of a task. Its result still comes, once: an error if it was stopped, its
-    /// outputs if it was done before or the device cannot stop a running batch. A task that waits
-    /// behind another is never begun. An id that the device does not hold belongs to a task that
-    /// has just ended, and is ignored. By default nothing can be stopped.
+    /// Requests that a task stops. The task still has exactly one result. The result is an error if
+    /// the task was stopped. It is the outputs if the task was done, or if the device cannot stop a
+    /// running batch. A task that has not begun never begins. If the device does not hold a task
+    /// with this id, the task has just ended, and the request is ignored. By default nothing is
+    /// stopped.
     fn cancel(&self, _id: TaskId) {}
 
-    /// Returns the number of rows copied to make batches contiguous, counted once per input tensor;
-    /// 0 if not counted.
+    /// Returns the number of rows copied to make batches contiguous, counted once per input tensor.
+    /// Returns 0 if the device does not count them.
     ///
-    /// It does not grow while the same members run block after block in the same order. Where walks
-    /// unfold, the elements of the requests' own inputs, which are always copied into each batch,
-    /// do not count.
+    /// The number does not grow while the same members run block after block in the same order. If
+    /// requests run cell by cell, elements of their own inputs are always copied and do not count.
     fn rows_gathered(&self) -> u64 {
         0
     }
 
-    /// Returns the number of tasks that continued from state without copying any of it: each tensor
-    /// of an earlier block, step or node was read in place. Tasks without such tensors do not
-    /// count.
+    /// Returns the number of tasks that read all their state in place. The state is the tensors of
+    /// earlier blocks, steps or nodes. Tasks without such tensors do not count.
     fn tasks_without_copy(&self) -> u64 {
         0
     }
 
-    /// Returns the time of its tasks by phase; zero if not measured. Failed tasks do not count.
+    /// Returns the time of the device's tasks by phase; zero if not measured. Failed tasks do not
+    /// count.
     fn spent(&self) -> PhaseTimes {
         PhaseTimes::default()
     }
 }
 
-/// Time of a device's thread by phase of its tasks.
+/// Time of a device's thread, by phase of its tasks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PhaseTimes {
-    /// Collecting the members' rows into contiguous batches.
+    /// Time to collect the members' rows into contiguous batches.
     pub gather_ns: u64,
-    /// Computing in the engine.
+    /// Time to compute in the engine.
     pub compute_ns: u64,
-    /// Distributing the results to the members.
+    /// Time to distribute the results to the members.
     pub scatter_ns: u64,
 }
 
 /// One batch on one block.
 #[derive(Debug)]
 pub struct Task {
-    /// Id, repeated in the result.
+    /// Id, which the result repeats.
     pub id: TaskId,
-    /// The model.
+    /// Model to run.
     pub model: ModelId,
-    /// The block.
+    /// Block to run.
     pub block: BlockId,
-    /// The lane that runs it.
+    /// Lane to run on.
     pub lane: LaneId,
-    /// The length that the members are padded to, for a model with
-    /// [`lengths`](LoadedModel::lengths): at least that of each member, at most the model's
-    /// longest. A block's outputs keep the padding of its batch; members with different padding are
-    /// run separately. Ignored where requests do not differ in length.
+    /// Length to which the members are padded, for a model with [`lengths`](LoadedModel::lengths).
+    /// It is at least the length of each member and at most the model's longest. A block's outputs
+    /// keep the padding of their batch, and members with different padding run separately. Ignored
+    /// if requests do not differ in length.
     pub length: u32,
-    /// The requests, in batch order. Where walks unfold, one may occur several times, each time
-    /// with another node.
+    /// The requests, in batch order. If requests run cell by cell, a request may occur several
+    /// times with different nodes.
     pub members: Vec<TaskMember>,
     /// Earliest start.
     pub not_before: Option<Instant>,
@@ -221,35 +225,36 @@ pub struct Task {
 
 /// A request in a batch.
 ///
-/// The state of a walk between its tasks is kept under the request's slot. Where walks unfold, it
-/// is shared by all devices that the same [`LoadedModel`] is attached to, so tasks of one request
-/// may run on several: the submitter ensures that the inputs of a task were produced by a task that
-/// has ended, or by one before it on the same lane. In a chain the state stays on the device that
-/// ran the first block, for all of its lanes.
+/// Between two tasks, the state of a request is kept under its slot. In a chain, the state stays on
+/// the device that ran the first block, for all lanes of that device.
+///
+/// If requests run cell by cell, all devices to which the [`LoadedModel`] is attached share the
+/// state. So tasks of one request may run on several devices. The submitter must ensure that the
+/// task that produced a task's inputs has ended, or precedes it on the same lane.
 #[derive(Clone, Debug)]
 pub struct TaskMember {
     /// The request's slot.
     pub slot: RequestSlot,
-    /// Number of rows; the first dimension of each of its inputs. 1 where walks unfold.
+    /// Number of rows, which is the first dimension of each input. 1 if requests run cell by cell.
     pub rows: usize,
-    /// The node: the step of the block, or the node of the request's graph. 0 in `whole` and
-    /// `chain`.
+    /// Step of the block, or node of the request's graph. 0 in the walks `whole` and `chain`.
     ///
-    /// A step that the request does not have is padding, and so is any step once its walk has
-    /// ended: it takes its time, computes on arbitrary data, and stores and reports nothing.
+    /// A step is padding if the request does not have it or has ended. A padding step takes its
+    /// time, computes on arbitrary data, and stores and reports nothing.
     pub node: u32,
-    /// The request's data. Given with the first of its tasks on each device; repetition is
+    /// The request's data. Required with the request's first task on each device; repeating it is
     /// harmless.
     ///
-    /// An entry other than the one that the slot holds (by [`Arc::ptr_eq`]) begins a new walk there
-    /// and discards the old one, and so does a later [`walk`](TaskMember::walk).
+    /// The slot compares entries by [`Arc::ptr_eq`]. A new entry, or a higher
+    /// [`walk`](TaskMember::walk), discards the slot's old state and starts the request from the
+    /// beginning.
     pub entry: Option<Arc<RequestEntry>>,
-    /// The walk's number, from [`next_walk`]; 0 if the caller does not number walks. Where walks
-    /// unfold, a member of an earlier walk than its slot holds fails without effect: a device that
-    /// was given up as lost may still run it.
+    /// Number of the walk, from [`next_walk`]; 0 if the caller does not number walks. A device that
+    /// was given up as lost may still run tasks of an earlier walk. If requests run cell by cell,
+    /// such a member fails without effect.
     pub walk: u64,
     /// Time until which the client waits; `None` for no limit. If the batch fails, the member is
-    /// left out of later re-runs of its parts.
+    /// not run again after this time.
     pub until: Option<Instant>,
 }
 
@@ -260,8 +265,8 @@ impl TaskMember {
     }
 }
 
-/// Returns a number for a new walk, greater than all before it. One counter for the whole process,
-/// since several runtimes may serve a loaded model in turn.
+/// Returns a number for a new walk, greater than all earlier numbers. The counter is global to the
+/// process, because several runtimes may serve a loaded model one after the other.
 pub fn next_walk() -> u64 {
     static LATEST: AtomicU64 = AtomicU64::new(0);
     LATEST.fetch_add(1, Ordering::Relaxed) + 1
@@ -270,43 +275,43 @@ pub fn next_walk() -> u64 {
 /// Location of a request's inputs.
 #[derive(Clone, Debug)]
 pub enum Payload {
-    /// In this process.
+    /// The inputs are in this process.
     Here(Arc<[Tensor]>),
-    /// On a remote frontend, which also gets the outputs: only remote devices run such a request.
+    /// The inputs are on a remote frontend, which also gets the outputs. Only remote devices can
+    /// run such a request.
     Elsewhere(RemoteRows),
 }
 
-/// Identification of a request's rows on a remote frontend.
+/// Location of a request's rows on a remote frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteRows {
-    /// The frontend.
+    /// Number of the frontend.
     pub frontend: u32,
-    /// The frontend's number of the request, never reused.
+    /// The frontend's number of the request, which is never reused.
     pub request: u64,
-    /// The first of the rows.
+    /// Index of the first row.
     pub first_row: u32,
 }
 
 /// The data of a request, created once when it is accepted.
 #[derive(Clone, Debug)]
 pub struct RequestEntry {
-    /// Its inputs.
+    /// Inputs, or their location.
     pub payload: Payload,
-    /// Its extent, from [`LoadedModel::describe`]: executors use it and do not read the inputs for
-    /// it again.
+    /// Extent, from [`LoadedModel::describe`]. Executors use it and do not compute it again.
     pub extent: Extent,
-    /// Its graph, if it has one, likewise.
+    /// Graph from [`LoadedModel::describe`], if the request has one.
     pub graph: Option<Arc<Graph>>,
-    /// Whether each step's part of the answer is streamed, in [`MemberProgress::step`].
+    /// Whether the answer is streamed step by step, in [`MemberProgress::step`].
     pub stream: bool,
-    /// Whether it runs every block of a chain regardless of the model's conditions: to measure and
-    /// test them all.
+    /// Whether the request runs every block of a chain regardless of the model's conditions. Used
+    /// to measure and test all blocks.
     pub ignore_conditions: bool,
 }
 
 impl RequestEntry {
-    /// Creates the entry of a request that runs each block once, for a model whose requests do not
-    /// differ in length.
+    /// Creates the entry of a request to a model that runs each block once and whose requests do
+    /// not differ in length.
     pub fn of(inputs: Arc<[Tensor]>) -> RequestEntry {
         RequestEntry::new(Payload::Here(inputs), Extent::ONE)
     }
@@ -316,7 +321,7 @@ impl RequestEntry {
         RequestEntry { payload, extent, graph: None, stream: false, ignore_conditions: false }
     }
 
-    /// Returns its inputs; empty if they are on another machine.
+    /// Returns the inputs; empty if they are on another machine.
     pub fn inputs(&self) -> &[Tensor] {
         match &self.payload {
             Payload::Here(inputs) => inputs,
@@ -325,10 +330,10 @@ impl RequestEntry {
     }
 }
 
-/// Outage of a model's engine: no process runs it.
+/// State of a model's engine while no process runs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outage {
-    /// Reason: the end of the last process, or the failure to start one.
+    /// Reason: how the last process ended, or why none could be started.
     pub cause: String,
     /// Time after which a new process may run.
     pub retry_after: Duration,
@@ -339,44 +344,44 @@ pub struct Outage {
 pub struct Loss {
     /// Time after which a new process may run.
     pub retry_after: Duration,
-    /// Whether the process ended during the task: then one of its members may be the cause.
+    /// Whether the process ended during the task, so that one of the members may be the cause.
     pub inside: bool,
 }
 
-/// The end of a task.
+/// Result of a task.
 #[derive(Debug)]
 pub struct TaskResult {
-    /// The task.
+    /// Id of the task.
     pub id: TaskId,
-    /// One entry per member in batch order, some of which may have
-    /// [`failed`](MemberProgress::failed), or the error of the whole batch.
+    /// Progress of each member in batch order, or the error of the whole batch. A single member may
+    /// also have [`failed`](MemberProgress::failed).
     pub outcome: Result<Vec<MemberProgress>, ExecError>,
     /// Set if the batch failed and parts of it were run again.
     pub rerun: Option<Rerun>,
-    /// Set if it failed because a process of its model's engine was missing or ended. Its members
-    /// may be retried.
+    /// Set if the task failed because an engine process was missing or ended. Its members may be
+    /// retried.
     pub lost: Option<Loss>,
     /// Start of the execution.
     pub started: Instant,
     /// End of the execution.
     pub finished: Instant,
-    /// Whether the lane already holds its next task: then the receiver should return quickly.
+    /// Whether the lane already holds its next task, so that the sink should return quickly.
     pub holds_next: bool,
 }
 
-/// A batch that failed and was run again in parts.
+/// Record of a batch that failed and was run again in parts.
 #[derive(Clone, Debug)]
 pub struct Rerun {
-    /// Number of parts that were run.
+    /// Number of parts run.
     pub runs: u32,
-    /// The engine's error for the whole batch. It may contain data of any member, so it is for the
-    /// log and not for clients.
+    /// Engine's error for the whole batch. It may contain data of any member, so it must be logged
+    /// only and not be sent to clients.
     pub cause: ExecError,
 }
 
 impl TaskResult {
-    /// Returns the outcome of a batch that ran as one and succeeded for all its members; otherwise
-    /// an error.
+    /// Returns the progress of a batch whose members all succeeded without a re-run. Returns an
+    /// error otherwise.
     pub fn whole(self) -> Result<Vec<MemberProgress>, ExecError> {
         let progress = self.outcome?;
         match self.rerun.map(|rerun| rerun.cause).or_else(|| progress.iter().find_map(|one| one.failed.clone())) {
@@ -389,36 +394,34 @@ impl TaskResult {
 /// Result of a task for one member.
 #[derive(Clone, Debug, Default)]
 pub struct MemberProgress {
-    /// Whether its walk ended here: its last block, step or node is done, or a condition of the
-    /// model ended it early.
+    /// Whether the request ended with this task. Its last block, step or node is done, or a
+    /// condition of the model ended it early.
     ///
-    /// Reported once per walk, even if its last two tasks run on two devices: by the one that ends
-    /// later. A block that runs until its end also reports its own end this way when a further
-    /// block follows; then there are no outputs yet.
+    /// Reported once per walk. If its last two tasks run on two devices, the task that ends later
+    /// reports it. A block that runs until the request ends reports its own end this way even if
+    /// further blocks follow; there are no outputs yet in this case.
     pub ended: bool,
-    /// The later block that its walk skips to.
+    /// Later block that the request skips to.
     pub skip: Option<BlockId>,
-    /// Its outputs, if its walk ended, at the request's own length. Empty after the end of a block
-    /// that a further block follows.
+    /// Outputs at the request's own length, if the request ended. Empty if further blocks follow.
     pub outputs: Vec<Tensor>,
-    /// The streamed part, if its entry asks for a stream: this step's contribution to the outputs
-    /// that hold every step, as [1, 1, …] under the output's name, in the order of the steps. The
-    /// last step has it, too, beside the outputs.
+    /// Streamed part of the answer, if the entry requests a stream. It holds this step's part of
+    /// each streamed output, of shape [1, 1, …], under the output's name and in the order of the
+    /// steps. The last step also has its part here, in addition to the outputs.
     pub step: Vec<Tensor>,
-    /// The error, if the engine failed on this member alone; its walk has ended, and there are no
-    /// outputs.
+    /// Error, if the engine failed on this member alone. The request has ended without outputs.
     pub failed: Option<ExecError>,
-    /// Set if it failed only because its inputs could not be fetched: it may be retried.
+    /// Set if the member failed only because its inputs could not be fetched. It may be retried.
     pub lost: Option<Loss>,
 }
 
 impl MemberProgress {
-    /// Creates the result of a walk on which the engine failed.
+    /// Creates the result of a member on which the engine failed.
     pub fn failed(cause: ExecError) -> MemberProgress {
         MemberProgress { failed: Some(cause), ..MemberProgress::default() }
     }
 
-    /// Creates the result of a completed walk.
+    /// Creates the result of a member that ended with `outputs`.
     pub fn ended(outputs: Vec<Tensor>) -> MemberProgress {
         MemberProgress { ended: true, outputs, ..MemberProgress::default() }
     }

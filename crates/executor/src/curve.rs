@@ -1,20 +1,20 @@
-//! Measurement of a latency curve that is robust against a single stall.
+//! Measurement of a latency curve that is robust against stalls.
 //!
-//! Preempted processors, page faults and slow clocks make a run longer, never shorter. So medians
-//! are used, few runs are not trusted, and a batch size whose latency does not fit the others is
-//! measured again, keeping the shorter value. All of this is bounded, and tested with a simulated
-//! clock.
+//! Preemption, page faults and slow clocks make a run longer, never shorter. So the measurement
+//! uses medians and does not trust few runs. If the latency of a batch size does not fit the other
+//! sizes, the size is measured again and the shorter latency is kept. The number of repetitions is
+//! bounded.
 
 use crate::{ExecError, LoadError};
 use ripieno_base::Nanos;
 use std::time::Duration;
 
-/// Progress of the measurement: one batch size measured.
+/// Progress of the measurement after one batch size.
 #[derive(Clone, Copy, Debug)]
 pub struct MeasurementProgress {
     /// The batch size.
     pub batch: usize,
-    /// Its median latency, summed over all blocks.
+    /// Median latency of the size, summed over all blocks.
     pub latency: Nanos,
     /// Number of sizes measured, including this one.
     pub done: usize,
@@ -22,7 +22,7 @@ pub struct MeasurementProgress {
     pub sizes: usize,
 }
 
-/// Runs batches, with the clock that times them.
+/// Runs batches and provides the clock that times them.
 pub(crate) trait BatchRunner {
     /// Returns the time since the start of the measurement.
     fn elapsed(&self) -> Duration;
@@ -35,31 +35,31 @@ pub(crate) trait BatchRunner {
 #[derive(Debug)]
 pub(crate) struct LatencyCurve {
     pub(crate) blocks: Vec<Vec<(usize, Nanos)>>,
-    /// Reason not to trust the latencies, although outliers were measured again.
+    /// Reason why the latencies are unreliable even after outliers were measured again.
     pub(crate) unreliable: Option<String>,
 }
 
-/// Number of samples after which a median is good enough.
+/// Number of samples after which the median is accurate enough.
 const MAX_SAMPLES: usize = 15;
 const WARM_UPS: usize = 2;
-/// One sample of three may be a stall, if there is time for three.
+/// Smallest number of samples, if there is time for them. The median of three is correct if one of
+/// them is a stall.
 const MIN_SAMPLES: usize = 3;
 /// Largest number of repeated measurements of a batch size.
 const MAX_REPEATS: u32 = 3;
-/// Time for repeated measurements beyond the budget, in percent of it.
+/// Time for repeated measurements, in percent of the budget and in addition to it.
 const REPEATS_BUDGET: u32 = 50;
-/// A size that seems too slow to be measured again within the budget is measured once more if the
-/// total then stays within this many budgets.
+/// Largest total time, in budgets, up to which a size that seems too slow is measured once more.
 const CONFIRM_BUDGET_FACTOR: u32 = 4;
-/// Latency in percent of the expected one above which it is an outlier.
+/// Latency in percent of the expected latency above which a size is an outlier.
 const MAX_EXCESS: i64 = 150;
-/// Lower limit of an expected latency: below it, thread wake-ups dominate.
+/// Smallest expected latency. Shorter latencies consist mostly of thread wake-ups.
 const MIN_EXPECTED: Nanos = Nanos::from_micros(50);
-/// Latency of a batch in percent of that of a larger one above which the curve is not trusted.
+/// Latency of a batch in percent of that of a larger batch above which the curve is unreliable.
 const MAX_FALL: i64 = 150;
-/// R² below which a curve with a wide spread is not trusted.
+/// R² below which a curve with a wide spread is unreliable.
 const MIN_R_SQUARED: f64 = 0.5;
-/// Residual relative to the mean above which the spread is wide.
+/// Residual relative to the mean above which the spread counts as wide.
 const MIN_SPREAD: f64 = 0.4;
 
 /// One batch size.
@@ -83,7 +83,7 @@ struct Measuring<'a> {
     points: Vec<SizePoint>,
 }
 
-/// Measures the latencies of batches of these ascending sizes, as far as the budget allows.
+/// Measures the latencies of `sizes`, which ascend, as far as the budget allows.
 pub(crate) fn measure_curve(
     bench: &mut dyn BatchRunner,
     blocks: usize,
@@ -116,7 +116,7 @@ impl Measuring<'_> {
         self.budget.saturating_sub(self.bench.elapsed())
     }
 
-    /// Expected time of a first run at `batch`, in proportion to the last size.
+    /// Expected time of the first run at `batch`, extrapolated in proportion from the last size.
     fn expected(&self, batch: usize) -> Duration {
         let last = self.points.last().map_or(Nanos::ZERO, |last| last.total().scale(batch as u64, last.batch as u64));
         duration(last)
@@ -127,15 +127,15 @@ impl Measuring<'_> {
         self.bench.run(batch, samples).map_err(failed)
     }
 
-    /// Returns the median latency of each block, from the runs that fit in `share`, or from as many
-    /// as are needed to detect a stall and fit in half of `left`. The first run is not counted
-    /// unless it alone uses up `left`: allocation for a larger batch can cost many times the batch.
+    /// Returns the median latency of each block. Runs as often as fits in `share`, or as often as
+    /// needed to detect a stall within half of `left`. The first run does not count, because it
+    /// allocates memory and may take many times longer. It counts only if it alone uses up `left`.
     fn median(&mut self, batch: usize, share: Duration, left: Duration) -> Result<Vec<Nanos>, LoadError> {
         let begun = self.bench.elapsed();
         let mut samples: Vec<Vec<Nanos>> = vec![Vec::new(); self.blocks];
         let (mut counted, mut took) = (0, Duration::ZERO);
         for run in 0..WARM_UPS + MAX_SAMPLES {
-            // If runs are slow, the second is already counted.
+            // After a slow first run, the second run already counts.
             if run == 1 || (run > 1 && run <= WARM_UPS && took <= share) {
                 samples.iter_mut().for_each(Vec::clear);
                 counted = 0;
@@ -177,8 +177,8 @@ impl Measuring<'_> {
             && self.bench.elapsed() + duration(point.total()) <= self.budget.saturating_mul(CONFIRM_BUDGET_FACTOR)
     }
 
-    /// Measures the last size again if it seems too slow to leave time for the next: all larger
-    /// sizes depend on it.
+    /// Measures the last size again if no time seems left for the next size, because all larger
+    /// sizes are extrapolated from it.
     fn confirm_last(&mut self) -> Result<(), LoadError> {
         let last = self.points.len() - 1;
         if self.may_confirm(last) {
@@ -209,19 +209,19 @@ fn duration(span: Nanos) -> Duration {
     Duration::from_nanos(span.0.unsigned_abs())
 }
 
-/// Returns the median of each block; of two samples the shorter one, since the other may be a
-/// stall.
+/// Returns the median of each block. Of two samples it returns the shorter one, because the other
+/// may be a stall.
 fn medians(samples: Vec<Vec<Nanos>>) -> Vec<Nanos> {
     let median = |mut of_block: Vec<Nanos>| {
         of_block.sort_unstable();
-        // A cell without a node in the example has no known duration.
+        // The example may have no node that runs this cell, so its duration is unknown.
         of_block.get(of_block.len().saturating_sub(1) / 2).copied().unwrap_or(Nanos(1))
     };
     samples.into_iter().map(median).collect()
 }
 
-/// Returns a latency in percent of the one expected from the neighbouring sizes: no batch takes
-/// longer than a larger one, and none lies far above the line through two others.
+/// Returns a latency in percent of the latency that the other sizes suggest. A batch should not
+/// take longer than a larger batch, nor lie far above the line through two other sizes.
 fn excess(points: &[(usize, Nanos)], at: usize) -> i64 {
     let over = |expected: Nanos| {
         let hundredths = i128::from(points[at].1.0) * 100 / i128::from(expected.max(MIN_EXPECTED).0);
@@ -232,11 +232,12 @@ fn excess(points: &[(usize, Nanos)], at: usize) -> i64 {
         let ((b0, l0), (b1, l1)) = (points[a], points[b]);
         let rise = (l1.0 - l0.0) as f64 / (b1 as f64 - b0 as f64);
         let there = l0.0 as f64 + rise * (points[at].0 as f64 - b0 as f64);
-        // The line through two outliers may fall below the latency of a smaller batch.
+        // If both neighbours are outliers, the line through them may fall below the latency of a
+        // smaller batch.
         Nanos(there as i64).max(if at > 0 { points[at - 1].1 } else { Nanos::ZERO })
     };
     let above = match (at, points.len()) {
-        // The first size has no lower neighbour: only the rule above applies.
+        // The first size has no lower neighbour, so no line is possible.
         (0, _) => 0,
         (_, 2) => over(points[0].1.scale(points[1].0 as u64, points[0].0 as u64)),
         (at, sizes) if at + 1 == sizes => over(line(at - 2, at - 1)),
@@ -245,7 +246,7 @@ fn excess(points: &[(usize, Nanos)], at: usize) -> i64 {
     falls.max(above)
 }
 
-/// Returns the reason not to trust these latencies.
+/// Returns the reason why these latencies are unreliable, if any.
 fn unreliable_reason(points: &[(usize, Nanos)]) -> Option<String> {
     for pair in points.windows(2) {
         let ((smaller, long), (larger, short)) = (pair[0], pair[1]);
@@ -259,7 +260,7 @@ fn unreliable_reason(points: &[(usize, Nanos)]) -> Option<String> {
         .then(|| format!("the latencies lie on no line: R² = {r_squared:.2}"))
 }
 
-/// Returns R² of the least-squares line through the points, and their residual relative to the
+/// Fits a least-squares line through the points. Returns its R², and its residual relative to the
 /// mean.
 fn fit(points: &[(usize, Nanos)]) -> (f64, f64) {
     let n = points.len() as f64;
@@ -278,11 +279,11 @@ fn fit(points: &[(usize, Nanos)]) -> (f64, f64) {
 mod tests {
     use super::*;
 
-    /// Simulates runs that take `truth` of a batch, and longer during stalls.
+    /// Simulated runs. A batch takes `truth` of its size, and longer during a stall.
     struct Fake<F: Fn(usize) -> Nanos> {
         now: Duration,
         truth: F,
-        /// Ranges of runs that are stalled, with the delay.
+        /// Ranges of stalled runs, with the delay of each run.
         stalls: Vec<(std::ops::Range<usize>, Nanos)>,
         runs: usize,
     }
@@ -343,7 +344,7 @@ mod tests {
 
     #[test]
     fn a_stall_of_a_whole_batch_size_is_measured_again() {
-        // A stall of seconds, beginning at any run.
+        // A stall of several seconds begins at any run.
         for first in 0..60 {
             let mut fake =
                 Fake { now: Duration::ZERO, truth: line, stalls: vec![(first..first + 20, MS(100))], runs: 0 };

@@ -1,4 +1,4 @@
-//! Errors: at load, with the file, key and fix; in a task, with the engine's message.
+//! Errors. Load errors name the file, the key and the fix; task errors hold the engine's message.
 
 use thiserror::Error;
 

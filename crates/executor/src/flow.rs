@@ -1,25 +1,25 @@
-//! The tensors that flow through the blocks of a model, by number.
+//! The tensors that flow between the blocks of a model, by number.
 
 use ripieno_model::TensorSpec;
 use std::sync::Arc;
 
-/// A tensor between blocks.
+/// A tensor that blocks take or output.
 #[derive(Clone, Debug)]
 pub(crate) struct FlowValue {
     pub(crate) name: Arc<str>,
     pub(crate) spec: TensorSpec,
-    /// The last block that takes it; past the last block if it is an output.
+    /// Index of the last block that takes it. The number of blocks if it is an output of the model.
     pub(crate) last_use: usize,
 }
 
-/// The numbers of a block's input and output values, in its own order.
+/// Numbers of a block's inputs and outputs, in the block's order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BlockPlan {
     pub(crate) inputs: Vec<usize>,
     pub(crate) outputs: Vec<usize>,
 }
 
-/// Whether a tensor of one specification can be passed as the other.
+/// Whether a tensor with specification `a` can be passed as `b`.
 pub(crate) fn compatible(a: &TensorSpec, b: &TensorSpec) -> bool {
     let agree = |(&a, &b): (&i64, &i64)| a == b || a == -1 || b == -1;
     a.datatype == b.datatype && a.shape.len() == b.shape.len() && a.shape.iter().zip(&b.shape).all(agree)

@@ -1,14 +1,13 @@
-//! Test at load whether the rows of a batch are computed independently.
+//! Test at load whether a model computes the rows of a batch independently.
 //!
-//! A file declares that its first dimension is dynamic, not its meaning: a softmax over it, a
-//! running sum or a mean along it mix the requests of a batch, and each client gets a well-formed
+//! A file declares its first dimension as dynamic, but not what the dimension means. A softmax,
+//! running sum or mean along it mixes the requests of a batch. Each client then gets a well-formed
 //! answer that depends on other requests. So random rows are run alone, together, and together in
-//! another order, some of them as one request of two rows. A row's result must be the same each
-//! time.
+//! another order. Two of the rows are also run as one request. The results of a row must be equal.
 //!
-//! This is a test and no proof: an effect that shows only in batches larger than [`ROWS`], or for
-//! inputs unlike those tested, passes. Rejected: deriving it from the operators, which requires
-//! knowledge of every operator of every engine, and must refuse working models otherwise.
+//! The test proves nothing: it misses effects that need batches larger than [`ROWS`] or particular
+//! inputs. Rejected: an analysis of the operators, which requires knowledge of every operator of
+//! every engine and refuses working models otherwise.
 
 use crate::profile::ExampleRunner;
 use crate::rows;
@@ -20,30 +19,30 @@ use std::sync::Arc;
 /// Result of testing a model's rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RowIndependence {
-    /// Each row is computed on its own.
+    /// Each row is computed independently.
     Independent,
-    /// Rows affect each other; the text describes how.
+    /// Rows affect each other. Holds a description.
     Mixed(String),
-    /// No request that the model accepts could be generated; the text is the last error.
+    /// The model accepted no generated request. Holds the last error.
     Untried(String),
 }
 
 /// Largest number of rows in a test.
 const ROWS: usize = 4;
-/// Sizes to try for an open dimension, in order, until the model accepts one.
+/// Sizes to try for open dimensions, in order, until the model accepts a request.
 const SIZES: [i64; 3] = [16, 64, 1];
-/// Largest number of elements of one row in a test.
+/// Largest number of elements of one row in the test.
 const MAX_ROW_ELEMENTS: i64 = 1 << 26;
-/// Largest error of a number relative to the largest one of its tensor: engines sum in different
-/// orders for different batches.
+/// Largest accepted difference of a number, relative to the largest number of its tensor. Engines
+/// may sum in different orders in different batches.
 const TOLERANCE: f64 = 1e-3;
-/// The same for 16-bit numbers, whose own rounding is that coarse.
+/// Largest accepted difference of 16-bit numbers, which are rounded more coarsely.
 const COARSE_TOLERANCE: f64 = 2e-2;
-/// Largest share of a row's integers that may differ: where rounding decides between two values.
+/// Largest accepted share of integers in a row that differ. A rounding difference may decide
+/// between two integers.
 const FLIPPED: f64 = 0.01;
 
-/// Tests whether the rows of a model are independent of each other. The engine must be able to run
-/// it.
+/// Tests whether a model computes rows independently. The engine must be able to run the model.
 pub fn check_rows(engine: &dyn Executor, model: &Arc<dyn LoadedModel>, max_batch: usize) -> RowIndependence {
     let count = max_batch.min(ROWS);
     if count < 2 || !model.batched() {
@@ -72,13 +71,12 @@ pub fn check_rows(engine: &dyn Executor, model: &Arc<dyn LoadedModel>, max_batch
 type RowOutputs = Vec<Tensor>;
 
 fn alone(runner: &ExampleRunner, rows: &[Vec<Tensor>]) -> Result<Vec<RowOutputs>, ExecError> {
-    // The first row is run twice, the second time last, to detect a model that draws random
-    // numbers.
+    // The first row is run again at the end, to detect a model that draws random numbers.
     let run = |row: &Vec<Tensor>| Ok(runner.answers(&[&runner.entry(row.clone())])?.remove(0));
     rows.iter().chain(rows.first()).map(run).collect()
 }
 
-/// Compares the results of rows alone with those in two batches of the same rows.
+/// Compares the results of single rows with the results of the same rows in two batches.
 fn together(runner: &ExampleRunner, rows: &[Vec<Tensor>], alone: &[RowOutputs]) -> RowIndependence {
     if let Some(how) = differs(&alone[0], &alone[rows.len()], alone) {
         return RowIndependence::Mixed(format!("the same request is answered differently when it is run again: {how}"));
@@ -86,7 +84,7 @@ fn together(runner: &ExampleRunner, rows: &[Vec<Tensor>], alone: &[RowOutputs]) 
     let forwards: Vec<usize> = (0..rows.len()).collect();
     let backwards: Vec<usize> = forwards.iter().rev().copied().collect();
     for order in [forwards, backwards] {
-        // The second request has two rows, if there are enough.
+        // The second request gets two rows, if there are enough rows.
         let second = if order.len() > 2 { 1..3 } else { 1..2 };
         let parts = [&order[..1], &order[second.clone()], &order[second.end..]];
         let parts: Vec<&[usize]> = parts.into_iter().filter(|part| !part.is_empty()).collect();
@@ -133,7 +131,7 @@ fn row_of(tensor: &Tensor, at: usize) -> Option<Tensor> {
     Some(rows.at(at).to_tensor(&tensor.name))
 }
 
-/// Describes how two answers differ, if they do; `all` gives the magnitude of each output.
+/// Describes how two answers differ, if they do. `all` determines the magnitude of each output.
 fn differs(expected: &[Tensor], found: &[Tensor], all: &[RowOutputs]) -> Option<String> {
     expected.iter().zip(found).enumerate().find_map(|(output, (a, b))| {
         let name = &a.name;
@@ -175,7 +173,7 @@ fn floats(tensor: &Tensor) -> Option<Vec<f64>> {
     }
 }
 
-/// Returns the share of elements that differ; for strings, 1 if any does.
+/// Returns the share of elements that differ. For strings, returns 1 if any element differs.
 fn flipped(a: &Tensor, b: &Tensor) -> f64 {
     let Some(size) = a.datatype.size() else { return f64::from(a.data != b.data) };
     let pairs = a.data.chunks_exact(size).zip(b.data.chunks_exact(size));
@@ -183,7 +181,7 @@ fn flipped(a: &Tensor, b: &Tensor) -> f64 {
     differ as f64 / (a.data.len() / size).max(1) as f64
 }
 
-/// Integer values of a test, if the model declares no range.
+/// Kind of integers in a test, for inputs without a declared range.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Style {
     /// Random zeros and ones.
@@ -192,7 +190,7 @@ enum Style {
     Zeros,
 }
 
-/// A row to be generated.
+/// Parameters of a row to generate.
 #[derive(Clone, Copy)]
 struct RowSpec {
     style: Style,
@@ -200,7 +198,7 @@ struct RowSpec {
     row: usize,
 }
 
-/// Generates a request of one row that differs from row to row; `None` if it would be too large.
+/// Generates a request of one row. Different rows differ. `None` if the row would be too large.
 fn request(model: &dyn LoadedModel, draw: RowSpec) -> Option<Vec<Tensor>> {
     let length = model.lengths();
     let inputs = model.inputs().iter().enumerate().map(|(at, spec)| {

@@ -1,14 +1,15 @@
-//! An asynchronous device made of a synchronous engine: a few lanes, each one thread that runs the
-//! messages of its queue in order.
+//! An asynchronous device on top of a synchronous engine. Each lane is a thread that processes its
+//! queue in order.
 //!
-//! A lane's thread also calls the sink, so the results of a lane are delivered in sequence and a
-//! slow receiver slows the lane down instead of filling a queue. Neither a task nor the sink can
-//! end the thread: a panic is an error like any other.
+//! A lane's thread also calls the sink. So the results of a lane are delivered in sequence, and a
+//! slow sink slows the lane down instead of filling a queue. A panic in a task or the sink is
+//! caught and handled as an error.
 //!
-//! Lanes run concurrently on one device: the state that one of them stores for a walk is available
-//! to the others, under a lock that is held only to take it out and put it back. Each has a runner
-//! of its own, so none waits for another inside the engine; if the device has fewer threads than
-//! lanes, a limited number of batches run at the same time and the others wait for a permit.
+//! The lanes of a device run concurrently. The state that one lane stores for a request is
+//! available to the others; a lock is held only while the state is taken out or stored. Each lane
+//! has its own runner, so no lane waits for another inside the engine. If the device has fewer
+//! threads than lanes, only as many batches run concurrently as there are threads. The other lanes
+//! wait for a permit.
 
 use crate::abort::Abort;
 use crate::account::DeviceCounters;
@@ -26,25 +27,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-/// Default number of tasks that a lane holds: one runs, and the next is ready when it ends.
+/// Default number of tasks that a lane holds: one runs, and the next one is ready when it ends.
 pub(crate) const DEFAULT_DEPTH: usize = 2;
 
-/// Makes a loaded model runnable on a lane of this device, given by its index; called by the
-/// attaching thread.
+/// Prepares a loaded model for the lane with this index. Called by the attaching thread.
 pub(crate) type Prepare = Box<dyn Fn(&dyn LoadedModel, usize) -> Result<ReadyModel, ExecError> + Send + Sync>;
 
-/// Runs a lane's loop, for engines that need it inside a thread pool of theirs.
+/// Runs a lane's loop inside a thread pool of the engine, for engines that need this.
 pub(crate) type Enter = Arc<dyn Fn(&mut (dyn FnMut() + Send)) + Send + Sync>;
 
-/// Components of a device.
+/// Settings and components of a device.
 pub(crate) struct LaneOptions {
-    /// The device's name, used for its threads.
+    /// Name of the device, which its threads are named after.
     pub(crate) name: String,
     /// Number of tasks that each lane holds.
     pub(crate) depth: usize,
     pub(crate) prepare: Prepare,
     pub(crate) enter: Enter,
-    /// Cancellation of the waits of each lane; shared with a runner that waits.
+    /// Cancellation of each lane's waits. An emulated device's runner shares it.
     pub(crate) aborts: Vec<Arc<Abort>>,
     /// Largest number of concurrent batches.
     pub(crate) max_concurrent: usize,
@@ -55,11 +55,12 @@ pub(crate) struct LaneDevice {
     lanes: Vec<LaneThread>,
     prepare: Prepare,
     account: Arc<DeviceCounters>,
-    /// Counts attachments: the state of a walk belongs to one of them, since model ids are reused.
+    /// Number of attachments so far. The state of a request belongs to an attachment, because model
+    /// ids are reused.
     attachments: AtomicU64,
 }
 
-/// A lane with its thread. Dropping it runs the accepted tasks, then ends the thread.
+/// A lane with its thread. Dropping it runs the accepted tasks and then ends the thread.
 struct LaneThread {
     queue: Arc<LaneQueue>,
     abort: Arc<Abort>,
@@ -188,8 +189,8 @@ impl LaneLoop {
                     let mut result = self.run_task(abort, &task, accepted);
                     abort.release(task.id);
                     result.holds_next = queue.release() > 0;
-                    // A member that continues with another block returns as soon as that is
-                    // decided.
+                    // If a member continues with another block, the next task follows as soon as
+                    // the scheduler has decided.
                     soon = result.outcome.iter().flatten().any(|progress| !progress.ended && progress.failed.is_none());
                     if catch_unwind(AssertUnwindSafe(|| (self.sink)(result))).is_err() {
                         tracing::error!(task = task.id.0, "the receiver of a result panicked");
@@ -204,7 +205,7 @@ impl LaneLoop {
         let mut waited = abort.wait_until(ready);
         let permit = self.permits.as_ref().filter(|_| waited.is_ok()).map(|permits| permits.acquire());
         if permit.is_some() {
-            // The task may have been cancelled while it waited for its permit.
+            // The task may have been cancelled while it waited for a permit.
             waited = abort.wait_until(ready);
         }
         let started = Instant::now();
@@ -220,8 +221,8 @@ impl LaneLoop {
                 holds_next: false,
             };
         }
-        // The worker takes the state of a task's walks out before it runs them, so a panic leaves
-        // none inconsistent.
+        // The worker takes the states of requests out before it runs a task, so a panic leaves no
+        // inconsistent state behind.
         let done = catch_panic(|| self.worker.execute(task, ready, &|| abort.is_stopped(task.id)));
         let (outcome, rerun) = match done {
             Ok(CompletedTask { progress, rerun }) => (Ok(progress), rerun),

@@ -1,15 +1,19 @@
-//! The message queue of a lane's thread: one bounded queue for tasks, attachments and detachments,
-//! which keeps their order.
+//! The message queue of a lane's thread. One queue holds tasks, attachments and detachments, which
+//! keeps their order.
 //!
-//! A channel of the standard library would bound all messages together, but two bounds are needed:
-//! a task is returned once the lane holds its depth (submission never waits, since it happens in a
-//! scheduler's turn), while attachments are rare and slow, so their sender waits. A detachment is
-//! bounded by its attachment and never waits: the lane's own thread may take the turn that sends
-//! it. The count of held tasks includes the running one and is lowered before its result is
-//! reported, so the receiver of a result may submit the next task immediately.
+//! Each kind of message has its own bound, so a channel of the standard library is not sufficient:
 //!
-//! A lane that expects a task spins before it sleeps: a wake-up takes longer than most decisions,
-//! and a request in stages would pay for it at each stage.
+//! * A task is returned to its sender once the lane holds `depth` tasks. Submission never waits,
+//!   because it happens in a scheduler's turn.
+//! * Attachments are rare and slow, so their sender waits.
+//! * A detachment never waits, because the lane's own thread may take the turn that sends it. Each
+//!   detachment needs an attachment, which bounds their number.
+//!
+//! The number of held tasks includes the running one. It decreases before the task's result is
+//! reported, so the receiver of the result may submit the next task immediately.
+//!
+//! A lane that expects a task spins before it sleeps, because a wake-up takes longer than most
+//! decisions. A request of several stages would have this delay at each stage.
 
 use crate::runner::ReadyModel;
 use crate::{ExecError, IdleWork, Task};
@@ -23,27 +27,27 @@ use std::time::{Duration, Instant};
 
 /// A message to a lane's thread.
 pub(crate) enum LaneMessage {
-    /// A model, and the number of the attachment.
+    /// Attaches a model. Holds the number of the attachment, and the model or the error of its
+    /// preparation.
     Attach(ModelId, u64, Result<ReadyModel, ExecError>),
     Detach(ModelId),
-    /// A task, and the time at which it was accepted.
+    /// Runs a task. Holds the time at which the task was accepted.
     Run(Task, Instant),
-    /// Other work for an idle thread.
+    /// Runs work of another component on the idle thread.
     Work(IdleWork),
 }
 
-/// Largest number of queued attachments; the sender of a further one waits.
+/// Largest number of queued attachments. The sender of another attachment waits.
 const MAX_ATTACHMENTS: usize = 64;
 
-/// Time that a lane spins for an expected task: about the time of a decision, including the wake-up
-/// of the deciding thread.
+/// Time that a lane spins for an expected task: about the time of a decision and of waking the
+/// deciding thread.
 const SPIN_BEFORE_PARK: Duration = Duration::from_micros(100);
 
 pub(crate) struct LaneQueue {
     depth: usize,
     state: Mutex<QueueState>,
-    /// Whether a message is queued or the queue is closed; a hint that can be read without the
-    /// lock.
+    /// Whether a message is queued or the queue is closed. A hint that is read without the lock.
     has_news: AtomicBool,
     arrived: Condvar,
     attachment_taken: Condvar,
@@ -51,13 +55,13 @@ pub(crate) struct LaneQueue {
 
 struct QueueState {
     queue: VecDeque<LaneMessage>,
-    /// Number of tasks queued or running.
+    /// Number of queued and running tasks.
     tasks: usize,
-    /// Number of attachments queued.
+    /// Number of queued attachments.
     attachments: usize,
-    /// The queued work.
+    /// Queued work, if any.
     work: Option<IdleWork>,
-    /// Whether the lane is processing an attachment or a detachment, which may take long.
+    /// Whether the lane is attaching or detaching a model, which may take long.
     attaching: bool,
     closed: bool,
 }
@@ -74,7 +78,7 @@ impl LaneQueue {
         self.depth
     }
 
-    /// Queues a task; returns it if the lane holds `depth` tasks already.
+    /// Queues a task. Returns the task if the lane already holds `depth` tasks.
     pub(crate) fn submit(&self, task: Task) -> Result<(), Task> {
         let mut state = self.state.lock();
         if state.tasks >= self.depth {
@@ -86,7 +90,7 @@ impl LaneQueue {
         Ok(())
     }
 
-    /// Queues an attachment; waits while too many are queued.
+    /// Queues an attachment. Waits while too many attachments are queued.
     pub(crate) fn attach(&self, id: ModelId, attachment: u64, model: Result<ReadyModel, ExecError>) {
         let mut state = self.state.lock();
         self.attachment_taken.wait_while(&mut state, |state| state.attachments >= MAX_ATTACHMENTS);
@@ -95,15 +99,15 @@ impl LaneQueue {
         self.notify();
     }
 
-    /// Queues a detachment of a model that was attached.
+    /// Queues the detachment of an attached model.
     pub(crate) fn detach(&self, id: ModelId) {
         let mut state = self.state.lock();
         state.queue.push_back(LaneMessage::Detach(id));
         self.notify();
     }
 
-    /// Queues work if the lane is idle. Returns whether it will begin soon; false if other work is
-    /// queued.
+    /// Queues work if the lane is idle. Returns whether the work will begin soon; false if other
+    /// work is queued.
     pub(crate) fn offer_work(&self, work: &IdleWork) -> bool {
         let mut state = self.state.lock();
         if state.work.is_none() && state.tasks == 0 && !state.attaching && state.queue.is_empty() && !state.closed {
@@ -114,8 +118,8 @@ impl LaneQueue {
         state.work.as_ref().is_some_and(|queued| Arc::ptr_eq(queued, work))
     }
 
-    /// Waits for the next message, spinning first if it is expected `soon`; `None` once the queue
-    /// is closed and empty.
+    /// Waits for the next message; `None` once the queue is closed and empty. If a message is
+    /// expected `soon`, spins before sleeping.
     pub(crate) fn receive(&self, soon: bool) -> Option<LaneMessage> {
         if soon {
             self.spin();
@@ -137,21 +141,21 @@ impl LaneQueue {
         Some(message)
     }
 
-    /// Counts the end of a received task. Returns the number of tasks still held.
+    /// Counts the end of a received task. Returns the number of tasks that the lane still holds.
     pub(crate) fn release(&self) -> usize {
         let mut state = self.state.lock();
         state.tasks -= 1;
         state.tasks
     }
 
-    /// Closes the queue: no message will follow.
+    /// Closes the queue. No message may follow.
     pub(crate) fn close(&self) {
         let mut state = self.state.lock();
         state.closed = true;
         self.notify();
     }
 
-    /// Wakes the receiver; called with the lock held.
+    /// Wakes the receiver. The caller must hold the lock.
     fn notify(&self) {
         self.has_news.store(true, Ordering::Relaxed);
         self.arrived.notify_one();

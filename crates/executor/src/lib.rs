@@ -1,8 +1,8 @@
 //! The executor contract and its engines, one folder each: `cpu`, `onnxruntime`, `emulated`.
 //!
-//! Engines compute synchronously; `lane` makes an asynchronous device of them, and `worker`
-//! implements for all of them the parts of a task beside computing: keeping walks, gathering and
-//! scattering rows.
+//! Engines compute synchronously. `lane` turns an engine into an asynchronous device. `worker` does
+//! the rest of a task for all engines: it keeps the states of requests, and gathers and scatters
+//! rows.
 
 mod abort;
 mod account;

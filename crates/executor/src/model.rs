@@ -1,4 +1,4 @@
-//! A loaded model of any engine of this crate: its plan, and the engine's own data.
+//! A loaded model of any engine of this crate: the plan, and the engine's own data.
 
 use crate::plan::{BlockIo, ModelPlan, as_one_row};
 use crate::value_checks::ValueCheck;
@@ -11,7 +11,7 @@ use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
 
-/// An engine's data of a model.
+/// The engine's own data of a model.
 pub(crate) trait EngineData: Send + Sync + 'static {
     /// See [`LoadedModel::outage`].
     fn outage(&self) -> Option<Outage> {
@@ -31,7 +31,7 @@ pub(crate) struct EngineModel<T> {
 }
 
 impl<T: EngineData> EngineModel<T> {
-    /// Returns the model behind `loaded`, if the same engine has loaded it.
+    /// Returns the model behind `loaded`, if this engine has loaded it.
     pub(crate) fn of<'a>(loaded: &'a dyn LoadedModel, engine: &str) -> Result<&'a EngineModel<T>, ExecError> {
         let cause =
             || ExecError(format!("a model that another engine has loaded cannot run on a device of '{engine}'"));
@@ -73,7 +73,7 @@ impl<T: EngineData> LoadedModel for EngineModel<T> {
     }
 
     fn describe(&self, inputs: &[Tensor]) -> Result<(Extent, Option<Graph>), RequestError> {
-        // The check against a table of ids has a more specific message than that of the engine's
+        // The check of ids runs first, because its message is more specific than that of the
         // integer range.
         self.plan.checks.iter().try_for_each(|values| values.check(inputs))?;
         check_request(inputs, &self.plan.ranges, self.plan.limits)?;
@@ -132,7 +132,7 @@ pub(crate) fn read_blocks<'a>(
         })?;
         let file = OnnxFile::read(path).map_err(|cause| LoadError(cause.0))?;
         let io = Declared::of(&file).map_err(|cause| LoadError(cause.0))?;
-        // The inputs of a cell are not linked to outputs of other cells at this point.
+        // Cells are linked later, so their inputs are not outputs of other cells here.
         if source.walk.is_unfolded() {
             known = ValueAnalysis::nothing();
         }
@@ -142,7 +142,7 @@ pub(crate) fn read_blocks<'a>(
     }
     check_ranges(source, &blocks)?;
     let unbatched = is_unbatched(source, &blocks)?;
-    // For devices, a request of an unbatched model is one row that contains all of its tensors.
+    // A request of an unbatched model is one row for devices, and the row contains all its tensors.
     let rows = |spec: &TensorSpec| match unbatched {
         true => as_one_row(spec),
         false => spec.clone(),
@@ -165,8 +165,8 @@ pub(crate) fn read_blocks<'a>(
     Ok(OnnxBlocks { plan: ModelPlan { unbatched, max_batch, limits, ..plan }, blocks })
 }
 
-/// Checks that every declared range belongs to an input of some block, since it would otherwise
-/// have no effect.
+/// Checks that every declared range belongs to an input of a block. Otherwise it would have no
+/// effect.
 fn check_ranges(source: &ModelSource, blocks: &[(&Path, Declared)]) -> Result<(), LoadError> {
     let taken = |name: &str| blocks.iter().any(|(_, io)| io.inputs.iter().any(|spec| spec.name == name));
     match source.ranges.iter().find(|range| !source.walk.is_unfolded() && !taken(&range.tensor)) {
@@ -178,8 +178,8 @@ fn check_ranges(source: &ModelSource, blocks: &[(&Path, Declared)]) -> Result<()
     }
 }
 
-/// Whether each request of the model runs by itself: because it is requested, or because a file has
-/// tensors without a dynamic first dimension. An error if the walk needs batches.
+/// Whether each request of the model runs alone: the model requests it, or a file has tensors
+/// without a dynamic first dimension. Returns an error if the walk needs batches.
 fn is_unbatched(source: &ModelSource, blocks: &[(&Path, Declared)]) -> Result<bool, LoadError> {
     let fixed = blocks.iter().find_map(|(_, io)| io.no_batch.clone());
     let Some(cause) = fixed.or_else(|| source.unbatched.then(|| "it is to run without a batch".to_owned())) else {

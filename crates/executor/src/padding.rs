@@ -1,14 +1,14 @@
-//! Batches of requests that differ in length: inputs are padded to the longest one's length,
-//! outputs are cut back.
+//! Batches of requests that differ in length: inputs are padded to the longest request, and outputs
+//! are cut back.
 //!
-//! A batch is padded once, when it runs its first block, to the length of its task. From then on
-//! each member keeps that length: outputs of blocks cannot be padded, since only the model knows
-//! the right padding of an intermediate tensor (a mask that was added to the scores is not 0
-//! there). So batches of later blocks contain members of the same padding. Inputs that a later
-//! block takes are padded again for it.
+//! A batch is padded before its first block, to the length of its task. Each member then keeps this
+//! length. Outputs of blocks cannot be padded, because only the model knows the right padding of an
+//! intermediate tensor. For example, the padding of scores with a mask added is not 0. So batches
+//! of later blocks contain only members of equal padding. Inputs of the request that a later block
+//! takes are padded for that block.
 //!
-//! Whether padding is harmless depends on the model: it must use a mask, or process elements
-//! independently. That is tested at load; see [`check_padding`](crate::check_padding).
+//! Padding is harmless only if the model uses a mask or processes elements independently. This is
+//! tested at load; see [`check_padding`](crate::check_padding).
 
 use crate::buffer::bytes_of;
 use crate::rows::{PaddingAxis, Rows};
@@ -16,30 +16,30 @@ use crate::source::{InputLength, OutputLength};
 use crate::{ModelSource, RequestError, Tensor, request_extent};
 use ripieno_model::{DataType, Extent, InputLengths, TensorSpec};
 
-/// Padding and cutting of a plan's values.
+/// Rules for padding and cutting the values of a plan.
 #[derive(Clone, Debug)]
 pub(crate) struct PaddingPlan {
     pub(crate) lengths: InputLengths,
     inputs: Vec<TensorSpec>,
-    /// Number of ids of the embedding that each input looks up, if it does.
+    /// Number of ids of the embedding that each input looks up, if any.
     vocabulary: Vec<Option<i64>>,
-    /// Padding of each value, if it is an input of the request.
+    /// Padding of each value that is an input of the request.
     axes: Vec<Option<PaddingAxis>>,
-    /// Dimension along which each value is cut, if it is an output.
+    /// Dimension along which each value is cut, if the value is an output.
     cuts: Vec<Option<usize>>,
 }
 
-/// Inputs and outputs of a model, with the numbers of their values.
+/// Inputs and outputs of a model, with the indices of their values.
 pub(crate) struct ModelBoundary<'a> {
     pub(crate) inputs: (&'a [TensorSpec], &'a [usize]),
     pub(crate) outputs: (&'a [TensorSpec], &'a [usize]),
     pub(crate) values: usize,
-    /// Number of ids of the embeddings that inputs look up.
+    /// Inputs that look up an embedding, with its number of ids.
     pub(crate) vocabulary: &'a [(String, i64)],
 }
 
 impl PaddingPlan {
-    /// Checks the declared lengths against the model; `None` if there are none.
+    /// Checks the declared lengths against the model; `None` if no lengths are declared.
     pub(crate) fn link(source: &ModelSource, ends: &ModelBoundary<'_>) -> Result<Option<PaddingPlan>, String> {
         let said = &source.lengths;
         if said.inputs.is_empty() {
@@ -85,7 +85,7 @@ impl PaddingPlan {
         self.axes[value].as_ref()
     }
 
-    /// Cuts a request's rows of an output of a padded batch back to the request's length.
+    /// Cuts a request's rows of an output from the padded length back to the request's length.
     pub(crate) fn cut(&self, value: usize, rows: &Rows, length: u32, padded: u32) -> Result<Rows, String> {
         match self.cuts[value] {
             Some(dim) => rows.cut(dim, i64::from(padded), i64::from(length)),
@@ -93,8 +93,8 @@ impl PaddingPlan {
         }
     }
 
-    /// Creates a test request of this length: varied ids and numbers, and ones for integers of
-    /// unknown meaning, as in an attention mask.
+    /// Creates a test request of this length. Ids and floats vary. Other integers are 1, as in an
+    /// attention mask, because their meaning is unknown.
     pub(crate) fn example(&self, length: u32) -> Option<Vec<Tensor>> {
         let length = length.clamp(1, self.lengths.max);
         let each = self.inputs.iter().zip(&self.lengths.dims).zip(&self.vocabulary);
@@ -134,7 +134,7 @@ fn vocabulary(spec: &TensorSpec, ends: &ModelBoundary<'_>) -> Option<i64> {
     ends.vocabulary.iter().filter(|(name, _)| *name == spec.name).map(|&(_, size)| size).min()
 }
 
-/// Returns the index of the tensor of this name, if the dimension may vary.
+/// Returns the index of the tensor of this name. Returns an error if the dimension is fixed.
 fn find(kind: &str, name: &str, dim: usize, specs: &[TensorSpec]) -> Result<usize, String> {
     let Some(at) = specs.iter().position(|spec| spec.name == name) else {
         let names: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();

@@ -1,7 +1,7 @@
-//! A fair semaphore: a limited number of permits, granted in the order of arrival.
+//! A fair semaphore, which grants its permits in the order of arrival.
 //!
-//! With a mutex or a plain counter, a lane that has just released could acquire again before a
-//! waiting one is awake, and a busy lane could starve the others.
+//! A mutex or a plain counter is not fair. A lane that has just released could acquire again before
+//! a waiting lane wakes up, so a busy lane could starve the others.
 
 use parking_lot::{Condvar, Mutex};
 
@@ -13,7 +13,7 @@ pub(crate) struct RunPermits {
 struct PermitState {
     /// Number of the next arrival.
     next: u64,
-    /// Arrivals with smaller numbers hold a permit.
+    /// Number from which arrivals still wait. Arrivals with smaller numbers were granted a permit.
     admitted: u64,
 }
 

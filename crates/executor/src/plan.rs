@@ -1,7 +1,8 @@
 //! Flow of tensors through the blocks of a model, resolved at load.
 //!
-//! Blocks are linked by the names of their tensors. Every name gets a number here, so a running
-//! task only indexes tables, and every value its last use, after which a device can release it.
+//! Blocks are linked by the names of their tensors. Each tensor gets a number here, so a running
+//! task only indexes tables. The plan also knows the last use of each tensor, after which a device
+//! can release it.
 
 use crate::cells::{self, CellModel};
 use crate::conditions::{Conditions, LinkedBlocks, hidden};
@@ -17,11 +18,11 @@ use std::sync::Arc;
 /// Inputs and outputs of one block.
 #[derive(Clone, Debug)]
 pub(crate) struct BlockIo {
-    /// The block's name and file, for messages.
+    /// Name and file of the block, for messages.
     pub(crate) place: String,
     pub(crate) inputs: Vec<TensorSpec>,
     pub(crate) outputs: Vec<TensorSpec>,
-    /// Number of ids of the embeddings that inputs look up.
+    /// Inputs that look up an embedding, with its number of ids.
     pub(crate) vocabulary: Vec<(String, i64)>,
 }
 
@@ -30,11 +31,11 @@ pub(crate) struct BlockIo {
 pub(crate) struct ModelPlan {
     pub(crate) name: String,
     pub(crate) max_batch: usize,
-    /// Whether each request runs by itself: one row, without a batch dimension for the engine.
+    /// Whether each request runs alone, as one row and without a batch dimension.
     pub(crate) unbatched: bool,
-    /// Number of ids of the embeddings that inputs look up.
+    /// Inputs that look up an embedding, with its number of ids.
     pub(crate) vocabulary: Vec<(String, i64)>,
-    /// Ranges of the values of requests.
+    /// Allowed ranges of the numbers in requests.
     pub(crate) ranges: Vec<InputRange>,
     /// Limits of the engine's arithmetic.
     pub(crate) limits: EngineLimits,
@@ -42,26 +43,26 @@ pub(crate) struct ModelPlan {
     pub(crate) inputs: Vec<TensorSpec>,
     /// Outputs of a request.
     pub(crate) outputs: Vec<TensorSpec>,
-    /// All tensors that blocks take or give.
+    /// All tensors that are inputs or outputs of blocks.
     pub(crate) values: Vec<FlowValue>,
     /// Value numbers of [`ModelPlan::inputs`].
     pub(crate) input_values: Vec<usize>,
     /// Value numbers of [`ModelPlan::outputs`].
     pub(crate) output_values: Vec<usize>,
     pub(crate) blocks: Vec<BlockPlan>,
-    /// The cells, if the walk unfolds. Then each tensor of each block is a value of its own.
+    /// The cells, for models that unfold. Each tensor of each cell is then a separate value.
     pub(crate) cells: Option<Arc<CellModel>>,
     /// The padding, if requests differ in length.
     pub(crate) padding: Option<PaddingPlan>,
-    /// The conditions, if walks may end early or skip blocks.
+    /// The conditions, if requests may end early or skip blocks.
     pub(crate) conditions: Option<Conditions>,
-    /// Checks of a request's values, if the walk does not unfold.
+    /// Checks of a request's values, for models that do not unfold.
     pub(crate) checks: Vec<ValueCheck>,
 }
 
 impl ModelPlan {
-    /// Links the blocks. The model's inputs are the values that are taken before they are given;
-    /// its outputs are those that are given and not taken afterwards.
+    /// Links the blocks. The inputs of the model are the tensors that a block takes before any
+    /// block outputs them. The outputs of the model are the tensors that no later block takes.
     pub(crate) fn link(source: &ModelSource, ios: &[BlockIo]) -> Result<ModelPlan, LoadError> {
         check_source(source)?;
         let named = |cause: String| LoadError(format!("model '{}': {cause}", source.name));
@@ -120,18 +121,18 @@ impl ModelPlan {
     }
 }
 
-/// Returns the specification with a batch dimension of one row before the tensor's own.
+/// Returns the specification with a batch dimension of one row in front.
 pub(crate) fn as_one_row(spec: &TensorSpec) -> TensorSpec {
     let shape = [-1].into_iter().chain(spec.shape.iter().copied()).collect();
     TensorSpec { shape, ..spec.clone() }
 }
 
-/// Creates the checks of ids that requests contain, without those that a block gives under the same
-/// name.
+/// Creates the checks of ids in requests. Inputs that receive another block's output of the same
+/// name are not checked.
 fn id_checks(brought: &[TensorSpec], ios: &[BlockIo]) -> Vec<ValueCheck> {
     let table = |spec: &TensorSpec| {
         let given = ios.iter().position(|block| block.outputs.iter().any(|output| output.name == spec.name));
-        // The block that gives it anew still takes the request's value.
+        // The block that outputs the tensor again still takes the request's value.
         let own = &ios[..given.map_or(ios.len(), |at| at + 1)];
         let sizes = own.iter().flat_map(|block| &block.vocabulary).filter(|(name, _)| *name == spec.name);
         sizes.map(|&(_, size)| size).min()
@@ -152,7 +153,7 @@ fn check_source(source: &ModelSource) -> Result<(), LoadError> {
 #[derive(Default)]
 struct ChainLinker {
     values: Vec<FlowValue>,
-    /// The block that gave a value last, for messages; `None` if it is an input of the request.
+    /// Block that computed each value last, for messages; `None` for an input of the request.
     given_by: Vec<Option<String>>,
     blocks: Vec<BlockPlan>,
     inputs: Vec<usize>,

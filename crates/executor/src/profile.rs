@@ -1,9 +1,11 @@
-//! Measurement of ℓ(b): the time of a batch on each block of a model, on a device opened for it.
+//! Measurement of ℓ(b): the time of a batch of b rows on each block of a model. It opens a device
+//! for the measurement.
 //!
-//! Measured through the same contract as serving, so gathering and scattering count. Batch sizes
-//! double; between them the profile is linear. curve.rs makes it robust against stalls. Sizes
-//! beyond the time budget are extrapolated, so that a slow model loads in bounded time, too. Where
-//! requests differ in length, all of this is done at several lengths, the longest first.
+//! The measurement uses the same interface as serving, so the time includes gathering and
+//! scattering. Batch sizes double, and the profile is linear between them. `curve.rs` makes the
+//! measurement robust against stalls. Sizes beyond the time budget are extrapolated, so a slow
+//! model also loads in bounded time. If requests differ in length, the measurement is repeated at
+//! several lengths, the longest first.
 
 use crate::buffer::bytes_of;
 use crate::curve::{BatchRunner, MeasurementProgress, measure_curve};
@@ -22,19 +24,19 @@ use std::time::{Duration, Instant};
 pub struct Measurement {
     /// The largest batch.
     pub max_batch: usize,
-    /// Approximate time budget; every model is run at least once with one row.
+    /// Approximate time budget. Every model is run at least once with one row.
     pub budget: Duration,
-    /// The inputs of one request of one row; if `None`, ones and zeros, with 1 for every open
-    /// dimension.
+    /// Inputs of one request of one row. If `None`, the inputs are ones and zeros, and every open
+    /// dimension is 1.
     pub example: Option<Arc<[Tensor]>>,
 }
 
 /// The measured cost of a block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockProfile {
-    /// ℓ(b), for the longest requests where they differ in length.
+    /// Latency ℓ(b); that of the longest requests if requests differ in length.
     pub profile: Profile,
-    /// ℓ(b) of batches that are padded to less; `None` where requests do not differ in length.
+    /// Latency ℓ(b) at shorter lengths; `None` if requests do not differ in length.
     pub lengths: Option<LengthProfiles>,
 }
 
@@ -43,15 +45,15 @@ pub struct BlockProfile {
 pub struct MeasuredProfile {
     /// Profile of each block.
     pub blocks: Vec<BlockProfile>,
-    /// Reason not to trust the numbers, although outliers were measured again: the whole
+    /// Reason why the numbers are unreliable even after outliers were measured again: the whole
     /// measurement was disturbed, or the model behaves unusually.
     pub unreliable: Option<String>,
 }
 
-/// Time after which a device that does not answer is considered broken; no batch is that slow.
+/// Time after which a device that does not answer is considered broken. Every real batch is faster.
 const TASK_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Largest number of lengths below the longest at which a model is measured.
+/// Largest number of measured lengths below the longest.
 const SHORTER_LENGTHS: usize = 5;
 
 /// Measures ℓ(b) of each block for 1 to `max_batch` rows.
@@ -91,7 +93,8 @@ fn lengths_below(longest: u32) -> Vec<u32> {
     [longest].into_iter().chain(powers.take(SHORTER_LENGTHS)).collect()
 }
 
-/// Combines profiles by length, the longest first, made monotone in the length.
+/// Combines the profiles of several lengths, the longest first. The result never decreases with the
+/// length.
 fn block_profile(mut lengths: Vec<(u32, Profile)>) -> Result<BlockProfile, LoadError> {
     lengths.reverse();
     for at in 1..lengths.len() {
@@ -128,7 +131,7 @@ fn measure_one(
     Ok((profiles, curve.unreliable))
 }
 
-/// Runs examples, timed by the clock.
+/// Runs examples and measures their time.
 struct TimedRunner<'a> {
     runner: &'a ExampleRunner,
     begun: Instant,
@@ -144,8 +147,8 @@ impl BatchRunner for TimedRunner<'_> {
     }
 }
 
-/// Runs a batch of example requests once through all blocks: a model that loads may still fail to
-/// run.
+/// Runs a batch of example requests once through all blocks, because a model that loads may still
+/// fail to run.
 pub fn run_example(engine: &dyn Executor, model: &Arc<dyn LoadedModel>, batch: usize) -> Result<(), LoadError> {
     let mut samples = vec![Vec::new(); model.blocks()];
     let runner = ExampleRunner::new(engine, model, example_inputs(&**model)?)?;
@@ -153,11 +156,11 @@ pub fn run_example(engine: &dyn Executor, model: &Arc<dyn LoadedModel>, batch: u
     outcome.map_err(|cause| LoadError(format!("an example request cannot run: a batch of {batch}: {cause}")))
 }
 
-/// Checks that padding does not change answers: compares a short request beside one of the longest
-/// with the same alone.
+/// Checks that padding does not change answers. Runs a short request alone and in a batch with one
+/// of the longest, and compares the two answers.
 ///
-/// A model without a mask, or with one missing in some place, answers the same request differently
-/// in different batches; only its users would notice.
+/// A model whose mask is missing or incomplete answers a request differently in different batches,
+/// and no error reports it.
 pub fn check_padding(engine: &dyn Executor, model: &Arc<dyn LoadedModel>) -> Result<(), LoadError> {
     let Some(longest) = model.lengths().map(|lengths| lengths.max) else { return Ok(()) };
     let short = (longest / 3).max(1);
@@ -175,7 +178,7 @@ pub fn check_padding(engine: &dyn Executor, model: &Arc<dyn LoadedModel>) -> Res
     Ok(())
 }
 
-/// Largest change of a number by padding, relative to the largest number of its tensor.
+/// Largest change of a number by padding, relative to the tensor's largest number.
 const PADDING_TOLERANCE: f64 = 1e-3;
 
 fn compare_padded(alone: &Tensor, padded: &Tensor) -> Result<(), String> {
@@ -197,8 +200,8 @@ fn compare_padded(alone: &Tensor, padded: &Tensor) -> Result<(), String> {
     ))
 }
 
-/// Returns the largest difference relative to the largest number; for datatypes other than FP32, 1
-/// if the bytes differ.
+/// Returns the largest difference, relative to the largest number. For datatypes other than FP32,
+/// returns 1 if the bytes differ.
 fn difference(a: &Tensor, b: &Tensor) -> f64 {
     if a.datatype != DataType::Fp32 {
         return if a.data == b.data { 0.0 } else { 1.0 };
@@ -338,7 +341,7 @@ impl ExampleRunner {
         RequestEntry { payload: Payload::Here(inputs.into()), ..self.example.clone() }
     }
 
-    /// Runs one batch of these requests, of a walk that does not unfold; returns their outputs.
+    /// Runs one batch of these requests, which must run each block once. Returns their outputs.
     pub(crate) fn answers(&self, requests: &[&RequestEntry]) -> Result<Vec<Vec<Tensor>>, ExecError> {
         let entries: Vec<Arc<RequestEntry>> = requests.iter().map(|&entry| Arc::new(entry.clone())).collect();
         let length = requests.iter().map(|entry| entry.extent.length).max().unwrap_or(1);

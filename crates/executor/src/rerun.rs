@@ -1,13 +1,12 @@
 //! Re-run of a failed batch in parts, until the failing requests are found.
 //!
-//! An engine that fails on a batch does not report the row that it failed on. So the batch is
-//! halved, and each half that fails is halved again: one bad request among n costs at most
-//! 2·log2(n) further runs, and the other requests of the batch get their regular answer. A
-//! request's error is the engine's error for that request alone, so no message can expose another
-//! request's values.
+//! An engine that fails on a batch does not report the failing row. So the batch is halved, and
+//! each half that fails is halved again. One bad request among n costs at most 2·log2(n) further
+//! runs, and the other requests get their regular answers. The error of a request is the engine's
+//! error for this request alone, so it contains no other request's values.
 //!
-//! Halves are run breadth first: when the bound on further runs is hit, the undecided parts are
-//! small ones around the bad requests rather than half of the batch.
+//! Halves are run breadth first. If the bound on further runs is reached, the undecided parts are
+//! small, and not half of the batch.
 
 use crate::{ExecError, Rerun};
 use std::any::Any;
@@ -15,26 +14,25 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-/// Largest number of further runs of one task. A batch of up to 33 requests is always fully
-/// resolved.
+/// Largest number of further runs of one task. It is enough for any batch of up to 33 requests.
 pub(crate) const MAX_RERUNS: u32 = 64;
 
-/// Conditions for re-running parts of a batch.
+/// Conditions under which parts of a batch are run again.
 pub(crate) struct RerunTerms<'a> {
     /// Earliest possible start of the task.
     pub(crate) ready: Instant,
     /// Time until which each member's client waits; `None` for no limit.
     pub(crate) until: &'a dyn Fn(usize) -> Option<Instant>,
-    /// Whether the task is to stop.
+    /// Whether the task was stopped.
     pub(crate) stopped: &'a dyn Fn() -> bool,
 }
 
-/// Runs members, given by their indices in the task, that are ready since an instant.
+/// Runs the members with these indices in the task. The instant is the earliest possible start.
 pub(crate) type RunPart<'a> = &'a mut dyn FnMut(&[usize], Instant) -> Result<(), ExecError>;
 
-/// Runs each of `batches`; one that fails is run again in parts. Stores the error of each member
-/// that fails alone or stays undecided in `failures`. Returns the re-runs, or the error of a
-/// stopped task.
+/// Runs each of `batches`, and runs failed ones again in parts. Stores in `failures` the error of
+/// each member that fails alone or stays undecided. Returns a record of the re-runs, or the error
+/// if the task was stopped.
 pub(crate) fn run_in_parts(
     batches: Vec<Vec<usize>>,
     failures: &mut [Option<ExecError>],
@@ -96,7 +94,7 @@ fn undecided() -> ExecError {
     )
 }
 
-/// Calls a function that may panic and converts a panic to an error.
+/// Calls a function and converts a panic to an error.
 pub(crate) fn catch_panic<T>(act: impl FnOnce() -> Result<T, ExecError>) -> Result<T, ExecError> {
     catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|panic| Err(panicked(&*panic)))
 }
@@ -111,8 +109,9 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    /// Runs `count` members of which some fail in any company. Returns the failed ones, each with
-    /// its own message, those that succeeded, and the number of further runs.
+    /// Runs `count` members, of which those in `bad` make every batch fail. Returns the failed
+    /// members, each with its own message, the members that succeeded, and the number of further
+    /// runs.
     fn tell_apart(count: usize, bad: &[usize]) -> (Vec<usize>, Vec<usize>, u32) {
         let mut failures = vec![None; count];
         let mut well = Vec::new();

@@ -1,9 +1,9 @@
-//! Tensors of a batch, and the rows of them that belong to a request.
+//! Tensors of a batch, and the rows of it that belong to each request.
 //!
-//! A batch is one allocation. A block's outputs are stored for its members as ranges of rows in it,
-//! so scattering copies nothing, and gathering the same members in the same order again finds their
-//! rows contiguous and copies nothing either. The price: rows in use keep their whole batch in
-//! memory.
+//! A batch is one allocation. A block's outputs are stored for its members as ranges of rows in the
+//! output batch. So scattering copies nothing. Gathering the same members in the same order finds
+//! their rows contiguous and copies nothing either. The disadvantage is that a single row in use
+//! keeps its whole batch in memory.
 
 use crate::buffer::{AlignedBuffer, is_aligned};
 use crate::{ExecError, Tensor};
@@ -21,16 +21,16 @@ pub(crate) struct BatchTensor {
     rows: RowBytes,
 }
 
-/// Byte offsets of the rows.
+/// Positions of the rows in the data, in bytes.
 #[derive(Debug)]
 enum RowBytes {
     Even(usize),
-    /// Offsets of BYTES rows, which differ in length; one more than rows.
+    /// Offsets of BYTES rows, which differ in size. There is one more offset than rows.
     Offsets(Box<[usize]>),
 }
 
 impl BatchTensor {
-    /// Checks `data` against `datatype` and `shape`. The error describes the mismatch, without the
+    /// Checks `data` against `datatype` and `shape`. The error describes the mismatch but not the
     /// tensor's name.
     pub(crate) fn new(datatype: DataType, shape: Vec<i64>, data: Bytes) -> Result<BatchTensor, String> {
         let Some((&rows, row_shape)) = shape.split_first() else {
@@ -51,8 +51,8 @@ impl BatchTensor {
         Ok(BatchTensor { datatype, shape, data, rows })
     }
 
-    /// Returns the batch shape of an engine's output: with a batch dimension of 1 added for an
-    /// unbatched model.
+    /// Returns the shape of an engine's output with a batch dimension. For an unbatched model, a
+    /// first dimension of 1 is added.
     pub(crate) fn shape_of(given: impl IntoIterator<Item = i64>, unbatched: bool) -> Vec<i64> {
         unbatched.then_some(1).into_iter().chain(given).collect()
     }
@@ -79,9 +79,10 @@ fn elements(shape: &[i64]) -> Option<usize> {
     shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(usize::try_from(dim).ok()?))
 }
 
-/// Computes the offsets of rows from the 4-byte lengths of BYTES elements.
+/// Computes the offsets of rows of BYTES elements, each of which has a 4-byte length prefix.
 fn offsets(data: &[u8], rows: usize, per_row: usize) -> Result<Box<[usize]>, String> {
-    // Each element takes at least its length prefix, so the data bounds the table.
+    // Each element has at least its length prefix, so the size of the data bounds the table of
+    // offsets.
     if rows.checked_mul(per_row).is_none_or(|count| count > data.len() / 4) || rows > data.len() {
         return Err(format!("it holds {} bytes, too few for {rows} x {per_row} BYTES elements", data.len()));
     }
@@ -104,7 +105,7 @@ fn offsets(data: &[u8], rows: usize, per_row: usize) -> Result<Box<[usize]>, Str
     Ok(offsets.into())
 }
 
-/// A range of rows of a batch: one request's part of a tensor.
+/// A range of rows in a batch: one request's part of a tensor.
 #[derive(Clone, Debug)]
 pub(crate) struct Rows {
     batch: Arc<BatchTensor>,
@@ -147,8 +148,8 @@ impl Rows {
         self.batch.row_shape()
     }
 
-    /// Returns the first `to` elements along a dimension, which must be `from` long. Copies unless
-    /// that is all of them, or the first bytes of one row.
+    /// Returns the first `to` elements along a dimension of `from` elements. Copies, unless the
+    /// result is all elements or the first bytes of a single row.
     pub(crate) fn cut(&self, dim: usize, from: i64, to: i64) -> Result<Rows, String> {
         let BatchTensor { datatype, shape, .. } = &*self.batch;
         let size = datatype.size().ok_or("strings cannot be cut")?;
@@ -173,7 +174,7 @@ impl Rows {
         Ok(Rows { batch: Arc::new(batch), range })
     }
 
-    /// Returns these rows as a tensor of their own, not copied.
+    /// Returns these rows as a tensor, without copying.
     pub(crate) fn to_tensor(&self, name: &Arc<str>) -> Tensor {
         let mut shape = self.batch.shape.clone();
         shape[0] = self.count() as i64;
@@ -182,13 +183,13 @@ impl Rows {
     }
 }
 
-/// One row of a batch of cells.
+/// One row of a batch for a cell.
 #[derive(Clone, Debug)]
 pub(crate) enum RowPart<'a> {
     Rows(Rows),
     /// Constant bytes.
     Fill(&'a [u8]),
-    /// Padding: arbitrary content.
+    /// Padding, whose content is arbitrary.
     Any,
 }
 
@@ -204,7 +205,8 @@ pub(crate) struct EngineInput<'a> {
 }
 
 impl EngineInput<'_> {
-    /// Returns the shape that an engine sees; for an unbatched model, that of the one row.
+    /// Returns the shape that an engine expects. For an unbatched model, this is the shape of the
+    /// single row.
     pub(crate) fn shape(&self, unbatched: bool) -> impl Iterator<Item = i64> {
         let rows = (!unbatched).then_some(self.rows as i64);
         rows.into_iter().chain(self.row_shape.iter().copied())
@@ -212,8 +214,7 @@ impl EngineInput<'_> {
 }
 
 impl<'a> EngineInput<'a> {
-    /// Makes the members' rows contiguous. Returns also the number of rows that were copied into
-    /// `buffer` for it.
+    /// Makes the members' rows contiguous. Also returns the number of rows copied into `buffer`.
     pub(crate) fn gather(
         name: &'a str,
         members: &[&'a Rows],
@@ -240,12 +241,12 @@ impl<'a> EngineInput<'a> {
 #[derive(Clone, Debug)]
 pub(crate) struct PaddingAxis {
     pub(crate) dim: usize,
-    /// One element of padding.
+    /// Bytes of one padding element.
     pub(crate) pad: Vec<u8>,
 }
 
 impl<'a> EngineInput<'a> {
-    /// Makes the members' rows contiguous, each padded at its end to `row_shape`.
+    /// Makes the members' rows contiguous and pads each row at its end to `row_shape`.
     pub(crate) fn pad(
         name: &'a str,
         members: &[&'a Rows],
@@ -286,8 +287,8 @@ impl<'a> EngineInput<'a> {
         Ok((EngineInput { name, datatype, row_shape, rows, data: buffer.first(bytes) }, rows))
     }
 
-    /// Makes single rows contiguous, all of which must be of the declared kind and fixed in size.
-    /// Returns also the number of rows that were copied into `buffer` for it.
+    /// Makes single rows contiguous. All rows must have the declared type and a fixed size. Also
+    /// returns the number of rows copied into `buffer`.
     pub(crate) fn assemble(
         name: &'a str,
         datatype: DataType,
@@ -323,8 +324,8 @@ impl<'a> EngineInput<'a> {
     }
 }
 
-/// Returns the rows in place, if they are consecutive in one batch; padding matches any row of that
-/// batch.
+/// Returns the rows without copying, if they are consecutive in one batch. A padding row may be any
+/// row of that batch.
 fn in_place<'a>(parts: &'a [RowPart<'a>]) -> Option<&'a [u8]> {
     let anchor = parts.iter().zip(0..).find_map(|(part, at)| match part {
         RowPart::Rows(rows) => Some((rows, at)),
@@ -342,7 +343,7 @@ fn in_place<'a>(parts: &'a [RowPart<'a>]) -> Option<&'a [u8]> {
     whole.then(|| &first.batch.data[first.batch.byte_range(&(start..end))])
 }
 
-/// Returns the members' rows in place, if they are consecutive in one batch.
+/// Returns the members' rows without copying, if they are consecutive in one batch.
 fn side_by_side<'a>(members: &[&'a Rows]) -> Option<&'a [u8]> {
     let (first, last) = (members.first()?, members.last()?);
     let follow =
@@ -424,7 +425,7 @@ mod tests {
 
     #[test]
     fn shorter_rows_are_padded_at_their_end_and_cut_back() {
-        // Rows of [2, length, 1], padded along the second of these.
+        // Rows of shape [2, length, 1], padded along `length`.
         let member = |length: usize, from: u8| {
             let data = Bytes::from((from..from + 2 * length as u8).collect::<Vec<u8>>());
             Rows::of_tensor(&Tensor {

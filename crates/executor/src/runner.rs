@@ -1,4 +1,5 @@
-//! An engine's interface to a lane: runs a block at a time, and reports whether its process is up.
+//! An engine's interface to a lane. It runs one block at a time and reports whether its process
+//! runs.
 
 use crate::plan::ModelPlan;
 use crate::rows::{BatchTensor, EngineInput};
@@ -7,14 +8,14 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A synchronous engine's side of a model on one device.
+/// An engine's part of a model on one device. It computes synchronously.
 pub(crate) trait Runner: Send {
-    /// Runs one block; returns the outputs in the block's order.
+    /// Runs one block. Returns the outputs in the block's order.
     fn run(&mut self, call: &BlockCall<'_>) -> Result<Vec<BatchTensor>, ExecError>;
 
-    /// Returns the smallest number of rows for which each row is computed bit by bit as in any
-    /// larger batch. A smaller batch of a cell is filled up, because later steps may amplify a
-    /// rounding difference without bound.
+    /// Returns the smallest batch whose rows are computed bit by bit as in any larger batch. A
+    /// smaller batch of a cell is padded to it, because later steps may amplify a rounding
+    /// difference without bound.
     fn min_rows(&self) -> usize {
         1
     }
@@ -24,16 +25,15 @@ pub(crate) trait Runner: Send {
 pub(crate) struct BlockCall<'a> {
     pub(crate) block: usize,
     pub(crate) rows: usize,
-    /// The length that its members are padded to; 1 where requests do not differ in length.
+    /// Length to which its members are padded; 1 if requests do not differ in length.
     pub(crate) length: u32,
-    /// Earliest possible start of the task, had the device been idle.
+    /// Earliest possible start of the task on an idle device.
     pub(crate) ready: Instant,
     /// Inputs, in the block's order.
     pub(crate) inputs: &'a [EngineInput<'a>],
 }
 
-/// Set if a runner's last batch failed because no process could run it, with the time after which
-/// to retry.
+/// The loss, if the runner's last batch failed because no process could run it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ProcessDown(Arc<Mutex<Option<Loss>>>);
 
@@ -55,7 +55,7 @@ impl ProcessDown {
 pub(crate) struct ReadyModel {
     pub(crate) plan: Arc<ModelPlan>,
     pub(crate) runner: Box<dyn Runner>,
-    /// Set by a runner whose process has ended.
+    /// Set by the runner when its process has ended.
     pub(crate) down: ProcessDown,
 }
 

@@ -1,10 +1,10 @@
-//! Description of a model to load: its files, the walk of a request through them, and the source of
-//! each tensor of a cell.
+//! Description of a model to load: its files, the order in which requests run its blocks, and the
+//! source of each cell's inputs.
 //!
-//! Created from `model.toml`, and checked by the engine against the files. A model of walk `whole`
-//! or `chain` links its blocks by the names of their tensors and needs no [`InputLink`]; a walk
-//! that unfolds names the source of each tensor, because one name refers to another value at each
-//! step.
+//! It is created from `model.toml`, and the engine checks it against the files. In a model of walk
+//! `whole` or `chain`, blocks are linked by the names of their tensors. In a model that unfolds
+//! into cells, a name refers to another value at each step. So such a model states the source of
+//! each tensor by an [`InputLink`].
 
 use crate::Unfold;
 use crate::condition::{Condition, TensorRule};
@@ -21,40 +21,41 @@ pub struct ModelSource {
     pub name: String,
     /// Order in which a request runs the blocks.
     pub walk: Walk,
-    /// The blocks in the walk's order. In a chain, tensors flow from one to the next by name.
+    /// The blocks, in the order of the walk. In a chain, tensors flow between blocks by name.
     pub blocks: Vec<BlockSource>,
-    /// Largest number of rows in one batch; buffers are sized for it.
+    /// Largest number of rows in one batch. Buffers are sized for it.
     pub max_batch: usize,
-    /// Whether each request runs by itself, even if the files allow batches. A file whose tensors
-    /// have no dynamic first dimension always runs this way.
+    /// Whether each request runs alone, even if the files allow batches. A file whose tensors have
+    /// no dynamic first dimension always runs this way.
     pub unbatched: bool,
-    /// Inputs as declared by the user; needed by engines without a file to read them from.
+    /// Inputs as declared by the user. Required by engines that read no file.
     pub inputs: Vec<TensorSpec>,
-    /// Outputs as declared by the user; likewise.
+    /// Outputs as declared by the user. Required by engines that read no file.
     pub outputs: Vec<TensorSpec>,
-    /// Outputs for the client, where the walk unfolds; otherwise the outputs are those that no
-    /// block takes.
+    /// Outputs for the client, for models that unfold into cells. Other models answer with every
+    /// output that no block takes.
     pub answers: Vec<AnswerSource>,
-    /// The longest request: elements of a sequence, nodes of a tree or graph.
+    /// Length of the longest request: elements of a sequence, or nodes of a tree or graph.
     pub max_length: u32,
-    /// Dimensions that are the request's length, in a model of walk `whole` or `chain` whose
+    /// Dimensions that are the request's length. Used by models of walk `whole` or `chain` whose
     /// requests differ in length.
     pub lengths: LengthDims,
-    /// Declared ranges of the values of requests.
+    /// Allowed ranges of the numbers in requests.
     pub ranges: Vec<InputRange>,
-    /// Largest number of steps of a block that runs until its end.
+    /// Largest number of steps of a block that runs until the request ends.
     pub limit: StepLimit,
-    /// Runs the engine in a process of its own, if set.
+    /// Runs the engine in separate processes, if set.
     pub isolation: Option<Isolation>,
-    /// Decides which members leave a chain early, beside the rules of the blocks.
+    /// Decides which requests leave a chain early, in addition to the rules of the blocks.
     pub condition: Option<Arc<dyn Condition>>,
-    /// Creates the graph of each request by code, in a model of walk `graph`; then requests contain
+    /// Creates the graph of each request by code, in a model of walk `graph`. Requests then contain
     /// no tables of nodes.
     pub unfold: Option<Arc<dyn Unfold>>,
 }
 
 impl ModelSource {
-    /// Creates a model of these blocks: `whole` for one block, else a chain. Nothing is declared.
+    /// Creates a model of these blocks. Its walk is `whole` for one block and `chain` for several.
+    /// All other settings have their defaults.
     pub fn new(name: impl Into<String>, blocks: Vec<BlockSource>, max_batch: usize) -> ModelSource {
         ModelSource {
             name: name.into(),
@@ -75,94 +76,96 @@ impl ModelSource {
         }
     }
 
-    /// Default length of the longest request.
+    /// Default of [`ModelSource::max_length`].
     pub const MAX_LENGTH: u32 = 1024;
 }
 
-/// Dimensions that are the length of a request. Empty where requests do not differ in length.
+/// Dimensions that are the length of a request. Empty if requests do not differ in length.
 ///
-/// Requests of several lengths share a batch: their inputs are padded to the longest one's length,
-/// and outputs are cut back.
+/// Requests of several lengths share a batch: their inputs are padded to the longest request, and
+/// their outputs are cut back.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LengthDims {
-    /// The inputs that are padded; they must agree on the length.
+    /// The padded inputs. They must agree on the length.
     pub inputs: Vec<InputLength>,
-    /// The outputs that are cut back.
+    /// The outputs to cut back.
     pub outputs: Vec<OutputLength>,
 }
 
-/// Range of the numbers of an input; a request with others is refused.
+/// Allowed range of the numbers in an input. A request with a number outside it is refused.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InputRange {
-    /// The input.
+    /// Name of the input.
     pub tensor: String,
-    /// The smallest allowed number.
+    /// Smallest allowed number.
     pub least: f64,
-    /// The largest allowed number.
+    /// Largest allowed number.
     pub most: f64,
 }
 
 /// An input with a dimension that is the length of the request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InputLength {
-    /// The input.
+    /// Name of the input.
     pub tensor: String,
-    /// The dimension; never the first, which is the batch.
+    /// Index of the dimension; never 0, which is the batch.
     pub dim: usize,
-    /// Value of the padding at its end.
+    /// Value of the elements that pad the input at its end.
     pub pad: f64,
 }
 
 /// An output with a dimension that is the length of the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutputLength {
-    /// The output.
+    /// Name of the output.
     pub tensor: String,
-    /// The dimension; never the first, which is the batch.
+    /// Index of the dimension; never 0, which is the batch.
     pub dim: usize,
 }
 
-/// One block of a model; a cell where the walk unfolds.
+/// One block of a model. In a model that unfolds, the block is a cell.
 #[derive(Clone, Debug)]
 pub struct BlockSource {
-    /// The block's name, unique in its model.
+    /// Name, unique in the model.
     pub name: String,
-    /// The ONNX file; `None` for an emulated block.
+    /// ONNX file; `None` for an emulated block.
     pub path: Option<PathBuf>,
-    /// ℓ(b) of the longest requests, if known in advance; required for emulated blocks.
+    /// Latency ℓ(b) of the longest requests, if known in advance. Required for emulated blocks.
     pub profile: Option<Profile>,
-    /// ℓ(b) of shorter requests, where it depends on their length.
+    /// Latency ℓ(b) of shorter requests, if the latency depends on the length.
     pub lengths: Option<LengthProfiles>,
-    /// Number of times that a request runs it.
+    /// Number of times that a request runs the block.
     pub steps: Steps,
-    /// Whether it starts with the block before it rather than after it. Only used by the scheduler.
+    /// Whether the block starts at the same time as the previous block rather than after it. Only
+    /// the scheduler uses it.
     pub beside: bool,
-    /// Whether its first step takes the last element of the sequence, as a backward pass does.
+    /// Whether the block runs the elements of the sequence in reverse order, like a backward pass.
     pub backward: bool,
-    /// Priority among cells that could run; higher first. Only used by the scheduler.
+    /// Priority among cells that can run; higher first. Only the scheduler uses it.
     pub priority: u32,
-    /// The batch sizes that the scheduler pads to; empty: every size. Engines run any.
+    /// Batch sizes that the scheduler pads to. If empty, the scheduler uses every size. Engines run
+    /// batches of any size.
     pub sizes: Vec<usize>,
-    /// Sources of its inputs; one that is not listed is [`InputSource::Request`] of the same name.
+    /// Sources of the block's inputs. The default source of an input is the request's tensor of the
+    /// same name.
     pub links: Vec<InputLink>,
-    /// End signal of a block that runs until its end: the output, one BOOL or number per row, not
-    /// zero at the last step.
+    /// Output that signals the last step of a block that runs until the request ends: one BOOL or
+    /// number per row, not zero at the last step.
     pub end: Option<String>,
-    /// In a chain: a walk ends after this block if the rule holds for all of its rows.
+    /// In a chain: a request ends after this block if the rule holds for all its rows.
     pub exit: Option<TensorRule>,
-    /// In a chain: a walk skips to this later block if the rule holds for all of its rows.
+    /// In a chain: a request skips to the given later block if the rule holds for all its rows.
     pub skip: Option<(TensorRule, BlockId)>,
-    /// Early answers: each output of the model with the tensor of this block that replaces it. An
-    /// output that is not listed has its own name.
+    /// Outputs of a request that ends after this block: pairs of an output of the model and the
+    /// block's tensor that replaces it. By default an output has the tensor of its own name.
     pub exit_outputs: Vec<(String, String)>,
-    /// Outputs that only a [`Condition`] reads: hidden from clients. Values that rules compare are
-    /// hidden anyway.
+    /// Outputs that only a [`Condition`] reads, and clients do not see. Values that rules compare
+    /// are always hidden.
     pub hidden: Vec<String>,
 }
 
 impl BlockSource {
-    /// Returns the declared ranges of the request's tensors, by the names of the inputs that take
-    /// them.
+    /// Returns the declared ranges of the block's `inputs` that are tensors of the request.
     pub fn ranges(&self, inputs: &[TensorSpec], declared: &[InputRange]) -> Vec<InputRange> {
         let taken = |input: &str| match self.links.iter().find(|link| link.input == input).map(|link| &link.from) {
             None => Some(input.to_owned()),
@@ -177,7 +180,7 @@ impl BlockSource {
         inputs.iter().filter_map(of_input).collect()
     }
 
-    /// Creates a block that a request runs once, without a file or a profile.
+    /// Creates a block without a file and a profile, which each request runs once.
     pub fn new(name: impl Into<String>) -> BlockSource {
         BlockSource {
             name: name.into(),
@@ -202,37 +205,36 @@ impl BlockSource {
 /// The source of one input of a cell.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InputLink {
-    /// The cell's input.
+    /// Name of the cell's input.
     pub input: String,
-    /// Its source.
+    /// Source of the input's value.
     pub from: InputSource,
-    /// Substitute for [`InputSource::Previous`] at the first step; zeros if `None`.
+    /// Value at the first step, if the source is [`InputSource::Previous`]; `None` for zeros.
     pub initial: Option<Initial>,
 }
 
-/// A value that flows into a cell.
+/// Source of an input of a cell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InputSource {
-    /// The request's tensor of this name: the element of the step or node where the block has
-    /// [`Steps::Length`] or [`Steps::Nodes`], else the tensor itself.
+    /// The request's tensor of this name. A block with [`Steps::Length`] or [`Steps::Nodes`] takes
+    /// one element of it per step or node, other blocks take the whole tensor.
     Request(String),
     /// An output of the previous step of the same block.
     Previous(String),
-    /// An output of another block at the same step; both have [`Steps::Length`].
+    /// An output of another block at the same step. Both blocks have [`Steps::Length`].
     Step(BlockId, String),
-    /// An output of the last step of another block, at every step of this one.
+    /// An output of the last step of another block, for every step of this block.
     Last(BlockId, String),
-    /// An output of a node's n-th child; zeros where the node has none.
+    /// An output of a node's n-th child; zeros if the node has no such child.
     Child(u32, String),
-    /// An output of the last node of the graph, in the order of the client's table; of a tree, of
-    /// its root.
+    /// An output of the root of a tree, or of the last node in the client's table of a graph.
     Root(String),
 }
 
-/// Value of an input before there is a step to take it from.
+/// Value of an input at the first step, which has no previous step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Initial {
-    /// This number everywhere.
+    /// Every element is this number.
     Number(f64),
     /// An output of the last step of another block.
     Last(BlockId, String),
@@ -241,32 +243,34 @@ pub enum Initial {
 /// A tensor of the client's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AnswerSource {
-    /// Its name for the client.
+    /// Name of the tensor for the client.
     pub name: String,
-    /// The block that gives it; `None` for the cell of the root (or of the last node of the table).
+    /// Block that computes it; `None` for the cell of the root, or of the last node in the client's
+    /// table.
     pub block: Option<BlockId>,
-    /// The block's output.
+    /// Name of the block's output.
     pub tensor: String,
-    /// The steps that it contains.
+    /// Steps of the block that the tensor contains.
     pub take: AnswerSteps,
 }
 
-/// Steps of a block that make an answer.
+/// Steps of a block whose outputs make up an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AnswerSteps {
-    /// The last one: [1, …].
+    /// The last step: [1, …].
     #[default]
     Last,
-    /// All, stacked: [1, steps, …]; for a backward block in the order of the elements.
+    /// All steps, stacked: [1, steps, …]. A backward block's steps are in the order of the
+    /// elements.
     Every,
 }
 
-/// Largest number of steps of a block that runs until its end.
+/// Largest number of steps of a block that runs until the request ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepLimit {
-    /// The length of the input plus this number of steps.
+    /// The length of the input plus this number.
     Extra(u32),
-    /// This number of steps.
+    /// This number.
     Fixed(u32),
 }
 
@@ -295,17 +299,17 @@ impl StepLimit {
 /// Settings of the processes that run a model's engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Isolation {
-    /// The program to start; it calls [`serve_engine`](crate::serve_engine).
+    /// Program to start. It must call [`serve_engine`](crate::serve_engine).
     pub program: PathBuf,
-    /// Its arguments.
+    /// Arguments of the program.
     pub args: Vec<String>,
-    /// Limit of its address space in bytes.
+    /// Limit of the process's address space in bytes.
     pub memory_limit: Option<u64>,
-    /// Time per batch after which it is considered hung, and killed.
+    /// Time after which a process that has not finished its batch is considered hung and killed.
     pub task_limit: Duration,
 }
 
 impl Isolation {
-    /// Default of [`Isolation::task_limit`]: above the duration of any batch that clients wait for.
+    /// Default of [`Isolation::task_limit`]. It is longer than any batch that clients wait for.
     pub const TASK_LIMIT: Duration = Duration::from_secs(60);
 }

@@ -11,8 +11,8 @@ pub struct Tensor {
     pub name: Arc<str>,
     /// Element type.
     pub datatype: DataType,
-    /// Dimensions; the first is the request's rows.
+    /// Dimensions. The first is the request's rows.
     pub shape: Vec<i64>,
-    /// The elements, little-endian and row-major; those of BYTES carry a 4-byte length each.
+    /// The elements, little-endian and row-major. Each BYTES element has a 4-byte length prefix.
     pub data: Bytes,
 }

@@ -63,11 +63,11 @@ use std::fmt;
 /// assert_eq!((graph.len(), graph.inputs(8).len()), (9, 2));
 /// ```
 pub trait Unfold: fmt::Debug + Send + Sync {
-    /// Creates the graph of a request with these inputs: the cell of each node, its input nodes,
-    /// and the element of the request's tensors that it takes ([`Graph::reading`]). The answer is
-    /// that of the table's last node.
+    /// Creates the graph of a request with these inputs: the cell of each node, the node's input
+    /// nodes, and the element of the request's tensors that it takes ([`Graph::reading`]). The
+    /// answer is the output of the table's last node.
     ///
-    /// Called at submission, on the caller's thread, and once for the request that tests the model
-    /// at load.
+    /// It is called at submission on the caller's thread, and at load for the request that tests
+    /// the model.
     fn unfold(&self, inputs: &[Tensor]) -> Result<Graph, RequestError>;
 }

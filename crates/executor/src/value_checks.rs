@@ -1,7 +1,7 @@
-//! Checks of a request's values before it takes a slot.
+//! Checks of a request's values before the request takes a slot.
 //!
-//! An engine detects an id outside a table, or invalid text, only in the middle of a batch. The
-//! model's file declares enough to refuse such a request at admission: the client learns
+//! An engine detects an id outside a table, or invalid text, only while it runs a batch. The
+//! model's file declares enough to refuse such a request at admission. So the client learns
 //! immediately which value is wrong, and no batch fails.
 
 use crate::{RequestError, Tensor};
@@ -16,21 +16,22 @@ pub(crate) struct ValueCheck {
 
 #[derive(Clone, Copy, Debug)]
 enum ValueRule {
-    /// Indices into a table of this number of rows, where negative ones count from its end.
+    /// Indices into a table with this number of rows. Negative indices count from the end.
     Ids(i64),
-    /// Strings as ONNX defines them.
+    /// Strings that ONNX allows.
     Text,
-    /// Numbers and infinities: the engine's operator of this name would turn NaN into a number.
+    /// Numbers and infinities, but no NaN. Holds the name of the operator that would turn NaN into
+    /// a number.
     NoNan(&'static str),
 }
 
 impl ValueCheck {
-    /// Creates the check of an input that looks up rows of a table.
+    /// Creates the check of an input that holds indices of table rows.
     pub(crate) fn ids(input: &TensorSpec, rows: i64) -> ValueCheck {
         ValueCheck { input: input.name.clone(), rule: ValueRule::Ids(rows) }
     }
 
-    /// Creates the check of an input that the engine takes as text, if it is BYTES.
+    /// Creates the check of an input that the engine reads as text; `None` if it is not BYTES.
     pub(crate) fn text(input: &TensorSpec) -> Option<ValueCheck> {
         let bytes = input.datatype == DataType::Bytes;
         bytes.then(|| ValueCheck { input: input.name.clone(), rule: ValueRule::Text })
@@ -77,12 +78,12 @@ impl ValueCheck {
 fn nan(tensor: &Tensor) -> Option<usize> {
     let is_nan = |bytes: &[u8; 4]| f32::from_le_bytes(*bytes).is_nan();
     let (elements, _) = tensor.data.as_chunks();
-    // Whole chunks first, which compilers vectorise: nearly all contain none.
+    // Compilers vectorise the search in whole chunks, and nearly all chunks contain no NaN.
     let piece = elements.chunks(256).position(|piece| piece.iter().fold(false, |any, bytes| any | is_nan(bytes)))?;
     elements[piece * 256..].iter().position(is_nan).map(|at| piece * 256 + at)
 }
 
-/// Returns the first id outside a table of this number of rows, and its index.
+/// Returns the index and value of the first id outside a table with this number of rows.
 fn outside(tensor: &Tensor, rows: i64) -> Option<(usize, i64)> {
     macro_rules! find {
         ($int:ty) => {{

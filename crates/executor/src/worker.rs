@@ -1,12 +1,12 @@
-//! Execution of one task on a lane's thread: fetch the members' values, gather, run, scatter.
+//! Execution of a task on a lane's thread: fetch the members' values, gather, run, scatter.
 //!
-//! The state of a walk is stored under the slot of its member, from its first block to its last,
-//! for all lanes of a device. A task takes the state of its members out and stores it again only if
-//! it succeeds and the walk continues, so a walk that ended or failed leaves nothing behind, and no
-//! lock is held while a block runs. A walk that was dropped between blocks leaves its state until
-//! its slot runs a first block again or its model is detached: there are never more states than
-//! slots. Where walks unfold, `cells` keeps their state instead, with the model, for all of its
-//! devices.
+//! Between two blocks, the state of a request is stored under its slot, for all lanes of the
+//! device. A task takes the state out and stores it again only if the task succeeds and the request
+//! continues. So a request that ended or failed leaves no state, and no lock is held while a block
+//! runs. A request that was dropped between two blocks leaves its state behind. The state is
+//! removed when the slot runs a first block again or the model is detached, so the number of states
+//! never exceeds that of slots. For models that unfold, `cells` keeps the state instead, with the
+//! model, for all its devices.
 
 use crate::account::{DeviceCounters, LapTimer};
 use crate::buffer::AlignedBuffer;
@@ -25,28 +25,28 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The models on one lane, and the walks on its device.
+/// The models attached to one lane, and the request states on its device.
 pub(crate) struct Worker {
     models: HashMap<ModelId, Result<Attached, ExecError>>,
     slots: WalkSlots,
     account: Arc<DeviceCounters>,
 }
 
-/// The walks on one device that are between two blocks.
+/// States of the requests on one device that are between two blocks, by slot.
 #[derive(Clone, Default)]
 pub(crate) struct WalkSlots(Arc<Mutex<HashMap<RequestSlot, ChainWalk>>>);
 
 struct Attached {
     ready: ReadyModel,
-    /// The number of the attachment, the same on all lanes of the device.
+    /// Number of the attachment, which is the same on all lanes of the device.
     attachment: u64,
-    /// Gather buffers for each block and each of its inputs.
+    /// Gather buffers, for each input of each block.
     buffers: Vec<Vec<AlignedBuffer>>,
 }
 
-/// A walk between two blocks.
+/// State of a request between two blocks, with its model.
 struct ChainWalk {
-    /// The attachment of its model.
+    /// Attachment of the request's model.
     attachment: u64,
     state: ChainState,
 }
@@ -56,13 +56,14 @@ struct ChainState {
     values: Values,
     /// The request's own length.
     length: u32,
-    /// The length that it was padded to in its first block.
+    /// Length to which the first block padded the request.
     padded: u32,
-    /// Whether it ignores conditions.
+    /// Whether the request ignores the model's conditions.
     ignore_conditions: bool,
 }
 
-/// A request's part of each value of the plan, if it exists and is still needed.
+/// A request's rows of each value of the plan; `None` if they do not exist yet or are no longer
+/// needed.
 type Values = Vec<Option<Rows>>;
 
 impl Worker {
@@ -75,8 +76,8 @@ impl Worker {
         self.models.insert(id, model.map(|ready| Attached::new(ready, attachment)));
     }
 
-    /// Removes the model and the state of its walks. Other lanes may still run some, and remove
-    /// them in turn.
+    /// Removes a model and the states of its requests. Other lanes may still run some of these
+    /// requests, and remove their states later.
     pub(crate) fn detach(&mut self, id: ModelId) {
         if let Some(Ok(attached)) = self.models.remove(&id) {
             self.slots.0.lock().retain(|_, walk| walk.attachment != attached.attachment);
@@ -89,7 +90,7 @@ impl Worker {
         self.models.get(&model)?.as_ref().ok()?.ready.down.get()
     }
 
-    /// Runs a task. A batch that fails is run again in parts, unless the task is to stop; see
+    /// Runs a task. If the batch fails, it is run again in parts, unless the task was stopped; see
     /// [`rerun`](crate::rerun).
     pub(crate) fn execute(
         &mut self,
@@ -106,7 +107,8 @@ impl Worker {
         let block = check_task(&plan, task)?;
         let down = attached.ready.down.clone();
         down.clear();
-        // A member that kills a process would kill the next one in a re-run.
+        // The batch is not run again after a process ended, because the member that ended it would
+        // end the next process as well.
         let stopped = || stopped() || down.get().is_some();
         let terms = RerunTerms { ready, until: &|at| task.members[at].until, stopped: &stopped };
         if let Some(cells) = &plan.cells {
@@ -140,7 +142,7 @@ impl Worker {
         CompletedTask::of(progress, rerun)
     }
 
-    /// Returns the progress of each member, and stores the state of those that continue.
+    /// Returns the progress of each member. Stores the state of the members that continue.
     fn finish_members(
         &self,
         plan: &ModelPlan,
@@ -173,7 +175,7 @@ pub(crate) struct CompletedTask {
 }
 
 impl CompletedTask {
-    /// Creates the result. A batch of one that failed has failed as a whole.
+    /// Creates the result. If the only member of a batch failed, the whole batch has failed.
     pub(crate) fn of(mut progress: Vec<MemberProgress>, rerun: Option<Rerun>) -> Result<CompletedTask, ExecError> {
         match &mut progress[..] {
             [MemberProgress { failed: Some(cause), .. }] => Err(cause.clone()),
@@ -211,8 +213,8 @@ fn check_task(plan: &ModelPlan, task: &Task) -> Result<usize, ExecError> {
     Ok(block)
 }
 
-/// Pads a batch to its task's length in its first block. Outputs of blocks cannot be padded, so
-/// later the members stay as they are. A longer member fails.
+/// Pads a batch to its task's length before its first block. Later blocks get the padded values,
+/// because outputs of blocks cannot be padded. A member longer than the task's length fails.
 fn pad(plan: &ModelPlan, task: &Task, walks: &mut [Option<ChainState>], failures: &mut [Option<ExecError>]) {
     if plan.padding.is_none() {
         return;
@@ -232,8 +234,8 @@ fn pad(plan: &ModelPlan, task: &Task, walks: &mut [Option<ChainState>], failures
     }
 }
 
-/// Splits a task into batches of equal shapes, by the members' indices: usually one. A scheduler
-/// should not mix shapes; if it does, it only costs time.
+/// Splits a task into batches of equal shapes, as lists of member indices. Usually there is one
+/// batch. A scheduler that mixes shapes only loses time.
 fn batches(plan: &ModelPlan, block: usize, walks: &[Option<ChainState>]) -> Vec<Vec<usize>> {
     let taken = &plan.blocks[block].inputs;
     let alike = |a: &ChainState, b: &ChainState| {
@@ -257,7 +259,7 @@ fn batches(plan: &ModelPlan, block: usize, walks: &[Option<ChainState>]) -> Vec<
     batches.into_iter().map(|(_, members)| members).collect()
 }
 
-/// Whether rows have the same shape, except for the padded dimension.
+/// Whether two rows have the same shape, ignoring the padded dimension.
 fn same_shape(a: &[i64], b: &[i64], padded: Option<usize>) -> bool {
     a.len() == b.len() && a.iter().zip(b).enumerate().all(|(dim, (a, b))| a == b || Some(dim) == padded)
 }
@@ -290,7 +292,7 @@ fn begin(
     Ok(ChainState { values, length, padded: length, ignore_conditions })
 }
 
-/// Takes the state that earlier blocks have stored.
+/// Takes out the state that earlier blocks have stored.
 fn resume(
     plan: &ModelPlan,
     slots: &mut HashMap<RequestSlot, ChainWalk>,
@@ -332,8 +334,8 @@ impl Attached {
         Attached { buffers: buffers.collect(), attachment, ready }
     }
 
-    /// Runs a block over walks of equal padding, in their order. Returns its outputs and the number
-    /// of rows copied.
+    /// Runs a block for requests of equal padding, in their order. Returns the outputs and the
+    /// number of copied rows.
     fn run(
         &mut self,
         block: usize,
@@ -366,7 +368,7 @@ impl Attached {
     }
 }
 
-/// Returns the shape that rows of a value are padded to; empty if they are not padded.
+/// Returns the shape to which rows of a value are padded; empty if they are not padded.
 fn padded_shape(plan: &ModelPlan, value: usize, walks: &[&ChainState], length: u32) -> Vec<i64> {
     let axis = plan.padding.as_ref().and_then(|padding| padding.axis(value));
     let first = walks.first().and_then(|state| state.values[value].as_ref());
@@ -391,12 +393,13 @@ fn members_of<'a>(
     walks.iter().map(|state| state.values[value].as_ref().ok_or_else(missing)).collect()
 }
 
-/// Returns the rows of a batch; all values of a walk have the same number of rows.
+/// Returns the total number of rows in a batch. All values of a request have the same number of
+/// rows.
 fn rows_of(walks: &[&ChainState]) -> usize {
     walks.iter().map(|state| state.values.iter().flatten().next().map_or(0, Rows::count)).sum()
 }
 
-/// Gives each walk of a part of the task its rows of the outputs.
+/// Stores each request's rows of the block's outputs in its state.
 fn scatter(
     plan: &ModelPlan,
     block: usize,
@@ -429,7 +432,7 @@ fn scatter(
     Ok(())
 }
 
-/// Releases values that no later block takes.
+/// Drops values that no later block needs.
 fn forget(plan: &ModelPlan, block: usize, state: &mut ChainState) {
     for (held, value) in state.values.iter_mut().zip(&plan.values) {
         if value.last_use <= block {
@@ -438,8 +441,8 @@ fn forget(plan: &ModelPlan, block: usize, state: &mut ChainState) {
     }
 }
 
-/// Returns a member's progress after a block: its walk has ended, perhaps early, or continues with
-/// the next block or a later one.
+/// Returns a member's progress after a block. The request has ended, perhaps early, or continues
+/// with the next or a later block.
 fn progress(plan: &ModelPlan, block: usize, state: &ChainState) -> Result<MemberProgress, ExecError> {
     let conditions = plan.conditions.as_ref().filter(|all| all.stand_at(block) && !state.ignore_conditions);
     let (mut report, mut answer) = (StepReport::default(), &plan.output_values[..]);
@@ -462,7 +465,7 @@ fn progress(plan: &ModelPlan, block: usize, state: &ChainState) -> Result<Member
     }
 }
 
-/// Creates the answer of a completed walk from these values.
+/// Creates the answer of a completed request from these values.
 fn finish(plan: &ModelPlan, state: &ChainState, values: &[usize]) -> Result<MemberProgress, ExecError> {
     let output = |(&output, &value): (&usize, &usize)| {
         let name = &plan.values[output].name;

@@ -1,4 +1,4 @@
-//! Requests of zeros and ones, to test a model and to measure its cells.
+//! Example requests of zeros and ones, to test a model and to measure its cells.
 
 use super::wiring::{CELL, CHILDREN, Wiring};
 use crate::Tensor;
@@ -7,8 +7,8 @@ use crate::profile::example_of;
 use ripieno_model::{DataType, Steps, TensorSpec, Walk};
 
 impl Wiring {
-    /// Creates a request of this length: a sequence, a balanced tree, or a graph in which the cells
-    /// alternate.
+    /// Creates a request of this length: a sequence, a balanced tree, or a graph with alternating
+    /// cells.
     pub(crate) fn example(&self, length: u32) -> Option<Vec<Tensor>> {
         let length = length.clamp(1, self.max_length) as usize;
         let wanted = self.request_tensors.iter().map(|wanted| {
@@ -23,8 +23,8 @@ impl Wiring {
         if self.unfold.is_some() {
             return self.describe(&inputs).is_ok().then_some(inputs);
         }
-        // Node n has nodes arity·n + 1 and following as its children, as in a heap: no cycle, one
-        // root.
+        // The children of node n are arity·n + 1 and the following nodes, as in a heap. So there is
+        // one root and no cycle.
         let arity = self.arity.clamp(1, 2);
         let child =
             |at: usize| Some(at + 1).filter(|&child| child < length && self.arity > 0).map_or(-1, |child| child as i64);
@@ -34,7 +34,7 @@ impl Wiring {
                 (0..).zip(&self.cells).filter(|(_, cell)| cell.steps == Steps::Nodes).map(|(at, _)| at).collect();
             inputs.push(table(CELL, &[1, length as i64], (0..length).map(|node| cells[node % cells.len()]).collect()));
         }
-        // In this order, cells may not fit together; then there is no example.
+        // Alternating cells may not fit together; then no example exists.
         self.describe(&inputs).is_ok().then_some(inputs)
     }
 }

@@ -1,7 +1,7 @@
-//! Resolves and checks the source of each tensor of a cell at load.
+//! Resolves and checks the source of each cell's inputs at load.
 //!
-//! A model's author writes names; a running task must not look any up. So every input of every cell
-//! becomes a [`Feed`] of indices, and each mistake is reported here, with the file, the cell, the
+//! A model's author writes names, but a running task must not look up names. So every input of
+//! every cell becomes a [`Feed`] of indices. Errors are reported here, with the file, the cell, the
 //! tensor and the expected value.
 
 use super::CellModel;
@@ -61,7 +61,7 @@ impl CellLinker<'_> {
             walk: self.source.walk,
             max_length: self.source.max_length.max(1),
             limit: until_end.then_some(self.source.limit),
-            // Emulated cells take nothing from children, so any number of them is accepted.
+            // Emulated cells read no children, so nodes may have any number of them.
             arity: if emulated { usize::MAX } else { self.arity },
             cells: cells.collect(),
             answers,
@@ -72,7 +72,8 @@ impl CellLinker<'_> {
         Ok(self.plan(wiring, outputs))
     }
 
-    /// Builds the plan. Each tensor of each cell is a value of its own: nothing flows by name.
+    /// Builds the plan. Each tensor of each cell is a separate value, because tensors do not flow
+    /// by name.
     fn plan(&self, wiring: Wiring, outputs: Vec<TensorSpec>) -> ModelPlan {
         let mut values = Vec::new();
         let mut number = |spec: &TensorSpec| {
@@ -225,7 +226,7 @@ impl CellLinker<'_> {
         }
     }
 
-    /// Registers a tensor that requests contain.
+    /// Registers a tensor that requests must contain.
     fn request_tensor(&mut self, at: usize, spec: &TensorSpec, name: &str, each: bool) -> Result<FeedSource, String> {
         let tables = self.source.unfold.is_none() && self.source.walk.brings_graph();
         if tables && [CHILDREN, CELL].contains(&name) {
@@ -253,7 +254,7 @@ impl CellLinker<'_> {
         Ok(if each { FeedSource::Element(number) } else { FeedSource::Request(number) })
     }
 
-    /// Returns an output of a block that is complete before this one begins.
+    /// Returns the index of an output of a block that completes before this block begins.
     fn earlier_output(&mut self, at: usize, spec: &TensorSpec, block: BlockId, name: &str) -> Result<usize, String> {
         let from = block.index();
         let fits = from < at && self.source.blocks[from].steps != Steps::Nodes;
@@ -268,13 +269,13 @@ impl CellLinker<'_> {
         Ok(output)
     }
 
-    /// Returns the outputs of this name of all cells that nodes run.
+    /// Returns the index of the output of this name in each cell that nodes run.
     fn node_outputs(&mut self, at: usize, spec: &TensorSpec, name: &str) -> Result<Outputs, String> {
         let mut outputs = vec![None; self.ios.len()];
         for block in (0..self.ios.len()).filter(|&block| self.source.blocks[block].steps == Steps::Nodes) {
             let has = self.ios[block].outputs.iter().any(|output| output.name == name);
-            // In a tree any cell may be any node's child; in a graph the request decides, and is
-            // checked then.
+            // In a tree, any cell may run any node's child. In a graph, the edges depend on the
+            // request, which is checked later.
             if has || self.source.walk == Walk::Tree {
                 let output = self.output(at, spec, block, name)?;
                 self.keeps[block][output].held = true;
@@ -287,7 +288,7 @@ impl CellLinker<'_> {
         }
     }
 
-    /// Returns the index of an output, which must fit the input that it flows into.
+    /// Returns the index of an output. The output must fit the input that receives it.
     fn output(&self, at: usize, spec: &TensorSpec, block: usize, name: &str) -> Result<usize, String> {
         let io = &self.ios[block];
         let Some(output) = io.outputs.iter().position(|output| output.name == name) else {
@@ -328,7 +329,7 @@ impl CellLinker<'_> {
         Ok(element.repeat(elements))
     }
 
-    /// Checks that some tensor determines the length of a request.
+    /// Checks that a tensor determines the length of a request.
     fn check_elements(&self) -> Result<(), String> {
         let unfolds = self.source.blocks.iter().any(|block| block.steps == Steps::Length);
         if unfolds && !self.wanted.iter().any(|wanted| wanted.each) {

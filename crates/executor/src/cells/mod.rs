@@ -1,18 +1,18 @@
-//! Cells: blocks with shared weights that a request runs once for each element of a sequence or
-//! node of a tree.
+//! Cells: blocks that a request runs once per element of a sequence or node of a graph, with the
+//! same weights.
 //!
-//! [`wiring`] is the source of each tensor of a cell, resolved at load; [`request`] checks a
-//! request and computes its extent before it takes a slot; [`walk`] is the state of a slot between
-//! two cells; and [`task`] runs one batch: gather, compute, scatter.
+//! * [`wiring`]: the sources of each cell's inputs, resolved at load.
+//! * [`request`]: checks a request and computes its extent, before it takes a slot.
+//! * [`walk`]: the state of a slot between two cells.
+//! * [`task`]: runs one batch: gather, compute, scatter.
 //!
-//! The arena of walks belongs to the loaded model and not to a device, so a request's next cell may
-//! run on another device. A cell's outputs are kept as rows of the engine's own output batch
-//! ([`Rows`](crate::rows::Rows)), so scattering copies nothing, and a batch of the same members in
-//! the same order finds its state contiguous and copies nothing either. Rejected: a buffer with one
-//! row per slot, which would copy every state twice in every step, even with constant membership.
-//! For a member that has ended but is still part of queued batches, the rows at its position are
-//! read, regardless of their content, so that one early end does not force a copy of the others'
-//! state.
+//! The state of requests belongs to the loaded model and not to a device, so a request's next cell
+//! may run on another device. The outputs of a cell stay in the engine's output batch, and each
+//! member keeps its row of it ([`Rows`](crate::rows::Rows)). So scattering copies nothing. A batch
+//! of the same members in the same order finds its state contiguous and copies nothing either. If a
+//! member has ended but is still in queued batches, any row at its position is read. So one early
+//! end does not force a copy of the others' state. Rejected: a buffer with one row per slot, which
+//! would copy every state twice in every step.
 
 mod examples;
 mod linking;
@@ -27,7 +27,7 @@ pub(crate) use wiring::{OUTPUT_LENGTH, Wiring};
 
 use walk::WalkArena;
 
-/// The parts of a cell model beside its plan.
+/// The data of a cell model beyond its plan.
 #[derive(Debug)]
 pub(crate) struct CellModel {
     pub(crate) wiring: Wiring,

@@ -1,4 +1,4 @@
-//! Validation of a request and computation of its extent, before it takes a slot.
+//! Validation of a request and computation of its extent, before the request takes a slot.
 
 use super::wiring::{CELL, CHILDREN, FeedSource, OUTPUT_LENGTH, RequestTensor, Wiring};
 use crate::rows::{BatchTensor, Rows};
@@ -25,8 +25,8 @@ impl Wiring {
         Ok((extent, graph))
     }
 
-    /// Returns the number of elements of a sequence or nodes of a graph, on which all tensors must
-    /// agree.
+    /// Returns the number of elements of a sequence or nodes of a graph. All tensors of the request
+    /// must agree on it.
     fn length(&self, inputs: &[Tensor], graph: Option<&Graph>) -> Result<u32, RequestError> {
         if let Some(graph) = graph.filter(|_| self.unfold.is_some()) {
             return Ok(graph.len() as u32);
@@ -66,12 +66,13 @@ impl Wiring {
         }
     }
 
-    /// Returns the request's tensors, with one row per element where they have elements.
+    /// Returns the request's tensors. A tensor with elements has one row per element.
     pub(crate) fn rows(&self, inputs: &[Tensor], extent: Extent) -> Result<Vec<Rows>, RequestError> {
         let row = |wanted: &RequestTensor| {
             let tensor = find(inputs, &wanted.name)?;
             let length = match (&self.unfold, shape(tensor)?.get(1)) {
-                // The graph from user code does not determine the length of a tensor.
+                // If user code creates the graph, the number of nodes does not determine the length
+                // of a tensor.
                 (Some(_), Some(&own)) if wanted.each => {
                     self.check_length(&wanted.name, own)?;
                     own
@@ -112,7 +113,7 @@ impl Wiring {
         Ok(graph)
     }
 
-    /// Checks that each node's element exists.
+    /// Checks that the element of each node exists.
     fn check_elements(&self, rows: &[Rows], graph: &Graph) -> Result<(), RequestError> {
         for node in 0..graph.len() as u32 {
             let element = graph.element(node);
@@ -206,7 +207,7 @@ impl Wiring {
         cells.iter().enumerate().map(cell).collect()
     }
 
-    /// Checks that each node's inputs come from cells that have these outputs.
+    /// Checks that the cells of each node's inputs have the outputs that the node takes.
     fn check_edges(&self, graph: &Graph) -> Result<(), RequestError> {
         for node in 0..graph.len() as u32 {
             let cell = &self.cells[graph.block(node).index()];
@@ -231,8 +232,7 @@ impl Wiring {
         Ok(())
     }
 
-    /// Checks ids against the embedding tables: an invalid id would fail the whole batch, other
-    /// requests included.
+    /// Checks ids against the embedding tables. An invalid id would fail the whole batch.
     fn check_ids(&self, rows: &[Rows], extent: Extent, graph: Option<&Graph>) -> Result<(), RequestError> {
         for (block, cell) in self.cells.iter().enumerate() {
             for feed in &cell.feeds {
@@ -261,8 +261,9 @@ impl Wiring {
         Ok(())
     }
 
-    /// Returns the output length of an emulated decoder: the value of the request's tensor of this
-    /// name, or else a hash of the request, so that equal requests have equal lengths.
+    /// Returns the output length of an emulated decoder. It is the value of the request's tensor
+    /// `output_length`. Without this tensor, it is a hash of the request, so equal requests have
+    /// equal lengths.
     pub(crate) fn emulated_steps(&self, inputs: &[Tensor], extent: Extent) -> u32 {
         if extent.limit == 0 {
             return 0;
@@ -272,7 +273,7 @@ impl Wiring {
             return told.clamp(1, i64::from(extent.limit)) as u32;
         }
         let bytes = inputs.iter().flat_map(|tensor| tensor.data.iter());
-        // FNV-1a; any even distribution suffices.
+        // FNV-1a. Any hash with an even distribution suffices.
         let hash =
             bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
         1 + ((hash >> 16) % u64::from(extent.limit)) as u32

@@ -13,20 +13,21 @@ use crate::{ExecError, MemberProgress, PhaseTimes, Rerun, Task, TaskMember};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// A member of the task with its walk.
+/// A member of the task with the state of its request.
 struct MemberWalk {
-    /// Index in the task.
+    /// Index of the member in the task.
     at: usize,
     walk: Arc<Mutex<CellWalk>>,
     node: u32,
-    /// Generation of the walk that it takes part in; `None` for padding.
+    /// Generation of the member's walk; `None` for padding.
     generation: Option<u64>,
 }
 
-/// Runs a task on a device. The locks of the walks are not held while the cell computes.
+/// Runs a task on a device. No lock on a request's state is held while the cell computes.
 ///
-/// A failed task ends only the walks of members that failed: their queued later steps are padding
-/// in tasks that other requests share. A panic outside the engine ends the walks of all members.
+/// If the engine fails on some members, only their requests end. Their queued steps become padding
+/// in tasks that they share with other requests. A panic outside the engine ends the requests of
+/// all members.
 pub(crate) fn execute(
     plan: &ModelPlan,
     cells: &CellModel,
@@ -45,7 +46,7 @@ pub(crate) fn execute(
     CompletedTask::of(progress, rerun)
 }
 
-/// Abandons the walks of a task unless it completes.
+/// Ends the requests of all members on drop, unless the task has completed.
 struct AbandonOnDrop<'a> {
     cells: &'a CellModel,
     task: &'a Task,
@@ -84,7 +85,7 @@ fn run(
     let mut walk_failures = vec![None; walks.len()];
     let batches = if all.is_empty() { Vec::new() } else { vec![all] };
     let rerun = run_in_parts(batches, &mut walk_failures, &terms, &mut |part, ready| {
-        // Padding only fills up the first batch.
+        // Padding members run in the whole batch only, not in its re-runs.
         let whole = part.len() == walks.len();
         let part: Vec<usize> =
             part.iter().copied().filter(|&index| whole || walks[index].generation.is_some()).collect();
@@ -125,7 +126,7 @@ fn run(
         spent.scatter_ns += watch.lap_ns();
         Ok(())
     })?;
-    // Padding has no request to report a failure to.
+    // Padding has no request to which a failure could be reported.
     let by_walk = walks.iter().zip(walk_failures).filter(|(member_walk, _)| member_walk.generation.is_some());
     by_walk.for_each(|(member_walk, cause)| failures[member_walk.at] = cause);
     let failed = progress.iter_mut().zip(failures).filter_map(|(progress, cause)| Some((progress, cause?)));
@@ -141,14 +142,14 @@ fn check_rows(plan: &ModelPlan, task: &Task) -> Result<(), ExecError> {
     })
 }
 
-/// Returns the parts of an input for these members, filled up to `rows` rows.
+/// Returns these members' rows of an input, padded to `rows` rows.
 fn select_parts<'w>(parts: &[RowPart<'w>], walks: &[usize], rows: usize) -> Vec<RowPart<'w>> {
     let own = walks.iter().map(|&index| parts[index].clone());
     own.chain(std::iter::repeat_with(|| RowPart::Any)).take(rows).collect()
 }
 
-/// Finds the members' walks and, for each input of the cell, their parts of it. A member without a
-/// usable walk is left out, and its error is stored in `failures`.
+/// Collects the members' states, and their row of each input of the cell. A member without a usable
+/// state is omitted, and its error is stored in `failures`.
 fn gather_members<'w>(
     wiring: &'w Wiring,
     cells: &CellModel,
@@ -172,7 +173,7 @@ fn gather_members<'w>(
     (walks, parts)
 }
 
-/// Returns the generation of a member's walk (`None` for padding) and its part of each input of the
+/// Returns the generation of a member's walk (`None` for padding) and its row of each input of the
 /// cell.
 fn enter_walk<'w>(
     wiring: &'w Wiring,
@@ -218,7 +219,7 @@ fn complete_member(
     row: usize,
 ) -> Result<MemberProgress, ExecError> {
     let mut walk = member_walk.walk.lock();
-    // The slot holds another walk only if the owner has abandoned this one.
+    // The slot holds another walk only if the caller has given up this one.
     match member_walk.generation {
         Some(generation) if generation == walk.generation => {
             walk.record_outputs(wiring, block, member_walk.node, outputs, row)

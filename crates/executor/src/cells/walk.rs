@@ -10,11 +10,11 @@ use ripieno_model::{Extent, Graph, Onward, Position, StepReport, Steps};
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
-/// The walks of a model's requests by slot, shared by its devices.
+/// The states of a model's requests by slot, shared by all devices.
 ///
-/// Grows to the highest slot ever used, and each entry keeps its tables from request to request.
-/// Each slot has a lock of its own, which is contended only if two devices run cells of one request
-/// at the same time.
+/// It grows to the highest slot ever used, and each slot reuses its tables for its next request.
+/// Each slot has its own lock. A thread waits for a lock only if two devices run cells of one
+/// request at the same time.
 #[derive(Debug, Default)]
 pub(crate) struct WalkArena {
     slots: RwLock<Vec<Arc<Mutex<CellWalk>>>>,
@@ -32,14 +32,14 @@ impl WalkArena {
     }
 }
 
-/// State of a request's walk.
+/// State of a request that runs cell by cell.
 #[derive(Debug, Default)]
 pub(crate) struct CellWalk {
-    /// The request's entry; only compared for identity.
+    /// The request's entry, which is only compared by identity.
     entry: Weak<RequestEntry>,
-    /// Process-wide number of the walk; 0 if the caller does not number walks.
+    /// Number of the walk in the whole process; 0 if the caller does not number walks.
     number: u64,
-    /// Counts the walks of this slot.
+    /// Number of the walk in this slot.
     pub(crate) generation: u64,
     /// Whether the walk has ended or never begun.
     ended: bool,
@@ -50,24 +50,24 @@ pub(crate) struct CellWalk {
     blocks: Vec<BlockTrack>,
     nodes: Vec<NodeState>,
     nodes_left: u32,
-    /// Elements of each answer that takes every step.
+    /// Outputs of all steps so far, for each answer that contains every step.
     every: Vec<StackedOutput>,
 }
 
-/// State of a request in one block.
+/// Progress of a request in one block.
 #[derive(Debug, Default)]
 struct BlockTrack {
     done: u32,
     /// Whether the request has completed the block.
     over: bool,
     last: Vec<Option<Rows>>,
-    /// Steps that later layers have not consumed yet, by output.
+    /// Steps that later layers have not consumed yet, for each output.
     ahead: Vec<Ahead>,
 }
 
 #[derive(Debug, Default)]
 struct Ahead {
-    /// Step number of the first entry.
+    /// Number of the step in the first entry.
     begins: u32,
     steps: VecDeque<Rows>,
 }
@@ -75,7 +75,7 @@ struct Ahead {
 #[derive(Debug, Default)]
 struct NodeState {
     outputs: Vec<Option<Rows>>,
-    /// Number of inputs of other nodes that still need it.
+    /// Number of inputs of other nodes that still need the output.
     users: u32,
     done: bool,
 }
@@ -87,7 +87,7 @@ struct StackedOutput {
 }
 
 impl CellWalk {
-    /// Begins a new walk if the member has an entry that the slot does not hold.
+    /// Begins a new walk if the member has an entry or walk number that the slot does not hold.
     pub(crate) fn enter(&mut self, wiring: &Wiring, member: &TaskMember) -> Result<(), ExecError> {
         if self.is_newer_than(member) {
             return Err(ExecError(format!("the walk in slot {} was given up and has begun anew", member.slot.0)));
@@ -104,8 +104,8 @@ impl CellWalk {
         }
     }
 
-    /// Whether the slot holds a newer walk than the member's: one of another request, or of the
-    /// same after a restart.
+    /// Whether the slot holds a newer walk than the member's: that of another request, or the same
+    /// request after a restart.
     fn is_newer_than(&self, member: &TaskMember) -> bool {
         self.number > member.walk
     }
@@ -129,7 +129,7 @@ impl CellWalk {
                     self.nodes[input as usize].users += 1;
                 }
             }
-            // The answer uses the root, too.
+            // The answer needs the root as well.
             self.nodes[root(wiring, &graph) as usize].users += 1;
             self.nodes_left = graph.len() as u32;
             self.graph = Some(graph);
@@ -144,7 +144,8 @@ impl CellWalk {
         Ok(())
     }
 
-    /// Ends the walk after a task with this member failed: its queued steps become padding.
+    /// Ends the walk after the engine failed on this member. Queued steps of the walk become
+    /// padding.
     pub(crate) fn abandon(&mut self, member: &TaskMember) {
         if self.is_newer_than(member) {
             return;
@@ -156,7 +157,7 @@ impl CellWalk {
         }
     }
 
-    /// Releases all that a walk holds, except for the tables themselves.
+    /// Drops all outputs of the walk but keeps the tables for reuse.
     fn clear(&mut self) {
         self.ended = true;
         self.graph = None;
@@ -173,14 +174,14 @@ impl CellWalk {
         self.every.iter_mut().for_each(|every| *every = StackedOutput::default());
     }
 
-    /// Whether the request does not run this step or node.
+    /// Whether the request does not run this step or node, so that it is padding.
     pub(crate) fn is_padding(&self, wiring: &Wiring, block: usize, node: u32) -> bool {
         let Some(extent) = self.extent.filter(|_| !self.ended) else { return true };
         let track = &self.blocks[block];
         extent.skips_step(wiring.cells[block].steps, node, track.over)
     }
 
-    /// Checks that the step or node is next in order.
+    /// Checks that the step or node is the next one.
     pub(crate) fn check(&self, wiring: &Wiring, block: usize, node: u32) -> Result<(), ExecError> {
         let cell = &wiring.cells[block];
         if let (Steps::Nodes, Some(graph)) = (cell.steps, &self.graph) {
@@ -199,7 +200,7 @@ impl CellWalk {
         }
     }
 
-    /// Returns one input of a cell for this member.
+    /// Returns this member's row of one input of a cell.
     pub(crate) fn part<'w>(
         &self,
         wiring: &'w Wiring,
@@ -243,7 +244,7 @@ impl CellWalk {
         self.nodes[node as usize].outputs.get(output)?.clone()
     }
 
-    /// Returns the element of the request's tensors that a step or node takes.
+    /// Returns the index of the request's element that a step or node takes.
     fn element(&self, wiring: &Wiring, block: usize, node: u32) -> usize {
         match (&self.graph, self.extent) {
             (Some(graph), _) => graph.element(node),
@@ -252,7 +253,7 @@ impl CellWalk {
         }
     }
 
-    /// Stores the outputs of a cell, from row `row`.
+    /// Stores a member's outputs of a cell, which are in row `row` of the batch.
     pub(crate) fn record_outputs(
         &mut self,
         wiring: &Wiring,
@@ -319,7 +320,7 @@ impl CellWalk {
         }
     }
 
-    /// Releases the steps of lower layers that all consumers have taken.
+    /// Drops the steps of lower layers that all consumers have used.
     fn release_taken(&mut self, wiring: &Wiring, block: usize) {
         for feed in &wiring.cells[block].feeds {
             let FeedSource::Step(below, output) = feed.from else { continue };
@@ -332,7 +333,7 @@ impl CellWalk {
         }
     }
 
-    /// Appends the step to the answers that take every step.
+    /// Appends the step's outputs to the answers that contain every step.
     fn collect(
         &mut self,
         wiring: &Wiring,
@@ -398,8 +399,8 @@ impl Ahead {
     }
 }
 
-/// Returns the node whose output is the answer: the root of a tree, which comes last, or the last
-/// node of a graph in the client's table.
+/// Returns the node whose output is the answer. For a tree, it is the root, which comes last; for a
+/// graph, the last node in the client's table.
 fn root(wiring: &Wiring, graph: &Graph) -> u32 {
     let last = graph.len() as u32 - 1;
     match wiring.walk {

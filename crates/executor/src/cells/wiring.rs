@@ -1,5 +1,5 @@
-//! The source of each tensor of a cell, as resolved at load (`linking.rs`): a running task looks up
-//! no name.
+//! The source of each input of each cell, resolved at load (`linking.rs`). So running tasks look up
+//! no names.
 
 use crate::{AnswerSteps, StepLimit, Unfold};
 use ripieno_model::{DataType, Steps, TensorSpec, Walk};
@@ -18,42 +18,42 @@ pub(crate) const OUTPUT_LENGTH: &str = "output_length";
 pub(crate) struct Wiring {
     pub(crate) walk: Walk,
     pub(crate) max_length: u32,
-    /// `None` if no cell runs until its end.
+    /// Limit of the block that runs until the request ends; `None` if there is no such block.
     pub(crate) limit: Option<StepLimit>,
-    /// Tensors of a request, in the order of [`ModelPlan::inputs`], without the tables of a graph.
+    /// Tensors of a request in the order of [`ModelPlan::inputs`], without the tables of a graph.
     pub(crate) request_tensors: Vec<RequestTensor>,
     /// Largest number of inputs of a node.
     pub(crate) arity: usize,
     pub(crate) cells: Vec<CellWiring>,
     pub(crate) answers: Vec<AnswerOutput>,
-    /// Creates the graphs of requests, if requests do not contain them.
+    /// User code that creates the graphs of requests, if requests contain no tables.
     pub(crate) unfold: Option<Arc<dyn Unfold>>,
-    /// Whether the output length is emulated, because no cell computes one.
+    /// Whether the number of output steps is emulated, because no cell computes the end.
     pub(crate) emulated: bool,
 }
 
-/// A tensor that requests contain.
+/// A tensor that requests must contain.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestTensor {
     pub(crate) name: String,
     pub(crate) datatype: DataType,
-    /// Shape without the dimensions of the request and the elements.
+    /// Shape of one element, without the dimensions for the request and its elements.
     pub(crate) row_shape: Vec<i64>,
-    /// Whether it has one element per step or node.
+    /// Whether the tensor has one element per step or node.
     pub(crate) each: bool,
 }
 
-/// A block of a walk that unfolds.
+/// Inputs and outputs of one cell.
 #[derive(Debug)]
 pub(crate) struct CellWiring {
     pub(crate) name: String,
     pub(crate) steps: Steps,
     pub(crate) backward: bool,
-    /// Inputs, in the block's order.
+    /// Inputs in the block's order.
     pub(crate) feeds: Vec<Feed>,
-    /// Retention of the outputs, in the block's order.
+    /// Retention of each output, in the block's order.
     pub(crate) keeps: Vec<Retention>,
-    /// The output that signals the last step.
+    /// Index of the output that signals the last step.
     pub(crate) end: Option<usize>,
 }
 
@@ -64,13 +64,13 @@ pub(crate) struct Feed {
     pub(crate) datatype: DataType,
     pub(crate) row_shape: Vec<i64>,
     pub(crate) from: FeedSource,
-    /// Value before there is a step to take it from.
+    /// Value of the input at the first step, which has no previous one.
     pub(crate) seed: Seed,
-    /// Number of ids that the cell knows, if this input looks up an embedding.
+    /// Number of ids in the embedding, if this input looks up an embedding.
     pub(crate) vocabulary: Option<i64>,
 }
 
-/// Source of an input: [`InputSource`](crate::InputSource) with indices instead of names.
+/// Source of an input, like [`InputSource`](crate::InputSource) but with indices instead of names.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum FeedSource {
     Element(usize),
@@ -78,19 +78,19 @@ pub(crate) enum FeedSource {
     Previous(usize),
     Step(usize, usize),
     Last(usize, usize),
-    /// The output of this name of the cell that the child runs.
+    /// The output of the cell that the child runs. Holds the number of the child.
     Child(usize, Outputs),
     Root(Outputs),
 }
 
 impl FeedSource {
-    /// Whether the request itself contains it.
+    /// Whether the value is a tensor of the request.
     pub(crate) fn is_from_request(&self) -> bool {
         matches!(self, FeedSource::Element(_) | FeedSource::Request(_))
     }
 }
 
-/// Index of the output of one name, for each block.
+/// Index of the output of one name, for each block; `None` if a block has no such output.
 pub(crate) type Outputs = Vec<Option<usize>>;
 
 /// Substitute for a value that does not exist.
@@ -101,12 +101,12 @@ pub(crate) enum Seed {
     Last(usize, usize),
 }
 
-/// Time for which an output is kept.
+/// Duration for which an output is kept.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Retention {
-    /// Kept until the next step, or until every node that takes it has run.
+    /// Whether the output is kept until the next step, or until every node that needs it has run.
     pub(crate) held: bool,
-    /// Each step is kept until these blocks have consumed it.
+    /// Blocks that take this output step by step. Each step is kept until all of them have used it.
     pub(crate) stepped_by: Vec<usize>,
 }
 
@@ -126,7 +126,8 @@ pub(crate) enum AnswerFrom {
 }
 
 impl RequestTensor {
-    /// The specification for clients: the first dimension is the request, the second its elements.
+    /// Returns the specification for clients. The first dimension is the request, and the second is
+    /// its elements.
     pub(super) fn spec(&self) -> TensorSpec {
         let leading = if self.each { &[-1, -1][..] } else { &[-1] };
         let shape = leading.iter().chain(&self.row_shape).copied().collect();

@@ -1,7 +1,7 @@
-//! Conversion between the datatypes that models declare and those in which rten computes.
+//! Conversion between the datatypes that models declare and those that rten computes with.
 //!
-//! rten holds 64-bit integers and booleans as 32-bit integers. An id that does not fit is refused,
-//! not truncated: a wrong row of an embedding would look like an answer.
+//! rten stores 64-bit integers and booleans as 32-bit integers. An id that does not fit is refused,
+//! because truncation would select a wrong row of the embedding without an error.
 
 use crate::ExecError;
 use crate::buffer::into_bytes;
@@ -24,7 +24,7 @@ pub(crate) struct ConversionBuffer {
     elements: Vec<i32>,
 }
 
-/// Returns a view of an input for rten: in place where the datatypes agree.
+/// Returns a view of an input for rten. The data stays in place if the datatypes agree.
 pub(crate) fn to_rten<'a>(
     input: &EngineInput<'a>,
     scratch: &'a mut ConversionBuffer,

@@ -1,14 +1,14 @@
-//! Engine "cpu": ONNX on the CPU without further installation, by rten.
+//! Engine "cpu": runs ONNX on the CPU by rten, without further installation.
 //!
-//! One copy of a model's weights, packed once for fast multiplication, serves all devices. rten
-//! computes in 32-bit floats, 32-bit and 8-bit integers; `convert` hides that from clients, and
-//! models that need more are refused with a pointer to the other engine.
+//! All devices share one copy of a model's weights, packed once for fast multiplication. rten
+//! computes in 32-bit floats and in 32-bit and 8-bit integers. `convert` hides this from clients.
+//! Models that need other types are refused, and the error names the other engine.
 //!
-//! Each device owns a pool of rten threads. A device of one lane runs its whole loop on one of
-//! them: a batch then starts without waking a thread. Several lanes share the pool and call into it
-//! for each batch, which costs two thread switches: a single batch has all threads of the device,
-//! two share them, and idle lanes hold none. Rejected: a pool for each lane with its part of the
-//! threads, where a single batch would run on that part only.
+//! Each device has a pool of rten threads. A device with one lane runs its whole loop on a thread
+//! of the pool, so a batch starts without waking a thread. Several lanes share the pool and call
+//! into it for each batch, which costs two thread switches. A single batch uses all threads of the
+//! device, two batches share them, and idle lanes occupy none. Rejected: a separate pool per lane,
+//! in which a single batch would use only a part of the threads.
 
 mod convert;
 
@@ -29,21 +29,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const NAME: &str = "cpu";
-/// Largest depth of a graph. rten orders operators recursively, on threads with 2 MiB stacks; 6,000
-/// in a row are too many.
+/// Largest depth of a graph. rten orders operators recursively on threads with 2 MiB stacks, which
+/// overflow at a depth of 6,000.
 const MAX_DEPTH: usize = 2000;
-/// rten multiplies one row by a matrix with a different order of summation than several rows.
+/// Smallest number of rows in a batch. rten sums in a different order for one row than for several.
 const MIN_ROWS: usize = 2;
-/// rten computes `Relu` and `Clip` by comparisons that NaN always fails. A correct version, as
-/// `Max` and `Min`, took 1.6 ns per element instead of 0.3, and 3.5; every model would pay for
-/// requests that hardly any client sends. So NaN in inputs is refused. NaN that arises inside
-/// (infinity minus infinity) is still lost.
+/// rten computes `Relu` and `Clip` by comparisons, which are always false for NaN. So NaN in inputs
+/// is refused. NaN that arises inside (infinity minus infinity) is still lost. Correct versions by
+/// `Max` and `Min` are much slower: 1.6 and 3.5 ns per element instead of 0.3. Every model would be
+/// slower because of requests that hardly any client sends.
 const LIMITS: EngineLimits = EngineLimits { narrow: true, lose_nan: &["Relu", "Clip"], deepest: Some(MAX_DEPTH) };
 
 /// Resource settings of the engine.
 #[derive(Clone, Debug)]
 pub struct CpuOptions {
-    /// Number of threads per device; all of them work on one batch.
+    /// Number of threads per device. All of them work on one batch.
     pub threads: usize,
 }
 
@@ -135,7 +135,7 @@ struct RtenModel {
 
 impl EngineData for RtenModel {}
 
-/// One block in rten: the node ids of its inputs and outputs in the file's order.
+/// One block in rten, with the node ids of its inputs and outputs in the file's order.
 struct RtenBlock {
     model: rten::Model,
     inputs: Vec<NodeId>,
@@ -195,7 +195,7 @@ struct RtenRunner {
     plan: Arc<ModelPlan>,
     blocks: Arc<Vec<RtenBlock>>,
     options: RunOptions,
-    /// Buffers for converted elements, for each block and each of its inputs.
+    /// Buffers for converted elements, for each input of each block.
     scratch: Vec<Vec<ConversionBuffer>>,
 }
 

@@ -1,9 +1,9 @@
-//! Inputs and outputs of emulated cells, which have no file to read them from.
+//! Inputs and outputs of emulated cells, which have no file that declares them.
 //!
-//! A cell that steps along the request's elements takes one of each declared input; every cell has
-//! only the outputs that answers take from it: no state is emulated. A declared input with as many
-//! dimensions as one element belongs to the request as a whole; `output_length` holds the number of
-//! decoder steps, which otherwise derives from a hash of the request.
+//! A cell that runs once per element takes one element of each declared input. Each cell has only
+//! the outputs that answers need, because no state is emulated. If a declared input has as many
+//! dimensions as one element, it belongs to the whole request. The input `output_length` is the
+//! number of decoder steps; without it, the number is a hash of the request.
 
 use crate::cells::OUTPUT_LENGTH;
 use crate::plan::BlockIo;
@@ -11,7 +11,7 @@ use crate::{BlockSource, LoadError, ModelSource};
 use ripieno_base::BlockId;
 use ripieno_model::{Steps, TensorSpec};
 
-/// Returns the model without the declared links of its cells' tensors.
+/// Returns the model without the declared links between its cells.
 pub(super) fn unlinked(source: &ModelSource) -> ModelSource {
     let mut source = source.clone();
     for block in &mut source.blocks {
@@ -22,8 +22,8 @@ pub(super) fn unlinked(source: &ModelSource) -> ModelSource {
     source
 }
 
-/// Returns the tensors of each cell. Inputs and outputs are declared as clients see them: [-1, -1,
-/// ...] where they have elements.
+/// Returns the inputs and outputs of each cell. They are declared as clients see them: [-1, -1,
+/// ...] if they have elements.
 pub(super) fn ios(
     source: &ModelSource,
     inputs: &[TensorSpec],
@@ -55,7 +55,7 @@ pub(super) fn ios(
     Ok((0..).zip(&source.blocks).map(io).collect())
 }
 
-/// Returns the specification of one element of a request's tensor, as a cell sees it: [-1, ...].
+/// Returns the specification of one element of a request's tensor, which the cell takes: [-1, ...].
 /// Open dimensions become 1.
 fn element(spec: &TensorSpec) -> TensorSpec {
     let row = spec.shape.iter().skip(if spec.shape.get(1) == Some(&-1) { 2 } else { 1 });

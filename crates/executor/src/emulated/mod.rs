@@ -1,12 +1,12 @@
 //! Engine "emulated": takes the time of a profile and computes nothing.
 //!
-//! Demonstrations, tests and whole clusters run without an accelerator, under the timing that a
-//! scheduler plans with. A batch ends ℓ(b) after it could have begun, counted from the end of the
-//! previous batch if that was later, so late wake-ups do not accumulate and a saturated device
-//! yields exactly its profile. Lanes share the device (`sharing`).
+//! Demonstrations, tests and whole clusters can run without an accelerator, with the timing that
+//! the scheduler plans with. A batch ends ℓ(b) after its earliest possible start, which is not
+//! before the end of the previous batch. So late wake-ups do not accumulate, and a saturated device
+//! has exactly the throughput of its profile. Lanes share the device (`sharing`).
 //!
-//! An output is answered with the input of its name, else with the first input of the same
-//! declaration, else with zeros, so that a client can identify its own answer.
+//! An output equals the input of the same name. Without one, it equals the first input of the same
+//! type and shape, and otherwise zeros. So a client can recognise its own answer.
 
 mod cells;
 mod sharing;
@@ -30,7 +30,7 @@ const NAME: &str = "emulated";
 /// Settings of the emulation.
 #[derive(Clone, Debug, Default)]
 pub struct EmulatedOptions {
-    /// The device's name, part of [`Executor::device_key`]; may be empty.
+    /// Name of the device, which is part of [`Executor::device_key`]. May be empty.
     pub name: String,
 }
 
@@ -94,7 +94,7 @@ impl Executor for EmulatedEngine {
     }
 }
 
-/// Returns the model without its conditions, since no values are computed to compare.
+/// Returns the model without its conditions, because there are no computed values to compare.
 fn unconditional(source: &ModelSource) -> ModelSource {
     let mut source = ModelSource { condition: None, ..source.clone() };
     for block in &mut source.blocks {
@@ -129,8 +129,8 @@ fn cost(source: &ModelSource, block: &BlockSource) -> Result<Block, LoadError> {
     Ok(Block { lengths: block.lengths.clone(), ..Block::new(name, profile) })
 }
 
-/// Returns the tensors of each block: all but the last pass the inputs on; the last gives the
-/// outputs.
+/// Returns the inputs and outputs of each block. The last block outputs the model's outputs, and
+/// the others output their inputs.
 fn block_ios(source: &ModelSource) -> Result<Vec<BlockIo>, LoadError> {
     let declared = |key: &str, specs: &[TensorSpec], name: &str| match specs {
         [] => Ok(vec![TensorSpec { name: name.to_owned(), datatype: DataType::Fp32, shape: vec![-1, 1] }]),
@@ -167,7 +167,7 @@ fn check_spec(source: &ModelSource, key: &str, spec: &TensorSpec) -> Result<Tens
 struct EmulatedRunner {
     plan: Arc<ModelPlan>,
     costs: Vec<Block>,
-    /// Shared by the models and lanes of one device.
+    /// State that the models and lanes of one device share.
     sharing: Arc<Sharing>,
     lane: usize,
 }
@@ -212,7 +212,7 @@ fn answer(plan: &ModelPlan, call: &BlockCall<'_>, output: &TensorSpec) -> Result
 fn zeros(rows: usize, output: &TensorSpec) -> Result<BatchTensor, String> {
     let row = output.shape[1..].iter().map(|&dim| if dim == -1 { 1 } else { dim });
     let shape: Vec<i64> = [rows as i64].into_iter().chain(row).collect();
-    // An empty string is its length, four zero bytes.
+    // An empty string is encoded as its length, four zero bytes.
     let size = output.datatype.size().unwrap_or(4);
     let bytes = shape.iter().try_fold(size, |product, &dim| product.checked_mul(dim as usize));
     BatchTensor::new(output.datatype, shape, Bytes::from(vec![0; bytes.ok_or("its declared shape is too large")?]))

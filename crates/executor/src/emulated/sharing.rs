@@ -1,9 +1,9 @@
 //! Sharing of an emulated device by its lanes, by the rule of [`ripieno_model::Lanes`], which the
 //! simulator uses as well.
 //!
-//! Progress is computed, not waited for: from the instants at which batches could have begun and
-//! have ended by the rule, in the order of time, however late the threads wake up. So late wake-ups
-//! do not accumulate, and a saturated device yields its profile.
+//! Progress is computed from the times at which batches could begin and end by the rule, in order
+//! of time. It does not depend on when threads wake up. So late wake-ups do not accumulate, and a
+//! saturated device has the throughput of its profile.
 
 use crate::ExecError;
 use crate::abort::Abort;
@@ -13,27 +13,28 @@ use ripieno_model::{ExpectedEnds, LaneTask};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// One device, shared by its lanes.
+/// One device and its lanes.
 pub(crate) struct Sharing {
     state: Mutex<SharingState>,
-    /// Wait of each lane.
+    /// Cancellation of each lane's wait.
     aborts: Vec<Arc<Abort>>,
 }
 
 /// Running batches and their progress.
 struct SharingState {
-    /// Origin of instants.
+    /// Instant of time 0.
     origin: Instant,
-    /// A task has the number of its lane: each lane has at most one.
+    /// Expected ends of running batches. A lane has at most one batch, so its number serves as the
+    /// task id.
     due: ExpectedEnds,
     lanes: Vec<LaneClock>,
 }
 
 #[derive(Clone, Copy)]
 struct LaneClock {
-    /// End of its last batch by the rule.
+    /// End of the lane's last batch by the rule.
     busy_until: Time,
-    /// End by the rule of the batch that it has just begun, if that was before the thread woke up.
+    /// End by the rule of the lane's current batch, if that end was before its thread woke up.
     ended: Option<Time>,
 }
 
@@ -42,8 +43,8 @@ impl Sharing {
         Sharing { state: Mutex::new(SharingState::new(Instant::now(), aborts.len())), aborts }
     }
 
-    /// Waits for the duration of a batch that could have begun at `ready` and takes `work` alone;
-    /// an error if it is cancelled.
+    /// Waits for the duration of a batch that could begin at `ready` and takes `work` if it runs
+    /// alone. Returns an error if the batch is cancelled.
     pub(crate) fn run(&self, lane: usize, ready: Instant, work: Duration, share: u32) -> Result<(), ExecError> {
         self.state.lock().begin(Instant::now(), lane, ready, work, share);
         self.wake_others(lane);
@@ -68,7 +69,7 @@ impl SharingState {
     fn begin(&mut self, now: Instant, lane: usize, ready: Instant, work: Duration, share: u32) {
         let (now, ready) = (self.time(now), self.time(ready));
         self.due.advance(now);
-        // The work missed by a late wake-up counts as done, possibly all of it.
+        // The time that a late wake-up missed counts as work done, up to the whole batch.
         let missed = now - ready.max(self.lanes[lane].busy_until).min(now);
         let (alone, span) = (nanos(work), self.due.span_beside(share, nanos(work)));
         if span <= missed {
@@ -79,7 +80,8 @@ impl SharingState {
         self.due.start(now, LaneId(lane as u16), LaneTask { task: task(lane), earliest: now, alone, share });
     }
 
-    /// Returns the expected end of the lane's batch if no other begins; `None` if it has ended.
+    /// Returns the expected end of the lane's batch if no other batch begins; `None` if the batch
+    /// has ended.
     fn end_of(&mut self, lane: usize, now: Instant) -> Option<Instant> {
         self.due.advance(self.time(now));
         let end = if self.lanes[lane].ended.is_some() { None } else { self.due.end_of(task(lane)) };
@@ -125,8 +127,8 @@ mod tests {
         let ends = [0, 1].map(|lane| state.end_of(lane, t + 2 * MS));
         assert_eq!(ends, [Some(t + 8 * MS), Some(t + 5 * MS)]);
         state.leave(1, t + 5 * MS);
-        // Both run at half speed until the second has done its 2 ms; then the first is alone with
-        // 1.
+        // Both batches run at half speed until the second one has done its 2 ms. The first one then
+        // has 1 ms left and runs alone.
         state.begin(t + 5 * MS, 1, t + 5 * MS, 2 * MS, 1_250_000);
         let ends = [0, 1].map(|lane| state.end_of(lane, t + 5 * MS));
         assert_eq!(ends, [Some(t + 10 * MS), Some(t + 9 * MS)]);
@@ -138,11 +140,12 @@ mod tests {
         state.begin(t, 0, t, 4 * MS, 1_000_000);
         assert_eq!(state.end_of(0, t + 7 * MS), None);
         state.leave(0, t + 7 * MS);
-        // It was ready at 1 ms, could begin at 4, and has done 3 of its 5 ms at 7.
+        // The batch was ready at 1 ms and could begin at 4 ms. At 7 ms it has done 3 of its 5 ms.
         state.begin(t + 7 * MS, 0, t + MS, 5 * MS, 1_000_000);
         assert_eq!(state.end_of(0, t + 7 * MS), Some(t + 9 * MS));
         state.leave(0, t + 9 * MS);
-        // Shorter than the missed time: it ended in the past, and the next one begins there.
+        // The batch is shorter than the missed time. It ended in the past, and the next batch
+        // begins at that time.
         state.begin(t + 20 * MS, 0, t + 10 * MS, 2 * MS, 1_000_000);
         assert_eq!(state.end_of(0, t + 20 * MS), None);
         state.leave(0, t + 20 * MS);

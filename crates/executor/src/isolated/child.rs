@@ -1,7 +1,7 @@
-//! The engine process: loads a model, runs batch after batch, and ends with the server.
+//! The engine process: it loads a model, runs one batch after another, and ends with the server.
 //!
-//! Its standard input is a socket to the server. A separate thread reads it, so the process ends
-//! with the connection even if the engine is busy or hangs.
+//! Standard input is a socket to the server. A separate thread reads it, so the process ends with
+//! the connection even if the engine is busy or hangs.
 
 use super::protocol::{LoadBlock, LoadRequest, PackedTensor, RunReply, RunRequest, fits, number, receive, send};
 use crate::{
@@ -16,11 +16,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
-/// Stack size for loading: engines recurse as deep as the graph. Only the used part occupies
-/// memory.
+/// Stack size of the loading thread, because engines recurse as deep as the graph. Only the used
+/// part of the stack occupies memory.
 const LOADING_STACK: usize = 256 << 20;
 
-/// Serves the parent process over standard input until it is gone. Returns only with an error.
+/// Serves the parent process over standard input until the parent ends. Returns only on an error.
 pub fn serve_engine() -> io::Result<()> {
     end_before_the_server();
     let mut socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
@@ -44,19 +44,20 @@ fn failed(number: u64, cause: String) -> RunReply {
     RunReply { error: Some(cause), outputs: Vec::new(), number }
 }
 
-/// Makes this process end with the server even if it hangs, and be killed before the server when
-/// memory runs out. Both are Linux features; elsewhere a hanging process may outlive a server that
-/// is killed.
+/// Makes this process end with the server even if it hangs. Also makes Linux kill this process
+/// before the server when memory runs out. On other systems, a hanging process may outlive a killed
+/// server.
 fn end_before_the_server() {
     #[cfg(target_os = "linux")]
     {
-        // If the server has already ended, so has the connection, before anything could hang.
+        // If the server has ended before this call, the connection is closed and the process ends
+        // anyway.
         let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
         let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     }
 }
 
-/// Loads the model on a thread with a deep stack, limited to a fraction of the memory limit.
+/// Loads the model on a thread with a large stack, limited to a fraction of the memory limit.
 fn load_deeply(load: &LoadRequest) -> Result<ChildEngine, LoadError> {
     let stack = load.memory_limit.map_or(LOADING_STACK, |limit| LOADING_STACK.min(limit as usize / 8));
     std::thread::scope(|scope| {
@@ -67,7 +68,7 @@ fn load_deeply(load: &LoadRequest) -> Result<ChildEngine, LoadError> {
     })
 }
 
-/// Reads batches, one in advance. Ends the process when the connection closes.
+/// Reads batches, one ahead of the running one. Ends the process when the connection closes.
 fn read(mut socket: UnixStream) -> io::Result<Receiver<RunRequest>> {
     let (batches, received) = sync_channel(1);
     std::thread::Builder::new().name("server".to_owned()).spawn(move || {
@@ -82,7 +83,7 @@ fn read(mut socket: UnixStream) -> io::Result<Receiver<RunRequest>> {
     Ok(received)
 }
 
-/// Limits the address space of this process and of all that it starts.
+/// Limits the address space of this process and of its child processes.
 fn limit(bytes: Option<u64>) -> Result<(), LoadError> {
     use rustix::process::{Resource, Rlimit, setrlimit};
     let Some(bytes) = bytes else { return Ok(()) };
@@ -90,7 +91,7 @@ fn limit(bytes: Option<u64>) -> Result<(), LoadError> {
     setrlimit(Resource::As, limit).map_err(|cause| LoadError(format!("memory_limit_mb cannot be set: {cause}")))
 }
 
-/// The blocks on a device.
+/// The model's blocks, loaded on a device.
 struct ChildEngine {
     device: Box<dyn Device>,
     results: Receiver<TaskResult>,
@@ -106,7 +107,7 @@ impl ChildEngine {
             Box::new(CpuEngine::new(CpuOptions { threads }))
         };
         let (sink, results) = sync_channel(1);
-        // If no thread receives the result, the process is about to end.
+        // If the receiver is gone, the process is about to end.
         let device = engine.open(1, Arc::new(move |result| drop(sink.send(result))))?;
         for (id, block) in (0..).map(ModelId).zip(&load.blocks) {
             device.attach(id, engine.load(&source(load, block))?);

@@ -1,8 +1,8 @@
 //! One engine process, from its start to its end.
 //!
-//! Two threads access it: its supervisor waits for its end, and a user may find it hung or faulty
-//! and kill it. A process id may be reused once its process has been reaped, so reaping and killing
-//! exclude each other.
+//! Two threads use it. The supervisor waits for the process's end. The lane that runs a batch may
+//! find the process hung or faulty and kill it. A process id may be reused after the process was
+//! reaped, so a lock excludes killing during reaping.
 
 use parking_lot::{Condvar, Mutex};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
@@ -12,11 +12,11 @@ use std::process::Child;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time to wait for the cause after a connection is lost. It is available immediately, unless the
-/// system is still writing a core dump.
+/// Longest wait for the cause after a connection is lost. Usually the cause is available
+/// immediately, but the system may still be writing a core dump.
 const CAUSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Whether a process is alive, and how it ended.
+/// State of a process: whether it runs, and how it ended.
 pub(super) struct Life {
     pid: Pid,
     state: Mutex<ProcessState>,
@@ -25,11 +25,11 @@ pub(super) struct Life {
 
 #[derive(Default)]
 struct ProcessState {
-    /// Whether it was reaped, so that its id may be reused.
+    /// Whether the process was reaped, so that its id may be reused.
     reaped: bool,
-    /// Reason for which it was killed, if it was.
+    /// Reason why the process was killed, if it was.
     killed: Option<String>,
-    /// Description of its end; set when the pool has recorded it.
+    /// Description of the process's end, once the pool has recorded it.
     end: Option<String>,
 }
 
@@ -38,10 +38,10 @@ impl Life {
         Arc::new(Life { pid: Pid::from_child(child), state: Mutex::default(), ended: Condvar::new() })
     }
 
-    /// Waits until the process ends; returns a description of its end.
+    /// Waits until the process ends. Returns a description of its end.
     pub(super) fn wait(&self, child: &mut Child) -> String {
-        // It is not reaped yet, so it can still be killed meanwhile. If waiting fails, reaping
-        // waits as well.
+        // This wait does not reap the process, so another thread can still kill it. If this wait
+        // fails, the reaping below waits as well.
         while waitid(WaitId::Pid(self.pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)
             .is_err_and(|cause| cause == rustix::io::Errno::INTR)
         {}
@@ -52,19 +52,19 @@ impl Life {
         state.killed.clone().unwrap_or_else(own)
     }
 
-    /// Publishes the end of the process to waiting threads.
+    /// Publishes the process's end to waiting threads.
     pub(super) fn announce(&self, end: String) {
         self.state.lock().end = Some(end);
         self.ended.notify_all();
     }
 
-    /// Kills the process. Without a reason, the description is that of its own end if it is ending
-    /// already.
+    /// Kills the process. `why` is recorded as the reason. Without it, the description is that of
+    /// the process's own end.
     pub(super) fn kill(&self, why: Option<String>) {
         let mut state = self.state.lock();
         if !state.reaped {
             state.killed = state.killed.take().or(why);
-            // Fails harmlessly if the process has just ended by itself.
+            // Fails harmlessly if the process has just ended.
             let _ = kill_process(self.pid, Signal::KILL);
         }
     }
@@ -85,7 +85,7 @@ impl Life {
 pub(super) struct ProcessConnection {
     socket: UnixStream,
     life: Arc<Life>,
-    /// Largest duration of one batch.
+    /// Longest allowed duration of one batch.
     limit: Duration,
 }
 
@@ -100,19 +100,18 @@ impl ProcessConnection {
         !self.life.is_over()
     }
 
-    /// Begins an exchange, which takes at most twice the limit, however slowly the process
-    /// responds.
+    /// Begins an exchange. It takes at most twice the limit, however slowly the process responds.
     pub(super) fn exchange(&self) -> BatchExchange<'_> {
         BatchExchange { socket: &self.socket, until: Instant::now() + self.limit }
     }
 
-    /// Ends the process after an exchange failed with `cause`; returns a description of its end.
+    /// Kills the process after an exchange failed with `cause`. Returns a description of its end.
     pub(super) fn give_up(self, cause: &io::Error) -> String {
         let limit = self.limit;
         let why = match cause.kind() {
             _ if is_timeout(cause) => Some(format!("killed after {limit:?} without an answer (task_limit_s)")),
             io::ErrorKind::InvalidData => Some(format!("killed for an answer that is none: {cause}")),
-            // The process is ending, or has closed its socket.
+            // The process is ending or has closed its socket, so its own end is the description.
             _ => None,
         };
         self.life.kill(why);
@@ -131,7 +130,7 @@ pub(super) fn is_timeout(cause: &io::Error) -> bool {
     matches!(cause.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
-/// Communication with a process about one batch.
+/// Exchange of messages with a process about one batch.
 pub(super) struct BatchExchange<'a> {
     socket: &'a UnixStream,
     until: Instant,

@@ -1,21 +1,23 @@
-//! Models whose engine runs in processes of its own, so that a crash of the engine affects nothing
+//! Models whose engine runs in separate processes, so that a crash of the engine affects nothing
 //! else.
 //!
-//! The only difference from a model in the server's process: a gathered batch is sent over a socket
-//! to a process that runs it and returns the outputs. Plans, walks, conditions, padding and cells
-//! stay in the server, so all features work the same.
+//! A gathered batch is sent over a socket to a process, which runs it and returns the outputs.
+//! Everything else stays in the server: plans, request states, conditions, padding and cells. So
+//! all features work as for models in the server's process.
 //!
-//! A model has as many processes as lanes that it is attached to, like sessions of ONNX Runtime, so
-//! no batch waits for another. A [`supervisor`] thread starts a process, waits for its end and
-//! restarts it, after a pause that doubles while the process does not stay up. A batch that a
-//! process was running when it ended fails immediately and may be retried, and so does a batch that
-//! arrives while no process is up: [`ProcessDown`] distinguishes such failures from the engine's
-//! own. The batch is not run again in parts: each part might kill a process. A process that answers
-//! nonsense or not at all is killed; see [`life`].
+//! A model has one process for each lane that it is attached to, so no batch waits for another. A
+//! [`supervisor`] thread starts a process, waits for its end and restarts it. The pause before a
+//! restart doubles while the process does not stay up. If a process ends, its running batch fails
+//! immediately and may be retried. The same holds for a batch that arrives while no process runs.
+//! [`ProcessDown`] distinguishes these failures from the engine's own. Such a batch is not run
+//! again in parts, because each part might end another process. A process that sends an invalid
+//! reply, or none in time, is killed; see [`life`].
 //!
-//! Rejected: one process for all batches of a model, which would have to be asynchronous; shared
-//! memory for tensors, which is faster and needs `unsafe` on both sides of a boundary that exists
-//! because one side is not trusted.
+//! Rejected:
+//!
+//! * One process for all batches of a model, which would have to be asynchronous.
+//! * Shared memory for tensors, which is faster but needs `unsafe` on both sides, although one side
+//!   is not trusted.
 
 mod child;
 mod life;
@@ -35,16 +37,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use supervisor::ProcessPool;
 
-/// The engine that a process runs.
+/// Settings of the engine in a process.
 pub(crate) struct ProcessEngine {
     pub(crate) onnxruntime: bool,
     pub(crate) library: Option<PathBuf>,
     pub(crate) threads: usize,
-    /// See [`Runner::min_rows`].
+    /// Smallest number of rows; see [`Runner::min_rows`].
     pub(crate) least_rows: usize,
 }
 
-/// A model that runs in processes.
+/// A model that runs in separate processes.
 pub(crate) struct Isolated {
     processes: Arc<ProcessPool>,
     least_rows: usize,
@@ -60,8 +62,8 @@ impl EngineData for Isolated {
     }
 }
 
-/// Starts the first process of a model whose files have been read. An engine that fails or crashes
-/// on them is an error.
+/// Starts the first process of a model whose files have been read. Returns an error if the engine
+/// fails or crashes on them.
 pub(crate) fn load(
     isolation: &Isolation,
     kind: ProcessEngine,
@@ -75,7 +77,7 @@ pub(crate) fn load(
         let own = block.ranges(&io.inputs, &source.ranges);
         let range =
             |range: crate::InputRange| RangeMessage { tensor: range.tensor, least: range.least, most: range.most };
-        // Independent of the process's working directory, although it is the same.
+        // An absolute path does not depend on the process's working directory.
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
         Ok(LoadBlock { name: block.name.clone(), path: text(&path)?, ranges: own.into_iter().map(range).collect() })
     };
@@ -95,8 +97,8 @@ pub(crate) fn load(
     Ok(Arc::new(EngineModel { plan: Arc::new(read.plan), data: own }))
 }
 
-/// Returns the runner of an isolated model on a lane; `None` if the model is not isolated. Waits
-/// until it has a process.
+/// Returns the runner of an isolated model on a lane, and waits until the lane has a process.
+/// `None` if the model is not isolated.
 pub(crate) fn prepare(loaded: &dyn LoadedModel) -> Option<Result<ReadyModel, ExecError>> {
     let model: &EngineModel<Isolated> = loaded.as_any().downcast_ref()?;
     let plan = Arc::clone(&model.plan);
@@ -119,7 +121,7 @@ struct ProcessRunner {
     plan: Arc<ModelPlan>,
     processes: Arc<ProcessPool>,
     down: ProcessDown,
-    /// Number of batches; each has the next number.
+    /// Number of batches sent, from which each batch gets its number.
     batches: u64,
     least_rows: usize,
 }

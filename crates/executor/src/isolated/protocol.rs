@@ -1,7 +1,8 @@
 //! Protocol between the server and an engine process: protobuf frames over a socket.
 //!
-//! The load request and its reply come first; then batches, one at a time, each with a reply. A
-//! frame begins with its length, which is bounded, since the other side may be faulty.
+//! First the server sends the load request and receives a reply. Then it sends batches, one at a
+//! time, and receives a reply to each. A frame begins with its length. The length is bounded,
+//! because the other side may be faulty.
 
 use crate::buffer::is_aligned;
 use crate::rows::{BatchTensor, EngineInput};
@@ -10,13 +11,13 @@ use prost::Message;
 use ripieno_model::DataType;
 use std::io::{self, Read, Write};
 
-/// Largest frame, above any batch or its outputs.
+/// Largest frame in bytes. No batch or output is larger.
 const MAX_FRAME: usize = 1 << 30;
 
-/// Largest buffer that is allocated for a frame before its data arrives.
+/// Largest buffer allocated before the data of its frame arrives.
 const MAX_PREALLOCATED: usize = 64 << 20;
 
-/// The engine and the model to load. Each block is a model of its own for it.
+/// Engine and model to load. The process loads each block as a separate model.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct LoadRequest {
     /// Whether the engine is ONNX Runtime rather than the built-in one.
@@ -32,7 +33,7 @@ pub(super) struct LoadRequest {
     pub(super) unbatched: bool,
     #[prost(message, repeated, tag = "6")]
     pub(super) blocks: Vec<LoadBlock>,
-    /// Limit of the address space in bytes.
+    /// Limit of the process's address space in bytes.
     #[prost(uint64, optional, tag = "7")]
     pub(super) memory_limit: Option<u64>,
 }
@@ -79,17 +80,17 @@ pub(super) struct RunReply {
     pub(super) error: Option<String>,
     #[prost(message, repeated, tag = "2")]
     pub(super) outputs: Vec<PackedTensor>,
-    /// Number of the batch, so that no reply is taken for that of another batch.
+    /// Number of the batch, so that the reply cannot be mistaken for that of another batch.
     #[prost(uint64, tag = "3")]
     pub(super) number: u64,
 }
 
-/// A tensor; the first dimension is the rows of the batch.
+/// A tensor whose first dimension is the rows of the batch.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct PackedTensor {
     #[prost(string, tag = "1")]
     pub(super) name: String,
-    /// Index in [`DataType::ALL`].
+    /// Index of the datatype in [`DataType::ALL`].
     #[prost(uint32, tag = "2")]
     pub(super) datatype: u32,
     #[prost(int64, repeated, tag = "3")]
@@ -110,7 +111,7 @@ impl PackedTensor {
         known.ok_or_else(|| format!("tensor '{}' has an unknown datatype", self.name))
     }
 
-    /// Converts to an aligned batch: in a frame the data may be unaligned, and then every later
+    /// Converts to an aligned batch. The data in a frame may be unaligned, and then every later
     /// block would copy it.
     pub(super) fn into_batch(self) -> Result<BatchTensor, String> {
         let datatype = self.datatype()?;
@@ -144,8 +145,8 @@ pub(super) fn receive<M: Message + Default>(from: &mut impl Read) -> io::Result<
     if length > MAX_FRAME {
         return Err(too_large(length));
     }
-    // Memory is allocated only as data arrives: the pages of a large buffer are not committed
-    // before they are written.
+    // Memory is allocated as data arrives. The system commits the pages of a large buffer only when
+    // they are written.
     let mut frame = Vec::with_capacity(length.min(MAX_PREALLOCATED));
     from.take(length as u64).read_to_end(&mut frame)?;
     if frame.len() < length {
@@ -154,8 +155,8 @@ pub(super) fn receive<M: Message + Default>(from: &mut impl Read) -> io::Result<
     M::decode(Bytes::from(frame)).map_err(|cause| io::Error::new(io::ErrorKind::InvalidData, cause))
 }
 
-/// Checks that a message fits into a frame; an oversized batch must fail alone, so the sender
-/// checks first.
+/// Checks that a message fits into a frame. The sender checks this first, so that an oversized
+/// batch fails alone.
 pub(super) fn fits(message: &impl Message) -> Result<(), String> {
     let length = message.encoded_len();
     if length <= MAX_FRAME { Ok(()) } else { Err(too_large(length).to_string()) }
@@ -199,7 +200,8 @@ mod tests {
             for bit in 0..8 {
                 let mut broken = wire.clone();
                 broken[byte] ^= 1 << bit;
-                // An error or another message, never a panic or a malformed batch.
+                // Broken data must result in an error or another message, never in a panic or a
+                // malformed batch.
                 if let Ok(back) = receive::<RunRequest>(&mut &broken[..]) {
                     back.inputs.into_iter().for_each(|tensor| drop(tensor.into_batch()));
                 }

@@ -1,4 +1,4 @@
-//! Supervision of a model's engine processes: one thread for each.
+//! Supervision of a model's engine processes, with one thread per process.
 
 use super::Isolation;
 use super::life::{Life, ProcessConnection, is_timeout};
@@ -14,14 +14,15 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// First pause before a process is restarted; doubles each time that the process does not stay up.
+/// First pause before a restart. It doubles each time the process does not stay up.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// Uptime after which the pause is reset.
+/// Uptime after which the pause is reset to the first one.
 const STABLE_AFTER: Duration = Duration::from_secs(20);
-/// Largest time for a process to load its model.
+/// Longest time for a process to load its model.
 const LOAD_LIMIT: Duration = Duration::from_secs(600);
-/// Environment variables passed to a process: a model must not see the server's secrets.
+/// Environment variables passed to a process. Others may hold the server's secrets, which a model
+/// must not see.
 const PASSED_VARIABLES: [&str; 8] =
     ["PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "ORT_DYLIB_PATH", "VIRTUAL_ENV", "RUST_BACKTRACE"];
 
@@ -31,7 +32,7 @@ pub(super) struct ProcessPool {
     isolation: Isolation,
     load: LoadRequest,
     state: Mutex<ProcessPoolState>,
-    /// Signals that a process is idle or gone.
+    /// Notified when a process becomes idle or ends.
     changed: Condvar,
 }
 
@@ -40,16 +41,16 @@ struct ProcessPoolState {
     /// Number of lanes that need a process.
     wanted: usize,
     supervisors: Vec<SyncSender<()>>,
-    /// Supervisors that are being started.
+    /// Number of supervisors that are starting.
     candidates: usize,
     /// Connections to idle processes.
     idle: Vec<ProcessConnection>,
-    /// Number of running processes, idle or not.
+    /// Number of running processes, both idle and busy.
     up: usize,
     restarts: u64,
-    /// Description of the last end or failed start.
+    /// Description of the last end or failed start of a process.
     cause: String,
-    /// Expected time of the next start; set while a process is missing.
+    /// Expected time of the next start, while a process is missing.
     back: Option<Instant>,
 }
 
@@ -58,8 +59,8 @@ impl ProcessPool {
         Arc::new(ProcessPool { model, isolation, load, state: Mutex::default(), changed: Condvar::new() })
     }
 
-    /// Starts supervisors until there are `count`. If the first process of one fails to start, its
-    /// error is returned and the supervisor does not count.
+    /// Starts supervisors until there are `count` of them. If the first process of a supervisor
+    /// fails to start, its error is returned, and the supervisor ends.
     pub(super) fn provide(self: &Arc<Self>, count: usize) -> Result<(), LoadError> {
         while self.reserve_supervisor(count) {
             let hired = self.start_supervisor();
@@ -77,12 +78,12 @@ impl ProcessPool {
         missing
     }
 
-    /// Starts a supervisor. Dropping the returned sender ends it, even during a pause.
+    /// Starts a supervisor. Dropping the returned sender ends the supervisor, even during a pause.
     fn start_supervisor(self: &Arc<Self>) -> Result<SyncSender<()>, LoadError> {
         let failed = |cause: String| LoadError(format!("model '{}': {cause}", self.model));
         let (report, reported) = sync_channel(1);
         let (leave, leaving) = sync_channel(0);
-        // The users of the model own the pool; a supervisor only refers to it.
+        // The model owns the pool, so supervisors hold only weak references to it.
         let processes = Arc::downgrade(self);
         let (isolation, load) = (self.isolation.clone(), self.load.clone());
         let body = move || Supervisor { processes, isolation, load, leaving, pause: FIRST_PAUSE }.run(&report);
@@ -92,7 +93,7 @@ impl ProcessPool {
         Ok(leave)
     }
 
-    /// Adds a lane that needs a process.
+    /// Counts a lane that needs a process, and starts a process if too few run.
     pub(super) fn attach(self: &Arc<Self>) -> Result<(), LoadError> {
         let wanted = {
             let mut state = self.state.lock();
@@ -102,13 +103,14 @@ impl ProcessPool {
         self.provide(wanted)
     }
 
-    /// Removes a lane.
+    /// Counts one lane fewer.
     pub(super) fn detach(&self) {
         self.state.lock().wanted -= 1;
     }
 
-    /// Waits for an idle process. While some processes are missing, the lanes share the others: a
-    /// lane that failed immediately would attract all the work.
+    /// Waits for an idle process. While some processes are missing, the lanes share the others. If
+    /// a lane without a process failed its tasks immediately, the scheduler would send it most of
+    /// the work.
     pub(super) fn acquire(&self) -> Result<ProcessConnection, Outage> {
         let until = Instant::now() + self.isolation.task_limit;
         let mut state = self.state.lock();
@@ -122,19 +124,19 @@ impl ProcessPool {
         }
     }
 
-    /// Returns a process to the idle ones.
+    /// Returns a process to the idle processes.
     pub(super) fn release(&self, connection: ProcessConnection) {
         self.state.lock().idle.push(connection);
         self.changed.notify_one();
     }
 
-    /// Returns the outage, if no process is up.
+    /// Returns the outage, if no process runs.
     pub(super) fn outage(&self) -> Option<Outage> {
         let state = self.state.lock();
         (state.up == 0).then(|| state.outage())
     }
 
-    /// Returns the time after which a process that has just ended may be back.
+    /// Returns the time after which a process that has just ended may run again.
     pub(super) fn back_in(&self) -> Duration {
         self.state.lock().back_in()
     }
@@ -155,8 +157,8 @@ impl ProcessPoolState {
     }
 }
 
-/// Supervises one process. When the model is dropped, so are the connections to its processes,
-/// which then end, and the supervisor with them.
+/// Supervises one process at a time. Dropping the model drops the connections to its processes.
+/// Then the processes end, and so does the supervisor.
 struct Supervisor {
     processes: Weak<ProcessPool>,
     isolation: Isolation,
@@ -174,7 +176,8 @@ struct StartedProcess {
 }
 
 impl Supervisor {
-    /// Reports the start of the first process, then restarts processes as long as the model exists.
+    /// Reports the start of the first process. Then restarts the process whenever it ends, until
+    /// the model is dropped.
     fn run(&mut self, report: &SyncSender<Result<(), String>>) {
         let mut started = match self.start() {
             Ok(started) => started,
@@ -202,7 +205,7 @@ impl Supervisor {
         }
     }
 
-    /// Starts a process after a pause, which doubles with every failure; `None` if the model was
+    /// Starts a process after a pause that doubles with every failure. `None` if the model was
     /// dropped.
     fn start_again(&mut self) -> Option<StartedProcess> {
         loop {
@@ -243,7 +246,7 @@ impl Supervisor {
         tracing::warn!(model, "the process of its engine {what}; it is started again in {again:?}");
     }
 
-    /// Starts a process and makes it load the model.
+    /// Starts a process and lets it load the model.
     fn start(&self) -> Result<StartedProcess, String> {
         let (mut socket, theirs) = UnixStream::pair().map_err(|cause| format!("no socket: {cause}"))?;
         socket.set_read_timeout(Some(LOAD_LIMIT)).map_err(|cause| format!("no time limit: {cause}"))?;
@@ -251,8 +254,8 @@ impl Supervisor {
         let mut command = Command::new(program);
         command.args(&self.isolation.args).env_clear();
         command.envs(PASSED_VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
-        // A signal to the server's process group, as from a terminal, is for the server alone,
-        // which ends its processes when it has drained.
+        // In a group of its own, the process gets no signals from the terminal. Only the server
+        // gets them, drains, and then ends its processes.
         command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).process_group(0);
         let mut child = command.spawn().map_err(|cause| format!("{} cannot be started: {cause}", program.display()))?;
         drop(command);

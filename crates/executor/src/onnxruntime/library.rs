@@ -1,9 +1,9 @@
 //! Locates and loads the ONNX Runtime library, once per process.
 //!
-//! A path given by option or environment variable is used or fails; otherwise the system's library
-//! and then Python's package are tried, since `pip install onnxruntime` is the easiest way to get
-//! it. The Python in the folder of this program is asked first: a virtual environment with our
-//! wheel need not be in the path.
+//! A path from an option or environment variable is used, and an error if it does not work. Without
+//! a path, the system's library and then the Python package onnxruntime are tried, because `pip
+//! install onnxruntime` is the easiest installation. The Python interpreter in this program's
+//! folder is tried first, because a virtual environment with our wheel may not be on the `PATH`.
 
 use crate::LoadError;
 use ort::environment::Environment;
@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 /// The loaded library.
 pub(crate) struct Library {
     pub(crate) environment: Environment,
-    /// Identifies the build in the key of cached profiles.
+    /// Identifies the build, in the key of cached profiles.
     pub(crate) version: String,
     path: PathBuf,
 }
@@ -30,7 +30,7 @@ const SYSTEM_NAMES: &[&str] = &["onnxruntime.dll"];
 #[cfg(not(any(target_os = "macos", target_os = "windows")))]
 const SYSTEM_NAMES: &[&str] = &["libonnxruntime.so", "libonnxruntime.so.1"];
 
-/// Loads the library from `explicit` or from the first place that has it.
+/// Loads the library from `explicit`, or else from the first place that has it.
 pub(crate) fn load(explicit: Option<&Path>) -> Result<&'static Library, LoadError> {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     static LOADING: Mutex<()> = Mutex::new(());
@@ -76,14 +76,14 @@ fn open(path: &Path) -> Result<Library, String> {
     Ok(Library { environment, version: version(path, ort::info()), path: path.to_path_buf() })
 }
 
-/// Returns the commit that the library was built from, or else its file's name.
+/// Returns the commit of the library's build, or else the name of its file.
 fn version(path: &Path, build_info: &str) -> String {
     let commit = build_info.split([',', ' ']).find_map(|part| part.strip_prefix("git-commit-id="));
     let file = || path.file_name().map_or("unknown".into(), |name| name.to_string_lossy().into_owned());
     commit.filter(|commit| !commit.is_empty()).map_or_else(file, str::to_owned)
 }
 
-/// Returns the library inside Python's package, without importing it.
+/// Returns the library inside the Python package, without importing the package.
 fn python_package() -> Result<PathBuf, String> {
     const FIND: &str = "import importlib.util as u; s = u.find_spec('onnxruntime'); \
                         print(s.submodule_search_locations[0] if s else '')";
@@ -99,7 +99,7 @@ fn python_package() -> Result<PathBuf, String> {
     library.ok_or_else(|| format!("{} holds no libonnxruntime", folder.display()))
 }
 
-/// Returns the interpreter in the folder of this program, or that of the path.
+/// Returns the interpreter in this program's folder, or else the first one on the `PATH`.
 fn python() -> PathBuf {
     let beside = std::env::current_exe().ok().map(|program| program.with_file_name("python3"));
     beside.filter(|python| python.is_file()).unwrap_or_else(|| "python3".into())

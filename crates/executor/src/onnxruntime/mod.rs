@@ -1,18 +1,17 @@
-//! Engine "onnxruntime": ONNX by Microsoft's library, loaded at run time by the crate ort.
+//! Engine "onnxruntime": runs ONNX by Microsoft's library, which the crate ort loads at run time.
 //!
-//! A session runs one batch at a time, so a model needs one per concurrent batch: on each device
-//! one per lane, but no more than the device has threads, which limit its concurrent batches. A
-//! batch acquires sessions that no other batch uses, and releases them. Creating them is slow (the
-//! graph is optimised again, the weights are read again), so it happens in `load`, for all devices
-//! that are open then. A device opened later creates its own when the model is attached to it, on
-//! the attaching thread: no other model's batch waits for it. The price is a copy of the weights
-//! per concurrent batch.
+//! A session runs one batch at a time, so a model needs a session per concurrent batch. The number
+//! of concurrent batches on a device is that of its lanes, but at most that of its threads. A batch
+//! acquires idle sessions and releases them. Creating a session is slow, because the library
+//! optimises the graph and reads the weights again. So `load` creates sessions for all open
+//! devices. If a device is opened later, the thread that attaches a model creates the sessions, and
+//! no other model waits. The disadvantage is a copy of the weights per concurrent batch.
 //!
-//! A session has all threads of its device, so that a single batch has them; where lanes run
-//! concurrently the system shares the cores among them.
+//! A session has as many threads as its device, so a single batch uses all of them. If lanes run
+//! concurrently, the operating system shares the cores among them.
 //!
-//! Gathered batches are read in place, and outputs stay in the library's memory until the last
-//! answer that contains them is sent.
+//! Gathered batches are read in place. Outputs stay in the library's memory until the last answer
+//! that contains them is sent.
 
 mod library;
 mod tensors;
@@ -39,10 +38,10 @@ const NAME: &str = "onnxruntime";
 /// Resource settings of the engine.
 #[derive(Clone, Debug)]
 pub struct OnnxRuntimeOptions {
-    /// The library's file. If `None`: the environment variable `ORT_DYLIB_PATH`, else the system's
-    /// library, else the Python package onnxruntime.
+    /// File of the library. If `None`, the environment variable `ORT_DYLIB_PATH` is used, then the
+    /// system's library, then the Python package onnxruntime.
     pub library: Option<PathBuf>,
-    /// Number of threads per device; all of them work on one batch.
+    /// Number of threads per device. All of them work on one batch.
     pub threads: usize,
 }
 
@@ -55,12 +54,12 @@ impl Default for OnnxRuntimeOptions {
 /// Engine "onnxruntime".
 pub struct OnnxRuntimeEngine {
     library: &'static Library,
-    /// The requested path, for processes that load the library themselves.
+    /// Requested path, for engine processes, which load the library themselves.
     path: Option<PathBuf>,
     threads: usize,
     depth: usize,
     opened: AtomicUsize,
-    /// Largest number of concurrent batches on all open devices.
+    /// Largest number of concurrent batches, summed over all open devices.
     max_concurrent: Arc<AtomicUsize>,
 }
 
@@ -133,7 +132,7 @@ impl Executor for OnnxRuntimeEngine {
     }
 }
 
-/// Largest number of concurrent batches of one device, counted for as long as it is open.
+/// Adds a device's largest number of concurrent batches to the engine's, while the device is open.
 struct ConcurrencyClaim(Arc<AtomicUsize>, usize);
 
 impl ConcurrencyClaim {
@@ -179,8 +178,8 @@ struct PoolState {
 type BlockSessions = Vec<Session>;
 
 impl SessionPool {
-    /// Creates the missing sessions for the current number of concurrent batches. Running batches
-    /// do not wait for it.
+    /// Creates missing sessions for the current number of concurrent batches. Running batches do
+    /// not wait.
     fn grow(&self) -> Result<(), LoadError> {
         while self.reserve() {
             let made = self.make().inspect_err(|_| self.state.lock().made -= 1)?;
@@ -189,7 +188,7 @@ impl SessionPool {
         Ok(())
     }
 
-    /// Whether sessions are missing; if so, counts one set as made.
+    /// Whether sessions are missing. If so, counts one set of sessions as created.
     fn reserve(&self) -> bool {
         let mut state = self.state.lock();
         let missing = state.made < self.wanted();
@@ -197,8 +196,8 @@ impl SessionPool {
         missing
     }
 
-    /// Acquires the sessions for one batch. May wait while those of a newly attached device are
-    /// being made.
+    /// Acquires the sessions for one batch. Waits if the sessions of a new device are still being
+    /// created.
     fn acquire(&self) -> SessionLease<'_> {
         let mut state = self.state.lock();
         loop {
@@ -209,7 +208,7 @@ impl SessionPool {
         }
     }
 
-    /// Releases sessions, or drops them if a device has been closed since.
+    /// Returns sessions to the pool. Drops them if a closed device made them unnecessary.
     fn release(&self, sessions: BlockSessions) {
         let mut state = self.state.lock();
         if state.made > self.wanted() {
@@ -241,20 +240,20 @@ impl SessionPool {
     }
 }
 
-/// The library's fused operator for a sum and its layer norm takes 1.4 to 2 times as long as the
-/// three operators that it replaces (docs/guide/slicing.md), and is used more often in blocks than
-/// in the whole model, since more of their shapes are known.
+/// Name of a fused operator that is disabled. It computes a sum and a layer norm, and takes 1.4 to
+/// 2 times as long as the separate operators (docs/guide/slicing.md). Blocks would use it more
+/// often than the whole model, because more of their shapes are known.
 const SLOWER: &str = "SkipLayerNormFusion";
 
-/// Configures a session. Waiting threads must sleep: other devices and the server need the cores.
-/// The library logs nothing, because every error is returned.
+/// Configures a session. Its idle threads sleep, because other devices and the server need the
+/// cores. The library logs nothing, because all its errors are returned.
 fn configure(builder: SessionBuilder, threads: usize) -> Result<SessionBuilder, ort::Error> {
     let builder = builder.with_intra_threads(threads)?.with_inter_threads(1)?.with_intra_op_spinning(false)?;
     let builder = builder.with_disabled_optimizers(SLOWER)?;
     Ok(builder.with_log_level(LogLevel::Fatal)?)
 }
 
-/// The sessions in use by a batch; released when dropped.
+/// The sessions of a running batch, which are released on drop.
 struct SessionLease<'a> {
     pool: &'a SessionPool,
     sessions: BlockSessions,

@@ -10,7 +10,8 @@ use ort::value::{DynValue, PrimitiveTensorElementType, Tensor, TensorRef, ValueT
 use ripieno_model::DataType;
 use std::fmt::Debug;
 
-/// Returns a value that reads the batch in place; strings are copied, as the library requires.
+/// Returns a value that reads the batch in place. Strings are copied, because the library requires
+/// it.
 pub(crate) fn to_ort<'a>(input: &EngineInput<'a>, unbatched: bool) -> Result<SessionInputValue<'a>, String> {
     let shape: Vec<i64> = input.shape(unbatched).collect();
     match input.datatype {
@@ -50,7 +51,7 @@ fn elements<'a, T: AnyBitPattern>(input: &EngineInput<'a>) -> Result<&'a [T], St
     bytemuck::try_cast_slice(input.data).map_err(|cause| format!("its data is not {}: {cause}", input.datatype))
 }
 
-/// Converts BYTES elements to text, the only content of ONNX strings.
+/// Converts BYTES elements to text, because ONNX strings can hold only text.
 fn strings(mut data: &[u8]) -> Result<Vec<String>, String> {
     let mut strings = Vec::<String>::new();
     while let Some((prefix, rest)) = data.split_first_chunk() {
@@ -66,8 +67,8 @@ fn strings(mut data: &[u8]) -> Result<Vec<String>, String> {
     Ok(strings)
 }
 
-/// Converts a session's output to a batch, without a copy except for strings and for outputs that
-/// alias inputs: these are in buffers that the next batch overwrites.
+/// Converts a session's output to a batch, without a copy if possible. Strings are copied. Outputs
+/// that alias inputs are copied, because the next batch overwrites the input buffers.
 pub(crate) fn from_ort(
     value: DynValue,
     declared: DataType,
@@ -104,8 +105,8 @@ struct OutputOwner {
 
 impl AsRef<[u8]> for OutputOwner {
     fn as_ref(&self) -> &[u8] {
-        // The same call has just succeeded; if it failed now, the batch's length check would report
-        // it.
+        // The same call has just succeeded. If it failed here, the batch's length check would
+        // report it.
         value_bytes(&self.value, self.declared).unwrap_or_default()
     }
 }

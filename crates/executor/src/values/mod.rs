@@ -1,19 +1,20 @@
-//! Analysis of a model's values at load: integers that an engine cannot represent, tensor sizes
-//! that a client could choose, and NaN that an engine would turn into a number.
+//! Analysis of a model's values at load. It prevents three errors that no engine reports:
 //!
-//! It prevents three errors that no engine reports. An engine that computes INT64 in 32 bits
-//! truncates larger numbers silently. An engine whose `Relu` and `Clip` treat NaN as less than any
-//! number answers with that number; so requests with NaN in an input that reaches such an operator
-//! are refused, unless the model checks for NaN itself. And an operator that creates a tensor whose
-//! size is a number in the request (`ConstantOfShape`, `Range`, …) lets one client allocate until
-//! the process ends. So bounds of all numbers are propagated through the graph: from constants,
-//! from the ranges of requests, and operator by operator. Values that derive from shapes alone are
-//! exempt, since a request's size bounds them; so ordinary models, which compute with shapes and
-//! look up ids, are not affected.
+//! * An engine that computes INT64 in 32 bits truncates larger numbers silently.
+//! * An engine whose `Relu` and `Clip` treat NaN as less than any number answers with a number.
+//!   Requests with NaN in an input that reaches such an operator are refused, unless the model
+//!   checks for NaN itself.
+//! * Operators such as `ConstantOfShape` and `Range` create a tensor whose size is a number. If the
+//!   number comes from a request, one client could make the process run out of memory.
 //!
-//! The analysis is coarse where it does not matter: an unknown operator may give any number of its
-//! type, and values that a `Loop` passes between iterations are assumed to fit unless they derive
-//! from the request.
+//! The analysis propagates bounds of all numbers through the graph, operator by operator. It begins
+//! with constants and the ranges of requests. A request's size bounds all values that derive only
+//! from shapes, so these values are exempt. So models that compute with shapes and look up ids are
+//! not refused.
+//!
+//! The analysis is coarse where precision does not matter. An unknown operator may output any
+//! number of its type. Values that a `Loop` passes between iterations are assumed to fit, unless
+//! they derive from the request.
 
 mod numbers;
 mod operators;
@@ -28,7 +29,7 @@ use ripieno_onnx::proto::{FunctionProto, GraphProto, NodeProto, elem};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use value::{ANY, ElementOrigin, ElementValue, MAX_ITEMS, NARROW, NumberBounds, TensorValue};
 
-/// Largest tensor that numbers of a request may create, in bytes.
+/// Largest size in bytes of a tensor whose size depends on numbers of a request.
 const MAX_TENSOR_BYTES: f64 = (1u64 << 30) as f64;
 
 /// Results of the blocks analysed so far.
@@ -36,22 +37,23 @@ const MAX_TENSOR_BYTES: f64 = (1u64 << 30) as f64;
 pub(crate) struct ValueAnalysis {
     /// Values of tensors, by name.
     values: HashMap<String, TensorValue>,
-    /// The inputs of the request that each of these derives from.
+    /// Inputs of the request from which each value derives.
     sources: HashMap<String, BTreeSet<String>>,
-    /// Inputs whose NaN an operator would turn into a number, with that operator.
+    /// Inputs whose NaN an operator would turn into a number, with the name of the operator.
     loses_nan: BTreeMap<String, &'static str>,
-    /// Inputs that the model checks for NaN.
+    /// Inputs that the model itself checks for NaN.
     looks_for_nan: BTreeSet<String>,
 }
 
-/// An engine's limits.
+/// Limits of an engine's arithmetic.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct EngineLimits {
     /// Whether INT64 is computed in 32 bits.
     pub(crate) narrow: bool,
     /// Operators that turn NaN into a number.
     pub(crate) lose_nan: &'static [&'static str],
-    /// Largest depth of a graph, if the engine recurses into it on a thread of its own.
+    /// Largest allowed depth of a graph, if the engine recurses over the graph on a thread with a
+    /// small stack.
     pub(crate) deepest: Option<usize>,
 }
 
@@ -60,14 +62,15 @@ impl ValueAnalysis {
         ValueAnalysis::default()
     }
 
-    /// Returns the inputs whose requests must not contain NaN, with the operator that would turn it
+    /// Returns the inputs that must not contain NaN, each with the operator that would turn NaN
     /// into a number.
     pub(crate) fn loses_nan(&self) -> impl Iterator<Item = (&str, &'static str)> {
         let lost = self.loses_nan.iter().filter(|(input, _)| !self.looks_for_nan.contains(*input));
         lost.map(|(input, operator)| (&**input, *operator))
     }
 
-    /// Analyses a block whose file declares these inputs, and refuses it if it must not be run.
+    /// Analyses a block whose file declares these inputs. Returns an error if the engine must not
+    /// run the block.
     pub(crate) fn follow(
         &mut self,
         file: &OnnxFile,
@@ -132,7 +135,7 @@ fn of_request(spec: &TensorSpec, ranges: &[InputRange], limits: EngineLimits) ->
     };
     let bounds = match ranges.iter().find(|range| range.tensor == spec.name) {
         Some(range) => NumberBounds::new(range.least, range.most),
-        // Larger numbers are refused at admission.
+        // Requests with larger numbers are refused at admission.
         None if kind == elem::INT64 && limits.narrow => NARROW,
         None => NumberBounds::of_type(kind),
     };
@@ -211,15 +214,15 @@ fn numbers(tensor: &Tensor) -> Box<dyn Iterator<Item = f64> + '_> {
     }
 }
 
-/// Analysis of one graph, in the order of computation.
+/// Analysis of one graph, which visits the nodes in the order of computation.
 struct GraphWalk<'a> {
     values: HashMap<&'a str, TensorValue>,
     limits: EngineLimits,
-    /// The inputs of the request that each value derives from.
+    /// Inputs of the request from which each value derives.
     sources: HashMap<&'a str, BTreeSet<String>>,
     loses_nan: BTreeMap<String, &'static str>,
     looks_for_nan: BTreeSet<String>,
-    /// Depth of each value: length of its longest chain of operators.
+    /// Depth of each value: the number of operators on the longest path to it.
     depths: HashMap<&'a str, usize>,
     /// Names that exist before the current node.
     made: HashSet<&'a str>,
@@ -259,7 +262,7 @@ impl<'a> GraphWalk<'a> {
         for (name, mut value) in node.output.iter().zip(given) {
             self.check_arithmetic(node, name, &taken, &value)?;
             if value.origin == ElementOrigin::Shapes && value.kind == elem::INT64 {
-                // Bounded by the size of a request, and so within the range.
+                // The size of a request bounds this value, so it is within the range.
                 value.bounds =
                     NumberBounds::new(value.bounds.least.max(NARROW.least), value.bounds.most.min(NARROW.most));
             }
@@ -269,7 +272,7 @@ impl<'a> GraphWalk<'a> {
         Ok(())
     }
 
-    /// Analyses the graphs inside an operator; their outputs are the operator's.
+    /// Analyses the graphs inside an operator. Their outputs become the operator's outputs.
     fn body(&mut self, node: &'a NodeProto, taken: &[Option<TensorValue>]) -> Result<Vec<TensorValue>, String> {
         let mut given: Vec<TensorValue> = Vec::new();
         for graph in node.attribute.iter().filter_map(|attribute| attribute.g.as_deref()) {
@@ -309,7 +312,8 @@ impl<'a> GraphWalk<'a> {
         Ok(given)
     }
 
-    /// Refuses nodes out of order: some engines sort them, but the analysis would be wrong.
+    /// Refuses nodes that are out of order. Some engines sort them, but this analysis would be
+    /// wrong.
     fn check_order(&mut self, node: &'a NodeProto) -> Result<(), String> {
         let missing = node.input.iter().find(|name| !name.is_empty() && !self.made.contains(&***name));
         self.made.extend(node.output.iter().map(|name| &**name));
@@ -337,7 +341,7 @@ impl<'a> GraphWalk<'a> {
         }
     }
 
-    /// Checks operators that create a tensor whose size is given by their inputs' numbers.
+    /// Checks operators that create a tensor whose size is a number in their inputs.
     fn check_sizes(&self, node: &NodeProto, taken: &[Option<TensorValue>]) -> Result<(), String> {
         let Some((asked, at)) = operators::largest(node, taken) else { return Ok(()) };
         if asked * 8.0 <= MAX_TENSOR_BYTES {
@@ -359,8 +363,8 @@ impl<'a> GraphWalk<'a> {
         ))
     }
 
-    /// Checks whole numbers of the file or of a cast that the engine truncates to 32 bits, where
-    /// that matters.
+    /// Checks integers, from the file or a cast, that the engine truncates to 32 bits. Ignores
+    /// cases in which truncation has no effect.
     fn check_wide(&self, node: &NodeProto, taken: &[Option<TensorValue>]) -> Result<(), String> {
         if !self.limits.narrow || operators::hands_on(&node.op_type) {
             return Ok(());
@@ -405,8 +409,8 @@ impl<'a> GraphWalk<'a> {
     }
 }
 
-/// Refuses functions with operators that create a tensor of a given size, since functions are not
-/// analysed.
+/// Refuses functions that contain operators that create a tensor of a given size, because functions
+/// are not analysed.
 fn check_functions(functions: &[FunctionProto]) -> Result<(), String> {
     fn find(nodes: &[NodeProto]) -> Option<&NodeProto> {
         nodes.iter().find_map(|node| {
@@ -426,8 +430,8 @@ fn check_functions(functions: &[FunctionProto]) -> Result<(), String> {
     }
 }
 
-/// Returns the value of a body's input in later iterations: like the first, except for its
-/// elements.
+/// Returns the value of a body's input in later iterations. It equals the first iteration's value,
+/// but its elements are unknown.
 fn handed_on(value: TensorValue) -> TensorValue {
     let bounds = if value.kind == elem::INT64 { NARROW } else { NumberBounds::of_type(value.kind) };
     TensorValue::new(value.kind, value.origin.max(ElementOrigin::Shapes), bounds)

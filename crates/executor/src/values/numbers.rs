@@ -2,8 +2,8 @@
 
 use ripieno_onnx::proto::{TensorProto, elem};
 
-/// Returns the elements, if they are numbers of a common type and all in the file itself, not in
-/// external data.
+/// Returns the elements as numbers. Returns `None` for other types and for elements in external
+/// data.
 pub(super) fn numbers(tensor: &TensorProto) -> Option<Box<dyn ExactSizeIterator<Item = f64> + '_>> {
     let raw = tensor.raw_data.as_deref().unwrap_or_default();
     macro_rules! read {

@@ -1,11 +1,11 @@
-//! Bounds of each operator's outputs from those of its inputs. Unknown operators may give any
-//! number.
+//! Bounds of each operator's outputs, computed from the bounds of its inputs. Unknown operators may
+//! output any number.
 
 use super::numbers::numbers;
 use super::value::{ANY, ElementOrigin, ElementValue, MAX_ITEMS, MAX_LENGTH, NARROW, NumberBounds, TensorValue};
 use ripieno_onnx::proto::{NodeProto, TensorProto, elem};
 
-/// Whether an operator passes elements on unchanged.
+/// Whether an operator copies elements without changing them.
 pub(super) fn hands_on(op: &str) -> bool {
     matches!(
         op,
@@ -24,8 +24,8 @@ pub(super) fn hands_on(op: &str) -> bool {
     )
 }
 
-/// Whether only the order of an input matters, or that it is beyond the end: truncation to 32 bits
-/// changes nothing.
+/// Whether truncation of an input to 32 bits has no effect. The operator only compares the input
+/// with other numbers, or takes it as a position, which may lie beyond the end.
 pub(super) fn bounds_only(op: &str, at: usize) -> bool {
     match op {
         "Slice" => at == 1 || at == 2,
@@ -61,11 +61,11 @@ pub(super) fn computes(op: &str) -> bool {
     )
 }
 
-/// Source of the size of an operator's output tensor.
+/// Rule for the size of an operator's output tensor.
 enum OutputSize {
-    /// The product of the elements of an input; the first of these that applies.
+    /// Product of the elements of an input: the first of these inputs that exists.
     Product(&'static [SizeInput]),
-    /// The inputs start, limit and step.
+    /// Number of values between the inputs start and limit, by the input step.
     Span,
 }
 
@@ -73,9 +73,9 @@ enum OutputSize {
 #[derive(Clone, Copy)]
 struct SizeInput {
     at: usize,
-    /// Amount added to each element.
+    /// Number added to each element.
     increase: f64,
-    /// Whether the input is the tensor's shape itself.
+    /// Whether the input is the shape of the output.
     is_shape: bool,
 }
 
@@ -89,8 +89,8 @@ impl SizeInput {
     }
 }
 
-/// Returns the size source; `None` for operators whose outputs are no larger than their inputs, up
-/// to a bounded factor.
+/// Returns the rule for an operator's output size. `None` if the output exceeds the inputs at most
+/// by a bounded factor.
 fn size(op: &str) -> Option<OutputSize> {
     Some(match op {
         "ConstantOfShape" => OutputSize::Product(const { &[SizeInput::shape(0, 0.0)] }),
@@ -111,7 +111,7 @@ pub(super) fn sizes(op: &str) -> bool {
 }
 
 /// Returns the largest number of elements that numbers of a request can make an operator create,
-/// and the index of the responsible input; `None` where they have no influence.
+/// and the index of the responsible input. `None` if numbers of a request have no influence.
 pub(super) fn largest(node: &NodeProto, taken: &[Option<TensorValue>]) -> Option<(f64, usize)> {
     match size(&node.op_type)? {
         OutputSize::Product(inputs) => inputs.iter().find_map(|&input| product(taken, input)),
@@ -127,8 +127,8 @@ fn input(taken: &[Option<TensorValue>], at: usize) -> Option<&TensorValue> {
     taken.get(at).and_then(Option::as_ref)
 }
 
-/// Returns the product for one input. A list of unknown length may have any number of dimensions.
-/// Constants count where the list is the shape itself.
+/// Returns the product for one input. An input of unknown length may have any number of dimensions.
+/// Constant inputs count only if they are the shape itself.
 fn product(taken: &[Option<TensorValue>], size: SizeInput) -> Option<(f64, usize)> {
     let SizeInput { at, increase, is_shape } = size;
     let value = input(taken, at).filter(|value| asks(value) || is_shape && value.known().is_some())?;
@@ -254,8 +254,8 @@ fn constant(node: &NodeProto) -> TensorValue {
     }
 }
 
-/// Converts bounds to the target type: those of BOOL and small types, and the whole part of
-/// fractions.
+/// Converts bounds to the target type. BOOL and small types have fixed bounds, and fractions are
+/// truncated.
 fn cast(node: &NodeProto, from: &TensorValue) -> TensorValue {
     let to = node.int("to", 0) as i32;
     let fit = |bounds: NumberBounds| {
@@ -276,7 +276,7 @@ fn concat(all: &[TensorValue], origin: ElementOrigin) -> TensorValue {
         Some(items) => TensorValue::of_items(kind, items),
         None => {
             let bounds = all.iter().map(|value| value.bounds).reduce(NumberBounds::union).unwrap_or(ANY);
-            // Unknown parts of a shape may be next to numbers of the request.
+            // If a part of a shape is unknown, the list may contain numbers of the request.
             TensorValue::new(kind, origin, bounds)
         }
     }
@@ -315,7 +315,7 @@ fn slice(node: &NodeProto, all: &[TensorValue], origin: ElementOrigin) -> Tensor
     }
 }
 
-/// Applies arithmetic to bounds; element by element where both sides are short lists.
+/// Applies arithmetic to bounds. If both inputs are short lists, applies it element by element.
 fn arithmetic(op: &str, all: &[TensorValue]) -> Option<TensorValue> {
     let first = all.first()?;
     let (kind, origin) = (first.kind, all.iter().map(|value| value.origin).max()?);
@@ -327,11 +327,11 @@ fn arithmetic(op: &str, all: &[TensorValue]) -> Option<TensorValue> {
     let bounds = match op {
         "Add" | "Sum" => return pair(|x, y| x + y),
         "Sub" => return pair(|x, y| x - y),
-        // Zero times any bound is zero, even for an infinite one.
+        // Zero times any bound is zero, even if the bound is infinite.
         "Mul" => return pair(|x, y| if x == 0.0 || y == 0.0 { 0.0 } else { x * y }),
         "Min" => return pair(f64::min),
         "Max" => return pair(f64::max),
-        // A whole divisor is at least 1.
+        // An integer divisor other than zero is at least 1 in magnitude.
         "Div" if whole => NumberBounds::new(a.least.min(-a.most), a.most.max(-a.least)),
         "Div" => match b? {
             b if b.least > 0.0 || b.most < 0.0 => a.of_ends(b, |x, y| x / y),

@@ -1,5 +1,4 @@
-//! Graphs of a few operators: those that are refused, with their messages, and those that must
-//! pass.
+//! Small graphs: some must be refused, with a given message, and the others must pass.
 
 use super::*;
 use prost::Message;
@@ -199,7 +198,7 @@ fn inputs_whose_nan_would_become_a_number_are_known() {
     assert_eq!(lost(vec![(vec![node("Exp", &["x"], "h"), node("Relu", &["h"], "y")], "y")]), ["Relu x"]);
     assert_eq!(lost(vec![(vec![node("Relu", &["x"], "h"), node("Add", &["h", "z"], "y")], "y")]), ["Relu x"]);
     assert_eq!(lost(vec![(vec![node("Max", &["x", "z"], "y")], "y")]), [""; 0]);
-    // Across blocks and bodies.
+    // The chain spans two blocks, or a block and a body.
     let chain = vec![(vec![node("Add", &["x", "z"], "h")], "h"), (vec![node("Clip", &["h"], "y")], "y")];
     assert_eq!(lost(chain), ["Clip x", "Clip z"]);
     let body = GraphProto { node: vec![node("Neg", &["x"], "b")], output: vec![named("b")], ..GraphProto::default() };

@@ -1,8 +1,8 @@
-//! Static knowledge of a tensor's elements: their origin and their bounds.
+//! Static knowledge about a tensor's elements: their origin and their bounds.
 
 use ripieno_onnx::proto::elem;
 
-/// Origin of elements; a combination has the latest of its parts' origins.
+/// Origin of elements. Elements computed from several origins have the last of them in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ElementOrigin {
     /// The file.
@@ -13,7 +13,7 @@ pub(super) enum ElementOrigin {
     Request,
 }
 
-/// Bounds of a number; floats, since only the magnitude beyond 32 bits matters.
+/// Bounds of a number, as floats, because only magnitudes beyond 32 bits matter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct NumberBounds {
     pub(super) least: f64,
@@ -24,7 +24,7 @@ pub(super) struct NumberBounds {
 pub(super) const NARROW: NumberBounds = NumberBounds { least: i32::MIN as f64, most: i32::MAX as f64 };
 /// The unbounded range.
 pub(super) const ANY: NumberBounds = NumberBounds { least: f64::NEG_INFINITY, most: f64::INFINITY };
-/// Upper bound on dimensions and counts: no request has that many elements.
+/// Upper bound on dimensions and counts. No request has more elements.
 pub(super) const MAX_LENGTH: f64 = (1 << 24) as f64;
 
 impl NumberBounds {
@@ -40,7 +40,8 @@ impl NumberBounds {
         self.least >= other.least && self.most <= other.most
     }
 
-    /// Returns the bounds of `of` over all pairs of ends; unbounded if a result is NaN.
+    /// Applies `of` to all pairs of bounds and returns the bounds of the results. They are
+    /// unbounded if a result is NaN.
     pub(super) fn of_ends(self, other: NumberBounds, of: impl Fn(f64, f64) -> f64) -> NumberBounds {
         let ends =
             [(self.least, other.least), (self.least, other.most), (self.most, other.least), (self.most, other.most)];
@@ -54,7 +55,7 @@ impl NumberBounds {
         )
     }
 
-    /// Returns the bounds of the sum of up to `count` such numbers, including none.
+    /// Returns the bounds of a sum of at most `count` such numbers.
     pub(super) fn times(self, count: f64) -> NumberBounds {
         NumberBounds::new((self.least * count).min(0.0).min(self.least), (self.most * count).max(0.0).max(self.most))
     }
@@ -71,15 +72,15 @@ impl NumberBounds {
     }
 }
 
-/// The elements of a tensor.
+/// Static knowledge about a tensor.
 #[derive(Clone, Debug)]
 pub(super) struct TensorValue {
-    /// ONNX's number of the element type.
+    /// ONNX number of the element type.
     pub(super) kind: i32,
     pub(super) origin: ElementOrigin,
     /// Bounds of all elements.
     pub(super) bounds: NumberBounds,
-    /// The individual elements of a scalar or short list.
+    /// Each element of a scalar or short list.
     pub(super) items: Option<Vec<ElementValue>>,
 }
 
@@ -90,7 +91,7 @@ pub(super) struct ElementValue {
     pub(super) bounds: NumberBounds,
 }
 
-/// Largest short list; longer ones are no shapes.
+/// Largest length of a short list. Longer lists are not shapes.
 pub(super) const MAX_ITEMS: usize = 16;
 
 impl TensorValue {
@@ -98,7 +99,7 @@ impl TensorValue {
         TensorValue { kind, origin, bounds, items: None }
     }
 
-    /// Creates a short list of these items.
+    /// Creates a short list.
     pub(super) fn of_items(kind: i32, items: Vec<ElementValue>) -> TensorValue {
         let origin = items.iter().map(|item| item.origin).max().unwrap_or(ElementOrigin::Constant);
         let bounds =
@@ -106,7 +107,7 @@ impl TensorValue {
         TensorValue { kind, origin, bounds, items: Some(items).filter(|items| items.len() <= MAX_ITEMS) }
     }
 
-    /// Creates a constant of the file.
+    /// Creates the value of a constant in the file.
     pub(super) fn constant(kind: i32, numbers: Option<impl ExactSizeIterator<Item = f64>>, dims: usize) -> TensorValue {
         let Some(numbers) = numbers else {
             return TensorValue::new(kind, ElementOrigin::Constant, NumberBounds::of_type(kind));
@@ -124,7 +125,7 @@ impl TensorValue {
         TensorValue::new(kind, ElementOrigin::Constant, bounds)
     }
 
-    /// Returns the numbers of a constant short list.
+    /// Returns the elements of a short list, if they are constant.
     pub(super) fn known(&self) -> Option<Vec<i64>> {
         let known = |item: &ElementValue| (item.bounds.least == item.bounds.most).then_some(item.bounds.least as i64);
         self.items.as_ref()?.iter().map(known).collect()
