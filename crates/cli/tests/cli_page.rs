@@ -13,8 +13,8 @@ fn printed(words: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Deepest indentation of a flag; descriptions are deeper.
-const FLAG_INDENT: usize = 6;
+/// Indentation of flags; the text before them has none, descriptions are deeper.
+const FLAG_INDENT: std::ops::RangeInclusive<usize> = 2..=6;
 
 /// Returns the commands that `ripieno --help` lists, and the live form of `compare`.
 fn commands() -> Vec<String> {
@@ -32,7 +32,7 @@ fn flags_of(command: &str) -> BTreeSet<String> {
     let help = printed(&words);
     let is_flag = |line: &&str| {
         let text = line.trim_start();
-        line.len() - text.len() <= FLAG_INDENT && text.starts_with('-')
+        FLAG_INDENT.contains(&(line.len() - text.len())) && text.starts_with('-')
     };
     let words = help.lines().filter(is_flag).flat_map(|line| line.split_whitespace().take(2));
     let flags = words.filter(|word| word.starts_with("--") && !COMMON.contains(word));
