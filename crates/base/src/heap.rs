@@ -1,11 +1,11 @@
 //! A binary min-heap over the keys `0..capacity` that can change or remove any key.
 //!
-//! Used for timers: one entry per model or device, re-armed often. A position array makes change
-//! and removal O(log n); ties order by key, so that equal inputs give equal decisions. Priorities
-//! are stored in the heap itself, so a comparison reads one place, and a moving entry is written
-//! once, at its final position.
+//! It is used for timers: one entry per model or device, which changes often. A position table
+//! makes changes and removals O(log n). Equal priorities are ordered by key, so that equal inputs
+//! give equal decisions. The heap itself stores the priorities, so a comparison needs no second
+//! lookup. A moving entry is written once, at its final position.
 
-/// A min-heap of `(priority, key)` pairs, at most one for each key below its capacity.
+/// A min-heap of `(priority, key)` pairs with at most one pair per key.
 #[derive(Clone, Debug)]
 pub struct IndexedHeap<P> {
     /// Entries in heap order.
@@ -17,7 +17,7 @@ pub struct IndexedHeap<P> {
 const ABSENT: u32 = u32::MAX;
 
 impl<P: Copy + Ord> IndexedHeap<P> {
-    /// Creates an empty heap for the keys `0..capacity`; never allocates again.
+    /// Creates an empty heap for the keys `0..capacity`. It never allocates again.
     pub fn new(capacity: usize) -> IndexedHeap<P> {
         assert!(capacity < ABSENT as usize);
         IndexedHeap { heap: Vec::with_capacity(capacity), position: vec![ABSENT; capacity] }
@@ -75,7 +75,7 @@ impl<P: Copy + Ord> IndexedHeap<P> {
     pub fn remove(&mut self, key: usize) {
         let at = std::mem::replace(&mut self.position[key], ABSENT) as usize;
         let Some(&before) = self.heap.get(at) else { return };
-        // The last entry takes its place.
+        // The last entry replaces the removed one.
         match self.heap.pop() {
             Some(last) if last < before => self.sift_up(at, last),
             Some(last) if last > before => self.sift_down(at, last),
@@ -95,7 +95,7 @@ impl<P: Copy + Ord> IndexedHeap<P> {
         self.position[entry.1 as usize] = at as u32;
     }
 
-    /// Moves up an entry that is no larger than the one at `at`.
+    /// Places `entry` at `at` or above. It must not be larger than the entry at `at`.
     fn sift_up(&mut self, mut at: usize, entry: (P, u32)) {
         while at > 0 {
             let parent = (at - 1) / 2;
@@ -108,7 +108,7 @@ impl<P: Copy + Ord> IndexedHeap<P> {
         self.place(at, entry);
     }
 
-    /// Moves down an entry that is no smaller than the one at `at`.
+    /// Places `entry` at `at` or below. It must not be smaller than the entry at `at`.
     fn sift_down(&mut self, mut at: usize, entry: (P, u32)) {
         while let Some(&left) = self.heap.get(2 * at + 1) {
             let (child, smaller) = match self.heap.get(2 * at + 2) {

@@ -1,7 +1,7 @@
-//! Whole numbers with their counts: lengths of sentences or outputs.
+//! Whole numbers with their counts, such as lengths of sentences or outputs.
 //!
-//! The simulator, the server and the experiment planner share this type, so a file that describes a
-//! corpus is written once and read by all of them.
+//! The simulator, the server and the experiment planner share this type. So all of them can read a
+//! file that describes a corpus.
 
 use std::fmt;
 
@@ -9,23 +9,23 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Histogram {
     lengths: Vec<u32>,
-    /// Cumulative counts, up to and including each length.
+    /// Cumulative count up to and including each length.
     cumulative: Vec<u64>,
 }
 
-/// Reason why a histogram cannot be used.
+/// Reason why a histogram is not valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HistogramError {
     /// A line of a file is malformed.
     Line {
-        /// The line, from 1.
+        /// Number of the line, from 1.
         line: usize,
         /// Text of the line.
         text: String,
     },
-    /// A requested mean is out of range; as given.
+    /// A requested mean is out of range. Holds the mean as given.
     Mean(String),
-    /// No lengths are left; the flag: whether a maximum excluded them.
+    /// No lengths are left. The flag tells whether a maximum excluded them.
     Empty(bool),
 }
 
@@ -50,7 +50,7 @@ impl Histogram {
     /// Largest allowed length.
     pub const LONGEST: u32 = 1 << 20;
 
-    /// Creates a histogram from counted lengths, in any order; a length may occur several times.
+    /// Creates a histogram from counted lengths, in any order. A length may occur several times.
     pub fn new(mut counts: Vec<(u32, u64)>) -> Result<Histogram, HistogramError> {
         counts.retain(|&(_, count)| count > 0);
         counts.sort_unstable();
@@ -68,7 +68,7 @@ impl Histogram {
         if total == 0 { Err(HistogramError::Empty(false)) } else { Ok(Histogram { lengths, cumulative }) }
     }
 
-    /// Parses lines of `length,count`; a first line without numbers is a header.
+    /// Parses lines of `length,count`. A first line without numbers is a header.
     pub fn parse(text: &str) -> Result<Histogram, HistogramError> {
         let mut counts = Vec::new();
         for (at, line) in text.lines().enumerate() {
@@ -97,7 +97,7 @@ impl Histogram {
         self.lengths.iter().zip(&self.cumulative).zip(before).map(|((&length, &to), from)| (length, to - from))
     }
 
-    /// Returns the total count; at least 1.
+    /// Returns the sum of the counts; at least 1.
     pub fn total(&self) -> u64 {
         self.cumulative.last().copied().unwrap_or(0)
     }
@@ -113,7 +113,7 @@ impl Histogram {
         sum / self.total() as f64
     }
 
-    /// Returns the length at quantile `share` in 0..1, for sampling: each length is drawn in
+    /// Returns the length at the quantile `share` in 0..1. A random `share` draws each length in
     /// proportion to its count.
     pub fn at(&self, share: f64) -> u32 {
         let rank = (share * self.total() as f64) as u64;
@@ -121,15 +121,15 @@ impl Histogram {
         self.lengths[at.min(self.lengths.len() - 1)]
     }
 
-    /// Returns the smallest length that this share of all, in 0..=1, does not exceed.
+    /// Returns the smallest length that covers the share `share` in 0..=1 of all values.
     pub fn covering(&self, share: f64) -> u32 {
-        // 0.9 of 10 is 9 despite rounding of the product.
+        // Corrects a rounding error of the product, so that 0.9 of 10 is 9.
         let rank = (share * self.total() as f64 - 1e-6).ceil().max(1.0) as u64;
         let at = self.cumulative.partition_point(|&to| to < rank);
         self.lengths[at.min(self.lengths.len() - 1)]
     }
 
-    /// Returns the share of all that does not exceed this length.
+    /// Returns the share of values less than or equal to `length`.
     pub fn covered_by(&self, length: u32) -> f64 {
         let within = self.lengths.partition_point(|&other| other <= length);
         let count = within.checked_sub(1).map_or(0, |last| self.cumulative[last]);
@@ -142,7 +142,8 @@ impl Histogram {
         Histogram::new(kept).map_err(|_| HistogramError::Empty(true))
     }
 
-    /// Returns the histogram with every length scaled by one factor to this mean, and rounded.
+    /// Returns the histogram with all lengths scaled by one factor so that their mean is `mean`,
+    /// and rounded.
     pub fn scaled_to(&self, mean: f64) -> Result<Histogram, HistogramError> {
         if !(mean >= 1.0 && mean <= f64::from(Histogram::LONGEST)) {
             return Err(HistogramError::Mean(mean.to_string()));

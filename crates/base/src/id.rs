@@ -1,4 +1,4 @@
-//! Ids: small integers that index tables, with one type for each kind so that they cannot be
+//! Ids: small integers that index tables. Each kind has its own type, so that they cannot be
 //! confused.
 
 macro_rules! id {
@@ -22,7 +22,7 @@ id!(
     ModelId(u16)
 );
 id!(
-    /// A block (stage, node, cell) of one model, in the walk's order.
+    /// A block (stage, node or cell) of one model, in the order of the walk.
     BlockId(u16)
 );
 id!(
@@ -30,16 +30,16 @@ id!(
     DeviceId(u16)
 );
 id!(
-    /// One of a device's queues: its tasks run in order, concurrently with those of the device's
-    /// other lanes.
+    /// One of a device's queues. Its tasks run in order. Lanes of a device run concurrently.
     LaneId(u16)
 );
 id!(
-    /// A slot in the table of live requests. The driver assigns slots and may reuse one once its
-    /// request has ended.
+    /// A slot in the table of live requests. The driver assigns slots, and may reuse a slot once
+    /// its request has ended.
     RequestSlot(u32)
 );
 id!(
-    /// A task in flight: one batch on one block on one device. Reused once the task is done.
+    /// A task in flight: one batch on one block on one device. The id is reused once the task is
+    /// done.
     TaskId(u32)
 );

@@ -1,7 +1,7 @@
 //! Common foundations: time, ids and containers of fixed capacity.
 //!
-//! Standard library only. Nothing here reads a clock, allocates after construction or depends on
-//! models.
+//! Uses only the standard library. The containers allocate only when they are created, and nothing
+//! here reads a clock.
 
 mod heap;
 mod histogram;

@@ -1,18 +1,18 @@
 //! Doubly linked lists over a shared table of links.
 //!
-//! Every live request is in at most one list (such as its model's queue), so one table of links,
-//! indexed by slot, serves all lists: moving a request allocates nothing, and any request leaves
+//! Every live request is in at most one list, such as its model's queue. So one table of links,
+//! indexed by slot, serves all lists. Moving a request allocates nothing, and any request leaves
 //! its list in O(1).
 
-/// The links of all slots; one table serves many [`List`]s as long as a slot is in one list at a
-/// time.
+/// Links between slots. One table serves many [`List`]s, as long as each slot is in at most one
+/// list.
 #[derive(Clone, Debug)]
 pub struct Links {
     next: Vec<u32>,
     prev: Vec<u32>,
 }
 
-/// The two ends of a list of slots; the links are in [`Links`].
+/// A list of slots: its two ends. The links between the slots are in [`Links`].
 #[derive(Clone, Copy, Debug)]
 pub struct List {
     head: u32,
@@ -23,7 +23,7 @@ pub struct List {
 const END: u32 = u32::MAX;
 
 impl Links {
-    /// Creates links for the slots `0..capacity`; never allocates again.
+    /// Creates links for the slots `0..capacity`. The table never allocates again.
     pub fn new(capacity: usize) -> Links {
         assert!(capacity < END as usize);
         Links { next: vec![END; capacity], prev: vec![END; capacity] }
@@ -67,7 +67,7 @@ impl List {
         some(self.tail)
     }
 
-    /// Appends `slot`.
+    /// Appends `slot` at the back.
     pub fn push_back(&mut self, links: &mut Links, slot: u32) {
         self.insert_after(links, some(self.tail), slot);
     }
@@ -87,8 +87,8 @@ impl List {
         self.len += 1;
     }
 
-    /// Inserts `slot` after all slots whose key is not larger. Searches from the back: O(1) where
-    /// keys mostly increase.
+    /// Inserts `slot` after all slots with a smaller or equal key. Searches from the back, which
+    /// takes O(1) if keys mostly increase.
     pub fn insert_by_key<K: Ord>(&mut self, links: &mut Links, slot: u32, key: impl Fn(u32) -> K) {
         let own = key(slot);
         let mut before = self.back();

@@ -1,12 +1,13 @@
 //! Reproducible pseudo-random numbers for uses where quality does not matter: tie-breaking, and
-//! weights and inputs of arbitrary value. Workloads use a better generator (`ripieno-workload`).
+//! arbitrary weights and inputs. Workloads use a better generator (`ripieno-workload`).
 
-/// A linear congruential generator. Only its high bits are returned, since its low ones are poor.
+/// A linear congruential generator. It returns only the high bits of its state, because the low
+/// bits are poor.
 #[derive(Clone, Debug)]
 pub struct Lcg(u64);
 
 impl Lcg {
-    /// Creates the generator for a seed.
+    /// Creates a generator with a seed.
     pub fn new(seed: u64) -> Lcg {
         Lcg(seed)
     }
@@ -16,7 +17,7 @@ impl Lcg {
         (self.next() >> 32) as u32
     }
 
-    /// Returns a number below `bound`, which is at least 1.
+    /// Returns a random number below `bound`, which must be at least 1.
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }

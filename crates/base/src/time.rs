@@ -1,9 +1,9 @@
 //! Time as signed integer nanoseconds.
 //!
-//! Integers, because decisions must be equal bit for bit on every run and machine; signed, because
-//! a deadline minus a latency may lie before the origin, and saturating there would hide it.
-//! `std::time::Instant` has no zero and no "never", so a pure core would have to derive both from a
-//! clock.
+//! Integers ensure that decisions are equal bit for bit on every run and machine. Signed values
+//! allow a time before the origin, such as a deadline minus a latency; saturation at zero would
+//! hide it. `std::time::Instant` is not used, because it has no zero and no "never", and can only
+//! be obtained from a clock.
 
 use std::fmt;
 use std::ops::{Add, AddAssign, Mul, Sub};
@@ -13,7 +13,7 @@ use std::ops::{Add, AddAssign, Mul, Sub};
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Nanos(pub i64);
 
-/// An instant: nanoseconds since the run's origin.
+/// An instant, in nanoseconds since the run's origin.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Time(pub i64);
@@ -21,7 +21,7 @@ pub struct Time(pub i64);
 impl Nanos {
     /// The empty span.
     pub const ZERO: Nanos = Nanos(0);
-    /// The longest span; adding it to a time gives [`Time::NEVER`].
+    /// The longest span. A time plus this span is [`Time::NEVER`].
     pub const MAX: Nanos = Nanos(i64::MAX);
 
     /// Creates a span of whole microseconds.
@@ -34,12 +34,12 @@ impl Nanos {
         Nanos(millis * 1_000_000)
     }
 
-    /// Creates a span from fractional milliseconds, rounded to the nearest nanosecond; saturates.
+    /// Creates a span from fractional milliseconds, rounded to the nearest nanosecond. Saturates.
     pub fn from_millis_f64(millis: f64) -> Nanos {
         Nanos((millis * 1e6).round() as i64)
     }
 
-    /// Creates a span from fractional seconds, rounded to the nearest nanosecond; saturates.
+    /// Creates a span from fractional seconds, rounded to the nearest nanosecond. Saturates.
     pub fn from_secs_f64(secs: f64) -> Nanos {
         Nanos((secs * 1e9).round() as i64)
     }
@@ -54,10 +54,10 @@ impl Nanos {
         self.0 as f64 / 1e9
     }
 
-    /// Returns `self · numerator / denominator` without intermediate overflow.
+    /// Returns `self · numerator / denominator`. The product does not overflow.
     pub fn scale(self, numerator: u64, denominator: u64) -> Nanos {
         let denominator = denominator.max(1);
-        // A 128-bit division takes a hundred instructions, and few spans need it.
+        // Avoids a 128-bit division, which takes a hundred instructions, for most spans.
         let narrow = i64::try_from(numerator).ok().and_then(|numerator| self.0.checked_mul(numerator));
         if let (Some(product), Ok(denominator)) = (narrow, i64::try_from(denominator)) {
             return Nanos(product / denominator);
@@ -73,12 +73,12 @@ impl Time {
     /// A time later than every instant.
     pub const NEVER: Time = Time(i64::MAX);
 
-    /// Returns the next representable instant.
+    /// Returns the next instant, one nanosecond later.
     pub fn next(self) -> Time {
         Time(self.0.saturating_add(1))
     }
 
-    /// Returns the milliseconds since the origin.
+    /// Returns the time since the origin in milliseconds.
     pub fn as_millis_f64(self) -> f64 {
         self.0 as f64 / 1e6
     }

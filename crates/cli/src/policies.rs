@@ -26,10 +26,10 @@ pub(crate) struct PoliciesArgs {
 pub(crate) fn run(args: &PoliciesArgs) -> anyhow::Result<()> {
     let chosen = CATALOGUE.iter().filter(|policy| args.name.as_deref().is_none_or(|name| policy.name == name));
     if args.format == Format::Json {
-        return print_json(&json!({ "policies": chosen.map(|policy| record(policy)).collect::<Vec<_>>() }));
+        return print_json(&json!({ "policies": chosen.map(record).collect::<Vec<_>>() }));
     }
     match &args.name {
-        Some(_) => chosen.map(|policy| explained(policy)).try_for_each(output::print),
+        Some(_) => chosen.map(explained).try_for_each(output::print),
         None => {
             let mut table = Table::new(["policy", "what it does", "options"]);
             for policy in chosen {

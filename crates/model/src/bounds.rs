@@ -1,29 +1,31 @@
-//! Upper bound on the load that devices can carry within an SLO, for staggered execution.
+//! Upper bound on the load that devices can carry within an SLO, in staggered execution.
 //!
-//! With N devices that start their batches evenly spaced, a request waits at most one N-th of a
-//! batch before its own batch starts, so a batch of b rows meets the target if (1 + 1/N)·ℓ(b) ≤
-//! SLO, and the devices together answer N·b/ℓ(b) rows a second. These are equations (1) and (2) of
-//! "Symphony: Optimized DNN Model Serving using Deferred Batch Scheduling". It is an upper estimate
-//! for evenly spaced arrivals of one model; it informs users and sizes targets, and never decides
-//! about a request.
+//! Staggered execution means that N devices start their batches evenly spaced. A request then waits
+//! at most one N-th of a batch before its own batch starts. So a batch of b rows meets the SLO if
+//! (1 + 1/N)·ℓ(b) ≤ SLO, and all devices together answer N·b/ℓ(b) rows per second. These are
+//! equations (1) and (2) of "Symphony: Optimized DNN Model Serving using Deferred Batch
+//! Scheduling".
+//!
+//! The bound assumes evenly spaced arrivals of one model. It informs users and sizes targets, but
+//! never decides about a request.
 
 use crate::Profile;
 use ripieno_base::Nanos;
 
-/// The best operating point of a model on a number of devices.
+/// Best operating point of a model on a number of devices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound {
-    /// Rows in each batch; 0 if not even one row meets the target.
+    /// Number of rows per batch; 0 if not even one row meets the SLO.
     pub batch: usize,
-    /// Rows answered per second by all devices together.
+    /// Rows per second that all devices together answer.
     pub goodput_rps: f64,
 }
 
-/// Returns the batch size with the highest goodput among those that meet `slo` on `devices` in
-/// staggered execution.
+/// Returns the batch size with the highest goodput among those that meet `slo` on `devices` devices
+/// in staggered execution.
 ///
-/// For a line αb+β it is the largest such batch; a measured table may have steps that make a
-/// smaller one better.
+/// For a line αb+β, it is the largest such batch. A measured profile may have steps, so that a
+/// smaller batch has a higher goodput.
 pub fn staggered_bound(profile: &Profile, slo: Nanos, devices: usize) -> Bound {
     let nothing = Bound { batch: 0, goodput_rps: 0.0 };
     let span = slo.scale(devices as u64, devices as u64 + 1);
@@ -34,7 +36,7 @@ pub fn staggered_bound(profile: &Profile, slo: Nanos, devices: usize) -> Bound {
     })
 }
 
-/// Returns the goodput in rows per second at the best point of [`staggered_bound`].
+/// Returns the goodput of [`staggered_bound`] in rows per second.
 pub fn best_goodput(profile: &Profile, slo: Nanos, devices: usize) -> f64 {
     staggered_bound(profile, slo, devices).goodput_rps
 }
@@ -43,8 +45,8 @@ pub fn best_goodput(profile: &Profile, slo: Nanos, devices: usize) -> f64 {
 mod tests {
     use super::*;
 
-    /// Published profiles: alpha, beta, SLO in milliseconds; devices; batch and rows/s computed
-    /// independently from the equations.
+    /// Published profiles with independently computed results: alpha, beta, SLO in milliseconds;
+    /// devices; batch and rows/s.
     const ROWS: [(f64, f64, f64, usize, usize, f64); 8] = [
         (1.053, 5.072, 25.0, 8, 16, 5839.4),
         (5.090, 18.368, 70.0, 8, 8, 1083.1),

@@ -1,40 +1,40 @@
-//! The block graph and the walk of a request through it.
+//! The block graph of a model, and the walk of a request through it.
 //!
-//! A walk is declared, not coded: each block declares how often a request runs it ([`Steps`]) and
-//! whether it starts with the block before it or after it. One application of a block for one
-//! request is a *node*, counted from 0 within its block. The properties of a request's own walk are
-//! its [`Extent`] and, where it has one, its [`Graph`](crate::Graph).
+//! Walks are declared, not programmed. Each block declares how often a request runs it ([`Steps`]),
+//! and whether it starts together with the previous block or after it. One run of a block for one
+//! request is a *node*. Nodes are numbered from 0 within their block. The size of a request's walk
+//! is its [`Extent`]. Some requests also have their own [`Graph`](crate::Graph).
 
 use crate::{LengthProfiles, Profile};
 use ripieno_base::Nanos;
 
-/// A part of a model that is executed as a unit: the whole model, a stage, a node or a cell.
+/// A part of a model that runs as a unit: the whole model, a stage, a node or a cell.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Block {
     /// Name, unique within the model.
     pub name: String,
-    /// ℓ(b) of this block alone, for the longest requests where their length matters; its length is
-    /// the block's largest batch.
+    /// Latency ℓ(b) of this block alone. If requests differ in length, it is that of the longest
+    /// requests. Its number of entries is the block's largest batch.
     pub profile: Profile,
-    /// ℓ(b) of shorter requests, where their length matters.
+    /// Latency ℓ(b) at shorter lengths, if requests differ in length.
     pub lengths: Option<LengthProfiles>,
-    /// Number of times that a request runs it.
+    /// Number of times that a request runs the block.
     pub steps: Steps,
-    /// Whether it starts with the block before it rather than after it (the backward pass of a
-    /// bidirectional model).
+    /// Whether the block starts together with the previous block rather than after it, like the
+    /// backward pass of a bidirectional model.
     pub beside: bool,
-    /// Priority among cells that could run; higher first.
+    /// Priority among cells that can run; higher first.
     pub priority: u32,
-    /// The batch sizes that it is compiled for, ascending; a batch is padded to the next one.
-    /// Empty: every size.
+    /// Batch sizes for which the block is compiled, ascending. A batch is padded to the next size.
+    /// If empty, every size is possible.
     pub sizes: Vec<usize>,
-    /// Whether it may let a request skip blocks.
+    /// Whether the block may let a request skip later blocks.
     pub skips: bool,
 }
 
 impl Block {
-    /// Creates a block that a request runs once, after the one before it, in batches of any size.
+    /// Creates a block that a request runs once, after the previous block, in batches of any size.
     pub fn new(name: impl Into<String>, profile: Profile) -> Block {
         Block {
             name: name.into(),
@@ -48,8 +48,8 @@ impl Block {
         }
     }
 
-    /// Replaces the profile. It holds for the longest requests; the cost of shorter ones changes in
-    /// proportion.
+    /// Replaces the profile, which is that of the longest requests. The cost of shorter requests
+    /// changes in proportion.
     pub fn replace_profile(&mut self, profile: Profile) {
         if let Some(lengths) = &mut self.lengths {
             *lengths = lengths.scaled(&self.profile, &profile);
@@ -62,15 +62,15 @@ impl Block {
         self.profile.max_batch()
     }
 
-    /// Returns the cost of a batch of `rows` rows that is padded to `length`.
+    /// Returns the latency of a batch of `rows` rows that is padded to `length`.
     pub fn cost(&self, rows: usize, length: u32) -> Nanos {
         self.lengths.as_ref().map_or_else(|| self.profile.latency(rows), |lengths| lengths.latency(rows, length))
     }
 
-    /// Returns the share of its device that a batch can use, in millionths: its throughput over the
-    /// highest throughput of any batch. Work is counted in rows, or in elements of rows where their
-    /// length matters. Concurrent batches slow each other down by the sum of their shares, once
-    /// that exceeds a whole device.
+    /// Returns the share of its device that a batch can use, in millionths. It is the batch's
+    /// throughput divided by the highest throughput of any batch. Throughput counts rows, or
+    /// elements of rows if requests differ in length. If the shares of concurrent batches exceed a
+    /// whole device, the batches slow down by the sum of the shares.
     pub fn share(&self, rows: usize, length: u32) -> u32 {
         match &self.lengths {
             Some(lengths) => lengths.share(rows, length),
@@ -85,40 +85,41 @@ impl Block {
 pub enum Steps {
     /// Once.
     Once,
-    /// Once for each element of its sequence, in order.
+    /// Once for each element of the request's sequence, in order.
     Length,
-    /// Until a step reports the end of the walk, or until the request's limit; the number is not
-    /// known in advance.
+    /// Until a step reports the end or the request's limit is reached. The number is not known in
+    /// advance.
     UntilEnd,
-    /// Once for each node of its graph that names this block, each after the nodes that it takes
-    /// its inputs from.
+    /// Once for each node of the request's graph that names this block. A node runs after the nodes
+    /// that compute its inputs.
     Nodes,
 }
 
 impl Steps {
-    /// Whether a step's report ends the block.
+    /// Whether a report of a step ends the block.
     pub fn ends_by_report(self) -> bool {
         self == Steps::UntilEnd
     }
 }
 
-/// Size of a request's walk, known from the client's input before anything has run.
+/// Size of a request's walk, which is known from the client's input before anything runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Extent {
-    /// Elements of its sequence, or nodes of its graph; at least 1. Where blocks run once, the
-    /// length of the request, to which its batch is padded at least.
+    /// Number of elements of its sequence or nodes of its graph; at least 1. For blocks that run
+    /// once, the length of the request, which is the smallest length to which its batch is padded.
     pub length: u32,
-    /// Largest number of steps of a block that runs until its end; 0 where the model has none.
+    /// Largest number of steps of a block that runs until the request ends; 0 if the model has no
+    /// such block.
     pub limit: u32,
 }
 
 impl Extent {
-    /// The extent of a request that runs each block once.
+    /// Extent of a request that runs each block once and has no length.
     pub const ONE: Extent = Extent { length: 1, limit: 0 };
 
-    /// Returns the largest number of times that the request runs a block; for a graph, the number
-    /// of all its nodes.
+    /// Returns the largest number of times that the request runs a block. For a graph, returns the
+    /// number of all its nodes.
     pub fn steps(self, steps: Steps) -> u32 {
         match steps {
             Steps::Once => 1,
@@ -127,7 +128,7 @@ impl Extent {
         }
     }
 
-    /// Whether the request does not run this step of a block. `over`: whether the block has
+    /// Whether the request does not run this step of a block. `over` tells whether the block has
     /// reported its end.
     pub fn skips_step(self, steps: Steps, step: u32, over: bool) -> bool {
         (over && steps.ends_by_report()) || step >= self.steps(steps)
@@ -140,24 +141,26 @@ impl Extent {
 pub enum Walk {
     /// One block, once.
     Whole,
-    /// Every block once, in order. A block may report that a member's walk ends early.
+    /// Every block once, in order. A block may report that the request ends early.
     Chain,
-    /// A cell for each element of a sequence.
+    /// One cell, once for each element of a sequence.
     Repeat,
-    /// Several layers of cells over a sequence, each over the outputs of the one below.
+    /// Several layers of cells over a sequence. Each layer takes the outputs of the layer below.
     Stacked,
-    /// One cell over a sequence from its first element on, another from its last.
+    /// Two cells over a sequence: one from its first element on, the other from its last element
+    /// back.
     Bidirectional,
-    /// A cell over the input sequence, then another that consumes its own outputs until it ends.
+    /// A cell over the input sequence, then a cell that takes its own outputs until it reports the
+    /// end.
     EncodeDecode,
-    /// A tree that the request contains: one cell for leaves, another for inner nodes.
+    /// A tree that the request contains. Leaves run one cell, and inner nodes another.
     Tree,
-    /// Any graph of cells that the request contains.
+    /// An acyclic graph of cells that the request contains.
     Graph,
 }
 
 impl Walk {
-    /// All walks, in the order of their complexity.
+    /// All walks, by increasing complexity.
     pub const ALL: [Walk; 8] = [
         Walk::Whole,
         Walk::Chain,
@@ -169,7 +172,7 @@ impl Walk {
         Walk::Graph,
     ];
 
-    /// Returns its name in model.toml and scenario files.
+    /// Returns the walk's name in model.toml and scenario files.
     pub fn name(self) -> &'static str {
         match self {
             Walk::Whole => "whole",
@@ -183,33 +186,33 @@ impl Walk {
         }
     }
 
-    /// Returns the walk of this name.
+    /// Returns the walk with this name.
     pub fn named(name: &str) -> Option<Walk> {
         Walk::ALL.into_iter().find(|walk| walk.name() == name)
     }
 
-    /// Whether requests differ in how often they run a block.
+    /// Whether requests run cell by cell, so that they differ in how often they run a block.
     pub fn is_unfolded(self) -> bool {
         !matches!(self, Walk::Whole | Walk::Chain)
     }
 
-    /// Whether each request brings a graph of its own.
+    /// Whether each request contains its own graph.
     pub fn brings_graph(self) -> bool {
         matches!(self, Walk::Tree | Walk::Graph)
     }
 }
 
-/// Treatment of a request that cannot be answered by its deadline.
+/// Treatment of requests that cannot be answered by their deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum DropRule {
-    /// "hopeless": rejected as soon as no schedule could meet its deadline, that is, once it could
-    /// not meet it even alone.
+    /// "hopeless": rejected as soon as the request could not meet its deadline even if it ran
+    /// alone.
     Hopeless,
-    /// "expired": rejected at its deadline; until then it may run on a device that no request in
-    /// time needs.
+    /// "expired": rejected at its deadline. Until then it may run on a device that no other request
+    /// needs.
     Expired,
-    /// "never": runs after all requests that can still be in time, and counts as late.
+    /// "never": runs after all requests that can still meet their deadlines, and counts as late.
     Never,
 }
 
@@ -219,7 +222,7 @@ pub enum DropRule {
 pub struct Model {
     /// Name, unique among the models.
     pub name: String,
-    /// The blocks, in the walk's order; never empty.
+    /// The blocks in the order of the walk; never empty.
     pub blocks: Vec<Block>,
     /// Order in which a request runs the blocks.
     pub walk: Walk,
@@ -227,14 +230,15 @@ pub struct Model {
     pub slo: Nanos,
     /// Largest number of rows in one batch.
     pub max_batch: usize,
-    /// Largest number of concurrent batches of this model, on different devices.
+    /// Largest number of this model's batches that run at the same time, on different devices.
     pub instances: usize,
     /// Treatment of hopeless requests; `None` for the policy's own rule.
     pub drop: Option<DropRule>,
-    /// Weight of its share of the devices under overload, relative to other models; at least 1.
+    /// Weight of the model's share of the devices under overload, relative to other models; at
+    /// least 1.
     #[cfg_attr(feature = "serde", serde(default = "one"))]
     pub weight: u32,
-    /// Predicted number of decoder steps, where a length profile gives one.
+    /// Predicted number of decoder steps, if the model has a length profile.
     #[cfg_attr(feature = "serde", serde(default))]
     pub dec_timesteps: Option<u32>,
 }
@@ -245,8 +249,8 @@ fn one() -> u32 {
 }
 
 impl Model {
-    /// Creates a model of one block; batches as large as the profile describes, on any number of
-    /// devices.
+    /// Creates a model of one block. Batches may be as large as the profile describes, on any
+    /// number of devices.
     pub fn whole(name: &str, profile: Profile, slo: Nanos) -> Model {
         let max_batch = profile.max_batch();
         let blocks = vec![Block::new(name, profile)];
@@ -263,13 +267,14 @@ impl Model {
         }
     }
 
-    /// Whether a batch is padded to its longest member and costs accordingly.
+    /// Whether requests differ in length, so that a batch is padded to its longest member and costs
+    /// accordingly.
     pub fn has_lengths(&self) -> bool {
         !self.walk.is_unfolded() && self.blocks.iter().any(|block| block.lengths.is_some())
     }
 
-    /// Returns ℓ(b) of the whole walk for the longest requests, for batches of at most
-    /// [`Model::max_batch`] rows.
+    /// Returns the latency ℓ(b) of all blocks together for the longest requests, for batches of at
+    /// most [`Model::max_batch`] rows.
     pub fn profile(&self) -> Profile {
         Profile::sum(self.blocks.iter().map(|block| &block.profile)).truncated(self.max_batch)
     }

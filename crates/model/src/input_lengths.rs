@@ -1,8 +1,8 @@
-//! The length of a request, which is a dimension of its inputs.
+//! The length of a request: a dimension of its inputs.
 
 use crate::{Extent, TensorSpec};
 
-/// The dimension of each input that is the length of the request.
+/// Dimension of each input that is the length of the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InputLengths {
     /// Length of the longest request.
@@ -12,8 +12,9 @@ pub struct InputLengths {
 }
 
 impl InputLengths {
-    /// Returns the extent of a request to a model with the inputs `specs`; `shape` returns the
-    /// shape of a request's input. The error says which input is too long, or differs from another.
+    /// Returns the extent of a request. `specs` are the inputs of its model, and `shape` returns
+    /// the shape of the request's input of a name. The error names the input that is too long or
+    /// differs from another.
     pub fn extent<'a>(
         &self,
         specs: &[TensorSpec],

@@ -1,17 +1,17 @@
 //! A device whose lanes run concurrently.
 //!
-//! Each running task can use a share of the device. While the shares do not exceed the whole, tasks
-//! run as if alone; beyond that, all of them progress at the same fraction of their speed alone. So
-//! the end of a task is not known when it begins: it moves whenever another task begins or ends.
-//! The simulator uses this rule, and so does a driver to compute how late a reported end was.
+//! Each running task can use a share of the device. While the sum of the shares is at most the
+//! whole device, tasks run as fast as alone. Beyond it, all tasks slow down by the same factor. So
+//! the end of a task is not known when the task begins: it changes whenever another task begins or
+//! ends. The simulator uses this rule. A driver uses it to compute how late a reported end was.
 
 use ripieno_base::{LaneId, Nanos, TaskId, Time};
 use std::collections::VecDeque;
 
-/// A whole device, in the unit of shares.
+/// The whole device, in millionths.
 const WHOLE: u64 = 1_000_000;
-/// Work is counted in these fractions of a nanosecond, so that repeated slowdowns lose nothing to
-/// rounding.
+/// Parts of a nanosecond in which work is counted, so that repeated slowdowns cause no rounding
+/// errors.
 const PARTS: u128 = 1_000_000;
 
 /// A task as submitted to a lane.
@@ -21,9 +21,9 @@ pub struct LaneTask {
     pub task: TaskId,
     /// Earliest start.
     pub earliest: Time,
-    /// Duration when it runs alone.
+    /// Duration if the task runs alone.
     pub alone: Nanos,
-    /// The share of the device that it can use, in millionths.
+    /// Share of the device that the task can use, in millionths.
     pub share: u32,
 }
 
@@ -40,11 +40,11 @@ struct RunningTask {
 /// The lanes of a device.
 #[derive(Clone, Debug)]
 pub struct Lanes {
-    /// Tasks that wait on each lane.
+    /// Waiting tasks of each lane, in order.
     waiting: Vec<VecDeque<LaneTask>>,
-    /// Running tasks, at most one per lane, in the order in which they began.
+    /// Running tasks in the order of their starts, at most one per lane.
     running: Vec<RunningTask>,
-    /// Time up to which their work is counted.
+    /// Time up to which the work of the running tasks is counted.
     since: Time,
 }
 
@@ -54,13 +54,13 @@ impl Lanes {
         Lanes { waiting: vec![VecDeque::new(); lanes], running: Vec::with_capacity(lanes), since: Time::ORIGIN }
     }
 
-    /// Adds a task; it begins after those that its lane holds.
+    /// Adds a task, which begins after the earlier tasks of its lane.
     pub fn push(&mut self, now: Time, lane: LaneId, job: LaneTask) {
         self.waiting[lane.index()].push_back(job);
         self.advance(now);
     }
 
-    /// Returns the next instant at which a task ends, if none begins before.
+    /// Returns the time of the next end of a task, if no task begins before.
     pub fn next_end(&self) -> Time {
         let crowd = self.crowd();
         let end = |running: &RunningTask| {
@@ -75,15 +75,15 @@ impl Lanes {
         self.waiting.len()
     }
 
-    /// Returns the next instant at which a task begins on a free lane; [`Time::NEVER`] if none
-    /// waits there.
+    /// Returns the time at which the next task begins on a free lane; [`Time::NEVER`] if no task
+    /// waits on a free lane.
     pub fn next_begin(&self) -> Time {
         let free = |&lane: &usize| self.running.iter().all(|running| running.lane != lane);
         let heads = (0..self.waiting.len()).filter(free).filter_map(|lane| self.waiting[lane].front());
         heads.map(|job| job.earliest).min().unwrap_or(Time::NEVER)
     }
 
-    /// Advances the running tasks to `now`, and starts those that may begin.
+    /// Advances the running tasks to `now` and starts tasks that may begin.
     pub fn advance(&mut self, now: Time) {
         let crowd = u128::from(self.crowd());
         let span = (now - self.since).0 as u128;
@@ -104,8 +104,8 @@ impl Lanes {
         }
     }
 
-    /// Removes a task that has ended; returns it with its start. The next task of its lane begins
-    /// immediately.
+    /// Removes a task that has ended, and returns it with its start. The next task of its lane
+    /// begins immediately.
     pub fn pop_ended(&mut self, now: Time) -> Option<(TaskId, Time)> {
         let at = self.running.iter().position(|running| running.left == 0)?;
         let RunningTask { task, began, .. } = self.running.remove(at);
@@ -113,7 +113,7 @@ impl Lanes {
         Some((task, began))
     }
 
-    /// Removes a task, running or not; returns its start.
+    /// Removes a task, running or not, and returns its start.
     pub fn remove(&mut self, now: Time, task: TaskId) -> Option<Time> {
         self.waiting.iter_mut().for_each(|lane| lane.retain(|job| job.task != task));
         let at = self.running.iter().position(|running| running.task == task)?;
@@ -122,7 +122,7 @@ impl Lanes {
         Some(began)
     }
 
-    /// Advances to `now` and calls `ended` with each task that ends: its start and end.
+    /// Advances to `now`. Calls `ended` with each task that ends, its start and its end.
     fn work_until(&mut self, now: Time, mut ended: impl FnMut(TaskId, Time, Time)) {
         loop {
             let next = self.next_end().min(self.next_begin());
@@ -140,27 +140,28 @@ impl Lanes {
         self.running.is_empty() && self.waiting.iter().all(VecDeque::is_empty)
     }
 
-    /// The slowdown factor: the sum of the shares of running tasks, at least a whole.
+    /// Returns the slowdown factor in millionths: the sum of the shares of running tasks, but at
+    /// least a whole device.
     fn crowd(&self) -> u64 {
         self.crowd_with(0)
     }
 
-    /// The slowdown factor with one more task of this share.
+    /// Returns the slowdown factor with one more task of this share.
     fn crowd_with(&self, share: u32) -> u64 {
         self.running.iter().map(|running| running.share).sum::<u64>().saturating_add(share.into()).max(WHOLE)
     }
 }
 
-/// Expected ends of tasks, for a driver that learns of their ends late.
+/// Expected ends of tasks, for a driver to which ends are reported late.
 #[derive(Clone, Debug)]
 pub struct ExpectedEnds {
     lanes: Lanes,
-    /// Tasks that should have ended but are not reported yet: start and end.
+    /// Tasks that should have ended but were not reported yet, with start and end.
     over: Vec<(TaskId, Time, Time)>,
 }
 
 impl ExpectedEnds {
-    /// Creates the state of an idle device with this number of lanes.
+    /// Creates the state of an idle device with `lanes` lanes.
     pub fn new(lanes: usize) -> ExpectedEnds {
         ExpectedEnds { lanes: Lanes::new(lanes), over: Vec::new() }
     }
@@ -171,8 +172,8 @@ impl ExpectedEnds {
         self.lanes.push(now, lane, job);
     }
 
-    /// Removes a task that was reported as ended; returns its expected start and end. For a task
-    /// that ended early, the expected end is `now`.
+    /// Removes a task that was reported as ended. Returns its expected start and end. If the task
+    /// ended early, the expected end is `now`.
     pub fn end(&mut self, now: Time, task: TaskId) -> (Time, Time) {
         self.advance(now);
         match self.over.iter().position(|&(over, ..)| over == task) {
@@ -184,8 +185,8 @@ impl ExpectedEnds {
         }
     }
 
-    /// Returns the expected end of a started task if no other begins; `None` if it should have
-    /// ended by now.
+    /// Returns the expected end of a started task if no other task begins. `None` if the task
+    /// should have ended by now.
     pub fn end_of(&self, task: TaskId) -> Option<Time> {
         let (mut lanes, mut end) = (self.lanes.clone(), None);
         while end.is_none() && !lanes.is_idle() {
@@ -195,8 +196,8 @@ impl ExpectedEnds {
         end
     }
 
-    /// Returns the duration of a task with this share that takes `alone` by itself, beside the
-    /// running tasks.
+    /// Returns the duration of an additional task with this share that takes `alone` when it runs
+    /// alone. Assumes that the set of running tasks stays the same.
     pub fn span_beside(&self, share: u32, alone: Nanos) -> Nanos {
         alone.scale(self.lanes.crowd_with(share), WHOLE)
     }
@@ -217,8 +218,8 @@ mod tests {
         let mut due = ExpectedEnds::new(2);
         due.start(at(0.0), LaneId(0), job(0, 0.0, 3.0, 1_000_000));
         due.start(at(1.0), LaneId(1), job(1, 1.0, 4.0, 1_000_000));
-        // By the rule they end at 5 and 7 ms; the second is reported first, and the third begins
-        // where the first should have ended.
+        // By the rule, the tasks end at 5 and 7 ms. The second one is reported first, and the third
+        // begins when the first one should have ended.
         assert_eq!(due.end(at(7.5), TaskId(1)), (at(1.0), at(7.0)));
         assert_eq!(due.end(at(7.5), TaskId(0)), (at(0.0), at(5.0)));
         due.start(at(8.0), LaneId(0), job(2, 8.0, 2.0, 1_000_000));
@@ -235,7 +236,7 @@ mod tests {
         LaneTask { task: TaskId(task), earliest: at(earliest), alone: Nanos::from_millis_f64(alone_ms), share }
     }
 
-    /// Runs until nothing is left; returns task, start and end in milliseconds.
+    /// Runs all tasks to their ends. Returns task, start and end in milliseconds.
     fn drain(lanes: &mut Lanes) -> Vec<(u32, f64, f64)> {
         let mut ended = Vec::new();
         loop {
@@ -262,8 +263,8 @@ mod tests {
     fn beyond_a_whole_device_all_slow_down_alike() {
         let mut lanes = Lanes::new(2);
         lanes.push(at(0.0), LaneId(0), job(0, 0.0, 3.0, 1_000_000));
-        // Alone for 1 ms, then two at half speed: the other one has done half of its 4 ms when the
-        // first ends at 5.
+        // One task runs alone for 1 ms, then two at half speed. When the first one ends at 5 ms,
+        // the other has done half of its 4 ms.
         lanes.push(at(0.0), LaneId(1), job(1, 1.0, 4.0, 1_000_000));
         assert_eq!(drain(&mut lanes), [(0, 0.0, 5.0), (1, 1.0, 7.0)]);
     }

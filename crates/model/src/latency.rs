@@ -1,35 +1,35 @@
-//! Latencies as users write them in `model.toml` and in scenario files.
+//! Latencies in the form in which users write them in `model.toml` and scenario files.
 
 use crate::{Profile, ProfileError};
 use ripieno_base::Nanos;
 use std::fmt;
 
-/// A latency profile as written by hand.
+/// A latency profile written by hand.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Latency {
     /// `latency_ms = [ℓ(1), ℓ(2), …]`
     Table(Vec<f64>),
     /// `alpha_ms`, `beta_ms`: ℓ(b) = αb + β
     Line {
-        /// Cost of each further row.
+        /// Cost of each additional row.
         alpha_ms: f64,
         /// Fixed cost of a batch.
         beta_ms: f64,
     },
 }
 
-/// Reason why a combination of keys is no profile.
+/// Reason why a combination of keys is not a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LatencyError {
-    /// The offending key.
+    /// Key that causes the error.
     pub key: &'static str,
-    /// The problem and its fix; follows the key in a sentence.
+    /// Problem and fix, in words that follow the key in a sentence.
     pub problem: &'static str,
 }
 
 impl Latency {
     /// Combines the keys `latency_ms`, `alpha_ms` and `beta_ms`; `None` if none is given. The
-    /// caller has checked that they are valid durations.
+    /// caller must have checked that the values are valid durations.
     pub fn from_keys(
         latency_ms: Option<&[f64]>,
         alpha_ms: Option<f64>,
@@ -60,7 +60,7 @@ impl Latency {
         }
     }
 
-    /// Returns the largest batch described; `None` if there is no limit.
+    /// Returns the largest batch that the profile describes; `None` if it has no limit.
     pub fn max_batch(&self) -> Option<usize> {
         match self {
             Latency::Line { .. } => None,

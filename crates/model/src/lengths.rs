@@ -1,39 +1,39 @@
 //! Cost of a block whose requests differ in length: a batch is padded to its longest member.
 //!
-//! Profiles of a few lengths are measured, like batch sizes in a [`Profile`]; between them, time is
-//! interpolated linearly.
+//! Profiles are measured at a few lengths and interpolated linearly between them, like batch sizes
+//! in a [`Profile`].
 
 use crate::Profile;
 use crate::profile::WorkRate;
 use ripieno_base::Nanos;
 use std::fmt;
 
-/// ℓ(b) by the length that batches are padded to.
+/// Latency ℓ(b) by the length to which batches are padded.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct LengthProfiles {
-    /// Profiles by length, ascending; all with the same largest batch.
+    /// Profiles by length, ascending. All have the same largest batch.
     table: Box<[(u32, Profile)]>,
-    /// Rows and length with the highest throughput.
+    /// Number of rows and length with the highest throughput.
     best: (usize, u32),
 }
 
-/// Reason why profiles do not make a table by length.
+/// Reason why profiles do not form a table by length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LengthsError {
     /// The table is empty.
     Empty,
-    /// A length is zero, or not above the one before it.
+    /// A length is zero, or not greater than the previous length.
     NotAscending {
-        /// The offending length.
+        /// Length that causes the error.
         length: u32,
     },
-    /// A profile has a different number of batch sizes from the first one.
+    /// A profile has another number of batch sizes than the first one.
     Uneven {
-        /// Its length.
+        /// Length of the profile.
         length: u32,
     },
-    /// A batch of a longer length costs less than the same batch of a shorter one.
+    /// A batch costs less at a longer length than at a shorter one.
     Falls {
         /// The longer length.
         length: u32,
@@ -41,8 +41,8 @@ pub enum LengthsError {
 }
 
 impl LengthProfiles {
-    /// Creates a table of profiles by length: ascending lengths, equal batch sizes, and no cost
-    /// that decreases with the length.
+    /// Creates a table of profiles by length. Lengths must ascend, all profiles must have equal
+    /// batch sizes, and no cost may decrease with the length.
     pub fn new(table: Vec<(u32, Profile)>) -> Result<LengthProfiles, LengthsError> {
         let Some((first, rest)) = table.split_first() else { return Err(LengthsError::Empty) };
         if first.0 == 0 {
@@ -66,9 +66,9 @@ impl LengthProfiles {
         Ok(lengths)
     }
 
-    /// Returns ℓ(b) of batches that are padded to `length`: interpolated linearly between the two
-    /// lengths around it, rounded down; that of the shortest below it, and in proportion to the
-    /// length beyond the longest.
+    /// Returns the latency of a batch that is padded to `length`. Between two lengths of the table,
+    /// it is interpolated linearly and rounded down. Below the shortest length it is that of the
+    /// shortest. Beyond the longest length it grows in proportion to the length.
     pub fn latency(&self, rows: usize, length: u32) -> Nanos {
         let at = self.table.partition_point(|&(known, _)| known < length);
         let cost = |at: usize| self.table[at].1.latency(rows);
@@ -90,8 +90,9 @@ impl LengthProfiles {
         self.rate(rows, length).over(self.rate(best_rows, best_length))
     }
 
-    /// Scales the table for a block whose cost changed from `old` to `new`: the ratio of the two at
-    /// a batch size applies to every length. Batch sizes end where any of the three profiles does.
+    /// Scales the table after the block's cost changed from `old` to `new`. At each batch size, the
+    /// ratio of the two applies to every length. The result has as many batch sizes as the shortest
+    /// of the three profiles.
     pub(crate) fn scaled(&self, old: &Profile, new: &Profile) -> LengthProfiles {
         let scaled = |profile: &Profile| {
             let each = profile.table().iter().zip(old.table()).zip(new.table());
@@ -152,7 +153,7 @@ mod tests {
             [2_000, 2_000, 3_000, 4_000, 5_000, 8_000, 16_000]
         );
         assert_eq!(lengths.latency(3, 8), Nanos::MAX);
-        // The throughput of a full device: eight elements per millisecond.
+        // The highest throughput of the device is eight elements per millisecond.
         assert_eq!([lengths.share(1, 8), lengths.share(2, 8), lengths.share(1, 16)], [500_000, 1_000_000, 1_000_000]);
     }
 
@@ -162,11 +163,12 @@ mod tests {
         block.lengths = Some(LengthProfiles::new(vec![(8, profile(&[2, 2, 2])), (32, profile(&[4, 8, 8]))]).unwrap());
         block.replace_profile(profile(&[8, 8, 10]));
         let micros = |block: &Block, length| [1, 2, 3].map(|rows| block.cost(rows, length).0 / 1_000);
-        // The cost of one row doubles and that of two stays: no larger batch costs less.
+        // The cost of one row doubles, and that of two rows stays. No batch costs less than a
+        // smaller one.
         assert_eq!(micros(&block, 8), [4_000, 4_000, 4_000]);
         assert_eq!(micros(&block, 32), [8_000, 8_000, 10_000]);
         assert_eq!((block.share(3, 32), block.share(2, 8)), (1_000_000, 416_666));
-        // A shorter profile has fewer batch sizes, and no cost becomes zero.
+        // A shorter profile reduces the number of batch sizes. No cost becomes zero.
         block.replace_profile(Profile::from_table(&[Nanos(1), Nanos(2)]).unwrap());
         assert_eq!([1, 2].map(|rows| block.cost(rows, 8)), [Nanos(1); 2]);
         assert_eq!(block.cost(3, 8), Nanos::MAX);

@@ -1,7 +1,8 @@
 //! Description of a model: its blocks, their cost by batch size, and the walk of a request through
 //! them.
 //!
-//! Standard library only; the scheduler, the simulator and the executors share these types.
+//! Uses only the standard library. The scheduler, the simulator and the executors share these
+//! types.
 
 pub mod bounds;
 mod graph;

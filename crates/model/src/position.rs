@@ -1,14 +1,14 @@
-//! Position of a request in its walk, and the next step: the one place that decides whether a
-//! request continues or ends.
+//! Position of a request in its walk, and the next step. Only this module decides whether a request
+//! continues or ends.
 //!
-//! Schedulers and executors store a [`Position`] and advance it after each step. Blocks that run
-//! concurrently have a position each, and so has each connected part of a graph, whose steps are
+//! Schedulers and executors store a [`Position`] and advance it after each step. Each of several
+//! concurrent blocks has its own position. So does each connected part of a graph, whose steps are
 //! its nodes.
 
 use crate::{Extent, Model, Steps};
 use ripieno_base::BlockId;
 
-/// The step of a block that a request is to run or has just run.
+/// The step of a block that a request will run next or has just run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Position {
     /// The block.
@@ -17,32 +17,33 @@ pub struct Position {
     pub step: u32,
 }
 
-/// Report of a block on a request that it has run.
+/// Report of a block about a request after one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepReport {
-    /// Whether the walk ends here (early exit) or, for a block that runs until its end, the block
-    /// does (end token).
+    /// Whether the request ends here (early exit). For a block that runs until the request ends,
+    /// whether the block ends (end token).
     pub ended: bool,
-    /// The block that the request continues with, if not the next one.
+    /// Block with which the request continues, if it skips blocks.
     pub skip: Option<BlockId>,
 }
 
 impl StepReport {
-    /// Reduces a device's report to the part that the core needs. Where walks unfold, the core
-    /// itself computes the end of a block, except the end of a block that runs until its end.
+    /// Reduces a device's report to the part that the core needs. For requests that run cell by
+    /// cell, the core computes the end of a block itself, except for a block that runs until the
+    /// request ends.
     pub fn for_core(ended: bool, skip: Option<BlockId>, steps: Steps, unfolds: bool) -> StepReport {
         StepReport { ended: ended && (!unfolds || steps.ends_by_report()), skip }
     }
 }
 
-/// The next action of a request after a step.
+/// Next action of a request after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Onward {
-    /// It takes the next step of the same block.
+    /// The next step of the same block.
     Step,
-    /// It continues with this block, and waits until that is run.
+    /// The first step of this block, once the block can run.
     Block(BlockId),
-    /// Its walk is complete.
+    /// The end of the request.
     End,
 }
 
@@ -52,24 +53,25 @@ impl Position {
         Position { block, step: 0 }
     }
 
-    /// Returns the action after this step. `steps`: the kind of the block; `blocks`: the number of
-    /// blocks; `extent`: that of the request.
+    /// Returns the next action after this step. `steps` is the kind of the block, `blocks` the
+    /// number of blocks, and `extent` the request's extent.
     pub fn advance(self, steps: Steps, blocks: usize, extent: Extent, report: StepReport) -> Onward {
         if !report.ended && self.step + 1 < extent.steps(steps) {
             return Onward::Step;
         }
-        // The end of a block that runs until its end is not yet that of the walk.
+        // If a block runs until the request ends, its end is not the request's end yet, because
+        // further blocks may follow.
         let exits = report.ended && !steps.ends_by_report();
         let next = self.next_block(report);
         if exits || next.index() >= blocks { Onward::End } else { Onward::Block(next) }
     }
 
-    /// Returns the block that follows this one, or the first id after the last block.
+    /// Returns the next block, or the first unused id after the last block.
     pub fn next_block(self, report: StepReport) -> BlockId {
         report.skip.unwrap_or(BlockId(self.block.0 + 1))
     }
 
-    /// Whether a report ends the walk before all its steps have been run.
+    /// Whether a report ends the request before all its steps have run.
     pub fn exits_early(self, steps: Steps, blocks: usize, extent: Extent, report: StepReport) -> bool {
         let onward = |report| self.advance(steps, blocks, extent, report);
         report.ended && onward(report) == Onward::End && onward(StepReport::default()) != Onward::End
@@ -77,7 +79,7 @@ impl Position {
 }
 
 impl Model {
-    /// Applies [`Position::advance`] to the blocks of this model.
+    /// Applies [`Position::advance`] to a block of this model.
     pub fn advance(&self, at: Position, extent: Extent, report: StepReport) -> Onward {
         at.advance(self.blocks[at.block.index()].steps, self.blocks.len(), extent, report)
     }

@@ -1,9 +1,9 @@
 //! The latency profile ℓ(b): the time that a batch of b rows takes on one block.
 //!
-//! Decisions use a table, because real devices have steps; a line αb+β with its R² is fitted for
-//! display only. The table is made monotone (running maximum) so that "the largest batch that fits
-//! a span" is one binary search and adding a row never makes a batch look cheaper, as a noisy
-//! measurement otherwise would.
+//! Decisions use a table, because the latency of real devices has steps. A line αb+β with its R² is
+//! fitted for display only. The table is made monotone (running maximum), because in a noisy
+//! measurement a larger batch may seem cheaper. So "the largest batch that fits a span" is one
+//! binary search.
 
 use ripieno_base::Nanos;
 use std::cmp::Ordering;
@@ -13,34 +13,34 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Profile {
-    /// `table[b - 1]` is ℓ(b); never decreases.
+    /// Entry `b - 1` is ℓ(b). Entries never decrease.
     table: Box<[Nanos]>,
 }
 
-/// The least-squares line αb+β through a profile.
+/// Least-squares line αb+β through a profile.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fit {
-    /// Cost of each further row, α.
+    /// Cost of each additional row, α.
     pub alpha_ms: f64,
     /// Fixed cost of a batch, β.
     pub beta_ms: f64,
-    /// Share of the variance that the line explains, 0 to 1.
+    /// Share of the variance that the line explains, from 0 to 1.
     pub r_squared: f64,
 }
 
-/// Reason why numbers do not make a profile.
+/// Reason why numbers are not a valid profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProfileError {
-    /// There is no batch size.
+    /// There are no batch sizes.
     Empty,
-    /// ℓ(b) is zero, negative or not a number at this batch size.
+    /// The latency is zero, negative or not a number at some batch size.
     NotPositive {
-        /// The offending batch size.
+        /// Batch size that causes the error.
         batch: usize,
     },
     /// There are more batch sizes than [`Profile::MAX_BATCH`].
     TooLong {
-        /// The number of batch sizes given.
+        /// Number of batch sizes given.
         given: usize,
     },
 }
@@ -49,8 +49,8 @@ impl Profile {
     /// The largest batch size that a profile may describe.
     pub const MAX_BATCH: usize = 65_536;
 
-    /// Creates a profile from measured or published latencies, `latencies[b - 1]` = ℓ(b); made
-    /// monotone.
+    /// Creates a profile from measured or published latencies: `latencies[b - 1]` is ℓ(b). The
+    /// profile is made monotone.
     pub fn from_table(latencies: &[Nanos]) -> Result<Profile, ProfileError> {
         if latencies.is_empty() {
             return Err(ProfileError::Empty);
@@ -81,8 +81,8 @@ impl Profile {
         Profile::from_table(&(1..=max_batch).map(at).collect::<Vec<_>>())
     }
 
-    /// Creates a profile from latencies measured at some batch sizes, ascending; linear in between,
-    /// flat before the first.
+    /// Creates a profile from latencies at some batch sizes, which must ascend. Interpolates
+    /// linearly between them. Below the first size, the latency is that of the first size.
     pub fn interpolate(points: &[(usize, Nanos)]) -> Result<Profile, ProfileError> {
         let (&(first, _), &(last, _)) = (points.first().zip(points.last())).ok_or(ProfileError::Empty)?;
         if last > Profile::MAX_BATCH {
@@ -97,34 +97,33 @@ impl Profile {
         Profile::from_table(&table)
     }
 
-    /// Returns ℓ(b) for `1 <= batch <= max_batch`; a larger batch costs [`Nanos::MAX`], so that no
-    /// deadline admits it.
+    /// Returns ℓ(b) for `1 <= batch <= max_batch`. A larger batch costs [`Nanos::MAX`], so that it
+    /// meets no deadline.
     pub fn latency(&self, batch: usize) -> Nanos {
         debug_assert!(batch > 0);
         self.table.get(batch - 1).copied().unwrap_or(Nanos::MAX)
     }
 
-    /// Returns the share of its device that a batch can use, in millionths: its throughput over the
-    /// highest of any batch.
+    /// Returns the share of its device that a batch can use, in millionths: its throughput divided
+    /// by the highest throughput of any batch.
     pub fn share(&self, batch: usize) -> u32 {
         let best = self.table.iter().zip(1..).map(|(&latency, rows)| WorkRate { work: rows, latency }).max();
         let best = best.expect("a profile has batch sizes");
         WorkRate { work: batch as u64, latency: self.latency(batch) }.over(best)
     }
 
-    /// Returns the smallest batch that uses the device well: with at least 95 % of the highest
-    /// throughput.
+    /// Returns the smallest batch with at least 95 % of the highest throughput.
     pub fn preferred(&self) -> usize {
         (1..=self.max_batch()).find(|&batch| self.share(batch) >= 950_000).unwrap_or(self.max_batch())
     }
 
-    /// Whether parts of a model prefer different batch sizes, given the preferred size of each: by
-    /// a factor of two somewhere, since measurements of equal parts differ by less.
+    /// Whether the preferred batch sizes of a model's parts differ by a factor of two or more.
+    /// Smaller differences may come from the measurement.
     pub fn prefer_differently(preferred: impl Iterator<Item = usize> + Clone) -> bool {
         preferred.clone().min().zip(preferred.max()).is_some_and(|(least, most)| most >= 2 * least)
     }
 
-    /// Returns the largest batch size described.
+    /// Returns the largest batch size that the profile describes.
     pub fn max_batch(&self) -> usize {
         self.table.len()
     }
@@ -139,8 +138,8 @@ impl Profile {
         Profile { table: self.table[..max_batch.clamp(1, self.table.len())].into() }
     }
 
-    /// Returns the profile of running `blocks` in sequence, up to the smallest of their largest
-    /// batches.
+    /// Returns the profile of running `blocks` one after the other. Its largest batch is the
+    /// smallest among those of the blocks.
     pub fn sum<'a>(blocks: impl Iterator<Item = &'a Profile> + Clone) -> Profile {
         let max_batch = blocks.clone().map(Profile::max_batch).min().unwrap_or(0);
         assert!(max_batch > 0, "a model has at least one block");
@@ -166,7 +165,7 @@ impl Profile {
     }
 }
 
-/// Work over time; compared without rounding.
+/// Work per time, compared without rounding.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WorkRate {
     pub(crate) work: u64,
@@ -174,13 +173,13 @@ pub(crate) struct WorkRate {
 }
 
 impl WorkRate {
-    /// Returns this rate in millionths of another one that is at least as high.
+    /// Returns this rate in millionths of `best`, which must be at least as high.
     pub(crate) fn over(self, best: WorkRate) -> u32 {
         let part = self.products(best);
         (part.0 * 1_000_000 / part.1.max(1)).min(1_000_000) as u32
     }
 
-    /// Cross products, which compare as the rates do.
+    /// Returns the cross products, which compare like the rates.
     fn products(self, other: WorkRate) -> (u128, u128) {
         let product =
             |rate: WorkRate, other: WorkRate| u128::from(rate.work) * u128::from(other.latency.0.unsigned_abs());
@@ -266,7 +265,7 @@ mod tests {
 
     #[test]
     fn a_batch_uses_the_device_as_far_as_it_gains_by_its_rows() {
-        // Flat up to four rows, in proportion beyond.
+        // The latency is constant up to four rows and proportional beyond.
         let profile = table(&[4, 4, 4, 4, 5, 6, 7, 8]);
         let shares: Vec<_> = (1..=8).map(|batch| profile.share(batch)).collect();
         assert_eq!(shares, [250_000, 500_000, 750_000, 1_000_000, 1_000_000, 1_000_000, 1_000_000, 1_000_000]);

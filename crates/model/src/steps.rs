@@ -1,8 +1,8 @@
-//! The steps of an ensemble: models that a request runs in sequence or concurrently, as a graph
-//! defines.
+//! The steps of an ensemble: models that a request runs one after the other or concurrently, as a
+//! graph defines.
 //!
-//! The drivers share the order of steps and the least time that later steps take. A request's
-//! progress is two bit sets, so that storing it costs nothing.
+//! The drivers share the order of steps, and the shortest time that later steps take. The progress
+//! of a request is two bit sets, so it can be stored cheaply.
 
 use ripieno_base::Nanos;
 use std::fmt;
@@ -10,7 +10,7 @@ use std::fmt;
 /// Dependencies between steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepGraph {
-    /// Bit set of the dependencies of each step.
+    /// Dependencies of each step, as bit sets.
     needs: Vec<u64>,
 }
 
@@ -21,9 +21,9 @@ pub enum StepsError {
     None,
     /// There are more than [`StepGraph::MAX_STEPS`].
     TooMany,
-    /// The step depends on one that does not exist.
+    /// The step depends on a step that does not exist.
     Unknown(usize),
-    /// The step depends, through others, on itself.
+    /// The step depends on itself, directly or through others.
     Circle(usize),
 }
 
@@ -64,7 +64,8 @@ impl StepGraph {
         self.needs.len()
     }
 
-    /// Returns, for each step, the longest time of the steps after it, given the time of each step.
+    /// Returns for each step the longest time of the steps after it. `alone` is the time of each
+    /// step.
     pub fn after(&self, alone: &[Nanos]) -> Vec<Nanos> {
         let mut after = vec![Nanos::ZERO; self.steps()];
         let order: Vec<usize> = self.order().collect();
@@ -77,7 +78,7 @@ impl StepGraph {
         after
     }
 
-    /// Returns the length of the critical path, given the time of each step.
+    /// Returns the length of the critical path. `alone` is the time of each step.
     pub fn critical_path(&self, alone: &[Nanos]) -> Nanos {
         let after = self.after(alone);
         after.iter().zip(alone).map(|(&after, &alone)| after + alone).max().unwrap_or(Nanos::ZERO)
@@ -94,19 +95,21 @@ impl StepGraph {
     }
 }
 
-/// Returns the part of the remaining time to reserve for the steps after a step. `after` is the
-/// time that they take alone, `own` that of the step itself, which gets the rest.
+/// Returns the part of the remaining time `left` to reserve for the steps after a step. `after` is
+/// the time that these steps take alone, and `own` is that of the step itself. The step gets the
+/// rest of `left`.
 ///
-/// Later steps wait for batches, too, so their time alone is not enough. They get three times that,
-/// as a default latency target is three times a batch; but if less time is left, no more than their
-/// share of it, so that no step is dropped that could still be in time on idle devices.
+/// Later steps wait for batches too, so their time alone is not enough. They get three times
+/// `after`, because a default latency target is three times a batch. If less time is left, they get
+/// at most their proportion of it. So a step that could still be in time on idle devices is not
+/// dropped.
 pub fn reserve(left: Nanos, own: Nanos, after: Nanos) -> Nanos {
     let (own, after) = (own.0.max(1).unsigned_abs(), after.0.max(0).unsigned_abs());
     let share = left.max(Nanos::ZERO).scale(after, own + after);
     share.min(Nanos(after.saturating_mul(3).cast_signed()))
 }
 
-/// Progress of a request.
+/// Progress of a request through the steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepProgress {
     begun: u64,
@@ -114,7 +117,7 @@ pub struct StepProgress {
 }
 
 impl StepProgress {
-    /// Begins a step whose dependencies are done, and returns it.
+    /// Begins and returns a step whose dependencies are done; `None` if there is none.
     pub fn begin_next(&mut self, graph: &StepGraph) -> Option<usize> {
         let may = |step: &usize| self.begun & 1 << step == 0 && graph.needs[*step] & !self.done == 0;
         let next = (0..graph.steps()).find(may)?;
@@ -141,7 +144,7 @@ mod tests {
         Nanos::from_millis(millis)
     }
 
-    /// 0 → 1, 0 → 2, both → 3.
+    /// Steps 1 and 2 depend on 0, and step 3 on both.
     fn diamond() -> StepGraph {
         StepGraph::new(&[vec![], vec![0], vec![0], vec![1, 2]]).unwrap()
     }

@@ -41,7 +41,7 @@ impl DataType {
         DataType::Bytes,
     ];
 
-    /// Returns the protocol's name: "FP32", "INT64", …
+    /// Returns the protocol's name, such as "FP32" or "INT64".
     pub const fn name(self) -> &'static str {
         match self {
             DataType::Bool => "BOOL",
@@ -61,13 +61,13 @@ impl DataType {
         }
     }
 
-    /// Returns the datatype of this protocol name.
+    /// Returns the datatype with this name in the protocol.
     pub fn from_name(name: &str) -> Option<DataType> {
         DataType::ALL.into_iter().find(|datatype| datatype.name() == name)
     }
 
-    /// Returns the name in a Triton model configuration, such as "TYPE_FP32"; BYTES is
-    /// "TYPE_STRING" there.
+    /// Returns the name in a Triton model configuration, such as "TYPE_FP32". The name of BYTES is
+    /// "TYPE_STRING".
     pub const fn config_name(self) -> &'static str {
         match self {
             DataType::Bool => "TYPE_BOOL",
@@ -87,8 +87,8 @@ impl DataType {
         }
     }
 
-    /// Returns the datatype of an ONNX element type (`TensorProto.DataType`); `None` for those that
-    /// the protocol lacks.
+    /// Returns the datatype of an ONNX element type (`TensorProto.DataType`); `None` if the
+    /// protocol lacks it.
     pub fn from_onnx(elem_type: i32) -> Option<DataType> {
         Some(match elem_type {
             1 => DataType::Fp32,
@@ -109,8 +109,8 @@ impl DataType {
         })
     }
 
-    /// Returns the bytes of one element; `None` for [`DataType::Bytes`], whose elements carry a
-    /// 4-byte length each.
+    /// Returns the size of one element in bytes. `None` for [`DataType::Bytes`], whose elements
+    /// have a 4-byte length prefix each.
     pub const fn size(self) -> Option<usize> {
         match self {
             DataType::Bool | DataType::Uint8 | DataType::Int8 => Some(1),
@@ -128,14 +128,14 @@ impl fmt::Display for DataType {
     }
 }
 
-/// An input or output of a model: the first dimension is the batch.
+/// An input or output of a model. The first dimension is the batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
     /// Name.
     pub name: String,
     /// Element type.
     pub datatype: DataType,
-    /// Dimensions, the batch first; -1 where the size is not fixed.
+    /// Dimensions, the batch first; -1 if the size is not fixed.
     pub shape: Vec<i64>,
 }
 

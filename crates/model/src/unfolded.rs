@@ -5,53 +5,53 @@ use std::fmt;
 
 /// The nodes of one request in topological order.
 ///
-/// [`Graph::new`] and [`Graph::tree`] sort the nodes of a client's table; [`Graph::origin`] returns
-/// the client's number of a node.
+/// [`Graph::new`] and [`Graph::tree`] sort the nodes of a client's table. [`Graph::origin`] returns
+/// the number of a node in this table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Graph {
     blocks: Vec<BlockId>,
-    /// Start of the inputs of each node in `inputs`; one entry more than nodes.
+    /// Start of the inputs of each node in `inputs`, and the end of the last node's inputs.
     starts: Vec<u32>,
     inputs: Vec<u32>,
-    /// The client's number of each node.
+    /// Number of each node in the client's table.
     origins: Vec<u32>,
-    /// Element of the request's tensors that each node takes; empty where it is the node's number
-    /// in the client's table.
+    /// Element of the request's tensors that each node takes. If empty, each node takes the element
+    /// with its number in the client's table.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Vec::is_empty"))]
     elements: Vec<u32>,
 }
 
-/// Reason why a client's table of nodes is no graph. Nodes are counted from 0, as the client
-/// numbers them.
+/// Reason why a client's table of nodes is not a graph. Nodes are numbered from 0 in the order of
+/// the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GraphError {
-    /// There is no node.
+    /// The table has no nodes.
     Empty,
     /// A node names an input that does not exist.
     Missing {
-        /// The node.
+        /// Number of the node.
         node: usize,
-        /// The named input.
+        /// Number of the missing input.
         input: i64,
     },
     /// A node depends on itself, directly or through others.
     Cycle {
-        /// One of the nodes on the cycle.
+        /// Number of a node on the cycle.
         node: usize,
     },
     /// A tree has a second root, or a node has two parents.
     NotATree {
-        /// The node.
+        /// Number of the node.
         node: usize,
-        /// Number of its parents: 0 for a root.
+        /// Number of the node's parents; 0 for a root.
         parents: usize,
     },
     /// A node names a cell that the model does not have.
     NoSuchCell {
-        /// The node.
+        /// Number of the node.
         node: usize,
-        /// The cell.
+        /// Number of the cell.
         cell: i64,
     },
 }
@@ -80,11 +80,12 @@ impl fmt::Display for GraphError {
 impl std::error::Error for GraphError {}
 
 impl Graph {
-    /// Marks a missing input: a node with only a right child has it as its second input.
+    /// Stands for a missing input. For example, a node with only a right child has it as first
+    /// input.
     pub const NONE: u32 = u32::MAX;
 
-    /// Sorts a table of nodes. `block`: the block of each node; `inputs`: its inputs by the
-    /// client's numbering, in order; negative for none.
+    /// Creates a graph from a table and sorts its nodes. `block` returns the block of a node.
+    /// `inputs` returns the numbers of its input nodes in order, negative for a missing input.
     pub fn new<'a>(
         nodes: usize,
         block: impl Fn(usize) -> BlockId,
@@ -113,8 +114,8 @@ impl Graph {
         Ok(graph)
     }
 
-    /// Creates a tree from the children of each node: nodes without children run `leaf`, the others
-    /// `internal`.
+    /// Creates a tree from the children of each node. Nodes without children run `leaf`, and the
+    /// others run `internal`.
     pub fn tree<'a>(
         nodes: usize,
         children: impl Fn(usize) -> &'a [i64],
@@ -127,23 +128,23 @@ impl Graph {
         (0..nodes).flat_map(&children).filter(|child| **child >= 0).for_each(|&child| parents[child as usize] += 1);
         let shared = (0..nodes).find(|&node| parents[node] > 1);
         let mut roots = (0..nodes).filter(|&node| parents[node] == 0);
-        // Without a cycle there is at least one root, so the second one is one too many.
+        // Without a cycle there is at least one root, so a second root is an error.
         match shared.or_else(|| roots.nth(1)) {
             Some(node) => Err(GraphError::NotATree { node, parents: parents[node] }),
             None => Ok(graph),
         }
     }
 
-    /// Sets the element of the request's tensors that each node takes, by the table's numbering.
-    /// Otherwise each node takes the element of its own number, and the tensors have as many
-    /// elements as there are nodes.
+    /// Sets the element of the request's tensors that each node takes. `element` gets the node's
+    /// number in the table. By default, each node takes the element with its own number, and the
+    /// tensors have as many elements as there are nodes.
     pub fn reading(mut self, element: impl Fn(usize) -> u32) -> Graph {
         self.elements = self.origins.iter().map(|&origin| element(origin as usize)).collect();
         self
     }
 
-    /// Whether the graph satisfies the constructors' invariants, with nodes in `blocks` blocks: a
-    /// deserialised one may not.
+    /// Whether the graph satisfies the invariants of the constructors, for `blocks` blocks. A
+    /// deserialised graph may not.
     pub fn is_sound(&self, blocks: usize) -> bool {
         let Graph { starts, inputs, origins, elements, .. } = self;
         let nodes = self.blocks.len();
@@ -159,7 +160,7 @@ impl Graph {
         self.blocks.len()
     }
 
-    /// Returns false.
+    /// Returns false, because a graph has at least one node.
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty()
     }
@@ -169,18 +170,19 @@ impl Graph {
         self.blocks[node as usize]
     }
 
-    /// Returns the nodes that a node takes its inputs from, all before it, or [`Graph::NONE`].
+    /// Returns the input nodes of a node, or [`Graph::NONE`] for a missing input. All of them
+    /// precede the node.
     pub fn inputs(&self, node: u32) -> &[u32] {
         let [start, end] = [node, node + 1].map(|at| self.starts[at as usize] as usize);
         &self.inputs[start..end]
     }
 
-    /// Returns the number of inputs of all nodes, missing ones included.
+    /// Returns the total number of inputs of all nodes, missing ones included.
     pub fn edges(&self) -> usize {
         self.inputs.len()
     }
 
-    /// Returns the client's number of a node.
+    /// Returns the number of a node in the client's table.
     pub fn origin(&self, node: u32) -> usize {
         self.origins[node as usize] as usize
     }
@@ -191,7 +193,8 @@ impl Graph {
     }
 }
 
-/// Sorts the nodes topologically (Kahn's algorithm; free nodes in the order of the table).
+/// Sorts the nodes topologically by Kahn's algorithm. Nodes that are free at the same time are in
+/// the order of the table.
 fn sorted<I: Iterator<Item = i64>>(nodes: usize, named: impl Fn(usize) -> I) -> Result<Vec<u32>, GraphError> {
     let mut waits: Vec<u32> = (0..nodes).map(|node| named(node).count() as u32).collect();
     let mut starts = vec![0_usize; nodes + 1];
@@ -260,7 +263,7 @@ mod tests {
         assert_eq!(tree(&[[-1, -1], [-1, -1]]), Err(GraphError::NotATree { node: 1, parents: 0 }));
         let shared = [[1, 2], [3, -1], [3, -1], [-1, -1]];
         assert_eq!(tree(&shared), Err(GraphError::NotATree { node: 3, parents: 2 }));
-        // Shared inputs are fine in a graph.
+        // Nodes of a graph may share inputs.
         assert!(Graph::new(4, |_| LEAF, |node| &shared[node]).is_ok());
     }
 

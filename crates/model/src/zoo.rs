@@ -1,10 +1,10 @@
-//! Published latency profiles, so that a well-known model can be emulated without the GPU or the
+//! Published latency profiles. With them, a well-known model can be emulated without the GPU or the
 //! model's file.
 //!
 //! The numbers are those of Tables 3 (GTX 1080 Ti) and 4 (A100) of the paper "Symphony: Optimized
-//! DNN Model Serving using Deferred Batch Scheduling": ℓ(b) = αb + β and the SLO that the authors
-//! chose for each model. They are kept as two small CSV files beside the source, so that they can
-//! be compared with the tables row by row.
+//! DNN Model Serving using Deferred Batch Scheduling": the line ℓ(b) = αb + β, and the SLO that the
+//! authors chose for each model. They are stored in two CSV files, which can be compared with the
+//! tables row by row.
 
 /// A GPU with published profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,12 +13,12 @@ pub struct ZooDevice {
     csv: &'static str,
 }
 
-/// A model as measured on a [`ZooDevice`].
+/// A model that was measured on a [`ZooDevice`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ZooModel {
-    /// Name, as the paper spells it.
+    /// Name in the paper's spelling.
     pub name: &'static str,
-    /// Cost of each further row, α.
+    /// Cost of each additional row, α.
     pub alpha_ms: f64,
     /// Fixed cost of a batch, β.
     pub beta_ms: f64,
@@ -33,12 +33,12 @@ impl ZooDevice {
         ZooDevice { name: "a100", csv: include_str!("../data/profiles_a100.csv") },
     ];
 
-    /// Returns the device of this name, in any case.
+    /// Returns the device with this name, ignoring case.
     pub fn from_name(name: &str) -> Option<ZooDevice> {
         ZooDevice::ALL.into_iter().find(|device| device.name.eq_ignore_ascii_case(name))
     }
 
-    /// Returns the name, as it follows `emulated:` on the command line.
+    /// Returns the device's name, which follows `emulated:` on the command line.
     pub fn name(self) -> &'static str {
         self.name
     }
@@ -48,13 +48,13 @@ impl ZooDevice {
         self.csv.lines().skip(1).filter_map(parse_row)
     }
 
-    /// Returns the model of this name, in any case.
+    /// Returns the model with this name, ignoring case.
     pub fn find(self, name: &str) -> Option<ZooModel> {
         self.models().find(|model| model.name.eq_ignore_ascii_case(name))
     }
 }
 
-/// Parses a line `name,alpha_ms,beta_ms,slo_ms`; the tests check that no line is skipped.
+/// Parses a line `name,alpha_ms,beta_ms,slo_ms`. Tests check that no line is skipped.
 fn parse_row(line: &'static str) -> Option<ZooModel> {
     let mut fields = line.split(',');
     let name = fields.next()?;

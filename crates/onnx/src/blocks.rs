@@ -1,10 +1,10 @@
-//! Blocks: self-contained ONNX files whose chain computes the same as the whole model.
+//! Blocks: ONNX files that, run as a chain, compute the same as the whole model.
 //!
-//! A block takes and gives tensors by the names of the whole model, so an executor links the chain
-//! by name, and a tensor that a block does not use passes it by. A tensor whose batch is not the
-//! first dimension is carried as NAME.rows, with the batch first. Each weight is stored in the
-//! block that uses it, so all blocks together hold one copy; a weight that several blocks use is in
-//! each of them, and [`Slices::shared`] returns the size of the extra copies.
+//! Blocks use the tensor names of the whole model, so an executor links the chain by name. A tensor
+//! that a block does not use bypasses it. If a tensor's first dimension is not the batch, it is
+//! passed on as NAME.rows, transposed so that the batch comes first. Each weight is stored in the
+//! block that uses it. A weight that several blocks use is stored in each of them;
+//! [`Slices::shared`] returns the size of these additional copies.
 
 use crate::cuts::Cuts;
 use crate::dim::Dim;
@@ -24,16 +24,16 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-/// Version of the slicer, increased with every change that produces different files from the same
-/// settings: part of the key of cached slices.
+/// Version of the slicer, which is part of the key of cached slices. It increases with every change
+/// that produces different files from the same settings.
 pub const SLICER_VERSION: u32 = 2;
-/// Largest size of weights inside a block's file; larger ones go to a separate file, since a
-/// protobuf message ends at 2 GiB.
+/// Largest size of weights inside a block's file. Larger weights are stored in a separate file,
+/// because a protobuf message is limited to 2 GiB.
 const MAX_INLINE_BYTES: u64 = 1 << 30;
 /// First version of the format that separates initializers from inputs.
 const MIN_IR_VERSION: i64 = 4;
 
-/// A model cut into blocks; nothing is written yet.
+/// A model cut into blocks, before they are written.
 #[derive(Clone, Debug)]
 pub struct Slices<'m> {
     model: &'m OnnxModel,
@@ -44,19 +44,20 @@ pub struct Slices<'m> {
 /// A block: a part of a model.
 #[derive(Clone, Debug)]
 pub struct SlicedBlock {
-    /// Its name; the file is NAME.onnx.
+    /// Name of the block; its file is NAME.onnx.
     pub name: String,
-    /// Operators with their counts, the most frequent first.
+    /// Names and numbers of its operators, the most frequent first.
     pub operators: Vec<(String, usize)>,
-    /// Its inputs.
+    /// Inputs of the block.
     pub inputs: Vec<TensorSpec>,
-    /// Its outputs.
+    /// Outputs of the block.
     pub outputs: Vec<TensorSpec>,
-    /// Tensors that a device keeps for each request after the block: all that later blocks need.
+    /// Tensors that a device keeps for each request after the block, because later blocks need
+    /// them.
     pub carried: Vec<TensorSpec>,
-    /// Bytes of these tensors per row; an open length counts as 64.
+    /// Size of the carried tensors per row in bytes. An open length counts as 64.
     pub carried_bytes: u64,
-    /// Bytes of its weights.
+    /// Size of the block's weights in bytes.
     pub weight_bytes: u64,
     nodes: Vec<usize>,
     weights: BTreeSet<usize>,
@@ -75,8 +76,8 @@ impl OnnxModel {
         self.specs(&self.outputs)
     }
 
-    /// Creates the blocks between these cuts; `kind` begins their names: `stage` makes stage1,
-    /// stage2, …
+    /// Creates the blocks between these cuts. Their names are `kind` and a number: stage1, stage2,
+    /// …
     pub fn slice(&self, cuts: &Cuts, kind: &str) -> Result<Slices<'_>, OnnxError> {
         let line = OperatorLine::new(self);
         for &output in &self.outputs {
@@ -133,16 +134,16 @@ impl OnnxModel {
         }
     }
 
-    /// Whether the block of these places gives an output of the model: the last one that computes
-    /// or needs it does, since an output that a later block takes would count only as that block's
-    /// input.
+    /// Whether the block of places `from..to` has an output of the model: it is the last block that
+    /// computes or needs the tensor. A tensor that a later block takes would count only as that
+    /// block's input.
     fn gives_output(&self, line: &OperatorLine<'_>, output: usize, from: usize, to: usize) -> bool {
         let made = self.values[output].node.and_then(|node| line.places.iter().position(|&place| place == node));
         let last = made.max(line.last_use(output)).unwrap_or(0);
         (from..to).contains(&last)
     }
 
-    /// Returns these nodes and the nodes without a place that they need, in order.
+    /// Returns the nodes at these places, in order, and the nodes without a place that they need.
     fn with_support(&self, line: &OperatorLine<'_>, places: &[usize]) -> Vec<usize> {
         let mut nodes: BTreeSet<usize> = places.iter().copied().collect();
         let mut open: Vec<usize> = places.to_vec();
@@ -173,12 +174,12 @@ impl OnnxModel {
     fn spec(&self, value: usize) -> TensorSpec {
         let shape = self.carried_form(value).1;
         let shape = shape.into_iter().map(|dim| dim.value().filter(|&size| size > 0).unwrap_or(-1)).collect();
-        // Types that the protocol lacks are carried as bytes, and engines refuse them.
+        // Types that the protocol lacks are declared as bytes, and engines refuse them.
         let datatype = DataType::from_onnx(self.values[value].elem).unwrap_or(DataType::Bytes);
         TensorSpec { name: self.carried_form(value).0, datatype, shape }
     }
 
-    /// Returns the name and shape under which a value is carried between blocks: the batch first.
+    /// Returns the name and shape of a value between blocks, with the batch as first dimension.
     fn carried_form(&self, value: usize) -> (String, Vec<Dim>) {
         let value = &self.values[value];
         let Some(batch @ 1..) = value.batch_axis() else { return (value.name.clone(), value.shape.clone()) };
@@ -187,8 +188,8 @@ impl OnnxModel {
         (format!("{}.rows", value.name), shape)
     }
 
-    /// Returns the operators that transpose a value into its carried form, and back; `None` where
-    /// it is carried unchanged.
+    /// Returns the operators that transpose a value for passing it on, and back. `None` if the
+    /// value is passed on unchanged.
     fn transposes(&self, value: usize) -> Option<(NodeProto, NodeProto)> {
         let (name, _) = self.carried_form(value);
         let value = &self.values[value];
@@ -201,7 +202,7 @@ impl OnnxModel {
         Some((there, NodeProto::new("Transpose", &[&name], &[&value.name]).with_ints("perm", &order)))
     }
 
-    /// Returns the declaration of a value in a file.
+    /// Returns the declaration of a value for a file.
     pub(crate) fn declaration(&self, value: usize) -> ValueInfoProto {
         let (name, shape) = self.carried_form(value);
         let dim = shape.iter().map(|dim| match dim.value().filter(|&size| size > 0) {
@@ -213,7 +214,7 @@ impl OnnxModel {
         ValueInfoProto { name, r#type: Some(TypeProto { tensor_type }) }
     }
 
-    /// Returns the files beside the model that hold weights.
+    /// Returns the external files that hold the model's weights.
     pub fn external_files(&self) -> BTreeSet<PathBuf> {
         let entries = self.weights.iter().flat_map(|weight| &weight.external_data);
         entries.filter(|entry| entry.key == "location").map(|entry| self.folder().join(&entry.value)).collect()
@@ -223,13 +224,13 @@ impl OnnxModel {
         self.path.parent().unwrap_or(Path::new(""))
     }
 
-    /// Returns a weight with its elements inside.
+    /// Returns a weight with its elements, read from an external file if necessary.
     pub(crate) fn weight(&self, weight: usize) -> Result<TensorProto, OnnxError> {
         weights::inline(&self.weights[weight], self.folder())
             .map_err(|cause| OnnxError(format!("{}: {cause}", self.path.display())))
     }
 
-    /// Returns the elements of a weight of 32-bit floats.
+    /// Returns the elements of a weight of type FP32.
     pub(crate) fn weight_floats(&self, weight: usize) -> Result<Vec<f32>, OnnxError> {
         weights::floats(&self.weights[weight], self.folder())
     }
@@ -247,7 +248,7 @@ impl OnnxModel {
 }
 
 impl Slices<'_> {
-    /// Returns the bytes of extra copies of weights that are in more than one block.
+    /// Returns the size of the additional copies of weights that several blocks use, in bytes.
     pub fn shared(&self) -> u64 {
         let mut seen = BTreeSet::new();
         let all = self.blocks.iter().flat_map(|block| &block.weights);
@@ -297,13 +298,13 @@ impl Slices<'_> {
         Ok(())
     }
 
-    /// Writes the weights into a separate file; returns the bytes of the ONNX file that refers to
+    /// Writes the weights into a separate file. Returns the bytes of the ONNX file, which refers to
     /// it.
     fn write_beside(&self, block: &SlicedBlock, path: &Path) -> Result<Vec<u8>, OnnxError> {
-        /// Alignment at which engines can map a weight into memory.
+        /// Alignment in bytes at which engines can map a weight into memory.
         const ALIGNMENT: u64 = 64;
-        /// Smaller tensors may define the shape of others, so they stay in the ONNX file where
-        /// every reader finds them.
+        /// Size in bytes below which a tensor stays in the ONNX file. Small tensors may define the
+        /// shapes of others, and every reader finds them there.
         const SMALL: u64 = 1024;
         let unwritten = |cause: std::io::Error| OnnxError(format!("cannot write {}: {cause}", path.display()));
         let location = path.file_name().unwrap_or_default().to_string_lossy().into_owned();

@@ -6,8 +6,8 @@ use crate::graph::OnnxModel;
 use crate::line::OperatorLine;
 use crate::weights::MAX_COST;
 
-/// Places at which a model is cut, in order; each ends a block, and the last block ends with the
-/// model.
+/// Places at which a model is cut, in order. A cut at place n ends a block after the n-th operator.
+/// The last block ends with the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cuts {
     pub(crate) places: Vec<usize>,
@@ -19,14 +19,15 @@ impl Cuts {
         self.places.len() + 1
     }
 
-    /// Returns the cuts that separate groups of blocks; `ends` holds the number of blocks before
-    /// each.
+    /// Returns the cuts that group consecutive blocks. Each entry of `ends` is the number of blocks
+    /// before a cut.
     pub fn grouped(&self, ends: &[usize]) -> Cuts {
         let place = |&end: &usize| end.checked_sub(1).and_then(|at| self.places.get(at).copied());
         Cuts { places: ends.iter().filter_map(place).collect() }
     }
 
-    /// Returns the number of blocks of `finer` before each of these cuts, if `finer` contains them.
+    /// Returns the number of blocks of `finer` before each of these cuts. Both must be cuts of one
+    /// model, and `finer` must contain all of these.
     pub fn ends_among(&self, finer: &Cuts) -> Vec<usize> {
         let end = |place: &usize| finer.places.binary_search(place).ok().map(|at| at + 1);
         self.places.iter().filter_map(end).collect()
@@ -53,21 +54,23 @@ const LAYERS: [&str; 12] = [
     "QLinearMatMul",
     "RNN",
 ];
-/// A layer with less than one part in this many of the work joins the layer before it.
+/// Inverse of the smallest share of the total work that a layer may have. A smaller layer joins the
+/// previous one.
 const MIN_SHARE: u64 = 400;
-/// The longest stage is allowed up to twice its minimum, tried in this number of steps.
+/// Number of steps in which the search for stages raises the allowed length of the longest stage,
+/// from the shortest possible to twice that.
 const STEPS: u64 = 12;
-/// Lower bound on the cost of a byte per row in nanoseconds, at a batch of 8: it is written and
-/// read once more.
+/// Lower bound on the cost of one byte per row at a cut, in nanoseconds, for a batch of 8. At a
+/// cut, each byte is written and read once more.
 const MIN_PRICE: u64 = 2;
 
 impl OnnxModel {
-    /// Cuts between any two layers, each an operator with weights, its normalisation and
+    /// Cuts between all layers. A layer is an operator with weights, its normalisation and
     /// activation, and following operators without weights.
     ///
-    /// Layers with the same input (query, key and value) stay together, and a layer with less than
-    /// one four-hundredth of the work joins the layer before: a block that is all overhead has no
-    /// benefit.
+    /// Layers with the same input (query, key and value) stay together. A layer with less than one
+    /// four-hundredth of the work joins the previous layer, because the overhead of a separate
+    /// block would exceed its benefit.
     pub fn layers(&self) -> Cuts {
         let line = OperatorLine::new(self);
         let prices = line.prices();
@@ -89,11 +92,12 @@ impl OnnxModel {
         merge_small(cuts, &costs)
     }
 
-    /// Groups layers into `stages` blocks. `costs`: the time of each block of `layers`; `borders`:
-    /// the part of the total that is due to the borders between them, if measured.
+    /// Groups layers into `stages` blocks. `costs` is the time of each block of `layers`. `borders`
+    /// is the part of the total time that the borders between these blocks take, if measured.
     ///
-    /// Chooses the cuts with the least cost plus half of the longest stage, which is the average
-    /// wait of a new request; so stages are even unless that costs more than it saves.
+    /// Chooses the cuts with the lowest cost. The cost is that of the cuts themselves plus half of
+    /// the longest stage, which is a new request's average wait. So stages are even, unless even
+    /// stages cost more than they save.
     pub fn stages(&self, layers: &Cuts, costs: &[u64], borders: Option<u64>, stages: usize) -> Result<Cuts, OnnxError> {
         if stages == 0 || stages > layers.blocks() || costs.len() != layers.blocks() {
             return refuse(format!(
@@ -156,13 +160,14 @@ fn begins_layer(line: &OperatorLine<'_>, place: usize) -> bool {
     weighted && LAYERS.contains(&&*node.proto.op_type) || embeds()
 }
 
-/// Returns the cheapest possible cut from `from` to `to`; the last of equals.
+/// Returns the cheapest possible cut in `from..=to`. Of equally cheap cuts, returns the last.
 fn cheapest(prices: &[Option<u64>], from: usize, to: usize) -> Option<usize> {
     let possible = (from..=to).filter_map(|cut| prices.get(cut).copied().flatten().map(|price| (price, cut)));
     possible.min_by_key(|&(price, cut)| (price, std::cmp::Reverse(cut))).map(|(_, cut)| cut)
 }
 
-/// Joins each layer with little work to the one before; the first to the one after.
+/// Joins each layer with little work to the previous layer. The first layer is joined to the
+/// second.
 fn merge_small(cuts: Cuts, costs: &[u64]) -> Cuts {
     let least = costs.iter().sum::<u64>() / MIN_SHARE;
     let mut kept = Vec::new();
@@ -178,8 +183,9 @@ fn merge_small(cuts: Cuts, costs: &[u64]) -> Cuts {
     Cuts { places: kept }
 }
 
-/// Returns the cost of each cut in nanoseconds, in proportion to the bytes moved for it: in total
-/// as measured, but at least the cost of memory traffic.
+/// Returns the cost of each cut in nanoseconds. If measured, the total is `borders`, shared out in
+/// proportion to the bytes that each cut moves. The cost of a cut is at least that of its memory
+/// traffic.
 fn prices(weights: &[u64], borders: Option<u64>) -> Vec<u64> {
     let all: u128 = weights.iter().map(|&weight| u128::from(weight)).sum();
     let price = |&weight: &u64| {
@@ -189,8 +195,8 @@ fn prices(weights: &[u64], borders: Option<u64>) -> Vec<u64> {
     weights.iter().map(price).collect()
 }
 
-/// Returns the time of each layer within a block: the measured time less half of the cost of the
-/// borders on either side.
+/// Returns the time of each layer inside a block: the measured time minus half of the cost of each
+/// adjacent border.
 fn without_borders(costs: &[u64], prices: &[u64], borders: Option<u64>) -> Vec<u64> {
     let halves = |at: usize| {
         let before = at.checked_sub(1).map_or(0, |before| prices[before]);
@@ -203,8 +209,8 @@ fn without_borders(costs: &[u64], prices: &[u64], borders: Option<u64>) -> Vec<u
     costs.iter().enumerate().map(layer).collect()
 }
 
-/// Returns the cuts into `parts` parts, numbered as in `prices`, with the least cost plus half of
-/// the largest part.
+/// Returns the cuts into `parts` parts whose own cost plus half of the largest part is lowest. A
+/// cut is an index in `prices`.
 fn best_parts(costs: &[u64], prices: &[u64], parts: usize) -> Vec<usize> {
     let least = min_largest(costs, parts);
     let total = |places: &Vec<usize>| {
@@ -215,7 +221,7 @@ fn best_parts(costs: &[u64], prices: &[u64], parts: usize) -> Vec<usize> {
     ways.min_by_key(total).unwrap_or_default()
 }
 
-/// Returns the largest of the parts that these cuts make.
+/// Returns the size of the largest part.
 fn largest(costs: &[u64], places: &[usize]) -> u64 {
     let ends = places.iter().map(|&at| at + 1).chain([costs.len()]);
     let mut from = 0;
@@ -232,7 +238,7 @@ fn min_largest(costs: &[u64], parts: usize) -> u64 {
     low
 }
 
-/// Returns the number of parts of at most `most` that are needed.
+/// Returns the number of parts needed if no part may exceed `most`.
 fn parts_needed(costs: &[u64], most: u64) -> usize {
     let (mut parts, mut sum) = (1, 0u64);
     for &cost in costs {
@@ -244,12 +250,12 @@ fn parts_needed(costs: &[u64], most: u64) -> usize {
     parts
 }
 
-/// Returns the cheapest cuts, numbered as in `prices`, that make `parts` parts of at most `most`.
+/// Returns the cheapest cuts into `parts` parts of at most `most`. A cut is an index in `prices`.
 fn cheapest_parts(costs: &[u64], prices: &[u64], parts: usize, most: u64) -> Vec<usize> {
     let count = costs.len();
     let sums: Vec<u64> = std::iter::once(0).chain(costs.iter().scan(0, |sum, &cost| Some(add(sum, cost)))).collect();
-    // best[k][end]: the least price and wait of `k + 1` parts that end before layer `end`, with the
-    // begin of the last part.
+    // best[k][end]: lowest cost and wait of `k + 1` parts that end before layer `end`, and the
+    // first layer of the last part.
     let mut best: Vec<Vec<Option<(u128, usize)>>> = vec![vec![None; count + 1]; parts];
     // A request that arrives during a part waits for half of it, on average.
     let all = u128::from(sums[count]).max(1);
@@ -287,7 +293,7 @@ impl OnnxModel {
     /// Estimates the time of each block for `rows` rows in nanoseconds, from the operations and
     /// bytes that the shapes imply.
     ///
-    /// Good enough to compare blocks with each other; measured times are better.
+    /// The estimate suffices to compare blocks with each other. Measured times are more accurate.
     pub fn estimate(&self, cuts: &Cuts, rows: i64) -> Vec<u64> {
         let line = OperatorLine::new(self);
         let ends = cuts.places.iter().copied().chain([line.len()]);

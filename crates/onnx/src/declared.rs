@@ -1,8 +1,8 @@
 //! Declarations of an ONNX file: its inputs and outputs, and the external files that it needs.
 //!
-//! Engines report types as they use them (one turns 64-bit integers into 32-bit ones), but clients
-//! must see the model's declaration, so both engines use this. The graph itself is not checked: a
-//! file that cannot be sliced can still be served whole.
+//! Engines report types as they use them; for example, one turns 64-bit integers into 32-bit ones.
+//! Clients must see the types that the model declares, so all engines use these declarations. The
+//! graph is not checked, because a file that cannot be sliced can still be served whole.
 
 use crate::OnnxError;
 use crate::file::OnnxFile;
@@ -11,21 +11,21 @@ use ripieno_model::{DataType, TensorSpec};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Component, Path};
 
-/// The inputs and outputs of an ONNX file, in its order, without initializers that old files list
-/// as inputs.
+/// Declarations of an ONNX file, in the file's order. Initializers that old files list as inputs
+/// are omitted.
 #[derive(Debug)]
 pub struct Declared {
     /// Inputs of a request.
     pub inputs: Vec<TensorSpec>,
     /// Outputs of a request.
     pub outputs: Vec<TensorSpec>,
-    /// External files that hold weights.
+    /// Names of external files with weights.
     pub external: Vec<String>,
-    /// Description of a tensor without a dynamic first dimension that could be the batch, if there
-    /// is one.
+    /// Description of the first input or output without a dynamic first dimension, if any. Such a
+    /// file has no batch dimension.
     pub no_batch: Option<String>,
-    /// Inputs that look up an embedding (as indices of a `Gather` from weights), with the number of
-    /// its ids.
+    /// Inputs that look up an embedding, as indices of a `Gather` from weights, with its number of
+    /// ids.
     pub vocabulary: Vec<(String, i64)>,
 }
 
@@ -67,7 +67,7 @@ fn spec(kind: &str, info: &ValueInfoProto, path: &Path) -> Result<TensorSpec, On
     Ok(TensorSpec { name: name.to_owned(), datatype, shape: dims.collect() })
 }
 
-/// Describes the first of these tensors that has no dynamic first dimension.
+/// Describes the first of these tensors without a dynamic first dimension.
 fn no_batch(kind: &str, specs: &[TensorSpec], path: &Path) -> Option<String> {
     specs.iter().find_map(|TensorSpec { name, shape, .. }| {
         let has = match shape.first() {
@@ -79,9 +79,11 @@ fn no_batch(kind: &str, specs: &[TensorSpec], path: &Path) -> Option<String> {
     })
 }
 
-/// Returns the smallest table that each input indexes, directly or after a change of type or shape.
+/// Returns the size of the smallest table that each input indexes, directly or after a change of
+/// type or shape.
 fn vocabulary(graph: &GraphProto) -> Vec<(String, i64)> {
-    // For each name, the graph's input that holds the same numbers; nodes are in order.
+    // Maps each name to the graph's input that holds the same numbers. Nodes are in order, so one
+    // pass is enough.
     let mut same: HashMap<&str, &str> = graph.input.iter().map(|info| (&*info.name, &*info.name)).collect();
     let mut sizes = BTreeMap::new();
     for node in &graph.node {

@@ -1,16 +1,16 @@
-//! The size of a dimension: a number, or an expression in sizes that only a request determines.
+//! The size of a dimension: a number, or an expression of sizes that only a request determines.
 //!
-//! A size is stored as a product, `factor` times some symbols: batches, lengths, heads and
-//! flattened views are products, and a product divides exactly where a reshape requires it. A sum
-//! of unlike terms becomes one opaque symbol whose name is the sum in a fixed order, so equal sums
-//! still compare equal. Arithmetic that overflows gives no size.
+//! A size is stored as a product of `factor` and symbols. Batches, lengths, heads and flattened
+//! views are products, and products can be divided exactly, which reshapes require. A sum of
+//! different terms becomes one opaque symbol. The symbol's name is the sum in a fixed order, so
+//! equal sums compare equal. Arithmetic that overflows gives no size.
 
 use std::fmt;
 use std::sync::Arc;
 
 /// The symbol of the batch, in every graph.
 pub(crate) const BATCH: &str = "batch";
-/// Longest name of a sum; longer ones become unknown sizes.
+/// Longest name of a sum. Longer sums become unknown sizes.
 const MAX_NAME: usize = 160;
 const MAX_SYMBOLS: usize = 8;
 
@@ -18,7 +18,7 @@ const MAX_SYMBOLS: usize = 8;
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Dim {
     factor: i64,
-    /// Sorted; a symbol occurs once for each factor.
+    /// Symbols of the product, sorted. A symbol occurs once per factor.
     symbols: Vec<Arc<str>>,
 }
 
@@ -35,7 +35,7 @@ impl Dim {
         Dim::symbol(BATCH)
     }
 
-    /// Returns the size, if it is a number.
+    /// Returns the size as a number, if it has no symbols.
     pub(crate) fn value(&self) -> Option<i64> {
         self.symbols.is_empty().then_some(self.factor)
     }
@@ -48,7 +48,7 @@ impl Dim {
         self.factor == 1 && matches!(&self.symbols[..], [one] if &**one == BATCH)
     }
 
-    /// Whether the size depends on this symbol, also inside a sum.
+    /// Whether the size depends on this symbol, directly or inside a sum.
     pub(crate) fn mentions(&self, symbol: &str) -> bool {
         let part = |name: &str| name.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == symbol);
         self.symbols.iter().any(|name| &**name == symbol || part(name))
@@ -64,7 +64,7 @@ impl Dim {
         (symbols.len() <= MAX_SYMBOLS).then_some(Dim { factor, symbols })
     }
 
-    /// Returns the exact quotient; `None` if it is not certain to exist.
+    /// Returns the exact quotient; `None` if the division may have a remainder.
     pub(crate) fn over(&self, other: &Dim) -> Option<Dim> {
         let factor = self.factor.checked_div(other.factor)?;
         if factor.checked_mul(other.factor)? != self.factor {
@@ -98,12 +98,13 @@ impl Dim {
         self.plus(&other.times(&Dim::known(-1))?)
     }
 
-    /// Creates an expression without known structure.
+    /// Creates a size that is one symbol with this name.
     pub(crate) fn opaque(text: &str) -> Option<Dim> {
         (text.len() <= MAX_NAME).then(|| Dim::symbol(text))
     }
 
-    /// Returns the size with a value for every symbol, for estimates; a sum counts as one symbol.
+    /// Returns the size as a number, for estimates. `size_of` returns the value of a symbol; a sum
+    /// counts as one symbol.
     pub(crate) fn estimate(&self, size_of: &dyn Fn(&str) -> i64) -> i64 {
         let sizes = self.symbols.iter().map(|symbol| size_of(symbol));
         sizes.fold(self.factor.max(0), i64::saturating_mul)

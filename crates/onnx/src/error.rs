@@ -1,4 +1,4 @@
-//! Errors of a file: the message names the file or the tensor, the cause and the fix.
+//! Errors of a file. The message names the file or tensor, the cause and the fix.
 
 use thiserror::Error;
 

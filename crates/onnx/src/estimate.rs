@@ -1,15 +1,15 @@
-//! Estimated cost of an operator from its shapes: multiplications and bytes, each at a fixed speed.
+//! Estimates an operator's cost from its shapes: operations and bytes, each at a fixed speed.
 
 use crate::graph::{OnnxModel, OpNode};
 use crate::line::nominal;
 use crate::weights::MAX_COST;
 use crate::weights::element_bytes;
 
-/// Approximate operations and bytes of one current CPU core per nanosecond.
+/// Approximate speed of one current CPU core, in operations and bytes per nanosecond.
 const FLOPS: u64 = 60;
 const BYTES: u64 = 8;
 
-/// Estimates the nanoseconds of a node.
+/// Estimates the time of a node in nanoseconds.
 pub(crate) fn nanos(model: &OnnxModel, node: usize, rows: i64) -> u64 {
     let node = &model.nodes[node];
     let bytes = |value: &Option<usize>| value.map_or(0, |value| bytes(model, value, rows));
@@ -27,8 +27,8 @@ fn bytes(model: &OnnxModel, value: usize, rows: i64) -> u64 {
     elements(model, value, rows).saturating_mul(element_bytes(model.values[value].elem).unwrap_or(1) as u64)
 }
 
-/// Returns the floating-point operations of operators that multiply; `None` for others, whose bytes
-/// suffice.
+/// Returns the number of floating-point operations of an operator that multiplies. `None` for other
+/// operators, whose cost is their bytes.
 fn operations(model: &OnnxModel, node: &OpNode, rows: i64) -> Option<u64> {
     let input = |at: usize| node.inputs.get(at).copied().flatten();
     let output = node.outputs.iter().flatten().next().map(|&output| elements(model, output, rows))?;

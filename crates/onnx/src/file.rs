@@ -1,8 +1,8 @@
-//! An ONNX file, decoded once: the only access to its content.
+//! An ONNX file, decoded once. All access to its content goes through [`OnnxFile`].
 //!
-//! A model may be hostile. So the file is no larger than a protobuf message can be, messages nest
-//! at most 100 deep (the decoder's limit, below which recursion through graphs is safe), and the
-//! memory used is a bounded multiple of the file.
+//! A model may be hostile. So the file must not be larger than a protobuf message can be, and
+//! messages nest at most 100 deep. The decoder enforces this depth, at which recursion through
+//! graphs is safe. The memory used is a bounded multiple of the file's size.
 
 use crate::error::{OnnxError, refuse};
 use crate::proto::{AttributeProto, FunctionProto, GraphProto, ModelProto, SparseTensorProto, TensorProto};
@@ -11,7 +11,7 @@ use prost::Message;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Largest file; a larger one cannot be one protobuf message.
+/// Largest file in bytes. A larger file cannot be one protobuf message.
 const MAX_FILE_BYTES: u64 = 2 << 30;
 
 /// A decoded ONNX file.
@@ -35,12 +35,12 @@ impl OnnxFile {
         OnnxFile::parse(std::fs::read(path).map_err(unreadable)?, path)
     }
 
-    /// Decodes a file from memory; `path` names the file in messages, and its folder holds external
-    /// weights.
+    /// Decodes a file from memory. `path` names the file in messages, and external weights are in
+    /// its folder.
     pub fn parse(bytes: impl Into<Bytes>, path: &Path) -> Result<OnnxFile, OnnxError> {
         let not_onnx = || OnnxError(format!("{}: not an ONNX model: export the model to ONNX anew", path.display()));
         let mut model = ModelProto::decode(bytes.into()).map_err(|cause| {
-            // The decoder reports this only as text.
+            // The decoder reports this error only as text.
             if cause.to_string().ends_with("recursion limit reached") {
                 let fix = "export the model anew";
                 return OnnxError(format!(
@@ -54,27 +54,27 @@ impl OnnxFile {
         Ok(OnnxFile { path: path.to_owned(), model, graph })
     }
 
-    /// Returns the path from which it was read.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Returns its graph.
+    /// Returns the graph.
     pub fn graph(&self) -> &GraphProto {
         &self.graph
     }
 
-    /// Returns the functions that its nodes may call beside operators.
+    /// Returns the functions that nodes may call like operators.
     pub fn functions(&self) -> &[FunctionProto] {
         &self.model.functions
     }
 
-    /// Returns the external files that it names for its weights, as written: beside itself, if it
-    /// is well formed.
+    /// Returns the names of external files with weights, as written in the file. They are relative
+    /// to its folder in a well-formed file.
     ///
-    /// An engine opens these files by itself, and a model may name any file. A server of untrusted
-    /// models must know them first, so this searches everything that can name one, including
-    /// subgraphs, functions, sparse weights and constants.
+    /// An engine opens these files itself, and a model may name any file of the system. So a server
+    /// of untrusted models must check the names first. This searches subgraphs, functions, sparse
+    /// weights and constants as well.
     pub fn external_files(&self) -> BTreeSet<String> {
         let mut files = BTreeSet::new();
         of_graph(&self.graph, &mut files);
@@ -158,8 +158,8 @@ mod tests {
         assert_eq!(found.iter().map(String::as_str).collect::<Vec<_>>(), expected);
     }
 
-    /// Two occurrences of a singular field are merged, as protobuf defines it: neither can hide the
-    /// other's files.
+    /// Protobuf merges two occurrences of a singular field, so a second graph cannot hide the files
+    /// that the first one names.
     #[test]
     fn a_second_graph_does_not_hide_the_first() {
         let graph = |file: &str| {
@@ -189,7 +189,8 @@ mod tests {
             ModelProto { graph: Some(graph), ..ModelProto::default() }
         };
         assert!(parse(&nested(30)).is_ok());
-        // Building and dropping such a graph recurses as well; reading it must not.
+        // Building and dropping such a graph recurses, so it needs a large stack. Reading it must
+        // not.
         let deep = std::thread::Builder::new().stack_size(512 << 20).spawn(move || {
             let refused = parse(&nested(3000)).unwrap_err().to_string();
             assert!(refused.contains("nested more than 30 deep"), "{refused}");

@@ -1,4 +1,5 @@
-//! Small models for tests, built in code so that each test shows its graph, and rten to run them.
+//! Small models for tests, and rten to run them. They are built in code, so that each test shows
+//! its graph.
 
 use crate::proto::{
     DimensionProto, GraphProto, ModelProto, NodeProto, OperatorSetProto, ShapeProto, TensorProto, TensorTypeProto,
@@ -123,8 +124,8 @@ pub(crate) fn assert_close(found: &Tensor<f32>, expected: &Tensor<f32>) {
     }
 }
 
-/// Convolutions with normalisation and activation, two residuals, a branch, a head; and the
-/// features as a second output.
+/// Convolutions with normalisation and activation, two residual blocks, a branch and a head. The
+/// features are a second output.
 pub(crate) fn residual_network() -> Draft {
     let mut draft = Draft::default();
     draft.input("image", elem::FLOAT, &[-1, 3, 8, 8]);
@@ -166,8 +167,8 @@ fn conv(draft: &mut Draft, from: &str, to: &str, [out, into, kernel]: [i64; 3]) 
     draft.op("Relu", &[&part("norm")], &[to]);
 }
 
-/// Two layers of an encoder as exporters write them: heads made by reshapes whose sizes are
-/// computed from `Shape`, once for all layers.
+/// Two encoder layers as exporters write them. Reshapes make the heads, with sizes that are
+/// computed from `Shape` once for all layers.
 pub(crate) fn encoder() -> Draft {
     let mut draft = Draft::default();
     draft.input("x", elem::FLOAT, &[-1, -2, 8]);

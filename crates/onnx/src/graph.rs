@@ -1,4 +1,5 @@
-//! The graph for the slicer: values by number, nodes in an executable order, every shape known.
+//! The graph that the slicer uses. Values are numbered, nodes are in an executable order, and every
+//! shape is known.
 
 use crate::dim::Dim;
 use crate::proto::{NodeProto, OperatorSetProto, TensorProto};
@@ -15,7 +16,7 @@ pub struct OnnxModel {
     pub(crate) weights: Vec<TensorProto>,
     pub(crate) inputs: Vec<usize>,
     pub(crate) outputs: Vec<usize>,
-    /// The name of the one dynamic dimension beside the batch, if there is one.
+    /// Name of the dynamic dimension other than the batch, if any.
     pub(crate) length: Option<String>,
 }
 
@@ -23,24 +24,25 @@ pub struct OnnxModel {
 #[derive(Clone, Debug)]
 pub(crate) struct GraphValue {
     pub(crate) name: String,
-    /// ONNX's number of the element type.
+    /// ONNX number of the element type.
     pub(crate) elem: i32,
     pub(crate) shape: Vec<Dim>,
-    /// The elements of small integer tensors of at most one dimension, if they follow from shapes.
+    /// Elements of a small integer tensor of at most one dimension, if they can be inferred from
+    /// shapes.
     pub(crate) data: Option<Vec<Dim>>,
-    /// The number of its weight.
+    /// Index of the weight, if the value is a weight.
     pub(crate) weight: Option<usize>,
-    /// The node that computes it.
+    /// Index of the node that computes the value, if any.
     pub(crate) node: Option<usize>,
 }
 
 impl GraphValue {
-    /// Whether it holds one row for each row of the batch, with the batch as first dimension.
+    /// Whether the value has one row per row of the batch, with the batch as first dimension.
     pub(crate) fn is_rows(&self) -> bool {
         self.batch_axis() == Some(0)
     }
 
-    /// Returns the dimension that is exactly the batch, so that a device can carry the value
+    /// Returns the dimension whose size is exactly the batch. A device can carry such a value
     /// between blocks.
     pub(crate) fn batch_axis(&self) -> Option<usize> {
         let batch = || self.shape.iter().position(Dim::is_batch);
@@ -48,7 +50,7 @@ impl GraphValue {
     }
 }
 
-/// An operator with its tensors by number; `None` for an omitted optional one.
+/// An operator with the numbers of its tensors; `None` for an omitted optional tensor.
 #[derive(Clone, Debug)]
 pub(crate) struct OpNode {
     pub(crate) proto: NodeProto,
@@ -57,7 +59,7 @@ pub(crate) struct OpNode {
 }
 
 impl OnnxModel {
-    /// Returns the version of ONNX's own operators.
+    /// Returns the version of ONNX's standard operators.
     pub(crate) fn opset(&self) -> i64 {
         let own = self.opsets.iter().find(|set| matches!(&*set.domain, "" | "ai.onnx"));
         own.map_or(1, |set| set.version)
@@ -67,7 +69,7 @@ impl OnnxModel {
         self.values.iter().position(|value| value.name == name)
     }
 
-    /// Returns the integer elements of a small tensor, if all of them are numbers.
+    /// Returns the elements of a small integer tensor, if all of them are known numbers.
     pub(crate) fn known_ints(&self, value: usize) -> Option<Vec<i64>> {
         self.values[value].data.as_ref()?.iter().map(Dim::value).collect()
     }

@@ -1,24 +1,23 @@
 //! Reads, checks and slices ONNX graphs into blocks.
 //!
-//! A batch can change only where a block ends, so a model in one file is one long block that new
-//! requests wait for. This crate turns any ordinary model into a chain of files with the same
-//! outputs:
+//! A batch can change only between blocks. A model in one file is one long block, and new requests
+//! wait until it ends. This crate turns a model into a chain of files with the same outputs:
 //!
-//! 1. [`OnnxModel::read`] reads the file, refuses a model that cannot be sliced with certainty, and
-//!    gives every tensor a shape (`shapes/`).
-//! 2. `line` finds the tensors that each possible cut would carry; [`OnnxModel::layers`],
-//!    [`OnnxModel::stages`] and [`OnnxModel::cuts_at`] choose among the cuts, by the cost of each
+//! 1. [`OnnxModel::read`] reads the file and gives every tensor a shape (`shapes/`). It refuses a
+//!    model that cannot be sliced with certainty.
+//! 2. `line` finds the tensors that each possible cut would carry. [`OnnxModel::layers`],
+//!    [`OnnxModel::stages`] and [`OnnxModel::cuts_at`] choose among the cuts by their cost
 //!    (`price`).
 //! 3. [`OnnxModel::slice`] and [`Slices::write`] create the files.
 //!
-//! To serve a file whole, [`Declared`] returns its inputs and outputs. All of this reads one
+//! To serve a file whole, [`Declared`] returns its inputs and outputs. All of these use
 //! [`OnnxFile`], the only reader of the format.
 //!
-//! Nothing is run here: measured times, for stages of equal time, come from a caller with an
-//! engine. The graph is not changed either: each operator ends up in one file unchanged, so an
-//! engine's outputs for the chain differ from those of the whole only where it would have fused
-//! operators across a cut. Rejected: naming a cut's tensors to an engine that runs parts of a
-//! loaded graph, which one engine offers and only with its fusions off.
+//! This crate runs no model. To make stages of equal time, the caller measures the times with an
+//! engine. This crate does not change operators either. Each operator is unchanged in one of the
+//! files. So outputs of the chain differ from those of the whole model only if an engine would fuse
+//! operators across a cut. Rejected: running parts of a loaded graph by naming the tensors at a
+//! cut. One engine supports this, and only without fusion.
 
 mod blocks;
 mod cuts;

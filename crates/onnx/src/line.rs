@@ -1,19 +1,21 @@
-//! The operators in a sequence, and the tensors that every cut of that sequence would carry.
+//! The operators in a sequence, and the tensors that each cut of the sequence would carry.
 //!
-//! A device keeps rows between blocks: tensors whose first dimension is the batch. A tensor with
-//! the batch elsewhere is transposed at the end of a block and back in the blocks that take it. So
-//! each operator that outputs rows, or that is too costly to run twice, has one place in the
-//! sequence. The others (views, shapes, masks made of constants) have none: each block that needs
-//! their results computes them itself, from rows and weights. A cut is possible where everything
-//! that is needed after it is rows, or follows from rows in that way; a residual that is used ten
-//! blocks later is carried past all of them.
+//! A device keeps rows between blocks: tensors whose first dimension is the batch. If the batch is
+//! another dimension, the block transposes the tensor at its end, and each block that takes the
+//! tensor transposes it back.
+//!
+//! An operator has one place in the sequence if it outputs rows or is too costly to run twice.
+//! Other operators have no place: views, shapes, and masks made of constants. Each block that needs
+//! their results computes them again, from rows and weights. A cut is possible if everything needed
+//! after it is rows or can be computed from rows by operators without a place. A residual that is
+//! used ten blocks later is carried past all of them.
 
 use crate::graph::{OnnxModel, OpNode};
 use crate::proto::NodeProto;
 use crate::weights::{MAX_COST, element_bytes};
 use std::collections::BTreeSet;
 
-/// The length at which sizes are compared, where the model leaves it open.
+/// Length at which sizes are compared, if the model leaves the length open.
 const NOMINAL_LENGTH: i64 = 64;
 
 /// Operators that must not run twice.
@@ -46,17 +48,16 @@ const COSTLY: [&str; 22] = [
 #[derive(Clone, Debug)]
 pub(crate) struct OperatorLine<'m> {
     pub(crate) model: &'m OnnxModel,
-    /// The nodes that have a place, in order.
+    /// Nodes that have a place, in order.
     pub(crate) places: Vec<usize>,
-    /// Rows that the operator of each place needs, directly or through operators without a
-    /// place.
+    /// Rows that the operator at each place needs, directly or through operators without a place.
     pub(crate) needs: Vec<BTreeSet<usize>>,
-    /// Whether each value follows from weights alone.
+    /// Whether each value is computed from weights only.
     pub(crate) constant: Vec<bool>,
-    /// Live range of each value: the first cut that it could be carried over, and the last place
-    /// that needs it.
+    /// Live range of each value: the first cut after it is computed, and the last place that needs
+    /// it.
     lives: Vec<Option<(usize, usize)>>,
-    /// A value that is needed after each cut and cannot be carried, if there is one.
+    /// Value that prevents each cut, if any: it is needed after the cut but cannot be carried.
     stuck: Vec<Option<usize>>,
 }
 
@@ -80,7 +81,7 @@ impl<'m> OperatorLine<'m> {
         line
     }
 
-    /// Computes the needs of each place, and the live ranges of values.
+    /// Computes which rows each place needs, and the live ranges of values.
     fn follow(&mut self, place_of: &[Option<usize>]) {
         let made_at = |value: usize| match self.model.values[value].node {
             Some(node) => place_of[node].map(|place| place + 1),
@@ -102,8 +103,8 @@ impl<'m> OperatorLine<'m> {
         }
     }
 
-    /// Returns the values that these are ultimately computed from: rows, and values of operators
-    /// that have a place, without weights.
+    /// Returns the values from which `values` are computed by operators without a place. These are
+    /// rows and outputs of operators with a place; weights are omitted.
     fn sources(&self, values: impl Iterator<Item = usize>, place_of: &[Option<usize>]) -> BTreeSet<usize> {
         let mut open: Vec<usize> = values.collect();
         let (mut seen, mut sources) = (BTreeSet::new(), BTreeSet::new());
@@ -119,8 +120,8 @@ impl<'m> OperatorLine<'m> {
         sources
     }
 
-    /// Returns the number of operators with a place. A cut has the number of the place after it: 1
-    /// is after the first operator.
+    /// Returns the number of operators with a place. A cut's number is the number of places before
+    /// it, so cut 1 is after the first operator.
     pub(crate) fn len(&self) -> usize {
         self.places.len()
     }
@@ -130,7 +131,7 @@ impl<'m> OperatorLine<'m> {
         self.stuck[cut].map(|value| &*self.model.values[value].name)
     }
 
-    /// Returns the rows that are carried over a cut.
+    /// Returns the values that are carried over a cut.
     pub(crate) fn carried(&self, cut: usize) -> Vec<usize> {
         let over = |&value: &usize| self.lives[value].is_some_and(|(from, to)| from <= cut && cut <= to);
         (0..self.lives.len()).filter(over).collect()
@@ -141,8 +142,8 @@ impl<'m> OperatorLine<'m> {
         self.lives[value].map(|(_, to)| to)
     }
 
-    /// Returns the cost of each cut in bytes per row, lower for few and small tensors; `None` if
-    /// the cut is impossible.
+    /// Returns the cost of each cut in bytes per row; fewer and smaller tensors cost less. `None`
+    /// if the cut is impossible.
     pub(crate) fn prices(&self) -> Vec<Option<u64>> {
         /// Cost of gathering and scattering one more tensor, in bytes.
         const TENSOR: u64 = 4096;
@@ -165,7 +166,7 @@ impl<'m> OperatorLine<'m> {
     }
 }
 
-/// Returns the bytes of one row of a value.
+/// Returns the size of one row of a value in bytes.
 pub(crate) fn row_bytes(model: &OnnxModel, value: usize) -> u64 {
     let value = &model.values[value];
     let batch = value.batch_axis();
@@ -175,7 +176,7 @@ pub(crate) fn row_bytes(model: &OnnxModel, value: usize) -> u64 {
     elements.unsigned_abs().saturating_mul(element_bytes(value.elem).unwrap_or(8) as u64).min(MAX_COST)
 }
 
-/// Returns a size for estimates.
+/// Returns a size for estimates, with an assumed length.
 pub(crate) fn nominal(dim: &crate::dim::Dim, rows: i64) -> i64 {
     dim.estimate(&|symbol| if symbol == crate::dim::BATCH { rows } else { NOMINAL_LENGTH })
 }

@@ -1,16 +1,18 @@
-//! Cost of a cut: the tensors carried over it, and the engine's extra work in the blocks compared
-//! with the whole model.
+//! Cost of a cut: the tensors carried over it, and the additional work of the engine in the blocks
+//! compared with the whole model.
 //!
-//! Between convolutions engines keep images in a layout of their own, and fuse additions and
-//! activations into the operator before them. A border ends both. A tensor carried over it is
-//! converted to ONNX's layout, and back for the next convolution. An elementwise operator takes all
-//! its images in one layout, so an addition with a carried image runs in ONNX's layout and unfused,
-//! and so does every user of its sum, up to the next convolutions: in a residual network one cut
-//! affects every block up to the next one whose shortcut is a convolution. On ONNX Runtime that is
-//! most of the cost of cuts (docs/guide/slicing.md), and a cut elsewhere has none of it.
+//! Between convolutions, engines keep images in their own layout. They also fuse additions and
+//! activations into the previous operator. Both end at a cut. An image carried over the cut is
+//! converted to ONNX's layout, and back for the next convolution.
 //!
-//! Prices are bytes per row that are read or written once more. The time of a byte depends on the
-//! engine, and is measured by a caller with one.
+//! An elementwise operator takes all its images in one layout. So an addition with a carried image
+//! runs in ONNX's layout and is not fused. The same holds for every user of the sum, up to the next
+//! convolutions. In a residual network, a cut therefore affects every following block up to one
+//! whose shortcut is a convolution. On ONNX Runtime, this is most of the cost of cuts
+//! (docs/guide/slicing.md). Cuts outside residual blocks do not have it.
+//!
+//! Prices are bytes per row that are additionally read or written. The time per byte depends on the
+//! engine; a caller with an engine measures it.
 
 use crate::cuts::Cuts;
 use crate::graph::OnnxModel;
@@ -20,24 +22,24 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Cost of one cut.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CutPrice {
-    /// Bytes carried over it, for one row; an open length counts as 64.
+    /// Size of the tensors carried over the cut per row, in bytes. An open length counts as 64.
     pub carried_bytes: u64,
-    /// Bytes of images that are converted between ONNX's layout and an engine's own, which the
-    /// whole model keeps in the latter.
+    /// Size of the images per row, in bytes, that blocks convert between ONNX's and the engine's
+    /// layout, and the whole model does not.
     pub turned_bytes: u64,
-    /// Operators that the whole model fuses into the one before them and the blocks do not, with
-    /// their counts.
+    /// Operators that the whole model fuses into the previous operator and the blocks do not, with
+    /// their numbers.
     pub unfused: BTreeMap<String, usize>,
-    /// All bytes that are moved because of it; each further tensor adds a constant.
+    /// Total cost in bytes per row: all moved bytes, plus a constant per additional tensor.
     pub weight: u64,
 }
 
 /// The layout in which an operator takes images.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LayoutKind {
-    /// The engine's own layout, to which it converts.
+    /// The engine's own layout; the operator converts other images to it.
     Window,
-    /// Any layout, if all images have the same one.
+    /// Any layout, if all images of the operator have the same one.
     Elementwise,
     /// ONNX's layout.
     Other,
@@ -65,17 +67,17 @@ const ELEMENTWISE: [&str; 18] = [
     "Tanh",
 ];
 
-/// A model with the layouts that an engine gives its values when it runs as a whole.
+/// A model with the layouts of its values when an engine runs it as a whole.
 pub(crate) struct Layouts<'a> {
     line: &'a OperatorLine<'a>,
     /// Whether each value is an image in the engine's own layout.
     own: Vec<bool>,
-    /// Whether each value is taken in ONNX's layout by some operator, so that the whole model
-    /// converts it, too.
+    /// Whether an operator takes the value in ONNX's layout, so that the whole model converts it as
+    /// well.
     turned: Vec<bool>,
-    /// Whether each value is taken only by elementwise operators with outputs of the same size.
+    /// Whether only elementwise operators with outputs of the same size take the value.
     within: Vec<bool>,
-    /// Bytes carried over each cut, from the line.
+    /// Size of the tensors carried over each cut, from the operator line.
     carried: Vec<Option<u64>>,
 }
 
@@ -105,8 +107,8 @@ impl<'a> Layouts<'a> {
         layouts
     }
 
-    /// Determines the layout in which the operator at a place takes and leaves its images in the
-    /// whole model.
+    /// Determines the layout of an operator's inputs and outputs in the whole model. `place` is the
+    /// operator's place.
     fn follow(&mut self, place: usize) {
         let (kind, line) = (self.kind(place), self.line);
         let needs = &line.needs[place];
@@ -132,8 +134,8 @@ impl<'a> Layouts<'a> {
             unfused: BTreeMap::new(),
             weight: self.carried[cut].unwrap_or(u64::MAX),
         };
-        // Values in ONNX's layout after the cut, but not in the whole model; `turned` are those
-        // converted back since.
+        // Values in ONNX's layout after the cut that the whole model has in the engine's layout.
+        // `turned` are those that were converted back.
         let mut plain: BTreeSet<usize> = carried.iter().copied().filter(|&value| self.own[value]).collect();
         let parted: BTreeSet<usize> = carried.into_iter().filter(|&value| self.is_parted(value)).collect();
         let (mut turned, mut moved) = (BTreeSet::new(), 0);
@@ -164,7 +166,8 @@ impl<'a> Layouts<'a> {
         price
     }
 
-    /// Whether the value separates an operator from the ones that would be fused into it.
+    /// Whether the cut at this value prevents the engine from fusing an operator with the following
+    /// ones.
     fn is_parted(&self, value: usize) -> bool {
         self.within[value] && self.line.model.values[value].node.is_some()
     }
@@ -186,8 +189,8 @@ impl<'a> Layouts<'a> {
         line.model.nodes[line.places[place]].outputs.iter().flatten().copied()
     }
 
-    /// Whether all inputs have the same shape; engines broadcast a small image to a large one in
-    /// ONNX's layout only.
+    /// Whether all inputs have the same shape. Engines broadcast a small image to a large one only
+    /// in ONNX's layout.
     fn same_shape(&self, place: usize) -> bool {
         let concat = self.operator(place) == "Concat";
         let mut shapes = self.line.needs[place].iter().map(|&value| &self.line.model.values[value].shape);
@@ -216,8 +219,8 @@ mod tests {
 
     const IMAGE: u64 = 8 * 8 * 8 * 4;
 
-    /// Both residual blocks add their input, so a cut before the first affects both, one before the
-    /// second affects one of them, and one before the pooling none.
+    /// Both residual blocks add their input. So a cut before the first one affects both, a cut
+    /// before the second one affects one, and a cut before the pooling affects none.
     #[test]
     fn a_cut_before_residuals_undoes_them_all() {
         let model = residual_network().model();
@@ -227,7 +230,8 @@ mod tests {
         assert_eq!(apart(stem), [("Add".to_owned(), 2), ("Relu".to_owned(), 2)]);
         assert_eq!(apart(a), [("Add".to_owned(), 1), ("Relu".to_owned(), 1)]);
         assert_eq!(apart(b), []);
-        // Out, back, each addition's other operand out, each sum back for the next window.
+        // Conversions: the carried image, the other operand of each addition, and each sum for the
+        // next convolution.
         assert_eq!([stem, a, b].map(|price| price.turned_bytes / IMAGE), [6, 4, 2]);
         assert_eq!([stem, a, b].map(|price| price.carried_bytes / IMAGE), [1, 1, 1]);
         assert!(stem.weight > a.weight && a.weight > b.weight);

@@ -1,11 +1,11 @@
-//! The messages of onnx.proto under their published names and field numbers, written by hand so
-//! that no protobuf compiler is needed. All code that reads models uses them.
+//! The messages of onnx.proto, with their published names and field numbers. They are written by
+//! hand, so that no protobuf compiler is needed. All code that reads models uses them.
 //!
-//! All fields that affect a graph's computation or content are here, within subgraphs and functions
-//! too; omitted ones (documentation, metadata) are lost in written files. Lists of integers are
-//! written unpacked, as ONNX's own library does and rten requires; weights are views of the file's
-//! bytes, not copies. Rarely used attribute fields are boxed, so that a file of empty messages does
-//! not take hundreds of times its size.
+//! All fields that affect a graph's computation or content are included, also those of subgraphs
+//! and functions. Other fields (documentation, metadata) are lost in written files. Lists of
+//! integers are written unpacked, as ONNX's own library does and rten requires. Weights are views
+//! of the file's bytes, not copies. Rarely used attribute fields are boxed, so that a file of empty
+//! messages does not take hundreds of times its size in memory.
 #![expect(missing_docs, reason = "onnx.proto says what its fields are")]
 
 use bytes::Bytes;
@@ -122,12 +122,12 @@ pub struct AttributeProto {
     pub sparse_tensors: Vec<SparseTensorProto>,
 }
 
-/// The field number of [`ModelProto::graph`].
+/// Field number of [`ModelProto::graph`].
 pub(crate) const MODEL_GRAPH: u32 = 7;
-/// The field number of [`GraphProto::node`].
+/// Field number of [`GraphProto::node`].
 pub(crate) const GRAPH_NODE: u32 = 1;
 
-/// The attribute types that are written here.
+/// ONNX's numbers of the attribute types that this crate writes.
 pub(crate) mod attribute_type {
     pub(crate) const INT: i32 = 2;
     pub(crate) const INTS: i32 = 7;
@@ -230,7 +230,7 @@ pub mod elem {
 }
 
 impl DimensionProto {
-    /// Returns the size, if it is fixed; exporters also write sizes of 0 or -1 for open ones.
+    /// Returns the size, if it is fixed. Exporters also write 0 or -1 for an open size.
     pub(crate) fn fixed(&self) -> Option<i64> {
         self.dim_value.filter(|&size| size > 0)
     }

@@ -1,7 +1,7 @@
-//! Construction of a sliceable graph from a file.
+//! Construction of a graph that can be sliced, from a file.
 //!
 //! `Constant` nodes become weights, so that a weight is stored only in the blocks that use it,
-//! regardless of the exporter's form. A graph that cannot be sliced with certainty is refused here
+//! whichever form the exporter chose. A graph that cannot be sliced with certainty is refused here
 //! with the reason, before the search for cuts.
 
 use crate::dim::Dim;
@@ -15,19 +15,19 @@ use bytes::Bytes;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::path::Path;
 
-/// Operators that hold graphs of their own.
+/// Operators that contain graphs.
 const CONTROL_FLOW: [&str; 6] = ["If", "Loop", "Scan", "SequenceMap", "Optional", "SplitToSequence"];
 const MAX_NODES: usize = 1 << 20;
 
 impl OnnxModel {
-    /// Reads and checks an ONNX file. Weights in external files stay there until blocks are
+    /// Reads and checks an ONNX file. Weights in external files are not read until blocks are
     /// written.
     pub fn read(path: &Path) -> Result<OnnxModel, OnnxError> {
         OnnxModel::of(OnnxFile::read(path)?)
     }
 
-    /// Checks a file from memory; `path` names the file in messages, and its folder holds external
-    /// weights.
+    /// Checks a file from memory. `path` names the file in messages, and external weights are in
+    /// its folder.
     pub fn parse(bytes: impl Into<Bytes>, path: &Path) -> Result<OnnxModel, OnnxError> {
         OnnxModel::of(OnnxFile::parse(bytes, path)?)
     }
@@ -136,8 +136,8 @@ impl Builder {
         Ok(inputs)
     }
 
-    /// Returns the type and shape of an input: the batch first; at most one other dynamic
-    /// dimension, the length.
+    /// Returns the type and shape of an input. The first dimension must be the batch. At most one
+    /// other dimension may be dynamic: the length.
     fn input_shape(&mut self, info: &ValueInfoProto) -> Result<(i32, Vec<Dim>), OnnxError> {
         let name = &info.name;
         let Some((elem, dims)) = tensor_type(info.r#type.as_ref()) else {
@@ -179,8 +179,8 @@ impl Builder {
         }
     }
 
-    /// Records declared types and shapes of values that nodes compute; inference has priority and
-    /// completes them.
+    /// Records declared types and shapes of values that nodes compute. They are used where
+    /// inference has no result.
     fn declared(&mut self, infos: &[ValueInfoProto]) {
         for info in infos {
             let known = self.numbers.contains_key(&info.name);
@@ -196,7 +196,7 @@ impl Builder {
         }
     }
 
-    /// Returns the names that exist before the first node runs.
+    /// Returns the names of values that exist before the first node runs.
     fn given(&self, inputs: &[usize]) -> BTreeSet<String> {
         let weights = self.values.iter().filter(|value| value.weight.is_some());
         weights.chain(inputs.iter().map(|&input| &self.values[input])).map(|value| value.name.clone()).collect()
@@ -266,7 +266,7 @@ fn constant_tensor(attribute: &AttributeProto) -> Option<TensorProto> {
 
 type Sizes = Vec<(Option<i64>, Option<String>)>;
 
-/// Returns the element type and, for each dimension, its size or its name.
+/// Returns the element type, and the size or name of each dimension.
 fn tensor_type(of: Option<&TypeProto>) -> Option<(i32, Sizes)> {
     let tensor = of?.tensor_type.as_ref()?;
     let dims = tensor.shape.as_ref()?.dim.iter().map(|dim| {
@@ -276,8 +276,7 @@ fn tensor_type(of: Option<&TypeProto>) -> Option<(i32, Sizes)> {
     Some((tensor.elem_type, dims.collect()))
 }
 
-/// Sorts the nodes topologically; keeps the file's own order where that is valid, as required by
-/// the format.
+/// Sorts the nodes topologically. Keeps the file's order if it is valid, as the format requires.
 fn sorted(protos: Vec<NodeProto>, given: &BTreeSet<String>) -> Result<Vec<NodeProto>, OnnxError> {
     let mut giver: HashMap<&str, usize> = HashMap::new();
     for (at, proto) in protos.iter().enumerate() {

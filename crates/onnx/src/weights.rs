@@ -1,4 +1,4 @@
-//! The bytes of weights: location and reading.
+//! Weights: their location, and reading their elements.
 
 use crate::error::{OnnxError, refuse};
 use crate::proto::{EXTERNAL, TensorProto, elem};
@@ -7,14 +7,14 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Component, Path};
 
-/// Largest tensor whose elements are tracked; larger ones are never needed to infer shapes.
+/// Largest number of elements of a tracked tensor. Larger tensors are not needed to infer shapes.
 const MAX_INTS: usize = 1024;
 
-/// Cap on sizes and costs of single tensors and operators, so that sums over all of them cannot
+/// Upper bound on sizes and costs of single tensors and operators, so that their sums cannot
 /// overflow.
 pub(crate) const MAX_COST: u64 = 1 << 40;
 
-/// Returns the bytes of one element; `None` for strings, packed and unknown types.
+/// Returns the size of one element in bytes; `None` for strings, packed and unknown types.
 pub(crate) fn element_bytes(elem_type: i32) -> Option<usize> {
     match elem_type {
         2 | 3 | 9 | 17..=20 => Some(1),
@@ -30,7 +30,7 @@ pub(crate) fn elements(tensor: &TensorProto) -> Option<usize> {
     tensor.dims.iter().try_fold(1usize, |product, &dim| product.checked_mul(usize::try_from(dim).ok()?))
 }
 
-/// Returns the bytes in memory, if the type has a known size.
+/// Returns the size in memory in bytes. An element of a type without a known size counts as 1 byte.
 pub(crate) fn size(tensor: &TensorProto) -> u64 {
     let bytes = elements(tensor).and_then(|count| count.checked_mul(element_bytes(tensor.data_type).unwrap_or(1)));
     (bytes.unwrap_or(0) as u64).min(MAX_COST)
@@ -52,7 +52,7 @@ pub(crate) fn small_ints(tensor: &TensorProto) -> Option<Vec<i64>> {
     (ints.len() == count).then_some(ints)
 }
 
-/// Returns the elements of a tensor of 32-bit floats; `folder` holds external data.
+/// Returns the elements of an FP32 tensor. External data is read from `folder`.
 pub(crate) fn floats(tensor: &TensorProto, folder: &Path) -> Result<Vec<f32>, OnnxError> {
     let broken = || OnnxError(format!("weight '{}' does not have the elements that its shape says", tensor.name));
     if tensor.data_type != elem::FLOAT {
@@ -67,7 +67,7 @@ pub(crate) fn floats(tensor: &TensorProto, folder: &Path) -> Result<Vec<f32>, On
     if Some(floats.len()) == expected { Ok(floats) } else { Err(broken()) }
 }
 
-/// Returns the tensor with its elements inside, read from the external file if they are there.
+/// Returns the tensor with its elements, which are read from `folder` if they are external.
 pub(crate) fn inline(tensor: &TensorProto, folder: &Path) -> Result<TensorProto, OnnxError> {
     if tensor.data_location != EXTERNAL {
         return Ok(tensor.clone());
@@ -106,14 +106,14 @@ fn read_range(path: &Path, offset: u64, size: u64) -> std::io::Result<Vec<u8>> {
     Ok(data)
 }
 
-/// Creates a tensor of 32-bit floats.
+/// Creates an FP32 tensor.
 pub(crate) fn float_tensor(name: &str, dims: &[i64], elements: &[f32]) -> TensorProto {
     let raw: Vec<u8> = elements.iter().flat_map(|element| element.to_le_bytes()).collect();
     let (name, dims, raw_data) = (name.to_owned(), dims.to_vec(), Some(Bytes::from(raw)));
     TensorProto { name, dims, data_type: elem::FLOAT, raw_data, ..TensorProto::default() }
 }
 
-/// Creates a list of 64-bit integers.
+/// Creates an INT64 list.
 pub(crate) fn int_tensor(name: &str, elements: &[i64]) -> TensorProto {
     let raw: Vec<u8> = elements.iter().flat_map(|element| element.to_le_bytes()).collect();
     let (dims, raw_data) = (vec![elements.len() as i64], Some(Bytes::from(raw)));

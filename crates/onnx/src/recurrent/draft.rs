@@ -7,7 +7,7 @@ use crate::proto::{
 use crate::weights::{float_tensor, int_tensor};
 use std::collections::BTreeSet;
 
-/// First version in which lists of axes are inputs.
+/// First operator version in which lists of axes are inputs.
 const AXES_AS_INPUTS: i64 = 13;
 
 #[derive(Default)]
@@ -35,13 +35,13 @@ impl CellDraft {
         self.graph.node.push(NodeProto::new("Concat", parts, &[to]).with_int("axis", 1));
     }
 
-    /// Adds the index of the largest number along the second axis.
+    /// Adds an operator that returns the index of the largest number along the second axis.
     pub(super) fn arg_max(&mut self, from: &str, to: &str) {
         let node = NodeProto::new("ArgMax", &[from], &[to]);
         self.graph.node.push(node.with_int("axis", 1).with_int("keepdims", 0));
     }
 
-    /// Splits along the second axis into parts of `size` each.
+    /// Adds an operator that splits the second axis into parts of `size` each.
     pub(super) fn split(&mut self, from: &str, to: &[&str], size: usize) {
         let sizes = vec![size as i64; to.len()];
         let node = self.with_list(NodeProto::new("Split", &[from], to), "split", &sizes);
@@ -73,7 +73,7 @@ impl CellDraft {
         self.graph.initializer.push(float_tensor(name, &[elements.len() as i64], elements));
     }
 
-    /// Adds a weight of the model, once.
+    /// Adds a weight of the model, unless it was added before.
     pub(super) fn weight(&mut self, number: usize, tensor: TensorProto) {
         if self.weights.insert(number) {
             self.graph.initializer.push(tensor);
@@ -96,7 +96,7 @@ impl CellDraft {
     }
 }
 
-/// Declares a tensor with one row for each row of the batch; sizes below 1 are open.
+/// Declares a tensor with one row per row of the batch. Sizes below 1 are open.
 fn info(name: &str, elem_type: i32, row: &[i64]) -> ValueInfoProto {
     let batch = DimensionProto { dim_value: None, dim_param: Some(crate::dim::BATCH.to_owned()) };
     let dim = |(at, &size): (usize, &i64)| match size {

@@ -1,12 +1,12 @@
-//! Conversion of recurrent operators into cells: an LSTM, GRU or RNN over a whole sequence becomes
-//! a file for one step and a walk that repeats it, so that sequences of any length join and leave a
-//! batch at every element and none is padded.
+//! Conversion of recurrent operators into cells. An LSTM, GRU or RNN over a whole sequence becomes
+//! a file for one step, which a request runs once per element. So sequences of any length can join
+//! and leave a batch at every element, and none is padded.
 //!
-//! The operators around the recurrence are included unchanged: with a length of 1 they do to one
-//! element the same as to each element of a sequence, which [`time`] checks. Operators that need
-//! the end of the sequence (the last state, the last element) become a block of their own, `head`,
-//! which runs once. A model that cannot be converted is refused with the operator that prevents it:
-//! stacked bidirectional layers, for example, need all elements of the layer below.
+//! The operators around the recurrence are included unchanged. With a length of 1, they must
+//! compute for one element what they compute for each element of a sequence; [`time`] checks this.
+//! Operators that need the end of the sequence (the last state or element) become a separate block,
+//! `head`, which runs once. If a model cannot be converted, the error names the operator that
+//! prevents it. For example, stacked bidirectional layers need all elements of the layer below.
 
 mod draft;
 mod random;
@@ -26,12 +26,12 @@ use std::path::Path;
 use steps::Recurrence;
 use time::TimeAxis;
 
-/// A recurrent model as cells and the walk through them.
+/// A recurrent model as cells, and the order in which a request runs them.
 #[derive(Clone, Debug)]
 pub struct RecurrentCells {
-    /// The walk: "repeat", "stacked" or "bidirectional".
+    /// Name of the walk: "repeat", "stacked" or "bidirectional".
     pub walk: &'static str,
-    /// The cells in the walk's order; a head comes last.
+    /// The cells, in the order of the walk. The head, if any, is the last.
     pub blocks: Vec<RecurrentCell>,
     /// Outputs of a request.
     pub outputs: Vec<CellOutput>,
@@ -40,13 +40,13 @@ pub struct RecurrentCells {
 /// One cell.
 #[derive(Clone, Debug)]
 pub struct RecurrentCell {
-    /// Its name; the file is NAME.onnx.
+    /// Name of the cell; its file is NAME.onnx.
     pub name: String,
-    /// Whether it runs once, at the end.
+    /// Whether the cell runs only once, at the end.
     pub once: bool,
-    /// Its inputs with their sources: "request", "previous.TENSOR", "BLOCK.TENSOR".
+    /// Inputs of the cell, each with its source: "request", "previous.TENSOR" or "BLOCK.TENSOR".
     pub inputs: Vec<(String, String)>,
-    /// The ONNX file.
+    /// Content of the ONNX file.
     pub file: Vec<u8>,
 }
 
@@ -55,13 +55,13 @@ pub struct RecurrentCell {
 pub struct CellOutput {
     /// Its name.
     pub name: String,
-    /// Its source, "BLOCK.TENSOR".
+    /// Source of the output, "BLOCK.TENSOR".
     pub from: String,
-    /// Whether it has one part per element rather than only the last element's.
+    /// Whether the output has one part per element. Otherwise it is that of the last element.
     pub every: bool,
 }
 
-/// A recurrent operator of the graph and the blocks that it becomes.
+/// A recurrent operator of the graph, and the blocks that replace it.
 struct RecurrentLayer<'m> {
     node: &'m OpNode,
     recurrence: Recurrence,
@@ -69,11 +69,11 @@ struct RecurrentLayer<'m> {
     blocks: Vec<String>,
 }
 
-/// The operators and leaves that a value is computed from.
+/// The operators from which a value is computed, and the leaves where they begin.
 struct ValueSources {
     nodes: BTreeSet<usize>,
-    /// Graph inputs, outputs of recurrent operators, and for heads the operators that take a last
-    /// element.
+    /// Graph inputs and outputs of recurrent operators. For a head, also the outputs of operators
+    /// that take a last element.
     leaves: BTreeSet<usize>,
 }
 
@@ -84,7 +84,7 @@ struct Conversion<'m> {
 }
 
 impl OnnxModel {
-    /// Whether the model holds a recurrent operator.
+    /// Whether the model contains a recurrent operator.
     pub fn is_recurrent(&self) -> bool {
         self.nodes.iter().any(is_recurrent)
     }
@@ -169,7 +169,7 @@ impl<'m> Conversion<'m> {
         Ok(RecurrentCells { walk, blocks, outputs: self.model.outputs.iter().map(answer).collect() })
     }
 
-    /// Returns the operators behind the outputs that need the end of a sequence.
+    /// Returns the operators that compute those outputs that need the end of a sequence.
     fn head(&self, outputs: &[usize]) -> Result<Option<ValueSources>, OnnxError> {
         if outputs.is_empty() {
             return Ok(None);
@@ -196,14 +196,15 @@ impl<'m> Conversion<'m> {
         Ok(Some(part))
     }
 
-    /// Returns the sequence whose last element a leaf takes, if it takes one.
+    /// Returns the sequence whose last element `leaf` is; `None` if it is no last element.
     fn picked(&self, leaf: usize) -> Option<usize> {
         let node = &self.model.nodes[self.model.values[leaf].node?];
         let picks = !is_recurrent(node) && self.time.picks_last(node);
         picks.then(|| node.inputs.first().copied().flatten()).flatten()
     }
 
-    /// Returns the operators behind some values, back to the leaves.
+    /// Returns the operators that compute these values, back to the leaves. With `to_picks`, last
+    /// elements of sequences are leaves as well.
     fn part(&self, values: &[usize], to_picks: bool) -> ValueSources {
         let (mut nodes, mut leaves, mut open) = (BTreeSet::new(), BTreeSet::new(), values.to_vec());
         while let Some(value) = open.pop() {
@@ -270,8 +271,8 @@ impl<'m> Conversion<'m> {
         Ok(writer.finish(false))
     }
 
-    /// Returns the leaf that is a recurrent operator's input up to its layout, so that a step can
-    /// take it directly.
+    /// Returns the leaf that is a recurrent operator's input, if only its layout differs. A step
+    /// can then take the leaf directly.
     fn direct(&self, x: usize) -> Option<usize> {
         let node = &self.model.nodes[self.model.values[x].node?];
         let from = node.inputs.first().copied().flatten()?;
@@ -298,8 +299,8 @@ impl<'m> Conversion<'m> {
         Ok(writer.finish(true))
     }
 
-    /// Returns the layer that computes a value, with the index of the output: every state, the last
-    /// `h`, the last `c`.
+    /// Returns the layer that computes a value, and the index of the output: 0 for all states, 1
+    /// for the last `h`, 2 for the last `c`.
     fn layer_of(&self, value: usize) -> Option<(&RecurrentLayer<'m>, usize)> {
         self.layers.iter().find_map(|layer| {
             let at = layer.node.outputs.iter().position(|&output| output == Some(value))?;
@@ -308,12 +309,13 @@ impl<'m> Conversion<'m> {
     }
 }
 
-/// Returns the name of a model's tensor inside a cell, where other names are generated.
+/// Returns the name of a model's tensor inside a cell. The prefix keeps it apart from generated
+/// names.
 fn inner(model: &OnnxModel, value: usize) -> String {
     format!("model/{}", model.values[value].name)
 }
 
-/// Returns the name of a cell's output whose last value the head takes.
+/// Returns the name of the cell's output whose last value the head takes.
 fn last_name(model: &OnnxModel, value: usize) -> String {
     format!("{}_step", model.values[value].name)
 }
@@ -337,7 +339,7 @@ impl<'c, 'm> CellWriter<'c, 'm> {
         self.conversion.model
     }
 
-    /// Adds one element of a sequence as an input of the cell: [batch, …].
+    /// Adds one element of a sequence as an input of the cell, of shape [batch, …].
     fn step_input(&mut self, leaf: usize) -> Result<String, OnnxError> {
         if let Some(name) = self.taken.get(&leaf) {
             return Ok(name.clone());
@@ -361,8 +363,8 @@ impl<'c, 'm> CellWriter<'c, 'm> {
         Ok(name)
     }
 
-    /// Adds an input in the layout that the model's own operators expect. Values that the cell
-    /// computes itself are no inputs.
+    /// Adds a leaf as an input, in the layout that the model's operators expect. Values that the
+    /// cell computes itself are not added.
     fn step_leaf(&mut self, leaf: usize, number: usize) -> Result<(), OnnxError> {
         let own = self.conversion.layers[number].node.outputs.contains(&Some(leaf));
         if own {
@@ -374,7 +376,7 @@ impl<'c, 'm> CellWriter<'c, 'm> {
         Ok(())
     }
 
-    /// Returns the sizes of one element of a sequence whose length is at axis `time`.
+    /// Returns the shape of one element of a sequence. `time` is the axis of the length.
     fn row(&self, value: usize, time: usize) -> Result<Vec<i64>, OnnxError> {
         let value_of = &self.model().values[value];
         let first = usize::from(time == 0);
@@ -398,7 +400,8 @@ impl<'c, 'm> CellWriter<'c, 'm> {
         Ok(())
     }
 
-    /// Adds the last state of a layer, in the operator's layout: [directions, batch, hidden].
+    /// Adds the last state of a layer as an input, in the operator's layout: [directions, batch,
+    /// hidden].
     fn head_state(&mut self, leaf: usize) -> Result<(), OnnxError> {
         let Some((layer, output @ (1 | 2))) = self.conversion.layer_of(leaf) else {
             return refuse(format!("the end takes '{}'", self.model().values[leaf].name));
@@ -423,7 +426,7 @@ impl<'c, 'm> CellWriter<'c, 'm> {
         Ok(())
     }
 
-    /// Adds the last element of a sequence, in the layout of the operator that takes it.
+    /// Adds the last element of a sequence as an input, in the layout that its user expects.
     fn head_pick(&mut self, leaf: usize, sequence: usize) -> Result<(), OnnxError> {
         let Some(time) = self.conversion.time.axis(sequence) else { return refuse("a last element without a length") };
         let (name, row) = (last_name(self.model(), sequence), self.row(sequence, time)?);
@@ -447,7 +450,7 @@ impl<'c, 'm> CellWriter<'c, 'm> {
         self.draft.output(&value.name, value.elem, &row);
     }
 
-    /// Adds operators of the model, with inner names for their tensors, and with their weights.
+    /// Adds operators of the model with their weights. Their tensors get inner names.
     fn nodes(&mut self, nodes: &[usize]) -> Result<(), OnnxError> {
         let model = self.model();
         for &number in nodes {

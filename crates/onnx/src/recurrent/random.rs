@@ -1,9 +1,9 @@
-//! Cells of any size with random weights: to measure the performance of a state size on a machine,
-//! where the answers do not matter.
+//! Cells of any size with random weights. They serve to measure the performance of a state size on
+//! a machine, where the answers do not matter.
 //!
-//! They are generated here, and not by a script, so that the one binary suffices for measurements.
-//! A decoder consumes its own tokens; it hardly ever chooses its end token, so it runs to the limit
-//! in the model's settings.
+//! They are generated here and not by a script, so that one binary suffices for measurements. A
+//! decoder consumes its own tokens. It hardly ever chooses its end token, so it runs until the
+//! limit in the model's settings.
 
 use super::draft::CellDraft;
 use super::text::quoted;
@@ -19,19 +19,20 @@ use std::path::Path;
 const OPSET: i64 = 17;
 const IR_VERSION: i64 = 8;
 
-/// A model in cells with random weights.
+/// A model of cells with random weights.
 #[derive(Clone, Debug)]
 pub struct RandomCells {
-    /// The folder's name in a repository.
+    /// Name of the model's folder in a repository.
     pub name: &'static str,
-    /// The content of `model.toml`, without the limits of a deployment.
+    /// Content of `model.toml`, without the limits of a deployment.
     pub settings: String,
-    /// The files in the walk's order, by name.
+    /// Names and files of the cells, in the order of the walk.
     pub blocks: Vec<(&'static str, Vec<u8>)>,
 }
 
 impl RandomCells {
-    /// Creates "lstm": a sequence of vectors of `inputs` numbers, FP32 [1, length, inputs] named x.
+    /// Creates "lstm", which takes a sequence of vectors of `inputs` numbers: x, FP32 [1, length,
+    /// inputs].
     pub fn lstm(inputs: usize, hidden: usize, seed: u64) -> RandomCells {
         let mut cell = RandomCell::new("cell", seed);
         cell.draft.input("x", elem::FLOAT, &[inputs as i64]);
@@ -42,7 +43,8 @@ impl RandomCells {
         RandomCells { name: "lstm", settings, blocks: vec![("cell", cell.encode())] }
     }
 
-    /// Creates "treelstm": a binary tree of such vectors, one per node, and its table of children.
+    /// Creates "treelstm", which takes a binary tree: a vector of `inputs` numbers per node, and
+    /// the table of children.
     pub fn tree_lstm(inputs: usize, hidden: usize, seed: u64) -> RandomCells {
         let mut leaf = RandomCell::new("leaf", seed);
         leaf.draft.input("x", elem::FLOAT, &[inputs as i64]);
@@ -75,9 +77,10 @@ impl RandomCells {
         }
     }
 
-    /// Creates "seq2seq": tokens below `vocabulary`, INT64 [1, length] named token, to as many
-    /// tokens. The decoder's choice of a token is one more product of matrices, as costly as an
-    /// LSTM cell's if `vocabulary` is eight times `hidden`.
+    /// Creates "seq2seq", which maps a sequence of tokens to one of equal length: token, INT64 [1,
+    /// length], below `vocabulary`. To choose a token, the decoder computes one more matrix
+    /// product. If `vocabulary` is eight times `hidden`, the product costs as much as an LSTM
+    /// cell's.
     pub fn seq2seq(vocabulary: usize, hidden: usize, seed: u64) -> RandomCells {
         let mut encoder = RandomCell::new("encoder", seed);
         encoder.look_up(vocabulary, hidden);
@@ -107,8 +110,8 @@ impl RandomCells {
         }
     }
 
-    /// Writes the model into a repository. `limits`: further lines at the head of `model.toml`,
-    /// such as `max_batch = 64`.
+    /// Writes the model into a repository. `limits` is added at the head of `model.toml`, for
+    /// example `max_batch = 64`.
     pub fn write(&self, repository: &Path, limits: &str) -> io::Result<()> {
         let folder = repository.join(self.name);
         fs::create_dir_all(folder.join("1"))?;
@@ -119,10 +122,10 @@ impl RandomCells {
     }
 }
 
-/// A block's name, the sources of its inputs, and further lines of its section.
+/// Name of a block, sources of its inputs, and additional lines of its section.
 type BlockText<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a str);
 
-/// The keys of the model's output.
+/// Keys of the model's output in `model.toml`.
 struct OutputText<'a> {
     name: &'a str,
     from: &'a str,
@@ -132,7 +135,7 @@ struct OutputText<'a> {
 fn settings(walk: &str, blocks: &[BlockText<'_>], output: OutputText<'_>) -> String {
     let mut text = format!("walk = {}\n", quoted(walk));
     for (block, inputs, more) in blocks {
-        // Keys of the block itself come before its tables.
+        // TOML requires the keys of the block itself before its tables.
         let (own, tables) = more.split_at(more.find('[').unwrap_or(more.len()));
         let _ = write!(text, "\n[[block]]\nname = {}\n{own}[block.inputs]\n", quoted(block));
         for (input, from) in *inputs {
@@ -155,12 +158,12 @@ impl RandomCell {
         RandomCell { draft: CellDraft::named(name, OPSET), random: Lcg::new(seed.wrapping_mul(2).wrapping_add(1)) }
     }
 
-    /// Returns a number between -1 and 1.
+    /// Returns a random number between -1 and 1.
     fn number(&mut self) -> f32 {
         (self.random.bits() >> 8) as f32 / (1 << 23) as f32 - 1.0
     }
 
-    /// Adds a matrix whose products have about the magnitude of their inputs.
+    /// Adds a random matrix. It is scaled so that its products are about as large as their inputs.
     fn matrix(&mut self, name: &str, rows: usize, columns: usize) {
         let scale = (3.0 / rows as f32).sqrt();
         let elements: Vec<f32> = (0..rows * columns).map(|_| self.number() * scale).collect();
@@ -180,7 +183,7 @@ impl RandomCell {
         self.draft.op("Gather", &["embedding", "token"], "e");
     }
 
-    /// Adds the gates by name; the last one, which is new content, is a tanh.
+    /// Adds the gates by name. The last gate is the new content and uses tanh instead of a sigmoid.
     fn gates(&mut self, from: &str, inputs: usize, hidden: usize, names: &[&str]) {
         self.product(from, inputs, names.len() * hidden, "sums");
         let sums: Vec<String> = names.iter().map(|name| format!("{name}_sum")).collect();
@@ -202,7 +205,7 @@ impl RandomCell {
         self.write_state(hidden);
     }
 
-    /// Adds the new state, whose inner part exists.
+    /// Adds the new state, for which the inner part must exist.
     fn write_state(&mut self, hidden: usize) {
         self.draft.op("Tanh", &["c_next"], "c_tanh");
         self.draft.op("Mul", &["o", "c_tanh"], "h_next");
@@ -224,7 +227,7 @@ mod tests {
     use crate::fixture::{NamedTensors, numbers, run};
     use rten_tensor::{AsView, Layout};
 
-    /// Runs a cell in rten and checks that all numbers stay within the range of gates.
+    /// Runs a cell in rten and checks that all outputs are within the range of gates.
     #[track_caller]
     fn check(file: &[u8], inputs: &[(&str, usize)], hidden: usize) {
         let given: NamedTensors = inputs.iter().map(|&(name, size)| (name.to_owned(), numbers(&[3, size]))).collect();

@@ -1,11 +1,11 @@
-//! One step of LSTM, GRU and RNN in plain operators: one product of matrices for all gates where
-//! the formulas allow it.
+//! One step of LSTM, GRU and RNN in plain operators. All gates share one matrix product if the
+//! formulas allow it.
 
 use super::draft::CellDraft;
 use crate::error::{OnnxError, refuse};
 use crate::graph::{OnnxModel, OpNode};
 
-/// Largest width of a layer; a wider one is a damaged file.
+/// Largest width of a layer. A wider layer indicates a damaged file.
 const MAX_WIDTH: usize = 1 << 20;
 
 /// A recurrent operator whose step can be generated.
@@ -14,15 +14,16 @@ pub(super) struct Recurrence {
     pub(super) hidden: usize,
     inputs: usize,
     pub(super) directions: usize,
-    /// Shapes [direction, gate, hidden, input], [direction, gate, hidden, hidden], [direction, 2,
-    /// gate, hidden].
+    /// Weights of shapes [direction, gate, hidden, input], [direction, gate, hidden, hidden] and
+    /// [direction, 2, gate, hidden].
     weights: [Vec<f32>; 3],
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum CellKind {
     Lstm,
-    /// `linear_before_reset`: whether the reset gate is applied after the product.
+    /// A GRU. ONNX's `linear_before_reset` tells whether the reset gate is applied after the
+    /// product.
     Gru {
         linear_before_reset: bool,
     },
@@ -42,7 +43,7 @@ impl CellKind {
 }
 
 impl Recurrence {
-    /// Reads the operator's settings and weights; refuses settings that a step cannot implement.
+    /// Reads the operator's settings and weights. Refuses settings that a step cannot implement.
     pub(super) fn read(model: &OnnxModel, node: &OpNode) -> Result<Recurrence, OnnxError> {
         let label = node.proto.label();
         let no = |what: &str| refuse(format!("{label} has {what}, which cells do not have"));
@@ -92,7 +93,7 @@ impl Recurrence {
         Ok(Recurrence { kind, hidden, inputs, directions, weights: [w, r, bias] })
     }
 
-    /// Returns the states of a step, in the order of the operator's outputs.
+    /// Returns the names of a step's states, in the order of the operator's outputs.
     pub(super) fn states(&self) -> &'static [&'static str] {
         if self.kind == CellKind::Lstm { &["h", "c"] } else { &["h"] }
     }
@@ -143,7 +144,7 @@ impl Recurrence {
         }
     }
 
-    /// Adds one product for the input and the state together, for some of the gates.
+    /// Adds one matrix product of the input and the state together, for some of the gates.
     fn dense(
         &self,
         draft: &mut CellDraft,
@@ -166,7 +167,7 @@ impl Recurrence {
         draft.op("Add", &[&product, &format!("{to}_b")], to);
     }
 
-    /// Adds the third gate's product of the input (side 0) or the state (side 1) alone.
+    /// Adds the third gate's matrix product of the input (side 0) or the state (side 1) only.
     fn third_gate(&self, draft: &mut CellDraft, from: &str, direction: usize, side: usize, to: &str) {
         let columns: Vec<usize> = (2 * self.hidden..3 * self.hidden).collect();
         let rows = [self.inputs, self.hidden][side];
@@ -215,7 +216,8 @@ fn kind(node: &OpNode) -> Result<CellKind, OnnxError> {
     }
 }
 
-/// Whether a value is zeros for any request: a weight of zeros, or an exporter's expression of one.
+/// Whether a value is zeros for every request: a weight of zeros, or an expression that exporters
+/// write for zeros.
 fn is_zero(model: &OnnxModel, value: usize, depth: usize) -> bool {
     const KEEPS: [&str; 9] =
         ["Expand", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Split"];

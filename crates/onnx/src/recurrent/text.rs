@@ -1,10 +1,10 @@
-//! Cells in the format of `model.toml`.
+//! Output of cells in the format of `model.toml`.
 
 use super::RecurrentCells;
 use std::fmt::Write;
 
 impl RecurrentCells {
-    /// Returns the walk, the blocks and the outputs, as sections of `model.toml`.
+    /// Returns walk, blocks and outputs as sections of `model.toml`.
     pub fn to_toml(&self) -> String {
         let mut text = format!("walk = \"{}\"\n", self.walk);
         for cell in &self.blocks {
@@ -23,7 +23,7 @@ impl RecurrentCells {
     }
 }
 
-/// Returns a TOML string.
+/// Returns the text as a TOML string.
 pub(crate) fn quoted(text: &str) -> String {
     let mut quoted = String::from('"');
     for character in text.chars() {

@@ -1,8 +1,8 @@
 //! Operators that process each element of a sequence independently.
 //!
-//! A cell is the graph with the length set to 1, so every operator around the recurrence must do to
-//! an element the same as in a sequence: none may act along a dimension that contains the length,
-//! or compute with the length itself.
+//! A cell is the graph with a length of 1. So every operator around the recurrence must compute for
+//! a single element what it computes for each element of a sequence. It must not act along a
+//! dimension that contains the length, nor compute with the length.
 
 use crate::error::{OnnxError, refuse};
 use crate::graph::{OnnxModel, OpNode};
@@ -57,7 +57,7 @@ const ELEMENTWISE_OPS: [&str; 45] = [
     "Unsqueeze",
     "Where",
 ];
-/// Operators that may take sizes from `Shape`: others could compute with the length.
+/// Operators that may take sizes from `Shape`. Other operators could compute with the length.
 const TAKES_SIZES: [&str; 15] = [
     "Add",
     "Cast",
@@ -76,11 +76,11 @@ const TAKES_SIZES: [&str; 15] = [
     "Unsqueeze",
 ];
 
-/// The dimension that counts the elements of a sequence.
+/// The dimension whose size is the length of the sequence.
 pub(super) struct TimeAxis<'m> {
     model: &'m OnnxModel,
     pub(super) length: &'m str,
-    /// Whether each value follows from sizes alone.
+    /// Whether each value is computed from sizes only.
     sizes: Vec<bool>,
 }
 
@@ -106,7 +106,7 @@ impl<'m> TimeAxis<'m> {
         self.model.values[value].shape.iter().any(|dim| dim.mentions(self.length))
     }
 
-    /// Returns the axis that is exactly the length.
+    /// Returns the axis whose size is exactly the length.
     pub(super) fn axis(&self, value: usize) -> Option<usize> {
         self.model.values[value].shape.iter().position(|dim| dim.to_string() == self.length)
     }

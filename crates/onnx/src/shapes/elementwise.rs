@@ -129,8 +129,8 @@ pub(super) fn broadcast(a: &[Dim], b: &[Dim]) -> Option<Vec<Dim>> {
     Some(shape)
 }
 
-/// Returns the size that two sizes broadcast to. Of two different sizes one must be 1 at run time:
-/// a number above 1 wins, and the batch is never taken for 1.
+/// Returns the size that two sizes broadcast to. If they differ, one of them must be 1 at run time.
+/// A number above 1 is the result, and the batch is assumed not to be 1.
 fn broadcast_dim(a: &Dim, b: &Dim) -> Option<Dim> {
     match (a.value(), b.value()) {
         _ if a == b => Some(a.clone()),

@@ -4,7 +4,7 @@ use super::elementwise::broadcast;
 use super::{InferredTensor, OpCall, axis};
 use crate::dim::{Dim, product};
 
-/// Returns the input's known elements, if the new shape is a list of at most one dimension.
+/// Returns the input's known elements, if the new shape has at most one dimension.
 fn kept(call: &OpCall<'_>, shape: &[Dim]) -> Option<Vec<Dim>> {
     call.input(0)?.data.clone().filter(|_| shape.len() <= 1)
 }
@@ -119,7 +119,7 @@ pub(super) fn split(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     (sizes.len() as i64 == count).then(|| sizes.into_iter().map(part).collect())
 }
 
-/// Returns equal parts; the last may be smaller.
+/// Returns `count` equal parts of a size; the last part may be smaller.
 fn equal_parts(whole: &Dim, count: i64) -> Option<Vec<Dim>> {
     let Some(size) = whole.value() else {
         let part = whole.over(&Dim::known(count))?;
@@ -164,7 +164,7 @@ fn pick(data: &[Dim], start: i64, count: i64, step: i64) -> Option<Vec<Dim>> {
     (0..count.min(data.len() as i64)).map(|number| data.get(at(number)?).cloned()).collect()
 }
 
-/// Returns the start of a slice of a dimension, and its number of elements.
+/// Returns the first index and the number of elements of a slice of a dimension.
 fn cut(size: &Dim, start: Option<Dim>, end: Option<Dim>, step: i64) -> Option<(i64, Dim)> {
     let (start, end) = (start?, end?);
     if let (Some(size), Some(start), Some(end)) = (size.value(), start.value(), end.value()) {

@@ -1,10 +1,11 @@
-//! Shape inference: each operator's output shapes, and the small integer tensors that exporters
-//! compute shapes with.
+//! Shape inference: the output shapes of each operator. It also tracks the small integer tensors
+//! from which exported graphs compute shapes.
 //!
-//! One function per family of operators, from [`OpCall`] to [`InferredTensor`]; `None` where a
-//! shape does not follow. The file's declared shape is used instead; without either, the model is
-//! refused, since a cut could not be typed. Rejected: a shape library of an engine, which panics on
-//! damaged files and does not know element types.
+//! Each family of operators has a function from [`OpCall`] to [`InferredTensor`]. It returns `None`
+//! if it cannot infer the shape, and the shape declared in the file is used instead. A model with
+//! neither is refused, because a block must declare the types and shapes of its inputs and outputs.
+//! Rejected: the shape library of an engine, which panics on damaged files and does not infer
+//! element types.
 
 mod elementwise;
 mod layout;
@@ -18,10 +19,10 @@ use crate::error::{OnnxError, refuse};
 use crate::graph::{GraphValue, OnnxModel};
 use crate::proto::{NodeProto, TensorProto, elem};
 
-/// Largest list of sizes whose elements are tracked.
+/// Largest number of elements of a tracked integer tensor.
 const MAX_DATA: usize = 1024;
 
-/// An operator with the known properties of its inputs.
+/// An operator, with the types and shapes of its inputs.
 pub(crate) struct OpCall<'a> {
     pub(crate) node: &'a NodeProto,
     pub(crate) inputs: Vec<Option<&'a GraphValue>>,
@@ -29,7 +30,7 @@ pub(crate) struct OpCall<'a> {
     pub(crate) opset: i64,
 }
 
-/// The known properties of an output.
+/// Inferred type and shape of an output, and its elements if they are tracked.
 #[derive(Clone, Debug)]
 pub(crate) struct InferredTensor {
     pub(crate) elem: i32,
@@ -61,8 +62,8 @@ impl<'a> OpCall<'a> {
         self.input(at)?.data.as_ref()?.iter().map(Dim::value).collect()
     }
 
-    /// Returns the axes of an operator, which are an attribute in old versions and an input in
-    /// newer ones.
+    /// Returns the axes of an operator. Old operator versions have an attribute for them, newer
+    /// ones an input.
     pub(crate) fn axes(&self, at: usize) -> Option<Vec<i64>> {
         match self.node.ints("axes") {
             Some(axes) => Some(axes.to_vec()),
@@ -77,14 +78,14 @@ impl<'a> OpCall<'a> {
     }
 }
 
-/// Returns an axis counted from the front.
+/// Returns the axis as an index from the front; negative axes count from the back.
 pub(crate) fn axis(axis: i64, rank: usize) -> Option<usize> {
     let axis = if axis < 0 { axis.checked_add(rank as i64)? } else { axis };
     usize::try_from(axis).ok().filter(|&axis| axis < rank)
 }
 
-/// Gives every value its element type and shape; an error names the first operator for which that
-/// fails.
+/// Infers the element type and shape of every value. The error names the first operator for which
+/// this fails.
 pub(crate) fn infer(model: &mut OnnxModel, opset: i64) -> Result<(), OnnxError> {
     for at in 0..model.nodes.len() {
         let node = &model.nodes[at];
@@ -112,7 +113,8 @@ fn unknown_shape(node: &NodeProto, output: &str) -> String {
     )
 }
 
-/// Sets the inferred properties, with the declared sizes where inference has none.
+/// Sets the inferred properties of a value. Sizes that inference does not know are taken from the
+/// declaration.
 fn complete(value: &mut GraphValue, made: InferredTensor) {
     let InferredTensor { elem, mut shape, data } = made;
     if value.elem != 0 && value.shape.len() == shape.len() {

@@ -1,4 +1,4 @@
-//! Recurrent operators, time first.
+//! Recurrent operators, in the layout whose first dimension is time.
 
 use super::{InferredTensor, OpCall};
 use crate::dim::Dim;

@@ -1,8 +1,8 @@
 use crate::fixture::{Draft, axis};
 use crate::proto::{NodeProto, elem};
 
-/// Returns the shape of `y`, computed by one operator from x [batch, s, 6, 4] and the test's
-/// additions.
+/// Returns the shape of `y`. One operator computes `y` from x [batch, s, 6, 4] and from values that
+/// `build` adds.
 fn shape_of(build: impl Fn(&mut Draft)) -> String {
     let mut draft = Draft::default();
     draft.input("x", elem::FLOAT, &[-1, -2, 6, 4]);
@@ -68,7 +68,7 @@ fn reductions_and_products() {
     assert_eq!(product, "batch s 6 9");
 }
 
-/// The exporters' form of `mask.expand(n, s, 6)`, which compares the sizes with -1.
+/// The form in which exporters write `mask.expand(n, s, 6)`: it compares the sizes with -1.
 #[test]
 fn sizes_that_the_graph_computes() {
     let shape = shape_of(|draft| {

@@ -1,4 +1,4 @@
-//! Tracks the small integer tensors that graphs compute shapes with: `Shape`, and arithmetic on its
+//! Tracks small integer tensors from which graphs compute shapes: `Shape`, and arithmetic on its
 //! output.
 
 use super::{InferredTensor, MAX_DATA, OpCall};
@@ -56,7 +56,7 @@ pub(super) fn range(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     InferredTensor::one(call.input(0)?.elem, vec![length().unwrap_or_else(|| call.unknown(0))])
 }
 
-/// Returns the elements of an elementwise operator on integers, where they follow.
+/// Returns the elements that an elementwise operator on integers computes, if they can be inferred.
 pub(super) fn elementwise(call: &OpCall<'_>) -> Option<Vec<Dim>> {
     let first = call.input(0)?.data.as_ref()?;
     let known = |result: bool| Some(Dim::known(i64::from(result)));
@@ -101,8 +101,8 @@ fn divide(a: &Dim, b: &Dim) -> Option<Dim> {
     a.over(b).or_else(|| Dim::opaque(&format!("({a} // {b})")))
 }
 
-/// Compares two sizes. Sizes are never below 0, and those that only a request determines are never
-/// taken for 0: exporters compare them with -1.
+/// Compares two sizes. Exporters compare sizes with -1. A size is never below 0, and a size that
+/// only a request determines is assumed not to be 0.
 fn equal(a: &Dim, b: &Dim) -> Option<Dim> {
     let equal = match (a.value(), b.value()) {
         (Some(a), Some(b)) => a == b,

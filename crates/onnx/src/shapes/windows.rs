@@ -1,10 +1,10 @@
-//! Operators that slide windows over images or signals, and those that resize them.
+//! Operators that slide windows over images or signals, or resize them.
 
 use super::{InferredTensor, OpCall};
 use crate::dim::Dim;
 use crate::proto::TensorProto;
 
-/// Per-axis attributes of a window.
+/// Attributes of a window, per axis.
 struct WindowAttributes {
     kernel: Vec<i64>,
     strides: Vec<i64>,
@@ -34,7 +34,7 @@ impl WindowAttributes {
         self.kernel.len()
     }
 
-    /// Returns the extent of a dilated window.
+    /// Returns the extent of a dilated window along an axis.
     fn reach(&self, axis: usize) -> Option<i64> {
         self.kernel[axis].checked_sub(1)?.checked_mul(self.dilations[axis])?.checked_add(1)
     }
@@ -44,7 +44,8 @@ impl WindowAttributes {
     }
 }
 
-/// Returns the kernel's sizes: the attribute, or the last dimensions of the weights.
+/// Returns the sizes of the kernel, from the attribute or else from the last dimensions of the
+/// weights.
 fn kernel(call: &OpCall<'_>) -> Option<Vec<i64>> {
     match call.node.ints("kernel_shape") {
         Some(kernel) => Some(kernel.to_vec()),
@@ -171,7 +172,7 @@ fn scales(call: &OpCall<'_>, at: usize) -> Option<Vec<f32>> {
     floats(call.weights.get(call.input(at)?.weight?)?)
 }
 
-/// Returns the elements of a small tensor of floats in the file itself.
+/// Returns the elements of a small tensor of floats, if they are in the file itself.
 fn floats(tensor: &TensorProto) -> Option<Vec<f32>> {
     match &tensor.raw_data {
         Some(raw) if tensor.data_type == crate::proto::elem::FLOAT => {
