@@ -80,8 +80,8 @@ impl fmt::Display for GraphError {
 impl std::error::Error for GraphError {}
 
 impl Graph {
-    /// Stands for a missing input. For example, a node with only a right child has it as first
-    /// input.
+    /// Stands for a missing input. For example, it is the first input of a node that has only a
+    /// right child.
     pub const NONE: u32 = u32::MAX;
 
     /// Creates a graph from a table and sorts its nodes. `block` returns the block of a node.
