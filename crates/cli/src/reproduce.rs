@@ -40,8 +40,7 @@ pub(crate) struct ReproduceArgs {
     #[arg(long)]
     full: bool,
 
-    /// Peaks from runs twice as long as those that settled them, which should differ by at most 2
-    /// %.
+    /// Measure each peak again in runs twice as long; the two should differ by at most 2 %.
     #[arg(long, conflicts_with = "quick")]
     double: bool,
 

@@ -16,8 +16,8 @@ pub struct Timing {
     /// Longest time that a new primary waits for reports before it schedules requests that may
     /// still be running.
     pub settle: Nanos,
-    /// Time after its start in which a scheduler learns of all processes. It asks the store after
-    /// twice that at the earliest.
+    /// Time that a scheduler needs after its start to learn of all other processes. It waits twice
+    /// as long before it asks the store for leadership.
     pub discovery: Nanos,
 }
 

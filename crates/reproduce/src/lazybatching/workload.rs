@@ -63,7 +63,8 @@ pub(super) enum SentenceLengths {
     /// English of the European Parliament up to 80 words: longer, with a heavier tail; 90 % have at
     /// most 53.
     Parliament,
-    /// English news, and French translations longer by the same factors as in Parliament.
+    /// English news, and French translations whose lengths relate to the English as they do in the
+    /// texts of the European Parliament.
     NewsToFrench,
     /// French of the European Parliament up to 80 words, and English translations shorter by the
     /// same factors.

@@ -215,17 +215,17 @@ impl LearntCost {
         Nanos(self.corrected(time.0))
     }
 
-    /// Returns the rows of the largest batch in which work is estimated.
+    /// Returns the largest batch size, in rows, for which the work of a request is estimated.
     pub(crate) fn largest(&self) -> usize {
         self.scales.len()
     }
 
-    /// Returns the batch size in which the work of a block is estimated.
+    /// Returns the batch size, in rows, for which the work of a block is estimated.
     pub(crate) fn batch(&self, block: usize) -> usize {
         self.batches[block]
     }
 
-    /// Returns the profiled device time of a row of a block.
+    /// Returns the profiled device time of one row of a block.
     pub(crate) fn row(&self, block: usize, length: u32) -> i64 {
         let batch = self.batches[block];
         self.model.blocks[block].cost(batch, length).0 / batch as i64

@@ -139,7 +139,8 @@ impl<T: Copy> PerModel<T> {
         PerModel { own: BTreeMap::new(), others: value }
     }
 
-    /// Reads the value for each model, and for models that are loaded later.
+    /// Calls `read` with the name of each model, and once with `None` for the value of models that
+    /// are loaded later.
     pub(crate) fn read<E>(models: &[Model], read: impl Fn(Option<&str>) -> Result<T, E>) -> Result<PerModel<T>, E> {
         let own = models.iter().map(|model| Ok((model.name.clone(), read(Some(&model.name))?)));
         Ok(PerModel { own: own.collect::<Result<_, _>>()?, others: read(None)? })

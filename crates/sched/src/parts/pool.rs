@@ -29,7 +29,7 @@ pub(crate) struct PoolModelState {
 #[derive(Clone, Debug)]
 pub(crate) struct PoolRules {
     pub(crate) options: BatchOptions,
-    /// Time before its deadline at which the policy wants a request answered.
+    /// Lead before a request's deadline at which the policy aims to answer it.
     pub(crate) margin: Nanos,
     /// Whether an expired head stays, and blocks the queue, as long as the last request is alive.
     pub(crate) head_blocks: bool,

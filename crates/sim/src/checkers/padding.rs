@@ -1,7 +1,9 @@
-//! Checks that no member of a batch exceeds its padded length. Tensors between blocks cannot be
-//! padded, so after the first block all members must have had that padded length there. If the cost
-//! of a batch does not depend on it, batches of different padded lengths may merge, and the engine
-//! runs them separately. For walks that unfold padding is a step, and the length is 1.
+//! Checks that no member of a batch exceeds the batch's padded length.
+//!
+//! Tensors between blocks cannot be padded. So after the first block, all members of a batch must
+//! have been padded to the same length in that block. If the cost of a block does not depend on the
+//! length, batches of different padded lengths may merge; the engine runs them separately. Where
+//! requests run cell by cell, padding is an extra step, and the padded length is 1.
 
 use crate::observer::{Observer, Run};
 use ripieno_base::{BlockId, Time};

@@ -1,4 +1,4 @@
-//! The frame that makes a scheduler of the common state and a rule for choosing cell types.
+//! Combines the tables that all cell schedulers share with a rule for choosing cell types.
 
 use super::{CellRules, Cells, Choose};
 use crate::parts::models::BatchOptions;
