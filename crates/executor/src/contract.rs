@@ -78,11 +78,11 @@ pub trait LoadedModel: Send + Sync {
     /// Validates a request. Returns the request's extent, and its graph if it has one; both are
     /// stored in its [`RequestEntry`].
     ///
-    /// Called at submission, before the request takes a slot. Checks everything that the walk
-    /// requires beyond [`inputs`](LoadedModel::inputs): ids within the model's tables, valid text,
-    /// one sequence or tree per request, a length within the bound, and a table of nodes that is a
-    /// tree or graph. The extent of a request that runs each block once is its length, or 1 if its
-    /// tensors have none.
+    /// Called at submission, before the request takes a slot. Checks what
+    /// [`inputs`](LoadedModel::inputs) cannot express: ids within the model's tables, valid text,
+    /// and a length within the bound. A request must hold one sequence, or a table of nodes that is
+    /// one tree or graph. The extent of a request that runs each block once is its length, or 1 if
+    /// its tensors have none.
     fn describe(&self, _inputs: &[Tensor]) -> Result<(Extent, Option<Graph>), RequestError> {
         Ok((Extent::ONE, None))
     }
@@ -398,8 +398,8 @@ pub struct MemberProgress {
     /// condition of the model ended it early.
     ///
     /// Reported once per walk. If its last two tasks run on two devices, the task that ends later
-    /// reports it. A block that runs until the request ends reports its own end this way even if
-    /// further blocks follow; there are no outputs yet in this case.
+    /// reports it. A block that runs until the request ends reports its own end this way. If
+    /// further blocks follow, there are no outputs yet.
     pub ended: bool,
     /// Later block that the request skips to.
     pub skip: Option<BlockId>,

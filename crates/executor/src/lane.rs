@@ -6,7 +6,7 @@
 //! caught and handled as an error.
 //!
 //! The lanes of a device run concurrently. The state that one lane stores for a request is
-//! available to the others; a lock is held only while the state is taken out or stored. Each lane
+//! available to the others. A lock is held only while the state is taken out or stored. Each lane
 //! has its own runner, so no lane waits for another inside the engine. If the device has fewer
 //! threads than lanes, only as many batches run concurrently as there are threads. The other lanes
 //! wait for a permit.

@@ -1,10 +1,10 @@
 //! Custom walks, for programs that embed the library.
 //!
-//! `model.toml` declares a server's walk, and where a request has its own graph it contains a table
-//! of nodes. A program that embeds the library can instead create the graph by code, from any
-//! content of its requests: parse a text, follow a protocol, unroll a loop whose length only the
-//! program knows. The graph is checked like a client's table, before the request takes a slot; then
-//! every policy that runs graphs can run it.
+//! In a server, `model.toml` declares the walk, and a request with its own graph contains a table
+//! of nodes. A program that embeds the library can create the graph by code instead. For example,
+//! it can parse a text, follow a protocol, or unroll a loop whose length only the program knows.
+//! The graph is checked like a client's table before the request takes a slot. Then every policy
+//! that supports graphs can run it.
 
 use crate::{RequestError, Tensor};
 use ripieno_model::Graph;

@@ -4,9 +4,9 @@
 //! device. A task takes the state out and stores it again only if the task succeeds and the request
 //! continues. So a request that ended or failed leaves no state, and no lock is held while a block
 //! runs. A request that was dropped between two blocks leaves its state behind. The state is
-//! removed when the slot runs a first block again or the model is detached, so the number of states
-//! never exceeds that of slots. For models that unfold, `cells` keeps the state instead, with the
-//! model, for all its devices.
+//! removed when the slot runs a first block again or the model is detached. So there are never more
+//! states than slots. For models that unfold, `cells` keeps the state instead, with the model, for
+//! all its devices.
 
 use crate::account::{DeviceCounters, LapTimer};
 use crate::buffer::AlignedBuffer;

@@ -29,8 +29,8 @@ pub struct StepReport {
 
 impl StepReport {
     /// Reduces a device's report to the part that the core needs. For requests that run cell by
-    /// cell, the core computes the end of a block itself, except for a block that runs until the
-    /// request ends.
+    /// cell, the core computes the end of a block itself. Only the end of a [`Steps::UntilEnd`]
+    /// block must be reported.
     pub fn for_core(ended: bool, skip: Option<BlockId>, steps: Steps, unfolds: bool) -> StepReport {
         StepReport { ended: ended && (!unfolds || steps.ends_by_report()), skip }
     }

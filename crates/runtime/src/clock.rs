@@ -1,7 +1,7 @@
 //! Wall time as the core counts it: nanoseconds since an origin, never decreasing.
 //!
-//! The whole runtime reads time here, so the time at which a server thread stamps an arrival and
-//! the time at which the scheduler thread decides are comparable.
+//! All threads of the runtime read this clock. So the arrival times that server threads record can
+//! be compared with the scheduler thread's time.
 
 use ripieno_base::{Nanos, Time};
 use std::time::{Duration, Instant};

@@ -37,7 +37,8 @@ pub(crate) struct TaskStart<'a> {
     pub(crate) length: u32,
     pub(crate) not_before: Time,
     pub(crate) members: &'a [RequestSlot],
-    /// Node that each member runs; empty if every member runs its first step.
+    /// The node that each member runs, one entry per member; empty if every member runs its first
+    /// step.
     pub(crate) nodes: &'a [u32],
 }
 

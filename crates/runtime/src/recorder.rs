@@ -1,10 +1,10 @@
 //! Records all inputs and decisions of a scheduler, so that a live run can be replayed.
 //!
-//! The format is JSON lines: a header with the setup and the policy, one line per event with its
-//! time, and a last line that says whether the recording is complete. Shards write into one file;
-//! the events of each shard are in order. A separate thread writes, behind a bounded queue. The
-//! scheduler never waits for the disk. If the queue overflows, the recording ends and is marked as
-//! truncated, because a recording with a gap cannot be replayed.
+//! The format is JSON lines. The first line is a header with the setup and the policy. Each further
+//! line is an event with its time. The last line says whether the recording is complete. Shards
+//! write into one file; the events of each shard are in order. A separate thread writes, behind a
+//! bounded queue. The scheduler never waits for the disk. If the queue overflows, the recording
+//! ends and is marked as truncated, because a recording with a gap cannot be replayed.
 
 use ripieno_base::Time;
 use ripieno_sched::{Event, Setup};

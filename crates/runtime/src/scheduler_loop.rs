@@ -13,8 +13,8 @@
 //!
 //! * The outbox is performed completely before the next input.
 //! * A client is answered at most once, by the type of its [`Answerer`](crate::answer::Answerer).
-//! * A slot is freed only when its call is answered and ended in the core, no task in flight names
-//!   the slot, and no cancellation is in the mailbox.
+//! * A slot is freed only once nothing refers to it: its call is answered and ended in the core,
+//!   and neither a task in flight nor a cancellation in the mailbox names it.
 
 use crate::capacity::ModelEntry;
 use crate::core::Core;

@@ -1,4 +1,4 @@
-//! One or several bad requests in a batch: the other requests are answered as if these were absent.
+//! One or several bad requests in a batch. The other requests get the same answers as without them.
 
 use crate::common::*;
 use ripieno_base::RequestSlot;
@@ -10,22 +10,22 @@ use std::sync::Arc;
 const ROWS: usize = 100;
 const NEIGHBOURS: usize = 12;
 
-/// Creates a request for a row by number. The number is not a checked id, so an invalid one is
-/// detected only in the engine.
+/// Creates a request that looks up row `row`. The row is not checked as an id, so only the engine
+/// detects an invalid one.
 fn pick(slot: usize, row: usize, input: &str) -> TaskMember {
     TaskMember::new(RequestSlot(slot as u32), 1, entry(fp32(input, &[1], &[row as f32])))
 }
 
-/// The rows that twelve requests look up; those in `bad` look up rows that do not exist, each a
-/// different one.
+/// Returns the rows that twelve requests look up. Each request in `bad` looks up a different row
+/// that does not exist.
 fn asked(bad: &[usize]) -> Vec<usize> {
     (0..NEIGHBOURS).map(|slot| if bad.contains(&slot) { ROWS + 1 + 7 * slot } else { slot * 8 % ROWS }).collect()
 }
 
 const CASES: [&[usize]; 5] = [&[5], &[0], &[2, 9], &[10, 11], &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]];
 
-/// Checks that requests for an existing row have it, and the others have an error that contains
-/// only their own number.
+/// Checks each request's result. A request for an existing row must get the row. Any other must get
+/// an error that contains no other request's number.
 fn judge(asked: &[usize], progress: &[MemberProgress], sign: f32) {
     assert_eq!(asked.len(), progress.len());
     for (&row, progress) in asked.iter().zip(progress) {
@@ -61,8 +61,8 @@ fn the_bad_requests_of_a_batch_fail_alone() {
             stand.device.submit(task(0, 0, members.collect())).unwrap();
             let result = stand.result();
             let runs = result.rerun.expect("the batch failed").runs as usize;
-            // A tree of halves: 2 runs per level for each bad request, and never more than it has
-            // nodes.
+            // Halving costs at most 2 runs per level for each bad request, and at most one run per
+            // node of the tree of halves.
             assert!(runs <= (2 * 4 * bad.len()).min(2 * NEIGHBOURS - 2), "{runs} further runs for {bad:?}");
             judge(&rows, &result.outcome.unwrap(), 1.0);
         }

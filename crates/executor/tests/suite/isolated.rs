@@ -1,4 +1,4 @@
-//! Engines in processes of their own: a crash fails the running batch, and nothing else.
+//! Engines in separate processes. A crash fails only the running batch.
 
 use crate::common::*;
 use ripieno_base::{ModelId, RequestSlot};
@@ -155,7 +155,7 @@ fn a_process_that_says_nothing_or_nonsense_is_killed() {
         };
         let stand = Stand::of_model(&*engine, model, 1);
         let (cause, lost) = failure(ask(&stand, 0, vec![request(0, &numbers(4, 1))]));
-        // A process that ends by itself may have done so before the batch arrived.
+        // A process that ends by itself may end before the batch arrives.
         assert!(cause.contains(expected) && lost.is_some(), "{script}: {cause}");
     }
 }

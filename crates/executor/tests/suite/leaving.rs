@@ -1,4 +1,4 @@
-//! Members that leave a batch early, by rules and by the embedder's condition.
+//! Requests that leave a batch early, by rules and by the embedder's condition.
 
 use crate::common::*;
 use ripieno_base::{BlockId, RequestSlot};
@@ -77,7 +77,7 @@ fn each_goes_its_way_and_the_others_stay_as_they_are() {
                 assert_eq!((&*answer[0].name, &answer[0].shape[..]), ("y", &[1, 3][..]));
                 assert_close(&floats(&answer[0]), &expected(row, false));
             }
-            // A walk that ended is gone; one that skips does not run the skipped block.
+            // A request that ended has no state left. A request that skips a block does not run it.
             let first = stand.run(0, members.clone()).unwrap();
             let ended: Vec<bool> = first.iter().map(|progress| progress.ended).collect();
             let skips: Vec<Option<BlockId>> = first.iter().map(|progress| progress.skip).collect();
@@ -116,7 +116,7 @@ fn a_request_that_ignores_conditions_runs_every_block_and_is_measured_so() {
     for (row, answer) in rows().iter().zip(drive(&stand, (0..).zip(rows()).map(member).collect())) {
         assert_close(&floats(&answer[0]), &expected(row, true));
     }
-    // The ones of the example would end after the first block.
+    // An example of ones would end after the first block.
     let measurement = Measurement { max_batch: 2, budget: Duration::from_millis(50), example: None };
     let mut eager = ways();
     eager.blocks[0].exit = Some(rule("confidence", ComparisonOperator::AtLeast, -100.0));
@@ -235,8 +235,8 @@ fn mistakes_are_found_at_load() {
         let error = engine.load(&source).err().expect(words).to_string();
         assert!(error.starts_with("model 'way_first': ") && error.contains(words), "{error}");
     }
-    // A walk that skips the first half has no input for the second: that block takes the skipped
-    // one's output.
+    // The third block takes the output of the skipped second block. An earlier block must have this
+    // output as well, or the model is refused.
     let mut source = files(&["way_first", "mlp_first", "mlp_second"]);
     source.blocks[0].skip = Some((rule("confidence", ComparisonOperator::Above, 0.0), BlockId(2)));
     source.blocks[1].path = Some(model_path("scaled"));

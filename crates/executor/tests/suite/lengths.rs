@@ -122,7 +122,7 @@ fn an_emulated_model_pads_and_cuts_as_well() {
     let rows = [numbers(2, 1), numbers(5, 2), numbers(3, 3)];
     let members = || rows.iter().enumerate().map(|(slot, x)| row(slot, x)).collect();
     let answers = stand.run(0, members()).unwrap();
-    // Padded beyond the longest, they have the same answers.
+    // Padded beyond the longest request, all have the same answers.
     let further = run_padded(&stand, 0, LONGEST, members()).unwrap();
     assert!(answers.iter().zip(&further).all(|(a, b)| a.outputs == b.outputs));
     for (row, answer) in rows.iter().zip(answers) {
@@ -171,8 +171,8 @@ fn what_a_block_leaves_is_not_padded_again() {
         stand.run(0, members[..2].to_vec()).unwrap();
         stand.run(0, vec![members[2].clone()]).unwrap();
         stand.run(0, vec![members[3].clone()]).unwrap();
-        // The first was padded to 5, the length of the last; the third was not, so it runs
-        // separately.
+        // The first member was padded to 5, the length of the last one. The third member was not,
+        // so it runs separately.
         let apart = run_padded(&stand, 1, 5, vec![later(&members[0]), later(&members[2])]).unwrap();
         for (progress, alone) in apart.iter().zip([&alone[0], &alone[2]]) {
             assert!(progress.ended && progress.failed.is_none());

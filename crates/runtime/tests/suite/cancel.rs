@@ -1,5 +1,5 @@
-//! A scheduler that cancels a running task: its result is discarded, its members run again, every
-//! client is answered once.
+//! A scheduler that cancels a running task. The result is discarded, the members run again, and
+//! every client is answered once.
 
 use crate::common::device::{Doubling, Gatekeeper};
 use crate::common::fifo::Fifo;
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
-/// First in, first out, but the second request makes it cancel the batch of the first.
+/// First in, first out, but the second request makes the scheduler cancel the first one's batch.
 struct Fickle {
     inner: Fifo,
     arrived: usize,
@@ -70,14 +70,14 @@ fn a_cancelled_batch_runs_again_and_each_client_is_answered_once() {
     config.scheduler = Box::new(scheduler).into();
     let engine = Engine::start(config).unwrap();
     let client = Client::new(&engine, engine.load(served(1, Duration::from_secs(600))).unwrap());
-    // Dropped before the engine, which waits for its device: a failing test fails, rather than
-    // hangs.
+    // The gatekeeper is dropped before the engine, which waits for its device. So a failing test
+    // does not hang.
     let gatekeeper = gatekeeper;
     client.submit(3, 1, None).unwrap();
     gatekeeper.begun.recv_timeout(SAFETY).unwrap();
     client.submit(5, 1, None).unwrap();
     decisions.recv_timeout(SAFETY).unwrap();
-    // The batch of the first ends, then that of both.
+    // First the batch of the first request ends, then the batch of both.
     gatekeeper.release.send(()).unwrap();
     gatekeeper.begun.recv_timeout(SAFETY).unwrap();
     assert!(client.answers.try_recv().is_err());

@@ -1,5 +1,5 @@
-//! Devices join, leave, hang and are lost while requests run: each request has exactly one answer,
-//! the right one or an error that allows a retry, under every policy; and the decisions replay.
+//! Devices join, leave, hang and are lost while requests run, under every policy. Each request has
+//! exactly one answer: the right one, or an error that allows a retry. The decisions replay.
 
 use crate::common::hanging::Hanging;
 use crate::common::stepping::{DEPTH, Stepping, answer_to, counting, sequence};
@@ -340,14 +340,15 @@ in_one_piece_and_in_shards! {
     }
 }
 
-/// Adds a device, on a machine so slow that others may take longer to leave than the call waits.
+/// Adds a device. On a slow machine, other devices may take longer to leave than one call waits.
 fn add(engine: &Engine) -> Result<DeviceId, DeviceRefused> {
     let again = |added: &Result<_, _>| matches!(added, Err(DeviceRefused::NotEnded(_)));
     std::iter::repeat_with(|| engine.add_device()).find(|added| !again(added)).expect("it repeats for ever")
 }
 
 in_one_piece_and_in_shards! {
-    /// A device that was given up is gone in a moment: a new device takes its place at any bound.
+    /// A device that was given up ends soon, so a new device takes its place even at the largest
+    /// number of devices.
     fn a_device_comes_in_the_place_of_one_that_was_just_given_up(shards: usize) {
         let executor = hanging();
         let engine = Engine::start(config("eager", &executor, 4, shards)).unwrap();

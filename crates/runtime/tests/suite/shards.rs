@@ -21,8 +21,7 @@ const LONG: Duration = Duration::from_secs(600);
 /// A client's answer, with the number of rows of its batch.
 type Outcome = Result<(Vec<u8>, usize), Failure>;
 
-/// Waits for a turn of each shard that begins after this: all earlier messages have then reached
-/// the matchmaker.
+/// Waits for a new turn of each shard. All earlier messages have then reached the matchmaker.
 fn sync(engine: &Engine, clients: &[Client]) {
     for _ in 0..2 {
         for client in clients {
@@ -131,8 +130,8 @@ fn shards_that_get_requests_together_both_decide() {
     }
 }
 
-/// Only the shard whose task hangs can detect it; the other must neither get the device any more
-/// nor wait for it.
+/// Only the shard whose task hangs can detect the hang. The other shard must not get the device any
+/// more, nor wait for it.
 #[test]
 fn a_device_that_one_shard_finds_hanging_is_lost_to_all() {
     let executor = Hanging::over(EmulatedEngine::new(EmulatedOptions::default()));

@@ -1,5 +1,5 @@
-//! Walks that unfold, with steps queued ahead: right answers, streams, waste, and one answer under
-//! all failures.
+//! Requests that run cell by cell, with steps queued ahead: right answers, streams, waste, and one
+//! answer under all failures.
 
 use crate::common::SAFETY;
 use crate::common::stepping::{DEPTH, LONGEST, Stepping, answer_to, counting, sequence};
@@ -95,15 +95,15 @@ fn a_request_is_answered_at_its_end_and_its_slot_kept_until_its_last_step_has_ru
     // Dropped before the engine, which waits for its device: a failing test fails, rather than
     // hangs.
     let release = release;
-    // Two steps to encode, and the sum is 7: one step to decode, of up to four that are queued
-    // together.
+    // Encoding takes two steps. The sum is 7, so decoding takes one step, of up to four that are
+    // queued together.
     let bytes = [3, 4];
     let (first, answers) = job(model, &bytes);
     engine.submit(first).unwrap();
     (0..3).for_each(|_| release.send(()).unwrap());
     let answered = answers.recv_timeout(SAFETY).unwrap().unwrap();
     assert_eq!(answered.outputs[0].data, answer_to(&bytes));
-    // Its further steps have not run, so its slot is not free.
+    // The request's further steps have not run, so its slot is not free.
     let full = engine.submit(job(model, &bytes).0).err().unwrap();
     assert!(matches!(full, Refused::QueueFull { bound: 1, .. }), "{full}");
     drop(release);
@@ -199,8 +199,8 @@ fn a_failed_task_fails_its_own_members_and_none_queued_behind_it() {
     let until_read = || engine.replace_profile(model, BlockId(0), profile.clone()).unwrap();
     let first = submit(&[1]);
     until_read();
-    // The device holds the first one's step; when that ends, four of these fill a task, and the
-    // fifth shares the tasks behind it with three of them.
+    // The device holds the first request's step. When it ends, four of these requests fill a task.
+    // The fifth request shares the later tasks with three of them.
     let four = [&[2][..], &[3, 4, 5], &[6, 7, 8], &[9, 10, 11]].map(submit);
     let fifth = submit(&[12, 13, 14]);
     until_read();

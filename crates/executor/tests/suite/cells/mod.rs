@@ -46,9 +46,9 @@ fn every_answer_is_the_one_alone_in_any_batches_on_one_and_two_devices() {
     }
 }
 
-/// Later steps of a recurrent cell may amplify a rounding difference without bound, so every row
-/// must be computed bit by bit the same in any batch. The cell is a trained one, since small ones
-/// have nothing to round.
+/// Later steps of a recurrent cell may amplify a rounding difference without bound. So every row
+/// must be bit by bit equal in every batch. The test uses a trained cell, because the arithmetic of
+/// small cells is exact.
 #[test]
 fn a_row_is_computed_in_any_batch_as_alone_bit_by_bit() {
     let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/repository/sentiment/1/cell.onnx");
@@ -88,7 +88,7 @@ fn answers_have_the_declared_shapes() {
     }
 }
 
-/// Members that step together, in constant order: their state is never moved.
+/// While the same members step together in the same order, their state is never moved.
 #[test]
 fn nothing_is_copied_while_the_membership_stays() {
     for engine in engines() {
@@ -109,7 +109,7 @@ fn nothing_is_copied_while_the_membership_stays() {
         bench.run(0, 0, batch(&[0, 1, 2, 3], 1));
         bench.run(0, 0, batch(&[0, 1, 2, 3], 2));
         assert_eq!(counts(), (4, 2));
-        // A leading part keeps its place; another order does not.
+        // Neighbours in the previous batch are contiguous. In another order, rows are copied.
         bench.run(0, 0, batch(&[1, 2], 3));
         assert_eq!(counts(), (4, 3));
         bench.run(0, 0, batch(&[3, 0], 3));
@@ -120,8 +120,8 @@ fn nothing_is_copied_while_the_membership_stays() {
     }
 }
 
-/// Steps that were queued ahead of an end change nothing, move no state, and leave the slot to its
-/// next request.
+/// Steps that were queued beyond the end of a request change nothing and move no state. The slot is
+/// free for its next request.
 #[test]
 fn steps_beyond_the_end_are_discarded() {
     for engine in engines() {
@@ -235,14 +235,15 @@ fn a_task_out_of_order_fails_and_says_why() {
     }
 }
 
-/// Other members of tasks that were queued behind a failed one are not affected, nor are the next
-/// requests in the failed members' slots.
+/// Only failed requests end. Other members of tasks queued behind a failed task are not affected,
+/// nor are the next requests in the failed members' slots.
 #[test]
 fn a_bad_request_in_cells_ends_its_own_walk_and_no_other() {
     for engine in engines() {
         let bench = Bench::new(&*engine, model(Walk::Repeat), 1);
         let sent = |tokens: &[i64]| Sent { tokens: tokens.to_vec(), children: vec![] };
-        // No row of the embedding has this number, which the engine detects at its second step.
+        // The embedding has no row with this number, and the engine detects it at the request's
+        // second step.
         let requests = [sent(&[1, 1_000, 2, 3]), sent(&[4, 5, 6, 7]), sent(&[8, 9, 10])];
         let entries = requests.each_ref().map(|sent| {
             let inputs = sent.tensors(Walk::Repeat).into();
@@ -274,7 +275,7 @@ fn a_bad_request_in_cells_ends_its_own_walk_and_no_other() {
     }
 }
 
-/// A request restarts on another device, while the first one, which was given up, still runs its
+/// A request restarts on another device, while its first device, which was given up, still runs the
 /// old walk.
 #[test]
 fn a_stale_walk_of_a_slot_does_not_affect_a_later_one() {
