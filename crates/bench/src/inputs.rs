@@ -21,7 +21,7 @@ pub struct BenchTensor {
     pub data: Bytes,
 }
 
-/// The sizes that `--shape NAME:DIMS` gives to an input, without the rows.
+/// Sizes of an input's dimensions from `--shape NAME:DIMS`, without the batch dimension.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShapeArg {
     name: String,

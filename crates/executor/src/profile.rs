@@ -26,8 +26,8 @@ pub struct Measurement {
     pub max_batch: usize,
     /// Approximate time budget. Every model is run at least once with one row.
     pub budget: Duration,
-    /// Inputs of a request with one row. If `None`, inputs are filled with a constant, and every
-    /// open dimension is 1.
+    /// Inputs of a request with one row. If `None`, floats are 1, integers are 0, and every open
+    /// dimension is 1.
     pub example: Option<Arc<[Tensor]>>,
 }
 

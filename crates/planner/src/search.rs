@@ -157,7 +157,7 @@ pub(super) fn exhaust<'a, R: PartialOrd>(
     best.map(|(_, places)| Partition::at(instance, &places))
 }
 
-/// Steps to the next partition, with the places as the digits of a number.
+/// Advances to the next partition by counting up; each model's place is one digit.
 fn next_partition(partition: &mut Partition<'_>) {
     for model in 0..partition.places().len() {
         let to = (partition.places()[model] + 1) % partition.sub_clusters();

@@ -85,7 +85,7 @@ pub(crate) struct ComparePoliciesArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     requests: Option<u64>,
 
-    /// Loads, in percent of the best goodput of the others.
+    /// Loads, in percent of the highest goodput of any other policy.
     #[arg(long, value_name = "PERCENT,...", value_delimiter = ',', default_value = "30,60,85,110", value_parser = load)]
     loads: Vec<f64>,
 

@@ -80,7 +80,8 @@ impl Key {
 const FREE: Variant = Variant { key: None, leaving: false, requests: 0, tasks: 0, used: 0 };
 
 impl Shapes {
-    /// Returns the limits that the policy must be built for, in `shards` shards.
+    /// Returns the limits for the policy: those of the driver, with more models, which divide
+    /// evenly over `shards` shards.
     pub(crate) fn widen(limits: &Limits, shards: usize) -> Limits {
         Limits { models: limits.models.next_multiple_of(shards) + VARIANTS * shards, ..*limits }
     }

@@ -36,7 +36,7 @@ const ALL: i64 = 1024;
 const LEAST: i64 = 512;
 /// The value 1 of the fraction of a second for which a flow is known.
 const WHOLE: i64 = 1 << 20;
-/// Reciprocal of the part of a second that recent demands cover.
+/// Demands count as recent for one second divided by this.
 const RECENT: i64 = 4;
 /// Reciprocal of the tolerated part of lost requests of flows that may not lose any.
 const LOSS: i64 = 64;

@@ -52,7 +52,7 @@ pub(super) struct PipelineContext<'a> {
     pub(super) plan: &'a SplitPlan,
 }
 
-/// A batch whose stage a lane runs.
+/// A batch that runs one of its stages on a lane.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PipelineRun {
     pub(super) batch: CohortId,

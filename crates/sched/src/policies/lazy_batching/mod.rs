@@ -267,7 +267,7 @@ impl LazyBatching {
     }
 
     /// Returns whether a model may run on a device: it runs there already, or on fewer devices than
-    /// its instances.
+    /// its `instances` limit.
     fn has_instance(&self, device: DeviceId, id: ModelId) -> bool {
         let instances = self.queues.models.get(id).model.instances;
         let holds = |device: &DeviceState<BatchTable>| device.rows(&self.cohorts, id) > 0;
