@@ -45,9 +45,10 @@ class Model(Worker):
     def serialize(self, row):
         return row.tobytes()
 
-server = Server()
-server.append_worker(Model, num=1, max_batch_size=64, max_wait_time=2)
-server.run()
+if __name__ == "__main__":
+    server = Server()
+    server.append_worker(Model, num=1, max_batch_size=64, max_wait_time=2)
+    server.run()
 """
 
 
@@ -101,7 +102,9 @@ async def load(port, request, rate, seconds, seed):
 
 @contextlib.contextmanager
 def mosec(model, port):
-    command = [sys.executable, "-c", MOSEC.format(path=str(model)), "--address", "127.0.0.1", "--port", str(port)]
+    program = model.parent / "mosec_server.py"
+    program.write_text(MOSEC.format(path=str(model)))
+    command = [sys.executable, str(program), "--address", "127.0.0.1", "--port", str(port)]
     server = subprocess.Popen([*command, "--capacity", "512", "--timeout", "4000"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         asyncio.run(until_it_answers(port))
