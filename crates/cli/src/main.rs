@@ -70,7 +70,7 @@ enum Command {
     Slice(slice::SliceArgs),
     Bench(ripieno_bench::BenchArgs),
     Compare(compare_policies::ComparePoliciesArgs),
-    /// The form of `compare` with --live, which has flags of its own.
+    // The form of `compare` with --live, which has flags of its own.
     #[command(
         hide = true,
         name = LIVE,

@@ -3,7 +3,7 @@
 use crate::output::{self, print_json};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use ripieno_report::{Format, Table};
+use ripieno_report::Format;
 use ripieno_sched::{CATALOGUE, Policy};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -31,12 +31,10 @@ pub(crate) fn run(args: &PoliciesArgs) -> anyhow::Result<()> {
     match &args.name {
         Some(_) => chosen.map(explained).try_for_each(output::print),
         None => {
-            let mut table = Table::new(["policy", "what it does", "options"]);
             for policy in chosen {
-                table.row([policy.name.to_owned(), policy.summary.to_owned(), policy.knobs.len().to_string()]);
+                output::print(format!("{:13} {}", policy.name, policy.summary))?;
             }
-            output::print(table)?;
-            output::print("`ripieno policies NAME` explains one with its options.")
+            output::print("\n`ripieno policies NAME` explains one with its options.")
         }
     }
 }
