@@ -106,9 +106,17 @@ async fn answers_are_counted_in_statistics_and_metrics() {
         assert_eq!(model["inference_stats"][phase]["count"], json!(3), "{phase}");
     }
     let metrics = format!("http://{}/metrics", server.addresses.metrics.unwrap());
-    let metrics = send(Request::get(metrics).body(Full::<Bytes>::default()).unwrap()).await;
-    let text = String::from_utf8(metrics.body.to_vec()).unwrap();
     let labels = "model=\"quick\",version=\"1\"";
+    let settled = format!("ripieno_running_requests{{{labels}}} 0\n");
+    let mut text = String::new();
+    // The last answer may arrive before its request has left the gauge.
+    for _ in 0..1_000 {
+        let reply = send(Request::get(&metrics).body(Full::<Bytes>::default()).unwrap()).await;
+        text = String::from_utf8(reply.body.to_vec()).unwrap();
+        if text.contains(&settled) {
+            break;
+        }
+    }
     for line in [
         format!("ripieno_requests_total{{{labels},outcome=\"ok\"}} 3"),
         format!("ripieno_good_requests_total{{{labels}}} 3"),
@@ -162,9 +170,17 @@ async fn an_answer_that_cannot_be_written_counts_as_failed() {
     let stats = &server.get("/v2/models/quick/stats").await.json()["model_stats"][0]["inference_stats"];
     assert_eq!((&stats["success"]["count"], &stats["fail"]["count"]), (&json!(1), &json!(1)));
     let metrics = format!("http://{}/metrics", server.addresses.metrics.unwrap());
-    let metrics = send(Request::get(metrics).body(Full::<Bytes>::default()).unwrap()).await;
-    let text = String::from_utf8(metrics.body.to_vec()).unwrap();
     let labels = "model=\"quick\",version=\"1\"";
+    let settled = format!("ripieno_running_requests{{{labels}}} 0\n");
+    let mut text = String::new();
+    // The last answer may arrive before its request has left the gauge.
+    for _ in 0..1_000 {
+        let reply = send(Request::get(&metrics).body(Full::<Bytes>::default()).unwrap()).await;
+        text = String::from_utf8(reply.body.to_vec()).unwrap();
+        if text.contains(&settled) {
+            break;
+        }
+    }
     for line in [
         format!("ripieno_requests_total{{{labels},outcome=\"ok\"}} 1"),
         format!("ripieno_requests_total{{{labels},outcome=\"undelivered\"}} 1"),
