@@ -4,7 +4,8 @@
 #     ripieno serve models/repository &
 #     clients/curl/infer.sh localhost:8000
 #
-# The answer is the model's ten logits; the largest is that of the digit. `timeout` is the deadline in microseconds.
+# The answer is the model's ten logits; the largest is that of the digit. `timeout` is the deadline
+# in microseconds.
 set -eu
 curl --silent --show-error --fail-with-body "http://${1:-localhost:8000}/v2/models/digits/infer" --data '{
   "parameters": {"timeout": 5000000},

@@ -1,5 +1,6 @@
 #!/bin/sh
-# The drawing of a zero to the demo model `digits`, by grpcurl; the server tells it the messages by reflection:
+# The drawing of a zero to the demo model `digits`, by grpcurl; the server tells it the messages by
+# reflection:
 #
 #     ripieno serve models/repository &
 #     clients/grpcurl/infer.sh localhost:8001

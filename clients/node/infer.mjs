@@ -1,9 +1,11 @@
-// The drawing of a zero to the demo model `digits`, from Node 18 or newer, or a browser; nothing to install:
+// The drawing of a zero to the demo model `digits`, from Node 18 or newer, or a browser; nothing to
+// install:
 //
 //     ripieno serve models/repository &
 //     node clients/node/infer.mjs localhost:8000
 //
-// Tensors go and come as bytes behind a head of JSON, which for images is a tenth of the work of numbers in JSON.
+// Tensors go and come as bytes behind a head of JSON, which for images is a tenth of the work of
+// numbers in JSON.
 
 const HEAD_LENGTH = "Inference-Header-Content-Length";
 const address = process.argv[2] ?? "localhost:8000";

@@ -218,7 +218,7 @@ mod tests {
         let mut due = ExpectedEnds::new(2);
         due.start(at(0.0), LaneId(0), job(0, 0.0, 3.0, 1_000_000));
         due.start(at(1.0), LaneId(1), job(1, 1.0, 4.0, 1_000_000));
-        // By the rule, the tasks end at 5 and 7 ms. The second one is reported first, and the third
+        // The tasks end by the rule at 5 and 7 ms. The second one is reported first, and the third
         // begins when the first one should have ended.
         assert_eq!(due.end(at(7.5), TaskId(1)), (at(1.0), at(7.0)));
         assert_eq!(due.end(at(7.5), TaskId(0)), (at(0.0), at(5.0)));

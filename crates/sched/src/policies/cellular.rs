@@ -209,7 +209,7 @@ impl Algorithm1 {
     /// Returns a cell type with a request that would be late after a turn of the chosen one, and
     /// can be in time without it; of several the one with the least slack. None if the chosen one
     /// has no more slack. While full batches wait none is more urgent, since they always would be.
-    /// Of a chain only the latest block is considered.
+    /// Considers only the latest block of a chain.
     fn more_urgent(&self, now: Time, cells: &Cells, device: DeviceId, chosen: Place) -> Option<Place> {
         let slack = |served: &CellModel, block: BlockId| cells.slack(now, served, block.index(), device);
         let own = cells.models().find(|(id, _)| *id == chosen.0).map(|(_, served)| served)?;

@@ -413,7 +413,7 @@ impl ShardModel {
     }
 
     /// Returns the time at which waiting for further rows stops paying, for a batch of `rows` rows.
-    /// By its frontrun the batch grows by the expected arrivals, which makes a row cheaper; the
+    /// The batch grows by the expected arrivals until its frontrun, which makes a row cheaper; the
     /// saving counts at the price of device time.
     fn pays_until(&self, now: Time, first: &Request, blocking: Nanos, rows: usize, price: u64) -> Time {
         // Without arrivals beyond the rows at hand, future arrivals are unknown.

@@ -53,7 +53,7 @@ pub(super) fn start(state: Arc<ServerState>, call: Request<Incoming>, encoding: 
     let connection = head.extensions.get::<Arc<ClientConnection>>().cloned();
     let incoming = Messages::new(&state, &head.headers, body, connection.clone())?;
     let (send, receive) = mpsc::channel(MAX_UNSENT);
-    // By default errors are sent as messages; a client may request a status instead, which ends the
+    // Errors are sent as messages by default; a client may request a status instead, which ends the
     // stream.
     let ends_on_error = head.headers.get("triton_grpc_error").is_some_and(|value| value == "true");
     // Any message may use shared memory regions.
