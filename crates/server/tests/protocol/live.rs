@@ -86,6 +86,21 @@ fn body(rows: usize, timeout_us: u64) -> Value {
         "inputs": [{"name": "x", "shape": [rows, 2], "datatype": "FP32", "data": data}]})
 }
 
+/// Returns the metrics once no request of the model with these labels runs: the last answer may
+/// arrive before its request has left the gauge.
+async fn settled(metrics: &str, labels: &str) -> String {
+    let idle = format!("ripieno_running_requests{{{labels}}} 0\n");
+    let mut text = String::new();
+    for _ in 0..1_000 {
+        let reply = send(Request::get(metrics).body(Full::<Bytes>::default()).unwrap()).await;
+        text = String::from_utf8(reply.body.to_vec()).unwrap();
+        if text.contains(&idle) {
+            break;
+        }
+    }
+    text
+}
+
 #[tokio::test]
 async fn answers_are_counted_in_statistics_and_metrics() {
     let server = start().await;
@@ -107,16 +122,7 @@ async fn answers_are_counted_in_statistics_and_metrics() {
     }
     let metrics = format!("http://{}/metrics", server.addresses.metrics.unwrap());
     let labels = "model=\"quick\",version=\"1\"";
-    let settled = format!("ripieno_running_requests{{{labels}}} 0\n");
-    let mut text = String::new();
-    // The last answer may arrive before its request has left the gauge.
-    for _ in 0..1_000 {
-        let reply = send(Request::get(&metrics).body(Full::<Bytes>::default()).unwrap()).await;
-        text = String::from_utf8(reply.body.to_vec()).unwrap();
-        if text.contains(&settled) {
-            break;
-        }
-    }
+    let text = settled(&metrics, labels).await;
     for line in [
         format!("ripieno_requests_total{{{labels},outcome=\"ok\"}} 3"),
         format!("ripieno_good_requests_total{{{labels}}} 3"),
@@ -171,16 +177,7 @@ async fn an_answer_that_cannot_be_written_counts_as_failed() {
     assert_eq!((&stats["success"]["count"], &stats["fail"]["count"]), (&json!(1), &json!(1)));
     let metrics = format!("http://{}/metrics", server.addresses.metrics.unwrap());
     let labels = "model=\"quick\",version=\"1\"";
-    let settled = format!("ripieno_running_requests{{{labels}}} 0\n");
-    let mut text = String::new();
-    // The last answer may arrive before its request has left the gauge.
-    for _ in 0..1_000 {
-        let reply = send(Request::get(&metrics).body(Full::<Bytes>::default()).unwrap()).await;
-        text = String::from_utf8(reply.body.to_vec()).unwrap();
-        if text.contains(&settled) {
-            break;
-        }
-    }
+    let text = settled(&metrics, labels).await;
     for line in [
         format!("ripieno_requests_total{{{labels},outcome=\"ok\"}} 1"),
         format!("ripieno_requests_total{{{labels},outcome=\"undelivered\"}} 1"),
