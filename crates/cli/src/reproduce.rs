@@ -179,7 +179,7 @@ impl LiveMachine for ThisMachine {
         let StressLoad { policy, models, devices, shards, rate, duration, warmup } = stress;
         let (policy, options) = (policy.to_owned(), Options::new());
         let report =
-            ripieno_runtime::SchedulerStress { policy, options, models, devices, shards, rate, duration, warmup }
+            ripieno_stress::SchedulerStress { policy, options, models, devices, shards, rate, duration, warmup }
                 .run()?;
         Ok(StressResult { bad_rate: report.bad_rate, handled_rps: report.handled_rps })
     }

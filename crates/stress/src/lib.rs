@@ -1,7 +1,11 @@
-//! Command line and output that the benchmarks of the scheduler's own threads share.
+//! A load on the scheduler's own threads, and what the benchmarks of these threads share.
 //!
 //! `cargo bench -p ripieno-stress --bench scheduler -- --help` and `--bench wakeup -- --help` tell
 //! what they measure.
+
+mod scheduler;
+
+pub use scheduler::{SchedulerStress, StressReport};
 
 use clap::Parser;
 use std::ffi::OsString;

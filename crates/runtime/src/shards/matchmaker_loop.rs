@@ -9,8 +9,9 @@ use ripieno_sched::{Matchmaker, Offer, ToMatchmaker, shard_of};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The matchmaker, its inbox, and the mailboxes of the shards.
-pub(crate) struct MatchmakerLoop {
+/// The matchmaker, its inbox, and the mailboxes of the shards. [`connect`](super::connect) creates
+/// one.
+pub struct MatchmakerLoop {
     clock: Clock,
     matchmaker: Matchmaker,
     inbox: Arc<MatchmakerInbox>,
@@ -33,8 +34,11 @@ impl MatchmakerLoop {
         MatchmakerLoop { clock, matchmaker, inbox, mailboxes, granted, offers }
     }
 
-    /// Reads all messages and grants devices. Returns the number of messages and grants.
-    pub(crate) fn match_at(&mut self, now: impl FnOnce() -> Time) -> usize {
+    /// Takes a turn: reads the messages of all shards and sends grants to their mailboxes. Returns
+    /// the number of messages and grants; 0 if the turn had no work.
+    ///
+    /// `now` returns the current time and is called once, after the offers are read.
+    pub fn match_at(&mut self, now: impl FnOnce() -> Time) -> usize {
         let MatchmakerLoop { matchmaker, inbox, offers, .. } = self;
         // Offers are read before events but applied after them. So every event that a shard sent
         // before its offer is applied before the offer.

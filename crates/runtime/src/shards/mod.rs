@@ -1,10 +1,9 @@
 //! Several scheduler loops with their own models, and the matchmaker that grants devices to them.
 //!
 //! Each loop works as in an unsharded server (`scheduler_loop.rs`), but its core requests devices
-//! instead of owning them. The matchmaker receives messages only from the shards, through one
-//! [`MatchmakerLink`] per shard. Offers are state, so a table holds the latest offer of each model.
-//! All other messages travel in one bounded ring. The matchmaker answers with grants, which are
-//! mail to the shards.
+//! instead of owning them. The matchmaker receives messages only from the shards, through one link
+//! per shard. Offers are state, so a table holds the latest offer of each model. All other messages
+//! travel in one bounded ring. The matchmaker answers with grants, which are mail to the shards.
 //!
 //! Invariants:
 //!
@@ -12,13 +11,18 @@
 //! * A device token is in exactly one place: a grant, a shard or the matchmaker.
 //! * A thread that leaves a message for the matchmaker then takes the matchmaker's turn. If another
 //!   thread is in that turn, it wakes the matchmaker's thread.
+//!
+//! The module is public for benchmarks: with [`connect`], they run the links, mailboxes and
+//! matchmaker of a server under a load of their own. So they measure the product's code.
 
+mod connection;
 mod link;
 mod matchmaker_loop;
 mod offers;
 
+pub use connection::{ShardConnection, connect};
 pub(crate) use link::MatchmakerLink;
-pub(crate) use matchmaker_loop::MatchmakerLoop;
+pub use matchmaker_loop::MatchmakerLoop;
 
 use crate::Clock;
 use crate::answer::DrainGate;

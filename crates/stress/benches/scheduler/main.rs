@@ -7,9 +7,8 @@ use clap::Parser;
 use ripieno_base::Nanos;
 use ripieno_model::{Model, Profile};
 use ripieno_report::{Format, Latencies, Table, number};
-use ripieno_runtime::{SchedulerStress, StressReport};
 use ripieno_sched::Options;
-use ripieno_stress::{arguments, print_json};
+use ripieno_stress::{SchedulerStress, StressReport, arguments, print_json};
 use serde_json::{Value, json};
 use std::time::Duration;
 

@@ -8,9 +8,8 @@ use super::{SchedulerBench, or_default};
 use ripieno_base::Nanos;
 use ripieno_model::{Model, Profile};
 use ripieno_report::{Format, Table, number};
-use ripieno_runtime::{SchedulerStress, StressReport};
 use ripieno_sched::Options;
-use ripieno_stress::print_json;
+use ripieno_stress::{SchedulerStress, StressReport, print_json};
 use serde_json::json;
 use std::time::Duration;
 

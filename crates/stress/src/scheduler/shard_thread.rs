@@ -3,34 +3,25 @@
 use super::load::ShardLoad;
 use super::meter::{TurnMeter, TurnTime};
 use super::openings::Openings;
-use crate::Clock;
-use crate::mailbox::{Mail, Mailbox};
-use crate::shards::MatchmakerLink;
 use ripieno_base::Time;
+use ripieno_runtime::Clock;
+use ripieno_runtime::shards::ShardConnection;
 use ripieno_sched::{Action, Limits, ModelShard, Outbox, Outcome, Scheduler, TaskDone, ToMatchmaker};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A shard with its load, its link to the matchmaker and its mailbox.
+/// A shard with its load, and its connection to the matchmaker.
 pub(super) struct ShardThread {
     shard: ModelShard,
     pub(super) load: ShardLoad,
     openings: Openings,
-    link: MatchmakerLink,
-    mailbox: Arc<Mailbox>,
+    connection: ShardConnection,
     out: Outbox,
 }
 
 impl ShardThread {
-    pub(super) fn new(
-        shard: ModelShard,
-        load: ShardLoad,
-        limits: &Limits,
-        link: MatchmakerLink,
-        mailbox: Arc<Mailbox>,
-    ) -> ShardThread {
+    pub(super) fn new(shard: ModelShard, load: ShardLoad, limits: &Limits, connection: ShardConnection) -> ShardThread {
         let (openings, out) = (Openings::new(limits.models), Outbox::new(limits));
-        ShardThread { shard, load, openings, link, mailbox, out }
+        ShardThread { shard, load, openings, connection, out }
     }
 
     /// Takes turns until `stop` is set.
@@ -52,7 +43,7 @@ impl ShardThread {
     /// Reads inputs, decides and publishes. Returns whether the turn had work. `at_hand_out`
     /// returns the current time and is called after the last dispatch.
     pub(super) fn turn(&mut self, now: Time, at_hand_out: impl Fn() -> Time) -> bool {
-        if !self.link.flush() {
+        if !self.connection.flush() {
             return false;
         }
         let ShardThread { shard, load, openings, .. } = self;
@@ -63,8 +54,7 @@ impl ShardThread {
         inputs += load.end_tasks(now, |task| {
             shard.on_task_done(now, &TaskDone { task, outcome: Outcome::Ok, ended: &[], skips: &[] })
         });
-        while let Some(mail) = self.mailbox.pop() {
-            let Mail::Grant(grant) = mail else { unreachable!("only the matchmaker writes") };
+        while let Some(grant) = self.connection.next_grant() {
             shard.on_grant(now, grant);
             inputs += 1;
         }
@@ -109,7 +99,7 @@ impl ShardThread {
 
     fn publish(&mut self, now: Time) {
         let openings = &mut self.openings;
-        self.link.send(self.out.take_mail().inspect(|mail| {
+        self.connection.send(self.out.take_mail().inspect(|mail| {
             if let ToMatchmaker::Offer(offer) = mail {
                 openings.offered(now, offer.model, offer.opens());
             }

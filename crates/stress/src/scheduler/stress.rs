@@ -5,14 +5,12 @@ use super::load::{ShardLoad, ShardLoadPlan, ShardTally};
 use super::matchmaker_thread;
 use super::meter::{TurnMeter, TurnTime};
 use super::shard_thread::ShardThread;
-use crate::Clock;
-use crate::mailbox::Mailbox;
-use crate::shards::{MatchmakerInbox, MatchmakerLink, MatchmakerLoop};
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::Model;
 use ripieno_report::Latencies;
+use ripieno_runtime::Clock;
+use ripieno_runtime::shards::{MatchmakerLoop, connect};
 use ripieno_sched::{BuildError, Limits, Options, Setup, build_halves};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -117,17 +115,11 @@ impl SchedulerStress {
         let limits = Limits { requests: MAX_LIVE, models, devices, lanes: 1, depth: 1, batch, nodes: 0 };
         let setup = Setup { models: self.models.clone(), devices, limits };
         let halves = build_halves(&self.policy, &setup, &self.options, self.shards)?;
-        let inbox = Arc::new(MatchmakerInbox::new(&limits, models, halves.shards.len()));
-        // The mailbox needs no room for submissions, because shards generate requests themselves.
-        let mailbox = |_| Arc::new(Mailbox::new(&Limits { requests: 0, ..limits }, halves.shards.len()));
-        let mailboxes: Vec<_> = (0..halves.shards.len()).map(mailbox).collect();
-        let shard = |(number, shard)| {
-            let (load, link) = (ShardLoad::new(self.plan(number), &limits), MatchmakerLink::new(Arc::clone(&inbox)));
-            ShardThread::new(shard, load, &limits, link, Arc::clone(&mailboxes[number]))
+        let (matchmaker, connections) = connect(halves.matchmaker, &limits, halves.shards.len());
+        let shard = |(number, (shard, connection))| {
+            ShardThread::new(shard, ShardLoad::new(self.plan(number), &limits), &limits, connection)
         };
-        let shards = halves.shards.into_iter().enumerate().map(shard).collect();
-        let matchmaker =
-            MatchmakerLoop::new(Clock::start(), halves.matchmaker, Arc::clone(&inbox), mailboxes, Arc::default());
+        let shards = halves.shards.into_iter().zip(connections).enumerate().map(shard).collect();
         Ok(StressThreads { matchmaker, shards })
     }
 

@@ -2,9 +2,9 @@
 //! arrives every few microseconds.
 
 use super::meter::{TurnMeter, TurnTime};
-use crate::Clock;
-use crate::shards::MatchmakerLoop;
 use ripieno_base::Time;
+use ripieno_runtime::Clock;
+use ripieno_runtime::shards::MatchmakerLoop;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Takes turns until `stop` is set.
