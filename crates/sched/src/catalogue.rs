@@ -6,7 +6,7 @@
 use crate::knobs::{BuildError, Knobs, Options};
 use crate::policy::{Chains, Form, Policy};
 use crate::shard::{Halves, Matchmaker};
-use crate::{Scheduler, Setup, admission, policies};
+use crate::{Scheduler, Setup, admission, policies, serving};
 use ripieno_model::{Model, Walk};
 use std::fmt;
 
@@ -27,6 +27,7 @@ pub const CATALOGUE: &[Policy] = &[
     policies::lazy_batching::ORACLE,
     policies::delay_batch::POLICY,
     policies::dvabatch::POLICY,
+    serving::POLICY,
 ];
 
 /// Returns the policy of this name.

@@ -49,6 +49,7 @@
 mod action;
 mod admission;
 mod catalogue;
+mod choice;
 mod event;
 mod knobs;
 mod limits;
@@ -61,6 +62,7 @@ mod shard;
 
 pub use action::{Action, Outbox, Why};
 pub use catalogue::{CATALOGUE, ServedPolicy, build, build_halves, build_served, build_shards, find};
+pub use choice::{Choice, ModelKind, Objective, choose, fit_batches, served_options};
 pub use event::Event;
 pub use knobs::{BuildError, Knob, OptionValue, Options};
 pub use limits::{Limits, Setup};
@@ -70,7 +72,6 @@ pub use parts::margin::{Guess, Margin};
 pub use parts::speeds::Speeds;
 pub use policy::{Chains, Needs, Policy};
 pub use scheduler::{Control, Outcome, Prediction, Request, RequestClass, Scheduler, Shape, TaskDone};
-pub use serving::{Choice, ModelKind, Objective, choose, fit_batches, served_options};
 pub use shard::{
     Frame, FrameError, Grant, Halves, Holding, Loaded, Matchmaker, MatchmakerEpoch, ModelShard, Offer, Release, Sent,
     Standing, ToMatchmaker, shard_of,

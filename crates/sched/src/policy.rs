@@ -52,6 +52,8 @@ pub struct Needs {
     pub pads: bool,
     /// Whether the policy itself rejects requests that cannot meet their deadlines.
     pub keeps_deadlines: bool,
+    /// Whether the policy learns how long tasks occupy devices, so that deadlines need no margin.
+    pub learns_occupancy: bool,
     /// Whether it forms batches up to the largest size regardless of deadlines. The largest batch
     /// of a whole model that runs beside cells must then be fitted to its SLO.
     pub fitted: bool,
@@ -81,8 +83,16 @@ impl Needs {
     }
 
     /// One task at a time on each device, and no other requirement.
-    pub const ONE_TASK: Needs =
-        Needs { lanes: 1, depth: 1, nodes: false, pads: false, keeps_deadlines: false, fitted: false, turns: false };
+    pub const ONE_TASK: Needs = Needs {
+        lanes: 1,
+        depth: 1,
+        nodes: false,
+        pads: false,
+        keeps_deadlines: false,
+        learns_occupancy: false,
+        fitted: false,
+        turns: false,
+    };
 }
 
 /// The form in which a policy runs.

@@ -75,7 +75,7 @@ fn a_hopeless_request_leaves_right_after_its_latest_start() {
         let last = if most > 1 { ms(4) } else { ms(8) };
         let longest = rejected(policy, DropRule::Hopeless, true);
         assert_eq!(longest, Some((last.next(), Why::Hopeless)), "{}", policy.name);
-        let plans_by_length = ["cellular", "late", "dva"].contains(&policy.name);
+        let plans_by_length = ["cellular", "late", "dva", "unified"].contains(&policy.name);
         let short = if plans_by_length { ms(8) } else { last };
         assert_eq!(rejected(policy, DropRule::Hopeless, false), Some((short.next(), Why::Hopeless)), "{}", policy.name);
     }

@@ -82,6 +82,7 @@ const FIELD: &[PolicySettings] = &[
         lanes: &["buffers=2", "buffers=4", "buffers=4 executors=stage"],
         ..entry("dva", &["buffers=1"])
     },
+    entry("unified", &[""]),
 ];
 
 /// A policy with its options, ready to run on a workload.

@@ -442,7 +442,9 @@ impl Scheduler for Admission {
     /// If models take turns with cells, requests start immediately.
     fn guess(&self) -> Guess {
         let unfolds = |served: &AdmittedModel| served.cost.model().walk.is_unfolded();
-        if self.needs.turns && self.models.iter().flatten().any(unfolds) {
+        if self.needs.learns_occupancy {
+            Guess::Learnt
+        } else if self.needs.turns && self.models.iter().flatten().any(unfolds) {
             Guess::Nothing
         } else if self.needs.keeps_deadlines {
             Guess::Batches

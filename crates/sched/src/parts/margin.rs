@@ -43,6 +43,8 @@ pub enum Guess {
     /// The lateness of batches, and the error of predictions of whole queues. Ends of batches say
     /// nothing about the latter, so the guess falls as slowly as the learnt margin.
     Queues,
+    /// None, and no margin either: the policy learns by itself how late batches are.
+    Learnt,
 }
 
 /// The margin of one model. Each of the consecutive tasks of a request may be late.
@@ -89,6 +91,7 @@ impl Margin {
     /// initial guess.
     pub fn ahead(&self, guess: Guess) -> Nanos {
         let margin = match guess {
+            Guess::Learnt => Nanos::ZERO,
             Guess::Nothing => self.learnt,
             Guess::Batches => self.learnt.max(self.guess.scale(WEIGHS, WEIGHS + self.seen)),
             Guess::Queues => self.kept,

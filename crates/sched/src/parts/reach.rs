@@ -10,7 +10,7 @@
 //! which is estimated as if they decided independently.
 
 use ripieno_base::{BlockId, Nanos};
-use ripieno_model::Model;
+use ripieno_model::{Block, Model};
 
 /// The value 1 of shares.
 const ONE: u64 = 1 << 16;
@@ -33,7 +33,7 @@ impl Reach {
     pub(crate) fn new(model: &Model) -> Reach {
         let rows = vec![PRIOR; model.blocks.len()].into();
         let mut reach = Reach { rows, means: vec![Nanos::ZERO; model.profile().max_batch()].into() };
-        reach.recompute(model);
+        reach.recompute(model, profiled);
         reach
     }
 
@@ -45,15 +45,16 @@ impl Reach {
         }
     }
 
-    /// Updates the means with the learnt shares.
-    pub(crate) fn refresh(&mut self, model: &Model) {
+    /// Updates the means with the learnt shares; see [`Reach::recompute`].
+    pub(crate) fn refresh(&mut self, model: &Model, cost: impl Fn(&Block, usize) -> Nanos) {
         if self.rows.iter().any(|&rows| rows != self.rows[0]) {
-            self.recompute(model);
+            self.recompute(model, cost);
         }
     }
 
-    /// Derives the means from the profiles of the model and the shares of rows that run each block.
-    pub(crate) fn recompute(&mut self, model: &Model) {
+    /// Derives the means from the shares of rows that run each block; `cost` returns the duration
+    /// of a block for a number of rows.
+    pub(crate) fn recompute(&mut self, model: &Model, cost: impl Fn(&Block, usize) -> Nanos) {
         self.means.fill(Nanos::ZERO);
         for (block, &ran) in model.blocks.iter().zip(&self.rows) {
             let share = (ran * ONE / self.rows[0]).min(ONE);
@@ -65,8 +66,8 @@ impl Reach {
                 // Mean number of rows that run it if any does, in parts of `ONE`.
                 let rows = (batch * share * ONE / any_runs).clamp(ONE, batch * ONE);
                 let whole = (rows / ONE) as usize;
-                let (low, part) = (block.profile.latency(whole), rows % ONE);
-                let next = if part == 0 { low } else { block.profile.latency(whole + 1) };
+                let (low, part) = (cost(block, whole), rows % ONE);
+                let next = if part == 0 { low } else { cost(block, whole + 1) };
                 *mean += (low + (next - low).scale(part, ONE)).scale(any_runs, ONE);
             }
         }
@@ -83,10 +84,15 @@ impl Reach {
     }
 }
 
+/// Returns the profiled duration of a block.
+pub(crate) fn profiled(block: &Block, rows: usize) -> Nanos {
+    block.profile.latency(rows)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ripieno_model::{Block, Profile};
+    use ripieno_model::Profile;
 
     /// Two blocks: one takes 1 ms a row, the other 10 ms for up to four rows.
     fn chain() -> Model {
@@ -103,7 +109,7 @@ mod tests {
             reach.on_start(BlockId(0), 10);
             reach.on_start(BlockId(1), go_on);
         }
-        reach.refresh(&chain());
+        reach.refresh(&chain(), profiled);
         reach
     }
 
@@ -136,7 +142,7 @@ mod tests {
         for block in (0..4_000).map(|at| BlockId(at % 2)) {
             reach.on_start(block, 10);
         }
-        reach.refresh(&chain());
+        reach.refresh(&chain(), profiled);
         assert!(reach.latency(1) > Nanos::from_micros(10_500));
     }
 }

@@ -27,7 +27,7 @@ const WHOLE: &[Walk] = &[Walk::Whole, Walk::Chain];
 /// Number of tasks that a device gets together, of a set of requests that runs to the end.
 const SET_AHEAD: usize = 16;
 
-const DROP: Knob = Knob {
+pub(crate) const DROP: Knob = Knob {
     name: "drop",
     default: "hopeless",
     help: "rule for requests that cannot meet their deadline: \"hopeless\" = reject immediately, \"expired\" = reject at \
@@ -41,7 +41,7 @@ const DEVICE: Knob = Knob {
            \"earliest-free\" spreads the load",
 };
 
-const MAX_BATCH: Knob =
+pub(crate) const MAX_BATCH: Knob =
     Knob { name: "max_batch", default: "the model's", help: "largest batch in rows; a wider request runs alone" };
 
 const CONTROL_US: Knob = Knob {

@@ -12,7 +12,7 @@
 //! "serial", "timeout", "eager" and "deferred" run here under different [`Rule`]s: they differ in
 //! when a candidate may start, which requests it gathers, and which are dropped.
 
-mod cut;
+pub(crate) mod cut;
 mod frames;
 mod fused;
 mod linked;
@@ -23,7 +23,7 @@ mod model_shard;
 mod preemption;
 mod queues;
 mod rules;
-mod scarcity;
+pub(crate) mod scarcity;
 
 pub use frames::{Frame, FrameError, MatchmakerEpoch};
 pub(crate) use fused::Fused;

@@ -24,7 +24,7 @@ use crate::Request;
 use crate::parts::models;
 use crate::parts::queue::{Queue, QueueOrder};
 use crate::parts::rate::{Rate, RateMeter};
-use crate::parts::reach::Reach;
+use crate::parts::reach::{self, Reach};
 use crate::parts::requests::Requests;
 use ripieno_base::{Nanos, Time};
 use ripieno_model::{DropRule, Model, Profile};
@@ -160,7 +160,7 @@ impl ShardModel {
     /// Recomputes everything that depends on the profile after a block was measured again.
     pub(crate) fn refresh_profile(&mut self, now: Time) {
         self.profile = with_lead(&self.model, &self.rule);
-        self.own.reach.recompute(&self.model);
+        self.own.reach.recompute(&self.model, reach::profiled);
         // The corrected profile includes what was learnt beside the old one.
         self.own.slip = Nanos::ZERO;
         self.update_target(now);
@@ -174,7 +174,7 @@ impl ShardModel {
     /// Counts arrived rows.
     pub(crate) fn record(&mut self, now: Time, rows: u32) {
         if self.rate.record(now, rows) {
-            self.own.reach.refresh(&self.model);
+            self.own.reach.refresh(&self.model, reach::profiled);
             self.update_target(now);
         }
     }

@@ -287,6 +287,9 @@ contract! {
     dva_serial: "dva" "buffers=1 diversity=operator drop=hopeless";
     dva_load: "dva" "buffers=3 diversity=load max_batch=4";
     dva_input: "dva" "diversity=input groups=3 window=first-stage";
+    unified: "unified" "";
+    unified_expired: "unified" "drop=expired max_batch=5";
+    unified_never: "unified" "drop=never";
 }
 
 proptest! {

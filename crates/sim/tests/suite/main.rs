@@ -32,6 +32,7 @@ mod served_bounds;
 mod symphony_example;
 mod table2;
 mod unfolding;
+mod unified;
 mod unsaid;
 mod walk_scenarios;
 mod wide_requests;

@@ -10,7 +10,7 @@ impl Cells {
     /// "Batch" of Algorithm 1: submits tasks of one cell type to an idle device, up to the limit,
     /// each of which may take what the previous one makes ready; after the first, only tasks of at
     /// least the smallest supported batch.
-    pub(super) fn batch(&mut self, now: Time, model: ModelId, block: BlockId, device: DeviceId, out: &mut Outbox) {
+    pub(crate) fn batch(&mut self, now: Time, model: ModelId, block: BlockId, device: DeviceId, out: &mut Outbox) {
         self.choices += 1;
         let choices = self.choices;
         let served = self.served_mut(model);
@@ -172,7 +172,7 @@ impl Cells {
     }
 
     /// Completes a task.
-    pub(super) fn task_done(&mut self, done: &TaskDone<'_>) {
+    pub(crate) fn task_done(&mut self, done: &TaskDone<'_>) {
         let task = self.tasks.get(done.task);
         let members = self.tasks.members(done.task).len();
         assert!(done.ended.is_empty() || done.ended.len() == members, "one flag a member: {done:?}");

@@ -61,7 +61,7 @@ impl<C: Choose> CellScheduler<C> {
 
 impl<C: Choose> Scheduler for CellScheduler<C> {
     fn on_graph(&mut self, request: RequestSlot, graph: &Graph) {
-        self.cells.graphs.insert(request, graph, &mut self.cells.subgraphs);
+        self.cells.insert_graph(request, graph);
     }
 
     fn on_request(&mut self, _now: Time, request: &Request) {
@@ -74,26 +74,21 @@ impl<C: Choose> Scheduler for CellScheduler<C> {
 
     fn on_control(&mut self, _now: Time, control: Control) {
         match control {
-            Control::DeviceJoined(device) => self.cells.devices.join(device),
-            Control::DeviceLeft(device) => {
-                self.cells.devices.leave(device);
-                self.cells.release_device(device);
-            }
-            Control::DeviceSlowed { device, percent } => self.cells.devices.slow(device, percent),
+            Control::DeviceJoined(device) => self.cells.join_device(device),
+            Control::DeviceLeft(device) => self.cells.leave_device(device),
+            Control::DeviceSlowed { device, percent } => self.cells.slow_device(device, percent),
             Control::ModelLoaded(id, model) => {
                 let terms = (self.terms)(&model);
                 self.cells.load(id, *model, terms);
             }
             Control::ModelUnloaded(id) => self.cells.retire(id),
-            Control::ProfileReplaced { model, block, profile } => {
-                self.cells.models.replace_profile(model, block, profile);
-            }
+            Control::ProfileReplaced { model, block, profile } => self.cells.replace_profile(model, block, profile),
             Control::Cancelled(slot) => self.cells.withdraw(slot, crate::Why::Cancelled),
         }
     }
 
     fn settle(&mut self, now: Time, out: &mut Outbox) {
-        self.cells.drop_late(now);
+        self.cells.drop_late(now, |_| {});
         self.cells.flush(out);
         for device in self.cells.devices.ids() {
             while self.wants(device) && self.schedule(now, device, out) {}
@@ -102,14 +97,14 @@ impl<C: Choose> Scheduler for CellScheduler<C> {
     }
 
     fn next_wakeup(&self) -> Time {
-        self.cells.timers.next().min(self.cells.turns.ripens)
+        self.cells.next_drop().min(self.cells.turns.ripens)
     }
 
     fn members(&self, task: TaskId) -> &[RequestSlot] {
-        self.cells.tasks.members(task)
+        self.cells.members(task)
     }
 
     fn nodes(&self, task: TaskId) -> &[u32] {
-        self.cells.tasks.nodes(task)
+        self.cells.nodes(task)
     }
 }

@@ -19,6 +19,7 @@
 mod form;
 mod frame;
 mod graphs;
+mod outlook;
 mod served;
 mod sets;
 mod slack;
@@ -26,6 +27,7 @@ mod subgraphs;
 mod walk;
 
 pub(crate) use frame::CellScheduler;
+pub(crate) use outlook::CellOutlook;
 pub(crate) use served::{CellModel, CellType};
 
 use crate::knobs::BuildError;
@@ -37,7 +39,7 @@ use crate::parts::tasks::Tasks;
 use crate::{Action, Limits, Outbox, Request, Setup};
 use graphs::Graphs;
 use ripieno_base::{BlockId, DeviceId, Links, ModelId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_model::Model;
+use ripieno_model::{Graph, Model, Profile};
 use served::CellModelState;
 use sets::{CellSet, SetTurns};
 use subgraphs::Subgraphs;
@@ -194,7 +196,7 @@ struct CellDevice {
 }
 
 impl Cells {
-    fn new(limits: &Limits, devices: usize, options: BatchOptions) -> Cells {
+    pub(crate) fn new(limits: &Limits, devices: usize, options: BatchOptions) -> Cells {
         let device = || CellDevice { held: 0, set: None, ready: Time::ORIGIN };
         Cells {
             models: Models::new(limits, options),
@@ -216,7 +218,7 @@ impl Cells {
         }
     }
 
-    fn load(&mut self, id: ModelId, model: Model, terms: CellRules) {
+    pub(crate) fn load(&mut self, id: ModelId, model: Model, terms: CellRules) {
         let buckets = match terms.join {
             Join::AtOnce => 0,
             Join::InSets { width: None, .. } => 1,
@@ -227,7 +229,7 @@ impl Cells {
         self.models.load(id, model, |model, max_batch| CellModelState::new(model, max_batch, terms, devices, buckets));
     }
 
-    fn served(&self, id: ModelId) -> &CellModel {
+    pub(crate) fn served(&self, id: ModelId) -> &CellModel {
         self.models.get(id)
     }
 
@@ -262,7 +264,48 @@ impl Cells {
         &mut self.walkers[slot.index()]
     }
 
-    fn flush(&mut self, out: &mut Outbox) {
+    /// Returns the model of this id, if there is one.
+    pub(crate) fn find(&self, id: ModelId) -> Option<&CellModel> {
+        self.models.find(id)
+    }
+
+    /// Receives the graph of a request that is about to arrive.
+    pub(crate) fn insert_graph(&mut self, request: RequestSlot, graph: &Graph) {
+        self.graphs.insert(request, graph, &mut self.subgraphs);
+    }
+
+    pub(crate) fn join_device(&mut self, device: DeviceId) {
+        self.devices.join(device);
+    }
+
+    pub(crate) fn leave_device(&mut self, device: DeviceId) {
+        self.devices.leave(device);
+        self.release_device(device);
+    }
+
+    pub(crate) fn slow_device(&mut self, device: DeviceId, percent: u32) {
+        self.devices.slow(device, percent);
+    }
+
+    pub(crate) fn replace_profile(&mut self, model: ModelId, block: BlockId, profile: Profile) {
+        self.models.replace_profile(model, block, profile);
+    }
+
+    /// Returns the time at which the next waiting request is too late.
+    pub(crate) fn next_drop(&self) -> Time {
+        self.timers.next()
+    }
+
+    pub(crate) fn members(&self, task: TaskId) -> &[RequestSlot] {
+        self.tasks.members(task)
+    }
+
+    pub(crate) fn nodes(&self, task: TaskId) -> &[u32] {
+        self.tasks.nodes(task)
+    }
+
+    /// Moves the answers since the last settle to the driver.
+    pub(crate) fn flush(&mut self, out: &mut Outbox) {
         self.pending.drain(..).for_each(|action| out.push(action));
     }
 }

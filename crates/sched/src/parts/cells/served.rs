@@ -141,7 +141,7 @@ impl CellType {
     }
 
     /// Returns the rows of its next batch on this device; one if nothing is ready.
-    pub(super) fn next_rows(&self, device: DeviceId) -> usize {
+    pub(crate) fn next_rows(&self, device: DeviceId) -> usize {
         self.ready(device).clamp(1, self.max)
     }
 

@@ -77,7 +77,7 @@ impl Cells {
             }
             self.models.get_mut(model).buckets[bucket].remove(&mut self.links, slot);
             self.sets.push(id, &request);
-            nodes += self.nodes(RequestSlot(slot));
+            nodes += self.graph_nodes(RequestSlot(slot));
         }
         let merged = self.served(model).terms.merge_per_node * nodes;
         self.devices[device].ready = now + merged.max(Nanos::ZERO);
@@ -100,7 +100,7 @@ impl Cells {
     }
 
     /// Returns the known number of cells of a request.
-    fn nodes(&self, slot: RequestSlot) -> i64 {
+    fn graph_nodes(&self, slot: RequestSlot) -> i64 {
         let request = &self.walkers[slot.index()].request;
         let steps = |steps: Steps| match steps {
             Steps::Once => 1,

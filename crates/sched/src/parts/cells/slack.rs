@@ -50,7 +50,12 @@ impl Cells {
     }
 
     /// Returns the requests of a cell type's next batch on a device, and the rows of each.
-    fn next_batch(&self, served: &CellModel, block: usize, device: DeviceId) -> impl Iterator<Item = (&Walker, usize)> {
+    pub(super) fn next_batch(
+        &self,
+        served: &CellModel,
+        block: usize,
+        device: DeviceId,
+    ) -> impl Iterator<Item = (&Walker, usize)> {
         let rows = served.cells[block].next_rows(device);
         let (mut next, mut seen) = (served.cells[block].queue.front(), 0);
         let queued = std::iter::from_fn(move || {
@@ -81,7 +86,7 @@ impl Cells {
     }
 
     /// Returns the remaining profiled time of a request at this block, in batches of `rows` rows.
-    fn left(&self, served: &CellModel, walker: &Walker, block: usize, rows: usize) -> Nanos {
+    pub(super) fn left(&self, served: &CellModel, walker: &Walker, block: usize, rows: usize) -> Nanos {
         let Walker { request, stage, length, .. } = *walker;
         if !served.model.walk.is_unfolded() {
             return cost::of_blocks(&served.model, BlockId(block as u16), rows, length);
@@ -104,7 +109,7 @@ impl Cells {
     }
 
     /// Returns the remaining time of the sequences that a request runs now.
-    fn lines_left(&self, walker: &Walker, step: impl Fn(usize) -> Nanos) -> Nanos {
+    pub(super) fn lines_left(&self, walker: &Walker, step: impl Fn(usize) -> Nanos) -> Nanos {
         let (mut left, mut next) = (Nanos::ZERO, self.subgraphs.first(walker.request.slot));
         while let Some(id) = next {
             next = self.subgraphs.next(id);

@@ -11,7 +11,7 @@ use ripieno_model::{Extent, Onward, Position, StepReport, Steps};
 const ENDLESS: u32 = u32::MAX;
 
 impl Cells {
-    pub(super) fn arrive(&mut self, request: &Request) {
+    pub(crate) fn arrive(&mut self, request: &Request) {
         self.models.of_newcomer(request);
         let before = self.walkers[request.slot.index()];
         assert!(
@@ -35,9 +35,10 @@ impl Cells {
         }
     }
 
-    /// Drops waiting requests that are too late.
-    pub(super) fn drop_late(&mut self, now: Time) {
+    /// Drops waiting requests that are too late; passes the model of each to `lost`.
+    pub(crate) fn drop_late(&mut self, now: Time, mut lost: impl FnMut(ModelId)) {
         while let Some((slot, why)) = self.timers.late(now, |slot| self.walkers[slot.index()].request.deadline) {
+            lost(self.walkers[slot.index()].request.model);
             self.end(slot, Action::Reject { request: slot, why });
         }
     }
@@ -45,7 +46,7 @@ impl Cells {
     /// Withdraws a request because its client or its model did: a waiting request is rejected. A
     /// cancelled walk that unfolds ends even if it runs, since the rest may be long; queued steps
     /// are wasted, as after an early end.
-    pub(super) fn withdraw(&mut self, slot: RequestSlot, why: Why) {
+    pub(crate) fn withdraw(&mut self, slot: RequestSlot, why: Why) {
         let Walker { state, request, .. } = self.walkers[slot.index()];
         let unfolds = || self.served(request.model).model.walk.is_unfolded();
         if state == CellRequestState::Waiting
@@ -57,7 +58,7 @@ impl Cells {
         }
     }
 
-    pub(super) fn retire(&mut self, model: ModelId) {
+    pub(crate) fn retire(&mut self, model: ModelId) {
         self.served_mut(model).retired = true;
         for slot in (0..self.walkers.len() as u32).map(RequestSlot) {
             if self.walkers[slot.index()].request.model == model {

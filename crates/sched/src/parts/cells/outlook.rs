@@ -1,0 +1,123 @@
+//! The next step of a cell type, for a scheduler that keeps deadlines: the times of its requests,
+//! and those that cannot be in time any more.
+
+use super::served::Stage;
+use super::{CellModel, CellRequestState, Cells, Walker};
+use crate::{Action, Request, Why};
+use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
+use ripieno_model::{DropRule, Steps};
+
+/// Profiled times of the requests of a step, in batches of its size.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CellOutlook {
+    /// Mean time until they are answered, if only they run.
+    pub(crate) left: Nanos,
+    /// Mean time until they have completed the current stage.
+    pub(crate) catch_up: Nanos,
+}
+
+impl CellModel {
+    /// Returns the position of a cell type in the walk: cell types of one stage of lines have one
+    /// position, nodes of a graph that of their block.
+    pub(crate) fn stage(&self, block: BlockId) -> usize {
+        match self.model.walk.brings_graph() {
+            true => block.index(),
+            false => self.stage_of[block.index() + 1],
+        }
+    }
+}
+
+impl Cells {
+    /// Returns the times of the next step of a cell type on a device; passes each of its requests
+    /// to `each`, with the ready rows and the time that is left.
+    pub(crate) fn outlook(
+        &self,
+        served: &CellModel,
+        block: usize,
+        device: DeviceId,
+        mut each: impl FnMut(&Request, u32, Nanos),
+    ) -> CellOutlook {
+        let rows = served.cells[block].next_rows(device);
+        let (mut count, mut left, mut catch_up) = (0, Nanos::ZERO, Nanos::ZERO);
+        for (walker, ready) in self.next_batch(served, block, device) {
+            let own = self.left(served, walker, block, rows);
+            each(&walker.request, ready as u32, own);
+            (count, left) = (count + 1, left + own);
+            catch_up += self.stage_left(served, walker, block, rows);
+        }
+        CellOutlook { left: Nanos(left.0 / count.max(1)), catch_up: Nanos(catch_up.0 / count.max(1)) }
+    }
+
+    /// Returns the remaining profiled time of a request in its current stage, in batches of `rows`
+    /// rows.
+    fn stage_left(&self, served: &CellModel, walker: &Walker, block: usize, rows: usize) -> Nanos {
+        let step = |block: usize| {
+            let block = &served.model.blocks[block];
+            block.profile.latency(rows.min(block.profile.max_batch()))
+        };
+        match served.stages.get(walker.stage) {
+            Some(Stage::Lines(_)) => self.lines_left(walker, step),
+            _ => step(block),
+        }
+    }
+
+    /// Drops requests with ready rows of a cell type that cannot be in time any more, if the model
+    /// drops hopeless requests: begun ones not even alone, others not in batches like the next one.
+    /// `takes` returns the duration of a profiled time on the device. Returns their number.
+    pub(crate) fn drop_hopeless(
+        &mut self,
+        now: Time,
+        model: ModelId,
+        block: usize,
+        device: DeviceId,
+        takes: impl Fn(Nanos) -> Nanos,
+    ) -> usize {
+        let served = self.models.get(model);
+        if served.drop != DropRule::Hopeless || served.cells[block].ready(device) == 0 {
+            return 0;
+        }
+        let (mut dropped, mut next) = (0, served.cells[block].queue.front());
+        while let Some(id) = next {
+            next = self.subgraphs.links.next(id);
+            let (served, subgraph) = (self.models.get(model), self.subgraphs.at(id));
+            let walker = &self.walkers[subgraph.slot.index()];
+            let left = match walker.state {
+                CellRequestState::Running if subgraph.in_flight == 0 => self.least_left(walker, id),
+                CellRequestState::Waiting => self.left(served, walker, block, served.cells[block].next_rows(device)),
+                _ => continue,
+            };
+            if now + takes(left) > walker.request.deadline {
+                let why = if now >= walker.request.deadline { Why::Expired } else { Why::Hopeless };
+                let slot = subgraph.slot;
+                // Other sequences of the same request leave their queues, too.
+                let follows = next.is_some_and(|next| self.subgraphs.at(next).slot == slot);
+                self.end(slot, Action::Reject { request: slot, why });
+                if follows {
+                    next = self.models.get(model).cells[block].queue.front();
+                }
+                dropped += 1;
+            }
+        }
+        dropped
+    }
+
+    /// Returns the least profiled time that a request still needs: the remaining steps alone, with
+    /// one step of a block that runs until its end.
+    fn least_left(&self, walker: &Walker, id: u32) -> Nanos {
+        let served = self.models.get(walker.request.model);
+        let subgraph = self.subgraphs.at(id);
+        let one = |block: usize| served.model.blocks[block].profile.latency(walker.request.rows as usize);
+        let own = match (subgraph.is_graph, served.steps(subgraph.block)) {
+            (true, _) | (_, Steps::UntilEnd | Steps::Nodes | Steps::Once) => one(subgraph.block.index()),
+            (false, Steps::Length) => {
+                one(subgraph.block.index()) * i64::from(subgraph.steps.saturating_sub(subgraph.submitted).max(1))
+            }
+        };
+        let steps = |block: usize| match served.model.blocks[block].steps {
+            Steps::UntilEnd | Steps::Nodes => 1,
+            kind => i64::from(walker.request.extent.steps(kind).max(1)),
+        };
+        let later = served.stages.iter().skip(walker.stage + 1);
+        own + later.map(|stage| usize::from(stage.blocks().start)).map(|block| one(block) * steps(block)).sum::<Nanos>()
+    }
+}

@@ -1,0 +1,205 @@
+//! The arbiter: which offer a free device takes.
+//!
+//! Of two offers, the one goes first whose going first costs less. Going first costs the wait of
+//! the other offer's members, the members of the other that are late for it, and the device time
+//! that it wastes, for which all wait. Without deadlines at stake this is Smith's rule, most weight
+//! by time; with all deadlines at stake it is "fewest lost"; near saturation it prefers full
+//! batches.
+
+use crate::parts::cohorts::CohortId;
+use ripieno_base::{BlockId, ModelId, Nanos, Time};
+
+/// The cost of a request that waits for its whole SLO, in the unit of weights times nanoseconds.
+pub(super) const ONE: i128 = 1 << 40;
+/// Upper bound on the utilisation by which waste is priced, in thousandths.
+const PRICED_UTILISATION: u64 = 950;
+
+/// The next task of a model for a free device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TaskOffer {
+    pub(super) model: ModelId,
+    pub(super) task: OfferedTask,
+    pub(super) outlook: OfferOutlook,
+    /// Time until the device can decide anew.
+    pub(super) span: Nanos,
+    /// Mean time until its members are answered, if nothing comes in between.
+    pub(super) whole: Nanos,
+    /// Mean time until they have caught up with requests of the model at a later stage.
+    pub(super) catch_up: Nanos,
+    /// Stage of the walk, rows, and the most rows that the cell type takes: offers of one model at
+    /// different stages can become one.
+    pub(super) stage: usize,
+    pub(super) rows: usize,
+    pub(super) max_rows: usize,
+    /// Part of its device time that is wasted compared with the best batches, in thousandths.
+    pub(super) waste: u64,
+    /// Cost of one member that is late.
+    pub(super) late_cost: i128,
+    /// Whether no other device can run it.
+    pub(super) pinned: bool,
+}
+
+/// The urgency of the members of an offer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OfferOutlook {
+    /// Sum of their costs per nanosecond of waiting.
+    pub(super) weight: i128,
+    /// Rows that can be in time.
+    pub(super) savable: u32,
+    /// The first and the last of the times at which these must start.
+    pub(super) first_start: Time,
+    pub(super) last_start: Time,
+}
+
+/// The task that an offer is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OfferedTask {
+    /// A new batch from the queue, with this first request and number of rows.
+    Batch { first: u32, rows: usize },
+    /// A new batch: the group of this number of a padded model.
+    Group(usize),
+    /// The next block of a cohort on the device.
+    Resume(CohortId),
+    /// Newcomers of this number of rows, which catch up with a cohort on the device.
+    Join { rows: usize },
+    /// Requests that were passed over.
+    Overdue,
+    /// A step of a cell type.
+    Cell(BlockId),
+}
+
+impl OfferOutlook {
+    /// The outlook of no request.
+    pub(super) const NONE: OfferOutlook =
+        OfferOutlook { weight: 0, savable: 0, first_start: Time::NEVER, last_start: Time(i64::MIN) };
+
+    /// Adds a member.
+    pub(super) fn add(&mut self, now: Time, rows: u32, weight: i128, latest_start: Time) {
+        self.weight += weight * i128::from(rows);
+        if latest_start >= now {
+            self.savable += rows;
+            self.first_start = self.first_start.min(latest_start);
+            self.last_start = self.last_start.max(latest_start);
+        }
+    }
+
+    /// Returns the number of rows that are late, of those that could be in time, if the offer
+    /// starts at `at`: linear between the first and the last latest start.
+    fn late(&self, at: Time) -> i128 {
+        if at <= self.first_start || self.savable == 0 {
+            return 0;
+        }
+        let (passed, range) = ((at - self.first_start).0, (self.last_start - self.first_start).0.max(1));
+        1 + i128::from(self.savable - 1) * i128::from(passed.min(range)) / i128::from(range)
+    }
+}
+
+impl TaskOffer {
+    fn is_cell(&self) -> bool {
+        matches!(self.task, OfferedTask::Cell(_))
+    }
+
+    /// Returns the cost for everyone else if this offer goes before `other`; another device is free
+    /// after `others_free`.
+    fn cost_before(&self, other: &TaskOffer, now: Time, others_free: Nanos, price: i128) -> i128 {
+        let elsewhere = if other.pinned { Nanos::MAX } else { others_free };
+        // Members that catch up with the other offer continue together with it.
+        let merges = self.model == other.model && self.stage < other.stage && self.rows + other.rows <= other.max_rows;
+        let held = if merges { self.catch_up } else { self.whole }.min(elsewhere);
+        // Requests in cells join at the next step, so nothing is wasted among them.
+        let joined = merges || (self.is_cell() && other.is_cell());
+        let wasted = if joined { 0 } else { i128::from(self.whole.0) * i128::from(self.waste) * price / 1_000 };
+        // A batch is a commitment: the other offer waits for all of its blocks.
+        let committed = if self.is_cell() { self.span } else { self.whole }.min(elsewhere);
+        let late = other.outlook.late(now + committed) * other.late_cost;
+        i128::from(held.0) * other.outlook.weight + late + wasted
+    }
+}
+
+/// Returns the offer that goes first. `utilisation` is the part of the device time, in thousandths,
+/// that the best batches need: the nearer to the whole, the more requests wait for what one wastes.
+pub(super) fn choose(now: Time, offers: &[TaskOffer], others_free: Nanos, utilisation: u64) -> Option<TaskOffer> {
+    let (first, rest) = offers.split_first()?;
+    let all: i128 = offers.iter().map(|offer| offer.outlook.weight).sum();
+    let used = i128::from(utilisation.min(PRICED_UTILISATION));
+    let price = all * used / (1_000 - used);
+    let best = rest.iter().fold(first, |best, offer| {
+        let sooner =
+            offer.cost_before(best, now, others_free, price) < best.cost_before(offer, now, others_free, price);
+        if sooner { offer } else { best }
+    });
+    Some(*best)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: fn(i64) -> Nanos = Nanos::from_millis;
+    const NOW: Time = Time(1_000_000_000);
+
+    /// An offer of one row of this weight, which takes `ms` and must start within `start_ms`.
+    fn offer(model: u16, ms: i64, weight: i128, start_ms: i64) -> TaskOffer {
+        let mut outlook = OfferOutlook::NONE;
+        outlook.add(NOW, 1, weight, NOW + MS(start_ms));
+        TaskOffer {
+            model: ModelId(model),
+            task: OfferedTask::Overdue,
+            outlook,
+            span: MS(ms),
+            whole: MS(ms),
+            catch_up: MS(ms),
+            stage: 0,
+            rows: 1,
+            max_rows: 1,
+            waste: 0,
+            late_cost: 100 * ONE,
+            pinned: false,
+        }
+    }
+
+    fn first(offers: &[TaskOffer], utilisation: u64) -> u16 {
+        let forward = choose(NOW, offers, Nanos::MAX, utilisation).unwrap().model.0;
+        let reversed: Vec<_> = offers.iter().rev().copied().collect();
+        assert_eq!(choose(NOW, &reversed, Nanos::MAX, utilisation).unwrap().model.0, forward, "{offers:?}");
+        forward
+    }
+
+    #[test]
+    fn with_time_left_most_weight_by_time_goes_first() {
+        assert!(choose(NOW, &[], Nanos::MAX, 0).is_none());
+        assert_eq!(first(&[offer(0, 10, 1_000, 500), offer(1, 2, 1_000, 500)], 0), 1);
+        assert_eq!(first(&[offer(0, 10, 9_000, 500), offer(1, 2, 1_000, 500)], 0), 0);
+    }
+
+    #[test]
+    fn a_request_that_would_be_late_goes_first() {
+        let (heavy, urgent) = (offer(0, 10, 9_000, 500), offer(1, 2, 1_000, 5));
+        assert_eq!(first(&[heavy, urgent], 0), 1);
+        // Unless another device will be free in time.
+        assert_eq!(choose(NOW, &[heavy, urgent], MS(1), 0).unwrap().model.0, 0);
+        assert_eq!(choose(NOW, &[heavy, TaskOffer { pinned: true, ..urgent }], MS(1), 0).unwrap().model.0, 1);
+    }
+
+    #[test]
+    fn near_saturation_full_batches_go_first() {
+        let wasteful = TaskOffer { waste: 600, ..offer(0, 2, 1_000, 500) };
+        let full = offer(1, 3, 1_000, 500);
+        assert_eq!((first(&[wasteful, full], 0), first(&[wasteful, full], 900)), (0, 1));
+    }
+
+    #[test]
+    fn members_that_catch_up_with_others_cost_them_little() {
+        let cell = |stage, ms: i64| TaskOffer {
+            task: OfferedTask::Cell(BlockId(stage)),
+            stage: stage.into(),
+            max_rows: 8,
+            catch_up: MS(2),
+            ..offer(0, ms, 1_000, 500)
+        };
+        let (encoder, decoder) = (cell(0, 40), cell(1, 30));
+        let chosen = |offers: &[TaskOffer]| choose(NOW, offers, Nanos::MAX, 0).unwrap().task;
+        assert_eq!(chosen(&[encoder, decoder]), encoder.task);
+        assert_eq!(chosen(&[TaskOffer { catch_up: MS(40), ..encoder }, decoder]), decoder.task);
+    }
+}

@@ -1,0 +1,471 @@
+//! The former of whole models and chains: how large a batch is, when it starts, which requests join
+//! one on its way, and which are dropped.
+
+use super::arbiter::{OfferOutlook, OfferedTask, TaskOffer};
+use super::{UnifiedEntry, UnifiedScheduler};
+use crate::Why;
+use crate::parts::cohorts::CohortId;
+use crate::parts::play::Forecast;
+use crate::parts::requests::Requests;
+use crate::shard::cut::{Others, Waiting};
+use crate::shard::scarcity::WHOLE;
+use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, Time};
+use ripieno_model::DropRule;
+
+/// Saving of device time below which waiting does not pay, in thousandths.
+const SAVING_MIN: u64 = 20;
+/// Largest cost of a row, relative to one of the target batch, at which requests that were passed
+/// over run on the last idle device, and on a cluster of idle ones.
+const OVERDUE_COST: (u64, u64) = (4, 24);
+
+impl UnifiedScheduler {
+    /// Drops requests that could not be in time even alone.
+    pub(super) fn drop_hopeless(&mut self, now: Time) {
+        let UnifiedScheduler { models, requests, pending, load, .. } = self;
+        for (_, served) in models.iter_mut() {
+            let drop = served.drop;
+            if served.groups.is_some() && drop == DropRule::Never {
+                continue;
+            }
+            while let Some(head) = served.queue.head().filter(|&head| now > last_start(served, requests, head)) {
+                let rows = requests.get(head).rows as usize;
+                served.own.queue.pass_over(requests, now, head, drop, pending);
+                served.own.load.on_lost(rows);
+                load.observe(rows, true);
+            }
+            if served.queue.overdue().is_some() {
+                let mut queue = served.queue;
+                let dropped = queue.expire(requests, now, drop, |rows| alone(served, rows, 1), pending);
+                served.own.queue = queue;
+                served.own.load.on_lost(dropped);
+            }
+        }
+    }
+
+    /// Returns the time at which the next request is to be dropped.
+    pub(super) fn next_drop(&self) -> Time {
+        let mut next = Time::NEVER;
+        for (_, served) in self.models.iter() {
+            if served.groups.is_some() && served.drop == DropRule::Never {
+                continue;
+            }
+            if let Some(head) = served.queue.head() {
+                next = next.min(last_start(served, &self.requests, head).next());
+            }
+            next = next.min(served.queue.next_expiry(&self.requests, served.drop, |rows| alone(served, rows, 1)));
+        }
+        next
+    }
+
+    /// Drops requests on a free device that cannot be in time any more since others went first.
+    pub(super) fn drop_overtaken(&mut self, now: Time, device: DeviceId) {
+        let UnifiedScheduler { models, requests, cohorts, pending, devices, .. } = self;
+        for at in (0..devices[device].held.len()).rev() {
+            let cohort = devices[device].held[at];
+            let id = cohorts.get(cohort).model;
+            let served = models.get_mut(id);
+            let mut goes_on = served.drop == DropRule::Hopeless;
+            while goes_on {
+                let held = cohorts.get(cohort);
+                let (_, promised) = served.load.of_blocks(&served.model, held.block, held.rows, held.length);
+                let end = now + devices[device].takes(promised);
+                let first = cohorts.members(cohort).min_by_key(|slot| requests.get(slot.0).deadline);
+                let Some(slot) = first.filter(|slot| requests.get(slot.0).deadline < end) else { break };
+                goes_on = cohorts.leave(slot).is_some();
+                served.own.load.on_lost(requests.get(slot.0).rows as usize);
+                requests.reject(slot.0, Why::Hopeless, pending);
+                if goes_on {
+                    // The others may all continue at a later block.
+                    cohorts.advance(cohort, |slot| unreachable!("{slot:?} had not ended"));
+                } else {
+                    devices[device].held.remove(at);
+                    let left = devices[device].held.iter().any(|&other| cohorts.get(other).model == id);
+                    served.own.devices -= usize::from(!left);
+                }
+            }
+        }
+    }
+
+    /// Adds the offers of a model in batches for a free device.
+    pub(super) fn offer_batches(&mut self, now: Time, device: DeviceId, id: ModelId, idle: usize) {
+        let held = &self.devices[device].held;
+        if let Some(top) = held.iter().rev().copied().find(|&held| self.cohorts.get(held).model == id) {
+            let offer = self.offer_joining(now, device, id, top).unwrap_or_else(|| self.resume(now, device, id, top));
+            self.offers.push(offer);
+            return;
+        }
+        let served = self.models.get(id);
+        if served.queue.any().is_none() || served.devices >= served.model.instances.max(1) {
+            return;
+        }
+        if let Some(late) = self.late_offer(now, device, id) {
+            self.offers.push(late);
+        }
+        if served.queue.head().is_none() {
+            return;
+        }
+        if served.groups.is_some() {
+            self.offer_groups(now, device, id);
+            return;
+        }
+        let Some((first, rows)) = self.candidate(now, id, device) else { return };
+        let waits_until = self.waits_until(now, id, first, rows, idle);
+        if waits_until > now {
+            self.wakeup = self.wakeup.min(waits_until);
+            return;
+        }
+        let rows = self.share_of(now, id, first, rows, idle);
+        let offer = self.batch_offer(now, device, id, (first, rows), OfferedTask::Batch { first, rows });
+        self.offers.push(offer);
+    }
+
+    /// Returns the offer of a new batch.
+    fn batch_offer(
+        &self,
+        now: Time,
+        device: DeviceId,
+        id: ModelId,
+        (first, rows): (u32, usize),
+        task: OfferedTask,
+    ) -> TaskOffer {
+        let served = self.models.get(id);
+        let device = &self.devices[device];
+        let outlook =
+            self.outlook(now, id, queued(&self.requests, first, rows), device.takes(served.load.promised(rows)));
+        TaskOffer {
+            span: device.takes(served.load.of_task(&served.model.blocks[0], rows, 1)),
+            whole: device.takes(served.load.mean(rows)),
+            waste: served.load.waste(rows, |rows| served.load.mean(rows)),
+            ..self.offer(id, task, outlook)
+        }
+    }
+
+    /// Returns an offer without times.
+    pub(super) fn offer(&self, model: ModelId, task: OfferedTask, outlook: OfferOutlook) -> TaskOffer {
+        TaskOffer {
+            model,
+            task,
+            outlook,
+            span: Nanos::ZERO,
+            whole: Nanos::ZERO,
+            catch_up: Nanos::ZERO,
+            stage: 0,
+            rows: 0,
+            max_rows: 0,
+            waste: 0,
+            late_cost: UnifiedScheduler::late_cost(self.models.get(model)),
+            pinned: false,
+        }
+    }
+
+    /// Returns the urgency of requests that are answered within `promised` of their start.
+    pub(super) fn outlook(
+        &self,
+        now: Time,
+        id: ModelId,
+        members: impl Iterator<Item = u32>,
+        promised: Nanos,
+    ) -> OfferOutlook {
+        let served = self.models.get(id);
+        let mut outlook = OfferOutlook::NONE;
+        for request in members.map(|slot| self.requests.get(slot)) {
+            let start = request.deadline - promised;
+            outlook.add(now, request.rows, UnifiedScheduler::weight(served, now - request.arrived, start - now), start);
+        }
+        outlook
+    }
+
+    /// Returns the largest batch that can be in time: from the first request on, or from a later
+    /// one if passing over some makes it as large as is wanted.
+    fn candidate(&self, now: Time, id: ModelId, device: DeviceId) -> Option<(u32, usize)> {
+        let served = self.models.get(id);
+        let device = &self.devices[device];
+        let room = |first: u32| {
+            let request = self.requests.get(first);
+            let left = device.by_profile(request.deadline - now);
+            served.load.largest_within(left).min(served.max_batch.max(request.rows as usize))
+        };
+        let from = (served.queue.head()?, served.queue.rows());
+        let (first, rows, _) = served.queue.gather(&self.requests, from, served.load.wanted_batch(), room)?;
+        Some((first, rows))
+    }
+
+    /// Returns the time until which a batch waits for further requests, since it would save device
+    /// time that is worth more than the wait.
+    fn waits_until(&self, now: Time, id: ModelId, first: u32, rows: usize, idle: usize) -> Time {
+        let served = self.models.get(id);
+        let load = &served.load;
+        let price = self.load.price(now);
+        let deadline = self.requests.get(first).deadline - served.blocking;
+        // With one more row the batch would have to start by then.
+        let frontrun = deadline - load.promised((rows + 1).min(served.max_batch));
+        let spaced = self.spaced_from(served, now, price > 0).min(frontrun).max(now);
+        let Some(rate) = load.rate.rate(now).filter(|_| price > 0) else { return spaced };
+        // The more devices are idle, the less a saving counts: in relation to their number, and to
+        // the root of it, by which the demand varies.
+        let devices = self.present().max(1) as u64;
+        let others_idle = idle as u64 - 1;
+        let by_idle = (1_000 * others_idle / devices).min(6_000 * others_idle / devices.isqrt().max(1) / devices);
+        let tolerance = i128::from(1_000 + SAVING_MIN + by_idle);
+        let cost = |rows: usize| i128::from(load.mean(rows).0);
+        for more in rows + 1..=served.max_batch {
+            let until = deadline - load.promised(more) - rate.gather_time(more - rows);
+            if until <= now {
+                break;
+            }
+            let saves = i128::from(price) * cost(rows) * 1_000 * more as i128
+                > tolerance * cost(more) * rows as i128 * i128::from(WHOLE);
+            if saves {
+                return until.max(spaced);
+            }
+        }
+        spaced
+    }
+
+    /// Returns the time from which a batch is well spaced from the last one, so that devices become
+    /// free one after the other. The more random the arrivals, the less spacing gains; while device
+    /// time is `short`, batches are spaced in any case, since a batch that is large by chance
+    /// passes over its oldest requests.
+    fn spaced_from(&self, served: &UnifiedEntry, now: Time, short: bool) -> Time {
+        let load = &served.load;
+        let devices = self.present() as i64;
+        let size = if short { load.min_stable_batch } else { load.fastest_batch.min(load.min_stable_batch) };
+        if devices <= 1 || size <= 1 {
+            return now;
+        }
+        let spaced = served.started + Nanos(load.mean(size).0 / devices);
+        match short {
+            true => spaced,
+            false => now + (spaced - now).max(Nanos::ZERO).scale(1_000 - load.dispersion, 1_000),
+        }
+    }
+
+    /// Returns the number of rows of a batch that the device takes, leaving the others to devices
+    /// that become free soon, so that all wait least.
+    fn share_of(&self, now: Time, id: ModelId, first: u32, rows: usize, idle: usize) -> usize {
+        let served = self.models.get(id);
+        let Some(rate) = served.load.rate.rate(now).filter(|_| rows > 1 && self.load.price(now) == 0) else {
+            return rows;
+        };
+        let others = self.models.iter().filter(|(other, of)| *other != id && !of.model.walk.is_unfolded());
+        let (mut waiting, mut work, mut per_second) = (0, Nanos::ZERO, 0);
+        for (_, of) in others {
+            let queued = of.queue.rows();
+            if queued > 0 {
+                let batch = queued.min(of.load.reach.largest() as u64);
+                work += of.load.mean(batch as usize).scale(queued, batch);
+            }
+            waiting += queued;
+            per_second += of.load.rate.rate(now).map_or(0, |rate| rate.rows_in(Nanos::from_millis(1_000)));
+        }
+        let all = 1_000 * self.present() as u64;
+        let others = Others {
+            spare: all.saturating_sub(self.load.recent_load - served.load.recent_load),
+            rows: waiting,
+            work,
+            rate: per_second,
+            idle: idle - 1,
+            max_wait: Nanos::MAX,
+        };
+        let least = served.load.fastest_batch.min(served.load.min_stable_batch);
+        let queue = served.queue.rows();
+        let share =
+            Waiting { rows, queue, rate, slo: served.model.slo, least }.cut(&others, |rows| served.load.mean(rows));
+        served.queue.fill(&self.requests, first, share.max(self.requests.get(first).rows as usize), rows as u64)
+    }
+
+    /// Returns the offer of the next block of a cohort.
+    fn resume(&self, now: Time, device: DeviceId, id: ModelId, cohort: CohortId) -> TaskOffer {
+        let held = self.cohorts.get(cohort);
+        let served = self.models.get(id);
+        let state = &self.devices[device];
+        let active =
+            self.cohorts.active(cohort).map(|(slot, _)| self.requests.get(slot.0).rows as usize).sum::<usize>();
+        let (mean, promised) = served.load.of_blocks(&served.model, held.block, held.rows, held.length);
+        let members = self.cohorts.members(cohort).map(|slot| slot.0);
+        let outlook = self.outlook(now, id, members, state.takes(promised));
+        let block = &served.model.blocks[held.block.index()];
+        TaskOffer {
+            span: state.takes(served.load.of_task(block, active.max(1), held.length)),
+            whole: state.takes(mean),
+            pinned: true,
+            ..self.offer(id, OfferedTask::Resume(cohort), outlook)
+        }
+    }
+
+    /// Returns the offer of newcomers that catch up with cohorts of their model on a device, if the
+    /// requests of both are answered sooner together, and none is late for it.
+    fn offer_joining(&mut self, now: Time, device: DeviceId, id: ModelId, top: CohortId) -> Option<TaskOffer> {
+        let served = self.models.get(id);
+        let head = served.queue.head()?;
+        if served.groups.is_some() || self.cohorts.get(top).block == BlockId(0) {
+            return None;
+        }
+        self.stack.clear();
+        let of_model = self.devices[device].held.iter().filter(|&&held| self.cohorts.get(held).model == id);
+        self.stack.extend(of_model);
+        let held: usize = self.stack.iter().map(|&id| self.cohorts.get(id).rows).sum();
+        let room = served.max_batch.saturating_sub(held);
+        let rows = served.queue.fill(&self.requests, head, room, served.queue.rows());
+        if rows == 0 {
+            return None;
+        }
+        let elsewhere = self.others_free(now, device);
+        let elsewhere = if elsewhere == Nanos::MAX { Time::NEVER } else { now + elsewhere };
+        let UnifiedScheduler { play, models, requests, cohorts, devices, stack, .. } = self;
+        let percent = devices[device].percent;
+        let forecast = Forecast { now, percent, models, until_end: |_| 1, requests, cohorts, stack };
+        let joining = play.join(forecast, elsewhere, id, queued(requests, head, rows).map(RequestSlot));
+        let [joined, before] = joining.ends;
+        let made_late = |slot: RequestSlot| (before..joined).contains(&requests.get(slot.0).deadline);
+        let any_late = stack.iter().flat_map(|&held| cohorts.members(held)).any(made_late);
+        if !joining.pays || any_late {
+            return None;
+        }
+        let members = self.stack.iter().flat_map(|&held| self.cohorts.members(held)).map(|slot| slot.0);
+        let members = members.chain(queued(&self.requests, head, rows));
+        let outlook = self.outlook(now, id, members, joined - now);
+        let served = self.models.get(id);
+        Some(TaskOffer {
+            span: self.devices[device].takes(served.load.of_task(&served.model.blocks[0], rows, 1)),
+            whole: joined - now,
+            pinned: true,
+            ..self.offer(id, OfferedTask::Join { rows }, outlook)
+        })
+    }
+
+    /// Moves a batch from the queue of a model into a cohort on a device. Requests before its first
+    /// one are passed over: they run where no other request needs the device.
+    pub(super) fn open_batch(&mut self, now: Time, device: DeviceId, id: ModelId, first: u32, rows: usize) -> CohortId {
+        let UnifiedScheduler { models, requests, cohorts, pending, load, .. } = self;
+        let served = models.get_mut(id);
+        let cohort = cohorts.open(id, ());
+        let mut passed = 0;
+        while let Some(head) = served.queue.head().filter(|&head| head != first) {
+            passed += requests.get(head).rows as usize;
+            served.own.queue.remove(requests, head);
+            served.own.queue.push_overdue(requests, head);
+        }
+        let drop = served.drop;
+        served.own.queue.take(requests, now, (first, rows), drop, pending, |request| cohorts.push(cohort, request));
+        let cost = served.load.mean(rows);
+        served.own.load.on_start(rows, cost);
+        served.own.started = now;
+        load.observe(passed, true);
+        load.observe(rows, false);
+        load.on_start(now);
+        self.hold(device, id, cohort);
+        cohort
+    }
+
+    /// Puts a new cohort on a device.
+    pub(super) fn hold(&mut self, device: DeviceId, id: ModelId, cohort: CohortId) {
+        let first = !self.devices[device].held.iter().any(|&held| self.cohorts.get(held).model == id);
+        self.models.get_mut(id).own.devices += usize::from(first);
+        self.devices[device].held.push(cohort);
+    }
+
+    /// Returns the offer of overdue requests that run all the same: their waiting counts as that
+    /// of any other, their deadlines do not.
+    fn late_offer(&self, now: Time, device: DeviceId, id: ModelId) -> Option<TaskOffer> {
+        let served = self.models.get(id);
+        let first = served.queue.overdue().filter(|_| served.drop == DropRule::Never)?;
+        let rows = self.overdue_rows(served, first, served.max_batch);
+        let offer = self.batch_offer(now, device, id, (first, rows), OfferedTask::Overdue);
+        Some(TaskOffer { outlook: OfferOutlook { savable: 0, ..offer.outlook }, ..offer })
+    }
+
+    /// Returns the offer of requests that were passed over, for a device with nothing else to do.
+    pub(super) fn offer_overdue(&self, now: Time, device: DeviceId, idle: usize) -> Option<TaskOffer> {
+        if !self.devices[device].held.is_empty() {
+            return None;
+        }
+        let ids = (0..self.models.len() as u16).map(ModelId).filter(|&id| self.models.find(id).is_some());
+        let mut runnable = ids.filter(|&id| self.runs_overdue(now, device, id, idle));
+        runnable.next().map(|id| self.offer(id, OfferedTask::Overdue, OfferOutlook::NONE))
+    }
+
+    /// Returns whether requests of a model that were passed over are worth the time of an idle
+    /// device. They are not if a batch that still waits needs the last one.
+    fn runs_overdue(&self, now: Time, device: DeviceId, id: ModelId, idle: usize) -> bool {
+        let served = self.models.get(id);
+        let Some(first) = served.queue.overdue() else { return false };
+        if served.devices >= served.model.instances.max(1) {
+            return false;
+        }
+        if served.drop != DropRule::Hopeless {
+            return true;
+        }
+        let (request, state) = (self.requests.get(first), &self.devices[device]);
+        let takes = state.takes(alone(served, request.rows, request.extent.length));
+        if now + takes > request.deadline || (idle == 1 && self.wakeup < now + takes) {
+            return false;
+        }
+        let fits = served.load.largest_within(state.by_profile(request.deadline - now)).min(served.load.target);
+        let rows = self.overdue_rows(served, first, fits);
+        let (last, all) = OVERDUE_COST;
+        let most = last + (all - last) * (idle as u64 - 1) / self.present().max(1) as u64;
+        let (own, best) = (i128::from(served.load.mean(rows).0), i128::from(served.load.mean(served.load.target).0));
+        served.groups.is_some() || own * served.load.target as i128 <= i128::from(most) * best * rows as i128
+    }
+
+    /// Returns the rows of a batch of overdue requests, at most `most`.
+    fn overdue_rows(&self, served: &UnifiedEntry, first: u32, most: usize) -> usize {
+        let (mut rows, mut next) = (0, Some(first));
+        while let Some(slot) = next {
+            let more = self.requests.get(slot).rows as usize;
+            if rows > 0 && rows + more > most {
+                break;
+            }
+            rows += more;
+            next = self.requests.links.next(slot);
+        }
+        rows.min(served.model.max_batch)
+    }
+
+    /// Opens a batch of requests that were passed over.
+    pub(super) fn open_overdue(&mut self, now: Time, device: DeviceId, id: ModelId) -> CohortId {
+        let UnifiedScheduler { models, requests, cohorts, load, devices, .. } = self;
+        let served = models.get_mut(id);
+        let first = requests.get(served.queue.overdue().expect("requests were passed over"));
+        let wide = first.rows as usize;
+        let fits = served.load.largest_within(devices[device].by_profile(first.deadline - now));
+        let room = match (served.groups.is_some(), fits >= wide) {
+            (true, _) => wide,
+            (false, true) => fits.min(served.max_batch).max(wide),
+            (false, false) => served.max_batch.max(wide),
+        };
+        let cohort = cohorts.open(id, ());
+        let rows = served.own.queue.take_overdue(requests, room, |request| cohorts.push(cohort, request));
+        let cost = served.load.mean(rows);
+        served.own.load.on_start(rows, cost);
+        load.on_start(now);
+        self.hold(device, id, cohort);
+        cohort
+    }
+}
+
+/// Returns the last time at which a request may start, alone on a nominal device.
+fn last_start(served: &UnifiedEntry, requests: &Requests, slot: u32) -> Time {
+    let request = requests.get(slot);
+    request.deadline - alone(served, request.rows, request.extent.length)
+}
+
+/// Returns the promised time of a request alone.
+pub(super) fn alone(served: &UnifiedEntry, rows: u32, length: u32) -> Nanos {
+    match served.groups.is_some() {
+        true => served.load.of_blocks(&served.model, BlockId(0), rows as usize, length).1,
+        false => served.load.promised(rows as usize),
+    }
+}
+
+/// Returns the requests of a queue from `first` on, of `rows` rows together.
+pub(super) fn queued(requests: &Requests, first: u32, rows: usize) -> impl Iterator<Item = u32> + Clone {
+    let (mut next, mut left) = (Some(first), rows);
+    std::iter::from_fn(move || {
+        let slot = next.filter(|_| left > 0)?;
+        left = left.saturating_sub(requests.get(slot).rows as usize);
+        next = requests.links.next(slot);
+        Some(slot)
+    })
+}

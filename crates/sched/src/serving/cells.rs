@@ -1,0 +1,88 @@
+//! The former of models in cells: each cell type with ready rows is an offer of one step.
+
+use super::arbiter::{OfferOutlook, OfferedTask, TaskOffer};
+use super::{TaskInFlight, UnifiedScheduler, with_id};
+use crate::parts::cells::CellOutlook;
+use crate::{Action, Outbox};
+use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
+
+/// Factor on ρ / (1 − ρ) by which a walk takes longer beside others, which have turns in between;
+/// in thousandths.
+const STRETCH: u64 = 700;
+/// Upper bound on the utilisation ρ in it, in thousandths.
+const STRETCHED_UTILISATION: u64 = 900;
+/// Factor on the waste of small steps, in thousandths: rows that arrive join the next step, so
+/// little of it is lost.
+const WASTE_OF_STEPS: u64 = 200;
+
+impl UnifiedScheduler {
+    /// Adds an offer for each cell type of a model with ready rows, and drops requests that cannot
+    /// be in time any more.
+    pub(super) fn offer_cells(&mut self, now: Time, device: DeviceId, id: ModelId) {
+        let Some(served) = self.cells.find(id).filter(|served| served.may_run_on(device)) else { return };
+        for block in 0..served.cells.len() {
+            let UnifiedScheduler { cells, models, devices, .. } = self;
+            let served = models.get_mut(id);
+            let step = served.model.blocks[block].profile.latency(cells.served(id).cells[block].next_rows(device));
+            let takes = |left: Nanos| devices[device].takes(served.load.of_steps(left, step));
+            let dropped = cells.drop_hopeless(now, id, block, device, takes);
+            served.own.load.on_lost(dropped);
+        }
+        let (of_cells, served) = (self.cells.served(id), self.models.get(id));
+        let state = &self.devices[device];
+        for (block, cell) in of_cells.cells.iter().enumerate() {
+            let rows = cell.ready(device).min(cell.max);
+            if rows == 0 {
+                continue;
+            }
+            let profile = &served.model.blocks[block].profile;
+            let step = profile.latency(rows);
+            let takes = |left: Nanos| state.takes(served.load.of_steps(left, step));
+            let mut outlook = OfferOutlook::NONE;
+            let stretched = |left: Nanos| takes(left).scale(self.stretch(), 1_000);
+            let CellOutlook { left, catch_up } = self.cells.outlook(of_cells, block, device, |request, rows, left| {
+                let start = request.deadline - stretched(left);
+                outlook.add(now, rows, UnifiedScheduler::weight(served, now - request.arrived, start - now), start);
+            });
+            let (own, best) = (i128::from(step.0), i128::from(profile.latency(cell.max).0));
+            let used = best * rows as i128 * 1_000 / (own * cell.max as i128).max(1);
+            let span = takes(step);
+            let offer = TaskOffer {
+                span,
+                whole: takes(left).max(span),
+                catch_up: takes(catch_up).max(span),
+                stage: of_cells.stage(BlockId(block as u16)),
+                rows,
+                max_rows: cell.max,
+                waste: (1_000 - used.clamp(0, 1_000) as u64) * WASTE_OF_STEPS / 1_000,
+                ..self.offer(id, OfferedTask::Cell(BlockId(block as u16)), outlook)
+            };
+            self.offers.push(offer);
+        }
+    }
+
+    /// Returns the factor by which a walk takes longer beside others than alone, in thousandths.
+    fn stretch(&self) -> u64 {
+        let used = self.load.utilisation.min(STRETCHED_UTILISATION);
+        1_000 + STRETCH * used / (1_000 - used)
+    }
+
+    /// Starts a step of a cell type.
+    pub(super) fn start_cell(&mut self, now: Time, device: DeviceId, id: ModelId, block: BlockId, out: &mut Outbox) {
+        let cell = &self.cells.served(id).cells[block.index()];
+        let rows = cell.ready(device).min(cell.max);
+        let served = self.models.get(id);
+        let profile = &served.model.blocks[block.index()].profile;
+        let profiled = profile.latency(rows);
+        let best = served.load.occupancy.mean(profile.latency(cell.max)).scale(rows as u64, cell.max as u64);
+        self.load.on_task(best);
+        self.models.get_mut(id).own.load.on_start(rows, profiled);
+        self.cells.batch(now, id, block, device, &mut self.inner);
+        let &[start @ Action::Start { task, .. }] = self.inner.actions() else {
+            unreachable!("one step starts at a time")
+        };
+        self.inner.clear();
+        self.devices[device].running = Some(TaskInFlight { task, cohort: None, model: id, started: now, profiled });
+        out.push(with_id(start, device));
+    }
+}

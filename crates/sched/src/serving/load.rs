@@ -1,0 +1,328 @@
+//! The load: rates, the batch sizes that follow from them, losses, and the price of device time.
+
+use super::UnifiedModel;
+use super::occupancy::OccupancyEstimate;
+use crate::parts::cost;
+use crate::parts::models::Models;
+use crate::parts::rate::RateMeter;
+use crate::parts::reach::Reach;
+use crate::shard::scarcity::{Scarcity, Share};
+use ripieno_base::{BlockId, Nanos, Time};
+use ripieno_model::{Block, Model};
+
+/// Planned utilisation of the devices, in thousandths; the rest absorbs random arrivals.
+const UTILISATION_PERMILLE: u64 = 900;
+/// Smallest part of the largest steady batch for which requests are passed over, in thousandths.
+const TARGET_PART_MIN: u64 = 850;
+/// Lost rows, in thousandths, from which batches are as large as the SLO allows.
+const LOSING_PERMILLE: u64 = 30;
+/// Number of recent rows from which the device time of a row is known.
+const MEMORY: u64 = 256;
+/// Time between updates of what depends on rates.
+pub(super) const REFRESH: Nanos = Nanos::from_millis(50);
+const SECOND: Nanos = Nanos::from_millis(1_000);
+
+/// Rate, costs and losses of one model.
+#[derive(Debug)]
+pub(super) struct ModelEstimate {
+    pub(super) rate: RateMeter,
+    pub(super) occupancy: OccupancyEstimate,
+    /// Mean device time of the whole walk by batch size, from the share of rows that run each
+    /// block.
+    pub(super) reach: Reach,
+    /// Device time of the whole walk by batch size that is promised: every row runs every block.
+    promised: Box<[Nanos]>,
+    /// The version of the occupancy that both were derived from.
+    derived_from: u64,
+    /// Share of rows that were lost.
+    pub(super) lost: Share,
+    /// Rows that started, and rows that were lost, since the last refresh.
+    started_rows: u64,
+    lost_rows: u64,
+    /// Largest batch that a steady flow at this rate could have.
+    pub(super) target: usize,
+    /// Part of it for which requests are passed over, in thousandths.
+    target_part: u64,
+    /// Smallest batch that keeps utilisation within the planned 90 %, at most the target.
+    pub(super) min_stable_batch: usize,
+    /// Batch size with the shortest mean response time; `usize::MAX` if it is not below the target.
+    pub(super) fastest_batch: usize,
+    /// Thousandths of a device that the rate keeps busy in batches of the target size.
+    pub(super) target_load: u64,
+    /// The same in batches like the recent ones.
+    pub(super) recent_load: u64,
+    /// Rows and total device time of the recent batches.
+    recent: (u64, Nanos),
+    /// Index of dispersion of arrivals, in thousandths, at most 1,000.
+    pub(super) dispersion: u64,
+}
+
+impl ModelEstimate {
+    pub(super) fn new(model: &Model, max_batch: usize) -> ModelEstimate {
+        // The batch sizes of cells do not depend on these.
+        let first = || Model::whole("", model.blocks[0].profile.clone(), model.slo);
+        let reach = if model.walk.is_unfolded() { Reach::new(&first()) } else { Reach::new(model) };
+        let mut load = ModelEstimate {
+            rate: RateMeter::new(),
+            occupancy: OccupancyEstimate::default(),
+            promised: if model.walk.is_unfolded() { Box::default() } else { model.profile().table().into() },
+            reach,
+            derived_from: 0,
+            lost: Share::default(),
+            started_rows: 0,
+            lost_rows: 0,
+            target: 1,
+            target_part: 1_000,
+            min_stable_batch: 1,
+            fastest_batch: usize::MAX,
+            target_load: 0,
+            recent_load: 0,
+            recent: (1, Nanos::ZERO),
+            dispersion: 1_000,
+        };
+        load.target = load.largest_within(Nanos(model.slo.0 / 2)).clamp(1, max_batch);
+        load
+    }
+
+    /// Returns the mean device time of a batch of the whole walk.
+    pub(super) fn mean(&self, rows: usize) -> Nanos {
+        self.reach.latency(rows.min(self.reach.largest()))
+    }
+
+    /// Returns the device time that a batch of the whole walk is promised to stay within;
+    /// `Nanos::MAX` beyond the largest batch.
+    pub(super) fn promised(&self, rows: usize) -> Nanos {
+        self.promised.get(rows - 1).copied().unwrap_or(Nanos::MAX)
+    }
+
+    /// Returns the largest batch whose promised time is at most `span`; 0 if there is none.
+    pub(super) fn largest_within(&self, span: Nanos) -> usize {
+        self.promised.partition_point(|&promised| promised <= span)
+    }
+
+    /// Returns the mean and the promised device time of a batch from a block on.
+    pub(super) fn of_blocks(&self, model: &Model, from: BlockId, rows: usize, length: u32) -> (Nanos, Nanos) {
+        if self.occupancy.version() == 0 {
+            let profiled = cost::of_blocks(model, from, rows, length);
+            return (profiled, profiled);
+        }
+        self.in_sequence(model.blocks[from.index()..].iter().map(|block| block.cost(rows, length)))
+    }
+
+    /// Returns the mean and the promised device time of tasks in sequence.
+    fn in_sequence(&self, profiled: impl Iterator<Item = Nanos>) -> (Nanos, Nanos) {
+        let (mut mean, mut squares) = (Nanos::ZERO, 0);
+        for profiled in profiled {
+            mean += self.occupancy.mean(profiled);
+            squares += (self.occupancy.deviation(profiled).0 as u128).pow(2);
+        }
+        (mean, OccupancyEstimate::promised(mean, squares))
+    }
+
+    /// Returns the mean device time of one task.
+    pub(super) fn of_task(&self, block: &Block, rows: usize, length: u32) -> Nanos {
+        self.occupancy.mean(block.cost(rows, length))
+    }
+
+    /// Returns the mean device time of steps that are profiled to take `left`, in batches like one
+    /// that is profiled to take `step`.
+    pub(super) fn of_steps(&self, left: Nanos, step: Nanos) -> Nanos {
+        if self.occupancy.version() == 0 {
+            return left;
+        }
+        left.scale(self.occupancy.mean(step).0.cast_unsigned(), step.0.max(1).cast_unsigned())
+    }
+
+    /// Returns the part of a batch's device time that is wasted compared with batches of the target
+    /// size, in thousandths.
+    pub(super) fn waste(&self, rows: usize, cost: impl Fn(usize) -> Nanos) -> u64 {
+        let target = self.target.max(1);
+        let (own, best) = (i128::from(cost(rows).0), i128::from(cost(target).0));
+        let used = best * rows as i128 * 1_000 / (own * target as i128).max(1);
+        1_000 - used.clamp(0, 1_000) as u64
+    }
+
+    /// Returns the batch size for which requests are passed over.
+    pub(super) fn wanted_batch(&self) -> usize {
+        let short = (self.lost.permille().saturating_sub(100) * 5).min(1_000);
+        let part = self.target_part + (1_000 - self.target_part) * short / 1_000;
+        let target = (self.target as u64 * part / 1_000).max(1) as usize;
+        if self.lost.permille() > LOSING_PERMILLE { target } else { self.min_stable_batch.min(target) }
+    }
+
+    /// Records the start of a batch, which takes `cost` on average.
+    pub(super) fn on_start(&mut self, rows: usize, cost: Nanos) {
+        let (all, took) = self.recent;
+        let halved = 1 + u64::from(all > MEMORY);
+        self.recent = (all / halved + rows as u64, Nanos(took.0 / halved as i64) + cost);
+        self.lost.observe(rows, false);
+        self.started_rows += rows as u64;
+    }
+
+    /// Records lost rows.
+    pub(super) fn on_lost(&mut self, rows: usize) {
+        self.lost.observe(rows, true);
+        self.lost_rows += rows as u64;
+    }
+
+    /// Updates costs with what was learnt.
+    pub(super) fn refresh_costs(&mut self, model: &Model) {
+        if self.lost_rows > 0 && self.started_rows == 0 && self.occupancy.version() > 0 {
+            self.occupancy.fade();
+        }
+        (self.started_rows, self.lost_rows) = (0, 0);
+        if model.walk.is_unfolded() {
+            return;
+        }
+        if self.derived_from == self.occupancy.version() {
+            self.reach.refresh(model, |block, rows| self.occupancy.mean(block.profile.latency(rows)));
+            return;
+        }
+        self.derive(model);
+    }
+
+    /// Derives the costs of all batch sizes.
+    fn derive(&mut self, model: &Model) {
+        self.derived_from = self.occupancy.version();
+        self.reach.recompute(model, |block, rows| self.occupancy.mean(block.profile.latency(rows)));
+        let mut longest = Nanos::ZERO;
+        for rows in 1..=self.promised.len() {
+            let profiled = model.blocks.iter().map(|block| block.profile.latency(rows));
+            longest = longest.max(self.in_sequence(profiled).1);
+            self.promised[rows - 1] = longest;
+        }
+    }
+
+    /// Replaces everything that was derived from the profile.
+    pub(super) fn on_new_profile(&mut self, model: &Model) {
+        self.occupancy = OccupancyEstimate::default();
+        if !model.walk.is_unfolded() {
+            self.derive(model);
+        }
+    }
+
+    /// Updates what depends on the rate alone.
+    fn refresh_target(&mut self, now: Time, model: &Model, max_batch: usize) {
+        self.rate.catch_up(now);
+        let Some(rate) = self.rate.rate(now).filter(|_| !model.walk.is_unfolded()) else {
+            (self.target_load, self.recent_load) = (0, 0);
+            return;
+        };
+        let fits = |batch: usize| self.promised(batch) + rate.gather_time(batch) <= model.slo;
+        self.target = largest(max_batch, fits).max(1);
+        let spread = self.rate.spread_permille(now, model.slo).unwrap_or(1_000);
+        self.target_part = 1_000_u64.saturating_sub(spread * 9 / 5).max(TARGET_PART_MIN);
+        let known = self.rate.dispersion_permille(now).filter(|_| rate.window >= SECOND);
+        self.dispersion = known.unwrap_or(1_000).min(1_000);
+        self.recent_load = rate.load_permille(self.recent.0 as usize, self.recent.1);
+        self.target_load = match model.has_lengths() {
+            // The cost of the longest requests says little about the others.
+            true => self.recent_load,
+            false => rate.load_permille(self.target, self.mean(self.target)),
+        };
+    }
+
+    /// Finds the batch sizes that carry the rate, and that answer soonest, beside other models that
+    /// keep `others` thousandths of a device busy. `room` is the part of the devices, in
+    /// thousandths of one, that this model may use.
+    fn refresh_sizes(&mut self, now: Time, room: u64, others: u64, devices: u64) {
+        let Some(rate) = self.rate.rate(now) else { return };
+        let load = |batch: usize| rate.load_permille(batch, self.mean(batch));
+        let min_stable_batch = 1 + largest(self.target - 1, |batch| load(batch) > room);
+        let response_time = |batch: usize| {
+            let (cost, load) = (self.mean(batch), load(batch) + others);
+            match (1_000 * devices).saturating_sub(load) {
+                0 => Nanos(i64::MAX - batch as i64),
+                idle => {
+                    let queue = cost.scale(load * self.dispersion, idle * 2_000);
+                    cost + Nanos(rate.gather_time(batch - 1).0 / 2) + queue
+                }
+            }
+        };
+        let fastest = (1..=self.target).min_by_key(|&batch| response_time(batch));
+        self.fastest_batch = fastest.filter(|batch| *batch < self.target).unwrap_or(usize::MAX);
+        self.min_stable_batch = min_stable_batch;
+    }
+}
+
+/// The load of all models together.
+#[derive(Debug, Default)]
+pub(super) struct LoadEstimate {
+    scarcity: Scarcity,
+    /// Mean duration of a batch.
+    pub(super) mean_batch: Nanos,
+    /// Thousandths of a device that all models keep busy in batches like the recent ones.
+    pub(super) recent_load: u64,
+    /// The same in batches of the target size.
+    pub(super) target_load: u64,
+    /// Work of the recent tasks, in the device time that the best batches would have needed.
+    best_case_work: Nanos,
+    /// The part of the device time, in thousandths, that the best batches would have needed: a
+    /// moving mean over 8 refreshes.
+    pub(super) utilisation: u64,
+    refreshed: Time,
+}
+
+impl LoadEstimate {
+    /// Returns whether rates are to be updated.
+    pub(super) fn is_stale(&self, now: Time) -> bool {
+        now - self.refreshed >= REFRESH
+    }
+
+    /// Updates everything that depends on rates.
+    pub(super) fn refresh(&mut self, now: Time, models: &mut Models<UnifiedModel>, devices: usize) {
+        let span = (now - self.refreshed) * devices.max(1) as i64;
+        let used = self.best_case_work.scale(1_000, span.0.max(1).cast_unsigned()).0.max(0).cast_unsigned();
+        self.utilisation = (self.utilisation * 7 + used) / 8;
+        (self.refreshed, self.best_case_work) = (now, Nanos::ZERO);
+        for (_, served) in models.iter_mut() {
+            let max_batch = served.max_batch;
+            served.own.load.refresh_costs(&served.model);
+            served.own.load.refresh_target(now, &served.model, max_batch);
+        }
+        let sum = |of: fn(&ModelEstimate) -> u64| models.iter().map(|(_, served)| of(&served.load)).sum::<u64>();
+        let (target_load, recent_load) = (sum(|load| load.target_load), sum(|load| load.recent_load));
+        let devices = devices.max(1) as u64;
+        let (mut batches, mut work) = (1, Nanos::ZERO);
+        for (_, served) in models.iter_mut().filter(|(_, served)| !served.model.walk.is_unfolded()) {
+            let load = &mut served.own.load;
+            let room = UTILISATION_PERMILLE * devices * load.target_load / target_load.max(1);
+            load.refresh_sizes(now, room, recent_load - load.recent_load, devices);
+            let rows = load.rate.rate(now).map_or(0, |rate| rate.rows_in(SECOND));
+            batches += rows / load.min_stable_batch as u64;
+            work += load.mean(load.min_stable_batch).scale(rows, load.min_stable_batch as u64);
+        }
+        (self.recent_load, self.target_load) = (recent_load, target_load);
+        self.mean_batch = Nanos(work.0 / batches as i64);
+    }
+
+    /// Returns the price of device time, in parts of [`WHOLE`](crate::shard::scarcity::WHOLE).
+    pub(super) fn price(&self, now: Time) -> u64 {
+        self.scarcity.price(now, self.mean_batch)
+    }
+
+    /// Records rows that start, or that are passed over.
+    pub(super) fn observe(&mut self, rows: usize, passed: bool) {
+        self.scarcity.observe(rows, passed);
+    }
+
+    /// Records the start of a batch.
+    pub(super) fn on_start(&mut self, now: Time) {
+        self.scarcity.note_activity(now, self.mean_batch);
+    }
+
+    /// Records a task that the best batches would have run in `best`.
+    pub(super) fn on_task(&mut self, best: Nanos) {
+        self.best_case_work += best;
+    }
+}
+
+/// Returns the largest of `1..=max` that fits; 0 if none does. `fits` must be monotonic.
+fn largest(max: usize, fits: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, max);
+    while low < high {
+        let middle = (low + high).div_ceil(2);
+        if fits(middle) { low = middle } else { high = middle - 1 }
+    }
+    low
+}

@@ -1,0 +1,484 @@
+//! "unified": one scheduler for models of all walks, which keeps deadlines itself.
+//!
+//! Each model has a *former*. It offers a free device its next task, drops requests that no
+//! schedule can answer in time, and knows until when waiting for further requests pays. One
+//! *arbiter* chooses among the offers (`arbiter.rs`). A task is one block or one cell step; at its
+//! end everything is decided anew, so catching up, merging, preemption and turns are all the same
+//! decision.
+//!
+//! `batches.rs` forms batches of whole models and chains, `padded.rs` those of requests of
+//! different lengths, `cells.rs` the steps of cells. All costs come from `occupancy.rs`: what tasks
+//! were profiled to take, corrected by what they took.
+//!
+//! Nothing here is published; `docs/internals/scheduler.md` tells the rule on one page.
+
+mod arbiter;
+mod batches;
+mod cells;
+mod load;
+mod occupancy;
+mod padded;
+
+use crate::knobs::{BuildError, Knobs};
+use crate::parts::cells::{self as cell_parts, CellRules, Cells, Join, Leave};
+use crate::parts::cohorts::{CohortId, Cohorts};
+use crate::parts::devices::Devices;
+use crate::parts::models::{BatchOptions, ModelEntry, Models};
+use crate::parts::play::Play;
+use crate::parts::queue::{Queue, QueueOrder};
+use crate::parts::requests::{RequestState, Requests};
+use crate::parts::tasks::Tasks;
+use crate::policies::{DROP, MAX_BATCH};
+use crate::policy::{Chains, Form, Needs, Policy};
+use crate::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
+use arbiter::{ONE, OfferedTask, TaskOffer};
+use load::{LoadEstimate, ModelEstimate};
+use padded::LengthGroups;
+use ripieno_base::{DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
+use ripieno_model::{DropRule, Graph, Model, Walk};
+
+pub(crate) const POLICY: Policy = Policy {
+    name: "unified",
+    source: "Ripieno; no paper",
+    summary: "one rule for models of all walks: the offer goes first whose going first costs the others less",
+    walks: &Walk::ALL,
+    chains: Chains::Any,
+    knobs: &[MAX_BATCH, DROP],
+    needs: |_| Needs { nodes: true, keeps_deadlines: true, learns_occupancy: true, ..Needs::ONE_TASK },
+    served: &[],
+    form: Form::OnePiece(build),
+};
+
+/// Cost of a request that is late, in SLOs of waiting: a lost request outweighs nearly any wait.
+const LATE_COST: i128 = 100;
+/// Factor on the share of lost rows in the cost of the next one, so that losses are shared among
+/// models.
+const LOSS_WEIGHT: i128 = 100;
+/// Upper bound on the factor by which little slack raises the weight of a request.
+const SLACK_WEIGHT: i128 = 100;
+/// Weight of an age of one SLO, relative to the weight of a new request with all of its slack.
+const AGE_WEIGHT: i128 = 2;
+/// Mean batches of other models that a model expects to wait for a device, if all load is theirs.
+const BLOCKING_BATCHES: u64 = 2;
+
+type UnifiedEntry = ModelEntry<UnifiedModel>;
+
+/// State of a model.
+#[derive(Debug)]
+pub(super) struct UnifiedModel {
+    load: ModelEstimate,
+    queue: Queue,
+    /// Number of devices that hold batches of it.
+    devices: usize,
+    /// Time for which other models are expected to keep a device busy when this one needs it.
+    blocking: Nanos,
+    /// Start of the last batch.
+    started: Time,
+    /// Waiting requests divided by length; none unless requests are padded.
+    groups: Option<LengthGroups>,
+}
+
+/// State of a device.
+#[derive(Clone, Debug)]
+struct UnifiedDevice {
+    running: Option<TaskInFlight>,
+    /// Cohorts on the device, including the running one; later ones catch up with earlier ones.
+    held: Vec<CohortId>,
+    /// Expected end of everything that it holds.
+    free_at: Time,
+}
+
+/// A task in flight.
+#[derive(Clone, Copy, Debug)]
+struct TaskInFlight {
+    task: TaskId,
+    /// The cohort that runs; none for a step of cells.
+    cohort: Option<CohortId>,
+    model: ModelId,
+    started: Time,
+    profiled: Nanos,
+}
+
+struct UnifiedScheduler {
+    models: Models<UnifiedModel>,
+    requests: Requests,
+    cohorts: Cohorts<()>,
+    tasks: Tasks,
+    cells: Cells,
+    devices: Devices<UnifiedDevice>,
+    play: Play,
+    load: LoadEstimate,
+    /// Answers since the last settle.
+    pending: Outbox,
+    /// Starts of cells, before their ids are those of devices.
+    inner: Outbox,
+    wakeup: Time,
+    // Scratch.
+    offers: Vec<TaskOffer>,
+    stack: Vec<CohortId>,
+    returned: Vec<RequestSlot>,
+}
+
+fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
+    cell_parts::check(setup)?;
+    let options = BatchOptions::read(setup, knobs, DropRule::Hopeless)?;
+    let limits = &setup.limits;
+    let device = || UnifiedDevice { running: None, held: Vec::with_capacity(limits.batch), free_at: Time::ORIGIN };
+    let mut serving = UnifiedScheduler {
+        models: Models::new(limits, options.clone()),
+        requests: Requests::new(limits.requests),
+        cohorts: Cohorts::new(limits.requests),
+        tasks: Tasks::new(limits),
+        cells: Cells::new(limits, setup.devices, options),
+        devices: Devices::new(limits, setup.devices, device),
+        play: Play::new(limits),
+        load: LoadEstimate::default(),
+        pending: Outbox::new(limits),
+        inner: Outbox::new(limits),
+        wakeup: Time::NEVER,
+        offers: Vec::new(),
+        stack: Vec::with_capacity(limits.requests + 1),
+        returned: Vec::with_capacity(limits.requests),
+    };
+    for (model, id) in setup.models.iter().zip(0..) {
+        serving.load_model(ModelId(id), model.clone());
+    }
+    Ok(Box::new(serving))
+}
+
+impl UnifiedScheduler {
+    fn load_model(&mut self, id: ModelId, model: Model) {
+        let unfolds = model.walk.is_unfolded();
+        if unfolds {
+            let rules = CellRules {
+                merges: false,
+                max_tasks: 1,
+                join: Join::AtOnce,
+                leave: Leave::AtItsEnd,
+                pads_output: false,
+                window: Nanos::ZERO,
+                merge_per_node: Nanos::ZERO,
+            };
+            self.cells.load(id, model.clone(), rules);
+        }
+        // A model offers each of its cell types, or each group of lengths, and late requests.
+        self.offers.reserve_exact(self.models.len() * 3 + padded::MOST_GROUPS + model.blocks.len());
+        self.models.load(id, model, |model, max_batch| UnifiedModel {
+            load: ModelEstimate::new(model, max_batch),
+            queue: Queue::default(),
+            devices: 0,
+            blocking: Nanos::ZERO,
+            started: Time::ORIGIN,
+            groups: (!unfolds && model.has_lengths()).then(|| LengthGroups::new(max_batch)),
+        });
+    }
+
+    fn present(&self) -> usize {
+        self.devices.iter().filter(|(_, device)| device.present).count()
+    }
+
+    /// Returns the cost of one row that waits for `age` already and can still wait for `slack`, per
+    /// nanosecond: the less slack, and the more age, the higher.
+    fn weight(served: &UnifiedEntry, age: Nanos, slack: Nanos) -> i128 {
+        let slo = i128::from(served.model.slo.0.max(1));
+        let each = ONE / slo;
+        let by_slack = match slack >= Nanos::ZERO {
+            true => each * slo / i128::from(slack.0).max(slo / SLACK_WEIGHT).max(1),
+            false => each,
+        };
+        by_slack + each * AGE_WEIGHT * i128::from(age.0) / slo
+    }
+
+    /// Returns the cost of a late row of a model: higher where many were lost recently.
+    fn late_cost(served: &UnifiedEntry) -> i128 {
+        ONE * LATE_COST * (1_000 + i128::from(served.load.lost.permille()) * LOSS_WEIGHT) / 1_000
+    }
+
+    /// Returns the time until the next device other than this one is free.
+    fn others_free(&self, now: Time, device: DeviceId) -> Nanos {
+        let others = self.devices.iter().filter(|(id, other)| *id != device && other.present);
+        let free_at =
+            others.map(|(_, other)| if other.held.is_empty() && other.running.is_none() { now } else { other.free_at });
+        free_at.min().map_or(Nanos::MAX, |at| (at - now).max(Nanos::ZERO))
+    }
+
+    fn refresh(&mut self, now: Time) {
+        if !self.load.is_stale(now) {
+            return;
+        }
+        let devices = self.present();
+        self.load.refresh(now, &mut self.models, devices);
+        let UnifiedScheduler { load, models, .. } = self;
+        let all = load.recent_load.max(1);
+        for (_, served) in models.iter_mut() {
+            let others = load.recent_load - served.load.recent_load;
+            served.own.blocking = load.mean_batch.scale(BLOCKING_BATCHES * others, all * devices.max(1) as u64);
+        }
+    }
+
+    /// Gives a free device its next task; returns whether there was one. `idle` devices are free,
+    /// including this one.
+    fn give(&mut self, now: Time, device: DeviceId, idle: usize, out: &mut Outbox) -> bool {
+        self.drop_overtaken(now, device);
+        self.offers.clear();
+        for id in (0..self.models.len() as u16).map(ModelId) {
+            match self.models.find(id).map(|served| served.model.walk.is_unfolded()) {
+                None => {}
+                Some(true) => self.offer_cells(now, device, id),
+                Some(false) => self.offer_batches(now, device, id, idle),
+            }
+        }
+        let others_free = self.others_free(now, device);
+        let chosen = arbiter::choose(now, &self.offers, others_free, self.load.utilisation)
+            .or_else(|| self.offer_overdue(now, device, idle));
+        let Some(TaskOffer { model, task, span, .. }) = chosen else { return false };
+        let cohort = match task {
+            OfferedTask::Cell(block) => {
+                self.start_cell(now, device, model, block, out);
+                self.devices[device].free_at = now + span;
+                return true;
+            }
+            OfferedTask::Batch { first, rows } => self.open_batch(now, device, model, first, rows),
+            OfferedTask::Join { rows } => {
+                let first = self.models.get(model).queue.head().expect("newcomers join");
+                self.open_batch(now, device, model, first, rows)
+            }
+            OfferedTask::Group(number) => self.open_group(now, device, model, number),
+            OfferedTask::Resume(cohort) => cohort,
+            OfferedTask::Overdue => self.open_overdue(now, device, model),
+        };
+        self.start_cohort(now, device, cohort, out);
+        true
+    }
+
+    /// Starts the block of a cohort.
+    fn start_cohort(&mut self, now: Time, device: DeviceId, cohort: CohortId, out: &mut Outbox) {
+        let UnifiedScheduler { cohorts, tasks, devices, models, requests, load, .. } = self;
+        let held = cohorts.get(cohort);
+        let (id, block, length) = (held.model, held.block, held.length);
+        let task = cohorts.run(cohort, tasks, (device, LaneId(0)), false);
+        let rows = requests.rows(tasks.members(task));
+        let served = models.get_mut(id);
+        served.own.load.reach.on_start(block, rows);
+        let of_block = &served.model.blocks[block.index()];
+        let best = served.load.target.max(1);
+        load.on_task(served.load.of_task(of_block, best, length).scale(rows as u64, best as u64));
+        let (whole, _) = served.load.of_blocks(&served.model, block, rows, length);
+        let state = &mut devices[device];
+        state.free_at = now + state.takes(whole);
+        let profiled = of_block.cost(rows, length);
+        state.running = Some(TaskInFlight { task, cohort: Some(cohort), model: id, started: now, profiled });
+        out.push(with_id(tasks.start(task, now), device));
+    }
+
+    /// Ends the task of a device.
+    fn end_task(&mut self, now: Time, device: DeviceId, done: &TaskDone<'_>) {
+        let running = self.devices[device].running.take().expect("the device runs a task");
+        let served = self.models.get_mut(running.model);
+        if done.outcome == Outcome::Ok {
+            let measured = self.devices[device].by_profile(now - running.started);
+            served.own.load.occupancy.observe(running.profiled, measured);
+        }
+        match running.cohort {
+            None => self.cells.task_done(&TaskDone { task: running.task, ..*done }),
+            Some(cohort) => self.end_block(device, running.task, cohort, done),
+        }
+    }
+
+    /// Ends the block of a cohort, which merges with another one that is before the same block.
+    fn end_block(&mut self, device: DeviceId, task: TaskId, cohort: CohortId, done: &TaskDone<'_>) {
+        let UnifiedScheduler { cohorts, tasks, models, requests, pending, devices, returned, .. } = self;
+        let id = cohorts.get(cohort).model;
+        let goes_on = match done.outcome {
+            Outcome::DeviceLost | Outcome::Cancelled => {
+                cohorts.drain(cohort, |slot| returned.push(slot));
+                false
+            }
+            Outcome::Ok | Outcome::Failed => {
+                cohorts.report(cohort, tasks.members(task), &models.get(id).model, done);
+                cohorts.advance(cohort, |slot| match done.outcome {
+                    Outcome::Ok => requests.finish(slot, pending),
+                    _ => requests.reject(slot.0, Why::Failed, pending),
+                })
+            }
+        };
+        tasks.close(task);
+        let held = &mut devices[device].own.held;
+        let mut gone = !goes_on;
+        if goes_on && models.get(id).groups.is_none() {
+            let block = cohorts.get(cohort).block;
+            let meets = |&other: &CohortId| {
+                let at = cohorts.get(other);
+                other != cohort && (at.model, at.block, at.runs) == (id, block, false)
+            };
+            if let Some(other) = held.iter().copied().find(meets) {
+                cohorts.merge(cohort, other);
+                gone = true;
+            }
+        }
+        if gone {
+            held.retain(|&other| other != cohort);
+            let left = held.iter().any(|&other| cohorts.get(other).model == id);
+            models.get_mut(id).own.devices -= usize::from(!left);
+        }
+        self.take_back();
+    }
+
+    /// Puts the members of lost batches back into their queues.
+    fn take_back(&mut self) {
+        while let Some(slot) = self.returned.pop() {
+            let model = self.requests.get(slot.0).model;
+            let served = self.models.get_mut(model);
+            match self.requests.why_over(slot.0, served.retired) {
+                Some(why) => self.requests.reject(slot.0, why, &mut self.pending),
+                None => served.own.queue.push(&mut self.requests, slot.0, QueueOrder::Deadline),
+            }
+        }
+    }
+
+    /// Returns the requests of an absent device that runs nothing.
+    fn release(&mut self, device: DeviceId) {
+        if self.devices[device].present || self.devices[device].running.is_some() {
+            return;
+        }
+        while let Some(cohort) = self.devices[device].held.pop() {
+            let id = self.cohorts.get(cohort).model;
+            let left = self.devices[device].held.iter().any(|&other| self.cohorts.get(other).model == id);
+            self.models.get_mut(id).own.devices -= usize::from(!left);
+            self.cohorts.drain(cohort, |slot| self.returned.push(slot));
+        }
+        self.take_back();
+    }
+
+    fn cancel(&mut self, slot: RequestSlot) {
+        match self.requests.state(slot.0) {
+            RequestState::Waiting | RequestState::Overdue => {
+                let model = self.requests.get(slot.0).model;
+                self.models.get_mut(model).own.queue.remove(&mut self.requests, slot.0);
+                self.requests.reject(slot.0, Why::Cancelled, &mut self.pending);
+            }
+            RequestState::Running | RequestState::Unwanted => self.requests.disown(slot.0),
+            // It is in no batch, so it walks through cells.
+            RequestState::Free => self.cells.withdraw(slot, Why::Cancelled),
+        }
+    }
+}
+
+/// Returns a start under the id of its device, which runs one task at a time: batches and cells
+/// number their tasks independently.
+fn with_id(start: Action, device: DeviceId) -> Action {
+    match start {
+        Action::Start { model, block, device, lane, length, not_before, .. } => {
+            Action::Start { task: TaskId(device.0.into()), model, block, device, lane, length, not_before }
+        }
+        other => unreachable!("{other:?} starts nothing on {device:?}"),
+    }
+}
+
+impl Scheduler for UnifiedScheduler {
+    fn on_graph(&mut self, request: RequestSlot, graph: &Graph) {
+        self.cells.insert_graph(request, graph);
+    }
+
+    fn on_request(&mut self, now: Time, request: &Request) {
+        let served = self.models.of_newcomer(request);
+        served.own.load.rate.record(now, request.rows);
+        if served.model.walk.is_unfolded() {
+            self.cells.arrive(request);
+            return;
+        }
+        self.requests.insert(request);
+        served.own.queue.push(&mut self.requests, request.slot.0, QueueOrder::Deadline);
+    }
+
+    fn on_task_done(&mut self, now: Time, done: &TaskDone<'_>) {
+        let device = DeviceId(done.task.0 as u16);
+        self.end_task(now, device, done);
+        self.release(device);
+    }
+
+    fn on_control(&mut self, _now: Time, control: Control) {
+        match control {
+            Control::DeviceJoined(device) => {
+                self.devices.join(device);
+                self.cells.join_device(device);
+            }
+            Control::DeviceLeft(device) => {
+                self.devices.leave(device);
+                self.cells.leave_device(device);
+                self.release(device);
+            }
+            Control::DeviceSlowed { device, percent } => {
+                self.devices.slow(device, percent);
+                self.cells.slow_device(device, percent);
+            }
+            Control::ModelLoaded(id, model) => self.load_model(id, *model),
+            Control::ModelUnloaded(id) => {
+                let served = self.models.get_mut(id);
+                served.retired = true;
+                if served.model.walk.is_unfolded() {
+                    self.cells.retire(id);
+                } else {
+                    served.own.queue.reject_all(&mut self.requests, Why::Unloaded, &mut self.pending);
+                }
+            }
+            Control::ProfileReplaced { model, block, profile } => {
+                let served = self.models.replace_profile(model, block, profile.clone());
+                let (of_model, own) = (&served.model, &mut served.own);
+                own.load.on_new_profile(of_model);
+                if of_model.walk.is_unfolded() {
+                    self.cells.replace_profile(model, block, profile);
+                }
+            }
+            Control::Cancelled(slot) => self.cancel(slot),
+        }
+    }
+
+    fn settle(&mut self, now: Time, out: &mut Outbox) {
+        self.refresh(now);
+        self.drop_hopeless(now);
+        let models = &mut self.models;
+        self.cells.drop_late(now, |model| models.get_mut(model).own.load.on_lost(1));
+        self.wakeup = Time::NEVER;
+        let is_free = |device: &UnifiedDevice| device.running.is_none();
+        let mut idle = self.devices.iter().filter(|(_, device)| device.present && is_free(device)).count();
+        // Newcomers go to devices with nothing begun first.
+        for begun in [false, true] {
+            let mut none_offered = false;
+            for device in self.devices.ids() {
+                let state = &self.devices[device];
+                // Equal idle devices are offered the same.
+                let same = none_offered && !begun && state.percent == 100;
+                if !state.present || !is_free(state) || state.held.is_empty() == begun || same {
+                    continue;
+                }
+                let given = self.give(now, device, idle, out);
+                none_offered |= !given;
+                idle -= usize::from(given);
+            }
+        }
+        // A wide request that a batch has left at the head may be hopeless long before others.
+        self.drop_hopeless(now);
+        self.pending.move_to(out);
+        self.cells.flush(out);
+    }
+
+    fn next_wakeup(&self) -> Time {
+        self.wakeup.min(self.next_drop()).min(self.cells.next_drop())
+    }
+
+    fn members(&self, task: TaskId) -> &[RequestSlot] {
+        match self.devices[DeviceId(task.0 as u16)].running {
+            Some(TaskInFlight { task, cohort: Some(_), .. }) => self.tasks.members(task),
+            Some(TaskInFlight { task, cohort: None, .. }) => self.cells.members(task),
+            None => &[],
+        }
+    }
+
+    fn nodes(&self, task: TaskId) -> &[u32] {
+        match self.devices[DeviceId(task.0 as u16)].running {
+            Some(TaskInFlight { task, cohort: None, .. }) => self.cells.nodes(task),
+            _ => &[],
+        }
+    }
+}

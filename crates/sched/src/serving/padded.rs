@@ -1,0 +1,179 @@
+//! The former of models whose requests are padded to the longest of their batch.
+//!
+//! The most urgent waiting requests, sorted by length, are cut into groups so that the total wait
+//! is least if the groups run one after the other, the shortest first, and further requests wait
+//! meanwhile: exactly, by dynamic programming. A group makes none of its requests late that would
+//! be in time alone. Each group is an offer; the arbiter chooses by weight, time and deadlines, as
+//! among any offers.
+
+use super::UnifiedScheduler;
+use super::arbiter::{OfferedTask, TaskOffer};
+use crate::parts::cohorts::CohortId;
+use ripieno_base::{BlockId, DeviceId, ModelId, Time};
+use ripieno_model::DropRule;
+
+/// Number of largest batches that are divided, and of requests.
+const MOST_BATCHES: usize = 4;
+const MOST_REQUESTS: usize = 160;
+/// Bound on the number of groups.
+pub(super) const MOST_GROUPS: usize = MOST_REQUESTS;
+/// Upper bound on the load by which further arrivals are weighed, in thousandths.
+const MOST_LOAD: u64 = 950;
+
+/// A waiting request.
+#[derive(Clone, Copy, Debug)]
+struct PaddedRequest {
+    length: u32,
+    rows: u32,
+    slot: u32,
+    /// The time by which its group must end; none if it is late even alone.
+    due: Time,
+}
+
+/// The requests of a model that were divided last, and the ends of the groups.
+#[derive(Debug)]
+pub(super) struct LengthGroups {
+    most: usize,
+    members: Vec<PaddedRequest>,
+    ends: Vec<usize>,
+    /// Scratch: from each member on, the least total wait, and the end of its group.
+    best: Vec<(i128, usize)>,
+}
+
+impl LengthGroups {
+    pub(super) fn new(max_batch: usize) -> LengthGroups {
+        let most = (MOST_BATCHES * max_batch).min(MOST_REQUESTS);
+        LengthGroups {
+            most,
+            members: Vec::with_capacity(most),
+            ends: Vec::with_capacity(most),
+            best: Vec::with_capacity(most + 1),
+        }
+    }
+
+    /// Returns the members of a group.
+    fn group(&self, number: usize) -> &[PaddedRequest] {
+        let start = if number == 0 { 0 } else { self.ends[number - 1] };
+        &self.members[start..self.ends[number]]
+    }
+}
+
+impl UnifiedScheduler {
+    /// Adds the offers of a model for a free device.
+    pub(super) fn offer_groups(&mut self, now: Time, device: DeviceId, id: ModelId) {
+        let mut groups = self.models.get_mut(id).own.groups.take().expect("requests are padded");
+        self.collect(now, device, id, &mut groups);
+        self.divide(now, device, id, &mut groups);
+        let served = self.models.get(id);
+        for number in 0..groups.ends.len() {
+            let members = groups.group(number);
+            let rows: usize = members.iter().map(|member| member.rows as usize).sum();
+            let length = members[members.len() - 1].length;
+            let state = &self.devices[device];
+            let (mean, promised) = served.load.of_blocks(&served.model, BlockId(0), rows, length);
+            let outlook = self.outlook(now, id, members.iter().map(|member| member.slot), state.takes(promised));
+            let cost = |rows: usize| served.load.of_blocks(&served.model, BlockId(0), rows, length).0;
+            let offer = TaskOffer {
+                span: state.takes(served.load.of_task(&served.model.blocks[0], rows, length)),
+                whole: state.takes(mean),
+                // A group larger than the target wastes nothing.
+                waste: if rows < served.load.target { served.load.waste(rows, cost) } else { 0 },
+                ..self.offer(id, OfferedTask::Group(number), outlook)
+            };
+            self.offers.push(offer);
+        }
+        self.models.get_mut(id).own.groups = Some(groups);
+    }
+
+    /// Collects the most urgent requests, by length; drops those that are late even alone, and
+    /// leaves those to other devices that are late only on this one.
+    fn collect(&mut self, now: Time, device: DeviceId, id: ModelId, groups: &mut LengthGroups) {
+        let UnifiedScheduler { models, requests, pending, load, devices, .. } = self;
+        let served = models.get_mut(id);
+        let drop = served.drop;
+        groups.members.clear();
+        let mut next = served.queue.head();
+        while let Some(slot) = next.filter(|_| groups.members.len() < groups.most) {
+            next = requests.links.next(slot);
+            let request = requests.get(slot);
+            let (length, rows, deadline) = (request.extent.length, request.rows, request.deadline);
+            let alone = served.load.of_blocks(&served.model, BlockId(0), rows as usize, length).1;
+            let late = now + devices[device].takes(alone) > deadline;
+            if drop != DropRule::Never && now + alone > deadline {
+                served.own.queue.pass_over(requests, now, slot, drop, pending);
+                served.own.load.on_lost(rows as usize);
+                load.observe(rows as usize, true);
+            } else if drop != DropRule::Hopeless || !late {
+                groups.members.push(PaddedRequest {
+                    length,
+                    rows,
+                    slot,
+                    due: if late { Time::NEVER } else { deadline },
+                });
+            }
+        }
+        groups.members.sort_unstable_by_key(|member| (member.length, member.slot));
+    }
+
+    /// Cuts the members into the groups with the least total wait.
+    fn divide(&self, now: Time, device: DeviceId, id: ModelId, groups: &mut LengthGroups) {
+        let served = self.models.get(id);
+        let LengthGroups { members, ends, best, .. } = groups;
+        let (count, most) = (members.len(), served.max_batch);
+        let devices = self.present().max(1);
+        // The nearer the devices are to saturation, the more requests arrive while groups run.
+        let load = (self.load.target_load / devices as u64).min(MOST_LOAD);
+        let waiting: u64 = members.iter().map(|member| u64::from(member.rows)).sum();
+        let arriving = i128::from(waiting * load / (1_000 - load));
+        best.clear();
+        best.resize(count + 1, (0, count));
+        let mut behind = 0;
+        for from in (0..count).rev() {
+            behind += i128::from(members[from].rows);
+            let (mut rows, mut due, mut least) = (0, Time::NEVER, (i128::MAX, from + 1));
+            for to in from..count {
+                rows += members[to].rows as usize;
+                due = due.min(members[to].due);
+                if rows > most && to > from {
+                    break;
+                }
+                let (takes, promised) = served.load.of_blocks(&served.model, BlockId(0), rows, members[to].length);
+                if to > from && now + self.devices[device].takes(promised) > due {
+                    break;
+                }
+                // The group's own rows wait on one device, all others on any.
+                let waits = rows as i128 * devices as i128 + behind - rows as i128 + arriving;
+                let wait = i128::from(takes.0) * waits + best[to + 1].0;
+                least = least.min((wait, to + 1));
+            }
+            best[from] = least;
+        }
+        ends.clear();
+        let mut at = 0;
+        while at < count {
+            at = best[at].1;
+            ends.push(at);
+        }
+    }
+
+    /// Moves a group from the queue into a cohort on a device.
+    pub(super) fn open_group(&mut self, now: Time, device: DeviceId, id: ModelId, number: usize) -> CohortId {
+        let UnifiedScheduler { models, requests, cohorts, load, .. } = self;
+        let served = models.get_mut(id);
+        let groups = served.own.groups.take().expect("requests are padded");
+        let cohort = cohorts.open(id, ());
+        let (mut rows, mut length) = (0, 1);
+        for member in groups.group(number) {
+            served.own.queue.remove(requests, member.slot);
+            cohorts.push(cohort, requests.get(member.slot));
+            (rows, length) = (rows + member.rows as usize, member.length);
+        }
+        let (mean, _) = served.load.of_blocks(&served.model, BlockId(0), rows, length);
+        served.own.load.on_start(rows, mean);
+        served.own.groups = Some(groups);
+        load.observe(rows, false);
+        load.on_start(now);
+        self.hold(device, id, cohort);
+        cohort
+    }
+}

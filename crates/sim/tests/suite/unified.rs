@@ -1,0 +1,161 @@
+//! "unified" on small examples that can be checked by hand, and on one server with models of every
+//! walk.
+
+use expect_test::{Expect, expect};
+use ripieno_base::{ModelId, Nanos, Time};
+use ripieno_model::{Block, Model, Profile, Walk};
+use ripieno_sched::{Limits, Objective, Options, Setup, build, find};
+use ripieno_sim::checkers::Checkers;
+use ripieno_sim::{Arrival, Scenario, Trace, World, simulate_at};
+
+const MS: fn(i64) -> Nanos = Nanos::from_millis;
+
+/// Returns a model of this name that takes `alpha` ms a row and `beta` ms a batch.
+fn model(name: &str, alpha: f64, beta: f64, slo_ms: i64) -> Model {
+    Model::whole(name, Profile::linear(alpha, beta, 8).unwrap(), MS(slo_ms))
+}
+
+/// Runs arrivals of (ms, model) on one device, and compares its tasks.
+fn check(models: Vec<Model>, arrivals: &[(i64, u16)], expected: Expect) {
+    let limits = Limits { requests: 64, models: models.len(), devices: 1, lanes: 1, depth: 1, batch: 8, nodes: 64 };
+    let setup = Setup { models, devices: 1, limits };
+    let mut scheduler = build("unified", &setup, &Options::new()).unwrap();
+    let (mut trace, mut checkers) = (Trace::new(&setup.models), Checkers::new(&setup));
+    let arrivals = arrivals.iter().map(|&(at, id)| {
+        let at = Time::ORIGIN + MS(at);
+        Arrival::new(at, ModelId(id), at + setup.models[usize::from(id)].slo)
+    });
+    World::new(scheduler.as_mut(), &setup).run(arrivals, [], &mut [&mut trace, &mut checkers]);
+    checkers.finish();
+    expected.assert_eq(&trace.tasks_csv());
+}
+
+#[test]
+fn an_idle_device_starts_at_once_and_the_next_batch_holds_all_that_came() {
+    check(
+        vec![model("m", 1.0, 5.0, 40)],
+        &[(0, 0), (1, 0), (2, 0), (3, 0)],
+        expect![[r#"
+        start_ms,end_ms,device,model,block,members
+        0,6,0,m,m,1
+        6,14,0,m,m,2 3 4
+    "#]],
+    );
+}
+
+/// Both wait when the device becomes free at 12 ms. The short one has more weight by time; the long
+/// one goes first only where it would be late otherwise.
+#[test]
+fn the_shorter_offer_goes_first_unless_the_other_would_be_late() {
+    let (blocker, short) = (model("blocker", 0.0, 12.0, 100), model("short", 0.0, 2.0, 100));
+    let long = |slo_ms| model("long", 0.0, 30.0, slo_ms);
+    let arrivals = [(0, 0), (1, 1), (1, 2)];
+    check(
+        vec![blocker.clone(), short.clone(), long(100)],
+        &arrivals,
+        expect![[r#"
+        start_ms,end_ms,device,model,block,members
+        0,12,0,blocker,blocker,1
+        12,14,0,short,short,2
+        14,44,0,long,long,3
+    "#]],
+    );
+    check(
+        vec![blocker, short, long(42)],
+        &arrivals,
+        expect![[r#"
+        start_ms,end_ms,device,model,block,members
+        0,12,0,blocker,blocker,1
+        12,42,0,long,long,3
+        42,44,0,short,short,2
+    "#]],
+    );
+}
+
+/// The chain's second request arrives during the first block and joins before the third.
+#[test]
+fn a_newcomer_catches_up_with_a_chain_where_all_end_sooner() {
+    let block = |name: &str, beta| Block::new(name, Profile::linear(0.0, beta, 8).unwrap());
+    let blocks = vec![block("a", 1.0), block("b", 1.0), block("c", 20.0)];
+    let chain = Model { walk: Walk::Chain, blocks, ..model("chain", 0.0, 22.0, 100) };
+    check(
+        vec![chain],
+        &[(0, 0), (0, 0), (1, 0)],
+        expect![[r#"
+        start_ms,end_ms,device,model,block,members
+        0,1,0,chain,a,1 2
+        1,2,0,chain,a,3
+        2,3,0,chain,b,1 2 3
+        3,23,0,chain,c,1 2 3
+    "#]],
+    );
+}
+
+const EVERY_WALK: &str = "
+    seed = 5
+    rate = 1
+    requests = 20000
+    [cluster]
+    devices = 2
+    [[model]]
+    name = 'whole'
+    alpha_ms = 0.5
+    beta_ms = 4
+    slo_ms = 60
+    share = 4
+    [[model]]
+    name = 'chain'
+    walk = 'chain'
+    slo_ms = 80
+    share = 3
+    [[model.block]]
+    name = 'a'
+    alpha_ms = 0.4
+    beta_ms = 2
+    exit_share = 0.3
+    [[model.block]]
+    name = 'b'
+    alpha_ms = 0.6
+    beta_ms = 3
+    [[model]]
+    name = 'padded'
+    slo_ms = 100
+    share = 2
+    lengths = { kind = 'lognormal', mu = 3.5, sigma = 0.6, min = 8, max = 128 }
+    max_batch = 16
+    by_length = [{ length = 16, alpha_ms = 0.2, beta_ms = 1.0 }, { length = 128, alpha_ms = 1.6, beta_ms = 2.0 }]
+    [[model]]
+    name = 'cells'
+    walk = 'repeat'
+    slo_ms = 120
+    share = 1
+    lengths = { kind = 'lognormal', mu = 2.4, sigma = 0.5, min = 4, max = 24 }
+    [[model.block]]
+    name = 'cell'
+    alpha_ms = 0.05
+    beta_ms = 0.8
+    max_batch = 16
+";
+
+/// Four models of different walks share two devices: at a load that the server's earlier choice of
+/// one policy does not carry, each of them keeps its SLO.
+#[test]
+fn models_of_every_walk_share_devices() {
+    let scenario = |policy: Option<&str>| {
+        let mut scenario = Scenario::parse(EVERY_WALK, "every-walk.toml").unwrap();
+        match policy {
+            Some(policy) => scenario.serve_under(find(policy).unwrap(), Options::new()),
+            None => drop(scenario.serve(Objective::Latency)),
+        }
+        scenario
+    };
+    let rate = 2_200.0;
+    for policy in [Some("unified"), None] {
+        let summary = simulate_at(&scenario(policy), rate, None).unwrap();
+        for model in &summary.models {
+            println!("{policy:?} {}: bad {:.4}", model.name, model.figures.bad_rate);
+        }
+    }
+    let worst = |policy| simulate_at(&scenario(policy), rate, None).unwrap().worst_bad_rate;
+    assert!(worst(Some("unified")) <= 0.01 && worst(None) > 0.01);
+}
