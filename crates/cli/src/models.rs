@@ -9,7 +9,7 @@ use anyhow::bail;
 use clap::{Args, Command, FromArgMatches, ValueEnum};
 use ripieno_report::Format;
 use ripieno_repository::staging::stage;
-use ripieno_repository::{LoadTarget, ModelReport, inspect, profile};
+use ripieno_repository::{LoadTarget, ModelReport, found_instead, inspect, profile};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
@@ -145,8 +145,9 @@ fn try_stages(args: &ProfileArgs, target: &LoadTarget) -> anyhow::Result<()> {
 /// Returns the advice for a repository without a model.
 pub(crate) fn nothing_in(repository: &Path) -> String {
     let shown = repository.display();
+    let instead = found_instead(repository).map_or_else(String::new, |found| format!(" ({found})"));
     format!(
-        "{shown} holds no models; put one at {shown}/NAME/1/model.onnx, or see `ripieno demo`, which brings its own"
+        "{shown} holds no models{instead}; put one at {shown}/NAME/1/model.onnx, or see `ripieno demo`, which brings its own"
     )
 }
 

@@ -15,6 +15,7 @@ use crate::try_command::easiest;
 use anyhow::{Context, bail};
 use clap::{ArgAction, Args, ValueEnum};
 use ripieno_report::Format;
+use ripieno_repository::scan::scan;
 use ripieno_repository::{ModelControl, ModelReport, ModelWalk, RepositoryPoll};
 use ripieno_sched::{Choice, Limits, ModelKind, Options, choose, find, served_options};
 use ripieno_server::{Addresses, ErrorProfile, ServerConfig};
@@ -100,7 +101,8 @@ pub(crate) struct ServeArgs {
     server_name: String,
 
     /// Not ready while a model of the repository cannot be served. A model that was unloaded does
-    /// not count, nor does one that still serves an earlier version.
+    /// not count, nor does one that still serves an earlier version. While no model serves, the
+    /// server is not ready in any case.
     #[arg(long, value_name = "true|false", default_value_t = true, action = ArgAction::Set)]
     strict_readiness: bool,
 
@@ -110,7 +112,9 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_enum, default_value = "ripieno")]
     error_profile: ErrorProfileArg,
 
-    /// Exit with code 1 if a model cannot be served at the start, or if there is none.
+    /// Exit with code 1 if a model cannot be served at the start. Where none can be, serve exits in
+    /// any case, unless models may come later: with --model-control-mode explicit or poll, --poll-s
+    /// or --load-overrides.
     #[arg(long)]
     exit_on_error: bool,
 
@@ -250,6 +254,28 @@ impl ServeArgs {
         let default = (self.model_control_mode == Some(ControlMode::Poll)).then_some(DEFAULT_POLL_S);
         self.poll_s.or(default)
     }
+
+    /// Returns true if the server is meant to wait for models that come after the start: by calls,
+    /// or into the repository.
+    fn waits_for_models(&self) -> bool {
+        self.model_control_mode == Some(ControlMode::Explicit) || self.poll_s().is_some() || self.bounds.takes_uploads()
+    }
+
+    /// Returns an error if the repository cannot be served, whatever its models are.
+    fn check_repository(&self) -> anyhow::Result<()> {
+        let repository = &self.repository;
+        if !repository.exists() {
+            bail!("{} does not exist; give a model repository or an ONNX file", repository.display());
+        }
+        match scan(repository) {
+            // A folder may become readable, but a file of another format stays what it is.
+            Err(error) if repository.is_file() || !self.waits_for_models() => bail!("{error}"),
+            Ok(models) if models.is_empty() && (self.exit_on_error || !self.waits_for_models()) => {
+                bail!("{}", nothing_in(repository))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Returns the policy that suits the models of a repository.
@@ -278,11 +304,9 @@ pub(crate) fn default_policy(repository: &Path, objective: ripieno_sched::Object
 }
 
 async fn serve(args: ServeArgs, threads: &ServerThreads) -> anyhow::Result<()> {
+    args.check_repository()?;
     let service = args.service()?;
     let drain_timeout = service.config.drain_timeout;
-    if !args.repository.exists() {
-        bail!("{} does not exist; give a model repository or an ONNX file", args.repository.display());
-    }
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let mut hangup = signal(SignalKind::hangup())?;
     let Running { engine, repository, server, addresses, .. } = service.start(threads.runtimes()).await?;
@@ -294,7 +318,7 @@ async fn serve(args: ServeArgs, threads: &ServerThreads) -> anyhow::Result<()> {
         let loaded = loaded.context("the repository cannot be read");
         match loaded.and_then(|models| begin(&args, &addresses, &models)) {
             Ok(()) => {}
-            Err(error) if args.exit_on_error => return drop(give_up.send(error)),
+            Err(error) if args.exit_on_error || !args.waits_for_models() => return drop(give_up.send(error)),
             Err(error) => tracing::error!("{error:#}"),
         }
         // From here on SIGHUP reloads; an earlier one has waited until now.
@@ -345,8 +369,8 @@ async fn serve(args: ServeArgs, threads: &ServerThreads) -> anyhow::Result<()> {
     failure.get().map_or(Ok(()), |error: &anyhow::Error| bail!("{error:#}"))
 }
 
-/// Prints the served models. Returns an error if something is wrong and the user wants the server
-/// to end then.
+/// Prints the served models. Returns an error if the server is to end: no model serves and none may
+/// come later, or one cannot be served and the user wants the server to end then.
 fn begin(args: &ServeArgs, addresses: &Addresses, models: &[ModelReport]) -> anyhow::Result<()> {
     announce(args, addresses, models)?;
     // A server with explicit control may start without models.
@@ -354,9 +378,17 @@ fn begin(args: &ServeArgs, addresses: &Addresses, models: &[ModelReport]) -> any
     if args.exit_on_error && !may_be_none {
         return check_all(&args.repository, models);
     }
-    if models.is_empty() && !may_be_none {
-        tracing::warn!("{}; SIGHUP has it read again", nothing_in(&args.repository));
+    if models.iter().any(|model| model.error.is_none()) {
+        return Ok(());
     }
+    if !args.waits_for_models() {
+        bail!("none of the {} models can be served; it says above why", models.len());
+    }
+    let later = match args.poll_s() {
+        Some(seconds) => format!("the repository is read every {seconds} s"),
+        None => "load calls bring models".to_owned(),
+    };
+    tracing::warn!("no model serves yet, so the server is not ready; {later}");
     Ok(())
 }
 

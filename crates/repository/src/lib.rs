@@ -18,6 +18,7 @@ pub mod edge;
 pub mod ensemble;
 #[cfg(test)]
 mod fixture;
+mod foreign;
 pub mod inspect;
 pub mod labels;
 pub mod live;
@@ -42,6 +43,7 @@ mod uploads;
 mod walks;
 mod warm_up;
 
+pub use foreign::found_instead;
 pub use inspect::{inspect, profile};
 pub use live::{Host, LiveRepository, ModelControl, RepositoryPoll};
 pub use load::{Loader, PreparedModel, Profiling};

@@ -9,6 +9,7 @@ use super::config::{
     nearest,
 };
 use super::containment;
+use super::foreign::found_instead;
 use super::model_files::ModelFiles;
 use super::scan::{CONFIG_FILE, MODEL_FILE};
 use super::slo::{SloOrigin, SloSetting};
@@ -425,10 +426,13 @@ fn block_file(found: &ModelFiles, place: &str, block: &BlockConfig) -> Result<Pa
     let path = folder.join(file);
     match path.is_file() {
         true => Ok(path),
-        false => Err(format!(
-            "{}: there is no such file; put the model there, or remove the folder to serve another version",
-            path.display()
-        )),
+        false => {
+            let instead = found_instead(folder).map_or_else(String::new, |found| format!(" ({found})"));
+            Err(format!(
+                "{}: there is no such file{instead}; put the model there, or remove the folder to serve another version",
+                path.display()
+            ))
+        }
     }
 }
 

@@ -248,6 +248,12 @@ impl ModelRegistry {
             .collect()
     }
 
+    /// Returns true if a version of a model answers requests.
+    pub fn has_ready(&self) -> bool {
+        let models = self.models.read();
+        models.values().flat_map(BTreeMap::values).any(|version| matches!(version.state, ModelState::Ready(_)))
+    }
+
     /// Returns true if a model without a ready version is loading.
     pub fn is_loading(&self) -> bool {
         let models = self.models.read();
@@ -317,6 +323,7 @@ mod tests {
             registry.set("m", version, entry(version), "");
         }
         registry.set("m", "11", ModelState::Loading, "");
+        assert!(registry.has_ready());
         assert_eq!(registry.get("m", "").map(|e| e.version.clone()), Ok("10".to_owned()));
         assert_eq!(registry.get("m", "2").map(|e| e.version.clone()), Ok("2".to_owned()));
         assert_eq!(registry.versions("m"), ["2", "9", "10"]);
@@ -331,6 +338,7 @@ mod tests {
         assert_eq!(registry.get("m", "").unwrap_err(), LookupError::Loading("m".into()));
         assert!(registry.is_loading());
         registry.set("m", "1", ModelState::Unavailable, "model.onnx: no such file");
+        assert!(!registry.has_ready());
         assert!(registry.get("m", "1").unwrap_err().to_string().ends_with("model.onnx: no such file"));
         assert!(registry.get("m", "7").unwrap_err().to_string().ends_with("version 7 is not found; known versions: 1"));
         assert_eq!(registry.index()[0].state, "UNAVAILABLE");
