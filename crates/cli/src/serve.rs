@@ -3,6 +3,7 @@
 use crate::access::AccessArgs;
 use crate::address::listening;
 use crate::bounds::BoundArgs;
+use crate::default_policy::default_policy;
 use crate::devices::DeviceArgs;
 use crate::logs::LogFormat;
 use crate::models::{check_all, nothing_in};
@@ -16,11 +17,11 @@ use anyhow::{Context, bail};
 use clap::{ArgAction, Args, ValueEnum};
 use ripieno_report::Format;
 use ripieno_repository::scan::scan;
-use ripieno_repository::{ModelControl, ModelReport, ModelWalk, RepositoryPoll};
-use ripieno_sched::{Choice, Limits, ModelKind, Options, choose, find, served_options};
+use ripieno_repository::{ModelControl, ModelReport, RepositoryPoll};
+use ripieno_sched::{Choice, Limits, Options, find, served_options};
 use ripieno_server::{Addresses, ErrorProfile, ServerConfig};
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
@@ -276,31 +277,6 @@ impl ServeArgs {
             _ => Ok(()),
         }
     }
-}
-
-/// Returns the policy that suits the models of a repository.
-pub(crate) fn default_policy(repository: &Path, objective: ripieno_sched::Objective) -> Choice {
-    let models = ripieno_repository::walks(repository);
-    let kinds: Vec<_> =
-        models.into_iter().map(|ModelWalk { model, walk, pads }| ModelKind { model, walk, pads }).collect();
-    let choice = choose(&kinds, objective);
-    let decided = kinds.iter().find(|kind| choice.because.as_ref() == Some(&kind.model));
-    match decided {
-        Some(ModelKind { model, walk, .. }) if walk.is_unfolded() => {
-            tracing::info!(
-                "the policy is {} for all models, because model {model} has walk = \"{}\"",
-                choice.policy,
-                walk.name()
-            );
-        }
-        Some(ModelKind { model, .. }) => tracing::info!(
-            "the policy is {} for all models, because the requests of model {model} are padded (length_dim): it batches \
-             those of like length together",
-            choice.policy
-        ),
-        None => {}
-    }
-    choice
 }
 
 async fn serve(args: ServeArgs, threads: &ServerThreads) -> anyhow::Result<()> {

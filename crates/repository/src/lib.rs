@@ -44,11 +44,11 @@ mod walks;
 mod warm_up;
 
 pub use foreign::found_instead;
-pub use inspect::{inspect, profile};
+pub use inspect::{inspect, profile, read};
 pub use live::{Host, LiveRepository, ModelControl, RepositoryPoll};
 pub use load::{Loader, PreparedModel, Profiling};
 pub use plan::{EngineProcess, LoadTarget};
-pub use report::{MeasureProgress, ModelReport, ProfileReport};
+pub use report::{MeasureProgress, ModelReport, NOT_TRIED, ProfileReport};
 pub use sample::Sample;
 pub use triton::TritonConfig;
 pub use walks::{ModelWalk, walks};

@@ -13,9 +13,9 @@ mod compare;
 mod lateness;
 mod texts;
 
+use crate::default_policy::default_policy;
 use crate::devices::DeviceArgs;
 use crate::output::{self, print_json};
-use crate::serve::default_policy;
 use crate::service::{Running, Service};
 use crate::tables;
 use anyhow::{Context, anyhow};
