@@ -481,6 +481,7 @@ fn entry(prepared: &PreparedModel, model: &Model, slo: Slo, id: ModelId, target:
         inputs,
         outputs: answers(prepared),
         batched: prepared.loaded.batched(),
+        unbatched: prepared.unbatched.clone(),
         max_batch: if source.walk.is_unfolded() { 1 } else { source.max_batch },
         streams: !source.walk.brings_graph() && source.answers.iter().any(|answer| answer.take == AnswerSteps::Every),
         lengths: prepared.loaded.lengths().cloned(),

@@ -233,6 +233,18 @@ impl LoadPlan {
         Some(format!("{} becomes {becomes}{over}; ripieno migrate explains each field", triton.file))
     }
 
+    /// Makes each batch of each cell one row.
+    pub(super) fn with_single_rows(&mut self) {
+        self.source.max_batch = 1;
+        for block in &mut self.source.blocks {
+            block.sizes.clear();
+            block.profile = block.profile.as_ref().map(|profile| profile.truncated(1));
+        }
+        for cell in self.config.cells.iter_mut().flat_map(|cells| &mut cells.cells) {
+            (cell.max_batch, cell.sizes) = (Some(1), Vec::new());
+        }
+    }
+
     /// Disables batching.
     pub fn without_batches(&mut self) {
         (self.source.unbatched, self.source.max_batch) = (true, 1);

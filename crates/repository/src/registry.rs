@@ -36,6 +36,8 @@ pub struct ServedEntry {
     pub outputs: Vec<TensorSpec>,
     /// Whether requests share batches; otherwise each request is one row.
     pub batched: bool,
+    /// Reason for which requests do not share batches, if known.
+    pub unbatched: Option<String>,
     /// Maximum rows in a batch; 1 where each request is a sequence or graph of its own.
     pub max_batch: usize,
     /// Whether outputs grow step by step, so that one request can have many response messages.
@@ -303,6 +305,7 @@ mod tests {
             inputs: vec![],
             outputs: vec![],
             batched: true,
+            unbatched: None,
             max_batch: 1,
             streams: false,
             lengths: None,
