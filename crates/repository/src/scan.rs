@@ -197,10 +197,19 @@ fn nothing_in(folder: &Path) -> String {
     if folder.join(MODEL_FILE).is_file() {
         return format!("{shown}/{MODEL_FILE}: must lie in a version folder; move it to {shown}/1/{MODEL_FILE}");
     }
+    if holds_models(folder) {
+        return format!("{shown}: is a repository of models itself, not a model of this one; serve {shown}");
+    }
     let instead = foreign::found_instead(folder).map_or_else(String::new, |found| format!(" ({found})"));
     format!(
-        "{shown}: holds neither a version folder nor a {CONFIG_FILE} or {TRITON_FILE}{instead}; put the model at {shown}/1/{MODEL_FILE} or remove the folder"
+        "{shown}: holds neither a version folder nor a {CONFIG_FILE} or {TRITON_FILE}{instead}; the file of a model belongs at {shown}/1/{MODEL_FILE}, a folder of anything else out of the repository"
     )
+}
+
+/// Returns true if a folder in this one looks like a model.
+fn holds_models(folder: &Path) -> bool {
+    let is_model = |entry: &Path| entry.join(CONFIG_FILE).is_file() || entry.join("1").is_dir();
+    list(folder).is_ok_and(|entries| entries.iter().any(|entry| is_model(entry)))
 }
 
 /// Returns the number of a version folder: digits without a leading zero.

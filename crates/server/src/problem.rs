@@ -128,7 +128,7 @@ impl From<WireError> for Problem {
 impl From<LookupError> for Problem {
     fn from(error: LookupError) -> Problem {
         let kind = match error {
-            LookupError::UnknownModel(_) | LookupError::UnknownVersion { .. } => ProblemKind::NotFound,
+            LookupError::UnknownModel { .. } | LookupError::UnknownVersion { .. } => ProblemKind::NotFound,
             LookupError::Loading(_) | LookupError::Unavailable { .. } => ProblemKind::Unavailable,
         };
         Problem::new(kind, error.to_string())
