@@ -1,7 +1,7 @@
 //! `ripieno models` and `ripieno profile`: the models of a repository, and their costs.
 
 use crate::corpus::{self, CorpusArgs};
-use crate::default_policy::default_policy;
+use crate::default_policy::DefaultPolicy;
 use crate::devices::DeviceArgs;
 use crate::output::{self, print_json};
 use crate::service::{Opened, Service, progress_bars};
@@ -11,7 +11,7 @@ use clap::{Args, Command, FromArgMatches, ValueEnum};
 use ripieno_report::Format;
 use ripieno_repository::staging::stage;
 use ripieno_repository::{LoadTarget, ModelControl, ModelReport, found_instead, profile, read};
-use ripieno_sched::{Choice, Limits, Objective};
+use ripieno_sched::{Limits, Objective};
 use ripieno_server::ServerConfig;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -128,7 +128,7 @@ pub(crate) fn list(args: &ModelsArgs) -> anyhow::Result<()> {
 
 /// Loads the models into an engine with the policy that `serve` would choose, and ends the engine.
 fn load(args: &ModelsArgs) -> anyhow::Result<Vec<ModelReport>> {
-    let Choice { policy, options, .. } = default_policy(&args.repository, Objective::default());
+    let DefaultPolicy { policy, options, .. } = DefaultPolicy::of_repository(&args.repository, Objective::default());
     let service = Service {
         repository: args.repository.clone(),
         devices: args.devices.clone(),

@@ -3,12 +3,12 @@
 use crate::access::AccessArgs;
 use crate::address::listening;
 use crate::bounds::BoundArgs;
-use crate::default_policy::default_policy;
+use crate::default_policy::{DefaultPolicy, log_policy};
 use crate::devices::DeviceArgs;
 use crate::logs::LogFormat;
 use crate::models::{check_all, nothing_in};
 use crate::output::{self, print_json};
-use crate::policy::{ObjectiveArg, POLICIES, PolicyArgs};
+use crate::policy::{BY_FLAG, ObjectiveArg, POLICIES, PolicyArgs};
 use crate::server_threads::ServerThreads;
 use crate::service::{Running, Service};
 use crate::tables;
@@ -18,7 +18,7 @@ use clap::{ArgAction, Args, ValueEnum};
 use ripieno_report::Format;
 use ripieno_repository::scan::scan;
 use ripieno_repository::{ModelControl, ModelReport, RepositoryPoll};
-use ripieno_sched::{Choice, Limits, Options, find, served_options};
+use ripieno_sched::{Limits, Options, find, served_options};
 use ripieno_server::{Addresses, ErrorProfile, ServerConfig};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -27,7 +27,8 @@ use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
-const HELP: &str = "Example:\n  ripieno serve ./models/repository --device cpu\n\nEach flag may be given as a variable: --max-live as \
+const HELP: &str = "Example:\n  ripieno serve ./models/repository --device cpu\n\nThe SLO is a setting of a model: slo_ms = 50 in \
+                    NAME/model.toml. Without it no request is refused as late.\n\nEach flag may be given as a variable: --max-live as \
                     RIPIENO_MAX_LIVE, --tokens as RIPIENO_TOKENS_FILE.\n";
 
 /// Serve a repository of models (NAME/VERSION/model.onnx, NAME/model.toml, NAME/config.pbtxt) or
@@ -84,6 +85,10 @@ pub(crate) struct ServeArgs {
     /// [default: --devices].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     max_devices: Option<u16>,
+
+    /// The SLO is no flag: this one exists for its error.
+    #[arg(long, value_name = "MS", hide = true, value_parser = slo_is_of_models)]
+    slo_ms: Option<String>,
 
     /// Largest request body, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -174,6 +179,11 @@ const DEFAULT_POLL_S: u32 = 15;
 /// The poll interval without polling, as good as never.
 const NO_PERIOD: Duration = Duration::from_secs(86_400);
 
+/// Refuses `--slo-ms` with the place where the SLO is set.
+fn slo_is_of_models(value: &str) -> Result<String, String> {
+    Err(format!("the SLO is a setting of each model: write slo_ms = {value} into its NAME/model.toml"))
+}
+
 pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
     let threads = ServerThreads::start().context("cannot start the threads of the HTTP and gRPC server")?;
@@ -187,19 +197,20 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
 impl ServeArgs {
     fn service(&self) -> anyhow::Result<Service> {
         let objective = self.objective.unwrap_or(ObjectiveArg::Latency);
-        let (policy, options) = match &self.policy.policy {
+        let (policy, options, reason) = match &self.policy.policy {
             Some(policy) => {
                 let given = self.policy.over(Options::new());
-                (policy.clone(), served_options(find(policy)?, given, objective.into()))
+                (policy.clone(), served_options(find(policy)?, given, objective.into()), BY_FLAG.to_owned())
             }
             None => {
-                let Choice { policy, options, .. } = default_policy(&self.repository, objective.into());
-                (policy.to_owned(), self.policy.over(options))
+                let chosen = DefaultPolicy::of_repository(&self.repository, objective.into());
+                (chosen.policy.to_owned(), self.policy.over(chosen.options), chosen.reason)
             }
         };
         if self.objective.is_some() && !find(&policy)?.has_objective() {
             bail!("--objective is for --policy deferred; policy {policy:?} has no objective");
         }
+        log_policy(&policy, &options, &reason);
         Ok(Service {
             repository: self.repository.clone(),
             devices: self.devices.clone(),

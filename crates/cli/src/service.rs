@@ -1,5 +1,5 @@
 //! A runtime, a repository and an HTTP and gRPC server, wired together: `serve` runs it for long
-//! and `demo` for a minute.
+//! and `demo` for half a minute.
 
 use crate::devices::DeviceArgs;
 use anyhow::{Context, bail};
