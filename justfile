@@ -4,7 +4,7 @@
 default:
     @just --list
 
-# One minute: real digits answered, policies side by side.
+# Half a minute: trained models answer, policies side by side.
 demo:
     cargo run --release -- demo
 

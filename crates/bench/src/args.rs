@@ -41,7 +41,7 @@ pub struct BenchArgs {
     pub model: String,
 
     /// Offered load in requests per second. With --find-goodput: the rate to try first.
-    #[arg(long, value_name = "R", value_parser = positive)]
+    #[arg(long, value_name = "R", value_parser = positive, allow_negative_numbers = true)]
     pub rate: Option<f64>,
 
     /// Several rates, one run each: R1,R2,… or FROM:TO:STEP.
@@ -65,7 +65,7 @@ pub struct BenchArgs {
     pub arrival: ArrivalArg,
 
     /// Seconds to measure, for each rate.
-    #[arg(long, value_name = "S", default_value_t = 10.0, value_parser = positive)]
+    #[arg(long, value_name = "S", default_value_t = 10.0, value_parser = positive, allow_negative_numbers = true)]
     pub duration: f64,
 
     /// Seconds of load before the measurement, not counted.
@@ -137,10 +137,27 @@ impl BenchArgs {
             ArrivalArg::Process(_) if !rated => {
                 Err("say how much load: --rate R, --sweep R1,R2,…, --find-goodput or --arrival trace:FILE".into())
             }
-            _ => Ok(()),
+            _ => self.check_count(),
+        }
+    }
+
+    /// Refuses runs of more requests than a generator can send or plan.
+    fn check_count(&self) -> Result<(), String> {
+        let rates = self.rate.iter().chain(self.sweep.iter().flat_map(|sweep| &sweep.0));
+        let seconds = self.duration;
+        match rates.copied().find(|rate| rate * seconds > MAX_REQUESTS) {
+            Some(rate) => Err(format!(
+                "{rate} requests per second for {seconds} s are {:.0} requests, and a run has at most {MAX_REQUESTS:.0}; \
+                 lower the rate or --duration",
+                rate * seconds
+            )),
+            None => Ok(()),
         }
     }
 }
+
+/// Largest number of requests of one run: what one generator could send in ten minutes.
+const MAX_REQUESTS: f64 = 5e7;
 
 /// `--arrival`.
 #[derive(Clone, Debug, PartialEq)]

@@ -138,6 +138,12 @@ pub fn table(results: &BenchResults) -> String {
     )
 }
 
+/// Returns the figures of one run of several as a line.
+pub(crate) fn run_line(row: &BenchRow) -> String {
+    let p99 = row.p99_ms.map_or_else(String::new, |p99| format!(", p99 {} ms", number(p99)));
+    format!("{} requests/s: {} % bad{p99}", number(row.offered_rps), percent(row.bad_rate))
+}
+
 /// Returns the result of a goodput search as text; empty for other runs.
 fn goodput_line(results: &BenchResults) -> String {
     let offered = |row: &Option<BenchRow>| row.as_ref().map(|row| number(row.offered_rps));

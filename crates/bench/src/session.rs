@@ -11,7 +11,7 @@ use ripieno_workload::{Arrivals, trace};
 use super::args::{ArrivalArg, BenchArgs};
 use super::inputs::{self, Filling, InputSamples};
 use super::load::{LoadSchedule, open_loop};
-use super::output::BenchRow;
+use super::output::{BenchRow, run_line};
 use super::target::tls::ClientAuth;
 use super::target::{Address, Client, Protocol};
 
@@ -80,6 +80,9 @@ impl<'a> BenchSession<'a> {
                 "warning: the generator itself was up to {lag_ms:.1} ms late (p99), which the latencies include; \
                  use fewer requests per second, more --connections or another machine"
             );
+        }
+        if self.args.find_goodput || self.args.sweep.is_some() {
+            eprintln!("{}", run_line(&row));
         }
         self.runs.push(row.clone());
         Ok(row)

@@ -36,6 +36,15 @@ fn parse(line: &str) -> Result<BenchArgs, String> {
     command.bench.check().map(|()| command.bench)
 }
 
+#[test]
+fn a_load_that_no_generator_sends_is_refused_with_the_flag() {
+    let error = |more: &str| parse(&format!("bench localhost:8000 --model m {more}")).unwrap_err();
+    assert!(error("--rate 1e9 --duration 1").contains("are 1000000000 requests, and a run has at most 50000000"));
+    assert!(error("--sweep 10,1e8 --duration 1").contains("lower the rate or --duration"));
+    assert!(error("--rate -5").contains("\"-5\" is no number above 0"));
+    assert!(parse("bench localhost:8000 --model m --rate 5e6 --duration 10").is_ok());
+}
+
 /// Returns a schedule of `count` requests a millisecond apart, all counted.
 fn plan(count: i64) -> LoadSchedule {
     LoadSchedule {

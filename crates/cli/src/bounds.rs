@@ -68,6 +68,11 @@ pub(crate) struct BoundArgs {
 }
 
 impl BoundArgs {
+    /// Returns true if load calls may bring models along.
+    pub(crate) fn takes_uploads(&self) -> bool {
+        self.load_overrides > 0
+    }
+
     pub(crate) fn over(&self, config: ServerConfig) -> ServerConfig {
         ServerConfig {
             compress_above: self.compress_above,

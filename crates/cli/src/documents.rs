@@ -2,7 +2,7 @@
 //! cannot be outdated.
 
 use crate::output;
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::{Args, Command};
 use clap_complete::Shell;
 use clap_mangen::Man;
@@ -20,7 +20,7 @@ pub(crate) struct CompletionsArgs {
 /// Write the manual pages: ripieno.1 and one for each command.
 #[derive(Args, Debug)]
 pub(crate) struct ManArgs {
-    /// The folder to write to; without it, the page of ripieno itself is printed.
+    /// The folder to write to, made if need be; without it, the page of ripieno itself is printed.
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
 }
@@ -34,9 +34,7 @@ pub(crate) fn completions(args: &CompletionsArgs, mut command: Command) -> anyho
 pub(crate) fn man(args: &ManArgs, mut command: Command) -> anyhow::Result<()> {
     command.build();
     let Some(folder) = &args.output else { return output::print(page(&command)?.trim_end()) };
-    if !folder.is_dir() {
-        bail!("{} is no folder; make it first", folder.display());
-    }
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
     write(folder, "ripieno", &command)?;
     for part in command.get_subcommands().filter(|part| !part.is_hide_set() && part.get_name() != "help") {
         write(folder, &format!("ripieno-{}", part.get_name()), part)?;
@@ -70,7 +68,6 @@ mod tests {
             assert!(text.contains("migrate") && text.contains("exit-on-error"), "{shell}");
         }
         let folder = std::env::temp_dir().join(format!("ripieno-man-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
         man(&ManArgs { output: Some(folder.clone()) }, command).unwrap();
         let serve = std::fs::read_to_string(folder.join("ripieno-serve.1")).unwrap();
         assert!(serve.contains("max\\-live") && serve.contains("ripieno\\-serve"), "{serve}");

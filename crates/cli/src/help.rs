@@ -14,7 +14,7 @@ const GROUPS: [Group; 4] = [
     (
         "Serve",
         &[
-            ("demo", "see it work in a minute: models answer, policies compete"),
+            ("demo", "see it work in half a minute: models answer, policies compete"),
             ("serve", "serve a repository of models, or one ONNX file, over HTTP and gRPC"),
             ("models", "list a repository's models, with errors"),
             ("profile", "measure latency by batch size"),

@@ -24,9 +24,13 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// Starts logging to stderr, filtered by `RIPIENO_LOG`; in colours on a terminal only.
-pub(crate) fn start(format: LogFormat) {
-    let filter = EnvFilter::try_from_env("RIPIENO_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+/// Filter of most commands.
+pub(crate) const LEVEL: &str = "info";
+
+/// Starts logging to stderr, filtered by `RIPIENO_LOG`, else by `level`; in colours on a terminal
+/// only.
+pub(crate) fn start(format: LogFormat, level: &str) {
+    let filter = EnvFilter::try_from_env("RIPIENO_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
     match format {

@@ -8,6 +8,7 @@ mod cluster_demo;
 mod compare;
 mod compare_policies;
 mod corpus;
+mod default_policy;
 mod demo;
 mod devices;
 mod documents;
@@ -122,7 +123,8 @@ fn main() -> ExitCode {
         Command::Backend(args) => args.log_format,
         _ => LogFormat::Text,
     };
-    logs::start(format);
+    let level = if let Command::Models(_) = &cli.command { models::LOG_LEVEL } else { logs::LEVEL };
+    logs::start(format, level);
     let outcome = match cli.command {
         Command::Demo(args) => demo::run(&args),
         Command::ClusterDemo(args) => cluster_demo::run(&args),

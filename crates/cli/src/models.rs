@@ -1,21 +1,29 @@
 //! `ripieno models` and `ripieno profile`: the models of a repository, and their costs.
 
 use crate::corpus::{self, CorpusArgs};
+use crate::default_policy::DefaultPolicy;
 use crate::devices::DeviceArgs;
 use crate::output::{self, print_json};
-use crate::service::progress_bars;
+use crate::service::{Opened, Service, progress_bars};
 use crate::{stages, tables};
 use anyhow::bail;
 use clap::{Args, Command, FromArgMatches, ValueEnum};
 use ripieno_report::Format;
 use ripieno_repository::staging::stage;
-use ripieno_repository::{LoadTarget, ModelReport, inspect, profile};
+use ripieno_repository::{LoadTarget, ModelControl, ModelReport, found_instead, profile, read};
+use ripieno_sched::{Limits, Objective};
+use ripieno_server::ServerConfig;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
+/// Filter of the log of `ripieno models`: the table shows errors and warnings of models.
+pub(crate) const LOG_LEVEL: &str = "warn,ripieno_repository::live=off";
+
 /// List the models of a repository, each with its state, tensors and settings, or its error.
 ///
-/// Loads and checks the models but measures and serves nothing.
+/// Loads each model as `serve` does with the same flags, so that READY means that `serve` serves
+/// it. A model that is new to the device is measured, for about three seconds, and its profile is
+/// kept for `serve`. Nothing is served.
 #[derive(Args, Debug)]
 pub(crate) struct ModelsArgs {
     /// The model repository, or one ONNX file.
@@ -24,6 +32,10 @@ pub(crate) struct ModelsArgs {
 
     #[command(flatten)]
     devices: DeviceArgs,
+
+    /// Only read the files: a model whose files and settings are right is "not tried".
+    #[arg(long)]
+    no_load: bool,
 
     /// Accept models whose files are outside of the repository, behind symbolic links.
     #[arg(long)]
@@ -100,14 +112,42 @@ impl ProfileArgs {
 }
 
 pub(crate) fn list(args: &ModelsArgs) -> anyhow::Result<()> {
-    let target = LoadTarget { allow_symlinks: args.allow_symlinks, ..args.devices.target()? };
-    let models = inspect(&args.repository, target).map_err(anyhow::Error::msg)?;
+    let models = if args.no_load {
+        let target = LoadTarget { allow_symlinks: args.allow_symlinks, ..args.devices.target()? };
+        read(&args.repository, &target).map_err(anyhow::Error::msg)?
+    } else {
+        load(args)?
+    };
     if args.format == Format::Json {
         print_json(&serde_json::json!({ "models": models }))?;
     } else {
         output::print(format!("{}\n\n{}", tables::models(&models), tables::tensors(&models)))?;
     }
     check_all(&args.repository, &models)
+}
+
+/// Loads the models into an engine with the policy that `serve` would choose, and ends the engine.
+fn load(args: &ModelsArgs) -> anyhow::Result<Vec<ModelReport>> {
+    let DefaultPolicy { policy, options, .. } = DefaultPolicy::of_repository(&args.repository, Objective::default());
+    let service = Service {
+        repository: args.repository.clone(),
+        devices: args.devices.clone(),
+        policy: policy.to_owned(),
+        options,
+        shards: 1,
+        max_live: Limits::SERVED_REQUESTS,
+        max_devices: None,
+        record: None,
+        measure_for: None,
+        slo: None,
+        control: ModelControl::default(),
+        allow_symlinks: args.allow_symlinks,
+        config: ServerConfig::default(),
+    };
+    let Opened { engine, repository, .. } = service.open()?;
+    let models = repository.load_all().map_err(anyhow::Error::msg);
+    engine.shutdown();
+    models
 }
 
 pub(crate) fn measure(args: &ProfileArgs) -> anyhow::Result<()> {
@@ -145,8 +185,9 @@ fn try_stages(args: &ProfileArgs, target: &LoadTarget) -> anyhow::Result<()> {
 /// Returns the advice for a repository without a model.
 pub(crate) fn nothing_in(repository: &Path) -> String {
     let shown = repository.display();
+    let instead = found_instead(repository).map_or_else(String::new, |found| format!(" ({found})"));
     format!(
-        "{shown} holds no models; put one at {shown}/NAME/1/model.onnx, or see `ripieno demo`, which brings its own"
+        "{shown} holds no models{instead}; put one at {shown}/NAME/1/model.onnx, or see `ripieno demo`, which brings its own"
     )
 }
 
@@ -173,8 +214,19 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("ripieno-models-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let check = || {
-            let target = DeviceArgs { device: DeviceKind::Emulated(None), ..DeviceArgs::default() }.target().unwrap();
-            check_all(&folder, &inspect(&folder, target).unwrap()).map_err(|error| error.to_string())
+            let devices = DeviceArgs { device: DeviceKind::Emulated(None), ..DeviceArgs::default() };
+            let args = ModelsArgs {
+                repository: folder.clone(),
+                devices,
+                no_load: false,
+                allow_symlinks: false,
+                format: Format::default(),
+            };
+            let loaded = check_all(&folder, &load(&args).unwrap()).map_err(|error| error.to_string());
+            let target = args.devices.target().unwrap();
+            let read = check_all(&folder, &read(&folder, &target).unwrap()).map_err(|error| error.to_string());
+            assert_eq!(loaded, read);
+            loaded
         };
         assert!(check().unwrap_err().contains("holds no models; put one at"));
         fs::create_dir_all(folder.join("good")).unwrap();

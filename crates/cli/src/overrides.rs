@@ -1,8 +1,9 @@
 //! Changes to a scenario, or to a recording, from the command line.
 
 use crate::policy::PolicyArgs;
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
+use ripieno_repository::config::nearest;
 use ripieno_sched::{Objective, Options, find, served_options};
 use ripieno_sim::Scenario;
 use std::path::Path;
@@ -42,7 +43,8 @@ impl Overrides {
     /// Reads the scenario and applies the changes. Another policy starts from its own default
     /// options.
     pub(crate) fn read(&self, path: &Path) -> anyhow::Result<Scenario> {
-        let mut scenario = Scenario::read(path)?;
+        check_scenario(path)?;
+        let mut scenario = Scenario::read(path).map_err(|error| anyhow!(with_hint(&error.to_string())))?;
         if self.as_served {
             // The policy is replaced, but an unknown name is still a mistake.
             find(&scenario.policy).with_context(|| format!("{}: policy", path.display()))?;
@@ -69,4 +71,35 @@ impl Overrides {
         }
         Ok(scenario)
     }
+}
+
+/// Appends the key that an unknown one was probably meant to be. The parser's message lists the
+/// known keys.
+fn with_hint(error: &str) -> String {
+    let error = error.trim_end();
+    let near = error.split_once("unknown field `").and_then(|(_, rest)| {
+        let (unknown, rest) = rest.split_once('`')?;
+        // Every second part between backticks is a key.
+        let known: Vec<&str> = rest.split('`').skip(1).step_by(2).collect();
+        nearest(unknown, &known)
+    });
+    near.map_or_else(|| error.to_owned(), |near| format!("{error}; did you mean `{near}`?"))
+}
+
+/// Refuses what is given in place of a scenario most often: a folder or a model.
+fn check_scenario(path: &Path) -> anyhow::Result<()> {
+    let shown = path.display();
+    if path.is_dir() {
+        bail!(
+            "{shown} is a folder, not a scenario: give a TOML file as in scenarios/ (docs/reference/scenarios.md); \
+             policies on a model of a repository are compared by ripieno compare --live"
+        );
+    }
+    if path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("onnx")) {
+        bail!(
+            "{shown} is a model, not a scenario: describe it in a TOML file by its latencies, which ripieno profile {shown} \
+             measures, as in scenarios/ (docs/reference/scenarios.md)"
+        );
+    }
+    Ok(())
 }

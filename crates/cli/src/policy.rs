@@ -42,6 +42,21 @@ impl PolicyArgs {
     }
 }
 
+/// The reason for a policy that the user named, in the log.
+pub(crate) const BY_FLAG: &str = "because --policy says so";
+
+/// Returns a policy and its options, as on a command line.
+pub(crate) fn named(policy: &str, options: &Options) -> String {
+    let mut name = policy.to_owned();
+    for (key, value) in options {
+        name += &match value {
+            OptionValue::Text(text) => format!(" {key}={text}"),
+            value => format!(" {key}={value}"),
+        };
+    }
+    name
+}
+
 fn names() -> PossibleValuesParser {
     PossibleValuesParser::new(CATALOGUE.iter().map(|policy| policy.name))
 }

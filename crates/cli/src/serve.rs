@@ -3,11 +3,12 @@
 use crate::access::AccessArgs;
 use crate::address::listening;
 use crate::bounds::BoundArgs;
+use crate::default_policy::{DefaultPolicy, log_policy};
 use crate::devices::DeviceArgs;
 use crate::logs::LogFormat;
 use crate::models::{check_all, nothing_in};
 use crate::output::{self, print_json};
-use crate::policy::{ObjectiveArg, POLICIES, PolicyArgs};
+use crate::policy::{BY_FLAG, ObjectiveArg, POLICIES, PolicyArgs};
 use crate::server_threads::ServerThreads;
 use crate::service::{Running, Service};
 use crate::tables;
@@ -15,17 +16,19 @@ use crate::try_command::easiest;
 use anyhow::{Context, bail};
 use clap::{ArgAction, Args, ValueEnum};
 use ripieno_report::Format;
-use ripieno_repository::{ModelControl, ModelReport, ModelWalk, RepositoryPoll};
-use ripieno_sched::{Choice, Limits, ModelKind, Options, choose, find, served_options};
+use ripieno_repository::scan::scan;
+use ripieno_repository::{ModelControl, ModelReport, RepositoryPoll};
+use ripieno_sched::{Limits, Options, find, served_options};
 use ripieno_server::{Addresses, ErrorProfile, ServerConfig};
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
-const HELP: &str = "Example:\n  ripieno serve ./models/repository --device cpu\n\nEach flag may be given as a variable: --max-live as \
+const HELP: &str = "Example:\n  ripieno serve ./models/repository --device cpu\n\nThe SLO is a setting of a model: slo_ms = 50 in \
+                    NAME/model.toml. Without it no request is refused as late.\n\nEach flag may be given as a variable: --max-live as \
                     RIPIENO_MAX_LIVE, --tokens as RIPIENO_TOKENS_FILE.\n";
 
 /// Serve a repository of models (NAME/VERSION/model.onnx, NAME/model.toml, NAME/config.pbtxt) or
@@ -83,6 +86,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     max_devices: Option<u16>,
 
+    /// The SLO is no flag: this one exists for its error.
+    #[arg(long, value_name = "MS", hide = true, value_parser = slo_is_of_models)]
+    slo_ms: Option<String>,
+
     /// Largest request body, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     max_body_mib: u32,
@@ -100,7 +107,8 @@ pub(crate) struct ServeArgs {
     server_name: String,
 
     /// Not ready while a model of the repository cannot be served. A model that was unloaded does
-    /// not count, nor does one that still serves an earlier version.
+    /// not count, nor does one that still serves an earlier version. While no model serves, the
+    /// server is not ready in any case.
     #[arg(long, value_name = "true|false", default_value_t = true, action = ArgAction::Set)]
     strict_readiness: bool,
 
@@ -110,7 +118,9 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_enum, default_value = "ripieno")]
     error_profile: ErrorProfileArg,
 
-    /// Exit with code 1 if a model cannot be served at the start, or if there is none.
+    /// Exit with code 1 if a model cannot be served at the start. Where none can be, serve exits in
+    /// any case, unless models may come later: with --model-control-mode explicit or poll, --poll-s
+    /// or --load-overrides.
     #[arg(long)]
     exit_on_error: bool,
 
@@ -169,6 +179,11 @@ const DEFAULT_POLL_S: u32 = 15;
 /// The poll interval without polling, as good as never.
 const NO_PERIOD: Duration = Duration::from_secs(86_400);
 
+/// Refuses `--slo-ms` with the place where the SLO is set.
+fn slo_is_of_models(value: &str) -> Result<String, String> {
+    Err(format!("the SLO is a setting of each model: write slo_ms = {value} into its NAME/model.toml"))
+}
+
 pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
     let threads = ServerThreads::start().context("cannot start the threads of the HTTP and gRPC server")?;
@@ -182,19 +197,20 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
 impl ServeArgs {
     fn service(&self) -> anyhow::Result<Service> {
         let objective = self.objective.unwrap_or(ObjectiveArg::Latency);
-        let (policy, options) = match &self.policy.policy {
+        let (policy, options, reason) = match &self.policy.policy {
             Some(policy) => {
                 let given = self.policy.over(Options::new());
-                (policy.clone(), served_options(find(policy)?, given, objective.into()))
+                (policy.clone(), served_options(find(policy)?, given, objective.into()), BY_FLAG.to_owned())
             }
             None => {
-                let Choice { policy, options, .. } = default_policy(&self.repository, objective.into());
-                (policy.to_owned(), self.policy.over(options))
+                let chosen = DefaultPolicy::of_repository(&self.repository, objective.into());
+                (chosen.policy.to_owned(), self.policy.over(chosen.options), chosen.reason)
             }
         };
         if self.objective.is_some() && !find(&policy)?.has_objective() {
             bail!("--objective is for --policy deferred; policy {policy:?} has no objective");
         }
+        log_policy(&policy, &options, &reason);
         Ok(Service {
             repository: self.repository.clone(),
             devices: self.devices.clone(),
@@ -250,39 +266,34 @@ impl ServeArgs {
         let default = (self.model_control_mode == Some(ControlMode::Poll)).then_some(DEFAULT_POLL_S);
         self.poll_s.or(default)
     }
-}
 
-/// Returns the policy that suits the models of a repository.
-pub(crate) fn default_policy(repository: &Path, objective: ripieno_sched::Objective) -> Choice {
-    let models = ripieno_repository::walks(repository);
-    let kinds: Vec<_> =
-        models.into_iter().map(|ModelWalk { model, walk, pads }| ModelKind { model, walk, pads }).collect();
-    let choice = choose(&kinds, objective);
-    let decided = kinds.iter().find(|kind| choice.because.as_ref() == Some(&kind.model));
-    match decided {
-        Some(ModelKind { model, walk, .. }) if walk.is_unfolded() => {
-            tracing::info!(
-                "the policy is {} for all models, because model {model} has walk = \"{}\"",
-                choice.policy,
-                walk.name()
-            );
-        }
-        Some(ModelKind { model, .. }) => tracing::info!(
-            "the policy is {} for all models, because the requests of model {model} are padded (length_dim): it batches \
-             those of like length together",
-            choice.policy
-        ),
-        None => {}
+    /// Returns true if the server is meant to wait for models that come after the start: by calls,
+    /// or into the repository.
+    fn waits_for_models(&self) -> bool {
+        self.model_control_mode == Some(ControlMode::Explicit) || self.poll_s().is_some() || self.bounds.takes_uploads()
     }
-    choice
+
+    /// Returns an error if the repository cannot be served, whatever its models are.
+    fn check_repository(&self) -> anyhow::Result<()> {
+        let repository = &self.repository;
+        if !repository.exists() {
+            bail!("{} does not exist; give a model repository or an ONNX file", repository.display());
+        }
+        match scan(repository) {
+            // A folder may become readable, but a file of another format stays what it is.
+            Err(error) if repository.is_file() || !self.waits_for_models() => bail!("{error}"),
+            Ok(models) if models.is_empty() && (self.exit_on_error || !self.waits_for_models()) => {
+                bail!("{}", nothing_in(repository))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 async fn serve(args: ServeArgs, threads: &ServerThreads) -> anyhow::Result<()> {
+    args.check_repository()?;
     let service = args.service()?;
     let drain_timeout = service.config.drain_timeout;
-    if !args.repository.exists() {
-        bail!("{} does not exist; give a model repository or an ONNX file", args.repository.display());
-    }
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let mut hangup = signal(SignalKind::hangup())?;
     let Running { engine, repository, server, addresses, .. } = service.start(threads.runtimes()).await?;
@@ -294,7 +305,7 @@ async fn serve(args: ServeArgs, threads: &ServerThreads) -> anyhow::Result<()> {
         let loaded = loaded.context("the repository cannot be read");
         match loaded.and_then(|models| begin(&args, &addresses, &models)) {
             Ok(()) => {}
-            Err(error) if args.exit_on_error => return drop(give_up.send(error)),
+            Err(error) if args.exit_on_error || !args.waits_for_models() => return drop(give_up.send(error)),
             Err(error) => tracing::error!("{error:#}"),
         }
         // From here on SIGHUP reloads; an earlier one has waited until now.
@@ -345,8 +356,8 @@ async fn serve(args: ServeArgs, threads: &ServerThreads) -> anyhow::Result<()> {
     failure.get().map_or(Ok(()), |error: &anyhow::Error| bail!("{error:#}"))
 }
 
-/// Prints the served models. Returns an error if something is wrong and the user wants the server
-/// to end then.
+/// Prints the served models. Returns an error if the server is to end: no model serves and none may
+/// come later, or one cannot be served and the user wants the server to end then.
 fn begin(args: &ServeArgs, addresses: &Addresses, models: &[ModelReport]) -> anyhow::Result<()> {
     announce(args, addresses, models)?;
     // A server with explicit control may start without models.
@@ -354,9 +365,17 @@ fn begin(args: &ServeArgs, addresses: &Addresses, models: &[ModelReport]) -> any
     if args.exit_on_error && !may_be_none {
         return check_all(&args.repository, models);
     }
-    if models.is_empty() && !may_be_none {
-        tracing::warn!("{}; SIGHUP has it read again", nothing_in(&args.repository));
+    if models.iter().any(|model| model.error.is_none()) {
+        return Ok(());
     }
+    if !args.waits_for_models() {
+        bail!("none of the {} models can be served; it says above why", models.len());
+    }
+    let later = match args.poll_s() {
+        Some(seconds) => format!("the repository is read every {seconds} s"),
+        None => "load calls bring models".to_owned(),
+    };
+    tracing::warn!("no model serves yet, so the server is not ready; {later}");
     Ok(())
 }
 

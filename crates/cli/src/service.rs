@@ -1,5 +1,5 @@
 //! A runtime, a repository and an HTTP and gRPC server, wired together: `serve` runs it for long
-//! and `demo` for a minute.
+//! and `demo` for half a minute.
 
 use crate::devices::DeviceArgs;
 use anyhow::{Context, bail};
@@ -41,6 +41,13 @@ pub(crate) struct Service {
     pub(crate) config: ServerConfig,
 }
 
+/// An engine with open devices, and a repository that loads models into it.
+pub(crate) struct Opened {
+    pub(crate) engine: Engine,
+    pub(crate) repository: Arc<LiveRepository>,
+    pub(crate) registry: Arc<ModelRegistry>,
+}
+
 /// A running service.
 pub(crate) struct Running {
     pub(crate) engine: Engine,
@@ -51,10 +58,8 @@ pub(crate) struct Running {
 }
 
 impl Service {
-    /// Opens devices and ports. The caller loads the models with [`LiveRepository::load_all`].
-    /// Connections are served on `runtimes`, of which the first runtime is the server's own; models
-    /// are loaded on the caller's thread.
-    pub(crate) async fn start(mut self, runtimes: &[Handle]) -> anyhow::Result<Running> {
+    /// Opens devices. The caller loads the models with [`LiveRepository::load_all`].
+    pub(crate) fn open(&self) -> anyhow::Result<Opened> {
         let mut target = LoadTarget { policy: Some(self.policy.clone()), ..self.devices.target()? };
         target.measure_for = self.measure_for.unwrap_or(target.measure_for);
         target.slo = self.slo;
@@ -64,7 +69,15 @@ impl Service {
         let progress = progress_bars("measuring", "batch sizes");
         let host = Arc::new(engine.clone());
         let repository = LiveRepository::new(self.repository.clone(), target, registry.clone(), host, progress);
-        let repository = Arc::new(repository.with_overrides(self.config.load_overrides).with_control(self.control));
+        let repository = repository.with_overrides(self.config.load_overrides).with_control(self.control.clone());
+        Ok(Opened { engine, repository: Arc::new(repository), registry })
+    }
+
+    /// Opens devices and ports. The caller loads the models with [`LiveRepository::load_all`].
+    /// Connections are served on `runtimes`, of which the first runtime is the server's own; models
+    /// are loaded on the caller's thread.
+    pub(crate) async fn start(mut self, runtimes: &[Handle]) -> anyhow::Result<Running> {
+        let Opened { engine, repository, registry } = self.open()?;
         self.config.loads_on = Some(Handle::current());
         self.config.connections_on = runtimes.to_vec();
         let server = Server::bind(self.config, Arc::new(engine.clone()), registry.clone(), repository.clone());

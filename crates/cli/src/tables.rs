@@ -1,7 +1,7 @@
 //! Tables of models, for `serve`, `models` and `profile`.
 
 use ripieno_report::{Table, number};
-use ripieno_repository::{ModelReport, ProfileReport};
+use ripieno_repository::{ModelReport, NOT_TRIED, ProfileReport};
 use std::fmt::Write;
 
 /// Returns a table with state, cost and benefit of each model, and the errors below it.
@@ -46,6 +46,10 @@ pub(crate) fn models(models: &[ModelReport]) -> String {
     let mut text = table.to_string();
     if models.iter().any(|model| model.slo_is_derived == Some(true)) {
         text += "\n~ no slo_ms is named: derived from the profile; late requests are counted, and answered if late says nothing else";
+    }
+    if models.iter().any(|model| model.state == NOT_TRIED) {
+        text +=
+            "\nnot tried: its files were read, no engine has loaded it; without --no-load it is loaded as serve does";
     }
     for model in models {
         if let Some(cells) = cells(model) {

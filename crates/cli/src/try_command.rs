@@ -11,7 +11,7 @@ pub(crate) struct TryCommand<'a> {
 /// Returns the model that is easiest to try: a readable request is preferred to one of zeros.
 pub(crate) fn easiest(models: &[ModelReport]) -> Option<TryCommand<'_>> {
     let served = || models.iter().filter(|model| model.error.is_none());
-    let reads = |model: &&ModelReport| matches!(model.sample, Some(Sample::Json(_)));
+    let reads = |model: &&ModelReport| matches!(model.sample, Some(Sample::Json(_) | Sample::Text { .. }));
     let best = served().find(reads).or(served().find(|model| model.sample.is_some())).or(served().next())?;
     Some(TryCommand { model: &best.name, sample: best.sample.as_ref() })
 }
@@ -21,14 +21,19 @@ impl TryCommand<'_> {
     pub(crate) fn command(&self, url: &str, options: &str) -> String {
         // The name of a folder may have any characters.
         let model: String = self.model.bytes().map(escaped).collect();
-        let url = format!("{url}/v2/models/{model}");
+        let of_model = format!("{url}/v2/models/{model}");
         let header = "-H 'Inference-Header-Content-Length: 0'";
         match self.sample {
-            Some(Sample::Json(body)) => format!("curl{options} {url}/infer -d '{body}'"),
-            Some(Sample::Zeros(bytes)) => {
-                format!("head -c {bytes} /dev/zero | curl{options} {url}/infer {header} --data-binary @- -o answer.bin")
+            Some(Sample::Text { path, body }) => {
+                format!("curl{options} {url}{path} -H 'Content-Type: application/json' -d '{body}'")
             }
-            None => format!("curl{options} {url}"),
+            Some(Sample::Json(body)) => format!("curl{options} {of_model}/infer -d '{body}'"),
+            Some(Sample::Zeros(bytes)) => {
+                format!(
+                    "head -c {bytes} /dev/zero | curl{options} {of_model}/infer {header} --data-binary @- -o answer.bin"
+                )
+            }
+            None => format!("curl{options} {of_model}"),
         }
     }
 }

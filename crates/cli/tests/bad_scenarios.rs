@@ -44,6 +44,21 @@ impl Drop for Folder {
 const COMMANDS: [&str; 3] = ["simulate", "goodput", "plan"];
 
 #[test]
+fn a_folder_or_a_model_in_place_of_a_scenario_is_named_as_such() {
+    let folder = Folder::new("no-scenarios");
+    let model = folder.0.join("m.onnx");
+    std::fs::write(&model, b"\x08\x08").unwrap();
+    for command in ["simulate", "goodput"] {
+        for (path, what) in [(&folder.0, "is a folder, not a scenario"), (&model, "is a model, not a scenario")] {
+            let output = Command::new(env!("CARGO_BIN_EXE_ripieno")).arg(command).arg(path).output().unwrap();
+            let error = String::from_utf8(output.stderr).unwrap();
+            assert!(output.status.code() == Some(1) && error.contains(what), "{command}: {error}");
+            assert!(error.contains("docs/reference/scenarios.md"), "{command}: {error}");
+        }
+    }
+}
+
+#[test]
 fn every_command_names_the_file_and_the_key() {
     let folder = Folder::new("bad-scenarios");
     let model = |keys: &str| format!("rate = 100.0\n[[model]]\nname = \"m\"\n{keys}\n");
@@ -55,6 +70,8 @@ fn every_command_names_the_file_and_the_key() {
         (format!("rate = 100.0\npolicy_options = {{ gathers = 1 }}\n{MODEL}"), "policy_options.gathers: "),
         (format!("rate = 100.0\npolicy_options = {{ gather = 1 }}\n{MODEL}"), "policy_options.gather: "),
         (format!("rate = 100.0\nrates = 1.0\n{MODEL}"), "unknown field `rates`"),
+        (format!("rate = 100.0\nrates = 1.0\n{MODEL}"), "; did you mean `rate`?"),
+        (model("slo = 25.0\nlatency_ms = [1.0]"), "; did you mean `slo_ms`?"),
         (format!("rate = 100.0\n{MODEL}share = nan\n"), "model \"m\": share = NaN;"),
         (model("slo_ms = nan\nlatency_ms = [1.0]"), "model \"m\": slo_ms = NaN;"),
         (model("slo_ms = 25.0\nlatency_ms = [nan]"), "model \"m\": latency_ms[0] = NaN;"),

@@ -173,7 +173,7 @@ pub fn check_padding(engine: &dyn Executor, model: &Arc<dyn LoadedModel>) -> Res
     let alone = runner.answers(&[&runner.example]).map_err(failed)?;
     let padded = runner.answers(&[&runner.example, &beside]).map_err(failed)?;
     for (alone, padded) in alone[0].iter().zip(&padded[0]) {
-        compare_padded(alone, padded).map_err(LoadError)?;
+        compare_padded(alone, padded, [short, longest]).map_err(LoadError)?;
     }
     Ok(())
 }
@@ -181,9 +181,18 @@ pub fn check_padding(engine: &dyn Executor, model: &Arc<dyn LoadedModel>) -> Res
 /// Largest change of a number by padding, relative to the tensor's largest number.
 const PADDING_TOLERANCE: f64 = 1e-3;
 
-fn compare_padded(alone: &Tensor, padded: &Tensor) -> Result<(), String> {
+/// Compares the answers to a request alone and padded, whose lengths are `[short, longest]`.
+fn compare_padded(alone: &Tensor, padded: &Tensor, [short, longest]: [u32; 2]) -> Result<(), String> {
     let name = &alone.name;
     if let Some(dim) = alone.shape.iter().zip(&padded.shape).position(|(alone, padded)| alone != padded) {
+        let sizes = [alone.shape[dim], padded.shape[dim]];
+        if sizes != [i64::from(short), i64::from(longest)] {
+            return Err(format!(
+                "output '{name}' is {} long for a request of length {short} and {} for one of {longest}, so its part cannot be \
+                 told from the padding: remove every length_dim; requests of different lengths then share no batch",
+                sizes[0], sizes[1]
+            ));
+        }
         return Err(format!(
             "output '{name}' is as long as the batch is padded: {:?} beside a longer request, {:?} alone; add an [[output]] \
              with name = \"{name}\" and length_dim = {dim}",
@@ -194,8 +203,12 @@ fn compare_padded(alone: &Tensor, padded: &Tensor) -> Result<(), String> {
     if differs <= PADDING_TOLERANCE {
         return Ok(());
     }
+    let how = match differs.is_finite() {
+        true => format!("changes by {:.1} % of its largest number", differs * 100.0),
+        false => "turns into something that is no number".to_owned(),
+    };
     Err(format!(
-        "output '{name}' changes by {differs:.1e} of its largest number when a request is padded: the model does not mask what \
+        "output '{name}' {how} when a request is padded: the model does not mask what \
          it is padded with; export it with an attention mask as a further input (length_dim and pad = 0), or remove length_dim"
     ))
 }
@@ -210,7 +223,8 @@ fn difference(a: &Tensor, b: &Tensor) -> f64 {
         tensor.data.as_chunks().0.iter().map(|&bytes| f64::from(f32::from_le_bytes(bytes))).collect()
     };
     let (a, b) = (numbers(a), numbers(b));
-    let largest = a.iter().fold(f64::MIN_POSITIVE, |largest, number| number.abs().max(largest));
+    let largest = a.iter().chain(&b).filter(|number| number.is_finite());
+    let largest = largest.fold(f64::MIN_POSITIVE, |largest, number| number.abs().max(largest));
     let apart = a
         .iter()
         .zip(&b)
@@ -424,6 +438,24 @@ mod tests {
         assert_eq!(extrapolated(two.clone(), 8), [(1, Nanos(10)), (2, Nanos(12)), (8, Nanos(24))]);
         assert_eq!(extrapolated(two.clone(), 2), two);
         assert_eq!(extrapolated(vec![(1, Nanos(10)), (2, Nanos(8))], 4)[2], (4, Nanos(8)));
+    }
+
+    #[test]
+    fn an_output_that_is_not_as_long_as_the_request_has_no_length_dim() {
+        let tensor = |shape: &[i64], number: f32| {
+            let count = shape.iter().product::<i64>() as usize;
+            let data = number.to_le_bytes().repeat(count).into();
+            Tensor { name: "y".into(), datatype: DataType::Fp32, shape: shape.to_vec(), data }
+        };
+        let compared = |alone, padded| compare_padded(&tensor(alone, 1.0), &tensor(padded, 1.0), [106, 320]);
+        assert!(compared(&[1, 106, 7], &[1, 320, 7]).unwrap_err().contains("name = \"y\" and length_dim = 1"));
+        let shorter = compared(&[1, 13, 7], &[1, 40, 7]).unwrap_err();
+        assert!(shorter.contains("is 13 long for a request of length 106 and 40 for one of 320"), "{shorter}");
+        assert!(shorter.contains("remove every length_dim"), "{shorter}");
+        let zeros = compare_padded(&tensor(&[1, 2], 0.0), &tensor(&[1, 2], 1.0), [1, 2]).unwrap_err();
+        assert!(zeros.contains("changes by 100.0 % of its largest number"), "{zeros}");
+        let lost = compare_padded(&tensor(&[1, 2], 1.0), &tensor(&[1, 2], f32::NAN), [1, 2]).unwrap_err();
+        assert!(lost.contains("turns into something that is no number"), "{lost}");
     }
 
     #[test]

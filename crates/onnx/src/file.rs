@@ -38,8 +38,10 @@ impl OnnxFile {
     /// Decodes a file from memory. `path` names the file in messages, and external weights are in
     /// its folder.
     pub fn parse(bytes: impl Into<Bytes>, path: &Path) -> Result<OnnxFile, OnnxError> {
-        let not_onnx = || OnnxError(format!("{}: not an ONNX model: export the model to ONNX anew", path.display()));
-        let mut model = ModelProto::decode(bytes.into()).map_err(|cause| {
+        let bytes: Bytes = bytes.into();
+        let content = bytes.clone();
+        let not_onnx = || OnnxError(format!("{}: {}", path.display(), damage(&content)));
+        let mut model = ModelProto::decode(bytes).map_err(|cause| {
             // The decoder reports this error only as text.
             if cause.to_string().ends_with("recursion limit reached") {
                 let fix = "export the model anew";
@@ -88,6 +90,29 @@ impl OnnxFile {
         }
         files
     }
+}
+
+/// Returns what is wrong with a file that is not an ONNX model, and the fix, by how it begins.
+fn damage(content: &[u8]) -> String {
+    let text = content.trim_ascii_start();
+    let begins = |with: &[u8]| text.len() >= with.len() && text[..with.len()].eq_ignore_ascii_case(with);
+    let (what, fix) = match content {
+        [] => ("it is empty", "copy or download it again"),
+        _ if begins(b"version https://git-lfs") => {
+            ("it is a Git LFS pointer, which stands for the model", "fetch the model itself with git lfs pull")
+        }
+        _ if begins(b"<!doctype") || begins(b"<html") => {
+            ("it is a web page", "download the file itself, not the page that shows it")
+        }
+        [b'P', b'K', ..] => ("it is a zip archive, as PyTorch saves models", "export the model with torch.onnx.export"),
+        [0x89, b'H', b'D', b'F', ..] => ("it is an HDF5 file, as Keras saves models", "convert it with tf2onnx"),
+        // The first field of nearly every ONNX file is its version, a small number.
+        [0x08, 1..=0x20, ..] => {
+            ("it begins as one and ends too early or is damaged", "copy or download it again, and compare sizes")
+        }
+        _ => return "not an ONNX model: export the model to ONNX anew".to_owned(),
+    };
+    format!("not an ONNX model: {what} ({} bytes): {fix}", content.len())
 }
 
 fn of_graph(graph: &GraphProto, files: &mut BTreeSet<String>) {
@@ -172,11 +197,34 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_is_no_model_is_named_for_what_it_is() {
+        let whole = ModelProto {
+            ir_version: 8,
+            graph: Some(GraphProto { initializer: vec![tensor("weights")], ..GraphProto::default() }),
+            ..ModelProto::default()
+        };
+        let whole = whole.encode_to_vec();
+        let cases: [(&[u8], &str, &str); 6] = [
+            (b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "a Git LFS pointer", "git lfs pull"),
+            (&whole[..whole.len() - 3], "ends too early", "download it again"),
+            (b"\n<!DOCTYPE html><html>", "a web page", "download the file itself"),
+            (b"PK\x03\x04", "as PyTorch saves models", "torch.onnx.export"),
+            (b"\x89HDF\r\n", "as Keras saves models", "tf2onnx"),
+            (b"", "it is empty", "download it again"),
+        ];
+        for (content, what, fix) in cases {
+            let error = OnnxFile::parse(content.to_vec(), Path::new("m.onnx")).unwrap_err().to_string();
+            assert!(error.starts_with("m.onnx: not an ONNX model: "), "{error}");
+            assert!(error.contains(what) && error.contains(fix), "{error}");
+        }
+    }
+
+    #[test]
     fn what_is_no_model_or_too_deep_is_refused() {
         let refused = |bytes: Vec<u8>| OnnxFile::parse(bytes, Path::new("m.onnx")).unwrap_err().to_string();
         let not_onnx = "m.onnx: not an ONNX model: export the model to ONNX anew";
         assert_eq!(refused(b"no model".to_vec()), not_onnx);
-        assert_eq!(refused(Vec::new()), not_onnx, "no graph");
+        assert!(refused(Vec::new()).starts_with("m.onnx: not an ONNX model: it is empty (0 bytes)"));
         assert!(
             OnnxFile::read(Path::new("nowhere.onnx")).unwrap_err().to_string().contains("cannot read nowhere.onnx")
         );

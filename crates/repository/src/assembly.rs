@@ -66,6 +66,7 @@ pub(super) fn prepare(
         inputs: whole(&read.settings.inputs),
         outputs: whole(&read.settings.outputs),
         batched,
+        unbatched: None,
         max_batch,
         streams: false,
         lengths: None,

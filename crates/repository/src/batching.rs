@@ -1,15 +1,40 @@
 //! Decides at load, before profiling, whether requests to a model can share batches.
 //!
 //! A file without a dynamic first dimension cannot be batched. A model whose rows depend on each
-//! other must not be: a client's answer would depend on other clients' requests. Both are served
-//! one request at a time, unless the owner demands batching with the key `batching` in
-//! `model.toml`.
+//! other must not be: a client's answer would depend on other clients' requests. Nor must a model
+//! whose rows cannot be tried, since they may depend on each other. All are served one request at a
+//! time, unless the owner demands batching with the key `batching` in `model.toml`.
 
 use super::config::Batching;
 use super::plan::{LoadPlan, LoadTarget};
 use ripieno_executor::{BlockSource, LoadedModel, ModelSource, RowIndependence, check_rows};
 use ripieno_onnx::{Declared, OnnxFile};
 use std::sync::Arc;
+
+/// Reason for which requests do not share batches.
+struct NoBatches {
+    why: String,
+    /// Ways to batches, as a clause; empty if there is none but another file.
+    remedy: &'static str,
+}
+
+/// Remedy for rows that seem to depend on each other.
+const IF_INDEPENDENT: &str =
+    "if that is rounding or chance, batching = \"trust\" in model.toml batches it all the same";
+/// Remedy for a model that accepted no generated row.
+const IF_UNTRIED: &str = "declare the shapes of its inputs ([[input]] shape in model.toml) so that it can be, or write batching = \
+                          \"trust\" if each row is computed on its own";
+
+/// Remedy for a cell that accepted no generated row.
+const IF_CELL_UNTRIED: &str = "write batching = \"trust\" in model.toml if each row is computed on its own";
+
+impl NoBatches {
+    /// Formats the reason, with the remedy if there is one.
+    fn text(&self) -> String {
+        let NoBatches { why, remedy } = self;
+        if remedy.is_empty() { why.clone() } else { format!("{why}; {remedy}") }
+    }
+}
 
 /// Returns the model as it is to be served, reloaded if without batches, and the reason for which
 /// it is not batched.
@@ -19,21 +44,42 @@ pub(super) fn decide(
     loaded: Arc<dyn LoadedModel>,
 ) -> Result<(Arc<dyn LoadedModel>, Option<String>), String> {
     let file = plan.shown_file();
-    let Some(why) = unbatchable_reason(target, plan, &loaded)? else { return Ok((loaded, None)) };
+    let Some(reason) = unbatchable_reason(target, plan, &loaded)? else { return Ok((loaded, None)) };
+    let NoBatches { why, remedy } = &reason;
     if plan.config.batching == Batching::Require {
+        let or = if remedy.is_empty() { String::new() } else { format!(", or: {remedy}") };
         return Err(format!(
             "{file}: {why}, so requests cannot share batches, which batching = \"require\" demands; export it so that each row \
-             of a dynamic first dimension is computed on its own, or remove the key to serve it one request at a time"
+             of a dynamic first dimension is computed on its own, or remove the key to serve it one request at a time{or}"
         ));
     }
-    plan.without_batches();
-    if !loaded.batched() {
-        return Ok((loaded, Some(why)));
+    let was_batched = loaded.batched();
+    if was_batched && needs_batch_dimension(plan) {
+        plan.with_single_rows();
+    } else {
+        plan.without_batches();
+        if !was_batched {
+            return Ok((loaded, Some(reason.text())));
+        }
     }
     let again = target.engine.load(&plan.source).map_err(|error| {
-        format!("{file}: {why}, so requests cannot share batches; to serve it one request at a time failed: {error}")
+        format!(
+            "{file}: {}, so requests cannot share batches; to serve it one request at a time failed: {error}",
+            reason.text()
+        )
     })?;
-    Ok((again, Some(why)))
+    Ok((again, Some(reason.text())))
+}
+
+/// Returns true if the model is executed row by row: in cells, padded, or with early exits. It then
+/// keeps its batch dimension, and each batch is one row.
+fn needs_batch_dimension(plan: &LoadPlan) -> bool {
+    let leaves = |block: &BlockSource| block.exit.is_some() || block.skip.is_some();
+    let source = &plan.source;
+    source.walk.is_unfolded()
+        || !source.lengths.inputs.is_empty()
+        || source.condition.is_some()
+        || source.blocks.iter().any(leaves)
 }
 
 /// Returns the reason for which requests cannot share batches, if there is one.
@@ -41,33 +87,38 @@ fn unbatchable_reason(
     target: &LoadTarget,
     plan: &LoadPlan,
     loaded: &Arc<dyn LoadedModel>,
-) -> Result<Option<String>, String> {
+) -> Result<Option<NoBatches>, String> {
     let config = &plan.config;
+    let because = |why: &str| Some(NoBatches { why: why.to_owned(), remedy: "" });
     if config.batching == Batching::Off {
-        return Ok(Some("batching = \"off\"".to_owned()));
+        return Ok(because("batching = \"off\""));
     }
     if !loaded.batched() {
-        return Ok(Some("its tensors have no dynamic first dimension".to_owned()));
+        return Ok(because("its tensors have no dynamic first dimension"));
     }
     if config.batching == Batching::Trust || target.emulates() {
         return Ok(None);
     }
     if plan.source.walk.is_unfolded() {
-        return check_cells(target, plan).map(|()| None);
+        return check_cells(target, plan);
     }
-    Ok(match check_rows(&*target.engine, loaded, plan.source.max_batch) {
+    Ok(match check_rows(&*target.engine, loaded, plan.source.max_batch, &config.inputs) {
         RowIndependence::Independent => None,
-        RowIndependence::Mixed(how) => Some(format!("its rows depend on each other ({how})")),
-        RowIndependence::Untried(cause) => {
-            tracing::warn!("model {}: whether its rows are independent cannot be tried: {cause}", plan.name);
-            None
+        RowIndependence::Mixed(how) => {
+            Some(NoBatches { why: format!("its rows depend on each other ({how})"), remedy: IF_INDEPENDENT })
         }
+        RowIndependence::Untried(cause) => Some(untried("its rows", &cause)),
     })
 }
 
-/// Checks each cell on its own, because cell batches combine rows of many requests and steps. A
-/// model in cells cannot be served one request at a time.
-fn check_cells(target: &LoadTarget, plan: &LoadPlan) -> Result<(), String> {
+fn untried(rows: &str, cause: &str) -> NoBatches {
+    NoBatches { why: format!("whether {rows} are independent cannot be tried ({cause})"), remedy: IF_UNTRIED }
+}
+
+/// Checks each cell on its own, because cell batches combine rows of many requests and steps. Cells
+/// that mix rows are an error, and those that cannot be tried run one row at a time.
+fn check_cells(target: &LoadTarget, plan: &LoadPlan) -> Result<Option<NoBatches>, String> {
+    let mut reason = None;
     for block in &plan.source.blocks {
         let Some(path) = &block.path else { continue };
         let cell = BlockSource { path: Some(path.clone()), ..BlockSource::new(&block.name) };
@@ -77,14 +128,21 @@ fn check_cells(target: &LoadTarget, plan: &LoadPlan) -> Result<(), String> {
         let source =
             ModelSource { isolation, ranges, ..ModelSource::new(&block.name, vec![cell], plan.source.max_batch) };
         let loaded = target.engine.load(&source).map_err(|error| error.to_string())?;
-        if let RowIndependence::Mixed(how) = check_rows(&*target.engine, &loaded, source.max_batch) {
-            return Err(format!(
-                "{}: rows of cell \"{}\" depend on each other ({how}), so it would mix requests; export it so that each row is \
-                 computed on its own",
-                path.display(),
-                block.name
-            ));
+        match check_rows(&*target.engine, &loaded, source.max_batch, &[]) {
+            RowIndependence::Independent => {}
+            RowIndependence::Untried(cause) => {
+                let (rows, remedy) = (format!("rows of cell \"{}\"", block.name), IF_CELL_UNTRIED);
+                reason = reason.or(Some(NoBatches { remedy, ..untried(&rows, &cause) }));
+            }
+            RowIndependence::Mixed(how) => {
+                return Err(format!(
+                    "{}: rows of cell \"{}\" depend on each other ({how}), so it would mix requests; export it so that each row is \
+                     computed on its own",
+                    path.display(),
+                    block.name
+                ));
+            }
         }
     }
-    Ok(())
+    Ok(reason)
 }

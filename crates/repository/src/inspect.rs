@@ -1,14 +1,68 @@
-//! Inspection and profiling of a repository without serving it, for the commands `models` and
-//! `profile`.
+//! Inspection and profiling of a repository without serving it, for the commands `models --no-load`
+//! and `profile`.
 
 use super::assembly;
+use super::config::Batching;
+use super::containment::check_weights;
 use super::load::{Loader, Profiling};
 use super::model_files::ModelFiles;
-use super::plan::LoadTarget;
-use super::report::{MeasureProgress, ModelReport};
+use super::plan::{LoadPlan, LoadTarget};
+use super::report::{MeasureProgress, ModelReport, NOT_TRIED, describe};
 use super::scan::{ModelCandidate, scan};
+use super::slo::SloOrigin;
+use super::triton::TritonConfig;
+use ripieno_model::TensorSpec;
+use ripieno_onnx::{Declared, OnnxFile};
 use std::path::Path;
 use std::sync::Arc;
+
+/// Reads the files and settings of every model at `path`. No engine loads them, so that a model
+/// without an error may still fail to load.
+pub fn read(path: &Path, target: &LoadTarget) -> Result<Vec<ModelReport>, String> {
+    let reports = |candidate: &ModelCandidate| match &candidate.found {
+        Ok(found) => found.each_version().map(|found| read_version(&found, target)).collect(),
+        Err(error) => vec![ModelReport::failed(&candidate.name, "", error.clone())],
+    };
+    Ok(scan(path)?.iter().flat_map(reports).collect())
+}
+
+fn read_version(found: &ModelFiles, target: &LoadTarget) -> ModelReport {
+    let read = match found.is_ensemble {
+        true => assembly::read(found, target).map(|read| assembly::report(found, &read, target)),
+        false => read_model(found, target),
+    };
+    match read {
+        Ok(report) => ModelReport { state: NOT_TRIED.to_owned(), ..report },
+        Err(error) => ModelReport::failed(&found.name, &found.version, error.replace('\n', " ")),
+    }
+}
+
+fn read_model(found: &ModelFiles, target: &LoadTarget) -> Result<ModelReport, String> {
+    let plan = LoadPlan::new(found, target)?;
+    for file in plan.files() {
+        check_weights(found, &file, target.allow_symlinks)?;
+    }
+    let (mut inputs, mut outputs) = (plan.config.inputs.clone(), plan.config.outputs.clone());
+    // Of several blocks, which are linked by the engine, only the declared tensors are known.
+    if let [file] = &plan.files()[..] {
+        let declared = OnnxFile::read(file).and_then(|file| Declared::of(&file)).map_err(|error| error.to_string())?;
+        (inputs, outputs) = (declared.inputs, declared.outputs);
+    }
+    let shown = |specs: &[TensorSpec]| specs.iter().map(|spec| describe(spec, true)).collect();
+    let slo = plan.slo.resolve(&plan.config, plan.source.max_batch, None);
+    Ok(ModelReport {
+        inputs: shown(&inputs),
+        outputs: shown(&outputs),
+        slo_ms: slo.map(|slo| slo.span.as_millis_f64()),
+        slo_is_derived: slo.map(|slo| slo.origin == SloOrigin::Profile),
+        late: slo.map(|slo| if slo.answer_late { "answer" } else { "refuse" }),
+        max_batch: Some(plan.source.max_batch),
+        unbatched: (plan.config.batching == Batching::Off).then(|| "batching = \"off\"".to_owned()),
+        warnings: plan.triton.iter().flat_map(TritonConfig::warnings).collect(),
+        error: None,
+        ..ModelReport::failed(&found.name, &found.version, String::new())
+    })
+}
 
 /// Loads and checks every model at `path`; reports given or cached profiles, and measures none.
 pub fn inspect(path: &Path, target: LoadTarget) -> Result<Vec<ModelReport>, String> {

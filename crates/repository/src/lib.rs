@@ -18,6 +18,7 @@ pub mod edge;
 pub mod ensemble;
 #[cfg(test)]
 mod fixture;
+mod foreign;
 pub mod inspect;
 pub mod labels;
 pub mod live;
@@ -42,11 +43,12 @@ mod uploads;
 mod walks;
 mod warm_up;
 
-pub use inspect::{inspect, profile};
+pub use foreign::found_instead;
+pub use inspect::{inspect, profile, read};
 pub use live::{Host, LiveRepository, ModelControl, RepositoryPoll};
 pub use load::{Loader, PreparedModel, Profiling};
 pub use plan::{EngineProcess, LoadTarget};
-pub use report::{MeasureProgress, ModelReport, ProfileReport};
+pub use report::{MeasureProgress, ModelReport, NOT_TRIED, ProfileReport};
 pub use sample::Sample;
 pub use triton::TritonConfig;
 pub use walks::{ModelWalk, walks};

@@ -33,6 +33,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 pub use control::ModelControl;
 pub use poll::RepositoryPoll;
+use poll::RepositorySnapshot;
 
 /// Number of models read concurrently at the start: enough to hide disk latency without exhausting
 /// memory.
@@ -84,6 +85,8 @@ pub struct LiveRepository {
     slots: Mutex<BTreeMap<String, Arc<Mutex<ModelSlot>>>>,
     uploads: UploadStore,
     control: ModelControl,
+    /// Files of each model when [`load_all`](LiveRepository::load_all) tried it.
+    first_tried: Mutex<RepositorySnapshot>,
 }
 
 /// State of a model; locked while the model changes.
@@ -136,7 +139,8 @@ impl LiveRepository {
         progress: MeasureProgress,
     ) -> LiveRepository {
         let (loader, slots, store) = (Loader::new(target, progress), Mutex::default(), UploadStore::new(0));
-        LiveRepository { path, loader, registry, host, slots, uploads: store, control: ModelControl::Open }
+        let (control, first_tried) = (ModelControl::Open, Mutex::default());
+        LiveRepository { path, loader, registry, host, slots, uploads: store, control, first_tried }
     }
 
     /// Allows load calls to upload up to `bytes` bytes of files in total.
@@ -148,7 +152,9 @@ impl LiveRepository {
     /// Loads all models, or those that the control mode names; returns when each is served or has
     /// failed. Fails only if the path cannot be read.
     pub fn load_all(&self) -> Result<Vec<ModelReport>, String> {
-        let (candidates, missing) = self.initial_models(scan(&self.path)?);
+        let candidates = scan(&self.path)?;
+        *self.first_tried.lock() = poll::snapshots(&candidates);
+        let (candidates, missing) = self.initial_models(candidates);
         for candidate in &candidates {
             for version in versions_of(candidate) {
                 self.registry.set(&candidate.name, &version, ModelState::Loading, "");
@@ -475,6 +481,7 @@ fn entry(prepared: &PreparedModel, model: &Model, slo: Slo, id: ModelId, target:
         inputs,
         outputs: answers(prepared),
         batched: prepared.loaded.batched(),
+        unbatched: prepared.unbatched.clone(),
         max_batch: if source.walk.is_unfolded() { 1 } else { source.max_batch },
         streams: !source.walk.brings_graph() && source.answers.iter().any(|answer| answer.take == AnswerSteps::Every),
         lengths: prepared.loaded.lengths().cloned(),

@@ -12,7 +12,7 @@ use super::labels::{self, Labels};
 use super::model_files::ModelFiles;
 use super::plan::{LoadPlan, LoadTarget};
 use super::report::{MeasureProgress, ModelReport, ProfileReport, describe};
-use super::sample::sample;
+use super::sample::{sample, text_sample};
 use super::scan::CONFIG_FILE;
 use super::slicing;
 use super::slo::{Slo, SloOrigin, best_batch, queue_bound};
@@ -316,7 +316,10 @@ impl PreparedModel {
                 Vec::new()
             },
             best_goodput_rps: goodput,
-            sample: sample(&*self.loaded),
+            sample: match &self.text {
+                Some(text) => Some(text_sample(&plan.name, text)),
+                None => sample(&*self.loaded, &plan.config.inputs),
+            },
             warnings: self.warnings.clone(),
             error: None,
         }

@@ -9,6 +9,7 @@ use super::config::{
     nearest,
 };
 use super::containment;
+use super::foreign::found_instead;
 use super::model_files::ModelFiles;
 use super::scan::{CONFIG_FILE, MODEL_FILE};
 use super::slo::{SloOrigin, SloSetting};
@@ -232,6 +233,18 @@ impl LoadPlan {
         Some(format!("{} becomes {becomes}{over}; ripieno migrate explains each field", triton.file))
     }
 
+    /// Makes each batch of each cell one row.
+    pub(super) fn with_single_rows(&mut self) {
+        self.source.max_batch = 1;
+        for block in &mut self.source.blocks {
+            block.sizes.clear();
+            block.profile = block.profile.as_ref().map(|profile| profile.truncated(1));
+        }
+        for cell in self.config.cells.iter_mut().flat_map(|cells| &mut cells.cells) {
+            (cell.max_batch, cell.sizes) = (Some(1), Vec::new());
+        }
+    }
+
     /// Disables batching.
     pub fn without_batches(&mut self) {
         (self.source.unbatched, self.source.max_batch) = (true, 1);
@@ -425,10 +438,13 @@ fn block_file(found: &ModelFiles, place: &str, block: &BlockConfig) -> Result<Pa
     let path = folder.join(file);
     match path.is_file() {
         true => Ok(path),
-        false => Err(format!(
-            "{}: there is no such file; put the model there, or remove the folder to serve another version",
-            path.display()
-        )),
+        false => {
+            let instead = found_instead(folder).map_or_else(String::new, |found| format!(" ({found})"));
+            Err(format!(
+                "{}: there is no such file{instead}; put the model there, or remove the folder to serve another version",
+                path.display()
+            ))
+        }
     }
 }
 

@@ -36,6 +36,8 @@ pub struct ServedEntry {
     pub outputs: Vec<TensorSpec>,
     /// Whether requests share batches; otherwise each request is one row.
     pub batched: bool,
+    /// Reason for which requests do not share batches, if known.
+    pub unbatched: Option<String>,
     /// Maximum rows in a batch; 1 where each request is a sequence or graph of its own.
     pub max_batch: usize,
     /// Whether outputs grow step by step, so that one request can have many response messages.
@@ -147,8 +149,13 @@ pub trait Repository: Send + Sync {
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum LookupError {
     /// There is no such model. Tests of stock clients look for this wording.
-    #[error("Request for unknown model: '{0}' is not found")]
-    UnknownModel(String),
+    #[error("Request for unknown model: '{name}' is not found; {served}")]
+    UnknownModel {
+        /// Requested name.
+        name: String,
+        /// Clause about the models that serve.
+        served: String,
+    },
     /// The model has no such version.
     #[error("Request for unknown model: '{name}' version {version} is not found; known versions: {known}")]
     UnknownVersion {
@@ -213,7 +220,9 @@ impl ModelRegistry {
     /// Returns the entry for `name`; an empty version selects the newest ready one.
     pub fn get(&self, name: &str, version: &str) -> Result<Arc<ServedEntry>, LookupError> {
         let models = self.models.read();
-        let versions = models.get(name).ok_or_else(|| LookupError::UnknownModel(name.to_owned()))?;
+        let versions = models
+            .get(name)
+            .ok_or_else(|| LookupError::UnknownModel { name: name.to_owned(), served: served(&models) })?;
         let found = if version.is_empty() { newest(versions) } else { versions.get(&key(version)) };
         let Some(found) = found else {
             let known: Vec<&str> = versions.keys().map(|(_, version)| version.as_str()).collect();
@@ -248,6 +257,12 @@ impl ModelRegistry {
             .collect()
     }
 
+    /// Returns true if a version of a model answers requests.
+    pub fn has_ready(&self) -> bool {
+        let models = self.models.read();
+        models.values().flat_map(BTreeMap::values).any(|version| matches!(version.state, ModelState::Ready(_)))
+    }
+
     /// Returns true if a model without a ready version is loading.
     pub fn is_loading(&self) -> bool {
         let models = self.models.read();
@@ -270,6 +285,21 @@ impl ModelRegistry {
 
 fn key(version: &str) -> VersionKey {
     (version.parse().unwrap_or(0), version.to_owned())
+}
+
+/// Number of models that a message names.
+const NAMED: usize = 5;
+
+/// Returns a clause that names the first models that serve.
+fn served(models: &BTreeMap<String, BTreeMap<VersionKey, Version>>) -> String {
+    let serves = |version: &Version| matches!(version.state, ModelState::Ready(_));
+    let mut names = models.iter().filter(|(_, versions)| versions.values().any(serves)).map(|(name, _)| name.as_str());
+    let shown: Vec<&str> = names.by_ref().take(NAMED).collect();
+    match (shown.is_empty(), names.next()) {
+        (true, _) => "no model serves".to_owned(),
+        (false, None) => format!("models that serve: {}", shown.join(", ")),
+        (false, Some(_)) => format!("models that serve: {}, …", shown.join(", ")),
+    }
 }
 
 /// Returns the newest ready version, else the newest loading one, else the newest.
@@ -297,6 +327,7 @@ mod tests {
             inputs: vec![],
             outputs: vec![],
             batched: true,
+            unbatched: None,
             max_batch: 1,
             streams: false,
             lengths: None,
@@ -317,6 +348,7 @@ mod tests {
             registry.set("m", version, entry(version), "");
         }
         registry.set("m", "11", ModelState::Loading, "");
+        assert!(registry.has_ready());
         assert_eq!(registry.get("m", "").map(|e| e.version.clone()), Ok("10".to_owned()));
         assert_eq!(registry.get("m", "2").map(|e| e.version.clone()), Ok("2".to_owned()));
         assert_eq!(registry.versions("m"), ["2", "9", "10"]);
@@ -324,17 +356,35 @@ mod tests {
     }
 
     #[test]
+    fn an_unknown_model_names_a_few_that_serve() {
+        let registry = ModelRegistry::new();
+        let said = || registry.get("x", "").unwrap_err().to_string();
+        registry.set("broken", "1", ModelState::Unavailable, "");
+        assert!(said().ends_with("; no model serves"));
+        for name in ["a", "b", "c", "d", "e"] {
+            registry.set(name, "1", entry("1"), "");
+        }
+        assert!(said().ends_with("'x' is not found; models that serve: a, b, c, d, e"));
+        registry.set("f", "1", entry("1"), "");
+        assert!(said().ends_with("; models that serve: a, b, c, d, e, …"));
+    }
+
+    #[test]
     fn lookup_errors_name_their_cause() {
         let registry = ModelRegistry::new();
-        assert_eq!(registry.get("x", "").unwrap_err().to_string(), "Request for unknown model: 'x' is not found");
+        assert_eq!(
+            registry.get("x", "").unwrap_err().to_string(),
+            "Request for unknown model: 'x' is not found; no model serves"
+        );
         registry.set("m", "1", ModelState::Loading, "");
         assert_eq!(registry.get("m", "").unwrap_err(), LookupError::Loading("m".into()));
         assert!(registry.is_loading());
         registry.set("m", "1", ModelState::Unavailable, "model.onnx: no such file");
+        assert!(!registry.has_ready());
         assert!(registry.get("m", "1").unwrap_err().to_string().ends_with("model.onnx: no such file"));
         assert!(registry.get("m", "7").unwrap_err().to_string().ends_with("version 7 is not found; known versions: 1"));
         assert_eq!(registry.index()[0].state, "UNAVAILABLE");
         registry.remove("m", "1");
-        assert_eq!(registry.get("m", "").unwrap_err(), LookupError::UnknownModel("m".into()));
+        assert!(matches!(registry.get("m", ""), Err(LookupError::UnknownModel { name, .. }) if name == "m"));
     }
 }

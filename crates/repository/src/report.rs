@@ -9,6 +9,9 @@ use std::sync::Arc;
 /// Callback for measurement progress: model name, batch sizes measured, batch sizes in total.
 pub type MeasureProgress = Arc<dyn Fn(&str, usize, usize) + Send + Sync>;
 
+/// State of a model whose files are right, but which no engine has loaded.
+pub const NOT_TRIED: &str = "not tried";
+
 /// Report on one model of a repository.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ModelReport {
@@ -16,7 +19,7 @@ pub struct ModelReport {
     pub name: String,
     /// Model version; empty if none was found.
     pub version: String,
-    /// READY if the model loads, else UNAVAILABLE.
+    /// READY if the model loads, [`NOT_TRIED`] if it was only read, else UNAVAILABLE.
     pub state: String,
     /// Inputs, such as "images FP32 [-1, 64]".
     pub inputs: Vec<String>,

@@ -2,6 +2,7 @@
 
 use ripieno_executor::{LoadedModel, Tensor};
 use ripieno_model::{DataType, TensorSpec};
+use ripieno_text::{TextModel, TextTask};
 use ripieno_wire::json::encode_infer;
 use ripieno_wire::{InferResponse, OutputEncoding, ResponseTensor};
 use serde::Serialize;
@@ -15,19 +16,48 @@ pub enum Sample {
     Json(String),
     /// A raw binary request of this number of zero bytes.
     Zeros(usize),
+    /// A call with a text.
+    Text {
+        /// Path of the call.
+        path: &'static str,
+        /// JSON body.
+        body: String,
+    },
 }
 
 /// Maximum length of a body on a command line.
 const MAX_BODY_BYTES: usize = 600;
 const MAX_ELEMENTS: usize = 128;
 
-/// Returns a minimal request for the model; `None` if it does not fit on a command line.
-pub(super) fn sample(model: &dyn LoadedModel) -> Option<Sample> {
+/// Returns a call with a text for the model `name`.
+pub(super) fn text_sample(name: &str, text: &TextModel) -> Sample {
+    let (path, body) = match text.task {
+        TextTask::Embed { .. } => ("/v1/embeddings", json!({ "model": name, "input": "a text" })),
+        TextTask::Classify { .. } => ("/v1/classify", json!({ "model": name, "input": "a text" })),
+        TextTask::Rerank => {
+            ("/v1/rerank", json!({ "model": name, "query": "a question", "documents": ["a text", "another"] }))
+        }
+    };
+    // A quote would end the shell argument.
+    Sample::Text { path, body: body.to_string().replace('\'', "\\u0027") }
+}
+
+/// Returns a minimal request for the model; `None` if it does not fit on a command line. Open
+/// dimensions have the sizes that `declared` gives them, else 1.
+pub(super) fn sample(model: &dyn LoadedModel, declared: &[TensorSpec]) -> Option<Sample> {
     if let Some(tensors) = model.example(1) {
         return in_json(&tensors, model.batched());
     }
     let least = |spec: &TensorSpec| model.range(&spec.name).map_or(0, |(least, most)| 0.clamp(least, most.max(least)));
-    let shape = |spec: &TensorSpec| spec.shape.iter().map(|&size| size.max(1)).collect::<Vec<i64>>();
+    let shape = |spec: &TensorSpec| {
+        let declared = declared.iter().find(|declared| declared.name == spec.name);
+        let given = |at: usize| declared.and_then(|declared| declared.shape.get(at)).copied().unwrap_or(1);
+        spec.shape
+            .iter()
+            .enumerate()
+            .map(|(at, &size)| if size < 0 { given(at).max(1) } else { size.max(1) })
+            .collect::<Vec<i64>>()
+    };
     let elements = |spec: &TensorSpec| shape(spec).iter().fold(1_i64, |product, &size| product.saturating_mul(size));
     if model.inputs().iter().all(|spec| elements(spec) <= MAX_ELEMENTS as i64) {
         let tensor = |spec: &TensorSpec| {

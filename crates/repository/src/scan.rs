@@ -7,6 +7,7 @@
 //! its own profile and queue. An error of one entry does not affect the others.
 
 use super::containment;
+use super::foreign;
 use super::model_files::ModelFiles;
 use super::triton::{self, FileChoice, TRITON_FILE};
 use std::collections::BTreeMap;
@@ -55,10 +56,7 @@ pub fn scan(path: &Path) -> Result<Vec<ModelCandidate>, String> {
 
 fn single_file(path: &Path) -> Result<ModelCandidate, String> {
     if !is_onnx(path) {
-        return Err(format!(
-            "{}: not an ONNX file; give a folder of models or a file that ends in .onnx",
-            path.display()
-        ));
+        return Err(foreign::not_onnx(path));
     }
     let root = containment::root(path.parent().unwrap_or(Path::new("")));
     let mut candidate = onnx_file(path, &root);
@@ -199,9 +197,19 @@ fn nothing_in(folder: &Path) -> String {
     if folder.join(MODEL_FILE).is_file() {
         return format!("{shown}/{MODEL_FILE}: must lie in a version folder; move it to {shown}/1/{MODEL_FILE}");
     }
+    if holds_models(folder) {
+        return format!("{shown}: is a repository of models itself, not a model of this one; serve {shown}");
+    }
+    let instead = foreign::found_instead(folder).map_or_else(String::new, |found| format!(" ({found})"));
     format!(
-        "{shown}: holds neither a version folder nor a {CONFIG_FILE} or {TRITON_FILE}; put the model at {shown}/1/{MODEL_FILE} or remove the folder"
+        "{shown}: holds neither a version folder nor a {CONFIG_FILE} or {TRITON_FILE}{instead}; the file of a model belongs at {shown}/1/{MODEL_FILE}, a folder of anything else out of the repository"
     )
+}
+
+/// Returns true if a folder in this one looks like a model.
+fn holds_models(folder: &Path) -> bool {
+    let is_model = |entry: &Path| entry.join(CONFIG_FILE).is_file() || entry.join("1").is_dir();
+    list(folder).is_ok_and(|entries| entries.iter().any(|entry| is_model(entry)))
 }
 
 /// Returns the number of a version folder: digits without a leading zero.

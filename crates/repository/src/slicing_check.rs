@@ -11,6 +11,7 @@ use ripieno_base::{BlockId, LaneId, ModelId, RequestSlot, TaskId};
 use ripieno_executor::{
     Device, Executor, LoadedModel, ModelSource, RequestEntry, Task, TaskMember, TaskResult, Tensor,
 };
+use ripieno_model::TensorSpec;
 use ripieno_onnx::{Cuts, OnnxModel, Slices};
 use serde::Serialize;
 use std::sync::Arc;
@@ -114,7 +115,8 @@ pub fn price_of_cuts(
 
 fn compare_at(sides: &[ComparedModel<'_>], rows: usize, runs: usize) -> Result<SliceComparison, String> {
     let specs = sides[0].loaded.inputs();
-    let row = |row: usize| specs.iter().map(|spec| varied(spec, row, LENGTH)).collect();
+    let range = |spec: &TensorSpec| sides[0].loaded.range(&spec.name);
+    let row = |row: usize| specs.iter().map(|spec| varied(spec, range(spec), row, LENGTH)).collect();
     let entry = |at: usize| {
         let inputs: Arc<[Tensor]> = row(at);
         let (extent, _) = sides[0].loaded.describe(&inputs).map_err(|error| error.to_string())?;

@@ -184,7 +184,8 @@ fn mistakes() -> Vec<Mistake> {
             "put the model there",
         ),
         ("toml_only", vec![toml("slo_ms = 5")], "toml_only/1/model.onnx: there is no such file", "--device emulated"),
-        ("empty", vec![("notes.txt", vec![])], "empty: holds neither a version folder", "remove the folder"),
+        ("empty", vec![("notes.txt", vec![])], "empty: holds neither a version folder", "out of the repository"),
+        ("nested", vec![("net/model.toml", vec![])], "nested: is a repository of models itself", "serve"),
         ("latin", vec![mlp(), ("model.toml", b"# caf\xe9".to_vec())], "latin/model.toml:1: the file is not UTF-8", ""),
         ("policy", vec![mlp(), toml("policy = \"eager\"")], "policy/model.toml: policy = \"eager\"", "--policy eager"),
         (

@@ -57,16 +57,20 @@ pub(super) fn scratch() -> Result<TempDir, String> {
     folder.map_err(|error| format!("no temporary folder can be made: {error}"))
 }
 
-/// Returns inputs for a comparison: values that differ between rows, and small ids for integers.
-pub(super) fn varied(spec: &TensorSpec, row: usize, length: i64) -> Tensor {
+/// Returns inputs for a comparison: values that differ between rows, and small ids for integers,
+/// within `range` if the model takes no others.
+pub(super) fn varied(spec: &TensorSpec, range: Option<(i64, i64)>, row: usize, length: i64) -> Tensor {
     let sizes = spec.shape.iter().skip(1).map(|&dim| if dim == -1 { length } else { dim });
     let shape: Vec<i64> = [1].into_iter().chain(sizes).collect();
     let count = shape.iter().product::<i64>().max(0) as usize;
     let number = |at: usize| (at * 7919 + row * 104_729 + 13) % 211;
+    let (least, most) = range.map_or((0, 31), |(least, most)| (least.max(0).min(most), most));
+    let count_ids = most.saturating_sub(least).clamp(0, 31) + 1;
+    let id = |at: usize| least + number(at) as i64 % count_ids;
     let data: Vec<u8> = match spec.datatype.name() {
         "FP32" => (0..count).flat_map(|at| (number(at) as f32 / 105.0 - 1.0).to_le_bytes()).collect(),
-        "INT64" => (0..count).flat_map(|at| ((number(at) % 32) as i64).to_le_bytes()).collect(),
-        "INT32" => (0..count).flat_map(|at| ((number(at) % 32) as i32).to_le_bytes()).collect(),
+        "INT64" => (0..count).flat_map(|at| id(at).to_le_bytes()).collect(),
+        "INT32" => (0..count).flat_map(|at| (id(at) as i32).to_le_bytes()).collect(),
         _ => vec![0; count * spec.datatype.size().unwrap_or(4)],
     };
     Tensor { name: spec.name.as_str().into(), datatype: spec.datatype, shape, data: data.into() }

@@ -19,7 +19,7 @@ use ripieno_wire::proto::inference::{
     ModelTransactionPolicy, StatisticDuration,
 };
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// Supported protocol extensions; clients rely on this list.
 const EXTENSIONS: [&str; 7] = [
@@ -78,7 +78,7 @@ pub(crate) fn metadata_body(metadata: ModelMetadataResponse) -> ModelMetadataBod
 }
 
 /// Returns the model's configuration. An unbatched model has a max_batch_size of 0, which tells
-/// clients that shapes have no batch dimension.
+/// clients that shapes have no batch dimension; the parameter `unbatched` is the reason.
 pub(crate) fn config(entry: &ServedEntry) -> ModelConfig {
     let dims = |spec: &TensorSpec| entry.shape(spec).iter().skip(usize::from(entry.batched)).copied().collect();
     let reshape = |spec: &TensorSpec| {
@@ -109,14 +109,17 @@ pub(crate) fn config(entry: &ServedEntry) -> ModelConfig {
         input: entry.inputs.iter().map(input).collect(),
         output: entry.outputs.iter().map(output).collect(),
         model_transaction_policy: Some(ModelTransactionPolicy { decoupled: entry.streams }),
-        parameters: [(
-            "slo_ms".to_owned(),
-            ModelParameter { string_value: entry.slo.span.as_millis_f64().to_string() },
-        )]
-        .into(),
+        parameters: parameters(entry),
         scheduling_choice: scheduling(entry),
         ..ModelConfig::default()
     }
+}
+
+fn parameters(entry: &ServedEntry) -> HashMap<String, ModelParameter> {
+    let slo = Some(("slo_ms", entry.slo.span.as_millis_f64().to_string()));
+    let unbatched = entry.unbatched.clone().map(|why| ("unbatched", why));
+    let parameter = |(name, string_value): (&str, String)| (name.to_owned(), ModelParameter { string_value });
+    slo.into_iter().chain(unbatched).map(parameter).collect()
 }
 
 fn scheduling(entry: &ServedEntry) -> Option<SchedulingChoice> {

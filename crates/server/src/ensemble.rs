@@ -8,6 +8,7 @@
 
 use crate::backend::{Backend, Withdraw};
 use crate::check::{OutputSelection, answer_bytes, inputs, rows};
+use crate::durations::rounded;
 use crate::limits::budget::{MemoryBudget, Reservation};
 use crate::problem::{Problem, ProblemKind};
 use crate::state::ServerState;
@@ -234,10 +235,10 @@ impl EnsembleRun {
         let target = (!entry.slo.answer_late).then(|| duration(entry.slo.span));
         let (had, fix) = match (*timeout, target) {
             (Some(own), target) if target.is_none_or(|target| own < target) => {
-                (format!("{own:?} (the request's own timeout)"), "give the request more time")
+                (format!("{:?} (the request's own timeout)", rounded(own)), "give the request more time")
             }
             (_, target) => (
-                format!("{:?} ({})", target.unwrap_or_default(), entry.slo.origin.key()),
+                format!("{:?} ({})", rounded(target.unwrap_or_default()), entry.slo.origin.key()),
                 "raise the parameter slo_ms in its config.pbtxt",
             ),
         };
@@ -248,9 +249,9 @@ impl EnsembleRun {
             format!(
                 "Request timeout expired: the ensemble had {had}, of which {:?} were over; from here on it needs {:?} on idle \
                  devices, and {:?} in all; {fix}",
-                self.begun.elapsed(),
-                duration(rest),
-                duration(needed)
+                rounded(self.begun.elapsed()),
+                rounded(duration(rest)),
+                rounded(duration(needed))
             ),
         )
     }

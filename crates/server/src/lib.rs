@@ -18,6 +18,7 @@ mod credentials_reload;
 mod decoded;
 mod delivery;
 mod describe;
+mod durations;
 mod ensemble;
 mod grpc;
 mod http;

@@ -1,6 +1,7 @@
 //! Failures of calls, independent of the protocol.
 
 use crate::config::ErrorProfile;
+use crate::durations::rounded;
 use ripieno_repository::registry::{LookupError, ServedEntry};
 use ripieno_runtime::{DeviceRefused, Failure, Refused};
 use ripieno_wire::WireError;
@@ -127,7 +128,7 @@ impl From<WireError> for Problem {
 impl From<LookupError> for Problem {
     fn from(error: LookupError) -> Problem {
         let kind = match error {
-            LookupError::UnknownModel(_) | LookupError::UnknownVersion { .. } => ProblemKind::NotFound,
+            LookupError::UnknownModel { .. } | LookupError::UnknownVersion { .. } => ProblemKind::NotFound,
             LookupError::Loading(_) | LookupError::Unavailable { .. } => ProblemKind::Unavailable,
         };
         Problem::new(kind, error.to_string())
@@ -163,16 +164,19 @@ impl Problem {
         let slo = (!entry.slo.answer_late).then(|| Duration::from_nanos(entry.slo.span.0.unsigned_abs()));
         let (had, fix) = match (timeout, slo) {
             (Some(own), slo) if slo.is_none_or(|slo| own < slo) => {
-                (format!("{own:?} (the request's own timeout)"), "give the request more time".to_owned())
+                (format!("{:?} (the request's own timeout)", rounded(own)), "give the request more time".to_owned())
             }
             (_, Some(slo)) => {
                 let key = entry.slo.origin.key();
-                (format!("{slo:?} ({key})"), "raise slo_ms, or write late = \"answer\", in its model.toml".to_owned())
+                (
+                    format!("{:?} ({key})", rounded(slo)),
+                    "raise slo_ms, or write late = \"answer\", in its model.toml".to_owned(),
+                )
             }
             (_, None) => return problem,
         };
         let needed = entry.one_row.map_or(String::new(), |row| {
-            let row = Duration::from_nanos(row.0.unsigned_abs());
+            let row = rounded(Duration::from_nanos(row.0.unsigned_abs()));
             let more = if rows > 1 { format!(", and the request has {rows}") } else { String::new() };
             format!("; one row needs {row:?} by its profile on an idle device{more}")
         });
@@ -181,6 +185,11 @@ impl Problem {
 
     /// Converts a failure without that additional information.
     fn of_ending(failure: Failure, model: &str) -> Problem {
+        let failure = match failure {
+            Failure::Share(after) => Failure::Share(rounded(after)),
+            Failure::Outage { cause, retry_after } => Failure::Outage { cause, retry_after: rounded(retry_after) },
+            other => other,
+        };
         let kind = match failure {
             Failure::Share(retry_after) => {
                 let problem = Problem::new(ProblemKind::Overloaded, failure.to_string());
@@ -201,6 +210,13 @@ impl Problem {
 
     /// Converts the refusal of a request for `model`.
     pub(crate) fn of_refusal(refused: Refused, model: &str) -> Problem {
+        let mut refused = refused;
+        if let Refused::QueueFull { retry_after, .. }
+        | Refused::NodesFull { retry_after, .. }
+        | Refused::Outage { retry_after, .. } = &mut refused
+        {
+            *retry_after = rounded(*retry_after);
+        }
         let message = refused.to_string();
         match refused {
             Refused::QueueFull { retry_after, .. } | Refused::NodesFull { retry_after, .. } => {
@@ -224,6 +240,15 @@ mod tests {
     fn a_message_does_not_repeat_a_whole_request() {
         let long = Problem::invalid("é".repeat(100_000));
         assert!(long.message.len() < 2 * MAX_MESSAGE_BYTES && long.message.ends_with('…'));
+    }
+
+    #[test]
+    fn a_time_to_retry_is_rounded() {
+        let retry_after = Duration::from_nanos(2_132_532_380);
+        let full = Problem::of_refusal(Refused::QueueFull { bound: 8, retry_after }, "m");
+        assert!(full.message.ends_with("retry after 2.14s"), "{}", full.message);
+        let share = Problem::of_ending(Failure::Share(retry_after), "m");
+        assert!(share.message.ends_with("retry after 2.14s"), "{}", share.message);
     }
 
     #[test]

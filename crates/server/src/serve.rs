@@ -55,7 +55,7 @@ const DISMISS_GRACE: Duration = Duration::from_secs(1);
 pub enum BindError {
     /// A listener cannot be opened.
     #[error(
-        "cannot listen on {address} for {purpose}: {source}; is another server running there? choose another with {option}"
+        "cannot listen on {address} for {purpose}: {error}; is another server running there? choose another with {option}"
     )]
     Listen {
         /// Address of the listener.
@@ -64,8 +64,8 @@ pub enum BindError {
         purpose: &'static str,
         /// Option that sets the address.
         option: &'static str,
-        /// Error of the system.
-        source: std::io::Error,
+        /// Error of the system; part of the message, so not its source.
+        error: std::io::Error,
     },
     /// Tokens or certificates cannot be used.
     #[error(transparent)]
@@ -157,7 +157,7 @@ async fn listen(
 ) -> Result<Option<TcpListener>, BindError> {
     let Some(address) = address else { return Ok(None) };
     let bound = TcpListener::bind(address).await;
-    bound.map(Some).map_err(|source| BindError::Listen { address, purpose, option, source })
+    bound.map(Some).map_err(|error| BindError::Listen { address, purpose, option, error })
 }
 
 /// Accepts connections until the server drains, then waits for the open ones.

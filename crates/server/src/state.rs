@@ -84,9 +84,15 @@ impl ServerState {
         connection.map_or(&self.budget, |connection| &connection.budget)
     }
 
-    /// Returns true if the server is not shutting down, no model is loading and a device serves.
+    /// Returns true if the server is not shutting down, a model serves, none is loading and a
+    /// device serves. A server without a port for clients answers the probes of a process whose
+    /// models serve elsewhere, and needs none.
     pub(crate) fn is_ready(&self) -> bool {
         if self.is_draining() || self.registry.is_loading() || !self.backend.has_device() {
+            return false;
+        }
+        let has_clients = self.config.http.is_some() || self.config.grpc.is_some();
+        if has_clients && !self.registry.has_ready() {
             return false;
         }
         // Models unloaded on request are not expected to serve.

@@ -5,7 +5,7 @@
 //! `drop=hopeless` where a model has no rule of its own, since a late answer counts as bad anyway.
 //! The gain by chance grows with the number of settings, so windows are spaced by a factor of two.
 
-use crate::policy::option;
+use crate::policy::{named, option};
 use anyhow::{Context, anyhow};
 use ripieno_report::Summary;
 use ripieno_sched::{BuildError, CATALOGUE, Objective, OptionValue, Options, Policy, build, find, served_options};
@@ -220,18 +220,6 @@ fn settings(policy: &Policy, walks: bool, lanes: bool) -> impl Iterator<Item = &
 
 fn options(setting: &str) -> anyhow::Result<Options> {
     setting.split_whitespace().map(|pair| option(pair).map_err(|problem| anyhow!("{pair}: {problem}"))).collect()
-}
-
-/// Returns a policy and its options, as on a command line.
-fn named(policy: &str, options: &Options) -> String {
-    let mut name = policy.to_owned();
-    for (key, value) in options {
-        name += &match value {
-            OptionValue::Text(text) => format!(" {key}={text}"),
-            value => format!(" {key}={value}"),
-        };
-    }
-    name
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use ripieno_workload::{ArrivalProcess, Arrivals, LengthDistribution, stream};
 use serde::Serialize;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const GPU: &str = "1080ti";
 /// Warm-up at the start of each run, which is not counted.
@@ -203,15 +203,16 @@ impl Arena<'_> {
             max_in_flight: 256,
             max_outstanding: 5_000,
         };
+        let begun = Instant::now();
         let report = open_loop(Arc::new(client), plan, &ProgressBar::hidden()).await?;
-        let row = self.row(name, &report, &live, end);
+        let row = self.row(name, &report, &live, begun.elapsed());
         live.stop().await?;
         row
     }
 
-    /// Returns the row of a run. Batches and busy time are those of the whole run, warm-up
-    /// included: policies and devices start empty.
-    fn row(&self, policy: &'static str, report: &LoadReport, live: &Live, span: Nanos) -> anyhow::Result<DemoRow> {
+    /// Returns the row of a run that took `span`, until its last answer. Batches and busy time are
+    /// those of the whole run, warm-up included: policies and devices start empty.
+    fn row(&self, policy: &'static str, report: &LoadReport, live: &Live, span: Duration) -> anyhow::Result<DemoRow> {
         let model = live.engine.model_metrics(ModelId(0)).context("the demo's model is loaded")?;
         let busy: u64 = live.engine.device_metrics().iter().map(|device| device.busy_ns).sum();
         let rows = model.batch_rows.sum as f64;
@@ -223,7 +224,7 @@ impl Arena<'_> {
             p50_ms: report.latencies.p50_ms(),
             p99_ms: report.latencies.p99_ms(),
             mean_batch: rows / (model.batch_rows.count as f64).max(1.0),
-            busy_fraction: busy as f64 / (span.0 as f64 * f64::from(self.devices)),
+            busy_fraction: busy as f64 / (span.as_nanos() as f64 * f64::from(self.devices)),
             useless_fraction: self.unfolds.then_some(useless),
         })
     }

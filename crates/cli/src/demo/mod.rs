@@ -1,4 +1,4 @@
-//! `ripieno demo`: shows the purpose of the server in a minute, with nothing to install or
+//! `ripieno demo`: shows the purpose of the server in half a minute, with nothing to install or
 //! configure.
 //!
 //! Everything is real and over loopback HTTP: the models were trained by us and run on this
@@ -13,9 +13,9 @@ mod compare;
 mod lateness;
 mod texts;
 
+use crate::default_policy::DefaultPolicy;
 use crate::devices::DeviceArgs;
 use crate::output::{self, print_json};
-use crate::serve::default_policy;
 use crate::service::{Running, Service};
 use crate::tables;
 use anyhow::{Context, anyhow};
@@ -24,17 +24,18 @@ use clap::Args;
 use ripieno_report::Format;
 use ripieno_repository::ModelReport;
 use ripieno_repository::registry::ModelRegistry;
-use ripieno_sched::{Choice, Limits, Objective, Options};
+use ripieno_sched::{Limits, Objective, Options};
 use ripieno_server::ServerConfig;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// See it work in a minute: trained models answer real requests, and policies compete under the
-/// same load.
+/// See it work in half a minute: trained models answer real requests, and policies compete under
+/// the same load.
 ///
 /// Needs no accelerator, no network beyond loopback, and no configuration.
 #[derive(Args, Debug)]
@@ -77,14 +78,26 @@ async fn demo(args: &DemoArgs) -> anyhow::Result<()> {
         return print_json(&results);
     }
     output::print(compare::show(&cells))?;
-    output::print("next: ripieno serve models/repository   (or your own MODEL.onnx)")?;
-    output::print(
-        "      ripieno simulate scenarios/symphony/table2-resnet50.toml   (the same code, 8 GPUs, virtual time)",
-    )?;
-    Ok(())
+    output::print(next_steps(Path::new(".")))
 }
 
-/// Approximate time for the measurement of one model: the demo has a minute for everything.
+/// Returns the commands to try next: with the models and scenarios of the checkout where `folder`
+/// is one.
+fn next_steps(folder: &Path) -> String {
+    if !folder.join(SERVED).is_dir() || !folder.join(SIMULATED).is_file() {
+        return "next: ripieno serve MODEL.onnx   (a model of yours)".to_owned();
+    }
+    format!(
+        "next: ripieno serve {SERVED}   (or a MODEL.onnx of yours)\n      ripieno simulate {SIMULATED}   (the same code, \
+         8 GPUs, virtual time)"
+    )
+}
+
+/// A repository and a scenario of the checkout.
+const SERVED: &str = "models/repository";
+const SIMULATED: &str = "scenarios/symphony/table2-resnet50.toml";
+
+/// Approximate time for the measurement of one model: the demo has half a minute for everything.
 const MEASURE_FOR: Duration = Duration::from_millis(1200);
 
 /// A server of the demo, on free ports.
@@ -99,17 +112,12 @@ struct Live {
 
 impl Live {
     /// Starts a server with the policy that `serve` chooses for these models.
-    async fn start_as_served(repository: &std::path::Path) -> anyhow::Result<Live> {
-        let Choice { policy, options, .. } = default_policy(repository, Objective::default());
+    async fn start_as_served(repository: &Path) -> anyhow::Result<Live> {
+        let DefaultPolicy { policy, options, .. } = DefaultPolicy::of_repository(repository, Objective::default());
         Live::start(repository, DeviceArgs::default(), policy, options).await
     }
 
-    async fn start(
-        repository: &std::path::Path,
-        devices: DeviceArgs,
-        policy: &str,
-        options: Options,
-    ) -> anyhow::Result<Live> {
+    async fn start(repository: &Path, devices: DeviceArgs, policy: &str, options: Options) -> anyhow::Result<Live> {
         let any = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
         let config = ServerConfig { http: any, grpc: None, metrics: None, ..ServerConfig::default() };
         let service = Service {
@@ -156,5 +164,17 @@ impl Live {
         let engine = self.engine;
         tokio::task::spawn_blocking(move || engine.drain(Duration::from_secs(5))).await?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_steps_can_be_taken_where_the_demo_ran() {
+        let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        assert!(next_steps(&checkout).contains("serve models/repository"));
+        assert!(!next_steps(&checkout.join("crates")).contains("models/repository"));
     }
 }

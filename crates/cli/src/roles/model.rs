@@ -62,6 +62,7 @@ fn entry(id: ModelId, model: &ModelDescription) -> Result<ServedEntry, String> {
         inputs,
         outputs: outputs.into_iter().filter(|spec| model.answers.contains(&spec.name)).collect(),
         batched: model.batched,
+        unbatched: None,
         max_batch: model.model.max_batch,
         streams: false,
         lengths: model.lengths.clone().map(|(max, dims)| InputLengths { max, dims }),

@@ -3,9 +3,10 @@
 use super::model::register;
 use super::{EpochArgs, SCHEDULER, reachable, shutdown_signal, warn_if_public};
 use crate::address::listening;
+use crate::default_policy::{DefaultPolicy, log_policy};
 use crate::logs::LogFormat;
 use crate::output::{self, print_json};
-use crate::policy::{ObjectiveArg, POLICIES, PolicyArgs};
+use crate::policy::{BY_FLAG, ObjectiveArg, POLICIES, PolicyArgs};
 use crate::server_threads::ServerThreads;
 use anyhow::{Context, bail};
 use clap::Args;
@@ -20,7 +21,7 @@ use ripieno_runtime::{
     DeviceRefused, DeviceSnapshot, Engine, EngineConfig, EngineProcesses, Job, ModelSnapshot, Refused,
     SchedulerSnapshot,
 };
-use ripieno_sched::{Choice, Limits, ModelKind, Options, Setup, build, choose, find, served_options};
+use ripieno_sched::{Limits, ModelKind, Options, Setup, build, find, served_options};
 use ripieno_server::{Backend, DeviceChange, Server, ServerConfig, Withdraw};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -178,17 +179,17 @@ fn start(args: &SchedulerArgs) -> StartEngine {
     let (devices, live, bytes) =
         (usize::from(args.max_devices), args.max_live as usize, (args.max_held_mib as usize) << 20);
     Box::new(move |models| {
-        let (name, options) = match &chosen {
+        let (name, options, reason) = match &chosen {
             Some(name) => {
                 let policy = find(name).map_err(|error| error.to_string())?;
-                (name.clone(), served_options(policy, given.over(Options::new()), objective))
+                (name.clone(), served_options(policy, given.over(Options::new()), objective), BY_FLAG.to_owned())
             }
             None => {
-                let Choice { policy, options, .. } = choose(&kinds(models), objective);
-                (policy.to_owned(), given.over(options))
+                let default = DefaultPolicy::of_models(&kinds(models), objective);
+                (default.policy.to_owned(), given.over(default.options), default.reason)
             }
         };
-        tracing::info!("the policy is {name}");
+        log_policy(&name, &options, &reason);
         start_engine(&name, &options, EngineBounds { devices, live, bytes }).map_err(|error| format!("{error:#}"))
     })
 }

@@ -27,6 +27,7 @@ use ripieno_model::{DataType, TensorSpec};
 use ripieno_onnx::OnnxFile;
 use ripieno_onnx::proto::{FunctionProto, GraphProto, NodeProto, elem};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::path::Path;
 use value::{ANY, ElementOrigin, ElementValue, MAX_ITEMS, NARROW, NumberBounds, TensorValue};
 
 /// Largest size in bytes of a tensor whose size depends on numbers of a request.
@@ -92,6 +93,7 @@ impl ValueAnalysis {
         values.extend(before.iter().map(|(name, value)| (&**name, value.clone())));
         let (loses_nan, looks_for_nan) = Default::default();
         let mut walk = GraphWalk {
+            path: file.path(),
             values,
             limits,
             sources: HashMap::new(),
@@ -216,6 +218,8 @@ fn numbers(tensor: &Tensor) -> Box<dyn Iterator<Item = f64> + '_> {
 
 /// Analysis of one graph, which visits the nodes in the order of computation.
 struct GraphWalk<'a> {
+    /// Path of the ONNX file.
+    path: &'a Path,
     values: HashMap<&'a str, TensorValue>,
     limits: EngineLimits,
     /// Inputs of the request from which each value derives.
@@ -233,7 +237,9 @@ impl<'a> GraphWalk<'a> {
         self.made.extend(graph.input.iter().map(|input| &*input.name));
         for weight in &graph.initializer {
             self.made.insert(&weight.name);
-            let value = TensorValue::constant(weight.data_type, numbers::numbers(weight), weight.dims.len());
+            let external = numbers::with_external(weight, self.path);
+            let known = external.as_ref().unwrap_or(weight);
+            let value = TensorValue::constant(weight.data_type, numbers::numbers(known), weight.dims.len());
             self.values.insert(&weight.name, value);
         }
         graph.node.iter().try_for_each(|node| self.node(node))

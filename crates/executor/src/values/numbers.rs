@@ -1,6 +1,30 @@
 //! The elements of a constant as numbers.
 
 use ripieno_onnx::proto::{TensorProto, elem};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::Path;
+
+/// Largest size in bytes of a constant that is read from external data. Weights of this type are
+/// positions and indices; a larger one is bounded by its type alone.
+const MAX_EXTERNAL_BYTES: u64 = 64 << 20;
+
+/// Returns an INT64 constant whose elements are in external data, with the elements in itself.
+/// Returns `None` for others, and if the data cannot be read. `model` is the path of the ONNX file.
+pub(super) fn with_external(tensor: &TensorProto, model: &Path) -> Option<TensorProto> {
+    if tensor.data_type != elem::INT64 {
+        return None;
+    }
+    let entry = |key: &str| tensor.external_data.iter().find(|entry| entry.key == key).map(|entry| &*entry.value);
+    let location = entry("location")?;
+    let count = tensor.dims.iter().try_fold(1_u64, |count, &dim| count.checked_mul(u64::try_from(dim).ok()?))?;
+    let bytes = count.checked_mul(8).filter(|&bytes| bytes <= MAX_EXTERNAL_BYTES)?;
+    let mut file = File::open(model.with_file_name(location)).ok()?;
+    file.seek(SeekFrom::Start(entry("offset").map_or(Some(0), |offset| offset.parse().ok())?)).ok()?;
+    let mut raw = vec![0; bytes as usize];
+    file.read_exact(&mut raw).ok()?;
+    Some(TensorProto { raw_data: Some(raw.into()), external_data: Vec::new(), ..tensor.clone() })
+}
 
 /// Returns the elements as numbers. Returns `None` for other types and for elements in external
 /// data.

@@ -2,7 +2,7 @@
 
 use super::*;
 use prost::Message;
-use ripieno_onnx::proto::{AttributeProto, FunctionProto, ModelProto, TensorProto, ValueInfoProto};
+use ripieno_onnx::proto::{AttributeProto, EntryProto, FunctionProto, ModelProto, TensorProto, ValueInfoProto};
 use std::path::Path;
 
 fn node(op: &str, inputs: &[&str], output: &str) -> NodeProto {
@@ -51,7 +51,11 @@ fn follow(nodes: Vec<NodeProto>, weights: Vec<TensorProto>, ranges: &[InputRange
 }
 
 fn follow_model(model: &ModelProto, ranges: &[InputRange], narrow: bool) -> Result<(), String> {
-    let file = OnnxFile::parse(model.encode_to_vec(), Path::new("m.onnx")).unwrap();
+    follow_at(model, Path::new("m.onnx"), ranges, narrow)
+}
+
+fn follow_at(model: &ModelProto, path: &Path, ranges: &[InputRange], narrow: bool) -> Result<(), String> {
+    let file = OnnxFile::parse(model.encode_to_vec(), path).unwrap();
     let inputs = [spec("n", DataType::Int64, &[1]), spec("x", DataType::Fp32, &[-1, 4])];
     let limits = EngineLimits { narrow, ..EngineLimits::default() };
     ValueAnalysis::nothing().follow(&file, &inputs, ranges, limits).map_err(|error| error.to_string())
@@ -88,6 +92,32 @@ fn numbers_that_may_leave_the_range_are_refused_by_an_engine_of_32_bits() {
     let declared = |nodes: Vec<NodeProto>| follow(nodes, vec![weight("c", &[7])], &range(1000.0), true);
     assert_eq!(declared(one("Add", &["n", "c"])), Ok(()));
     assert_eq!(declared(one("Mul", &["n", "n"])), Ok(()));
+}
+
+#[test]
+fn constants_beside_the_file_have_the_numbers_that_they_hold() {
+    let path = std::env::temp_dir().join(format!("ripieno-external-{}.onnx", std::process::id()));
+    let data = path.with_extension("data");
+    let entry = |key: &str, value: &str| EntryProto { key: key.to_owned(), value: value.to_owned() };
+    let beside = |numbers: [i64; 2]| {
+        std::fs::write(&data, [[0; 2], numbers].concat().into_iter().flat_map(i64::to_le_bytes).collect::<Vec<_>>())
+            .unwrap();
+        let location = data.file_name().unwrap().to_str().unwrap().to_owned();
+        let external_data = vec![entry("location", &location), entry("offset", "16"), entry("length", "16")];
+        let positions = TensorProto { int64_data: vec![], external_data, ..weight("positions", &[0, 0]) };
+        let graph = GraphProto {
+            node: vec![node("Add", &["n", "positions"], "y")],
+            initializer: vec![positions],
+            input: vec![named("n"), named("x")],
+            output: vec![named("y")],
+            ..GraphProto::default()
+        };
+        let model = ModelProto { graph: Some(graph), ..ModelProto::default() };
+        follow_at(&model, &path, &range(1000.0), true)
+    };
+    assert_eq!(beside([3, 511]), Ok(()));
+    assert!(beside([3, 1 << 40]).unwrap_err().contains("--engine onnxruntime"));
+    std::fs::remove_file(data).unwrap();
 }
 
 #[test]

@@ -68,6 +68,12 @@ save("handed_through", double, [floats("x", widths)], [floats("x", widths), floa
 reduce = [helper.make_node("ReduceSum", ["x"], ["y"], keepdims=1)]
 save("sum_of_all", reduce, [floats("x", ["batch", "width"])], [floats("y", ["any", 1])])
 
+# Rows of seven numbers, although the file leaves their width open; one subtracts the batch's mean.
+narrow = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Relu", ["m"], ["y"])]
+mean = [helper.make_node("ReduceMean", ["m"], ["mean"], axes=[0]), helper.make_node("Sub", ["m", "mean"], ["y"])]
+for name, nodes in [("seven_wide", narrow), ("seven_wide_centred", narrow[:1] + mean)]:
+    save(name, nodes, [floats("x", ["batch", "width"])], [floats("y", ["batch", 3])], [("w", weight(7, 3, 5))])
+
 scalar = [helper.make_node("ReduceSum", ["x"], ["y"], keepdims=0)]
 save("scalar_output", scalar, [floats("x", ["batch", "width"])], [floats("y", [])])
 

@@ -4,7 +4,7 @@
 use crate::common::*;
 use ripieno_base::RequestSlot;
 use ripieno_executor::*;
-use ripieno_model::DataType;
+use ripieno_model::{DataType, TensorSpec};
 use std::sync::Arc;
 
 /// A request in the devices' form: one row, before the file's own dimensions.
@@ -95,7 +95,8 @@ fn what_needs_rows_is_refused_without_a_batch() {
 #[test]
 fn rows_that_depend_on_each_other_are_found() {
     for engine in engines() {
-        let tried = |name: &str, max_batch| check_rows(&*engine, &engine.load(&files(&[name])).unwrap(), max_batch);
+        let tried =
+            |name: &str, max_batch| check_rows(&*engine, &engine.load(&files(&[name])).unwrap(), max_batch, &[]);
         for name in ["mlp", "double", "gather", "pool", "handed_through"] {
             assert_eq!(tried(name, 16), RowIndependence::Independent, "{name}");
         }
@@ -109,6 +110,20 @@ fn rows_that_depend_on_each_other_are_found() {
             assert_eq!(tried(name, 1), RowIndependence::Independent, "a row is never beside others");
         }
         let chain = engine.load(&files(&["mlp_first", "mlp_second"])).unwrap();
-        assert_eq!(check_rows(&*engine, &chain, 16), RowIndependence::Independent);
+        assert_eq!(check_rows(&*engine, &chain, 16, &[]), RowIndependence::Independent);
+    }
+}
+
+#[test]
+fn a_declared_size_lets_a_model_be_tried_that_takes_no_other() {
+    let declared = [TensorSpec { name: "x".to_owned(), datatype: DataType::Fp32, shape: vec![-1, 7] }];
+    for engine in engines() {
+        let tried = |name: &str, declared| check_rows(&*engine, &engine.load(&files(&[name])).unwrap(), 16, declared);
+        for name in ["seven_wide", "seven_wide_centred"] {
+            assert!(matches!(tried(name, &[]), RowIndependence::Untried(_)), "{name}");
+        }
+        assert_eq!(tried("seven_wide", &declared[..]), RowIndependence::Independent);
+        let RowIndependence::Mixed(how) = tried("seven_wide_centred", &declared[..]) else { panic!("it mixes rows") };
+        assert!(how.contains("differs by") && how.contains("% of its largest number"), "{how}");
     }
 }

@@ -237,7 +237,7 @@ fn as_f64(value: &DeValue<'_>) -> Option<f64> {
 }
 
 /// Returns the valid word most similar to `word`, if any is similar enough.
-pub(crate) fn nearest<'a>(word: &str, valid: &[&'a str]) -> Option<&'a str> {
+pub fn nearest<'a>(word: &str, valid: &[&'a str]) -> Option<&'a str> {
     let lower = word.to_ascii_lowercase();
     let contained = |candidate: &str| lower.contains(candidate) || candidate.contains(lower.as_str());
     let score = |candidate: &&'a str| (!contained(candidate), edits(&lower, candidate));

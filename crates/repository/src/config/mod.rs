@@ -29,7 +29,7 @@ use toml::de::DeTable;
 
 pub use cells::{CellConfig, CellsConfig};
 pub use conditions::BlockConditions;
-pub(crate) use keys::nearest;
+pub use keys::nearest;
 use latency::read_latency;
 pub use length_profile::LengthProfile;
 pub use lengths::LengthsConfig;

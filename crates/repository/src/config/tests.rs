@@ -329,7 +329,7 @@ fn the_user_guide_names_every_key_and_its_examples_are_valid() {
     ];
     let fences = pages.iter().flat_map(|page| page.split("```toml\n").skip(1));
     let examples: Vec<&str> = fences.filter_map(|rest| rest.split("```").next()).collect();
-    assert_eq!(examples.len(), 12);
+    assert_eq!(examples.len(), 13);
     for example in examples {
         assert_eq!(parse(example).err(), None, "{example}");
     }

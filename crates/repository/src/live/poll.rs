@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 /// Files of each version of a model; empty if the versions are unknown.
 type VersionFiles = Vec<Files>;
-type RepositorySnapshot = BTreeMap<String, VersionFiles>;
+pub(super) type RepositorySnapshot = BTreeMap<String, VersionFiles>;
 
 /// State of repository polling.
 #[derive(Default)]
@@ -24,20 +24,13 @@ pub struct RepositoryPoll {
 
 impl LiveRepository {
     /// Polls once: loads and unloads what has been added, changed or removed and is unchanged since
-    /// the previous poll. The first poll follows [`load_all`](LiveRepository::load_all) and counts
-    /// models that do not serve as attempted. Fails only if the path cannot be read, and then
-    /// changes nothing.
+    /// the previous poll. What [`load_all`](LiveRepository::load_all) found counts as attempted.
+    /// Fails only if the path cannot be read, and then changes nothing.
     pub fn poll(&self, state: &mut RepositoryPoll) -> Result<Vec<ModelReport>, String> {
         let candidates = scan(&self.path)?;
-        let now: RepositorySnapshot =
-            candidates.iter().map(|candidate| (candidate.name.clone(), snapshot(candidate))).collect();
+        let now = snapshots(&candidates);
         let Some(last) = state.last.replace(now.clone()) else {
-            // A model that changed since it was loaded counts as not attempted.
-            let changed = |name: &String| {
-                let candidate = candidates.iter().find(|candidate| candidate.name == *name);
-                self.is_served(name) && !candidate.is_some_and(|candidate| self.is_served_as_found(candidate))
-            };
-            state.attempted = now.into_iter().filter(|(name, _)| !changed(name)).collect();
+            state.attempted = self.first_tried.lock().clone();
             return Ok(Vec::new());
         };
         let gone = |name: &String| !now.contains_key(name) && !last.contains_key(name);
@@ -62,6 +55,10 @@ impl LiveRepository {
         let slot = self.slots.lock().get(name).cloned();
         slot.is_some_and(|slot| !slot.lock().serving.is_empty())
     }
+}
+
+pub(super) fn snapshots(candidates: &[ModelCandidate]) -> RepositorySnapshot {
+    candidates.iter().map(|candidate| (candidate.name.clone(), snapshot(candidate))).collect()
 }
 
 fn snapshot(candidate: &ModelCandidate) -> VersionFiles {

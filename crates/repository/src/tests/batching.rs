@@ -46,6 +46,29 @@ fn rows_that_depend_on_each_other_are_kept_apart_refused_or_trusted() {
 }
 
 #[test]
+fn rows_that_cannot_be_tried_share_no_batch_until_they_are_declared() {
+    const GIVEN: &str = "max_batch = 8\nlatency_ms = [1, 1, 1, 1, 1, 1, 1, 1]\nwarm_up = false\n";
+    const SEVEN: &str = "[[input]]\nname = \"x\"\ndatatype = \"FP32\"\nshape = [-1, 7]\n";
+    for file in ["seven_wide.onnx", "seven_wide_centred.onnx"] {
+        let untried = report(file, GIVEN);
+        assert_eq!((untried.error, untried.max_batch), (None, Some(1)), "{file}");
+        let why = untried.unbatched.unwrap();
+        assert!(why.starts_with("whether its rows are independent cannot be tried ("), "{why}");
+        assert!(why.contains("[[input]] shape in model.toml") && why.contains("batching = \"trust\""), "{why}");
+        assert!(untried.warnings.iter().any(|warning| warning.contains("one request at a time")), "{file}");
+        let trusted = report(file, &format!("batching = \"trust\"\n{GIVEN}"));
+        assert_eq!((trusted.error, trusted.unbatched, trusted.max_batch), (None, None, Some(8)), "{file}");
+        let required = report(file, &format!("batching = \"require\"\n{GIVEN}")).error.unwrap();
+        assert!(required.contains("cannot be tried") && required.contains("batching = \"trust\""), "{required}");
+    }
+    let declared = report("seven_wide.onnx", &format!("{GIVEN}{SEVEN}"));
+    assert_eq!((declared.error, declared.unbatched, declared.max_batch), (None, None, Some(8)));
+    let declared = report("seven_wide_centred.onnx", &format!("{GIVEN}{SEVEN}"));
+    let why = declared.unbatched.unwrap();
+    assert!(why.contains("its rows depend on each other (") && why.contains("batching = \"trust\""), "{why}");
+}
+
+#[test]
 fn a_cell_that_mixes_rows_is_refused() {
     let cell = "walk = \"repeat\"\n[[block]]\nname = \"centred\"\n[[output]]\nname = \"y\"\nfrom = \"centred.y\"\n";
     let folder = TempRepository::new();

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::load::{Loader, PreparedModel, Profiling};
+use crate::sample::Sample;
 use crate::scan::scan;
 use crate::walks;
 use ripieno_text::{Pooling, TextTask};
@@ -33,6 +34,8 @@ fn lengths_and_padding_follow_from_the_tokenizer() {
     let (text, lengths) = (prepared.text.clone().unwrap(), prepared.loaded.lengths().unwrap());
     assert_eq!(text.task, TextTask::Embed { pooling: Some(Pooling::Mean), normalize: true });
     assert_eq!((text.max_length, lengths.max), (24, 24));
+    let sample = Some(Sample::Text { path: "/v1/embeddings", body: r#"{"input":"a text","model":"m"}"#.to_owned() });
+    assert_eq!(prepared.report(1).sample, sample);
     assert!(prepared.warnings.is_empty() && prepared.served().unwrap().model.has_lengths());
     // Known before the model is loaded, because the choice of policy depends on it.
     assert!(walks(folder.path())[0].pads);

@@ -48,6 +48,21 @@ fn versions_come_and_go_by_themselves() {
 }
 
 #[test]
+fn looks_load_what_came_between_the_start_and_the_first_look() {
+    let fixture = Fixture::new();
+    fixture.folder.write("late/1/model.pt", "no model");
+    let repository = fixture.repository(cpu());
+    assert!(repository.load_all().unwrap()[0].error.is_some());
+    fixture.folder.write("late/1/model.onnx", onnx("mlp.onnx"));
+    fixture.folder.write("new/1/model.onnx", onnx("mlp.onnx"));
+    let mut looks = RepositoryPoll::default();
+    assert_eq!(repository.poll(&mut looks).unwrap(), []);
+    let loaded = repository.poll(&mut looks).unwrap();
+    let served: Vec<&str> = loaded.iter().filter(|model| model.error.is_none()).map(|model| &*model.name).collect();
+    assert_eq!(served, ["late", "new"]);
+}
+
+#[test]
 fn looks_load_what_has_changed_and_is_whole() {
     let fixture = Fixture::new();
     version(&fixture.folder, 1);

@@ -9,6 +9,7 @@
 
 use super::config::TokenSource;
 use super::reload::Reloading;
+use ripieno_repository::config::nearest;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -133,7 +134,8 @@ impl AccessTokens {
 
 fn read(entry: &Table) -> Result<(Hash, Arc<AccessToken>), String> {
     if let Some(key) = entry.keys().find(|key| !KEYS.contains(&key.as_str())) {
-        return Err(format!("the key {key:?} is not known; there are {}", KEYS.join(", ")));
+        let near = nearest(key, &KEYS).map_or_else(String::new, |near| format!("; did you mean {near}?"));
+        return Err(format!("the key {key:?} is not known; there are {}{near}", KEYS.join(", ")));
     }
     let text = |key: &str| match entry.get(key) {
         None => Ok(None),

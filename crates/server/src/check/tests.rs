@@ -18,6 +18,7 @@ fn entry(inputs: Vec<TensorSpec>) -> ServedEntry {
         inputs,
         outputs: vec![spec("y", DataType::Fp32, &[-1, 2]), spec("z", DataType::Int64, &[-1])],
         batched: true,
+        unbatched: None,
         max_batch: 8,
         streams: false,
         lengths: None,

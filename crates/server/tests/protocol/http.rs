@@ -1,12 +1,15 @@
 //! Every HTTP path except inference.
 
-use crate::support::{Running, config, scripted, send, start};
+use crate::scripted::{Scripted, Shelf};
+use crate::support::{Running, config, run, scripted, send, start};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::{Method, Request, StatusCode};
-use ripieno_repository::registry::ModelState;
+use ripieno_repository::registry::{ModelRegistry, ModelState};
 use ripieno_server::ServerConfig;
+use ripieno_wire::proto::inference::ServerReadyRequest;
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 #[tokio::test]
 async fn health_has_bodies_and_statuses() {
@@ -44,6 +47,22 @@ async fn one_broken_model_matters_only_if_asked_to() {
     assert_eq!(start().await.get("/v2/health/ready").await.status, StatusCode::OK);
     let strict = ripieno_server::ServerConfig { strict_readiness: true, ..config() };
     let server = scripted(strict).await.0;
+    assert_eq!(server.get("/v2/health/ready").await.status, StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test]
+async fn a_server_without_a_model_is_live_but_not_ready() {
+    let (backend, _events) = Scripted::new();
+    let registry = Arc::new(ModelRegistry::new());
+    let server = run(config(), backend, registry.clone(), Arc::new(Shelf(registry))).await;
+    let metrics = server.addresses.metrics.unwrap();
+    for url in [server.url("/v2/health/ready"), format!("http://{metrics}/v2/health/ready")] {
+        let ready = send(Request::get(url).body(Full::default()).unwrap()).await;
+        assert_eq!(ready.status, StatusCode::SERVICE_UNAVAILABLE);
+    }
+    assert!(!server.grpc().await.server_ready(ServerReadyRequest {}).await.unwrap().into_inner().ready);
+    assert_eq!(server.get("/v2/health/live").await.status, StatusCode::OK);
+    server.registry.set("bad", "1", ModelState::Unavailable, "no such file");
     assert_eq!(server.get("/v2/health/ready").await.status, StatusCode::SERVICE_UNAVAILABLE);
 }
 
@@ -153,10 +172,8 @@ async fn unknown_paths_and_methods_get_json_errors() {
     let lost = server.get("/v2/modells/simple").await;
     assert_eq!((lost.status, lost.error().contains("'/v2/modells/simple'")), (StatusCode::NOT_FOUND, true));
     let unknown = server.get("/v2/models/nobody").await;
-    assert_eq!(
-        (unknown.status, unknown.error().as_str()),
-        (StatusCode::NOT_FOUND, "Request for unknown model: 'nobody' is not found")
-    );
+    let message = "Request for unknown model: 'nobody' is not found; models that serve: ";
+    assert!(unknown.status == StatusCode::NOT_FOUND && unknown.error().starts_with(message), "{}", unknown.error());
     let version = server.get("/v2/models/simple/versions/7").await;
     assert!(version.error().contains("version 7 is not found; known versions: 1"));
     let get = server.get("/v2/models/simple/infer").await;

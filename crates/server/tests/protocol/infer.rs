@@ -121,7 +121,6 @@ async fn failures_have_their_statuses() {
         ("down", 503, "its process ended: signal: 6; retry after 2.5s"),
         ("cancelled", 499, "the request was cancelled"),
         ("broken", 503, "Request for unknown model: 'broken' has no available versions: model.onnx: not an ONNX file"),
-        ("nobody", 404, "Request for unknown model: 'nobody' is not found"),
     ];
     for (model, status, text) in cases {
         let reply = server.infer(model, &floats()).await;
@@ -130,6 +129,8 @@ async fn failures_have_their_statuses() {
     let rows = json!({"inputs": [{"name": "x", "shape": [2, 2], "datatype": "FP32", "data": [1, 2, 3, 4]}]});
     let error = server.infer("expired", &rows).await.error();
     assert!(error.contains("one row needs 178ms by its profile on an idle device, and the request has 2;"), "{error}");
+    let nobody = server.infer("nobody", &floats()).await;
+    assert!(nobody.status == StatusCode::NOT_FOUND && nobody.error().contains("unknown model: 'nobody' is not found"));
     let full = server.infer("full", &floats()).await;
     assert_eq!((full.status.as_u16(), full.headers["retry-after"].to_str().unwrap()), (429, "2"));
     assert!(full.error().starts_with("Exceeds maximum queue size"));

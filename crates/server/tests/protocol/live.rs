@@ -50,6 +50,7 @@ fn load(
         inputs,
         outputs,
         batched: true,
+        unbatched: None,
         max_batch: MAX_BATCH,
         streams: false,
         lengths: None,

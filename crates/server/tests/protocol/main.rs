@@ -22,4 +22,5 @@ mod support;
 mod texts;
 mod tls;
 mod triton;
+mod unbatched;
 mod whole_requests;

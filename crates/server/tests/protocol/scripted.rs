@@ -178,6 +178,7 @@ pub(crate) fn serve(
         inputs: specs(&|name| name.to_owned()),
         outputs,
         batched: true,
+        unbatched: None,
         max_batch: 8,
         streams: name == "counting",
         lengths: None,
