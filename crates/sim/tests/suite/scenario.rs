@@ -248,7 +248,9 @@ fn policies_and_options_are_named() {
     };
     check(
         "policy = \"best\"",
-        expect![[r#"s.toml: policy: unknown policy "best"; choose one of: serial, timeout, eager, deferred, clockwork, nexus, shepherd, cellular, late, bucketed, graph-merge, lazy, lazy-oracle, delay-batch, dva, unified"#]],
+        expect![[
+            r#"s.toml: policy: unknown policy "best"; choose one of: serial, timeout, eager, deferred, clockwork, nexus, shepherd, cellular, late, bucketed, graph-merge, lazy, lazy-oracle, delay-batch, dva, unified"#
+        ]],
     );
     check(
         "policy_options = { gathering = 1 }",
