@@ -143,6 +143,7 @@ fn every_answer_is_that_of_the_request_alone_under_every_policy() {
         "dva",
         "cellular",
         "late",
+        "unified",
     ];
     let one = ["lazy", "lazy-oracle"];
     served.sort_unstable();

@@ -23,12 +23,12 @@ impl Admission {
         if !hopeless && !self.shares.admit(now, flow, corrected, request.class.priority) && self.live > 0 {
             return Some(Why::Share);
         }
-        if self.live == 0 || (may_be_late && self.needs.keeps_deadlines) {
+        if self.live == 0 || (may_be_late && self.checks_deadlines(request)) {
             return None;
         }
         let outranked = self.shares.is_outranked(flow, request.class.priority);
         let yields = if outranked { YieldsTo::Clients } else { self.shares.yields(flow) };
-        let why = match (self.exceeds_room(now, request, work, yields), self.needs.keeps_deadlines, hopeless) {
+        let why = match (self.exceeds_room(now, request, work, yields), self.checks_deadlines(request), hopeless) {
             (exceeds_room, ..) if may_be_late => return exceeds_room.then_some(Why::Share),
             (true, ..) => Why::Share,
             (false, true, _) => return None,
@@ -39,11 +39,17 @@ impl Admission {
         Some(why)
     }
 
+    /// Returns whether the policy itself refuses requests of this model that would be late. Of cells
+    /// none does so in time: a request that has begun is not refused for its neighbours.
+    fn checks_deadlines(&self, request: &Request) -> bool {
+        self.needs.keeps_deadlines && !self.served(request.model).cost.model().walk.is_unfolded()
+    }
+
     /// Returns whether the backlog is so long that a request would take the room of flows to which
     /// its flow yields. A policy with deadlines passes over this model's queue for another, so only
     /// the model's other clients are affected.
     fn exceeds_room(&self, now: Time, request: &Request, work: i64, yields: YieldsTo) -> bool {
-        let target = match (yields, self.needs.keeps_deadlines) {
+        let target = match (yields, self.checks_deadlines(request)) {
             (YieldsTo::Nothing, _) | (YieldsTo::Models, true) => return false,
             (YieldsTo::Models, _) if self.take_turns(request) => return false,
             (YieldsTo::Clients, true) => self.served(request.model).cost.model().slo,

@@ -10,7 +10,7 @@ use crate::parts::cohorts::CohortId;
 use ripieno_base::{BlockId, ModelId, Nanos, Time};
 
 /// The cost of a request that waits for its whole SLO, in the unit of weights times nanoseconds.
-pub(super) const ONE: i128 = 1 << 40;
+pub(super) const ONE: i128 = 1 << 48;
 /// Upper bound on the utilisation by which waste is priced, in thousandths.
 const PRICED_UTILISATION: u64 = 950;
 
@@ -99,7 +99,7 @@ impl TaskOffer {
         matches!(self.task, OfferedTask::Cell(_))
     }
 
-    /// Returns the cost for everyone else if this offer goes before `other`; another device is free
+    /// Returns the cost for all other offers if this one goes before `other`; another device is free
     /// after `others_free`.
     fn cost_before(&self, other: &TaskOffer, now: Time, others_free: Nanos, price: i128) -> i128 {
         let elsewhere = if other.pinned { Nanos::MAX } else { others_free };

@@ -3,12 +3,13 @@
 
 use super::arbiter::{OfferOutlook, OfferedTask, TaskOffer};
 use super::{UnifiedEntry, UnifiedScheduler};
-use crate::Why;
 use crate::parts::cohorts::CohortId;
+use crate::parts::cost;
 use crate::parts::play::Forecast;
 use crate::parts::requests::Requests;
 use crate::shard::cut::{Others, Waiting};
 use crate::shard::scarcity::WHOLE;
+use crate::{Objective, Why};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_model::DropRule;
 
@@ -67,8 +68,8 @@ impl UnifiedScheduler {
             let mut goes_on = served.drop == DropRule::Hopeless;
             while goes_on {
                 let held = cohorts.get(cohort);
-                let (_, promised) = served.load.of_blocks(&served.model, held.block, held.rows, held.length);
-                let end = now + devices[device].takes(promised);
+                let (mean, _) = served.load.of_blocks(&served.model, held.block, held.rows, held.length);
+                let end = now + devices[device].takes(mean);
                 let first = cohorts.members(cohort).min_by_key(|slot| requests.get(slot.0).deadline);
                 let Some(slot) = first.filter(|slot| requests.get(slot.0).deadline < end) else { break };
                 goes_on = cohorts.leave(slot).is_some();
@@ -109,7 +110,7 @@ impl UnifiedScheduler {
             return;
         }
         let Some((first, rows)) = self.candidate(now, id, device) else { return };
-        let waits_until = self.waits_until(now, id, first, rows, idle);
+        let waits_until = self.waits_until(now, device, id, (first, rows), idle);
         if waits_until > now {
             self.wakeup = self.wakeup.min(waits_until);
             return;
@@ -186,30 +187,40 @@ impl UnifiedScheduler {
             served.load.largest_within(left).min(served.max_batch.max(request.rows as usize))
         };
         let from = (served.queue.head()?, served.queue.rows());
-        let (first, rows, _) = served.queue.gather(&self.requests, from, served.load.wanted_batch(), room)?;
-        Some((first, rows))
+        match served.queue.gather(&self.requests, from, served.load.wanted_batch(), room) {
+            Some((first, rows, _)) => Some((first, rows)),
+            None if served.drop == DropRule::Hopeless => None,
+            // Requests that may be late keep a slow device busy.
+            None => {
+                let room = served.max_batch.max(self.requests.get(from.0).rows as usize);
+                Some((from.0, served.queue.fill(&self.requests, from.0, room, from.1)))
+            }
+        }
     }
 
     /// Returns the time until which a batch waits for further requests, since it would save device
     /// time that is worth more than the wait.
-    fn waits_until(&self, now: Time, id: ModelId, first: u32, rows: usize, idle: usize) -> Time {
+    fn waits_until(&self, now: Time, device: DeviceId, id: ModelId, (first, rows): (u32, usize), idle: usize) -> Time {
         let served = self.models.get(id);
         let load = &served.load;
-        let price = self.load.price(now);
+        let price = self.price(now);
         let deadline = self.requests.get(first).deadline - served.blocking;
         // With one more row the batch would have to start by then.
-        let frontrun = deadline - load.promised((rows + 1).min(served.max_batch));
+        let promised = |rows: usize| self.devices[device].takes(load.promised(rows));
+        let frontrun = deadline - promised((rows + 1).min(served.max_batch));
         let spaced = self.spaced_from(served, now, price > 0).min(frontrun).max(now);
         let Some(rate) = load.rate.rate(now).filter(|_| price > 0) else { return spaced };
         // The more devices are idle, the less a saving counts: in relation to their number, and to
         // the root of it, by which the demand varies.
         let devices = self.present().max(1) as u64;
         let others_idle = idle as u64 - 1;
+        let latency = self.objective == Objective::Latency;
+        let others_idle = if latency { others_idle } else { 0 };
         let by_idle = (1_000 * others_idle / devices).min(6_000 * others_idle / devices.isqrt().max(1) / devices);
         let tolerance = i128::from(1_000 + SAVING_MIN + by_idle);
         let cost = |rows: usize| i128::from(load.mean(rows).0);
         for more in rows + 1..=served.max_batch {
-            let until = deadline - load.promised(more) - rate.gather_time(more - rows);
+            let until = deadline - promised(more) - rate.gather_time(more - rows);
             if until <= now {
                 break;
             }
@@ -244,7 +255,7 @@ impl UnifiedScheduler {
     /// that become free soon, so that all wait least.
     fn share_of(&self, now: Time, id: ModelId, first: u32, rows: usize, idle: usize) -> usize {
         let served = self.models.get(id);
-        let Some(rate) = served.load.rate.rate(now).filter(|_| rows > 1 && self.load.price(now) == 0) else {
+        let Some(rate) = served.load.rate.rate(now).filter(|_| rows > 1 && self.price(now) == 0) else {
             return rows;
         };
         let others = self.models.iter().filter(|(other, of)| *other != id && !of.model.walk.is_unfolded());
@@ -313,13 +324,18 @@ impl UnifiedScheduler {
         let elsewhere = self.others_free(now, device);
         let elsewhere = if elsewhere == Nanos::MAX { Time::NEVER } else { now + elsewhere };
         let UnifiedScheduler { play, models, requests, cohorts, devices, stack, .. } = self;
-        let percent = devices[device].percent;
+        // The forecast knows profiles only.
+        let profiled = cost::of_blocks(&models.get(id).model, BlockId(0), held + rows, 1);
+        let learnt = models.get(id).load.of_blocks(&models.get(id).model, BlockId(0), held + rows, 1).0;
+        let percent =
+            devices[device].takes(learnt).scale(100, profiled.0.max(1).cast_unsigned()).0.clamp(1, 100_000) as u32;
         let forecast = Forecast { now, percent, models, until_end: |_| 1, requests, cohorts, stack };
         let joining = play.join(forecast, elsewhere, id, queued(requests, head, rows).map(RequestSlot));
         let [joined, before] = joining.ends;
         let made_late = |slot: RequestSlot| (before..joined).contains(&requests.get(slot.0).deadline);
         let any_late = stack.iter().flat_map(|&held| cohorts.members(held)).any(made_late);
-        if !joining.pays || any_late {
+        let newcomer_late = |slot: u32| (now..joined).contains(&requests.get(slot).deadline);
+        if !joining.pays || any_late || queued(requests, head, rows).any(newcomer_late) {
             return None;
         }
         let members = self.stack.iter().flat_map(|&held| self.cohorts.members(held)).map(|slot| slot.0);
@@ -349,7 +365,7 @@ impl UnifiedScheduler {
         let drop = served.drop;
         served.own.queue.take(requests, now, (first, rows), drop, pending, |request| cohorts.push(cohort, request));
         let cost = served.load.mean(rows);
-        served.own.load.on_start(rows, cost);
+        served.own.load.on_start(now, rows, cost);
         served.own.started = now;
         load.observe(passed, true);
         load.observe(rows, false);
@@ -438,7 +454,7 @@ impl UnifiedScheduler {
         let cohort = cohorts.open(id, ());
         let rows = served.own.queue.take_overdue(requests, room, |request| cohorts.push(cohort, request));
         let cost = served.load.mean(rows);
-        served.own.load.on_start(rows, cost);
+        served.own.load.on_start(now, rows, cost);
         load.on_start(now);
         self.hold(device, id, cohort);
         cohort

@@ -21,10 +21,10 @@ impl UnifiedScheduler {
     pub(super) fn offer_cells(&mut self, now: Time, device: DeviceId, id: ModelId) {
         let Some(served) = self.cells.find(id).filter(|served| served.may_run_on(device)) else { return };
         for block in 0..served.cells.len() {
-            let UnifiedScheduler { cells, models, devices, .. } = self;
+            let UnifiedScheduler { cells, models, .. } = self;
             let served = models.get_mut(id);
             let step = served.model.blocks[block].profile.latency(cells.served(id).cells[block].next_rows(device));
-            let takes = |left: Nanos| devices[device].takes(served.load.of_steps(left, step));
+            let takes = |left: Nanos| served.load.of_steps(left, step);
             let dropped = cells.drop_hopeless(now, id, block, device, takes);
             served.own.load.on_lost(dropped);
         }
@@ -75,14 +75,26 @@ impl UnifiedScheduler {
         let profile = &served.model.blocks[block.index()].profile;
         let profiled = profile.latency(rows);
         let best = served.load.occupancy.mean(profile.latency(cell.max)).scale(rows as u64, cell.max as u64);
-        self.load.on_task(best);
-        self.models.get_mut(id).own.load.on_start(rows, profiled);
+        let own = served.load.occupancy.mean(profiled);
+        let best_part = best.scale(1_000, own.0.cast_unsigned()).0.clamp(0, 1_000).cast_unsigned();
+        let waiting = self.cells.served(id).waiting;
         self.cells.batch(now, id, block, device, &mut self.inner);
+        let begun = waiting - self.cells.served(id).waiting;
+        if begun > 0 {
+            self.models.get_mut(id).own.load.on_start(now, begun, own);
+        }
         let &[start @ Action::Start { task, .. }] = self.inner.actions() else {
             unreachable!("one step starts at a time")
         };
         self.inner.clear();
-        self.devices[device].running = Some(TaskInFlight { task, cohort: None, model: id, started: now, profiled });
-        out.push(with_id(start, device));
+        let state = &mut self.devices[device].own;
+        let place = state.running.map_or(0, |running| 1 - running.place);
+        let started = TaskInFlight { task, place, cohort: None, model: id, started: now, profiled, best_part };
+        if state.running.is_none() {
+            state.running = Some(started);
+        } else {
+            state.ahead = Some(started);
+        }
+        out.push(with_id(start, self.places.id(device, place)));
     }
 }

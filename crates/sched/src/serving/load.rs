@@ -7,12 +7,13 @@ use crate::parts::models::Models;
 use crate::parts::rate::RateMeter;
 use crate::parts::reach::Reach;
 use crate::shard::scarcity::{Scarcity, Share};
-use ripieno_base::{BlockId, Nanos, Time};
+use ripieno_base::{BlockId, ModelId, Nanos, Time};
 use ripieno_model::{Block, Model};
 
 /// Planned utilisation of the devices, in thousandths; the rest absorbs random arrivals.
 const UTILISATION_PERMILLE: u64 = 900;
-/// Smallest part of the largest steady batch for which requests are passed over, in thousandths.
+/// Lower bound on the part of the largest steady batch for which requests are passed over, in
+/// thousandths.
 const TARGET_PART_MIN: u64 = 850;
 /// Lost rows, in thousandths, from which batches are as large as the SLO allows.
 const LOSING_PERMILLE: u64 = 30;
@@ -20,6 +21,10 @@ const LOSING_PERMILLE: u64 = 30;
 const MEMORY: u64 = 256;
 /// Time between updates of what depends on rates.
 pub(super) const REFRESH: Nanos = Nanos::from_millis(50);
+/// Number of refreshes in the moving means of how devices are used.
+const MEAN_OF: u64 = 8;
+/// Number of batches without which losses mean that the estimates are too pessimistic.
+const SILENT_BATCHES: i64 = 8;
 const SECOND: Nanos = Nanos::from_millis(1_000);
 
 /// Rate, costs and losses of one model.
@@ -36,9 +41,9 @@ pub(super) struct ModelEstimate {
     derived_from: u64,
     /// Share of rows that were lost.
     pub(super) lost: Share,
-    /// Rows that started, and rows that were lost, since the last refresh.
-    started_rows: u64,
-    lost_rows: u64,
+    /// Start of the last batch, and whether rows were lost since.
+    last_start: Time,
+    lost_since: bool,
     /// Largest batch that a steady flow at this rate could have.
     pub(super) target: usize,
     /// Part of it for which requests are passed over, in thousandths.
@@ -69,8 +74,8 @@ impl ModelEstimate {
             reach,
             derived_from: 0,
             lost: Share::default(),
-            started_rows: 0,
-            lost_rows: 0,
+            last_start: Time::ORIGIN,
+            lost_since: false,
             target: 1,
             target_part: 1_000,
             min_stable_batch: 1,
@@ -151,34 +156,39 @@ impl ModelEstimate {
     }
 
     /// Records the start of a batch, which takes `cost` on average.
-    pub(super) fn on_start(&mut self, rows: usize, cost: Nanos) {
+    pub(super) fn on_start(&mut self, now: Time, rows: usize, cost: Nanos) {
         let (all, took) = self.recent;
         let halved = 1 + u64::from(all > MEMORY);
         self.recent = (all / halved + rows as u64, Nanos(took.0 / halved as i64) + cost);
         self.lost.observe(rows, false);
-        self.started_rows += rows as u64;
+        (self.last_start, self.lost_since) = (now, false);
     }
 
     /// Records lost rows.
     pub(super) fn on_lost(&mut self, rows: usize) {
         self.lost.observe(rows, true);
-        self.lost_rows += rows as u64;
+        self.lost_since |= rows > 0;
     }
 
-    /// Updates costs with what was learnt.
-    pub(super) fn refresh_costs(&mut self, model: &Model) {
-        if self.lost_rows > 0 && self.started_rows == 0 && self.occupancy.version() > 0 {
-            self.occupancy.fade();
+    /// Updates costs with what was learnt. The costs of all batch sizes are derived anew only if
+    /// `may_derive`; returns whether they were.
+    fn refresh_costs(&mut self, now: Time, model: &Model, may_derive: bool) -> bool {
+        // Estimates with which nothing starts any more are not measured either.
+        let silence = model.slo.max(self.mean(self.target) * SILENT_BATCHES);
+        if self.lost_since && now - self.last_start > silence && self.occupancy.version() > 0 {
+            self.occupancy.halve();
+            (self.last_start, self.lost_since) = (now, false);
         }
-        (self.started_rows, self.lost_rows) = (0, 0);
         if model.walk.is_unfolded() {
-            return;
+            return false;
         }
-        if self.derived_from == self.occupancy.version() {
+        let stale = self.derived_from != self.occupancy.version();
+        if stale && may_derive {
+            self.derive(model);
+        } else {
             self.reach.refresh(model, |block, rows| self.occupancy.mean(block.profile.latency(rows)));
-            return;
         }
-        self.derive(model);
+        stale && may_derive
     }
 
     /// Derives the costs of all batch sizes.
@@ -246,7 +256,7 @@ impl ModelEstimate {
 }
 
 /// The load of all models together.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct LoadEstimate {
     scarcity: Scarcity,
     /// Mean duration of a batch.
@@ -260,10 +270,25 @@ pub(super) struct LoadEstimate {
     /// The part of the device time, in thousandths, that the best batches would have needed: a
     /// moving mean over 8 refreshes.
     pub(super) utilisation: u64,
-    refreshed: Time,
+    pub(super) refreshed: Time,
+    /// The model whose costs may be derived next.
+    next_derived: ModelId,
 }
 
 impl LoadEstimate {
+    pub(super) fn new() -> LoadEstimate {
+        LoadEstimate {
+            scarcity: Scarcity::default(),
+            mean_batch: Nanos::ZERO,
+            recent_load: 0,
+            target_load: 0,
+            best_case_work: Nanos::ZERO,
+            utilisation: 0,
+            refreshed: Time::ORIGIN,
+            next_derived: ModelId(0),
+        }
+    }
+
     /// Returns whether rates are to be updated.
     pub(super) fn is_stale(&self, now: Time) -> bool {
         now - self.refreshed >= REFRESH
@@ -271,14 +296,22 @@ impl LoadEstimate {
 
     /// Updates everything that depends on rates.
     pub(super) fn refresh(&mut self, now: Time, models: &mut Models<UnifiedModel>, devices: usize) {
-        let span = (now - self.refreshed) * devices.max(1) as i64;
+        let elapsed = now - self.refreshed;
+        let span = elapsed * devices.max(1) as i64;
         let used = self.best_case_work.scale(1_000, span.0.max(1).cast_unsigned()).0.max(0).cast_unsigned();
-        self.utilisation = (self.utilisation * 7 + used) / 8;
+        self.utilisation = moving_mean(self.utilisation, used, elapsed);
         (self.refreshed, self.best_case_work) = (now, Nanos::ZERO);
-        for (_, served) in models.iter_mut() {
+        // Deriving the costs of large batches takes a while, so it is one model's turn at a time.
+        let (mut derived, next) = (false, self.next_derived);
+        for (id, served) in models.iter_mut() {
             let max_batch = served.max_batch;
-            served.own.load.refresh_costs(&served.model);
+            if served.own.load.refresh_costs(now, &served.model, !derived && id >= next) {
+                (derived, self.next_derived) = (true, ModelId(id.0 + 1));
+            }
             served.own.load.refresh_target(now, &served.model, max_batch);
+        }
+        if !derived {
+            self.next_derived = ModelId(0);
         }
         let sum = |of: fn(&ModelEstimate) -> u64| models.iter().map(|(_, served)| of(&served.load)).sum::<u64>();
         let (target_load, recent_load) = (sum(|load| load.target_load), sum(|load| load.recent_load));
@@ -311,10 +344,16 @@ impl LoadEstimate {
         self.scarcity.note_activity(now, self.mean_batch);
     }
 
-    /// Records a task that the best batches would have run in `best`.
-    pub(super) fn on_task(&mut self, best: Nanos) {
+    /// Records work that the best batches would have done in `best`.
+    pub(super) fn on_work(&mut self, best: Nanos) {
         self.best_case_work += best;
     }
+}
+
+/// Returns a moving mean over about [`MEAN_OF`] refreshes, after a value that held for `elapsed`.
+fn moving_mean(mean: u64, value: u64, elapsed: Nanos) -> u64 {
+    let weight = (elapsed.0 / REFRESH.0).clamp(1, MEAN_OF as i64).cast_unsigned();
+    (mean * (MEAN_OF - weight) + value * weight) / MEAN_OF
 }
 
 /// Returns the largest of `1..=max` that fits; 0 if none does. `fits` must be monotonic.

@@ -1,4 +1,4 @@
-//! "unified": one scheduler for models of all walks, which keeps deadlines itself.
+//! "unified": one scheduler for models of all walks. It checks deadlines itself.
 //!
 //! Each model has a *former*. It offers a free device its next task, drops requests that no
 //! schedule can answer in time, and knows until when waiting for further requests pays. One
@@ -6,11 +6,11 @@
 //! end everything is decided anew, so catching up, merging, preemption and turns are all the same
 //! decision.
 //!
-//! `batches.rs` forms batches of whole models and chains, `padded.rs` those of requests of
-//! different lengths, `cells.rs` the steps of cells. All costs come from `occupancy.rs`: what tasks
-//! were profiled to take, corrected by what they took.
+//! `batches.rs` forms batches of whole models and chains, `padded.rs` those of requests of different
+//! lengths, `cells.rs` the steps of cells. `load.rs` keeps rates and costs, which are learnt
+//! (`occupancy.rs`): the profiled duration of a task, corrected by what tasks took.
 //!
-//! Nothing here is published; `docs/internals/scheduler.md` tells the rule on one page.
+//! See `docs/internals/scheduler.md`.
 
 mod arbiter;
 mod batches;
@@ -19,7 +19,8 @@ mod load;
 mod occupancy;
 mod padded;
 
-use crate::knobs::{BuildError, Knobs};
+use crate::Objective;
+use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::cells::{self as cell_parts, CellRules, Cells, Join, Leave};
 use crate::parts::cohorts::{CohortId, Cohorts};
 use crate::parts::devices::Devices;
@@ -29,7 +30,8 @@ use crate::parts::queue::{Queue, QueueOrder};
 use crate::parts::requests::{RequestState, Requests};
 use crate::parts::tasks::Tasks;
 use crate::policies::{DROP, MAX_BATCH};
-use crate::policy::{Chains, Form, Needs, Policy};
+use crate::policy::{Chains, Form, Needs, Policy, ServedSetting};
+use crate::shard::scarcity::WHOLE;
 use crate::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
 use arbiter::{ONE, OfferedTask, TaskOffer};
 use load::{LoadEstimate, ModelEstimate};
@@ -43,13 +45,21 @@ pub(crate) const POLICY: Policy = Policy {
     summary: "one rule for models of all walks: the offer goes first whose going first costs the others less",
     walks: &Walk::ALL,
     chains: Chains::Any,
-    knobs: &[MAX_BATCH, DROP],
-    needs: |_| Needs { nodes: true, keeps_deadlines: true, learns_occupancy: true, ..Needs::ONE_TASK },
-    served: &[],
+    knobs: &[MAX_BATCH, DROP, OBJECTIVE],
+    needs: |_| Needs { depth: 2, nodes: true, keeps_deadlines: true, learns_occupancy: true, ..Needs::ONE_TASK },
+    served: &[(OBJECTIVE.name, ServedSetting::Objective)],
     form: Form::OnePiece(build),
 };
 
-/// Cost of a request that is late, in SLOs of waiting: a lost request outweighs nearly any wait.
+const OBJECTIVE: Knob = Knob {
+    name: "objective",
+    default: "latency",
+    help: "\"latency\" = a batch waits for others only while device time is short, \"efficiency\" = it waits for as long \
+           as that saves device time, so that fewer devices suffice",
+};
+
+/// Cost of a request that is late, in SLOs of waiting: a lost request outweighs nearly any wait. At
+/// 3, goodput is 1 % lower; beyond 100 nothing changes.
 const LATE_COST: i128 = 100;
 /// Factor on the share of lost rows in the cost of the next one, so that losses are shared among
 /// models.
@@ -60,6 +70,10 @@ const SLACK_WEIGHT: i128 = 100;
 const AGE_WEIGHT: i128 = 2;
 /// Mean batches of other models that a model expects to wait for a device, if all load is theirs.
 const BLOCKING_BATCHES: u64 = 2;
+
+/// Profiled duration of a step below which the next one is queued behind it. Handing over a task
+/// takes some 0.1 ms on a real engine.
+const SHORT_STEP: Nanos = Nanos::from_millis(2);
 
 type UnifiedEntry = ModelEntry<UnifiedModel>;
 
@@ -82,24 +96,44 @@ pub(super) struct UnifiedModel {
 #[derive(Clone, Debug)]
 struct UnifiedDevice {
     running: Option<TaskInFlight>,
+    /// A step of cells that is queued behind the running one.
+    ahead: Option<TaskInFlight>,
     /// Cohorts on the device, including the running one; later ones catch up with earlier ones.
     held: Vec<CohortId>,
-    /// Expected end of everything that it holds.
+    /// Expected end of the batch or step that started last.
     free_at: Time,
+}
+
+impl UnifiedDevice {
+    /// Returns the time until the device is free. A task that is late is expected to be late by as
+    /// much again.
+    fn frees_in(&self, now: Time) -> Nanos {
+        match self.running.is_none() && self.held.is_empty() {
+            true => Nanos::ZERO,
+            false => Nanos((self.free_at - now).0.abs()),
+        }
+    }
 }
 
 /// A task in flight.
 #[derive(Clone, Copy, Debug)]
 struct TaskInFlight {
     task: TaskId,
+    /// Its number among the tasks that the device holds.
+    place: usize,
     /// The cohort that runs; none for a step of cells.
     cohort: Option<CohortId>,
     model: ModelId,
     started: Time,
+    /// Its profiled duration; zero if the profile was replaced meanwhile.
     profiled: Nanos,
+    /// Part of its device time that the best batches would need, in thousandths.
+    best_part: u64,
 }
 
 struct UnifiedScheduler {
+    objective: Objective,
+    places: TaskPlaces,
     models: Models<UnifiedModel>,
     requests: Requests,
     cohorts: Cohorts<()>,
@@ -123,8 +157,16 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     cell_parts::check(setup)?;
     let options = BatchOptions::read(setup, knobs, DropRule::Hopeless)?;
     let limits = &setup.limits;
-    let device = || UnifiedDevice { running: None, held: Vec::with_capacity(limits.batch), free_at: Time::ORIGIN };
+    let device = || UnifiedDevice {
+        running: None,
+        ahead: None,
+        held: Vec::with_capacity(limits.requests + 1),
+        free_at: Time::ORIGIN,
+    };
+    let objectives = [Objective::Latency, Objective::Efficiency].map(|objective| (objective.name(), objective));
     let mut serving = UnifiedScheduler {
+        places: TaskPlaces(limits.depth.min(2)),
+        objective: knobs.choice(OBJECTIVE.name, &objectives, Objective::Latency)?,
         models: Models::new(limits, options.clone()),
         requests: Requests::new(limits.requests),
         cohorts: Cohorts::new(limits.requests),
@@ -132,7 +174,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         cells: Cells::new(limits, setup.devices, options),
         devices: Devices::new(limits, setup.devices, device),
         play: Play::new(limits),
-        load: LoadEstimate::default(),
+        load: LoadEstimate::new(),
         pending: Outbox::new(limits),
         inner: Outbox::new(limits),
         wakeup: Time::NEVER,
@@ -161,8 +203,6 @@ impl UnifiedScheduler {
             };
             self.cells.load(id, model.clone(), rules);
         }
-        // A model offers each of its cell types, or each group of lengths, and late requests.
-        self.offers.reserve_exact(self.models.len() * 3 + padded::MOST_GROUPS + model.blocks.len());
         self.models.load(id, model, |model, max_batch| UnifiedModel {
             load: ModelEstimate::new(model, max_batch),
             queue: Queue::default(),
@@ -171,6 +211,21 @@ impl UnifiedScheduler {
             started: Time::ORIGIN,
             groups: (!unfolds && model.has_lengths()).then(|| LengthGroups::new(max_batch)),
         });
+        // A model offers each of its cell types, or each group of lengths, and overdue requests.
+        let most = |(_, served): (ModelId, &UnifiedEntry)| match served.groups {
+            Some(_) => padded::MOST_GROUPS + 1,
+            None => served.model.blocks.len() + 1,
+        };
+        let offers = self.models.iter().map(most).sum();
+        self.offers.reserve_exact(offers);
+    }
+
+    /// Returns the price of device time, in parts of [`WHOLE`].
+    fn price(&self, now: Time) -> u64 {
+        match self.objective {
+            Objective::Latency => self.load.price(now),
+            Objective::Efficiency => WHOLE,
+        }
     }
 
     fn present(&self) -> usize {
@@ -181,12 +236,11 @@ impl UnifiedScheduler {
     /// nanosecond: the less slack, and the more age, the higher.
     fn weight(served: &UnifiedEntry, age: Nanos, slack: Nanos) -> i128 {
         let slo = i128::from(served.model.slo.0.max(1));
-        let each = ONE / slo;
         let by_slack = match slack >= Nanos::ZERO {
-            true => each * slo / i128::from(slack.0).max(slo / SLACK_WEIGHT).max(1),
-            false => each,
+            true => ONE / i128::from(slack.0).max(slo / SLACK_WEIGHT).max(1),
+            false => ONE / slo,
         };
-        by_slack + each * AGE_WEIGHT * i128::from(age.0) / slo
+        by_slack + ONE * AGE_WEIGHT * i128::from(age.0) / slo / slo
     }
 
     /// Returns the cost of a late row of a model: higher where many were lost recently.
@@ -197,14 +251,15 @@ impl UnifiedScheduler {
     /// Returns the time until the next device other than this one is free.
     fn others_free(&self, now: Time, device: DeviceId) -> Nanos {
         let others = self.devices.iter().filter(|(id, other)| *id != device && other.present);
-        let free_at =
-            others.map(|(_, other)| if other.held.is_empty() && other.running.is_none() { now } else { other.free_at });
-        free_at.min().map_or(Nanos::MAX, |at| (at - now).max(Nanos::ZERO))
+        others.map(|(_, other)| other.frees_in(now)).min().unwrap_or(Nanos::MAX)
     }
 
     fn refresh(&mut self, now: Time) {
         if !self.load.is_stale(now) {
             return;
+        }
+        for device in self.devices.ids() {
+            self.account(now, device);
         }
         let devices = self.present();
         self.load.refresh(now, &mut self.models, devices);
@@ -216,15 +271,25 @@ impl UnifiedScheduler {
         }
     }
 
-    /// Gives a free device its next task; returns whether there was one. `idle` devices are free,
-    /// including this one.
-    fn give(&mut self, now: Time, device: DeviceId, idle: usize, out: &mut Outbox) -> bool {
+    /// Accounts for the work that a device's task did since it started, or since the last refresh.
+    fn account(&mut self, now: Time, device: DeviceId) {
+        let Some(TaskInFlight { started, best_part, .. }) = self.devices[device].running else { return };
+        let time = now - started.max(self.load.refreshed);
+        self.load.on_work(time.scale(best_part, 1_000));
+    }
+
+    /// Starts the best offer on a free device; returns whether there was one. `idle` devices are
+    /// free, including this one.
+    fn start_next(&mut self, now: Time, device: DeviceId, idle: usize, out: &mut Outbox) -> bool {
         self.drop_overtaken(now, device);
         self.offers.clear();
+        let runs = self.devices[device].running.is_some();
+        // A step that is queued behind another one starts later.
+        let start = if runs { self.devices[device].free_at.max(now) } else { now };
         for id in (0..self.models.len() as u16).map(ModelId) {
             match self.models.find(id).map(|served| served.model.walk.is_unfolded()) {
                 None => {}
-                Some(true) => self.offer_cells(now, device, id),
+                Some(true) => self.offer_cells(start, device, id),
                 Some(false) => self.offer_batches(now, device, id, idle),
             }
         }
@@ -232,10 +297,15 @@ impl UnifiedScheduler {
         let chosen = arbiter::choose(now, &self.offers, others_free, self.load.utilisation)
             .or_else(|| self.offer_overdue(now, device, idle));
         let Some(TaskOffer { model, task, span, .. }) = chosen else { return false };
+        if runs && !matches!(task, OfferedTask::Cell(_)) {
+            // A batch begins when the device is free: until then further requests may join it.
+            return false;
+        }
         let cohort = match task {
             OfferedTask::Cell(block) => {
                 self.start_cell(now, device, model, block, out);
-                self.devices[device].free_at = now + span;
+                let state = &mut self.devices[device];
+                state.free_at = start + span;
                 return true;
             }
             OfferedTask::Batch { first, rows } => self.open_batch(now, device, model, first, rows),
@@ -251,9 +321,17 @@ impl UnifiedScheduler {
         true
     }
 
+    /// Returns whether a device gets its next step while one runs: after a short step it would wait
+    /// for the scheduler for a noticeable time.
+    fn wants_ahead(&self, device: DeviceId) -> bool {
+        let state = &self.devices[device];
+        let short = |task: TaskInFlight| task.cohort.is_none() && task.profiled < SHORT_STEP;
+        self.places.0 > 1 && state.present && state.ahead.is_none() && state.running.is_some_and(short)
+    }
+
     /// Starts the block of a cohort.
     fn start_cohort(&mut self, now: Time, device: DeviceId, cohort: CohortId, out: &mut Outbox) {
-        let UnifiedScheduler { cohorts, tasks, devices, models, requests, load, .. } = self;
+        let UnifiedScheduler { cohorts, tasks, devices, models, requests, .. } = self;
         let held = cohorts.get(cohort);
         let (id, block, length) = (held.model, held.block, held.length);
         let task = cohorts.run(cohort, tasks, (device, LaneId(0)), false);
@@ -262,20 +340,26 @@ impl UnifiedScheduler {
         served.own.load.reach.on_start(block, rows);
         let of_block = &served.model.blocks[block.index()];
         let best = served.load.target.max(1);
-        load.on_task(served.load.of_task(of_block, best, length).scale(rows as u64, best as u64));
+        let own = served.load.of_task(of_block, rows, length);
+        let best_case = served.load.of_task(of_block, best, length).scale(rows as u64, best as u64);
+        let best_part = best_case.scale(1_000, own.0.cast_unsigned()).0.clamp(0, 1_000).cast_unsigned();
         let (whole, _) = served.load.of_blocks(&served.model, block, rows, length);
         let state = &mut devices[device];
         state.free_at = now + state.takes(whole);
         let profiled = of_block.cost(rows, length);
-        state.running = Some(TaskInFlight { task, cohort: Some(cohort), model: id, started: now, profiled });
-        out.push(with_id(tasks.start(task, now), device));
+        state.running =
+            Some(TaskInFlight { task, place: 0, cohort: Some(cohort), model: id, started: now, profiled, best_part });
+        out.push(with_id(tasks.start(task, now), self.places.id(device, 0)));
     }
 
     /// Ends the task of a device.
     fn end_task(&mut self, now: Time, device: DeviceId, done: &TaskDone<'_>) {
-        let running = self.devices[device].running.take().expect("the device runs a task");
+        self.account(now, device);
+        let state = &mut self.devices[device].own;
+        let running = state.running.take().expect("the device runs a task");
+        state.running = state.ahead.take().map(|ahead| TaskInFlight { started: now, ..ahead });
         let served = self.models.get_mut(running.model);
-        if done.outcome == Outcome::Ok {
+        if done.outcome == Outcome::Ok && running.profiled > Nanos::ZERO {
             let measured = self.devices[device].by_profile(now - running.started);
             served.own.load.occupancy.observe(running.profiled, measured);
         }
@@ -324,6 +408,13 @@ impl UnifiedScheduler {
         self.take_back();
     }
 
+    /// Returns a task in flight by the id that the driver knows.
+    fn in_flight(&self, task: TaskId) -> Option<TaskInFlight> {
+        let device = self.places.device(task);
+        let UnifiedDevice { running, ahead, .. } = &self.devices[device].own;
+        [*running, *ahead].into_iter().flatten().find(|held| self.places.id(device, held.place) == task)
+    }
+
     /// Puts the members of lost batches back into their queues.
     fn take_back(&mut self) {
         while let Some(slot) = self.returned.pop() {
@@ -364,14 +455,28 @@ impl UnifiedScheduler {
     }
 }
 
-/// Returns a start under the id of its device, which runs one task at a time: batches and cells
-/// number their tasks independently.
-fn with_id(start: Action, device: DeviceId) -> Action {
+/// The ids of tasks in flight, by device: batches and cells number their tasks independently. A
+/// device holds this number of tasks.
+#[derive(Clone, Copy, Debug)]
+struct TaskPlaces(usize);
+
+impl TaskPlaces {
+    fn id(self, device: DeviceId, place: usize) -> TaskId {
+        TaskId((device.index() * self.0 + place) as u32)
+    }
+
+    fn device(self, task: TaskId) -> DeviceId {
+        DeviceId((task.index() / self.0) as u16)
+    }
+}
+
+/// Returns a start under another id.
+fn with_id(start: Action, task: TaskId) -> Action {
     match start {
         Action::Start { model, block, device, lane, length, not_before, .. } => {
-            Action::Start { task: TaskId(device.0.into()), model, block, device, lane, length, not_before }
+            Action::Start { task, model, block, device, lane, length, not_before }
         }
-        other => unreachable!("{other:?} starts nothing on {device:?}"),
+        other => unreachable!("{other:?} starts nothing"),
     }
 }
 
@@ -392,7 +497,7 @@ impl Scheduler for UnifiedScheduler {
     }
 
     fn on_task_done(&mut self, now: Time, done: &TaskDone<'_>) {
-        let device = DeviceId(done.task.0 as u16);
+        let device = self.places.device(done.task);
         self.end_task(now, device, done);
         self.release(device);
     }
@@ -426,6 +531,12 @@ impl Scheduler for UnifiedScheduler {
                 let served = self.models.replace_profile(model, block, profile.clone());
                 let (of_model, own) = (&served.model, &mut served.own);
                 own.load.on_new_profile(of_model);
+                for device in self.devices.ids() {
+                    let UnifiedDevice { running, ahead, .. } = &mut self.devices[device].own;
+                    for task in [running, ahead].into_iter().flatten().filter(|task| task.model == model) {
+                        task.profiled = Nanos::ZERO;
+                    }
+                }
                 if of_model.walk.is_unfolded() {
                     self.cells.replace_profile(model, block, profile);
                 }
@@ -452,9 +563,14 @@ impl Scheduler for UnifiedScheduler {
                 if !state.present || !is_free(state) || state.held.is_empty() == begun || same {
                     continue;
                 }
-                let given = self.give(now, device, idle, out);
-                none_offered |= !given;
+                let given = self.start_next(now, device, idle, out);
+                none_offered |= !given && self.devices[device].percent == 100;
                 idle -= usize::from(given);
+            }
+        }
+        for device in self.devices.ids() {
+            if self.wants_ahead(device) {
+                self.start_next(now, device, 1, out);
             }
         }
         // A wide request that a batch has left at the head may be hopeless long before others.
@@ -468,7 +584,7 @@ impl Scheduler for UnifiedScheduler {
     }
 
     fn members(&self, task: TaskId) -> &[RequestSlot] {
-        match self.devices[DeviceId(task.0 as u16)].running {
+        match self.in_flight(task) {
             Some(TaskInFlight { task, cohort: Some(_), .. }) => self.tasks.members(task),
             Some(TaskInFlight { task, cohort: None, .. }) => self.cells.members(task),
             None => &[],
@@ -476,7 +592,7 @@ impl Scheduler for UnifiedScheduler {
     }
 
     fn nodes(&self, task: TaskId) -> &[u32] {
-        match self.devices[DeviceId(task.0 as u16)].running {
+        match self.in_flight(task) {
             Some(TaskInFlight { task, cohort: None, .. }) => self.cells.nodes(task),
             _ => &[],
         }

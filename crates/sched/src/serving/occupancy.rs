@@ -21,7 +21,7 @@ const PRIOR: i64 = 2;
 const MEMORY: i64 = 16;
 /// A task counts as at most this many times its expected duration, so that one stall of a device
 /// does not make all requests look hopeless.
-const MOST: i64 = 8;
+const OUTLIER_FACTOR: i64 = 8;
 /// Number of mean absolute deviations between the mean and what is promised. Of an exponential
 /// excess 9 % is longer, of a normal one 6 %.
 const PROMISED_DEVIATIONS: i64 = 2;
@@ -67,7 +67,7 @@ impl OccupancyEstimate {
     /// Learns from a task.
     pub(super) fn observe(&mut self, profiled: Nanos, measured: Nanos) {
         let expected = self.mean(profiled);
-        let measured = measured.min(Nanos(expected.0.max(1).saturating_mul(MOST)));
+        let measured = measured.min(Nanos(expected.0.max(1).saturating_mul(OUTLIER_FACTOR)));
         let octave = &mut self.octaves[octave(profiled)];
         octave.tasks += 1;
         let weight = octave.tasks.min(MEMORY);
@@ -81,8 +81,8 @@ impl OccupancyEstimate {
         }
     }
 
-    /// Halves what was learnt: an estimate with which nothing runs is not measured any more.
-    pub(super) fn fade(&mut self) {
+    /// Halves what was learnt.
+    pub(super) fn halve(&mut self) {
         for octave in &mut self.octaves {
             octave.measured = octave.profiled + Nanos((octave.measured - octave.profiled).0 / 2);
             octave.deviation.0 /= 2;
@@ -183,11 +183,11 @@ mod tests {
     }
 
     #[test]
-    fn a_stall_counts_little_and_what_was_learnt_can_fade() {
+    fn a_stall_counts_little_and_what_was_learnt_can_be_halved() {
         let mut occupancy = learnt(&[(10, 10)]);
         occupancy.observe(MS(10), MS(10_000));
         assert!(occupancy.mean(MS(10)) < MS(16), "{:?}", occupancy.mean(MS(10)));
-        (0..8).for_each(|_| occupancy.fade());
+        (0..8).for_each(|_| occupancy.halve());
         near(occupancy.mean(MS(10)), 10.0);
     }
 }

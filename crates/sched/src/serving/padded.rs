@@ -169,7 +169,7 @@ impl UnifiedScheduler {
             (rows, length) = (rows + member.rows as usize, member.length);
         }
         let (mean, _) = served.load.of_blocks(&served.model, BlockId(0), rows, length);
-        served.own.load.on_start(rows, mean);
+        served.own.load.on_start(now, rows, mean);
         served.own.groups = Some(groups);
         load.observe(rows, false);
         load.on_start(now);

@@ -137,8 +137,8 @@ const EVERY_WALK: &str = "
     max_batch = 16
 ";
 
-/// Four models of different walks share two devices: at a load that the server's earlier choice of
-/// one policy does not carry, each of them keeps its SLO.
+/// Four models of different walks share two devices: at a load that the policy which
+/// `serve` chooses for them does not carry, each of them keeps its SLO.
 #[test]
 fn models_of_every_walk_share_devices() {
     let scenario = |policy: Option<&str>| {
@@ -149,13 +149,8 @@ fn models_of_every_walk_share_devices() {
         }
         scenario
     };
-    let rate = 2_200.0;
-    for policy in [Some("unified"), None] {
-        let summary = simulate_at(&scenario(policy), rate, None).unwrap();
-        for model in &summary.models {
-            println!("{policy:?} {}: bad {:.4}", model.name, model.figures.bad_rate);
-        }
-    }
+    let rate = 2_000.0;
     let worst = |policy| simulate_at(&scenario(policy), rate, None).unwrap().worst_bad_rate;
-    assert!(worst(Some("unified")) <= 0.01 && worst(None) > 0.01);
+    let (unified, chosen) = (worst(Some("unified")), worst(None));
+    assert!(unified <= 0.01 && chosen > 0.01, "{unified:.4} of the worst model is bad, {chosen:.4} by choice");
 }

@@ -138,6 +138,7 @@ impl Cells {
         if walker.state == CellRequestState::Waiting {
             walker.state = CellRequestState::Running;
             self.timers.disarm(slot);
+            self.models.get_mut(walker.request.model).own.waiting -= 1;
         }
         let served = self.models.get_mut(walker.request.model);
         match served.model.walk.is_unfolded() {

@@ -82,7 +82,7 @@ impl Cells {
             let (served, subgraph) = (self.models.get(model), self.subgraphs.at(id));
             let walker = &self.walkers[subgraph.slot.index()];
             let left = match walker.state {
-                CellRequestState::Running if subgraph.in_flight == 0 => self.least_left(walker, id),
+                CellRequestState::Running => self.least_left(walker, id),
                 CellRequestState::Waiting => self.left(served, walker, block, served.cells[block].next_rows(device)),
                 _ => continue,
             };

@@ -3,7 +3,7 @@
 use super::CellRules;
 use crate::parts::models;
 use ripieno_base::{BlockId, DeviceId, List, Time};
-use ripieno_model::{Model, Steps};
+use ripieno_model::{Block, Model, Steps};
 use std::ops::Range;
 
 /// A loaded model.
@@ -27,6 +27,8 @@ pub(crate) struct CellModelState {
     pub(super) pads: bool,
     /// Requests that wait for a set, by bucket.
     pub(super) buckets: Vec<List>,
+    /// Number of requests that have not begun.
+    pub(crate) waiting: usize,
 }
 
 /// Blocks that a request runs at the same time.
@@ -72,7 +74,7 @@ impl CellModelState {
         buckets: usize,
     ) -> CellModelState {
         let cap = if terms.merges { model.max_batch } else { max_batch };
-        let cell = |block: &ripieno_model::Block| {
+        let cell = |block: &Block| {
             let max = block.max_batch().min(cap);
             let supported = block.sizes.iter().copied().filter(|&size| size <= max);
             CellType {
@@ -99,6 +101,7 @@ impl CellModelState {
             devices: 0,
             pads: model.has_lengths(),
             buckets: vec![List::default(); buckets],
+            waiting: 0,
         }
     }
 }

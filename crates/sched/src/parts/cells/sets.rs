@@ -165,11 +165,14 @@ impl Cells {
         let has_end =
             served.terms.pads_output && served.model.blocks.iter().any(|block| block.steps == Steps::UntilEnd);
         let going = padded > 0 && has_end;
+        let mut began = 0;
         for slot in sets.members(id) {
             timers.disarm(slot);
             let walker = &mut walkers[slot.index()];
+            began += usize::from(walker.state == CellRequestState::Waiting);
             (walker.state, walker.going) = (CellRequestState::Running, going);
         }
+        models.get_mut(sets.get(id).model).own.waiting -= began;
         let unfinished = sets.get(id).len() as u32;
         let set = sets.own_mut(id);
         (set.padded, set.unfinished, set.going) = (padded, unfinished, if going { unfinished } else { 0 });

@@ -29,6 +29,7 @@ impl Cells {
         let served = self.models.get(request.model);
         let joins = served.terms.join;
         self.timers.arm(&request, served.drop, || cost::alone(&served.model, &request, 1));
+        self.served_mut(request.model).waiting += 1;
         match joins {
             Join::AtOnce => self.open_stage(slot),
             Join::InSets { .. } => self.wait_for_set(slot),
@@ -278,8 +279,11 @@ impl Cells {
     pub(super) fn end(&mut self, slot: RequestSlot, action: Action) {
         let Walker { state, request, .. } = self.walkers[slot.index()];
         self.timers.disarm(slot);
-        if state == CellRequestState::Waiting && self.served(request.model).terms.join != Join::AtOnce {
-            self.leave_bucket(slot);
+        if state == CellRequestState::Waiting {
+            self.served_mut(request.model).waiting -= 1;
+            if self.served(request.model).terms.join != Join::AtOnce {
+                self.leave_bucket(slot);
+            }
         }
         self.stop(slot);
         self.walker(slot).state = CellRequestState::Over;
