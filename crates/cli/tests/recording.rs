@@ -37,7 +37,8 @@ fn recorded(name: &str) -> PathBuf {
     let loaded = executor.load(&ModelSource { inputs: vec![spec.clone()], outputs: vec![spec], ..source }).unwrap();
     // Far more than a loaded machine needs, so that every request is answered.
     let model = Model::whole("m", profile, Nanos::from_millis(60_000));
-    let model = engine.load(ServedModel { model, loaded, max_queue: 256, answer_late: false }).unwrap();
+    let model =
+        engine.load(ServedModel { model, loaded, max_queue: 256, max_queued_work: None, answer_late: false }).unwrap();
     for number in 0..REQUESTS {
         let rows = 1 + number % 3;
         let data = Bytes::from(vec![0; rows]);

@@ -39,6 +39,9 @@ pub struct ModelDescription {
     pub model: Model,
     /// The largest number of requests in flight.
     pub max_queue: usize,
+    /// The largest device time of the requests in flight.
+    #[serde(default)]
+    pub max_queued_work: Option<Nanos>,
     /// Whether late requests are still answered.
     pub answer_late: bool,
     /// The key that sets the latency target, for messages.
@@ -117,8 +120,8 @@ impl ModelDescription {
     /// backends.
     pub(crate) fn served(&self, at: u32) -> Result<ServedModel, String> {
         let loaded = Arc::new(RemoteModel::new(self, at)?);
-        let (model, max_queue, answer_late) = (self.model.clone(), self.max_queue, self.answer_late);
-        Ok(ServedModel { model, loaded, max_queue, answer_late })
+        let ModelDescription { max_queue, max_queued_work, answer_late, .. } = *self;
+        Ok(ServedModel { model: self.model.clone(), loaded, max_queue, max_queued_work, answer_late })
     }
 
     /// Returns true if another backend's model is the same except for its speed.
@@ -249,6 +252,7 @@ mod tests {
             lengths: None,
             model: Model::whole("m", profile, Nanos::from_millis(50)),
             max_queue: 8,
+            max_queued_work: Some(Nanos::from_millis(30_000)),
             answer_late: false,
             slo_origin: "its slo_ms".to_owned(),
             labels: BTreeMap::new(),

@@ -15,7 +15,7 @@ use super::report::{MeasureProgress, ModelReport, ProfileReport, describe};
 use super::sample::{sample, text_sample};
 use super::scan::CONFIG_FILE;
 use super::slicing;
-use super::slo::{Slo, SloOrigin, best_batch, queue_bound};
+use super::slo::{Slo, SloOrigin, best_batch, queued_work_bound};
 use super::text;
 use super::triton::TritonConfig;
 use super::warm_up::warm_up;
@@ -276,9 +276,9 @@ impl PreparedModel {
     /// Returns the runtime's view of the model; `None` without a profile.
     pub fn served(&self) -> Option<ServedModel> {
         let (model, slo, config) = (self.model()?, self.slo()?, &self.plan.config);
-        let bound = || queue_bound(config, slo, &model.profile(), ServedModel::MAX_QUEUE);
-        let (max_queue, answer_late) = (config.max_queue.unwrap_or_else(bound), slo.answer_late);
-        Some(ServedModel { model, loaded: self.loaded.clone(), max_queue, answer_late })
+        let max_queued_work = queued_work_bound(config, slo, &model.profile());
+        let (max_queue, answer_late) = (config.max_queue.unwrap_or(ServedModel::MAX_QUEUE), slo.answer_late);
+        Some(ServedModel { model, loaded: self.loaded.clone(), max_queue, max_queued_work, answer_late })
     }
 
     /// Returns the report for the command line.

@@ -115,18 +115,18 @@ pub(super) fn best_batch(profile: &Profile) -> usize {
     sizes().find(|&size| rate(size) >= GOOD_RATE_SHARE * best).unwrap_or(profile.max_batch())
 }
 
-/// Returns the queue bound of a model without a configured one. Where late requests are answered,
-/// everything in the queue will run, and a policy that ignores deadlines makes other models wait
-/// for it; the bound therefore also limits the queued time.
-pub(super) fn queue_bound(config: &ModelConfig, slo: Slo, total: &Profile, most: usize) -> usize {
-    if slo.origin != SloOrigin::Profile || !slo.answer_late {
-        return most;
+/// Returns the bound on the queued device time of a model, if it has one: neither target nor
+/// `max_queue` is configured. Where late requests are answered, everything in the queue will run,
+/// and a policy that ignores deadlines makes other models wait for it.
+pub(super) fn queued_work_bound(config: &ModelConfig, slo: Slo, total: &Profile) -> Option<Nanos> {
+    if slo.origin != SloOrigin::Profile || !slo.answer_late || config.max_queue.is_some() {
+        return None;
     }
     let largest = total.max_batch();
     let steps = config.cells.as_ref().map_or(1, |cells| i64::from(cells.max_length.max(1)));
     let each = (total.latency(largest).0.saturating_mul(steps) / largest as i64).max(1);
-    let in_time = usize::try_from(MAX_QUEUED_WORK.0 / each).unwrap_or(most);
-    in_time.max(MIN_QUEUED_BATCHES * largest).max(MIN_QUEUED_REQUESTS).min(most)
+    let requests = (MIN_QUEUED_BATCHES * largest).max(MIN_QUEUED_REQUESTS);
+    Some(MAX_QUEUED_WORK.max(Nanos(each.saturating_mul(requests as i64))))
 }
 
 #[cfg(test)]
@@ -180,12 +180,12 @@ mod tests {
         let bound = |text: &str, alpha_ms: f64, wanted: SloSetting| {
             let (config, blocks) = (config(text), blocks(alpha_ms, 0.0));
             let slo = wanted.resolve(&config, 32, Some(&blocks)).unwrap();
-            queue_bound(&config, slo, &blocks[0].profile, 1000)
+            queued_work_bound(&config, slo, &blocks[0].profile).map(|work| work.as_millis_f64())
         };
-        assert_eq!(bound("", 1.0, SloSetting::Unset), 1000);
-        assert_eq!(bound("", 100.0, SloSetting::Unset), 300);
-        assert_eq!(bound("", 10_000.0, SloSetting::Unset), 128);
-        assert_eq!(bound("late = \"refuse\"", 100.0, SloSetting::Unset), 1000);
-        assert_eq!(bound("", 100.0, SloSetting::Target(Nanos::from_millis(9), SloOrigin::Owner)), 1000);
+        assert_eq!(bound("", 1.0, SloSetting::Unset), Some(30_000.0));
+        assert_eq!(bound("", 10_000.0, SloSetting::Unset), Some(1_280_000.0));
+        assert_eq!(bound("max_queue = 50", 1.0, SloSetting::Unset), None);
+        assert_eq!(bound("late = \"refuse\"", 100.0, SloSetting::Unset), None);
+        assert_eq!(bound("", 100.0, SloSetting::Target(Nanos::from_millis(9), SloOrigin::Owner)), None);
     }
 }

@@ -17,6 +17,9 @@ pub struct ServedModel {
     pub loaded: Arc<dyn LoadedModel>,
     /// Largest number of live requests of this model. Further requests are refused.
     pub max_queue: usize,
+    /// Largest device time of the live requests, each by its own length. Further requests are
+    /// refused; one that finds none is accepted however long it is.
+    pub max_queued_work: Option<Nanos>,
     /// Whether a request is still answered after the model's SLO (`late = "answer"`). Otherwise it
     /// is refused at its deadline.
     pub answer_late: bool,

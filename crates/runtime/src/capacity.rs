@@ -11,6 +11,7 @@ use crate::{Refused, ServedModel};
 use crossbeam_queue::ArrayQueue;
 use ripieno_base::{Nanos, RequestSlot};
 use ripieno_executor::{LoadedModel, Outage};
+use ripieno_model::{Block, Extent};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -38,6 +39,8 @@ pub(crate) struct RequestedCapacity {
     pub(crate) bytes: usize,
     /// Number of nodes of its graph; see [`Limits::room`](ripieno_sched::Limits::room).
     pub(crate) nodes: usize,
+    /// Device time of its parts in nanoseconds; see [`ModelEntry::work_ns`].
+    pub(crate) work_ns: usize,
 }
 
 /// The properties of a model that server threads need at submission.
@@ -56,10 +59,12 @@ pub(crate) struct ModelEntry {
     /// Whether the engine runs in separate processes, which a supervisor restarts.
     pub(crate) supervised: bool,
     max_queue: usize,
-    /// Cost of one queued row in full batches: ℓ(B)/B for the largest batch B.
-    latency_per_row: Nanos,
-    /// Number of request parts in the server.
+    max_queued_ns: usize,
+    /// The blocks and their costs.
+    costs: Box<[Block]>,
+    /// Number of request parts in the server, and their device time in nanoseconds.
     live: AtomicUsize,
+    live_ns: AtomicUsize,
     pub(crate) metrics: ModelMetrics,
 }
 
@@ -73,6 +78,7 @@ pub(crate) struct Permit {
     places: usize,
     bytes: usize,
     nodes: usize,
+    work_ns: usize,
 }
 
 impl CapacityLimits {
@@ -104,9 +110,10 @@ impl CapacityLimits {
         model: &Arc<ModelEntry>,
         requested: RequestedCapacity,
     ) -> Result<Permit, Refused> {
-        let RequestedCapacity { parts, bytes, nodes } = requested;
+        let RequestedCapacity { parts, bytes, nodes, work_ns } = requested;
         let (admission, slots) = (Arc::clone(self), Vec::new());
-        let mut permit = Permit { admission, model: Arc::clone(model), slots, places: 0, bytes: 0, nodes: 0 };
+        let mut permit =
+            Permit { admission, model: Arc::clone(model), slots, places: 0, bytes: 0, nodes: 0, work_ns: 0 };
         if nodes > self.max_nodes {
             let bound = self.max_nodes;
             return Err(Refused::Invalid(format!(
@@ -117,6 +124,12 @@ impl CapacityLimits {
             return Err(model.refusal(model.max_queue));
         }
         permit.places = parts;
+        let bound_ns = if model.live_ns.load(Relaxed) == 0 { usize::MAX } else { model.max_queued_ns };
+        if !try_reserve(&model.live_ns, work_ns, bound_ns) {
+            // The error states the bound in requests: the number of those that are admitted now.
+            return Err(model.refusal((model.live.load(Relaxed) - parts).max(1)));
+        }
+        permit.work_ns = work_ns;
         if !try_reserve(&self.bytes, bytes, self.max_bytes) {
             // The error states the bound in requests, so this converts the byte bound: the number
             // of requests that are admitted now.
@@ -162,7 +175,6 @@ impl ModelEntry {
         // A cell's batch may hold several nodes of one request, so it may be larger than
         // `max_batch`.
         let largest = model.blocks.iter().map(|block| block.max_batch()).chain([model.max_batch]).max().unwrap_or(1);
-        let full_batch = model.profile().latency(model.max_batch.min(model.profile().max_batch()));
         ModelEntry {
             name: model.name.clone(),
             slo: model.slo,
@@ -174,8 +186,10 @@ impl ModelEntry {
             has_lengths: served.loaded.lengths().is_some(),
             supervised: served.loaded.restarts().is_some(),
             max_queue: served.max_queue,
-            latency_per_row: full_batch.scale(1, model.max_batch as u64),
+            max_queued_ns: served.max_queued_work.map_or(usize::MAX, |work| work.0.max(0) as usize),
+            costs: model.blocks.clone().into(),
             live: AtomicUsize::new(0),
+            live_ns: AtomicUsize::new(0),
             metrics: ModelMetrics::new(largest),
         }
     }
@@ -189,11 +203,21 @@ impl ModelEntry {
         Refused::QueueFull { bound, retry_after: self.retry_after() }
     }
 
+    /// Returns the device time in nanoseconds that a number of rows needs in full batches of rows
+    /// that are as long.
+    pub(crate) fn work_ns(&self, rows: usize, extent: Extent) -> usize {
+        let each = self.costs.iter().map(|block| {
+            let full = self.max_batch.min(block.profile.max_batch()).max(1);
+            let row = block.cost(full, extent.length).0 / full as i64;
+            row.saturating_mul(i64::from(extent.steps(block.steps)))
+        });
+        (each.fold(0, i64::saturating_add).max(1) as usize).saturating_mul(rows)
+    }
+
     /// Returns the time after which a retry may succeed: the time in which one device runs all
-    /// waiting rows in full batches.
+    /// requests in the server in full batches.
     pub(crate) fn retry_after(&self) -> Duration {
-        let waiting = self.metrics.waiting.load(Relaxed) as i64;
-        let clear = (self.latency_per_row * waiting).clamp(RETRY_MIN, RETRY_MAX);
+        let clear = Nanos(self.live_ns.load(Relaxed).min(i64::MAX as usize) as i64).clamp(RETRY_MIN, RETRY_MAX);
         Duration::from_nanos(clear.0.cast_unsigned())
     }
 }
@@ -212,6 +236,7 @@ impl Drop for Permit {
         self.admission.bytes.fetch_sub(self.bytes, Relaxed);
         self.admission.nodes.fetch_sub(self.nodes, Relaxed);
         self.model.live.fetch_sub(self.places, Relaxed);
+        self.model.live_ns.fetch_sub(self.work_ns, Relaxed);
     }
 }
 
@@ -219,6 +244,7 @@ impl Drop for Permit {
 mod tests {
     use super::*;
     use crate::testing::served;
+    use ripieno_model::{LengthProfiles, Profile};
 
     fn bound_of(result: Result<Permit, Refused>) -> usize {
         match result {
@@ -234,7 +260,7 @@ mod tests {
     #[test]
     fn each_bound_refuses_and_gives_everything_back() {
         let admission = Arc::new(CapacityLimits::new(4, 100, 50));
-        let requested = |parts, bytes| RequestedCapacity { parts, bytes, nodes: 0 };
+        let requested = |parts, bytes| RequestedCapacity { parts, bytes, ..RequestedCapacity::default() };
         let model = Arc::new(ModelEntry::new(&served(1, 8)));
         let narrow = Arc::new(ModelEntry::new(&served(1, 2)));
         let held = admission.reserve(&model, requested(1, 60)).unwrap();
@@ -242,7 +268,7 @@ mod tests {
         assert_eq!(bound_of(admission.reserve(&model, requested(1, 41))), 1);
         assert_eq!(bound_of(admission.reserve(&model, requested(4, 1))), 4);
         assert_eq!(bound_of(admission.reserve(&model, requested(8, 1))), 8);
-        let rest = admission.reserve(&model, RequestedCapacity { parts: 3, bytes: 40, nodes: 30 }).unwrap();
+        let rest = admission.reserve(&model, RequestedCapacity { nodes: 30, ..requested(3, 40) }).unwrap();
         assert_eq!(rest.slots().len(), 3);
         drop((held, rest));
         assert!(admission.is_untouched());
@@ -267,7 +293,7 @@ mod tests {
     fn nodes_of_graphs_are_bounded() {
         let admission = Arc::new(CapacityLimits::new(4, 100, 50));
         let model = Arc::new(ModelEntry::new(&served(1, 8)));
-        let requested = |nodes| RequestedCapacity { parts: 1, bytes: 0, nodes };
+        let requested = |nodes| RequestedCapacity { parts: 1, nodes, ..RequestedCapacity::default() };
         let held = admission.reserve(&model, requested(30)).unwrap();
         let full = admission.reserve(&model, requested(21)).err().unwrap();
         assert!(matches!(full, Refused::NodesFull { held: 30, bound: 50, .. }), "{full}");
@@ -280,8 +306,35 @@ mod tests {
     #[test]
     fn retry_after_grows_with_the_queue() {
         let model = ModelEntry::new(&served(4, 8));
-        model.metrics.waiting.store(80, Relaxed);
+        model.live_ns.store(model.work_ns(80, Extent::ONE), Relaxed);
         let Refused::QueueFull { retry_after, .. } = model.refusal(8) else { panic!("another refusal") };
         assert_eq!(retry_after, Duration::from_millis(100));
+    }
+
+    #[test]
+    fn a_request_takes_as_much_of_the_queue_as_its_length_costs() {
+        let (short, long) = (Profile::linear(1.0, 0.0, 4).unwrap(), Profile::linear(100.0, 0.0, 4).unwrap());
+        let mut served = served(4, 1_000);
+        served.model.blocks[0].lengths = Some(LengthProfiles::new(vec![(1, short), (256, long.clone())]).unwrap());
+        served.model.blocks[0].profile = long;
+        served.max_queued_work = Some(Nanos::from_millis(1_000));
+        let model = Arc::new(ModelEntry::new(&served));
+        let admission = Arc::new(CapacityLimits::new(1_000, 1, 1));
+        let ask = |length: u32, rows: usize| {
+            let work_ns = model.work_ns(rows, Extent { length, limit: 0 });
+            let requested = RequestedCapacity { parts: 1, work_ns, ..RequestedCapacity::default() };
+            admission.reserve(&model, requested)
+        };
+        let held: Vec<_> = (0..1_000).map_while(|_| ask(1, 1).ok()).collect();
+        assert_eq!(held.len(), 1_000, "each costs 1 ms");
+        drop(held);
+        let mut held: Vec<_> = (0..1_000).map_while(|_| ask(256, 1).ok()).collect();
+        assert_eq!(held.len(), 10, "each costs 100 ms");
+        held.truncate(4);
+        let Err(Refused::QueueFull { bound, retry_after }) = ask(256, 7) else { panic!("not refused") };
+        assert_eq!((bound, retry_after), (4, Duration::from_millis(400)));
+        drop(held);
+        assert!(ask(256, 11).is_ok(), "it would never be accepted otherwise");
+        assert!(admission.is_untouched());
     }
 }

@@ -378,7 +378,10 @@ impl Inner {
         let IncomingRequest { pass, id, model, arrived, rows, bytes } = newcomer;
         let RequestSpec { parts, sizes, timeout, stage, class } = ask;
         let nodes = parts[0].entry.graph.as_ref().map_or(0, |graph| Limits::room(graph));
-        let permit = self.capacity.reserve(&model, RequestedCapacity { parts: parts.len(), bytes, nodes })?;
+        let work_ns =
+            parts.iter().map(|part| model.work_ns(part.rows, part.entry.extent)).fold(0, usize::saturating_add);
+        let requested = RequestedCapacity { parts: parts.len(), bytes, nodes, work_ns };
+        let permit = self.capacity.reserve(&model, requested)?;
         let (deadline, expires) = deadlines(arrived, &model, timeout, stage);
         let cancel_state = Arc::new(CancelState::new());
         let call = ClientCall {

@@ -25,6 +25,7 @@ pub(super) fn describe(entry: &ServedEntry, served: &ServedModel) -> ModelDescri
         lengths: entry.lengths.as_ref().map(|lengths| (lengths.max, lengths.dims.clone())),
         model: served.model.clone(),
         max_queue: served.max_queue,
+        max_queued_work: served.max_queued_work,
         answer_late: served.answer_late,
         slo_origin: entry.slo.origin.key().to_owned(),
         labels: labels.collect(),

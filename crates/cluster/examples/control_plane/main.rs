@@ -177,6 +177,7 @@ fn backend(address: &str, model_us: u64) -> Outcome<()> {
         lengths: None,
         model,
         max_queue: LIVE,
+        max_queued_work: None,
         answer_late: true,
         slo_origin: String::new(),
         labels: Default::default(),

@@ -89,6 +89,7 @@ impl Served {
             lengths: loaded.lengths().map(|lengths| (lengths.max, lengths.dims.clone())),
             model: self.model(),
             max_queue: 1 << 14,
+            max_queued_work: None,
             answer_late: self.answer_late,
             slo_origin: "slo_ms".to_owned(),
             labels: Default::default(),
@@ -233,7 +234,15 @@ pub(crate) fn local(models: &[Served], policy: &'static str) -> (Engine, Vec<Mod
     let StartedEngine { engine, .. } = starts(policy, HangBound::default())(&[]).unwrap();
     let load = |served: &Served| {
         let (model, loaded) = (served.model(), executor.load(&served.source()).unwrap());
-        engine.load(ServedModel { model, loaded, max_queue: 1 << 14, answer_late: served.answer_late }).unwrap()
+        engine
+            .load(ServedModel {
+                model,
+                loaded,
+                max_queue: 1 << 14,
+                max_queued_work: None,
+                answer_late: served.answer_late,
+            })
+            .unwrap()
     };
     let ids = models.iter().map(load).collect();
     engine.add_device_of(&*executor).unwrap();
