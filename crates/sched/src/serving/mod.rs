@@ -71,9 +71,12 @@ const AGE_WEIGHT: i128 = 2;
 /// Mean batches of other models that a model expects to wait for a device, if all load is theirs.
 const BLOCKING_BATCHES: u64 = 2;
 
+/// Part of the time for which devices are busy, in thousandths, from which short steps are queued
+/// ahead. Below it newcomers that could join the next step matter more.
+const BUSY: u64 = 700;
 /// Profiled duration of a step below which the next one is queued behind it. Handing over a task
 /// takes some 0.1 ms on a real engine.
-const SHORT_STEP: Nanos = Nanos::from_millis(2);
+const SHORT_STEP: Nanos = Nanos::from_millis(1);
 
 type UnifiedEntry = ModelEntry<UnifiedModel>;
 
@@ -275,7 +278,7 @@ impl UnifiedScheduler {
     fn account(&mut self, now: Time, device: DeviceId) {
         let Some(TaskInFlight { started, best_part, .. }) = self.devices[device].running else { return };
         let time = now - started.max(self.load.refreshed);
-        self.load.on_work(time.scale(best_part, 1_000));
+        self.load.on_work(time, time.scale(best_part, 1_000));
     }
 
     /// Starts the best offer on a free device; returns whether there was one. `idle` devices are
@@ -321,12 +324,16 @@ impl UnifiedScheduler {
         true
     }
 
-    /// Returns whether a device gets its next step while one runs: after a short step it would wait
-    /// for the scheduler for a noticeable time.
+    /// Returns whether a device gets its next step while one runs: on busy devices, waiting for the
+    /// scheduler after each short step costs a noticeable part of the capacity.
     fn wants_ahead(&self, device: DeviceId) -> bool {
         let state = &self.devices[device];
         let short = |task: TaskInFlight| task.cohort.is_none() && task.profiled < SHORT_STEP;
-        self.places.0 > 1 && state.present && state.ahead.is_none() && state.running.is_some_and(short)
+        self.places.0 > 1
+            && self.load.busy > BUSY
+            && state.present
+            && state.ahead.is_none()
+            && state.running.is_some_and(short)
     }
 
     /// Starts the block of a cohort.
