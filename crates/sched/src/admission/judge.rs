@@ -4,7 +4,7 @@
 use super::shares::YieldsTo;
 use super::{Admission, AdmissionDemand, AdmittedModel};
 use crate::{Request, Why};
-use ripieno_base::{Nanos, Time};
+use ripieno_base::{ModelId, Nanos, Time};
 
 /// Part of the tightest SLO, in hundredths, that a flow above its share leaves to others.
 const LEFT_TO_OTHERS: u64 = 30;
@@ -39,8 +39,8 @@ impl Admission {
         Some(why)
     }
 
-    /// Returns whether the policy itself refuses requests of this model that would be late. Of cells
-    /// none does so in time: a request that has begun is not refused for its neighbours.
+    /// Returns whether the policy itself refuses requests of this model that would be late. Of
+    /// cells none does so in time: a request that has begun is not refused for its neighbours.
     fn checks_deadlines(&self, request: &Request) -> bool {
         self.needs.keeps_deadlines && !self.served(request.model).cost.model().walk.is_unfolded()
     }
@@ -49,14 +49,28 @@ impl Admission {
     /// its flow yields. A policy with deadlines passes over this model's queue for another, so only
     /// the model's other clients are affected.
     fn exceeds_room(&self, now: Time, request: &Request, work: i64, yields: YieldsTo) -> bool {
-        let target = match (yields, self.checks_deadlines(request)) {
-            (YieldsTo::Nothing, _) | (YieldsTo::Models, true) => return false,
-            (YieldsTo::Models, _) if self.take_turns(request) => return false,
-            (YieldsTo::Clients, true) => self.served(request.model).cost.model().slo,
-            (YieldsTo::Models | YieldsTo::Clients, false) => self.tightest_slo,
-        };
+        let to_clients = yields == YieldsTo::Clients;
+        let to_models = !self.checks_deadlines(request)
+            && (to_clients || (yields == YieldsTo::Models && !self.take_turns(request)));
+        if !to_clients && !to_models {
+            return false;
+        }
         let each = self.devices.together(self.waiting_with(now, request, work));
-        each > target.scale(100 - LEFT_TO_OTHERS, 100).0
+        (to_clients && each > room(self.served(request.model).cost.model().slo))
+            || (to_models && each > room(self.tightest_slo) && self.delays_others(now, request, each))
+    }
+
+    /// Returns whether a backlog of `each` on every device would make requests of another model
+    /// late that a shorter backlog would not. Where late answers are acceptable, none is late; and
+    /// if this request alone keeps a device for too long, refusing the ones behind it saves none.
+    fn delays_others(&self, now: Time, request: &Request, each: i64) -> bool {
+        let (rows, length) = (request.rows as usize, request.extent.length);
+        let alone = self.devices.at_best(self.served(request.model).cost.takes(0, rows, length)).0;
+        let others = self.models.iter().zip(0..).filter(|(_, id)| ModelId(*id) != request.model);
+        others.filter_map(|(other, _)| other.as_ref()).filter(|other| other.needs_room(now)).any(|other| {
+            let room = room(other.cost.model().slo);
+            each > room && alone <= room
+        })
     }
 
     /// Returns the reason for refusing a request for its own deadline, or that of others of its
@@ -132,4 +146,9 @@ impl Admission {
         let crossed = |limit: Time| begin + before <= limit && begin + after > limit;
         (after - before).0 >= slo.0 / SMALL && limits.into_iter().any(crossed)
     }
+}
+
+/// Returns the part of an SLO that the backlog of a flow above its share may take.
+fn room(slo: Nanos) -> i64 {
+    slo.scale(100 - LEFT_TO_OTHERS, 100).0
 }

@@ -67,7 +67,7 @@ pub(crate) struct Admission {
     tasks: Vec<TaskNote>,
     /// Requests refused since the last settle.
     refused: Vec<(RequestSlot, Why)>,
-    /// The tightest SLO among models with requests in the policy or recently.
+    /// Lower bound on the SLOs of the models that need room ([`AdmittedModel::needs_room`]).
     tightest_slo: Nanos,
 }
 
@@ -87,9 +87,6 @@ struct AdmissionDemand {
     work: i64,
     hopeless: bool,
 }
-
-/// Time after its last request for which a model counts as in use.
-const IN_USE: Nanos = Nanos::from_millis(10_000);
 
 impl Admission {
     /// Creates admission control for a policy that was built for this setup.
@@ -287,12 +284,10 @@ impl Admission {
         }
     }
 
-    /// Returns the tightest SLO of the models in use.
+    /// Returns the tightest SLO of the models that need room.
     fn find_tightest_slo(&self, now: Time) -> Nanos {
-        let served = self.models.iter().flatten();
-        let in_use =
-            served.filter(|served| served.last_request.is_some_and(|last_request| now - last_request < IN_USE));
-        in_use.map(|served| served.cost.model().slo).min().unwrap_or(Nanos::MAX)
+        let served = self.models.iter().flatten().filter(|served| served.needs_room(now));
+        served.map(|served| served.cost.model().slo).min().unwrap_or(Nanos::MAX)
     }
 
     fn estimate(&mut self) {
@@ -334,9 +329,11 @@ impl Scheduler for Admission {
             work: served.cost.work(request),
             hopeless: served.is_hopeless(now, request, &self.devices),
         };
-        served.last_request = Some(now);
+        served.note_request(now);
         let brings_graph = served.cost.model().walk.brings_graph();
-        self.tightest_slo = self.tightest_slo.min(served.cost.model().slo);
+        if served.needs_room(now) {
+            self.tightest_slo = self.tightest_slo.min(served.cost.model().slo);
+        }
         if divided {
             self.tightest_slo = self.find_tightest_slo(now);
         }

@@ -3,7 +3,7 @@
 use super::cost::LearntCost;
 use super::devices::DeviceTimes;
 use crate::Request;
-use ripieno_base::{List, Time};
+use ripieno_base::{List, Nanos, Time};
 use ripieno_model::{DropRule, Model};
 
 /// A model and its requests in the policy.
@@ -22,9 +22,12 @@ pub(super) struct AdmittedModel {
     pub(super) spent: i64,
     /// This model's part of [`Admission::backlog`].
     pub(super) backlog: i64,
-    /// Time of the last request.
-    pub(super) last_request: Option<Time>,
+    /// The last two times at which requests arrived, the later one first.
+    arrivals: [Option<Time>; 2],
 }
+
+/// Time within which a model with two arrivals counts as in use.
+const IN_USE: Nanos = Nanos::from_millis(10_000);
 
 impl AdmittedModel {
     pub(super) fn new(model: Box<Model>, devices: usize) -> AdmittedModel {
@@ -39,13 +42,26 @@ impl AdmittedModel {
             work: 0,
             spent: 0,
             backlog: 0,
-            last_request: None,
+            arrivals: [None; 2],
         }
     }
 
     /// Returns whether late answers are acceptable.
     pub(super) fn may_be_late(&self) -> bool {
         matches!(self.drop, Some(DropRule::Never | DropRule::Expired))
+    }
+
+    /// Records the arrival of a request.
+    pub(super) fn note_request(&mut self, now: Time) {
+        if self.arrivals[0] != Some(now) {
+            self.arrivals = [Some(now), self.arrivals[0]];
+        }
+    }
+
+    /// Returns whether requests of other models above their share leave room in the queue for those
+    /// of this one: it has been asked twice within [`IN_USE`], and its requests can be late.
+    pub(super) fn needs_room(&self, now: Time) -> bool {
+        !self.may_be_late() && self.arrivals[1].is_some_and(|earlier| now - earlier < IN_USE)
     }
 
     /// Returns whether a request would be late on the fastest device, were it idle.

@@ -4,7 +4,7 @@ use crate::{
     Action, Control, Limits, Options, Outbox, Outcome, Request, RequestClass, Scheduler, Setup, TaskDone, build_served,
 };
 use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_model::{Extent, Model, Profile};
+use ripieno_model::{DropRule, Extent, Model, Profile};
 
 const MODELS: [(&str, i64, i64); 3] = [("long", 200_000, 0), ("light", 100, 10), ("medium", 20_000, 20_000)];
 const LIMITS: Limits = Limits { requests: 64, models: 3, devices: 1, lanes: 1, depth: 1, batch: 8, nodes: 0 };
@@ -147,4 +147,37 @@ fn a_device_that_is_slower_counts_once_whether_announced_or_learnt_before() {
         let longest = answered.iter().max().expect("something was answered");
         assert!(answered.len() >= 124 && *longest > Nanos::from_millis(least), "{} in {longest:?}", answered.len());
     }
+}
+
+/// Returns how many of 32 requests of 60 ms that arrive within 320 ms are admitted, half a second
+/// after the last of `pings` requests of a tiny model.
+fn admitted_beside(policy: &str, (slo, tiny_slo): (i64, i64), drop: Option<DropRule>, pings: i64) -> usize {
+    let model = |name: &str, micros: i64, slo: i64| {
+        let table: Vec<_> = (1..=8).map(|rows| Nanos(micros * 1000 * rows)).collect();
+        Model { drop, ..Model::whole(name, Profile::from_table(&table).unwrap(), Nanos::from_millis(slo)) }
+    };
+    let setup =
+        Setup { models: vec![model("encoder", 60_000, slo), model("tiny", 13, tiny_slo)], devices: 1, limits: LIMITS };
+    let mut scheduler = build_served(policy, &setup, &Options::default()).unwrap();
+    for ping in 0..pings {
+        assert!(is_admitted(&mut *scheduler, 100 * ping, 63, 1, tiny_slo));
+        scheduler.on_task_done(
+            ms(100 * ping + 1),
+            &TaskDone { task: TaskId(0), outcome: Outcome::Ok, ended: &[], skips: &[] },
+        );
+        scheduler.settle(ms(100 * ping + 1), &mut Outbox::new(&LIMITS));
+    }
+    let at = |slot: u32| 100 * pings + 400 + 10 * i64::from(slot);
+    (0..32).filter(|&slot| is_admitted(&mut *scheduler, at(slot), slot, 0, slo)).count()
+}
+
+#[test]
+fn a_burst_is_refused_only_if_another_model_in_use_would_be_late_for_it() {
+    let never = Some(DropRule::Never);
+    assert_eq!(admitted_beside("dva", (180, 10), never, 1), 32, "no SLO, one request of the neighbour");
+    assert_eq!(admitted_beside("dva", (180, 10), never, 20), 32, "no SLO, a neighbour in use");
+    assert_eq!(admitted_beside("dva", (5_000, 1_000), None, 1), 32, "one request is no use");
+    assert_eq!(admitted_beside("dva", (5_000, 10), None, 20), 32, "a single request of 60 ms is too long for it");
+    let kept = admitted_beside("dva", (5_000, 1_000), None, 20);
+    assert!((8..20).contains(&kept), "the neighbour's requests stay in time: {kept}");
 }

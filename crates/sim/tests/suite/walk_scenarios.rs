@@ -203,7 +203,7 @@ fn trees_of_the_treebank_run_under_both_policies() {
 #[test]
 fn a_policy_that_does_not_serve_the_walk_names_those_that_do() {
     let error = random("deferred", LSTM).check_run("s.toml").unwrap_err().to_string();
-    expect![[r#"s.toml: policy: policy "deferred" does not serve walk "repeat" of model "lstm"; these do: cellular, late, bucketed, graph-merge, lazy, lazy-oracle"#]].assert_eq(&error);
+    expect![[r#"s.toml: policy: policy "deferred" does not serve walk "repeat" of model "lstm"; these do: cellular, late, bucketed, graph-merge, lazy, lazy-oracle, unified"#]].assert_eq(&error);
 }
 
 fn mistake(model: &str, expected: Expect) {
