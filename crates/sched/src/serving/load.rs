@@ -265,8 +265,8 @@ pub(super) struct LoadEstimate {
     pub(super) recent_load: u64,
     /// The same in batches of the target size.
     pub(super) target_load: u64,
-    /// Device time that the recent tasks used, and what part of all that is, in thousandths: a moving
-    /// mean.
+    /// Device time that the recent tasks used, and what part of all that is, in thousandths: a
+    /// moving mean.
     used: Nanos,
     pub(super) busy: u64,
     /// Work of the recent tasks, in the device time that the best batches would have needed.

@@ -152,7 +152,7 @@ impl Cells {
     }
 }
 
-/// What is expected of a request beyond the lengths that it brings.
+/// The expected rest of a request, beyond the lengths that it brings.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Remaining {
     /// Number of steps of a block that runs until its end.
@@ -162,7 +162,7 @@ pub(super) struct Remaining {
 }
 
 impl Remaining {
-    /// Returns what is known in advance: the model's prediction, and all nodes.
+    /// Returns the rest that is known in advance: the model's prediction, and all nodes.
     fn known(served: &CellModel, request: &Request) -> Remaining {
         Remaining { until_end: served.model.dec_timesteps.unwrap_or(u32::MAX), nodes: request.extent.length }
     }
