@@ -99,8 +99,8 @@ impl TaskOffer {
         matches!(self.task, OfferedTask::Cell(_))
     }
 
-    /// Returns the cost for all other offers if this one goes before `other`; another device is free
-    /// after `others_free`.
+    /// Returns the cost for all other offers if this one goes before `other`; another device is
+    /// free after `others_free`.
     fn cost_before(&self, other: &TaskOffer, now: Time, others_free: Nanos, price: i128) -> i128 {
         let elsewhere = if other.pinned { Nanos::MAX } else { others_free };
         // Members that catch up with the other offer continue together with it.

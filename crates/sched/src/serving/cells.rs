@@ -1,7 +1,8 @@
 //! The former of models in cells: each cell type with ready rows is an offer of one step.
 
+use super::UnifiedScheduler;
 use super::arbiter::{OfferOutlook, OfferedTask, TaskOffer};
-use super::{TaskInFlight, UnifiedScheduler, with_id};
+use super::in_flight::{TaskInFlight, with_id};
 use crate::parts::cells::CellOutlook;
 use crate::{Action, Outbox};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};

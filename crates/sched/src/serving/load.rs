@@ -265,6 +265,10 @@ pub(super) struct LoadEstimate {
     pub(super) recent_load: u64,
     /// The same in batches of the target size.
     pub(super) target_load: u64,
+    /// Device time that the recent tasks used, and what part of all that is, in thousandths: a
+    /// moving mean.
+    used: Nanos,
+    pub(super) busy: u64,
     /// Work of the recent tasks, in the device time that the best batches would have needed.
     best_case_work: Nanos,
     /// The part of the device time, in thousandths, that the best batches would have needed: a
@@ -282,6 +286,8 @@ impl LoadEstimate {
             mean_batch: Nanos::ZERO,
             recent_load: 0,
             target_load: 0,
+            used: Nanos::ZERO,
+            busy: 0,
             best_case_work: Nanos::ZERO,
             utilisation: 0,
             refreshed: Time::ORIGIN,
@@ -298,9 +304,10 @@ impl LoadEstimate {
     pub(super) fn refresh(&mut self, now: Time, models: &mut Models<UnifiedModel>, devices: usize) {
         let elapsed = now - self.refreshed;
         let span = elapsed * devices.max(1) as i64;
-        let used = self.best_case_work.scale(1_000, span.0.max(1).cast_unsigned()).0.max(0).cast_unsigned();
-        self.utilisation = moving_mean(self.utilisation, used, elapsed);
-        (self.refreshed, self.best_case_work) = (now, Nanos::ZERO);
+        let part = |time: Nanos| time.scale(1_000, span.0.max(1).cast_unsigned()).0.max(0).cast_unsigned();
+        self.utilisation = moving_mean(self.utilisation, part(self.best_case_work), elapsed);
+        self.busy = moving_mean(self.busy, part(self.used), elapsed);
+        (self.refreshed, self.best_case_work, self.used) = (now, Nanos::ZERO, Nanos::ZERO);
         // Deriving the costs of large batches takes a while, so it is one model's turn at a time.
         let (mut derived, next) = (false, self.next_derived);
         for (id, served) in models.iter_mut() {
@@ -344,8 +351,9 @@ impl LoadEstimate {
         self.scarcity.note_activity(now, self.mean_batch);
     }
 
-    /// Records work that the best batches would have done in `best`.
-    pub(super) fn on_work(&mut self, best: Nanos) {
+    /// Records work that used a device for `time`; the best batches would have done it in `best`.
+    pub(super) fn on_work(&mut self, time: Nanos, best: Nanos) {
+        self.used += time;
         self.best_case_work += best;
     }
 }

@@ -6,15 +6,16 @@
 //! end everything is decided anew, so catching up, merging, preemption and turns are all the same
 //! decision.
 //!
-//! `batches.rs` forms batches of whole models and chains, `padded.rs` those of requests of different
-//! lengths, `cells.rs` the steps of cells. `load.rs` keeps rates and costs, which are learnt
-//! (`occupancy.rs`): the profiled duration of a task, corrected by what tasks took.
+//! `batches.rs` forms batches of whole models and chains, `padded.rs` those of requests of
+//! different lengths, `cells.rs` the steps of cells. `load.rs` keeps rates and costs, which are
+//! learnt (`occupancy.rs`): the profiled duration of a task, corrected by what tasks took.
 //!
 //! See `docs/internals/scheduler.md`.
 
 mod arbiter;
 mod batches;
 mod cells;
+mod in_flight;
 mod load;
 mod occupancy;
 mod padded;
@@ -32,8 +33,9 @@ use crate::parts::tasks::Tasks;
 use crate::policies::{DROP, MAX_BATCH};
 use crate::policy::{Chains, Form, Needs, Policy, ServedSetting};
 use crate::shard::scarcity::WHOLE;
-use crate::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
+use crate::{Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
 use arbiter::{ONE, OfferedTask, TaskOffer};
+use in_flight::{TaskInFlight, TaskPlaces, UnifiedDevice, with_id};
 use load::{LoadEstimate, ModelEstimate};
 use padded::LengthGroups;
 use ripieno_base::{DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
@@ -71,9 +73,12 @@ const AGE_WEIGHT: i128 = 2;
 /// Mean batches of other models that a model expects to wait for a device, if all load is theirs.
 const BLOCKING_BATCHES: u64 = 2;
 
+/// Part of the time for which devices are busy, in thousandths, from which short steps are queued
+/// ahead. Below it newcomers that could join the next step matter more.
+const BUSY: u64 = 700;
 /// Profiled duration of a step below which the next one is queued behind it. Handing over a task
 /// takes some 0.1 ms on a real engine.
-const SHORT_STEP: Nanos = Nanos::from_millis(2);
+const SHORT_STEP: Nanos = Nanos::from_millis(1);
 
 type UnifiedEntry = ModelEntry<UnifiedModel>;
 
@@ -90,45 +95,6 @@ pub(super) struct UnifiedModel {
     started: Time,
     /// Waiting requests divided by length; none unless requests are padded.
     groups: Option<LengthGroups>,
-}
-
-/// State of a device.
-#[derive(Clone, Debug)]
-struct UnifiedDevice {
-    running: Option<TaskInFlight>,
-    /// A step of cells that is queued behind the running one.
-    ahead: Option<TaskInFlight>,
-    /// Cohorts on the device, including the running one; later ones catch up with earlier ones.
-    held: Vec<CohortId>,
-    /// Expected end of the batch or step that started last.
-    free_at: Time,
-}
-
-impl UnifiedDevice {
-    /// Returns the time until the device is free. A task that is late is expected to be late by as
-    /// much again.
-    fn frees_in(&self, now: Time) -> Nanos {
-        match self.running.is_none() && self.held.is_empty() {
-            true => Nanos::ZERO,
-            false => Nanos((self.free_at - now).0.abs()),
-        }
-    }
-}
-
-/// A task in flight.
-#[derive(Clone, Copy, Debug)]
-struct TaskInFlight {
-    task: TaskId,
-    /// Its number among the tasks that the device holds.
-    place: usize,
-    /// The cohort that runs; none for a step of cells.
-    cohort: Option<CohortId>,
-    model: ModelId,
-    started: Time,
-    /// Its profiled duration; zero if the profile was replaced meanwhile.
-    profiled: Nanos,
-    /// Part of its device time that the best batches would need, in thousandths.
-    best_part: u64,
 }
 
 struct UnifiedScheduler {
@@ -275,7 +241,7 @@ impl UnifiedScheduler {
     fn account(&mut self, now: Time, device: DeviceId) {
         let Some(TaskInFlight { started, best_part, .. }) = self.devices[device].running else { return };
         let time = now - started.max(self.load.refreshed);
-        self.load.on_work(time.scale(best_part, 1_000));
+        self.load.on_work(time, time.scale(best_part, 1_000));
     }
 
     /// Starts the best offer on a free device; returns whether there was one. `idle` devices are
@@ -321,12 +287,16 @@ impl UnifiedScheduler {
         true
     }
 
-    /// Returns whether a device gets its next step while one runs: after a short step it would wait
-    /// for the scheduler for a noticeable time.
+    /// Returns whether a device gets its next step while one runs: on busy devices, waiting for the
+    /// scheduler after each short step costs a noticeable part of the capacity.
     fn wants_ahead(&self, device: DeviceId) -> bool {
         let state = &self.devices[device];
         let short = |task: TaskInFlight| task.cohort.is_none() && task.profiled < SHORT_STEP;
-        self.places.0 > 1 && state.present && state.ahead.is_none() && state.running.is_some_and(short)
+        self.places.0 > 1
+            && self.load.busy > BUSY
+            && state.present
+            && state.ahead.is_none()
+            && state.running.is_some_and(short)
     }
 
     /// Starts the block of a cohort.
@@ -452,31 +422,6 @@ impl UnifiedScheduler {
             // It is in no batch, so it walks through cells.
             RequestState::Free => self.cells.withdraw(slot, Why::Cancelled),
         }
-    }
-}
-
-/// The ids of tasks in flight, by device: batches and cells number their tasks independently. A
-/// device holds this number of tasks.
-#[derive(Clone, Copy, Debug)]
-struct TaskPlaces(usize);
-
-impl TaskPlaces {
-    fn id(self, device: DeviceId, place: usize) -> TaskId {
-        TaskId((device.index() * self.0 + place) as u32)
-    }
-
-    fn device(self, task: TaskId) -> DeviceId {
-        DeviceId((task.index() / self.0) as u16)
-    }
-}
-
-/// Returns a start under another id.
-fn with_id(start: Action, task: TaskId) -> Action {
-    match start {
-        Action::Start { model, block, device, lane, length, not_before, .. } => {
-            Action::Start { task, model, block, device, lane, length, not_before }
-        }
-        other => unreachable!("{other:?} starts nothing"),
     }
 }
 

@@ -141,8 +141,9 @@ struct Walker {
     stage: usize,
     /// Number of subgraphs of this stage that are not complete.
     open: u32,
-    /// Number of nodes in flight.
+    /// Number of nodes in flight, and of completed ones.
     in_flight: u32,
+    done: u32,
     /// Whether a task of it was lost: it starts over once none of its nodes is in flight.
     lost: bool,
     /// The device that holds the intermediate results, for a chain that has begun.
@@ -165,6 +166,7 @@ impl Walker {
             stage: 0,
             open: 0,
             in_flight: 0,
+            done: 0,
             lost: false,
             held_by: None,
             unwanted: false,

@@ -2,6 +2,7 @@
 //! and those that cannot be in time any more.
 
 use super::served::Stage;
+use super::slack::Remaining;
 use super::{CellModel, CellRequestState, Cells, Walker};
 use crate::{Action, Request, Why};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
@@ -14,6 +15,14 @@ pub(crate) struct CellOutlook {
     pub(crate) left: Nanos,
     /// Mean time until they have completed the current stage.
     pub(crate) catch_up: Nanos,
+}
+
+impl Remaining {
+    /// Returns what earlier requests and the progress of this one let expect.
+    fn learnt(served: &CellModel, walker: &Walker) -> Remaining {
+        let extent = walker.request.extent;
+        Remaining { until_end: served.expected_steps(extent.limit), nodes: extent.length.saturating_sub(walker.done) }
+    }
 }
 
 impl CellModel {
@@ -40,7 +49,7 @@ impl Cells {
         let rows = served.cells[block].next_rows(device);
         let (mut count, mut left, mut catch_up) = (0, Nanos::ZERO, Nanos::ZERO);
         for (walker, ready) in self.next_batch(served, block, device) {
-            let own = self.left(served, walker, block, rows);
+            let own = self.left(served, walker, block, rows, Remaining::learnt(served, walker));
             each(&walker.request, ready as u32, own);
             (count, left) = (count + 1, left + own);
             catch_up += self.stage_left(served, walker, block, rows);
@@ -56,7 +65,7 @@ impl Cells {
             block.profile.latency(rows.min(block.profile.max_batch()))
         };
         match served.stages.get(walker.stage) {
-            Some(Stage::Lines(_)) => self.lines_left(walker, step),
+            Some(Stage::Lines(_)) => self.lines_left(served, walker, Remaining::learnt(served, walker), step),
             _ => step(block),
         }
     }
@@ -83,7 +92,10 @@ impl Cells {
             let walker = &self.walkers[subgraph.slot.index()];
             let left = match walker.state {
                 CellRequestState::Running => self.least_left(walker, id),
-                CellRequestState::Waiting => self.left(served, walker, block, served.cells[block].next_rows(device)),
+                CellRequestState::Waiting => {
+                    let rows = served.cells[block].next_rows(device);
+                    self.left(served, walker, block, rows, Remaining::learnt(served, walker))
+                }
                 _ => continue,
             };
             if now + takes(left) > walker.request.deadline {
@@ -108,7 +120,8 @@ impl Cells {
         let subgraph = self.subgraphs.at(id);
         let one = |block: usize| served.model.blocks[block].profile.latency(walker.request.rows as usize);
         let own = match (subgraph.is_graph, served.steps(subgraph.block)) {
-            (true, _) | (_, Steps::UntilEnd | Steps::Nodes | Steps::Once) => one(subgraph.block.index()),
+            (true, _) => one(subgraph.block.index()) * Remaining::learnt(served, walker).levels(),
+            (_, Steps::UntilEnd | Steps::Nodes | Steps::Once) => one(subgraph.block.index()),
             (false, Steps::Length) => {
                 one(subgraph.block.index()) * i64::from(subgraph.steps.saturating_sub(subgraph.submitted).max(1))
             }

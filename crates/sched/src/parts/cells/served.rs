@@ -6,6 +6,9 @@ use ripieno_base::{BlockId, DeviceId, List, Time};
 use ripieno_model::{Block, Model, Steps};
 use std::ops::Range;
 
+/// Number of ended requests whose steps are remembered.
+const ENDS_MEMORY: u64 = 256;
+
 /// A loaded model.
 pub(crate) type CellModel = models::ModelEntry<CellModelState>;
 
@@ -27,6 +30,8 @@ pub(crate) struct CellModelState {
     pub(super) pads: bool,
     /// Requests that wait for a set, by bucket.
     pub(super) buckets: Vec<List>,
+    /// Steps of blocks that run until their end, and number of requests that have ended one.
+    ends: (u64, u64),
     /// Number of requests that have not begun.
     pub(crate) waiting: usize,
 }
@@ -101,8 +106,24 @@ impl CellModelState {
             devices: 0,
             pads: model.has_lengths(),
             buckets: vec![List::default(); buckets],
+            ends: (0, 0),
             waiting: 0,
         }
+    }
+
+    /// Learns from a step of a block that runs until its end, whether it was the last one.
+    pub(super) fn note_step(&mut self, last: bool) {
+        self.ends = (self.ends.0 + 1, self.ends.1 + u64::from(last));
+        if self.ends.1 >= ENDS_MEMORY {
+            self.ends = (self.ends.0 / 2, self.ends.1 / 2);
+        }
+    }
+
+    /// Returns the expected number of steps of a block that runs until its end: the mean of earlier
+    /// requests, at first half the limit.
+    pub(super) fn expected_steps(&self, limit: u32) -> u32 {
+        let (steps, requests) = (self.ends.0 + u64::from(limit.div_ceil(2)), self.ends.1 + 1);
+        (steps / requests).clamp(1, u64::from(limit.max(1))) as u32
     }
 }
 

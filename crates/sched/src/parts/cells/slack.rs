@@ -2,6 +2,7 @@
 
 use super::served::Stage;
 use super::{CellModel, Cells, Walker};
+use crate::Request;
 use crate::parts::cost;
 use ripieno_base::{BlockId, DeviceId, Nanos, Time};
 use ripieno_model::Steps;
@@ -19,7 +20,13 @@ impl Cells {
     pub(crate) fn slack(&self, now: Time, served: &CellModel, block: usize, device: DeviceId) -> Option<Nanos> {
         let rows = served.cells[block].next_rows(device);
         let slacks = self.next_batch(served, block, device).map(|(walker, _)| {
-            let left = self.devices[device].takes(self.left(served, walker, block, rows));
+            let left = self.devices[device].takes(self.left(
+                served,
+                walker,
+                block,
+                rows,
+                Remaining::known(served, &walker.request),
+            ));
             walker.request.deadline - now - left
         });
         slacks.filter(|&slack| slack >= Nanos::ZERO).min()
@@ -40,7 +47,13 @@ impl Cells {
         let taken = self.devices[device].takes(slowest).max(Nanos(1));
         let batch = self.next_batch(served, block, device);
         let weights = batch.map(|(walker, ready)| {
-            let left = self.devices[device].takes(self.left(served, walker, block, rows));
+            let left = self.devices[device].takes(self.left(
+                served,
+                walker,
+                block,
+                rows,
+                Remaining::known(served, &walker.request),
+            ));
             let weight = if left <= taken { LAST_STEP } else { 1 };
             let due = (walker.request.deadline - now).max(taken).0 as u64;
             u128::from(URGENCY_UNIT.saturating_mul(weight * ready as u64) / due)
@@ -86,7 +99,14 @@ impl Cells {
     }
 
     /// Returns the remaining profiled time of a request at this block, in batches of `rows` rows.
-    pub(super) fn left(&self, served: &CellModel, walker: &Walker, block: usize, rows: usize) -> Nanos {
+    pub(super) fn left(
+        &self,
+        served: &CellModel,
+        walker: &Walker,
+        block: usize,
+        rows: usize,
+        remaining: Remaining,
+    ) -> Nanos {
         let Walker { request, stage, length, .. } = *walker;
         if !served.model.walk.is_unfolded() {
             return cost::of_blocks(&served.model, BlockId(block as u16), rows, length);
@@ -95,13 +115,12 @@ impl Cells {
             let block = &served.model.blocks[block];
             block.profile.latency(rows.min(block.profile.max_batch()))
         };
-        let levels = i64::from(request.extent.length.max(1).ilog2()) + 1;
         let whole = |block: usize| match served.model.blocks[block].steps {
-            Steps::Nodes => step(block) * levels,
-            _ => step(block) * i64::from(cost::steps(&served.model.blocks[block], &request, until_end(served))),
+            Steps::Nodes => step(block) * remaining.levels(),
+            _ => step(block) * i64::from(cost::steps(&served.model.blocks[block], &request, remaining.until_end)),
         };
         let now = match served.stages.get(stage) {
-            Some(Stage::Lines(_)) => self.lines_left(walker, step),
+            Some(Stage::Lines(_)) => self.lines_left(served, walker, remaining, step),
             _ => whole(block),
         };
         let later = served.stages.iter().skip(stage + 1);
@@ -109,20 +128,47 @@ impl Cells {
     }
 
     /// Returns the remaining time of the sequences that a request runs now.
-    pub(super) fn lines_left(&self, walker: &Walker, step: impl Fn(usize) -> Nanos) -> Nanos {
+    pub(super) fn lines_left(
+        &self,
+        served: &CellModel,
+        walker: &Walker,
+        remaining: Remaining,
+        step: impl Fn(usize) -> Nanos,
+    ) -> Nanos {
         let (mut left, mut next) = (Nanos::ZERO, self.subgraphs.first(walker.request.slot));
         while let Some(id) = next {
             next = self.subgraphs.next(id);
             let subgraph = self.subgraphs.at(id);
             if !subgraph.over {
-                left += step(subgraph.block.index()) * i64::from(subgraph.steps.saturating_sub(subgraph.submitted));
+                let steps = match served.steps(subgraph.block) {
+                    // Beyond the expected end, one more step is expected.
+                    Steps::UntilEnd => remaining.until_end.max(subgraph.submitted + 1).min(subgraph.steps),
+                    _ => subgraph.steps,
+                };
+                left += step(subgraph.block.index()) * i64::from(steps.saturating_sub(subgraph.submitted));
             }
         }
         left
     }
 }
 
-/// Returns the predicted number of steps of a block that runs until its end.
-fn until_end(served: &CellModel) -> u32 {
-    served.model.dec_timesteps.unwrap_or(u32::MAX)
+/// The expected rest of a request, beyond the lengths that it brings.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Remaining {
+    /// Number of steps of a block that runs until its end.
+    pub(super) until_end: u32,
+    /// Number of nodes of its graph that have not run.
+    pub(super) nodes: u32,
+}
+
+impl Remaining {
+    /// Returns the rest that is known in advance: the model's prediction, and all nodes.
+    fn known(served: &CellModel, request: &Request) -> Remaining {
+        Remaining { until_end: served.model.dec_timesteps.unwrap_or(u32::MAX), nodes: request.extent.length }
+    }
+
+    /// Returns the number of levels of a balanced tree of the remaining nodes.
+    pub(super) fn levels(self) -> i64 {
+        i64::from(self.nodes.max(1).ilog2()) + 1
+    }
 }

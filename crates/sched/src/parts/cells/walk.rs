@@ -179,6 +179,8 @@ impl Cells {
         let at = Position { block: subgraph.block, step: subgraph.done };
         subgraph.done += 1;
         let slot = subgraph.slot;
+        self.walkers[slot.index()].done += 1;
+        let subgraph = self.subgraphs.at(id);
         // Padded steps count as steps, except for an output, which has its own end.
         let extent = Extent { length: subgraph.total, limit: subgraph.steps };
         let served = self.served(self.walkers[slot.index()].request.model);
@@ -189,6 +191,10 @@ impl Cells {
             Onward::Block(next) => Some(served.stage_of[next.index()] - 1),
             Onward::End => Some(served.stages.len() - 1),
         };
+        if steps == Steps::UntilEnd {
+            let model = self.walkers[slot.index()].request.model;
+            self.served_mut(model).note_step(stage.is_some());
+        }
         if steps == Steps::Nodes {
             self.release_users(place);
         }
@@ -342,6 +348,7 @@ impl Cells {
         self.graphs.start_over(slot, &mut self.subgraphs);
         let walker = self.walker(slot);
         (walker.state, walker.stage, walker.lost, walker.held_by) = (CellRequestState::Waiting, 0, false, None);
+        walker.done = 0;
         walker.length = walker.request.extent.length;
         let (model, unwanted) = (walker.request.model, walker.unwanted);
         let why = if unwanted { Some(Why::Cancelled) } else { self.served(model).retired.then_some(Why::Unloaded) };

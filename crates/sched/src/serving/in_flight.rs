@@ -1,0 +1,69 @@
+//! Devices, tasks in flight, and the ids under which the driver knows these.
+
+use crate::Action;
+use crate::parts::cohorts::CohortId;
+use ripieno_base::{DeviceId, ModelId, Nanos, TaskId, Time};
+
+/// State of a device.
+#[derive(Clone, Debug)]
+pub(super) struct UnifiedDevice {
+    pub(super) running: Option<TaskInFlight>,
+    /// A step of cells that is queued behind the running one.
+    pub(super) ahead: Option<TaskInFlight>,
+    /// Cohorts on the device, including the running one; later ones catch up with earlier ones.
+    pub(super) held: Vec<CohortId>,
+    /// Expected end of the batch or step that started last.
+    pub(super) free_at: Time,
+}
+
+impl UnifiedDevice {
+    /// Returns the time until the device is free. A task that is late is expected to be late by as
+    /// much again.
+    pub(super) fn frees_in(&self, now: Time) -> Nanos {
+        match self.running.is_none() && self.held.is_empty() {
+            true => Nanos::ZERO,
+            false => Nanos((self.free_at - now).0.abs()),
+        }
+    }
+}
+
+/// A task in flight.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TaskInFlight {
+    pub(super) task: TaskId,
+    /// Its number among the tasks that the device holds.
+    pub(super) place: usize,
+    /// The cohort that runs; none for a step of cells.
+    pub(super) cohort: Option<CohortId>,
+    pub(super) model: ModelId,
+    pub(super) started: Time,
+    /// Its profiled duration; zero if the profile was replaced meanwhile.
+    pub(super) profiled: Nanos,
+    /// Part of its device time that the best batches would need, in thousandths.
+    pub(super) best_part: u64,
+}
+
+/// The ids of tasks in flight, by device: batches and cells number their tasks independently. A
+/// device holds this number of tasks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TaskPlaces(pub(super) usize);
+
+impl TaskPlaces {
+    pub(super) fn id(self, device: DeviceId, place: usize) -> TaskId {
+        TaskId((device.index() * self.0 + place) as u32)
+    }
+
+    pub(super) fn device(self, task: TaskId) -> DeviceId {
+        DeviceId((task.index() / self.0) as u16)
+    }
+}
+
+/// Returns a start under another id.
+pub(super) fn with_id(start: Action, task: TaskId) -> Action {
+    match start {
+        Action::Start { model, block, device, lane, length, not_before, .. } => {
+            Action::Start { task, model, block, device, lane, length, not_before }
+        }
+        other => unreachable!("{other:?} starts nothing"),
+    }
+}
