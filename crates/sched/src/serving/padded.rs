@@ -143,8 +143,12 @@ impl UnifiedScheduler {
                 }
                 // The group's own rows wait on one device, all others on any.
                 let waits = rows as i128 * devices as i128 + behind - rows as i128 + arriving;
-                let wait = i128::from(takes.0) * waits + best[to + 1].0;
-                least = least.min((wait, to + 1));
+                let own = i128::from(takes.0) * waits;
+                if own >= least.0 {
+                    // Longer groups take longer still.
+                    break;
+                }
+                least = least.min((own + best[to + 1].0, to + 1));
             }
             best[from] = least;
         }
