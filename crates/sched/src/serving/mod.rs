@@ -75,7 +75,7 @@ const BLOCKING_BATCHES: u64 = 2;
 
 /// Part of the time for which devices are busy, in thousandths, from which short steps are queued
 /// ahead. Below it newcomers that could join the next step matter more.
-const BUSY: u64 = 700;
+const BUSY: u64 = 500;
 /// Profiled duration of a step below which the next one is queued behind it. Handing over a task
 /// takes some 0.1 ms on a real engine.
 const SHORT_STEP: Nanos = Nanos::from_millis(1);
