@@ -43,7 +43,7 @@ fn read_model(found: &ModelFiles, target: &LoadTarget) -> Result<ModelReport, St
         check_weights(found, &file, target.allow_symlinks)?;
     }
     let (mut inputs, mut outputs) = (plan.config.inputs.clone(), plan.config.outputs.clone());
-    // Of several blocks, which are linked by the engine, only the declared tensors are known.
+    // If the engine links several blocks, only the declared tensors are known.
     if let [file] = &plan.files()[..] {
         let declared = OnnxFile::read(file).and_then(|file| Declared::of(&file)).map_err(|error| error.to_string())?;
         (inputs, outputs) = (declared.inputs, declared.outputs);

@@ -1,4 +1,4 @@
-//! Profiled costs of batches and requests.
+//! Profiled costs of batches and requests, and the largest batch that a bound allows.
 
 use crate::Request;
 use ripieno_base::{BlockId, Nanos};
@@ -30,4 +30,15 @@ pub(crate) fn steps(block: &Block, request: &Request, until_end: u32) -> u32 {
         Steps::Nodes => 0,
         Steps::Once | Steps::Length => most,
     }
+}
+
+/// Returns the largest of `1..=max` that fits; 0 if none does. `fits` must be monotonic: all values
+/// below one that fits also fit.
+pub(crate) fn largest(max: usize, fits: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, max);
+    while low < high {
+        let middle = (low + high).div_ceil(2);
+        if fits(middle) { low = middle } else { high = middle - 1 }
+    }
+    low
 }

@@ -22,11 +22,10 @@
 use super::cellular::{Algorithm1, ORDER, order};
 use super::{DROP, MAX_BATCH};
 use crate::knobs::{BuildError, Knob, Knobs};
-use crate::parts::cells::{CellRules, CellScheduler, Join, Leave, check};
+use crate::parts::cells::{CellRules, CellScheduler, check};
 use crate::parts::models::BatchOptions;
 use crate::policy::{Chains, Form, Needs, Policy};
 use crate::{Scheduler, Setup};
-use ripieno_base::Nanos;
 use ripieno_model::{DropRule, Walk};
 
 pub(crate) const POLICY: Policy = Policy {
@@ -47,15 +46,6 @@ const TASKS: usize = 2;
 fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
     check(setup)?;
     let options = BatchOptions::read(setup, knobs, DropRule::Never)?;
-    let terms = CellRules {
-        merges: false,
-        max_tasks: 1,
-        join: Join::AtOnce,
-        leave: Leave::AtItsEnd,
-        pads_output: false,
-        window: Nanos::ZERO,
-        merge_per_node: Nanos::ZERO,
-    };
     let choice = Algorithm1 { order: order(knobs)? };
-    Ok(Box::new(CellScheduler::with_fewest(setup, options, move |_| terms, choice, TASKS)))
+    Ok(Box::new(CellScheduler::with_fewest(setup, options, |_| CellRules::STEP_BY_STEP, choice, TASKS)))
 }

@@ -2,7 +2,7 @@
 
 use super::UnifiedModel;
 use super::occupancy::OccupancyEstimate;
-use crate::parts::cost;
+use crate::parts::cost::{self, largest};
 use crate::parts::models::Models;
 use crate::parts::rate::RateMeter;
 use crate::parts::reach::Reach;
@@ -362,14 +362,4 @@ impl LoadEstimate {
 fn moving_mean(mean: u64, value: u64, elapsed: Nanos) -> u64 {
     let weight = (elapsed.0 / REFRESH.0).clamp(1, MEAN_OF as i64).cast_unsigned();
     (mean * (MEAN_OF - weight) + value * weight) / MEAN_OF
-}
-
-/// Returns the largest of `1..=max` that fits; 0 if none does. `fits` must be monotonic.
-fn largest(max: usize, fits: impl Fn(usize) -> bool) -> usize {
-    let (mut low, mut high) = (0, max);
-    while low < high {
-        let middle = (low + high).div_ceil(2);
-        if fits(middle) { low = middle } else { high = middle - 1 }
-    }
-    low
 }

@@ -22,7 +22,7 @@ mod padded;
 
 use crate::Objective;
 use crate::knobs::{BuildError, Knob, Knobs};
-use crate::parts::cells::{self as cell_parts, CellRules, Cells, Join, Leave};
+use crate::parts::cells::{self as cell_parts, CellRules, Cells};
 use crate::parts::cohorts::{CohortId, Cohorts};
 use crate::parts::devices::Devices;
 use crate::parts::models::{BatchOptions, ModelEntry, Models};
@@ -158,16 +158,7 @@ impl UnifiedScheduler {
     fn load_model(&mut self, id: ModelId, model: Model) {
         let unfolds = model.walk.is_unfolded();
         if unfolds {
-            let rules = CellRules {
-                merges: false,
-                max_tasks: 1,
-                join: Join::AtOnce,
-                leave: Leave::AtItsEnd,
-                pads_output: false,
-                window: Nanos::ZERO,
-                merge_per_node: Nanos::ZERO,
-            };
-            self.cells.load(id, model.clone(), rules);
+            self.cells.load(id, model.clone(), CellRules::STEP_BY_STEP);
         }
         self.models.load(id, model, |model, max_batch| UnifiedModel {
             load: ModelEstimate::new(model, max_batch),

@@ -21,6 +21,7 @@ use super::cut::{Others, Waiting};
 use super::scarcity::{PriceTerms, Share, WHOLE};
 use super::{Gather, Price, Rule, StartRule, Window};
 use crate::Request;
+use crate::parts::cost::largest;
 use crate::parts::models;
 use crate::parts::queue::{Queue, QueueOrder};
 use crate::parts::rate::{Rate, RateMeter};
@@ -509,15 +510,4 @@ fn with_lead(model: &Model, rule: &Rule) -> Profile {
     let rows = 1..=cost.max_batch();
     let table: Vec<_> = rows.map(|rows| cost.latency(rows) + rule.network.lead(rows)).collect();
     Profile::from_table(&table).expect("a profile that is longer by a delay is a profile")
-}
-
-/// Returns the largest of `1..=max` that fits; 0 if none does. `fits` must be monotonic: all values
-/// below one that fits also fit.
-fn largest(max: usize, fits: impl Fn(usize) -> bool) -> usize {
-    let (mut low, mut high) = (0, max);
-    while low < high {
-        let middle = (low + high).div_ceil(2);
-        if fits(middle) { low = middle } else { high = middle - 1 }
-    }
-    low
 }

@@ -63,6 +63,19 @@ pub(crate) struct CellRules {
     pub(crate) merge_per_node: Nanos,
 }
 
+impl CellRules {
+    /// One step at a time: requests join at the next step and leave at their own end.
+    pub(crate) const STEP_BY_STEP: CellRules = CellRules {
+        merges: false,
+        max_tasks: 1,
+        join: Join::AtOnce,
+        leave: Leave::AtItsEnd,
+        pads_output: false,
+        window: Nanos::ZERO,
+        merge_per_node: Nanos::ZERO,
+    };
+}
+
 /// The rule for the start of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Join {

@@ -20,13 +20,7 @@ impl Cells {
     pub(crate) fn slack(&self, now: Time, served: &CellModel, block: usize, device: DeviceId) -> Option<Nanos> {
         let rows = served.cells[block].next_rows(device);
         let slacks = self.next_batch(served, block, device).map(|(walker, _)| {
-            let left = self.devices[device].takes(self.left(
-                served,
-                walker,
-                block,
-                rows,
-                Remaining::known(served, &walker.request),
-            ));
+            let left = self.known_left(served, walker, (block, rows), device);
             walker.request.deadline - now - left
         });
         slacks.filter(|&slack| slack >= Nanos::ZERO).min()
@@ -47,13 +41,7 @@ impl Cells {
         let taken = self.devices[device].takes(slowest).max(Nanos(1));
         let batch = self.next_batch(served, block, device);
         let weights = batch.map(|(walker, ready)| {
-            let left = self.devices[device].takes(self.left(
-                served,
-                walker,
-                block,
-                rows,
-                Remaining::known(served, &walker.request),
-            ));
+            let left = self.known_left(served, walker, (block, rows), device);
             let weight = if left <= taken { LAST_STEP } else { 1 };
             let due = (walker.request.deadline - now).max(taken).0 as u64;
             u128::from(URGENCY_UNIT.saturating_mul(weight * ready as u64) / due)
@@ -96,6 +84,19 @@ impl Cells {
             false => cost::of_blocks(&served.model, BlockId(block as u16), rows, 1),
         };
         self.devices[device].takes(turn)
+    }
+
+    /// Returns the remaining time of a request at this block on a device, in batches of `rows`
+    /// rows, by what is known in advance.
+    fn known_left(
+        &self,
+        served: &CellModel,
+        walker: &Walker,
+        (block, rows): (usize, usize),
+        device: DeviceId,
+    ) -> Nanos {
+        let remaining = Remaining::known(served, &walker.request);
+        self.devices[device].takes(self.left(served, walker, block, rows, remaining))
     }
 
     /// Returns the remaining profiled time of a request at this block, in batches of `rows` rows.
