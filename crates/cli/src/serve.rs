@@ -9,17 +9,18 @@ use crate::logs::LogFormat;
 use crate::models::{check_all, nothing_in};
 use crate::output::{self, print_json};
 use crate::policy::{BY_FLAG, ObjectiveArg, POLICIES, PolicyArgs};
+use crate::replies::ReplyArgs;
 use crate::server_threads::ServerThreads;
 use crate::service::{Running, Service};
 use crate::tables;
 use crate::try_command::easiest;
 use anyhow::{Context, bail};
-use clap::{ArgAction, Args, ValueEnum};
+use clap::{Args, ValueEnum};
 use ripieno_report::Format;
 use ripieno_repository::scan::scan;
 use ripieno_repository::{ModelControl, ModelReport, RepositoryPoll};
 use ripieno_sched::{Limits, Options, find, served_options};
-use ripieno_server::{Addresses, ErrorProfile, ServerConfig};
+use ripieno_server::{Addresses, ServerConfig};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -106,17 +107,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "NAME", default_value = "ripieno")]
     server_name: String,
 
-    /// Not ready while a model of the repository cannot be served. A model that was unloaded does
-    /// not count, nor does one that still serves an earlier version. While no model serves, the
-    /// server is not ready in any case.
-    #[arg(long, value_name = "true|false", default_value_t = true, action = ArgAction::Set)]
-    strict_readiness: bool,
-
-    /// Statuses of failures. triton: 503 / UNAVAILABLE for late requests and overload, 400 for
-    /// requests that are too large, and success for unloading a model that is not loaded, as
-    /// clients and retries made for Triton expect.
-    #[arg(long, value_enum, default_value = "ripieno")]
-    error_profile: ErrorProfileArg,
+    #[command(flatten)]
+    replies: ReplyArgs,
 
     /// Exit with code 1 if a model cannot be served at the start. Where none can be, serve exits in
     /// any case, unless models may come later: with --model-control-mode explicit or poll, --poll-s
@@ -163,13 +155,6 @@ enum ControlMode {
     None,
     Poll,
     Explicit,
-}
-
-/// Statuses of failures.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum ErrorProfileArg {
-    Ripieno,
-    Triton,
 }
 
 /// Time for devices to finish their last tasks after all requests are answered.
@@ -231,13 +216,8 @@ impl ServeArgs {
                 server_name: self.server_name.clone(),
                 max_body_bytes: (self.max_body_mib as usize) << 20,
                 drain_timeout: Duration::from_secs(self.drain_timeout_s),
-                strict_readiness: self.strict_readiness,
-                error_profile: match self.error_profile {
-                    ErrorProfileArg::Ripieno => ErrorProfile::Ripieno,
-                    ErrorProfileArg::Triton => ErrorProfile::Triton,
-                },
                 access: self.access.config(),
-                ..self.bounds.over(ServerConfig::default())
+                ..self.replies.over(self.bounds.over(ServerConfig::default()))
             },
         })
     }

@@ -8,6 +8,7 @@
 //! place within milliseconds when it fails (docs/internals/adr/0026).
 
 mod backend;
+mod credentials;
 mod description;
 mod frontend;
 pub mod handover;

@@ -1,11 +1,12 @@
-//! The epoch and the inventory in a real etcd of three nodes, processes on loopback, of which one
-//! hangs and one dies.
+//! The epoch in a real etcd of three nodes, processes on loopback, of which one hangs and one dies;
+//! and in one over TLS that wants a user.
 //!
 //! Skipped, with a message, where there is no program `etcd` (Debian: package etcd-server);
 //! `RIPIENO_ETCD` names another. Conditions are polled; only one that never holds fails.
 
-use ripieno_cluster::handover::store::{ClusterMember, EpochEntry, EpochStore, EtcdStore, Inventory, Swap};
-use ripieno_cluster::handover::{Epoch, ProcessId, Role};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use ripieno_cluster::handover::store::{EpochEntry, EpochStore, EtcdAccess, EtcdStore, EtcdTls, EtcdUser, Swap};
+use ripieno_cluster::handover::{Epoch, ProcessId};
 use rustix::process::{Pid, Signal, kill_process};
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -14,7 +15,6 @@ use std::time::{Duration, Instant};
 const TIMEOUT: Duration = Duration::from_millis(500);
 /// A generous timeout, even on the slowest machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-const LEASE_SECONDS: u32 = 2;
 
 struct Etcd {
     nodes: Vec<Child>,
@@ -73,13 +73,12 @@ impl Etcd {
     }
 
     fn store(&self) -> EtcdStore {
-        EtcdStore::new(&self.urls, "/ripieno/test", TIMEOUT).expect("the addresses are fine")
+        EtcdStore::new(plain(&self.urls, TIMEOUT), "/ripieno/test").expect("the addresses are fine")
     }
+}
 
-    fn inventory(&self, own: &ClusterMember) -> Inventory {
-        let inventory = Inventory::new(&self.urls, "/ripieno/test", TIMEOUT, own.clone(), LEASE_SECONDS);
-        inventory.expect("the addresses are fine")
-    }
+fn plain(urls: &[String], timeout: Duration) -> EtcdAccess {
+    EtcdAccess { nodes: urls.to_vec(), tls: None, user: None, timeout }
 }
 
 impl Drop for Etcd {
@@ -117,14 +116,14 @@ fn swap(store: &mut EtcdStore, what: &str, expected: EpochEntry, next: EpochEntr
 }
 
 #[test]
-fn the_epoch_and_the_inventory_live_in_etcd() {
+fn the_epoch_lives_in_etcd() {
     let Some(program) = program() else { return };
     let mut etcd = Etcd::start(&program);
     let mut store = etcd.store();
     assert_eq!(until("three nodes are ready", || store.read().ok()), None);
     one_of_two_gets_the_epoch(&etcd, &mut store);
     a_silent_node_holds_nothing_up(&etcd);
-    members_are_listed_until_their_lease_ends(&etcd);
+    clusters_with_other_prefixes_do_not_meet(&etcd);
 
     let [second, third, fourth, fifth] = [entry(2, 8), entry(3, 7), entry(4, 8), entry(5, 7)];
     for (node, before, after) in [(0, entry(1, 7), second), (1, second, third), (2, third, fourth)] {
@@ -147,7 +146,7 @@ fn a_silent_node_holds_nothing_up(etcd: &Etcd) {
     let mut urls = vec![format!("http://{}", silent.local_addr().expect("it is bound"))];
     urls.extend_from_slice(&etcd.urls);
     // A call that waited for it would fail after the timeout.
-    let mut store = EtcdStore::new(&urls, "/ripieno/silent", PATIENCE).expect("the addresses are fine");
+    let mut store = EtcdStore::new(plain(&urls, PATIENCE), "/ripieno/silent").expect("the addresses are fine");
     let begun = Instant::now();
     let swap = |last: u64| Swap { expected: (last > 0).then(|| entry(last, 7)), next: entry(last + 1, 7) };
     (0..20).for_each(|last| assert_eq!(store.swap(&swap(last)), Ok(entry(last + 1, 7))));
@@ -165,21 +164,112 @@ fn one_of_two_gets_the_epoch(etcd: &Etcd, store: &mut EtcdStore) {
     assert_eq!(other.swap(&outdated), Ok(entry(1, 7)));
 }
 
-fn members_are_listed_until_their_lease_ends(etcd: &Etcd) {
-    let member = |role, ordinal: u64, port| {
-        let process = ProcessId(ordinal + 77);
-        ClusterMember { role, process, address: format!("127.0.0.1:{port}") }
-    };
-    let (backend, frontend) = (member(Role::Backend, 3, 1_003), member(Role::Frontend, 4, 1_004));
-    let (mut stays, mut goes) = (etcd.inventory(&backend), etcd.inventory(&frontend));
-    until("a backend is entered", || stays.keep().ok());
-    until("a frontend is entered", || goes.keep().ok());
-    assert_eq!(stays.members(), Ok(vec![backend.clone(), frontend]));
-    // Its lease ends while the other's is renewed.
-    until("the frontend's lease ends", || {
-        stays.keep().expect("etcd is well");
-        (stays.members().expect("etcd is well") == [backend.clone()]).then_some(())
-    });
-    until("it comes back", || goes.keep().ok());
-    assert_eq!(goes.members().map(|all| all.len()), Ok(2));
+fn clusters_with_other_prefixes_do_not_meet(etcd: &Etcd) {
+    let mut other = EtcdStore::new(plain(&etcd.urls, TIMEOUT), "/elsewhere").expect("the addresses are fine");
+    assert_eq!(until("another cluster asks", || other.read().ok()), None);
+    let first = Swap { expected: None, next: entry(1, 9) };
+    assert_eq!(until("it begins at one", || other.swap(&first).ok()), entry(1, 9));
+    let mut store = etcd.store();
+    assert_eq!(until("the first cluster asks", || store.read().ok()), Some(entry(1, 7)));
+}
+
+/// An etcd of one node over TLS with client certificates, whose users have passwords.
+struct Guarded {
+    node: Child,
+    url: String,
+    tls: EtcdTls,
+    program: String,
+    _data: tempfile::TempDir,
+}
+
+impl Guarded {
+    fn start(program: &str) -> Guarded {
+        let data = tempfile::tempdir().expect("there is room for data");
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let key = KeyPair::generate().unwrap();
+        let own = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap().signed_by(&key, &authority).unwrap();
+        let write = |name: &str, text: String| {
+            let path = data.path().join(name);
+            std::fs::write(&path, text).expect("there is room for a certificate");
+            path
+        };
+        let (ca, certificate) = (write("ca.pem", authority.pem()), write("own.pem", own.pem()));
+        let key = write("own.key", key.serialize_pem());
+        let [client, peer]: [u16; 2] = ports();
+        let (url, peer) = (format!("https://127.0.0.1:{client}"), format!("http://127.0.0.1:{peer}"));
+        let mut command = Command::new(program);
+        command.args(["--name", "n0", "--data-dir"]).arg(data.path().join("n0"));
+        command.args(["--listen-client-urls", &url, "--advertise-client-urls", &url]);
+        command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
+        command.args(["--initial-cluster", &format!("n0={peer}"), "--bcrypt-cost", "4", "--client-cert-auth"]);
+        command.arg("--cert-file").arg(&certificate).arg("--key-file").arg(&key).arg("--trusted-ca-file").arg(&ca);
+        let node = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("etcd starts");
+        let tls = EtcdTls { authority: ca, certificate: Some((certificate, key)) };
+        Guarded { node, url, tls, program: program.to_owned(), _data: data }
+    }
+
+    fn store(&self, tls: bool, user: Option<(&str, &str)>) -> EtcdStore {
+        let user = user.map(|(name, password)| EtcdUser { name: name.to_owned(), password: password.to_owned() });
+        let tls = EtcdTls { certificate: self.tls.certificate.clone().filter(|_| tls), ..self.tls.clone() };
+        let access = EtcdAccess { nodes: vec![self.url.clone()], tls: Some(tls), user, timeout: TIMEOUT };
+        EtcdStore::new(access, "/guarded").expect("the files are fine")
+    }
+
+    /// Runs etcd's own client; false where it is not installed.
+    fn control(&self, words: &[&str]) -> bool {
+        let (certificate, key) = self.tls.certificate.as_ref().expect("it has one");
+        let program = self.program.strip_suffix("etcd").map(|folder| format!("{folder}etcdctl")).unwrap_or_default();
+        let mut command = Command::new(program);
+        command.env("ETCDCTL_API", "3").arg("--endpoints").arg(&self.url).arg("--cacert").arg(&self.tls.authority);
+        command.arg("--cert").arg(certificate).arg("--key").arg(key).args(words);
+        match command.stdout(Stdio::null()).status() {
+            Ok(status) => {
+                assert!(status.success(), "etcdctl {words:?} ended with {status}");
+                true
+            }
+            Err(error) => {
+                eprintln!("no users are tried: cannot start etcdctl ({error}); install etcd-client");
+                false
+            }
+        }
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        let _ = self.node.kill();
+        let _ = self.node.wait();
+    }
+}
+
+#[test]
+fn an_etcd_over_tls_wants_a_certificate_and_a_user() {
+    let Some(program) = program() else { return };
+    let etcd = Guarded::start(&program);
+    assert_eq!(until("it is ready", || etcd.store(true, None).read().ok()), None);
+    let refused = etcd.store(false, None).read().expect_err("a client without a certificate");
+    eprintln!("without a certificate: {refused}");
+    let without = EtcdAccess { nodes: vec![etcd.url.clone()], tls: None, user: None, timeout: TIMEOUT };
+    assert!(EtcdStore::new(without, "/guarded").unwrap_err().0.contains("--etcd-ca"));
+    let users: [&[&str]; 4] = [
+        &["user", "add", "root:first"],
+        &["user", "grant-role", "root", "root"],
+        &["auth", "enable"],
+        &["--user", "root:first", "user", "list"],
+    ];
+    if !users.iter().all(|words| etcd.control(words)) {
+        return;
+    }
+    let nobody = etcd.store(true, None).read().expect_err("a call without a user");
+    assert!(["user name", "permission denied"].iter().any(|cause| nobody.0.contains(cause)), "{nobody}");
+    let wrong = etcd.store(true, Some(("root", "wrong"))).read().expect_err("a wrong password");
+    assert!(wrong.0.contains("--etcd-user") && !wrong.0.contains("\"wrong\""), "{wrong}");
+    let mut store = etcd.store(true, Some(("root", "first")));
+    let first = Swap { expected: None, next: entry(1, 7) };
+    assert_eq!(store.swap(&first), Ok(entry(1, 7)));
+    // Users that change make every token outdated.
+    assert!(etcd.control(&["--user", "root:first", "user", "add", "other:one"]));
+    assert_eq!(store.read(), Ok(Some(entry(1, 7))));
 }

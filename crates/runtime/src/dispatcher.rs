@@ -11,7 +11,7 @@
 use crate::coverage::Coverage;
 use crate::device_slots::DeviceSlots;
 use crate::devices::{DeviceDirectory, SharedDevice};
-use crate::hang_detector::{HangBound, HangDetector};
+use crate::hang_detector::{HangBound, HangDetector, TimedCost};
 use crate::jobs::{ClientCall, JobTable, PartStage};
 use crate::metrics::DeviceMetrics;
 use crate::{Clock, StreamedStep, capacity::ModelEntry};
@@ -233,7 +233,7 @@ impl Dispatcher {
             return self.orphans.push(id);
         }
         let (_, call, _) = jobs.owner(start.members[0]);
-        let timed = (!call.model.supervised).then_some(latency);
+        let timed = (!call.model.supervised).then(|| TimedCost::of(start.spec, rows, length, start.percent));
         self.hang_detector.start(now, device.index() * self.lanes + lane.index(), id, start.not_before, timed);
     }
 

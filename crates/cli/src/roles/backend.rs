@@ -2,7 +2,7 @@
 
 use super::model::describe;
 use super::probes::Probes;
-use super::{EpochArgs, SCHEDULER, reachable, shutdown_signal};
+use super::{EpochArgs, PeerArgs, SCHEDULER, reachable, shutdown_signal};
 use crate::address::listening;
 use crate::devices::DeviceArgs;
 use crate::logs::LogFormat;
@@ -14,7 +14,6 @@ use anyhow::{Context, bail};
 use clap::Args;
 use ripieno_base::ModelId;
 use ripieno_cluster::handover::Epoch;
-use ripieno_cluster::plane::Tcp;
 use ripieno_cluster::{Backend, BackendModel, OnOrder, StopSignal};
 use ripieno_report::Format;
 use ripieno_repository::registry::{ModelRegistry, ServedEntry};
@@ -49,9 +48,6 @@ pub(crate) struct BackendArgs {
     #[arg(long, value_name = "HOST:PORT,...", default_value = SCHEDULER, value_delimiter = ',', value_parser = reachable)]
     scheduler: Vec<String>,
 
-    #[command(flatten)]
-    epoch: EpochArgs,
-
     /// Address of the probes /v2/health/live and /v2/health/ready, and of the process's /metrics
     /// for Prometheus; ready once the models are loaded and a scheduler has accepted all devices
     /// [default: none].
@@ -81,6 +77,12 @@ pub(crate) struct BackendArgs {
     /// Output format; json prints one line once the models are loaded.
     #[arg(long, default_value_t, value_name = "table|json")]
     format: Format,
+
+    #[command(flatten)]
+    epoch: EpochArgs,
+
+    #[command(flatten)]
+    peers: PeerArgs,
 }
 
 /// Holds the loaded models for the backends that run them.
@@ -126,8 +128,9 @@ pub(crate) fn run(args: &BackendArgs) -> anyhow::Result<()> {
     let epoch = latest(&args.epoch)?;
     let orders = args.orders.as_ref().map(|path| File::options().create(true).append(true).open(path));
     let orders = orders.transpose().context("cannot open the file of --orders")?.map(Arc::new);
+    let transport = args.peers.transport()?;
     let start = |(device, stop): (usize, &Arc<StopSignal>)| {
-        let (transport, schedulers, depth) = (Arc::new(Tcp), args.scheduler.clone(), Limits::MOST_DEPTH);
+        let (transport, schedulers, depth) = (Arc::clone(&transport), args.scheduler.clone(), Limits::MOST_DEPTH);
         let (executor, models, stop) = (Arc::clone(&executor), Arc::clone(&models), Arc::clone(stop));
         let on_order = orders.as_ref().map(|file| journal(file, device));
         let backend = Backend { transport, schedulers, executor, depth, models, epoch, on_order };

@@ -2,17 +2,17 @@
 
 use super::model::register;
 use super::scheduler::ModelListing;
-use super::{SCHEDULER, reachable, shutdown_signal, warn_if_public};
+use super::{PeerArgs, SCHEDULER, reachable, shutdown_signal};
 use crate::access::AccessArgs;
 use crate::address::listening;
 use crate::bounds::BoundArgs;
 use crate::logs::LogFormat;
 use crate::output::{self, print_json};
+use crate::replies::ReplyArgs;
 use crate::server_threads::ServerThreads;
 use anyhow::Context;
 use clap::Args;
 use ripieno_base::{DeviceId, ModelId};
-use ripieno_cluster::plane::Tcp;
 use ripieno_cluster::{Frontend, FrontendConfig, ModelDescription};
 use ripieno_report::Format;
 use ripieno_repository::registry::ModelRegistry;
@@ -52,8 +52,8 @@ pub(crate) struct FrontendArgs {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8003", value_parser = listening)]
     metrics: SocketAddr,
 
-    /// Address at which backends fetch inputs and leave outputs. Not for clients, nor for an
-    /// untrusted network.
+    /// Address at which backends fetch inputs and leave outputs. Not for clients, nor, without
+    /// --peer-cert, for an untrusted network.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8011", value_parser = listening)]
     data: SocketAddr,
 
@@ -82,6 +82,9 @@ pub(crate) struct FrontendArgs {
     #[arg(long, value_name = "NAME", default_value = "ripieno")]
     server_name: String,
 
+    #[command(flatten)]
+    replies: ReplyArgs,
+
     /// Format of the log on stderr.
     #[arg(long, value_enum, default_value = "text")]
     pub(crate) log_format: LogFormat,
@@ -92,6 +95,9 @@ pub(crate) struct FrontendArgs {
 
     #[command(flatten)]
     access: AccessArgs,
+
+    #[command(flatten)]
+    peers: PeerArgs,
 }
 
 pub(crate) fn run(args: &FrontendArgs) -> anyhow::Result<()> {
@@ -112,9 +118,9 @@ async fn serve(args: &FrontendArgs, threads: &ServerThreads) -> anyhow::Result<(
         advertised: args.advertise.clone(),
         max_live: args.max_live,
     };
-    let frontend = Frontend::start(Arc::new(Tcp), config, on_models);
+    let frontend = Frontend::start(args.peers.transport()?, config, on_models);
     let frontend = frontend.with_context(|| format!("cannot listen on {} (--data)", args.data))?;
-    warn_if_public("the data port", frontend.data_address());
+    args.peers.warn_if_open("the data port", frontend.data_address());
     let drain_timeout = Duration::from_secs(args.drain_timeout_s);
     let config = ServerConfig {
         http: Some(args.http),
@@ -125,7 +131,7 @@ async fn serve(args: &FrontendArgs, threads: &ServerThreads) -> anyhow::Result<(
         drain_timeout,
         access: args.access.config(),
         connections_on: threads.runtimes().to_vec(),
-        ..args.bounds.over(ServerConfig::default())
+        ..args.replies.over(args.bounds.over(ServerConfig::default()))
     };
     let told = Arc::new(ModelListing(Arc::clone(&registry)));
     let server = Server::bind(config, Arc::new(RemoteEngine(frontend.clone())), registry, told);

@@ -10,51 +10,10 @@ pub(crate) mod frontend;
 mod model;
 mod probes;
 pub(crate) mod scheduler;
+mod security;
 
-use clap::Args;
-use ripieno_cluster::handover::store::{EpochStore, EtcdStore, FileStore};
-use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::time::Duration;
+pub(crate) use security::{EpochArgs, PeerArgs};
 use tokio::signal::unix::{SignalKind, signal};
-
-/// The store of the epoch.
-#[derive(Args, Clone, Debug)]
-pub(crate) struct EpochArgs {
-    /// Store of the epoch, which decides the primary: file:PATH for schedulers of one machine, or
-    /// etcd:URL,URL,... with the nodes of an etcd [default: this scheduler has no spare].
-    #[arg(long, value_name = "STORE", value_parser = stored)]
-    epoch: Option<Stored>,
-}
-
-/// A store of the epoch.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Stored {
-    File(PathBuf),
-    Etcd(Vec<String>),
-}
-
-/// Longest time for a store to answer.
-const STORE_TIMEOUT: Duration = Duration::from_millis(100);
-
-impl EpochArgs {
-    /// Opens the store, if there is one.
-    fn store(&self) -> anyhow::Result<Option<Box<dyn EpochStore>>> {
-        Ok(match &self.epoch {
-            None => None,
-            Some(Stored::File(path)) => Some(Box::new(FileStore::new(path))),
-            Some(Stored::Etcd(nodes)) => Some(Box::new(EtcdStore::new(nodes, "/ripieno", STORE_TIMEOUT)?)),
-        })
-    }
-}
-
-fn stored(text: &str) -> Result<Stored, String> {
-    match text.split_once(':') {
-        Some(("file", path)) if !path.is_empty() => Ok(Stored::File(path.into())),
-        Some(("etcd", nodes)) if !nodes.is_empty() => Ok(Stored::Etcd(nodes.split(',').map(str::to_owned).collect())),
-        _ => Err(format!("{text:?} is no store of an epoch; write file:PATH, or etcd:http://HOST:2379,...")),
-    }
-}
 
 /// Default address of a scheduler.
 const SCHEDULER: &str = "127.0.0.1:8010";
@@ -79,29 +38,9 @@ fn reachable(text: &str) -> Result<String, String> {
     }
 }
 
-/// Warns if a port that clients must not reach is not on loopback.
-fn warn_if_public(what: &str, address: SocketAddr) {
-    if !address.ip().is_loopback() {
-        tracing::warn!(
-            "{what} on {address} accepts any connection, unencrypted; keep it on a network that only the roles of this \
-             cluster reach"
-        );
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_store_is_a_file_or_nodes_of_an_etcd() {
-        assert_eq!(stored("file:/tmp/epoch"), Ok(Stored::File("/tmp/epoch".into())));
-        let nodes = ["http://a:2379", "http://b:2379"].map(str::to_owned).to_vec();
-        assert_eq!(stored("etcd:http://a:2379,http://b:2379"), Ok(Stored::Etcd(nodes)));
-        for bad in ["", "file:", "etcd:", "/tmp/epoch", "http://a:2379"] {
-            assert!(stored(bad).unwrap_err().contains("file:PATH"), "{bad}");
-        }
-    }
 
     #[test]
     fn an_address_to_connect_to_names_host_and_port() {

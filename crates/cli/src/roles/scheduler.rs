@@ -1,7 +1,7 @@
 //! `ripieno scheduler`: schedules the requests of remote frontends on remote backends.
 
 use super::model::register;
-use super::{EpochArgs, SCHEDULER, reachable, shutdown_signal, warn_if_public};
+use super::{EpochArgs, PeerArgs, SCHEDULER, reachable, shutdown_signal};
 use crate::address::listening;
 use crate::default_policy::{DefaultPolicy, log_policy};
 use crate::logs::LogFormat;
@@ -13,12 +13,11 @@ use clap::Args;
 use ripieno_base::{DeviceId, ModelId, Nanos};
 use ripieno_cluster::handover::store::AloneStore;
 use ripieno_cluster::handover::{Epoch, Timing};
-use ripieno_cluster::plane::Tcp;
 use ripieno_cluster::{ClusterScheduler, ModelDescription, SchedulerConfig, StartEngine, StartedEngine};
 use ripieno_report::Format;
 use ripieno_repository::registry::{IndexRow, ModelRegistry, Repository, Upload};
 use ripieno_runtime::{
-    DeviceRefused, DeviceSnapshot, Engine, EngineConfig, EngineProcesses, Job, ModelSnapshot, Refused,
+    DeviceRefused, DeviceSnapshot, Engine, EngineConfig, EngineProcesses, HangBound, Job, ModelSnapshot, Refused,
     SchedulerSnapshot,
 };
 use ripieno_sched::{Limits, ModelKind, Options, Setup, build, find, served_options};
@@ -42,7 +41,7 @@ const HELP: &str = "Example:\n  ripieno scheduler --listen 127.0.0.1:8010\n  rip
 #[command(after_help = format!("{HELP}\n{POLICIES}"))]
 pub(crate) struct SchedulerArgs {
     /// Address for frontends and backends: 8010 is on loopback, :8010 on every address. Not for
-    /// clients, nor for an untrusted network.
+    /// clients, nor, without --peer-cert, for an untrusted network.
     #[arg(long, value_name = "ADDR", default_value = SCHEDULER, value_parser = listening)]
     listen: SocketAddr,
 
@@ -51,9 +50,6 @@ pub(crate) struct SchedulerArgs {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8002", value_parser = listening)]
     metrics: SocketAddr,
 
-    #[command(flatten)]
-    epoch: EpochArgs,
-
     /// Addresses of all schedulers with the same epoch; its own may be among them.
     #[arg(long, value_name = "HOST:PORT,...", requires = "epoch", value_delimiter = ',', value_parser = reachable)]
     schedulers: Vec<String>,
@@ -61,6 +57,12 @@ pub(crate) struct SchedulerArgs {
     /// Silence after which a primary is taken for lost, in milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 50, value_parser = clap::value_parser!(u16).range(10..=10_000))]
     silence_ms: u16,
+
+    /// Least time after which a device that does not end its batch counts as hung, in milliseconds;
+    /// its requests run elsewhere if their deadline allows. The bound is this, ten times the
+    /// profile, or twice the profile of the batch run again in parts: the longest of the three.
+    #[arg(long, value_name = "MS", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(10..=3_600_000))]
+    hang_ms: u32,
 
     #[command(flatten)]
     policy: PolicyArgs,
@@ -95,7 +97,17 @@ pub(crate) struct SchedulerArgs {
     /// Output format; json prints one line with the addresses.
     #[arg(long, default_value_t, value_name = "table|json")]
     format: Format,
+
+    #[command(flatten)]
+    epoch: EpochArgs,
+
+    #[command(flatten)]
+    peers: PeerArgs,
 }
+
+/// Multiple of the profiled latency after which a backend's device counts as hung: the loss of a
+/// backend that was only slow costs a batch, as it connects again.
+const HANG_TIMES: u32 = 10;
 
 pub(crate) fn run(args: &SchedulerArgs) -> anyhow::Result<()> {
     if let Some(policy) = &args.policy.policy
@@ -118,7 +130,7 @@ async fn serve(args: &SchedulerArgs, threads: &ServerThreads) -> anyhow::Result<
         register(&models, serving.map_or(&[], |(_, served)| served));
         *known.lock().unwrap_or_else(PoisonError::into_inner) = serving.map(|(engine, _)| engine.clone());
     });
-    let has_spares = args.epoch.epoch.is_some();
+    let has_spares = args.epoch.is_given();
     let config = SchedulerConfig {
         listen: args.listen,
         schedulers: args.schedulers.clone(),
@@ -127,9 +139,9 @@ async fn serve(args: &SchedulerArgs, threads: &ServerThreads) -> anyhow::Result<
         start: start(args),
         on_serving,
     };
-    let scheduler = ClusterScheduler::start(Arc::new(Tcp), config);
+    let scheduler = ClusterScheduler::start(args.peers.transport()?, config);
     let scheduler = Arc::new(scheduler.with_context(|| format!("cannot listen on {} (--listen)", args.listen))?);
-    warn_if_public("the scheduler", scheduler.address());
+    args.peers.warn_if_open("the scheduler", scheduler.address());
     let drain_timeout = Duration::from_secs(args.drain_timeout_s);
     let config =
         ServerConfig { http: None, grpc: None, metrics: Some(args.metrics), drain_timeout, ..ServerConfig::default() };
@@ -176,8 +188,12 @@ fn epoch() -> Epoch {
 fn start(args: &SchedulerArgs) -> StartEngine {
     let objective = ripieno_sched::Objective::from(args.objective.unwrap_or(ObjectiveArg::Latency));
     let (given, chosen) = (args.policy.clone(), args.policy.policy.clone());
-    let (devices, live, bytes) =
-        (usize::from(args.max_devices), args.max_live as usize, (args.max_held_mib as usize) << 20);
+    let bounds = EngineBounds {
+        devices: usize::from(args.max_devices),
+        live: args.max_live as usize,
+        bytes: (args.max_held_mib as usize) << 20,
+        hang: HangBound { times: HANG_TIMES, least: Nanos::from_millis(i64::from(args.hang_ms)) },
+    };
     Box::new(move |models| {
         let (name, options, reason) = match &chosen {
             Some(name) => {
@@ -190,7 +206,7 @@ fn start(args: &SchedulerArgs) -> StartEngine {
             }
         };
         log_policy(&name, &options, &reason);
-        start_engine(&name, &options, EngineBounds { devices, live, bytes }).map_err(|error| format!("{error:#}"))
+        start_engine(&name, &options, bounds).map_err(|error| format!("{error:#}"))
     })
 }
 
@@ -211,16 +227,18 @@ struct EngineBounds {
     live: usize,
     /// Bytes that wait for devices.
     bytes: usize,
+    /// The bound of a task, beyond which its device counts as hung.
+    hang: HangBound,
 }
 
 fn start_engine(name: &str, options: &Options, bounds: EngineBounds) -> anyhow::Result<StartedEngine> {
-    let EngineBounds { devices, live, bytes } = bounds;
+    let EngineBounds { devices, live, bytes, hang } = bounds;
     let policy = find(name)?;
     let limits = policy.needs(options).served(devices, live);
     let setup = Setup { models: Vec::new(), devices: 0, limits };
     let scheduler = build(name, &setup, options)?;
     let mut config = EngineConfig::new(scheduler, setup, Vec::new());
-    (config.max_queued_bytes, config.policy) = (bytes, Some(policy));
+    (config.max_queued_bytes, config.policy, config.hang) = (bytes, Some(policy), hang);
     let engine = Engine::start(config).context("cannot start the runtime")?;
     Ok(StartedEngine { engine, depth: limits.depth })
 }

@@ -13,6 +13,7 @@ mod report;
 mod request_result;
 mod task_end;
 mod tensors;
+mod tls;
 mod transport;
 
 pub use crate::handover::Role;
@@ -23,6 +24,7 @@ pub use message::{Message, RequestEnd, RequestHeader, RunMember, RunTask};
 pub use reader::MessageReader;
 pub use report::RunningReport;
 pub use task_end::{MemberEnd, TaskEnd};
+pub use tls::{MutualTls, PeerFiles};
 pub use transport::{ByteStream, Listener, Tcp, Transport};
 
 pub use tensors::{read_tensors, write_tensors};

@@ -1,4 +1,4 @@
-//! The byte streams between machines: a trait, and TCP.
+//! The byte streams between machines: a trait, and TCP. TLS over it is in [`super::tls`].
 //!
 //! One thread reads a stream while another writes to it, and any thread may close it for both, so
 //! all methods take shared references.
@@ -56,34 +56,54 @@ pub struct Tcp;
 
 impl Transport for Tcp {
     fn connect(&self, address: &str, within: Duration) -> io::Result<Arc<dyn ByteStream>> {
-        let unknown = || io::Error::new(io::ErrorKind::NotFound, format!("{address} is no address"));
-        let mut last = unknown();
-        for socket in address.to_socket_addrs()? {
-            match TcpStream::connect_timeout(&socket, within) {
-                Ok(stream) => return stream_of(stream),
-                Err(error) => last = error,
-            }
-        }
-        Err(last)
+        Ok(plain(connect_tcp(address, within)?))
     }
 
     fn listen(&self, address: SocketAddr) -> io::Result<Arc<dyn Listener>> {
-        let listener = TcpListener::bind(address)?;
-        let address = listener.local_addr()?;
-        Ok(Arc::new(BoundListener { listener, address, closed: AtomicBool::new(false) }))
+        Ok(BoundListener::bind(address, Box::new(|stream| Ok(plain(stream))))?)
     }
 }
 
-fn stream_of(stream: TcpStream) -> io::Result<Arc<dyn ByteStream>> {
-    stream.set_nodelay(true)?;
-    stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
-    Ok(Arc::new(TcpByteStream { stream, silence_ns: AtomicU64::new(0) }))
+fn plain(stream: TcpStream) -> Arc<dyn ByteStream> {
+    Arc::new(TcpByteStream { stream, silence_ns: AtomicU64::new(0) })
 }
 
-struct BoundListener {
+/// Connects a socket to an address given as text.
+pub(super) fn connect_tcp(address: &str, within: Duration) -> io::Result<TcpStream> {
+    let unknown = || io::Error::new(io::ErrorKind::NotFound, format!("{address} is no address"));
+    let mut last = unknown();
+    for socket in address.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&socket, within) {
+            Ok(stream) => return with_options(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+fn with_options(stream: TcpStream) -> io::Result<TcpStream> {
+    stream.set_nodelay(true)?;
+    stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
+    Ok(stream)
+}
+
+/// Makes a stream of an accepted socket.
+type WrapSocket = Box<dyn Fn(TcpStream) -> io::Result<Arc<dyn ByteStream>> + Send + Sync>;
+
+/// A listening socket whose connections are wrapped.
+pub(super) struct BoundListener {
     listener: TcpListener,
     address: SocketAddr,
     closed: AtomicBool,
+    wrap: WrapSocket,
+}
+
+impl BoundListener {
+    pub(super) fn bind(address: SocketAddr, wrap: WrapSocket) -> io::Result<Arc<BoundListener>> {
+        let listener = TcpListener::bind(address)?;
+        let address = listener.local_addr()?;
+        Ok(Arc::new(BoundListener { listener, address, closed: AtomicBool::new(false), wrap }))
+    }
 }
 
 impl Listener for BoundListener {
@@ -96,7 +116,7 @@ impl Listener for BoundListener {
         if self.closed.load(Ordering::SeqCst) {
             return Ok(None);
         }
-        stream_of(accepted?.0).map(Some)
+        (self.wrap)(with_options(accepted?.0)?).map(Some)
     }
 
     fn close(&self) {

@@ -3,8 +3,13 @@
 
 use crate::handover::store::{EpochEntry, EpochStore, Swap};
 use std::io;
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
+use std::time::Duration;
+
+/// Interval at which an idle store is read: connections and etcd's tokens stay usable, and a store
+/// that is out of reach is known before a primary is lost.
+const KEEP_WARM: Duration = Duration::from_secs(30);
 
 pub(super) struct StoreThread(SyncSender<Swap>);
 
@@ -21,16 +26,21 @@ impl StoreThread {
             // A failure will also show at the first swap.
             let _ = store.read();
             let mut said = String::new();
-            while let Ok(swap) = swaps.recv() {
-                match store.swap(&swap) {
-                    Ok(entry) if on_held(entry) => said.clear(),
-                    Ok(_) => return,
-                    Err(error) if said != error.0 => {
-                        tracing::warn!("{error}; asking again");
-                        said = error.0;
-                    }
-                    Err(_) => {}
+            loop {
+                let failed = match swaps.recv_timeout(KEEP_WARM) {
+                    Ok(swap) => match store.swap(&swap) {
+                        Ok(entry) if on_held(entry) => None,
+                        Ok(_) => return,
+                        Err(error) => Some(error.0),
+                    },
+                    Err(RecvTimeoutError::Timeout) => store.read().err().map(|error| error.0),
+                    Err(RecvTimeoutError::Disconnected) => return,
+                };
+                let failed = failed.unwrap_or_default();
+                if !failed.is_empty() && failed != said {
+                    tracing::warn!("the store of the epoch does not answer: {failed}; asking again");
                 }
+                said = failed;
             }
         };
         thread::Builder::new().name("epoch-store".to_owned()).spawn(keep)?;

@@ -6,7 +6,7 @@ mod file;
 mod memory;
 
 pub use alone::AloneStore;
-pub use etcd::{ClusterMember, EtcdStore, Inventory};
+pub use etcd::{EtcdAccess, EtcdStore, EtcdTls, EtcdUser};
 pub use file::FileStore;
 pub use memory::MemoryStore;
 

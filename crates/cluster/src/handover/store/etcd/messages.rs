@@ -18,8 +18,6 @@ pub(super) struct KeyValue {
 pub(super) struct RangeRequest {
     #[prost(bytes = "vec", tag = "1")]
     pub(super) key: Vec<u8>,
-    #[prost(bytes = "vec", tag = "2")]
-    pub(super) range_end: Vec<u8>,
     #[prost(int64, tag = "3")]
     pub(super) limit: i64,
 }
@@ -36,12 +34,7 @@ pub(super) struct PutRequest {
     pub(super) key: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
     pub(super) value: Vec<u8>,
-    #[prost(int64, tag = "3")]
-    pub(super) lease: i64,
 }
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct PutResponse {}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
 #[repr(i32)]
@@ -109,28 +102,15 @@ pub(super) struct TxnResponse {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct LeaseGrantRequest {
-    #[prost(int64, tag = "1")]
-    pub(super) seconds: i64,
-    #[prost(int64, tag = "2")]
-    pub(super) id: i64,
+pub(super) struct AuthenticateRequest {
+    #[prost(string, tag = "1")]
+    pub(super) name: String,
+    #[prost(string, tag = "2")]
+    pub(super) password: String,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct LeaseGrantResponse {
-    #[prost(int64, tag = "3")]
-    pub(super) seconds: i64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct LeaseKeepAliveRequest {
-    #[prost(int64, tag = "1")]
-    pub(super) id: i64,
-}
-
-/// The reply to a keep-alive; zero seconds if the lease has ended.
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct LeaseKeepAliveResponse {
-    #[prost(int64, tag = "3")]
-    pub(super) seconds: i64,
+pub(super) struct AuthenticateResponse {
+    #[prost(string, tag = "2")]
+    pub(super) token: String,
 }

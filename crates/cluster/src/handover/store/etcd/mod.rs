@@ -1,21 +1,57 @@
-//! The epoch in etcd, shared by all schedulers of a cluster, and the inventory.
+//! The epoch in etcd, shared by all schedulers of a cluster.
 //!
-//! Keys: `PREFIX/epoch` holds the epoch and its holder as text; `PREFIX/members/ROLE/PROCESS` holds
-//! an address, under a lease. The prefix names the cluster, or one of several sub-clusters that
-//! share an etcd.
+//! The key `PREFIX/epoch` holds the epoch and its holder as text. The prefix names the cluster:
+//! clusters that share an etcd need different ones.
 
 mod client;
-mod inventory;
+mod connect;
 mod messages;
-
-pub use inventory::{ClusterMember, Inventory};
 
 use super::{EpochEntry, EpochStore, Swap, Unreachable};
 use client::EtcdClient;
 use messages::{
     Compare, CompareTarget, CompareValue, Operation, PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest,
 };
+use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
+
+/// The way to an etcd.
+#[derive(Clone, Debug)]
+pub struct EtcdAccess {
+    /// Its nodes, `http://HOST:PORT` or `https://HOST:PORT` each.
+    pub nodes: Vec<String>,
+    /// Credentials for nodes with https.
+    pub tls: Option<EtcdTls>,
+    /// The user, where etcd has authentication enabled.
+    pub user: Option<EtcdUser>,
+    /// Time after which a call without a reply from any node fails.
+    pub timeout: Duration,
+}
+
+/// Files for connections to etcd, read at each connection.
+#[derive(Clone, Debug)]
+pub struct EtcdTls {
+    /// The authorities of its nodes' certificates (PEM).
+    pub authority: PathBuf,
+    /// A client certificate with its chain, and its key (PEM).
+    pub certificate: Option<(PathBuf, PathBuf)>,
+}
+
+/// A user of etcd.
+#[derive(Clone)]
+pub struct EtcdUser {
+    /// Its name.
+    pub name: String,
+    /// Its password, which is never shown.
+    pub password: String,
+}
+
+impl fmt::Debug for EtcdUser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "EtcdUser({})", self.name)
+    }
+}
 
 /// The epoch in etcd.
 #[derive(Debug)]
@@ -25,14 +61,13 @@ pub struct EtcdStore {
 }
 
 impl EtcdStore {
-    /// Returns the store of the cluster with this prefix, in the etcd of these nodes
-    /// (`http://host:port`). A call without a reply from any node fails after the timeout.
-    pub fn new(nodes: &[String], prefix: &str, timeout: Duration) -> Result<EtcdStore, Unreachable> {
-        Ok(EtcdStore { client: EtcdClient::new(nodes, timeout)?, key: format!("{prefix}/epoch").into_bytes() })
+    /// Returns the store of the cluster with this prefix. It connects at the first call.
+    pub fn new(access: EtcdAccess, prefix: &str) -> Result<EtcdStore, Unreachable> {
+        Ok(EtcdStore { client: EtcdClient::new(access)?, key: format!("{prefix}/epoch").into_bytes() })
     }
 
     fn range(&self) -> RangeRequest {
-        RangeRequest { key: self.key.clone(), limit: 1, ..RangeRequest::default() }
+        RangeRequest { key: self.key.clone(), limit: 1 }
     }
 }
 
@@ -43,7 +78,7 @@ impl EpochStore for EtcdStore {
             None => (CompareTarget::Version, CompareValue::Version(0)),
         };
         let compare = Compare { target: target.into(), key: self.key.clone(), compared: Some(compared) };
-        let put = PutRequest { key: self.key.clone(), value: swap.next.to_string().into_bytes(), lease: 0 };
+        let put = PutRequest { key: self.key.clone(), value: swap.next.to_string().into_bytes() };
         let operation = |operation| vec![RequestOp { operation: Some(operation) }];
         let transaction = TxnRequest {
             compare: vec![compare],

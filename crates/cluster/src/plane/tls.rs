@@ -1,0 +1,448 @@
+//! Mutual TLS between roles: TCP whose two ends show a certificate of one authority, with one name.
+//!
+//! Both sides check the other's chain and the name, so a certificate that the authority issued for
+//! something else does not let its holder in. The name is the same in all roles: addresses of pods
+//! change, and a certificate for each would have to follow them. TLS 1.3 only, and no session is
+//! resumed, so that each connection is checked against the present files.
+//!
+//! rustls keeps the state of both directions in one value. The reading and the writing thread share
+//! it under a lock that is never held while the network is waited for, apart from the handshake. A
+//! second lock keeps encrypted records in order.
+
+use super::transport::{BoundListener, connect_tcp};
+use super::{ByteStream, Listener, Transport};
+use crate::credentials;
+use parking_lot::Mutex;
+use rustls::client::{Resumption, WebPkiServerVerifier, verify_server_name};
+use rustls::pki_types::ServerName;
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
+use rustls::version::TLS13;
+use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
+use std::fmt::Display;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Longest time of a TLS handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Interval at which the files are compared with those in use, at new connections.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
+/// Bytes that are encrypted at once, and bytes that are received at once.
+const CHUNK: usize = 256 << 10;
+
+/// The credentials of a role.
+#[derive(Clone, Debug)]
+pub struct PeerFiles {
+    /// The role's certificate and its chain (PEM), for servers and clients.
+    pub certificate: PathBuf,
+    /// Its private key (PEM).
+    pub key: PathBuf,
+    /// The authorities of all roles' certificates (PEM).
+    pub authority: PathBuf,
+    /// The DNS name in every role's certificate.
+    pub name: String,
+}
+
+/// TCP under mutual TLS.
+pub struct MutualTls {
+    files: PeerFiles,
+    loaded: Arc<Mutex<LoadedFiles>>,
+}
+
+/// The files' contents, and the configurations that were made of them.
+struct LoadedFiles {
+    contents: [Vec<u8>; 3],
+    checked: Instant,
+    configs: PeerConfigs,
+}
+
+#[derive(Clone)]
+struct PeerConfigs {
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
+    name: ServerName<'static>,
+}
+
+impl MutualTls {
+    /// Reads the files; the error names the one that cannot be used. They are read again when they
+    /// change.
+    pub fn open(files: PeerFiles) -> Result<MutualTls, String> {
+        let contents = files.read()?;
+        let configs = files.configs(&contents)?;
+        let loaded = LoadedFiles { contents, checked: Instant::now(), configs };
+        Ok(MutualTls { files, loaded: Arc::new(Mutex::new(loaded)) })
+    }
+}
+
+impl PeerFiles {
+    fn read(&self) -> Result<[Vec<u8>; 3], String> {
+        let read = |file| credentials::read(file);
+        Ok([read(&self.certificate)?, read(&self.key)?, read(&self.authority)?])
+    }
+
+    fn configs(&self, [certificate, key, authority]: &[Vec<u8>; 3]) -> Result<PeerConfigs, String> {
+        let own = || {
+            let chain = credentials::certificates(&self.certificate, certificate)?;
+            Ok::<_, String>((chain, credentials::private_key(&self.key, key)?))
+        };
+        let name = ServerName::try_from(self.name.clone()).map_err(|_| format!("{:?} is no DNS name", self.name))?;
+        let roots = Arc::new(credentials::authorities(&self.authority, authority)?);
+        let provider = credentials::provider();
+        let unusable = |error: &dyn Display| format!("{}: {error}", self.authority.display());
+        let apart =
+            |error| format!("{} and {} do not go together: {error}", self.certificate.display(), self.key.display());
+        let servers = WebPkiServerVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider)).build();
+        let servers = servers.map_err(|error| unusable(&error))?;
+        let client = ClientConfig::builder_with_provider(Arc::clone(&provider)).with_protocol_versions(&[&TLS13]);
+        let client = client.map_err(|error| unusable(&error))?.with_webpki_verifier(servers);
+        let (chain, key) = own()?;
+        let mut client = client.with_client_auth_cert(chain, key).map_err(apart)?;
+        client.resumption = Resumption::disabled();
+        let clients = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider)).build();
+        let server = ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&TLS13]);
+        let server = server.map_err(|error| unusable(&error))?;
+        let server = server.with_client_cert_verifier(clients.map_err(|error| unusable(&error))?);
+        let (chain, key) = own()?;
+        let mut server = server.with_single_cert(chain, key).map_err(apart)?;
+        server.send_tls13_tickets = 0;
+        Ok(PeerConfigs { client: Arc::new(client), server: Arc::new(server), name })
+    }
+
+    /// Returns the configurations of the present files, or the last ones that could be used.
+    fn current(&self, loaded: &Mutex<LoadedFiles>) -> PeerConfigs {
+        let mut loaded = loaded.lock();
+        if loaded.checked.elapsed() >= RELOAD_INTERVAL {
+            loaded.checked = Instant::now();
+            self.reload(&mut loaded);
+        }
+        loaded.configs.clone()
+    }
+
+    fn reload(&self, loaded: &mut LoadedFiles) {
+        let read = self.read().and_then(|contents| {
+            let changed = contents != loaded.contents;
+            let configs = changed.then(|| self.configs(&contents)).transpose()?;
+            Ok((contents, configs))
+        });
+        match read {
+            Ok((contents, Some(configs))) => {
+                (loaded.contents, loaded.configs) = (contents, configs);
+                tracing::info!("the certificate between roles has changed; new connections use it");
+            }
+            Ok((_, None)) => {}
+            Err(error) => tracing::warn!("the certificate between roles stays the earlier one: {error}"),
+        }
+    }
+}
+
+impl Transport for MutualTls {
+    fn connect(&self, address: &str, within: Duration) -> io::Result<Arc<dyn ByteStream>> {
+        let PeerConfigs { client, name, .. } = self.files.current(&self.loaded);
+        let connection = ClientConnection::new(client, name.clone()).map_err(io::Error::other)?;
+        Ok(TlsByteStream::over(connect_tcp(address, within)?, connection.into(), name))
+    }
+
+    /// The handshake happens at the first read or write, so that a slow peer holds up its own
+    /// thread and no other connection.
+    fn listen(&self, address: SocketAddr) -> io::Result<Arc<dyn Listener>> {
+        let (files, loaded) = (self.files.clone(), Arc::clone(&self.loaded));
+        let accept = move |stream| {
+            let PeerConfigs { server, name, .. } = files.current(&loaded);
+            let connection = ServerConnection::new(server).map_err(io::Error::other)?;
+            Ok(TlsByteStream::over(stream, connection.into(), name))
+        };
+        Ok(BoundListener::bind(address, Box::new(accept))?)
+    }
+}
+
+struct TlsByteStream {
+    stream: TcpStream,
+    /// The name that the peer's certificate must have.
+    name: ServerName<'static>,
+    connection: Mutex<Connection>,
+    established: AtomicBool,
+    /// What the reading thread has received and not decrypted.
+    received: Mutex<ReceivedBytes>,
+    /// Encrypted records of the writing thread; the lock keeps them in order.
+    sending: Mutex<Vec<u8>>,
+    /// The read timeout that the socket has.
+    silence_ns: AtomicU64,
+}
+
+struct ReceivedBytes {
+    bytes: Box<[u8]>,
+    left: Range<usize>,
+}
+
+impl TlsByteStream {
+    fn over(stream: TcpStream, mut connection: Connection, name: ServerName<'static>) -> Arc<dyn ByteStream> {
+        // Writes are bounded by their chunks.
+        connection.set_buffer_limit(None);
+        let received = ReceivedBytes { bytes: vec![0; CHUNK].into(), left: 0..0 };
+        Arc::new(TlsByteStream {
+            stream,
+            name,
+            connection: Mutex::new(connection),
+            established: AtomicBool::new(false),
+            received: Mutex::new(received),
+            sending: Mutex::default(),
+            silence_ns: AtomicU64::new(0),
+        })
+    }
+
+    /// Completes the handshake, once.
+    fn establish(&self) -> io::Result<()> {
+        if self.established.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let mut connection = self.connection.lock();
+        if self.established.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let until = Instant::now() + HANDSHAKE_TIMEOUT;
+        while connection.is_handshaking() || connection.wants_write() {
+            if connection.wants_write() {
+                connection.write_tls(&mut &self.stream)?;
+                continue;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::Error::new(ErrorKind::TimedOut, "its TLS handshake takes too long"));
+            }
+            self.stream.set_read_timeout(Some(left))?;
+            if connection.read_tls(&mut &self.stream)? == 0 {
+                return Err(io::Error::new(ErrorKind::UnexpectedEof, "it closed during the TLS handshake"));
+            }
+            if let Err(error) = connection.process_new_packets() {
+                // The peer is told why, if it still listens.
+                let _ = connection.write_tls(&mut &self.stream);
+                return Err(refused(&error));
+            }
+        }
+        self.check_name(&connection)?;
+        self.established.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Checks the name in the peer's certificate: rustls does so for servers alone.
+    fn check_name(&self, connection: &Connection) -> io::Result<()> {
+        let certificate = connection.peer_certificates().and_then(<[_]>::first);
+        let certificate = certificate.ok_or_else(|| refused(&"it showed no certificate"))?;
+        let parsed = ParsedCertificate::try_from(certificate).map_err(|error| refused(&error))?;
+        verify_server_name(&parsed, &self.name).map_err(|error| refused(&error))
+    }
+
+    /// Decrypts as much of what has arrived as fits; none if nothing is there.
+    fn decrypt(&self, received: &mut ReceivedBytes, into: &mut [u8]) -> io::Result<Option<usize>> {
+        let mut connection = self.connection.lock();
+        let mut filled = 0;
+        while filled < into.len() {
+            match connection.reader().read(&mut into[filled..]) {
+                // The peer has ended the session.
+                Ok(0) if filled == 0 => return Ok(Some(0)),
+                Ok(0) => break,
+                Ok(read) => filled += read,
+                Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error),
+                Err(_) if received.left.is_empty() => break,
+                Err(_) => {
+                    let mut rest = &received.bytes[received.left.clone()];
+                    let taken = connection.read_tls(&mut rest)?;
+                    if taken == 0 {
+                        return Err(refused(&"its records do not fit"));
+                    }
+                    received.left.start += taken;
+                    connection.process_new_packets().map_err(|error| refused(&error))?;
+                }
+            }
+        }
+        Ok((filled > 0).then_some(filled))
+    }
+}
+
+fn refused(cause: &dyn Display) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, format!("TLS between roles: {cause}"))
+}
+
+impl ByteStream for TlsByteStream {
+    fn read(&self, into: &mut [u8], silence: Duration) -> io::Result<usize> {
+        self.establish()?;
+        let mut received = self.received.lock();
+        loop {
+            if let Some(read) = self.decrypt(&mut received, into)? {
+                return Ok(read);
+            }
+            let silence_ns = silence.as_nanos() as u64;
+            if self.silence_ns.swap(silence_ns, Ordering::Relaxed) != silence_ns {
+                self.stream.set_read_timeout(Some(silence))?;
+            }
+            let read = (&self.stream).read(&mut received.bytes)?;
+            if read == 0 {
+                return Ok(0);
+            }
+            received.left = 0..read;
+        }
+    }
+
+    fn write_all(&self, bytes: &[u8]) -> io::Result<()> {
+        self.establish()?;
+        let mut sending = self.sending.lock();
+        for chunk in bytes.chunks(CHUNK) {
+            let mut connection = self.connection.lock();
+            connection.writer().write_all(chunk)?;
+            while connection.wants_write() {
+                connection.write_tls(&mut *sending)?;
+            }
+            drop(connection);
+            let sent = (&self.stream).write_all(&sending);
+            sending.clear();
+            sent?;
+        }
+        Ok(())
+    }
+
+    fn close(&self) {
+        // The peer may have closed it already.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    fn peer(&self) -> Option<SocketAddr> {
+        self.stream.peer_addr().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Tcp;
+    use super::*;
+    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+    use std::fs;
+    use std::path::Path;
+    use std::thread;
+
+    const WAIT: Duration = Duration::from_secs(20);
+
+    fn authority() -> CertifiedIssuer<'static, KeyPair> {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
+    }
+
+    /// Writes a certificate of `issuer` for `name`; its holder trusts `trusted`.
+    fn files(
+        folder: &Path,
+        issuer: &CertifiedIssuer<'static, KeyPair>,
+        name: &str,
+        trusted: &CertifiedIssuer<'static, KeyPair>,
+    ) -> PeerFiles {
+        let key = KeyPair::generate().unwrap();
+        let certificate = CertificateParams::new([name.to_owned()]).unwrap().signed_by(&key, issuer).unwrap();
+        let write = |file: &str, text: String| {
+            let path = folder.join(file);
+            fs::write(&path, text).unwrap();
+            path
+        };
+        fs::create_dir_all(folder).unwrap();
+        PeerFiles {
+            certificate: write("tls.crt", certificate.pem()),
+            key: write("tls.key", key.serialize_pem()),
+            authority: write("ca.crt", trusted.pem()),
+            name: "ripieno".to_owned(),
+        }
+    }
+
+    /// Sends a word each way between two transports; returns what the listener read, or why not.
+    fn exchange(from: &dyn Transport, to: &dyn Transport) -> io::Result<Vec<u8>> {
+        let listener = to.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let stream = from.connect(&listener.address().to_string(), WAIT).unwrap();
+        let client = Arc::clone(&stream);
+        let asked = thread::spawn(move || {
+            client.write_all(b"hello")?;
+            client.read(&mut [0; 16], WAIT)
+        });
+        let accepted = listener.accept().unwrap().unwrap();
+        let mut word = [0; 16];
+        let heard = accepted.read(&mut word, WAIT).and_then(|read| {
+            accepted.write_all(b"you, too")?;
+            Ok(word[..read].to_vec())
+        });
+        accepted.close();
+        let asked = asked.join().unwrap();
+        stream.close();
+        let answered = matches!(asked, Ok(8));
+        assert_eq!(answered, heard.as_deref().is_ok_and(|heard| !heard.is_empty()), "{asked:?} {heard:?}");
+        heard
+    }
+
+    #[test]
+    fn roles_of_one_authority_and_name_speak_and_nobody_else_does() {
+        let folder = tempfile::tempdir().unwrap();
+        let (own, other) = (authority(), authority());
+        let open = |files: PeerFiles| MutualTls::open(files).unwrap();
+        let role = open(files(&folder.path().join("a"), &own, "ripieno", &own));
+        let peer = open(files(&folder.path().join("b"), &own, "ripieno", &own));
+        assert_eq!(exchange(&role, &peer).unwrap(), b"hello");
+        let named = open(files(&folder.path().join("c"), &own, "web.example.com", &own));
+        let foreign = open(files(&folder.path().join("d"), &other, "ripieno", &own));
+        for (who, stranger) in [("another name", &named), ("another authority", &foreign)] {
+            assert!(exchange(stranger, &peer).is_err(), "{who} may connect");
+            assert!(exchange(&role, stranger).is_err(), "{who} is connected to");
+        }
+        assert!(exchange(&Tcp, &peer).is_err(), "plain TCP may connect");
+    }
+
+    #[test]
+    fn much_goes_both_ways_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let own = authority();
+        let tls = MutualTls::open(files(folder.path(), &own, "ripieno", &own)).unwrap();
+        let listener = tls.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let one = tls.connect(&listener.address().to_string(), WAIT).unwrap();
+        // The handshake needs both ends.
+        let accepting = thread::spawn(move || listener.accept().unwrap().unwrap());
+        let other = accepting.join().unwrap();
+        let bytes: Arc<[u8]> = (0..5_000_000_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let send = |stream: &Arc<dyn ByteStream>| {
+            let (stream, bytes) = (Arc::clone(stream), Arc::clone(&bytes));
+            thread::spawn(move || stream.write_all(&bytes).unwrap())
+        };
+        let receive = |stream: &Arc<dyn ByteStream>| {
+            let (stream, bytes) = (Arc::clone(stream), Arc::clone(&bytes));
+            thread::spawn(move || {
+                let (mut got, mut chunk) = (Vec::new(), vec![0; 70_000]);
+                while got.len() < bytes.len() {
+                    let read = stream.read(&mut chunk, WAIT).unwrap();
+                    assert!(read > 0, "closed after {}", got.len());
+                    got.extend_from_slice(&chunk[..read]);
+                }
+                assert!(got[..] == bytes[..]);
+            })
+        };
+        let threads = [send(&one), receive(&one), send(&other), receive(&other)];
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+
+    #[test]
+    fn files_that_do_not_serve_are_named_and_changed_ones_are_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let (own, next) = (authority(), authority());
+        let good = files(folder.path(), &own, "ripieno", &own);
+        let swapped = PeerFiles { key: good.certificate.clone(), ..good.clone() };
+        assert!(MutualTls::open(swapped).err().unwrap().contains("tls.crt: holds no private key"));
+        let missing = PeerFiles { authority: folder.path().join("no.crt"), ..good.clone() };
+        assert!(MutualTls::open(missing).err().unwrap().contains("no.crt: "));
+        let tls = MutualTls::open(good.clone()).unwrap();
+        let (served, before) = (|| good.current(&tls.loaded).server, good.current(&tls.loaded).server);
+        files(folder.path(), &next, "ripieno", &next);
+        assert!(Arc::ptr_eq(&before, &served()), "not looked at within the interval");
+        tls.loaded.lock().checked = Instant::now().checked_sub(RELOAD_INTERVAL).unwrap();
+        assert!(!Arc::ptr_eq(&before, &served()));
+        fs::write(&good.key, "").unwrap();
+        let kept = served();
+        tls.loaded.lock().checked = Instant::now().checked_sub(RELOAD_INTERVAL).unwrap();
+        assert!(Arc::ptr_eq(&kept, &served()), "half a change keeps the last good files");
+    }
+}
