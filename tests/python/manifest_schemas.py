@@ -37,7 +37,12 @@ def kustomization(api, name):
         resources=listed(TEXT),
         components=listed(TEXT),
         labels=listed(closed({"pairs": LABELS}, includeTemplates={"type": "boolean"})),
-        configMapGenerator=listed(closed({"name": TEXT, "literals": listed({"type": "string", "pattern": "^[A-Z_]+=."})})),
+        configMapGenerator=listed(
+            closed(
+                {"name": TEXT, "literals": listed({"type": "string", "pattern": "^[A-Z_]+=."})},
+                behavior={"const": "merge"},
+            )
+        ),
         images=listed(closed({"name": TEXT}, newName=TEXT, newTag=TEXT)),
         patches=listed(closed({"target": target, "patch": TEXT})),
     )
@@ -49,6 +54,7 @@ POD_MONITOR = closed(
     {"selector": closed({}, matchLabels=LABELS, matchExpressions=listed(MATCH)), "podMetricsEndpoints": listed(ENDPOINT)},
     podTargetLabels=listed(TEXT),
 )
+SERVICE_MONITOR = closed({"selector": closed({}, matchLabels=LABELS), "endpoints": listed(ENDPOINT)})
 RECORD = closed({"record": {"type": "string", "pattern": "^[a-z_:0-9]+$"}, "expr": TEXT})
 ALERT = closed(
     {"alert": TEXT, "expr": TEXT, "for": {"type": "string", "pattern": "^[0-9]+(s|m|h)$"}, "labels": LABELS},
@@ -99,6 +105,7 @@ SCHEMAS = {
     ("kustomize.config.k8s.io/v1alpha1", "Component"): kustomization("kustomize.config.k8s.io/v1alpha1", "Component"),
     ("keda.sh/v1alpha1", "ScaledObject"): kind("keda.sh/v1alpha1", "ScaledObject", SCALED),
     ("monitoring.coreos.com/v1", "PodMonitor"): kind("monitoring.coreos.com/v1", "PodMonitor", POD_MONITOR),
+    ("monitoring.coreos.com/v1", "ServiceMonitor"): kind("monitoring.coreos.com/v1", "ServiceMonitor", SERVICE_MONITOR),
     ("monitoring.coreos.com/v1", "PrometheusRule"): kind("monitoring.coreos.com/v1", "PrometheusRule", RULES),
     ("serving.kserve.io/v1alpha1", "ClusterServingRuntime"): kind(
         "serving.kserve.io/v1alpha1", "ClusterServingRuntime", RUNTIME

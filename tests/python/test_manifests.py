@@ -101,7 +101,7 @@ def test_what_kustomize_makes_is_valid(folder):
     for read in built(folder):
         namespace = read["metadata"].pop("namespace", None)
         assert (namespace is None) == (read["kind"] == "ClusterServingRuntime"), read["metadata"]["name"]
-        if read["kind"] in ("PodMonitor", "PrometheusRule", "ScaledObject"):
+        if read["kind"] in ("PodMonitor", "ServiceMonitor", "PrometheusRule", "ScaledObject"):
             read["metadata"].pop("labels", None)
         check(read)
 

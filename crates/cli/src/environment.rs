@@ -1,22 +1,34 @@
 //! Flags of `serve`, and of the roles of a cluster, from the environment: `--max-live 500` is
 //! `RIPIENO_MAX_LIVE=500`, for images and unit files.
 //!
-//! A flag on the command line takes precedence over a variable. One rule names all variables, so
+//! A flag on the command line takes precedence over a variable, a variable over the file of
+//! [`crate::settings`]. One rule names all variables, so
 //! that no flag is forgotten.
 
 use clap::builder::{BoolishValueParser, OsStr};
-use clap::{Arg, ArgAction, Command};
+use clap::{Arg, ArgAction, Command, value_parser};
+use std::path::PathBuf;
 
 /// The flag whose variable is not named by the rule: `RIPIENO_TOKENS` holds tokens, not the name of
 /// their file.
 const TOKENS: (&str, &str) = ("tokens", "RIPIENO_TOKENS_FILE");
 
 /// The long-running commands.
-const SERVERS: [&str; 4] = ["serve", "frontend", "scheduler", "backend"];
+pub(crate) const SERVERS: [&str; 4] = ["serve", "frontend", "scheduler", "backend"];
 
-/// Adds its variable to every flag of a server.
+/// The id of the flag that names the file of settings.
+pub(crate) const CONFIG: &str = "config";
+
+/// Adds the file of settings to every server, and to each of its flags its variable.
 pub(crate) fn for_servers(command: Command) -> Command {
-    SERVERS.into_iter().fold(command, |command, name| command.mut_subcommand(name, |one| one.mut_args(with_variable)))
+    let config = Arg::new(CONFIG)
+        .long(CONFIG)
+        .value_name("FILE")
+        .value_parser(value_parser!(PathBuf))
+        .help("File of settings: flags as keys, with _ for - [default: ripieno.toml here, if there is one].");
+    SERVERS.into_iter().fold(command, |command, name| {
+        command.mut_subcommand(name, |one| one.arg(config.clone()).mut_args(with_variable))
+    })
 }
 
 fn with_variable(arg: Arg) -> Arg {

@@ -17,6 +17,7 @@ const GROUPS: [Group; 4] = [
             ("demo", "see it work in half a minute: models answer, policies compete"),
             ("serve", "serve a repository of models, or one ONNX file, over HTTP and gRPC"),
             ("models", "list a repository's models, with errors"),
+            ("health", "ask a server of this machine whether it is alive, or ready"),
             ("profile", "measure latency by batch size"),
             ("migrate", "explain the config.pbtxt files of a Triton repository"),
             ("slice", "cut a model into a chain of blocks"),
@@ -57,7 +58,7 @@ const GROUPS: [Group; 4] = [
 const SERVERS: [&str; 4] = ["serve", "frontend", "scheduler", "backend"];
 
 /// Flags of servers that stand on the first page.
-const ESSENTIAL: [&str; 19] = [
+const ESSENTIAL: [&str; 20] = [
     "repository",
     "http",
     "grpc",
@@ -76,6 +77,7 @@ const ESSENTIAL: [&str; 19] = [
     "epoch",
     "schedulers",
     "listen",
+    "config",
     "help",
 ];
 

@@ -14,6 +14,7 @@ mod devices;
 mod documents;
 mod environment;
 mod goodput;
+mod health;
 mod help;
 mod logs;
 #[cfg(test)]
@@ -27,11 +28,13 @@ mod policies;
 mod policy;
 mod recording;
 mod replay;
+mod replies;
 mod reproduce;
 mod roles;
 mod serve;
 mod server_threads;
 mod service;
+mod settings;
 mod simulate;
 mod slice;
 mod stages;
@@ -40,6 +43,7 @@ mod try_command;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use logs::LogFormat;
+use settings::Settings;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
@@ -66,6 +70,7 @@ enum Command {
     Scheduler(roles::scheduler::SchedulerArgs),
     Backend(roles::backend::BackendArgs),
     Models(models::ModelsArgs),
+    Health(health::HealthArgs),
     Migrate(migrate::MigrateArgs),
     Profile(models::ProfileArgs),
     Slice(slice::SliceArgs),
@@ -113,8 +118,19 @@ fn with_modes(mut words: Vec<OsString>) -> Vec<OsString> {
     words
 }
 
+/// The exit status of a wrong command line, as clap's.
+const WRONG_USAGE: u8 = 2;
+
 fn main() -> ExitCode {
-    let matches = command().get_matches_from(with_modes(std::env::args_os().collect()));
+    let words = with_modes(std::env::args_os().collect());
+    let settings = match Settings::read(words, &command()) {
+        Ok(settings) => settings,
+        Err(error) => {
+            eprintln!("error: {error}");
+            return ExitCode::from(WRONG_USAGE);
+        }
+    };
+    let matches = command().try_get_matches_from(&settings.words).unwrap_or_else(|error| settings.exit(&error));
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let format = match &cli.command {
         Command::Serve(args) => args.log_format,
@@ -125,6 +141,7 @@ fn main() -> ExitCode {
     };
     let level = if let Command::Models(_) = &cli.command { models::LOG_LEVEL } else { logs::LEVEL };
     logs::start(format, level);
+    settings.log();
     let outcome = match cli.command {
         Command::Demo(args) => demo::run(&args),
         Command::ClusterDemo(args) => cluster_demo::run(&args),
@@ -133,6 +150,7 @@ fn main() -> ExitCode {
         Command::Scheduler(args) => roles::scheduler::run(&args),
         Command::Backend(args) => roles::backend::run(&args),
         Command::Models(args) => models::list(&args),
+        Command::Health(args) => health::run(&args),
         Command::Migrate(args) => migrate::run(&args),
         Command::Profile(args) => models::measure(&args),
         Command::Slice(args) => slice::run(&args),

@@ -8,7 +8,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const ROLES: [&str; 3] = ["scheduler", "backend", "frontend"];
+/// The commands of containers: the roles of a cluster, and a server alone.
+const ROLES: [&str; 4] = ["scheduler", "backend", "frontend", "serve"];
 
 fn deploy() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy")
@@ -78,7 +79,8 @@ fn words(container: &Value) -> Vec<String> {
 
 /// Returns the variables that all roles share.
 fn shared(objects: &[Value]) -> Vec<(&str, &str)> {
-    let generators = of_kind(objects, "Kustomization").into_iter().flat_map(|one| list(&one["configMapGenerator"]));
+    let all = [of_kind(objects, "Kustomization"), of_kind(objects, "Component")].concat();
+    let generators = all.into_iter().flat_map(|one| list(&one["configMapGenerator"]));
     let literals: Vec<_> = generators.flat_map(|one| list(&one["literals"])).map(text).collect();
     literals.into_iter().map(|literal| literal.split_once('=').unwrap()).collect()
 }
@@ -135,7 +137,7 @@ fn the_schedulers_that_are_named_are_those_that_run() {
     let asked = list(&scaler["spec"]["triggers"]).iter().map(|trigger| text(&trigger["metadata"]["scalerAddress"]));
     let pods = expected.iter().map(|one| one.replace(&port, &format!(".ripieno{metrics}")));
     assert_eq!(asked.collect::<Vec<_>>(), pods.collect::<Vec<_>>(), "each scheduler is asked");
-    let runtime = of_kind(&objects, "ClusterServingRuntime")[0];
+    let runtime = named(&objects, "ClusterServingRuntime", "ripieno");
     let elsewhere = words(&runtime["spec"]["containers"][0]);
     let expected: Vec<String> = expected.iter().map(|one| one.replace(&port, &format!(".ripieno{port}"))).collect();
     assert_eq!(after(&elsewhere, "--scheduler"), Some(expected.join(",").as_str()), "from other namespaces");
@@ -158,7 +160,11 @@ fn ports_are_where_somebody_listens_and_may_be_reached() {
         // same.
         let kserve = name == "kserve";
         assert!(if kserve { declared.is_subset(&listens) } else { declared == listens }, "{name}: {declared:?}");
-        for probe in ["readinessProbe", "livenessProbe"] {
+        for (probe, path) in [("startupProbe", "live"), ("readinessProbe", "ready"), ("livenessProbe", "live")] {
+            if kserve && container[probe].is_null() {
+                continue;
+            }
+            assert_eq!(container[probe]["httpGet"]["path"], format!("/v2/health/{path}"), "{name}: {probe}");
             let port = &container[probe]["httpGet"]["port"];
             let number = ports.iter().find(|one| &one["name"] == port).map_or(port, |one| &one["containerPort"]);
             let metrics = after(&words, "--metrics").unwrap();
@@ -174,6 +180,56 @@ fn ports_are_where_somebody_listens_and_may_be_reached() {
             assert_eq!(allowed, listens, "{name}: network policy");
         }
     }
+}
+
+/// The paths of probes and of Prometheus are those that the server answers.
+#[test]
+fn paths_are_those_of_the_server() {
+    let source = include_str!("../../server/src/http/path.rs");
+    for word in ["live", "ready"] {
+        let known = format!("\"health\", \"{word}\"");
+        assert!(source.contains(&known), "/v2/health/{word} is no path of the server: {known}");
+    }
+    let objects = objects();
+    let monitors = [("PodMonitor", "podMetricsEndpoints"), ("ServiceMonitor", "endpoints")];
+    for (kind, endpoints) in monitors {
+        for endpoint in of_kind(&objects, kind).iter().flat_map(|monitor| list(&monitor["spec"][endpoints])) {
+            assert_eq!((&endpoint["path"], &endpoint["port"]), (&"/metrics".into(), &"metrics".into()), "{kind}");
+        }
+    }
+}
+
+/// A file or folder that a flag or variable names is on a volume of its pod.
+#[test]
+fn files_that_are_named_are_mounted() {
+    let objects = objects();
+    for (name, container) in containers(&objects).into_iter().filter(|(name, _)| *name != "kserve") {
+        let mounts: Vec<&str> =
+            list(&container["volumeMounts"]).iter().map(|mount| text(&mount["mountPath"])).collect();
+        let own = list(&container["env"]).iter().filter_map(|variable| variable["value"].as_str()).map(str::to_owned);
+        for path in words(container).into_iter().chain(own).filter(|word| word.starts_with('/')) {
+            assert!(mounts.iter().any(|mount| path.starts_with(mount)), "{name}: nothing is mounted at {path}");
+        }
+    }
+    // The component for TLS between roles mounts what its variables name.
+    let patched =
+        of_kind(&objects, "Component").into_iter().find(|one| one["configMapGenerator"][0]["behavior"] == "merge");
+    let patched = patched.expect("there is a component with variables of its own");
+    let files = list(&patched["configMapGenerator"][0]["literals"]);
+    for (variable, file) in files.iter().map(|literal| text(literal).split_once('=').unwrap()) {
+        assert!(file.starts_with("/peer/"), "{variable}");
+    }
+    let mounted = list(&patched["patches"]).iter().map(|patch| text(&patch["patch"]));
+    assert_eq!(mounted.filter(|patch| patch.contains("mountPath: /peer,")).count(), 3, "each role");
+}
+
+#[test]
+fn kserve_finds_its_ports_and_its_folder() {
+    let objects = objects();
+    let runtime = named(&objects, "ClusterServingRuntime", "ripieno-serve");
+    let words = words(&runtime["spec"]["containers"][0]);
+    assert_eq!(words[..2], ["serve", "/mnt/models"]);
+    assert_eq!((after(&words, "--http"), after(&words, "--grpc")), (Some(":8080"), Some(":9000")));
 }
 
 #[test]
@@ -248,6 +304,13 @@ fn the_image_runs_the_program_without_root() {
     let text = fs::read_to_string(deploy().join("Containerfile")).unwrap();
     assert!(text.contains("\nENTRYPOINT [\"/usr/local/bin/ripieno\"]\n"), "args are words of the program");
     assert!(text.contains("\nUSER 65532:65532\n"));
+    for word in ["CMD", "HEALTHCHECK"] {
+        let line = text.lines().find(|line| line.starts_with(&format!("{word} "))).unwrap();
+        let words: Vec<String> = serde_json::from_str(&line[line.find('[').unwrap()..]).unwrap();
+        let own = words.into_iter().filter(|word| word != "/usr/local/bin/ripieno");
+        let whole: Vec<String> = ["ripieno".to_owned()].into_iter().chain(own).collect();
+        crate::command().try_get_matches_from(&whole).unwrap_or_else(|error| panic!("{word}: {error}"));
+    }
     let rust = text.lines().find_map(|line| line.strip_prefix("FROM docker.io/library/rust:")).unwrap();
     let version = env!("CARGO_PKG_RUST_VERSION");
     assert!(rust.starts_with(&format!("{version}-")), "the toolchain of the manifest is {version}");

@@ -249,9 +249,11 @@ impl LiveRepository {
                     self.registry.set(name, &found.version, ModelState::Loading, "");
                 }
                 for found in &due {
-                    let files = files(found);
+                    let (files, begun) = (files(found), Instant::now());
                     match self.prepare_and_host(found) {
                         Ok((entry, report)) => {
+                            let (version, took) = (&entry.version, begun.elapsed().as_secs_f64());
+                            tracing::info!("model {name}: version {version} is loaded, in {took:.1} s");
                             self.switch_to(&mut slot, Serving { entry, files, upload: uploaded.clone() });
                             reports.push(report);
                         }

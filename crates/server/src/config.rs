@@ -1,6 +1,7 @@
 //! Settings of the server: listeners and limits.
 
 use crate::access::AccessConfig;
+use crate::access_log::AccessLogConfig;
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::runtime::Handle;
@@ -83,6 +84,8 @@ pub struct ServerConfig {
     pub drain_timeout: Duration,
     /// Access control and encryption.
     pub access: AccessConfig,
+    /// Log of calls; `None` for none.
+    pub access_log: Option<AccessLogConfig>,
 }
 
 impl Default for ServerConfig {
@@ -116,6 +119,7 @@ impl Default for ServerConfig {
             last_bodies: Duration::from_secs(2),
             drain_timeout: Duration::from_secs(30),
             access: AccessConfig::default(),
+            access_log: None,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! One inference, for every protocol: look the model up, check, submit, wait, select the outputs.
 
 use crate::access::Caller;
+use crate::access_log::LoggedInference;
 use crate::backend::Withdraw;
 use crate::check::{CheckedRequest, OutputSelection, answer_bytes, check};
 use crate::delivery::{Delivery, OutputTarget, deliver};
@@ -29,6 +30,8 @@ pub(crate) struct Inferred {
     pub(crate) room: Reservation,
     /// Whether the answer was late.
     pub(crate) late: bool,
+    /// Rows of the request.
+    pub(crate) rows: usize,
 }
 
 /// Counts a failure that happened after the engine's answer, and returns the result.
@@ -40,6 +43,13 @@ pub(crate) fn delivered<T>(entry: &ServedEntry, late: bool, delivered: Result<T,
 }
 
 impl Inferred {
+    /// Returns its part of the access log, if there is one.
+    pub(crate) fn logged(&self, state: &ServerState) -> Option<LoggedInference> {
+        state.access_log.as_ref()?;
+        let (model, version) = (self.entry.name.clone(), self.entry.version.clone());
+        Some(LoggedInference { model, version, rows: self.rows, late: self.late })
+    }
+
     /// Resizes the reservation to the outputs plus an encoding of `encoded` bytes; earlier
     /// estimates are included.
     pub(crate) fn make_room(&mut self, encoded: usize) -> Result<(), Problem> {
@@ -74,7 +84,7 @@ pub(crate) async fn infer(
     let outputs = delivered(&entry, late, deliver_all(state, accepted.deliveries(&answered)).await)?;
     let response = accepted.response(outputs);
     let room = accepted.room.take().map_or_else(|| budget.reserve(0), Ok)?;
-    Ok(Inferred { response, entry, room, late })
+    Ok(Inferred { response, entry, room, late, rows: accepted.rows })
 }
 
 async fn deliver_all(

@@ -10,6 +10,7 @@
 //! (DEADLINE_EXCEEDED). `timeout` bounds the total time in the server, not only queueing.
 
 mod access;
+mod access_log;
 mod backend;
 mod check;
 mod compression;
@@ -41,6 +42,7 @@ mod threads;
 mod trace;
 
 pub use access::{AccessConfig, AccessError, Admin, SharedMemory, TlsFiles, TokenSource};
+pub use access_log::AccessLogConfig;
 pub use backend::{Backend, DeviceChange, Withdraw};
 pub use config::{ErrorProfile, ServerConfig};
 pub use serve::{Addresses, BindError, Server};

@@ -1,6 +1,7 @@
 //! State shared by all connections.
 
 use crate::access::{Access, AccessError};
+use crate::access_log::AccessLog;
 use crate::backend::Backend;
 use crate::config::{ErrorProfile, ServerConfig};
 use crate::limits::budget::MemoryBudget;
@@ -38,6 +39,7 @@ pub(crate) struct ServerState {
     pub(crate) registry: Arc<ModelRegistry>,
     pub(crate) signals: LiveSignals,
     pub(crate) access: Access,
+    pub(crate) access_log: Option<AccessLog>,
     pub(crate) budget: Arc<MemoryBudget>,
     pub(crate) shares: PeerBudgets,
     pub(crate) loads: RepositoryChanges,
@@ -56,6 +58,8 @@ impl ServerState {
         repository: Arc<dyn Repository>,
     ) -> Result<ServerState, AccessError> {
         let access = Access::open(config.access.clone())?;
+        let access_log = config.access_log.as_ref().map(AccessLog::open).transpose();
+        let access_log = access_log.map_err(|error| AccessError(format!("--access-log: {error}")))?;
         let budget = MemoryBudget::new(config.max_bytes_in_flight);
         let shares = PeerBudgets::new(budget.clone(), &config);
         let loads = RepositoryChanges::new(repository, config.max_loads, config.loads_on.clone());
@@ -69,6 +73,7 @@ impl ServerState {
             registry,
             signals,
             access,
+            access_log,
             budget,
             shares,
             loads,

@@ -73,10 +73,10 @@ pub struct TlsFiles {
     pub plain_metrics: bool,
 }
 
-/// Error for tokens or certificates that cannot be used.
+/// Error for tokens, certificates or an access log that cannot be used.
 #[derive(Debug, Error)]
 #[error("{0}")]
-pub struct AccessError(pub(super) String);
+pub struct AccessError(pub(crate) String);
 
 impl Default for AccessConfig {
     fn default() -> AccessConfig {

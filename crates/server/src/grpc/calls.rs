@@ -3,6 +3,7 @@
 
 use super::frames::{self, Messages, trailers};
 use super::{status, stream, timeout};
+use crate::access_log::LoggedInference;
 use crate::compression::Encoding;
 use crate::infer::{InferCall, Inferred, delivered, infer};
 use crate::limits::connection::ClientConnection;
@@ -41,15 +42,23 @@ pub(super) async fn model_infer(state: Arc<ServerState>, request: Request<Incomi
         problem = state.until_dismissing() => Err(problem),
     };
     match answered {
-        Ok(message) => {
+        Ok((message, logged)) => {
             let end = std::future::ready(Some(Ok(trailers(&Status::ok("")))));
-            head(Body::new(Full::new(message).with_trailers(end)), encoding)
+            let mut answer = head(Body::new(Full::new(message).with_trailers(end)), encoding);
+            if let Some(logged) = logged {
+                answer.extensions_mut().insert(logged);
+            }
+            answer
         }
         Err(problem) => failed(status(problem.under(profile))),
     }
 }
 
-async fn unary(state: &ServerState, request: Request<Incoming>, encoding: Encoding) -> Result<Bytes, Problem> {
+async fn unary(
+    state: &ServerState,
+    request: Request<Incoming>,
+    encoding: Encoding,
+) -> Result<(Bytes, Option<LoggedInference>), Problem> {
     let (parts, body) = request.into_parts();
     let (timeout, slo) = (timeout::from_headers(&parts.headers)?, slo::from_headers(&parts.headers)?);
     let connection = parts.extensions.get::<Arc<ClientConnection>>().cloned();
@@ -61,9 +70,9 @@ async fn unary(state: &ServerState, request: Request<Incoming>, encoding: Encodi
     let caller = caller(state, &request, &parts.uri, &parts.headers, &parts.extensions);
     let call = InferCall { request, received, timeout, slo, caller, position: None };
     let inferred = infer(state, budget, call).await?;
-    let (entry, late) = (inferred.entry.clone(), inferred.late);
+    let (entry, late, logged) = (inferred.entry.clone(), inferred.late, inferred.logged(state));
     let message = delivered(&entry, late, encode(connection.as_ref(), inferred))?;
-    Ok(frames::compressed(state, connection.as_ref(), encoding, message).await)
+    Ok((frames::compressed(state, connection.as_ref(), encoding, message).await, logged))
 }
 
 fn encode(connection: Option<&Arc<ClientConnection>>, mut inferred: Inferred) -> Result<Bytes, Problem> {

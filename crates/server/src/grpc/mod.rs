@@ -57,12 +57,28 @@ pub(crate) async fn handle(
     routes: tonic::service::Routes,
     mut request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
-    match state.access.authorize(permissions::permission(request.uri().path()), &request) {
-        Ok(caller) => request.extensions_mut().insert(caller),
-        Err(problem) => return Ok(calls::failed(status(problem))),
+    let logged = state.access_log.as_ref().and_then(|log| log.begin(&request));
+    let answer = match state.access.authorize(permissions::permission(request.uri().path()), &request) {
+        Ok(caller) => {
+            request.extensions_mut().insert(caller);
+            traced(&state, routes, request).await
+        }
+        Err(problem) => calls::failed(status(problem)),
     };
+    if let (Some(log), Some(call)) = (&state.access_log, logged) {
+        log.end(call, &answer);
+    }
+    Ok(answer)
+}
+
+/// Handles a call within the client's trace.
+async fn traced(
+    state: &Arc<ServerState>,
+    routes: tonic::service::Routes,
+    request: Request<Incoming>,
+) -> Response<Body> {
     let trace = trace::from_headers(request.headers());
-    let answer = route(state, routes, request);
+    let answer = route(state.clone(), routes, request);
     let mut answer = match &trace {
         Some(trace) => answer.instrument(trace.span()).await,
         None => answer.await,
@@ -70,7 +86,7 @@ pub(crate) async fn handle(
     if let Some(trace) = trace {
         trace.add_to_answer(&mut answer);
     }
-    Ok(answer)
+    answer
 }
 
 /// Handles a call without tensors through these routes.

@@ -36,8 +36,12 @@ pub(super) async fn infer(
     let caller = caller(state, &parsed, request.uri(), request.headers(), request.extensions());
     let call = InferCall { request: parsed, received, timeout: None, slo, caller, position: None };
     let inferred = run(state, budget, call).await?;
-    let (entry, late) = (inferred.entry.clone(), inferred.late);
-    delivered(&entry, late, encode(state, &connection, inferred).await)
+    let (entry, late, logged) = (inferred.entry.clone(), inferred.late, inferred.logged(state));
+    let mut answer = delivered(&entry, late, encode(state, &connection, inferred).await)?;
+    if let Some(logged) = logged {
+        answer.extensions_mut().insert(logged);
+    }
+    Ok(answer)
 }
 
 async fn encode(

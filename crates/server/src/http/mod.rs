@@ -37,6 +37,7 @@ type HttpAnswer = Response<Either<Full<Bytes>, generate::ServerSentEvents>>;
 /// Handles a call; failures become responses.
 pub(crate) async fn handle(state: Arc<ServerState>, mut request: Request<Incoming>) -> Result<HttpAnswer, Infallible> {
     let trace = trace::from_headers(request.headers());
+    let logged = state.access_log.as_ref().and_then(|log| log.begin(&request));
     let answered = answer(&state, &mut request);
     let mut answer = match &trace {
         Some(trace) => answered.instrument(trace.span()).await,
@@ -44,6 +45,9 @@ pub(crate) async fn handle(state: Arc<ServerState>, mut request: Request<Incomin
     };
     if let Some(trace) = trace {
         trace.add_to_answer(&mut answer);
+    }
+    if let (Some(log), Some(call)) = (&state.access_log, logged) {
+        log.end(call, &answer);
     }
     Ok(answer)
 }
