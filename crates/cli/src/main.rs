@@ -43,7 +43,7 @@ mod try_command;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use logs::LogFormat;
-use settings::Settings;
+use settings::ServerSettings;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
@@ -123,7 +123,7 @@ const WRONG_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
     let words = with_modes(std::env::args_os().collect());
-    let settings = match Settings::read(words, &command()) {
+    let settings = match ServerSettings::read(words, &command()) {
         Ok(settings) => settings,
         Err(error) => {
             eprintln!("error: {error}");

@@ -1,4 +1,5 @@
-//! How a server of clients reports failures, readiness and calls: flags of `serve` and `frontend`.
+//! Failures, readiness and calls as a server of clients reports them: flags of `serve` and
+//! `frontend`.
 
 use clap::{ArgAction, Args, ValueEnum};
 use ripieno_server::{AccessLogConfig, ErrorProfile, ServerConfig};

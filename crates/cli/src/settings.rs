@@ -19,29 +19,29 @@ use toml::{Table, Value};
 const DEFAULT: &str = "ripieno.toml";
 
 /// A command line with the settings of a file.
-pub(crate) struct Settings {
+pub(crate) struct ServerSettings {
     pub(crate) words: Vec<OsString>,
     /// The file, if one was read.
     file: Option<PathBuf>,
 }
 
-impl Settings {
+impl ServerSettings {
     /// Adds the settings of the file that the command line or a variable names, or else of
     /// `ripieno.toml` in the working directory, if the command is a server.
-    pub(crate) fn read(words: Vec<OsString>, command: &Command) -> Result<Settings, String> {
+    pub(crate) fn read(words: Vec<OsString>, command: &Command) -> Result<ServerSettings, String> {
         let asked = words.get(1).and_then(|word| word.to_str());
         let Some(server) = asked.filter(|name| SERVERS.contains(name)).map(str::to_owned) else {
-            return Ok(Settings { words, file: None });
+            return Ok(ServerSettings { words, file: None });
         };
         // A wrong command line is reported when it is parsed.
         let Ok(matches) = command.clone().ignore_errors(true).try_get_matches_from(&words) else {
-            return Ok(Settings { words, file: None });
+            return Ok(ServerSettings { words, file: None });
         };
-        let Some(given) = matches.subcommand_matches(&server) else { return Ok(Settings { words, file: None }) };
+        let Some(given) = matches.subcommand_matches(&server) else { return Ok(ServerSettings { words, file: None }) };
         let file = match given.try_get_one::<PathBuf>(CONFIG).ok().flatten() {
             Some(named) => named.clone(),
             None if Path::new(DEFAULT).is_file() => PathBuf::from(DEFAULT),
-            None => return Ok(Settings { words, file: None }),
+            None => return Ok(ServerSettings { words, file: None }),
         };
         let text = std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
         let table: Table = text.parse().map_err(|error| format!("{}: {error}", file.display()))?;
@@ -49,7 +49,7 @@ impl Settings {
             file_words(&table, command, &server, given).map_err(|cause| format!("{}: {cause}", file.display()))?;
         let mut words = words;
         words.splice(2..2, own.into_iter().map(OsString::from));
-        Ok(Settings { words, file: Some(file) })
+        Ok(ServerSettings { words, file: Some(file) })
     }
 
     /// Reports an error of the command line and exits; names the file if its settings may be at
@@ -179,7 +179,7 @@ mod tests {
         let named = ["--config".to_owned(), file.display().to_string()];
         let words = ["ripieno"].iter().chain(words).map(|word| (*word).to_owned()).chain(named);
         let words = words.map(OsString::from).collect();
-        let settings = Settings::read(words, &crate::command());
+        let settings = ServerSettings::read(words, &crate::command());
         let text = |error: String| error.replace(&file.display().to_string(), "FILE");
         let words = settings.map_err(text)?.words;
         // It is a command line of the program.
@@ -210,7 +210,8 @@ mod tests {
         assert!(!words.iter().any(|word| word == "/models" || word == "--max-live=600"), "{words:?}");
         assert_eq!(read(text, &["frontend"]).unwrap(), ["--log-format=json", "--max-live=500", "--http=:8000"]);
         // The file of a server says nothing of other commands.
-        let other = Settings::read(["ripieno", "models"].map(OsString::from).to_vec(), &crate::command()).unwrap();
+        let other =
+            ServerSettings::read(["ripieno", "models"].map(OsString::from).to_vec(), &crate::command()).unwrap();
         assert!(other.file.is_none() && other.words.len() == 2);
     }
 
@@ -227,7 +228,7 @@ mod tests {
         assert!(error("max_live = \"many\"\n").contains("--max-live"));
         // A flag that needs another is refused without it.
         assert!(error("tls_cert = \"/a.pem\"\n").contains("--tls-key"));
-        let missing = Settings::read(
+        let missing = ServerSettings::read(
             ["ripieno", "serve", "--config", "/no/such.toml"].map(OsString::from).to_vec(),
             &crate::command(),
         );

@@ -61,7 +61,7 @@ impl HangBound {
     }
 }
 
-/// How many times as long as profiled a batch may take whose rows all fail.
+/// Multiple of the profiled time that a batch may take whose rows all fail.
 const RERUN_FACTOR: u32 = 2;
 
 /// Denominator of the delay before the second check, as a fraction of the bound.

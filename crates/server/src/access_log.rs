@@ -1,9 +1,10 @@
-//! The access log: a JSON object for each call, or for one in so many, in a file or on stderr.
+//! The access log: a JSON object for each call, or for a sample of them, in a file or on stderr.
 //!
 //! A call never waits for the log. A thread of its own writes the lines; if it cannot keep up,
 //! lines are dropped, and the next line says how many. A file that has been moved away is opened
 //! anew under its name, so that logs can be rotated.
 
+use crate::config::AccessLogConfig;
 use crate::limits::connection::ClientConnection;
 use hyper::{HeaderMap, Request, Response, Version};
 use serde::Serialize;
@@ -24,15 +25,6 @@ const MAX_WAITING: usize = 4096;
 const MAX_PATH: usize = 512;
 /// Interval at which the writer looks whether its file is still the one with its name.
 const REOPEN_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Where the access log goes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AccessLogConfig {
-    /// The file; `None` for stderr.
-    pub file: Option<PathBuf>,
-    /// One call in this many is logged.
-    pub one_in: u32,
-}
 
 /// A line of the log.
 #[derive(Debug, Serialize)]
@@ -121,7 +113,7 @@ impl AccessLog {
         line.ms = (begun.elapsed().as_secs_f64() * 1e6).round() / 1e3;
         line.inference = answer.extensions().get().cloned();
         line.status = match line.protocol {
-            // Success is told in the trailers.
+            // Only the trailers name success.
             "grpc" => {
                 answer.headers().get("grpc-status").and_then(|code| code.to_str().ok()?.parse().ok()).unwrap_or(0)
             }
@@ -233,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn one_call_in_so_many_is_a_line_and_a_moved_file_begins_anew() {
+    fn a_sample_of_the_calls_is_logged_and_a_moved_file_begins_anew() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("access.jsonl");
         let log = AccessLog::open(&AccessLogConfig { file: Some(path.clone()), one_in: 3 }).unwrap();

@@ -1,8 +1,8 @@
 //! Settings of the server: listeners and limits.
 
 use crate::access::AccessConfig;
-use crate::access_log::AccessLogConfig;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 use tokio::runtime::Handle;
 
@@ -14,6 +14,15 @@ pub enum ErrorProfile {
     Ripieno,
     /// Triton's statuses, where its clients and their retries depend on them.
     Triton,
+}
+
+/// The access log's place and sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AccessLogConfig {
+    /// The file; `None` for stderr.
+    pub file: Option<PathBuf>,
+    /// One call in this many is logged.
+    pub one_in: u32,
 }
 
 /// Settings of the server; the defaults are safe on an untrusted network.

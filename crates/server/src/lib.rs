@@ -42,7 +42,6 @@ mod threads;
 mod trace;
 
 pub use access::{AccessConfig, AccessError, Admin, SharedMemory, TlsFiles, TokenSource};
-pub use access_log::AccessLogConfig;
 pub use backend::{Backend, DeviceChange, Withdraw};
-pub use config::{ErrorProfile, ServerConfig};
+pub use config::{AccessLogConfig, ErrorProfile, ServerConfig};
 pub use serve::{Addresses, BindError, Server};

@@ -71,7 +71,7 @@ pub(crate) struct EpochArgs {
     #[arg(long, value_name = "STORE", value_parser = stored)]
     epoch: Option<Stored>,
 
-    /// What the keys of this cluster begin with in etcd; another for each cluster that uses it.
+    /// Prefix of this cluster's keys in etcd; another for each cluster that uses it.
     #[arg(long, value_name = "PREFIX", default_value = "/ripieno", value_parser = prefix)]
     etcd_prefix: String,
 

@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Interval at which the files are compared with those in use, at new connections.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
-/// Bytes that are encrypted at once, and bytes that are received at once.
+/// Bytes that are encrypted together, and bytes that are received together.
 const CHUNK: usize = 256 << 10;
 
 /// The credentials of a role.
@@ -165,7 +165,7 @@ struct TlsByteStream {
     name: ServerName<'static>,
     connection: Mutex<Connection>,
     established: AtomicBool,
-    /// What the reading thread has received and not decrypted.
+    /// Bytes that the reading thread has received and not decrypted.
     received: Mutex<ReceivedBytes>,
     /// Encrypted records of the writing thread; the lock keeps them in order.
     sending: Mutex<Vec<u8>>,
@@ -218,7 +218,7 @@ impl TlsByteStream {
                 return Err(io::Error::new(ErrorKind::UnexpectedEof, "it closed during the TLS handshake"));
             }
             if let Err(error) = connection.process_new_packets() {
-                // The peer is told why, if it still listens.
+                // The peer learns why, if it still listens.
                 let _ = connection.write_tls(&mut &self.stream);
                 return Err(refused(&error));
             }

@@ -30,7 +30,7 @@ const LOGIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// The header of the token.
 const TOKEN: &str = "token";
 
-type Token = MetadataValue<Ascii>;
+type EtcdToken = MetadataValue<Ascii>;
 
 /// A connection to each node of etcd. Calls block.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ pub(super) struct EtcdClient {
     nodes: Vec<Channel>,
     timeout: Duration,
     user: Option<EtcdUser>,
-    token: Mutex<Option<Token>>,
+    token: Mutex<Option<EtcdToken>>,
 }
 
 impl EtcdClient {
@@ -82,7 +82,7 @@ impl EtcdClient {
     }
 
     /// Returns the user's token, if there is a user; logs in if there is no token.
-    async fn token(&self) -> Result<Option<Token>, Unreachable> {
+    async fn token(&self) -> Result<Option<EtcdToken>, Unreachable> {
         const PATH: &str = "/etcdserverpb.Auth/Authenticate";
         let Some(EtcdUser { name, password }) = &self.user else { return Ok(None) };
         let known = self.token.lock().clone();
@@ -93,7 +93,7 @@ impl EtcdClient {
         let reply: Result<AuthenticateResponse, Status> = self.reply(PATH, &login, None, LOGIN_TIMEOUT).await;
         let reply =
             reply.map_err(|status| Unreachable(format!("user {name:?} (--etcd-user): {}", status.message())))?;
-        let token = Token::try_from(reply.token).map_err(|_| Unreachable("its token is no header".to_owned()))?;
+        let token = EtcdToken::try_from(reply.token).map_err(|_| Unreachable("its token is no header".to_owned()))?;
         *self.token.lock() = Some(token.clone());
         Ok(Some(token))
     }
@@ -103,7 +103,7 @@ impl EtcdClient {
         &self,
         path: &'static str,
         message: &I,
-        token: Option<Token>,
+        token: Option<EtcdToken>,
         within: Duration,
     ) -> Result<O, Status>
     where
@@ -140,7 +140,7 @@ fn is_outdated(status: &Status) -> bool {
 }
 
 /// Makes a call with one message each way, which etcd cannot tell from a stream of one.
-async fn call_node<I, O>(node: Channel, path: &'static str, message: I, token: Option<Token>) -> Result<O, Status>
+async fn call_node<I, O>(node: Channel, path: &'static str, message: I, token: Option<EtcdToken>) -> Result<O, Status>
 where
     I: Message + Send + Sync + 'static,
     O: Message + Default + Send + 'static,
