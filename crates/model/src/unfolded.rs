@@ -18,7 +18,7 @@ pub struct Graph {
     origins: Vec<u32>,
     /// Element of the request's tensors that each node takes. If empty, each node takes the element
     /// with its number in the client's table.
-    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Vec::is_empty"))]
+    #[cfg_attr(feature = "serde", serde(default))]
     elements: Vec<u32>,
 }
 

@@ -1,17 +1,46 @@
 //! The scheduler, wrapped so that the driver keeps the scheduler's contract: time increases
 //! strictly, each instant has one settle, and every input is recorded.
 
+use crate::flight::{EventRef, FlightRing};
 use crate::recorder::Recorder;
 use crate::shards::MatchmakerLink;
+use crate::{Aside, FlightEntry};
 use ripieno_base::{RequestSlot, TaskId, Time};
 use ripieno_model::Graph;
-use ripieno_sched::{Action, Control, Event, Grant, Guess, Limits, Outbox, Prediction, Request, Scheduler, TaskDone};
+use ripieno_sched::{Action, Control, Grant, Guess, Limits, Outbox, Prediction, Request, Scheduler, TaskDone};
+
+/// The places into which inputs and decisions are recorded.
+#[derive(Default)]
+pub(crate) struct Tapes {
+    pub(crate) flight: Option<FlightRing>,
+    pub(crate) file: Option<Recorder>,
+}
+
+impl Tapes {
+    fn event(&mut self, now: Time, event: &EventRef<'_>) {
+        if let Some(flight) = &self.flight {
+            flight.event(now, event);
+        }
+        if let Some(file) = &mut self.file {
+            file.record(now, FlightEntry::Event(event.to_event()));
+        }
+    }
+
+    fn aside(&mut self, now: Time, aside: Aside) {
+        if let Some(flight) = &self.flight {
+            flight.aside(now, aside);
+        }
+        if let Some(file) = &mut self.file {
+            file.record(now, FlightEntry::Aside(aside));
+        }
+    }
+}
 
 /// Owns the scheduler with its inputs and outputs.
 pub(crate) struct Core {
     scheduler: Box<dyn Scheduler>,
     outbox: Outbox,
-    recorder: Option<Recorder>,
+    tapes: Tapes,
     /// Connection to the matchmaker, if the scheduler is a shard.
     link: Option<MatchmakerLink>,
     /// The current instant. The next instant must be later.
@@ -24,10 +53,10 @@ impl Core {
     pub(crate) fn new(
         scheduler: Box<dyn Scheduler>,
         limits: &Limits,
-        recorder: Option<Recorder>,
+        tapes: Tapes,
         link: Option<MatchmakerLink>,
     ) -> Core {
-        Core { scheduler, outbox: Outbox::new(limits), recorder, link, now: Time(i64::MIN), dirty: false }
+        Core { scheduler, outbox: Outbox::new(limits), tapes, link, now: Time(i64::MIN), dirty: false }
     }
 
     /// Sends pending messages to the matchmaker. Returns whether all are sent; the scheduler may
@@ -46,38 +75,37 @@ impl Core {
     /// Passes a request to the scheduler, with its graph if it has one.
     pub(crate) fn request(&mut self, request: &Request, graph: Option<&Graph>) {
         if let Some(graph) = graph {
-            self.input(|| Event::Graph { request: request.slot, graph: graph.clone() });
+            self.input(&EventRef::Graph { request: request.slot, graph });
             self.scheduler.on_graph(request.slot, graph);
         }
-        self.input(|| Event::Request(*request));
+        self.input(&EventRef::Request(request));
         self.scheduler.on_request(self.now, request);
     }
 
     pub(crate) fn task_done(&mut self, done: &TaskDone<'_>) {
-        self.input(|| Event::TaskDone {
-            task: done.task,
-            outcome: done.outcome,
-            ended: done.ended.to_vec(),
-            skips: done.skips.to_vec(),
-        });
+        let TaskDone { task, outcome, ended, skips } = *done;
+        self.input(&EventRef::TaskDone { task, outcome, ended, skips });
         self.scheduler.on_task_done(self.now, done);
     }
 
     pub(crate) fn control(&mut self, control: Control) {
-        self.input(|| Event::Control(control.clone()));
+        self.input(&EventRef::Control(&control));
         self.scheduler.on_control(self.now, control);
     }
 
     pub(crate) fn grant(&mut self, grant: Grant) {
-        self.input(|| Event::Grant(grant.to_frame()));
+        self.input(&EventRef::Grant(grant.to_frame()));
         self.scheduler.on_grant(self.now, grant);
     }
 
-    fn input(&mut self, event: impl FnOnce() -> Event) {
+    fn input(&mut self, event: &EventRef<'_>) {
         self.dirty = true;
-        if let Some(recorder) = &mut self.recorder {
-            recorder.record(self.now, event());
-        }
+        self.tapes.event(self.now, event);
+    }
+
+    /// Records a fact that the scheduler does not see.
+    pub(crate) fn aside(&mut self, aside: Aside) {
+        self.tapes.aside(self.now, aside);
     }
 
     /// Lets the scheduler decide if it has new inputs or its wake-up is due. The actions and their
@@ -90,9 +118,8 @@ impl Core {
         self.dirty = false;
         self.scheduler.settle(self.now, &mut self.outbox);
         assert!(self.scheduler.next_wakeup() > self.now, "a policy must not ask to be woken for what is past");
-        if let Some(recorder) = &mut self.recorder {
-            recorder.record(self.now, Event::of_settle(self.scheduler.as_ref(), &self.outbox));
-        }
+        let (scheduler, actions) = (self.scheduler.as_ref(), self.outbox.actions());
+        self.tapes.event(self.now, &EventRef::Settle { scheduler, actions });
         if let Some(link) = &mut self.link {
             link.send(self.outbox.take_mail());
         }

@@ -115,6 +115,8 @@ pub(crate) struct EndedTask {
     pub(crate) rerun: bool,
     /// Set if the task failed because an engine process was missing or ended.
     pub(crate) lost: Option<Loss>,
+    /// Start of the execution.
+    pub(crate) started: Time,
     /// Size and duration of the execution.
     pub(crate) ran: Ran,
 }
@@ -303,7 +305,7 @@ impl Dispatcher {
         nodes.clear();
         self.spare_nodes.push(nodes);
         let ran = Ran { block, rows, length, took: times.execution, alone };
-        Some(EndedTask { task, outcome, members, model, expected, rerun: rerun.is_some(), lost, ran })
+        Some(EndedTask { task, outcome, members, model, expected, rerun: rerun.is_some(), lost, started, ran })
     }
 
     /// Whether no other lane of the device has worked since `started`. A lane that still holds a

@@ -1,9 +1,11 @@
 //! Outcomes of requests, as counted by metrics.
 
 use crate::Failure;
+use serde::{Deserialize, Serialize};
 
 /// The outcome of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Ending {
     /// Answered by its deadline.
     Ok,

@@ -15,7 +15,10 @@ use crate::metrics::{DeviceMetrics, DeviceSnapshot, ModelSnapshot, SchedulerMetr
 use crate::model_ids::ModelIds;
 use crate::schedulers::{SchedulerThreads, Schedulers, Stopped};
 use crate::shapes::OpenSizes;
-use crate::{Clock, EngineProcesses, Job, JobResult, OnStep, Refused, RemoteJob, ServedModel, split, suitable};
+use crate::{
+    Clock, EngineProcesses, FlightConfig, FlightRecorder, Job, JobResult, OnStep, Refused, RefusedWhy, RemoteJob,
+    ServedModel, split, suitable,
+};
 use parking_lot::{Mutex, RwLock};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::{Executor, LoadError, Payload, RemoteRows, RequestEntry};
@@ -44,6 +47,8 @@ pub struct EngineConfig {
     pub policy: Option<&'static Policy>,
     /// The recording to make of the run, if any.
     pub record: Option<Recording>,
+    /// The flight recorder to keep, if any.
+    pub flight: Option<FlightConfig>,
     /// Time after which a device that does not end its task counts as lost.
     pub hang: HangBound,
 }
@@ -68,7 +73,8 @@ impl EngineConfig {
     pub fn new(scheduler: impl Into<ServedPolicy>, setup: Setup, devices: Vec<Arc<dyn Executor>>) -> EngineConfig {
         let max_queued_bytes = EngineConfig::MAX_QUEUED_BYTES;
         let hang = HangBound::default();
-        EngineConfig { scheduler: scheduler.into(), setup, devices, max_queued_bytes, policy: None, record: None, hang }
+        let (policy, record, flight) = (None, None, None);
+        EngineConfig { scheduler: scheduler.into(), setup, devices, max_queued_bytes, policy, record, flight, hang }
     }
 }
 
@@ -144,6 +150,7 @@ struct Inner {
     /// Guards the attachment of models to devices. Loading a model takes a read lock, and adding a
     /// device takes the write lock.
     attaching: RwLock<()>,
+    flight: Option<FlightRecorder>,
     /// Admits one command at a time, which bounds the number of commands in the mailbox.
     orders: Mutex<()>,
     schedulers: Arc<Schedulers>,
@@ -233,13 +240,23 @@ impl Engine {
     /// The deadline is the arrival plus the smaller of the model's SLO and the job's own timeout. A
     /// model that answers late still answers after its SLO, but never after the job's timeout.
     pub fn submit(&self, job: Job) -> Result<Ticket, Refused> {
+        self.submit_tagged(job, 0)
+    }
+
+    /// Accepts or refuses a job, like [`Engine::submit`]. The flight recorder finds it by its tag.
+    pub fn submit_tagged(&self, job: Job, tag: u64) -> Result<Ticket, Refused> {
+        let model = job.model;
+        self.submit_job(job, tag).inspect_err(|refused| self.0.record_refusal(model, refused))
+    }
+
+    fn submit_job(&self, job: Job, tag: u64) -> Result<Ticket, Refused> {
         let bytes = job.inputs.iter().map(|input| input.data.len()).sum();
         let newcomer = self.0.receive(job.model, job.rows, bytes)?;
         let parts = parts(&job, &newcomer.model)?;
         let Job { timeout, stage, client, priority, on_step, on_answer, .. } = job;
         let class = RequestClass { client, priority, ..RequestClass::default() };
-        let ticket =
-            self.0.accept(newcomer, RequestSpec { parts, sizes: None, timeout, stage, class }, (on_answer, on_step))?;
+        let spec = RequestSpec { parts, sizes: None, timeout, stage, class, tag };
+        let ticket = self.0.accept(newcomer, spec, (on_answer, on_step))?;
         self.0.schedulers.for_model(job.model).wake();
         Ok(ticket)
     }
@@ -250,11 +267,16 @@ impl Engine {
     /// The caller must then call [`Engine::wake_scheduler`], once for all jobs that it submitted
     /// together. No answer is given before this returns.
     pub fn submit_remote(&self, job: RemoteJob) -> Result<Ticket, Refused> {
+        let model = job.model;
+        self.submit_remote_job(job).inspect_err(|refused| self.0.record_refusal(model, refused))
+    }
+
+    fn submit_remote_job(&self, job: RemoteJob) -> Result<Ticket, Refused> {
         let newcomer = self.0.receive(job.model, job.rows, job.bytes)?;
         let parts = remote_parts(&job, &newcomer.model)?;
         let RemoteJob { sizes, timeout, client, priority, on_answer, .. } = job;
         let class = RequestClass { client, priority, ..RequestClass::default() };
-        self.0.accept(newcomer, RequestSpec { parts, sizes, timeout, stage: None, class }, (on_answer, None))
+        self.0.accept(newcomer, RequestSpec { parts, sizes, timeout, stage: None, class, tag: 0 }, (on_answer, None))
     }
 
     /// Wakes the scheduler for jobs submitted by [`Engine::submit_remote`].
@@ -330,6 +352,11 @@ impl Engine {
         self.0.devices.all().into_iter().map(snapshot).collect()
     }
 
+    /// Returns the flight recorder, if the engine keeps one.
+    pub fn flight(&self) -> Option<FlightRecorder> {
+        self.0.flight.clone()
+    }
+
     /// Returns the metrics of the scheduler's turns.
     pub fn scheduler_metrics(&self) -> SchedulerSnapshot {
         self.0.scheduler_metrics.snapshot()
@@ -353,9 +380,22 @@ struct RequestSpec {
     timeout: Option<Duration>,
     stage: Option<Duration>,
     class: RequestClass,
+    tag: u64,
 }
 
 impl Inner {
+    /// Records a refusal that depends on the load or on the engine, not on the request.
+    fn record_refusal(&self, model: ModelId, refused: &Refused) {
+        let why = match refused {
+            Refused::QueueFull { .. } | Refused::NodesFull { .. } => RefusedWhy::QueueFull,
+            Refused::Outage { .. } => RefusedWhy::Outage,
+            _ => return,
+        };
+        if let Some(flight) = &self.flight {
+            flight.refused(model, why);
+        }
+    }
+
     /// Refuses a request if the engine is draining, the model is not loaded or has no running
     /// process, or the request is too large.
     fn receive(&self, id: ModelId, rows: usize, bytes: usize) -> Result<IncomingRequest, Refused> {
@@ -376,7 +416,7 @@ impl Inner {
         (on_answer, on_step): Receivers,
     ) -> Result<Ticket, Refused> {
         let IncomingRequest { pass, id, model, arrived, rows, bytes } = newcomer;
-        let RequestSpec { parts, sizes, timeout, stage, class } = ask;
+        let RequestSpec { parts, sizes, timeout, stage, class, tag } = ask;
         let nodes = parts[0].entry.graph.as_ref().map_or(0, |graph| Limits::room(graph));
         let work_ns =
             parts.iter().map(|part| model.work_ns(part.rows, part.entry.extent)).fold(0, usize::saturating_add);
@@ -400,6 +440,7 @@ impl Inner {
             lost: None,
             sizes,
             class,
+            tag,
             permit,
         };
         let scheduler = self.schedulers.for_model(id);

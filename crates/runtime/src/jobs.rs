@@ -44,6 +44,8 @@ pub(crate) struct ClientCall {
     pub(crate) sizes: OpenSizes,
     /// Class of the call's requests in the core.
     pub(crate) class: RequestClass,
+    /// Hash of the client's own id for the call; 0 without one.
+    pub(crate) tag: u64,
     pub(crate) permit: Permit,
 }
 

@@ -28,7 +28,9 @@ mod ending;
 mod engine;
 mod event_loop;
 mod failures;
+mod flight;
 mod hang_detector;
+pub mod history;
 mod jobs;
 mod joiner;
 mod mailbox;
@@ -56,6 +58,10 @@ pub use clock::Clock;
 pub use devices::{DeviceRefused, DeviceState};
 pub use ending::Ending;
 pub use engine::{Engine, EngineConfig, ModelRefused, Recording, StartError, Ticket};
+pub use flight::{
+    Aside, DumpedRecording, FlightConfig, FlightEntry, FlightFollower, FlightRecorder, FlightSize, RefusedWhy,
+    RingBounds, RunWorld,
+};
 pub use hang_detector::HangBound;
 pub use metrics::{DeviceSnapshot, HistogramSnapshot, ModelMetrics, ModelSnapshot, SchedulerSnapshot, TallySnapshot};
 pub use recorder::Header;

@@ -6,6 +6,7 @@
 //! bounded queue. The scheduler never waits for the disk. If the queue overflows, the recording
 //! ends and is marked as truncated, because a recording with a gap cannot be replayed.
 
+use crate::{Aside, FlightEntry};
 use ripieno_base::Time;
 use ripieno_sched::{Event, Setup};
 use serde::{Deserialize, Serialize};
@@ -37,6 +38,10 @@ pub struct Header {
     /// Number of shards; 1 for an unsharded scheduler.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub shards: usize,
+    /// Instant of the first event, if the run began before. The state of the scheduler at that
+    /// instant is unknown: such a recording can be simulated and not replayed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub begins: Option<Time>,
 }
 
 fn one() -> usize {
@@ -56,11 +61,24 @@ pub(crate) enum RecordedLine {
     At(Time, Event),
     /// An input or decision of the shard with this number.
     Of(usize, Time, Event),
+    /// A fact beside the inputs and decisions of the shard with this number.
+    Aside(usize, Time, Aside),
     /// The last line.
     End {
         /// Whether events are missing before this line.
         truncated: bool,
     },
+}
+
+impl RecordedLine {
+    /// Returns the line of a shard's entry.
+    pub(crate) fn of(shard: usize, now: Time, entry: FlightEntry) -> RecordedLine {
+        match entry {
+            FlightEntry::Event(event) if shard == 0 => RecordedLine::At(now, event),
+            FlightEntry::Event(event) => RecordedLine::Of(shard, now, event),
+            FlightEntry::Aside(aside) => RecordedLine::Aside(shard, now, aside),
+        }
+    }
 }
 
 /// Records the events of one shard.
@@ -98,10 +116,9 @@ impl Recorder {
         Ok((0..header.shards).map(recorder).collect())
     }
 
-    /// Queues an event; never waits.
-    pub(crate) fn record(&mut self, now: Time, event: Event) {
-        let line =
-            if self.shard == 0 { RecordedLine::At(now, event) } else { RecordedLine::Of(self.shard, now, event) };
+    /// Queues an entry; never waits.
+    pub(crate) fn record(&mut self, now: Time, entry: FlightEntry) {
+        let line = RecordedLine::of(self.shard, now, entry);
         if let Some(sender) = &self.sender
             && sender.try_send(line).is_err()
         {
@@ -132,7 +149,8 @@ fn write_all(mut file: impl Write, lines: &Receiver<RecordedLine>, truncated: &A
     file.flush()
 }
 
-fn write_line(file: &mut impl Write, line: &impl Serialize) -> io::Result<()> {
+/// Writes a line of a recording.
+pub(crate) fn write_line(file: &mut impl Write, line: &impl Serialize) -> io::Result<()> {
     serde_json::to_writer(&mut *file, line)?;
     file.write_all(b"\n")
 }

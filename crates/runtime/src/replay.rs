@@ -3,6 +3,7 @@
 //! Equal decisions show that the live scheduler was deterministic: no decision depended on chance,
 //! wall clock or thread timing. A difference means a bug or another version of the policy.
 
+use crate::FlightEntry;
 use crate::recorder::{Header, RecordedLine, VERSION};
 use ripieno_base::Time;
 use ripieno_sched::{Event, Outbox, ServedPolicy};
@@ -70,6 +71,18 @@ pub enum ReplayError {
         /// Version of the file.
         found: u64,
     },
+    /// The recording begins in the middle of a run.
+    #[error(
+        "{path} begins {at_s:.1} s into the run, so the state of its scheduler there is unknown and cannot be replayed; \
+         `ripieno simulate --recording` and `ripieno why` read it. For a replay, dump within the first minutes or use \
+         `ripieno serve --record`"
+    )]
+    Partial {
+        /// The file.
+        path: String,
+        /// Instant of its first event, in seconds since the start of the run.
+        at_s: f64,
+    },
     /// The scheduler cannot be built.
     #[error("cannot build policy {policy:?} of the recording: {error}")]
     Build {
@@ -88,6 +101,9 @@ pub fn replay<S: Into<ServedPolicy>, E: std::fmt::Display>(
 ) -> Result<ReplayReport, ReplayError> {
     let mut events = RecordedEvents::open(path)?;
     let header = events.header();
+    if let Some(begins) = header.begins {
+        return Err(ReplayError::Partial { path: events.lines.path, at_s: begins.as_millis_f64() / 1e3 });
+    }
     let built = build(header)
         .map_err(|error| ReplayError::Build { policy: header.policy.clone(), error: error.to_string() })?;
     let mut shards = built.into().pieces;
@@ -143,9 +159,21 @@ impl RecordedEvents {
     /// several shards interleave.
     #[allow(clippy::should_implement_trait, reason = "an iterator could not end with an error")]
     pub fn next(&mut self) -> Result<Option<(usize, Time, Event)>, ReplayError> {
+        loop {
+            match self.next_entry()? {
+                Some((shard, now, FlightEntry::Event(event))) => return Ok(Some((shard, now, event))),
+                Some((_, _, FlightEntry::Aside(_))) => {}
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// Returns the next entry, which may be a fact beside the events.
+    pub fn next_entry(&mut self) -> Result<Option<(usize, Time, FlightEntry)>, ReplayError> {
         match self.lines.next()? {
-            Some(RecordedLine::At(now, event)) => Ok(Some((0, now, event))),
-            Some(RecordedLine::Of(shard, now, event)) => Ok(Some((shard, now, event))),
+            Some(RecordedLine::At(now, event)) => Ok(Some((0, now, FlightEntry::Event(event)))),
+            Some(RecordedLine::Of(shard, now, event)) => Ok(Some((shard, now, FlightEntry::Event(event)))),
+            Some(RecordedLine::Aside(shard, now, aside)) => Ok(Some((shard, now, FlightEntry::Aside(aside)))),
             Some(RecordedLine::End { truncated }) => {
                 self.truncated = truncated;
                 Ok(None)

@@ -29,7 +29,7 @@ use crate::mailbox::{EngineCommand, Mail, Mailbox};
 use crate::metrics::SchedulerMetrics;
 use crate::model_ids::ModelIds;
 use crate::shapes::{ShapeSource, ShapeTable};
-use crate::{Clock, Failure, JobOutput, split};
+use crate::{Aside, Clock, Failure, JobOutput, split};
 use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::{Loss, Payload, TaskResult};
 use ripieno_model::Model;
@@ -167,7 +167,9 @@ impl SchedulerLoop {
     /// Passes a request to the core. Fails the request if its model has been unloaded meanwhile.
     fn admit(&mut self, now: Time, call: Box<ClientCall>) {
         let (id, entry) = (call.id, Arc::clone(&call.model));
+        let (parts, deadline, tag) = (call.parts.len() as u32, call.deadline, call.tag);
         let lead = self.jobs.insert(call);
+        self.core.aside(Aside::Call { lead, model: id, parts, deadline, tag });
         if self.fail_if_no_device(now, lead) {
             return;
         }
@@ -210,7 +212,8 @@ impl SchedulerLoop {
 
     fn complete_task(&mut self, now: Time, from: DeviceId, result: TaskResult) {
         let Some(ended) = self.dispatcher.complete(now, from, result, &mut self.jobs) else { return };
-        let EndedTask { task, outcome, members, model, expected, rerun, lost, ran } = ended;
+        let EndedTask { task, outcome, members, model, expected, rerun, lost, started, ran } = ended;
+        self.core.aside(Aside::Ran { task, started, finished: started + ran.took, rerun });
         let known = self.models[model.index()].as_mut().expect("a model stays while its tasks fly");
         known.tasks -= 1;
         // A batch that was stopped, run again or lost does not show how late batches end.
@@ -418,6 +421,7 @@ impl SchedulerLoop {
         match parts {
             Ok(mut parts) => {
                 call.model.metrics.on_success(late, call.rows, now - call.arrived, queued, answered.executed);
+                self.core.aside(Aside::Ended { lead, ending: if late { Ending::Late } else { Ending::Ok } });
                 if parts.len() == 1 {
                     answerer.answer(Ok(JobOutput { outputs: parts.remove(0), ..answered }));
                 } else {
@@ -426,6 +430,7 @@ impl SchedulerLoop {
             }
             Err(text) => {
                 call.model.metrics.on_failure(Ending::Failed, now - call.arrived);
+                self.core.aside(Aside::Ended { lead, ending: Ending::Failed });
                 answerer.answer(Err(Failure::Failed(text)));
             }
         }
@@ -439,7 +444,9 @@ impl SchedulerLoop {
         if call.answerer.is_none() {
             return;
         }
-        call.model.metrics.on_failure(Ending::of(&failure), now - call.arrived);
+        let ending = Ending::of(&failure);
+        call.model.metrics.on_failure(ending, now - call.arrived);
+        self.core.aside(Aside::Ended { lead, ending });
         call.answer(Err(failure));
         let held = call.parts.iter().zip(call.permit.slots()).filter(|(part, _)| part.stage != PartStage::Outside);
         self.withdrawals.extend(held.map(|(_, &slot)| slot));

@@ -49,9 +49,9 @@ pub enum Event {
 }
 
 impl Event {
-    /// Returns the settle event for the decisions that `scheduler` has just put into `out`.
-    pub fn of_settle(scheduler: &dyn Scheduler, out: &Outbox) -> Event {
-        let starts = out.actions().iter().filter_map(|action| match action {
+    /// Returns the settle event for the decisions that `scheduler` has just made.
+    pub fn of_settle(scheduler: &dyn Scheduler, actions: &[Action]) -> Event {
+        let starts = actions.iter().filter_map(|action| match action {
             Action::Start { task, .. } => Some((scheduler.members(*task).to_vec(), scheduler.nodes(*task).to_vec())),
             _ => None,
         });
@@ -59,7 +59,7 @@ impl Event {
         if nodes.iter().all(Vec::is_empty) {
             nodes.clear();
         }
-        Event::Settle { actions: out.actions().to_vec(), members, nodes }
+        Event::Settle { actions: actions.to_vec(), members, nodes }
     }
 
     /// Repeats this event on `scheduler`. Returns the new decisions as the error if they differ
@@ -77,7 +77,7 @@ impl Event {
             Event::Settle { .. } => {
                 out.clear();
                 scheduler.settle(now, out);
-                let decided = Event::of_settle(scheduler, out);
+                let decided = Event::of_settle(scheduler, out.actions());
                 return if decided == *self { Ok(()) } else { Err(decided) };
             }
         }

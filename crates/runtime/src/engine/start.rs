@@ -5,10 +5,11 @@ use super::{Engine, EngineConfig, Inner, Recording, StartError};
 use crate::Clock;
 use crate::answer::DrainGate;
 use crate::capacity::CapacityLimits;
-use crate::core::Core;
+use crate::core::{Core, Tapes};
 use crate::devices::DeviceDirectory;
 use crate::dispatcher::Dispatcher;
 use crate::failures::FailureHistory;
+use crate::flight::FlightRecorder;
 use crate::jobs::JobTable;
 use crate::joiner::Joiner;
 use crate::metrics::{DeviceMetrics, SchedulerMetrics};
@@ -34,13 +35,11 @@ impl Engine {
         let schedulers = Arc::new(Schedulers::new(clock, &limits, pieces.len(), matchmaker.as_ref()));
         let opened = open_all(&config.devices, &schedulers, &limits)?;
         let devices = Arc::new(DeviceDirectory::new(&opened, pieces.len(), limits.devices));
-        let recorders = match &config.record {
-            Some(recording) => record(recording, setup, pieces.len())?.into_iter().map(Some).collect(),
-            None => pieces.iter().map(|_| None).collect::<Vec<_>>(),
-        };
+        let recorders = recorders(config.record.as_ref(), setup, pieces.len())?;
+        let flight = config.flight.map(|flight| FlightRecorder::new(flight, setup, pieces.len(), clock));
         let turns = Arc::new(SchedulerMetrics::default());
         let mut loops = Vec::with_capacity(pieces.len());
-        for (at, (piece, recorder)) in pieces.into_iter().zip(recorders).enumerate() {
+        for (at, (piece, file)) in pieces.into_iter().zip(recorders).enumerate() {
             loops.push(SchedulerLoop {
                 clock,
                 metrics: Arc::clone(&turns),
@@ -48,7 +47,12 @@ impl Engine {
                 others: schedulers.others(at),
                 idle: schedulers.at(at).idle(),
                 model_ids: Arc::clone(&model_ids),
-                core: Core::new(piece, &limits, recorder, schedulers.link()),
+                core: Core::new(
+                    piece,
+                    &limits,
+                    Tapes { flight: flight.as_ref().map(|all| all.ring(at)), file },
+                    schedulers.link(),
+                ),
                 jobs: JobTable::new(limits.requests),
                 dispatcher: Dispatcher::new(clock, Arc::clone(&devices), Arc::clone(&metrics), &limits, config.hang),
                 joiner: Joiner::start().map_err(StartError::Thread)?,
@@ -77,6 +81,7 @@ impl Engine {
             devices,
             executor: config.devices.first().cloned(),
             attaching: RwLock::new(()),
+            flight,
             orders: Mutex::new(()),
             schedulers,
             threads: Mutex::new(Some(threads)),
@@ -126,14 +131,18 @@ fn check(config: &EngineConfig) -> Result<(), StartError> {
     Ok(())
 }
 
-fn record(recording: &Recording, setup: &Setup, shards: usize) -> Result<Vec<Recorder>, StartError> {
+/// Returns the recorder of each shard, or nothing for each.
+fn recorders(recording: Option<&Recording>, setup: &Setup, shards: usize) -> Result<Vec<Option<Recorder>>, StartError> {
+    let Some(recording) = recording else { return Ok((0..shards).map(|_| None).collect()) };
     let header = Header {
         ripieno_recording: VERSION,
         policy: recording.policy.clone(),
         options: recording.options.clone(),
         setup: setup.clone(),
         shards,
+        begins: None,
     };
     let failed = |error| StartError::Recording { path: recording.path.display().to_string(), error };
-    Recorder::start(&recording.path, &header).map_err(failed)
+    let recorders = Recorder::start(&recording.path, &header).map_err(failed)?;
+    Ok(recorders.into_iter().map(Some).collect())
 }

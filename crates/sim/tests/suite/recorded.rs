@@ -46,7 +46,7 @@ impl Scheduler for Taped {
 
     fn settle(&mut self, now: Time, out: &mut Outbox) {
         self.scheduler.settle(now, out);
-        self.tape.push((now, Event::of_settle(self.scheduler.as_ref(), out)));
+        self.tape.push((now, Event::of_settle(self.scheduler.as_ref(), out.actions())));
     }
 
     fn next_wakeup(&self) -> Time {

@@ -1,0 +1,442 @@
+//! The cause of each late, refused or failed call.
+//!
+//! A call has one cause. The rules are tried from the most certain to the most general: what the
+//! call itself shows (a failure, a refusal, a deadline below a lone run), then what its time in the
+//! server shows: batches that ran again, batches slower than the profile, more work than devices,
+//! devices that idled, and otherwise the model that the devices were busy with. The time of a call
+//! is its span until the end, or, where it was refused on arrival, the span of its deadline before:
+//! that is what filled the queue. Sums over spans come from prefix sums over the tasks by their
+//! start, so that each call costs a few binary searches.
+
+use super::{CallRecord, History, TaskRecord};
+use crate::{Ending, RefusedWhy};
+use ripieno_base::{DeviceId, Nanos, Time};
+use ripieno_model::{Block, Extent, Model, Steps};
+use ripieno_sched::Outcome;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Part of the devices' busy time beyond the profile, from which on they count as slow.
+const SLOW_SHARE: f64 = 0.2;
+/// Part of a wait in which devices idled, from which on the scheduler held the call back.
+const IDLE_SHARE: f64 = 0.5;
+/// Number of batches after a load that count as those of a cold model, if they are slow and the
+/// following ones, as many again, are not.
+const COLD_BATCHES: usize = 8;
+/// Smallest number of batches by which the state of the server is judged.
+const FEW_BATCHES: usize = 4;
+/// Number of tasks that are looked at before a span, for those that still ran in it.
+const MOST_RUNNING: usize = 256;
+/// Time by which the scheduler wakes after the latest start of a call at most, if it has a core.
+const STALL: Nanos = Nanos::from_millis(1);
+/// Share of the arriving work from which on one of several clients is the cause of a burst.
+const GREEDY_SHARE: f64 = 0.6;
+/// Largest number of arrivals that are looked at for a greedy client.
+const MOST_ARRIVALS: usize = 4_096;
+
+/// A cause of lateness, refusal or failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// The time until the deadline is less than the model needs for the request alone.
+    ShortDeadline,
+    /// Another request of its batch failed, or made the batch run again.
+    Neighbour,
+    /// The engine fails on the request itself.
+    OwnFailure,
+    /// Its device or engine process was lost.
+    Lost,
+    /// The client did not send the request in time.
+    SlowClient,
+    /// Its model or client asked for more than its share.
+    Share,
+    /// The model had just been loaded, and its batches were slow.
+    Cold,
+    /// Batches took longer than the profile says.
+    SlowDevice,
+    /// More work arrived than the devices can do.
+    Burst,
+    /// The server's threads did not run when its batch had to begin.
+    Stalled,
+    /// Devices idled while it waited: the scheduler waited for a fuller batch.
+    BatchWait,
+    /// The devices were busy with another model.
+    QueueBehind,
+}
+
+impl Cause {
+    /// Returns the name for tables and JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Cause::ShortDeadline => "deadline shorter than a lone run",
+            Cause::Neighbour => "a neighbour in its batch failed",
+            Cause::OwnFailure => "the engine fails on the request itself",
+            Cause::Lost => "its device or engine process was lost",
+            Cause::SlowClient => "the client was slow to send",
+            Cause::Share => "share of the devices exceeded",
+            Cause::Cold => "cold or reloaded model",
+            Cause::SlowDevice => "device slower than its profile",
+            Cause::Burst => "burst beyond capacity",
+            Cause::Stalled => "the server got no processor",
+            Cause::BatchWait => "waited for a fuller batch",
+            Cause::QueueBehind => "queued behind other work",
+        }
+    }
+
+    /// Returns the setting to change.
+    pub fn change(self) -> &'static str {
+        match self {
+            Cause::ShortDeadline => "raise slo_ms in model.toml, or the client's timeout",
+            Cause::Neighbour => "find the requests that fail alone (ripieno_bad_requests_total), and mend their client",
+            Cause::OwnFailure => "mend the request: the error in its answer names the operator",
+            Cause::Lost => "see the log for the device; isolation = \"process\" keeps an engine's crash apart",
+            Cause::SlowClient => "raise --body-timeout-s, or send smaller requests",
+            Cause::Share => "raise weight in model.toml, add devices (--devices), or slow the client down",
+            Cause::Cold => "load the model before its clients come; warm_up in model.toml",
+            Cause::SlowDevice => "look for other load on the device; restart to measure profiles anew",
+            Cause::Burst => "add devices (--devices), raise slo_ms, or retry later (Retry-After)",
+            Cause::Stalled => "give the server more cores, or take other load off its machine",
+            Cause::BatchWait => "--objective latency, or a smaller max_batch in model.toml",
+            Cause::QueueBehind => "raise weight in model.toml, lower max_batch of the other model, or add devices",
+        }
+    }
+}
+
+/// A bad call with its cause.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Explained {
+    /// Number of the call; `None` if it was refused before the scheduler.
+    pub call: Option<u64>,
+    /// Index of its model.
+    pub model: usize,
+    /// Time of its arrival.
+    pub arrived: Time,
+    /// Time of its end.
+    pub ended: Time,
+    /// The outcome.
+    pub ending: Ending,
+    /// The cause.
+    pub cause: Cause,
+    /// The evidence in a sentence.
+    pub detail: String,
+}
+
+/// Sums over the tasks that started before an instant.
+#[derive(Clone, Copy, Default)]
+struct Sums {
+    took: f64,
+    excess: f64,
+    cold: f64,
+    rerun: f64,
+}
+
+/// Explains the bad calls of a history.
+pub struct Explainer<'a> {
+    history: &'a History,
+    /// Starts of the tasks that have ended, ascending, with the sums before each.
+    starts: Vec<Time>,
+    sums: Vec<Sums>,
+    /// The same tasks, by their start.
+    tasks: Vec<&'a TaskRecord>,
+    /// Admissions of calls, ascending, with the work of all calls before each, in nanoseconds.
+    arrivals: Vec<Time>,
+    work: Vec<f64>,
+    /// The clients of these calls.
+    clients: Vec<u16>,
+    devices: f64,
+}
+
+impl<'a> Explainer<'a> {
+    /// Prepares the sums over a history.
+    pub fn new(history: &'a History) -> Explainer<'a> {
+        let mut tasks: Vec<&TaskRecord> = history.tasks().filter(|task| task.finished.is_some()).collect();
+        tasks.sort_by_key(|task| task.started);
+        let cold = cold_tasks(history, &tasks);
+        let mut sums = vec![Sums::default()];
+        for (at, task) in tasks.iter().enumerate() {
+            let before = sums[sums.len() - 1];
+            let (took, profiled) = (task.took().0 as f64, task.profiled.0 as f64);
+            let excess = (took - profiled).max(0.0);
+            sums.push(Sums {
+                took: before.took + took,
+                excess: before.excess + excess,
+                cold: before.cold + if cold[at] { excess } else { 0.0 },
+                rerun: before.rerun + if task.rerun { excess } else { 0.0 },
+            });
+        }
+        let each = |call: &CallRecord| {
+            (call.arrived, work(&history.models()[call.model].model, call.rows, call.extent), call.client)
+        };
+        let mut arrivals: Vec<(Time, f64, u16)> = history.calls().map(each).collect();
+        arrivals.sort_by_key(|(at, ..)| *at);
+        let mut total = 0.0;
+        let mut work = vec![0.0];
+        work.extend(arrivals.iter().map(|(_, each, _)| {
+            total += each;
+            total
+        }));
+        let starts = tasks.iter().map(|task| task.started).collect();
+        let clients = arrivals.iter().map(|(.., client)| *client).collect();
+        let arrivals = arrivals.into_iter().map(|(at, ..)| at).collect();
+        let seen = tasks.iter().map(|task| task.device).collect::<std::collections::BTreeSet<DeviceId>>().len();
+        let devices = history.devices().len().max(seen).max(1) as f64;
+        Explainer { history, starts, sums, tasks, arrivals, work, clients, devices }
+    }
+
+    /// Returns all bad calls with their causes, in the order of their arrival; refusals before the
+    /// scheduler come last.
+    pub fn all(&self) -> Vec<Explained> {
+        let calls = self.history.calls().filter_map(|call| self.explain(call));
+        calls.chain(self.refusals()).collect()
+    }
+
+    fn refusals(&self) -> impl Iterator<Item = Explained> {
+        self.history.refusals().map(|refusal| {
+            let (cause, ending, detail) = match refusal.why {
+                RefusedWhy::QueueFull => (Cause::Burst, Ending::Refused, "the queue was full on arrival"),
+                RefusedWhy::Outage => (Cause::Lost, Ending::Outage, "no process of its engine ran"),
+                RefusedWhy::SlowClient => {
+                    (Cause::SlowClient, Ending::Cancelled, "its body had not arrived within --body-timeout-s")
+                }
+            };
+            let (arrived, ended) = (refusal.at, refusal.at);
+            let (model, detail) = (refusal.model, detail.to_owned());
+            Explained { call: None, model, arrived, ended, ending, cause, detail }
+        })
+    }
+
+    /// Returns the cause of a call's bad end; `None` if it lives, was answered in time, or ended by
+    /// the will of its client or operator.
+    pub fn explain(&self, call: &CallRecord) -> Option<Explained> {
+        let (ended, ending) = call.ended?;
+        if matches!(ending, Ending::Ok | Ending::Cancelled | Ending::Unloaded | Ending::ShuttingDown) {
+            return None;
+        }
+        let (cause, detail) = self.by_itself(call, ending).unwrap_or_else(|| self.by_the_server(call, ended));
+        let (model, arrived) = (call.model, call.arrived);
+        Some(Explained { call: Some(call.number), model, arrived, ended, ending, cause, detail })
+    }
+
+    /// Returns the cause that the call itself shows.
+    fn by_itself(&self, call: &CallRecord, ending: Ending) -> Option<(Cause, String)> {
+        let tasks = || call.tasks.iter().filter_map(|&task| self.history.task(task));
+        let lost = tasks().any(|task| task.outcome == Some(Outcome::DeviceLost));
+        match ending {
+            Ending::Share => {
+                let text = match call.client {
+                    0 => "its model asked for more than its share while others waited".to_owned(),
+                    client => format!("client {client} asked for more than its share while others waited"),
+                };
+                return Some((Cause::Share, text));
+            }
+            Ending::Outage => return Some((Cause::Lost, "its device or engine process was lost".to_owned())),
+            Ending::Refused => return Some((Cause::Burst, "the queue was full".to_owned())),
+            Ending::Failed => {
+                let shared = tasks().next_back().filter(|task| task.calls.len() > 1 && !task.rerun);
+                return Some(match shared {
+                    Some(task) if lost => (Cause::Lost, format!("device {} was lost", task.device.0)),
+                    Some(task) => (Cause::Neighbour, format!("its batch of {} calls failed whole", task.calls.len())),
+                    None => (Cause::OwnFailure, "the engine failed on it alone".to_owned()),
+                });
+            }
+            _ => {}
+        }
+        let model = &self.history.models()[call.model].model;
+        let (allowed, lone) = (call.deadline - call.arrived, lone_run(model, call.rows, call.extent));
+        if allowed < lone {
+            let text = format!("it had {}, and alone it needs {}", ms(allowed), ms(lone));
+            return Some((Cause::ShortDeadline, text));
+        }
+        if lost {
+            return Some((Cause::Lost, "its first run was lost with a device".to_owned()));
+        }
+        let rerun = tasks().find(|task| task.rerun)?;
+        let text =
+            format!("its batch of {} calls failed and ran again in parts: {}", rerun.calls.len(), ms(rerun.took()));
+        Some((Cause::Neighbour, text))
+    }
+
+    /// Returns the cause that the state of the server shows.
+    fn by_the_server(&self, call: &CallRecord, ended: Time) -> (Cause, String) {
+        let allowed = call.deadline - call.arrived;
+        let from = call.arrived.min(ended - allowed);
+        // Where all were refused, few batches ran: the last ones show the devices' state.
+        let last = self.place(ended);
+        let judged = match last - self.place(from) < FEW_BATCHES {
+            true => self.starts.get(last.saturating_sub(2 * FEW_BATCHES)).map_or(from, |start| from.min(*start)),
+            false => from,
+        };
+        let sums = self.between(judged, ended);
+        let span = ((ended - from).0 as f64).max(1.0);
+        let beyond = sums.took.max(1.0);
+        if sums.rerun / beyond > SLOW_SHARE && sums.rerun > sums.excess / 2.0 {
+            return (
+                Cause::Neighbour,
+                format!("batches before it failed and ran again: {}", ms(Nanos(sums.rerun as i64))),
+            );
+        }
+        if sums.excess / beyond > SLOW_SHARE {
+            let ratio = sums.took / (sums.took - sums.excess).max(1.0);
+            if sums.cold > sums.excess / 2.0 {
+                return (
+                    Cause::Cold,
+                    format!("batches took {ratio:.1} times their profile, the first ones after a load"),
+                );
+            }
+            let device = self.slowest(from, ended).map_or(0, |device| device.0);
+            return (
+                Cause::SlowDevice,
+                format!("batches took {ratio:.1} times their profile, most on device {device}"),
+            );
+        }
+        let offered = self.offered(from, ended) / (span * self.devices);
+        if offered > 1.0
+            && let Some((client, share)) = self.greedy(from, ended)
+        {
+            return (Cause::Share, format!("client {client} sent {:.0} % of a load beyond the devices", share * 100.0));
+        }
+        if offered > 1.0 {
+            let text =
+                format!("{:.0} % of what the devices can do arrived within {}", offered * 100.0, ms(ended - from));
+            return (Cause::Burst, text);
+        }
+        let started = call.tasks.first().and_then(|&task| self.history.task(task)).map_or(ended, |task| task.started);
+        let waited = (started - call.arrived).0 as f64;
+        let busy = self.busy(call.arrived, started) / (waited.max(1.0) * self.devices);
+        if waited > 0.0 && busy < 1.0 - IDLE_SHARE {
+            // The scheduler wakes itself at the latest start: if it was silent around then, although
+            // a device idled, it did not get to run.
+            let latest = call.deadline - lone_run(&self.history.models()[call.model].model, call.rows, call.extent);
+            if let Some((from, to)) = self.history.pause_at(latest).filter(|(_, to)| *to - latest >= STALL) {
+                let text = format!("its scheduler was silent for {} when its batch had to begin", ms(to - from));
+                return (Cause::Stalled, text);
+            }
+            let text =
+                format!("it waited {} while devices were busy for {:.0} %", ms(started - call.arrived), busy * 100.0);
+            return (Cause::BatchWait, text);
+        }
+        match self.busiest(from, ended) {
+            Some((model, time)) => {
+                let name = &self.history.models()[model].model.name;
+                (Cause::QueueBehind, format!("the devices ran {name} for {} of {}", ms(time), ms(ended - from)))
+            }
+            None => (Cause::QueueBehind, "work before the recording's beginning was in front of it".to_owned()),
+        }
+    }
+
+    /// Sums over the tasks that started in a span.
+    fn between(&self, from: Time, to: Time) -> Sums {
+        let (first, last) = (self.place(from), self.place(to));
+        let (before, after) = (self.sums[first], self.sums[last]);
+        Sums {
+            took: after.took - before.took,
+            excess: after.excess - before.excess,
+            cold: after.cold - before.cold,
+            rerun: after.rerun - before.rerun,
+        }
+    }
+
+    fn place(&self, at: Time) -> usize {
+        self.starts.partition_point(|start| *start < at)
+    }
+
+    /// Device time in nanoseconds within a span of the tasks that overlap it.
+    fn busy(&self, from: Time, to: Time) -> f64 {
+        // A task that began long before has most likely ended.
+        let first = self.place(from).saturating_sub(MOST_RUNNING);
+        let overlap = |task: &&TaskRecord| {
+            let end = task.finished.unwrap_or(to).min(to);
+            (end - task.started.max(from)).0.max(0) as f64
+        };
+        self.tasks[first..self.place(to)].iter().map(overlap).sum()
+    }
+
+    /// Device time in nanoseconds, in full batches, of the calls that arrived in a span.
+    fn offered(&self, from: Time, to: Time) -> f64 {
+        let place = |at: Time| self.arrivals.partition_point(|arrived| *arrived < at);
+        self.work[place(to.next())] - self.work[place(from)]
+    }
+
+    /// The one of several clients that sent most of the work in a span, and its share; `None` if
+    /// the load is spread.
+    fn greedy(&self, from: Time, to: Time) -> Option<(u16, f64)> {
+        let place = |at: Time| self.arrivals.partition_point(|arrived| *arrived < at);
+        let last = place(to.next());
+        let first = place(from).max(last.saturating_sub(MOST_ARRIVALS));
+        let mut each: BTreeMap<u16, f64> = BTreeMap::new();
+        for at in first..last {
+            *each.entry(self.clients[at]).or_default() += self.work[at + 1] - self.work[at];
+        }
+        let all: f64 = each.values().sum();
+        let (client, most) = each.iter().max_by(|a, b| a.1.total_cmp(b.1))?;
+        (each.len() > 1 && *client > 0 && *most > GREEDY_SHARE * all).then(|| (*client, most / all))
+    }
+
+    /// The device whose tasks were longest beyond their profile in a span.
+    fn slowest(&self, from: Time, to: Time) -> Option<DeviceId> {
+        let mut each: BTreeMap<DeviceId, i64> = BTreeMap::new();
+        for task in &self.tasks[self.place(from)..self.place(to)] {
+            *each.entry(task.device).or_default() += (task.took() - task.profiled).0;
+        }
+        each.into_iter().max_by_key(|(_, excess)| *excess).map(|(device, _)| device)
+    }
+
+    /// The model that used most device time in a span, and that time.
+    fn busiest(&self, from: Time, to: Time) -> Option<(usize, Nanos)> {
+        let mut each: BTreeMap<usize, Nanos> = BTreeMap::new();
+        for task in &self.tasks[self.place(from)..self.place(to)] {
+            *each.entry(task.model).or_default() += task.took();
+        }
+        each.into_iter().max_by_key(|(_, took)| *took)
+    }
+}
+
+/// Returns for each task, ordered by start, whether it is a slow one of a cold model.
+fn cold_tasks(history: &History, tasks: &[&TaskRecord]) -> Vec<bool> {
+    let mut cold = vec![false; tasks.len()];
+    for (model, record) in history.models().iter().enumerate() {
+        let Some(loaded) = record.loaded else { continue };
+        let after = tasks.iter().enumerate().filter(|(_, task)| task.model == model && task.started >= loaded);
+        let first: Vec<(usize, &&TaskRecord)> = after.take(2 * COLD_BATCHES).collect();
+        let (early, later) = first.split_at(first.len().min(COLD_BATCHES));
+        let sum = |of: fn(&TaskRecord) -> Nanos| later.iter().map(|(_, task)| of(task).0).sum::<i64>() as f64;
+        let excess = sum(TaskRecord::took) - sum(|task| task.profiled);
+        if excess <= SLOW_SHARE * sum(TaskRecord::took) {
+            early.iter().for_each(|(at, _)| cold[*at] = true);
+        }
+    }
+    cold
+}
+
+/// Number of times that a request runs a block, one after the other; once where that is unknown.
+fn steps(block: &Block, extent: Extent) -> i64 {
+    match block.steps {
+        Steps::UntilEnd | Steps::Nodes => 1,
+        steps => i64::from(extent.steps(steps).max(1)),
+    }
+}
+
+/// Device time in nanoseconds of a request in full batches.
+fn work(model: &Model, rows: u32, extent: Extent) -> f64 {
+    let each = model.blocks.iter().map(|block| {
+        let full = model.max_batch.min(block.max_batch()).max(1);
+        block.cost(full, extent.length).0 as f64 / full as f64 * steps(block, extent) as f64
+    });
+    each.sum::<f64>() * f64::from(rows)
+}
+
+/// Duration of a request on an idle device.
+fn lone_run(model: &Model, rows: u32, extent: Extent) -> Nanos {
+    let rows = (rows as usize).clamp(1, model.max_batch);
+    let each = model.blocks.iter().map(|block| {
+        let rows = if model.walk.is_unfolded() { 1 } else { rows.min(block.max_batch()) };
+        block.cost(rows, extent.length) * steps(block, extent)
+    });
+    each.sum()
+}
+
+fn ms(span: Nanos) -> String {
+    let ms = span.as_millis_f64();
+    let digits = if ms < 1.0 { 2 } else { usize::from(ms < 100.0) };
+    format!("{ms:.digits$} ms")
+}
