@@ -5,7 +5,9 @@
 //! since that would disturb the measured run: the tables are sized at construction.
 
 mod advice;
+pub mod chart;
 mod collector;
+pub mod html;
 mod latencies;
 pub mod plot;
 mod search;

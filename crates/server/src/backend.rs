@@ -3,7 +3,8 @@
 
 use ripieno_base::{DeviceId, ModelId};
 use ripieno_runtime::{
-    DeviceRefused, DeviceSnapshot, DeviceState, Engine, EngineProcesses, Job, ModelSnapshot, Refused, SchedulerSnapshot,
+    DeviceRefused, DeviceSnapshot, DeviceState, Engine, EngineProcesses, FlightRecorder, Job, ModelSnapshot, Refused,
+    SchedulerSnapshot,
 };
 
 /// Withdraws a job; no effect once it has been answered.
@@ -13,6 +14,16 @@ pub type Withdraw = Box<dyn FnOnce() + Send>;
 pub trait Backend: Send + Sync {
     /// Accepts a job, which is then answered exactly once, or refuses it. Must not block.
     fn submit(&self, job: Job) -> Result<Withdraw, Refused>;
+
+    /// Accepts or refuses a job, like [`Backend::submit`]. A flight recorder finds it by its tag.
+    fn submit_tagged(&self, job: Job, _tag: u64) -> Result<Withdraw, Refused> {
+        self.submit(job)
+    }
+
+    /// Returns the flight recorder, if one is kept.
+    fn flight(&self) -> Option<FlightRecorder> {
+        None
+    }
 
     /// Returns the metrics of a model; `None` if it is not loaded.
     fn model(&self, id: ModelId) -> Option<ModelSnapshot>;
@@ -54,8 +65,16 @@ pub enum DeviceChange {
 
 impl Backend for Engine {
     fn submit(&self, job: Job) -> Result<Withdraw, Refused> {
-        let ticket = Engine::submit(self, job)?;
+        Backend::submit_tagged(self, job, 0)
+    }
+
+    fn submit_tagged(&self, job: Job, tag: u64) -> Result<Withdraw, Refused> {
+        let ticket = Engine::submit_tagged(self, job, tag)?;
         Ok(Box::new(move || ticket.cancel()))
+    }
+
+    fn flight(&self) -> Option<FlightRecorder> {
+        Engine::flight(self)
     }
 
     fn model(&self, id: ModelId) -> Option<ModelSnapshot> {

@@ -25,6 +25,16 @@ pub struct AccessLogConfig {
     pub one_in: u32,
 }
 
+/// Recordings that the server writes by itself.
+#[derive(Clone, Debug)]
+pub struct AutoDump {
+    /// The folder for the files.
+    pub folder: PathBuf,
+    /// Share of the requests of the last ten seconds that are answered by their deadline; below it
+    /// a recording is written.
+    pub below: f64,
+}
+
 /// Settings of the server; the defaults are safe on an untrusted network.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
@@ -91,6 +101,10 @@ pub struct ServerConfig {
     pub last_bodies: Duration,
     /// Timeout of requests in flight when the shutdown begins.
     pub drain_timeout: Duration,
+    /// Recordings that are written when too few requests are in time. `None` writes none.
+    pub auto_dump: Option<AutoDump>,
+    /// Whether the metrics port has the page at /ui.
+    pub ui: bool,
     /// Access control and encryption.
     pub access: AccessConfig,
     /// Log of calls; `None` for none.
@@ -127,6 +141,8 @@ impl Default for ServerConfig {
             last_calls: Duration::from_millis(250),
             last_bodies: Duration::from_secs(2),
             drain_timeout: Duration::from_secs(30),
+            auto_dump: None,
+            ui: true,
             access: AccessConfig::default(),
             access_log: None,
         }

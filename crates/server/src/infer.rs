@@ -15,6 +15,7 @@ use ripieno_executor::Tensor;
 use ripieno_repository::registry::ServedEntry;
 use ripieno_runtime::{Job, JobOutput, JobResult, OnStep, Refused};
 use ripieno_wire::{InferRequest, InferResponse, ResponseTensor};
+use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -194,9 +195,21 @@ pub(crate) async fn accept(
     let on_answer = Box::new(move |answer| drop(send.send(answer)));
     let client = caller.client;
     let job = Job { model, inputs, rows, timeout, stage: None, client, priority, on_step, on_answer };
-    let withdraw = state.backend.submit(job).map_err(|refused| Problem::of_refusal(refused, &entry.name))?;
+    let withdraw =
+        state.backend.submit_tagged(job, tag_of(&id)).map_err(|refused| Problem::of_refusal(refused, &entry.name))?;
     let awaited = Awaited::Model(answer, Some(withdraw));
     Ok(Accepted { entry, outputs, slices, id, decoding, rows, room, timeout, turn, awaited })
+}
+
+/// Returns the number under which the flight recorder finds requests with this id of a client: a
+/// hash, since ids may be long and may name people. 0 for an empty id.
+pub(crate) fn tag_of(id: &str) -> u64 {
+    if id.is_empty() {
+        return 0;
+    }
+    let mut hasher = DefaultHasher::new();
+    hasher.write(id.as_bytes());
+    hasher.finish().max(1)
 }
 
 impl Accepted {

@@ -29,6 +29,7 @@ mod metrics;
 mod not_offered;
 mod overrides;
 mod problem;
+mod recording;
 mod regions;
 mod scaler;
 mod sequences;
@@ -40,8 +41,9 @@ mod stream;
 mod texts;
 mod threads;
 mod trace;
+mod ui;
 
 pub use access::{AccessConfig, AccessError, Admin, SharedMemory, TlsFiles, TokenSource};
 pub use backend::{Backend, DeviceChange, Withdraw};
-pub use config::{AccessLogConfig, ErrorProfile, ServerConfig};
+pub use config::{AccessLogConfig, AutoDump, ErrorProfile, ServerConfig};
 pub use serve::{Addresses, BindError, Server};

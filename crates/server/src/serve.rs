@@ -14,7 +14,7 @@ use crate::limits::socket::Socket;
 use crate::signals::SAMPLE_EVERY;
 use crate::state::ServerState;
 use crate::threads::ConnectionThreads;
-use crate::{credentials_reload, grpc, http, metrics, scaler};
+use crate::{credentials_reload, grpc, http, metrics, recording, scaler, ui};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::{Body, Incoming};
@@ -372,7 +372,11 @@ async fn keep_sampling(state: Arc<ServerState>) {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            _ = ticks.tick() => sample(&state),
+            _ = ticks.tick() => {
+                sample(&state);
+                recording::watch(&state);
+                ui::sample(&state);
+            }
             () = state.until_draining() => return,
         }
     }
@@ -422,6 +426,9 @@ async fn metrics_port(
     if request.uri().path().starts_with(scaler::PATH) {
         return Ok(scaler::answer(state, routes, request).await);
     }
+    if ui::has(request.uri().path()) {
+        return Ok(ui::answer(state, request).await);
+    }
     Ok(answer_metrics(state, request).await?.map(tonic::body::Body::new))
 }
 
@@ -441,7 +448,7 @@ async fn answer_metrics(
         "/v2/health/ready" => (hyper::StatusCode::SERVICE_UNAVAILABLE, "not ready\n".to_owned()),
         other => (
             hyper::StatusCode::NOT_FOUND,
-            format!("'{other}' is not here; see /metrics, /v2/health/live and /v2/health/ready\n"),
+            format!("'{other}' is not here; see /ui, /metrics, /v2/health/live and /v2/health/ready\n"),
         ),
     };
     let mut answer = Response::new(Full::new(Bytes::from(body)));

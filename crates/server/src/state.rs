@@ -9,9 +9,11 @@ use crate::limits::connection::ClientConnection;
 use crate::limits::loads::{RepositoryChange, RepositoryChanges};
 use crate::limits::peer_budgets::PeerBudgets;
 use crate::problem::{Problem, ProblemKind};
+use crate::recording::permits::Dumps;
 use crate::regions::Regions;
 use crate::sequences::SequenceTable;
 use crate::signals::LiveSignals;
+use crate::ui::shared::Ui;
 use ripieno_repository::ensemble::EnsembleStep;
 use ripieno_repository::registry::{IndexRow, LookupError, ModelRegistry, Repository, ServedEntry, UNLOADED};
 use ripieno_runtime::{Ending, ModelSnapshot};
@@ -45,6 +47,8 @@ pub(crate) struct ServerState {
     pub(crate) loads: RepositoryChanges,
     pub(crate) regions: Regions,
     pub(crate) sequences: Arc<SequenceTable>,
+    pub(crate) dumps: Dumps,
+    pub(crate) ui: Ui,
     phase: watch::Sender<Phase>,
     /// Permits for CPU-bound work: decompression, and decoding of large inputs.
     workers: Arc<Semaphore>,
@@ -79,6 +83,8 @@ impl ServerState {
             loads,
             regions,
             sequences,
+            dumps: Dumps::default(),
+            ui: Ui::default(),
             phase,
             workers,
         })

@@ -20,3 +20,29 @@ fn the_page_has_every_metric_of_the_server() {
     assert!(written.len() > 50, "{written:?}");
     assert_eq!(told, written);
 }
+
+/// Rules and dashboards that name metrics.
+const DEPLOYED: [(&str, &str); 3] = [
+    ("grafana", include_str!("../../../deploy/grafana/ripieno.json")),
+    ("prometheus", include_str!("../../../deploy/prometheus/rules.yaml")),
+    ("kubernetes", include_str!("../../../deploy/kubernetes/components/monitoring/rules.yaml")),
+];
+
+#[test]
+fn dashboards_and_alerts_name_metrics_that_there_are() {
+    let written: BTreeSet<&str> = SOURCES.iter().flat_map(|source| names(source, '"')).collect();
+    let is_part = |c: char| c.is_ascii_lowercase() || c == '_';
+    for (file, text) in DEPLOYED {
+        let words = text.split(|c: char| !is_part(c)).filter(|word| word.starts_with("ripieno_"));
+        // A label of the cluster's pods, and no metric.
+        let named: BTreeSet<&str> = words.filter(|word| *word != "ripieno_dev_role").collect();
+        assert!(named.len() > 5, "{file}: {named:?}");
+        for name in named {
+            let family = ["_bucket", "_sum", "_count"].iter().find_map(|part| name.strip_suffix(part));
+            let known = written.contains(name) || family.is_some_and(|family| written.contains(family));
+            assert!(known, "{file} names {name}, which the server does not write");
+        }
+    }
+    let dashboard: serde_json::Value = serde_json::from_str(DEPLOYED[0].1).unwrap();
+    assert!(dashboard["panels"].as_array().unwrap().len() > 10);
+}

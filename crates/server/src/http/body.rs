@@ -15,11 +15,30 @@ use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use hyper::header::CONTENT_ENCODING;
 use hyper::{HeaderMap, Request};
+use ripieno_base::ModelId;
+use ripieno_runtime::RefusedWhy;
 use std::io::Read;
 use std::sync::Arc;
 
 /// Number of bytes decompressed at a time.
 const PIECE_BYTES: usize = 64 << 10;
+
+/// Reads the body of a request and marks it as read on its connection.
+///
+/// The flight recorder learns of a body for `model` that did not arrive in time.
+pub(super) async fn read_for(
+    state: &ServerState,
+    model: Option<ModelId>,
+    request: &mut Request<Incoming>,
+) -> Result<Bytes, Problem> {
+    let read = read(state, request).await;
+    if let (Err(Problem { kind: ProblemKind::TooSlow, .. }), Some(model)) = (&read, model)
+        && let Some(flight) = state.backend.flight()
+    {
+        flight.refused(model, RefusedWhy::SlowClient);
+    }
+    read
+}
 
 /// Reads the body of a request and marks it as read on its connection.
 pub(super) async fn read(state: &ServerState, request: &mut Request<Incoming>) -> Result<Bytes, Problem> {

@@ -27,8 +27,8 @@ pub(super) async fn infer(
     let (json_length, slo) = (json_length(request.headers())?, slo::from_headers(request.headers())?);
     // The lookup precedes reading the body, so that a call for an unknown model fails without the
     // transfer.
-    state.registry.get(&target.name, &target.version)?;
-    let bytes = body::read(state, request).await?;
+    let model = state.registry.get(&target.name, &target.version)?.id;
+    let bytes = body::read_for(state, model, request).await?;
     let received = Instant::now();
     let connection = send::connection_of(request);
     let budget = state.budget_of(connection.as_ref());

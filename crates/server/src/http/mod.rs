@@ -17,9 +17,9 @@ mod text;
 use crate::compression::Encoding;
 use crate::problem::{Problem, ProblemKind};
 use crate::state::ServerState;
-use crate::{compression, describe, not_offered, trace};
+use crate::{compression, describe, not_offered, recording, trace};
 use bytes::Bytes;
-use http_body_util::{BodyExt, Collected, Either, Full};
+use http_body_util::{BodyExt, Collected, Either, Full, StreamBody};
 use hyper::body::Incoming;
 use hyper::header::{
     ALLOW, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue, RETRY_AFTER, VARY, WWW_AUTHENTICATE,
@@ -30,6 +30,8 @@ use ripieno_wire::json::{ErrorBody, LiveBody, ReadyBody};
 use serde::Serialize;
 use std::convert::Infallible;
 use std::sync::Arc;
+use tokio::sync::mpsc::Receiver;
+use tokio_stream::wrappers::ReceiverStream;
 use tracing::Instrument;
 
 type HttpAnswer = Response<Either<Full<Bytes>, generate::ServerSentEvents>>;
@@ -110,6 +112,7 @@ async fn dispatch(state: &Arc<ServerState>, request: &mut Request<Incoming>) -> 
         RestCall::Unload(name) => models::unload(state, name, request).await,
         RestCall::Devices => Ok(devices::list(state)),
         RestCall::ChangeDevices(change) => devices::change(state, change).await,
+        RestCall::DumpRecording => recording::stream(state).map(dumped),
         RestCall::Regions(call) => regions::system(state, call, request).await,
         RestCall::CudaRegions(call) => regions::cuda(call),
         RestCall::TextModels => Ok(text::models(state)),
@@ -143,6 +146,13 @@ async fn compressed(state: &ServerState, request: &Request<Incoming>, answer: Ht
         head.headers.insert(VARY, HeaderValue::from_static("accept-encoding"));
     }
     Response::from_parts(head, Either::Left(Full::new(smaller.unwrap_or(plain))))
+}
+
+/// Returns the answer with the pieces of a recording.
+fn dumped(pieces: Receiver<recording::BodyPiece>) -> HttpAnswer {
+    let mut answer = Response::new(Either::Right(StreamBody::new(ReceiverStream::new(pieces))));
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/jsonl"));
+    answer
 }
 
 fn ok_if(ready: bool) -> StatusCode {

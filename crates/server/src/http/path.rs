@@ -34,6 +34,7 @@ pub(super) enum RestCall {
     Unload(String),
     Devices,
     ChangeDevices(DeviceChange),
+    DumpRecording,
     Regions(RegionsCall),
     /// The same calls for CUDA regions.
     CudaRegions(RegionsCall),
@@ -61,6 +62,7 @@ impl RestCall {
             RestCall::Infer(_) | RestCall::Generate(_) | RestCall::GenerateStream(_) => Method::POST,
             RestCall::Embeddings | RestCall::Classify | RestCall::Rerank => Method::POST,
             RestCall::Index | RestCall::Load(_) | RestCall::Unload(_) | RestCall::ChangeDevices(_) => Method::POST,
+            RestCall::DumpRecording => Method::POST,
             RestCall::Regions(call) | RestCall::CudaRegions(call) if !matches!(call, RegionsCall::Status(_)) => {
                 Method::POST
             }
@@ -84,6 +86,7 @@ impl RestCall {
             RestCall::TraceSettings | RestCall::LogSettings => Permission::Describe,
             RestCall::Infer(_) | RestCall::Generate(_) | RestCall::GenerateStream(_) => Permission::Infer,
             RestCall::Load(_) | RestCall::Unload(_) | RestCall::ChangeDevices(_) => Permission::Admin,
+            RestCall::DumpRecording => Permission::Admin,
             RestCall::Regions(_) | RestCall::CudaRegions(_) => Permission::Regions,
         }
     }
@@ -113,6 +116,7 @@ pub(super) fn parse(path: &str) -> Option<RestCall> {
         ["v2", "devices", "add"] => Some(RestCall::ChangeDevices(DeviceChange::Add)),
         ["v2", "devices", id, "remove"] => device(id).map(|id| RestCall::ChangeDevices(DeviceChange::Remove(id))),
         ["v2", "devices", id, "lose"] => device(id).map(|id| RestCall::ChangeDevices(DeviceChange::Lose(id))),
+        ["v2", "recording", "dump"] => Some(RestCall::DumpRecording),
         ["v2", "systemsharedmemory", rest @ ..] => regions(rest).map(RestCall::Regions),
         ["v2", "cudasharedmemory", rest @ ..] => regions(rest).map(RestCall::CudaRegions),
         ["v1", "models"] => Some(RestCall::TextModels),
@@ -218,6 +222,7 @@ mod tests {
             ("/v2/devices/add", Some(RestCall::ChangeDevices(DeviceChange::Add))),
             ("/v2/devices/3/remove", Some(RestCall::ChangeDevices(DeviceChange::Remove(DeviceId(3))))),
             ("/v2/devices/0/lose", Some(RestCall::ChangeDevices(DeviceChange::Lose(DeviceId(0))))),
+            ("/v2/recording/dump", Some(RestCall::DumpRecording)),
             ("/v2/devices/65536/lose", None),
             ("/v2/devices/x/remove", None),
             ("/v2/models/m/trace/setting", Some(RestCall::TraceSettings)),

@@ -10,7 +10,7 @@ use ripieno_executor::{BlockSource, EmulatedEngine, EmulatedOptions, Executor, M
 use ripieno_model::{DataType, Model, Profile, TensorSpec};
 use ripieno_repository::registry::{ModelRegistry, ModelState, ServedEntry};
 use ripieno_repository::slo::{Slo, SloOrigin};
-use ripieno_runtime::{Engine, EngineConfig, ServedModel};
+use ripieno_runtime::{Engine, EngineConfig, FlightConfig, RingBounds, ServedModel};
 use ripieno_sched::{Limits, Setup, build};
 use ripieno_server::{AccessConfig, ServerConfig, SharedMemory};
 use serde_json::{Value, json};
@@ -69,10 +69,13 @@ async fn start() -> Running {
     start_with(config()).await
 }
 
-async fn start_with(config: ServerConfig) -> Running {
+pub(crate) async fn start_with(config: ServerConfig) -> Running {
     let scheduler = build("eager", &setup(), &Default::default()).unwrap();
     let executor = Arc::new(EmulatedEngine::new(EmulatedOptions::default()));
-    let engine = Engine::start(EngineConfig::new(scheduler, setup(), vec![executor.clone()])).unwrap();
+    let mut runtime = EngineConfig::new(scheduler, setup(), vec![executor.clone()]);
+    let bounds = RingBounds::default();
+    runtime.flight = Some(FlightConfig { policy: "eager".to_owned(), options: json!({}), bounds });
+    let engine = Engine::start(runtime).unwrap();
     let registry = Arc::new(ModelRegistry::new());
     load(&engine, &executor, &registry, "quick", 0.1, 64);
     load(&engine, &executor, &registry, "slow", 30_000.0, 1);
@@ -81,7 +84,7 @@ async fn start_with(config: ServerConfig) -> Running {
     run(config, Arc::new(engine), registry.clone(), Arc::new(Shelf(registry))).await
 }
 
-fn body(rows: usize, timeout_us: u64) -> Value {
+pub(crate) fn body(rows: usize, timeout_us: u64) -> Value {
     let data: Vec<usize> = (0..rows * 2).collect();
     json!({"parameters": {"timeout": timeout_us},
         "inputs": [{"name": "x", "shape": [rows, 2], "datatype": "FP32", "data": data}]})
@@ -266,4 +269,41 @@ async fn a_deadline_is_answered_while_the_device_is_busy_and_a_full_queue_refuse
     assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS, "{:?}", refused.body);
     assert!(refused.headers.contains_key("retry-after"));
     waiting.abort();
+}
+
+#[tokio::test]
+async fn the_last_minutes_are_dumped_as_a_recording() {
+    let server = start().await;
+    for rows in [1, 3, 9] {
+        assert_eq!(server.infer("quick", &body(rows, 0)).await.status, StatusCode::OK);
+    }
+    let reply = server.post("/v2/recording/dump", &[], Bytes::new()).await;
+    assert_eq!((reply.status, &reply.headers["content-type"]), (StatusCode::OK, &"application/jsonl".parse().unwrap()));
+    let text = String::from_utf8(reply.body.to_vec()).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((&lines[0]["policy"], &lines[0]["begins"]), (&json!("eager"), &Value::Null));
+    assert_eq!(lines.last().unwrap(), &json!({"end": {"truncated": false}}));
+    let calls = lines.iter().filter(|line| !line["aside"][2]["call"].is_null()).count();
+    let requests = lines.iter().filter(|line| !line["at"][1]["Request"].is_null()).count();
+    assert_eq!((calls, requests), (3, 5), "nine rows are three requests of at most four");
+    let none = crate::support::start().await;
+    let reply = none.post("/v2/recording/dump", &[], Bytes::new()).await;
+    assert_eq!(reply.status, StatusCode::NOT_IMPLEMENTED);
+    assert!(reply.error().contains("--flight-mib"), "{}", reply.error());
+}
+
+#[tokio::test]
+async fn a_recording_is_written_when_too_few_requests_are_in_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let auto = ripieno_server::AutoDump { folder: folder.path().join("late"), below: 0.9 };
+    let server = start_with(ServerConfig { auto_dump: Some(auto.clone()), ..config() }).await;
+    let files = || std::fs::read_dir(&auto.folder).map_or(0, Iterator::count);
+    // Each is refused at its deadline of a microsecond, and two samples a second apart see it.
+    for _ in 0..200_000 {
+        assert_ne!(server.infer("quick", &body(4, 1)).await.status, StatusCode::OK);
+        if files() > 0 {
+            break;
+        }
+    }
+    assert_eq!(files(), 1);
 }

@@ -22,5 +22,6 @@ mod support;
 mod texts;
 mod tls;
 mod triton;
+mod ui;
 mod unbatched;
 mod whole_requests;

@@ -1,0 +1,88 @@
+//! Numbers as the page writes them.
+
+use ripieno_base::{Nanos, Time};
+use ripieno_runtime::Ending;
+
+/// Milliseconds with three digits.
+pub(super) fn ms(value: f64) -> String {
+    let size = value.abs();
+    let digits = if size < 1.0 { 2 } else { usize::from(size < 100.0) };
+    format!("{value:.digits$} ms")
+}
+
+pub(super) fn span(span: Nanos) -> String {
+    ms(span.as_millis_f64())
+}
+
+/// Age of an instant in seconds.
+pub(super) fn ago(now: Time, at: Time) -> String {
+    format!("{:.1} s ago", (now - at).as_secs_f64().max(0.0))
+}
+
+/// A share in percent; one that is not whole is never written as 100.
+pub(super) fn percent(share: f64) -> String {
+    let percent = share * 100.0;
+    match percent {
+        _ if percent >= 100.0 => "100 %".to_owned(),
+        _ if percent > 99.9 => "> 99.9 %".to_owned(),
+        _ if !(10.0..=99.0).contains(&percent) => format!("{percent:.1} %"),
+        _ => format!("{percent:.0} %"),
+    }
+}
+
+/// A rate a second.
+pub(super) fn rate(value: f64) -> String {
+    let digits = usize::from(value < 100.0);
+    format!("{}/s", grouped(value, digits))
+}
+
+/// A whole number with groups of three digits.
+pub(super) fn count(value: u64) -> String {
+    grouped(value as f64, 0)
+}
+
+fn grouped(value: f64, digits: usize) -> String {
+    let plain = format!("{value:.digits$}");
+    let (whole, rest) = plain.split_at(plain.find('.').unwrap_or(plain.len()));
+    let mut grouped = String::with_capacity(plain.len() + 4);
+    for (at, digit) in whole.chars().enumerate() {
+        if at > 0 && (whole.len() - at).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped + rest
+}
+
+/// Returns the outcome in words.
+pub(super) fn ending(ending: Ending) -> &'static str {
+    match ending {
+        Ending::Ok => "in time",
+        Ending::Late => "late",
+        Ending::Expired => "expired",
+        Ending::Hopeless => "refused: hopeless",
+        Ending::Share => "refused: share",
+        Ending::Refused => "refused: queue full",
+        Ending::Cancelled => "cancelled",
+        Ending::Failed => "failed",
+        Ending::Outage => "outage",
+        Ending::Unloaded => "unloaded",
+        Ending::ShuttingDown => "shutting down",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_short_and_never_rounded_to_whole() {
+        assert_eq!((ms(0.123), ms(12.34), ms(1234.5)), ("0.12 ms".into(), "12.3 ms".into(), "1234 ms".into()));
+        assert_eq!((percent(1.0), percent(0.9999), percent(0.42)), ("100 %".into(), "> 99.9 %".into(), "42 %".into()));
+        assert_eq!(
+            (rate(1234.6), rate(7.25), count(1_234_567)),
+            ("1,235/s".into(), "7.2/s".into(), "1,234,567".into())
+        );
+        assert_eq!(count(999), "999");
+    }
+}

@@ -1,0 +1,188 @@
+//! The view *Now*: is it healthy, and if not, what is wrong and what to change.
+
+use super::causes::{self, CauseCount};
+use super::format::{self, count, percent, rate};
+use super::parts::nothing;
+use super::samples::{ModelView, TRACE_S, WINDOW_S};
+use super::view::View;
+use crate::state::ServerState;
+use maud::{Markup, PreEscaped, html};
+use ripieno_base::Nanos;
+use ripieno_report::chart::sparkline;
+use ripieno_runtime::history::History;
+use ripieno_runtime::{DeviceState, Ending};
+use std::collections::BTreeMap;
+
+/// Share of requests in time from which on a model counts as healthy.
+const HEALTHY: f64 = 0.99;
+
+pub(super) fn render(state: &ServerState) -> Markup {
+    let (mut models, devices) = {
+        let samples = state.ui.samples.lock();
+        (samples.models(), samples.devices())
+    };
+    let seen = state.ui.watch.view(state.backend.flight(), |history| (causes::totals(history), latencies(history)));
+    let (causes, latencies) = seen.unwrap_or_default();
+    for model in &mut models {
+        // The flight recorder has each latency, where /metrics has those of buckets.
+        if let Some((p50, p99)) = latencies.get(&model.entry.name) {
+            (model.p50_ms, model.p99_ms) = (Some(*p50), Some(*p99));
+        }
+    }
+    html! {
+        (health(state, &models, &causes))
+        h1 { "Now" span.aside { "the last ten seconds" } }
+        @if models.is_empty() {
+            (nothing("No model serves yet."))
+        } @else {
+            div.scroll tabindex="0" role="region" aria-label="Models" {
+                table.models {
+                    thead { tr {
+                        th scope="col" { "Model" }
+                        th.number scope="col" { "Requests" }
+                        th.number scope="col" { "In time" }
+                        th.number scope="col" { "p50" }
+                        th.number scope="col" { "p99" }
+                        th.number scope="col" { "SLO" }
+                        th.number scope="col" { "Mean batch" }
+                        th scope="col" { "Not in time" }
+                        th scope="col" { "Ten minutes" }
+                    } }
+                    tbody { @for model in &models { (row(model)) } }
+                }
+            }
+        }
+        (why(&causes))
+        h2 { "Devices" }
+        @if devices.is_empty() {
+            (nothing("No device is there."))
+        } @else {
+            ul.devices {
+                @for view in &devices {
+                    @let busy = (view.busy * 100.0).round();
+                    li {
+                        span.name { "Device " (view.device.id) }
+                        span.state.bad[view.device.state != DeviceState::Serving] { (view.device.state.name()) }
+                        meter min="0" max="100" value=(busy) aria-label={ "Busy share of device " (view.device.id) } { (busy) " %" }
+                        span.value { (percent(view.busy)) " busy" }
+                        span.note { (rate(view.batches)) " batches" }
+                        @if view.device.percent != 100 && view.device.percent != 0 {
+                            span.note.bad { (view.device.percent) " % of the profiled latency" }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Median and 99th percentile of the latencies in milliseconds of the window's answers, by model.
+pub(super) fn latencies(history: &History) -> BTreeMap<String, (f64, f64)> {
+    let since = history.now() - Nanos::from_millis(1_000) * WINDOW_S as i64;
+    let mut each: BTreeMap<usize, Vec<Nanos>> = BTreeMap::new();
+    for call in history.calls() {
+        if let Some((ended, Ending::Ok | Ending::Late)) = call.ended
+            && ended >= since
+        {
+            each.entry(call.model).or_default().push(ended - call.arrived);
+        }
+    }
+    let quantiles = |(model, mut all): (usize, Vec<Nanos>)| {
+        all.sort_unstable();
+        let at = |share: f64| all[((all.len() as f64 * share) as usize).min(all.len() - 1)].as_millis_f64();
+        (history.models()[model].model.name.clone(), (at(0.5), at(0.99)))
+    };
+    each.into_iter().map(quantiles).collect()
+}
+
+fn row(model: &ModelView) -> Markup {
+    let entry = &model.entry;
+    let healthy = model.share.is_none_or(|share| share >= HEALTHY);
+    let slo_ms = entry.slo.span.as_millis_f64();
+    let over = model.p99_ms.is_some_and(|p99| p99 > slo_ms);
+    let number = |value: Option<f64>| value.map_or("–".to_owned(), format::ms);
+    let (all, bad): (Vec<f64>, Vec<f64>) = model.trace.iter().copied().unzip();
+    let (total, worse): (f64, f64) = (all.iter().sum(), bad.iter().sum());
+    html! {
+        tr {
+            th scope="row" {
+                a href=(View::Model(entry.name.clone(), entry.version.clone()).path()) { (entry.name) }
+                span.note { " v" (entry.version) }
+            }
+            td.number { (rate(model.rate)) }
+            td.number.bad[!healthy] { (model.share.map_or("–".to_owned(), percent)) }
+            td.number { (number(model.p50_ms)) }
+            td.number.bad[over] { (number(model.p99_ms)) }
+            td.number { (format::ms(slo_ms)) }
+            td.number { (model.mean_batch.map_or("–".to_owned(), |rows| format!("{rows:.1}"))) }
+            td {
+                @for (ending, number) in &model.bad { span.tag.bad { (format::ending(*ending)) " " (count(*number)) } " " }
+                @if model.bad.is_empty() { span.note { "none" } }
+            }
+            td.spark {
+                span.svg role="img" aria-label=(format!(
+                    "{} requests in {} seconds, {} of them not in time", count(total as u64), model.trace.len().min(TRACE_S), count(worse as u64)
+                )) { (PreEscaped(sparkline(&pad(all), &pad(bad), (160, 28)))) }
+            }
+        }
+    }
+}
+
+/// Puts zeros before a trace, so that time runs equally in all of them.
+fn pad(trace: Vec<f64>) -> Vec<f64> {
+    let mut padded = vec![0.0; TRACE_S.saturating_sub(trace.len())];
+    padded.extend(trace);
+    // A point for every four seconds is as much as its width shows.
+    padded.chunks(4).map(|four| four.iter().copied().fold(0.0, f64::max)).collect()
+}
+
+/// One line: healthy, or what is wrong.
+fn health(state: &ServerState, models: &[ModelView], causes: &[CauseCount]) -> Markup {
+    let (healthy, text) = verdict(state, models, causes);
+    html! {
+        p #health.health.bad[!healthy] role="status" {
+            span.dot aria-hidden="true" {}
+            strong { (if healthy { "Healthy" } else { "Not healthy" }) }
+            span { (text) }
+        }
+    }
+}
+
+fn verdict(state: &ServerState, models: &[ModelView], causes: &[CauseCount]) -> (bool, String) {
+    if !state.is_ready() {
+        return (false, "The server is not ready: a model loads or cannot be served, or no device serves.".to_owned());
+    }
+    if let Some(lost) = state.backend.devices().iter().find(|device| device.state == DeviceState::Lost) {
+        return (false, format!("Device {} is lost.", lost.id));
+    }
+    let worst = models.iter().filter_map(|model| Some((model, model.share.filter(|share| *share < HEALTHY)?)));
+    let Some((model, share)) = worst.min_by(|a, b| a.1.total_cmp(&b.1)) else {
+        let rate: f64 = models.iter().map(|model| model.rate).sum();
+        return match rate > 0.0 {
+            true => {
+                (true, format!("{} requests, at least {} of each model in time.", format::rate(rate), percent(HEALTHY)))
+            }
+            false => (true, "No request in the last ten seconds.".to_owned()),
+        };
+    };
+    let name = &model.entry.name;
+    let cause = causes.iter().find(|cause| cause.model == *name);
+    let why =
+        cause.map_or(String::new(), |top| format!(" Most often: {}. {}.", top.cause.name(), upper(top.cause.change())));
+    (false, format!("{} of {name}'s requests are in time.{why}", percent(share)))
+}
+
+fn upper(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
+}
+
+/// The causes of what was not in time.
+fn why(causes: &[CauseCount]) -> Markup {
+    html! {
+        @if !causes.is_empty() {
+            h2 { "Why" span.aside { "the last twenty seconds" } }
+            (causes::table(causes))
+        }
+    }
+}

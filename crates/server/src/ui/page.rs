@@ -1,0 +1,55 @@
+//! The frame around every view.
+
+use super::render::live;
+use super::view::View;
+use crate::state::ServerState;
+use maud::{DOCTYPE, Markup, html};
+
+/// Renders a whole page.
+pub(super) fn whole(state: &ServerState, view: &View) -> Markup {
+    let places = [
+        ("Now", View::Now, matches!(view, View::Now | View::Model(..))),
+        (
+            "Devices",
+            View::parse("/devices", "").unwrap_or(View::Now),
+            matches!(view, View::Devices(_) | View::Task(..)),
+        ),
+        ("Requests", View::Requests, matches!(view, View::Requests | View::Request(_) | View::Search(_))),
+    ];
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                title { (view.title()) " · Ripieno" }
+                link rel="icon" href="data:,";
+                link rel="stylesheet" href="/ui/style.css";
+                script src="/ui/script.js" defer {}
+            }
+            body {
+                a.skip href="#main" { "Skip to the content" }
+                header {
+                    span.brand { "ripieno" }
+                    nav aria-label="Views" {
+                        @for (name, place, here) in &places {
+                            a href=(place.path()) aria-current=[here.then_some("page")] { (name) }
+                        }
+                    }
+                    @if view.live_path().is_some() {
+                        button #pause type="button" hidden aria-pressed="false" title="Key: p" { "Pause" }
+                    }
+                }
+                main #main tabindex="-1" {
+                    div #live data-live=[view.live_path()] { (live(view, state)) }
+                    section #detail aria-live="polite" {}
+                }
+                footer {
+                    "Ripieno " (env!("CARGO_PKG_VERSION")) " · " (state.config.server_name)
+                    " · the counters of /metrics, and the last minutes of the flight recorder"
+                }
+            }
+        }
+    }
+}

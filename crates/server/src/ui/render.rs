@@ -1,0 +1,21 @@
+//! From a view to its changing part.
+
+use super::request::Wanted;
+use super::view::View;
+use super::{devices, model, now, request};
+use crate::infer::tag_of;
+use crate::state::ServerState;
+use maud::Markup;
+
+/// Renders the changing part of a view.
+pub(super) fn live(view: &View, state: &ServerState) -> Markup {
+    match view {
+        View::Now => now::render(state),
+        View::Devices(span) => devices::render(state, *span),
+        View::Task(at, device) => devices::render_task(state, *at, *device),
+        View::Model(name, version) => model::render(state, name, version),
+        View::Requests => request::render_late(state),
+        View::Request(at) => request::render(state, &Wanted::At(*at)),
+        View::Search(id) => request::render(state, &Wanted::Tagged(id.clone(), tag_of(id))),
+    }
+}

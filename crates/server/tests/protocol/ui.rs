@@ -1,0 +1,139 @@
+//! The page at /ui on the metrics port.
+
+use crate::live::{body, start_with};
+use crate::support::{Reply, Running, config, send};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::{Request, StatusCode};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use ripieno_server::ServerConfig;
+use serde_json::json;
+
+async fn page(server: &Running, path: &str) -> Reply {
+    let url = format!("http://{}{path}", server.addresses.metrics.unwrap());
+    send(Request::get(url).body(Full::<Bytes>::default()).unwrap()).await
+}
+
+async fn text(server: &Running, path: &str) -> String {
+    let reply = page(server, path).await;
+    assert_eq!(reply.status, StatusCode::OK, "{path}");
+    String::from_utf8(reply.body.to_vec()).unwrap()
+}
+
+#[tokio::test]
+async fn every_view_is_whole_html_that_loads_nothing_from_elsewhere() {
+    let server = start_with(config()).await;
+    for rows in [1, 3, 9] {
+        assert_eq!(server.infer("quick", &body(rows, 0)).await.status, StatusCode::OK);
+    }
+    for path in ["/ui", "/ui/devices?span=0.5", "/ui/model?name=quick", "/ui/requests", "/ui/requests?id=none"] {
+        let reply = page(&server, path).await;
+        // The name of SVG is no address to load from.
+        let html = String::from_utf8(reply.body.to_vec()).unwrap().replace("http://www.w3.org/2000/svg", "");
+        assert!(html.starts_with("<!DOCTYPE html>") && html.ends_with("</html>"), "{path}");
+        assert!(!html.contains("http://") && !html.contains("https://"), "{path}: {html}");
+        let policy = reply.headers["content-security-policy"].to_str().unwrap();
+        assert!(policy.starts_with("default-src 'none'"), "{policy}");
+    }
+    for (path, kind) in [("/ui/style.css", "text/css"), ("/ui/script.js", "text/javascript")] {
+        let reply = page(&server, path).await;
+        assert!(reply.headers["content-type"].to_str().unwrap().starts_with(kind));
+    }
+    assert_eq!(page(&server, "/ui/other").await.status, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn a_request_is_found_by_its_id_and_its_batch_shows_it() {
+    let server = start_with(config()).await;
+    let mut request = body(2, 0);
+    request["id"] = json!("order <17>");
+    assert_eq!(server.infer("quick", &request).await.status, StatusCode::OK);
+    assert_eq!(server.infer("quick", &body(1, 0)).await.status, StatusCode::OK);
+    let html = text(&server, "/ui/requests?id=order+%3C17%3E").await;
+    assert!(html.contains("quick, 2 rows") && html.contains("in time"), "{html}");
+    assert!(html.contains("value=\"order &lt;17&gt;\""), "what a client sends is text: {html}");
+    let task = html.split("href=\"").find(|part| part.starts_with("/ui/task?")).unwrap();
+    let task = task.split('"').next().unwrap().replace("&amp;", "&");
+    let html = text(&server, &task).await;
+    assert!(html.contains("2 rows of 1 requests on device 0"), "{html}");
+    let html = text(&server, "/ui/requests?id=another").await;
+    assert!(html.contains("No such request"), "{html}");
+}
+
+#[tokio::test]
+async fn late_requests_stand_there_with_their_cause() {
+    let server = start_with(config()).await;
+    // A microsecond is less than any run takes.
+    assert_ne!(server.infer("quick", &body(4, 1)).await.status, StatusCode::OK);
+    let html = text(&server, "/ui/requests").await;
+    assert!(html.contains("deadline shorter than a lone run") && html.contains("quick"), "{html}");
+}
+
+#[tokio::test]
+async fn an_open_view_is_sent_anew_and_too_many_are_refused() {
+    let server = start_with(config()).await;
+    let url = format!("http://{}/ui/live", server.addresses.metrics.unwrap());
+    let client = Client::builder(TokioExecutor::new()).build_http::<Full<Bytes>>();
+    let open = || client.request(Request::get(&url).body(Full::default()).unwrap());
+    let mut first = open().await.unwrap().into_body();
+    for _ in 0..2 {
+        let event = first.frame().await.unwrap().unwrap().into_data().unwrap();
+        assert!(event.starts_with(b"data: <p class=\"health") && event.ends_with(b"\n\n"), "{event:?}");
+    }
+    let mut streams = Vec::new();
+    for _ in 0..63 {
+        streams.push(open().await.unwrap());
+    }
+    assert!(streams.iter().all(|stream| stream.status() == StatusCode::OK));
+    assert_eq!(open().await.unwrap().status(), StatusCode::TOO_MANY_REQUESTS);
+    drop(streams);
+    // Their places are free once the server has seen them go.
+    let mut status = StatusCode::TOO_MANY_REQUESTS;
+    for _ in 0..10_000 {
+        status = open().await.unwrap().status();
+        if status == StatusCode::OK {
+            break;
+        }
+    }
+    assert_eq!(status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn the_page_can_be_switched_off() {
+    let server = start_with(ServerConfig { ui: false, ..config() }).await;
+    assert_eq!(page(&server, "/ui").await.status, StatusCode::NOT_FOUND);
+    assert_eq!(page(&server, "/metrics").await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn who_may_not_read_the_metrics_may_not_see_the_page() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tokens.toml");
+    let tokens = "[[token]]\nname = \"viewer\"\ntoken = \"viewer-token-0123456789abcdef\"\nscopes = [\"metrics\"]\n\
+                  [[token]]\nname = \"client\"\ntoken = \"client-token-0123456789abcdef\"\nscopes = [\"infer\"]\n";
+    std::fs::write(&file, tokens).unwrap();
+    let access = ripieno_server::AccessConfig {
+        tokens: Some(ripieno_server::TokenSource::File(file)),
+        ..ripieno_server::AccessConfig::default()
+    };
+    let server = start_with(ServerConfig { access, ..config() }).await;
+    let url = format!("http://{}/ui", server.addresses.metrics.unwrap());
+    let with = |authorization: &str| {
+        let request = Request::get(&url).header("authorization", authorization);
+        send(request.body(Full::<Bytes>::default()).unwrap())
+    };
+    // The password of basic authentication is the token.
+    let basic = |token: &str| format!("Basic {}", base64(format!("any:{token}").as_bytes()));
+    assert_eq!(with(&basic("viewer-token-0123456789abcdef")).await.status, StatusCode::OK);
+    assert_eq!(with("Bearer viewer-token-0123456789abcdef").await.status, StatusCode::OK);
+    assert_eq!(with(&basic("client-token-0123456789abcdef")).await.status, StatusCode::FORBIDDEN);
+    let refused = page(&server, "/ui").await;
+    assert_eq!(refused.status, StatusCode::UNAUTHORIZED);
+    assert!(refused.headers["www-authenticate"].to_str().unwrap().starts_with("Basic"));
+}
+
+fn base64(bytes: &[u8]) -> String {
+    use base64::Engine as _;
+    base64::engine::general_purpose::STANDARD.encode(bytes)
+}
