@@ -121,6 +121,10 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_outstanding: u32,
 
+    /// Write the results with charts into this HTML file, which needs nothing else.
+    #[arg(long, value_name = "FILE.html")]
+    pub report: Option<std::path::PathBuf>,
+
     /// Output format: table or json (one object on stdout).
     #[arg(long, default_value_t = Format::Table)]
     pub format: Format,

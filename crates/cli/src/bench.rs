@@ -1,6 +1,7 @@
 //! `ripieno bench`: open-loop load on any server of the Open Inference Protocol.
 
 use crate::output::{print, print_json};
+use crate::report_file;
 use anyhow::Context;
 use clap::error::ErrorKind;
 use ripieno_bench::{BenchArgs, measure, table};
@@ -13,6 +14,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start tokio")?;
     let results = measure(args, &runtime)?;
+    report_file::write(args.report.as_ref(), || report_file::of_bench(&results))?;
     match args.format {
         Format::Json => print_json(&results),
         Format::Table => print(table(&results)),

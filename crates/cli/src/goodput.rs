@@ -3,6 +3,7 @@
 use crate::output::{self, print_json};
 use crate::overrides::Overrides;
 use crate::policy::POLICIES;
+use crate::report_file::{self, ReportArgs};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use ripieno_report::{Format, Summary, policies_table};
@@ -23,6 +24,9 @@ pub(crate) struct GoodputArgs {
     #[command(flatten)]
     overrides: Overrides,
 
+    #[command(flatten)]
+    report: ReportArgs,
+
     /// Output format.
     #[arg(long, default_value_t, value_name = "table|json")]
     format: Format,
@@ -40,6 +44,11 @@ pub(crate) fn run(args: &GoodputArgs) -> anyhow::Result<()> {
         bar.tick();
     })?;
     bar.finish_and_clear();
+    args.report.write(|| {
+        let runs = [&found.good, &found.bad].into_iter().flatten().map(|trial| &trial.run);
+        let title = format!("Goodput of {}: {:.1} requests/s", scenario.policy, found.goodput_rps());
+        report_file::of_runs(&title, "the last rate that was good, and the first that was not", runs)
+    })?;
     print(&scenario.policy, &found, args.format)
 }
 

@@ -32,6 +32,8 @@ const GROUPS: [Group; 4] = [
             ("simulate", "run a scenario or a recording in virtual time"),
             ("goodput", "find the highest load that a scenario's devices carry"),
             ("plan", "compute the devices that a load needs, and which models share them"),
+            ("why", "name the cause of each late, refused or failed request"),
+            ("doctor", "find the smallest change that removes the late requests of a recording"),
             ("replay", "repeat a recorded run decision by decision"),
         ],
     ),

@@ -11,8 +11,10 @@ mod corpus;
 mod default_policy;
 mod demo;
 mod devices;
+mod doctor;
 mod documents;
 mod environment;
+mod flight;
 mod goodput;
 mod health;
 mod help;
@@ -29,6 +31,7 @@ mod policy;
 mod recording;
 mod replay;
 mod replies;
+mod report_file;
 mod reproduce;
 mod roles;
 mod serve;
@@ -40,6 +43,8 @@ mod slice;
 mod stages;
 mod tables;
 mod try_command;
+mod what_if;
+mod why;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use logs::LogFormat;
@@ -65,7 +70,7 @@ struct Cli {
 enum Command {
     Demo(demo::DemoArgs),
     ClusterDemo(cluster_demo::ClusterDemoArgs),
-    Serve(serve::ServeArgs),
+    Serve(Box<serve::ServeArgs>),
     Frontend(roles::frontend::FrontendArgs),
     Scheduler(roles::scheduler::SchedulerArgs),
     Backend(roles::backend::BackendArgs),
@@ -85,6 +90,8 @@ enum Command {
     CompareLive(compare::CompareArgs),
     Policies(policies::PoliciesArgs),
     Replay(replay::ReplayArgs),
+    Why(why::WhyArgs),
+    Doctor(doctor::DoctorArgs),
     Simulate(simulate::SimulateArgs),
     Goodput(goodput::GoodputArgs),
     Plan(plan::PlanArgs),
@@ -145,7 +152,7 @@ fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Demo(args) => demo::run(&args),
         Command::ClusterDemo(args) => cluster_demo::run(&args),
-        Command::Serve(args) => serve::run(args),
+        Command::Serve(args) => serve::run(*args),
         Command::Frontend(args) => roles::frontend::run(&args),
         Command::Scheduler(args) => roles::scheduler::run(&args),
         Command::Backend(args) => roles::backend::run(&args),
@@ -159,6 +166,8 @@ fn main() -> ExitCode {
         Command::CompareLive(args) => compare::run(&args),
         Command::Policies(args) => policies::run(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Why(args) => why::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Simulate(args) => simulate::run(&args),
         Command::Goodput(args) => goodput::run(&args),
         Command::Plan(args) => plan::run(&args),

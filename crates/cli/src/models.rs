@@ -138,6 +138,7 @@ fn load(args: &ModelsArgs) -> anyhow::Result<Vec<ModelReport>> {
         max_live: Limits::SERVED_REQUESTS,
         max_devices: None,
         record: None,
+        flight: None,
         measure_for: None,
         slo: None,
         control: ModelControl::default(),

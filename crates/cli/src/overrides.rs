@@ -9,7 +9,7 @@ use ripieno_sim::Scenario;
 use std::path::Path;
 
 /// Changes to a scenario without editing it.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub(crate) struct Overrides {
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 const LINES: usize = 4096;
 
 /// A recording instead of a scenario.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug, Default)]
 pub(crate) struct RecordingArgs {
     /// Simulate the arrivals of a recording of `ripieno serve --record FILE` instead of a scenario,
     /// under the recorded policy or --policy, with the margins and the admission control of a
@@ -43,6 +43,13 @@ pub(crate) struct RecordingArgs {
     /// late.
     #[arg(long, requires = "recording")]
     exact: bool,
+}
+
+/// A recording, read.
+pub(crate) struct ReadRecording {
+    file: PathBuf,
+    header: Header,
+    pub(crate) recorded: Recorded,
 }
 
 /// A recording as a scenario.
@@ -76,8 +83,15 @@ impl RecordingArgs {
         if overrides.rate.is_some() {
             bail!("--rate has no effect: the recording says what arrives");
         }
-        let (header, mut recorded) = events(file)?;
-        let measured = recorded.measured(&format!("{} (measured)", header.policy));
+        let read = ReadRecording::open(file)?;
+        let measured = read.measured();
+        Ok(Replayed { scenario: self.scenario(&read, overrides)?, measured })
+    }
+
+    /// Returns a recording as a scenario, with the changes.
+    pub(crate) fn scenario(&self, read: &ReadRecording, overrides: &Overrides) -> anyhow::Result<Scenario> {
+        let ReadRecording { file, header, recorded } = read;
+        let mut recorded = recorded.clone();
         if let Some(slo) = self.slo_ms {
             recorded.set_slo(slo);
         }
@@ -86,14 +100,19 @@ impl RecordingArgs {
         }
         let first_line = || format!("{}:1", file.display());
         let options = serde_json::from_value(header.options.clone()).with_context(first_line)?;
-        let (policy, options) = policy(&header, options, &recorded, overrides)?;
+        let (policy, options) = policy(header, options, &recorded, overrides)?;
         let row = find(&policy).with_context(|| format!("{}: give another with --policy", first_line()))?;
-        let limits = self.limits(&header, row, &options);
+        let limits = self.limits(header, row, &options);
         let scenario = recorded.scenario(&policy, options, limits);
         let mut scenario = scenario.map_err(|problem| anyhow!("{}: {problem}", file.display()))?;
         scenario.seed = overrides.seed.unwrap_or(scenario.seed);
         scenario.check = overrides.checks();
-        Ok(Replayed { scenario, measured })
+        Ok(scenario)
+    }
+
+    /// Returns these changes with another number of devices.
+    pub(crate) fn with_devices(&self, devices: u16) -> RecordingArgs {
+        RecordingArgs { devices: Some(devices), ..self.clone() }
     }
 
     /// Returns the recorded limits, as long as their inputs are unchanged.
@@ -105,6 +124,39 @@ impl RecordingArgs {
             true => Limits { devices, ..recorded },
             false => policy.needs(options).served(devices, recorded.requests),
         }
+    }
+}
+
+impl ReadRecording {
+    /// Reads a recording.
+    pub(crate) fn open(file: &Path) -> anyhow::Result<ReadRecording> {
+        let (header, recorded) = events(file)?;
+        Ok(ReadRecording { file: file.to_owned(), header, recorded })
+    }
+
+    /// Returns this recording with changed models.
+    pub(crate) fn with(&self, recorded: Recorded) -> ReadRecording {
+        ReadRecording { file: self.file.clone(), header: self.header.clone(), recorded }
+    }
+
+    /// Returns the name of the file.
+    pub(crate) fn name(&self) -> String {
+        self.file.display().to_string()
+    }
+
+    /// Returns the measurement of the recorded run.
+    pub(crate) fn measured(&self) -> Summary {
+        self.recorded.measured(&format!("{} (measured)", self.header.policy))
+    }
+
+    /// Returns the number of devices of the recorded run.
+    pub(crate) fn devices(&self) -> u16 {
+        self.header.setup.devices.min(usize::from(u16::MAX)) as u16
+    }
+
+    /// Returns the recorded policy.
+    pub(crate) fn policy(&self) -> &str {
+        &self.header.policy
     }
 }
 

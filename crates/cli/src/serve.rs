@@ -5,6 +5,7 @@ use crate::address::listening;
 use crate::bounds::BoundArgs;
 use crate::default_policy::{DefaultPolicy, log_policy};
 use crate::devices::DeviceArgs;
+use crate::flight::FlightArgs;
 use crate::logs::LogFormat;
 use crate::models::{check_all, nothing_in};
 use crate::output::{self, print_json};
@@ -141,6 +142,9 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
 
+    #[command(flatten)]
+    flight: FlightArgs,
+
     /// Output format; json prints one line once the models are loaded.
     #[arg(long, default_value_t, value_name = "table|json")]
     format: Format,
@@ -196,6 +200,7 @@ impl ServeArgs {
             bail!("--objective is for --policy deferred; policy {policy:?} has no objective");
         }
         log_policy(&policy, &options, &reason);
+        let flight = self.flight.config(&policy, &options)?;
         Ok(Service {
             repository: self.repository.clone(),
             devices: self.devices.clone(),
@@ -205,6 +210,7 @@ impl ServeArgs {
             max_live: self.max_live as usize,
             max_devices: self.max_devices,
             record: self.record.clone(),
+            flight,
             measure_for: None,
             slo: None,
             control: self.control()?,
@@ -216,6 +222,8 @@ impl ServeArgs {
                 server_name: self.server_name.clone(),
                 max_body_bytes: (self.max_body_mib as usize) << 20,
                 drain_timeout: Duration::from_secs(self.drain_timeout_s),
+                auto_dump: self.flight.auto_dump(),
+                ui: self.flight.has_page(),
                 access: self.access.config(),
                 ..self.replies.over(self.bounds.over(ServerConfig::default()))
             },
@@ -400,6 +408,9 @@ fn announce(args: &ServeArgs, addresses: &Addresses, models: &[ModelReport]) -> 
     output::print(format!("HTTP     {scheme}://{}", shown(addresses.http)))?;
     output::print(format!("gRPC     {}", shown(addresses.grpc)))?;
     output::print(format!("metrics  {of_metrics}://{}/metrics", shown(addresses.metrics)))?;
+    if args.flight.has_page() {
+        output::print(format!("page     {of_metrics}://{}/ui", shown(addresses.metrics)))?;
+    }
     if let Some((http, tried)) = addresses.http.zip(easiest(models)) {
         let command = tried.command(&format!("{scheme}://{http}"), &args.access.curl_options());
         output::print(format!("\ntry      {command}"))?;

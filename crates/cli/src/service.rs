@@ -7,7 +7,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use ripieno_base::Nanos;
 use ripieno_repository::registry::ModelRegistry;
 use ripieno_repository::{LiveRepository, LoadTarget, MeasureProgress, ModelControl};
-use ripieno_runtime::{Engine, EngineConfig, Recording};
+use ripieno_runtime::{Engine, EngineConfig, FlightConfig, Recording};
 use ripieno_sched::{Options, Setup, build_shards, find};
 use ripieno_server::{Addresses, Server, ServerConfig};
 use std::collections::HashMap;
@@ -30,6 +30,8 @@ pub(crate) struct Service {
     pub(crate) max_devices: Option<u16>,
     /// Path of the recording, if any.
     pub(crate) record: Option<PathBuf>,
+    /// Flight recorder, if one is kept.
+    pub(crate) flight: Option<FlightConfig>,
     /// Approximate time for the measurement of one model, instead of the default.
     pub(crate) measure_for: Option<Duration>,
     /// Latency target of all models, instead of their own.
@@ -100,6 +102,7 @@ impl Service {
         // One budget: the runtime may hold what the server has reserved.
         config.max_queued_bytes = self.config.max_bytes_in_flight;
         config.policy = Some(policy);
+        config.flight = self.flight.clone();
         config.record = match &self.record {
             Some(path) => Some(Recording {
                 path: path.clone(),

@@ -40,5 +40,5 @@ pub use recorded::Recorded;
 pub use route::{Arrival, Route};
 pub use run::{Goodput, SimError, goodput, simulate, simulate_at};
 pub use scenario::{Length, Routes, Scenario, ScenarioError, WalkSource};
-pub use trace::Trace;
+pub use trace::{Trace, TracedOutcome, TracedSpan};
 pub use world::{Controller, Fault, World};

@@ -13,8 +13,37 @@ pub struct Trace {
     models: Vec<Model>,
     requests: Vec<TracedRequest>,
     tasks: Vec<((Time, DeviceId), String)>,
+    spans: Vec<TracedSpan>,
     /// Whether the ends of tasks are not known at their starts, since devices have several lanes.
     shared: bool,
+}
+
+/// A task of the run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TracedSpan {
+    /// Its device.
+    pub device: DeviceId,
+    /// Its model.
+    pub model: ModelId,
+    /// Its start.
+    pub start: Time,
+    /// Its end.
+    pub end: Time,
+    /// Number of its members.
+    pub members: usize,
+}
+
+/// The outcome of a request of the run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TracedOutcome<'a> {
+    /// Name of its model.
+    pub model: &'a str,
+    /// Its arrival.
+    pub arrival: Time,
+    /// Its end.
+    pub finish: Time,
+    /// "ok", "late" or "dropped".
+    pub outcome: &'static str,
 }
 
 #[derive(Clone, Debug)]
@@ -29,7 +58,20 @@ struct TracedRequest {
 impl Trace {
     /// Creates an empty trace of a run with these models.
     pub fn new(models: &[Model]) -> Trace {
-        Trace { models: models.to_vec(), requests: Vec::new(), tasks: Vec::new(), shared: false }
+        Trace { models: models.to_vec(), requests: Vec::new(), tasks: Vec::new(), spans: Vec::new(), shared: false }
+    }
+
+    /// Returns the tasks in the order of their reports; a cancelled one lasts as planned.
+    pub fn spans(&self) -> &[TracedSpan] {
+        &self.spans
+    }
+
+    /// Returns the requests in the order of their arrivals.
+    pub fn outcomes(&self) -> impl Iterator<Item = TracedOutcome<'_>> {
+        self.requests.iter().map(|request| {
+            let TracedRequest { model, arrival, finish, outcome, .. } = *request;
+            TracedOutcome { model: &self.models[model.index()].name, arrival, finish, outcome }
+        })
     }
 
     /// Returns `id,model,arrival_ms,start_ms,finish_ms,outcome`, by id: ids count arrivals from 1.
@@ -83,6 +125,8 @@ impl Trace {
         for &id in run.ids {
             self.requests[id as usize - 1].start.get_or_insert(run.start);
         }
+        let Run { device, model, start, .. } = *run;
+        self.spans.push(TracedSpan { device, model, start, end, members: run.ids.len() });
         let key = (run.start, run.device);
         let at = self.tasks.partition_point(|(other, _)| *other <= key);
         self.tasks.insert(at, (key, self.line(run, end)));

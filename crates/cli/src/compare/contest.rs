@@ -229,6 +229,7 @@ impl LoadedContestant {
             max_live: Limits::SERVED_REQUESTS,
             max_devices: None,
             record: None,
+            flight: None,
             measure_for: None,
             slo: contestant.slo,
             control: Default::default(),

@@ -13,6 +13,7 @@ mod print;
 mod random;
 
 use crate::policy::{ObjectiveArg, PolicyArgs};
+use crate::report_file::{self, ReportArgs};
 use anyhow::bail;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
@@ -125,6 +126,9 @@ pub(crate) struct ComparePoliciesArgs {
     #[arg(long, value_name = "N")]
     jobs: Option<NonZeroUsize>,
 
+    #[command(flatten)]
+    report: ReportArgs,
+
     /// Output format.
     #[arg(long, default_value_t, value_name = "table|json")]
     format: Format,
@@ -184,6 +188,7 @@ pub(crate) fn run(args: &ComparePoliciesArgs) -> anyhow::Result<()> {
     if comparison.contests.is_empty() && !pool.is_stopped() {
         bail!("nothing to compare: every scenario was skipped, for the reasons above");
     }
+    args.report.write(|| report_file::of_comparison(&comparison.rows_of_report()))?;
     comparison.print(args.format)?;
     if pool.is_stopped() {
         let done = comparison.contests.len();

@@ -3,6 +3,7 @@
 use super::contest::{ContestPlan, FinishedContest, Measure, MeasureRow};
 use super::inputs::Skipped;
 use crate::output::{self, print_json};
+use crate::report_file::ComparedRow;
 use ripieno_report::{Format, Table, number};
 use ripieno_sched::Objective;
 use serde::Serialize;
@@ -69,6 +70,20 @@ impl ContestResults {
             }
         }
         output::print(self.totals())
+    }
+
+    /// Returns the rows of a report.
+    pub(super) fn rows_of_report(&self) -> Vec<ComparedRow> {
+        let row = |contest: &FinishedContest, row: &MeasureRow| {
+            let value = |value: Option<f64>| value.map_or("overloaded".to_owned(), |value| shown(row.measure, value));
+            let ratio = row.ratio.unwrap_or(0.0);
+            let policy = row.best_policy.clone().unwrap_or_default();
+            let title = row.measure.title(row.load);
+            let cells =
+                [contest.scenario.clone(), title, value(row.served), value(row.best), policy, format!("{ratio:.3}")];
+            ComparedRow { cells, ratio }
+        };
+        self.contests.iter().flat_map(|contest| contest.results.iter().map(move |each| row(contest, each))).collect()
     }
 
     fn rows(&self) -> Table {

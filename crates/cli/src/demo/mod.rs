@@ -129,6 +129,7 @@ impl Live {
             max_live: Limits::SERVED_REQUESTS,
             max_devices: None,
             record: None,
+            flight: None,
             measure_for: Some(MEASURE_FOR),
             slo: None,
             control: Default::default(),

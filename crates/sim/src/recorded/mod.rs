@@ -36,7 +36,7 @@ use tasks::{RecordedTasks, StartedSize, TaskMembers};
 const MOST_REQUESTS: usize = 1 << 24;
 
 /// A recording that is being converted to a scenario.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Recorded {
     models: Vec<RecordedModel>,
     /// Index of each loaded model, by its id at this point of the recording.
@@ -52,7 +52,7 @@ pub struct Recorded {
 }
 
 /// A model, and the margin of its deadlines.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct RecordedModel {
     model: Model,
     /// Time by which deadlines preceded the real ones, from the latest request with the full SLO.
@@ -60,7 +60,7 @@ struct RecordedModel {
 }
 
 /// A recorded request.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct RecordedRequest {
     arrival: Arrival,
     /// The client's own time limit, if it was shorter than the SLO.
@@ -152,6 +152,21 @@ impl Recorded {
     /// Sets the SLO of every model. Shorter time limits of clients are kept.
     pub fn set_slo(&mut self, slo: Nanos) {
         self.models.iter_mut().for_each(|seen| seen.model.slo = slo);
+    }
+
+    /// Sets the SLO of one model. Returns false if the recording has no such model.
+    pub fn set_slo_of(&mut self, model: &str, slo: Nanos) -> bool {
+        let found = self.models.iter_mut().find(|seen| seen.model.name == model);
+        found.map(|seen| seen.model.slo = slo).is_some()
+    }
+
+    /// Sets the largest batch of one model, as far as its profile and its largest request go.
+    /// Returns false if the recording has no such model.
+    pub fn set_max_batch(&mut self, model: &str, rows: usize) -> bool {
+        let Some(seen) = self.models.iter_mut().find(|seen| seen.model.name == model) else { return false };
+        let most = seen.model.blocks.iter().map(ripieno_model::Block::max_batch).min().unwrap_or(1);
+        seen.model.max_batch = rows.clamp(1, most);
+        true
     }
 
     /// Removes the delays of the machine: tasks take the profiled time, and the scheduler receives

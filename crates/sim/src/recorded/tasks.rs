@@ -26,7 +26,7 @@ pub(super) struct RecordedBatch {
 }
 
 /// The members of a task.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct TaskMembers {
     /// Index of the model.
     pub(super) model: usize,
@@ -44,7 +44,7 @@ pub(super) struct StartedSize<'a> {
     pub(super) length: u32,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct RecordedTask {
     pub(super) of: TaskMembers,
     pub(super) block: BlockId,
@@ -58,7 +58,7 @@ pub(super) struct RecordedTask {
 }
 
 /// The devices of a recording.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct RecordedTasks {
     in_flight: HashMap<TaskId, RecordedTask>,
     batches: Vec<RecordedBatch>,

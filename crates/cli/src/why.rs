@@ -1,0 +1,244 @@
+//! `ripieno why`: the cause of each late, refused or failed request of a recording, or of the last
+//! minutes of a running server.
+
+use crate::output::{self, print_json};
+use anyhow::{Context, bail};
+use bytes::Bytes;
+use clap::Args;
+use http_body_util::{BodyExt, Empty};
+use hyper::header::AUTHORIZATION;
+use hyper::{Request, StatusCode};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use ripieno_base::{Nanos, Time};
+use ripieno_report::{Format, Table};
+use ripieno_runtime::history::causes::{Cause, Explained, Explainer};
+use ripieno_runtime::history::{History, TaskRecord};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Longest time for a server to send its last minutes.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Width of a drawn timeline in characters.
+const WIDTH: usize = 60;
+/// Time before and after a request that a timeline shows, as a part of its life.
+const MARGIN: i64 = 4;
+
+/// Name one cause for each late, refused or failed request, and the setting to change.
+///
+/// Reads a recording of `ripieno serve --record FILE` or of POST /v2/recording/dump, or asks a
+/// running server for its last minutes.
+#[derive(Args, Debug)]
+pub(crate) struct WhyArgs {
+    /// The recording.
+    #[arg(value_name = "FILE", required_unless_present = "url", conflicts_with = "url")]
+    recording: Option<PathBuf>,
+
+    /// A running server instead: the address of its HTTP port, http://HOST:PORT.
+    #[arg(long, value_name = "URL")]
+    url: Option<String>,
+
+    /// The token for it, with the scope admin.
+    #[arg(long, value_name = "TOKEN", env = "RIPIENO_TOKEN", hide_env_values = true, requires = "url")]
+    token: Option<String>,
+
+    /// Only requests of this model.
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+
+    /// List every request, not only totals.
+    #[arg(long)]
+    all: bool,
+
+    /// Output format.
+    #[arg(long, default_value_t, value_name = "table|json")]
+    format: Format,
+}
+
+pub(crate) fn run(args: &WhyArgs) -> anyhow::Result<()> {
+    let history = match (&args.recording, &args.url) {
+        (Some(file), _) => History::read(file)?,
+        (None, Some(url)) => of_server(url, args.token.as_deref())?,
+        (None, None) => bail!("there is nothing to explain; give a recording or --url"),
+    };
+    let mut explained = Explainer::new(&history).all();
+    if let Some(name) = &args.model {
+        let Some(model) = history.model_named(name) else {
+            let known: Vec<_> = history.models().iter().map(|model| model.model.name.as_str()).collect();
+            bail!("no model {name:?} is in the recording, only: {}", known.join(", "));
+        };
+        explained.retain(|each| each.model == model);
+    }
+    match args.format {
+        Format::Json => print_json(&json(&history, &explained, args.all)),
+        Format::Table => print(&history, &explained, args.all),
+    }
+}
+
+/// Causes with their requests.
+type ByCause<'a> = BTreeMap<(Cause, usize), Vec<&'a Explained>>;
+
+/// Returns the causes, the most frequent first.
+fn by_cause(explained: &[Explained]) -> Vec<((Cause, usize), Vec<&Explained>)> {
+    let mut each = ByCause::new();
+    explained.iter().for_each(|one| each.entry((one.cause, one.model)).or_default().push(one));
+    let mut each: Vec<_> = each.into_iter().collect();
+    each.sort_by_key(|(_, requests)| std::cmp::Reverse(requests.len()));
+    each
+}
+
+fn print(history: &History, explained: &[Explained], all: bool) -> anyhow::Result<()> {
+    let (count, ended) = (explained.len(), history.calls().filter(|call| call.ended.is_some()).count());
+    let requests = ended + history.refusals().count();
+    let span = (history.now() - history.from()).as_secs_f64();
+    if count == 0 {
+        return output::print(format!("none of {requests} requests in {span:.1} s was late, refused or failed"));
+    }
+    output::print(format!("{count} of {requests} requests in {span:.1} s were late, refused or failed:\n"))?;
+    let name = |model: usize| history.models()[model].model.name.clone();
+    let causes = by_cause(explained);
+    let mut table = Table::new(["cause", "model", "requests", "first s", "last s"]);
+    for ((cause, model), requests) in &causes {
+        let times = || requests.iter().map(|each| each.arrived.as_millis_f64() / 1e3);
+        let (first, last) = (times().fold(f64::MAX, f64::min), times().fold(0.0, f64::max));
+        let cells = [cause.name().to_owned(), name(*model), requests.len().to_string(), format!("{first:.2}")];
+        table.row(cells.into_iter().chain([format!("{last:.2}")]));
+    }
+    output::print(&table)?;
+    for ((cause, model), requests) in &causes {
+        let example = requests[requests.len() / 2];
+        let at = example.arrived.as_millis_f64() / 1e3;
+        output::print(format!("\n{} ({}): {}", cause.name(), name(*model), cause.change()))?;
+        output::print(format!("  e.g. at {at:.4} s: {} after {}: {}", word(example), ms(example), example.detail))?;
+        for line in timeline(history, example) {
+            output::print(format!("  {line}"))?;
+        }
+    }
+    if all {
+        let mut table = Table::new(["request", "arrived s", "model", "end", "after ms", "cause", "evidence"]);
+        for each in explained {
+            table.row([
+                each.call.map_or("–".to_owned(), |call| call.to_string()),
+                format!("{:.4}", each.arrived.as_millis_f64() / 1e3),
+                name(each.model),
+                word(each).to_owned(),
+                format!("{:.2}", (each.ended - each.arrived).as_millis_f64()),
+                each.cause.name().to_owned(),
+                each.detail.clone(),
+            ]);
+        }
+        output::print(format!("\n{table}"))?;
+    }
+    Ok(())
+}
+
+fn word(each: &Explained) -> &'static str {
+    each.ending.name()
+}
+
+fn ms(each: &Explained) -> String {
+    format!("{:.2} ms", (each.ended - each.arrived).as_millis_f64())
+}
+
+/// Draws the devices around a request: a letter for each model, capital where its own batches ran.
+fn timeline(history: &History, each: &Explained) -> Vec<String> {
+    let call = each.call.and_then(|number| history.call(number));
+    let deadline = call.map_or(each.ended, |call| call.deadline);
+    let life = (each.ended.max(deadline) - each.arrived).0.max(1_000);
+    let (from, to) = (each.arrived - Nanos(life / MARGIN), each.ended.max(deadline) + Nanos(life / MARGIN));
+    let place = |at: Time| ((at - from).0 * WIDTH as i64 / (to - from).0).clamp(0, WIDTH as i64 - 1) as usize;
+    let inside = |task: &&TaskRecord| task.started < to && task.finished.is_some_and(|end| end > from);
+    let mut lanes: BTreeMap<(u16, u16), Vec<u8>> = BTreeMap::new();
+    for task in history.tasks().filter(inside) {
+        let line = lanes.entry((task.device.0, task.lane.0)).or_insert_with(|| vec![b'.'; WIDTH]);
+        let letter = b'a' + (task.model % 26) as u8;
+        let own = call.is_some_and(|call| task.calls.contains(&call.number));
+        let letter = if own { letter.to_ascii_uppercase() } else { letter };
+        line[place(task.started)..=place(task.finished.unwrap_or(to))].fill(letter);
+    }
+    if lanes.is_empty() {
+        return Vec::new();
+    }
+    let mut marks = vec![b' '; WIDTH];
+    for (at, mark) in [(deadline, b'D'), (each.ended, b'E'), (each.arrived, b'A')] {
+        marks[place(at)] = mark;
+    }
+    let text = |line: &[u8]| String::from_utf8_lossy(line).into_owned();
+    let mut lines = vec![format!("            {}", text(&marks))];
+    for ((device, lane), line) in &lanes {
+        lines.push(format!("{:<12}{}", format!("device {device}.{lane}"), text(line)));
+    }
+    let models = history.models().iter().take(26).enumerate();
+    let names = models.map(|(at, model)| format!("{} {}", char::from(b'a' + at as u8), model.model.name));
+    let names = names.collect::<Vec<_>>().join(", ");
+    lines.push(format!("            A arrival, D deadline, E end; capital: its own batches; {names}"));
+    lines
+}
+
+fn json(history: &History, explained: &[Explained], all: bool) -> serde_json::Value {
+    let name = |model: usize| &history.models()[model].model.name;
+    let cause = |((cause, model), requests): &((Cause, usize), Vec<&Explained>)| {
+        let example = requests[requests.len() / 2];
+        serde_json::json!({
+            "cause": cause, "says": cause.name(), "model": name(*model), "requests": requests.len(),
+            "change": cause.change(), "example": one(history, example),
+        })
+    };
+    let causes: Vec<_> = by_cause(explained).iter().map(cause).collect();
+    let ended = history.calls().filter(|call| call.ended.is_some()).count() + history.refusals().count();
+    let mut value = serde_json::json!({"requests": ended, "bad": explained.len(), "causes": causes});
+    if all {
+        value["all"] = explained.iter().map(|each| one(history, each)).collect();
+    }
+    value
+}
+
+fn one(history: &History, each: &Explained) -> serde_json::Value {
+    serde_json::json!({
+        "request": each.call, "model": history.models()[each.model].model.name,
+        "arrived_s": each.arrived.as_millis_f64() / 1e3, "after_ms": (each.ended - each.arrived).as_millis_f64(),
+        "end": each.ending, "cause": each.cause, "evidence": each.detail,
+    })
+}
+
+/// Reads the last minutes of a server.
+fn of_server(url: &str, token: Option<&str>) -> anyhow::Result<History> {
+    if !url.starts_with("http://") {
+        bail!("--url {url}: give http://HOST:PORT; with TLS, fetch POST /v2/recording/dump by curl and give the file");
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let path = std::env::temp_dir().join(format!("ripieno-why-{}.jsonl", std::process::id()));
+    let fetched = runtime.block_on(async {
+        tokio::time::timeout(PATIENCE, fetch(url, token, &path))
+            .await
+            .context("the server took longer than two minutes")?
+    });
+    let history = fetched.and_then(|()| Ok(History::read(&path)?));
+    // There is no file if it could not be made.
+    drop(std::fs::remove_file(&path));
+    history
+}
+
+async fn fetch(url: &str, token: Option<&str>, to: &Path) -> anyhow::Result<()> {
+    let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
+    let mut request = Request::post(format!("{}/v2/recording/dump", url.trim_end_matches('/')));
+    if let Some(token) = token {
+        request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+    }
+    let answer = client.request(request.body(Empty::new())?).await.with_context(|| format!("cannot reach {url}"))?;
+    let (status, mut body) = (answer.status(), answer.into_body());
+    if status != StatusCode::OK {
+        let text = body.collect().await?.to_bytes();
+        bail!("{url} answers {status}: {}", String::from_utf8_lossy(&text));
+    }
+    let mut file = BufWriter::new(File::create(to).with_context(|| format!("cannot write {}", to.display()))?);
+    while let Some(frame) = body.frame().await {
+        if let Ok(data) = frame.context("the server ended the recording early")?.into_data() {
+            file.write_all(&data)?;
+        }
+    }
+    Ok(file.flush()?)
+}

@@ -1,0 +1,103 @@
+//! `why`, `doctor` and `simulate --what-if` on a recorded live run of an emulated device whose SLO
+//! is too short for its load.
+
+use bytes::Bytes;
+use ripieno_base::Nanos;
+use ripieno_executor::{BlockSource, EmulatedEngine, EmulatedOptions, Executor, ModelSource, Tensor};
+use ripieno_model::{DataType, Model, Profile, TensorSpec};
+use ripieno_runtime::{Engine, EngineConfig, Job, Recording, ServedModel};
+use ripieno_sched::{Limits, OptionValue, Options, Setup, build_served, find};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+const REQUESTS: usize = 40;
+
+/// Records a burst: ℓ(b) = 2 + 0.5·b ms, batches of at most four, and an SLO of 15 ms.
+fn recorded(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let executor: Arc<dyn Executor> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()));
+    let limits = Limits { requests: 256, models: 4, devices: 1, lanes: 1, depth: 1, batch: 8, nodes: 0 };
+    let setup = Setup { models: Vec::new(), devices: 1, limits };
+    let options = Options::from([("objective".to_owned(), OptionValue::Text("latency".to_owned()))]);
+    let scheduler = build_served("deferred", &setup, &options).unwrap();
+    let mut config = EngineConfig::new(scheduler, setup, vec![Arc::clone(&executor)]);
+    config.policy = find("deferred").ok();
+    let options = serde_json::to_value(&options).unwrap();
+    config.record = Some(Recording { path: path.clone(), policy: "deferred".to_owned(), options });
+    let engine = Engine::start(config).unwrap();
+    let profile = Profile::linear(0.5, 2.0, 4).unwrap();
+    let spec = TensorSpec { name: "x".to_owned(), datatype: DataType::Uint8, shape: vec![-1, 1] };
+    let block = BlockSource { profile: Some(profile.clone()), ..BlockSource::new("m") };
+    let source = ModelSource::new("m", vec![block], 4);
+    let loaded = executor.load(&ModelSource { inputs: vec![spec.clone()], outputs: vec![spec], ..source }).unwrap();
+    let model = Model::whole("m", profile, Nanos::from_millis(15));
+    let served = ServedModel { model, loaded, max_queue: 256, max_queued_work: None, answer_late: false };
+    let model = engine.load(served).unwrap();
+    let (send, answers) = channel();
+    for _ in 0..REQUESTS {
+        let tensor =
+            Tensor { name: "x".into(), datatype: DataType::Uint8, shape: vec![1, 1], data: Bytes::from(vec![0]) };
+        let (send, inputs) = (send.clone(), vec![tensor].into());
+        let on_answer = Box::new(move |answer: ripieno_runtime::JobResult| send.send(answer.is_ok()).unwrap());
+        let (timeout, stage, client, priority, on_step) = (None, None, 0, 0, None);
+        engine.submit(Job { model, inputs, rows: 1, timeout, stage, client, priority, on_step, on_answer }).unwrap();
+    }
+    for _ in 0..REQUESTS {
+        answers.recv_timeout(Duration::from_secs(120)).unwrap();
+    }
+    assert!(engine.drain(Duration::from_secs(60)));
+    engine.shutdown();
+    path
+}
+
+fn run(words: &[&str], recording: &Path) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_ripieno")).args(words).arg(recording).output().unwrap()
+}
+
+fn json_of(words: &[&str], recording: &Path) -> Value {
+    let output = run(words, recording);
+    assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn a_burst_is_named_and_the_change_that_doctor_names_removes_it() {
+    let recording = recorded("burst.jsonl");
+    let why = json_of(&["why", "--all", "--format", "json"], &recording);
+    let bad = why["bad"].as_u64().unwrap();
+    assert_eq!(why["requests"], REQUESTS);
+    assert!(bad >= 10, "{why}");
+    let named = why["all"].as_array().unwrap().iter().filter(|each| each["cause"] == json!("burst")).count() as u64;
+    assert!(named * 20 >= bad * 19, "{why}");
+
+    let table = String::from_utf8(run(&["why"], &recording).stdout).unwrap();
+    assert!(table.contains("burst beyond capacity") && table.contains("device 0.0"), "{table}");
+
+    let doctor = json_of(&["doctor", "--format", "json"], &recording);
+    let change = doctor["change"].as_str().unwrap_or_else(|| panic!("a cure: {doctor}"));
+    assert!(change.starts_with("slo.m=") || change.starts_with("devices="), "{doctor}");
+    let promised = doctor["tried"].as_array().unwrap().iter().find(|each| each["change"] == *change).unwrap();
+    let runs = json_of(&["simulate", "--format", "json", "--what-if", change, "--recording"], &recording);
+    let late = |run: &Value| run["late"].as_u64().unwrap() + run["dropped"].as_u64().unwrap();
+    assert_eq!(late(&runs[2]), promised["bad"].as_u64().unwrap());
+    let (before, after) = (late(&runs[1]), late(&runs[2]));
+    assert!(before >= 10 && after * 20 <= before, "{runs}");
+
+    let refused = run(&["simulate", "--what-if", "slo.other=3", "--recording"], &recording);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("no such model, only: m"));
+}
+
+#[test]
+fn a_simulation_has_a_report_in_one_file() {
+    let recording = recorded("report.jsonl");
+    let report = Path::new(env!("CARGO_TARGET_TMPDIR")).join("report.html");
+    let output = run(&["simulate", "--report", report.to_str().unwrap(), "--recording"], &recording);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let html = std::fs::read_to_string(report).unwrap();
+    assert!(html.contains("deferred (measured)") && html.matches("<svg").count() >= 3, "{html}");
+    assert!(!html.replace("http://www.w3.org/2000/svg", "").contains("http"), "one file that needs no other");
+}
