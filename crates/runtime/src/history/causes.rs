@@ -275,8 +275,14 @@ impl<'a> Explainer<'a> {
                 format!("batches before it failed and ran again: {}", ms(Nanos(sums.rerun as i64))),
             );
         }
-        if sums.excess / beyond > SLOW_SHARE {
-            let ratio = sums.took / (sums.took - sums.excess).max(1.0);
+        // What fills the queue of a call may have come shortly before it.
+        let before = from - allowed;
+        let earlier = ((ended - before).0 as f64).max(1.0);
+        let offered = self.offered(from, ended) / span;
+        let offered = offered.max(self.offered(before, ended) / earlier) / self.devices;
+        // Slow batches and too much work both fill a queue: the one further off is the cause.
+        let ratio = sums.took / (sums.took - sums.excess).max(1.0);
+        if sums.excess / beyond > SLOW_SHARE && ratio >= offered {
             if sums.cold > sums.excess / 2.0 {
                 return (
                     Cause::Cold,
@@ -289,9 +295,8 @@ impl<'a> Explainer<'a> {
                 format!("batches took {ratio:.1} times their profile, most on device {device}"),
             );
         }
-        let offered = self.offered(from, ended) / (span * self.devices);
         if offered > 1.0
-            && let Some((client, share)) = self.greedy(from, ended)
+            && let Some((client, share)) = self.greedy(before, ended)
         {
             return (Cause::Share, format!("client {client} sent {:.0} % of a load beyond the devices", share * 100.0));
         }
@@ -300,12 +305,17 @@ impl<'a> Explainer<'a> {
                 format!("{:.0} % of what the devices can do arrived within {}", offered * 100.0, ms(ended - from));
             return (Cause::Burst, text);
         }
+        self.by_the_wait(call, from, ended)
+    }
+
+    /// Returns the cause that the wait for a device shows.
+    fn by_the_wait(&self, call: &CallRecord, from: Time, ended: Time) -> (Cause, String) {
         let started = call.tasks.first().and_then(|&task| self.history.task(task)).map_or(ended, |task| task.started);
         let waited = (started - call.arrived).0 as f64;
         let busy = self.busy(call.arrived, started) / (waited.max(1.0) * self.devices);
         if waited > 0.0 && busy < 1.0 - IDLE_SHARE {
-            // The scheduler wakes itself at the latest start: if it was silent around then, although
-            // a device idled, it did not get to run.
+            // The scheduler wakes itself at the latest start: if it was silent around then while a
+            // device idled, it did not get to run.
             let latest = call.deadline - lone_run(&self.history.models()[call.model].model, call.rows, call.extent);
             if let Some((from, to)) = self.history.pause_at(latest).filter(|(_, to)| *to - latest >= STALL) {
                 let text = format!("its scheduler was silent for {} when its batch had to begin", ms(to - from));
