@@ -212,7 +212,8 @@ pub enum DropRule {
     /// "expired": rejected at its deadline. Until then it may run on a device that no other request
     /// needs.
     Expired,
-    /// "never": runs after all requests that can still meet their deadlines, and counts as late.
+    /// "never": runs after all requests that can still meet their deadlines (unless the model keeps
+    /// [`Model::in_arrival_order`]), and counts as late.
     Never,
 }
 
@@ -241,6 +242,11 @@ pub struct Model {
     /// Predicted number of decoder steps, if the model has a length profile.
     #[cfg_attr(feature = "serde", serde(default))]
     pub dec_timesteps: Option<u32>,
+    /// Whether late requests keep their place, under [`DropRule::Never`]: if some cannot meet their
+    /// deadlines, batches take the oldest requests first, and the model has a turn among models
+    /// whose requests can.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub in_arrival_order: bool,
 }
 
 #[cfg(feature = "serde")]
@@ -264,6 +270,7 @@ impl Model {
             drop: None,
             weight: 1,
             dec_timesteps: None,
+            in_arrival_order: false,
         }
     }
 

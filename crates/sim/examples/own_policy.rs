@@ -138,6 +138,7 @@ fn main() {
             drop: None,
             weight: 1,
             dec_timesteps: None,
+            in_arrival_order: false,
         }
     });
     let limits = Limits { requests: 10_000, models: 2, devices: 2, lanes: 1, depth: 1, batch: max_batch, nodes: 0 };

@@ -238,6 +238,27 @@ impl Queue {
         }
     }
 
+    /// Moves the oldest requests out of the queue, overdue ones first: at least one, and more up to
+    /// `room` rows. Returns their rows.
+    pub(crate) fn take_oldest(
+        &mut self,
+        requests: &mut Requests,
+        room: usize,
+        mut member: impl FnMut(&Request),
+    ) -> usize {
+        let mut rows = 0;
+        while let Some(slot) = self.overdue().or(self.head()) {
+            let more = requests.get(slot).rows as usize;
+            if rows > 0 && rows + more > room {
+                break;
+            }
+            self.remove(requests, slot);
+            rows += more;
+            member(requests.get(slot));
+        }
+        rows
+    }
+
     /// Moves the first overdue requests out of the queue, up to `room` rows; returns their rows.
     pub(crate) fn take_overdue(
         &mut self,

@@ -271,8 +271,9 @@ impl ShardModel {
             }
         };
         let target = match self.rule.gather {
-            Gather::Window | Gather::Spare => self.target_batch(),
-            Gather::Prefix | Gather::Fifo => 0,
+            // Passing over heads would break the order of arrival.
+            Gather::Window | Gather::Spare if !self.keeps_order() => self.target_batch(),
+            Gather::Prefix | Gather::Window | Gather::Spare | Gather::Fifo => 0,
         };
         let (first, rows, closed) = self.queue.gather(requests, (head, rows), target, largest)?;
         Some(Candidate { first, rows, closed })
@@ -401,6 +402,40 @@ impl ShardModel {
     /// late.
     pub(crate) fn urgent_from(&self, latest: Time, terms: &PriceTerms) -> Time {
         latest - terms.head_start - terms.backlog_wait
+    }
+
+    /// Returns whether late requests keep their place among those that are not.
+    fn keeps_order(&self) -> bool {
+        self.model.in_arrival_order && self.drop == DropRule::Never
+    }
+
+    /// Returns whether batches take the oldest requests, since some cannot meet their deadlines or
+    /// the first one would keep the batch small.
+    pub(crate) fn serves_late(&self, requests: &Requests, now: Time) -> bool {
+        if !self.keeps_order() || self.rule.gather == Gather::Fifo {
+            return false;
+        }
+        let keeps_small = |head: u32| {
+            let room = self.profile.largest_within(requests.get(head).deadline - now);
+            (room as u64) < self.queue.rows().min(self.late_batch() as u64)
+        };
+        self.queue.overdue().is_some() || self.queue.head().is_some_and(keeps_small)
+    }
+
+    /// Returns the size of the largest batch while requests are late, so that other models wait for
+    /// at most half of this model's SLO.
+    pub(crate) fn late_batch(&self) -> usize {
+        let limit = if self.rule.single { 1 } else { self.max_batch };
+        self.profile.largest_within(Nanos(self.model.slo.0 / 2)).clamp(1, limit)
+    }
+
+    /// Returns the window of a batch of the oldest requests. Its rank is that of a batch whose
+    /// latest start is one SLO after the model's last batch: requests of other models that can meet
+    /// their deadlines go first, but the model has a batch in each of its SLOs.
+    pub(crate) fn late_window(&self, now: Time) -> Window {
+        let turn = self.started + self.model.slo;
+        let rank = if self.rule.start == StartRule::Priced(Price::Measured) { turn - URGENT_FIRST } else { turn };
+        Window { exec: now, latest: Time::NEVER, rank, lead: self.rule.network.lead(self.late_batch()) }
     }
 
     /// Returns the time of the next check of the queue if no event comes before: its candidate or

@@ -317,6 +317,9 @@ impl ShardQueues {
         let queue = self.models.get_mut(id);
         let round_trip = queue.rule.network.round_trip;
         let formed = now + round_trip;
+        if queue.serves_late(&self.requests, formed) {
+            return self.late_candidates(now, id);
+        }
         let candidate = queue.gather(&self.requests, formed, 100);
         let window =
             candidate.map(|candidate| queue.window(&self.requests, formed, candidate, &terms).sooner(round_trip));
@@ -338,6 +341,17 @@ impl ShardQueues {
         }
         let overdue_since = queue.queue.overdue().map(|slot| self.requests.get(slot).arrived);
         Candidates { punctual: window, overdue_since }
+    }
+
+    /// Returns the candidates of a model whose batches take the oldest requests.
+    fn late_candidates(&mut self, now: Time, id: ModelId) -> Candidates {
+        let queue = self.models.get(id);
+        self.latest.remove(id.index());
+        match queue.wakeup(&self.requests, None) {
+            Time::NEVER => self.wakeups.remove(id.index()),
+            at => self.wakeups.set(id.index(), at),
+        }
+        Candidates { punctual: Some(queue.late_window(now)), overdue_since: None }
     }
 
     /// Returns the terms that weigh the candidates of this model. Published rules have none.
@@ -432,18 +446,40 @@ impl ShardQueues {
         let served = models.get_mut(grant.model);
         let batch = served.target_cost();
         scarcity.note_activity(now, batch);
+        if served.serves_late(requests, now) {
+            return Some(self.form_oldest(now, grant, tasks));
+        }
         let candidate = served.gather(requests, now, grant.percent)?;
         let others = loads.others(grant.model, devices, grant.idle);
         let rows = served.cut(requests, now, candidate, scarcity.price(now, batch), &others);
         let task = tasks.open(grant.model, BlockId(0), grant.device(), LaneId(0));
-        let priced = served.rule.start.is_priced();
-        let percent = grant.percent;
         let takes = self.fill(now, BatchRows { model: grant.model, first: candidate.first, rows }, task, tasks, out);
-        self.running[grant.device().index()] = Some(Begun { at: now, expected: takes, percent });
-        if priced {
-            self.ends.set(grant.device().index(), now + takes.scale(u64::from(percent), 100));
-        }
+        self.note_begun(now, grant, takes);
         Some(task)
+    }
+
+    /// Records that a batch of this mean duration begins on a device.
+    fn note_begun(&mut self, now: Time, grant: &Grant, takes: Nanos) {
+        let (device, percent) = (grant.device().index(), grant.percent);
+        self.running[device] = Some(Begun { at: now, expected: takes, percent });
+        if self.models.get(grant.model).rule.start.is_priced() {
+            self.ends.set(device, now + takes.scale(u64::from(percent), 100));
+        }
+    }
+
+    /// Forms a batch of the oldest requests, late or not.
+    fn form_oldest(&mut self, now: Time, grant: &Grant, tasks: &mut Tasks) -> TaskId {
+        let ShardQueues { requests, models, scarcity, .. } = self;
+        let served = models.get_mut(grant.model);
+        let task = tasks.open(grant.model, BlockId(0), grant.device(), LaneId(0));
+        let push = |request: &Request| tasks.push(task, request.slot, request.extent.length);
+        let room = served.late_batch();
+        let rows = served.queue.take_oldest(requests, room, push);
+        scarcity.observe(rows, false);
+        served.lost.observe(rows, false);
+        let takes = served.note_batch(now, rows);
+        self.note_begun(now, grant, takes);
+        task
     }
 
     /// Fills a batch with rows of a model. Returns its mean duration.

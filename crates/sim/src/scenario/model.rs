@@ -137,7 +137,18 @@ impl ModelTable {
         if weight == 0 {
             return Err(context("weight = 0; it must be at least 1".to_owned()));
         }
-        let model = Model { name, blocks, walk, slo, max_batch, instances, drop, weight, dec_timesteps: None };
+        let model = Model {
+            name,
+            blocks,
+            walk,
+            slo,
+            max_batch,
+            instances,
+            drop,
+            weight,
+            dec_timesteps: None,
+            in_arrival_order: false,
+        };
         Ok((model, routes))
     }
 

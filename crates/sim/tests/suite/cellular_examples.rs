@@ -79,6 +79,7 @@ fn model(walk: Walk, blocks: Vec<Block>) -> Model {
         drop: None,
         weight: 1,
         dec_timesteps: None,
+        in_arrival_order: false,
     }
 }
 

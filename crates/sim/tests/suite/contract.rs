@@ -44,6 +44,7 @@ prop_compose! {
             1 => Just(Some(DropRule::Expired)),
             1 => Just(Some(DropRule::Never)),
         ],
+        in_arrival_order in any::<bool>(),
     ) -> Model {
         let block = |(index, &(alpha, beta)): (usize, &(i64, i64))| {
             let table: Vec<_> = (1..=max_batch as i64).map(|batch| Nanos::from_micros(alpha * batch + beta)).collect();
@@ -51,7 +52,7 @@ prop_compose! {
         };
         let blocks: Vec<_> = costs.iter().enumerate().map(block).collect();
         let walk = if blocks.len() == 1 { Walk::Whole } else { Walk::Chain };
-        Model { name: String::new(), blocks, walk, slo: Nanos::from_micros(slo_us), max_batch, instances, drop, weight: 1, dec_timesteps: None }
+        Model { name: String::new(), blocks, walk, slo: Nanos::from_micros(slo_us), max_batch, instances, drop, weight: 1, dec_timesteps: None, in_arrival_order }
     }
 }
 
@@ -322,6 +323,8 @@ proptest! {
     #[test]
     fn clockwork_without_look_ahead_equals_eager(mut case in case(true)) {
         case.faults.retain(|(_, fault)| !matches!(fault, Fault::Slow(..)));
+        // Clockwork knows no order of arrival.
+        case.setup.models.iter_mut().for_each(|model| model.in_arrival_order = false);
         for text in ["gather=prefix", "gather=prefix drop=never device=earliest-free"] {
             let eager = run("eager", &options(text), &case);
             let clockwork = run("clockwork", &options(&format!("{text} lookahead_ms=0")), &case);

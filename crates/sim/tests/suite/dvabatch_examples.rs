@@ -70,6 +70,7 @@ fn model(operators: &[[f64; 4]]) -> Model {
         drop: None,
         weight: 1,
         dec_timesteps: None,
+        in_arrival_order: false,
     }
 }
 

@@ -55,6 +55,7 @@ fn model(walk: Walk, blocks: Vec<Block>) -> Model {
         drop: None,
         weight: 1,
         dec_timesteps: None,
+        in_arrival_order: false,
     }
 }
 

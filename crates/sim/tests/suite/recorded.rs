@@ -75,7 +75,18 @@ fn linear(alpha_ms: f64, beta_ms: f64) -> Profile {
 fn model(name: &str, walk: Walk, blocks: Vec<Block>, slo_ms: i64) -> Model {
     let slo = Nanos::from_millis(slo_ms);
     let (name, instances) = (name.to_owned(), usize::MAX);
-    Model { name, blocks, walk, slo, max_batch: 16, instances, drop: None, weight: 1, dec_timesteps: None }
+    Model {
+        name,
+        blocks,
+        walk,
+        slo,
+        max_batch: 16,
+        instances,
+        drop: None,
+        weight: 1,
+        dec_timesteps: None,
+        in_arrival_order: false,
+    }
 }
 
 fn whole(name: &str) -> Model {

@@ -102,7 +102,18 @@ impl Random {
 fn model(walk: Walk, blocks: Vec<Block>, slo: Nanos) -> Model {
     let max_batch = blocks.iter().map(Block::max_batch).max().unwrap();
     let (name, instances) = ("m".to_owned(), usize::MAX);
-    Model { name, blocks, walk, slo, max_batch, instances, drop: None, weight: 1, dec_timesteps: None }
+    Model {
+        name,
+        blocks,
+        walk,
+        slo,
+        max_batch,
+        instances,
+        drop: None,
+        weight: 1,
+        dec_timesteps: None,
+        in_arrival_order: false,
+    }
 }
 
 /// Cells of an encoder and a decoder on one to three workers. In every third case the ends of

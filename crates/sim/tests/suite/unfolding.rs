@@ -66,7 +66,7 @@ prop_compose! {
         let blocks: Vec<_> = steps(walk, head).into_iter().enumerate().map(block).collect();
         let slo = Nanos::from_micros(slo_us);
         let max_batch = blocks.iter().map(Block::max_batch).max().unwrap();
-        Model { name: String::new(), blocks, walk, slo, max_batch, instances, drop, weight: 1, dec_timesteps: None }
+        Model { name: String::new(), blocks, walk, slo, max_batch, instances, drop, weight: 1, dec_timesteps: None, in_arrival_order: false }
     }
 }
 

@@ -72,3 +72,65 @@ fn a_burst_is_not_refused_for_a_neighbour_that_hardly_needs_the_device() {
         assert_eq!(refused(policy, text), [0, 0], "{policy}");
     }
 }
+
+/// Returns the arrivals of the first model's requests in the order of their answers, the longest
+/// wait for one, and the longest wait of a light neighbour. Neither has an SLO; the first is
+/// offered 1.3 times the capacity for four seconds, then nothing.
+fn answers(policy: &str, text: &str) -> Answers {
+    let model = |name: &str, profile: Profile, slo: i64| Model {
+        drop: Some(DropRule::Never),
+        in_arrival_order: true,
+        ..Model::whole(name, profile, Nanos::from_millis(slo))
+    };
+    let limits = Limits { requests: 1024, models: 2, devices: 1, lanes: 1, depth: 5, batch: 8, nodes: 0 };
+    let [heavy, light] = [Profile::linear(20.0, 3.0, 8).unwrap(), Profile::linear(6.0, 2.0, 8).unwrap()];
+    let setup = Setup { models: vec![model("heavy", heavy, 69), model("light", light, 24)], devices: 1, limits };
+    let arrival = |millis: i64, model: u16| {
+        let at = Time::ORIGIN + Nanos::from_millis(millis);
+        Arrival::new(at, ModelId(model), at + setup.models[usize::from(model)].slo)
+    };
+    let mut arrivals: Vec<_> = (0..220).map(|at| arrival(18 * at, 0)).collect();
+    arrivals.extend((0..10).map(|at| arrival(400 * at + 7, 1)));
+    arrivals.sort_by_key(|arrival| arrival.at);
+    let mut scheduler = build_served(policy, &setup, &options(text)).unwrap();
+    let mut answers = Answers::default();
+    let mut world = World::new(scheduler.as_mut(), &setup).with_learning(&setup.models);
+    world.run(arrivals.into_iter(), [], &mut [&mut answers]);
+    answers
+}
+
+#[derive(Default)]
+struct Answers {
+    order: Vec<Time>,
+    longest: [Nanos; 2],
+    refused: usize,
+}
+
+impl Observer for Answers {
+    fn ended(&mut self, now: Time, _id: u64, request: &Request, end: End) {
+        let model = request.model.index();
+        self.refused += usize::from(end != End::Finished);
+        self.longest[model] = self.longest[model].max(now - request.arrived);
+        self.order.extend((model == 0).then_some(request.arrived));
+    }
+}
+
+#[test]
+fn without_an_slo_answers_come_in_the_order_of_arrival_and_a_light_neighbour_waits_for_one_batch() {
+    for (policy, text) in [
+        ("deferred", "objective=latency"),
+        ("deferred", "objective=efficiency"),
+        ("eager", ""),
+        ("timeout", ""),
+        ("dva", "buffers=1"),
+    ] {
+        let Answers { order, longest: [heavy, light], refused } = answers(policy, text);
+        println!("unsaid   {policy:12} {text:22} heavy at most {heavy:?}, light {light:?}");
+        assert_eq!((order.len(), refused), (220, 0), "{policy}");
+        assert!(order.is_sorted(), "{policy}: an earlier request is answered later");
+        // 220 rows of 20 to 23 ms in 4 s.
+        assert!(heavy < Nanos::from_millis(1_300), "{policy}: {heavy:?}");
+        let bound = if policy == "dva" { heavy } else { Nanos::from_millis(60) };
+        assert!(light <= bound, "{policy}: {light:?}");
+    }
+}
