@@ -1,4 +1,5 @@
-//! Rewrites `Gemm` into operators that rten runs faster.
+//! Rewrites a file for rten: `Gemm` into operators that it runs faster, attributes that it needs
+//! ([`windows`](crate::windows)), and the names of external files.
 //!
 //! rten packs the weights of `MatMul` once, at load, but packs those of `Gemm` for each batch. At
 //! the batch sizes of serving, this costs more than the multiplication: for a layer of 512 by 512
@@ -9,31 +10,67 @@
 //! The file is edited as a stream of protobuf fields. All fields except the rewritten nodes are
 //! copied unchanged, so unknown fields are preserved.
 
-use crate::proto::{AttributeProto, GRAPH_NODE, MODEL_GRAPH, ModelProto, NodeProto};
+use crate::proto::{
+    AttributeProto, EntryProto, GRAPH_INITIALIZER, GRAPH_NODE, MODEL_GRAPH, ModelProto, NodeProto, TENSOR_EXTERNAL_DATA,
+};
+use crate::windows;
 use bytes::{Buf, Bytes};
 use prost::Message;
 use prost::encoding::{DecodeContext, WireType, decode_key, encode_key, encode_varint, skip_field};
-use std::collections::HashSet;
+use std::collections::HashMap;
 
-/// Returns the model with each `Gemm` of constant weights rewritten. Returns it unchanged if there
-/// is none.
-pub fn split_gemm(model: Vec<u8>) -> Vec<u8> {
+/// Returns the model as rten wants it, unchanged if it is so already. `external` are the names of
+/// its external files: the file at index i is afterwards called by [`external_name`], since rten
+/// accepts certain endings only.
+pub fn rewrite_for_rten(model: Vec<u8>, external: &[String]) -> Vec<u8> {
+    let model = if external.is_empty() { model } else { rename_external(model, external) };
     let model = Bytes::from(model);
     let weights = ModelProto::decode(model.clone()).ok().and_then(|model| model.graph).map(|graph| {
-        let names = graph.initializer.into_iter().map(|weight| weight.name);
-        names.collect::<HashSet<String>>()
+        let weights = graph.initializer.into_iter().map(|weight| (weight.name, weight.dims));
+        weights.collect::<HashMap<String, Vec<i64>>>()
     });
     let Some(weights) = weights else { return model.into() };
-    let node =
-        |node: &[u8], out: &mut Vec<u8>| match NodeProto::decode(node).ok().and_then(|node| split(node, &weights)) {
-            Some(nodes) => nodes.iter().for_each(|node| put(GRAPH_NODE, &node.encode_to_vec(), out)),
-            None => put(GRAPH_NODE, node, out),
-        };
+    let node = |node: &[u8], out: &mut Vec<u8>| match NodeProto::decode(node)
+        .ok()
+        .and_then(|node| windows::complete(&node, &weights).map(|node| vec![node]).or_else(|| split(node, &weights)))
+    {
+        Some(nodes) => nodes.iter().for_each(|node| put(GRAPH_NODE, &node.encode_to_vec(), out)),
+        None => put(GRAPH_NODE, node, out),
+    };
     let graph = |graph: &[u8], out: &mut Vec<u8>| match edit(graph, GRAPH_NODE, &node) {
         Some(graph) => put(MODEL_GRAPH, &graph, out),
         None => put(MODEL_GRAPH, graph, out),
     };
     edit(&model, MODEL_GRAPH, &graph).unwrap_or_else(|| model.into())
+}
+
+/// Returns the name of the external file at this index in a rewritten model.
+pub fn external_name(index: usize) -> String {
+    format!("{index}.data")
+}
+
+fn rename_external(model: Vec<u8>, external: &[String]) -> Vec<u8> {
+    let entry = |entry: &[u8], out: &mut Vec<u8>| {
+        let renamed = EntryProto::decode(entry).ok().filter(|entry| entry.key == "location").and_then(|entry| {
+            let index = external.iter().position(|name| *name == entry.value)?;
+            Some(EntryProto { value: external_name(index), ..entry })
+        });
+        match renamed {
+            Some(renamed) => put(TENSOR_EXTERNAL_DATA, &renamed.encode_to_vec(), out),
+            None => put(TENSOR_EXTERNAL_DATA, entry, out),
+        }
+    };
+    let within =
+        |number: u32, inner: &dyn Fn(&[u8], &mut Vec<u8>), outer: u32, message: &[u8], out: &mut Vec<u8>| match edit(
+            message, number, inner,
+        ) {
+            Some(message) => put(outer, &message, out),
+            None => put(outer, message, out),
+        };
+    let weight =
+        |weight: &[u8], out: &mut Vec<u8>| within(TENSOR_EXTERNAL_DATA, &entry, GRAPH_INITIALIZER, weight, out);
+    let graph = |graph: &[u8], out: &mut Vec<u8>| within(GRAPH_INITIALIZER, &weight, MODEL_GRAPH, graph, out);
+    edit(&model, MODEL_GRAPH, &graph).unwrap_or(model)
 }
 
 /// Copies a message field by field. `replace` writes the fields with the number `number`.
@@ -64,13 +101,13 @@ fn put(number: u32, message: &[u8], out: &mut Vec<u8>) {
 
 /// Returns the nodes that replace a `Gemm`. `None` for any other node, or a `Gemm` that is not a
 /// plain dense layer.
-fn split(gemm: NodeProto, weights: &HashSet<String>) -> Option<Vec<NodeProto>> {
+fn split(gemm: NodeProto, weights: &HashMap<String, Vec<i64>>) -> Option<Vec<NodeProto>> {
     if gemm.op_type != "Gemm" || !["", "ai.onnx"].contains(&&*gemm.domain) {
         return None;
     }
     let transposed = transposes_weights(&gemm.attribute)?;
     let ([x, weight], bias) = gemm.input.split_first_chunk()?;
-    let ([y], true) = (&gemm.output[..], weights.contains(weight)) else { return None };
+    let ([y], true) = (&gemm.output[..], weights.contains_key(weight)) else { return None };
     let bias = bias.first().filter(|bias| !bias.is_empty());
     let node = |op_type: &str, input: &[&str], output: &str| NodeProto {
         input: input.iter().map(|&name| name.to_owned()).collect(),
@@ -128,7 +165,7 @@ mod tests {
     }
 
     fn operators(node: NodeProto) -> Option<Vec<String>> {
-        let nodes = split(node, &HashSet::from(["w".to_owned()]))?;
+        let nodes = split(node, &HashMap::from([("w".to_owned(), Vec::new())]))?;
         Some(nodes.into_iter().map(|node| format!("{} {:?} {:?}", node.op_type, node.input, node.output)).collect())
     }
 
@@ -158,8 +195,24 @@ mod tests {
         for file in ["double", "gather", "identity_bytes"] {
             let path = format!("{}/../executor/tests/models/{file}.onnx", env!("CARGO_MANIFEST_DIR"));
             let model = std::fs::read(path).unwrap();
-            assert_eq!(split_gemm(model.clone()), model);
+            assert_eq!(rewrite_for_rten(model.clone(), &[]), model);
         }
-        assert_eq!(split_gemm(b"no model".to_vec()), b"no model");
+        assert_eq!(rewrite_for_rten(b"no model".to_vec(), &[]), b"no model");
+    }
+
+    #[test]
+    fn external_files_get_names_that_rten_accepts() {
+        let path = format!("{}/../executor/tests/models/mlp_external.onnx", env!("CARGO_MANIFEST_DIR"));
+        let model = std::fs::read(path).unwrap();
+        let names = |model: &[u8]| {
+            let graph = ModelProto::decode(model).unwrap().graph.unwrap();
+            let entries = graph.initializer.into_iter().flat_map(|weight| weight.external_data);
+            entries.filter(|entry| entry.key == "location").map(|entry| entry.value).collect::<Vec<_>>()
+        };
+        let before = names(&model);
+        assert!(before.iter().all(|name| name == "mlp_external.onnx.data") && !before.is_empty(), "{before:?}");
+        let renamed = rename_external(model.clone(), &["other".to_owned(), before[0].clone()]);
+        assert_eq!(names(&renamed), vec!["1.data"; before.len()]);
+        assert_eq!(rename_external(model.clone(), &["other".to_owned()]), model);
     }
 }

@@ -39,11 +39,12 @@ mod shapes;
 #[cfg(test)]
 mod tests;
 mod weights;
+mod windows;
 
 pub use blocks::{SLICER_VERSION, SlicedBlock, Slices};
 pub use cuts::Cuts;
 pub use declared::Declared;
-pub use dense::split_gemm;
+pub use dense::{external_name, rewrite_for_rten};
 pub use error::OnnxError;
 pub use file::OnnxFile;
 pub use graph::OnnxModel;

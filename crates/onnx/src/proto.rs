@@ -126,6 +126,10 @@ pub struct AttributeProto {
 pub(crate) const MODEL_GRAPH: u32 = 7;
 /// Field number of [`GraphProto::node`].
 pub(crate) const GRAPH_NODE: u32 = 1;
+/// Field number of [`GraphProto::initializer`].
+pub(crate) const GRAPH_INITIALIZER: u32 = 5;
+/// Field number of [`TensorProto::external_data`].
+pub(crate) const TENSOR_EXTERNAL_DATA: u32 = 13;
 
 /// ONNX's numbers of the attribute types that this crate writes.
 pub(crate) mod attribute_type {

@@ -22,8 +22,8 @@ use crate::values::EngineLimits;
 use crate::{Device, ExecError, Executor, LoadError, LoadedModel, ModelSource, Sink};
 use convert::ConversionBuffer;
 use ripieno_model::TensorSpec;
-use ripieno_onnx::{Declared, split_gemm};
-use rten::{LoadErrorKind, NodeId, RunOptions, ThreadPool};
+use ripieno_onnx::{Declared, external_name, rewrite_for_rten};
+use rten::{NodeId, RunOptions, ThreadPool};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -73,6 +73,26 @@ impl CpuEngine {
         self.depth = depth;
         self
     }
+
+    /// Returns whether this kind of engine has loaded a model.
+    pub(crate) fn has_loaded(loaded: &dyn LoadedModel) -> bool {
+        loaded.as_any().is::<EngineModel<RtenModel>>()
+    }
+
+    /// Returns the settings of a device with `lanes` lanes.
+    pub(crate) fn lane_options(&self, lanes: usize) -> LaneOptions {
+        let (lanes, threads) = (lanes.max(1), self.options.threads);
+        let pool = Arc::new(ThreadPool::with_num_threads(threads));
+        let outer = Arc::clone(&pool);
+        LaneOptions {
+            name: format!("{NAME}-{}", self.opened.fetch_add(1, Ordering::Relaxed)),
+            depth: self.depth,
+            prepare: Box::new(move |loaded, _| prepare(loaded, &pool)),
+            enter: if lanes == 1 { Arc::new(move |body| outer.run(body)) } else { Arc::new(|body| body()) },
+            aborts: (0..lanes).map(|_| Arc::default()).collect(),
+            max_concurrent: threads,
+        }
+    }
 }
 
 impl Executor for CpuEngine {
@@ -101,18 +121,7 @@ impl Executor for CpuEngine {
     }
 
     fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
-        let (lanes, threads) = (lanes.max(1), self.options.threads);
-        let pool = Arc::new(ThreadPool::with_num_threads(threads));
-        let outer = Arc::clone(&pool);
-        let options = LaneOptions {
-            name: format!("{NAME}-{}", self.opened.fetch_add(1, Ordering::Relaxed)),
-            depth: self.depth,
-            prepare: Box::new(move |loaded, _| prepare(loaded, &pool)),
-            enter: if lanes == 1 { Arc::new(move |body| outer.run(body)) } else { Arc::new(|body| body()) },
-            aborts: (0..lanes).map(|_| Arc::default()).collect(),
-            max_concurrent: threads,
-        };
-        LaneDevice::open(options, sink)
+        LaneDevice::open(self.lane_options(lanes), sink)
     }
 }
 
@@ -150,11 +159,12 @@ impl RtenBlock {
         let unreadable = |cause: std::io::Error| refuse(cause.to_string(), "make the file readable");
         let mut options = rten::ModelOptions::with_all_ops();
         options.prepack_weights(true);
-        for location in &io.external {
-            options.external_data(location, std::fs::read(path.with_file_name(location)).map_err(unreadable)?);
+        for (at, location) in io.external.iter().enumerate() {
+            options
+                .external_data(&external_name(at), std::fs::read(path.with_file_name(location)).map_err(unreadable)?);
         }
-        let model = options.load(split_gemm(std::fs::read(path).map_err(unreadable)?));
-        let model = model.map_err(|cause| refuse(cause.to_string(), fix(&cause.kind())))?;
+        let model = options.load(rewrite_for_rten(std::fs::read(path).map_err(unreadable)?, &io.external));
+        let model = model.map_err(|cause| refuse(cause.to_string(), OTHER_ENGINE))?;
         let nodes = |specs: &[TensorSpec]| {
             let node = |spec: &TensorSpec| model.node_id(&spec.name);
             specs.iter().map(node).collect::<Result<Vec<_>, _>>()
@@ -166,15 +176,6 @@ impl RtenBlock {
 }
 
 const OTHER_ENGINE: &str = "use --engine onnxruntime, or export it otherwise";
-
-fn fix(kind: &LoadErrorKind) -> &'static str {
-    match kind {
-        LoadErrorKind::ExternalDataError => {
-            "keep the weights in the .onnx file, or in a file beside it whose name ends in .data"
-        }
-        _ => OTHER_ENGINE,
-    }
-}
 
 fn check_datatypes(path: &Path, io: &Declared) -> Result<(), LoadError> {
     let tensors = io.inputs.iter().map(|spec| ("input", spec)).chain(io.outputs.iter().map(|spec| ("output", spec)));

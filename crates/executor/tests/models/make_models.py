@@ -48,6 +48,13 @@ save("mlp_fixed_batch", FIRST, [floats("x", [1, 4])], [H], [("w1", W1), ("b1", B
 pathlib.Path("mlp_external.onnx.data").unlink(missing_ok=True)
 external = {"save_as_external_data": True, "location": "mlp_external.onnx.data", "size_threshold": 0}
 save("mlp_external", FIRST, [X], [H], [("w1", W1), ("b1", B1)], save=external)
+# The name of the file is free.
+pathlib.Path("mlp_weights.bin").unlink(missing_ok=True)
+save("mlp_bin", FIRST, [X], [H], [("w1", W1), ("b1", B1)], save={**external, "location": "mlp_weights.bin"})
+
+# Windows whose strides, dilations and, where the weights have it, size are left out.
+bare = [helper.make_node("Conv", ["x", "k"], ["c"]), helper.make_node("MaxPool", ["c"], ["y"], kernel_shape=[2, 2])]
+save("bare_windows", bare, [floats("x", ["batch", 1, 4, 4])], [floats("y", ["batch", 1, 2, 2])], [("k", weight(2, 2, 5)[None, None])])
 
 # Half the product and twice the bias: no plain dense layer.
 scaled = [helper.make_node("Gemm", ["x", "w1", "b1"], ["h"], alpha=0.5, beta=2.0)]
