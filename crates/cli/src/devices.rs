@@ -3,7 +3,8 @@
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use ripieno_executor::{
-    CpuEngine, CpuOptions, EmulatedEngine, EmulatedOptions, Executor, OnnxRuntimeEngine, OnnxRuntimeOptions,
+    CpuEngine, CpuOptions, EitherEngine, EmulatedEngine, EmulatedOptions, Executor, LoadError, OnnxRuntimeEngine,
+    OnnxRuntimeOptions,
 };
 use ripieno_model::zoo::ZooDevice;
 use ripieno_repository::{EngineProcess, LoadTarget};
@@ -26,9 +27,9 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) devices: u16,
 
-    /// Engine for ONNX models on the CPU: the built-in one, or ONNX Runtime, which is faster and
-    /// has to be installed.
-    #[arg(long, value_enum, default_value = "cpu")]
+    /// Engine for ONNX models on the CPU. auto: ONNX Runtime if it is installed, which is faster,
+    /// and the built-in engine for models that it cannot run and where it is missing.
+    #[arg(long, value_enum, default_value = "auto")]
     pub(crate) engine: EngineName,
 
     /// Threads per batch, for each device [default: the machine's cores, shared by the devices].
@@ -44,6 +45,8 @@ pub(crate) struct DeviceArgs {
 /// An engine for models on the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum EngineName {
+    /// ONNX Runtime if it is found, else the built-in engine.
+    Auto,
     /// Built in, pure Rust: nothing to install.
     Cpu,
     /// ONNX Runtime, loaded when the server starts.
@@ -53,6 +56,7 @@ pub(crate) enum EngineName {
 impl fmt::Display for EngineName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            EngineName::Auto => "auto",
             EngineName::Cpu => "cpu",
             EngineName::Onnxruntime => "onnxruntime",
         })
@@ -102,24 +106,52 @@ impl DeviceArgs {
         self.threads.map_or_else(|| (cores / usize::from(self.devices)).max(1), usize::from)
     }
 
+    fn library(&self, threads: usize) -> Result<OnnxRuntimeEngine, LoadError> {
+        let options = OnnxRuntimeOptions { library: self.onnxruntime.clone(), threads };
+        Ok(OnnxRuntimeEngine::new(options)?.with_depth(Limits::MOST_DEPTH))
+    }
+
+    /// Returns whether the user names the file of the ONNX Runtime library.
+    fn names_library(&self) -> bool {
+        self.onnxruntime.is_some() || std::env::var_os("ORT_DYLIB_PATH").is_some_and(|path| !path.is_empty())
+    }
+
+    /// Logs the engine of a server, and how to get a faster one.
+    pub(crate) fn log_engine(&self, target: &LoadTarget) {
+        match (target.engine.name(), self.engine) {
+            ("onnxruntime", EngineName::Auto) => tracing::info!(
+                "the engine is onnxruntime, which was found; models that it cannot run go to the built-in engine"
+            ),
+            ("cpu", EngineName::Auto) => tracing::info!(
+                "the engine is cpu, which is built in; ONNX Runtime is faster and was not found: pip install onnxruntime, \
+                 or name its library with --onnxruntime FILE"
+            ),
+            (name, _) => tracing::info!("the engine is {name}"),
+        }
+    }
+
     /// Opens the engine, and returns the target to load models for.
     pub(crate) fn target(&self) -> anyhow::Result<LoadTarget> {
         let threads = self.threads_per_device();
+        let built_in = || CpuEngine::new(CpuOptions { threads }).with_depth(Limits::MOST_DEPTH);
         let engine: Arc<dyn Executor> = match (&self.device, self.engine) {
-            (DeviceKind::Emulated(zoo), EngineName::Cpu) => {
+            (DeviceKind::Emulated(zoo), EngineName::Auto | EngineName::Cpu) => {
                 let name = zoo.map_or("", ZooDevice::name).to_owned();
                 Arc::new(EmulatedEngine::new(EmulatedOptions { name }).with_depth(Limits::MOST_DEPTH))
             }
             (DeviceKind::Emulated(_), EngineName::Onnxruntime) => bail!("--engine is for --device cpu; leave it out"),
-            (DeviceKind::Cpu, EngineName::Cpu) => {
-                Arc::new(CpuEngine::new(CpuOptions { threads }).with_depth(Limits::MOST_DEPTH))
-            }
+            (DeviceKind::Cpu, EngineName::Cpu) => Arc::new(built_in()),
             (DeviceKind::Cpu, EngineName::Onnxruntime) => {
-                let options = OnnxRuntimeOptions { library: self.onnxruntime.clone(), threads };
-                Arc::new(
-                    OnnxRuntimeEngine::new(options).context("--engine onnxruntime")?.with_depth(Limits::MOST_DEPTH),
-                )
+                Arc::new(self.library(threads).context("--engine onnxruntime")?)
             }
+            (DeviceKind::Cpu, EngineName::Auto) => match self.library(threads) {
+                Ok(library) => Arc::new(EitherEngine::new(library, built_in())),
+                Err(cause) if self.names_library() => return Err(cause).context("--engine auto"),
+                Err(cause) => {
+                    tracing::debug!("{cause}");
+                    Arc::new(built_in())
+                }
+            },
         };
         let zoo = match self.device {
             DeviceKind::Emulated(zoo) => zoo,

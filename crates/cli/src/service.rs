@@ -63,6 +63,7 @@ impl Service {
     /// Opens devices. The caller loads the models with [`LiveRepository::load_all`].
     pub(crate) fn open(&self) -> anyhow::Result<Opened> {
         let mut target = LoadTarget { policy: Some(self.policy.clone()), ..self.devices.target()? };
+        self.devices.log_engine(&target);
         target.measure_for = self.measure_for.unwrap_or(target.measure_for);
         target.slo = self.slo;
         target.allow_symlinks = self.allow_symlinks;

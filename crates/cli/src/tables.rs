@@ -55,6 +55,9 @@ pub(crate) fn models(models: &[ModelReport]) -> String {
         if let Some(cells) = cells(model) {
             let _ = write!(text, "\n{}: cells {cells}", model.name);
         }
+        if let Some(shapes) = &model.measured_at {
+            let _ = write!(text, "\n{}: measured at {shapes}", model.name);
+        }
         for warning in &model.warnings {
             let _ = write!(text, "\nwarning: {}: {warning}", model.name);
         }

@@ -33,6 +33,11 @@ impl TryCommand<'_> {
                     "head -c {bytes} /dev/zero | curl{options} {of_model}/infer {header} --data-binary @- -o answer.bin"
                 )
             }
+            Some(Sample::Binary { head, bytes }) => format!(
+                "(printf %s '{head}'; head -c {bytes} /dev/zero) | curl{options} {of_model}/infer \
+                 -H 'Inference-Header-Content-Length: {}' --data-binary @- -o answer.bin",
+                head.len()
+            ),
             None => format!("curl{options} {of_model}"),
         }
     }

@@ -33,8 +33,10 @@ fn models(folder: &Path, flags: &[&str]) -> (Option<i32>, Vec<(String, String)>,
 
 #[test]
 fn a_model_that_fails_while_it_is_measured_is_not_ready() {
-    // The second takes rows of seven numbers only, which its file does not say.
+    // The second takes rows of seven numbers only.
     let folder = repository("models-tries", &["double", "seven_wide"]);
+    let eight = "[[input]]\nname = \"x\"\ndatatype = \"FP32\"\nshape = [-1, 8]\n";
+    std::fs::write(folder.join("seven_wide/model.toml"), eight).unwrap();
     let (code, states, log) = models(&folder, &[]);
     let state = |name: &str| states.iter().find(|(model, _)| model == name).unwrap().1.as_str();
     assert_eq!((code, state("double"), state("seven_wide")), (Some(1), "READY", "UNAVAILABLE"), "{log}");

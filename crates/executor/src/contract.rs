@@ -33,6 +33,12 @@ pub trait Executor: Send + Sync {
     /// Reads and checks a model. This is slow and should run on a thread that serves no requests.
     fn load(&self, source: &ModelSource) -> Result<Arc<dyn LoadedModel>, LoadError>;
 
+    /// Returns the engines whose models its devices run, in order of preference, if it combines
+    /// several. One of them loads each model.
+    fn alternatives(&self) -> Vec<Arc<dyn Executor>> {
+        Vec::new()
+    }
+
     /// Opens a device of this kind with `lanes` lanes, at least one. The threads of the lanes call
     /// `sink` once for every accepted task.
     fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError>;

@@ -13,10 +13,10 @@
 //! values mean something, is [`Untried`](RowIndependence::Untried): its rows may depend on each
 //! other.
 
+use crate::example::{RowSpec, TOO_LARGE, candidates, request};
 use crate::profile::ExampleRunner;
 use crate::rows;
 use crate::{ExecError, Executor, LoadedModel, RequestEntry, Tensor};
-use ripieno_base::Lcg;
 use ripieno_model::{DataType, TensorSpec};
 use std::sync::Arc;
 
@@ -33,11 +33,6 @@ pub enum RowIndependence {
 
 /// Largest number of rows in a test.
 const ROWS: usize = 4;
-/// Sizes to try for open dimensions without a declared size, in order, until the model accepts a
-/// request. 32 and 224 are the sizes of images that models with open dimensions most often require.
-const SIZES: [i64; 5] = [16, 64, 1, 32, 224];
-/// Largest number of elements of one row in the test.
-const MAX_ROW_ELEMENTS: i64 = 1 << 26;
 /// Largest accepted difference of a number, relative to the largest number of its tensor. Engines
 /// may sum in different orders in different batches.
 const TOLERANCE: f64 = 1e-3;
@@ -59,23 +54,18 @@ pub fn check_rows(
     if count < 2 || !model.batched() {
         return RowIndependence::Independent;
     }
-    let has_style = |spec: &TensorSpec| is_integer(spec.datatype) && model.range(&spec.name).is_none();
-    let all = [Style::Varied, Style::Ones, Style::Zeros];
-    let styles = if model.inputs().iter().any(has_style) { &all[..] } else { &all[..1] };
-    let mut failed = "its inputs are too large to be made up".to_owned();
-    for &style in styles {
-        for size in SIZES {
-            let row = |row: usize| request(&**model, declared, RowSpec { style, size, row });
-            let Some(rows) = (0..count).map(row).collect::<Option<Vec<_>>>() else { continue };
-            let tried = ExampleRunner::new(engine, model, rows[0].clone().into()).map_err(|cause| cause.to_string());
-            let tried = tried.and_then(|runner| match alone(&runner, &rows) {
-                Ok(answers) => Ok(together(&runner, &rows, &answers)),
-                Err(cause) => Err(cause.to_string()),
-            });
-            match tried {
-                Ok(shown) => return shown,
-                Err(cause) => failed = cause,
-            }
+    let mut failed = TOO_LARGE.to_owned();
+    for spec in candidates(&**model, declared) {
+        let row = |row: usize| request(&**model, declared, RowSpec { row, ..spec });
+        let Some(rows) = (0..count).map(row).collect::<Option<Vec<_>>>() else { continue };
+        let tried = ExampleRunner::new(engine, model, rows[0].clone().into()).map_err(|cause| cause.to_string());
+        let tried = tried.and_then(|runner| match alone(&runner, &rows) {
+            Ok(answers) => Ok(together(&runner, &rows, &answers)),
+            Err(cause) => Err(cause.to_string()),
+        });
+        match tried {
+            Ok(shown) => return shown,
+            Err(cause) => failed = cause,
         }
     }
     RowIndependence::Untried(failed)
@@ -200,73 +190,6 @@ fn flipped(a: &Tensor, b: &Tensor) -> f64 {
     differ as f64 / (a.data.len() / size).max(1) as f64
 }
 
-/// Kind of integers in a test, for inputs without a declared range.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Style {
-    /// Random zeros and ones.
-    Varied,
-    Ones,
-    Zeros,
-}
-
-/// Parameters of a row to generate.
-#[derive(Clone, Copy)]
-struct RowSpec {
-    style: Style,
-    size: i64,
-    row: usize,
-}
-
-fn is_integer(datatype: DataType) -> bool {
-    !matches!(datatype, DataType::Bf16 | DataType::Bytes | DataType::Fp16 | DataType::Fp32 | DataType::Fp64)
-}
-
-/// Generates a request of one row. Different rows differ. `None` if the row would be too large.
-fn request(model: &dyn LoadedModel, declared: &[TensorSpec], draw: RowSpec) -> Option<Vec<Tensor>> {
-    let length = model.lengths();
-    let inputs = model.inputs().iter().enumerate().map(|(at, spec)| {
-        let declared = declared.iter().find(|declared| declared.name == spec.name);
-        let given =
-            |dim: usize| declared.and_then(|declared| declared.shape.get(dim)).copied().filter(|&size| size > 0);
-        let dim = |(dim, &size): (usize, &i64)| match length.filter(|lengths| lengths.dims[at] == Some(dim)) {
-            Some(lengths) => draw.size.min(i64::from(lengths.max)),
-            None if size < 0 => given(dim).unwrap_or(draw.size),
-            None => size,
-        };
-        let row = spec.shape.iter().enumerate().skip(1).map(dim);
-        let shape: Vec<i64> = [1].into_iter().chain(row).collect();
-        let count = shape.iter().try_fold(1i64, |all, &size| all.checked_mul(size))?;
-        // Seeded so that every load uses the same requests.
-        let mut random = Lcg::new(draw.row as u64 * 1_000_003 + at as u64);
-        let range = model.range(&spec.name);
-        let elements = (0..count.min(MAX_ROW_ELEMENTS + 1)).flat_map(|_| element(spec, range, draw.style, &mut random));
-        let data: Vec<u8> = if count <= MAX_ROW_ELEMENTS { elements.collect() } else { return None };
-        Some(Tensor { name: spec.name.as_str().into(), datatype: spec.datatype, shape, data: data.into() })
-    });
-    inputs.collect()
-}
-
-fn element(spec: &TensorSpec, range: Option<(i64, i64)>, style: Style, random: &mut Lcg) -> Vec<u8> {
-    let number = match (spec.datatype, range, style) {
-        (DataType::Bytes, ..) => {
-            let word = format!("w{}", random.below(97));
-            return [&(word.len() as u32).to_le_bytes(), word.as_bytes()].concat();
-        }
-        (DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64, ..) => {
-            random.below(4001) as f64 / 2000.0 - 1.0
-        }
-        (_, Some((least, most)), _) => {
-            let choices = u64::try_from(most.saturating_sub(least)).unwrap_or(0).min(1 << 20) + 1;
-            least.saturating_add(random.below(choices) as i64) as f64
-        }
-        (DataType::Uint8 | DataType::Int8, None, Style::Varied) => random.below(128) as f64,
-        (_, None, Style::Varied) => random.below(2) as f64,
-        (_, None, Style::Ones) => 1.0,
-        (_, None, Style::Zeros) => 0.0,
-    };
-    crate::buffer::bytes_of(spec.datatype, number).unwrap_or_else(|| vec![0; spec.datatype.size().unwrap_or(0)])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -293,16 +216,5 @@ mod tests {
         assert_eq!(differs(&before, &bytes(&many), &[]), None, "one of two hundred is a matter of rounding");
         assert!(differs(&few, &bytes(&[1, 3]), &[]).unwrap().starts_with("50 % of output 'y'"));
         assert!(differs(&few, &bytes(&[1]), &[]).unwrap().contains("is [1] instead of [2]"));
-    }
-
-    #[test]
-    fn whole_numbers_stay_in_their_range() {
-        let spec = TensorSpec { name: "ids".into(), datatype: DataType::Int64, shape: vec![-1, 3] };
-        let mut random = Lcg::new(7);
-        let drawn: Vec<i64> = (0..200)
-            .map(|_| element(&spec, Some((5, 8)), Style::Varied, &mut random))
-            .map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap()))
-            .collect();
-        assert!((5..=8).all(|id| drawn.contains(&id)) && drawn.iter().all(|id| (5..=8).contains(id)));
     }
 }

@@ -14,8 +14,10 @@ mod conditions;
 mod contract;
 mod cpu;
 mod curve;
+mod either;
 mod emulated;
 mod error;
+mod example;
 mod flow;
 mod independence;
 mod isolated;
@@ -44,12 +46,14 @@ pub use contract::{
 };
 pub use cpu::{CpuEngine, CpuOptions};
 pub use curve::MeasurementProgress;
+pub use either::EitherEngine;
 pub use emulated::{EmulatedEngine, EmulatedOptions};
 pub use error::{ExecError, LoadError, RequestError};
+pub use example::{ExampleOrigin, TrialRequest, example_origin, find_example, is_unsupported};
 pub use independence::{RowIndependence, check_rows};
 pub use isolated::serve_engine;
 pub use onnxruntime::{OnnxRuntimeEngine, OnnxRuntimeOptions};
-pub use profile::{BlockProfile, MeasuredProfile, Measurement, check_padding, measure, run_example};
+pub use profile::{BlockProfile, MeasuredProfile, Measurement, check_padding, measure, run_example, time_batch};
 pub use source::{
     AnswerSource, AnswerSteps, BlockSource, Initial, InputLength, InputLink, InputRange, InputSource, Isolation,
     LengthDims, ModelSource, OutputLength, StepLimit,

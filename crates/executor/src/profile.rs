@@ -148,13 +148,41 @@ impl BatchRunner for TimedRunner<'_> {
 }
 
 /// Runs a batch of example requests once through all blocks, because a model that loads may still
-/// fail to run.
-pub fn run_example(engine: &dyn Executor, model: &Arc<dyn LoadedModel>, batch: usize) -> Result<(), LoadError> {
+/// fail to run. Without an `example`, one is made up as in [`Measurement`].
+pub fn run_example(
+    engine: &dyn Executor,
+    model: &Arc<dyn LoadedModel>,
+    example: Option<Arc<[Tensor]>>,
+    batch: usize,
+) -> Result<(), LoadError> {
     let mut samples = vec![Vec::new(); model.blocks()];
-    let runner = ExampleRunner::new(engine, model, example_inputs(&**model)?)?;
+    let runner = ExampleRunner::new(engine, model, example.map_or_else(|| example_inputs(&**model), Ok)?)?;
     let outcome = runner.walk(batch, &mut samples);
     outcome.map_err(|cause| LoadError(format!("an example request cannot run: a batch of {batch}: {cause}")))
 }
+
+/// Returns the shortest of a few times that a batch of example requests takes in all blocks. The
+/// first run does not count.
+pub fn time_batch(
+    engine: &dyn Executor,
+    model: &Arc<dyn LoadedModel>,
+    example: Option<Arc<[Tensor]>>,
+    batch: usize,
+) -> Result<Nanos, LoadError> {
+    let runner = ExampleRunner::new(engine, model, example.map_or_else(|| example_inputs(&**model), Ok)?)?;
+    let mut shortest = Nanos::MAX;
+    for run in 0..=TIMED_RUNS {
+        let mut samples = vec![Vec::new(); model.blocks()];
+        let outcome = runner.walk(batch, &mut samples);
+        outcome.map_err(|cause| LoadError(format!("a batch of {batch} failed: {cause}")))?;
+        let total = Nanos(samples.iter().flatten().map(|sample| sample.0).sum());
+        shortest = if run == 0 { Nanos::MAX } else { shortest.min(total) };
+    }
+    Ok(shortest)
+}
+
+/// Number of runs of [`time_batch`].
+const TIMED_RUNS: usize = 3;
 
 /// Checks that padding does not change answers. Runs a short request alone and in a batch with one
 /// of the longest, and compares the two answers.
@@ -348,6 +376,12 @@ impl ExampleRunner {
             samples[block.index()].push(taken);
         }
         Ok(())
+    }
+
+    /// Runs the example once.
+    pub(crate) fn once(&self) -> Result<(), ExecError> {
+        let blocks = self.tasks.iter().map(|&(block, _)| block.index() + 1).max().unwrap_or(0);
+        self.walk(1, &mut vec![Vec::new(); blocks])
     }
 
     /// Creates the entry of another request, for [`answers`](ExampleRunner::answers).

@@ -102,7 +102,7 @@ fn unbatchable_reason(
     if plan.source.walk.is_unfolded() {
         return check_cells(target, plan);
     }
-    Ok(match check_rows(&*target.engine, loaded, plan.source.max_batch, &config.inputs) {
+    Ok(match check_rows(&*target.engine, loaded, plan.source.max_batch, &plan.request_shapes()) {
         RowIndependence::Independent => None,
         RowIndependence::Mixed(how) => {
             Some(NoBatches { why: format!("its rows depend on each other ({how})"), remedy: IF_INDEPENDENT })

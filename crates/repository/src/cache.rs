@@ -35,6 +35,9 @@ pub struct ProfileKey {
     /// Maximum request length, if requests vary in length.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     max_length: Option<u32>,
+    /// Shapes of the inputs that were measured, if the file leaves some open.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    shapes: Vec<Vec<i64>>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -51,7 +54,18 @@ impl ProfileKey {
     /// Returns the key of a model whose blocks are `files`, on a device with this name.
     pub fn new(device: &str, files: &[PathBuf], max_batch: usize) -> Result<ProfileKey, String> {
         let model_sha256 = files.iter().map(|file| hash_of(file)).collect::<Result<_, _>>()?;
-        Ok(ProfileKey { format: FORMAT, device: device.to_owned(), model_sha256, max_batch, max_length: None })
+        let (max_length, shapes) = (None, Vec::new());
+        Ok(ProfileKey { format: FORMAT, device: device.to_owned(), model_sha256, max_batch, max_length, shapes })
+    }
+
+    /// Sets the shapes of the inputs that are measured.
+    pub fn with_shapes(self, shapes: Vec<Vec<i64>>) -> ProfileKey {
+        ProfileKey { shapes, ..self }
+    }
+
+    /// Returns the key for another maximum batch size.
+    pub fn with_max_batch(&self, max_batch: usize) -> ProfileKey {
+        ProfileKey { max_batch, ..self.clone() }
     }
 
     /// Sets the maximum request length.
@@ -64,6 +78,7 @@ impl ProfileKey {
         let mut words =
             format!("{}\n{}\n{}\n{}", self.format, self.device, self.model_sha256.join(","), self.max_batch);
         words.extend(self.max_length.map(|length| format!("\n{length}")));
+        words.extend(self.shapes.iter().map(|shape| format!("\n{shape:?}")));
         format!("{kind}-{}.json", short_hash(&words))
     }
 }

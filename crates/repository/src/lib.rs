@@ -14,6 +14,7 @@ mod batching;
 pub mod cache;
 pub mod config;
 mod containment;
+mod costs;
 pub mod edge;
 pub mod ensemble;
 #[cfg(test)]
@@ -21,6 +22,7 @@ mod fixture;
 mod foreign;
 pub mod inspect;
 pub mod labels;
+mod largest_batch;
 pub mod live;
 pub mod load;
 pub mod model_files;

@@ -282,11 +282,11 @@ impl LiveRepository {
         let served = prepared.served().ok_or_else(unprofiled)?;
         let (model, slo) = (served.model.clone(), prepared.slo().ok_or_else(unprofiled)?);
         let id = self.host.load(served).map_err(|error| format!("{}: {error}", found.model.display()))?;
-        for note in prepared.plan.triton_note().into_iter().chain(prepared.slo_note()) {
+        for note in prepared.plan.triton_note().into_iter().chain(prepared.shape_note()).chain(prepared.slo_note()) {
             tracing::info!("model {}: {note}", found.name);
         }
         let target = self.loader.target();
-        Ok((Arc::new(entry(&prepared, &model, slo, id, target)), prepared.report(target.devices)))
+        Ok((Arc::new(entry(&prepared, &model, slo, id)), prepared.report(target.devices)))
     }
 
     /// Makes the new version answer, then retires the old one.
@@ -467,7 +467,7 @@ fn first_error(reports: Vec<ModelReport>) -> Result<(), String> {
     reports.into_iter().find_map(|report| report.error).map_or(Ok(()), Err)
 }
 
-fn entry(prepared: &PreparedModel, model: &Model, slo: Slo, id: ModelId, target: &LoadTarget) -> ServedEntry {
+fn entry(prepared: &PreparedModel, model: &Model, slo: Slo, id: ModelId) -> ServedEntry {
     let source = &prepared.plan.source;
     let mut edge = prepared.plan.triton.as_ref().map(|triton| triton.settings.edge.clone()).unwrap_or_default();
     let mut inputs = prepared.loaded.inputs().to_vec();
@@ -479,7 +479,7 @@ fn entry(prepared: &PreparedModel, model: &Model, slo: Slo, id: ModelId, target:
         name: prepared.plan.name.clone(),
         version: prepared.plan.version.clone(),
         id: Some(id),
-        platform: platform(target.engine.name()).to_owned(),
+        platform: platform(prepared.engine).to_owned(),
         inputs,
         outputs: answers(prepared),
         batched: prepared.loaded.batched(),

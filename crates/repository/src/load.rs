@@ -4,7 +4,6 @@
 //! time, because concurrent measurements would distort each other.
 
 use super::batching;
-use super::cache::{ProfileCache, ProfileKey};
 use super::config::Batching;
 use super::containment::check_weights;
 use super::edge::EdgeConfig;
@@ -21,11 +20,9 @@ use super::triton::TritonConfig;
 use super::warm_up::warm_up;
 use parking_lot::Mutex;
 use ripieno_base::Nanos;
-use ripieno_executor::{
-    BlockProfile, BlockSource, LoadedModel, MeasuredProfile, Measurement, MeasurementProgress, check_padding, measure,
-};
+use ripieno_executor::{BlockProfile, BlockSource, LoadedModel, check_padding};
 use ripieno_model::bounds::best_goodput;
-use ripieno_model::{Block, DropRule, LengthProfiles, Model, Profile, Walk};
+use ripieno_model::{Block, DropRule, LengthProfiles, Model, Profile, TensorSpec, Walk};
 use ripieno_runtime::ServedModel;
 use ripieno_text::TextModel;
 use std::any::Any;
@@ -51,19 +48,29 @@ const LOADING_STACK: usize = 256 << 20;
 /// Loads models for one target.
 pub struct Loader {
     target: LoadTarget,
-    progress: MeasureProgress,
-    measuring: Mutex<()>,
+    /// The target with each engine that may load a model, in order of preference.
+    targets: Vec<LoadTarget>,
+    pub(super) progress: MeasureProgress,
+    pub(super) measuring: Mutex<()>,
 }
 
 /// A loaded model with its cost.
 pub struct PreparedModel {
     /// Plan by which it was loaded.
     pub plan: LoadPlan,
+    /// Name of the engine that loaded it.
+    pub engine: &'static str,
     /// The model in memory.
     pub loaded: Arc<dyn LoadedModel>,
     /// Cost of each block; `None` if unknown and not measured.
     pub profiles: Option<Vec<BlockProfile>>,
-    /// Source of the profiles: "given", "cached" or "measured".
+    /// Shapes of the request that was measured, if the file leaves some open; and whether they are
+    /// guessed.
+    pub measured_at: Option<(String, bool)>,
+    /// The inputs of that request.
+    pub(super) example_shapes: Vec<TensorSpec>,
+    /// Source of the profiles: "given", "cached", "measured", or "assumed" where no request could
+    /// be made up.
     pub origin: &'static str,
     /// Reason for which requests do not share batches.
     pub unbatched: Option<String>,
@@ -78,7 +85,12 @@ pub struct PreparedModel {
 impl Loader {
     /// Creates a loader that reports measurements to `progress`.
     pub fn new(target: LoadTarget, progress: MeasureProgress) -> Loader {
-        Loader { target, progress, measuring: Mutex::new(()) }
+        let mut engines = target.engine.alternatives();
+        if engines.is_empty() {
+            engines.push(target.engine.clone());
+        }
+        let targets = engines.into_iter().map(|engine| LoadTarget { engine, ..target.clone() }).collect();
+        Loader { target, targets, progress, measuring: Mutex::new(()) }
     }
 
     /// Returns the target that models are loaded for.
@@ -86,35 +98,62 @@ impl Loader {
         &self.target
     }
 
-    /// Loads one model. The error is one line that names file, key and fix; an engine's panic
-    /// becomes an error too.
+    /// Loads one model by the first engine that can run it. The error is one line that names file,
+    /// key and fix; an engine's panic becomes an error too.
     pub fn prepare(&self, found: &ModelFiles, profiling: Profiling) -> Result<PreparedModel, String> {
+        let mut causes: Vec<String> = Vec::new();
+        for target in &self.targets {
+            match self.prepare_for(target, found, profiling) {
+                Ok(mut prepared) => {
+                    prepared.warnings.extend(
+                        causes.first().map(|cause| format!("it runs on the {} engine: {cause}", target.engine.name())),
+                    );
+                    return Ok(prepared);
+                }
+                Err(cause) if causes.contains(&cause) => {}
+                Err(cause) => causes.push(cause),
+            }
+        }
+        Err(causes.join("; nor can the built-in engine run it: "))
+    }
+
+    fn prepare_for(
+        &self,
+        target: &LoadTarget,
+        found: &ModelFiles,
+        profiling: Profiling,
+    ) -> Result<PreparedModel, String> {
         let shown = found.model.display();
-        let attempt = || catch_unwind(AssertUnwindSafe(|| self.try_prepare(found, profiling)));
+        let attempt = || catch_unwind(AssertUnwindSafe(|| self.try_prepare(target, found, profiling)));
         let attempt = std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("load".to_owned()).stack_size(LOADING_STACK);
             let thread = thread.spawn_scoped(scope, attempt).map_err(|error| format!("{shown}: no thread: {error}"))?;
             Ok::<_, String>(thread.join().and_then(|attempt| attempt))
         })?;
         let outcome = attempt.unwrap_or_else(|panic| {
-            Err(format!("{shown}: the {} engine failed on it: {}", self.target.engine.name(), panic_text(&*panic)))
+            Err(format!("{shown}: the {} engine failed on it: {}", target.engine.name(), panic_text(&*panic)))
         });
         outcome.map_err(|error| error.replace('\n', " "))
     }
 
-    fn try_prepare(&self, found: &ModelFiles, profiling: Profiling) -> Result<PreparedModel, String> {
-        let mut plan = LoadPlan::new(found, &self.target)?;
+    fn try_prepare(
+        &self,
+        target: &LoadTarget,
+        found: &ModelFiles,
+        profiling: Profiling,
+    ) -> Result<PreparedModel, String> {
+        let mut plan = LoadPlan::new(found, target)?;
         for file in plan.files() {
-            check_weights(found, &file, self.target.allow_symlinks)?;
+            check_weights(found, &file, target.allow_symlinks)?;
         }
-        let (text, unused) = text::prepare(found, &mut plan, &self.target)?;
+        let (text, unused) = text::prepare(found, &mut plan, target)?;
         if let Some(edge) = plan.triton.as_ref().map(|triton| &triton.settings.edge) {
             let cells = plan.source.walk.is_unfolded();
             check_edge(edge, text.is_some(), cells).map_err(|cause| format!("{}: {cause}", plan.config.file))?;
         }
-        let labels = labels::read(found, &plan.config.labels, self.target.allow_symlinks)?;
-        let (loaded, warning) = self.load(&mut plan, profiling)?;
-        let (loaded, unbatched) = batching::decide(&self.target, &mut plan, loaded)?;
+        let labels = labels::read(found, &plan.config.labels, target.allow_symlinks)?;
+        let (loaded, warning) = self.load(target, &mut plan, profiling)?;
+        let (mut loaded, unbatched) = batching::decide(target, &mut plan, loaded)?;
         plan.check_declared(&*loaded)?;
         if let Some(unknown) = labels.keys().find(|name| !loaded.outputs().iter().any(|spec| spec.name == **name)) {
             return Err(format!(
@@ -122,22 +161,35 @@ impl Loader {
                 plan.config.file
             ));
         }
-        if !self.target.emulates() {
-            check_padding(&*self.target.engine, &loaded).map_err(|cause| format!("{}: {cause}", plan.shown_file()))?;
+        if !target.emulates() {
+            check_padding(&*target.engine, &loaded).map_err(|cause| format!("{}: {cause}", plan.shown_file()))?;
         }
         let (text, unfit) = match text {
             Some(text) => text.fit(&plan, &*loaded)?,
             None => (None, unused),
         };
-        let (profiles, origin) = self.profiles(&plan, &loaded, profiling)?;
-        if profiling != Profiling::Never && origin != "measured" && !self.target.emulates() {
-            warm_up(&*self.target.engine, &loaded, plan.source.max_batch, plan.config.warm_up)
+        let costs = self.costs(target, &mut plan, &mut loaded, profiling)?;
+        let is_warm = costs.origin == "measured" || !costs.runs;
+        if profiling != Profiling::Never && !is_warm && !target.emulates() {
+            let example = costs.example.as_ref().map(|example| &example.inputs);
+            warm_up(&*target.engine, &loaded, example, plan.source.max_batch, plan.config.warm_up)
                 .map_err(|cause| format!("{}: {cause}", plan.shown_file()))?;
         }
         let said = plan.triton.iter().flat_map(TritonConfig::warnings);
-        let warnings = said.chain(warning).chain(unfit).collect();
-        let mut prepared =
-            PreparedModel { plan, loaded, profiles, origin, unbatched, labels, text: text.map(Arc::new), warnings };
+        let warnings = said.chain(warning).chain(unfit).chain(costs.warning.clone()).collect();
+        let mut prepared = PreparedModel {
+            plan,
+            engine: target.engine.name(),
+            loaded,
+            measured_at: costs.measured_at(),
+            example_shapes: costs.example_shapes(),
+            profiles: costs.profiles,
+            origin: costs.origin,
+            unbatched,
+            labels,
+            text: text.map(Arc::new),
+            warnings,
+        };
         prepared.warnings.extend(prepared.batching_warning());
         prepared.warnings.extend(prepared.slo_warning());
         Ok(prepared)
@@ -147,13 +199,14 @@ impl Loader {
     /// with a warning.
     fn load(
         &self,
+        target: &LoadTarget,
         plan: &mut LoadPlan,
         profiling: Profiling,
     ) -> Result<(Arc<dyn LoadedModel>, Option<String>), String> {
-        let load = |plan: &LoadPlan| self.target.engine.load(&plan.source).map_err(|error| error.to_string());
+        let load = |plan: &LoadPlan| target.engine.load(&plan.source).map_err(|error| error.to_string());
         let whole = plan.clone();
         let one_at_a_time = self.measuring.lock();
-        let cut = slicing::apply(plan, &self.target, profiling != Profiling::Never);
+        let cut = slicing::apply(plan, target, profiling != Profiling::Never);
         drop(one_at_a_time);
         let cause = match cut {
             Ok(false) => return Ok((load(plan)?, None)),
@@ -168,53 +221,6 @@ impl Loader {
             format!("{}: granularity: the model cannot be cut and is served whole: {cause}", plan.config.file);
         tracing::warn!("{warning}");
         Ok((load(plan)?, Some(warning)))
-    }
-
-    fn profiles(
-        &self,
-        plan: &LoadPlan,
-        loaded: &Arc<dyn LoadedModel>,
-        profiling: Profiling,
-    ) -> Result<(Option<Vec<BlockProfile>>, &'static str), String> {
-        if let Some(given) = plan.given_profiles() {
-            return Ok((Some(given), "given"));
-        }
-        // Profiles of isolated engines have their own cache key, because they include the transfer
-        // to and from the process.
-        let place = if plan.source.isolation.is_some() { "/process" } else { "" };
-        let device = format!("{}{place}", self.target.engine.device_key());
-        let key = ProfileKey::new(&device, &plan.files(), plan.source.max_batch)?
-            .with_lengths(loaded.lengths().map(|lengths| lengths.max));
-        let cache = ProfileCache::beside(&plan.folder);
-        if profiling != Profiling::Always
-            && let Some(cached) = cache.read(&key).filter(|cached| cached.len() == plan.source.blocks.len())
-        {
-            return Ok((Some(cached), "cached"));
-        }
-        if profiling == Profiling::Never {
-            return Ok((None, "none"));
-        }
-        let measured = self.measure(plan, loaded)?;
-        if let Some(doubt) = &measured.unreliable {
-            tracing::warn!(
-                "model {}: its profile is used but not kept: {doubt}; measure it again on an idle machine",
-                plan.name
-            );
-        } else if let Err(cause) = cache.write(&key, &measured.blocks) {
-            tracing::warn!("model {}: {cause}", plan.name);
-        }
-        Ok((Some(measured.blocks), "measured"))
-    }
-
-    fn measure(&self, plan: &LoadPlan, loaded: &Arc<dyn LoadedModel>) -> Result<MeasuredProfile, String> {
-        let _one_at_a_time = self.measuring.lock();
-        let max_batch = plan.source.max_batch;
-        // Measuring all lengths takes about twice as long as measuring the longest.
-        let budget = if loaded.lengths().is_some() { 2 * self.target.measure_for } else { self.target.measure_for };
-        let measurement = Measurement { max_batch, budget, example: None };
-        let mut step = |step: MeasurementProgress| (self.progress)(&plan.name, step.done, step.sizes);
-        let measured = measure(&*self.target.engine, loaded, &measurement, &mut step);
-        measured.map_err(|error| format!("{}: {error}", plan.shown_file()))
     }
 }
 
@@ -261,6 +267,7 @@ impl PreparedModel {
             drop: config.drop.or(slo.answer_late.then_some(DropRule::Never)),
             weight: self.plan.config.weight,
             dec_timesteps: self.plan.dec_timesteps,
+            in_arrival_order: slo.origin == SloOrigin::Profile && slo.answer_late && config.drop.is_none(),
         })
     }
 
@@ -300,6 +307,8 @@ impl PreparedModel {
             name: plan.name.clone(),
             version: plan.version.clone(),
             state: "READY".to_owned(),
+            engine: Some(self.engine),
+            measured_at: self.measured_at.clone().map(|(shapes, _)| shapes),
             inputs: self.loaded.inputs().iter().map(|spec| describe(spec, self.loaded.batched())).collect(),
             outputs: self.loaded.outputs().iter().map(|spec| describe(spec, self.loaded.batched())).collect(),
             slo_ms: slo.map(|slo| slo.span.as_millis_f64()),
@@ -318,7 +327,7 @@ impl PreparedModel {
             best_goodput_rps: goodput,
             sample: match &self.text {
                 Some(text) => Some(text_sample(&plan.name, text)),
-                None => sample(&*self.loaded, &plan.config.inputs),
+                None => sample(&*self.loaded, &self.example_shapes),
             },
             warnings: self.warnings.clone(),
             error: None,
@@ -342,6 +351,16 @@ impl PreparedModel {
     fn batching_warning(&self) -> Option<String> {
         let why = self.unbatched.as_ref().filter(|_| self.plan.config.batching != Batching::Off)?;
         Some(format!("{}: one request at a time, without batches: {why}", self.plan.shown_file()))
+    }
+
+    /// Returns a log note on the shapes that were measured, if the file leaves some open.
+    pub(super) fn shape_note(&self) -> Option<String> {
+        let (shapes, guessed) = self.measured_at.as_ref()?;
+        let advice = format!(
+            ", a guess: where clients send others, write their shape as [[input]] into {}",
+            self.plan.folder.join(CONFIG_FILE).display()
+        );
+        Some(format!("measured at {shapes}{}", if *guessed { advice } else { String::new() }))
     }
 
     /// Returns a log note for a model without a configured latency target.

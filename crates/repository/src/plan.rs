@@ -194,6 +194,13 @@ impl LoadPlan {
         self.source.blocks.iter().map(given).collect()
     }
 
+    /// Returns the shapes that the user gives for requests, the most binding first: declared
+    /// inputs, then samples.
+    pub fn request_shapes(&self) -> Vec<TensorSpec> {
+        let samples = self.triton.iter().flat_map(|triton| &triton.settings.samples);
+        self.config.inputs.iter().chain(samples).cloned().collect()
+    }
+
     /// Checks the declarations against the loaded model.
     pub fn check_declared(&self, model: &dyn LoadedModel) -> Result<(), String> {
         if let Some(triton) = &self.triton {

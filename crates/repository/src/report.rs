@@ -21,6 +21,10 @@ pub struct ModelReport {
     pub version: String,
     /// READY if the model loads, [`NOT_TRIED`] if it was only read, else UNAVAILABLE.
     pub state: String,
+    /// Engine that runs it, if it is loaded.
+    pub engine: Option<&'static str>,
+    /// Shapes of the request that its profile was measured with, if the file leaves some open.
+    pub measured_at: Option<String>,
     /// Inputs, such as "images FP32 [-1, 64]".
     pub inputs: Vec<String>,
     /// Outputs, likewise.
@@ -85,6 +89,8 @@ impl ModelReport {
     /// Creates the report of a model that cannot be served.
     pub(super) fn failed(name: &str, version: &str, error: String) -> ModelReport {
         ModelReport {
+            engine: None,
+            measured_at: None,
             name: name.to_owned(),
             version: version.to_owned(),
             state: "UNAVAILABLE".to_owned(),

@@ -16,6 +16,13 @@ pub enum Sample {
     Json(String),
     /// A raw binary request of this number of zero bytes.
     Zeros(usize),
+    /// A request whose tensors are described by `head`, followed by this number of zero bytes.
+    Binary {
+        /// JSON head of the request.
+        head: String,
+        /// Number of zero bytes of all tensors.
+        bytes: usize,
+    },
     /// A call with a text.
     Text {
         /// Path of the call.
@@ -67,10 +74,25 @@ pub(super) fn sample(model: &dyn LoadedModel, declared: &[TensorSpec]) -> Option
         return in_json(&model.inputs().iter().map(tensor).collect::<Vec<_>>(), model.batched());
     }
     // A raw request is one tensor with at most one open dimension besides the batch.
-    let [spec] = model.inputs() else { return None };
-    let open = spec.shape.iter().skip(1).filter(|&&size| size < 0).count();
-    let bytes = usize::try_from(elements(spec)).ok()?.checked_mul(spec.datatype.size()?)?;
-    (open <= 1 && least(spec) == 0).then_some(Sample::Zeros(bytes))
+    let bytes = |spec: &TensorSpec| usize::try_from(elements(spec)).ok()?.checked_mul(spec.datatype.size()?);
+    if !model.inputs().iter().all(|spec| least(spec) == 0) {
+        return None;
+    }
+    if let [spec] = model.inputs()
+        && spec.shape.iter().skip(1).filter(|&&size| size < 0).count() <= 1
+    {
+        return Some(Sample::Zeros(bytes(spec)?));
+    }
+    let input = |spec: &TensorSpec| {
+        let shape = if model.batched() { shape(spec) } else { shape(spec).split_off(1) };
+        let parameters = json!({ "binary_data_size": bytes(spec)? });
+        Some(json!({ "name": spec.name, "datatype": spec.datatype.name(), "shape": shape, "parameters": parameters }))
+    };
+    let inputs = model.inputs().iter().map(input).collect::<Option<Vec<_>>>()?;
+    let head = json!({ "inputs": inputs, "parameters": { "binary_data_output": true } }).to_string();
+    let bytes = model.inputs().iter().map(bytes).sum::<Option<usize>>()?;
+    // A quote would end the shell argument.
+    (head.len() <= MAX_BODY_BYTES && !head.contains('\'')).then_some(Sample::Binary { head, bytes })
 }
 
 /// Returns the bytes of one number, or of a string.

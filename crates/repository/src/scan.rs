@@ -2,9 +2,11 @@
 //!
 //! Three kinds of paths are supported: a repository (a folder of `NAME/VERSION/model.onnx`,
 //! `NAME/model.toml`, `NAME/config.pbtxt` and `NAME.onnx`), the folder of one model, and one ONNX
-//! file. The highest version of a model is served, unless the `version_policy` of its
-//! `config.pbtxt` selects others; each served version is a separate model to the scheduler, with
-//! its own profile and queue. An error of one entry does not affect the others.
+//! file. A model's folder may also be an export by Hugging Face's tools: `config.json` beside
+//! `model.onnx` or `onnx/model.onnx`. The highest version of a model is served, unless the
+//! `version_policy` of its `config.pbtxt` selects others; each served version is a separate model
+//! to the scheduler, with its own profile and queue. An error of one entry does not affect the
+//! others.
 
 use super::containment;
 use super::foreign;
@@ -19,6 +21,9 @@ use std::path::{Path, PathBuf};
 pub const MODEL_FILE: &str = "model.onnx";
 /// Configuration file in a model folder.
 pub const CONFIG_FILE: &str = "model.toml";
+
+/// Configuration of an export by Hugging Face's tools.
+const EXPORT_FILE: &str = "config.json";
 
 /// Folder that file systems create at the root of a volume, such as one mounted for models.
 const LOST_AND_FOUND: &str = "lost+found";
@@ -126,6 +131,26 @@ fn read_model_folder(folder: &Path, root: &Path) -> Result<ModelFiles, String> {
     versions.sort_unstable();
     let file = |name: &str| Some(folder.join(name)).filter(|file| file.is_file());
     let (config, triton) = (file(CONFIG_FILE), file(TRITON_FILE));
+    if versions.is_empty()
+        && triton.is_none()
+        && let Some(model) = exported(folder)
+    {
+        let version_folder = model.parent().map(Path::to_owned);
+        return Ok(ModelFiles {
+            name: name.to_owned(),
+            folder: folder.to_owned(),
+            config,
+            triton: None,
+            model,
+            version_folder,
+            versions: vec![1],
+            served: vec![1],
+            is_ensemble: false,
+            version: "1".to_owned(),
+            root: root.to_owned(),
+            named: None,
+        });
+    }
     if versions.is_empty() && config.is_none() && triton.is_none() {
         return Err(nothing_in(folder));
     }
@@ -206,6 +231,12 @@ fn nothing_in(folder: &Path) -> String {
     )
 }
 
+/// Returns the ONNX file of an export by Hugging Face's tools, if the folder is one.
+fn exported(folder: &Path) -> Option<PathBuf> {
+    let files = [folder.join(MODEL_FILE), folder.join("onnx").join(MODEL_FILE)];
+    folder.join(EXPORT_FILE).is_file().then_some(files)?.into_iter().find(|file| file.is_file())
+}
+
 /// Returns true if a folder in this one looks like a model.
 fn holds_models(folder: &Path) -> bool {
     let is_model = |entry: &Path| entry.join(CONFIG_FILE).is_file() || entry.join("1").is_dir();
@@ -225,6 +256,7 @@ fn is_model_folder(path: &Path) -> bool {
     let holds_model = |entry: &PathBuf| version_number(entry).is_some() && entry.join(MODEL_FILE).is_file();
     path.join(CONFIG_FILE).is_file()
         || path.join(TRITON_FILE).is_file()
+        || exported(path).is_some()
         || list(path).is_ok_and(|entries| entries.iter().any(holds_model))
 }
 

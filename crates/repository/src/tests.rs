@@ -6,10 +6,12 @@ mod bounds;
 mod cells;
 mod containment;
 mod control;
+mod exports;
 mod labels;
 mod leaving;
 mod lengths;
 mod reload;
+mod shapes;
 mod slo;
 mod text;
 mod uploads;
@@ -266,7 +268,7 @@ fn a_cached_model_warms_up_and_one_that_cannot_run_is_found_out() {
     assert_eq!((reports[0].error.as_deref(), reports[0].max_batch), (None, Some(4)));
     assert_eq!(reports[0].profile.as_ref().unwrap().origin, "given");
     let error = reports[1].error.as_deref().unwrap();
-    assert!(error.contains("sum/1/model.onnx: a warm-up batch of 2 rows of zeros failed: "), "{error}");
+    assert!(error.contains("sum/1/model.onnx: a warm-up batch of 2 rows failed: "), "{error}");
 }
 
 #[test]
@@ -425,6 +427,75 @@ impl Executor for Odd {
     fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
         self.emulated.open(lanes, sink)
     }
+}
+
+/// An engine that refuses one model, and the emulated one for it.
+struct Picky {
+    own: Arc<Refusing>,
+    emulated: Arc<EmulatedEngine>,
+}
+
+struct Refusing(EmulatedEngine);
+
+impl Executor for Refusing {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn device_key(&self) -> String {
+        self.0.device_key()
+    }
+
+    fn load(&self, source: &ModelSource) -> Result<Arc<dyn LoadedModel>, LoadError> {
+        match source.name.starts_with("refused") {
+            true => Err(LoadError("it has no operator Odd".to_owned())),
+            false => self.0.load(source),
+        }
+    }
+
+    fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
+        self.0.open(lanes, sink)
+    }
+}
+
+impl Executor for Picky {
+    fn name(&self) -> &'static str {
+        "emulated"
+    }
+
+    fn device_key(&self) -> String {
+        self.own.device_key()
+    }
+
+    fn load(&self, source: &ModelSource) -> Result<Arc<dyn LoadedModel>, LoadError> {
+        self.own.load(source)
+    }
+
+    fn alternatives(&self) -> Vec<Arc<dyn Executor>> {
+        vec![self.own.clone(), self.emulated.clone()]
+    }
+
+    fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
+        self.own.open(lanes, sink)
+    }
+}
+
+#[test]
+fn what_one_engine_cannot_run_goes_to_the_other_and_a_warning_says_so() {
+    let fixture = Fixture::new();
+    for name in ["plain", "refused"] {
+        fixture.folder.write(&format!("{name}/model.toml"), EMULATED);
+    }
+    fixture.folder.write("broken/model.toml", "max_batch = 0\n");
+    let new = || EmulatedEngine::new(EmulatedOptions::default());
+    let engine = Picky { own: Arc::new(Refusing(new())), emulated: Arc::new(new()) };
+    let mut reports = fixture.repository(LoadTarget::new(Arc::new(engine))).load_all().unwrap();
+    reports.sort_by(|one, other| one.name.cmp(&other.name));
+    let [broken, plain, refused] = &reports[..] else { panic!("{reports:?}") };
+    // A cause that no engine can do anything about stands there once.
+    assert_eq!(broken.error.as_ref().unwrap().matches("max_batch").count(), 1, "{broken:?}");
+    assert_eq!((plain.engine, plain.warnings.len()), (Some("emulated"), 0), "{plain:?}");
+    assert_eq!(refused.warnings, ["it runs on the emulated engine: it has no operator Odd"]);
 }
 
 #[test]

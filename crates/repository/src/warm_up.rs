@@ -22,11 +22,12 @@ const MAX_INPUT_BYTES: usize = 2 << 30;
 const MODEL: ModelId = ModelId(0);
 
 /// Runs `batches` batches of zeros through all blocks, alternating the maximum batch size and
-/// single rows. Where requests unfold, or an input must not be zero, batches of example requests
-/// are used.
+/// single rows. Where requests unfold, an input must not be zero, or there is an `example`, batches
+/// of example requests are used.
 pub(super) fn warm_up(
     engine: &dyn Executor,
     model: &Arc<dyn LoadedModel>,
+    example: Option<&Arc<[Tensor]>>,
     max_batch: usize,
     batches: usize,
 ) -> Result<(), String> {
@@ -35,9 +36,11 @@ pub(super) fn warm_up(
     }
     let rows = |batch: usize| if batch.is_multiple_of(2) { max_batch } else { 1 };
     let zero = |spec: &TensorSpec| model.range(&spec.name).is_none_or(|(least, most)| (least..=most).contains(&0));
-    if model.example(1).is_some() || !model.inputs().iter().all(zero) {
-        return (0..batches)
-            .try_for_each(|batch| run_example(engine, model, rows(batch)).map_err(|error| error.to_string()));
+    if example.is_some() || model.example(1).is_some() || !model.inputs().iter().all(zero) {
+        return (0..batches).try_for_each(|batch| {
+            let outcome = run_example(engine, model, example.cloned(), rows(batch));
+            outcome.map_err(|error| format!("a warm-up batch of {} rows failed: {error}", rows(batch)))
+        });
     }
     let (results, received) = channel();
     // The receiver may be gone when a result arrives after a timeout.

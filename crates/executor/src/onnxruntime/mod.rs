@@ -83,6 +83,20 @@ impl OnnxRuntimeEngine {
         self.depth = depth;
         self
     }
+
+    /// Returns the settings of a device with `lanes` lanes.
+    pub(crate) fn lane_options(&self, lanes: usize) -> LaneOptions {
+        let lanes = lanes.max(1);
+        let claim = ConcurrencyClaim::new(&self.max_concurrent, lanes.min(self.threads));
+        LaneOptions {
+            name: format!("{NAME}-{}", self.opened.fetch_add(1, Ordering::Relaxed)),
+            depth: self.depth,
+            prepare: Box::new(move |loaded, _lane| claim.prepare(loaded)),
+            enter: Arc::new(|body| body()),
+            aborts: (0..lanes).map(|_| Arc::default()).collect(),
+            max_concurrent: self.threads,
+        }
+    }
 }
 
 impl Executor for OnnxRuntimeEngine {
@@ -118,17 +132,7 @@ impl Executor for OnnxRuntimeEngine {
     }
 
     fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
-        let lanes = lanes.max(1);
-        let claim = ConcurrencyClaim::new(&self.max_concurrent, lanes.min(self.threads));
-        let options = LaneOptions {
-            name: format!("{NAME}-{}", self.opened.fetch_add(1, Ordering::Relaxed)),
-            depth: self.depth,
-            prepare: Box::new(move |loaded, _lane| claim.prepare(loaded)),
-            enter: Arc::new(|body| body()),
-            aborts: (0..lanes).map(|_| Arc::default()).collect(),
-            max_concurrent: self.threads,
-        };
-        LaneDevice::open(options, sink)
+        LaneDevice::open(self.lane_options(lanes), sink)
     }
 }
 

@@ -292,3 +292,38 @@ fn a_running_emulated_batch_is_stopped_immediately() {
     stand.device.submit(Task { model: ModelId(1), ..batch(2) }).unwrap();
     assert_eq!(stand.result().outcome.unwrap().len(), 1);
 }
+
+#[test]
+fn a_device_of_either_engine_runs_models_of_both() {
+    let fixture = either();
+    let built_in = CpuEngine::new(CpuOptions::default()).load(&fixture.whole).unwrap();
+    let stand = Stand::new(&*fixture.engine, &fixture.whole);
+    stand.device.attach(ModelId(1), built_in);
+    for (id, row) in [(0, numbers(4, 1)), (1, numbers(4, 2))] {
+        let task = Task { model: ModelId(id), ..task(u32::from(id), 0, vec![request(0, &row)]) };
+        stand.device.submit(task).unwrap();
+        let progress = stand.result().outcome.unwrap().remove(0);
+        assert_close(&floats(&progress.outputs[0]), &(fixture.answer)(&row));
+    }
+    // The library carries 16-bit integers, the built-in engine does not.
+    let narrow = files(&["identity_int16"]);
+    assert!(fixture.engine.load(&narrow).is_ok());
+    let [library, built_in] = fixture.engine.alternatives().try_into().unwrap_or_else(|_| panic!("there are two"));
+    assert_eq!([library.name(), built_in.name()], ["onnxruntime", "cpu"]);
+    assert!(library.load(&narrow).is_ok() && built_in.load(&narrow).is_err());
+}
+
+#[test]
+fn what_a_file_may_leave_out_or_name_freely_changes_no_answer() {
+    let image: Vec<f32> = numbers(16, 3);
+    let mut answers = Vec::new();
+    for engine in [cpu().engine, onnxruntime().engine] {
+        let whole = Stand::new(&*engine, &files(&["mlp_external"])).ask(fp32("x", &[1, 4], &numbers(4, 1))).unwrap();
+        let named = Stand::new(&*engine, &files(&["mlp_bin"])).ask(fp32("x", &[1, 4], &numbers(4, 1))).unwrap();
+        assert_eq!(whole, named);
+        let bare = Stand::new(&*engine, &files(&["bare_windows"])).ask(fp32("x", &[1, 1, 4, 4], &image)).unwrap();
+        assert_eq!(bare[0].shape, [1, 1, 2, 2]);
+        answers.push(floats(&bare[0]));
+    }
+    assert_close(&answers[0], &answers[1]);
+}

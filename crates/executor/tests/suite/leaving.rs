@@ -122,7 +122,7 @@ fn a_request_that_ignores_conditions_runs_every_block_and_is_measured_so() {
     eager.blocks[0].exit = Some(rule("confidence", ComparisonOperator::AtLeast, -100.0));
     let model = engine.load(&eager).unwrap();
     assert_eq!(measure(&*engine, &model, &measurement, &mut |_| {}).unwrap().blocks.len(), 3);
-    run_example(&*engine, &model, 2).unwrap();
+    run_example(&*engine, &model, None, 2).unwrap();
 }
 
 /// Ends walks where the early answer's largest number is first, and skips where the confidence is

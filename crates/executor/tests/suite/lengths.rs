@@ -261,5 +261,5 @@ fn latencies_are_measured_by_length() {
         assert!(table.iter().all(|(_, profile)| profile.max_batch() == 4 && profile.latency(1) > Nanos::ZERO));
     }
     assert_eq!(told.last().map(|&(_, sizes)| sizes), Some(15));
-    run_example(&*engine, &model, 4).unwrap();
+    run_example(&*engine, &model, None, 4).unwrap();
 }

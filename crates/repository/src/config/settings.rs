@@ -28,6 +28,8 @@ pub struct Settings {
     pub inputs: Vec<TensorSpec>,
     /// Outputs, likewise.
     pub outputs: Vec<TensorSpec>,
+    /// Inputs of sample requests, likewise; one may be there several times.
+    pub samples: Vec<TensorSpec>,
     /// `labels` of outputs
     pub labels: Vec<(String, String)>,
     /// Names of the outputs that clients receive; empty for all.

@@ -1,7 +1,9 @@
 //! Models with and without a configured latency target.
 
 use super::*;
+use crate::load::{Loader, Profiling};
 use crate::registry::ServedEntry;
+use crate::scan::scan;
 use crate::slo::SloOrigin;
 
 /// Returns the entry of a model with these settings, and its report.
@@ -33,6 +35,21 @@ fn a_target_that_is_named_is_enforced() {
     let (entry, report) = served("queue_timeout_ms = 20\nmax_batch = 4\nalpha_ms = 10\nbeta_ms = 8\n");
     assert_eq!((entry.slo.origin, entry.slo.answer_late), (SloOrigin::QueueTimeout, false));
     assert_eq!((report.slo_ms, report.slo_is_derived), (Some(68.0), Some(false)));
+}
+
+#[test]
+fn late_requests_keep_their_place_only_where_the_target_is_our_own() {
+    let in_order = |toml: &str| {
+        let folder = TempRepository::new();
+        folder.write("m/model.toml", toml);
+        let found = scan(folder.path()).unwrap().remove(0).found.unwrap();
+        let prepared = Loader::new(emulated(), silent()).prepare(&found, Profiling::IfMissing).unwrap();
+        prepared.model().unwrap().in_arrival_order
+    };
+    let costs = "max_batch = 4\nalpha_ms = 10\nbeta_ms = 8\n";
+    let settings = ["", "late = \"answer\"\n", "slo_ms = 100\nlate = \"answer\"\n", "drop = \"never\"\n"];
+    let ordered = settings.map(|setting| in_order(&format!("{setting}{costs}")));
+    assert_eq!(ordered, [true, true, false, false]);
 }
 
 #[test]

@@ -123,10 +123,13 @@ const RULES: &[(&str, FieldRule)] = &[
     ("parameters", Ask(parameter)),
     (
         "model_warmup",
-        Always(NotNeeded, "warm-up batches are zeros of the model's own shapes: the largest batch and single rows"),
+        Always(
+            NotNeeded,
+            "the largest batch and single rows run, of numbers that are made up, in the shapes given here",
+        ),
     ),
     ("model_warmup.count", Ask(warm_up_count)),
-    ("model_warmup.inputs.input_data_file", Always(WithoutEffect, "the file is not read; warm-up batches are zeros")),
+    ("model_warmup.inputs.input_data_file", Always(WithoutEffect, "the file is not read; numbers are made up")),
     (
         "model_operations",
         Always(

@@ -10,6 +10,7 @@ use ripieno_wire::proto::inference::model_config::SchedulingChoice;
 use ripieno_wire::proto::inference::model_instance_group::Kind;
 use ripieno_wire::proto::inference::model_queue_policy::TimeoutAction;
 use ripieno_wire::proto::inference::{self, ModelConfig, ModelDynamicBatching, ModelQueuePolicy, ModelTensorReshape};
+use std::collections::BTreeMap;
 
 /// Converts a configuration; `explicit` tells an explicit max_batch_size of 0 from an absent one.
 pub(super) fn from_config(config: &ModelConfig, explicit: bool) -> Settings {
@@ -39,10 +40,19 @@ pub(super) fn from_config(config: &ModelConfig, explicit: bool) -> Settings {
             .iter()
             .filter_map(|output| spec(&output.name, output.data_type(), &output.dims, output.reshape.as_ref(), batched))
             .collect(),
+        samples: samples(config, batched),
         labels: config.output.iter().filter_map(labels).collect(),
         answers: config.output.iter().map(|output| output.name.clone()).collect(),
         edge: edge(config),
     }
+}
+
+/// Returns the tensors of the warm-up requests, in the model's shape.
+fn samples(config: &ModelConfig, batched: bool) -> Vec<TensorSpec> {
+    let inputs = config.model_warmup.iter().flat_map(|sample| &sample.inputs);
+    // A map has no order.
+    let inputs: BTreeMap<_, _> = inputs.map(|(name, input)| ((name, &input.dims), input)).collect();
+    inputs.into_iter().filter_map(|((name, dims), input)| spec(name, input.data_type(), dims, None, batched)).collect()
 }
 
 fn edge(config: &ModelConfig) -> EdgeConfig {

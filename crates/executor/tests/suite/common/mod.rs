@@ -82,6 +82,11 @@ pub(crate) fn onnxruntime_engine() -> OnnxRuntimeEngine {
     OnnxRuntimeEngine::new(OnnxRuntimeOptions::default()).unwrap_or_else(|cause| panic!("{cause}"))
 }
 
+/// Both engines on one device; the models are those of ONNX Runtime.
+pub(crate) fn either() -> Fixture {
+    onnx(Box::new(EitherEngine::new(onnxruntime_engine(), CpuEngine::new(CpuOptions::default()))))
+}
+
 pub(crate) fn emulated() -> Fixture {
     let source = |blocks: &[&str], width: i64| {
         let spec = |name: &str| TensorSpec { name: name.to_owned(), datatype: DataType::Fp32, shape: vec![-1, width] };

@@ -1,0 +1,200 @@
+//! Costs of a model: given, cached or measured, with requests of the shapes that clients send.
+
+use super::cache::{ProfileCache, ProfileKey};
+use super::largest_batch::{self, FOUND_SIZES};
+use super::load::{Loader, Profiling};
+use super::plan::{LoadPlan, LoadTarget};
+use ripieno_executor::{
+    BlockProfile, ExampleOrigin, LoadedModel, MeasuredProfile, Measurement, MeasurementProgress, Tensor, TrialRequest,
+    example_origin, find_example, is_unsupported, measure,
+};
+use ripieno_model::{Profile, TensorSpec};
+use std::sync::Arc;
+
+/// Cost per row of a model that could not be measured, in milliseconds. It is corrected while the
+/// model serves.
+const ASSUMED_MS: f64 = 50.0;
+
+/// Costs of the blocks of a model, and the request that they were measured with.
+pub(super) struct ModelCosts {
+    /// Cost of each block; `None` if unknown and not measured.
+    pub(super) profiles: Option<Vec<BlockProfile>>,
+    /// Source of the profiles: "given", "cached", "measured", "assumed" or "none".
+    pub(super) origin: &'static str,
+    /// Request of one row, if the file leaves dimensions open.
+    pub(super) example: Option<TrialRequest>,
+    /// Whether the engine can be expected to run an example.
+    pub(super) runs: bool,
+    /// Warning for the user.
+    pub(super) warning: Option<String>,
+}
+
+impl Loader {
+    /// Returns the costs of a model. If its largest batch is to be found, it is loaded again with
+    /// the one that was.
+    pub(super) fn costs(
+        &self,
+        target: &LoadTarget,
+        plan: &mut LoadPlan,
+        loaded: &mut Arc<dyn LoadedModel>,
+        profiling: Profiling,
+    ) -> Result<ModelCosts, String> {
+        let (given, shapes) = (plan.given_profiles(), plan.request_shapes());
+        let is_run = !target.emulates() && (given.is_none() || plan.config.warm_up > 0);
+        let found = if is_run { find_example(&*target.engine, loaded, &shapes) } else { Ok(None) };
+        let example = match found {
+            Ok(example) => example,
+            Err(cause) if is_unsupported(&cause) => {
+                return Err(format!(
+                    "{}: the {} engine cannot run it: {cause}",
+                    plan.shown_file(),
+                    target.engine.name()
+                ));
+            }
+            Err(cause) if example_origin(&**loaded, &shapes) == ExampleOrigin::Guessed => {
+                let warning = Some(not_run(plan, &**loaded, &cause));
+                let origin = if given.is_some() { "given" } else { "assumed" };
+                let assumed = || assumed(plan.source.blocks.len(), plan.source.max_batch);
+                let profiles = Some(given.unwrap_or_else(assumed));
+                return Ok(ModelCosts { profiles, origin, example: None, runs: false, warning });
+            }
+            Err(cause) => {
+                return Err(format!(
+                    "{}: a request of the shapes that {} gives its inputs cannot run: {cause}; correct them",
+                    plan.shown_file(),
+                    plan.config.file
+                ));
+            }
+        };
+        let (profiles, origin) = match given {
+            Some(given) => (Some(given), "given"),
+            None => self.profiles(target, plan, loaded, example.as_ref(), profiling)?,
+        };
+        Ok(ModelCosts { profiles, origin, example, runs: true, warning: None })
+    }
+
+    fn profiles(
+        &self,
+        target: &LoadTarget,
+        plan: &mut LoadPlan,
+        loaded: &mut Arc<dyn LoadedModel>,
+        example: Option<&TrialRequest>,
+        profiling: Profiling,
+    ) -> Result<(Option<Vec<BlockProfile>>, &'static str), String> {
+        // Profiles of isolated engines have their own cache key, because they include the transfer
+        // to and from the process.
+        let place = if plan.source.isolation.is_some() { "/process" } else { "" };
+        let device = format!("{}{place}", target.engine.device_key());
+        let shapes = example.iter().flat_map(|example| example.inputs.iter().map(|input| input.shape.clone()));
+        let key = ProfileKey::new(&device, &plan.files(), plan.source.max_batch)?
+            .with_lengths(loaded.lengths().map(|lengths| lengths.max))
+            .with_shapes(shapes.collect());
+        let cache = ProfileCache::beside(&plan.folder);
+        let is_open = largest_batch::is_open(plan, &**loaded);
+        let found = FOUND_SIZES.iter().copied().filter(|&size| is_open && size > plan.source.max_batch);
+        for size in found.chain([plan.source.max_batch]).filter(|_| profiling != Profiling::Always) {
+            let cached = cache.read(&key.with_max_batch(size));
+            if let Some(cached) = cached.filter(|cached| cached.len() == plan.source.blocks.len()) {
+                resize(target, plan, loaded, size)?;
+                return Ok((Some(cached), "cached"));
+            }
+        }
+        if profiling == Profiling::Never {
+            return Ok((None, "none"));
+        }
+        let mut measured = self.measure(target, plan, loaded, example)?;
+        let larger = || self.larger_batch(target, plan, example, &measured.blocks);
+        if let Some(size) = is_open.then(larger).flatten() {
+            resize(target, plan, loaded, size)?;
+            measured = self.measure(target, plan, loaded, example)?;
+        }
+        let key = key.with_max_batch(plan.source.max_batch);
+        if let Some(doubt) = &measured.unreliable {
+            tracing::warn!(
+                "model {}: its profile is used but not kept: {doubt}; measure it again on an idle machine",
+                plan.name
+            );
+        } else if let Err(cause) = cache.write(&key, &measured.blocks) {
+            tracing::warn!("model {}: {cause}", plan.name);
+        }
+        Ok((Some(measured.blocks), "measured"))
+    }
+
+    fn measure(
+        &self,
+        target: &LoadTarget,
+        plan: &LoadPlan,
+        loaded: &Arc<dyn LoadedModel>,
+        example: Option<&TrialRequest>,
+    ) -> Result<MeasuredProfile, String> {
+        let _one_at_a_time = self.measuring.lock();
+        let max_batch = plan.source.max_batch;
+        // Measuring all lengths takes about twice as long as measuring the longest.
+        let budget = if loaded.lengths().is_some() { 2 * target.measure_for } else { target.measure_for };
+        let example = example.map(|example| Arc::clone(&example.inputs));
+        let measurement = Measurement { max_batch, budget, example };
+        let mut step = |step: MeasurementProgress| (self.progress)(&plan.name, step.done, step.sizes);
+        let measured = measure(&*target.engine, loaded, &measurement, &mut step);
+        measured.map_err(|error| format!("{}: {error}", plan.shown_file()))
+    }
+}
+
+/// Loads a model again with another largest batch.
+fn resize(
+    target: &LoadTarget,
+    plan: &mut LoadPlan,
+    loaded: &mut Arc<dyn LoadedModel>,
+    max_batch: usize,
+) -> Result<(), String> {
+    if plan.source.max_batch != max_batch {
+        plan.source.max_batch = max_batch;
+        *loaded = target.engine.load(&plan.source).map_err(|error| error.to_string())?;
+    }
+    Ok(())
+}
+
+impl ModelCosts {
+    /// Returns the inputs of the example.
+    pub(super) fn example_shapes(&self) -> Vec<TensorSpec> {
+        let inputs = self.example.iter().flat_map(|example| example.inputs.iter());
+        let spec = |input: &Tensor| TensorSpec {
+            name: input.name.to_string(),
+            datatype: input.datatype,
+            shape: input.shape.clone(),
+        };
+        inputs.map(spec).collect()
+    }
+
+    /// Returns the shapes of the measured request, if the file leaves some open, such as "images
+    /// [1, 3, 224, 224]", and whether they are guessed.
+    pub(super) fn measured_at(&self) -> Option<(String, bool)> {
+        let TrialRequest { inputs, origin } = self.example.as_ref()?;
+        let shapes: Vec<String> = inputs.iter().map(|input| format!("{} {:?}", input.name, input.shape)).collect();
+        Some((shapes.join(", "), *origin == ExampleOrigin::Guessed))
+    }
+}
+
+fn assumed(blocks: usize, max_batch: usize) -> Vec<BlockProfile> {
+    let profile = Profile::linear(ASSUMED_MS / blocks.max(1) as f64, 0.0, max_batch).expect("a line is a profile");
+    vec![BlockProfile { profile, lengths: None }; blocks]
+}
+
+/// Returns the warning for a model that accepts no request of guessed shapes.
+fn not_run(plan: &LoadPlan, loaded: &dyn LoadedModel, cause: &str) -> String {
+    let shape = |spec: &TensorSpec| {
+        let shape = if loaded.batched() { &spec.shape[..] } else { &spec.shape[1..] };
+        format!("[[input]] name = \"{}\", datatype = \"{}\", shape = {shape:?}", spec.name, spec.datatype)
+    };
+    let open: Vec<String> = loaded.inputs().iter().map(shape).collect();
+    let costs = match plan.given_profiles() {
+        Some(_) => String::new(),
+        None => format!(": its latency is assumed to be {ASSUMED_MS} ms and learnt from requests"),
+    };
+    format!(
+        "{}: it is served without having been run{costs}, since no request could be made up for it ({cause}); write into {} the \
+         shapes that clients send, with a number instead of each -1 but that of the batch: {}",
+        plan.shown_file(),
+        plan.config.file,
+        open.join("; ")
+    )
+}
