@@ -28,8 +28,9 @@ class Bench:
             yield pathlib.Path(folder)
 
     def server(self, repository, *flags):
-        """A server under attack."""
-        return Target(self.binary, repository, *flags)
+        """A server under attack, of the built-in engine unless another is named."""
+        engine = () if "--engine" in flags else ("--engine", "cpu")
+        return Target(self.binary, repository, *engine, *flags)
 
     def client(self, server, **options):
         """A well-behaved client of it."""

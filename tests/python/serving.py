@@ -22,10 +22,14 @@ STOP_S = 60
 
 
 class Server:
-    """Use it as a context manager; `http`, `grpc` and `metrics` are addresses such as 127.0.0.1:41234."""
+    """Use it as a context manager; `http`, `grpc` and `metrics` are addresses such as 127.0.0.1:41234.
+
+    Its engine is the built-in one unless another is named, whatever is installed.
+    """
 
     def __init__(self, repository, *flags, binary=BINARY):
-        self.command = [str(binary), "serve", str(repository), "--format", "json", *flags]
+        engine = () if "--engine" in flags else ("--engine", "cpu")
+        self.command = [str(binary), "serve", str(repository), "--format", "json", *engine, *flags]
         for port in ("--http", "--grpc", "--metrics"):
             self.command += [port, "127.0.0.1:0"]
         self.log = tempfile.TemporaryFile()
