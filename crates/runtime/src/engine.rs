@@ -14,6 +14,7 @@ use crate::mailbox::{EngineCommand, Mail, Mailbox};
 use crate::metrics::{DeviceMetrics, DeviceSnapshot, ModelSnapshot, SchedulerMetrics, SchedulerSnapshot};
 use crate::model_ids::ModelIds;
 use crate::schedulers::{SchedulerThreads, Schedulers, Stopped};
+use crate::server_delay::ServerDelay;
 use crate::shapes::OpenSizes;
 use crate::{
     Clock, EngineProcesses, FlightConfig, FlightRecorder, Job, JobResult, OnStep, Refused, RefusedWhy, RemoteJob,
@@ -144,6 +145,7 @@ struct Inner {
     model_ids: Arc<ModelIds>,
     metrics: Arc<[DeviceMetrics]>,
     scheduler_metrics: Arc<SchedulerMetrics>,
+    server_delay: Arc<ServerDelay>,
     devices: Arc<DeviceDirectory>,
     /// Executor for devices added later; `None` if the engine started without devices.
     executor: Option<Arc<dyn Executor>>,
@@ -360,6 +362,11 @@ impl Engine {
     /// Returns the metrics of the scheduler's turns.
     pub fn scheduler_metrics(&self) -> SchedulerSnapshot {
         self.0.scheduler_metrics.snapshot()
+    }
+
+    /// Learns from the time that a server spent on an answered request before and after the engine.
+    pub fn observe_server_delay(&self, delay: Duration) {
+        self.0.server_delay.observe(saturating_nanos(delay));
     }
 }
 

@@ -43,6 +43,7 @@ mod replay;
 mod scheduler_loop;
 mod scheduler_thread;
 mod schedulers;
+mod server_delay;
 mod shapes;
 pub mod shards;
 mod split;

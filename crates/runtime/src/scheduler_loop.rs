@@ -28,21 +28,28 @@ use crate::joiner::{Joiner, Pieces};
 use crate::mailbox::{EngineCommand, Mail, Mailbox};
 use crate::metrics::SchedulerMetrics;
 use crate::model_ids::ModelIds;
+use crate::server_delay::ServerDelay;
 use crate::shapes::{ShapeSource, ShapeTable};
 use crate::{Aside, Clock, Failure, JobOutput, split};
 use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::{Loss, Payload, TaskResult};
 use ripieno_model::Model;
-use ripieno_sched::{Action, Calibration, Control, Outcome, Prediction, Ran, Request, Shape, Speeds, TaskDone, Why};
+use ripieno_sched::{
+    Action, Calibration, Control, Guess, Outcome, Prediction, Ran, Request, Shape, Speeds, TaskDone, Why,
+};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 const MAILS_A_TURN: usize = 256;
+/// Upper bound on the part of an SLO that is kept for the server itself, as its reciprocal: beyond
+/// it the server is overloaded, and earlier deadlines only lose answers.
+const RESERVE_PART: i64 = 4;
 
 /// The state of one scheduler.
 pub(crate) struct SchedulerLoop {
     pub(crate) clock: Clock,
     pub(crate) metrics: Arc<SchedulerMetrics>,
+    pub(crate) server_delay: Arc<ServerDelay>,
     pub(crate) mailbox: Arc<Mailbox>,
     /// Mailboxes of the other shards.
     pub(crate) others: Vec<Arc<Mailbox>>,
@@ -182,7 +189,10 @@ impl SchedulerLoop {
         };
         let call = self.jobs.call(lead);
         known.live += call.parts.len();
-        let margin = known.calibration.ahead(self.core.guess());
+        let margin = match self.core.guess() {
+            Guess::Learnt => self.server_delay.reserve().min(Nanos(entry.slo.0 / RESERVE_PART)),
+            guess => known.calibration.ahead(guess),
+        };
         call.in_core = call.parts.len();
         if self.failures.on_request(now, id, call.class.client) {
             call.class.shape = Shape::ALONE;

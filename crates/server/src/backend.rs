@@ -6,6 +6,7 @@ use ripieno_runtime::{
     DeviceRefused, DeviceSnapshot, DeviceState, Engine, EngineProcesses, FlightRecorder, Job, ModelSnapshot, Refused,
     SchedulerSnapshot,
 };
+use std::time::Duration;
 
 /// Withdraws a job; no effect once it has been answered.
 pub type Withdraw = Box<dyn FnOnce() + Send>;
@@ -50,6 +51,10 @@ pub trait Backend: Send + Sync {
 
     /// Returns the metrics of the scheduler.
     fn scheduler(&self) -> SchedulerSnapshot;
+
+    /// Learns from the time that the server spent on an answered request before and after the
+    /// executor. The default implementation ignores it.
+    fn observe_server_delay(&self, _delay: Duration) {}
 }
 
 /// A change of the devices.
@@ -99,5 +104,9 @@ impl Backend for Engine {
 
     fn scheduler(&self) -> SchedulerSnapshot {
         self.scheduler_metrics()
+    }
+
+    fn observe_server_delay(&self, delay: Duration) {
+        Engine::observe_server_delay(self, delay);
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::access::Caller;
 use crate::access_log::LoggedInference;
-use crate::backend::Withdraw;
+use crate::backend::{Backend, Withdraw};
 use crate::check::{CheckedRequest, OutputSelection, answer_bytes, check};
 use crate::delivery::{Delivery, OutputTarget, deliver};
 use crate::ensemble::{EnsembleCall, EnsembleRun};
@@ -121,8 +121,17 @@ pub(crate) struct Accepted {
 
 /// Source of the answer.
 enum Awaited {
-    Model(oneshot::Receiver<JobResult>, Option<Withdraw>),
+    Model(ModelCall),
     Ensemble(Box<EnsembleRun>),
+}
+
+/// A request in the executor.
+struct ModelCall {
+    answer: oneshot::Receiver<JobResult>,
+    /// Taken once the request has been answered.
+    withdraw: Option<Withdraw>,
+    submitted: Instant,
+    backend: Arc<dyn Backend>,
 }
 
 /// Checks and submits a request; `on_step` receives its steps if they are streamed.
@@ -195,9 +204,11 @@ pub(crate) async fn accept(
     let on_answer = Box::new(move |answer| drop(send.send(answer)));
     let client = caller.client;
     let job = Job { model, inputs, rows, timeout, stage: None, client, priority, on_step, on_answer };
+    let submitted = Instant::now();
     let withdraw =
         state.backend.submit_tagged(job, tag_of(&id)).map_err(|refused| Problem::of_refusal(refused, &entry.name))?;
-    let awaited = Awaited::Model(answer, Some(withdraw));
+    let backend = state.backend.clone();
+    let awaited = Awaited::Model(ModelCall { answer, withdraw: Some(withdraw), submitted, backend });
     Ok(Accepted { entry, outputs, slices, id, decoding, rows, room, timeout, turn, awaited })
 }
 
@@ -219,11 +230,16 @@ impl Accepted {
         let turn = self.turn.take();
         let answered = match &mut self.awaited {
             Awaited::Ensemble(run) => run.answer().await?,
-            Awaited::Model(answer, withdraw) => {
-                let answer = answer.await;
-                *withdraw = None;
+            Awaited::Model(call) => {
+                let answer = (&mut call.answer).await;
+                call.withdraw = None;
                 let answer = answer.map_err(|_| Problem::lost())?;
-                answer.map_err(|failure| Problem::of_failure(failure, &self.entry, self.rows, self.timeout))?
+                let answered =
+                    answer.map_err(|failure| Problem::of_failure(failure, &self.entry, self.rows, self.timeout))?;
+                let inside = Duration::from_nanos((answered.queued + answered.executed).0.max(0).cast_unsigned());
+                let after = call.submitted.elapsed().saturating_sub(inside);
+                call.backend.observe_server_delay(self.decoding + after);
+                answered
             }
         };
         if let Some((turn, budget)) = turn {
@@ -284,8 +300,8 @@ impl Drop for Accepted {
     /// Withdraws an unanswered request. When a client disconnects, the future of its call is
     /// dropped, and this with it; an ensemble's execution does the same for its steps.
     fn drop(&mut self) {
-        if let Awaited::Model(_, withdraw) = &mut self.awaited
-            && let Some(withdraw) = withdraw.take()
+        if let Awaited::Model(call) = &mut self.awaited
+            && let Some(withdraw) = call.withdraw.take()
         {
             withdraw();
         }

@@ -17,6 +17,7 @@ use crate::model_ids::ModelIds;
 use crate::recorder::{Header, Recorder, VERSION};
 use crate::scheduler_loop::SchedulerLoop;
 use crate::schedulers::Schedulers;
+use crate::server_delay::ServerDelay;
 use crate::shards;
 use parking_lot::{Mutex, RwLock};
 use ripieno_sched::{ServedPolicy, Setup, Speeds};
@@ -38,11 +39,13 @@ impl Engine {
         let recorders = recorders(config.record.as_ref(), setup, pieces.len())?;
         let flight = config.flight.map(|flight| FlightRecorder::new(flight, setup, pieces.len(), clock));
         let turns = Arc::new(SchedulerMetrics::default());
+        let server_delay = Arc::new(ServerDelay::default());
         let mut loops = Vec::with_capacity(pieces.len());
         for (at, (piece, file)) in pieces.into_iter().zip(recorders).enumerate() {
             loops.push(SchedulerLoop {
                 clock,
                 metrics: Arc::clone(&turns),
+                server_delay: Arc::clone(&server_delay),
                 mailbox: Arc::clone(schedulers.at(at).mailbox()),
                 others: schedulers.others(at),
                 idle: schedulers.at(at).idle(),
@@ -78,6 +81,7 @@ impl Engine {
             model_ids,
             metrics,
             scheduler_metrics: turns,
+            server_delay,
             devices,
             executor: config.devices.first().cloned(),
             attaching: RwLock::new(()),
