@@ -40,9 +40,10 @@ impl Admission {
     }
 
     /// Returns whether the policy itself refuses requests of this model that would be late. Of
-    /// cells none does so in time: a request that has begun is not refused for its neighbours.
+    /// cells the published ones do not: a request that has begun is not refused for its neighbours.
     fn checks_deadlines(&self, request: &Request) -> bool {
-        self.needs.keeps_deadlines && !self.served(request.model).cost.model().walk.is_unfolded()
+        let unfolds = self.served(request.model).cost.model().walk.is_unfolded();
+        self.needs.keeps_deadlines && (!unfolds || self.needs.learns_occupancy)
     }
 
     /// Returns whether the backlog is so long that a request would take the room of flows to which

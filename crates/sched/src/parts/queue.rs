@@ -44,6 +44,16 @@ impl Queue {
         self.rows
     }
 
+    /// Returns the waiting rows that are due before or with a newcomer; searches from the tail.
+    pub(crate) fn rows_before(&self, requests: &Requests, deadline: Time) -> u64 {
+        let (mut rows, mut next) = (self.rows, self.last());
+        while let Some(request) = next.map(|slot| requests.get(slot)).filter(|request| request.deadline > deadline) {
+            rows -= u64::from(request.rows);
+            next = requests.links.prev(request.slot.0);
+        }
+        rows
+    }
+
     /// Returns the first request that was passed over.
     pub(crate) fn overdue(&self) -> Option<u32> {
         self.overdue.front()

@@ -9,7 +9,7 @@ use crate::parts::play::Forecast;
 use crate::parts::requests::Requests;
 use crate::shard::cut::{Others, Waiting};
 use crate::shard::scarcity::WHOLE;
-use crate::{Objective, Why};
+use crate::{Objective, Request, Why};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_model::DropRule;
 
@@ -101,6 +101,9 @@ impl UnifiedScheduler {
         }
         if let Some(late) = self.late_offer(now, device, id) {
             self.offers.push(late);
+            if served.model.in_arrival_order {
+                return;
+            }
         }
         if served.queue.head().is_none() {
             return;
@@ -452,7 +455,11 @@ impl UnifiedScheduler {
             (false, false) => served.max_batch.max(wide),
         };
         let cohort = cohorts.open(id, ());
-        let rows = served.own.queue.take_overdue(requests, room, |request| cohorts.push(cohort, request));
+        let member = |request: &Request| cohorts.push(cohort, request);
+        let rows = match served.model.in_arrival_order && served.drop == DropRule::Never {
+            true => served.own.queue.take_oldest(requests, room, member),
+            false => served.own.queue.take_overdue(requests, room, member),
+        };
         let cost = served.load.mean(rows);
         served.own.load.on_start(now, rows, cost);
         load.on_start(now);
@@ -470,7 +477,7 @@ fn last_start(served: &UnifiedEntry, requests: &Requests, slot: u32) -> Time {
 /// Returns the promised time of a request alone.
 pub(super) fn alone(served: &UnifiedEntry, rows: u32, length: u32) -> Nanos {
     match served.groups.is_some() {
-        true => served.load.of_blocks(&served.model, BlockId(0), rows as usize, length).1,
+        true => served.load.padded().promised(rows as usize, served.load.padded().place(length)),
         false => served.load.promised(rows as usize),
     }
 }

@@ -42,11 +42,14 @@ impl UnifiedScheduler {
             let mut outlook = OfferOutlook::NONE;
             let stretched = |left: Nanos| takes(left).scale(self.stretch(), 1_000);
             let CellOutlook { left, catch_up } = self.cells.outlook(of_cells, block, device, |request, rows, left| {
-                let start = request.deadline - stretched(left);
+                // While it can still be in time, its time to start is now at the latest.
+                let latest = (request.deadline - takes(left)).min(now);
+                let start = (request.deadline - stretched(left)).max(latest);
                 outlook.add(now, rows, UnifiedScheduler::weight(served, now - request.arrived, start - now), start);
             });
-            let (own, best) = (i128::from(step.0), i128::from(profile.latency(cell.max).0));
-            let used = best * rows as i128 * 1_000 / (own * cell.max as i128).max(1);
+            let full = cell.max.min(served.load.steady_rows).max(rows);
+            let (own, best) = (i128::from(step.0), i128::from(profile.latency(full).0));
+            let used = best * rows as i128 * 1_000 / (own * full as i128).max(1);
             let span = takes(step);
             let offer = TaskOffer {
                 span,
@@ -75,7 +78,8 @@ impl UnifiedScheduler {
         let served = self.models.get(id);
         let profile = &served.model.blocks[block.index()].profile;
         let profiled = profile.latency(rows);
-        let best = served.load.occupancy.mean(profile.latency(cell.max)).scale(rows as u64, cell.max as u64);
+        let full = cell.max.min(served.load.steady_rows).max(rows);
+        let best = served.load.occupancy.mean(profile.latency(full)).scale(rows as u64, full as u64);
         let own = served.load.occupancy.mean(profiled);
         let best_part = best.scale(1_000, own.0.cast_unsigned()).0.clamp(0, 1_000).cast_unsigned();
         let waiting = self.cells.served(id).waiting;

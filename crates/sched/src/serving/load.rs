@@ -1,6 +1,7 @@
 //! The load: rates, the batch sizes that follow from them, losses, and the price of device time.
 
 use super::UnifiedModel;
+use super::by_length::{CostsByLength, PaddedCost};
 use super::occupancy::OccupancyEstimate;
 use crate::parts::cost::{self, largest};
 use crate::parts::models::Models;
@@ -37,7 +38,9 @@ pub(super) struct ModelEstimate {
     pub(super) reach: Reach,
     /// Device time of the whole walk by batch size that is promised: every row runs every block.
     promised: Box<[Nanos]>,
-    /// The version of the occupancy that both were derived from.
+    /// The same by length, if requests are padded.
+    by_length: Option<CostsByLength>,
+    /// The version of the occupancy that all were derived from.
     derived_from: u64,
     /// Share of rows that were lost.
     pub(super) lost: Share,
@@ -46,7 +49,9 @@ pub(super) struct ModelEstimate {
     lost_since: bool,
     /// Largest batch that a steady flow at this rate could have.
     pub(super) target: usize,
-    /// Part of it for which requests are passed over, in thousandths.
+    /// Rows of cells that arrive within half the SLO: no steady flow at this rate fills larger steps.
+    pub(super) steady_rows: usize,
+    /// Part of the target for which requests are passed over, in thousandths.
     target_part: u64,
     /// Smallest batch that keeps utilisation within the planned 90 %, at most the target.
     pub(super) min_stable_batch: usize,
@@ -58,6 +63,12 @@ pub(super) struct ModelEstimate {
     pub(super) recent_load: u64,
     /// Rows and total device time of the recent batches.
     recent: (u64, Nanos),
+    /// Mean device time of a row of the recent requests in full batches; of cells, by profile.
+    pub(super) work: Nanos,
+    /// Device time of its tasks since the last refresh, and thousandths of a device that they used:
+    /// a moving mean.
+    spent: Nanos,
+    pub(super) busy: u64,
     /// Index of dispersion of arrivals, in thousandths, at most 1,000.
     pub(super) dispersion: u64,
 }
@@ -67,25 +78,33 @@ impl ModelEstimate {
         // The batch sizes of cells do not depend on these.
         let first = || Model::whole("", model.blocks[0].profile.clone(), model.slo);
         let reach = if model.walk.is_unfolded() { Reach::new(&first()) } else { Reach::new(model) };
+        let promised: Box<[Nanos]> =
+            if model.walk.is_unfolded() { Box::default() } else { model.profile().table().into() };
         let mut load = ModelEstimate {
             rate: RateMeter::new(),
             occupancy: OccupancyEstimate::default(),
-            promised: if model.walk.is_unfolded() { Box::default() } else { model.profile().table().into() },
+            by_length: model.has_lengths().then(|| CostsByLength::new(model, promised.len())),
+            promised,
             reach,
             derived_from: 0,
             lost: Share::default(),
             last_start: Time::ORIGIN,
             lost_since: false,
             target: 1,
+            steady_rows: usize::MAX,
             target_part: 1_000,
             min_stable_batch: 1,
             fastest_batch: usize::MAX,
             target_load: 0,
             recent_load: 0,
             recent: (1, Nanos::ZERO),
+            work: Nanos::ZERO,
+            spent: Nanos::ZERO,
+            busy: 0,
             dispersion: 1_000,
         };
         load.target = load.largest_within(Nanos(model.slo.0 / 2)).clamp(1, max_batch);
+        load.derive_by_length(model);
         load
     }
 
@@ -112,6 +131,11 @@ impl ModelEstimate {
             return (profiled, profiled);
         }
         self.in_sequence(model.blocks[from.index()..].iter().map(|block| block.cost(rows, length)))
+    }
+
+    /// Returns the costs of padded requests.
+    pub(super) fn padded(&self) -> &CostsByLength {
+        self.by_length.as_ref().expect("requests are padded")
     }
 
     /// Returns the mean and the promised device time of tasks in sequence.
@@ -164,6 +188,27 @@ impl ModelEstimate {
         (self.last_start, self.lost_since) = (now, false);
     }
 
+    /// Records that a task of the model used a device for `time`.
+    pub(super) fn on_use(&mut self, time: Nanos) {
+        self.spent += time;
+    }
+
+    /// Records the work of a newcomer, per row.
+    pub(super) fn on_newcomer(&mut self, work: Nanos) {
+        let step = (work - self.work).0 / MEAN_OF as i64;
+        self.work = if self.work == Nanos::ZERO { work } else { self.work + Nanos(step) };
+    }
+
+    /// Returns the mean device time of a row in full batches, of a request of this length.
+    pub(super) fn in_full_batch(&self, slo: Nanos, length: u32) -> Nanos {
+        let full = self.largest_within(Nanos(slo.0 / 2)).max(1);
+        let whole = match &self.by_length {
+            Some(costs) => costs.mean(full, costs.place(length)),
+            None => self.mean(full),
+        };
+        Nanos(whole.0 / full as i64)
+    }
+
     /// Records lost rows.
     pub(super) fn on_lost(&mut self, rows: usize) {
         self.lost.observe(rows, true);
@@ -201,6 +246,16 @@ impl ModelEstimate {
             longest = longest.max(self.in_sequence(profiled).1);
             self.promised[rows - 1] = longest;
         }
+        self.derive_by_length(model);
+    }
+
+    fn derive_by_length(&mut self, model: &Model) {
+        let Some(mut costs) = self.by_length.take() else { return };
+        costs.derive(|rows, length| {
+            let (mean, promised) = self.of_blocks(model, BlockId(0), rows, length);
+            PaddedCost { mean, promised }
+        });
+        self.by_length = Some(costs);
     }
 
     /// Replaces everything that was derived from the profile.
@@ -211,13 +266,23 @@ impl ModelEstimate {
         }
     }
 
+    /// Updates the use of devices.
+    fn refresh_busy(&mut self, elapsed: Nanos) {
+        let used = std::mem::take(&mut self.spent).scale(1_000, elapsed.0.max(1).cast_unsigned());
+        self.busy = moving_mean(self.busy, used.0.max(0).cast_unsigned(), elapsed);
+    }
+
     /// Updates what depends on the rate alone.
     fn refresh_target(&mut self, now: Time, model: &Model, max_batch: usize) {
         self.rate.catch_up(now);
-        let Some(rate) = self.rate.rate(now).filter(|_| !model.walk.is_unfolded()) else {
+        let Some(rate) = self.rate.rate(now) else {
             (self.target_load, self.recent_load) = (0, 0);
             return;
         };
+        if model.walk.is_unfolded() {
+            self.steady_rows = rate.rows_in(Nanos(model.slo.0 / 2)).max(1) as usize;
+            return;
+        }
         let fits = |batch: usize| self.promised(batch) + rate.gather_time(batch) <= model.slo;
         self.target = largest(max_batch, fits).max(1);
         let spread = self.rate.spread_permille(now, model.slo).unwrap_or(1_000);
@@ -315,6 +380,7 @@ impl LoadEstimate {
             if served.own.load.refresh_costs(now, &served.model, !derived && id >= next) {
                 (derived, self.next_derived) = (true, ModelId(id.0 + 1));
             }
+            served.own.load.refresh_busy(elapsed);
             served.own.load.refresh_target(now, &served.model, max_batch);
         }
         if !derived {
@@ -362,4 +428,51 @@ impl LoadEstimate {
 fn moving_mean(mean: u64, value: u64, elapsed: Nanos) -> u64 {
     let weight = (elapsed.0 / REFRESH.0).clamp(1, MEAN_OF as i64).cast_unsigned();
     (mean * (MEAN_OF - weight) + value * weight) / MEAN_OF
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ripieno_model::{Profile, Walk};
+
+    const MS: fn(i64) -> Nanos = Nanos::from_millis;
+
+    /// A model that takes b + 4 ms, in batches of up to 32 rows.
+    fn estimate(slo_ms: i64) -> (Model, ModelEstimate) {
+        let model = Model::whole("m", Profile::linear(1.0, 4.0, 32).unwrap(), MS(slo_ms));
+        let estimate = ModelEstimate::new(&model, 32);
+        (model, estimate)
+    }
+
+    #[test]
+    fn a_full_batch_is_the_largest_within_half_the_slo() {
+        let (model, load) = estimate(40);
+        assert_eq!(load.in_full_batch(model.slo, 1), Nanos(MS(20).0 / 16));
+        let (model, load) = estimate(1_000);
+        assert_eq!(load.in_full_batch(model.slo, 1), Nanos(MS(36).0 / 32));
+        let (model, load) = estimate(5);
+        assert_eq!(load.in_full_batch(model.slo, 1), MS(5), "one row at least");
+    }
+
+    #[test]
+    fn a_full_step_holds_what_arrives_in_half_the_slo() {
+        let (mut model, mut load) = estimate(100);
+        model.walk = Walk::Repeat;
+        let now = |ms: i64| Time::ORIGIN + MS(ms);
+        (0..2_000).for_each(|ms| drop(load.rate.record(now(ms), 2)));
+        load.refresh_target(now(2_000), &model, 32);
+        assert!((95..=105).contains(&load.steady_rows), "{}", load.steady_rows);
+    }
+
+    #[test]
+    fn the_use_of_devices_is_a_moving_mean() {
+        let (_, mut load) = estimate(100);
+        for _ in 0..64 {
+            load.on_use(Nanos(REFRESH.0 / 4));
+            load.refresh_busy(REFRESH);
+        }
+        assert!((240..=250).contains(&load.busy), "{}", load.busy);
+        load.refresh_busy(REFRESH * 100);
+        assert_eq!(load.busy, 0);
+    }
 }

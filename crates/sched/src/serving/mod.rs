@@ -7,14 +7,17 @@
 //! decision.
 //!
 //! `batches.rs` forms batches of whole models and chains, `padded.rs` those of requests of
-//! different lengths, `cells.rs` the steps of cells. `load.rs` keeps rates and costs, which are
-//! learnt (`occupancy.rs`): the profiled duration of a task, corrected by what tasks took.
+//! different lengths, `cells.rs` the steps of cells; `forecast.rs` refuses newcomers that would be
+//! late. `load.rs` keeps rates and costs, which are learnt (`occupancy.rs`): the profiled duration
+//! of a task, corrected by what tasks took.
 //!
 //! See `docs/internals/scheduler.md`.
 
 mod arbiter;
 mod batches;
+mod by_length;
 mod cells;
+mod forecast;
 mod in_flight;
 mod load;
 mod occupancy;
@@ -230,9 +233,10 @@ impl UnifiedScheduler {
 
     /// Accounts for the work that a device's task did since it started, or since the last refresh.
     fn account(&mut self, now: Time, device: DeviceId) {
-        let Some(TaskInFlight { started, best_part, .. }) = self.devices[device].running else { return };
+        let Some(TaskInFlight { model, started, best_part, .. }) = self.devices[device].running else { return };
         let time = now - started.max(self.load.refreshed);
         self.load.on_work(time, time.scale(best_part, 1_000));
+        self.models.get_mut(model).own.load.on_use(time);
     }
 
     /// Starts the best offer on a free device; returns whether there was one. `idle` devices are
@@ -424,10 +428,20 @@ impl Scheduler for UnifiedScheduler {
     fn on_request(&mut self, now: Time, request: &Request) {
         let served = self.models.of_newcomer(request);
         served.own.load.rate.record(now, request.rows);
-        if served.model.walk.is_unfolded() {
+        let unfolds = served.model.walk.is_unfolded();
+        let work = match unfolds {
+            true => self.cells.newcomer(request).work,
+            false => served.load.in_full_batch(served.model.slo, request.extent.length),
+        };
+        served.own.load.on_newcomer(work);
+        if self.refuses(now, request) {
+            return self.refuse(request);
+        }
+        if unfolds {
             self.cells.arrive(request);
             return;
         }
+        let served = self.models.get_mut(request.model);
         self.requests.insert(request);
         served.own.queue.push(&mut self.requests, request.slot.0, QueueOrder::Deadline);
     }

@@ -112,9 +112,7 @@ impl OccupancyEstimate {
         let seen = |octave: &&Octave| octave.tasks > 0;
         let shorter = self.octaves[..=at].iter().rev().filter(seen).find(|octave| octave.profiled <= profiled);
         let longer = self.octaves[at..].iter().filter(seen).find(|octave| octave.profiled > profiled);
-        let share = |from: Nanos, span: Nanos, part: Nanos| {
-            Nanos((i128::from(from.0) * i128::from(part.0) / i128::from(span.0.max(1))) as i64)
-        };
+        let share = |from: Nanos, span: Nanos, part: Nanos| from.scale(part.0 as u64, span.0 as u64);
         let more = match (shorter, longer) {
             (None, None) => Nanos::ZERO,
             (Some(shorter), None) => excess(shorter),

@@ -8,8 +8,9 @@
 
 use super::UnifiedScheduler;
 use super::arbiter::{OfferedTask, TaskOffer};
+use super::by_length::LengthPlace;
 use crate::parts::cohorts::CohortId;
-use ripieno_base::{BlockId, DeviceId, ModelId, Time};
+use ripieno_base::{DeviceId, ModelId, Time};
 use ripieno_model::DropRule;
 
 /// Number of largest batches that are divided, and of requests.
@@ -24,6 +25,7 @@ const MOST_LOAD: u64 = 950;
 #[derive(Clone, Copy, Debug)]
 struct PaddedRequest {
     length: u32,
+    place: LengthPlace,
     rows: u32,
     slot: u32,
     /// The time by which its group must end; none if it is late even alone.
@@ -68,14 +70,14 @@ impl UnifiedScheduler {
         for number in 0..groups.ends.len() {
             let members = groups.group(number);
             let rows: usize = members.iter().map(|member| member.rows as usize).sum();
-            let length = members[members.len() - 1].length;
-            let state = &self.devices[device];
-            let (mean, promised) = served.load.of_blocks(&served.model, BlockId(0), rows, length);
-            let outlook = self.outlook(now, id, members.iter().map(|member| member.slot), state.takes(promised));
-            let cost = |rows: usize| served.load.of_blocks(&served.model, BlockId(0), rows, length).0;
+            let PaddedRequest { length, place, .. } = members[members.len() - 1];
+            let (state, costs) = (&self.devices[device], served.load.padded());
+            let promised = state.takes(costs.promised(rows, place));
+            let outlook = self.outlook(now, id, members.iter().map(|member| member.slot), promised);
+            let cost = |rows: usize| costs.mean(rows, place);
             let offer = TaskOffer {
                 span: state.takes(served.load.of_task(&served.model.blocks[0], rows, length)),
-                whole: state.takes(mean),
+                whole: state.takes(cost(rows)),
                 // A group larger than the target wastes nothing.
                 waste: if rows < served.load.target { served.load.waste(rows, cost) } else { 0 },
                 ..self.offer(id, OfferedTask::Group(number), outlook)
@@ -97,7 +99,8 @@ impl UnifiedScheduler {
             next = requests.links.next(slot);
             let request = requests.get(slot);
             let (length, rows, deadline) = (request.extent.length, request.rows, request.deadline);
-            let alone = served.load.of_blocks(&served.model, BlockId(0), rows as usize, length).1;
+            let place = served.load.padded().place(length);
+            let alone = served.load.padded().promised(rows as usize, place);
             let late = now + devices[device].takes(alone) > deadline;
             if drop != DropRule::Never && now + alone > deadline {
                 served.own.queue.pass_over(requests, now, slot, drop, pending);
@@ -106,6 +109,7 @@ impl UnifiedScheduler {
             } else if drop != DropRule::Hopeless || !late {
                 groups.members.push(PaddedRequest {
                     length,
+                    place,
                     rows,
                     slot,
                     due: if late { Time::NEVER } else { deadline },
@@ -119,6 +123,7 @@ impl UnifiedScheduler {
     fn divide(&self, now: Time, device: DeviceId, id: ModelId, groups: &mut LengthGroups) {
         let served = self.models.get(id);
         let LengthGroups { members, ends, best, .. } = groups;
+        let (state, costs) = (&self.devices[device], served.load.padded());
         let (count, most) = (members.len(), served.max_batch);
         let devices = self.present().max(1);
         // The nearer the devices are to saturation, the more requests arrive while groups run.
@@ -137,15 +142,15 @@ impl UnifiedScheduler {
                 if rows > most && to > from {
                     break;
                 }
-                let (takes, promised) = served.load.of_blocks(&served.model, BlockId(0), rows, members[to].length);
-                if to > from && now + self.devices[device].takes(promised) > due {
-                    break;
-                }
+                let takes = costs.mean(rows, members[to].place);
                 // The group's own rows wait on one device, all others on any.
                 let waits = rows as i128 * devices as i128 + behind - rows as i128 + arriving;
                 let own = i128::from(takes.0) * waits;
                 if own >= least.0 {
                     // Longer groups take longer still.
+                    break;
+                }
+                if to > from && now + state.takes(costs.promised(rows, members[to].place)) > due {
                     break;
                 }
                 least = least.min((own + best[to + 1].0, to + 1));
@@ -166,13 +171,14 @@ impl UnifiedScheduler {
         let served = models.get_mut(id);
         let groups = served.own.groups.take().expect("requests are padded");
         let cohort = cohorts.open(id, ());
-        let (mut rows, mut length) = (0, 1);
+        let mut rows = 0;
         for member in groups.group(number) {
             served.own.queue.remove(requests, member.slot);
             cohorts.push(cohort, requests.get(member.slot));
-            (rows, length) = (rows + member.rows as usize, member.length);
+            rows += member.rows as usize;
         }
-        let (mean, _) = served.load.of_blocks(&served.model, BlockId(0), rows, length);
+        let longest = groups.group(number).last().expect("a group has members");
+        let mean = served.load.padded().mean(rows, longest.place);
         served.own.load.on_start(now, rows, mean);
         served.own.groups = Some(groups);
         load.observe(rows, false);

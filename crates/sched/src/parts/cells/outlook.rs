@@ -8,6 +8,15 @@ use crate::{Action, Request, Why};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
 use ripieno_model::{DropRule, Steps};
 
+/// Profiled times of a newcomer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NewcomerTimes {
+    /// From its first step to its last, in batches with those that wait.
+    pub(crate) own: Nanos,
+    /// Its part of the device time of full batches.
+    pub(crate) work: Nanos,
+}
+
 /// Profiled times of the requests of a step, in batches of its size.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CellOutlook {
@@ -55,6 +64,27 @@ impl Cells {
             catch_up += self.stage_left(served, walker, block, rows);
         }
         CellOutlook { left: Nanos(left.0 / count.max(1)), catch_up: Nanos(catch_up.0 / count.max(1)) }
+    }
+
+    /// Returns the times of a newcomer.
+    pub(crate) fn newcomer(&self, request: &Request) -> NewcomerTimes {
+        let served = self.models.get(request.model);
+        let extent = request.extent;
+        let graphs = served.model.blocks.iter().filter(|block| block.steps == Steps::Nodes).count().max(1) as u32;
+        let mut times = NewcomerTimes { own: Nanos::ZERO, work: Nanos::ZERO };
+        for (block, cell) in served.model.blocks.iter().zip(&served.cells) {
+            let (in_sequence, all) = match block.steps {
+                Steps::Nodes => (extent.length.max(1).ilog2() + 1, (extent.length / graphs).max(1)),
+                kind => {
+                    let until_end = served.expected_steps(extent.limit);
+                    let steps = if kind == Steps::UntilEnd { until_end } else { extent.steps(kind) };
+                    (steps, steps)
+                }
+            };
+            times.own += block.profile.latency((served.waiting + 1).min(cell.max)) * i64::from(in_sequence);
+            times.work += block.profile.latency(cell.max).scale(u64::from(all), cell.max as u64);
+        }
+        times
     }
 
     /// Returns the remaining profiled time of a request in its current stage, in batches of `rows`

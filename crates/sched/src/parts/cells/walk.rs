@@ -281,6 +281,12 @@ impl Cells {
         }
     }
 
+    /// Refuses a request that has just arrived.
+    pub(crate) fn refuse(&mut self, request: &Request, why: Why) {
+        self.arrive(request);
+        self.end(request.slot, Action::Reject { request: request.slot, why });
+    }
+
     /// Ends a request.
     pub(super) fn end(&mut self, slot: RequestSlot, action: Action) {
         let Walker { state, request, .. } = self.walkers[slot.index()];
