@@ -34,7 +34,7 @@ pub(super) struct CostsByLength {
     lengths: Box<[u32]>,
     /// Number of batch sizes.
     sizes: usize,
-    /// By length, then by batch size.
+    /// Costs in the order of the lengths; of each length, in the order of batch sizes.
     costs: Box<[PaddedCost]>,
 }
 

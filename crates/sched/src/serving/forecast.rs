@@ -2,7 +2,7 @@
 //!
 //! A newcomer waits for the requests of its model that go before it, at the speed of the devices
 //! that other models leave to it, and then runs. If that ends after its deadline, it is refused
-//! at once instead of shortly before the deadline.
+//! immediately instead of shortly before the deadline.
 
 use super::UnifiedScheduler;
 use crate::{Request, Why};

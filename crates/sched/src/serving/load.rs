@@ -49,7 +49,8 @@ pub(super) struct ModelEstimate {
     lost_since: bool,
     /// Largest batch that a steady flow at this rate could have.
     pub(super) target: usize,
-    /// Rows of cells that arrive within half the SLO: no steady flow at this rate fills larger steps.
+    /// Rows of cells that arrive within half the SLO: no steady flow at this rate fills larger
+    /// steps.
     pub(super) steady_rows: usize,
     /// Part of the target for which requests are passed over, in thousandths.
     target_part: u64,
@@ -459,7 +460,9 @@ mod tests {
         let (mut model, mut load) = estimate(100);
         model.walk = Walk::Repeat;
         let now = |ms: i64| Time::ORIGIN + MS(ms);
-        (0..2_000).for_each(|ms| drop(load.rate.record(now(ms), 2)));
+        for ms in 0..2_000 {
+            load.rate.record(now(ms), 2);
+        }
         load.refresh_target(now(2_000), &model, 32);
         assert!((95..=105).contains(&load.steady_rows), "{}", load.steady_rows);
     }

@@ -22,7 +22,8 @@ fn lost(policy: &str, options: &str) -> (f64, f64) {
 #[test]
 fn lateness_that_is_nobodys_concern_takes_no_share_from_others() {
     let objective = "[policy_options]\nobjective = \"latency\"\n";
-    for (policy, options) in [("deferred", objective), ("cellular", ""), ("dva", ""), ("lazy", ""), ("delay-batch", "")]
+    for (policy, options) in
+        [("deferred", objective), ("cellular", ""), ("dva", ""), ("lazy", ""), ("delay-batch", ""), ("unified", "")]
     {
         let (heavy, light) = lost(policy, options);
         println!("unsaid   {policy:12} heavy loses {heavy:.3}, light {light:.3}");
@@ -68,7 +69,9 @@ impl Observer for Refusals {
 
 #[test]
 fn a_burst_is_not_refused_for_a_neighbour_that_hardly_needs_the_device() {
-    for (policy, text) in [("dva", "buffers=1"), ("lazy", ""), ("cellular", ""), ("deferred", "objective=latency")] {
+    for (policy, text) in
+        [("dva", "buffers=1"), ("lazy", ""), ("cellular", ""), ("deferred", "objective=latency"), ("unified", "")]
+    {
         assert_eq!(refused(policy, text), [0, 0], "{policy}");
     }
 }
