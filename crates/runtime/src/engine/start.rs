@@ -38,8 +38,7 @@ impl Engine {
         let devices = Arc::new(DeviceDirectory::new(&opened, pieces.len(), limits.devices));
         let recorders = recorders(config.record.as_ref(), setup, pieces.len())?;
         let flight = config.flight.map(|flight| FlightRecorder::new(flight, setup, pieces.len(), clock));
-        let turns = Arc::new(SchedulerMetrics::default());
-        let server_delay = Arc::new(ServerDelay::default());
+        let (turns, server_delay) = (Arc::new(SchedulerMetrics::default()), Arc::new(ServerDelay::default()));
         let mut loops = Vec::with_capacity(pieces.len());
         for (at, (piece, file)) in pieces.into_iter().zip(recorders).enumerate() {
             loops.push(SchedulerLoop {
