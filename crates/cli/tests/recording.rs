@@ -1,16 +1,16 @@
 //! `ripieno simulate --recording`: a live run on an emulated device is recorded by the runtime, and
 //! its arrivals simulated.
 
+mod live;
+
 use bytes::Bytes;
 use ripieno_base::Nanos;
-use ripieno_executor::{BlockSource, EmulatedEngine, EmulatedOptions, Executor, ModelSource, Tensor};
-use ripieno_model::{DataType, Model, Profile, TensorSpec};
-use ripieno_runtime::{Engine, EngineConfig, Job, Recording, ServedModel};
-use ripieno_sched::{Limits, OptionValue, Options, Setup, build_served, find};
+use ripieno_executor::Tensor;
+use ripieno_model::{DataType, Profile};
+use ripieno_runtime::Job;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -18,27 +18,8 @@ const REQUESTS: usize = 60;
 
 /// Records a live run of requests of one to three rows, one after the other; ℓ(b) = 1 + 0.1·b ms.
 fn recorded(name: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let executor: Arc<dyn Executor> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()));
-    let limits = Limits { requests: 256, models: 4, devices: 1, lanes: 1, depth: 1, batch: 8, nodes: 0 };
-    let setup = Setup { models: Vec::new(), devices: 1, limits };
-    let options = Options::from([("objective".to_owned(), OptionValue::Text("latency".to_owned()))]);
-    let scheduler = build_served("deferred", &setup, &options).unwrap();
-    let mut config = EngineConfig::new(scheduler, setup, vec![Arc::clone(&executor)]);
-    config.policy = find("deferred").ok();
-    let options = serde_json::to_value(&options).unwrap();
-    config.record = Some(Recording { path: path.clone(), policy: "deferred".to_owned(), options });
-    let engine = Engine::start(config).unwrap();
-
-    let profile = Profile::linear(0.1, 1.0, 8).unwrap();
-    let spec = TensorSpec { name: "x".to_owned(), datatype: DataType::Uint8, shape: vec![-1, 1] };
-    let block = BlockSource { profile: Some(profile.clone()), ..BlockSource::new("m") };
-    let source = ModelSource::new("m", vec![block], 8);
-    let loaded = executor.load(&ModelSource { inputs: vec![spec.clone()], outputs: vec![spec], ..source }).unwrap();
-    // Far more than a loaded machine needs, so that every request is answered.
-    let model = Model::whole("m", profile, Nanos::from_millis(60_000));
-    let model =
-        engine.load(ServedModel { model, loaded, max_queue: 256, max_queued_work: None, answer_late: false }).unwrap();
+    // Far more time than a loaded machine needs, so that every request is answered.
+    let (path, engine, model) = live::start(name, Profile::linear(0.1, 1.0, 8).unwrap(), Nanos::from_millis(60_000));
     for number in 0..REQUESTS {
         let rows = 1 + number % 3;
         let data = Bytes::from(vec![0; rows]);

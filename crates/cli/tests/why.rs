@@ -1,16 +1,16 @@
 //! `why`, `doctor` and `simulate --what-if` on a recorded live run of an emulated device whose SLO
 //! is too short for its load.
 
+mod live;
+
 use bytes::Bytes;
 use ripieno_base::Nanos;
-use ripieno_executor::{BlockSource, EmulatedEngine, EmulatedOptions, Executor, ModelSource, Tensor};
-use ripieno_model::{DataType, Model, Profile, TensorSpec};
-use ripieno_runtime::{Engine, EngineConfig, Job, Recording, ServedModel};
-use ripieno_sched::{Limits, OptionValue, Options, Setup, build_served, find};
+use ripieno_executor::Tensor;
+use ripieno_model::{DataType, Profile};
+use ripieno_runtime::Job;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -18,25 +18,7 @@ const REQUESTS: usize = 40;
 
 /// Records a burst: ℓ(b) = 2 + 0.5·b ms, batches of at most four, and an SLO of 15 ms.
 fn recorded(name: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let executor: Arc<dyn Executor> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()));
-    let limits = Limits { requests: 256, models: 4, devices: 1, lanes: 1, depth: 1, batch: 8, nodes: 0 };
-    let setup = Setup { models: Vec::new(), devices: 1, limits };
-    let options = Options::from([("objective".to_owned(), OptionValue::Text("latency".to_owned()))]);
-    let scheduler = build_served("deferred", &setup, &options).unwrap();
-    let mut config = EngineConfig::new(scheduler, setup, vec![Arc::clone(&executor)]);
-    config.policy = find("deferred").ok();
-    let options = serde_json::to_value(&options).unwrap();
-    config.record = Some(Recording { path: path.clone(), policy: "deferred".to_owned(), options });
-    let engine = Engine::start(config).unwrap();
-    let profile = Profile::linear(0.5, 2.0, 4).unwrap();
-    let spec = TensorSpec { name: "x".to_owned(), datatype: DataType::Uint8, shape: vec![-1, 1] };
-    let block = BlockSource { profile: Some(profile.clone()), ..BlockSource::new("m") };
-    let source = ModelSource::new("m", vec![block], 4);
-    let loaded = executor.load(&ModelSource { inputs: vec![spec.clone()], outputs: vec![spec], ..source }).unwrap();
-    let model = Model::whole("m", profile, Nanos::from_millis(15));
-    let served = ServedModel { model, loaded, max_queue: 256, max_queued_work: None, answer_late: false };
-    let model = engine.load(served).unwrap();
+    let (path, engine, model) = live::start(name, Profile::linear(0.5, 2.0, 4).unwrap(), Nanos::from_millis(15));
     let (send, answers) = channel();
     for _ in 0..REQUESTS {
         let tensor =
