@@ -262,8 +262,8 @@ fn an_etcd_over_tls_wants_a_certificate_and_a_user() {
     if !users.iter().all(|words| etcd.control(words)) {
         return;
     }
-    let nobody = etcd.store(true, None).read().expect_err("a call without a user");
-    assert!(["user name", "permission denied"].iter().any(|cause| nobody.0.contains(cause)), "{nobody}");
+    let anonymous = etcd.store(true, None).read().expect_err("a call without a user");
+    assert!(["user name", "permission denied"].iter().any(|cause| anonymous.0.contains(cause)), "{anonymous}");
     let wrong = etcd.store(true, Some(("root", "wrong"))).read().expect_err("a wrong password");
     assert!(wrong.0.contains("--etcd-user") && !wrong.0.contains("\"wrong\""), "{wrong}");
     let mut store = etcd.store(true, Some(("root", "first")));

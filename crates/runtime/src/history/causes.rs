@@ -275,7 +275,7 @@ impl<'a> Explainer<'a> {
                 format!("batches before it failed and ran again: {}", ms(Nanos(sums.rerun as i64))),
             );
         }
-        // What fills the queue of a call may have come shortly before it.
+        // The work that fills the queue of a call may have arrived shortly before the call.
         let before = from - allowed;
         let earlier = ((ended - before).0 as f64).max(1.0);
         let offered = self.offered(from, ended) / span;

@@ -44,7 +44,7 @@ impl CostsByLength {
         let tables = model.blocks.iter().filter_map(|block| block.lengths.as_ref());
         let mut lengths: Vec<u32> = tables.flat_map(|table| table.table().iter().map(|(length, _)| *length)).collect();
         let longest = *lengths.iter().max().expect("requests are padded");
-        // What was learnt is no line between two lengths, however few were profiled.
+        // Learnt costs do not grow along a line between two profiled lengths that are far apart.
         lengths.extend((0..).map(|step| 1 << step).take_while(|&length| length < longest));
         lengths.push(longest.saturating_mul(BEYOND));
         lengths.sort_unstable();
