@@ -126,7 +126,7 @@ impl Timeline<'_> {
         };
         let fill = f64::from(task.rows) / most as f64;
         let words = match bar.count {
-            1 => format!("{name}: {} of {most} rows, {}", task.rows, format::span(task.took())),
+            1 => format!("{name} {} of {most} rows, {}", task.rows, format::span(task.took())),
             count => format!("{name}: {count} batches of {} rows in all", bar.rows),
         };
         let failed = task.outcome.is_some_and(|outcome| outcome != TaskOutcome::Ok);
@@ -139,7 +139,7 @@ impl Timeline<'_> {
                 // The part of the batch's room that its rows fill.
                 rect.fill x=(round(bar.x)) y=(round(y + 3.0 + height * (1.0 - fill.min(1.0)))) width=(round(width)) height=(round(height * fill.min(1.0))) rx="2" {}
                 @if bar.width > LABELLED && bar.count == 1 {
-                    text.label x=(round(bar.x + 5.0)) y=(y + LANE / 2.0 + 5.0) { (shorten(&name, bar.width - 40.0)) " " (task.rows) }
+                    text.label x=(round(bar.x + 5.0)) y=(y + LANE / 2.0 + 5.0) { (fitting(&name, bar.width - 40.0)) " " (task.rows) }
                 }
             }
         }
@@ -187,13 +187,10 @@ fn tick(wanted: f64) -> f64 {
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|factor| factor * power).find(|step| *step >= wanted).unwrap_or(wanted)
 }
 
-/// Cuts a name to a width in pixels.
-fn shorten(name: &str, width: f64) -> String {
-    let most = (width / 7.5).max(0.0) as usize;
-    if name.chars().count() <= most {
-        return name.to_owned();
-    }
-    name.chars().take(most.saturating_sub(1)).chain((most > 1).then_some('…')).collect()
+/// Returns the name if it fits into a width in pixels, or nothing: what is seen must be part of what
+/// is read aloud.
+fn fitting(name: &str, width: f64) -> &str {
+    if name.chars().count() as f64 * 7.5 <= width { name } else { "" }
 }
 
 /// The span that a timeline shows around a call's life.
@@ -209,9 +206,6 @@ mod tests {
     #[test]
     fn ticks_are_round_and_names_fit() {
         assert_eq!((tick(0.3), tick(125.0), tick(2.0)), (0.5, 200.0, 2.0));
-        assert_eq!(
-            (shorten("resnet", 100.0), shorten("resnet", 30.0), shorten("x", 1.0)),
-            ("resnet".into(), "res…".into(), "".into())
-        );
+        assert_eq!((fitting("resnet", 100.0), fitting("resnet", 30.0)), ("resnet", ""));
     }
 }
