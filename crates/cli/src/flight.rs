@@ -1,9 +1,10 @@
 //! The flight recorder: flags of `serve`.
 
+use anyhow::bail;
 use clap::Args;
 use ripieno_runtime::{FlightConfig, RingBounds};
 use ripieno_sched::Options;
-use ripieno_server::AutoDump;
+use ripieno_server::{AutoDump, TelemetryConfig};
 use std::path::PathBuf;
 
 #[derive(Args, Clone, Debug)]
@@ -16,6 +17,15 @@ pub(crate) struct FlightArgs {
     /// The page at /ui on the port of --metrics: on or off.
     #[arg(long, value_name = "on|off", default_value = "on", value_parser = ["on", "off"])]
     ui: String,
+
+    /// Send spans of sampled calls and of their batches to this OpenTelemetry collector, by OTLP over
+    /// gRPC: http://HOST:4317. A call whose client traces it is sampled as the client says.
+    #[arg(long, value_name = "URL")]
+    otlp: Option<String>,
+
+    /// Share of the other calls that are sampled.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.01, requires = "otlp", value_parser = share)]
+    otlp_share: f64,
 
     /// Write the last minutes as a recording into this folder when too few requests are answered
     /// in time: at most every ten minutes, and the last eight are kept.
@@ -43,6 +53,15 @@ impl FlightArgs {
         }
         let bounds = RingBounds { bytes: (self.flight_mib as usize) << 20, ..RingBounds::default() };
         Ok(Some(FlightConfig { policy: policy.to_owned(), options: serde_json::to_value(options)?, bounds }))
+    }
+
+    /// Returns where spans are sent, if anywhere.
+    pub(crate) fn telemetry(&self, service: &str) -> anyhow::Result<Option<TelemetryConfig>> {
+        if self.otlp.is_some() && self.flight_mib == 0 {
+            bail!("--otlp reads the flight recorder, which --flight-mib 0 switches off; give it some memory");
+        }
+        let (ratio, service) = (self.otlp_share, service.to_owned());
+        Ok(self.otlp.clone().map(|endpoint| TelemetryConfig { endpoint, ratio, service }))
     }
 
     /// Returns true if the page is served.

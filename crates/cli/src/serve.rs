@@ -223,6 +223,7 @@ impl ServeArgs {
                 max_body_bytes: (self.max_body_mib as usize) << 20,
                 drain_timeout: Duration::from_secs(self.drain_timeout_s),
                 auto_dump: self.flight.auto_dump(),
+                telemetry: self.flight.telemetry(&self.server_name)?,
                 ui: self.flight.has_page(),
                 access: self.access.config(),
                 ..self.replies.over(self.bounds.over(ServerConfig::default()))

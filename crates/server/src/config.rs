@@ -35,6 +35,17 @@ pub struct AutoDump {
     pub below: f64,
 }
 
+/// Spans of sampled calls.
+#[derive(Clone, Debug)]
+pub struct TelemetryConfig {
+    /// Address of an OTLP collector over gRPC.
+    pub endpoint: String,
+    /// Share of the calls without a traced client that are sampled.
+    pub ratio: f64,
+    /// Name of the service.
+    pub service: String,
+}
+
 /// Settings of the server; the defaults are safe on an untrusted network.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
@@ -103,6 +114,8 @@ pub struct ServerConfig {
     pub drain_timeout: Duration,
     /// Recordings that are written when too few requests are in time. `None` writes none.
     pub auto_dump: Option<AutoDump>,
+    /// Spans of calls; `None` sends none.
+    pub telemetry: Option<TelemetryConfig>,
     /// Whether the metrics port has the page at /ui.
     pub ui: bool,
     /// Access control and encryption.
@@ -142,6 +155,7 @@ impl Default for ServerConfig {
             last_bodies: Duration::from_secs(2),
             drain_timeout: Duration::from_secs(30),
             auto_dump: None,
+            telemetry: None,
             ui: true,
             access: AccessConfig::default(),
             access_log: None,

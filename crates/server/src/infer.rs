@@ -11,6 +11,7 @@ use crate::problem::{Problem, ProblemKind};
 use crate::regions::{self, RegionSlice};
 use crate::sequences::{self, MessagePosition, SequenceTurn};
 use crate::state::ServerState;
+use crate::trace::TraceContext;
 use ripieno_executor::Tensor;
 use ripieno_repository::registry::ServedEntry;
 use ripieno_runtime::{Job, JobOutput, JobResult, OnStep, Refused};
@@ -69,6 +70,8 @@ pub(crate) struct InferCall {
     /// Time that a gateway allows until the first response.
     pub(crate) slo: Option<Duration>,
     pub(crate) caller: Caller,
+    /// Span of its client, if that traces.
+    pub(crate) trace: Option<TraceContext>,
     /// Position among the messages of a stream.
     pub(crate) position: Option<MessagePosition>,
 }
@@ -141,7 +144,7 @@ pub(crate) async fn accept(
     call: InferCall,
     on_step: Option<OnStep>,
 ) -> Result<Accepted, Problem> {
-    let InferCall { mut request, received, timeout, slo, caller, position } = call;
+    let InferCall { mut request, received, timeout, slo, caller, trace, position } = call;
     let entry = state.registry.get(&request.model, &request.version)?;
     let event = sequences::event(&entry, &request.parameters)?;
     // Requests without a sequence need no order.
@@ -203,10 +206,12 @@ pub(crate) async fn accept(
     // The receiver may be gone with its client.
     let on_answer = Box::new(move |answer| drop(send.send(answer)));
     let client = caller.client;
+    let sampled = state.telemetry.as_ref().and_then(|telemetry| telemetry.begin(trace.as_ref(), received));
     let job = Job { model, inputs, rows, timeout, stage: None, client, priority, on_step, on_answer };
+    let tag = sampled.unwrap_or_else(|| tag_of(&id));
     let submitted = Instant::now();
     let withdraw =
-        state.backend.submit_tagged(job, tag_of(&id)).map_err(|refused| Problem::of_refusal(refused, &entry.name))?;
+        state.backend.submit_tagged(job, tag).map_err(|refused| Problem::of_refusal(refused, &entry.name))?;
     let backend = state.backend.clone();
     let awaited = Awaited::Model(ModelCall { answer, withdraw: Some(withdraw), submitted, backend });
     Ok(Accepted { entry, outputs, slices, id, decoding, rows, room, timeout, turn, awaited })

@@ -38,6 +38,7 @@ mod signals;
 mod slo;
 mod state;
 mod stream;
+mod telemetry;
 mod texts;
 mod threads;
 mod trace;
@@ -45,5 +46,5 @@ mod ui;
 
 pub use access::{AccessConfig, AccessError, Admin, SharedMemory, TlsFiles, TokenSource};
 pub use backend::{Backend, DeviceChange, Withdraw};
-pub use config::{AccessLogConfig, AutoDump, ErrorProfile, ServerConfig};
+pub use config::{AccessLogConfig, AutoDump, ErrorProfile, ServerConfig, TelemetryConfig};
 pub use serve::{Addresses, BindError, Server};

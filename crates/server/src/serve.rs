@@ -14,7 +14,7 @@ use crate::limits::socket::Socket;
 use crate::signals::SAMPLE_EVERY;
 use crate::state::ServerState;
 use crate::threads::ConnectionThreads;
-use crate::{credentials_reload, grpc, http, metrics, recording, scaler, ui};
+use crate::{credentials_reload, grpc, http, metrics, recording, scaler, telemetry, ui};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::{Body, Incoming};
@@ -121,6 +121,7 @@ impl Server {
         let state = self.state;
         let mut loops = JoinSet::new();
         loops.spawn(keep_sampling(state.clone()));
+        loops.spawn(telemetry::export(state.clone()));
         loops.spawn(credentials_reload::reload_credentials(state.clone()));
         if let Some(listener) = self.http {
             let shared = state.clone();

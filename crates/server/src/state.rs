@@ -13,6 +13,7 @@ use crate::recording::permits::Dumps;
 use crate::regions::Regions;
 use crate::sequences::SequenceTable;
 use crate::signals::LiveSignals;
+use crate::telemetry::calls::Telemetry;
 use crate::ui::shared::Ui;
 use ripieno_repository::ensemble::EnsembleStep;
 use ripieno_repository::registry::{IndexRow, LookupError, ModelRegistry, Repository, ServedEntry, UNLOADED};
@@ -49,6 +50,7 @@ pub(crate) struct ServerState {
     pub(crate) sequences: Arc<SequenceTable>,
     pub(crate) dumps: Dumps,
     pub(crate) ui: Ui,
+    pub(crate) telemetry: Option<Arc<Telemetry>>,
     phase: watch::Sender<Phase>,
     /// Permits for CPU-bound work: decompression, and decoding of large inputs.
     workers: Arc<Semaphore>,
@@ -61,6 +63,8 @@ impl ServerState {
         registry: Arc<ModelRegistry>,
         repository: Arc<dyn Repository>,
     ) -> Result<ServerState, AccessError> {
+        let telemetry = config.telemetry.as_ref().map(Telemetry::new).transpose().map_err(AccessError)?;
+        let telemetry = telemetry.map(Arc::new);
         let access = Access::open(config.access.clone())?;
         let access_log = config.access_log.as_ref().map(AccessLog::open).transpose();
         let access_log = access_log.map_err(|error| AccessError(format!("--access-log: {error}")))?;
@@ -85,6 +89,7 @@ impl ServerState {
             sequences,
             dumps: Dumps::default(),
             ui: Ui::default(),
+            telemetry,
             phase,
             workers,
         })

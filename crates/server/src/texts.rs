@@ -72,7 +72,7 @@ impl TextCall<'_> {
             ..InferRequest::default()
         };
         let (received, caller, slo) = (Instant::now(), self.caller, self.slo);
-        InferCall { request, received, timeout: None, slo, caller, position: None }
+        InferCall { request, received, timeout: None, slo, caller, trace: None, position: None }
     }
 
     async fn read(&self, tokens: usize, mut accepted: Accepted) -> Result<Vec<f32>, Problem> {

@@ -38,6 +38,11 @@ impl TraceContext {
         tracing::error_span!("call", traceparent = self.0.to_str().unwrap_or_default())
     }
 
+    /// The header's value.
+    pub(crate) fn text(&self) -> &str {
+        self.0.to_str().unwrap_or_default()
+    }
+
     pub(crate) fn add_to_answer<B>(self, answer: &mut Response<B>) {
         answer.headers_mut().insert(&HEADER, self.0);
     }

@@ -13,6 +13,7 @@ use crate::problem::Problem;
 use crate::regions::request::caller;
 use crate::slo;
 use crate::state::ServerState;
+use crate::trace;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Incoming;
@@ -68,7 +69,8 @@ async fn unary(
     let (_, request) = frames::decode(state, budget, message).await;
     let request = request?;
     let caller = caller(state, &request, &parts.uri, &parts.headers, &parts.extensions);
-    let call = InferCall { request, received, timeout, slo, caller, position: None };
+    let trace = trace::from_headers(&parts.headers);
+    let call = InferCall { request, received, timeout, slo, caller, trace, position: None };
     let inferred = infer(state, budget, call).await?;
     let (entry, late, logged) = (inferred.entry.clone(), inferred.late, inferred.logged(state));
     let message = delivered(&entry, late, encode(connection.as_ref(), inferred))?;

@@ -153,7 +153,7 @@ impl InferStream {
             let budget = state.budget_of(connection.as_ref());
             let (id, request) = frames::decode(&state, budget, message).await;
             let answered = async {
-                let call = InferCall { request: request?, received, timeout, slo, caller, position };
+                let call = InferCall { request: request?, received, timeout, slo, caller, trace: None, position };
                 answer(&state, call, &send, connection.as_ref(), encoding).await
             };
             match answered.await {

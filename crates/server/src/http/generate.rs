@@ -13,6 +13,7 @@ use crate::decoded;
 use crate::infer::{InferCall, Inferred, delivered, infer};
 use crate::problem::{Problem, ProblemKind};
 use crate::slo;
+use crate::trace;
 use crate::state::{PARSE_INLINE_BYTES, ServerState};
 use crate::stream::{AnswerPart, AnswerParts};
 use bytes::Bytes;
@@ -145,6 +146,7 @@ async fn read(
         timeout: None,
         slo,
         caller: caller_of(request.extensions()),
+        trace: trace::from_headers(request.headers()),
         position: None,
     })
 }

@@ -8,6 +8,7 @@ use crate::limits::budget::MemoryBudget;
 use crate::problem::Problem;
 use crate::regions::request::caller;
 use crate::slo;
+use crate::trace;
 use crate::state::{PARSE_INLINE_BYTES, ServerState};
 use bytes::Bytes;
 use hyper::body::Incoming;
@@ -34,7 +35,8 @@ pub(super) async fn infer(
     let budget = state.budget_of(connection.as_ref());
     let parsed = parse(state, budget, target, bytes, json_length).await?;
     let caller = caller(state, &parsed, request.uri(), request.headers(), request.extensions());
-    let call = InferCall { request: parsed, received, timeout: None, slo, caller, position: None };
+    let trace = trace::from_headers(request.headers());
+    let call = InferCall { request: parsed, received, timeout: None, slo, caller, trace, position: None };
     let inferred = run(state, budget, call).await?;
     let (entry, late, logged) = (inferred.entry.clone(), inferred.late, inferred.logged(state));
     let mut answer = delivered(&entry, late, encode(state, &connection, inferred).await)?;
