@@ -18,8 +18,8 @@ pub(crate) struct FlightArgs {
     #[arg(long, value_name = "on|off", default_value = "on", value_parser = ["on", "off"])]
     ui: String,
 
-    /// Send spans of sampled calls and of their batches to this OpenTelemetry collector, by OTLP over
-    /// gRPC: http://HOST:4317. A call whose client traces it is sampled as the client says.
+    /// Send spans of sampled calls and of their batches to this OpenTelemetry collector, by OTLP
+    /// over gRPC: http://HOST:4317. A call whose client traces it is sampled as the client says.
     #[arg(long, value_name = "URL")]
     otlp: Option<String>,
 

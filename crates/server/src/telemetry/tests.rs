@@ -31,7 +31,8 @@ fn engine() -> (Engine, ripieno_base::ModelId) {
     let profile = Profile::linear(0.5, 3.0, 8).unwrap();
     let spec = TensorSpec { name: "x".to_owned(), datatype: DataType::Uint8, shape: vec![-1, 1] };
     let block = BlockSource { profile: Some(profile.clone()), ..BlockSource::new("m") };
-    let source = ModelSource { inputs: vec![spec.clone()], outputs: vec![spec], ..ModelSource::new("m", vec![block], 8) };
+    let source =
+        ModelSource { inputs: vec![spec.clone()], outputs: vec![spec], ..ModelSource::new("m", vec![block], 8) };
     let loaded = executor.load(&source).unwrap();
     let model = Model::whole("m", profile, Nanos::from_millis(60_000));
     let served = ServedModel { model, loaded, max_queue: 64, max_queued_work: None, answer_late: false };

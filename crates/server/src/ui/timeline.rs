@@ -187,8 +187,8 @@ fn tick(wanted: f64) -> f64 {
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|factor| factor * power).find(|step| *step >= wanted).unwrap_or(wanted)
 }
 
-/// Returns the name if it fits into a width in pixels, or nothing: what is seen must be part of what
-/// is read aloud.
+/// Returns the name if it fits into a width in pixels, or nothing: text that is seen must be part
+/// of the name that is read aloud.
 fn fitting(name: &str, width: f64) -> &str {
     if name.chars().count() as f64 * 7.5 <= width { name } else { "" }
 }
