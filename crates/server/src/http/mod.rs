@@ -119,6 +119,9 @@ async fn dispatch(state: &Arc<ServerState>, request: &mut Request<Incoming>) -> 
         RestCall::Embeddings => text::embeddings(state, request).await,
         RestCall::Classify => text::classify(state, request).await,
         RestCall::Rerank => text::rerank(state, request).await,
+        RestCall::EncoderEmbed => text::encoders::embed(state, request).await,
+        RestCall::EncoderRerank => text::encoders::rerank(state, request).await,
+        RestCall::EncoderPredict => text::encoders::predict(state, request).await,
         RestCall::TraceSettings => Err(not_offered::trace_settings()),
         RestCall::LogSettings => Err(not_offered::log_settings()),
     }

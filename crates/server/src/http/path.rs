@@ -43,6 +43,10 @@ pub(super) enum RestCall {
     Embeddings,
     Classify,
     Rerank,
+    /// The calls of Hugging Face's server of text encoders.
+    EncoderEmbed,
+    EncoderRerank,
+    EncoderPredict,
     TraceSettings,
     LogSettings,
 }
@@ -61,6 +65,7 @@ impl RestCall {
         Some(match self {
             RestCall::Infer(_) | RestCall::Generate(_) | RestCall::GenerateStream(_) => Method::POST,
             RestCall::Embeddings | RestCall::Classify | RestCall::Rerank => Method::POST,
+            RestCall::EncoderEmbed | RestCall::EncoderRerank | RestCall::EncoderPredict => Method::POST,
             RestCall::Index | RestCall::Load(_) | RestCall::Unload(_) | RestCall::ChangeDevices(_) => Method::POST,
             RestCall::DumpRecording => Method::POST,
             RestCall::Regions(call) | RestCall::CudaRegions(call) if !matches!(call, RegionsCall::Status(_)) => {
@@ -83,6 +88,7 @@ impl RestCall {
                 Permission::Describe
             }
             RestCall::Embeddings | RestCall::Classify | RestCall::Rerank => Permission::Infer,
+            RestCall::EncoderEmbed | RestCall::EncoderRerank | RestCall::EncoderPredict => Permission::Infer,
             RestCall::TraceSettings | RestCall::LogSettings => Permission::Describe,
             RestCall::Infer(_) | RestCall::Generate(_) | RestCall::GenerateStream(_) => Permission::Infer,
             RestCall::Load(_) | RestCall::Unload(_) | RestCall::ChangeDevices(_) => Permission::Admin,
@@ -123,6 +129,9 @@ pub(super) fn parse(path: &str) -> Option<RestCall> {
         ["v1", "embeddings"] => Some(RestCall::Embeddings),
         ["v1", "classify"] => Some(RestCall::Classify),
         ["v1", "rerank"] => Some(RestCall::Rerank),
+        ["embed"] => Some(RestCall::EncoderEmbed),
+        ["rerank"] => Some(RestCall::EncoderRerank),
+        ["predict"] => Some(RestCall::EncoderPredict),
         ["v2", "trace", "setting"] => Some(RestCall::TraceSettings),
         ["v2", "logging"] => Some(RestCall::LogSettings),
         _ => None,
@@ -173,7 +182,7 @@ fn regions(rest: &[&str]) -> Option<RegionsCall> {
 }
 
 /// Decodes percent encoding; returns `None` if it is invalid or not UTF-8.
-fn decode(segment: &str) -> Option<Cow<'_, str>> {
+pub(super) fn decode(segment: &str) -> Option<Cow<'_, str>> {
     if !segment.contains('%') {
         return Some(Cow::Borrowed(segment));
     }

@@ -1,6 +1,8 @@
 //! `/v1/…`: embeddings, classification and reranking of texts, compatible with OpenAI's clients and
 //! those of rerankers.
 
+pub(super) mod encoders;
+
 use super::{HttpAnswer, body, reply, send};
 use crate::access::caller_of;
 use crate::limits::budget::Reservation;

@@ -90,7 +90,7 @@ const DESCRIBE: &[&str] = &["infer", "admin"];
 const ANY: &[&str] = &["infer", "admin", "metrics"];
 
 /// HTTP paths; those under `/metrics` are on the metrics port.
-const PATHS: [(&str, &str, &[&str]); 32] = [
+const PATHS: [(&str, &str, &[&str]); 35] = [
     ("GET", "/v2/health/live", &[]),
     ("GET", "/v2/health/ready", &[]),
     ("GET", "/v2", DESCRIBE),
@@ -118,6 +118,9 @@ const PATHS: [(&str, &str, &[&str]); 32] = [
     ("POST", "/v1/embeddings", &["infer"]),
     ("POST", "/v1/classify", &["infer"]),
     ("POST", "/v1/rerank", &["infer"]),
+    ("POST", "/embed", &["infer"]),
+    ("POST", "/rerank", &["infer"]),
+    ("POST", "/predict", &["infer"]),
     ("GET", "/v2/devices", DESCRIBE),
     ("POST", "/v2/devices/add", &["admin"]),
     ("POST", "/v2/devices/0/remove", &["admin"]),

@@ -148,3 +148,47 @@ async fn many_texts_in_one_call() {
     let (status, _) = ask(&tight, "/v1/embeddings", json!({"model": "encoder", "input": "word"})).await;
     assert_eq!(status, StatusCode::OK);
 }
+
+#[tokio::test]
+async fn calls_that_name_no_model_reach_the_only_one_of_their_task() {
+    let server = start(config()).await;
+    let texts = ["The film was great.", "food"];
+    let (status, vectors) = ask(&server, "/embed", json!({"inputs": texts, "truncate": true})).await;
+    let (_, same) = ask(&server, "/v1/embeddings", json!({"model": "encoder", "input": texts})).await;
+    assert_eq!((status, vectors.as_array().unwrap().len()), (StatusCode::OK, 2));
+    for at in 0..2 {
+        let (one, other) = (numbers(&vectors[at]), numbers(&same["data"][at]["embedding"]));
+        assert!(one.iter().zip(&other).all(|(a, b)| (a - b).abs() < 1e-4), "{at}");
+    }
+    let (_, short) = ask(&server, "/embed", json!({"inputs": "food", "dimensions": 4})).await;
+    let short = numbers(&short[0]);
+    assert!(short.len() == 4 && (product(&short, &short) - 1.0).abs() < 1e-5);
+
+    let asked =
+        json!({"query": "what is the capital of france ?", "texts": ["a dull film", "the river"], "return_text": true});
+    let (status, ranked) = ask(&server, "/rerank", asked).await;
+    assert_eq!((status, ranked.as_array().unwrap().len()), (StatusCode::OK, 2));
+    assert!(ranked[0]["score"].as_f64().unwrap() >= ranked[1]["score"].as_f64().unwrap());
+    assert_eq!(ranked[0]["text"], ["a dull film", "the river"][ranked[0]["index"].as_u64().unwrap() as usize]);
+
+    let (status, classes) = ask(&server, "/predict", json!({"inputs": "the food was bad"})).await;
+    let scores: Vec<f64> = classes.as_array().unwrap().iter().map(|class| class["score"].as_f64().unwrap()).collect();
+    assert_eq!((status, scores.len()), (StatusCode::OK, 3));
+    assert!(scores.is_sorted_by(|a, b| a >= b) && (scores.iter().sum::<f64>() - 1.0).abs() < 1e-5);
+    let (_, many) = ask(&server, "/predict", json!({"inputs": ["the food was bad"]})).await;
+    assert_eq!(many[0][0]["label"], classes[0]["label"]);
+
+    for (path, body, status, needle) in [
+        ("/embed?model=nobody", json!({"inputs": "a"}), 404, "unknown model"),
+        ("/embed?model=ranker", json!({"inputs": "a"}), 400, "ask /v1/rerank"),
+        ("/embed", json!({"inputs": "a", "normalize": false}), 400, "of length one by its configuration"),
+        ("/rerank", json!({"query": "a", "texts": ["b"], "raw_scores": true}), 400, "probabilities only"),
+    ] {
+        let (found, body) = ask(&server, path, body).await;
+        assert_eq!(
+            (found.as_u16(), body["error"].as_str().unwrap().contains(needle)),
+            (status, true),
+            "{path}: {body}"
+        );
+    }
+}

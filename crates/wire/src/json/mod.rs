@@ -6,6 +6,7 @@
 mod bodies;
 mod bounded;
 mod data;
+pub mod encoders;
 mod generate;
 mod request;
 mod response;
