@@ -40,8 +40,8 @@ pub trait Backend: Send + Sync {
         self.devices().iter().any(|device| device.state == DeviceState::Serving)
     }
 
-    /// Returns true if this scheduler is the primary; a spare has no devices and does not know the
-    /// load.
+    /// Returns true if this process decides which requests run: it alone knows the load of the
+    /// devices. A spare scheduler, a frontend and a backend do not.
     fn is_primary(&self) -> bool {
         true
     }

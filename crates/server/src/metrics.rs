@@ -91,6 +91,9 @@ fn build_info(text: &mut MetricsText, state: &ServerState) {
     text.sample("ripieno_build_info", concat!("version=\"", env!("CARGO_PKG_VERSION"), "\""), 1);
     text.family("ripieno_ready", "gauge", "Whether the server is ready.");
     let _ = writeln!(text.0, "ripieno_ready {}", u8::from(state.is_ready()));
+    let help = "Whether it decides which requests run: of a cluster, the primary alone.";
+    text.family("ripieno_leading", "gauge", help);
+    let _ = writeln!(text.0, "ripieno_leading {}", u8::from(state.backend.is_primary()));
     text.family("ripieno_held_bytes", "gauge", "Bytes that requests and answers hold.");
     let _ = writeln!(text.0, "ripieno_held_bytes {}", state.budget.held());
     text.family("ripieno_max_held_bytes", "gauge", "The most that they may hold.");

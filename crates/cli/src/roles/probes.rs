@@ -58,6 +58,11 @@ impl Backend for BackendDevices {
         self.0.iter().all(|device| device.is_connected())
     }
 
+    /// The scheduler decides.
+    fn is_primary(&self) -> bool {
+        false
+    }
+
     fn change_devices(&self, _: DeviceChange) -> Result<DeviceId, DeviceRefused> {
         Err(DeviceRefused::Elsewhere)
     }
