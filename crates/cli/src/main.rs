@@ -7,6 +7,7 @@ mod bounds;
 mod cluster_demo;
 mod compare;
 mod compare_policies;
+mod control;
 mod corpus;
 mod default_policy;
 mod demo;
@@ -16,6 +17,8 @@ mod documents;
 mod environment;
 mod flight;
 mod goodput;
+#[cfg(test)]
+mod guides;
 mod health;
 mod help;
 mod logs;

@@ -3,6 +3,7 @@
 use crate::access::AccessArgs;
 use crate::address::listening;
 use crate::bounds::BoundArgs;
+use crate::control::ControlArgs;
 use crate::default_policy::{DefaultPolicy, log_policy};
 use crate::devices::DeviceArgs;
 use crate::flight::FlightArgs;
@@ -16,10 +17,10 @@ use crate::service::{Running, Service};
 use crate::tables;
 use crate::try_command::easiest;
 use anyhow::{Context, bail};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use ripieno_report::Format;
 use ripieno_repository::scan::scan;
-use ripieno_repository::{ModelControl, ModelReport, RepositoryPoll};
+use ripieno_repository::{ModelReport, RepositoryPoll};
 use ripieno_sched::{Limits, Options, find, served_options};
 use ripieno_server::{Addresses, ServerConfig};
 use std::net::SocketAddr;
@@ -117,22 +118,8 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     exit_on_error: bool,
 
-    /// Poll the repository at this interval in seconds, load new or changed models and unload
-    /// removed ones, once two polls agree.
-    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=86_400))]
-    poll_s: Option<u32>,
-
-    /// Triton's model control mode. none: all models serve, and calls to load and unload are
-    /// refused. poll: likewise, and the repository is polled (--poll-s, 15 by default). explicit:
-    /// those of --load-model serve, others once a call loads them. Without it all serve, and calls
-    /// are accepted.
-    #[arg(long, value_enum)]
-    model_control_mode: Option<ControlMode>,
-
-    /// A model to serve from the start with --model-control-mode explicit; * for all. May be
-    /// repeated, or several with commas.
-    #[arg(long, value_name = "NAME", value_delimiter = ',')]
-    load_model: Vec<String>,
+    #[command(flatten)]
+    models: ControlArgs,
 
     /// Format of the log on stderr.
     #[arg(long, value_enum, default_value = "text")]
@@ -153,18 +140,8 @@ pub(crate) struct ServeArgs {
     access: AccessArgs,
 }
 
-/// Triton's model control modes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum ControlMode {
-    None,
-    Poll,
-    Explicit,
-}
-
 /// Time for devices to finish their last tasks after all requests are answered.
 const LAST_TASKS: Duration = Duration::from_secs(5);
-/// Triton's default, for mode poll.
-const DEFAULT_POLL_S: u32 = 15;
 /// The poll interval without polling, as good as never.
 const NO_PERIOD: Duration = Duration::from_secs(86_400);
 
@@ -213,7 +190,7 @@ impl ServeArgs {
             flight,
             measure_for: None,
             slo: None,
-            control: self.control()?,
+            control: self.models.control()?,
             allow_symlinks: self.allow_symlinks,
             config: ServerConfig {
                 http: Some(self.http),
@@ -233,33 +210,10 @@ impl ServeArgs {
 }
 
 impl ServeArgs {
-    fn control(&self) -> anyhow::Result<ModelControl> {
-        let mode = self.model_control_mode;
-        if mode != Some(ControlMode::Explicit) && !self.load_model.is_empty() {
-            bail!(
-                "--load-model is for --model-control-mode explicit; add that, or leave it out: all models are loaded"
-            );
-        }
-        if matches!(mode, Some(ControlMode::None | ControlMode::Explicit)) && self.poll_s.is_some() {
-            bail!("--poll-s is for --model-control-mode poll; write that, or leave one of the two out");
-        }
-        Ok(match mode {
-            None => ModelControl::Open,
-            Some(ControlMode::None | ControlMode::Poll) => ModelControl::Closed,
-            Some(ControlMode::Explicit) => ModelControl::Explicit(self.load_model.iter().cloned().collect()),
-        })
-    }
-
-    /// Returns the poll interval in seconds, if the repository is polled.
-    fn poll_s(&self) -> Option<u32> {
-        let default = (self.model_control_mode == Some(ControlMode::Poll)).then_some(DEFAULT_POLL_S);
-        self.poll_s.or(default)
-    }
-
     /// Returns true if the server is meant to wait for models that come after the start: by calls,
     /// or into the repository.
     fn waits_for_models(&self) -> bool {
-        self.model_control_mode == Some(ControlMode::Explicit) || self.poll_s().is_some() || self.bounds.takes_uploads()
+        self.models.is_explicit() || self.models.poll_s().is_some() || self.bounds.takes_uploads()
     }
 
     /// Returns an error if the repository cannot be served, whatever its models are.
@@ -300,12 +254,12 @@ async fn serve(args: ServeArgs, threads: &ServerThreads) -> anyhow::Result<()> {
         // From here on SIGHUP reloads; an earlier one has waited until now.
         let mut looks = RepositoryPoll::default();
         loop {
-            let period = args.poll_s().map_or(NO_PERIOD, |seconds| Duration::from_secs(seconds.into()));
+            let period = args.models.poll_s().map_or(NO_PERIOD, |seconds| Duration::from_secs(seconds.into()));
             let shared = repository.clone();
             match tokio::time::timeout(period, hangup.recv()).await {
                 Ok(None) => return,
                 Ok(Some(())) => report_reload(tokio::task::spawn_blocking(move || shared.reload()).await),
-                Err(_) if args.poll_s().is_none() => {}
+                Err(_) if args.models.poll_s().is_none() => {}
                 Err(_) => {
                     let look = tokio::task::spawn_blocking(move || (shared.poll(&mut looks), looks)).await;
                     looks = look.map_or_else(
@@ -350,8 +304,7 @@ async fn serve(args: ServeArgs, threads: &ServerThreads) -> anyhow::Result<()> {
 fn begin(args: &ServeArgs, addresses: &Addresses, models: &[ModelReport]) -> anyhow::Result<()> {
     announce(args, addresses, models)?;
     // A server with explicit control may start without models.
-    let may_be_none = args.model_control_mode == Some(ControlMode::Explicit) && args.load_model.is_empty();
-    if args.exit_on_error && !may_be_none {
+    if args.exit_on_error && !args.models.begins_empty() {
         return check_all(&args.repository, models);
     }
     if models.iter().any(|model| model.error.is_none()) {
@@ -360,7 +313,7 @@ fn begin(args: &ServeArgs, addresses: &Addresses, models: &[ModelReport]) -> any
     if !args.waits_for_models() {
         bail!("none of the {} models can be served; it says above why", models.len());
     }
-    let later = match args.poll_s() {
+    let later = match args.models.poll_s() {
         Some(seconds) => format!("the repository is read every {seconds} s"),
         None => "load calls bring models".to_owned(),
     };

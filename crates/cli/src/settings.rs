@@ -86,6 +86,9 @@ fn file_words(table: &Table, command: &Command, server: &str, given: &ArgMatches
                     }
                 }
             }
+            (_, true) if find(subcommand(command, "backend")?, key).is_some() => {
+                return Err(format!("{key} is a section: write the flag --{key} as {key} in [backend] and [frontend]"));
+            }
             (_, true) => return Err(format!("{key} is a section: write [{key}]")),
             (_, false) => {
                 let all = SERVERS.iter().map(|name| subcommand(command, name)).collect::<Result<Vec<_>, _>>()?;
@@ -221,6 +224,7 @@ mod tests {
         assert_eq!(error("max_life = 5\n"), "FILE: max_life is no flag of a server; did you mean max_live?");
         assert_eq!(error("[frontend]\nhtp = 5\n"), "FILE: frontend.htp is no flag of a server; did you mean http?");
         assert!(error("serve = 5\n").contains("[serve]"));
+        assert!(error("scheduler = \"a:8010\"\n").contains("in [backend] and [frontend]"));
         assert!(error("[serve]\nexit_on_error = 5\n").contains("serve.exit_on_error is true or false"));
         assert!(error("[serve]\nhttp = [\":1\", \":2\"]\n").contains("one value"));
         assert!(error("[serve]\nhttp = { a = 1 }\n").contains("serve.http is a text"));

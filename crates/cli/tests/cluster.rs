@@ -172,7 +172,7 @@ fn what_a_cluster_answers_is_what_serve_answers() {
     }
     let metadata = |http| call(http, "GET /v2/models/double", "");
     assert_eq!(metadata(cluster), metadata(one));
-    assert_eq!(call(cluster, "POST /v2/repository/models/double/unload", "{}").0, 400);
+    assert_eq!(call(cluster, "POST /v2/repository/models/nobody/unload", "{}").0, 400);
     let numbers = call(scheduler.address("metrics"), "GET /metrics", "").2;
     assert!(numbers.contains("model=\"double\""), "{numbers}");
     front.end();
@@ -323,4 +323,57 @@ fn probes_tell_who_may_be_counted_on() {
     assert!(!serving(&spare), "the primary counts the devices");
     drop(first);
     until_ready(probed, false);
+}
+
+/// Returns the versions of a model that serve.
+fn serving_versions(http: &str, model: &str) -> Vec<String> {
+    let rows: Value = serde_json::from_str(&call(http, "POST /v2/repository/index", "").2).unwrap();
+    let of = |row: &&Value| row["name"] == model && row["state"] == "READY";
+    let rows = rows.as_array().unwrap().iter().filter(of);
+    rows.map(|row| row["version"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn models_are_released_through_a_frontend_and_clients_notice_nothing() {
+    let models = echo("releases");
+    let scheduler = scheduler(ANYWHERE);
+    let address = scheduler.address("listen");
+    let (_first, _second) = (backend(&models, address, "emulated"), backend(&models, address, "emulated"));
+    let (front, other) = (frontend(address), frontend(address));
+    let http = front.address("http");
+    [http, other.address("http")].into_iter().for_each(|http| until_ready(http, true));
+    let load = |model: &str| call(http, &format!("POST /v2/repository/models/{model}/load"), "");
+    let metrics = |of: &Process| call(of.address("metrics"), "GET /metrics", "").2;
+    let released = |what: &str| {
+        let again = during(http, || {
+            let (status, _, text) = load("m");
+            assert_eq!(status, 200, "{what}: {text}");
+        });
+        assert_eq!(again, 0, "{what}: requests were refused");
+    };
+
+    std::fs::create_dir_all(models.0.join("m/2")).unwrap();
+    released("a version");
+    assert_eq!(serving_versions(http, "m"), ["2"]);
+    let settings = std::fs::read_to_string(models.0.join("m/model.toml")).unwrap();
+    std::fs::write(models.0.join("m/model.toml"), settings.replace("slo_ms = 5000", "slo_ms = 4000")).unwrap();
+    released("settings");
+    assert!(metrics(&front).contains("ripieno_slo_seconds{model=\"m\",version=\"2\"} 4\n"));
+    assert_eq!(serving_versions(other.address("http"), "m"), ["2"]);
+
+    std::fs::write(models.0.join("m/model.toml"), "slo_ms = \"soon\"\n").unwrap();
+    let (status, _, text) = load("m");
+    assert!(status == 400 && text.contains("2 of 2 backends") && text.contains("slo_ms"), "{status} {text}");
+    assert_eq!(during(http, || {}), 0, "what serves goes on");
+    let (status, _, text) = load("nobody");
+    assert!(status == 400 && text.contains("nobody"), "{status} {text}");
+    assert_eq!(call(http, "POST /v2/repository/models/m/unload", "").0, 200);
+    until_ready(http, false);
+
+    assert!(metrics(&scheduler).contains("ripieno_leading 1\n"));
+    let said = metrics(&front);
+    assert!(
+        said.contains("ripieno_leading 0\n") && !said.contains("ripieno_desired_devices"),
+        "advice is the leader's"
+    );
 }

@@ -1,27 +1,28 @@
 //! The part of a remote model that frontends and schedulers know: its tensors, its profile and its
 //! limits.
 
-use ripieno_base::{ModelId, Nanos};
+use ripieno_base::Nanos;
 use ripieno_executor::{LoadedModel, RequestError, Tensor, request_extent};
 use ripieno_model::{Block, DataType, Extent, Graph, InputLengths, LengthProfiles, Model, Profile, Steps, TensorSpec};
 use ripieno_runtime::ServedModel;
-use serde::{Deserialize, Serialize};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The largest number of models of a backend, of tensors of a model, and of blocks.
-const MAX_COUNT: usize = 4096;
+pub(crate) const MAX_COUNT: usize = 4096;
 /// The longest batch latency and latency target: a day.
 const MAX_LATENCY: Nanos = Nanos::from_millis(86_400_000);
 
 /// A model, as its backend describes it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ModelDescription {
     /// Name in the inference protocol.
     pub name: String,
     /// Version in the inference protocol.
     pub version: String,
+    /// Hash of its files and settings: two models with the same one are interchangeable.
+    pub digest: String,
     /// The platform that runs it, for display.
     pub platform: String,
     /// Inputs; the first dimension is the batch.
@@ -40,7 +41,6 @@ pub struct ModelDescription {
     /// The largest number of requests in flight.
     pub max_queue: usize,
     /// The largest device time of the requests in flight.
-    #[serde(default)]
     pub max_queued_work: Option<Nanos>,
     /// Whether late requests are still answered.
     pub answer_late: bool,
@@ -51,11 +51,11 @@ pub struct ModelDescription {
 }
 
 /// Name, datatype and shape of an input or output.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorDescription {
-    name: String,
-    datatype: String,
-    shape: Vec<i64>,
+    pub(crate) name: String,
+    pub(crate) datatype: String,
+    pub(crate) shape: Vec<i64>,
 }
 
 impl TensorDescription {
@@ -116,19 +116,31 @@ impl ModelDescription {
         self.model.profile().latency(1)
     }
 
-    /// Returns the model as a scheduler serves it; `at` is its position among the models of its
-    /// backends.
-    pub(crate) fn served(&self, at: u32) -> Result<ServedModel, String> {
-        let loaded = Arc::new(RemoteModel::new(self, at)?);
+    /// Returns the model as a scheduler serves it.
+    pub(crate) fn served(&self) -> Result<ServedModel, String> {
+        let loaded = Arc::new(RemoteModel::new(self)?);
         let ModelDescription { max_queue, max_queued_work, answer_late, .. } = *self;
         Ok(ServedModel { model: self.model.clone(), loaded, max_queue, max_queued_work, answer_late })
     }
 
+    /// Returns true if the other one has the same name and version.
+    pub(crate) fn has_name_of(&self, other: &ModelDescription) -> bool {
+        (&self.name, &self.version) == (&other.name, &other.version)
+    }
+
     /// Returns true if another backend's model is the same except for its speed.
-    pub(crate) fn is_compatible(&self, other: &ModelDescription) -> bool {
+    pub(crate) fn is_same(&self, other: &ModelDescription) -> bool {
         let blocks = |of: &ModelDescription| of.model.blocks.len();
-        (&self.name, &self.version, &self.inputs, &self.outputs, self.batched, &self.lengths, self.model.max_batch)
-            == (
+        self.digest == other.digest
+            && (
+                &self.name,
+                &self.version,
+                &self.inputs,
+                &self.outputs,
+                self.batched,
+                &self.lengths,
+                self.model.max_batch,
+            ) == (
                 &other.name,
                 &other.version,
                 &other.inputs,
@@ -162,41 +174,19 @@ fn is_valid(block: &Block, max_batch: usize) -> bool {
         && block.lengths.as_ref().is_none_or(are_lengths)
 }
 
-/// Parses the models of a backend; the error describes the fault.
-pub(crate) fn parse_models(text: &str) -> Result<Vec<ModelDescription>, String> {
-    let models: Vec<ModelDescription> = serde_json::from_str(text).map_err(|error| format!("its models: {error}"))?;
-    if models.len() > MAX_COUNT {
-        return Err(format!("{} models; {MAX_COUNT} are taken", models.len()));
-    }
-    models.iter().try_for_each(ModelDescription::check)?;
-    Ok(models)
-}
-
-/// Parses the models of a scheduler, by its ids.
-pub(crate) fn parse_served_models(text: &str) -> Result<Vec<(ModelId, ModelDescription)>, String> {
-    let models: Vec<(u16, ModelDescription)> =
-        serde_json::from_str(text).map_err(|error| format!("its models: {error}"))?;
-    models.iter().try_for_each(|(_, description)| description.check())?;
-    Ok(models.into_iter().map(|(id, description)| (ModelId(id), description)).collect())
-}
-
 /// A model that is loaded in another process.
 pub(crate) struct RemoteModel {
-    /// Position among the models of each backend.
-    pub(crate) at: u32,
+    pub(crate) description: ModelDescription,
     inputs: Vec<TensorSpec>,
     outputs: Vec<TensorSpec>,
-    batched: bool,
-    blocks: usize,
     lengths: Option<InputLengths>,
 }
 
 impl RemoteModel {
-    pub(crate) fn new(description: &ModelDescription, at: u32) -> Result<RemoteModel, String> {
+    pub(crate) fn new(description: &ModelDescription) -> Result<RemoteModel, String> {
         let (inputs, outputs) = description.specs()?;
         let lengths = description.lengths.clone().map(|(max, dims)| InputLengths { max, dims });
-        let (batched, blocks) = (description.batched, description.model.blocks.len());
-        Ok(RemoteModel { at, inputs, outputs, batched, blocks, lengths })
+        Ok(RemoteModel { description: description.clone(), inputs, outputs, lengths })
     }
 }
 
@@ -210,11 +200,11 @@ impl LoadedModel for RemoteModel {
     }
 
     fn batched(&self) -> bool {
-        self.batched
+        self.description.batched
     }
 
     fn blocks(&self) -> usize {
-        self.blocks
+        self.description.model.blocks.len()
     }
 
     /// Reads only the extent: values are checked by the backend.
@@ -233,38 +223,34 @@ impl LoadedModel for RemoteModel {
     }
 }
 
+/// Returns a model for tests.
+#[cfg(test)]
+pub(crate) fn described() -> ModelDescription {
+    let spec = TensorDescription { name: "x".to_owned(), datatype: "FP32".to_owned(), shape: vec![-1, 1] };
+    let profile = Profile::linear(1.0, 2.0, 4).unwrap();
+    ModelDescription {
+        name: "m".to_owned(),
+        version: "1".to_owned(),
+        digest: "d".to_owned(),
+        platform: "emulated".to_owned(),
+        inputs: vec![spec.clone()],
+        outputs: vec![spec],
+        answers: vec!["x".to_owned()],
+        batched: true,
+        lengths: None,
+        model: Model::whole("m", profile, Nanos::from_millis(50)),
+        max_queue: 8,
+        max_queued_work: Some(Nanos::from_millis(30_000)),
+        answer_late: false,
+        slo_origin: "its slo_ms".to_owned(),
+        labels: BTreeMap::new(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use ripieno_model::Walk;
-
-    fn described() -> ModelDescription {
-        let spec = TensorDescription { name: "x".to_owned(), datatype: "FP32".to_owned(), shape: vec![-1, 1] };
-        let profile = Profile::linear(1.0, 2.0, 4).unwrap();
-        ModelDescription {
-            name: "m".to_owned(),
-            version: "1".to_owned(),
-            platform: "emulated".to_owned(),
-            inputs: vec![spec.clone()],
-            outputs: vec![spec],
-            answers: vec!["x".to_owned()],
-            batched: true,
-            lengths: None,
-            model: Model::whole("m", profile, Nanos::from_millis(50)),
-            max_queue: 8,
-            max_queued_work: Some(Nanos::from_millis(30_000)),
-            answer_late: false,
-            slo_origin: "its slo_ms".to_owned(),
-            labels: BTreeMap::new(),
-        }
-    }
-
-    #[test]
-    fn a_model_survives_as_text() {
-        let models = [described()];
-        assert_eq!(parse_models(&serde_json::to_string(&models).unwrap()).unwrap(), models);
-        assert!(parse_models("[{}]").unwrap_err().contains("missing field"));
-    }
 
     #[test]
     fn what_a_scheduler_could_not_reckon_with_is_refused() {
@@ -281,12 +267,5 @@ mod tests {
         assert!(refused(|described| described.lengths = Some((4, vec![]))).contains("lengths"));
         assert!(refused(|described| described.inputs[0].datatype = "FP7".to_owned()).contains("FP7"));
         assert!(refused(|described| described.inputs[0].shape.clear()).contains("dimension"));
-        // Tables that `Profile` would never build, but that JSON can contain.
-        for table in ["[]", "[2,1,3,4]", "[0,1,1,1]", "[1,1,1,9223372036854775807]"] {
-            let profile: Profile = serde_json::from_str(&format!("{{\"table\":{table}}}")).unwrap();
-            let mut described = described();
-            described.model.blocks[0].profile = profile;
-            assert!(described.check().unwrap_err().contains("profile"), "{table}");
-        }
     }
 }

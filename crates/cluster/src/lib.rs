@@ -12,12 +12,14 @@ mod credentials;
 mod description;
 mod frontend;
 pub mod handover;
+mod offer;
 pub mod plane;
 mod scheduler;
 
-pub use backend::{Backend, BackendModel, OnOrder, StopSignal};
+pub use backend::{Backend, BackendModel, BackendModels, ModelCalls, OnOrder, StopSignal};
 pub use description::{ModelDescription, TensorDescription};
 pub use frontend::{Frontend, FrontendConfig, OnModels};
+pub use offer::{OfferedModel, encode_offers};
 pub use scheduler::{ClusterScheduler, OnServing, SchedulerConfig, StartEngine, StartedEngine};
 
 use std::hash::{BuildHasher, Hasher, RandomState};

@@ -1,9 +1,10 @@
 //! `ripieno backend`: devices of this machine, for a remote scheduler.
 
-use super::model::describe;
+use super::backend_models::BackendRepository;
 use super::probes::Probes;
 use super::{EpochArgs, PeerArgs, SCHEDULER, reachable, shutdown_signal};
 use crate::address::listening;
+use crate::control::ControlArgs;
 use crate::devices::DeviceArgs;
 use crate::logs::LogFormat;
 use crate::models::nothing_in;
@@ -12,19 +13,16 @@ use crate::service::progress_bars;
 use crate::tables;
 use anyhow::{Context, bail};
 use clap::Args;
-use ripieno_base::ModelId;
 use ripieno_cluster::handover::Epoch;
-use ripieno_cluster::{Backend, BackendModel, OnOrder, StopSignal};
+use ripieno_cluster::{Backend, OnOrder, StopSignal};
 use ripieno_report::Format;
-use ripieno_repository::registry::{ModelRegistry, ServedEntry};
-use ripieno_repository::{Host, LiveRepository, LoadTarget, ModelReport};
-use ripieno_runtime::ServedModel;
+use ripieno_repository::{LoadTarget, ModelReport};
 use ripieno_sched::Limits;
 use std::fs::File;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -35,8 +33,9 @@ const HELP: &str = "Example:\n  ripieno backend ./models/repository --scheduler 
 /// a scheduler.
 ///
 /// Each device is one backend of the scheduler. It fetches inputs from frontends and sends them
-/// outputs, both directly. All backends of a scheduler serve the same models; the first one
-/// determines them. SIGTERM makes it leave: it finishes its tasks and receives no new ones.
+/// outputs, both directly. Served is what all backends of a scheduler have; a call to a frontend
+/// loads a model on all of them. SIGTERM makes it leave: it finishes its tasks and receives no new
+/// ones.
 #[derive(Args, Debug)]
 #[command(after_help = HELP)]
 pub(crate) struct BackendArgs {
@@ -66,6 +65,9 @@ pub(crate) struct BackendArgs {
     #[arg(long)]
     allow_symlinks: bool,
 
+    #[command(flatten)]
+    control: ControlArgs,
+
     /// Time for batches to finish when it leaves, in seconds; the rest runs elsewhere.
     #[arg(long, value_name = "S", default_value_t = 30)]
     drain_timeout_s: u64,
@@ -85,37 +87,12 @@ pub(crate) struct BackendArgs {
     peers: PeerArgs,
 }
 
-/// Holds the loaded models for the backends that run them.
-#[derive(Default)]
-struct ModelStore(Mutex<Vec<ServedModel>>);
-
-impl Host for ModelStore {
-    fn load(&self, model: ServedModel) -> Result<ModelId, String> {
-        if model.model.walk.is_unfolded() {
-            return Err(format!(
-                "walk = \"{}\" unfolds, and its state cannot be shared by machines yet; serve it with `ripieno serve`",
-                model.model.walk.name()
-            ));
-        }
-        let mut models = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let id = u16::try_from(models.len()).map(ModelId).map_err(|_| "too many models".to_owned())?;
-        models.push(model);
-        Ok(id)
-    }
-
-    fn live(&self, _: ModelId) -> usize {
-        0
-    }
-
-    /// Models stay as long as their backend.
-    fn unload(&self, _: ModelId) {}
-}
-
 pub(crate) fn run(args: &BackendArgs) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
     if !args.repository.exists() {
         bail!("{} does not exist; give a model repository or an ONNX file", args.repository.display());
     }
+    let transport = args.peers.transport()?;
     let target = LoadTarget { allow_symlinks: args.allow_symlinks, ..args.devices.target()? };
     let (executor, devices) = (Arc::clone(&target.engine), target.devices);
     let stop: Vec<Arc<StopSignal>> = (0..devices).map(|_| Arc::default()).collect();
@@ -123,17 +100,29 @@ pub(crate) fn run(args: &BackendArgs) -> anyhow::Result<()> {
         Some(address) => Some(runtime.block_on(Probes::start(address, &stop))?),
         None => None,
     };
-    let (models, reports) = load(args, target)?;
+    let progress = progress_bars("measuring", "batch sizes");
+    let repository = Arc::new(BackendRepository::open(&args.repository, target, &args.control, progress)?);
+    let reports = repository.load_all().map_err(anyhow::Error::msg).context("the repository cannot be read")?;
+    if !repository.offers_any() && !reports.is_empty() {
+        bail!("none of the {} models can be served; it says above why", reports.len());
+    }
+    if !repository.offers_any() {
+        bail!("{}", nothing_in(&args.repository));
+    }
+    if let Some(seconds) = args.control.poll_s() {
+        repository.poll_every(Duration::from_secs(seconds.into())).context("cannot start a thread")?;
+    }
+    let (models, calls) = (repository.offered(), repository.calls());
     announce(args, &reports, probes.as_ref().and_then(|probes| probes.address))?;
     let epoch = latest(&args.epoch)?;
     let orders = args.orders.as_ref().map(|path| File::options().create(true).append(true).open(path));
     let orders = orders.transpose().context("cannot open the file of --orders")?.map(Arc::new);
-    let transport = args.peers.transport()?;
     let start = |(device, stop): (usize, &Arc<StopSignal>)| {
         let (transport, schedulers, depth) = (Arc::clone(&transport), args.scheduler.clone(), Limits::MOST_DEPTH);
         let (executor, models, stop) = (Arc::clone(&executor), Arc::clone(&models), Arc::clone(stop));
         let on_order = orders.as_ref().map(|file| journal(file, device));
-        let backend = Backend { transport, schedulers, executor, depth, models, epoch, on_order };
+        let calls = Some(Arc::clone(&calls));
+        let backend = Backend { transport, schedulers, executor, depth, models, calls, epoch, on_order };
         thread::Builder::new().name("backend".to_owned()).spawn(move || backend.run(&stop))
     };
     let running = stop.iter().enumerate().map(start).collect::<Result<Vec<_>, _>>().context("cannot start a thread")?;
@@ -145,42 +134,6 @@ pub(crate) fn run(args: &BackendArgs) -> anyhow::Result<()> {
     // A device that hangs is not waited for.
     wait(&running, Duration::from_secs(1));
     Ok(())
-}
-
-fn load(args: &BackendArgs, target: LoadTarget) -> anyhow::Result<(Arc<[BackendModel]>, Vec<ModelReport>)> {
-    let (registry, shelf) = (Arc::new(ModelRegistry::default()), Arc::new(ModelStore::default()));
-    let host: Arc<dyn Host> = shelf.clone();
-    let progress = progress_bars("measuring", "batch sizes");
-    let repository = LiveRepository::new(args.repository.clone(), target, registry.clone(), host, progress);
-    let reports = repository.load_all().map_err(anyhow::Error::msg).context("the repository cannot be read")?;
-    let shelf = shelf.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let entries = registry.ready_entries();
-    for entry in entries.iter().filter(|entry| entry.text.is_some()) {
-        tracing::warn!("model {}: texts are not read across processes yet; clients send its tensors", entry.name);
-    }
-    for entry in entries.iter().filter(|entry| entry.ensemble.is_some()) {
-        tracing::warn!("model {}: ensembles are not served across processes yet; clients ask its models", entry.name);
-    }
-    let has_edge = |entry: &&Arc<ServedEntry>| !entry.edge.reshapes.is_empty() || entry.edge.sequences.is_some();
-    for entry in entries.iter().filter(has_edge) {
-        tracing::warn!(
-            "model {}: not served, as reshape and sequence_batching are not known across processes yet; use ripieno serve",
-            entry.name
-        );
-    }
-    // Ordered by name, so that the order is the same on all machines.
-    let models = entries.iter().filter(|entry| !has_edge(entry)).filter_map(|entry| {
-        let served = shelf.get(entry.id?.index())?;
-        Some(BackendModel { description: describe(entry, served), loaded: Arc::clone(&served.loaded) })
-    });
-    let models: Arc<[BackendModel]> = models.collect();
-    if models.is_empty() && !reports.is_empty() {
-        bail!("none of the {} models can be served; it says above why", reports.len());
-    }
-    if models.is_empty() {
-        bail!("{}", nothing_in(&args.repository));
-    }
-    Ok((models, reports))
 }
 
 fn announce(args: &BackendArgs, models: &[ModelReport], metrics: Option<SocketAddr>) -> anyhow::Result<()> {

@@ -1,7 +1,6 @@
 //! `ripieno frontend`: serves clients, and has requests scheduled and run by other processes.
 
 use super::model::register;
-use super::scheduler::ModelListing;
 use super::{PeerArgs, SCHEDULER, reachable, shutdown_signal};
 use crate::access::AccessArgs;
 use crate::address::listening;
@@ -15,7 +14,7 @@ use clap::Args;
 use ripieno_base::{DeviceId, ModelId};
 use ripieno_cluster::{Frontend, FrontendConfig, ModelDescription};
 use ripieno_report::Format;
-use ripieno_repository::registry::ModelRegistry;
+use ripieno_repository::registry::{IndexRow, ModelRegistry, Repository, Upload};
 use ripieno_runtime::{DeviceRefused, DeviceSnapshot, EngineProcesses, Job, ModelSnapshot, Refused, SchedulerSnapshot};
 use ripieno_sched::Limits;
 use ripieno_server::{Addresses, Backend, DeviceChange, Server, ServerConfig, Withdraw};
@@ -133,7 +132,7 @@ async fn serve(args: &FrontendArgs, threads: &ServerThreads) -> anyhow::Result<(
         connections_on: threads.runtimes().to_vec(),
         ..args.replies.over(args.bounds.over(ServerConfig::default()))
     };
-    let told = Arc::new(ModelListing(Arc::clone(&registry)));
+    let told = Arc::new(RemoteRepository { registry: Arc::clone(&registry), frontend: frontend.clone() });
     let server = Server::bind(config, Arc::new(RemoteEngine(frontend.clone())), registry, told);
     let server = threads.runtimes()[0].spawn(server).await??;
     announce(args, &server.addresses(), frontend.data_address())?;
@@ -193,11 +192,42 @@ impl Backend for RemoteEngine {
         self.0.serves()
     }
 
+    /// The scheduler knows the load of the devices, and advises on their number.
+    fn is_primary(&self) -> bool {
+        false
+    }
+
     fn change_devices(&self, _: DeviceChange) -> Result<DeviceId, DeviceRefused> {
         Err(DeviceRefused::Elsewhere)
     }
 
     fn scheduler(&self) -> SchedulerSnapshot {
         SchedulerSnapshot::default()
+    }
+}
+
+/// The repositories of the backends, which calls of clients change on all of them.
+struct RemoteRepository {
+    registry: Arc<ModelRegistry>,
+    frontend: Frontend,
+}
+
+impl Repository for RemoteRepository {
+    fn load(&self, name: &str, upload: Option<&Upload>) -> Result<(), String> {
+        match upload {
+            None => self.frontend.change_model(name, false),
+            Some(_) => Err(format!(
+                "model '{name}': calls to a cluster bring no configuration and no files; put them into the repositories \
+                 of the backends and load the model"
+            )),
+        }
+    }
+
+    fn unload(&self, name: &str) -> Result<(), String> {
+        self.frontend.change_model(name, true)
+    }
+
+    fn index(&self) -> Vec<IndexRow> {
+        self.registry.index()
     }
 }

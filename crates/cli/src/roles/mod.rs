@@ -6,6 +6,7 @@
 //! metrics, a backend a repository whose host is a device of a remote scheduler.
 
 pub(crate) mod backend;
+mod backend_models;
 pub(crate) mod frontend;
 mod model;
 mod probes;

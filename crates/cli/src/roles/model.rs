@@ -10,13 +10,14 @@ use ripieno_repository::slo::{Slo, SloOrigin};
 use ripieno_runtime::ServedModel;
 use std::sync::Arc;
 
-/// Returns the description of a model.
-pub(super) fn describe(entry: &ServedEntry, served: &ServedModel) -> ModelDescription {
+/// Returns the description of a model, whose files and settings have this digest.
+pub(super) fn describe(entry: &ServedEntry, served: &ServedModel, digest: String) -> ModelDescription {
     let specs = |specs: &[TensorSpec]| specs.iter().map(TensorDescription::of).collect();
     let labels = entry.labels.iter().map(|(output, of)| (output.clone(), (of.file.clone(), of.names.clone())));
     ModelDescription {
         name: entry.name.clone(),
         version: entry.version.clone(),
+        digest,
         platform: entry.platform.clone(),
         inputs: specs(&entry.inputs),
         outputs: specs(served.loaded.outputs()),

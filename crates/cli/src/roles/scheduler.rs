@@ -307,7 +307,7 @@ pub(super) struct ModelListing(pub(super) Arc<ModelRegistry>);
 
 impl Repository for ModelListing {
     fn load(&self, name: &str, _: Option<&Upload>) -> Result<(), String> {
-        Err(format!("model '{name}': the models of a cluster are those of its backends' repositories; start them anew"))
+        Err(format!("model '{name}': ask a frontend to load and unload models"))
     }
 
     fn unload(&self, name: &str) -> Result<(), String> {

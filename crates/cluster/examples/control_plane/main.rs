@@ -22,7 +22,9 @@ use ripieno_cluster::plane::{
     Handshake, LinkBounds, MemberEnd, Message, MessageReader, PeerLink, RequestEnd, RequestHeader, Role, RunningReport,
     TaskEnd, Tcp, Transport, accept_handshake, connect_handshake,
 };
-use ripieno_cluster::{ClusterScheduler, ModelDescription, SchedulerConfig, StartedEngine, TensorDescription};
+use ripieno_cluster::{
+    ClusterScheduler, ModelDescription, OfferedModel, SchedulerConfig, StartedEngine, TensorDescription, encode_offers,
+};
 use ripieno_model::{DataType, DropRule, Model, Profile, TensorSpec};
 use ripieno_runtime::{Engine, EngineConfig, Failure, JobOutput};
 use ripieno_sched::{Objective, Options, Setup, build, find, served_options};
@@ -166,9 +168,10 @@ fn backend(address: &str, model_us: u64) -> Outcome<()> {
         TensorDescription::of(&TensorSpec { name: "x".to_owned(), datatype: DataType::Uint8, shape: vec![-1, 1] });
     let profile = Profile::linear(0.0, model_us as f64 / 1e3, MAX_BATCH).map_err(|error| format!("{error:?}"))?;
     let model = Model { drop: Some(DropRule::Never), ..Model::whole("m", profile, Nanos::from_millis(1000)) };
-    let models = [ModelDescription {
+    let description = ModelDescription {
         name: "m".to_owned(),
         version: "1".to_owned(),
+        digest: String::new(),
         platform: "none".to_owned(),
         inputs: vec![spec.clone()],
         outputs: vec![spec],
@@ -181,8 +184,9 @@ fn backend(address: &str, model_us: u64) -> Outcome<()> {
         answer_late: true,
         slo_origin: String::new(),
         labels: Default::default(),
-    }];
-    link.send(&Message::RegisterBackend { depth: 64, models: serde_json::to_string(&models)? });
+    };
+    let models = encode_offers(&[OfferedModel { number: 0, superseded: false, description }]).into();
+    link.send(&Message::RegisterBackend { depth: 64, models });
     println!("offered");
     let mut free = Instant::now();
     while let Ok(message) = reader.read() {

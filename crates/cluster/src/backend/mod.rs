@@ -6,20 +6,20 @@
 //! before they have ended. So a device that hangs keeps its backend out of service, as it should.
 //! The end of a scheduler's connection changes nothing: its tasks still run.
 
+mod models;
 mod session;
 mod sessions;
 mod source;
 mod tasks;
 
-use crate::description::ModelDescription;
 use crate::handover::{Epoch, ProcessId, Stamp};
 use crate::plane::{
     Handshake, HandshakeError, LinkBounds, Message, MessageReader, PeerLink, Role, Transport, connect_handshake,
 };
+pub use models::{BackendModel, BackendModels, ModelCalls};
 use parking_lot::{Condvar, Mutex};
-use ripieno_executor::{Executor, LoadedModel};
+use ripieno_executor::Executor;
 use sessions::SessionManager;
-use std::io;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -30,14 +30,6 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The first and the longest wait before connecting again.
 const RECONNECT_MIN: Duration = Duration::from_millis(50);
 const RECONNECT_MAX: Duration = Duration::from_millis(250);
-
-/// A model that is loaded in this process.
-pub struct BackendModel {
-    /// The description sent to schedulers.
-    pub description: ModelDescription,
-    /// The loaded model.
-    pub loaded: Arc<dyn LoadedModel>,
-}
 
 /// Callback for accepted orders: the claim, its scheduler, and true for the claim itself, false for
 /// a task under it.
@@ -53,8 +45,10 @@ pub struct Backend {
     pub executor: Arc<dyn Executor>,
     /// The largest number of tasks on each of its lanes.
     pub depth: usize,
-    /// The models, ordered by name.
-    pub models: Arc<[BackendModel]>,
+    /// The models, which the devices of a process share.
+    pub models: Arc<BackendModels>,
+    /// Calls to load and unload models; none if its models stay as they are.
+    pub calls: Option<Arc<ModelCalls>>,
     /// Claims of earlier epochs are refused.
     pub epoch: Epoch,
     /// Callback for accepted orders.
@@ -180,9 +174,7 @@ impl SessionManager {
         let own = Handshake::new(Role::Backend, self.epoch().0);
         connect_handshake(&*stream, own, Role::Scheduler).inspect_err(|_| stream.close())?;
         let link = PeerLink::start(Arc::clone(&stream), LinkBounds::CONTROL, "backend-send")?;
-        let models: Vec<&ModelDescription> = self.backend.models.iter().map(|model| &model.description).collect();
-        let models = serde_json::to_string(&models).map_err(io::Error::other)?;
-        link.send(&Message::RegisterBackend { depth: self.backend.depth as u32, models });
+        self.backend.models.register(&link, self.backend.depth as u32);
         Ok((link, MessageReader::new(stream, PeerLink::MAX_SILENCE)))
     }
 }

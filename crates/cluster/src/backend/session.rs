@@ -7,13 +7,15 @@
 //! the session is over it starts nothing; running tasks run to their end.
 
 use super::Backend;
+use super::models::AttachedModel;
 use super::tasks::{HeldTask, MemberInputs, NextTask, SessionTasks};
 use crate::handover::{ProcessId, RequestId, RunningRows as HeldRows, Stamp};
 use crate::plane::{DecodeError, MemberEnd, Message, PeerLink, RunTask, TaskEnd};
 use parking_lot::Mutex;
 use ripieno_base::{LaneId, ModelId, TaskId};
 use ripieno_executor::{
-    Device, ExecError, Loss, MemberProgress, Payload, RemoteRows, RequestEntry, RequestError, Sink, TaskResult, Tensor,
+    Device, ExecError, LoadedModel, Loss, MemberProgress, Payload, RemoteRows, RequestEntry, RequestError, Sink,
+    TaskResult, Tensor,
 };
 use std::collections::HashMap;
 use std::io;
@@ -46,8 +48,8 @@ pub(super) struct SchedulerSession {
 /// The device and its tasks.
 struct DeviceWork {
     device: Option<Arc<dyn Device>>,
-    /// Position of the model of each id.
-    attached: HashMap<ModelId, usize>,
+    /// The model of each id.
+    attached: HashMap<ModelId, AttachedModel>,
     tasks: SessionTasks,
     /// True once a later claim is accepted.
     over: bool,
@@ -103,6 +105,8 @@ impl SchedulerSession {
     pub(super) fn close(&self) {
         let device = self.work.lock().device.take();
         drop(device);
+        let attached = std::mem::take(&mut self.work.lock().attached);
+        drop(attached);
     }
 
     /// Calls back for an accepted order: the claim, or a task under it.
@@ -135,26 +139,29 @@ impl SchedulerSession {
         Ok(())
     }
 
-    fn attach(&self, id: ModelId, at: u32) -> io::Result<()> {
+    fn attach(&self, id: ModelId, number: u32) -> io::Result<()> {
         let sessions = self.sessions()?;
-        let model =
-            sessions.backend().models.get(at as usize).ok_or_else(|| DecodeError(format!("there is no model {at}")))?;
+        let model = sessions.backend().models.attach(number);
+        let model = model.ok_or_else(|| DecodeError(format!("there is no model {number}")))?;
         let device = self.work.lock().device.clone();
         // Attaching may be slow, so the lock is not held.
         if let Some(device) = device {
             device.attach(id, Arc::clone(&model.loaded));
         }
-        self.work.lock().attached.insert(id, at as usize);
+        let earlier = self.work.lock().attached.insert(id, model);
+        drop(earlier);
         Ok(())
     }
 
     fn detach(&self, id: ModelId) {
         let mut work = self.work.lock();
-        if work.attached.remove(&id).is_some()
-            && let Some(device) = &work.device
-        {
+        let model = work.attached.remove(&id);
+        if let Some(device) = work.device.as_ref().filter(|_| model.is_some()) {
             device.detach(id);
         }
+        // It may be the last use of the model, which takes a while to free.
+        drop(work);
+        drop(model);
     }
 
     /// Inserts a task, and pulls the rows that it needs.
@@ -165,7 +172,7 @@ impl SchedulerSession {
             if work.over {
                 return Ok(());
             }
-            let blocks = work.attached.get(&run.model).map(|&at| sessions.backend().models[at].loaded.blocks());
+            let blocks = work.attached.get(&run.model).map(|model| model.loaded.blocks());
             let (task, lane) = (run.task, run.lane);
             let origins: Vec<_> = run.members.iter().map(|member| (member.origin, member.rows)).collect();
             if blocks.is_none_or(|blocks| run.block.index() >= blocks) || !work.tasks.insert(run) {
@@ -262,13 +269,13 @@ impl SchedulerSession {
     /// Checks a member's inputs. Invalid values are answered to the client directly.
     fn check_inputs(
         &self,
-        model: usize,
+        model: &dyn LoadedModel,
         (origin, rows): (RemoteRows, u32),
         length: u32,
         inputs: Vec<Tensor>,
     ) -> MemberInputs {
         let Some(sessions) = self.sessions.upgrade() else { return MemberInputs::lost() };
-        match sessions.backend().models[model].loaded.describe(&inputs) {
+        match model.describe(&inputs) {
             Ok((extent, _)) if extent.length == length => {
                 MemberInputs::Here(Arc::new(RequestEntry::new(Payload::Here(inputs.into()), extent)))
             }
@@ -288,10 +295,10 @@ impl SchedulerSession {
         let Some((task, member)) = work.tasks.take_pull(tag) else { return };
         let Some(held) = work.tasks.get(task) else { return };
         let (lane, length, brought) = (held.run.lane, held.run.members[member].length, held.origin(member));
-        let model = work.attached.get(&held.run.model).copied();
+        let model = work.attached.get(&held.run.model).map(|model| Arc::clone(&model.loaded));
         drop(work);
         let inputs = match (inputs, model, brought) {
-            (Some(inputs), Some(model), Some(origin)) => self.check_inputs(model, origin, length, inputs),
+            (Some(inputs), Some(model), Some(origin)) => self.check_inputs(&*model, origin, length, inputs),
             _ => MemberInputs::lost(),
         };
         work = self.work.lock();

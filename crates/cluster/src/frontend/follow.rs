@@ -3,8 +3,9 @@
 
 use super::FrontendShared;
 use super::table::{CompletedRequest, HeartbeatOutcome};
-use crate::description::{self, ModelDescription};
+use crate::description::ModelDescription;
 use crate::handover::{Epoch, ProcessId};
+use crate::offer::decode_served;
 use crate::plane::{
     DecodeError, Handshake, HandshakeError, LinkBounds, Message, MessageReader, PeerLink, RequestHeader, Role,
     connect_handshake,
@@ -23,6 +24,8 @@ const RECONNECT_MAX: Duration = Duration::from_millis(250);
 #[derive(Default)]
 struct SchedulerView {
     models: Option<Vec<(ModelId, ModelDescription)>>,
+    /// Whether clients do not know of them.
+    models_are_new: bool,
     devices: u32,
     /// Its epoch and id, if it is the primary.
     primary: Option<(Epoch, ProcessId)>,
@@ -66,6 +69,7 @@ impl FrontendShared {
         };
         link.close();
         self.links.lock().retain(|other| !Arc::ptr_eq(other, &link));
+        self.calls.on_scheduler_lost(&link);
         let due = self.table.lock().on_scheduler_lost(&link, Instant::now());
         self.answer_all(due);
         (true, HandshakeError::Io(error))
@@ -105,8 +109,10 @@ impl FrontendShared {
                     self.devices.store(serving, Ordering::Relaxed);
                 }
             }
+            Message::ModelCallEnd(call, failure) => self.calls.end(call, failure),
             Message::Models(text) => {
-                said.models = Some(description::parse_served_models(&text).map_err(DecodeError)?);
+                said.models = Some(decode_served(&text).map_err(DecodeError)?);
+                said.models_are_new = true;
                 if said.primary.is_some() {
                     self.follow_if_primary(link, said)?;
                 }
@@ -123,14 +129,18 @@ impl FrontendShared {
 
     /// Sends requests to this scheduler from now on, if it is the primary of the latest epoch and
     /// its models are known.
-    fn follow_if_primary(&self, link: &Arc<PeerLink>, said: &SchedulerView) -> io::Result<()> {
+    fn follow_if_primary(&self, link: &Arc<PeerLink>, said: &mut SchedulerView) -> io::Result<()> {
         let (Some((epoch, process)), Some(models)) = (said.primary, &said.models) else { return Ok(()) };
         if self.epoch() > epoch.0 {
             link.send(&Message::Fenced(Epoch(self.epoch())));
             return Ok(());
         }
-        let known = self.models.write().replace(models.clone()).map_err(DecodeError)?;
-        (self.on_models)(&known);
+        // Heartbeats come every few milliseconds, models rarely.
+        if said.models_are_new || !self.table.lock().is_primary(link) {
+            let known = self.models.write().replace(models.clone()).map_err(DecodeError)?;
+            (self.on_models)(&known);
+            said.models_are_new = false;
+        }
         let followed = self.table.lock().on_heartbeat(link, (epoch, process), Instant::now());
         match followed {
             HeartbeatOutcome::Stale(epoch) => link.send(&Message::Fenced(epoch)),

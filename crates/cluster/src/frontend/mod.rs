@@ -5,6 +5,7 @@
 //! connections of backends, each of which has a reader thread; one expires requests. They share the
 //! table of requests. No request is answered with its lock held.
 
+mod calls;
 mod data;
 mod follow;
 mod models;
@@ -13,6 +14,7 @@ mod table;
 use crate::description::ModelDescription;
 use crate::plane::{Listener, Message, PeerLink, RequestHeader, Transport};
 use crate::random_id;
+use calls::FrontendCalls;
 use models::FrontendModels;
 use parking_lot::{Condvar, Mutex, RwLock};
 use ripieno_base::ModelId;
@@ -59,6 +61,7 @@ struct FrontendShared {
     listener: Arc<dyn Listener>,
     table: Mutex<RequestTable>,
     models: RwLock<FrontendModels>,
+    calls: FrontendCalls,
     on_models: OnModels,
     /// Connections to schedulers.
     links: Mutex<Vec<Arc<PeerLink>>>,
@@ -86,6 +89,7 @@ impl Frontend {
             listener,
             table: Mutex::new(RequestTable::new(max_live)),
             models: RwLock::default(),
+            calls: FrontendCalls::default(),
             on_models,
             links: Mutex::default(),
             devices: AtomicU32::new(0),
@@ -109,6 +113,14 @@ impl Frontend {
     /// Returns the address that backends connect to.
     pub fn data_address(&self) -> SocketAddr {
         self.0.listener.address()
+    }
+
+    /// Loads a model on all backends, or takes it out of service. Blocks until all have answered;
+    /// the error says why the model is not served as asked.
+    pub fn change_model(&self, name: &str, unload: bool) -> Result<(), String> {
+        let scheduler = self.0.table.lock().scheduler();
+        let scheduler = scheduler.ok_or("no scheduler is there; call again")?;
+        self.0.calls.make(&scheduler, name, unload)
     }
 
     /// Accepts a job, which is answered exactly once, or refuses it, like

@@ -57,7 +57,7 @@ impl FrontendModels {
             let own = self.id_of(&description)?;
             let counted = before.get(own.index()).and_then(Option::as_ref).map(|model| Arc::clone(&model.counts));
             let counts = counted.unwrap_or_else(ModelCounters::new);
-            let loaded = RemoteModel::new(&description, 0)?;
+            let loaded = RemoteModel::new(&description)?;
             let open = OpenDims::of(&loaded, false);
             served.push((own, description.clone()));
             self.known[own.index()] = Some(Arc::new(FrontendModel { id, description, loaded, open, counts }));

@@ -10,8 +10,13 @@ use std::io;
 use std::time::Duration;
 use thiserror::Error;
 
-/// Version of the protocol; a peer with another version is refused.
-pub const VERSION: u16 = 2;
+/// Version of the protocol; a peer with another version is refused. It changes where neighbouring
+/// releases could not work together.
+pub const VERSION: u16 = 3;
+
+/// Revision within the version, which the sender tells: a message that a later revision adds goes
+/// only to peers that have it. Fields may be added to models at any time.
+pub const REVISION: u16 = 0;
 
 const MAGIC: [u8; 8] = *b"ripieno\n";
 const BYTES: usize = 24;
@@ -24,6 +29,8 @@ const TIMEOUT: Duration = Duration::from_secs(3);
 pub struct Handshake {
     /// Protocol version of the sender.
     pub version: u16,
+    /// Revision of the sender within that version.
+    pub revision: u16,
     /// Role of the sender.
     pub role: Role,
     /// The latest epoch that the sender knows of: a primary of an earlier epoch steps down.
@@ -35,8 +42,8 @@ pub struct Handshake {
 pub enum HandshakeError {
     /// The peer has another protocol version.
     #[error(
-        "the other side speaks version {theirs} of the protocol between roles, this program version {VERSION}; run one \
-         version of ripieno in all roles"
+        "the other side speaks version {theirs} of the protocol between roles, this program version {VERSION}; run \
+         neighbouring releases of ripieno in all roles"
     )]
     Version {
         /// The peer's version.
@@ -53,7 +60,7 @@ pub enum HandshakeError {
 impl Handshake {
     /// Returns the handshake of this program.
     pub fn new(role: Role, epoch: u64) -> Handshake {
-        Handshake { version: VERSION, role, epoch }
+        Handshake { version: VERSION, revision: REVISION, role, epoch }
     }
 
     /// Encodes the handshake.
@@ -62,6 +69,7 @@ impl Handshake {
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..10].copy_from_slice(&self.version.to_le_bytes());
         bytes[10..12].copy_from_slice(&(self.role as u16).to_le_bytes());
+        bytes[12..14].copy_from_slice(&self.revision.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.epoch.to_le_bytes());
         bytes
     }
@@ -75,7 +83,7 @@ impl Handshake {
         let role = [Role::Frontend, Role::Scheduler, Role::Backend].into_iter().find(|&role| role as u16 == u16_at(10));
         let role = role.ok_or_else(|| DecodeError(format!("a greeting of role {}", u16_at(10))))?;
         let epoch = u64::from_le_bytes(std::array::from_fn(|at| bytes[16 + at]));
-        Ok(Handshake { version: u16_at(8), role, epoch })
+        Ok(Handshake { version: u16_at(8), revision: u16_at(12), role, epoch })
     }
 }
 
@@ -152,6 +160,9 @@ mod tests {
         let (backend, scheduler) = (Handshake::new(Role::Backend, 7), Handshake::new(Role::Scheduler, 8));
         let (greeted, answered) = exchange(backend, scheduler);
         assert_eq!((greeted.unwrap(), answered.unwrap()), (scheduler, backend));
+        let newer = Handshake { revision: REVISION + 1, ..backend };
+        let (greeted, answered) = exchange(newer, scheduler);
+        assert_eq!((greeted.unwrap(), answered.unwrap()), (scheduler, newer), "a neighbour is taken");
         let (greeted, answered) = exchange(Handshake { version: 1, ..backend }, scheduler);
         assert!(greeted.is_ok() && answered.unwrap_err().to_string().contains("version 1"));
         let (greeted, answered) = exchange(Handshake { role: Role::Scheduler, ..backend }, scheduler);

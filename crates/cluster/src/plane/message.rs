@@ -33,16 +33,18 @@ pub enum Message {
     RegisterBackend {
         /// Number of tasks that each lane holds.
         depth: u32,
-        /// The models, in JSON.
-        models: String,
+        /// The models, as [`encode_offers`](crate::encode_offers) writes them.
+        models: Bytes,
     },
+    /// Backend: the models that it offers from now on.
+    Offer(Bytes),
     /// Backend: it will start no further task.
     Leave,
     /// Backend: a task has ended.
     TaskEnd(TaskEnd),
     /// To a backend: open a device with this number of lanes.
     OpenDevice(u32),
-    /// To a backend: the id names the backend's model at this position.
+    /// To a backend: the id names the backend's model of this number.
     Attach(ModelId, u32),
     /// To a backend: the id no longer names a model.
     Detach(ModelId),
@@ -76,12 +78,17 @@ pub enum Message {
     Submit(RequestHeader),
     /// Frontend: the client no longer waits for a request.
     CancelRequest(u64),
-    /// To a frontend: the models, in JSON.
-    Models(String),
+    /// To a frontend: the models.
+    Models(Bytes),
     /// To a frontend: number of devices that serve.
     Devices(u32),
     /// To a frontend: a request has ended.
     RequestEnd(RequestEnd),
+    /// Frontend, and scheduler to backends: load or unload a model.
+    ModelCall(ModelCall),
+    /// Backend, and scheduler to a frontend: a call has ended; the text says why it failed, and is
+    /// empty if it succeeded.
+    ModelCallEnd(u64, String),
     /// Backend, to a frontend: asks for rows of a request.
     Pull {
         /// Number that the reply repeats.
@@ -111,6 +118,17 @@ pub enum Message {
         /// The outputs, or the reason why the request's values are invalid.
         outputs: Result<Vec<Tensor>, String>,
     },
+}
+
+/// A call to load or unload a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelCall {
+    /// The sender's number of the call.
+    pub call: u64,
+    /// Whether the model goes out of service.
+    pub unload: bool,
+    /// Name of the model.
+    pub name: String,
 }
 
 /// All that the scheduler needs to know of a request; the inputs stay with the frontend.
@@ -211,12 +229,16 @@ mod kind {
     pub(super) const HEARTBEAT: u16 = 26;
     pub(super) const FENCED: u16 = 27;
     pub(super) const PEER: u16 = 28;
+    pub(super) const OFFER: u16 = 29;
+    pub(super) const MODEL_CALL: u16 = 30;
+    pub(super) const MODEL_CALL_END: u16 = 31;
 }
 
 /// Returns the longest tail of a kind, in bytes; none if there is no such kind.
 pub(super) fn max_tail(kind: u16) -> Option<usize> {
     Some(match kind {
-        kind::REGISTER_BACKEND | kind::MODELS => MAX_MODELS,
+        kind::REGISTER_BACKEND | kind::MODELS | kind::OFFER => MAX_MODELS,
+        kind::MODEL_CALL | kind::MODEL_CALL_END => MAX_TEXT,
         kind::REFUSED | kind::ADD_FRONTEND | kind::REGISTER_FRONTEND | kind::REQUEST_END | kind::INVALID => MAX_TEXT,
         kind::RUN_TASK => MAX_MEMBERS * RECORD,
         kind::TASK_END => MAX_MEMBERS * MEMBER_END + MAX_TEXT,
@@ -256,6 +278,11 @@ impl Message {
             Message::Submit(ask) => ask.put(RecordWriter::new(kind::SUBMIT)),
             Message::CancelRequest(request) => RecordWriter::new(kind::CANCEL_REQUEST).u64(*request),
             Message::Models(_) => RecordWriter::new(kind::MODELS),
+            Message::Offer(_) => RecordWriter::new(kind::OFFER),
+            Message::ModelCall(ModelCall { call, unload, .. }) => {
+                RecordWriter::new(kind::MODEL_CALL).u64(*call).u8(u8::from(*unload))
+            }
+            Message::ModelCallEnd(call, _) => RecordWriter::new(kind::MODEL_CALL_END).u64(*call),
             Message::Devices(serving) => RecordWriter::new(kind::DEVICES).u32(*serving),
             Message::RequestEnd(end) => end.put(RecordWriter::new(kind::REQUEST_END)),
             Message::Pull { tag, request, first_row, rows } => {
@@ -280,9 +307,10 @@ impl Message {
 
     fn write_tail(&self, into: &mut Vec<u8>) {
         match self {
-            Message::RegisterBackend { models: text, .. } | Message::Models(text) => {
-                into.extend_from_slice(text.as_bytes())
+            Message::RegisterBackend { models, .. } | Message::Models(models) | Message::Offer(models) => {
+                into.extend_from_slice(models)
             }
+            Message::ModelCall(ModelCall { name: text, .. }) | Message::ModelCallEnd(_, text) => write_text(text, into),
             Message::Refused(text) | Message::AddFrontend(_, text) | Message::RegisterFrontend(_, text) => {
                 write_text(text, into)
             }
@@ -306,7 +334,13 @@ impl Message {
         Ok(match kind {
             kind::KEEP_ALIVE => Message::KeepAlive,
             kind::REFUSED => Message::Refused(read_text(&tail)?),
-            kind::REGISTER_BACKEND => Message::RegisterBackend { depth: get.u32(), models: read_text(&tail)? },
+            kind::REGISTER_BACKEND => Message::RegisterBackend { depth: get.u32(), models: tail },
+            kind::OFFER => Message::Offer(tail),
+            kind::MODEL_CALL => {
+                let (call, unload) = (get.u64(), get.u8() != 0);
+                Message::ModelCall(ModelCall { call, unload, name: read_text(&tail)? })
+            }
+            kind::MODEL_CALL_END => Message::ModelCallEnd(get.u64(), read_text(&tail)?),
             kind::LEAVE => Message::Leave,
             kind::TASK_END => Message::TaskEnd(TaskEnd::get(&mut get, tail)?),
             kind::OPEN_DEVICE => Message::OpenDevice(get.u32()),
@@ -319,7 +353,7 @@ impl Message {
             kind::REGISTER_FRONTEND => Message::RegisterFrontend(get.u32(), read_text(&tail)?),
             kind::SUBMIT => Message::Submit(RequestHeader::get(&mut get)?),
             kind::CANCEL_REQUEST => Message::CancelRequest(get.u64()),
-            kind::MODELS => Message::Models(read_text(&tail)?),
+            kind::MODELS => Message::Models(tail),
             kind::DEVICES => Message::Devices(get.u32()),
             kind::REQUEST_END => Message::RequestEnd(RequestEnd::get(&mut get, read_text(&tail)?)?),
             kind::PULL => Message::Pull { tag: get.u64(), request: get.u64(), first_row: get.u32(), rows: get.u32() },

@@ -3,10 +3,12 @@
 
 use super::device::{RemoteExecutor, RemoteState};
 use super::{SchedulerShared, ServedModels, StartedEngine, unexpected};
-use crate::description::{self, ModelDescription};
+use crate::description::ModelDescription;
 use crate::handover::ProcessId;
-use crate::plane::{Message, MessageReader, PeerLink, Role, RunningReport};
+use crate::offer::{OfferedModel, decode_offers};
+use crate::plane::{DecodeError, Message, MessageReader, PeerLink, Role, RunningReport};
 use crate::random_id;
+use parking_lot::Mutex;
 use ripieno_base::DeviceId;
 use ripieno_runtime::DeviceRefused;
 use std::io;
@@ -18,6 +20,8 @@ pub(super) struct BackendPeer {
     pub(super) link: Arc<PeerLink>,
     /// Number of tasks that each of its lanes holds.
     depth: usize,
+    /// The models that it offers, which its device looks up.
+    pub(super) offers: Arc<Mutex<Vec<OfferedModel>>>,
     /// Its device in the engine, once it has joined.
     device: Option<JoinedDevice>,
 }
@@ -42,32 +46,32 @@ impl SchedulerShared {
         link: &Arc<PeerLink>,
         reader: &mut MessageReader,
     ) -> io::Result<()> {
-        let (depth, models) = loop {
+        let (depth, offers) = loop {
             match reader.read()? {
                 Message::KeepAlive => {}
-                Message::RegisterBackend { depth, models } => break (depth as usize, models),
+                Message::RegisterBackend { depth, models } => break (depth as usize, decode_offers(&models)),
                 other => return Err(unexpected(&other)),
             }
         };
-        if let Err(cause) = self.served_with(&models).and_then(|served| served.takes(depth)) {
+        let process = ProcessId(random_id());
+        let registered = offers.and_then(|offers| self.register_backend(process, link, depth, offers));
+        if let Err(cause) = registered {
             tracing::warn!("a backend is not taken: {cause}");
             link.send(&Message::Refused(cause.clone()));
             // The backend closes the connection when it has read the reason.
             while reader.read().is_ok() {}
             return Err(io::Error::other(cause));
         }
-        let process = ProcessId(random_id());
-        {
-            let mut peers = self.peers.lock();
-            let tell = |(id, address): (u32, String)| link.send(&Message::AddFrontend(id, address));
-            peers.frontends.iter().for_each(|(&id, frontend)| tell((id, frontend.address.clone())));
-            peers.backends.insert(process, BackendPeer { link: Arc::clone(link), depth, device: None });
-        }
         self.update(|machine, now, out| machine.on_member(now, process, Role::Backend, out));
         let ended = self.listen_to_backend(process, link, reader);
         link.close();
-        let gone = self.peers.lock().backends.remove(&process);
+        let mut peers = self.peers.lock();
+        let gone = peers.backends.remove(&process);
+        // What it alone lacked is served now.
+        self.reconcile(&peers);
+        drop(peers);
         gone.iter().filter_map(|backend| backend.device.as_ref()).for_each(|device| device.leave(true));
+        self.drop_from_calls(process);
         self.update(|machine, now, out| machine.on_lost(now, process, out));
         self.broadcast_device_count();
         ended
@@ -83,6 +87,8 @@ impl SchedulerShared {
                 (Message::Leave, Some(device)) => device.leave(false),
                 // It runs nothing for this scheduler.
                 (Message::Leave, None) => link.close(),
+                (Message::Offer(models), _) => self.on_offer(process, decode_offers(&models).map_err(DecodeError)?),
+                (Message::ModelCallEnd(call, failure), _) => self.on_call_end(process, call, failure),
                 (Message::Fenced(epoch), _) => self.update(|machine, now, out| machine.on_epoch(now, epoch, out)),
                 (Message::Report(RunningReport { stamp, revision, held }), _) => {
                     self.update(|machine, now, out| machine.on_report(now, process, stamp, revision, &held, out));
@@ -94,30 +100,59 @@ impl SchedulerShared {
         }
     }
 
-    /// Returns the served models, if a backend offers the same; the first backend determines them.
-    fn served_with(&self, models: &str) -> Result<Arc<ServedModels>, String> {
-        let models = description::parse_models(models)?;
+    /// Registers a backend that has the served models; the first one determines them. The error
+    /// says why it is refused.
+    fn register_backend(
+        &self,
+        process: ProcessId,
+        link: &Arc<PeerLink>,
+        depth: usize,
+        offers: Vec<OfferedModel>,
+    ) -> Result<(), String> {
         let mut peers = self.peers.lock();
-        if let Some(served) = &peers.served {
-            check_models(&served.models.iter().map(|(_, model)| model).collect::<Vec<_>>(), &models)?;
-            return Ok(Arc::clone(served));
+        let is_first = peers.backends.is_empty();
+        let served = match &peers.served {
+            Some(served) => Arc::clone(served),
+            None => self.start_engine(&offers)?,
+        };
+        // Without any other backend, this one's models replace what was served before.
+        if !is_first {
+            served.models.lock().check(&offers)?;
         }
+        served.takes(depth)?;
+        let known = peers.served.replace(Arc::clone(&served)).is_some();
+        let tell = |(id, address): (u32, String)| link.send(&Message::AddFrontend(id, address));
+        peers.frontends.iter().for_each(|(&id, frontend)| tell((id, frontend.address.clone())));
+        let offers = Arc::new(Mutex::new(offers));
+        peers.backends.insert(process, BackendPeer { link: Arc::clone(link), depth, offers, device: None });
+        self.reconcile(&peers);
+        let serves_nothing = served.models.lock().listed().is_empty();
+        if is_first && serves_nothing {
+            peers.backends.remove(&process);
+            if !known {
+                peers.served = None;
+            }
+            return Err(served.models.lock().fault());
+        }
+        Ok(())
+    }
+
+    fn start_engine(&self, offers: &[OfferedModel]) -> Result<Arc<ServedModels>, String> {
+        let models: Vec<ModelDescription> = offers.iter().map(|offer| offer.description.clone()).collect();
         if models.is_empty() {
             return Err("it has no model that can be served".to_owned());
         }
         let StartedEngine { engine, depth } = (self.start)(&models)?;
-        let load = |(at, model): (u32, ModelDescription)| {
-            let id = engine.load(model.served(at)?).map_err(|error| format!("model {:?}: {error}", model.name))?;
-            Ok((id, model))
-        };
-        let models = (0..).zip(models).map(load).collect::<Result<Vec<_>, String>>()?;
-        (self.on_serving)(Some((&engine, &models)));
-        let served = Arc::new(ServedModels { engine, depth, models });
-        peers.served = Some(Arc::clone(&served));
-        if let Some(message) = peers.models() {
-            peers.frontends.values().for_each(|frontend| frontend.link.send(&message));
+        Ok(Arc::new(ServedModels { engine, depth, models: Mutex::default() }))
+    }
+
+    /// Handles a change of a backend's models.
+    fn on_offer(&self, process: ProcessId, offers: Vec<OfferedModel>) {
+        let peers = self.peers.lock();
+        if let Some(backend) = peers.backends.get(&process) {
+            *backend.offers.lock() = offers;
+            self.reconcile(&peers);
         }
-        Ok(served)
     }
 
     /// Makes a backend a device of the engine; nothing of earlier epochs runs on it.
@@ -127,7 +162,7 @@ impl SchedulerShared {
             return;
         };
         drop(peers);
-        let executor = RemoteExecutor::new(Arc::clone(&backend.link), backend.depth);
+        let executor = RemoteExecutor::new(Arc::clone(&backend.link), backend.depth, Arc::clone(&backend.offers));
         match (served.engine.add_device_of(&executor), executor.opened()) {
             (Ok(id), Some(remote)) => {
                 tracing::info!(device = id.0, "a backend serves");
@@ -168,33 +203,4 @@ fn leave_engine(served: &ServedModels, device: DeviceId, lost: bool) {
     if let Err(refused) = parted {
         tracing::debug!(device = device.0, %refused, "a device");
     }
-}
-
-/// Checks that a backend has the served models, in the same order; the error names the first that
-/// differs.
-fn check_models(served: &[&ModelDescription], offered: &[ModelDescription]) -> Result<(), String> {
-    for model in served {
-        if !offered.iter().any(|other| other.name == model.name) {
-            return Err(format!("it has no model {:?}, which this scheduler serves", model.name));
-        }
-    }
-    for (at, other) in offered.iter().enumerate() {
-        match served.get(at) {
-            Some(model) if model.is_compatible(other) => {}
-            Some(model) if model.name == other.name => {
-                return Err(format!(
-                    "its model {:?} is another than the one that is served: version, tensors, walk and max_batch must \
-                     be equal",
-                    other.name
-                ));
-            }
-            _ => {
-                return Err(format!(
-                    "its model {:?} is not among those that this scheduler serves; start the scheduler anew to serve it",
-                    other.name
-                ));
-            }
-        }
-    }
-    Ok(())
 }

@@ -5,6 +5,7 @@
 //! Nothing here waits for the network.
 
 use crate::description::RemoteModel;
+use crate::offer::OfferedModel;
 use crate::plane::{DecodeError, MemberEnd, Message, PeerLink, RunMember, RunTask, TaskEnd};
 use parking_lot::Mutex;
 use ripieno_base::{ModelId, TaskId};
@@ -19,10 +20,14 @@ use std::time::{Duration, Instant};
 /// Time after which a request whose inputs could not be fetched may be sent again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
+/// The models that a backend offers.
+type BackendOffers = Arc<Mutex<Vec<OfferedModel>>>;
+
 /// Opens the one device of a backend that has connected.
 pub(super) struct RemoteExecutor {
     link: Arc<PeerLink>,
     depth: usize,
+    offers: BackendOffers,
     opened: OnceLock<Arc<RemoteState>>,
 }
 
@@ -37,8 +42,8 @@ pub(super) struct RemoteState {
 }
 
 impl RemoteExecutor {
-    pub(super) fn new(link: Arc<PeerLink>, depth: usize) -> RemoteExecutor {
-        RemoteExecutor { link, depth, opened: OnceLock::new() }
+    pub(super) fn new(link: Arc<PeerLink>, depth: usize, offers: BackendOffers) -> RemoteExecutor {
+        RemoteExecutor { link, depth, offers, opened: OnceLock::new() }
     }
 
     pub(super) fn opened(&self) -> Option<Arc<RemoteState>> {
@@ -66,7 +71,7 @@ impl Executor for RemoteExecutor {
             return Err(LoadError("a backend is one device".to_owned()));
         }
         self.link.send(&Message::OpenDevice(lanes as u32));
-        Ok(Box::new(RemoteDevice { remote, lanes, depth }))
+        Ok(Box::new(RemoteDevice { remote, lanes, depth, offers: Arc::clone(&self.offers) }))
     }
 }
 
@@ -74,6 +79,7 @@ struct RemoteDevice {
     remote: Arc<RemoteState>,
     lanes: usize,
     depth: usize,
+    offers: BackendOffers,
 }
 
 impl Device for RemoteDevice {
@@ -86,9 +92,14 @@ impl Device for RemoteDevice {
     }
 
     fn attach(&self, id: ModelId, model: Arc<dyn LoadedModel>) {
-        match model.as_any().downcast_ref::<RemoteModel>() {
-            Some(model) => self.remote.link.send(&Message::Attach(id, model.at)),
-            None => tracing::error!(model = id.0, "a model of this process cannot run elsewhere"),
+        let Some(RemoteModel { description, .. }) = model.as_any().downcast_ref::<RemoteModel>() else {
+            return tracing::error!(model = id.0, "a model of this process cannot run elsewhere");
+        };
+        let offers = self.offers.lock();
+        let same = offers.iter().filter(|offer| offer.description.is_same(description));
+        match same.max_by_key(|offer| (!offer.superseded, offer.number)) {
+            Some(offer) => self.remote.link.send(&Message::Attach(id, offer.number)),
+            None => tracing::error!("a backend has freed model {} before its last batch", description.name),
         }
     }
 

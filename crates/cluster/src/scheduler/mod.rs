@@ -3,31 +3,36 @@
 //!
 //! Of several schedulers with a common epoch store one is the primary ([`leadership`]); the others
 //! are spares, with the same connections and an engine without devices. The first backend
-//! determines the models; the engine then starts with the policy that suits them. A scheduler that
-//! becomes the primary claims all backends. Each is a device of the engine from the time when
-//! nothing of earlier epochs runs on it until its connection ends. Each connection has a reader
-//! thread; outgoing messages are enqueued in its [`PeerLink`]. One lock guards the set of peers, so
-//! that a backend learns of each frontend before it receives a request of it.
+//! determines the policy, which suits its models; served is what all backends offer ([`releases`]).
+//! A scheduler that becomes the primary claims all backends. Each is a device of the engine from
+//! the time when nothing of earlier epochs runs on it until its connection ends. Each connection
+//! has a reader thread; outgoing messages are enqueued in its [`PeerLink`]. One lock guards the set
+//! of peers, so that a backend learns of each frontend before it receives a request of it.
 
 mod backends;
+mod calls;
 mod device;
 mod frontends;
 mod leadership;
+mod releases;
 mod spares;
 mod store_thread;
 
 use crate::description::ModelDescription;
 use crate::handover::store::EpochStore;
 use crate::handover::{Epoch, ProcessId, Timing};
+use crate::offer::{OfferedModel, encode_served};
 use crate::plane::{
     ByteStream, DecodeError, Handshake, LinkBounds, Listener, Message, MessageReader, PeerLink, Role, Transport,
     accept_handshake,
 };
 use crate::random_id;
 use backends::BackendPeer;
+use calls::ModelCallTable;
 use frontends::FrontendPeer;
 use leadership::Leadership;
 use parking_lot::Mutex;
+use releases::ReleaseTable;
 use ripieno_base::ModelId;
 use ripieno_runtime::{DeviceState, Engine};
 use std::collections::BTreeMap;
@@ -82,6 +87,7 @@ struct SchedulerShared {
     on_serving: OnServing,
     leadership: Leadership,
     peers: Mutex<ConnectedPeers>,
+    calls: Mutex<ModelCallTable>,
     connections: AtomicUsize,
     closed: AtomicBool,
 }
@@ -102,7 +108,7 @@ struct ConnectedPeers {
 struct ServedModels {
     engine: Engine,
     depth: usize,
-    models: Vec<(ModelId, ModelDescription)>,
+    models: Mutex<ReleaseTable>,
 }
 
 impl ClusterScheduler {
@@ -115,6 +121,7 @@ impl ClusterScheduler {
             on_serving,
             leadership: Leadership::new(ProcessId(random_id()), timing),
             peers: Mutex::default(),
+            calls: Mutex::default(),
             connections: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
         });
@@ -251,11 +258,15 @@ impl ConnectedPeers {
         devices.iter().filter(|device| device.state == DeviceState::Serving).count() as u32
     }
 
+    /// Returns what each backend offers.
+    fn offers(&self) -> Vec<Vec<OfferedModel>> {
+        self.backends.values().map(|backend| backend.offers.lock().clone()).collect()
+    }
+
     fn models(&self) -> Option<Message> {
         let served = self.served.as_ref()?;
-        let models: Vec<(u16, &ModelDescription)> = served.models.iter().map(|(id, model)| (id.0, model)).collect();
-        // Descriptions were parsed from JSON, so they can be written as JSON.
-        serde_json::to_string(&models).ok().map(Message::Models)
+        let listed = served.models.lock().listed();
+        Some(Message::Models(encode_served(&listed).into()))
     }
 }
 

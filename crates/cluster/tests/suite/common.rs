@@ -7,8 +7,8 @@ use ripieno_cluster::handover::store::AloneStore;
 use ripieno_cluster::handover::{Epoch, Timing};
 use ripieno_cluster::plane::Tcp;
 use ripieno_cluster::{
-    Backend, BackendModel, ClusterScheduler, Frontend, FrontendConfig, ModelDescription, OnOrder, SchedulerConfig,
-    StartEngine, StartedEngine, StopSignal, TensorDescription,
+    Backend, BackendModel, BackendModels, ClusterScheduler, Frontend, FrontendConfig, ModelCalls, ModelDescription,
+    OfferedModel, OnOrder, SchedulerConfig, StartEngine, StartedEngine, StopSignal, TensorDescription, encode_offers,
 };
 use ripieno_executor::{
     BlockSource, EmulatedEngine, EmulatedOptions, Executor, InputLength, LoadedModel, ModelSource, OutputLength, Tensor,
@@ -70,10 +70,19 @@ impl Served {
         Model { blocks, walk: self.walk, drop, ..Model::whole(self.name, self.profile.clone(), self.slo) }
     }
 
-    /// Returns the description that a backend with only this model sends, in JSON.
-    pub(crate) fn offered(&self) -> String {
+    /// Returns what a backend with only this model sends.
+    pub(crate) fn offered(&self) -> Bytes {
         let loaded = EmulatedEngine::new(EmulatedOptions::default()).load(&self.source()).unwrap();
-        serde_json::to_string(&[self.description(&*loaded)]).unwrap()
+        encode_offers(&[OfferedModel { number: 0, superseded: false, description: self.description(&*loaded) }]).into()
+    }
+
+    /// Loads the model of these contents, as a backend's process does.
+    pub(crate) fn loaded(&self, executor: &dyn Executor, digest: &str) -> BackendModel {
+        let loaded = executor.load(&self.source()).unwrap();
+        BackendModel {
+            description: ModelDescription { digest: digest.to_owned(), ..self.description(&*loaded) },
+            loaded,
+        }
     }
 
     fn description(&self, loaded: &dyn LoadedModel) -> ModelDescription {
@@ -81,6 +90,7 @@ impl Served {
         ModelDescription {
             name: self.name.to_owned(),
             version: "1".to_owned(),
+            digest: String::new(),
             platform: "emulated".to_owned(),
             inputs: specs(loaded.inputs()),
             outputs: specs(loaded.outputs()),
@@ -156,13 +166,23 @@ pub(crate) fn backend_with(
     executor: Arc<dyn Executor>,
     on_order: Option<OnOrder>,
 ) -> RunningBackend {
-    let model = |served: &Served| {
-        let loaded = executor.load(&served.source()).unwrap();
-        BackendModel { description: served.description(&*loaded), loaded }
-    };
-    let models: Vec<BackendModel> = models.iter().map(model).collect();
-    let (transport, depth, models, epoch) = (Arc::new(Tcp), DEPTH, models.into(), Epoch::default());
-    let backend = Backend { transport, schedulers, executor, depth, models, epoch, on_order };
+    let offered = BackendModels::default();
+    for (number, served) in (0..).zip(models) {
+        offered.add(number, served.loaded(&*executor, "")).unwrap();
+    }
+    backend_of(schedulers, Arc::new(offered), executor, on_order, None)
+}
+
+/// Starts a backend of a process with these models, which its calls change.
+pub(crate) fn backend_of(
+    schedulers: Vec<String>,
+    models: Arc<BackendModels>,
+    executor: Arc<dyn Executor>,
+    on_order: Option<OnOrder>,
+    calls: Option<Arc<ModelCalls>>,
+) -> RunningBackend {
+    let (transport, depth, epoch) = (Arc::new(Tcp), DEPTH, Epoch::default());
+    let backend = Backend { transport, schedulers, executor, depth, models, calls, epoch, on_order };
     let stop = Arc::new(StopSignal::default());
     let told = Arc::clone(&stop);
     RunningBackend { stop, thread: thread::spawn(move || backend.run(&told)) }

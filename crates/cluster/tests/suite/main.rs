@@ -4,4 +4,5 @@ mod answers;
 mod common;
 mod faults;
 mod hanging;
+mod releases;
 mod spares;

@@ -1,0 +1,413 @@
+//! Descriptions of models on the wire: protobuf messages, so that roles of neighbouring versions
+//! understand each other.
+//!
+//! A reader ignores fields that it does not know. A field whose meaning must be known to serve the
+//! model is also named in `needs`; a reader that does not know that name refuses the model and says
+//! which role to upgrade. Numbers of fields are never used again.
+
+use crate::description::{MAX_COUNT, ModelDescription, TensorDescription};
+use prost::Message;
+use ripieno_base::{ModelId, Nanos};
+use ripieno_model::{Block, DropRule, LengthProfiles, Model, Profile, Walk};
+use std::collections::BTreeMap;
+
+/// Needs of models that this version knows: none beyond the fields of the first version.
+const KNOWN_NEEDS: [&str; 0] = [];
+
+/// A model that a backend offers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OfferedModel {
+    /// The backend's number of the model.
+    pub number: u32,
+    /// Whether a newer one takes its place as soon as that is served.
+    pub superseded: bool,
+    /// The model.
+    pub description: ModelDescription,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ModelList {
+    #[prost(message, repeated, tag = "1")]
+    models: Vec<ModelMessage>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ModelMessage {
+    #[prost(uint32, tag = "1")]
+    number: u32,
+    #[prost(bool, tag = "2")]
+    superseded: bool,
+    #[prost(string, tag = "3")]
+    name: String,
+    #[prost(string, tag = "4")]
+    version: String,
+    #[prost(string, tag = "5")]
+    digest: String,
+    #[prost(string, tag = "6")]
+    platform: String,
+    #[prost(message, repeated, tag = "7")]
+    inputs: Vec<TensorMessage>,
+    #[prost(message, repeated, tag = "8")]
+    outputs: Vec<TensorMessage>,
+    #[prost(string, repeated, tag = "9")]
+    answers: Vec<String>,
+    #[prost(bool, tag = "10")]
+    batched: bool,
+    #[prost(message, optional, tag = "11")]
+    lengths: Option<LengthsMessage>,
+    #[prost(string, tag = "12")]
+    walk: String,
+    #[prost(message, repeated, tag = "13")]
+    blocks: Vec<BlockMessage>,
+    #[prost(int64, tag = "14")]
+    slo_ns: i64,
+    #[prost(uint64, tag = "15")]
+    max_batch: u64,
+    #[prost(uint64, tag = "16")]
+    instances: u64,
+    /// Empty for the policy's own rule.
+    #[prost(string, tag = "17")]
+    drop: String,
+    #[prost(uint32, tag = "18")]
+    weight: u32,
+    #[prost(uint64, tag = "19")]
+    max_queue: u64,
+    #[prost(int64, optional, tag = "20")]
+    max_queued_work_ns: Option<i64>,
+    #[prost(bool, tag = "21")]
+    answer_late: bool,
+    #[prost(string, tag = "22")]
+    slo_origin: String,
+    #[prost(message, repeated, tag = "23")]
+    labels: Vec<LabelsMessage>,
+    #[prost(string, tag = "24")]
+    scheduled_name: String,
+    #[prost(string, repeated, tag = "25")]
+    needs: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct TensorMessage {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(string, tag = "2")]
+    datatype: String,
+    #[prost(sint64, repeated, tag = "3")]
+    shape: Vec<i64>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct LengthsMessage {
+    #[prost(uint32, tag = "1")]
+    max: u32,
+    /// The length's dimension of each input; -1 for none.
+    #[prost(sint64, repeated, tag = "2")]
+    dims: Vec<i64>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct BlockMessage {
+    #[prost(string, tag = "1")]
+    name: String,
+    /// ℓ(1), ℓ(2), …
+    #[prost(int64, repeated, tag = "2")]
+    latency_ns: Vec<i64>,
+    #[prost(message, repeated, tag = "3")]
+    lengths: Vec<LengthMessage>,
+    #[prost(uint32, tag = "4")]
+    priority: u32,
+    #[prost(uint64, repeated, tag = "5")]
+    sizes: Vec<u64>,
+    #[prost(bool, tag = "6")]
+    skips: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct LengthMessage {
+    #[prost(uint32, tag = "1")]
+    length: u32,
+    #[prost(int64, repeated, tag = "2")]
+    latency_ns: Vec<i64>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct LabelsMessage {
+    #[prost(string, tag = "1")]
+    output: String,
+    #[prost(string, tag = "2")]
+    file: String,
+    #[prost(string, repeated, tag = "3")]
+    names: Vec<String>,
+}
+
+/// Encodes the models of a backend.
+pub fn encode_offers(offers: &[OfferedModel]) -> Vec<u8> {
+    let message = |offer: &OfferedModel| ModelMessage {
+        superseded: offer.superseded,
+        ..ModelMessage::of(offer.number, &offer.description)
+    };
+    ModelList { models: offers.iter().map(message).collect() }.encode_to_vec()
+}
+
+/// Decodes the models of a backend; the error describes the fault.
+pub(crate) fn decode_offers(bytes: &[u8]) -> Result<Vec<OfferedModel>, String> {
+    let offer = |message: ModelMessage| {
+        let (number, superseded) = (message.number, message.superseded);
+        Ok(OfferedModel { number, superseded, description: message.description()? })
+    };
+    decode(bytes)?.into_iter().map(offer).collect()
+}
+
+/// Encodes the models that a scheduler serves, by its ids.
+pub(crate) fn encode_served(models: &[(ModelId, ModelDescription)]) -> Vec<u8> {
+    let message = |(id, model): &(ModelId, ModelDescription)| ModelMessage::of(u32::from(id.0), model);
+    ModelList { models: models.iter().map(message).collect() }.encode_to_vec()
+}
+
+/// Decodes the models of a scheduler.
+pub(crate) fn decode_served(bytes: &[u8]) -> Result<Vec<(ModelId, ModelDescription)>, String> {
+    let served = |message: ModelMessage| {
+        let id = u16::try_from(message.number).map_err(|_| format!("a model of id {}", message.number))?;
+        Ok((ModelId(id), message.description()?))
+    };
+    decode(bytes)?.into_iter().map(served).collect()
+}
+
+fn decode(bytes: &[u8]) -> Result<Vec<ModelMessage>, String> {
+    let list = ModelList::decode(bytes).map_err(|error| format!("its models: {error}"))?;
+    match list.models.len() {
+        0..=MAX_COUNT => Ok(list.models),
+        many => Err(format!("{many} models; {MAX_COUNT} are taken")),
+    }
+}
+
+impl ModelMessage {
+    fn of(number: u32, described: &ModelDescription) -> ModelMessage {
+        let tensors = |specs: &[TensorDescription]| specs.iter().map(TensorMessage::of).collect();
+        let model = &described.model;
+        let labels = described.labels.iter().map(|(output, (file, names))| LabelsMessage {
+            output: output.clone(),
+            file: file.clone(),
+            names: names.clone(),
+        });
+        ModelMessage {
+            number,
+            superseded: false,
+            name: described.name.clone(),
+            version: described.version.clone(),
+            digest: described.digest.clone(),
+            platform: described.platform.clone(),
+            inputs: tensors(&described.inputs),
+            outputs: tensors(&described.outputs),
+            answers: described.answers.clone(),
+            batched: described.batched,
+            lengths: described.lengths.as_ref().map(|(max, dims)| LengthsMessage::of(*max, dims)),
+            walk: model.walk.name().to_owned(),
+            blocks: model.blocks.iter().map(BlockMessage::of).collect(),
+            slo_ns: model.slo.0,
+            max_batch: model.max_batch as u64,
+            instances: model.instances as u64,
+            drop: model.drop.map_or("", drop_name).to_owned(),
+            weight: model.weight,
+            max_queue: described.max_queue as u64,
+            max_queued_work_ns: described.max_queued_work.map(|work| work.0),
+            answer_late: described.answer_late,
+            slo_origin: described.slo_origin.clone(),
+            labels: labels.collect(),
+            scheduled_name: model.name.clone(),
+            needs: Vec::new(),
+        }
+    }
+
+    /// Returns the description, checked.
+    fn description(self) -> Result<ModelDescription, String> {
+        if let Some(need) = self.needs.iter().find(|need| !KNOWN_NEEDS.contains(&need.as_str())) {
+            return Err(format!(
+                "model {:?} needs {need:?}, which this version does not know; upgrade this role",
+                self.name
+            ));
+        }
+        let name = self.name.clone();
+        let fault = |cause: String| format!("model {name:?}: {cause}");
+        let walk = Walk::named(&self.walk).ok_or_else(|| fault(format!("it has the walk {:?}", self.walk)))?;
+        let drop = match self.drop.as_str() {
+            "" => None,
+            text => Some(drop_named(text).ok_or_else(|| fault(format!("it has the drop rule {text:?}")))?),
+        };
+        let blocks = self.blocks.into_iter().map(BlockMessage::block).collect::<Result<_, _>>().map_err(fault)?;
+        let model = Model {
+            name: self.scheduled_name,
+            blocks,
+            walk,
+            slo: Nanos(self.slo_ns),
+            max_batch: size(self.max_batch),
+            instances: size(self.instances),
+            drop,
+            weight: self.weight,
+            dec_timesteps: None,
+        };
+        let labels = self.labels.into_iter().map(|of| (of.output, (of.file, of.names)));
+        let described = ModelDescription {
+            name: self.name,
+            version: self.version,
+            digest: self.digest,
+            platform: self.platform,
+            inputs: self.inputs.into_iter().map(TensorMessage::description).collect(),
+            outputs: self.outputs.into_iter().map(TensorMessage::description).collect(),
+            answers: self.answers,
+            batched: self.batched,
+            lengths: self.lengths.map(LengthsMessage::lengths),
+            model,
+            max_queue: size(self.max_queue),
+            max_queued_work: self.max_queued_work_ns.map(Nanos),
+            answer_late: self.answer_late,
+            slo_origin: self.slo_origin,
+            labels: labels.collect::<BTreeMap<_, _>>(),
+        };
+        described.check()?;
+        Ok(described)
+    }
+}
+
+fn size(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+fn drop_name(rule: DropRule) -> &'static str {
+    match rule {
+        DropRule::Hopeless => "hopeless",
+        DropRule::Expired => "expired",
+        DropRule::Never => "never",
+    }
+}
+
+fn drop_named(text: &str) -> Option<DropRule> {
+    [DropRule::Hopeless, DropRule::Expired, DropRule::Never].into_iter().find(|&rule| drop_name(rule) == text)
+}
+
+impl TensorMessage {
+    fn of(tensor: &TensorDescription) -> TensorMessage {
+        let TensorDescription { name, datatype, shape } = tensor.clone();
+        TensorMessage { name, datatype, shape }
+    }
+
+    fn description(self) -> TensorDescription {
+        TensorDescription { name: self.name, datatype: self.datatype, shape: self.shape }
+    }
+}
+
+impl LengthsMessage {
+    fn of(max: u32, dims: &[Option<usize>]) -> LengthsMessage {
+        let dim = |dim: &Option<usize>| dim.and_then(|dim| i64::try_from(dim).ok()).unwrap_or(-1);
+        LengthsMessage { max, dims: dims.iter().map(dim).collect() }
+    }
+
+    fn lengths(self) -> (u32, Vec<Option<usize>>) {
+        (self.max, self.dims.into_iter().map(|dim| usize::try_from(dim).ok()).collect())
+    }
+}
+
+impl BlockMessage {
+    /// Describes a block that a request runs once; [`ModelDescription::check`] refuses others.
+    fn of(block: &Block) -> BlockMessage {
+        let lengths = block.lengths.as_ref().map(LengthProfiles::table).unwrap_or_default();
+        let length = |(length, profile): &(u32, Profile)| LengthMessage { length: *length, latency_ns: table(profile) };
+        BlockMessage {
+            name: block.name.clone(),
+            latency_ns: table(&block.profile),
+            lengths: lengths.iter().map(length).collect(),
+            priority: block.priority,
+            sizes: block.sizes.iter().map(|&size| size as u64).collect(),
+            skips: block.skips,
+        }
+    }
+
+    fn block(self) -> Result<Block, String> {
+        let fault = |cause: String| format!("block {:?}: {cause}", self.name);
+        let lengths = self.lengths.into_iter().map(|of| Ok((of.length, profile(&of.latency_ns)?)));
+        let lengths = lengths.collect::<Result<Vec<_>, String>>().map_err(fault)?;
+        let lengths = if lengths.is_empty() {
+            None
+        } else {
+            Some(LengthProfiles::new(lengths).map_err(|error| fault(error.to_string()))?)
+        };
+        let profile = profile(&self.latency_ns).map_err(fault)?;
+        let sizes = self.sizes.iter().map(|&number| size(number)).collect();
+        Ok(Block {
+            lengths,
+            priority: self.priority,
+            sizes,
+            skips: self.skips,
+            ..Block::new(self.name.clone(), profile)
+        })
+    }
+}
+
+fn table(profile: &Profile) -> Vec<i64> {
+    (1..=profile.max_batch()).map(|rows| profile.latency(rows).0).collect()
+}
+
+fn profile(latency_ns: &[i64]) -> Result<Profile, String> {
+    let table: Vec<Nanos> = latency_ns.iter().map(|&latency| Nanos(latency)).collect();
+    let profile = Profile::from_table(&table).map_err(|error| format!("its profile: {error}"))?;
+    let same = (1..).zip(&table).all(|(rows, &latency)| profile.latency(rows) == latency);
+    if same { Ok(profile) } else { Err("its profile falls as batches grow".to_owned()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::description::described;
+
+    fn offer() -> OfferedModel {
+        OfferedModel { number: 7, superseded: true, description: described() }
+    }
+
+    #[test]
+    fn models_survive_and_a_cut_message_is_refused() {
+        let mut padded = described();
+        padded.name = "padded".to_owned();
+        padded.lengths = Some((4, vec![Some(1)]));
+        let lengths = vec![(2, Profile::linear(0.5, 1.0, 4).unwrap()), (4, Profile::linear(1.0, 2.0, 4).unwrap())];
+        padded.model.blocks[0].lengths = Some(LengthProfiles::new(lengths).unwrap());
+        padded.model.blocks[0].sizes = vec![1, 4];
+        padded.model.drop = Some(DropRule::Never);
+        padded.labels.insert("x".to_owned(), ("labels.txt".to_owned(), vec!["a".to_owned()]));
+        padded.max_queued_work = None;
+        let offers = [offer(), OfferedModel { number: 0, superseded: false, description: padded.clone() }];
+        let bytes = encode_offers(&offers);
+        assert_eq!(decode_offers(&bytes).unwrap(), offers);
+        assert!(decode_offers(&bytes[..bytes.len() - 1]).unwrap_err().contains("its models"));
+        let served = [(ModelId(3), padded)];
+        assert_eq!(decode_served(&encode_served(&served)).unwrap(), served);
+    }
+
+    #[test]
+    fn a_neighbour_with_more_fields_is_understood_and_one_with_more_needs_is_refused() {
+        let mut message = ModelMessage::of(7, &described());
+        let mut bytes = message.encode_to_vec();
+        // A field that this version does not know: number 100, a text.
+        bytes.extend([0xa2, 0x06, 3, b'n', b'e', b'w']);
+        assert_eq!(ModelMessage::decode(&bytes[..]).unwrap(), message);
+        message.needs = vec!["time travel".to_owned()];
+        let refused = message.description().unwrap_err();
+        assert!(refused.contains("\"time travel\"") && refused.contains("upgrade"), "{refused}");
+    }
+
+    #[test]
+    fn numbers_that_no_scheduler_could_use_are_refused() {
+        let refused = |change: fn(&mut ModelMessage)| {
+            let mut message = ModelMessage::of(1, &described());
+            change(&mut message);
+            message.description().unwrap_err()
+        };
+        for table in [&[][..], &[2, 1, 3, 4], &[0, 1, 1, 1], &[1, 1, 1, i64::MAX], &[-1, 1, 1, 1]] {
+            let mut message = ModelMessage::of(1, &described());
+            message.blocks[0].latency_ns = table.to_vec();
+            assert!(message.description().is_err(), "{table:?}");
+        }
+        assert!(refused(|message| message.walk = "dance".to_owned()).contains("dance"));
+        assert!(refused(|message| message.drop = "all".to_owned()).contains("all"));
+        assert!(refused(|message| message.blocks.clear()).contains("0 blocks"));
+    }
+}
