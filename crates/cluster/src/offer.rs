@@ -84,6 +84,8 @@ struct ModelMessage {
     scheduled_name: String,
     #[prost(string, repeated, tag = "25")]
     needs: Vec<String>,
+    #[prost(bool, tag = "26")]
+    in_arrival_order: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -216,6 +218,7 @@ impl ModelMessage {
             labels: labels.collect(),
             scheduled_name: model.name.clone(),
             needs: Vec::new(),
+            in_arrival_order: model.in_arrival_order,
         }
     }
 
@@ -245,6 +248,7 @@ impl ModelMessage {
             drop,
             weight: self.weight,
             dec_timesteps: None,
+            in_arrival_order: self.in_arrival_order,
         };
         let labels = self.labels.into_iter().map(|of| (of.output, (of.file, of.names)));
         let described = ModelDescription {
