@@ -7,7 +7,7 @@ use super::Backend;
 use super::session::{SchedulerSession, SessionHost};
 use super::source::{FrontendSource, RowReceiver};
 use crate::handover::{ClaimOutcome, Epoch, Fence, ProcessId, RequestId, RunningRows, Stamp};
-use crate::plane::{DecodeError, Message, MessageReader, ModelCall, PeerLink, RunningReport};
+use crate::plane::{DecodeError, LoadCall, Message, MessageReader, PeerLink, RunningReport};
 use parking_lot::Mutex;
 use ripieno_executor::{RemoteRows, Tensor};
 use std::collections::{BTreeMap, HashMap};
@@ -76,7 +76,7 @@ impl SessionManager {
                     }
                 }
                 Message::Refused(cause) => return Err(io::Error::other(format!("the scheduler refuses: {cause}"))),
-                Message::ModelCall(call) => self.change_models(call, link),
+                Message::LoadCall(call) => self.change_models(call, link),
                 order => match &session {
                     Some(session) if session.is_over() => link.send(&Message::Fenced(self.epoch())),
                     Some(session) => session.apply(order)?,
@@ -87,18 +87,18 @@ impl SessionManager {
     }
 
     /// Makes a call to load or unload a model, on a thread of its own: it may take minutes.
-    fn change_models(&self, ModelCall { call, unload, name }: ModelCall, link: &Arc<PeerLink>) {
+    fn change_models(&self, LoadCall { call, unload, name }: LoadCall, link: &Arc<PeerLink>) {
         let Some(calls) = self.backend.calls.clone() else {
             let cause = "this backend keeps the models that it began with".to_owned();
-            return link.send(&Message::ModelCallEnd(call, cause));
+            return link.send(&Message::LoadCallEnd(call, cause));
         };
         let to = Arc::clone(link);
         let make = move || {
             let failed = calls.make(call, &name, unload).err().unwrap_or_default();
-            to.send(&Message::ModelCallEnd(call, failed));
+            to.send(&Message::LoadCallEnd(call, failed));
         };
         if let Err(error) = thread::Builder::new().name("backend-load".to_owned()).spawn(make) {
-            link.send(&Message::ModelCallEnd(call, format!("no thread for it: {error}")));
+            link.send(&Message::LoadCallEnd(call, format!("no thread for it: {error}")));
         }
     }
 

@@ -1,6 +1,6 @@
 //! Calls of clients to load and unload models, which the primary passes on to all backends.
 
-use crate::plane::{Message, ModelCall, PeerLink};
+use crate::plane::{LoadCall, Message, PeerLink};
 use crate::random_id;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -24,7 +24,7 @@ impl FrontendCalls {
         let (ended, end) = sync_channel(1);
         let call = random_id();
         self.0.lock().insert(call, (Arc::clone(scheduler), ended));
-        scheduler.send(&Message::ModelCall(ModelCall { call, unload, name: name.to_owned() }));
+        scheduler.send(&Message::LoadCall(LoadCall { call, unload, name: name.to_owned() }));
         if scheduler.is_closed() {
             self.on_scheduler_lost(scheduler);
         }

@@ -109,7 +109,7 @@ impl FrontendShared {
                     self.devices.store(serving, Ordering::Relaxed);
                 }
             }
-            Message::ModelCallEnd(call, failure) => self.calls.end(call, failure),
+            Message::LoadCallEnd(call, failure) => self.calls.end(call, failure),
             Message::Models(text) => {
                 said.models = Some(decode_served(&text).map_err(DecodeError)?);
                 said.models_are_new = true;

@@ -85,10 +85,10 @@ pub enum Message {
     /// To a frontend: a request has ended.
     RequestEnd(RequestEnd),
     /// Frontend, and scheduler to backends: load or unload a model.
-    ModelCall(ModelCall),
+    LoadCall(LoadCall),
     /// Backend, and scheduler to a frontend: a call has ended; the text says why it failed, and is
     /// empty if it succeeded.
-    ModelCallEnd(u64, String),
+    LoadCallEnd(u64, String),
     /// Backend, to a frontend: asks for rows of a request.
     Pull {
         /// Number that the reply repeats.
@@ -122,7 +122,7 @@ pub enum Message {
 
 /// A call to load or unload a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ModelCall {
+pub struct LoadCall {
     /// The sender's number of the call.
     pub call: u64,
     /// Whether the model goes out of service.
@@ -279,10 +279,10 @@ impl Message {
             Message::CancelRequest(request) => RecordWriter::new(kind::CANCEL_REQUEST).u64(*request),
             Message::Models(_) => RecordWriter::new(kind::MODELS),
             Message::Offer(_) => RecordWriter::new(kind::OFFER),
-            Message::ModelCall(ModelCall { call, unload, .. }) => {
+            Message::LoadCall(LoadCall { call, unload, .. }) => {
                 RecordWriter::new(kind::MODEL_CALL).u64(*call).u8(u8::from(*unload))
             }
-            Message::ModelCallEnd(call, _) => RecordWriter::new(kind::MODEL_CALL_END).u64(*call),
+            Message::LoadCallEnd(call, _) => RecordWriter::new(kind::MODEL_CALL_END).u64(*call),
             Message::Devices(serving) => RecordWriter::new(kind::DEVICES).u32(*serving),
             Message::RequestEnd(end) => end.put(RecordWriter::new(kind::REQUEST_END)),
             Message::Pull { tag, request, first_row, rows } => {
@@ -310,7 +310,7 @@ impl Message {
             Message::RegisterBackend { models, .. } | Message::Models(models) | Message::Offer(models) => {
                 into.extend_from_slice(models)
             }
-            Message::ModelCall(ModelCall { name: text, .. }) | Message::ModelCallEnd(_, text) => write_text(text, into),
+            Message::LoadCall(LoadCall { name: text, .. }) | Message::LoadCallEnd(_, text) => write_text(text, into),
             Message::Refused(text) | Message::AddFrontend(_, text) | Message::RegisterFrontend(_, text) => {
                 write_text(text, into)
             }
@@ -338,9 +338,9 @@ impl Message {
             kind::OFFER => Message::Offer(tail),
             kind::MODEL_CALL => {
                 let (call, unload) = (get.u64(), get.u8() != 0);
-                Message::ModelCall(ModelCall { call, unload, name: read_text(&tail)? })
+                Message::LoadCall(LoadCall { call, unload, name: read_text(&tail)? })
             }
-            kind::MODEL_CALL_END => Message::ModelCallEnd(get.u64(), read_text(&tail)?),
+            kind::MODEL_CALL_END => Message::LoadCallEnd(get.u64(), read_text(&tail)?),
             kind::LEAVE => Message::Leave,
             kind::TASK_END => Message::TaskEnd(TaskEnd::get(&mut get, tail)?),
             kind::OPEN_DEVICE => Message::OpenDevice(get.u32()),

@@ -20,7 +20,7 @@ pub use crate::handover::Role;
 pub use frame::{DecodeError, RECORD};
 pub use handshake::{Handshake, HandshakeError, REVISION, VERSION, accept_handshake, connect_handshake};
 pub use link::{LinkBounds, PeerLink};
-pub use message::{Message, ModelCall, RequestEnd, RequestHeader, RunMember, RunTask};
+pub use message::{LoadCall, Message, RequestEnd, RequestHeader, RunMember, RunTask};
 pub use reader::MessageReader;
 pub use report::RunningReport;
 pub use task_end::{MemberEnd, TaskEnd};

@@ -88,7 +88,7 @@ impl SchedulerShared {
                 // It runs nothing for this scheduler.
                 (Message::Leave, None) => link.close(),
                 (Message::Offer(models), _) => self.on_offer(process, decode_offers(&models).map_err(DecodeError)?),
-                (Message::ModelCallEnd(call, failure), _) => self.on_call_end(process, call, failure),
+                (Message::LoadCallEnd(call, failure), _) => self.on_call_end(process, call, failure),
                 (Message::Fenced(epoch), _) => self.update(|machine, now, out| machine.on_epoch(now, epoch, out)),
                 (Message::Report(RunningReport { stamp, revision, held }), _) => {
                     self.update(|machine, now, out| machine.on_report(now, process, stamp, revision, &held, out));

@@ -2,7 +2,7 @@
 
 use super::SchedulerShared;
 use crate::handover::ProcessId;
-use crate::plane::{Message, ModelCall, PeerLink};
+use crate::plane::{LoadCall, Message, PeerLink};
 use crate::random_id;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,9 +26,9 @@ struct PendingCall {
 
 impl SchedulerShared {
     /// Sends a call to all backends.
-    pub(super) fn begin_call(&self, link: &Arc<PeerLink>, asked: ModelCall) {
-        let ModelCall { call, unload, name } = asked;
-        let refuse = |cause: &str| link.send(&Message::ModelCallEnd(call, cause.to_owned()));
+    pub(super) fn begin_call(&self, link: &Arc<PeerLink>, asked: LoadCall) {
+        let LoadCall { call, unload, name } = asked;
+        let refuse = |cause: &str| link.send(&Message::LoadCallEnd(call, cause.to_owned()));
         if !self.leadership.is_primary() {
             return refuse("this scheduler is not the primary any more; call again");
         }
@@ -42,7 +42,7 @@ impl SchedulerShared {
             return refuse("too many models are being loaded; call again later");
         }
         let own = random_id();
-        let message = Message::ModelCall(ModelCall { call: own, unload, name: name.clone() });
+        let message = Message::LoadCall(LoadCall { call: own, unload, name: name.clone() });
         let from = (Arc::clone(link), call);
         let backends = waiting.len();
         calls.0.insert(own, PendingCall { from, unload, name, waiting, backends, failures: Vec::new() });
@@ -86,7 +86,7 @@ impl SchedulerShared {
                     fault.unwrap_or_default()
                 }
             };
-            link.send(&Message::ModelCallEnd(call, text));
+            link.send(&Message::LoadCallEnd(call, text));
         }
     }
 }

@@ -137,7 +137,7 @@ impl SchedulerShared {
                 Message::Submit(ask) if self.leadership.is_open() => left.submit(self, frontend, ask)?,
                 Message::Submit(ask) => self.park(frontend, ask)?,
                 Message::CancelRequest(request) => self.cancel_request(frontend, request),
-                Message::ModelCall(call) => self.begin_call(&frontend.link, call),
+                Message::LoadCall(call) => self.begin_call(&frontend.link, call),
                 Message::Fenced(epoch) => self.update(|machine, now, out| machine.on_epoch(now, epoch, out)),
                 other => return Err(unexpected(&other)),
             }

@@ -20,12 +20,12 @@ pub(crate) struct Telemetry {
     ratio: f64,
     random: RandomState,
     count: AtomicU64,
-    pub(super) pending: Mutex<HashMap<u64, PendingCall>>,
+    pub(super) pending: Mutex<HashMap<u64, SampledCall>>,
 }
 
 /// A sampled call that has not been sent.
 #[derive(Clone, Debug)]
-pub(crate) struct PendingCall {
+pub(crate) struct SampledCall {
     /// Its client's span.
     pub(super) parent: Option<SpanContext>,
     /// Time at which its last byte arrived.
@@ -67,7 +67,7 @@ impl Telemetry {
             return None;
         }
         let (received, since) = (SystemTime::now() - received.elapsed(), Instant::now());
-        pending.insert(tag, PendingCall { parent, received, since });
+        pending.insert(tag, SampledCall { parent, received, since });
         Some(tag)
     }
 }

@@ -1,6 +1,6 @@
 //! Spans of calls and of their batches, put together from the flight recorder.
 
-use super::calls::{PendingCall, Telemetry};
+use super::calls::{SampledCall, Telemetry};
 use opentelemetry::trace::{Link, Span as _, SpanContext, SpanKind, Status, TraceContextExt, Tracer, TracerProvider};
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_sdk::trace::{SdkTracer, Span};
@@ -45,7 +45,7 @@ impl CallSpans {
     pub(super) fn send(&mut self, telemetry: &Telemetry) {
         let CallSpans { history, follower, .. } = self;
         follower.read(|shard, now, entry| history.add(shard, now, &entry));
-        let pending: HashMap<u64, PendingCall> = telemetry.pending.lock().clone();
+        let pending: HashMap<u64, SampledCall> = telemetry.pending.lock().clone();
         let ended = self.history.calls().filter(|call| call.tag != 0 && call.ended.is_some());
         let ended: Vec<CallRecord> = ended.filter(|call| pending.contains_key(&call.tag)).cloned().collect();
         for call in &ended {
@@ -61,7 +61,7 @@ impl CallSpans {
         batches.retain(|task, _| history.task(*task).is_some());
     }
 
-    fn send_call(&mut self, call: &CallRecord, pending: &HashMap<u64, PendingCall>) {
+    fn send_call(&mut self, call: &CallRecord, pending: &HashMap<u64, SampledCall>) {
         let Some((ended, ending)) = call.ended else { return };
         let parent = self.call_context(call, pending);
         let context = Context::new().with_remote_span_context(parent);
@@ -92,7 +92,7 @@ impl CallSpans {
     }
 
     /// Returns the context of a call's span, which begins if it has none yet.
-    fn call_context(&mut self, call: &CallRecord, pending: &HashMap<u64, PendingCall>) -> SpanContext {
+    fn call_context(&mut self, call: &CallRecord, pending: &HashMap<u64, SampledCall>) -> SpanContext {
         if let Some(span) = self.open.get(&call.number) {
             return span.span_context().clone();
         }
@@ -115,7 +115,7 @@ impl CallSpans {
     }
 
     /// Returns the context of a batch's span, which is sent if it was not.
-    fn batch_context(&mut self, task: &TaskRecord, pending: &HashMap<u64, PendingCall>) -> SpanContext {
+    fn batch_context(&mut self, task: &TaskRecord, pending: &HashMap<u64, SampledCall>) -> SpanContext {
         if let Some(batch) = self.batches.get(&task.number) {
             return batch.clone();
         }
