@@ -13,7 +13,7 @@ fn root() -> PathBuf {
 /// Returns the pages with commands.
 fn pages() -> Vec<PathBuf> {
     let guides = fs::read_dir(root().join("docs/guide")).unwrap().map(|entry| entry.unwrap().path());
-    let mut pages: Vec<PathBuf> = guides.collect();
+    let mut pages: Vec<PathBuf> = guides.filter(|path| path.extension().is_some_and(|kind| kind == "md")).collect();
     pages.push(root().join("README.md"));
     pages.sort();
     pages
