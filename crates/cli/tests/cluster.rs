@@ -320,9 +320,62 @@ fn probes_tell_who_may_be_counted_on() {
     while !serving(&first) {
         assert!(begun.elapsed() < SAFETY, "the backend never serves");
     }
-    assert!(!serving(&spare), "the primary counts the devices");
+    assert!(!serving(&spare) && !serving(&backend), "the primary counts the devices");
+    let front = frontend(&unused);
+    until_ready(front.address("http"), true);
+    assert_eq!(infer(front.address("http"), "m", &fp32("x", &[1, 1], &[7])).0, 200);
+    let metrics = call(probed, "GET /metrics", "").2;
+    let counted = |name: &str| {
+        let value = metrics.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
+        value.unwrap_or_else(|| panic!("no {name}: {metrics}")).parse::<f64>().unwrap()
+    };
+    assert_eq!(counted("ripieno_device_batches_total{device=\"0\"}"), 1.0);
+    // A batch takes 2.1 ms from when it could begin, which is a little before it does.
+    assert!(counted("ripieno_device_busy_seconds_total{device=\"0\"}") > 0.001);
     drop(first);
     until_ready(probed, false);
+}
+
+#[test]
+fn versions_serve_side_by_side_and_new_files_are_noticed() {
+    let models = Folder::new("versions");
+    models.add("double", Some("double.onnx"), "");
+    let version = |number: u32| {
+        let folder = models.0.join(format!("double/{number}"));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::copy(models.0.join("double/1/model.onnx"), folder.join("model.onnx")).unwrap();
+    };
+    version(2);
+    std::fs::remove_file(models.0.join("double/model.toml")).unwrap();
+    let policy = "max_batch_size: 4 version_policy { latest { num_versions: 2 } }";
+    std::fs::write(models.0.join("double/config.pbtxt"), policy).unwrap();
+    let scheduler = scheduler(ANYWHERE);
+    let words = ["backend", models.path(), "--scheduler", scheduler.address("listen"), "--device", "cpu"];
+    let polling = || Process::start(&[&words[..], &["--poll-s", "1"]].concat());
+    let _backends = [polling(), polling()];
+    let front = frontend(scheduler.address("listen"));
+    let http = front.address("http");
+    until_ready(http, true);
+    assert_eq!(serving_versions(http, "double"), ["1", "2"]);
+    let answered_by = |path: &str| {
+        let body = json!({ "inputs": fp32("x", &[1, 2], &[3, 4]) }).to_string();
+        let (status, _, text) = call(http, &format!("POST /v2/models/double{path}/infer"), &body);
+        let answer: Value = serde_json::from_str(&text).unwrap();
+        assert!(status != 200 || answer["outputs"][0]["data"] == json!([6.0, 8.0]), "{text}");
+        (status, answer["model_version"].as_str().unwrap_or_default().to_owned())
+    };
+    assert_eq!(answered_by("/versions/1"), (200, "1".to_owned()));
+    assert_eq!(answered_by("/versions/2"), (200, "2".to_owned()));
+    assert_eq!(answered_by(""), (200, "2".to_owned()));
+    version(3);
+    let begun = Instant::now();
+    while serving_versions(http, "double") != ["2", "3"] {
+        assert!(begun.elapsed() < SAFETY, "never noticed: {:?}", serving_versions(http, "double"));
+        assert_eq!(answered_by("").0, 200);
+        std::thread::yield_now();
+    }
+    assert_eq!(answered_by(""), (200, "3".to_owned()));
+    assert_eq!(answered_by("/versions/1").0, 404);
 }
 
 /// Returns the versions of a model that serve.

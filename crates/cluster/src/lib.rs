@@ -16,7 +16,7 @@ mod offer;
 pub mod plane;
 mod scheduler;
 
-pub use backend::{Backend, BackendModel, BackendModels, ModelCalls, OnOrder, StopSignal};
+pub use backend::{Backend, BackendModel, BackendModels, DeviceUsage, ModelCalls, OnOrder, StopSignal};
 pub use description::{ModelDescription, TensorDescription};
 pub use frontend::{Frontend, FrontendConfig, OnModels};
 pub use offer::{OfferedModel, encode_offers};

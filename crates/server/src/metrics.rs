@@ -204,7 +204,8 @@ fn devices(text: &mut MetricsText, state: &ServerState) {
         "gauge",
         "Whether the device takes batches; 0 while it leaves, or if it was lost.",
     );
-    for numbers in &devices {
+    // Devices of a cluster are counted once, where their tasks are decided.
+    for numbers in devices.iter().filter(|_| state.backend.is_primary()) {
         let serving = u8::from(numbers.state == DeviceState::Serving);
         text.sample("ripieno_device_serving", &format!("device=\"{}\"", numbers.id), serving);
     }

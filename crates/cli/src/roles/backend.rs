@@ -14,7 +14,7 @@ use crate::tables;
 use anyhow::{Context, bail};
 use clap::Args;
 use ripieno_cluster::handover::Epoch;
-use ripieno_cluster::{Backend, OnOrder, StopSignal};
+use ripieno_cluster::{Backend, DeviceUsage, OnOrder, StopSignal};
 use ripieno_report::Format;
 use ripieno_repository::{LoadTarget, ModelReport};
 use ripieno_sched::Limits;
@@ -96,8 +96,9 @@ pub(crate) fn run(args: &BackendArgs) -> anyhow::Result<()> {
     let target = LoadTarget { allow_symlinks: args.allow_symlinks, ..args.devices.target()? };
     let (executor, devices) = (Arc::clone(&target.engine), target.devices);
     let stop: Vec<Arc<StopSignal>> = (0..devices).map(|_| Arc::default()).collect();
+    let usage: Vec<Arc<DeviceUsage>> = (0..devices).map(|_| Arc::default()).collect();
     let probes = match args.metrics {
-        Some(address) => Some(runtime.block_on(Probes::start(address, &stop))?),
+        Some(address) => Some(runtime.block_on(Probes::start(address, &stop, &usage))?),
         None => None,
     };
     let progress = progress_bars("measuring", "batch sizes");
@@ -121,8 +122,8 @@ pub(crate) fn run(args: &BackendArgs) -> anyhow::Result<()> {
         let (transport, schedulers, depth) = (Arc::clone(&transport), args.scheduler.clone(), Limits::MOST_DEPTH);
         let (executor, models, stop) = (Arc::clone(&executor), Arc::clone(&models), Arc::clone(stop));
         let on_order = orders.as_ref().map(|file| journal(file, device));
-        let calls = Some(Arc::clone(&calls));
-        let backend = Backend { transport, schedulers, executor, depth, models, calls, epoch, on_order };
+        let (calls, usage) = (Some(Arc::clone(&calls)), Arc::clone(&usage[device]));
+        let backend = Backend { transport, schedulers, executor, depth, models, calls, epoch, on_order, usage };
         thread::Builder::new().name("backend".to_owned()).spawn(move || backend.run(&stop))
     };
     let running = stop.iter().enumerate().map(start).collect::<Result<Vec<_>, _>>().context("cannot start a thread")?;

@@ -1,10 +1,10 @@
-//! The health probes of a backend for an orchestrator: liveness and readiness.
+//! The health probes of a backend for an orchestrator, and the metrics of its devices.
 
 use super::scheduler::ModelListing;
 use crate::server_threads::ServerThreads;
 use anyhow::Context;
 use ripieno_base::{DeviceId, ModelId};
-use ripieno_cluster::StopSignal;
+use ripieno_cluster::{DeviceUsage, StopSignal};
 use ripieno_repository::registry::ModelRegistry;
 use ripieno_runtime::{DeviceRefused, DeviceSnapshot, EngineProcesses, Job, ModelSnapshot, Refused, SchedulerSnapshot};
 use ripieno_server::{Backend, DeviceChange, Server, ServerConfig, Withdraw};
@@ -20,12 +20,18 @@ pub(super) struct Probes {
 
 impl Probes {
     /// Answers on this address for these devices.
-    pub(super) async fn start(address: SocketAddr, devices: &[Arc<StopSignal>]) -> anyhow::Result<Probes> {
+    pub(super) async fn start(
+        address: SocketAddr,
+        devices: &[Arc<StopSignal>],
+        usage: &[Arc<DeviceUsage>],
+    ) -> anyhow::Result<Probes> {
         let threads = ServerThreads::start().context("cannot start the threads of the HTTP and gRPC server")?;
-        let config = ServerConfig { http: None, grpc: None, metrics: Some(address), ..ServerConfig::default() };
+        let config =
+            ServerConfig { http: None, grpc: None, metrics: Some(address), ui: false, ..ServerConfig::default() };
         let registry = Arc::new(ModelRegistry::default());
         let told = Arc::new(ModelListing(Arc::clone(&registry)));
-        let server = Server::bind(config, Arc::new(BackendDevices(devices.to_vec())), registry, told);
+        let backend = Arc::new(BackendDevices { stop: devices.to_vec(), usage: usage.to_vec() });
+        let server = Server::bind(config, backend, registry, told);
         let server = threads.runtimes()[0].spawn(server).await??;
         let address = server.addresses().metrics;
         threads.runtimes()[0].spawn(server.run(std::future::pending()));
@@ -34,7 +40,10 @@ impl Probes {
 }
 
 /// The devices of this process; the scheduler counts their requests.
-struct BackendDevices(Vec<Arc<StopSignal>>);
+struct BackendDevices {
+    stop: Vec<Arc<StopSignal>>,
+    usage: Vec<Arc<DeviceUsage>>,
+}
 
 impl Backend for BackendDevices {
     fn submit(&self, _: Job) -> Result<Withdraw, Refused> {
@@ -51,11 +60,11 @@ impl Backend for BackendDevices {
     }
 
     fn devices(&self) -> Vec<DeviceSnapshot> {
-        Vec::new()
+        (0..).zip(&self.usage).map(|(id, usage)| usage.snapshot(id)).collect()
     }
 
     fn has_device(&self) -> bool {
-        self.0.iter().all(|device| device.is_connected())
+        self.stop.iter().all(|device| device.is_connected())
     }
 
     /// The scheduler decides.

@@ -11,6 +11,7 @@ mod session;
 mod sessions;
 mod source;
 mod tasks;
+mod usage;
 
 use crate::handover::{Epoch, ProcessId, Stamp};
 use crate::plane::{
@@ -23,6 +24,7 @@ use sessions::SessionManager;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
+pub use usage::DeviceUsage;
 
 /// Longest wait for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -53,6 +55,8 @@ pub struct Backend {
     pub epoch: Epoch,
     /// Callback for accepted orders.
     pub on_order: Option<OnOrder>,
+    /// Counters of its device.
+    pub usage: Arc<DeviceUsage>,
 }
 
 /// Asks a backend to stop.

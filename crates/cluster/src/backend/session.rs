@@ -134,7 +134,9 @@ impl SchedulerSession {
         if work.device.is_some() {
             return Err(DecodeError("a backend is one device".to_owned()).into());
         }
-        work.device = Some(device.into());
+        let device: Arc<dyn Device> = device.into();
+        sessions.backend().usage.on_open(&device);
+        work.device = Some(device);
         work.tasks.open(lanes);
         Ok(())
     }
@@ -243,20 +245,21 @@ impl SchedulerSession {
         let over = work.over;
         drop(work);
         let Some(sessions) = self.sessions.upgrade() else { return };
+        let took_ns = nanos(result.finished.saturating_duration_since(result.started));
+        sessions.backend().usage.on_batch(took_ns);
         if let Ok(progress) = &result.outcome {
             held.running().zip(progress).for_each(|(at, progress)| push_outputs(&*sessions, &held, at, progress));
         }
         if over {
             return sessions.on_earlier_end(&failed(&held, result));
         }
-        let nanos = |span: Duration| u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
         if let Some(again) = &result.rerun {
             tracing::debug!(runs = again.runs, cause = %again.cause, "a batch failed and was run again in parts");
         }
         self.send_end(TaskEnd {
             task: result.id,
             ago_ns: nanos(result.finished.elapsed()),
-            took_ns: nanos(result.finished.saturating_duration_since(result.started)),
+            took_ns,
             reruns: result.rerun.as_ref().map_or(0, |again| again.runs),
             lost: result.lost.map(|Loss { retry_after, inside }| (nanos(retry_after), inside)),
             members: match &result.outcome {
@@ -313,6 +316,10 @@ impl SchedulerSession {
             self.submit_ready(&mut work, LaneId(lane as u16));
         }
     }
+}
+
+fn nanos(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn request_of(origin: RemoteRows) -> RequestId {

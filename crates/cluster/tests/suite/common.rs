@@ -182,7 +182,8 @@ pub(crate) fn backend_of(
     calls: Option<Arc<ModelCalls>>,
 ) -> RunningBackend {
     let (transport, depth, epoch) = (Arc::new(Tcp), DEPTH, Epoch::default());
-    let backend = Backend { transport, schedulers, executor, depth, models, calls, epoch, on_order };
+    let backend =
+        Backend { transport, schedulers, executor, depth, models, calls, epoch, on_order, usage: Arc::default() };
     let stop = Arc::new(StopSignal::default());
     let told = Arc::clone(&stop);
     RunningBackend { stop, thread: thread::spawn(move || backend.run(&told)) }

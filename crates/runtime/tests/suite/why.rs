@@ -131,6 +131,29 @@ fn a_greedy_client() {
 }
 
 #[test]
+fn a_cold_model() {
+    // The first batches end when their call is past its deadline, the later ones immediately.
+    let (executor, gate) = Doubling::gated();
+    let mut config = config(&executor, 1, limits(64), 1);
+    flight(&mut config);
+    let engine = Engine::start(config).unwrap();
+    let mut cold = served(1, Duration::from_millis(150));
+    cold.model.blocks[0].profile = Profile::linear(0.5, 2.0, 4).unwrap();
+    let model = engine.load(cold).unwrap();
+    for _ in 0..6 {
+        std::thread::scope(|scope| {
+            let call = scope.spawn(|| client(&engine, model, 0, 1));
+            gate.begun.recv_timeout(SAFETY).expect("a batch begins");
+            call.join().unwrap();
+            gate.release.send(()).unwrap();
+        });
+    }
+    drop(gate);
+    client(&engine, model, 0, 60);
+    check(&explained(&engine, "cold"), Cause::Cold, 6);
+}
+
+#[test]
 fn a_neighbour_that_fails() {
     // Each third batch fails whole, with two to four calls in it.
     let (executor, gate) = Doubling::gated_and_failing(3);

@@ -5,12 +5,13 @@ use super::causes;
 use super::format::{self, count, percent, rate};
 use super::now;
 use super::parts::{chart, figure, nothing};
-use super::samples::ModelView;
+use super::samples::{ModelView, is_bad};
 use super::watch::SPAN;
 use crate::state::ServerState;
 use maud::{Markup, html};
 use ripieno_base::{Nanos, Time};
 use ripieno_report::chart::{Chart, ChartAxis, ChartMark, Tone};
+use ripieno_runtime::Ending;
 use ripieno_runtime::history::History;
 
 /// Size of a chart in pixels.
@@ -62,7 +63,11 @@ pub(super) fn render(state: &ServerState, name: &str, version: &str) -> Markup {
                 thead { tr { th scope="col" { "Outcome" } th.number scope="col" { "Requests" } th.number scope="col" { "In ten seconds" } } }
                 tbody {
                     @for (ending, total) in model.now.requests.iter().filter(|(_, total)| *total > 0) {
-                        @let recent = model.bad.iter().find(|(other, _)| other == ending).map(|(_, count)| *count);
+                        @let bad = || model.bad.iter().find(|(other, _)| other == ending).map_or(0, |(_, count)| *count);
+                        @let recent = match ending {
+                            Ending::Ok => Some(model.good),
+                            ending => is_bad(*ending).then(bad),
+                        };
                         tr {
                             th scope="row" { (format::ending(*ending)) }
                             td.number { (count(*total)) }
@@ -120,8 +125,7 @@ fn latencies(history: &History, model: &ModelView) -> Markup {
     let at = history.model_named(&model.entry.name);
     let answered = history.calls().filter(|call| Some(call.model) == at).filter_map(|call| {
         let (ended, ending) = call.ended?;
-        matches!(ending, ripieno_runtime::Ending::Ok | ripieno_runtime::Ending::Late)
-            .then(|| (ended - call.arrived).as_millis_f64())
+        matches!(ending, Ending::Ok | Ending::Late).then(|| (ended - call.arrived).as_millis_f64())
     });
     let all: Vec<f64> = answered.collect();
     let slowest = all.iter().copied().fold(0.0, f64::max);

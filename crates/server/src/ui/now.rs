@@ -3,7 +3,7 @@
 use super::causes::{self, CauseCount};
 use super::format::{self, count, percent, rate};
 use super::parts::nothing;
-use super::samples::{ModelView, TRACE_S, WINDOW_S};
+use super::samples::{DeviceView, ModelView, TRACE_S, WINDOW_S};
 use super::view::View;
 use crate::state::ServerState;
 use maud::{Markup, PreEscaped, html};
@@ -32,7 +32,9 @@ pub(super) fn render(state: &ServerState) -> Markup {
     html! {
         (health(state, &models, &causes))
         h1 { "Now" span.aside { "the last ten seconds" } }
-        @if models.is_empty() {
+        @if !state.backend.is_primary() {
+            (nothing("This process decides nothing: models and devices are on the page of the primary scheduler."))
+        } @else if models.is_empty() {
             (nothing("No model serves yet."))
         } @else {
             div.scroll tabindex="0" role="region" aria-label="Models" {
@@ -53,12 +55,18 @@ pub(super) fn render(state: &ServerState) -> Markup {
             }
         }
         (why(&causes))
+        @if state.backend.is_primary() { (devices_list(&devices)) }
+    }
+}
+
+fn devices_list(devices: &[DeviceView]) -> Markup {
+    html! {
         h2 { "Devices" }
         @if devices.is_empty() {
             (nothing("No device is there."))
         } @else {
             ul.devices {
-                @for view in &devices {
+                @for view in devices {
                     @let busy = (view.busy * 100.0).round();
                     li {
                         span.name { "Device " (view.device.id) }

@@ -48,6 +48,8 @@ pub(super) struct ModelView {
     pub(super) p99_ms: Option<f64>,
     /// Mean number of rows in a batch.
     pub(super) mean_batch: Option<f64>,
+    /// Number of requests that were answered by their deadline.
+    pub(super) good: u64,
     /// Number of bad ends by outcome.
     pub(super) bad: Vec<(Ending, u64)>,
     /// Batches and mean duration in milliseconds by number of rows.
@@ -173,6 +175,7 @@ fn model_view(
         p50_ms: quantile(0.5),
         p99_ms: quantile(0.99),
         mean_batch: (batches > 0).then(|| rows as f64 / batches as f64),
+        good,
         bad,
         by_batch: now.by_batch.iter().filter_map(size).collect(),
         trace,
