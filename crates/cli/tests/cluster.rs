@@ -127,6 +127,14 @@ fn until_ready(http: &str, is: bool) {
     }
 }
 
+/// Waits until the second backend serves: a frontend is ready with one.
+fn until_second_serves(scheduler: &Process) {
+    let begun = Instant::now();
+    while !call(scheduler.address("metrics"), "GET /metrics", "").2.contains("ripieno_device_serving{device=\"1\"} 1") {
+        assert!(begun.elapsed() < SAFETY, "the second backend never serves");
+    }
+}
+
 fn fp32(name: &str, shape: &[usize], data: &[i64]) -> Value {
     json!([{ "name": name, "datatype": "FP32", "shape": shape, "data": data }])
 }
@@ -144,10 +152,7 @@ fn what_a_cluster_answers_is_what_serve_answers() {
     let mut front = frontend(scheduler.address("listen"));
     let (one, cluster) = (serve.address("http"), front.address("http"));
     [one, cluster].into_iter().for_each(|http| until_ready(http, true));
-    let begun = Instant::now();
-    while !call(scheduler.address("metrics"), "GET /metrics", "").2.contains("ripieno_device_serving{device=\"1\"} 1") {
-        assert!(begun.elapsed() < SAFETY, "the second backend never serves");
-    }
+    until_second_serves(&scheduler);
     for at in 0..40_i64 {
         // Several widths, which share no batch, and more rows than a batch holds.
         let (rows, width) = (1 + at as usize % 9, 1 + at as usize % 3);
@@ -255,6 +260,7 @@ fn whoever_stands_still_counts_as_gone_until_it_goes_on() {
     let front = frontend(address);
     let http = front.address("http");
     until_ready(http, true);
+    until_second_serves(&scheduler);
     assert_eq!(during(http, || stops.signal("-STOP")), 0, "its requests run elsewhere");
     stops.signal("-CONT");
     during(http, || {
