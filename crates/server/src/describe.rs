@@ -8,6 +8,7 @@ use crate::state::ServerState;
 use ripieno_model::TensorSpec;
 use ripieno_repository::ensemble::EnsembleStep;
 use ripieno_repository::registry::ServedEntry;
+use ripieno_repository::slo::SloOrigin;
 use ripieno_runtime::{Ending, ModelSnapshot, TallySnapshot};
 use ripieno_wire::json::{ModelMetadataBody, ServerMetadataBody, TensorMetadataBody};
 use ripieno_wire::proto::inference::model_config::SchedulingChoice;
@@ -116,7 +117,9 @@ pub(crate) fn config(entry: &ServedEntry) -> ModelConfig {
 }
 
 fn parameters(entry: &ServedEntry) -> HashMap<String, ModelParameter> {
-    let slo = Some(("slo_ms", entry.slo.span.as_millis_f64().to_string()));
+    // A target that follows from the profile only guides batches; no owner has set it.
+    let is_set = entry.slo.origin != SloOrigin::Profile;
+    let slo = is_set.then(|| ("slo_ms", entry.slo.span.as_millis_f64().to_string()));
     let unbatched = entry.unbatched.clone().map(|why| ("unbatched", why));
     let parameter = |(name, string_value): (&str, String)| (name.to_owned(), ModelParameter { string_value });
     slo.into_iter().chain(unbatched).map(parameter).collect()

@@ -1,7 +1,10 @@
-//! Migration of `config.pbtxt` files to `model.toml`, without loading models.
+//! Migration of `config.pbtxt` files to `model.toml`. Model files are read and compared with what
+//! is declared of their tensors, but not loaded by an engine.
 
 use super::{FieldFinding, TritonConfig};
+use crate::model_files::ModelFiles;
 use crate::scan::{CONFIG_FILE, scan};
+use ripieno_onnx::{Declared, OnnxFile};
 use serde::Serialize;
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -47,7 +50,7 @@ pub fn migrate(path: &Path) -> Result<Vec<Migration>, String> {
         match TritonConfig::read(file, &found.name, &found.versions) {
             Err(error) => Migration { file: shown, target, ..none(Some(error)) },
             Ok(read) => {
-                let error = read.check().err();
+                let error = read.check().and_then(|()| check_file(&read, &found)).err();
                 // An ensemble is configured by its config.pbtxt and has no model.toml.
                 let text = (error.is_none() && read.steps.is_empty()).then(|| written(&read));
                 Migration { file: shown, target, fields: read.findings, model_toml: text, ..none(error) }
@@ -55,6 +58,16 @@ pub fn migrate(path: &Path) -> Result<Vec<Migration>, String> {
         }
     };
     Ok(scan(path)?.into_iter().map(one).collect())
+}
+
+/// Reads the model's file and compares its tensors with the declared ones.
+fn check_file(read: &TritonConfig, found: &ModelFiles) -> Result<(), String> {
+    if !read.steps.is_empty() {
+        return Ok(());
+    }
+    let file = OnnxFile::read(&found.model).map_err(|error| error.to_string())?;
+    let declared = Declared::of(&file).map_err(|error| error.to_string())?;
+    read.check_tensors(&declared.inputs, &declared.outputs)
 }
 
 fn written(read: &TritonConfig) -> String {
@@ -96,7 +109,8 @@ mod tests {
     #[test]
     fn every_model_is_explained_and_written_once() {
         let folder = TempRepository::new();
-        folder.write("a/1/model.onnx", "");
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../executor/tests/models/mlp.onnx");
+        folder.write("a/1/net.onnx", fs::read(file).unwrap());
         folder.write("a/config.pbtxt", "name: \"a\"\nmax_batch_size: 4\ndefault_model_filename: \"net.onnx\"\n");
         folder.write("b/1/model.onnx", "");
         folder.write("b/config.pbtxt", "max_batch_size: 4\nbatch_input { }");
@@ -105,9 +119,16 @@ mod tests {
         folder.write("d/config.pbtxt", "max_batch_size: four");
         folder.write("e/1/.keep", "");
         folder.write("e/config.pbtxt", "platform: \"ensemble\" ensemble_scheduling { step { model_name: \"a\" } }");
+        folder.write("f/1/model.onnx", fs::read(file).unwrap());
+        folder.write("f/config.pbtxt", "max_batch_size: 4\ninput { name: \"x\" data_type: TYPE_FP32 dims: 5 }\n");
         let models = migrate(folder.path()).unwrap();
         let names: Vec<&str> = models.iter().map(|model| model.model.as_str()).collect();
-        assert_eq!(names, ["a", "b", "c", "d", "e"]);
+        assert_eq!(names, ["a", "b", "c", "d", "e", "f"]);
+        let wrong = models[5].error.as_ref().unwrap();
+        assert!(
+            wrong.contains("f/config.pbtxt: input \"x\": dims and max_batch_size say [-1, 5], the model has [-1, 4]"),
+            "{wrong}"
+        );
         let outcomes: Vec<FieldOutcome> = models[0].fields.iter().map(|field| field.outcome).collect();
         assert_eq!(outcomes, [FieldOutcome::Honoured, FieldOutcome::Mapped, FieldOutcome::Honoured]);
         assert!(models[1].error.as_ref().unwrap().contains("batch_input[0] = {}: ragged batches are not formed"));

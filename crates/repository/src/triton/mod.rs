@@ -174,22 +174,30 @@ impl TritonConfig {
 
     /// Checks the declared tensors against the loaded model.
     pub fn check_declared(&self, model: &dyn LoadedModel) -> Result<(), String> {
-        let Settings { inputs, outputs, .. } = &self.settings;
-        let sides = [("input", inputs, model.inputs()), ("output", outputs, model.outputs())];
-        for (kind, declared, actual) in sides {
-            for spec in declared {
-                let actual =
-                    actual.iter().map(|spec| (spec, if model.batched() { &spec.shape[..] } else { &spec.shape[1..] }));
-                check_tensor(kind, spec, &actual.collect::<Vec<_>>())
-                    .map_err(|cause| format!("{}: {cause}", self.file))?;
-            }
-        }
+        // A model whose requests run alone has the file's own shapes behind a first dimension.
+        let own = |spec: &TensorSpec| match model.batched() {
+            true => spec.clone(),
+            false => TensorSpec { shape: spec.shape[1..].to_vec(), ..spec.clone() },
+        };
+        let [inputs, outputs] =
+            [model.inputs(), model.outputs()].map(|specs| specs.iter().map(own).collect::<Vec<_>>());
+        self.check_tensors(&inputs, &outputs)?;
         let all = model.inputs().iter().chain(model.outputs());
         all.filter_map(|spec| Some((spec, self.settings.edge.reshapes.get(&spec.name)?)))
             .try_for_each(|(spec, reshape)| check_reshape(spec, reshape, model.batched()))
             .map_err(|cause| format!("{}: {cause}", self.file))?;
         let check = self.settings.edge.sequences.as_ref().map_or(Ok(()), |sequences| sequences.check(model));
         check.map_err(|cause| format!("{}: sequence_batching: {cause}", self.file))
+    }
+
+    /// Checks the declared tensors against those of the model's file.
+    pub(super) fn check_tensors(&self, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Result<(), String> {
+        let sides = [("input", &self.settings.inputs, inputs), ("output", &self.settings.outputs, outputs)];
+        for (kind, declared, actual) in sides {
+            let check = |spec| check_tensor(kind, spec, actual).map_err(|cause| format!("{}: {cause}", self.file));
+            declared.iter().try_for_each(check)?;
+        }
+        Ok(())
     }
 
     fn with_outcome(&self, outcome: FieldOutcome) -> impl Iterator<Item = &FieldFinding> {
@@ -247,17 +255,18 @@ fn served(config: &ModelConfig, versions: &[u64]) -> Vec<u64> {
     asked
 }
 
-fn check_tensor(kind: &str, declared: &TensorSpec, actual: &[(&TensorSpec, &[i64])]) -> Result<(), String> {
+fn check_tensor(kind: &str, declared: &TensorSpec, actual: &[TensorSpec]) -> Result<(), String> {
     let TensorSpec { name, datatype, shape } = declared;
-    let Some((spec, known)) = actual.iter().find(|(spec, _)| spec.name == *name) else {
-        let names: Vec<&str> = actual.iter().map(|(spec, _)| spec.name.as_str()).collect();
+    let Some(spec) = actual.iter().find(|spec| spec.name == *name) else {
+        let names: Vec<&str> = actual.iter().map(|spec| spec.name.as_str()).collect();
         return Err(format!("{kind} {name:?}: the model has no such {kind}; it has {}", names.join(", ")));
     };
     if spec.datatype != *datatype {
         return Err(format!("{kind} {name:?}: data_type says {datatype}, the model has {}; correct it", spec.datatype));
     }
+    let known = &spec.shape;
     let agree = |(&a, &b): (&i64, &i64)| a == b || a == -1 || b == -1;
-    if known.len() != shape.len() || !shape.iter().zip(*known).all(agree) {
+    if known.len() != shape.len() || !shape.iter().zip(known).all(agree) {
         return Err(format!(
             "{kind} {name:?}: dims and max_batch_size say {shape:?}, the model has {known:?}; correct them, or remove the \
              declaration"

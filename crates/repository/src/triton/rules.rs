@@ -70,7 +70,10 @@ const RULES: &[(&str, FieldRule)] = &[
     ),
     (
         "dynamic_batching.preserve_ordering",
-        IfTrue(WithoutEffect, "answers on one stream come as they are done; tell them apart by their id"),
+        IfTrue(
+            Refused,
+            "answers on one stream come as they are done; have clients tell them apart by their id, and remove the field",
+        ),
     ),
     ("dynamic_batching.priority_levels", Ask(priority_levels)),
     ("dynamic_batching.default_priority_level", Ask(default_level)),
@@ -84,7 +87,10 @@ const RULES: &[(&str, FieldRule)] = &[
     ("dynamic_batching.default_queue_policy.max_queue_size", Ask(max_queue)),
     (
         "dynamic_batching.priority_queue_policy",
-        Always(WithoutEffect, "one queue policy holds for all levels: that of default_queue_policy"),
+        Always(
+            Refused,
+            "one queue policy holds for all levels; write it as default_queue_policy, and remove the field",
+        ),
     ),
     ("sequence_batching", Ask(sequence_batching)),
     ("sequence_batching.direct", Always(NotNeeded, SHARED)),
