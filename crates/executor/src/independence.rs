@@ -71,6 +71,57 @@ pub fn check_rows(
     RowIndependence::Untried(failed)
 }
 
+/// Tests whether `opened`, a rewritten form of `fixed` with a batch dimension, computes rows
+/// independently and as `fixed` does, whose requests run alone. Returns how they differ.
+pub fn check_opened(
+    engine: &dyn Executor,
+    fixed: &Arc<dyn LoadedModel>,
+    opened: &Arc<dyn LoadedModel>,
+    max_batch: usize,
+    declared: &[TensorSpec],
+) -> Result<(), String> {
+    match check_rows(engine, opened, max_batch.clamp(2, ROWS), declared) {
+        RowIndependence::Independent => {}
+        RowIndependence::Mixed(how) | RowIndependence::Untried(how) => return Err(how),
+    }
+    let mut failed = TOO_LARGE.to_owned();
+    for spec in candidates(&**opened, declared) {
+        let Some(rows) = (0..2).map(|row| request(&**opened, declared, RowSpec { row, ..spec })).collect() else {
+            continue;
+        };
+        match answers_of_both(engine, fixed, opened, rows) {
+            Ok((expected, found)) => {
+                let differ = expected.iter().zip(&found).find_map(|(a, b)| differs(a, b, &expected));
+                return differ.map_or(Ok(()), |how| Err(format!("a row is answered differently: {how}")));
+            }
+            Err(cause) => failed = cause,
+        }
+    }
+    Err(failed)
+}
+
+/// Returns the answers of both forms of a model to the same rows, as rows of a batch.
+fn answers_of_both(
+    engine: &dyn Executor,
+    fixed: &Arc<dyn LoadedModel>,
+    opened: &Arc<dyn LoadedModel>,
+    rows: Vec<Vec<Tensor>>,
+) -> Result<(Vec<RowOutputs>, Vec<RowOutputs>), String> {
+    // A request that runs alone is one row, which contains the file's own first dimension.
+    let wrapped = |tensor: &Tensor| Tensor { shape: [&[1], &tensor.shape[..]].concat(), ..tensor.clone() };
+    let unwrapped = |mut tensor: Tensor| {
+        tensor.shape.remove(0);
+        tensor
+    };
+    let whole: Vec<Vec<Tensor>> = rows.iter().map(|row| row.iter().map(wrapped).collect()).collect();
+    let run = |model: &Arc<dyn LoadedModel>, rows: &[Vec<Tensor>]| {
+        let runner = ExampleRunner::new(engine, model, rows[0].clone().into()).map_err(|cause| cause.to_string())?;
+        alone(&runner, rows).map_err(|cause| cause.to_string())
+    };
+    let expected = run(fixed, &whole)?.into_iter().map(|row| row.into_iter().map(unwrapped).collect()).collect();
+    Ok((expected, run(opened, &rows)?))
+}
+
 /// The outputs of one row, by tensor.
 type RowOutputs = Vec<Tensor>;
 

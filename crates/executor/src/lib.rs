@@ -23,8 +23,10 @@ mod independence;
 mod isolated;
 mod lane;
 mod lane_queue;
+mod length_rule;
 mod model;
 mod onnxruntime;
+mod output_lengths;
 mod padding;
 mod permits;
 mod plan;
@@ -50,9 +52,11 @@ pub use either::EitherEngine;
 pub use emulated::{EmulatedEngine, EmulatedOptions};
 pub use error::{ExecError, LoadError, RequestError};
 pub use example::{ExampleOrigin, TrialRequest, example_origin, find_example, is_unsupported};
-pub use independence::{RowIndependence, check_rows};
+pub use independence::{RowIndependence, check_opened, check_rows};
 pub use isolated::serve_engine;
+pub use length_rule::LengthRule;
 pub use onnxruntime::{OnnxRuntimeEngine, OnnxRuntimeOptions};
+pub use output_lengths::find_output_lengths;
 pub use profile::{BlockProfile, MeasuredProfile, Measurement, check_padding, measure, run_example, time_batch};
 pub use source::{
     AnswerSource, AnswerSteps, BlockSource, Initial, InputLength, InputLink, InputRange, InputSource, Isolation,

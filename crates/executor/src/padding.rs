@@ -11,6 +11,7 @@
 //! tested at load; see [`check_padding`](crate::check_padding).
 
 use crate::buffer::bytes_of;
+use crate::length_rule::LengthRule;
 use crate::rows::{PaddingAxis, Rows};
 use crate::source::{InputLength, OutputLength};
 use crate::{ModelSource, RequestError, Tensor, request_extent};
@@ -25,8 +26,8 @@ pub(crate) struct PaddingPlan {
     vocabulary: Vec<Option<i64>>,
     /// Padding of each value that is an input of the request.
     axes: Vec<Option<PaddingAxis>>,
-    /// Dimension along which each value is cut, if the value is an output.
-    cuts: Vec<Option<usize>>,
+    /// Dimension along which each value is cut, and its size, if the value is an output.
+    cuts: Vec<Option<(usize, LengthRule)>>,
 }
 
 /// Inputs and outputs of a model, with the indices of their values.
@@ -69,8 +70,8 @@ impl PaddingPlan {
             padding.axes[input_values[at]] = Some(PaddingAxis { dim: *dim, pad });
         }
         let (outputs, output_values) = ends.outputs;
-        for OutputLength { tensor, dim } in &said.outputs {
-            padding.cuts[output_values[find("output", tensor, *dim, outputs)?]] = Some(*dim);
+        for OutputLength { tensor, dim, rule } in &said.outputs {
+            padding.cuts[output_values[find("output", tensor, *dim, outputs)?]] = Some((*dim, *rule));
         }
         Ok(Some(padding))
     }
@@ -88,7 +89,7 @@ impl PaddingPlan {
     /// Cuts a request's rows of an output from the padded length back to the request's length.
     pub(crate) fn cut(&self, value: usize, rows: &Rows, length: u32, padded: u32) -> Result<Rows, String> {
         match self.cuts[value] {
-            Some(dim) => rows.cut(dim, i64::from(padded), i64::from(length)),
+            Some((dim, rule)) => rows.cut(dim, rule.length(padded), rule.length(length)),
             None => Ok(rows.clone()),
         }
     }
@@ -171,7 +172,7 @@ mod tests {
 
     fn link(inputs: &[(&str, usize, f64)], outputs: &[(&str, usize)]) -> Result<Option<PaddingPlan>, String> {
         let input = |&(tensor, dim, pad): &(&str, usize, f64)| InputLength { tensor: tensor.to_owned(), dim, pad };
-        let output = |&(tensor, dim): &(&str, usize)| OutputLength { tensor: tensor.to_owned(), dim };
+        let output = |&(tensor, dim): &(&str, usize)| OutputLength::new(tensor, dim);
         let lengths =
             LengthDims { inputs: inputs.iter().map(input).collect(), outputs: outputs.iter().map(output).collect() };
         let source = ModelSource { lengths, max_length: 8, ..ModelSource::new("m", Vec::new(), 4) };

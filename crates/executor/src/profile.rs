@@ -217,7 +217,8 @@ fn compare_padded(alone: &Tensor, padded: &Tensor, [short, longest]: [u32; 2]) -
         if sizes != [i64::from(short), i64::from(longest)] {
             return Err(format!(
                 "output '{name}' is {} long for a request of length {short} and {} for one of {longest}, so its part cannot be \
-                 told from the padding: remove every length_dim; requests of different lengths then share no batch",
+                 told from the padding: write length = \"n / 8\", or as it is, beside length_dim = {dim} of that [[output]], or remove \
+                 every length_dim",
                 sizes[0], sizes[1]
             ));
         }

@@ -8,6 +8,7 @@
 
 use crate::Unfold;
 use crate::condition::{Condition, TensorRule};
+use crate::length_rule::LengthRule;
 use ripieno_base::BlockId;
 use ripieno_model::{Extent, LengthProfiles, Profile, Steps, TensorSpec, Walk};
 use std::path::PathBuf;
@@ -114,13 +115,22 @@ pub struct InputLength {
     pub pad: f64,
 }
 
-/// An output with a dimension that is the length of the request.
+/// An output with a dimension that follows from the length of the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutputLength {
     /// Name of the output.
     pub tensor: String,
     /// Index of the dimension; never 0, which is the batch.
     pub dim: usize,
+    /// Size of the dimension for a request of a given length.
+    pub rule: LengthRule,
+}
+
+impl OutputLength {
+    /// Creates an output that is as long as the request.
+    pub fn new(tensor: impl Into<String>, dim: usize) -> OutputLength {
+        OutputLength { tensor: tensor.into(), dim, rule: LengthRule::SAME }
+    }
 }
 
 /// One block of a model. In a model that unfolds, the block is a cell.

@@ -67,6 +67,12 @@ pub(crate) fn floats(tensor: &TensorProto, folder: &Path) -> Result<Vec<f32>, On
     if Some(floats.len()) == expected { Ok(floats) } else { Err(broken()) }
 }
 
+/// Returns the elements of an FP32 tensor that is inside the file.
+pub(crate) fn float_elements(tensor: &TensorProto) -> Option<Vec<f32>> {
+    let inside = tensor.data_location != EXTERNAL;
+    inside.then(|| floats(tensor, Path::new("")).ok()).flatten()
+}
+
 /// Returns the tensor with its elements, which are read from `folder` if they are external.
 pub(crate) fn inline(tensor: &TensorProto, folder: &Path) -> Result<TensorProto, OnnxError> {
     if tensor.data_location != EXTERNAL {

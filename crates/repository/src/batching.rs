@@ -1,11 +1,13 @@
 //! Decides at load, before profiling, whether requests to a model can share batches.
 //!
-//! A file without a dynamic first dimension cannot be batched. A model whose rows depend on each
+//! A file without a dynamic first dimension is given one, if its rows are then answered as before;
+//! else it cannot be batched. A model whose rows depend on each
 //! other must not be: a client's answer would depend on other clients' requests. Nor must a model
 //! whose rows cannot be tried, since they may depend on each other. All are served one request at a
 //! time, unless the owner demands batching with the key `batching` in `model.toml`.
 
 use super::config::Batching;
+use super::open_batch;
 use super::plan::{LoadPlan, LoadTarget};
 use ripieno_executor::{BlockSource, LoadedModel, ModelSource, RowIndependence, check_rows};
 use ripieno_onnx::{Declared, OnnxFile};
@@ -28,6 +30,10 @@ const IF_UNTRIED: &str = "declare the shapes of its inputs ([[input]] shape in m
 /// Remedy for a cell that accepted no generated row.
 const IF_CELL_UNTRIED: &str = "write batching = \"trust\" in model.toml if each row is computed on its own";
 
+/// Remedy for a file without a dynamic first dimension.
+const IF_FIXED: &str = "export it with one (torch.onnx.export: dynamic_shapes, or dynamic_axes={name: {0: \"batch\"}}; tf2onnx: an \
+                        input signature that begins with None)";
+
 impl NoBatches {
     /// Formats the reason, with the remedy if there is one.
     fn text(&self) -> String {
@@ -36,16 +42,53 @@ impl NoBatches {
     }
 }
 
-/// Returns the model as it is to be served, reloaded if without batches, and the reason for which
-/// it is not batched.
+/// A model as it is to be served.
+pub(super) struct BatchingDecision {
+    pub(super) loaded: Arc<dyn LoadedModel>,
+    /// Reason for which its requests do not share batches.
+    pub(super) unbatched: Option<String>,
+    /// Warning about a file that was rewritten.
+    pub(super) warning: Option<String>,
+}
+
+/// Returns the model as it is to be served, with a batch dimension if it can have one, reloaded if
+/// without batches.
 pub(super) fn decide(
     target: &LoadTarget,
     plan: &mut LoadPlan,
     loaded: Arc<dyn LoadedModel>,
-) -> Result<(Arc<dyn LoadedModel>, Option<String>), String> {
+) -> Result<BatchingDecision, String> {
     let file = plan.shown_file();
-    let Some(reason) = unbatchable_reason(target, plan, &loaded)? else { return Ok((loaded, None)) };
-    let NoBatches { why, remedy } = &reason;
+    let mut kept_fixed = None;
+    if !loaded.batched() && plan.config.batching != Batching::Off && !target.emulates() {
+        match open_batch::open(target, plan, &loaded) {
+            Ok(loaded) => {
+                let warning = format!(
+                    "{file}: its first dimension is fixed to 1; it is served with a batch dimension, since rows alone and rows \
+                     together are answered as by the file itself; batching = \"off\" in model.toml serves it as it is"
+                );
+                return Ok(BatchingDecision { loaded, unbatched: None, warning: Some(warning) });
+            }
+            Err(cause) => kept_fixed = Some(cause),
+        }
+    }
+    let reason = unbatchable_reason(target, plan, &loaded, kept_fixed)?;
+    let (loaded, unbatched) = match reason {
+        Some(reason) => without_batches(target, plan, loaded, &file, &reason)?,
+        None => (loaded, None),
+    };
+    Ok(BatchingDecision { loaded, unbatched, warning: None })
+}
+
+/// Returns the model without batches, and the text of the reason.
+fn without_batches(
+    target: &LoadTarget,
+    plan: &mut LoadPlan,
+    loaded: Arc<dyn LoadedModel>,
+    file: &str,
+    reason: &NoBatches,
+) -> Result<(Arc<dyn LoadedModel>, Option<String>), String> {
+    let NoBatches { why, remedy } = reason;
     if plan.config.batching == Batching::Require {
         let or = if remedy.is_empty() { String::new() } else { format!(", or: {remedy}") };
         return Err(format!(
@@ -87,6 +130,7 @@ fn unbatchable_reason(
     target: &LoadTarget,
     plan: &LoadPlan,
     loaded: &Arc<dyn LoadedModel>,
+    kept_fixed: Option<String>,
 ) -> Result<Option<NoBatches>, String> {
     let config = &plan.config;
     let because = |why: &str| Some(NoBatches { why: why.to_owned(), remedy: "" });
@@ -94,7 +138,10 @@ fn unbatchable_reason(
         return Ok(because("batching = \"off\""));
     }
     if !loaded.batched() {
-        return Ok(because("its tensors have no dynamic first dimension"));
+        let why = "its tensors have no dynamic first dimension";
+        let why =
+            kept_fixed.map_or(why.to_owned(), |cause| format!("{why}, and one made for it is not right: {cause}"));
+        return Ok(Some(NoBatches { why, remedy: IF_FIXED }));
     }
     if config.batching == Batching::Trust || target.emulates() {
         return Ok(None);

@@ -26,6 +26,7 @@ mod largest_batch;
 pub mod live;
 pub mod load;
 pub mod model_files;
+mod open_batch;
 pub mod plan;
 pub mod registry;
 pub mod report;

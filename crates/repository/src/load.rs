@@ -3,7 +3,7 @@
 //! Loading is slow and runs on loader threads. Models are read concurrently but measured one at a
 //! time, because concurrent measurements would distort each other.
 
-use super::batching;
+use super::batching::{self, BatchingDecision};
 use super::config::Batching;
 use super::containment::check_weights;
 use super::edge::EdgeConfig;
@@ -20,7 +20,7 @@ use super::triton::TritonConfig;
 use super::warm_up::warm_up;
 use parking_lot::Mutex;
 use ripieno_base::Nanos;
-use ripieno_executor::{BlockProfile, BlockSource, LoadedModel, check_padding};
+use ripieno_executor::{BlockProfile, BlockSource, LoadedModel, check_padding, find_output_lengths};
 use ripieno_model::bounds::best_goodput;
 use ripieno_model::{Block, DropRule, LengthProfiles, Model, Profile, TensorSpec, Walk};
 use ripieno_runtime::ServedModel;
@@ -153,7 +153,8 @@ impl Loader {
         }
         let labels = labels::read(found, &plan.config.labels, target.allow_symlinks)?;
         let (loaded, warning) = self.load(target, &mut plan, profiling)?;
-        let (mut loaded, unbatched) = batching::decide(target, &mut plan, loaded)?;
+        let BatchingDecision { mut loaded, unbatched, warning: rewritten } =
+            batching::decide(target, &mut plan, loaded)?;
         plan.check_declared(&*loaded)?;
         if let Some(unknown) = labels.keys().find(|name| !loaded.outputs().iter().any(|spec| spec.name == **name)) {
             return Err(format!(
@@ -162,6 +163,11 @@ impl Loader {
             ));
         }
         if !target.emulates() {
+            let found = find_output_lengths(&*target.engine, &loaded, &plan.source.lengths.outputs);
+            if !found.is_empty() {
+                plan.source.lengths.outputs.extend(found);
+                loaded = target.engine.load(&plan.source).map_err(|error| error.to_string())?;
+            }
             check_padding(&*target.engine, &loaded).map_err(|cause| format!("{}: {cause}", plan.shown_file()))?;
         }
         let (text, unfit) = match text {
@@ -176,7 +182,7 @@ impl Loader {
                 .map_err(|cause| format!("{}: {cause}", plan.shown_file()))?;
         }
         let said = plan.triton.iter().flat_map(TritonConfig::warnings);
-        let warnings = said.chain(warning).chain(unfit).chain(costs.warning.clone()).collect();
+        let warnings = said.chain(warning).chain(rewritten).chain(unfit).chain(costs.warning.clone()).collect();
         let mut prepared = PreparedModel {
             plan,
             engine: target.engine.name(),

@@ -191,7 +191,7 @@ fn owner(plan: &LoadPlan, device: &str, measured: bool) -> String {
 }
 
 /// Cache of a model's blocks.
-struct SliceCache {
+pub(super) struct SliceCache {
     /// Folder of the model.
     folder: PathBuf,
     /// Inputs of the slicing, such as hashes and cuts.
@@ -200,11 +200,17 @@ struct SliceCache {
 }
 
 impl SliceCache {
+    /// Creates the cache of files that do not depend on the device.
+    pub(super) fn new(plan: &LoadPlan, key: String) -> SliceCache {
+        SliceCache { folder: plan.folder.clone(), key, owner: owner(plan, "", false) }
+    }
+
     fn name(&self) -> String {
         format!("slices-{}", super::cache::short_hash(&self.key))
     }
 
-    fn cached(&self) -> Option<PathBuf> {
+    /// Returns the folder with the files, if they were stored.
+    pub(super) fn cached(&self) -> Option<PathBuf> {
         let folders = cache_folders(&self.folder).into_iter().map(|folder| folder.join(self.name()));
         folders.into_iter().find(|folder| {
             let blocks = names(folder).unwrap_or_default();
@@ -214,7 +220,7 @@ impl SliceCache {
 
     /// Stores the files written by `write` in the first writable folder, and removes those that
     /// they replace.
-    fn save(&self, names: &[&str], write: &dyn Fn(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
+    pub(super) fn save(&self, names: &[&str], write: &dyn Fn(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
         let list = serde_json::to_vec(names).map_err(|error| error.to_string())?;
         let write = |draft: &Path| {
             write(draft)?;

@@ -137,7 +137,7 @@ fn mistakes() -> Vec<Mistake> {
         ("no_operator", vec![("1/model.onnx", onnx("unknown_operator.onnx"))], "no_operator/1/model.onnx", ""),
         (
             "fixed",
-            vec![("1/model.onnx", onnx("mlp_fixed_batch.onnx")), toml("batching = \"require\"")],
+            vec![("1/model.onnx", onnx("two_rows.onnx")), toml("batching = \"require\"")],
             "fixed/1/model.onnx",
             "no dynamic first dimension",
         ),

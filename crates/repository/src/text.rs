@@ -97,7 +97,7 @@ fn lengths(token_inputs: &TokenInputs, inputs: &[TensorSpec], outputs: &[TensorS
     let is_open = |spec: &&TensorSpec| spec.shape.first() == Some(&-1) && spec.shape.get(1) == Some(&-1);
     let pad = |name: &str| if name == token_inputs.ids { f64::from(pad_id) } else { 0.0 };
     let input = |spec: &TensorSpec| InputLength { tensor: spec.name.clone(), dim: 1, pad: pad(&spec.name) };
-    let output = |spec: &TensorSpec| OutputLength { tensor: spec.name.clone(), dim: 1 };
+    let output = |spec: &TensorSpec| OutputLength::new(&spec.name, 1);
     LengthDims {
         inputs: inputs.iter().filter(is_open).map(input).collect(),
         outputs: outputs.iter().filter(is_open).map(output).collect(),

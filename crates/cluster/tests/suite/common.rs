@@ -58,7 +58,7 @@ impl Served {
         if let Some(longest) = self.longest {
             let (tensor, dim) = ("x".to_owned(), 1);
             source.lengths.inputs = vec![InputLength { tensor: tensor.clone(), dim, pad: 0.0 }];
-            source.lengths.outputs = vec![OutputLength { tensor, dim }];
+            source.lengths.outputs = vec![OutputLength::new(tensor, dim)];
             source.max_length = longest;
         }
         source

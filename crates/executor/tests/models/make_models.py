@@ -177,6 +177,12 @@ axes = [("last_axis", np.array([2])), ("along", np.array([1]))]
 save("pool", [LOOK, *pool], [IDS, MASK], [MEAN, TOKENS], [LOOKED_UP, *axes])
 save("pool_first", [LOOK], [IDS], [LONG], [LOOKED_UP])
 save("pool_second", pool, [LONG, MASK], [MEAN, TOKENS], axes)
+rows = [
+    helper.make_node("Unsqueeze", ["x", "along"], ["channel"]),
+    helper.make_node("AveragePool", ["channel"], ["means"], kernel_shape=[4], strides=[4]),
+    helper.make_node("Squeeze", ["means", "along"], ["y"]),
+]
+save("means_of_four", rows, [floats("x", ["batch", "length"])], [floats("y", ["batch", "quarter"])], axes[1:])
 blind = [LOOK, helper.make_node("ReduceMean", ["h"], ["mean"], axes=[1], keepdims=0), TWICE]
 save("pool_blind", blind, [IDS], [MEAN, TOKENS], [LOOKED_UP])
 
@@ -235,6 +241,8 @@ shapes = [("across", np.array([3, -1])), ("back", np.array([-1, 3]))]
 save("turned", turned, [row3("x")], [row3("y")], shapes)
 
 # No dynamic first dimension: of two rows, of no dimension at all, of text.
+summed = [helper.make_node("ReduceSum", ["x", "rows"], ["sum"], keepdims=1), helper.make_node("Add", ["x", "sum"], ["y"])]
+save("one_row_summed", summed, [floats("x", [1, 3])], [floats("y", [1, 3])], [("rows", np.array([0], np.int64))])
 save("two_rows", [helper.make_node("Softmax", ["x"], ["y"], axis=0)], [floats("x", [2, 3])], [floats("y", [2, 3])])
 save("scalars", [helper.make_node("Mul", ["a", "b"], ["y"])], [floats("a", []), floats("b", [])], [floats("y", [])])
 texts = lambda name: tensor(name, TensorProto.STRING, [1])

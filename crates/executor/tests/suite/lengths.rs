@@ -14,7 +14,7 @@ const LONGEST: u32 = 12;
 fn pool(files_of: &[&str]) -> ModelSource {
     let input = |tensor: &str| InputLength { tensor: tensor.to_owned(), dim: 1, pad: 0.0 };
     let inputs = if files_of == ["pool_blind"] { vec![input("ids")] } else { vec![input("ids"), input("mask")] };
-    let lengths = LengthDims { inputs, outputs: vec![OutputLength { tensor: "tokens".to_owned(), dim: 1 }] };
+    let lengths = LengthDims { inputs, outputs: vec![OutputLength::new("tokens", 1)] };
     ModelSource { lengths, max_length: LONGEST, ..files(files_of) }
 }
 
@@ -115,7 +115,7 @@ fn an_emulated_model_pads_and_cuts_as_well() {
     let fixture = emulated();
     let lengths = LengthDims {
         inputs: vec![InputLength { tensor: "x".to_owned(), dim: 1, pad: 7.0 }],
-        outputs: vec![OutputLength { tensor: "y".to_owned(), dim: 1 }],
+        outputs: vec![OutputLength::new("y", 1)],
     };
     let source = ModelSource { lengths, max_length: LONGEST, ..fixture.any_width.clone() };
     let stand = Stand::new(&*fixture.engine, &source);
@@ -140,7 +140,7 @@ fn an_emulated_batch_takes_as_long_as_its_longest_member() {
     let flat = |ms| Profile::from_table(&[Nanos::from_millis(ms); MAX_BATCH]).unwrap();
     let lengths = LengthDims {
         inputs: vec![InputLength { tensor: "x".to_owned(), dim: 1, pad: 0.0 }],
-        outputs: vec![OutputLength { tensor: "y".to_owned(), dim: 1 }],
+        outputs: vec![OutputLength::new("y", 1)],
     };
     let mut source = ModelSource { lengths, max_length: LONGEST, ..fixture.any_width.clone() };
     source.blocks[0].profile = Some(flat(600_000));
@@ -190,7 +190,7 @@ fn a_batch_is_padded_to_what_its_task_says() {
     let fixture = emulated();
     let lengths = LengthDims {
         inputs: vec![InputLength { tensor: "x".to_owned(), dim: 1, pad: 0.0 }],
-        outputs: vec![OutputLength { tensor: "y".to_owned(), dim: 1 }],
+        outputs: vec![OutputLength::new("y", 1)],
     };
     let source =
         ModelSource { lengths, max_length: LONGEST, blocks: two(&fixture.any_width), ..fixture.any_width.clone() };

@@ -2,7 +2,7 @@
 //! and the padding.
 
 use super::keys::Keys;
-use ripieno_executor::{InputLength, LengthDims, OutputLength};
+use ripieno_executor::{InputLength, LengthDims, LengthRule, OutputLength};
 use ripieno_model::Latency;
 
 /// Maximum configurable request length.
@@ -41,7 +41,24 @@ pub(super) fn read(
         }
     }
     for output in outputs {
-        dims.outputs.extend(dimension(output)?.map(|(tensor, dim)| OutputLength { tensor, dim }));
+        let rule = output.text("length", "ceil(n / 8)")?;
+        let rule = rule.map(|text| {
+            LengthRule::parse(&text).ok_or_else(|| {
+                output.wrong(
+                    "length",
+                    "must be n / 8, ceil(n / 8) or n / 8 + 1, with other numbers; n is the request's length",
+                )
+            })
+        });
+        match (dimension(output)?, rule.transpose()?) {
+            (Some((tensor, dim)), rule) => {
+                dims.outputs.push(OutputLength { tensor, dim, rule: rule.unwrap_or(LengthRule::SAME) });
+            }
+            (None, Some(_)) => {
+                return Err(output.wrong("length", "is the size of a dimension; write length_dim = 1 beside it"));
+            }
+            (None, None) => {}
+        }
     }
     if dims == LengthDims::default() {
         return Ok(None);

@@ -105,7 +105,7 @@ const BLOCK_KEYS: [&str; 17] = [
     "skip_to",
 ];
 const INPUT_KEYS: [&str; 7] = ["name", "datatype", "shape", "length_dim", "pad", "min", "max"];
-const OUTPUT_KEYS: [&str; 7] = ["name", "datatype", "shape", "labels", "length_dim", "from", "take"];
+const OUTPUT_KEYS: [&str; 8] = ["name", "datatype", "shape", "labels", "length_dim", "length", "from", "take"];
 
 /// Limits of a model's engine process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

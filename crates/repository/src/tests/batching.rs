@@ -4,26 +4,40 @@ use super::*;
 
 #[test]
 fn a_file_without_a_batch_is_served_one_request_at_a_time() {
-    for (file, input) in [("mlp_fixed_batch.onnx", "x FP32 [1, 4]"), ("two_rows.onnx", "x FP32 [2, 3]")] {
-        let report = report(file, "max_batch = 8\n");
-        assert_eq!((report.error, report.max_batch, &*report.inputs[0]), (None, Some(1), input));
-        assert_eq!(report.unbatched.as_deref(), Some("its tensors have no dynamic first dimension"));
-        assert!(
-            report.warnings[0].contains("m/1/model.onnx: one request at a time, without batches"),
-            "{:?}",
-            report.warnings
-        );
-    }
-    let declared = "[[input]]\nname = \"x\"\ndatatype = \"FP32\"\nshape = [2, 3]\n";
-    assert_eq!(report("two_rows.onnx", declared).error, None);
+    let report = |toml: &str| super::report("two_rows.onnx", toml);
+    let apart = report("max_batch = 8\n");
+    assert_eq!((apart.error, apart.max_batch, &*apart.inputs[0]), (None, Some(1), "x FP32 [2, 3]"));
+    let why = apart.unbatched.unwrap();
     assert!(
-        report("two_rows.onnx", &declared.replace("[2, 3]", "[-1, 2, 3]"))
-            .error
-            .unwrap()
-            .contains("the model has [2, 3]")
+        why.starts_with("its tensors have no dynamic first dimension, and one made for it is not right: "),
+        "{why}"
     );
-    let cut = report("two_rows.onnx", "granularity = \"layers\"\n");
+    assert!(why.contains("input 'x' has a fixed first dimension 2") && why.contains("dynamic_axes"), "{why}");
+    assert!(apart.warnings[0].contains("m/1/model.onnx: one request at a time"), "{:?}", apart.warnings);
+    let declared = "[[input]]\nname = \"x\"\ndatatype = \"FP32\"\nshape = [2, 3]\n";
+    assert_eq!(report(declared).error, None);
+    assert!(report(&declared.replace("[2, 3]", "[-1, 2, 3]")).error.unwrap().contains("the model has [2, 3]"));
+    let cut = report("granularity = \"layers\"\n");
     assert!(cut.error.is_none() && cut.warnings.iter().any(|warning| warning.contains("is served whole")), "{cut:?}");
+}
+
+#[test]
+fn a_batch_of_one_is_opened_where_rows_are_answered_as_before() {
+    let opened = report("mlp_fixed_batch.onnx", "max_batch = 8\n");
+    assert_eq!((opened.error, opened.unbatched, opened.max_batch), (None, None, Some(8)));
+    assert_eq!(&*opened.inputs[0], "x FP32 [-1, 4]");
+    assert!(opened.warnings[0].contains("m/1/model.onnx: its first dimension is fixed to 1"), "{:?}", opened.warnings);
+    let off = report("mlp_fixed_batch.onnx", "batching = \"off\"\n");
+    assert_eq!((off.error, off.max_batch, &*off.inputs[0]), (None, Some(1), "x FP32 [1, 4]"));
+    let declared = "[[input]]\nname = \"x\"\ndatatype = \"FP32\"\nshape = [1, 4]\n";
+    let declared = report("mlp_fixed_batch.onnx", declared);
+    assert_eq!((declared.error, &*declared.inputs[0]), (None, "x FP32 [1, 4]"));
+    assert!(declared.unbatched.unwrap().contains("declares the shape [1, 4] of 'x'"));
+    // A sum over the batch is the same for one row, and another for several.
+    let mixed = report("one_row_summed.onnx", "max_batch = 8\n");
+    assert_eq!((mixed.error, mixed.max_batch, &*mixed.inputs[0]), (None, Some(1), "x FP32 [1, 3]"));
+    let why = mixed.unbatched.unwrap();
+    assert!(why.contains("one made for it is not right: a row is answered differently beside others"), "{why}");
 }
 
 #[test]

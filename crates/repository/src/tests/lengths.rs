@@ -71,11 +71,7 @@ fn a_model_that_padding_changes_is_refused_with_the_output_and_the_fix() {
             "pool_blind.onnx",
             Some("pool/1/model.onnx: output 'mean' changes by"),
         ),
-        (
-            LENGTHS.replace("[[output]]\nname = \"tokens\"\nlength_dim = 1\n", ""),
-            "pool.onnx",
-            Some("pool/1/model.onnx: output 'tokens' is as long as the batch is padded"),
-        ),
+        (LENGTHS.replace("[[output]]\nname = \"tokens\"\nlength_dim = 1\n", ""), "pool.onnx", None),
         (LENGTHS.replace("\"ids\"", "\"idz\""), "pool.onnx", Some("length_dim stands at input 'idz', which the model")),
         (
             LENGTHS.replace("length_dim = 1", "length_dim = 3"),
@@ -91,6 +87,28 @@ fn a_model_that_padding_changes_is_refused_with_the_output_and_the_fix() {
             Some(words) => assert!(report.error.as_ref().unwrap().contains(words), "{:?}", report.error),
         }
     }
+}
+
+/// A mean of each four numbers; what is left over is dropped.
+#[test]
+fn an_output_shorter_than_its_input_is_found_or_declared() {
+    let input = "max_batch = 4\nmax_length = 30\n[[input]]\nname = \"x\"\nlength_dim = 1\n";
+    let output = "[[output]]\nname = \"y\"\nlength_dim = 1\n";
+    let load = |toml: &str| {
+        let folder = repository(toml, &[("model.onnx", "means_of_four.onnx")]);
+        let found = scan(folder.path()).unwrap().remove(0).found.unwrap();
+        Loader::new(cpu(), silent()).prepare(&found, Profiling::Never).map(|prepared| prepared.plan.source.lengths)
+    };
+    for toml in [input.to_owned(), format!("{input}{output}length = \"n / 4\"\n")] {
+        let lengths = load(&toml).unwrap();
+        assert_eq!(lengths.outputs[0].rule.to_string(), "n / 4");
+    }
+    for wrong in ["", "length = \"ceil(n / 4)\"\n"] {
+        let error = load(&format!("{input}{output}{wrong}")).unwrap_err();
+        assert!(error.contains("y"), "{error}");
+    }
+    let error = load(&format!("{input}{output}length = \"n * 2\"\n")).unwrap_err();
+    assert!(error.contains("must be n / 8, ceil(n / 8)"), "{error}");
 }
 
 #[test]

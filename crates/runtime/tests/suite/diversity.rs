@@ -20,7 +20,7 @@ const REQUESTS: usize = 10_000;
 /// Averages looked-up rows under a mask, in two blocks.
 fn pool() -> ModelSource {
     let input = |tensor: &str| InputLength { tensor: tensor.to_owned(), dim: 1, pad: 0.0 };
-    let outputs = vec![OutputLength { tensor: "tokens".to_owned(), dim: 1 }];
+    let outputs = vec![OutputLength::new("tokens", 1)];
     let lengths = LengthDims { inputs: vec![input("ids"), input("mask")], outputs };
     ModelSource { lengths, max_length: LONGEST as u32, ..source(&["pool_first", "pool_second"]) }
 }

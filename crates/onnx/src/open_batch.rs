@@ -1,0 +1,220 @@
+//! A dynamic batch dimension for a file that an exporter fixed to one row.
+//!
+//! Exporters fix the batch to 1 unless told otherwise. Most operators take more rows all the same.
+//! What does not are constants that an exporter computed for one row: the target of a `Reshape`, a
+//! token that is put before each sequence, the first state of a recurrent operator. They are
+//! rewritten here. The result is a candidate only: it must be tried whether it computes each row as
+//! the file does. Rejected: a proof from the operators, which needs the meaning of each of them.
+
+use crate::error::{OnnxError, refuse};
+use crate::file::OnnxFile;
+use crate::proto::{GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto};
+use crate::weights::{float_elements, inline, int_tensor, size, small_ints};
+use prost::Message;
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+
+/// Version of the rewriting, for the keys of cached files.
+pub const OPEN_BATCH_VERSION: u32 = 1;
+/// Largest size of all weights together, which are stored in the rewritten file.
+const MAX_WEIGHT_BYTES: u64 = 1 << 30;
+/// Name of the batch dimension.
+const BATCH: &str = "batch";
+
+/// Returns the file with a dynamic first dimension at all inputs and outputs, and with all weights
+/// inside. The error says why it cannot have one.
+pub fn open_batch(file: &OnnxFile) -> Result<Vec<u8>, OnnxError> {
+    let mut graph = file.graph().clone();
+    let given: HashSet<String> = graph.initializer.iter().map(|weight| weight.name.clone()).collect();
+    for info in graph.input.iter_mut().filter(|info| !given.contains(&info.name)) {
+        open_first("input", info)?;
+    }
+    graph.output.iter_mut().try_for_each(|info| open_first("output", info))?;
+    // Shapes between the operators are those of one row.
+    graph.value_info.clear();
+    let total = graph.initializer.iter().fold(0u64, |total, weight| total.saturating_add(size(weight)));
+    if total > MAX_WEIGHT_BYTES {
+        return refuse("its weights are larger than 1 GiB".to_owned());
+    }
+    let folder = file.path().parent().unwrap_or(Path::new(""));
+    for weight in &mut graph.initializer {
+        *weight = inline(weight, folder)?;
+    }
+    rewrite(&mut graph, &given);
+    Ok(ModelProto { graph: Some(graph), ..file.model.clone() }.encode_to_vec())
+}
+
+/// Makes a first dimension of 1 dynamic.
+fn open_first(kind: &str, info: &mut ValueInfoProto) -> Result<(), OnnxError> {
+    let shape = info.r#type.as_mut().and_then(|of| of.tensor_type.as_mut()).and_then(|tensor| tensor.shape.as_mut());
+    let name = &info.name;
+    match shape.and_then(|shape| shape.dim.first_mut()) {
+        None => refuse(format!("{kind} '{name}' has no first dimension")),
+        Some(dim) => match dim.fixed() {
+            Some(1) | None => {
+                (dim.dim_value, dim.dim_param) = (None, Some(BATCH.to_owned()));
+                Ok(())
+            }
+            Some(size) => refuse(format!("{kind} '{name}' has a fixed first dimension {size}")),
+        },
+    }
+}
+
+/// Replaces the constants that hold for one row only.
+fn rewrite(graph: &mut GraphProto, given: &HashSet<String>) {
+    let Some(first) = graph.input.iter().map(|info| info.name.clone()).find(|name| !given.contains(name)) else {
+        return;
+    };
+    let constants = constants(graph);
+    let mut made = Vec::new();
+    let mut nodes = Vec::with_capacity(graph.node.len());
+    for mut node in std::mem::take(&mut graph.node) {
+        match &*node.op_type {
+            _ if !node.is_standard() => {}
+            "Reshape" if node.int("allowzero", 0) == 0 => {
+                let target = node.input.get(1).and_then(|name| constants.get(name)).and_then(small_ints);
+                if let Some(open) = target.and_then(|target| open_target(&target)) {
+                    let name = format!("{}.any_batch", node.output.first().map_or("", String::as_str));
+                    made.push(int_tensor(&name, &open));
+                    node.input[1] = name;
+                }
+            }
+            "LSTM" | "GRU" | "RNN" => drop_zero_states(&mut node, &constants),
+            "Concat" if node.int("axis", 0) > 0 => repeat_rows(&mut node, &constants, &first, &mut nodes, &mut made),
+            _ => {}
+        }
+        nodes.push(node);
+    }
+    graph.node = nodes;
+    graph.initializer.append(&mut made);
+}
+
+/// Returns the constants of a graph by name.
+fn constants(graph: &GraphProto) -> HashMap<String, TensorProto> {
+    let weights = graph.initializer.iter().map(|weight| (weight.name.clone(), weight.clone()));
+    let nodes = graph.node.iter().filter(|node| node.op_type == "Constant" && node.is_standard());
+    let of_node = |node: &NodeProto| Some((node.output.first()?.clone(), *node.attr("value")?.t.clone()?));
+    weights.chain(nodes.filter_map(of_node)).collect()
+}
+
+/// Returns the target of a `Reshape` for any number of rows; `None` if it already is.
+fn open_target(target: &[i64]) -> Option<Vec<i64>> {
+    let mut open = target.to_vec();
+    if target.contains(&-1) {
+        // The batch is copied from the input.
+        return (target.first() == Some(&1)).then(|| {
+            open[0] = 0;
+            open
+        });
+    }
+    // A first size above 1 is a batch together with another dimension, unless the batch is second.
+    let at = if target.first() != Some(&1) && target.get(1) == Some(&1) { 1 } else { 0 };
+    *open.get_mut(at).filter(|size| **size > 0)? = -1;
+    Some(open)
+}
+
+/// Removes first states of zeros, which are the default for any number of rows.
+fn drop_zero_states(node: &mut NodeProto, constants: &HashMap<String, TensorProto>) {
+    for state in node.input.iter_mut().skip(5).take(2) {
+        let elements = constants.get(state).and_then(float_elements);
+        if elements.is_some_and(|elements| elements.iter().all(|&element| element == 0.0)) {
+            state.clear();
+        }
+    }
+}
+
+/// Repeats constants of one row that are joined to each row.
+fn repeat_rows(
+    node: &mut NodeProto,
+    constants: &HashMap<String, TensorProto>,
+    first: &str,
+    nodes: &mut Vec<NodeProto>,
+    made: &mut Vec<TensorProto>,
+) {
+    let is_row = |name: &String| constants.get(name).is_some_and(|tensor| tensor.dims.first() == Some(&1));
+    if node.input.iter().all(is_row) {
+        return;
+    }
+    let label = node.output.first().cloned().unwrap_or_default();
+    for (at, name) in node.input.iter_mut().enumerate().filter(|(_, name)| is_row(name)) {
+        let part = |what: &str| format!("{label}.{what}{at}");
+        let [shape, index, rows, rest, target, repeated] =
+            ["shape", "index", "rows", "rest", "target", "repeated"].map(part);
+        made.push(int_tensor(&index, &[0]));
+        made.push(int_tensor(&rest, &vec![1; constants[name].dims.len() - 1]));
+        nodes.push(NodeProto::new("Shape", &[first], &[&shape]));
+        nodes.push(NodeProto::new("Gather", &[&shape, &index], &[&rows]));
+        nodes.push(NodeProto::new("Concat", &[&rows, &rest], &[&target]).with_int("axis", 0));
+        nodes.push(NodeProto::new("Expand", &[name, &target], &[&repeated]));
+        *name = repeated;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::{Draft, axis};
+    use crate::proto::elem;
+
+    fn opened(draft: &Draft) -> Result<OnnxFile, OnnxError> {
+        let path = Path::new("m.onnx");
+        OnnxFile::parse(open_batch(&OnnxFile::parse(draft.encode(), path)?)?, path)
+    }
+
+    fn target(file: &OnnxFile, node: usize) -> Vec<i64> {
+        let name = &file.graph().node[node].input[1];
+        let weight = file.graph().initializer.iter().find(|weight| weight.name == *name);
+        small_ints(weight.expect("the target is a weight")).unwrap()
+    }
+
+    #[test]
+    fn constants_for_one_row_hold_for_any_number() {
+        let mut draft = Draft::default();
+        draft.input("x", elem::FLOAT, &[1, 4, 8]);
+        draft.weight("token", &[1, 1, 8]);
+        draft.ints("heads", &[1, 5, 2, 4]);
+        draft.ints("flat", &[1, -1]);
+        draft.op("Concat", &["token", "x"], &["longer"]).attribute = axis(1);
+        draft.op("Reshape", &["longer", "heads"], &["split"]);
+        draft.op("Reshape", &["split", "flat"], &["y"]);
+        draft.output("y", &[1, 40]);
+        let file = opened(&draft).unwrap();
+        let declared = crate::Declared::of(&file).unwrap();
+        assert_eq!(
+            (declared.inputs[0].shape.clone(), declared.outputs[0].shape.clone()),
+            (vec![-1, 4, 8], vec![-1, 40])
+        );
+        assert_eq!(declared.no_batch, None);
+        let kinds: Vec<&str> = file.graph().node.iter().map(|node| &*node.op_type).collect();
+        assert_eq!(kinds, ["Shape", "Gather", "Concat", "Expand", "Concat", "Reshape", "Reshape"]);
+        assert_eq!((target(&file, 5), target(&file, 6)), (vec![-1, 5, 2, 4], vec![0, -1]));
+        assert_eq!(file.graph().node[4].input, ["longer.repeated0", "x"]);
+    }
+
+    #[test]
+    fn a_first_dimension_that_is_no_single_row_stays() {
+        for (dims, why) in [(&[2, 3][..], "has a fixed first dimension 2"), (&[], "has no first dimension")] {
+            let mut draft = Draft::default();
+            draft.input("x", elem::FLOAT, dims);
+            draft.op("Relu", &["x"], &["y"]);
+            draft.output("y", dims);
+            let refused = opened(&draft).unwrap_err().to_string();
+            assert_eq!(refused, format!("input 'x' {why}"));
+        }
+    }
+
+    #[test]
+    fn targets_keep_what_is_not_the_batch() {
+        let cases: [(&[i64], Option<&[i64]>); 6] = [
+            (&[1, 12, 64], Some(&[-1, 12, 64])),
+            (&[1, -1, 64], Some(&[0, -1, 64])),
+            (&[-1, 64], None),
+            (&[49, 1, 64], Some(&[49, -1, 64])),
+            (&[12, 49, 32], Some(&[-1, 49, 32])),
+            (&[0, 0, 64], None),
+        ];
+        for (from, to) in cases {
+            assert_eq!(open_target(from).as_deref(), to, "{from:?}");
+        }
+    }
+}
