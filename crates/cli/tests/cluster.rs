@@ -336,8 +336,8 @@ fn probes_tell_who_may_be_counted_on() {
         value.unwrap_or_else(|| panic!("no {name}: {metrics}")).parse::<f64>().unwrap()
     };
     assert_eq!(counted("ripieno_device_batches_total{device=\"0\"}"), 1.0);
-    // A batch takes 2.1 ms from when it could begin, which is a little before it does.
-    assert!(counted("ripieno_device_busy_seconds_total{device=\"0\"}") > 0.001);
+    // Emulated batches end 2.1 ms after they could begin; on a busy machine they begin later.
+    assert!(counted("ripieno_device_busy_seconds_total{device=\"0\"}") > 0.0);
     drop(first);
     until_ready(probed, false);
 }
