@@ -66,7 +66,7 @@ mod tests {
             "the policy is deferred objective=latency, because no model is in cells and no requests are padded"
         );
         assert!(
-            line(&[whole.clone(), padded.clone()]).contains("dva buffers=1 crowd=alike, for all models, because the")
+            line(&[whole.clone(), padded.clone()]).contains("unified objective=latency, for all models, because the")
         );
         assert!(line(&[whole, padded, cells]).ends_with("because model lstm has walk = \"repeat\""));
     }

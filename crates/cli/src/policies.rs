@@ -44,7 +44,7 @@ pub(crate) fn run(args: &PoliciesArgs) -> anyhow::Result<()> {
 /// Policies that a server chooses by itself, in the order in which their conditions are tried.
 const SERVED: [(&str, &str); 3] = [
     ("cellular", "if a model is in cells"),
-    ("dva", "if requests of a model are padded (length_dim)"),
+    ("unified", "if requests of a model are padded (length_dim)"),
     ("deferred", "in any other case"),
 ];
 

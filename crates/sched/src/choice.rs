@@ -3,9 +3,8 @@
 //!
 //! One scheduler runs all models, so the most demanding model decides. If walks unfold, requests
 //! join and leave at every cell: "cellular", which also runs whole models. If requests are padded,
-//! batches are formed by length: "dva" with one lane, since the benefit of lanes is not known in
-//! advance for a device. Otherwise batches are whole and weighed by the price of device time:
-//! "deferred" with an objective.
+//! batches are formed by length: "unified". Otherwise batches are whole and weighed by the price of
+//! device time: "deferred" with an objective.
 
 use crate::policy::ServedSetting;
 use crate::{OptionValue, Options, Policy};
@@ -65,22 +64,15 @@ impl ModelKind {
 /// Returns the default policy for these models.
 pub fn choose(models: &[ModelKind], objective: Objective) -> Choice {
     let first = |is: fn(&ModelKind) -> bool| models.iter().find(|model| is(model)).map(|model| model.model.clone());
-    let options = |options: &[(&str, OptionValue)]| {
-        options.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect::<Options>()
-    };
     if let Some(model) = first(|model| model.walk.is_unfolded()) {
         return Choice { policy: "cellular", options: Options::new(), because: Some(model) };
     }
-    if let Some(model) = first(|model| model.pads) {
-        let alike = ("crowd", OptionValue::Text("alike".to_owned()));
-        return Choice {
-            policy: "dva",
-            options: options(&[("buffers", OptionValue::Int(1)), alike]),
-            because: Some(model),
-        };
-    }
     let objective = OptionValue::Text(objective.name().to_owned());
-    Choice { policy: "deferred", options: options(&[("objective", objective)]), because: None }
+    let options = Options::from([("objective".to_owned(), objective)]);
+    match first(|model| model.pads) {
+        Some(model) => Choice { policy: "unified", options, because: Some(model) },
+        None => Choice { policy: "deferred", options, because: None },
+    }
 }
 
 /// Returns the options with which a server runs a policy that the user chose: the given ones, and
@@ -130,7 +122,7 @@ mod tests {
         let said = |policy, options: &str, because: &str| (policy, options.to_owned(), because.to_owned());
         assert_eq!(chosen(&[], Objective::Latency), said("deferred", "objective=\"latency\"", ""));
         assert_eq!(chosen(&[&whole, &chain], Objective::Efficiency), said("deferred", "objective=\"efficiency\"", ""));
-        assert_eq!(chosen(&[&whole, &padded], Objective::Latency), said("dva", "buffers=1 crowd=\"alike\"", "p"));
+        assert_eq!(chosen(&[&whole, &padded], Objective::Latency), said("unified", "objective=\"latency\"", "p"));
         assert_eq!(chosen(&[&padded, &whole, &cells], Objective::Latency), said("cellular", "", "r"));
     }
 

@@ -73,7 +73,6 @@ const FIELD: &[PolicySettings] = &[
     entry("delay-batch", &["window_ms=0", "window_ms=5", "window_ms=20", "dispatch=start"]),
     PolicySettings {
         walks: &[
-            "buffers=1 crowd=alike",
             "buffers=1 window_ms=5",
             "buffers=1 split=false",
             "buffers=1 stretch=never",

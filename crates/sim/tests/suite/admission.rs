@@ -98,7 +98,7 @@ fn chains_keep_their_peak() {
 #[test]
 fn padded_models_keep_their_peak() {
     sweep("padded", BERT, PADDED, "", 0.9);
-    sweep("padded", BERT, &["dva"], "[policy_options]\nbuffers = 1\ncrowd = \"alike\"\n", 0.9);
+    sweep("padded", BERT, &["dva"], "[policy_options]\nbuffers = 1\n", 0.9);
 }
 
 #[test]

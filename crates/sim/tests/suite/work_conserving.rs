@@ -175,12 +175,11 @@ fn mean(latencies: &[(u64, f64)]) -> f64 {
 /// catalogue wait on purpose ("deferred" also with an objective: it spaces batches), plan for
 /// deadlines, or do not batch ("serial"); "bucketed" pads to its buckets' ends, and "delay-batch"
 /// is the reference.
-const POLICIES: [(&str, &str); 11] = [
+const POLICIES: [(&str, &str); 10] = [
     ("eager", "drop=never"),
     ("dva", ""),
     ("dva", "buffers=1"),
     ("dva", "buffers=4"),
-    ("dva", "buffers=1 crowd=alike"),
     ("lazy", ""),
     ("lazy-oracle", ""),
     ("cellular", ""),

@@ -5,12 +5,8 @@
 //! division exactly: the least padded area for the first j requests in g groups is the minimum over
 //! the start of the last group. Requests of one length stay together, since a cut between them
 //! saves nothing.
-//!
-//! If more requests wait than one batch holds, groups of the oldest alone would be small or much
-//! padded although others of their lengths wait behind them. One batch is then chosen among all, a
-//! range of the same list ([`Clusters::choose`]).
 
-use ripieno_base::{Nanos, RequestSlot};
+use ripieno_base::RequestSlot;
 
 /// A divider with scratch memory.
 #[derive(Debug)]
@@ -32,10 +28,10 @@ pub(super) struct Clusters {
 }
 
 impl Clusters {
-    /// Creates a divider for the requests of one batch, which may be chosen among `crowd`.
-    pub(super) fn new(capacity: usize, crowd: usize, groups: usize) -> Clusters {
+    /// Creates a divider for the requests of one batch.
+    pub(super) fn new(capacity: usize, groups: usize) -> Clusters {
         Clusters {
-            requests: Vec::with_capacity(crowd.max(capacity)),
+            requests: Vec::with_capacity(capacity),
             lengths: Vec::with_capacity(capacity),
             area: vec![0; (groups + 1) * (capacity + 1)],
             cut: vec![0; (groups + 1) * (capacity + 1)],
@@ -81,44 +77,6 @@ impl Clusters {
             let to = self.requests[..at].partition_point(|other| other.0 <= self.requests[at].0);
             self.requests[to..=at].rotate_right(1);
         }
-    }
-
-    /// Chooses one group of at most `room` rows around one request: of the ranges that hold it, the
-    /// one with the most work per time. The work of a request is its part of a full batch of its
-    /// own length; `cost` returns the duration of a batch, by rows and length. Returns the number
-    /// of requests in the group.
-    pub(super) fn choose(
-        &mut self,
-        requests: impl Iterator<Item = (u32, u32, RequestSlot)>,
-        around: RequestSlot,
-        room: usize,
-        cost: impl Fn(usize, u32) -> Nanos,
-    ) -> usize {
-        self.sort(requests);
-        let member = |at: usize| self.requests.get(at).map(|&(length, rows, _)| (length, rows as usize));
-        let work = |(length, rows): (u32, usize)| cost(room, length).0 as u128 * rows as u128;
-        let center = self.requests.iter().position(|&(_, _, slot)| slot == around).expect("it waits");
-        let (mut best, mut most) = (center..center + 1, (0, Nanos(1)));
-        let (mut to, mut rows_to, mut work_to) = (center, 0, 0);
-        while let Some(longest) = member(to).filter(|longest| to == center || rows_to + longest.1 <= room) {
-            (to, rows_to, work_to) = (to + 1, rows_to + longest.1, work_to + work(longest));
-            let (mut from, mut rows, mut done) = (center, rows_to, work_to);
-            loop {
-                let takes = cost(rows, longest.0);
-                if done * most.1.0 as u128 >= most.0 * takes.0 as u128 {
-                    (best, most) = (from..to, (done, takes));
-                }
-                let Some(next) = from.checked_sub(1).and_then(member).filter(|next| rows + next.1 <= room) else {
-                    break;
-                };
-                (from, rows, done) = (from - 1, rows + next.1, done + work(next));
-            }
-        }
-        self.requests.truncate(best.end);
-        self.requests.drain(..best.start);
-        self.ends.clear();
-        self.ends.push(best.len());
-        best.len()
     }
 
     /// Returns the groups, the shortest requests first: length, rows, and members.
@@ -184,7 +142,7 @@ mod tests {
     use ripieno_workload::{below, stream};
 
     fn divide(lengths: &[u32], groups: usize) -> Vec<Vec<u32>> {
-        let mut clusters = Clusters::new(16, 16, 4);
+        let mut clusters = Clusters::new(16, 4);
         let requests = lengths.iter().zip(0..).map(|(&length, slot)| (length, 1, RequestSlot(slot)));
         clusters.divide(requests, groups, area);
         clusters.groups().map(|(_, _, members)| members.iter().map(|member| member.2.0).collect()).collect()
@@ -214,7 +172,7 @@ mod tests {
             let mut requests: Vec<_> =
                 (0..count as u32).map(|slot| (1 + draw(20) as u32, 1 + draw(3) as u32, RequestSlot(slot))).collect();
             let groups = 1 + draw(4) as usize;
-            let mut clusters = Clusters::new(16, 16, 4);
+            let mut clusters = Clusters::new(16, 4);
             clusters.divide(requests.iter().copied(), groups, area);
             let found = area(&clusters);
             requests.sort_by_key(|request| request.0);
@@ -232,38 +190,6 @@ mod tests {
             };
             let masks = (0..1u32 << (count - 1)).filter(|mask| mask.count_ones() < groups as u32);
             assert_eq!(found, masks.map(cuts).min().unwrap(), "{requests:?} in {groups}");
-        }
-    }
-
-    /// Compares with every range that holds the first request.
-    #[test]
-    fn no_stretch_does_more_work_by_time() {
-        let mut random = stream(2, 0);
-        for _ in 0..500 {
-            let mut draw = |bound: u64| below(&mut random, bound);
-            let (room, fixed) = (1 + draw(6) as usize, draw(30) as i64);
-            let cost = |rows: usize, length: u32| Nanos(fixed + rows as i64 * i64::from(length));
-            let requests: Vec<_> = (0..1 + draw(12) as u32)
-                .map(|slot| (1 + draw(20) as u32, 1 + draw(2) as u32, RequestSlot(slot)))
-                .collect();
-            let mut clusters = Clusters::new(16, 16, 4);
-            let count = clusters.choose(requests.iter().copied(), RequestSlot(0), room, cost);
-            let (_, rows, chosen) = clusters.groups().next().unwrap();
-            assert!(chosen.len() == count && (rows <= room || count == 1), "{chosen:?}");
-            let by_time = |stretch: &[(u32, u32, RequestSlot)]| {
-                let rows = stretch.iter().map(|request| request.1 as usize).sum();
-                let work: i64 = stretch.iter().map(|request| cost(room, request.0).0 * i64::from(request.1)).sum();
-                (rows <= room || stretch.len() == 1)
-                    .then(|| work as f64 / cost(rows, stretch[stretch.len() - 1].0).0 as f64)
-            };
-            let mut sorted = requests.clone();
-            sorted.sort_by_key(|request| request.0);
-            let center = sorted.iter().position(|request| request.2.0 == 0).unwrap();
-            assert!(chosen.contains(&sorted[center]), "{chosen:?}");
-            let stretches = (0..=center).flat_map(|from| (center + 1..=sorted.len()).map(move |to| from..to));
-            let most = stretches.filter_map(|stretch| by_time(&sorted[stretch])).fold(0.0, f64::max);
-            let found = by_time(chosen).unwrap();
-            assert!(found >= most * (1.0 - 1e-9), "{chosen:?} of {sorted:?}: {found} of {most}");
         }
     }
 }

@@ -6,12 +6,6 @@ use crate::Request;
 use crate::parts::fifo::Tables;
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
 
-/// Number of oldest requests to choose from if more wait than one batch holds, in largest batches.
-pub(super) const CROWD: usize = 8;
-/// Part of its time from which a request is urgent if its answer comes later. Not from the paper:
-/// with 9/10 useful answers under overload fall, with 7/10 the gain just below it is smaller.
-const URGENT: (u64, u64) = (4, 5);
-
 impl DvaBatch {
     /// Forms batches of the model whose first request has waited longest, among those that may
     /// start one on a device. Returns whether it did.
@@ -74,12 +68,6 @@ impl DvaBatch {
         if self.devices[device].shares() >= WHOLE {
             return 0;
         }
-        if self.devices[device].is_idle() && self.queues.fifo.len(id) > count && self.served(id).plan.alike {
-            let chosen = self.choose(id);
-            if !self.oldest_is_urgent(now, device, id) {
-                return chosen;
-            }
-        }
         let mut fits = |count: usize| {
             self.divide(id, count);
             let DvaModel { model, own: DvaModelState { plan, .. }, .. } = self.served(id);
@@ -98,29 +86,6 @@ impl DvaBatch {
             if fits(middle) { low = middle } else { high = middle - 1 }
         }
         if self.is_better_later(now, device, id, low) { 0 } else { low }
-    }
-
-    /// Chooses a batch around the oldest request if more wait than it holds; the result is left in
-    /// [`DvaBatch::clusters`]. Returns its number of requests.
-    fn choose(&mut self, id: ModelId) -> usize {
-        let DvaBatch { queues: Tables { models, fifo, .. }, clusters, .. } = self;
-        let DvaModel { model, own: DvaModelState { plan, .. }, .. } = models.get(id);
-        let oldest = fifo.head(id).expect("a request waits").slot;
-        let member = |request: &Request| (request.extent.length, request.rows, request.slot);
-        let crowd = fifo.waiting(id).take(CROWD * plan.max_batch).map(member);
-        let cost = |rows: usize, length: u32| plan.remaining(model, 0, rows.min(plan.max_batch), length);
-        clusters.choose(crowd, oldest, plan.max_batch, cost)
-    }
-
-    /// Returns whether the oldest request has hardly any time left if the batch chosen around it
-    /// runs now. Choosing batches by length makes some requests wait longer; under overload these
-    /// would be late while others have slack.
-    fn oldest_is_urgent(&self, now: Time, device: DeviceId, id: ModelId) -> bool {
-        let oldest = self.queues.fifo.head(id).expect("a request waits");
-        let DvaModel { model, own: DvaModelState { plan, .. }, .. } = self.served(id);
-        let (length, rows, _) = self.clusters.groups().next().expect("a batch was chosen");
-        let end = now + self.devices[device].takes(plan.remaining(model, 0, rows, length));
-        end - oldest.arrived > (oldest.deadline - oldest.arrived).scale(URGENT.0, URGENT.1)
     }
 
     /// Divides the first `count` requests of a model by length.

@@ -35,12 +35,11 @@
 //! division with the least padding is found, and of these the one with the least total wait by the
 //! profiles is taken; requests that use a part of the device together are therefore not separated,
 //! and where batching gains nothing, nearly each length runs by itself. If more requests wait than
-//! one batch holds, the oldest are grouped, or form one batch with those of similar lengths among
-//! all (`crowd = "alike"`). There is no window, since a batch starts as soon as it fits beside the
-//! running ones; the paper's is `window = "first-stage"`. Members of a batch that skip a stage
-//! continue as a batch of their own. A model's rows on a device are at most its largest batch. No
-//! request overtakes the oldest one because it happens to fit beside running ones. Requests that
-//! cannot be punctual run unless `drop` is set.
+//! one batch holds, the oldest are grouped. There is no window, since a batch starts as soon as it
+//! fits beside the running ones; the paper's is `window = "first-stage"`. Members of a batch that
+//! skip a stage continue as a batch of their own. A model's rows on a device are at most its
+//! largest batch. No request overtakes the oldest one because it happens to fit beside running
+//! ones. Requests that cannot be punctual run unless `drop` is set.
 
 mod clusters;
 mod devices;
@@ -111,7 +110,7 @@ impl DvaBatch {
             play: Play::new(limits),
             tasks: Tasks::new(limits),
             devices: Devices::new(limits, setup.devices, device),
-            clusters: Clusters::new(limits.batch, forming::CROWD * limits.batch, options.terms.groups),
+            clusters: Clusters::new(limits.batch, options.terms.groups),
             lost: Vec::with_capacity(limits.requests),
             window_ends: Time::NEVER,
             options,

@@ -44,12 +44,6 @@ pub(crate) const POLICY: Policy = Policy {
                    favour larger batches over less padding; the paper has 2",
         },
         Knob {
-            name: "crowd",
-            default: "oldest",
-            help: "requests of a batch where lengths differ and more wait than it holds: \"oldest\" = the oldest, \
-                   divided into groups, as in the paper, \"alike\" = the oldest and those of similar lengths among all",
-        },
-        Knob {
             name: "split",
             default: "true",
             help: "split batches where later stages prefer smaller ones: true or false",
@@ -108,7 +102,6 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         terms: SplitTerms {
             diversity: knobs.choice("diversity", &diversities, None)?,
             groups: knobs.count("groups", None)?.unwrap_or(MAX_GROUPS).min(MAX_GROUPS),
-            alike: knobs.choice("crowd", &[("alike", true), ("oldest", false)], false)?,
             splits: knobs.flag("split", true)?,
             stretch: knobs.choice("stretch", &stretches, Stretch::Gain)?,
             comp_wait: None,

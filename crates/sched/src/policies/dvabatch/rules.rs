@@ -53,7 +53,6 @@ impl Executors {
 pub(super) struct SplitTerms {
     pub(super) diversity: Option<Diversity>,
     pub(super) groups: usize,
-    pub(super) alike: bool,
     pub(super) splits: bool,
     pub(super) stretch: Stretch,
     pub(super) comp_wait: Option<Nanos>,
@@ -69,8 +68,6 @@ pub(super) const WHOLE: u32 = 1_000_000;
 pub(super) struct SplitPlan {
     /// Upper bound on the groups by length that waiting requests are divided into.
     pub(super) groups: usize,
-    /// Whether a batch is chosen by length among all if more requests wait than it holds.
-    pub(super) alike: bool,
     pub(super) splits: bool,
     pub(super) stretch: Stretch,
     pub(super) comp_wait: Nanos,
@@ -106,7 +103,6 @@ impl SplitPlan {
             |model: &Model| Nanos(model.blocks.iter().map(|block| block.profile.latency(eight).0).sum::<i64>() / 2);
         let mut plan = SplitPlan {
             groups: if diversity == Diversity::Input { terms.groups } else { 1 },
-            alike: terms.alike && diversity == Diversity::Input,
             splits: terms.splits && diversity == Diversity::Operator,
             stretch: if model.has_lengths() || diversity == Diversity::Input { Stretch::Never } else { terms.stretch },
             comp_wait: terms.comp_wait.unwrap_or_else(|| half(model)),

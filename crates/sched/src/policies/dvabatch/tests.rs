@@ -397,24 +397,6 @@ fn a_batch_that_waits_is_shorter_once_its_longest_has_gone() {
 }
 
 #[test]
-fn where_more_wait_than_a_batch_holds_those_of_like_lengths_join_the_oldest() {
-    // In order, if the oldest has hardly any time left.
-    for (crowd, limit, first) in [("alike", 1_000, "[3, 4, 5]"), ("alike", 1, "[3, 4]"), ("oldest", 1_000, "[3, 4]")] {
-        let mut driver = Driver::new(vec![padded()], 1, &[("crowd", crowd)]);
-        driver.arrive_long(0, 3..5, 1, limit);
-        driver.arrive_long(0, 0..3, 8, 1_000);
-        driver.arrive_long(0, 5..6, 1, 1_000);
-        assert_eq!(driver.settle(0), format!("lane 0 stage 0 {first}"));
-        if (crowd, limit) == ("alike", 1_000) {
-            // Further short ones do not displace the long ones, which are the oldest now. Beside
-            // them is room for one.
-            driver.arrive_long(1, 6..10, 1, 1_000);
-            assert_eq!(driver.ok(1, 0), "done 3, done 4, done 5, lane 0 stage 0 [9, 0, 1, 2]");
-        }
-    }
-}
-
-#[test]
 fn a_request_that_waits_in_a_batch_is_dropped_as_in_the_queue() {
     // Due at 10, they take 4 and 8 ms; the batch before them ends at 11 only.
     let mut driver = two_groups("expired", 10);
