@@ -18,7 +18,7 @@ use crate::{Clock, StreamedStep, capacity::ModelEntry};
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_executor::{Loss, MemberProgress, Rerun, Task, TaskMember, TaskResult};
 use ripieno_model::{Block, ExpectedEnds, LaneTask, Position, StepReport, Steps};
-use ripieno_sched::{Limits, Outcome, Ran};
+use ripieno_sched::{CostScale, Limits, Outcome, Ran};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -32,6 +32,8 @@ pub(crate) struct TaskStart<'a> {
     pub(crate) device: DeviceId,
     /// The device's latency in percent of the profile.
     pub(crate) percent: u32,
+    /// Cost of the members relative to the profile.
+    pub(crate) cost: CostScale,
     pub(crate) lane: LaneId,
     /// Length to which the members are padded.
     pub(crate) length: u32,
@@ -201,7 +203,7 @@ impl Dispatcher {
         let members: Vec<TaskMember> = members.collect();
         let rows = members.iter().map(|member| member.rows).sum();
         let length = start.length;
-        let latency = start.spec.cost(rows, length).scale(u64::from(start.percent), 100);
+        let latency = start.cost.of(start.spec.cost(rows, length)).scale(u64::from(start.percent), 100);
         if let Some(due) = self.shared.get_mut(start.device.index()) {
             let (earliest, share) = (now.max(start.not_before), start.spec.share(rows, length));
             due.start(now, start.lane, LaneTask { task: start.task, earliest, alone: latency, share });
@@ -235,7 +237,8 @@ impl Dispatcher {
             return self.orphans.push(id);
         }
         let (_, call, _) = jobs.owner(start.members[0]);
-        let timed = (!call.model.supervised).then(|| TimedCost::of(start.spec, rows, length, start.percent));
+        let timed =
+            (!call.model.supervised).then(|| TimedCost::of(start.spec, rows, length, start.percent, start.cost));
         self.hang_detector.start(now, device.index() * self.lanes + lane.index(), id, start.not_before, timed);
     }
 

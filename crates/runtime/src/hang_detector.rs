@@ -10,6 +10,7 @@
 
 use ripieno_base::{IndexedHeap, Nanos, TaskId, Time};
 use ripieno_model::Block;
+use ripieno_sched::CostScale;
 use std::collections::VecDeque;
 
 /// Time after which a device that does not end its task counts as lost.
@@ -39,9 +40,10 @@ pub(crate) struct TimedCost {
 }
 
 impl TimedCost {
-    /// Returns the cost of a batch on a device of `percent` of the profiled latency.
-    pub(crate) fn of(block: &Block, rows: usize, length: u32, percent: u32) -> TimedCost {
-        let scaled = |latency: Nanos| latency.scale(u64::from(percent), 100);
+    /// Returns the cost of a batch of requests of this relative cost, on a device of `percent` of
+    /// the profiled latency.
+    pub(crate) fn of(block: &Block, rows: usize, length: u32, percent: u32, cost: CostScale) -> TimedCost {
+        let scaled = |latency: Nanos| cost.of(latency).scale(u64::from(percent), 100);
         let (mut parts, mut with_reruns) = (1, Nanos::ZERO);
         loop {
             let size = rows.div_ceil(parts).max(1);
@@ -173,9 +175,9 @@ mod tests {
         assert_eq!([of(5, 40), of(300, 900), of(100, 4_000)], [ms(1_000), ms(3_000), ms(8_000)]);
         // Four rows of 1 ms and 2 ms a batch: 6, then 2 × 4, then 4 × 3.
         let block = Block::new("b", Profile::linear(1.0, 2.0, 4).unwrap());
-        let cost = TimedCost::of(&block, 4, 1, 200);
+        let cost = TimedCost::of(&block, 4, 1, 200, CostScale::PROFILED);
         assert_eq!((cost.latency, cost.with_reruns), (ms(12), ms(52)));
-        assert_eq!(TimedCost::of(&block, 1, 1, 100).with_reruns, ms(3));
+        assert_eq!(TimedCost::of(&block, 1, 1, 100, CostScale::PROFILED).with_reruns, ms(3));
     }
 
     fn watched() -> HangDetector {

@@ -44,6 +44,7 @@ mod scheduler_loop;
 mod scheduler_thread;
 mod schedulers;
 mod server_delay;
+mod shape_costs;
 mod shapes;
 pub mod shards;
 mod split;

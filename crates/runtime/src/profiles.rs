@@ -1,6 +1,7 @@
 //! Corrections of latency profiles that measured batches contradict.
 
 use crate::scheduler_loop::SchedulerLoop;
+use crate::shapes::ShapeTable;
 use ripieno_base::{BlockId, ModelId, RequestSlot, Time};
 use ripieno_model::Profile;
 use ripieno_sched::Control;
@@ -20,7 +21,7 @@ impl SchedulerLoop {
             "batches take otherwise than profiled: one row {right:.3} ms instead of {wrong:.3}; the profile is replaced"
         );
         known.entry.metrics.on_correction();
-        known.calibration.replace(block, profile.clone());
+        known.replace_profile(block, profile.clone());
         self.speeds.forget();
         self.core.control(Control::ProfileReplaced { model: id, block, profile });
     }
@@ -31,7 +32,14 @@ impl SchedulerLoop {
         let (_, call, part) = self.jobs.owner(slot);
         let (extent, allowed) = (call.parts[part].entry.extent, call.deadline - call.arrived);
         let idle = self.models.iter().flatten().all(|known| known.tasks == 0);
+        let shape = call.class.shape;
         let known = self.models[call.id.index()].as_mut().expect("a model stays while its requests live");
+        if let Some(shapes) = &mut known.shapes {
+            shapes.on_hopeless(now, shape);
+            if shapes.is_cost_known(shape) {
+                return;
+            }
+        }
         if known.tasks == 0
             && let Some(alone) = known.calibration.on_hopeless(now, extent, allowed, idle)
         {
@@ -52,7 +60,9 @@ impl SchedulerLoop {
                 alone.as_millis_f64()
             );
             self.speeds.forget();
-            for (block, profile) in known.calibration.test(alone) {
+            let tested = known.calibration.test(alone);
+            known.shapes.iter_mut().for_each(ShapeTable::forget_costs);
+            for (block, profile) in tested {
                 self.core.control(Control::ProfileReplaced { model: id, block, profile });
             }
         }

@@ -22,7 +22,7 @@ use std::thread::{self, JoinHandle};
 const MAX_QUEUED_EVENTS: usize = 16_384;
 
 /// Version of the format. A reader refuses other versions.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 
 /// The first line of a recording.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -31,9 +31,9 @@ use crate::model_ids::ModelIds;
 use crate::server_delay::ServerDelay;
 use crate::shapes::{ShapeSource, ShapeTable};
 use crate::{Aside, Clock, Failure, JobOutput, split};
-use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, Time};
+use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::{Loss, Payload, TaskResult};
-use ripieno_model::Model;
+use ripieno_model::{Model, Profile};
 use ripieno_sched::{
     Action, Calibration, Control, Guess, Outcome, Prediction, Ran, Request, Shape, Speeds, TaskDone, Why,
 };
@@ -89,7 +89,7 @@ pub(crate) struct LiveModel {
     pub(crate) tasks: usize,
     pub(crate) leaving: bool,
     /// The shapes in use, if requests differ in shape.
-    shapes: Option<ShapeTable>,
+    pub(crate) shapes: Option<ShapeTable>,
     pub(crate) calibration: Calibration,
 }
 
@@ -97,6 +97,14 @@ impl LiveModel {
     fn new(entry: Arc<ModelEntry>, model: &Model) -> LiveModel {
         let shapes = ShapeTable::new(&*entry.loaded, entry.unfolds);
         LiveModel { entry, live: 0, tasks: 0, leaving: false, shapes, calibration: Calibration::new(model) }
+    }
+
+    /// Replaces the profile that the scheduler plans with for a block.
+    pub(crate) fn replace_profile(&mut self, block: BlockId, profile: Profile) {
+        self.calibration.replace(block, profile);
+        if let Some(shapes) = &mut self.shapes {
+            shapes.forget_costs();
+        }
     }
 }
 
@@ -202,6 +210,7 @@ impl SchedulerLoop {
                 Payload::Elsewhere(_) => ShapeSource::Sizes(call.sizes),
             };
             call.class.shape = shapes.enter(known, call.parts.len());
+            call.class.cost = shapes.cost(call.class.shape);
         }
         let class = call.class;
         entry.metrics.waiting.fetch_add(call.parts.len(), std::sync::atomic::Ordering::Relaxed);
@@ -226,8 +235,10 @@ impl SchedulerLoop {
         self.core.aside(Aside::Ran { task, started, finished: started + ran.took, rerun });
         let known = self.models[model.index()].as_mut().expect("a model stays while its tasks fly");
         known.tasks -= 1;
+        let class = self.jobs.owner(members[0]).1.class;
+        let cost_known = known.shapes.as_ref().is_none_or(|shapes| shapes.is_cost_known(class.shape));
         // A batch that was stopped, run again or lost does not show how late batches end.
-        if outcome != Outcome::Cancelled && !rerun && lost.is_none() {
+        if outcome != Outcome::Cancelled && !rerun && lost.is_none() && cost_known {
             known.calibration.on_end(now - expected);
         }
         let sound = outcome == Outcome::Ok && !rerun;
@@ -235,7 +246,13 @@ impl SchedulerLoop {
         // Corrects for the device's slowdown, which is not an error of the profile.
         let took = ran.took.scale(100, u64::from(self.speeds.percent(from)));
         let fair = sound && self.speeds.is_fair(from);
-        let better = fair.then(|| known.calibration.on_task(now, &Ran { took, ..ran })).flatten();
+        // Where inputs differ in size, costs by size are learnt and the profile stays.
+        let alone = ran.alone && known.shapes.is_none();
+        let nominal = Ran { took: class.cost.inverse().of(took), alone, ..ran };
+        let better = fair.then(|| known.calibration.on_task(now, &nominal)).flatten();
+        if let Some(shapes) = known.shapes.as_mut().filter(|_| fair) {
+            shapes.observe(now, class.shape, took, profiled);
+        }
         for &slot in members.iter().filter(|_| !known.entry.unfolds) {
             let (lead, call, part) = self.jobs.owner(slot);
             if call.done == call.parts.len() || matches!(call.parts[part].result, Some(Err(_))) {
@@ -251,8 +268,8 @@ impl SchedulerLoop {
         });
         if let Some(better) = better {
             self.replace_profile(model, ran.block, better);
-        } else if sound && ran.alone {
-            self.observe_speed(now, from, ran.took, profiled);
+        } else if sound && ran.alone && cost_known {
+            self.observe_speed(now, from, ran.took, class.cost.of(profiled));
         }
         self.record_failed_alone(now, outcome);
         if lost.is_some_and(|lost| lost.inside) {
@@ -308,7 +325,7 @@ impl SchedulerLoop {
             }
             EngineCommand::Profile { id, block, profile } => {
                 if let Some(known) = &mut self.models[id.index()] {
-                    known.calibration.replace(block, profile.clone());
+                    known.replace_profile(block, profile.clone());
                     self.speeds.forget();
                 }
                 self.core.control(Control::ProfileReplaced { model: id, block, profile });
@@ -347,8 +364,21 @@ impl SchedulerLoop {
                 known.tasks += 1;
                 let spec = &known.calibration.model().blocks[block.index()];
                 let percent = self.speeds.percent(device);
-                let start =
-                    TaskStart { task, model, block, spec, device, percent, lane, length, not_before, members, nodes };
+                let cost = self.jobs.owner(members[0]).1.class.cost;
+                let start = TaskStart {
+                    task,
+                    model,
+                    block,
+                    spec,
+                    device,
+                    percent,
+                    cost,
+                    lane,
+                    length,
+                    not_before,
+                    members,
+                    nodes,
+                };
                 self.dispatcher.start(now, &start, &mut self.jobs);
             }
             Action::Finish { request } => {

@@ -6,9 +6,13 @@
 //! Clients choose shapes freely, so the number of shapes is bounded. If all numbers are taken, a
 //! new shape gets the least recently used number that no live request has. If every number is in
 //! use, the request runs alone.
+//!
+//! A number keeps its size, by which the cost of a request is learnt (`shape_costs.rs`).
 
+use crate::shape_costs::{ShapeCosts, SizeBucket};
+use ripieno_base::{Nanos, Time};
 use ripieno_executor::{LoadedModel, Tensor};
-use ripieno_sched::Shape;
+use ripieno_sched::{CostScale, Shape};
 use std::collections::HashMap;
 
 /// Largest number of shapes among a model's live requests.
@@ -72,6 +76,7 @@ pub(crate) struct ShapeTable {
     numbers: HashMap<Vec<i64>, u32>,
     /// Shapes, indexed by number.
     entries: Vec<ShapeEntry>,
+    costs: ShapeCosts,
     /// Number of requests so far, used as the time of last use.
     turn: u64,
     /// Buffer for the sizes of the current request.
@@ -81,6 +86,7 @@ pub(crate) struct ShapeTable {
 #[derive(Debug)]
 struct ShapeEntry {
     sizes: Vec<i64>,
+    bucket: SizeBucket,
     /// Number of requests in the core.
     live: usize,
     used: u64,
@@ -92,7 +98,14 @@ impl ShapeTable {
     pub(crate) fn new(loaded: &dyn LoadedModel, unfolds: bool) -> Option<ShapeTable> {
         let open = OpenDims::of(loaded, unfolds);
         let (numbers, kept, scratch) = (HashMap::new(), Vec::new(), Vec::new());
-        (!open.0.is_empty()).then_some(ShapeTable { open, numbers, entries: kept, turn: 0, scratch })
+        (!open.0.is_empty()).then_some(ShapeTable {
+            open,
+            numbers,
+            entries: kept,
+            costs: ShapeCosts::new(),
+            turn: 0,
+            scratch,
+        })
     }
 
     /// Returns the shape of a call that enters the core as `requests` requests. The call's inputs
@@ -114,6 +127,39 @@ impl ShapeTable {
         Shape(number)
     }
 
+    /// Returns the cost of requests of a shape, relative to the profile.
+    pub(crate) fn cost(&self, shape: Shape) -> CostScale {
+        self.bucket(shape).map_or(CostScale::PROFILED, |bucket| self.costs.scale(bucket))
+    }
+
+    /// Returns whether the cost of requests of a shape has been measured.
+    pub(crate) fn is_cost_known(&self, shape: Shape) -> bool {
+        self.bucket(shape).is_some_and(|bucket| self.costs.is_known(bucket))
+    }
+
+    /// Learns from a task with requests of a shape.
+    pub(crate) fn observe(&mut self, now: Time, shape: Shape, took: Nanos, profiled: Nanos) {
+        if let Some(bucket) = self.bucket(shape) {
+            self.costs.observe(now, bucket, took, profiled);
+        }
+    }
+
+    /// Records that a request of a shape was refused because it could not be in time.
+    pub(crate) fn on_hopeless(&mut self, now: Time, shape: Shape) {
+        if let Some(bucket) = self.bucket(shape) {
+            self.costs.on_hopeless(now, bucket);
+        }
+    }
+
+    /// Forgets the costs, after a change of the profile that they are relative to.
+    pub(crate) fn forget_costs(&mut self) {
+        self.costs.forget();
+    }
+
+    fn bucket(&self, shape: Shape) -> Option<SizeBucket> {
+        self.entries.get(shape.0 as usize).map(|entry| entry.bucket)
+    }
+
     /// Counts a request with this shape as having left the core.
     pub(crate) fn leave(&mut self, shape: Shape) {
         if shape != Shape::ALONE {
@@ -124,7 +170,7 @@ impl ShapeTable {
     /// Assigns a number to the sizes in `scratch`; `None` if live requests use all numbers.
     fn assign_number(&mut self) -> Option<u32> {
         let number = if self.entries.len() < MAX_SHAPES {
-            self.entries.push(ShapeEntry { sizes: Vec::new(), live: 0, used: 0 });
+            self.entries.push(ShapeEntry { sizes: Vec::new(), bucket: SizeBucket::of(&[]), live: 0, used: 0 });
             self.entries.len() - 1
         } else {
             let idle = self.entries.iter().enumerate().filter(|(_, kept)| kept.live == 0);
@@ -133,6 +179,7 @@ impl ShapeTable {
             number
         };
         self.entries[number].sizes.clone_from(&self.scratch);
+        self.entries[number].bucket = SizeBucket::of(&self.scratch);
         self.numbers.insert(self.scratch.clone(), number as u32);
         Some(number as u32)
     }

@@ -1,6 +1,6 @@
 //! The contract between a scheduler and its driver, and the facts that pass between them.
 
-use crate::{Grant, Guess, Outbox};
+use crate::{CostScale, Grant, Guess, Outbox};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Extent, Graph, Model, Profile, StepReport};
 
@@ -116,6 +116,9 @@ pub struct RequestClass {
     pub client: u16,
     /// Priority among requests of the same model and client: the highest goes first; 0 by default.
     pub priority: u8,
+    /// Cost of the request relative to its model's profile.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub cost: CostScale,
 }
 
 /// The shapes of a request's inputs, as a number that the driver assigns to each combination that a
@@ -138,7 +141,7 @@ impl Request {
         deadline: Time::ORIGIN,
         rows: 0,
         extent: Extent::ONE,
-        class: RequestClass { shape: Shape(0), client: 0, priority: 0 },
+        class: RequestClass { shape: Shape(0), client: 0, priority: 0, cost: CostScale::PROFILED },
     };
 }
 

@@ -30,7 +30,7 @@ use learning::Learning;
 use queues::QueueBounds;
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Graph, Lanes, Model};
-use ripieno_sched::{Action, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
+use ripieno_sched::{Action, CostScale, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use unfolded::Unfolded;
@@ -112,6 +112,8 @@ struct EmulatedTask {
     end: Time,
     /// Duration beyond the profiled one.
     excess: Nanos,
+    /// Cost of its members relative to the profile.
+    scale: CostScale,
     /// Number of the start, which distinguishes a lost task's end from that of a later task with
     /// the same id.
     serial: u64,
@@ -391,10 +393,11 @@ impl<'a> World<'a> {
         let start = (self.now + way).max(not_before).max(state.busy_until);
         let gather = self.gather.as_mut().map_or(Nanos::ZERO, |gather| gather.cost(model, block, device, &slots, rows));
         let spec = &self.models[model.index()].blocks[block.index()];
-        let latency = spec.cost(rows, length) + gather;
+        let scale = slots.iter().map(|slot| request(slot).1.class.cost).max().unwrap_or_default();
+        let latency = scale.of(spec.cost(rows, length)) + gather;
         let profiled = latency.scale(u64::from(state.percent), 100).max(Nanos(1));
         let jitter = self.jitter.as_mut().map_or(Nanos::ZERO, |excess| excess.of(profiled));
-        let largest = spec.cost(spec.max_batch(), length);
+        let largest = scale.of(spec.cost(spec.max_batch(), length));
         let occupied = self.occupancy.as_mut().map(|draws| draws.excess(start, device, profiled, largest));
         let excess = jitter + occupied.unwrap_or(Nanos::ZERO);
         let alone = profiled + excess;
@@ -410,6 +413,7 @@ impl<'a> World<'a> {
             start,
             end: start + alone,
             excess,
+            scale,
             serial,
             cancelled: false,
             slots,

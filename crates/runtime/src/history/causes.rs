@@ -164,9 +164,7 @@ impl<'a> Explainer<'a> {
                 rerun: before.rerun + if task.rerun { excess } else { 0.0 },
             });
         }
-        let each = |call: &CallRecord| {
-            (call.arrived, work(&history.models()[call.model].model, call.rows, call.extent), call.client)
-        };
+        let each = |call: &CallRecord| (call.arrived, work(&history.models()[call.model].model, call), call.client);
         let mut arrivals: Vec<(Time, f64, u16)> = history.calls().map(each).collect();
         arrivals.sort_by_key(|(at, ..)| *at);
         let mut total = 0.0;
@@ -242,7 +240,7 @@ impl<'a> Explainer<'a> {
             _ => {}
         }
         let model = &self.history.models()[call.model].model;
-        let (allowed, lone) = (call.deadline - call.arrived, lone_run(model, call.rows, call.extent));
+        let (allowed, lone) = (call.deadline - call.arrived, lone_run(model, call));
         if allowed < lone {
             let text = format!("it had {}, and alone it needs {}", ms(allowed), ms(lone));
             return Some((Cause::ShortDeadline, text));
@@ -316,7 +314,7 @@ impl<'a> Explainer<'a> {
         if waited > 0.0 && busy < 1.0 - IDLE_SHARE {
             // The scheduler wakes itself at the latest start: if it was silent around then while a
             // device idled, it did not get to run.
-            let latest = call.deadline - lone_run(&self.history.models()[call.model].model, call.rows, call.extent);
+            let latest = call.deadline - lone_run(&self.history.models()[call.model].model, call);
             if let Some((from, to)) = self.history.pause_at(latest).filter(|(_, to)| *to - latest >= STALL) {
                 let text = format!("its scheduler was silent for {} when its batch had to begin", ms(to - from));
                 return (Cause::Stalled, text);
@@ -427,20 +425,21 @@ fn steps(block: &Block, extent: Extent) -> i64 {
 }
 
 /// Device time in nanoseconds of a request in full batches.
-fn work(model: &Model, rows: u32, extent: Extent) -> f64 {
+fn work(model: &Model, call: &CallRecord) -> f64 {
+    let extent = call.extent;
     let each = model.blocks.iter().map(|block| {
         let full = model.max_batch.min(block.max_batch()).max(1);
-        block.cost(full, extent.length).0 as f64 / full as f64 * steps(block, extent) as f64
+        call.cost.of(block.cost(full, extent.length)).0 as f64 / full as f64 * steps(block, extent) as f64
     });
-    each.sum::<f64>() * f64::from(rows)
+    each.sum::<f64>() * f64::from(call.rows)
 }
 
 /// Duration of a request on an idle device.
-fn lone_run(model: &Model, rows: u32, extent: Extent) -> Nanos {
-    let rows = (rows as usize).clamp(1, model.max_batch);
+fn lone_run(model: &Model, call: &CallRecord) -> Nanos {
+    let (rows, extent) = ((call.rows as usize).clamp(1, model.max_batch), call.extent);
     let each = model.blocks.iter().map(|block| {
         let rows = if model.walk.is_unfolded() { 1 } else { rows.min(block.max_batch()) };
-        block.cost(rows, extent.length) * steps(block, extent)
+        call.cost.of(block.cost(rows, extent.length)) * steps(block, extent)
     });
     each.sum()
 }

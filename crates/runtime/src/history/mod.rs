@@ -16,7 +16,7 @@ use crate::flight::{Aside, FlightEntry, RefusedWhy, RunWorld};
 use crate::{Ending, RecordedEvents, ReplayError};
 use ripieno_base::{BlockId, DeviceId, LaneId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Extent, Model};
-use ripieno_sched::{Action, Control, Event, Outcome, Request, Why};
+use ripieno_sched::{Action, Control, CostScale, Event, Outcome, Request, Why};
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
 
@@ -46,6 +46,8 @@ pub struct CallRecord {
     pub client: u16,
     /// Its priority.
     pub priority: u8,
+    /// Its cost relative to the model's profile.
+    pub cost: CostScale,
     /// Time at which it reached the server.
     pub arrived: Time,
     /// Time at which the scheduler received it.
@@ -323,6 +325,7 @@ impl History {
             model,
             client: 0,
             priority: 0,
+            cost: CostScale::PROFILED,
             arrived: now,
             admitted: now,
             deadline,
@@ -371,7 +374,8 @@ impl History {
         self.shards[shard].slots.insert(request.slot, (number, request.rows));
         if let Some(call) = self.call_mut(number) {
             call.arrived = request.arrived;
-            (call.client, call.priority) = (request.class.client, request.class.priority);
+            (call.client, call.priority, call.cost) =
+                (request.class.client, request.class.priority, request.class.cost);
             call.rows += request.rows;
             call.extent = request.extent;
         }
@@ -410,11 +414,15 @@ impl History {
         let most = record.blocks.get(block.index()).map_or(1, |block| block.max_batch() as u32);
         let rows = rows.clamp(1, most.max(1));
         let profiled = record.blocks.get(block.index()).map_or(Nanos::ZERO, |block| block.cost(rows as usize, length));
+        let mut cost = CostScale::PROFILED;
         for &call in &calls {
             if let Some(call) = self.call_mut(call) {
                 call.tasks.push(number);
+                cost = call.cost;
             }
         }
+        // Requests of different cost share no batch.
+        let profiled = cost.of(profiled);
         let (decided, started) = (now, now);
         self.tasks.push_back(TaskRecord {
             number,

@@ -17,6 +17,7 @@ mod profiles;
 mod remote;
 mod replay;
 mod shards;
+mod sizes;
 mod steps;
 mod turns;
 mod why;

@@ -1,6 +1,6 @@
 //! Estimates of the device time of requests, with corrections learnt from tasks.
 
-use crate::Request;
+use crate::{CostScale, Request};
 use ripieno_base::{Nanos, Time};
 use ripieno_model::{Block, Model, Steps};
 
@@ -165,6 +165,7 @@ impl LearntCost {
             (block.cost(batch, request.extent.length).0 / batch as i64).saturating_mul(self.steps(block, request))
         });
         let whole = each.fold(0_i64, i64::saturating_add).saturating_mul(i64::from(request.rows));
+        let whole = request.class.cost.of(Nanos(whole)).0;
         ((i128::from(whole) * i128::from(self.ran) / i128::from(self.whole)) as i64).max(1)
     }
 
@@ -185,7 +186,7 @@ impl LearntCost {
             };
             block.cost(batch, request.extent.length) * steps
         });
-        each.fold(Nanos::ZERO, |sum, span| Nanos(sum.0.saturating_add(span.0)))
+        request.class.cost.of(each.sum())
     }
 
     /// Returns the number of turns of a device for a request, at `steps` steps per turn.
@@ -209,10 +210,10 @@ impl LearntCost {
 
     /// Returns the time for which a batch that begins a block keeps its lane: to the end of the
     /// chain, or of the block where requests join and leave between cells.
-    pub(crate) fn takes(&self, block: usize, rows: usize, length: u32) -> Nanos {
+    pub(crate) fn takes(&self, block: usize, rows: usize, length: u32, scale: CostScale) -> Nanos {
         let end = if self.model.walk.is_unfolded() { block + 1 } else { self.model.blocks.len() };
         let time = self.model.blocks[block..end].iter().map(|block| block.cost(rows, length)).sum::<Nanos>();
-        Nanos(self.corrected(time.0))
+        Nanos(self.corrected(scale.of(time).0))
     }
 
     /// Returns the largest batch size, in rows, for which the work of a request is estimated.
@@ -226,9 +227,9 @@ impl LearntCost {
     }
 
     /// Returns the profiled device time of one row of a block.
-    pub(crate) fn row(&self, block: usize, length: u32) -> i64 {
+    pub(crate) fn row(&self, block: usize, length: u32, scale: CostScale) -> i64 {
         let batch = self.batches[block];
-        self.model.blocks[block].cost(batch, length).0 / batch as i64
+        scale.of(self.model.blocks[block].cost(batch, length)).0 / batch as i64
     }
 
     /// Records a task that has started `members` steps of a block.
@@ -255,9 +256,9 @@ impl LearntCost {
 
     /// Records an answered request that ran `ran` of the work of its blocks. It is counted here
     /// instead of at its tasks' starts, since more of the requests in flight are in early blocks.
-    pub(crate) fn on_finish(&mut self, ran: i64, length: u32, rows: u32) {
+    pub(crate) fn on_finish(&mut self, ran: i64, length: u32, rows: u32, scale: CostScale) {
         if !self.model.walk.is_unfolded() {
-            let whole = (0..self.batches.len()).map(|block| self.row(block, length)).sum::<i64>();
+            let whole = (0..self.batches.len()).map(|block| self.row(block, length, scale)).sum::<i64>();
             let whole = whole.saturating_mul(i64::from(rows));
             self.ran = self.ran.saturating_add(ran.min(whole));
             self.whole = self.whole.saturating_add(whole);

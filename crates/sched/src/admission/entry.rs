@@ -1,6 +1,6 @@
 //! State of a request in admission control.
 
-use crate::Why;
+use crate::{CostScale, Why};
 use ripieno_base::{ModelId, Time};
 
 /// State of a request.
@@ -10,6 +10,7 @@ pub(super) struct AdmittedRequest {
     pub(super) flow: u32,
     pub(super) rows: u32,
     pub(super) length: u32,
+    pub(super) scale: CostScale,
     pub(super) work: i64,
     /// Remaining work, and the work of the blocks that it ran.
     pub(super) left: i64,
@@ -39,6 +40,7 @@ pub(super) const ABSENT: AdmittedRequest = AdmittedRequest {
     flow: 0,
     rows: 0,
     length: 0,
+    scale: CostScale::PROFILED,
     work: 0,
     left: 0,
     ran: 0,

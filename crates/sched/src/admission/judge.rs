@@ -66,7 +66,7 @@ impl Admission {
     /// if this request alone keeps a device for too long, refusing the ones behind it saves none.
     fn delays_others(&self, now: Time, request: &Request, each: i64) -> bool {
         let (rows, length) = (request.rows as usize, request.extent.length);
-        let alone = self.devices.at_best(self.served(request.model).cost.takes(0, rows, length)).0;
+        let alone = self.devices.at_best(self.served(request.model).cost.takes(0, rows, length, request.class.cost)).0;
         let others = self.models.iter().zip(0..).filter(|(_, id)| ModelId(*id) != request.model);
         others.filter_map(|(other, _)| other.as_ref()).filter(|other| other.needs_room(now)).any(|other| {
             let room = room(other.cost.model().slo);

@@ -38,7 +38,8 @@ mod turns;
 pub(crate) use shapes::Shapes;
 
 use crate::{
-    Action, Control, Grant, Guess, Limits, Needs, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why,
+    Action, Control, CostScale, Grant, Guess, Limits, Needs, Outbox, Outcome, Prediction, Request, Scheduler, Setup,
+    TaskDone, Why,
 };
 use devices::{DeviceTimes, Started};
 use entry::{ABSENT, AdmissionState, AdmittedRequest};
@@ -136,6 +137,7 @@ impl Admission {
             flow,
             rows: request.rows,
             length: request.extent.length,
+            scale: request.class.cost,
             work,
             left: work,
             ran: 0,
@@ -161,7 +163,7 @@ impl Admission {
     fn leave(&mut self, now: Time, slot: RequestSlot, outcome: Option<Why>) {
         let devices = self.devices.present();
         self.begin(slot, usize::MAX);
-        let AdmittedRequest { model, flow, rows, length, work, left, ran, entered, deadline, hopeless, .. } =
+        let AdmittedRequest { model, flow, rows, length, scale, work, left, ran, entered, deadline, hopeless, .. } =
             std::mem::replace(&mut self.entries[slot.index()], ABSENT);
         let served = self.models[model.index()].as_mut().expect("a model stays while its requests live");
         let corrected = served.cost.corrected(work);
@@ -172,7 +174,7 @@ impl Admission {
             Some(why) => matches!(why, Why::Expired | Why::Hopeless),
         };
         if outcome.is_none() {
-            served.cost.on_finish(ran, length, rows);
+            served.cost.on_finish(ran, length, rows, scale);
         }
         if late || outcome.is_none() {
             served.cost.on_outcome(entered, late);
@@ -211,15 +213,15 @@ impl Admission {
     /// Records the start of a task, and whether its end will teach something.
     fn start(&mut self, now: Time, (task, model): (TaskId, ModelId), block: BlockId, place: (DeviceId, LaneId)) {
         let members = self.policy.members(task);
-        let (count, mut work, mut longest) = (members.len(), 0_i64, 1);
+        let (count, mut work, mut longest, mut most) = (members.len(), 0_i64, 1, CostScale(-i8::MAX));
         let rows = members.iter().map(|member| self.entries[member.index()].rows as usize).sum::<usize>();
         for at in 0..count {
             let member = self.policy.members(task)[at];
             self.begin(member, rows);
-            let AdmittedRequest { rows: own, length, .. } = self.entries[member.index()];
-            longest = length.max(longest);
+            let AdmittedRequest { rows: own, length, scale, .. } = self.entries[member.index()];
+            (longest, most) = (length.max(longest), scale.max(most));
             let cost = &self.models[model.index()].as_ref().expect("a model stays while its requests live").cost;
-            work = work.saturating_add(cost.row(block.index(), length).saturating_mul(i64::from(own)));
+            work = work.saturating_add(cost.row(block.index(), length, scale).saturating_mul(i64::from(own)));
         }
         let served = self.models[model.index()].as_mut().expect("a model stays while its requests live");
         served.cost.on_start(block.index(), count);
@@ -231,15 +233,15 @@ impl Admission {
         let left = !unfolds && block.index() == 0 && served.waiting_rows > 0;
         let full = there >= served.cost.batch(block.index());
         let estimated = (left || full).then(|| {
-            let profile = || served.cost.model().blocks[block.index()].cost(rows, longest);
-            let most = if full { Nanos::MAX } else { profile() };
-            (if unfolds { work } else { served.cost.in_batches_of(work, there) }, most)
+            let profile = || most.of(served.cost.model().blocks[block.index()].cost(rows, longest));
+            let counted = if full { Nanos::MAX } else { profile() };
+            (if unfolds { work } else { served.cost.in_batches_of(work, there) }, counted)
         });
         if self.tasks.len() <= task.index() {
             self.tasks.resize(task.index() + 1, TaskNote { model, block, estimated: None });
         }
         self.tasks[task.index()] = TaskNote { model, block, estimated };
-        let takes = served.cost.takes(block.index(), rows, longest);
+        let takes = served.cost.takes(block.index(), rows, longest, most);
         let (models, backlog, devices) = (&mut self.models, &mut self.backlog, self.devices.present());
         let started = Started { task, model, cost: takes };
         self.devices.start(now, started, place, |model, time| spend(models, backlog, devices, model, time));
@@ -253,8 +255,8 @@ impl Admission {
         let members = self.policy.members(task);
         let together = members.iter().map(|member| self.entries[member.index()].rows as usize).sum();
         for member in members {
-            let AdmittedRequest { rows, length, left, ran, .. } = &mut self.entries[member.index()];
-            let own = served.cost.row(block.index(), *length).saturating_mul(i64::from(*rows));
+            let AdmittedRequest { rows, length, scale, left, ran, .. } = &mut self.entries[member.index()];
+            let own = served.cost.row(block.index(), *length, *scale).saturating_mul(i64::from(*rows));
             *ran = ran.saturating_add(own);
             let done = if unfolds { own } else { served.cost.in_batches_of(own, together) }.min(*left);
             *left -= done;

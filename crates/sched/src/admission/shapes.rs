@@ -10,17 +10,24 @@
 //! to respect it, in gathering, in joining and in estimates, and an omission would fail users'
 //! requests.
 //!
+//! A shape costs what its requests say ([`CostScale`]): a variant has its model's profile times
+//! that factor, and so does the model itself for the first shape. The profile is replaced if a
+//! request says another factor by [`RESCALES`] steps or more.
+//!
 //! There is room for [`VARIANTS`] of all models together. Beyond it a request joins the model's own
 //! batches, and the driver's device runs such a batch in parts: slower than necessary, never wrong.
 
-use crate::{Action, Control, Grant, Limits, Outbox, Prediction, Request, Scheduler, Shape, TaskDone};
-use ripieno_base::{ModelId, RequestSlot, TaskId, Time};
+use crate::{Action, Control, CostScale, Grant, Limits, Outbox, Prediction, Request, Scheduler, Shape, TaskDone};
+use ripieno_base::{BlockId, ModelId, RequestSlot, TaskId, Time};
 use ripieno_model::{Graph, Model};
 
 /// Number of variants of all models.
 pub(crate) const VARIANTS: usize = 64;
 /// Number of variants that are kept free for new shapes, as long as there are unused ones.
 const SPARE: usize = 8;
+/// Number of steps between the factor in force and that of a request at which the profile is
+/// replaced: about 19 %.
+const RESCALES: u8 = 2;
 /// A request or task of no variant.
 const NONE: u16 = u16::MAX;
 
@@ -29,6 +36,8 @@ pub(crate) struct Shapes {
     policy: Box<dyn Scheduler>,
     /// The models as loaded, by id, from which variants are made.
     models: Vec<Option<Box<Model>>>,
+    /// The factor in force of each model itself.
+    scales: Vec<CostScale>,
     variants: Vec<Variant>,
     /// The id of the first variant, and the distance to the next: those of a shard belong to the
     /// same shard.
@@ -53,6 +62,8 @@ struct Variant {
     requests: u32,
     tasks: u32,
     used: u64,
+    /// The factor in force.
+    scale: CostScale,
 }
 
 /// The common properties of a variant's requests. Requests that run alone have a batch size of
@@ -71,13 +82,15 @@ impl Key {
     }
 
     /// Returns the model that the policy sees.
-    fn model(self, model: &Model) -> Model {
+    fn model(self, model: &Model, scale: CostScale) -> Model {
         let max_batch = if self.shape == Shape::ALONE { self.rows as usize } else { model.max_batch };
-        Model { max_batch, ..model.clone() }
+        let mut model = Model { max_batch, ..model.clone() };
+        model.blocks.iter_mut().for_each(|block| scale.apply(block));
+        model
     }
 }
 
-const FREE: Variant = Variant { key: None, leaving: false, requests: 0, tasks: 0, used: 0 };
+const FREE: Variant = Variant { key: None, leaving: false, requests: 0, tasks: 0, used: 0, scale: CostScale::PROFILED };
 
 impl Shapes {
     /// Returns the limits for the policy: those of the driver, with more models, which divide
@@ -98,6 +111,7 @@ impl Shapes {
         known.resize(limits.models, None);
         Shapes {
             policy,
+            scales: vec![CostScale::PROFILED; known.len()],
             models: known,
             variants: vec![FREE; VARIANTS],
             first: limits.models.next_multiple_of(shards) + number,
@@ -123,12 +137,34 @@ impl Shapes {
         let known = self.variants.iter().position(|variant| variant.key == Some(key) && !variant.leaving);
         known.or_else(|| {
             let free = self.variants.iter().position(|variant| variant.key.is_none())?;
-            let model = key.model(self.models[key.model.index()].as_ref()?);
-            self.variants[free] = Variant { key: Some(key), ..FREE };
+            let scale = request.class.cost;
+            let model = key.model(self.models[key.model.index()].as_ref()?, scale);
+            self.variants[free] = Variant { key: Some(key), scale, ..FREE };
             self.taken += 1;
             self.policy.on_control(now, Control::ModelLoaded(self.id(free), Box::new(model)));
             Some(free)
         })
+    }
+
+    /// Replaces the profiles of a shape if its requests cost otherwise than those in force say. The
+    /// shape is a variant, or else the model itself.
+    fn rescale(&mut self, now: Time, request: &Request, variant: Option<usize>) {
+        let (model, scale) = (request.model, request.class.cost);
+        let (id, in_force) = match variant {
+            Some(variant) => (self.id(variant), &mut self.variants[variant].scale),
+            // A request for which there is no variant says nothing about the model's own shape.
+            None if request.class.shape != Shape::default() => return,
+            None => (model, &mut self.scales[model.index()]),
+        };
+        if in_force.distance(scale) < RESCALES {
+            return;
+        }
+        *in_force = scale;
+        let blocks = &self.models[model.index()].as_ref().expect("a model stays while its requests live").blocks;
+        for (block, spec) in (0..).map(BlockId).zip(blocks) {
+            let profile = scale.of_profile(&spec.profile);
+            self.policy.on_control(now, Control::ProfileReplaced { model: id, block, profile });
+        }
     }
 
     /// Makes room for new shapes: unused variants are unloaded, the least recently used first.
@@ -198,7 +234,9 @@ impl Scheduler for Shapes {
     }
 
     fn on_request(&mut self, now: Time, request: &Request) {
-        let Some(variant) = self.variant(now, request) else { return self.policy.on_request(now, request) };
+        let variant = self.variant(now, request);
+        self.rescale(now, request, variant);
+        let Some(variant) = variant else { return self.policy.on_request(now, request) };
         self.uses += 1;
         let held = &mut self.variants[variant];
         (held.requests, held.used) = (held.requests + 1, self.uses);
@@ -218,7 +256,9 @@ impl Scheduler for Shapes {
 
     fn on_control(&mut self, now: Time, control: Control) {
         match &control {
-            Control::ModelLoaded(id, model) => self.models[id.index()] = Some(model.clone()),
+            Control::ModelLoaded(id, model) => {
+                (self.models[id.index()], self.scales[id.index()]) = (Some(model.clone()), CostScale::PROFILED);
+            }
             Control::ModelUnloaded(id) => {
                 self.models[id.index()] = None;
                 for variant in self.of_model(*id) {
@@ -229,9 +269,12 @@ impl Scheduler for Shapes {
                 let known = self.models[model.index()].as_mut().expect("the model is loaded");
                 known.blocks[block.index()].replace_profile(profile.clone());
                 for variant in self.of_model(*model) {
-                    let (model, block, profile) = (self.id(variant), *block, profile.clone());
+                    let profile = self.variants[variant].scale.of_profile(profile);
+                    let (model, block) = (self.id(variant), *block);
                     self.policy.on_control(now, Control::ProfileReplaced { model, block, profile });
                 }
+                let (model, block, profile) = (*model, *block, self.scales[model.index()].of_profile(profile));
+                return self.policy.on_control(now, Control::ProfileReplaced { model, block, profile });
             }
             Control::DeviceJoined(_)
             | Control::DeviceLeft(_)

@@ -369,7 +369,8 @@ impl Recorded {
             return Err(format!("a batch of {rows} rows, which {block:?} of model {:?} does not take", model.name));
         }
         check::extent(Extent { length, ..Extent::ONE })?;
-        self.tasks.start(self.now, action, &StartedSize { spec, rows, length }, of)
+        let scale = of.members.iter().map(|&at| self.requests[at].arrival.class.cost).max().unwrap_or_default();
+        self.tasks.start(self.now, action, &StartedSize { spec, rows, length, scale }, of)
     }
 
     fn end(&mut self, request: RequestSlot, finished: bool) -> Result<(), String> {

@@ -7,7 +7,7 @@
 
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, TaskId, Time};
 use ripieno_model::{Block, ExpectedEnds, LaneTask};
-use ripieno_sched::{Action, Limits, Outcome};
+use ripieno_sched::{Action, CostScale, Limits, Outcome};
 use std::collections::HashMap;
 
 /// Upper bound on the tasks of a recording, which take up to 2 GB of memory.
@@ -36,14 +36,16 @@ pub(super) struct TaskMembers {
     pub(super) nodes: Vec<u32>,
 }
 
-/// A batch on its device.
 /// The block that a batch runs, its rows, and the length that they are padded to.
 pub(super) struct StartedSize<'a> {
     pub(super) spec: &'a Block,
     pub(super) rows: usize,
     pub(super) length: u32,
+    /// Cost of the members relative to the profile.
+    pub(super) scale: CostScale,
 }
 
+/// A batch on its device.
 #[derive(Clone, Debug)]
 pub(super) struct RecordedTask {
     pub(super) of: TaskMembers,
@@ -102,12 +104,12 @@ impl RecordedTasks {
         size: &StartedSize<'_>,
         of: TaskMembers,
     ) -> Result<(), String> {
-        let StartedSize { spec, rows, length } = *size;
+        let StartedSize { spec, rows, length, scale } = *size;
         let Action::Start { task: id, block, device, lane, not_before, .. } = *action else { return Ok(()) };
         if device.index() >= self.limits.devices || lane.index() >= self.limits.lanes {
             return Err(format!("{id:?} starts on {lane:?} of {device:?}, which the first line does not name"));
         }
-        let (earliest, alone) = (now.max(not_before), spec.cost(rows, length));
+        let (earliest, alone) = (now.max(not_before), scale.of(spec.cost(rows, length)));
         if self.limits.lanes > 1 {
             let share = spec.share(rows, length);
             let due = self.shared.entry(device).or_insert_with(|| ExpectedEnds::new(self.limits.lanes));

@@ -32,13 +32,14 @@ impl Learning {
         percent: u32,
         alone: bool,
     ) -> Option<Control> {
-        let EmulatedTask { model, block, rows, length, start, end, excess, .. } = *running;
+        let EmulatedTask { model, block, rows, length, start, end, excess, scale, .. } = *running;
         let learnt = &mut self.models[model.index()];
-        let cost = |model: &Model| model.blocks[block.index()].cost(rows, length).scale(u64::from(percent), 100);
+        let profiled = |model: &Model| scale.of(model.blocks[block.index()].cost(rows, length));
+        let cost = |model: &Model| profiled(model).scale(u64::from(percent), 100);
         let misjudged = cost(truth) - cost(learnt.model());
         let late = now - end + excess;
         learnt.on_end(if alone { late + misjudged } else { late });
-        let took = (end - start).scale(100, u64::from(percent.max(1)));
+        let took = scale.inverse().of((end - start).scale(100, u64::from(percent.max(1))));
         let profile = learnt.on_task(now, &Ran { block, rows, length, took, alone })?;
         learnt.replace(block, profile.clone());
         Some(Control::ProfileReplaced { model, block, profile })

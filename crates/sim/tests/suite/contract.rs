@@ -13,7 +13,8 @@ use proptest::prelude::*;
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
 use ripieno_model::{Block, DropRule, Extent, LengthProfiles, Model, Profile, Walk};
 use ripieno_sched::{
-    CATALOGUE, Chains, Limits, OptionValue, Options, Request, RequestClass, Setup, Shape, build, build_served, find,
+    CATALOGUE, Chains, CostScale, Limits, OptionValue, Options, Request, RequestClass, Setup, Shape, build,
+    build_served, find,
 };
 use ripieno_sim::checkers::{Checkers, ShapeChecker};
 use ripieno_sim::{Arrival, Fault, Observer, Route, Run, Trace, World};
@@ -61,8 +62,9 @@ prop_compose! {
         shape in prop_oneof![4 => Just(Shape(0)), 4 => (1..40u32).prop_map(Shape), 1 => Just(Shape::ALONE)],
         client in 0..4u16,
         priority in prop_oneof![3 => Just(0), 1 => 0..4u8],
+        cost in prop_oneof![3 => Just(0), 1 => -20..=20i8],
     ) -> RequestClass {
-        RequestClass { shape, client, priority }
+        RequestClass { shape, client, priority, cost: CostScale(cost) }
     }
 }
 
@@ -165,7 +167,9 @@ impl Observer for Longest<'_> {
 }
 
 fn run(policy: &str, options: &Options, case: &Case) -> Trace {
-    let case = suited(policy, options, case);
+    let mut case = suited(policy, options, case);
+    // Policies alone know no shapes, and no costs by shape.
+    case.arrivals.iter_mut().for_each(|arrival| arrival.class.cost = CostScale::PROFILED);
     let mut scheduler = build(policy, &case.setup, options).unwrap();
     let (mut trace, mut checkers) = (Trace::new(&case.setup.models), Checkers::new(&case.setup));
     let mut longest = Longest::new(&case.setup);
