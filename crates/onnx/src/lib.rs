@@ -19,6 +19,7 @@
 //! operators across a cut. Rejected: running parts of a loaded graph by naming the tensors at a
 //! cut. One engine supports this, and only without fusion.
 
+mod batch_first;
 mod blocks;
 mod cuts;
 mod declared;
@@ -42,6 +43,7 @@ mod tests;
 mod weights;
 mod windows;
 
+pub use batch_first::{BATCH_FIRST_VERSION, batch_first};
 pub use blocks::{SLICER_VERSION, SlicedBlock, Slices};
 pub use cuts::Cuts;
 pub use declared::Declared;

@@ -9,15 +9,12 @@
 use crate::error::{OnnxError, refuse};
 use crate::file::OnnxFile;
 use crate::proto::{GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto};
-use crate::weights::{float_elements, inline, int_tensor, size, small_ints};
+use crate::weights::{float_elements, inline_all, int_tensor, small_ints};
 use prost::Message;
 use std::collections::{HashMap, HashSet};
-use std::path::Path;
 
 /// Version of the rewriting, for the keys of cached files.
 pub const OPEN_BATCH_VERSION: u32 = 1;
-/// Largest size of all weights together, which are stored in the rewritten file.
-const MAX_WEIGHT_BYTES: u64 = 1 << 30;
 /// Name of the batch dimension.
 const BATCH: &str = "batch";
 
@@ -32,14 +29,7 @@ pub fn open_batch(file: &OnnxFile) -> Result<Vec<u8>, OnnxError> {
     graph.output.iter_mut().try_for_each(|info| open_first("output", info))?;
     // Shapes between the operators are those of one row.
     graph.value_info.clear();
-    let total = graph.initializer.iter().fold(0u64, |total, weight| total.saturating_add(size(weight)));
-    if total > MAX_WEIGHT_BYTES {
-        return refuse("its weights are larger than 1 GiB".to_owned());
-    }
-    let folder = file.path().parent().unwrap_or(Path::new(""));
-    for weight in &mut graph.initializer {
-        *weight = inline(weight, folder)?;
-    }
+    inline_all(&mut graph, file)?;
     rewrite(&mut graph, &given);
     Ok(ModelProto { graph: Some(graph), ..file.model.clone() }.encode_to_vec())
 }
@@ -155,6 +145,7 @@ mod tests {
     use super::*;
     use crate::fixture::{Draft, axis};
     use crate::proto::elem;
+    use std::path::Path;
 
     fn opened(draft: &Draft) -> Result<OnnxFile, OnnxError> {
         let path = Path::new("m.onnx");

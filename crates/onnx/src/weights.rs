@@ -1,7 +1,8 @@
 //! Weights: their location, and reading their elements.
 
 use crate::error::{OnnxError, refuse};
-use crate::proto::{EXTERNAL, TensorProto, elem};
+use crate::file::OnnxFile;
+use crate::proto::{EXTERNAL, GraphProto, TensorProto, elem};
 use bytes::Bytes;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -13,6 +14,22 @@ const MAX_INTS: usize = 1024;
 /// Upper bound on sizes and costs of single tensors and operators, so that their sums cannot
 /// overflow.
 pub(crate) const MAX_COST: u64 = 1 << 40;
+
+/// Largest size of all weights together that are stored in a rewritten file.
+const MAX_INLINE_BYTES: u64 = 1 << 30;
+
+/// Moves all weights of a file's graph into the graph.
+pub(crate) fn inline_all(graph: &mut GraphProto, file: &OnnxFile) -> Result<(), OnnxError> {
+    let total = graph.initializer.iter().fold(0u64, |total, weight| total.saturating_add(size(weight)));
+    if total > MAX_INLINE_BYTES {
+        return refuse("its weights are larger than 1 GiB".to_owned());
+    }
+    let folder = file.path().parent().unwrap_or(Path::new(""));
+    for weight in &mut graph.initializer {
+        *weight = inline(weight, folder)?;
+    }
+    Ok(())
+}
 
 /// Returns the size of one element in bytes; `None` for strings, packed and unknown types.
 pub(crate) fn element_bytes(elem_type: i32) -> Option<usize> {

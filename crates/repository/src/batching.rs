@@ -21,8 +21,8 @@ struct NoBatches {
 }
 
 /// Remedy for rows that seem to depend on each other.
-const IF_INDEPENDENT: &str =
-    "if that is rounding or chance, batching = \"trust\" in model.toml batches it all the same";
+const IF_INDEPENDENT: &str = "if that is rounding or chance, batching = \"trust\" in model.toml batches it all the same; if another dimension \
+                              is the batch, say which: batch_dim = 1 at each [[input]] and [[output]] that has it there";
 /// Remedy for a model that accepted no generated row.
 const IF_UNTRIED: &str = "declare the shapes of its inputs ([[input]] shape in model.toml) so that it can be, or write batching = \
                           \"trust\" if each row is computed on its own";
@@ -32,7 +32,8 @@ const IF_CELL_UNTRIED: &str = "write batching = \"trust\" in model.toml if each 
 
 /// Remedy for a file without a dynamic first dimension.
 const IF_FIXED: &str = "export it with one (torch.onnx.export: dynamic_shapes, or dynamic_axes={name: {0: \"batch\"}}; tf2onnx: an \
-                        input signature that begins with None)";
+                        input signature that begins with None), or, if another dimension is the batch, say which: batch_dim = 1 \
+                        at each [[input]] and [[output]] that has it there";
 
 impl NoBatches {
     /// Formats the reason, with the remedy if there is one.

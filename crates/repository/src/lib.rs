@@ -10,6 +10,7 @@
 //! model alone. Nothing slow runs on a serving thread.
 
 mod assembly;
+mod batch_first;
 mod batching;
 pub mod cache;
 pub mod config;

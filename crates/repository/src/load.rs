@@ -3,6 +3,7 @@
 //! Loading is slow and runs on loader threads. Models are read concurrently but measured one at a
 //! time, because concurrent measurements would distort each other.
 
+use super::batch_first;
 use super::batching::{self, BatchingDecision};
 use super::config::Batching;
 use super::containment::check_weights;
@@ -145,6 +146,9 @@ impl Loader {
         let mut plan = LoadPlan::new(found, target)?;
         for file in plan.files() {
             check_weights(found, &file, target.allow_symlinks)?;
+        }
+        if !target.emulates() {
+            batch_first::apply(&mut plan)?;
         }
         let (text, unused) = text::prepare(found, &mut plan, target)?;
         if let Some(edge) = plan.triton.as_ref().map(|triton| &triton.settings.edge) {

@@ -56,6 +56,12 @@ save("mlp_bin", FIRST, [X], [H], [("w1", W1), ("b1", B1)], save={**external, "lo
 bare = [helper.make_node("Conv", ["x", "k"], ["c"]), helper.make_node("MaxPool", ["c"], ["y"], kernel_shape=[2, 2])]
 save("bare_windows", bare, [floats("x", ["batch", 1, 4, 4])], [floats("y", ["batch", 1, 2, 2])], [("k", weight(2, 2, 5)[None, None])])
 
+# Sequences in the layout [time, batch, features], and their means, which begin with the batch.
+late = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Tanh", ["m"], ["y"])]
+late += [helper.make_node("ReduceMean", ["y"], ["mean"], axes=[0], keepdims=0)]
+places = [floats("x", ["time", "batch", 3])], [floats("y", ["time", "batch", 4]), floats("mean", ["batch", 4])]
+save("batch_second", late, *places, [("w", weight(3, 4, 5))])
+
 # Half the product and twice the bias: no plain dense layer.
 scaled = [helper.make_node("Gemm", ["x", "w1", "b1"], ["h"], alpha=0.5, beta=2.0)]
 save("scaled", scaled, [X], [H], [("w1", W1), ("b1", B1)])

@@ -5,6 +5,7 @@ use crate::common::*;
 use ripieno_base::RequestSlot;
 use ripieno_executor::*;
 use ripieno_model::{DataType, TensorSpec};
+use ripieno_onnx::{OnnxFile, batch_first};
 use std::sync::Arc;
 
 /// A request in the devices' form: one row, before the file's own dimensions.
@@ -50,6 +51,34 @@ fn scalars_and_a_fixed_batch_of_one_are_answered() {
         Tensor { name: "x".into(), datatype: DataType::Bytes, shape: vec![1, 1], data: b"\x02\0\0\0ab"[..].into() };
     let y = stand.run(0, whole(vec![text.clone()])).unwrap().remove(0).outputs.remove(0);
     assert_eq!((&y.shape[..], &y.data), (&[1, 1][..], &text.data));
+}
+
+#[test]
+fn a_file_that_is_given_its_batch_first_answers_as_before() {
+    let path = std::env::temp_dir().join(format!("ripieno-batch-first-{}.onnx", std::process::id()));
+    let file = OnnxFile::read(&model_path("batch_second")).unwrap();
+    std::fs::write(&path, batch_first(&file, &[("x".to_owned(), 1), ("y".to_owned(), 1)]).unwrap()).unwrap();
+    for engine in engines() {
+        let block = BlockSource { path: Some(path.clone()), ..BlockSource::new("model") };
+        let stand = Stand::new(&*engine, &ModelSource::new("model", vec![block], 8));
+        let rows = [numbers(6, 1), numbers(6, 2), numbers(6, 3)];
+        let members = (0..3)
+            .map(|slot| TaskMember::new(RequestSlot(slot), 1, entry(fp32("x", &[1, 2, 3], &rows[slot as usize]))));
+        let together = stand.run(0, members.collect()).unwrap();
+        for (row, x) in together.into_iter().zip(&rows) {
+            // weight(3, 4, 5) of make_models.py.
+            let weight = |at: usize| ((at * 5 % 17) as f32 - 8.0) / 8.0;
+            let unit = |step: usize, unit: usize| {
+                (0..3).map(|at| x[step * 3 + at] * weight(at * 4 + unit)).sum::<f32>().tanh()
+            };
+            let y: Vec<f32> = (0..8).map(|at| unit(at / 4, at % 4)).collect();
+            let mean: Vec<f32> = (0..4).map(|at| (y[at] + y[4 + at]) / 2.0).collect();
+            assert_eq!((&row.outputs[0].shape[..], &row.outputs[1].shape[..]), (&[1, 2, 4][..], &[1, 4][..]));
+            assert_close(&floats(&row.outputs[0]), &y);
+            assert_close(&floats(&row.outputs[1]), &mean);
+        }
+    }
+    std::fs::remove_file(&path).unwrap();
 }
 
 fn measure_one(engine: &dyn Executor, file: &str) -> Vec<BlockProfile> {

@@ -35,7 +35,7 @@ pub use length_profile::LengthProfile;
 pub use lengths::LengthsConfig;
 pub use settings::Settings;
 pub use tensors::IncompleteTensor;
-use tensors::{DeclaredTensors, read_range, read_tensors};
+use tensors::{DeclaredTensors, read_batch_dims, read_range, read_tensors};
 pub use text::TextKeys;
 
 /// Default maximum batch size.
@@ -104,8 +104,9 @@ const BLOCK_KEYS: [&str; 17] = [
     "skip_when",
     "skip_to",
 ];
-const INPUT_KEYS: [&str; 7] = ["name", "datatype", "shape", "length_dim", "pad", "min", "max"];
-const OUTPUT_KEYS: [&str; 8] = ["name", "datatype", "shape", "labels", "length_dim", "length", "from", "take"];
+const INPUT_KEYS: [&str; 8] = ["name", "datatype", "shape", "batch_dim", "length_dim", "pad", "min", "max"];
+const OUTPUT_KEYS: [&str; 9] =
+    ["name", "datatype", "shape", "batch_dim", "labels", "length_dim", "length", "from", "take"];
 
 /// Limits of a model's engine process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,6 +159,8 @@ pub struct ModelConfig {
     pub cells: Option<CellsConfig>,
     /// Lengths of requests, if they vary in length and are padded.
     pub lengths: Option<LengthsConfig>,
+    /// Tensors whose batch is not their first dimension, with its index.
+    pub batch_dims: Vec<(String, usize)>,
     /// Bounds on input values.
     pub ranges: Vec<InputRange>,
     /// Declared inputs.
@@ -325,10 +328,10 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
     // The cells determine datatypes and shapes of a model in cells; an emulated one needs
     // declarations. Tensors with a length are described by the model's file.
     let typed = |tensor: &&Keys<'_>| tensor.has("datatype") || tensor.has("shape");
-    let declared = outputs
-        .iter()
-        .filter(|output| typed(output) || !(cells.is_some() || output.has("length_dim") || output.has("labels")));
-    let says_else = |input: &&Keys<'_>| ["length_dim", "min", "max"].iter().any(|key| input.has(key));
+    let declared = outputs.iter().filter(|output| {
+        typed(output) || !(cells.is_some() || ["length_dim", "batch_dim", "labels"].iter().any(|key| output.has(key)))
+    });
+    let says_else = |input: &&Keys<'_>| ["length_dim", "batch_dim", "min", "max"].iter().any(|key| input.has(key));
     let declared_inputs = inputs.iter().filter(|input| typed(input) || !says_else(input));
     let DeclaredTensors { complete: inputs_declared, mut incomplete } = read_tensors("input", declared_inputs)?;
     let DeclaredTensors { complete: outputs_declared, incomplete: incomplete_outputs } =
@@ -352,6 +355,7 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
         by_length: lengths::read_costs(keys, lengths.is_some())?,
         granularity: read_granularity(keys)?,
         blocks: read_blocks(&blocks, lengths.is_some())?,
+        batch_dims: read_batch_dims(inputs.iter().chain(&outputs))?,
         ranges: inputs.iter().filter_map(|input| read_range(input).transpose()).collect::<Result<_, _>>()?,
         inputs: inputs_declared,
         outputs: outputs_declared,

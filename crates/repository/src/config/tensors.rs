@@ -75,6 +75,23 @@ pub(super) fn read_tensors<'a>(
     Ok(tensors)
 }
 
+/// Largest index of a batch dimension.
+const MAX_BATCH_DIM: usize = 15;
+
+/// Reads the tensors whose batch is not their first dimension.
+pub(super) fn read_batch_dims<'a>(tensors: impl Iterator<Item = &'a Keys<'a>>) -> Result<Vec<(String, usize)>, String> {
+    let mut dims = Vec::new();
+    for keys in tensors {
+        if let Some(dim) = keys.whole("batch_dim", 0, MAX_BATCH_DIM)? {
+            let name = keys.required(keys.text("name", "x")?, "name", "\"x\"")?;
+            if dim > 0 {
+                dims.push((name, dim));
+            }
+        }
+    }
+    Ok(dims)
+}
+
 /// Reads the range of an input's values; `min` defaults to zero.
 pub(super) fn read_range(keys: &Keys<'_>) -> Result<Option<InputRange>, String> {
     if !keys.has("min") && !keys.has("max") {

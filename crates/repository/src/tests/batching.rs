@@ -41,6 +41,27 @@ fn a_batch_of_one_is_opened_where_rows_are_answered_as_before() {
 }
 
 #[test]
+fn a_batch_that_is_not_first_is_declared() {
+    let guessed = report("batch_second.onnx", "max_batch = 8\n");
+    let why = guessed.unbatched.unwrap();
+    assert!(why.contains("batch_dim = 1 at each [[input]]"), "{why}");
+    let declared = "max_batch = 8\n[[input]]\nname = \"x\"\nbatch_dim = 1\n[[output]]\nname = \"y\"\nbatch_dim = 1\n";
+    let right = report("batch_second.onnx", declared);
+    assert_eq!((right.error, right.unbatched, right.max_batch), (None, None, Some(8)));
+    assert_eq!((&*right.inputs[0], &*right.outputs[0]), ("x FP32 [-1, -1, 3]", "y FP32 [-1, -1, 4]"));
+    // The mean begins with the batch, and a shape is declared as it is served.
+    let timed = declared
+        .replace("batch_dim = 1\n[[output]]", "batch_dim = 1\ndatatype = \"FP32\"\nshape = [-1, 5, 3]\n[[output]]");
+    assert_eq!(report("batch_second.onnx", &timed).measured_at.as_deref(), Some("x [1, 5, 3]"));
+    let wrong = report("batch_second.onnx", &declared.replace("name = \"y\"", "name = \"mean\""));
+    assert!(wrong.error.is_some() || wrong.unbatched.is_some(), "features are no batch: {wrong:?}");
+    let none = report("batch_second.onnx", &declared.replace("name = \"x\"", "name = \"w\"")).error.unwrap();
+    assert!(none.contains("model.toml: batch_dim stands at 'w', which is no input or output"), "{none}");
+    let far = report("batch_second.onnx", &declared.replace("batch_dim = 1\n[[output]]", "batch_dim = 3\n[[output]]"));
+    assert!(far.error.unwrap().contains("batch_dim = 3: 'x' has 3 dimensions"));
+}
+
+#[test]
 fn rows_that_depend_on_each_other_are_kept_apart_refused_or_trusted() {
     for file in ["softmax_of_batch.onnx", "running_sum.onnx", "centred.onnx", "turned.onnx"] {
         let apart = report(file, "max_batch = 8\n");
