@@ -19,11 +19,12 @@ use std::sync::Arc;
 pub(crate) struct DeviceArgs {
     /// cpu; or emulated: a device that waits as long as the model's latency profile says; or
     /// emulated:1080ti and emulated:a100, which know the published profiles of 35 and 37 models by
-    /// name.
+    /// name; or cuda:0, or several as cuda:0,cuda:1: NVIDIA GPUs, by ONNX Runtime with its CUDA
+    /// provider.
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub(crate) device: DeviceKind,
 
-    /// Number of devices; each runs one batch at a time.
+    /// Number of devices; each runs one batch at a time. GPUs are counted by --device.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) devices: u16,
 
@@ -70,12 +71,17 @@ pub(crate) enum DeviceKind {
     Cpu,
     /// Emulated: batches take as long as their profile says.
     Emulated(Option<ZooDevice>),
+    /// GPUs, by their numbers in CUDA.
+    Cuda(Vec<u32>),
 }
 
 impl FromStr for DeviceKind {
     type Err = String;
 
     fn from_str(text: &str) -> Result<DeviceKind, String> {
+        if text.starts_with("cuda") {
+            return gpus(text).map(DeviceKind::Cuda);
+        }
         let (kind, name) = text.split_once(':').map_or((text, None), |(kind, name)| (kind, Some(name)));
         match (kind, name) {
             ("cpu", None) => Ok(DeviceKind::Cpu),
@@ -84,10 +90,26 @@ impl FromStr for DeviceKind {
                 Some(device) => Ok(DeviceKind::Emulated(Some(device))),
                 None => Err(format!("no profiles are known for {name:?}; use {}", zoo_names())),
             },
-            ("cuda", _) => Err("this build has no CUDA engine; use cpu, or emulated:a100 to try a load".to_owned()),
-            _ => Err(format!("use cpu, emulated, {}", zoo_names())),
+            _ => Err(format!("use cpu, cuda:0, emulated, {}", zoo_names())),
         }
     }
+}
+
+/// Returns the numbers of GPUs, each named once.
+fn gpus(text: &str) -> Result<Vec<u32>, String> {
+    let mut gpus = Vec::new();
+    for name in text.split(',') {
+        let ordinal = name.strip_prefix("cuda:").filter(|digits| digits.bytes().all(|digit| digit.is_ascii_digit()));
+        let ordinal = ordinal.and_then(|digits| digits.parse::<u16>().ok()).map(u32::from);
+        let ordinal = ordinal.ok_or_else(|| format!("{name:?} is no GPU; use cuda:0, or several as cuda:0,cuda:1"))?;
+        if gpus.contains(&ordinal) {
+            return Err(format!(
+                "{name} is named twice; name each GPU once, and use instances and lanes for more batches"
+            ));
+        }
+        gpus.push(ordinal);
+    }
+    Ok(gpus)
 }
 
 fn zoo_names() -> String {
@@ -106,8 +128,20 @@ impl DeviceArgs {
         self.threads.map_or_else(|| (cores / usize::from(self.devices)).max(1), usize::from)
     }
 
+    /// Returns the number of devices.
+    pub(crate) fn count(&self) -> u16 {
+        match &self.device {
+            DeviceKind::Cuda(gpus) => gpus.len() as u16,
+            DeviceKind::Cpu | DeviceKind::Emulated(_) => self.devices,
+        }
+    }
+
     fn library(&self, threads: usize) -> Result<OnnxRuntimeEngine, LoadError> {
-        let options = OnnxRuntimeOptions { library: self.onnxruntime.clone(), threads };
+        let gpus = match &self.device {
+            DeviceKind::Cuda(gpus) => gpus.clone(),
+            DeviceKind::Cpu | DeviceKind::Emulated(_) => Vec::new(),
+        };
+        let options = OnnxRuntimeOptions { library: self.onnxruntime.clone(), threads, gpus };
         Ok(OnnxRuntimeEngine::new(options)?.with_depth(Limits::MOST_DEPTH))
     }
 
@@ -119,6 +153,9 @@ impl DeviceArgs {
     /// Logs the engine of a server, and how to get a faster one.
     pub(crate) fn log_engine(&self, target: &LoadTarget) {
         match (target.engine.name(), self.engine) {
+            _ if matches!(self.device, DeviceKind::Cuda(_)) => {
+                tracing::info!("the engine is onnxruntime on GPUs: {}", target.engine.device_key());
+            }
             ("onnxruntime", EngineName::Auto) => tracing::info!(
                 "the engine is onnxruntime, which was found; models that it cannot run go to the built-in engine"
             ),
@@ -139,6 +176,15 @@ impl DeviceArgs {
                 let name = zoo.map_or("", ZooDevice::name).to_owned();
                 Arc::new(EmulatedEngine::new(EmulatedOptions { name }).with_depth(Limits::MOST_DEPTH))
             }
+            (DeviceKind::Cuda(_), _) if self.devices > 1 => {
+                bail!("--devices is for --device cpu and emulated; name each GPU in --device, as cuda:0,cuda:1")
+            }
+            (DeviceKind::Cuda(_), EngineName::Auto | EngineName::Onnxruntime) => {
+                Arc::new(self.library(threads).context("--device cuda")?)
+            }
+            (DeviceKind::Cuda(_), EngineName::Cpu) => {
+                bail!("--engine cpu computes on the CPU only; leave it out, since GPUs are used by ONNX Runtime")
+            }
             (DeviceKind::Emulated(_), EngineName::Onnxruntime) => bail!("--engine is for --device cpu; leave it out"),
             (DeviceKind::Cpu, EngineName::Cpu) => Arc::new(built_in()),
             (DeviceKind::Cpu, EngineName::Onnxruntime) => {
@@ -155,12 +201,12 @@ impl DeviceArgs {
         };
         let zoo = match self.device {
             DeviceKind::Emulated(zoo) => zoo,
-            DeviceKind::Cpu => None,
+            DeviceKind::Cpu | DeviceKind::Cuda(_) => None,
         };
         let args = vec!["engine-process".to_owned()];
         let engine_process = Some(EngineProcess { program: own_program()?, args });
         let policies = ripieno_sched::CATALOGUE.iter().map(|policy| policy.name).collect();
-        Ok(LoadTarget { zoo, policies, devices: usize::from(self.devices), engine_process, ..LoadTarget::new(engine) })
+        Ok(LoadTarget { zoo, policies, devices: usize::from(self.count()), engine_process, ..LoadTarget::new(engine) })
     }
 }
 
@@ -168,4 +214,21 @@ impl DeviceArgs {
 fn own_program() -> anyhow::Result<PathBuf> {
     let running = PathBuf::from("/proc/self/exe");
     if running.exists() { Ok(running) } else { std::env::current_exe().context("this program's own file is not known") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpus_are_named_by_their_numbers() {
+        let parse = |text: &str| text.parse::<DeviceKind>();
+        assert_eq!(parse("cuda:0"), Ok(DeviceKind::Cuda(vec![0])));
+        assert_eq!(parse("cuda:2,cuda:0"), Ok(DeviceKind::Cuda(vec![2, 0])));
+        for wrong in ["cuda", "cuda:", "cuda:-1", "cuda:+1", "cuda:0,1", "cuda:99999", "cuda:0,"] {
+            assert!(parse(wrong).unwrap_err().contains("use cuda:0"), "{wrong}");
+        }
+        assert!(parse("cuda:1,cuda:1").unwrap_err().contains("named twice"));
+        assert!(parse("rocm:0").unwrap_err().contains("use cpu, cuda:0, emulated"));
+    }
 }

@@ -156,3 +156,16 @@ fn a_polled_repository_may_begin_without_a_model() {
     }
     assert_eq!(status(&http, "GET", "/v2/models/double/ready"), 200);
 }
+
+#[test]
+fn without_a_gpu_all_missing_parts_are_named() {
+    let folder = Folder::new("gpu");
+    let file = folder.write("model.onnx", b"not read");
+    let (code, log) = Serve::start(&file, &["--device", "cuda:4095"]).end();
+    assert_eq!(code, Some(1), "{log}");
+    assert!(log.contains("cannot run models on cuda:4095: ") && !log.contains("panicked"), "{log}");
+    let (code, log) = Serve::start(&file, &["--device", "cuda:0", "--engine", "cpu"]).end();
+    assert!(code == Some(1) && log.contains("--engine cpu computes on the CPU only"), "{log}");
+    let (code, log) = Serve::start(&file, &["--device", "cuda:one"]).end();
+    assert!(code == Some(2) && log.contains("use cuda:0"), "{log}");
+}

@@ -30,6 +30,12 @@ pub trait Executor: Send + Sync {
     /// "cpu/rten-0.27/1-thread".
     fn device_key(&self) -> String;
 
+    /// Whether a model's engine runs in a process of its own unless its configuration says
+    /// otherwise, because a failure of the device ends the process that uses it.
+    fn isolates(&self) -> bool {
+        false
+    }
+
     /// Reads and checks a model. This is slow and should run on a thread that serves no requests.
     fn load(&self, source: &ModelSource) -> Result<Arc<dyn LoadedModel>, LoadError>;
 

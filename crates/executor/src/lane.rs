@@ -43,6 +43,8 @@ pub(crate) struct LaneOptions {
     /// Number of tasks that each lane holds.
     pub(crate) depth: usize,
     pub(crate) prepare: Prepare,
+    /// Index of the device's GPU among the engine's; 0 on a CPU.
+    pub(crate) place: usize,
     pub(crate) enter: Enter,
     /// Cancellation of each lane's waits. An emulated device's runner shares it.
     pub(crate) aborts: Vec<Arc<Abort>>,
@@ -54,6 +56,7 @@ pub(crate) struct LaneOptions {
 pub(crate) struct LaneDevice {
     lanes: Vec<LaneThread>,
     prepare: Prepare,
+    place: usize,
     account: Arc<DeviceCounters>,
     /// Number of attachments so far. The state of a request belongs to an attachment, because model
     /// ids are reused.
@@ -69,7 +72,7 @@ struct LaneThread {
 
 impl LaneDevice {
     pub(crate) fn open(options: LaneOptions, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
-        let LaneOptions { name, depth, prepare, enter, aborts, max_concurrent } = options;
+        let LaneOptions { name, depth, prepare, place, enter, aborts, max_concurrent } = options;
         let (account, slots) = (Arc::<DeviceCounters>::default(), WalkSlots::default());
         let permits = (max_concurrent < aborts.len()).then(|| Arc::new(RunPermits::new(max_concurrent)));
         let mut lanes = Vec::with_capacity(aborts.len());
@@ -79,7 +82,7 @@ impl LaneDevice {
             let body = LaneLoop { worker, permits: permits.clone(), sink: Arc::clone(&sink) };
             lanes.push(LaneThread::start(name, depth, abort, Arc::clone(&enter), body)?);
         }
-        Ok(Box::new(LaneDevice { lanes, prepare, account, attachments: AtomicU64::new(0) }))
+        Ok(Box::new(LaneDevice { lanes, prepare, place, account, attachments: AtomicU64::new(0) }))
     }
 }
 
@@ -123,7 +126,7 @@ impl Device for LaneDevice {
     fn attach(&self, id: ModelId, model: Arc<dyn LoadedModel>) {
         let attachment = self.attachments.fetch_add(1, Ordering::Relaxed);
         for (at, lane) in self.lanes.iter().enumerate() {
-            let ready = isolated::prepare(&*model).unwrap_or_else(|| (self.prepare)(&*model, at));
+            let ready = isolated::prepare(&*model, self.place).unwrap_or_else(|| (self.prepare)(&*model, at));
             if let Err(cause) = &ready {
                 tracing::error!(model = id.0, %cause, "a model cannot be attached");
             }

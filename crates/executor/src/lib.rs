@@ -55,7 +55,7 @@ pub use example::{ExampleOrigin, TrialRequest, example_origin, find_example, is_
 pub use independence::{RowIndependence, check_opened, check_rows};
 pub use isolated::serve_engine;
 pub use length_rule::LengthRule;
-pub use onnxruntime::{OnnxRuntimeEngine, OnnxRuntimeOptions};
+pub use onnxruntime::{GpuOptions, OnnxRuntimeEngine, OnnxRuntimeOptions};
 pub use output_lengths::find_output_lengths;
 pub use profile::{BlockProfile, MeasuredProfile, Measurement, check_padding, measure, run_example, time_batch};
 pub use source::{

@@ -6,9 +6,9 @@
 //! into cells, a name refers to another value at each step. So such a model states the source of
 //! each tensor by an [`InputLink`].
 
-use crate::Unfold;
 use crate::condition::{Condition, TensorRule};
 use crate::length_rule::LengthRule;
+use crate::{GpuOptions, Unfold};
 use ripieno_base::BlockId;
 use ripieno_model::{Extent, LengthProfiles, Profile, Steps, TensorSpec, Walk};
 use std::path::PathBuf;
@@ -47,6 +47,8 @@ pub struct ModelSource {
     pub limit: StepLimit,
     /// Runs the engine in separate processes, if set.
     pub isolation: Option<Isolation>,
+    /// Settings for models on a GPU.
+    pub gpu: GpuOptions,
     /// Decides which requests leave a chain early, in addition to the rules of the blocks.
     pub condition: Option<Arc<dyn Condition>>,
     /// Creates the graph of each request by code, in a model of walk `graph`. Requests then contain
@@ -72,6 +74,7 @@ impl ModelSource {
             ranges: Vec::new(),
             limit: StepLimit::default(),
             isolation: None,
+            gpu: GpuOptions::default(),
             condition: None,
             unfold: None,
         }

@@ -5,8 +5,8 @@
 //! from `model.toml` or from published tables.
 
 use super::config::{
-    Batching, BlockConditions, BlockConfig, CellsConfig, DEFAULT_MAX_BATCH, LengthsConfig, ModelConfig, ProcessConfig,
-    nearest,
+    Batching, BlockConditions, BlockConfig, CellsConfig, DEFAULT_MAX_BATCH, IsolationConfig, LengthsConfig,
+    ModelConfig, ProcessConfig, nearest,
 };
 use super::containment;
 use super::foreign::found_instead;
@@ -88,7 +88,20 @@ impl LoadTarget {
     /// Returns the isolation of a model's engine, if configured. Emulated models are never
     /// isolated, since they cannot crash.
     fn isolation(&self, name: &str, config: &ModelConfig) -> Result<Option<Isolation>, String> {
-        let Some(process) = config.isolation.filter(|_| !self.emulates()) else { return Ok(None) };
+        let process = match config.isolation {
+            _ if self.emulates() => return Ok(None),
+            IsolationConfig::None => return Ok(None),
+            IsolationConfig::Unset { splits } if splits || !self.engine.isolates() => return Ok(None),
+            IsolationConfig::Unset { .. } => ProcessConfig { memory_limit: None, task_limit: Isolation::TASK_LIMIT },
+            IsolationConfig::Process(ProcessConfig { memory_limit: Some(_), .. }) if self.engine.isolates() => {
+                return Err(format!(
+                    "{}: memory_limit_mb: limits address space, of which CUDA reserves all that the machine has; use \
+                     gpu_memory_limit_mb",
+                    config.file
+                ));
+            }
+            IsolationConfig::Process(process) => process,
+        };
         let Some(EngineProcess { program, mut args }) = self.engine_process.clone() else {
             return Err(format!(
                 "{}: isolation = \"process\": this program starts no processes for engines; serve the model with ripieno serve, or \
@@ -147,6 +160,7 @@ impl LoadPlan {
         let mut source = ModelSource {
             ranges: config.ranges.clone(),
             isolation: target.isolation(&found.name, &config)?,
+            gpu: config.gpu,
             inputs: config.inputs.clone(),
             outputs: config.outputs.clone(),
             ..ModelSource::new(&found.name, blocks, max_batch)

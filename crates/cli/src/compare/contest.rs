@@ -253,7 +253,7 @@ impl LoadedContestant {
             return Err(anyhow!(failure)).with_context(|| format!("{}: the first request", contestant.title));
         }
         let title = contestant.title.clone();
-        let (devices, slo) = (devices.devices, entry.slo.span);
+        let (devices, slo) = (devices.count(), entry.slo.span);
         Ok(LoadedContestant { title, engine, device, devices, target: Arc::new(target), slo, seed: requests.seed })
     }
 

@@ -88,6 +88,7 @@ impl CpuEngine {
             name: format!("{NAME}-{}", self.opened.fetch_add(1, Ordering::Relaxed)),
             depth: self.depth,
             prepare: Box::new(move |loaded, _| prepare(loaded, &pool)),
+            place: 0,
             enter: if lanes == 1 { Arc::new(move |body| outer.run(body)) } else { Arc::new(|body| body()) },
             aborts: (0..lanes).map(|_| Arc::default()).collect(),
             max_concurrent: threads,
@@ -112,6 +113,8 @@ impl Executor for CpuEngine {
                 library: None,
                 threads: self.options.threads,
                 least_rows: MIN_ROWS,
+                gpus: Vec::new(),
+                gpu_options: source.gpu,
             };
             return isolated::load(isolation, kind, source, read);
         }

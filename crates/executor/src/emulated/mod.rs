@@ -86,6 +86,7 @@ impl Executor for EmulatedEngine {
                 let runner = EmulatedRunner { plan: Arc::clone(&plan), costs, sharing: Arc::clone(&sharing), lane };
                 Ok(ReadyModel::new(plan, Box::new(runner)))
             }),
+            place: 0,
             enter: Arc::new(|body| body()),
             max_concurrent: aborts.len(),
             aborts,

@@ -5,8 +5,8 @@
 
 use super::protocol::{LoadBlock, LoadRequest, PackedTensor, RunReply, RunRequest, fits, number, receive, send};
 use crate::{
-    BlockSource, CpuEngine, CpuOptions, Device, Executor, InputRange, LoadError, MemberProgress, ModelSource,
-    OnnxRuntimeEngine, OnnxRuntimeOptions, RequestEntry, Task, TaskMember, TaskResult, Tensor,
+    BlockSource, CpuEngine, CpuOptions, Device, Executor, GpuOptions, InputRange, LoadError, MemberProgress,
+    ModelSource, OnnxRuntimeEngine, OnnxRuntimeOptions, RequestEntry, Task, TaskMember, TaskResult, Tensor,
 };
 use ripieno_base::{BlockId, LaneId, ModelId, RequestSlot, TaskId};
 use std::io;
@@ -102,7 +102,8 @@ impl ChildEngine {
         let threads = load.threads as usize;
         let engine: Box<dyn Executor> = if load.onnxruntime {
             let library = load.library.clone().map(PathBuf::from);
-            Box::new(OnnxRuntimeEngine::new(OnnxRuntimeOptions { library, threads })?)
+            let gpus = load.gpu.iter().map(|gpu| gpu.ordinal).collect();
+            Box::new(OnnxRuntimeEngine::new(OnnxRuntimeOptions { library, threads, gpus })?)
         } else {
             Box::new(CpuEngine::new(CpuOptions { threads }))
         };
@@ -140,6 +141,10 @@ fn source(load: &LoadRequest, block: &LoadBlock) -> ModelSource {
     ModelSource {
         unbatched: load.unbatched,
         ranges: block.ranges.iter().map(range).collect(),
+        gpu: load.gpu.map_or_else(GpuOptions::default, |gpu| GpuOptions {
+            memory_limit: gpu.memory_limit,
+            allow_cpu_nodes: gpu.allow_cpu_nodes,
+        }),
         ..ModelSource::new(&block.name, vec![only], load.max_batch as usize)
     }
 }

@@ -30,8 +30,10 @@ use crate::model::{EngineData, EngineModel, OnnxBlocks};
 use crate::plan::ModelPlan;
 use crate::rows::BatchTensor;
 use crate::runner::{BlockCall, ProcessDown, ReadyModel, Runner};
-use crate::{ExecError, Isolation, LoadError, LoadedModel, Loss, ModelSource, Outage};
-use protocol::{LoadBlock, LoadRequest, PackedTensor, RangeMessage, RunReply, RunRequest, fits, receive, send};
+use crate::{ExecError, GpuOptions, Isolation, LoadError, LoadedModel, Loss, ModelSource, Outage};
+use protocol::{
+    LoadBlock, LoadGpu, LoadRequest, PackedTensor, RangeMessage, RunReply, RunRequest, fits, receive, send,
+};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -44,21 +46,31 @@ pub(crate) struct ProcessEngine {
     pub(crate) threads: usize,
     /// Smallest number of rows; see [`Runner::min_rows`].
     pub(crate) least_rows: usize,
+    /// GPUs of the engine; empty on a CPU.
+    pub(crate) gpus: Vec<u32>,
+    pub(crate) gpu_options: GpuOptions,
 }
 
 /// A model that runs in separate processes.
 pub(crate) struct Isolated {
-    processes: Arc<ProcessPool>,
+    /// Processes on each GPU of the engine, or on the CPU.
+    places: Vec<Arc<ProcessPool>>,
     least_rows: usize,
 }
 
 impl EngineData for Isolated {
+    /// Returns an outage if no process runs on any device that has the model.
     fn outage(&self) -> Option<Outage> {
-        self.processes.outage()
+        let attached = || self.places.iter().filter(|processes| processes.is_attached());
+        let outages: Option<Vec<Outage>> = match attached().next() {
+            Some(_) => attached().map(|processes| processes.outage()).collect(),
+            None => self.places[..1].iter().map(|processes| processes.outage()).collect(),
+        };
+        outages?.into_iter().min_by_key(|outage| outage.retry_after)
     }
 
     fn restarts(&self) -> Option<u64> {
-        Some(self.processes.restarts())
+        Some(self.places.iter().map(|processes| processes.restarts()).sum())
     }
 }
 
@@ -82,7 +94,7 @@ pub(crate) fn load(
         Ok(LoadBlock { name: block.name.clone(), path: text(&path)?, ranges: own.into_iter().map(range).collect() })
     };
     let blocks = source.blocks.iter().zip(&read.blocks).map(block).collect::<Result<_, LoadError>>()?;
-    let message = LoadRequest {
+    let request = LoadRequest {
         onnxruntime: kind.onnxruntime,
         library: kind.library.as_deref().map(text).transpose()?,
         threads: kind.threads as u64,
@@ -90,27 +102,37 @@ pub(crate) fn load(
         unbatched: read.plan.unbatched,
         blocks,
         memory_limit: isolation.memory_limit,
+        gpu: None,
     };
-    let processes = ProcessPool::new(source.name.clone(), isolation.clone(), message);
-    processes.provide(1)?;
-    let own = Isolated { processes, least_rows: kind.least_rows };
+    let pool = |gpu: Option<u32>| {
+        let GpuOptions { memory_limit, allow_cpu_nodes } = kind.gpu_options;
+        let gpu = gpu.map(|ordinal| LoadGpu { ordinal, memory_limit, allow_cpu_nodes });
+        ProcessPool::new(source.name.clone(), isolation.clone(), LoadRequest { gpu, ..request.clone() })
+    };
+    let places: Vec<Arc<ProcessPool>> = match &kind.gpus[..] {
+        [] => vec![pool(None)],
+        gpus => gpus.iter().map(|&ordinal| pool(Some(ordinal))).collect(),
+    };
+    places[0].provide(1)?;
+    let own = Isolated { places, least_rows: kind.least_rows };
     Ok(Arc::new(EngineModel { plan: Arc::new(read.plan), data: own }))
 }
 
-/// Returns the runner of an isolated model on a lane, and waits until the lane has a process.
-/// `None` if the model is not isolated.
-pub(crate) fn prepare(loaded: &dyn LoadedModel) -> Option<Result<ReadyModel, ExecError>> {
+/// Returns the runner of an isolated model on a lane of a device at `place`, and waits until the
+/// lane has a process. `None` if the model is not isolated.
+pub(crate) fn prepare(loaded: &dyn LoadedModel, place: usize) -> Option<Result<ReadyModel, ExecError>> {
     let model: &EngineModel<Isolated> = loaded.as_any().downcast_ref()?;
     let plan = Arc::clone(&model.plan);
+    let processes = &model.data.places[place];
     let runner = ProcessRunner {
         plan: Arc::clone(&plan),
-        processes: Arc::clone(&model.data.processes),
+        processes: Arc::clone(processes),
         down: ProcessDown::default(),
         batches: 0,
         least_rows: model.data.least_rows,
     };
     let down = runner.down.clone();
-    Some(match model.data.processes.attach() {
+    Some(match processes.attach() {
         Ok(()) => Ok(ReadyModel { plan, runner: Box::new(runner), down }),
         Err(cause) => Err(ExecError(cause.to_string())),
     })

@@ -36,6 +36,20 @@ pub(super) struct LoadRequest {
     /// Limit of the process's address space in bytes.
     #[prost(uint64, optional, tag = "7")]
     pub(super) memory_limit: Option<u64>,
+    #[prost(message, optional, tag = "8")]
+    pub(super) gpu: Option<LoadGpu>,
+}
+
+/// GPU to run the model on.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(super) struct LoadGpu {
+    #[prost(uint32, tag = "1")]
+    pub(super) ordinal: u32,
+    /// Limit of the GPU's memory in bytes.
+    #[prost(uint64, optional, tag = "2")]
+    pub(super) memory_limit: Option<u64>,
+    #[prost(bool, tag = "3")]
+    pub(super) allow_cpu_nodes: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -23,8 +23,17 @@ const STABLE_AFTER: Duration = Duration::from_secs(20);
 const LOAD_LIMIT: Duration = Duration::from_secs(600);
 /// Environment variables passed to a process. Others may hold the server's secrets, which a model
 /// must not see.
-const PASSED_VARIABLES: [&str; 8] =
-    ["PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "ORT_DYLIB_PATH", "VIRTUAL_ENV", "RUST_BACKTRACE"];
+const PASSED_VARIABLES: [&str; 9] = [
+    "PATH",
+    "HOME",
+    "LANG",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "ORT_DYLIB_PATH",
+    "VIRTUAL_ENV",
+    "RUST_BACKTRACE",
+    "CUDA_VISIBLE_DEVICES",
+];
 
 /// The processes of one model.
 pub(super) struct ProcessPool {
@@ -101,6 +110,11 @@ impl ProcessPool {
             state.wanted
         };
         self.provide(wanted)
+    }
+
+    /// Whether a lane needs a process.
+    pub(super) fn is_attached(&self) -> bool {
+        self.state.lock().wanted > 0
     }
 
     /// Counts one lane fewer.
@@ -254,6 +268,8 @@ impl Supervisor {
         let mut command = Command::new(program);
         command.args(&self.isolation.args).env_clear();
         command.envs(PASSED_VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
+        // CUDA then numbers GPUs as nvidia-smi and the check of ordinals do.
+        command.env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
         // In a group of its own, the process gets no signals from the terminal. Only the server
         // gets them, drains, and then ends its processes.
         command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).process_group(0);

@@ -54,6 +54,7 @@ fn options(prepare: Prepare) -> LaneOptions {
         name: "scripted".to_owned(),
         depth: 2,
         prepare,
+        place: 0,
         enter,
         aborts: vec![Arc::default()],
         max_concurrent: 1,

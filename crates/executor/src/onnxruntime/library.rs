@@ -24,11 +24,11 @@ const VARIABLE: &str = "ORT_DYLIB_PATH";
 const FIX: &str = "install it with `pip install onnxruntime`, or name its file with --onnxruntime PATH";
 
 #[cfg(target_os = "macos")]
-const SYSTEM_NAMES: &[&str] = &["libonnxruntime.dylib"];
+pub(super) const SYSTEM_NAMES: [&str; 1] = ["libonnxruntime.dylib"];
 #[cfg(target_os = "windows")]
-const SYSTEM_NAMES: &[&str] = &["onnxruntime.dll"];
+pub(super) const SYSTEM_NAMES: [&str; 1] = ["onnxruntime.dll"];
 #[cfg(not(any(target_os = "macos", target_os = "windows")))]
-const SYSTEM_NAMES: &[&str] = &["libonnxruntime.so", "libonnxruntime.so.1"];
+pub(super) const SYSTEM_NAMES: [&str; 2] = ["libonnxruntime.so", "libonnxruntime.so.1"];
 
 /// Loads the library from `explicit`, or else from the first place that has it.
 pub(crate) fn load(explicit: Option<&Path>) -> Result<&'static Library, LoadError> {
@@ -50,10 +50,14 @@ pub(crate) fn load(explicit: Option<&Path>) -> Result<&'static Library, LoadErro
     }
 }
 
+/// Returns the file that the environment variable names.
+pub(super) fn named_by_variable() -> Option<PathBuf> {
+    std::env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
 fn find(explicit: Option<&Path>) -> Result<Library, LoadError> {
     let named = explicit.map(|path| ("--onnxruntime", path.to_path_buf()));
-    let variable = || std::env::var_os(VARIABLE).filter(|path| !path.is_empty());
-    if let Some((by, path)) = named.or_else(|| Some((VARIABLE, variable()?.into()))) {
+    if let Some((by, path)) = named.or_else(|| Some((VARIABLE, named_by_variable()?))) {
         return open(&path).map_err(|cause| {
             LoadError(format!("cannot load ONNX Runtime, as named by {by}: {cause}; correct the path, or {FIX}"))
         });
@@ -84,7 +88,7 @@ fn version(path: &Path, build_info: &str) -> String {
 }
 
 /// Returns the library inside the Python package, without importing the package.
-fn python_package() -> Result<PathBuf, String> {
+pub(super) fn python_package() -> Result<PathBuf, String> {
     const FIND: &str = "import importlib.util as u; s = u.find_spec('onnxruntime'); \
                         print(s.submodule_search_locations[0] if s else '')";
     let run = Command::new(python()).args(["-c", FIND]).output();

@@ -10,11 +10,18 @@
 //! A session has as many threads as its device, so a single batch uses all of them. If lanes run
 //! concurrently, the operating system shares the cores among them.
 //!
+//! With CUDA a session belongs to one GPU, and devices on different GPUs share no sessions. Every
+//! lane has a session, and thereby a stream, of its own.
+//!
 //! Gathered batches are read in place. Outputs stay in the library's memory until the last answer
 //! that contains them is sent.
 
+mod cuda;
 mod library;
+mod places;
 mod tensors;
+
+pub use cuda::GpuOptions;
 
 use crate::isolated::{self, ProcessEngine};
 use crate::lane::{DEFAULT_DEPTH, LaneDevice, LaneOptions};
@@ -24,10 +31,12 @@ use crate::rows::BatchTensor;
 use crate::runner::{BlockCall, ReadyModel, Runner};
 use crate::values::EngineLimits;
 use crate::{Device, ExecError, Executor, LoadError, LoadedModel, ModelSource, Sink};
+use cuda::SearchPaths;
 use library::Library;
 use ort::logging::LogLevel;
 use ort::session::{Session, SessionInputValue, builder::SessionBuilder};
 use parking_lot::{Condvar, Mutex};
+use places::{ConcurrencyClaim, EnginePlace, EnginePlaces};
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -43,11 +52,13 @@ pub struct OnnxRuntimeOptions {
     pub library: Option<PathBuf>,
     /// Number of threads per device. All of them work on one batch.
     pub threads: usize,
+    /// GPUs to run models on, by their numbers in CUDA. Empty for the CPU.
+    pub gpus: Vec<u32>,
 }
 
 impl Default for OnnxRuntimeOptions {
     fn default() -> OnnxRuntimeOptions {
-        OnnxRuntimeOptions { library: None, threads: 1 }
+        OnnxRuntimeOptions { library: None, threads: 1, gpus: Vec::new() }
     }
 }
 
@@ -59,22 +70,31 @@ pub struct OnnxRuntimeEngine {
     threads: usize,
     depth: usize,
     opened: AtomicUsize,
-    /// Largest number of concurrent batches, summed over all open devices.
-    max_concurrent: Arc<AtomicUsize>,
+    places: Arc<EnginePlaces>,
+    /// Names of the GPUs and version of their driver; `None` for the CPU.
+    gpu_key: Option<String>,
 }
 
 impl OnnxRuntimeEngine {
     /// Creates the engine after locating and loading the library, which happens once per process.
     pub fn new(options: OnnxRuntimeOptions) -> Result<OnnxRuntimeEngine, LoadError> {
-        let library = library::load(options.library.as_deref())?;
-        let threads = options.threads.max(1);
+        let (library, path, gpu_key) = match options.gpus.is_empty() {
+            true => (library::load(options.library.as_deref())?, options.library, None),
+            false => {
+                let explicit = options.library.or_else(library::named_by_variable);
+                let parts = SearchPaths::of_system().find(explicit.as_deref(), &options.gpus)?;
+                parts.preload()?;
+                (library::load(Some(&parts.library))?, Some(parts.library), Some(parts.key))
+            }
+        };
         Ok(OnnxRuntimeEngine {
             library,
-            path: options.library,
-            threads,
+            path,
+            threads: options.threads.max(1),
             depth: DEFAULT_DEPTH,
             opened: AtomicUsize::new(0),
-            max_concurrent: Arc::default(),
+            places: EnginePlaces::new(&options.gpus),
+            gpu_key,
         })
     }
 
@@ -87,14 +107,17 @@ impl OnnxRuntimeEngine {
     /// Returns the settings of a device with `lanes` lanes.
     pub(crate) fn lane_options(&self, lanes: usize) -> LaneOptions {
         let lanes = lanes.max(1);
-        let claim = ConcurrencyClaim::new(&self.max_concurrent, lanes.min(self.threads));
+        // Lanes on a GPU compute there, and not in threads of the CPU.
+        let max_concurrent = if self.gpu_key.is_some() { lanes } else { self.threads };
+        let claim = ConcurrencyClaim::new(&self.places, lanes.min(max_concurrent));
         LaneOptions {
             name: format!("{NAME}-{}", self.opened.fetch_add(1, Ordering::Relaxed)),
             depth: self.depth,
-            prepare: Box::new(move |loaded, _lane| claim.prepare(loaded)),
+            place: claim.place(),
+            prepare: Box::new(move |loaded, _lane| prepare(loaded, &claim)),
             enter: Arc::new(|body| body()),
             aborts: (0..lanes).map(|_| Arc::default()).collect(),
-            max_concurrent: self.threads,
+            max_concurrent,
         }
     }
 }
@@ -105,30 +128,46 @@ impl Executor for OnnxRuntimeEngine {
     }
 
     fn device_key(&self) -> String {
-        format!("{NAME}/{}/{}-thread", self.library.version, self.threads)
+        let version = &self.library.version;
+        match &self.gpu_key {
+            Some(gpus) => format!("{NAME}/{version}/cuda/{gpus}"),
+            None => format!("{NAME}/{version}/{}-thread", self.threads),
+        }
+    }
+
+    fn isolates(&self) -> bool {
+        self.gpu_key.is_some()
     }
 
     fn load(&self, source: &ModelSource) -> Result<Arc<dyn LoadedModel>, LoadError> {
         let read = read_blocks(source, NAME, EngineLimits::default())?;
         if let Some(isolation) = &source.isolation {
-            let kind =
-                ProcessEngine { onnxruntime: true, library: self.path.clone(), threads: self.threads, least_rows: 1 };
+            let kind = ProcessEngine {
+                onnxruntime: true,
+                library: self.path.clone(),
+                threads: self.threads,
+                least_rows: 1,
+                gpus: self.places.ordinals(),
+                gpu_options: source.gpu,
+            };
             return isolated::load(isolation, kind, source, read);
         }
         let paths = read.blocks.iter().map(|(path, _)| path.to_path_buf()).collect();
-        let max_concurrent = Arc::clone(&self.max_concurrent);
-        let (library, threads) = (self.library, self.threads);
-        let pool = SessionPool {
-            library,
-            threads,
+        let pools = SessionPools {
+            library: self.library,
+            threads: self.threads,
+            gpu_options: source.gpu,
             paths,
-            max_concurrent,
-            state: Mutex::default(),
-            given_back: Condvar::new(),
+            pools: self.places.all().map(SessionPool::new).collect(),
         };
-        let pool = Arc::new(pool);
-        pool.grow()?;
-        Ok(Arc::new(EngineModel { plan: Arc::new(read.plan), data: pool }))
+        // One session at least shows whether the library runs the model.
+        pools.grow(0)?;
+        for at in 1..pools.pools.len() {
+            if pools.pools[at].place.concurrent() > 0 {
+                pools.grow(at)?;
+            }
+        }
+        Ok(Arc::new(EngineModel { plan: Arc::new(read.plan), data: Arc::new(pools) }))
     }
 
     fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
@@ -136,41 +175,33 @@ impl Executor for OnnxRuntimeEngine {
     }
 }
 
-/// Adds a device's largest number of concurrent batches to the engine's, while the device is open.
-struct ConcurrencyClaim(Arc<AtomicUsize>, usize);
-
-impl ConcurrencyClaim {
-    fn new(max_concurrent: &Arc<AtomicUsize>, own: usize) -> ConcurrencyClaim {
-        max_concurrent.fetch_add(own, Ordering::Relaxed);
-        ConcurrencyClaim(Arc::clone(max_concurrent), own)
-    }
-
-    fn prepare(&self, loaded: &dyn LoadedModel) -> Result<ReadyModel, ExecError> {
-        let model = EngineModel::<Arc<SessionPool>>::of(loaded, NAME)?;
-        model.data.grow().map_err(|cause| ExecError(cause.to_string()))?;
-        let runner = OrtRunner { plan: Arc::clone(&model.plan), pool: Arc::clone(&model.data) };
-        Ok(ReadyModel::new(Arc::clone(&model.plan), Box::new(runner)))
-    }
+/// Returns the runner of a model for a lane of a device, and creates its sessions.
+fn prepare(loaded: &dyn LoadedModel, claim: &ConcurrencyClaim) -> Result<ReadyModel, ExecError> {
+    let model = EngineModel::<Arc<SessionPools>>::of(loaded, NAME)?;
+    let place = claim.place();
+    model.data.grow(place).map_err(|cause| ExecError(cause.to_string()))?;
+    let runner = OrtRunner { plan: Arc::clone(&model.plan), pools: Arc::clone(&model.data), place };
+    Ok(ReadyModel::new(Arc::clone(&model.plan), Box::new(runner)))
 }
 
-impl Drop for ConcurrencyClaim {
-    fn drop(&mut self) {
-        self.0.fetch_sub(self.1, Ordering::Relaxed);
-    }
-}
-
-/// Creates a model's sessions and holds the idle ones.
-struct SessionPool {
+/// Creates a model's sessions.
+struct SessionPools {
     library: &'static Library,
     threads: usize,
+    gpu_options: GpuOptions,
     paths: Vec<PathBuf>,
-    /// Largest number of concurrent batches of the engine.
-    max_concurrent: Arc<AtomicUsize>,
+    /// One pool for each place.
+    pools: Vec<SessionPool>,
+}
+
+/// Idle sessions of a model on one GPU, or on the CPU.
+struct SessionPool {
+    place: EnginePlace,
     state: Mutex<PoolState>,
     given_back: Condvar,
 }
 
-impl EngineData for Arc<SessionPool> {}
+impl EngineData for Arc<SessionPools> {}
 
 #[derive(Default)]
 struct PoolState {
@@ -181,15 +212,52 @@ struct PoolState {
 /// One session for each block.
 type BlockSessions = Vec<Session>;
 
-impl SessionPool {
-    /// Creates missing sessions for the current number of concurrent batches. Running batches do
-    /// not wait.
-    fn grow(&self) -> Result<(), LoadError> {
-        while self.reserve() {
-            let made = self.make().inspect_err(|_| self.state.lock().made -= 1)?;
-            self.release(made);
+impl SessionPools {
+    /// Creates missing sessions for the current number of concurrent batches at a place. Running
+    /// batches do not wait.
+    fn grow(&self, place: usize) -> Result<(), LoadError> {
+        let pool = &self.pools[place];
+        while pool.reserve() {
+            let made = self.make(pool.place.ordinal()).inspect_err(|_| pool.state.lock().made -= 1)?;
+            pool.release(made);
         }
         Ok(())
+    }
+
+    fn make(&self, gpu: Option<u32>) -> Result<BlockSessions, LoadError> {
+        let session = |path: &PathBuf| {
+            self.session(path, gpu).map_err(|cause| {
+                let (file, fix) = (path.display(), fix(gpu, &cause));
+                LoadError(format!("{file}: onnxruntime cannot load it: {cause}; {fix}"))
+            })
+        };
+        self.paths.iter().map(session).collect()
+    }
+
+    fn session(&self, path: &Path, gpu: Option<u32>) -> Result<Session, ort::Error> {
+        let builder = Session::builder(&self.library.environment)?;
+        let mut builder = match gpu {
+            Some(ordinal) => cuda::configure(configure(builder, 1)?, ordinal, self.gpu_options)?,
+            None => configure(builder, self.threads)?,
+        };
+        builder.commit_from_file(path)
+    }
+}
+
+/// Returns what to do about a session that cannot be created.
+fn fix(gpu: Option<u32>, cause: &ort::Error) -> String {
+    match gpu {
+        Some(_) if cause.to_string().contains("fallback to CPU EP") => {
+            "the GPU cannot run all of its operators: set allow_cpu_nodes = true in model.toml".to_owned()
+        }
+        Some(gpu) => format!("if it runs with --device cpu, check cuda:{gpu} and its memory with nvidia-smi"),
+        None => "check the file with onnx.checker".to_owned(),
+    }
+}
+
+impl SessionPool {
+    fn new(place: EnginePlace) -> SessionPool {
+        SessionPool { place, state: Mutex::default(), given_back: Condvar::new() }
     }
 
     /// Whether sessions are missing. If so, counts one set of sessions as created.
@@ -224,23 +292,7 @@ impl SessionPool {
     }
 
     fn wanted(&self) -> usize {
-        self.max_concurrent.load(Ordering::Relaxed).max(1)
-    }
-
-    fn make(&self) -> Result<BlockSessions, LoadError> {
-        let session = |path: &PathBuf| {
-            self.session(path).map_err(|cause| {
-                let file = path.display();
-                LoadError(format!("{file}: onnxruntime cannot load it: {cause}; check the file with onnx.checker"))
-            })
-        };
-        self.paths.iter().map(session).collect()
-    }
-
-    fn session(&self, path: &Path) -> Result<Session, ort::Error> {
-        let builder = Session::builder(&self.library.environment)?;
-        let mut builder = configure(builder, self.threads)?;
-        builder.commit_from_file(path)
+        self.place.concurrent().max(1)
     }
 }
 
@@ -271,7 +323,9 @@ impl Drop for SessionLease<'_> {
 
 struct OrtRunner {
     plan: Arc<ModelPlan>,
-    pool: Arc<SessionPool>,
+    pools: Arc<SessionPools>,
+    /// Index of the lane's pool.
+    place: usize,
 }
 
 impl Runner for OrtRunner {
@@ -282,7 +336,7 @@ impl Runner for OrtRunner {
             let value = value.map_err(|cause| ExecError(format!("input '{}': {cause}", input.name)))?;
             inputs.push((Cow::Borrowed(input.name), value));
         }
-        let mut lent = self.pool.acquire();
+        let mut lent = self.pools.pools[self.place].acquire();
         let values = lent.sessions[call.block].run(inputs);
         let mut values = values.map_err(|cause| ExecError(format!("onnxruntime: {cause}")))?;
         let outputs = self.plan.blocks[call.block].outputs.iter().map(|&output| {
@@ -308,7 +362,7 @@ mod tests {
         let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/models/way_first.onnx");
         let block = BlockSource { path: Some(path), ..BlockSource::new("way") };
         let loaded = engine.load(&ModelSource::new("way", vec![block], 4)).unwrap();
-        let pool = &EngineModel::<Arc<SessionPool>>::of(&*loaded, NAME).unwrap().data;
+        let pool = &EngineModel::<Arc<SessionPools>>::of(&*loaded, NAME).unwrap().data.pools[0];
         assert_eq!(pool.state.lock().made, 1);
         let open = |lanes: usize| {
             let device = engine.open(lanes, Arc::new(|_| {})).unwrap();

@@ -19,7 +19,7 @@ mod text;
 
 use keys::{ConfigSource, Keys};
 use ripieno_base::Nanos;
-use ripieno_executor::{InputRange, Isolation};
+use ripieno_executor::{GpuOptions, InputRange, Isolation};
 use ripieno_model::{DropRule, Latency, Profile, TensorSpec, Walk};
 use std::fs::File;
 use std::io::Read;
@@ -53,7 +53,7 @@ const MAX_MEMORY_MB: usize = 1 << 24;
 const MAX_TASK_S: usize = 24 * 3600;
 const MAX_BLOCKS: usize = 1024;
 
-const KEYS: [&str; 30] = [
+const KEYS: [&str; 32] = [
     "slo_ms",
     "queue_timeout_ms",
     "max_batch",
@@ -61,6 +61,8 @@ const KEYS: [&str; 30] = [
     "isolation",
     "memory_limit_mb",
     "task_limit_s",
+    "gpu_memory_limit_mb",
+    "allow_cpu_nodes",
     "instances",
     "policy",
     "warm_up",
@@ -108,6 +110,20 @@ const INPUT_KEYS: [&str; 8] = ["name", "datatype", "shape", "batch_dim", "length
 const OUTPUT_KEYS: [&str; 9] =
     ["name", "datatype", "shape", "batch_dim", "labels", "length_dim", "length", "from", "take"];
 
+/// Process in which a model's engine runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IsolationConfig {
+    /// Not stated: the device decides. A model that is cut into blocks runs in the server's.
+    Unset {
+        /// Whether the model is cut into blocks.
+        splits: bool,
+    },
+    /// The server's process.
+    None,
+    /// A process of its own.
+    Process(ProcessConfig),
+}
+
 /// Limits of a model's engine process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessConfig {
@@ -131,8 +147,10 @@ pub struct ModelConfig {
     pub max_batch: Option<usize>,
     /// Whether requests share batches.
     pub batching: Batching,
-    /// Limits of the engine's own process, if it has one.
-    pub isolation: Option<ProcessConfig>,
+    /// Whether the engine has a process of its own, if the configuration says so.
+    pub isolation: IsolationConfig,
+    /// Settings of the model on a GPU.
+    pub gpu: GpuOptions,
     /// Maximum number of concurrent batches of this model.
     pub instances: usize,
     /// Scheduling policy that the model requires of the server.
@@ -344,6 +362,7 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
         max_batch: keys.whole("max_batch", 1, Profile::MAX_BATCH)?,
         batching: read_batching(keys)?,
         isolation: read_isolation(keys)?,
+        gpu: read_gpu(keys)?,
         instances: keys.whole("instances", 1, MAX_INSTANCES)?.unwrap_or(usize::MAX),
         policy: keys.text("policy", "deferred")?,
         warm_up: read_warm_up(keys)?,
@@ -392,20 +411,32 @@ fn read_batching(keys: &Keys<'_>) -> Result<Batching, String> {
     }
 }
 
-fn read_isolation(keys: &Keys<'_>) -> Result<Option<ProcessConfig>, String> {
-    let process = keys.one_of("isolation", &[("none", false), ("process", true)])?.unwrap_or(false);
+fn read_isolation(keys: &Keys<'_>) -> Result<IsolationConfig, String> {
+    let stated = keys.one_of("isolation", &[("none", false), ("process", true)])?;
+    let process = stated == Some(true);
+    let splits = read_granularity(keys)? != Granularity::Whole;
     let memory = keys.whole("memory_limit_mb", MIN_MEMORY_MB, MAX_MEMORY_MB)?;
     let task = keys.whole("task_limit_s", 1, MAX_TASK_S)?;
     let limits = [("memory_limit_mb", memory), ("task_limit_s", task)];
     if let Some((key, _)) = limits.into_iter().find(|(_, limit)| limit.is_some() && !process) {
         return Err(keys.wrong(key, "is for a process of its own; add isolation = \"process\""));
     }
-    if process && read_granularity(keys)? != Granularity::Whole {
+    if process && splits {
         return Err(keys.wrong("isolation", "runs files as they are; remove granularity and stages"));
     }
     let memory_limit = memory.map(|limit| (limit as u64) << 20);
     let task_limit = task.map_or(Isolation::TASK_LIMIT, |limit| Duration::from_secs(limit as u64));
-    Ok(process.then_some(ProcessConfig { memory_limit, task_limit }))
+    Ok(match stated {
+        None => IsolationConfig::Unset { splits },
+        Some(false) => IsolationConfig::None,
+        Some(true) => IsolationConfig::Process(ProcessConfig { memory_limit, task_limit }),
+    })
+}
+
+fn read_gpu(keys: &Keys<'_>) -> Result<GpuOptions, String> {
+    let memory = keys.whole("gpu_memory_limit_mb", MIN_MEMORY_MB, MAX_MEMORY_MB)?;
+    let allow_cpu_nodes = keys.yes_or_no("allow_cpu_nodes")?.unwrap_or(false);
+    Ok(GpuOptions { memory_limit: memory.map(|limit| (limit as u64) << 20), allow_cpu_nodes })
 }
 
 fn read_queue_timeout(keys: &Keys<'_>) -> Result<Option<Nanos>, String> {

@@ -1,7 +1,7 @@
 use super::*;
 use crate::fixture::TempRepository;
 use ripieno_base::BlockId;
-use ripieno_executor::{ComparisonOperator, InputRange, TensorRule};
+use ripieno_executor::{ComparisonOperator, GpuOptions, InputRange, TensorRule};
 use ripieno_model::DataType;
 
 fn parse(text: &str) -> Result<ModelConfig, String> {
@@ -142,13 +142,26 @@ fn a_model_in_one_file_is_cut_as_its_owner_says() {
 #[test]
 fn an_engine_may_have_a_process_of_its_own() {
     let isolation = |text: &str| parse(text).unwrap().isolation;
-    assert_eq!((isolation(""), isolation("isolation = \"none\"")), (None, None));
+    assert_eq!(isolation(""), IsolationConfig::Unset { splits: false });
+    assert_eq!(isolation("granularity = \"layers\""), IsolationConfig::Unset { splits: true });
+    assert_eq!(isolation("isolation = \"none\""), IsolationConfig::None);
     let process = ProcessConfig { memory_limit: None, task_limit: Duration::from_secs(60) };
-    assert_eq!(isolation("isolation = \"process\""), Some(process));
+    assert_eq!(isolation("isolation = \"process\""), IsolationConfig::Process(process));
     let limited = ProcessConfig { memory_limit: Some(1 << 30), task_limit: Duration::from_secs(5) };
-    assert_eq!(isolation("isolation = \"process\"\nmemory_limit_mb = 1024\ntask_limit_s = 5"), Some(limited));
+    assert_eq!(
+        isolation("isolation = \"process\"\nmemory_limit_mb = 1024\ntask_limit_s = 5"),
+        IsolationConfig::Process(limited)
+    );
     assert!(error("isolation = \"thread\"").contains("must be"));
     assert!(error("isolation = \"process\"\nmemory_limit_mb = 1").contains("memory_limit_mb = 1: must be"));
+}
+
+#[test]
+fn a_model_may_limit_its_share_of_a_gpu() {
+    assert_eq!(parse("").unwrap().gpu, GpuOptions::default());
+    let gpu = parse("gpu_memory_limit_mb = 1024\nallow_cpu_nodes = true").unwrap().gpu;
+    assert_eq!(gpu, GpuOptions { memory_limit: Some(1 << 30), allow_cpu_nodes: true });
+    assert!(error("allow_cpu_nodes = 1").contains("allow_cpu_nodes = 1"));
 }
 
 #[test]
