@@ -200,7 +200,8 @@ fn raw_input(entry: &ServedEntry, raw: Bytes) -> Result<WireTensor, Problem> {
     };
     let fixed: usize = shape.iter().filter(|&&d| d >= 0).map(|&d| d as usize).product::<usize>() * size;
     let free = shape.iter().filter(|&&d| d < 0).count();
-    let fits = if free == 0 { raw.len() == fixed } else { fixed > 0 && raw.len().is_multiple_of(fixed) };
+    let whole = !raw.is_empty() && fixed > 0 && raw.len().is_multiple_of(fixed);
+    let fits = if free == 0 { raw.len() == fixed } else { whole };
     if free > 1 || !fits {
         return Err(Problem::invalid(format!(
             "a raw binary request of {} bytes does not fit one row of input '{}' of {datatype}, shape {:?}",
@@ -249,14 +250,15 @@ fn tensor(entry: &ServedEntry, spec: &TensorSpec, input: WireTensor) -> Result<T
         return whole_tensor(entry, spec, input);
     }
     let declared = entry.shape(spec);
-    let free = |expected: &i64, got: &i64| *got == *expected || (*expected < 0 && *got > 0);
+    let free = |expected: &i64, got: &i64| *got == *expected || (*expected < 0 && *got >= 0);
     let fits = input.shape.len() == declared.len()
         && input.shape.first().is_some_and(|rows| *rows > 0)
-        && declared.iter().zip(&input.shape).skip(1).all(|(expected, got)| free(expected, got));
+        && declared.iter().zip(&input.shape).skip(1).all(|(expected, got)| free(expected, got))
+        && is_bounded(&input.shape);
     if !fits {
         return Err(Problem::invalid(format!(
             "input '{}' of model '{}' must have shape {}, got {:?}; the first dimension is the batch and at \
-             least 1, as is every other that is -1",
+             least 1; others that are -1 may be 0, as an empty past is",
             spec.name,
             entry.name,
             shape_text(declared),
@@ -264,6 +266,17 @@ fn tensor(entry: &ServedEntry, spec: &TensorSpec, input: WireTensor) -> Result<T
         )));
     }
     Ok(to_model_tensor(entry, spec, input))
+}
+
+/// Largest product of the other sizes of a tensor without elements.
+const MOST_BESIDE_ZERO: i64 = 1 << 24;
+
+/// Returns whether the sizes of a tensor are bounded by its data, or else by a constant: an empty
+/// tensor has no data, and an engine may make others from its sizes.
+fn is_bounded(shape: &[i64]) -> bool {
+    let sizes = || shape.iter().filter(|&&size| size > 0);
+    let product = sizes().try_fold(1_i64, |product, &size| product.checked_mul(size));
+    !shape.contains(&0) || product.is_some_and(|product| product <= MOST_BESIDE_ZERO)
 }
 
 fn to_model_tensor(entry: &ServedEntry, spec: &TensorSpec, input: WireTensor) -> Tensor {
@@ -276,11 +289,12 @@ fn to_model_tensor(entry: &ServedEntry, spec: &TensorSpec, input: WireTensor) ->
 /// prepended.
 fn whole_tensor(entry: &ServedEntry, spec: &TensorSpec, input: WireTensor) -> Result<Tensor, Problem> {
     let expected = entry.shape(spec);
-    let fits = |(expected, got): (&i64, &i64)| got == expected || (*expected < 0 && *got > 0);
-    if input.shape.len() != expected.len() || !expected.iter().zip(&input.shape).all(fits) {
+    let fits = |(expected, got): (&i64, &i64)| got == expected || (*expected < 0 && *got >= 0);
+    let bounded = is_bounded(&input.shape);
+    if input.shape.len() != expected.len() || !expected.iter().zip(&input.shape).all(fits) || !bounded {
         return Err(Problem::invalid(format!(
             "input '{}' of model '{}' must have shape {expected:?}, got {:?}; the model takes no batches: send each row as a \
-             request of its own, and at least 1 where the shape is -1",
+             request of its own, and at least 0 where the shape is -1",
             spec.name, entry.name, input.shape
         )));
     }

@@ -5,6 +5,7 @@ use bytemuck::AnyBitPattern;
 use bytes::Bytes;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use half::{bf16, f16};
+use ort::memory::Allocator;
 use ort::session::SessionInputValue;
 use ort::value::{DynValue, PrimitiveTensorElementType, Tensor, TensorRef, ValueType};
 use ripieno_model::DataType;
@@ -43,6 +44,11 @@ fn view<'a, T>(shape: Vec<i64>, elements: &'a [T]) -> Result<SessionInputValue<'
 where
     T: PrimitiveTensorElementType + Clone + Debug + 'static,
 {
+    if elements.is_empty() {
+        // The library's views need elements; an empty past has none.
+        let empty = Tensor::<T>::new(&Allocator::default(), shape).map_err(|cause| cause.to_string())?;
+        return Ok(empty.into());
+    }
     let view = TensorRef::from_array_view((shape, elements)).map_err(|cause| cause.to_string())?;
     Ok(view.into())
 }

@@ -62,6 +62,26 @@ late += [helper.make_node("ReduceMean", ["y"], ["mean"], axes=[0], keepdims=0)]
 places = [floats("x", ["time", "batch", 3])], [floats("y", ["time", "batch", 4]), floats("mean", ["batch", 4])]
 save("batch_second", late, *places, [("w", weight(3, 4, 5))])
 
+# Texts of up to 128 tokens, with a position each: the mean of the tokens that the mask counts, or of all of them.
+node = helper.make_node
+tokens = [node("Gather", ["e", "ids"], ["v"]), node("Shape", ["ids"], ["s"]), node("Gather", ["s", "one"], ["n"])]
+tokens += [node("Slice", ["p", "zero", "n", "zero"], ["at"]), node("Add", ["v", "at"], ["h"])]
+tokens += [node("Cast", ["mask"], ["m"], to=TensorProto.FLOAT), node("Unsqueeze", ["m", "two"], ["m3"]), node("Mul", ["h", "m3"], ["hm"])]
+tokens += [node("ReduceSum", ["hm", "one"], ["sum"], keepdims=0), node("ReduceSum", ["m", "one"], ["count"], keepdims=1)]
+tokens += [node("Div", ["sum", "count"], ["counted"]), node("ReduceMean", ["h"], ["all"], axes=[1], keepdims=0)]
+texts = [tensor(name, TensorProto.INT64, ["batch", "length"]) for name in ("ids", "mask")]
+rows, hidden = floats("counted", ["batch", 4]), floats("h", ["batch", "length", 4])
+tables = [("e", weight(50, 4, 5)), ("p", weight(128, 4, 7))]
+tables += [(name, np.array([number])) for name, number in (("zero", 0), ("one", 1), ("two", 2))]
+save("masked_mean", tokens, texts, [rows, hidden], tables)
+save("unmasked_mean", tokens, texts, [floats("all", ["batch", 4]), rows], tables)
+
+# A step beside its past, which is empty at first.
+step = [node("Concat", ["past", "x"], ["present"], axis=1), node("ReduceSum", ["present", "one"], ["y"], keepdims=0)]
+past = [floats("x", ["batch", 1, 2]), floats("past", ["batch", "past", 2])]
+present = [floats("y", ["batch", 2]), floats("present", ["batch", "present", 2])]
+save("with_past", step, past, present, [("one", np.array([1]))])
+
 # Half the product and twice the bias: no plain dense layer.
 scaled = [helper.make_node("Gemm", ["x", "w1", "b1"], ["h"], alpha=0.5, beta=2.0)]
 save("scaled", scaled, [X], [H], [("w1", W1), ("b1", B1)])

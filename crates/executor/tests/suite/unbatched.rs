@@ -81,6 +81,26 @@ fn a_file_that_is_given_its_batch_first_answers_as_before() {
     std::fs::remove_file(&path).unwrap();
 }
 
+#[test]
+fn a_past_may_be_empty() {
+    for engine in engines() {
+        let stand = Stand::new(&*engine, &files(&["with_past"]));
+        let ask = |slot: u32, past: usize| {
+            let tensors =
+                [fp32("x", &[1, 1, 2], &[1.0, 2.0]), fp32("past", &[1, past as i64, 2], &vec![0.5; past * 2])];
+            TaskMember::new(RequestSlot(slot), 1, Some(Arc::new(RequestEntry::of(tensors.into()))))
+        };
+        for past in [0, 3, 0] {
+            let answers = stand.run(0, vec![ask(0, past), ask(1, past)]).unwrap();
+            for answer in answers {
+                let all = past as f32 * 0.5;
+                assert_eq!(floats(&answer.outputs[0]), [1.0 + all, 2.0 + all]);
+                assert_eq!(answer.outputs[1].shape, [1, past as i64 + 1, 2]);
+            }
+        }
+    }
+}
+
 fn measure_one(engine: &dyn Executor, file: &str) -> Vec<BlockProfile> {
     let measurement = Measurement { max_batch: 1, budget: std::time::Duration::ZERO, example: None };
     measure(engine, &engine.load(&files(&[file])).unwrap(), &measurement, &mut |_| {}).unwrap().blocks

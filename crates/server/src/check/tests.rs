@@ -73,14 +73,22 @@ fn refusals_name_tensor_wanted_got_and_fix() {
     assert_eq!(with("datatype", json!("UINT64")), "input 'a' of model 'm' must be FP32, got UINT64; convert it first");
     assert_eq!(
         with("shape", json!([2])),
-        "input 'a' of model 'm' must have shape [-1, 2], got [2]; the first dimension is the batch and at least 1, as is \
-         every other that is -1"
+        "input 'a' of model 'm' must have shape [-1, 2], got [2]; the first dimension is the batch and at least 1; others \
+         that are -1 may be 0, as an empty past is"
     );
     assert!(with("shape", json!([2, 1])).contains("got [2, 1]"));
     assert!(refusal(json!({"inputs": [a(0), b(0)]})).contains("got [0, 2]"));
     assert!(refusal(json!({"inputs": [a(1)]})).contains("input 'b' of model 'm' is missing; it needs 'a', 'b'"));
     assert!(with("name", json!("c")).contains("unexpected inference input 'c' for model 'm'; its inputs are 'a', 'b'"));
     assert!(refusal(json!({"inputs": [a(1), b(2)]})).contains("'a' has 1, 'b' has 2"));
+}
+
+#[test]
+fn a_tensor_without_elements_has_bounded_sizes() {
+    for (shape, bounded) in [(&[1, 0, 4][..], true), (&[1, 1 << 40, 4], true), (&[1, 0, 1 << 40], false)] {
+        assert_eq!(super::is_bounded(shape), bounded, "{shape:?}");
+    }
+    assert!(!super::is_bounded(&[0, i64::MAX, i64::MAX]));
 }
 
 #[test]
