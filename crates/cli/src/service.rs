@@ -50,6 +50,9 @@ pub(crate) struct Opened {
     pub(crate) registry: Arc<ModelRegistry>,
 }
 
+/// Policies that form batches of like lengths. The others pad every request to the longest.
+const GROUPS_LENGTHS: [&str; 3] = ["unified", "dva", "delay-batch"];
+
 /// A running service.
 pub(crate) struct Running {
     pub(crate) engine: Engine,
@@ -67,6 +70,7 @@ impl Service {
         target.measure_for = self.measure_for.unwrap_or(target.measure_for);
         target.slo = self.slo;
         target.allow_symlinks = self.allow_symlinks;
+        target.groups_lengths = GROUPS_LENGTHS.contains(&&*self.policy);
         let engine = self.engine(&target)?;
         let registry = Arc::new(ModelRegistry::default());
         let progress = progress_bars("measuring", "batch sizes");

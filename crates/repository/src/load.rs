@@ -9,6 +9,7 @@ use super::config::Batching;
 use super::containment::check_weights;
 use super::edge::EdgeConfig;
 use super::labels::{self, Labels};
+use super::masked;
 use super::model_files::ModelFiles;
 use super::plan::{LoadPlan, LoadTarget};
 use super::report::{MeasureProgress, ModelReport, ProfileReport, describe};
@@ -159,6 +160,12 @@ impl Loader {
         let (loaded, warning) = self.load(target, &mut plan, profiling)?;
         let BatchingDecision { mut loaded, unbatched, warning: rewritten } =
             batching::decide(target, &mut plan, loaded)?;
+        let mut masked = None;
+        if unbatched.is_none()
+            && let Some((padded, said)) = masked::apply(target, &mut plan, &loaded)
+        {
+            (loaded, masked) = (padded, Some(said));
+        }
         plan.check_declared(&*loaded)?;
         if let Some(unknown) = labels.keys().find(|name| !loaded.outputs().iter().any(|spec| spec.name == **name)) {
             return Err(format!(
@@ -186,7 +193,8 @@ impl Loader {
                 .map_err(|cause| format!("{}: {cause}", plan.shown_file()))?;
         }
         let said = plan.triton.iter().flat_map(TritonConfig::warnings);
-        let warnings = said.chain(warning).chain(rewritten).chain(unfit).chain(costs.warning.clone()).collect();
+        let warnings =
+            said.chain(warning).chain(rewritten).chain(masked).chain(unfit).chain(costs.warning.clone()).collect();
         let mut prepared = PreparedModel {
             plan,
             engine: target.engine.name(),

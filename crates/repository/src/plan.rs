@@ -44,6 +44,8 @@ pub struct LoadTarget {
     pub slo: Option<Nanos>,
     /// Whether symbolic links may lead out of the repository.
     pub allow_symlinks: bool,
+    /// Whether the server's policy forms batches by length, so that padding them pays.
+    pub groups_lengths: bool,
     /// Program that runs engines in processes; `None` forbids isolation.
     pub engine_process: Option<EngineProcess>,
 }
@@ -76,6 +78,7 @@ impl LoadTarget {
             measure_for,
             slo: None,
             allow_symlinks,
+            groups_lengths: true,
             engine_process,
         }
     }

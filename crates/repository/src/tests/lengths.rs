@@ -38,6 +38,24 @@ fn repository(toml: &str, files: &[(&str, &str)]) -> TempRepository {
 }
 
 #[test]
+fn a_mask_that_makes_padding_harmless_is_found_by_trial() {
+    let report = |file: &str, toml: &str| super::report(file, &format!("max_batch = 4\n{toml}"));
+    let said = |report: &ModelReport| report.warnings.iter().any(|warning| warning.contains("whatever their length"));
+    let found = report("masked_mean.onnx", "");
+    assert_eq!((&found.error, &found.unbatched), (&None, &None));
+    assert!(found.warnings.iter().any(|warning| warning.contains("requests of up to 128 share batches")), "{found:?}");
+    // The mask is not used everywhere, or the model has no bound, or shapes are declared.
+    for (file, toml) in [
+        ("unmasked_mean.onnx", ""),
+        ("pool.onnx", ""),
+        ("masked_mean.onnx", "[[input]]\nname = \"ids\"\ndatatype = \"INT64\"\nshape = [-1, 64]\n"),
+    ] {
+        let apart = report(file, toml);
+        assert!(apart.error.is_none() && !said(&apart), "{file}: {apart:?}");
+    }
+}
+
+#[test]
 fn a_padded_model_is_measured_by_length_and_the_profile_is_kept() {
     let folder = repository(
         &format!("{LENGTHS}{CHAIN}"),
