@@ -1,6 +1,6 @@
 """A light model beside a heavy one without SLOs: how long a lone client of the light one waits.
 
-    python tests/python/measure_neighbours.py BINARY [--policy deferred --policy dva] [--seconds 8]
+    python tests/python/measure_neighbours.py BINARY [--policy deferred --policy unified] [--seconds 8]
 
 BINARY is a release build of ripieno. Eight clients ask the heavy model (12 dense layers of 1,024) in closed loop, 32 rows at a time; one
 asks the light one (one layer of 64) every 50 ms. Prints, for each policy, latencies of the light one alone and beside the heavy one, and
@@ -73,7 +73,7 @@ def main():
         folder = pathlib.Path(temporary)
         save(folder / "heavy", dense(np.random.default_rng(1), 12, 1024, ["batch", 1024]), "")
         save(folder / "light", dense(np.random.default_rng(2), 1, 64, ["batch", 64]), "")
-        for policy in given.policy or ["deferred", "dva"]:
+        for policy in given.policy or ["deferred", "unified"]:
             flags = ("--engine", "onnxruntime", "--threads", "1", "--policy", policy)
             with Server(folder, *flags, binary=given.binary.resolve()) as server:
                 print(f"{policy}: alone {light(server, given.seconds / 4)}")

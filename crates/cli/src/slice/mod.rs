@@ -64,7 +64,7 @@ pub(crate) struct SliceArgs {
 
     /// Run the whole and the blocks in turn at 1, 3 and 8 rows, and compare answers and times; with
     /// up to 16 blocks, measure the cost of each cut, too.
-    #[arg(long, conflicts_with = "cells")]
+    #[arg(long)]
     check: bool,
 
     /// Number of runs of each for the comparison of times.
@@ -93,6 +93,12 @@ pub(crate) fn run(args: &SliceArgs) -> anyhow::Result<()> {
 }
 
 fn slice_into(args: &SliceArgs, model: &OnnxModel, folder: &Path) -> anyhow::Result<()> {
+    if args.cells && args.check {
+        bail!(
+            "--check runs blocks one after the other, and cells are run step by step by a server; slice without --check, serve the \
+             folder beside the model, and compare the answers to one request"
+        );
+    }
     if args.cells {
         return cells(args, &model.cells()?, folder);
     }
