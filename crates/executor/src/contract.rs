@@ -36,6 +36,12 @@ pub trait Executor: Send + Sync {
         false
     }
 
+    /// Returns an engine that every model's answers are compared with at load, if this one computes
+    /// by other means than a CPU.
+    fn reference(&self) -> Option<Arc<dyn Executor>> {
+        None
+    }
+
     /// Reads and checks a model. This is slow and should run on a thread that serves no requests.
     fn load(&self, source: &ModelSource) -> Result<Arc<dyn LoadedModel>, LoadError>;
 

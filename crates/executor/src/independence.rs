@@ -40,7 +40,7 @@ const TOLERANCE: f64 = 1e-3;
 const COARSE_TOLERANCE: f64 = 2e-2;
 /// Largest accepted share of integers in a row that differ. A rounding difference may decide
 /// between two integers.
-const FLIPPED: f64 = 0.01;
+pub(crate) const FLIPPED: f64 = 0.01;
 
 /// Tests whether a model computes rows independently. The engine must be able to run the model.
 /// Open dimensions have the sizes that `declared` gives them, if any.
@@ -123,9 +123,9 @@ fn answers_of_both(
 }
 
 /// The outputs of one row, by tensor.
-type RowOutputs = Vec<Tensor>;
+pub(crate) type RowOutputs = Vec<Tensor>;
 
-fn alone(runner: &ExampleRunner, rows: &[Vec<Tensor>]) -> Result<Vec<RowOutputs>, ExecError> {
+pub(crate) fn alone(runner: &ExampleRunner, rows: &[Vec<Tensor>]) -> Result<Vec<RowOutputs>, ExecError> {
     // The first row is run again at the end, to detect a model that draws random numbers.
     let run = |row: &Vec<Tensor>| Ok(runner.answers(&[&runner.entry(row.clone())])?.remove(0));
     rows.iter().chain(rows.first()).map(run).collect()
@@ -197,10 +197,9 @@ fn differs(expected: &[Tensor], found: &[Tensor], all: &[RowOutputs]) -> Option<
             let share = flipped(a, b);
             return (share > FLIPPED).then(|| format!("{:.0} % of output '{name}' differ", share * 100.0));
         };
-        let of_all = all.iter().filter_map(|answer| floats(&answer[output])).flatten();
+        let of_all = all.iter().filter_map(|answer| floats(&answer[output]));
         // The other answer counts too: where all single rows give zeros, the scale is its own.
-        let of_all = of_all.chain(b.iter().copied());
-        let largest = of_all.map(f64::abs).filter(|number| number.is_finite()).fold(f64::MIN_POSITIVE, f64::max);
+        let largest = largest_number(of_all.chain([b.clone()]));
         let apart = a.iter().zip(&b).map(|(a, b)| gap(*a, *b)).fold(0.0, f64::max) / largest;
         let coarse = matches!(found[output].datatype, DataType::Fp16 | DataType::Bf16);
         let tolerance = if coarse { COARSE_TOLERANCE } else { TOLERANCE };
@@ -211,8 +210,13 @@ fn differs(expected: &[Tensor], found: &[Tensor], all: &[RowOutputs]) -> Option<
     })
 }
 
+/// Returns the largest finite absolute number, to which differences are relative.
+pub(crate) fn largest_number(tensors: impl Iterator<Item = Vec<f64>>) -> f64 {
+    tensors.flatten().map(f64::abs).filter(|number| number.is_finite()).fold(f64::MIN_POSITIVE, f64::max)
+}
+
 /// Returns the difference of two numbers; 0 for two NaNs or equal infinities.
-fn gap(a: f64, b: f64) -> f64 {
+pub(crate) fn gap(a: f64, b: f64) -> f64 {
     if a == b || (a.is_nan() && b.is_nan()) {
         return 0.0;
     }
@@ -221,7 +225,7 @@ fn gap(a: f64, b: f64) -> f64 {
 }
 
 /// Returns the numbers of a floating-point tensor; `None` for other datatypes.
-fn floats(tensor: &Tensor) -> Option<Vec<f64>> {
+pub(crate) fn floats(tensor: &Tensor) -> Option<Vec<f64>> {
     let data = &tensor.data[..];
     let half = |read: fn([u8; 2]) -> f64| data.as_chunks().0.iter().map(|&bytes| read(bytes)).collect();
     match tensor.datatype {
@@ -234,7 +238,7 @@ fn floats(tensor: &Tensor) -> Option<Vec<f64>> {
 }
 
 /// Returns the share of elements that differ. For strings, returns 1 if any element differs.
-fn flipped(a: &Tensor, b: &Tensor) -> f64 {
+pub(crate) fn flipped(a: &Tensor, b: &Tensor) -> f64 {
     let Some(size) = a.datatype.size() else { return f64::from(a.data != b.data) };
     let pairs = a.data.chunks_exact(size).zip(b.data.chunks_exact(size));
     let differ = pairs.filter(|(a, b)| a != b).count();

@@ -173,8 +173,9 @@ fn check_cells(target: &LoadTarget, plan: &LoadPlan) -> Result<Option<NoBatches>
         let declared = OnnxFile::read(path).and_then(|file| Declared::of(&file)).map_err(|error| error.to_string())?;
         let ranges = block.ranges(&declared.inputs, &plan.source.ranges);
         let isolation = plan.source.isolation.clone();
+        let gpu = plan.source.gpu;
         let source =
-            ModelSource { isolation, ranges, ..ModelSource::new(&block.name, vec![cell], plan.source.max_batch) };
+            ModelSource { isolation, gpu, ranges, ..ModelSource::new(&block.name, vec![cell], plan.source.max_batch) };
         let loaded = target.engine.load(&source).map_err(|error| error.to_string())?;
         match check_rows(&*target.engine, &loaded, source.max_batch, &[]) {
             RowIndependence::Independent => {}

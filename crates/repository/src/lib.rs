@@ -18,6 +18,7 @@ mod containment;
 mod costs;
 pub mod edge;
 pub mod ensemble;
+mod equality;
 #[cfg(test)]
 mod fixture;
 mod foreign;

@@ -8,6 +8,7 @@ use super::batching::{self, BatchingDecision};
 use super::config::Batching;
 use super::containment::check_weights;
 use super::edge::EdgeConfig;
+use super::equality;
 use super::labels::{self, Labels};
 use super::masked;
 use super::model_files::ModelFiles;
@@ -173,14 +174,7 @@ impl Loader {
                 plan.config.file
             ));
         }
-        if !target.emulates() {
-            let found = find_output_lengths(&*target.engine, &loaded, &plan.source.lengths.outputs);
-            if !found.is_empty() {
-                plan.source.lengths.outputs.extend(found);
-                loaded = target.engine.load(&plan.source).map_err(|error| error.to_string())?;
-            }
-            check_padding(&*target.engine, &loaded).map_err(|cause| format!("{}: {cause}", plan.shown_file()))?;
-        }
+        let uncompared = check_answers(target, &mut plan, &mut loaded)?;
         let (text, unfit) = match text {
             Some(text) => text.fit(&plan, &*loaded)?,
             None => (None, unused),
@@ -193,8 +187,8 @@ impl Loader {
                 .map_err(|cause| format!("{}: {cause}", plan.shown_file()))?;
         }
         let said = plan.triton.iter().flat_map(TritonConfig::warnings);
-        let warnings =
-            said.chain(warning).chain(rewritten).chain(masked).chain(unfit).chain(costs.warning.clone()).collect();
+        let notes = [warning, rewritten, masked, uncompared, unfit, costs.warning.clone()];
+        let warnings = said.chain(notes.into_iter().flatten()).collect();
         let mut prepared = PreparedModel {
             plan,
             engine: target.engine.name(),
@@ -240,6 +234,25 @@ impl Loader {
         tracing::warn!("{warning}");
         Ok((load(plan)?, Some(warning)))
     }
+}
+
+/// Finds outputs whose length follows from the request's, and checks that padding, and the engine's
+/// device, change no answers. Returns a warning if the device could not be checked.
+fn check_answers(
+    target: &LoadTarget,
+    plan: &mut LoadPlan,
+    loaded: &mut Arc<dyn LoadedModel>,
+) -> Result<Option<String>, String> {
+    if target.emulates() {
+        return Ok(None);
+    }
+    let found = find_output_lengths(&*target.engine, loaded, &plan.source.lengths.outputs);
+    if !found.is_empty() {
+        plan.source.lengths.outputs.extend(found);
+        *loaded = target.engine.load(&plan.source).map_err(|error| error.to_string())?;
+    }
+    check_padding(&*target.engine, loaded).map_err(|cause| format!("{}: {cause}", plan.shown_file()))?;
+    equality::check(target, plan, loaded)
 }
 
 /// Refuses combinations of server-side processing with other features that do not work.

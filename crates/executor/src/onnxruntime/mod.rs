@@ -139,6 +139,18 @@ impl Executor for OnnxRuntimeEngine {
         self.gpu_key.is_some()
     }
 
+    /// Returns the same library on the CPU.
+    fn reference(&self) -> Option<Arc<dyn Executor>> {
+        self.gpu_key.as_ref()?;
+        Some(Arc::new(OnnxRuntimeEngine {
+            path: self.path.clone(),
+            opened: AtomicUsize::new(0),
+            places: EnginePlaces::new(&[]),
+            gpu_key: None,
+            ..*self
+        }))
+    }
+
     fn load(&self, source: &ModelSource) -> Result<Arc<dyn LoadedModel>, LoadError> {
         let read = read_blocks(source, NAME, EngineLimits::default())?;
         if let Some(isolation) = &source.isolation {

@@ -53,7 +53,7 @@ const MAX_MEMORY_MB: usize = 1 << 24;
 const MAX_TASK_S: usize = 24 * 3600;
 const MAX_BLOCKS: usize = 1024;
 
-const KEYS: [&str; 32] = [
+const KEYS: [&str; 33] = [
     "slo_ms",
     "queue_timeout_ms",
     "max_batch",
@@ -63,6 +63,7 @@ const KEYS: [&str; 32] = [
     "task_limit_s",
     "gpu_memory_limit_mb",
     "allow_cpu_nodes",
+    "gpu_tolerance",
     "instances",
     "policy",
     "warm_up",
@@ -151,6 +152,9 @@ pub struct ModelConfig {
     pub isolation: IsolationConfig,
     /// Settings of the model on a GPU.
     pub gpu: GpuOptions,
+    /// Largest accepted difference between answers on a GPU and on the CPU, relative to the largest
+    /// number of an output.
+    pub gpu_tolerance: Option<f64>,
     /// Maximum number of concurrent batches of this model.
     pub instances: usize,
     /// Scheduling policy that the model requires of the server.
@@ -363,6 +367,7 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
         batching: read_batching(keys)?,
         isolation: read_isolation(keys)?,
         gpu: read_gpu(keys)?,
+        gpu_tolerance: keys.number("gpu_tolerance", 0.0, 1.0)?,
         instances: keys.whole("instances", 1, MAX_INSTANCES)?.unwrap_or(usize::MAX),
         policy: keys.text("policy", "deferred")?,
         warm_up: read_warm_up(keys)?,

@@ -135,3 +135,74 @@ fn a_cell_may_calculate_with_whole_numbers_whose_range_is_declared() {
         assert_eq!(error.is_some(), refused, "{error:?}");
     }
 }
+
+/// An engine with a reference that reads another file of the same tensors.
+struct Compared {
+    own: CpuEngine,
+    reference: &'static str,
+}
+
+struct Replaced(CpuEngine, &'static str);
+
+impl Executor for Replaced {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn device_key(&self) -> String {
+        self.0.device_key()
+    }
+
+    fn load(&self, source: &ModelSource) -> Result<Arc<dyn LoadedModel>, LoadError> {
+        let mut source = source.clone();
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../executor/tests/models").join(self.1);
+        source.blocks[0].path = Some(file);
+        self.0.load(&source)
+    }
+
+    fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
+        self.0.open(lanes, sink)
+    }
+}
+
+impl Executor for Compared {
+    fn name(&self) -> &'static str {
+        self.own.name()
+    }
+
+    fn device_key(&self) -> String {
+        self.own.device_key()
+    }
+
+    fn reference(&self) -> Option<Arc<dyn Executor>> {
+        Some(Arc::new(Replaced(CpuEngine::new(CpuOptions::default()), self.reference)))
+    }
+
+    fn load(&self, source: &ModelSource) -> Result<Arc<dyn LoadedModel>, LoadError> {
+        self.own.load(source)
+    }
+
+    fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
+        self.own.open(lanes, sink)
+    }
+}
+
+#[test]
+fn a_model_that_answers_otherwise_than_on_the_reference_is_refused() {
+    let report = |reference, keys: &str| {
+        let folder = TempRepository::new();
+        folder.write("m/model.toml", keys);
+        folder.write("m/1/model.onnx", onnx("identity_fp32.onnx"));
+        let engine = Arc::new(Compared { own: CpuEngine::new(CpuOptions::default()), reference });
+        let mut reports = inspect(folder.path(), LoadTarget { engine, ..cpu() }).unwrap();
+        reports.remove(0)
+    };
+    let equal = report("identity_fp32.onnx", "");
+    assert_eq!((equal.error, equal.warnings), (None, vec![]));
+    let refused = report("centred.onnx", "").error.unwrap();
+    assert!(refused.contains("answers differently on the GPU than on the CPU: output 'y' differs by"), "{refused}");
+    assert!(refused.contains("gpu_tolerance in ") && refused.contains("model.toml"), "{refused}");
+    assert_eq!(report("centred.onnx", "gpu_tolerance = 1.0").error, None);
+    let untried = report("unknown_operator.onnx", "");
+    assert!(untried.error.is_none() && untried.warnings[0].contains("were not compared"), "{untried:?}");
+}
