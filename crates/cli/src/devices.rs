@@ -24,7 +24,7 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub(crate) device: DeviceKind,
 
-    /// Number of devices; each runs one batch at a time. GPUs are counted by --device.
+    /// Number of devices; each runs one batch at a time.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) devices: u16,
 

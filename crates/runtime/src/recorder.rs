@@ -21,8 +21,10 @@ use std::thread::{self, JoinHandle};
 /// Capacity of the queue of events to write.
 const MAX_QUEUED_EVENTS: usize = 16_384;
 
-/// Version of the format. A reader refuses other versions.
+/// Version of the format.
 pub(crate) const VERSION: u32 = 4;
+/// Oldest version that is read. It knows no costs by size: all requests cost what was profiled.
+pub(crate) const OLDEST: u32 = 3;
 
 /// The first line of a recording.
 #[derive(Clone, Debug, Serialize, Deserialize)]

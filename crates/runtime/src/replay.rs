@@ -4,7 +4,7 @@
 //! wall clock or thread timing. A difference means a bug or another version of the policy.
 
 use crate::FlightEntry;
-use crate::recorder::{Header, RecordedLine, VERSION};
+use crate::recorder::{Header, OLDEST, RecordedLine, VERSION};
 use ripieno_base::Time;
 use ripieno_sched::{Event, Outbox, ServedPolicy};
 use serde::de::Error;
@@ -64,7 +64,7 @@ pub enum ReplayError {
         error: serde_json::Error,
     },
     /// The file has an unsupported version.
-    #[error("{path}:1: a recording of version {found}; this program reads version {VERSION}: record the run anew")]
+    #[error("{path}:1: a recording of version {found}; this program reads {OLDEST} to {VERSION}: record the run anew")]
     Version {
         /// The file.
         path: String,
@@ -141,7 +141,7 @@ impl RecordedEvents {
         };
         // The version is checked first, because another version may have other keys.
         let found = first.get("ripieno_recording").and_then(serde_json::Value::as_u64);
-        if let Some(found) = found.filter(|&found| found != u64::from(VERSION)) {
+        if let Some(found) = found.filter(|found| !(OLDEST.into()..=VERSION.into()).contains(found)) {
             return Err(ReplayError::Version { path: lines.path, found });
         }
         let header = serde_json::from_value(first);
