@@ -36,6 +36,12 @@ pub trait Executor: Send + Sync {
         false
     }
 
+    /// Whether batches are padded to powers of two unless a model's configuration says otherwise,
+    /// because a batch of a size that has not run before takes much longer.
+    fn pads_batches(&self) -> bool {
+        false
+    }
+
     /// Returns an engine that every model's answers are compared with at load, if this one computes
     /// by other means than a CPU.
     fn reference(&self) -> Option<Arc<dyn Executor>> {
@@ -78,6 +84,12 @@ pub trait LoadedModel: Send + Sync {
     /// tensors unchanged.
     fn batched(&self) -> bool {
         true
+    }
+
+    /// Returns the sizes that batches are padded to, which ascend. The engine runs no others. Empty
+    /// if batches are not padded.
+    fn batch_sizes(&self) -> &[usize] {
+        &[]
     }
 
     /// Returns the smallest and largest integer that an input may hold, if known.

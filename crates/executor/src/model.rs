@@ -52,6 +52,10 @@ impl<T: EngineData> LoadedModel for EngineModel<T> {
         !self.plan.unbatched
     }
 
+    fn batch_sizes(&self) -> &[usize] {
+        &self.plan.batch_sizes
+    }
+
     fn range(&self, input: &str) -> Option<(i64, i64)> {
         let ids = self.plan.vocabulary.iter().filter(|(name, _)| name == input).map(|&(_, size)| size).min();
         let ids = ids.map(|size| (0, (size - 1).max(0)));
@@ -161,8 +165,12 @@ pub(crate) fn read_blocks<'a>(
         inputs.clone().find(|spec| spec.name == name).and_then(|spec| ValueCheck::no_nan(spec, operator))
     });
     plan.checks.extend(nan.collect::<Vec<_>>());
-    let max_batch = if unbatched { 1 } else { plan.max_batch };
-    Ok(OnnxBlocks { plan: ModelPlan { unbatched, max_batch, limits, ..plan }, blocks })
+    let mut plan = ModelPlan { unbatched, limits, ..plan };
+    if unbatched {
+        plan.max_batch = 1;
+        plan.batch_sizes.clear();
+    }
+    Ok(OnnxBlocks { plan, blocks })
 }
 
 /// Checks that every declared range belongs to an input of a block. Otherwise it would have no

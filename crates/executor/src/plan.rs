@@ -31,6 +31,8 @@ pub(crate) struct BlockIo {
 pub(crate) struct ModelPlan {
     pub(crate) name: String,
     pub(crate) max_batch: usize,
+    /// Sizes that batches are padded to; empty if they are not padded.
+    pub(crate) batch_sizes: Vec<usize>,
     /// Whether each request runs alone, as one row and without a batch dimension.
     pub(crate) unbatched: bool,
     /// Inputs that look up an embedding, with its number of ids.
@@ -103,6 +105,7 @@ impl ModelPlan {
         Ok(ModelPlan {
             name: source.name.clone(),
             max_batch: source.max_batch,
+            batch_sizes: source.batch_sizes.clone(),
             unbatched: source.unbatched,
             vocabulary,
             ranges: source.ranges.clone(),
@@ -146,6 +149,14 @@ fn check_source(source: &ModelSource) -> Result<(), LoadError> {
     }
     if source.max_batch == 0 {
         return Err(LoadError(format!("model '{}': max_batch is 0: it must be at least 1", source.name)));
+    }
+    let (sizes, largest) = (&source.batch_sizes, source.max_batch);
+    let ascend = sizes.windows(2).all(|pair| pair[0] < pair[1]) && sizes.first() != Some(&0);
+    if !ascend || sizes.last().is_some_and(|&last| last != largest) {
+        return Err(LoadError(format!(
+            "model '{}': batch_sizes {sizes:?} must ascend from at least 1 to max_batch, {largest}",
+            source.name
+        )));
     }
     Ok(())
 }

@@ -2,8 +2,9 @@
 //! for the measurement.
 //!
 //! The measurement uses the same interface as serving, so the time includes gathering and
-//! scattering. Batch sizes double, and the profile is linear between them. `curve.rs` makes the
-//! measurement robust against stalls. Sizes beyond the time budget are extrapolated, so a slow
+//! scattering. Batch sizes double, and the profile is linear between them. If batches are padded,
+//! only the sizes that they are padded to are measured, and the profile has steps. `curve.rs` makes
+//! the measurement robust against stalls. Sizes beyond the time budget are extrapolated, so a slow
 //! model also loads in bounded time. If requests differ in length, the measurement is repeated at
 //! several lengths, the longest first.
 
@@ -14,7 +15,9 @@ use crate::{
 };
 use bytes::Bytes;
 use ripieno_base::{BlockId, LaneId, ModelId, Nanos, RequestSlot, TaskId};
-use ripieno_model::{DataType, Extent, Graph, LengthProfiles, Profile, ProfileError, Steps, TensorSpec};
+use ripieno_model::{
+    DataType, Extent, Graph, LengthProfiles, Profile, ProfileError, Steps, TensorSpec, doubling_sizes,
+};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
@@ -38,6 +41,14 @@ pub struct BlockProfile {
     pub profile: Profile,
     /// Latency ℓ(b) at shorter lengths; `None` if requests do not differ in length.
     pub lengths: Option<LengthProfiles>,
+}
+
+impl BlockProfile {
+    /// Returns the cost of batches that are padded to the next of these ascending `sizes`.
+    pub fn stepped(&self, sizes: &[usize]) -> BlockProfile {
+        let lengths = self.lengths.as_ref().map(|lengths| lengths.stepped(sizes));
+        BlockProfile { profile: self.profile.stepped(sizes), lengths }
+    }
 }
 
 /// The measured cost of a model.
@@ -121,11 +132,14 @@ fn measure_one(
 ) -> Result<(Vec<Profile>, Option<String>), LoadError> {
     let runner = ExampleRunner::new(engine, model, inputs)?;
     let mut bench = TimedRunner { runner: &runner, begun: Instant::now() };
-    let sizes = sizes(measurement.max_batch);
+    let sizes = match model.batch_sizes() {
+        [] => doubling_sizes(measurement.max_batch),
+        sizes => sizes.to_vec(),
+    };
     let curve = measure_curve(&mut bench, model.blocks(), &sizes, measurement.budget, progress)?;
     let profile = |points: Vec<(usize, Nanos)>| {
         let points = extrapolated(points, measurement.max_batch);
-        Profile::interpolate(&points).map_err(unusable)
+        Profile::interpolate(&points).map(|profile| profile.stepped(model.batch_sizes())).map_err(unusable)
     };
     let profiles = curve.blocks.into_iter().map(profile).collect::<Result<_, _>>()?;
     Ok((profiles, curve.unreliable))
@@ -278,13 +292,6 @@ fn example_inputs(model: &dyn LoadedModel) -> Result<Arc<[Tensor]>, LoadError> {
             model.inputs().iter().map(example).collect()
         }
     }
-}
-
-/// Returns 1, 2, 4, … and the largest.
-fn sizes(max_batch: usize) -> Vec<usize> {
-    let max_batch = max_batch.max(1);
-    let doubled = std::iter::successors(Some(1usize), |size| size.checked_mul(2));
-    doubled.take_while(|&size| size < max_batch).chain([max_batch]).collect()
 }
 
 /// Adds a point at `max_batch` if the measurement ended before: on the line through the last two,
@@ -441,14 +448,6 @@ fn tasks(model: &dyn LoadedModel, extent: Extent, graph: Option<&Graph>) -> Vec<
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_double_up_to_the_largest() {
-        assert_eq!(sizes(0), [1]);
-        assert_eq!(sizes(1), [1]);
-        assert_eq!(sizes(6), [1, 2, 4, 6]);
-        assert_eq!(sizes(8), [1, 2, 4, 8]);
-    }
 
     #[test]
     fn lengths_halve_down_from_the_longest() {

@@ -214,10 +214,12 @@ impl EngineInput<'_> {
 }
 
 impl<'a> EngineInput<'a> {
-    /// Makes the members' rows contiguous. Also returns the number of rows copied into `buffer`.
+    /// Makes the members' rows contiguous, followed by arbitrary valid rows if there are fewer than
+    /// `rows`. Also returns the number of rows copied into `buffer`.
     pub(crate) fn gather(
         name: &'a str,
         members: &[&'a Rows],
+        rows: usize,
         buffer: &'a mut AlignedBuffer,
     ) -> Result<(EngineInput<'a>, usize), ExecError> {
         let first = members[0];
@@ -228,11 +230,10 @@ impl<'a> EngineInput<'a> {
                 other.batch.row_shape()
             )));
         }
-        let rows = members.iter().map(|member| member.count()).sum();
         let input = |data| EngineInput { name, datatype, row_shape, rows, data };
-        match side_by_side(members).filter(|data| is_aligned(data, datatype.size().unwrap_or(1))) {
+        match side_by_side(members, rows).filter(|data| is_aligned(data, datatype.size().unwrap_or(1))) {
             Some(data) => Ok((input(data), 0)),
-            None => Ok((input(copy(members, buffer)), rows)),
+            None => Ok((input(copy(members, rows, buffer)), rows)),
         }
     }
 }
@@ -246,16 +247,18 @@ pub(crate) struct PaddingAxis {
 }
 
 impl<'a> EngineInput<'a> {
-    /// Makes the members' rows contiguous and pads each row at its end to `row_shape`.
+    /// Makes the members' rows contiguous and pads each row at its end to `row_shape`. Repeats the
+    /// last row if there are fewer than `rows`.
     pub(crate) fn pad(
         name: &'a str,
         members: &[&'a Rows],
+        rows: usize,
         axis: &PaddingAxis,
         row_shape: &'a [i64],
         buffer: &'a mut AlignedBuffer,
     ) -> Result<(EngineInput<'a>, usize), ExecError> {
         if members.iter().all(|member| member.row_shape() == row_shape) {
-            return EngineInput::gather(name, members, buffer);
+            return EngineInput::gather(name, members, rows, buffer);
         }
         let (at, datatype) = (axis.dim - 1, members[0].batch.datatype);
         let fits = |member: &&Rows| {
@@ -273,7 +276,7 @@ impl<'a> EngineInput<'a> {
         let count = |dims: &[i64]| dims.iter().map(|&dim| dim as usize).product::<usize>();
         let inner = count(&row_shape[at + 1..]) * axis.pad.len();
         let (outer, long) = (count(&row_shape[..at]), row_shape[at] as usize * inner);
-        let rows = members.iter().map(|member| member.count()).sum();
+        let own_bytes = members.iter().map(|member| member.count()).sum::<usize>() * outer * long;
         let bytes = rows * outer * long;
         let mut places = buffer.first_mut(bytes).chunks_exact_mut(long.max(1));
         for member in members {
@@ -284,6 +287,7 @@ impl<'a> EngineInput<'a> {
                 rest.chunks_exact_mut(axis.pad.len()).for_each(|element| element.copy_from_slice(&axis.pad));
             }
         }
+        repeat_last(buffer.first_mut(bytes), own_bytes, outer * long);
         Ok((EngineInput { name, datatype, row_shape, rows, data: buffer.first(bytes) }, rows))
     }
 
@@ -343,27 +347,39 @@ fn in_place<'a>(parts: &'a [RowPart<'a>]) -> Option<&'a [u8]> {
     whole.then(|| &first.batch.data[first.batch.byte_range(&(start..end))])
 }
 
-/// Returns the members' rows without copying, if they are consecutive in one batch.
-fn side_by_side<'a>(members: &[&'a Rows]) -> Option<&'a [u8]> {
-    let (first, last) = (members.first()?, members.last()?);
+/// Returns the members' rows and those behind them, `rows` in all, without copying, if they are
+/// consecutive in one batch.
+fn side_by_side<'a>(members: &[&'a Rows], rows: usize) -> Option<&'a [u8]> {
+    let first = members.first()?;
     let follow =
         |pair: &[&Rows]| Arc::ptr_eq(&pair[0].batch, &pair[1].batch) && pair[0].range.end == pair[1].range.start;
-    members
-        .windows(2)
-        .all(follow)
-        .then(|| &first.batch.data[first.batch.byte_range(&(first.range.start..last.range.end))])
+    let end = first.range.start + rows;
+    let whole = end <= first.batch.rows() && members.windows(2).all(follow);
+    whole.then(|| &first.batch.data[first.batch.byte_range(&(first.range.start..end))])
 }
 
-fn copy<'a>(members: &[&Rows], buffer: &'a mut AlignedBuffer) -> &'a [u8] {
-    let parts = || members.iter().map(|member| &member.batch.data[member.batch.byte_range(&member.range)]);
-    let bytes = parts().map(<[u8]>::len).sum();
+/// Copies the members' rows. Repeats the last row if there are fewer than `rows`.
+fn copy<'a>(members: &[&Rows], rows: usize, buffer: &'a mut AlignedBuffer) -> &'a [u8] {
+    let missing = rows - members.iter().map(|member| member.count()).sum::<usize>();
+    let last = members.last().filter(|_| missing > 0).map(|last| last.at(last.count() - 1));
+    let row = last.as_ref().map_or(0, |last| last.bytes().len());
+    let own_bytes: usize = members.iter().map(|member| member.bytes().len()).sum();
+    let bytes = own_bytes + missing * row;
     let mut rest = &mut *buffer.first_mut(bytes);
-    for part in parts() {
-        let (place, after) = rest.split_at_mut(part.len());
-        place.copy_from_slice(part);
+    for member in members {
+        let (place, after) = rest.split_at_mut(member.bytes().len());
+        place.copy_from_slice(member.bytes());
         rest = after;
     }
+    repeat_last(buffer.first_mut(bytes), own_bytes, row);
     buffer.first(bytes)
+}
+
+/// Fills `data` from byte `from` on with copies of the `row` bytes before it.
+fn repeat_last(data: &mut [u8], from: usize, row: usize) {
+    let (own, rest) = data.split_at_mut(from);
+    let last = &own[from - row..];
+    rest.chunks_exact_mut(row.max(1)).for_each(|place| place.copy_from_slice(last));
 }
 
 #[cfg(test)]
@@ -386,8 +402,11 @@ mod tests {
         let (first, last) = (Rows::of_batch(&batch, 0..1), Rows::of_batch(&batch, 2..3));
         assert_eq!(last.to_tensor(&"x".into()).data, strings(&["f", "gh"]));
         let mut buffer = AlignedBuffer::default();
-        let (input, copied) = EngineInput::gather("x", &[&last, &first], &mut buffer).unwrap();
+        let (input, copied) = EngineInput::gather("x", &[&last, &first], 2, &mut buffer).unwrap();
         assert_eq!((input.data, input.rows, copied), (&strings(&["f", "gh", "a", ""])[..], 2, 2));
+        let (input, copied) = EngineInput::gather("x", &[&first, &last], 4, &mut buffer).unwrap();
+        let padded = strings(&["a", "", "f", "gh", "f", "gh", "f", "gh"]);
+        assert_eq!((input.data, input.rows, copied), (&padded[..], 4, 4));
     }
 
     #[test]
@@ -397,12 +416,19 @@ mod tests {
         let rows: Vec<Rows> = [0..1, 1..3, 3..4].map(|range| Rows::of_batch(&batch, range)).into();
         let mut buffer = AlignedBuffer::default();
         let copied = |members: &[&Rows], buffer: &mut AlignedBuffer| {
-            EngineInput::gather("x", members, buffer).map(|(input, copied)| (input.rows, copied)).unwrap()
+            let rows = members.iter().map(|member| member.count()).sum();
+            EngineInput::gather("x", members, rows, buffer).map(|(input, copied)| (input.rows, copied)).unwrap()
         };
         assert_eq!(copied(&[&rows[0], &rows[1], &rows[2]], &mut buffer), (4, 0));
         assert_eq!(copied(&[&rows[1], &rows[2]], &mut buffer), (3, 0));
         assert_eq!(copied(&[&rows[0], &rows[2]], &mut buffer), (2, 2));
         assert_eq!(copied(&[&rows[1], &rows[0]], &mut buffer), (3, 3));
+        let mut padded = |member: &Rows, to: usize| {
+            let (input, copied) = EngineInput::gather("x", &[member], to, &mut buffer).unwrap();
+            (bytemuck::cast_slice::<u8, f32>(input.data).to_vec(), copied)
+        };
+        assert_eq!(padded(&rows[0], 2), (vec![1.0, 2.0], 0), "the row behind it is read in place");
+        assert_eq!(padded(&rows[1], 4), (vec![2.0, 3.0, 3.0, 3.0], 4));
     }
 
     #[test]
@@ -439,7 +465,7 @@ mod tests {
         let (short, long) = (member(1, 10), member(3, 20));
         let (mut buffer, axis) = (AlignedBuffer::default(), PaddingAxis { dim: 2, pad: vec![9] });
         let padded = [10, 9, 9, 11, 9, 9, 20, 21, 22, 23, 24, 25];
-        let (input, copied) = EngineInput::pad("x", &[&short, &long], &axis, &[2, 3, 1], &mut buffer).unwrap();
+        let (input, copied) = EngineInput::pad("x", &[&short, &long], 2, &axis, &[2, 3, 1], &mut buffer).unwrap();
         assert_eq!((input.data, input.rows, copied), (&padded[..], 2, 2));
         let batch = BatchTensor::new(DataType::Uint8, vec![2, 2, 3, 1], Bytes::copy_from_slice(input.data)).unwrap();
         let batch = Arc::new(batch);
@@ -447,8 +473,11 @@ mod tests {
         assert_eq!((cut(0, 1).bytes(), cut(0, 1).row_shape()), (&[10, 11][..], &[2, 1, 1][..]));
         assert_eq!((cut(1, 3).bytes(), cut(1, 2).bytes()), (&[20, 21, 22, 23, 24, 25][..], &[20, 21, 23, 24][..]));
         assert!(Rows::of_batch(&batch, 0..1).cut(1, 3, 1).unwrap_err().contains("should be 3 long in dimension 1"));
-        let refused = EngineInput::pad("x", &[&short, &long], &axis, &[2, 2, 1], &mut buffer).unwrap_err();
+        let refused = EngineInput::pad("x", &[&short, &long], 2, &axis, &[2, 2, 1], &mut buffer).unwrap_err();
         assert!(refused.0.contains("cannot share a batch"), "{refused}");
+        let (input, _) = EngineInput::pad("x", &[&long, &short], 4, &axis, &[2, 3, 1], &mut buffer).unwrap();
+        let repeated = [&padded[6..], &padded[..6], &padded[..6], &padded[..6]].concat();
+        assert_eq!((input.data, input.rows), (&repeated[..], 4));
     }
 
     #[test]

@@ -26,6 +26,9 @@ pub struct ModelSource {
     pub blocks: Vec<BlockSource>,
     /// Largest number of rows in one batch. Buffers are sized for it.
     pub max_batch: usize,
+    /// Sizes that batches are padded to, in a model of walk `whole` or `chain`: ascending, the last
+    /// is `max_batch`. If empty, batches are not padded.
+    pub batch_sizes: Vec<usize>,
     /// Whether each request runs alone, even if the files allow batches. A file whose tensors have
     /// no dynamic first dimension always runs this way.
     pub unbatched: bool,
@@ -65,6 +68,7 @@ impl ModelSource {
             walk: if blocks.len() > 1 { Walk::Chain } else { Walk::Whole },
             blocks,
             max_batch,
+            batch_sizes: Vec::new(),
             unbatched: false,
             inputs: Vec::new(),
             outputs: Vec::new(),

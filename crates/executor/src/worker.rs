@@ -20,7 +20,7 @@ use crate::{
 };
 use parking_lot::Mutex;
 use ripieno_base::{BlockId, ModelId, RequestSlot};
-use ripieno_model::{Extent, Onward, Position, StepReport, Steps};
+use ripieno_model::{Extent, Onward, Position, StepReport, Steps, padded_size};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -334,8 +334,8 @@ impl Attached {
         Attached { buffers: buffers.collect(), attachment, ready }
     }
 
-    /// Runs a block for requests of equal padding, in their order. Returns the outputs and the
-    /// number of copied rows.
+    /// Runs a block for requests of equal padding, in their order. The batch is padded to the next
+    /// of the model's sizes. Returns the outputs and the number of copied rows.
     fn run(
         &mut self,
         block: usize,
@@ -347,20 +347,20 @@ impl Attached {
         let plan = &self.ready.plan;
         let taken = &plan.blocks[block].inputs;
         let length = walks.first().map_or(1, |state| state.padded);
+        let rows = padded_size(&plan.batch_sizes, rows_of(walks));
         let shapes: Vec<Vec<i64>> = taken.iter().map(|&value| padded_shape(plan, value, walks, length)).collect();
         let mut copied = 0;
         let mut inputs = Vec::with_capacity(taken.len());
         for ((&value, shape), buffer) in taken.iter().zip(&shapes).zip(&mut self.buffers[block]) {
             let members = members_of(plan, block, value, walks)?;
             let name = &plan.values[value].name;
-            let (input, rows) = match plan.padding.as_ref().and_then(|padding| padding.axis(value)) {
-                Some(axis) => EngineInput::pad(name, &members, axis, shape, buffer)?,
-                None => EngineInput::gather(name, &members, buffer)?,
+            let (input, moved) = match plan.padding.as_ref().and_then(|padding| padding.axis(value)) {
+                Some(axis) => EngineInput::pad(name, &members, rows, axis, shape, buffer)?,
+                None => EngineInput::gather(name, &members, rows, buffer)?,
             };
-            copied += rows;
+            copied += moved;
             inputs.push(input);
         }
-        let rows = rows_of(walks);
         spent.gather_ns += watch.lap_ns();
         let outputs = catch_panic(|| self.ready.runner.run(&BlockCall { block, rows, length, ready, inputs: &inputs }));
         spent.compute_ns += watch.lap_ns();
@@ -399,7 +399,7 @@ fn rows_of(walks: &[&ChainState]) -> usize {
     walks.iter().map(|state| state.values.iter().flatten().next().map_or(0, Rows::count)).sum()
 }
 
-/// Stores each request's rows of the block's outputs in its state.
+/// Stores each request's rows of the block's outputs in its state. Rows of padding follow them.
 fn scatter(
     plan: &ModelPlan,
     block: usize,
@@ -408,7 +408,7 @@ fn scatter(
     walks: &mut [Option<ChainState>],
     outputs: Vec<BatchTensor>,
 ) -> Result<(), ExecError> {
-    let rows: usize = part.iter().map(|&at| task.members[at].rows).sum();
+    let rows = padded_size(&plan.batch_sizes, part.iter().map(|&at| task.members[at].rows).sum());
     let given = &plan.blocks[block].outputs;
     if let Some((&value, batch)) = given.iter().zip(&outputs).find(|(_, batch)| batch.rows() != rows) {
         return Err(ExecError(format!(

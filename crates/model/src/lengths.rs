@@ -105,6 +105,12 @@ impl LengthProfiles {
         LengthProfiles::new(table).expect("one ratio for all lengths keeps their order")
     }
 
+    /// Returns the table for batches that are padded to the next of these ascending `sizes`.
+    pub fn stepped(&self, sizes: &[usize]) -> LengthProfiles {
+        let table = self.table.iter().map(|(length, profile)| (*length, profile.stepped(sizes))).collect();
+        LengthProfiles::new(table).expect("steps keep the order of the lengths")
+    }
+
     /// Returns the profiles by length.
     pub fn table(&self) -> &[(u32, Profile)] {
         &self.table

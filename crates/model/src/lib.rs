@@ -4,6 +4,7 @@
 //! Uses only the standard library. The scheduler, the simulator and the executors share these
 //! types.
 
+mod batch_sizes;
 pub mod bounds;
 mod graph;
 mod input_lengths;
@@ -17,6 +18,7 @@ mod tensor;
 mod unfolded;
 pub mod zoo;
 
+pub use batch_sizes::{doubling_sizes, padded_size};
 pub use graph::{Block, DropRule, Extent, Model, Steps, Walk};
 pub use input_lengths::InputLengths;
 pub use lanes::{ExpectedEnds, LaneTask, Lanes};

@@ -5,6 +5,7 @@
 //! measurement a larger batch may seem cheaper. So "the largest batch that fits a span" is one
 //! binary search.
 
+use crate::padded_size;
 use ripieno_base::Nanos;
 use std::cmp::Ordering;
 use std::fmt;
@@ -138,6 +139,13 @@ impl Profile {
         Profile { table: self.table[..max_batch.clamp(1, self.table.len())].into() }
     }
 
+    /// Returns the profile of batches that are padded to the next of these ascending `sizes`.
+    pub fn stepped(&self, sizes: &[usize]) -> Profile {
+        let largest = self.max_batch();
+        let padded = |batch: usize| self.latency(padded_size(sizes, batch).min(largest));
+        Profile { table: (1..=largest).map(padded).collect() }
+    }
+
     /// Returns the profile of running `blocks` one after the other. Its largest batch is the
     /// smallest among those of the blocks.
     pub fn sum<'a>(blocks: impl Iterator<Item = &'a Profile> + Clone) -> Profile {
@@ -245,6 +253,14 @@ mod tests {
             assert_eq!(profile.largest_within(profile.latency(batch) - Nanos(1)), batch - 1);
         }
         assert_eq!(profile.latency(65), Nanos::MAX);
+    }
+
+    #[test]
+    fn padded_batches_cost_what_their_size_costs() {
+        let profile = table(&[1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(profile.stepped(&[1, 2, 4, 7]), table(&[1, 2, 4, 4, 7, 7, 7]));
+        assert_eq!(profile.stepped(&[4, 16]), table(&[4, 4, 4, 4, 7, 7, 7]));
+        assert_eq!(profile.stepped(&[]), profile);
     }
 
     #[test]

@@ -38,6 +38,9 @@ pub struct ProfileKey {
     /// Shapes of the inputs that were measured, if the file leaves some open.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     shapes: Vec<Vec<i64>>,
+    /// Sizes that batches are padded to.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    batch_sizes: Vec<usize>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -54,8 +57,8 @@ impl ProfileKey {
     /// Returns the key of a model whose blocks are `files`, on a device with this name.
     pub fn new(device: &str, files: &[PathBuf], max_batch: usize) -> Result<ProfileKey, String> {
         let model_sha256 = files.iter().map(|file| hash_of(file)).collect::<Result<_, _>>()?;
-        let (max_length, shapes) = (None, Vec::new());
-        Ok(ProfileKey { format: FORMAT, device: device.to_owned(), model_sha256, max_batch, max_length, shapes })
+        let (max_length, shapes, batch_sizes, device) = (None, Vec::new(), Vec::new(), device.to_owned());
+        Ok(ProfileKey { format: FORMAT, device, model_sha256, max_batch, max_length, shapes, batch_sizes })
     }
 
     /// Sets the shapes of the inputs that are measured.
@@ -63,9 +66,19 @@ impl ProfileKey {
         ProfileKey { shapes, ..self }
     }
 
-    /// Returns the key for another maximum batch size.
-    pub fn with_max_batch(&self, max_batch: usize) -> ProfileKey {
-        ProfileKey { max_batch, ..self.clone() }
+    /// Sets the sizes that batches are padded to.
+    pub fn with_batch_sizes(self, sizes: &[usize]) -> ProfileKey {
+        ProfileKey { batch_sizes: sizes.to_vec(), ..self }
+    }
+
+    /// Returns the sizes that batches are padded to.
+    pub fn batch_sizes(&self) -> &[usize] {
+        &self.batch_sizes
+    }
+
+    /// Returns the key for another maximum batch size, and the sizes that batches are padded to.
+    pub fn with_max_batch(&self, max_batch: usize, sizes: &[usize]) -> ProfileKey {
+        ProfileKey { max_batch, ..self.clone() }.with_batch_sizes(sizes)
     }
 
     /// Sets the maximum request length.
@@ -79,6 +92,7 @@ impl ProfileKey {
             format!("{}\n{}\n{}\n{}", self.format, self.device, self.model_sha256.join(","), self.max_batch);
         words.extend(self.max_length.map(|length| format!("\n{length}")));
         words.extend(self.shapes.iter().map(|shape| format!("\n{shape:?}")));
+        words.extend(self.batch_sizes.iter().map(|size| format!("\nsize {size}")));
         format!("{kind}-{}.json", short_hash(&words))
     }
 }

@@ -4,6 +4,7 @@ use super::cache::{ProfileCache, ProfileKey};
 use super::largest_batch::{self, FOUND_SIZES};
 use super::load::{Loader, Profiling};
 use super::plan::{LoadPlan, LoadTarget};
+use super::warm_up::warm_up;
 use ripieno_executor::{
     BlockProfile, ExampleOrigin, LoadedModel, MeasuredProfile, Measurement, MeasurementProgress, Tensor, TrialRequest,
     example_origin, find_example, is_unsupported, measure,
@@ -55,7 +56,7 @@ impl Loader {
                 let warning = Some(not_run(plan, &**loaded, &cause));
                 let origin = if given.is_some() { "given" } else { "assumed" };
                 let assumed = || assumed(plan.source.blocks.len(), plan.source.max_batch);
-                let profiles = Some(given.unwrap_or_else(assumed));
+                let profiles = Some(stepped(given.unwrap_or_else(assumed), &**loaded));
                 return Ok(ModelCosts { profiles, origin, example: None, runs: false, warning });
             }
             Err(cause) => {
@@ -67,7 +68,7 @@ impl Loader {
             }
         };
         let (profiles, origin) = match given {
-            Some(given) => (Some(given), "given"),
+            Some(given) => (Some(stepped(given, &**loaded)), "given"),
             None => self.profiles(target, plan, loaded, example.as_ref(), profiling)?,
         };
         Ok(ModelCosts { profiles, origin, example, runs: true, warning: None })
@@ -88,12 +89,14 @@ impl Loader {
         let shapes = example.iter().flat_map(|example| example.inputs.iter().map(|input| input.shape.clone()));
         let key = ProfileKey::new(&device, &plan.files(), plan.source.max_batch)?
             .with_lengths(loaded.lengths().map(|lengths| lengths.max))
-            .with_shapes(shapes.collect());
+            .with_shapes(shapes.collect())
+            .with_batch_sizes(loaded.batch_sizes());
         let cache = ProfileCache::beside(&plan.folder);
         let is_open = largest_batch::is_open(plan, &**loaded);
         let found = FOUND_SIZES.iter().copied().filter(|&size| is_open && size > plan.source.max_batch);
         for size in found.chain([plan.source.max_batch]).filter(|_| profiling != Profiling::Always) {
-            let cached = cache.read(&key.with_max_batch(size));
+            let sizes = if size == plan.source.max_batch { key.batch_sizes() } else { &plan.batch_sizes(size, target) };
+            let cached = cache.read(&key.with_max_batch(size, sizes));
             if let Some(cached) = cached.filter(|cached| cached.len() == plan.source.blocks.len()) {
                 resize(target, plan, loaded, size)?;
                 return Ok((Some(cached), "cached"));
@@ -108,7 +111,7 @@ impl Loader {
             resize(target, plan, loaded, size)?;
             measured = self.measure(target, plan, loaded, example)?;
         }
-        let key = key.with_max_batch(plan.source.max_batch);
+        let key = key.with_max_batch(plan.source.max_batch, loaded.batch_sizes());
         if let Some(doubt) = &measured.unreliable {
             tracing::warn!(
                 "model {}: its profile is used but not kept: {doubt}; measure it again on an idle machine",
@@ -129,10 +132,15 @@ impl Loader {
     ) -> Result<MeasuredProfile, String> {
         let _one_at_a_time = self.measuring.lock();
         let max_batch = plan.source.max_batch;
+        let inputs = example.map(|example| &example.inputs);
+        // Where the first run of a size is slow, the first runs would use up the budget.
+        if !loaded.batch_sizes().is_empty() {
+            warm_up(&*target.engine, loaded, inputs, max_batch, plan.config.warm_up)
+                .map_err(|cause| format!("{}: {cause}", plan.shown_file()))?;
+        }
         // Measuring all lengths takes about twice as long as measuring the longest.
         let budget = if loaded.lengths().is_some() { 2 * target.measure_for } else { target.measure_for };
-        let example = example.map(|example| Arc::clone(&example.inputs));
-        let measurement = Measurement { max_batch, budget, example };
+        let measurement = Measurement { max_batch, budget, example: inputs.cloned() };
         let mut step = |step: MeasurementProgress| (self.progress)(&plan.name, step.done, step.sizes);
         let measured = measure(&*target.engine, loaded, &measurement, &mut step);
         measured.map_err(|error| format!("{}: {error}", plan.shown_file()))
@@ -147,7 +155,7 @@ fn resize(
     max_batch: usize,
 ) -> Result<(), String> {
     if plan.source.max_batch != max_batch {
-        plan.source.max_batch = max_batch;
+        plan.set_max_batch(max_batch, target);
         *loaded = target.engine.load(&plan.source).map_err(|error| error.to_string())?;
     }
     Ok(())
@@ -177,6 +185,11 @@ impl ModelCosts {
 fn assumed(blocks: usize, max_batch: usize) -> Vec<BlockProfile> {
     let profile = Profile::linear(ASSUMED_MS / blocks.max(1) as f64, 0.0, max_batch).expect("a line is a profile");
     vec![BlockProfile { profile, lengths: None }; blocks]
+}
+
+/// Returns the costs of batches that are padded as the model's are.
+fn stepped(blocks: Vec<BlockProfile>, loaded: &dyn LoadedModel) -> Vec<BlockProfile> {
+    blocks.iter().map(|block| block.stepped(loaded.batch_sizes())).collect()
 }
 
 /// Returns the warning for a model that accepts no request of guessed shapes.

@@ -50,6 +50,7 @@ impl Loader {
         }
         let mut source = plan.source.clone();
         source.max_batch = FOUND_SIZES[0];
+        source.batch_sizes = plan.batch_sizes(source.max_batch, target);
         let loaded = target.engine.load(&source).ok()?;
         let inputs = example.map(|example| Arc::clone(&example.inputs));
         let row = row_bytes(&*loaded, example);

@@ -346,6 +346,7 @@ impl PreparedModel {
             slo_is_derived: slo.map(|slo| slo.origin == SloOrigin::Profile),
             late: slo.map(|slo| if slo.answer_late { "answer" } else { "refuse" }),
             max_batch: Some(plan.source.max_batch),
+            batch_sizes: self.loaded.batch_sizes().to_vec(),
             unbatched: self.unbatched.clone(),
             profile: total.as_ref().map(|profile| {
                 ProfileReport::new(&plan.name, self.origin, profile).with_lengths(&self.total_by_length())

@@ -17,7 +17,7 @@ use super::triton::TritonConfig;
 use ripieno_base::Nanos;
 use ripieno_executor::{BlockProfile, BlockSource, Executor, Isolation, LoadedModel, ModelSource};
 use ripieno_model::zoo::{ZooDevice, ZooModel};
-use ripieno_model::{Latency, LengthProfiles, Profile, TensorSpec};
+use ripieno_model::{Latency, LengthProfiles, Profile, TensorSpec, doubling_sizes};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -185,10 +185,28 @@ impl LoadPlan {
             })
             .transpose()?;
         let mut plan = LoadPlan { name, version, folder, config, triton, source, slo, dec_timesteps };
+        plan.set_max_batch(max_batch, target);
         if plan.config.batching == Batching::Off {
             plan.without_batches();
         }
         Ok(plan)
+    }
+
+    /// Sets the maximum batch size, and the sizes that batches are padded to.
+    pub(super) fn set_max_batch(&mut self, max_batch: usize, target: &LoadTarget) {
+        self.source.max_batch = max_batch;
+        self.source.batch_sizes = self.batch_sizes(max_batch, target);
+    }
+
+    /// Returns the sizes that batches of up to `max_batch` rows are padded to: as configured, or
+    /// powers of two where the engine needs it.
+    pub(super) fn batch_sizes(&self, max_batch: usize, target: &LoadTarget) -> Vec<usize> {
+        match &self.config.batch_sizes {
+            _ if self.config.cells.is_some() => Vec::new(),
+            Some(sizes) => sizes.clone(),
+            None if target.engine.pads_batches() => doubling_sizes(max_batch),
+            None => Vec::new(),
+        }
     }
 
     /// Returns the ONNX files of the blocks.
@@ -260,6 +278,7 @@ impl LoadPlan {
     /// Makes each batch of each cell one row.
     pub(super) fn with_single_rows(&mut self) {
         self.source.max_batch = 1;
+        self.source.batch_sizes.clear();
         for block in &mut self.source.blocks {
             block.sizes.clear();
             block.profile = block.profile.as_ref().map(|profile| profile.truncated(1));
@@ -272,6 +291,7 @@ impl LoadPlan {
     /// Disables batching.
     pub fn without_batches(&mut self) {
         (self.source.unbatched, self.source.max_batch) = (true, 1);
+        self.source.batch_sizes.clear();
         for block in &mut self.source.blocks {
             block.profile = block.profile.as_ref().map(|profile| profile.truncated(1));
         }

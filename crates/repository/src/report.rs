@@ -37,6 +37,9 @@ pub struct ModelReport {
     pub late: Option<&'static str>,
     /// Maximum rows in a batch.
     pub max_batch: Option<usize>,
+    /// Sizes that batches are padded to.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub batch_sizes: Vec<usize>,
     /// Reason for which requests do not share batches.
     pub unbatched: Option<String>,
     /// ℓ(b) of the whole model, if known.
@@ -100,6 +103,7 @@ impl ModelReport {
             slo_is_derived: None,
             late: None,
             max_batch: None,
+            batch_sizes: Vec::new(),
             unbatched: None,
             profile: None,
             blocks: Vec::new(),

@@ -12,6 +12,7 @@ mod leaving;
 mod lengths;
 mod reload;
 mod shapes;
+mod sizes;
 mod slo;
 mod text;
 mod uploads;

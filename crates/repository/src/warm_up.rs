@@ -22,8 +22,9 @@ const MAX_INPUT_BYTES: usize = 2 << 30;
 const MODEL: ModelId = ModelId(0);
 
 /// Runs `batches` batches of zeros through all blocks, alternating the maximum batch size and
-/// single rows. Where requests unfold, an input must not be zero, or there is an `example`, batches
-/// of example requests are used.
+/// single rows. If the model's batches are padded to certain sizes, runs each of them half that
+/// often, rounded up. Where requests unfold, an input must not be zero, or there is an `example`,
+/// batches of example requests are used.
 pub(super) fn warm_up(
     engine: &dyn Executor,
     model: &Arc<dyn LoadedModel>,
@@ -34,7 +35,13 @@ pub(super) fn warm_up(
     if batches == 0 {
         return Ok(());
     }
-    let rows = |batch: usize| if batch.is_multiple_of(2) { max_batch } else { 1 };
+    // The largest runs first, so that memory is allocated once.
+    let (both, sizes) = ([1, max_batch], model.batch_sizes());
+    let (sizes, batches) = match sizes {
+        [] => (&both[..], batches),
+        sizes => (sizes, batches.div_ceil(2) * sizes.len()),
+    };
+    let rows = |batch: usize| sizes[sizes.len() - 1 - batch % sizes.len()];
     let zero = |spec: &TensorSpec| model.range(&spec.name).is_none_or(|(least, most)| (least..=most).contains(&0));
     if example.is_some() || model.example(1).is_some() || !model.inputs().iter().all(zero) {
         return (0..batches).try_for_each(|batch| {

@@ -104,6 +104,7 @@ impl CellLinker<'_> {
         ModelPlan {
             name: self.source.name.clone(),
             max_batch: self.source.max_batch,
+            batch_sizes: Vec::new(),
             unbatched: false,
             vocabulary: Vec::new(),
             ranges: self.source.ranges.clone(),

@@ -139,6 +139,10 @@ impl Executor for OnnxRuntimeEngine {
         self.gpu_key.is_some()
     }
 
+    fn pads_batches(&self) -> bool {
+        self.gpu_key.is_some()
+    }
+
     /// Returns the same library on the CPU.
     fn reference(&self) -> Option<Arc<dyn Executor>> {
         self.gpu_key.as_ref()?;

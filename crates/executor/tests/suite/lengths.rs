@@ -83,7 +83,13 @@ fn assert_same(found: &[Tensor], expected: &[Tensor]) {
 }
 
 fn every_answer_is_that_of_the_request_alone(engine: &dyn Executor, blocks: &[&str]) {
-    let stand = Stand::new(engine, &pool(blocks));
+    every_answer_in_sizes_is_that_of_the_request_alone(engine, blocks, &[]);
+    every_answer_in_sizes_is_that_of_the_request_alone(engine, blocks, &[3, 7, MAX_BATCH]);
+}
+
+/// Batches are padded to these sizes, too.
+fn every_answer_in_sizes_is_that_of_the_request_alone(engine: &dyn Executor, blocks: &[&str], sizes: &[usize]) {
+    let stand = Stand::new(engine, &ModelSource { batch_sizes: sizes.to_vec(), ..pool(blocks) });
     let count = blocks.len() as u16;
     for round in 0..40 {
         let requests = 1 + scrambled(round) % 6;

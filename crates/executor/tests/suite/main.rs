@@ -10,5 +10,6 @@ mod engines;
 mod isolated;
 mod leaving;
 mod lengths;
+mod sizes;
 mod unbatched;
 mod values;

@@ -7,6 +7,7 @@
 #[cfg(test)]
 mod tests;
 
+use super::batch_sizes;
 use super::keys::{Keys, nearest};
 use super::length_profile::LengthProfile;
 use ripieno_base::BlockId;
@@ -105,6 +106,9 @@ pub(super) fn refuse(
     let of_blocks = blocks.iter().flat_map(|block| CELL_KEYS.map(|key| (block, key)));
     let of_outputs = outputs.iter().flat_map(|output| ["from", "take"].map(|key| (output, key)));
     match of_model.into_iter().chain(of_blocks).chain(of_outputs).find(|(keys, key)| keys.has(key)) {
+        Some((keys, "batch_sizes")) => {
+            Err(keys.wrong("batch_sizes", "holds for all blocks of a chain; write it once, above the first [[block]]"))
+        }
         Some((keys, key)) => Err(keys.wrong(key, belongs)),
         None => Ok(()),
     }
@@ -190,19 +194,10 @@ fn read_cell(block: &Keys<'_>, at: usize, cast: &CellBlocks) -> Result<CellConfi
         backward: cast.walk == Walk::Bidirectional && at == 1,
         priority: block.whole("priority", 0, MAX_PRIORITY)?.unwrap_or(at) as u32,
         max_batch: block.whole("max_batch", 1, Profile::MAX_BATCH)?,
-        sizes: read_sizes(block)?,
+        sizes: batch_sizes::read(block)?.unwrap_or_default(),
         links: read_links(block, at, cast)?,
         end,
     })
-}
-
-fn read_sizes(block: &Keys<'_>) -> Result<Vec<usize>, String> {
-    let sizes = block.integers("batch_sizes", "[1, 8, 64]")?.unwrap_or_default();
-    let valid = sizes.windows(2).all(|pair| pair[0] < pair[1]) && sizes.first().is_none_or(|&first| first > 0);
-    match valid && sizes.iter().all(|&size| size <= Profile::MAX_BATCH as i64) {
-        true => Ok(sizes.into_iter().map(|size| size as usize).collect()),
-        false => Err(block.wrong("batch_sizes", "must be ascending whole numbers from 1, for example [1, 8, 64]")),
-    }
 }
 
 fn read_links(block: &Keys<'_>, at: usize, cast: &CellBlocks) -> Result<Vec<InputLink>, String> {

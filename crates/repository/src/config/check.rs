@@ -59,12 +59,14 @@ fn check_walk(keys: &Keys<'_>, config: &ModelConfig) -> Result<(), String> {
 fn check_table_lengths(keys: &Keys<'_>, config: &ModelConfig) -> Result<(), String> {
     let shortest = config.latencies().filter_map(Latency::max_batch).min();
     match (config.max_batch, shortest) {
-        (Some(max_batch), Some(given)) if given < max_batch => Err(keys.wrong(
-            "max_batch",
-            &format!(
-                "latency_ms has {given} numbers, one for each batch size; add the rest or write max_batch = {given}"
-            ),
-        )),
+        (Some(max_batch), Some(given)) if given < max_batch => {
+            let (key, fix) = match keys.has("max_batch") {
+                true => ("max_batch", format!("write max_batch = {given}")),
+                false => ("batch_sizes", format!("end the sizes at {given}")),
+            };
+            let why = "one for each batch size; add the rest or";
+            Err(keys.wrong(key, &format!("latency_ms has {given} numbers, {why} {fix}")))
+        }
         _ => Ok(()),
     }
 }

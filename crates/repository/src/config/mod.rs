@@ -4,6 +4,7 @@
 //! are made here. Checks that need the model or the device (does the shape match the ONNX file, is
 //! there a profile to emulate) are made at load.
 
+mod batch_sizes;
 mod cells;
 mod check;
 mod conditions;
@@ -53,10 +54,11 @@ const MAX_MEMORY_MB: usize = 1 << 24;
 const MAX_TASK_S: usize = 24 * 3600;
 const MAX_BLOCKS: usize = 1024;
 
-const KEYS: [&str; 33] = [
+const KEYS: [&str; 34] = [
     "slo_ms",
     "queue_timeout_ms",
     "max_batch",
+    "batch_sizes",
     "batching",
     "isolation",
     "memory_limit_mb",
@@ -146,6 +148,9 @@ pub struct ModelConfig {
     pub queue_timeout: Option<Nanos>,
     /// Maximum rows in a batch.
     pub max_batch: Option<usize>,
+    /// Sizes that batches of a whole model or a chain are padded to, if the file says so. Empty for
+    /// no padding.
+    pub batch_sizes: Option<Vec<usize>>,
     /// Whether requests share batches.
     pub batching: Batching,
     /// Whether the engine has a process of its own, if the configuration says so.
@@ -294,6 +299,7 @@ impl ModelConfig {
         })?;
         let keys = Keys::new(source, String::new(), 0, document.get_ref(), &KEYS)?;
         let mut config = read_model(&keys, file)?;
+        batch_sizes::apply(&keys, &mut config)?;
         config.apply_defaults(under);
         check::check(&keys, &config)?;
         Ok(config)
@@ -304,8 +310,8 @@ impl ModelConfig {
     /// Applies the settings that the file leaves out and does not contradict.
     fn apply_defaults(&mut self, under: &Settings) {
         let says = |key: &str| self.keys.iter().any(|said| said == key);
-        let (batches, timed, ends) =
-            (says("batching") || says("max_batch"), says("slo_ms") || says("queue_timeout_ms"), says("drop"));
+        let batches = says("batching") || says("max_batch") || says("batch_sizes");
+        let (timed, ends) = (says("slo_ms") || says("queue_timeout_ms"), says("drop"));
         let (warms, limited) = (says("warm_up"), says("instances"));
         if under.unbatched && !batches {
             self.batching = Batching::Off;
@@ -364,6 +370,7 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
         slo: keys.number("slo_ms", 0.0, MAX_MS)?.map(Nanos::from_millis_f64),
         queue_timeout: read_queue_timeout(keys)?,
         max_batch: keys.whole("max_batch", 1, Profile::MAX_BATCH)?,
+        batch_sizes: batch_sizes::read(keys)?,
         batching: read_batching(keys)?,
         isolation: read_isolation(keys)?,
         gpu: read_gpu(keys)?,

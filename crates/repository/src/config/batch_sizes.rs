@@ -1,0 +1,41 @@
+//! `batch_sizes`: the sizes that batches of a whole model or a chain are padded to, or that batches
+//! of a cell are formed in.
+
+use super::keys::Keys;
+use super::{Batching, Granularity, ModelConfig};
+use ripieno_model::Profile;
+
+/// Reads the sizes; `None` if the key is absent.
+pub(super) fn read(keys: &Keys<'_>) -> Result<Option<Vec<usize>>, String> {
+    let Some(sizes) = keys.integers("batch_sizes", "[1, 8, 64]")? else { return Ok(None) };
+    let valid = sizes.windows(2).all(|pair| pair[0] < pair[1]) && sizes.first().is_none_or(|&first| first > 0);
+    match valid && sizes.iter().all(|&size| size <= Profile::MAX_BATCH as i64) {
+        true => Ok(Some(sizes.into_iter().map(|size| size as usize).collect())),
+        false => Err(keys.wrong("batch_sizes", "must be ascending whole numbers from 1, for example [1, 8, 64]")),
+    }
+}
+
+/// Checks the sizes of a whole model or a chain, and makes the largest the maximum batch size.
+pub(super) fn apply(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), String> {
+    let Some(sizes) = &config.batch_sizes else { return Ok(()) };
+    let refuse = |fix: &str| Err(keys.wrong("batch_sizes", fix));
+    if config.cells.is_some() {
+        return refuse("belongs into each [[block]] of a walk of cells; move it there");
+    }
+    if config.granularity == Granularity::Cells {
+        return refuse("is for whole models and chains, not for cells; remove it or granularity");
+    }
+    let Some(&largest) = sizes.last() else { return Ok(()) };
+    if config.batching == Batching::Off {
+        return refuse("contradicts batching = \"off\"; remove one of the two");
+    }
+    match config.max_batch {
+        Some(max_batch) if max_batch != largest => {
+            refuse(&format!("must end with max_batch = {max_batch}; add that size, or remove max_batch"))
+        }
+        _ => {
+            config.max_batch = Some(largest);
+            Ok(())
+        }
+    }
+}
