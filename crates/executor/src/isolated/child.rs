@@ -3,7 +3,8 @@
 //! Standard input is a socket to the server. A separate thread reads it, so the process ends with
 //! the connection even if the engine is busy or hangs.
 
-use super::protocol::{LoadBlock, LoadRequest, PackedTensor, RunReply, RunRequest, fits, number, receive, send};
+use super::protocol::{LoadBlock, LoadRequest, PackedTensor, RunReply, RunRequest, fits, receive, send};
+use super::transfer::{OutgoingTensor, TensorTransfer};
 use crate::{
     BlockSource, CpuEngine, CpuOptions, Device, Executor, GpuOptions, InputRange, LoadError, MemberProgress,
     ModelSource, OnnxRuntimeEngine, OnnxRuntimeOptions, RequestEntry, Task, TaskMember, TaskResult, Tensor,
@@ -24,6 +25,7 @@ const LOADING_STACK: usize = 256 << 20;
 pub fn serve_engine() -> io::Result<()> {
     end_before_the_server();
     let mut socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let mut transfer = TensorTransfer::accept(&socket)?;
     let load: LoadRequest = receive(&mut socket)?;
     let served = match limit(load.memory_limit).and_then(|()| load_deeply(&load)) {
         Ok(served) => served,
@@ -32,7 +34,7 @@ pub fn serve_engine() -> io::Result<()> {
     send(&mut socket, &RunReply::default())?;
     for batch in read(socket.try_clone()?)? {
         let number = batch.number;
-        let outputs = served.run(batch);
+        let outputs = served.run(batch, &mut transfer);
         let done = outputs.map(|outputs| RunReply { error: None, outputs, number });
         let done = done.and_then(|done| fits(&done).map(|()| done));
         send(&mut socket, &done.unwrap_or_else(|cause| failed(number, cause)))?;
@@ -116,8 +118,9 @@ impl ChildEngine {
         Ok(ChildEngine { device, results })
     }
 
-    fn run(&self, batch: RunRequest) -> Result<Vec<PackedTensor>, String> {
+    fn run(&self, mut batch: RunRequest, transfer: &mut TensorTransfer) -> Result<Vec<PackedTensor>, String> {
         let rows = batch.rows as usize;
+        transfer.unpack(&mut batch.inputs).map_err(|cause| format!("its inputs cannot be read: {cause}"))?;
         let inputs: Result<Vec<Tensor>, String> = batch.inputs.into_iter().map(tensor).collect();
         let member = TaskMember::new(RequestSlot(0), rows, Some(Arc::new(RequestEntry::of(inputs?.into()))));
         let model = ModelId(batch.block as u16);
@@ -126,8 +129,8 @@ impl ChildEngine {
         self.device.submit(task).map_err(|_| "the engine is busy".to_owned())?;
         let result = self.results.recv().map_err(|cause| cause.to_string())?;
         let progress: Vec<MemberProgress> = result.whole().map_err(|cause| cause.0)?;
-        let outputs = progress.into_iter().flat_map(|progress| progress.outputs);
-        Ok(outputs.map(packed).collect())
+        let outputs: Vec<Tensor> = progress.into_iter().flat_map(|progress| progress.outputs).collect();
+        transfer.pack(&outputs.iter().map(outgoing).collect::<Vec<_>>())
     }
 }
 
@@ -154,7 +157,7 @@ fn tensor(packed: PackedTensor) -> Result<Tensor, String> {
     Ok(Tensor { name: packed.name.into(), datatype, shape: packed.shape, data: packed.data })
 }
 
-fn packed(tensor: Tensor) -> PackedTensor {
+fn outgoing(tensor: &Tensor) -> OutgoingTensor<'_> {
     let Tensor { name, datatype, shape, data } = tensor;
-    PackedTensor { name: name.as_ref().to_owned(), datatype: number(datatype), shape, data }
+    OutgoingTensor { name, datatype: *datatype, shape: shape.clone(), data }
 }

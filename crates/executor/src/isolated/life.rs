@@ -4,6 +4,7 @@
 //! find the process hung or faulty and kill it. A process id may be reused after the process was
 //! reaped, so a lock excludes killing during reaping.
 
+use super::transfer::TensorTransfer;
 use parking_lot::{Condvar, Mutex};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use std::io::{self, Read, Write};
@@ -84,16 +85,27 @@ impl Life {
 /// use without one.
 pub(super) struct ProcessConnection {
     socket: UnixStream,
+    transfer: TensorTransfer,
     life: Arc<Life>,
     /// Longest allowed duration of one batch.
     limit: Duration,
 }
 
 impl ProcessConnection {
-    pub(super) fn new(socket: UnixStream, life: Arc<Life>, limit: Duration) -> io::Result<ProcessConnection> {
+    pub(super) fn new(
+        socket: UnixStream,
+        transfer: TensorTransfer,
+        life: Arc<Life>,
+        limit: Duration,
+    ) -> io::Result<ProcessConnection> {
         socket.set_read_timeout(Some(limit))?;
         socket.set_write_timeout(Some(limit))?;
-        Ok(ProcessConnection { socket, life, limit })
+        Ok(ProcessConnection { socket, transfer, life, limit })
+    }
+
+    /// Returns the way of tensors to and from the process.
+    pub(super) fn transfer(&mut self) -> &mut TensorTransfer {
+        &mut self.transfer
     }
 
     pub(super) fn is_open(&self) -> bool {

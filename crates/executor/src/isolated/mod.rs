@@ -13,31 +13,35 @@
 //! again in parts, because each part might end another process. A process that sends an invalid
 //! reply, or none in time, is killed; see [`life`].
 //!
-//! Rejected:
+//! The tensors of large batches go through memory that both sides have mapped, and neither trusts;
+//! see [`transfer`].
 //!
-//! * One process for all batches of a model, which would have to be asynchronous.
-//! * Shared memory for tensors, which is faster but needs `unsafe` on both sides, although one side
-//!   is not trusted.
+//! Rejected: one process for all batches of a model, which would have to be asynchronous.
 
 mod child;
 mod life;
 mod protocol;
+#[cfg(target_os = "linux")]
+mod shared;
 mod supervisor;
+mod transfer;
+#[cfg(not(target_os = "linux"))]
+mod unshared;
 
 pub use child::serve_engine;
 
 use crate::model::{EngineData, EngineModel, OnnxBlocks};
 use crate::plan::ModelPlan;
-use crate::rows::BatchTensor;
+use crate::rows::{BatchTensor, EngineInput};
 use crate::runner::{BlockCall, ProcessDown, ReadyModel, Runner};
 use crate::{ExecError, GpuOptions, Isolation, LoadError, LoadedModel, Loss, ModelSource, Outage};
-use protocol::{
-    LoadBlock, LoadGpu, LoadRequest, PackedTensor, RangeMessage, RunReply, RunRequest, fits, receive, send,
-};
+use life::ProcessConnection;
+use protocol::{LoadBlock, LoadGpu, LoadRequest, RangeMessage, RunReply, RunRequest, fits, receive, send};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use supervisor::ProcessPool;
+use transfer::OutgoingTensor;
 
 /// Settings of the engine in a process.
 pub(crate) struct ProcessEngine {
@@ -149,16 +153,25 @@ struct ProcessRunner {
 }
 
 impl ProcessRunner {
-    fn exchange(&mut self, run: &RunRequest) -> Result<RunReply, ExecError> {
-        let connection = self.processes.acquire().map_err(|outage| {
+    /// Runs a batch in a process and returns its reply, with the data of all tensors.
+    fn exchange(&mut self, call: &BlockCall<'_>) -> Result<RunReply, ExecError> {
+        let mut connection = self.processes.acquire().map_err(|outage| {
             self.down.set(Loss { retry_after: outage.retry_after, inside: false });
             ExecError(format!("{}; it is being started again", outage.cause))
         })?;
-        let mut exchange = connection.exchange();
-        let outcome = send(&mut exchange, run).and_then(|()| receive::<RunReply>(&mut exchange));
-        let nonsense =
-            |done: &RunReply| io::Error::new(io::ErrorKind::InvalidData, format!("to batch {}", done.number));
-        match outcome.and_then(|done| if done.number == run.number { Ok(done) } else { Err(nonsense(&done)) }) {
+        let inputs: Vec<OutgoingTensor<'_>> = call.inputs.iter().map(outgoing).collect();
+        let run = connection.transfer().pack(&inputs).and_then(|inputs| {
+            let run = RunRequest { number: self.batches, block: call.block as u32, rows: call.rows as u64, inputs };
+            fits(&run).map(|()| run)
+        });
+        let run = match run {
+            Ok(run) => run,
+            Err(cause) => {
+                self.processes.release(connection);
+                return Err(ExecError(cause));
+            }
+        };
+        match converse(&mut connection, &run) {
             Ok(done) => {
                 self.processes.release(connection);
                 Ok(done)
@@ -174,17 +187,31 @@ impl ProcessRunner {
     }
 }
 
+/// Sends a batch and receives its reply.
+fn converse(connection: &mut ProcessConnection, run: &RunRequest) -> io::Result<RunReply> {
+    let mut exchange = connection.exchange();
+    send(&mut exchange, run)?;
+    let mut done: RunReply = receive(&mut exchange)?;
+    if done.number != run.number {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("to batch {}", done.number)));
+    }
+    connection.transfer().unpack(&mut done.outputs)?;
+    Ok(done)
+}
+
+fn outgoing<'a>(input: &EngineInput<'a>) -> OutgoingTensor<'a> {
+    let shape = input.shape(false).collect();
+    OutgoingTensor { name: input.name, datatype: input.datatype, shape, data: input.data }
+}
+
 impl Runner for ProcessRunner {
     fn min_rows(&self) -> usize {
         self.least_rows
     }
 
     fn run(&mut self, call: &BlockCall<'_>) -> Result<Vec<BatchTensor>, ExecError> {
-        let inputs = call.inputs.iter().map(PackedTensor::of_input).collect();
         self.batches += 1;
-        let run = RunRequest { number: self.batches, block: call.block as u32, rows: call.rows as u64, inputs };
-        fits(&run).map_err(ExecError)?;
-        let mut done = self.exchange(&run)?;
+        let mut done = self.exchange(call)?;
         if let Some(cause) = done.error {
             return Err(ExecError(cause));
         }

@@ -5,14 +5,17 @@
 //! because the other side may be faulty.
 
 use crate::buffer::is_aligned;
-use crate::rows::{BatchTensor, EngineInput};
+use crate::rows::BatchTensor;
 use bytes::Bytes;
 use prost::Message;
 use ripieno_model::DataType;
 use std::io::{self, Read, Write};
 
 /// Largest frame in bytes. No batch or output is larger.
-const MAX_FRAME: usize = 1 << 30;
+pub(super) const MAX_FRAME: usize = 1 << 30;
+
+/// Largest total size of tensors that go through shared memory instead, in bytes.
+pub(super) const MAX_SHARED: usize = 256 << 20;
 
 /// Largest buffer allocated before the data of its frame arrives.
 const MAX_PREALLOCATED: usize = 64 << 20;
@@ -111,15 +114,21 @@ pub(super) struct PackedTensor {
     pub(super) shape: Vec<i64>,
     #[prost(bytes = "bytes", tag = "4")]
     pub(super) data: Bytes,
+    /// Place of the data in the sender's shared memory, instead of `data`.
+    #[prost(message, optional, tag = "5")]
+    pub(super) shared: Option<SharedRange>,
+}
+
+/// A part of shared memory.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(super) struct SharedRange {
+    #[prost(uint64, tag = "1")]
+    pub(super) at: u64,
+    #[prost(uint64, tag = "2")]
+    pub(super) length: u64,
 }
 
 impl PackedTensor {
-    pub(super) fn of_input(input: &EngineInput<'_>) -> PackedTensor {
-        let shape = input.shape(false).collect();
-        let data = Bytes::copy_from_slice(input.data);
-        PackedTensor { name: input.name.to_owned(), datatype: number(input.datatype), shape, data }
-    }
-
     pub(super) fn datatype(&self) -> Result<DataType, String> {
         let known = DataType::ALL.get(self.datatype as usize).copied();
         known.ok_or_else(|| format!("tensor '{}' has an unknown datatype", self.name))
@@ -176,7 +185,7 @@ pub(super) fn fits(message: &impl Message) -> Result<(), String> {
     if length <= MAX_FRAME { Ok(()) } else { Err(too_large(length).to_string()) }
 }
 
-fn too_large(length: usize) -> io::Error {
+pub(super) fn too_large(length: usize) -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
         format!("{length} bytes in one batch; at most {MAX_FRAME} can be passed on"),
@@ -189,7 +198,8 @@ mod tests {
 
     fn run() -> RunRequest {
         let data = Bytes::from_static(&[1, 2, 3, 4]);
-        let tensor = PackedTensor { name: "x".to_owned(), datatype: number(DataType::Fp32), shape: vec![1, 1], data };
+        let (name, datatype) = ("x".to_owned(), number(DataType::Fp32));
+        let tensor = PackedTensor { name, datatype, shape: vec![1, 1], data, shared: None };
         RunRequest { block: 1, rows: 1, inputs: vec![tensor], number: 7 }
     }
 

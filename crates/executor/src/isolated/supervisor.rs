@@ -3,6 +3,7 @@
 use super::Isolation;
 use super::life::{Life, ProcessConnection, is_timeout};
 use super::protocol::{LoadRequest, RunReply, receive, send};
+use super::transfer::TensorTransfer;
 use crate::{LoadError, Outage};
 use parking_lot::{Condvar, Mutex};
 use std::os::fd::OwnedFd;
@@ -276,16 +277,22 @@ impl Supervisor {
         let mut child = command.spawn().map_err(|cause| format!("{} cannot be started: {cause}", program.display()))?;
         drop(command);
         let life = Life::of(&child);
-        let loaded = send(&mut socket, &self.load).and_then(|()| receive::<RunReply>(&mut socket));
-        let connection = ProcessConnection::new(socket, Arc::clone(&life), self.isolation.task_limit);
-        let cause = match (loaded, connection) {
-            (Ok(RunReply { error: None, .. }), Ok(connection)) => {
-                return Ok(StartedProcess { child, life, connection });
+        let transfer = TensorTransfer::offer(&socket);
+        let loaded = transfer.and_then(|transfer| {
+            send(&mut socket, &self.load)?;
+            Ok((receive::<RunReply>(&mut socket)?, transfer))
+        });
+        let limit = self.isolation.task_limit;
+        let cause = match loaded {
+            Ok((RunReply { error: None, .. }, transfer)) => {
+                match ProcessConnection::new(socket, transfer, Arc::clone(&life), limit) {
+                    Ok(connection) => return Ok(StartedProcess { child, life, connection }),
+                    Err(cause) => Some(format!("no time limit: {cause}")),
+                }
             }
-            (Ok(RunReply { error: Some(cause), .. }), _) => Some(cause),
-            (Ok(_), Err(cause)) => Some(format!("no time limit: {cause}")),
-            (Err(cause), _) if is_timeout(&cause) => Some(format!("it did not load the model within {LOAD_LIMIT:?}")),
-            (Err(_), _) => None,
+            Ok((RunReply { error: Some(cause), .. }, _)) => Some(cause),
+            Err(cause) if is_timeout(&cause) => Some(format!("it did not load the model within {LOAD_LIMIT:?}")),
+            Err(_) => None,
         };
         life.kill(None);
         let end = life.wait(&mut child);

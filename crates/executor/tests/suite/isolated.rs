@@ -260,3 +260,19 @@ fn a_model_that_is_attached_again_and_again_keeps_its_process() {
     }
     assert_eq!((model.outage(), model.restarts()), (None, Some(0)));
 }
+
+#[test]
+fn large_batches_keep_their_answers_while_others_run() {
+    for fixture in [isolated_cpu(), isolated_onnxruntime_of_two_lanes()] {
+        let stand = fixture.stand(&fixture.any_width);
+        // The first is too small for shared memory, and the memory grows with the others.
+        let widths = [10, 20_000, 600_000, 50_000, 900_000, 20_000];
+        let rows: Vec<Vec<f32>> = (0..).zip(widths).map(|(seed, width)| numbers(width, seed)).collect();
+        let ask = |row: &Vec<f32>| stand.run(0, vec![wide_request(0, row, row.len())]).unwrap().remove(0).outputs;
+        let answers: Vec<Vec<Tensor>> = rows.iter().map(ask).collect();
+        for (row, outputs) in rows.iter().zip(&answers) {
+            let doubled: Vec<f32> = row.iter().map(|x| 2.0 * x).collect();
+            assert!(floats(&outputs[0]) == doubled, "a row of {}", row.len());
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Memory that both ends of a connection have mapped, one region for each direction.
+//!
+//! The other end may write at any time, so no slice of a region exists: vm-memory copies bytes in
+//! and out. A region can grow but is sealed against shrinking, so that reading it cannot fault,
+//! whatever the other end does.
+
+use super::protocol::MAX_SHARED;
+use rustix::cmsg_space;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
+
+const MIN_REGION: usize = 1 << 20;
+
+/// The regions of a connection.
+pub(super) struct SharedRegions {
+    /// Region that this end writes.
+    pub(super) own: GrowingMemory,
+    /// Region that the other end writes.
+    pub(super) other: GrowingMemory,
+}
+
+impl SharedRegions {
+    /// Creates both regions and passes them to the other end of `socket`. `None` if the system
+    /// creates none; the other end then has none either.
+    pub(super) fn offer(socket: &UnixStream) -> io::Result<Option<SharedRegions>> {
+        let regions =
+            GrowingMemory::create().and_then(|own| Ok(SharedRegions { own, other: GrowingMemory::create()? })).ok();
+        let fds: Vec<_> = regions.iter().flat_map(|both| [both.own.file.as_fd(), both.other.file.as_fd()]).collect();
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(&fds));
+        }
+        sendmsg(socket, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL)?;
+        Ok(regions)
+    }
+
+    /// Receives the regions that the other end of `socket` has created.
+    pub(super) fn accept(socket: &UnixStream) -> io::Result<Option<SharedRegions>> {
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut byte = [0];
+        let received = recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        if received.bytes == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let fds = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        });
+        let mut fds = fds.flatten();
+        match (fds.next(), fds.next()) {
+            (Some(other), Some(own)) => {
+                Ok(Some(SharedRegions { own: GrowingMemory::open(own)?, other: GrowingMemory::open(other)? }))
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+/// A part of memory that grows.
+pub(super) struct GrowingMemory {
+    file: Arc<File>,
+    map: Option<MmapRegion>,
+}
+
+impl GrowingMemory {
+    fn create() -> io::Result<GrowingMemory> {
+        let fd = memfd_create("ripieno-batch", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::SEAL)?;
+        GrowingMemory::open(fd)
+    }
+
+    fn open(fd: OwnedFd) -> io::Result<GrowingMemory> {
+        if !fcntl_get_seals(&fd)?.contains(SealFlags::SHRINK) {
+            return Err(invalid("shared memory that may shrink"));
+        }
+        Ok(GrowingMemory { file: Arc::new(File::from(fd)), map: None })
+    }
+
+    /// Grows the region to hold this number of bytes.
+    pub(super) fn reserve(&mut self, bytes: usize) -> io::Result<()> {
+        let size = bytes.next_power_of_two().max(MIN_REGION);
+        if (self.file.metadata()?.len() as usize) < size {
+            self.file.set_len(size as u64)?;
+        }
+        self.map(bytes).map(drop)
+    }
+
+    /// Writes `data` at an offset.
+    pub(super) fn write(&mut self, at: usize, data: &[u8]) -> io::Result<()> {
+        let end = at.checked_add(data.len()).ok_or_else(|| invalid("a place beyond all memory"))?;
+        let place = self.map(end)?.get_slice(at, data.len()).map_err(io::Error::other)?;
+        place.copy_from(data);
+        Ok(())
+    }
+
+    /// Reads `into` from an offset. An error if the region does not reach so far.
+    pub(super) fn read(&mut self, at: usize, into: &mut [u8]) -> io::Result<()> {
+        let end = at.checked_add(into.len()).ok_or_else(|| invalid("a place beyond all memory"))?;
+        let place = self.map(end)?.get_slice(at, into.len()).map_err(io::Error::other)?;
+        place.copy_to(into);
+        Ok(())
+    }
+
+    /// Maps the region at least up to byte `end`.
+    fn map(&mut self, end: usize) -> io::Result<&MmapRegion> {
+        if self.map.as_ref().is_none_or(|map| map.size() < end) {
+            let size = usize::try_from(self.file.metadata()?.len()).unwrap_or(MAX_SHARED).min(MAX_SHARED);
+            if size < end {
+                return Err(invalid("a place beyond the shared memory"));
+            }
+            self.map = None;
+            let file = FileOffset::from_arc(Arc::clone(&self.file), 0);
+            self.map = Some(MmapRegion::from_file(file, size).map_err(io::Error::other)?);
+        }
+        self.map.as_ref().ok_or_else(|| invalid("memory that is not mapped"))
+    }
+}
+
+fn invalid(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair() -> (SharedRegions, SharedRegions) {
+        let (one, two) = UnixStream::pair().unwrap();
+        let server = SharedRegions::offer(&one).unwrap().unwrap();
+        (server, SharedRegions::accept(&two).unwrap().unwrap())
+    }
+
+    #[test]
+    fn each_end_reads_what_the_other_writes_as_regions_grow() {
+        let (mut server, mut child) = pair();
+        for size in [10, 3 << 20, 100, 9 << 20] {
+            let data: Vec<u8> = (0..size).map(|at| (at * 7 % 251) as u8).collect();
+            for (from, to) in [(&mut server.own, &mut child.other), (&mut child.own, &mut server.other)] {
+                from.reserve(64 + size).unwrap();
+                from.write(64, &data).unwrap();
+                let mut read = vec![0; size];
+                to.read(64, &mut read).unwrap();
+                assert_eq!(read, data);
+            }
+        }
+    }
+
+    #[test]
+    fn a_faulty_end_is_an_error_and_never_a_fault() {
+        let (mut server, mut child) = pair();
+        child.own.reserve(100).unwrap();
+        assert!(child.own.file.set_len(0).is_err(), "it cannot shrink");
+        for (at, size) in [(0, MIN_REGION + 1), (MIN_REGION, 1), (usize::MAX, 2)] {
+            let cause = server.other.read(at, &mut vec![0; size]).unwrap_err();
+            assert_eq!(cause.kind(), io::ErrorKind::InvalidData, "{at} {size}");
+        }
+        let fd = memfd_create("other", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        assert!(GrowingMemory::open(fd).is_err(), "it may shrink");
+        let (one, two) = UnixStream::pair().unwrap();
+        drop(one);
+        assert!(SharedRegions::accept(&two).is_err());
+    }
+}
