@@ -9,7 +9,6 @@ mod compare;
 mod compare_policies;
 mod control;
 mod corpus;
-mod default_policy;
 mod demo;
 mod devices;
 mod doctor;

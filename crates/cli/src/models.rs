@@ -1,9 +1,9 @@
 //! `ripieno models` and `ripieno profile`: the models of a repository, and their costs.
 
 use crate::corpus::{self, CorpusArgs};
-use crate::default_policy::DefaultPolicy;
 use crate::devices::DeviceArgs;
 use crate::output::{self, print_json};
+use crate::policy::PolicyArgs;
 use crate::service::{Opened, Service, progress_bars};
 use crate::{stages, tables};
 use anyhow::bail;
@@ -128,11 +128,11 @@ pub(crate) fn list(args: &ModelsArgs) -> anyhow::Result<()> {
 
 /// Loads the models into an engine with the policy that `serve` would choose, and ends the engine.
 fn load(args: &ModelsArgs) -> anyhow::Result<Vec<ModelReport>> {
-    let DefaultPolicy { policy, options, .. } = DefaultPolicy::of_repository(&args.repository, Objective::default());
+    let (policy, options) = PolicyArgs::default().served(Objective::default())?;
     let service = Service {
         repository: args.repository.clone(),
         devices: args.devices.clone(),
-        policy: policy.to_owned(),
+        policy,
         options,
         shards: 1,
         max_live: Limits::SERVED_REQUESTS,

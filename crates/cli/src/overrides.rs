@@ -53,7 +53,7 @@ impl Overrides {
                     let policy = find(policy)?;
                     scenario.serve_under(policy, served_options(policy, Options::new(), Objective::default()));
                 }
-                None => drop(scenario.serve(Objective::default())),
+                None => scenario.serve(Objective::default()),
             }
         }
         if let Some(policy) = self.policy.policy.as_ref().filter(|&policy| *policy != scenario.policy) {

@@ -4,14 +4,14 @@ use crate::output::{self, print_json};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use ripieno_report::Format;
-use ripieno_sched::{CATALOGUE, Policy};
+use ripieno_sched::{CATALOGUE, DEFAULT_POLICY, Policy};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
 /// List the scheduling policies, or explain one with its options.
 ///
-/// The server chooses a policy that suits the models; --policy of serve, simulate and goodput sets
-/// another, and --option KEY=VALUE its options.
+/// --policy of serve, simulate and goodput sets another than the default, --option KEY=VALUE its
+/// options.
 #[derive(Args, Debug)]
 pub(crate) struct PoliciesArgs {
     /// The policy to explain.
@@ -32,24 +32,13 @@ pub(crate) fn run(args: &PoliciesArgs) -> anyhow::Result<()> {
         Some(_) => chosen.map(explained).try_for_each(output::print),
         None => {
             for policy in chosen {
-                let mark = if SERVED.iter().any(|(name, _)| *name == policy.name) { '*' } else { ' ' };
+                let mark = if policy.name == DEFAULT_POLICY { '*' } else { ' ' };
                 output::print(format!("{mark} {:13} {}", policy.name, policy.summary))?;
             }
-            output::print(format!("\n* what `ripieno serve` chooses: {}.", served()))?;
+            output::print("\n* the default of `ripieno serve`.")?;
             output::print("\n`ripieno policies NAME` explains one with its options.")
         }
     }
-}
-
-/// Policies that a server chooses by itself, in the order in which their conditions are tried.
-const SERVED: [(&str, &str); 3] = [
-    ("cellular", "if a model is in cells"),
-    ("unified", "if requests of a model are padded (length_dim)"),
-    ("deferred", "in any other case"),
-];
-
-fn served() -> String {
-    SERVED.map(|(name, condition)| format!("{name} {condition}")).join("; else ")
 }
 
 fn record(policy: &Policy) -> Value {
@@ -95,15 +84,6 @@ fn indented(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ripieno_model::Walk;
-    use ripieno_sched::{ModelKind, Objective, choose};
-
-    #[test]
-    fn the_marked_policies_are_those_that_a_server_chooses() {
-        let kind = |walk, pads| ModelKind { model: "m".to_owned(), walk, pads };
-        let kinds = [kind(Walk::Repeat, false), kind(Walk::Whole, true), kind(Walk::Whole, false)];
-        assert_eq!(kinds.map(|kind| choose(&[kind], Objective::Latency).policy), SERVED.map(|(name, _)| name));
-    }
 
     #[test]
     fn every_option_of_a_policy_is_explained_within_80_columns() {

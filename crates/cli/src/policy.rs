@@ -2,7 +2,7 @@
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
-use ripieno_sched::{CATALOGUE, OptionValue, Options};
+use ripieno_sched::{BuildError, CATALOGUE, DEFAULT_POLICY, Objective, OptionValue, Options, find, served_options};
 
 /// The policy and its options.
 #[derive(Args, Clone, Debug, Default)]
@@ -40,10 +40,20 @@ impl PolicyArgs {
         options.extend(self.options.iter().cloned());
         options
     }
-}
 
-/// The reason for a policy that the user named, in the log.
-pub(crate) const BY_FLAG: &str = "because --policy says so";
+    /// Returns the policy of a server, the chosen one or the default, and its options.
+    pub(crate) fn served(&self, objective: Objective) -> Result<(String, Options), BuildError> {
+        let policy = self.policy.clone().unwrap_or_else(|| DEFAULT_POLICY.to_owned());
+        let options = served_options(find(&policy)?, self.over(Options::new()), objective);
+        Ok((policy, options))
+    }
+
+    /// Logs the policy of a server with the options that are set.
+    pub(crate) fn log(&self, policy: &str, options: &Options) {
+        let reason = if self.policy.is_some() { "because --policy says so" } else { "the default" };
+        tracing::info!("the policy is {}, {reason}", named(policy, options));
+    }
+}
 
 /// Returns a policy and its options, as on a command line.
 pub(crate) fn named(policy: &str, options: &Options) -> String {

@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use ripieno_base::Nanos;
 use ripieno_report::Summary;
 use ripieno_runtime::{Header, RecordedEvents};
-use ripieno_sched::{Choice, Limits, ModelKind, Objective, Options, Policy, choose, find, served_options};
+use ripieno_sched::{DEFAULT_POLICY, Limits, Objective, Options, Policy, find, served_options};
 use ripieno_sim::{Recorded, Scenario};
 use std::path::{Path, PathBuf};
 
@@ -100,7 +100,7 @@ impl RecordingArgs {
         }
         let first_line = || format!("{}:1", file.display());
         let options = serde_json::from_value(header.options.clone()).with_context(first_line)?;
-        let (policy, options) = policy(header, options, &recorded, overrides)?;
+        let (policy, options) = policy(header, options, overrides)?;
         let row = find(&policy).with_context(|| format!("{}: give another with --policy", first_line()))?;
         let limits = self.limits(header, row, &options);
         let scenario = recorded.scenario(&policy, options, limits);
@@ -162,16 +162,10 @@ impl ReadRecording {
 
 /// Returns the policy and its options: the recorded ones, or another policy as the server would run
 /// it.
-fn policy(
-    header: &Header,
-    options: Options,
-    recorded: &Recorded,
-    overrides: &Overrides,
-) -> anyhow::Result<(String, Options)> {
+fn policy(header: &Header, options: Options, overrides: &Overrides) -> anyhow::Result<(String, Options)> {
     if overrides.as_served && overrides.policy.policy.is_none() {
-        let kinds: Vec<_> = recorded.models().map(ModelKind::of).collect();
-        let Choice { policy, options, .. } = choose(&kinds, Objective::default());
-        return Ok((policy.to_owned(), overrides.policy.over(options)));
+        let options = overrides.policy.over(Options::new());
+        return Ok((DEFAULT_POLICY.to_owned(), served_options(find(DEFAULT_POLICY)?, options, Objective::default())));
     }
     match &overrides.policy.policy {
         Some(policy) if *policy != header.policy => {

@@ -4,13 +4,12 @@ use crate::access::AccessArgs;
 use crate::address::listening;
 use crate::bounds::BoundArgs;
 use crate::control::ControlArgs;
-use crate::default_policy::{DefaultPolicy, log_policy};
 use crate::devices::DeviceArgs;
 use crate::flight::FlightArgs;
 use crate::logs::LogFormat;
 use crate::models::{check_all, nothing_in};
 use crate::output::{self, print_json};
-use crate::policy::{BY_FLAG, ObjectiveArg, POLICIES, PolicyArgs};
+use crate::policy::{ObjectiveArg, POLICIES, PolicyArgs};
 use crate::replies::ReplyArgs;
 use crate::server_threads::ServerThreads;
 use crate::service::{Running, Service};
@@ -21,7 +20,7 @@ use clap::Args;
 use ripieno_report::Format;
 use ripieno_repository::scan::scan;
 use ripieno_repository::{ModelReport, RepositoryPoll};
-use ripieno_sched::{Limits, Options, find, served_options};
+use ripieno_sched::{Limits, find};
 use ripieno_server::{Addresses, ServerConfig};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -72,7 +71,7 @@ pub(crate) struct ServeArgs {
     objective: Option<ObjectiveArg>,
 
     /// Number of scheduler threads, each for a part of the models, with one more that assigns
-    /// devices: for more requests than one core can schedule. Policies of whole batches only.
+    /// devices: for more requests than one core can schedule. Needs a --policy of whole batches.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     shards: u16,
 
@@ -163,20 +162,11 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
 impl ServeArgs {
     fn service(&self) -> anyhow::Result<Service> {
         let objective = self.objective.unwrap_or(ObjectiveArg::Latency);
-        let (policy, options, reason) = match &self.policy.policy {
-            Some(policy) => {
-                let given = self.policy.over(Options::new());
-                (policy.clone(), served_options(find(policy)?, given, objective.into()), BY_FLAG.to_owned())
-            }
-            None => {
-                let chosen = DefaultPolicy::of_repository(&self.repository, objective.into());
-                (chosen.policy.to_owned(), self.policy.over(chosen.options), chosen.reason)
-            }
-        };
+        let (policy, options) = self.policy.served(objective.into())?;
         if self.objective.is_some() && !find(&policy)?.has_objective() {
-            bail!("--objective is for --policy deferred; policy {policy:?} has no objective");
+            bail!("policy {policy:?} has no objective; leave --objective out, or --policy");
         }
-        log_policy(&policy, &options, &reason);
+        self.policy.log(&policy, &options);
         let flight = self.flight.config(&policy, &options)?;
         Ok(Service {
             repository: self.repository.clone(),

@@ -86,7 +86,7 @@ fn the_json_has_the_promised_keys_whatever_the_threads() {
     let contest = &comparison["contests"][0];
     let expected = ["contestants", "refused", "results", "scenario", "served_policy", "unable"];
     assert_eq!(sorted(keys(contest)), expected);
-    assert_eq!(contest["served_policy"], "deferred objective=latency");
+    assert_eq!(contest["served_policy"], "unified objective=latency");
     let expected = ["best", "best_policy", "load", "measure", "offered_rps", "ratio", "served"];
     assert_eq!(sorted(keys(&contest["results"][0])), expected);
     let expected =

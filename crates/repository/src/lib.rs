@@ -46,7 +46,6 @@ mod text;
 pub mod trial;
 pub mod triton;
 mod uploads;
-mod walks;
 mod warm_up;
 
 pub use foreign::found_instead;
@@ -57,4 +56,3 @@ pub use plan::{EngineProcess, LoadTarget};
 pub use report::{MeasureProgress, ModelReport, NOT_TRIED, ProfileReport};
 pub use sample::Sample;
 pub use triton::TritonConfig;
-pub use walks::{ModelWalk, walks};

@@ -22,7 +22,7 @@ const SHORTER: [u32; 2] = [256, 128];
 const LONGER: [u32; 2] = [1024, 2048];
 
 /// Returns the dimensions that hold the length, if the inputs look like a masked model's.
-pub(super) fn candidate(inputs: &[TensorSpec]) -> Option<LengthDims> {
+fn candidate(inputs: &[TensorSpec]) -> Option<LengthDims> {
     let open = |spec: &TensorSpec| spec.shape.iter().skip(1).filter(|&&size| size < 0).count();
     let is_length = |spec: &&TensorSpec| spec.shape.get(1) == Some(&-1) && open(spec) == 1;
     let (lengths, others): (Vec<_>, Vec<_>) = inputs.iter().partition(is_length);

@@ -4,7 +4,6 @@
 //! tokenizer unless configured. A tokenizer beside a model with other inputs is ignored, unless
 //! `[text]` is present.
 
-use super::masked;
 use super::model_files::ModelFiles;
 use super::plan::{LoadPlan, LoadTarget};
 use ripieno_executor::{InputLength, LengthDims, LoadedModel, OutputLength};
@@ -130,17 +129,4 @@ impl PreparedText {
 
 fn unused(cause: &str) -> String {
     format!("its tokenizer is not used: {cause}")
-}
-
-/// Returns true if requests may be padded because the model accepts text or has a mask, without
-/// loading it.
-pub(super) fn pads(found: &ModelFiles) -> bool {
-    let has_tokenizer = !TextReader::files(&folders(found)).is_empty();
-    let declared = || OnnxFile::read(&found.model).and_then(|file| Declared::of(&file)).ok();
-    let Some(Declared { inputs, outputs, .. }) = declared() else { return false };
-    if !has_tokenizer {
-        return masked::candidate(&inputs).is_some();
-    }
-    TokenInputs::from_specs(&inputs)
-        .is_some_and(|token_inputs| !lengths(&token_inputs, &inputs, &outputs, 0).inputs.is_empty())
 }

@@ -1,15 +1,13 @@
-//! The default choice of a policy for a set of models: one rule for the server and for `simulate
-//! --as-served`.
-//!
-//! One scheduler runs all models, so the most demanding model decides. If walks unfold, requests
-//! join and leave at every cell: "cellular", which also runs whole models. If requests are padded,
-//! batches are formed by length: "unified". Otherwise batches are whole and weighed by the price of
-//! device time: "deferred" with an objective.
+//! The policy of a server, and the options with which it runs: one rule for the server and for
+//! `simulate --as-served`.
 
 use crate::policy::ServedSetting;
 use crate::{OptionValue, Options, Policy};
 use ripieno_base::Nanos;
-use ripieno_model::{Model, Walk};
+use ripieno_model::Model;
+
+/// The policy of a server whose user names none.
+pub const DEFAULT_POLICY: &str = "unified";
 
 /// The objective of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,28 +17,6 @@ pub enum Objective {
     Latency,
     /// Few devices: a batch waits for as long as that saves device time.
     Efficiency,
-}
-
-/// The properties of a model that the choice depends on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ModelKind {
-    /// The model's name.
-    pub model: String,
-    /// The walk of its requests.
-    pub walk: Walk,
-    /// Whether its requests are padded to the longest of a batch.
-    pub pads: bool,
-}
-
-/// A policy and its options.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Choice {
-    /// The policy's name.
-    pub policy: &'static str,
-    /// Its options.
-    pub options: Options,
-    /// The model that decided, if one did.
-    pub because: Option<String>,
 }
 
 impl Objective {
@@ -53,30 +29,8 @@ impl Objective {
     }
 }
 
-impl ModelKind {
-    /// Returns the kind of a model.
-    pub fn of(model: &Model) -> ModelKind {
-        let pads = !model.walk.is_unfolded() && model.has_lengths();
-        ModelKind { model: model.name.clone(), walk: model.walk, pads }
-    }
-}
-
-/// Returns the default policy for these models.
-pub fn choose(models: &[ModelKind], objective: Objective) -> Choice {
-    let first = |is: fn(&ModelKind) -> bool| models.iter().find(|model| is(model)).map(|model| model.model.clone());
-    if let Some(model) = first(|model| model.walk.is_unfolded()) {
-        return Choice { policy: "cellular", options: Options::new(), because: Some(model) };
-    }
-    let objective = OptionValue::Text(objective.name().to_owned());
-    let options = Options::from([("objective".to_owned(), objective)]);
-    match first(|model| model.pads) {
-        Some(model) => Choice { policy: "unified", options, because: Some(model) },
-        None => Choice { policy: "deferred", options, because: None },
-    }
-}
-
-/// Returns the options with which a server runs a policy that the user chose: the given ones, and
-/// the server's own defaults ([`Policy`]) where none is given.
+/// Returns the options with which a server runs a policy: the given ones, and the server's own
+/// defaults ([`Policy`]) where none is given.
 pub fn served_options(policy: &Policy, mut options: Options, objective: Objective) -> Options {
     for (name, to) in policy.served {
         let word = match to {
@@ -103,38 +57,15 @@ pub fn fit_batches(model: &mut Model, policy: &'static Policy) {
 mod tests {
     use super::*;
     use crate::find;
-    use ripieno_model::Profile;
-
-    fn kind(model: &str, walk: Walk, pads: bool) -> ModelKind {
-        ModelKind { model: model.to_owned(), walk, pads }
-    }
+    use ripieno_model::{Profile, Walk};
 
     #[test]
-    fn the_most_demanding_model_decides() {
-        let (whole, padded) = (kind("w", Walk::Whole, false), kind("p", Walk::Whole, true));
-        let (chain, cells) = (kind("c", Walk::Chain, false), kind("r", Walk::Repeat, false));
-        let chosen = |models: &[&ModelKind], objective| {
-            let models: Vec<_> = models.iter().map(|&model| model.clone()).collect();
-            let Choice { policy, options, because } = choose(&models, objective);
-            let options: Vec<_> = options.iter().map(|(key, value)| format!("{key}={value}")).collect();
-            (policy, options.join(" "), because.unwrap_or_default())
-        };
-        let said = |policy, options: &str, because: &str| (policy, options.to_owned(), because.to_owned());
-        assert_eq!(chosen(&[], Objective::Latency), said("deferred", "objective=\"latency\"", ""));
-        assert_eq!(chosen(&[&whole, &chain], Objective::Efficiency), said("deferred", "objective=\"efficiency\"", ""));
-        assert_eq!(chosen(&[&whole, &padded], Objective::Latency), said("unified", "objective=\"latency\"", "p"));
-        assert_eq!(chosen(&[&padded, &whole, &cells], Objective::Latency), said("cellular", "", "r"));
-    }
-
-    #[test]
-    fn every_choice_can_be_built() {
-        for (walk, pads) in [(Walk::Whole, false), (Walk::Whole, true), (Walk::Repeat, false)] {
-            let choice = choose(&[kind("m", walk, pads)], Objective::Latency);
-            let policy = find(choice.policy).unwrap();
-            let limits = crate::Limits { requests: 1, models: 1, devices: 1, lanes: 1, depth: 5, batch: 8, nodes: 1 };
-            let setup = crate::Setup { models: Vec::new(), devices: 1, limits };
-            assert!(crate::build(policy.name, &setup, &choice.options).is_ok(), "{}", policy.name);
-            assert_eq!(policy.needs(&choice.options).lanes, 1);
+    fn the_default_policy_serves_every_walk_with_the_servers_objective() {
+        let policy = find(DEFAULT_POLICY).unwrap();
+        assert_eq!(policy.walks, &Walk::ALL);
+        for objective in [Objective::Latency, Objective::Efficiency] {
+            let options = served_options(policy, Options::new(), objective);
+            assert_eq!(options["objective"], OptionValue::Text(objective.name().to_owned()));
         }
     }
 

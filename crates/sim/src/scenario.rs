@@ -31,7 +31,7 @@ use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::bounds::staggered_bound;
 use ripieno_model::{Graph, Model};
 use ripieno_sched::{
-    Choice, Limits, ModelKind, Needs, Objective, OptionValue, Options, Policy, Setup, choose, fit_batches,
+    DEFAULT_POLICY, Limits, Needs, Objective, OptionValue, Options, Policy, Setup, fit_batches, served_options,
 };
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -197,14 +197,11 @@ impl Scenario {
     }
 
     /// Sets the policy, options, bounds, largest batches and margins with which the server would
-    /// serve these models. Returns the model that decided about the policy.
-    pub fn serve(&mut self, objective: Objective) -> Option<String> {
-        let kinds: Vec<_> = self.setup.models.iter().map(ModelKind::of).collect();
-        let Choice { policy, options, because } = choose(&kinds, objective);
-        if let Ok(policy) = ripieno_sched::find(policy) {
-            self.serve_under(policy, options);
+    /// serve these models.
+    pub fn serve(&mut self, objective: Objective) {
+        if let Ok(policy) = ripieno_sched::find(DEFAULT_POLICY) {
+            self.serve_under(policy, served_options(policy, Options::new(), objective));
         }
-        because
     }
 
     /// Does the same for a chosen policy, with the options as given to the server.

@@ -127,7 +127,7 @@ impl SimContestant {
                 let options = served_options(policy, options.clone(), rules.objective);
                 scenario.serve_under(policy, options);
             }
-            None => drop(scenario.serve(rules.objective)),
+            None => scenario.serve(rules.objective),
         }
         SimContestant::new(scenario)
     }

@@ -32,25 +32,25 @@ const TOLERABLE_MS: f64 = 2.7;
 /// A policy's title, its name in the catalogue, and its options.
 type DemoContestant = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
 
-/// One of each: no batching, today's servers, no window, ours for throughput, ours as served by
-/// default.
+/// One of each: no batching, today's servers, no window, Symphony's deferral, the default.
 const WHOLE: [DemoContestant; 5] = [
     ("serial", "serial", &[]),
     ("timeout 5 ms, as most servers", "timeout", &[("gather", "fifo"), ("drop", "expired")]),
     ("eager", "eager", &[]),
-    ("deferred, for efficiency", "deferred", &[("objective", "efficiency")]),
-    ("deferred, for latency (default)", "deferred", &[("objective", "latency")]),
+    ("deferred, as published", "deferred", &[]),
+    ("unified (default)", "unified", &[("objective", "latency")]),
 ];
 /// Model, devices and load for whole models, as a fraction of the rate for evenly spaced requests.
 const WHOLE_LOAD: (&str, u16, f64) = ("ResNet50", 2, 0.75);
 
-/// Padding as in a server without knowledge of lengths, padding by length, merged graphs, and
-/// cells.
-const CELLS: [DemoContestant; 4] = [
+/// Padding as in a server without knowledge of lengths, padding by length, merged graphs, cells,
+/// the default.
+const CELLS: [DemoContestant; 5] = [
     ("padding to the longest in the batch", "bucketed", &[("width", "330"), ("pad", "longest")]),
     ("padding in buckets of 10 lengths", "bucketed", &[("width", "10")]),
     ("graph-merge", "graph-merge", &[]),
-    ("cellular (default for cells)", "cellular", &[]),
+    ("cellular", "cellular", &[]),
+    ("unified (default)", "unified", &[("objective", "latency")]),
 ];
 /// Model, devices and load for cells, as a fraction of the rate for full batches.
 const CELLS_LOAD: (&str, u16, f64) = ("LSTM", 1, 0.25);

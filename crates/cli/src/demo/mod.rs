@@ -13,9 +13,9 @@ mod compare;
 mod lateness;
 mod texts;
 
-use crate::default_policy::DefaultPolicy;
 use crate::devices::DeviceArgs;
 use crate::output::{self, print_json};
+use crate::policy::PolicyArgs;
 use crate::service::{Running, Service};
 use crate::tables;
 use anyhow::{Context, anyhow};
@@ -111,10 +111,10 @@ struct Live {
 }
 
 impl Live {
-    /// Starts a server with the policy that `serve` chooses for these models.
+    /// Starts a server with the policy of `serve`.
     async fn start_as_served(repository: &Path) -> anyhow::Result<Live> {
-        let DefaultPolicy { policy, options, .. } = DefaultPolicy::of_repository(repository, Objective::default());
-        Live::start(repository, DeviceArgs::default(), policy, options).await
+        let (policy, options) = PolicyArgs::default().served(Objective::default())?;
+        Live::start(repository, DeviceArgs::default(), &policy, options).await
     }
 
     async fn start(repository: &Path, devices: DeviceArgs, policy: &str, options: Options) -> anyhow::Result<Live> {

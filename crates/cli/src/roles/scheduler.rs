@@ -3,10 +3,9 @@
 use super::model::register;
 use super::{EpochArgs, PeerArgs, SCHEDULER, reachable, shutdown_signal};
 use crate::address::listening;
-use crate::default_policy::{DefaultPolicy, log_policy};
 use crate::logs::LogFormat;
 use crate::output::{self, print_json};
-use crate::policy::{BY_FLAG, ObjectiveArg, POLICIES, PolicyArgs};
+use crate::policy::{ObjectiveArg, POLICIES, PolicyArgs};
 use crate::server_threads::ServerThreads;
 use anyhow::{Context, bail};
 use clap::Args;
@@ -20,7 +19,7 @@ use ripieno_runtime::{
     DeviceRefused, DeviceSnapshot, Engine, EngineConfig, EngineProcesses, HangBound, Job, ModelSnapshot, Refused,
     SchedulerSnapshot,
 };
-use ripieno_sched::{Limits, ModelKind, Options, Setup, build, find, served_options};
+use ripieno_sched::{Limits, Options, Setup, build, find};
 use ripieno_server::{Backend, DeviceChange, Server, ServerConfig, Withdraw};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -114,7 +113,7 @@ pub(crate) fn run(args: &SchedulerArgs) -> anyhow::Result<()> {
         && args.objective.is_some()
         && !find(policy)?.has_objective()
     {
-        bail!("--objective is for --policy deferred; policy {policy:?} has no objective");
+        bail!("policy {policy:?} has no objective; leave --objective out, or --policy");
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
     let threads = ServerThreads::start().context("cannot start the threads of the HTTP and gRPC server")?;
@@ -187,36 +186,18 @@ fn epoch() -> Epoch {
 /// Returns the callback that starts the engine once the models are known.
 fn start(args: &SchedulerArgs) -> StartEngine {
     let objective = ripieno_sched::Objective::from(args.objective.unwrap_or(ObjectiveArg::Latency));
-    let (given, chosen) = (args.policy.clone(), args.policy.policy.clone());
+    let chosen = args.policy.clone();
     let bounds = EngineBounds {
         devices: usize::from(args.max_devices),
         live: args.max_live as usize,
         bytes: (args.max_held_mib as usize) << 20,
         hang: HangBound { times: HANG_TIMES, least: Nanos::from_millis(i64::from(args.hang_ms)) },
     };
-    Box::new(move |models| {
-        let (name, options, reason) = match &chosen {
-            Some(name) => {
-                let policy = find(name).map_err(|error| error.to_string())?;
-                (name.clone(), served_options(policy, given.over(Options::new()), objective), BY_FLAG.to_owned())
-            }
-            None => {
-                let default = DefaultPolicy::of_models(&kinds(models), objective);
-                (default.policy.to_owned(), given.over(default.options), default.reason)
-            }
-        };
-        log_policy(&name, &options, &reason);
+    Box::new(move || {
+        let (name, options) = chosen.served(objective).map_err(|error| error.to_string())?;
+        chosen.log(&name, &options);
         start_engine(&name, &options, bounds).map_err(|error| format!("{error:#}"))
     })
-}
-
-fn kinds(models: &[ModelDescription]) -> Vec<ModelKind> {
-    let kind = |model: &ModelDescription| ModelKind {
-        model: model.name.clone(),
-        walk: model.model.walk,
-        pads: model.lengths.is_some(),
-    };
-    models.iter().map(kind).collect()
 }
 
 /// Bounds of a scheduler's engine.

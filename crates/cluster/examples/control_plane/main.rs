@@ -136,7 +136,7 @@ fn ended_well(request: u64) -> Message {
 }
 
 fn scheduler() -> Outcome<()> {
-    let start = |_: &[ModelDescription]| {
+    let start = || {
         let policy = find("deferred").map_err(|error| error.to_string())?;
         let options = served_options(policy, Options::new(), Objective::Latency);
         let limits = policy.needs(&options).served(64, LIVE);

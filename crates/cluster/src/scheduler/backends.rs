@@ -3,7 +3,6 @@
 
 use super::device::{RemoteExecutor, RemoteState};
 use super::{SchedulerShared, ServedModels, StartedEngine, unexpected};
-use crate::description::ModelDescription;
 use crate::handover::ProcessId;
 use crate::offer::{OfferedModel, decode_offers};
 use crate::plane::{DecodeError, Message, MessageReader, PeerLink, Role, RunningReport};
@@ -138,11 +137,10 @@ impl SchedulerShared {
     }
 
     fn start_engine(&self, offers: &[OfferedModel]) -> Result<Arc<ServedModels>, String> {
-        let models: Vec<ModelDescription> = offers.iter().map(|offer| offer.description.clone()).collect();
-        if models.is_empty() {
+        if offers.is_empty() {
             return Err("it has no model that can be served".to_owned());
         }
-        let StartedEngine { engine, depth } = (self.start)(&models)?;
+        let StartedEngine { engine, depth } = (self.start)()?;
         Ok(Arc::new(ServedModels { engine, depth, models: Mutex::default() }))
     }
 

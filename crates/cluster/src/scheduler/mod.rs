@@ -54,8 +54,8 @@ pub struct StartedEngine {
     pub depth: usize,
 }
 
-/// Callback that starts an engine for these models; the scheduler loads them afterwards.
-pub type StartEngine = Box<dyn Fn(&[ModelDescription]) -> Result<StartedEngine, String> + Send + Sync>;
+/// Callback that starts an engine; the scheduler loads models afterwards.
+pub type StartEngine = Box<dyn Fn() -> Result<StartedEngine, String> + Send + Sync>;
 
 /// Callback for the engine and its models once they are served; none when they no longer are.
 pub type OnServing = Box<dyn Fn(Option<(&Engine, &[(ModelId, ModelDescription)])>) + Send + Sync>;

@@ -109,7 +109,7 @@ impl Served {
 
 /// Returns a callback that starts an engine with this policy.
 pub(crate) fn starts(policy: &'static str, hang: HangBound) -> StartEngine {
-    Box::new(move |_| {
+    Box::new(move || {
         let limits = find(policy).map_err(|error| error.to_string())?.needs(&Options::new()).served(8, 4096);
         let limits = Limits { nodes: 0, ..limits };
         let setup = Setup { models: Vec::new(), devices: 0, limits };
@@ -252,7 +252,7 @@ impl Client {
 /// Serves the same models with an engine in this process.
 pub(crate) fn local(models: &[Served], policy: &'static str) -> (Engine, Vec<ModelId>) {
     let executor: Arc<dyn Executor> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()).with_depth(DEPTH));
-    let StartedEngine { engine, .. } = starts(policy, HangBound::default())(&[]).unwrap();
+    let StartedEngine { engine, .. } = starts(policy, HangBound::default())().unwrap();
     let load = |served: &Served| {
         let (model, loaded) = (served.model(), executor.load(&served.source()).unwrap());
         engine

@@ -4,7 +4,6 @@ use super::*;
 use crate::load::{Loader, PreparedModel, Profiling};
 use crate::sample::Sample;
 use crate::scan::scan;
-use crate::walks;
 use ripieno_text::{Pooling, TextTask};
 
 fn of_texts(file: &str) -> Vec<u8> {
@@ -37,8 +36,6 @@ fn lengths_and_padding_follow_from_the_tokenizer() {
     let sample = Some(Sample::Text { path: "/v1/embeddings", body: r#"{"input":"a text","model":"m"}"#.to_owned() });
     assert_eq!(prepared.report(1).sample, sample);
     assert!(prepared.warnings.is_empty() && prepared.served().unwrap().model.has_lengths());
-    // Known before the model is loaded, because the choice of policy depends on it.
-    assert!(walks(folder.path())[0].pads);
     // Configured settings take precedence over sidecar files.
     folder.write(
         "m/model.toml",
@@ -71,7 +68,7 @@ fn a_mismatched_tokenizer_is_a_warning_or_an_error() {
     // A tokenizer beside a model with other inputs is ignored unless `[text]` is present.
     let dense = folder(&onnx("mlp.onnx"), &[]);
     let prepared = prepare(&dense, cpu()).unwrap();
-    assert!(prepared.text.is_none() && prepared.warnings.is_empty() && !walks(dense.path())[0].pads);
+    assert!(prepared.text.is_none() && prepared.warnings.is_empty());
     dense.write("m/model.toml", "[text]");
     assert!(prepare(&dense, cpu()).err().unwrap().contains("[text] needs the inputs input_ids"));
     std::fs::remove_file(dense.path().join("m/tokenizer.json")).unwrap();

@@ -7,7 +7,7 @@ use ripieno_base::Nanos;
 use ripieno_executor::{EmulatedEngine, EmulatedOptions, Executor};
 use ripieno_model::Profile;
 use ripieno_runtime::{Engine, EngineConfig, ServedModel};
-use ripieno_sched::{Limits, Objective, Setup, build, choose, find};
+use ripieno_sched::{DEFAULT_POLICY, Limits, Objective, Options, Setup, build, find, served_options};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,10 +24,11 @@ fn a_lone_request_after_a_burst_on_another_model_does_not_wait_for_its_deadline(
     for (objective, seconds) in [(Objective::Latency, 5), (Objective::Efficiency, 11)] {
         let executor: Arc<dyn Executor> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()));
         let setup = Setup { models: Vec::new(), devices: 1, limits: LIMITS };
-        let choice = choose(&[], objective);
-        let scheduler = build(choice.policy, &setup, &choice.options).unwrap();
+        let policy = find(DEFAULT_POLICY).unwrap();
+        let options = served_options(policy, Options::new(), objective);
+        let scheduler = build(DEFAULT_POLICY, &setup, &options).unwrap();
         let mut config = EngineConfig::new(scheduler, setup, vec![Arc::clone(&executor)]);
-        config.policy = Some(find(choice.policy).unwrap());
+        config.policy = Some(policy);
         let engine = Engine::start(config).unwrap();
         let quiet = Client::new(&engine, engine.load(model(&executor, "quiet")).unwrap());
         let busy = Client::new(&engine, engine.load(model(&executor, "busy")).unwrap());

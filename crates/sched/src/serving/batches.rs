@@ -184,18 +184,21 @@ impl UnifiedScheduler {
     fn candidate(&self, now: Time, id: ModelId, device: DeviceId) -> Option<(u32, usize)> {
         let served = self.models.get(id);
         let device = &self.devices[device];
+        let most = self.bounded(served);
+        // One that is in time only by its mean duration runs alone.
         let room = |first: u32| {
             let request = self.requests.get(first);
-            let left = device.by_profile(request.deadline - now);
-            served.load.largest_within(left).min(served.max_batch.max(request.rows as usize))
+            let (left, rows) = (device.by_profile(request.deadline - now), request.rows as usize);
+            let room = served.load.largest_within(left).min(most.max(rows));
+            if room < rows && served.load.mean(rows) <= left { rows } else { room }
         };
         let from = (served.queue.head()?, served.queue.rows());
-        match served.queue.gather(&self.requests, from, served.load.wanted_batch(), room) {
+        match served.queue.gather(&self.requests, from, served.load.wanted_batch().min(most), room) {
             Some((first, rows, _)) => Some((first, rows)),
             None if served.drop == DropRule::Hopeless => None,
             // Requests that may be late keep a slow device busy.
             None => {
-                let room = served.max_batch.max(self.requests.get(from.0).rows as usize);
+                let room = most.max(self.requests.get(from.0).rows as usize);
                 Some((from.0, served.queue.fill(&self.requests, from.0, room, from.1)))
             }
         }
@@ -207,7 +210,7 @@ impl UnifiedScheduler {
         let served = self.models.get(id);
         let load = &served.load;
         let price = self.price(now);
-        let deadline = self.requests.get(first).deadline - served.blocking;
+        let deadline = self.requests.get(first).deadline - served.load.blocking;
         // With one more row the batch would have to start by then.
         let promised = |rows: usize| self.devices[device].takes(load.promised(rows));
         let frontrun = deadline - promised((rows + 1).min(served.max_batch));
@@ -222,7 +225,7 @@ impl UnifiedScheduler {
         let by_idle = (1_000 * others_idle / devices).min(6_000 * others_idle / devices.isqrt().max(1) / devices);
         let tolerance = i128::from(1_000 + SAVING_MIN + by_idle);
         let cost = |rows: usize| i128::from(load.mean(rows).0);
-        for more in rows + 1..=served.max_batch {
+        for more in rows + 1..=self.bounded(served) {
             let until = deadline - promised(more) - rate.gather_time(more - rows);
             if until <= now {
                 break;
@@ -252,6 +255,21 @@ impl UnifiedScheduler {
             true => spaced,
             false => now + (spaced - now).max(Nanos::ZERO).scale(1_000 - load.dispersion, 1_000),
         }
+    }
+
+    /// Returns the most rows of a batch that others can wait for: as many as end before a request
+    /// of another model that arrives meanwhile must start, unless the device time that smaller
+    /// batches cost exceeds the time for which the others would be late.
+    fn bounded(&self, served: &UnifiedEntry) -> usize {
+        let (load, all) = (&served.load, 1_000 * self.present().max(1) as u64);
+        let rows = served.max_batch.min(served.queue.rows() as usize).max(1);
+        let most = cost::largest(rows, |rows| load.mean(rows) <= load.most_wait);
+        if most == 0 || most == rows {
+            return served.max_batch;
+        }
+        let lost = (load.mean(rows) - load.most_wait).scale(self.load.recent_load - load.recent_load, all);
+        let cut = load.mean(most).scale(rows as u64, most as u64);
+        if cut <= load.mean(rows) + lost { most } else { served.max_batch }
     }
 
     /// Returns the number of rows of a batch that the device takes, leaving the others to devices
@@ -389,7 +407,7 @@ impl UnifiedScheduler {
     fn late_offer(&self, now: Time, device: DeviceId, id: ModelId) -> Option<TaskOffer> {
         let served = self.models.get(id);
         let first = served.queue.overdue().filter(|_| served.drop == DropRule::Never)?;
-        let rows = self.overdue_rows(served, first, served.max_batch);
+        let rows = self.overdue_rows(served, first, within_slo(served));
         let offer = self.batch_offer(now, device, id, (first, rows), OfferedTask::Overdue);
         Some(TaskOffer { outlook: OfferOutlook { savable: 0, ..offer.outlook }, ..offer })
     }
@@ -452,7 +470,7 @@ impl UnifiedScheduler {
         let room = match (served.groups.is_some(), fits >= wide) {
             (true, _) => wide,
             (false, true) => fits.min(served.max_batch).max(wide),
-            (false, false) => served.max_batch.max(wide),
+            (false, false) => within_slo(served).max(wide),
         };
         let cohort = cohorts.open(id, ());
         let member = |request: &Request| cohorts.push(cohort, request);
@@ -474,12 +492,17 @@ fn last_start(served: &UnifiedEntry, requests: &Requests, slot: u32) -> Time {
     request.deadline - alone(served, request.rows, request.extent.length)
 }
 
-/// Returns the promised time of a request alone.
-pub(super) fn alone(served: &UnifiedEntry, rows: u32, length: u32) -> Nanos {
+/// Returns the mean time of a request alone.
+fn alone(served: &UnifiedEntry, rows: u32, length: u32) -> Nanos {
     match served.groups.is_some() {
-        true => served.load.padded().promised(rows as usize, served.load.padded().place(length)),
-        false => served.load.promised(rows as usize),
+        true => served.load.padded().mean(rows as usize, served.load.padded().place(length)),
+        false => served.load.mean(rows as usize),
     }
+}
+
+/// Returns the largest batch that is answered within the SLO.
+fn within_slo(served: &UnifiedEntry) -> usize {
+    served.load.largest_within(served.model.slo).clamp(1, served.max_batch)
 }
 
 /// Returns the requests of a queue from `first` on, of `rows` rows together.

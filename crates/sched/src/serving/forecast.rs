@@ -44,14 +44,14 @@ impl UnifiedScheduler {
         now + before.scale(1_000, self.room(request.model)) + own
     }
 
-    /// Returns the thousandths of a device that a model can have: those that others did not use
-    /// recently, at least its share by weight.
+    /// Returns the thousandths of a device that a model can have: those that others would not have
+    /// needed recently in their best batches, at least its share by weight.
     fn room(&self, id: ModelId) -> u64 {
         let all = 1_000 * self.present().max(1) as u64;
         let weight = |id: ModelId| u64::from(self.models.get(id).model.weight.max(1));
-        let active = self.models.iter().filter(|(other, of)| *other == id || of.load.busy > 0);
+        let active = self.models.iter().filter(|(other, of)| *other == id || of.load.need > 0);
         let weights: u64 = active.map(|(other, _)| weight(other)).sum();
-        let others: u64 = self.models.iter().filter(|(other, _)| *other != id).map(|(_, of)| of.load.busy).sum();
+        let others: u64 = self.models.iter().filter(|(other, _)| *other != id).map(|(_, of)| of.load.need).sum();
         all.saturating_sub(others).max(all * weight(id) / weights.max(1)).max(1)
     }
 

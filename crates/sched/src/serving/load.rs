@@ -1,8 +1,8 @@
 //! The load: rates, the batch sizes that follow from them, losses, and the price of device time.
 
-use super::UnifiedModel;
 use super::by_length::{CostsByLength, PaddedCost};
 use super::occupancy::OccupancyEstimate;
+use super::{UnifiedEntry, UnifiedModel};
 use crate::parts::cost::{self, largest};
 use crate::parts::models::Models;
 use crate::parts::rate::RateMeter;
@@ -26,6 +26,8 @@ pub(super) const REFRESH: Nanos = Nanos::from_millis(50);
 const MEAN_OF: u64 = 8;
 /// Number of batches without which losses mean that the estimates are too pessimistic.
 const SILENT_BATCHES: i64 = 8;
+/// Mean batches of other models that a model expects to wait for a device, if all load is theirs.
+const BLOCKING_BATCHES: u64 = 2;
 const SECOND: Nanos = Nanos::from_millis(1_000);
 
 /// Rate, costs and losses of one model.
@@ -58,7 +60,7 @@ pub(super) struct ModelEstimate {
     pub(super) min_stable_batch: usize,
     /// Batch size with the shortest mean response time; `usize::MAX` if it is not below the target.
     pub(super) fastest_batch: usize,
-    /// Thousandths of a device that the rate keeps busy in batches of the target size.
+    /// Thousandths of a device that the rate keeps need in batches of the target size.
     pub(super) target_load: u64,
     /// The same in batches like the recent ones.
     pub(super) recent_load: u64,
@@ -69,7 +71,12 @@ pub(super) struct ModelEstimate {
     /// Device time of its tasks since the last refresh, and thousandths of a device that they used:
     /// a moving mean.
     spent: Nanos,
-    pub(super) busy: u64,
+    pub(super) need: u64,
+    /// Time for which other models are expected to keep a device busy when this one needs it.
+    pub(super) blocking: Nanos,
+    /// Time for which its batches may keep a device busy before requests of other models that
+    /// arrive meanwhile must start.
+    pub(super) most_wait: Nanos,
     /// Index of dispersion of arrivals, in thousandths, at most 1,000.
     pub(super) dispersion: u64,
 }
@@ -101,7 +108,9 @@ impl ModelEstimate {
             recent: (1, Nanos::ZERO),
             work: Nanos::ZERO,
             spent: Nanos::ZERO,
-            busy: 0,
+            need: 0,
+            blocking: Nanos::ZERO,
+            most_wait: Nanos::MAX,
             dispersion: 1_000,
         };
         load.target = load.largest_within(Nanos(model.slo.0 / 2)).clamp(1, max_batch);
@@ -190,7 +199,7 @@ impl ModelEstimate {
     }
 
     /// Records that a task of the model used a device for `time`.
-    pub(super) fn on_use(&mut self, time: Nanos) {
+    pub(super) fn on_work(&mut self, time: Nanos) {
         self.spent += time;
     }
 
@@ -268,9 +277,9 @@ impl ModelEstimate {
     }
 
     /// Updates the use of devices.
-    fn refresh_busy(&mut self, elapsed: Nanos) {
+    fn refresh_need(&mut self, elapsed: Nanos) {
         let used = std::mem::take(&mut self.spent).scale(1_000, elapsed.0.max(1).cast_unsigned());
-        self.busy = moving_mean(self.busy, used.0.max(0).cast_unsigned(), elapsed);
+        self.need = moving_mean(self.need, used.0.max(0).cast_unsigned(), elapsed);
     }
 
     /// Updates what depends on the rate alone.
@@ -381,7 +390,7 @@ impl LoadEstimate {
             if served.own.load.refresh_costs(now, &served.model, !derived && id >= next) {
                 (derived, self.next_derived) = (true, ModelId(id.0 + 1));
             }
-            served.own.load.refresh_busy(elapsed);
+            served.own.load.refresh_need(elapsed);
             served.own.load.refresh_target(now, &served.model, max_batch);
         }
         if !derived {
@@ -401,6 +410,34 @@ impl LoadEstimate {
         }
         (self.recent_load, self.target_load) = (recent_load, target_load);
         self.mean_batch = Nanos(work.0 / batches as i64);
+        self.refresh_waits(now, models, devices);
+    }
+
+    /// Updates for how long models wait for each other.
+    fn refresh_waits(&self, now: Time, models: &mut Models<UnifiedModel>, devices: u64) {
+        // Half of a model's slack on each device: equally urgent requests need as much again.
+        let wait = |served: &UnifiedEntry| {
+            let slack = (served.model.slo - served.load.mean(1)).max(Nanos::ZERO);
+            Nanos(slack.0 / 2).scale(devices, 1)
+        };
+        let active = models.iter().filter(|(_, served)| served.load.rate.rate(now).is_some());
+        let batched = active.filter(|(_, served)| !served.model.walk.is_unfolded());
+        let mut shortest = [(Nanos::MAX, None); 2];
+        for (id, served) in batched {
+            let wait = (wait(served), Some(id));
+            if wait.0 < shortest[0].0 {
+                shortest = [wait, shortest[0]];
+            } else if wait.0 < shortest[1].0 {
+                shortest[1] = wait;
+            }
+        }
+        let all = self.recent_load.max(1);
+        for (id, served) in models.iter_mut() {
+            let load = &mut served.own.load;
+            let others = self.recent_load - load.recent_load;
+            load.blocking = self.mean_batch.scale(BLOCKING_BATCHES * others, all * devices);
+            load.most_wait = if shortest[0].1 == Some(id) { shortest[1].0 } else { shortest[0].0 };
+        }
     }
 
     /// Returns the price of device time, in parts of [`WHOLE`](crate::shard::scarcity::WHOLE).
@@ -471,11 +508,11 @@ mod tests {
     fn the_use_of_devices_is_a_moving_mean() {
         let (_, mut load) = estimate(100);
         for _ in 0..64 {
-            load.on_use(Nanos(REFRESH.0 / 4));
-            load.refresh_busy(REFRESH);
+            load.on_work(Nanos(REFRESH.0 / 4));
+            load.refresh_need(REFRESH);
         }
-        assert!((240..=250).contains(&load.busy), "{}", load.busy);
-        load.refresh_busy(REFRESH * 100);
-        assert_eq!(load.busy, 0);
+        assert!((240..=250).contains(&load.need), "{}", load.need);
+        load.refresh_need(REFRESH * 100);
+        assert_eq!(load.need, 0);
     }
 }

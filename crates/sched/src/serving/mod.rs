@@ -73,8 +73,6 @@ const LOSS_WEIGHT: i128 = 100;
 const SLACK_WEIGHT: i128 = 100;
 /// Weight of an age of one SLO, relative to the weight of a new request with all of its slack.
 const AGE_WEIGHT: i128 = 2;
-/// Mean batches of other models that a model expects to wait for a device, if all load is theirs.
-const BLOCKING_BATCHES: u64 = 2;
 
 /// Part of the time for which devices are busy, in thousandths, from which short steps are queued
 /// ahead. Below it newcomers that could join the next step matter more.
@@ -92,8 +90,6 @@ pub(super) struct UnifiedModel {
     queue: Queue,
     /// Number of devices that hold batches of it.
     devices: usize,
-    /// Time for which other models are expected to keep a device busy when this one needs it.
-    blocking: Nanos,
     /// Start of the last batch.
     started: Time,
     /// Waiting requests divided by length; none unless requests are padded.
@@ -167,7 +163,6 @@ impl UnifiedScheduler {
             load: ModelEstimate::new(model, max_batch),
             queue: Queue::default(),
             devices: 0,
-            blocking: Nanos::ZERO,
             started: Time::ORIGIN,
             groups: (!unfolds && model.has_lengths()).then(|| LengthGroups::new(max_batch)),
         });
@@ -223,20 +218,15 @@ impl UnifiedScheduler {
         }
         let devices = self.present();
         self.load.refresh(now, &mut self.models, devices);
-        let UnifiedScheduler { load, models, .. } = self;
-        let all = load.recent_load.max(1);
-        for (_, served) in models.iter_mut() {
-            let others = load.recent_load - served.load.recent_load;
-            served.own.blocking = load.mean_batch.scale(BLOCKING_BATCHES * others, all * devices.max(1) as u64);
-        }
     }
 
     /// Accounts for the work that a device's task did since it started, or since the last refresh.
     fn account(&mut self, now: Time, device: DeviceId) {
         let Some(TaskInFlight { model, started, best_part, .. }) = self.devices[device].running else { return };
         let time = now - started.max(self.load.refreshed);
-        self.load.on_work(time, time.scale(best_part, 1_000));
-        self.models.get_mut(model).own.load.on_use(time);
+        let needed = time.scale(best_part, 1_000);
+        self.load.on_work(time, needed);
+        self.models.get_mut(model).own.load.on_work(needed);
     }
 
     /// Starts the best offer on a free device; returns whether there was one. `idle` devices are
@@ -255,7 +245,7 @@ impl UnifiedScheduler {
             }
         }
         let others_free = self.others_free(now, device);
-        let chosen = arbiter::choose(now, &self.offers, others_free, self.load.utilisation)
+        let chosen = arbiter::choose(start, &self.offers, others_free, self.load.utilisation)
             .or_else(|| self.offer_overdue(now, device, idle));
         let Some(TaskOffer { model, task, span, .. }) = chosen else { return false };
         if runs && !matches!(task, OfferedTask::Cell(_)) {

@@ -100,7 +100,7 @@ impl UnifiedScheduler {
             let request = requests.get(slot);
             let (length, rows, deadline) = (request.extent.length, request.rows, request.deadline);
             let place = served.load.padded().place(length);
-            let alone = served.load.padded().promised(rows as usize, place);
+            let alone = served.load.padded().mean(rows as usize, place);
             let late = now + devices[device].takes(alone) > deadline;
             if drop != DropRule::Never && now + alone > deadline {
                 served.own.queue.pass_over(requests, now, slot, drop, pending);

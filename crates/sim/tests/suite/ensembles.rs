@@ -3,7 +3,7 @@
 
 use ripieno_base::{ModelId, Time};
 use ripieno_report::Summary;
-use ripieno_sched::{Objective, build};
+use ripieno_sched::{Objective, build_served};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, Budget, Observer, Scenario, Whole, World, simulate_at};
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ fn gain(bursts: bool, rate: f64) -> f64 {
 #[test]
 fn dropping_by_the_budget_of_the_whole_answers_more() {
     let (steady, bursts) = (gain(false, 400.0), gain(true, 400.0));
-    assert!(steady > 1.15 && bursts > 1.05, "{steady:.3} {bursts:.3}");
+    assert!(steady > 1.1 && bursts > 1.05, "{steady:.3} {bursts:.3}");
     // If both keep up there is no gain.
     assert!(run(false, Budget::Whole, 200.0).worst_bad_rate < 0.001);
 }
@@ -70,7 +70,7 @@ impl Observer for Ends {
 fn every_request_ends_once_and_its_other_steps_go_with_one_that_fails() {
     let scenario = scenario(false, Budget::Whole);
     let setup = scenario.effective_setup();
-    let mut scheduler = build(&scenario.policy, &setup, &scenario.effective_options()).unwrap();
+    let mut scheduler = build_served(&scenario.policy, &setup, &scenario.effective_options()).unwrap();
     let ensemble = ModelId(setup.models.len() as u16);
     // Four times the capacity of the devices.
     let arrivals = (1..3000).map(|at| {
