@@ -141,7 +141,7 @@ impl DeviceArgs {
             DeviceKind::Cuda(gpus) => gpus.clone(),
             DeviceKind::Cpu | DeviceKind::Emulated(_) => Vec::new(),
         };
-        let options = OnnxRuntimeOptions { library: self.onnxruntime.clone(), threads, gpus };
+        let options = OnnxRuntimeOptions { library: self.onnxruntime.clone(), threads, gpus, ..Default::default() };
         Ok(OnnxRuntimeEngine::new(options)?.with_depth(Limits::MOST_DEPTH))
     }
 

@@ -115,6 +115,7 @@ impl Executor for CpuEngine {
                 least_rows: MIN_ROWS,
                 gpus: Vec::new(),
                 gpu_options: source.gpu,
+                binds_on_cpu: false,
             };
             return isolated::load(isolation, kind, source, read);
         }

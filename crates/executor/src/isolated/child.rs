@@ -105,7 +105,12 @@ impl ChildEngine {
         let engine: Box<dyn Executor> = if load.onnxruntime {
             let library = load.library.clone().map(PathBuf::from);
             let gpus = load.gpu.iter().map(|gpu| gpu.ordinal).collect();
-            Box::new(OnnxRuntimeEngine::new(OnnxRuntimeOptions { library, threads, gpus })?)
+            Box::new(OnnxRuntimeEngine::new(OnnxRuntimeOptions {
+                library,
+                threads,
+                gpus,
+                binds_on_cpu: load.binds_on_cpu,
+            })?)
         } else {
             Box::new(CpuEngine::new(CpuOptions { threads }))
         };

@@ -122,6 +122,7 @@ impl ProcessConnection {
         let limit = self.limit;
         let why = match cause.kind() {
             _ if is_timeout(cause) => Some(format!("killed after {limit:?} without an answer (task_limit_s)")),
+            io::ErrorKind::Other => Some(format!("killed after a failure of its device: {cause}")),
             io::ErrorKind::InvalidData => Some(format!("killed for an answer that is none: {cause}")),
             // The process is ending or has closed its socket, so its own end is the description.
             _ => None,

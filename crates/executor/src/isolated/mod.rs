@@ -53,6 +53,8 @@ pub(crate) struct ProcessEngine {
     /// GPUs of the engine; empty on a CPU.
     pub(crate) gpus: Vec<u32>,
     pub(crate) gpu_options: GpuOptions,
+    /// Whether ONNX Runtime binds tensors on the CPU, too.
+    pub(crate) binds_on_cpu: bool,
 }
 
 /// A model that runs in separate processes.
@@ -107,6 +109,7 @@ pub(crate) fn load(
         blocks,
         memory_limit: isolation.memory_limit,
         gpu: None,
+        binds_on_cpu: kind.binds_on_cpu,
     };
     let pool = |gpu: Option<u32>| {
         let GpuOptions { memory_limit, allow_cpu_nodes } = kind.gpu_options;
@@ -195,8 +198,17 @@ fn converse(connection: &mut ProcessConnection, run: &RunRequest) -> io::Result<
     if done.number != run.number {
         return Err(io::Error::new(io::ErrorKind::InvalidData, format!("to batch {}", done.number)));
     }
+    if let Some(cause) = done.error.as_ref().filter(|cause| is_device_failure(cause)) {
+        return Err(io::Error::other(cause.clone()));
+    }
     connection.transfer().unpack(&mut done.outputs)?;
     Ok(done)
+}
+
+/// Whether an engine's error is one of a GPU, after which the same process can run nothing more.
+/// Too little memory for a batch is not: parts of it may fit.
+fn is_device_failure(cause: &str) -> bool {
+    ["CUDA failure", "CUDNN failure", "CUBLAS failure"].iter().any(|words| cause.contains(words))
 }
 
 fn outgoing<'a>(input: &EngineInput<'a>) -> OutgoingTensor<'a> {

@@ -41,6 +41,9 @@ pub(super) struct LoadRequest {
     pub(super) memory_limit: Option<u64>,
     #[prost(message, optional, tag = "8")]
     pub(super) gpu: Option<LoadGpu>,
+    /// Whether ONNX Runtime binds tensors on the CPU, too.
+    #[prost(bool, tag = "9")]
+    pub(super) binds_on_cpu: bool,
 }
 
 /// GPU to run the model on.

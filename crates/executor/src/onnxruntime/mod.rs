@@ -13,9 +13,10 @@
 //! With CUDA a session belongs to one GPU, and devices on different GPUs share no sessions. Every
 //! lane has a session, and thereby a stream, of its own.
 //!
-//! Gathered batches are read in place. Outputs stay in the library's memory until the last answer
-//! that contains them is sent.
+//! On the CPU gathered batches are read in place; on GPUs they are copied into bound buffers.
+//! Outputs stay in the library's memory until the last answer that contains them is sent.
 
+mod bound;
 mod cuda;
 mod library;
 mod places;
@@ -23,6 +24,7 @@ mod tensors;
 
 pub use cuda::GpuOptions;
 
+use crate::flow::FlowValue;
 use crate::isolated::{self, ProcessEngine};
 use crate::lane::{DEFAULT_DEPTH, LaneDevice, LaneOptions};
 use crate::model::{EngineData, EngineModel, read_blocks};
@@ -31,16 +33,19 @@ use crate::rows::BatchTensor;
 use crate::runner::{BlockCall, ReadyModel, Runner};
 use crate::values::EngineLimits;
 use crate::{Device, ExecError, Executor, LoadError, LoadedModel, ModelSource, Sink};
+use bound::BoundTensors;
 use cuda::SearchPaths;
 use library::Library;
 use ort::logging::LogLevel;
-use ort::session::{Session, SessionInputValue, builder::SessionBuilder};
+use ort::session::{Session, SessionInputValue, SessionOutputs, builder::SessionBuilder};
 use parking_lot::{Condvar, Mutex};
 use places::{ConcurrencyClaim, EnginePlace, EnginePlaces};
+use ripieno_model::DataType;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use tensors::InputAddresses;
 
 const NAME: &str = "onnxruntime";
 
@@ -54,11 +59,14 @@ pub struct OnnxRuntimeOptions {
     pub threads: usize,
     /// GPUs to run models on, by their numbers in CUDA. Empty for the CPU.
     pub gpus: Vec<u32>,
+    /// Whether tensors are bound to buffers on the CPU, too, where it only costs a copy. On GPUs
+    /// they always are.
+    pub binds_on_cpu: bool,
 }
 
 impl Default for OnnxRuntimeOptions {
     fn default() -> OnnxRuntimeOptions {
-        OnnxRuntimeOptions { library: None, threads: 1, gpus: Vec::new() }
+        OnnxRuntimeOptions { library: None, threads: 1, gpus: Vec::new(), binds_on_cpu: false }
     }
 }
 
@@ -73,6 +81,8 @@ pub struct OnnxRuntimeEngine {
     places: Arc<EnginePlaces>,
     /// Names of the GPUs and version of their driver; `None` for the CPU.
     gpu_key: Option<String>,
+    /// See [`OnnxRuntimeOptions::binds_on_cpu`].
+    binds_on_cpu: bool,
 }
 
 impl OnnxRuntimeEngine {
@@ -94,6 +104,7 @@ impl OnnxRuntimeEngine {
             depth: DEFAULT_DEPTH,
             opened: AtomicUsize::new(0),
             places: EnginePlaces::new(&options.gpus),
+            binds_on_cpu: options.binds_on_cpu,
             gpu_key,
         })
     }
@@ -151,6 +162,7 @@ impl Executor for OnnxRuntimeEngine {
             opened: AtomicUsize::new(0),
             places: EnginePlaces::new(&[]),
             gpu_key: None,
+            binds_on_cpu: false,
             ..*self
         }))
     }
@@ -165,6 +177,7 @@ impl Executor for OnnxRuntimeEngine {
                 least_rows: 1,
                 gpus: self.places.ordinals(),
                 gpu_options: source.gpu,
+                binds_on_cpu: self.binds_on_cpu,
             };
             return isolated::load(isolation, kind, source, read);
         }
@@ -172,6 +185,7 @@ impl Executor for OnnxRuntimeEngine {
         let pools = SessionPools {
             library: self.library,
             threads: self.threads,
+            binds: self.gpu_key.is_some() || self.binds_on_cpu,
             gpu_options: source.gpu,
             paths,
             pools: self.places.all().map(SessionPool::new).collect(),
@@ -204,6 +218,7 @@ fn prepare(loaded: &dyn LoadedModel, claim: &ConcurrencyClaim) -> Result<ReadyMo
 struct SessionPools {
     library: &'static Library,
     threads: usize,
+    binds: bool,
     gpu_options: GpuOptions,
     paths: Vec<PathBuf>,
     /// One pool for each place.
@@ -226,7 +241,13 @@ struct PoolState {
 }
 
 /// One session for each block.
-type BlockSessions = Vec<Session>;
+type BlockSessions = Vec<BlockSession>;
+
+struct BlockSession {
+    session: Session,
+    /// The binding, if tensors are bound.
+    bound: Option<BoundTensors>,
+}
 
 impl SessionPools {
     /// Creates missing sessions for the current number of concurrent batches at a place. Running
@@ -250,13 +271,15 @@ impl SessionPools {
         self.paths.iter().map(session).collect()
     }
 
-    fn session(&self, path: &Path, gpu: Option<u32>) -> Result<Session, ort::Error> {
+    fn session(&self, path: &Path, gpu: Option<u32>) -> Result<BlockSession, ort::Error> {
         let builder = Session::builder(&self.library.environment)?;
         let mut builder = match gpu {
             Some(ordinal) => cuda::configure(configure(builder, 1)?, ordinal, self.gpu_options)?,
             None => configure(builder, self.threads)?,
         };
-        builder.commit_from_file(path)
+        let session = builder.commit_from_file(path)?;
+        let bound = self.binds.then(|| BoundTensors::new(&session, gpu)).transpose()?;
+        Ok(BlockSession { session, bound })
     }
 }
 
@@ -346,21 +369,47 @@ struct OrtRunner {
 
 impl Runner for OrtRunner {
     fn run(&mut self, call: &BlockCall<'_>) -> Result<Vec<BatchTensor>, ExecError> {
-        let mut inputs: Vec<(Cow<'_, str>, SessionInputValue<'_>)> = Vec::with_capacity(call.inputs.len());
-        for input in call.inputs {
-            let value = tensors::to_ort(input, self.plan.unbatched);
-            let value = value.map_err(|cause| ExecError(format!("input '{}': {cause}", input.name)))?;
-            inputs.push((Cow::Borrowed(input.name), value));
-        }
         let mut lent = self.pools.pools[self.place].acquire();
-        let values = lent.sessions[call.block].run(inputs);
-        let mut values = values.map_err(|cause| ExecError(format!("onnxruntime: {cause}")))?;
-        let outputs = self.plan.blocks[call.block].outputs.iter().map(|&output| {
-            let output = &self.plan.values[output];
+        let BlockSession { session, bound } = &mut lent.sessions[call.block];
+        match bound {
+            Some(bound) => {
+                let outputs = self.outputs(call).map(|output| (&*output.name, output.spec.datatype));
+                let outputs: Vec<(&str, DataType)> = outputs.collect();
+                let run = bound.run(session, call.inputs, self.plan.unbatched, &outputs);
+                let (values, addresses) = run.map_err(ExecError)?;
+                self.collect(call, values, &addresses)
+            }
+            None => {
+                let mut inputs: Vec<(Cow<'_, str>, SessionInputValue<'_>)> = Vec::with_capacity(call.inputs.len());
+                for input in call.inputs {
+                    let value = tensors::to_ort(input, self.plan.unbatched);
+                    let value = value.map_err(|cause| ExecError(format!("input '{}': {cause}", input.name)))?;
+                    inputs.push((Cow::Borrowed(input.name), value));
+                }
+                let values = session.run(inputs).map_err(|cause| ExecError(format!("onnxruntime: {cause}")))?;
+                self.collect(call, values, &InputAddresses::of(call.inputs))
+            }
+        }
+    }
+}
+
+impl OrtRunner {
+    /// Returns the outputs of the block that runs.
+    fn outputs(&self, call: &BlockCall<'_>) -> impl Iterator<Item = &FlowValue> {
+        self.plan.blocks[call.block].outputs.iter().map(|&output| &self.plan.values[output])
+    }
+
+    fn collect(
+        &self,
+        call: &BlockCall<'_>,
+        mut values: SessionOutputs<'_>,
+        inputs: &InputAddresses,
+    ) -> Result<Vec<BatchTensor>, ExecError> {
+        let outputs = self.outputs(call).map(|output| {
             let refuse =
                 |cause: String| ExecError(format!("output '{}' of model '{}': {cause}", output.name, self.plan.name));
             let value = values.remove(&*output.name).ok_or_else(|| refuse("the session did not give it".to_owned()))?;
-            tensors::from_ort(value, output.spec.datatype, self.plan.unbatched, call.inputs).map_err(refuse)
+            tensors::from_ort(value, output.spec.datatype, self.plan.unbatched, inputs).map_err(refuse)
         });
         outputs.collect()
     }

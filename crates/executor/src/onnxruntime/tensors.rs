@@ -10,6 +10,7 @@ use ort::session::SessionInputValue;
 use ort::value::{DynValue, PrimitiveTensorElementType, Tensor, TensorRef, ValueType};
 use ripieno_model::DataType;
 use std::fmt::Debug;
+use std::ops::Range;
 
 /// Returns a value that reads the batch in place. Strings are copied, because the library requires
 /// it.
@@ -79,7 +80,7 @@ pub(crate) fn from_ort(
     value: DynValue,
     declared: DataType,
     unbatched: bool,
-    inputs: &[EngineInput<'_>],
+    inputs: &InputAddresses,
 ) -> Result<BatchTensor, String> {
     let ValueType::Tensor { shape, .. } = value.dtype() else {
         return Err(format!("it is declared {declared}, but the session gives {}", value.dtype()));
@@ -92,8 +93,7 @@ pub(crate) fn from_ort(
         }
         _ => {
             let bytes = value_bytes(&value, declared).map_err(|cause| cause.to_string())?;
-            let handed_through = inputs.iter().any(|input| input.data.as_ptr_range().contains(&bytes.as_ptr()));
-            if handed_through {
+            if inputs.contains(bytes) {
                 Bytes::copy_from_slice(bytes)
             } else {
                 Bytes::from_owner(OutputOwner { value, declared })
@@ -101,6 +101,24 @@ pub(crate) fn from_ort(
         }
     };
     BatchTensor::new(declared, shape, data)
+}
+
+/// Addresses of a batch's inputs.
+#[derive(Default)]
+pub(crate) struct InputAddresses(Vec<Range<*const u8>>);
+
+impl InputAddresses {
+    pub(crate) fn of(inputs: &[EngineInput<'_>]) -> InputAddresses {
+        InputAddresses(inputs.iter().map(|input| input.data.as_ptr_range()).collect())
+    }
+
+    pub(crate) fn extend(&mut self, addresses: Option<Range<*const u8>>) {
+        self.0.extend(addresses);
+    }
+
+    fn contains(&self, bytes: &[u8]) -> bool {
+        self.0.iter().any(|input| input.contains(&bytes.as_ptr()))
+    }
 }
 
 /// Keeps an output alive while its bytes are in use.

@@ -25,7 +25,7 @@ macro_rules! contract {
     };
 }
 
-contract!(cpu onnxruntime either emulated cpu_of_two_lanes onnxruntime_of_two_lanes emulated_of_two_lanes isolated_cpu isolated_onnxruntime_of_two_lanes => {
+contract!(cpu onnxruntime onnxruntime_bound either emulated cpu_of_two_lanes onnxruntime_of_two_lanes emulated_of_two_lanes isolated_cpu isolated_onnxruntime_of_two_lanes => {
     a_batch_answers_as_each_request_alone
     requests_of_several_rows_keep_their_rows
     a_chain_answers_as_the_whole

@@ -91,7 +91,7 @@ fn what_onnxruntime_cannot_carry_is_named() {
 
 #[test]
 fn ids_address_rows_and_a_wrong_one_fails_alone() {
-    for engine in [cpu().engine, onnxruntime().engine] {
+    for engine in [cpu().engine, onnxruntime().engine, onnxruntime_bound().engine] {
         let stand = Stand::new(&*engine, &files(&["gather"]));
         let ids = |ids: [i64; 2]| {
             let data = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
@@ -114,7 +114,7 @@ fn load_error(engine: &dyn Executor, source: &ModelSource) -> String {
 #[test]
 fn every_mistake_in_a_file_gives_one_clear_error() {
     let missing = |file: &str| format!("cannot read {}", model_path(file).display());
-    for engine in [cpu().engine, onnxruntime().engine] {
+    for engine in [cpu().engine, onnxruntime().engine, onnxruntime_bound().engine] {
         let cases = [
             ("no_such_file", missing("no_such_file"), "put the model's ONNX file there"),
             ("unknown_operator", model_path("unknown_operator").display().to_string(), "Ripieno"),
@@ -145,7 +145,7 @@ fn an_operator_that_only_onnxruntime_has_points_there() {
 
 #[test]
 fn weights_beside_the_model_are_found_or_named() {
-    for engine in [cpu().engine, onnxruntime().engine] {
+    for engine in [cpu().engine, onnxruntime().engine, onnxruntime_bound().engine] {
         Stand::new(&*engine, &files(&["mlp_external"])).ask(fp32("x", &[1, 4], &numbers(4, 1))).unwrap();
         let folder = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(engine.name());
         std::fs::create_dir_all(&folder).unwrap();
@@ -163,7 +163,7 @@ fn weights_beside_the_model_are_found_or_named() {
 
 #[test]
 fn weights_among_the_inputs_are_not_asked_of_clients() {
-    for engine in [cpu().engine, onnxruntime().engine] {
+    for engine in [cpu().engine, onnxruntime().engine, onnxruntime_bound().engine] {
         let model = engine.load(&files(&["weights_among_inputs"])).unwrap();
         assert_eq!(model.inputs().iter().map(|spec| &*spec.name).collect::<Vec<_>>(), ["x"]);
     }
@@ -182,7 +182,7 @@ fn a_scaled_product_keeps_its_factors() {
 /// The output may be in the very buffer that the next batch is gathered into.
 #[test]
 fn an_output_that_is_an_input_outlives_its_batch() {
-    for engine in [cpu().engine, onnxruntime().engine] {
+    for engine in [cpu().engine, onnxruntime().engine, onnxruntime_bound().engine] {
         let stand = Stand::new(&*engine, &files(&["handed_through"]));
         let batch = |seed: usize| [0, 1].map(|at| wide_request(at as u32, &numbers(3, seed + at), 3)).to_vec();
         let first = stand.run(0, batch(1)).unwrap();
@@ -197,7 +197,7 @@ fn an_output_that_is_an_input_outlives_its_batch() {
 
 #[test]
 fn an_output_that_mixes_the_batch_fails() {
-    for engine in [cpu().engine, onnxruntime().engine] {
+    for engine in [cpu().engine, onnxruntime().engine, onnxruntime_bound().engine] {
         let stand = Stand::new(&*engine, &files(&["sum_of_all"]));
         let error = stand.run(0, vec![wide_request(0, &numbers(6, 1), 3)]).unwrap_err();
         assert!(error.0.contains("has 1 rows for a batch of 2"), "{error}");
@@ -317,7 +317,7 @@ fn a_device_of_either_engine_runs_models_of_both() {
 fn what_a_file_may_leave_out_or_name_freely_changes_no_answer() {
     let image: Vec<f32> = numbers(16, 3);
     let mut answers = Vec::new();
-    for engine in [cpu().engine, onnxruntime().engine] {
+    for engine in [cpu().engine, onnxruntime().engine, onnxruntime_bound().engine] {
         let whole = Stand::new(&*engine, &files(&["mlp_external"])).ask(fp32("x", &[1, 4], &numbers(4, 1))).unwrap();
         let named = Stand::new(&*engine, &files(&["mlp_bin"])).ask(fp32("x", &[1, 4], &numbers(4, 1))).unwrap();
         assert_eq!(whole, named);

@@ -47,12 +47,16 @@ impl Executor for Isolating {
 
 /// Engines and models with an input that kills their process: an impossible allocation, a fatal
 /// division.
-fn killers() -> [(Box<dyn Executor>, ModelSource, i64, &'static str); 2] {
+fn killers() -> [(Box<dyn Executor>, ModelSource, i64, &'static str); 3] {
     let range = InputRange { tensor: "n".to_owned(), least: 1.0, most: 11_000.0 };
     let isolated = || Some(Isolation { memory_limit: Some(1 << 29), ..isolation() });
     let scratch = ModelSource { ranges: vec![range], isolation: isolated(), ..files(&["scratch"]) };
     let quotient = ModelSource { isolation: Some(isolation()), ..files(&["quotient"]) };
-    [(cpu().engine, scratch, 11_000, "signal: 6"), (onnxruntime().engine, quotient, -1, "signal: 8")]
+    [
+        (cpu().engine, scratch, 11_000, "signal: 6"),
+        (onnxruntime().engine, quotient.clone(), -1, "signal: 8"),
+        (onnxruntime_bound().engine, quotient, -1, "signal: 8"),
+    ]
 }
 
 fn number(slot: u32, n: i64) -> TaskMember {
@@ -137,6 +141,11 @@ fn a_process_that_says_nothing_or_nonsense_is_killed() {
         ("printf '\\005\\0\\0\\0hello' >&0; exec sleep 1000", "killed for an answer that is none"),
         ("printf '\\0\\0\\0\\0' >&0; exec sleep 1000", "killed for an answer that is none: to batch 0"),
         ("printf '\\377\\377\\377\\377' >&0; exec sleep 1000", "killed for an answer that is none"),
+        // The frame of an error, 26 letters long, in answer to batch 1.
+        (
+            "printf '\\036\\0\\0\\0\\n\\032CUDA failure 700: it broke\\030\\001' >&0; exec sleep 1000",
+            "killed after a failure of its device: CUDA failure 700: it broke",
+        ),
         ("exec sleep 1000 <&-", "signal: 9"),
         ("exit 3", "exit status: 3"),
     ];

@@ -46,7 +46,7 @@ fn an_engine_runs_no_other_size() {
 
 #[test]
 fn padded_batches_answer_as_others() {
-    for fixture in [cpu(), onnxruntime(), isolated_cpu(), isolated_onnxruntime_of_two_lanes(), emulated()] {
+    for fixture in [cpu(), onnxruntime_bound(), isolated_cpu(), isolated_onnxruntime_of_two_lanes(), emulated()] {
         let (whole, chain) = (fixture.stand(&sized(&fixture.whole)), fixture.stand(&sized(&fixture.chain)));
         for count in 1..=MAX_BATCH {
             let rows: Vec<Vec<f32>> = (0..count).map(|seed| numbers(4, seed)).collect();
@@ -83,7 +83,7 @@ fn members_leave_a_padded_batch_and_join_another() {
 
 #[test]
 fn strings_are_padded_too() {
-    for engine in [onnxruntime().engine, isolated_onnxruntime_of_two_lanes().engine] {
+    for engine in [onnxruntime_bound().engine, isolated_onnxruntime_of_two_lanes().engine] {
         let stand = Stand::new(&*engine, &sized(&files(&["identity_bytes"])));
         let row = b"\x02\0\0\0ab\0\0\0\0\x01\0\0\0c";
         let data = bytes::Bytes::from(row.repeat(3));

@@ -40,7 +40,7 @@ fn whole_numbers_are_right_or_refused() {
 
 #[test]
 fn a_size_that_a_request_chooses_is_bounded() {
-    for engine in [cpu().engine, onnxruntime().engine] {
+    for engine in [cpu().engine, onnxruntime().engine, onnxruntime_bound().engine] {
         let error = engine.load(&files(&["zeros_of"])).map(|_| ()).unwrap_err().to_string();
         assert!(error.contains("operator ConstantOfShape 'y'") && error.contains("[[input]] name = \"n\""), "{error}");
         assert!(engine.load(&bounded("zeros_of", 100_000.0)).is_err(), "its square is too large");

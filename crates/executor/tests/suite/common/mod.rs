@@ -52,16 +52,19 @@ pub(crate) fn onnxruntime_of_two_lanes() -> Fixture {
 }
 
 /// The engines that run files, in this process and in others.
-pub(crate) fn engines() -> [Box<dyn Executor>; 4] {
-    [cpu().engine, onnxruntime().engine, isolated_cpu().engine, isolated_onnxruntime_of_two_lanes().engine]
+pub(crate) fn engines() -> [Box<dyn Executor>; 5] {
+    let isolated = [isolated_cpu().engine, isolated_onnxruntime_of_two_lanes().engine];
+    let [isolated_cpu, isolated_onnxruntime] = isolated;
+    [cpu().engine, onnxruntime().engine, onnxruntime_bound().engine, isolated_cpu, isolated_onnxruntime]
 }
 
 pub(crate) fn isolated_cpu() -> Fixture {
     onnx(Box::new(Isolating(cpu().engine)))
 }
 
+/// In the processes tensors are bound, as on GPUs.
 pub(crate) fn isolated_onnxruntime_of_two_lanes() -> Fixture {
-    onnx(Box::new(Isolating(onnxruntime().engine))).of_two_lanes()
+    onnx(Box::new(Isolating(onnxruntime_bound().engine))).of_two_lanes()
 }
 
 pub(crate) fn emulated_of_two_lanes() -> Fixture {
@@ -80,6 +83,12 @@ pub(crate) fn onnxruntime() -> Fixture {
 /// it.
 pub(crate) fn onnxruntime_engine() -> OnnxRuntimeEngine {
     OnnxRuntimeEngine::new(OnnxRuntimeOptions::default()).unwrap_or_else(|cause| panic!("{cause}"))
+}
+
+/// ONNX Runtime with bound tensors, as on GPUs.
+pub(crate) fn onnxruntime_bound() -> Fixture {
+    let options = OnnxRuntimeOptions { binds_on_cpu: true, ..Default::default() };
+    onnx(Box::new(OnnxRuntimeEngine::new(options).unwrap_or_else(|cause| panic!("{cause}"))))
 }
 
 /// Both engines on one device; the models are those of ONNX Runtime.
