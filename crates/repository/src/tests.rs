@@ -111,6 +111,18 @@ impl Fixture {
     }
 }
 
+/// Measures the only model of a repository until its profile is kept: one that was measured on a
+/// busy machine is not.
+fn kept_profile(folder: &Path, target: impl Fn() -> LoadTarget) -> ModelReport {
+    for _ in 0..20 {
+        let measured = one(profile(folder, target(), None, silent()));
+        if measured.error.is_some() || one(inspect(folder, target())).profile.is_some() {
+            return measured;
+        }
+    }
+    panic!("no profile in 20 was reliable")
+}
+
 fn one(reports: Result<Vec<ModelReport>, String>) -> ModelReport {
     let mut reports = reports.unwrap();
     assert_eq!(reports.len(), 1, "{reports:?}");

@@ -61,7 +61,7 @@ fn a_padded_model_is_measured_by_length_and_the_profile_is_kept() {
         &format!("{LENGTHS}{CHAIN}"),
         &[("pool_first.onnx", "pool_first.onnx"), ("pool_second.onnx", "pool_second.onnx")],
     );
-    let measured = one(profile(folder.path(), cpu(), None, silent()));
+    let measured = kept_profile(folder.path(), cpu);
     let lengths = |report: &ModelReport| -> Vec<u32> {
         report.profile.iter().flat_map(|profile| &profile.lengths).map(|of| of.length).collect()
     };

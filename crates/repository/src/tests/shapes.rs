@@ -65,7 +65,7 @@ fn the_largest_batch_is_found_unless_it_is_named() {
     let folder = TempRepository::new();
     folder.write("m/1/model.onnx", onnx("mlp.onnx"));
     folder.write("m/model.toml", "");
-    let measure = || one(profile(folder.path(), cpu(), None, silent()));
+    let measure = || kept_profile(folder.path(), cpu);
     let sizes = |report: &ModelReport| (report.max_batch.unwrap(), report.profile.as_ref().unwrap().latency_ms.len());
     let found = measure();
     let (most, measured) = sizes(&found);

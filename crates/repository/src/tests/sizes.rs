@@ -7,16 +7,12 @@ fn table(report: &ModelReport) -> Vec<f64> {
     report.profile.as_ref().unwrap().latency_ms.clone()
 }
 
-fn measured(folder: &TempRepository, target: LoadTarget) -> ModelReport {
-    one(profile(folder.path(), target, None, silent()))
-}
-
 #[test]
 fn a_measured_profile_has_steps_and_a_cache_entry_of_its_own() {
     let folder = TempRepository::new();
     folder.write("m/1/model.onnx", onnx("mlp.onnx"));
     folder.write("m/model.toml", "batch_sizes = [1, 3, 8]\n");
-    let padded = measured(&folder, cpu());
+    let padded = kept_profile(folder.path(), cpu);
     assert_eq!((padded.error.as_deref(), padded.max_batch, &padded.batch_sizes[..]), (None, Some(8), &[1, 3, 8][..]));
     let steps = table(&padded);
     assert!(steps[1] == steps[2] && steps[3..].iter().all(|step| *step == steps[7]), "{steps:?}");
