@@ -4,6 +4,7 @@
 //! find the process hung or faulty and kill it. A process id may be reused after the process was
 //! reaped, so a lock excludes killing during reaping.
 
+use super::protocol::{RunReply, RunRequest, receive, send};
 use super::transfer::TensorTransfer;
 use parking_lot::{Condvar, Mutex};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
@@ -112,8 +113,24 @@ impl ProcessConnection {
         !self.life.is_over()
     }
 
+    /// Runs a batch. Returns its reply, with the data of all tensors. An error means that the
+    /// process is of no use any more.
+    pub(super) fn run(&mut self, batch: &RunRequest) -> io::Result<RunReply> {
+        let mut exchange = self.exchange();
+        send(&mut exchange, batch)?;
+        let mut done: RunReply = receive(&mut exchange)?;
+        if done.number != batch.number {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("to batch {}", done.number)));
+        }
+        if let Some(cause) = done.error.as_ref().filter(|cause| is_device_failure(cause)) {
+            return Err(io::Error::other(cause.clone()));
+        }
+        self.transfer.unpack(&mut done.outputs)?;
+        Ok(done)
+    }
+
     /// Begins an exchange. It takes at most twice the limit, however slowly the process responds.
-    pub(super) fn exchange(&self) -> BatchExchange<'_> {
+    fn exchange(&self) -> BatchExchange<'_> {
         BatchExchange { socket: &self.socket, until: Instant::now() + self.limit }
     }
 
@@ -138,13 +155,19 @@ impl Drop for ProcessConnection {
     }
 }
 
+/// Whether an engine's error is one of a GPU, after which the same process can run nothing more.
+/// Too little memory for a batch is not: parts of it may fit.
+fn is_device_failure(cause: &str) -> bool {
+    ["CUDA failure", "CUDNN failure", "CUBLAS failure"].iter().any(|words| cause.contains(words))
+}
+
 /// Whether the error means that a socket's time limit expired.
 pub(super) fn is_timeout(cause: &io::Error) -> bool {
     matches!(cause.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
 /// Exchange of messages with a process about one batch.
-pub(super) struct BatchExchange<'a> {
+struct BatchExchange<'a> {
     socket: &'a UnixStream,
     until: Instant,
 }

@@ -27,6 +27,7 @@ mod supervisor;
 mod transfer;
 #[cfg(not(target_os = "linux"))]
 mod unshared;
+mod warm_up;
 
 pub use child::serve_engine;
 
@@ -35,13 +36,12 @@ use crate::plan::ModelPlan;
 use crate::rows::{BatchTensor, EngineInput};
 use crate::runner::{BlockCall, ProcessDown, ReadyModel, Runner};
 use crate::{ExecError, GpuOptions, Isolation, LoadError, LoadedModel, Loss, ModelSource, Outage};
-use life::ProcessConnection;
-use protocol::{LoadBlock, LoadGpu, LoadRequest, RangeMessage, RunReply, RunRequest, fits, receive, send};
-use std::io;
+use protocol::{LoadBlock, LoadGpu, LoadRequest, RangeMessage, RunReply, RunRequest, fits};
 use std::path::PathBuf;
 use std::sync::Arc;
 use supervisor::ProcessPool;
 use transfer::OutgoingTensor;
+use warm_up::ProcessWarmUp;
 
 /// Settings of the engine in a process.
 pub(crate) struct ProcessEngine {
@@ -111,10 +111,12 @@ pub(crate) fn load(
         gpu: None,
         binds_on_cpu: kind.binds_on_cpu,
     };
+    let warm_up = Arc::new(ProcessWarmUp::new(&read.plan));
     let pool = |gpu: Option<u32>| {
         let GpuOptions { memory_limit, allow_cpu_nodes } = kind.gpu_options;
         let gpu = gpu.map(|ordinal| LoadGpu { ordinal, memory_limit, allow_cpu_nodes });
-        ProcessPool::new(source.name.clone(), isolation.clone(), LoadRequest { gpu, ..request.clone() })
+        let load = LoadRequest { gpu, ..request.clone() };
+        ProcessPool::new(source.name.clone(), isolation.clone(), load, Arc::clone(&warm_up))
     };
     let places: Vec<Arc<ProcessPool>> = match &kind.gpus[..] {
         [] => vec![pool(None)],
@@ -174,8 +176,11 @@ impl ProcessRunner {
                 return Err(ExecError(cause));
             }
         };
-        match converse(&mut connection, &run) {
+        match connection.run(&run) {
             Ok(done) => {
+                if done.error.is_none() {
+                    self.processes.warm_up().record(call);
+                }
                 self.processes.release(connection);
                 Ok(done)
             }
@@ -188,27 +193,6 @@ impl ProcessRunner {
             }
         }
     }
-}
-
-/// Sends a batch and receives its reply.
-fn converse(connection: &mut ProcessConnection, run: &RunRequest) -> io::Result<RunReply> {
-    let mut exchange = connection.exchange();
-    send(&mut exchange, run)?;
-    let mut done: RunReply = receive(&mut exchange)?;
-    if done.number != run.number {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("to batch {}", done.number)));
-    }
-    if let Some(cause) = done.error.as_ref().filter(|cause| is_device_failure(cause)) {
-        return Err(io::Error::other(cause.clone()));
-    }
-    connection.transfer().unpack(&mut done.outputs)?;
-    Ok(done)
-}
-
-/// Whether an engine's error is one of a GPU, after which the same process can run nothing more.
-/// Too little memory for a batch is not: parts of it may fit.
-fn is_device_failure(cause: &str) -> bool {
-    ["CUDA failure", "CUDNN failure", "CUBLAS failure"].iter().any(|words| cause.contains(words))
 }
 
 fn outgoing<'a>(input: &EngineInput<'a>) -> OutgoingTensor<'a> {

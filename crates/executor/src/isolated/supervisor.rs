@@ -2,10 +2,12 @@
 
 use super::Isolation;
 use super::life::{Life, ProcessConnection, is_timeout};
-use super::protocol::{LoadRequest, RunReply, receive, send};
+use super::protocol::{LoadRequest, RunReply, RunRequest, receive, send};
 use super::transfer::TensorTransfer;
+use super::warm_up::ProcessWarmUp;
 use crate::{LoadError, Outage};
 use parking_lot::{Condvar, Mutex};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -41,6 +43,7 @@ pub(super) struct ProcessPool {
     model: String,
     isolation: Isolation,
     load: LoadRequest,
+    warm_up: Arc<ProcessWarmUp>,
     state: Mutex<ProcessPoolState>,
     /// Notified when a process becomes idle or ends.
     changed: Condvar,
@@ -65,8 +68,18 @@ struct ProcessPoolState {
 }
 
 impl ProcessPool {
-    pub(super) fn new(model: String, isolation: Isolation, load: LoadRequest) -> Arc<ProcessPool> {
-        Arc::new(ProcessPool { model, isolation, load, state: Mutex::default(), changed: Condvar::new() })
+    pub(super) fn new(
+        model: String,
+        isolation: Isolation,
+        load: LoadRequest,
+        warm_up: Arc<ProcessWarmUp>,
+    ) -> Arc<ProcessPool> {
+        Arc::new(ProcessPool { model, isolation, load, warm_up, state: Mutex::default(), changed: Condvar::new() })
+    }
+
+    /// Returns the batches that a new process runs before it gets work.
+    pub(super) fn warm_up(&self) -> &ProcessWarmUp {
+        &self.warm_up
     }
 
     /// Starts supervisors until there are `count` of them. If the first process of a supervisor
@@ -96,7 +109,8 @@ impl ProcessPool {
         // The model owns the pool, so supervisors hold only weak references to it.
         let processes = Arc::downgrade(self);
         let (isolation, load) = (self.isolation.clone(), self.load.clone());
-        let body = move || Supervisor { processes, isolation, load, leaving, pause: FIRST_PAUSE }.run(&report);
+        let warm_up = Arc::clone(&self.warm_up);
+        let body = move || Supervisor { processes, isolation, load, warm_up, leaving, pause: FIRST_PAUSE }.run(&report);
         let name = format!("engine-{}", self.model);
         thread::Builder::new().name(name).spawn(body).map_err(|cause| failed(format!("no thread: {cause}")))?;
         reported.recv().unwrap_or_else(|_| Err("its supervisor panicked".to_owned())).map_err(failed)?;
@@ -178,6 +192,7 @@ struct Supervisor {
     processes: Weak<ProcessPool>,
     isolation: Isolation,
     load: LoadRequest,
+    warm_up: Arc<ProcessWarmUp>,
     /// Disconnected when the model is dropped.
     leaving: Receiver<()>,
     pause: Duration,
@@ -286,7 +301,10 @@ impl Supervisor {
         let cause = match loaded {
             Ok((RunReply { error: None, .. }, transfer)) => {
                 match ProcessConnection::new(socket, transfer, Arc::clone(&life), limit) {
-                    Ok(connection) => return Ok(StartedProcess { child, life, connection }),
+                    Ok(mut connection) => match self.warm(&mut connection) {
+                        Ok(()) => return Ok(StartedProcess { child, life, connection }),
+                        Err(cause) => Some(format!("it ended with a warm-up batch: {cause}")),
+                    },
                     Err(cause) => Some(format!("no time limit: {cause}")),
                 }
             }
@@ -297,5 +315,15 @@ impl Supervisor {
         life.kill(None);
         let end = life.wait(&mut child);
         Err(cause.unwrap_or_else(|| format!("the process of its engine ended while it loaded the model: {end}")))
+    }
+
+    /// Runs the warm-up batches in a process that has loaded the model. An engine's error is no
+    /// failure: requests will show it.
+    fn warm(&self, connection: &mut ProcessConnection) -> io::Result<()> {
+        self.warm_up.run(&mut |block, rows, inputs| {
+            let inputs = connection.transfer().pack(inputs).map_err(io::Error::other)?;
+            let batch = RunRequest { number: 0, block: block as u32, rows: rows as u64, inputs };
+            connection.run(&batch).map(drop)
+        })
     }
 }

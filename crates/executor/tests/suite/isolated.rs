@@ -285,3 +285,38 @@ fn large_batches_keep_their_answers_while_others_run() {
         }
     }
 }
+
+#[test]
+fn a_process_that_starts_again_runs_each_size_before_it_gets_work() {
+    let folder = Folder::new();
+    // The second process says that it has loaded the model, and answers three batches.
+    let serve = format!("exec '{}' {}", std::env::current_exe().unwrap().display(), isolation().args.join(" "));
+    let answers = "\\0\\0\\0\\0".repeat(4);
+    let script = format!(
+        "mkdir {}/first 2>/dev/null && {{ {serve}; }}; printf '{answers}' >&0; exec sleep 1000",
+        folder.0.display()
+    );
+    let args = vec!["-c".to_owned(), script];
+    let isolation = Isolation { program: "/bin/sh".into(), args, task_limit: Duration::from_secs(2), ..isolation() };
+    let source = ModelSource { isolation: Some(isolation), ..files(&["quotient"]) };
+    let stand = Stand::new(&*onnxruntime().engine, &ModelSource { batch_sizes: vec![1, 3, MAX_BATCH], ..source });
+    ask(&stand, 0, vec![number(0, 3)]).outcome.unwrap();
+    let (cause, _) = failure(ask(&stand, 0, vec![number(0, -1)]));
+    assert!(cause.contains("signal: 8"), "{cause}");
+    until(|| (stand.model.restarts() == Some(1)).then_some(()));
+    // Had it not run the three sizes, one of those answers would be taken for that of this batch.
+    let (cause, _) = failure(ask(&stand, 0, vec![number(0, 3)]));
+    assert!(cause.contains("killed after 2s without an answer"), "{cause}");
+}
+
+#[test]
+fn a_model_with_sizes_is_back_after_its_process_ended() {
+    for engine in [onnxruntime().engine, onnxruntime_bound().engine] {
+        let source = ModelSource { isolation: Some(isolation()), ..files(&["quotient"]) };
+        let stand = Stand::new(&*engine, &ModelSource { batch_sizes: vec![1, 3, MAX_BATCH], ..source });
+        ask(&stand, 0, vec![number(0, 3)]).outcome.unwrap();
+        let (cause, _) = failure(ask(&stand, 0, vec![number(0, -1)]));
+        assert!(cause.contains("signal: 8"), "{cause}");
+        until(|| ask(&stand, 0, vec![number(0, 3)]).outcome.ok());
+    }
+}
