@@ -1,5 +1,6 @@
 """The parts of the check. Each returns rows for its table, and raises nothing for a model that fails: the row says so."""
 
+import http.client
 import json
 import subprocess
 import threading
@@ -49,6 +50,9 @@ class Check:
         return json.loads(done.stdout)
 
 
+FAULTS = (OSError, ValueError, KeyError, http.client.HTTPException)
+
+
 def difference(expected, found):
     """The largest difference of two answers: of floats relative to the largest number, of others the share that differs."""
     most = 0.0
@@ -57,7 +61,9 @@ def difference(expected, found):
         if other is None or other.shape != array.shape:
             return float("inf")
         if array.dtype.kind == "f" and other.dtype.kind == "f":
-            most = max(most, float(np.abs(array - other).max(initial=0.0) / max(np.abs(array).max(initial=0.0), 1e-6)))
+            gap = float(np.abs(array - other).max(initial=0.0) / max(np.abs(array).max(initial=0.0), 1e-6))
+            # The larger of a number and of none is the number.
+            most = max(most, gap) if np.isfinite(gap) else float("inf")
         else:
             most = max(most, float(np.mean(array != other)) if array.size else 0.0)
     return most
@@ -71,7 +77,7 @@ def answers(server, name, requests):
     def client(at):
         try:
             together[at] = infer(server, name, requests[at])
-        except OSError:
+        except FAULTS:
             together[at] = {}
 
     threads = [threading.Thread(target=client, args=(at,)) for at in range(len(requests))]
@@ -101,7 +107,7 @@ def ask_all(check, server, name, requests, errors):
         return why
     try:
         return answers(server, name, requests)
-    except OSError as error:
+    except FAULTS as error:
         return str(error)
 
 

@@ -76,8 +76,8 @@ program.load_modules()
 import sections
 answer = lambda *numbers: [{"y": np.array(numbers, np.float32)}]
 row = lambda found: sections.compared("m", (answer(1, 2), answer(1, 2)), found, False)
-near, far, none = answer(1, 2.001), answer(1, 2.1), [{}]
-print([row((near, near))["equal"], row((near, far))["equal"], row((far, near))["equal"], row((near, none))["error"][:9], row("no")["error"]])
+near, far, none, nan = answer(1, 2.001), answer(1, 2.1), [{}], answer(float("nan"), 2)
+print([row((near, near))["equal"], row((near, far))["equal"], row((far, near))["equal"], row((nan, nan))["equal"], row((near, none))["error"][:9], row("no")["error"]])
 """
     done = subprocess.run([sys.executable, "-c", code, str(ROOT / "scripts/gpu_check")], capture_output=True, text=True)
-    assert done.stdout.strip() == "[True, False, False, 'an answer', 'no']", done.stdout + done.stderr
+    assert done.stdout.strip() == "[True, False, False, False, 'an answer', 'no']", done.stdout + done.stderr

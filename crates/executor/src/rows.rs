@@ -347,14 +347,16 @@ fn in_place<'a>(parts: &'a [RowPart<'a>]) -> Option<&'a [u8]> {
     whole.then(|| &first.batch.data[first.batch.byte_range(&(start..end))])
 }
 
-/// Returns the members' rows and those behind them, `rows` in all, without copying, if they are
-/// consecutive in one batch.
+/// Returns the members' rows, `rows` in all, without copying, if they are consecutive in one batch.
+/// Padding is copied: the rows behind the members may be those of other requests, which a batch
+/// must not depend on.
 fn side_by_side<'a>(members: &[&'a Rows], rows: usize) -> Option<&'a [u8]> {
     let first = members.first()?;
     let follow =
         |pair: &[&Rows]| Arc::ptr_eq(&pair[0].batch, &pair[1].batch) && pair[0].range.end == pair[1].range.start;
     let end = first.range.start + rows;
-    let whole = end <= first.batch.rows() && members.windows(2).all(follow);
+    let own: usize = members.iter().map(|member| member.count()).sum();
+    let whole = own == rows && members.windows(2).all(follow);
     whole.then(|| &first.batch.data[first.batch.byte_range(&(first.range.start..end))])
 }
 
@@ -427,7 +429,7 @@ mod tests {
             let (input, copied) = EngineInput::gather("x", &[member], to, &mut buffer).unwrap();
             (bytemuck::cast_slice::<u8, f32>(input.data).to_vec(), copied)
         };
-        assert_eq!(padded(&rows[0], 2), (vec![1.0, 2.0], 0), "the row behind it is read in place");
+        assert_eq!(padded(&rows[0], 2), (vec![1.0, 1.0], 2), "the row behind it is another request's");
         assert_eq!(padded(&rows[1], 4), (vec![2.0, 3.0, 3.0, 3.0], 4));
     }
 

@@ -158,7 +158,8 @@ impl Drop for ProcessConnection {
 /// Whether an engine's error is one of a GPU, after which the same process can run nothing more.
 /// Too little memory for a batch is not: parts of it may fit.
 fn is_device_failure(cause: &str) -> bool {
-    ["CUDA failure", "CUDNN failure", "CUBLAS failure"].iter().any(|words| cause.contains(words))
+    let has = |words: &[&str]| words.iter().any(|words| cause.contains(words));
+    has(&["CUDA failure", "CUDNN failure", "CUBLAS failure"]) && !has(&["out of memory", "ALLOC_FAILED"])
 }
 
 /// Whether the error means that a socket's time limit expired.

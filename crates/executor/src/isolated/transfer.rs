@@ -77,11 +77,14 @@ impl TensorTransfer {
 
     /// Fetches the data of received tensors from shared memory.
     pub(super) fn unpack(&mut self, tensors: &mut [PackedTensor]) -> io::Result<()> {
+        // Ranges that overlap could ask for many times the shared memory.
+        let mut left = MAX_SHARED;
         for tensor in tensors {
             let Some(SharedRange { at, length }) = tensor.shared.take() else { continue };
             let none = || io::Error::new(io::ErrorKind::InvalidData, "a tensor in memory that is not shared");
             let other = &mut self.shared.as_mut().ok_or_else(none)?.other;
-            let length = usize::try_from(length).ok().filter(|&length| length <= MAX_SHARED).ok_or_else(none)?;
+            let length = usize::try_from(length).ok().filter(|&length| length <= left).ok_or_else(none)?;
+            left -= length;
             let at = usize::try_from(at).map_err(|_| none())?;
             let mut lent = self.buffers.take(length);
             other.read(at, lent.buffer.first_mut(length))?;
@@ -181,5 +184,8 @@ mod tests {
             let cause = server.unpack(&mut [PackedTensor { shared, ..packed.clone() }]).unwrap_err();
             assert_eq!(cause.kind(), io::ErrorKind::InvalidData, "{at} {length}");
         }
+        let shared = Some(SharedRange { at: 0, length: MIN_SHARED as u64 });
+        let mut overlapping = vec![PackedTensor { shared, ..packed }; MAX_SHARED / MIN_SHARED + 1];
+        assert!(server.unpack(&mut overlapping).is_err(), "more than is shared");
     }
 }
