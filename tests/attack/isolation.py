@@ -12,8 +12,8 @@ import models
 import wire
 from bench import is_served, tally
 
-POLICIES = ("deferred", "cellular", "dva", "lazy")
-MORE_POLICIES = ("serial", "timeout", "eager", "clockwork", "nexus", "shepherd", "lazy-oracle", "delay-batch", "bucketed")
+POLICIES = ("unified", "cellular", "dva", "lazy")
+MORE_POLICIES = ("deferred", "serial", "timeout", "eager", "clockwork", "nexus", "shepherd", "lazy-oracle", "delay-batch", "bucketed")
 NEIGHBOURS = 24
 
 

@@ -48,7 +48,7 @@ async def attack(bench):
     if bench.short:
         return
     flags = [["--policy", policy] for policy in POLICIES]
-    flags.append(["--policy", "deferred", "--objective", "efficiency"])
+    flags.append(["--objective", "efficiency"])
     for extra in flags:
         await one_policy(bench, extra)
     await lone_when_efficient(bench)
@@ -157,7 +157,7 @@ async def lone_when_efficient(bench):
     """Deferral that never loses a lone request: 4 ms of work, 100 ms to do it."""
     with bench.repository() as folder:
         repositories.emulated(folder, "small", "slo_ms = 100\nmax_batch = 32\nalpha_ms = 0.5\nbeta_ms = 3.5\n")
-        flags = [*repositories.EMULATED, "--policy", "deferred", "--objective", "efficiency"]
+        flags = [*repositories.EMULATED, "--objective", "efficiency"]
         async with bench.server(folder, *flags) as server:
 
             async def attack():

@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use ripieno_base::Nanos;
 use ripieno_report::Summary;
 use ripieno_runtime::{Header, RecordedEvents};
-use ripieno_sched::{DEFAULT_POLICY, Limits, Objective, Options, Policy, find, served_options};
+use ripieno_sched::{Limits, Objective, Options, Policy, find};
 use ripieno_sim::{Recorded, Scenario};
 use std::path::{Path, PathBuf};
 
@@ -160,20 +160,13 @@ impl ReadRecording {
     }
 }
 
-/// Returns the policy and its options: the recorded ones, or another policy as the server would run
-/// it.
+/// Returns the policy and its options: the recorded ones, or those of a server with the given
+/// policy or the default.
 fn policy(header: &Header, options: Options, overrides: &Overrides) -> anyhow::Result<(String, Options)> {
-    if overrides.as_served && overrides.policy.policy.is_none() {
-        let options = overrides.policy.over(Options::new());
-        return Ok((DEFAULT_POLICY.to_owned(), served_options(find(DEFAULT_POLICY)?, options, Objective::default())));
+    if overrides.as_served || overrides.policy.policy.is_some() {
+        return Ok(overrides.policy.served(Objective::default())?);
     }
-    match &overrides.policy.policy {
-        Some(policy) if *policy != header.policy => {
-            let given = overrides.policy.over(Options::new());
-            Ok((policy.clone(), served_options(find(policy)?, given, Objective::default())))
-        }
-        _ => Ok((header.policy.clone(), overrides.policy.over(options))),
-    }
+    Ok((header.policy.clone(), overrides.policy.over(options)))
 }
 
 /// Reads all events of a recording, up to a truncated line.

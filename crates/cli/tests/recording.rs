@@ -62,7 +62,7 @@ fn the_arrivals_of_a_live_run_are_simulated_under_any_policy_slo_and_number_of_d
         // One row alone takes 1.1 ms.
         assert!(run["p50_ms"].as_f64().unwrap() >= 1.1, "{served}");
     }
-    assert_eq!((&served["policy"], &served["measured"]["policy"]), (&json!("deferred"), &json!("deferred (measured)")));
+    assert_eq!((&served["policy"], &served["measured"]["policy"]), (&json!("unified"), &json!("unified (measured)")));
     // Each request was sent when the previous one was answered; three rows take 1.3 ms, and this
     // machine adds nothing.
     let exact = summary(&recording, &["--exact"]);
@@ -127,6 +127,6 @@ fn cut_and_foreign_files_are_named_with_their_line() {
     write(&text.replacen("\"ripieno_recording\":4", "\"ripieno_recording\":1", 1));
     assert!(error(&recording, &[]).contains("cut.jsonl:1: a recording of version 1"));
 
-    write(&text.replacen("\"policy\":\"deferred\"", "\"policy\":\"mine\"", 1));
+    write(&text.replacen("\"policy\":\"unified\"", "\"policy\":\"mine\"", 1));
     assert!(error(&recording, &[]).contains("give another with --policy"));
 }

@@ -50,10 +50,7 @@ fn keeps_what_published_rules_keep(name: &str, rules: &[&[&str]]) {
 fn whole_models() {
     keeps_what_published_rules_keep(
         "whole",
-        &[
-            &["--policy", "deferred", "--option", "objective=published"],
-            &["--policy", "timeout", "--option", "gather=window"],
-        ],
+        &[&["--policy", "deferred"], &["--policy", "timeout", "--option", "gather=window"]],
     );
 }
 

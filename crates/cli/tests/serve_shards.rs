@@ -99,7 +99,7 @@ fn real_models_are_served_in_shards_and_the_run_replays() {
     let folder = repository("serve-shards", &["double", "pick_third"]);
     let recording = folder.join("run.jsonl");
     let recorded = recording.to_str().unwrap().to_owned();
-    let policy = ["--policy", "deferred", "--option", "objective=latency"];
+    let policy = ["--policy", "eager"];
     let flags = ["--shards", "2", "--devices", "2", "--record", &recorded];
     let mut served = Served::start(folder, &[&policy[..], &flags].concat());
     std::thread::scope(|scope| {

@@ -80,6 +80,6 @@ fn a_simulation_has_a_report_in_one_file() {
     let output = run(&["simulate", "--report", report.to_str().unwrap(), "--recording"], &recording);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let html = std::fs::read_to_string(report).unwrap();
-    assert!(html.contains("deferred (measured)") && html.matches("<svg").count() >= 3, "{html}");
+    assert!(html.contains("unified (measured)") && html.matches("<svg").count() >= 3, "{html}");
     assert!(!html.replace("http://www.w3.org/2000/svg", "").contains("http"), "one file that needs no other");
 }

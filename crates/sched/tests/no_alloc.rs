@@ -144,8 +144,7 @@ fn no_policy_allocates_that_never_drops() {
 
 #[test]
 fn no_other_rule_allocates() {
-    check("deferred", &Options::from([word("objective", "latency")]));
-    check("deferred", &Options::from([word("objective", "latency"), word("gather", "prefix")]));
+    check("deferred", &Options::from([word("gather", "prefix")]));
     check("clockwork", &Options::from([word("gather", "window")]));
     check("nexus", &Options::from([("frontends".to_owned(), OptionValue::Int(8)), word("gather", "window-max")]));
     check("shepherd", &Options::from([word("head_of_line", "published")]));

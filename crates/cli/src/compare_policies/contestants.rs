@@ -42,16 +42,8 @@ const FIELD: &[PolicySettings] = &[
             "timeout_slo=0.25 gather=window",
         ],
     ),
-    entry("eager", &["gather=prefix", "gather=window", "gather=spare", "gather=fifo"]),
-    entry(
-        "deferred",
-        &[
-            "objective=published gather=window",
-            "objective=published gather=prefix",
-            "objective=latency",
-            "objective=efficiency",
-        ],
-    ),
+    entry("eager", &["gather=prefix", "gather=window", "gather=fifo"]),
+    entry("deferred", &["gather=window", "gather=prefix"]),
     entry("clockwork", &["", "gather=window"]),
     entry("nexus", &["", "gather=window"]),
     entry("shepherd", &["", "preempt_ratio=0"]),
@@ -264,6 +256,6 @@ mod tests {
         assert_eq!((lanes(&one), lanes(&many), one.last().unwrap().as_str()), (1, 4, "timeout timeout_ms=7"));
         let against = ["eager".to_owned()];
         let (few, _) = names(&text, &ContestRules { against: &against, ..ContestRules::default() });
-        assert_eq!(few, ["eager gather=prefix", "eager gather=window", "eager gather=spare", "eager gather=fifo"]);
+        assert_eq!(few, ["eager gather=prefix", "eager gather=window", "eager gather=fifo"]);
     }
 }

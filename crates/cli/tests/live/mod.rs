@@ -4,23 +4,23 @@ use ripieno_base::{ModelId, Nanos};
 use ripieno_executor::{BlockSource, EmulatedEngine, EmulatedOptions, Executor, ModelSource};
 use ripieno_model::{DataType, Model, Profile, TensorSpec};
 use ripieno_runtime::{Engine, EngineConfig, Recording, ServedModel};
-use ripieno_sched::{Limits, OptionValue, Options, Setup, build_served, find};
+use ripieno_sched::{Limits, Options, Setup, build_served, find};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Starts the engine with one model of a byte a row, under `deferred`; returns the file of the
+/// Starts the engine with one model of a byte a row, under `unified`; returns the file of the
 /// recording, too.
 pub(crate) fn start(name: &str, profile: Profile, slo: Nanos) -> (PathBuf, Engine, ModelId) {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let executor: Arc<dyn Executor> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()));
     let limits = Limits { requests: 256, models: 4, devices: 1, lanes: 1, depth: 1, batch: 8, nodes: 0 };
     let setup = Setup { models: Vec::new(), devices: 1, limits };
-    let options = Options::from([("objective".to_owned(), OptionValue::Text("latency".to_owned()))]);
-    let scheduler = build_served("deferred", &setup, &options).unwrap();
+    let options = Options::new();
+    let scheduler = build_served("unified", &setup, &options).unwrap();
     let mut config = EngineConfig::new(scheduler, setup, vec![Arc::clone(&executor)]);
-    config.policy = find("deferred").ok();
+    config.policy = find("unified").ok();
     let options = serde_json::to_value(&options).unwrap();
-    config.record = Some(Recording { path: path.clone(), policy: "deferred".to_owned(), options });
+    config.record = Some(Recording { path: path.clone(), policy: "unified".to_owned(), options });
     let engine = Engine::start(config).unwrap();
     let spec = TensorSpec { name: "x".to_owned(), datatype: DataType::Uint8, shape: vec![-1, 1] };
     let block = BlockSource { profile: Some(profile.clone()), ..BlockSource::new("m") };

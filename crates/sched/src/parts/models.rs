@@ -69,10 +69,6 @@ impl<T> Models<T> {
         self.table[id.index()].as_ref()
     }
 
-    pub(crate) fn find_mut(&mut self, id: ModelId) -> Option<&mut ModelEntry<T>> {
-        self.table[id.index()].as_mut()
-    }
-
     /// Returns the model of a request that has arrived.
     pub(crate) fn of_newcomer(&mut self, request: &Request) -> &mut ModelEntry<T> {
         let served = self.table[request.model.index()].as_mut().filter(|served| !served.retired);

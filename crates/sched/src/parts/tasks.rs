@@ -41,27 +41,6 @@ pub(crate) struct Tasks {
     done: Vec<(TaskId, Outcome)>,
 }
 
-/// Batches that were preempted between two of their blocks, under the ids under which others run in
-/// their place.
-#[derive(Debug)]
-pub(crate) struct Preempted {
-    table: Vec<Option<Task>>,
-    members: Vec<RequestSlot>,
-    next: Vec<BlockId>,
-}
-
-impl Preempted {
-    pub(crate) fn new(limits: &Limits) -> Preempted {
-        let (tasks, places) = (limits.tasks(), limits.tasks() * limits.batch);
-        Preempted { table: vec![None; tasks], members: vec![RequestSlot(0); places], next: vec![OVER; places] }
-    }
-
-    /// Returns the batch that was preempted by the one that runs under this id.
-    pub(crate) fn get(&self, id: TaskId) -> Option<Task> {
-        self.table[id.index()]
-    }
-}
-
 impl Tasks {
     pub(crate) fn new(limits: &Limits) -> Tasks {
         let tasks = limits.tasks();
@@ -200,34 +179,6 @@ impl Tasks {
         }
         (task.members, task.resting) = (front as u32, (kept - front) as u32);
         front
-    }
-
-    /// Puts a batch aside between two of its blocks. Its id, device and lane go to a batch of this
-    /// model, without members.
-    pub(crate) fn preempt(&mut self, id: TaskId, model: ModelId, aside: &mut Preempted) {
-        let task = self.get(id);
-        let places = id.index() * self.stride..(id.index() + 1) * self.stride;
-        aside.table[id.index()] = Some(task);
-        aside.members[places.clone()].copy_from_slice(&self.members[places.clone()]);
-        aside.next[places.clone()].copy_from_slice(&self.next[places]);
-        self.table[id.index()] = Some(Task { model, block: BlockId(0), length: 1, members: 0, resting: 0, ..task });
-    }
-
-    /// Restores the batch that was preempted by the finished one under this id; returns whether
-    /// there is one.
-    pub(crate) fn resume(&mut self, id: TaskId, aside: &mut Preempted) -> bool {
-        let Some(task) = aside.table[id.index()].take() else { return false };
-        let places = id.index() * self.stride..(id.index() + 1) * self.stride;
-        self.members[places.clone()].copy_from_slice(&aside.members[places.clone()]);
-        self.next[places.clone()].copy_from_slice(&aside.next[places]);
-        self.table[id.index()] = Some(task);
-        true
-    }
-
-    /// Returns the requests of a batch, including those that wait for a later block.
-    pub(crate) fn all_members(&self, id: TaskId) -> &[RequestSlot] {
-        let len = self.table[id.index()].map_or(0, |task| (task.members + task.resting) as usize);
-        &self.members[id.index() * self.stride..][..len]
     }
 
     pub(crate) fn close(&mut self, id: TaskId) {

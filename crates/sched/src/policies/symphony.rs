@@ -20,26 +20,13 @@
 //! Choices where the paper leaves freedom: `gather = "window"` is the default, since with "prefix"
 //! goodput collapses beyond the peak; passed-over heads are dropped when the batch starts, not
 //! before.
-//!
-//! Two objectives are additions to the paper (docs/internals/adr/0018). A batch of b rows that
-//! would grow to b' by its frontrun may start as soon as p·ℓ(b)/b ≤ ℓ(b')/b', where p is the price
-//! of device time: 1 for "efficiency", and its measured shortage for "latency"
-//! (`shard/scarcity.rs`). A batch that no request will join therefore starts immediately under
-//! both. Under "latency" a batch for the last idle device starts halfway to the time at which the
-//! next one becomes free, and evenly spaced as far as arrivals are even or device time is short
-//! (docs/internals/adr/0024), so that devices become free one after the other and none runs a
-//! single row while others wait. Between two blocks of a chain, a batch of another model that could
-//! wait for neither the next border nor another device runs first (docs/internals/adr/0027).
-//! Frontrun is moved ahead by twice the time in which a device becomes free of other models, so
-//! that deferred batches do not collide at their latest starts. Heads that keep the batch below
-//! that size are passed over, and run on a device that no candidate needs.
 
 use super::{CONTROL_US, DATA_US, DEVICE, DROP, LINK_US, MAX_BATCH, SHARDS, network, network_needs};
 use crate::Setup;
 use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::models::{BatchOptions, PerModel};
-use crate::policy::{Chains, Form, Needs, Policy, ServedSetting};
-use crate::shard::{Gather, Price, Rules, StartBy, StartRule};
+use crate::policy::{Chains, Form, Needs, Policy};
+use crate::shard::{Gather, Rules, StartBy, StartRule};
 use ripieno_model::DropRule;
 
 pub(crate) const POLICY: Policy = Policy {
@@ -53,15 +40,7 @@ pub(crate) const POLICY: Policy = Policy {
             name: "gather",
             default: "window",
             help: "requests that form a batch: \"prefix\" = from the head, as many as its deadline allows; \"window\" \
-                   = heads that keep the batch below its target are passed over; \"spare\" (default except for \
-                   \"published\") = likewise, with a target that carries the load, and passed-over requests run on \
-                   spare devices",
-        },
-        Knob {
-            name: "objective",
-            default: "published",
-            help: "\"published\" = always defer to the latest start; \"latency\" = wait only as far as device time is \
-                   short; \"efficiency\" = wait for as long as that saves device time",
+                   = heads that keep the batch below its target are passed over",
         },
         MAX_BATCH,
         DROP,
@@ -72,24 +51,17 @@ pub(crate) const POLICY: Policy = Policy {
         LINK_US,
     ],
     needs: |knobs| Needs { keeps_deadlines: true, ..network_needs(knobs) },
-    served: &[("objective", ServedSetting::Objective)],
+    served: &[],
     form: Form::Shards(rules),
 };
 
 /// Returns the rules for whole batches.
 fn rules(setup: &Setup, knobs: &Knobs<'_>) -> Result<Rules, BuildError> {
-    let objectives = [
-        ("published", StartRule::Frontrun),
-        ("latency", StartRule::Priced(Price::Measured)),
-        ("efficiency", StartRule::Priced(Price::Full)),
-    ];
-    let start = knobs.choice("objective", &objectives, StartRule::Frontrun)?;
-    let gather = if start == StartRule::Frontrun { Gather::Window } else { Gather::Spare };
-    let gathers = [("prefix", Gather::Prefix), ("window", Gather::Window), ("spare", Gather::Spare)];
+    let gathers = [("prefix", Gather::Prefix), ("window", Gather::Window)];
     Ok(Rules {
-        start: PerModel::all(StartBy::Rule(start)),
+        start: PerModel::all(StartBy::Rule(StartRule::Frontrun)),
         options: BatchOptions::read(setup, knobs, DropRule::Hopeless)?,
-        gather: knobs.choice("gather", &gathers, gather)?,
+        gather: knobs.choice("gather", &gathers, Gather::Window)?,
         single: false,
         network: network(knobs)?,
     })

@@ -24,7 +24,7 @@ use super::{CONTROL_US, DATA_US, DEVICE, DROP, LINK_US, MAX_BATCH, SHARDS, netwo
 use crate::Setup;
 use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::models::{BatchOptions, PerModel};
-use crate::policy::{Chains, Form, Needs, Policy, ServedSetting};
+use crate::policy::{Chains, Form, Needs, Policy};
 use crate::shard::{Gather, Rules, StartBy};
 use ripieno_base::Nanos;
 use ripieno_model::DropRule;
@@ -33,8 +33,7 @@ const GATHER: Knob = Knob {
     name: "gather",
     default: "prefix",
     help: "requests that form a batch: \"prefix\" = from the head, as many as its deadline allows; \"window\" = heads \
-           that keep the batch below its target are passed over; \"spare\" = likewise, with a target that carries the \
-           load, and passed-over requests run on spare devices; \"fifo\" = the oldest, regardless of deadlines",
+           that keep the batch below its target are passed over; \"fifo\" = the oldest, regardless of deadlines",
 };
 
 const TIMEOUT_MS: Knob =
@@ -51,8 +50,7 @@ pub(crate) const TIMEOUT: Policy = Policy {
     chains: Chains::Any,
     knobs: &[TIMEOUT_MS, TIMEOUT_SLO, GATHER, MAX_BATCH, DROP, DEVICE, CONTROL_US, DATA_US, SHARDS, LINK_US],
     needs: |knobs| Needs { keeps_deadlines: true, ..network_needs(knobs) },
-    // Both other rules lose goodput beyond the peak.
-    served: &[("gather", ServedSetting::Word("spare"))],
+    served: &[],
     form: Form::Shards(timeout_rules),
 };
 
@@ -64,7 +62,7 @@ pub(crate) const EAGER: Policy = Policy {
     chains: Chains::Any,
     knobs: &[GATHER, MAX_BATCH, DROP, DEVICE, CONTROL_US, DATA_US, SHARDS, LINK_US],
     needs: |knobs| Needs { keeps_deadlines: true, ..network_needs(knobs) },
-    served: &[("gather", ServedSetting::Word("spare"))],
+    served: &[],
     form: Form::Shards(eager_rules),
 };
 
@@ -85,8 +83,7 @@ fn eager_rules(setup: &Setup, knobs: &Knobs<'_>) -> Result<Rules, BuildError> {
 }
 
 fn rules(setup: &Setup, knobs: &Knobs<'_>, start: PerModel<StartBy>) -> Result<Rules, BuildError> {
-    let gathers =
-        [("prefix", Gather::Prefix), ("window", Gather::Window), ("spare", Gather::Spare), ("fifo", Gather::Fifo)];
+    let gathers = [("prefix", Gather::Prefix), ("window", Gather::Window), ("fifo", Gather::Fifo)];
     Ok(Rules {
         start,
         options: BatchOptions::read(setup, knobs, DropRule::Hopeless)?,

@@ -2,19 +2,17 @@
 //! one on its way, and which are dropped.
 
 use super::arbiter::{OfferOutlook, OfferedTask, TaskOffer};
+use super::cut::{Others, Waiting};
+use super::scarcity::WHOLE;
 use super::{UnifiedEntry, UnifiedScheduler};
 use crate::parts::cohorts::CohortId;
 use crate::parts::cost;
 use crate::parts::play::Forecast;
 use crate::parts::requests::Requests;
-use crate::shard::cut::{Others, Waiting};
-use crate::shard::scarcity::WHOLE;
-use crate::{Objective, Request, Why};
+use crate::{Request, Why};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_model::DropRule;
 
-/// Saving of device time below which waiting does not pay, in thousandths.
-const SAVING_MIN: u64 = 20;
 /// Largest cost of a row, relative to one of the target batch, at which requests that were passed
 /// over run on the last idle device, and on a cluster of idle ones.
 const OVERDUE_COST: (u64, u64) = (4, 24);
@@ -113,7 +111,7 @@ impl UnifiedScheduler {
             return;
         }
         let Some((first, rows)) = self.candidate(now, id, device) else { return };
-        let waits_until = self.waits_until(now, device, id, (first, rows), idle);
+        let waits_until = self.waits_until(now, device, id, (first, rows));
         if waits_until > now {
             self.wakeup = self.wakeup.min(waits_until);
             return;
@@ -206,7 +204,7 @@ impl UnifiedScheduler {
 
     /// Returns the time until which a batch waits for further requests, since it would save device
     /// time that is worth more than the wait.
-    fn waits_until(&self, now: Time, device: DeviceId, id: ModelId, (first, rows): (u32, usize), idle: usize) -> Time {
+    fn waits_until(&self, now: Time, device: DeviceId, id: ModelId, (first, rows): (u32, usize)) -> Time {
         let served = self.models.get(id);
         let load = &served.load;
         let price = self.price(now);
@@ -214,24 +212,17 @@ impl UnifiedScheduler {
         // With one more row the batch would have to start by then.
         let promised = |rows: usize| self.devices[device].takes(load.promised(rows));
         let frontrun = deadline - promised((rows + 1).min(served.max_batch));
-        let spaced = self.spaced_from(served, now, price > 0).min(frontrun).max(now);
-        let Some(rate) = load.rate.rate(now).filter(|_| price > 0) else { return spaced };
-        // The more devices are idle, the less a saving counts: in relation to their number, and to
-        // the root of it, by which the demand varies.
-        let devices = self.present().max(1) as u64;
-        let others_idle = idle as u64 - 1;
-        let latency = self.objective == Objective::Latency;
-        let others_idle = if latency { others_idle } else { 0 };
-        let by_idle = (1_000 * others_idle / devices).min(6_000 * others_idle / devices.isqrt().max(1) / devices);
-        let tolerance = i128::from(1_000 + SAVING_MIN + by_idle);
+        let spaced = self.spaced_from(served, price > 0).min(frontrun).max(now);
+        // Without arrivals beyond the rows at hand, future ones are unknown.
+        let known = load.rate.rate(now).filter(|rate| price > 0 && rate.rows > rows as u64);
+        let Some(rate) = known else { return spaced };
         let cost = |rows: usize| i128::from(load.mean(rows).0);
         for more in rows + 1..=self.bounded(served) {
             let until = deadline - promised(more) - rate.gather_time(more - rows);
             if until <= now {
                 break;
             }
-            let saves = i128::from(price) * cost(rows) * 1_000 * more as i128
-                > tolerance * cost(more) * rows as i128 * i128::from(WHOLE);
+            let saves = i128::from(price) * cost(rows) * more as i128 > cost(more) * rows as i128 * i128::from(WHOLE);
             if saves {
                 return until.max(spaced);
             }
@@ -243,18 +234,15 @@ impl UnifiedScheduler {
     /// free one after the other. The more random the arrivals, the less spacing gains; while device
     /// time is `short`, batches are spaced in any case, since a batch that is large by chance
     /// passes over its oldest requests.
-    fn spaced_from(&self, served: &UnifiedEntry, now: Time, short: bool) -> Time {
+    fn spaced_from(&self, served: &UnifiedEntry, short: bool) -> Time {
         let load = &served.load;
         let devices = self.present() as i64;
         let size = if short { load.min_stable_batch } else { load.fastest_batch.min(load.min_stable_batch) };
         if devices <= 1 || size <= 1 {
-            return now;
+            return Time::ORIGIN;
         }
-        let spaced = served.started + Nanos(load.mean(size).0 / devices);
-        match short {
-            true => spaced,
-            false => now + (spaced - now).max(Nanos::ZERO).scale(1_000 - load.dispersion, 1_000),
-        }
+        let spacing = Nanos(load.mean(size).0 / devices);
+        served.started + if short { spacing } else { spacing.scale(1_000 - load.dispersion, 1_000) }
     }
 
     /// Returns the most rows of a batch that others can wait for: as many as end before a request
@@ -407,7 +395,7 @@ impl UnifiedScheduler {
     fn late_offer(&self, now: Time, device: DeviceId, id: ModelId) -> Option<TaskOffer> {
         let served = self.models.get(id);
         let first = served.queue.overdue().filter(|_| served.drop == DropRule::Never)?;
-        let rows = self.overdue_rows(served, first, within_slo(served));
+        let rows = self.overdue_rows(served, first, late_batch(served));
         let offer = self.batch_offer(now, device, id, (first, rows), OfferedTask::Overdue);
         Some(TaskOffer { outlook: OfferOutlook { savable: 0, ..offer.outlook }, ..offer })
     }
@@ -470,7 +458,7 @@ impl UnifiedScheduler {
         let room = match (served.groups.is_some(), fits >= wide) {
             (true, _) => wide,
             (false, true) => fits.min(served.max_batch).max(wide),
-            (false, false) => within_slo(served).max(wide),
+            (false, false) => late_batch(served).max(wide),
         };
         let cohort = cohorts.open(id, ());
         let member = |request: &Request| cohorts.push(cohort, request);
@@ -500,9 +488,9 @@ fn alone(served: &UnifiedEntry, rows: u32, length: u32) -> Nanos {
     }
 }
 
-/// Returns the largest batch that is answered within the SLO.
-fn within_slo(served: &UnifiedEntry) -> usize {
-    served.load.largest_within(served.model.slo).clamp(1, served.max_batch)
+/// Returns the largest batch of requests that are late anyway: others wait for half of the SLO.
+fn late_batch(served: &UnifiedEntry) -> usize {
+    served.load.largest_within(Nanos(served.model.slo.0 / 2)).clamp(1, served.max_batch)
 }
 
 /// Returns the requests of a queue from `first` on, of `rows` rows together.

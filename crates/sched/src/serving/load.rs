@@ -2,12 +2,12 @@
 
 use super::by_length::{CostsByLength, PaddedCost};
 use super::occupancy::OccupancyEstimate;
+use super::scarcity::{Scarcity, Share};
 use super::{UnifiedEntry, UnifiedModel};
 use crate::parts::cost::{self, largest};
 use crate::parts::models::Models;
 use crate::parts::rate::RateMeter;
 use crate::parts::reach::Reach;
-use crate::shard::scarcity::{Scarcity, Share};
 use ripieno_base::{BlockId, ModelId, Nanos, Time};
 use ripieno_model::{Block, Model};
 
@@ -440,7 +440,7 @@ impl LoadEstimate {
         }
     }
 
-    /// Returns the price of device time, in parts of [`WHOLE`](crate::shard::scarcity::WHOLE).
+    /// Returns the price of device time, in parts of [`WHOLE`](super::scarcity::WHOLE).
     pub(super) fn price(&self, now: Time) -> u64 {
         self.scarcity.price(now, self.mean_batch)
     }

@@ -17,11 +17,13 @@ mod arbiter;
 mod batches;
 mod by_length;
 mod cells;
+mod cut;
 mod forecast;
 mod in_flight;
 mod load;
 mod occupancy;
 mod padded;
+mod scarcity;
 
 use crate::Objective;
 use crate::knobs::{BuildError, Knob, Knobs};
@@ -35,7 +37,6 @@ use crate::parts::requests::{RequestState, Requests};
 use crate::parts::tasks::Tasks;
 use crate::policies::{DROP, MAX_BATCH};
 use crate::policy::{Chains, Form, Needs, Policy, ServedSetting};
-use crate::shard::scarcity::WHOLE;
 use crate::{Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
 use arbiter::{ONE, OfferedTask, TaskOffer};
 use in_flight::{TaskInFlight, TaskPlaces, UnifiedDevice, with_id};
@@ -43,6 +44,7 @@ use load::{LoadEstimate, ModelEstimate};
 use padded::LengthGroups;
 use ripieno_base::{DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Graph, Model, Walk};
+use scarcity::WHOLE;
 
 pub(crate) const POLICY: Policy = Policy {
     name: "unified",

@@ -131,9 +131,8 @@ impl ToMatchmaker {
 impl Grant {
     /// Returns the grant as a frame. Its number contains the epoch of its matchmaker.
     pub fn to_frame(&self) -> Frame {
-        let Grant { model, token: DeviceToken { device, number }, percent, idle, class } = self;
-        let words =
-            [u64::from(model.0), u64::from(device.0), number.0, u64::from(*percent), *idle as u64, class.to_word()];
+        let Grant { model, token: DeviceToken { device, number }, percent, class } = self;
+        let words = [u64::from(model.0), u64::from(device.0), number.0, u64::from(*percent), class.to_word(), 0];
         frame(FrameKind::Grant, number.epoch(), words)
     }
 
@@ -141,10 +140,10 @@ impl Grant {
     /// uses each number once.
     pub fn from_frame(frame: &Frame) -> Result<Grant, FrameError> {
         let (FrameKind::Grant, _) = header(frame)? else { return Err(FrameError(frame[0])) };
-        let [_, model, device, number, percent, idle, class, _] = *frame;
+        let [_, model, device, number, percent, class, ..] = *frame;
         let token = DeviceToken { device: DeviceId(device as u16), number: GrantNumber(number) };
         let class = GrantClass::from_word(class);
-        Ok(Grant { model: ModelId(model as u16), token, percent: percent as u32, idle: idle as usize, class })
+        Ok(Grant { model: ModelId(model as u16), token, percent: percent as u32, class })
     }
 }
 
@@ -204,7 +203,7 @@ mod tests {
             [GrantClass::Punctual, GrantClass::Overdue { until: Time::NEVER }, GrantClass::Overdue { until: Time(-1) }]
         {
             let token = DeviceToken { device: DeviceId(9), number: GrantNumber::before(5).next() };
-            let grant = Grant { model: ModelId(300), token, percent: 250, idle: 3, class };
+            let grant = Grant { model: ModelId(300), token, percent: 250, class };
             assert_eq!(Grant::from_frame(&grant.to_frame()), Ok(grant));
         }
     }

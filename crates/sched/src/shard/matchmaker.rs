@@ -323,7 +323,7 @@ impl Matchmaker {
         (model.in_flight, model.grants, model.candidates) =
             (model.in_flight + 1, model.grants + 1, Candidates::default());
         self.queue_model(now, id);
-        Grant { model: id, token, percent, idle: self.free.len(), class }
+        Grant { model: id, token, percent, class }
     }
 
     /// Returns the time of the next grant if no message comes before: the next exec if a device is

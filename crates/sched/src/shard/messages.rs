@@ -178,8 +178,6 @@ pub struct Grant {
     pub(crate) token: DeviceToken,
     /// The device's latency relative to the profile, in percent.
     pub(crate) percent: u32,
-    /// Number of other free devices.
-    pub(crate) idle: usize,
     pub(crate) class: GrantClass,
 }
 

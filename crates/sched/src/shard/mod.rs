@@ -12,7 +12,6 @@
 //! "serial", "timeout", "eager" and "deferred" run here under different [`Rule`]s: they differ in
 //! when a candidate may start, which requests it gathers, and which are dropped.
 
-pub(crate) mod cut;
 mod frames;
 mod fused;
 mod linked;
@@ -20,10 +19,8 @@ mod matchmaker;
 mod messages;
 mod model_queue;
 mod model_shard;
-mod preemption;
 mod queues;
 mod rules;
-pub(crate) mod scarcity;
 
 pub use frames::{Frame, FrameError, MatchmakerEpoch};
 pub(crate) use fused::Fused;
@@ -73,28 +70,9 @@ impl NetworkDelay {
 pub(crate) enum StartRule {
     /// Start at frontrun, d − ℓ(b+1): Symphony.
     Frontrun,
-    /// Start once waiting saves less device time than it is worth at this price.
-    Priced(Price),
     /// Start once the batch is full or its first request has waited this long; never after its
     /// latest start.
     After(Nanos),
-}
-
-impl StartRule {
-    /// Returns whether the rule weighs device time.
-    pub(crate) fn is_priced(self) -> bool {
-        matches!(self, StartRule::Priced(_))
-    }
-}
-
-/// The price of device time, as a fraction of what it could serve: at 0 batches start immediately,
-/// at 1 as late as they can.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Price {
-    /// The measured shortage of device time, see [`Scarcity`](scarcity::Scarcity).
-    Measured,
-    /// Always 1, so that idle devices can be released.
-    Full,
 }
 
 /// The selection of requests for a batch.
@@ -104,9 +82,6 @@ pub(crate) enum Gather {
     Prefix,
     /// Like `Prefix`, but passes over heads that would keep the batch below its target size.
     Window,
-    /// Like `Window`, with a smaller target that leaves slack for random arrivals. Requests that
-    /// were passed over run on a device that no candidate needs.
-    Spare,
     /// A prefix of the queue in order of arrival, regardless of deadlines.
     Fifo,
 }

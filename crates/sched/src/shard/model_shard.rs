@@ -3,15 +3,13 @@
 //! matchmaker, in the mail of its outbox.
 //!
 //! A batch keeps its device through all blocks of its walk and loses the members whose walk ends
-//! early; no policy built on this changes a batch once it has started. Under an objective, a batch
-//! of another model that cannot wait may preempt it between two blocks (`preemption.rs`).
+//! early; no policy built on this changes a batch once it has started.
 
 use super::messages::{DeviceToken, GrantNumber};
-use super::preemption::{Border, Preempting};
 use super::{
     Grant, Holding, Loaded, MatchmakerEpoch, Offer, Release, Rules, Sent, ShardQueues, Standing, ToMatchmaker,
 };
-use crate::parts::tasks::{Preempted, Task, Tasks};
+use crate::parts::tasks::{Task, Tasks};
 use crate::{Action, Control, Limits, Outbox, Outcome, Request, Scheduler, TaskDone, Why};
 use ripieno_base::{DeviceId, LaneId, Nanos, RequestSlot, TaskId, Time};
 
@@ -25,14 +23,12 @@ pub struct ModelShard {
     number: u16,
     queues: ShardQueues,
     tasks: Tasks,
-    preempted: Preempted,
     /// The number of the first task of this shard: shards must not share task ids.
     first_task: u32,
     /// Whether batches are sent ahead: devices hold more than one task, and batches take time to
     /// reach them.
     sends_ahead: bool,
-    /// Number of present devices in the cluster, and the latency percentage of each.
-    devices: usize,
+    /// The latency percentage of each present device in the cluster.
     stands: Vec<Option<u32>>,
     /// Per task, the number of its device's grant; none if the task is not open.
     granted: Vec<Option<GrantNumber>>,
@@ -57,10 +53,8 @@ impl ModelShard {
             number: number as u16,
             queues: ShardQueues::new(limits, rules),
             tasks: Tasks::new(limits),
-            preempted: Preempted::new(limits),
             first_task: (number * limits.tasks()) as u32,
             sends_ahead,
-            devices: 0,
             stands: vec![None; limits.devices],
             granted: vec![None; limits.tasks()],
             last: GrantNumber::before(0),
@@ -84,7 +78,7 @@ impl ModelShard {
         self.changes.clear();
         let tasks = self.granted.iter().enumerate().filter_map(|(at, number)| Some((TaskId(at as u32), (*number)?)));
         let running = tasks.map(|(id, number)| {
-            let task = self.preempted.get(id).unwrap_or_else(|| self.tasks.get(id));
+            let task = self.tasks.get(id);
             (task.model, task.device, number)
         });
         let granted = self.grants.iter().map(|grant| (grant.model, grant.device(), grant.token.number));
@@ -103,8 +97,7 @@ impl ModelShard {
 
     /// Sets the latency percentage of a device; none if it is not present.
     fn set_standing(&mut self, device: DeviceId, percent: Option<u32>) {
-        let previous = std::mem::replace(&mut self.stands[device.index()], percent);
-        self.devices = self.devices + usize::from(percent.is_some()) - usize::from(previous.is_some());
+        self.stands[device.index()] = percent;
         self.changes.push(ToMatchmaker::Standing(Standing { shard: self.number, device, percent }));
     }
 
@@ -126,7 +119,7 @@ impl ModelShard {
             self.apply_grant(now, grant, out, send);
         }
         while let Some(model) = self.queues.next_changed() {
-            let candidates = self.queues.candidates(now, model, self.devices, out);
+            let candidates = self.queues.candidates(now, model, out);
             send(ToMatchmaker::Offer(Offer { model, seen: self.seen[model.index()], candidates }));
         }
     }
@@ -145,15 +138,7 @@ impl ModelShard {
             Outcome::DeviceLost | Outcome::Cancelled => tasks.drain(id, |member| queues.requeue(member, out)),
         };
         if continuing > 0 {
-            return self.continue_batch(now, id, out, send);
-        }
-        self.queues.note_end(now, task.model, task.device, outcome == Outcome::Ok && !self.sends_ahead);
-        if self.tasks.resume(id, &mut self.preempted) {
-            return match outcome {
-                Outcome::Ok | Outcome::Failed => self.continue_batch(now, id, out, send),
-                // The device is lost for the preempted batch, too.
-                Outcome::DeviceLost | Outcome::Cancelled => self.complete(now, id, outcome, out, send),
-            };
+            return self.start(now, id, out, send);
         }
         self.tasks.close(id);
         let number = self.granted[id.index()].take().expect("a task runs on what was granted");
@@ -161,33 +146,11 @@ impl ModelShard {
         send(ToMatchmaker::Release(Release { model: task.model, token, unused: None }));
     }
 
-    /// Continues with the next block of a batch, or lets another batch run first.
-    fn continue_batch(&mut self, now: Time, id: TaskId, out: &mut Outbox, send: &mut impl Sender) {
-        if let Some(preempting) = self.preempting(now, id) {
-            self.tasks.preempt(id, preempting.model, &mut self.preempted);
-            self.queues.form_preempting(now, &preempting, id, &mut self.tasks, out);
-        }
-        self.start(now, id, out, send);
-    }
-
-    /// Returns the batch that preempts another one before its next block. A batch does not preempt
-    /// if it takes time to reach the device, if the other one preempts already, or if the device
-    /// must begin nothing more.
-    fn preempting(&mut self, now: Time, id: TaskId) -> Option<Preempting> {
-        let batch = self.tasks.get(id);
-        let percent = self.stands[batch.device.index()].filter(|_| !self.sends_ahead)?;
-        if self.preempted.get(id).is_some() {
-            return None;
-        }
-        let (members, devices) = (self.tasks.all_members(id), self.devices);
-        self.queues.at_border(now, &Border { batch: &batch, members, percent, devices })
-    }
-
     /// Forms a batch for a granted device. A device that has left meanwhile is returned.
     fn apply_grant(&mut self, now: Time, grant: Grant, out: &mut Outbox, send: &mut impl Sender) {
         self.seen[grant.model.index()] += 1;
         let formed = match self.stands[grant.device().index()].is_some() {
-            true => self.queues.form(now, &grant, self.devices, &mut self.tasks, out),
+            true => self.queues.form(now, &grant, &mut self.tasks, out),
             false => {
                 self.queues.mark(grant.model);
                 None
@@ -207,9 +170,6 @@ impl ModelShard {
 
     fn start(&mut self, now: Time, id: TaskId, out: &mut Outbox, send: &mut impl Sender) {
         let task = self.tasks.get(id);
-        if self.queues.model(task.model).blocks.len() > 1 {
-            self.queues.note_start(task.model, task.block, self.tasks.members(id));
-        }
         if self.sends_ahead && self.is_last(&task) {
             let rows = self.queues.requests.rows(self.tasks.members(id));
             let (lead, cost) = self.queues.lead_and_cost(&task, rows);

@@ -10,9 +10,7 @@ use ripieno_sim::{Scenario, simulate};
 
 /// Policies with the models that they serve.
 const WHOLE: &[&str] = &[
-    "deferred",
-    "eager",
-    "timeout",
+    "unified",
     "clockwork",
     "nexus",
     "shepherd",
@@ -25,23 +23,17 @@ const WHOLE: &[&str] = &[
     "graph-merge",
     "lazy-oracle",
 ];
-const CHAINS: &[&str] = &["deferred", "eager", "delay-batch", "dva", "lazy", "cellular"];
+const CHAINS: &[&str] = &["unified", "delay-batch", "dva", "lazy", "cellular"];
 /// Policies that do not pad all requests to the longest.
-const PADDED: &[&str] = &["delay-batch", "dva"];
-const CELLS: &[&str] = &["cellular", "lazy", "graph-merge"];
+const PADDED: &[&str] = &["unified", "delay-batch", "dva"];
+const CELLS: &[&str] = &["unified", "cellular", "lazy", "graph-merge"];
 
 fn run(models: &str, policy: &str, rate: f64, more: &str) -> Summary {
     let requests = (rate * 16.0).clamp(2_000.0, 50_000.0) as u64;
-    // The options with which a server runs these.
-    let objective = match policy {
-        "deferred" => "[policy_options]\nobjective = \"latency\"\n",
-        "eager" | "timeout" => "[policy_options]\ngather = \"spare\"\n",
-        _ => "",
-    };
     let head = format!(
         "rate = {rate}\nrequests = {requests}\npolicy = \"{policy}\"\nadmission = true\nwarmup_fraction = 0.4\n"
     );
-    simulate(&Scenario::parse(&format!("{head}{objective}{more}{models}"), "s.toml").unwrap(), None).unwrap()
+    simulate(&Scenario::parse(&format!("{head}{more}{models}"), "s.toml").unwrap(), None).unwrap()
 }
 
 /// Useful answers per second.

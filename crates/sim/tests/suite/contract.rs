@@ -261,7 +261,7 @@ contract! {
     deferred_sharded: "deferred" "shards=2";
     deferred_linked: "deferred" "shards=3 link_us=150 drop=expired";
     timeout_linked: "timeout" "shards=2 link_us=40 timeout_ms=2";
-    deferred_latency: "deferred" "objective=latency device=earliest-free";
+    deferred_spread: "deferred" "device=earliest-free";
     clockwork: "clockwork" "";
     clockwork_eager: "clockwork" "lookahead_ms=0 gather=window drop=expired";
     clockwork_far: "clockwork" "lookahead_ms=20 buffer_ms=0.5 drop=never device=earliest-free";

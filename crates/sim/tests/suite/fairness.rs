@@ -12,9 +12,8 @@ use ripieno_workload::{ArrivalProcess as Process, Arrivals, stream, unit};
 /// All policies that serve and differ for whole models, except "clockwork" and "shepherd", whose
 /// own order of models admission control cannot correct, and "serial", which does not batch.
 const POLICIES: &[(&str, Objective)] = &[
-    ("deferred", Objective::Latency),
-    ("deferred", Objective::Efficiency),
-    ("eager", Objective::Latency),
+    ("unified", Objective::Latency),
+    ("unified", Objective::Efficiency),
     ("nexus", Objective::Latency),
     ("lazy", Objective::Latency),
     ("dva", Objective::Latency),

@@ -14,9 +14,8 @@ const PROMPT: &[(&str, &str)] = &[
     ("serial", ""),
     ("eager", ""),
     ("eager", "gather=window drop=expired"),
-    ("eager", "gather=spare"),
-    ("deferred", "objective=latency"),
-    ("deferred", "objective=latency shards=2"),
+    ("eager", "shards=2"),
+    ("unified", ""),
     ("clockwork", ""),
     ("shepherd", ""),
     ("cellular", ""),
@@ -98,7 +97,7 @@ fn after_a_burst_on_its_own_model_a_lone_request_starts_at_once() {
 #[test]
 fn efficiency_does_not_make_lone_requests_wait() {
     let arrivals: Vec<_> = (1..10).map(|index| arrival(index * 11_000, 0)).collect();
-    for (arrived, started, _) in run("deferred", "objective=efficiency", &setup(1), &arrivals, NONE) {
+    for (arrived, started, _) in run("unified", "objective=efficiency", &setup(1), &arrivals, NONE) {
         assert_eq!(arrived, started);
     }
 }
@@ -107,15 +106,15 @@ fn efficiency_does_not_make_lone_requests_wait() {
 /// very first request.
 #[test]
 fn a_first_request_is_in_time_on_a_device_that_is_slower_than_profiled() {
-    for objective in ["published", "efficiency", "latency"] {
+    for (policy, text) in [("deferred", ""), ("unified", "objective=efficiency"), ("unified", "")] {
         for seed in 0..30 {
             let mut setup = setup(1);
             setup.models[0].slo = Nanos::from_millis(100);
             let lone = Arrival { deadline: at(101), ..arrival(1, 0) };
             let jitter = Jitter { mean_us: 300.0, mean_percent: 5.0 };
-            let quiet = run("deferred", &format!("objective={objective}"), &setup, &[lone], (jitter, seed));
+            let quiet = run(policy, text, &setup, &[lone], (jitter, seed));
             let (arrived, _, ended) = quiet[0];
-            assert!(ended - arrived <= 100.0, "{objective}: {quiet:?}");
+            assert!(ended - arrived <= 100.0, "{policy} {text}: {quiet:?}");
         }
     }
 }

@@ -64,28 +64,13 @@ fn stays_at_its_peak(policy: &str, objective: Objective) {
 }
 
 #[test]
-fn deferred_for_latency() {
-    stays_at_its_peak("deferred", Objective::Latency);
-}
-
-#[test]
-fn deferred_for_efficiency() {
-    stays_at_its_peak("deferred", Objective::Efficiency);
-}
-
-#[test]
-fn eager() {
-    stays_at_its_peak("eager", Objective::Latency);
-}
-
-#[test]
-fn unified() {
+fn unified_for_latency() {
     stays_at_its_peak("unified", Objective::Latency);
 }
 
 #[test]
-fn timeout() {
-    stays_at_its_peak("timeout", Objective::Latency);
+fn unified_for_efficiency() {
+    stays_at_its_peak("unified", Objective::Efficiency);
 }
 
 /// Devices that take longer than their profile by chance, as shared processors do: at worst half as
@@ -170,8 +155,6 @@ fn cases_that_were_found_by_chance() {
         ("cells-step", "cellular", None, 0, 370.0),
         ("cells-step", "late", None, 0, 370.0),
         ("cells-step", "lazy", None, 0, 350.0),
-        ("light-beside-chain", "deferred", None, 0, 74.3),
-        ("light-beside-chain", "deferred", None, 1, 135.0),
         ("light-beside-long", "dva", None, 0, 490.0),
         ("light-cells-beside-whole", "cellular", None, 1, 1.95),
         ("light-cells-beside-whole", "cellular", None, 0, 140.0),

@@ -10,10 +10,10 @@ use ripieno_workload::{SeededRng, stream, unit};
 
 /// Policies as `serve` runs them.
 const WHOLE: &[(&str, &str)] = &[
-    ("deferred", "objective=latency"),
-    ("deferred", "objective=efficiency"),
-    ("eager", "gather=spare"),
-    ("timeout", "gather=spare"),
+    ("unified", "objective=latency"),
+    ("unified", "objective=efficiency"),
+    ("eager", ""),
+    ("timeout", ""),
     ("clockwork", ""),
     ("nexus", ""),
     ("shepherd", ""),
@@ -25,8 +25,8 @@ const WHOLE: &[(&str, &str)] = &[
     ("serial", ""),
 ];
 const CHAINS: &[(&str, &str)] =
-    &[("deferred", "objective=latency"), ("delay-batch", ""), ("dva", "buffers=1"), ("lazy", ""), ("cellular", "")];
-const CELLS: &[(&str, &str)] = &[("cellular", ""), ("lazy", "")];
+    &[("unified", ""), ("deferred", ""), ("delay-batch", ""), ("dva", "buffers=1"), ("lazy", ""), ("cellular", "")];
+const CELLS: &[(&str, &str)] = &[("unified", ""), ("cellular", ""), ("lazy", "")];
 
 const MS: fn(i64) -> Nanos = Nanos::from_millis;
 const SLO: Nanos = Nanos::from_millis(100);

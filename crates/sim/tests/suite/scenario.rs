@@ -255,13 +255,13 @@ fn policies_and_options_are_named() {
     check(
         "policy_options = { gathering = 1 }",
         expect![[
-            r#"s.toml: policy_options.gathering: policy "deferred" has no option "gathering"; it has: gather, objective, max_batch, drop, device, control_us, data_us_per_row, shards, link_us (or KNOB.MODEL)"#
+            r#"s.toml: policy_options.gathering: policy "deferred" has no option "gathering"; it has: gather, max_batch, drop, device, control_us, data_us_per_row, shards, link_us (or KNOB.MODEL)"#
         ]],
     );
     check(
         "policy_options = { gather = \"all\" }",
         expect![[
-            r#"s.toml: policy_options.gather: option "gather" of policy "deferred" is "all"; it must be one of "prefix", "window", "spare""#
+            r#"s.toml: policy_options.gather: option "gather" of policy "deferred" is "all"; it must be one of "prefix", "window""#
         ]],
     );
     check(

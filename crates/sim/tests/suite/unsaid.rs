@@ -9,23 +9,20 @@ use ripieno_sim::{Arrival, End, Observer, Scenario, World, simulate};
 
 /// Returns the losses of the heavy and the light model, where the heavy one is offered three times
 /// the capacity.
-fn lost(policy: &str, options: &str) -> (f64, f64) {
+fn lost(policy: &str) -> (f64, f64) {
     let models = "[[model]]\nname = \"heavy\"\nshare = 540.0\nalpha_ms = 5.0\nbeta_ms = 5.0\nslo_ms = 500.0\nmax_batch = 32\n\
                   drop = \"never\"\n\
                   [[model]]\nname = \"light\"\nshare = 20.0\nalpha_ms = 0.5\nbeta_ms = 2.0\nslo_ms = 400.0\nmax_batch = 8\n";
     let head =
         format!("rate = 560.0\nrequests = 8000\nwarmup_fraction = 0.2\nadmission = true\npolicy = \"{policy}\"\n");
-    let summary = simulate(&Scenario::parse(&format!("{head}{options}{models}"), "s.toml").unwrap(), None).unwrap();
+    let summary = simulate(&Scenario::parse(&format!("{head}{models}"), "s.toml").unwrap(), None).unwrap();
     (summary.models[0].figures.bad_rate, summary.models[1].figures.bad_rate)
 }
 
 #[test]
 fn lateness_that_is_nobodys_concern_takes_no_share_from_others() {
-    let objective = "[policy_options]\nobjective = \"latency\"\n";
-    for (policy, options) in
-        [("deferred", objective), ("cellular", ""), ("dva", ""), ("lazy", ""), ("delay-batch", ""), ("unified", "")]
-    {
-        let (heavy, light) = lost(policy, options);
+    for policy in ["unified", "cellular", "dva", "lazy", "delay-batch"] {
+        let (heavy, light) = lost(policy);
         println!("unsaid   {policy:12} heavy loses {heavy:.3}, light {light:.3}");
         assert!(heavy > 0.5, "{policy}: what cannot be done is refused: {heavy:.3}");
         assert!(light < 0.15, "{policy}: {light:.3}");
@@ -69,9 +66,7 @@ impl Observer for Refusals {
 
 #[test]
 fn a_burst_is_not_refused_for_a_neighbour_that_hardly_needs_the_device() {
-    for (policy, text) in
-        [("dva", "buffers=1"), ("lazy", ""), ("cellular", ""), ("deferred", "objective=latency"), ("unified", "")]
-    {
+    for (policy, text) in [("dva", "buffers=1"), ("lazy", ""), ("cellular", ""), ("deferred", ""), ("unified", "")] {
         assert_eq!(refused(policy, text), [0, 0], "{policy}");
     }
 }
@@ -121,8 +116,9 @@ impl Observer for Answers {
 #[test]
 fn without_an_slo_answers_come_in_the_order_of_arrival_and_a_light_neighbour_waits_for_one_batch() {
     for (policy, text) in [
-        ("deferred", "objective=latency"),
-        ("deferred", "objective=efficiency"),
+        ("unified", "objective=latency"),
+        ("unified", "objective=efficiency"),
+        ("deferred", ""),
         ("eager", ""),
         ("timeout", ""),
         ("dva", "buffers=1"),

@@ -20,11 +20,11 @@ use ripieno_base::{Nanos, Time};
 const SHORT: u64 = 64;
 
 /// The value 1 of prices and shares.
-pub(crate) const WHOLE: u64 = 1 << 16;
+pub(super) const WHOLE: u64 = 1 << 16;
 
 /// The measured price of device time.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Scarcity {
+pub(super) struct Scarcity {
     passed: Share,
     /// Time of the last start or end of a batch.
     last_activity: Time,
@@ -32,39 +32,21 @@ pub(crate) struct Scarcity {
 
 /// Share of rows with some property, as a moving average over the last [`Share::MEMORY`].
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Share(u64);
-
-/// Terms that weigh a candidate.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct PriceTerms {
-    /// Price of device time, in parts of [`WHOLE`].
-    pub(crate) price: u64,
-    /// Longest time for which other models may keep a device busy when this one needs it: the model
-    /// asks this much earlier.
-    pub(crate) blocking: Nanos,
-    /// Head start before other models, as if its requests were due this much earlier.
-    pub(crate) head_start: Nanos,
-    /// Wait behind the backlog of all other models.
-    pub(crate) backlog_wait: Nanos,
-    /// Time between the starts of the model's batches if requests arrived evenly.
-    pub(crate) spacing: Nanos,
-    /// Times at which the next device is free, and the one after it.
-    pub(crate) free: [Time; 2],
-}
+pub(super) struct Share(u64);
 
 impl Scarcity {
     /// Records rows that started or were dropped, or that were passed over.
-    pub(crate) fn observe(&mut self, rows: usize, passed: bool) {
+    pub(super) fn observe(&mut self, rows: usize, passed: bool) {
         self.passed.observe(rows, passed);
     }
 
     /// Records the start or end of a batch; `batch` is its typical duration.
-    pub(crate) fn note_activity(&mut self, now: Time, batch: Nanos) {
+    pub(super) fn note_activity(&mut self, now: Time, batch: Nanos) {
         (self.passed, self.last_activity) = (Share(self.fade(now, batch, self.passed.0)), now);
     }
 
     /// Returns the price by which batches are started.
-    pub(crate) fn price(self, now: Time, batch: Nanos) -> u64 {
+    pub(super) fn price(self, now: Time, batch: Nanos) -> u64 {
         (self.fade(now, batch, self.passed.0) * SHORT).min(WHOLE)
     }
 
@@ -78,13 +60,13 @@ impl Share {
     const MEMORY: u64 = 256;
 
     /// Records `rows` rows with or without the property.
-    pub(crate) fn observe(&mut self, rows: usize, happened: bool) {
+    pub(super) fn observe(&mut self, rows: usize, happened: bool) {
         let weight = (rows as u64).min(Share::MEMORY);
         let level = if happened { WHOLE } else { 0 };
         self.0 = (self.0 * (Share::MEMORY - weight) + level * weight) / Share::MEMORY;
     }
 
-    pub(crate) fn permille(self) -> u64 {
+    pub(super) fn permille(self) -> u64 {
         self.0 * 1_000 / WHOLE
     }
 }

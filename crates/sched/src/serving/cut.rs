@@ -13,36 +13,36 @@ use ripieno_base::Nanos;
 
 /// The rows to divide.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Waiting {
+pub(super) struct Waiting {
     /// Rows that may run together now, and all waiting rows.
-    pub(crate) rows: usize,
-    pub(crate) queue: u64,
+    pub(super) rows: usize,
+    pub(super) queue: u64,
     /// Arrival rate.
-    pub(crate) rate: Rate,
+    pub(super) rate: Rate,
     /// Upper bound on the wait of a row.
-    pub(crate) slo: Nanos,
+    pub(super) slo: Nanos,
     /// Smallest batch size that keeps utilisation within the planned 90 %.
-    pub(crate) least: usize,
+    pub(super) least: usize,
 }
 
 /// Use of the devices by other models.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Others {
+pub(super) struct Others {
     /// Thousandths of a device that they do not keep busy.
-    pub(crate) spare: u64,
+    pub(super) spare: u64,
     /// Their waiting rows, the device time that these take, and the rows that arrive per second.
-    pub(crate) rows: u64,
-    pub(crate) work: Nanos,
-    pub(crate) rate: u64,
+    pub(super) rows: u64,
+    pub(super) work: Nanos,
+    pub(super) rate: u64,
     /// Number of idle devices besides the one that the batch is for.
-    pub(crate) idle: usize,
+    pub(super) idle: usize,
     /// Longest duration of a batch that does not make theirs late.
-    pub(crate) max_wait: Nanos,
+    pub(super) max_wait: Nanos,
 }
 
 impl Waiting {
     /// Returns the number of rows of the first batch; `cost` is the mean duration of one.
-    pub(crate) fn cut(&self, others: &Others, cost: impl Fn(usize) -> Nanos) -> usize {
+    pub(super) fn cut(&self, others: &Others, cost: impl Fn(usize) -> Nanos) -> usize {
         let wait = |batch: usize| self.wait(others, batch, cost(batch));
         // If a single row takes longer than others can wait, small batches do not help them.
         let waitable = |rows: usize| cost(rows) <= others.max_wait;
