@@ -126,7 +126,7 @@ pub(crate) fn list(args: &ModelsArgs) -> anyhow::Result<()> {
     check_all(&args.repository, &models)
 }
 
-/// Loads the models into an engine with the policy that `serve` would choose, and ends the engine.
+/// Loads the models into an engine with the default policy of `serve`, and ends the engine.
 fn load(args: &ModelsArgs) -> anyhow::Result<Vec<ModelReport>> {
     let (policy, options) = PolicyArgs::default().served(Objective::default())?;
     let service = Service {

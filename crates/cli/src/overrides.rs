@@ -14,7 +14,7 @@ pub(crate) struct Overrides {
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
 
-    /// Serve the models as `ripieno serve` would: its choice of the policy (or --policy) and its
+    /// Serve the models as `ripieno serve` would: its default policy (or --policy) with its
     /// options, its largest batches, its margins before deadlines, and its admission control.
     #[arg(long)]
     pub(crate) as_served: bool,

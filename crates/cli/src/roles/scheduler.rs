@@ -31,8 +31,8 @@ const HELP: &str = "Example:\n  ripieno scheduler --listen 127.0.0.1:8010\n  rip
 /// Decide for a cluster which requests run together, where and when.
 ///
 /// Frontends send it requests as numbers, never tensors; backends are its devices. It starts
-/// without models: the first backend determines them, and the policy that suits them is chosen
-/// then, unless --policy names one. After a restart all backends and frontends follow it again.
+/// without models: the first backend determines them. After a restart all backends and frontends
+/// follow it again.
 ///
 /// Several schedulers with one --epoch are a primary and its spares: when it fails or hangs, a
 /// spare takes over within milliseconds, and running batches go on.

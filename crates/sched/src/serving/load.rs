@@ -60,7 +60,7 @@ pub(super) struct ModelEstimate {
     pub(super) min_stable_batch: usize,
     /// Batch size with the shortest mean response time; `usize::MAX` if it is not below the target.
     pub(super) fastest_batch: usize,
-    /// Thousandths of a device that the rate keeps need in batches of the target size.
+    /// Thousandths of a device that the rate keeps busy in batches of the target size.
     pub(super) target_load: u64,
     /// The same in batches like the recent ones.
     pub(super) recent_load: u64,
@@ -68,8 +68,8 @@ pub(super) struct ModelEstimate {
     recent: (u64, Nanos),
     /// Mean device time of a row of the recent requests in full batches; of cells, by profile.
     pub(super) work: Nanos,
-    /// Device time of its tasks since the last refresh, and thousandths of a device that they used:
-    /// a moving mean.
+    /// Device time that its tasks since the last refresh would have needed in batches of the target
+    /// size, and that in thousandths of a device: a moving mean.
     spent: Nanos,
     pub(super) need: u64,
     /// Time for which other models are expected to keep a device busy when this one needs it.
@@ -198,7 +198,7 @@ impl ModelEstimate {
         (self.last_start, self.lost_since) = (now, false);
     }
 
-    /// Records that a task of the model used a device for `time`.
+    /// Records work that the best batches would have done in `time`.
     pub(super) fn on_work(&mut self, time: Nanos) {
         self.spent += time;
     }
@@ -276,7 +276,7 @@ impl ModelEstimate {
         }
     }
 
-    /// Updates the use of devices.
+    /// Updates the need of device time.
     fn refresh_need(&mut self, elapsed: Nanos) {
         let used = std::mem::take(&mut self.spent).scale(1_000, elapsed.0.max(1).cast_unsigned());
         self.need = moving_mean(self.need, used.0.max(0).cast_unsigned(), elapsed);
@@ -505,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn the_use_of_devices_is_a_moving_mean() {
+    fn the_need_of_devices_is_a_moving_mean() {
         let (_, mut load) = estimate(100);
         for _ in 0..64 {
             load.on_work(Nanos(REFRESH.0 / 4));
