@@ -109,7 +109,7 @@ fn until_back(engine: &Engine, model: ModelId) -> u64 {
 }
 
 fn start(executor: &Arc<dyn Executor>) -> Engine {
-    let policy = find("deferred").unwrap();
+    let policy = find("unified").unwrap();
     let setup = Setup { models: Vec::new(), devices: 1, limits: LIMITS };
     let options = served_options(policy, Options::new(), Objective::Latency);
     let scheduler = build_served(policy.name, &setup, &options).unwrap();
