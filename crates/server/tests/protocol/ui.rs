@@ -9,6 +9,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use ripieno_server::ServerConfig;
 use serde_json::json;
+use std::time::Duration;
 
 async fn page(server: &Running, path: &str) -> Reply {
     let url = format!("http://{}{path}", server.addresses.metrics.unwrap());
@@ -90,11 +91,12 @@ async fn an_open_view_is_sent_anew_and_too_many_are_refused() {
     drop(streams);
     // Their places are free once the server has seen them go.
     let mut status = StatusCode::TOO_MANY_REQUESTS;
-    for _ in 0..10_000 {
+    for _ in 0..1_000 {
         status = open().await.unwrap().status();
         if status == StatusCode::OK {
             break;
         }
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert_eq!(status, StatusCode::OK);
 }
