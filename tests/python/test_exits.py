@@ -62,7 +62,7 @@ def test_easy_images_leave_early_and_the_others_stay_as_they_are(tmp_path):
     assert 0 < (left < 2).sum() < len(x), "some leave, and some stay"
     toml = (repositories.DEMO / NAME / "model.toml").read_text().replace("slo_ms = 50", "slo_ms = 20000")
     repositories.copy_demo(tmp_path, NAME, toml)
-    for policy in ("dva", "deferred"):
+    for policy in ("dva", "unified"):
         with Server(tmp_path, "--policy", policy) as server:
             np.testing.assert_allclose(ask(server, NAME, x), logits, rtol=0, atol=TOLERANCE)
             early = counted(server.scrape(), "ripieno_early_exits_total", model=NAME)
