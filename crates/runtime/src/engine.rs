@@ -24,7 +24,7 @@ use parking_lot::{Mutex, RwLock};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::{Executor, LoadError, Payload, RemoteRows, RequestEntry};
 use ripieno_model::Profile;
-use ripieno_sched::{Limits, Policy, RequestClass, ServedPolicy, Setup, fit_batches};
+use ripieno_sched::{Limits, Policy, RequestClass, ServedPolicy, Setup};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
@@ -188,11 +188,8 @@ impl Engine {
     /// The caller sets the drop rule, `model.drop`. A model with `answer_late` needs
     /// `DropRule::Never`; otherwise the scheduler drops requests whose client would accept a late
     /// answer.
-    pub fn load(&self, mut served: ServedModel) -> Result<ModelId, ModelRefused> {
+    pub fn load(&self, served: ServedModel) -> Result<ModelId, ModelRefused> {
         suitable::check(&served, self.0.policy, &self.0.limits).map_err(ModelRefused::Unsuitable)?;
-        if let Some(policy) = self.0.policy {
-            fit_batches(&mut served.model, policy);
-        }
         let inner = &self.0;
         if inner.threads.lock().is_none() {
             return Err(ModelRefused::Stopped);

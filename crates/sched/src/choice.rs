@@ -3,8 +3,6 @@
 
 use crate::policy::ServedSetting;
 use crate::{OptionValue, Options, Policy};
-use ripieno_base::Nanos;
-use ripieno_model::Model;
 
 /// The policy of a server whose user names none.
 pub const DEFAULT_POLICY: &str = "unified";
@@ -42,22 +40,11 @@ pub fn served_options(policy: &Policy, mut options: Options, objective: Objectiv
     options
 }
 
-/// Limits the batch size of a whole model that runs beside cells, so that two batches fit into its
-/// SLO: the one that runs when a request arrives and the request's own. Policies of cells form
-/// batches up to the largest size regardless of deadlines.
-pub fn fit_batches(model: &mut Model, policy: &'static Policy) {
-    // No option changes this requirement, so none is given.
-    if policy.needs(&Options::new()).fitted && !model.walk.is_unfolded() {
-        let fitting = model.profile().largest_within(Nanos(model.slo.0 / 2));
-        model.max_batch = model.max_batch.min(fitting.max(1));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::find;
-    use ripieno_model::{Profile, Walk};
+    use ripieno_model::Walk;
 
     #[test]
     fn the_default_policy_serves_every_walk_with_the_servers_objective() {
@@ -100,27 +87,10 @@ mod tests {
             assert!(options.keys().all(|name| policy.has(name)), "{}", policy.name);
             let needs = policy.needs(&options);
             assert_eq!(needs.nodes, policy.walks.iter().any(|walk| walk.brings_graph()), "{}", policy.name);
-            assert!(!needs.fitted || policy.walks.iter().any(|walk| walk.is_unfolded()), "{}", policy.name);
             let limits = crate::Limits { lanes: needs.lanes, depth: needs.depth, ..limits };
             assert!(crate::build(policy.name, &crate::Setup { limits, ..setup.clone() }, &options).is_ok());
             let halves = crate::build_halves(policy.name, &setup, &options, 2);
             assert_eq!(halves.is_ok(), policy.is_sharded(), "{}", policy.name);
         }
-    }
-
-    #[test]
-    fn two_batches_of_a_whole_model_fit_into_its_slo_beside_cells() {
-        // ℓ(b) = b + 1 ms, within 100 ms.
-        let fitted = |max_batch, slo, policy| {
-            let mut model = Model::whole("m", Profile::linear(1.0, 1.0, max_batch).unwrap(), slo);
-            fit_batches(&mut model, find(policy).unwrap());
-            model.max_batch
-        };
-        let slo = Nanos::from_millis(100);
-        assert_eq!(
-            (fitted(64, slo, "cellular"), fitted(8, slo, "cellular"), fitted(8, Nanos(1), "cellular")),
-            (49, 8, 1)
-        );
-        assert_eq!((fitted(64, slo, "deferred"), fitted(64, slo, "lazy")), (64, 64));
     }
 }

@@ -63,7 +63,7 @@ mod shard;
 
 pub use action::{Action, Outbox, Why};
 pub use catalogue::{CATALOGUE, ServedPolicy, build, build_halves, build_served, build_shards, find};
-pub use choice::{DEFAULT_POLICY, Objective, fit_batches, served_options};
+pub use choice::{DEFAULT_POLICY, Objective, served_options};
 pub use cost_scale::CostScale;
 pub use event::Event;
 pub use knobs::{BuildError, Knob, OptionValue, Options};

@@ -54,12 +54,6 @@ pub struct Needs {
     pub keeps_deadlines: bool,
     /// Whether the policy learns how long tasks occupy devices, so that deadlines need no margin.
     pub learns_occupancy: bool,
-    /// Whether it forms batches up to the largest size regardless of deadlines. The largest batch
-    /// of a whole model that runs beside cells must then be fitted to its SLO.
-    pub fitted: bool,
-    /// Whether models take turns on a device, least recently served first. A turn is one batch, or
-    /// as many steps of cells as a device holds tasks.
-    pub turns: bool,
 }
 
 impl Needs {
@@ -83,16 +77,8 @@ impl Needs {
     }
 
     /// One task at a time on each device, and no other requirement.
-    pub const ONE_TASK: Needs = Needs {
-        lanes: 1,
-        depth: 1,
-        nodes: false,
-        pads: false,
-        keeps_deadlines: false,
-        learns_occupancy: false,
-        fitted: false,
-        turns: false,
-    };
+    pub const ONE_TASK: Needs =
+        Needs { lanes: 1, depth: 1, nodes: false, pads: false, keeps_deadlines: false, learns_occupancy: false };
 }
 
 /// The form in which a policy runs.

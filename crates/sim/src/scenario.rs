@@ -30,9 +30,7 @@ use model::ModelTable;
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::bounds::staggered_bound;
 use ripieno_model::{Graph, Model};
-use ripieno_sched::{
-    DEFAULT_POLICY, Limits, Needs, Objective, OptionValue, Options, Policy, Setup, fit_batches, served_options,
-};
+use ripieno_sched::{DEFAULT_POLICY, Limits, Needs, Objective, OptionValue, Options, Policy, Setup, served_options};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -214,7 +212,6 @@ impl Scenario {
         }
         limits.nodes = limits.nodes.min(Limits::SERVED_NODES);
         self.queues.iter_mut().for_each(|queue| *queue = queue.or(Some(Limits::SERVED_QUEUE)));
-        self.setup.models.iter_mut().for_each(|model| fit_batches(model, policy));
         // A server splits requests that are wider than a batch; listed requests are never split.
         for arrival in self.requests.iter().flatten() {
             let largest = &mut self.setup.models[arrival.model.index()].max_batch;

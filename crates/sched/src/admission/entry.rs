@@ -1,25 +1,21 @@
-//! State of a request in admission control.
+//! State of a request, and of a model, in admission control.
 
-use crate::{CostScale, Why};
+use super::cost::RequestCosts;
+use super::shares::CLIENTS;
+use crate::Why;
 use ripieno_base::{ModelId, Time};
+use ripieno_model::{DropRule, Model};
 
 /// State of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AdmittedRequest {
     pub(super) model: ModelId,
     pub(super) flow: u32,
-    pub(super) rows: u32,
-    pub(super) length: u32,
-    pub(super) scale: CostScale,
+    /// Device time in full batches.
     pub(super) work: i64,
-    /// Remaining work, and the work of the blocks that it ran.
-    pub(super) left: i64,
-    pub(super) ran: i64,
     pub(super) entered: Time,
     pub(super) deadline: Time,
     pub(super) state: AdmissionState,
-    /// Whether it has not been started.
-    pub(super) waits: bool,
     /// Whether it could not be in time from the start.
     pub(super) hopeless: bool,
 }
@@ -38,15 +34,70 @@ pub(super) enum AdmissionState {
 pub(super) const ABSENT: AdmittedRequest = AdmittedRequest {
     model: ModelId(0),
     flow: 0,
-    rows: 0,
-    length: 0,
-    scale: CostScale::PROFILED,
     work: 0,
-    left: 0,
-    ran: 0,
     entered: Time::ORIGIN,
     deadline: Time::ORIGIN,
     state: AdmissionState::Absent,
-    waits: false,
     hopeless: false,
 };
+
+/// A model and its requests in the policy.
+#[derive(Debug)]
+pub(super) struct AdmittedModel {
+    pub(super) costs: RequestCosts,
+    drop: Option<DropRule>,
+    /// Work of its requests in the policy, of each client and in total.
+    by_client: Box<[i64]>,
+    pub(super) work: i64,
+    /// Number of clients with requests in the policy.
+    pub(super) clients: i64,
+    /// Part of the SLO that its queue may last, in parts of [`WHOLE`].
+    pub(super) queue_part: i64,
+}
+
+/// The whole SLO.
+pub(super) const WHOLE: i64 = 1 << 16;
+/// Additive increase of the part with an answer in time, and the reciprocal of its multiplicative
+/// decrease with a late one: about 3 % of the answers are late while the queue is full.
+const INCREASE: i64 = WHOLE / 4_096;
+const DECREASE: i64 = 64;
+
+impl AdmittedModel {
+    pub(super) fn new(model: Box<Model>) -> AdmittedModel {
+        let drop = model.drop;
+        AdmittedModel {
+            costs: RequestCosts::new(model),
+            drop,
+            by_client: Box::new([0; CLIENTS]),
+            work: 0,
+            clients: 0,
+            queue_part: WHOLE,
+        }
+    }
+
+    /// Returns whether late answers are acceptable.
+    pub(super) fn may_be_late(&self) -> bool {
+        matches!(self.drop, Some(DropRule::Never | DropRule::Expired))
+    }
+
+    /// Records an answer. What the policy's batches really cost is unknown here, so the queue is
+    /// bounded by additive increase and multiplicative decrease.
+    pub(super) fn on_answer(&mut self, late: bool) {
+        let change = if late { -self.queue_part / DECREASE } else { INCREASE };
+        self.queue_part = (self.queue_part + change).clamp(INCREASE, WHOLE);
+    }
+
+    /// Returns the work in the policy of a flow's client.
+    pub(super) fn work_of(&self, flow: u32) -> i64 {
+        self.by_client[flow as usize % CLIENTS]
+    }
+
+    /// Adds a request's work; negative if the request leaves the policy.
+    pub(super) fn add(&mut self, flow: u32, work: i64) {
+        let own = &mut self.by_client[flow as usize % CLIENTS];
+        let before = i64::from(*own > 0);
+        *own += work;
+        self.clients += i64::from(*own > 0) - before;
+        self.work += work;
+    }
+}

@@ -1,21 +1,20 @@
 //! Max-min fair shares of the devices between models, and of a model's share between its clients.
 //!
 //! A *flow* is the requests of one client to one model. Its demand is the device time per second of
-//! its requests, over a window of about a second, and of a quarter of one. While all demands fit in
-//! both, no flow is limited. Otherwise each has a share of the devices: models in proportion to
+//! its requests, over a window of about a second. While all demands fit, no flow is limited. Otherwise each has a share of the devices: models in proportion to
 //! their weights, clients of a model equally, and unneeded parts go to the others. A flow below its
-//! share is admitted whole. A flow above it yields to those ([`YieldsTo`]): it leaves room in the
-//! queue. If a flow with a small demand, or with few answers, still loses requests, flows above
-//! their share are admitted at the rate of their shares, by a token bucket, for the next minute.
+//! share is admitted whole. If a flow with a small demand, or with few answers, loses requests, flows
+//! above their share are admitted at the rate of their shares, by a token bucket, for the next
+//! minute.
 //!
 //! The capacity is estimated from profiles and corrected by observation: if flows that are admitted
-//! whole still lose requests, the others get less.
+//! whole still lose requests while the devices are busy, the others get less.
 //!
 //! Rejected alternatives: fair queueing in front of the policy would delay requests of policies
 //! that choose batches by the waiting ones, and this delay reduces their remaining time. Fair
 //! shares within each policy's own queues would be needed in a dozen policies.
 
-use super::devices::DeviceTimes;
+use super::utilisation::DeviceUse;
 use crate::Limits;
 use ripieno_base::{ModelId, Nanos, Time};
 
@@ -36,10 +35,10 @@ const ALL: i64 = 1024;
 const LEAST: i64 = 512;
 /// The value 1 of the fraction of a second for which a flow is known.
 const WHOLE: i64 = 1 << 20;
-/// Demands count as recent for one second divided by this.
-const RECENT: i64 = 4;
 /// Reciprocal of the tolerated part of lost requests of flows that may not lose any.
 const LOSS: i64 = 64;
+/// Utilisation below which no loss is blamed on the divided part, in thousandths.
+const BUSY_PERMILLE: i64 = 900;
 /// Number of consecutive refused requests of a lower priority after which one is admitted.
 const STARVED: u8 = 16;
 
@@ -75,12 +74,8 @@ struct Flow {
     /// The part of a second that it covers, in parts of [`WHOLE`]: less than all while the flow is
     /// young.
     known: i64,
-    /// Demanded device time, fading faster: in a steady state that of a quarter of a second.
-    recent: i64,
     /// Device time of answers in time, fading like the demand.
     had: i64,
-    /// The flows that it yields to.
-    yields: YieldsTo,
     /// Allowed device time in nanoseconds per second; none means unlimited.
     allowed: Option<i64>,
     tokens: i64,
@@ -100,21 +95,6 @@ struct Flow {
     mixed: bool,
     starved: u8,
 }
-
-/// The flows below their share, from the view of a flow above it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum YieldsTo {
-    /// None, or the flow is not above its share itself.
-    #[default]
-    Nothing,
-    /// Other models.
-    Models,
-    /// Other clients of its model, possibly other models as well.
-    Clients,
-}
-
-/// The demand of a flow per second.
-type DemandOf = fn(&Flow) -> i64;
 
 /// The demand and weight of a model or flow.
 #[derive(Clone, Copy, Debug)]
@@ -151,14 +131,9 @@ impl Shares {
         (model.index() * CLIENTS + usize::from(client) % CLIENTS) as u32
     }
 
-    /// Returns the flows that a flow above its share yields to.
-    pub(crate) fn yields(&self, flow: u32) -> YieldsTo {
-        self.flows[flow as usize].yields
-    }
-
-    /// Returns whether requests of a higher priority have arrived recently.
-    pub(crate) fn is_outranked(&self, flow: u32, priority: u8) -> bool {
-        self.flows[flow as usize].top > priority
+    /// Returns whether a model has had requests in the last seconds.
+    pub(crate) fn is_active(&self, model: ModelId) -> bool {
+        self.active.iter().any(|&flow| flow as usize / CLIENTS == model.index())
     }
 
     /// Records a request that demands `work`; returns whether its flow may have it.
@@ -168,7 +143,6 @@ impl Shares {
             self.active.push(flow);
         }
         known.demand = known.demand.saturating_add(work);
-        known.recent = known.recent.saturating_add(work);
         known.note_priority(priority);
         let may = known.take(now, work, priority);
         if may {
@@ -209,7 +183,7 @@ impl Shares {
     }
 
     /// Divides the devices again if a tick has passed; returns whether it has.
-    pub(crate) fn tick(&mut self, now: Time, devices: &DeviceTimes) -> bool {
+    pub(crate) fn tick(&mut self, now: Time, devices: &mut DeviceUse) -> bool {
         let tick = now.0.div_euclid(TICK_NS);
         let passed = tick - self.tick;
         if passed <= 0 {
@@ -218,7 +192,7 @@ impl Shares {
         self.tick = tick;
         if !self.active.is_empty() {
             self.grow(passed.min(64));
-            self.adapt();
+            self.adapt(devices.utilisation_permille(now));
             self.capacity = devices.within(SECOND);
             self.divide(now);
             self.fade(passed.min(64));
@@ -234,8 +208,9 @@ impl Shares {
         }
     }
 
-    /// Reduces the divided part if flows with small demands lose requests.
-    fn adapt(&mut self) {
+    /// Reduces the divided part if flows with small demands lose requests while devices are busy:
+    /// what they lose beside idle devices, the others' shares do not cost them.
+    fn adapt(&mut self, utilisation_permille: i64) {
         let (mut passed, mut lost, mut held) = (0_i64, 0_i64, false);
         for flow in self.active.iter().map(|&flow| &self.flows[flow as usize]) {
             match flow.allowed {
@@ -243,7 +218,7 @@ impl Shares {
                 None => (passed, lost) = (passed.saturating_add(flow.passed), lost.saturating_add(flow.lost)),
             }
         }
-        let harmed = held && lost.saturating_mul(LOSS) > passed;
+        let harmed = held && lost.saturating_mul(LOSS) > passed && utilisation_permille > BUSY_PERMILLE;
         self.divided = if harmed { self.divided - self.divided / 64 } else { self.divided + 2 }.clamp(LEAST, ALL);
     }
 
@@ -253,18 +228,8 @@ impl Shares {
         let flows = || self.active.iter().map(|&flow| &self.flows[flow as usize]);
         let (several, mixed) = (self.active.len() > 1, flows().any(|flow| flow.mixed));
         let contended = mixed || (several && self.tick < self.harmed_until);
-        // A demand that fits over a second may not fit now: a load that has just begun fills the
-        // queue in less time.
-        let mut demand: DemandOf = Flow::rate;
-        let mut level = self.level(demand);
-        let steps_up = level.is_none();
-        if steps_up {
-            demand = |flow| flow.recent.saturating_mul(RECENT);
-            level = self.level(demand);
-        }
-        let level = level.filter(|_| several || mixed);
-        let holds = contended && !steps_up;
-        if !holds {
+        let level = self.level().filter(|_| contended);
+        if level.is_none() {
             self.held_since = now;
         }
         let Shares { flows, active, claims, parts, .. } = self;
@@ -273,44 +238,26 @@ impl Shares {
             let share = level.map(|level| level.share(claim)).filter(|&share| share < claim.demand);
             let level = share.and_then(|share| {
                 parts.clear();
-                let part = |&flow: &u32| Claim { demand: demand(&flows[flow as usize]), weight: 1, name: flow };
+                let part = |&flow: &u32| Claim { demand: flows[flow as usize].rate(), weight: 1, name: flow };
                 parts.extend(own.clone().map(part));
                 fill(parts, share)
             });
             for &flow in own {
                 let known = &mut flows[flow as usize];
-                let claim = Claim { demand: demand(known), weight: 1, name: flow };
+                let claim = Claim { demand: known.rate(), weight: 1, name: flow };
                 let share = level.map(|level| level.share(&claim)).filter(|&share| share < claim.demand);
-                known.yields = if share.is_some() { YieldsTo::Clients } else { YieldsTo::Nothing };
-                known.allow(now, share.filter(|_| holds));
-            }
-        }
-        self.find_modest();
-    }
-
-    /// Restricts yielding to cases with a flow that is below its share.
-    fn find_modest(&mut self) {
-        let Shares { flows, active, claims, .. } = self;
-        let modest = |flows: &[Flow], flow: u32| flows[flow as usize].yields == YieldsTo::Nothing;
-        let most = match active.iter().any(|&flow| modest(flows, flow)) {
-            true => YieldsTo::Models,
-            false => YieldsTo::Nothing,
-        };
-        for claim in claims.iter() {
-            let own = || active.iter().copied().filter(|flow| flow / CLIENTS as u32 == claim.name);
-            if !own().any(|flow| modest(flows, flow)) {
-                own().for_each(|flow| flows[flow as usize].yields = most);
+                known.allowed = share;
             }
         }
     }
 
     /// Returns the level of models' shares if their demands do not all fit; leaves the claims in
     /// order.
-    fn level(&mut self, demand: DemandOf) -> Option<Level> {
+    fn level(&mut self) -> Option<Level> {
         let Shares { flows, active, weights, claims, .. } = self;
         claims.clear();
         for &flow in active.iter() {
-            let (name, demand) = (flow / CLIENTS as u32, demand(&flows[flow as usize]));
+            let (name, demand) = (flow / CLIENTS as u32, flows[flow as usize].rate());
             match claims.iter_mut().find(|claim| claim.name == name) {
                 Some(claim) => claim.demand = claim.demand.saturating_add(demand),
                 None => claims.push(Claim { demand, weight: weights[name as usize], name }),
@@ -326,7 +273,6 @@ impl Shares {
             let known = &mut flows[flow as usize];
             for _ in 0..ticks {
                 known.demand -= (known.demand + FADE - 1) / FADE;
-                known.recent /= 2;
                 known.had -= (known.had + FADE - 1) / FADE;
             }
             known.age(ticks);
@@ -362,13 +308,6 @@ impl Flow {
         if i64::from(self.top_age) > FADE {
             (self.top, self.ranked, self.mixed) = (0, false, false);
         }
-    }
-
-    fn allow(&mut self, now: Time, share: Option<i64>) {
-        if self.allowed.is_none() {
-            (self.tokens, self.filled) = (0, now);
-        }
-        self.allowed = share;
     }
 
     /// Takes tokens for `work`, if the flow is limited. A lower priority leaves half the bucket to
@@ -437,7 +376,7 @@ mod tests {
         let mut passed = vec![0; flows.len()];
         for at in 0..20_000 {
             let now = Time(at * MS);
-            shares.tick(now, &DeviceTimes::new(&LIMITS, 1));
+            shares.tick(now, &mut DeviceUse::new(&LIMITS, 1));
             if flows.len() > 1 {
                 shares.on_loss(now, flows[0].0, 0);
             }
@@ -472,7 +411,7 @@ mod tests {
         let mut shares = Shares::new(&LIMITS);
         let mut asks = |at: i64, lose: bool| {
             let now = Time(at * MS);
-            shares.tick(now, &DeviceTimes::new(&LIMITS, 1));
+            shares.tick(now, &mut DeviceUse::new(&LIMITS, 1));
             let little = shares.admit(now, 0, MS / 100, 0);
             if lose {
                 shares.on_loss(now, 0, MS / 100);
@@ -484,7 +423,7 @@ mod tests {
             asks(at, true);
         }
         let let_in: usize = (6_000..10_000).map(|at| asks(at, false).1).sum();
-        assert!((3_500..4_100).contains(&let_in), "{let_in}");
+        assert!((3_500..4_300).contains(&let_in), "{let_in}");
         assert!((80_000..81_000).all(|at| asks(at, false) == (true, 4)));
     }
 
@@ -493,7 +432,7 @@ mod tests {
         let mut shares = Shares::new(&LIMITS);
         for at in 0..60_000 {
             let now = Time(at * MS);
-            shares.tick(now, &DeviceTimes::new(&LIMITS, 1));
+            shares.tick(now, &mut DeviceUse::new(&LIMITS, 1));
             if at % 50 == 0 {
                 assert!(shares.admit(now, 0, MS / 100, 0));
             }

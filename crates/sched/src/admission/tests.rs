@@ -1,59 +1,66 @@
-//! Admission control in front of a real policy, on one device that is slower than its profile.
+//! Admission control in front of real policies.
 
 use crate::{
-    Action, Control, Limits, Options, Outbox, Outcome, Request, RequestClass, Scheduler, Setup, TaskDone, build_served,
+    Action, Control, Limits, Options, Outbox, Outcome, Request, RequestClass, Scheduler, Setup, TaskDone, Why,
+    build_served,
 };
 use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Extent, Model, Profile};
 
-const MODELS: [(&str, i64, i64); 3] = [("long", 200_000, 0), ("light", 100, 10), ("medium", 20_000, 20_000)];
-const LIMITS: Limits = Limits { requests: 64, models: 3, devices: 1, lanes: 1, depth: 1, batch: 8, nodes: 0 };
+const LIMITS: Limits = Limits { requests: 256, models: 2, devices: 2, lanes: 1, depth: 1, batch: 8, nodes: 0 };
 
 fn ms(millis: i64) -> Time {
     Time::ORIGIN + Nanos::from_millis(millis)
 }
 
-/// Models with an SLO of 400 ms, by microseconds for one row and for each further one.
-fn scheduler() -> Box<dyn Scheduler> {
-    let model = |&(name, first, more): &(&str, i64, i64)| {
-        let table: Vec<_> = (0..8).map(|at| Nanos((first + more * at) * 1000)).collect();
-        Model::whole(name, Profile::from_table(&table).unwrap(), Nanos::from_millis(400))
-    };
-    let setup = Setup { models: MODELS.iter().map(model).collect(), devices: 1, limits: LIMITS };
-    build_served("lazy", &setup, &Options::default()).unwrap()
+/// Two models with an SLO of 400 ms, of 10 ms a row, on two devices.
+fn scheduler(policy: &str, drop: Option<DropRule>) -> Box<dyn Scheduler> {
+    let profile = Profile::linear(10.0, 0.0, 8).unwrap();
+    let model = |name| Model { drop, ..Model::whole(name, profile.clone(), Nanos::from_millis(400)) };
+    let setup = Setup { models: ["a", "b"].map(model).into(), devices: 2, limits: LIMITS };
+    build_served(policy, &setup, &Options::default()).unwrap()
 }
 
-/// Returns whether a request of one row that arrives at `now` is admitted.
-fn is_admitted(scheduler: &mut dyn Scheduler, now: i64, slot: u32, model: u16, within: i64) -> bool {
-    let (arrived, deadline, slot) = (ms(now), ms(now + within), RequestSlot(slot));
-    let class = RequestClass::default();
-    scheduler.on_request(
-        arrived,
-        &Request { slot, model: ModelId(model), arrived, deadline, rows: 1, extent: Extent::ONE, class },
-    );
+/// Sends `count` requests of one row at the start; returns how many are refused, and why the last
+/// one is.
+fn refused(scheduler: &mut dyn Scheduler, first: u32, count: u32, (model, client): (u16, u16)) -> (usize, Option<Why>) {
+    let class = RequestClass { client, ..RequestClass::default() };
+    let deadline = ms(400);
+    for slot in (first..first + count).map(RequestSlot) {
+        let request =
+            Request { slot, model: ModelId(model), arrived: ms(0), deadline, rows: 1, extent: Extent::ONE, class };
+        scheduler.on_request(ms(0), &request);
+    }
     let mut out = Outbox::new(&LIMITS);
-    scheduler.settle(arrived, &mut out);
-    !out.actions().iter().any(|action| matches!(action, Action::Reject { request, .. } if *request == slot))
+    scheduler.settle(ms(0), &mut out);
+    let refused = out.actions().iter().filter_map(|action| match action {
+        Action::Reject { why, .. } => Some(*why),
+        _ => None,
+    });
+    (refused.clone().count(), refused.last())
 }
 
 #[test]
-fn a_starved_request_does_not_shut_out_those_of_its_model_that_can_be_in_time() {
-    let mut scheduler = scheduler();
-    assert!(is_admitted(&mut *scheduler, 0, 0, 0, 400), "it runs, for longer than it should");
-    assert!(is_admitted(&mut *scheduler, 1, 1, 1, 299), "as things stand, it will be in time");
-    // Its margin is used up; a further row would delay it by 10 us.
-    assert!(is_admitted(&mut *scheduler, 260, 2, 1, 400));
-    assert!(is_admitted(&mut *scheduler, 261, 3, 1, 400));
+fn a_queue_holds_what_the_devices_do_within_the_slo() {
+    assert_eq!(refused(&mut *scheduler("dva", None), 0, 100, (0, 0)), (20, Some(Why::Hopeless)));
+    assert_eq!(refused(&mut *scheduler("dva", Some(DropRule::Never)), 0, 100, (0, 0)), (0, None));
 }
 
 #[test]
-fn a_batch_does_not_grow_until_its_oldest_request_is_late_unless_it_is() {
-    let mut scheduler = scheduler();
-    assert!(is_admitted(&mut *scheduler, 0, 0, 0, 400));
-    assert!(is_admitted(&mut *scheduler, 1, 1, 2, 299));
-    // 20 ms more for each row: with this one, it would be late.
-    assert!(!is_admitted(&mut *scheduler, 265, 2, 2, 400));
-    assert!(is_admitted(&mut *scheduler, 301, 3, 2, 400), "now it is late");
+fn models_and_clients_have_equal_parts_of_the_queue() {
+    let mut scheduler = scheduler("dva", None);
+    assert_eq!(refused(&mut *scheduler, 0, 1, (1, 0)), (0, None));
+    assert_eq!(refused(&mut *scheduler, 1, 50, (0, 0)), (10, Some(Why::Share)));
+    assert_eq!(refused(&mut *scheduler, 51, 50, (0, 1)), (30, Some(Why::Share)));
+    assert_eq!(refused(&mut *scheduler, 101, 50, (1, 0)), (11, Some(Why::Share)));
+}
+
+#[test]
+fn a_policy_that_checks_deadlines_is_left_to_do_so_unless_clients_compete() {
+    let mut scheduler = scheduler("deferred", None);
+    assert_eq!(refused(&mut *scheduler, 0, 100, (0, 0)), (0, None));
+    assert_eq!(refused(&mut *scheduler, 100, 50, (0, 1)), (10, Some(Why::Share)));
+    assert_eq!(refused(&mut *scheduler, 150, 50, (1, 1)), (0, None));
 }
 
 /// Two devices that serve one request of 10 ms at a time, one of which becomes four times as slow.
@@ -134,50 +141,14 @@ impl Uneven {
 }
 
 #[test]
-fn a_device_that_is_slower_counts_once_whether_announced_or_learnt_before() {
+fn a_queue_is_shorter_where_devices_are_slower_than_profiled() {
     let slo = Nanos::from_millis(200);
-    let late = |seconds: &[Vec<Nanos>]| seconds.iter().flatten().filter(|latency| **latency > slo).count();
-    let [at_once, later, never] = [2, 4, 10].map(|reported_after| Uneven::new().run(reported_after));
-    // Requests admitted before are unlucky; later ones are not admitted to be late.
-    assert!(late(&at_once[..3]) * 2 < late(&never[..3]), "{} of {}", late(&at_once[..3]), late(&never[..3]));
-    assert!(late(&at_once[3..]) <= 25 && late(&later[5..]) <= 25, "a margin is tried out");
-    // If the devices' capacity were underestimated, the queue would be shorter. A margin for
-    // earlier errors stays.
-    for (answered, least) in at_once[3..].iter().map(|of| (of, 190)).chain(later[5..].iter().map(|of| (of, 160))) {
-        let longest = answered.iter().max().expect("something was answered");
-        assert!(answered.len() >= 124 && *longest > Nanos::from_millis(least), "{} in {longest:?}", answered.len());
+    for reported_after in [2, 4, 10] {
+        let seconds = Uneven::new().run(reported_after);
+        let late = |seconds: &[Vec<Nanos>]| seconds.iter().flatten().filter(|latency| **latency > slo).count();
+        let settled = &seconds[5..];
+        let all: usize = settled.iter().map(Vec::len).sum();
+        assert!(all >= 5 * 120, "{all} answers in five seconds, of 125 a second");
+        assert!(late(settled) * 20 < all, "{} of {all} late", late(settled));
     }
-}
-
-/// Returns how many of 32 requests of 60 ms that arrive within 320 ms are admitted, half a second
-/// after the last of `pings` requests of a tiny model.
-fn admitted_beside(policy: &str, (slo, tiny_slo): (i64, i64), drop: Option<DropRule>, pings: i64) -> usize {
-    let model = |name: &str, micros: i64, slo: i64| {
-        let table: Vec<_> = (1..=8).map(|rows| Nanos(micros * 1000 * rows)).collect();
-        Model { drop, ..Model::whole(name, Profile::from_table(&table).unwrap(), Nanos::from_millis(slo)) }
-    };
-    let setup =
-        Setup { models: vec![model("encoder", 60_000, slo), model("tiny", 13, tiny_slo)], devices: 1, limits: LIMITS };
-    let mut scheduler = build_served(policy, &setup, &Options::default()).unwrap();
-    for ping in 0..pings {
-        assert!(is_admitted(&mut *scheduler, 100 * ping, 63, 1, tiny_slo));
-        scheduler.on_task_done(
-            ms(100 * ping + 1),
-            &TaskDone { task: TaskId(0), outcome: Outcome::Ok, ended: &[], skips: &[] },
-        );
-        scheduler.settle(ms(100 * ping + 1), &mut Outbox::new(&LIMITS));
-    }
-    let at = |slot: u32| 100 * pings + 400 + 10 * i64::from(slot);
-    (0..32).filter(|&slot| is_admitted(&mut *scheduler, at(slot), slot, 0, slo)).count()
-}
-
-#[test]
-fn a_burst_is_refused_only_if_another_model_in_use_would_be_late_for_it() {
-    let never = Some(DropRule::Never);
-    assert_eq!(admitted_beside("dva", (180, 10), never, 1), 32, "no SLO, one request of the neighbour");
-    assert_eq!(admitted_beside("dva", (180, 10), never, 20), 32, "no SLO, a neighbour in use");
-    assert_eq!(admitted_beside("dva", (5_000, 1_000), None, 1), 32, "one request is no use");
-    assert_eq!(admitted_beside("dva", (5_000, 10), None, 20), 32, "a single request of 60 ms is too long for it");
-    let kept = admitted_beside("dva", (5_000, 1_000), None, 20);
-    assert!((8..20).contains(&kept), "the neighbour's requests stay in time: {kept}");
 }

@@ -41,7 +41,7 @@ pub(crate) const POLICY: Policy = Policy {
     walks: &[Walk::Whole, Walk::Chain, Walk::Repeat, Walk::Stacked, Walk::Bidirectional, Walk::EncodeDecode],
     chains: Chains::NoSkips,
     knobs: &[WIDTH, TURN, PAD, WINDOW_MS, MAX_BATCH, Knob { default: "never", ..DROP }],
-    needs: |_| Needs { depth: SET_AHEAD, pads: true, fitted: true, ..Needs::ONE_TASK },
+    needs: |_| Needs { depth: SET_AHEAD, pads: true, ..Needs::ONE_TASK },
     // A model that always fills its batches would keep a turn that lasts until its queue is empty.
     served: &[("turn", ServedSetting::Word("one"))],
     form: Form::OnePiece(build),

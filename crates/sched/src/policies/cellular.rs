@@ -119,14 +119,7 @@ fn leaves_early(knobs: &Knobs<'_>) -> Result<bool, BuildError> {
 
 fn needs(knobs: &Knobs<'_>) -> Needs {
     let depth = max_tasks(knobs).ok().flatten().unwrap_or(TASKS);
-    Needs {
-        depth,
-        nodes: true,
-        pads: !leaves_early(knobs).unwrap_or(true),
-        fitted: true,
-        turns: true,
-        ..Needs::ONE_TASK
-    }
+    Needs { depth, nodes: true, pads: !leaves_early(knobs).unwrap_or(true), ..Needs::ONE_TASK }
 }
 
 fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {

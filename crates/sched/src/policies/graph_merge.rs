@@ -47,7 +47,7 @@ pub(crate) const POLICY: Policy = Policy {
         },
         Knob { default: "never", ..DROP },
     ],
-    needs: |_| Needs { depth: SET_AHEAD, nodes: true, fitted: true, ..Needs::ONE_TASK },
+    needs: |_| Needs { depth: SET_AHEAD, nodes: true, ..Needs::ONE_TASK },
     served: &[],
     form: Form::OnePiece(build),
 };

@@ -35,7 +35,7 @@ pub(crate) const POLICY: Policy = Policy {
     walks: &Walk::ALL,
     chains: Chains::Any,
     knobs: &[ORDER, MAX_BATCH, Knob { default: "never", ..DROP }],
-    needs: |_| Needs { depth: TASKS, nodes: true, fitted: true, turns: true, ..Needs::ONE_TASK },
+    needs: |_| Needs { depth: TASKS, nodes: true, ..Needs::ONE_TASK },
     served: &[],
     form: Form::OnePiece(build),
 };

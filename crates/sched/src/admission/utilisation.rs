@@ -1,0 +1,118 @@
+//! The present devices: their total speed, and the part of the time for which they are busy.
+
+use crate::Limits;
+use crate::parts::devices::Devices;
+use ripieno_base::{DeviceId, Nanos, Time};
+
+/// The devices of a server, and the tasks on each.
+#[derive(Debug)]
+pub(super) struct DeviceUse {
+    devices: Devices<usize>,
+    /// Number of present devices with a task, and the sum of their busy times since `began`.
+    busy: usize,
+    used: Nanos,
+    accounted: Time,
+    began: Time,
+}
+
+impl DeviceUse {
+    pub(super) fn new(limits: &Limits, present: usize) -> DeviceUse {
+        let devices = Devices::new(limits, present, || 0);
+        DeviceUse { devices, busy: 0, used: Nanos::ZERO, accounted: Time::ORIGIN, began: Time::ORIGIN }
+    }
+
+    /// Accounts for the time until `now`, then changes a device.
+    fn change(&mut self, now: Time, id: DeviceId, change: impl FnOnce(&mut Devices<usize>)) {
+        self.account(now);
+        let is_busy = |devices: &Devices<usize>| devices[id].present && *devices[id] > 0;
+        let before = is_busy(&self.devices);
+        change(&mut self.devices);
+        self.busy = self.busy + usize::from(is_busy(&self.devices)) - usize::from(before);
+    }
+
+    fn account(&mut self, now: Time) {
+        self.used += (now - self.accounted) * self.busy as i64;
+        self.accounted = now;
+    }
+
+    /// Records the start of a task.
+    pub(super) fn start(&mut self, now: Time, device: DeviceId) {
+        self.change(now, device, |devices| *devices[device] += 1);
+    }
+
+    /// Records the end of a task.
+    pub(super) fn end(&mut self, now: Time, device: DeviceId) {
+        self.change(now, device, |devices| *devices[device] -= 1);
+    }
+
+    /// Adds a device of profiled speed.
+    pub(super) fn join(&mut self, now: Time, device: DeviceId) {
+        self.change(now, device, |devices| devices.join(device));
+    }
+
+    /// Removes a device.
+    pub(super) fn leave(&mut self, now: Time, device: DeviceId) {
+        self.change(now, device, |devices| devices.leave(device));
+    }
+
+    pub(super) fn slow(&mut self, device: DeviceId, percent: u32) {
+        self.devices.slow(device, percent);
+    }
+
+    /// Returns the profiled work that all present devices, at least one, do within a span.
+    pub(super) fn within(&self, span: Nanos) -> i64 {
+        let present = self.devices.iter().filter(|(_, device)| device.present);
+        let work = present.map(|(_, device)| device.by_profile(span).0).fold(0, i64::saturating_add);
+        if work == 0 { span.0 } else { work }
+    }
+
+    /// Returns the duration of a profiled cost on the fastest device.
+    pub(super) fn at_best(&self, cost: Nanos) -> Nanos {
+        let present = self.devices.iter().filter(|(_, device)| device.present);
+        present.map(|(_, device)| device.takes(cost)).min().unwrap_or(cost)
+    }
+
+    /// Returns the part of the time since the last call for which the devices were busy, in
+    /// thousandths.
+    pub(super) fn utilisation_permille(&mut self, now: Time) -> i64 {
+        self.account(now);
+        let present = self.devices.iter().filter(|(_, device)| device.present).count().max(1);
+        let whole = ((now - self.began).0.saturating_mul(present as i64)).max(1);
+        let used = std::mem::take(&mut self.used).scale(1_000, whole.cast_unsigned());
+        self.began = now;
+        used.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_present_devices_are_busy_while_they_have_tasks() {
+        let limits = Limits { requests: 1, models: 1, devices: 3, lanes: 1, depth: 2, batch: 1, nodes: 0 };
+        let mut devices = DeviceUse::new(&limits, 2);
+        let at = |ms| Time::ORIGIN + Nanos::from_millis(ms);
+        devices.start(at(0), DeviceId(0));
+        devices.start(at(10), DeviceId(0));
+        devices.end(at(20), DeviceId(0));
+        devices.end(at(60), DeviceId(0));
+        assert_eq!(devices.utilisation_permille(at(100)), 300);
+        devices.start(at(100), DeviceId(1));
+        devices.join(at(150), DeviceId(2));
+        devices.leave(at(150), DeviceId(1));
+        assert_eq!(devices.utilisation_permille(at(200)), 250);
+    }
+
+    #[test]
+    fn a_slow_device_does_less_work() {
+        let limits = Limits { requests: 1, models: 1, devices: 2, lanes: 1, depth: 1, batch: 1, nodes: 0 };
+        let mut devices = DeviceUse::new(&limits, 2);
+        devices.slow(DeviceId(1), 400);
+        assert_eq!((devices.within(Nanos(100)), devices.at_best(Nanos(7))), (125, Nanos(7)));
+        devices.leave(Time::ORIGIN, DeviceId(0));
+        assert_eq!((devices.within(Nanos(100)), devices.at_best(Nanos(7))), (25, Nanos(28)));
+        devices.leave(Time::ORIGIN, DeviceId(1));
+        assert_eq!(devices.within(Nanos(100)), 100, "at least one");
+    }
+}
