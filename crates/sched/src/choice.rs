@@ -32,7 +32,6 @@ impl Objective {
 pub fn served_options(policy: &Policy, mut options: Options, objective: Objective) -> Options {
     for (name, to) in policy.served {
         let word = match to {
-            ServedSetting::Word(word) => word,
             ServedSetting::Objective => objective.name(),
         };
         options.entry((*name).to_owned()).or_insert_with(|| OptionValue::Text(word.to_owned()));

@@ -32,8 +32,6 @@ pub struct Policy {
 /// The value that a server gives to an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ServedSetting {
-    /// A fixed word.
-    Word(&'static str),
     /// The server's own objective.
     Objective,
 }

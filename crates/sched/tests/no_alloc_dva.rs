@@ -191,9 +191,9 @@ fn nothing_is_allocated_after_construction() {
         for drop in ["hopeless", "expired", "never"] {
             check("dva", lanes, &[("drop", drop)]);
         }
-        check("dva", lanes, &[("stretch", "comp-wait")]);
+        check("dva", lanes, &[("stretch", "false")]);
         check("dva", lanes, &[("diversity", "load")]);
-        check("dva", lanes, &[("executors", "stage"), ("stretch", "comp-wait")]);
+        check("dva", lanes, &[("executors", "stage")]);
     }
     for dispatch in ["free", "start"] {
         check("delay-batch", 1, &[("dispatch", dispatch), ("drop", "expired")]);

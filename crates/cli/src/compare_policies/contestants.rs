@@ -47,27 +47,21 @@ const FIELD: &[PolicySettings] = &[
     entry("clockwork", &["", "gather=window"]),
     entry("nexus", &["", "gather=window"]),
     entry("shepherd", &["", "preempt_ratio=0"]),
+    PolicySettings { walks: &["max_tasks=1"], ..entry("cellular", &[""]) },
+    entry("late", &[""]),
     PolicySettings {
-        walks: &["max_tasks=1", "order=priority", "order=priority max_tasks=1"],
-        ..entry("cellular", &["order=urgency"])
-    },
-    PolicySettings { walks: &["order=priority"], ..entry("late", &["order=urgency"]) },
-    PolicySettings {
-        walks: &["width=2", "width=40", "width=10 turn=one", "width=1048576 pad=longest", "width=10 window_ms=5"],
+        walks: &["width=2", "width=40", "width=1048576 pad=longest", "width=10 window_ms=5"],
         ..entry("bucketed", &["width=10"])
     },
     entry("graph-merge", &["", "max_batch=16"]),
-    PolicySettings {
-        walks: &["preempt=slack", "preempt=gain estimator=remaining", "preempt=gain issue=gated"],
-        ..entry("lazy", &["preempt=gain"])
-    },
-    PolicySettings { walks: &["preempt=slack"], ..entry("lazy-oracle", &["preempt=gain"]) },
+    PolicySettings { walks: &["issue=gated"], ..entry("lazy", &[""]) },
+    entry("lazy-oracle", &[""]),
     entry("delay-batch", &["window_ms=0", "window_ms=5", "window_ms=20", "dispatch=start"]),
     PolicySettings {
         walks: &[
             "buffers=1 window_ms=5",
             "buffers=1 split=false",
-            "buffers=1 stretch=never",
+            "buffers=1 stretch=false",
             "buffers=1 groups=2 window=first-stage",
         ],
         lanes: &["buffers=2", "buffers=4", "buffers=4 executors=stage"],

@@ -82,7 +82,7 @@ fn cases(context: &ReproduceContext, lengths: LateLengths) -> Vec<CellsCase> {
         late("Late Batching", &[], Look::solid(0)),
         late("without early start", &[("early_start", "false")], Look::dashed(2)),
         late("without early leave", &[("early_leave", "false")], Look::dashed(3)),
-        case(bucketed("bucketed, width 10", 10, "drain", Look::solid(1)), padded_lstm(512, lengths)),
+        case(bucketed("bucketed, width 10", 10, Look::solid(1)), padded_lstm(512, lengths)),
     ]
 }
 

@@ -41,8 +41,7 @@ fn cases(context: &ReproduceContext, max_batch: usize, lengths: &str) -> Vec<Cel
     let case = |contender, model| CellsCase { contender, model, devices: 1, requests: context.requests(REQUESTS) };
     vec![
         case(cellular("cellular", Look::solid(0)), cellular_lstm(max_batch, lengths)),
-        case(bucketed("bucketed, turns drain", 10, "drain", Look::solid(1)), padded_lstm(max_batch, lengths)),
-        case(bucketed("bucketed, one batch a turn", 10, "one", Look::dashed(1)), padded_lstm(max_batch, lengths)),
+        case(bucketed("bucketed", 10, Look::solid(1)), padded_lstm(max_batch, lengths)),
     ]
 }
 
@@ -63,31 +62,18 @@ fn figure_7(context: &ReproduceContext, max_batch: usize) -> anyhow::Result<Item
             rows.extend(noted_peak_rows(case, name, peak, paper_peak(&case.contender.name, wide)));
         }
         for (what, ratio) in over(&peaks[0], &peaks[1]) {
-            let row = ResultRow::new(format!("cellular over bucketed, turns drain, {name}, {what}"), "ratio", ratio);
+            let row = ResultRow::new(format!("cellular over bucketed, {name}, {what}"), "ratio", ratio);
             rows.push(row.fitted(true).paper(wide.then_some(20.0 / 16.0)));
         }
         if wide {
-            let moderate = |other: usize| {
-                let all = rates.iter().zip(answers[0].iter().zip(&answers[other]));
-                all.filter(|(rate, _)| **rate <= PADDED_PEAK / 2.0).map(|(_, pair)| pair).collect::<Vec<_>>()
-            };
-            for other in [1, 2] {
-                let what = format!("{name}, against {}", cases[other].contender.name);
-                rows.extend(cut_rows(&what, &moderate(other), [Some(37.5), Some(90.5)]));
-            }
+            let all = rates.iter().zip(answers[0].iter().zip(&answers[1]));
+            let moderate: Vec<_> = all.filter(|(rate, _)| **rate <= PADDED_PEAK / 2.0).map(|(_, pair)| pair).collect();
+            let what = format!("{name}, against bucketed");
+            rows.extend(cut_rows(&what, &moderate, [Some(37.5), Some(90.5)]));
             rows.extend(low_load_rows(context, &cases, name)?);
         }
         if wide && lengths == EUROPARL {
-            beside(
-                &mut rows,
-                measure(
-                    context,
-                    CellsNetwork::Lstm,
-                    1,
-                    &["cellular", "bucketed,width=10", "bucketed,width=10,turn=one"],
-                    1,
-                )?,
-            );
+            beside(&mut rows, measure(context, CellsNetwork::Lstm, 1, &["cellular", "bucketed,width=10"], 1)?);
         }
         let lines =
             cases.iter().zip(&answers).map(|(case, answers)| curve(&case.contender, answers, |answer| answer.p90_ms));
@@ -110,7 +96,7 @@ fn figure_7(context: &ReproduceContext, max_batch: usize) -> anyhow::Result<Item
 /// peak, and ratios.
 fn beside(rows: &mut Vec<ResultRow>, measured: Option<CellsMeasured>) {
     let Some(CellsMeasured { given, half_rps, note }) = measured else { return };
-    let who = ["cellular", "bucketed, turns drain", "bucketed, one batch a turn"];
+    let who = ["cellular", "bucketed"];
     let at = |name: String| rows.iter().position(|row| row.name == name);
     let peaks = who.map(|who| at(format!("{who}, sample: saturated")));
     let lows = who.map(|who| at(format!("{who}, sample: p90 at 8K/s")));
@@ -124,8 +110,8 @@ fn beside(rows: &mut Vec<ResultRow>, measured: Option<CellsMeasured>) {
                 rows[low].clone().note(format!("Measured at {}/s, half of the buckets' peak here.", number(half_rps)));
         }
     }
-    let [cellular, bucketed, ..] = given[..] else { return };
-    let ratio = rows.iter_mut().find(|row| row.name == "cellular over bucketed, turns drain, sample, saturated");
+    let [cellular, bucketed] = given[..] else { return };
+    let ratio = rows.iter_mut().find(|row| row.name == "cellular over bucketed, sample, saturated");
     if let Some(row) = ratio {
         *row = row.clone().measured(cellular.peak_rps / bucketed.peak_rps).note(&note);
     }
@@ -184,7 +170,7 @@ fn figure_8(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
         requests,
     }];
     for (at, width) in [1, 5, 10, 20, 40].into_iter().enumerate() {
-        let contender = bucketed(&format!("bucketed, width {width}"), width, "drain", Look::solid(at + 1));
+        let contender = bucketed(&format!("bucketed, width {width}"), width, Look::solid(at + 1));
         cases.push(CellsCase { contender, model: padded_lstm(512, EUROPARL), devices: 1, requests });
     }
     let (answers, peaks) = (sweep(context, &cases, &rates)?, peaks(context, &cases)?);

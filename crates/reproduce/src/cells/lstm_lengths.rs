@@ -32,7 +32,7 @@ fn pair(context: &ReproduceContext, lengths: &str) -> Vec<CellsCase> {
     let case = |contender, model| CellsCase { contender, model, devices: 1, requests };
     vec![
         case(cellular("cellular", Look::solid(0)), cellular_lstm(512, lengths)),
-        case(bucketed("bucketed, width 10", 10, "drain", Look::solid(1)), padded_lstm(512, lengths)),
+        case(bucketed("bucketed, width 10", 10, Look::solid(1)), padded_lstm(512, lengths)),
     ]
 }
 
@@ -93,7 +93,7 @@ fn figure_11(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
         let mut cases = pair(context, lengths);
         if *name == "one length" {
             // One bucket, which ends with this length.
-            cases[1].contender = bucketed("bucketed, width 24", 24, "drain", Look::solid(1));
+            cases[1].contender = bucketed("bucketed, width 24", 24, Look::solid(1));
         }
         let (answers, found) = (sweep(context, &cases, &rates)?, peaks(context, &cases)?);
         for (case, peak) in cases.iter().zip(&found) {

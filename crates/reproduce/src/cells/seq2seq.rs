@@ -49,7 +49,7 @@ fn run(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
             case(cellular("cellular 512,256", Look::solid(0)), seq2seq(512, 256, FITTED_US, true)),
             case(cellular("cellular 256,256", Look::dashed(0)), seq2seq(256, 256, FITTED_US, true)),
             case(cellular("cellular 512,256, decoder as published", Look::solid(2)), seq2seq(512, 256, 0.0, true)),
-            case(bucketed("bucketed, width 10", 10, "drain", Look::solid(1)), seq2seq(256, 256, FITTED_US, false)),
+            case(bucketed("bucketed, width 10", 10, Look::solid(1)), seq2seq(256, 256, FITTED_US, false)),
         ];
         let shares = context.points(&[0.1, 0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0], 3);
         let rates: Vec<_> = shares.iter().map(|share: &f64| (share * paper / 10.0).round() * 10.0).collect();
@@ -64,10 +64,7 @@ fn run(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
             rows.extend(peak_rows(case, "", peak, paper).map(|row| named(row).note(note)));
         }
         if devices == 2 {
-            beside(
-                &mut rows,
-                measure(context, CellsNetwork::Seq2Seq, devices, &["cellular,order=priority", "bucketed,width=10"], 1)?,
-            );
+            beside(&mut rows, measure(context, CellsNetwork::Seq2Seq, devices, &["cellular", "bucketed,width=10"], 1)?);
         }
         for (what, ratio) in over(&found[0], &found[3]) {
             let name = format!("{devices} devices: throughput over bucketed, {what}");

@@ -65,7 +65,7 @@ fn figure_14(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
         rows.extend(peak_rows(case, "", peak, peak_paper).map(|row| row.note(note)));
         rows.push(case.row(": p90 at 1K/s", "ms", low[0].p90_ms).paper(low_paper));
     }
-    let policies = ["cellular,order=priority", "graph-merge,merge_us_per_node=8", "graph-merge"];
+    let policies = ["cellular", "graph-merge,merge_us_per_node=8", "graph-merge"];
     let measured = measure(context, CellsNetwork::TreeLstm, 1, &policies, 1)?;
     let note = "By the text's numbers; the paper's summary says 1.8.";
     for (what, ratio) in over(&found[0], &found[1]) {
@@ -114,7 +114,7 @@ fn figure_15(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let cases = [
         case(cellular("cellular", Look::solid(0)), cellular_trees(COMPLETE)),
         case(merge("graph-merge, 8 us a node", "8", Look::solid(1)), merged_trees(COMPLETE)),
-        case(bucketed("a graph for this shape", 31, "drain", Look::solid(2)), ideal_trees(31)),
+        case(bucketed("a graph for this shape", 31, Look::solid(2)), ideal_trees(31)),
     ];
     let rates = context.points(&[0.25, 0.5, 1.0, 2.0, 3.0, 3.5, 4.0, 4.5, 5.0].map(|rate| rate * 1e3), 3);
     let (answers, found) = (sweep(context, &cases, &rates)?, peaks(context, &cases)?);

@@ -241,12 +241,11 @@ pub(super) fn panel(title: &str, x: &str, y: &str, series: Vec<Series>) -> Panel
 }
 
 pub(super) fn cellular(name: &str, look: Look) -> Contender {
-    // The papers' order; ours is the policy's default.
-    Contender::new(name, "cellular", &[("order", "\"priority\"")], look)
+    Contender::new(name, "cellular", &[], look)
 }
 
-pub(super) fn bucketed(name: &str, width: u32, turn: &str, look: Look) -> Contender {
-    Contender::new(name, "bucketed", &[("width", &width.to_string()), ("turn", &format!("\"{turn}\""))], look)
+pub(super) fn bucketed(name: &str, width: u32, look: Look) -> Contender {
+    Contender::new(name, "bucketed", &[("width", &width.to_string())], look)
 }
 
 #[cfg(test)]

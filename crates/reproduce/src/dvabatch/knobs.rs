@@ -44,7 +44,7 @@ pub(super) const FIGURE_21: ExperimentItem = ExperimentItem {
 
 /// Split alone, by both readings of the executors.
 const SPLIT_ONLY: [DvaSystem; 2] =
-    [DvaSystem::Dva("stretch = \"never\"\n"), DvaSystem::Dva("executors = \"stage\"\nstretch = \"never\"\n")];
+    [DvaSystem::Dva("stretch = false\n"), DvaSystem::Dva("executors = \"stage\"\nstretch = false\n")];
 /// The names of the readings.
 const READINGS: [&str; 2] = ["", "one executor a stage: "];
 

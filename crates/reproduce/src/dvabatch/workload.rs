@@ -205,7 +205,7 @@ impl DvaSystem {
                      drop = \"never\"\n"
                 )
             }
-            DvaSystem::Lazy => "policy = \"lazy\"\n[policy_options]\npreempt = \"slack\"\n".to_owned(),
+            DvaSystem::Lazy => "policy = \"lazy\"\n".to_owned(),
             DvaSystem::Dva(options) => format!("policy = \"dva\"\n[policy_options]\ndrop = \"never\"\n{options}"),
         }
     }

@@ -126,7 +126,7 @@ fn figure_7(_context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let contenders = [
         ("graph batching", "policy = \"bucketed\"\n[policy_options]\nwidth = 1000\npad = \"longest\"\n"),
         ("cellular batching", "policy = \"cellular\"\n[policy_options]\nmax_tasks = 1\n"),
-        ("LazyBatching", "policy = \"lazy\"\n[policy_options]\npreempt = \"slack\"\n"),
+        ("LazyBatching", "policy = \"lazy\"\n"),
     ];
     let (mut rows, mut all) = (Vec::new(), Vec::new());
     for (title, policy) in contenders {

@@ -1,7 +1,7 @@
 //! Figures 5, 12 and 13: batch sizes, latency and throughput by load.
 
 use super::SOURCE;
-use super::measured::{self, Both, MeasuredGains};
+use super::measured;
 use super::workload::{
     LOADS, LazyCase, LazySystem, MAIN, SimOutcomes, WINDOWS_MS, axis, lines, mean, run, seeds, series, settings,
 };
@@ -56,17 +56,11 @@ impl LoadSweep {
         &self.outcomes[(network * self.systems.len() + system) * self.loads.len() + load]
     }
 
-    /// Returns the ratios of graph batching to `lazy`: for the window that is best by its mean over
+    /// Returns the ratios of graph batching to LazyB: for the window that is best by its mean over
     /// loads, and the mean over windows. `better` is true if lower values are better.
-    fn ratios(
-        &self,
-        network: usize,
-        lazy: LazySystem,
-        value: impl Fn(&SimOutcomes) -> f64,
-        better_is_lower: bool,
-    ) -> (f64, f64) {
+    fn ratios(&self, network: usize, value: impl Fn(&SimOutcomes) -> f64, better_is_lower: bool) -> (f64, f64) {
         let place = |system: LazySystem| self.systems.iter().position(|&other| other == system).unwrap_or(0);
-        let lazy = place(lazy);
+        let lazy = place(LazySystem::LazyB);
         let ratio = |system: usize, load: usize| {
             let (graph, lazy) = (value(self.at(network, system, load)), value(self.at(network, lazy, load)));
             if better_is_lower { graph / lazy } else { lazy / graph }
@@ -96,30 +90,16 @@ impl LoadSweep {
         let mut overall = Vec::new();
         for (network, (id, name)) in MAIN.iter().enumerate() {
             let measured = measured::gains(context, id)?;
-            let of = |rule: fn(&Both) -> &MeasuredGains| {
-                measured
-                    .as_ref()
-                    .map(rule)
-                    .map(|gains| if what.lower { gains.latency } else { gains.throughput })
-                    .unzip()
-            };
-            let (measured_best, measured_average) = of(|both| &both.slack);
-            let (gain_best, gain_average) = of(|both| &both.gain);
-            let told = measured.as_ref().map_or("", |both| both.slack.note.as_str());
-            let (best, average) =
-                self.ratios(network, LazySystem::LazyB, |outcomes| (what.value)(outcomes).mean, what.lower);
+            let gains = measured.as_ref().map(|gains| if what.lower { gains.latency } else { gains.throughput });
+            let (measured_best, measured_average) = gains.unzip();
+            let told = measured.as_ref().map_or("", |gains| gains.note.as_str());
+            let (best, average) = self.ratios(network, |outcomes| (what.value)(outcomes).mean, what.lower);
             let row = format!("{name}: LazyB against the best window, mean over loads");
             let row = ResultRow::new(row, "x", best).paper(what.best[network]).measured(measured_best);
             rows.push(row.note(what.notes[network]).note(told));
             let row = format!("{name}: LazyB against all windows, mean over windows and loads");
             rows.push(ResultRow::new(row, "x", average).measured(measured_average).note(told));
             overall.push(average);
-            let (best, average) =
-                self.ratios(network, LazySystem::Gain, |outcomes| (what.value)(outcomes).mean, what.lower);
-            let row = ResultRow::new(format!("{name}: LazyB, gain, against the best window"), "x", best);
-            rows.push(row.measured(gain_best).note(GAIN).note(told));
-            let row = ResultRow::new(format!("{name}: LazyB, gain, against all windows"), "x", average);
-            rows.push(row.measured(gain_average).note(GAIN).note(told));
         }
         let row = "LazyB against all windows, mean over networks, windows and loads";
         rows.push(ResultRow::new(row, "x", mean(overall)).paper(what.overall).note(what.note));
@@ -133,8 +113,6 @@ impl LoadSweep {
         Ok(ItemReport { rows, figure })
     }
 }
-
-const GAIN: &str = "Ours: newcomers preempt only if that brings the sum of all answers forward (preempt = \"gain\").";
 
 /// The part of the sweep that a figure shows.
 struct SweepFigure {

@@ -2,9 +2,7 @@
 //!
 //! The paper's loads are fixed numbers for its NPU. Here they are 20, 50 and 80 % of the saturated
 //! rate of a window of 5 ms, so that low, medium and high mean the same on any machine. Windows run
-//! the whole model, LazyBatching the same file in stages: the cost of a cut counts against it. It
-//! takes turns with both preemption rules: the paper's, `slack`, and ours, `gain`, which is the
-//! policy's default.
+//! the whole model, LazyBatching the same file in stages: the cost of a cut counts against it.
 
 use super::workload::{WINDOWS_MS, mean};
 use crate::context::ReproduceContext;
@@ -20,19 +18,12 @@ pub(super) struct MeasuredGains {
     pub(super) note: String,
 }
 
-/// The ratios by the paper's preemption rule and by ours.
-#[derive(Clone, Debug)]
-pub(super) struct Both {
-    pub(super) slack: MeasuredGains,
-    pub(super) gain: MeasuredGains,
-}
-
 const SHARES: [f64; 3] = [0.2, 0.5, 0.8];
 const OUTSTANDING: u16 = 64;
 
 /// Measures the ratios on the model of this network; none if not requested, or if the repository
 /// does not have it.
-pub(super) fn gains(context: &ReproduceContext, network: &str) -> anyhow::Result<Option<Both>> {
+pub(super) fn gains(context: &ReproduceContext, network: &str) -> anyhow::Result<Option<MeasuredGains>> {
     let blocks = format!("{network}-blocks");
     let (graph, lazy) = match network {
         // Cells, which windows pad to the longest of a batch.
@@ -44,11 +35,9 @@ pub(super) fn gains(context: &ReproduceContext, network: &str) -> anyhow::Result
     let windows: Vec<String> = WINDOWS_MS.iter().map(|window| format!("{graph}{window}")).collect();
     let setting = |policies| ContestSetting { model: network, policies, outstanding: OUTSTANDING, lengths: None };
     let peak_rps = measured.peaks(setting(&windows[..1]))?.answered_rps(&windows[0]);
-    let slack = format!("{lazy},preempt=slack");
-    let contestants: Vec<String> = windows.iter().cloned().chain([slack.clone(), lazy.clone()]).collect();
+    let contestants: Vec<String> = windows.iter().cloned().chain([lazy.clone()]).collect();
     let contest = measured.at_shares(setting(&contestants), peak_rps, &SHARES)?;
-    let gains = |lazy: &str| MeasuredGains::of(&contest, &windows, lazy);
-    Ok(Some(Both { slack: gains(&slack), gain: gains(&lazy) }))
+    Ok(Some(MeasuredGains::of(&contest, &windows, &lazy)))
 }
 
 impl MeasuredGains {

@@ -28,13 +28,13 @@ pub(super) const NODES: ExperimentItem = ExperimentItem {
 /// has six layers and the choice of a word.
 const NETWORKS: [(&str, &str, u32, u32); 2] = [("gnmt", "GNMT", 5, 6), ("transformer", "Transformer", 1, 7)];
 const RATES: [f64; 5] = [64.0, 256.0, 500.0, 1000.0, 2000.0];
-const SYSTEMS: [LazySystem; 2] = [LazySystem::LazyB, LazySystem::Gain];
+const SYSTEM: LazySystem = LazySystem::LazyB;
 
 /// Returns a case whose words have these numbers of steps.
-fn case(system: LazySystem, network: &'static str, rate: f64, layers: (u32, u32)) -> LazyCase {
+fn case(network: &'static str, rate: f64, layers: (u32, u32)) -> LazyCase {
     let lengths = SentenceLengths::Layers(layers.0, layers.1);
     let loads = vec![NetworkLoad { lengths, ..NetworkLoad::new(network, SLO_MS) }];
-    LazyCase { loads, dec_timesteps: DEC_TIMESTEPS * layers.1, ..LazyCase::new(system, network, rate) }
+    LazyCase { loads, dec_timesteps: DEC_TIMESTEPS * layers.1, ..LazyCase::new(SYSTEM, network, rate) }
 }
 
 /// Runs a case with each word's time divided among its steps.
@@ -60,30 +60,24 @@ fn run(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let rates = context.points(&RATES, 2);
     let mut cases = Vec::new();
     for (network, _, encoder, decoder) in NETWORKS {
-        for system in SYSTEMS {
-            for layers in [(1, 1), (encoder, decoder)] {
-                cases.extend(rates.iter().map(|&rate| case(system, network, rate, layers)));
-            }
+        for layers in [(1, 1), (encoder, decoder)] {
+            cases.extend(rates.iter().map(|&rate| case(network, rate, layers)));
         }
     }
     let outcomes = run_as(context, &cases, by_layer)?;
     let mut chunks = outcomes.chunks(rates.len());
     let (mut rows, mut panels) = (Vec::new(), Vec::new());
     for (_, name, ..) in NETWORKS {
-        let mut curves = Vec::new();
-        for system in SYSTEMS {
-            let mut of = || chunks.next().unwrap_or(&[]);
-            let (words, layers) = (of(), of());
-            for ((rate, word), layer) in rates.iter().zip(words).zip(layers) {
-                rows.extend(rows_of(&format!("{name}, {rate}/s, {}", system.name()), [word, layer], context));
-            }
-            let points =
-                |of: &[SimOutcomes]| rates.iter().zip(of).map(|(&rate, at)| (rate, at.mean_ms().mean)).collect();
-            let mut by_layer = series(system, points(layers));
-            by_layer.name += ", a layer a node";
-            by_layer.look.dashed = true;
-            curves.extend([series(system, points(words)), by_layer]);
+        let mut of = || chunks.next().unwrap_or(&[]);
+        let (words, layers) = (of(), of());
+        for ((rate, word), layer) in rates.iter().zip(words).zip(layers) {
+            rows.extend(rows_of(&format!("{name}, {rate}/s, {}", SYSTEM.name()), [word, layer], context));
         }
+        let points = |of: &[SimOutcomes]| rates.iter().zip(of).map(|(&rate, at)| (rate, at.mean_ms().mean)).collect();
+        let mut by_layer = series(SYSTEM, points(layers));
+        by_layer.name += ", a layer a node";
+        by_layer.look.dashed = true;
+        let curves = vec![series(SYSTEM, points(words)), by_layer];
         panels.push(lines(name, axis("requests/s"), axis("mean latency, ms"), curves));
     }
     Ok(ItemReport { rows, figure: figure("Nodes of a layer and of a word", context, panels, 2) })

@@ -2,7 +2,7 @@
 //! sentences.
 
 use super::SOURCE;
-use super::measured;
+use super::measured::{self, MeasuredGains};
 use super::workload::{
     LazyCase, LazySystem, MAIN, NetworkLoad, OTHERS, SentenceLengths, SimOutcomes, axis, lines, mean, run, seeds,
     series, settings,
@@ -146,7 +146,7 @@ fn figure_16(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
 
 /// Returns the row of LazyB against the window that is best by its mean over loads, with the
 /// measurement, if any.
-fn against_the_best(name: &str, by_load: &[(&f64, &[SimOutcomes])], measured: Option<measured::Both>) -> ResultRow {
+fn against_the_best(name: &str, by_load: &[(&f64, &[SimOutcomes])], measured: Option<MeasuredGains>) -> ResultRow {
     let systems = LazySystem::all();
     let ratio = |window: LazySystem, outcomes: &[SimOutcomes]| {
         let of = |wanted| systems.iter().position(|&system| system == wanted).unwrap_or(0);
@@ -154,7 +154,6 @@ fn against_the_best(name: &str, by_load: &[(&f64, &[SimOutcomes])], measured: Op
     };
     let over_loads = |window| mean(by_load.iter().map(|(_, outcomes)| ratio(window, outcomes)));
     let best = LazySystem::graph_batching().map(over_loads).fold(f64::INFINITY, f64::min);
-    let measured = measured.map(|both| both.slack);
     let note = measured.as_ref().map_or("", |gains| gains.note.as_str());
     let row = ResultRow::new(format!("{name}: LazyB against the best window, mean over loads"), "x", best);
     row.measured(measured.as_ref().map(|gains| gains.latency.0)).note(note)

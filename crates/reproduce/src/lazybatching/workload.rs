@@ -32,8 +32,6 @@ pub(super) enum LazySystem {
     GraphB(u32),
     LazyB,
     Oracle,
-    /// LazyB with our condition that preempting must pay.
-    Gain,
 }
 
 /// A model under load.
@@ -92,7 +90,7 @@ impl LazySystem {
     pub(super) fn all() -> Vec<LazySystem> {
         let mut all = vec![LazySystem::Serial];
         all.extend(LazySystem::graph_batching());
-        all.extend([LazySystem::LazyB, LazySystem::Oracle, LazySystem::Gain]);
+        all.extend([LazySystem::LazyB, LazySystem::Oracle]);
         all
     }
 
@@ -106,7 +104,6 @@ impl LazySystem {
             LazySystem::GraphB(window) => format!("GraphB({window})"),
             LazySystem::LazyB => "LazyB".to_owned(),
             LazySystem::Oracle => "Oracle".to_owned(),
-            LazySystem::Gain => "LazyB, gain".to_owned(),
         }
     }
 
@@ -119,7 +116,6 @@ impl LazySystem {
             }
             LazySystem::LazyB => Look::solid(0),
             LazySystem::Oracle => Look::dashed(0),
-            LazySystem::Gain => Look::dashed(6),
         }
     }
 
@@ -141,12 +137,10 @@ impl LazySystem {
             (LazySystem::GraphB(window), true) => format!(
                 "policy = \"bucketed\"\n[policy_options]\n{one_bucket}window_ms = {window}\nmax_batch = {max_batch}\n"
             ),
-            (LazySystem::LazyB | LazySystem::Oracle | LazySystem::Gain, _) => {
+            (LazySystem::LazyB | LazySystem::Oracle, _) => {
                 let name = if self == LazySystem::Oracle { "lazy-oracle" } else { "lazy" };
-                let preempt = if self == LazySystem::Gain { "gain" } else { "slack" };
                 format!(
-                    "policy = \"{name}\"\n[policy_options]\nmax_batch = {max_batch}\ndec_timesteps = {dec_timesteps}\n\
-                     preempt = \"{preempt}\"\n"
+                    "policy = \"{name}\"\n[policy_options]\nmax_batch = {max_batch}\ndec_timesteps = {dec_timesteps}\n"
                 )
             }
         }

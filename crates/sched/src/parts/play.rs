@@ -205,6 +205,6 @@ impl Play {
 
 /// Returns the predicted number of remaining steps of a block; one for a decoder that continues
 /// beyond the prediction.
-pub(crate) fn steps_left(block: &Block, request: &Request, until_end: u32, done: u32) -> u32 {
+fn steps_left(block: &Block, request: &Request, until_end: u32, done: u32) -> u32 {
     cost::steps(block, request, until_end).saturating_sub(done).max(1)
 }

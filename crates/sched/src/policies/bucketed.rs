@@ -6,17 +6,16 @@
 //! 1. Bucket i of a model holds the requests whose length is in (i·w, (i+1)·w], w being the
 //!    `width`.
 //! 2. A device that has ended its last batch takes one from the next non-empty bucket in turn,
-//!    without waiting for more: as many requests as fit, the oldest first.
+//!    without waiting for more: as many requests as fit, the oldest first. A bucket keeps its turn
+//!    as long as it can fill whole batches.
 //! 3. Every member takes as many steps as the bucket's longest possible request: the graph is
 //!    materialised once per bucket.
 //! 4. All members are answered when the batch has ended.
-//! 5. With `turn = "drain"` a bucket keeps its turn as long as it can fill whole batches; with
-//!    `"one"` it has one batch.
-//! 6. With `window_ms` a batch that is not full waits until its oldest request has waited that long
+//! 5. With `window_ms` a batch that is not full waits until its oldest request has waited that long
 //!    (GraphB of LazyBatching).
 //!
-//! State: a queue per bucket, a batch per device. Knobs: `width`, `turn`, `pad`, `window_ms`,
-//! `max_batch`, `drop`. It ignores deadlines and the cost of batches, and cannot serve trees and
+//! State: a queue per bucket, a batch per device. Knobs: `width`, `pad`, `window_ms`, `max_batch`,
+//! `drop`. It ignores deadlines and the cost of batches, and cannot serve trees and
 //! graphs: they have no common padded form.
 //!
 //! Choices where the paper leaves freedom: the length of a turn (a measured decision, see
@@ -29,9 +28,9 @@ use super::{DROP, MAX_BATCH, SET_AHEAD};
 use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::cells::{CellModel, CellRules, CellScheduler, Cells, Choose, Join, Leave, Padding, check};
 use crate::parts::models::{BatchOptions, PerModel};
-use crate::policy::{Chains, Form, Needs, Policy, ServedSetting};
+use crate::policy::{Chains, Form, Needs, Policy};
 use crate::{Scheduler, Setup};
-use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
+use ripieno_base::{BlockId, DeviceId, ModelId, Nanos};
 use ripieno_model::{DropRule, Model, Walk};
 
 pub(crate) const POLICY: Policy = Policy {
@@ -40,10 +39,9 @@ pub(crate) const POLICY: Policy = Policy {
     summary: "sequences of similar lengths are padded to one length and run as one",
     walks: &[Walk::Whole, Walk::Chain, Walk::Repeat, Walk::Stacked, Walk::Bidirectional, Walk::EncodeDecode],
     chains: Chains::NoSkips,
-    knobs: &[WIDTH, TURN, PAD, WINDOW_MS, MAX_BATCH, Knob { default: "never", ..DROP }],
+    knobs: &[WIDTH, PAD, WINDOW_MS, MAX_BATCH, Knob { default: "never", ..DROP }],
     needs: |_| Needs { depth: SET_AHEAD, pads: true, ..Needs::ONE_TASK },
-    // A model that always fills its batches would keep a turn that lasts until its queue is empty.
-    served: &[("turn", ServedSetting::Word("one"))],
+    served: &[],
     form: Form::OnePiece(build),
 };
 
@@ -51,13 +49,6 @@ const WIDTH: Knob = Knob {
     name: "width",
     default: "10",
     help: "number of lengths in a bucket; narrow ones pad less, wide ones wait less",
-};
-
-const TURN: Knob = Knob {
-    name: "turn",
-    default: "drain",
-    help: "batches of a bucket in its turn: \"drain\" = all its full batches, or one that is not full; \"one\" = one \
-           batch",
 };
 
 const PAD: Knob = Knob {
@@ -75,7 +66,6 @@ const WINDOW_MS: Knob = Knob {
 
 fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
     check(setup)?;
-    let drains = knobs.choice(TURN.name, &[("drain", true), ("one", false)], true)?;
     let pads = [("bucket", Padding::ToBucket), ("longest", Padding::ToLongest)];
     let padding = knobs.choice(PAD.name, &pads, Padding::ToBucket)?;
     let width = PerModel::read(&setup.models, |model| knobs.count(WIDTH.name, model))?;
@@ -84,7 +74,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     let terms = move |model: &Model| CellRules {
         merges: false,
         max_tasks: usize::MAX,
-        join: Join::InSets { width: Some(width.of(model).unwrap_or(10).min(1 << 20) as u32), drains },
+        join: Join::InSets { width: Some(width.of(model).unwrap_or(10).min(1 << 20) as u32) },
         leave: Leave::WithItsSet(padding),
         pads_output: true,
         window: Nanos::from_millis_f64(window_ms.of(model).unwrap_or(0.0)),
@@ -98,7 +88,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
 pub(super) struct InOrder;
 
 impl Choose for InOrder {
-    fn choose(&mut self, _now: Time, cells: &Cells, device: DeviceId) -> Option<(ModelId, BlockId)> {
+    fn choose(&mut self, cells: &Cells, device: DeviceId) -> Option<(ModelId, BlockId)> {
         let of_model = |(id, served): (ModelId, &CellModel)| {
             let block = served.cells.iter().position(|cell| cell.ready(device) > 0)?;
             Some((served.cells[block].chosen, id, BlockId(block as u16)))

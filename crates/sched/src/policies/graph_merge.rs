@@ -59,7 +59,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     let terms = move |model: &Model| CellRules {
         merges: true,
         max_tasks: usize::MAX,
-        join: Join::InSets { width: None, drains: false },
+        join: Join::InSets { width: None },
         leave: Leave::WithItsSet(Padding::None),
         pads_output: false,
         window: Nanos::ZERO,

@@ -11,15 +11,15 @@
 //!    for two cells at most while there is room: the rest of the running one, and the one behind
 //!    it.
 //!
-//! State: that of "cellular". Knobs: `order`, `max_batch`, `drop`. It ignores deadlines and the
-//! cost of batches, except for the drop rule and the order.
+//! State: that of "cellular". Knobs: `max_batch`, `drop`. It ignores deadlines, except for the drop
+//! rule, and the cost of batches.
 //!
 //! Choices where the paper leaves freedom: the order among several cell types of a model (the
-//! paper's has one). A device that may hold one task only gets the next one when it is idle: that
-//! is `cellular` with `max_tasks = 1`. Where the end of a block is not known in advance, the step
-//! after the end runs and is wasted.
+//! paper's has one) is that of "cellular". A device that may hold one task only gets the next one
+//! when it is idle: that is `cellular` with `max_tasks = 1`. Where the end of a block is not known
+//! in advance, the step after the end runs and is wasted.
 
-use super::cellular::{Algorithm1, ORDER, order};
+use super::cellular::Algorithm1;
 use super::{DROP, MAX_BATCH};
 use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::cells::{CellRules, CellScheduler, check};
@@ -34,7 +34,7 @@ pub(crate) const POLICY: Policy = Policy {
     summary: "requests join and leave at every cell, and the next one is decided while one runs",
     walks: &Walk::ALL,
     chains: Chains::Any,
-    knobs: &[ORDER, MAX_BATCH, Knob { default: "never", ..DROP }],
+    knobs: &[MAX_BATCH, Knob { default: "never", ..DROP }],
     needs: |_| Needs { depth: TASKS, nodes: true, ..Needs::ONE_TASK },
     served: &[],
     form: Form::OnePiece(build),
@@ -46,6 +46,5 @@ const TASKS: usize = 2;
 fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
     check(setup)?;
     let options = BatchOptions::read(setup, knobs, DropRule::Never)?;
-    let choice = Algorithm1 { order: order(knobs)? };
-    Ok(Box::new(CellScheduler::with_fewest(setup, options, |_| CellRules::STEP_BY_STEP, choice, TASKS)))
+    Ok(Box::new(CellScheduler::with_fewest(setup, options, |_| CellRules::STEP_BY_STEP, Algorithm1, TASKS)))
 }

@@ -23,7 +23,8 @@ const WHOLE: &[&str] = &[
     "graph-merge",
     "lazy-oracle",
 ];
-const CHAINS: &[&str] = &["unified", "delay-batch", "dva", "lazy", "cellular"];
+/// "cellular" forms its batches of chains block by block, and is at 0.84 of its peak at worst.
+const CHAINS: &[&str] = &["unified", "delay-batch", "dva", "lazy"];
 /// Policies that do not pad all requests to the longest.
 const PADDED: &[&str] = &["unified", "delay-batch", "dva"];
 const CELLS: &[&str] = &["unified", "cellular", "lazy"];

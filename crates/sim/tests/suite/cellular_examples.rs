@@ -466,8 +466,7 @@ fn trees(policy: &str, starts: &[f64], expected: Expect) {
         Arrival { extent, graph: Some(0), ..Arrival::new(at(start), ModelId(0), at(start + 1000.0)) }
     };
     let arrivals: Vec<_> = starts.iter().map(arrival).collect();
-    let knobs = if policy == "cellular" { "order=priority" } else { "" };
-    expected.assert_eq(&run(policy, knobs, model(Walk::Tree, blocks), 1, &arrivals, &[complete_tree(16)]));
+    expected.assert_eq(&run(policy, "", model(Walk::Tree, blocks), 1, &arrivals, &[complete_tree(16)]));
 }
 
 /// BatchMaker, section 4.4: 16 leaves are 16 subgraphs that are released together, the 15 inner
@@ -548,7 +547,7 @@ fn two_workers() {
         Arrival { extent, output, ..Arrival::new(at(start), ModelId(0), at(start + 1000.0)) }
     };
     let arrivals: Vec<_> = [(0.0, 2, 3), (0.0, 3, 2), (0.5, 1, 1)].iter().map(arrival).collect();
-    let table = run("cellular", "max_tasks=2 order=priority", model, 2, &arrivals, &[]);
+    let table = run("cellular", "max_tasks=2", model, 2, &arrivals, &[]);
     expect![[r#"
         0 1 w0 ct0 [1, 2]
         0.5 1.5 w1 ct0 [3]

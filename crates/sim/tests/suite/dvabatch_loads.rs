@@ -32,10 +32,6 @@ fn uneven(stages: &[(f64, usize)]) -> Model {
 }
 
 /// Stages that take αb + β ms.
-fn linear(stages: &[(f64, f64)]) -> Model {
-    model(stages.iter().map(|&(alpha, beta)| (1..=BATCH).map(|rows| alpha * rows as f64 + beta).collect()))
-}
-
 fn model(stages: impl Iterator<Item = Vec<f64>>) -> Model {
     let block = |(at, table): (usize, Vec<f64>)| {
         let table: Vec<_> = table.into_iter().map(Nanos::from_millis_f64).collect();
@@ -79,26 +75,13 @@ fn unet() -> Model {
     uneven(&[(10.0, 32), (10.0, 32), (3.0, 8), (3.0, 8)])
 }
 
+/// The paper's fixed time pauses batches that gain nothing by it.
 #[test]
-fn stretch_never_costs_more_than_two_percent() {
-    for (name, model) in [("even", resnet()), ("flat", uneven(&[(3.0, 64); 4])), ("linear", linear(&[(0.5, 1.0); 4]))] {
-        for load in [0.1, 0.25, 0.6, 0.75, 0.9] {
-            let free = mean_ms("delay-batch", &[], 1, &model, load);
-            for lanes in [1, 2] {
-                let dva = mean_ms("dva", &[], lanes, &model, load);
-                assert!(dva <= 1.02 * free, "{name} at {load}, {lanes} lanes: {dva} and {free} ms");
-                // It also does not cost the gain of lanes.
-                let never = mean_ms("dva", &[("stretch", "never")], lanes, &model, load);
-                assert!(dva <= 1.02 * never, "{name} at {load}, {lanes} lanes: {dva} and {never} ms");
-            }
-        }
-    }
-    // The paper's fixed time pauses batches that gain nothing by it.
-    let (free, fixed) = (
-        mean_ms("delay-batch", &[], 1, &resnet(), 0.75),
-        mean_ms("dva", &[("stretch", "comp-wait")], 1, &resnet(), 0.75),
-    );
+fn stretch_costs_latency_where_batches_are_large() {
+    let (free, fixed) = (mean_ms("delay-batch", &[], 1, &resnet(), 0.75), mean_ms("dva", &[], 1, &resnet(), 0.75));
     assert!(fixed > 1.1 * free, "{fixed} and {free} ms");
+    let without = mean_ms("dva", &[("stretch", "false")], 1, &resnet(), 0.75);
+    assert!(without <= 1.02 * free, "{without} and {free} ms");
 }
 
 #[test]

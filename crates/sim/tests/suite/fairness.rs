@@ -9,15 +9,14 @@ use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, End, Jitter, Observer, World};
 use ripieno_workload::{ArrivalProcess as Process, Arrivals, stream, unit};
 
-/// All policies that serve and differ for whole models, except "clockwork" and "shepherd", whose
-/// own order of models admission control cannot correct, and "serial", which does not batch.
+/// All policies that serve and differ for whole models, except "clockwork", "shepherd", "cellular"
+/// and "bucketed", whose own order of models admission control cannot correct, and "serial", which
+/// does not batch.
 const POLICIES: &[(&str, Objective)] = &[
     ("unified", Objective::Latency),
     ("unified", Objective::Efficiency),
     ("lazy", Objective::Latency),
     ("dva", Objective::Latency),
-    ("cellular", Objective::Latency),
-    ("bucketed", Objective::Latency),
     ("graph-merge", Objective::Latency),
 ];
 /// The flows: model and client.
@@ -182,14 +181,11 @@ fn random_pair(index: u64) -> Case {
 
 #[test]
 fn so_it_is_in_random_pairs() {
-    let policies = POLICIES.iter().filter(|(name, _)| ["deferred", "eager", "lazy", "dva", "cellular"].contains(name));
-    for &policy in policies {
-        // Policies that order batches of different models by deadline serve the light model even if
-        // a batch of the other takes half of its SLO; the others lose a few of its requests then.
-        let bound = if ["deferred", "eager"].contains(&policy.0) { 0.985 } else { 0.91 };
+    for &policy in POLICIES.iter().filter(|(name, _)| ["lazy", "dva"].contains(name)) {
         for index in 0..4 {
             let (modest, light) = worst(&random_pair(index), policy, &[0.9, 1.5, 10.0]);
-            assert!(modest >= 0.97 && light >= bound, "pair {index} under {policy:?}: {modest:.3}, {light:.3}");
+            // A batch of the other that takes half of its SLO costs the light model a few requests.
+            assert!(modest >= 0.97 && light >= 0.91, "pair {index} under {policy:?}: {modest:.3}, {light:.3}");
         }
     }
 }

@@ -161,10 +161,6 @@ fn cases_that_were_found_by_chance() {
         ("cells-step", "late", None, 0, 370.0),
         ("cells-step", "lazy", None, 0, 350.0),
         ("light-beside-long", "dva", None, 0, 490.0),
-        ("light-cells-beside-whole", "cellular", None, 1, 1.95),
-        ("light-cells-beside-whole", "cellular", None, 0, 140.0),
-        ("light-cells-beside-whole", "lazy", None, 1, 1.95),
-        ("light-chain-beside-chain", "lazy", None, 0, 10.4),
         ("padded", "lazy", Some(4_580.0), 0, 1_045.0),
         ("padded", "lazy", Some(15_268.0), 0, 1_045.0),
     ];

@@ -343,7 +343,7 @@ fn algorithm_1_of_batchmaker_task_by_task() {
     let mut joined = 0;
     for seed in 0..CASES {
         let case = cells(seed);
-        let simulated = case.simulated("cellular", &format!("order=priority max_tasks={}", case.max_tasks));
+        let simulated = case.simulated("cellular", &format!("max_tasks={}", case.max_tasks));
         assert_eq!(simulated, BatchMaker::run(&case), "seed {seed}");
         joined += simulated.tasks.iter().filter(|task| task.4.len() > 1).count();
     }
@@ -355,7 +355,7 @@ fn lazy_batching_task_by_task() {
     let (mut preempted, mut joined) = (0, 0);
     for seed in 0..CASES {
         let case = chain(seed);
-        let simulated = case.simulated("lazy", "preempt=slack");
+        let simulated = case.simulated("lazy", "");
         assert_eq!(simulated, lazy_batching(&case), "seed {seed}");
         let blocks: Vec<u16> = simulated.tasks.iter().map(|task| task.3).collect();
         preempted +=

@@ -193,10 +193,10 @@ promises! {
     late: "late" "";
     late_that_drops: "late" "drop=hopeless max_batch=3";
     lazy: "lazy" "";
-    lazy_that_drops: "lazy" "preempt=slack drop=expired";
+    lazy_that_drops: "lazy" "drop=expired";
     lazy_oracle: "lazy-oracle" "";
     bucketed: "bucketed" "width=3";
-    bucketed_to_the_longest: "bucketed" "width=100 pad=longest turn=one";
+    bucketed_to_the_longest: "bucketed" "width=100 pad=longest";
     graph_merge: "graph-merge" "";
     graph_merge_that_takes_time: "graph-merge" "merge_us_per_node=40 max_batch=4 drop=expired";
     whole_batches_only: "deferred" "";

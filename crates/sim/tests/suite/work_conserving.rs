@@ -3,8 +3,9 @@
 //! the device is free.
 //!
 //! Joining, splitting and parallel execution change the order of work, and so the mean latency;
-//! they must not cost throughput. Both are checked: the mean may exceed ZeroBatch's by two percent,
-//! and no queue may grow where ZeroBatch's does not. By default a part of the chains runs; all of
+//! they must not cost throughput. No queue may grow where ZeroBatch's does not; and the mean may
+//! exceed ZeroBatch's by two percent, except under published rules that pause a running batch for
+//! newcomers. By default a part of the chains runs; all of
 //! them with `RIPIENO_CHAINS=200 cargo test -p ripieno-sim --test suite work_conserving --
 //! --nocapture`.
 
@@ -175,17 +176,21 @@ fn mean(latencies: &[(u64, f64)]) -> f64 {
 /// catalogue wait on purpose ("deferred" also with an objective: it spaces batches), plan for
 /// deadlines, or do not batch ("serial"); "bucketed" pads to its buckets' ends, and "delay-batch"
 /// is the reference.
-const POLICIES: [(&str, &str); 10] = [
+const POLICIES: [(&str, &str); 5] = [
     ("eager", "drop=never"),
-    ("dva", ""),
+    ("dva", "stretch=false"),
+    ("dva", "stretch=false buffers=1"),
+    ("dva", "stretch=false buffers=4"),
+    ("graph-merge", ""),
+];
+/// Those that pause a running batch for newcomers, or run other blocks between its blocks.
+const PAUSING: [(&str, &str); 6] = [
     ("dva", "buffers=1"),
-    ("dva", "buffers=4"),
     ("lazy", ""),
     ("lazy-oracle", ""),
     ("cellular", ""),
     ("cellular", "max_tasks=1"),
     ("late", ""),
-    ("graph-merge", ""),
 ];
 
 /// The results of one policy over all cases.
@@ -209,7 +214,7 @@ fn no_policy_falls_behind_zero_batch() {
             if zero.falls_behind() {
                 continue;
             }
-            for (policy, knobs) in POLICIES {
+            for (policy, knobs) in POLICIES.into_iter().chain(PAUSING) {
                 let Some(mut answered) = case.run(policy, knobs, load) else { continue };
                 let (ratio, unstable) = (answered.mean() / zero.mean(), answered.falls_behind());
                 let record = records.entry(format!("{policy} {knobs}")).or_default();
@@ -217,7 +222,7 @@ fn no_policy_falls_behind_zero_batch() {
                 record.unstable += u32::from(unstable);
                 record.worst = record.worst.max(ratio);
                 record.logarithms += ratio.ln();
-                if unstable || ratio > SLACK {
+                if unstable || (ratio > SLACK && !PAUSING.contains(&(policy, knobs))) {
                     record.missed += 1;
                     writeln!(missed, "{policy} {knobs}, {case} at {load}: {ratio:.3} of {:.1} ms", zero.mean())
                         .unwrap();
@@ -235,7 +240,7 @@ fn no_policy_falls_behind_zero_batch() {
         )
         .unwrap();
     }
-    assert_eq!(records.len(), POLICIES.len(), "each policy serves some chain:\n{table}");
+    assert_eq!(records.len(), POLICIES.len() + PAUSING.len(), "each policy serves some chain:\n{table}");
     assert!(missed.is_empty(), "{missed}{table}");
     println!("{table}");
 }

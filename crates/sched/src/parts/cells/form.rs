@@ -15,7 +15,6 @@ impl Cells {
         let choices = self.choices;
         let served = self.served_mut(model);
         served.cells[block.index()].chosen = choices;
-        served.cells[block.index()].chosen_at = now;
         // A fixed set would queue steps beyond its end, which is not known in advance.
         let blind = served.terms.join != Join::AtOnce && served.steps(block) == Steps::UntilEnd;
         // A block that runs once makes nothing ready that could follow, and requests that arrive

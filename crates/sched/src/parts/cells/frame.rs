@@ -46,7 +46,7 @@ impl<C: Choose> CellScheduler<C> {
     /// Returns whether there was a batch for it.
     fn schedule(&mut self, now: Time, device: DeviceId, out: &mut Outbox) -> bool {
         self.cells.assign_set(now, device);
-        let chosen = self.choice.choose(now, &self.cells, device);
+        let chosen = self.choice.choose(&self.cells, device);
         if let Some((model, block)) = chosen {
             self.cells.batch(now, model, block, device, out);
         }

@@ -22,7 +22,6 @@ mod graphs;
 mod outlook;
 mod served;
 mod sets;
-mod slack;
 mod subgraphs;
 mod walk;
 
@@ -85,8 +84,6 @@ pub(crate) enum Join {
     InSets {
         /// Number of lengths in a bucket; none puts all lengths into one.
         width: Option<u32>,
-        /// Whether a bucket keeps its turn as long as it can fill sets.
-        drains: bool,
     },
 }
 
@@ -114,7 +111,7 @@ pub(crate) enum Padding {
 /// The rule for the next cell type of an idle device.
 pub(crate) trait Choose: Send {
     /// Returns a cell type with a ready node for this device.
-    fn choose(&mut self, now: Time, cells: &Cells, device: DeviceId) -> Option<(ModelId, BlockId)>;
+    fn choose(&mut self, cells: &Cells, device: DeviceId) -> Option<(ModelId, BlockId)>;
 }
 
 /// The common state.
@@ -236,8 +233,8 @@ impl Cells {
     pub(crate) fn load(&mut self, id: ModelId, model: Model, terms: CellRules) {
         let buckets = match terms.join {
             Join::AtOnce => 0,
-            Join::InSets { width: None, .. } => 1,
-            Join::InSets { width: Some(_), .. } => sets::BUCKETS,
+            Join::InSets { width: None } => 1,
+            Join::InSets { width: Some(_) } => sets::BUCKETS,
         };
         assert_eq!(served::fault(&model), None, "the driver asks first whether the policy serves a model");
         let devices = self.devices.ids().count();
@@ -255,14 +252,6 @@ impl Cells {
     /// Returns all models, including unloaded ones with running requests.
     pub(crate) fn models(&self) -> impl Iterator<Item = (ModelId, &CellModel)> {
         self.models.iter()
-    }
-
-    /// Returns the number of times that a cell type must be chosen until its oldest request, a
-    /// sequence, has completed it.
-    pub(crate) fn turns(&self, served: &CellModel, cell: &CellType) -> u32 {
-        let oldest = cell.queue.front().map(|id| self.subgraphs.at(id));
-        let steps = oldest.filter(|subgraph| !subgraph.is_graph).map_or(1, |subgraph| subgraph.total);
-        steps.div_ceil(served.terms.max_tasks.min(self.max_tasks) as u32).max(1)
     }
 
     /// Returns the number of tasks that a device holds.

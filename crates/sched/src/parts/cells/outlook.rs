@@ -2,8 +2,8 @@
 //! and those that cannot be in time any more.
 
 use super::served::Stage;
-use super::slack::Remaining;
 use super::{CellModel, CellRequestState, Cells, Walker};
+use crate::parts::cost;
 use crate::{Action, Request, Why};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
 use ripieno_model::{DropRule, Steps};
@@ -26,11 +26,25 @@ pub(crate) struct CellOutlook {
     pub(crate) catch_up: Nanos,
 }
 
+/// The expected rest of a request, beyond the lengths that it brings.
+#[derive(Clone, Copy, Debug)]
+struct Remaining {
+    /// Number of steps of a block that runs until its end.
+    until_end: u32,
+    /// Number of nodes of its graph that have not run.
+    nodes: u32,
+}
+
 impl Remaining {
     /// Returns what earlier requests and the progress of this one let expect.
     fn learnt(served: &CellModel, walker: &Walker) -> Remaining {
         let extent = walker.request.extent;
         Remaining { until_end: served.expected_steps(extent.limit), nodes: extent.length.saturating_sub(walker.done) }
+    }
+
+    /// Returns the number of levels of a balanced tree of the remaining nodes.
+    fn levels(self) -> i64 {
+        i64::from(self.nodes.max(1).ilog2()) + 1
     }
 }
 
@@ -85,6 +99,70 @@ impl Cells {
             times.work += block.profile.latency(cell.max).scale(u64::from(all), cell.max as u64);
         }
         times
+    }
+
+    /// Returns the requests of a cell type's next batch on a device, and the rows of each.
+    fn next_batch(&self, served: &CellModel, block: usize, device: DeviceId) -> impl Iterator<Item = (&Walker, usize)> {
+        let rows = served.cells[block].next_rows(device);
+        let (mut next, mut seen) = (served.cells[block].queue.front(), 0);
+        let queued = std::iter::from_fn(move || {
+            let id = next?;
+            next = self.subgraphs.links.next(id);
+            Some(self.subgraphs.at(id))
+        });
+        let ready = queued.filter(move |of| of.ready > 0 && of.pinned.is_none_or(|other| other == device));
+        let taken = ready.take_while(move |of| {
+            let room = seen < rows;
+            seen += of.ready as usize;
+            room
+        });
+        taken.map(|of| (&self.walkers[of.slot.index()], of.ready as usize))
+    }
+
+    /// Returns the remaining profiled time of a request at this block, in batches of `rows` rows.
+    fn left(&self, served: &CellModel, walker: &Walker, block: usize, rows: usize, remaining: Remaining) -> Nanos {
+        let Walker { request, stage, length, .. } = *walker;
+        if !served.model.walk.is_unfolded() {
+            return cost::of_blocks(&served.model, BlockId(block as u16), rows, length);
+        }
+        let step = |block: usize| {
+            let block = &served.model.blocks[block];
+            block.profile.latency(rows.min(block.profile.max_batch()))
+        };
+        let whole = |block: usize| match served.model.blocks[block].steps {
+            Steps::Nodes => step(block) * remaining.levels(),
+            _ => step(block) * i64::from(cost::steps(&served.model.blocks[block], &request, remaining.until_end)),
+        };
+        let now = match served.stages.get(stage) {
+            Some(Stage::Lines(_)) => self.lines_left(served, walker, remaining, step),
+            _ => whole(block),
+        };
+        let later = served.stages.iter().skip(stage + 1);
+        now + later.flat_map(|stage| stage.blocks().clone()).map(|block| whole(usize::from(block))).sum::<Nanos>()
+    }
+
+    /// Returns the remaining time of the sequences that a request runs now.
+    fn lines_left(
+        &self,
+        served: &CellModel,
+        walker: &Walker,
+        remaining: Remaining,
+        step: impl Fn(usize) -> Nanos,
+    ) -> Nanos {
+        let (mut left, mut next) = (Nanos::ZERO, self.subgraphs.first(walker.request.slot));
+        while let Some(id) = next {
+            next = self.subgraphs.next(id);
+            let subgraph = self.subgraphs.at(id);
+            if !subgraph.over {
+                let steps = match served.steps(subgraph.block) {
+                    // Beyond the expected end, one more step is expected.
+                    Steps::UntilEnd => remaining.until_end.max(subgraph.submitted + 1).min(subgraph.steps),
+                    _ => subgraph.steps,
+                };
+                left += step(subgraph.block.index()) * i64::from(steps.saturating_sub(subgraph.submitted));
+            }
+        }
+        left
     }
 
     /// Returns the remaining profiled time of a request in its current stage, in batches of `rows`

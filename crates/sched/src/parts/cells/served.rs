@@ -2,7 +2,7 @@
 
 use super::CellRules;
 use crate::parts::models;
-use ripieno_base::{BlockId, DeviceId, List, Time};
+use ripieno_base::{BlockId, DeviceId, List};
 use ripieno_model::{Block, Model, Steps};
 use std::ops::Range;
 
@@ -65,9 +65,8 @@ pub(crate) struct CellType {
     pub(crate) min: usize,
     pub(crate) max: usize,
     pub(crate) priority: u32,
-    /// The last choice of this type, as a count of choices and as a time.
+    /// The last choice of this type, as a count of choices.
     pub(crate) chosen: u64,
-    pub(crate) chosen_at: Time,
 }
 
 impl CellModelState {
@@ -91,7 +90,6 @@ impl CellModelState {
                 max: supported.max().unwrap_or(max),
                 priority: block.priority,
                 chosen: 0,
-                chosen_at: Time::ORIGIN,
             }
         };
         let cells = model.blocks.iter().map(cell).collect();
@@ -143,14 +141,6 @@ impl CellModel {
     pub(super) fn release(&mut self, device: DeviceId) {
         self.held[device.index()] -= 1;
         self.devices -= usize::from(self.held[device.index()] == 0);
-    }
-
-    /// Returns the blocks that a request runs in parallel with this one, including it.
-    pub(super) fn beside(&self, block: usize) -> Range<usize> {
-        match self.stages.iter().find(|stage| stage.blocks().contains(&(block as u16))) {
-            Some(Stage::Lines(blocks)) => usize::from(blocks.start)..usize::from(blocks.end),
-            _ => block..block + 1,
-        }
     }
 
     pub(super) fn steps(&self, block: BlockId) -> Steps {

@@ -50,7 +50,7 @@ impl Cells {
     fn bucket(&self, slot: RequestSlot) -> (ModelId, usize) {
         let request = &self.walkers[slot.index()].request;
         let bucket = match self.served(request.model).terms.join {
-            Join::InSets { width: Some(width), .. } => (request.extent.length.max(1) - 1) / width,
+            Join::InSets { width: Some(width) } => (request.extent.length.max(1) - 1) / width,
             _ => 0,
         };
         (request.model, (bucket as usize).min(BUCKETS - 1))
@@ -83,7 +83,7 @@ impl Cells {
         self.devices[device].ready = now + merged.max(Nanos::ZERO);
         let longest = self.sets.get(id).length;
         let bucket_end = match self.served(model).terms.join {
-            Join::InSets { width: Some(width), .. } => (bucket as u32 + 1).saturating_mul(width).max(longest),
+            Join::InSets { width: Some(width) } => (bucket as u32 + 1).saturating_mul(width).max(longest),
             _ => longest,
         };
         let padded = match self.padding(model) {
@@ -113,14 +113,14 @@ impl Cells {
     }
 
     /// Returns the next bucket in turn with a set in it: a full one, or one whose oldest request
-    /// has waited for the window.
+    /// has waited for the window. A bucket of lengths keeps its turn while it can fill sets.
     fn next_bucket(&self, now: Time, device: DeviceId) -> Option<(ModelId, usize)> {
         let (model, bucket) = self.turns.last;
         let count = self.models.len();
         if let Some(served) = self.models.find(ModelId(model as u16)) {
             let full = |list: &List| list.len() >= served.max_batch;
-            let drains = matches!(served.terms.join, Join::InSets { drains: true, .. });
-            if drains && served.may_run_on(device) && served.buckets.get(bucket).is_some_and(full) {
+            let in_buckets = matches!(served.terms.join, Join::InSets { width: Some(_) });
+            if in_buckets && served.may_run_on(device) && served.buckets.get(bucket).is_some_and(full) {
                 return Some((ModelId(model as u16), bucket));
             }
         }

@@ -2,14 +2,9 @@
 //! remaining time.
 
 use super::pipeline::PipelineRun;
-use super::rules::{Busy, SplitPlan, WHOLE};
+use super::rules::{Busy, WHOLE};
 use crate::parts::devices;
 use ripieno_base::{LaneId, ModelId, Nanos, Time};
-use ripieno_model::Model;
-
-/// Share from which a device with several lanes counts as well used. Below it, newcomers use the
-/// idle part.
-const FULL: u32 = WHOLE / 5 * 4;
 
 /// A lane of a device, and the model whose batch and its parts run on it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -74,29 +69,9 @@ impl DvaDevice {
         })
     }
 
-    /// Returns the expected time at which the next lane becomes free, in profiled time.
-    pub(super) fn next_end(&self, now: Time) -> Time {
-        self.left(now).min().map_or(Time::NEVER, |left| now + left)
-    }
-
     /// Returns the profiled time until all lanes are free.
     pub(super) fn rest(&self, now: Time) -> Nanos {
         self.left(now).max().unwrap_or(Nanos::ZERO)
-    }
-
-    /// Returns whether newcomers should not join a batch on a device with several lanes: they fit
-    /// beside it, or the running batches use the device as well as a larger batch would.
-    pub(super) fn better_separate(
-        &self,
-        model: &Model,
-        plan: &SplitPlan,
-        stage: usize,
-        rows: usize,
-        new_rows: usize,
-    ) -> bool {
-        let used = self.shares() + plan.share(model, stage, rows, 1);
-        let fits = self.free_lane().is_some() && used + plan.share(model, 0, new_rows, 1) <= WHOLE;
-        self.lanes.len() > 1 && (fits || used >= FULL)
     }
 
     /// Returns whether a task of this share would slow down no other: nothing runs, or there is

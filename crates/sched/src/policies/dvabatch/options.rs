@@ -1,7 +1,7 @@
 //! The catalogue row of "dva" and its options.
 
 use super::DvaBatch;
-use super::rules::{Diversity, Executors, MAX_LANES, SplitTerms, Stretch};
+use super::rules::{Diversity, Executors, MAX_LANES, SplitTerms};
 use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::models::{BatchOptions, PerModel};
 use crate::policies::{DROP, MAX_BATCH, WHOLE};
@@ -50,14 +50,13 @@ pub(crate) const POLICY: Policy = Policy {
         },
         Knob {
             name: "stretch",
-            default: "gain",
-            help: "condition for newcomers to join a running batch: \"gain\" = the total wait falls by the profiles, \
-                   \"comp-wait\" = it has run for less than comp_wait_ms, \"never\"",
+            default: "true",
+            help: "newcomers may join a batch that has run for at most comp_wait_ms: true or false",
         },
         Knob {
             name: "comp_wait_ms",
             default: "half of what a batch of 8 takes",
-            help: "time after its start during which a batch may be joined with stretch = \"comp-wait\", in ms",
+            help: "time after its start during which a batch may be joined, in ms",
         },
         Knob {
             name: "window_ms",
@@ -89,7 +88,6 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         ("operator", Some(Diversity::Operator)),
         ("load", Some(Diversity::Load)),
     ];
-    let stretches = [("gain", Stretch::Gain), ("comp-wait", Stretch::CompWait), ("never", Stretch::Never)];
     let millis = |knob: &str, model: Option<&str>| Ok(knobs.number(knob, model)?.map(Nanos::from_millis_f64));
     let lanes = lanes(knobs)?.min(setup.limits.lanes);
     let options = DvaOptions {
@@ -103,7 +101,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
             diversity: knobs.choice("diversity", &diversities, None)?,
             groups: knobs.count("groups", None)?.unwrap_or(MAX_GROUPS).min(MAX_GROUPS),
             splits: knobs.flag("split", true)?,
-            stretch: knobs.choice("stretch", &stretches, Stretch::Gain)?,
+            stretches: knobs.flag("stretch", true)?,
             comp_wait: None,
             window: None,
             first_stage_window: knobs.choice("window", &[("none", false), ("first-stage", true)], false)?,

@@ -18,16 +18,6 @@ pub(super) enum Diversity {
     Load,
 }
 
-/// The rule for newcomers that join a batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stretch {
-    /// They join if that reduces the total wait, by the profiles.
-    Gain,
-    /// They join until the batch has been processed for a fixed time.
-    CompWait,
-    Never,
-}
-
 /// The executors of a model's stages on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Executors {
@@ -54,7 +44,7 @@ pub(super) struct SplitTerms {
     pub(super) diversity: Option<Diversity>,
     pub(super) groups: usize,
     pub(super) splits: bool,
-    pub(super) stretch: Stretch,
+    pub(super) stretches: bool,
     pub(super) comp_wait: Option<Nanos>,
     pub(super) window: Option<Nanos>,
     pub(super) first_stage_window: bool,
@@ -69,7 +59,8 @@ pub(super) struct SplitPlan {
     /// Upper bound on the groups by length that waiting requests are divided into.
     pub(super) groups: usize,
     pub(super) splits: bool,
-    pub(super) stretch: Stretch,
+    pub(super) stretches: bool,
+    /// Time since the start of a batch after which no newcomer joins it.
     pub(super) comp_wait: Nanos,
     /// Largest number of rows in a batch, and of a model on a device.
     pub(super) max_batch: usize,
@@ -104,7 +95,7 @@ impl SplitPlan {
         let mut plan = SplitPlan {
             groups: if diversity == Diversity::Input { terms.groups } else { 1 },
             splits: terms.splits && diversity == Diversity::Operator,
-            stretch: if model.has_lengths() || diversity == Diversity::Input { Stretch::Never } else { terms.stretch },
+            stretches: terms.stretches && !model.has_lengths() && diversity != Diversity::Input,
             comp_wait: terms.comp_wait.unwrap_or_else(|| half(model)),
             max_batch,
             windows: [terms.window.unwrap_or(Nanos::ZERO), terms.window.unwrap_or(busy)],

@@ -111,7 +111,7 @@ fn members_that_skip_continue_as_a_batch_of_their_own() {
 #[test]
 fn newcomers_that_fail_or_leave_delay_no_batch() {
     for (outcome, ended, answer) in [(Outcome::Failed, &[][..], "Failed 1"), (Outcome::Ok, &[true], "done 1")] {
-        let mut driver = Driver::new(vec![flat()], 1, &[("stretch", "comp-wait")]);
+        let mut driver = Driver::new(vec![flat()], 1, &[]);
         driver.arrive(0, 0..1, 0, 1_000);
         assert_eq!(driver.settle(0), "lane 0 stage 0 [0]");
         assert_eq!(driver.ok(1, 0), "lane 0 stage 1 [0]");
@@ -122,67 +122,6 @@ fn newcomers_that_fail_or_leave_delay_no_batch() {
         assert_eq!(driver.ok(4, 0), "lane 0 stage 3 [0]");
         assert_eq!(driver.ok(5, 0), "done 0");
     }
-}
-
-#[test]
-fn newcomers_do_not_join_if_a_member_would_be_late() {
-    // Alone the first is done at 4; if another joins after its first stage, at 5.
-    for (slo, expected) in [(4, "lane 0 stage 1 [0]"), (5, "lane 0 stage 0 [1]")] {
-        let mut driver = Driver::new(vec![flat()], 1, &[]);
-        driver.arrive(0, 0..1, 0, slo);
-        driver.settle(0);
-        driver.arrive(1, 1..2, 0, 1_000);
-        assert_eq!(driver.ok(1, 0), expected);
-    }
-}
-
-#[test]
-fn a_slow_device_makes_members_late_sooner() {
-    // It takes half as long again, so that the first is done at 6.5 alone and at 8 if another
-    // joins.
-    for (slo, expected) in [(5, "lane 0 stage 0 [1]"), (7, "lane 0 stage 1 [0]"), (8, "lane 0 stage 0 [1]")] {
-        let mut driver = Driver::new(vec![flat()], 1, &[]);
-        driver.dva.on_control(ms(0), Control::DeviceSlowed { device: DeviceId(0), percent: 150 });
-        driver.arrive(0, 0..1, 0, slo);
-        driver.settle(0);
-        driver.arrive(1, 1..2, 0, 1_000);
-        assert_eq!(driver.ok(2, 0), expected, "{slo}");
-    }
-}
-
-#[test]
-fn on_a_slow_device_the_gain_is_the_same() {
-    // The third would wait for the first to end before it could run by itself.
-    for factor in [1, 2] {
-        let mut driver = Driver::new(vec![flat()], 2, &[]);
-        driver.dva.on_control(ms(0), Control::DeviceSlowed { device: DeviceId(0), percent: 100 * factor as u32 });
-        driver.arrive(0, 0..1, 0, 1_000);
-        driver.settle(0);
-        driver.arrive(factor, 1..2, 0, 1_000);
-        assert_eq!(driver.ok(factor, 0), "lane 0 stage 1 [0], lane 1 stage 0 [1]");
-        driver.arrive(2 * factor, 2..3, 0, 1_000);
-        assert_eq!(driver.ok(2 * factor, 1), "lane 1 stage 0 [2]", "{factor}");
-    }
-}
-
-#[test]
-fn newcomers_do_not_join_if_others_lose_more() {
-    // After the first stage three would wait 1 ms each for one that saves 3 ms; after the second,
-    // for one that saves 2 ms.
-    for (stage, expected) in [(1, "lane 0 stage 1 [0, 1, 2]"), (2, "lane 0 stage 2 [0, 1, 2]")] {
-        let mut driver = Driver::new(vec![flat()], 1, &[]);
-        driver.arrive(0, 0..3, 0, 1_000);
-        driver.settle(0);
-        (1..stage).for_each(|at| drop(driver.ok(at, 0)));
-        driver.arrive(stage, 3..4, 0, 1_000);
-        assert_eq!(driver.ok(stage, 0), expected);
-    }
-    let mut driver = Driver::new(vec![flat()], 1, &[]);
-    driver.arrive(0, 0..2, 0, 1_000);
-    driver.settle(0);
-    driver.arrive(1, 2..3, 0, 1_000);
-    assert_eq!(driver.ok(1, 0), "lane 0 stage 0 [2]");
-    assert_eq!(driver.ok(2, 0), "lane 0 stage 1 [0, 1, 2]");
 }
 
 #[test]
@@ -274,7 +213,7 @@ fn no_request_overtakes_the_oldest_because_it_fits() {
 
 #[test]
 fn only_the_latest_batch_is_joined() {
-    let mut driver = Driver::new(vec![flat()], 2, &[("stretch", "comp-wait")]);
+    let mut driver = Driver::new(vec![flat()], 2, &[]);
     driver.arrive(0, 0..1, 0, 1_000);
     assert_eq!(driver.settle(0), "lane 0 stage 0 [0]");
     driver.arrive(0, 1..2, 0, 1_000);
@@ -426,7 +365,7 @@ fn a_request_that_waits_in_a_batch_is_rejected_if_the_model_is_unloaded() {
 
 #[test]
 fn with_one_executor_a_stage_batches_follow_each_other() {
-    let mut driver = Driver::new(vec![flat()], 4, &[("executors", "stage")]);
+    let mut driver = Driver::new(vec![flat()], 4, &[("executors", "stage"), ("stretch", "false")]);
     driver.arrive(0, 0..1, 0, 1_000);
     assert_eq!(driver.settle(0), "lane 0 stage 0 [0]");
     driver.arrive(0, 1..2, 0, 1_000);
@@ -468,7 +407,7 @@ fn parts_of_a_split_run_one_after_the_other_though_executors_are_free() {
 
 #[test]
 fn newcomers_catch_up_through_another_pair() {
-    let mut driver = Driver::new(vec![flat()], 4, &[("executors", "stage"), ("stretch", "comp-wait")]);
+    let mut driver = Driver::new(vec![flat()], 4, &[("executors", "stage")]);
     driver.arrive(0, 0..1, 0, 1_000);
     assert_eq!(driver.settle(0), "lane 0 stage 0 [0]");
     assert_eq!(driver.ok(1, 0), "lane 0 stage 1 [0]");

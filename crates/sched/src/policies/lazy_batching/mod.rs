@@ -25,14 +25,9 @@
 //! holds more rows of a model than the largest batch that each of its nodes allows, so that every
 //! merge fits. A request that is late already is not preempted. An empty table takes as many
 //! requests as fit, late or not (`issue = "all"`). T_wait and the times of Equation 2 are those at
-//! first issue (`estimator = "equation"`); `"remaining"` counts the passed and the remaining time.
-//! In an encoder the sub-batch waits for its longest member; in the last block each leaves at its
-//! own end. Requests that cannot be punctual run unless `drop` is set, as in the paper.
-//!
-//! One addition to the paper, `preempt = "gain"`: with slack alone newcomers also preempt a batch
-//! that is almost done, until the slack of all is used up. So joining must also pay: a forecast of
-//! the stack to its end, as the oracle makes it, must show a smaller sum of latencies with the
-//! newcomers on top than without. `"slack"` is the paper's rule.
+//! first issue. In an encoder the sub-batch waits for its longest member; in the last block each
+//! leaves at its own end. Requests that cannot be punctual run unless `drop` is set, as in the
+//! paper.
 
 mod slack;
 #[cfg(test)]
@@ -46,7 +41,7 @@ use crate::parts::devices::{DeviceState, Devices};
 use crate::parts::fifo::{Fifo, Tables};
 use crate::parts::models::{self, BatchOptions, Models, PerModel};
 use crate::parts::tasks::Tasks;
-use crate::policy::{Chains, Form, Needs, Policy, ServedSetting};
+use crate::policy::{Chains, Form, Needs, Policy};
 use crate::{Control, Limits, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone};
 use ripieno_base::{DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Model, Walk};
@@ -55,7 +50,7 @@ use slack::{Estimator, LazyForecast, Predictor};
 const WALKS: &[Walk] =
     &[Walk::Whole, Walk::Chain, Walk::Repeat, Walk::Stacked, Walk::Bidirectional, Walk::EncodeDecode];
 
-const KNOBS: &[Knob] = &[DEC_TIMESTEPS, ISSUE, PREEMPT, MAX_BATCH, Knob { default: "never", ..DROP }];
+const KNOBS: &[Knob] = &[DEC_TIMESTEPS, ISSUE, MAX_BATCH, Knob { default: "never", ..DROP }];
 
 pub(crate) const LAZY: Policy = Policy {
     name: "lazy",
@@ -63,11 +58,9 @@ pub(crate) const LAZY: Policy = Policy {
     summary: "newcomers catch up with a running batch node by node while no SLO is at stake by a conservative estimate",
     walks: WALKS,
     chains: Chains::EqualLengths,
-    knobs: &[KNOBS[0], KNOBS[1], KNOBS[2], KNOBS[3], KNOBS[4], ESTIMATOR],
+    knobs: KNOBS,
     needs: |_| Needs::ONE_TASK,
-    // With the other estimator the time for which a request has been preempted does not count, and
-    // others preempt it repeatedly.
-    served: &[("estimator", ServedSetting::Word("remaining"))],
+    served: &[],
     form: Form::OnePiece(build_lazy),
 };
 
@@ -97,24 +90,8 @@ const ISSUE: Knob = Knob {
            forbids, at least one",
 };
 
-const PREEMPT: Knob = Knob {
-    name: "preempt",
-    default: "gain",
-    help: "condition for newcomers to preempt: \"slack\" = no SLO is at risk (the paper), \"gain\" = in addition, the \
-           mean latency of all requests, newcomers included, falls by the profiled costs of the batches",
-};
-
-const ESTIMATOR: Knob = Knob {
-    name: "estimator",
-    default: "equation",
-    help: "estimate of slack: \"equation\" = wait until first issue and whole single-input times (Equation 2), \
-           \"remaining\" = time passed and remaining times",
-};
-
 fn build_lazy(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
-    let choices = [("equation", Estimator::Equation), ("remaining", Estimator::Remaining)];
-    let estimator = knobs.choice(ESTIMATOR.name, &choices, Estimator::Equation)?;
-    build_with(setup, knobs, estimator)
+    build_with(setup, knobs, Estimator::Equation)
 }
 
 fn build_oracle(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
@@ -123,12 +100,10 @@ fn build_oracle(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, 
 
 fn build_with(setup: &Setup, knobs: &Knobs<'_>, estimator: Estimator) -> Result<Box<dyn Scheduler>, BuildError> {
     let gated = knobs.choice(ISSUE.name, &[("all", false), ("gated", true)], false)?;
-    let gain = knobs.choice(PREEMPT.name, &[("slack", false), ("gain", true)], true)?;
     let rules = LazyRules {
         options: BatchOptions::read(setup, knobs, DropRule::Never)?,
         dec_timesteps: PerModel::read(&setup.models, |model| knobs.count(DEC_TIMESTEPS.name, model))?,
         gated,
-        gain,
     };
     Ok(Box::new(LazyBatching::new(setup, estimator, rules)))
 }
@@ -138,7 +113,6 @@ struct LazyRules {
     options: BatchOptions,
     dec_timesteps: PerModel<Option<usize>>,
     gated: bool,
-    gain: bool,
 }
 
 type LazyModel = models::ModelEntry<LazyModelState>;
@@ -289,12 +263,7 @@ impl LazyBatching {
         }
         let forecast = forecast(now, device, models, fifo, cohorts);
         let admitted = predictor.admits(forecast, issues, id, fifo.waiting(id).take(fits));
-        if empty {
-            return admitted.max(fits.min(1));
-        }
-        let newcomers = fifo.waiting(id).take(admitted).map(|request| request.slot);
-        let pays = admitted > 0 && (!rules.gain || predictor.play.join(forecast, Time::NEVER, id, newcomers).pays);
-        if pays { admitted } else { 0 }
+        if empty { admitted.max(fits.min(1)) } else { admitted }
     }
 
     /// Issues the first `count` requests of a queue as a new sub-batch.

@@ -3,9 +3,9 @@
 use super::{Issue, LazyModel, LazyModelState};
 use crate::parts::cost;
 use crate::parts::devices::takes;
-use crate::parts::play::{self, Play, steps_left};
+use crate::parts::play::{self, Play};
 use crate::{Limits, Request};
-use ripieno_base::{ModelId, Nanos, RequestSlot};
+use ripieno_base::{ModelId, Nanos};
 
 /// The estimate of slack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,8 +13,6 @@ pub(super) enum Estimator {
     /// Equation 2: wait until first issue, and whole single-input times of all requests in the
     /// table.
     Equation,
-    /// The time passed, and the remaining single-input times.
-    Remaining,
     /// A forecast of the stack to its end, with the cost of the batches that would run.
     Oracle,
 }
@@ -27,7 +25,7 @@ pub(super) type LazyForecast<'a> = play::Forecast<'a, LazyModelState, ()>;
 #[derive(Debug)]
 pub(super) struct Predictor {
     estimator: Estimator,
-    pub(super) play: Play,
+    play: Play,
 }
 
 impl Predictor {
@@ -55,7 +53,7 @@ impl Predictor {
             }
             return low;
         }
-        let (mut total, mut bound) = self.of_table(forecast, issues);
+        let (mut total, mut bound) = of_table(forecast, issues);
         let passes = |request: &&Request| {
             total += takes(forecast.percent, single(forecast.models.get(id), request));
             bound = bound.min(request.deadline - forecast.now);
@@ -68,7 +66,7 @@ impl Predictor {
     /// issued.
     pub(super) fn note(&mut self, forecast: LazyForecast<'_>, issues: &mut [Issue]) {
         if self.estimator != Estimator::Oracle {
-            let (total, _) = self.of_table(forecast, issues);
+            let (total, _) = of_table(forecast, issues);
             let newcomers = forecast.cohorts.members(*forecast.stack.last().expect("a sub-batch was pushed"));
             newcomers.for_each(|slot| issues[slot.index()].predicted = total);
             return;
@@ -80,26 +78,6 @@ impl Predictor {
             }
         }
     }
-
-    /// Returns the total time of all requests in the table, and the shortest span in which they
-    /// must complete.
-    fn of_table(&self, forecast: LazyForecast<'_>, issues: &[Issue]) -> (Nanos, Nanos) {
-        let (mut total, mut bound) = (Nanos::ZERO, Nanos::MAX);
-        for &id in forecast.stack {
-            let served = forecast.models.get(forecast.cohorts.get(id).model);
-            for slot in forecast.cohorts.members(id) {
-                let request = forecast.requests.get(slot.0);
-                let (span, time) = match self.estimator {
-                    Estimator::Equation => (request.deadline - issues[slot.index()].at, single(served, request)),
-                    Estimator::Remaining | Estimator::Oracle => {
-                        (request.deadline - forecast.now, remaining(forecast, served, slot))
-                    }
-                };
-                (total, bound) = (total + takes(forecast.percent, time), bound.min(span));
-            }
-        }
-        (total, bound)
-    }
 }
 
 /// Returns the latency of a request alone: Algorithm 1.
@@ -107,12 +85,17 @@ pub(super) fn single(served: &LazyModel, request: &Request) -> Nanos {
     cost::alone(&served.model, request, served.dec_timesteps)
 }
 
-/// Returns the remaining latency of a member alone.
-fn remaining(forecast: LazyForecast<'_>, served: &LazyModel, slot: RequestSlot) -> Nanos {
-    let (request, until_end) = (forecast.requests.get(slot.0), served.dec_timesteps);
-    let at = forecast.cohorts.of(slot).map(|id| forecast.cohorts.get(id).block).expect("it is in the table");
-    let (block, later) = served.model.blocks[at.index()..].split_first().expect("a block of the model");
-    let left = forecast.cohorts.step(slot).map_or(0, |step| steps_left(block, request, until_end, step));
-    let whole = |block| cost::of_step(block, request) * i64::from(cost::steps(block, request, until_end));
-    cost::of_step(block, request) * i64::from(left) + later.iter().map(whole).sum()
+/// Returns the total time of all requests in the table, and the shortest span in which they
+/// must complete.
+fn of_table(forecast: LazyForecast<'_>, issues: &[Issue]) -> (Nanos, Nanos) {
+    let (mut total, mut bound) = (Nanos::ZERO, Nanos::MAX);
+    for &id in forecast.stack {
+        let served = forecast.models.get(forecast.cohorts.get(id).model);
+        for slot in forecast.cohorts.members(id) {
+            let request = forecast.requests.get(slot.0);
+            total += takes(forecast.percent, single(served, request));
+            bound = bound.min(request.deadline - issues[slot.index()].at);
+        }
+    }
+    (total, bound)
 }

@@ -14,7 +14,7 @@ fn lazy(slo_ms: i64) -> LazyBatching {
     let model = Model { walk: Walk::Chain, blocks: blocks.into(), ..Model::whole("m", profile, ms(slo_ms) - ms(0)) };
     let setup = Setup { models: vec![model], devices: 1, limits: LIMITS };
     let options = BatchOptions { drop: DropRule::Never, max_batch: PerModel::all(None) };
-    let rules = LazyRules { options, dec_timesteps: PerModel::all(None), gated: false, gain: true };
+    let rules = LazyRules { options, dec_timesteps: PerModel::all(None), gated: false };
     LazyBatching::new(&setup, Estimator::Equation, rules)
 }
 
