@@ -2,7 +2,7 @@
 
 use crate::python::{CLIENTS, Environment};
 use crate::steps::{cargo, output, step};
-use crate::{attack, deny, test, tidy};
+use crate::{attack, deny, judge, test, tidy};
 use anyhow::{Result, anyhow};
 use std::process::Command;
 
@@ -14,6 +14,7 @@ pub(crate) fn run() -> Result<()> {
         checks()?;
         packages.join().map_err(|_| anyhow!("fetching the Python packages panicked"))??;
         test::run(test::Which::Rust)?;
+        judge::run()?;
         // Both wait for clocks most of the time.
         let attacks = scope.spawn(attack::short);
         test::run(test::Which::Python)?;

@@ -1,4 +1,5 @@
-//! The project's own commands: `cargo xtask tidy | test | deny | ci | overhead | attack`.
+//! The project's own commands: `cargo xtask tidy | test | judge | deny | ci | overhead |
+//! attack`.
 //!
 //! They are a program, not shell scripts, so that the rules of the house can have tests of their
 //! own and run wherever Rust runs. Every rule that a reader would otherwise have to remember in
@@ -8,6 +9,7 @@ mod attack;
 mod ci;
 mod deny;
 mod fidelity;
+mod judge;
 mod overhead;
 mod programs;
 mod python;
@@ -31,6 +33,7 @@ Commands:
   fidelity [--seconds N] [--rounds N] [--binary FILE] [POLICY…]
                                      serve, record and simulate a load: is what is simulated what was served?
   attack [--short] [--format json]   attack a server as hostile clients and models would; says what held
+  judge [--seed N]                   hold the default policy to its floor on random workloads of the day, in a minute
   deny                               licences, bans, sources and advisories of dependencies, with cargo-deny if it is there
   ci                                 format, tidy, deny, lints, docs, every test: what a change must pass";
 
@@ -57,6 +60,8 @@ fn dispatch(words: &[&str]) -> Result<()> {
         ["overhead"] => overhead::run(),
         ["fidelity", options @ ..] => fidelity::run(options),
         ["attack", options @ ..] => attack::run(options),
+        ["judge"] => judge::run(),
+        ["judge", "--seed", seed] => judge::on(seed),
         ["deny"] => deny::run(),
         ["ci"] => ci::run(),
         [] | ["help" | "--help" | "-h"] => {

@@ -113,7 +113,7 @@ impl Environment {
     }
 }
 
-fn target_directory() -> Result<PathBuf> {
+pub(crate) fn target_directory() -> Result<PathBuf> {
     let text = output(&mut cargo(&["metadata", "--no-deps", "--offline", "--format-version", "1"]))?;
     let metadata: serde_json::Value = serde_json::from_str(&text).context("cargo metadata is not JSON")?;
     Ok(metadata["target_directory"].as_str().context("cargo metadata names no target_directory")?.into())

@@ -38,7 +38,8 @@ pub(crate) fn run(which: Which) -> Result<()> {
     Ok(())
 }
 
-fn build() -> Result<()> {
+/// Builds binaries and tests.
+pub(crate) fn build() -> Result<()> {
     step("build the server and the tests", &mut cargo(&["build", "--workspace", "--bins", "--tests"]))
 }
 

@@ -81,10 +81,11 @@ fn the_json_has_the_promised_keys_whatever_the_threads() {
     let words = [EXAMPLE, "--requests", "200", "--against", "timeout", "--against", "cellular", "--loads", "50"];
     let comparison = compared(&[&words[..], &["--jobs", "1"]].concat());
     assert_eq!(comparison, compared(&[&words[..], &["--jobs", "3"]].concat()));
-    let expected = ["all_as_served", "contests", "lanes", "loads", "objective", "skipped", "summary"];
+    let expected =
+        ["all_as_served", "contests", "judgement", "lanes", "loads", "objective", "seed", "skipped", "summary"];
     assert_eq!(sorted(keys(&comparison)), expected);
     let contest = &comparison["contests"][0];
-    let expected = ["contestants", "refused", "results", "scenario", "served_policy", "unable"];
+    let expected = ["contestants", "kind", "refused", "results", "scenario", "served_policy", "unable", "world"];
     assert_eq!(sorted(keys(contest)), expected);
     assert_eq!(contest["served_policy"], "unified objective=latency");
     let expected = ["best", "best_policy", "load", "measure", "offered_rps", "ratio", "served"];
@@ -92,6 +93,9 @@ fn the_json_has_the_promised_keys_whatever_the_threads() {
     let expected =
         ["at_least_098", "at_least_100", "geometric_mean", "load", "measure", "minimum", "minimum_at", "scenarios"];
     assert_eq!(sorted(keys(&comparison["summary"][0])), expected);
+    let expected = ["at_least_098", "geometric_mean", "kind", "minimum", "minimum_at", "p99", "points", "world"];
+    assert_eq!(sorted(keys(&comparison["judgement"][0])), expected);
+    assert!(comparison["seed"].is_null(), "nothing was drawn");
 }
 
 fn sorted(mut keys: Vec<&str>) -> Vec<&str> {
@@ -154,4 +158,75 @@ fn random_workloads_are_kept_as_scenario_files() {
         (&Value::from("chain-7"), &read["summary"][0]["ratio"])
     );
     assert_eq!(drawn["contests"][0]["results"], read["contests"][0]["results"]);
+}
+
+/// A short judgement of random workloads, exact and late, and of recordings.
+const JUDGED: &[&str] = &[
+    "--random",
+    "whole,cells",
+    "--worlds",
+    "exact,late",
+    "tests/recordings",
+    "--seed",
+    "100",
+    "--cases",
+    "2",
+    "--requests",
+    "2000",
+    "--against",
+    "eager",
+    "--against",
+    "cellular",
+    "--measure",
+    "in-time",
+    "--loads",
+    "110",
+    "--floor",
+    "0.6",
+];
+
+#[test]
+fn the_judge_has_a_line_for_each_kind_and_world() {
+    let judged = compared(JUDGED);
+    let line = |line: &Value| (line["kind"].as_str().unwrap().to_owned(), line["world"].as_str().unwrap().to_owned());
+    let lines: Vec<_> = judged["judgement"].as_array().unwrap().iter().map(line).collect();
+    let expected = [
+        ("cells", "replayed"),
+        ("padded", "replayed"),
+        ("whole", "replayed"),
+        ("whole", "exact"),
+        ("whole", "late"),
+        ("cells", "exact"),
+        ("cells", "late"),
+    ];
+    assert_eq!(lines, expected.map(|(kind, world)| (kind.to_owned(), world.to_owned())));
+    assert_eq!(judged["seed"], 100);
+    let names: Vec<_> = judged["contests"].as_array().unwrap().iter().skip(3).map(|it| &it["scenario"]).collect();
+    assert_eq!(names[..4], ["whole-100", "whole-101", "whole-100-late", "whole-101-late"]);
+    // A line is the geometric mean of its own ratios.
+    let whole = |it: &&Value| it["kind"] == "whole" && it["world"] == "late";
+    let ratios = judged["contests"].as_array().unwrap().iter().filter(whole);
+    let ratios = ratios.flat_map(|it| it["results"].as_array().unwrap()).map(|row| row["ratio"].as_f64().unwrap());
+    let ratios: Vec<_> = ratios.collect();
+    let mean = (ratios.iter().map(|ratio| ratio.max(0.05).ln()).sum::<f64>() / ratios.len() as f64).exp();
+    assert_eq!(close(mean), close(judged["judgement"][4]["geometric_mean"].as_f64().unwrap()));
+}
+
+#[test]
+fn a_bad_policy_is_below_the_floor() {
+    let output = compare(&[JUDGED, &["--policy", "serial"]].concat());
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    let said = error.lines().last().unwrap();
+    assert!(said.contains("below the floor of 0.6") && said.contains("whole (exact) 0."), "{said}");
+    assert!(error.contains("random workloads from seed 100; --seed 100 repeats them"), "{error}");
+}
+
+#[test]
+fn seeds_are_fresh_unless_one_is_given() {
+    let words = ["--random", "whole", "--cases", "1", "--requests", "300", "--against", "serial", "--measure", "mean"];
+    let drawn = compared(&words);
+    let seed = drawn["seed"].as_u64().unwrap().to_string();
+    assert_eq!(drawn, compared(&[&words[..], &["--seed", &seed]].concat()));
+    assert!(seed.parse::<u64>().unwrap() > 1_000, "{seed}: of the clock");
 }

@@ -9,6 +9,8 @@
 use super::contestants::{ContestRules, SimContestant, Unable, contestants};
 use super::inputs::{Skipped, Workload, without_file};
 use super::pool::Pool;
+use super::random::Kind;
+use super::worlds::TaskWorld;
 use clap::ValueEnum;
 use ripieno_report::{Figures, Search, Summary, search};
 use serde::Serialize;
@@ -58,6 +60,8 @@ pub(super) struct MeasureRow {
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct FinishedContest {
     pub(super) scenario: String,
+    pub(super) kind: Kind,
+    pub(super) world: TaskWorld,
     pub(super) served_policy: String,
     /// The reason why the server's choice does not serve the workload, if so.
     pub(super) refused: Option<String>,
@@ -120,6 +124,13 @@ impl Measure {
         (models > 0).then(|| (sum / f64::from(models)).exp())
     }
 
+    /// Returns the row of runs at this load and rate, the first of the server's choice.
+    fn row(self, at: Option<(f64, f64)>, all: &[Option<&SimContestant>], runs: &[Option<Summary>]) -> MeasureRow {
+        let values: Vec<_> = runs.iter().map(|run| self.of(run.as_ref()?)).collect();
+        let best_of_others = self.best(&all[1..], &values[1..]);
+        MeasureRow::new(self, at, values[0], best_of_others)
+    }
+
     /// Returns the best of these, the first among equals; overloaded ones have no value.
     fn best<'a>(self, all: &[Option<&'a SimContestant>], values: &[Option<f64>]) -> Option<(&'a str, f64)> {
         let known = all.iter().zip(values).filter_map(|(it, value)| Some((it.as_ref()?.name.as_str(), (*value)?)));
@@ -158,22 +169,34 @@ impl ContestPlan<'_> {
             let whys: Vec<_> = unable.iter().map(|unable| unable.why.as_str()).collect();
             return skip(&format!("no policy that may take part serves it: {}", whys.join("; ")));
         };
-        if let Err(error) = first.check(name) {
-            return skip(without_file(name, &error.to_string()));
-        }
-        let Some(best) = goodput(rivals.iter().collect(), pool)? else {
-            return skip("no rate is too much: so few requests are all answered within one SLO; raise --requests");
-        };
-        if best.rate == 0.0 {
-            return skip("under no policy are 99 % of every model's requests in time, at any rate");
-        }
         let served = SimContestant::served(&workload.scenario, &self.rules);
         let refused = served.fits().err().map(|why| why.to_string());
         let all: Vec<_> =
             std::iter::once(refused.is_none().then_some(&served)).chain(rivals.iter().map(Some)).collect();
-        let results = self.rows(&all, best, pool)?;
+        let results = if workload.world == TaskWorld::Replayed {
+            self.replayed(&all, pool)?
+        } else {
+            if let Err(error) = first.check(name) {
+                return skip(without_file(name, &error.to_string()));
+            }
+            let Some(best) = goodput(rivals.iter().collect(), pool)? else {
+                return skip("no rate is too much: so few requests are all answered within one SLO; raise --requests");
+            };
+            if best.rate == 0.0 {
+                return skip("under no policy are 99 % of every model's requests in time, at any rate");
+            }
+            self.rows(&all, best, pool)?
+        };
+        let Workload { kind, world, .. } = *workload;
         let (scenario, served_policy, contestants) = (name.clone(), served.name.clone(), rivals.len());
-        Ok(Ok(FinishedContest { scenario, served_policy, refused, contestants, unable, results }))
+        Ok(Ok(FinishedContest { scenario, kind, world, served_policy, refused, contestants, unable, results }))
+    }
+
+    /// Measures the answers in time to the arrivals of a recording, under every policy.
+    fn replayed(&self, all: &[Option<&SimContestant>], pool: &Pool) -> anyhow::Result<Vec<MeasureRow>> {
+        let runs = pool.each(all, |contestant| contestant.map(SimContestant::replay).transpose())?;
+        let measured = self.measures.iter().copied().filter(|&measure| measure == Measure::InTime);
+        Ok(measured.map(|measure| measure.row(None, all, &runs)).collect())
     }
 
     /// Measures every policy: the server's choice first, none if it does not serve the workload.
@@ -191,9 +214,7 @@ impl ContestPlan<'_> {
         let runs = pool.each(&jobs, |&(rate, contestant)| contestant.map(|it| it.run(rate)).transpose())?;
         for (&load, runs) in loads.iter().zip(runs.chunks(all.len())) {
             for &measure in self.measures.iter().filter(|measure| measure.applies(load)) {
-                let values: Vec<_> = runs.iter().map(|run| measure.of(run.as_ref()?)).collect();
-                let best_of_others = measure.best(&all[1..], &values[1..]);
-                rows.push(MeasureRow::new(measure, Some((load, load * best.rate)), values[0], best_of_others));
+                rows.push(measure.row(Some((load, load * best.rate)), all, runs));
             }
         }
         rows.sort_by_key(|row| self.measures.iter().position(|measure| *measure == row.measure));

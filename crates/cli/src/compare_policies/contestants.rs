@@ -1,7 +1,7 @@
 //! The candidates: every policy of the catalogue, each with the few settings that a user would try.
 //!
 //! This file alone defines "the best policy". Published policies run as published: without the
-//! server's admission control, margins and fitted batches, which they do not have, and with
+//! admission control and margins of the server, which they do not have, and with
 //! `drop=hopeless` where a model has no rule of its own, since a late answer counts as bad anyway.
 //! The gain by chance grows with the number of settings, so windows are spaced by a factor of two.
 
@@ -9,7 +9,7 @@ use crate::policy::{named, option};
 use anyhow::{Context, anyhow};
 use ripieno_report::Summary;
 use ripieno_sched::{BuildError, CATALOGUE, Objective, OptionValue, Options, Policy, build, find, served_options};
-use ripieno_sim::{Scenario, simulate_at};
+use ripieno_sim::{Scenario, simulate, simulate_at};
 use serde::Serialize;
 
 /// The settings of a policy, each as options separated by blanks.
@@ -69,6 +69,12 @@ const FIELD: &[PolicySettings] = &[
     },
     entry("unified", &[""]),
 ];
+
+/// Name that stands for [`SIMPLE`] on the command line.
+pub(super) const SIMPLE_ONES: &str = "simple";
+/// Published policies of one plain rule, without forecasts and preemption: what a user would run
+/// otherwise.
+const SIMPLE: &[&str] = &["serial", "timeout", "eager", "deferred", "bucketed", "delay-batch", "cellular"];
 
 /// A policy with its options, ready to run on a workload.
 pub(super) struct SimContestant {
@@ -155,6 +161,11 @@ impl SimContestant {
         simulate_at(&self.scenario, rate, None).with_context(|| self.name.clone())
     }
 
+    /// Runs the arrivals of a recording.
+    pub(super) fn replay(&self) -> anyhow::Result<Summary> {
+        simulate(&self.scenario, None).with_context(|| self.name.clone())
+    }
+
     /// Returns the highest possible rate of evenly spaced arrivals: the first guess of a search.
     pub(super) fn bound_rps(&self) -> f64 {
         self.scenario.bound_rps()
@@ -173,7 +184,11 @@ pub(super) fn contestants(
         .iter()
         .any(|model| model.blocks.len() > 1 || model.walk.is_unfolded() || model.has_lengths());
     let (mut able, mut unable) = (Vec::new(), Vec::new());
-    let invited = |policy: &&Policy| rules.against.is_empty() || rules.against.iter().any(|name| name == policy.name);
+    let names = |name: &String, policy: &Policy| match name.as_str() {
+        SIMPLE_ONES => SIMPLE.contains(&policy.name),
+        name => name == policy.name,
+    };
+    let invited = |policy: &&Policy| rules.against.is_empty() || rules.against.iter().any(|name| names(name, policy));
     for policy in CATALOGUE.iter().filter(invited) {
         for setting in settings(policy, walks, rules.lanes) {
             let rival = SimContestant::rival(workload, policy, options(setting)?, rules);
@@ -238,6 +253,7 @@ mod tests {
             }
         }
         assert_eq!(FIELD.len(), CATALOGUE.len());
+        assert!(SIMPLE.iter().all(|name| find(name).is_ok()) && find(SIMPLE_ONES).is_err());
     }
 
     #[test]

@@ -1,17 +1,38 @@
-//! The workloads of the comparison: scenario files, those of a folder, or workloads drawn from
-//! seeds.
+//! The workloads of the comparison: scenario files and recordings, those of a folder, or workloads
+//! drawn from seeds.
 
 use super::random::{self, Kind};
+use super::worlds::{TaskWorld, kind_of};
+use crate::overrides::Overrides;
+use crate::policy::PolicyArgs;
+use crate::recording::{ReadRecording, RecordingArgs};
 use anyhow::{Context, bail, ensure};
+use flate2::read::GzDecoder;
 use ripieno_base::Nanos;
 use ripieno_sim::{Length, Planning, Scenario};
 use serde::Serialize;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// A scenario with its name.
+/// A scenario with its name, in a world.
 pub(super) struct Workload {
     pub(super) name: String,
+    pub(super) kind: Kind,
+    pub(super) world: TaskWorld,
     pub(super) scenario: Scenario,
+}
+
+/// The random workloads to draw.
+#[derive(Clone, Copy)]
+pub(super) struct RandomWorkloads<'a> {
+    pub(super) kinds: &'a [Kind],
+    pub(super) worlds: &'a [TaskWorld],
+    /// The first seed of each kind, and the number of seeds.
+    pub(super) seed: u64,
+    pub(super) cases: u64,
+    pub(super) requests: u64,
+    /// The folder to write them into as scenario files.
+    pub(super) keep: Option<&'a Path>,
 }
 
 /// A scenario that is not compared.
@@ -24,24 +45,33 @@ pub(super) struct Skipped {
 /// Shortest run, in SLOs: a shorter one shows its end rather than a steady state.
 const LEAST_SLOS: i64 = 10;
 
-/// Reads the workloads of these files and folders. Unsuitable scenarios are skipped, but a named
-/// file must be a scenario.
-pub(super) fn read(paths: &[PathBuf], requests: Option<u64>) -> anyhow::Result<(Vec<Workload>, Vec<Skipped>)> {
+/// Reads the workloads of these files and folders, scenarios in each of the worlds. Unsuitable
+/// scenarios are skipped, but a named file must be a scenario or a recording.
+pub(super) fn read(
+    paths: &[PathBuf],
+    worlds: &[TaskWorld],
+    requests: Option<u64>,
+) -> anyhow::Result<(Vec<Workload>, Vec<Skipped>)> {
     let (mut workloads, mut skipped) = (Vec::new(), Vec::new());
     for path in paths {
         let is_folder = path.is_dir();
         let mut files = vec![path.clone()];
         if is_folder {
             files.clear();
-            scenarios_in(path, &mut files)?;
-            ensure!(!files.is_empty(), "{} holds no scenario file (*.toml)", path.display());
+            inputs_in(path, &mut files)?;
+            ensure!(!files.is_empty(), "{} holds no scenario (*.toml) and no recording (*.jsonl)", path.display());
         }
         for file in files {
             let name = file.display().to_string();
+            if is_recording(&file) {
+                workloads.push(recorded(&file)?);
+                continue;
+            }
             let why = match Scenario::read(&file) {
                 Ok(scenario) => match unsuitable(&scenario) {
                     None => {
-                        workloads.push(Workload { name, scenario: lasting(scenario, requests) });
+                        let scenario = lasting(scenario, requests);
+                        workloads.extend(worlds.iter().map(|&world| Workload::of(&name, &scenario, world)));
                         continue;
                     }
                     Some(why) => why,
@@ -55,44 +85,86 @@ pub(super) fn read(paths: &[PathBuf], requests: Option<u64>) -> anyhow::Result<(
     Ok((workloads, skipped))
 }
 
-/// Draws workloads from consecutive seeds; writes them to `keep`, if given.
-pub(super) fn draw(
-    kind: Kind,
-    seed: u64,
-    cases: u64,
-    requests: u64,
-    keep: Option<&Path>,
-) -> anyhow::Result<Vec<Workload>> {
+impl Workload {
+    fn of(name: &str, scenario: &Scenario, world: TaskWorld) -> Workload {
+        let mut scenario = scenario.clone();
+        world.apply(&mut scenario);
+        Workload { name: world.of(name), kind: kind_of(&scenario), world, scenario }
+    }
+}
+
+/// Reads a recording as a workload.
+fn recorded(file: &Path) -> anyhow::Result<Workload> {
+    let overrides = Overrides { policy: PolicyArgs::default(), as_served: true, seed: None, rate: None, check: false };
+    let name = file.display().to_string();
+    let read = match file.extension().is_some_and(|is| is == "gz") {
+        true => unpacked(file).with_context(|| name.clone())?,
+        false => ReadRecording::open(file)?,
+    };
+    let scenario = RecordingArgs::default().scenario(&read, &overrides)?;
+    scenario.check_run(&name)?;
+    Ok(Workload { name, kind: kind_of(&scenario), world: TaskWorld::Replayed, scenario })
+}
+
+/// Reads a recording that was packed by gzip.
+fn unpacked(file: &Path) -> anyhow::Result<ReadRecording> {
+    let path = std::env::temp_dir().join(format!("ripieno-compare-{}.jsonl", std::process::id()));
+    let unpack = || -> anyhow::Result<ReadRecording> {
+        let mut to = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
+        std::io::copy(&mut GzDecoder::new(File::open(file)?), &mut to)?;
+        ReadRecording::open(&path)
+    };
+    let read = unpack();
+    // There is no file if it could not be made.
+    drop(std::fs::remove_file(&path));
+    read
+}
+
+/// Draws workloads from consecutive seeds, of each kind, in each world.
+pub(super) fn draw(drawn: RandomWorkloads<'_>) -> anyhow::Result<Vec<Workload>> {
+    let RandomWorkloads { kinds, worlds, seed, cases, requests, keep } = drawn;
     if let Some(folder) = keep {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
     }
-    let workload = |seed: u64| {
-        let (name, text) = (format!("{}-{seed}", kind.name()), random::workload(kind, seed, requests));
-        if let Some(folder) = keep {
-            let file = folder.join(format!("{name}.toml"));
-            std::fs::write(&file, &text).with_context(|| format!("cannot write {}", file.display()))?;
-        }
-        let scenario = Scenario::parse(&text, &name)?;
-        Ok(Workload { scenario: lasting(scenario, Some(requests)), name })
-    };
     let Some(end) = seed.checked_add(cases) else { bail!("--seed and --cases go beyond the largest seed") };
-    (seed..end).map(workload).collect()
+    let mut workloads = Vec::new();
+    for &kind in kinds {
+        for &world in worlds {
+            for seed in seed..end {
+                let name = world.of(&format!("{}-{seed}", kind.name()));
+                let text = random::workload(kind, seed, requests) + &world.keys();
+                if let Some(folder) = keep {
+                    let file = folder.join(format!("{name}.toml"));
+                    std::fs::write(&file, &text).with_context(|| format!("cannot write {}", file.display()))?;
+                }
+                let scenario = lasting(Scenario::parse(&text, &name)?, Some(requests));
+                workloads.push(Workload { name, kind, world, scenario });
+            }
+        }
+    }
+    Ok(workloads)
 }
 
-/// Collects all scenario files in a folder and those below, ordered by name.
-fn scenarios_in(folder: &Path, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {
+/// Collects all scenario files and recordings in a folder and those below, ordered by name.
+fn inputs_in(folder: &Path, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {
     let entries = std::fs::read_dir(folder).with_context(|| format!("cannot read the folder {}", folder.display()))?;
     let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()?;
     paths.sort();
     for path in paths {
         // A link may lead to a parent folder.
         if path.is_dir() && !path.is_symlink() {
-            scenarios_in(&path, files)?;
-        } else if path.is_file() && path.extension().is_some_and(|extension| extension == "toml") {
+            inputs_in(&path, files)?;
+        } else if path.is_file() && (path.extension().is_some_and(|is| is == "toml") || is_recording(&path)) {
             files.push(path);
         }
     }
     Ok(())
+}
+
+/// Returns whether a file's name is that of a recording.
+fn is_recording(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    [".jsonl", ".jsonl.gz"].iter().any(|end| name.ends_with(end))
 }
 
 /// Returns the reason why the load of a scenario cannot be varied.

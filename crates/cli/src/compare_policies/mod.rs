@@ -8,9 +8,12 @@
 mod contest;
 mod contestants;
 mod inputs;
+mod judge;
 mod pool;
 mod print;
 mod random;
+mod ratios;
+mod worlds;
 
 use crate::policy::{ObjectiveArg, PolicyArgs};
 use crate::report_file::{self, ReportArgs};
@@ -18,14 +21,17 @@ use anyhow::bail;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use contest::{ContestPlan, Measure};
-use contestants::ContestRules;
+use contestants::{ContestRules, SIMPLE_ONES};
+use inputs::RandomWorkloads;
 use pool::Pool;
 use print::ContestResults;
-use random::Kind;
+use random::{Kind, Kinds};
 use ripieno_report::Format;
 use ripieno_sched::{CATALOGUE, Options, find};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::time::SystemTime;
+use worlds::TaskWorld;
 
 /// Compare the server's own choice of a policy with the best of all, on scenarios of your own.
 ///
@@ -43,16 +49,22 @@ use std::path::PathBuf;
 /// not compared. If that is the server's choice, its ratio is 0, and counts as 0.05 in the
 /// geometric mean.
 ///
-/// The others run without the server's admission control, margins and fitted batches, and drop
+/// The others run without the admission control and margins of the server, and drop
 /// requests that can no longer be in time; --all-as-served adds the server's admission control and
 /// margins. With --policy another policy takes the place of the server's choice, as `ripieno serve
 /// --policy` would run it. Differences of about 1 % are chance, and larger ones where a model has
 /// few requests: raise --requests.
 ///
-/// For example, on all scenarios of a folder, and on 30 random workloads of whole models:
+/// The last table has a line for each kind of models and world: the geometric mean, the minimum
+/// and the share of at least 0.98 of all ratios but those of p99, whose mean stands beside. With
+/// --floor the command fails if a line's geometric mean is lower.
+///
+/// For example, on all scenarios of a folder, on 30 random workloads of whole models, and on all
+/// kinds, exact and late, and recordings, against what a user would run otherwise:
 ///
 ///   ripieno compare my-scenarios --requests 20000
 ///   ripieno compare --random whole --seed 1 --cases 30
+///   ripieno compare --random all --worlds exact,late my-recordings --against simple
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct ComparePoliciesArgs {
@@ -60,20 +72,26 @@ pub(crate) struct ComparePoliciesArgs {
     #[arg(long)]
     live: bool,
 
-    /// Scenario files, and folders of them. Those whose load cannot be varied (with a
-    /// requests_file, phases or a plan) are skipped.
-    #[arg(required_unless_present = "random", conflicts_with = "random")]
+    /// Scenario files, recordings (.jsonl, .jsonl.gz), and folders of them. Scenarios whose load
+    /// cannot be varied (with a requests_file, phases or a plan) are skipped. A recording is
+    /// replayed: its arrivals and delays are as they were, and only answers in time are compared.
+    #[arg(required_unless_present = "random")]
     paths: Vec<PathBuf>,
 
-    /// Workloads drawn from seeds instead of files.
-    #[arg(long, value_name = "KIND", value_enum)]
-    random: Option<Kind>,
+    /// Workloads drawn from seeds, beside files or instead.
+    #[arg(long, value_name = "KIND,...", value_enum, value_delimiter = ',')]
+    random: Vec<Kinds>,
 
-    /// The first seed of random workloads.
-    #[arg(long, value_name = "N", default_value_t = 1, requires = "random")]
-    seed: u64,
+    /// The worlds in which each scenario and random workload runs.
+    #[arg(long, value_name = "WORLD,...", value_enum, value_delimiter = ',', default_value = "exact")]
+    worlds: Vec<TaskWorld>,
 
-    /// Number of random workloads, one per seed.
+    /// The first seed of random workloads of each kind [default: another one each time, which is
+    /// printed].
+    #[arg(long, value_name = "N", requires = "random")]
+    seed: Option<u64>,
+
+    /// Number of random workloads of each kind, one per seed.
     #[arg(long, value_name = "N", default_value_t = 10, requires = "random", value_parser = clap::value_parser!(u64).range(1..=100_000))]
     cases: u64,
 
@@ -107,9 +125,14 @@ pub(crate) struct ComparePoliciesArgs {
     #[command(flatten)]
     policy: PolicyArgs,
 
-    /// Compare with this policy only, in all its settings; may be repeated.
-    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(CATALOGUE.iter().map(|policy| policy.name)))]
+    /// Compare with this policy only, in all its settings; may be repeated. `simple` stands for
+    /// the published policies of one plain rule.
+    #[arg(long, value_name = "NAME", value_parser = rivals())]
     against: Vec<String>,
+
+    /// Fail if the geometric mean of any kind in any world is below this ratio.
+    #[arg(long, value_name = "RATIO")]
+    floor: Option<f64>,
 
     /// Run the others as a server would, too, with its admission control and margins, so that only
     /// the policies differ.
@@ -146,13 +169,15 @@ fn load(text: &str) -> Result<f64, String> {
 
 pub(crate) fn run(args: &ComparePoliciesArgs) -> anyhow::Result<()> {
     debug_assert!(!args.live, "main gives --live to its own command");
-    let (workloads, skipped) = match args.random {
-        None => inputs::read(&args.paths, args.requests)?,
-        Some(kind) => {
-            let requests = args.requests.unwrap_or(REQUESTS);
-            (inputs::draw(kind, args.seed, args.cases, requests, args.keep.as_deref())?, Vec::new())
-        }
-    };
+    let (mut workloads, skipped) = inputs::read(&args.paths, &args.worlds, args.requests)?;
+    let seed = (!args.random.is_empty()).then(|| args.seed.unwrap_or_else(fresh_seed));
+    if let Some(seed) = seed {
+        let kinds: Vec<Kind> = args.random.iter().flat_map(Kinds::kinds).copied().collect();
+        let (worlds, cases, keep) = (args.worlds.as_slice(), args.cases, args.keep.as_deref());
+        let requests = args.requests.unwrap_or(REQUESTS);
+        workloads.extend(inputs::draw(RandomWorkloads { kinds: &kinds, worlds, seed, cases, requests, keep })?);
+        eprintln!("random workloads from seed {seed}; --seed {seed} repeats them");
+    }
     let options = args.policy.over(Options::new());
     if args.policy.policy.is_none() && !options.is_empty() {
         bail!(
@@ -168,6 +193,7 @@ pub(crate) fn run(args: &ComparePoliciesArgs) -> anyhow::Result<()> {
     pool.catch_interrupt()?;
 
     let mut comparison = ContestResults::new(args.objective.into(), &plan, skipped);
+    comparison.seed = seed;
     let count = workloads.len();
     for (place, workload) in (1..).zip(&workloads) {
         match plan.hold(workload, &pool) {
@@ -194,5 +220,19 @@ pub(crate) fn run(args: &ComparePoliciesArgs) -> anyhow::Result<()> {
         let done = comparison.contests.len();
         bail!("interrupted: these are the first {done} of {count} scenarios");
     }
-    Ok(())
+    let below = args.floor.map(|floor| comparison.below(floor)).unwrap_or_default();
+    match (args.floor, below.as_slice()) {
+        (Some(floor), [_, ..]) => bail!("below the floor of {floor}: {}", below.join(", ")),
+        _ => Ok(()),
+    }
+}
+
+/// Returns a seed that no earlier comparison had.
+fn fresh_seed() -> u64 {
+    SystemTime::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_secs())
+}
+
+/// Returns the names of policies to compare with.
+fn rivals() -> PossibleValuesParser {
+    PossibleValuesParser::new(CATALOGUE.iter().map(|policy| policy.name).chain([SIMPLE_ONES]))
 }

@@ -2,6 +2,8 @@
 
 use super::contest::{ContestPlan, FinishedContest, Measure, MeasureRow};
 use super::inputs::Skipped;
+use super::judge::{self, Judgement};
+use super::ratios;
 use crate::output::{self, print_json};
 use crate::report_file::ComparedRow;
 use ripieno_report::{Format, Table, number};
@@ -18,7 +20,10 @@ pub(super) struct ContestResults {
     lanes: bool,
     pub(super) contests: Vec<FinishedContest>,
     pub(super) skipped: Vec<Skipped>,
+    /// The first seed of random workloads; none if there are none.
+    pub(super) seed: Option<u64>,
     summary: Vec<Total>,
+    judgement: Vec<Judgement>,
 }
 
 /// All ratios of one measure at one load.
@@ -36,11 +41,6 @@ struct Total {
     at_least_100: f64,
 }
 
-/// Lower bound on a ratio in the geometric mean, so that one failure does not hide everything else.
-const LEAST: f64 = 0.05;
-/// Ratio above which a difference is chance.
-const NEAR: f64 = 0.98;
-
 impl ContestResults {
     pub(super) fn new(objective: Objective, plan: &ContestPlan<'_>, skipped: Vec<Skipped>) -> ContestResults {
         ContestResults {
@@ -50,12 +50,15 @@ impl ContestResults {
             lanes: plan.rules.lanes,
             contests: Vec::new(),
             skipped,
+            seed: None,
             summary: Vec::new(),
+            judgement: Vec::new(),
         }
     }
 
     pub(super) fn print(&mut self, format: Format) -> anyhow::Result<()> {
         self.summary = totals(&self.contests);
+        self.judgement = judge::judge(&self.contests);
         if format == Format::Json {
             return print_json(self);
         }
@@ -69,7 +72,13 @@ impl ContestResults {
                 output::print(format!("{}: refused by the server's choice: {why}", contest.scenario))?;
             }
         }
-        output::print(self.totals())
+        output::print(self.totals())?;
+        output::print(judge::table(&self.judgement))
+    }
+
+    /// Returns the kinds whose ratios are below the floor, in words.
+    pub(super) fn below(&self, floor: f64) -> Vec<String> {
+        judge::below(&self.judgement, floor)
     }
 
     /// Returns the rows of a report.
@@ -99,7 +108,7 @@ impl ContestResults {
                     value(row.served),
                     value(row.best),
                     row.best_policy.clone().unwrap_or("–".to_owned()),
-                    ratio(row.ratio),
+                    ratios::text(row.ratio),
                 ]);
             }
         }
@@ -114,8 +123,8 @@ impl ContestResults {
             table.row([
                 total.measure.title(total.load),
                 total.scenarios.to_string(),
-                ratio(Some(total.geometric_mean)),
-                ratio(Some(total.minimum)),
+                ratios::text(Some(total.geometric_mean)),
+                ratios::text(Some(total.minimum)),
                 percent(total.at_least_098),
                 percent(total.at_least_100),
                 total.minimum_at.clone(),
@@ -129,16 +138,18 @@ impl ContestResults {
 pub(super) fn line(contest: &FinishedContest) -> String {
     let mut line = contest.scenario.clone();
     for row in &contest.results {
-        let _ = write!(line, "; {} {}", row.measure.title(row.load), ratio(row.ratio));
+        let _ = write!(line, "; {} {}", row.measure.title(row.load), ratios::text(row.ratio));
     }
     line
 }
 
 fn totals(contests: &[FinishedContest]) -> Vec<Total> {
-    let rows =
-        |contest: &'_ FinishedContest| contest.results.iter().map(|row| (row.measure, row.load)).collect::<Vec<_>>();
-    // All comparisons have the same rows.
-    let all = contests.first().map(rows).unwrap_or_default();
+    let mut all = Vec::new();
+    for row in contests.iter().flat_map(|contest| &contest.results) {
+        if !all.contains(&(row.measure, row.load)) {
+            all.push((row.measure, row.load));
+        }
+    }
     all.into_iter().filter_map(|(measure, load)| Total::of(contests, measure, load)).collect()
 }
 
@@ -146,23 +157,21 @@ impl Total {
     /// Returns the total; none if there was nothing to compare with in any scenario.
     fn of(contests: &[FinishedContest], measure: Measure, load: Option<f64>) -> Option<Total> {
         let is = |row: &&MeasureRow| row.measure == measure && row.load == load;
-        let ratios = contests.iter().filter_map(|contest| {
+        let named = contests.iter().filter_map(|contest| {
             let row = contest.results.iter().find(is)?;
             Some((contest.scenario.as_str(), row.ratio?))
         });
-        let ratios: Vec<_> = ratios.collect();
-        let &(minimum_at, minimum) = ratios.iter().min_by(|(_, one), (_, other)| one.total_cmp(other))?;
-        let part = |least: f64| ratios.iter().filter(|(_, ratio)| *ratio >= least).count() as f64 / ratios.len() as f64;
-        let logarithms: f64 = ratios.iter().map(|(_, ratio)| ratio.max(LEAST).ln()).sum();
+        let (minimum_at, minimum) = named.clone().min_by(|(_, one), (_, other)| one.total_cmp(other))?;
+        let ratios: Vec<_> = named.map(|(_, ratio)| ratio).collect();
         Some(Total {
             measure,
             load,
             scenarios: ratios.len(),
-            geometric_mean: (logarithms / ratios.len() as f64).exp(),
+            geometric_mean: ratios::geometric_mean(&ratios),
             minimum,
             minimum_at: minimum_at.to_owned(),
-            at_least_098: part(NEAR),
-            at_least_100: part(1.0),
+            at_least_098: ratios::near(&ratios),
+            at_least_100: ratios::at_least(&ratios, 1.0),
         })
     }
 }
@@ -172,8 +181,4 @@ fn shown(measure: Measure, value: f64) -> String {
         Measure::InTime => format!("{value:.3}"),
         _ => number(value),
     }
-}
-
-fn ratio(ratio: Option<f64>) -> String {
-    ratio.map_or("–".to_owned(), |ratio| format!("{ratio:.3}"))
 }

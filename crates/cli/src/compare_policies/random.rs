@@ -7,11 +7,14 @@
 //! kept, read and run alone.
 
 use clap::ValueEnum;
+use clap::builder::PossibleValue;
 use ripieno_workload::{SeededRng, stream, unit};
+use serde::Serialize;
 use std::fmt::Write;
 
 /// The kind of models in a workload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
 pub(super) enum Kind {
     /// One to eight models in one piece on 1 to 64 devices.
     Whole,
@@ -34,6 +37,37 @@ impl Kind {
             Kind::Padded => "padded",
             Kind::Cells => "cells",
             Kind::Mixed => "mixed",
+        }
+    }
+}
+
+/// Kinds on a command line: one, or all.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kinds {
+    One(Kind),
+    All,
+}
+
+impl Kinds {
+    pub(super) fn kinds(&self) -> &[Kind] {
+        match self {
+            Kinds::One(kind) => std::slice::from_ref(kind),
+            Kinds::All => Kind::value_variants(),
+        }
+    }
+}
+
+impl ValueEnum for Kinds {
+    fn value_variants<'a>() -> &'a [Kinds] {
+        use Kind::{Cells, Chain, Mixed, Padded, Whole};
+        use Kinds::{All, One};
+        &[One(Whole), One(Chain), One(Padded), One(Cells), One(Mixed), All]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        match self {
+            Kinds::One(kind) => kind.to_possible_value(),
+            Kinds::All => Some(PossibleValue::new("all").help("All of these, one after the other")),
         }
     }
 }
