@@ -1,12 +1,13 @@
 //! The catalogue: every policy by the name that its paper gave it, and its constructor.
 //!
 //! One table serves the command line, the server, the simulator, the contract tests and the
-//! documentation. A policy is added by one file in `policies/` and one row here.
+//! documentation. A policy is added by one file in `policies/`, or in `baselines/` if it serves
+//! only to be compared with, and one row here.
 
 use crate::knobs::{BuildError, Knobs, Options};
 use crate::policy::{Chains, Form, Policy};
 use crate::shard::{Halves, Matchmaker};
-use crate::{Scheduler, Setup, admission, policies, serving};
+use crate::{Scheduler, Setup, admission, baselines, policies, serving};
 use ripieno_model::{Model, Walk};
 use std::fmt;
 
@@ -16,9 +17,9 @@ pub const CATALOGUE: &[Policy] = &[
     policies::timeout::TIMEOUT,
     policies::timeout::EAGER,
     policies::symphony::POLICY,
-    policies::clockwork::POLICY,
-    policies::nexus::POLICY,
-    policies::shepherd::POLICY,
+    baselines::clockwork::POLICY,
+    baselines::nexus::POLICY,
+    baselines::shepherd::POLICY,
     policies::cellular::POLICY,
     policies::late::POLICY,
     policies::bucketed::POLICY,

@@ -48,6 +48,7 @@
 
 mod action;
 mod admission;
+mod baselines;
 mod catalogue;
 mod choice;
 mod cost_scale;

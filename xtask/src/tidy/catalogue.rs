@@ -4,7 +4,7 @@
 use super::Finding;
 use super::source::Source;
 
-const FOLDER: &str = "crates/sched/src/policies/";
+const FOLDERS: [&str; 2] = ["crates/sched/src/policies/", "crates/sched/src/baselines/"];
 const PAGE: &str = "docs/internals/policies.md";
 
 /// Checks that the page names each policy's file.
@@ -17,16 +17,21 @@ pub(super) fn check(sources: &[Source]) -> Vec<Finding> {
         .collect()
 }
 
-/// A file directly in the folder, or the head of a policy that has a folder of its own.
+/// Returns the path within a folder of policies.
+fn place(source: &Source) -> Option<&str> {
+    FOLDERS.iter().find_map(|folder| source.path.strip_prefix(folder))
+}
+
+/// A file directly in a folder, or the head of a policy that has a folder of its own.
 fn is_policy(source: &Source) -> bool {
-    let Some(name) = source.path.strip_prefix(FOLDER) else { return false };
-    let own_folder = name.ends_with("/mod.rs") && name.matches('/').count() == 1;
+    let Some(name) = place(source) else { return false };
+    let own_folder = name.ends_with("/mod.rs") && name.matches('/').count() == 1 && name != "parts/mod.rs";
     own_folder || source.is("rs") && !name.contains('/') && name != "mod.rs" && !name.ends_with("tests.rs")
 }
 
 /// The text that the page must contain: `timeout.rs`, or `unified/`.
 fn file_name(source: &Source) -> &str {
-    let name = source.path.strip_prefix(FOLDER).unwrap_or(&source.path);
+    let name = place(source).unwrap_or(&source.path);
     name.strip_suffix("mod.rs").unwrap_or(name)
 }
 
@@ -36,10 +41,10 @@ mod tests {
 
     fn missing(page: &str) -> Vec<String> {
         let files = ["mod.rs", "serial.rs", "timeout.rs", "tests.rs", "unified/mod.rs", "unified/cost.rs"];
-        let policies = files.map(|name| Source::new(&format!("{FOLDER}{name}"), None));
+        let policies = files.map(|name| Source::new(&format!("{}{name}", FOLDERS[0]), None));
         let page = Source::new(PAGE, Some(page.into()));
         let findings = check(&policies.into_iter().chain([page]).collect::<Vec<_>>());
-        findings.into_iter().map(|finding| finding.path.replace(FOLDER, "")).collect()
+        findings.into_iter().map(|finding| finding.path.replace(FOLDERS[0], "")).collect()
     }
 
     #[test]

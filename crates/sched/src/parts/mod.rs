@@ -2,22 +2,17 @@
 
 pub(crate) mod calibration;
 pub(crate) mod cells;
-pub(crate) mod central;
 pub(crate) mod cohorts;
 pub(crate) mod cost;
 pub(crate) mod devices;
 pub(crate) mod drift;
 pub(crate) mod fifo;
-pub(crate) mod frontends;
 pub(crate) mod margin;
 pub(crate) mod models;
-pub(crate) mod placement;
 pub(crate) mod play;
-pub(crate) mod pool;
 pub(crate) mod queue;
 pub(crate) mod rate;
 pub(crate) mod reach;
 pub(crate) mod requests;
 pub(crate) mod speeds;
-pub(crate) mod squishy;
 pub(crate) mod tasks;

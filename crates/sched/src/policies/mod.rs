@@ -2,15 +2,12 @@
 
 pub(crate) mod bucketed;
 pub(crate) mod cellular;
-pub(crate) mod clockwork;
 pub(crate) mod delay_batch;
 pub(crate) mod dvabatch;
 pub(crate) mod graph_merge;
 pub(crate) mod late;
 pub(crate) mod lazy_batching;
-pub(crate) mod nexus;
 pub(crate) mod serial;
-pub(crate) mod shepherd;
 pub(crate) mod symphony;
 pub(crate) mod timeout;
 
@@ -22,7 +19,7 @@ use ripieno_base::Nanos;
 use ripieno_model::Walk;
 
 /// The walks that policies without cells serve.
-const WHOLE: &[Walk] = &[Walk::Whole, Walk::Chain];
+pub(crate) const WHOLE: &[Walk] = &[Walk::Whole, Walk::Chain];
 
 /// Number of tasks that a device gets together, of a set of requests that runs to the end.
 const SET_AHEAD: usize = 16;
@@ -34,7 +31,7 @@ pub(crate) const DROP: Knob = Knob {
            the deadline, \"never\" = answer late; a model's own drop rule takes precedence",
 };
 
-const DEVICE: Knob = Knob {
+pub(crate) const DEVICE: Knob = Knob {
     name: "device",
     default: "smallest-id",
     help: "order of preference among free devices: \"smallest-id\" keeps the last devices idle so that they can be released, \
@@ -105,7 +102,7 @@ fn network(knobs: &Knobs<'_>) -> Result<NetworkDelay, BuildError> {
     Ok(NetworkDelay { control, data_per_row, round_trip: link(knobs)? * 2 })
 }
 
-fn device_choice(knobs: &Knobs<'_>) -> Result<DeviceChoice, BuildError> {
+pub(crate) fn device_choice(knobs: &Knobs<'_>) -> Result<DeviceChoice, BuildError> {
     let choices = [("smallest-id", DeviceChoice::SmallestId), ("earliest-free", DeviceChoice::EarliestFree)];
     knobs.choice("device", &choices, DeviceChoice::SmallestId)
 }

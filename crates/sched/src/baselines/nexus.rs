@@ -26,14 +26,14 @@
 //! rows, and a burst of three on one device then breaks the whole set of models, worse than
 //! Symphony measured (docs/internals/policies.md).
 
-use super::{DROP, MAX_BATCH};
+use super::parts::frontends::Frontends;
+use super::parts::placement::{DeviceTable, Placement, PlacementScheduler};
+use super::parts::pool::{Aim, PoolRules};
+use super::parts::squishy::{MRPS_NS, Packer};
 use crate::knobs::{BuildError, Knob, Knobs};
-use crate::parts::frontends::Frontends;
 use crate::parts::models::BatchOptions;
-use crate::parts::placement::{DeviceTable, Placement, PlacementScheduler};
-use crate::parts::pool::{Aim, PoolRules};
 use crate::parts::rate::RateMeter;
-use crate::parts::squishy::{MRPS_NS, Packer};
+use crate::policies::{DROP, MAX_BATCH, WHOLE};
 use crate::policy::{Chains, Form, Needs, Policy};
 use crate::shard::DeviceChoice;
 use crate::{Limits, Outbox, Request, Scheduler, Setup};
@@ -44,7 +44,7 @@ pub(crate) const POLICY: Policy = Policy {
     name: "nexus",
     source: "Nexus, as in Symphony, sections 2.2 and 5.1",
     summary: "models are packed onto devices by their rates; each device runs its models in turn",
-    walks: super::WHOLE,
+    walks: WHOLE,
     chains: Chains::Any,
     knobs: &[
         Knob { name: "epoch_s", default: "10", help: "lifetime of a plan, in s" },

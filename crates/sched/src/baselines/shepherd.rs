@@ -25,12 +25,12 @@
 //! is not built, as in Symphony's comparison.
 
 use super::clockwork::{GATHER, gather};
-use super::{DEVICE, DROP, MAX_BATCH, device_choice};
+use super::parts::central::Central;
+use super::parts::placement::{DeviceTable, Placement, PlacementScheduler};
+use super::parts::pool::{PoolCandidate, PoolRules};
 use crate::knobs::{BuildError, Knob, Knobs};
-use crate::parts::central::Central;
 use crate::parts::models::BatchOptions;
-use crate::parts::placement::{DeviceTable, Placement, PlacementScheduler};
-use crate::parts::pool::{PoolCandidate, PoolRules};
+use crate::policies::{DEVICE, DROP, MAX_BATCH, WHOLE, device_choice};
 use crate::policy::{Chains, Form, Needs, Policy};
 use crate::{Outbox, Scheduler, Setup};
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
@@ -41,7 +41,7 @@ pub(crate) const POLICY: Policy = Policy {
     name: "shepherd",
     source: "Shepherd, as in Symphony, sections 2.2 and 5.1",
     summary: "the largest batch first; one several times as large as a batch that runs aborts it",
-    walks: super::WHOLE,
+    walks: WHOLE,
     chains: Chains::Any,
     knobs: &[
         Knob {

@@ -23,12 +23,12 @@
 //! 5`; a restriction to powers of two as batch sizes is not offered. Costs are known here; the
 //! original estimates them as the slowest of the last ten batches.
 
-use super::{DEVICE, DROP, MAX_BATCH, device_choice};
+use super::parts::central::{Central, CentralGather};
+use super::parts::placement::{DeviceTable, Placement, PlacementScheduler};
+use super::parts::pool::PoolRules;
 use crate::knobs::{BuildError, Knob, Knobs};
-use crate::parts::central::{Central, CentralGather};
 use crate::parts::models::BatchOptions;
-use crate::parts::placement::{DeviceTable, Placement, PlacementScheduler};
-use crate::parts::pool::PoolRules;
+use crate::policies::{DEVICE, DROP, MAX_BATCH, WHOLE, device_choice};
 use crate::policy::{Chains, Form, Needs, Policy};
 use crate::{Outbox, Scheduler, Setup};
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
@@ -38,7 +38,7 @@ pub(crate) const POLICY: Policy = Policy {
     name: "clockwork",
     source: "Clockwork, as in Symphony, sections 2.2 and 5.1",
     summary: "the batch whose latest start comes first, chosen some time before its device is free",
-    walks: super::WHOLE,
+    walks: WHOLE,
     chains: Chains::Any,
     knobs: &[
         Knob {

@@ -6,9 +6,9 @@
 //! that cannot be punctual any more, if the drop rule keeps them. Expired requests leave from the
 //! head, which has the earliest deadline, so no expired request is hidden behind a live one.
 
-use super::models::{self, BatchOptions, Models};
-use super::queue::{Queue, QueueOrder};
-use super::requests::{RequestState, Requests};
+use crate::parts::models::{self, BatchOptions, Models};
+use crate::parts::queue::{Queue, QueueOrder};
+use crate::parts::requests::{RequestState, Requests};
 use crate::{Limits, Outbox, Request, Why};
 use ripieno_base::{BlockId, IndexedHeap, ModelId, Nanos, RequestSlot, Time};
 use ripieno_model::{DropRule, Model, Profile};

@@ -10,9 +10,9 @@
 //! that it needs no depth and can be revoked: when the device leaves, or when it becomes free so
 //! late that the batch would be late.
 
-use super::devices::Devices;
 use super::pool::{BatchPool, PoolCandidate, PoolRules};
-use super::tasks::Tasks;
+use crate::parts::devices::Devices;
+use crate::parts::tasks::Tasks;
 use crate::shard::DeviceChoice;
 use crate::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
 use ripieno_base::{BlockId, DeviceId, IndexedHeap, LaneId, ModelId, RequestSlot, TaskId, Time};

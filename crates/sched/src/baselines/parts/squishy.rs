@@ -286,10 +286,10 @@ fn cost(profile: &Profile, duty: Nanos, rate_mrps: u64) -> Nanos {
 
 #[cfg(test)]
 mod tests {
-    use super::super::models::{BatchOptions, PerModel};
     use super::super::pool::PoolRules;
     use super::*;
     use crate::Limits;
+    use crate::parts::models::{BatchOptions, PerModel};
     use ripieno_model::{DropRule, Model};
 
     const LIMITS: Limits = Limits { requests: 4, models: 4, devices: 8, lanes: 1, depth: 1, batch: 64, nodes: 0 };
