@@ -11,7 +11,7 @@ use clap::{Args, Command, FromArgMatches, ValueEnum};
 use ripieno_report::Format;
 use ripieno_repository::staging::stage;
 use ripieno_repository::{LoadTarget, ModelControl, ModelReport, found_instead, profile, read};
-use ripieno_sched::{Limits, Objective};
+use ripieno_sched::Limits;
 use ripieno_server::ServerConfig;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -128,7 +128,7 @@ pub(crate) fn list(args: &ModelsArgs) -> anyhow::Result<()> {
 
 /// Loads the models into an engine with the default policy of `serve`, and ends the engine.
 fn load(args: &ModelsArgs) -> anyhow::Result<Vec<ModelReport>> {
-    let (policy, options) = PolicyArgs::default().served(Objective::default())?;
+    let (policy, options) = PolicyArgs::default().served(None)?;
     let service = Service {
         repository: args.repository.clone(),
         devices: args.devices.clone(),

@@ -1,14 +1,15 @@
 //! A policy and its options on the command line.
 
+use anyhow::bail;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
-use ripieno_sched::{BuildError, CATALOGUE, DEFAULT_POLICY, Objective, OptionValue, Options, find, served_options};
+use ripieno_sched::{CATALOGUE, DEFAULT_POLICY, Objective, OptionValue, Options, find, served_options};
 
 /// The policy and its options.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct PolicyArgs {
     /// The scheduling policy.
-    #[arg(long, value_name = "NAME", value_parser = names())]
+    #[arg(long, value_name = "NAME", value_parser = names(), help = policy_help())]
     pub(crate) policy: Option<String>,
 
     /// An option of the policy, for example gather=prefix or timeout_ms.resnet50=3; may be
@@ -42,9 +43,16 @@ impl PolicyArgs {
     }
 
     /// Returns the policy of a server, the chosen one or the default, and its options.
-    pub(crate) fn served(&self, objective: Objective) -> Result<(String, Options), BuildError> {
+    pub(crate) fn served(&self, objective: Option<ObjectiveArg>) -> anyhow::Result<(String, Options)> {
         let policy = self.policy.clone().unwrap_or_else(|| DEFAULT_POLICY.to_owned());
-        let options = served_options(find(&policy)?, self.over(Options::new()), objective);
+        let (known, options) = (find(&policy)?, self.over(Options::new()));
+        if objective.is_some() && !known.has_objective() {
+            bail!("policy {policy:?} has no objective; leave --objective out, or --policy");
+        }
+        if objective.is_some() && options.contains_key("objective") {
+            bail!("--objective and --option objective=… say the same thing; leave one of them out");
+        }
+        let options = served_options(known, options, Objective::from(objective.unwrap_or_default()));
         Ok((policy, options))
     }
 
@@ -65,6 +73,10 @@ pub(crate) fn named(policy: &str, options: &Options) -> String {
         };
     }
     name
+}
+
+fn policy_help() -> String {
+    format!("The scheduling policy; a server's default is {DEFAULT_POLICY}")
 }
 
 fn names() -> PossibleValuesParser {
@@ -89,3 +101,25 @@ pub(crate) fn option(text: &str) -> Result<(String, OptionValue), String> {
 /// Pointer to the command that explains policies, for `--help`.
 pub(crate) const POLICIES: &str =
     "`ripieno policies` lists the policies; `ripieno policies NAME` explains one with its options.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_objective_is_given_once_and_to_a_policy_that_has_one() {
+        let served = |policy: Option<&str>, options: &[&str], objective| {
+            let options = options.iter().map(|text| option(text).unwrap()).collect();
+            let args = PolicyArgs { policy: policy.map(str::to_owned), options };
+            args.served(objective).map(|(policy, options)| named(&policy, &options)).map_err(|error| error.to_string())
+        };
+        let efficiency = Some(ObjectiveArg::Efficiency);
+        assert_eq!(served(None, &[], None).unwrap(), "unified objective=latency");
+        assert_eq!(served(None, &[], efficiency).unwrap(), "unified objective=efficiency");
+        assert_eq!(served(None, &["objective=efficiency"], None).unwrap(), "unified objective=efficiency");
+        let twice = served(None, &["objective=efficiency"], Some(ObjectiveArg::Latency)).unwrap_err();
+        assert!(twice.contains("say the same thing"), "{twice}");
+        let none = served(Some("eager"), &[], efficiency).unwrap_err();
+        assert!(none.contains("\"eager\" has no objective"), "{none}");
+    }
+}

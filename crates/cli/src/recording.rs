@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use ripieno_base::Nanos;
 use ripieno_report::Summary;
 use ripieno_runtime::{Header, RecordedEvents};
-use ripieno_sched::{Limits, Objective, Options, Policy, find};
+use ripieno_sched::{Limits, Options, Policy, find};
 use ripieno_sim::{Recorded, Scenario};
 use std::path::{Path, PathBuf};
 
@@ -164,7 +164,7 @@ impl ReadRecording {
 /// policy or the default.
 fn policy(header: &Header, options: Options, overrides: &Overrides) -> anyhow::Result<(String, Options)> {
     if overrides.as_served || overrides.policy.policy.is_some() {
-        return Ok(overrides.policy.served(Objective::default())?);
+        return overrides.policy.served(None);
     }
     Ok((header.policy.clone(), overrides.policy.over(options)))
 }

@@ -189,7 +189,7 @@ pub(crate) fn of_bench(results: &BenchResults) -> HtmlReport {
     HtmlReport { title, subtitle, parts }
 }
 
-/// A row of a comparison: scenario, measure, value of the server's choice, best value and policy,
+/// A row of a comparison: scenario, measure, value of the default policy, best value and policy,
 /// ratio.
 pub(crate) struct ComparedRow {
     pub(crate) cells: [String; 6],
@@ -204,7 +204,7 @@ pub(crate) fn of_comparison(rows: &[ComparedRow]) -> HtmlReport {
     let parts =
         vec![ReportPart::Charts(vec![bars("Ratio to the best policy", "1 is as good as the best", &ratios)]), table];
     HtmlReport {
-        title: "The server's choice and the best policy".to_owned(),
+        title: "The default policy and the best one".to_owned(),
         subtitle: format!("{} measures", rows.len()),
         parts,
     }

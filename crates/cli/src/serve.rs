@@ -20,7 +20,7 @@ use clap::Args;
 use ripieno_report::Format;
 use ripieno_repository::scan::scan;
 use ripieno_repository::{ModelReport, RepositoryPoll};
-use ripieno_sched::{Limits, find};
+use ripieno_sched::{CATALOGUE, Limits, find};
 use ripieno_server::{Addresses, ServerConfig};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -65,8 +65,8 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     policy: PolicyArgs,
 
-    /// latency: an idle device starts immediately, unless device time is short. efficiency: a batch
-    /// waits as long as that makes it cheaper, so that fewer devices suffice [default: latency].
+    /// latency: an idle device starts at once, unless device time is short. efficiency: a batch
+    /// waits as long as that saves device time [default: latency].
     #[arg(long, value_enum)]
     objective: Option<ObjectiveArg>,
 
@@ -161,10 +161,11 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
 
 impl ServeArgs {
     fn service(&self) -> anyhow::Result<Service> {
-        let objective = self.objective.unwrap_or(ObjectiveArg::Latency);
-        let (policy, options) = self.policy.served(objective.into())?;
-        if self.objective.is_some() && !find(&policy)?.has_objective() {
-            bail!("policy {policy:?} has no objective; leave --objective out, or --policy");
+        let (policy, options) = self.policy.served(self.objective)?;
+        if self.shards > 1 && self.policy.policy.is_none() && !find(&policy)?.is_sharded() {
+            let sharded = CATALOGUE.iter().filter(|policy| policy.is_sharded()).map(|policy| policy.name);
+            let sharded = sharded.collect::<Vec<_>>().join(", ");
+            bail!("--shards needs --policy, since {policy} does not run in shards; these do: {sharded}");
         }
         self.policy.log(&policy, &options);
         let flight = self.flight.config(&policy, &options)?;

@@ -1,4 +1,4 @@
-//! Three recordings of live overload on a real engine, replayed: the server's choice answers at
+//! Three recordings of live overload on a real engine, replayed: the default policy answers at
 //! least as much in time as the published rule does with the same arrivals and the same pauses of
 //! the machine.
 //!
@@ -34,8 +34,7 @@ fn useful(recording: &Path, more: &[&str]) -> f64 {
 
 fn keeps_what_published_rules_keep(name: &str, rules: &[&[&str]]) {
     let recording = recording(name);
-    let policies =
-        [("the server's choice", &["--as-served"][..]), ("unified", &["--as-served", "--policy", "unified"])];
+    let policies = [("the default policy", &["--as-served"][..]), ("unified", &["--as-served", "--policy", "unified"])];
     let served = policies.map(|(policy, arguments)| (policy, useful(&recording, arguments)));
     for rule in rules {
         let published = useful(&recording, rule);

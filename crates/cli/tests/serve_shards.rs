@@ -139,9 +139,14 @@ fn real_models_are_served_in_shards_and_the_run_replays() {
 #[test]
 fn a_policy_that_does_not_run_in_shards_is_refused() {
     let folder = repository("refused-shards", &["double"]);
-    let output = serve(&folder, &["--shards", "2", "--policy", "lazy"]).output().unwrap();
+    let cases = [
+        (&["--policy", "lazy"][..], "\"lazy\" does not run in shards; these do: timeout, eager, deferred"),
+        (&[], "--shards needs --policy, since unified does not run in shards; these do: timeout, eager, deferred"),
+    ];
+    for (policy, told) in cases {
+        let output = serve(&folder, &[&["--shards", "2"], policy].concat()).output().unwrap();
+        let error = error(&output);
+        assert!(output.status.code() == Some(1) && error.contains(told), "{error}");
+    }
     let _ = std::fs::remove_dir_all(&folder);
-    let error = error(&output);
-    let told = "\"lazy\" does not run in shards; these do: timeout, eager, deferred";
-    assert!(output.status.code() == Some(1) && error.contains(told), "{error}");
 }

@@ -12,7 +12,7 @@ use crate::source::InputRange;
 use crate::value_checks::ValueCheck;
 use crate::values::EngineLimits;
 use crate::{LoadError, ModelSource};
-use ripieno_model::TensorSpec;
+use ripieno_model::{TensorSpec, ascends};
 use std::sync::Arc;
 
 /// Inputs and outputs of one block.
@@ -151,8 +151,7 @@ fn check_source(source: &ModelSource) -> Result<(), LoadError> {
         return Err(LoadError(format!("model '{}': max_batch is 0: it must be at least 1", source.name)));
     }
     let (sizes, largest) = (&source.batch_sizes, source.max_batch);
-    let ascend = sizes.windows(2).all(|pair| pair[0] < pair[1]) && sizes.first() != Some(&0);
-    if !ascend || sizes.last().is_some_and(|&last| last != largest) {
+    if !ascends(sizes) || sizes.last().is_some_and(|&last| last != largest) {
         return Err(LoadError(format!(
             "model '{}': batch_sizes {sizes:?} must ascend from at least 1 to max_batch, {largest}",
             source.name

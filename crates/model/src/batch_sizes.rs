@@ -7,6 +7,11 @@ pub fn doubling_sizes(max_batch: usize) -> Vec<usize> {
     doubled.take_while(|&size| size < max_batch).chain([max_batch]).collect()
 }
 
+/// Returns whether `sizes` ascend from at least 1.
+pub fn ascends(sizes: &[usize]) -> bool {
+    sizes.windows(2).all(|pair| pair[0] < pair[1]) && sizes.first() != Some(&0)
+}
+
 /// Returns the first of the ascending `sizes` that holds `rows`, or `rows` if none does.
 pub fn padded_size(sizes: &[usize], rows: usize) -> usize {
     sizes.get(sizes.partition_point(|&size| size < rows)).copied().unwrap_or(rows)
@@ -22,6 +27,12 @@ mod tests {
         assert_eq!(doubling_sizes(1), [1]);
         assert_eq!(doubling_sizes(6), [1, 2, 4, 6]);
         assert_eq!(doubling_sizes(8), [1, 2, 4, 8]);
+    }
+
+    #[test]
+    fn sizes_ascend_from_one() {
+        assert!(ascends(&[]) && ascends(&[1]) && ascends(&[2, 3]));
+        assert!(!ascends(&[0, 1]) && !ascends(&[1, 1]) && !ascends(&[2, 1]));
     }
 
     #[test]

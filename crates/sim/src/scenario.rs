@@ -197,9 +197,8 @@ impl Scenario {
     /// Sets the policy, options, bounds, largest batches and margins with which the server would
     /// serve these models.
     pub fn serve(&mut self, objective: Objective) {
-        if let Ok(policy) = ripieno_sched::find(DEFAULT_POLICY) {
-            self.serve_under(policy, served_options(policy, Options::new(), objective));
-        }
+        let policy = ripieno_sched::find(DEFAULT_POLICY).expect("the catalogue has the default policy");
+        self.serve_under(policy, served_options(policy, Options::new(), objective));
     }
 
     /// Does the same for a chosen policy, with the options as given to the server.

@@ -1,4 +1,4 @@
-//! The comparison on one workload: the server's choice against all other policies, by every
+//! The comparison on one workload: the default policy against all other policies, by every
 //! measure.
 //!
 //! The goodput of each is searched for first. The best of the others sets the loads of the
@@ -39,19 +39,19 @@ pub(super) struct ContestPlan<'a> {
     pub(super) loads: Vec<f64>,
 }
 
-/// The result of the server's choice by one measure.
+/// The result of the default policy by one measure.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct MeasureRow {
     pub(super) measure: Measure,
     /// The offered fraction of the best goodput; none for the goodput itself.
     pub(super) load: Option<f64>,
     pub(super) offered_rps: Option<f64>,
-    /// Value of the server's choice; none if it was overloaded, or does not serve the workload.
+    /// Value of the default policy; none if it was overloaded, or does not serve the workload.
     pub(super) served: Option<f64>,
     /// Value of the best of the others; none if all were overloaded.
     pub(super) best: Option<f64>,
     pub(super) best_policy: Option<String>,
-    /// Ratio of both, above 1 if the server's choice is better; 0 if it was overloaded. None if
+    /// Ratio of both, above 1 if the default policy is better; 0 if it was overloaded. None if
     /// there is nothing to compare with.
     pub(super) ratio: Option<f64>,
 }
@@ -63,7 +63,7 @@ pub(super) struct FinishedContest {
     pub(super) kind: Kind,
     pub(super) world: TaskWorld,
     pub(super) served_policy: String,
-    /// The reason why the server's choice does not serve the workload, if so.
+    /// The reason why the default policy does not serve the workload, if so.
     pub(super) refused: Option<String>,
     pub(super) contestants: usize,
     pub(super) unable: Vec<Unable>,
@@ -124,7 +124,7 @@ impl Measure {
         (models > 0).then(|| (sum / f64::from(models)).exp())
     }
 
-    /// Returns the row of runs at this load and rate, the first of the server's choice.
+    /// Returns the row of runs at this load and rate, the first of the default policy.
     fn row(self, at: Option<(f64, f64)>, all: &[Option<&SimContestant>], runs: &[Option<Summary>]) -> MeasureRow {
         let values: Vec<_> = runs.iter().map(|run| self.of(run.as_ref()?)).collect();
         let best_of_others = self.best(&all[1..], &values[1..]);
@@ -199,7 +199,7 @@ impl ContestPlan<'_> {
         Ok(measured.map(|measure| measure.row(None, all, &runs)).collect())
     }
 
-    /// Measures every policy: the server's choice first, none if it does not serve the workload.
+    /// Measures every policy: the default policy first, none if it does not serve the workload.
     fn rows(&self, all: &[Option<&SimContestant>], best: Peak<'_>, pool: &Pool) -> anyhow::Result<Vec<MeasureRow>> {
         let mut rows = Vec::new();
         if self.measures.contains(&Measure::Goodput) {

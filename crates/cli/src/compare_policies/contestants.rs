@@ -95,7 +95,7 @@ pub(super) struct Unable {
 pub(super) struct ContestRules<'a> {
     /// The server's objective.
     pub(super) objective: Objective,
-    /// The policy with its options that replaces the server's choice.
+    /// The policy with its options that replaces the default policy.
     pub(super) chosen: Option<(&'static Policy, &'a Options)>,
     /// The only policies to compare with, if any are named.
     pub(super) against: &'a [String],

@@ -1,4 +1,4 @@
-//! `ripieno compare`: compares the server's own choice of a policy with the best one, on
+//! `ripieno compare`: compares the default policy with the best one, on
 //! the user's workloads.
 //!
 //! The promise "one policy, one number per model" is worth only what a user can check. So nothing
@@ -33,7 +33,7 @@ use std::path::PathBuf;
 use std::time::SystemTime;
 use worlds::TaskWorld;
 
-/// Compare the server's own choice of a policy with the best of all, on scenarios of your own.
+/// Compare the default policy with the best of all, on scenarios of your own.
 ///
 /// Each scenario is simulated as `ripieno serve` would run it (as `ripieno simulate --as-served`
 /// does), and under every policy that can serve it, with a few settings each: windows from 1 to 50
@@ -46,12 +46,12 @@ use worlds::TaskWorld;
 /// compared, `mean`, `median` and `p99` (of several models the geometric mean of theirs); beyond,
 /// `in-time`, the fraction answered within the SLO, of the model with the lowest. A policy that
 /// drops or delays more than 1 % of any model's requests counts as overloaded; its latencies are
-/// not compared. If that is the server's choice, its ratio is 0, and counts as 0.05 in the
+/// not compared. If that is the default policy, its ratio is 0, and counts as 0.05 in the
 /// geometric mean.
 ///
 /// The others run without the admission control and margins of the server, and drop
 /// requests that can no longer be in time; --all-as-served adds the server's admission control and
-/// margins. With --policy another policy takes the place of the server's choice, as `ripieno serve
+/// margins. With --policy another policy takes the place of the default policy, as `ripieno serve
 /// --policy` would run it. Differences of about 1 % are chance, and larger ones where a model has
 /// few requests: raise --requests.
 ///
@@ -180,9 +180,7 @@ pub(crate) fn run(args: &ComparePoliciesArgs) -> anyhow::Result<()> {
     }
     let options = args.policy.over(Options::new());
     if args.policy.policy.is_none() && !options.is_empty() {
-        bail!(
-            "--option is of the policy that --policy names; the server's own choice has the options that suit the models"
-        );
+        bail!("--option is of the policy that --policy names; the default policy has the options that suit the models");
     }
     let chosen = args.policy.policy.as_deref().map(find).transpose()?.map(|policy| (policy, &options));
     let (objective, against) = (args.objective.into(), args.against.as_slice());

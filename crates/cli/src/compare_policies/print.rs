@@ -69,7 +69,7 @@ impl ContestResults {
         }
         for contest in &self.contests {
             if let Some(why) = &contest.refused {
-                output::print(format!("{}: refused by the server's choice: {why}", contest.scenario))?;
+                output::print(format!("{}: refused by the default policy: {why}", contest.scenario))?;
             }
         }
         output::print(self.totals())?;

@@ -24,7 +24,7 @@ use clap::Args;
 use ripieno_report::Format;
 use ripieno_repository::ModelReport;
 use ripieno_repository::registry::ModelRegistry;
-use ripieno_sched::{Limits, Objective, Options};
+use ripieno_sched::{Limits, Options};
 use ripieno_server::ServerConfig;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -113,7 +113,7 @@ struct Live {
 impl Live {
     /// Starts a server with the policy of `serve`.
     async fn start_as_served(repository: &Path) -> anyhow::Result<Live> {
-        let (policy, options) = PolicyArgs::default().served(Objective::default())?;
+        let (policy, options) = PolicyArgs::default().served(None)?;
         Live::start(repository, DeviceArgs::default(), &policy, options).await
     }
 

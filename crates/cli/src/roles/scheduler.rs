@@ -7,7 +7,7 @@ use crate::logs::LogFormat;
 use crate::output::{self, print_json};
 use crate::policy::{ObjectiveArg, POLICIES, PolicyArgs};
 use crate::server_threads::ServerThreads;
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::Args;
 use ripieno_base::{DeviceId, ModelId, Nanos};
 use ripieno_cluster::handover::store::AloneStore;
@@ -66,8 +66,8 @@ pub(crate) struct SchedulerArgs {
     #[command(flatten)]
     policy: PolicyArgs,
 
-    /// latency: an idle device starts immediately, unless device time is short. efficiency: a batch
-    /// waits as long as that makes it cheaper, so that fewer devices suffice [default: latency].
+    /// latency: an idle device starts at once, unless device time is short. efficiency: a batch
+    /// waits as long as that saves device time [default: latency].
     #[arg(long, value_enum)]
     objective: Option<ObjectiveArg>,
 
@@ -109,12 +109,8 @@ pub(crate) struct SchedulerArgs {
 const HANG_TIMES: u32 = 10;
 
 pub(crate) fn run(args: &SchedulerArgs) -> anyhow::Result<()> {
-    if let Some(policy) = &args.policy.policy
-        && args.objective.is_some()
-        && !find(policy)?.has_objective()
-    {
-        bail!("policy {policy:?} has no objective; leave --objective out, or --policy");
-    }
+    // A wrong option is an error before the first backend joins.
+    args.policy.served(args.objective)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
     let threads = ServerThreads::start().context("cannot start the threads of the HTTP and gRPC server")?;
     let outcome = runtime.block_on(serve(args, &threads));
@@ -185,8 +181,7 @@ fn epoch() -> Epoch {
 
 /// Returns the callback that starts the engine once the models are known.
 fn start(args: &SchedulerArgs) -> StartEngine {
-    let objective = ripieno_sched::Objective::from(args.objective.unwrap_or(ObjectiveArg::Latency));
-    let chosen = args.policy.clone();
+    let (chosen, objective) = (args.policy.clone(), args.objective);
     let bounds = EngineBounds {
         devices: usize::from(args.max_devices),
         live: args.max_live as usize,

@@ -24,18 +24,20 @@ const MIN_REGION: usize = 1 << 20;
 /// The regions of a connection.
 pub(super) struct SharedRegions {
     /// Region that this end writes.
-    pub(super) own: GrowingMemory,
+    pub(super) outbound: GrowingMemory,
     /// Region that the other end writes.
-    pub(super) other: GrowingMemory,
+    pub(super) inbound: GrowingMemory,
 }
 
 impl SharedRegions {
     /// Creates both regions and passes them to the other end of `socket`. `None` if the system
     /// creates none; the other end then has none either.
     pub(super) fn offer(socket: &UnixStream) -> io::Result<Option<SharedRegions>> {
-        let regions =
-            GrowingMemory::create().and_then(|own| Ok(SharedRegions { own, other: GrowingMemory::create()? })).ok();
-        let fds: Vec<_> = regions.iter().flat_map(|both| [both.own.file.as_fd(), both.other.file.as_fd()]).collect();
+        let regions = GrowingMemory::create()
+            .and_then(|outbound| Ok(SharedRegions { outbound, inbound: GrowingMemory::create()? }))
+            .ok();
+        let fds: Vec<_> =
+            regions.iter().flat_map(|both| [both.outbound.file.as_fd(), both.inbound.file.as_fd()]).collect();
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() {
@@ -60,8 +62,10 @@ impl SharedRegions {
         });
         let mut fds = fds.flatten();
         match (fds.next(), fds.next()) {
-            (Some(other), Some(own)) => {
-                Ok(Some(SharedRegions { own: GrowingMemory::open(own)?, other: GrowingMemory::open(other)? }))
+            // The other end names its regions first: its outbound one is inbound here.
+            (Some(inbound), Some(outbound)) => {
+                let (outbound, inbound) = (GrowingMemory::open(outbound)?, GrowingMemory::open(inbound)?);
+                Ok(Some(SharedRegions { outbound, inbound }))
             }
             _ => Ok(None),
         }
@@ -147,7 +151,7 @@ mod tests {
         let (mut server, mut child) = pair();
         for size in [10, 3 << 20, 100, 9 << 20] {
             let data: Vec<u8> = (0..size).map(|at| (at * 7 % 251) as u8).collect();
-            for (from, to) in [(&mut server.own, &mut child.other), (&mut child.own, &mut server.other)] {
+            for (from, to) in [(&mut server.outbound, &mut child.inbound), (&mut child.outbound, &mut server.inbound)] {
                 from.reserve(64 + size).unwrap();
                 from.write(64, &data).unwrap();
                 let mut read = vec![0; size];
@@ -160,10 +164,10 @@ mod tests {
     #[test]
     fn a_faulty_end_is_an_error_and_never_a_fault() {
         let (mut server, mut child) = pair();
-        child.own.reserve(100).unwrap();
-        assert!(child.own.file.set_len(0).is_err(), "it cannot shrink");
+        child.outbound.reserve(100).unwrap();
+        assert!(child.outbound.file.set_len(0).is_err(), "it cannot shrink");
         for (at, size) in [(0, MIN_REGION + 1), (MIN_REGION, 1), (usize::MAX, 2)] {
-            let cause = server.other.read(at, &mut vec![0; size]).unwrap_err();
+            let cause = server.inbound.read(at, &mut vec![0; size]).unwrap_err();
             assert_eq!(cause.kind(), io::ErrorKind::InvalidData, "{at} {size}");
         }
         let fd = memfd_create("other", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();

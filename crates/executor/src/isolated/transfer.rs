@@ -62,12 +62,12 @@ impl TensorTransfer {
             return Err(too_large(total).to_string());
         }
         let large = (MIN_SHARED..=MAX_SHARED).contains(&total);
-        let own = self.shared.as_mut().filter(|_| large).map(|shared| &mut shared.own);
+        let outbound = self.shared.as_mut().filter(|_| large).map(|shared| &mut shared.outbound);
         // Without memory for a region, the frame holds the tensors.
-        let mut own = own.and_then(|own| own.reserve(total).is_ok().then_some(own));
+        let mut outbound = outbound.and_then(|region| region.reserve(total).is_ok().then_some(region));
         let pack = |(tensor, at): (&OutgoingTensor<'_>, usize)| {
             let OutgoingTensor { name, datatype, ref shape, data } = *tensor;
-            let written = own.as_mut().is_some_and(|own| own.write(at, data).is_ok());
+            let written = outbound.as_mut().is_some_and(|region| region.write(at, data).is_ok());
             let shared = written.then_some(SharedRange { at: at as u64, length: data.len() as u64 });
             let data = if written { Bytes::new() } else { Bytes::copy_from_slice(data) };
             PackedTensor { name: name.to_owned(), datatype: number(datatype), shape: shape.clone(), data, shared }
@@ -82,12 +82,12 @@ impl TensorTransfer {
         for tensor in tensors {
             let Some(SharedRange { at, length }) = tensor.shared.take() else { continue };
             let none = || io::Error::new(io::ErrorKind::InvalidData, "a tensor in memory that is not shared");
-            let other = &mut self.shared.as_mut().ok_or_else(none)?.other;
+            let inbound = &mut self.shared.as_mut().ok_or_else(none)?.inbound;
             let length = usize::try_from(length).ok().filter(|&length| length <= left).ok_or_else(none)?;
             left -= length;
             let at = usize::try_from(at).map_err(|_| none())?;
             let mut lent = self.buffers.take(length);
-            other.read(at, lent.buffer.first_mut(length))?;
+            inbound.read(at, lent.buffer.first_mut(length))?;
             tensor.data = Bytes::from_owner(lent);
         }
         Ok(())
@@ -102,7 +102,7 @@ struct ReadBuffers(Arc<Mutex<Vec<AlignedBuffer>>>);
 impl ReadBuffers {
     fn take(&self, bytes: usize) -> LentBuffer {
         let buffer = self.0.lock().pop().unwrap_or_default();
-        LentBuffer { buffer, bytes, home: self.clone() }
+        LentBuffer { buffer, bytes, pool: self.clone() }
     }
 }
 
@@ -110,7 +110,7 @@ impl ReadBuffers {
 struct LentBuffer {
     buffer: AlignedBuffer,
     bytes: usize,
-    home: ReadBuffers,
+    pool: ReadBuffers,
 }
 
 impl AsRef<[u8]> for LentBuffer {
@@ -121,7 +121,7 @@ impl AsRef<[u8]> for LentBuffer {
 
 impl Drop for LentBuffer {
     fn drop(&mut self) {
-        let mut kept = self.home.0.lock();
+        let mut kept = self.pool.0.lock();
         if kept.len() < KEPT_BUFFERS {
             kept.push(std::mem::take(&mut self.buffer));
         }

@@ -6,8 +6,8 @@ use std::os::unix::net::UnixStream;
 
 /// The regions of a connection, which do not exist here.
 pub(super) struct NoRegions {
-    pub(super) own: NoMemory,
-    pub(super) other: NoMemory,
+    pub(super) outbound: NoMemory,
+    pub(super) inbound: NoMemory,
 }
 
 impl NoRegions {

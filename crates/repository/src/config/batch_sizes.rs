@@ -3,14 +3,15 @@
 
 use super::keys::Keys;
 use super::{Batching, Granularity, ModelConfig};
-use ripieno_model::Profile;
+use ripieno_model::{Profile, ascends};
 
 /// Reads the sizes; `None` if the key is absent.
 pub(super) fn read(keys: &Keys<'_>) -> Result<Option<Vec<usize>>, String> {
     let Some(sizes) = keys.integers("batch_sizes", "[1, 8, 64]")? else { return Ok(None) };
-    let valid = sizes.windows(2).all(|pair| pair[0] < pair[1]) && sizes.first().is_none_or(|&first| first > 0);
-    match valid && sizes.iter().all(|&size| size <= Profile::MAX_BATCH as i64) {
-        true => Ok(Some(sizes.into_iter().map(|size| size as usize).collect())),
+    // Negative numbers count as 0, which is refused.
+    let sizes: Vec<usize> = sizes.into_iter().map(|size| usize::try_from(size).unwrap_or(0)).collect();
+    match ascends(&sizes) && sizes.last().is_none_or(|&last| last <= Profile::MAX_BATCH) {
+        true => Ok(Some(sizes)),
         false => Err(keys.wrong("batch_sizes", "must be ascending whole numbers from 1, for example [1, 8, 64]")),
     }
 }

@@ -182,7 +182,7 @@ impl UnifiedScheduler {
     fn candidate(&self, now: Time, id: ModelId, device: DeviceId) -> Option<(u32, usize)> {
         let served = self.models.get(id);
         let device = &self.devices[device];
-        let most = self.bounded(served);
+        let most = self.max_rows_beside_others(served);
         // One that is in time only by its mean duration runs alone.
         let room = |first: u32| {
             let request = self.requests.get(first);
@@ -217,7 +217,7 @@ impl UnifiedScheduler {
         let known = load.rate.rate(now).filter(|rate| price > 0 && rate.rows > rows as u64);
         let Some(rate) = known else { return spaced };
         let cost = |rows: usize| i128::from(load.mean(rows).0);
-        for more in rows + 1..=self.bounded(served) {
+        for more in rows + 1..=self.max_rows_beside_others(served) {
             let until = deadline - promised(more) - rate.gather_time(more - rows);
             if until <= now {
                 break;
@@ -248,7 +248,7 @@ impl UnifiedScheduler {
     /// Returns the most rows of a batch that others can wait for: as many as end before a request
     /// of another model that arrives meanwhile must start, unless the device time that smaller
     /// batches cost exceeds the time for which the others would be late.
-    fn bounded(&self, served: &UnifiedEntry) -> usize {
+    fn max_rows_beside_others(&self, served: &UnifiedEntry) -> usize {
         let (load, all) = (&served.load, 1_000 * self.present().max(1) as u64);
         let rows = served.max_batch.min(served.queue.rows() as usize).max(1);
         let most = cost::largest(rows, |rows| load.mean(rows) <= load.most_wait);
