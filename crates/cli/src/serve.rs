@@ -65,7 +65,7 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     policy: PolicyArgs,
 
-    /// latency: an idle device starts at once, unless device time is short. efficiency: a batch
+    /// latency: an idle device starts immediately, unless device time is short. efficiency: a batch
     /// waits as long as that saves device time [default: latency].
     #[arg(long, value_enum)]
     objective: Option<ObjectiveArg>,

@@ -134,6 +134,14 @@ pub enum Failure {
     /// No schedule could meet the deadline any more.
     #[error("Request timeout expired: no schedule could meet its deadline")]
     Hopeless,
+    /// It was refused on arrival, since it would have been answered too late.
+    #[error("Request timeout expired: it would be answered after {expected:?}; retry after {retry_after:?}")]
+    TooLate {
+        /// Expected time from its arrival to its answer.
+        expected: Duration,
+        /// Time by which that exceeds its limit.
+        retry_after: Duration,
+    },
     /// The model or the client asks for more than its share of the devices. Holds the time after
     /// which to retry.
     #[error(

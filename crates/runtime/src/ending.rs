@@ -51,7 +51,7 @@ impl Ending {
     pub fn of(failure: &Failure) -> Ending {
         match failure {
             Failure::Expired => Ending::Expired,
-            Failure::Hopeless => Ending::Hopeless,
+            Failure::Hopeless | Failure::TooLate { .. } => Ending::Hopeless,
             Failure::Cancelled => Ending::Cancelled,
             Failure::Failed(_) => Ending::Failed,
             Failure::Outage { .. } => Ending::Outage,

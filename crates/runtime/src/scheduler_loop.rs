@@ -38,6 +38,7 @@ use ripieno_sched::{
     Action, Calibration, Control, Guess, Outcome, Prediction, Ran, Request, Shape, Speeds, TaskDone, Why,
 };
 use std::sync::Arc;
+use std::time::Duration;
 use std::sync::mpsc::SyncSender;
 
 const MAILS_A_TURN: usize = 256;
@@ -414,7 +415,7 @@ impl SchedulerLoop {
         }
         let failure = match why {
             Why::Expired => Failure::Expired,
-            Why::Hopeless => Failure::Hopeless,
+            Why::Hopeless => self.hopeless(now, slot),
             Why::Cancelled => Failure::Cancelled,
             Why::Unloaded => Failure::Unloaded,
             Why::Share => Failure::Share(self.jobs.call(lead).model.retry_after()),
@@ -425,6 +426,17 @@ impl SchedulerLoop {
         };
         self.fail(now, lead, failure);
         self.jobs.release_if_over(lead);
+    }
+
+    /// Returns the failure of a part that could not be in time: with the time at which it would
+    /// have been answered, if it is refused for that now.
+    fn hopeless(&mut self, now: Time, slot: RequestSlot) -> Failure {
+        let forecast = self.core.prediction(slot).filter(|forecast| forecast.made == now);
+        let Some(Prediction { remaining, .. }) = forecast else { return Failure::Hopeless };
+        let (_, call, _) = self.jobs.owner(slot);
+        let end = now + remaining;
+        let nanos = |span: Nanos| Duration::from_nanos(span.0.max(0).unsigned_abs());
+        Failure::TooLate { expected: nanos(end - call.arrived), retry_after: nanos(end - call.deadline) }
     }
 
     /// Records that the core has ended the part in `slot`, and returns the call's first slot.

@@ -60,8 +60,9 @@ pub trait Scheduler: Send {
         &[]
     }
 
-    /// Returns the prediction made at the first start of a request, for metrics; none if the policy
-    /// does not predict. Valid from the request's first `Start` until its slot is reused.
+    /// Returns the prediction made at the first start of a request, for metrics, or at its refusal,
+    /// for its answer; none if the policy does not predict. Valid from the request's first `Start`
+    /// or its `Reject` until its slot is reused.
     fn prediction(&self, _request: RequestSlot) -> Option<Prediction> {
         None
     }
@@ -76,7 +77,7 @@ pub trait Scheduler: Send {
 /// A policy's prediction about a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prediction {
-    /// The time of the prediction, which is the first start of the request.
+    /// The time of the prediction: the first start of the request, or its refusal.
     pub made: Time,
     /// Predicted duration from there to the end of the request.
     pub remaining: Nanos,

@@ -156,7 +156,7 @@ impl Problem {
     /// Converts the failure of an accepted request. For a late one, the message gives its limit,
     /// the needed time and the key to change.
     pub(crate) fn of_failure(failure: Failure, entry: &ServedEntry, rows: usize, timeout: Option<Duration>) -> Problem {
-        let late = matches!(failure, Failure::Expired | Failure::Hopeless);
+        let late = matches!(failure, Failure::Expired | Failure::Hopeless | Failure::TooLate { .. });
         let problem = Problem::of_ending(failure, &entry.name);
         if !late {
             return problem;
@@ -180,19 +180,27 @@ impl Problem {
             let more = if rows > 1 { format!(", and the request has {rows}") } else { String::new() };
             format!("; one row needs {row:?} by its profile on an idle device{more}")
         });
-        Problem::new(problem.kind, format!("{}; model '{}' had {had}{needed}; {fix}", problem.message, entry.name))
+        let message = format!("{}; model '{}' had {had}{needed}; {fix}", problem.message, entry.name);
+        Problem { retry_after: problem.retry_after, ..Problem::new(problem.kind, message) }
     }
 
     /// Converts a failure without that additional information.
     fn of_ending(failure: Failure, model: &str) -> Problem {
         let failure = match failure {
             Failure::Share(after) => Failure::Share(rounded(after)),
+            Failure::TooLate { expected, retry_after } => {
+                Failure::TooLate { expected: rounded(expected), retry_after: rounded(retry_after) }
+            }
             Failure::Outage { cause, retry_after } => Failure::Outage { cause, retry_after: rounded(retry_after) },
             other => other,
         };
         let kind = match failure {
             Failure::Share(retry_after) => {
                 let problem = Problem::new(ProblemKind::Overloaded, failure.to_string());
+                return Problem { retry_after: Some(retry_after), ..problem };
+            }
+            Failure::TooLate { retry_after, .. } => {
+                let problem = Problem::new(ProblemKind::Expired, failure.to_string());
                 return Problem { retry_after: Some(retry_after), ..problem };
             }
             Failure::Outage { retry_after, .. } => {
@@ -249,6 +257,14 @@ mod tests {
         assert!(full.message.ends_with("retry after 2.14s"), "{}", full.message);
         let share = Problem::of_ending(Failure::Share(retry_after), "m");
         assert!(share.message.ends_with("retry after 2.14s"), "{}", share.message);
+    }
+
+    #[test]
+    fn a_refusal_by_forecast_says_when_it_would_have_been_answered() {
+        let (expected, retry_after) = (Duration::from_micros(340_211), Duration::from_micros(1_240_211));
+        let late = Problem::of_ending(Failure::TooLate { expected, retry_after }, "m");
+        assert_eq!((late.kind.http_status(), late.retry_after_s()), (504, Some(2)));
+        assert!(late.message.contains("it would be answered after 340") && late.message.ends_with("s"), "{late:?}");
     }
 
     #[test]

@@ -66,7 +66,7 @@ pub(crate) struct SchedulerArgs {
     #[command(flatten)]
     policy: PolicyArgs,
 
-    /// latency: an idle device starts at once, unless device time is short. efficiency: a batch
+    /// latency: an idle device starts immediately, unless device time is short. efficiency: a batch
     /// waits as long as that saves device time [default: latency].
     #[arg(long, value_enum)]
     objective: Option<ObjectiveArg>,

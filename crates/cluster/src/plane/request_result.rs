@@ -46,6 +46,7 @@ fn numbers(failure: &Failure) -> (u8, Numbers) {
     match failure {
         Failure::Expired => (ending::EXPIRED, NONE),
         Failure::Hopeless => (ending::HOPELESS, NONE),
+        Failure::TooLate { expected, retry_after } => (ending::HOPELESS, (*retry_after, nanos(*expected), 0)),
         Failure::Share(after) => (ending::SHARE, (*after, 0, 0)),
         Failure::Cancelled => (ending::CANCELLED, NONE),
         Failure::Failed(_) => (ending::FAILED, NONE),
@@ -62,6 +63,10 @@ fn numbers(failure: &Failure) -> (u8, Numbers) {
             Refused::ShuttingDown => (ending::REFUSED_SHUTTING_DOWN, NONE),
         },
     }
+}
+
+fn nanos(span: Duration) -> usize {
+    usize::try_from(span.as_nanos()).unwrap_or(usize::MAX).max(1)
 }
 
 /// Returns the text of a failure, or "" if it has none.
@@ -84,7 +89,8 @@ pub(super) fn read_result(get: &mut RecordReader<'_>, text: String) -> Result<Jo
     let (retry_after, bound, held) = (Duration::from_nanos(get.u64()), get.u64() as usize, get.u64() as usize);
     let failure = match ending {
         ending::EXPIRED => Failure::Expired,
-        ending::HOPELESS => Failure::Hopeless,
+        ending::HOPELESS if bound == 0 => Failure::Hopeless,
+        ending::HOPELESS => Failure::TooLate { expected: Duration::from_nanos(bound as u64), retry_after },
         ending::SHARE => Failure::Share(retry_after),
         ending::CANCELLED => Failure::Cancelled,
         ending::FAILED => Failure::Failed(text),

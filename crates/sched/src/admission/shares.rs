@@ -1,11 +1,11 @@
 //! Max-min fair shares of the devices between models, and of a model's share between its clients.
 //!
 //! A *flow* is the requests of one client to one model. Its demand is the device time per second of
-//! its requests, over a window of about a second. While all demands fit, no flow is limited. Otherwise each has a share of the devices: models in proportion to
-//! their weights, clients of a model equally, and unneeded parts go to the others. A flow below its
-//! share is admitted whole. If a flow with a small demand, or with few answers, loses requests, flows
-//! above their share are admitted at the rate of their shares, by a token bucket, for the next
-//! minute.
+//! its requests, over a window of about a second. While all demands fit, no flow is limited.
+//! Otherwise each has a share of the devices: models in proportion to their weights, clients of a
+//! model equally, and unneeded parts go to the others. A flow below its share is admitted whole. If
+//! a flow with a small demand, or with few answers, loses requests, flows above their share are
+//! admitted at the rate of their shares, by a token bucket, for the next minute.
 //!
 //! The capacity is estimated from profiles and corrected by observation: if flows that are admitted
 //! whole still lose requests while the devices are busy, the others get less.

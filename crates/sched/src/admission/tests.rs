@@ -33,11 +33,12 @@ fn refused(scheduler: &mut dyn Scheduler, first: u32, count: u32, (model, client
     }
     let mut out = Outbox::new(&LIMITS);
     scheduler.settle(ms(0), &mut out);
-    let refused = out.actions().iter().filter_map(|action| match action {
+    let reason = |action: &Action| match action {
         Action::Reject { why, .. } => Some(*why),
         _ => None,
-    });
-    (refused.clone().count(), refused.last())
+    };
+    let refused: Vec<_> = out.actions().iter().filter_map(reason).collect();
+    (refused.len(), refused.last().copied())
 }
 
 #[test]

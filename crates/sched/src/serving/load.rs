@@ -209,14 +209,23 @@ impl ModelEstimate {
         self.work = if self.work == Nanos::ZERO { work } else { self.work + Nanos(step) };
     }
 
+    /// Returns the rows of a full batch: the largest that is promised to fit into half the SLO.
+    pub(super) fn full_batch(&self, slo: Nanos) -> usize {
+        self.largest_within(Nanos(slo.0 / 2)).max(1)
+    }
+
     /// Returns the mean device time of a row in full batches, of a request of this length.
     pub(super) fn in_full_batch(&self, slo: Nanos, length: u32) -> Nanos {
-        let full = self.largest_within(Nanos(slo.0 / 2)).max(1);
-        let whole = match &self.by_length {
-            Some(costs) => costs.mean(full, costs.place(length)),
-            None => self.mean(full),
-        };
-        Nanos(whole.0 / full as i64)
+        let full = self.full_batch(slo);
+        Nanos(self.of_batch(full, length).0 / full as i64)
+    }
+
+    /// Returns the mean device time of a batch with requests of up to this length.
+    pub(super) fn of_batch(&self, rows: usize, length: u32) -> Nanos {
+        match &self.by_length {
+            Some(costs) => costs.mean(rows, costs.place(length)),
+            None => self.mean(rows),
+        }
     }
 
     /// Records lost rows.

@@ -37,7 +37,7 @@ use crate::parts::requests::{RequestState, Requests};
 use crate::parts::tasks::Tasks;
 use crate::policies::{DROP, MAX_BATCH};
 use crate::policy::{Chains, Form, Needs, Policy, ServedSetting};
-use crate::{Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
+use crate::{Control, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why};
 use arbiter::{ONE, OfferedTask, TaskOffer};
 use in_flight::{TaskInFlight, TaskPlaces, UnifiedDevice, with_id};
 use load::{LoadEstimate, ModelEstimate};
@@ -114,6 +114,8 @@ struct UnifiedScheduler {
     /// Starts of cells, before their ids are those of devices.
     inner: Outbox,
     wakeup: Time,
+    /// The forecasts with which requests were refused, by slot.
+    forecasts: Vec<Option<Prediction>>,
     // Scratch.
     offers: Vec<TaskOffer>,
     stack: Vec<CohortId>,
@@ -145,6 +147,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         pending: Outbox::new(limits),
         inner: Outbox::new(limits),
         wakeup: Time::NEVER,
+        forecasts: vec![None; limits.requests],
         offers: Vec::new(),
         stack: Vec::with_capacity(limits.requests + 1),
         returned: Vec::with_capacity(limits.requests),
@@ -538,5 +541,9 @@ impl Scheduler for UnifiedScheduler {
             Some(TaskInFlight { task, cohort: None, .. }) => self.cells.nodes(task),
             _ => &[],
         }
+    }
+
+    fn prediction(&self, request: RequestSlot) -> Option<Prediction> {
+        self.forecasts[request.index()]
     }
 }

@@ -170,9 +170,16 @@ max_batch = 32"#;
             let head = format!("seed = 1\nrate = {rate}\nrequests = 10000\n[[model]]\nname = \"m\"\nslo_ms = 100\n");
             let mut scenario = Scenario::parse(&(head + model), "overload.toml").unwrap();
             scenario.serve_under(find("unified").unwrap(), Options::new());
-            let total = simulate_at(&scenario, rate, None).unwrap().total;
+            let mut trace = Trace::new(&scenario.setup.models);
+            let total = simulate_at(&scenario, rate, Some(&mut trace)).unwrap().total;
             let (answered, late) = (total.requests - total.dropped, total.late);
             assert!(answered > 2_000 && late * 100 <= answered, "{kind} at {times}: {late} of {answered} late");
+            // The more is refused, the more of that immediately.
+            let settled = trace.outcomes().filter(|request| request.arrival > Time::ORIGIN + MS(1_000));
+            let refused: Vec<_> = settled.filter(|request| request.outcome == "dropped").collect();
+            let early = refused.iter().filter(|request| request.finish - request.arrival <= MS(5)).count();
+            let least = [if kind == "padded" { 5 } else { 25 }, 70][usize::from(times > 2.0)];
+            assert!(early * 100 >= least * refused.len(), "{kind} at {times}: {early} of {} early", refused.len());
         }
     }
 }

@@ -48,6 +48,7 @@ fn answers() -> Vec<JobResult> {
     let failures = [
         Failure::Expired,
         Failure::Hopeless,
+        Failure::TooLate { expected: Duration::from_millis(340), retry_after: Duration::from_millis(240) },
         Failure::Share(after),
         Failure::Cancelled,
         Failure::Failed(cause()),
