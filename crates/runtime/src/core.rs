@@ -7,7 +7,7 @@ use crate::shards::MatchmakerLink;
 use crate::{Aside, FlightEntry};
 use ripieno_base::{RequestSlot, TaskId, Time};
 use ripieno_model::Graph;
-use ripieno_sched::{Action, Control, Grant, Guess, Limits, Outbox, Prediction, Request, Scheduler, TaskDone};
+use ripieno_sched::{Action, Control, Grant, Limits, Outbox, Prediction, Request, Scheduler, TaskDone};
 
 /// The places into which inputs and decisions are recorded.
 #[derive(Default)]
@@ -150,8 +150,8 @@ impl Core {
         self.scheduler.prediction(request)
     }
 
-    pub(crate) fn guess(&self) -> Guess {
-        self.scheduler.guess()
+    pub(crate) fn learns_occupancy(&self) -> bool {
+        self.scheduler.learns_occupancy()
     }
 
     pub(crate) fn next_wakeup(&self) -> Time {

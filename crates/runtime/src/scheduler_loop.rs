@@ -34,9 +34,7 @@ use crate::{Aside, Clock, Failure, JobOutput, split};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::{Loss, Payload, TaskResult};
 use ripieno_model::{Model, Profile};
-use ripieno_sched::{
-    Action, Calibration, Control, Guess, Outcome, Prediction, Ran, Request, Shape, Speeds, TaskDone, Why,
-};
+use ripieno_sched::{Action, Calibration, Control, Outcome, Prediction, Ran, Request, Shape, Speeds, TaskDone, Why};
 use std::sync::Arc;
 use std::time::Duration;
 use std::sync::mpsc::SyncSender;
@@ -198,9 +196,9 @@ impl SchedulerLoop {
         };
         let call = self.jobs.call(lead);
         known.live += call.parts.len();
-        let margin = match self.core.guess() {
-            Guess::Learnt => self.server_delay.reserve().min(Nanos(entry.slo.0 / RESERVE_PART)),
-            guess => known.calibration.ahead(guess),
+        let margin = match self.core.learns_occupancy() {
+            true => self.server_delay.reserve().min(Nanos(entry.slo.0 / RESERVE_PART)),
+            false => known.calibration.ahead(),
         };
         call.in_core = call.parts.len();
         if self.failures.on_request(now, id, call.class.client) {

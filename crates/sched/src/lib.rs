@@ -71,7 +71,7 @@ pub use knobs::{BuildError, Knob, OptionValue, Options};
 pub use limits::{Limits, Setup};
 pub use parts::calibration::{Calibration, Ran};
 pub use parts::cohorts::{Cohort, CohortId, Cohorts};
-pub use parts::margin::{Guess, Margin};
+pub use parts::margin::Margin;
 pub use parts::speeds::Speeds;
 pub use policy::{Chains, Needs, Policy};
 pub use scheduler::{Control, Outcome, Prediction, Request, RequestClass, Scheduler, Shape, TaskDone};

@@ -1,6 +1,6 @@
 //! The contract between a scheduler and its driver, and the facts that pass between them.
 
-use crate::{CostScale, Grant, Guess, Outbox};
+use crate::{CostScale, Grant, Outbox};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Extent, Graph, Model, Profile, StepReport};
 
@@ -67,10 +67,10 @@ pub trait Scheduler: Send {
         None
     }
 
-    /// The safety margin to assume for batches that run late, until it has been measured: the
-    /// driver announces deadlines that are earlier than the real ones by this margin.
-    fn guess(&self) -> Guess {
-        Guess::Batches
+    /// Returns whether the policy learns itself how late batches are. To any other the driver
+    /// announces deadlines that precede the real ones by a margin.
+    fn learns_occupancy(&self) -> bool {
+        false
     }
 }
 

@@ -34,9 +34,7 @@ mod utilisation;
 
 pub(crate) use shapes::Shapes;
 
-use crate::{
-    Action, Control, Grant, Guess, Limits, Needs, Outbox, Prediction, Request, Scheduler, Setup, TaskDone, Why,
-};
+use crate::{Action, Control, Grant, Limits, Needs, Outbox, Prediction, Request, Scheduler, Setup, TaskDone, Why};
 use entry::{ABSENT, AdmissionState, AdmittedModel, AdmittedRequest, WHOLE};
 use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Graph, Model};
@@ -287,15 +285,8 @@ impl Scheduler for Admission {
         self.policy.prediction(request)
     }
 
-    /// A policy that checks deadlines plans by batches. For the others the queue is bounded here.
-    fn guess(&self) -> Guess {
-        if self.needs.learns_occupancy {
-            Guess::Learnt
-        } else if self.needs.keeps_deadlines {
-            Guess::Batches
-        } else {
-            Guess::Queues
-        }
+    fn learns_occupancy(&self) -> bool {
+        self.needs.learns_occupancy
     }
 }
 

@@ -1,12 +1,8 @@
 //! Learns the properties of a model from the durations of its tasks, and corrects the scheduler's
 //! profiles.
 //!
-//! Four estimators learn from the same tasks, and no two may correct the same error:
-//! * [`Margin`] holds the lateness of batches against the profile, at most a fraction of the SLO. A
-//!   new profile removes the error of the old one from it.
-//! * Admission control learns a factor between estimated work and the device time of full batches,
-//!   and a margin of its own. On [`Control::ProfileReplaced`](crate::Control::ProfileReplaced) both
-//!   are reset and ignore tasks that were estimated with the old profile.
+//! * [`Margin`] holds the lateness of batches against the profile, at most a part of the SLO, for
+//!   policies that do not learn occupancy. It starts anew with a new profile.
 //! * [`Drift`] compares a finished task with the profile in force and forgets its samples after
 //!   each correction, so that it only sees the remaining error. It corrects in large steps; the
 //!   others cover smaller errors.
@@ -15,7 +11,7 @@
 //! Both drivers use it: the runtime always, the simulator where a scenario runs as served.
 
 use super::drift::{Doubt, Drift, suspect, verdict};
-use super::margin::{Guess, Margin};
+use super::margin::Margin;
 use ripieno_base::{BlockId, Nanos, Time};
 use ripieno_model::{Extent, Model, Profile, Steps};
 
@@ -68,17 +64,15 @@ impl Calibration {
         &self.model
     }
 
-    /// Returns the margin by which the scheduler's deadlines precede the real ones, starting from
-    /// `guess`.
-    pub fn ahead(&self, guess: Guess) -> Nanos {
-        self.margin.ahead(guess)
+    /// Returns the margin by which the scheduler's deadlines precede the real ones.
+    pub fn ahead(&self) -> Nanos {
+        self.margin.ahead()
     }
 
     /// Replaces the profile that the scheduler plans with for a block.
     pub fn replace(&mut self, block: BlockId, profile: Profile) {
-        let before = self.model.clone();
         self.model.blocks[block.index()].replace_profile(profile);
-        self.margin = self.margin.renewed(&before, &self.model);
+        self.margin = Margin::new(&self.model);
         let state = &mut self.blocks[block.index()];
         state.drift.forget();
         state.before = None;

@@ -24,7 +24,7 @@ use crate::world::expires;
 use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_model::{Extent, Graph, Model, Profile, Steps};
 use ripieno_report::{Collector, ObservationWindow, RunInfo, Summary};
-use ripieno_sched::{Action, Control, Event, Guess, Limits, Margin, Options, Outcome, Request, Setup};
+use ripieno_sched::{Action, Control, Event, Limits, Margin, Options, Outcome, Request, Setup};
 use ripieno_workload::ArrivalProcess as Process;
 use std::collections::HashMap;
 use tasks::{RecordedTasks, StartedSize, TaskMembers};
@@ -265,7 +265,7 @@ impl Recorded {
     /// run.
     fn load(&mut self, id: ModelId, model: &Model) -> Result<(), String> {
         check::model(model)?;
-        let seen = RecordedModel { model: model.clone(), ahead: Margin::new(model).ahead(Guess::Batches) };
+        let seen = RecordedModel { model: model.clone(), ahead: Margin::new(model).ahead() };
         let at = match self.models.iter().position(|seen| seen.model.name == model.name) {
             Some(at) => {
                 let before = &self.models[at].model;

@@ -55,8 +55,9 @@ impl World<'_> {
         match &self.learning {
             None => self.scheduler.on_request(self.now, request),
             Some(learning) => {
-                let ahead = learning.ahead(model, self.scheduler.guess());
-                self.scheduler.on_request(self.now, &Request { deadline: deadline - ahead, ..*request });
+                let learnt = self.scheduler.learns_occupancy();
+                let deadline = if learnt { deadline } else { deadline - learning.ahead(model) };
+                self.scheduler.on_request(self.now, &Request { deadline, ..*request });
             }
         }
         Some(slot)

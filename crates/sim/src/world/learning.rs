@@ -3,7 +3,7 @@
 use super::{EmulatedTask, World};
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::Model;
-use ripieno_sched::{Calibration, Control, Guess, Ran, Request};
+use ripieno_sched::{Calibration, Control, Ran, Request};
 
 /// Calibrations by model.
 pub(super) struct Learning {
@@ -18,8 +18,9 @@ impl Learning {
         Learning { models: believed.iter().map(Calibration::new).collect(), suspects: Vec::new() }
     }
 
-    pub(super) fn ahead(&self, model: ModelId, guess: Guess) -> Nanos {
-        self.models[model.index()].ahead(guess)
+    /// Returns the margin by which the scheduler's deadlines precede the real ones.
+    pub(super) fn ahead(&self, model: ModelId) -> Nanos {
+        self.models[model.index()].ahead()
     }
 
     /// Records the end of a task of this model on a device that needs `percent` % of its duration;

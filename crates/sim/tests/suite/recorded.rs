@@ -7,9 +7,7 @@
 use crate::common::options;
 use ripieno_base::{ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Block, Extent, Graph, LengthProfiles, Model, Profile, Steps, Walk};
-use ripieno_sched::{
-    Control, Event, Guess, Limits, Needs, Outbox, Request, Scheduler, Setup, TaskDone, build_served, find,
-};
+use ripieno_sched::{Control, Event, Limits, Needs, Outbox, Request, Scheduler, Setup, TaskDone, build_served, find};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, Jitter, Recorded, Route, World, simulate};
 use ripieno_workload::{stream, unit};
@@ -57,8 +55,8 @@ impl Scheduler for Taped {
         self.scheduler.members(task)
     }
 
-    fn guess(&self) -> Guess {
-        self.scheduler.guess()
+    fn learns_occupancy(&self) -> bool {
+        self.scheduler.learns_occupancy()
     }
 
     fn nodes(&self, task: TaskId) -> &[u32] {
