@@ -1,7 +1,7 @@
 //! The policy of a server, and the options with which it runs: one rule for the server and for
 //! `simulate --as-served`.
 
-use crate::policy::ServedSetting;
+use crate::policy::OBJECTIVE;
 use crate::{OptionValue, Options, Policy};
 
 /// The policy of a server whose user names none.
@@ -27,14 +27,11 @@ impl Objective {
     }
 }
 
-/// Returns the options with which a server runs a policy: the given ones, and the server's own
-/// defaults ([`Policy`]) where none is given.
+/// Returns the options with which a server runs a policy: the given ones, and the server's
+/// objective if the policy has one and none is given.
 pub fn served_options(policy: &Policy, mut options: Options, objective: Objective) -> Options {
-    for (name, to) in policy.served {
-        let word = match to {
-            ServedSetting::Objective => objective.name(),
-        };
-        options.entry((*name).to_owned()).or_insert_with(|| OptionValue::Text(word.to_owned()));
+    if policy.has_objective() {
+        options.entry(OBJECTIVE.to_owned()).or_insert_with(|| OptionValue::Text(objective.name().to_owned()));
     }
     options
 }

@@ -23,18 +23,12 @@ pub struct Policy {
     pub knobs: &'static [Knob],
     /// Its requirements on the driver, given its options.
     pub(crate) needs: fn(&Knobs<'_>) -> Needs,
-    /// Options that a server sets unless the user does; the defaults follow the paper.
-    pub(crate) served: &'static [(&'static str, ServedSetting)],
     /// Its constructor.
     pub(crate) form: Form,
 }
 
-/// The value that a server gives to an option.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ServedSetting {
-    /// The server's own objective.
-    Objective,
-}
+/// Name of the option of a policy that follows a server's objective.
+pub(crate) const OBJECTIVE: &str = "objective";
 
 /// Requirements of a policy on its driver, given its options. A driver whose devices hold less
 /// provides what they hold.
@@ -123,7 +117,7 @@ impl Policy {
 
     /// Returns whether it supports a server's objective: short latencies or few devices.
     pub fn has_objective(&self) -> bool {
-        self.served.iter().any(|(_, to)| *to == ServedSetting::Objective)
+        self.has(OBJECTIVE)
     }
 
     /// Returns whether it has this option.

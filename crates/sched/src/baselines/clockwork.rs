@@ -57,7 +57,6 @@ pub(crate) const POLICY: Policy = Policy {
         DEVICE,
     ],
     needs: |_| Needs::ONE_TASK,
-    served: &[],
     form: Form::OnePiece(build),
 };
 

@@ -64,7 +64,6 @@ pub(crate) const POLICY: Policy = Policy {
         DROP,
     ],
     needs: |_| Needs { keeps_deadlines: true, ..Needs::ONE_TASK },
-    served: &[],
     form: Form::OnePiece(build),
 };
 

@@ -41,7 +41,6 @@ pub(crate) const POLICY: Policy = Policy {
     chains: Chains::NoSkips,
     knobs: &[WIDTH, PAD, WINDOW_MS, MAX_BATCH, Knob { default: "never", ..DROP }],
     needs: |_| Needs { depth: SET_AHEAD, pads: true, ..Needs::ONE_TASK },
-    served: &[],
     form: Form::OnePiece(build),
 };
 

@@ -51,7 +51,6 @@ pub(crate) const POLICY: Policy = Policy {
     chains: Chains::Any,
     knobs: &[MAX_TASKS, EARLY_START, EARLY_LEAVE, MAX_BATCH, Knob { default: "never", ..DROP }],
     needs,
-    served: &[],
     form: Form::OnePiece(build),
 };
 

@@ -54,7 +54,6 @@ pub(crate) const POLICY: Policy = Policy {
         Knob { default: "never", ..DROP },
     ],
     needs: |_| Needs::ONE_TASK,
-    served: &[],
     form: Form::OnePiece(build),
 };
 

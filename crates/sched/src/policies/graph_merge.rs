@@ -48,7 +48,6 @@ pub(crate) const POLICY: Policy = Policy {
         Knob { default: "never", ..DROP },
     ],
     needs: |_| Needs { depth: SET_AHEAD, nodes: true, ..Needs::ONE_TASK },
-    served: &[],
     form: Form::OnePiece(build),
 };
 

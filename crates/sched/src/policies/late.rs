@@ -36,7 +36,6 @@ pub(crate) const POLICY: Policy = Policy {
     chains: Chains::Any,
     knobs: &[MAX_BATCH, Knob { default: "never", ..DROP }],
     needs: |_| Needs { depth: TASKS, nodes: true, ..Needs::ONE_TASK },
-    served: &[],
     form: Form::OnePiece(build),
 };
 

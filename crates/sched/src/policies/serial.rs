@@ -27,7 +27,6 @@ pub(crate) const POLICY: Policy = Policy {
     chains: Chains::Any,
     knobs: &[Knob { default: "never", ..DROP }, CONTROL_US, DATA_US],
     needs: network_needs,
-    served: &[],
     form: Form::OnePiece(build),
 };
 

@@ -51,7 +51,6 @@ pub(crate) const POLICY: Policy = Policy {
         LINK_US,
     ],
     needs: |knobs| Needs { keeps_deadlines: true, ..network_needs(knobs) },
-    served: &[],
     form: Form::Shards(rules),
 };
 

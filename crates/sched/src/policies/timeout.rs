@@ -50,7 +50,6 @@ pub(crate) const TIMEOUT: Policy = Policy {
     chains: Chains::Any,
     knobs: &[TIMEOUT_MS, TIMEOUT_SLO, GATHER, MAX_BATCH, DROP, DEVICE, CONTROL_US, DATA_US, SHARDS, LINK_US],
     needs: |knobs| Needs { keeps_deadlines: true, ..network_needs(knobs) },
-    served: &[],
     form: Form::Shards(timeout_rules),
 };
 
@@ -62,7 +61,6 @@ pub(crate) const EAGER: Policy = Policy {
     chains: Chains::Any,
     knobs: &[GATHER, MAX_BATCH, DROP, DEVICE, CONTROL_US, DATA_US, SHARDS, LINK_US],
     needs: |knobs| Needs { keeps_deadlines: true, ..network_needs(knobs) },
-    served: &[],
     form: Form::Shards(eager_rules),
 };
 

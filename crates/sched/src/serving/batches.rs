@@ -251,11 +251,11 @@ impl UnifiedScheduler {
     fn max_rows_beside_others(&self, served: &UnifiedEntry) -> usize {
         let (load, all) = (&served.load, 1_000 * self.present().max(1) as u64);
         let rows = served.max_batch.min(served.queue.rows() as usize).max(1);
-        let most = cost::largest(rows, |rows| load.mean(rows) <= load.most_wait);
+        let most = cost::largest(rows, |rows| load.mean(rows) <= load.max_wait);
         if most == 0 || most == rows {
             return served.max_batch;
         }
-        let lost = (load.mean(rows) - load.most_wait).scale(self.load.recent_load - load.recent_load, all);
+        let lost = (load.mean(rows) - load.max_wait).scale(self.load.recent_load - load.recent_load, all);
         let cut = load.mean(most).scale(rows as u64, most as u64);
         if cut <= load.mean(rows) + lost { most } else { served.max_batch }
     }

@@ -76,7 +76,7 @@ pub(super) struct ModelEstimate {
     pub(super) blocking: Nanos,
     /// Time for which its batches may keep a device busy before requests of other models that
     /// arrive meanwhile must start.
-    pub(super) most_wait: Nanos,
+    pub(super) max_wait: Nanos,
     /// Index of dispersion of arrivals, in thousandths, at most 1,000.
     pub(super) dispersion: u64,
 }
@@ -110,7 +110,7 @@ impl ModelEstimate {
             spent: Nanos::ZERO,
             need: 0,
             blocking: Nanos::ZERO,
-            most_wait: Nanos::MAX,
+            max_wait: Nanos::MAX,
             dispersion: 1_000,
         };
         load.target = load.largest_within(Nanos(model.slo.0 / 2)).clamp(1, max_batch);
@@ -445,7 +445,7 @@ impl LoadEstimate {
             let load = &mut served.own.load;
             let others = self.recent_load - load.recent_load;
             load.blocking = self.mean_batch.scale(BLOCKING_BATCHES * others, all * devices);
-            load.most_wait = if shortest[0].1 == Some(id) { shortest[1].0 } else { shortest[0].0 };
+            load.max_wait = if shortest[0].1 == Some(id) { shortest[1].0 } else { shortest[0].0 };
         }
     }
 

@@ -36,7 +36,7 @@ use crate::parts::queue::{Queue, QueueOrder};
 use crate::parts::requests::{RequestState, Requests};
 use crate::parts::tasks::Tasks;
 use crate::policies::{DROP, MAX_BATCH};
-use crate::policy::{Chains, Form, Needs, Policy, ServedSetting};
+use crate::policy::{Chains, Form, Needs, OBJECTIVE, Policy};
 use crate::{Control, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why};
 use arbiter::{ONE, OfferedTask, TaskOffer};
 use in_flight::{TaskInFlight, TaskPlaces, UnifiedDevice, with_id};
@@ -52,14 +52,13 @@ pub(crate) const POLICY: Policy = Policy {
     summary: "one rule for models of all walks: the offer goes first whose going first costs the others less",
     walks: &Walk::ALL,
     chains: Chains::Any,
-    knobs: &[MAX_BATCH, DROP, OBJECTIVE],
+    knobs: &[MAX_BATCH, DROP, OBJECTIVES],
     needs: |_| Needs { depth: 2, nodes: true, keeps_deadlines: true, learns_occupancy: true, ..Needs::ONE_TASK },
-    served: &[(OBJECTIVE.name, ServedSetting::Objective)],
     form: Form::OnePiece(build),
 };
 
-const OBJECTIVE: Knob = Knob {
-    name: "objective",
+const OBJECTIVES: Knob = Knob {
+    name: OBJECTIVE,
     default: "latency",
     help: "\"latency\" = a batch waits for others only while device time is short, \"efficiency\" = it waits for as long \
            as that saves device time, so that fewer devices suffice",
@@ -135,7 +134,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     let objectives = [Objective::Latency, Objective::Efficiency].map(|objective| (objective.name(), objective));
     let mut serving = UnifiedScheduler {
         places: TaskPlaces(limits.depth.min(2)),
-        objective: knobs.choice(OBJECTIVE.name, &objectives, Objective::Latency)?,
+        objective: knobs.choice(OBJECTIVE, &objectives, Objective::Latency)?,
         models: Models::new(limits, options.clone()),
         requests: Requests::new(limits.requests),
         cohorts: Cohorts::new(limits.requests),

@@ -74,7 +74,6 @@ pub(crate) const POLICY: Policy = Policy {
         Knob { default: "never", ..DROP },
     ],
     needs: |knobs| Needs { lanes: lanes(knobs).unwrap_or(1), ..Needs::ONE_TASK },
-    served: &[],
     form: Form::OnePiece(build),
 };
 

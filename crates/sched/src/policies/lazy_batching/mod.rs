@@ -60,7 +60,6 @@ pub(crate) const LAZY: Policy = Policy {
     chains: Chains::EqualLengths,
     knobs: KNOBS,
     needs: |_| Needs::ONE_TASK,
-    served: &[],
     form: Form::OnePiece(build_lazy),
 };
 
@@ -72,7 +71,6 @@ pub(crate) const ORACLE: Policy = Policy {
     chains: Chains::EqualLengths,
     knobs: KNOBS,
     needs: |_| Needs::ONE_TASK,
-    served: &[],
     form: Form::OnePiece(build_oracle),
 };
 
