@@ -117,6 +117,14 @@ fn print(history: &History, explained: &[Explained], all: bool) -> anyhow::Resul
             output::print(format!("  {line}"))?;
         }
     }
+    let reasons = reasons(history);
+    if !reasons.is_empty() {
+        let mut table = Table::new(["decision of the scheduler", "model", "requests"]);
+        for ((model, why), count) in &reasons {
+            table.row([why.clone(), name(*model), count.to_string()]);
+        }
+        output::print(format!("\n{table}"))?;
+    }
     if all {
         let mut table = Table::new(["request", "arrived s", "model", "end", "after ms", "cause", "evidence"]);
         for each in explained {
@@ -133,6 +141,15 @@ fn print(history: &History, explained: &[Explained], all: bool) -> anyhow::Resul
         output::print(format!("\n{table}"))?;
     }
     Ok(())
+}
+
+/// Counts the reasons of decisions by model.
+fn reasons(history: &History) -> BTreeMap<(usize, String), usize> {
+    let mut each = BTreeMap::new();
+    for reason in history.reasons() {
+        *each.entry((reason.model, history.reason_text(reason.why))).or_default() += 1;
+    }
+    each
 }
 
 fn word(each: &Explained) -> &'static str {
@@ -189,7 +206,10 @@ fn json(history: &History, explained: &[Explained], all: bool) -> serde_json::Va
     };
     let causes: Vec<_> = by_cause(explained).iter().map(cause).collect();
     let ended = history.calls().filter(|call| call.ended.is_some()).count() + history.refusals().count();
-    let mut value = serde_json::json!({"requests": ended, "bad": explained.len(), "causes": causes});
+    let reason = |((model, why), count): ((usize, String), usize)| serde_json::json!({"decision": why, "model": name(model), "requests": count});
+    let reasons: Vec<_> = reasons(history).into_iter().map(reason).collect();
+    let mut value =
+        serde_json::json!({"requests": ended, "bad": explained.len(), "causes": causes, "decisions": reasons});
     if all {
         value["all"] = explained.iter().map(|each| one(history, each)).collect();
     }

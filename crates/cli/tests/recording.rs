@@ -114,8 +114,8 @@ fn cut_and_foreign_files_are_named_with_their_line() {
     std::fs::File::create(&recording).unwrap().set_len(1 << 33).unwrap();
     assert!(error(&recording, &[]).contains("cut.jsonl:1: not a line of a recording: the line is longer than"));
 
-    write("{\"ripieno_recording\":5,\"of\":\"another kind\"}\n");
-    assert!(error(&recording, &[]).contains("cut.jsonl:1: a recording of version 5"));
+    write("{\"ripieno_recording\":6,\"of\":\"another kind\"}\n");
+    assert!(error(&recording, &[]).contains("cut.jsonl:1: a recording of version 6"));
 
     // A request whose model was never loaded.
     let (header, rest) = text.split_once('\n').unwrap();
@@ -124,7 +124,7 @@ fn cut_and_foreign_files_are_named_with_their_line() {
     let said = error(&recording, &[]);
     assert!(said.contains("no such model has been loaded") && said.contains("record the run anew"), "{said}");
 
-    write(&text.replacen("\"ripieno_recording\":4", "\"ripieno_recording\":1", 1));
+    write(&text.replacen("\"ripieno_recording\":5", "\"ripieno_recording\":1", 1));
     assert!(error(&recording, &[]).contains("cut.jsonl:1: a recording of version 1"));
 
     write(&text.replacen("\"policy\":\"unified\"", "\"policy\":\"mine\"", 1));

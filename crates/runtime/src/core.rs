@@ -118,6 +118,9 @@ impl Core {
         self.dirty = false;
         self.scheduler.settle(self.now, &mut self.outbox);
         assert!(self.scheduler.next_wakeup() > self.now, "a policy must not ask to be woken for what is past");
+        for &reason in self.outbox.reasons() {
+            self.tapes.aside(self.now, Aside::Decided(reason));
+        }
         let (scheduler, actions) = (self.scheduler.as_ref(), self.outbox.actions());
         self.tapes.event(self.now, &EventRef::Settle { scheduler, actions });
         if let Some(link) = &mut self.link {

@@ -22,8 +22,9 @@ use std::thread::{self, JoinHandle};
 const MAX_QUEUED_EVENTS: usize = 16_384;
 
 /// Version of the format.
-pub(crate) const VERSION: u32 = 4;
-/// Oldest version that is read. It knows no costs by size: all requests cost what was profiled.
+pub(crate) const VERSION: u32 = 5;
+/// Oldest version that is read. It knows no costs by size (all requests cost what was profiled),
+/// and like version 4 no reasons of decisions.
 pub(crate) const OLDEST: u32 = 3;
 
 /// The first line of a recording.

@@ -1,6 +1,6 @@
 //! The decisions of a scheduler, and the outbox that carries them to the driver.
 
-use crate::ToMatchmaker;
+use crate::{Reason, ToMatchmaker};
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, RequestSlot, TaskId, Time};
 
 /// A decision.
@@ -81,6 +81,7 @@ const _: () = assert!(size_of::<Action>() <= 32);
 pub struct Outbox {
     actions: Vec<Action>,
     capacity: usize,
+    reasons: Vec<Reason>,
     /// Messages from a shard to its matchmaker.
     pub(crate) mail: Vec<ToMatchmaker>,
 }
@@ -95,13 +96,27 @@ impl Outbox {
         // A shard offers each model once, and reports per device slot one batch sent and one
         // release.
         let mail = Vec::with_capacity(limits.models + 2 * limits.tasks());
-        Outbox { actions: Vec::with_capacity(capacity), capacity, mail }
+        // Each request is refused once, each start goes before another batch, each model waits.
+        let reasons = Vec::with_capacity(limits.requests + limits.tasks() + limits.models);
+        Outbox { actions: Vec::with_capacity(capacity), capacity, reasons, mail }
     }
 
     /// Adds an action. Panics if the policy exceeds the bound.
     pub fn push(&mut self, action: Action) {
         assert!(self.actions.len() < self.capacity, "a policy exceeded the outbox bound of {}", self.capacity);
         self.actions.push(action);
+    }
+
+    /// Adds the reason of a decision; one too many is left out.
+    pub fn explain(&mut self, reason: Reason) {
+        if self.reasons.len() < self.reasons.capacity() {
+            self.reasons.push(reason);
+        }
+    }
+
+    /// The reasons since the last [`Outbox::clear`].
+    pub fn reasons(&self) -> &[Reason] {
+        &self.reasons
     }
 
     /// The actions since the last [`Outbox::clear`], in order.
@@ -119,6 +134,7 @@ impl Outbox {
         let count = out.actions.len() + self.actions.len();
         assert!(count <= out.capacity, "a policy exceeded the outbox bound of {}", out.capacity);
         out.actions.append(&mut self.actions);
+        self.reasons.drain(..).for_each(|reason| out.explain(reason));
     }
 
     /// Takes a shard's messages to the matchmaker, in order; none if the policy is not sharded.
@@ -129,6 +145,7 @@ impl Outbox {
     /// Empties the outbox.
     pub fn clear(&mut self) {
         self.actions.clear();
+        self.reasons.clear();
         self.mail.clear();
     }
 }

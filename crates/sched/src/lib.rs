@@ -58,6 +58,7 @@ mod limits;
 mod parts;
 mod policies;
 mod policy;
+mod reason;
 mod scheduler;
 mod serving;
 mod shard;
@@ -74,6 +75,7 @@ pub use parts::cohorts::{Cohort, CohortId, Cohorts};
 pub use parts::margin::Margin;
 pub use parts::speeds::Speeds;
 pub use policy::{Chains, Needs, Policy};
+pub use reason::{Reason, WaitGain};
 pub use scheduler::{Control, Outcome, Prediction, Request, RequestClass, Scheduler, Shape, TaskDone};
 pub use shard::{
     Frame, FrameError, Grant, Halves, Holding, Loaded, Matchmaker, MatchmakerEpoch, ModelShard, Offer, Release, Sent,

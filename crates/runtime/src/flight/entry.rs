@@ -7,7 +7,7 @@
 use crate::Ending;
 use ripieno_base::{BlockId, ModelId, RequestSlot, TaskId, Time};
 use ripieno_model::Graph;
-use ripieno_sched::{Action, Control, Event, Outcome, Request, Scheduler};
+use ripieno_sched::{Action, Control, Event, Outcome, Reason, Request, Scheduler};
 use serde::ser::SerializeSeq;
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -54,6 +54,8 @@ pub enum Aside {
         /// The reason.
         why: RefusedWhy,
     },
+    /// The scheduler decided so for this reason; it precedes the decisions of its settle.
+    Decided(Reason),
 }
 
 /// The reason for a refusal before the scheduler.

@@ -8,7 +8,7 @@
 //! that is what filled the queue. Sums over spans come from prefix sums over the tasks by their
 //! start, so that each call costs a few binary searches.
 
-use super::{CallRecord, History, TaskRecord};
+use super::{CallReason, CallRecord, History, TaskRecord};
 use crate::{Ending, RefusedWhy};
 use ripieno_base::{DeviceId, Nanos, Time};
 use ripieno_model::{Block, Extent, Model, Steps};
@@ -210,7 +210,11 @@ impl<'a> Explainer<'a> {
         if matches!(ending, Ending::Ok | Ending::Cancelled | Ending::Unloaded | Ending::ShuttingDown) {
             return None;
         }
-        let (cause, detail) = self.by_itself(call, ending).unwrap_or_else(|| self.by_the_server(call, ended));
+        let by_the_server = || {
+            let (cause, detail) = self.by_the_server(call, ended);
+            (cause, detail + &self.decisions(call, ended))
+        };
+        let (cause, detail) = self.by_itself(call, ending).unwrap_or_else(by_the_server);
         let (model, arrived) = (call.model, call.arrived);
         Some(Explained { call: Some(call.number), model, arrived, ended, ending, cause, detail })
     }
@@ -304,6 +308,24 @@ impl<'a> Explainer<'a> {
             return (Cause::Burst, text);
         }
         self.by_the_wait(call, from, ended)
+    }
+
+    /// Returns what the scheduler decided about a call, and about its model while it waited, as the
+    /// end of a sentence.
+    fn decisions(&self, call: &CallRecord, ended: Time) -> String {
+        let mut counts: BTreeMap<CallReason, usize> = BTreeMap::new();
+        for reason in self.history.reasons_between(call.admitted, ended) {
+            match reason.why {
+                CallReason::Refused(late) if reason.call == call.number => {
+                    return format!("; forecast: answered {} after its deadline", ms(late));
+                }
+                CallReason::Refused(_) => {}
+                why if reason.model == call.model => *counts.entry(why).or_default() += 1,
+                _ => {}
+            }
+        }
+        let text = |(why, count): (CallReason, usize)| format!("; {} ({count})", self.history.reason_text(why));
+        counts.into_iter().map(text).collect()
     }
 
     /// Returns the cause that the wait for a device shows.

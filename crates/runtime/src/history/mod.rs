@@ -16,7 +16,7 @@ use crate::flight::{Aside, FlightEntry, RefusedWhy, RunWorld};
 use crate::{Ending, RecordedEvents, ReplayError};
 use ripieno_base::{BlockId, DeviceId, LaneId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Extent, Model};
-use ripieno_sched::{Action, Control, CostScale, Event, Outcome, Request, Why};
+use ripieno_sched::{Action, Control, CostScale, Event, Outcome, Reason, Request, WaitGain, Why};
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
 
@@ -119,6 +119,30 @@ pub struct RefusalRecord {
     pub why: RefusedWhy,
 }
 
+/// The reason of a decision about a call.
+#[derive(Clone, Copy, Debug)]
+pub struct ReasonRecord {
+    /// Time of the decision.
+    pub at: Time,
+    /// Number of the call that waited or was refused.
+    pub call: u64,
+    /// Index of its model.
+    pub model: usize,
+    /// The reason.
+    pub why: CallReason,
+}
+
+/// The reason for which a call waited or was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CallReason {
+    /// A device was free, but waiting gained more.
+    Waited(WaitGain),
+    /// A batch of the model of this index went first.
+    LostTo(usize),
+    /// It would have been answered this long after its deadline.
+    Refused(Nanos),
+}
+
 /// Calls, tasks and models of a run.
 #[derive(Default)]
 pub struct History {
@@ -130,6 +154,7 @@ pub struct History {
     tasks: VecDeque<TaskRecord>,
     first_task: u64,
     refusals: VecDeque<RefusalRecord>,
+    reasons: VecDeque<ReasonRecord>,
     /// Spans of at least [`PAUSE`] without an entry of any shard.
     pauses: VecDeque<(Time, Time)>,
     /// Time of the last entry.
@@ -208,6 +233,9 @@ impl History {
         while self.refusals.front().is_some_and(|refusal| refusal.at < time) {
             self.refusals.pop_front();
         }
+        while self.reasons.front().is_some_and(|reason| reason.at < time) {
+            self.reasons.pop_front();
+        }
         while self.pauses.front().is_some_and(|(_, end)| *end < time) {
             self.pauses.pop_front();
         }
@@ -260,6 +288,27 @@ impl History {
     /// The refusals before the scheduler.
     pub fn refusals(&self) -> impl Iterator<Item = &RefusalRecord> {
         self.refusals.iter()
+    }
+
+    /// The reasons of decisions, by time; none in recordings of policies that give none.
+    pub fn reasons(&self) -> impl Iterator<Item = &ReasonRecord> {
+        self.reasons.iter()
+    }
+
+    /// Returns a reason in words.
+    pub fn reason_text(&self, why: CallReason) -> String {
+        match why {
+            CallReason::Waited(WaitGain::FullerBatch) => "waited for a fuller batch".to_owned(),
+            CallReason::Waited(WaitGain::EvenSpacing) => "waited for even spacing of batches".to_owned(),
+            CallReason::LostTo(model) => format!("a batch of {} went first", self.models[model].model.name),
+            CallReason::Refused(_) => "refused: its forecast was late".to_owned(),
+        }
+    }
+
+    /// The reasons of decisions in a span.
+    fn reasons_between(&self, from: Time, to: Time) -> impl Iterator<Item = &ReasonRecord> {
+        let first = self.reasons.partition_point(|reason| reason.at < from);
+        self.reasons.range(first..).take_while(move |reason| reason.at <= to)
     }
 
     /// Returns the span around an instant in which no scheduler received or decided anything, if
@@ -315,7 +364,20 @@ impl History {
                     self.refusals.push_back(RefusalRecord { model, at: now, why });
                 }
             }
+            Aside::Decided(reason) => self.reasons.extend(self.reason(shard, now, reason)),
         }
+    }
+
+    /// Returns the record of a reason; none if its requests came before the history.
+    fn reason(&self, shard: usize, at: Time, reason: Reason) -> Option<ReasonRecord> {
+        let call_of = |slot: RequestSlot| self.call(self.shards[shard].slots.get(&slot)?.0);
+        let (request, why) = match reason {
+            Reason::Waited { request, gain, .. } => (request, CallReason::Waited(gain)),
+            Reason::Lost { request, to } => (request, CallReason::LostTo(call_of(to)?.model)),
+            Reason::Refused { request, end } => (request, CallReason::Refused(end - call_of(request)?.deadline)),
+        };
+        let call = call_of(request)?;
+        Some(ReasonRecord { at, call: call.number, model: call.model, why })
     }
 
     fn push_call(&mut self, now: Time, model: usize, deadline: Time, tag: u64) -> u64 {

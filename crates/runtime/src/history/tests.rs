@@ -1,12 +1,12 @@
 //! Causes of calls in histories made by hand; `tests/suite/why.rs` has those of live runs.
 
-use super::History;
 use super::causes::{Cause, Explained, Explainer};
+use super::{CallReason, History};
 use crate::Ending;
 use crate::flight::{Aside, FlightEntry, RefusedWhy, RunWorld};
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Extent, Model, Profile};
-use ripieno_sched::{Action, Control, Event, Outcome, Request, RequestClass};
+use ripieno_sched::{Action, Control, Event, Outcome, Reason, Request, RequestClass, WaitGain};
 
 const A: ModelId = ModelId(0);
 const B: ModelId = ModelId(1);
@@ -151,6 +151,37 @@ fn other_work_idle_devices_and_a_silent_scheduler_are_told_apart() {
     let explained = script.explained();
     assert_eq!(explained[0].cause, Cause::QueueBehind, "{explained:?}");
     assert!(explained[0].detail.contains("the devices ran b"), "{explained:?}");
+}
+
+#[test]
+fn the_decisions_about_a_call_are_named() {
+    // Another model's batch goes first, then the scheduler waits for further requests.
+    let mut script = Script::new();
+    script.call(1.0, 5, B, 500.0);
+    script.call(2.0, 1, A, 20.0);
+    let (request, to, until) = (RequestSlot(1), RequestSlot(5), at(20.0));
+    script.aside(2.0, Aside::Decided(Reason::Lost { request, to }));
+    script.run(9, B, &[5], 2.0, 4.0, Outcome::Ok);
+    for ms in [4.0, 8.0] {
+        script.aside(ms, Aside::Decided(Reason::Waited { request, gain: WaitGain::FullerBatch, until }));
+    }
+    script.heartbeat(5, 22);
+    script.end(22.0, 1, Ending::Expired);
+    // Too late by its forecast.
+    script.call(23.0, 2, A, 20.0);
+    script.aside(23.0, Aside::Decided(Reason::Refused { request: RequestSlot(2), end: at(55.0) }));
+    script.end(23.1, 2, Ending::Hopeless);
+    let explained = script.explained();
+    assert!(
+        explained[0].detail.ends_with("; waited for a fuller batch (2); a batch of b went first (1)"),
+        "{explained:?}"
+    );
+    assert!(explained[1].detail.ends_with("; forecast: answered 12.0 ms after its deadline"), "{explained:?}");
+    let reasons: Vec<_> = script.0.reasons().map(|reason| (reason.call, reason.why)).collect();
+    let waited = (1, CallReason::Waited(WaitGain::FullerBatch));
+    assert_eq!(reasons, [(1, CallReason::LostTo(1)), waited, waited, (2, CallReason::Refused(Nanos::from_millis(12)))]);
+    script.0.forget_before(at(5.0));
+    assert_eq!(script.0.reasons().count(), 2);
 }
 
 #[test]

@@ -7,7 +7,7 @@
 //! batches.
 
 use crate::parts::cohorts::CohortId;
-use ripieno_base::{BlockId, ModelId, Nanos, Time};
+use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, Time};
 
 /// The cost of a request that waits for its whole SLO, in the unit of weights times nanoseconds.
 pub(super) const ONE: i128 = 1 << 48;
@@ -42,6 +42,8 @@ pub(super) struct TaskOffer {
 /// The urgency of the members of an offer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OfferOutlook {
+    /// The member that must start first; none if there is no member.
+    pub(super) most_urgent: Option<(Time, RequestSlot)>,
     /// Sum of their costs per nanosecond of waiting.
     pub(super) weight: i128,
     /// Rows that can be in time.
@@ -71,11 +73,14 @@ pub(super) enum OfferedTask {
 impl OfferOutlook {
     /// The outlook of no request.
     pub(super) const NONE: OfferOutlook =
-        OfferOutlook { weight: 0, savable: 0, first_start: Time::NEVER, last_start: Time(i64::MIN) };
+        OfferOutlook { most_urgent: None, weight: 0, savable: 0, first_start: Time::NEVER, last_start: Time(i64::MIN) };
 
     /// Adds a member.
-    pub(super) fn add(&mut self, now: Time, rows: u32, weight: i128, latest_start: Time) {
+    pub(super) fn add(&mut self, now: Time, (slot, rows): (RequestSlot, u32), weight: i128, latest_start: Time) {
         self.weight += weight * i128::from(rows);
+        if self.most_urgent.is_none_or(|(start, _)| latest_start < start) {
+            self.most_urgent = Some((latest_start, slot));
+        }
         if latest_start >= now {
             self.savable += rows;
             self.first_start = self.first_start.min(latest_start);
@@ -131,6 +136,12 @@ pub(super) fn choose(now: Time, offers: &[TaskOffer], others_free: Nanos, utilis
     Some(*best)
 }
 
+/// Returns the most urgent offer of other models than the chosen one's, if there is one.
+pub(super) fn loser<'a>(offers: &'a [TaskOffer], chosen: &TaskOffer) -> Option<&'a TaskOffer> {
+    let others = offers.iter().filter(|offer| offer.model != chosen.model && offer.outlook.most_urgent.is_some());
+    others.min_by_key(|offer| offer.outlook.most_urgent)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,7 +152,7 @@ mod tests {
     /// An offer of one row of this weight, which takes `ms` and must start within `start_ms`.
     fn offer(model: u16, ms: i64, weight: i128, start_ms: i64) -> TaskOffer {
         let mut outlook = OfferOutlook::NONE;
-        outlook.add(NOW, 1, weight, NOW + MS(start_ms));
+        outlook.add(NOW, (RequestSlot(model.into()), 1), weight, NOW + MS(start_ms));
         TaskOffer {
             model: ModelId(model),
             task: OfferedTask::Overdue,
@@ -169,7 +180,10 @@ mod tests {
     fn with_time_left_most_weight_by_time_goes_first() {
         assert!(choose(NOW, &[], Nanos::MAX, 0).is_none());
         assert_eq!(first(&[offer(0, 10, 1_000, 500), offer(1, 2, 1_000, 500)], 0), 1);
-        assert_eq!(first(&[offer(0, 10, 9_000, 500), offer(1, 2, 1_000, 500)], 0), 0);
+        let offers = [offer(0, 10, 9_000, 500), offer(1, 2, 1_000, 500), offer(2, 2, 1_000, 400)];
+        assert_eq!(first(&offers, 0), 0);
+        assert_eq!(loser(&offers, &offers[0]).unwrap().model.0, 2);
+        assert!(loser(&offers[..1], &offers[0]).is_none());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::parts::cohorts::CohortId;
 use crate::parts::cost;
 use crate::parts::play::Forecast;
 use crate::parts::requests::Requests;
-use crate::{Request, Why};
+use crate::{Request, WaitGain, Why};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_model::DropRule;
 
@@ -111,9 +111,10 @@ impl UnifiedScheduler {
             return;
         }
         let Some((first, rows)) = self.candidate(now, id, device) else { return };
-        let waits_until = self.waits_until(now, device, id, (first, rows));
-        if waits_until > now {
-            self.wakeup = self.wakeup.min(waits_until);
+        let (until, gain) = self.waits_until(now, device, id, (first, rows));
+        if until > now {
+            self.wakeup = self.wakeup.min(until);
+            self.explain_wait(id, RequestSlot(first), gain, until);
             return;
         }
         let rows = self.share_of(now, id, first, rows, idle);
@@ -172,7 +173,8 @@ impl UnifiedScheduler {
         let mut outlook = OfferOutlook::NONE;
         for request in members.map(|slot| self.requests.get(slot)) {
             let start = request.deadline - promised;
-            outlook.add(now, request.rows, UnifiedScheduler::weight(served, now - request.arrived, start - now), start);
+            let weight = UnifiedScheduler::weight(served, now - request.arrived, start - now);
+            outlook.add(now, (request.slot, request.rows), weight, start);
         }
         outlook
     }
@@ -202,9 +204,9 @@ impl UnifiedScheduler {
         }
     }
 
-    /// Returns the time until which a batch waits for further requests, since it would save device
-    /// time that is worth more than the wait.
-    fn waits_until(&self, now: Time, device: DeviceId, id: ModelId, (first, rows): (u32, usize)) -> Time {
+    /// Returns the time until which a batch waits for further requests, since that gains more than
+    /// the wait costs, and the gain.
+    fn waits_until(&self, now: Time, device: DeviceId, id: ModelId, (first, rows): (u32, usize)) -> (Time, WaitGain) {
         let served = self.models.get(id);
         let load = &served.load;
         let price = self.price(now);
@@ -215,7 +217,7 @@ impl UnifiedScheduler {
         let spaced = self.spaced_from(served, price > 0).min(frontrun).max(now);
         // Without arrivals beyond the rows at hand, future ones are unknown.
         let known = load.rate.rate(now).filter(|rate| price > 0 && rate.rows > rows as u64);
-        let Some(rate) = known else { return spaced };
+        let Some(rate) = known else { return (spaced, WaitGain::EvenSpacing) };
         let cost = |rows: usize| i128::from(load.mean(rows).0);
         for more in rows + 1..=self.max_rows_beside_others(served) {
             let until = deadline - promised(more) - rate.gather_time(more - rows);
@@ -224,10 +226,10 @@ impl UnifiedScheduler {
             }
             let saves = i128::from(price) * cost(rows) * more as i128 > cost(more) * rows as i128 * i128::from(WHOLE);
             if saves {
-                return until.max(spaced);
+                return (until.max(spaced), WaitGain::FullerBatch);
             }
         }
-        spaced
+        (spaced, WaitGain::EvenSpacing)
     }
 
     /// Returns the time from which a batch is well spaced from the last one, so that devices become

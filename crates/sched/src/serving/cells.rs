@@ -16,7 +16,26 @@ const STRETCHED_UTILISATION: u64 = 900;
 /// little of it is lost.
 const WASTE_OF_STEPS: u64 = 200;
 
+/// Part of the time for which devices are busy, in thousandths, from which short steps are queued
+/// ahead. Below it newcomers that could join the next step matter more.
+const BUSY: u64 = 500;
+/// Profiled duration of a step below which the next one is queued behind it. Handing over a task
+/// takes some 0.1 ms on a real engine.
+const SHORT_STEP: Nanos = Nanos::from_millis(1);
+
 impl UnifiedScheduler {
+    /// Returns whether a device gets its next step while one runs: on busy devices, waiting for the
+    /// scheduler after each short step costs a noticeable part of the capacity.
+    pub(super) fn wants_ahead(&self, device: DeviceId) -> bool {
+        let state = &self.devices[device];
+        let short = |task: TaskInFlight| task.cohort.is_none() && task.profiled < SHORT_STEP;
+        self.places.0 > 1
+            && self.load.busy > BUSY
+            && state.present
+            && state.ahead.is_none()
+            && state.running.is_some_and(short)
+    }
+
     /// Adds an offer for each cell type of a model with ready rows, and drops requests that cannot
     /// be in time any more.
     pub(super) fn offer_cells(&mut self, now: Time, device: DeviceId, id: ModelId) {
@@ -45,7 +64,8 @@ impl UnifiedScheduler {
                 // While it can still be in time, its time to start is now at the latest.
                 let latest = (request.deadline - takes(left)).min(now);
                 let start = (request.deadline - stretched(left)).max(latest);
-                outlook.add(now, rows, UnifiedScheduler::weight(served, now - request.arrived, start - now), start);
+                let weight = UnifiedScheduler::weight(served, now - request.arrived, start - now);
+                outlook.add(now, (request.slot, rows), weight, start);
             });
             let full = cell.max.min(served.load.steady_rows).max(rows);
             let (own, best) = (i128::from(step.0), i128::from(profile.latency(full).0));

@@ -10,7 +10,7 @@
 //! late by chance up to a tenth of their answers.
 
 use super::UnifiedScheduler;
-use crate::{Prediction, Request, Why};
+use crate::{Prediction, Reason, Request, Why};
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::DropRule;
 
@@ -23,6 +23,7 @@ impl UnifiedScheduler {
         if !refused {
             return false;
         }
+        self.pending.explain(Reason::Refused { request: request.slot, end });
         let rows = request.rows as usize;
         self.models.get_mut(request.model).own.load.on_lost(rows);
         self.load.observe(rows, true);

@@ -23,6 +23,7 @@ mod in_flight;
 mod load;
 mod occupancy;
 mod padded;
+mod reasons;
 mod scarcity;
 
 use crate::Objective;
@@ -42,6 +43,7 @@ use arbiter::{ONE, OfferedTask, TaskOffer};
 use in_flight::{TaskInFlight, TaskPlaces, UnifiedDevice, with_id};
 use load::{LoadEstimate, ModelEstimate};
 use padded::LengthGroups;
+use reasons::GivenReasons;
 use ripieno_base::{DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Graph, Model, Walk};
 use scarcity::WHOLE;
@@ -75,13 +77,6 @@ const SLACK_WEIGHT: i128 = 100;
 /// Weight of an age of one SLO, relative to the weight of a new request with all of its slack.
 const AGE_WEIGHT: i128 = 2;
 
-/// Part of the time for which devices are busy, in thousandths, from which short steps are queued
-/// ahead. Below it newcomers that could join the next step matter more.
-const BUSY: u64 = 500;
-/// Profiled duration of a step below which the next one is queued behind it. Handing over a task
-/// takes some 0.1 ms on a real engine.
-const SHORT_STEP: Nanos = Nanos::from_millis(1);
-
 type UnifiedEntry = ModelEntry<UnifiedModel>;
 
 /// State of a model.
@@ -93,6 +88,8 @@ pub(super) struct UnifiedModel {
     devices: usize,
     /// Start of the last batch.
     started: Time,
+    /// The latest reasons, each of which is given once.
+    given: GivenReasons,
     /// Waiting requests divided by length; none unless requests are padded.
     groups: Option<LengthGroups>,
 }
@@ -168,6 +165,7 @@ impl UnifiedScheduler {
             queue: Queue::default(),
             devices: 0,
             started: Time::ORIGIN,
+            given: GivenReasons::default(),
             groups: (!unfolds && model.has_lengths()).then(|| LengthGroups::new(max_batch)),
         });
         // A model offers each of its cell types, or each group of lengths, and overdue requests.
@@ -251,11 +249,13 @@ impl UnifiedScheduler {
         let others_free = self.others_free(now, device);
         let chosen = arbiter::choose(start, &self.offers, others_free, self.load.utilisation)
             .or_else(|| self.offer_overdue(now, device, idle));
-        let Some(TaskOffer { model, task, span, .. }) = chosen else { return false };
+        let Some(chosen) = chosen else { return false };
+        let TaskOffer { model, task, span, .. } = chosen;
         if runs && !matches!(task, OfferedTask::Cell(_)) {
             // A batch begins when the device is free: until then further requests may join it.
             return false;
         }
+        self.explain_loss(&chosen);
         let cohort = match task {
             OfferedTask::Cell(block) => {
                 self.start_cell(now, device, model, block, out);
@@ -274,18 +274,6 @@ impl UnifiedScheduler {
         };
         self.start_cohort(now, device, cohort, out);
         true
-    }
-
-    /// Returns whether a device gets its next step while one runs: on busy devices, waiting for the
-    /// scheduler after each short step costs a noticeable part of the capacity.
-    fn wants_ahead(&self, device: DeviceId) -> bool {
-        let state = &self.devices[device];
-        let short = |task: TaskInFlight| task.cohort.is_none() && task.profiled < SHORT_STEP;
-        self.places.0 > 1
-            && self.load.busy > BUSY
-            && state.present
-            && state.ahead.is_none()
-            && state.running.is_some_and(short)
     }
 
     /// Starts the block of a cohort.

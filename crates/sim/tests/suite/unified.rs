@@ -2,9 +2,12 @@
 //! walk.
 
 use expect_test::{Expect, expect};
-use ripieno_base::{ModelId, Nanos, Time};
-use ripieno_model::{Block, Model, Profile, Walk};
-use ripieno_sched::{Limits, Options, Setup, build, find};
+use ripieno_base::{ModelId, Nanos, RequestSlot, Time};
+use ripieno_model::{Block, Extent, Model, Profile, Walk};
+use ripieno_sched::{
+    Action, Limits, OptionValue, Options, Outbox, Outcome, Reason, Request, RequestClass, Setup, TaskDone, WaitGain,
+    build, find,
+};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, Scenario, Trace, World, simulate_at};
 
@@ -182,4 +185,63 @@ max_batch = 32"#;
             assert!(early * 100 >= least * refused.len(), "{kind} at {times}: {early} of {} early", refused.len());
         }
     }
+}
+
+/// Runs one arrival of (ms, model) after the other on one device; returns the reasons of decisions.
+fn reasons(models: Vec<Model>, objective: &str, arrivals: &[(i64, u16)]) -> Vec<Reason> {
+    let limits = Limits { requests: 512, models: models.len(), devices: 1, lanes: 1, depth: 1, batch: 8, nodes: 64 };
+    let setup = Setup { models, devices: 1, limits };
+    let options = [("objective".to_owned(), OptionValue::Text(objective.to_owned()))].into();
+    let mut scheduler = build("unified", &setup, &options).unwrap();
+    let (mut out, mut reasons, mut running) = (Outbox::new(&limits), Vec::new(), None);
+    let mut arrivals = (0..).zip(arrivals).peekable();
+    for ms in 0..400 {
+        let now = Time::ORIGIN + MS(ms);
+        if let Some((task, _)) = running.take_if(|(_, end)| *end <= now) {
+            scheduler.on_task_done(now, &TaskDone { task, outcome: Outcome::Ok, ended: &[], skips: &[] });
+        }
+        while let Some((slot, &(_, id))) = arrivals.next_if(|(_, (at, _))| *at <= ms) {
+            let (arrived, deadline) = (now, now + setup.models[usize::from(id)].slo);
+            let (slot, model, class) = (RequestSlot(slot), ModelId(id), RequestClass::default());
+            let request = Request { slot, model, arrived, deadline, rows: 1, extent: Extent::ONE, class };
+            scheduler.on_request(now, &request);
+        }
+        out.clear();
+        scheduler.settle(now, &mut out);
+        reasons.extend_from_slice(out.reasons());
+        for action in out.actions() {
+            if let Action::Start { task, model, .. } = *action {
+                let rows = scheduler.members(task).len();
+                running = Some((task, now + setup.models[model.index()].profile().latency(rows)));
+            }
+        }
+    }
+    reasons
+}
+
+#[test]
+fn a_decision_names_the_request_that_waits_and_the_reason() {
+    let short_and_long = || vec![model("short", 0.0, 2.0, 100), model("long", 0.0, 30.0, 100)];
+    let lost = Reason::Lost { request: RequestSlot(1), to: RequestSlot(0) };
+    assert_eq!(reasons(short_and_long(), "latency", &[(0, 0), (0, 1)]), [lost]);
+    // The long one lost to the same model again, which counts once.
+    assert_eq!(reasons(short_and_long(), "latency", &[(0, 0), (0, 1), (1, 0)]), [lost]);
+
+    // 100/s in batches of one keep the device busy for 60 %; fuller ones save time.
+    let steady: Vec<_> = (0..30).map(|at| (10 * at, 0)).collect();
+    let alone = |objective| reasons(vec![model("m", 1.0, 5.0, 80)], objective, &steady);
+    let waited = alone("efficiency");
+    let fuller = |reason: &Reason| matches!(reason, Reason::Waited { gain: WaitGain::FullerBatch, .. });
+    assert!(waited.len() >= 5 && waited.iter().all(fuller), "{waited:?}");
+    assert_eq!(alone("latency"), []);
+
+    // Twice what the device can do: a newcomer is refused if the queue before it is too long.
+    let burst: Vec<_> = (0..100).map(|at| (at, 0)).collect();
+    let refused = reasons(vec![model("m", 2.0, 1.0, 40)], "latency", &burst).into_iter();
+    let refused: Vec<_> = refused.filter(|reason| matches!(reason, Reason::Refused { .. })).collect();
+    let late = |reason: &Reason| match *reason {
+        Reason::Refused { request, end } => end > Time::ORIGIN + MS(i64::from(request.0) + 40),
+        _ => false,
+    };
+    assert!(!refused.is_empty() && refused.iter().all(late), "{refused:?}");
 }
