@@ -13,7 +13,7 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum TaskWorld {
-    /// Tasks take what their profile says, or what the scenario's [occupancy] does.
+    /// Tasks take what their profile says, or what `[occupancy]` of the scenario says.
     Exact,
     /// Tasks take 1.2 times their profile, and an exponential time with a mean of a tenth of the
     /// largest batch's latency besides; the scheduler does not know it.

@@ -82,13 +82,6 @@ impl RateMeter {
             .then_some(Rate { rows: self.total, window })
     }
 
-    /// Returns the relative standard deviation of the number of rows within `span`, in thousandths,
-    /// with the index of dispersion of the samples. None while there is no rate.
-    pub(crate) fn spread_permille(&self, now: Time, span: Nanos) -> Option<u64> {
-        let (rate, dispersion) = (self.rate(now)?, self.dispersion_permille(now)?);
-        Some((1_000 * dispersion / rate.rows_in(span).max(1)).isqrt())
-    }
-
     /// Returns the index of dispersion of the samples, in thousandths: 1,000 for Poisson arrivals.
     /// None while there is no rate.
     pub(crate) fn dispersion_permille(&self, now: Time) -> Option<u64> {
@@ -136,17 +129,16 @@ mod tests {
     }
 
     #[test]
-    fn the_spread_is_that_of_the_arrivals() {
+    fn the_dispersion_is_that_of_the_arrivals() {
         let (mut steady, mut bursts) = (RateMeter::new(), RateMeter::new());
         for sample in 0..100 {
             steady.record(Time(sample * SAMPLE_NS), 10);
             bursts.record(Time(sample * SAMPLE_NS), if sample % 10 == 0 { 100 } else { 0 });
         }
-        let spread = |meter: &RateMeter| meter.spread_permille(Time(100 * SAMPLE_NS), Nanos(500 * MS)).unwrap();
-        assert_eq!(spread(&steady), 0);
-        // Variance over mean 90, 100 rows expected.
-        assert_eq!(spread(&bursts), 948);
-        assert_eq!(RateMeter::new().spread_permille(Time(0), Nanos(MS)), None);
+        let dispersion = |meter: &RateMeter| meter.dispersion_permille(Time(100 * SAMPLE_NS));
+        // Variance over mean.
+        assert_eq!((dispersion(&steady), dispersion(&bursts)), (Some(0), Some(90_000)));
+        assert_eq!(dispersion(&RateMeter::new()), None);
     }
 
     #[test]

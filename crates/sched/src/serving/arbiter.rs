@@ -6,13 +6,12 @@
 //! by time; with all deadlines at stake it is "fewest lost"; near saturation it prefers full
 //! batches.
 
+use super::load::MOST_UTILISATION;
 use crate::parts::cohorts::CohortId;
 use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, Time};
 
 /// The cost of a request that waits for its whole SLO, in the unit of weights times nanoseconds.
 pub(super) const ONE: i128 = 1 << 48;
-/// Upper bound on the utilisation by which waste is priced, in thousandths.
-const PRICED_UTILISATION: u64 = 950;
 
 /// The next task of a model for a free device.
 #[derive(Clone, Copy, Debug)]
@@ -126,7 +125,7 @@ impl TaskOffer {
 pub(super) fn choose(now: Time, offers: &[TaskOffer], others_free: Nanos, utilisation: u64) -> Option<TaskOffer> {
     let (first, rest) = offers.split_first()?;
     let all: i128 = offers.iter().map(|offer| offer.outlook.weight).sum();
-    let used = i128::from(utilisation.min(PRICED_UTILISATION));
+    let used = i128::from(utilisation.min(MOST_UTILISATION));
     let price = all * used / (1_000 - used);
     let best = rest.iter().fold(first, |best, offer| {
         let sooner =

@@ -13,10 +13,6 @@ use crate::{Request, WaitGain, Why};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_model::DropRule;
 
-/// Largest cost of a row, relative to one of the target batch, at which requests that were passed
-/// over run on the last idle device, and on a cluster of idle ones.
-const OVERDUE_COST: (u64, u64) = (4, 24);
-
 impl UnifiedScheduler {
     /// Drops requests that could not be in time even alone.
     pub(super) fn drop_hopeless(&mut self, now: Time) {
@@ -425,15 +421,7 @@ impl UnifiedScheduler {
         }
         let (request, state) = (self.requests.get(first), &self.devices[device]);
         let takes = state.takes(alone(served, request.rows, request.extent.length));
-        if now + takes > request.deadline || (idle == 1 && self.wakeup < now + takes) {
-            return false;
-        }
-        let fits = served.load.largest_within(state.by_profile(request.deadline - now)).min(served.load.target);
-        let rows = self.overdue_rows(served, first, fits);
-        let (last, all) = OVERDUE_COST;
-        let most = last + (all - last) * (idle as u64 - 1) / self.present().max(1) as u64;
-        let (own, best) = (i128::from(served.load.mean(rows).0), i128::from(served.load.mean(served.load.target).0));
-        served.groups.is_some() || own * served.load.target as i128 <= i128::from(most) * best * rows as i128
+        now + takes <= request.deadline && (idle > 1 || self.wakeup >= now + takes)
     }
 
     /// Returns the rows of a batch of overdue requests, at most `most`.

@@ -3,6 +3,7 @@
 use super::UnifiedScheduler;
 use super::arbiter::{OfferOutlook, OfferedTask, TaskOffer};
 use super::in_flight::{TaskInFlight, with_id};
+use super::load::MOST_UTILISATION;
 use crate::parts::cells::CellOutlook;
 use crate::{Action, Outbox};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
@@ -10,8 +11,6 @@ use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
 /// Factor on ρ / (1 − ρ) by which a walk takes longer beside others, which have turns in between;
 /// in thousandths.
 const STRETCH: u64 = 700;
-/// Upper bound on the utilisation ρ in it, in thousandths.
-const STRETCHED_UTILISATION: u64 = 900;
 /// Factor on the waste of small steps, in thousandths: rows that arrive join the next step, so
 /// little of it is lost.
 const WASTE_OF_STEPS: u64 = 200;
@@ -87,7 +86,7 @@ impl UnifiedScheduler {
 
     /// Returns the factor by which a walk takes longer beside others than alone, in thousandths.
     fn stretch(&self) -> u64 {
-        let used = self.load.utilisation.min(STRETCHED_UTILISATION);
+        let used = self.load.utilisation.min(MOST_UTILISATION);
         1_000 + STRETCH * used / (1_000 - used)
     }
 

@@ -2,7 +2,7 @@
 
 use super::by_length::{CostsByLength, PaddedCost};
 use super::occupancy::OccupancyEstimate;
-use super::scarcity::{Scarcity, Share};
+use super::scarcity::{MEMORY, Scarcity, Share};
 use super::{UnifiedEntry, UnifiedModel};
 use crate::parts::cost::{self, largest};
 use crate::parts::models::Models;
@@ -13,13 +13,17 @@ use ripieno_model::{Block, Model};
 
 /// Planned utilisation of the devices, in thousandths; the rest absorbs random arrivals.
 const UTILISATION_PERMILLE: u64 = 900;
-/// Lower bound on the part of the largest steady batch for which requests are passed over, in
-/// thousandths.
-const TARGET_PART_MIN: u64 = 850;
+/// Part of the largest steady batch for which requests are passed over, in thousandths: a larger one
+/// passes over many for its last rows.
+const TARGET_PART: u64 = 850;
+/// Lost rows, in thousandths, from which requests are passed over for more than this part, and for
+/// the whole batch at three times as many.
+const SHORT_PERMILLE: u64 = 100;
 /// Lost rows, in thousandths, from which batches are as large as the SLO allows.
 const LOSING_PERMILLE: u64 = 30;
-/// Number of recent rows from which the device time of a row is known.
-const MEMORY: u64 = 256;
+/// Upper bound on the utilisation ρ in ρ / (1 − ρ), the number of requests that wait for a device
+/// while one runs, in thousandths.
+pub(super) const MOST_UTILISATION: u64 = 900;
 /// Time between updates of what depends on rates.
 pub(super) const REFRESH: Nanos = Nanos::from_millis(50);
 /// Number of refreshes in the moving means of how devices are used.
@@ -54,8 +58,6 @@ pub(super) struct ModelEstimate {
     /// Rows of cells that arrive within half the SLO: no steady flow at this rate fills larger
     /// steps.
     pub(super) steady_rows: usize,
-    /// Part of the target for which requests are passed over, in thousandths.
-    target_part: u64,
     /// Smallest batch that keeps utilisation within the planned 90 %, at most the target.
     pub(super) min_stable_batch: usize,
     /// Batch size with the shortest mean response time; `usize::MAX` if it is not below the target.
@@ -100,7 +102,6 @@ impl ModelEstimate {
             lost_since: false,
             target: 1,
             steady_rows: usize::MAX,
-            target_part: 1_000,
             min_stable_batch: 1,
             fastest_batch: usize::MAX,
             target_load: 0,
@@ -183,8 +184,8 @@ impl ModelEstimate {
 
     /// Returns the batch size for which requests are passed over.
     pub(super) fn wanted_batch(&self) -> usize {
-        let short = (self.lost.permille().saturating_sub(100) * 5).min(1_000);
-        let part = self.target_part + (1_000 - self.target_part) * short / 1_000;
+        let short = (self.lost.permille().saturating_sub(SHORT_PERMILLE) * 1_000 / (2 * SHORT_PERMILLE)).min(1_000);
+        let part = TARGET_PART + (1_000 - TARGET_PART) * short / 1_000;
         let target = (self.target as u64 * part / 1_000).max(1) as usize;
         if self.lost.permille() > LOSING_PERMILLE { target } else { self.min_stable_batch.min(target) }
     }
@@ -304,8 +305,6 @@ impl ModelEstimate {
         }
         let fits = |batch: usize| self.promised(batch) + rate.gather_time(batch) <= model.slo;
         self.target = largest(max_batch, fits).max(1);
-        let spread = self.rate.spread_permille(now, model.slo).unwrap_or(1_000);
-        self.target_part = 1_000_u64.saturating_sub(spread * 9 / 5).max(TARGET_PART_MIN);
         let known = self.rate.dispersion_permille(now).filter(|_| rate.window >= SECOND);
         self.dispersion = known.unwrap_or(1_000).min(1_000);
         self.recent_load = rate.load_permille(self.recent.0 as usize, self.recent.1);

@@ -166,7 +166,7 @@ impl UnifiedScheduler {
             devices: 0,
             started: Time::ORIGIN,
             given: GivenReasons::default(),
-            groups: (!unfolds && model.has_lengths()).then(|| LengthGroups::new(max_batch)),
+            groups: (!unfolds && model.has_lengths()).then(LengthGroups::new),
         });
         // A model offers each of its cell types, or each group of lengths, and overdue requests.
         let most = |(_, served): (ModelId, &UnifiedEntry)| match served.groups {

@@ -9,17 +9,15 @@
 use super::UnifiedScheduler;
 use super::arbiter::{OfferedTask, TaskOffer};
 use super::by_length::LengthPlace;
+use super::load::MOST_UTILISATION;
 use crate::parts::cohorts::CohortId;
 use ripieno_base::{DeviceId, ModelId, Time};
 use ripieno_model::DropRule;
 
-/// Number of largest batches that are divided, and of requests.
-const MOST_BATCHES: usize = 4;
+/// Number of requests that are divided: it bounds the time of a decision.
 const MOST_REQUESTS: usize = 160;
 /// Bound on the number of groups.
 pub(super) const MOST_GROUPS: usize = MOST_REQUESTS;
-/// Upper bound on the load by which further arrivals are weighed, in thousandths.
-const MOST_LOAD: u64 = 950;
 
 /// A waiting request.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +33,6 @@ struct PaddedRequest {
 /// The requests of a model that were divided last, and the ends of the groups.
 #[derive(Debug)]
 pub(super) struct LengthGroups {
-    most: usize,
     members: Vec<PaddedRequest>,
     ends: Vec<usize>,
     /// Scratch: from each member on, the least total wait, and the end of its group.
@@ -43,13 +40,11 @@ pub(super) struct LengthGroups {
 }
 
 impl LengthGroups {
-    pub(super) fn new(max_batch: usize) -> LengthGroups {
-        let most = (MOST_BATCHES * max_batch).min(MOST_REQUESTS);
+    pub(super) fn new() -> LengthGroups {
         LengthGroups {
-            most,
-            members: Vec::with_capacity(most),
-            ends: Vec::with_capacity(most),
-            best: Vec::with_capacity(most + 1),
+            members: Vec::with_capacity(MOST_REQUESTS),
+            ends: Vec::with_capacity(MOST_REQUESTS),
+            best: Vec::with_capacity(MOST_REQUESTS + 1),
         }
     }
 
@@ -95,7 +90,7 @@ impl UnifiedScheduler {
         let drop = served.drop;
         groups.members.clear();
         let mut next = served.queue.head();
-        while let Some(slot) = next.filter(|_| groups.members.len() < groups.most) {
+        while let Some(slot) = next.filter(|_| groups.members.len() < MOST_REQUESTS) {
             next = requests.links.next(slot);
             let request = requests.get(slot);
             let (length, rows, deadline) = (request.extent.length, request.rows, request.deadline);
@@ -127,7 +122,7 @@ impl UnifiedScheduler {
         let (count, most) = (members.len(), served.max_batch);
         let devices = self.present().max(1);
         // The nearer the devices are to saturation, the more requests arrive while groups run.
-        let load = (self.load.target_load / devices as u64).min(MOST_LOAD);
+        let load = (self.load.target_load / devices as u64).min(MOST_UTILISATION);
         let waiting: u64 = members.iter().map(|member| u64::from(member.rows)).sum();
         let arriving = i128::from(waiting * load / (1_000 - load));
         best.clear();

@@ -30,7 +30,10 @@ pub(super) struct Scarcity {
     last_activity: Time,
 }
 
-/// Share of rows with some property, as a moving average over the last [`Share::MEMORY`].
+/// Number of recent rows in moving means.
+pub(super) const MEMORY: u64 = 256;
+
+/// Share of rows with some property, as a moving average over the last [`MEMORY`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Share(u64);
 
@@ -57,13 +60,11 @@ impl Scarcity {
 }
 
 impl Share {
-    const MEMORY: u64 = 256;
-
     /// Records `rows` rows with or without the property.
     pub(super) fn observe(&mut self, rows: usize, happened: bool) {
-        let weight = (rows as u64).min(Share::MEMORY);
+        let weight = (rows as u64).min(MEMORY);
         let level = if happened { WHOLE } else { 0 };
-        self.0 = (self.0 * (Share::MEMORY - weight) + level * weight) / Share::MEMORY;
+        self.0 = (self.0 * (MEMORY - weight) + level * weight) / MEMORY;
     }
 
     pub(super) fn permille(self) -> u64 {
