@@ -13,8 +13,8 @@ use ripieno_model::{Block, Model};
 
 /// Planned utilisation of the devices, in thousandths; the rest absorbs random arrivals.
 const UTILISATION_PERMILLE: u64 = 900;
-/// Part of the largest steady batch for which requests are passed over, in thousandths: a larger one
-/// passes over many for its last rows.
+/// Part of the largest steady batch for which requests are passed over, in thousandths: a larger
+/// one passes over many for its last rows.
 const TARGET_PART: u64 = 850;
 /// Lost rows, in thousandths, from which requests are passed over for more than this part, and for
 /// the whole batch at three times as many.
