@@ -49,7 +49,7 @@ def test_newcomers_that_catch_up_with_a_running_batch_change_no_answer(tmp_path,
     random = np.random.default_rng(11)
     sizes = random.integers(1, 5, REQUESTS // 4)
     requests = [("shapes", random.random((rows, 3, 32, 32), dtype=np.float32)) for rows in sizes]
-    with Server(tmp_path, "--engine", engine, "--policy", "lazy", "--option", "preempt=slack") as server:
+    with Server(tmp_path, "--engine", engine, "--policy", "lazy") as server:
         answers = asyncio.run(send_all(server, requests))
         sizes = [batch["batch_size"] for row in statistics(server) for batch in row["batch_stats"]]
     for (_, x), answer in zip(requests, answers):

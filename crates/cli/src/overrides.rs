@@ -15,7 +15,7 @@ pub(crate) struct Overrides {
     pub(crate) policy: PolicyArgs,
 
     /// Serve the models as `ripieno serve` would: its default policy (or --policy) with its
-    /// options, its largest batches, its margins before deadlines, and its admission control.
+    /// options, its margins before deadlines, and its admission control.
     #[arg(long)]
     pub(crate) as_served: bool,
 

@@ -119,7 +119,7 @@ fn print(history: &History, explained: &[Explained], all: bool) -> anyhow::Resul
     }
     let reasons = reasons(history);
     if !reasons.is_empty() {
-        let mut table = Table::new(["decision of the scheduler", "model", "requests"]);
+        let mut table = Table::new(["decision of the scheduler", "model", "times"]);
         for ((model, why), count) in &reasons {
             table.row([why.clone(), name(*model), count.to_string()]);
         }
@@ -206,7 +206,7 @@ fn json(history: &History, explained: &[Explained], all: bool) -> serde_json::Va
     };
     let causes: Vec<_> = by_cause(explained).iter().map(cause).collect();
     let ended = history.calls().filter(|call| call.ended.is_some()).count() + history.refusals().count();
-    let reason = |((model, why), count): ((usize, String), usize)| serde_json::json!({"decision": why, "model": name(model), "requests": count});
+    let reason = |((model, why), count): ((usize, String), usize)| serde_json::json!({"decision": why, "model": name(model), "times": count});
     let reasons: Vec<_> = reasons(history).into_iter().map(reason).collect();
     let mut value =
         serde_json::json!({"requests": ended, "bad": explained.len(), "causes": causes, "decisions": reasons});

@@ -304,7 +304,9 @@ fn probes_tell_who_may_be_counted_on() {
     let models = echo("probes");
     let epoch = format!("file:{}", models.0.join("epoch").display());
     // A backend waits for its schedulers; it is alive, and not ready.
-    let unused = std::net::TcpListener::bind(ANYWHERE).unwrap().local_addr().unwrap().to_string();
+    // Below the ports that the system assigns: other tests cannot be given it meanwhile.
+    let mut below = (20_000 + std::process::id() % 10_000..).map(|port| format!("127.0.0.1:{port}"));
+    let unused = below.find(|address| std::net::TcpListener::bind(address).is_ok()).unwrap();
     let device = ["--device", "emulated", "--metrics", ANYWHERE];
     let backend = Process::start(&[&["backend", models.path(), "--scheduler", &unused], &device[..]].concat());
     let probed = backend.address("metrics");

@@ -135,11 +135,11 @@ pub enum Failure {
     #[error("Request timeout expired: no schedule could meet its deadline")]
     Hopeless,
     /// It was refused on arrival, since it would have been answered too late.
-    #[error("Request timeout expired: it would be answered after {expected:?}; retry after {retry_after:?}")]
+    #[error("Request timeout expired: the request would be answered after {expected:?}; retry after {retry_after:?}")]
     TooLate {
         /// Expected time from its arrival to its answer.
         expected: Duration,
-        /// Time by which that exceeds its limit.
+        /// Time by which `expected` exceeds the request's limit.
         retry_after: Duration,
     },
     /// The model or the client asks for more than its share of the devices. Holds the time after

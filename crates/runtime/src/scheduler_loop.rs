@@ -433,6 +433,10 @@ impl SchedulerLoop {
         let Some(Prediction { remaining, .. }) = forecast else { return Failure::Hopeless };
         let (_, call, _) = self.jobs.owner(slot);
         let end = now + remaining;
+        // The scheduler plans for an earlier deadline than the client's.
+        if end <= call.deadline {
+            return Failure::Hopeless;
+        }
         let nanos = |span: Nanos| Duration::from_nanos(span.0.max(0).unsigned_abs());
         Failure::TooLate { expected: nanos(end - call.arrived), retry_after: nanos(end - call.deadline) }
     }

@@ -21,7 +21,7 @@ pub enum Reason {
     },
     /// A device was free, and a batch with another request went first.
     Lost {
-        /// The most urgent request of the other model that lost the most.
+        /// The most urgent request of all models whose batches did not start.
         request: RequestSlot,
         /// The most urgent request of the batch that went first.
         to: RequestSlot,

@@ -264,7 +264,7 @@ mod tests {
         let (expected, retry_after) = (Duration::from_micros(340_211), Duration::from_micros(1_240_211));
         let late = Problem::of_ending(Failure::TooLate { expected, retry_after }, "m");
         assert_eq!((late.kind.http_status(), late.retry_after_s()), (504, Some(2)));
-        let message = "Request timeout expired: it would be answered after 341ms; retry after 1.25s";
+        let message = "Request timeout expired: the request would be answered after 341ms; retry after 1.25s";
         assert_eq!(late.message, message);
     }
 

@@ -194,7 +194,7 @@ impl Scenario {
         parse(text, Path::new(".")).map_err(|problem| ScenarioError { file: file.to_owned(), problem })
     }
 
-    /// Sets the policy, options, bounds, largest batches and margins with which the server would
+    /// Sets the policy, options, bounds and margins with which the server would
     /// serve these models.
     pub fn serve(&mut self, objective: Objective) {
         let policy = ripieno_sched::find(DEFAULT_POLICY).expect("the catalogue has the default policy");

@@ -89,7 +89,7 @@ fn requests_of_a_backend_that_dies_run_elsewhere() {
 #[test]
 fn a_backend_that_leaves_loses_nothing() {
     let models = served(3);
-    let scheduler = scheduler(1, anywhere(), "deferred", HangBound::default());
+    let scheduler = scheduler(1, anywhere(), "unified", HangBound::default());
     let (stays, leaves) = (backend(scheduler.address(), &models), backend(scheduler.address(), &models));
     let client = client(scheduler.address());
     client.ready();

@@ -374,7 +374,9 @@ impl History {
         let (request, why) = match reason {
             Reason::Waited { request, gain, .. } => (request, CallReason::Waited(gain)),
             Reason::Lost { request, to } => (request, CallReason::LostTo(call_of(to)?.model)),
-            Reason::Refused { request, end } => (request, CallReason::Refused(end - call_of(request)?.deadline)),
+            Reason::Refused { request, end } => {
+                (request, CallReason::Refused((end - call_of(request)?.deadline).max(Nanos::ZERO)))
+            }
         };
         let call = call_of(request)?;
         Some(ReasonRecord { at, call: call.number, model: call.model, why })

@@ -6,10 +6,10 @@
 //! takes the devices from all others. A server therefore puts this state machine in front of its
 //! policy. A request is refused on arrival, for one of two reasons:
 //!
-//! * *Its queue is full.* Clients of a model may have equal parts of the work that the devices do
-//!   within the SLO in the policy. If the policy does not check deadlines itself, models may have
-//!   parts of it by weight, too, and less than the SLO as far as answers are late. The reason is
-//!   [`Why::Share`] if others have requests in the policy, else [`Why::Hopeless`].
+//! * *Its queue is full.* The clients of a model divide equally the work that the devices do within
+//!   its SLO. Under a policy that does not check deadlines, models divide it by weight, too, and
+//!   late answers reduce it. The reason is [`Why::Share`] if others have requests in the policy,
+//!   else [`Why::Hopeless`].
 //! * *Its model or client exceeds its share* of the devices ([`shares`]) while others lose requests
 //!   ([`Why::Share`]).
 //!
@@ -19,8 +19,8 @@
 //! withdrawn immediately.
 //!
 //! A request that may be late (`drop = "never"`, or "expired": it may run while no punctual request
-//! needs the device) is refused for its share only, or since the work of its model exceeds half of
-//! the tightest SLO of another model in use.
+//! needs the device) is refused for its share only, or because the work of its model exceeds half
+//! of the tightest SLO of another model in use.
 //!
 //! Below this layer, [`Shapes`] separates requests of different shapes.
 
@@ -54,6 +54,8 @@ pub(crate) struct Admission {
     tasks: Vec<DeviceId>,
     /// Number of requests in the policy.
     live: usize,
+    /// Whether the last request of a slot was refused here, so that the policy did not see it.
+    refused_here: Vec<bool>,
     /// Requests refused since the last settle.
     refused: Vec<(RequestSlot, Why)>,
 }
@@ -71,6 +73,7 @@ impl Admission {
             devices: DeviceUse::new(limits, setup.devices),
             tasks: Vec::with_capacity(2 * limits.tasks()),
             live: 0,
+            refused_here: vec![false; limits.requests],
             refused: Vec::with_capacity(limits.requests),
         };
         for (model, id) in setup.models.iter().zip(0..) {
@@ -115,19 +118,18 @@ impl Admission {
     fn finds_full(&self, model: ModelId, flow: u32, work: i64) -> Option<Why> {
         let served = self.models[model.index()].as_ref().expect("the driver sends requests of loaded models only");
         let (own, bounded) = (served.work_of(flow), !self.needs.keeps_deadlines);
-        let others = self.models.iter().zip(0..).filter_map(|(of, id)| Some((of.as_ref()?, ModelId(id))));
-        let others = others.filter(|(_, id)| bounded && *id != model);
         if own == 0 {
             return None;
         }
         if served.may_be_late() {
-            let in_need = |(of, id): &(&AdmittedModel, ModelId)| !of.may_be_late() && self.shares.is_active(*id);
-            let tightest = others.filter(in_need).map(|(of, _)| of.costs.model().slo).min()?;
-            return (own + work > self.devices.within(Nanos(tightest.0 / 2))).then_some(Why::Share);
+            let most = self.devices.within(Nanos(self.tightest_slo(model).filter(|_| bounded)?.0 / 2));
+            return (served.work.saturating_add(work) > most).then_some(Why::Share);
         }
         let clients = served.clients;
         let weight = |served: &AdmittedModel| i64::from(served.costs.model().weight.max(1));
-        let weights = others.filter(|(of, _)| of.work > 0).fold(weight(served), |sum, (of, _)| sum + weight(of));
+        let others = self.models.iter().zip(0..).filter(|(_, id)| bounded && ModelId(*id) != model);
+        let waiting = others.filter_map(|(of, _)| of.as_ref()).filter(|of| of.work > 0);
+        let weights = weight(served) + if bounded { waiting.map(weight).sum::<i64>() } else { 0 };
         let alone = clients == 1 && weights == weight(served);
         if alone && !bounded {
             return None;
@@ -137,6 +139,14 @@ impl Admission {
         let part = all * i128::from(weight(served)) / i128::from(weights) / i128::from(clients);
         let full = i128::from(own) + i128::from(work) > part;
         full.then_some(if alone { Why::Hopeless } else { Why::Share })
+    }
+
+    /// Returns the tightest SLO of the other models in use that keep one.
+    fn tightest_slo(&self, model: ModelId) -> Option<Nanos> {
+        let others = self.models.iter().zip(0..).filter(|(_, id)| ModelId(*id) != model);
+        let keeping =
+            others.filter_map(|(of, id)| Some((of.as_ref()?, ModelId(id)))).filter(|(of, _)| !of.may_be_late());
+        keeping.filter(|(_, id)| self.shares.is_active(*id)).map(|(of, _)| of.costs.model().slo).min()
     }
 
     /// Removes a request from the policy, answered or not.
@@ -162,10 +172,10 @@ impl Admission {
         if late && !hopeless && !served.may_be_late() {
             self.shares.on_loss(entered, flow, work);
         }
-        if !late && outcome.is_none() {
+        if !late && !hopeless && outcome.is_none() {
             self.shares.on_answer(flow, work);
         }
-        if outcome == Some(Why::Cancelled) && !late {
+        if outcome == Some(Why::Cancelled) && !late && !hopeless {
             self.shares.on_withdrawal(flow, work);
         }
     }
@@ -211,6 +221,7 @@ impl Scheduler for Admission {
         let served = self.models[request.model.index()].as_mut();
         let served = served.expect("the driver sends requests of loaded models only");
         let alone = self.devices.at_best(served.costs.alone(request));
+        self.refused_here[request.slot.index()] = false;
         let entry = AdmittedRequest {
             model: request.model,
             flow: Shares::flow(request.model, request.class.client),
@@ -234,6 +245,7 @@ impl Scheduler for Admission {
             self.policy.on_control(now, Control::Cancelled(request.slot));
         } else {
             self.refused.push((request.slot, why));
+            self.refused_here[request.slot.index()] = true;
         }
     }
 
@@ -282,7 +294,7 @@ impl Scheduler for Admission {
     }
 
     fn prediction(&self, request: RequestSlot) -> Option<Prediction> {
-        self.policy.prediction(request)
+        self.policy.prediction(request).filter(|_| !self.refused_here[request.index()])
     }
 
     fn learns_occupancy(&self) -> bool {

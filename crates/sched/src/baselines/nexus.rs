@@ -5,7 +5,7 @@
 //! Scheduling", sections 2.2 and 5.1.
 //!
 //! 1. Every `epoch_s`, squishy bin packing decides from the measured rates which models each device
-//!    runs, and their batch sizes (`crates/sched/src/parts/squishy.rs`).
+//!    runs, and their batch sizes (`crates/sched/src/baselines/parts/squishy.rs`).
 //! 2. A request is routed on arrival to one of its model's devices, in proportion to their planned
 //!    rates.
 //! 3. A free device immediately runs the next of its models, in turn, that has requests.

@@ -17,8 +17,9 @@ use ripieno_model::DropRule;
 impl UnifiedScheduler {
     /// Refuses a newcomer that would be late; returns whether it did.
     pub(super) fn refuses(&mut self, now: Time, request: &Request) -> bool {
-        let (served, end) = (self.models.get(request.model), self.forecast(now, request));
-        let refused = served.drop == DropRule::Hopeless && end > request.deadline;
+        let drops = self.models.get(request.model).drop == DropRule::Hopeless;
+        let end = if drops { self.forecast(now, request) } else { now };
+        let refused = drops && end > request.deadline;
         self.forecasts[request.slot.index()] = refused.then_some(Prediction { made: now, remaining: end - now });
         if !refused {
             return false;
@@ -34,7 +35,6 @@ impl UnifiedScheduler {
     /// decide.
     fn forecast(&self, now: Time, request: &Request) -> Time {
         let served = self.models.get(request.model);
-        let room = self.room(request.model);
         if served.model.walk.is_unfolded() {
             let of_cells = self.cells.served(request.model);
             let full = served.model.blocks[0].profile.latency(of_cells.cells[0].max);
@@ -43,7 +43,7 @@ impl UnifiedScheduler {
                 return now;
             }
             let own = served.load.of_steps(self.cells.newcomer(request).own, full);
-            return now + before.scale(1_000, room) + own;
+            return now + before.scale(1_000, self.room(request.model)) + own;
         }
         let before = served.queue.rows_before(&self.requests, request.deadline) as usize;
         if before == 0 {
@@ -53,7 +53,7 @@ impl UnifiedScheduler {
         let full = served.load.full_batch(served.model.slo);
         let last = (before + request.rows as usize - 1) % full + 1;
         let work = served.load.work * (before + request.rows as usize - last) as i64;
-        now + work.scale(1_000, room) + served.load.of_batch(last, request.extent.length)
+        now + work.scale(1_000, self.room(request.model)) + served.load.of_batch(last, request.extent.length)
     }
 
     /// Returns the thousandths of a device that a model can have: those that others would not have

@@ -255,7 +255,10 @@ impl UnifiedScheduler {
             // A batch begins when the device is free: until then further requests may join it.
             return false;
         }
-        self.explain_loss(&chosen);
+        // With another idle device, the loser may start there in the same instant.
+        if idle == 1 && !runs {
+            self.explain_loss(&chosen);
+        }
         let cohort = match task {
             OfferedTask::Cell(block) => {
                 self.start_cell(now, device, model, block, out);

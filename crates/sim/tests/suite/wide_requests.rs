@@ -30,7 +30,6 @@ fn a_batch_that_cannot_grow_starts_at_once() {
     .assert_eq(&trace.tasks_csv());
 }
 
-/// A server would split it, since its batches are fitted to the SLO. Listed requests are not split.
 #[test]
 fn a_request_that_a_file_lists_may_be_wider_than_the_batches_of_a_server() {
     let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
