@@ -211,11 +211,6 @@ impl Scenario {
         }
         limits.nodes = limits.nodes.min(Limits::SERVED_NODES);
         self.queues.iter_mut().for_each(|queue| *queue = queue.or(Some(Limits::SERVED_QUEUE)));
-        // A server splits requests that are wider than a batch; listed requests are never split.
-        for arrival in self.requests.iter().flatten() {
-            let largest = &mut self.setup.models[arrival.model.index()].max_batch;
-            *largest = (*largest).max(arrival.rows as usize);
-        }
     }
 
     /// Returns the policy's options, with the estimates of the network if the policy has such

@@ -58,8 +58,8 @@ pub(super) struct AdmittedModel {
 /// The whole SLO.
 pub(super) const WHOLE: i64 = 1 << 16;
 /// Additive increase of the part with an answer in time, and the reciprocal of its multiplicative
-/// decrease with a late one: while the queue is full, 1.5 % of the
-/// answers are late at the whole SLO, 3 % at half of it.
+/// decrease with a late one: while the queue is full, 1.5 % of the answers are late at the whole
+/// SLO, 3 % at half of it.
 const INCREASE: i64 = WHOLE / 4_096;
 const DECREASE: i64 = 64;
 

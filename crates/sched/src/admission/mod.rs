@@ -61,8 +61,9 @@ pub(crate) struct Admission {
 }
 
 impl Admission {
-    /// Creates admission control for a policy that was built for this setup.
-    pub(crate) fn new(policy: Box<dyn Scheduler>, needs: Needs, setup: &Setup) -> Admission {
+    /// Creates admission control for a policy that was built for this setup, or for one of its
+    /// `shards`.
+    pub(crate) fn new(policy: Box<dyn Scheduler>, needs: Needs, setup: &Setup, shards: usize) -> Admission {
         let limits = &setup.limits;
         let mut admission = Admission {
             policy,
@@ -70,7 +71,7 @@ impl Admission {
             models: (0..limits.models).map(|_| None).collect(),
             entries: vec![ABSENT; limits.requests],
             shares: Shares::new(limits),
-            devices: DeviceUse::new(limits, setup.devices),
+            devices: DeviceUse::new(limits, setup.devices, shards),
             tasks: Vec::with_capacity(2 * limits.tasks()),
             live: 0,
             refused_here: vec![false; limits.requests],
@@ -102,7 +103,8 @@ impl Admission {
     fn decide(&mut self, now: Time, request: &Request, entry: &AdmittedRequest) -> Option<Why> {
         let AdmittedRequest { flow, work, hopeless, .. } = *entry;
         // A request that cannot be in time is no demand: its flow must not take others' share.
-        if !hopeless && !self.shares.admit(now, flow, work, request.class.priority) {
+        // While the policy holds nothing, devices are idle, and no share is worth keeping.
+        if !hopeless && !self.shares.admit(now, flow, work, request.class.priority) && self.live > 0 {
             return Some(Why::Share);
         }
         // One that would be late on an idle device is tried while nothing else waits.
@@ -127,9 +129,10 @@ impl Admission {
         }
         let clients = served.clients;
         let weight = |served: &AdmittedModel| i64::from(served.costs.model().weight.max(1));
-        let others = self.models.iter().zip(0..).filter(|(_, id)| bounded && ModelId(*id) != model);
+        let others = self.models.iter().zip(0..).take(if bounded { self.models.len() } else { 0 });
+        let others = others.filter(|(_, id)| ModelId(*id) != model);
         let waiting = others.filter_map(|(of, _)| of.as_ref()).filter(|of| of.work > 0);
-        let weights = weight(served) + if bounded { waiting.map(weight).sum::<i64>() } else { 0 };
+        let weights = weight(served) + waiting.map(weight).sum::<i64>();
         let alone = clients == 1 && weights == weight(served);
         if alone && !bounded {
             return None;
@@ -316,5 +319,5 @@ pub(crate) fn wrap(
     (number, shards): (usize, usize),
 ) -> Box<dyn Scheduler> {
     let shapes = Shapes::new(policy, &setup.models, &setup.limits, (number, shards));
-    Box::new(Admission::new(Box::new(shapes), needs, setup))
+    Box::new(Admission::new(Box::new(shapes), needs, setup, shards))
 }

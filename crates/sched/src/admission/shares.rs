@@ -376,7 +376,7 @@ mod tests {
         let mut passed = vec![0; flows.len()];
         for at in 0..20_000 {
             let now = Time(at * MS);
-            shares.tick(now, &mut DeviceUse::new(&LIMITS, 1));
+            shares.tick(now, &mut DeviceUse::new(&LIMITS, 1, 1));
             if flows.len() > 1 {
                 shares.on_loss(now, flows[0].0, 0);
             }
@@ -411,7 +411,7 @@ mod tests {
         let mut shares = Shares::new(&LIMITS);
         let mut asks = |at: i64, lose: bool| {
             let now = Time(at * MS);
-            shares.tick(now, &mut DeviceUse::new(&LIMITS, 1));
+            shares.tick(now, &mut DeviceUse::new(&LIMITS, 1, 1));
             let little = shares.admit(now, 0, MS / 100, 0);
             if lose {
                 shares.on_loss(now, 0, MS / 100);
@@ -432,7 +432,7 @@ mod tests {
         let mut shares = Shares::new(&LIMITS);
         for at in 0..60_000 {
             let now = Time(at * MS);
-            shares.tick(now, &mut DeviceUse::new(&LIMITS, 1));
+            shares.tick(now, &mut DeviceUse::new(&LIMITS, 1, 1));
             if at % 50 == 0 {
                 assert!(shares.admit(now, 0, MS / 100, 0));
             }

@@ -13,12 +13,20 @@ pub(super) struct DeviceUse {
     used: Nanos,
     accounted: Time,
     began: Time,
+    /// Number of shards that use the devices: each has its own tasks only.
+    shards: i64,
 }
 
 impl DeviceUse {
-    pub(super) fn new(limits: &Limits, present: usize) -> DeviceUse {
-        let devices = Devices::new(limits, present, || 0);
-        DeviceUse { devices, busy: 0, used: Nanos::ZERO, accounted: Time::ORIGIN, began: Time::ORIGIN }
+    pub(super) fn new(limits: &Limits, present: usize, shards: usize) -> DeviceUse {
+        DeviceUse {
+            devices: Devices::new(limits, present, || 0),
+            busy: 0,
+            used: Nanos::ZERO,
+            accounted: Time::ORIGIN,
+            began: Time::ORIGIN,
+            shards: shards.max(1) as i64,
+        }
     }
 
     /// Accounts for the time until `now`, then changes a device.
@@ -73,14 +81,14 @@ impl DeviceUse {
     }
 
     /// Returns the part of the time since the last call for which the devices were busy, in
-    /// thousandths.
+    /// thousandths. A shard takes the use by the others for as much as its own.
     pub(super) fn utilisation_permille(&mut self, now: Time) -> i64 {
         self.account(now);
         let present = self.devices.iter().filter(|(_, device)| device.present).count().max(1);
         let whole = ((now - self.began).0.saturating_mul(present as i64)).max(1);
         let used = std::mem::take(&mut self.used).scale(1_000, whole.cast_unsigned());
         self.began = now;
-        used.0
+        (used.0 * self.shards).min(1_000)
     }
 }
 
@@ -91,7 +99,7 @@ mod tests {
     #[test]
     fn the_present_devices_are_busy_while_they_have_tasks() {
         let limits = Limits { requests: 1, models: 1, devices: 3, lanes: 1, depth: 2, batch: 1, nodes: 0 };
-        let mut devices = DeviceUse::new(&limits, 2);
+        let mut devices = DeviceUse::new(&limits, 2, 1);
         let at = |ms| Time::ORIGIN + Nanos::from_millis(ms);
         devices.start(at(0), DeviceId(0));
         devices.start(at(10), DeviceId(0));
@@ -107,7 +115,7 @@ mod tests {
     #[test]
     fn a_slow_device_does_less_work() {
         let limits = Limits { requests: 1, models: 1, devices: 2, lanes: 1, depth: 1, batch: 1, nodes: 0 };
-        let mut devices = DeviceUse::new(&limits, 2);
+        let mut devices = DeviceUse::new(&limits, 2, 1);
         devices.slow(DeviceId(1), 400);
         assert_eq!((devices.within(Nanos(100)), devices.at_best(Nanos(7))), (125, Nanos(7)));
         devices.leave(Time::ORIGIN, DeviceId(0));

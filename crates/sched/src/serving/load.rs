@@ -21,8 +21,8 @@ const TARGET_PART: u64 = 850;
 const SHORT_PERMILLE: u64 = 100;
 /// Lost rows, in thousandths, from which batches are as large as the SLO allows.
 const LOSING_PERMILLE: u64 = 30;
-/// Upper bound on the utilisation ρ in ρ / (1 − ρ), the number of requests that wait for a device
-/// while one runs, in thousandths.
+/// Upper bound, in thousandths, on the utilisation ρ in ρ / (1 − ρ), the number of requests that
+/// wait for a device while one runs.
 pub(super) const MOST_UTILISATION: u64 = 900;
 /// Time between updates of what depends on rates.
 pub(super) const REFRESH: Nanos = Nanos::from_millis(50);

@@ -413,6 +413,7 @@ impl Scheduler for UnifiedScheduler {
     fn on_request(&mut self, now: Time, request: &Request) {
         let served = self.models.of_newcomer(request);
         served.own.load.rate.record(now, request.rows);
+        served.own.given.forget(request.slot);
         let unfolds = served.model.walk.is_unfolded();
         let work = match unfolds {
             true => self.cells.newcomer(request).work,

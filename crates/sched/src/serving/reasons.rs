@@ -14,6 +14,14 @@ pub(super) struct GivenReasons {
     lost: Option<(RequestSlot, ModelId)>,
 }
 
+impl GivenReasons {
+    /// Forgets what was given about an earlier request of a slot.
+    pub(super) fn forget(&mut self, slot: RequestSlot) {
+        self.waited = self.waited.filter(|(request, _)| *request != slot);
+        self.lost = self.lost.filter(|(request, _)| *request != slot);
+    }
+}
+
 impl UnifiedScheduler {
     /// Gives the reason for which a batch with this first request waits.
     pub(super) fn explain_wait(&mut self, id: ModelId, request: RequestSlot, gain: WaitGain, until: Time) {

@@ -217,13 +217,7 @@ impl Recorded {
         };
         let requests: Vec<_> = self.requests.iter().map(arrival).collect();
         let reports = self.tasks.reports().into_iter().map(|(ended, heard)| (since(ended), since(heard))).collect();
-        let mut models: Vec<_> = self.models.into_iter().map(|seen| seen.model).collect();
-        // A server splits requests that are wider than a batch; the recording has the parts for its
-        // own batches.
-        for arrival in &requests {
-            let most = &mut models[arrival.model.index()].max_batch;
-            *most = (*most).max(arrival.rows as usize);
-        }
+        let models: Vec<_> = self.models.into_iter().map(|seen| seen.model).collect();
         let load = ModelLoad { share: 1.0 / models.len() as f64, arrival: Process::Poisson, curve: None };
         Ok(Scenario {
             seed: 1,

@@ -31,7 +31,7 @@ fn a_batch_that_cannot_grow_starts_at_once() {
 }
 
 #[test]
-fn a_request_that_a_file_lists_may_be_wider_than_the_batches_of_a_server() {
+fn a_file_may_list_requests_of_several_rows() {
     let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
     let file = folder.join("wide.toml");
     std::fs::write(folder.join("wide.csv"), "arrival_ms,model,rows\n1,m,4\n2,m,1\n").unwrap();
