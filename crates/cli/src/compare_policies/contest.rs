@@ -75,6 +75,14 @@ const MAX_BOUNDS: f64 = 64.0;
 /// Largest bad rate of any model at which latencies count.
 const MAX_BAD_RATE: f64 = 0.01;
 
+/// Returns whether more requests are dropped or late than chance explains where [`MAX_BAD_RATE`] of
+/// them are on average: two standard deviations.
+fn is_overloaded(figures: &Figures) -> bool {
+    let most = figures.requests as f64 * MAX_BAD_RATE;
+    // Whole requests: one bad request of fifty is no overload.
+    (figures.dropped + figures.late) as f64 > (most + 2.0 * most.sqrt()).ceil()
+}
+
 impl Measure {
     /// Returns its name in a table, with its unit.
     pub(super) fn title(self, load: Option<f64>) -> String {
@@ -113,9 +121,7 @@ impl Measure {
         let asked = run.models.iter().map(|model| &model.figures).filter(|figures| figures.requests > 0);
         let (mut sum, mut models) = (0.0, 0);
         for figures in asked {
-            // Whole requests: one bad request of fifty is no overload.
-            let bad = figures.dropped + figures.late;
-            if bad as f64 > (figures.requests as f64 * MAX_BAD_RATE).ceil() {
+            if is_overloaded(figures) {
                 return None;
             }
             sum += figure(figures)?.ln();

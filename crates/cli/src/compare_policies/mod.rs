@@ -45,9 +45,9 @@ use worlds::TaskWorld;
 /// or late. The best goodput of the others sets the loads: up to 100 % of it latencies are
 /// compared, `mean`, `median` and `p99` (of several models the geometric mean of theirs); beyond,
 /// `in-time`, the fraction answered within the SLO, of the model with the lowest. A policy that
-/// drops or delays more than 1 % of any model's requests counts as overloaded; its latencies are
-/// not compared. If that is the default policy, its ratio is 0, and counts as 0.05 in the
-/// geometric mean.
+/// drops or delays more than 1 % of any model's requests, and more than chance explains, counts as
+/// overloaded; its latencies are not compared. If that is the default policy, its ratio is 0, and
+/// counts as 0.05 in the geometric mean.
 ///
 /// The others run without the admission control and margins of the server, and drop
 /// requests that can no longer be in time; --all-as-served adds the server's admission control and

@@ -328,7 +328,7 @@ impl UnifiedScheduler {
         if rows == 0 {
             return None;
         }
-        let elsewhere = self.others_free(now, device);
+        let elsewhere = self.frees_in(now, Some(device));
         let elsewhere = if elsewhere == Nanos::MAX { Time::NEVER } else { now + elsewhere };
         let UnifiedScheduler { play, models, requests, cohorts, devices, stack, .. } = self;
         // The forecast knows profiles only.

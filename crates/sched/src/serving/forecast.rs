@@ -1,13 +1,12 @@
 //! Early refusal: the time at which a newcomer would be answered.
 //!
-//! A newcomer waits for the requests of its model that go before it, in full batches at the speed
-//! of the devices that other models leave to it, and then runs. If that ends after its deadline, it
-//! is refused immediately instead of shortly before the deadline.
+//! A newcomer waits for a device, and for the requests of its model that go before it, in full
+//! batches at the speed of the devices that other models leave to it; then it runs, with those that
+//! join its batch until that starts. If that is not promised to end by its deadline, it is refused
+//! immediately instead of shortly before the deadline.
 //!
-//! The estimate is low, so a part of the refusals comes later: others join its batch until that
-//! starts. With them in the estimate nearly all refusals are early, but then every accepted request
-//! is only just in time, which costs clients with small demands, light models and devices that are
-//! late by chance up to a tenth of their answers.
+//! While a model loses few requests its forecast is low: it leaves out the wait for a device and who
+//! joins. At loads that the devices carry, its errors would cost more than a few late refusals.
 
 use super::UnifiedScheduler;
 use crate::{Prediction, Reason, Request, Why};
@@ -17,7 +16,8 @@ use ripieno_model::DropRule;
 impl UnifiedScheduler {
     /// Refuses a newcomer that would be late; returns whether it did.
     pub(super) fn refuses(&mut self, now: Time, request: &Request) -> bool {
-        let drops = self.models.get(request.model).drop == DropRule::Hopeless;
+        let served = self.models.get(request.model);
+        let drops = served.drop == DropRule::Hopeless;
         let end = if drops { self.forecast(now, request) } else { now };
         let refused = drops && end > request.deadline;
         self.forecasts[request.slot.index()] = refused.then_some(Prediction { made: now, remaining: end - now });
@@ -31,10 +31,11 @@ impl UnifiedScheduler {
         true
     }
 
-    /// Returns the time at which a newcomer is expected to be answered; now if its former is to
+    /// Returns the time by which a newcomer is expected to be answered; now if its former is to
     /// decide.
     fn forecast(&self, now: Time, request: &Request) -> Time {
         let served = self.models.get(request.model);
+        let (room, losing) = (self.room(request.model), served.load.is_losing());
         if served.model.walk.is_unfolded() {
             let of_cells = self.cells.served(request.model);
             let full = served.model.blocks[0].profile.latency(of_cells.cells[0].max);
@@ -42,18 +43,26 @@ impl UnifiedScheduler {
             if before == Nanos::ZERO {
                 return now;
             }
-            let own = served.load.of_steps(self.cells.newcomer(request).own, full);
-            return now + before.scale(1_000, self.room(request.model)) + own;
+            // The places of a full step become free together: it waits up to a walk for one.
+            let walk = served.load.of_steps(self.cells.newcomer(request).own, full);
+            return now + before.scale(1_000, room) + walk * (1 + i64::from(losing));
         }
         let before = served.queue.rows_before(&self.requests, request.deadline) as usize;
-        if before == 0 {
+        let free = self.frees_in(now, None);
+        if before == 0 || free == Nanos::MAX {
             return now;
         }
         // It is in the last batch, after full ones.
         let full = served.load.full_batch(served.model.slo);
         let last = (before + request.rows as usize - 1) % full + 1;
         let work = served.load.work * (before + request.rows as usize - last) as i64;
-        now + work.scale(1_000, self.room(request.model)) + served.load.of_batch(last, request.extent.length)
+        let begin = work.scale(1_000, room);
+        if !losing {
+            return now + begin + served.load.of_batch(last, request.extent.length);
+        }
+        let begin = free + begin;
+        let joining = served.load.rate.rate(now).map_or(0, |rate| rate.rows_in(begin)) as usize;
+        now + begin + served.load.promised_batch((last + joining).min(full), request.extent.length)
     }
 
     /// Returns the thousandths of a device that a model can have: those that others would not have

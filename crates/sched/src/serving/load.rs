@@ -19,7 +19,8 @@ const TARGET_PART: u64 = 850;
 /// Lost rows, in thousandths, from which requests are passed over for more than this part, and for
 /// the whole batch at three times as many.
 const SHORT_PERMILLE: u64 = 100;
-/// Lost rows, in thousandths, from which batches are as large as the SLO allows.
+/// Lost rows, in thousandths, from which batches are as large as the SLO allows, and forecasts count
+/// everything.
 const LOSING_PERMILLE: u64 = 30;
 /// Upper bound, in thousandths, on the utilisation ρ in ρ / (1 − ρ), the number of requests that
 /// wait for a device while one runs.
@@ -187,7 +188,7 @@ impl ModelEstimate {
         let short = (self.lost.permille().saturating_sub(SHORT_PERMILLE) * 1_000 / (2 * SHORT_PERMILLE)).min(1_000);
         let part = TARGET_PART + (1_000 - TARGET_PART) * short / 1_000;
         let target = (self.target as u64 * part / 1_000).max(1) as usize;
-        if self.lost.permille() > LOSING_PERMILLE { target } else { self.min_stable_batch.min(target) }
+        if self.is_losing() { target } else { self.min_stable_batch.min(target) }
     }
 
     /// Records the start of a batch, which takes `cost` on average.
@@ -210,9 +211,9 @@ impl ModelEstimate {
         self.work = if self.work == Nanos::ZERO { work } else { self.work + Nanos(step) };
     }
 
-    /// Returns the rows of a full batch: the largest that is promised to fit into half the SLO.
+    /// Returns the rows of a full batch: the largest that fits into half the SLO on average.
     pub(super) fn full_batch(&self, slo: Nanos) -> usize {
-        self.largest_within(Nanos(slo.0 / 2)).max(1)
+        largest(self.promised.len(), |rows| self.mean(rows) <= Nanos(slo.0 / 2)).max(1)
     }
 
     /// Returns the mean device time of a row in full batches, of a request of this length.
@@ -227,6 +228,20 @@ impl ModelEstimate {
             Some(costs) => costs.mean(rows, costs.place(length)),
             None => self.mean(rows),
         }
+    }
+
+    /// Returns the device time that a batch with requests of up to this length is promised to stay
+    /// within.
+    pub(super) fn promised_batch(&self, rows: usize, length: u32) -> Nanos {
+        match &self.by_length {
+            Some(costs) => costs.promised(rows, costs.place(length)),
+            None => self.promised(rows),
+        }
+    }
+
+    /// Returns whether more than a few of the recent rows were lost.
+    pub(super) fn is_losing(&self) -> bool {
+        self.lost.permille() > LOSING_PERMILLE
     }
 
     /// Records lost rows.

@@ -205,9 +205,10 @@ impl UnifiedScheduler {
         ONE * LATE_COST * (1_000 + i128::from(served.load.lost.permille()) * LOSS_WEIGHT) / 1_000
     }
 
-    /// Returns the time until the next device other than this one is free.
-    fn others_free(&self, now: Time, device: DeviceId) -> Nanos {
-        let others = self.devices.iter().filter(|(id, other)| *id != device && other.present);
+    /// Returns the time until the next device is free, other than `except`; `Nanos::MAX` if there is
+    /// none.
+    fn frees_in(&self, now: Time, except: Option<DeviceId>) -> Nanos {
+        let others = self.devices.iter().filter(|(id, other)| Some(*id) != except && other.present);
         others.map(|(_, other)| other.frees_in(now)).min().unwrap_or(Nanos::MAX)
     }
 
@@ -246,7 +247,7 @@ impl UnifiedScheduler {
                 Some(false) => self.offer_batches(now, device, id, idle),
             }
         }
-        let others_free = self.others_free(now, device);
+        let others_free = self.frees_in(now, Some(device));
         let chosen = arbiter::choose(start, &self.offers, others_free, self.load.utilisation)
             .or_else(|| self.offer_overdue(now, device, idle));
         let Some(chosen) = chosen else { return false };

@@ -212,7 +212,10 @@ fn on_devices_that_are_slower_than_profiled() {
                     load * bound
                 );
                 let (served, published) = compared(&text);
-                if served < 0.93 * published {
+                // A request is refused if it is not promised to be in time, although some would be: many where
+                // durations are random.
+                let least = if tail < 0.5 { 0.93 } else { 0.85 };
+                if served < least * published {
                     faults += &format!(
                         "{alpha} {beta} {slo} ms, {factor} and {tail}, at {load}: {served:.0} of {published:.0}/s\n"
                     );
