@@ -5,8 +5,8 @@
 //! join its batch until that starts. If that is not promised to end by its deadline, it is refused
 //! immediately instead of shortly before the deadline.
 //!
-//! While a model loses few requests its forecast is low: it leaves out the wait for a device and who
-//! joins. At loads that the devices carry, its errors would cost more than a few late refusals.
+//! While a model loses few requests its forecast is low: it leaves out the wait for a device and
+//! who joins. At loads that the devices carry, its errors would cost more than a few late refusals.
 
 use super::UnifiedScheduler;
 use crate::{Prediction, Reason, Request, Why};

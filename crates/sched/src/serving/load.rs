@@ -19,8 +19,8 @@ const TARGET_PART: u64 = 850;
 /// Lost rows, in thousandths, from which requests are passed over for more than this part, and for
 /// the whole batch at three times as many.
 const SHORT_PERMILLE: u64 = 100;
-/// Lost rows, in thousandths, from which batches are as large as the SLO allows, and forecasts count
-/// everything.
+/// Lost rows, in thousandths, from which batches are as large as the SLO allows, and forecasts
+/// count everything.
 const LOSING_PERMILLE: u64 = 30;
 /// Upper bound, in thousandths, on the utilisation ρ in ρ / (1 − ρ), the number of requests that
 /// wait for a device while one runs.

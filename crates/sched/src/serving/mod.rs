@@ -205,8 +205,8 @@ impl UnifiedScheduler {
         ONE * LATE_COST * (1_000 + i128::from(served.load.lost.permille()) * LOSS_WEIGHT) / 1_000
     }
 
-    /// Returns the time until the next device is free, other than `except`; `Nanos::MAX` if there is
-    /// none.
+    /// Returns the time until the next device is free, other than `except`; `Nanos::MAX` if there
+    /// is none.
     fn frees_in(&self, now: Time, except: Option<DeviceId>) -> Nanos {
         let others = self.devices.iter().filter(|(id, other)| Some(*id) != except && other.present);
         others.map(|(_, other)| other.frees_in(now)).min().unwrap_or(Nanos::MAX)

@@ -212,8 +212,8 @@ fn on_devices_that_are_slower_than_profiled() {
                     load * bound
                 );
                 let (served, published) = compared(&text);
-                // A request is refused if it is not promised to be in time, although some would be: many where
-                // durations are random.
+                // A request is refused if it is not promised to be in time, although some would
+                // be: many where durations are random.
                 let least = if tail < 0.5 { 0.93 } else { 0.85 };
                 if served < least * published {
                     faults += &format!(
