@@ -166,6 +166,13 @@ impl<'a> World<'a> {
         }
     }
 
+    /// Makes the first `count` models the only ones that are loaded at time zero; the scheduler
+    /// must have been built for these.
+    pub fn with_loaded(mut self, count: usize) -> World<'a> {
+        self.loaded[count..].fill(false);
+        self
+    }
+
     /// Allows requests to leave chains early or skip blocks.
     pub fn with_routes(mut self, setup: &Setup) -> World<'a> {
         self.carried.get_or_insert_with(|| ChainRequests::new(setup));
@@ -355,7 +362,7 @@ impl<'a> World<'a> {
             self.unfolded.as_mut().map(|unfolded| unfolded.complete(model, &running, &self.live, &mut self.free));
         let ended = completed.filter(|_| model.walk.is_unfolded()).unwrap_or(ended);
         self.scheduler.on_task_done(self.now, &TaskDone { task: id, outcome, ended, skips });
-        if let Some(control) = better {
+        if let Some(control) = better.filter(|_| self.loaded[running.model.index()]) {
             self.scheduler.on_control(self.now, control);
         }
     }

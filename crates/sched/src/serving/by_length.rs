@@ -89,9 +89,9 @@ impl CostsByLength {
     }
 }
 
-/// Returns the value at a part of the way. Spans below two hours do not overflow.
+/// Returns the value at a part of the way.
 fn between(low: Nanos, high: Nanos, part: u32) -> Nanos {
-    low + Nanos((high.0 - low.0) * i64::from(part) / i64::from(PART))
+    low + Nanos((i128::from((high - low).0) * i128::from(part) / i128::from(PART)) as i64)
 }
 
 #[cfg(test)]
@@ -119,5 +119,12 @@ mod tests {
             }
         }
         assert_eq!(costs.mean(1, costs.place(u32::MAX)), costs.mean(1, costs.place(16 * BEYOND)));
+        // Days do not overflow.
+        costs.derive(|rows, length| {
+            let days = Nanos::from_millis(86_400_000) * i64::from(length) * rows as i64;
+            PaddedCost { mean: days, promised: Nanos::MAX }
+        });
+        let (whole, half) = (costs.place(16), costs.place(12));
+        assert_eq!((costs.mean(2, half), costs.promised(1, half)), (costs.mean(2, whole).scale(3, 4), Nanos::MAX));
     }
 }

@@ -2,7 +2,8 @@
 
 use super::{World, each};
 use crate::observer::Observer;
-use ripieno_base::{DeviceId, ModelId, TaskId, Time};
+use ripieno_base::{BlockId, DeviceId, ModelId, TaskId, Time};
+use ripieno_model::Profile;
 use ripieno_sched::{Control, Outcome};
 use std::iter::Peekable;
 
@@ -23,6 +24,10 @@ pub enum Fault {
     Cancel(u64),
     /// A model is unloaded.
     Unload(ModelId),
+    /// A model is loaded, if it is not, and if no request or task is left from an earlier load.
+    Load(ModelId),
+    /// The scheduler's profile of a block of a loaded model is replaced; devices run as before.
+    Reprofile(ModelId, BlockId, Profile),
 }
 
 /// A source of faults that decides during the run.
@@ -74,7 +79,8 @@ impl World<'_> {
         Some(match *fault {
             Fault::Join(device) if present(self, device) => return None,
             Fault::Leave(device) | Fault::Lose(device) if !present(self, device) => return None,
-            Fault::Unload(model) if !self.loaded[model.index()] => return None,
+            Fault::Unload(model) | Fault::Reprofile(model, ..) if !self.loaded[model.index()] => return None,
+            Fault::Load(model) if self.is_in_use(model) => return None,
             Fault::Join(device) => {
                 let state = &mut self.devices[device.index()];
                 (state.present, state.percent) = (true, 100);
@@ -100,7 +106,28 @@ impl World<'_> {
                 self.loaded[model.index()] = false;
                 Control::ModelUnloaded(model)
             }
+            Fault::Load(model) => {
+                self.loaded[model.index()] = true;
+                let spec = &self.models[model.index()];
+                if let Some(learning) = &mut self.learning {
+                    learning.load(model, spec);
+                }
+                Control::ModelLoaded(model, Box::new(spec.clone()))
+            }
+            Fault::Reprofile(model, block, ref profile) => {
+                if let Some(learning) = &mut self.learning {
+                    learning.replace(model, block, profile.clone());
+                }
+                Control::ProfileReplaced { model, block, profile: profile.clone() }
+            }
         })
+    }
+
+    /// Returns whether a model is loaded, or requests or tasks of it are left.
+    fn is_in_use(&self, model: ModelId) -> bool {
+        self.loaded[model.index()]
+            || self.live.iter().flatten().any(|(_, request)| request.model == model)
+            || self.tasks.iter().flatten().any(|running| running.model == model)
     }
 
     fn lose_tasks(&mut self, device: DeviceId, observers: &mut [&mut dyn Observer]) {

@@ -1,8 +1,8 @@
 //! Calibration from task durations, as in the runtime.
 
 use super::{EmulatedTask, World};
-use ripieno_base::{ModelId, Nanos, Time};
-use ripieno_model::Model;
+use ripieno_base::{BlockId, ModelId, Nanos, Time};
+use ripieno_model::{Model, Profile};
 use ripieno_sched::{Calibration, Control, Ran, Request};
 
 /// Calibrations by model.
@@ -16,6 +16,17 @@ pub(super) struct Learning {
 impl Learning {
     pub(super) fn new(believed: &[Model]) -> Learning {
         Learning { models: believed.iter().map(Calibration::new).collect(), suspects: Vec::new() }
+    }
+
+    /// Starts again with a model that is loaded.
+    pub(super) fn load(&mut self, id: ModelId, model: &Model) {
+        self.models[id.index()] = Calibration::new(model);
+        self.suspects.retain(|&(suspect, _)| suspect != id);
+    }
+
+    /// Replaces a profile that was measured again.
+    pub(super) fn replace(&mut self, model: ModelId, block: BlockId, profile: Profile) {
+        self.models[model.index()].replace(block, profile);
     }
 
     /// Returns the margin by which the scheduler's deadlines precede the real ones.

@@ -8,16 +8,15 @@
 //! outputs, and a policy that drops hopeless requests starts nothing that ends late on devices of
 //! known speed.
 
-use crate::common::{fault, options};
+use crate::common::{LongestChecker, fault, options};
 use proptest::prelude::*;
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
 use ripieno_model::{Block, DropRule, Extent, LengthProfiles, Model, Profile, Walk};
 use ripieno_sched::{
-    CATALOGUE, Chains, CostScale, Limits, OptionValue, Options, Request, RequestClass, Setup, Shape, build,
-    build_served, find,
+    CATALOGUE, Chains, CostScale, Limits, OptionValue, Options, RequestClass, Setup, Shape, build, build_served, find,
 };
 use ripieno_sim::checkers::{Checkers, ShapeChecker};
-use ripieno_sim::{Arrival, Fault, Observer, Route, Run, Trace, World};
+use ripieno_sim::{Arrival, Fault, Route, Trace, World};
 
 const DEVICES: usize = 5;
 
@@ -139,40 +138,13 @@ fn suited(policy: &str, options: &Options, case: &Case) -> Case {
     case
 }
 
-/// A checker that panics if a batch whose cost depends on its length is padded beyond its longest
-/// member.
-struct Longest<'a> {
-    models: &'a [Model],
-    /// Length of the request, by slot.
-    lengths: Vec<u32>,
-}
-
-impl<'a> Longest<'a> {
-    fn new(setup: &'a Setup) -> Longest<'a> {
-        Longest { models: &setup.models, lengths: vec![1; setup.limits.requests] }
-    }
-}
-
-impl Observer for Longest<'_> {
-    fn accepted(&mut self, _id: u64, request: &Request) {
-        self.lengths[request.slot.index()] = request.extent.length;
-    }
-
-    fn started(&mut self, now: Time, run: &Run<'_>) {
-        if run.block == BlockId(0) && self.models[run.model.index()].has_lengths() {
-            let longest = run.slots.iter().map(|slot| self.lengths[slot.index()]).max();
-            assert_eq!(longest, Some(run.length), "{run:?} at {now:?}");
-        }
-    }
-}
-
 fn run(policy: &str, options: &Options, case: &Case) -> Trace {
     let mut case = suited(policy, options, case);
     // Policies alone know no shapes, and no costs by shape.
     case.arrivals.iter_mut().for_each(|arrival| arrival.class.cost = CostScale::PROFILED);
     let mut scheduler = build(policy, &case.setup, options).unwrap();
     let (mut trace, mut checkers) = (Trace::new(&case.setup.models), Checkers::new(&case.setup));
-    let mut longest = Longest::new(&case.setup);
+    let mut longest = LongestChecker::new(&case.setup);
     let mut world = World::new(scheduler.as_mut(), &case.setup).with_routes(&case.setup);
     world.run(case.arrivals.iter().copied(), case.faults.clone(), &mut [&mut checkers, &mut longest, &mut trace]);
     assert_eq!(world.live(), 0, "requests were left over");

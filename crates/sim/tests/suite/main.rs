@@ -10,6 +10,7 @@ mod cellular_examples;
 mod chains;
 mod common;
 mod contract;
+mod control_events;
 mod dvabatch_examples;
 mod dvabatch_loads;
 mod ensembles;
