@@ -2,8 +2,10 @@
 //!
 //! A newcomer waits for a device, and for the requests of its model that go before it, in full
 //! batches at the speed of the devices that other models leave to it; then it runs, with those that
-//! join its batch until that starts. If that is not promised to end by its deadline, it is refused
-//! immediately instead of shortly before the deadline.
+//! join its batch until that starts. If that ends after its deadline on average, it is refused
+//! immediately instead of shortly before the deadline. To refuse what is not promised to be in time
+//! makes nearly all refusals early on devices that are late by chance, too, but costs a twentieth
+//! of the useful answers on a recording of a real engine, and up to a seventh in simulation.
 //!
 //! While a model loses few requests its forecast is low: it leaves out the wait for a device and
 //! who joins. At loads that the devices carry, its errors would cost more than a few late refusals.
@@ -35,7 +37,9 @@ impl UnifiedScheduler {
     /// decide.
     fn forecast(&self, now: Time, request: &Request) -> Time {
         let served = self.models.get(request.model);
-        let (room, losing) = (self.room(request.model), served.load.is_losing());
+        let room = self.room(request.model);
+        // Padded requests do not run in this order: groups of short ones overtake.
+        let losing = served.load.is_losing() && served.groups.is_none();
         if served.model.walk.is_unfolded() {
             let of_cells = self.cells.served(request.model);
             let full = served.model.blocks[0].profile.latency(of_cells.cells[0].max);
@@ -56,13 +60,14 @@ impl UnifiedScheduler {
         let full = served.load.full_batch(served.model.slo);
         let last = (before + request.rows as usize - 1) % full + 1;
         let work = served.load.work * (before + request.rows as usize - last) as i64;
-        let begin = work.scale(1_000, room);
-        if !losing {
-            return now + begin + served.load.of_batch(last, request.extent.length);
+        let mut begin = work.scale(1_000, room);
+        let mut own = last;
+        if losing {
+            begin += free;
+            let joining = served.load.rate.rate(now).map_or(0, |rate| rate.rows_in(begin)) as usize;
+            own = (last + joining).min(full);
         }
-        let begin = free + begin;
-        let joining = served.load.rate.rate(now).map_or(0, |rate| rate.rows_in(begin)) as usize;
-        now + begin + served.load.promised_batch((last + joining).min(full), request.extent.length)
+        now + begin + served.load.of_batch(own, request.extent.length)
     }
 
     /// Returns the thousandths of a device that a model can have: those that others would not have

@@ -230,15 +230,6 @@ impl ModelEstimate {
         }
     }
 
-    /// Returns the device time that a batch with requests of up to this length is promised to stay
-    /// within.
-    pub(super) fn promised_batch(&self, rows: usize, length: u32) -> Nanos {
-        match &self.by_length {
-            Some(costs) => costs.promised(rows, costs.place(length)),
-            None => self.promised(rows),
-        }
-    }
-
     /// Returns whether more than a few of the recent rows were lost.
     pub(super) fn is_losing(&self) -> bool {
         self.lost.permille() > LOSING_PERMILLE

@@ -212,9 +212,8 @@ fn on_devices_that_are_slower_than_profiled() {
                     load * bound
                 );
                 let (served, published) = compared(&text);
-                // A request is refused if it is not promised to be in time, although some would
-                // be: many where durations are random.
-                let least = if tail < 0.5 { 0.93 } else { 0.85 };
+                // Half of a full batch by chance: some of the refused would be in time.
+                let least = if tail < 0.5 { 0.93 } else { 0.88 };
                 if served < least * published {
                     faults += &format!(
                         "{alpha} {beta} {slo} ms, {factor} and {tail}, at {load}: {served:.0} of {published:.0}/s\n"
