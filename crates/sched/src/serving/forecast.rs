@@ -1,11 +1,12 @@
 //! Early refusal: the time at which a newcomer would be answered.
 //!
 //! A newcomer waits for a device, and for the requests of its model that go before it, in full
-//! batches at the speed of the devices that other models leave to it; then it runs, with those that
-//! join its batch until that starts. If that ends after its deadline on average, it is refused
-//! immediately instead of shortly before the deadline. To refuse what is not promised to be in time
-//! makes nearly all refusals early on devices that are late by chance, too, but costs a twentieth
-//! of the useful answers on a recording of a real engine, and up to a seventh in simulation.
+//! batches at the speed of the devices that other models leave to it (a request in cells also for
+//! those that have begun, beyond a full step); then it runs, with those that join its batch until
+//! that starts. If that ends after its deadline on average, it is refused immediately instead of
+//! shortly before the deadline. To refuse what is not promised to be in time makes nearly all
+//! refusals early on devices that are late by chance, too, but costs a twentieth of the useful
+//! answers on a recording of a real engine, and up to a seventh in simulation.
 //!
 //! While a model loses few requests its forecast is low: it leaves out the wait for a device and
 //! who joins. At loads that the devices carry, its errors would cost more than a few late refusals.
@@ -43,7 +44,9 @@ impl UnifiedScheduler {
         if served.model.walk.is_unfolded() {
             let of_cells = self.cells.served(request.model);
             let full = served.model.blocks[0].profile.latency(of_cells.cells[0].max);
-            let before = served.load.of_steps(served.load.work * of_cells.waiting as i64, full);
+            // Of those that have begun, a full step takes its rows along; the others wait.
+            let ahead = of_cells.live.saturating_sub(of_cells.cells[0].max).max(of_cells.waiting);
+            let before = served.load.of_steps(served.load.work * ahead as i64, full);
             if before == Nanos::ZERO {
                 return now;
             }

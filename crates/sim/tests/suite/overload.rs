@@ -148,6 +148,8 @@ fn cases_that_were_found_by_chance() {
     // requests per second answered in time.
     let cases: &[(&str, &str, Option<f64>, usize, f64)] = &[
         ("cells-step", "unified", None, 0, 370.0),
+        ("encoder-decoder", "unified", Some(1_100.0), 0, 850.0),
+        ("encoder-decoder", "unified", Some(3_000.0), 0, 850.0),
         ("light-beside-chain", "unified", None, 0, 71.0),
         ("light-beside-chain", "unified", None, 1, 135.0),
         ("light-beside-long", "unified", None, 0, 490.0),

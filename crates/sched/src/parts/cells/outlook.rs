@@ -95,7 +95,7 @@ impl Cells {
                     (steps, steps)
                 }
             };
-            times.own += block.profile.latency((served.waiting + 1).min(cell.max)) * i64::from(in_sequence);
+            times.own += block.profile.latency((served.live + 1).min(cell.max)) * i64::from(in_sequence);
             times.work += block.profile.latency(cell.max).scale(u64::from(all), cell.max as u64);
         }
         times

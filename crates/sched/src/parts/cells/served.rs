@@ -32,7 +32,8 @@ pub(crate) struct CellModelState {
     pub(super) buckets: Vec<List>,
     /// Steps of blocks that run until their end, and number of requests that have ended one.
     ends: (u64, u64),
-    /// Number of requests that have not begun.
+    /// Number of requests, and of those that have not begun.
+    pub(crate) live: usize,
     pub(crate) waiting: usize,
 }
 
@@ -105,6 +106,7 @@ impl CellModelState {
             pads: model.has_lengths(),
             buckets: vec![List::default(); buckets],
             ends: (0, 0),
+            live: 0,
             waiting: 0,
         }
     }

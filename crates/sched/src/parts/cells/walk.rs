@@ -19,6 +19,7 @@ impl Cells {
             "the slot of a live request was reused: {request:?}"
         );
         self.arrivals += 1;
+        self.served_mut(request.model).live += 1;
         *self.walker(request.slot) = Walker::new(*request, self.arrivals);
         self.wait(request.slot);
     }
@@ -291,6 +292,7 @@ impl Cells {
     pub(super) fn end(&mut self, slot: RequestSlot, action: Action) {
         let Walker { state, request, .. } = self.walkers[slot.index()];
         self.timers.disarm(slot);
+        self.served_mut(request.model).live -= 1;
         if state == CellRequestState::Waiting {
             self.served_mut(request.model).waiting -= 1;
             if self.served(request.model).terms.join != Join::AtOnce {
