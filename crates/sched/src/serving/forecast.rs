@@ -19,8 +19,7 @@ use ripieno_model::DropRule;
 impl UnifiedScheduler {
     /// Refuses a newcomer that would be late; returns whether it did.
     pub(super) fn refuses(&mut self, now: Time, request: &Request) -> bool {
-        let served = self.models.get(request.model);
-        let drops = served.drop == DropRule::Hopeless;
+        let drops = self.models.get(request.model).drop == DropRule::Hopeless;
         let end = if drops { self.forecast(now, request) } else { now };
         let refused = drops && end > request.deadline;
         self.forecasts[request.slot.index()] = refused.then_some(Prediction { made: now, remaining: end - now });
@@ -38,13 +37,12 @@ impl UnifiedScheduler {
     /// decide.
     fn forecast(&self, now: Time, request: &Request) -> Time {
         let served = self.models.get(request.model);
-        let room = self.room(request.model);
         // Padded requests do not run in this order: groups of short ones overtake.
         let losing = served.load.is_losing() && served.groups.is_none();
         if served.model.walk.is_unfolded() {
             let of_cells = self.cells.served(request.model);
             let full = served.model.blocks[0].profile.latency(of_cells.cells[0].max);
-            // Of those that have begun, a full step takes its rows along; the others wait.
+            // Requests beyond those of the next full step wait for a place in one.
             let ahead = of_cells.live.saturating_sub(of_cells.cells[0].max).max(of_cells.waiting);
             let before = served.load.of_steps(served.load.work * ahead as i64, full);
             if before == Nanos::ZERO {
@@ -52,25 +50,27 @@ impl UnifiedScheduler {
             }
             // The places of a full step become free together: it waits up to a walk for one.
             let walk = served.load.of_steps(self.cells.newcomer(request).own, full);
-            return now + before.scale(1_000, room) + walk * (1 + i64::from(losing));
+            return now + before.scale(1_000, self.room(request.model)) + walk * (1 + i64::from(losing));
         }
         let before = served.queue.rows_before(&self.requests, request.deadline) as usize;
+        if before == 0 {
+            return now;
+        }
         let free = self.frees_in(now, None);
-        if before == 0 || free == Nanos::MAX {
+        if free == Nanos::MAX {
             return now;
         }
         // It is in the last batch, after full ones.
         let full = served.load.full_batch(served.model.slo);
         let last = (before + request.rows as usize - 1) % full + 1;
         let work = served.load.work * (before + request.rows as usize - last) as i64;
-        let mut begin = work.scale(1_000, room);
-        let mut own = last;
-        if losing {
-            begin += free;
-            let joining = served.load.rate.rate(now).map_or(0, |rate| rate.rows_in(begin)) as usize;
-            own = (last + joining).min(full);
+        let queued = work.scale(1_000, self.room(request.model));
+        if !losing {
+            return now + queued + served.load.of_batch(last, request.extent.length);
         }
-        now + begin + served.load.of_batch(own, request.extent.length)
+        let begin = free + queued;
+        let joining = served.load.rate.rate(now).map_or(0, |rate| rate.rows_in(begin)) as usize;
+        now + begin + served.load.of_batch((last + joining).min(full), request.extent.length)
     }
 
     /// Returns the thousandths of a device that a model can have: those that others would not have

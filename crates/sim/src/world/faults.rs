@@ -27,7 +27,7 @@ pub enum Fault {
     /// A model is loaded, if it is not, and if no request or task is left from an earlier load.
     Load(ModelId),
     /// The scheduler's profile of a block of a loaded model is replaced; devices run as before.
-    Reprofile(ModelId, BlockId, Profile),
+    ReplaceProfile(ModelId, BlockId, Profile),
 }
 
 /// A source of faults that decides during the run.
@@ -79,7 +79,7 @@ impl World<'_> {
         Some(match *fault {
             Fault::Join(device) if present(self, device) => return None,
             Fault::Leave(device) | Fault::Lose(device) if !present(self, device) => return None,
-            Fault::Unload(model) | Fault::Reprofile(model, ..) if !self.loaded[model.index()] => return None,
+            Fault::Unload(model) | Fault::ReplaceProfile(model, ..) if !self.loaded[model.index()] => return None,
             Fault::Load(model) if self.is_in_use(model) => return None,
             Fault::Join(device) => {
                 let state = &mut self.devices[device.index()];
@@ -114,7 +114,7 @@ impl World<'_> {
                 }
                 Control::ModelLoaded(model, Box::new(spec.clone()))
             }
-            Fault::Reprofile(model, block, ref profile) => {
+            Fault::ReplaceProfile(model, block, ref profile) => {
                 if let Some(learning) = &mut self.learning {
                     learning.replace(model, block, profile.clone());
                 }

@@ -8,7 +8,7 @@
 //! outputs, and a policy that drops hopeless requests starts nothing that ends late on devices of
 //! known speed.
 
-use crate::common::{LongestChecker, fault, options};
+use crate::common::{LongestChecker, fault, micros, options};
 use proptest::prelude::*;
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
 use ripieno_model::{Block, DropRule, Extent, LengthProfiles, Model, Profile, Walk};
@@ -26,10 +26,6 @@ struct Case {
     setup: Setup,
     arrivals: Vec<Arrival>,
     faults: Vec<(Time, Fault)>,
-}
-
-fn micros(at: i64) -> Time {
-    Time::ORIGIN + Nanos::from_micros(at)
 }
 
 prop_compose! {

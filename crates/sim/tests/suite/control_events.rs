@@ -14,7 +14,7 @@
 //! PROPTEST_CASES=300000 cargo test -p ripieno-sim --test suite control_events
 //! ```
 
-use crate::common::{LongestChecker, fault, options};
+use crate::common::{LongestChecker, fault, micros, options, steps, tree};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
@@ -48,30 +48,8 @@ struct ServedCase {
     learns: bool,
 }
 
-fn micros(at: i64) -> Time {
-    Time::ORIGIN + Nanos::from_micros(at)
-}
-
 fn profile(costs_us: impl Iterator<Item = i64>) -> Profile {
     Profile::from_table(&costs_us.map(Nanos::from_micros).collect::<Vec<_>>()).unwrap()
-}
-
-/// Returns the step kinds of each walk; the last block may be a head.
-fn steps(walk: Walk, blocks: usize, head: bool) -> Vec<Steps> {
-    let mut steps = match walk {
-        Walk::Whole => vec![Steps::Once],
-        Walk::Chain => vec![Steps::Once; blocks],
-        Walk::Repeat => vec![Steps::Length],
-        Walk::Stacked => vec![Steps::Length; blocks],
-        Walk::Bidirectional => vec![Steps::Length; 2],
-        Walk::EncodeDecode => vec![Steps::Length, Steps::UntilEnd],
-        Walk::Tree => vec![Steps::Nodes; 2],
-        Walk::Graph => vec![Steps::Nodes; 3],
-    };
-    if head && walk.is_unfolded() {
-        steps.push(Steps::Once);
-    }
-    steps
 }
 
 prop_compose! {
@@ -117,17 +95,6 @@ fn graph() -> impl Strategy<Value = Graph> {
     })
 }
 
-/// A tree: node n > 0 is a child of the node that the table names.
-fn tree() -> impl Strategy<Value = Graph> {
-    vec(0..100usize, 0..25).prop_map(|parents| {
-        let mut children = vec![Vec::new(); parents.len() + 1];
-        for (at, parent) in parents.iter().enumerate() {
-            children[parent % (at + 1)].push(at as i64 + 1);
-        }
-        Graph::tree(children.len(), |node| &children[node], BlockId(0), BlockId(1)).unwrap()
-    })
-}
-
 prop_compose! {
     fn class()(
         shape in prop_oneof![4 => Just(Shape(0)), 4 => (1..40u32).prop_map(Shape), 1 => Just(Shape::ALONE)],
@@ -139,7 +106,7 @@ prop_compose! {
     }
 }
 
-/// Numbers of which a request is made, when its model is known.
+/// A random request before its model is known.
 #[derive(Clone, Copy, Debug)]
 struct RawRequest {
     gap_us: i64,
@@ -213,7 +180,7 @@ fn event() -> impl Strategy<Value = Fault> {
         8 => fault(DEVICES, 150),
         4 => model().prop_map(Fault::Unload),
         6 => model().prop_map(Fault::Load),
-        3 => (model(), (0..4u16).prop_map(BlockId), costs).prop_map(|(model, block, costs)| Fault::Reprofile(model, block, costs)),
+        3 => (model(), (0..4u16).prop_map(BlockId), costs).prop_map(|(model, block, costs)| Fault::ReplaceProfile(model, block, costs)),
     ]
 }
 
@@ -223,13 +190,13 @@ fn suited(event: Fault, models: &[Model]) -> Fault {
     match event {
         Fault::Unload(id) => Fault::Unload(known(id)),
         Fault::Load(id) => Fault::Load(known(id)),
-        Fault::Reprofile(id, block, profile) => {
+        Fault::ReplaceProfile(id, block, profile) => {
             let (id, blocks) = (known(id), &models[known(id).index()].blocks);
             let block = BlockId(block.0 % blocks.len() as u16);
             // The profile of a cell ends with its largest batch.
             let (model, own) = (&models[id.index()], blocks[block.index()].max_batch());
             let unfolds = model.walk.is_unfolded();
-            Fault::Reprofile(id, block, if unfolds { profile.truncated(own) } else { profile })
+            Fault::ReplaceProfile(id, block, if unfolds { profile.truncated(own) } else { profile })
         }
         other => other,
     }
@@ -263,7 +230,7 @@ prop_compose! {
         (loaded, devices) in (prop_oneof![1 => Just(MODELS), 1 => 0..=MODELS], 1..=DEVICES),
         // The time between arrivals, and the range of their costs.
         (pace, mild) in (prop_oneof![2 => Just(1), 1 => Just(4), 1 => Just(16)], prop_oneof![4 => Just(8), 1 => Just(1)]),
-        (trees, tables) in (vec(tree(), 1..4), vec(graph(), 1..4)),
+        (trees, tables) in (vec(vec(0..100usize, 0..25), 1..4), vec(graph(), 1..4)),
         requests in vec(request(), 1..150),
         // Some events occur at the instant of an arrival.
         events in vec((prop_oneof![2 => (0..SPAN_US).prop_map(Ok), 1 => (0..150usize).prop_map(Err)], event()), 0..40),
@@ -272,7 +239,7 @@ prop_compose! {
         (occupancy, learns) in (occupancy(), any::<bool>()),
     ) -> ServedCase {
         models.iter_mut().enumerate().for_each(|(index, model)| model.name = format!("m{index}"));
-        let graphs: Vec<_> = trees.iter().chain(&tables).cloned().collect();
+        let graphs: Vec<_> = trees.iter().map(|parents| tree(parents)).chain(tables).collect();
         let mut at = Time::ORIGIN;
         let arrivals: Vec<_> = requests.iter().map(|raw| {
             at = at + Nanos::from_micros(raw.gap_us * pace);

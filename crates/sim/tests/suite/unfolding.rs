@@ -4,7 +4,7 @@
 //! The checkers follow each node of each request. In addition: nothing is left over, equal inputs
 //! give equal outputs, and a policy rejects models that it does not serve by name.
 
-use crate::common::{fault, options};
+use crate::common::{fault, micros, options, steps, tree};
 use proptest::prelude::*;
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
 use ripieno_model::{Block, DropRule, Extent, Graph, Model, Profile, Steps, Walk};
@@ -20,28 +20,6 @@ struct Case {
     graphs: Vec<Graph>,
     arrivals: Vec<Arrival>,
     faults: Vec<(Time, Fault)>,
-}
-
-fn micros(at: i64) -> Time {
-    Time::ORIGIN + Nanos::from_micros(at)
-}
-
-/// Returns the step kinds of each walk; the last block may be a head.
-fn steps(walk: Walk, head: bool) -> Vec<Steps> {
-    let mut steps = match walk {
-        Walk::Whole => vec![Steps::Once],
-        Walk::Chain => vec![Steps::Once; 3],
-        Walk::Repeat => vec![Steps::Length],
-        Walk::Stacked => vec![Steps::Length; 3],
-        Walk::Bidirectional => vec![Steps::Length; 2],
-        Walk::EncodeDecode => vec![Steps::Length, Steps::UntilEnd],
-        Walk::Tree => vec![Steps::Nodes; 2],
-        Walk::Graph => vec![Steps::Nodes; 3],
-    };
-    if head && walk.is_unfolded() {
-        steps.push(Steps::Once);
-    }
-    steps
 }
 
 prop_compose! {
@@ -63,7 +41,7 @@ prop_compose! {
             let sizes = if sizes && max > 2 { vec![2, max] } else { Vec::new() };
             Block { steps, beside, priority, sizes, ..Block::new(at.to_string(), Profile::from_table(&table).unwrap()) }
         };
-        let blocks: Vec<_> = steps(walk, head).into_iter().enumerate().map(block).collect();
+        let blocks: Vec<_> = steps(walk, 3, head).into_iter().enumerate().map(block).collect();
         let slo = Nanos::from_micros(slo_us);
         let max_batch = blocks.iter().map(Block::max_batch).max().unwrap();
         Model { name: String::new(), blocks, walk, slo, max_batch, instances, drop, weight: 1, dec_timesteps: None, in_arrival_order: false }
@@ -84,15 +62,6 @@ fn table() -> impl Strategy<Value = Vec<(u16, Vec<i64>)>> {
 
 fn graph(nodes: &[(u16, Vec<i64>)]) -> Graph {
     Graph::new(nodes.len(), |node| BlockId(nodes[node].0), |node| &nodes[node].1).unwrap()
-}
-
-/// A tree: node n > 0 is a child of the node that `parents` names.
-fn tree(parents: &[usize]) -> Graph {
-    let mut children = vec![Vec::new(); parents.len() + 1];
-    for (at, parent) in parents.iter().enumerate() {
-        children[parent % (at + 1)].push(at as i64 + 1);
-    }
-    Graph::tree(children.len(), |node| &children[node], BlockId(0), BlockId(1)).unwrap()
 }
 
 prop_compose! {

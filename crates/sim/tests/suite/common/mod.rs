@@ -1,8 +1,9 @@
-//! Shared by several suites: options as on a command line, random faults, and a checker of padding.
+//! Shared by several suites: options as on a command line, random faults, walks and trees, and a
+//! checker of padding.
 
 use proptest::prelude::*;
-use ripieno_base::{BlockId, DeviceId, ModelId, Time};
-use ripieno_model::Model;
+use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
+use ripieno_model::{Graph, Model, Steps, Walk};
 use ripieno_sched::{OptionValue, Options, Request, Setup};
 use ripieno_sim::{Fault, Observer, Run};
 
@@ -29,6 +30,38 @@ pub(crate) fn fault(devices: usize, requests: u64) -> impl Strategy<Value = Faul
         (1..requests).prop_map(Fault::Cancel),
         (0..3u16).prop_map(|model| Fault::Unload(ModelId(model))),
     ]
+}
+
+pub(crate) fn micros(at: i64) -> Time {
+    Time::ORIGIN + Nanos::from_micros(at)
+}
+
+/// Returns the step kinds of each walk, `blocks` of them where their number is free; the last block
+/// may be a head.
+pub(crate) fn steps(walk: Walk, blocks: usize, head: bool) -> Vec<Steps> {
+    let mut steps = match walk {
+        Walk::Whole => vec![Steps::Once],
+        Walk::Chain => vec![Steps::Once; blocks],
+        Walk::Repeat => vec![Steps::Length],
+        Walk::Stacked => vec![Steps::Length; blocks],
+        Walk::Bidirectional => vec![Steps::Length; 2],
+        Walk::EncodeDecode => vec![Steps::Length, Steps::UntilEnd],
+        Walk::Tree => vec![Steps::Nodes; 2],
+        Walk::Graph => vec![Steps::Nodes; 3],
+    };
+    if head && walk.is_unfolded() {
+        steps.push(Steps::Once);
+    }
+    steps
+}
+
+/// A tree: node n > 0 is a child of the node that `parents` names.
+pub(crate) fn tree(parents: &[usize]) -> Graph {
+    let mut children = vec![Vec::new(); parents.len() + 1];
+    for (at, parent) in parents.iter().enumerate() {
+        children[parent % (at + 1)].push(at as i64 + 1);
+    }
+    Graph::tree(children.len(), |node| &children[node], BlockId(0), BlockId(1)).unwrap()
 }
 
 /// A checker that panics if a batch whose cost depends on its length is padded beyond its longest
