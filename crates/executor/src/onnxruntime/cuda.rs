@@ -4,7 +4,8 @@
 //! versions, and the driver. If one of them is missing, the loader names only the first, in words
 //! that name no fix. So all parts are looked for before anything is loaded, and one message names
 //! everything that is missing. The provider's file itself names the libraries and versions that it
-//! needs, so no list of versions has to be kept here.
+//! needs, so no list of versions has to be kept here. Newer providers load some libraries by name
+//! only when they need them; those are loaded in advance if they are found.
 //!
 //! Libraries are looked for in the folders of `LD_LIBRARY_PATH`, then in the system's, then in the
 //! Python packages beside ONNX Runtime. Those found are loaded by their paths in advance, because
@@ -25,6 +26,9 @@ use std::process::Command;
 const PROVIDER: &str = "libonnxruntime_providers_cuda.so";
 const SHARED: &str = "libonnxruntime_providers_shared.so";
 const DRIVER: &str = "libcuda.so.1";
+/// Libraries that providers since 1.31 load by name when they first need them, without naming them
+/// in their file.
+const LOADED_BY_NAME: [&str; 2] = ["libcudnn.so.", "libcufft.so."];
 const INSTALL: &str = "pip uninstall onnxruntime; pip install 'onnxruntime-gpu[cuda,cudnn]'";
 const INSTALL_DRIVER: &str =
     "install the NVIDIA driver of this machine's distribution, or start the container with --gpus all";
@@ -268,29 +272,38 @@ impl Preloads {
         let stem = name.split_inclusive(".so").next().unwrap_or(name);
         let is_other =
             |file: &String| *file != *name && file.strip_prefix(stem).is_some_and(|rest| rest.starts_with('.'));
-        let files = self.folders.iter().flat_map(|folder| fs::read_dir(folder).into_iter().flatten().flatten());
-        let other = files.map(|file| file.file_name().to_string_lossy().into_owned()).find(is_other);
-        match other {
+        match names_in(&self.folders).into_iter().find(is_other) {
             Some(other) => format!("{name}, which is not installed (found {other}, of another version)"),
             None => format!("{name}, which is not installed"),
         }
     }
 
-    /// Adds the parts that cuDNN loads when it first needs them, and the compiler of kernels.
+    /// Adds what is loaded only when it is first needed: libraries that the provider loads by name,
+    /// cuDNN's parts, and the compiler of kernels. Which version of a library the provider asks for
+    /// is not known, so all are added.
     fn add_loaded_later(&mut self) {
+        let is_version = |rest: &str| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit());
+        let by_name = |file: &str| LOADED_BY_NAME.iter().any(|stem| file.strip_prefix(stem).is_some_and(is_version));
+        for name in names_in(&self.folders).into_iter().filter(|name| by_name(name)) {
+            self.add(&name);
+        }
         let cudnn = self.files.iter().find(|file| file_name(file).starts_with("libcudnn.so."));
         let Some(cudnn) = cudnn.cloned() else { return };
         let suffix = file_name(&cudnn).trim_start_matches("libcudnn").to_owned();
-        let folder = cudnn.parent().into_iter().flat_map(|folder| fs::read_dir(folder).into_iter().flatten().flatten());
-        let mut parts: Vec<String> = folder.map(|file| file_name(&file.path())).collect();
+        let mut parts = cudnn.parent().map(|folder| names_in(&[folder.to_owned()])).unwrap_or_default();
         parts.retain(|name| name.starts_with("libcudnn_") && name.ends_with(&suffix));
-        parts.sort();
         let runtime = self.files.iter().map(|file| file_name(file)).find(|name| name.starts_with("libcudart.so."));
         parts.extend(runtime.map(|name| name.replace("libcudart", "libnvrtc")));
         for part in parts {
             self.add(&part);
         }
     }
+}
+
+/// Returns the names of the files in these folders, in order and each once.
+fn names_in(folders: &[PathBuf]) -> BTreeSet<String> {
+    let files = folders.iter().flat_map(|folder| fs::read_dir(folder).into_iter().flatten().flatten());
+    files.map(|file| file.file_name().to_string_lossy().into_owned()).collect()
 }
 
 fn file_name(path: &Path) -> String {

@@ -99,6 +99,24 @@ fn a_complete_installation_is_found() {
 }
 
 #[test]
+fn libraries_that_the_provider_loads_by_name_are_loaded_in_advance() {
+    let own = Installation::complete();
+    let only_runtime = ["nvidia/cudart/lib/libcudart.so.12"];
+    own.link(&format!("onnxruntime/capi/{PROVIDER}"), &only_runtime);
+    own.link("nvidia/cu/lib/libcufft.so.11", &[]);
+    own.link("nvidia/cu/lib/libcufft.so.11.4.1", &[]);
+    own.link("nvidia/cu/lib/libnvrtc.so.12", &[]);
+    let parts = own.find(&[0]).unwrap();
+    let names: Vec<String> = parts.preloads.iter().map(|file| file_name(file)).collect();
+    assert_eq!(
+        names,
+        ["libcudart.so.12", "libcudnn.so.9", "libcufft.so.11", "libcudnn_ops.so.9", "libnvrtc.so.12"],
+        "each once, by the name that the provider asks for"
+    );
+    parts.preload().unwrap();
+}
+
+#[test]
 fn each_missing_part_has_its_own_message() {
     let complete = Installation::complete;
     let provider = format!("onnxruntime/capi/{PROVIDER}");
