@@ -27,6 +27,8 @@ pub struct Declared {
     /// Inputs that look up an embedding, as indices of a `Gather` from weights, with its number of
     /// ids.
     pub vocabulary: Vec<(String, i64)>,
+    /// Whether the graph has convolutions.
+    pub convolutions: bool,
 }
 
 impl Declared {
@@ -46,7 +48,8 @@ impl Declared {
         }
         let vocabulary = vocabulary(graph);
         let no_batch = no_batch("input", &inputs, path).or_else(|| no_batch("output", &outputs, path));
-        Ok(Declared { inputs, outputs, external, no_batch, vocabulary })
+        let convolutions = graph.node.iter().any(|node| matches!(&*node.op_type, "Conv" | "ConvTranspose"));
+        Ok(Declared { inputs, outputs, external, no_batch, vocabulary, convolutions })
     }
 }
 

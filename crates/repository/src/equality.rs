@@ -4,8 +4,9 @@ use super::plan::{LoadPlan, LoadTarget};
 use ripieno_executor::{AnswerComparison, EngineWithModel, LoadedModel, compare_answers};
 use std::sync::Arc;
 
-/// Default tolerance, relative to the largest number of an output.
-pub(super) const TOLERANCE: f64 = 1e-3;
+/// Default tolerance, relative to the largest number of an output. Recent GPUs multiply with 10
+/// bits of each factor (TF32), and the worst of 41 models differed by 0.2 % there.
+pub(super) const TOLERANCE: f64 = 5e-3;
 
 /// Compares the model's answers with those of the engine's reference, if it has one. An error if
 /// they differ; a warning if they could not be compared.

@@ -11,7 +11,9 @@
 //! concurrently, the operating system shares the cores among them.
 //!
 //! With CUDA a session belongs to one GPU, and devices on different GPUs share no sessions. Every
-//! lane has a session, and thereby a stream, of its own.
+//! lane has a session, and thereby a stream, of its own. Blocks with convolutions have one for each
+//! batch size. Within a process only one session is created or runs at a time: while one of them
+//! records work for the GPU, waiting for the GPU in another is an error.
 //!
 //! On the CPU gathered batches are read in place; on GPUs they are copied into bound buffers.
 //! Outputs stay in the library's memory until the last answer that contains them is sent.
@@ -20,6 +22,7 @@ mod bound;
 mod cuda;
 mod library;
 mod places;
+mod sized;
 mod tensors;
 
 pub use cuda::GpuOptions;
@@ -38,9 +41,10 @@ use cuda::SearchPaths;
 use library::Library;
 use ort::logging::LogLevel;
 use ort::session::{Session, SessionInputValue, SessionOutputs, builder::SessionBuilder};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use places::{ConcurrencyClaim, EnginePlace, EnginePlaces};
 use ripieno_model::DataType;
+use sized::SizedSessions;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -48,6 +52,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tensors::InputAddresses;
 
 const NAME: &str = "onnxruntime";
+
+/// Held while a session on a GPU is created or runs.
+static GPU_TURN: Mutex<()> = Mutex::new(());
 
 /// Resource settings of the engine.
 #[derive(Clone, Debug)]
@@ -181,13 +188,17 @@ impl Executor for OnnxRuntimeEngine {
             };
             return isolated::load(isolation, kind, source, read);
         }
-        let paths = read.blocks.iter().map(|(path, _)| path.to_path_buf()).collect();
+        let binds = self.gpu_key.is_some() || self.binds_on_cpu;
+        let files = read
+            .blocks
+            .iter()
+            .map(|(path, declared)| BlockFile { path: path.to_path_buf(), by_size: binds && declared.convolutions });
         let pools = SessionPools {
             library: self.library,
             threads: self.threads,
-            binds: self.gpu_key.is_some() || self.binds_on_cpu,
+            binds,
             gpu_options: source.gpu,
-            paths,
+            files: files.collect(),
             pools: self.places.all().map(SessionPool::new).collect(),
         };
         // One session at least shows whether the library runs the model.
@@ -220,9 +231,16 @@ struct SessionPools {
     threads: usize,
     binds: bool,
     gpu_options: GpuOptions,
-    paths: Vec<PathBuf>,
+    files: Vec<BlockFile>,
     /// One pool for each place.
     pools: Vec<SessionPool>,
+}
+
+/// The file of a block.
+struct BlockFile {
+    path: PathBuf,
+    /// Whether each batch size has a session of its own.
+    by_size: bool,
 }
 
 /// Idle sessions of a model on one GPU, or on the CPU.
@@ -240,8 +258,8 @@ struct PoolState {
     idle: Vec<BlockSessions>,
 }
 
-/// One session for each block.
-type BlockSessions = Vec<BlockSession>;
+/// The sessions of each block.
+type BlockSessions = Vec<SizedSessions<BlockSession>>;
 
 struct BlockSession {
     session: Session,
@@ -262,13 +280,17 @@ impl SessionPools {
     }
 
     fn make(&self, gpu: Option<u32>) -> Result<BlockSessions, LoadError> {
-        let session = |path: &PathBuf| {
-            self.session(path, gpu).map_err(|cause| {
-                let (file, fix) = (path.display(), fix(gpu, &cause));
-                LoadError(format!("{file}: onnxruntime cannot load it: {cause}; {fix}"))
-            })
-        };
-        self.paths.iter().map(session).collect()
+        let _turn = turn(gpu);
+        let first = |block| Ok(SizedSessions::new(self.make_one(block, gpu)?, self.files[block].by_size));
+        (0..self.files.len()).map(first).collect()
+    }
+
+    fn make_one(&self, block: usize, gpu: Option<u32>) -> Result<BlockSession, LoadError> {
+        let path = &self.files[block].path;
+        self.session(path, gpu).map_err(|cause| {
+            let (file, fix) = (path.display(), fix(gpu, &cause));
+            LoadError(format!("{file}: onnxruntime cannot load it: {cause}; {fix}"))
+        })
     }
 
     fn session(&self, path: &Path, gpu: Option<u32>) -> Result<BlockSession, ort::Error> {
@@ -281,6 +303,11 @@ impl SessionPools {
         let bound = self.binds.then(|| BoundTensors::new(&session, gpu)).transpose()?;
         Ok(BlockSession { session, bound })
     }
+}
+
+/// Waits until no other session of this process is created or runs on a GPU.
+fn turn(gpu: Option<u32>) -> Option<MutexGuard<'static, ()>> {
+    gpu.map(|_| GPU_TURN.lock())
 }
 
 /// Returns what to do about a session that cannot be created.
@@ -369,8 +396,12 @@ struct OrtRunner {
 
 impl Runner for OrtRunner {
     fn run(&mut self, call: &BlockCall<'_>) -> Result<Vec<BatchTensor>, ExecError> {
-        let mut lent = self.pools.pools[self.place].acquire();
-        let BlockSession { session, bound } = &mut lent.sessions[call.block];
+        let pool = &self.pools.pools[self.place];
+        let gpu = pool.place.ordinal();
+        let mut lent = pool.acquire();
+        let _turn = turn(gpu);
+        let made = lent.sessions[call.block].for_rows(call.rows, || self.pools.make_one(call.block, gpu));
+        let BlockSession { session, bound } = made.map_err(|cause| ExecError(cause.0))?;
         match bound {
             Some(bound) => {
                 let outputs = self.outputs(call).map(|output| (&*output.name, output.spec.datatype));
