@@ -209,7 +209,7 @@ impl UnifiedScheduler {
         let deadline = self.requests.get(first).deadline - served.load.blocking;
         // With one more row the batch would have to start by then.
         let promised = |rows: usize| self.devices[device].takes(load.promised(rows));
-        let frontrun = deadline - promised((rows + 1).min(served.max_batch));
+        let frontrun = deadline - promised((rows + 1).min(served.load.max_batch));
         let spaced = self.spaced_from(served, price > 0).min(frontrun).max(now);
         // Without arrivals beyond the rows at hand, future ones are unknown.
         let known = load.rate.rate(now).filter(|rate| price > 0 && rate.rows > rows as u64);
@@ -248,14 +248,14 @@ impl UnifiedScheduler {
     /// batches cost exceeds the time for which the others would be late.
     fn max_rows_beside_others(&self, served: &UnifiedEntry) -> usize {
         let (load, all) = (&served.load, 1_000 * self.present().max(1) as u64);
-        let rows = served.max_batch.min(served.queue.rows() as usize).max(1);
+        let rows = served.load.max_batch.min(served.queue.rows() as usize).max(1);
         let most = cost::largest(rows, |rows| load.mean(rows) <= load.max_wait);
         if most == 0 || most == rows {
-            return served.max_batch;
+            return served.load.max_batch;
         }
         let lost = (load.mean(rows) - load.max_wait).scale(self.load.recent_load - load.recent_load, all);
         let cut = load.mean(most).scale(rows as u64, most as u64);
-        if cut <= load.mean(rows) + lost { most } else { served.max_batch }
+        if cut <= load.mean(rows) + lost { most } else { served.load.max_batch }
     }
 
     /// Returns the number of rows of a batch that the device takes, leaving the others to devices
@@ -323,7 +323,7 @@ impl UnifiedScheduler {
         let of_model = self.devices[device].held.iter().filter(|&&held| self.cohorts.get(held).model == id);
         self.stack.extend(of_model);
         let held: usize = self.stack.iter().map(|&id| self.cohorts.get(id).rows).sum();
-        let room = served.max_batch.saturating_sub(held);
+        let room = served.load.max_batch.saturating_sub(held);
         let rows = served.queue.fill(&self.requests, head, room, served.queue.rows());
         if rows == 0 {
             return None;
@@ -447,7 +447,7 @@ impl UnifiedScheduler {
         let fits = served.load.largest_within(devices[device].by_profile(first.deadline - now));
         let room = match (served.groups.is_some(), fits >= wide) {
             (true, _) => wide,
-            (false, true) => fits.min(served.max_batch).max(wide),
+            (false, true) => fits.max(wide),
             (false, false) => late_batch(served).max(wide),
         };
         let cohort = cohorts.open(id, ());
@@ -480,7 +480,7 @@ fn alone(served: &UnifiedEntry, rows: u32, length: u32) -> Nanos {
 
 /// Returns the largest batch of requests that are late anyway: others wait for half of the SLO.
 fn late_batch(served: &UnifiedEntry) -> usize {
-    served.load.largest_within(Nanos(served.model.slo.0 / 2)).clamp(1, served.max_batch)
+    served.load.largest_within(Nanos(served.model.slo.0 / 2)).max(1)
 }
 
 /// Returns the requests of a queue from `first` on, of `rows` rows together.

@@ -4,7 +4,7 @@ use super::by_length::{CostsByLength, PaddedCost};
 use super::occupancy::OccupancyEstimate;
 use super::scarcity::{MEMORY, Scarcity, Share};
 use super::{UnifiedEntry, UnifiedModel};
-use crate::parts::cost::{self, largest};
+use crate::parts::cost::largest;
 use crate::parts::models::Models;
 use crate::parts::rate::RateMeter;
 use crate::parts::reach::Reach;
@@ -43,7 +43,7 @@ pub(super) struct ModelEstimate {
     /// Mean device time of the whole walk by batch size, from the share of rows that run each
     /// block.
     pub(super) reach: Reach,
-    /// Device time of the whole walk by batch size that is promised: every row runs every block.
+    /// Device time of the whole walk by batch size that is promised.
     promised: Box<[Nanos]>,
     /// The same by length, if requests are padded.
     by_length: Option<CostsByLength>,
@@ -54,6 +54,11 @@ pub(super) struct ModelEstimate {
     /// Start of the last batch, and whether rows were lost since.
     last_start: Time,
     lost_since: bool,
+    /// Largest batch: that in which a row takes the least device time, by profile or as learnt.
+    /// Larger ones would make requests wait for nothing.
+    pub(super) max_batch: usize,
+    /// The same by profile.
+    cheapest_by_profile: usize,
     /// Largest batch that a steady flow at this rate could have.
     pub(super) target: usize,
     /// Rows of cells that arrive within half the SLO: no steady flow at this rate fills larger
@@ -101,6 +106,8 @@ impl ModelEstimate {
             lost: Share::default(),
             last_start: Time::ORIGIN,
             lost_since: false,
+            max_batch,
+            cheapest_by_profile: 1,
             target: 1,
             steady_rows: usize::MAX,
             min_stable_batch: 1,
@@ -115,7 +122,8 @@ impl ModelEstimate {
             max_wait: Nanos::MAX,
             dispersion: 1_000,
         };
-        load.target = load.largest_within(Nanos(model.slo.0 / 2)).clamp(1, max_batch);
+        load.reset_max_batch(model, max_batch);
+        load.target = load.largest_within(Nanos(model.slo.0 / 2)).max(1);
         load.derive_by_length(model);
         load
     }
@@ -133,16 +141,18 @@ impl ModelEstimate {
 
     /// Returns the largest batch whose promised time is at most `span`; 0 if there is none.
     pub(super) fn largest_within(&self, span: Nanos) -> usize {
-        self.promised.partition_point(|&promised| promised <= span)
+        self.promised.partition_point(|&promised| promised <= span).min(self.max_batch)
     }
 
     /// Returns the mean and the promised device time of a batch from a block on.
     pub(super) fn of_blocks(&self, model: &Model, from: BlockId, rows: usize, length: u32) -> (Nanos, Nanos) {
-        if self.occupancy.version() == 0 {
-            let profiled = cost::of_blocks(model, from, rows, length);
-            return (profiled, profiled);
-        }
-        self.in_sequence(model.blocks[from.index()..].iter().map(|block| block.cost(rows, length)))
+        self.in_sequence(self.usual(model, from, rows).map(|(block, rows)| block.cost(rows, length)))
+    }
+
+    /// Returns the blocks from one on, each with the rows of a batch that have usually not left.
+    fn usual<'a>(&self, model: &'a Model, from: BlockId, rows: usize) -> impl Iterator<Item = (&'a Block, usize)> {
+        let blocks = model.blocks.iter().enumerate().skip(from.index());
+        blocks.map(move |(at, block)| (block, self.reach.usual_rows(from, at, rows))).filter(|&(_, rows)| rows > 0)
     }
 
     /// Returns the costs of padded requests.
@@ -152,6 +162,10 @@ impl ModelEstimate {
 
     /// Returns the mean and the promised device time of tasks in sequence.
     fn in_sequence(&self, profiled: impl Iterator<Item = Nanos>) -> (Nanos, Nanos) {
+        if self.occupancy.version() == 0 {
+            let profiled = profiled.sum();
+            return (profiled, profiled);
+        }
         let (mut mean, mut squares) = (Nanos::ZERO, 0);
         for profiled in profiled {
             mean += self.occupancy.mean(profiled);
@@ -211,9 +225,11 @@ impl ModelEstimate {
         self.work = if self.work == Nanos::ZERO { work } else { self.work + Nanos(step) };
     }
 
-    /// Returns the rows of a full batch: the largest that fits into half the SLO on average.
+    /// Returns the rows of a full batch: the largest that leaves, on average, half of the time that
+    /// a lone row has to spare.
     pub(super) fn full_batch(&self, slo: Nanos) -> usize {
-        largest(self.promised.len(), |rows| self.mean(rows) <= Nanos(slo.0 / 2)).max(1)
+        let most = Nanos((slo + self.mean(1)).0 / 2);
+        largest(self.max_batch, |rows| self.mean(rows) <= most).max(1)
     }
 
     /// Returns the mean device time of a row in full batches, of a request of this length.
@@ -253,7 +269,7 @@ impl ModelEstimate {
         if model.walk.is_unfolded() {
             return false;
         }
-        let stale = self.derived_from != self.occupancy.version();
+        let stale = self.derived_from != self.occupancy.version() || self.reach.any_leave();
         if stale && may_derive {
             self.derive(model);
         } else {
@@ -268,7 +284,7 @@ impl ModelEstimate {
         self.reach.recompute(model, |block, rows| self.occupancy.mean(block.profile.latency(rows)));
         let mut longest = Nanos::ZERO;
         for rows in 1..=self.promised.len() {
-            let profiled = model.blocks.iter().map(|block| block.profile.latency(rows));
+            let profiled = self.usual(model, BlockId(0), rows).map(|(block, rows)| block.profile.latency(rows));
             longest = longest.max(self.in_sequence(profiled).1);
             self.promised[rows - 1] = longest;
         }
@@ -285,10 +301,21 @@ impl ModelEstimate {
     }
 
     /// Replaces everything that was derived from the profile.
-    pub(super) fn on_new_profile(&mut self, model: &Model) {
+    pub(super) fn on_new_profile(&mut self, model: &Model, max_batch: usize) {
         self.occupancy = OccupancyEstimate::default();
         if !model.walk.is_unfolded() {
             self.derive(model);
+        }
+        self.reset_max_batch(model, max_batch);
+    }
+
+    /// Finds the largest batch, of at most `most` rows, of a new profile.
+    fn reset_max_batch(&mut self, model: &Model, most: usize) {
+        (self.max_batch, self.cheapest_by_profile) = (most, most);
+        if !model.walk.is_unfolded() {
+            let profile = model.profile();
+            self.cheapest_by_profile = cheapest_batch(most, |rows| profile.latency(rows));
+            self.max_batch = self.cheapest_by_profile;
         }
     }
 
@@ -309,8 +336,10 @@ impl ModelEstimate {
             self.steady_rows = rate.rows_in(Nanos(model.slo.0 / 2)).max(1) as usize;
             return;
         }
+        let learnt = cheapest_batch(max_batch, |rows| self.mean(rows));
+        self.max_batch = learnt.max(self.cheapest_by_profile);
         let fits = |batch: usize| self.promised(batch) + rate.gather_time(batch) <= model.slo;
-        self.target = largest(max_batch, fits).max(1);
+        self.target = largest(self.max_batch, fits).max(1);
         let known = self.rate.dispersion_permille(now).filter(|_| rate.window >= SECOND);
         self.dispersion = known.unwrap_or(1_000).min(1_000);
         self.recent_load = rate.load_permille(self.recent.0 as usize, self.recent.1);
@@ -476,6 +505,13 @@ impl LoadEstimate {
     }
 }
 
+/// Returns the batch of at most `most` rows in which a row takes the least time, the largest of
+/// equal ones.
+fn cheapest_batch(most: usize, cost: impl Fn(usize) -> Nanos) -> usize {
+    let of_row = |rows: usize, other: usize| i128::from(cost(rows).0) * other as i128;
+    (1..=most).rev().min_by(|&one, &other| of_row(one, other).cmp(&of_row(other, one))).unwrap_or(1)
+}
+
 /// Returns a moving mean over about [`MEAN_OF`] refreshes, after a value that held for `elapsed`.
 fn moving_mean(mean: u64, value: u64, elapsed: Nanos) -> u64 {
     let weight = (elapsed.0 / REFRESH.0).clamp(1, MEAN_OF as i64).cast_unsigned();
@@ -497,9 +533,9 @@ mod tests {
     }
 
     #[test]
-    fn a_full_batch_is_the_largest_within_half_the_slo() {
-        let (model, load) = estimate(40);
-        assert_eq!(load.in_full_batch(model.slo, 1), Nanos(MS(20).0 / 16));
+    fn a_full_batch_leaves_half_of_the_slack_of_a_lone_row() {
+        let (model, load) = estimate(41);
+        assert_eq!(load.in_full_batch(model.slo, 1), Nanos(MS(23).0 / 19));
         let (model, load) = estimate(1_000);
         assert_eq!(load.in_full_batch(model.slo, 1), Nanos(MS(36).0 / 32));
         let (model, load) = estimate(5);
@@ -516,6 +552,19 @@ mod tests {
         }
         load.refresh_target(now(2_000), &model, 32);
         assert!((95..=105).contains(&load.steady_rows), "{}", load.steady_rows);
+    }
+
+    #[test]
+    fn no_batch_costs_more_a_row_than_a_smaller_one() {
+        let of = |ms: &[i64]| {
+            let table: Vec<Nanos> = ms.iter().map(|&ms| MS(ms)).collect();
+            let model = Model::whole("m", Profile::from_table(&table).unwrap(), MS(100));
+            let load = ModelEstimate::new(&model, table.len());
+            (load.max_batch, load.largest_within(MS(60)), load.target)
+        };
+        assert_eq!(of(&[2, 4, 6, 8]), (4, 4, 4), "equal ones");
+        assert_eq!(of(&[2, 5, 9, 14]), (1, 1, 1));
+        assert_eq!(of(&[4, 5, 6, 9, 9, 30]), (5, 5, 5));
     }
 
     #[test]

@@ -330,6 +330,9 @@ impl UnifiedScheduler {
                 false
             }
             Outcome::Ok | Outcome::Failed => {
+                let members = || tasks.members(task).iter().map(|slot| requests.get(slot.0).rows as usize);
+                let left = members().zip(done.ended).filter(|(_, ended)| **ended).map(|(rows, _)| rows).sum();
+                models.get_mut(id).own.load.reach.on_end(cohorts.get(cohort).block, members().sum(), left);
                 cohorts.report(cohort, tasks.members(task), &models.get(id).model, done);
                 cohorts.advance(cohort, |slot| match done.outcome {
                     Outcome::Ok => requests.finish(slot, pending),
@@ -466,8 +469,8 @@ impl Scheduler for UnifiedScheduler {
             }
             Control::ProfileReplaced { model, block, profile } => {
                 let served = self.models.replace_profile(model, block, profile.clone());
-                let (of_model, own) = (&served.model, &mut served.own);
-                own.load.on_new_profile(of_model);
+                let (of_model, max_batch, own) = (&served.model, served.max_batch, &mut served.own);
+                own.load.on_new_profile(of_model, max_batch);
                 for device in self.devices.ids() {
                     let UnifiedDevice { running, ahead, .. } = &mut self.devices[device].own;
                     for task in [running, ahead].into_iter().flatten().filter(|task| task.model == model) {

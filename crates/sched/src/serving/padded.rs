@@ -119,7 +119,7 @@ impl UnifiedScheduler {
         let served = self.models.get(id);
         let LengthGroups { members, ends, best, .. } = groups;
         let (state, costs) = (&self.devices[device], served.load.padded());
-        let (count, most) = (members.len(), served.max_batch);
+        let (count, most) = (members.len(), served.load.max_batch);
         let devices = self.present().max(1);
         // The nearer the devices are to saturation, the more requests arrive while groups run.
         let load = (self.load.target_load / devices as u64).min(MOST_UTILISATION);
