@@ -3,10 +3,11 @@
 //! A call has one cause. The rules are tried from the most certain to the most general: what the
 //! call itself shows (a failure, a refusal, a deadline below a lone run), then what its time in the
 //! server shows: batches that ran again, batches slower than the profile, more work than devices,
-//! devices that idled, and otherwise the model that the devices were busy with. The time of a call
-//! is its span until the end, or, where it was refused on arrival, the span of its deadline before:
-//! that is what filled the queue. Sums over spans come from prefix sums over the tasks by their
-//! start, so that each call costs a few binary searches.
+//! devices that idled, and otherwise what the devices were busy with: another model, other requests
+//! of its own, or its own batches. The time of a call is its span until the end, or, where it was
+//! refused on arrival, the span of its deadline before: that is what filled the queue. Sums over
+//! spans come from prefix sums over the tasks by their start, so that each call costs a few binary
+//! searches.
 
 use super::{CallReason, CallRecord, History, TaskRecord};
 use crate::{Ending, RefusedWhy};
@@ -62,6 +63,12 @@ pub enum Cause {
     BatchWait,
     /// The devices were busy with another model.
     QueueBehind,
+    /// The devices were busy with other requests of its model.
+    OwnQueue,
+    /// Its own batches took most of its time.
+    OwnBatch,
+    /// Nothing recorded explains it.
+    Unknown,
 }
 
 impl Cause {
@@ -79,7 +86,10 @@ impl Cause {
             Cause::Burst => "burst beyond capacity",
             Cause::Stalled => "the server got no processor",
             Cause::BatchWait => "waited for a fuller batch",
-            Cause::QueueBehind => "queued behind other work",
+            Cause::QueueBehind => "queued behind another model",
+            Cause::OwnQueue => "queued behind other requests of its model",
+            Cause::OwnBatch => "its own batch took most of its time",
+            Cause::Unknown => "no cause was recorded",
         }
     }
 
@@ -98,6 +108,9 @@ impl Cause {
             Cause::Stalled => "give the server more cores, or take other load off its machine",
             Cause::BatchWait => "--objective latency, or a smaller max_batch in model.toml",
             Cause::QueueBehind => "raise weight in model.toml, lower max_batch of the other model, or add devices",
+            Cause::OwnQueue => "add devices (--devices), or raise slo_ms in model.toml",
+            Cause::OwnBatch => "raise slo_ms, or lower max_batch in model.toml",
+            Cause::Unknown => "raise slo_ms in model.toml; record from the server's start (--record FILE)",
         }
     }
 }
@@ -232,7 +245,9 @@ impl<'a> Explainer<'a> {
                 return Some((Cause::Share, text));
             }
             Ending::Outage => return Some((Cause::Lost, "its device or engine process was lost".to_owned())),
-            Ending::Refused => return Some((Cause::Burst, "the queue was full".to_owned())),
+            Ending::Refused => {
+                return Some((Cause::Burst, "more requests waited than the devices answer in time".to_owned()));
+            }
             Ending::Failed => {
                 let shared = tasks().next_back().filter(|task| task.calls.len() > 1 && !task.rerun);
                 return Some(match shared {
@@ -345,12 +360,19 @@ impl<'a> Explainer<'a> {
                 format!("it waited {} while devices were busy for {:.0} %", ms(started - call.arrived), busy * 100.0);
             return (Cause::BatchWait, text);
         }
-        match self.busiest(from, ended) {
+        let (own, others) = self.time_by_model(call, from, ended);
+        let busiest = others.into_iter().max_by_key(|(_, time)| *time).filter(|(_, time)| *time > own);
+        match busiest {
             Some((model, time)) => {
+                let cause = if model == call.model { Cause::OwnQueue } else { Cause::QueueBehind };
                 let name = &self.history.models()[model].model.name;
-                (Cause::QueueBehind, format!("the devices ran {name} for {} of {}", ms(time), ms(ended - from)))
+                let which = if model == call.model { "other requests of " } else { "" };
+                (cause, format!("the devices ran {which}{name} for {} of {}", ms(time), ms(ended - from)))
             }
-            None => (Cause::QueueBehind, "work before the recording's beginning was in front of it".to_owned()),
+            None if own > Nanos::ZERO => {
+                (Cause::OwnBatch, format!("its own batches ran for {} of {}", ms(own), ms(ended - from)))
+            }
+            None => (Cause::Unknown, "no recorded batch ran before it".to_owned()),
         }
     }
 
@@ -372,13 +394,14 @@ impl<'a> Explainer<'a> {
 
     /// Device time in nanoseconds within a span of the tasks that overlap it.
     fn busy(&self, from: Time, to: Time) -> f64 {
+        self.running(from, to).iter().map(|task| overlap(task, from, to).0 as f64).sum()
+    }
+
+    /// The tasks that ran in a span, and some that ended before it.
+    fn running(&self, from: Time, to: Time) -> &[&'a TaskRecord] {
         // A task that began long before has most likely ended.
         let first = self.place(from).saturating_sub(MOST_RUNNING);
-        let overlap = |task: &&TaskRecord| {
-            let end = task.finished.unwrap_or(to).min(to);
-            (end - task.started.max(from)).0.max(0) as f64
-        };
-        self.tasks[first..self.place(to)].iter().map(overlap).sum()
+        &self.tasks[first..self.place(to).max(first)]
     }
 
     /// Device time in nanoseconds, in full batches, of the calls that arrived in a span.
@@ -411,14 +434,25 @@ impl<'a> Explainer<'a> {
         each.into_iter().max_by_key(|(_, excess)| *excess).map(|(device, _)| device)
     }
 
-    /// The model that used most device time in a span, and that time.
-    fn busiest(&self, from: Time, to: Time) -> Option<(usize, Nanos)> {
-        let mut each: BTreeMap<usize, Nanos> = BTreeMap::new();
-        for task in &self.tasks[self.place(from)..self.place(to)] {
-            *each.entry(task.model).or_default() += task.took();
+    /// Device time within a span of a call's own tasks, and of the other tasks of each model.
+    fn time_by_model(&self, call: &CallRecord, from: Time, to: Time) -> (Nanos, BTreeMap<usize, Nanos>) {
+        let (mut own, mut each) = (Nanos::ZERO, BTreeMap::<usize, Nanos>::new());
+        for task in self.running(from, to) {
+            let time = overlap(task, from, to);
+            if task.calls.contains(&call.number) {
+                own += time;
+            } else if time > Nanos::ZERO {
+                *each.entry(task.model).or_default() += time;
+            }
         }
-        each.into_iter().max_by_key(|(_, took)| *took)
+        (own, each)
     }
+}
+
+/// Returns the part of a task's time within a span.
+fn overlap(task: &TaskRecord, from: Time, to: Time) -> Nanos {
+    let end = task.finished.unwrap_or(to).min(to);
+    (end - task.started.max(from)).max(Nanos::ZERO)
 }
 
 /// Returns for each task, ordered by start, whether it is a slow one of a cold model.

@@ -373,7 +373,11 @@ impl History {
         let call_of = |slot: RequestSlot| self.call(self.shards[shard].slots.get(&slot)?.0);
         let (request, why) = match reason {
             Reason::Waited { request, gain, .. } => (request, CallReason::Waited(gain)),
-            Reason::Lost { request, to } => (request, CallReason::LostTo(call_of(to)?.model)),
+            Reason::Lost { request, to } => {
+                // The scheduler takes each shape for a model; here no model waits for itself.
+                let winner = call_of(to)?.model;
+                (winner != call_of(request)?.model).then_some((request, CallReason::LostTo(winner)))?
+            }
             Reason::Refused { request, end } => {
                 (request, CallReason::Refused((end - call_of(request)?.deadline).max(Nanos::ZERO)))
             }

@@ -154,6 +154,45 @@ fn other_work_idle_devices_and_a_silent_scheduler_are_told_apart() {
 }
 
 #[test]
+fn a_call_does_not_wait_for_itself() {
+    // Two calls of one model: the second waits for the first, which began before it came.
+    let mut script = Script::new();
+    for slot in [1, 3, 4] {
+        script.call(1.0, slot, A, 60.0);
+    }
+    script.heartbeat(1, 2);
+    script.run(1, A, &[1, 3, 4], 1.0, 5.0, Outcome::Ok);
+    script.call(2.0, 2, A, 4.0);
+    let (request, to) = (RequestSlot(2), RequestSlot(1));
+    script.aside(2.0, Aside::Decided(Reason::Lost { request, to }));
+    script.run(2, A, &[2], 5.0, 7.0, Outcome::Ok);
+    script.end(5.0, 1, Ending::Ok);
+    script.end(7.0, 2, Ending::Late);
+    let explained = script.explained();
+    assert_eq!(explained[0].cause, Cause::OwnQueue, "{explained:?}");
+    assert_eq!(explained[0].detail, "the devices ran other requests of a for 3.0 ms of 5.0 ms");
+
+    // It runs immediately, and too long beside others.
+    let mut script = Script::new();
+    script.call(1.0, 1, A, 4.0);
+    for slot in 2..5 {
+        script.call(1.0, slot, A, 60.0);
+    }
+    script.run(1, A, &[1, 2, 3, 4], 1.0, 6.0, Outcome::Ok);
+    script.end(6.0, 1, Ending::Late);
+    let explained = script.explained();
+    assert_eq!(explained[0].cause, Cause::OwnBatch, "{explained:?}");
+    assert_eq!(explained[0].detail, "its own batches ran for 5.0 ms of 5.0 ms");
+
+    // It is refused although no batch is known.
+    let mut script = Script::new();
+    script.call(1.0, 1, A, 20.0);
+    script.end(1.0, 1, Ending::Hopeless);
+    let explained = script.explained();
+    assert_eq!(explained[0].cause, Cause::Unknown, "{explained:?}");
+}
+
+#[test]
 fn the_decisions_about_a_call_are_named() {
     // Another model's batch goes first, then the scheduler waits for further requests.
     let mut script = Script::new();
