@@ -142,6 +142,19 @@ pub enum Failure {
         /// Time by which `expected` exceeds the request's limit.
         retry_after: Duration,
     },
+    /// It was refused, since it needs longer than its limit even on idle devices. A retry cannot
+    /// succeed.
+    #[error(
+        "Request timeout expired: the request needs {needed:?} by its profile even on idle devices, so a retry cannot be in time"
+    )]
+    TooLong {
+        /// The time that it needs at least.
+        needed: Duration,
+    },
+    /// The devices cannot answer more requests in time, and all requests are of one client and
+    /// model. Holds the time after which to retry.
+    #[error("the devices are busy, and cannot answer more requests in time; retry after {0:?}")]
+    Overload(Duration),
     /// The model or the client asks for more than its share of the devices. Holds the time after
     /// which to retry.
     #[error(

@@ -154,6 +154,11 @@ impl Dispatcher {
         }
     }
 
+    /// Returns the number of batches that the serving devices run side by side at most.
+    pub(crate) fn batches_at_once(&self) -> usize {
+        self.slots.serving() * self.lanes
+    }
+
     /// Adds a serving device.
     pub(crate) fn join(&mut self, now: Time, id: DeviceId, device: SharedDevice) {
         self.slots.join(id, device);

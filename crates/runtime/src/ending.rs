@@ -23,7 +23,7 @@ pub enum Ending {
     Failed,
     /// Its device or engine process was lost, or no engine process ran.
     Outage,
-    /// Not accepted, because a queue bound was reached.
+    /// Not accepted: a queue bound was reached, or the devices cannot answer more in time.
     Refused,
     /// Its model was unloaded.
     Unloaded,
@@ -51,12 +51,12 @@ impl Ending {
     pub fn of(failure: &Failure) -> Ending {
         match failure {
             Failure::Expired => Ending::Expired,
-            Failure::Hopeless | Failure::TooLate { .. } => Ending::Hopeless,
+            Failure::Hopeless | Failure::TooLate { .. } | Failure::TooLong { .. } => Ending::Hopeless,
             Failure::Cancelled => Ending::Cancelled,
             Failure::Failed(_) => Ending::Failed,
             Failure::Outage { .. } => Ending::Outage,
             Failure::Share(_) => Ending::Share,
-            Failure::Refused(_) => Ending::Refused,
+            Failure::Refused(_) | Failure::Overload(_) => Ending::Refused,
             Failure::Unloaded => Ending::Unloaded,
             Failure::ShuttingDown => Ending::ShuttingDown,
         }

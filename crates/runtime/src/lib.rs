@@ -47,6 +47,7 @@ mod server_delay;
 mod shape_costs;
 mod shapes;
 pub mod shards;
+mod shortest_time;
 mod split;
 mod suitable;
 #[cfg(test)]

@@ -37,7 +37,6 @@ use ripieno_model::{Model, Profile};
 use ripieno_sched::{Action, Calibration, Control, Outcome, Prediction, Ran, Request, Shape, Speeds, TaskDone, Why};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
-use std::time::Duration;
 
 const MAILS_A_TURN: usize = 256;
 /// Upper bound on the part of an SLO that is kept for the server itself, as its reciprocal: beyond
@@ -417,6 +416,7 @@ impl SchedulerLoop {
             Why::Cancelled => Failure::Cancelled,
             Why::Unloaded => Failure::Unloaded,
             Why::Share => Failure::Share(self.jobs.call(lead).model.retry_after()),
+            Why::Overload => Failure::Overload(self.jobs.call(lead).model.retry_after()),
             Why::Failed => {
                 let (_, call, part) = self.jobs.owner(slot);
                 failure(call, part)
@@ -424,21 +424,6 @@ impl SchedulerLoop {
         };
         self.fail(now, lead, failure);
         self.jobs.release_if_over(lead);
-    }
-
-    /// Returns the failure of a part that could not be in time: with the time at which it would
-    /// have been answered, if it is refused for that now.
-    fn hopeless(&mut self, now: Time, slot: RequestSlot) -> Failure {
-        let forecast = self.core.prediction(slot).filter(|forecast| forecast.made == now);
-        let Some(Prediction { remaining, .. }) = forecast else { return Failure::Hopeless };
-        let (_, call, _) = self.jobs.owner(slot);
-        let end = now + remaining;
-        // The scheduler plans for an earlier deadline than the client's.
-        if end <= call.deadline {
-            return Failure::Hopeless;
-        }
-        let nanos = |span: Nanos| Duration::from_nanos(span.0.max(0).unsigned_abs());
-        Failure::TooLate { expected: nanos(end - call.arrived), retry_after: nanos(end - call.deadline) }
     }
 
     /// Records that the core has ended the part in `slot`, and returns the call's first slot.

@@ -71,6 +71,9 @@ pub enum Why {
     Unloaded,
     /// Its model or client exceeds its share of the devices, and others need theirs.
     Share,
+    /// Its client sends more than the devices answer in time, and is the only one of the only model
+    /// that sends requests.
+    Overload,
 }
 
 const _: () = assert!(size_of::<Action>() <= 32);

@@ -218,7 +218,7 @@ impl EnsembleRun {
     fn failed(&self, step: usize, failure: Failure) -> Problem {
         let model = &self.call.ensemble.steps[step].model;
         match failure {
-            Failure::Expired | Failure::Hopeless | Failure::TooLate { .. }
+            Failure::Expired | Failure::Hopeless | Failure::TooLate { .. } | Failure::TooLong { .. }
                 if self.call.timeout.is_some() || !self.call.entry.slo.answer_late =>
             {
                 step_problem(&self.call.entry, step, model, self.too_late(step))

@@ -156,7 +156,8 @@ impl Problem {
     /// Converts the failure of an accepted request. For a late one, the message gives its limit,
     /// the needed time and the key to change.
     pub(crate) fn of_failure(failure: Failure, entry: &ServedEntry, rows: usize, timeout: Option<Duration>) -> Problem {
-        let late = matches!(failure, Failure::Expired | Failure::Hopeless | Failure::TooLate { .. });
+        let never = matches!(failure, Failure::TooLong { .. });
+        let late = never || matches!(failure, Failure::Expired | Failure::Hopeless | Failure::TooLate { .. });
         let problem = Problem::of_ending(failure, &entry.name);
         if !late {
             return problem;
@@ -175,12 +176,13 @@ impl Problem {
             }
             (_, None) => return problem,
         };
+        let fewer = if never && rows > 1 { "send fewer rows in a request, or " } else { "" };
         let needed = entry.one_row.map_or(String::new(), |row| {
             let row = rounded(Duration::from_nanos(row.0.unsigned_abs()));
             let more = if rows > 1 { format!(", and the request has {rows}") } else { String::new() };
             format!("; one row needs {row:?} by its profile on an idle device{more}")
         });
-        let message = format!("{}; model '{}' had {had}{needed}; {fix}", problem.message, entry.name);
+        let message = format!("{}; model '{}' had {had}{needed}; {fewer}{fix}", problem.message, entry.name);
         Problem { retry_after: problem.retry_after, ..Problem::new(problem.kind, message) }
     }
 
@@ -188,6 +190,8 @@ impl Problem {
     fn of_ending(failure: Failure, model: &str) -> Problem {
         let failure = match failure {
             Failure::Share(after) => Failure::Share(rounded(after)),
+            Failure::Overload(after) => Failure::Overload(rounded(after)),
+            Failure::TooLong { needed } => Failure::TooLong { needed: rounded(needed) },
             Failure::TooLate { expected, retry_after } => {
                 Failure::TooLate { expected: rounded(expected), retry_after: rounded(retry_after) }
             }
@@ -195,7 +199,7 @@ impl Problem {
             other => other,
         };
         let kind = match failure {
-            Failure::Share(retry_after) => {
+            Failure::Share(retry_after) | Failure::Overload(retry_after) => {
                 let problem = Problem::new(ProblemKind::Overloaded, failure.to_string());
                 return Problem { retry_after: Some(retry_after), ..problem };
             }
@@ -208,7 +212,7 @@ impl Problem {
                 return Problem { retry_after: Some(retry_after), ..problem };
             }
             Failure::Refused(refused) => return Problem::of_refusal(refused, model),
-            Failure::Expired | Failure::Hopeless => ProblemKind::Expired,
+            Failure::Expired | Failure::Hopeless | Failure::TooLong { .. } => ProblemKind::Expired,
             Failure::Cancelled => ProblemKind::Cancelled,
             Failure::Failed(_) => ProblemKind::Internal,
             Failure::Unloaded | Failure::ShuttingDown => ProblemKind::Unavailable,
@@ -256,7 +260,10 @@ mod tests {
         let full = Problem::of_refusal(Refused::QueueFull { bound: 8, retry_after }, "m");
         assert!(full.message.ends_with("retry after 2.14s"), "{}", full.message);
         let share = Problem::of_ending(Failure::Share(retry_after), "m");
-        assert!(share.message.ends_with("retry after 2.14s"), "{}", share.message);
+        assert!(share.message.ends_with("its share of them; retry after 2.14s"), "{}", share.message);
+        let alone = Problem::of_ending(Failure::Overload(retry_after), "m");
+        assert_eq!((alone.kind.http_status(), alone.retry_after_s()), (429, Some(3)));
+        assert_eq!(alone.message, "the devices are busy, and cannot answer more requests in time; retry after 2.14s");
     }
 
     #[test]

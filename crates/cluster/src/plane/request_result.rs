@@ -47,6 +47,8 @@ fn numbers(failure: &Failure) -> (u8, Numbers) {
         Failure::Expired => (ending::EXPIRED, NONE),
         Failure::Hopeless => (ending::HOPELESS, NONE),
         Failure::TooLate { expected, retry_after } => (ending::HOPELESS, (*retry_after, nanos(*expected), 0)),
+        Failure::TooLong { needed } => (ending::HOPELESS, (Duration::ZERO, nanos(*needed), 0)),
+        Failure::Overload(after) => (ending::SHARE, (*after, 1, 0)),
         Failure::Share(after) => (ending::SHARE, (*after, 0, 0)),
         Failure::Cancelled => (ending::CANCELLED, NONE),
         Failure::Failed(_) => (ending::FAILED, NONE),
@@ -90,7 +92,9 @@ pub(super) fn read_result(get: &mut RecordReader<'_>, text: String) -> Result<Jo
     let failure = match ending {
         ending::EXPIRED => Failure::Expired,
         ending::HOPELESS if bound == 0 => Failure::Hopeless,
+        ending::HOPELESS if retry_after.is_zero() => Failure::TooLong { needed: Duration::from_nanos(bound as u64) },
         ending::HOPELESS => Failure::TooLate { expected: Duration::from_nanos(bound as u64), retry_after },
+        ending::SHARE if bound > 0 => Failure::Overload(retry_after),
         ending::SHARE => Failure::Share(retry_after),
         ending::CANCELLED => Failure::Cancelled,
         ending::FAILED => Failure::Failed(text),

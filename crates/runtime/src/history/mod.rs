@@ -526,6 +526,7 @@ impl History {
             Some(Why::Failed) => Ending::Failed,
             Some(Why::Unloaded) => Ending::Unloaded,
             Some(Why::Share) => Ending::Share,
+            Some(Why::Overload) => Ending::Refused,
         };
         call.ended = Some((now, ending));
     }

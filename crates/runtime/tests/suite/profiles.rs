@@ -1,12 +1,12 @@
 //! Live, on emulated devices: a model whose profile is wrong is served as well as its batches
-//! allow. Bounds are generous: they distinguish milliseconds from seconds, and some answers from
-//! none.
+//! allow, and a profile tells which calls can never be in time. Bounds are generous: they
+//! distinguish milliseconds from seconds, and some answers from none.
 
 use crate::common::Client;
 use ripieno_base::{BlockId, Nanos};
 use ripieno_executor::{BlockSource, EmulatedEngine, EmulatedOptions, Executor, ModelSource};
 use ripieno_model::{DataType, Model, Profile, TensorSpec};
-use ripieno_runtime::{Engine, EngineConfig, ServedModel};
+use ripieno_runtime::{Engine, EngineConfig, Failure, ServedModel};
 use ripieno_sched::{Limits, Objective, Options, Setup, build_served, find, served_options};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -77,6 +77,20 @@ fn a_profile_by_which_every_request_is_hopeless_is_found_out() {
         until_corrected(&engine, &client, 0);
         engine.drain(Duration::from_secs(10));
     }
+}
+
+#[test]
+fn a_call_that_needs_longer_than_its_limit_on_idle_devices_is_told_so() {
+    let executor: Arc<dyn Executor> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()));
+    let engine = start("deferred", &executor);
+    let served = emulated(&executor, Profile::linear(0.1, 2.0, 8).unwrap(), Nanos::from_millis(1_000));
+    let client = Client::new(&engine, engine.load(served).unwrap());
+    // 500 batches of 2.8 ms.
+    client.submit(1, 4_000, None).unwrap();
+    assert_eq!(client.next_failure(), (1, Failure::TooLong { needed: Duration::from_millis(1_400) }));
+    client.submit(2, 8, None).unwrap();
+    assert!(client.next().1.is_ok());
+    engine.drain(Duration::from_secs(10));
 }
 
 #[test]

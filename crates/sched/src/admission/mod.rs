@@ -11,7 +11,8 @@
 //!   late answers reduce it. The reason is [`Why::Share`] if others have requests in the policy,
 //!   else [`Why::Hopeless`].
 //! * *Its model or client exceeds its share* of the devices ([`shares`]) while others lose requests
-//!   ([`Why::Share`]).
+//!   ([`Why::Share`]), or the client is the only one, and the limit is that of the devices
+//!   ([`Why::Overload`]): its more urgent requests go first.
 //!
 //! No request is delayed here: an admitted one is passed to the policy in the same instant, so that
 //! below saturation the decisions are the policy's own. The policy never receives a refused
@@ -105,7 +106,7 @@ impl Admission {
         // A request that cannot be in time is no demand: its flow must not take others' share.
         // While the policy holds nothing, devices are idle, and no share is worth keeping.
         if !hopeless && !self.shares.admit(now, flow, work, request.class.priority) && self.live > 0 {
-            return Some(Why::Share);
+            return Some(if self.shares.is_sole(now, flow) { Why::Overload } else { Why::Share });
         }
         // One that would be late on an idle device is tried while nothing else waits.
         if hopeless && !self.needs.keeps_deadlines && self.live > 0 {

@@ -84,6 +84,8 @@ struct Flow {
     passed: i64,
     lost: i64,
     losses: u16,
+    /// Time of its last request.
+    last_request: Time,
     /// Number of ticks since a loss was last forgiven.
     losses_age: u8,
     /// The highest priority of the last second, and its age.
@@ -136,12 +138,19 @@ impl Shares {
         self.active.iter().any(|&flow| flow as usize / CLIENTS == model.index())
     }
 
+    /// Returns whether no other flow has had requests in the last second.
+    pub(crate) fn is_sole(&self, now: Time, flow: u32) -> bool {
+        let is_recent = |other: u32| now - self.flows[other as usize].last_request < SECOND;
+        !self.active.iter().any(|&other| other != flow && is_recent(other))
+    }
+
     /// Records a request that demands `work`; returns whether its flow may have it.
     pub(crate) fn admit(&mut self, now: Time, flow: u32, work: i64, priority: u8) -> bool {
         let known = &mut self.flows[flow as usize];
         if known.demand == 0 {
             self.active.push(flow);
         }
+        known.last_request = now;
         known.demand = known.demand.saturating_add(work);
         known.note_priority(priority);
         let may = known.take(now, work, priority);
@@ -441,6 +450,16 @@ mod tests {
             }
             assert!((0..4).all(|_| shares.admit(now, CLIENTS as u32, MS, 0)), "{at} ms");
         }
+    }
+
+    #[test]
+    fn a_flow_is_the_only_one_a_second_after_the_others() {
+        let mut shares = Shares::new(&LIMITS);
+        shares.admit(Time(0), 1, MS, 0);
+        shares.admit(Time(1), 0, MS, 0);
+        let sole = |ms: i64| shares.is_sole(Time(ms * MS), 0);
+        assert_eq!((sole(0), sole(999), sole(1_000)), (false, false, true));
+        assert!(!shares.is_sole(Time(SECOND.0), 1), "the other's request is a nanosecond younger");
     }
 
     #[test]

@@ -64,6 +64,35 @@ fn a_policy_that_checks_deadlines_is_left_to_do_so_unless_clients_compete() {
     assert_eq!(refused(&mut *scheduler, 150, 50, (1, 1)), (0, None));
 }
 
+/// Sends a request every other millisecond, two and a half times what the devices do; returns the
+/// reasons of those refused.
+fn refused_over_time(each: impl Fn(u32) -> (u16, u8)) -> Vec<Why> {
+    let (mut scheduler, mut reasons) = (scheduler("deferred", None), Vec::new());
+    for slot in 0..200 {
+        let (now, (client, priority)) = (ms(2 * i64::from(slot)), each(slot));
+        let class = RequestClass { client, priority, ..RequestClass::default() };
+        let (slot, model, deadline) = (RequestSlot(slot), ModelId(0), now + Nanos::from_millis(400));
+        let request = Request { slot, model, arrived: now, deadline, rows: 1, extent: Extent::ONE, class };
+        scheduler.on_request(now, &request);
+        let mut out = Outbox::new(&LIMITS);
+        scheduler.settle(now, &mut out);
+        reasons.extend(out.actions().iter().filter_map(|action| match action {
+            Action::Reject { why, .. } => Some(*why),
+            _ => None,
+        }));
+    }
+    reasons
+}
+
+#[test]
+fn a_sole_client_is_not_told_of_a_share() {
+    let urgent = |slot: u32| u8::from(slot.is_multiple_of(2));
+    let alone = refused_over_time(|slot| (1, urgent(slot)));
+    assert!(alone.contains(&Why::Overload) && !alone.contains(&Why::Share), "{alone:?}");
+    let beside = refused_over_time(|slot| (u16::from(slot.is_multiple_of(5)), urgent(slot / 5)));
+    assert!(beside.contains(&Why::Share) && !beside.contains(&Why::Overload), "{beside:?}");
+}
+
 /// Two devices that serve one request of 10 ms at a time, one of which becomes four times as slow.
 struct Uneven {
     scheduler: Box<dyn Scheduler>,

@@ -129,6 +129,14 @@ async fn failures_have_their_statuses() {
     let rows = json!({"inputs": [{"name": "x", "shape": [2, 2], "datatype": "FP32", "data": [1, 2, 3, 4]}]});
     let error = server.infer("expired", &rows).await.error();
     assert!(error.contains("one row needs 178ms by its profile on an idle device, and the request has 2;"), "{error}");
+    let long = server.infer("too-long", &rows).await;
+    assert!(long.status == StatusCode::GATEWAY_TIMEOUT && !long.headers.contains_key("retry-after"));
+    assert_eq!(
+        long.error(),
+        "Request timeout expired: the request needs 5.31s by its profile even on idle devices, so a retry cannot be in time; \
+         model 'too-long' had 100ms (its slo_ms); one row needs 178ms by its profile on an idle device, and the request has 2; \
+         send fewer rows in a request, or raise slo_ms, or write late = \"answer\", in its model.toml"
+    );
     let nobody = server.infer("nobody", &floats()).await;
     assert!(nobody.status == StatusCode::NOT_FOUND && nobody.error().contains("unknown model: 'nobody' is not found"));
     let full = server.infer("full", &floats()).await;

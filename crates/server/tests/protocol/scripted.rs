@@ -21,7 +21,7 @@ type Act = fn(Job, &Scripted) -> Result<(), Refused>;
 
 /// The models' behaviours; a model's id is its position. In addition, there is one identity model
 /// per datatype.
-pub(crate) const MODELS: [(&str, Act); 16] = [
+pub(crate) const MODELS: [(&str, Act); 17] = [
     ("simple", |job, _| answer(job, echo)),
     ("two", |job, _| answer(job, echo)),
     ("expired", |job, _| answer(job, |_| Err(Failure::Expired))),
@@ -58,6 +58,7 @@ pub(crate) const MODELS: [(&str, Act); 16] = [
     }),
     ("picky", |_, _| Err(Refused::Invalid("two roots".into()))),
     ("crowded", |_, _| Err(Refused::NodesFull { held: 3, bound: 4, retry_after: Duration::from_millis(1200) })),
+    ("too-long", |job, _| answer(job, |_| Err(Failure::TooLong { needed: Duration::from_micros(5_300_200) }))),
 ];
 
 /// Sends steps if they are requested, the last one marked; endless models send two.

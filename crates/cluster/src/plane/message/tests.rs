@@ -49,6 +49,8 @@ fn answers() -> Vec<JobResult> {
         Failure::Expired,
         Failure::Hopeless,
         Failure::TooLate { expected: Duration::from_millis(340), retry_after: Duration::from_millis(240) },
+        Failure::TooLong { needed: Duration::from_millis(340) },
+        Failure::Overload(after),
         Failure::Share(after),
         Failure::Cancelled,
         Failure::Failed(cause()),
