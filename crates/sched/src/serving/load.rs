@@ -55,7 +55,8 @@ pub(super) struct ModelEstimate {
     last_start: Time,
     lost_since: bool,
     /// Largest batch: that in which a row takes the least device time, by profile or as learnt.
-    /// Larger ones would make requests wait for nothing.
+    /// Larger ones would make requests wait for nothing. Not of padded requests, where it differs
+    /// by length.
     pub(super) max_batch: usize,
     /// The same by profile.
     cheapest_by_profile: usize,
@@ -312,7 +313,7 @@ impl ModelEstimate {
     /// Finds the largest batch, of at most `most` rows, of a new profile.
     fn reset_max_batch(&mut self, model: &Model, most: usize) {
         (self.max_batch, self.cheapest_by_profile) = (most, most);
-        if !model.walk.is_unfolded() {
+        if !model.walk.is_unfolded() && !model.has_lengths() {
             let profile = model.profile();
             self.cheapest_by_profile = cheapest_batch(most, |rows| profile.latency(rows));
             self.max_batch = self.cheapest_by_profile;
@@ -336,8 +337,10 @@ impl ModelEstimate {
             self.steady_rows = rate.rows_in(Nanos(model.slo.0 / 2)).max(1) as usize;
             return;
         }
-        let learnt = cheapest_batch(max_batch, |rows| self.mean(rows));
-        self.max_batch = learnt.max(self.cheapest_by_profile);
+        if self.cheapest_by_profile < max_batch {
+            let learnt = cheapest_batch(max_batch, |rows| self.mean(rows));
+            self.max_batch = learnt.max(self.cheapest_by_profile);
+        }
         let fits = |batch: usize| self.promised(batch) + rate.gather_time(batch) <= model.slo;
         self.target = largest(self.max_batch, fits).max(1);
         let known = self.rate.dispersion_permille(now).filter(|_| rate.window >= SECOND);
@@ -521,7 +524,7 @@ fn moving_mean(mean: u64, value: u64, elapsed: Nanos) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ripieno_model::{Profile, Walk};
+    use ripieno_model::{LengthProfiles, Profile, Walk};
 
     const MS: fn(i64) -> Nanos = Nanos::from_millis;
 
@@ -565,6 +568,12 @@ mod tests {
         assert_eq!(of(&[2, 4, 6, 8]), (4, 4, 4), "equal ones");
         assert_eq!(of(&[2, 5, 9, 14]), (1, 1, 1));
         assert_eq!(of(&[4, 5, 6, 9, 9, 30]), (5, 5, 5));
+        // Short requests may gain by batches where the longest do not.
+        let table = Profile::from_table(&[MS(5), MS(11), MS(18)]).unwrap();
+        let lengths = LengthProfiles::new(vec![(1, Profile::linear(0.1, 2.0, 3).unwrap()), (9, table.clone())]);
+        let block = Block { lengths: Some(lengths.unwrap()), ..Block::new("b", table) };
+        let model = Model { blocks: vec![block], ..Model::whole("m", Profile::linear(1.0, 1.0, 3).unwrap(), MS(100)) };
+        assert_eq!(ModelEstimate::new(&model, 3).max_batch, 3);
     }
 
     #[test]
