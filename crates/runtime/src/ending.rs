@@ -23,7 +23,7 @@ pub enum Ending {
     Failed,
     /// Its device or engine process was lost, or no engine process ran.
     Outage,
-    /// Not accepted: a queue bound was reached, or the devices cannot answer more in time.
+    /// Not accepted, because a queue bound was reached.
     Refused,
     /// Its model was unloaded.
     Unloaded,
@@ -55,8 +55,8 @@ impl Ending {
             Failure::Cancelled => Ending::Cancelled,
             Failure::Failed(_) => Ending::Failed,
             Failure::Outage { .. } => Ending::Outage,
-            Failure::Share(_) => Ending::Share,
-            Failure::Refused(_) | Failure::Overload(_) => Ending::Refused,
+            Failure::Share(_) | Failure::Overload(_) => Ending::Share,
+            Failure::Refused(_) => Ending::Refused,
             Failure::Unloaded => Ending::Unloaded,
             Failure::ShuttingDown => Ending::ShuttingDown,
         }

@@ -81,6 +81,9 @@ pub(super) struct CudaParts {
     pub(super) library: PathBuf,
     /// Files to load in advance, in order.
     preloads: Vec<PathBuf>,
+    /// The number of those, the first ones, that the provider's file needs. If another cannot be
+    /// loaded, the provider says so when it needs it.
+    needed: usize,
     /// Names of the GPUs and version of the driver, for the key of cached profiles.
     pub(super) key: String,
 }
@@ -109,7 +112,7 @@ impl SearchPaths {
         let key = self.check_gpus(ordinals).map_err(|cause| missing.push(cause)).ok();
         match (library, key) {
             (Some(library), Some(key)) if missing.is_empty() => {
-                Ok(CudaParts { library, preloads: preloads.files, key })
+                Ok(CudaParts { library, preloads: preloads.files, needed: preloads.needed, key })
             }
             _ => {
                 let devices: Vec<String> = ordinals.iter().map(|ordinal| format!("cuda:{ordinal}")).collect();
@@ -227,12 +230,14 @@ struct Preloads {
     folders: Vec<PathBuf>,
     /// Found files, each after those that it needs.
     files: Vec<PathBuf>,
+    /// The number of those that the provider's file needs.
+    needed: usize,
     seen: BTreeSet<String>,
 }
 
 impl Preloads {
     fn new(folders: Vec<PathBuf>) -> Preloads {
-        Preloads { folders, files: Vec::new(), seen: BTreeSet::new() }
+        Preloads { folders, files: Vec::new(), needed: 0, seen: BTreeSet::new() }
     }
 
     /// Finds the libraries that the provider needs. Returns a message for those that are missing.
@@ -280,12 +285,14 @@ impl Preloads {
 
     /// Adds what is loaded only when it is first needed: libraries that the provider loads by name,
     /// cuDNN's parts, and the compiler of kernels. Which version of a library the provider asks for
-    /// is not known, so all are added.
+    /// is not known; it is taken to be the newest.
     fn add_loaded_later(&mut self) {
-        let is_version = |rest: &str| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit());
-        let by_name = |file: &str| LOADED_BY_NAME.iter().any(|stem| file.strip_prefix(stem).is_some_and(is_version));
-        for name in names_in(&self.folders).into_iter().filter(|name| by_name(name)) {
-            self.add(&name);
+        self.needed = self.files.len();
+        for stem in LOADED_BY_NAME {
+            let version = |name: &String| name.strip_prefix(stem)?.parse::<u32>().ok();
+            if let Some(newest) = names_in(&self.folders).iter().filter_map(version).max() {
+                self.add(&format!("{stem}{newest}"));
+            }
         }
         let cudnn = self.files.iter().find(|file| file_name(file).starts_with("libcudnn.so."));
         let Some(cudnn) = cudnn.cloned() else { return };
@@ -332,9 +339,11 @@ fn needed(file: &Path) -> Result<Vec<String>, String> {
 impl CudaParts {
     /// Loads CUDA's libraries, so that the provider finds them.
     pub(super) fn preload(&self) -> Result<(), LoadError> {
-        self.preloads.iter().try_for_each(|file| {
-            ort::util::preload_dylib(file)
-                .map_err(|cause| LoadError(format!("{}: cannot be loaded: {cause}; {INSTALL}", file.display())))
+        self.preloads.iter().enumerate().try_for_each(|(at, file)| match ort::util::preload_dylib(file) {
+            Err(cause) if at < self.needed => {
+                Err(LoadError(format!("{}: cannot be loaded: {cause}; {INSTALL}", file.display())))
+            }
+            _ => Ok(()),
         })
     }
 }

@@ -6,8 +6,8 @@
 //! devices that idled, and otherwise what the devices were busy with: another model, other requests
 //! of its own, or its own batches. The time of a call is its span until the end, or, where it was
 //! refused on arrival, the span of its deadline before: that is what filled the queue. Sums over
-//! spans come from prefix sums over the tasks by their start, so that each call costs a few binary
-//! searches.
+//! spans come from prefix sums over the tasks by their start; only what the devices were busy with
+//! is summed task by task.
 
 use super::{CallReason, CallRecord, History, TaskRecord};
 use crate::{Ending, RefusedWhy};
@@ -361,7 +361,8 @@ impl<'a> Explainer<'a> {
             return (Cause::BatchWait, text);
         }
         let (own, others) = self.time_by_model(call, from, ended);
-        let busiest = others.into_iter().max_by_key(|(_, time)| *time).filter(|(_, time)| *time > own);
+        let of_others: Nanos = others.values().copied().sum();
+        let busiest = others.into_iter().max_by_key(|(_, time)| *time).filter(|_| of_others > own);
         match busiest {
             Some((model, time)) => {
                 let cause = if model == call.model { Cause::OwnQueue } else { Cause::QueueBehind };

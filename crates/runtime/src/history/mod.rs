@@ -376,7 +376,10 @@ impl History {
             Reason::Lost { request, to } => {
                 // The scheduler takes each shape for a model; here no model waits for itself.
                 let winner = call_of(to)?.model;
-                (winner != call_of(request)?.model).then_some((request, CallReason::LostTo(winner)))?
+                if winner == call_of(request)?.model {
+                    return None;
+                }
+                (request, CallReason::LostTo(winner))
             }
             Reason::Refused { request, end } => {
                 (request, CallReason::Refused((end - call_of(request)?.deadline).max(Nanos::ZERO)))

@@ -22,11 +22,13 @@ const MEMORY: u64 = 4_096;
 /// Mean duration of batches of a chain, learnt from the number of rows that run each block.
 #[derive(Clone, Debug)]
 pub(crate) struct Reach {
-    /// Rows that ran each block.
+    /// Rows that started each block.
     rows: Box<[u64]>,
-    /// Rows that have run each block, and those of them that left then.
-    ran: Box<[u64]>,
-    left: Box<[u64]>,
+    /// Rows of the batches that finished each block, and those of them that left then.
+    finished: Box<[u64]>,
+    exited: Box<[u64]>,
+    /// Whether rows have finished a block since [`Reach::settle_exits`].
+    exits_changed: bool,
     /// The mean time of a batch of 1, 2, … rows.
     means: Box<[Nanos]>,
 }
@@ -34,9 +36,15 @@ pub(crate) struct Reach {
 impl Reach {
     /// Creates the estimate of a model that has not run yet: every request runs every block.
     pub(crate) fn new(model: &Model) -> Reach {
-        let (blocks, rows) = (model.blocks.len(), vec![PRIOR; model.blocks.len()].into());
-        let (ran, left) = (vec![PRIOR; blocks].into(), vec![0; blocks].into());
-        let mut reach = Reach { rows, ran, left, means: vec![Nanos::ZERO; model.profile().max_batch()].into() };
+        let (none, rows) = (vec![0; model.blocks.len()], vec![PRIOR; model.blocks.len()].into());
+        let (finished, exited) = (none.clone().into(), none.into());
+        let mut reach = Reach {
+            rows,
+            finished,
+            exited,
+            exits_changed: false,
+            means: vec![Nanos::ZERO; model.profile().max_batch()].into(),
+        };
         reach.recompute(model, profiled);
         reach
     }
@@ -77,33 +85,43 @@ impl Reach {
         }
     }
 
-    /// Records a finished task of a block, after which `left` of its rows leave before the last
-    /// block.
+    /// Records a finished task of a block, of a batch of `rows` rows, after which `left` of them
+    /// leave before the last block.
     pub(crate) fn on_end(&mut self, block: BlockId, rows: usize, left: usize) {
         let block = block.index();
-        if block + 1 < self.ran.len() {
-            self.ran[block] += rows as u64;
-            self.left[block] += left as u64;
-            if self.ran[block] > MEMORY {
-                (self.ran[block], self.left[block]) = (self.ran[block] / 2, self.left[block] / 2);
+        if block + 1 < self.finished.len() {
+            self.finished[block] += rows as u64;
+            self.exited[block] += left as u64;
+            self.exits_changed |= self.exited[block] > 0;
+            if self.finished[block] > MEMORY {
+                (self.finished[block], self.exited[block]) = (self.finished[block] / 2, self.exited[block] / 2);
             }
         }
     }
 
-    /// Returns whether some rows leave early.
-    pub(crate) fn any_leave(&self) -> bool {
-        self.left.iter().any(|&left| left > 0)
+    /// Returns whether the share of rows that leave may have changed since
+    /// [`Reach::settle_exits`].
+    pub(crate) fn exits_changed(&self) -> bool {
+        self.exits_changed
+    }
+
+    /// Notes that all was derived from the present shares.
+    pub(crate) fn settle_exits(&mut self) {
+        self.exits_changed = false;
     }
 
     /// Returns the mean number of rows, rounded up, that are left when a batch that runs `from`
-    /// comes to a later block. Those that leave are counted when they could have stayed: the
-    /// started rows of a block would lack those of batches on their way to it.
-    pub(crate) fn usual_rows(&self, from: BlockId, block: usize, rows: usize) -> usize {
+    /// comes to it and to each later block. Those that leave are counted when they could have
+    /// stayed: the started rows of a block would lack those of batches on their way to it.
+    pub(crate) fn usual_rows(&self, from: BlockId, rows: usize) -> impl Iterator<Item = usize> {
+        let exits = self.finished.iter().zip(&self.exited).skip(from.index());
+        let stay = exits.map(|(finished, exited)| (finished + PRIOR - exited) * ONE / (finished + PRIOR));
         let mut share = ONE;
-        for at in from.index()..block.min(self.ran.len()) {
-            share = share * (self.ran[at] - self.left[at]) / self.ran[at];
-        }
-        (rows as u64 * share).div_ceil(ONE) as usize
+        stay.chain(std::iter::repeat(ONE)).map(move |stay| {
+            let usual = (rows as u64 * share).div_ceil(ONE) as usize;
+            share = share * stay / ONE;
+            usual
+        })
     }
 
     /// Returns the mean duration of a batch; `Nanos::MAX` beyond the model's largest batch.
@@ -172,12 +190,16 @@ mod tests {
     #[test]
     fn usual_rows_are_those_that_have_not_left() {
         let mut reach = learnt(1_000, 2);
-        let rows = [1, 4, 5, 6, 8].map(|rows| reach.usual_rows(BlockId(0), 1, rows));
+        let at_the_second = |reach: &Reach, rows| reach.usual_rows(BlockId(0), rows).nth(1).unwrap();
+        let rows = [1, 4, 5, 6, 8].map(|rows| at_the_second(&reach, rows));
         assert_eq!(rows, [1, 1, 2, 2, 2], "a fifth and a little of the prior, rounded up");
-        assert_eq!(reach.usual_rows(BlockId(1), 1, 8), 8);
-        assert_eq!(Reach::new(&chain()).usual_rows(BlockId(0), 1, 8), 8);
+        assert_eq!(reach.usual_rows(BlockId(1), 8).next(), Some(8));
+        assert_eq!(at_the_second(&Reach::new(&chain()), 8), 8);
+        assert!(reach.exits_changed());
+        reach.settle_exits();
+        assert!(!reach.exits_changed());
         (0..10_000).for_each(|_| reach.on_end(BlockId(0), 10, 10));
-        assert_eq!(reach.usual_rows(BlockId(0), 1, 8), 1);
+        assert_eq!(at_the_second(&reach, 8), 1, "none is seen to stay, but some may");
     }
 
     #[test]

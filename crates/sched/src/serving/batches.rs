@@ -209,7 +209,7 @@ impl UnifiedScheduler {
         let deadline = self.requests.get(first).deadline - served.load.blocking;
         // With one more row the batch would have to start by then.
         let promised = |rows: usize| self.devices[device].takes(load.promised(rows));
-        let frontrun = deadline - promised((rows + 1).min(served.load.max_batch));
+        let frontrun = deadline - promised((rows + 1).min(served.load.max_batch).max(rows));
         let spaced = self.spaced_from(served, price > 0).min(frontrun).max(now);
         // Without arrivals beyond the rows at hand, future ones are unknown.
         let known = load.rate.rate(now).filter(|rate| price > 0 && rate.rows > rows as u64);

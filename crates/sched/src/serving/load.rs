@@ -54,9 +54,9 @@ pub(super) struct ModelEstimate {
     /// Start of the last batch, and whether rows were lost since.
     last_start: Time,
     lost_since: bool,
-    /// Largest batch: that in which a row takes the least device time, by profile or as learnt.
-    /// Larger ones would make requests wait for nothing. Not of padded requests, where it differs
-    /// by length.
+    /// Largest batch: that in which a row takes the least device time by profile, or as learnt if
+    /// that is larger. Larger ones would make requests wait for nothing. For padded requests it
+    /// would differ by length, so it is the model's.
     pub(super) max_batch: usize,
     /// The same by profile.
     cheapest_by_profile: usize,
@@ -152,8 +152,7 @@ impl ModelEstimate {
 
     /// Returns the blocks from one on, each with the rows of a batch that have usually not left.
     fn usual<'a>(&self, model: &'a Model, from: BlockId, rows: usize) -> impl Iterator<Item = (&'a Block, usize)> {
-        let blocks = model.blocks.iter().enumerate().skip(from.index());
-        blocks.map(move |(at, block)| (block, self.reach.usual_rows(from, at, rows))).filter(|&(_, rows)| rows > 0)
+        model.blocks.iter().skip(from.index()).zip(self.reach.usual_rows(from, rows))
     }
 
     /// Returns the costs of padded requests.
@@ -270,7 +269,7 @@ impl ModelEstimate {
         if model.walk.is_unfolded() {
             return false;
         }
-        let stale = self.derived_from != self.occupancy.version() || self.reach.any_leave();
+        let stale = self.derived_from != self.occupancy.version() || self.reach.exits_changed();
         if stale && may_derive {
             self.derive(model);
         } else {
@@ -282,6 +281,7 @@ impl ModelEstimate {
     /// Derives the costs of all batch sizes.
     fn derive(&mut self, model: &Model) {
         self.derived_from = self.occupancy.version();
+        self.reach.settle_exits();
         self.reach.recompute(model, |block, rows| self.occupancy.mean(block.profile.latency(rows)));
         let mut longest = Nanos::ZERO;
         for rows in 1..=self.promised.len() {

@@ -330,9 +330,10 @@ impl UnifiedScheduler {
                 false
             }
             Outcome::Ok | Outcome::Failed => {
-                let members = || tasks.members(task).iter().map(|slot| requests.get(slot.0).rows as usize);
-                let left = members().zip(done.ended).filter(|(_, ended)| **ended).map(|(rows, _)| rows).sum();
-                models.get_mut(id).own.load.reach.on_end(cohorts.get(cohort).block, members().sum(), left);
+                let ended = tasks.members(task).iter().zip(done.ended).filter(|(_, ended)| **ended);
+                let left = ended.map(|(slot, _)| requests.get(slot.0).rows as usize).sum();
+                let held = cohorts.get(cohort);
+                models.get_mut(id).own.load.reach.on_end(held.block, held.rows, left);
                 cohorts.report(cohort, tasks.members(task), &models.get(id).model, done);
                 cohorts.advance(cohort, |slot| match done.outcome {
                     Outcome::Ok => requests.finish(slot, pending),

@@ -158,6 +158,7 @@ fn cases_that_were_found_by_chance() {
         ("light-beside-long", "unified", None, 0, 490.0),
         ("light-cells-beside-whole", "unified", None, 1, 1.8),
         ("light-cells-beside-whole", "unified", None, 0, 115.0),
+        // 99 % of its 10.78/s.
         ("light-chain-beside-chain", "unified", None, 0, 10.6),
         ("padded", "unified", Some(4_580.0), 0, 1_045.0),
         ("padded", "unified", Some(15_268.0), 0, 1_045.0),

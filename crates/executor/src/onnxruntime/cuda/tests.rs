@@ -105,13 +105,22 @@ fn libraries_that_the_provider_loads_by_name_are_loaded_in_advance() {
     own.link(&format!("onnxruntime/capi/{PROVIDER}"), &only_runtime);
     own.link("nvidia/cu/lib/libcufft.so.11", &[]);
     own.link("nvidia/cu/lib/libcufft.so.11.4.1", &[]);
+    own.link("nvidia/cu/lib/libcufft.so.9", &[]);
+    own.write("nvidia/cudnn/lib/libcudnn_old.so.9", "cannot be loaded");
     own.link("nvidia/cu/lib/libnvrtc.so.12", &[]);
     let parts = own.find(&[0]).unwrap();
     let names: Vec<String> = parts.preloads.iter().map(|file| file_name(file)).collect();
     assert_eq!(
         names,
-        ["libcudart.so.12", "libcudnn.so.9", "libcufft.so.11", "libcudnn_ops.so.9", "libnvrtc.so.12"],
-        "each once, by the name that the provider asks for"
+        [
+            "libcudart.so.12",
+            "libcudnn.so.9",
+            "libcufft.so.11",
+            "libcudnn_old.so.9",
+            "libcudnn_ops.so.9",
+            "libnvrtc.so.12"
+        ],
+        "each once, the newest, by the name that the provider asks for"
     );
     parts.preload().unwrap();
 }
