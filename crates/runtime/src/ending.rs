@@ -51,11 +51,13 @@ impl Ending {
     pub fn of(failure: &Failure) -> Ending {
         match failure {
             Failure::Expired => Ending::Expired,
-            Failure::Hopeless | Failure::TooLate { .. } | Failure::TooLong { .. } => Ending::Hopeless,
+            Failure::Hopeless | Failure::TooLate { .. } | Failure::TooLong { .. } | Failure::Overload(_) => {
+                Ending::Hopeless
+            }
             Failure::Cancelled => Ending::Cancelled,
             Failure::Failed(_) => Ending::Failed,
             Failure::Outage { .. } => Ending::Outage,
-            Failure::Share(_) | Failure::Overload(_) => Ending::Share,
+            Failure::Share(_) => Ending::Share,
             Failure::Refused(_) => Ending::Refused,
             Failure::Unloaded => Ending::Unloaded,
             Failure::ShuttingDown => Ending::ShuttingDown,

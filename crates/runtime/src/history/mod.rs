@@ -525,11 +525,10 @@ impl History {
             Some(Why::Cancelled) if late => Ending::Expired,
             Some(Why::Cancelled) => Ending::Cancelled,
             Some(Why::Expired) => Ending::Expired,
-            Some(Why::Hopeless) => Ending::Hopeless,
+            Some(Why::Hopeless | Why::Overload) => Ending::Hopeless,
             Some(Why::Failed) => Ending::Failed,
             Some(Why::Unloaded) => Ending::Unloaded,
             Some(Why::Share) => Ending::Share,
-            Some(Why::Overload) => Ending::Refused,
         };
         call.ended = Some((now, ending));
     }
