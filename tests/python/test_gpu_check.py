@@ -30,7 +30,9 @@ def test_a_quick_run_fills_every_table(tmp_path):
     sizes = [row["rows"] for row in parts["latency"] if row["model"] == "resnet-small"]
     assert sizes == [1, 2, 4, 8] and all(row["ms"] > 0 and row["onnxruntime_ms"] > 0 for row in parts["latency"])
     assert [row["policy"] for row in parts["goodput"]] == ["default", "eager", "timeout 0.2 SLO"]
-    assert all(row["goodput_rps"] > 0 and row["p99_ms"] > 0 for row in parts["goodput"] + parts["lanes"])
+    searched = parts["goodput"] + parts["lanes"]
+    # On a slow machine no rate may be good: then it is 0, with no percentiles.
+    assert all(row["error"] == "" and (row["goodput_rps"] > 0) == (row["p99_ms"] is not None) for row in searched)
     assert all(0 < row["operators_ms"] <= row["run_ms"] for row in parts["gaps"])
     assert "say nothing about a GPU" in done.stdout
 
