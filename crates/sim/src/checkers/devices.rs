@@ -1,5 +1,5 @@
-//! Checks that a lane never holds more tasks than its depth, never runs two at a time and ends them
-//! in the order of their starts, and that an absent device gets none.
+//! Checks that a lane never holds more tasks than its depth, never runs two at a time and ends
+//! them, also those that are lost with it, in the order of their starts.
 
 use crate::observer::{Observer, Run};
 use ripieno_base::{TaskId, Time};
@@ -14,8 +14,7 @@ pub struct DeviceChecker {
     /// Number of tasks by device and lane.
     held: Vec<usize>,
     busy_until: Vec<Time>,
-    /// Tasks by device and lane, in the order of their starts; empty where ends are known at the
-    /// start.
+    /// Tasks by device and lane that were not cancelled, in the order of their starts.
     order: Vec<VecDeque<TaskId>>,
 }
 
@@ -28,7 +27,7 @@ impl DeviceChecker {
             lanes: limits.lanes,
             held: vec![0; all],
             busy_until: vec![Time::ORIGIN; all],
-            order: vec![VecDeque::new(); if limits.lanes > 1 { all } else { 0 }],
+            order: vec![VecDeque::new(); all],
         }
     }
 
@@ -42,17 +41,6 @@ impl DeviceChecker {
         assert!(lane < self.lanes, "{:?} has no {:?}", run.device, run.lane);
         usize::from(run.device.0) * self.lanes + lane
     }
-
-    fn check_order(&mut self, now: Time, lane: usize, run: &Run<'_>) {
-        let at = self.order[lane].iter().position(|&task| task == run.task).expect("what ends was started");
-        self.order[lane].remove(at);
-        // A cancelled or lost task has no end of its own.
-        if now == run.end {
-            assert!(at == 0, "{:?} ended at {now:?} before an earlier task of {:?}", run.task, run.lane);
-            assert!(run.start >= self.busy_until[lane], "two tasks at a time on {:?} at {now:?}", run.lane);
-            self.busy_until[lane] = now;
-        }
-    }
 }
 
 impl Observer for DeviceChecker {
@@ -60,22 +48,35 @@ impl Observer for DeviceChecker {
         let lane = self.lane(run);
         self.held[lane] += 1;
         assert!(self.held[lane] <= self.depth, "{:?} holds more than {} tasks at {now:?}", run.device, self.depth);
-        match self.order.get_mut(lane) {
-            Some(order) => order.push_back(run.task),
-            None => {
-                assert!(run.start >= self.busy_until[lane], "two tasks at a time on {:?} at {now:?}", run.device);
-                self.busy_until[lane] = run.end;
-            }
+        self.order[lane].push_back(run.task);
+        // With several lanes the end of a task is not known at its start.
+        if self.lanes == 1 {
+            assert!(run.start >= self.busy_until[lane], "two tasks at a time on {:?} at {now:?}", run.device);
+            self.busy_until[lane] = run.end;
         }
+    }
+
+    fn cancelled(&mut self, _now: Time, run: &Run<'_>) {
+        let lane = self.lane(run);
+        self.order[lane].retain(|&task| task != run.task);
     }
 
     fn done(&mut self, now: Time, run: &Run<'_>) {
         let lane = self.lane(run);
         self.held[lane] -= 1;
-        if !self.order.is_empty() {
-            self.check_order(now, lane, run);
-        } else if self.held[lane] == 0 {
-            self.busy_until[lane] = self.busy_until[lane].min(now);
+        let first = self.order[lane].front().copied();
+        let cancelled = !self.order[lane].contains(&run.task);
+        assert!(cancelled || first == Some(run.task), "{:?} ended at {now:?} before {first:?}", run.task);
+        if !cancelled {
+            self.order[lane].pop_front();
+        }
+        if self.lanes == 1 {
+            if self.held[lane] == 0 {
+                self.busy_until[lane] = self.busy_until[lane].min(now);
+            }
+        } else if now == run.end {
+            assert!(run.start >= self.busy_until[lane], "two tasks at a time on {:?} at {now:?}", run.lane);
+            self.busy_until[lane] = now;
         }
     }
 }

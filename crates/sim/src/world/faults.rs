@@ -1,6 +1,6 @@
 //! Faults and changes during a run: devices join, leave and slow down, clients withdraw.
 
-use super::{World, each};
+use super::{EmulatedTask, World, each};
 use crate::observer::Observer;
 use ripieno_base::{BlockId, DeviceId, ModelId, TaskId, Time};
 use ripieno_model::Profile;
@@ -133,11 +133,14 @@ impl World<'_> {
     fn lose_tasks(&mut self, device: DeviceId, observers: &mut [&mut dyn Observer]) {
         let state = &mut self.devices[device.index()];
         (state.busy_until, state.heard) = (self.now, self.now);
-        for id in 0..self.tasks.len() {
-            if self.tasks[id].as_ref().is_some_and(|running| running.device == device) {
-                self.take_off_lane(TaskId(id as u32), device.index());
-                self.report(TaskId(id as u32), Outcome::DeviceLost, observers);
-            }
+        let of_device = |(id, task): (usize, &Option<EmulatedTask>)| {
+            task.as_ref().filter(|running| running.device == device).map(|running| (running.serial, TaskId(id as u32)))
+        };
+        let mut lost: Vec<_> = self.tasks.iter().enumerate().filter_map(of_device).collect();
+        lost.sort_unstable();
+        for (_, id) in lost {
+            self.take_off_lane(id, device.index());
+            self.report(id, Outcome::DeviceLost, observers);
         }
     }
 }

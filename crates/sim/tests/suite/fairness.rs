@@ -4,7 +4,9 @@
 
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::{Model, Profile};
-use ripieno_sched::{Limits, Objective, Options, Request, RequestClass, Setup, build_served, find, served_options};
+use ripieno_sched::{
+    Limits, Objective, Options, Request, RequestClass, Setup, Why, build_served, find, served_options,
+};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, End, Jitter, Observer, World};
 use ripieno_workload::{ArrivalProcess as Process, Arrivals, stream, unit};
@@ -71,7 +73,11 @@ impl Case {
     }
 
     /// Returns per flow the number of requests, and of those answered in time.
-    fn run(&self, (name, objective): (&str, Objective), arrivals: Vec<Arrival>) -> [(u64, u64); 3] {
+    fn run(&self, policy: (&str, Objective), arrivals: Vec<Arrival>) -> [(u64, u64); 3] {
+        self.seen(policy, arrivals).flows
+    }
+
+    fn seen(&self, (name, objective): (&str, Objective), arrivals: Vec<Arrival>) -> Seen {
         let policy = find(name).unwrap();
         let options = served_options(policy, Options::new(), objective);
         let needs = policy.needs(&options);
@@ -83,19 +89,24 @@ impl Case {
             World::new(scheduler.as_mut(), &setup).with_learning(&setup.models).with_expiry().with_jitter(JITTER, 5);
         world.run(arrivals.into_iter(), [], &mut [&mut seen, &mut checkers]);
         checkers.finish();
-        seen.0
+        seen
     }
 }
 
 #[derive(Default)]
-struct Seen([(u64, u64); 3]);
+struct Seen {
+    flows: [(u64, u64); 3],
+    /// Number of requests refused because their flow was above its share.
+    above_share: u64,
+}
 
 impl Observer for Seen {
     fn ended(&mut self, now: Time, _id: u64, request: &Request, end: End) {
         let asker = (request.model.0, request.class.client);
-        let (came, answered) = &mut self.0[ASKERS.iter().position(|&known| known == asker).unwrap()];
+        let (came, answered) = &mut self.flows[ASKERS.iter().position(|&known| known == asker).unwrap()];
         *came += 1;
         *answered += u64::from(end == End::Finished && now <= request.deadline);
+        self.above_share += u64::from(end == End::Rejected(Why::Share));
     }
 }
 
@@ -157,6 +168,21 @@ fn a_small_flow_is_served_as_if_alone() {
         }
     }
     assert!(faults.is_empty(), "{faults}");
+}
+
+#[test]
+fn nobody_is_above_its_share_while_devices_have_time() {
+    let cases = [batch_of_four(), random_pair(0), random_pair(1), random_pair(2)];
+    let default = POLICIES[0];
+    for case in &cases {
+        for load in [0.2, 0.5] {
+            let seen = case.seen(default, case.arrivals(load, 0.0, SECONDS.min(MANY / case.capacity)));
+            assert_eq!(seen.above_share, 0, "{} at {load}: {:?}", case.name, seen.flows);
+        }
+    }
+    // What is counted exists.
+    let overloaded = cases[0].seen(default, cases[0].arrivals(3.0, 0.0, SECONDS));
+    assert!(overloaded.above_share > 100, "{}", overloaded.above_share);
 }
 
 /// Random pairs: a full batch of the heavy model takes 5 to 80 ms, and two and a half to ten of
