@@ -2,16 +2,16 @@
 //!
 //! A newcomer waits for a device, and for the requests of its model that go before it, in full
 //! batches at the speed of the devices that other models leave to it (a request in cells also for
-//! those that have begun, beyond a full step); then it runs, with those that join its batch until
-//! that starts. If that ends after its deadline on average, it is refused immediately instead of
-//! shortly before the deadline. To refuse what is not promised to be in time makes nearly all
-//! refusals early on devices that are late by chance, too, but costs a twentieth of the useful
-//! answers on a recording of a real engine, and up to a seventh in simulation.
+//! those that have begun, beyond a full step of each device); then it runs, with those that join
+//! its batch until that starts. If that ends after its deadline on average, it is refused
+//! immediately instead of shortly before the deadline. To refuse what is not promised to be in time
+//! makes nearly all refusals early on devices that are late by chance, too, but costs a twentieth
+//! of the useful answers on a recording of a real engine, and up to a seventh in simulation.
 //!
 //! While a model loses few requests its forecast is low: it leaves out the wait for a device and
 //! who joins. At loads that the devices carry, its errors would cost more than a few late refusals.
 
-use super::UnifiedScheduler;
+use super::{UnifiedEntry, UnifiedScheduler};
 use crate::{Prediction, Reason, Request, Why};
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::DropRule;
@@ -41,15 +41,17 @@ impl UnifiedScheduler {
         let losing = served.load.is_losing() && served.groups.is_none();
         if served.model.walk.is_unfolded() {
             let of_cells = self.cells.served(request.model);
-            let full = served.model.blocks[0].profile.latency(of_cells.cells[0].max);
-            // Requests beyond those of the next full step wait for a place in one.
-            let ahead = of_cells.live.saturating_sub(of_cells.cells[0].max).max(of_cells.waiting);
+            let (most, devices) = (of_cells.cells[0].max, self.devices_of(served));
+            let full = served.model.blocks[0].profile.latency(most);
+            let newcomer = self.cells.newcomer(request, devices);
+            // Requests beyond those of the next full steps wait for a place in one.
+            let ahead = of_cells.live.saturating_sub(most * devices / newcomer.rows).max(of_cells.waiting);
             let before = served.load.of_steps(served.load.work * ahead as i64, full);
             if before == Nanos::ZERO {
                 return now;
             }
             // The places of a full step become free together: it waits up to a walk for one.
-            let walk = served.load.of_steps(self.cells.newcomer(request).own, full);
+            let walk = served.load.of_steps(newcomer.own, full);
             return now + before.scale(1_000, self.room(request.model)) + walk * (1 + i64::from(losing));
         }
         let before = served.queue.rows_before(&self.requests, request.deadline) as usize;
@@ -71,6 +73,11 @@ impl UnifiedScheduler {
         let begin = free + queued;
         let joining = served.load.rate.rate(now).map_or(0, |rate| rate.rows_in(begin)) as usize;
         now + begin + served.load.of_batch((last + joining).min(full), request.extent.length)
+    }
+
+    /// Returns the number of devices that can run a model at the same time.
+    pub(super) fn devices_of(&self, served: &UnifiedEntry) -> usize {
+        self.present().clamp(1, served.model.instances.max(1))
     }
 
     /// Returns the thousandths of a device that a model can have: those that others would not have

@@ -421,7 +421,7 @@ impl Scheduler for UnifiedScheduler {
         served.own.given.forget(request.slot);
         let unfolds = served.model.walk.is_unfolded();
         let work = match unfolds {
-            true => self.cells.newcomer(request).work,
+            true => self.cells.newcomer(request, 1).work,
             false => served.load.in_full_batch(served.model.slo, request.extent.length),
         };
         served.own.load.on_newcomer(work);

@@ -8,13 +8,15 @@ use crate::{Action, Request, Why};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
 use ripieno_model::{DropRule, Steps};
 
-/// Profiled times of a newcomer.
+/// Profiled times of a newcomer, and its size.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NewcomerTimes {
     /// From its first step to its last, in batches with those that wait.
     pub(crate) own: Nanos,
     /// Its part of the device time of full batches.
     pub(crate) work: Nanos,
+    /// Mean number of its rows in a step of the first cell type.
+    pub(crate) rows: usize,
 }
 
 /// Profiled times of the requests of a step, in batches of its size.
@@ -80,12 +82,12 @@ impl Cells {
         CellOutlook { left: Nanos(left.0 / count.max(1)), catch_up: Nanos(catch_up.0 / count.max(1)) }
     }
 
-    /// Returns the times of a newcomer.
-    pub(crate) fn newcomer(&self, request: &Request) -> NewcomerTimes {
+    /// Returns the times of a newcomer, if the requests of its model run on this number of devices.
+    pub(crate) fn newcomer(&self, request: &Request, devices: usize) -> NewcomerTimes {
         let served = self.models.get(request.model);
         let extent = request.extent;
         let graphs = served.model.blocks.iter().filter(|block| block.steps == Steps::Nodes).count().max(1) as u32;
-        let mut times = NewcomerTimes { own: Nanos::ZERO, work: Nanos::ZERO };
+        let mut times = NewcomerTimes { own: Nanos::ZERO, work: Nanos::ZERO, rows: 0 };
         for (block, cell) in served.model.blocks.iter().zip(&served.cells) {
             let (in_sequence, all) = match block.steps {
                 Steps::Nodes => (extent.length.max(1).ilog2() + 1, (extent.length / graphs).max(1)),
@@ -95,8 +97,11 @@ impl Cells {
                     (steps, steps)
                 }
             };
-            times.own += block.profile.latency((served.live + 1).min(cell.max)) * i64::from(in_sequence);
+            let rows = (all / in_sequence.max(1)).max(1) as usize;
+            let step = served.live * rows / devices + 1;
+            times.own += block.profile.latency(step.min(cell.max)) * i64::from(in_sequence);
             times.work += block.profile.latency(cell.max).scale(u64::from(all), cell.max as u64);
+            times.rows = if times.rows == 0 { rows } else { times.rows };
         }
         times
     }
