@@ -10,7 +10,7 @@ use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
 use ripieno_model::{Block, DropRule, Extent, Graph, Model, Profile, Steps, Walk};
 use ripieno_sched::{CATALOGUE, Limits, Setup, build};
 use ripieno_sim::checkers::Checkers;
-use ripieno_sim::{Arrival, Fault, Trace, World};
+use ripieno_sim::{Arrival, Fault, Observer, Run, Trace, World};
 
 const DEVICES: usize = 4;
 
@@ -113,6 +113,17 @@ prop_compose! {
     }
 }
 
+/// Fails after more tasks than any case needs.
+#[derive(Default)]
+struct TaskBound(usize);
+
+impl Observer for TaskBound {
+    fn started(&mut self, now: Time, run: &Run<'_>) {
+        self.0 += 1;
+        assert!(self.0 < 50_000, "tasks without end: {run:?} at {now:?}");
+    }
+}
+
 fn run(policy: &str, knobs: &str, case: &Case) -> Option<Trace> {
     let options = options(knobs);
     let served = CATALOGUE.iter().find(|known| known.name == policy).unwrap().walks;
@@ -130,8 +141,9 @@ fn run(policy: &str, knobs: &str, case: &Case) -> Option<Trace> {
     if policy != "bucketed" && !knobs.contains("early_leave=false") {
         checkers = checkers.without_padding();
     }
+    let mut bound = TaskBound::default();
     let mut world = World::new(scheduler.as_mut(), &case.setup).with_graphs(&case.graphs);
-    world.run(case.arrivals.iter().copied(), case.faults.clone(), &mut [&mut checkers, &mut trace]);
+    world.run(case.arrivals.iter().copied(), case.faults.clone(), &mut [&mut bound, &mut checkers, &mut trace]);
     assert_eq!(world.live(), 0, "requests were left over");
     checkers.finish();
     Some(trace)
@@ -169,4 +181,57 @@ promises! {
     graph_merge: "graph-merge" "";
     graph_merge_that_takes_time: "graph-merge" "merge_us_per_node=40 max_batch=4 drop=expired";
     whole_batches_only: "deferred" "";
+}
+
+/// A set is larger than a step, and its members reach the decoder one after the other.
+#[test]
+fn a_row_that_has_ended_blocks_no_other_of_its_set() {
+    let us = |us: i64| Profile::from_table(&[Nanos::from_micros(us)]).unwrap();
+    let profiles = [us(1_027), us(934), Profile::linear(0.193, 0.343, 8).unwrap()];
+    let kinds = [Steps::Length, Steps::UntilEnd, Steps::Once];
+    let block = |(profile, steps)| Block { steps, ..Block::new("b", profile) };
+    let blocks = profiles.into_iter().zip(kinds).map(block).collect();
+    let slo = Nanos::from_millis(2);
+    let whole = Model::whole("w", us(92), slo);
+    let model = Model { name: "m".to_owned(), blocks, walk: Walk::EncodeDecode, max_batch: 8, ..whole.clone() };
+    // Time in microseconds, model, length and number of steps of the output.
+    let requests = [
+        (313, 0, 5, 1),
+        (314, 0, 1, 1),
+        (1282, 0, 1, 2),
+        (1802, 0, 6, 5),
+        (4014, 1, 1, 0),
+        (5697, 1, 1, 0),
+        (7102, 0, 8, 1),
+        (8321, 0, 1, 1),
+        (9192, 0, 1, 1),
+        (10587, 0, 1, 5),
+        (11642, 0, 1, 1),
+        (11733, 0, 1, 1),
+        (12621, 1, 1, 0),
+        (14960, 1, 1, 0),
+        (15490, 0, 1, 1),
+        (16973, 0, 1, 1),
+        (16973, 0, 1, 1),
+        (16973, 0, 1, 1),
+        (16973, 0, 1, 1),
+        (16973, 0, 9, 1),
+        (16973, 0, 1, 1),
+        (16973, 0, 1, 1),
+        (16973, 0, 1, 1),
+    ];
+    let arrivals = requests.map(|(at, model, length, limit)| {
+        let at = micros(at);
+        Arrival { extent: Extent { length, limit }, output: limit, ..Arrival::new(at, ModelId(model), at + slo) }
+    });
+    let limits = Limits { requests: 14, models: 2, devices: 4, lanes: 1, depth: 4, batch: 8, nodes: 30 };
+    let setup = Setup { models: vec![model, whole], devices: 1, limits };
+    let changes = [
+        (1_802, Fault::Join(DeviceId(1))),
+        (6_734, Fault::Join(DeviceId(3))),
+        (33_798, Fault::Lose(DeviceId(3))),
+        (10_000_000, Fault::Join(DeviceId(0))),
+    ];
+    let faults = changes.map(|(at, fault)| (micros(at), fault)).to_vec();
+    run("bucketed", "width=100 pad=longest", &Case { setup, graphs: Vec::new(), arrivals: arrivals.to_vec(), faults });
 }

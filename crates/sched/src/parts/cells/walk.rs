@@ -112,7 +112,8 @@ impl Cells {
         }
     }
 
-    /// Puts a subgraph into the queue of its cell type, in the order in which requests arrived.
+    /// Puts a subgraph into the queue of its cell type, in the order in which requests arrived, but
+    /// before rows that have ended and continue for their set only.
     fn enqueue(&mut self, id: u32) {
         let bound = self.bound(self.subgraphs.at(id).slot);
         let Cells { models, walkers, subgraphs, .. } = self;
@@ -122,7 +123,10 @@ impl Cells {
         let cell = &mut models.get_mut(request.model).cells[subgraph.block.index()];
         *cell.count(bound) += subgraph.ready;
         let (links, slot_of) = subgraphs.split();
-        cell.queue.insert_by_key(links, id, |id| walkers[slot_of(id).index()].number);
+        cell.queue.insert_by_key(links, id, |id| {
+            let walker = &walkers[slot_of(id).index()];
+            (!walker.going, walker.number)
+        });
     }
 
     /// Removes a subgraph from its queue, if it is there.
