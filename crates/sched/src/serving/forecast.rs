@@ -76,7 +76,7 @@ impl UnifiedScheduler {
     }
 
     /// Returns the number of devices that can run a model at the same time.
-    pub(super) fn devices_of(&self, served: &UnifiedEntry) -> usize {
+    fn devices_of(&self, served: &UnifiedEntry) -> usize {
         self.present().clamp(1, served.model.instances.max(1))
     }
 

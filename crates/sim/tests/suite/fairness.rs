@@ -180,7 +180,7 @@ fn nobody_is_above_its_share_while_devices_have_time() {
             assert_eq!(seen.above_share, 0, "{} at {load}: {:?}", case.name, seen.flows);
         }
     }
-    // What is counted exists.
+    // Overloaded, many are.
     let overloaded = cases[0].seen(default, cases[0].arrivals(3.0, 0.0, SECONDS));
     assert!(overloaded.above_share > 100, "{}", overloaded.above_share);
 }
