@@ -269,7 +269,11 @@ fn whoever_stands_still_counts_as_gone_until_it_goes_on() {
     });
     scheduler.signal("-CONT");
     until_ready(http, true);
-    assert_eq!(during(http, || {}), 0);
+    // Its backends gave it up at times of their own, and each connects again.
+    let begun = Instant::now();
+    while during(http, || {}) > 0 {
+        assert!(begun.elapsed() < SAFETY, "some requests are still to be sent again");
+    }
 }
 
 #[test]
