@@ -38,8 +38,8 @@ pub struct ModelDescription {
     pub lengths: Option<(u32, Vec<Option<usize>>)>,
     /// The scheduler's view of the model.
     pub model: Model,
-    /// The largest number of requests in flight.
-    pub max_queue: usize,
+    /// The largest number of requests in flight; `None` for as many as the devices need.
+    pub max_queue: Option<usize>,
     /// The largest device time of the requests in flight.
     pub max_queued_work: Option<Nanos>,
     /// Whether late requests are still answered.
@@ -239,7 +239,7 @@ pub(crate) fn described() -> ModelDescription {
         batched: true,
         lengths: None,
         model: Model::whole("m", profile, Nanos::from_millis(50)),
-        max_queue: 8,
+        max_queue: Some(8),
         max_queued_work: Some(Nanos::from_millis(30_000)),
         answer_late: false,
         slo_origin: "its slo_ms".to_owned(),

@@ -9,6 +9,7 @@ use crate::description::{MAX_COUNT, ModelDescription, TensorDescription};
 use prost::Message;
 use ripieno_base::{ModelId, Nanos};
 use ripieno_model::{Block, DropRule, LengthProfiles, Model, Profile, Walk};
+use ripieno_runtime::ServedModel;
 use std::collections::BTreeMap;
 
 /// Needs of models that this version knows: none beyond the fields of the first version.
@@ -86,6 +87,9 @@ struct ModelMessage {
     needs: Vec<String>,
     #[prost(bool, tag = "26")]
     in_arrival_order: bool,
+    /// Whether `max_queue` is only what a scheduler takes that does not count its devices.
+    #[prost(bool, tag = "27")]
+    queue_by_devices: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -211,7 +215,8 @@ impl ModelMessage {
             instances: model.instances as u64,
             drop: model.drop.map_or("", drop_name).to_owned(),
             weight: model.weight,
-            max_queue: described.max_queue as u64,
+            max_queue: described.max_queue.unwrap_or(ServedModel::MIN_QUEUE) as u64,
+            queue_by_devices: described.max_queue.is_none(),
             max_queued_work_ns: described.max_queued_work.map(|work| work.0),
             answer_late: described.answer_late,
             slo_origin: described.slo_origin.clone(),
@@ -262,7 +267,7 @@ impl ModelMessage {
             batched: self.batched,
             lengths: self.lengths.map(LengthsMessage::lengths),
             model,
-            max_queue: size(self.max_queue),
+            max_queue: (!self.queue_by_devices).then(|| size(self.max_queue)),
             max_queued_work: self.max_queued_work_ns.map(Nanos),
             answer_late: self.answer_late,
             slo_origin: self.slo_origin,
@@ -377,7 +382,7 @@ mod tests {
         padded.model.blocks[0].sizes = vec![1, 4];
         padded.model.drop = Some(DropRule::Never);
         padded.labels.insert("x".to_owned(), ("labels.txt".to_owned(), vec!["a".to_owned()]));
-        padded.max_queued_work = None;
+        (padded.max_queued_work, padded.max_queue) = (None, None);
         let offers = [offer(), OfferedModel { number: 0, superseded: false, description: padded.clone() }];
         let bytes = encode_offers(&offers);
         assert_eq!(decode_offers(&bytes).unwrap(), offers);

@@ -315,7 +315,7 @@ impl PreparedModel {
     pub fn served(&self) -> Option<ServedModel> {
         let (model, slo, config) = (self.model()?, self.slo()?, &self.plan.config);
         let max_queued_work = queued_work_bound(config, slo, &model.profile());
-        let (max_queue, answer_late) = (config.max_queue.unwrap_or(ServedModel::MAX_QUEUE), slo.answer_late);
+        let (max_queue, answer_late) = (config.max_queue, slo.answer_late);
         Some(ServedModel { model, loaded: self.loaded.clone(), max_queue, max_queued_work, answer_late })
     }
 

@@ -15,8 +15,9 @@ pub struct ServedModel {
     pub model: Model,
     /// The executor's loaded form of the model.
     pub loaded: Arc<dyn LoadedModel>,
-    /// Largest number of live requests of this model. Further requests are refused.
-    pub max_queue: usize,
+    /// Largest number of live requests of this model; `None` for that of
+    /// [`Limits::served_queue`]. Further requests are refused.
+    pub max_queue: Option<usize>,
     /// Largest device time of the live requests, each by its own length. Further requests are
     /// refused; one that finds none is accepted however long it is.
     pub max_queued_work: Option<Nanos>,
@@ -26,8 +27,8 @@ pub struct ServedModel {
 }
 
 impl ServedModel {
-    /// Default of [`ServedModel::max_queue`].
-    pub const MAX_QUEUE: usize = Limits::SERVED_QUEUE;
+    /// Live requests of a model that names no bound, on any number of devices.
+    pub const MIN_QUEUE: usize = Limits::SERVED_QUEUE;
 }
 
 /// One client call.

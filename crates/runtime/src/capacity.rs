@@ -12,6 +12,7 @@ use crossbeam_queue::ArrayQueue;
 use ripieno_base::{Nanos, RequestSlot};
 use ripieno_executor::{LoadedModel, Outage};
 use ripieno_model::{Block, Extent};
+use ripieno_sched::Limits;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -19,15 +20,20 @@ use std::time::Duration;
 const RETRY_MIN: Nanos = Nanos::from_millis(1);
 const RETRY_MAX: Nanos = Nanos::from_millis(30_000);
 
+/// Returns the number of serving devices.
+pub(crate) type CountDevices = Box<dyn Fn() -> usize + Send + Sync>;
+
 /// The limits that all models share, and their current use.
 pub(crate) struct CapacityLimits {
     free: ArrayQueue<RequestSlot>,
     slots: usize,
     bytes: AtomicUsize,
     max_bytes: usize,
-    /// Number of graph nodes reserved; see [`Limits::room`](ripieno_sched::Limits::room).
+    /// Number of graph nodes reserved; see [`Limits::room`].
     nodes: AtomicUsize,
     max_nodes: usize,
+    /// Counts the devices, by which the default bound of a queue is set.
+    devices: CountDevices,
 }
 
 /// The capacity that a request needs.
@@ -58,7 +64,7 @@ pub(crate) struct ModelEntry {
     pub(crate) has_lengths: bool,
     /// Whether the engine runs in separate processes, which a supervisor restarts.
     pub(crate) supervised: bool,
-    max_queue: usize,
+    max_queue: Option<usize>,
     max_queued_ns: usize,
     /// The blocks and their costs.
     costs: Box<[Block]>,
@@ -82,18 +88,18 @@ pub(crate) struct Permit {
 }
 
 impl CapacityLimits {
-    pub(crate) fn new(slots: usize, max_bytes: usize, max_nodes: usize) -> CapacityLimits {
+    pub(crate) fn new(slots: usize, max_bytes: usize, max_nodes: usize, devices: CountDevices) -> CapacityLimits {
         let free = ArrayQueue::new(slots);
         for slot in 0..slots {
             free.push(RequestSlot(slot as u32)).expect("the queue holds every slot");
         }
         let (bytes, nodes) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        CapacityLimits { free, slots, bytes, max_bytes, nodes, max_nodes }
+        CapacityLimits { free, slots, bytes, max_bytes, nodes, max_nodes, devices }
     }
 
     /// Refuses a request that exceeds the limits even of an empty server.
     pub(crate) fn check(&self, model: &ModelEntry, rows: usize, bytes: usize) -> Result<(), Refused> {
-        let most = model.max_queue.min(self.slots).saturating_mul(model.max_batch);
+        let most = model.min_queue().min(self.slots).saturating_mul(model.max_batch);
         if rows > most && !model.unfolds {
             return Err(Refused::TooLarge { asked: format!("{rows} rows"), most });
         }
@@ -120,8 +126,11 @@ impl CapacityLimits {
                 "a graph of {nodes} nodes; the server takes at most {bound} at once"
             )));
         }
-        if !try_reserve(&model.live, parts, model.max_queue) {
-            return Err(model.refusal(model.max_queue));
+        if !try_reserve(&model.live, parts, model.min_queue()) {
+            let most = model.max_queue.unwrap_or_else(|| Limits::served_queue(model.max_batch, (self.devices)()));
+            if !try_reserve(&model.live, parts, most) {
+                return Err(model.refusal(most));
+            }
         }
         permit.places = parts;
         let bound_ns = if model.live_ns.load(Relaxed) == 0 { usize::MAX } else { model.max_queued_ns };
@@ -194,6 +203,11 @@ impl ModelEntry {
         }
     }
 
+    /// Returns the bound on its live requests, whatever the number of devices.
+    fn min_queue(&self) -> usize {
+        self.max_queue.unwrap_or(ServedModel::MIN_QUEUE)
+    }
+
     pub(crate) fn snapshot(&self) -> ModelSnapshot {
         self.metrics.snapshot(self.live.load(Relaxed))
     }
@@ -259,7 +273,7 @@ mod tests {
 
     #[test]
     fn each_bound_refuses_and_gives_everything_back() {
-        let admission = Arc::new(CapacityLimits::new(4, 100, 50));
+        let admission = Arc::new(CapacityLimits::new(4, 100, 50, Box::new(|| 1)));
         let requested = |parts, bytes| RequestedCapacity { parts, bytes, ..RequestedCapacity::default() };
         let model = Arc::new(ModelEntry::new(&served(1, 8)));
         let narrow = Arc::new(ModelEntry::new(&served(1, 2)));
@@ -277,7 +291,7 @@ mod tests {
 
     #[test]
     fn a_request_too_large_for_an_empty_server_is_refused_for_good() {
-        let admission = Arc::new(CapacityLimits::new(4, 100, 50));
+        let admission = Arc::new(CapacityLimits::new(4, 100, 50, Box::new(|| 1)));
         let (wide, narrow) = (ModelEntry::new(&served(8, 8)), ModelEntry::new(&served(8, 2)));
         let most = |model, rows, bytes| match admission.check(model, rows, bytes) {
             Err(Refused::TooLarge { most, .. }) => Some(most),
@@ -290,8 +304,25 @@ mod tests {
     }
 
     #[test]
+    fn a_queue_without_a_bound_holds_four_full_batches_for_each_device() {
+        let devices = Arc::new(AtomicUsize::new(1));
+        let serving = Arc::clone(&devices);
+        let count = Box::new(move || serving.load(Relaxed));
+        let admission = Arc::new(CapacityLimits::new(10_000, 100_000, 1, count));
+        let model = Arc::new(ModelEntry::new(&ServedModel { max_queue: None, ..served(32, 1) }));
+        let ask = || admission.reserve(&model, RequestedCapacity { parts: 1, ..RequestedCapacity::default() });
+        let mut held: Vec<_> = (0..1_000).map(|_| ask().unwrap()).collect();
+        assert_eq!(bound_of(ask()), 1_000, "one device needs fewer");
+        devices.store(8, Relaxed);
+        held.extend((1_000..1_024).map(|_| ask().unwrap()));
+        assert_eq!(bound_of(ask()), 1_024);
+        devices.store(64, Relaxed);
+        assert!(ask().is_ok());
+    }
+
+    #[test]
     fn nodes_of_graphs_are_bounded() {
-        let admission = Arc::new(CapacityLimits::new(4, 100, 50));
+        let admission = Arc::new(CapacityLimits::new(4, 100, 50, Box::new(|| 1)));
         let model = Arc::new(ModelEntry::new(&served(1, 8)));
         let requested = |nodes| RequestedCapacity { parts: 1, nodes, ..RequestedCapacity::default() };
         let held = admission.reserve(&model, requested(30)).unwrap();
@@ -319,7 +350,7 @@ mod tests {
         served.model.blocks[0].profile = long;
         served.max_queued_work = Some(Nanos::from_millis(1_000));
         let model = Arc::new(ModelEntry::new(&served));
-        let admission = Arc::new(CapacityLimits::new(1_000, 1, 1));
+        let admission = Arc::new(CapacityLimits::new(1_000, 1, 1, Box::new(|| 1)));
         let ask = |length: u32, rows: usize| {
             let work_ns = model.work_ns(rows, Extent { length, limit: 0 });
             let requested = RequestedCapacity { parts: 1, work_ns, ..RequestedCapacity::default() };

@@ -28,5 +28,11 @@ impl LoadedModel for Nothing {
 pub(crate) fn served(max_batch: usize, max_queue: usize) -> ServedModel {
     let profile = Profile::linear(1.0, 1.0, max_batch).unwrap();
     let model = Model::whole("m", profile, Nanos::from_millis(100));
-    ServedModel { model, loaded: Arc::new(Nothing), max_queue, max_queued_work: None, answer_late: false }
+    ServedModel {
+        model,
+        loaded: Arc::new(Nothing),
+        max_queue: Some(max_queue),
+        max_queued_work: None,
+        answer_late: false,
+    }
 }

@@ -41,4 +41,4 @@ pub use route::{Arrival, Route};
 pub use run::{Goodput, SimError, goodput, simulate, simulate_at};
 pub use scenario::{Length, Routes, Scenario, ScenarioError, WalkSource};
 pub use trace::{Trace, TracedOutcome, TracedSpan};
-pub use world::{Controller, Fault, World};
+pub use world::{Controller, Fault, QueueBound, World};

@@ -21,6 +21,7 @@ use crate::jitter::Jitter;
 use crate::link::{Delay, Network};
 use crate::occupancy::Occupancy;
 use crate::planning::{PlanTable, Planning};
+use crate::world::QueueBound;
 pub use routes::Routes;
 pub use walks::WalkSource;
 
@@ -78,8 +79,8 @@ pub struct Scenario {
     pub setup: Setup,
     /// Whether the scenario sets the number of live requests.
     pub bounded: bool,
-    /// Per model, the bound on its live requests, if it has one; further ones are refused.
-    pub queues: Vec<Option<usize>>,
+    /// Per model, the bound on its live requests; further ones are refused.
+    pub queues: Vec<QueueBound>,
     /// Per model, the source of its walks, if they unfold or differ in length.
     pub walks: Vec<Option<WalkSource>>,
     /// Per model, its early exits and skips, if there are any.
@@ -210,7 +211,8 @@ impl Scenario {
             limits.requests = Limits::SERVED_REQUESTS;
         }
         limits.nodes = limits.nodes.min(Limits::SERVED_NODES);
-        self.queues.iter_mut().for_each(|queue| *queue = queue.or(Some(Limits::SERVED_QUEUE)));
+        let unbounded = self.queues.iter_mut().filter(|queue| **queue == QueueBound::Unbounded);
+        unbounded.for_each(|queue| *queue = QueueBound::Served);
     }
 
     /// Returns the policy's options, with the estimates of the network if the policy has such

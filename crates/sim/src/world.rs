@@ -27,6 +27,7 @@ use faults::Scheduled;
 pub use faults::{Controller, Fault};
 use gather::GatherCosts;
 use learning::Learning;
+pub use queues::QueueBound;
 use queues::QueueBounds;
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Graph, Lanes, Model};
@@ -232,7 +233,7 @@ impl<'a> World<'a> {
     }
 
     /// Bounds the live requests per model; further ones are refused.
-    pub fn with_queues(mut self, bounds: &'a [Option<usize>]) -> World<'a> {
+    pub fn with_queues(mut self, bounds: &'a [QueueBound]) -> World<'a> {
         self.queues = QueueBounds::new(bounds);
         self
     }

@@ -27,7 +27,7 @@ pub(crate) fn start(name: &str, profile: Profile, slo: Nanos) -> (PathBuf, Engin
     let source = ModelSource::new("m", vec![block], profile.max_batch());
     let loaded = executor.load(&ModelSource { inputs: vec![spec.clone()], outputs: vec![spec], ..source }).unwrap();
     let model = Model::whole("m", profile, slo);
-    let served = ServedModel { model, loaded, max_queue: 256, max_queued_work: None, answer_late: false };
+    let served = ServedModel { model, loaded, max_queue: Some(256), max_queued_work: None, answer_late: false };
     let model = engine.load(served).unwrap();
     (path, engine, model)
 }

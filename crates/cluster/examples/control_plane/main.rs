@@ -179,7 +179,7 @@ fn backend(address: &str, model_us: u64) -> Outcome<()> {
         batched: true,
         lengths: None,
         model,
-        max_queue: LIVE,
+        max_queue: Some(LIVE),
         max_queued_work: None,
         answer_late: true,
         slo_origin: String::new(),

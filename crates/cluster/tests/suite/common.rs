@@ -98,7 +98,7 @@ impl Served {
             batched: loaded.batched(),
             lengths: loaded.lengths().map(|lengths| (lengths.max, lengths.dims.clone())),
             model: self.model(),
-            max_queue: 1 << 14,
+            max_queue: Some(1 << 14),
             max_queued_work: None,
             answer_late: self.answer_late,
             slo_origin: "slo_ms".to_owned(),
@@ -259,7 +259,7 @@ pub(crate) fn local(models: &[Served], policy: &'static str) -> (Engine, Vec<Mod
             .load(ServedModel {
                 model,
                 loaded,
-                max_queue: 1 << 14,
+                max_queue: Some(1 << 14),
                 max_queued_work: None,
                 answer_late: served.answer_late,
             })

@@ -170,7 +170,7 @@ pub struct ModelConfig {
     pub answer_late: Option<bool>,
     /// Rule that drops hopeless requests; `None` uses the policy's own.
     pub drop: Option<DropRule>,
-    /// Maximum number of queued and running requests.
+    /// Maximum number of queued and running requests; `None` uses as many as the devices need.
     pub max_queue: Option<usize>,
     /// Weight of the model's share of the devices under overload.
     pub weight: u32,

@@ -20,7 +20,7 @@ use crate::schedulers::Schedulers;
 use crate::server_delay::ServerDelay;
 use crate::shards;
 use parking_lot::{Mutex, RwLock};
-use ripieno_sched::{ServedPolicy, Setup, Speeds};
+use ripieno_sched::{Limits, ServedPolicy, Setup, Speeds};
 use std::sync::Arc;
 
 impl Engine {
@@ -70,13 +70,12 @@ impl Engine {
             });
         }
         let threads = schedulers.start(clock, loops, matchmaker, &gate).map_err(StartError::Thread)?;
-        let admission = Arc::new(CapacityLimits::new(limits.requests, config.max_queued_bytes, limits.nodes));
         let inner = Arc::new(Inner {
             clock,
             limits,
             policy: config.policy,
             gate,
-            capacity: admission,
+            capacity: Arc::new(capacity(&limits, config.max_queued_bytes, &devices)),
             model_ids,
             metrics,
             scheduler_metrics: turns,
@@ -97,6 +96,11 @@ impl Engine {
         }));
         Ok(Engine(inner))
     }
+}
+
+fn capacity(limits: &Limits, max_bytes: usize, devices: &Arc<DeviceDirectory>) -> CapacityLimits {
+    let devices = Arc::clone(devices);
+    CapacityLimits::new(limits.requests, max_bytes, limits.nodes, Box::new(move || devices.serving()))
 }
 
 /// Number of model ids, and of device ids: both have 16 bits.

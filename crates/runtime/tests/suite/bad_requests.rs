@@ -114,7 +114,7 @@ fn served(executor: &dyn Executor, source: &ModelSource) -> ServedModel {
     };
     let whole = Model::whole(&source.name, profile.clone(), Nanos::from_millis(500));
     let model = Model { blocks, walk, drop: Some(DropRule::Never), ..whole };
-    ServedModel { model, loaded, max_queue: 256, max_queued_work: None, answer_late: true }
+    ServedModel { model, loaded, max_queue: Some(256), max_queued_work: None, answer_late: true }
 }
 
 /// Sends requests, and checks that each gets its one answer. Returns the metrics.

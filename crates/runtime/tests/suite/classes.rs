@@ -60,8 +60,9 @@ impl Stand {
         let loaded = executor.load(&ModelSource { max_batch: 4, ..source(&[file]) }).unwrap();
         let profile = Profile::linear(0.05, 0.2, 4).unwrap();
         let model = Model::whole(file, profile, Nanos::from_millis(500));
-        let model =
-            engine.load(ServedModel { model, loaded, max_queue: 8, max_queued_work: None, answer_late: true }).unwrap();
+        let model = engine
+            .load(ServedModel { model, loaded, max_queue: Some(8), max_queued_work: None, answer_late: true })
+            .unwrap();
         Stand { engine, model, shapes }
     }
 

@@ -141,7 +141,7 @@ in_one_piece_and_in_shards! {
         // Dropped before the engine, which waits for its device: a failing test fails, rather than
         // hangs.
         let gatekeeper = gatekeeper;
-        let client = Client::new(&engine, engine.load(ServedModel { max_queue: 3, ..served(1, LONG) }).unwrap());
+        let client = Client::new(&engine, engine.load(ServedModel { max_queue: Some(3), ..served(1, LONG) }).unwrap());
         client.submit(0, 4, None).unwrap();
         client.submit(1, 4, None).unwrap();
         assert!(matches!(client.submit(2, 3, None), Err(Refused::QueueFull { bound: 2, .. })));

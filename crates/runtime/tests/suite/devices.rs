@@ -37,7 +37,7 @@ fn emulated(executor: &Hanging, blocks: usize, ms: f64) -> ServedModel {
     let walk = if blocks.len() == 1 { Walk::Whole } else { Walk::Chain };
     let whole = Model::whole("m", profile, Nanos::from_millis(40));
     let model = Model { blocks, walk, drop: Some(DropRule::Never), ..whole };
-    ServedModel { model, loaded, max_queue: 256, max_queued_work: None, answer_late: true }
+    ServedModel { model, loaded, max_queue: Some(256), max_queued_work: None, answer_late: true }
 }
 
 fn config(name: &str, executor: &Arc<Hanging>, devices: usize, shards: usize) -> EngineConfig {

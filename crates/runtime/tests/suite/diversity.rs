@@ -53,7 +53,7 @@ fn served(executor: &dyn Executor, source: &ModelSource) -> ServedModel {
     // briefly.
     let whole = Model::whole(&source.name, linear(4.0), Nanos::from_millis(500));
     let model = Model { blocks, walk: Walk::Chain, drop: Some(DropRule::Never), ..whole };
-    ServedModel { model, loaded, max_queue: 256, max_queued_work: None, answer_late: true }
+    ServedModel { model, loaded, max_queue: Some(256), max_queued_work: None, answer_late: true }
 }
 
 fn weight(at: usize, factor: usize) -> f32 {

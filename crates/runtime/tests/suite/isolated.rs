@@ -122,7 +122,9 @@ fn load(engine: &Engine, executor: &Arc<dyn Executor>, source: &ModelSource) -> 
     let profile = Profile::linear(0.01, 0.5, LIMITS.batch).unwrap();
     // No request is refused for lateness here, since other outcomes are counted.
     let model = Model::whole(&source.name, profile, Nanos::from_millis(600_000));
-    engine.load(ServedModel { model, loaded, max_queue: 1_024, max_queued_work: None, answer_late: false }).unwrap()
+    engine
+        .load(ServedModel { model, loaded, max_queue: Some(1_024), max_queued_work: None, answer_late: false })
+        .unwrap()
 }
 
 #[test]

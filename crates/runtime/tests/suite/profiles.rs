@@ -21,7 +21,7 @@ fn emulated(executor: &Arc<dyn Executor>, profile: Profile, slo: Nanos) -> Serve
     let source = ModelSource::new("m", vec![block], 8);
     let loaded = executor.load(&ModelSource { inputs: vec![spec.clone()], outputs: vec![spec], ..source });
     let model = Model::whole("m", profile, slo);
-    ServedModel { model, loaded: loaded.unwrap(), max_queue: 1_024, max_queued_work: None, answer_late: false }
+    ServedModel { model, loaded: loaded.unwrap(), max_queue: Some(1_024), max_queued_work: None, answer_late: false }
 }
 
 fn start(policy: &str, executor: &Arc<dyn Executor>) -> Engine {

@@ -129,7 +129,8 @@ fn start(policy: &str, executor: &Arc<dyn Executor>) -> (Engine, ModelId) {
     config.policy = Some(policy);
     let engine = Engine::start(config).unwrap();
     let model = Model::whole("images", Profile::linear(16.0 * SMALL_MS, 0.0, 8).unwrap(), SLO);
-    let served = ServedModel { model, loaded: images(), max_queue: 256, max_queued_work: None, answer_late: false };
+    let served =
+        ServedModel { model, loaded: images(), max_queue: Some(256), max_queued_work: None, answer_late: false };
     let id = engine.load(served).unwrap();
     (engine, id)
 }

@@ -35,7 +35,7 @@ fn engine() -> (Engine, ripieno_base::ModelId) {
         ModelSource { inputs: vec![spec.clone()], outputs: vec![spec], ..ModelSource::new("m", vec![block], 8) };
     let loaded = executor.load(&source).unwrap();
     let model = Model::whole("m", profile, Nanos::from_millis(60_000));
-    let served = ServedModel { model, loaded, max_queue: 64, max_queued_work: None, answer_late: false };
+    let served = ServedModel { model, loaded, max_queue: Some(64), max_queued_work: None, answer_late: false };
     let id = engine.load(served).unwrap();
     (engine, id)
 }

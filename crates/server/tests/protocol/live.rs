@@ -40,7 +40,9 @@ fn load(
     let source = ModelSource { inputs, outputs, ..ModelSource::new(name, vec![block], MAX_BATCH) };
     let loaded = executor.load(&source).unwrap();
     let model = Model::whole(name, profile, Nanos::from_millis(60_000));
-    let id = engine.load(ServedModel { model, loaded, max_queue, max_queued_work: None, answer_late: false }).unwrap();
+    let id = engine
+        .load(ServedModel { model, loaded, max_queue: Some(max_queue), max_queued_work: None, answer_late: false })
+        .unwrap();
     let ModelSource { inputs, outputs, .. } = source;
     let entry = ServedEntry {
         name: name.into(),

@@ -20,7 +20,7 @@ use crate::occupancy::Occupancy;
 use crate::planning::Planning;
 use crate::route::{Arrival, Route};
 use crate::scenario::{Length, Scenario};
-use crate::world::expires;
+use crate::world::{QueueBound, expires};
 use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_model::{Extent, Graph, Model, Profile, Steps};
 use ripieno_report::{Collector, ObservationWindow, RunInfo, Summary};
@@ -238,7 +238,7 @@ impl Recorded {
             margins: true,
             planning: Planning::default(),
             bounded: true,
-            queues: vec![None; models.len()],
+            queues: vec![QueueBound::Unbounded; models.len()],
             walks: vec![None; models.len()],
             routes: vec![None; models.len()],
             gather: models.iter().map(|model| vec![Nanos::ZERO; model.blocks.len()]).collect(),

@@ -8,6 +8,7 @@ use super::{ModelLoad, ParseResult, unique};
 use crate::changing::{DriftTable, GivenModel};
 use crate::npu;
 use crate::planning::Footprint;
+use crate::world::QueueBound;
 use ripieno_base::Nanos;
 use ripieno_model::{Block, DropRule, Model, Walk};
 use ripieno_workload::ArrivalProcess as Process;
@@ -96,10 +97,10 @@ impl ModelTable {
         self.rates.is_some() || self.drift.is_some()
     }
 
-    pub(super) fn max_queue(&self) -> ParseResult<Option<usize>> {
+    pub(super) fn max_queue(&self) -> ParseResult<QueueBound> {
         match self.max_queue {
             Some(0) => Err(format!("model {:?}: max_queue = 0; it must be at least 1", self.name)),
-            max_queue => Ok(max_queue),
+            bound => Ok(bound.map_or(QueueBound::Unbounded, QueueBound::Requests)),
         }
     }
 

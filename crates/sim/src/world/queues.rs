@@ -1,21 +1,41 @@
 //! Bounds on the live requests per model, as in a server.
 
 use ripieno_base::ModelId;
+use ripieno_sched::Limits;
+
+/// Bound on the live requests of one model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueueBound {
+    /// None.
+    Unbounded,
+    /// A number of requests.
+    Requests(usize),
+    /// The default of a server, by the number of devices.
+    Served,
+}
 
 /// Number of live requests per model.
 pub(super) struct QueueBounds<'a> {
-    bounds: &'a [Option<usize>],
+    bounds: &'a [QueueBound],
     live: Vec<usize>,
 }
 
 impl QueueBounds<'_> {
     /// Returns none if no model is bounded.
-    pub(super) fn new(bounds: &[Option<usize>]) -> Option<QueueBounds<'_>> {
-        bounds.iter().any(Option::is_some).then(|| QueueBounds { bounds, live: vec![0; bounds.len()] })
+    pub(super) fn new(bounds: &[QueueBound]) -> Option<QueueBounds<'_>> {
+        let bounded = bounds.iter().any(|&bound| bound != QueueBound::Unbounded);
+        bounded.then(|| QueueBounds { bounds, live: vec![0; bounds.len()] })
     }
 
-    pub(super) fn has_room(&self, model: ModelId) -> bool {
-        self.bounds[model.index()].is_none_or(|bound| self.live[model.index()] < bound)
+    /// Returns whether a model may have one more request, with batches of at most `max_batch` rows
+    /// on `devices` devices.
+    pub(super) fn has_room(&self, id: ModelId, max_batch: usize, devices: impl FnOnce() -> usize) -> bool {
+        let live = self.live[id.index()];
+        match self.bounds[id.index()] {
+            QueueBound::Unbounded => true,
+            QueueBound::Requests(bound) => live < bound,
+            QueueBound::Served => live < Limits::SERVED_QUEUE || live < Limits::served_queue(max_batch, devices()),
+        }
     }
 
     pub(super) fn enter(&mut self, model: ModelId) {

@@ -1,6 +1,6 @@
 //! A scenario that is run as served has the bounds of a server.
 
-use ripieno_sched::{Limits, Options, find};
+use ripieno_sched::{Limits, Objective, Options, find};
 use ripieno_sim::{Scenario, simulate};
 
 /// 3,000 simultaneous requests for a model that answers one per millisecond, and one for another.
@@ -36,6 +36,17 @@ fn live_requests_are_bounded_by_model_and_in_sum() {
     let small = burst("max_live = 20", "");
     assert_eq!(small.setup.limits.requests, 20);
     assert!(first(&small).0 < 30);
+}
+
+#[test]
+fn many_devices_hold_the_requests_that_they_need() {
+    // At 94 % of what 64 devices carry in full batches, about 2,000 requests are in the server.
+    let text = "rate = 31000.0\nrequests = 30000\n[cluster]\ndevices = 64\n[[model]]\nname = \"m\"\nslo_ms = 101.9\n\
+                alpha_ms = 1.831\nbeta_ms = 3.301\nmax_batch = 32";
+    let mut scenario = Scenario::parse(text, "many.toml").unwrap();
+    scenario.serve(Objective::Latency);
+    let (answered, refused) = first(&scenario);
+    assert!(refused == 0, "{answered} answered, {refused} refused");
 }
 
 #[test]

@@ -111,7 +111,7 @@ pub(crate) fn served(blocks: usize, slo: Duration) -> ServedModel {
     ServedModel {
         model,
         loaded: Arc::new(Doubler(blocks)),
-        max_queue: 100_000,
+        max_queue: Some(100_000),
         max_queued_work: None,
         answer_late: false,
     }
@@ -125,7 +125,7 @@ pub(crate) fn emulated(executor: &Arc<dyn Executor>, name: &str, profile: Profil
     let source = ModelSource::new(name, vec![block], profile.max_batch());
     let loaded = executor.load(&ModelSource { inputs: vec![spec.clone()], outputs: vec![spec], ..source });
     let model = Model::whole(name, profile, slo);
-    ServedModel { model, loaded: loaded.unwrap(), max_queue: 1_024, max_queued_work: None, answer_late: false }
+    ServedModel { model, loaded: loaded.unwrap(), max_queue: Some(1_024), max_queued_work: None, answer_late: false }
 }
 
 pub(crate) fn bytes(rows: usize, first: u8) -> Arc<[Tensor]> {

@@ -70,7 +70,13 @@ pub(crate) fn counting(slo: Duration) -> ServedModel {
     let blocks = vec![block("encoder", Steps::Length, 0), block("decoder", Steps::UntilEnd, 1)];
     let slo = Nanos(i64::try_from(slo.as_nanos()).unwrap());
     let model = Model { blocks, walk: Walk::EncodeDecode, ..Model::whole("counting", profile.clone(), slo) };
-    ServedModel { model, loaded: Arc::new(Counting), max_queue: 100_000, max_queued_work: None, answer_late: false }
+    ServedModel {
+        model,
+        loaded: Arc::new(Counting),
+        max_queue: Some(100_000),
+        max_queued_work: None,
+        answer_late: false,
+    }
 }
 
 /// Opens such devices; they share the state of requests.
