@@ -269,7 +269,7 @@ fn whoever_stands_still_counts_as_gone_until_it_goes_on() {
     });
     scheduler.signal("-CONT");
     until_ready(http, true);
-    // Its backends gave it up at times of their own, and each connects again.
+    // Each backend notices the pause, and connects again, at a time of its own.
     let begun = Instant::now();
     while during(http, || {}) > 0 {
         assert!(begun.elapsed() < SAFETY, "some requests are still to be sent again");

@@ -19,7 +19,7 @@ pub(super) struct TaskOffer {
     pub(super) model: ModelId,
     pub(super) task: OfferedTask,
     pub(super) outlook: OfferOutlook,
-    /// Time until the device can decide anew.
+    /// Time until the device can decide anew, of a step of cells only: batches are commitments.
     pub(super) span: Nanos,
     /// Mean time until its members are answered, if nothing comes in between.
     pub(super) whole: Nanos,
@@ -113,7 +113,7 @@ impl TaskOffer {
         // Requests in cells join at the next step, so nothing is wasted among them.
         let joined = merges || (self.is_cell() && other.is_cell());
         let wasted = if joined { 0 } else { i128::from(self.whole.0) * i128::from(self.waste) * price / 1_000 };
-        // A batch is a commitment: the other offer waits for all of its blocks.
+        // Counted as if the other waited for all blocks, though each block border decides anew.
         let committed = if self.is_cell() { self.span } else { self.whole }.min(elsewhere);
         let late = other.outlook.late(now + committed) * other.late_cost;
         i128::from(held.0) * other.outlook.weight + late + wasted

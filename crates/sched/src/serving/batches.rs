@@ -109,8 +109,11 @@ impl UnifiedScheduler {
         let Some((first, rows)) = self.candidate(now, id, device) else { return };
         let (until, gain) = self.waits_until(now, device, id, (first, rows));
         if until > now {
-            self.wakeup = self.wakeup.min(until);
-            self.explain_wait(id, RequestSlot(first), gain, until);
+            // While the device runs a step, no device is free: the end of the step decides anew.
+            if self.devices[device].running.is_none() {
+                self.wakeup = self.wakeup.min(until);
+                self.explain_wait(id, RequestSlot(first), gain, until);
+            }
             return;
         }
         let rows = self.share_of(now, id, first, rows, idle);
@@ -132,7 +135,6 @@ impl UnifiedScheduler {
         let outlook =
             self.outlook(now, id, queued(&self.requests, first, rows), device.takes(served.load.promised(rows)));
         TaskOffer {
-            span: device.takes(served.load.of_task(&served.model.blocks[0], rows, 1)),
             whole: device.takes(served.load.mean(rows)),
             waste: served.load.waste(rows, |rows| served.load.mean(rows)),
             ..self.offer(id, task, outlook)
@@ -181,7 +183,7 @@ impl UnifiedScheduler {
         let served = self.models.get(id);
         let device = &self.devices[device];
         let most = self.max_rows_beside_others(served);
-        // One that is in time only by its mean duration runs alone.
+        // A request that is in time only by its mean duration runs alone.
         let room = |first: u32| {
             let request = self.requests.get(first);
             let (left, rows) = (device.by_profile(request.deadline - now), request.rows as usize);
@@ -234,7 +236,7 @@ impl UnifiedScheduler {
     /// passes over its oldest requests.
     fn spaced_from(&self, served: &UnifiedEntry, short: bool) -> Time {
         let load = &served.load;
-        let devices = self.present() as i64;
+        let devices = self.devices_of(served) as i64;
         let size = if short { load.min_stable_batch } else { load.fastest_batch.min(load.min_stable_batch) };
         if devices <= 1 || size <= 1 {
             return Time::ORIGIN;
@@ -243,9 +245,9 @@ impl UnifiedScheduler {
         served.started + if short { spacing } else { spacing.scale(1_000 - load.dispersion, 1_000) }
     }
 
-    /// Returns the most rows of a batch that others can wait for: as many as end before a request
-    /// of another model that arrives meanwhile must start, unless the device time that smaller
-    /// batches cost exceeds the time for which the others would be late.
+    /// Returns the largest batch that ends before a request of another model that arrives meanwhile
+    /// must start; the model's largest if no batch does, or if the device time that smaller batches
+    /// cost exceeds the time for which the others would be late.
     fn max_rows_beside_others(&self, served: &UnifiedEntry) -> usize {
         let (load, all) = (&served.load, 1_000 * self.present().max(1) as u64);
         let rows = served.load.max_batch.min(served.queue.rows() as usize).max(1);
@@ -282,8 +284,7 @@ impl UnifiedScheduler {
             rows: waiting,
             work,
             rate: per_second,
-            idle: idle - 1,
-            max_wait: Nanos::MAX,
+            idle: (idle - 1).min(served.model.instances.saturating_sub(served.devices + 1)),
         };
         let least = served.load.fastest_batch.min(served.load.min_stable_batch);
         let queue = served.queue.rows();
@@ -297,18 +298,10 @@ impl UnifiedScheduler {
         let held = self.cohorts.get(cohort);
         let served = self.models.get(id);
         let state = &self.devices[device];
-        let active =
-            self.cohorts.active(cohort).map(|(slot, _)| self.requests.get(slot.0).rows as usize).sum::<usize>();
         let (mean, promised) = served.load.of_blocks(&served.model, held.block, held.rows, held.length);
         let members = self.cohorts.members(cohort).map(|slot| slot.0);
         let outlook = self.outlook(now, id, members, state.takes(promised));
-        let block = &served.model.blocks[held.block.index()];
-        TaskOffer {
-            span: state.takes(served.load.of_task(block, active.max(1), held.length)),
-            whole: state.takes(mean),
-            pinned: true,
-            ..self.offer(id, OfferedTask::Resume(cohort), outlook)
-        }
+        TaskOffer { whole: state.takes(mean), pinned: true, ..self.offer(id, OfferedTask::Resume(cohort), outlook) }
     }
 
     /// Returns the offer of newcomers that catch up with cohorts of their model on a device, if the
@@ -348,13 +341,7 @@ impl UnifiedScheduler {
         let members = self.stack.iter().flat_map(|&held| self.cohorts.members(held)).map(|slot| slot.0);
         let members = members.chain(queued(&self.requests, head, rows));
         let outlook = self.outlook(now, id, members, joined - now);
-        let served = self.models.get(id);
-        Some(TaskOffer {
-            span: self.devices[device].takes(served.load.of_task(&served.model.blocks[0], rows, 1)),
-            whole: joined - now,
-            pinned: true,
-            ..self.offer(id, OfferedTask::Join { rows }, outlook)
-        })
+        Some(TaskOffer { whole: joined - now, pinned: true, ..self.offer(id, OfferedTask::Join { rows }, outlook) })
     }
 
     /// Moves a batch from the queue of a model into a cohort on a device. Requests before its first

@@ -21,9 +21,9 @@ pub(super) struct PaddedCost {
 /// A length's place in the table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LengthPlace {
-    /// First cost of the next shorter tabled length.
+    /// Index of the first cost of the longest tabled length that is not longer.
     at: u32,
-    /// Part of the way to the next longer one, scaled by [`PART`].
+    /// Part of the way to the next tabled length, scaled by [`PART`].
     part: u32,
 }
 

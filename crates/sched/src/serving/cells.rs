@@ -36,8 +36,8 @@ impl UnifiedScheduler {
     }
 
     /// Adds an offer for each cell type of a model with ready rows, and drops requests that cannot
-    /// be in time any more.
-    pub(super) fn offer_cells(&mut self, now: Time, device: DeviceId, id: ModelId) {
+    /// be in time any more. The offered step begins at `start`.
+    pub(super) fn offer_cells(&mut self, (now, start): (Time, Time), device: DeviceId, id: ModelId) {
         let Some(served) = self.cells.find(id).filter(|served| served.may_run_on(device)) else { return };
         for block in 0..served.cells.len() {
             let UnifiedScheduler { cells, models, .. } = self;
@@ -60,11 +60,11 @@ impl UnifiedScheduler {
             let mut outlook = OfferOutlook::NONE;
             let stretched = |left: Nanos| takes(left).scale(self.stretch(), 1_000);
             let CellOutlook { left, catch_up } = self.cells.outlook(of_cells, block, device, |request, rows, left| {
-                // While it can still be in time, its time to start is now at the latest.
-                let latest = (request.deadline - takes(left)).min(now);
-                let start = (request.deadline - stretched(left)).max(latest);
-                let weight = UnifiedScheduler::weight(served, now - request.arrived, start - now);
-                outlook.add(now, (request.slot, rows), weight, start);
+                // A request that can be in time only alone counts as one that must start now.
+                let latest = (request.deadline - takes(left)).min(start);
+                let latest_start = (request.deadline - stretched(left)).max(latest);
+                let weight = UnifiedScheduler::weight(served, start - request.arrived, latest_start - start);
+                outlook.add(start, (request.slot, rows), weight, latest_start);
             });
             let full = cell.max.min(served.load.steady_rows).max(rows);
             let (own, best) = (i128::from(step.0), i128::from(profile.latency(full).0));

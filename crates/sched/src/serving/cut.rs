@@ -36,21 +36,13 @@ pub(super) struct Others {
     pub(super) rate: u64,
     /// Number of idle devices besides the one that the batch is for.
     pub(super) idle: usize,
-    /// Longest duration of a batch that does not make theirs late.
-    pub(super) max_wait: Nanos,
 }
 
 impl Waiting {
     /// Returns the number of rows of the first batch; `cost` is the mean duration of one.
     pub(super) fn cut(&self, others: &Others, cost: impl Fn(usize) -> Nanos) -> usize {
         let wait = |batch: usize| self.wait(others, batch, cost(batch));
-        // If a single row takes longer than others can wait, small batches do not help them.
-        let waitable = |rows: usize| cost(rows) <= others.max_wait;
-        let most = match waitable(1) && !waitable(self.rows) {
-            true => (self.least.min(self.rows)..self.rows).rev().find(|&rows| waitable(rows)).unwrap_or(self.least),
-            false => self.rows,
-        };
-        let most = most.min(self.rows);
+        let most = self.rows;
         let mut best = (most, wait(most));
         let mut parts = 2;
         while parts <= most {
@@ -93,7 +85,7 @@ mod tests {
     use super::*;
 
     const MS: fn(i64) -> Nanos = Nanos::from_millis;
-    const ALONE: Others = Others { spare: 8_000, rows: 0, work: Nanos::ZERO, rate: 0, idle: 0, max_wait: Nanos::MAX };
+    const ALONE: Others = Others { spare: 8_000, rows: 0, work: Nanos::ZERO, rate: 0, idle: 0 };
 
     fn waiting(queue: usize, per_second: u64) -> Waiting {
         let rate = Rate { rows: per_second, window: MS(1_000) };
@@ -126,15 +118,5 @@ mod tests {
         assert_eq!(batch(4_000), 32, "no batch carries it");
         let busy = Others { spare: 1_200, rows: 64, work: MS(200), rate: 500, ..ALONE };
         assert!(waiting(16, 100).cut(&busy, rows_cost) > waiting(16, 100).cut(&ALONE, rows_cost));
-    }
-
-    #[test]
-    fn no_batch_exceeds_the_max_wait_of_others_unless_the_load_requires_it() {
-        let one = Others { spare: 1_000, max_wait: MS(24), ..ALONE };
-        let cut = |least: usize, others: &Others| Waiting { least, ..waiting(20, 10) }.cut(others, rows_cost);
-        assert!(cut(1, &one) <= 7);
-        assert_eq!(cut(12, &Others { spare: 100, ..one }), 12);
-        let urgent = Others { spare: 30, max_wait: MS(5), ..ALONE };
-        assert_eq!(cut(1, &urgent), 20, "they could not wait for a single row either");
     }
 }

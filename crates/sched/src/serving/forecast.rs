@@ -4,12 +4,15 @@
 //! batches at the speed of the devices that other models leave to it (a request in cells also for
 //! those that have begun, beyond a full step of each device); then it runs, with those that join
 //! its batch until that starts. If that ends after its deadline on average, it is refused
-//! immediately instead of shortly before the deadline. To refuse what is not promised to be in time
-//! makes nearly all refusals early on devices that are late by chance, too, but costs a twentieth
-//! of the useful answers on a recording of a real engine, and up to a seventh in simulation.
+//! immediately instead of shortly before the deadline. Forecasts by promised instead of mean times
+//! would make nearly all refusals early on devices that are late by chance, too, but cost a
+//! twentieth of the useful answers on a recording of a real engine, and up to a seventh in
+//! simulation.
 //!
 //! While a model loses few requests its forecast is low: it leaves out the wait for a device and
-//! who joins. At loads that the devices carry, its errors would cost more than a few late refusals.
+//! the requests that join; of a request in cells, the wait for a place in a step. At loads that the
+//! devices carry, its errors would cost more than a few late refusals. The forecast of a padded
+//! request is always low, since groups of short requests overtake long ones.
 
 use super::{UnifiedEntry, UnifiedScheduler};
 use crate::{Prediction, Reason, Request, Why};
@@ -37,7 +40,7 @@ impl UnifiedScheduler {
     /// decide.
     fn forecast(&self, now: Time, request: &Request) -> Time {
         let served = self.models.get(request.model);
-        // Padded requests do not run in this order: groups of short ones overtake.
+        // Padded requests do not run in this order: groups of short ones overtake long ones.
         let losing = served.load.is_losing() && served.groups.is_none();
         if served.model.walk.is_unfolded() {
             let of_cells = self.cells.served(request.model);
@@ -76,19 +79,21 @@ impl UnifiedScheduler {
     }
 
     /// Returns the number of devices that can run a model at the same time.
-    fn devices_of(&self, served: &UnifiedEntry) -> usize {
+    pub(super) fn devices_of(&self, served: &UnifiedEntry) -> usize {
         self.present().clamp(1, served.model.instances.max(1))
     }
 
     /// Returns the thousandths of a device that a model can have: those that others would not have
-    /// needed recently in their best batches, at least its share by weight.
+    /// needed recently in their best batches, at least its share by weight, on as many devices as
+    /// it may run on.
     fn room(&self, id: ModelId) -> u64 {
         let all = 1_000 * self.present().max(1) as u64;
         let weight = |id: ModelId| u64::from(self.models.get(id).model.weight.max(1));
         let active = self.models.iter().filter(|(other, of)| *other == id || of.load.need > 0);
         let weights: u64 = active.map(|(other, _)| weight(other)).sum();
         let others: u64 = self.models.iter().filter(|(other, _)| *other != id).map(|(_, of)| of.load.need).sum();
-        all.saturating_sub(others).max(all * weight(id) / weights.max(1)).max(1)
+        let most = 1_000 * self.devices_of(self.models.get(id)) as u64;
+        all.saturating_sub(others).max(all * weight(id) / weights.max(1)).clamp(1, most)
     }
 
     /// Ends a refused newcomer.

@@ -43,8 +43,8 @@ pub(super) struct TaskInFlight {
     pub(super) best_part: u64,
 }
 
-/// The ids of tasks in flight, by device: batches and cells number their tasks independently. A
-/// device holds this number of tasks.
+/// The ids of tasks in flight, by device: batches and cells number their tasks independently. The
+/// value is the largest number of tasks that a device holds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TaskPlaces(pub(super) usize);
 

@@ -16,8 +16,8 @@ const UTILISATION_PERMILLE: u64 = 900;
 /// Part of the largest steady batch for which requests are passed over, in thousandths: a larger
 /// one passes over many for its last rows.
 const TARGET_PART: u64 = 850;
-/// Lost rows, in thousandths, from which requests are passed over for more than this part, and for
-/// the whole batch at three times as many.
+/// Share of lost rows, in thousandths, above which requests are passed over for more than
+/// [`TARGET_PART`] of the batch; for the whole batch at three times this share.
 const SHORT_PERMILLE: u64 = 100;
 /// Lost rows, in thousandths, from which batches are as large as the SLO allows, and forecasts
 /// count everything.
@@ -29,7 +29,8 @@ pub(super) const MOST_UTILISATION: u64 = 900;
 pub(super) const REFRESH: Nanos = Nanos::from_millis(50);
 /// Number of refreshes in the moving means of how devices are used.
 const MEAN_OF: u64 = 8;
-/// Number of batches without which losses mean that the estimates are too pessimistic.
+/// Number of mean batches for which a model that loses rows starts none, after which half of what
+/// was learnt is forgotten: estimates that are too high would keep it from starting one.
 const SILENT_BATCHES: i64 = 8;
 /// Mean batches of other models that a model expects to wait for a device, if all load is theirs.
 const BLOCKING_BATCHES: u64 = 2;
@@ -260,7 +261,7 @@ impl ModelEstimate {
     /// Updates costs with what was learnt. The costs of all batch sizes are derived anew only if
     /// `may_derive`; returns whether they were.
     fn refresh_costs(&mut self, now: Time, model: &Model, may_derive: bool) -> bool {
-        // Estimates with which nothing starts any more are not measured either.
+        // While no task starts none is measured, so estimates that are too high would stay so.
         let silence = model.slo.max(self.mean(self.target) * SILENT_BATCHES);
         if self.lost_since && now - self.last_start > silence && self.occupancy.version() > 0 {
             self.occupancy.halve();
@@ -382,9 +383,10 @@ pub(super) struct LoadEstimate {
     scarcity: Scarcity,
     /// Mean duration of a batch.
     pub(super) mean_batch: Nanos,
-    /// Thousandths of a device that all models keep busy in batches like the recent ones.
+    /// Thousandths of a device that all models in batches keep busy, in batches like the recent
+    /// ones; models in cells are not counted.
     pub(super) recent_load: u64,
-    /// The same in batches of the target size.
+    /// The same in batches of the target size (of padded models, like the recent ones).
     pub(super) target_load: u64,
     /// Device time that the recent tasks used, and what part of all that is, in thousandths: a
     /// moving mean.
@@ -445,17 +447,19 @@ impl LoadEstimate {
         let sum = |of: fn(&ModelEstimate) -> u64| models.iter().map(|(_, served)| of(&served.load)).sum::<u64>();
         let (target_load, recent_load) = (sum(|load| load.target_load), sum(|load| load.recent_load));
         let devices = devices.max(1) as u64;
-        let (mut batches, mut work) = (1, Nanos::ZERO);
+        let (mut batches, mut work) = (0, Nanos::ZERO);
         for (_, served) in models.iter_mut().filter(|(_, served)| !served.model.walk.is_unfolded()) {
+            let most = devices.min(served.model.instances.max(1) as u64);
             let load = &mut served.own.load;
-            let room = UTILISATION_PERMILLE * devices * load.target_load / target_load.max(1);
+            let share = UTILISATION_PERMILLE * devices * load.target_load / target_load.max(1);
+            let room = share.min(UTILISATION_PERMILLE * most);
             load.refresh_sizes(now, room, recent_load - load.recent_load, devices);
             let rows = load.rate.rate(now).map_or(0, |rate| rate.rows_in(SECOND));
             batches += rows / load.min_stable_batch as u64;
             work += load.mean(load.min_stable_batch).scale(rows, load.min_stable_batch as u64);
         }
         (self.recent_load, self.target_load) = (recent_load, target_load);
-        self.mean_batch = Nanos(work.0 / batches as i64);
+        self.mean_batch = Nanos(work.0 / batches.max(1) as i64);
         self.refresh_waits(now, models, devices);
     }
 
@@ -491,7 +495,7 @@ impl LoadEstimate {
         self.scarcity.price(now, self.mean_batch)
     }
 
-    /// Records rows that start, or that are passed over.
+    /// Records rows that start, or (`passed`) that are passed over, dropped or refused.
     pub(super) fn observe(&mut self, rows: usize, passed: bool) {
         self.scarcity.observe(rows, passed);
     }

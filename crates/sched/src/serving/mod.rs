@@ -51,7 +51,7 @@ use scarcity::WHOLE;
 pub(crate) const POLICY: Policy = Policy {
     name: "unified",
     source: "Ripieno; no paper",
-    summary: "one rule for models of all walks: the offer goes first whose going first costs the others less",
+    summary: "one rule for models of all walks: of two offers, the one whose start costs the other less goes first",
     walks: &Walk::ALL,
     chains: Chains::Any,
     knobs: &[MAX_BATCH, DROP, OBJECTIVES],
@@ -243,7 +243,7 @@ impl UnifiedScheduler {
         for id in (0..self.models.len() as u16).map(ModelId) {
             match self.models.find(id).map(|served| served.model.walk.is_unfolded()) {
                 None => {}
-                Some(true) => self.offer_cells(start, device, id),
+                Some(true) => self.offer_cells((now, start), device, id),
                 Some(false) => self.offer_batches(now, device, id, idle),
             }
         }

@@ -1,13 +1,12 @@
-//! OccupancyEstimate: the time for which a task keeps its device busy, from its start until the
-//! next one can start, learnt per model from the ends of tasks.
+//! Occupancy: the time for which a task keeps its device busy, from its start until the next one
+//! can start, learnt per model from the ends of tasks.
 //!
 //! A real engine keeps a device longer than profiled: inputs are copied, cores are shared with the
-//! server, clocks change. OccupancyEstimate is learnt as a function of the profiled duration, so
-//! one table covers all blocks, batch sizes and lengths of a model. Each octave of the profiled
-//! duration holds the means of what was profiled and of what was measured; between two octaves the
-//! function is linear. Below the shortest measured task it is proportional, above the longest it
-//! adds the same excess. Both are low guesses, so tasks of an unseen duration are tried, and
-//! measured.
+//! server, clocks change. Occupancy is learnt as a function of the profiled duration, so one table
+//! covers all blocks, batch sizes and lengths of a model. Each octave of the profiled duration
+//! holds the means of what was profiled and of what was measured; between two octaves the function
+//! is linear. Below the shortest measured task it is proportional, above the longest it adds the
+//! same excess. Both are low guesses, so tasks of an unseen duration are tried, and measured.
 
 use ripieno_base::Nanos;
 

@@ -65,13 +65,12 @@ impl UnifiedScheduler {
         for number in 0..groups.ends.len() {
             let members = groups.group(number);
             let rows: usize = members.iter().map(|member| member.rows as usize).sum();
-            let PaddedRequest { length, place, .. } = members[members.len() - 1];
+            let PaddedRequest { place, .. } = members[members.len() - 1];
             let (state, costs) = (&self.devices[device], served.load.padded());
             let promised = state.takes(costs.promised(rows, place));
             let outlook = self.outlook(now, id, members.iter().map(|member| member.slot), promised);
             let cost = |rows: usize| costs.mean(rows, place);
             let offer = TaskOffer {
-                span: state.takes(served.load.of_task(&served.model.blocks[0], rows, length)),
                 whole: state.takes(cost(rows)),
                 // A group larger than the target wastes nothing.
                 waste: if rows < served.load.target { served.load.waste(rows, cost) } else { 0 },

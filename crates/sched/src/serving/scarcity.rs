@@ -26,7 +26,7 @@ pub(super) const WHOLE: u64 = 1 << 16;
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Scarcity {
     passed: Share,
-    /// Time of the last start or end of a batch.
+    /// Time of the last start of a batch.
     last_activity: Time,
 }
 
@@ -38,12 +38,12 @@ pub(super) const MEMORY: u64 = 256;
 pub(super) struct Share(u64);
 
 impl Scarcity {
-    /// Records rows that started or were dropped, or that were passed over.
+    /// Records rows that started, or (`passed`) that were passed over, dropped or refused.
     pub(super) fn observe(&mut self, rows: usize, passed: bool) {
         self.passed.observe(rows, passed);
     }
 
-    /// Records the start or end of a batch; `batch` is its typical duration.
+    /// Records the start of a batch; `batch` is the mean duration of one.
     pub(super) fn note_activity(&mut self, now: Time, batch: Nanos) {
         (self.passed, self.last_activity) = (Share(self.fade(now, batch, self.passed.0)), now);
     }

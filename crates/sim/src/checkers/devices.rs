@@ -1,5 +1,5 @@
-//! Checks that a lane never holds more tasks than its depth, never runs two at a time and ends
-//! them, also those that are lost with it, in the order of their starts.
+//! Checks that a lane never holds more tasks than its depth, never runs two at a time, and ends its
+//! tasks in the order of their starts, including those that are lost with the device.
 
 use crate::observer::{Observer, Run};
 use ripieno_base::{TaskId, Time};

@@ -171,7 +171,7 @@ fn a_small_flow_is_served_as_if_alone() {
 }
 
 #[test]
-fn nobody_is_above_its_share_while_devices_have_time() {
+fn no_flow_is_above_its_share_while_devices_have_time() {
     let cases = [batch_of_four(), random_pair(0), random_pair(1), random_pair(2)];
     let default = POLICIES[0];
     for case in &cases {
@@ -180,7 +180,7 @@ fn nobody_is_above_its_share_while_devices_have_time() {
             assert_eq!(seen.above_share, 0, "{} at {load}: {:?}", case.name, seen.flows);
         }
     }
-    // Overloaded, many are.
+    // Under overload many requests are.
     let overloaded = cases[0].seen(default, cases[0].arrivals(3.0, 0.0, SECONDS));
     assert!(overloaded.above_share > 100, "{}", overloaded.above_share);
 }

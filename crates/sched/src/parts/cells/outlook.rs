@@ -82,7 +82,8 @@ impl Cells {
         CellOutlook { left: Nanos(left.0 / count.max(1)), catch_up: Nanos(catch_up.0 / count.max(1)) }
     }
 
-    /// Returns the times of a newcomer, if the requests of its model run on this number of devices.
+    /// Returns the times of a newcomer, if the requests of its model are spread over this number of
+    /// devices and are as wide as it is.
     pub(crate) fn newcomer(&self, request: &Request, devices: usize) -> NewcomerTimes {
         let served = self.models.get(request.model);
         let extent = request.extent;
@@ -98,7 +99,7 @@ impl Cells {
                 }
             };
             let rows = (all / in_sequence.max(1)).max(1) as usize;
-            let step = served.live * rows / devices + 1;
+            let step = served.live * rows / devices + rows;
             times.own += block.profile.latency(step.min(cell.max)) * i64::from(in_sequence);
             times.work += block.profile.latency(cell.max).scale(u64::from(all), cell.max as u64);
             times.rows = if times.rows == 0 { rows } else { times.rows };
@@ -185,7 +186,8 @@ impl Cells {
 
     /// Drops requests with ready rows of a cell type that cannot be in time any more, if the model
     /// drops hopeless requests: begun ones not even alone, others not in batches like the next one.
-    /// `takes` returns the duration of a profiled time on the device. Returns their number.
+    /// `takes` returns the learnt duration of a profiled time on a nominal device. Returns their
+    /// number.
     pub(crate) fn drop_hopeless(
         &mut self,
         now: Time,

@@ -112,8 +112,8 @@ impl Cells {
         }
     }
 
-    /// Puts a subgraph into the queue of its cell type, in the order in which requests arrived, but
-    /// before rows that have ended and continue for their set only.
+    /// Puts a subgraph into the queue of its cell type, in the order in which requests arrived.
+    /// Where outputs are padded, rows that have ended and continue only for their set come last.
     fn enqueue(&mut self, id: u32) {
         let bound = self.bound(self.subgraphs.at(id).slot);
         let Cells { models, walkers, subgraphs, .. } = self;
