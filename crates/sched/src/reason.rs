@@ -44,4 +44,6 @@ pub enum WaitGain {
     FullerBatch,
     /// Devices become free one after the other instead of together.
     EvenSpacing,
+    /// The last free device is left to another model, whose next request could not wait for one.
+    LastDevice,
 }

@@ -300,6 +300,7 @@ impl History {
         match why {
             CallReason::Waited(WaitGain::FullerBatch) => "waited for a fuller batch".to_owned(),
             CallReason::Waited(WaitGain::EvenSpacing) => "waited for even spacing of batches".to_owned(),
+            CallReason::Waited(WaitGain::LastDevice) => "left the last free device to a tighter model".to_owned(),
             CallReason::LostTo(model) => format!("a batch of {} went first", self.models[model].model.name),
             CallReason::Refused(_) => "refused: its forecast was late".to_owned(),
         }

@@ -108,6 +108,8 @@ impl UnifiedScheduler {
         }
         let Some((first, rows)) = self.candidate(now, id, device) else { return };
         let (until, gain) = self.waits_until(now, device, id, (first, rows));
+        let last = if idle == 1 { self.leaves_last_until(now, device, id, (first, rows)) } else { now };
+        let (until, gain) = if last > until { (last, WaitGain::LastDevice) } else { (until, gain) };
         if until > now {
             // While the device runs a step, no device is free: the end of the step decides anew.
             if self.devices[device].running.is_none() {
@@ -183,12 +185,15 @@ impl UnifiedScheduler {
         let served = self.models.get(id);
         let device = &self.devices[device];
         let most = self.max_rows_beside_others(served);
-        // A request that is in time only by its mean duration runs alone.
+        // Requests that cannot be promised to be in time run if they are on average.
         let room = |first: u32| {
             let request = self.requests.get(first);
             let (left, rows) = (device.by_profile(request.deadline - now), request.rows as usize);
             let room = served.load.largest_within(left).min(most.max(rows));
-            if room < rows && served.load.mean(rows) <= left { rows } else { room }
+            if room >= rows {
+                return room;
+            }
+            cost::largest(most.max(rows), |rows| served.load.mean(rows) <= left)
         };
         let from = (served.queue.head()?, served.queue.rows());
         match served.queue.gather(&self.requests, from, served.load.wanted_batch().min(most), room) {
@@ -211,7 +216,7 @@ impl UnifiedScheduler {
         let deadline = self.requests.get(first).deadline - served.load.blocking;
         // With one more row the batch would have to start by then.
         let promised = |rows: usize| self.devices[device].takes(load.promised(rows));
-        let frontrun = deadline - promised((rows + 1).min(served.load.max_batch).max(rows));
+        let frontrun = self.frontrun(served, device, (first, rows));
         let spaced = self.spaced_from(served, price > 0).min(frontrun).max(now);
         // Without arrivals beyond the rows at hand, future ones are unknown.
         let known = load.rate.rate(now).filter(|rate| price > 0 && rate.rows > rows as u64);
@@ -228,6 +233,26 @@ impl UnifiedScheduler {
             }
         }
         (spaced, WaitGain::EvenSpacing)
+    }
+
+    /// Returns the time at which a batch would have to start with one more row.
+    fn frontrun(&self, served: &UnifiedEntry, device: DeviceId, (first, rows): (u32, usize)) -> Time {
+        let promised = served.load.promised((rows + 1).min(served.load.max_batch).max(rows));
+        self.requests.get(first).deadline - served.load.blocking - self.devices[device].takes(promised)
+    }
+
+    /// Returns the time until which a batch leaves the last free device of several to others: as
+    /// long as it can wait, if the next request of another model would be late for it, and for the
+    /// next device that becomes free.
+    fn leaves_last_until(&self, now: Time, device: DeviceId, id: ModelId, (first, rows): (u32, usize)) -> Time {
+        if self.present() < 2 {
+            return now;
+        }
+        let served = self.models.get(id);
+        let taken = self.devices[device].takes(served.load.mean(rows)).min(self.frees_in(now, Some(device)));
+        let late = |of: &UnifiedEntry| of.load.rate.rate(now).is_some() && of.model.slo - of.load.mean(1) < taken;
+        let mut others = self.models.iter().filter(|(other, of)| *other != id && !of.model.walk.is_unfolded());
+        if others.any(|(_, of)| late(of)) { self.frontrun(served, device, (first, rows)) } else { now }
     }
 
     /// Returns the time from which a batch is well spaced from the last one, so that devices become

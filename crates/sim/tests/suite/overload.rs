@@ -153,6 +153,8 @@ fn cases_that_were_found_by_chance() {
         ("cells-step", "unified", None, 0, 370.0),
         ("cells-bursts-on-four-devices", "unified", None, 0, 1_990.0),
         ("trees-on-eight-devices", "unified", None, 0, 7_700.0),
+        ("tight-beside-slow", "unified", None, 1, 76.0),
+        ("late-by-chance", "unified", None, 0, 147.0),
         ("encoder-decoder", "unified", Some(1_100.0), 0, 850.0),
         ("encoder-decoder", "unified", Some(3_000.0), 0, 850.0),
         ("light-beside-chain", "unified", None, 0, 71.0),
