@@ -28,8 +28,8 @@ impl Limits {
     pub const SERVED_REQUESTS: usize = 10_000;
     /// Default number of live requests of one model in a server with few devices.
     pub const SERVED_QUEUE: usize = 1_000;
-    /// Full batches of a device in the default number of live requests of one model: with four, an
-    /// encoder-decoder at 3 % of losses on eight devices refused what it would have answered.
+    /// Full batches of each device in the default number of live requests of one model. With four,
+    /// an encoder-decoder on eight devices lost 3 % of its requests to this bound.
     const SERVED_QUEUE_BATCHES: usize = 16;
     /// Default number of graph nodes of a server. About a hundred for each request of a full queue
     /// would need more memory than all models.

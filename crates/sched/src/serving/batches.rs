@@ -250,7 +250,7 @@ impl UnifiedScheduler {
         }
         let served = self.models.get(id);
         let taken = self.devices[device].takes(served.load.mean(rows)).min(self.frees_in(now, Some(device)));
-        let late = |of: &UnifiedEntry| of.load.rate.rate(now).is_some() && of.model.slo - of.load.mean(1) < taken;
+        let late = |of: &UnifiedEntry| of.model.slo - of.load.mean(1) < taken && of.load.rate.rate(now).is_some();
         let mut others = self.models.iter().filter(|(other, of)| *other != id && !of.model.walk.is_unfolded());
         if others.any(|(_, of)| late(of)) { self.frontrun(served, device, (first, rows)) } else { now }
     }
