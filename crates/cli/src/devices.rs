@@ -205,7 +205,7 @@ impl DeviceArgs {
         };
         let args = vec!["engine-process".to_owned()];
         let engine_process = Some(EngineProcess { program: own_program()?, args });
-        let policies = ripieno_sched::CATALOGUE.iter().map(|policy| policy.name).collect();
+        let policies = ripieno_policies::CATALOGUE.iter().map(|policy| policy.name).collect();
         Ok(LoadTarget { zoo, policies, devices: usize::from(self.count()), engine_process, ..LoadTarget::new(engine) })
     }
 }

@@ -3,8 +3,9 @@
 use crate::policy::PolicyArgs;
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
+use ripieno_policies::{find, served_options};
 use ripieno_repository::config::nearest;
-use ripieno_sched::{Objective, Options, find, served_options};
+use ripieno_sched::{Objective, Options};
 use ripieno_sim::Scenario;
 use std::path::Path;
 

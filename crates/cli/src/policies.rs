@@ -3,8 +3,8 @@
 use crate::output::{self, print_json};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
+use ripieno_policies::{CATALOGUE, DEFAULT_POLICY, Policy};
 use ripieno_report::Format;
-use ripieno_sched::{CATALOGUE, DEFAULT_POLICY, Policy};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 

@@ -3,7 +3,8 @@
 use anyhow::bail;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
-use ripieno_sched::{CATALOGUE, DEFAULT_POLICY, Objective, OptionValue, Options, find, served_options};
+use ripieno_policies::{CATALOGUE, DEFAULT_POLICY, find, served_options};
+use ripieno_sched::{Objective, OptionValue, Options};
 
 /// The policy and its options.
 #[derive(Args, Clone, Debug, Default)]

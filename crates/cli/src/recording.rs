@@ -5,9 +5,10 @@ use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use ripieno_base::Nanos;
+use ripieno_policies::{Policy, find};
 use ripieno_report::Summary;
 use ripieno_runtime::{Header, RecordedEvents};
-use ripieno_sched::{Limits, Options, Policy, find};
+use ripieno_sched::{Limits, Options};
 use ripieno_sim::{Recorded, Scenario};
 use std::path::{Path, PathBuf};
 

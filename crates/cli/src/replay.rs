@@ -3,9 +3,10 @@
 use crate::output::{self, print_json};
 use anyhow::{Context, bail};
 use clap::Args;
+use ripieno_policies::{ServedPolicy, build_shards};
 use ripieno_report::Format;
 use ripieno_runtime::{Header, ReplayReport, replay};
-use ripieno_sched::{Options, ServedPolicy, build_shards};
+use ripieno_sched::Options;
 use std::path::PathBuf;
 
 /// Replay a recording of `ripieno serve --record FILE`, and check that the scheduler makes the same

@@ -3,8 +3,8 @@
 //! The text identifies a finished run, and can be taken from the cache and given to `ripieno
 //! simulate`.
 
+use ripieno_policies::find;
 use ripieno_report::plot::Look;
-use ripieno_sched::find;
 use ripieno_sim::Scenario;
 use std::fmt::Write;
 

@@ -7,7 +7,8 @@ use crate::shards::MatchmakerLink;
 use crate::{Aside, FlightEntry};
 use ripieno_base::{RequestSlot, TaskId, Time};
 use ripieno_model::Graph;
-use ripieno_sched::{Action, Control, Grant, Limits, Outbox, Prediction, Request, Scheduler, TaskDone};
+use ripieno_sched::grants::Grant;
+use ripieno_sched::{Action, Control, Limits, Outbox, Prediction, Request, Scheduler, TaskDone};
 
 /// The places into which inputs and decisions are recorded.
 #[derive(Default)]
@@ -94,8 +95,9 @@ impl Core {
     }
 
     pub(crate) fn grant(&mut self, grant: Grant) {
-        self.input(&EventRef::Grant(grant.to_frame()));
-        self.scheduler.on_grant(self.now, grant);
+        self.input(&EventRef::Grant(grant.to_words()));
+        let shard = self.scheduler.as_shard().expect("only shards are connected to a matchmaker");
+        shard.on_grant(self.now, grant);
     }
 
     fn input(&mut self, event: &EventRef<'_>) {

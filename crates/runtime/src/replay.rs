@@ -6,7 +6,8 @@
 use crate::FlightEntry;
 use crate::recorder::{Header, OLDEST, RecordedLine, VERSION};
 use ripieno_base::Time;
-use ripieno_sched::{Event, Outbox, ServedPolicy};
+use ripieno_policies::ServedPolicy;
+use ripieno_sched::{Event, Outbox};
 use serde::de::Error;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};

@@ -2,7 +2,8 @@
 
 use crate::ServedModel;
 use ripieno_model::{Model, Profile};
-use ripieno_sched::{BuildError, Limits, Options, Policy, Setup, build};
+use ripieno_policies::{Policy, build};
+use ripieno_sched::{BuildError, Limits, Options, Setup};
 
 /// Checks a model. The error is the reason, for the user who loads the model.
 pub(crate) fn check(served: &ServedModel, policy: Option<&'static Policy>, limits: &Limits) -> Result<(), String> {

@@ -1,83 +1,49 @@
-//! The scheduler: its contract with drivers, reusable parts, and every policy by the name that its
-//! paper gave it.
+//! The serving scheduler, and the contract between any scheduler and its driver.
 //!
 //! A scheduler is a state machine without input or output of its own. Two drivers feed it with the
-//! same calls, the simulator in virtual time and the runtime in wall time:
+//! same calls, the simulator in virtual time and the runtime in wall time. This crate holds
+//!
+//! - the contract: [`Scheduler`], the facts that it receives, and the [`Action`]s that it decides;
+//! - [`serving`]: the scheduler of a server;
+//! - [`admission`]: bounds on queues, and shares of models and clients;
+//! - [`tables`], [`estimate`] and [`cells`]: the state that schedulers keep;
+//! - [`Calibration`], [`Margin`] and [`Speeds`]: what drivers learn from the durations of tasks.
+//!
+//! Published policies are in the crate `ripieno-policies`, which depends on this one.
 //!
 //! ```
-//! use ripieno_base::{ModelId, Nanos, RequestSlot, Time};
-//! use ripieno_model::{Extent, Model, Profile};
-//! use ripieno_sched::{Action, Limits, Options, Outbox, Outcome, Setup, build};
-//! use ripieno_sched::{Request, RequestClass, TaskDone};
+//! use ripieno_base::Nanos;
+//! use ripieno_model::{Model, Profile};
+//! use ripieno_sched::{Knobs, Limits, Options, Setup, serving};
 //!
-//! let ms = |millis| Time::ORIGIN + Nanos::from_millis(millis);
 //! let profile = Profile::linear(1.0, 5.0, 16).unwrap();
 //! let model = Model::whole("resnet", profile, Nanos::from_millis(12));
-//! let (requests, models, devices, lanes, depth, batch, nodes) = (8, 1, 1, 1, 1, 16, 0);
-//! let limits = Limits { requests, models, devices, lanes, depth, batch, nodes };
+//! let limits = serving::NEEDS.served(1, 8);
 //! let setup = Setup { models: vec![model], devices: 1, limits };
-//! let mut scheduler = build("deferred", &setup, &Options::new()).unwrap();
-//! let mut out = Outbox::new(&limits);
-//!
-//! // A request arrives at 0 and is due at 12. Alone it takes 6 ms, with a second one 7: frontrun
-//! // is 5.
-//! let request = Request {
-//!     slot: RequestSlot(0),
-//!     model: ModelId(0),
-//!     arrived: ms(0),
-//!     deadline: ms(12),
-//!     rows: 1,
-//!     extent: Extent::ONE,
-//!     class: RequestClass::default(),
-//! };
-//! scheduler.on_request(ms(0), &request);
-//! scheduler.settle(ms(0), &mut out);
-//! assert!(out.actions().is_empty());
-//! assert_eq!(scheduler.next_wakeup(), ms(5));
-//!
-//! // No other request came. The batch starts, and the driver reports its end.
-//! scheduler.settle(ms(5), &mut out);
-//! let Action::Start { task, .. } = out.actions()[0] else { panic!() };
-//! assert_eq!(scheduler.members(task), [RequestSlot(0)]);
-//! out.clear();
-//! let done = TaskDone { task, outcome: Outcome::Ok, ended: &[], skips: &[] };
-//! scheduler.on_task_done(ms(11), &done);
-//! scheduler.settle(ms(11), &mut out);
-//! assert_eq!(out.actions(), [Action::Finish { request: RequestSlot(0) }]);
+//! let options = Options::new();
+//! let knobs = Knobs { policy: "unified", known: serving::KNOBS, options: &options };
+//! assert!(serving::build(&setup, &knobs).is_ok());
 //! ```
 
-mod action;
-mod admission;
-mod baselines;
-mod catalogue;
-mod choice;
-mod cost_scale;
-mod event;
-mod knobs;
-mod limits;
-mod parts;
-mod policies;
-mod policy;
-mod reason;
-mod scheduler;
-mod serving;
-mod shard;
+pub mod admission;
+mod calibration;
+pub mod cells;
+mod contract;
+pub mod estimate;
+pub mod serving;
+pub mod tables;
 
-pub use action::{Action, Outbox, Why};
-pub use catalogue::{CATALOGUE, ServedPolicy, build, build_halves, build_served, build_shards, find};
-pub use choice::{DEFAULT_POLICY, Objective, served_options};
-pub use cost_scale::CostScale;
-pub use event::Event;
-pub use knobs::{BuildError, Knob, OptionValue, Options};
-pub use limits::{Limits, Setup};
-pub use parts::calibration::{Calibration, Ran};
-pub use parts::cohorts::{Cohort, CohortId, Cohorts};
-pub use parts::margin::Margin;
-pub use parts::speeds::Speeds;
-pub use policy::{Chains, Needs, Policy};
-pub use reason::{Reason, WaitGain};
-pub use scheduler::{Control, Outcome, Prediction, Request, RequestClass, Scheduler, Shape, TaskDone};
-pub use shard::{
-    Frame, FrameError, Grant, Halves, Holding, Loaded, Matchmaker, MatchmakerEpoch, ModelShard, Offer, Release, Sent,
-    Standing, ToMatchmaker, shard_of,
-};
+pub use calibration::margin::Margin;
+pub use calibration::speeds::Speeds;
+pub use calibration::{Calibration, Ran};
+pub use contract::action::{Action, Outbox, Why};
+pub use contract::cost_scale::CostScale;
+pub use contract::event::Event;
+pub use contract::grants;
+pub use contract::knobs::{BuildError, DROP, Knob, Knobs, MAX_BATCH, OptionValue, Options};
+pub use contract::layer::SchedulerLayer;
+pub use contract::limits::{Limits, Setup};
+pub use contract::needs::{Needs, OBJECTIVE, Objective};
+pub use contract::reason::{Reason, WaitGain};
+pub use contract::scheduler::{Control, Outcome, Prediction, Request, RequestClass, Scheduler, Shape, Shard, TaskDone};
+pub use tables::cohorts::{Cohort, CohortId, Cohorts};

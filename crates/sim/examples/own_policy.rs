@@ -3,7 +3,7 @@
 //! --example own_policy`.
 //!
 //! It uses the contract alone, which the checkers verify. A policy that ships with Ripieno is a
-//! file in `crates/sched/src/policies/`, built on the tables in `crates/sched/src/parts/`, and
+//! file in `crates/policies/src/`, built on the tables in `crates/sched/src/tables/`, and
 //! shorter: see ARCHITECTURE.md.
 
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};

@@ -31,7 +31,8 @@ use model::ModelTable;
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::bounds::staggered_bound;
 use ripieno_model::{Graph, Model};
-use ripieno_sched::{DEFAULT_POLICY, Limits, Needs, Objective, OptionValue, Options, Policy, Setup, served_options};
+use ripieno_policies::{DEFAULT_POLICY, Policy, served_options};
+use ripieno_sched::{Limits, Needs, Objective, OptionValue, Options, Setup};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -198,7 +199,7 @@ impl Scenario {
     /// Sets the policy, options, bounds and margins with which the server would
     /// serve these models.
     pub fn serve(&mut self, objective: Objective) {
-        let policy = ripieno_sched::find(DEFAULT_POLICY).expect("the catalogue has the default policy");
+        let policy = ripieno_policies::find(DEFAULT_POLICY).expect("the catalogue has the default policy");
         self.serve_under(policy, served_options(policy, Options::new(), objective));
     }
 
@@ -220,7 +221,7 @@ impl Scenario {
     pub fn effective_options(&self) -> Options {
         let mut options = self.policy_options.clone();
         for (knob, delay) in [("control_us", self.network.estimate), ("data_us_per_row", self.network.data_per_row)] {
-            if delay > Nanos::ZERO && ripieno_sched::find(&self.policy).is_ok_and(|policy| policy.has(knob)) {
+            if delay > Nanos::ZERO && ripieno_policies::find(&self.policy).is_ok_and(|policy| policy.has(knob)) {
                 options.entry(knob.to_owned()).or_insert(OptionValue::Float(delay.as_millis_f64() * 1e3));
             }
         }
@@ -236,7 +237,7 @@ impl Scenario {
     /// Returns the requirements of the policy with its options; an unknown policy is rejected when
     /// it is built.
     pub(crate) fn needs(&self) -> Needs {
-        let policy = ripieno_sched::find(&self.policy);
+        let policy = ripieno_policies::find(&self.policy);
         policy.map_or(Needs::ONE_TASK, |policy| policy.needs(&self.effective_options()))
     }
 

@@ -4,7 +4,11 @@
 use super::Finding;
 use super::source::Source;
 
-const FOLDERS: [&str; 2] = ["crates/sched/src/policies/", "crates/sched/src/baselines/"];
+/// The longer path first: it begins with the other one.
+const FOLDERS: [&str; 2] = ["crates/policies/src/baselines/", "crates/policies/src/"];
+/// Files beside the policies that are none.
+const SHARED: [&str; 8] =
+    ["lib.rs", "catalogue.rs", "cell_scheduler.rs", "choice.rs", "fifo.rs", "options.rs", "policy.rs", "unified.rs"];
 const PAGE: &str = "docs/internals/policies.md";
 
 /// Checks that the page names each policy's file.
@@ -25,7 +29,10 @@ fn place(source: &Source) -> Option<&str> {
 /// A file directly in a folder, or the head of a policy that has a folder of its own.
 fn is_policy(source: &Source) -> bool {
     let Some(name) = place(source) else { return false };
-    let own_folder = name.ends_with("/mod.rs") && name.matches('/').count() == 1 && name != "parts/mod.rs";
+    let own_folder = name.ends_with("/mod.rs") && name.matches('/').count() == 1;
+    if SHARED.contains(&name) || ["parts/mod.rs", "baselines/mod.rs"].contains(&name) {
+        return false;
+    }
     own_folder || source.is("rs") && !name.contains('/') && name != "mod.rs" && !name.ends_with("tests.rs")
 }
 

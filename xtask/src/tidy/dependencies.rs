@@ -7,16 +7,17 @@ use serde_json::Value;
 
 /// A crate of the workspace, without the prefix `ripieno-`, and those it may depend on. Arrows only
 /// point down.
-const EDGES: [(&str, &[&str]); 21] = [
+const EDGES: [(&str, &[&str]); 22] = [
     ("base", &[]),
     ("model", &["base"]),
     ("sched", &["base", "model"]),
+    ("policies", &["base", "model", "sched"]),
     ("workload", &["base"]),
     ("report", &["base"]),
-    ("sim", &["base", "model", "sched", "workload", "report"]),
+    ("sim", &["base", "model", "sched", "policies", "workload", "report"]),
     ("onnx", &["base", "model"]),
     ("executor", &["base", "model", "onnx"]),
-    ("runtime", &["base", "model", "sched", "executor", "report"]),
+    ("runtime", &["base", "model", "sched", "policies", "executor", "report"]),
     ("wire", &["model"]),
     ("text", &["model"]),
     ("repository", &["base", "model", "onnx", "executor", "runtime", "wire", "text"]),
@@ -24,14 +25,15 @@ const EDGES: [(&str, &[&str]); 21] = [
     ("planner", &["base", "model"]),
     ("cluster", &["base", "model", "executor", "runtime"]),
     ("bench", &["base", "model", "wire", "report", "workload"]),
-    ("reproduce", &["base", "model", "sched", "workload", "report", "sim", "onnx", "planner"]),
-    ("stress", &["base", "model", "sched", "report", "runtime"]),
+    ("reproduce", &["base", "model", "sched", "policies", "workload", "report", "sim", "onnx", "planner"]),
+    ("stress", &["base", "model", "sched", "policies", "report", "runtime"]),
     (
         "cli",
         &[
             "base",
             "model",
             "sched",
+            "policies",
             "workload",
             "report",
             "sim",
@@ -55,17 +57,17 @@ const EDGES: [(&str, &[&str]); 21] = [
 /// here.
 const TEST_EDGES: [(&str, &[&str]); 8] = [
     ("base", &["workload"]),
-    ("sched", &["workload"]),
+    ("policies", &["workload"]),
     ("onnx", &["workload"]),
     ("executor", &["workload"]),
     ("runtime", &["workload"]),
-    ("repository", &["sched"]),
-    ("server", &["sched"]),
-    ("cluster", &["sched", "workload"]),
+    ("repository", &["sched", "policies"]),
+    ("server", &["sched", "policies"]),
+    ("cluster", &["sched", "policies", "workload"]),
 ];
 
 /// Crates that use the standard library alone; serde as an option is the one exception.
-const STD_ONLY: [&str; 3] = ["base", "model", "sched"];
+const STD_ONLY: [&str; 4] = ["base", "model", "sched", "policies"];
 /// Libraries, by how their names begin, and the crates in which alone they may appear: async
 /// runtimes, and what speaks HTTP.
 const CONFINED: [(&[&str], &[&str]); 2] = [

@@ -7,8 +7,9 @@
 
 use crate::policy::{named, option};
 use anyhow::{Context, anyhow};
+use ripieno_policies::{CATALOGUE, Policy, build, find, served_options};
 use ripieno_report::Summary;
-use ripieno_sched::{BuildError, CATALOGUE, Objective, OptionValue, Options, Policy, build, find, served_options};
+use ripieno_sched::{BuildError, Objective, OptionValue, Options};
 use ripieno_sim::{Scenario, simulate, simulate_at};
 use serde::Serialize;
 

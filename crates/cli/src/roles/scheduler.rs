@@ -13,13 +13,14 @@ use ripieno_base::{DeviceId, ModelId, Nanos};
 use ripieno_cluster::handover::store::AloneStore;
 use ripieno_cluster::handover::{Epoch, Timing};
 use ripieno_cluster::{ClusterScheduler, ModelDescription, SchedulerConfig, StartEngine, StartedEngine};
+use ripieno_policies::{build, find};
 use ripieno_report::Format;
 use ripieno_repository::registry::{IndexRow, ModelRegistry, Repository, Upload};
 use ripieno_runtime::{
     DeviceRefused, DeviceSnapshot, Engine, EngineConfig, EngineProcesses, HangBound, Job, ModelSnapshot, Refused,
     SchedulerSnapshot,
 };
-use ripieno_sched::{Limits, Options, Setup, build, find};
+use ripieno_sched::{Limits, Options, Setup};
 use ripieno_server::{Backend, DeviceChange, Server, ServerConfig, Withdraw};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -3,8 +3,9 @@
 use ripieno_base::{ModelId, Nanos};
 use ripieno_executor::{BlockSource, EmulatedEngine, EmulatedOptions, Executor, ModelSource};
 use ripieno_model::{DataType, Model, Profile, TensorSpec};
+use ripieno_policies::{build_served, find};
 use ripieno_runtime::{Engine, EngineConfig, Recording, ServedModel};
-use ripieno_sched::{Limits, Options, Setup, build_served, find};
+use ripieno_sched::{Limits, Options, Setup};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

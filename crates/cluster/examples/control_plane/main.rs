@@ -26,8 +26,9 @@ use ripieno_cluster::{
     ClusterScheduler, ModelDescription, OfferedModel, SchedulerConfig, StartedEngine, TensorDescription, encode_offers,
 };
 use ripieno_model::{DataType, DropRule, Model, Profile, TensorSpec};
+use ripieno_policies::{build, find, served_options};
 use ripieno_runtime::{Engine, EngineConfig, Failure, JobOutput};
-use ripieno_sched::{Objective, Options, Setup, build, find, served_options};
+use ripieno_sched::{Objective, Options, Setup};
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};

@@ -14,8 +14,9 @@ use ripieno_executor::{
     BlockSource, EmulatedEngine, EmulatedOptions, Executor, InputLength, LoadedModel, ModelSource, OutputLength, Tensor,
 };
 use ripieno_model::{Block, DataType, DropRule, Model, Profile, TensorSpec, Walk};
+use ripieno_policies::{build, find};
 use ripieno_runtime::{Engine, EngineConfig, HangBound, Job, JobResult, Refused, ServedModel};
-use ripieno_sched::{Limits, Options, Setup, build, find};
+use ripieno_sched::{Limits, Options, Setup};
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};

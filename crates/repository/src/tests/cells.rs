@@ -175,7 +175,7 @@ fn read(name: &str, outputs: &[Tensor]) -> String {
 fn the_demo_models_answer_as_they_were_trained_to() {
     let limits = Limits { requests: 512, models: 3, devices: 2, lanes: 1, depth: 2, batch: 64, nodes: 1 << 16 };
     let setup = Setup { models: vec![], devices: 2, limits };
-    let scheduler = ripieno_sched::build("cellular", &setup, &Options::new()).unwrap();
+    let scheduler = ripieno_policies::build("cellular", &setup, &Options::new()).unwrap();
     let target = cpu();
     let engine = Engine::start(EngineConfig::new(scheduler, setup, vec![Arc::clone(&target.engine); 2])).unwrap();
     let loader = Loader::new(target, silent());

@@ -7,8 +7,9 @@ use super::{LATE_SOURCE, SOURCE};
 use crate::item::{ExperimentItem, ItemReport, ResultRow};
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::{Block, Extent, Model, Profile, Steps, Walk};
+use ripieno_policies::build;
 use ripieno_report::plot::{Content, Figure, Look, Panel, PlotAxis, Span};
-use ripieno_sched::{Limits, OptionValue, Options, Setup, build};
+use ripieno_sched::{Limits, OptionValue, Options, Setup};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, Trace, World};
 

@@ -10,7 +10,8 @@ use crate::mailbox::EngineCommand;
 use crate::schedulers::{Schedulers, Stopped};
 use ripieno_base::DeviceId;
 use ripieno_executor::{Executor, Sink};
-use ripieno_sched::{Limits, shard_of};
+use ripieno_policies::shard_of;
+use ripieno_sched::Limits;
 use std::sync::Arc;
 
 impl Engine {

@@ -20,7 +20,8 @@ use crate::schedulers::Schedulers;
 use crate::server_delay::ServerDelay;
 use crate::shards;
 use parking_lot::{Mutex, RwLock};
-use ripieno_sched::{Limits, ServedPolicy, Setup, Speeds};
+use ripieno_policies::ServedPolicy;
+use ripieno_sched::{Limits, Setup, Speeds};
 use std::sync::Arc;
 
 impl Engine {

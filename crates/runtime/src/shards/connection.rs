@@ -3,7 +3,9 @@
 use super::{MAX_SHARDS, MatchmakerInbox, MatchmakerLink, MatchmakerLoop};
 use crate::Clock;
 use crate::mailbox::{Mail, Mailbox};
-use ripieno_sched::{Grant, Limits, Matchmaker, ToMatchmaker};
+use ripieno_policies::Matchmaker;
+use ripieno_sched::Limits;
+use ripieno_sched::grants::{Grant, ToMatchmaker};
 use std::sync::Arc;
 
 /// The connection of one shard to the matchmaker: its link, and the mailbox that receives its

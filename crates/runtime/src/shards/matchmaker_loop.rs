@@ -5,7 +5,8 @@ use crate::Clock;
 use crate::event_loop::EventLoop;
 use crate::mailbox::{Mail, Mailbox};
 use ripieno_base::Time;
-use ripieno_sched::{Matchmaker, Offer, ToMatchmaker, shard_of};
+use ripieno_policies::{Matchmaker, shard_of};
+use ripieno_sched::grants::{Offer, ToMatchmaker};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

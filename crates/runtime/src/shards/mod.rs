@@ -31,7 +31,9 @@ use crate::mailbox::{Mail, Mailbox};
 use crate::parking::Parking;
 use crossbeam_queue::ArrayQueue;
 use offers::{OfferTable, OfferWriter};
-use ripieno_sched::{Limits, Matchmaker, ToMatchmaker};
+use ripieno_policies::Matchmaker;
+use ripieno_sched::Limits;
+use ripieno_sched::grants::ToMatchmaker;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

@@ -12,7 +12,7 @@
 //! the marks, so busy shards contend only for them.
 
 use ripieno_base::ModelId;
-use ripieno_sched::Offer;
+use ripieno_sched::grants::Offer;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 

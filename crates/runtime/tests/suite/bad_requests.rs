@@ -8,8 +8,8 @@ use ripieno_executor::{
     Tensor,
 };
 use ripieno_model::{Block, DataType, DropRule, Model, Profile, Steps, Walk};
+use ripieno_policies::{CATALOGUE, Policy};
 use ripieno_runtime::{Failure, ModelSnapshot, ServedModel};
-use ripieno_sched::{CATALOGUE, Policy};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Instant;

@@ -7,11 +7,12 @@ use crate::common::{Client, SAFETY, bytes, data, in_one_piece_and_in_shards, pol
 use ripieno_base::{DeviceId, ModelId, Nanos};
 use ripieno_executor::{BlockSource, EmulatedEngine, EmulatedOptions, Executor, ModelSource};
 use ripieno_model::{Block, DataType, DropRule, Model, Profile, TensorSpec, Walk};
+use ripieno_policies::{CATALOGUE, ServedPolicy, build, find};
 use ripieno_runtime::{
     DeviceRefused, DeviceState, Engine, EngineConfig, Failure, HangBound, Header, Job, JobResult, OnStep, Recording,
     ServedModel, replay,
 };
-use ripieno_sched::{CATALOGUE, Limits, Options, ServedPolicy, Setup, build, find};
+use ripieno_sched::{Limits, Options, Setup};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

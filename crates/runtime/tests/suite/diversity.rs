@@ -9,8 +9,8 @@ use ripieno_executor::{
     OutputLength, Tensor, TensorRule,
 };
 use ripieno_model::{Block, DataType, DropRule, LengthProfiles, Model, Profile, Walk};
+use ripieno_policies::{CATALOGUE, Policy, find};
 use ripieno_runtime::{Job, Refused, ServedModel};
-use ripieno_sched::{CATALOGUE, Policy, find};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 

@@ -4,11 +4,12 @@ use crate::common::device::Doubling;
 use crate::common::fifo::Fifo;
 use crate::common::{Client, SAFETY, config, eager, in_one_piece_and_in_shards, limits, policy, served};
 use ripieno_base::{Nanos, RequestSlot, TaskId};
+use ripieno_policies::ServedPolicy;
 use ripieno_runtime::{
     Aside, Ending, Engine, FlightConfig, FlightEntry, Header, RecordedEvents, RefusedWhy, ReplayError, RingBounds,
     replay,
 };
-use ripieno_sched::{Action, Control, Event, ServedPolicy};
+use ripieno_sched::{Action, Control, Event};
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};

@@ -6,8 +6,9 @@ use crate::common::{Client, emulated};
 use ripieno_base::Nanos;
 use ripieno_executor::{EmulatedEngine, EmulatedOptions, Executor};
 use ripieno_model::Profile;
+use ripieno_policies::{DEFAULT_POLICY, build, find, served_options};
 use ripieno_runtime::{Engine, EngineConfig, ServedModel};
-use ripieno_sched::{DEFAULT_POLICY, Limits, Objective, Options, Setup, build, find, served_options};
+use ripieno_sched::{Limits, Objective, Options, Setup};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

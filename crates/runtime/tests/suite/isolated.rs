@@ -6,8 +6,9 @@ use ripieno_executor::{
     BlockSource, CpuEngine, CpuOptions, Executor, InputRange, Isolation, ModelSource, Tensor, serve_engine,
 };
 use ripieno_model::{DataType, Model, Profile};
+use ripieno_policies::{build_served, find, served_options};
 use ripieno_runtime::{Ending, Engine, EngineConfig, EngineProcesses, Failure, Job, JobResult, Refused, ServedModel};
-use ripieno_sched::{Limits, Objective, Options, Setup, build_served, find, served_options};
+use ripieno_sched::{Limits, Objective, Options, Setup};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};

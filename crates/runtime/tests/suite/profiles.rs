@@ -6,8 +6,9 @@ use crate::common::Client;
 use ripieno_base::{BlockId, Nanos};
 use ripieno_executor::{BlockSource, EmulatedEngine, EmulatedOptions, Executor, ModelSource};
 use ripieno_model::{DataType, Model, Profile, TensorSpec};
+use ripieno_policies::{build_served, find, served_options};
 use ripieno_runtime::{Engine, EngineConfig, Failure, ServedModel};
-use ripieno_sched::{Limits, Objective, Options, Setup, build_served, find, served_options};
+use ripieno_sched::{Limits, Objective, Options, Setup};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

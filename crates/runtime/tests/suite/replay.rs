@@ -3,8 +3,9 @@
 use crate::common::device::Doubling;
 use crate::common::fifo::Fifo;
 use crate::common::{Client, config, eager, in_one_piece_and_in_shards, limits, policy, served};
+use ripieno_policies::ServedPolicy;
 use ripieno_runtime::{Engine, Header, Recording, ReplayError, replay};
-use ripieno_sched::{Outbox, Request, Scheduler, ServedPolicy, TaskDone};
+use ripieno_sched::{Outbox, Request, Scheduler, TaskDone};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

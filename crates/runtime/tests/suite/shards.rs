@@ -8,8 +8,9 @@ use crate::common::{Client, SAFETY, data, eager, emulated, limits, policy, serve
 use ripieno_base::{BlockId, Nanos};
 use ripieno_executor::{EmulatedEngine, EmulatedOptions, Executor};
 use ripieno_model::Profile;
+use ripieno_policies::build_shards;
 use ripieno_runtime::{DeviceState, Engine, EngineConfig, Failure, HangBound, JobResult, StartError};
-use ripieno_sched::{Options, build_shards};
+use ripieno_sched::Options;
 use ripieno_workload::{below, stream};
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -7,8 +7,9 @@ use ripieno_executor::{
     Device, Executor, LoadError, LoadedModel, MemberProgress, ModelSource, Sink, Task, TaskResult, Tensor,
 };
 use ripieno_model::{DataType, Model, Profile, TensorSpec};
+use ripieno_policies::{build_served, find, served_options};
 use ripieno_runtime::{Engine, EngineConfig, Job, JobResult, ServedModel};
-use ripieno_sched::{Limits, Objective, Options, Setup, build_served, find, served_options};
+use ripieno_sched::{Limits, Objective, Options, Setup};
 use std::any::Any;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{Sender, channel};

@@ -5,11 +5,12 @@ use crate::common::SAFETY;
 use crate::common::stepping::{DEPTH, LONGEST, Stepping, answer_to, counting, sequence};
 use ripieno_base::{BlockId, ModelId};
 use ripieno_executor::Executor;
+use ripieno_policies::{build, find};
 use ripieno_runtime::{
     Engine, EngineConfig, Failure, Job, JobResult, ModelRefused, OnStep, Recording, Refused, StreamedStep, Ticket,
     replay,
 };
-use ripieno_sched::{Limits, Options, Setup, build, find};
+use ripieno_sched::{Limits, Options, Setup};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

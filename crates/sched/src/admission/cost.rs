@@ -1,7 +1,7 @@
 //! Estimates of the device time of a request, by the model's profile.
 
 use crate::Request;
-use crate::parts::reach::{self, Reach};
+use crate::estimate::reach::{self, Reach};
 use ripieno_base::{BlockId, Nanos};
 use ripieno_model::{Block, Model, Steps};
 

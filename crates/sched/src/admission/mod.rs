@@ -29,16 +29,16 @@ mod cost;
 mod entry;
 mod shapes;
 mod shares;
-#[cfg(test)]
-mod tests;
 mod utilisation;
 
 pub(crate) use shapes::Shapes;
 
-use crate::{Action, Control, Grant, Limits, Needs, Outbox, Prediction, Request, Scheduler, Setup, TaskDone, Why};
+use crate::{
+    Action, Control, Limits, Needs, Outbox, Prediction, Request, Scheduler, SchedulerLayer, Setup, TaskDone, Why,
+};
 use entry::{ABSENT, AdmissionState, AdmittedModel, AdmittedRequest, WHOLE};
-use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_model::{Graph, Model};
+use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, Time};
+use ripieno_model::Model;
 use shares::Shares;
 use utilisation::DeviceUse;
 
@@ -215,9 +215,13 @@ impl Admission {
     }
 }
 
-impl Scheduler for Admission {
-    fn on_graph(&mut self, request: RequestSlot, graph: &Graph) {
-        self.policy.on_graph(request, graph);
+impl SchedulerLayer for Admission {
+    fn inner(&self) -> &dyn Scheduler {
+        self.policy.as_ref()
+    }
+
+    fn inner_mut(&mut self) -> &mut dyn Scheduler {
+        self.policy.as_mut()
     }
 
     fn on_request(&mut self, now: Time, request: &Request) {
@@ -273,28 +277,12 @@ impl Scheduler for Admission {
         self.policy.on_control(now, control);
     }
 
-    fn on_grant(&mut self, now: Time, grant: Grant) {
-        self.policy.on_grant(now, grant);
-    }
-
     fn settle(&mut self, now: Time, out: &mut Outbox) {
         self.policy.settle(now, out);
         for (request, why) in self.refused.drain(..) {
             out.push(Action::Reject { request, why });
         }
         self.observe(now, out);
-    }
-
-    fn next_wakeup(&self) -> Time {
-        self.policy.next_wakeup()
-    }
-
-    fn members(&self, task: TaskId) -> &[RequestSlot] {
-        self.policy.members(task)
-    }
-
-    fn nodes(&self, task: TaskId) -> &[u32] {
-        self.policy.nodes(task)
     }
 
     fn prediction(&self, request: RequestSlot) -> Option<Prediction> {
@@ -307,13 +295,13 @@ impl Scheduler for Admission {
 }
 
 /// Returns the limits for which a policy behind `shards` admission controls is to be built.
-pub(crate) fn widen(limits: &Limits, shards: usize) -> Limits {
+pub fn widen(limits: &Limits, shards: usize) -> Limits {
     Shapes::widen(limits, shards)
 }
 
 /// Puts a policy, or the shard with this number of `shards`, behind admission control; it was built
 /// for `setup` with [`widen`]ed limits.
-pub(crate) fn wrap(
+pub fn wrap(
     policy: Box<dyn Scheduler>,
     needs: Needs,
     setup: &Setup,

@@ -17,9 +17,9 @@
 //! There is room for [`VARIANTS`] of all models together. Beyond it a request joins the model's own
 //! batches, and the driver's device runs such a batch in parts: slower than necessary, never wrong.
 
-use crate::{Action, Control, CostScale, Grant, Limits, Outbox, Prediction, Request, Scheduler, Shape, TaskDone};
-use ripieno_base::{BlockId, ModelId, RequestSlot, TaskId, Time};
-use ripieno_model::{Graph, Model};
+use crate::{Action, Control, CostScale, Limits, Outbox, Request, Scheduler, SchedulerLayer, Shape, TaskDone};
+use ripieno_base::{BlockId, ModelId, Time};
+use ripieno_model::Model;
 
 /// Number of variants of all models.
 pub(crate) const VARIANTS: usize = 64;
@@ -228,9 +228,13 @@ impl Shapes {
     }
 }
 
-impl Scheduler for Shapes {
-    fn on_graph(&mut self, request: RequestSlot, graph: &Graph) {
-        self.policy.on_graph(request, graph);
+impl SchedulerLayer for Shapes {
+    fn inner(&self) -> &dyn Scheduler {
+        self.policy.as_ref()
+    }
+
+    fn inner_mut(&mut self) -> &mut dyn Scheduler {
+        self.policy.as_mut()
     }
 
     fn on_request(&mut self, now: Time, request: &Request) {
@@ -284,10 +288,6 @@ impl Scheduler for Shapes {
         self.policy.on_control(now, control);
     }
 
-    fn on_grant(&mut self, now: Time, grant: Grant) {
-        self.policy.on_grant(now, grant);
-    }
-
     fn settle(&mut self, now: Time, out: &mut Outbox) {
         if self.taken == 0 {
             return self.policy.settle(now, out);
@@ -296,21 +296,5 @@ impl Scheduler for Shapes {
         self.policy.settle(now, out);
         self.translate(out);
         self.clear();
-    }
-
-    fn next_wakeup(&self) -> Time {
-        self.policy.next_wakeup()
-    }
-
-    fn members(&self, task: TaskId) -> &[RequestSlot] {
-        self.policy.members(task)
-    }
-
-    fn nodes(&self, task: TaskId) -> &[u32] {
-        self.policy.nodes(task)
-    }
-
-    fn prediction(&self, request: RequestSlot) -> Option<Prediction> {
-        self.policy.prediction(request)
     }
 }

@@ -1,7 +1,7 @@
 //! The present devices: their total speed, and the part of the time for which they are busy.
 
 use crate::Limits;
-use crate::parts::devices::Devices;
+use crate::tables::devices::Devices;
 use ripieno_base::{DeviceId, Nanos, Time};
 
 /// The devices of a server, and the tasks on each.

@@ -7,7 +7,7 @@
 //! batches.
 
 use super::load::MOST_UTILISATION;
-use crate::parts::cohorts::CohortId;
+use crate::tables::cohorts::CohortId;
 use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, Time};
 
 /// The cost of a request that waits for its whole SLO, in the unit of weights times nanoseconds.

@@ -3,12 +3,12 @@
 
 use super::arbiter::{OfferOutlook, OfferedTask, TaskOffer};
 use super::cut::{Others, Waiting};
-use super::scarcity::WHOLE;
 use super::{UnifiedEntry, UnifiedScheduler};
-use crate::parts::cohorts::CohortId;
-use crate::parts::cost;
-use crate::parts::play::Forecast;
-use crate::parts::requests::Requests;
+use crate::estimate::cost;
+use crate::estimate::play::Forecast;
+use crate::estimate::scarcity::WHOLE;
+use crate::tables::cohorts::CohortId;
+use crate::tables::requests::Requests;
 use crate::{Request, WaitGain, Why};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_model::DropRule;
@@ -415,7 +415,7 @@ impl UnifiedScheduler {
         if !self.devices[device].held.is_empty() {
             return None;
         }
-        let ids = (0..self.models.len() as u16).map(ModelId).filter(|&id| self.models.find(id).is_some());
+        let ids = (0..self.models.capacity() as u16).map(ModelId).filter(|&id| self.models.find(id).is_some());
         let mut runnable = ids.filter(|&id| self.runs_overdue(now, device, id, idle));
         runnable.next().map(|id| self.offer(id, OfferedTask::Overdue, OfferOutlook::NONE))
     }

@@ -4,7 +4,7 @@ use super::UnifiedScheduler;
 use super::arbiter::{OfferOutlook, OfferedTask, TaskOffer};
 use super::in_flight::{TaskInFlight, with_id};
 use super::load::MOST_UTILISATION;
-use crate::parts::cells::CellOutlook;
+use crate::cells::CellOutlook;
 use crate::{Action, Outbox};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
 

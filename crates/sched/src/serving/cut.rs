@@ -8,7 +8,7 @@
 //! carry the load, T is infinite: the higher the load, the larger the batches, up to all waiting
 //! rows.
 
-use crate::parts::rate::Rate;
+use crate::estimate::rate::Rate;
 use ripieno_base::Nanos;
 
 /// The rows to divide.

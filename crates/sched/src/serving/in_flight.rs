@@ -1,7 +1,7 @@
 //! Devices, tasks in flight, and the ids under which the driver knows these.
 
 use crate::Action;
-use crate::parts::cohorts::CohortId;
+use crate::tables::cohorts::CohortId;
 use ripieno_base::{DeviceId, ModelId, Nanos, TaskId, Time};
 
 /// State of a device.

@@ -1,13 +1,13 @@
 //! The load: rates, the batch sizes that follow from them, losses, and the price of device time.
 
-use super::by_length::{CostsByLength, PaddedCost};
-use super::occupancy::OccupancyEstimate;
-use super::scarcity::{MEMORY, Scarcity, Share};
 use super::{UnifiedEntry, UnifiedModel};
-use crate::parts::cost::largest;
-use crate::parts::models::Models;
-use crate::parts::rate::RateMeter;
-use crate::parts::reach::Reach;
+use crate::estimate::by_length::{CostsByLength, PaddedCost};
+use crate::estimate::cost::largest;
+use crate::estimate::occupancy::OccupancyEstimate;
+use crate::estimate::rate::RateMeter;
+use crate::estimate::reach::Reach;
+use crate::estimate::scarcity::{MEMORY, Scarcity, Share};
+use crate::tables::models::Models;
 use ripieno_base::{BlockId, ModelId, Nanos, Time};
 use ripieno_model::{Block, Model};
 
@@ -490,7 +490,7 @@ impl LoadEstimate {
         }
     }
 
-    /// Returns the price of device time, in parts of [`WHOLE`](super::scarcity::WHOLE).
+    /// Returns the price of device time, in parts of [`WHOLE`](crate::estimate::scarcity::WHOLE).
     pub(super) fn price(&self, now: Time) -> u64 {
         self.scarcity.price(now, self.mean_batch)
     }

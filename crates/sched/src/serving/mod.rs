@@ -15,29 +15,27 @@
 
 mod arbiter;
 mod batches;
-mod by_length;
 mod cells;
 mod cut;
 mod forecast;
 mod in_flight;
 mod load;
-mod occupancy;
 mod padded;
 mod reasons;
-mod scarcity;
 
 use crate::Objective;
-use crate::knobs::{BuildError, Knob, Knobs};
-use crate::parts::cells::{self as cell_parts, CellRules, Cells};
-use crate::parts::cohorts::{CohortId, Cohorts};
-use crate::parts::devices::Devices;
-use crate::parts::models::{BatchOptions, ModelEntry, Models};
-use crate::parts::play::Play;
-use crate::parts::queue::{Queue, QueueOrder};
-use crate::parts::requests::{RequestState, Requests};
-use crate::parts::tasks::Tasks;
-use crate::policies::{DROP, MAX_BATCH};
-use crate::policy::{Chains, Form, Needs, OBJECTIVE, Policy};
+use crate::cells::{self as cell_parts, CellRules, Cells};
+use crate::contract::knobs::{BuildError, Knob, Knobs};
+use crate::contract::knobs::{DROP, MAX_BATCH};
+use crate::contract::needs::{Needs, OBJECTIVE};
+use crate::estimate::play::Play;
+use crate::estimate::scarcity::WHOLE;
+use crate::tables::cohorts::{CohortId, Cohorts};
+use crate::tables::devices::Devices;
+use crate::tables::models::{BatchOptions, ModelEntry, Models};
+use crate::tables::queue::{Queue, QueueOrder};
+use crate::tables::requests::{RequestState, Requests};
+use crate::tables::tasks::Tasks;
 use crate::{Control, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why};
 use arbiter::{ONE, OfferedTask, TaskOffer};
 use in_flight::{TaskInFlight, TaskPlaces, UnifiedDevice, with_id};
@@ -45,19 +43,14 @@ use load::{LoadEstimate, ModelEstimate};
 use padded::LengthGroups;
 use reasons::GivenReasons;
 use ripieno_base::{DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_model::{DropRule, Graph, Model, Walk};
-use scarcity::WHOLE;
+use ripieno_model::{DropRule, Graph, Model};
 
-pub(crate) const POLICY: Policy = Policy {
-    name: "unified",
-    source: "Ripieno; no paper",
-    summary: "one rule for models of all walks: of two offers, the one whose start costs the other less goes first",
-    walks: &Walk::ALL,
-    chains: Chains::Any,
-    knobs: &[MAX_BATCH, DROP, OBJECTIVES],
-    needs: |_| Needs { depth: 2, nodes: true, keeps_deadlines: true, learns_occupancy: true, ..Needs::ONE_TASK },
-    form: Form::OnePiece(build),
-};
+/// Options of the scheduler.
+pub const KNOBS: &[Knob] = &[MAX_BATCH, DROP, OBJECTIVES];
+
+/// Requirements of the scheduler on its driver.
+pub const NEEDS: Needs =
+    Needs { depth: 2, nodes: true, keeps_deadlines: true, learns_occupancy: true, ..Needs::ONE_TASK };
 
 const OBJECTIVES: Knob = Knob {
     name: OBJECTIVE,
@@ -118,7 +111,8 @@ struct UnifiedScheduler {
     returned: Vec<RequestSlot>,
 }
 
-fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
+/// Builds the scheduler for a setup.
+pub fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
     cell_parts::check(setup)?;
     let options = BatchOptions::read(setup, knobs, DropRule::Hopeless)?;
     let limits = &setup.limits;
@@ -240,7 +234,7 @@ impl UnifiedScheduler {
         let runs = self.devices[device].running.is_some();
         // A step that is queued behind another one starts later.
         let start = if runs { self.devices[device].free_at.max(now) } else { now };
-        for id in (0..self.models.len() as u16).map(ModelId) {
+        for id in (0..self.models.capacity() as u16).map(ModelId) {
             match self.models.find(id).map(|served| served.model.walk.is_unfolded()) {
                 None => {}
                 Some(true) => self.offer_cells((now, start), device, id),

@@ -8,9 +8,9 @@
 
 use super::UnifiedScheduler;
 use super::arbiter::{OfferedTask, TaskOffer};
-use super::by_length::LengthPlace;
 use super::load::MOST_UTILISATION;
-use crate::parts::cohorts::CohortId;
+use crate::estimate::by_length::LengthPlace;
+use crate::tables::cohorts::CohortId;
 use ripieno_base::{DeviceId, ModelId, Time};
 use ripieno_model::DropRule;
 

@@ -10,8 +10,9 @@ use opentelemetry_sdk::trace::{InMemorySpanExporter, SdkTracerProvider, SpanData
 use ripieno_base::Nanos;
 use ripieno_executor::{BlockSource, EmulatedEngine, EmulatedOptions, Executor, ModelSource, Tensor};
 use ripieno_model::{DataType, Model, Profile, TensorSpec};
+use ripieno_policies::build;
 use ripieno_runtime::{Engine, EngineConfig, FlightConfig, Job, JobResult, RingBounds, ServedModel};
-use ripieno_sched::{Limits, Setup, build};
+use ripieno_sched::{Limits, Setup};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::mpsc::channel;

@@ -10,7 +10,8 @@ use super::{Length, ParseResult, Scenario, ScenarioError};
 use crate::link::Delay;
 use ripieno_base::Nanos;
 use ripieno_model::{DropRule, Model};
-use ripieno_sched::{BuildError, OptionValue, build, find};
+use ripieno_policies::{build, find};
+use ripieno_sched::{BuildError, OptionValue};
 
 /// Upper bound on rates: one arrival per nanosecond.
 const MOST_RPS: f64 = 1e9;
@@ -121,7 +122,7 @@ impl Scenario {
 /// Returns the key of the scenario that a policy's error is about.
 fn key_of(error: &BuildError) -> Option<String> {
     match error {
-        BuildError::UnknownPolicy(_)
+        BuildError::UnknownPolicy { .. }
         | BuildError::Walk { .. }
         | BuildError::Lengths { .. }
         | BuildError::Skips { .. } => Some("policy".to_owned()),

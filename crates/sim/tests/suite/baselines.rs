@@ -3,7 +3,8 @@
 use expect_test::{Expect, expect};
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::{Model, Profile};
-use ripieno_sched::{Limits, OptionValue, Options, Setup, build};
+use ripieno_policies::build;
+use ripieno_sched::{Limits, OptionValue, Options, Setup};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, Trace, World};
 

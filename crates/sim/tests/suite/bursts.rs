@@ -7,7 +7,8 @@
 //! --test suite bursts -- --nocapture`.
 
 use crate::common::options;
-use ripieno_sched::{Objective, find, served_options};
+use ripieno_policies::{find, served_options};
+use ripieno_sched::Objective;
 use ripieno_sim::{Scenario, Trace, simulate, simulate_at};
 use ripieno_workload::{SeededRng, stream, unit};
 use std::collections::BTreeMap;

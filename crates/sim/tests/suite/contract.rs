@@ -12,9 +12,8 @@ use crate::common::{LongestChecker, fault, micros, options};
 use proptest::prelude::*;
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
 use ripieno_model::{Block, DropRule, Extent, LengthProfiles, Model, Profile, Walk};
-use ripieno_sched::{
-    CATALOGUE, Chains, CostScale, Limits, OptionValue, Options, RequestClass, Setup, Shape, build, build_served, find,
-};
+use ripieno_policies::{CATALOGUE, Chains, build, build_served, find};
+use ripieno_sched::{CostScale, Limits, OptionValue, Options, RequestClass, Setup, Shape};
 use ripieno_sim::checkers::{Checkers, ShapeChecker};
 use ripieno_sim::{Arrival, Fault, Route, Trace, World};
 

@@ -17,11 +17,12 @@
 use crate::common::{LongestChecker, fault, micros, options, steps, tree};
 use proptest::collection::vec;
 use proptest::prelude::*;
-use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
+use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
 use ripieno_model::{Block, DropRule, Extent, Graph, LengthProfiles, Model, Profile, Steps, Walk};
+use ripieno_policies::build_served;
 use ripieno_sched::{
-    Action, Control, CostScale, Limits, Outbox, Prediction, Request, RequestClass, Scheduler, Setup, Shape, TaskDone,
-    build_served,
+    Action, Control, CostScale, Limits, Outbox, Request, RequestClass, Scheduler, SchedulerLayer, Setup, Shape,
+    TaskDone,
 };
 use ripieno_sim::checkers::{Checkers, ShapeChecker};
 use ripieno_sim::{Arrival, Fault, Occupancy, OccupancyStep, Route, Trace, World};
@@ -319,9 +320,13 @@ impl IdsInTurn {
     }
 }
 
-impl Scheduler for IdsInTurn {
-    fn on_graph(&mut self, request: RequestSlot, graph: &Graph) {
-        self.scheduler.on_graph(request, graph);
+impl SchedulerLayer for IdsInTurn {
+    fn inner(&self) -> &dyn Scheduler {
+        self.scheduler.as_ref()
+    }
+
+    fn inner_mut(&mut self) -> &mut dyn Scheduler {
+        self.scheduler.as_mut()
     }
 
     fn on_request(&mut self, now: Time, request: &Request) {
@@ -373,26 +378,6 @@ impl Scheduler for IdsInTurn {
             out.push(action);
         }
         self.out.clear();
-    }
-
-    fn next_wakeup(&self) -> Time {
-        self.scheduler.next_wakeup()
-    }
-
-    fn members(&self, task: TaskId) -> &[RequestSlot] {
-        self.scheduler.members(task)
-    }
-
-    fn nodes(&self, task: TaskId) -> &[u32] {
-        self.scheduler.nodes(task)
-    }
-
-    fn prediction(&self, request: RequestSlot) -> Option<Prediction> {
-        self.scheduler.prediction(request)
-    }
-
-    fn learns_occupancy(&self) -> bool {
-        self.scheduler.learns_occupancy()
     }
 }
 

@@ -4,7 +4,8 @@
 
 use ripieno_base::{ModelId, Nanos, TaskId, Time};
 use ripieno_model::{Block, Extent, LengthProfiles, Model, Profile, Walk};
-use ripieno_sched::{Limits, OptionValue, Options, Request, Setup, build};
+use ripieno_policies::build;
+use ripieno_sched::{Limits, OptionValue, Options, Request, Setup};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, End, Observer, Run, World};
 

@@ -3,7 +3,8 @@
 
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::{Block, Model, Profile, Walk};
-use ripieno_sched::{Limits, OptionValue, Options, Request, Setup, build};
+use ripieno_policies::build;
+use ripieno_sched::{Limits, OptionValue, Options, Request, Setup};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, End, Observer, Scenario, Trace, World, simulate};
 use ripieno_workload::{stream, unit};

@@ -2,8 +2,9 @@
 //! end per request.
 
 use ripieno_base::{ModelId, Time};
+use ripieno_policies::build_served;
 use ripieno_report::Summary;
-use ripieno_sched::{Objective, build_served};
+use ripieno_sched::Objective;
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, Budget, Observer, Scenario, Whole, World, simulate_at};
 use std::collections::BTreeMap;

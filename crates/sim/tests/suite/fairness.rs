@@ -4,9 +4,8 @@
 
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::{Model, Profile};
-use ripieno_sched::{
-    Limits, Objective, Options, Request, RequestClass, Setup, Why, build_served, find, served_options,
-};
+use ripieno_policies::{build_served, find, served_options};
+use ripieno_sched::{Limits, Objective, Options, Request, RequestClass, Setup, Why};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, End, Jitter, Observer, World};
 use ripieno_workload::{ArrivalProcess as Process, Arrivals, stream, unit};

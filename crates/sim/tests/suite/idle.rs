@@ -5,7 +5,8 @@
 use crate::common::options;
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::{DropRule, Model, Profile};
-use ripieno_sched::{Limits, Setup, build};
+use ripieno_policies::build;
+use ripieno_sched::{Limits, Setup};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, Jitter, Trace, World};
 

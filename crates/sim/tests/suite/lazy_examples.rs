@@ -6,7 +6,8 @@
 use expect_test::{Expect, expect};
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::{Block, Extent, Model, Profile, Steps, Walk};
-use ripieno_sched::{Limits, OptionValue, Options, Request, Setup, build};
+use ripieno_policies::build;
+use ripieno_sched::{Limits, OptionValue, Options, Request, Setup};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, End, Observer, Run, World};
 use std::fmt::Write;

@@ -2,7 +2,8 @@
 
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
 use ripieno_model::{DropRule, Model, Profile};
-use ripieno_sched::{CATALOGUE, Limits, Options, Setup, build};
+use ripieno_policies::{CATALOGUE, build};
+use ripieno_sched::{Limits, Options, Setup};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, Fault, Trace, World};
 

@@ -4,8 +4,9 @@
 
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::{Model, Profile};
+use ripieno_policies::build;
 use ripieno_report::Summary;
-use ripieno_sched::{Limits, Objective, OptionValue, Options, Setup, build};
+use ripieno_sched::{Limits, Objective, OptionValue, Options, Setup};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, Scenario, Trace, World, goodput, simulate};
 

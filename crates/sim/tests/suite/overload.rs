@@ -2,7 +2,8 @@
 //! options that `serve` gives them: hopeless requests are refused, and the rest is served in
 //! batches as efficient as at the peak.
 
-use ripieno_sched::{Objective, Options, find, served_options};
+use ripieno_policies::{find, served_options};
+use ripieno_sched::{Objective, Options};
 use ripieno_sim::{Scenario, simulate, simulate_at};
 use std::path::Path;
 

@@ -4,7 +4,8 @@
 use crate::common::options;
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::{Block, Extent, Model, Profile, Walk};
-use ripieno_sched::{Limits, Objective, Request, Setup, build_served};
+use ripieno_policies::build_served;
+use ripieno_sched::{Limits, Objective, Request, Setup};
 use ripieno_sim::{Arrival, End, Jitter, Observer, Run, Scenario, World, simulate};
 use ripieno_workload::{SeededRng, stream, unit};
 

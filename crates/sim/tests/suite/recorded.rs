@@ -5,9 +5,10 @@
 //! and decisions of its scheduler are recorded as in the runtime.
 
 use crate::common::options;
-use ripieno_base::{ModelId, Nanos, RequestSlot, TaskId, Time};
+use ripieno_base::{ModelId, Nanos, RequestSlot, Time};
 use ripieno_model::{Block, Extent, Graph, LengthProfiles, Model, Profile, Steps, Walk};
-use ripieno_sched::{Control, Event, Limits, Needs, Outbox, Request, Scheduler, Setup, TaskDone, build_served, find};
+use ripieno_policies::{build_served, find};
+use ripieno_sched::{Control, Event, Limits, Needs, Outbox, Request, Scheduler, SchedulerLayer, Setup, TaskDone};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, Jitter, Recorded, Route, World, simulate};
 use ripieno_workload::{stream, unit};
@@ -19,7 +20,15 @@ struct Taped {
     graph: Option<Event>,
 }
 
-impl Scheduler for Taped {
+impl SchedulerLayer for Taped {
+    fn inner(&self) -> &dyn Scheduler {
+        self.scheduler.as_ref()
+    }
+
+    fn inner_mut(&mut self) -> &mut dyn Scheduler {
+        self.scheduler.as_mut()
+    }
+
     fn on_graph(&mut self, request: RequestSlot, graph: &Graph) {
         self.graph = Some(Event::Graph { request, graph: graph.clone() });
         self.scheduler.on_graph(request, graph);
@@ -45,22 +54,6 @@ impl Scheduler for Taped {
     fn settle(&mut self, now: Time, out: &mut Outbox) {
         self.scheduler.settle(now, out);
         self.tape.push((now, Event::of_settle(self.scheduler.as_ref(), out.actions())));
-    }
-
-    fn next_wakeup(&self) -> Time {
-        self.scheduler.next_wakeup()
-    }
-
-    fn members(&self, task: TaskId) -> &[RequestSlot] {
-        self.scheduler.members(task)
-    }
-
-    fn learns_occupancy(&self) -> bool {
-        self.scheduler.learns_occupancy()
-    }
-
-    fn nodes(&self, task: TaskId) -> &[u32] {
-        self.scheduler.nodes(task)
     }
 }
 

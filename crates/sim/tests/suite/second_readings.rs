@@ -7,7 +7,8 @@
 use crate::common::options;
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::{Block, Extent, Model, Profile, Steps, Walk};
-use ripieno_sched::{Limits, Request, Setup, build};
+use ripieno_policies::build;
+use ripieno_sched::{Limits, Request, Setup};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, End, Observer, Run, World};
 use ripieno_workload::{stream, unit};

@@ -1,6 +1,7 @@
 //! A scenario that is run as served has the bounds of a server.
 
-use ripieno_sched::{Limits, Objective, Options, find};
+use ripieno_policies::find;
+use ripieno_sched::{Limits, Objective, Options};
 use ripieno_sim::{Scenario, simulate};
 
 /// 3,000 simultaneous requests for a model that answers one per millisecond, and one for another.

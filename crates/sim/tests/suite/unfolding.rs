@@ -8,7 +8,8 @@ use crate::common::{fault, micros, options, steps, tree};
 use proptest::prelude::*;
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
 use ripieno_model::{Block, DropRule, Extent, Graph, Model, Profile, Steps, Walk};
-use ripieno_sched::{CATALOGUE, Limits, Setup, build};
+use ripieno_policies::{CATALOGUE, build};
+use ripieno_sched::{Limits, Setup};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, Fault, Observer, Run, Trace, World};
 

@@ -4,9 +4,9 @@
 use expect_test::{Expect, expect};
 use ripieno_base::{ModelId, Nanos, RequestSlot, Time};
 use ripieno_model::{Block, Extent, Model, Profile, Walk};
+use ripieno_policies::{build, find};
 use ripieno_sched::{
     Action, Limits, OptionValue, Options, Outbox, Outcome, Reason, Request, RequestClass, Setup, TaskDone, WaitGain,
-    build, find,
 };
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, Scenario, Trace, World, simulate_at};

@@ -4,7 +4,8 @@
 use crate::common::options;
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::{DropRule, Model, Profile};
-use ripieno_sched::{Limits, Request, Setup, build_served};
+use ripieno_policies::build_served;
+use ripieno_sched::{Limits, Request, Setup};
 use ripieno_sim::{Arrival, End, Observer, Scenario, World, simulate};
 
 /// Returns the losses of the heavy and the light model, where the heavy one is offered three times

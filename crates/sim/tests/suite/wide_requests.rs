@@ -4,7 +4,8 @@
 use expect_test::expect;
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::{Model, Profile};
-use ripieno_sched::{Limits, Options, Setup, build, find};
+use ripieno_policies::{build, find};
+use ripieno_sched::{Limits, Options, Setup};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, Scenario, Trace, World, simulate};
 

@@ -12,7 +12,8 @@
 use crate::common::options;
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::Extent;
-use ripieno_sched::{Request, build};
+use ripieno_policies::build;
+use ripieno_sched::Request;
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, End, Observer, Scenario, World};
 use ripieno_workload::{stream, unit};

@@ -4,9 +4,11 @@ use super::load::ShardLoad;
 use super::meter::{TurnMeter, TurnTime};
 use super::openings::Openings;
 use ripieno_base::Time;
+use ripieno_policies::ModelShard;
 use ripieno_runtime::Clock;
 use ripieno_runtime::shards::ShardConnection;
-use ripieno_sched::{Action, Limits, ModelShard, Outbox, Outcome, Scheduler, TaskDone, ToMatchmaker};
+use ripieno_sched::grants::ToMatchmaker;
+use ripieno_sched::{Action, Limits, Outbox, Outcome, Scheduler, Shard, TaskDone};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A shard with its load, and its connection to the matchmaker.

@@ -2,8 +2,9 @@
 
 use ripieno_base::ModelId;
 use ripieno_executor::{BlockSource, Executor, ModelSource, Tensor};
+use ripieno_policies::Policy;
 use ripieno_runtime::{Engine, EngineConfig, Job, JobResult, Refused};
-use ripieno_sched::{Limits, Options, Policy, Setup};
+use ripieno_sched::{Limits, Options, Setup};
 use ripieno_workload::{below, stream};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};

@@ -1,0 +1,251 @@
+//! The next step of a cell type, for a scheduler that keeps deadlines: the times of its requests,
+//! and those that cannot be in time any more.
+
+use super::served::Stage;
+use super::{CellModel, CellRequestState, Cells, Walker};
+use crate::estimate::cost;
+use crate::{Action, Request, Why};
+use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
+use ripieno_model::{DropRule, Steps};
+
+/// Profiled times of a newcomer, and its size.
+#[derive(Clone, Copy, Debug)]
+pub struct NewcomerTimes {
+    /// From its first step to its last, in batches with those that wait.
+    pub own: Nanos,
+    /// Its part of the device time of full batches.
+    pub work: Nanos,
+    /// Mean number of its rows in a step of the first cell type.
+    pub rows: usize,
+}
+
+/// Profiled times of the requests of a step, in batches of its size.
+#[derive(Clone, Copy, Debug)]
+pub struct CellOutlook {
+    /// Mean time until they are answered, if only they run.
+    pub left: Nanos,
+    /// Mean time until they have completed the current stage.
+    pub catch_up: Nanos,
+}
+
+/// The expected rest of a request, beyond the lengths that it brings.
+#[derive(Clone, Copy, Debug)]
+struct Remaining {
+    /// Number of steps of a block that runs until its end.
+    until_end: u32,
+    /// Number of nodes of its graph that have not run.
+    nodes: u32,
+}
+
+impl Remaining {
+    /// Returns what earlier requests and the progress of this one let expect.
+    fn learnt(served: &CellModel, walker: &Walker) -> Remaining {
+        let extent = walker.request.extent;
+        Remaining { until_end: served.expected_steps(extent.limit), nodes: extent.length.saturating_sub(walker.done) }
+    }
+
+    /// Returns the number of levels of a balanced tree of the remaining nodes.
+    fn levels(self) -> i64 {
+        i64::from(self.nodes.max(1).ilog2()) + 1
+    }
+}
+
+impl CellModel {
+    /// Returns the position of a cell type in the walk: cell types of one stage of lines have one
+    /// position, nodes of a graph that of their block.
+    pub fn stage(&self, block: BlockId) -> usize {
+        match self.model.walk.brings_graph() {
+            true => block.index(),
+            false => self.stage_of[block.index() + 1],
+        }
+    }
+}
+
+impl Cells {
+    /// Returns the times of the next step of a cell type on a device; passes each of its requests
+    /// to `each`, with the ready rows and the time that is left.
+    pub fn outlook(
+        &self,
+        served: &CellModel,
+        block: usize,
+        device: DeviceId,
+        mut each: impl FnMut(&Request, u32, Nanos),
+    ) -> CellOutlook {
+        let rows = served.cells[block].next_rows(device);
+        let (mut count, mut left, mut catch_up) = (0, Nanos::ZERO, Nanos::ZERO);
+        for (walker, ready) in self.next_batch(served, block, device) {
+            let own = self.left(served, walker, block, rows, Remaining::learnt(served, walker));
+            each(&walker.request, ready as u32, own);
+            (count, left) = (count + 1, left + own);
+            catch_up += self.stage_left(served, walker, block, rows);
+        }
+        CellOutlook { left: Nanos(left.0 / count.max(1)), catch_up: Nanos(catch_up.0 / count.max(1)) }
+    }
+
+    /// Returns the times of a newcomer, if the requests of its model are spread over this number of
+    /// devices and are as wide as it is.
+    pub fn newcomer(&self, request: &Request, devices: usize) -> NewcomerTimes {
+        let served = self.models.get(request.model);
+        let extent = request.extent;
+        let graphs = served.model.blocks.iter().filter(|block| block.steps == Steps::Nodes).count().max(1) as u32;
+        let mut times = NewcomerTimes { own: Nanos::ZERO, work: Nanos::ZERO, rows: 0 };
+        for (block, cell) in served.model.blocks.iter().zip(&served.cells) {
+            let (in_sequence, all) = match block.steps {
+                Steps::Nodes => (extent.length.max(1).ilog2() + 1, (extent.length / graphs).max(1)),
+                kind => {
+                    let until_end = served.expected_steps(extent.limit);
+                    let steps = if kind == Steps::UntilEnd { until_end } else { extent.steps(kind) };
+                    (steps, steps)
+                }
+            };
+            let rows = (all / in_sequence.max(1)).max(1) as usize;
+            let step = served.live * rows / devices + rows;
+            times.own += block.profile.latency(step.min(cell.max)) * i64::from(in_sequence);
+            times.work += block.profile.latency(cell.max).scale(u64::from(all), cell.max as u64);
+            times.rows = if times.rows == 0 { rows } else { times.rows };
+        }
+        times
+    }
+
+    /// Returns the requests of a cell type's next batch on a device, and the rows of each.
+    fn next_batch(&self, served: &CellModel, block: usize, device: DeviceId) -> impl Iterator<Item = (&Walker, usize)> {
+        let rows = served.cells[block].next_rows(device);
+        let (mut next, mut seen) = (served.cells[block].queue.front(), 0);
+        let queued = std::iter::from_fn(move || {
+            let id = next?;
+            next = self.subgraphs.links.next(id);
+            Some(self.subgraphs.at(id))
+        });
+        let ready = queued.filter(move |of| of.ready > 0 && of.pinned.is_none_or(|other| other == device));
+        let taken = ready.take_while(move |of| {
+            let room = seen < rows;
+            seen += of.ready as usize;
+            room
+        });
+        taken.map(|of| (&self.walkers[of.slot.index()], of.ready as usize))
+    }
+
+    /// Returns the remaining profiled time of a request at this block, in batches of `rows` rows.
+    fn left(&self, served: &CellModel, walker: &Walker, block: usize, rows: usize, remaining: Remaining) -> Nanos {
+        let Walker { request, stage, length, .. } = *walker;
+        if !served.model.walk.is_unfolded() {
+            return cost::of_blocks(&served.model, BlockId(block as u16), rows, length);
+        }
+        let step = |block: usize| {
+            let block = &served.model.blocks[block];
+            block.profile.latency(rows.min(block.profile.max_batch()))
+        };
+        let whole = |block: usize| match served.model.blocks[block].steps {
+            Steps::Nodes => step(block) * remaining.levels(),
+            _ => step(block) * i64::from(cost::steps(&served.model.blocks[block], &request, remaining.until_end)),
+        };
+        let now = match served.stages.get(stage) {
+            Some(Stage::Lines(_)) => self.lines_left(served, walker, remaining, step),
+            _ => whole(block),
+        };
+        let later = served.stages.iter().skip(stage + 1);
+        now + later.flat_map(|stage| stage.blocks().clone()).map(|block| whole(usize::from(block))).sum::<Nanos>()
+    }
+
+    /// Returns the remaining time of the sequences that a request runs now.
+    fn lines_left(
+        &self,
+        served: &CellModel,
+        walker: &Walker,
+        remaining: Remaining,
+        step: impl Fn(usize) -> Nanos,
+    ) -> Nanos {
+        let (mut left, mut next) = (Nanos::ZERO, self.subgraphs.first(walker.request.slot));
+        while let Some(id) = next {
+            next = self.subgraphs.next(id);
+            let subgraph = self.subgraphs.at(id);
+            if !subgraph.over {
+                let steps = match served.steps(subgraph.block) {
+                    // Beyond the expected end, one more step is expected.
+                    Steps::UntilEnd => remaining.until_end.max(subgraph.submitted + 1).min(subgraph.steps),
+                    _ => subgraph.steps,
+                };
+                left += step(subgraph.block.index()) * i64::from(steps.saturating_sub(subgraph.submitted));
+            }
+        }
+        left
+    }
+
+    /// Returns the remaining profiled time of a request in its current stage, in batches of `rows`
+    /// rows.
+    fn stage_left(&self, served: &CellModel, walker: &Walker, block: usize, rows: usize) -> Nanos {
+        let step = |block: usize| {
+            let block = &served.model.blocks[block];
+            block.profile.latency(rows.min(block.profile.max_batch()))
+        };
+        match served.stages.get(walker.stage) {
+            Some(Stage::Lines(_)) => self.lines_left(served, walker, Remaining::learnt(served, walker), step),
+            _ => step(block),
+        }
+    }
+
+    /// Drops requests with ready rows of a cell type that cannot be in time any more, if the model
+    /// drops hopeless requests: begun ones not even alone, others not in batches like the next one.
+    /// `takes` returns the learnt duration of a profiled time on a nominal device. Returns their
+    /// number.
+    pub fn drop_hopeless(
+        &mut self,
+        now: Time,
+        model: ModelId,
+        block: usize,
+        device: DeviceId,
+        takes: impl Fn(Nanos) -> Nanos,
+    ) -> usize {
+        let served = self.models.get(model);
+        if served.drop != DropRule::Hopeless || served.cells[block].ready(device) == 0 {
+            return 0;
+        }
+        let (mut dropped, mut next) = (0, served.cells[block].queue.front());
+        while let Some(id) = next {
+            next = self.subgraphs.links.next(id);
+            let (served, subgraph) = (self.models.get(model), self.subgraphs.at(id));
+            let walker = &self.walkers[subgraph.slot.index()];
+            let left = match walker.state {
+                CellRequestState::Running => self.least_left(walker, id),
+                CellRequestState::Waiting => {
+                    let rows = served.cells[block].next_rows(device);
+                    self.left(served, walker, block, rows, Remaining::learnt(served, walker))
+                }
+                _ => continue,
+            };
+            if now + takes(left) > walker.request.deadline {
+                let why = if now >= walker.request.deadline { Why::Expired } else { Why::Hopeless };
+                let slot = subgraph.slot;
+                // Other sequences of the same request leave their queues, too.
+                let follows = next.is_some_and(|next| self.subgraphs.at(next).slot == slot);
+                self.end(slot, Action::Reject { request: slot, why });
+                if follows {
+                    next = self.models.get(model).cells[block].queue.front();
+                }
+                dropped += 1;
+            }
+        }
+        dropped
+    }
+
+    /// Returns the least profiled time that a request still needs: the remaining steps alone, with
+    /// one step of a block that runs until its end.
+    fn least_left(&self, walker: &Walker, id: u32) -> Nanos {
+        let served = self.models.get(walker.request.model);
+        let subgraph = self.subgraphs.at(id);
+        let one = |block: usize| served.model.blocks[block].profile.latency(walker.request.rows as usize);
+        let own = match (subgraph.is_graph, served.steps(subgraph.block)) {
+            (true, _) => one(subgraph.block.index()) * Remaining::learnt(served, walker).levels(),
+            (_, Steps::UntilEnd | Steps::Nodes | Steps::Once) => one(subgraph.block.index()),
+            (false, Steps::Length) => {
+                one(subgraph.block.index()) * i64::from(subgraph.steps.saturating_sub(subgraph.submitted).max(1))
+            }
+        };
+        let steps = |block: usize| match served.model.blocks[block].steps {
+            Steps::UntilEnd | Steps::Nodes => 1,
+            kind => i64::from(walker.request.extent.steps(kind).max(1)),
+        };
+        let later = served.stages.iter().skip(walker.stage + 1);
+        own + later.map(|stage| usize::from(stage.blocks().start)).map(|block| one(block) * steps(block)).sum::<Nanos>()
+    }
+}

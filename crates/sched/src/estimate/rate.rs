@@ -1,0 +1,168 @@
+//! The request rate of a model, measured over a sliding window.
+//!
+//! The window is five seconds in samples of 50 ms: long enough that the rate of a busy model is
+//! known within a few percent, short enough to follow a change of load within seconds. The rate is
+//! kept as rows per window, two integers, so that comparisons of rates are exact. The dispersion of
+//! the samples shows how regularly rows arrive.
+
+use ripieno_base::{Nanos, Time};
+
+const SAMPLE_NS: i64 = 50_000_000;
+const SAMPLES: usize = 100;
+
+/// A counter of rows in a sliding window.
+#[derive(Clone, Debug)]
+pub struct RateMeter {
+    rows: [u32; SAMPLES],
+    total: u64,
+    /// The sum of the squares of the samples.
+    squares: u64,
+    /// Number of the current sample.
+    sample: i64,
+    first: Time,
+}
+
+/// A measured rate: `rows` in `window`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    /// Number of rows that arrived within the window.
+    pub rows: u64,
+    /// Duration of the window.
+    pub window: Nanos,
+}
+
+impl Default for RateMeter {
+    fn default() -> RateMeter {
+        RateMeter::new()
+    }
+}
+
+impl RateMeter {
+    /// Creates a meter that has counted nothing.
+    pub const fn new() -> RateMeter {
+        RateMeter { rows: [0; SAMPLES], total: 0, squares: 0, sample: 0, first: Time::NEVER }
+    }
+
+    /// Counts `rows` that arrived at `now`. Returns whether a new sample began, so that values
+    /// derived from the rate can be updated.
+    pub fn record(&mut self, now: Time, rows: u32) -> bool {
+        let began = self.advance(now);
+        let sample = &mut self.rows[(self.sample % SAMPLES as i64) as usize];
+        let before = u64::from(*sample);
+        *sample += rows;
+        self.total += u64::from(rows);
+        self.squares += u64::from(*sample).pow(2) - before.pow(2);
+        began
+    }
+
+    /// Forgets samples that have left the window since the last row.
+    pub fn catch_up(&mut self, now: Time) {
+        if self.first != Time::NEVER {
+            self.advance(now);
+        }
+    }
+
+    fn advance(&mut self, now: Time) -> bool {
+        let sample = now.0.max(0) / SAMPLE_NS;
+        if self.first == Time::NEVER {
+            (self.first, self.sample) = (now, sample);
+            return true;
+        }
+        let passed = sample - self.sample;
+        for at in self.sample + 1..=self.sample + passed.min(SAMPLES as i64) {
+            let rows = &mut self.rows[(at % SAMPLES as i64) as usize];
+            let gone = u64::from(std::mem::take(rows));
+            self.total -= gone;
+            self.squares -= gone.pow(2);
+        }
+        if passed > SAMPLES as i64 {
+            // The indices wrap at most once above; all samples are empty whatever their index.
+            debug_assert_eq!(self.total, 0);
+        }
+        self.sample = sample;
+        passed > 0
+    }
+
+    /// Returns the rate at `now`; none until a whole sample has been seen.
+    pub fn rate(&self, now: Time) -> Option<Rate> {
+        let oldest = Time((self.sample - SAMPLES as i64 + 1) * SAMPLE_NS).max(self.first);
+        let window = now - oldest;
+        (self.first != Time::NEVER && window.0 >= SAMPLE_NS && self.total > 0)
+            .then_some(Rate { rows: self.total, window })
+    }
+
+    /// Returns the index of dispersion of the samples, in thousandths: 1,000 for Poisson arrivals.
+    /// None while there is no rate.
+    pub fn dispersion_permille(&self, now: Time) -> Option<u64> {
+        let samples = (self.rate(now)?.window.0 / SAMPLE_NS).cast_unsigned().max(1);
+        Some((1_000 * self.squares / self.total).saturating_sub(1_000 * self.total / samples))
+    }
+}
+
+impl Rate {
+    /// Returns the time in which `rows` rows arrive at this rate.
+    pub fn gather_time(&self, rows: usize) -> Nanos {
+        self.window.scale(rows as u64, self.rows)
+    }
+
+    /// Returns the number of rows that arrive within `span` at this rate.
+    pub fn rows_in(&self, span: Nanos) -> u64 {
+        span.scale(self.rows, self.window.0.cast_unsigned()).0.max(0).cast_unsigned()
+    }
+
+    /// Returns the thousandths of a device that this rate keeps busy, if each batch has `batch`
+    /// rows and takes `latency`.
+    pub fn load_permille(&self, batch: usize, latency: Nanos) -> u64 {
+        latency.scale(self.rows * 1_000, (self.window.0 as u64).saturating_mul(batch as u64)).0.max(0) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: i64 = 1_000_000;
+
+    #[test]
+    fn measures_a_steady_rate_and_forgets_it() {
+        let mut meter = RateMeter::new();
+        assert_eq!(meter.rate(Time(0)), None);
+        for at in 0..10_000 {
+            meter.record(Time(at * MS), 2);
+        }
+        let rate = meter.rate(Time(10_000 * MS)).unwrap();
+        assert_eq!(rate.gather_time(1_000), Nanos(500 * MS).scale(rate.window.0 as u64, rate.rows * MS as u64 / 2));
+        assert!((rate.rows as f64 / rate.window.as_secs_f64() - 2_000.0).abs() < 1.0, "{rate:?}");
+        meter.record(Time(60_000 * MS), 1);
+        assert_eq!(meter.rate(Time(60_000 * MS)).map(|rate| rate.rows), Some(1));
+    }
+
+    #[test]
+    fn the_dispersion_is_that_of_the_arrivals() {
+        let (mut steady, mut bursts) = (RateMeter::new(), RateMeter::new());
+        for sample in 0..100 {
+            steady.record(Time(sample * SAMPLE_NS), 10);
+            bursts.record(Time(sample * SAMPLE_NS), if sample % 10 == 0 { 100 } else { 0 });
+        }
+        let dispersion = |meter: &RateMeter| meter.dispersion_permille(Time(100 * SAMPLE_NS));
+        // Variance over mean.
+        assert_eq!((dispersion(&steady), dispersion(&bursts)), (Some(0), Some(90_000)));
+        assert_eq!(dispersion(&RateMeter::new()), None);
+    }
+
+    #[test]
+    fn says_nothing_before_a_whole_sample() {
+        let mut meter = RateMeter::new();
+        assert!(meter.record(Time(7 * MS), 1));
+        assert!(!meter.record(Time(8 * MS), 1));
+        assert_eq!(meter.rate(Time(56 * MS)), None);
+        assert_eq!(meter.rate(Time(57 * MS)), Some(Rate { rows: 2, window: Nanos(50 * MS) }));
+    }
+
+    #[test]
+    fn load_is_rate_times_latency_per_row() {
+        let rate = Rate { rows: 5_000, window: Nanos(1_000 * MS) };
+        // 5,000 rows/s in batches of 10 that take 4 ms keep two devices busy.
+        assert_eq!(rate.load_permille(10, Nanos(4 * MS)), 2_000);
+    }
+}
