@@ -1,56 +1,17 @@
 //! The `ripieno` binary: parses the command line, wires the crates together, prints results.
 
-mod access;
-mod address;
-mod bench;
-mod bounds;
-mod cluster_demo;
-mod compare;
-mod compare_policies;
-mod control;
-mod corpus;
-mod demo;
-mod devices;
-mod doctor;
-mod documents;
-mod environment;
-mod flight;
-mod goodput;
+mod args;
+mod commands;
 #[cfg(test)]
 mod guides;
-mod health;
-mod help;
-mod logs;
 #[cfg(test)]
 mod manifests;
-mod migrate;
-mod models;
 mod output;
-mod overrides;
-mod plan;
-mod policies;
-mod policy;
-mod recording;
-mod replay;
-mod replies;
-mod report_file;
-mod reproduce;
-mod roles;
-mod serve;
-mod server_threads;
 mod service;
-mod settings;
-mod simulate;
-mod slice;
-mod stages;
-mod tables;
-mod try_command;
-mod what_if;
-mod why;
 
+use args::logs::LogFormat;
+use args::settings::ServerSettings;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use logs::LogFormat;
-use settings::ServerSettings;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
@@ -70,36 +31,36 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    Demo(demo::DemoArgs),
-    ClusterDemo(cluster_demo::ClusterDemoArgs),
-    Serve(Box<serve::ServeArgs>),
-    Frontend(roles::frontend::FrontendArgs),
-    Scheduler(roles::scheduler::SchedulerArgs),
-    Backend(roles::backend::BackendArgs),
-    Models(models::ModelsArgs),
-    Health(health::HealthArgs),
-    Migrate(migrate::MigrateArgs),
-    Profile(models::ProfileArgs),
-    Slice(slice::SliceArgs),
+    Demo(commands::demo::DemoArgs),
+    ClusterDemo(commands::cluster_demo::ClusterDemoArgs),
+    Serve(Box<commands::serve::ServeArgs>),
+    Frontend(commands::roles::frontend::FrontendArgs),
+    Scheduler(commands::roles::scheduler::SchedulerArgs),
+    Backend(commands::roles::backend::BackendArgs),
+    Models(commands::models::ModelsArgs),
+    Health(commands::health::HealthArgs),
+    Migrate(commands::migrate::MigrateArgs),
+    Profile(commands::models::ProfileArgs),
+    Slice(commands::slice::SliceArgs),
     Bench(ripieno_bench::BenchArgs),
-    Compare(compare_policies::ComparePoliciesArgs),
+    Compare(commands::compare_policies::ComparePoliciesArgs),
     // The form of `compare` with --live, which has flags of its own.
     #[command(
         hide = true,
         name = LIVE,
         override_usage = "ripieno compare --live REPOSITORY --model NAME --policy NAME[,KEY=VALUE]... [OPTIONS]"
     )]
-    CompareLive(compare::CompareArgs),
-    Policies(policies::PoliciesArgs),
-    Replay(replay::ReplayArgs),
-    Why(why::WhyArgs),
-    Doctor(doctor::DoctorArgs),
-    Simulate(simulate::SimulateArgs),
-    Goodput(goodput::GoodputArgs),
-    Plan(plan::PlanArgs),
-    Reproduce(reproduce::ReproduceArgs),
-    Completions(documents::CompletionsArgs),
-    Man(documents::ManArgs),
+    CompareLive(commands::compare::CompareArgs),
+    Policies(commands::policies::PoliciesArgs),
+    Replay(commands::replay::ReplayArgs),
+    Why(commands::why::WhyArgs),
+    Doctor(commands::doctor::DoctorArgs),
+    Simulate(commands::simulate::SimulateArgs),
+    Goodput(commands::goodput::GoodputArgs),
+    Plan(commands::plan::PlanArgs),
+    Reproduce(commands::reproduce::ReproduceArgs),
+    Completions(commands::documents::CompletionsArgs),
+    Man(commands::documents::ManArgs),
     /// Runs the engine of one model for the server that started this.
     #[command(hide = true)]
     EngineProcess {
@@ -110,7 +71,7 @@ enum Command {
 }
 
 fn command() -> clap::Command {
-    help::arrange(environment::for_servers(Cli::command()))
+    output::help::arrange(args::environment::for_servers(Cli::command()))
 }
 
 /// The name under which the parser knows `compare --live`.
@@ -148,34 +109,34 @@ fn main() -> ExitCode {
         Command::Backend(args) => args.log_format,
         _ => LogFormat::Text,
     };
-    let level = if let Command::Models(_) = &cli.command { models::LOG_LEVEL } else { logs::LEVEL };
-    logs::start(format, level);
+    let level = if let Command::Models(_) = &cli.command { commands::models::LOG_LEVEL } else { args::logs::LEVEL };
+    args::logs::start(format, level);
     settings.log();
     let outcome = match cli.command {
-        Command::Demo(args) => demo::run(&args),
-        Command::ClusterDemo(args) => cluster_demo::run(&args),
-        Command::Serve(args) => serve::run(*args),
-        Command::Frontend(args) => roles::frontend::run(&args),
-        Command::Scheduler(args) => roles::scheduler::run(&args),
-        Command::Backend(args) => roles::backend::run(&args),
-        Command::Models(args) => models::list(&args),
-        Command::Health(args) => health::run(&args),
-        Command::Migrate(args) => migrate::run(&args),
-        Command::Profile(args) => models::measure(&args),
-        Command::Slice(args) => slice::run(&args),
-        Command::Bench(args) => bench::run(&args),
-        Command::Compare(args) => compare_policies::run(&args),
-        Command::CompareLive(args) => compare::run(&args),
-        Command::Policies(args) => policies::run(&args),
-        Command::Replay(args) => replay::run(&args),
-        Command::Why(args) => why::run(&args),
-        Command::Doctor(args) => doctor::run(&args),
-        Command::Simulate(args) => simulate::run(&args),
-        Command::Goodput(args) => goodput::run(&args),
-        Command::Plan(args) => plan::run(&args),
-        Command::Reproduce(args) => reproduce::run(&args),
-        Command::Completions(args) => documents::completions(&args, command()),
-        Command::Man(args) => documents::man(&args, command()),
+        Command::Demo(args) => commands::demo::run(&args),
+        Command::ClusterDemo(args) => commands::cluster_demo::run(&args),
+        Command::Serve(args) => commands::serve::run(*args),
+        Command::Frontend(args) => commands::roles::frontend::run(&args),
+        Command::Scheduler(args) => commands::roles::scheduler::run(&args),
+        Command::Backend(args) => commands::roles::backend::run(&args),
+        Command::Models(args) => commands::models::list(&args),
+        Command::Health(args) => commands::health::run(&args),
+        Command::Migrate(args) => commands::migrate::run(&args),
+        Command::Profile(args) => commands::models::measure(&args),
+        Command::Slice(args) => commands::slice::run(&args),
+        Command::Bench(args) => commands::bench::run(&args),
+        Command::Compare(args) => commands::compare_policies::run(&args),
+        Command::CompareLive(args) => commands::compare::run(&args),
+        Command::Policies(args) => commands::policies::run(&args),
+        Command::Replay(args) => commands::replay::run(&args),
+        Command::Why(args) => commands::why::run(&args),
+        Command::Doctor(args) => commands::doctor::run(&args),
+        Command::Simulate(args) => commands::simulate::run(&args),
+        Command::Goodput(args) => commands::goodput::run(&args),
+        Command::Plan(args) => commands::plan::run(&args),
+        Command::Reproduce(args) => commands::reproduce::run(&args),
+        Command::Completions(args) => commands::documents::completions(&args, command()),
+        Command::Man(args) => commands::documents::man(&args, command()),
         Command::EngineProcess { .. } => ripieno_executor::serve_engine().map_err(Into::into),
     };
     match outcome {

@@ -185,7 +185,7 @@ fn ports_are_where_somebody_listens_and_may_be_reached() {
 /// The paths of probes and of Prometheus are those that the server answers.
 #[test]
 fn paths_are_those_of_the_server() {
-    let source = include_str!("../../server/src/http/path.rs");
+    let source = include_str!("../../server/src/protocol/http/path.rs");
     for word in ["live", "ready"] {
         let known = format!("\"health\", \"{word}\"");
         assert!(source.contains(&known), "/v2/health/{word} is no path of the server: {known}");
@@ -278,7 +278,7 @@ fn whatever_runs_has_a_disruption_budget() {
 
 #[test]
 fn rules_name_metrics_that_there_are() {
-    let source = include_str!("../../server/src/metrics.rs");
+    let source = include_str!("../../server/src/observe/metrics.rs");
     let objects = objects();
     let rules = of_kind(&objects, "PrometheusRule");
     let rules = rules.iter().flat_map(|one| list(&one["spec"]["groups"])).flat_map(|group| list(&group["rules"]));

@@ -1,7 +1,7 @@
 //! A runtime, a repository and an HTTP and gRPC server, wired together: `serve` runs it for long
 //! and `demo` for half a minute.
 
-use crate::devices::DeviceArgs;
+use crate::args::devices::DeviceArgs;
 use anyhow::{Context, bail};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use ripieno_base::Nanos;

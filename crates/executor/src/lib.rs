@@ -4,65 +4,32 @@
 //! the rest of a task for all engines: it keeps the states of requests, and gathers and scatters
 //! rows.
 
-mod abort;
-mod account;
-mod buffer;
-mod cells;
-mod clock;
-mod condition;
-mod conditions;
 mod contract;
-mod cpu;
-mod curve;
-mod either;
-mod emulated;
-mod equality;
-mod error;
-mod example;
-mod flow;
-mod independence;
-mod isolated;
-mod lane;
-mod lane_queue;
-mod length_rule;
-mod model;
-mod onnxruntime;
-mod output_lengths;
-mod padding;
-mod permits;
-mod plan;
-mod profile;
-mod rerun;
-mod rows;
-mod runner;
-mod source;
-mod tensor;
-mod unfold;
-mod value_checks;
-mod values;
-mod worker;
+mod engines;
+mod probe;
+mod run;
 
-pub use condition::{AllowedExits, BlockDecision, ComparisonOperator, Condition, OutputRow, TensorRule};
+pub use contract::condition::{AllowedExits, BlockDecision, ComparisonOperator, Condition, OutputRow, TensorRule};
+pub use contract::error::{ExecError, LoadError, RequestError};
+pub use contract::length_rule::LengthRule;
+pub use contract::source::{
+    AnswerSource, AnswerSteps, BlockSource, Initial, InputLength, InputLink, InputRange, InputSource, Isolation,
+    LengthDims, ModelSource, OutputLength, StepLimit,
+};
+pub use contract::tensor::Tensor;
+pub use contract::unfold::Unfold;
 pub use contract::{
     Device, Executor, IdleWork, LoadedModel, Loss, MemberProgress, Outage, Payload, PhaseTimes, RemoteRows,
     RequestEntry, Rerun, Sink, Task, TaskMember, TaskResult, next_walk, request_extent,
 };
-pub use cpu::{CpuEngine, CpuOptions};
-pub use curve::MeasurementProgress;
-pub use either::EitherEngine;
-pub use emulated::{EmulatedEngine, EmulatedOptions};
-pub use equality::{AnswerComparison, EngineWithModel, compare_answers};
-pub use error::{ExecError, LoadError, RequestError};
-pub use example::{ExampleOrigin, TrialRequest, example_origin, find_example, is_unsupported};
-pub use independence::{RowIndependence, check_opened, check_rows};
-pub use isolated::serve_engine;
-pub use length_rule::LengthRule;
-pub use onnxruntime::{GpuOptions, OnnxRuntimeEngine, OnnxRuntimeOptions};
-pub use output_lengths::find_output_lengths;
-pub use profile::{BlockProfile, MeasuredProfile, Measurement, check_padding, measure, run_example, time_batch};
-pub use source::{
-    AnswerSource, AnswerSteps, BlockSource, Initial, InputLength, InputLink, InputRange, InputSource, Isolation,
-    LengthDims, ModelSource, OutputLength, StepLimit,
-};
-pub use tensor::Tensor;
-pub use unfold::Unfold;
+pub use engines::cpu::{CpuEngine, CpuOptions};
+pub use engines::either::EitherEngine;
+pub use engines::emulated::{EmulatedEngine, EmulatedOptions};
+pub use engines::isolated::serve_engine;
+pub use engines::onnxruntime::{GpuOptions, OnnxRuntimeEngine, OnnxRuntimeOptions};
+pub use probe::curve::MeasurementProgress;
+pub use probe::equality::{AnswerComparison, EngineWithModel, compare_answers};
+pub use probe::example::{ExampleOrigin, TrialRequest, example_origin, find_example, is_unsupported};
+pub use probe::independence::{RowIndependence, check_opened, check_rows};
+pub use probe::output_lengths::find_output_lengths;
+pub use probe::profile::{BlockProfile, MeasuredProfile, Measurement, check_padding, measure, run_example, time_batch};

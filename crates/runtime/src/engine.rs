@@ -3,22 +3,22 @@
 mod devices;
 mod start;
 
-use crate::answer::{Answerer, DrainGate, DrainPass};
-use crate::capacity::{CapacityLimits, ModelEntry, RequestedCapacity};
 use crate::clock::saturating_nanos;
+use crate::devices::hang_detector::HangBound;
 use crate::devices::{DeviceDirectory, DeviceState, SharedDevice};
 use crate::event_loop::in_turn;
-use crate::hang_detector::HangBound;
-use crate::jobs::{CallPart, CancelState, ClientCall};
-use crate::mailbox::{EngineCommand, Mail, Mailbox};
+use crate::event_loop::mailbox::{EngineCommand, Mail, Mailbox};
+use crate::event_loop::model_ids::ModelIds;
+use crate::event_loop::schedulers::{SchedulerThreads, Schedulers, Stopped};
+use crate::learn::capacity::{CapacityLimits, ModelEntry, RequestedCapacity};
+use crate::learn::server_delay::ServerDelay;
+use crate::learn::shapes::OpenSizes;
 use crate::metrics::{DeviceMetrics, DeviceSnapshot, ModelSnapshot, SchedulerMetrics, SchedulerSnapshot};
-use crate::model_ids::ModelIds;
-use crate::schedulers::{SchedulerThreads, Schedulers, Stopped};
-use crate::server_delay::ServerDelay;
-use crate::shapes::OpenSizes;
+use crate::requests::answer::{Answerer, DrainGate, DrainPass};
+use crate::requests::jobs::{CallPart, CancelState, ClientCall};
 use crate::{
     Clock, EngineProcesses, FlightConfig, FlightRecorder, Job, JobResult, OnStep, Refused, RefusedWhy, RemoteJob,
-    ServedModel, split, suitable,
+    ServedModel, event_loop::suitable, requests::split,
 };
 use parking_lot::{Mutex, RwLock};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, Time};

@@ -14,64 +14,38 @@
 //! * A joiner joins the outputs of requests that were larger than a batch.
 //! * A recorder writes recordings.
 
-mod answer;
 mod api;
-mod capacity;
 mod clock;
-mod core;
-mod coverage;
-mod device_changes;
-mod device_slots;
 mod devices;
-mod dispatcher;
-mod ending;
 mod engine;
 mod event_loop;
-mod failures;
-mod flight;
-mod hang_detector;
-pub mod history;
-mod jobs;
-mod joiner;
-mod mailbox;
+mod learn;
 mod metrics;
-mod model_ids;
-mod parking;
-mod profiles;
-mod recorder;
-mod replay;
-mod scheduler_loop;
-mod scheduler_thread;
-mod schedulers;
-mod server_delay;
-mod shape_costs;
-mod shapes;
+mod record;
+mod requests;
 pub mod shards;
-mod shortest_time;
-mod split;
-mod suitable;
 #[cfg(test)]
 mod testing;
-mod wakeup;
 
 pub use api::{
     EngineProcesses, Failure, Job, JobOutput, JobResult, OnStep, Refused, RemoteJob, ServedModel, StreamedStep,
 };
 pub use clock::Clock;
+pub use devices::hang_detector::HangBound;
 pub use devices::{DeviceRefused, DeviceState};
-pub use ending::Ending;
 pub use engine::{Engine, EngineConfig, ModelRefused, Recording, StartError, Ticket};
-pub use flight::{
+pub use event_loop::wakeup::{WakeupLateness, measure_wakeups};
+pub use learn::shapes::{OpenDims, OpenSizes};
+pub use metrics::{DeviceSnapshot, HistogramSnapshot, ModelMetrics, ModelSnapshot, SchedulerSnapshot, TallySnapshot};
+pub use record::flight::{
     Aside, DumpedRecording, FlightConfig, FlightEntry, FlightFollower, FlightRecorder, FlightSize, RefusedWhy,
     RingBounds, RunWorld,
 };
-pub use hang_detector::HangBound;
-pub use metrics::{DeviceSnapshot, HistogramSnapshot, ModelMetrics, ModelSnapshot, SchedulerSnapshot, TallySnapshot};
-pub use recorder::Header;
-pub use replay::{Difference, RecordedEvents, ReplayError, ReplayReport, replay};
-pub use shapes::{OpenDims, OpenSizes};
-pub use split::{check_joinable, join, some_rows};
-pub use wakeup::{WakeupLateness, measure_wakeups};
+pub use record::history;
+pub use record::recorder::Header;
+pub use record::replay::{Difference, RecordedEvents, ReplayError, ReplayReport, replay};
+pub use requests::ending::Ending;
+pub use requests::split::{check_joinable, join, some_rows};
 
 /// The guide to embedding, included so that its program is compiled and run as a test.
 #[cfg(doctest)]

@@ -6,7 +6,7 @@
 //! cumulative with fixed bounds, so histograms of several servers can be added.
 
 use crate::devices::DeviceState;
-use crate::ending::Ending;
+use crate::requests::ending::Ending;
 use ripieno_base::Nanos;
 use ripieno_executor::PhaseTimes;
 use ripieno_report::ModelTotals;

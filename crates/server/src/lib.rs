@@ -10,38 +10,18 @@
 //! (DEADLINE_EXCEEDED). `timeout` bounds the total time in the server, not only queueing.
 
 mod access;
-mod access_log;
 mod backend;
-mod check;
-mod compression;
+mod call;
 mod config;
 mod credentials_reload;
-mod decoded;
-mod delivery;
-mod describe;
-mod durations;
-mod ensemble;
-mod grpc;
-mod http;
-mod infer;
 mod limits;
-mod metrics;
-mod not_offered;
+mod observe;
 mod overrides;
-mod problem;
-mod recording;
-mod regions;
-mod scaler;
-mod sequences;
+mod protocol;
 mod serve;
 mod signals;
-mod slo;
 mod state;
-mod stream;
-mod telemetry;
-mod texts;
 mod threads;
-mod trace;
 mod ui;
 
 pub use access::{AccessConfig, AccessError, Admin, SharedMemory, TlsFiles, TokenSource};

@@ -14,7 +14,10 @@ use crate::limits::socket::Socket;
 use crate::signals::SAMPLE_EVERY;
 use crate::state::ServerState;
 use crate::threads::ConnectionThreads;
-use crate::{credentials_reload, grpc, http, metrics, recording, scaler, telemetry, ui};
+use crate::{
+    credentials_reload, observe::metrics, observe::recording, observe::scaler, observe::telemetry, protocol::grpc,
+    protocol::http, ui,
+};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::{Body, Incoming};

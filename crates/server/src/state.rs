@@ -1,19 +1,19 @@
 //! State shared by all connections.
 
 use crate::access::{Access, AccessError};
-use crate::access_log::AccessLog;
 use crate::backend::Backend;
+use crate::call::regions::Regions;
+use crate::call::sequences::SequenceTable;
 use crate::config::{ErrorProfile, ServerConfig};
 use crate::limits::budget::MemoryBudget;
 use crate::limits::connection::ClientConnection;
 use crate::limits::loads::{RepositoryChange, RepositoryChanges};
 use crate::limits::peer_budgets::PeerBudgets;
-use crate::problem::{Problem, ProblemKind};
-use crate::recording::permits::Dumps;
-use crate::regions::Regions;
-use crate::sequences::SequenceTable;
+use crate::observe::access_log::AccessLog;
+use crate::observe::recording::permits::Dumps;
+use crate::observe::telemetry::calls::Telemetry;
+use crate::protocol::problem::{Problem, ProblemKind};
 use crate::signals::LiveSignals;
-use crate::telemetry::calls::Telemetry;
 use crate::ui::shared::Ui;
 use ripieno_repository::ensemble::EnsembleStep;
 use ripieno_repository::registry::{IndexRow, LookupError, ModelRegistry, Repository, ServedEntry, UNLOADED};

@@ -6,8 +6,8 @@
 
 use super::{Engine, StartError};
 use crate::devices::{DeviceRefused, DeviceState, SharedDevice};
-use crate::mailbox::EngineCommand;
-use crate::schedulers::{Schedulers, Stopped};
+use crate::event_loop::mailbox::EngineCommand;
+use crate::event_loop::schedulers::{Schedulers, Stopped};
 use ripieno_base::DeviceId;
 use ripieno_executor::{Executor, Sink};
 use ripieno_policies::shard_of;

@@ -2,7 +2,7 @@
 
 use super::{MAX_SHARDS, MatchmakerInbox, MatchmakerLink, MatchmakerLoop};
 use crate::Clock;
-use crate::mailbox::{Mail, Mailbox};
+use crate::event_loop::mailbox::{Mail, Mailbox};
 use ripieno_policies::Matchmaker;
 use ripieno_sched::Limits;
 use ripieno_sched::grants::{Grant, ToMatchmaker};

@@ -3,7 +3,7 @@
 use super::MatchmakerInbox;
 use crate::Clock;
 use crate::event_loop::EventLoop;
-use crate::mailbox::{Mail, Mailbox};
+use crate::event_loop::mailbox::{Mail, Mailbox};
 use ripieno_base::Time;
 use ripieno_policies::{Matchmaker, shard_of};
 use ripieno_sched::grants::{Offer, ToMatchmaker};

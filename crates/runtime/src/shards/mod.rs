@@ -25,10 +25,10 @@ pub(crate) use link::MatchmakerLink;
 pub use matchmaker_loop::MatchmakerLoop;
 
 use crate::Clock;
-use crate::answer::DrainGate;
+use crate::event_loop::mailbox::{Mail, Mailbox};
+use crate::event_loop::parking::Parking;
 use crate::event_loop::{EventLoop, Inbox, LoopRunner};
-use crate::mailbox::{Mail, Mailbox};
-use crate::parking::Parking;
+use crate::requests::answer::DrainGate;
 use crossbeam_queue::ArrayQueue;
 use offers::{OfferTable, OfferWriter};
 use ripieno_policies::Matchmaker;

@@ -10,8 +10,8 @@
 //!   its SLO. Under a policy that does not check deadlines, models divide it by weight, too, and
 //!   late answers reduce it. The reason is [`Why::Share`] if others have requests in the policy,
 //!   else [`Why::Hopeless`].
-//! * *Its model or client exceeds its share* of the devices ([`shares`]) while others lose requests
-//!   ([`Why::Share`]), or the client is the only one, and the limit is that of the devices
+//! * *Its model or client exceeds its share* of the devices (`shares.rs`) while others lose
+//!   requests ([`Why::Share`]). If the client is the only one, the limit is that of the devices
 //!   ([`Why::Overload`]): its more urgent requests go first.
 //!
 //! No request is delayed here: an admitted one is passed to the policy in the same instant, so that
@@ -23,7 +23,7 @@
 //! needs the device) is refused for its share only, or because the work of its model exceeds half
 //! of the tightest SLO of another model in use.
 //!
-//! Below this layer, [`Shapes`] separates requests of different shapes.
+//! Below this layer, `Shapes` separates requests of different shapes.
 
 mod cost;
 mod entry;

@@ -7,7 +7,7 @@
 //! the device that holds tasks of it, until none is left there.
 //!
 //! The three policies differ in the rules for joining and leaving ([`CellRules`]), and in the cell
-//! type that an idle device takes next ([`Choose`]). A fixed set of requests that runs to its end
+//! type that an idle device takes next (`Choose`). A fixed set of requests that runs to its end
 //! is a set whose subgraphs stay pinned; padding is a sequence that continues beyond its last step.
 //! The common part is here: `graphs.rs` and `subgraphs.rs` hold the parts of requests, `served.rs`
 //! the queues of cell types, `walk.rs` the walk of a request, `form.rs` tasks, `sets.rs` requests

@@ -3,7 +3,7 @@
 use super::request::Wanted;
 use super::view::View;
 use super::{devices, model, now, request};
-use crate::infer::tag_of;
+use crate::call::infer::tag_of;
 use crate::state::ServerState;
 use maud::Markup;
 

@@ -1,0 +1,241 @@
+//! Settings of servers from a file, `ripieno.toml`: the flags of `serve` and of the roles of a
+//! cluster as keys, for machines whose settings are kept under version control.
+//!
+//! Keys at the top are for every server that has the flag, those of a section `[serve]` for that
+//! command. The file's settings become words of the command line before it is parsed, unless the
+//! command line or a variable sets the same flag: so they are checked as flags are, and a flag that
+//! needs another is refused without it.
+
+use crate::args::environment::{CONFIG, SERVERS};
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use ripieno_repository::config::nearest;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use toml::{Table, Value};
+
+/// The file that is read if none is named.
+const DEFAULT: &str = "ripieno.toml";
+
+/// A command line with the settings of a file.
+pub(crate) struct ServerSettings {
+    pub(crate) words: Vec<OsString>,
+    /// The file, if one was read.
+    file: Option<PathBuf>,
+}
+
+impl ServerSettings {
+    /// Adds the settings of the file that the command line or a variable names, or else of
+    /// `ripieno.toml` in the working directory, if the command is a server.
+    pub(crate) fn read(words: Vec<OsString>, command: &Command) -> Result<ServerSettings, String> {
+        let asked = words.get(1).and_then(|word| word.to_str());
+        let Some(server) = asked.filter(|name| SERVERS.contains(name)).map(str::to_owned) else {
+            return Ok(ServerSettings { words, file: None });
+        };
+        // A wrong command line is reported when it is parsed.
+        let Ok(matches) = command.clone().ignore_errors(true).try_get_matches_from(&words) else {
+            return Ok(ServerSettings { words, file: None });
+        };
+        let Some(given) = matches.subcommand_matches(&server) else { return Ok(ServerSettings { words, file: None }) };
+        let file = match given.try_get_one::<PathBuf>(CONFIG).ok().flatten() {
+            Some(named) => named.clone(),
+            None if Path::new(DEFAULT).is_file() => PathBuf::from(DEFAULT),
+            None => return Ok(ServerSettings { words, file: None }),
+        };
+        let text = std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+        let table: Table = text.parse().map_err(|error| format!("{}: {error}", file.display()))?;
+        let own =
+            file_words(&table, command, &server, given).map_err(|cause| format!("{}: {cause}", file.display()))?;
+        let mut words = words;
+        words.splice(2..2, own.into_iter().map(OsString::from));
+        Ok(ServerSettings { words, file: Some(file) })
+    }
+
+    /// Reports an error of the command line and exits; names the file if its settings may be at
+    /// fault.
+    pub(crate) fn exit(&self, error: &clap::Error) -> ! {
+        let is_help = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+        if let Some(file) = self.file.as_ref().filter(|_| !is_help) {
+            eprintln!("in {}, a variable, or on the command line:", file.display());
+        }
+        error.exit()
+    }
+
+    pub(crate) fn log(&self) {
+        if let Some(file) = &self.file {
+            tracing::info!("settings are read from {}", file.display());
+        }
+    }
+}
+
+/// Returns the words for the file's settings that nothing else gives.
+fn file_words(table: &Table, command: &Command, server: &str, given: &ArgMatches) -> Result<Vec<String>, String> {
+    let mut words = Vec::new();
+    let mut chosen: Vec<(&Arg, &Value, String)> = Vec::new();
+    for (key, value) in table {
+        match (value, SERVERS.contains(&key.as_str())) {
+            (Value::Table(section), true) => {
+                let of = subcommand(command, key)?;
+                for (name, value) in section {
+                    let place = format!("{key}.{name}");
+                    let arg = find(of, name).ok_or_else(|| unknown(&place, name, &[of]))?;
+                    if key == server {
+                        chosen.retain(|(other, ..)| other.get_id() != arg.get_id());
+                        chosen.push((arg, value, place));
+                    }
+                }
+            }
+            (_, true) if find(subcommand(command, "backend")?, key).is_some() => {
+                return Err(format!("{key} is a section: write the flag --{key} as {key} in [backend] and [frontend]"));
+            }
+            (_, true) => return Err(format!("{key} is a section: write [{key}]")),
+            (_, false) => {
+                let all = SERVERS.iter().map(|name| subcommand(command, name)).collect::<Result<Vec<_>, _>>()?;
+                if !all.iter().any(|of| find(of, key).is_some()) {
+                    return Err(unknown(key, key, &all));
+                }
+                // A section goes before it, wherever it stands.
+                if let Some(arg) = find(subcommand(command, server)?, key)
+                    && !chosen.iter().any(|(other, ..)| other.get_id() == arg.get_id())
+                {
+                    chosen.push((arg, value, key.clone()));
+                }
+            }
+        }
+    }
+    for (arg, value, place) in chosen {
+        let source = given.value_source(arg.get_id().as_str());
+        if !matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable)) {
+            words.extend(flag_words(arg, value, &place)?);
+        }
+    }
+    Ok(words)
+}
+
+fn subcommand<'a>(command: &'a Command, name: &str) -> Result<&'a Command, String> {
+    command.find_subcommand(name).ok_or_else(|| format!("there is no command {name}"))
+}
+
+/// Returns the name of a flag as a key.
+fn key_of(arg: &Arg) -> Option<String> {
+    match arg.get_long() {
+        Some("help" | "help-all" | "version" | CONFIG) => None,
+        Some(long) => Some(long.replace('-', "_")),
+        None => (arg.get_id() == "repository").then(|| "repository".to_owned()),
+    }
+}
+
+fn find<'a>(command: &'a Command, key: &str) -> Option<&'a Arg> {
+    let key = key.replace('-', "_");
+    command.get_arguments().find(|arg| key_of(arg).is_some_and(|own| own == key))
+}
+
+fn unknown(place: &str, key: &str, commands: &[&Command]) -> String {
+    let known: Vec<String> = commands.iter().flat_map(|of| of.get_arguments()).filter_map(key_of).collect();
+    let known: Vec<&str> = known.iter().map(String::as_str).collect();
+    let advice = nearest(key, &known).map(|near| format!("; did you mean {near}?")).unwrap_or_default();
+    format!("{place} is no flag of a server{advice}")
+}
+
+fn flag_words(arg: &Arg, value: &Value, place: &str) -> Result<Vec<String>, String> {
+    let values = match value {
+        Value::Array(values) => values.iter().map(|value| scalar(value, place)).collect::<Result<Vec<_>, _>>()?,
+        value => vec![scalar(value, place)?],
+    };
+    let Some(long) = arg.get_long() else { return Ok(values) };
+    if matches!(arg.get_action(), ArgAction::SetTrue) {
+        return match values.as_slice() {
+            [word] if word == "true" => Ok(vec![format!("--{long}")]),
+            [word] if word == "false" => Ok(Vec::new()),
+            _ => Err(format!("{place} is true or false")),
+        };
+    }
+    if let (Some(delimiter), true) = (arg.get_value_delimiter(), values.len() > 1) {
+        return Ok(vec![format!("--{long}={}", values.join(&delimiter.to_string()))]);
+    }
+    if values.len() > 1 && !matches!(arg.get_action(), ArgAction::Append) {
+        return Err(format!("{place} has one value"));
+    }
+    Ok(values.into_iter().map(|value| format!("--{long}={value}")).collect())
+}
+
+fn scalar(value: &Value, place: &str) -> Result<String, String> {
+    match value {
+        Value::String(text) => Ok(text.clone()),
+        Value::Integer(number) => Ok(number.to_string()),
+        Value::Float(number) => Ok(number.to_string()),
+        Value::Boolean(truth) => Ok(truth.to_string()),
+        _ => Err(format!("{place} is a text, a number, true or false, or a list of them")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the words of a command line whose file has this text.
+    fn read(text: &str, words: &[&str]) -> Result<Vec<String>, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("some.toml");
+        std::fs::write(&file, text).unwrap();
+        let named = ["--config".to_owned(), file.display().to_string()];
+        let words = ["ripieno"].iter().chain(words).map(|word| (*word).to_owned()).chain(named);
+        let words = words.map(OsString::from).collect();
+        let settings = ServerSettings::read(words, &crate::command());
+        let text = |error: String| error.replace(&file.display().to_string(), "FILE");
+        let words = settings.map_err(text)?.words;
+        // It is a command line of the program.
+        crate::command().try_get_matches_from(&words).map_err(|error| error.to_string())?;
+        let words = words.into_iter().map(|word| word.into_string().unwrap());
+        Ok(words.skip(2).take_while(|word| word != "--config").collect())
+    }
+
+    #[test]
+    fn settings_become_words_unless_the_command_line_has_them() {
+        let text = "log_format = \"json\"\nmax-live = 500\n[serve]\nmax_live = 600\nrepository = \"/models\"\n\
+                    strict_readiness = false\nallow_host = [\"a\", \"b\"]\nexit_on_error = true\nallow_symlinks = false\n\
+                    load_model = [\"x\", \"y\"]\nmodel_control_mode = \"explicit\"\n[frontend]\nhttp = \":8000\"\n";
+        let words = read(text, &["serve"]).unwrap();
+        let expected = [
+            "--log-format=json",
+            "--max-live=600",
+            "/models",
+            "--strict-readiness=false",
+            "--allow-host=a",
+            "--allow-host=b",
+            "--exit-on-error",
+            "--load-model=x,y",
+            "--model-control-mode=explicit",
+        ];
+        assert_eq!(words, expected);
+        let words = read(text, &["serve", "elsewhere", "--max-live", "7"]).unwrap();
+        assert!(!words.iter().any(|word| word == "/models" || word == "--max-live=600"), "{words:?}");
+        assert_eq!(read(text, &["frontend"]).unwrap(), ["--log-format=json", "--max-live=500", "--http=:8000"]);
+        // The file of a server says nothing of other commands.
+        let other =
+            ServerSettings::read(["ripieno", "models"].map(OsString::from).to_vec(), &crate::command()).unwrap();
+        assert!(other.file.is_none() && other.words.len() == 2);
+    }
+
+    #[test]
+    fn mistakes_name_the_file_the_key_and_what_was_meant() {
+        let error = |text: &str| read(text, &["serve"]).unwrap_err();
+        assert_eq!(error("max_life = 5\n"), "FILE: max_life is no flag of a server; did you mean max_live?");
+        assert_eq!(error("[frontend]\nhtp = 5\n"), "FILE: frontend.htp is no flag of a server; did you mean http?");
+        assert!(error("serve = 5\n").contains("[serve]"));
+        assert!(error("scheduler = \"a:8010\"\n").contains("in [backend] and [frontend]"));
+        assert!(error("[serve]\nexit_on_error = 5\n").contains("serve.exit_on_error is true or false"));
+        assert!(error("[serve]\nhttp = [\":1\", \":2\"]\n").contains("one value"));
+        assert!(error("[serve]\nhttp = { a = 1 }\n").contains("serve.http is a text"));
+        assert!(error("max_live = \n").starts_with("FILE: "));
+        assert!(error("max_live = \"many\"\n").contains("--max-live"));
+        // A flag that needs another is refused without it.
+        assert!(error("tls_cert = \"/a.pem\"\n").contains("--tls-key"));
+        let missing = ServerSettings::read(
+            ["ripieno", "serve", "--config", "/no/such.toml"].map(OsString::from).to_vec(),
+            &crate::command(),
+        );
+        assert!(missing.err().unwrap().starts_with("/no/such.toml: "));
+    }
+}

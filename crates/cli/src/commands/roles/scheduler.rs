@@ -1,0 +1,297 @@
+//! `ripieno scheduler`: schedules the requests of remote frontends on remote backends.
+
+use super::model::register;
+use super::{EpochArgs, PeerArgs, SCHEDULER, reachable, shutdown_signal};
+use crate::args::address::listening;
+use crate::args::logs::LogFormat;
+use crate::args::policy::{ObjectiveArg, POLICIES, PolicyArgs};
+use crate::args::server_threads::ServerThreads;
+use crate::output::{self, print_json};
+use anyhow::Context;
+use clap::Args;
+use ripieno_base::{DeviceId, ModelId, Nanos};
+use ripieno_cluster::handover::store::AloneStore;
+use ripieno_cluster::handover::{Epoch, Timing};
+use ripieno_cluster::{ClusterScheduler, ModelDescription, SchedulerConfig, StartEngine, StartedEngine};
+use ripieno_policies::{build, find};
+use ripieno_report::Format;
+use ripieno_repository::registry::{IndexRow, ModelRegistry, Repository, Upload};
+use ripieno_runtime::{
+    DeviceRefused, DeviceSnapshot, Engine, EngineConfig, EngineProcesses, HangBound, Job, ModelSnapshot, Refused,
+    SchedulerSnapshot,
+};
+use ripieno_sched::{Limits, Options, Setup};
+use ripieno_server::{Backend, DeviceChange, Server, ServerConfig, Withdraw};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+const HELP: &str = "Example:\n  ripieno scheduler --listen 127.0.0.1:8010\n  ripieno backend ./models/repository\n  \
+                    ripieno frontend\n";
+
+/// Decide for a cluster which requests run together, where and when.
+///
+/// Frontends send it requests as numbers, never tensors; backends are its devices. It starts
+/// without models: the first backend determines them. After a restart all backends and frontends
+/// follow it again.
+///
+/// Several schedulers with one --epoch are a primary and its spares: when it fails or hangs, a
+/// spare takes over within milliseconds, and running batches go on.
+#[derive(Args, Debug)]
+#[command(after_help = format!("{HELP}\n{POLICIES}"))]
+pub(crate) struct SchedulerArgs {
+    /// Address for frontends and backends: 8010 is on loopback, :8010 on every address. Not for
+    /// clients, nor, without --peer-cert, for an untrusted network.
+    #[arg(long, value_name = "ADDR", default_value = SCHEDULER, value_parser = listening)]
+    listen: SocketAddr,
+
+    /// Address of Prometheus' /metrics: models, devices, decisions, and the advised number of
+    /// devices.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8002", value_parser = listening)]
+    metrics: SocketAddr,
+
+    /// Addresses of all schedulers with the same epoch; its own may be among them.
+    #[arg(long, value_name = "HOST:PORT,...", requires = "epoch", value_delimiter = ',', value_parser = reachable)]
+    schedulers: Vec<String>,
+
+    /// Silence after which a primary is taken for lost, in milliseconds.
+    #[arg(long, value_name = "MS", default_value_t = 50, value_parser = clap::value_parser!(u16).range(10..=10_000))]
+    silence_ms: u16,
+
+    /// Least time after which a device that does not end its batch counts as hung, in milliseconds;
+    /// its requests run elsewhere if their deadline allows. The bound is this, ten times the
+    /// profile, or twice the profile of the batch run again in parts: the longest of the three.
+    #[arg(long, value_name = "MS", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(10..=3_600_000))]
+    hang_ms: u32,
+
+    #[command(flatten)]
+    policy: PolicyArgs,
+
+    /// latency: an idle device starts immediately, unless device time is short. efficiency: a batch
+    /// waits as long as that saves device time [default: latency].
+    #[arg(long, value_enum)]
+    objective: Option<ObjectiveArg>,
+
+    /// Largest number of requests in flight, of all frontends and models; further ones are refused
+    /// with 429.
+    #[arg(long, value_name = "N", default_value_t = Limits::SERVED_REQUESTS as u32, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    max_live: u32,
+
+    /// Largest number of devices, each of which is one backend.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
+    max_devices: u16,
+
+    /// Largest size of the inputs that frontends may keep, of all requests in flight, in MiB.
+    #[arg(long, value_name = "MIB", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    max_held_mib: u32,
+
+    /// Time for requests to finish after a shutdown began, in seconds; the rest is answered with
+    /// 503.
+    #[arg(long, value_name = "S", default_value_t = 30)]
+    drain_timeout_s: u64,
+
+    /// Format of the log on stderr.
+    #[arg(long, value_enum, default_value = "text")]
+    pub(crate) log_format: LogFormat,
+
+    /// Output format; json prints one line with the addresses.
+    #[arg(long, default_value_t, value_name = "table|json")]
+    format: Format,
+
+    #[command(flatten)]
+    epoch: EpochArgs,
+
+    #[command(flatten)]
+    peers: PeerArgs,
+}
+
+/// Multiple of the profiled latency after which a backend's device counts as hung: the loss of a
+/// backend that was only slow costs a batch, as it connects again.
+const HANG_TIMES: u32 = 10;
+
+pub(crate) fn run(args: &SchedulerArgs) -> anyhow::Result<()> {
+    // A wrong option is an error before the first backend joins.
+    args.policy.served(args.objective)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
+    let threads = ServerThreads::start().context("cannot start the threads of the HTTP and gRPC server")?;
+    let outcome = runtime.block_on(serve(args, &threads));
+    runtime.shutdown_background();
+    outcome
+}
+
+async fn serve(args: &SchedulerArgs, threads: &ServerThreads) -> anyhow::Result<()> {
+    let (engine, registry) = (Arc::<Mutex<Option<Engine>>>::default(), Arc::new(ModelRegistry::default()));
+    let (known, models) = (Arc::clone(&engine), Arc::clone(&registry));
+    let on_serving = Box::new(move |serving: Option<(&Engine, &[(ModelId, ModelDescription)])>| {
+        register(&models, serving.map_or(&[], |(_, served)| served));
+        *known.lock().unwrap_or_else(PoisonError::into_inner) = serving.map(|(engine, _)| engine.clone());
+    });
+    let has_spares = args.epoch.is_given();
+    let config = SchedulerConfig {
+        listen: args.listen,
+        schedulers: args.schedulers.clone(),
+        store: args.epoch.store()?.unwrap_or_else(|| Box::new(AloneStore { epoch: epoch() })),
+        timing: Timing { silence: Nanos::from_millis(i64::from(args.silence_ms)), ..Timing::SHARED_HOSTS },
+        start: start(args),
+        on_serving,
+    };
+    let scheduler = ClusterScheduler::start(args.peers.transport()?, config);
+    let scheduler = Arc::new(scheduler.with_context(|| format!("cannot listen on {} (--listen)", args.listen))?);
+    args.peers.warn_if_open("the scheduler", scheduler.address());
+    let drain_timeout = Duration::from_secs(args.drain_timeout_s);
+    let config =
+        ServerConfig { http: None, grpc: None, metrics: Some(args.metrics), drain_timeout, ..ServerConfig::default() };
+    let later = Arc::new(PendingEngine { engine: Arc::clone(&engine), scheduler: Arc::clone(&scheduler) });
+    let told = Arc::new(ModelListing(Arc::clone(&registry)));
+    let server = Server::bind(config, later, registry, told);
+    let server = threads.runtimes()[0].spawn(server).await??;
+    announce(args, &scheduler, server.addresses().metrics)?;
+    let shutdown = async {
+        if let Err(error) = shutdown_signal().await {
+            tracing::error!(%error, "no signals can be waited for");
+        }
+    };
+    threads.runtimes()[0].spawn(server.run(shutdown)).await?;
+    if has_spares {
+        // The successor receives all waiting requests, and reports of all that run.
+        tracing::info!("shutting down: a spare takes over");
+        scheduler.close();
+        return Ok(());
+    }
+    tracing::info!("shutting down: no new requests; those that wait or run are answered");
+    let serving = engine.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    if let Some(engine) = serving {
+        let drained = tokio::task::spawn_blocking(move || engine.drain(drain_timeout)).await?;
+        if !drained {
+            tracing::warn!(
+                "some requests were still under way after {drain_timeout:?} and were answered with an error"
+            );
+        }
+        // The last answers are on their way to the frontends.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    scheduler.close();
+    Ok(())
+}
+
+/// Returns an epoch that is larger at each start.
+fn epoch() -> Epoch {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Epoch(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
+}
+
+/// Returns the callback that starts the engine once the models are known.
+fn start(args: &SchedulerArgs) -> StartEngine {
+    let (chosen, objective) = (args.policy.clone(), args.objective);
+    let bounds = EngineBounds {
+        devices: usize::from(args.max_devices),
+        live: args.max_live as usize,
+        bytes: (args.max_held_mib as usize) << 20,
+        hang: HangBound { times: HANG_TIMES, least: Nanos::from_millis(i64::from(args.hang_ms)) },
+    };
+    Box::new(move || {
+        let (name, options) = chosen.served(objective).map_err(|error| error.to_string())?;
+        chosen.log(&name, &options);
+        start_engine(&name, &options, bounds).map_err(|error| format!("{error:#}"))
+    })
+}
+
+/// Bounds of a scheduler's engine.
+#[derive(Clone, Copy)]
+struct EngineBounds {
+    devices: usize,
+    /// Requests in flight.
+    live: usize,
+    /// Bytes that wait for devices.
+    bytes: usize,
+    /// The bound of a task, beyond which its device counts as hung.
+    hang: HangBound,
+}
+
+fn start_engine(name: &str, options: &Options, bounds: EngineBounds) -> anyhow::Result<StartedEngine> {
+    let EngineBounds { devices, live, bytes, hang } = bounds;
+    let policy = find(name)?;
+    let limits = policy.needs(options).served(devices, live);
+    let setup = Setup { models: Vec::new(), devices: 0, limits };
+    let scheduler = build(name, &setup, options)?;
+    let mut config = EngineConfig::new(scheduler, setup, Vec::new());
+    (config.max_queued_bytes, config.policy, config.hang) = (bytes, Some(policy), hang);
+    let engine = Engine::start(config).context("cannot start the runtime")?;
+    Ok(StartedEngine { engine, depth: limits.depth })
+}
+
+fn announce(args: &SchedulerArgs, scheduler: &ClusterScheduler, metrics: Option<SocketAddr>) -> anyhow::Result<()> {
+    let (listen, process) = (scheduler.address(), format!("{:?}", scheduler.process()));
+    if args.format == Format::Json {
+        return print_json(&serde_json::json!({ "listen": listen, "metrics": metrics, "process": process }));
+    }
+    output::print(format!("scheduler  {listen}"))?;
+    let shown = metrics.map_or("off".to_owned(), |metrics| format!("http://{metrics}/metrics"));
+    output::print(format!("metrics    {shown}"))
+}
+
+/// The engine of a scheduler, which may be a spare or may not have one yet.
+struct PendingEngine {
+    engine: Arc<Mutex<Option<Engine>>>,
+    scheduler: Arc<ClusterScheduler>,
+}
+
+impl PendingEngine {
+    fn engine(&self) -> Option<Engine> {
+        self.engine.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Backend for PendingEngine {
+    fn submit(&self, _: Job) -> Result<Withdraw, Refused> {
+        // Clients have no port here.
+        Err(Refused::NotLoaded)
+    }
+
+    fn model(&self, id: ModelId) -> Option<ModelSnapshot> {
+        self.engine()?.model_metrics(id)
+    }
+
+    fn processes(&self, _: ModelId) -> Option<EngineProcesses> {
+        None
+    }
+
+    fn devices(&self) -> Vec<DeviceSnapshot> {
+        self.engine().as_ref().map(Engine::device_metrics).unwrap_or_default()
+    }
+
+    /// Returns true if it is the primary or a spare that knows one; frontends report whether
+    /// devices serve. An orchestrator that waits for readiness may stop the next scheduler then.
+    fn has_device(&self) -> bool {
+        self.scheduler.knows_primary()
+    }
+
+    fn is_primary(&self) -> bool {
+        self.scheduler.is_primary()
+    }
+
+    fn change_devices(&self, _: DeviceChange) -> Result<DeviceId, DeviceRefused> {
+        Err(DeviceRefused::Elsewhere)
+    }
+
+    fn scheduler(&self) -> SchedulerSnapshot {
+        self.engine().as_ref().map(Engine::scheduler_metrics).unwrap_or_default()
+    }
+}
+
+/// The models of a cluster, as its backends describe them.
+pub(super) struct ModelListing(pub(super) Arc<ModelRegistry>);
+
+impl Repository for ModelListing {
+    fn load(&self, name: &str, _: Option<&Upload>) -> Result<(), String> {
+        Err(format!("model '{name}': ask a frontend to load and unload models"))
+    }
+
+    fn unload(&self, name: &str) -> Result<(), String> {
+        self.load(name, None)
+    }
+
+    fn index(&self) -> Vec<IndexRow> {
+        self.0.index()
+    }
+}

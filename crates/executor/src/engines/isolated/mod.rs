@@ -1,0 +1,234 @@
+//! Models whose engine runs in separate processes, so that a crash of the engine affects nothing
+//! else.
+//!
+//! A gathered batch is sent over a socket to a process, which runs it and returns the outputs.
+//! Everything else stays in the server: plans, request states, conditions, padding and cells. So
+//! all features work as for models in the server's process.
+//!
+//! A model has one process for each lane that it is attached to, so no batch waits for another. A
+//! [`supervisor`] thread starts a process, waits for its end and restarts it. The pause before a
+//! restart doubles while the process does not stay up. If a process ends, its running batch fails
+//! immediately and may be retried. The same holds for a batch that arrives while no process runs.
+//! [`ProcessDown`] distinguishes these failures from the engine's own. Such a batch is not run
+//! again in parts, because each part might end another process. A process that sends an invalid
+//! reply, or none in time, is killed; see [`life`].
+//!
+//! The tensors of large batches go through memory that both sides have mapped, and neither trusts;
+//! see [`transfer`].
+//!
+//! Rejected: one process for all batches of a model, which would have to be asynchronous.
+
+mod child;
+mod life;
+mod protocol;
+#[cfg(target_os = "linux")]
+mod shared;
+mod supervisor;
+mod transfer;
+#[cfg(not(target_os = "linux"))]
+mod unshared;
+mod warm_up;
+
+pub use child::serve_engine;
+
+use crate::contract::model::{EngineData, EngineModel, OnnxBlocks};
+use crate::run::plan::ModelPlan;
+use crate::run::rows::{BatchTensor, EngineInput};
+use crate::run::runner::{BlockCall, ProcessDown, ReadyModel, Runner};
+use crate::{ExecError, GpuOptions, Isolation, LoadError, LoadedModel, Loss, ModelSource, Outage};
+use protocol::{LoadBlock, LoadGpu, LoadRequest, RangeMessage, RunReply, RunRequest, fits};
+use std::path::PathBuf;
+use std::sync::Arc;
+use supervisor::ProcessPool;
+use transfer::OutgoingTensor;
+use warm_up::ProcessWarmUp;
+
+/// Settings of the engine in a process.
+pub(crate) struct ProcessEngine {
+    pub(crate) onnxruntime: bool,
+    pub(crate) library: Option<PathBuf>,
+    pub(crate) threads: usize,
+    /// Smallest number of rows; see [`Runner::min_rows`].
+    pub(crate) least_rows: usize,
+    /// GPUs of the engine; empty on a CPU.
+    pub(crate) gpus: Vec<u32>,
+    pub(crate) gpu_options: GpuOptions,
+    /// Whether ONNX Runtime binds tensors on the CPU, too.
+    pub(crate) binds_on_cpu: bool,
+}
+
+/// A model that runs in separate processes.
+pub(crate) struct Isolated {
+    /// Processes on each GPU of the engine, or on the CPU.
+    places: Vec<Arc<ProcessPool>>,
+    least_rows: usize,
+}
+
+impl EngineData for Isolated {
+    /// Returns an outage if no process runs on any device that has the model.
+    fn outage(&self) -> Option<Outage> {
+        let attached = || self.places.iter().filter(|processes| processes.is_attached());
+        let outages: Option<Vec<Outage>> = match attached().next() {
+            Some(_) => attached().map(|processes| processes.outage()).collect(),
+            None => self.places[..1].iter().map(|processes| processes.outage()).collect(),
+        };
+        outages?.into_iter().min_by_key(|outage| outage.retry_after)
+    }
+
+    fn restarts(&self) -> Option<u64> {
+        Some(self.places.iter().map(|processes| processes.restarts()).sum())
+    }
+}
+
+/// Starts the first process of a model whose files have been read. Returns an error if the engine
+/// fails or crashes on them.
+pub(crate) fn load(
+    isolation: &Isolation,
+    kind: ProcessEngine,
+    source: &ModelSource,
+    read: OnnxBlocks<'_>,
+) -> Result<Arc<dyn LoadedModel>, LoadError> {
+    let text = |path: &std::path::Path| {
+        path.to_str().map(str::to_owned).ok_or_else(|| LoadError(format!("{}: its name is no UTF-8", path.display())))
+    };
+    let block = |(block, (path, io)): (&crate::BlockSource, &(&std::path::Path, ripieno_onnx::Declared))| {
+        let own = block.ranges(&io.inputs, &source.ranges);
+        let range =
+            |range: crate::InputRange| RangeMessage { tensor: range.tensor, least: range.least, most: range.most };
+        // An absolute path does not depend on the process's working directory.
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+        Ok(LoadBlock { name: block.name.clone(), path: text(&path)?, ranges: own.into_iter().map(range).collect() })
+    };
+    let blocks = source.blocks.iter().zip(&read.blocks).map(block).collect::<Result<_, LoadError>>()?;
+    let request = LoadRequest {
+        onnxruntime: kind.onnxruntime,
+        library: kind.library.as_deref().map(text).transpose()?,
+        threads: kind.threads as u64,
+        max_batch: read.plan.max_batch as u64,
+        unbatched: read.plan.unbatched,
+        blocks,
+        memory_limit: isolation.memory_limit,
+        gpu: None,
+        binds_on_cpu: kind.binds_on_cpu,
+    };
+    let warm_up = Arc::new(ProcessWarmUp::new(&read.plan));
+    let pool = |gpu: Option<u32>| {
+        let GpuOptions { memory_limit, allow_cpu_nodes } = kind.gpu_options;
+        let gpu = gpu.map(|ordinal| LoadGpu { ordinal, memory_limit, allow_cpu_nodes });
+        let load = LoadRequest { gpu, ..request.clone() };
+        ProcessPool::new(source.name.clone(), isolation.clone(), load, Arc::clone(&warm_up))
+    };
+    let places: Vec<Arc<ProcessPool>> = match &kind.gpus[..] {
+        [] => vec![pool(None)],
+        gpus => gpus.iter().map(|&ordinal| pool(Some(ordinal))).collect(),
+    };
+    places[0].provide(1)?;
+    let own = Isolated { places, least_rows: kind.least_rows };
+    Ok(Arc::new(EngineModel { plan: Arc::new(read.plan), data: own }))
+}
+
+/// Returns the runner of an isolated model on a lane of a device at `place`, and waits until the
+/// lane has a process. `None` if the model is not isolated.
+pub(crate) fn prepare(loaded: &dyn LoadedModel, place: usize) -> Option<Result<ReadyModel, ExecError>> {
+    let model: &EngineModel<Isolated> = loaded.as_any().downcast_ref()?;
+    let plan = Arc::clone(&model.plan);
+    let processes = &model.data.places[place];
+    let runner = ProcessRunner {
+        plan: Arc::clone(&plan),
+        processes: Arc::clone(processes),
+        down: ProcessDown::default(),
+        batches: 0,
+        least_rows: model.data.least_rows,
+    };
+    let down = runner.down.clone();
+    Some(match processes.attach() {
+        Ok(()) => Ok(ReadyModel { plan, runner: Box::new(runner), down }),
+        Err(cause) => Err(ExecError(cause.to_string())),
+    })
+}
+
+/// Runs batches in a process.
+struct ProcessRunner {
+    plan: Arc<ModelPlan>,
+    processes: Arc<ProcessPool>,
+    down: ProcessDown,
+    /// Number of batches sent, from which each batch gets its number.
+    batches: u64,
+    least_rows: usize,
+}
+
+impl ProcessRunner {
+    /// Runs a batch in a process and returns its reply, with the data of all tensors.
+    fn exchange(&mut self, call: &BlockCall<'_>) -> Result<RunReply, ExecError> {
+        let mut connection = self.processes.acquire().map_err(|outage| {
+            self.down.set(Loss { retry_after: outage.retry_after, inside: false });
+            ExecError(format!("{}; it is being started again", outage.cause))
+        })?;
+        let inputs: Vec<OutgoingTensor<'_>> = call.inputs.iter().map(outgoing).collect();
+        let run = connection.transfer().pack(&inputs).and_then(|inputs| {
+            let run = RunRequest { number: self.batches, block: call.block as u32, rows: call.rows as u64, inputs };
+            fits(&run).map(|()| run)
+        });
+        let run = match run {
+            Ok(run) => run,
+            Err(cause) => {
+                self.processes.release(connection);
+                return Err(ExecError(cause));
+            }
+        };
+        match connection.run(&run) {
+            Ok(done) => {
+                if done.error.is_none() {
+                    self.processes.warm_up().record(call);
+                }
+                self.processes.release(connection);
+                Ok(done)
+            }
+            Err(cause) => {
+                let end = connection.give_up(&cause);
+                self.down.set(Loss { retry_after: self.processes.back_in(), inside: true });
+                Err(ExecError(format!(
+                    "the process of the model's engine ended with the batch that the request was in: {end}"
+                )))
+            }
+        }
+    }
+}
+
+fn outgoing<'a>(input: &EngineInput<'a>) -> OutgoingTensor<'a> {
+    let shape = input.shape(false).collect();
+    OutgoingTensor { name: input.name, datatype: input.datatype, shape, data: input.data }
+}
+
+impl Runner for ProcessRunner {
+    fn min_rows(&self) -> usize {
+        self.least_rows
+    }
+
+    fn run(&mut self, call: &BlockCall<'_>) -> Result<Vec<BatchTensor>, ExecError> {
+        self.batches += 1;
+        let mut done = self.exchange(call)?;
+        if let Some(cause) = done.error {
+            return Err(ExecError(cause));
+        }
+        let outputs = self.plan.blocks[call.block].outputs.iter().map(|&output| {
+            let output = &self.plan.values[output];
+            let refuse =
+                |cause: &str| ExecError(format!("output '{}' of model '{}': {cause}", output.name, self.plan.name));
+            let at = done.outputs.iter().position(|packed| packed.name == *output.name);
+            let packed = done.outputs.swap_remove(at.ok_or_else(|| refuse("the process did not give it"))?);
+            let batch = packed.into_batch().map_err(|cause| refuse(&cause))?;
+            match batch.datatype == output.spec.datatype {
+                true => Ok(batch),
+                false => Err(refuse(&format!("it is {}, not {}", batch.datatype, output.spec.datatype))),
+            }
+        });
+        outputs.collect()
+    }
+}
+
+impl Drop for ProcessRunner {
+    fn drop(&mut self) {
+        self.processes.detach();
+    }
+}

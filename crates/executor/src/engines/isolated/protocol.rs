@@ -1,0 +1,238 @@
+//! Protocol between the server and an engine process: protobuf frames over a socket.
+//!
+//! First the server sends the load request and receives a reply. Then it sends batches, one at a
+//! time, and receives a reply to each. A frame begins with its length. The length is bounded,
+//! because the other side may be faulty.
+
+use crate::contract::buffer::is_aligned;
+use crate::run::rows::BatchTensor;
+use bytes::Bytes;
+use prost::Message;
+use ripieno_model::DataType;
+use std::io::{self, Read, Write};
+
+/// Largest frame in bytes. No batch or output is larger.
+pub(super) const MAX_FRAME: usize = 1 << 30;
+
+/// Largest total size of tensors that go through shared memory instead, in bytes.
+pub(super) const MAX_SHARED: usize = 256 << 20;
+
+/// Largest buffer allocated before the data of its frame arrives.
+const MAX_PREALLOCATED: usize = 64 << 20;
+
+/// Engine and model to load. The process loads each block as a separate model.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct LoadRequest {
+    /// Whether the engine is ONNX Runtime rather than the built-in one.
+    #[prost(bool, tag = "1")]
+    pub(super) onnxruntime: bool,
+    #[prost(string, optional, tag = "2")]
+    pub(super) library: Option<String>,
+    #[prost(uint64, tag = "3")]
+    pub(super) threads: u64,
+    #[prost(uint64, tag = "4")]
+    pub(super) max_batch: u64,
+    #[prost(bool, tag = "5")]
+    pub(super) unbatched: bool,
+    #[prost(message, repeated, tag = "6")]
+    pub(super) blocks: Vec<LoadBlock>,
+    /// Limit of the process's address space in bytes.
+    #[prost(uint64, optional, tag = "7")]
+    pub(super) memory_limit: Option<u64>,
+    #[prost(message, optional, tag = "8")]
+    pub(super) gpu: Option<LoadGpu>,
+    /// Whether ONNX Runtime binds tensors on the CPU, too.
+    #[prost(bool, tag = "9")]
+    pub(super) binds_on_cpu: bool,
+}
+
+/// GPU to run the model on.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(super) struct LoadGpu {
+    #[prost(uint32, tag = "1")]
+    pub(super) ordinal: u32,
+    /// Limit of the GPU's memory in bytes.
+    #[prost(uint64, optional, tag = "2")]
+    pub(super) memory_limit: Option<u64>,
+    #[prost(bool, tag = "3")]
+    pub(super) allow_cpu_nodes: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct LoadBlock {
+    #[prost(string, tag = "1")]
+    pub(super) name: String,
+    #[prost(string, tag = "2")]
+    pub(super) path: String,
+    #[prost(message, repeated, tag = "3")]
+    pub(super) ranges: Vec<RangeMessage>,
+}
+
+/// Range of an input's values.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct RangeMessage {
+    #[prost(string, tag = "1")]
+    pub(super) tensor: String,
+    #[prost(double, tag = "2")]
+    pub(super) least: f64,
+    #[prost(double, tag = "3")]
+    pub(super) most: f64,
+}
+
+/// A batch on a block.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct RunRequest {
+    #[prost(uint32, tag = "1")]
+    pub(super) block: u32,
+    #[prost(uint64, tag = "2")]
+    pub(super) rows: u64,
+    #[prost(message, repeated, tag = "3")]
+    pub(super) inputs: Vec<PackedTensor>,
+    /// Number of the batch.
+    #[prost(uint64, tag = "4")]
+    pub(super) number: u64,
+}
+
+/// Result of a batch or of loading: outputs or an error.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct RunReply {
+    #[prost(string, optional, tag = "1")]
+    pub(super) error: Option<String>,
+    #[prost(message, repeated, tag = "2")]
+    pub(super) outputs: Vec<PackedTensor>,
+    /// Number of the batch, so that the reply cannot be mistaken for that of another batch.
+    #[prost(uint64, tag = "3")]
+    pub(super) number: u64,
+}
+
+/// A tensor whose first dimension is the rows of the batch.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct PackedTensor {
+    #[prost(string, tag = "1")]
+    pub(super) name: String,
+    /// Index of the datatype in [`DataType::ALL`].
+    #[prost(uint32, tag = "2")]
+    pub(super) datatype: u32,
+    #[prost(int64, repeated, tag = "3")]
+    pub(super) shape: Vec<i64>,
+    #[prost(bytes = "bytes", tag = "4")]
+    pub(super) data: Bytes,
+    /// Place of the data in the sender's shared memory, instead of `data`.
+    #[prost(message, optional, tag = "5")]
+    pub(super) shared: Option<SharedRange>,
+}
+
+/// A part of shared memory.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(super) struct SharedRange {
+    #[prost(uint64, tag = "1")]
+    pub(super) at: u64,
+    #[prost(uint64, tag = "2")]
+    pub(super) length: u64,
+}
+
+impl PackedTensor {
+    pub(super) fn datatype(&self) -> Result<DataType, String> {
+        let known = DataType::ALL.get(self.datatype as usize).copied();
+        known.ok_or_else(|| format!("tensor '{}' has an unknown datatype", self.name))
+    }
+
+    /// Converts to an aligned batch. The data in a frame may be unaligned, and then every later
+    /// block would copy it.
+    pub(super) fn into_batch(self) -> Result<BatchTensor, String> {
+        let datatype = self.datatype()?;
+        let in_place = is_aligned(&self.data, datatype.size().unwrap_or(1));
+        let data = if in_place { self.data } else { Bytes::copy_from_slice(&self.data) };
+        BatchTensor::new(datatype, self.shape, data)
+    }
+}
+
+pub(super) fn number(datatype: DataType) -> u32 {
+    DataType::ALL.iter().position(|&other| other == datatype).unwrap_or(DataType::ALL.len()) as u32
+}
+
+/// Writes a frame.
+pub(super) fn send(to: &mut impl Write, message: &impl Message) -> io::Result<()> {
+    let length = message.encoded_len();
+    if length > MAX_FRAME {
+        return Err(too_large(length));
+    }
+    let mut frame = Vec::with_capacity(4 + length);
+    frame.extend_from_slice(&(length as u32).to_le_bytes());
+    message.encode(&mut frame).map_err(io::Error::other)?;
+    to.write_all(&frame)
+}
+
+/// Reads a frame.
+pub(super) fn receive<M: Message + Default>(from: &mut impl Read) -> io::Result<M> {
+    let mut length = [0; 4];
+    from.read_exact(&mut length)?;
+    let length = u32::from_le_bytes(length) as usize;
+    if length > MAX_FRAME {
+        return Err(too_large(length));
+    }
+    // Memory is allocated as data arrives. The system commits the pages of a large buffer only when
+    // they are written.
+    let mut frame = Vec::with_capacity(length.min(MAX_PREALLOCATED));
+    from.take(length as u64).read_to_end(&mut frame)?;
+    if frame.len() < length {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    M::decode(Bytes::from(frame)).map_err(|cause| io::Error::new(io::ErrorKind::InvalidData, cause))
+}
+
+/// Checks that a message fits into a frame. The sender checks this first, so that an oversized
+/// batch fails alone.
+pub(super) fn fits(message: &impl Message) -> Result<(), String> {
+    let length = message.encoded_len();
+    if length <= MAX_FRAME { Ok(()) } else { Err(too_large(length).to_string()) }
+}
+
+pub(super) fn too_large(length: usize) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("{length} bytes in one batch; at most {MAX_FRAME} can be passed on"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run() -> RunRequest {
+        let data = Bytes::from_static(&[1, 2, 3, 4]);
+        let (name, datatype) = ("x".to_owned(), number(DataType::Fp32));
+        let tensor = PackedTensor { name, datatype, shape: vec![1, 1], data, shared: None };
+        RunRequest { block: 1, rows: 1, inputs: vec![tensor], number: 7 }
+    }
+
+    #[test]
+    fn a_frame_comes_back() {
+        let mut wire = Vec::new();
+        send(&mut wire, &run()).unwrap();
+        let back: RunRequest = receive(&mut &wire[..]).unwrap();
+        assert_eq!(back, run());
+        assert_eq!(back.inputs[0].datatype(), Ok(DataType::Fp32));
+    }
+
+    #[test]
+    fn what_is_no_frame_is_an_error() {
+        let mut wire = Vec::new();
+        send(&mut wire, &run()).unwrap();
+        for cut in 0..wire.len() {
+            assert!(receive::<RunRequest>(&mut &wire[..cut]).is_err(), "{cut}");
+        }
+        assert!(receive::<RunRequest>(&mut &u32::MAX.to_le_bytes()[..]).is_err());
+        for byte in 4..wire.len() {
+            for bit in 0..8 {
+                let mut broken = wire.clone();
+                broken[byte] ^= 1 << bit;
+                // Broken data must result in an error or another message, never in a panic or a
+                // malformed batch.
+                if let Ok(back) = receive::<RunRequest>(&mut &broken[..]) {
+                    back.inputs.into_iter().for_each(|tensor| drop(tensor.into_batch()));
+                }
+            }
+        }
+    }
+}

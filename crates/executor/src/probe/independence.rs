@@ -1,0 +1,275 @@
+//! Test at load whether a model computes the rows of a batch independently.
+//!
+//! A file declares its first dimension as dynamic, but not what the dimension means. A softmax,
+//! running sum or mean along it mixes the requests of a batch. Each client then gets a well-formed
+//! answer that depends on other requests. So random rows are run alone, together, and together in
+//! another order. Two of the rows are also run as one request. The results of a row must be equal.
+//!
+//! The test proves nothing: it misses effects that need batches larger than [`ROWS`] or particular
+//! inputs. Rejected: an analysis of the operators, which requires knowledge of every operator of
+//! every engine and refuses working models otherwise.
+//!
+//! A model that accepts no random row, because its open dimensions must be certain numbers or its
+//! values mean something, is [`Untried`](RowIndependence::Untried): its rows may depend on each
+//! other.
+
+use crate::probe::example::{RowSpec, TOO_LARGE, candidates, request};
+use crate::probe::profile::ExampleRunner;
+use crate::run::rows;
+use crate::{ExecError, Executor, LoadedModel, RequestEntry, Tensor};
+use ripieno_model::{DataType, TensorSpec};
+use std::sync::Arc;
+
+/// Result of testing a model's rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RowIndependence {
+    /// Each row is computed independently.
+    Independent,
+    /// Rows affect each other. Holds a description.
+    Mixed(String),
+    /// The model accepted no generated request. Holds the last error.
+    Untried(String),
+}
+
+/// Largest number of rows in a test.
+const ROWS: usize = 4;
+/// Largest accepted difference of a number, relative to the largest number of its tensor. Engines
+/// may sum in different orders in different batches.
+const TOLERANCE: f64 = 1e-3;
+/// Largest accepted difference of 16-bit numbers, which are rounded more coarsely.
+const COARSE_TOLERANCE: f64 = 2e-2;
+/// Largest accepted share of integers in a row that differ. A rounding difference may decide
+/// between two integers.
+pub(crate) const FLIPPED: f64 = 0.01;
+
+/// Tests whether a model computes rows independently. The engine must be able to run the model.
+/// Open dimensions have the sizes that `declared` gives them, if any.
+pub fn check_rows(
+    engine: &dyn Executor,
+    model: &Arc<dyn LoadedModel>,
+    max_batch: usize,
+    declared: &[TensorSpec],
+) -> RowIndependence {
+    let count = max_batch.min(ROWS);
+    if count < 2 || !model.batched() {
+        return RowIndependence::Independent;
+    }
+    let mut failed = TOO_LARGE.to_owned();
+    for spec in candidates(&**model, declared) {
+        let row = |row: usize| request(&**model, declared, RowSpec { row, ..spec });
+        let Some(rows) = (0..count).map(row).collect::<Option<Vec<_>>>() else { continue };
+        let tried = ExampleRunner::new(engine, model, rows[0].clone().into()).map_err(|cause| cause.to_string());
+        let tried = tried.and_then(|runner| match alone(&runner, &rows) {
+            Ok(answers) => Ok(together(&runner, &rows, &answers)),
+            Err(cause) => Err(cause.to_string()),
+        });
+        match tried {
+            Ok(shown) => return shown,
+            Err(cause) => failed = cause,
+        }
+    }
+    RowIndependence::Untried(failed)
+}
+
+/// Tests whether `opened`, a rewritten form of `fixed` with a batch dimension, computes rows
+/// independently and as `fixed` does, whose requests run alone. Returns how they differ.
+pub fn check_opened(
+    engine: &dyn Executor,
+    fixed: &Arc<dyn LoadedModel>,
+    opened: &Arc<dyn LoadedModel>,
+    max_batch: usize,
+    declared: &[TensorSpec],
+) -> Result<(), String> {
+    match check_rows(engine, opened, max_batch.clamp(2, ROWS), declared) {
+        RowIndependence::Independent => {}
+        RowIndependence::Mixed(how) | RowIndependence::Untried(how) => return Err(how),
+    }
+    let mut failed = TOO_LARGE.to_owned();
+    for spec in candidates(&**opened, declared) {
+        let Some(rows) = (0..2).map(|row| request(&**opened, declared, RowSpec { row, ..spec })).collect() else {
+            continue;
+        };
+        match answers_of_both(engine, fixed, opened, rows) {
+            Ok((expected, found)) => {
+                let differ = expected.iter().zip(&found).find_map(|(a, b)| differs(a, b, &expected));
+                return differ.map_or(Ok(()), |how| Err(format!("a row is answered differently: {how}")));
+            }
+            Err(cause) => failed = cause,
+        }
+    }
+    Err(failed)
+}
+
+/// Returns the answers of both forms of a model to the same rows, as rows of a batch.
+fn answers_of_both(
+    engine: &dyn Executor,
+    fixed: &Arc<dyn LoadedModel>,
+    opened: &Arc<dyn LoadedModel>,
+    rows: Vec<Vec<Tensor>>,
+) -> Result<(Vec<RowOutputs>, Vec<RowOutputs>), String> {
+    // A request that runs alone is one row, which contains the file's own first dimension.
+    let wrapped = |tensor: &Tensor| Tensor { shape: [&[1], &tensor.shape[..]].concat(), ..tensor.clone() };
+    let unwrapped = |mut tensor: Tensor| {
+        tensor.shape.remove(0);
+        tensor
+    };
+    let whole: Vec<Vec<Tensor>> = rows.iter().map(|row| row.iter().map(wrapped).collect()).collect();
+    let run = |model: &Arc<dyn LoadedModel>, rows: &[Vec<Tensor>]| {
+        let runner = ExampleRunner::new(engine, model, rows[0].clone().into()).map_err(|cause| cause.to_string())?;
+        alone(&runner, rows).map_err(|cause| cause.to_string())
+    };
+    let expected = run(fixed, &whole)?.into_iter().map(|row| row.into_iter().map(unwrapped).collect()).collect();
+    Ok((expected, run(opened, &rows)?))
+}
+
+/// The outputs of one row, by tensor.
+pub(crate) type RowOutputs = Vec<Tensor>;
+
+pub(crate) fn alone(runner: &ExampleRunner, rows: &[Vec<Tensor>]) -> Result<Vec<RowOutputs>, ExecError> {
+    // The first row is run again at the end, to detect a model that draws random numbers.
+    let run = |row: &Vec<Tensor>| Ok(runner.answers(&[&runner.entry(row.clone())])?.remove(0));
+    rows.iter().chain(rows.first()).map(run).collect()
+}
+
+/// Compares the results of single rows with the results of the same rows in two batches.
+fn together(runner: &ExampleRunner, rows: &[Vec<Tensor>], alone: &[RowOutputs]) -> RowIndependence {
+    if let Some(how) = differs(&alone[0], &alone[rows.len()], alone) {
+        return RowIndependence::Mixed(format!("the same request is answered differently when it is run again: {how}"));
+    }
+    let forwards: Vec<usize> = (0..rows.len()).collect();
+    let backwards: Vec<usize> = forwards.iter().rev().copied().collect();
+    for order in [forwards, backwards] {
+        // The second request gets two rows, if there are enough rows.
+        let second = if order.len() > 2 { 1..3 } else { 1..2 };
+        let parts = [&order[..1], &order[second.clone()], &order[second.end..]];
+        let parts: Vec<&[usize]> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+        let entries: Vec<RequestEntry> = parts.iter().map(|part| runner.entry(joined(part, rows))).collect();
+        let answers = match runner.answers(&entries.iter().collect::<Vec<_>>()) {
+            Ok(answers) => answers,
+            Err(cause) => {
+                return RowIndependence::Mixed(format!(
+                    "each row runs alone, but {} together fail: {cause}",
+                    rows.len()
+                ));
+            }
+        };
+        for (part, answer) in parts.iter().zip(answers) {
+            for (at, &row) in part.iter().enumerate() {
+                let own: Option<RowOutputs> = answer.iter().map(|tensor| row_of(tensor, at)).collect();
+                let how = match own {
+                    Some(own) => differs(&alone[row], &own, alone),
+                    None => Some("an output has too few rows".to_owned()),
+                };
+                if let Some(how) = how {
+                    return RowIndependence::Mixed(format!("a row is answered differently beside others: {how}"));
+                }
+            }
+        }
+    }
+    RowIndependence::Independent
+}
+
+/// Joins several rows into one request.
+fn joined(part: &[usize], rows: &[Vec<Tensor>]) -> Vec<Tensor> {
+    let joined = |input: usize| {
+        let first = &rows[part[0]][input];
+        let data: Vec<u8> = part.iter().flat_map(|&row| &rows[row][input].data[..]).copied().collect();
+        let mut shape = first.shape.clone();
+        shape[0] = part.len() as i64;
+        Tensor { shape, data: data.into(), ..first.clone() }
+    };
+    (0..rows[0].len()).map(joined).collect()
+}
+
+fn row_of(tensor: &Tensor, at: usize) -> Option<Tensor> {
+    let rows = rows::Rows::of_tensor(tensor).ok().filter(|rows| at < rows.count())?;
+    Some(rows.at(at).to_tensor(&tensor.name))
+}
+
+/// Describes how two answers differ, if they do. `all` determines the magnitude of each output.
+fn differs(expected: &[Tensor], found: &[Tensor], all: &[RowOutputs]) -> Option<String> {
+    expected.iter().zip(found).enumerate().find_map(|(output, (a, b))| {
+        let name = &a.name;
+        if a.shape != b.shape {
+            return Some(format!("output '{name}' is {:?} instead of {:?}", &b.shape[1..], &a.shape[1..]));
+        }
+        let (Some(a), Some(b)) = (floats(a), floats(b)) else {
+            let share = flipped(a, b);
+            return (share > FLIPPED).then(|| format!("{:.0} % of output '{name}' differ", share * 100.0));
+        };
+        let of_all = all.iter().filter_map(|answer| floats(&answer[output]));
+        // The other answer counts too: where all single rows give zeros, the scale is its own.
+        let largest = largest_number(of_all.chain([b.clone()]));
+        let apart = a.iter().zip(&b).map(|(a, b)| gap(*a, *b)).fold(0.0, f64::max) / largest;
+        let coarse = matches!(found[output].datatype, DataType::Fp16 | DataType::Bf16);
+        let tolerance = if coarse { COARSE_TOLERANCE } else { TOLERANCE };
+        (apart > tolerance).then(|| match apart.is_finite() {
+            true => format!("output '{name}' differs by {:.1} % of its largest number", apart * 100.0),
+            false => format!("output '{name}' is a number in one answer and none in the other"),
+        })
+    })
+}
+
+/// Returns the largest finite absolute number, to which differences are relative.
+pub(crate) fn largest_number(tensors: impl Iterator<Item = Vec<f64>>) -> f64 {
+    tensors.flatten().map(f64::abs).filter(|number| number.is_finite()).fold(f64::MIN_POSITIVE, f64::max)
+}
+
+/// Returns the difference of two numbers; 0 for two NaNs or equal infinities.
+pub(crate) fn gap(a: f64, b: f64) -> f64 {
+    if a == b || (a.is_nan() && b.is_nan()) {
+        return 0.0;
+    }
+    let gap = (a - b).abs();
+    if gap.is_nan() { f64::INFINITY } else { gap }
+}
+
+/// Returns the numbers of a floating-point tensor; `None` for other datatypes.
+pub(crate) fn floats(tensor: &Tensor) -> Option<Vec<f64>> {
+    let data = &tensor.data[..];
+    let half = |read: fn([u8; 2]) -> f64| data.as_chunks().0.iter().map(|&bytes| read(bytes)).collect();
+    match tensor.datatype {
+        DataType::Fp16 => Some(half(|bytes| half::f16::from_le_bytes(bytes).to_f64())),
+        DataType::Bf16 => Some(half(|bytes| half::bf16::from_le_bytes(bytes).to_f64())),
+        DataType::Fp32 => Some(data.as_chunks().0.iter().map(|&bytes| f64::from(f32::from_le_bytes(bytes))).collect()),
+        DataType::Fp64 => Some(data.as_chunks().0.iter().map(|&bytes| f64::from_le_bytes(bytes)).collect()),
+        _ => None,
+    }
+}
+
+/// Returns the share of elements that differ. For strings, returns 1 if any element differs.
+pub(crate) fn flipped(a: &Tensor, b: &Tensor) -> f64 {
+    let Some(size) = a.datatype.size() else { return f64::from(a.data != b.data) };
+    let pairs = a.data.chunks_exact(size).zip(b.data.chunks_exact(size));
+    let differ = pairs.filter(|(a, b)| a != b).count();
+    differ as f64 / (a.data.len() / size).max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(datatype: DataType, shape: &[i64], data: &[u8]) -> Tensor {
+        Tensor { name: "y".into(), datatype, shape: shape.to_vec(), data: data.to_vec().into() }
+    }
+
+    #[test]
+    fn rounding_is_no_difference_and_another_answer_is() {
+        let floats = |numbers: [f32; 2]| vec![tensor(DataType::Fp32, &[1, 2], &numbers.map(f32::to_le_bytes).concat())];
+        let differ = |a: [f32; 2], b: [f32; 2]| differs(&floats(a), &floats(b), &[floats(a)]);
+        assert_eq!(differ([1.0, -200.0], [1.0001, -200.0]), None);
+        assert_eq!(differ([f32::NAN, f32::INFINITY], [f32::NAN, f32::INFINITY]), None);
+        assert_eq!(differ([1.0, 2.0], [1.0, 2.01]).unwrap(), "output 'y' differs by 0.5 % of its largest number");
+        assert_eq!(differ([0.0, 0.0], [0.0, 0.5]).unwrap(), "output 'y' differs by 100.0 % of its largest number");
+        assert!(
+            differ([1.0, 2.0], [1.0, f32::NAN]).unwrap().ends_with("is a number in one answer and none in the other")
+        );
+        let bytes = |bytes: &[u8]| vec![tensor(DataType::Uint8, &[1, bytes.len() as i64], bytes)];
+        let (mut many, few) = (vec![7; 200], bytes(&[1, 2]));
+        let before = bytes(&many);
+        many[3] = 8;
+        assert_eq!(differs(&before, &bytes(&many), &[]), None, "one of two hundred is a matter of rounding");
+        assert!(differs(&few, &bytes(&[1, 3]), &[]).unwrap().starts_with("50 % of output 'y'"));
+        assert!(differs(&few, &bytes(&[1]), &[]).unwrap().contains("is [1] instead of [2]"));
+    }
+}

@@ -1,0 +1,229 @@
+//! Execution of one batch of a cell: gather, compute, scatter.
+
+use super::walk::CellWalk;
+use super::{CellModel, Wiring};
+use crate::contract::account::{DeviceCounters, LapTimer};
+use crate::contract::buffer::AlignedBuffer;
+use crate::run::plan::ModelPlan;
+use crate::run::rerun::{RerunTerms, catch_panic, run_in_parts};
+use crate::run::rows::{BatchTensor, EngineInput, RowPart};
+use crate::run::runner::{BlockCall, Runner};
+use crate::run::worker::CompletedTask;
+use crate::{ExecError, MemberProgress, PhaseTimes, Rerun, Task, TaskMember};
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// A member of the task with the state of its request.
+struct MemberWalk {
+    /// Index of the member in the task.
+    at: usize,
+    walk: Arc<Mutex<CellWalk>>,
+    node: u32,
+    /// Generation of the member's walk; `None` for padding.
+    generation: Option<u64>,
+}
+
+/// Runs a task on a device. No lock on a request's state is held while the cell computes.
+///
+/// If the engine fails on some members, only their requests end. Their queued steps become padding
+/// in tasks that they share with other requests. A panic outside the engine ends the requests of
+/// all members.
+pub(crate) fn execute(
+    plan: &ModelPlan,
+    cells: &CellModel,
+    runner: &mut Box<dyn Runner>,
+    buffers: &mut [AlignedBuffer],
+    task: &Task,
+    terms: &RerunTerms<'_>,
+    account: &DeviceCounters,
+) -> Result<CompletedTask, ExecError> {
+    let mut guard = AbandonOnDrop { cells, task, failed: true };
+    let (progress, rerun) = run(plan, cells, runner, buffers, task, terms, account)?;
+    guard.failed = false;
+    for (member, _) in task.members.iter().zip(&progress).filter(|(_, progress)| progress.failed.is_some()) {
+        abandon(cells, member);
+    }
+    CompletedTask::of(progress, rerun)
+}
+
+/// Ends the requests of all members on drop, unless the task has completed.
+struct AbandonOnDrop<'a> {
+    cells: &'a CellModel,
+    task: &'a Task,
+    failed: bool,
+}
+
+impl Drop for AbandonOnDrop<'_> {
+    fn drop(&mut self) {
+        self.task.members.iter().filter(|_| self.failed).for_each(|member| abandon(self.cells, member));
+    }
+}
+
+fn abandon(cells: &CellModel, member: &TaskMember) {
+    cells.arena.slot(member.slot.index()).lock().abandon(member);
+}
+
+fn run(
+    plan: &ModelPlan,
+    cells: &CellModel,
+    runner: &mut Box<dyn Runner>,
+    buffers: &mut [AlignedBuffer],
+    task: &Task,
+    terms: &RerunTerms<'_>,
+    account: &DeviceCounters,
+) -> Result<(Vec<MemberProgress>, Option<Rerun>), ExecError> {
+    let (block, wiring) = (task.block.index(), &cells.wiring);
+    check_rows(plan, task)?;
+    let mut watch = LapTimer::start();
+    let mut failures = vec![None; task.members.len()];
+    let (walks, mut parts) = gather_members(wiring, cells, task, &mut failures);
+    let mut progress = vec![MemberProgress::default(); task.members.len()];
+    let mut spent = PhaseTimes::default();
+    let all: Vec<usize> = (0..walks.len()).collect();
+    let until = |index: usize| (terms.until)(walks[index].at);
+    let terms = RerunTerms { until: &until, ..*terms };
+    let mut walk_failures = vec![None; walks.len()];
+    let batches = if all.is_empty() { Vec::new() } else { vec![all] };
+    let rerun = run_in_parts(batches, &mut walk_failures, &terms, &mut |part, ready| {
+        // Padding members run in the whole batch only, not in its re-runs.
+        let whole = part.len() == walks.len();
+        let part: Vec<usize> =
+            part.iter().copied().filter(|&index| whole || walks[index].generation.is_some()).collect();
+        if part.is_empty() {
+            return Ok(());
+        }
+        let rows = part.len().max(runner.min_rows());
+        let of_part;
+        let parts = match whole {
+            true => {
+                parts.iter_mut().for_each(|parts| parts.resize_with(rows, || RowPart::Any));
+                &parts
+            }
+            false => {
+                of_part = parts.iter().map(|parts| select_parts(parts, &part, rows)).collect::<Vec<_>>();
+                &of_part
+            }
+        };
+        let mut inputs = Vec::with_capacity(parts.len());
+        let (mut copied, mut carried) = (0, false);
+        for ((feed, parts), buffer) in wiring.cells[block].feeds.iter().zip(parts).zip(&mut *buffers) {
+            let (input, gathered) = EngineInput::assemble(&feed.name, feed.datatype, &feed.row_shape, parts, buffer)?;
+            if !feed.from.is_from_request() {
+                copied += gathered.min(part.len());
+                carried = true;
+            }
+            inputs.push(input);
+        }
+        spent.gather_ns += watch.lap_ns();
+        let outputs = catch_panic(|| runner.run(&BlockCall { block, rows, length: 1, ready, inputs: &inputs }));
+        spent.compute_ns += watch.lap_ns();
+        account.count(copied, carried && copied == 0);
+        let outputs = check_outputs(plan, block, outputs?, rows)?;
+        for (row, &index) in part.iter().enumerate() {
+            let left = complete_member(wiring, block, &walks[index], &outputs, row);
+            progress[walks[index].at] = left.unwrap_or_else(MemberProgress::failed);
+        }
+        spent.scatter_ns += watch.lap_ns();
+        Ok(())
+    })?;
+    // Padding has no request to which a failure could be reported.
+    let by_walk = walks.iter().zip(walk_failures).filter(|(member_walk, _)| member_walk.generation.is_some());
+    by_walk.for_each(|(member_walk, cause)| failures[member_walk.at] = cause);
+    let failed = progress.iter_mut().zip(failures).filter_map(|(progress, cause)| Some((progress, cause?)));
+    failed.for_each(|(progress, cause)| *progress = MemberProgress::failed(cause));
+    account.add_times(spent);
+    Ok((progress, rerun))
+}
+
+fn check_rows(plan: &ModelPlan, task: &Task) -> Result<(), ExecError> {
+    let rows = task.members.iter().map(|member| member.rows).find(|&rows| rows != 1);
+    rows.map_or(Ok(()), |rows| {
+        Err(ExecError(format!("a member of model '{}' has {rows} rows; a walk of cells has one", plan.name)))
+    })
+}
+
+/// Returns these members' rows of an input, padded to `rows` rows.
+fn select_parts<'w>(parts: &[RowPart<'w>], walks: &[usize], rows: usize) -> Vec<RowPart<'w>> {
+    let own = walks.iter().map(|&index| parts[index].clone());
+    own.chain(std::iter::repeat_with(|| RowPart::Any)).take(rows).collect()
+}
+
+/// Collects the members' states, and their row of each input of the cell. A member without a usable
+/// state is omitted, and its error is stored in `failures`.
+fn gather_members<'w>(
+    wiring: &'w Wiring,
+    cells: &CellModel,
+    task: &Task,
+    failures: &mut [Option<ExecError>],
+) -> (Vec<MemberWalk>, Vec<Vec<RowPart<'w>>>) {
+    let block = task.block.index();
+    let count = wiring.cells[block].feeds.len();
+    let mut walks = Vec::with_capacity(task.members.len());
+    let mut parts: Vec<Vec<RowPart<'w>>> = (0..count).map(|_| Vec::with_capacity(task.members.len())).collect();
+    for (at, member) in task.members.iter().enumerate() {
+        let walk = cells.arena.slot(member.slot.index());
+        match enter_walk(wiring, block, &walk, member) {
+            Ok((generation, own)) => {
+                walks.push(MemberWalk { at, walk, node: member.node, generation });
+                parts.iter_mut().zip(own).for_each(|(parts, own)| parts.push(own));
+            }
+            Err(cause) => failures[at] = Some(cause),
+        }
+    }
+    (walks, parts)
+}
+
+/// Returns the generation of a member's walk (`None` for padding) and its row of each input of the
+/// cell.
+fn enter_walk<'w>(
+    wiring: &'w Wiring,
+    block: usize,
+    walk: &Mutex<CellWalk>,
+    member: &TaskMember,
+) -> Result<(Option<u64>, Vec<RowPart<'w>>), ExecError> {
+    let mut walk = walk.lock();
+    walk.enter(wiring, member)?;
+    let padding = walk.is_padding(wiring, block, member.node);
+    if !padding {
+        walk.check(wiring, block, member.node)?;
+    }
+    let part = |input| if padding { Ok(RowPart::Any) } else { walk.part(wiring, block, input, member.node) };
+    let parts = (0..wiring.cells[block].feeds.len()).map(part).collect::<Result<_, _>>()?;
+    Ok(((!padding).then_some(walk.generation), parts))
+}
+
+fn check_outputs(
+    plan: &ModelPlan,
+    block: usize,
+    outputs: Vec<BatchTensor>,
+    rows: usize,
+) -> Result<Vec<Arc<BatchTensor>>, ExecError> {
+    let values = &plan.blocks[block].outputs;
+    let check = |(batch, &value): (BatchTensor, &usize)| match batch.rows() == rows {
+        true => Ok(Arc::new(batch)),
+        false => Err(ExecError(format!(
+            "output '{}' of model '{}' has {} rows for a batch of {rows}: its first dimension must be the batch",
+            plan.values[value].name,
+            plan.name,
+            batch.rows()
+        ))),
+    };
+    outputs.into_iter().zip(values).map(check).collect()
+}
+
+fn complete_member(
+    wiring: &Wiring,
+    block: usize,
+    member_walk: &MemberWalk,
+    outputs: &[Arc<BatchTensor>],
+    row: usize,
+) -> Result<MemberProgress, ExecError> {
+    let mut walk = member_walk.walk.lock();
+    // The slot holds another walk only if the caller has given up this one.
+    match member_walk.generation {
+        Some(generation) if generation == walk.generation => {
+            walk.record_outputs(wiring, block, member_walk.node, outputs, row)
+        }
+        _ => Ok(MemberProgress::default()),
+    }
+}

@@ -1,0 +1,412 @@
+//! State of a slot between two cells of its request.
+
+use super::wiring::{AnswerFrom, FeedSource, Seed, Wiring};
+use crate::run::rows::{BatchTensor, RowPart, Rows};
+use crate::{AnswerSteps, ExecError, MemberProgress, RequestEntry, TaskMember, Tensor};
+use bytes::Bytes;
+use parking_lot::{Mutex, RwLock};
+use ripieno_base::BlockId;
+use ripieno_model::{Extent, Graph, Onward, Position, StepReport, Steps};
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+
+/// The states of a model's requests by slot, shared by all devices.
+///
+/// It grows to the highest slot ever used, and each slot reuses its tables for its next request.
+/// Each slot has its own lock. A thread waits for a lock only if two devices run cells of one
+/// request at the same time.
+#[derive(Debug, Default)]
+pub(crate) struct WalkArena {
+    slots: RwLock<Vec<Arc<Mutex<CellWalk>>>>,
+}
+
+impl WalkArena {
+    pub(crate) fn slot(&self, slot: usize) -> Arc<Mutex<CellWalk>> {
+        if let Some(held) = self.slots.read().get(slot) {
+            return Arc::clone(held);
+        }
+        let mut slots = self.slots.write();
+        let grown = slots.len().max(slot + 1);
+        slots.resize_with(grown, Arc::default);
+        Arc::clone(&slots[slot])
+    }
+}
+
+/// State of a request that runs cell by cell.
+#[derive(Debug, Default)]
+pub(crate) struct CellWalk {
+    /// The request's entry, which is only compared by identity.
+    entry: Weak<RequestEntry>,
+    /// Number of the walk in the whole process; 0 if the caller does not number walks.
+    number: u64,
+    /// Number of the walk in this slot.
+    pub(crate) generation: u64,
+    /// Whether the walk has ended or never begun.
+    ended: bool,
+    extent: Option<Extent>,
+    graph: Option<Arc<Graph>>,
+    stream: bool,
+    inputs: Vec<Rows>,
+    blocks: Vec<BlockTrack>,
+    nodes: Vec<NodeState>,
+    nodes_left: u32,
+    /// Outputs of all steps so far, for each answer that contains every step.
+    every: Vec<StackedOutput>,
+}
+
+/// Progress of a request in one block.
+#[derive(Debug, Default)]
+struct BlockTrack {
+    done: u32,
+    /// Whether the request has completed the block.
+    over: bool,
+    last: Vec<Option<Rows>>,
+    /// Steps that later layers have not consumed yet, for each output.
+    ahead: Vec<Ahead>,
+}
+
+#[derive(Debug, Default)]
+struct Ahead {
+    /// Number of the step in the first entry.
+    begins: u32,
+    steps: VecDeque<Rows>,
+}
+
+#[derive(Debug, Default)]
+struct NodeState {
+    outputs: Vec<Option<Rows>>,
+    /// Number of inputs of other nodes that still need the output.
+    users: u32,
+    done: bool,
+}
+
+#[derive(Debug, Default)]
+struct StackedOutput {
+    shape: Vec<i64>,
+    data: Vec<u8>,
+}
+
+impl CellWalk {
+    /// Begins a new walk if the member has an entry or walk number that the slot does not hold.
+    pub(crate) fn enter(&mut self, wiring: &Wiring, member: &TaskMember) -> Result<(), ExecError> {
+        if self.is_newer_than(member) {
+            return Err(ExecError(format!("the walk in slot {} was given up and has begun anew", member.slot.0)));
+        }
+        let holds = self.extent.is_some() && self.number == member.walk;
+        match &member.entry {
+            Some(entry) if holds && std::ptr::eq(self.entry.as_ptr(), Arc::as_ptr(entry)) => Ok(()),
+            Some(entry) => {
+                self.number = member.walk;
+                self.begin(wiring, entry)
+            }
+            None if holds => Ok(()),
+            None => Err(ExecError(format!("slot {} holds no walk: its first task must bring an entry", member.slot.0))),
+        }
+    }
+
+    /// Whether the slot holds a newer walk than the member's: that of another request, or the same
+    /// request after a restart.
+    fn is_newer_than(&self, member: &TaskMember) -> bool {
+        self.number > member.walk
+    }
+
+    fn begin(&mut self, wiring: &Wiring, entry: &Arc<RequestEntry>) -> Result<(), ExecError> {
+        self.clear();
+        self.extent = None;
+        self.inputs = wiring.rows(entry.inputs(), entry.extent).map_err(|cause| ExecError(cause.0))?;
+        self.blocks.resize_with(wiring.cells.len(), BlockTrack::default);
+        for (track, cell) in self.blocks.iter_mut().zip(&wiring.cells) {
+            track.last.resize_with(cell.keeps.len(), || None);
+            track.ahead.resize_with(cell.keeps.len(), Ahead::default);
+        }
+        self.every.resize_with(wiring.answers.len(), StackedOutput::default);
+        if wiring.walk.brings_graph() {
+            let graph = entry.graph.clone();
+            let graph = graph.ok_or_else(|| ExecError("the request's entry brings no graph".to_owned()))?;
+            self.nodes.resize_with(graph.len(), NodeState::default);
+            for node in 0..graph.len() as u32 {
+                for &input in graph.inputs(node).iter().filter(|&&input| input != Graph::NONE) {
+                    self.nodes[input as usize].users += 1;
+                }
+            }
+            // The answer needs the root as well.
+            self.nodes[root(wiring, &graph) as usize].users += 1;
+            self.nodes_left = graph.len() as u32;
+            self.graph = Some(graph);
+        }
+        let mut extent = entry.extent;
+        if wiring.emulated {
+            extent.limit = wiring.emulated_steps(entry.inputs(), extent);
+        }
+        self.extent = Some(extent);
+        (self.entry, self.stream, self.ended) = (Arc::downgrade(entry), entry.stream, false);
+        self.generation += 1;
+        Ok(())
+    }
+
+    /// Ends the walk after the engine failed on this member. Queued steps of the walk become
+    /// padding.
+    pub(crate) fn abandon(&mut self, member: &TaskMember) {
+        if self.is_newer_than(member) {
+            return;
+        }
+        self.clear();
+        self.generation += 1;
+        if let Some(entry) = &member.entry {
+            (self.entry, self.extent) = (Arc::downgrade(entry), Some(entry.extent));
+        }
+    }
+
+    /// Drops all outputs of the walk but keeps the tables for reuse.
+    fn clear(&mut self) {
+        self.ended = true;
+        self.graph = None;
+        self.inputs.clear();
+        self.nodes.clear();
+        for track in &mut self.blocks {
+            (track.done, track.over) = (0, false);
+            track.last.iter_mut().for_each(|last| *last = None);
+            for ahead in &mut track.ahead {
+                ahead.begins = 0;
+                ahead.steps.clear();
+            }
+        }
+        self.every.iter_mut().for_each(|every| *every = StackedOutput::default());
+    }
+
+    /// Whether the request does not run this step or node, so that it is padding.
+    pub(crate) fn is_padding(&self, wiring: &Wiring, block: usize, node: u32) -> bool {
+        let Some(extent) = self.extent.filter(|_| !self.ended) else { return true };
+        let track = &self.blocks[block];
+        extent.skips_step(wiring.cells[block].steps, node, track.over)
+    }
+
+    /// Checks that the step or node is the next one.
+    pub(crate) fn check(&self, wiring: &Wiring, block: usize, node: u32) -> Result<(), ExecError> {
+        let cell = &wiring.cells[block];
+        if let (Steps::Nodes, Some(graph)) = (cell.steps, &self.graph) {
+            let runs = graph.block(node).index();
+            return match runs == block {
+                true => Ok(()),
+                false => Err(ExecError(format!("node {node} runs block {runs}, not '{}'", cell.name))),
+            };
+        }
+        let done = self.blocks[block].done;
+        match node == done || node == 0 {
+            true => Ok(()),
+            false => {
+                Err(ExecError(format!("step {node} of '{}' cannot follow step {done}: steps run in order", cell.name)))
+            }
+        }
+    }
+
+    /// Returns this member's row of one input of a cell.
+    pub(crate) fn part<'w>(
+        &self,
+        wiring: &'w Wiring,
+        block: usize,
+        input: usize,
+        node: u32,
+    ) -> Result<RowPart<'w>, ExecError> {
+        let cell = &wiring.cells[block];
+        let feed = &cell.feeds[input];
+        let missing = || ExecError(format!("'{}' takes '{}', which nothing before it has left", cell.name, feed.name));
+        let rows = match &feed.from {
+            FeedSource::Element(tensor) => Some(self.inputs[*tensor].at(self.element(wiring, block, node))),
+            FeedSource::Request(tensor) => Some(self.inputs[*tensor].clone()),
+            FeedSource::Previous(_) if node == 0 => match &feed.seed {
+                Seed::Fill(row) => return Ok(RowPart::Fill(row)),
+                Seed::Last(block, output) => self.blocks[*block].last[*output].clone(),
+            },
+            FeedSource::Previous(output) => self.blocks[block].last[*output].clone(),
+            FeedSource::Step(block, output) => self.blocks[*block].ahead[*output].at(node),
+            FeedSource::Last(block, output) => self.blocks[*block].last[*output].clone(),
+            FeedSource::Child(child, outputs) => {
+                let graph = self.graph.as_ref().ok_or_else(missing)?;
+                match graph.inputs(node).get(*child) {
+                    Some(&child) if child != Graph::NONE => self.of_node(graph, child, outputs),
+                    _ => match &feed.seed {
+                        Seed::Fill(row) => return Ok(RowPart::Fill(row)),
+                        Seed::Last(..) => None,
+                    },
+                }
+            }
+            FeedSource::Root(outputs) => {
+                let graph = self.graph.as_ref().ok_or_else(missing)?;
+                self.of_node(graph, root(wiring, graph), outputs)
+            }
+        };
+        rows.map(RowPart::Rows).ok_or_else(missing)
+    }
+
+    fn of_node(&self, graph: &Graph, node: u32, outputs: &[Option<usize>]) -> Option<Rows> {
+        let output = outputs[graph.block(node).index()]?;
+        self.nodes[node as usize].outputs.get(output)?.clone()
+    }
+
+    /// Returns the index of the request's element that a step or node takes.
+    fn element(&self, wiring: &Wiring, block: usize, node: u32) -> usize {
+        match (&self.graph, self.extent) {
+            (Some(graph), _) => graph.element(node),
+            (None, Some(extent)) if wiring.cells[block].backward => (extent.length - 1 - node) as usize,
+            _ => node as usize,
+        }
+    }
+
+    /// Stores a member's outputs of a cell, which are in row `row` of the batch.
+    pub(crate) fn record_outputs(
+        &mut self,
+        wiring: &Wiring,
+        block: usize,
+        node: u32,
+        outputs: &[Arc<BatchTensor>],
+        row: usize,
+    ) -> Result<MemberProgress, ExecError> {
+        let mut progress = MemberProgress::default();
+        let Some(extent) = self.extent else { return Ok(progress) };
+        let cell = &wiring.cells[block];
+        let of = |output: usize| Rows::of_batch(&outputs[output], row..row + 1);
+        self.collect(wiring, block, node, &of, &mut progress);
+        if cell.steps == Steps::Nodes {
+            self.record_node(wiring, block, node, &of);
+        } else {
+            let track = &mut self.blocks[block];
+            for (output, keep) in cell.keeps.iter().enumerate() {
+                if keep.held {
+                    track.last[output] = Some(of(output));
+                }
+                if node == 0 {
+                    track.ahead[output] = Ahead::default();
+                }
+                if !keep.stepped_by.is_empty() {
+                    track.ahead[output].steps.push_back(of(output));
+                }
+            }
+            track.done = node + 1;
+            self.release_taken(wiring, block);
+        }
+        if cell.steps != Steps::Nodes {
+            let at = Position { block: BlockId(block as u16), step: node };
+            let ends = cell.end.filter(|_| cell.steps.ends_by_report());
+            let ended = ends.is_some_and(|end| of(end).bytes().iter().any(|&byte| byte != 0));
+            let report = StepReport { ended, skip: None };
+            let over = at.advance(cell.steps, wiring.cells.len(), extent, report) != Onward::Step;
+            self.blocks[block].over = over;
+            progress.ended = over && cell.steps.ends_by_report();
+        }
+        if self.is_complete(wiring) {
+            progress.ended = true;
+            progress.outputs = self.answer(wiring)?;
+            self.clear();
+        }
+        Ok(progress)
+    }
+
+    fn record_node(&mut self, wiring: &Wiring, block: usize, node: u32, of: &dyn Fn(usize) -> Rows) {
+        let keeps = wiring.cells[block].keeps.iter().enumerate();
+        let held = &mut self.nodes[node as usize];
+        let first = !std::mem::replace(&mut held.done, true);
+        if held.users > 0 {
+            held.outputs = keeps.map(|(output, keep)| keep.held.then(|| of(output))).collect();
+        }
+        let Some(graph) = self.graph.as_ref().filter(|_| first) else { return };
+        self.nodes_left -= 1;
+        for &input in graph.inputs(node).iter().filter(|&&input| input != Graph::NONE) {
+            let input = &mut self.nodes[input as usize];
+            input.users = input.users.saturating_sub(1);
+            if input.users == 0 {
+                input.outputs.clear();
+            }
+        }
+    }
+
+    /// Drops the steps of lower layers that all consumers have used.
+    fn release_taken(&mut self, wiring: &Wiring, block: usize) {
+        for feed in &wiring.cells[block].feeds {
+            let FeedSource::Step(below, output) = feed.from else { continue };
+            let users = &wiring.cells[below].keeps[output].stepped_by;
+            let taken = users.iter().map(|&user| self.blocks[user].done).min().unwrap_or(0);
+            let ahead = &mut self.blocks[below].ahead[output];
+            while ahead.begins < taken && ahead.steps.pop_front().is_some() {
+                ahead.begins += 1;
+            }
+        }
+    }
+
+    /// Appends the step's outputs to the answers that contain every step.
+    fn collect(
+        &mut self,
+        wiring: &Wiring,
+        block: usize,
+        node: u32,
+        of: &dyn Fn(usize) -> Rows,
+        progress: &mut MemberProgress,
+    ) {
+        for (answer, every) in wiring.answers.iter().zip(&mut self.every) {
+            let (AnswerSteps::Every, AnswerFrom::Block(from, output)) = (answer.take, &answer.from) else { continue };
+            if *from != block {
+                continue;
+            }
+            let rows = of(*output);
+            let (bytes, tensor) = (rows.bytes(), rows.to_tensor(&answer.name));
+            let (cell, length) = (&wiring.cells[block], self.extent.map_or(0, |extent| extent.length));
+            if cell.backward {
+                every.data.resize(bytes.len() * length as usize, 0);
+                let at = bytes.len() * (length - 1 - node) as usize;
+                every.data[at..at + bytes.len()].copy_from_slice(bytes);
+            } else {
+                every.data.truncate(bytes.len() * node as usize);
+                every.data.extend_from_slice(bytes);
+            }
+            every.shape = [&[1, i64::from(node) + 1], &tensor.shape[1..]].concat();
+            if self.stream {
+                let shape = [&[1, 1], &tensor.shape[1..]].concat();
+                progress.step.push(Tensor { shape, ..tensor });
+            }
+        }
+    }
+
+    fn is_complete(&self, wiring: &Wiring) -> bool {
+        let mut cells = wiring.cells.iter().zip(&self.blocks);
+        self.nodes_left == 0 && cells.all(|(cell, track)| track.over || cell.steps == Steps::Nodes)
+    }
+
+    fn answer(&mut self, wiring: &Wiring) -> Result<Vec<Tensor>, ExecError> {
+        let mut outputs = Vec::with_capacity(wiring.answers.len());
+        for (at, answer) in wiring.answers.iter().enumerate() {
+            let rows = match (&answer.from, answer.take) {
+                (_, AnswerSteps::Every) => {
+                    let StackedOutput { shape, data } = std::mem::take(&mut self.every[at]);
+                    let (name, datatype) = (Arc::clone(&answer.name), answer.datatype);
+                    outputs.push(Tensor { name, datatype, shape, data: Bytes::from(data) });
+                    continue;
+                }
+                (AnswerFrom::Block(block, output), AnswerSteps::Last) => self.blocks[*block].last[*output].clone(),
+                (AnswerFrom::Root(of), AnswerSteps::Last) => {
+                    self.graph.as_ref().and_then(|graph| self.of_node(graph, root(wiring, graph), of))
+                }
+            };
+            let rows = rows.ok_or_else(|| ExecError(format!("no cell has left the output '{}'", answer.name)))?;
+            outputs.push(rows.to_tensor(&answer.name));
+        }
+        Ok(outputs)
+    }
+}
+
+impl Ahead {
+    fn at(&self, step: u32) -> Option<Rows> {
+        self.steps.get(step.checked_sub(self.begins)? as usize).cloned()
+    }
+}
+
+/// Returns the node whose output is the answer. For a tree, it is the root, which comes last; for a
+/// graph, the last node in the client's table.
+fn root(wiring: &Wiring, graph: &Graph) -> u32 {
+    let last = graph.len() as u32 - 1;
+    match wiring.walk {
+        ripieno_model::Walk::Graph => {
+            (0..=last).rev().find(|&node| graph.origin(node) == last as usize).unwrap_or(last)
+        }
+        _ => last,
+    }
+}

@@ -1,0 +1,13 @@
+//! Execution of tasks: lanes, workers, batches of rows, padding, and cells.
+
+pub(crate) mod abort;
+pub(crate) mod cells;
+pub(crate) mod conditions;
+pub(crate) mod lane;
+pub(crate) mod lane_queue;
+pub(crate) mod padding;
+pub(crate) mod plan;
+pub(crate) mod rerun;
+pub(crate) mod rows;
+pub(crate) mod runner;
+pub(crate) mod worker;

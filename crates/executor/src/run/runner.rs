@@ -1,0 +1,67 @@
+//! An engine's interface to a lane. It runs one block at a time and reports whether its process
+//! runs.
+
+use crate::run::plan::ModelPlan;
+use crate::run::rows::{BatchTensor, EngineInput};
+use crate::{ExecError, Loss};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// An engine's part of a model on one device. It computes synchronously.
+pub(crate) trait Runner: Send {
+    /// Runs one block. Returns the outputs in the block's order.
+    fn run(&mut self, call: &BlockCall<'_>) -> Result<Vec<BatchTensor>, ExecError>;
+
+    /// Returns the smallest batch whose rows are computed bit by bit as in any larger batch. A
+    /// smaller batch of a cell is padded to it, because later steps may amplify a rounding
+    /// difference without bound.
+    fn min_rows(&self) -> usize {
+        1
+    }
+}
+
+/// One batch for a [`Runner`].
+pub(crate) struct BlockCall<'a> {
+    pub(crate) block: usize,
+    pub(crate) rows: usize,
+    /// Length to which its members are padded; 1 if requests do not differ in length.
+    pub(crate) length: u32,
+    /// Earliest possible start of the task on an idle device.
+    pub(crate) ready: Instant,
+    /// Inputs, in the block's order.
+    pub(crate) inputs: &'a [EngineInput<'a>],
+}
+
+/// The loss, if the runner's last batch failed because no process could run it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ProcessDown(Arc<Mutex<Option<Loss>>>);
+
+impl ProcessDown {
+    pub(crate) fn clear(&self) {
+        *self.0.lock() = None;
+    }
+
+    pub(crate) fn set(&self, loss: Loss) {
+        *self.0.lock() = Some(loss);
+    }
+
+    pub(crate) fn get(&self) -> Option<Loss> {
+        *self.0.lock()
+    }
+}
+
+/// A model that can run on one device.
+pub(crate) struct ReadyModel {
+    pub(crate) plan: Arc<ModelPlan>,
+    pub(crate) runner: Box<dyn Runner>,
+    /// Set by the runner when its process has ended.
+    pub(crate) down: ProcessDown,
+}
+
+impl ReadyModel {
+    /// Creates a model that runs in the server's own process.
+    pub(crate) fn new(plan: Arc<ModelPlan>, runner: Box<dyn Runner>) -> ReadyModel {
+        ReadyModel { plan, runner, down: ProcessDown::default() }
+    }
+}

@@ -1,0 +1,83 @@
+//! Failures of calls that could not be in time, and the shortest time of a call by its model's
+//! profile, however idle the devices are.
+//!
+//! A call that needs longer than its limit is refused at every time, so its client must not be told
+//! to send it again. The bound counts only what certainly runs: the first block, and full batches,
+//! each of which holds rows of this call alone.
+
+use crate::Failure;
+use crate::event_loop::scheduler_loop::SchedulerLoop;
+use crate::requests::jobs::CallPart;
+use ripieno_base::{Nanos, RequestSlot, Time};
+use ripieno_model::{Model, Steps};
+use ripieno_sched::{CostScale, Prediction};
+use std::time::Duration;
+
+impl SchedulerLoop {
+    /// Returns the failure of a part that could not be in time: with the time that its call needs
+    /// even on idle devices, if that is too long, or with the time at which it would have been
+    /// answered, if it is refused for that now.
+    pub(crate) fn hopeless(&mut self, now: Time, slot: RequestSlot) -> Failure {
+        let nanos = |span: Nanos| Duration::from_nanos(span.0.max(0).unsigned_abs());
+        if let Some(needed) = self.needs_too_long(slot) {
+            return Failure::TooLong { needed: nanos(needed) };
+        }
+        let forecast = self.core.prediction(slot).filter(|forecast| forecast.made == now);
+        let Some(Prediction { remaining, .. }) = forecast else { return Failure::Hopeless };
+        let (_, call, _) = self.jobs.owner(slot);
+        let end = now + remaining;
+        // The scheduler plans for an earlier deadline than the client's.
+        if end <= call.deadline {
+            return Failure::Hopeless;
+        }
+        Failure::TooLate { expected: nanos(end - call.arrived), retry_after: nanos(end - call.deadline) }
+    }
+
+    /// Returns the time that the call of this part needs even on idle devices, if that is more than
+    /// its limit and the costs of its shape are known.
+    fn needs_too_long(&mut self, slot: RequestSlot) -> Option<Nanos> {
+        let (at_once, (_, call, _)) = (self.dispatcher.batches_at_once(), self.jobs.owner(slot));
+        let known = self.models[call.id.index()].as_ref().expect("a model stays while its requests live");
+        let is_known = known.shapes.as_ref().is_none_or(|shapes| shapes.is_cost_known(call.class.shape));
+        let needed = shortest_time(known.calibration.model(), &call.parts, call.class.cost, at_once);
+        (is_known && needed > call.deadline - call.arrived).then_some(needed)
+    }
+}
+
+/// Returns a lower bound on the time of a call of these parts on devices that run `at_once` batches
+/// side by side.
+fn shortest_time(model: &Model, parts: &[CallPart], cost: CostScale, at_once: usize) -> Nanos {
+    let block = &model.blocks[0];
+    let alone = |part: &CallPart| {
+        let extent = part.entry.extent;
+        let steps = if block.steps == Steps::Length { extent.length } else { 1 };
+        cost.of(block.cost(part.rows.min(block.max_batch()), extent.length) * i64::from(steps))
+    };
+    let longest = parts.iter().map(alone).max().unwrap_or(Nanos::ZERO);
+    let full = parts.iter().filter(|part| part.rows == model.max_batch);
+    let (count, each) = (full.clone().count(), full.map(alone).min().unwrap_or(Nanos::ZERO));
+    longest.max(each * count.div_ceil(at_once.max(1)) as i64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::served;
+    use ripieno_executor::{Payload, RequestEntry};
+    use ripieno_model::Extent;
+
+    #[test]
+    fn a_call_needs_its_full_batches_in_turn_and_its_longest_part() {
+        let model = served(8, 8).model;
+        let part = |rows: &usize| CallPart::new(*rows, RequestEntry::new(Payload::Here([].into()), Extent::ONE));
+        let bound = |rows: &[usize], at_once| {
+            let parts: Vec<CallPart> = rows.iter().map(part).collect();
+            shortest_time(&model, &parts, CostScale::PROFILED, at_once)
+        };
+        let ms = Nanos::from_millis;
+        assert_eq!((bound(&[3], 1), bound(&[3], 4)), (ms(4), ms(4)));
+        assert_eq!((bound(&[8; 5], 1), bound(&[8; 5], 2), bound(&[8; 5], 9)), (ms(45), ms(27), ms(9)));
+        // The last part may share the batch of another call.
+        assert_eq!(bound(&[8, 8, 3], 1), ms(18));
+    }
+}

@@ -1,0 +1,142 @@
+//! The flight recorder: the last minutes of a server, always at hand.
+//!
+//! A ring of bytes for each scheduler holds its inputs and decisions, and a few facts beside them:
+//! the calls of clients with their real deadlines, the times at which devices ran, the outcomes,
+//! and refusals before the scheduler. Writing an entry encodes some tens of bytes under a lock that
+//! no other thread holds for long, and allocates nothing. A dump is a recording as
+//! `ripieno serve --record` writes it; [`FlightRecorder::follow`] reads on where it stopped.
+
+mod dump;
+mod entry;
+mod ring;
+mod world;
+
+pub use dump::DumpedRecording;
+pub(crate) use entry::EventRef;
+pub use entry::{Aside, FlightEntry, RefusedWhy};
+pub use ring::RingBounds;
+pub use world::RunWorld;
+
+use crate::Clock;
+use crate::record::recorder::{Header, VERSION};
+use ring::{ByteRing, RingPlace};
+use ripieno_base::{ModelId, Time};
+use ripieno_policies::shard_of;
+use ripieno_sched::Setup;
+use std::convert::Infallible;
+use std::io::{self, Write};
+use std::sync::Arc;
+
+/// Settings of the flight recorder.
+#[derive(Clone, Debug)]
+pub struct FlightConfig {
+    /// The policy's name in the catalogue.
+    pub policy: String,
+    /// The policy's options, from which a replay builds the scheduler.
+    pub options: serde_json::Value,
+    /// Bounds of all rings together.
+    pub bounds: RingBounds,
+}
+
+/// The rings of a server; cheap to clone.
+#[derive(Clone)]
+pub struct FlightRecorder(Arc<FlightShared>);
+
+struct FlightShared {
+    header: Header,
+    clock: Clock,
+    rings: Vec<Arc<ByteRing>>,
+}
+
+/// The ring of one scheduler, for its event loop.
+#[derive(Clone)]
+pub(crate) struct FlightRing(Arc<ByteRing>);
+
+/// Size of the rings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlightSize {
+    /// Bytes of all entries.
+    pub bytes: usize,
+    /// Time of the oldest entry.
+    pub oldest: Time,
+}
+
+/// A reader of the rings that remembers its place.
+pub struct FlightFollower {
+    recorder: FlightRecorder,
+    places: Vec<RingPlace>,
+}
+
+impl FlightRecorder {
+    pub(crate) fn new(config: FlightConfig, setup: &Setup, shards: usize, clock: Clock) -> FlightRecorder {
+        let FlightConfig { policy, options, bounds } = config;
+        let bounds = RingBounds { bytes: bounds.bytes / shards.max(1), ..bounds };
+        let ring = |_| Arc::new(ByteRing::new(bounds, RunWorld::new(setup.devices)));
+        let rings = (0..shards).map(ring).collect();
+        let setup = setup.clone();
+        let header = Header { ripieno_recording: VERSION, policy, options, setup, shards, begins: None };
+        FlightRecorder(Arc::new(FlightShared { header, clock, rings }))
+    }
+
+    pub(crate) fn ring(&self, shard: usize) -> FlightRing {
+        FlightRing(Arc::clone(&self.0.rings[shard]))
+    }
+
+    /// Records that a call was refused before it reached the scheduler.
+    pub fn refused(&self, model: ModelId, why: RefusedWhy) {
+        let ring = &self.0.rings[shard_of(model, self.0.rings.len())];
+        ring.aside(self.0.clock.now(), Aside::Refused { model, why });
+    }
+
+    /// Writes all entries as a recording.
+    pub fn dump(&self, to: &mut impl Write) -> io::Result<DumpedRecording> {
+        let tapes: Vec<_> = self.0.rings.iter().map(|ring| ring.tape()).collect();
+        dump::write(&tapes, &self.0.header, to)
+    }
+
+    /// Returns the current size of the rings.
+    pub fn size(&self) -> FlightSize {
+        let sizes = || self.0.rings.iter().map(|ring| ring.size());
+        let oldest = sizes().map(|(_, oldest)| oldest).min().unwrap_or(Time::ORIGIN);
+        FlightSize { bytes: sizes().map(|(bytes, _)| bytes).sum(), oldest }
+    }
+
+    /// Returns the time on the recorder's clock.
+    pub fn now(&self) -> Time {
+        self.0.clock.now()
+    }
+
+    /// Returns the policy, its options and the setup of the scheduler.
+    pub fn header(&self) -> &Header {
+        &self.0.header
+    }
+
+    /// Returns a reader of the entries from about `time` on, and the world of each shard there.
+    pub fn follow(&self, time: Time) -> (FlightFollower, Vec<RunWorld>) {
+        let (places, worlds) = self.0.rings.iter().map(|ring| ring.place_at(time)).unzip();
+        (FlightFollower { recorder: self.clone(), places }, worlds)
+    }
+}
+
+impl FlightFollower {
+    /// Reads the entries since the last call, shard by shard: in order within a shard.
+    pub fn read(&mut self, mut each: impl FnMut(usize, Time, FlightEntry)) {
+        for (shard, (ring, place)) in self.recorder.0.rings.iter().zip(&mut self.places).enumerate() {
+            let read = ring.tape_since(place).read(|now, entry| {
+                each(shard, now, entry);
+                Ok::<(), Infallible>(())
+            });
+            let Ok(()) = read;
+        }
+    }
+}
+
+impl FlightRing {
+    pub(crate) fn event(&self, now: Time, event: &EventRef<'_>) {
+        self.0.event(now, event);
+    }
+
+    pub(crate) fn aside(&self, now: Time, aside: Aside) {
+        self.0.aside(now, aside);
+    }
+}

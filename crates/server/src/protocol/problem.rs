@@ -1,0 +1,295 @@
+//! Failures of calls, independent of the protocol.
+
+use crate::config::ErrorProfile;
+use crate::observe::durations::rounded;
+use ripieno_repository::registry::{LookupError, ServedEntry};
+use ripieno_runtime::{DeviceRefused, Failure, Refused};
+use ripieno_wire::WireError;
+use std::time::Duration;
+
+/// Maximum length of a message, which may quote client input as long as a request.
+const MAX_MESSAGE_BYTES: usize = 2048;
+
+/// Kind of a failure; each has one HTTP status and one gRPC code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ProblemKind {
+    Invalid,
+    Unauthenticated,
+    Forbidden,
+    NotFound,
+    WrongMethod,
+    TooSlow,
+    AlreadyThere,
+    TooLarge,
+    UnknownEncoding,
+    Overloaded,
+    Cancelled,
+    Internal,
+    NotOffered,
+    Unavailable,
+    Expired,
+}
+
+/// A failure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Problem {
+    pub(crate) kind: ProblemKind,
+    pub(crate) message: String,
+    /// Time after which a retry may succeed.
+    pub(crate) retry_after: Option<Duration>,
+}
+
+impl Problem {
+    pub(crate) fn new(kind: ProblemKind, message: impl Into<String>) -> Problem {
+        let mut message = message.into();
+        if message.len() > MAX_MESSAGE_BYTES {
+            message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
+            message.push('…');
+        }
+        message.shrink_to_fit();
+        Problem { kind, message, retry_after: None }
+    }
+
+    /// Returns the error for a request that lost its answer, which only a bug can cause.
+    pub(crate) fn lost() -> Problem {
+        Problem::new(ProblemKind::Internal, "the request was lost")
+    }
+
+    pub(crate) fn invalid(message: impl Into<String>) -> Problem {
+        Problem::new(ProblemKind::Invalid, message)
+    }
+
+    /// Maps the kind to the error profile. Triton reports late and excess requests as
+    /// "unavailable", and has no status for requests that are too large.
+    pub(crate) fn under(mut self, profile: ErrorProfile) -> Problem {
+        self.kind = match (profile, self.kind) {
+            (ErrorProfile::Triton, ProblemKind::Expired | ProblemKind::Overloaded) => ProblemKind::Unavailable,
+            (ErrorProfile::Triton, ProblemKind::TooLarge) => ProblemKind::Invalid,
+            (_, kind) => kind,
+        };
+        self
+    }
+
+    /// Returns the seconds for the header Retry-After, rounded up; 0 would invite an immediate
+    /// retry.
+    pub(crate) fn retry_after_s(&self) -> Option<u64> {
+        self.retry_after.map(|after| after.as_millis().div_ceil(1000).max(1) as u64)
+    }
+}
+
+impl ProblemKind {
+    /// Returns the HTTP status. 499 is nginx's status for a client that left; it appears only in
+    /// the log.
+    pub(crate) fn http_status(self) -> u16 {
+        match self {
+            // Triton has no separate status for something that already exists.
+            ProblemKind::Invalid | ProblemKind::AlreadyThere => 400,
+            ProblemKind::Unauthenticated => 401,
+            ProblemKind::Forbidden => 403,
+            ProblemKind::NotFound => 404,
+            ProblemKind::WrongMethod => 405,
+            ProblemKind::TooSlow => 408,
+            ProblemKind::TooLarge => 413,
+            ProblemKind::UnknownEncoding => 415,
+            ProblemKind::Overloaded => 429,
+            ProblemKind::Cancelled => 499,
+            ProblemKind::Internal => 500,
+            ProblemKind::NotOffered => 501,
+            ProblemKind::Unavailable => 503,
+            ProblemKind::Expired => 504,
+        }
+    }
+
+    pub(crate) fn grpc_code(self) -> tonic::Code {
+        match self {
+            ProblemKind::Invalid | ProblemKind::TooLarge => tonic::Code::InvalidArgument,
+            ProblemKind::Unauthenticated => tonic::Code::Unauthenticated,
+            ProblemKind::Forbidden => tonic::Code::PermissionDenied,
+            ProblemKind::NotFound => tonic::Code::NotFound,
+            ProblemKind::AlreadyThere => tonic::Code::AlreadyExists,
+            ProblemKind::WrongMethod | ProblemKind::UnknownEncoding | ProblemKind::NotOffered => {
+                tonic::Code::Unimplemented
+            }
+            ProblemKind::Overloaded => tonic::Code::ResourceExhausted,
+            ProblemKind::Cancelled => tonic::Code::Cancelled,
+            ProblemKind::Internal => tonic::Code::Internal,
+            ProblemKind::Unavailable => tonic::Code::Unavailable,
+            ProblemKind::Expired | ProblemKind::TooSlow => tonic::Code::DeadlineExceeded,
+        }
+    }
+}
+
+impl From<WireError> for Problem {
+    fn from(error: WireError) -> Problem {
+        Problem::invalid(error.0)
+    }
+}
+
+impl From<LookupError> for Problem {
+    fn from(error: LookupError) -> Problem {
+        let kind = match error {
+            LookupError::UnknownModel { .. } | LookupError::UnknownVersion { .. } => ProblemKind::NotFound,
+            LookupError::Loading(_) | LookupError::Unavailable { .. } => ProblemKind::Unavailable,
+        };
+        Problem::new(kind, error.to_string())
+    }
+}
+
+impl From<DeviceRefused> for Problem {
+    fn from(refused: DeviceRefused) -> Problem {
+        let kind = match refused {
+            DeviceRefused::NotEnded(retry_after) => {
+                let problem = Problem::new(ProblemKind::Unavailable, refused.to_string());
+                return Problem { retry_after: Some(retry_after), ..problem };
+            }
+            DeviceRefused::TooMany(_) | DeviceRefused::Last(_) => ProblemKind::Invalid,
+            DeviceRefused::NotServing(_) => ProblemKind::NotFound,
+            DeviceRefused::Elsewhere => ProblemKind::NotOffered,
+            DeviceRefused::Unopened(_) => ProblemKind::Internal,
+            DeviceRefused::Stopped => ProblemKind::Unavailable,
+        };
+        Problem::new(kind, refused.to_string())
+    }
+}
+
+impl Problem {
+    /// Converts the failure of an accepted request. For a late one, the message gives its limit,
+    /// the needed time and the key to change.
+    pub(crate) fn of_failure(failure: Failure, entry: &ServedEntry, rows: usize, timeout: Option<Duration>) -> Problem {
+        let never = matches!(failure, Failure::TooLong { .. });
+        let late = never || matches!(failure, Failure::Expired | Failure::Hopeless | Failure::TooLate { .. });
+        let problem = Problem::of_ending(failure, &entry.name);
+        if !late {
+            return problem;
+        }
+        let slo = (!entry.slo.answer_late).then(|| Duration::from_nanos(entry.slo.span.0.unsigned_abs()));
+        let (had, fix) = match (timeout, slo) {
+            (Some(own), slo) if slo.is_none_or(|slo| own < slo) => {
+                (format!("{:?} (the request's own timeout)", rounded(own)), "give the request more time".to_owned())
+            }
+            (_, Some(slo)) => {
+                let key = entry.slo.origin.key();
+                (
+                    format!("{:?} ({key})", rounded(slo)),
+                    "raise slo_ms, or write late = \"answer\", in its model.toml".to_owned(),
+                )
+            }
+            (_, None) => return problem,
+        };
+        let fewer = if never && rows > 1 { "send fewer rows in a request, or " } else { "" };
+        let needed = entry.one_row.map_or(String::new(), |row| {
+            let row = rounded(Duration::from_nanos(row.0.unsigned_abs()));
+            let more = if rows > 1 { format!(", and the request has {rows}") } else { String::new() };
+            format!("; one row needs {row:?} by its profile on an idle device{more}")
+        });
+        let message = format!("{}; model '{}' had {had}{needed}; {fewer}{fix}", problem.message, entry.name);
+        Problem { retry_after: problem.retry_after, ..Problem::new(problem.kind, message) }
+    }
+
+    /// Converts a failure without that additional information.
+    fn of_ending(failure: Failure, model: &str) -> Problem {
+        let failure = match failure {
+            Failure::Share(after) => Failure::Share(rounded(after)),
+            Failure::Overload(after) => Failure::Overload(rounded(after)),
+            Failure::TooLong { needed } => Failure::TooLong { needed: rounded(needed) },
+            Failure::TooLate { expected, retry_after } => {
+                Failure::TooLate { expected: rounded(expected), retry_after: rounded(retry_after) }
+            }
+            Failure::Outage { cause, retry_after } => Failure::Outage { cause, retry_after: rounded(retry_after) },
+            other => other,
+        };
+        let kind = match failure {
+            Failure::Share(retry_after) | Failure::Overload(retry_after) => {
+                let problem = Problem::new(ProblemKind::Overloaded, failure.to_string());
+                return Problem { retry_after: Some(retry_after), ..problem };
+            }
+            Failure::TooLate { retry_after, .. } => {
+                let problem = Problem::new(ProblemKind::Expired, failure.to_string());
+                return Problem { retry_after: Some(retry_after), ..problem };
+            }
+            Failure::Outage { retry_after, .. } => {
+                let problem = Problem::new(ProblemKind::Unavailable, failure.to_string());
+                return Problem { retry_after: Some(retry_after), ..problem };
+            }
+            Failure::Refused(refused) => return Problem::of_refusal(refused, model),
+            Failure::Expired | Failure::Hopeless | Failure::TooLong { .. } => ProblemKind::Expired,
+            Failure::Cancelled => ProblemKind::Cancelled,
+            Failure::Failed(_) => ProblemKind::Internal,
+            Failure::Unloaded | Failure::ShuttingDown => ProblemKind::Unavailable,
+        };
+        Problem::new(kind, failure.to_string())
+    }
+
+    /// Converts the refusal of a request for `model`.
+    pub(crate) fn of_refusal(refused: Refused, model: &str) -> Problem {
+        let mut refused = refused;
+        if let Refused::QueueFull { retry_after, .. }
+        | Refused::NodesFull { retry_after, .. }
+        | Refused::Outage { retry_after, .. } = &mut refused
+        {
+            *retry_after = rounded(*retry_after);
+        }
+        let message = refused.to_string();
+        match refused {
+            Refused::QueueFull { retry_after, .. } | Refused::NodesFull { retry_after, .. } => {
+                Problem { retry_after: Some(retry_after), ..Problem::new(ProblemKind::Overloaded, message) }
+            }
+            Refused::Outage { retry_after, .. } => {
+                Problem { retry_after: Some(retry_after), ..Problem::new(ProblemKind::Unavailable, message) }
+            }
+            Refused::TooLarge { .. } => Problem::new(ProblemKind::TooLarge, format!("model '{model}': {message}")),
+            Refused::Invalid(_) => Problem::invalid(format!("model '{model}': {message}")),
+            Refused::NotLoaded | Refused::ShuttingDown => Problem::new(ProblemKind::Unavailable, message),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_does_not_repeat_a_whole_request() {
+        let long = Problem::invalid("é".repeat(100_000));
+        assert!(long.message.len() < 2 * MAX_MESSAGE_BYTES && long.message.ends_with('…'));
+    }
+
+    #[test]
+    fn a_time_to_retry_is_rounded() {
+        let retry_after = Duration::from_nanos(2_132_532_380);
+        let full = Problem::of_refusal(Refused::QueueFull { bound: 8, retry_after }, "m");
+        assert!(full.message.ends_with("retry after 2.14s"), "{}", full.message);
+        let share = Problem::of_ending(Failure::Share(retry_after), "m");
+        assert!(share.message.ends_with("its share of them; retry after 2.14s"), "{}", share.message);
+        let alone = Problem::of_ending(Failure::Overload(retry_after), "m");
+        assert_eq!((alone.kind.http_status(), alone.retry_after_s()), (429, Some(3)));
+        assert_eq!(alone.message, "the devices are busy, and cannot answer more requests in time; retry after 2.14s");
+    }
+
+    #[test]
+    fn a_refusal_by_forecast_says_when_it_would_have_been_answered() {
+        let (expected, retry_after) = (Duration::from_micros(340_211), Duration::from_micros(1_240_211));
+        let late = Problem::of_ending(Failure::TooLate { expected, retry_after }, "m");
+        assert_eq!((late.kind.http_status(), late.retry_after_s()), (504, Some(2)));
+        let message = "Request timeout expired: the request would be answered after 341ms; retry after 1.25s";
+        assert_eq!(late.message, message);
+    }
+
+    #[test]
+    fn a_retry_is_never_immediate() {
+        let after = |millis| {
+            let retry_after = Duration::from_millis(millis);
+            Problem::of_refusal(Refused::QueueFull { bound: 8, retry_after }, "m").retry_after_s()
+        };
+        assert_eq!((after(0), after(1000), after(1001)), (Some(1), Some(1), Some(2)));
+        assert_eq!(Problem::of_refusal(Refused::NotLoaded, "m").retry_after_s(), None);
+        let (cause, retry_after) = ("its process ended".to_owned(), Duration::from_millis(100));
+        let lost = Problem::of_ending(Failure::Outage { cause: cause.clone(), retry_after }, "m");
+        let refused = Problem::of_refusal(Refused::Outage { cause, retry_after }, "m");
+        for outage in [lost, refused] {
+            assert_eq!((outage.kind.http_status(), outage.retry_after_s()), (503, Some(1)));
+            assert_eq!(outage.kind.grpc_code(), tonic::Code::Unavailable);
+            assert!(outage.message.starts_with("its process ended; retry after"));
+        }
+    }
+}
