@@ -10,8 +10,8 @@
 //! may run on another device. The outputs of a cell stay in the engine's output batch, and each
 //! member keeps its row of it ([`Rows`](crate::run::rows::Rows)). So scattering copies nothing. A
 //! batch of the same members in the same order finds its state contiguous and copies nothing
-//! either. If a member has ended but is still in queued batches, any row at its position is read. So
-//! one early end does not force a copy of the others' state. Rejected: a buffer with one row per
+//! either. If a member has ended but is still in queued batches, any row at its position is read.
+//! So one early end does not force a copy of the others' state. Rejected: a buffer with one row per
 //! slot, which would copy every state twice in every step.
 
 mod examples;
