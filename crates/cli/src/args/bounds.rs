@@ -6,9 +6,9 @@ use std::time::Duration;
 
 #[derive(Args, Debug)]
 pub(crate) struct BoundArgs {
-    /// Largest memory of all requests, from their first byte, and of their answers, until they are
-    /// sent, in MiB; beyond it requests are refused with 429. The process needs this, the models, a
-    /// tenth more and its read buffers.
+    /// Largest memory of all requests and answers that the server holds, in MiB. Beyond it requests
+    /// are refused with 429. The process needs a tenth more, and memory for the models and its
+    /// read buffers.
     #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     max_held_mib: u32,
 

@@ -112,9 +112,9 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     replies: ReplyArgs,
 
-    /// Exit with code 1 if a model cannot be served at the start. Where none can be, serve exits in
-    /// any case, unless models may come later: with --model-control-mode explicit or poll, --poll-s
-    /// or --load-overrides.
+    /// Exit with code 1 if any model cannot be served at the start. If no model can be served, the
+    /// server exits also without this flag. Exceptions are --model-control-mode explicit or poll,
+    /// --poll-s and --load-overrides, where models may come later.
     #[arg(long)]
     exit_on_error: bool,
 

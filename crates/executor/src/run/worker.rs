@@ -276,7 +276,7 @@ fn begin(
     for (spec, &value) in plan.inputs.iter().zip(&plan.input_values) {
         let refuse = |cause: String| ExecError(format!("input '{}' of model '{}': {cause}", spec.name, plan.name));
         let tensor = brought.iter().find(|tensor| *tensor.name == *spec.name);
-        let tensor = tensor.ok_or_else(|| refuse("the request does not bring it".to_owned()))?;
+        let tensor = tensor.ok_or_else(|| refuse("the request lacks it".to_owned()))?;
         if tensor.datatype != spec.datatype {
             return Err(refuse(format!("it is {}, not {}", tensor.datatype, spec.datatype)));
         }
@@ -301,7 +301,7 @@ fn resume(
 ) -> Result<ChainState, ExecError> {
     let walk = slots.remove(&member.slot).filter(|walk| walk.attachment == attachment).ok_or_else(|| {
         ExecError(format!(
-            "slot {} has no walk through model '{}' on this device: its first block must run here first",
+            "request slot {}: this device holds no state of it for model '{}'; its first block must run here first",
             member.slot.0, plan.name
         ))
     })?;

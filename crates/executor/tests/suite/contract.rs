@@ -296,7 +296,7 @@ fn a_wrong_request_fails_alone(fixture: &Fixture) {
     members[2].entry = None;
     for (slot, progress) in stand.run(0, members).unwrap().into_iter().enumerate() {
         match slot {
-            2 => assert!(progress.failed.unwrap().0.contains("does not bring it")),
+            2 => assert!(progress.failed.unwrap().0.contains("the request lacks it")),
             _ => assert_close(&floats(&progress.outputs[0]), &(fixture.answer)(&numbers(4, slot))),
         }
     }
@@ -308,8 +308,8 @@ fn a_wrong_request_fails_and_says_why(fixture: &Fixture) {
     let with = |tensor: Tensor| TaskMember { entry: entry(tensor), ..good.clone() };
     let tensor = good.entry.as_ref().unwrap().inputs()[0].clone();
     let cases = [
-        (TaskMember { entry: None, ..good.clone() }, "does not bring it"),
-        (with(Tensor { name: "z".into(), ..tensor.clone() }), "does not bring it"),
+        (TaskMember { entry: None, ..good.clone() }, "the request lacks it"),
+        (with(Tensor { name: "z".into(), ..tensor.clone() }), "the request lacks it"),
         (with(Tensor { datatype: ripieno_model::DataType::Int32, ..tensor.clone() }), "it is INT32, not FP32"),
         (with(Tensor { shape: vec![1, 5], ..tensor.clone() }), "it holds 16 bytes"),
         (TaskMember { rows: 2, ..good.clone() }, "it has 1 rows, the request 2"),

@@ -181,7 +181,7 @@ pub(crate) fn run(args: &ComparePoliciesArgs) -> anyhow::Result<()> {
     }
     let options = args.policy.over(Options::new());
     if args.policy.policy.is_none() && !options.is_empty() {
-        bail!("--option is of the policy that --policy names; the default policy has the options that suit the models");
+        bail!("--option needs --policy NAME; without it the options of the default policy follow from the models");
     }
     let chosen = args.policy.policy.as_deref().map(find).transpose()?.map(|policy| (policy, &options));
     let (objective, against) = (args.objective.into(), args.against.as_slice());

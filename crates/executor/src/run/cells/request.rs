@@ -282,7 +282,7 @@ impl Wiring {
 
 fn find<'a>(inputs: &'a [Tensor], name: &str) -> Result<&'a Tensor, RequestError> {
     let found = inputs.iter().find(|tensor| *tensor.name == *name);
-    found.ok_or_else(|| RequestError(format!("input '{name}': the request does not bring it")))
+    found.ok_or_else(|| RequestError(format!("input '{name}': the request lacks it")))
 }
 
 /// Returns the shape of a tensor of one request.

@@ -146,7 +146,7 @@ fn a_bad_request_leaves_nothing_behind() {
     let (device, results) = lane();
     run(&*device, &results, task(0, &[(0, 100), (1, 9)])).unwrap();
     let second = run(&*device, &results, task(1, &[(0, 0), (1, 0)])).unwrap();
-    assert!(second[0].failed.as_ref().unwrap().0.contains("slot 0 has no walk"));
+    assert!(second[0].failed.as_ref().unwrap().0.contains("slot 0: this device holds no state"));
     assert_eq!(second[1].outputs[0].data[..], [9], "who stands beside a walk that is not there is answered");
 }
 
@@ -155,7 +155,7 @@ fn a_failed_or_finished_walk_leaves_nothing_behind() {
     let (device, results) = lane();
     run(&*device, &results, task(0, &[(0, 1)])).unwrap_err();
     let error = run(&*device, &results, task(1, &[(0, 0)])).unwrap_err();
-    assert!(error.0.contains("slot 0 has no walk"), "{error}");
+    assert!(error.0.contains("slot 0: this device holds no state"), "{error}");
     run(&*device, &results, task(0, &[(0, 9)])).unwrap();
     run(&*device, &results, task(1, &[(0, 0)])).unwrap();
     run(&*device, &results, task(1, &[(0, 0)])).unwrap_err();

@@ -14,7 +14,7 @@ fn refused(walk: Walk, inputs: &[Tensor]) -> String {
 #[test]
 fn a_bad_sequence_is_refused() {
     let cases = [
-        (vec![], "input 'token': the request does not bring it"),
+        (vec![], "input 'token': the request lacks it"),
         (vec![int64("token", &[1, 0], &[])], "input 'token' has no elements; send at least one"),
         (vec![int64("token", &[1, 61], &[0; 61])], "input 'token' has 61 elements, but the model takes at most 60"),
         (vec![int64("token", &[2, 1], &[0; 2])], "has the shape [2, 1]; its first dimension must be 1"),
@@ -44,7 +44,7 @@ fn a_bad_tree_is_refused() {
         (tree(&[1, -5, -1, -1]), "node 0 names -5 as its input; use -1 for none"),
         (tree(&[-1, -1, -1, -1]), "node 1 is a second root; a tree has exactly one node without a parent"),
         (tree(&[1, 1, -1, -1]), "node 1 has 2 parents; in a tree each node has at most one"),
-        (vec![int64("token", &[1, 1], &[0])], "input 'children': the request does not bring it"),
+        (vec![int64("token", &[1, 1], &[0])], "input 'children': the request lacks it"),
         (vec![int64("token", &[1, 1], &[0]), int64("children", &[1, 0, 2], &[])], "input 'children' has no elements"),
         (vec![int64("token", &[1, 1], &[0]), int64("children", &[1, 4], &[0; 4])], "it must be [1, nodes, arity]"),
         (
