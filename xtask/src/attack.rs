@@ -10,11 +10,11 @@ use anyhow::{Context, Result, bail};
 use std::process::Command;
 
 /// Attacks the release server, or the development one with `--short`; an error if anything did not
-/// hold. The options are those of `tests/attack`.
+/// hold. The options go to `tests/attack`.
 pub(crate) fn run(options: &[&str]) -> Result<()> {
     let environment = Environment::prepare(&CLIENTS)?;
     let short = options.contains(&"--short");
-    // The development build is that of the tests, whose features are those of the whole workspace.
+    // The tests are built with the features of the whole workspace, so their build is used.
     let build: &[&str] =
         if short { &["build", "--workspace", "--bins"] } else { &["build", "--package", "ripieno-cli", "--release"] };
     step("build the server", &mut cargo(build))?;

@@ -180,7 +180,7 @@ fn number(value: &Value, key: &str) -> Result<f64> {
     value[key].as_f64().with_context(|| format!("there is no {key} in {value}"))
 }
 
-/// Ticks of all processors so far, and those of them that other machines had.
+/// Ticks of all processors so far, and the part of them that other machines had.
 fn processor_times() -> Result<(u64, u64)> {
     let stat = std::fs::read_to_string("/proc/stat").context("Linux only")?;
     let line = stat.lines().next().context("an empty /proc/stat")?;

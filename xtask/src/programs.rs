@@ -12,7 +12,7 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::time::Instant;
 
-const AT_ONCE: usize = 2;
+const SIDE_BY_SIDE: usize = 2;
 /// Crates whose tests take the longest: they run first, beside all others.
 const LONGEST: &str = "ripieno-sim";
 
@@ -26,7 +26,7 @@ struct Program {
     folder: PathBuf,
 }
 
-/// Runs all of them; an error that names those that failed. `library` is that of ONNX Runtime.
+/// Runs all programs; an error names those that failed. `library` is the library of ONNX Runtime.
 pub(crate) fn run(library: &Path) -> Result<()> {
     let listed = output(&mut cargo(&["test", "--workspace", "--no-run", "--message-format", "json"]))?;
     let mut programs = listed.lines().map(read).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect::<Vec<_>>();
@@ -35,17 +35,17 @@ pub(crate) fn run(library: &Path) -> Result<()> {
         bail!("cargo lists no tests");
     }
     let (queue, failed) = (Mutex::new(VecDeque::from(programs)), Mutex::new(Vec::new()));
-    let next = || queue.lock().expect("nobody panics with the queue").pop_front();
+    let next = || queue.lock().expect("no thread panics with the queue").pop_front();
     let work = || {
         while let Some(program) = next() {
             if let Err(error) = program.run(library) {
                 eprintln!("{error:#}");
-                failed.lock().expect("nobody panics with the list").push(program.name());
+                failed.lock().expect("no thread panics with the list").push(program.name());
             }
         }
     };
-    std::thread::scope(|scope| (0..AT_ONCE).for_each(|_| drop(scope.spawn(work))));
-    let failed = failed.into_inner().expect("nobody panics with the list");
+    std::thread::scope(|scope| (0..SIDE_BY_SIDE).for_each(|_| drop(scope.spawn(work))));
+    let failed = failed.into_inner().expect("no thread panics with the list");
     if failed.is_empty() { Ok(()) } else { bail!("tests failed: {}", failed.join(", ")) }
 }
 

@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_library_is_told_from_its_neighbours() {
+    fn the_library_is_found_among_its_neighbours() {
         assert!(is_onnxruntime(Path::new("capi/libonnxruntime.so.1.31.1")));
         assert!(is_onnxruntime(Path::new("capi/libonnxruntime.1.31.1.dylib")));
         assert!(!is_onnxruntime(Path::new("capi/libonnxruntime_providers_shared.so")));

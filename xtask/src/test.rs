@@ -1,5 +1,5 @@
-//! `cargo xtask test`: every test there is, Rust's and those of the stock Python clients; but for
-//! the exporter's, which want PyTorch and run when asked for.
+//! `cargo xtask test`: every test there is, in Rust and with the stock Python clients. The
+//! exporter's tests want PyTorch and run when asked for.
 //!
 //! The Python environment comes first, because the Rust tests of the `onnxruntime` engine load
 //! their library from its wheel. Binaries and tests are built in one go, so that cargo settles on
@@ -16,7 +16,7 @@ pub(crate) enum Which {
     All,
     Rust,
     Python,
-    /// Those of the exporter, alone.
+    /// The exporter's tests alone.
     Export,
 }
 

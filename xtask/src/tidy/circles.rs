@@ -131,7 +131,7 @@ fn branches(list: &str) -> Vec<&str> {
     found
 }
 
-/// A path as seen in `module`, from the crate's root; none if it leads out of the crate.
+/// Returns a path in `module` as a path from the crate's root; `None` if it leads out of the crate.
 fn absolute(modules: &Modules, module: &[String], path: &[String]) -> Option<Path> {
     let ups = path.iter().take_while(|part| *part == "super").count();
     match path.first()?.as_str() {

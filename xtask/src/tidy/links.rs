@@ -51,7 +51,7 @@ fn inline_links(line: &str) -> impl Iterator<Item = &str> {
     relative.filter_map(|target| target.split('#').next()).filter(|target| !target.is_empty())
 }
 
-/// The path from the root that a link in `from` means; none if it leaves the repository.
+/// Returns the path from the root to which a link in `from` leads; `None` if that is outside.
 fn resolve(from: &str, target: &str) -> Option<String> {
     let mut parts: Vec<&str> = from.split('/').collect();
     parts.pop();

@@ -13,13 +13,18 @@
 mod catalogue;
 mod circles;
 mod dependencies;
+mod identifiers;
 mod links;
 mod markers;
 mod names;
+mod prose;
 mod purity;
+mod ratchets;
+mod sentences;
 mod sizes;
 mod source;
 mod text;
+mod vocabulary;
 mod words;
 
 use crate::steps::{cargo, output, root};
@@ -47,7 +52,7 @@ impl fmt::Display for Finding {
 /// A rule over the text of all files.
 type Rule = fn(&[Source]) -> Vec<Finding>;
 
-const RULES: [Rule; 9] = [
+const RULES: [Rule; 11] = [
     purity::check,
     sizes::check,
     markers::check,
@@ -56,6 +61,8 @@ const RULES: [Rule; 9] = [
     catalogue::check,
     circles::check,
     words::check,
+    sentences::check,
+    identifiers::check,
     names::check,
 ];
 
@@ -67,6 +74,7 @@ pub(crate) fn run() -> Result<()> {
     findings.extend(dependencies::check(&metadata));
     findings.extend(dependencies::check_use(&metadata, &sources));
     findings.extend(dependencies::check_table(&metadata, &sources));
+    let mut findings = ratchets::hold(findings);
     findings.sort();
     for finding in &findings {
         println!("{finding}");

@@ -1,8 +1,8 @@
 //! Bans in the pure crates: clocks, threads, I/O, hash order, and floats where an order is decided.
 //!
 //! The simulator and the server run the same core. That holds only while the core cannot see a
-//! clock, and equal inputs give equal outputs only while no decision hangs on a hash seed or on how
-//! a float was rounded.
+//! clock. Equal inputs give equal outputs only while no decision depends on a hash seed or on the
+//! rounding of a float.
 
 use super::Finding;
 use super::source::{Source, lines_with};

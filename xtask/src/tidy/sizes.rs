@@ -10,6 +10,10 @@ use super::source::Source;
 const MOST_LINES: usize = 600;
 /// Nor is it without the tests at its end.
 const MOST_WITHOUT_TESTS: usize = 550;
+/// Aim for the length of a file without tests.
+const LONG_FILE: usize = 450;
+/// Aim for the length of a function.
+const LONG_FUNCTION: usize = 50;
 /// A file above this needs a module doc, and so does every crate. Not `tests.rs`, which stands
 /// beside what it tests.
 const SMALL: usize = 50;
@@ -20,7 +24,52 @@ const RATCHET: [(&str, usize); 0] = [];
 /// Checks lengths and module docs.
 pub(super) fn check(sources: &[Source]) -> Vec<Finding> {
     let code = sources.iter().filter(|source| (source.is("rs") || source.is("py")) && !source.is_generated());
-    code.flat_map(|source| [length(source, &RATCHET), module_doc(source)]).flatten().collect()
+    code.flat_map(|source| {
+        let one = [length(source, &RATCHET), long_file(source), module_doc(source)];
+        one.into_iter().flatten().chain(long_functions(source)).collect::<Vec<_>>()
+    })
+    .collect()
+}
+
+/// Finds a file that is longer than one can read in one go, tests apart. There are some: a ratchet
+/// holds their number.
+fn long_file(source: &Source) -> Option<Finding> {
+    let lines = source.code_without_tests().lines().count();
+    let message = format!("{lines} lines without its tests, {LONG_FILE} is the aim: split the file");
+    (lines > LONG_FILE).then(|| source.finding(lines, "long-files", message))
+}
+
+/// Finds functions outside of tests that do not fit a screen. There are some: a ratchet holds their
+/// number, and clippy a bound of 70.
+fn long_functions(source: &Source) -> Vec<Finding> {
+    let code = source.code_without_tests();
+    let starts =
+        code.match_indices("fn ").filter(|(at, _)| !code[..*at].ends_with(|c: char| c.is_alphanumeric() || c == '_'));
+    let function = |at: usize| {
+        let lines = body(&code[at..])?.lines().count();
+        let number = code[..at].lines().count().max(1);
+        let message = format!("a function of {lines} lines, {LONG_FUNCTION} is the aim: split it");
+        (lines > LONG_FUNCTION).then(|| source.finding(number, "long-functions", message))
+    };
+    starts.filter_map(|(at, _)| function(at)).collect()
+}
+
+/// Returns a function from its name to the end of its body; `None` without a body.
+fn body(function: &str) -> Option<&str> {
+    let (mut braces, mut brackets) = (0, 0);
+    for (at, c) in function.char_indices() {
+        match c {
+            '{' => braces += 1,
+            '}' if braces == 1 => return Some(&function[..=at]),
+            '}' => braces -= 1,
+            '(' | '[' => brackets += 1,
+            ')' | ']' => brackets -= 1,
+            // The semicolon of an array's type is none of the function.
+            ';' if braces == 0 && brackets == 0 => return None,
+            _ => {}
+        }
+    }
+    None
 }
 
 fn length(source: &Source, ratchet: &[(&str, usize)]) -> Option<Finding> {
@@ -66,7 +115,22 @@ mod tests {
     }
 
     fn rules(path: &str, first: &str, lines: usize) -> Vec<&'static str> {
-        check(&[source(path, first, lines)]).into_iter().map(|finding| finding.rule).collect()
+        let found = check(&[source(path, first, lines)]).into_iter().map(|finding| finding.rule);
+        found.filter(|rule| *rule != "long-files").collect()
+    }
+
+    #[test]
+    fn files_and_functions_above_the_aim_are_found() {
+        let rules = |text: String| -> Vec<&str> {
+            let found = check(&[Source::new("crates/a/src/b.rs", Some(text))]);
+            found.into_iter().map(|finding| finding.rule).collect()
+        };
+        assert_eq!(rules(format!("//! Doc.\n{}", "x();\n".repeat(450))), ["long-files"]);
+        let function = |lines: usize| format!("//! Doc.\nfn f(a: [u8; 2]) {{\n{}}}\n", "x();\n".repeat(lines));
+        assert!(rules(function(48)).is_empty());
+        assert_eq!(rules(function(49)), ["long-functions"]);
+        let tests = format!("//! Doc.\n#[cfg(test)]\nmod tests {{\n{}}}\n", function(60));
+        assert!(rules(tests).is_empty());
     }
 
     #[test]
@@ -79,7 +143,8 @@ mod tests {
 
     #[test]
     fn tests_at_the_end_are_not_counted() {
-        let text = format!("//! Doc.\n{}#[cfg(test)]\nmod tests {{\n{}}}\n", "x();\n".repeat(500), "y();\n".repeat(80));
+        let text =
+            format!("//! Doc.\n{}#[cfg(test)]\nmod tests {{\n{}}}\n", "x();\n".repeat(440), "y();\n".repeat(150));
         assert!(check(&[Source::new("crates/a/src/b.rs", Some(text))]).is_empty());
     }
 

@@ -35,14 +35,16 @@ pub(super) struct Source {
     /// The text of a Rust file with comments, strings and character literals blanked out, line by
     /// line the same.
     pub(super) code: String,
+    /// The text within the string literals of a Rust file, line by line at the same place.
+    pub(super) strings: String,
 }
 
 impl Source {
     pub(super) fn new(path: &str, text: Option<String>) -> Source {
         let extension = path.rsplit(['.', '/']).next().unwrap_or_default();
         let text = text.filter(|_| TEXT.contains(&extension)).unwrap_or_default();
-        let code = if extension == "rs" { code_only(&text) } else { String::new() };
-        Source { path: path.into(), text, code }
+        let (code, strings) = if extension == "rs" { parts_of(&text) } else { Default::default() };
+        Source { path: path.into(), text, code, strings }
     }
 
     pub(super) fn is(&self, extension: &str) -> bool {
@@ -87,21 +89,21 @@ fn has_word(line: &str, word: &str) -> bool {
     })
 }
 
-/// Blanks comments, strings and character literals with spaces, and keeps line breaks.
-fn code_only(text: &str) -> String {
+/// Returns the code and the strings of a text, each with all else blanked but line breaks.
+fn parts_of(text: &str) -> (String, String) {
+    let blank = |taken: &str| taken.chars().map(|c| if c == '\n' { '\n' } else { ' ' }).collect::<String>();
     let mut rest = text;
-    let mut code = String::with_capacity(text.len());
+    let (mut code, mut strings) = (String::with_capacity(text.len()), String::with_capacity(text.len()));
     while let Some(first) = rest.chars().next() {
         let hidden = hidden_prefix(rest, code.chars().next_back());
         let length = hidden.unwrap_or(first.len_utf8());
         let (taken, remaining) = rest.split_at(length);
-        match hidden {
-            Some(_) => code.extend(taken.chars().map(|c| if c == '\n' { '\n' } else { ' ' })),
-            None => code.push_str(taken),
-        }
+        code.push_str(&if hidden.is_some() { blank(taken) } else { taken.to_owned() });
+        let is_string = hidden.is_some() && taken.starts_with(['"', 'r']);
+        strings.push_str(&if is_string { taken.to_owned() } else { blank(taken) });
         rest = remaining;
     }
-    code
+    (code, strings)
 }
 
 /// The length of the comment or literal that `text` begins with, if it begins with one.
@@ -181,7 +183,13 @@ mod tests {
     use super::*;
 
     fn code(text: &str) -> String {
-        code_only(text)
+        parts_of(text).0
+    }
+
+    #[test]
+    fn strings_are_kept_apart_in_their_places() {
+        assert_eq!(parts_of("f(\"a\") // \"b\"").1, "  \"a\"        ");
+        assert_eq!(parts_of("g(r#\"a\"#,\n'b')").1, "  r#\"a\"# \n    ");
     }
 
     #[test]

@@ -1,98 +1,97 @@
-//! Comments that a stranger reads once: bounded width, no word or opening of the list in
-//! `words.txt`.
+//! Plain words and lines of one width: comments and docs keep to the field's words and end at
+//! column 100.
 //!
-//! The list names the word to write instead, so that the finding teaches. It holds for comments of
-//! Rust files and for the docs; ADRs are records and keep their words.
+//! The list `words.txt` names the word to write instead, so that the finding teaches. ADRs are
+//! records and keep their words.
 
 use super::Finding;
+use super::prose::paragraphs;
 use super::source::Source;
+use super::vocabulary::{Vocabulary, banned_first, banned_in};
 
 /// Last column of a comment line, and of a line of the docs.
 const WIDTH: usize = 100;
 /// Last column of a table row in the docs, which cannot be wrapped.
 const TABLE_WIDTH: usize = 160;
-const LIST: &str = include_str!("words.txt");
 /// Documents that the rules hold for; paths that end in a slash are folders.
-const DOCS: [&str; 5] = ["README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "CHANGELOG.md", "docs/"];
-/// Documents and generated tables that they do not hold for.
-const EXEMPT: [&str; 2] = ["docs/internals/adr/", "docs/research/reproduce"];
+const DOCS: [&str; 6] = ["README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "CHANGELOG.md", "SECURITY.md", "docs/"];
+/// Documents that keep their words.
+const RECORDS: &str = "docs/internals/adr/";
+/// Generated tables.
+const TABLES: &str = "docs/research/reproduce";
+const MARKS: [&str; 3] = ["///", "//!", "//"];
 
-/// An entry of the list: what is banned, and the text to write instead.
-struct Entry {
-    banned: &'static str,
-    instead: &'static str,
-}
-
-/// The list, by kind.
-struct Words {
-    words: Vec<Entry>,
-    openings: Vec<Entry>,
-}
-
-impl Words {
-    fn parse(list: &'static str) -> Words {
-        let mut parsed = Words { words: Vec::new(), openings: Vec::new() };
-        for line in list.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty()) {
-            let cells: Vec<_> = line.split('|').map(str::trim).collect();
-            let [kind, banned, instead] = cells[..] else { panic!("words.txt: not 'kind | word | instead': {line}") };
-            let entries = match kind {
-                "word" => &mut parsed.words,
-                "opening" => &mut parsed.openings,
-                _ => panic!("words.txt: {kind:?} is neither 'word' nor 'opening'"),
-            };
-            entries.push(Entry { banned, instead });
-        }
-        parsed
-    }
-
-    fn judge(&self, text: &str, opens: bool) -> Vec<String> {
-        let lower = text.to_lowercase();
-        let words = self.words.iter().filter(|entry| has_word(&lower, entry.banned));
-        let openings = self.openings.iter().filter(|entry| opens && begins_with(text, entry.banned));
-        let word = |entry: &Entry| format!("\"{}\": write {}", entry.banned, entry.instead);
-        let opening = |entry: &Entry| format!("opens with \"{}\": begin with {}", entry.banned, entry.instead);
-        words.map(word).chain(openings.map(opening)).collect()
-    }
+/// Comment lines of one kind that follow each other.
+pub(super) struct CommentBlock<'a> {
+    /// Mark of the comment: `///`, `//!` or `//`.
+    mark: &'a str,
+    /// Text of each line without its mark, with the line's number.
+    pub(super) lines: Vec<(usize, &'a str)>,
 }
 
 /// Checks comments and documents.
 pub(super) fn check(sources: &[Source]) -> Vec<Finding> {
-    let words = Words::parse(LIST);
+    let words = Vocabulary::read();
     let rust = sources.iter().filter(|source| source.is("rs") && !source.is_generated());
-    let docs = sources.iter().filter(|source| is_document(&source.path));
+    let docs = sources.iter().filter(|source| is_prose(&source.path));
     rust.flat_map(|source| comments(source, &words)).chain(docs.flat_map(|source| document(source, &words))).collect()
 }
 
-fn is_document(path: &str) -> bool {
-    let under = |folders: &[&str]| folders.iter().any(|folder| path.starts_with(folder));
-    path.ends_with(".md") && under(&DOCS) && !under(&EXEMPT)
+/// Returns true for documents that people write.
+pub(super) fn is_prose(path: &str) -> bool {
+    path.ends_with(".md") && DOCS.iter().any(|folder| path.starts_with(folder)) && !path.starts_with(TABLES)
 }
 
-fn comments(source: &Source, words: &Words) -> Vec<Finding> {
-    let (mut findings, mut before) = (Vec::new(), "");
+/// Returns the comments of a Rust file.
+pub(super) fn comment_blocks(source: &Source) -> Vec<CommentBlock<'_>> {
+    let mut blocks: Vec<CommentBlock> = Vec::new();
+    let mut before = None;
     for ((line, code), number) in source.text.lines().zip(source.code.lines()).zip(1..) {
         let text = line.trim_start();
-        let kind = ["///", "//!", "//"].into_iter().find(|kind| text.starts_with(kind)).unwrap_or_default();
+        let alone = MARKS.into_iter().find(|mark| text.starts_with(mark));
         // Behind code, a comment begins where the blanked text does; a literal is not one.
-        let end = code.trim_end().len();
-        let trailing = line.get(end..).filter(|rest| rest.trim_start().starts_with("//"));
-        let Some(comment) = (if kind.is_empty() { trailing } else { Some(text) }) else {
-            before = "";
+        let trailing = line.get(code.trim_end().len()..).map(str::trim_start).filter(|rest| rest.starts_with("//"));
+        let Some(text) = (if alone.is_some() { Some(text) } else { trailing }) else {
+            before = None;
             continue;
         };
-        if line.chars().count() > WIDTH && !comment.contains("://") {
-            let message = format!("{} columns; wrap comments at {WIDTH}", line.chars().count());
-            findings.push(source.finding(number, "comment-width", message));
+        let said = (number, text.trim_start_matches(['/', '!']));
+        match blocks.last_mut() {
+            Some(block) if alone.is_some() && before == alone => block.lines.push(said),
+            _ => blocks.push(CommentBlock { mark: alone.unwrap_or("//"), lines: vec![said] }),
         }
-        let opens = before != kind && matches!(kind, "///" | "//!");
-        let said = comment.trim_start().trim_start_matches(['/', '!']).trim();
-        findings.extend(words.judge(said, opens).into_iter().map(|message| source.finding(number, "words", message)));
-        before = kind;
+        before = alone;
+    }
+    blocks
+}
+
+fn comments(source: &Source, words: &Vocabulary) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for block in comment_blocks(source) {
+        for (number, said) in &block.lines {
+            let width = source.text.lines().nth(number - 1).map_or(0, |line| line.chars().count());
+            if width > WIDTH && !said.contains("://") {
+                let message = format!("{width} columns; wrap comments at {WIDTH}");
+                findings.push(source.finding(*number, "comment-width", message));
+            }
+            findings.extend(banned_in(&words.words, said).map(|message| source.finding(*number, "words", message)));
+        }
+        let (first, said) = block.lines[0];
+        if block.mark != "//" {
+            let opens = banned_first(&words.openings, said.trim());
+            findings.extend(opens.map(|message| source.finding(first, "words", message)));
+            let opens = banned_first(&words.pronouns, said.trim());
+            findings.extend(opens.map(|message| source.finding(first, "pronouns", message)));
+        }
+        for paragraph in paragraphs(block.lines.into_iter()) {
+            let phrases = banned_in(&words.phrases, &paragraph.text);
+            findings.extend(phrases.map(|message| source.finding(paragraph.line, "phrases", message)));
+        }
     }
     findings
 }
 
-fn document(source: &Source, words: &Words) -> Vec<Finding> {
+fn document(source: &Source, words: &Vocabulary) -> Vec<Finding> {
     let (mut findings, mut fenced) = (Vec::new(), false);
     for (line, number) in source.text.lines().zip(1..) {
         if line.trim_start().starts_with("```") {
@@ -104,26 +103,19 @@ fn document(source: &Source, words: &Words) -> Vec<Finding> {
         if width > most && !fenced && !line.contains("](") && !line.contains("://") {
             findings.push(source.finding(number, "comment-width", format!("{width} columns; wrap at {most}")));
         }
-        let judged = if fenced { Vec::new() } else { words.judge(line, false) };
-        findings.extend(judged.into_iter().map(|message| source.finding(number, "words", message)));
+    }
+    if source.path.starts_with(RECORDS) {
+        return findings;
+    }
+    for paragraph in paragraphs((1..).zip(source.text.lines())) {
+        let judged = banned_in(&words.words, &paragraph.text);
+        findings.extend(judged.map(|message| source.finding(paragraph.line, "words", message)));
+        let judged = banned_in(&words.phrases, &paragraph.text);
+        findings.extend(judged.map(|message| source.finding(paragraph.line, "phrases", message)));
+        let judged = banned_first(&words.pronouns, &paragraph.text);
+        findings.extend(judged.map(|message| source.finding(paragraph.line, "pronouns", message)));
     }
     findings
-}
-
-fn is_letter(c: char) -> bool {
-    c.is_alphanumeric() || c == '_'
-}
-
-fn has_word(text: &str, word: &str) -> bool {
-    text.match_indices(word).any(|(at, _)| {
-        let before = text[..at].chars().next_back().is_some_and(is_letter);
-        let after = text[at + word.len()..].chars().next().is_some_and(is_letter);
-        !before && !after
-    })
-}
-
-fn begins_with(text: &str, word: &str) -> bool {
-    text.strip_prefix(word).is_some_and(|rest| !rest.starts_with(is_letter))
 }
 
 #[cfg(test)]
@@ -172,9 +164,18 @@ mod tests {
     }
 
     #[test]
-    fn the_list_is_well_formed() {
-        let Words { words, openings } = Words::parse(LIST);
-        assert!(words.len() > 20 && openings.len() > 5);
-        assert!(words.iter().all(|entry| entry.banned == entry.banned.to_lowercase() && !entry.instead.is_empty()));
+    fn a_pronoun_before_its_noun_is_found_where_a_text_begins() {
+        for opening in ["Its queue.", "Whether it runs.", "Whether they run.", "Sum of their costs."] {
+            assert_eq!(messages("crates/a/src/b.rs", &format!("/// {opening}\n")).len(), 1, "{opening}");
+            assert_eq!(messages("docs/guide/a.md", &format!("Text.\n\n- {opening}\n")).len(), 1, "{opening}");
+        }
+        assert!(messages("docs/guide/a.md", "The model waits. Its queue is full.\n").is_empty());
+    }
+
+    #[test]
+    fn phrases_are_found_across_lines() {
+        assert_eq!(messages("crates/a/src/b.rs", "/// The end; none\n/// without one.\n").len(), 1);
+        assert_eq!(messages("crates/a/src/b.rs", "// The cost is that\n// of a batch.\n").len(), 1);
+        assert_eq!(messages("docs/guide/a.md", "The costs are those of\nothers.\n").len(), 1);
     }
 }
