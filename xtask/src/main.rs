@@ -1,5 +1,5 @@
 //! The project's own commands: `cargo xtask tidy | test | judge | deny | ci | overhead |
-//! attack`.
+//! attack | release`.
 //!
 //! They are a program, not shell scripts, so that the rules of the house can have tests of their
 //! own and run wherever Rust runs. Every rule that a reader would otherwise have to remember in
@@ -13,6 +13,7 @@ mod judge;
 mod overhead;
 mod programs;
 mod python;
+mod release;
 mod server;
 mod steps;
 mod test;
@@ -35,6 +36,7 @@ Commands:
   attack [--short] [--format json]   attack a server as hostile clients and models would; says what held
   judge [--seed N]                   hold the default policy to its floor on random workloads of the day, in a minute
   deny                               licences, bans, sources and advisories of dependencies, with cargo-deny if it is there
+  release [--dry-run]                check what a version must agree on, and write the checksums of its files
   ci                                 format, tidy, deny, lints, docs, every test: what a change must pass";
 
 fn main() -> ExitCode {
@@ -63,6 +65,8 @@ fn dispatch(words: &[&str]) -> Result<()> {
         ["judge"] => judge::run(),
         ["judge", "--seed", seed] => judge::on(seed),
         ["deny"] => deny::run(),
+        ["release"] => release::run(false),
+        ["release", "--dry-run"] => release::run(true),
         ["ci"] => ci::run(),
         [] | ["help" | "--help" | "-h"] => {
             println!("{USAGE}");

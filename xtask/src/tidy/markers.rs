@@ -1,4 +1,5 @@
-//! Nothing half done: no notes to self, no stubs, no tests that do not run or that sleep.
+//! Nothing half done: no notes to self, no stubs, no tests that do not run, that sleep, or that
+//! forget the seed with which they failed.
 
 use super::Finding;
 use super::source::{Source, lines_with};
@@ -10,10 +11,15 @@ const STUBS: [&str; 4] = ["todo!(", "unimplemented!(", "dbg!(", "#[ignore"];
 /// A test that sleeps is slow when it passes and flaky when it does not.
 const SLEEPS: [&str; 3] = ["thread::sleep(", "time::sleep(", "sleep_until("];
 
+/// Settings of a property test: failing seeds are not kept, and the seed is always the same.
+const FORGOTTEN: &str = "failure_persistence: None";
+const FIXED: &str = "RngSeed::Fixed";
+
 /// Checks all of these.
 pub(super) fn check(sources: &[Source]) -> Vec<Finding> {
     let checked = sources.iter().filter(|source| !source.is("md") && !source.is("txt") && !source.is_generated());
-    checked.flat_map(|source| notes(source).chain(stubs(source)).chain(sleeps(source)).collect::<Vec<_>>()).collect()
+    let of = |source| notes(source).chain(stubs(source)).chain(sleeps(source)).chain(forgotten_seeds(source));
+    checked.flat_map(|source| of(source).collect::<Vec<_>>()).collect()
 }
 
 fn notes(source: &Source) -> impl Iterator<Item = Finding> + '_ {
@@ -31,6 +37,13 @@ fn sleeps(source: &Source) -> impl Iterator<Item = Finding> + '_ {
     let found = SLEEPS.iter().flat_map(|word| lines_with(&source.code, word));
     let in_tests = found.filter(move |line| *line > tests_begin);
     in_tests.map(|line| source.finding(line, "no-sleep", "a test must not sleep: wait for the event itself"))
+}
+
+/// Finds property tests with random seeds that are not kept when they fail.
+fn forgotten_seeds(source: &Source) -> impl Iterator<Item = Finding> + '_ {
+    let lines = source.code.lines().zip(1..).filter(|(line, _)| line.contains(FORGOTTEN) && !line.contains(FIXED));
+    let message = "a failing seed is lost: keep it in proptest-regressions/, or fix the seed";
+    lines.map(move |(_, line)| source.finding(line, "no-lost-seeds", message))
 }
 
 #[cfg(test)]
@@ -55,6 +68,13 @@ mod tests {
             assert_eq!(rules("a.rs", &format!("fn f() {{}} {stub}\n")), ["no-stubs"]);
             assert!(rules("a.rs", &format!("// never {stub}\n")).is_empty());
         }
+    }
+
+    #[test]
+    fn property_tests_keep_their_seeds() {
+        let config = |more: &str| format!("ProptestConfig {{ {FORGOTTEN}, {more}..ProptestConfig::default() }}\n");
+        assert_eq!(rules("crates/a/src/tests.rs", &config("")), ["no-lost-seeds"]);
+        assert!(rules("crates/a/src/tests.rs", &config("rng_seed: RngSeed::Fixed(1), ")).is_empty());
     }
 
     #[test]
