@@ -235,7 +235,7 @@ fn stacked() -> Draft {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
     #[test]
     fn damaged_recurrences_are_errors_and_never_panics(

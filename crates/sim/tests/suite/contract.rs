@@ -169,7 +169,7 @@ macro_rules! contract {
             use super::*;
 
             proptest! {
-                #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+                #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
                 #[test]
                 fn keeps_its_promises_among_faults(case in case(true)) {
@@ -264,7 +264,7 @@ contract! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     /// Shards whose messages take no time decide like one piece, for any number of shards.
     #[test]
@@ -286,7 +286,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     /// Two implementations that share no scheduling code: on devices that run as profiled, a
     /// Clockwork without look-ahead is "eager", under any faults.

@@ -405,8 +405,6 @@ fn run(case: &ServedCase) -> String {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
-
     #[test]
     fn unified_survives_any_control_event_as_served(case in case(1)) {
         prop_assert_eq!(run(&case), run(&case));

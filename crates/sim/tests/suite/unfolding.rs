@@ -153,7 +153,7 @@ fn run(policy: &str, knobs: &str, case: &Case) -> Option<Trace> {
 macro_rules! promises {
     ($($test:ident: $policy:literal $knobs:literal;)*) => {$(
         proptest! {
-            #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+            #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
             #[test]
             fn $test(case in case()) {

@@ -85,8 +85,6 @@ fn messages_have_the_numbers_of_the_protocol() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
-
     #[test]
     fn no_message_makes_the_parser_panic(bytes: Vec<u8>) {
         if let Ok(message) = ModelInferRequest::decode(bytes.as_slice()) {

@@ -235,8 +235,6 @@ fn send_back(encoded: EncodedResponse) -> Result<InferRequest, WireError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
-
     #[test]
     fn every_datatype_survives_json_and_binary((datatype, count, data) in tensor_data(), binary: bool) {
         let mut tensor = output(datatype, data.clone(), binary);
