@@ -8,7 +8,8 @@ use crate::{Control, Outbox, Prediction, Request, Scheduler, TaskDone};
 use ripieno_base::{RequestSlot, TaskId, Time};
 use ripieno_model::Graph;
 
-/// A scheduler in front of another one. Each method is that of [`Scheduler`], forwarded by default.
+/// A scheduler in front of another one. It has the methods of [`Scheduler`] and forwards them
+/// by default.
 pub trait SchedulerLayer: Send {
     /// Returns the inner scheduler.
     fn inner(&self) -> &dyn Scheduler;
