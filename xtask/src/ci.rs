@@ -30,6 +30,8 @@ fn checks() -> Result<()> {
     spelling()?;
     deny::run()?;
     step("lints", &mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
+    let without = ["clippy", "--package", "ripieno-cli", "--no-default-features", "--", "-D", "warnings"];
+    step("lints without features", &mut cargo(&without))?;
     let mut docs = cargo(&["doc", "--workspace", "--no-deps"]);
     step("documentation", docs.env("RUSTDOCFLAGS", "-D warnings"))
 }

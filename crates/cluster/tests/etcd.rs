@@ -4,6 +4,8 @@
 //! Skipped, with a message, where there is no program `etcd` (Debian: package etcd-server);
 //! `RIPIENO_ETCD` names another. Conditions are polled; only one that never holds fails.
 
+#![cfg(feature = "etcd")]
+
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use ripieno_cluster::handover::store::{EpochEntry, EpochStore, EtcdAccess, EtcdStore, EtcdTls, EtcdUser, Swap};
 use ripieno_cluster::handover::{Epoch, ProcessId};

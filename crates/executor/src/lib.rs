@@ -3,6 +3,17 @@
 //! Engines compute synchronously. `lane` turns an engine into an asynchronous device. `worker` does
 //! the rest of a task for all engines: it keeps the states of requests, and gathers and scatters
 //! rows.
+//!
+//! ```
+//! use ripieno_executor::{BlockSource, CpuEngine, CpuOptions, Executor, ModelSource, time_batch};
+//!
+//! let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/repository/digits/1/model.onnx");
+//! let block = BlockSource { path: Some(file.into()), ..BlockSource::new("digits") };
+//! let engine = CpuEngine::new(CpuOptions::default());
+//! let model = engine.load(&ModelSource::new("digits", vec![block], 8)).unwrap();
+//! assert_eq!(model.inputs().len(), 1);
+//! println!("eight rows take {:?}", time_batch(&engine, &model, None, 8).unwrap());
+//! ```
 
 mod contract;
 mod engines;

@@ -3,6 +3,17 @@
 //!
 //! Uses only the standard library. The scheduler, the simulator and the executors share these
 //! types.
+//!
+//! ```
+//! use ripieno_base::Nanos;
+//! use ripieno_model::{Model, Profile, bounds::staggered_bound};
+//!
+//! let profile = Profile::linear(1.0, 5.0, 32).unwrap(); // a batch of b takes b + 5 ms
+//! let model = Model::whole("resnet", profile.clone(), Nanos::from_millis(25));
+//! assert_eq!(model.blocks[0].profile.latency(8), Nanos::from_millis(13));
+//! let best = staggered_bound(&profile, model.slo, 1);
+//! assert_eq!((best.batch, best.goodput_rps), (7, 7.0 / 0.012)); // 2 ℓ(7) is 24 ms
+//! ```
 
 mod batch_sizes;
 pub mod bounds;

@@ -18,6 +18,17 @@
 //! files. So outputs of the chain differ from those of the whole model only if an engine would fuse
 //! operators across a cut. Rejected: running parts of a loaded graph by naming the tensors at a
 //! cut. One engine supports this, and only without fusion.
+//!
+//! ```
+//! use ripieno_onnx::OnnxModel;
+//! use std::path::Path;
+//!
+//! let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/repository");
+//! let model = OnnxModel::read(&repository.join("digits/1/model.onnx")).unwrap();
+//! let layers = model.layers();
+//! let slices = model.slice(&layers, "layers").unwrap();
+//! assert_eq!(slices.blocks.len(), layers.blocks());
+//! ```
 
 mod batch_first;
 mod blocks;

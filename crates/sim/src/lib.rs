@@ -7,6 +7,16 @@
 //!
 //! [`Scenario`] is the file that users write; [`simulate`] and [`goodput`] are the two commands
 //! over it.
+//!
+//! ```
+//! use ripieno_sim::{Scenario, simulate};
+//!
+//! let model = "[[model]]\nname = 'a'\nslo_ms = 25\nalpha_ms = 1\nbeta_ms = 5\n";
+//! let text = format!("rate = 500\nrequests = 2000\n{model}");
+//! let scenario = Scenario::parse(&text, "a.toml").unwrap();
+//! let summary = simulate(&scenario, None).unwrap();
+//! assert!(summary.total.bad_rate < 0.5 && summary.total.p99_ms.unwrap() <= 25.0);
+//! ```
 
 mod autoscale;
 mod changing;

@@ -10,6 +10,8 @@ mod sidecar;
 #[cfg(test)]
 mod tests;
 mod text_model;
+#[cfg_attr(not(feature = "tokenizers"), path = "no_tokenizer.rs")]
+mod tokenizer;
 mod tokens;
 
 pub use heads::{Pooling, TextTask, normalize};

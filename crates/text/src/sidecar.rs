@@ -22,9 +22,8 @@ const FILES: [&str; 6] = [
     "modules.json",
 ];
 
-/// Upper bound on the tokenizer file, in bytes. Vocabularies of many languages take about 20 MB.
-pub(crate) const MAX_TOKENIZER_BYTES: u64 = 128 << 20;
-/// Upper bound on each other sidecar file, in bytes. Class labels are the largest content.
+/// Upper bound on each sidecar file but the tokenizer, in bytes. Class labels are the largest
+/// content.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 /// Tokenizer files use lengths above this for "no limit".
 const UNLIMITED_LENGTH: u64 = 1_000_000;

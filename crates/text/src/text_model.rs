@@ -2,7 +2,8 @@
 
 use crate::heads::{Pooling, TextTask, floats, normalize, sigmoid, softmax};
 use crate::sidecar::{SidecarFiles, TOKENIZER_FILE, files};
-use crate::tokens::{TokenizeError, Tokenizer, Tokens};
+use crate::tokenizer::Tokenizer;
+use crate::tokens::{TokenizeError, Tokens};
 use ripieno_model::{DataType, TensorSpec};
 use std::fmt;
 use std::path::PathBuf;

@@ -3,6 +3,7 @@
 pub(crate) mod bench;
 pub(crate) mod cluster_demo;
 pub(crate) mod compare;
+#[cfg_attr(not(feature = "reproduce"), path = "not_built/compare_policies.rs")]
 pub(crate) mod compare_policies;
 pub(crate) mod control;
 pub(crate) mod corpus;
@@ -18,6 +19,7 @@ pub(crate) mod plan;
 pub(crate) mod policies;
 pub(crate) mod recording;
 pub(crate) mod replay;
+#[cfg_attr(not(feature = "reproduce"), path = "not_built/reproduce.rs")]
 pub(crate) mod reproduce;
 pub(crate) mod roles;
 pub(crate) mod serve;

@@ -94,6 +94,7 @@ enum Stages {
 
 impl ProfileArgs {
     /// Parses arguments as on the command line, for callers in this program.
+    #[cfg_attr(not(feature = "reproduce"), expect(dead_code, reason = "only `reproduce` calls it"))]
     pub(crate) fn from_words<'a>(
         repository: &'a Path,
         words: impl IntoIterator<Item = &'a str>,

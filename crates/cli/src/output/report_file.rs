@@ -191,12 +191,14 @@ pub(crate) fn of_bench(results: &BenchResults) -> HtmlReport {
 
 /// A row of a comparison: scenario, measure, value of the default policy, best value and policy,
 /// ratio.
+#[cfg(feature = "reproduce")]
 pub(crate) struct ComparedRow {
     pub(crate) cells: [String; 6],
     pub(crate) ratio: f64,
 }
 
 /// Returns the report of a comparison of policies.
+#[cfg(feature = "reproduce")]
 pub(crate) fn of_comparison(rows: &[ComparedRow]) -> HtmlReport {
     let head = texts(["scenario", "measure", "served", "best", "best policy", "ratio"]);
     let ratios: Vec<f64> = rows.iter().map(|row| row.ratio).collect();

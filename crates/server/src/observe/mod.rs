@@ -5,4 +5,5 @@ pub(crate) mod durations;
 pub(crate) mod metrics;
 pub(crate) mod recording;
 pub(crate) mod scaler;
+#[cfg_attr(not(feature = "otlp"), path = "no_telemetry.rs")]
 pub(crate) mod telemetry;

@@ -39,6 +39,7 @@ impl TraceContext {
     }
 
     /// The header's value.
+    #[cfg(feature = "otlp")]
     pub(crate) fn text(&self) -> &str {
         self.0.to_str().unwrap_or_default()
     }

@@ -120,6 +120,7 @@ pub(crate) struct CompareRow {
 
 impl CompareArgs {
     /// Parses arguments as on the command line: the repository, then the words after it.
+    #[cfg_attr(not(feature = "reproduce"), expect(dead_code, reason = "only `reproduce` calls it"))]
     pub(crate) fn from_words<'a>(
         repository: &'a Path,
         words: impl IntoIterator<Item = &'a str>,

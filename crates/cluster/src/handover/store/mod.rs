@@ -1,12 +1,15 @@
 //! The store of the one value that decides the leadership: the current epoch and its holder.
 
 mod alone;
+#[cfg_attr(not(feature = "etcd"), path = "no_etcd.rs")]
 mod etcd;
+mod etcd_access;
 mod file;
 mod memory;
 
 pub use alone::AloneStore;
-pub use etcd::{EtcdAccess, EtcdStore, EtcdTls, EtcdUser};
+pub use etcd::EtcdStore;
+pub use etcd_access::{EtcdAccess, EtcdTls, EtcdUser};
 pub use file::FileStore;
 pub use memory::MemoryStore;
 

@@ -11,7 +11,7 @@ use super::super::Unreachable;
 use super::connect::channel;
 use super::messages::{AuthenticateRequest, AuthenticateResponse};
 use super::messages::{RangeRequest, RangeResponse, TxnRequest, TxnResponse};
-use super::{EtcdAccess, EtcdUser};
+use crate::handover::store::etcd_access::{EtcdAccess, EtcdUser};
 use parking_lot::Mutex;
 use prost::Message;
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! Connections to nodes of etcd, in the clear or over TLS.
 
 use super::super::Unreachable;
-use super::EtcdTls;
 use crate::credentials;
+use crate::handover::store::etcd_access::EtcdTls;
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;

@@ -1,0 +1,26 @@
+//! Stands for etcd in a build without the feature `etcd`.
+
+use super::etcd_access::EtcdAccess;
+use super::{EpochEntry, EpochStore, Swap, Unreachable};
+
+/// The epoch in etcd, which this build cannot reach.
+#[derive(Debug)]
+pub enum EtcdStore {}
+
+impl EtcdStore {
+    /// Returns an error that names the feature.
+    pub fn new(access: EtcdAccess, _: &str) -> Result<EtcdStore, Unreachable> {
+        let nodes = access.nodes.join(",");
+        Err(Unreachable(format!("{nodes}: this build cannot reach an etcd; build it with --features etcd")))
+    }
+}
+
+impl EpochStore for EtcdStore {
+    fn swap(&mut self, _: &Swap) -> Result<EpochEntry, Unreachable> {
+        match *self {}
+    }
+
+    fn read(&mut self) -> Result<Option<EpochEntry>, Unreachable> {
+        match *self {}
+    }
+}
