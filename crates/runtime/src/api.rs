@@ -1,13 +1,12 @@
 //! The runtime's interface to the HTTP and gRPC servers: submit a job, get one answer.
 
-use crate::OpenSizes;
+use crate::{Failure, OpenSizes};
 use ripieno_base::{ModelId, Nanos};
 use ripieno_executor::{LoadedModel, RemoteRows, Tensor};
 use ripieno_model::{Extent, Model};
 use ripieno_sched::Limits;
 use std::sync::Arc;
 use std::time::Duration;
-use thiserror::Error;
 
 /// A model to serve.
 pub struct ServedModel {
@@ -124,113 +123,4 @@ pub struct EngineProcesses {
     pub up: bool,
     /// Number of restarts so far.
     pub restarts: u64,
-}
-
-/// Reason why an accepted job ends without outputs.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
-pub enum Failure {
-    /// The deadline passed.
-    #[error("Request timeout expired")]
-    Expired,
-    /// No schedule could meet the deadline any more.
-    #[error("Request timeout expired: no schedule could meet its deadline")]
-    Hopeless,
-    /// It was refused on arrival, since it would have been answered too late.
-    #[error("Request timeout expired: the request would be answered after {expected:?}; retry after {retry_after:?}")]
-    TooLate {
-        /// Expected time from its arrival to its answer.
-        expected: Duration,
-        /// Time by which `expected` exceeds the request's limit.
-        retry_after: Duration,
-    },
-    /// It was refused, since it needs longer than its limit even on idle devices. A retry cannot
-    /// succeed.
-    #[error(
-        "Request timeout expired: the request needs {needed:?} by its profile even on idle devices, so a retry cannot be in time"
-    )]
-    TooLong {
-        /// The time that it needs at least.
-        needed: Duration,
-    },
-    /// The devices cannot answer more requests in time, and all requests are of one client and
-    /// model. Holds the time after which to retry.
-    #[error("the devices are busy, and cannot answer more requests in time; retry after {0:?}")]
-    Overload(Duration),
-    /// The model or the client asks for more than its share of the devices. Holds the time after
-    /// which to retry.
-    #[error(
-        "the devices are busy, and the model or the client asks for more than its share of them; retry after {0:?}"
-    )]
-    Share(Duration),
-    /// The client went away.
-    #[error("the request was cancelled")]
-    Cancelled,
-    /// The engine failed on the job's batch.
-    #[error("inference failed: {0}")]
-    Failed(String),
-    /// The device or the engine process of the job's batch was lost, or none runs.
-    #[error("{cause}; retry after {retry_after:?}")]
-    Outage {
-        /// Cause of the loss, in words.
-        cause: String,
-        /// Time after which a retry may succeed.
-        retry_after: Duration,
-    },
-    /// The remote scheduler refused the job.
-    #[error("{0}")]
-    Refused(Refused),
-    /// The model was unloaded while the job waited.
-    #[error("the model was unloaded")]
-    Unloaded,
-    /// The server shut down before the job ran.
-    #[error("the server is shutting down")]
-    ShuttingDown,
-}
-
-/// Reason why a job was not accepted; `on_answer` is not called.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
-pub enum Refused {
-    /// The queue of the model or of the server is full.
-    #[error("Exceeds maximum queue size of {bound} requests; retry after {retry_after:?}")]
-    QueueFull {
-        /// The bound, in requests.
-        bound: usize,
-        /// Time after which a retry may succeed.
-        retry_after: Duration,
-    },
-    /// The request exceeds the limits even of an empty server.
-    #[error("{asked} in one request; at most {most} can ever be taken, so send it in parts")]
-    TooLarge {
-        /// Size of the request, in rows or bytes.
-        asked: String,
-        /// Largest accepted size.
-        most: usize,
-    },
-    /// The graphs of all live requests together hold the largest allowed number of nodes.
-    #[error("the graphs of the requests in the server hold {held} of {bound} nodes; retry after {retry_after:?}")]
-    NodesFull {
-        /// Number of nodes held.
-        held: usize,
-        /// Largest number of nodes.
-        bound: usize,
-        /// Time after which a retry may succeed.
-        retry_after: Duration,
-    },
-    /// The inputs do not fit the model: too long, not a tree, or an unknown token.
-    #[error("{0}")]
-    Invalid(String),
-    /// The model's engine process has ended and has not restarted yet.
-    #[error("{cause}; retry after {retry_after:?}")]
-    Outage {
-        /// Cause of the end, in words.
-        cause: String,
-        /// Time after which a new process may run.
-        retry_after: Duration,
-    },
-    /// The model is not loaded.
-    #[error("the model is not loaded")]
-    NotLoaded,
-    /// The server is draining.
-    #[error("the server is shutting down")]
-    ShuttingDown,
 }

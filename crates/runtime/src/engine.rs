@@ -15,9 +15,9 @@ use crate::learn::server_delay::ServerDelay;
 use crate::learn::shapes::OpenSizes;
 use crate::metrics::{DeviceMetrics, DeviceSnapshot, ModelSnapshot, SchedulerMetrics, SchedulerSnapshot};
 use crate::requests::answer::{Answerer, DrainGate, DrainPass};
-use crate::requests::jobs::{CallPart, CancelState, ClientCall};
+use crate::requests::jobs::{CancelState, JobPart, LiveJob};
 use crate::{
-    Clock, EngineProcesses, FlightConfig, FlightRecorder, Job, JobResult, OnStep, Refused, RefusedWhy, RemoteJob,
+    Clock, EngineProcesses, Failure, FlightConfig, FlightRecorder, Job, JobResult, OnStep, RefusedWhy, RemoteJob,
     ServedModel, event_loop::suitable, requests::split,
 };
 use parking_lot::{Mutex, RwLock};
@@ -239,17 +239,17 @@ impl Engine {
     ///
     /// The deadline is the arrival plus the smaller of the model's SLO and the job's own timeout. A
     /// model that answers late still answers after its SLO, but never after the job's timeout.
-    pub fn submit(&self, job: Job) -> Result<Ticket, Refused> {
+    pub fn submit(&self, job: Job) -> Result<Ticket, Failure> {
         self.submit_tagged(job, 0)
     }
 
     /// Accepts or refuses a job, like [`Engine::submit`]. The flight recorder finds it by its tag.
-    pub fn submit_tagged(&self, job: Job, tag: u64) -> Result<Ticket, Refused> {
+    pub fn submit_tagged(&self, job: Job, tag: u64) -> Result<Ticket, Failure> {
         let model = job.model;
         self.submit_job(job, tag).inspect_err(|refused| self.0.record_refusal(model, refused))
     }
 
-    fn submit_job(&self, job: Job, tag: u64) -> Result<Ticket, Refused> {
+    fn submit_job(&self, job: Job, tag: u64) -> Result<Ticket, Failure> {
         let bytes = job.inputs.iter().map(|input| input.data.len()).sum();
         let newcomer = self.0.receive(job.model, job.rows, bytes)?;
         let parts = parts(&job, &newcomer.model)?;
@@ -266,12 +266,12 @@ impl Engine {
     ///
     /// The caller must then call [`Engine::wake_scheduler`], once for all jobs that it submitted
     /// together. No answer is given before this returns.
-    pub fn submit_remote(&self, job: RemoteJob) -> Result<Ticket, Refused> {
+    pub fn submit_remote(&self, job: RemoteJob) -> Result<Ticket, Failure> {
         let model = job.model;
         self.submit_remote_job(job).inspect_err(|refused| self.0.record_refusal(model, refused))
     }
 
-    fn submit_remote_job(&self, job: RemoteJob) -> Result<Ticket, Refused> {
+    fn submit_remote_job(&self, job: RemoteJob) -> Result<Ticket, Failure> {
         let newcomer = self.0.receive(job.model, job.rows, job.bytes)?;
         let parts = remote_parts(&job, &newcomer.model)?;
         let RemoteJob { sizes, timeout, client, priority, on_answer, .. } = job;
@@ -380,7 +380,7 @@ struct IncomingRequest {
 
 /// Parts, time limits and class of a request.
 struct RequestSpec {
-    parts: Vec<CallPart>,
+    parts: Vec<JobPart>,
     sizes: OpenSizes,
     timeout: Option<Duration>,
     stage: Option<Duration>,
@@ -390,10 +390,10 @@ struct RequestSpec {
 
 impl Inner {
     /// Records a refusal that depends on the load or on the engine, not on the request.
-    fn record_refusal(&self, model: ModelId, refused: &Refused) {
+    fn record_refusal(&self, model: ModelId, refused: &Failure) {
         let why = match refused {
-            Refused::QueueFull { .. } | Refused::NodesFull { .. } => RefusedWhy::QueueFull,
-            Refused::Outage { .. } => RefusedWhy::Outage,
+            Failure::QueueFull { .. } | Failure::NodesFull { .. } => RefusedWhy::QueueFull,
+            Failure::Outage { .. } => RefusedWhy::Outage,
             _ => return,
         };
         if let Some(flight) = &self.flight {
@@ -403,11 +403,11 @@ impl Inner {
 
     /// Refuses a request if the engine is draining, the model is not loaded or has no running
     /// process, or the request is too large.
-    fn receive(&self, id: ModelId, rows: usize, bytes: usize) -> Result<IncomingRequest, Refused> {
+    fn receive(&self, id: ModelId, rows: usize, bytes: usize) -> Result<IncomingRequest, Failure> {
         assert!(rows > 0, "a job has at least one row");
         let arrived = self.clock.now();
-        let pass = self.gate.enter().ok_or(Refused::ShuttingDown)?;
-        let model = self.model_ids.get(id).ok_or(Refused::NotLoaded)?;
+        let pass = self.gate.enter().ok_or(Failure::ShuttingDown)?;
+        let model = self.model_ids.get(id).ok_or(Failure::NotLoaded)?;
         self.capacity.check(&model, rows, bytes)?;
         model.check_outage()?;
         Ok(IncomingRequest { pass, id, model, arrived, rows, bytes })
@@ -419,7 +419,7 @@ impl Inner {
         newcomer: IncomingRequest,
         ask: RequestSpec,
         (on_answer, on_step): Receivers,
-    ) -> Result<Ticket, Refused> {
+    ) -> Result<Ticket, Failure> {
         let IncomingRequest { pass, id, model, arrived, rows, bytes } = newcomer;
         let RequestSpec { parts, sizes, timeout, stage, class, tag } = ask;
         let nodes = parts[0].entry.graph.as_ref().map_or(0, |graph| Limits::room(graph));
@@ -429,7 +429,7 @@ impl Inner {
         let permit = self.capacity.reserve(&model, requested)?;
         let (deadline, expires) = deadlines(arrived, &model, timeout, stage);
         let cancel_state = Arc::new(CancelState::new());
-        let call = ClientCall {
+        let call = LiveJob {
             answerer: Some(Answerer::new(on_answer, on_step, pass)),
             cancel_state: Arc::clone(&cancel_state),
             id,
@@ -482,34 +482,34 @@ impl Drop for Inner {
 
 /// Splits a job into the parts that the scheduler sees as requests. Rows are split into batches. A
 /// sequence or graph is one part, and its inputs are checked here.
-fn parts(job: &Job, model: &ModelEntry) -> Result<Vec<CallPart>, Refused> {
+fn parts(job: &Job, model: &ModelEntry) -> Result<Vec<JobPart>, Failure> {
     let stream = job.on_step.is_some();
-    let (extent, graph) = model.loaded.describe(&job.inputs).map_err(|error| Refused::Invalid(error.to_string()))?;
+    let (extent, graph) = model.loaded.describe(&job.inputs).map_err(|error| Failure::Invalid(error.to_string()))?;
     if !model.unfolds {
         let parts = split::split(&job.inputs, job.rows, model.max_batch).into_iter();
         let entry = |inputs| RequestEntry { stream, ..RequestEntry::new(Payload::Here(inputs), extent) };
-        let part = |(rows, inputs)| CallPart::new(rows, entry(inputs));
+        let part = |(rows, inputs)| JobPart::new(rows, entry(inputs));
         return Ok(parts.map(part).collect());
     }
     if job.rows != 1 {
         let rows = job.rows;
-        return Err(Refused::Invalid(format!("{rows} sequences or graphs in one request; send a request for each")));
+        return Err(Failure::Invalid(format!("{rows} sequences or graphs in one request; send a request for each")));
     }
     let (payload, graph) = (Payload::Here(Arc::clone(&job.inputs)), graph.map(Arc::new));
-    Ok(vec![CallPart::new(1, RequestEntry { graph, stream, ..RequestEntry::new(payload, extent) })])
+    Ok(vec![JobPart::new(1, RequestEntry { graph, stream, ..RequestEntry::new(payload, extent) })])
 }
 
 /// Returns the parts of a request whose inputs are on another machine.
-fn remote_parts(job: &RemoteJob, model: &ModelEntry) -> Result<Vec<CallPart>, Refused> {
+fn remote_parts(job: &RemoteJob, model: &ModelEntry) -> Result<Vec<JobPart>, Failure> {
     if model.unfolds {
         let cause =
             format!("model {:?} has a walk that unfolds, whose inputs must be where its devices are", model.name);
-        return Err(Refused::Invalid(cause));
+        return Err(Failure::Invalid(cause));
     }
     let longest = model.loaded.lengths().map_or(1, |lengths| lengths.max);
     let length = job.extent.length;
     if !(1..=longest).contains(&length) {
-        return Err(Refused::Invalid(format!(
+        return Err(Failure::Invalid(format!(
             "a request of length {length}; model {:?} takes 1 to {longest}",
             model.name
         )));
@@ -518,7 +518,7 @@ fn remote_parts(job: &RemoteJob, model: &ModelEntry) -> Result<Vec<CallPart>, Re
     let part = |rows: usize| {
         let origin = RemoteRows { first_row, ..job.origin };
         first_row = first_row.saturating_add(rows as u32);
-        CallPart::new(rows, RequestEntry::new(Payload::Elsewhere(origin), job.extent))
+        JobPart::new(rows, RequestEntry::new(Payload::Elsewhere(origin), job.extent))
     };
     // Allocates exactly, because most requests have one part.
     let mut parts = Vec::with_capacity(job.rows.div_ceil(model.max_batch));

@@ -27,9 +27,7 @@ pub mod shards;
 #[cfg(test)]
 mod testing;
 
-pub use api::{
-    EngineProcesses, Failure, Job, JobOutput, JobResult, OnStep, Refused, RemoteJob, ServedModel, StreamedStep,
-};
+pub use api::{EngineProcesses, Job, JobOutput, JobResult, OnStep, RemoteJob, ServedModel, StreamedStep};
 pub use clock::Clock;
 pub use devices::hang_detector::HangBound;
 pub use devices::{DeviceRefused, DeviceState};
@@ -44,7 +42,7 @@ pub use record::flight::{
 pub use record::history;
 pub use record::recorder::Header;
 pub use record::replay::{Difference, RecordedEvents, ReplayError, ReplayReport, replay};
-pub use requests::ending::Ending;
+pub use requests::ending::{Ending, Failure};
 pub use requests::split::{check_joinable, join, some_rows};
 
 /// The guide to embedding, included so that its program is compiled and run as a test.

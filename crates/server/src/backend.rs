@@ -3,7 +3,7 @@
 
 use ripieno_base::{DeviceId, ModelId};
 use ripieno_runtime::{
-    DeviceRefused, DeviceSnapshot, DeviceState, Engine, EngineProcesses, FlightRecorder, Job, ModelSnapshot, Refused,
+    DeviceRefused, DeviceSnapshot, DeviceState, Engine, EngineProcesses, Failure, FlightRecorder, Job, ModelSnapshot,
     SchedulerSnapshot,
 };
 use std::time::Duration;
@@ -14,10 +14,10 @@ pub type Withdraw = Box<dyn FnOnce() + Send>;
 /// Executes jobs and counts their outcomes.
 pub trait Backend: Send + Sync {
     /// Accepts a job, which is then answered exactly once, or refuses it. Must not block.
-    fn submit(&self, job: Job) -> Result<Withdraw, Refused>;
+    fn submit(&self, job: Job) -> Result<Withdraw, Failure>;
 
     /// Accepts or refuses a job, like [`Backend::submit`]. A flight recorder finds it by its tag.
-    fn submit_tagged(&self, job: Job, _tag: u64) -> Result<Withdraw, Refused> {
+    fn submit_tagged(&self, job: Job, _tag: u64) -> Result<Withdraw, Failure> {
         self.submit(job)
     }
 
@@ -69,11 +69,11 @@ pub enum DeviceChange {
 }
 
 impl Backend for Engine {
-    fn submit(&self, job: Job) -> Result<Withdraw, Refused> {
+    fn submit(&self, job: Job) -> Result<Withdraw, Failure> {
         Backend::submit_tagged(self, job, 0)
     }
 
-    fn submit_tagged(&self, job: Job, tag: u64) -> Result<Withdraw, Refused> {
+    fn submit_tagged(&self, job: Job, tag: u64) -> Result<Withdraw, Failure> {
         let ticket = Engine::submit_tagged(self, job, tag)?;
         Ok(Box::new(move || ticket.cancel()))
     }

@@ -1,20 +1,11 @@
 //! Settings of the server: listeners and limits.
 
 use crate::access::AccessConfig;
+use crate::protocol::problem::ErrorProfile;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 use tokio::runtime::Handle;
-
-/// Mapping of failures to HTTP and gRPC statuses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ErrorProfile {
-    /// The standard meanings of HTTP and gRPC statuses.
-    #[default]
-    Ripieno,
-    /// Triton's statuses, where its clients and their retries depend on them.
-    Triton,
-}
 
 /// The access log's place and sample.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -55,5 +55,6 @@ mod ui;
 
 pub use access::{AccessConfig, AccessError, Admin, SharedMemory, TlsFiles, TokenSource};
 pub use backend::{Backend, DeviceChange, Withdraw};
-pub use config::{AccessLogConfig, AutoDump, ErrorProfile, ServerConfig, TelemetryConfig};
+pub use config::{AccessLogConfig, AutoDump, ServerConfig, TelemetryConfig};
+pub use protocol::problem::ErrorProfile;
 pub use serve::{Addresses, BindError, Server};

@@ -252,7 +252,7 @@ fn frontend(address: &str, in_flight: usize, span: Duration) -> Outcome<()> {
         took.push(since[request as usize % in_flight].elapsed());
         match answer {
             Ok(answered) => batches += 1.0 / answered.batch.max(1) as f64,
-            Err(Failure::Refused(_)) => refused += 1,
+            Err(Failure::QueueFull { .. }) => refused += 1,
             Err(other) => return Err(format!("a request failed: {other}").into()),
         }
         ask(&mut since, request + in_flight as u64);

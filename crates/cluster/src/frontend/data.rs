@@ -5,7 +5,7 @@ use super::table::CompletedRequest;
 use crate::plane::{
     ByteStream, DecodeError, Handshake, LinkBounds, Message, MessageReader, PeerLink, Role, accept_handshake,
 };
-use ripieno_runtime::{Failure, Refused, some_rows};
+use ripieno_runtime::{Failure, some_rows};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -82,7 +82,7 @@ impl FrontendShared {
                         Ok(outputs) => self.table.lock().on_outputs(request, first_row, rows, outputs),
                         // The scheduler may still hold parts of the request, so it is cancelled
                         // there.
-                        Err(cause) => self.remove(request, Failure::Refused(Refused::Invalid(cause))),
+                        Err(cause) => self.remove(request, Failure::Invalid(cause)),
                     };
                     self.answer_all(due.into_iter().collect());
                 }

@@ -18,7 +18,7 @@ use calls::FrontendCalls;
 use models::FrontendModels;
 use parking_lot::{Condvar, Mutex, RwLock};
 use ripieno_base::ModelId;
-use ripieno_runtime::{Failure, Job, ModelSnapshot, Refused};
+use ripieno_runtime::{Failure, Job, ModelSnapshot};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -126,10 +126,10 @@ impl Frontend {
     /// Accepts a job, which is answered exactly once, or refuses it, like
     /// [`Engine::submit`](ripieno_runtime::Engine::submit). The returned number is for
     /// [`Frontend::cancel`].
-    pub fn submit(&self, job: Job) -> Result<u64, Refused> {
+    pub fn submit(&self, job: Job) -> Result<u64, Failure> {
         let came = Instant::now();
-        let model = self.0.models.read().get(job.model).ok_or(Refused::NotLoaded)?;
-        let invalid = |text: String| Refused::Invalid(text);
+        let model = self.0.models.read().get(job.model).ok_or(Failure::NotLoaded)?;
+        let invalid = |text: String| Failure::Invalid(text);
         let (extent, _) = model.loaded().describe(&job.inputs).map_err(|error| invalid(error.to_string()))?;
         let rows = u32::try_from(job.rows).map_err(|_| invalid(format!("{} rows in one request", job.rows)))?;
         let bytes = job.inputs.iter().map(|input| input.data.len() as u64).sum();

@@ -15,9 +15,7 @@ use crate::handover::{Epoch, Following, HeartbeatSender, ProcessId};
 use crate::plane::{PeerLink, RequestHeader};
 use ripieno_base::Nanos;
 use ripieno_executor::Tensor;
-use ripieno_runtime::{
-    Ending, Failure, JobOutput, JobResult, ModelMetrics, ModelSnapshot, Refused, check_joinable, join,
-};
+use ripieno_runtime::{Ending, Failure, JobOutput, JobResult, ModelMetrics, ModelSnapshot, check_joinable, join};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -148,15 +146,15 @@ impl RequestTable {
         &mut self,
         mut pending: PendingRequest,
         now: Instant,
-    ) -> Result<(u64, Option<Arc<PeerLink>>), Refused> {
+    ) -> Result<(u64, Option<Arc<PeerLink>>), Failure> {
         if self.closed {
-            return Err(Refused::ShuttingDown);
+            return Err(Failure::ShuttingDown);
         }
         if self.scheduler.is_none() && (self.lost.is_none() || self.is_abandoned(now)) {
-            return Err(Refused::Outage { cause: "no scheduler is there".to_owned(), retry_after: RETRY_AFTER });
+            return Err(Failure::Outage { cause: "no scheduler is there".to_owned(), retry_after: RETRY_AFTER });
         }
         let bound = self.slots.len();
-        let at = self.free.pop().ok_or(Refused::QueueFull { bound, retry_after: RETRY_AFTER })?;
+        let at = self.free.pop().ok_or(Failure::QueueFull { bound, retry_after: RETRY_AFTER })?;
         let slot = &mut self.slots[at as usize];
         slot.taken = slot.taken.wrapping_add(1);
         let request = u64::from(slot.taken) << 32 | u64::from(at);
@@ -407,8 +405,8 @@ impl CompletedRequest {
             Ok(JobOutput { queued, executed, late, .. }) => {
                 metrics.on_success(*late, rows as usize, took, *queued, *executed);
             }
-            Err(Failure::Refused(_)) => metrics.on_refused(),
-            Err(failure) => metrics.on_failure(Ending::of(failure), took),
+            Err(failure) if failure.ending() == Ending::Refused => metrics.on_refused(),
+            Err(failure) => metrics.on_failure(failure.ending(), took),
         }
         // A client with an answer no longer counts as waiting.
         drop(live);

@@ -2,7 +2,7 @@
 
 use super::frame::{DecodeError, RecordReader, RecordWriter};
 use ripieno_base::Nanos;
-use ripieno_runtime::{Failure, JobOutput, JobResult, Refused};
+use ripieno_runtime::{Failure, JobOutput, JobResult};
 use std::time::Duration;
 
 /// Numbers of the results. They are part of the protocol.
@@ -20,8 +20,10 @@ mod ending {
     pub(super) const TOO_LARGE: u8 = 10;
     pub(super) const NODES_FULL: u8 = 11;
     pub(super) const INVALID: u8 = 12;
+    /// Read as [`OUTAGE`]; schedulers of version 0.1 send it for requests that they refuse.
     pub(super) const REFUSED_OUTAGE: u8 = 13;
     pub(super) const NOT_LOADED: u8 = 14;
+    /// Read as [`SHUTTING_DOWN`], likewise.
     pub(super) const REFUSED_SHUTTING_DOWN: u8 = 15;
 }
 
@@ -55,15 +57,11 @@ fn numbers(failure: &Failure) -> (u8, Numbers) {
         Failure::Outage { retry_after, .. } => (ending::OUTAGE, (*retry_after, 0, 0)),
         Failure::Unloaded => (ending::UNLOADED, NONE),
         Failure::ShuttingDown => (ending::SHUTTING_DOWN, NONE),
-        Failure::Refused(refused) => match refused {
-            Refused::QueueFull { bound, retry_after } => (ending::QUEUE_FULL, (*retry_after, *bound, 0)),
-            Refused::TooLarge { most, .. } => (ending::TOO_LARGE, (Duration::ZERO, *most, 0)),
-            Refused::NodesFull { held, bound, retry_after } => (ending::NODES_FULL, (*retry_after, *bound, *held)),
-            Refused::Invalid(_) => (ending::INVALID, NONE),
-            Refused::Outage { retry_after, .. } => (ending::REFUSED_OUTAGE, (*retry_after, 0, 0)),
-            Refused::NotLoaded => (ending::NOT_LOADED, NONE),
-            Refused::ShuttingDown => (ending::REFUSED_SHUTTING_DOWN, NONE),
-        },
+        Failure::QueueFull { bound, retry_after } => (ending::QUEUE_FULL, (*retry_after, *bound, 0)),
+        Failure::TooLarge { most, .. } => (ending::TOO_LARGE, (Duration::ZERO, *most, 0)),
+        Failure::NodesFull { held, bound, retry_after } => (ending::NODES_FULL, (*retry_after, *bound, *held)),
+        Failure::Invalid(_) => (ending::INVALID, NONE),
+        Failure::NotLoaded => (ending::NOT_LOADED, NONE),
     }
 }
 
@@ -74,10 +72,8 @@ fn nanos(span: Duration) -> usize {
 /// Returns the text of a failure, or "" if it has none.
 pub(super) fn text(failure: &Failure) -> &str {
     match failure {
-        Failure::Failed(cause)
-        | Failure::Outage { cause, .. }
-        | Failure::Refused(Refused::Outage { cause, .. } | Refused::Invalid(cause)) => cause,
-        Failure::Refused(Refused::TooLarge { asked, .. }) => asked,
+        Failure::Failed(cause) | Failure::Outage { cause, .. } | Failure::Invalid(cause) => cause,
+        Failure::TooLarge { asked, .. } => asked,
         _ => "",
     }
 }
@@ -98,16 +94,14 @@ pub(super) fn read_result(get: &mut RecordReader<'_>, text: String) -> Result<Jo
         ending::SHARE => Failure::Share(retry_after),
         ending::CANCELLED => Failure::Cancelled,
         ending::FAILED => Failure::Failed(text),
-        ending::OUTAGE => Failure::Outage { cause: text, retry_after },
+        ending::OUTAGE | ending::REFUSED_OUTAGE => Failure::Outage { cause: text, retry_after },
         ending::UNLOADED => Failure::Unloaded,
-        ending::SHUTTING_DOWN => Failure::ShuttingDown,
-        ending::QUEUE_FULL => Failure::Refused(Refused::QueueFull { bound, retry_after }),
-        ending::TOO_LARGE => Failure::Refused(Refused::TooLarge { asked: text, most: bound }),
-        ending::NODES_FULL => Failure::Refused(Refused::NodesFull { held, bound, retry_after }),
-        ending::INVALID => Failure::Refused(Refused::Invalid(text)),
-        ending::REFUSED_OUTAGE => Failure::Refused(Refused::Outage { cause: text, retry_after }),
-        ending::NOT_LOADED => Failure::Refused(Refused::NotLoaded),
-        ending::REFUSED_SHUTTING_DOWN => Failure::Refused(Refused::ShuttingDown),
+        ending::SHUTTING_DOWN | ending::REFUSED_SHUTTING_DOWN => Failure::ShuttingDown,
+        ending::QUEUE_FULL => Failure::QueueFull { bound, retry_after },
+        ending::TOO_LARGE => Failure::TooLarge { asked: text, most: bound },
+        ending::NODES_FULL => Failure::NodesFull { held, bound, retry_after },
+        ending::INVALID => Failure::Invalid(text),
+        ending::NOT_LOADED => Failure::NotLoaded,
         _ => return Err(DecodeError(format!("a request that ended as {ending}"))),
     };
     Ok(Err(failure))

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use ripieno_base::Nanos;
 use ripieno_executor::RemoteRows;
 use ripieno_model::Extent;
-use ripieno_runtime::{Failure, JobOutput, JobResult, Refused, RemoteJob, Ticket};
+use ripieno_runtime::{Failure, JobOutput, JobResult, RemoteJob, Ticket};
 use std::collections::HashMap;
 use std::collections::hash_map::{Entry, VacantEntry};
 use std::io;
@@ -151,8 +151,8 @@ impl SchedulerShared {
         let asked = places.parked;
         let place = vacant(&mut places, request)?;
         if asked >= MAX_PARKED {
-            let refused = Refused::QueueFull { bound: MAX_PARKED, retry_after: RETRY_AFTER };
-            frontend.link.send(&Message::RequestEnd(RequestEnd { request, answer: Err(Failure::Refused(refused)) }));
+            let refused = Failure::QueueFull { bound: MAX_PARKED, retry_after: RETRY_AFTER };
+            frontend.link.send(&Message::RequestEnd(RequestEnd { request, answer: Err(refused) }));
             return Ok(());
         }
         place.insert(SubmittedRequest::Parked(Box::new(ask), Instant::now()));
@@ -193,7 +193,7 @@ impl SchedulerShared {
             Some(served) => Some((frontend, Arc::clone(served))),
             None => {
                 drop(peers);
-                send_end(&frontend, request.number, Err(Failure::Refused(Refused::NotLoaded)));
+                send_end(&frontend, request.number, Err(Failure::NotLoaded));
                 None
             }
         }
@@ -217,15 +217,13 @@ impl SubmitBatch {
         let (request, place) = (ask.request, vacant(&mut places, ask.request)?);
         let Some(served) = &self.served else {
             drop(places);
-            send_end(frontend, request, Err(Failure::Refused(Refused::NotLoaded)));
+            send_end(frontend, request, Err(Failure::NotLoaded));
             return Ok(());
         };
         // With the lock held, so that the result always finds the request's state.
         match submit_to_engine(served, frontend, ask, Duration::ZERO) {
             Ok(ticket) => drop(place.insert(SubmittedRequest::Ticket(ticket))),
-            Err(refused) => {
-                frontend.link.send(&Message::RequestEnd(RequestEnd { request, answer: Err(Failure::Refused(refused)) }))
-            }
+            Err(refused) => frontend.link.send(&Message::RequestEnd(RequestEnd { request, answer: Err(refused) })),
         }
         drop(places);
         self.count += 1;
@@ -268,9 +266,7 @@ pub(super) fn admit(served: &ServedModels, frontend: &Arc<FrontendPeer>, request
     let Some(SubmittedRequest::Parked(ask, came)) = places.remove(request) else { return };
     match submit_to_engine(served, frontend, *ask, came.elapsed()) {
         Ok(ticket) => drop(places.by_number.insert(request, SubmittedRequest::Ticket(ticket))),
-        Err(refused) => {
-            frontend.link.send(&Message::RequestEnd(RequestEnd { request, answer: Err(Failure::Refused(refused)) }))
-        }
+        Err(refused) => frontend.link.send(&Message::RequestEnd(RequestEnd { request, answer: Err(refused) })),
     }
     drop(places);
     served.engine.wake_scheduler();
@@ -282,7 +278,7 @@ fn submit_to_engine(
     frontend: &Arc<FrontendPeer>,
     ask: RequestHeader,
     waited: Duration,
-) -> Result<Ticket, Refused> {
+) -> Result<Ticket, Failure> {
     let (to, request) = (Arc::clone(frontend), ask.request);
     let on_answer = Box::new(move |answer: JobResult| send_end(&to, request, answer));
     served.engine.submit_remote(RemoteJob {

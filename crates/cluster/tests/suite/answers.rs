@@ -3,7 +3,7 @@
 
 use crate::common::{Client, MAX_BATCH, SAFETY, Served, anywhere, backend, client, local, rows, scheduler, whole};
 use ripieno_model::Walk;
-use ripieno_runtime::{Engine, Failure, HangBound, Job, Refused};
+use ripieno_runtime::{Engine, Failure, HangBound, Job};
 use std::collections::BTreeMap;
 use std::sync::mpsc::channel;
 
@@ -110,7 +110,7 @@ fn what_a_model_does_not_take_is_refused_as_by_one_process() {
     // Only the scheduler knows the queue bound.
     client.submit(1, id, rows(1, MAX_BATCH << 15, 1)).unwrap();
     let (_, answer) = client.answers.recv_timeout(SAFETY).unwrap();
-    assert!(matches!(answer, Err(Failure::Refused(Refused::TooLarge { .. }))));
+    assert!(matches!(answer, Err(Failure::TooLarge { .. })));
     client.frontend.close();
     backend.stop.abort();
     backend.thread.join().unwrap();

@@ -15,7 +15,7 @@ use ripieno_executor::{
 };
 use ripieno_model::{Block, DataType, DropRule, Model, Profile, TensorSpec, Walk};
 use ripieno_policies::{build, find};
-use ripieno_runtime::{Engine, EngineConfig, HangBound, Job, JobResult, Refused, ServedModel};
+use ripieno_runtime::{Engine, EngineConfig, Failure, HangBound, Job, JobResult, ServedModel};
 use ripieno_sched::{Limits, Options, Setup};
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -240,7 +240,7 @@ impl Client {
         self.known.lock().unwrap().iter().find(|(_, model)| model.name == name).expect("it is served").0
     }
 
-    pub(crate) fn submit(&self, number: usize, model: ModelId, inputs: Arc<[Tensor]>) -> Result<u64, Refused> {
+    pub(crate) fn submit(&self, number: usize, model: ModelId, inputs: Arc<[Tensor]>) -> Result<u64, Failure> {
         let sender = self.sender.clone();
         // A test that has seen enough may have ended.
         let on_answer = Box::new(move |answer| drop(sender.send((number, answer))));

@@ -11,7 +11,7 @@ use ripieno_cluster::plane::{
 };
 use ripieno_executor::{EmulatedEngine, EmulatedOptions};
 use ripieno_model::Walk;
-use ripieno_runtime::{Failure, HangBound, JobResult, Refused};
+use ripieno_runtime::{Failure, HangBound, JobResult};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ fn drive(client: &Client, model: &str, then: impl FnOnce()) -> usize {
         }
         match client.submit(number, id, rows(number, 1 + number % 2, 2)) {
             Ok(_) => taken += 1,
-            Err(Refused::Outage { .. }) => {}
+            Err(Failure::Outage { .. }) => {}
             Err(other) => panic!("{other}"),
         }
     }
@@ -53,7 +53,7 @@ fn count(client: &Client, taken: usize) -> (usize, usize) {
                 assert_eq!(answered.outputs[0].data, rows(number, 1 + number % 2, 2)[0].data, "of request {number}");
                 ok += 1;
             }
-            Err(Failure::Outage { .. } | Failure::Refused(Refused::Outage { .. })) => again += 1,
+            Err(Failure::Outage { .. }) => again += 1,
             Err(other) => panic!("request {number}: {other}"),
         }
     }
@@ -184,7 +184,7 @@ fn without_a_scheduler_requests_are_retryable_and_a_later_one_is_followed() {
     let taken = drive(&client, "m", || drop(first.take()));
     let (ok, again) = count(&client, taken);
     assert!(ok > 0 && again > 0, "{ok} and {again}");
-    assert!(matches!(client.submit(0, client.model("m"), rows(0, 1, 2)), Err(Refused::Outage { .. })));
+    assert!(matches!(client.submit(0, client.model("m"), rows(0, 1, 2)), Err(Failure::Outage { .. })));
     let earlier = scheduler(6, address, "deferred", HangBound::default());
     // It learns of the later epoch from connecting processes.
     until("it has tried and given up", || earlier.engine().is_some() && !earlier.is_primary());

@@ -13,7 +13,7 @@ use crate::devices::hang_detector::{HangBound, HangDetector, TimedCost};
 use crate::devices::slots::DeviceSlots;
 use crate::devices::{DeviceDirectory, SharedDevice};
 use crate::metrics::DeviceMetrics;
-use crate::requests::jobs::{ClientCall, JobTable, PartStage};
+use crate::requests::jobs::{JobTable, LiveJob, PartStage};
 use crate::{Clock, StreamedStep, learn::capacity::ModelEntry};
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_executor::{Loss, MemberProgress, Rerun, Task, TaskMember, TaskResult};
@@ -489,7 +489,7 @@ fn count_lost(in_flight: &InFlight, jobs: &mut JobTable) {
 }
 
 /// Records that a task with the part in `slot` has ended.
-fn complete_member<'a>(slot: RequestSlot, times: &TaskTimes, jobs: &'a mut JobTable) -> (&'a mut ClientCall, usize) {
+fn complete_member<'a>(slot: RequestSlot, times: &TaskTimes, jobs: &'a mut JobTable) -> (&'a mut LiveJob, usize) {
     let (_, call, at) = jobs.owner(slot);
     let part = &mut call.parts[at];
     part.in_flight -= 1;
@@ -506,14 +506,14 @@ fn complete_member<'a>(slot: RequestSlot, times: &TaskTimes, jobs: &'a mut JobTa
 }
 
 /// Records that a task failed on a part. Returns whether the part had no result before.
-fn record_failure(call: &mut ClientCall, at: usize, text: String) -> bool {
+fn record_failure(call: &mut LiveJob, at: usize, text: String) -> bool {
     let news = call.parts[at].result.is_none();
     call.parts[at].result.get_or_insert(Err(text));
     news
 }
 
 /// Records a task's progress on a part and delivers the step to the client.
-fn record_progress(call: &mut ClientCall, at: usize, over: bool, progress: MemberProgress) {
+fn record_progress(call: &mut LiveJob, at: usize, over: bool, progress: MemberProgress) {
     let MemberProgress { ended, outputs, step, .. } = progress;
     let part = &mut call.parts[at];
     if let Some(answerer) = call.answerer.as_mut().filter(|_| !step.is_empty()) {

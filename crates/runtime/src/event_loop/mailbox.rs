@@ -18,7 +18,7 @@ use crate::devices::SharedDevice;
 use crate::event_loop::Inbox;
 use crate::event_loop::parking::Parking;
 use crate::learn::capacity::ModelEntry;
-use crate::requests::jobs::ClientCall;
+use crate::requests::jobs::LiveJob;
 use crossbeam_queue::ArrayQueue;
 use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot};
 use ripieno_executor::TaskResult;
@@ -36,7 +36,7 @@ const MAX_COMMANDS: usize = 4;
 /// A message to the scheduler.
 pub(crate) enum Mail {
     /// A request has been admitted.
-    Submit(Box<ClientCall>),
+    Submit(Box<LiveJob>),
     /// The client of the request with this first slot went away.
     Cancel(RequestSlot),
     /// A device has ended a task.

@@ -30,7 +30,7 @@ use crate::learn::server_delay::ServerDelay;
 use crate::learn::shapes::{ShapeSource, ShapeTable};
 use crate::metrics::SchedulerMetrics;
 use crate::requests::ending::Ending;
-use crate::requests::jobs::{ClientCall, JobTable, PartStage};
+use crate::requests::jobs::{JobTable, LiveJob, PartStage};
 use crate::{Aside, Clock, Failure, JobOutput, requests::split};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::{Loss, Payload, TaskResult};
@@ -179,7 +179,7 @@ impl SchedulerLoop {
     }
 
     /// Passes a request to the core. Fails the request if its model has been unloaded meanwhile.
-    fn admit(&mut self, now: Time, call: Box<ClientCall>) {
+    fn admit(&mut self, now: Time, call: Box<LiveJob>) {
         let (id, entry) = (call.id, Arc::clone(&call.model));
         let (parts, deadline, tag) = (call.parts.len() as u32, call.deadline, call.tag);
         let lead = self.jobs.insert(call);
@@ -484,7 +484,7 @@ impl SchedulerLoop {
         if call.answerer.is_none() {
             return;
         }
-        let ending = Ending::of(&failure);
+        let ending = failure.ending();
         call.model.metrics.on_failure(ending, now - call.arrived);
         self.core.aside(Aside::Ended { lead, ending });
         call.answer(Err(failure));
@@ -518,7 +518,7 @@ impl SchedulerLoop {
 }
 
 /// Returns the failure of a part that failed in the engine or was lost with its device.
-fn failure(call: &ClientCall, part: usize) -> Failure {
+fn failure(call: &LiveJob, part: usize) -> Failure {
     let cause = match &call.parts[part].result {
         Some(Err(text)) => text.clone(),
         _ => "the engine ended the request without outputs".to_owned(),

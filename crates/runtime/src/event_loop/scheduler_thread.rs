@@ -15,7 +15,7 @@ use crate::event_loop::mailbox::{Mail, Mailbox};
 use crate::event_loop::scheduler_loop::SchedulerLoop;
 use crate::event_loop::{Inbox, LoopRunner};
 use crate::requests::answer::DrainGate;
-use crate::requests::jobs::ClientCall;
+use crate::requests::jobs::LiveJob;
 use crate::shards::{GrantDelivery, ShardRouter};
 use ripieno_base::DeviceId;
 use ripieno_executor::{IdleWork, TaskResult};
@@ -74,7 +74,7 @@ impl SharedScheduler {
     }
 
     /// Enqueues an admitted request. The caller must then call [`SharedScheduler::wake`].
-    pub(crate) fn enqueue(&self, call: Box<ClientCall>) {
+    pub(crate) fn enqueue(&self, call: Box<LiveJob>) {
         self.mailbox().put(Mail::Submit(call));
     }
 

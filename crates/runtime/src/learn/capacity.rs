@@ -7,7 +7,7 @@
 
 use crate::metrics::{ModelMetrics, ModelSnapshot};
 use crate::requests::ending::Ending;
-use crate::{Refused, ServedModel};
+use crate::{Failure, ServedModel};
 use crossbeam_queue::ArrayQueue;
 use ripieno_base::{Nanos, RequestSlot};
 use ripieno_executor::{LoadedModel, Outage};
@@ -98,13 +98,13 @@ impl CapacityLimits {
     }
 
     /// Refuses a request that exceeds the limits even of an empty server.
-    pub(crate) fn check(&self, model: &ModelEntry, rows: usize, bytes: usize) -> Result<(), Refused> {
+    pub(crate) fn check(&self, model: &ModelEntry, rows: usize, bytes: usize) -> Result<(), Failure> {
         let most = model.min_queue().min(self.slots).saturating_mul(model.max_batch);
         if rows > most && !model.unfolds {
-            return Err(Refused::TooLarge { asked: format!("{rows} rows"), most });
+            return Err(Failure::TooLarge { asked: format!("{rows} rows"), most });
         }
         if bytes > self.max_bytes {
-            return Err(Refused::TooLarge { asked: format!("{bytes} bytes"), most: self.max_bytes });
+            return Err(Failure::TooLarge { asked: format!("{bytes} bytes"), most: self.max_bytes });
         }
         Ok(())
     }
@@ -115,14 +115,14 @@ impl CapacityLimits {
         self: &Arc<CapacityLimits>,
         model: &Arc<ModelEntry>,
         requested: RequestedCapacity,
-    ) -> Result<Permit, Refused> {
+    ) -> Result<Permit, Failure> {
         let RequestedCapacity { parts, bytes, nodes, work_ns } = requested;
         let (admission, slots) = (Arc::clone(self), Vec::new());
         let mut permit =
             Permit { admission, model: Arc::clone(model), slots, places: 0, bytes: 0, nodes: 0, work_ns: 0 };
         if nodes > self.max_nodes {
             let bound = self.max_nodes;
-            return Err(Refused::Invalid(format!(
+            return Err(Failure::Invalid(format!(
                 "a graph of {nodes} nodes; the server takes at most {bound} at once"
             )));
         }
@@ -148,7 +148,7 @@ impl CapacityLimits {
         if !try_reserve(&self.nodes, nodes, self.max_nodes) {
             let (held, bound, retry_after) = (self.nodes.load(Relaxed), self.max_nodes, model.retry_after());
             model.metrics.on_refused();
-            return Err(Refused::NodesFull { held, bound, retry_after });
+            return Err(Failure::NodesFull { held, bound, retry_after });
         }
         permit.nodes = nodes;
         permit.slots.reserve_exact(parts.min(self.slots));
@@ -173,10 +173,10 @@ fn try_reserve(taken: &AtomicUsize, amount: usize, bound: usize) -> bool {
 impl ModelEntry {
     /// Refuses a request while no process of the model's engine runs. Otherwise its batch would use
     /// time on a device, which other models need, and then fail.
-    pub(crate) fn check_outage(&self) -> Result<(), Refused> {
+    pub(crate) fn check_outage(&self) -> Result<(), Failure> {
         let Some(Outage { cause, retry_after }) = self.loaded.outage() else { return Ok(()) };
         self.metrics.on_failure(Ending::Outage, Nanos(0));
-        Err(Refused::Outage { cause: format!("{cause}; it is being started again"), retry_after })
+        Err(Failure::Outage { cause: format!("{cause}; it is being started again"), retry_after })
     }
 
     pub(crate) fn new(served: &ServedModel) -> ModelEntry {
@@ -212,9 +212,9 @@ impl ModelEntry {
         self.metrics.snapshot(self.live.load(Relaxed))
     }
 
-    fn refusal(&self, bound: usize) -> Refused {
+    fn refusal(&self, bound: usize) -> Failure {
         self.metrics.on_refused();
-        Refused::QueueFull { bound, retry_after: self.retry_after() }
+        Failure::QueueFull { bound, retry_after: self.retry_after() }
     }
 
     /// Returns the device time in nanoseconds that a number of rows needs in full batches of rows
@@ -260,9 +260,9 @@ mod tests {
     use crate::testing::served;
     use ripieno_model::{LengthProfiles, Profile};
 
-    fn bound_of(result: Result<Permit, Refused>) -> usize {
+    fn bound_of(result: Result<Permit, Failure>) -> usize {
         match result {
-            Err(Refused::QueueFull { bound, retry_after }) => {
+            Err(Failure::QueueFull { bound, retry_after }) => {
                 assert!(retry_after >= Duration::from_millis(1));
                 bound
             }
@@ -294,7 +294,7 @@ mod tests {
         let admission = Arc::new(CapacityLimits::new(4, 100, 50, Box::new(|| 1)));
         let (wide, narrow) = (ModelEntry::new(&served(8, 8)), ModelEntry::new(&served(8, 2)));
         let most = |model, rows, bytes| match admission.check(model, rows, bytes) {
-            Err(Refused::TooLarge { most, .. }) => Some(most),
+            Err(Failure::TooLarge { most, .. }) => Some(most),
             Err(other) => panic!("{other}"),
             Ok(()) => None,
         };
@@ -327,10 +327,10 @@ mod tests {
         let requested = |nodes| RequestedCapacity { parts: 1, nodes, ..RequestedCapacity::default() };
         let held = admission.reserve(&model, requested(30)).unwrap();
         let full = admission.reserve(&model, requested(21)).err().unwrap();
-        assert!(matches!(full, Refused::NodesFull { held: 30, bound: 50, .. }), "{full}");
+        assert!(matches!(full, Failure::NodesFull { held: 30, bound: 50, .. }), "{full}");
         drop(held);
         assert!(admission.reserve(&model, requested(50)).is_ok());
-        assert!(matches!(admission.reserve(&model, requested(51)).err().unwrap(), Refused::Invalid(_)));
+        assert!(matches!(admission.reserve(&model, requested(51)).err().unwrap(), Failure::Invalid(_)));
         assert!(admission.is_untouched());
     }
 
@@ -338,7 +338,7 @@ mod tests {
     fn retry_after_grows_with_the_queue() {
         let model = ModelEntry::new(&served(4, 8));
         model.live_ns.store(model.work_ns(80, Extent::ONE), Relaxed);
-        let Refused::QueueFull { retry_after, .. } = model.refusal(8) else { panic!("another refusal") };
+        let Failure::QueueFull { retry_after, .. } = model.refusal(8) else { panic!("another refusal") };
         assert_eq!(retry_after, Duration::from_millis(100));
     }
 
@@ -362,7 +362,7 @@ mod tests {
         let mut held: Vec<_> = (0..1_000).map_while(|_| ask(256, 1).ok()).collect();
         assert_eq!(held.len(), 10, "each costs 100 ms");
         held.truncate(4);
-        let Err(Refused::QueueFull { bound, retry_after }) = ask(256, 7) else { panic!("not refused") };
+        let Err(Failure::QueueFull { bound, retry_after }) = ask(256, 7) else { panic!("not refused") };
         assert_eq!((bound, retry_after), (4, Duration::from_millis(400)));
         drop(held);
         assert!(ask(256, 11).is_ok(), "it would never be accepted otherwise");

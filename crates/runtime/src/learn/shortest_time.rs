@@ -7,7 +7,7 @@
 
 use crate::Failure;
 use crate::event_loop::scheduler_loop::SchedulerLoop;
-use crate::requests::jobs::CallPart;
+use crate::requests::jobs::JobPart;
 use ripieno_base::{Nanos, RequestSlot, Time};
 use ripieno_model::{Model, Steps};
 use ripieno_sched::{CostScale, Prediction};
@@ -46,9 +46,9 @@ impl SchedulerLoop {
 
 /// Returns a lower bound on the time of a call of these parts on devices that run `at_once` batches
 /// side by side.
-fn shortest_time(model: &Model, parts: &[CallPart], cost: CostScale, at_once: usize) -> Nanos {
+fn shortest_time(model: &Model, parts: &[JobPart], cost: CostScale, at_once: usize) -> Nanos {
     let block = &model.blocks[0];
-    let alone = |part: &CallPart| {
+    let alone = |part: &JobPart| {
         let extent = part.entry.extent;
         let steps = if block.steps == Steps::Length { extent.length } else { 1 };
         cost.of(block.cost(part.rows.min(block.max_batch()), extent.length) * i64::from(steps))
@@ -69,9 +69,9 @@ mod tests {
     #[test]
     fn a_call_needs_its_full_batches_in_turn_and_its_longest_part() {
         let model = served(8, 8).model;
-        let part = |rows: &usize| CallPart::new(*rows, RequestEntry::new(Payload::Here([].into()), Extent::ONE));
+        let part = |rows: &usize| JobPart::new(*rows, RequestEntry::new(Payload::Here([].into()), Extent::ONE));
         let bound = |rows: &[usize], at_once| {
-            let parts: Vec<CallPart> = rows.iter().map(part).collect();
+            let parts: Vec<JobPart> = rows.iter().map(part).collect();
             shortest_time(&model, &parts, CostScale::PROFILED, at_once)
         };
         let ms = Nanos::from_millis;

@@ -1,7 +1,153 @@
-//! Outcomes of requests, as counted by metrics.
+//! Outcomes of requests: why there is no answer, and how metrics count it.
 
-use crate::Failure;
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
+use thiserror::Error;
+
+/// Reason why a job ends without outputs: it was not accepted, or it ended later. The only list of
+/// reasons: what clients read of each stands in the server's `problem.rs`.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum Failure {
+    /// The deadline passed.
+    #[error("Request timeout expired")]
+    Expired,
+    /// No schedule could meet the deadline any more.
+    #[error("Request timeout expired: no schedule could meet its deadline")]
+    Hopeless,
+    /// It was refused on arrival, since it would have been answered too late.
+    #[error("Request timeout expired: the request would be answered after {expected:?}; retry after {retry_after:?}")]
+    TooLate {
+        /// Expected time from its arrival to its answer.
+        expected: Duration,
+        /// Time by which `expected` exceeds the request's limit.
+        retry_after: Duration,
+    },
+    /// It was refused, since it needs longer than its limit even on idle devices. A retry cannot
+    /// succeed.
+    #[error(
+        "Request timeout expired: the request needs {needed:?} by its profile even on idle devices, so a retry cannot be in time"
+    )]
+    TooLong {
+        /// The time that it needs at least.
+        needed: Duration,
+    },
+    /// The devices cannot answer more requests in time, and all requests are of one client and
+    /// model. Holds the time after which to retry.
+    #[error("the devices are busy, and cannot answer more requests in time; retry after {0:?}")]
+    Overload(Duration),
+    /// The model or the client asks for more than its share of the devices. Holds the time after
+    /// which to retry.
+    #[error(
+        "the devices are busy, and the model or the client asks for more than its share of them; retry after {0:?}"
+    )]
+    Share(Duration),
+    /// The client went away.
+    #[error("the request was cancelled")]
+    Cancelled,
+    /// The engine failed on the job's batch.
+    #[error("inference failed: {0}")]
+    Failed(String),
+    /// The device or the engine process of the job's batch was lost, or none runs, or no scheduler
+    /// is there.
+    #[error("{cause}; retry after {retry_after:?}")]
+    Outage {
+        /// Cause of the loss, in words.
+        cause: String,
+        /// Time after which a retry may succeed.
+        retry_after: Duration,
+    },
+    /// It was refused: the queue of the model or of the server is full.
+    #[error("Exceeds maximum queue size of {bound} requests; retry after {retry_after:?}")]
+    QueueFull {
+        /// The bound, in requests.
+        bound: usize,
+        /// Time after which a retry may succeed.
+        retry_after: Duration,
+    },
+    /// It was refused: it exceeds the limits even of an empty server.
+    #[error("{asked} in one request; at most {most} can ever be taken, so send it in parts")]
+    TooLarge {
+        /// Size of the request, in rows or bytes.
+        asked: String,
+        /// Largest accepted size.
+        most: usize,
+    },
+    /// It was refused: the graphs of all live requests together hold the largest allowed number of nodes.
+    #[error("the graphs of the requests in the server hold {held} of {bound} nodes; retry after {retry_after:?}")]
+    NodesFull {
+        /// Number of nodes held.
+        held: usize,
+        /// Largest number of nodes.
+        bound: usize,
+        /// Time after which a retry may succeed.
+        retry_after: Duration,
+    },
+    /// It was refused: the inputs do not fit the model: too long, not a tree, or an unknown token.
+    #[error("{0}")]
+    Invalid(String),
+    /// It was refused: the model is not loaded.
+    #[error("the model is not loaded")]
+    NotLoaded,
+    /// The model was unloaded while the job waited.
+    #[error("the model was unloaded")]
+    Unloaded,
+    /// The server shuts down.
+    #[error("the server is shutting down")]
+    ShuttingDown,
+}
+
+impl Failure {
+    /// Returns the ending under which the failure is counted.
+    pub fn ending(&self) -> Ending {
+        match self {
+            Failure::Expired => Ending::Expired,
+            Failure::Hopeless | Failure::TooLate { .. } | Failure::TooLong { .. } | Failure::Overload(_) => {
+                Ending::Hopeless
+            }
+            Failure::Share(_) => Ending::Share,
+            Failure::Cancelled => Ending::Cancelled,
+            Failure::Failed(_) => Ending::Failed,
+            Failure::Outage { .. } => Ending::Outage,
+            Failure::QueueFull { .. }
+            | Failure::NodesFull { .. }
+            | Failure::TooLarge { .. }
+            | Failure::Invalid(_)
+            | Failure::NotLoaded => Ending::Refused,
+            Failure::Unloaded => Ending::Unloaded,
+            Failure::ShuttingDown => Ending::ShuttingDown,
+        }
+    }
+
+    /// Returns the time after which a retry may succeed; `None` if it is unknown.
+    pub fn retry_after(&self) -> Option<Duration> {
+        let mut failure = self.clone();
+        failure.retry_after_mut().copied()
+    }
+
+    /// Returns the failure with its times mapped, for messages that round them.
+    #[must_use]
+    pub fn with_times(mut self, map: impl Fn(Duration) -> Duration) -> Failure {
+        if let Failure::TooLate { expected: time, .. } | Failure::TooLong { needed: time } = &mut self {
+            *time = map(*time);
+        }
+        if let Some(time) = self.retry_after_mut() {
+            *time = map(*time);
+        }
+        self
+    }
+
+    fn retry_after_mut(&mut self) -> Option<&mut Duration> {
+        match self {
+            Failure::TooLate { retry_after, .. }
+            | Failure::Overload(retry_after)
+            | Failure::Share(retry_after)
+            | Failure::Outage { retry_after, .. }
+            | Failure::QueueFull { retry_after, .. }
+            | Failure::NodesFull { retry_after, .. } => Some(retry_after),
+            _ => None,
+        }
+    }
+}
 
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -46,23 +192,6 @@ impl Ending {
         Ending::Unloaded,
         Ending::ShuttingDown,
     ];
-
-    /// Returns the ending under which a failure is counted.
-    pub fn of(failure: &Failure) -> Ending {
-        match failure {
-            Failure::Expired => Ending::Expired,
-            Failure::Hopeless | Failure::TooLate { .. } | Failure::TooLong { .. } | Failure::Overload(_) => {
-                Ending::Hopeless
-            }
-            Failure::Cancelled => Ending::Cancelled,
-            Failure::Failed(_) => Ending::Failed,
-            Failure::Outage { .. } => Ending::Outage,
-            Failure::Share(_) => Ending::Share,
-            Failure::Refused(_) => Ending::Refused,
-            Failure::Unloaded => Ending::Unloaded,
-            Failure::ShuttingDown => Ending::ShuttingDown,
-        }
-    }
 
     /// Whether the ending counts as good or bad for autoscaling. `None` if more devices would not
     /// have changed it.

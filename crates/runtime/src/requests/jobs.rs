@@ -1,7 +1,7 @@
 //! The table of live requests, with the state behind each slot and the expiry timers.
 //!
-//! A call is one client request. It has one or more parts of at most a batch each, and the core
-//! sees each part as a request. All slots of a call are reserved and freed together. The first slot
+//! A live job is a [`Job`](crate::Job) that was accepted, in these comments also a call. It has one
+//! or more parts of at most a batch each, and the core sees each part as a request. All slots of a call are reserved and freed together. The first slot
 //! identifies the call in the table.
 //!
 //! A device may hold queued steps of a part after the call was answered, and these steps still use
@@ -17,8 +17,8 @@ use ripieno_sched::RequestClass;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// One client request.
-pub(crate) struct ClientCall {
+/// An accepted [`Job`](crate::Job).
+pub(crate) struct LiveJob {
     /// Obligation to answer; `None` once the call is answered.
     pub(crate) answerer: Option<Answerer>,
     pub(crate) cancel_state: Arc<CancelState>,
@@ -31,7 +31,7 @@ pub(crate) struct ClientCall {
     /// the client set no limit.
     pub(crate) expires: Time,
     pub(crate) rows: usize,
-    pub(crate) parts: Vec<CallPart>,
+    pub(crate) parts: Vec<JobPart>,
     /// Number of parts that have their outputs.
     pub(crate) done: usize,
     /// Number of parts still in the core.
@@ -49,8 +49,8 @@ pub(crate) struct ClientCall {
     pub(crate) permit: Permit,
 }
 
-/// Part of a call; the core sees it as one request.
-pub(crate) struct CallPart {
+/// Part of a job; the core sees it as one request.
+pub(crate) struct JobPart {
     pub(crate) rows: usize,
     pub(crate) entry: Arc<RequestEntry>,
     pub(crate) stage: PartStage,
@@ -91,9 +91,9 @@ pub(crate) enum PartStage {
     Begun,
 }
 
-impl CallPart {
-    pub(crate) fn new(rows: usize, entry: RequestEntry) -> CallPart {
-        CallPart {
+impl JobPart {
+    pub(crate) fn new(rows: usize, entry: RequestEntry) -> JobPart {
+        JobPart {
             rows,
             entry: Arc::new(entry),
             stage: PartStage::Outside,
@@ -129,7 +129,7 @@ impl CallPart {
     }
 }
 
-impl ClientCall {
+impl LiveJob {
     /// The first slot, which identifies the call in the table.
     pub(crate) fn lead(&self) -> RequestSlot {
         self.permit.slots()[0]
@@ -171,7 +171,7 @@ impl CancelState {
 /// All live calls.
 pub(crate) struct JobTable {
     /// Indexed by the first slot of a call.
-    calls: Vec<Option<Box<ClientCall>>>,
+    calls: Vec<Option<Box<LiveJob>>>,
     /// First slot of the call and index of the part, for each slot in use.
     owner: Vec<(RequestSlot, u32)>,
     expiries: IndexedHeap<Time>,
@@ -186,7 +186,7 @@ impl JobTable {
         }
     }
 
-    pub(crate) fn insert(&mut self, call: Box<ClientCall>) -> RequestSlot {
+    pub(crate) fn insert(&mut self, call: Box<LiveJob>) -> RequestSlot {
         let lead = call.lead();
         for (part, slot) in call.permit.slots().iter().enumerate() {
             self.owner[slot.index()] = (lead, part as u32);
@@ -200,18 +200,18 @@ impl JobTable {
     }
 
     /// Returns the call with this first slot.
-    pub(crate) fn call(&mut self, lead: RequestSlot) -> &mut ClientCall {
+    pub(crate) fn call(&mut self, lead: RequestSlot) -> &mut LiveJob {
         self.calls[lead.index()].as_mut().expect("the call is live")
     }
 
     /// Returns the first slot, the call and the part index of `slot`.
-    pub(crate) fn owner(&mut self, slot: RequestSlot) -> (RequestSlot, &mut ClientCall, usize) {
+    pub(crate) fn owner(&mut self, slot: RequestSlot) -> (RequestSlot, &mut LiveJob, usize) {
         let (lead, part) = self.owner[slot.index()];
         (lead, self.call(lead), part as usize)
     }
 
     /// Returns the part in `slot`.
-    pub(crate) fn part(&mut self, slot: RequestSlot) -> &mut CallPart {
+    pub(crate) fn part(&mut self, slot: RequestSlot) -> &mut JobPart {
         let (_, call, part) = self.owner(slot);
         &mut call.parts[part]
     }

@@ -4,7 +4,7 @@ use crate::common::device::Doubling;
 use crate::common::{Client, bytes, data, in_one_piece_and_in_shards, limits, served, start};
 use ripieno_base::{BlockId, ModelId, Nanos};
 use ripieno_model::Profile;
-use ripieno_runtime::{Engine, Failure, Job, JobResult, ModelRefused, Refused};
+use ripieno_runtime::{Engine, Failure, Job, JobResult, ModelRefused};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -37,7 +37,7 @@ in_one_piece_and_in_shards! {
         assert_eq!(data(client.next().1), expected);
         let seen = engine.model_metrics(client.model).unwrap();
         assert_eq!((seen.rows, seen.success.count), (50, 1));
-        assert!(matches!(client.submit(0, 4 * 16 + 1, None), Err(Refused::TooLarge { most: 64, .. })));
+        assert!(matches!(client.submit(0, 4 * 16 + 1, None), Err(Failure::TooLarge { most: 64, .. })));
     }
 
     fn one_failing_part_fails_the_whole_request(shards: usize) {
@@ -72,7 +72,7 @@ impl Tally {
                     return;
                 }
                 Err(refused) => {
-                    assert!(matches!(refused, Refused::QueueFull { .. }), "{refused}");
+                    assert!(matches!(refused, Failure::QueueFull { .. }), "{refused}");
                     self.refused.fetch_add(1, Ordering::Relaxed);
                     if number.is_multiple_of(10) {
                         self.answers[number].fetch_add(1, Ordering::Relaxed);
@@ -136,7 +136,7 @@ in_one_piece_and_in_shards! {
                     let client = Client::new(&engine, guest);
                     let accepted = (0..8).filter(|&at| client.submit(at, 1, None).is_ok()).count();
                     engine.unload(guest).unwrap();
-                    assert_eq!(client.submit(0, 1, None).err(), Some(Refused::NotLoaded));
+                    assert_eq!(client.submit(0, 1, None).err(), Some(Failure::NotLoaded));
                     (0..accepted).for_each(|_| drop(client.next()));
                 }
             });

@@ -4,7 +4,7 @@
 use crate::common::device::{Doubling, Gatekeeper};
 use crate::common::{Client, SAFETY, config, data, in_one_piece_and_in_shards, limits, served, start};
 use ripieno_executor::Executor;
-use ripieno_runtime::{Ending, Engine, Failure, Refused, ServedModel};
+use ripieno_runtime::{Ending, Engine, Failure, ServedModel};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ in_one_piece_and_in_shards! {
     fn a_client_that_goes_away_frees_what_waits(shards: usize) {
         let (engine, client, gatekeeper) = busy(served(1, LONG), shards);
         let waiting = client.submit(1, 4 * 15, None).unwrap();
-        assert!(matches!(client.submit(2, 1, None), Err(Refused::QueueFull { bound: 16, .. })));
+        assert!(matches!(client.submit(2, 1, None), Err(Failure::QueueFull { bound: 16, .. })));
         waiting.cancel();
         assert_eq!(client.next_failure(), (1, Failure::Cancelled));
         // Its slots are freed although the device is still busy.
@@ -97,7 +97,7 @@ in_one_piece_and_in_shards! {
         client.submit(1, 1, None).unwrap();
         engine.unload(client.model).unwrap();
         assert_eq!(client.next_failure(), (1, Failure::Unloaded));
-        assert_eq!(client.submit(2, 1, None).err(), Some(Refused::NotLoaded));
+        assert_eq!(client.submit(2, 1, None).err(), Some(Failure::NotLoaded));
         assert!(engine.model_metrics(client.model).is_none());
         // The id is not reassigned while the old model runs.
         let other = engine.load(served(1, LONG)).unwrap();
@@ -110,7 +110,7 @@ in_one_piece_and_in_shards! {
         let (engine, client, gatekeeper) = busy(served(1, LONG), shards);
         client.submit(1, 1, None).unwrap();
         assert!(!engine.drain(SOON));
-        assert_eq!(client.submit(2, 1, None).err(), Some(Refused::ShuttingDown));
+        assert_eq!(client.submit(2, 1, None).err(), Some(Failure::ShuttingDown));
         for _ in 0..2 {
             assert_eq!(client.next().1.unwrap_err(), Failure::ShuttingDown);
         }
@@ -144,9 +144,9 @@ in_one_piece_and_in_shards! {
         let client = Client::new(&engine, engine.load(ServedModel { max_queue: Some(3), ..served(1, LONG) }).unwrap());
         client.submit(0, 4, None).unwrap();
         client.submit(1, 4, None).unwrap();
-        assert!(matches!(client.submit(2, 3, None), Err(Refused::QueueFull { bound: 2, .. })));
+        assert!(matches!(client.submit(2, 3, None), Err(Failure::QueueFull { bound: 2, .. })));
         client.submit(3, 1, None).unwrap();
-        assert!(matches!(client.submit(4, 1, None), Err(Refused::QueueFull { bound: 3, .. })));
+        assert!(matches!(client.submit(4, 1, None), Err(Failure::QueueFull { bound: 3, .. })));
         drop(gatekeeper);
         (0..3).for_each(|_| assert!(client.next().1.is_ok()));
     }

@@ -10,7 +10,7 @@ use ripieno_executor::{
 };
 use ripieno_model::{Block, DataType, DropRule, LengthProfiles, Model, Profile, Walk};
 use ripieno_policies::{CATALOGUE, Policy, find};
-use ripieno_runtime::{Job, Refused, ServedModel};
+use ripieno_runtime::{Failure, Job, ServedModel};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
@@ -228,6 +228,6 @@ fn a_request_of_two_lengths_is_refused_without_a_slot() {
         })
         .err()
         .unwrap();
-    assert!(matches!(&refused, Refused::Invalid(text) if text.contains("send them equally long")), "{refused}");
+    assert!(matches!(&refused, Failure::Invalid(text) if text.contains("send them equally long")), "{refused}");
     assert_eq!(engine.model_metrics(model).unwrap().live, 0);
 }

@@ -7,7 +7,7 @@ use ripieno_executor::{
 };
 use ripieno_model::{DataType, Model, Profile};
 use ripieno_policies::{build_served, find, served_options};
-use ripieno_runtime::{Ending, Engine, EngineConfig, EngineProcesses, Failure, Job, JobResult, Refused, ServedModel};
+use ripieno_runtime::{Ending, Engine, EngineConfig, EngineProcesses, Failure, Job, JobResult, ServedModel};
 use ripieno_sched::{Limits, Objective, Options, Setup};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ fn real(at: usize) -> Tensor {
     Tensor { name: "x".into(), datatype: DataType::Fp32, shape: vec![1, 1], data: data.into() }
 }
 
-fn submit(engine: &Engine, model: ModelId, client: u16, input: Tensor, on_answer: OnAnswer) -> Result<(), Refused> {
+fn submit(engine: &Engine, model: ModelId, client: u16, input: Tensor, on_answer: OnAnswer) -> Result<(), Failure> {
     let (inputs, on_step) = ([input].into(), None);
     let job = Job { model, inputs, rows: 1, timeout: None, stage: None, client, priority: 0, on_step, on_answer };
     engine.submit(job).map(drop)
@@ -81,7 +81,7 @@ fn ask(engine: &Engine, model: ModelId, count: usize, input: impl Fn(usize) -> T
 }
 
 /// Sends these numbers together; returns the outcome of each, including refusals.
-fn send(engine: &Engine, model: ModelId, client: u16, numbers: &[i64]) -> Vec<Result<JobResult, Refused>> {
+fn send(engine: &Engine, model: ModelId, client: u16, numbers: &[i64]) -> Vec<Result<JobResult, Failure>> {
     let outcomes = numbers.iter().map(|&n| {
         let (sender, answer) = channel();
         submit(engine, model, client, whole(n), Box::new(move |answer| drop(sender.send(answer)))).map(|()| answer)
@@ -101,7 +101,7 @@ fn until_back(engine: &Engine, model: ModelId) -> u64 {
     loop {
         match send(engine, model, 1, &[3]).remove(0) {
             Ok(Ok(_)) => return again,
-            Ok(Err(Failure::Outage { .. })) | Err(Refused::Outage { .. }) => again += 1,
+            Ok(Err(Failure::Outage { .. })) | Err(Failure::Outage { .. }) => again += 1,
             other => panic!("{other:?}"),
         }
         assert!(begun.elapsed() < PATIENCE, "it does not come back");
@@ -140,8 +140,8 @@ fn a_crashed_process_affects_no_other_model() {
             outages += until_back(&engine, greedy);
             assert_eq!(engine.model_processes(greedy), Some(EngineProcesses { up: true, restarts: death }));
             let outcomes = send(&engine, greedy, 7, &[7, 7, KILLER, 7, 7]);
-            let lost = |outcome: &Result<JobResult, Refused>| {
-                matches!(outcome, Ok(Err(Failure::Outage { .. })) | Err(Refused::Outage { .. }))
+            let lost = |outcome: &Result<JobResult, Failure>| {
+                matches!(outcome, Ok(Err(Failure::Outage { .. })) | Err(Failure::Outage { .. }))
             };
             assert!(lost(&outcomes[2]) && outcomes.iter().all(|outcome| lost(outcome) || matches!(outcome, Ok(Ok(_)))));
             outages += outcomes.iter().filter(|outcome| lost(outcome)).count() as u64;

@@ -8,7 +8,7 @@ use ripieno_executor::{
     Task, TaskMember, TaskResult,
 };
 use ripieno_model::Extent;
-use ripieno_runtime::{Engine, EngineConfig, Failure, JobResult, Refused, RemoteJob};
+use ripieno_runtime::{Engine, EngineConfig, Failure, JobResult, RemoteJob};
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -87,7 +87,7 @@ fn bench(does: fn(&TaskMember) -> MemberProgress) -> Bench {
 }
 
 impl Bench {
-    fn submit(&self, rows: usize, extent: Extent) -> Result<Receiver<JobResult>, Refused> {
+    fn submit(&self, rows: usize, extent: Extent) -> Result<Receiver<JobResult>, Failure> {
         let (send, answer) = channel();
         let on_answer = Box::new(move |answer| send.send(answer).unwrap());
         let origin = RemoteRows { frontend: 3, request: 70, first_row: 0 };
@@ -125,5 +125,5 @@ fn whose_inputs_were_lost_may_ask_again_and_is_not_to_blame() {
 fn a_length_that_the_model_does_not_have_is_refused() {
     let bench = bench(|_| MemberProgress::ended(Vec::new()));
     let refused = bench.submit(1, Extent { length: 2, limit: 0 }).unwrap_err();
-    assert!(matches!(refused, Refused::Invalid(_)), "{refused}");
+    assert!(matches!(refused, Failure::Invalid(_)), "{refused}");
 }

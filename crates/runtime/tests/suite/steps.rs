@@ -7,8 +7,7 @@ use ripieno_base::{BlockId, ModelId};
 use ripieno_executor::Executor;
 use ripieno_policies::{build, find};
 use ripieno_runtime::{
-    Engine, EngineConfig, Failure, Job, JobResult, ModelRefused, OnStep, Recording, Refused, StreamedStep, Ticket,
-    replay,
+    Engine, EngineConfig, Failure, Job, JobResult, ModelRefused, OnStep, Recording, StreamedStep, Ticket, replay,
 };
 use ripieno_sched::{Limits, Options, Setup};
 use std::path::Path;
@@ -106,7 +105,7 @@ fn a_request_is_answered_at_its_end_and_its_slot_kept_until_its_last_step_has_ru
     assert_eq!(answered.outputs[0].data, answer_to(&bytes));
     // The request's further steps have not run, so its slot is not free.
     let full = engine.submit(job(model, &bytes).0).err().unwrap();
-    assert!(matches!(full, Refused::QueueFull { bound: 1, .. }), "{full}");
+    assert!(matches!(full, Failure::QueueFull { bound: 1, .. }), "{full}");
     drop(release);
     let (second, answers) = submit_when_there_is_room(&engine, model, &bytes);
     answers.recv_timeout(SAFETY).unwrap().unwrap();
@@ -230,10 +229,10 @@ fn what_the_walk_does_not_take_is_refused_without_a_slot() {
     let model = engine.load(counting(LONG)).unwrap();
     for length in [0, LONGEST + 1, 10_000] {
         let refused = engine.submit(job(model, &vec![1; length]).0).err().unwrap();
-        assert_eq!(refused, Refused::Invalid(format!("a sequence of {length}; 1 to {LONGEST} are possible")));
+        assert_eq!(refused, Failure::Invalid(format!("a sequence of {length}; 1 to {LONGEST} are possible")));
     }
     let (pair, _answers) = job(model, &[1, 2]);
-    assert!(matches!(engine.submit(Job { rows: 2, ..pair }).err().unwrap(), Refused::Invalid(_)));
+    assert!(matches!(engine.submit(Job { rows: 2, ..pair }).err().unwrap(), Failure::Invalid(_)));
     assert_eq!(ask(&engine, model, &[1, 2]).unwrap().outputs[0].data, answer_to(&[1, 2]));
     assert_eq!(engine.model_metrics(model).unwrap().requests.iter().map(|(_, count)| count).sum::<u64>(), 1);
 }
@@ -269,7 +268,7 @@ impl Tally {
             let ticket = loop {
                 match engine.submit(self.job(models, number)) {
                     Ok(ticket) => break Some(ticket),
-                    Err(Refused::QueueFull { .. }) => assert!(begun.elapsed() < SAFETY, "no slot is ever given back"),
+                    Err(Failure::QueueFull { .. }) => assert!(begun.elapsed() < SAFETY, "no slot is ever given back"),
                     Err(_) => break None,
                 }
                 std::thread::yield_now();

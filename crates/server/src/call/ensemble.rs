@@ -165,7 +165,7 @@ impl EnsembleRun {
         let on_answer = Box::new(move |answer| drop(send.try_send((step, answer))));
         let (client, priority) = (self.call.client, self.call.priority);
         let job = Job { model, inputs, rows, timeout, stage, client, priority, on_step: None, on_answer };
-        let withdraw = self.backend.submit(job).map_err(|refused| Problem::of_refusal(refused, &member.name))?;
+        let withdraw = self.backend.submit(job).map_err(|refused| Problem::of_ending(refused, &member.name))?;
         self.withdraws[step] = Some(withdraw);
         Ok(())
     }

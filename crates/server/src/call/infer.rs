@@ -14,7 +14,7 @@ use crate::protocol::trace::TraceContext;
 use crate::state::ServerState;
 use ripieno_executor::Tensor;
 use ripieno_repository::registry::ServedEntry;
-use ripieno_runtime::{Job, JobOutput, JobResult, OnStep, Refused};
+use ripieno_runtime::{Failure, Job, JobOutput, JobResult, OnStep};
 use ripieno_wire::{InferRequest, InferResponse, ResponseTensor};
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
@@ -201,7 +201,7 @@ pub(crate) async fn accept(
         // The request's time limit includes its wait for the turn.
         timeout = timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
     }
-    let model = entry.id.ok_or_else(|| Problem::of_refusal(Refused::NotLoaded, &entry.name))?;
+    let model = entry.id.ok_or_else(|| Problem::of_ending(Failure::NotLoaded, &entry.name))?;
     let (send, answer) = oneshot::channel();
     // The receiver may be gone with its client.
     let on_answer = Box::new(move |answer| drop(send.send(answer)));
@@ -210,8 +210,7 @@ pub(crate) async fn accept(
     let job = Job { model, inputs, rows, timeout, stage: None, client, priority, on_step, on_answer };
     let tag = sampled.unwrap_or_else(|| tag_of(&id));
     let submitted = Instant::now();
-    let withdraw =
-        state.backend.submit_tagged(job, tag).map_err(|refused| Problem::of_refusal(refused, &entry.name))?;
+    let withdraw = state.backend.submit_tagged(job, tag).map_err(|refused| Problem::of_ending(refused, &entry.name))?;
     let backend = state.backend.clone();
     let awaited = Awaited::Model(ModelCall { answer, withdraw: Some(withdraw), submitted, backend });
     Ok(Accepted { entry, outputs, slices, id, decoding, rows, room, timeout, turn, awaited })

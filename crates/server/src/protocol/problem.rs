@@ -1,9 +1,8 @@
 //! Failures of calls, independent of the protocol.
 
-use crate::config::ErrorProfile;
 use crate::observe::durations::rounded;
 use ripieno_repository::registry::{LookupError, ServedEntry};
-use ripieno_runtime::{DeviceRefused, Failure, Refused};
+use ripieno_runtime::{DeviceRefused, Failure};
 use ripieno_wire::WireError;
 use std::time::Duration;
 
@@ -28,6 +27,16 @@ pub(crate) enum ProblemKind {
     NotOffered,
     Unavailable,
     Expired,
+}
+
+/// Mapping of failures to HTTP and gRPC statuses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ErrorProfile {
+    /// The standard meanings of HTTP and gRPC statuses.
+    #[default]
+    Ripieno,
+    /// Triton's statuses, where its clients and their retries depend on them.
+    Triton,
 }
 
 /// A failure.
@@ -78,6 +87,26 @@ impl Problem {
 }
 
 impl ProblemKind {
+    /// Returns the kind of a failure: with the statuses below, the table of what clients receive for
+    /// each reason.
+    fn of(failure: &Failure) -> ProblemKind {
+        match failure {
+            Failure::Expired | Failure::Hopeless | Failure::TooLate { .. } | Failure::TooLong { .. } => {
+                ProblemKind::Expired
+            }
+            Failure::Share(_) | Failure::Overload(_) | Failure::QueueFull { .. } | Failure::NodesFull { .. } => {
+                ProblemKind::Overloaded
+            }
+            Failure::Outage { .. } | Failure::NotLoaded | Failure::Unloaded | Failure::ShuttingDown => {
+                ProblemKind::Unavailable
+            }
+            Failure::TooLarge { .. } => ProblemKind::TooLarge,
+            Failure::Invalid(_) => ProblemKind::Invalid,
+            Failure::Cancelled => ProblemKind::Cancelled,
+            Failure::Failed(_) => ProblemKind::Internal,
+        }
+    }
+
     /// Returns the HTTP status. 499 is nginx's status for a client that left; it appears only in
     /// the log.
     pub(crate) fn http_status(self) -> u16 {
@@ -187,60 +216,13 @@ impl Problem {
     }
 
     /// Converts a failure without that additional information.
-    fn of_ending(failure: Failure, model: &str) -> Problem {
-        let failure = match failure {
-            Failure::Share(after) => Failure::Share(rounded(after)),
-            Failure::Overload(after) => Failure::Overload(rounded(after)),
-            Failure::TooLong { needed } => Failure::TooLong { needed: rounded(needed) },
-            Failure::TooLate { expected, retry_after } => {
-                Failure::TooLate { expected: rounded(expected), retry_after: rounded(retry_after) }
-            }
-            Failure::Outage { cause, retry_after } => Failure::Outage { cause, retry_after: rounded(retry_after) },
-            other => other,
+    pub(crate) fn of_ending(failure: Failure, model: &str) -> Problem {
+        let failure = failure.with_times(rounded);
+        let message = match failure {
+            Failure::TooLarge { .. } | Failure::Invalid(_) => format!("model '{model}': {failure}"),
+            _ => failure.to_string(),
         };
-        let kind = match failure {
-            Failure::Share(retry_after) | Failure::Overload(retry_after) => {
-                let problem = Problem::new(ProblemKind::Overloaded, failure.to_string());
-                return Problem { retry_after: Some(retry_after), ..problem };
-            }
-            Failure::TooLate { retry_after, .. } => {
-                let problem = Problem::new(ProblemKind::Expired, failure.to_string());
-                return Problem { retry_after: Some(retry_after), ..problem };
-            }
-            Failure::Outage { retry_after, .. } => {
-                let problem = Problem::new(ProblemKind::Unavailable, failure.to_string());
-                return Problem { retry_after: Some(retry_after), ..problem };
-            }
-            Failure::Refused(refused) => return Problem::of_refusal(refused, model),
-            Failure::Expired | Failure::Hopeless | Failure::TooLong { .. } => ProblemKind::Expired,
-            Failure::Cancelled => ProblemKind::Cancelled,
-            Failure::Failed(_) => ProblemKind::Internal,
-            Failure::Unloaded | Failure::ShuttingDown => ProblemKind::Unavailable,
-        };
-        Problem::new(kind, failure.to_string())
-    }
-
-    /// Converts the refusal of a request for `model`.
-    pub(crate) fn of_refusal(refused: Refused, model: &str) -> Problem {
-        let mut refused = refused;
-        if let Refused::QueueFull { retry_after, .. }
-        | Refused::NodesFull { retry_after, .. }
-        | Refused::Outage { retry_after, .. } = &mut refused
-        {
-            *retry_after = rounded(*retry_after);
-        }
-        let message = refused.to_string();
-        match refused {
-            Refused::QueueFull { retry_after, .. } | Refused::NodesFull { retry_after, .. } => {
-                Problem { retry_after: Some(retry_after), ..Problem::new(ProblemKind::Overloaded, message) }
-            }
-            Refused::Outage { retry_after, .. } => {
-                Problem { retry_after: Some(retry_after), ..Problem::new(ProblemKind::Unavailable, message) }
-            }
-            Refused::TooLarge { .. } => Problem::new(ProblemKind::TooLarge, format!("model '{model}': {message}")),
-            Refused::Invalid(_) => Problem::invalid(format!("model '{model}': {message}")),
-            Refused::NotLoaded | Refused::ShuttingDown => Problem::new(ProblemKind::Unavailable, message),
-        }
+        Problem { retry_after: failure.retry_after(), ..Problem::new(ProblemKind::of(&failure), message) }
     }
 }
 
@@ -257,7 +239,7 @@ mod tests {
     #[test]
     fn a_time_to_retry_is_rounded() {
         let retry_after = Duration::from_nanos(2_132_532_380);
-        let full = Problem::of_refusal(Refused::QueueFull { bound: 8, retry_after }, "m");
+        let full = Problem::of_ending(Failure::QueueFull { bound: 8, retry_after }, "m");
         assert!(full.message.ends_with("retry after 2.14s"), "{}", full.message);
         let share = Problem::of_ending(Failure::Share(retry_after), "m");
         assert!(share.message.ends_with("its share of them; retry after 2.14s"), "{}", share.message);
@@ -279,17 +261,14 @@ mod tests {
     fn a_retry_is_never_immediate() {
         let after = |millis| {
             let retry_after = Duration::from_millis(millis);
-            Problem::of_refusal(Refused::QueueFull { bound: 8, retry_after }, "m").retry_after_s()
+            Problem::of_ending(Failure::QueueFull { bound: 8, retry_after }, "m").retry_after_s()
         };
         assert_eq!((after(0), after(1000), after(1001)), (Some(1), Some(1), Some(2)));
-        assert_eq!(Problem::of_refusal(Refused::NotLoaded, "m").retry_after_s(), None);
+        assert_eq!(Problem::of_ending(Failure::NotLoaded, "m").retry_after_s(), None);
         let (cause, retry_after) = ("its process ended".to_owned(), Duration::from_millis(100));
-        let lost = Problem::of_ending(Failure::Outage { cause: cause.clone(), retry_after }, "m");
-        let refused = Problem::of_refusal(Refused::Outage { cause, retry_after }, "m");
-        for outage in [lost, refused] {
-            assert_eq!((outage.kind.http_status(), outage.retry_after_s()), (503, Some(1)));
-            assert_eq!(outage.kind.grpc_code(), tonic::Code::Unavailable);
-            assert!(outage.message.starts_with("its process ended; retry after"));
-        }
+        let lost = Problem::of_ending(Failure::Outage { cause, retry_after }, "m");
+        assert_eq!((lost.kind.http_status(), lost.retry_after_s()), (503, Some(1)));
+        assert_eq!(lost.kind.grpc_code(), tonic::Code::Unavailable);
+        assert!(lost.message.starts_with("its process ended; retry after"));
     }
 }

@@ -7,7 +7,7 @@ use ripieno_model::{DataType, TensorSpec};
 use ripieno_repository::registry::{IndexRow, ModelRegistry, ModelState, Repository, ServedEntry, Upload};
 use ripieno_repository::slo::{Slo, SloOrigin};
 use ripieno_runtime::{
-    DeviceRefused, DeviceSnapshot, EngineProcesses, Failure, Job, JobOutput, JobResult, ModelSnapshot, Refused,
+    DeviceRefused, DeviceSnapshot, EngineProcesses, Failure, Job, JobOutput, JobResult, ModelSnapshot,
     SchedulerSnapshot, StreamedStep,
 };
 use ripieno_server::{Backend, DeviceChange, Withdraw};
@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 /// Handles a job.
-type Act = fn(Job, &Scripted) -> Result<(), Refused>;
+type Act = fn(Job, &Scripted) -> Result<(), Failure>;
 
 /// The models' behaviours; a model's id is its position. In addition, there is one identity model
 /// per datatype.
@@ -28,11 +28,11 @@ pub(crate) const MODELS: [(&str, Act); 17] = [
     ("failing", |job, _| answer(job, |_| Err(Failure::Failed("device on fire".into())))),
     ("unloaded", |job, _| answer(job, |_| Err(Failure::Unloaded))),
     ("cancelled", |job, _| answer(job, |_| Err(Failure::Cancelled))),
-    ("full", |_, _| Err(Refused::QueueFull { bound: 7, retry_after: Duration::from_millis(1200) })),
-    ("leaving", |_, _| Err(Refused::ShuttingDown)),
+    ("full", |_, _| Err(Failure::QueueFull { bound: 7, retry_after: Duration::from_millis(1200) })),
+    ("leaving", |_, _| Err(Failure::ShuttingDown)),
     ("down", |_, _| {
         let (cause, retry_after) = ("its process ended: signal: 6".to_owned(), Duration::from_millis(2500));
-        Err(Refused::Outage { cause, retry_after })
+        Err(Failure::Outage { cause, retry_after })
     }),
     ("stuck", |job, scripted| {
         scripted.stuck.lock().push(job);
@@ -56,8 +56,8 @@ pub(crate) const MODELS: [(&str, Act); 17] = [
         scripted.stuck.lock().push(job);
         Ok(())
     }),
-    ("picky", |_, _| Err(Refused::Invalid("two roots".into()))),
-    ("crowded", |_, _| Err(Refused::NodesFull { held: 3, bound: 4, retry_after: Duration::from_millis(1200) })),
+    ("picky", |_, _| Err(Failure::Invalid("two roots".into()))),
+    ("crowded", |_, _| Err(Failure::NodesFull { held: 3, bound: 4, retry_after: Duration::from_millis(1200) })),
     ("too-long", |job, _| answer(job, |_| Err(Failure::TooLong { needed: Duration::from_micros(5_300_200) }))),
 ];
 
@@ -100,7 +100,7 @@ impl Scripted {
 }
 
 /// Answers a job.
-pub(crate) fn answer(job: Job, with: fn(&[Tensor]) -> JobResult) -> Result<(), Refused> {
+pub(crate) fn answer(job: Job, with: fn(&[Tensor]) -> JobResult) -> Result<(), Failure> {
     let Job { inputs, on_step, on_answer, .. } = job;
     drop(on_step);
     on_answer(with(&inputs));
@@ -115,7 +115,7 @@ pub(crate) fn echo(inputs: &[Tensor]) -> JobResult {
 }
 
 impl Backend for Scripted {
-    fn submit(&self, job: Job) -> Result<Withdraw, Refused> {
+    fn submit(&self, job: Job) -> Result<Withdraw, Failure> {
         match MODELS.get(job.model.index()) {
             Some((_, act)) => act(job, self)?,
             None => answer(job, echo)?,

@@ -15,7 +15,7 @@ use ripieno_base::{DeviceId, ModelId};
 use ripieno_cluster::{Frontend, FrontendConfig, ModelDescription};
 use ripieno_report::Format;
 use ripieno_repository::registry::{IndexRow, ModelRegistry, Repository, Upload};
-use ripieno_runtime::{DeviceRefused, DeviceSnapshot, EngineProcesses, Job, ModelSnapshot, Refused, SchedulerSnapshot};
+use ripieno_runtime::{DeviceRefused, DeviceSnapshot, EngineProcesses, Failure, Job, ModelSnapshot, SchedulerSnapshot};
 use ripieno_sched::Limits;
 use ripieno_server::{Addresses, Backend, DeviceChange, Server, ServerConfig, Withdraw};
 use std::net::SocketAddr;
@@ -170,7 +170,7 @@ fn announce(args: &FrontendArgs, addresses: &Addresses, data: SocketAddr) -> any
 struct RemoteEngine(Frontend);
 
 impl Backend for RemoteEngine {
-    fn submit(&self, job: Job) -> Result<Withdraw, Refused> {
+    fn submit(&self, job: Job) -> Result<Withdraw, Failure> {
         let (request, frontend) = (self.0.submit(job)?, self.0.clone());
         Ok(Box::new(move || frontend.cancel(request)))
     }

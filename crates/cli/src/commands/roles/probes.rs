@@ -6,7 +6,7 @@ use anyhow::Context;
 use ripieno_base::{DeviceId, ModelId};
 use ripieno_cluster::{DeviceUsage, StopSignal};
 use ripieno_repository::registry::ModelRegistry;
-use ripieno_runtime::{DeviceRefused, DeviceSnapshot, EngineProcesses, Job, ModelSnapshot, Refused, SchedulerSnapshot};
+use ripieno_runtime::{DeviceRefused, DeviceSnapshot, EngineProcesses, Failure, Job, ModelSnapshot, SchedulerSnapshot};
 use ripieno_server::{Backend, DeviceChange, Server, ServerConfig, Withdraw};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -46,9 +46,9 @@ struct BackendDevices {
 }
 
 impl Backend for BackendDevices {
-    fn submit(&self, _: Job) -> Result<Withdraw, Refused> {
+    fn submit(&self, _: Job) -> Result<Withdraw, Failure> {
         // Clients have no port here.
-        Err(Refused::NotLoaded)
+        Err(Failure::NotLoaded)
     }
 
     fn model(&self, _: ModelId) -> Option<ModelSnapshot> {

@@ -17,7 +17,7 @@ use ripieno_policies::{build, find};
 use ripieno_report::Format;
 use ripieno_repository::registry::{IndexRow, ModelRegistry, Repository, Upload};
 use ripieno_runtime::{
-    DeviceRefused, DeviceSnapshot, Engine, EngineConfig, EngineProcesses, HangBound, Job, ModelSnapshot, Refused,
+    DeviceRefused, DeviceSnapshot, Engine, EngineConfig, EngineProcesses, Failure, HangBound, Job, ModelSnapshot,
     SchedulerSnapshot,
 };
 use ripieno_sched::{Limits, Options, Setup};
@@ -243,9 +243,9 @@ impl PendingEngine {
 }
 
 impl Backend for PendingEngine {
-    fn submit(&self, _: Job) -> Result<Withdraw, Refused> {
+    fn submit(&self, _: Job) -> Result<Withdraw, Failure> {
         // Clients have no port here.
-        Err(Refused::NotLoaded)
+        Err(Failure::NotLoaded)
     }
 
     fn model(&self, id: ModelId) -> Option<ModelSnapshot> {

@@ -44,7 +44,7 @@ fn link() -> Arc<PeerLink> {
     PeerLink::start(Arc::new(Nowhere), LinkBounds::CONTROL, "test").unwrap()
 }
 
-fn insert(table: &mut RequestTable, pending: PendingRequest) -> Result<u64, Refused> {
+fn insert(table: &mut RequestTable, pending: PendingRequest) -> Result<u64, Failure> {
     table.insert(pending, Instant::now()).map(|(request, _)| request)
 }
 
@@ -154,9 +154,9 @@ fn without_a_scheduler_all_that_it_had_to_end_may_be_asked_again() {
     assert!(matches!(told.try_recv().unwrap(), Err(Failure::Outage { .. })));
     assert!(answer(table.on_outputs(second, 0, 1, tensor(1, 0))) && waits.try_recv().unwrap().is_ok());
     let refused = table.insert(pending(1, None).0, now + SCHEDULER_TIMEOUT * 2);
-    assert!(matches!(refused, Err(Refused::Outage { .. })));
+    assert!(matches!(refused, Err(Failure::Outage { .. })));
     assert!(
-        matches!(insert(&mut RequestTable::new(4), pending(1, None).0), Err(Refused::Outage { .. })),
+        matches!(insert(&mut RequestTable::new(4), pending(1, None).0), Err(Failure::Outage { .. })),
         "no scheduler ever connected"
     );
 }
@@ -208,7 +208,7 @@ fn no_request_waits_for_ever_and_none_is_accepted_beyond_the_bound() {
     let [(expiring, expired), (owed, given_up), (patient, waits)] =
         [pending(1, soon), pending(1, soon), pending(1, None)];
     let [_, owed, patient] = [expiring, owed, patient].map(|pending| insert(&mut table, pending).unwrap());
-    assert!(matches!(insert(&mut table, pending(1, None).0), Err(Refused::QueueFull { bound: 3, .. })));
+    assert!(matches!(insert(&mut table, pending(1, None).0), Err(Failure::QueueFull { bound: 3, .. })));
     table.pull(owed, 0, 1, 1).unwrap();
     assert!(!answer(table.on_end(owed, ok(), now)));
     let expire =
@@ -220,7 +220,7 @@ fn no_request_waits_for_ever_and_none_is_accepted_beyond_the_bound() {
     assert!(matches!(given_up.try_recv().unwrap(), Err(Failure::Outage { .. })));
     assert_eq!(expire(&mut table, Duration::from_secs(1 << 20)), 0);
     table.closed = true;
-    assert!(matches!(insert(&mut table, pending(1, None).0), Err(Refused::ShuttingDown)));
+    assert!(matches!(insert(&mut table, pending(1, None).0), Err(Failure::ShuttingDown)));
     table.closed = false;
     assert!(table.get(patient).is_some());
     table.fail_all().into_iter().for_each(CompletedRequest::answer);

@@ -3,7 +3,7 @@ use super::*;
 use crate::handover::{RequestId, RunningRows};
 use ripieno_base::Nanos;
 use ripieno_model::DataType;
-use ripieno_runtime::{Failure, JobOutput, Refused};
+use ripieno_runtime::{Failure, JobOutput};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -36,16 +36,12 @@ fn reader(bytes: Vec<u8>, pieces: usize) -> MessageReader {
 fn answers() -> Vec<JobResult> {
     let after = Duration::from_nanos(1_500_000_001);
     let cause = || "a cause, in words: é".to_owned();
-    let refused = [
-        Refused::QueueFull { bound: 7, retry_after: after },
-        Refused::TooLarge { asked: "9 rows".to_owned(), most: 8 },
-        Refused::NodesFull { held: 3, bound: 4, retry_after: after },
-        Refused::Invalid(cause()),
-        Refused::Outage { cause: cause(), retry_after: after },
-        Refused::NotLoaded,
-        Refused::ShuttingDown,
-    ];
     let failures = [
+        Failure::QueueFull { bound: 7, retry_after: after },
+        Failure::TooLarge { asked: "9 rows".to_owned(), most: 8 },
+        Failure::NodesFull { held: 3, bound: 4, retry_after: after },
+        Failure::Invalid(cause()),
+        Failure::NotLoaded,
         Failure::Expired,
         Failure::Hopeless,
         Failure::TooLate { expected: Duration::from_millis(340), retry_after: Duration::from_millis(240) },
@@ -59,8 +55,7 @@ fn answers() -> Vec<JobResult> {
         Failure::ShuttingDown,
     ];
     let answered = JobOutput { outputs: vec![], queued: Nanos(-1), executed: Nanos::MAX, batch: 64, late: true };
-    let failures = failures.into_iter().chain(refused.into_iter().map(Failure::Refused));
-    std::iter::once(Ok(answered)).chain(failures.map(Err)).collect()
+    std::iter::once(Ok(answered)).chain(failures.into_iter().map(Err)).collect()
 }
 
 /// Returns the messages about leadership.

@@ -3,7 +3,7 @@
 use ripieno_base::ModelId;
 use ripieno_executor::{BlockSource, Executor, ModelSource, Tensor};
 use ripieno_policies::Policy;
-use ripieno_runtime::{Engine, EngineConfig, Job, JobResult, Refused};
+use ripieno_runtime::{Engine, EngineConfig, Failure, Job, JobResult};
 use ripieno_sched::{Limits, Options, Setup};
 use ripieno_workload::{below, stream};
 use std::path::PathBuf;
@@ -54,7 +54,7 @@ pub(crate) fn submit(
             Job { model, inputs, rows, timeout: None, stage: None, client: 0, priority: 0, on_step: None, on_answer };
         match engine.submit(job) {
             Ok(_) => return,
-            Err(Refused::QueueFull { .. }) => std::thread::yield_now(),
+            Err(Failure::QueueFull { .. }) => std::thread::yield_now(),
             Err(other) => panic!("{other}"),
         }
     }

@@ -12,7 +12,7 @@ use ripieno_base::{ModelId, Nanos};
 use ripieno_executor::{BlockSource, Executor, LoadedModel, ModelSource, Tensor};
 use ripieno_model::{Block, DataType, Model, Profile, TensorSpec, Walk};
 use ripieno_policies::{ServedPolicy, build, build_shards};
-use ripieno_runtime::{Engine, EngineConfig, Failure, Job, JobResult, Refused, ServedModel, Ticket};
+use ripieno_runtime::{Engine, EngineConfig, Failure, Job, JobResult, ServedModel, Ticket};
 use ripieno_sched::{Limits, OptionValue, Options, Setup};
 use std::any::Any;
 use std::sync::Arc;
@@ -155,7 +155,7 @@ impl Client {
     }
 
     /// Submits a job; its answers carry `number`.
-    pub(crate) fn submit(&self, number: usize, rows: usize, timeout: Option<Duration>) -> Result<Ticket, Refused> {
+    pub(crate) fn submit(&self, number: usize, rows: usize, timeout: Option<Duration>) -> Result<Ticket, Failure> {
         let sender = self.sender.clone();
         // The test may have ended already.
         let on_answer = Box::new(move |answer| drop(sender.send((number, answer))));
