@@ -7,12 +7,16 @@ mod heap;
 mod histogram;
 mod id;
 mod list;
+mod mean;
 mod random;
+mod ratio;
 mod time;
 
 pub use heap::IndexedHeap;
 pub use histogram::{Histogram, HistogramError};
 pub use id::{BlockId, DeviceId, LaneId, ModelId, RequestSlot, TaskId};
 pub use list::{Links, List};
+pub use mean::MovingMean;
 pub use random::Lcg;
+pub use ratio::{Permille, Ratio};
 pub use time::{Nanos, Time};

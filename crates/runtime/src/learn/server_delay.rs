@@ -4,7 +4,7 @@
 //! Clients count this time, the scheduler does not see it. So deadlines are moved ahead by a moving
 //! mean of it and two mean absolute deviations.
 
-use ripieno_base::Nanos;
+use ripieno_base::{MovingMean, Nanos};
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 /// Weight of the past, in answers.
@@ -23,9 +23,13 @@ impl ServerDelay {
     /// Learns from an answered request.
     pub(crate) fn observe(&self, delay: Nanos) {
         let (mean, deviation) = (self.mean.load(Relaxed), self.deviation.load(Relaxed));
-        let apart = delay.0 - mean;
-        self.mean.store(mean + apart / MEMORY, Relaxed);
-        self.deviation.store(deviation + (apart.abs() - deviation) / MEMORY, Relaxed);
+        let next = |mean: i64, value: i64| {
+            let mut moving = MovingMean::<MEMORY>::guess(mean, MEMORY);
+            moving.add(value);
+            moving.get()
+        };
+        self.mean.store(next(mean, delay.0), Relaxed);
+        self.deviation.store(next(deviation, (delay.0 - mean).abs()), Relaxed);
     }
 
     /// Returns the time by which deadlines are moved ahead.

@@ -10,7 +10,7 @@
 //! size that is refused and has not run for [`SILENCE`] counts half as much until it runs, so that
 //! one stall of a device refuses no size for ever.
 
-use ripieno_base::{Nanos, Time};
+use ripieno_base::{MovingMean, Nanos, Time};
 use ripieno_sched::CostScale;
 
 /// Number of buckets, half doublings of the size.
@@ -19,13 +19,13 @@ const BUCKETS: usize = 128;
 const DOUBLING: i32 = 8;
 const PROPORTION: i32 = 4;
 /// Largest weight of the past, in tasks.
-const MEMORY: i32 = 8;
+const MEMORY: i64 = 8;
 /// Number of tasks after which the factor of a size is known well enough to judge devices by.
-const KNOWN: i32 = 4;
+const KNOWN: i64 = 4;
 /// Upper bound on the change by one task, in steps: a factor of 8.
-const OUTLIER: i32 = 24;
-/// Scale of the means, in parts of a step.
-const PART: i32 = 256;
+const OUTLIER: i64 = 24;
+/// Fixed-point scale of the means: 256 is one step.
+const PART: i64 = 256;
 /// Time without a task after which a refused size counts less.
 const SILENCE: Nanos = Nanos::from_millis(10_000);
 
@@ -35,10 +35,8 @@ pub(crate) struct ShapeCosts([SizeCost; BUCKETS]);
 
 #[derive(Clone, Copy, Debug)]
 struct SizeCost {
-    /// Number of tasks so far, up to [`MEMORY`]; 0 if the size has not run.
-    tasks: i32,
-    /// Moving mean of the factor, in parts of a step.
-    mean: i32,
+    /// Moving mean of the factor, in parts of a step, over the tasks so far.
+    mean: MovingMean<MEMORY>,
     /// Number of steps that refusals have taken from it.
     lowered: i32,
     /// Time of the last task, or of the last lowering.
@@ -59,20 +57,20 @@ impl SizeBucket {
 
 impl ShapeCosts {
     pub(crate) fn new() -> ShapeCosts {
-        ShapeCosts([SizeCost { tasks: 0, mean: 0, lowered: 0, since: Time::ORIGIN }; BUCKETS])
+        ShapeCosts([SizeCost { mean: MovingMean::guess(0, 0), lowered: 0, since: Time::ORIGIN }; BUCKETS])
     }
 
     /// Returns the factor of a size.
     pub(crate) fn scale(&self, bucket: SizeBucket) -> CostScale {
         let own = &self.0[usize::from(bucket.0)];
-        let steps = if own.tasks > 0 { own.steps() } else { self.guess(bucket) };
+        let steps = if own.ran() { own.steps() } else { self.guess(bucket) };
         CostScale(steps.clamp(-i32::from(i8::MAX), i32::from(i8::MAX)) as i8)
     }
 
     /// Returns the steps of a size without tasks; 0 if no size has run.
     fn guess(&self, bucket: SizeBucket) -> i32 {
         let at = usize::from(bucket.0);
-        let ran = |(_, size): &(i32, &SizeCost)| size.tasks > 0;
+        let ran = |(_, size): &(i32, &SizeCost)| size.ran();
         let smaller = (1..).zip(self.0[..at].iter().rev()).find(ran).map(|(_, size)| size.steps());
         let larger = (1..).zip(&self.0[at + 1..]).find(ran).map(|(away, size)| size.steps() - PROPORTION * away);
         smaller.into_iter().chain(larger).max().unwrap_or(0)
@@ -80,24 +78,23 @@ impl ShapeCosts {
 
     /// Returns whether enough tasks of a size have run to judge a device by the next one.
     pub(crate) fn is_known(&self, bucket: SizeBucket) -> bool {
-        self.0[usize::from(bucket.0)].tasks >= KNOWN
+        self.0[usize::from(bucket.0)].mean.seen() >= KNOWN
     }
 
     /// Learns from a task of this size.
     pub(crate) fn observe(&mut self, now: Time, bucket: SizeBucket, took: Nanos, profiled: Nanos) {
         let size = &mut self.0[usize::from(bucket.0)];
-        let sample = i32::from(CostScale::measured(took, profiled).0) * PART;
-        let change = sample - size.mean;
-        let change = if size.tasks == 0 { change } else { change.clamp(-OUTLIER * PART, OUTLIER * PART) };
-        size.tasks = (size.tasks + 1).min(MEMORY);
-        size.mean += change / size.tasks;
+        let sample = i64::from(CostScale::measured(took, profiled).0) * PART;
+        let mean = size.mean.get();
+        let most = if size.ran() { OUTLIER * PART } else { i64::MAX / 2 };
+        size.mean.add(mean + (sample - mean).clamp(-most, most));
         (size.lowered, size.since) = (0, now);
     }
 
     /// Records that a request of this size was refused because it could not be in time.
     pub(crate) fn on_hopeless(&mut self, now: Time, bucket: SizeBucket) {
         let size = &mut self.0[usize::from(bucket.0)];
-        if size.tasks > 0 && now - size.since >= SILENCE {
+        if size.ran() && now - size.since >= SILENCE {
             (size.lowered, size.since) = (size.lowered + DOUBLING, now);
         }
     }
@@ -109,8 +106,13 @@ impl ShapeCosts {
 }
 
 impl SizeCost {
+    /// Returns whether a task of this size has run.
+    fn ran(&self) -> bool {
+        self.mean.seen() > 0
+    }
+
     fn steps(&self) -> i32 {
-        (self.mean + PART / 2).div_euclid(PART) - self.lowered
+        (self.mean.get() + PART / 2).div_euclid(PART) as i32 - self.lowered
     }
 }
 

@@ -72,7 +72,8 @@ pub enum Failure {
         /// Largest accepted size.
         most: usize,
     },
-    /// It was refused: the graphs of all live requests together hold the largest allowed number of nodes.
+    /// It was refused: the graphs of all live requests together hold the largest allowed number of
+    /// nodes.
     #[error("the graphs of the requests in the server hold {held} of {bound} nodes; retry after {retry_after:?}")]
     NodesFull {
         /// Number of nodes held.

@@ -1,8 +1,8 @@
 //! The table of live requests, with the state behind each slot and the expiry timers.
 //!
 //! A live job is a [`Job`](crate::Job) that was accepted, in these comments also a call. It has one
-//! or more parts of at most a batch each, and the core sees each part as a request. All slots of a call are reserved and freed together. The first slot
-//! identifies the call in the table.
+//! or more parts of at most a batch each, and the core sees each part as a request. All slots of a
+//! call are reserved and freed together. The first slot identifies the call in the table.
 //!
 //! A device may hold queued steps of a part after the call was answered, and these steps still use
 //! the part's slot. So the table keeps a call until its last step has completed.

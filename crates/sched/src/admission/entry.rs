@@ -3,7 +3,7 @@
 use super::cost::RequestCosts;
 use super::shares::CLIENTS;
 use crate::Why;
-use ripieno_base::{ModelId, Time};
+use ripieno_base::{ModelId, Ratio, Time};
 use ripieno_model::{DropRule, Model};
 
 /// State of a request.
@@ -51,17 +51,17 @@ pub(super) struct AdmittedModel {
     pub(super) work: i64,
     /// Number of clients with requests in the policy.
     pub(super) clients: i64,
-    /// Part of the SLO that its queue may last, in parts of [`WHOLE`].
-    pub(super) queue_part: i64,
+    /// Part of the SLO that its queue may last.
+    pub(super) queue_part: QueuePart,
 }
 
-/// The whole SLO.
-pub(super) const WHOLE: i64 = 1 << 16;
+/// A part of the SLO, in parts of 65,536.
+pub(super) type QueuePart = Ratio<{ 1 << 16 }>;
 /// Additive increase of the part with an answer in time, and the reciprocal of its multiplicative
 /// decrease with a late one: while the queue is full, 1.5 % of the answers are late at the whole
 /// SLO, 3 % at half of it.
-const INCREASE: i64 = WHOLE / 4_096;
-const DECREASE: i64 = 64;
+const INCREASE: QueuePart = QueuePart::from_parts(QueuePart::WHOLE.parts() / 4_096);
+const DECREASE: u64 = 64;
 
 impl AdmittedModel {
     pub(super) fn new(model: Box<Model>) -> AdmittedModel {
@@ -72,7 +72,7 @@ impl AdmittedModel {
             by_client: Box::new([0; CLIENTS]),
             work: 0,
             clients: 0,
-            queue_part: WHOLE,
+            queue_part: QueuePart::WHOLE,
         }
     }
 
@@ -84,8 +84,9 @@ impl AdmittedModel {
     /// Records an answer. What the policy's batches really cost is unknown here, so the queue is
     /// bounded by additive increase and multiplicative decrease.
     pub(super) fn on_answer(&mut self, late: bool) {
-        let change = if late { -self.queue_part / DECREASE } else { INCREASE };
-        self.queue_part = (self.queue_part + change).clamp(INCREASE, WHOLE);
+        let part = self.queue_part;
+        let next = if late { part - QueuePart::from_parts(part.parts() / DECREASE) } else { part + INCREASE };
+        self.queue_part = next.clamp(INCREASE, QueuePart::WHOLE);
     }
 
     /// Returns the work in the policy of a flow's client.

@@ -36,7 +36,7 @@ pub(crate) use shapes::Shapes;
 use crate::{
     Action, Control, Limits, Needs, Outbox, Prediction, Request, Scheduler, SchedulerLayer, Setup, TaskDone, Why,
 };
-use entry::{ABSENT, AdmissionState, AdmittedModel, AdmittedRequest, WHOLE};
+use entry::{ABSENT, AdmissionState, AdmittedModel, AdmittedRequest, QueuePart};
 use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_model::Model;
 use shares::Shares;
@@ -139,7 +139,7 @@ impl Admission {
             return None;
         }
         let all = i128::from(self.devices.within(served.costs.model().slo));
-        let all = all * i128::from(served.queue_part) / i128::from(WHOLE);
+        let all = all * i128::from(served.queue_part.parts()) / i128::from(QueuePart::WHOLE.parts());
         let part = all * i128::from(weight(served)) / i128::from(weights) / i128::from(clients);
         let full = i128::from(own) + i128::from(work) > part;
         full.then_some(if alone { Why::Hopeless } else { Why::Share })

@@ -16,7 +16,7 @@
 
 use super::utilisation::DeviceUse;
 use crate::Limits;
-use ripieno_base::{ModelId, Nanos, Time};
+use ripieno_base::{ModelId, Nanos, Permille, Time};
 
 /// Number of distinguished clients of a model; further ones share a flow with one of these.
 pub(crate) const CLIENTS: usize = 64;
@@ -37,8 +37,8 @@ const LEAST: i64 = 512;
 const WHOLE: i64 = 1 << 20;
 /// Reciprocal of the tolerated part of lost requests of flows that may not lose any.
 const LOSS: i64 = 64;
-/// Utilisation below which no loss is blamed on the divided part, in thousandths.
-const BUSY_PERMILLE: i64 = 900;
+/// Utilisation below which no loss is blamed on the divided part.
+const BUSY: Permille = Permille::from_parts(900);
 /// Number of consecutive refused requests of a lower priority after which one is admitted.
 const STARVED: u8 = 16;
 
@@ -201,7 +201,7 @@ impl Shares {
         self.tick = tick;
         if !self.active.is_empty() {
             self.grow(passed.min(64));
-            self.adapt(devices.utilisation_permille(now));
+            self.adapt(devices.utilisation(now));
             self.capacity = devices.within(SECOND);
             self.divide(now);
             self.fade(passed.min(64));
@@ -219,7 +219,7 @@ impl Shares {
 
     /// Reduces the divided part if flows with small demands lose requests while devices are busy:
     /// what they lose beside idle devices, the others' shares do not cost them.
-    fn adapt(&mut self, utilisation_permille: i64) {
+    fn adapt(&mut self, utilisation: Permille) {
         let (mut passed, mut lost, mut held) = (0_i64, 0_i64, false);
         for flow in self.active.iter().map(|&flow| &self.flows[flow as usize]) {
             match flow.allowed {
@@ -227,7 +227,7 @@ impl Shares {
                 None => (passed, lost) = (passed.saturating_add(flow.passed), lost.saturating_add(flow.lost)),
             }
         }
-        let harmed = held && lost.saturating_mul(LOSS) > passed && utilisation_permille > BUSY_PERMILLE;
+        let harmed = held && lost.saturating_mul(LOSS) > passed && utilisation > BUSY;
         self.divided = if harmed { self.divided - self.divided / 64 } else { self.divided + 2 }.clamp(LEAST, ALL);
     }
 

@@ -2,7 +2,7 @@
 
 use crate::Limits;
 use crate::tables::devices::Devices;
-use ripieno_base::{DeviceId, Nanos, Time};
+use ripieno_base::{DeviceId, Nanos, Permille, Time};
 
 /// The devices of a server, and the tasks on each.
 #[derive(Debug)]
@@ -80,15 +80,15 @@ impl DeviceUse {
         present.map(|(_, device)| device.takes(cost)).min().unwrap_or(cost)
     }
 
-    /// Returns the part of the time since the last call for which the devices were busy, in
-    /// thousandths. A shard takes the use by the others for as much as its own.
-    pub(super) fn utilisation_permille(&mut self, now: Time) -> i64 {
+    /// Returns the part of the time since the last call for which the devices were busy. A shard
+    /// assumes that each other shard uses as much as itself.
+    pub(super) fn utilisation(&mut self, now: Time) -> Permille {
         self.account(now);
         let present = self.devices.iter().filter(|(_, device)| device.present).count().max(1);
         let whole = ((now - self.began).0.saturating_mul(present as i64)).max(1);
-        let used = std::mem::take(&mut self.used).scale(1_000, whole.cast_unsigned());
+        let used = Permille::of(std::mem::take(&mut self.used), Nanos(whole));
         self.began = now;
-        (used.0 * self.shards).min(1_000)
+        Permille::from_parts(used.parts() * self.shards.cast_unsigned()).min(Permille::WHOLE)
     }
 }
 
@@ -105,11 +105,11 @@ mod tests {
         devices.start(at(10), DeviceId(0));
         devices.end(at(20), DeviceId(0));
         devices.end(at(60), DeviceId(0));
-        assert_eq!(devices.utilisation_permille(at(100)), 300);
+        assert_eq!(devices.utilisation(at(100)).parts(), 300);
         devices.start(at(100), DeviceId(1));
         devices.join(at(150), DeviceId(2));
         devices.leave(at(150), DeviceId(1));
-        assert_eq!(devices.utilisation_permille(at(200)), 250);
+        assert_eq!(devices.utilisation(at(200)).parts(), 250);
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //!
 //! The real deadline still decides about replies to clients, and whether an answer counts as late.
 
-use ripieno_base::Nanos;
+use ripieno_base::{MovingMean, Nanos};
 use ripieno_model::Model;
 
 /// Initial guess per walk: the wake-up of a thread.
@@ -20,8 +20,9 @@ const FIRST_PART: i64 = 2;
 /// Upper bound on the margin of a walk, as a reciprocal part of the SLO: a device that is later
 /// than that is overloaded.
 const MOST: i64 = 4;
-/// Weight of the guess, and largest weight of the past, in batches.
+/// Weight of the guess, in batches.
 const WEIGHS: i64 = 16;
+/// Largest weight of the past, in batches.
 const MEMORY: i64 = 256;
 /// Number of mean absolute deviations above the mean.
 const DEVIATIONS: i64 = 2;
@@ -29,12 +30,13 @@ const DEVIATIONS: i64 = 2;
 /// The margin of one model. Each of the consecutive tasks of a request may be late.
 #[derive(Clone, Copy, Debug)]
 pub struct Margin {
-    /// Moving mean of the lateness of a task, and of its absolute deviation.
-    mean: Nanos,
-    deviation: Nanos,
-    /// Weight of both, in tasks.
-    seen: i64,
+    /// Moving mean of the lateness of a task, in nanoseconds.
+    mean: MovingMean<MEMORY>,
+    /// Moving mean of the absolute deviation from it.
+    deviation: MovingMean<MEMORY>,
+    /// Upper bound on the margin of a task.
     most: Nanos,
+    /// Number of consecutive tasks of a request.
     tasks: i64,
 }
 
@@ -49,21 +51,21 @@ impl Margin {
         let most = Nanos(model.slo.0 / MOST / tasks);
         let guess = FIRST + Nanos(alone.0 / FIRST_PART);
         let mean = Nanos(guess.0 / tasks).min(most);
-        Margin { mean, deviation: Nanos::ZERO, seen: WEIGHS, most, tasks }
+        let guess = |value| MovingMean::guess(value, WEIGHS);
+        Margin { mean: guess(mean.0), deviation: guess(0), most, tasks }
     }
 
     /// Returns the margin by which the scheduler's deadlines precede the real ones.
     pub fn ahead(&self) -> Nanos {
-        (self.mean + self.deviation * DEVIATIONS).clamp(Nanos::ZERO, self.most) * self.tasks
+        Nanos(self.mean.get() + self.deviation.get() * DEVIATIONS).clamp(Nanos::ZERO, self.most) * self.tasks
     }
 
     /// Records that a batch ended `by` later (earlier, if negative) than its profile predicted.
     pub fn observe(&mut self, by: Nanos) {
         // A stall of the device counts as the largest margin.
-        let excess = by.clamp(Nanos(-self.most.0), self.most) - self.mean;
-        self.seen = (self.seen + 1).min(MEMORY);
-        self.mean += Nanos(excess.0 / self.seen);
-        self.deviation += Nanos((excess.0.abs() - self.deviation.0) / self.seen);
+        let by = by.0.clamp(-self.most.0, self.most.0);
+        self.deviation.add((by - self.mean.get()).abs());
+        self.mean.add(by);
     }
 }
 

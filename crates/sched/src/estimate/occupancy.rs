@@ -8,7 +8,7 @@
 //! is linear. Below the shortest measured task it is proportional, above the longest it adds the
 //! same excess. Both are low guesses, so tasks of an unseen duration are tried, and measured.
 
-use ripieno_base::Nanos;
+use ripieno_base::{MovingMean, Nanos};
 
 /// Octaves of the profiled duration, from 1 µs to some 70 minutes.
 const OCTAVES: usize = 32;
@@ -30,11 +30,12 @@ const PROMISED_DEVIATIONS: i64 = 2;
 struct Octave {
     /// Number of tasks so far.
     tasks: i64,
-    /// Moving means of the profiled and the measured duration.
-    profiled: Nanos,
-    measured: Nanos,
-    /// Moving mean of the absolute difference from the mean.
-    deviation: Nanos,
+    /// Moving mean of the profiled duration, in nanoseconds.
+    profiled: MovingMean<MEMORY>,
+    /// Moving mean of the measured duration, in nanoseconds.
+    measured: MovingMean<MEMORY>,
+    /// Moving mean of the absolute difference from the mean, in nanoseconds.
+    deviation: MovingMean<MEMORY>,
 }
 
 /// The occupancy of one model.
@@ -48,7 +49,17 @@ pub struct OccupancyEstimate {
 impl Octave {
     /// Returns the expected excess over the profile; the profile counts as [`PRIOR`] tasks.
     fn excess(&self) -> Nanos {
-        self.believed(self.measured - self.profiled)
+        self.believed(self.difference())
+    }
+
+    /// Returns the mean profiled duration.
+    fn profiled(&self) -> Nanos {
+        Nanos(self.profiled.get())
+    }
+
+    /// Returns the mean excess of the measured over the profiled duration.
+    fn difference(&self) -> Nanos {
+        Nanos(self.measured.get()) - self.profiled()
     }
 
     /// Returns what is believed of a measured difference.
@@ -68,14 +79,12 @@ impl OccupancyEstimate {
         let expected = self.mean(profiled);
         let measured = measured.min(Nanos(expected.0.max(1).saturating_mul(OUTLIER_FACTOR)));
         let octave = &mut self.octaves[octave(profiled)];
+        let before = (octave.difference(), octave.deviation);
         octave.tasks += 1;
-        let weight = octave.tasks.min(MEMORY);
-        let step = |mean: Nanos, value: Nanos| mean + Nanos((value - mean).0 / weight);
-        let before = (octave.measured - octave.profiled, octave.deviation);
-        let deviation = Nanos((measured - expected).0.abs());
-        let (profiled, measured) = (step(octave.profiled, profiled), step(octave.measured, measured));
-        (octave.profiled, octave.measured, octave.deviation) = (profiled, measured, step(octave.deviation, deviation));
-        if (octave.measured - octave.profiled, octave.deviation) != before {
+        octave.profiled.add(profiled.0);
+        octave.measured.add(measured.0);
+        octave.deviation.add((measured - expected).0.abs());
+        if (octave.difference(), octave.deviation.get()) != (before.0, before.1.get()) {
             self.version += 1;
         }
     }
@@ -83,8 +92,8 @@ impl OccupancyEstimate {
     /// Halves what was learnt.
     pub fn halve(&mut self) {
         for octave in &mut self.octaves {
-            octave.measured = octave.profiled + Nanos((octave.measured - octave.profiled).0 / 2);
-            octave.deviation.0 /= 2;
+            octave.measured.set(octave.profiled.get() + octave.difference().0 / 2);
+            octave.deviation.set(octave.deviation.get() / 2);
         }
         self.version += 1;
     }
@@ -96,7 +105,7 @@ impl OccupancyEstimate {
 
     /// Returns the mean absolute deviation from it.
     pub fn deviation(&self, profiled: Nanos) -> Nanos {
-        self.at(profiled, |octave| octave.believed(octave.deviation)) - profiled
+        self.at(profiled, |octave| octave.believed(Nanos(octave.deviation.get()))) - profiled
     }
 
     /// Returns the occupancy that tasks in sequence are promised to stay within, given the sum of
@@ -109,16 +118,17 @@ impl OccupancyEstimate {
     fn at(&self, profiled: Nanos, excess: impl Fn(&Octave) -> Nanos) -> Nanos {
         let at = octave(profiled);
         let seen = |octave: &&Octave| octave.tasks > 0;
-        let shorter = self.octaves[..=at].iter().rev().filter(seen).find(|octave| octave.profiled <= profiled);
-        let longer = self.octaves[at..].iter().filter(seen).find(|octave| octave.profiled > profiled);
+        let shorter = self.octaves[..=at].iter().rev().filter(seen).find(|octave| octave.profiled() <= profiled);
+        let longer = self.octaves[at..].iter().filter(seen).find(|octave| octave.profiled() > profiled);
         let share = |from: Nanos, span: Nanos, part: Nanos| from.scale(part.0 as u64, span.0 as u64);
         let more = match (shorter, longer) {
             (None, None) => Nanos::ZERO,
             (Some(shorter), None) => excess(shorter),
-            (None, Some(longer)) => share(excess(longer), longer.profiled, profiled),
+            (None, Some(longer)) => share(excess(longer), longer.profiled(), profiled),
             (Some(shorter), Some(longer)) => {
                 let (low, high) = (excess(shorter), excess(longer));
-                low + share(high - low, longer.profiled - shorter.profiled, profiled - shorter.profiled)
+                let span = longer.profiled() - shorter.profiled();
+                low + share(high - low, span, profiled - shorter.profiled())
             }
         };
         (profiled + more).max(Nanos(1))

@@ -5,7 +5,7 @@
 //! kept as rows per window, two integers, so that comparisons of rates are exact. The dispersion of
 //! the samples shows how regularly rows arrive.
 
-use ripieno_base::{Nanos, Time};
+use ripieno_base::{Nanos, Permille, Time};
 
 const SAMPLE_NS: i64 = 50_000_000;
 const SAMPLES: usize = 100;
@@ -91,11 +91,14 @@ impl RateMeter {
             .then_some(Rate { rows: self.total, window })
     }
 
-    /// Returns the index of dispersion of the samples, in thousandths: 1,000 for Poisson arrivals.
-    /// None while there is no rate.
-    pub fn dispersion_permille(&self, now: Time) -> Option<u64> {
+    /// Returns the index of dispersion of the samples: 1 for Poisson arrivals. `None` while there is
+    /// no rate.
+    pub fn dispersion(&self, now: Time) -> Option<Permille> {
         let samples = (self.rate(now)?.window.0 / SAMPLE_NS).cast_unsigned().max(1);
-        Some((1_000 * self.squares / self.total).saturating_sub(1_000 * self.total / samples))
+        Some(
+            Permille::from_parts(1_000 * self.squares / self.total)
+                - Permille::from_parts(1_000 * self.total / samples),
+        )
     }
 }
 
@@ -110,10 +113,11 @@ impl Rate {
         span.scale(self.rows, self.window.0.cast_unsigned()).0.max(0).cast_unsigned()
     }
 
-    /// Returns the thousandths of a device that this rate keeps busy, if each batch has `batch`
-    /// rows and takes `latency`.
-    pub fn load_permille(&self, batch: usize, latency: Nanos) -> u64 {
-        latency.scale(self.rows * 1_000, (self.window.0 as u64).saturating_mul(batch as u64)).0.max(0) as u64
+    /// Returns the number of devices that this rate keeps busy, if each batch has `batch` rows and
+    /// takes `latency`.
+    pub fn load(&self, batch: usize, latency: Nanos) -> Permille {
+        let time = latency.scale(self.rows * 1_000, (self.window.0 as u64).saturating_mul(batch as u64));
+        Permille::from_parts(time.0.max(0).cast_unsigned())
     }
 }
 
@@ -144,9 +148,10 @@ mod tests {
             steady.record(Time(sample * SAMPLE_NS), 10);
             bursts.record(Time(sample * SAMPLE_NS), if sample % 10 == 0 { 100 } else { 0 });
         }
-        let dispersion = |meter: &RateMeter| meter.dispersion_permille(Time(100 * SAMPLE_NS));
+        let dispersion = |meter: &RateMeter| meter.dispersion(Time(100 * SAMPLE_NS));
         // Variance over mean.
-        assert_eq!((dispersion(&steady), dispersion(&bursts)), (Some(0), Some(90_000)));
+        let parts = |meter| dispersion(meter).map(Permille::parts);
+        assert_eq!((parts(&steady), parts(&bursts)), (Some(0), Some(90_000)));
         assert_eq!(dispersion(&RateMeter::new()), None);
     }
 
@@ -163,6 +168,6 @@ mod tests {
     fn load_is_rate_times_latency_per_row() {
         let rate = Rate { rows: 5_000, window: Nanos(1_000 * MS) };
         // 5,000 rows/s in batches of 10 that take 4 ms keep two devices busy.
-        assert_eq!(rate.load_permille(10, Nanos(4 * MS)), 2_000);
+        assert_eq!(rate.load(10, Nanos(4 * MS)).parts(), 2_000);
     }
 }

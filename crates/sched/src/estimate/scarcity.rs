@@ -14,13 +14,13 @@
 //! While no batch runs, no request is passed over: the price halves with each batch that could have
 //! run. An idle server therefore starts batches immediately, however busy it was before.
 
-use ripieno_base::{Nanos, Time};
+use ripieno_base::{Nanos, Permille, Ratio, Time};
 
 /// Reciprocal of the share of passed-over rows at which the price reaches 1.
 const SHORT: u64 = 64;
 
-/// The value 1 of prices and shares.
-pub const WHOLE: u64 = 1 << 16;
+/// The price of device time, or a share of rows, in parts of 65,536.
+pub type Price = Ratio<{ 1 << 16 }>;
 
 /// The measured price of device time.
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,7 +35,7 @@ pub const MEMORY: u64 = 256;
 
 /// Share of rows with some property, as a moving average over the last [`MEMORY`].
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Share(u64);
+pub struct Share(Price);
 
 impl Scarcity {
     /// Records rows that started, or (`passed`) that were passed over, dropped or refused.
@@ -49,13 +49,13 @@ impl Scarcity {
     }
 
     /// Returns the price by which batches are started.
-    pub fn price(self, now: Time, batch: Nanos) -> u64 {
-        (self.fade(now, batch, self.passed.0) * SHORT).min(WHOLE)
+    pub fn price(self, now: Time, batch: Nanos) -> Price {
+        Price::from_parts(self.fade(now, batch, self.passed.0).parts() * SHORT).min(Price::WHOLE)
     }
 
-    fn fade(&self, now: Time, batch: Nanos, price: u64) -> u64 {
+    fn fade(&self, now: Time, batch: Nanos, price: Price) -> Price {
         let missed = (now - self.last_activity).0 / batch.0.max(1);
-        price >> missed.clamp(0, 63)
+        Price::from_parts(price.parts() >> missed.clamp(0, 63))
     }
 }
 
@@ -63,13 +63,13 @@ impl Share {
     /// Records `rows` rows with or without the property.
     pub fn observe(&mut self, rows: usize, happened: bool) {
         let weight = (rows as u64).min(MEMORY);
-        let level = if happened { WHOLE } else { 0 };
-        self.0 = (self.0 * (MEMORY - weight) + level * weight) / MEMORY;
+        let level = if happened { Price::WHOLE } else { Price::ZERO };
+        self.0 = self.0.toward(level, weight, MEMORY);
     }
 
     /// Returns the share in parts of 1,000.
-    pub fn permille(self) -> u64 {
-        self.0 * 1_000 / WHOLE
+    pub fn permille(self) -> Permille {
+        self.0.permille()
     }
 }
 
@@ -77,33 +77,34 @@ impl Share {
 mod tests {
     use super::*;
 
+    const ONE: u64 = Price::WHOLE.parts();
     const BATCH: Nanos = Nanos::from_millis(10);
 
     #[test]
     fn passed_over_rows_raise_the_price_and_silence_ends_it() {
         let mut scarcity = Scarcity::default();
         let now = |batches: i64| Time::ORIGIN + BATCH * batches;
-        assert_eq!(scarcity.price(now(0), BATCH), 0);
+        assert_eq!(scarcity.price(now(0), BATCH), Price::ZERO);
         scarcity.observe(1, true);
-        assert_eq!(scarcity.price(now(0), BATCH), WHOLE / 4, "one row in 256");
+        assert_eq!(scarcity.price(now(0), BATCH).parts(), ONE / 4, "one row in 256");
         scarcity.observe(3, true);
-        assert!(scarcity.price(now(0), BATCH) > WHOLE * 98 / 100);
+        assert!(scarcity.price(now(0), BATCH).parts() > ONE * 98 / 100);
         (0..8).for_each(|_| scarcity.observe(64, false));
         let fallen = scarcity.price(now(0), BATCH);
-        assert!(fallen < WHOLE / 8, "{fallen}");
+        assert!(fallen.parts() < ONE / 8, "{fallen:?}");
         (0..4).for_each(|_| scarcity.observe(64, true));
-        assert_eq!(scarcity.price(now(0), BATCH), WHOLE);
+        assert_eq!(scarcity.price(now(0), BATCH), Price::WHOLE);
         scarcity.note_activity(now(7), BATCH);
-        assert!(scarcity.price(now(7), BATCH) < WHOLE / 2, "halved seven times");
-        assert_eq!(scarcity.price(now(1_000), BATCH), 0);
+        assert!(scarcity.price(now(7), BATCH).parts() < ONE / 2, "halved seven times");
+        assert_eq!(scarcity.price(now(1_000), BATCH), Price::ZERO);
     }
 
     #[test]
     fn shares_follow_the_last_rows() {
         let mut share = Share::default();
         share.observe(128, true);
-        assert_eq!(share.permille(), 500);
+        assert_eq!(share.permille().parts(), 500);
         share.observe(512, false);
-        assert_eq!(share.permille(), 0);
+        assert_eq!(share.permille().parts(), 0);
     }
 }

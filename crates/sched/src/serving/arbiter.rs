@@ -8,7 +8,7 @@
 
 use super::load::MOST_UTILISATION;
 use crate::tables::cohorts::CohortId;
-use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, Time};
+use ripieno_base::{BlockId, ModelId, Nanos, Permille, RequestSlot, Time};
 
 /// The cost of a request that waits for its whole SLO, in the unit of weights times nanoseconds.
 pub(super) const ONE: i128 = 1 << 48;
@@ -31,7 +31,7 @@ pub(super) struct TaskOffer {
     pub(super) rows: usize,
     pub(super) max_rows: usize,
     /// Part of its device time that is wasted compared with the best batches, in thousandths.
-    pub(super) waste: u64,
+    pub(super) waste: Permille,
     /// Cost of one member that is late.
     pub(super) late_cost: i128,
     /// Whether no other device can run it.
@@ -112,7 +112,7 @@ impl TaskOffer {
         let held = if merges { self.catch_up } else { self.whole }.min(elsewhere);
         // Requests in cells join at the next step, so nothing is wasted among them.
         let joined = merges || (self.is_cell() && other.is_cell());
-        let wasted = if joined { 0 } else { i128::from(self.whole.0) * i128::from(self.waste) * price / 1_000 };
+        let wasted = if joined { 0 } else { i128::from(self.whole.0) * i128::from(self.waste.parts()) * price / 1_000 };
         // Counted as if the other waited for all blocks, though each block border decides anew.
         let committed = if self.is_cell() { self.span } else { self.whole }.min(elsewhere);
         let late = other.outlook.late(now + committed) * other.late_cost;
@@ -120,12 +120,12 @@ impl TaskOffer {
     }
 }
 
-/// Returns the offer that goes first. `utilisation` is the part of the device time, in thousandths,
-/// that the best batches need: the nearer to the whole, the more requests wait for what one wastes.
-pub(super) fn choose(now: Time, offers: &[TaskOffer], others_free: Nanos, utilisation: u64) -> Option<TaskOffer> {
+/// Returns the offer that goes first. `utilisation` is the part of the device time that the best
+/// batches need: the nearer to the whole, the more requests wait for what one wastes.
+pub(super) fn choose(now: Time, offers: &[TaskOffer], others_free: Nanos, utilisation: Permille) -> Option<TaskOffer> {
     let (first, rest) = offers.split_first()?;
     let all: i128 = offers.iter().map(|offer| offer.outlook.weight).sum();
-    let used = i128::from(utilisation.min(MOST_UTILISATION));
+    let used = i128::from(utilisation.min(MOST_UTILISATION).parts());
     let price = all * used / (1_000 - used);
     let best = rest.iter().fold(first, |best, offer| {
         let sooner =
@@ -162,13 +162,14 @@ mod tests {
             stage: 0,
             rows: 1,
             max_rows: 1,
-            waste: 0,
+            waste: Permille::ZERO,
             late_cost: 100 * ONE,
             pinned: false,
         }
     }
 
-    fn first(offers: &[TaskOffer], utilisation: u64) -> u16 {
+    fn first(offers: &[TaskOffer], permille: u64) -> u16 {
+        let utilisation = Permille::from_parts(permille);
         let forward = choose(NOW, offers, Nanos::MAX, utilisation).unwrap().model.0;
         let reversed: Vec<_> = offers.iter().rev().copied().collect();
         assert_eq!(choose(NOW, &reversed, Nanos::MAX, utilisation).unwrap().model.0, forward, "{offers:?}");
@@ -177,7 +178,7 @@ mod tests {
 
     #[test]
     fn with_time_left_most_weight_by_time_goes_first() {
-        assert!(choose(NOW, &[], Nanos::MAX, 0).is_none());
+        assert!(choose(NOW, &[], Nanos::MAX, Permille::ZERO).is_none());
         assert_eq!(first(&[offer(0, 10, 1_000, 500), offer(1, 2, 1_000, 500)], 0), 1);
         let offers = [offer(0, 10, 9_000, 500), offer(1, 2, 1_000, 500), offer(2, 2, 1_000, 400)];
         assert_eq!(first(&offers, 0), 0);
@@ -190,13 +191,16 @@ mod tests {
         let (heavy, urgent) = (offer(0, 10, 9_000, 500), offer(1, 2, 1_000, 5));
         assert_eq!(first(&[heavy, urgent], 0), 1);
         // Unless another device will be free in time.
-        assert_eq!(choose(NOW, &[heavy, urgent], MS(1), 0).unwrap().model.0, 0);
-        assert_eq!(choose(NOW, &[heavy, TaskOffer { pinned: true, ..urgent }], MS(1), 0).unwrap().model.0, 1);
+        assert_eq!(choose(NOW, &[heavy, urgent], MS(1), Permille::ZERO).unwrap().model.0, 0);
+        assert_eq!(
+            choose(NOW, &[heavy, TaskOffer { pinned: true, ..urgent }], MS(1), Permille::ZERO).unwrap().model.0,
+            1
+        );
     }
 
     #[test]
     fn near_saturation_full_batches_go_first() {
-        let wasteful = TaskOffer { waste: 600, ..offer(0, 2, 1_000, 500) };
+        let wasteful = TaskOffer { waste: Permille::from_parts(600), ..offer(0, 2, 1_000, 500) };
         let full = offer(1, 3, 1_000, 500);
         assert_eq!((first(&[wasteful, full], 0), first(&[wasteful, full], 900)), (0, 1));
     }
@@ -211,7 +215,7 @@ mod tests {
             ..offer(0, ms, 1_000, 500)
         };
         let (encoder, decoder) = (cell(0, 40), cell(1, 30));
-        let chosen = |offers: &[TaskOffer]| choose(NOW, offers, Nanos::MAX, 0).unwrap().task;
+        let chosen = |offers: &[TaskOffer]| choose(NOW, offers, Nanos::MAX, Permille::ZERO).unwrap().task;
         assert_eq!(chosen(&[encoder, decoder]), encoder.task);
         assert_eq!(chosen(&[TaskOffer { catch_up: MS(40), ..encoder }, decoder]), decoder.task);
     }

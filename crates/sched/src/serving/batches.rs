@@ -6,11 +6,11 @@ use super::cut::{Others, Waiting};
 use super::{UnifiedEntry, UnifiedScheduler};
 use crate::estimate::cost;
 use crate::estimate::play::Forecast;
-use crate::estimate::scarcity::WHOLE;
+use crate::estimate::scarcity::Price;
 use crate::tables::cohorts::CohortId;
 use crate::tables::requests::Requests;
 use crate::{Request, WaitGain, Why};
-use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, Time};
+use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Permille, RequestSlot, Time};
 use ripieno_model::DropRule;
 
 impl UnifiedScheduler {
@@ -155,7 +155,7 @@ impl UnifiedScheduler {
             stage: 0,
             rows: 0,
             max_rows: 0,
-            waste: 0,
+            waste: Permille::ZERO,
             late_cost: UnifiedScheduler::late_cost(self.models.get(model)),
             pinned: false,
         }
@@ -213,13 +213,13 @@ impl UnifiedScheduler {
         let served = self.models.get(id);
         let load = &served.load;
         let price = self.price(now);
-        let deadline = self.requests.get(first).deadline - served.load.blocking;
+        let deadline = self.requests.get(first).deadline - served.load.waits.blocking;
         // With one more row the batch would have to start by then.
         let promised = |rows: usize| self.devices[device].takes(load.promised(rows));
         let frontrun = self.frontrun(served, device, (first, rows));
-        let spaced = self.spaced_from(served, price > 0).min(frontrun).max(now);
+        let spaced = self.spaced_from(served, price > Price::ZERO).min(frontrun).max(now);
         // Without arrivals beyond the rows at hand, future ones are unknown.
-        let known = load.rate.rate(now).filter(|rate| price > 0 && rate.rows > rows as u64);
+        let known = load.arrivals.rate.rate(now).filter(|rate| price > Price::ZERO && rate.rows > rows as u64);
         let Some(rate) = known else { return (spaced, WaitGain::EvenSpacing) };
         let cost = |rows: usize| i128::from(load.mean(rows).0);
         for more in rows + 1..=self.max_rows_beside_others(served) {
@@ -227,7 +227,8 @@ impl UnifiedScheduler {
             if until <= now {
                 break;
             }
-            let saves = i128::from(price) * cost(rows) * more as i128 > cost(more) * rows as i128 * i128::from(WHOLE);
+            let [price, whole] = [price, Price::WHOLE].map(|price| i128::from(price.parts()));
+            let saves = price * cost(rows) * more as i128 > cost(more) * rows as i128 * whole;
             if saves {
                 return (until.max(spaced), WaitGain::FullerBatch);
             }
@@ -237,8 +238,8 @@ impl UnifiedScheduler {
 
     /// Returns the time at which a batch would have to start with one more row.
     fn frontrun(&self, served: &UnifiedEntry, device: DeviceId, (first, rows): (u32, usize)) -> Time {
-        let promised = served.load.promised((rows + 1).min(served.load.max_batch).max(rows));
-        self.requests.get(first).deadline - served.load.blocking - self.devices[device].takes(promised)
+        let promised = served.load.promised((rows + 1).min(served.load.sizes.max_batch).max(rows));
+        self.requests.get(first).deadline - served.load.waits.blocking - self.devices[device].takes(promised)
     }
 
     /// Returns the time until which a batch leaves the last free device of several to others: as
@@ -250,7 +251,8 @@ impl UnifiedScheduler {
         }
         let served = self.models.get(id);
         let taken = self.devices[device].takes(served.load.mean(rows)).min(self.frees_in(now, Some(device)));
-        let late = |of: &UnifiedEntry| of.model.slo - of.load.mean(1) < taken && of.load.rate.rate(now).is_some();
+        let late =
+            |of: &UnifiedEntry| of.model.slo - of.load.mean(1) < taken && of.load.arrivals.rate.rate(now).is_some();
         let mut others = self.models.iter().filter(|(other, of)| *other != id && !of.model.walk.is_unfolded());
         if others.any(|(_, of)| late(of)) { self.frontrun(served, device, (first, rows)) } else { now }
     }
@@ -262,34 +264,37 @@ impl UnifiedScheduler {
     fn spaced_from(&self, served: &UnifiedEntry, short: bool) -> Time {
         let load = &served.load;
         let devices = self.devices_of(served) as i64;
-        let size = if short { load.min_stable_batch } else { load.fastest_batch.min(load.min_stable_batch) };
+        let size =
+            if short { load.sizes.min_stable_batch } else { load.sizes.fastest_batch.min(load.sizes.min_stable_batch) };
         if devices <= 1 || size <= 1 {
             return Time::ORIGIN;
         }
         let spacing = Nanos(load.mean(size).0 / devices);
-        served.started + if short { spacing } else { spacing.scale(1_000 - load.dispersion, 1_000) }
+        served.started + if short { spacing } else { load.arrivals.dispersion.complement().part_of(spacing) }
     }
 
     /// Returns the largest batch that ends before a request of another model that arrives meanwhile
     /// must start; the model's largest if no batch does, or if the device time that smaller batches
     /// cost exceeds the time for which the others would be late.
     fn max_rows_beside_others(&self, served: &UnifiedEntry) -> usize {
-        let (load, all) = (&served.load, 1_000 * self.present().max(1) as u64);
-        let rows = served.load.max_batch.min(served.queue.rows() as usize).max(1);
-        let most = cost::largest(rows, |rows| load.mean(rows) <= load.max_wait);
+        let (load, all) = (&served.load, Permille::WHOLE.parts() * self.present().max(1) as u64);
+        let rows = served.load.sizes.max_batch.min(served.queue.rows() as usize).max(1);
+        let most = cost::largest(rows, |rows| load.mean(rows) <= load.waits.max_wait);
         if most == 0 || most == rows {
-            return served.load.max_batch;
+            return served.load.sizes.max_batch;
         }
-        let lost = (load.mean(rows) - load.max_wait).scale(self.load.recent_load - load.recent_load, all);
+        let others = self.load.recent_load - load.demand.recent_load;
+        let lost = (load.mean(rows) - load.waits.max_wait).scale(others.parts(), all);
         let cut = load.mean(most).scale(rows as u64, most as u64);
-        if cut <= load.mean(rows) + lost { most } else { served.load.max_batch }
+        if cut <= load.mean(rows) + lost { most } else { served.load.sizes.max_batch }
     }
 
     /// Returns the number of rows of a batch that the device takes, leaving the others to devices
     /// that become free soon, so that all wait least.
     fn share_of(&self, now: Time, id: ModelId, first: u32, rows: usize, idle: usize) -> usize {
         let served = self.models.get(id);
-        let Some(rate) = served.load.rate.rate(now).filter(|_| rows > 1 && self.price(now) == 0) else {
+        let Some(rate) = served.load.arrivals.rate.rate(now).filter(|_| rows > 1 && self.price(now) == Price::ZERO)
+        else {
             return rows;
         };
         let others = self.models.iter().filter(|(other, of)| *other != id && !of.model.walk.is_unfolded());
@@ -297,21 +302,21 @@ impl UnifiedScheduler {
         for (_, of) in others {
             let queued = of.queue.rows();
             if queued > 0 {
-                let batch = queued.min(of.load.reach.largest() as u64);
+                let batch = queued.min(of.load.costs.reach.largest() as u64);
                 work += of.load.mean(batch as usize).scale(queued, batch);
             }
             waiting += queued;
-            per_second += of.load.rate.rate(now).map_or(0, |rate| rate.rows_in(Nanos::from_millis(1_000)));
+            per_second += of.load.arrivals.rate.rate(now).map_or(0, |rate| rate.rows_in(Nanos::from_millis(1_000)));
         }
-        let all = 1_000 * self.present() as u64;
+        let all = Permille::from_parts(1_000 * self.present() as u64);
         let others = Others {
-            spare: all.saturating_sub(self.load.recent_load - served.load.recent_load),
+            spare: all - (self.load.recent_load - served.load.demand.recent_load),
             rows: waiting,
             work,
             rate: per_second,
             idle: (idle - 1).min(served.model.instances.saturating_sub(served.devices + 1)),
         };
-        let least = served.load.fastest_batch.min(served.load.min_stable_batch);
+        let least = served.load.sizes.fastest_batch.min(served.load.sizes.min_stable_batch);
         let queue = served.queue.rows();
         let share =
             Waiting { rows, queue, rate, slo: served.model.slo, least }.cut(&others, |rows| served.load.mean(rows));
@@ -341,7 +346,7 @@ impl UnifiedScheduler {
         let of_model = self.devices[device].held.iter().filter(|&&held| self.cohorts.get(held).model == id);
         self.stack.extend(of_model);
         let held: usize = self.stack.iter().map(|&id| self.cohorts.get(id).rows).sum();
-        let room = served.load.max_batch.saturating_sub(held);
+        let room = served.load.sizes.max_batch.saturating_sub(held);
         let rows = served.queue.fill(&self.requests, head, room, served.queue.rows());
         if rows == 0 {
             return None;

@@ -6,7 +6,7 @@ use super::in_flight::{TaskInFlight, with_id};
 use super::load::MOST_UTILISATION;
 use crate::cells::CellOutlook;
 use crate::{Action, Outbox};
-use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
+use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Permille, Time};
 
 /// Factor on ρ / (1 − ρ) by which a walk takes longer beside others, which have turns in between;
 /// in thousandths.
@@ -17,7 +17,7 @@ const WASTE_OF_STEPS: u64 = 200;
 
 /// Part of the time for which devices are busy, in thousandths, from which short steps are queued
 /// ahead. Below it newcomers that could join the next step matter more.
-const BUSY: u64 = 500;
+const BUSY: Permille = Permille::from_parts(500);
 /// Profiled duration of a step below which the next one is queued behind it. Handing over a task
 /// takes some 0.1 ms on a real engine.
 const SHORT_STEP: Nanos = Nanos::from_millis(1);
@@ -66,7 +66,7 @@ impl UnifiedScheduler {
                 let weight = UnifiedScheduler::weight(served, start - request.arrived, latest_start - start);
                 outlook.add(start, (request.slot, rows), weight, latest_start);
             });
-            let full = cell.max.min(served.load.steady_rows).max(rows);
+            let full = cell.max.min(served.load.sizes.steady_rows).max(rows);
             let (own, best) = (i128::from(step.0), i128::from(profile.latency(full).0));
             let used = best * rows as i128 * 1_000 / (own * full as i128).max(1);
             let span = takes(step);
@@ -77,7 +77,7 @@ impl UnifiedScheduler {
                 stage: of_cells.stage(BlockId(block as u16)),
                 rows,
                 max_rows: cell.max,
-                waste: (1_000 - used.clamp(0, 1_000) as u64) * WASTE_OF_STEPS / 1_000,
+                waste: Permille::from_parts((1_000 - used.clamp(0, 1_000) as u64) * WASTE_OF_STEPS / 1_000),
                 ..self.offer(id, OfferedTask::Cell(BlockId(block as u16)), outlook)
             };
             self.offers.push(offer);
@@ -86,7 +86,7 @@ impl UnifiedScheduler {
 
     /// Returns the factor by which a walk takes longer beside others than alone, in thousandths.
     fn stretch(&self) -> u64 {
-        let used = self.load.utilisation.min(MOST_UTILISATION);
+        let used = self.load.utilisation.min(MOST_UTILISATION).parts();
         1_000 + STRETCH * used / (1_000 - used)
     }
 
@@ -97,10 +97,10 @@ impl UnifiedScheduler {
         let served = self.models.get(id);
         let profile = &served.model.blocks[block.index()].profile;
         let profiled = profile.latency(rows);
-        let full = cell.max.min(served.load.steady_rows).max(rows);
-        let best = served.load.occupancy.mean(profile.latency(full)).scale(rows as u64, full as u64);
-        let own = served.load.occupancy.mean(profiled);
-        let best_part = best.scale(1_000, own.0.cast_unsigned()).0.clamp(0, 1_000).cast_unsigned();
+        let full = cell.max.min(served.load.sizes.steady_rows).max(rows);
+        let best = served.load.costs.occupancy.mean(profile.latency(full)).scale(rows as u64, full as u64);
+        let own = served.load.costs.occupancy.mean(profiled);
+        let best_part = Permille::of(best, own).min(Permille::WHOLE);
         let waiting = self.cells.served(id).waiting;
         self.cells.batch(now, id, block, device, &mut self.inner);
         let begun = waiting - self.cells.served(id).waiting;

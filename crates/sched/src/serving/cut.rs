@@ -9,7 +9,7 @@
 //! rows.
 
 use crate::estimate::rate::Rate;
-use ripieno_base::Nanos;
+use ripieno_base::{Nanos, Permille};
 
 /// The rows to divide.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +29,7 @@ pub(super) struct Waiting {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Others {
     /// Thousandths of a device that they do not keep busy.
-    pub(super) spare: u64,
+    pub(super) spare: Permille,
     /// Their waiting rows, the device time that these take, and the rows that arrive per second.
     pub(super) rows: u64,
     pub(super) work: Nanos,
@@ -69,9 +69,11 @@ impl Waiting {
         if work == Nanos::ZERO {
             return Some(answered);
         }
-        let load = self.rate.load_permille(batch, cost);
-        let spare = others.spare.checked_sub(load).filter(|spare| *spare > 0)?;
-        let span = work.scale(1_000, spare);
+        let spare = others.spare - self.rate.load(batch, cost);
+        if spare == Permille::ZERO {
+            return None;
+        }
+        let span = work.scale(1_000, spare.parts());
         if span > self.slo {
             return None;
         }
@@ -85,7 +87,7 @@ mod tests {
     use super::*;
 
     const MS: fn(i64) -> Nanos = Nanos::from_millis;
-    const ALONE: Others = Others { spare: 8_000, rows: 0, work: Nanos::ZERO, rate: 0, idle: 0 };
+    const ALONE: Others = Others { spare: Permille::from_parts(8_000), rows: 0, work: Nanos::ZERO, rate: 0, idle: 0 };
 
     fn waiting(queue: usize, per_second: u64) -> Waiting {
         let rate = Rate { rows: per_second, window: MS(1_000) };
@@ -116,7 +118,7 @@ mod tests {
         let batches = [0, 1_000, 1_800, 2_300].map(batch);
         assert!(batches.is_sorted() && batches[0] < batches[3], "{batches:?}");
         assert_eq!(batch(4_000), 32, "no batch carries it");
-        let busy = Others { spare: 1_200, rows: 64, work: MS(200), rate: 500, ..ALONE };
+        let busy = Others { spare: Permille::from_parts(1_200), rows: 64, work: MS(200), rate: 500, ..ALONE };
         assert!(waiting(16, 100).cut(&busy, rows_cost) > waiting(16, 100).cut(&ALONE, rows_cost));
     }
 }

@@ -16,7 +16,7 @@
 
 use super::{UnifiedEntry, UnifiedScheduler};
 use crate::{Prediction, Reason, Request, Why};
-use ripieno_base::{ModelId, Nanos, Time};
+use ripieno_base::{ModelId, Nanos, Permille, Time};
 use ripieno_model::DropRule;
 
 impl UnifiedScheduler {
@@ -49,7 +49,7 @@ impl UnifiedScheduler {
             let newcomer = self.cells.newcomer(request, devices);
             // Requests beyond those of the next full steps wait for a place in one.
             let ahead = of_cells.live.saturating_sub(most * devices / newcomer.rows).max(of_cells.waiting);
-            let before = served.load.of_steps(served.load.work * ahead as i64, full);
+            let before = served.load.of_steps(served.load.demand.work * ahead as i64, full);
             if before == Nanos::ZERO {
                 return now;
             }
@@ -68,13 +68,13 @@ impl UnifiedScheduler {
         // It is in the last batch, after full ones.
         let full = served.load.full_batch(served.model.slo);
         let last = (before + request.rows as usize - 1) % full + 1;
-        let work = served.load.work * (before + request.rows as usize - last) as i64;
+        let work = served.load.demand.work * (before + request.rows as usize - last) as i64;
         let queued = work.scale(1_000, self.room(request.model));
         if !losing {
             return now + queued + served.load.of_batch(last, request.extent.length);
         }
         let begin = free + queued;
-        let joining = served.load.rate.rate(now).map_or(0, |rate| rate.rows_in(begin)) as usize;
+        let joining = served.load.arrivals.rate.rate(now).map_or(0, |rate| rate.rows_in(begin)) as usize;
         now + begin + served.load.of_batch((last + joining).min(full), request.extent.length)
     }
 
@@ -89,11 +89,12 @@ impl UnifiedScheduler {
     fn room(&self, id: ModelId) -> u64 {
         let all = 1_000 * self.present().max(1) as u64;
         let weight = |id: ModelId| u64::from(self.models.get(id).model.weight.max(1));
-        let active = self.models.iter().filter(|(other, of)| *other == id || of.load.need > 0);
+        let active = self.models.iter().filter(|(other, of)| *other == id || of.load.demand.need > Permille::ZERO);
         let weights: u64 = active.map(|(other, _)| weight(other)).sum();
-        let others: u64 = self.models.iter().filter(|(other, _)| *other != id).map(|(_, of)| of.load.need).sum();
+        let others = self.models.iter().filter(|(other, _)| *other != id);
+        let others: Permille = others.map(|(_, of)| of.load.demand.need).sum();
         let most = 1_000 * self.devices_of(self.models.get(id)) as u64;
-        all.saturating_sub(others).max(all * weight(id) / weights.max(1)).clamp(1, most)
+        all.saturating_sub(others.parts()).max(all * weight(id) / weights.max(1)).clamp(1, most)
     }
 
     /// Ends a refused newcomer.

@@ -2,7 +2,7 @@
 
 use crate::Action;
 use crate::tables::cohorts::CohortId;
-use ripieno_base::{DeviceId, ModelId, Nanos, TaskId, Time};
+use ripieno_base::{DeviceId, ModelId, Nanos, Permille, TaskId, Time};
 
 /// State of a device.
 #[derive(Clone, Debug)]
@@ -40,7 +40,7 @@ pub(super) struct TaskInFlight {
     /// Its profiled duration; zero if the profile was replaced meanwhile.
     pub(super) profiled: Nanos,
     /// Part of its device time that the best batches would need, in thousandths.
-    pub(super) best_part: u64,
+    pub(super) best_part: Permille,
 }
 
 /// The ids of tasks in flight, by device: batches and cells number their tasks independently. The

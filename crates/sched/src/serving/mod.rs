@@ -20,6 +20,7 @@ mod cut;
 mod forecast;
 mod in_flight;
 mod load;
+mod model_estimate;
 mod padded;
 mod reasons;
 
@@ -29,7 +30,7 @@ use crate::contract::knobs::{BuildError, Knob, Knobs};
 use crate::contract::knobs::{DROP, MAX_BATCH};
 use crate::contract::needs::{Needs, OBJECTIVE};
 use crate::estimate::play::Play;
-use crate::estimate::scarcity::WHOLE;
+use crate::estimate::scarcity::Price;
 use crate::tables::cohorts::{CohortId, Cohorts};
 use crate::tables::devices::Devices;
 use crate::tables::models::{BatchOptions, ModelEntry, Models};
@@ -39,10 +40,11 @@ use crate::tables::tasks::Tasks;
 use crate::{Control, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why};
 use arbiter::{ONE, OfferedTask, TaskOffer};
 use in_flight::{TaskInFlight, TaskPlaces, UnifiedDevice, with_id};
-use load::{LoadEstimate, ModelEstimate};
+use load::LoadEstimate;
+use model_estimate::ModelEstimate;
 use padded::LengthGroups;
 use reasons::GivenReasons;
-use ripieno_base::{DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
+use ripieno_base::{DeviceId, LaneId, ModelId, Nanos, Permille, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Graph, Model};
 
 /// Options of the scheduler.
@@ -172,10 +174,10 @@ impl UnifiedScheduler {
     }
 
     /// Returns the price of device time, in parts of [`WHOLE`].
-    fn price(&self, now: Time) -> u64 {
+    fn price(&self, now: Time) -> Price {
         match self.objective {
             Objective::Latency => self.load.price(now),
-            Objective::Efficiency => WHOLE,
+            Objective::Efficiency => Price::WHOLE,
         }
     }
 
@@ -196,7 +198,7 @@ impl UnifiedScheduler {
 
     /// Returns the cost of a late row of a model: higher where many were lost recently.
     fn late_cost(served: &UnifiedEntry) -> i128 {
-        ONE * LATE_COST * (1_000 + i128::from(served.load.lost.permille()) * LOSS_WEIGHT) / 1_000
+        ONE * LATE_COST * (1_000 + i128::from(served.load.losses.lost.permille().parts()) * LOSS_WEIGHT) / 1_000
     }
 
     /// Returns the time until the next device is free, other than `except`; `Nanos::MAX` if there
@@ -221,7 +223,7 @@ impl UnifiedScheduler {
     fn account(&mut self, now: Time, device: DeviceId) {
         let Some(TaskInFlight { model, started, best_part, .. }) = self.devices[device].running else { return };
         let time = now - started.max(self.load.refreshed);
-        let needed = time.scale(best_part, 1_000);
+        let needed = best_part.part_of(time);
         self.load.on_work(time, needed);
         self.models.get_mut(model).own.load.on_work(needed);
     }
@@ -282,12 +284,12 @@ impl UnifiedScheduler {
         let task = cohorts.run(cohort, tasks, (device, LaneId(0)), false);
         let rows = requests.rows(tasks.members(task));
         let served = models.get_mut(id);
-        served.own.load.reach.on_start(block, rows);
+        served.own.load.costs.reach.on_start(block, rows);
         let of_block = &served.model.blocks[block.index()];
-        let best = served.load.target.max(1);
+        let best = served.load.sizes.target.max(1);
         let own = served.load.of_task(of_block, rows, length);
         let best_case = served.load.of_task(of_block, best, length).scale(rows as u64, best as u64);
-        let best_part = best_case.scale(1_000, own.0.cast_unsigned()).0.clamp(0, 1_000).cast_unsigned();
+        let best_part = Permille::of(best_case, own).min(Permille::WHOLE);
         let (whole, _) = served.load.of_blocks(&served.model, block, rows, length);
         let state = &mut devices[device];
         state.free_at = now + state.takes(whole);
@@ -306,7 +308,7 @@ impl UnifiedScheduler {
         let served = self.models.get_mut(running.model);
         if done.outcome == Outcome::Ok && running.profiled > Nanos::ZERO {
             let measured = self.devices[device].by_profile(now - running.started);
-            served.own.load.occupancy.observe(running.profiled, measured);
+            served.own.load.costs.occupancy.observe(running.profiled, measured);
         }
         match running.cohort {
             None => self.cells.task_done(&TaskDone { task: running.task, ..*done }),
@@ -327,7 +329,7 @@ impl UnifiedScheduler {
                 let ended = tasks.members(task).iter().zip(done.ended).filter(|(_, ended)| **ended);
                 let left = ended.map(|(slot, _)| requests.get(slot.0).rows as usize).sum();
                 let held = cohorts.get(cohort);
-                models.get_mut(id).own.load.reach.on_end(held.block, held.rows, left);
+                models.get_mut(id).own.load.costs.reach.on_end(held.block, held.rows, left);
                 cohorts.report(cohort, tasks.members(task), &models.get(id).model, done);
                 cohorts.advance(cohort, |slot| match done.outcome {
                     Outcome::Ok => requests.finish(slot, pending),
@@ -411,7 +413,7 @@ impl Scheduler for UnifiedScheduler {
 
     fn on_request(&mut self, now: Time, request: &Request) {
         let served = self.models.of_newcomer(request);
-        served.own.load.rate.record(now, request.rows);
+        served.own.load.arrivals.rate.record(now, request.rows);
         served.own.given.forget(request.slot);
         let unfolds = served.model.walk.is_unfolded();
         let work = match unfolds {

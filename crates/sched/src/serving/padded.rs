@@ -11,7 +11,7 @@ use super::arbiter::{OfferedTask, TaskOffer};
 use super::load::MOST_UTILISATION;
 use crate::estimate::by_length::LengthPlace;
 use crate::tables::cohorts::CohortId;
-use ripieno_base::{DeviceId, ModelId, Time};
+use ripieno_base::{DeviceId, ModelId, Permille, Time};
 use ripieno_model::DropRule;
 
 /// Number of requests that are divided: it bounds the time of a decision.
@@ -73,7 +73,7 @@ impl UnifiedScheduler {
             let offer = TaskOffer {
                 whole: state.takes(cost(rows)),
                 // A group larger than the target wastes nothing.
-                waste: if rows < served.load.target { served.load.waste(rows, cost) } else { 0 },
+                waste: if rows < served.load.sizes.target { served.load.waste(rows, cost) } else { Permille::ZERO },
                 ..self.offer(id, OfferedTask::Group(number), outlook)
             };
             self.offers.push(offer);
@@ -118,10 +118,11 @@ impl UnifiedScheduler {
         let served = self.models.get(id);
         let LengthGroups { members, ends, best, .. } = groups;
         let (state, costs) = (&self.devices[device], served.load.padded());
-        let (count, most) = (members.len(), served.load.max_batch);
+        let (count, most) = (members.len(), served.load.sizes.max_batch);
         let devices = self.present().max(1);
         // The nearer the devices are to saturation, the more requests arrive while groups run.
-        let load = (self.load.target_load / devices as u64).min(MOST_UTILISATION);
+        let load = self.load.target_load.parts() / devices as u64;
+        let load = load.min(MOST_UTILISATION.parts());
         let waiting: u64 = members.iter().map(|member| u64::from(member.rows)).sum();
         let arriving = i128::from(waiting * load / (1_000 - load));
         best.clear();

@@ -87,8 +87,8 @@ impl Problem {
 }
 
 impl ProblemKind {
-    /// Returns the kind of a failure: with the statuses below, the table of what clients receive for
-    /// each reason.
+    /// Returns the kind of a failure. With the statuses below this is the table of what clients
+    /// receive for each reason.
     fn of(failure: &Failure) -> ProblemKind {
         match failure {
             Failure::Expired | Failure::Hopeless | Failure::TooLate { .. } | Failure::TooLong { .. } => {
