@@ -7,8 +7,9 @@
 
 use crate::programs;
 use crate::python::{CLIENTS, EXPORT, Environment};
-use crate::steps::{cargo, step, timed};
+use crate::steps::{cargo, root, step, timed};
 use anyhow::Result;
+use std::process::Command;
 
 /// Which tests to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +21,10 @@ pub(crate) enum Which {
     Export,
 }
 
+/// The model checker on the parts of the runtime that share memory without locks, as the tests of
+/// the workspace build it.
+const LOOM: &str = "target/debug/examples/loom";
+
 /// Runs them; an error if one fails.
 pub(crate) fn run(which: Which) -> Result<()> {
     if which == Which::Export {
@@ -30,6 +35,7 @@ pub(crate) fn run(which: Which) -> Result<()> {
     if which != Which::Python {
         timed("Rust tests", || programs::run(&environment.onnxruntime()?))?;
         step("examples in the documentation", &mut cargo(&["test", "--workspace", "--doc"]))?;
+        step("every order of lock-free steps", &mut Command::new(root().join(LOOM)))?;
     }
     if which != Which::Rust {
         python_tests(&environment)?;

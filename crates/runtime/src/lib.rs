@@ -24,6 +24,7 @@ mod metrics;
 mod record;
 mod requests;
 pub mod shards;
+mod sync;
 #[cfg(test)]
 mod testing;
 

@@ -13,9 +13,8 @@
 //! A system call per message would be too expensive for producers. So they wake the sleeper only if
 //! it has declared that it sleeps.
 
+use crate::sync::{AtomicBool, Ordering, Thread, current, fence, park, park_timeout};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 const MARGIN_MIN: Duration = Duration::from_micros(20);
@@ -67,8 +66,8 @@ impl Parking {
         fence(Ordering::SeqCst);
         if !ready() {
             match span {
-                Some(span) => thread::park_timeout(span),
-                None => thread::park(),
+                Some(span) => park_timeout(span),
+                None => park(),
             }
         }
         self.parked.store(false, Ordering::Relaxed);
@@ -78,7 +77,7 @@ impl Parking {
 impl Sleeper {
     /// Makes the calling thread the sleeper of `parking`. A parking has at most one sleeper.
     pub(crate) fn new(parking: &Parking) -> Sleeper {
-        let adopted = parking.sleeper.set(thread::current()).is_ok();
+        let adopted = parking.sleeper.set(current()).is_ok();
         assert!(adopted, "a parking has one sleeper");
         disable_timer_slack();
         Sleeper { margin: Duration::from_micros(80), allowance: ALLOWANCE_MAX, added: Instant::now() }
@@ -153,6 +152,7 @@ mod tests {
     use super::*;
     use std::sync::Arc;
     use std::sync::atomic::AtomicUsize;
+    use std::thread;
 
     /// After a lost wake-up, both threads would wait for each other for ever.
     #[test]

@@ -11,10 +11,10 @@
 //! entry again. The writer marks changed models once per turn, not once per offer. Both sides write
 //! the marks, so busy shards contend only for them.
 
+use crate::sync::{AtomicU64, Ordering, fence};
 use ripieno_base::ModelId;
 use ripieno_sched::grants::Offer;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// The latest offer of each model. Each model has one writer, and the table has one reader.
 pub(crate) struct OfferTable {

@@ -91,8 +91,8 @@ impl RateMeter {
             .then_some(Rate { rows: self.total, window })
     }
 
-    /// Returns the index of dispersion of the samples: 1 for Poisson arrivals. `None` while there is
-    /// no rate.
+    /// Returns the index of dispersion of the samples: 1 for Poisson arrivals. `None` while there
+    /// is no rate.
     pub fn dispersion(&self, now: Time) -> Option<Permille> {
         let samples = (self.rate(now)?.window.0 / SAMPLE_NS).cast_unsigned().max(1);
         Some(

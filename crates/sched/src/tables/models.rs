@@ -112,7 +112,7 @@ impl<T> Models<T> {
 pub struct BatchOptions {
     /// The rule for models without one of their own.
     pub drop: DropRule,
-    /// Largest batch in rows; `None`: that of the model.
+    /// Largest batch in rows; `None` for the largest of the model.
     pub max_batch: PerModel<Option<usize>>,
 }
 

@@ -1,0 +1,98 @@
+//! The parts of the runtime that share memory without locks, under every order of their steps:
+//! parking, and the table of offers. `cargo xtask test` runs it.
+//!
+//! The files are those of the runtime. In `sync` they find the atomics and threads of the model
+//! checker `loom`, which runs each model once for each order.
+
+#[expect(dead_code, reason = "the models need a part of the file")]
+#[path = "../src/shards/offers.rs"]
+mod offers;
+#[path = "../src/event_loop/parking.rs"]
+mod parking;
+
+/// In place of the runtime's `sync.rs`.
+mod sync {
+    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+    pub(crate) use loom::thread::{Thread, current, park};
+
+    /// Parks without a limit: a model has no clock.
+    pub(crate) fn park_timeout(_: std::time::Duration) {
+        park();
+    }
+}
+
+use loom::model::Builder;
+use loom::thread;
+use offers::{OfferTable, OfferWriter};
+use parking::{Parking, Sleeper};
+use ripieno_base::ModelId;
+use ripieno_sched::grants::Offer;
+use std::sync::Arc;
+use sync::{AtomicBool, Ordering};
+
+fn main() {
+    one_producer_wakes_the_sleeper();
+    two_producers_wake_the_sleeper();
+    an_offer_is_read_whole_and_the_last_one_arrives();
+    println!("loom: 3 models hold under every order");
+}
+
+/// A lost wake-up is a deadlock of the model, which the checker reports.
+fn one_producer_wakes_the_sleeper() {
+    loom::model(|| wake_from(1));
+}
+
+fn two_producers_wake_the_sleeper() {
+    bounded(2).check(|| wake_from(2));
+}
+
+/// Sends one letter from each of `count` threads to a sleeper that waits for all of them.
+fn wake_from(count: usize) {
+    let parking = Arc::new(Parking::default());
+    let mut sleeper = Sleeper::new(&parking);
+    let mail: Vec<_> = (0..count).map(|_| Arc::new(AtomicBool::new(false))).collect();
+    let producers = mail.iter().cloned().map(|letter| {
+        let place = Arc::clone(&parking);
+        thread::spawn(move || {
+            letter.store(true, Ordering::Release);
+            place.wake();
+        })
+    });
+    let producers: Vec<_> = producers.collect();
+    sleeper.wait(&parking, None, || mail.iter().all(|letter| letter.load(Ordering::Acquire)));
+    producers.into_iter().for_each(|producer| producer.join().unwrap());
+}
+
+fn an_offer_is_read_whole_and_the_last_one_arrives() {
+    let offer = |say: u64| Offer::from_words(ModelId(0), [say; Offer::WORDS]);
+    bounded(2).check(move || {
+        let table = Arc::new(OfferTable::new(1));
+        let mut writer = OfferWriter::new(Arc::clone(&table));
+        let shard = thread::spawn(move || {
+            for say in [1, 2] {
+                writer.write(&offer(say));
+                writer.publish();
+            }
+        });
+        let mut latest = 0;
+        let mut look = || {
+            table.read(|offer| {
+                let words = offer.to_words();
+                assert_eq!(words, [words[0]; Offer::WORDS], "torn");
+                assert!(latest <= words[0], "an older offer follows a newer one");
+                latest = words[0];
+            });
+        };
+        look();
+        shard.join().unwrap();
+        look();
+        assert_eq!(latest, 2, "the last offer is lost");
+    });
+}
+
+/// A checker of orders with at most this many switches at points where a thread could go on.
+fn bounded(switches: usize) -> Builder {
+    let mut model = Builder::new();
+    model.preemption_bound = Some(switches);
+    model
+}
