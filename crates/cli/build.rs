@@ -12,7 +12,7 @@ fn main() {
     println!("cargo::rustc-env=RIPIENO_BUILT_FROM={}", commit.as_deref().unwrap_or("development build"));
 }
 
-/// Returns the commit; none outside of a git repository, as in a source archive.
+/// Returns the commit; `None` outside of a git repository, as in a source archive.
 fn from_git() -> Option<String> {
     let head = git(&["rev-parse", "--git-path", "HEAD"])?;
     println!("cargo::rerun-if-changed={head}");

@@ -59,7 +59,7 @@ pub struct InputSamples {
 /// One row of a samples file.
 #[derive(Clone, Debug, Deserialize)]
 pub struct SampleRow {
-    /// Its elements, before scaling.
+    /// Elements of the tensor, before scaling.
     pub data: Vec<i64>,
 }
 

@@ -52,7 +52,7 @@ pub struct LoadSchedule {
     pub warmup: Nanos,
     /// End of the counted window, after which no request is due.
     pub end: Nanos,
-    /// Latency within which answers count towards goodput; none: every answer is in time.
+    /// Latency within which answers count towards goodput; with `None` every answer is in time.
     pub slo: Option<Nanos>,
     /// Time after its due time at which a request is given up.
     pub timeout: Duration,

@@ -77,8 +77,7 @@ impl WalkArgs {
         (0..VARIANTS).map(request).collect()
     }
 
-    /// Generates requests of `rows` rows that differ in length; none is longer than the model's
-    /// maximum.
+    /// Generates requests of `rows` rows that differ in length, up to the model's maximum.
     pub fn padded_requests(
         &self,
         inputs: &[TensorSpec],

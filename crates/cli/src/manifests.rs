@@ -1,7 +1,7 @@
 //! Checks of the manifests under `deploy/` against the program that they start: each flag and
 //! variable exists, each port is listened on, and no container has more rights than needed.
-//! `tests/python/test_manifests.py`, which has the schemas, checks that their fields are those of
-//! Kubernetes.
+//! `tests/python/test_manifests.py`, which has the schemas, checks that Kubernetes knows their
+//! fields.
 
 use serde_json::Value;
 use std::collections::BTreeSet;

@@ -1,5 +1,5 @@
-//! `ripieno frontend`, `scheduler` and `backend` as processes: their answers are those of `serve`,
-//! and each request has one answer, whichever process is killed.
+//! `ripieno frontend`, `scheduler` and `backend` as processes: they answer as `serve` does, and
+//! each request has one answer, whichever process is killed.
 
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};

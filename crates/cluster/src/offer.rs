@@ -2,7 +2,7 @@
 //! understand each other.
 //!
 //! A reader ignores fields that it does not know. A field whose meaning must be known to serve the
-//! model is also named in `needs`; a reader that does not know that name refuses the model and says
+//! model is also named in `needs`. A reader that does not know that name refuses the model and says
 //! which role to upgrade. Numbers of fields are never used again.
 
 use crate::description::{MAX_COUNT, ModelDescription, TensorDescription};

@@ -14,8 +14,8 @@ use ripieno_base::Nanos;
 pub struct Block {
     /// Name, unique within the model.
     pub name: String,
-    /// Latency ℓ(b) of this block alone. If requests differ in length, it is that of the longest
-    /// requests. Its number of entries is the block's largest batch.
+    /// Latency ℓ(b) of this block alone. If requests differ in length, it is the latency of the
+    /// longest requests. Its number of entries is the block's largest batch.
     pub profile: Profile,
     /// Latency ℓ(b) at shorter lengths, if requests differ in length.
     pub lengths: Option<LengthProfiles>,
@@ -48,8 +48,8 @@ impl Block {
         }
     }
 
-    /// Replaces the profile, which is that of the longest requests. The cost of shorter requests
-    /// changes in proportion.
+    /// Replaces the profile, which is of the longest requests. The cost of shorter requests changes
+    /// in proportion.
     pub fn replace_profile(&mut self, profile: Profile) {
         if let Some(lengths) = &mut self.lengths {
             *lengths = lengths.scaled(&self.profile, &profile);

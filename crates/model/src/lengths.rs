@@ -67,8 +67,8 @@ impl LengthProfiles {
     }
 
     /// Returns the latency of a batch that is padded to `length`. Between two lengths of the table,
-    /// it is interpolated linearly and rounded down. Below the shortest length it is that of the
-    /// shortest. Beyond the longest length it grows in proportion to the length.
+    /// it is interpolated linearly and rounded down. Below the shortest length it is the shortest
+    /// length's. Beyond the longest length it grows in proportion to the length.
     pub fn latency(&self, rows: usize, length: u32) -> Nanos {
         let at = self.table.partition_point(|&(known, _)| known < length);
         let cost = |at: usize| self.table[at].1.latency(rows);
@@ -169,7 +169,7 @@ mod tests {
         block.lengths = Some(LengthProfiles::new(vec![(8, profile(&[2, 2, 2])), (32, profile(&[4, 8, 8]))]).unwrap());
         block.replace_profile(profile(&[8, 8, 10]));
         let micros = |block: &Block, length| [1, 2, 3].map(|rows| block.cost(rows, length).0 / 1_000);
-        // The cost of one row doubles, and that of two rows stays. No batch costs less than a
+        // The cost of one row doubles, and the cost of two rows stays. No batch costs less than a
         // smaller one.
         assert_eq!(micros(&block, 8), [4_000, 4_000, 4_000]);
         assert_eq!(micros(&block, 32), [8_000, 8_000, 10_000]);

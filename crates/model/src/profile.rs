@@ -83,7 +83,7 @@ impl Profile {
     }
 
     /// Creates a profile from latencies at some batch sizes, which must ascend. Interpolates
-    /// linearly between them. Below the first size, the latency is that of the first size.
+    /// linearly between them. Below the first size, the latency is the first size's.
     pub fn interpolate(points: &[(usize, Nanos)]) -> Result<Profile, ProfileError> {
         let (&(first, _), &(last, _)) = (points.first().zip(points.last())).ok_or(ProfileError::Empty)?;
         if last > Profile::MAX_BATCH {
@@ -147,7 +147,7 @@ impl Profile {
     }
 
     /// Returns the profile of running `blocks` one after the other. Its largest batch is the
-    /// smallest among those of the blocks.
+    /// smallest among the largest batches of the blocks.
     pub fn sum<'a>(blocks: impl Iterator<Item = &'a Profile> + Clone) -> Profile {
         let max_batch = blocks.clone().map(Profile::max_batch).min().unwrap_or(0);
         assert!(max_batch > 0, "a model has at least one block");

@@ -96,8 +96,8 @@ impl StepGraph {
 }
 
 /// Returns the part of the remaining time `left` to reserve for the steps after a step. `after` is
-/// the time that these steps take alone, and `own` is that of the step itself. The step gets the
-/// rest of `left`.
+/// the time that these steps take alone, and `own` is the time of the step itself. The step gets
+/// the rest of `left`.
 ///
 /// Later steps wait for batches too, so their time alone is not enough. They get three times
 /// `after`, because a default latency target is three times a batch. If less time is left, they get

@@ -1,8 +1,8 @@
 //! Published latency profiles. With them, a well-known model can be emulated without the GPU or the
 //! model's file.
 //!
-//! The numbers are those of Tables 3 (GTX 1080 Ti) and 4 (A100) of the paper "Symphony: Optimized
-//! DNN Model Serving using Deferred Batch Scheduling": the line ℓ(b) = αb + β, and the SLO that the
+//! The numbers are from Tables 3 (GTX 1080 Ti) and 4 (A100) of the paper "Symphony: Optimized DNN
+//! Model Serving using Deferred Batch Scheduling": the line ℓ(b) = αb + β, and the SLO that the
 //! authors chose for each model. They are stored in two CSV files, which can be compared with the
 //! tables row by row.
 

@@ -73,7 +73,7 @@ fn back_from_first(rank: usize, dim: usize) -> Vec<i64> {
     order
 }
 
-/// Renames values in all operators, also in those of branches and loops, which see outer values.
+/// Renames values in all operators, also in branches and loops, which see outer values.
 fn rename(graph: &mut GraphProto, names: &HashMap<String, String>) {
     for node in &mut graph.node {
         for name in node.input.iter_mut().chain(&mut node.output) {

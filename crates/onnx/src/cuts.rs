@@ -95,8 +95,8 @@ impl OnnxModel {
     /// Groups layers into `stages` blocks. `costs` is the time of each block of `layers`. `borders`
     /// is the part of the total time that the borders between these blocks take, if measured.
     ///
-    /// Chooses the cuts with the lowest cost. The cost is that of the cuts themselves plus half of
-    /// the longest stage, which is a new request's average wait. So stages are even, unless even
+    /// Chooses the cuts with the lowest cost. The cost is the sum of the cuts' own costs plus half
+    /// of the longest stage, which is a new request's average wait. So stages are even, unless even
     /// stages cost more than they save.
     pub fn stages(&self, layers: &Cuts, costs: &[u64], borders: Option<u64>, stages: usize) -> Result<Cuts, OnnxError> {
         if stages == 0 || stages > layers.blocks() || costs.len() != layers.blocks() {
@@ -184,8 +184,8 @@ fn merge_small(cuts: Cuts, costs: &[u64]) -> Cuts {
 }
 
 /// Returns the cost of each cut in nanoseconds. If measured, the total is `borders`, shared out in
-/// proportion to the bytes that each cut moves. The cost of a cut is at least that of its memory
-/// traffic.
+/// proportion to the bytes that each cut moves. The cost of a cut is at least the cost of its
+/// memory traffic.
 fn prices(weights: &[u64], borders: Option<u64>) -> Vec<u64> {
     let all: u128 = weights.iter().map(|&weight| u128::from(weight)).sum();
     let price = |&weight: &u64| {

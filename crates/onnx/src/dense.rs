@@ -1,11 +1,11 @@
 //! Rewrites a file for rten: `Gemm` into operators that it runs faster, attributes that it needs
 //! ([`windows`](crate::windows)), and the names of external files.
 //!
-//! rten packs the weights of `MatMul` once, at load, but packs those of `Gemm` for each batch. At
-//! the batch sizes of serving, this costs more than the multiplication: for a layer of 512 by 512
-//! about 0.4 ms, ten times the rest. Exporters write every dense layer as `Gemm`. So y = x·Bᵀ + c
-//! becomes `Transpose`, `MatMul` and `Add`. rten computes `Transpose` at load and fuses the other
-//! two.
+//! rten packs the weights of `MatMul` once, at load, but packs the weights of `Gemm` for each
+//! batch. At the batch sizes of serving, this costs more than the multiplication: for a layer of
+//! 512 by 512 about 0.4 ms, ten times the rest. Exporters write every dense layer as `Gemm`. So y =
+//! x·Bᵀ + c becomes `Transpose`, `MatMul` and `Add`. rten computes `Transpose` at load and fuses
+//! the other two.
 //!
 //! The file is edited as a stream of protobuf fields. All fields except the rewritten nodes are
 //! copied unchanged, so unknown fields are preserved.

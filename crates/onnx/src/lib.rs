@@ -15,9 +15,9 @@
 //!
 //! This crate runs no model. To make stages of equal time, the caller measures the times with an
 //! engine. This crate does not change operators either. Each operator is unchanged in one of the
-//! files. So outputs of the chain differ from those of the whole model only if an engine would fuse
-//! operators across a cut. Rejected: running parts of a loaded graph by naming the tensors at a
-//! cut. One engine supports this, and only without fusion.
+//! files. So outputs of the chain differ from the outputs of the whole model only if an engine
+//! would fuse operators across a cut. Rejected: running parts of a loaded graph by naming the
+//! tensors at a cut. One engine supports this, and only without fusion.
 //!
 //! ```
 //! use ripieno_onnx::OnnxModel;

@@ -27,7 +27,7 @@ pub fn open_batch(file: &OnnxFile) -> Result<Vec<u8>, OnnxError> {
         open_first("input", info)?;
     }
     graph.output.iter_mut().try_for_each(|info| open_first("output", info))?;
-    // Shapes between the operators are those of one row.
+    // Shapes between the operators are shapes of one row.
     graph.value_info.clear();
     inline_all(&mut graph, file)?;
     rewrite(&mut graph, &given);

@@ -1,11 +1,11 @@
 //! The messages of onnx.proto, with their published names and field numbers. They are written by
 //! hand, so that no protobuf compiler is needed. All code that reads models uses them.
 //!
-//! All fields that affect a graph's computation or content are included, also those of subgraphs
-//! and functions. Other fields (documentation, metadata) are lost in written files. Lists of
-//! integers are written unpacked, as ONNX's own library does and rten requires. Weights are views
-//! of the file's bytes, not copies. Rarely used attribute fields are boxed, so that a file of empty
-//! messages does not take hundreds of times its size in memory.
+//! All fields that affect a graph's computation or content are included, also the fields of
+//! subgraphs and functions. Other fields (documentation, metadata) are lost in written files. Lists
+//! of integers are written unpacked, as ONNX's own library does and rten requires. Weights are
+//! views of the file's bytes, not copies. Rarely used attribute fields are boxed, so that a file of
+//! empty messages does not take hundreds of times its size in memory.
 #![expect(missing_docs, reason = "onnx.proto says what its fields are")]
 
 use bytes::Bytes;

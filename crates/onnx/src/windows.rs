@@ -1,7 +1,7 @@
 //! Completes the attributes of operators that slide a window: convolutions and pooling.
 //!
 //! The standard lets a file omit the size of the window, since the weights have it, the strides and
-//! the dilations, which are then 1. rten takes omitted ones for those of no dimension.
+//! the dilations, which are then 1. rten takes omitted ones for lists of no dimension.
 
 use crate::proto::{AttributeProto, NodeProto};
 use std::collections::HashMap;

@@ -85,7 +85,7 @@ impl DeviceDemand<'_> {
     }
 
     /// Returns the number of devices that this load keeps busy at the best batch size that meets
-    /// the SLO, given `devices`; none if no batch size does.
+    /// the SLO, given `devices`; `None` if no batch size does.
     fn busy_bound(&self, devices: usize) -> Option<f64> {
         if self.rate_rps <= 0.0 {
             return Some(0.0);

@@ -2,7 +2,7 @@
 //!
 //! While a model loads or unloads, devices do nothing else, so a plan for a running cluster starts
 //! from its current partition. The paper bounds the cost of all changes (equation 10) and asks for
-//! the best balance within that bound, which would spend the whole bound every few minutes on
+//! the best balance within that bound. That would spend the whole bound every few minutes on
 //! improvements without effect. So there is a target as well: a partition whose imbalance is within
 //! it stays as it is, and another is changed only until it is.
 
@@ -89,7 +89,7 @@ fn settled(partition: &Partition<'_>, target: f64) -> bool {
     rate <= target && memory <= target && partition.score().violation == 0.0
 }
 
-/// Returns the imbalance factors; that of memory is 0 if memory has no weight.
+/// Returns the imbalance factors; the factor of memory is 0 if memory has no weight.
 fn imbalance(partition: &Partition<'_>) -> (f64, f64) {
     let (rate, memory) = partition.imbalance();
     (rate, if partition.instance.problem.memory_weight > 0.0 { memory } else { 0.0 })

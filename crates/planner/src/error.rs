@@ -87,7 +87,7 @@ pub enum PlanError {
     CurrentPlace {
         /// The model.
         model: String,
-        /// Its sub-cluster in the current partition.
+        /// Sub-cluster of the model in the current partition.
         sub_cluster: usize,
         /// The sub-clusters.
         sub_clusters: usize,
@@ -112,7 +112,7 @@ pub enum PlanError {
     ModelTooBusy {
         /// The model.
         model: String,
-        /// Its rate.
+        /// Rate of the model.
         rate: f64,
         /// The bound.
         limit: f64,
@@ -125,7 +125,7 @@ pub enum PlanError {
     TooSmall {
         /// The bound that cannot be kept.
         key: &'static str,
-        /// Its unit.
+        /// Unit of the value.
         unit: &'static str,
         /// The sub-clusters.
         sub_clusters: usize,

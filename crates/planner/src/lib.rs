@@ -47,7 +47,7 @@ pub struct PlanningProblem {
     pub max_memory_mb: Option<f64>,
     /// Weight of a deviation in memory against one in rate, w. Both are relative to their averages.
     pub memory_weight: f64,
-    /// The current sub-cluster of each model, in the order of `models`; none for a new model.
+    /// The current sub-cluster of each model, in the order of `models`; `None` for a new model.
     /// `None` if nothing runs yet.
     pub current: Option<Vec<Option<usize>>>,
     /// Upper bound on the cost of all loading and unloading, C_max.
@@ -57,7 +57,7 @@ pub struct PlanningProblem {
 /// A model to be placed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlannedModel {
-    /// Its name, unique among the models.
+    /// Name of the model, unique among the models.
     pub name: String,
     /// Requests per second, r.
     pub rate_rps: f64,
@@ -113,7 +113,7 @@ pub struct ClusterPlan {
 /// One sub-cluster of a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SubCluster {
-    /// Its models, ascending.
+    /// Models of the sub-cluster, ascending.
     pub models: Vec<usize>,
     /// Their rate, in requests per second.
     pub rate_rps: f64,
@@ -128,7 +128,7 @@ pub struct SubCluster {
 pub struct ModelMove {
     /// The model.
     pub model: usize,
-    /// The old sub-cluster; none for a new model.
+    /// The old sub-cluster; `None` for a new model.
     pub from: Option<usize>,
     /// The new sub-cluster.
     pub to: usize,

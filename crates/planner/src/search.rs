@@ -4,7 +4,7 @@
 //! Appendix A of the Symphony paper solves an integer program with a commercial solver in ten
 //! seconds. A partition of many small models does not need that: placing the largest models first
 //! balances to a fraction of a percent, and a search that exchanges models gets far closer in a
-//! fraction of a second, while a general solver suffers from the l! equivalent permutations of each
+//! fraction of a second. A general solver suffers from the l! equivalent permutations of each
 //! partition. Unlike a solver, the search cannot prove that its result is optimal.
 //!
 //! Work is bounded by the number of changes evaluated, never by a clock, so equal problems give
@@ -136,7 +136,7 @@ pub(super) fn refine<'a>(
 }
 
 /// Visits every partition within the allowed disruption and returns the one with the lowest rank;
-/// none if there are too many partitions, or none is allowed.
+/// `None` if there are too many partitions, or none is allowed.
 pub(super) fn exhaust<'a, R: PartialOrd>(
     instance: &'a Instance<'a>,
     rank: impl Fn(&Partition<'_>) -> R,

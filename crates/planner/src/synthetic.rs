@@ -1,10 +1,10 @@
 //! The workload of Appendix A.2 of the Symphony paper, and the baseline that it compares with.
 //!
 //! The paper draws variants of the models of its zoo with exponential rates, and gives neither
-//! sizes nor bounds. The following choices are ours: the sizes that Keras Applications lists for
-//! the published models, each variant up to a tenth smaller or larger; a quarter of the size as
-//! runtime memory; bounds of 1.2 times the average rate, and of 1.1 times the average memory plus
-//! the largest runtime memory.
+//! sizes nor bounds. The following choices are ours. Sizes are those that Keras Applications lists
+//! for the published models, each variant up to a tenth smaller or larger. Runtime memory is a
+//! quarter of the size. The bounds are 1.2 times the average rate, and 1.1 times the average memory
+//! plus the largest runtime memory.
 
 use super::partition::Partition;
 use super::search::SearchRng;
@@ -39,7 +39,7 @@ const SIZES: [(&str, f64); 22] = [
     ("EfficientNetB6", 166.0),
 ];
 
-/// Returns a problem like those of Appendix A.2.
+/// Returns a problem like the ones of Appendix A.2.
 pub fn problem(models: usize, sub_clusters: usize, seed: u64) -> PlanningProblem {
     let mut dice = SearchRng::new(seed);
     let models: Vec<_> = (0..models).map(|variant| model(variant, &mut dice)).collect();

@@ -5,8 +5,8 @@
 //! 1. A request is divided into subgraphs of one cell type; each enters the queue of its cell type
 //!    when all of its outside inputs are complete.
 //! 2. An idle device takes a cell type: (a) one with a full batch ready, else (b) one with a ready
-//!    node and no running task, else (c) one with a ready node; among several the one of highest
-//!    priority.
+//!    node and no running task, else (c) one with a ready node. Among several the one of highest
+//!    priority goes first.
 //! 3. Up to `max_tasks` tasks of that type are submitted together, each from the front of the
 //!    queue. Dependencies within a subgraph count as met when submitted, so the second task holds
 //!    the next step of the same requests.
@@ -23,15 +23,15 @@
 //! Choices where the paper leaves freedom: queues are in the order of arrival, also for subgraphs
 //! that are released later. Ready nodes that are pinned elsewhere do not count in (a) to (c), so
 //! that no task is empty. A device is idle when it holds no task. With several models, priorities
-//! compare cell types within a model only; among models, and among equals, the cell type that was
+//! compare cell types within a model only. Among models, and among equals, the cell type that was
 //! chosen the longest ago goes first, so that no model starves. A decision before every cell needs
 //! `max_tasks = 1`: with the paper's 5, a newcomer may wait for five cells. Without early leave a
 //! sequence keeps its row; a decoder or tree only delays its answer. A block that runs once is
 //! submitted one task at a time, since it makes nothing ready.
 //!
 //! Chains whose cost depends on the length and chains with skips are served, too. Besides its
-//! oldest request, a task of a first block takes those that are better padded to the same length
-//! than run separately, by the profiles; later blocks take requests of equal padded length.
+//! oldest request, a task of a first block takes the requests that are better padded to the same
+//! length than run separately, by the profiles. Later blocks take requests of equal padded length.
 
 use crate::cell_scheduler::{CellScheduler, Choose};
 use crate::policy::{Chains, Form, Policy};

@@ -97,7 +97,7 @@ impl Fifo {
         (count, rows)
     }
 
-    /// Returns the model with the oldest head after that of `after`.
+    /// Returns the model with the oldest head after the head of `after`.
     pub(crate) fn next_model(&self, after: Option<(Time, ModelId)>) -> Option<(Time, ModelId)> {
         let heads = (0..self.queues.len() as u16).map(ModelId).filter_map(|id| Some((self.head(id)?.arrived, id)));
         heads.filter(|&key| after.is_none_or(|after| key > after)).min()

@@ -11,13 +11,13 @@
 //!    for two cells at most while there is room: the rest of the running one, and the one behind
 //!    it.
 //!
-//! State: that of "cellular". Knobs: `max_batch`, `drop`. It ignores deadlines, except for the drop
+//! State: as "cellular" has. Knobs: `max_batch`, `drop`. It ignores deadlines, except for the drop
 //! rule, and the cost of batches.
 //!
 //! Choices where the paper leaves freedom: the order among several cell types of a model (the
-//! paper's has one) is that of "cellular". A device that may hold one task only gets the next one
-//! when it is idle: that is `cellular` with `max_tasks = 1`. Where the end of a block is not known
-//! in advance, the step after the end runs and is wasted.
+//! paper's has one) is the order of "cellular". A device that may hold one task only gets the next
+//! one when it is idle: that is `cellular` with `max_tasks = 1`. Where the end of a block is not
+//! known in advance, the step after the end runs and is wasted.
 
 use crate::cell_scheduler::CellScheduler;
 use crate::cellular_batching::Algorithm1;

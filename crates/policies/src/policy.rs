@@ -10,19 +10,19 @@ use ripieno_sched::{BuildError, Knob, Knobs, Needs, OBJECTIVE, Options, Schedule
 pub struct Policy {
     /// The name on the command line.
     pub name: &'static str,
-    /// Its source: title and section of the paper, or the system.
+    /// Source of the policy: title and section of the paper, or the system.
     pub source: &'static str,
     /// A summary in one sentence.
     pub summary: &'static str,
     /// The walks that it serves.
     pub walks: &'static [Walk],
-    /// Its restrictions on chains.
+    /// Restrictions of the policy on chains.
     pub chains: Chains,
-    /// Its options.
+    /// Options of the policy.
     pub knobs: &'static [Knob],
-    /// Its requirements on the driver, given its options.
+    /// Requirements of the policy on the driver, given the options.
     pub(crate) needs: fn(&Knobs<'_>) -> Needs,
-    /// Its constructor.
+    /// Constructor of the policy.
     pub(crate) form: Form,
 }
 

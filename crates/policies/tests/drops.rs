@@ -87,7 +87,7 @@ fn a_request_that_is_never_dropped_waits_forever() {
     }
 }
 
-/// Four rows take 90 ms, so a request of them that is due at 100 is overdue from 10 ms on; one row
+/// Four rows take 90 ms, so a request of them that is due at 100 is overdue from 10 ms on. One row
 /// that is due at 50 leaves at 50.
 #[test]
 fn a_wide_request_that_is_overdue_early_hides_no_other() {

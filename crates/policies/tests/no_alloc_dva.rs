@@ -1,5 +1,5 @@
-//! "dva" and "delay-batch" allocate nothing after construction and end every request, on chains of
-//! all kinds of diversity whose requests leave and skip, with lanes, and devices that join and
+//! "dva" and "delay-batch" allocate nothing after construction and end every request. The chains
+//! are of all kinds of diversity, their requests leave and skip, and devices have lanes, join and
 //! leave.
 
 use ripieno_base::{BlockId, DeviceId, IndexedHeap, ModelId, Nanos, RequestSlot, TaskId, Time};

@@ -197,7 +197,7 @@ impl Signals {
         }
     }
 
-    /// Returns the signals of the window; none before two samples.
+    /// Returns the signals of the window; `None` before two samples.
     pub fn reading(&self) -> Option<Reading> {
         let ((start, first), (end, last)) = (self.samples.front()?, self.samples.back()?);
         (end > start).then(|| last.since(first).reading(*end - *start))

@@ -57,7 +57,7 @@ impl Latencies {
         self.histogram.len()
     }
 
-    /// Returns the latency that the fraction `quantile` (0 to 1) does not exceed, in ms; none if
+    /// Returns the latency that the fraction `quantile` (0 to 1) does not exceed, in ms; `None` if
     /// nothing was counted.
     pub fn quantile_ms(&self, quantile: f64) -> Option<f64> {
         // The lower end of the bin: deadline-driven schedules finish much work exactly at the SLO,

@@ -37,9 +37,9 @@ pub struct RateTrial<R> {
 /// The result of a search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SearchResult<R> {
-    /// The run at the highest rate that passed; none if even the lowest rate tried failed.
+    /// The run at the highest rate that passed; `None` if even the lowest rate tried failed.
     pub good: Option<RateTrial<R>>,
-    /// The run at the lowest rate that failed; none if even the highest rate tried passed.
+    /// The run at the lowest rate that failed; `None` if even the highest rate tried passed.
     pub bad: Option<RateTrial<R>>,
     /// Number of runs.
     pub runs: usize,

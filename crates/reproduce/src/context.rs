@@ -115,7 +115,7 @@ impl ReproduceContext {
         ReproduceContext { measured: engine, ..self }
     }
 
-    /// Returns the engine for measurements of real cells; none unless the user requests it.
+    /// Returns the engine for measurements of real cells; `None` unless the user requests it.
     pub(super) fn measured(&self) -> Option<&str> {
         self.measured.as_deref()
     }

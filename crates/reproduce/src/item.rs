@@ -37,7 +37,7 @@ pub struct ResultRow {
     pub name: String,
     /// Unit of all its numbers.
     pub unit: &'static str,
-    /// The paper's number; none if its text gives none. Nothing is read off its pictures.
+    /// The paper's number; `None` if its text gives none. Nothing is read off its pictures.
     pub paper: Option<f64>,
     /// Our number; the mean, if there are several seeds.
     pub ours: f64,

@@ -91,7 +91,7 @@ impl JobQueue {
     }
 }
 
-/// Reads a cached answer; none if the file is missing or unreadable.
+/// Reads a cached answer; `None` if the file is missing or unreadable.
 fn read(file: &Path) -> Option<CachedAnswer> {
     serde_json::from_slice(&std::fs::read(file).ok()?).ok()
 }

@@ -75,7 +75,7 @@ fn between(at: usize, own: f64, above: f64) -> f64 {
     RATES[at] + (RATES[at + 1] - RATES[at]) * (MOST_BAD - own) / (above - own)
 }
 
-/// Returns the figures of a file; none if no rate is carried.
+/// Returns the figures of a file; `None` if no rate is carried.
 fn measure(file: &Path, baseline: Option<f64>) -> Result<Option<Figures>, String> {
     let mut scenario = Scenario::read(file).map_err(|error| error.to_string())?;
     scenario.serve(Objective::default());

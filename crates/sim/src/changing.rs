@@ -123,7 +123,7 @@ impl GivenLoad<'_> {
         }
     }
 
-    /// Returns the total rate of the models that have no rates of their own; none if all have.
+    /// Returns the total rate of the models that have no rates of their own; `None` if all have.
     fn total(&self, until: Time) -> Result<Option<Rates>, String> {
         let all_own = self.models.iter().all(|model| model.rates.is_some());
         match (self.rate, self.phases) {

@@ -30,7 +30,7 @@ pub struct Planning {
 /// The resources for loading a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Footprint {
-    /// Memory while it is loaded; none if it was not given.
+    /// Memory while it is loaded; `None` if it was not given.
     pub memory_mb: Option<f64>,
     /// Additional memory while it runs.
     pub runtime_memory_mb: f64,

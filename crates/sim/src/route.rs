@@ -67,8 +67,8 @@ impl Route {
         Route(self.0 & !(Route::after(from) & !Route::from(to)))
     }
 
-    /// Returns the block that follows; none if the walk ends here. After the last block of a chain
-    /// it is one beyond it.
+    /// Returns the block that follows; `None` if the walk ends here. After the last block of a
+    /// chain it is one beyond it.
     pub(crate) fn next(self, block: BlockId) -> Option<BlockId> {
         if block.index() + 1 >= Route::BLOCKS {
             return Some(BlockId(block.0 + 1));

@@ -43,7 +43,7 @@ pub(crate) use walks::Drawn;
 pub struct Scenario {
     /// Seed of all randomness.
     pub seed: u64,
-    /// Offered requests per second, all models together; none if explicit requests are given.
+    /// Offered requests per second, all models together; `None` if explicit requests are given.
     pub rate: Option<f64>,
     /// Number of arrivals, or duration.
     pub length: Length,

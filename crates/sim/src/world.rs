@@ -47,9 +47,9 @@ pub struct World<'a> {
     live: Vec<Option<(u64, Request)>>,
     free: Vec<RequestSlot>,
     graphs: &'a [Graph],
-    /// State of requests that unfold; none if no model has such a walk.
+    /// State of requests that unfold; `None` if no model has such a walk.
     unfolded: Option<Unfolded>,
-    /// State of requests of chains; none if their routes do not differ.
+    /// State of requests of chains; `None` if their routes do not differ.
     carried: Option<ChainRequests>,
     devices: Vec<EmulatedDevice>,
     /// Lanes per device; empty if each device has only one, whose tasks end at the time known at
@@ -65,17 +65,17 @@ pub struct World<'a> {
     link: Option<Link>,
     jitter: Option<Excess>,
     occupancy: Option<OccupancyDraws<'a>>,
-    /// Delays of task reports; none if there are no delays.
+    /// Delays of task reports; `None` if there are no delays.
     reports: Option<Reports<'a>>,
-    /// Calibration from task durations; none if the scheduler receives the real deadlines and keeps
-    /// its profiles.
+    /// Calibration from task durations; `None` if the scheduler receives the real deadlines and
+    /// keeps its profiles.
     learning: Option<Learning>,
-    /// Times at which clients stop waiting; none if they wait forever.
+    /// Times at which clients stop waiting; `None` if they wait forever.
     expiries: Option<Expiries>,
     gather: Option<GatherCosts<'a>>,
-    /// Live requests per model; none if models have no bounds of their own.
+    /// Live requests per model; `None` if models have no bounds of their own.
     queues: Option<QueueBounds<'a>>,
-    /// Ensembles and their requests; none if there are no ensembles.
+    /// Ensembles and their requests; `None` if there are no ensembles.
     ensembles: Option<Ensembles<'a>>,
 }
 

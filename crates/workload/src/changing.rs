@@ -27,7 +27,7 @@ impl Rates {
         Rates { pieces: vec![(Time::ORIGIN, rate)] }
     }
 
-    /// Returns the rate with these pieces; none if they do not begin at the origin, are not in
+    /// Returns the rate with these pieces; `None` if they do not begin at the origin, are not in
     /// order, or have an invalid rate.
     pub fn from_pieces(pieces: Vec<(Time, f64)>) -> Option<Rates> {
         let begins = pieces.first().is_some_and(|&(at, _)| at == Time::ORIGIN);

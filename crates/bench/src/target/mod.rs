@@ -27,7 +27,7 @@ pub enum Protocol {
 pub struct Address {
     /// Host and port.
     pub authority: String,
-    /// The protocol of the URL's scheme; none if it has no scheme.
+    /// The protocol of the URL's scheme; `None` if it has no scheme.
     pub protocol: Option<Protocol>,
     /// Whether the scheme requires TLS.
     pub encrypted: bool,
@@ -58,7 +58,7 @@ impl FromStr for Address {
 /// The metadata of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TargetMetadata {
-    /// Its inputs.
+    /// Inputs of the model.
     pub inputs: Vec<TensorSpec>,
     /// The SLO in its configuration, if any.
     pub slo_ms: Option<f64>,

@@ -3,8 +3,8 @@
 //!
 //! Overload also makes the server work more: each request is read before it is refused. On shared
 //! cores the devices would then run less the more is offered. So the server's threads are *nicer*
-//! than those of the devices and of the scheduler: they take the cores that the devices leave, and
-//! at least a tenth of a core that they share with one.
+//! than the threads of the devices and of the scheduler: they take the cores that the devices
+//! leave, and at least a tenth of a core that they share with one.
 
 use std::io;
 use std::thread;

@@ -1,7 +1,7 @@
 //! Settings of servers from a file, `ripieno.toml`: the flags of `serve` and of the roles of a
 //! cluster as keys, for machines whose settings are kept under version control.
 //!
-//! Keys at the top are for every server that has the flag, those of a section `[serve]` for that
+//! Keys at the top are for every server that has the flag, keys of a section `[serve]` for that
 //! command. The file's settings become words of the command line before it is parsed, unless the
 //! command line or a variable sets the same flag: so they are checked as flags are, and a flag that
 //! needs another is refused without it.

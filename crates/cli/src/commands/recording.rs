@@ -161,8 +161,8 @@ impl ReadRecording {
     }
 }
 
-/// Returns the policy and its options: the recorded ones, or those of a server with the given
-/// policy or the default.
+/// Returns the policy and its options: the recorded ones, or a server's with the given policy or
+/// the default.
 fn policy(header: &Header, options: Options, overrides: &Overrides) -> anyhow::Result<(String, Options)> {
     if overrides.as_served || overrides.policy.policy.is_some() {
         return overrides.policy.served(None);

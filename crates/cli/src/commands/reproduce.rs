@@ -120,7 +120,7 @@ fn queue(args: &ReproduceArgs) -> anyhow::Result<JobQueue> {
     JobQueue::new(args.out.join("cache"), args.jobs.map_or(cores, NonZeroUsize::get))
 }
 
-/// Returns the results file; none for quick runs, whose numbers are rough, and for runs with
+/// Returns the results file; `None` for quick runs, whose numbers are rough, and for runs with
 /// measurements of this machine.
 fn results(args: &ReproduceArgs, program: &str) -> anyhow::Result<Option<ResultsFile>> {
     if args.quick || args.double || args.measured.is_some() {

@@ -1,7 +1,7 @@
 //! Help that fits a page: commands in groups, and of servers the flags that most people need.
 //!
-//! `ripieno --help` shows the commands by what a reader wants to do. `serve --help` and that of the
-//! roles of a cluster show the [`ESSENTIAL`] flags, `--help-all` all of them.
+//! `ripieno --help` shows the commands by what a reader wants to do. `--help` of `serve` and of the
+//! roles of a cluster shows the [`ESSENTIAL`] flags, `--help-all` shows all of them.
 
 use clap::{Arg, ArgAction, Command};
 use std::fmt::Write as _;

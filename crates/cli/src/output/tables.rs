@@ -69,7 +69,7 @@ pub(crate) fn models(models: &[ModelReport]) -> String {
 }
 
 /// Returns the cells of a model, each with its largest batch and the cost of one row and of that
-/// batch; none if it has no cells.
+/// batch; `None` if it has no cells.
 fn cells(model: &ModelReport) -> Option<String> {
     let cell = |profile: &ProfileReport| {
         let batch = profile.batch?;

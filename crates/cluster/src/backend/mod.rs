@@ -2,7 +2,7 @@
 //!
 //! It is connected to all schedulers and follows the one with the latest claim ([`sessions`]). Each
 //! claim begins a session with a fresh device. Tasks of the earlier claim run to their end and
-//! their outputs go to the frontends; the new scheduler receives a report of them and sends nothing
+//! their outputs go to the frontends. The new scheduler receives a report of them and sends nothing
 //! before they have ended. So a device that hangs keeps its backend out of service, as it should.
 //! The end of a scheduler's connection changes nothing: its tasks still run.
 
@@ -49,7 +49,7 @@ pub struct Backend {
     pub depth: usize,
     /// The models, which the devices of a process share.
     pub models: Arc<BackendModels>,
-    /// Calls to load and unload models; none if its models stay as they are.
+    /// Calls to load and unload models; `None` if its models stay as they are.
     pub calls: Option<Arc<ModelCalls>>,
     /// Claims of earlier epochs are refused.
     pub epoch: Epoch,

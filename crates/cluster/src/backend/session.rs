@@ -63,7 +63,7 @@ impl SchedulerSession {
         number: u64,
         link: Arc<PeerLink>,
     ) -> Arc<SchedulerSession> {
-        // Numbers of pulls must differ from those of every other session.
+        // Numbers of pulls must differ from the numbers of every other session.
         let tasks = SessionTasks::new(0, number << 40);
         let work = DeviceWork { device: None, attached: HashMap::new(), tasks, over: false };
         Arc::new_cyclic(|own| SchedulerSession { own: own.clone(), sessions, claim, link, work: Mutex::new(work) })

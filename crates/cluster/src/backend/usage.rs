@@ -19,7 +19,7 @@ pub struct DeviceUsage {
 }
 
 impl DeviceUsage {
-    /// Returns the counters, for a device of this id. Times by phase and copied rows are those of
+    /// Returns the counters, for a device of this id. Times by phase and copied rows are read from
     /// the device of the current session.
     pub fn snapshot(&self, id: u16) -> DeviceSnapshot {
         let (batches, busy_ns) = (self.batches.load(Relaxed), self.busy_ns.load(Relaxed));

@@ -27,7 +27,7 @@ struct SchedulerView {
     /// Whether clients do not know of them.
     models_are_new: bool,
     devices: u32,
-    /// Its epoch and id, if it is the primary.
+    /// Epoch and id of the scheduler, if it is the primary.
     primary: Option<(Epoch, ProcessId)>,
 }
 

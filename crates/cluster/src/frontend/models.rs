@@ -25,7 +25,7 @@ impl FrontendModel {
         &self.loaded
     }
 
-    /// Returns the time at which a request that arrived at `came` is too late; none if never.
+    /// Returns the time at which a request that arrived at `came` is too late; `None` if never.
     pub(super) fn expires(&self, came: Instant, timeout: Option<Duration>) -> Option<Instant> {
         let slo = Duration::from_nanos(self.description.model.slo.0.unsigned_abs());
         let slo = (!self.description.answer_late).then_some(slo);
@@ -33,7 +33,7 @@ impl FrontendModel {
     }
 }
 
-/// All models that were ever described, by id; none for a model that is no longer served.
+/// All models that were ever described, by id; `None` for a model that is no longer served.
 #[derive(Default)]
 pub(super) struct FrontendModels {
     names: Vec<(String, String)>,

@@ -1,9 +1,9 @@
 //! Hand-over of the central scheduler (`docs/internals/adr/0026-hand-over.md`).
 //!
 //! State machines without I/O, clock or threads: they receive inputs with the time, and return
-//! actions. Missing heartbeats detect the loss of a primary, a compare-and-swap on the epoch
-//! ([`store`]) elects its successor, a backend accepts only the latest claim ([`Fence`]), a
-//! frontend sends requests to the latest primary ([`Following`]), and a new primary
+//! actions. Missing heartbeats detect the loss of a primary, and a compare-and-swap on the epoch
+//! ([`store`]) elects its successor. A backend accepts only the latest claim ([`Fence`]), and a
+//! frontend sends requests to the latest primary ([`Following`]). A new primary
 //! ([`SchedulerMachine`]) learns what backends run before it runs anything again. Scheduling itself
 //! is up to the host.
 

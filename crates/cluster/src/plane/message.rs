@@ -100,7 +100,7 @@ pub enum Message {
         /// Number of rows.
         rows: u32,
     },
-    /// To a backend: the rows; none if the request no longer waits.
+    /// To a backend: the rows; `None` if the request no longer waits.
     Rows {
         /// Number of the pull.
         tag: u64,
@@ -178,22 +178,22 @@ pub struct RunTask {
     pub length: u32,
     /// Nanoseconds before which the task must not start.
     pub wait_ns: u64,
-    /// Its requests, in order.
+    /// Requests of the task, in order.
     pub members: Vec<RunMember>,
 }
 
 /// A request of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunMember {
-    /// Its slot, under which a chain keeps its state.
+    /// Slot of the request, under which a chain keeps its state.
     pub slot: RequestSlot,
     /// Number of rows.
     pub rows: u32,
-    /// Its length.
+    /// Length of the request.
     pub length: u32,
-    /// Its walk.
+    /// Walk of the request.
     pub walk: u64,
-    /// Nanoseconds for which its client still waits; none if without limit.
+    /// Nanoseconds for which its client still waits; `None` if without limit.
     pub left_ns: Option<u64>,
     /// The frontend that holds its inputs, if the device does not have them.
     pub origin: Option<RemoteRows>,
@@ -234,7 +234,7 @@ mod kind {
     pub(super) const MODEL_CALL_END: u16 = 31;
 }
 
-/// Returns the longest tail of a kind, in bytes; none if there is no such kind.
+/// Returns the longest tail of a kind, in bytes; `None` if there is no such kind.
 pub(super) fn max_tail(kind: u16) -> Option<usize> {
     Some(match kind {
         kind::REGISTER_BACKEND | kind::MODELS | kind::OFFER => MAX_MODELS,

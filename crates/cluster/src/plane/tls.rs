@@ -39,7 +39,7 @@ const CHUNK: usize = 256 << 10;
 pub struct PeerFiles {
     /// The role's certificate and its chain (PEM), for servers and clients.
     pub certificate: PathBuf,
-    /// Its private key (PEM).
+    /// Private key of the certificate (PEM).
     pub key: PathBuf,
     /// The authorities of all roles' certificates (PEM).
     pub authority: PathBuf,
@@ -236,7 +236,7 @@ impl TlsByteStream {
         verify_server_name(&parsed, &self.name).map_err(|error| refused(&error))
     }
 
-    /// Decrypts as much of what has arrived as fits; none if nothing is there.
+    /// Decrypts as much of what has arrived as fits; `None` if nothing is there.
     fn decrypt(&self, received: &mut ReceivedBytes, into: &mut [u8]) -> io::Result<Option<usize>> {
         let mut connection = self.connection.lock();
         let mut filled = 0;

@@ -28,7 +28,7 @@ pub trait Listener: Send + Sync {
     /// Returns the local address.
     fn address(&self) -> SocketAddr;
 
-    /// Waits for the next connection; none once the listener is closed.
+    /// Waits for the next connection; `None` once the listener is closed.
     fn accept(&self) -> io::Result<Option<Arc<dyn ByteStream>>>;
 
     /// Accepts no further connection.

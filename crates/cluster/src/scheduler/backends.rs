@@ -21,7 +21,7 @@ pub(super) struct BackendPeer {
     depth: usize,
     /// The models that it offers, which its device looks up.
     pub(super) offers: Arc<Mutex<Vec<OfferedModel>>>,
-    /// Its device in the engine, once it has joined.
+    /// Device of the backend in the engine, once it has joined.
     device: Option<JoinedDevice>,
 }
 

@@ -1,8 +1,8 @@
 //! The leadership of this scheduler: the state machine of `handover`, its clock, and the execution
 //! of its actions.
 //!
-//! Actions are executed with the state machine's lock held, so that all peers see them in order;
-//! none waits for the network. Lock order: the state machine, the peers, the requests of a
+//! Actions are executed with the state machine's lock held, so that all peers see them in order. No
+//! action waits for the network. Lock order: the state machine, the peers, the requests of a
 //! frontend.
 
 use super::store_thread::StoreThread;

@@ -57,7 +57,7 @@ pub struct StartedEngine {
 /// Callback that starts an engine; the scheduler loads models afterwards.
 pub type StartEngine = Box<dyn Fn() -> Result<StartedEngine, String> + Send + Sync>;
 
-/// Callback for the engine and its models once they are served; none when they no longer are.
+/// Callback for the engine and its models once they are served; `None` when they no longer are.
 pub type OnServing = Box<dyn Fn(Option<(&Engine, &[(ModelId, ModelDescription)])>) + Send + Sync>;
 
 /// Configuration of a scheduler.

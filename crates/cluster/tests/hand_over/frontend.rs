@@ -18,7 +18,7 @@ pub(crate) enum FrontendAction {
 struct Waiting {
     deadline: Time,
     model: ModelId,
-    /// Time of the last submission; none if never.
+    /// Time of the last submission; `None` if never.
     asked: Option<Time>,
 }
 

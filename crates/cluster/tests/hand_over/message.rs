@@ -1,4 +1,4 @@
-//! The messages of the simulation: those of the roles (`ripieno_cluster::plane`) without their
+//! The messages of the simulation: the roles' messages (`ripieno_cluster::plane`) without their
 //! effect on tensors, and with repetitions, since messages are lost here.
 
 use ripieno_base::{ModelId, Nanos};
@@ -10,7 +10,7 @@ pub(crate) type Batch = (Stamp, u64);
 /// A message, and the latest epoch that its sender knows of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
-    /// Its own epoch, for a primary.
+    /// Epoch of the sender, for a primary.
     pub(crate) epoch: Epoch,
     pub(crate) body: Body,
 }

@@ -21,7 +21,7 @@ impl Store {
         Store { random: stream(seed, 2), held, down: false, unwell: 0, slowest: Nanos::ZERO }
     }
 
-    /// Returns the entry after the swap; none while the store is down.
+    /// Returns the entry after the swap; `None` while the store is down.
     pub(crate) fn swap(&mut self, swap: &Swap) -> Option<EpochEntry> {
         if self.down {
             return None;

@@ -123,7 +123,7 @@ pub(crate) struct World {
     verbose: bool,
     now: Time,
     random: SeededRng,
-    /// Future events in order; those of the same time in the order of posting.
+    /// Future events in order; events of the same time in the order of posting.
     events: BTreeMap<(Time, u64), Event>,
     posted: u64,
     lives: u64,

@@ -4,7 +4,7 @@ use ripieno_base::ModelId;
 use ripieno_executor::{Device, Executor, LoadError, LoadedModel, ModelSource, Sink, Task, TaskResult};
 use std::sync::{Arc, Condvar, Mutex};
 
-/// Opens such devices over those of another engine.
+/// Opens such devices over the devices of another engine.
 pub(crate) struct Hanging {
     inner: Arc<dyn Executor>,
     gate: Arc<Gate>,

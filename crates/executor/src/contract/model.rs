@@ -77,7 +77,7 @@ impl<T: EngineData> LoadedModel for EngineModel<T> {
     }
 
     fn describe(&self, inputs: &[Tensor]) -> Result<(Extent, Option<Graph>), RequestError> {
-        // The check of ids runs first, because its message is more specific than that of the
+        // The check of ids runs first, because its message is more specific than the message of the
         // integer range.
         self.plan.checks.iter().try_for_each(|values| values.check(inputs))?;
         check_request(inputs, &self.plan.ranges, self.plan.limits)?;

@@ -55,7 +55,7 @@ const CONFIRM_BUDGET_FACTOR: u32 = 4;
 const MAX_EXCESS: i64 = 150;
 /// Smallest expected latency. Shorter latencies consist mostly of thread wake-ups.
 const MIN_EXPECTED: Nanos = Nanos::from_micros(50);
-/// Latency of a batch in percent of that of a larger batch above which the curve is unreliable.
+/// Latency of a batch, in percent of a larger batch's latency, above which the curve is unreliable.
 const MAX_FALL: i64 = 150;
 /// R² below which a curve with a wide spread is unreliable.
 const MIN_R_SQUARED: f64 = 0.5;

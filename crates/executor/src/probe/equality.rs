@@ -36,9 +36,9 @@ const ROWS: usize = 3;
 /// Factor of the tolerance for 16-bit numbers, which are rounded more coarsely.
 const COARSER: f64 = 20.0;
 
-/// Compares the answers of an engine with those of a reference. The `tolerance` is relative to the
-/// largest number of each output. Open dimensions have the sizes that `declared` gives them, if
-/// any.
+/// Compares the answers of an engine with the answers of a reference. The `tolerance` is relative
+/// to the largest number of each output. Open dimensions have the sizes that `declared` gives them,
+/// if any.
 pub fn compare_answers(
     own: EngineWithModel<'_>,
     reference: EngineWithModel<'_>,

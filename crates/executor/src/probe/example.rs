@@ -38,7 +38,7 @@ pub enum ExampleOrigin {
 /// A request of one row that a model accepts.
 #[derive(Clone, Debug)]
 pub struct TrialRequest {
-    /// Its tensors.
+    /// Tensors of the request.
     pub inputs: Arc<[Tensor]>,
     /// Source of its sizes.
     pub origin: ExampleOrigin,
@@ -151,8 +151,8 @@ pub fn example_origin(model: &dyn LoadedModel, declared: &[TensorSpec]) -> Examp
 
 /// Returns the dimensions of an input without the batch.
 fn dims<'a>(model: &dyn LoadedModel, spec: &'a TensorSpec) -> &'a [i64] {
-    // Where each request runs alone, the file's own first dimension stands behind that of the
-    // batch. It may be a batch as well.
+    // Where each request runs alone, the file's own first dimension stands behind the batch's. It
+    // may be a batch as well.
     &spec.shape[if model.batched() { 1 } else { 2 }.min(spec.shape.len())..]
 }
 

@@ -37,7 +37,7 @@ pub struct Measurement {
 /// The measured cost of a block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockProfile {
-    /// Latency ℓ(b); that of the longest requests if requests differ in length.
+    /// Latency ℓ(b); of the longest requests if requests differ in length.
     pub profile: Profile,
     /// Latency ℓ(b) at shorter lengths; `None` if requests do not differ in length.
     pub lengths: Option<LengthProfiles>,

@@ -348,8 +348,8 @@ fn in_place<'a>(parts: &'a [RowPart<'a>]) -> Option<&'a [u8]> {
 }
 
 /// Returns the members' rows, `rows` in all, without copying, if they are consecutive in one batch.
-/// Padding is copied: the rows behind the members may be those of other requests, which a batch
-/// must not depend on.
+/// Padding is copied: the rows behind the members may belong to other requests, which a batch must
+/// not depend on.
 fn side_by_side<'a>(members: &[&'a Rows], rows: usize) -> Option<&'a [u8]> {
     let first = members.first()?;
     let follow =

@@ -304,7 +304,7 @@ fn a_process_that_starts_again_runs_each_size_before_it_gets_work() {
     let (cause, _) = failure(ask(&stand, 0, vec![number(0, -1)]));
     assert!(cause.contains("signal: 8"), "{cause}");
     until(|| (stand.model.restarts() == Some(1)).then_some(()));
-    // Had it not run the three sizes, one of those answers would be taken for that of this batch.
+    // Had it not run the three sizes, one of those answers would be taken for this batch's.
     let (cause, _) = failure(ask(&stand, 0, vec![number(0, 3)]));
     assert!(cause.contains("killed after 2s without an answer"), "{cause}");
 }

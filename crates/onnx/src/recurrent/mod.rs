@@ -53,11 +53,11 @@ pub struct RecurrentCell {
 /// One output of the model.
 #[derive(Clone, Debug)]
 pub struct CellOutput {
-    /// Its name.
+    /// Name of the output.
     pub name: String,
     /// Source of the output, "BLOCK.TENSOR".
     pub from: String,
-    /// Whether the output has one part per element. Otherwise it is that of the last element.
+    /// True if the output has one part per element. Otherwise it is the output of the last element.
     pub every: bool,
 }
 

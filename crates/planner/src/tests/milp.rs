@@ -162,8 +162,8 @@ proptest! {
         }
     }
 
-    /// The best balance within the disruption is that of brute force, and no plan is better; a plan
-    /// may be worse, since it stops at its target.
+    /// Brute force finds the best balance within the disruption, and no plan is better; a plan may
+    /// be worse, since it stops at its target.
     #[test]
     fn an_integer_program_finds_the_best_within_a_disruption(problem in super::small()) {
         let kept: Vec<_> = brute_force(&problem).filter(|reference| reference.kept).collect();

@@ -23,8 +23,8 @@
 //! moves waiting requests. The original also plans again when a rate deviates from its plan by more
 //! than about a tenth. In Symphony's words a batch has at most its planned size, which `gather =
 //! "window"` does. It is not the default: where models share devices, planned sizes are one or two
-//! rows, and a burst of three on one device then breaks the whole set of models, worse than
-//! Symphony measured (docs/internals/policies.md).
+//! rows. A burst of three on one device then breaks the whole set of models, worse than Symphony
+//! measured (docs/internals/policies.md).
 
 use super::parts::frontends::Frontends;
 use super::parts::placement::{DeviceTable, Placement, PlacementScheduler};
@@ -101,7 +101,7 @@ struct Nexus {
     packer: Packer,
     /// Models on devices, ordered by model; a session has the queue of its number.
     sessions: Vec<Session>,
-    /// The first queue after those of the sessions: one per model, for times without a device.
+    /// The first queue after the sessions' queues: one per model, for times without a device.
     first_unrouted: usize,
     models: Vec<NexusRoutes>,
     /// The sessions, grouped by device.
@@ -137,7 +137,7 @@ struct NexusRoutes {
     first: usize,
     count: usize,
     largest_mrps: u64,
-    /// Whether it has fewer instances than there are devices.
+    /// True if the session has fewer instances than there are devices.
     limited: bool,
 }
 

@@ -17,7 +17,7 @@
 //!
 //! State: a queue and a candidate per model. It ignores the growth of a batch's cost with its size
 //! when it decides to wait. Deviation: a candidate starts at its latest start even if the window is
-//! not over, since further waiting would only make it late; the public code of Symphony's authors
+//! not over, since further waiting would only make it late. The public code of Symphony's authors
 //! does the same.
 
 use crate::options::{CONTROL_US, DATA_US, DEVICE, LINK_US, SHARDS, network, network_needs};

@@ -24,7 +24,7 @@ pub(super) type DvaDevice = devices::DeviceState<LaneDevice>;
 /// State of a device.
 #[derive(Debug)]
 pub(super) struct LaneDevice {
-    /// Whether it has lost its tasks; nothing starts until all of them have ended.
+    /// True if the device has lost its tasks; nothing starts until all of them have ended.
     pub(super) lost: bool,
     pub(super) lanes: Vec<Lane>,
 }

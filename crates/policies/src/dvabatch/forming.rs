@@ -34,8 +34,8 @@ impl DvaBatch {
         self.queues.models.iter().any(|(_, served)| formed(served))
     }
 
-    /// Returns the number of a model's oldest requests that may form batches on a device now; 0 if
-    /// they, and all requests behind them, wait until the device has room; none if they wait for
+    /// Returns the number of a model's oldest requests that may form batches on a device now. 0 if
+    /// they, and all requests behind them, wait until the device has room; `None` if they wait for
     /// another reason.
     fn may_form(&mut self, now: Time, device: DeviceId, id: ModelId) -> Option<usize> {
         let DvaBatch { queues: Tables { models, fifo, .. }, cohorts, devices, window_ends, .. } = self;
@@ -103,12 +103,12 @@ impl DvaBatch {
         clusters.divide(fifo.waiting(id).take(count).map(member), plan.groups, wait);
     }
 
-    /// Returns whether the total wait, including running requests, is smaller if all waiting
-    /// requests begin together once the device is free than if `part` of them begin now and the
-    /// others in such parts beside the running ones. If not, the parts are left in
-    /// [`DvaBatch::clusters`]. The forecast is checked: if some of the requests that waited then
-    /// still wait when all should have ended, parallel tasks take longer than profiled, and
-    /// starting parts would go on forever while the queue grew.
+    /// Returns true if it is better that all waiting requests begin together once the device is
+    /// free. The alternative is that `part` of them begin now and the others in such parts beside
+    /// the running ones. The smaller total wait, including running requests, decides. If the parts
+    /// win, the parts are left in [`DvaBatch::clusters`]. The forecast is checked. If requests that
+    /// waited then still wait when all should have ended, parallel tasks take longer than profiled.
+    /// Starting parts would then go on forever while the queue grew.
     fn is_better_later(&mut self, now: Time, device: DeviceId, id: ModelId, part: usize) -> bool {
         let oldest = self.queues.fifo.head(id).expect("a request waits").arrived;
         let forecast_of_parts = &mut self.queues.models.get_mut(id).own.forecast_of_parts;

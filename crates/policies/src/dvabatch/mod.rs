@@ -5,21 +5,22 @@
 //! DNN Services on GPUs", sections 5 to 7.
 //!
 //! 1. *new*: waiting requests of a model become a batch when a lane of a device is free, and the
-//!    batch runs stage by stage on this lane; or, with `executors = "stage"`, when the executor of
-//!    the first stage is free, and the batch passes through the executors of the other stages.
+//!    batch runs stage by stage on this lane. With `executors = "stage"` they become a batch when
+//!    the executor of the first stage is free, and the batch passes through the executors of the
+//!    other stages.
 //! 2. Policy I, for models whose cost depends on the length of requests: waiting requests are
 //!    divided into a few groups by length, with the least padding, and the groups run in parallel,
 //!    or the shortest first.
 //! 3. Policy II, where stages prefer different batch sizes: before a stage, a batch is split in
-//!    halves, recursively, if the remaining stages take a batch at least twice as long as a half;
-//!    the parts run one after the other to the end.
+//!    halves, recursively, if the remaining stages take a batch at least twice as long as a half.
+//!    The parts run one after the other to the end.
 //! 4. Policy III: newcomers join the latest batch at a border between stages, unless it is about to
 //!    be split or began longer ago than a fixed time: it waits until they have caught up, and they
 //!    are one batch from there on.
 //! 5. A batch starts beside others only if their profiled shares fit on the device. It does not
-//!    start in parts if the total wait, including that of expected arrivals, would be smaller if
-//!    all began together once the device is free, if parts have exceeded their forecast, or if they
-//!    would not keep up with arrivals.
+//!    start in parts if these would not keep up with arrivals, or have exceeded their forecast. Nor
+//!    does it if the total wait, of expected arrivals too, would be smaller if all began together
+//!    once the device is free.
 //!
 //! A request waits until its batch begins: in a formed batch it can still be cancelled, dropped or
 //! unloaded.
@@ -29,15 +30,15 @@
 //! except for their rate in rule 5.
 //!
 //! Choices where the paper leaves freedom. The fixed time of rule 4 is half of what a batch of 8
-//! takes. The number of groups: for each number the
-//! division with the least padding is found, and of these the one with the least total wait by the
-//! profiles is taken; requests that use a part of the device together are therefore not separated,
-//! and where batching gains nothing, nearly each length runs by itself. If more requests wait than
-//! one batch holds, the oldest are grouped. There is no window, since a batch starts as soon as it
-//! fits beside the running ones; the paper's is `window = "first-stage"`. Members of a batch that
-//! skip a stage continue as a batch of their own. A model's rows on a device are at most its
-//! largest batch. No request overtakes the oldest one because it happens to fit beside running
-//! ones. Requests that cannot be punctual run unless `drop` is set.
+//! takes. The number of groups: for each number the division with the least padding is found, and
+//! of these the one with the least total wait by the profiles is taken. So requests that use a part
+//! of the device together are not separated, and where batching gains nothing, nearly each length
+//! runs by itself. If more requests wait than one batch holds, the oldest are grouped. There is no
+//! window, since a batch starts as soon as it fits beside the running ones; the paper's is `window
+//! = "first-stage"`. Members of a batch that skip a stage continue as a batch of their own. A
+//! model's rows on a device are at most its largest batch. No request overtakes the oldest one
+//! because it happens to fit beside running ones. Requests that cannot be punctual run unless
+//! `drop` is set.
 
 mod clusters;
 mod devices;

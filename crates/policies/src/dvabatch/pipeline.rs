@@ -340,7 +340,7 @@ impl Pipeline {
         self.split(context, other);
     }
 
-    /// Removes all batches; passes all members to `lost`, those of the oldest batch first.
+    /// Removes all batches; passes all members to `lost`, the oldest batch first.
     pub(super) fn clear(&mut self, cohorts: &mut Cohorts<PipelineBatch>, lost: &mut Vec<RequestSlot>) {
         self.batches.sort_unstable_by_key(|&id| cohorts.get(id).own.number);
         self.batches.drain(..).for_each(|id| cohorts.drain(id, |slot| lost.push(slot)));

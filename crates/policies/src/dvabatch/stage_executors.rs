@@ -8,12 +8,12 @@
 //! legitimise the pair for the stage before it. The last stage is active again immediately, so with
 //! a single pair all stages stay *inactive* until the batch has left the last one: serial
 //! execution. With two or more pairs the stages work as a pipeline, with any number of batches in
-//! any order, since an executor that has pulled an item *checks* the pair of that item.
+//! any order. For an executor that has pulled an item *checks* the pair of that item.
 //!
 //! Beyond the paper: `split` leaves several items in one buffer, which are read one after the
-//! other, so a buffer with unread items is not written; a stage may have several executors (lanes
-//! that run the same stage for inputs of different lengths in parallel); and an item that ends
-//! frees its pair immediately.
+//! other, so a buffer with unread items is not written. A stage may have several executors: lanes
+//! that run the same stage for inputs of different lengths in parallel. An item that ends frees its
+//! pair immediately.
 //!
 //! A pure state machine, tested over all interleavings of small configurations.
 

@@ -144,7 +144,8 @@ fn batches_run_side_by_side_as_far_as_the_device_has_room() {
 #[test]
 fn waiting_requests_begin_together_once_the_device_is_free_if_that_is_better() {
     // One fits beside the two that run. From 1 on the three are done at 11, 20 and 21 if they start
-    // as they fit, all at 21 if they wait for the device; from 8 on at 18, 20 and 28, or all at 21.
+    // as they fit, all at 21 if they wait for the device. From 8 on they are done at 18, 20 and 28,
+    // or all at 21.
     for (at, expected) in [(1, "lane 1 stage 0 [2]"), (8, "")] {
         let mut driver = Driver::new(vec![chain(&[[10, 10, 11, 12]])], 2, &[]);
         driver.arrive(0, 0..2, 0, 1_000);

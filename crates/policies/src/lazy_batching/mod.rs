@@ -12,9 +12,9 @@
 //! 4. When the two topmost sub-batches of a model are at the same node they become one: same layer,
 //!    whatever the timestep.
 //! 5. The slack of a request is its SLO minus its wait, minus the times of all requests in the
-//!    table as though each ran alone (Equation 2), summed over nodes by Algorithm 1: static nodes
-//!    once, encoder nodes once per element, decoder nodes `dec_timesteps` times. The oracle uses
-//!    the cost of the batches that would really run.
+//!    table as though each ran alone (Equation 2). Algorithm 1 sums these times over nodes: static
+//!    nodes once, encoder nodes once per element, decoder nodes `dec_timesteps` times. The oracle
+//!    uses the cost of the batches that would really run.
 //!
 //! State: a queue per model, a stack per device, a counter of steps per request. It ignores future
 //! arrivals and the state of other devices; each device has its own table, and the first one at a

@@ -1,8 +1,8 @@
 //! Several shards and a matchmaker whose messages take time: the behaviour of halves on separate
 //! threads or machines, in virtual time.
 //!
-//! Without delay the decisions equal those of [`Fused`](super::Fused) for any number of shards,
-//! which a property test checks. With delay, simulations show the cost of sharding.
+//! Without delay the decisions equal [`Fused`](super::Fused)'s for any number of shards, which a
+//! property test checks. With delay, simulations show the cost of sharding.
 
 use super::{DeviceChoice, Matchmaker, ModelShard, Rules};
 use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};

@@ -5,9 +5,9 @@
 //! device, so one function answers both: candidates wait in a heap by exec until their exec, then
 //! in a heap by urgency until a device is free. Each step costs O(log models + log devices).
 //!
-//! A batch that takes time to reach its device (the lead) may be sent while the device is busy, if
-//! the device will be free when the batch arrives; the device then holds two tasks. Without a lead
-//! no batch is sent ahead.
+//! The lead is the time that a batch takes to reach its device. With a lead, a batch may be sent to
+//! a busy device that will be free when the batch arrives; the device then holds two tasks. Without
+//! a lead no batch is sent ahead.
 
 use ripieno_base::{DeviceId, IndexedHeap, ModelId, Nanos, Time};
 use ripieno_sched::Limits;
@@ -280,7 +280,7 @@ impl Matchmaker {
     }
 
     /// Returns the busy device that ends first and the time from which the model's batch may be
-    /// sent to it; none without a lead.
+    /// sent to it. `None` if batches reach a device without delay.
     fn send_ahead_to(&self, model: usize) -> Option<(Time, usize)> {
         let lead = self.models[model].candidates.punctual?.lead;
         let (ends, device) = self.ending.peek().filter(|_| lead > Nanos::ZERO)?;

@@ -8,8 +8,8 @@
 //!
 //! The target of the window rule is the largest b with ℓ(b) + b/r ≤ SLO, where r is the measured
 //! rate: gathering b rows at that rate and running them must fit. With N = r·ℓ(b)/b devices this is
-//! the staggered bound (1 + 1/N)·ℓ(b) ≤ SLO of section 3.3, and with less than one device of load
-//! it is the rule for a device that is not full.
+//! the staggered bound (1 + 1/N)·ℓ(b) ≤ SLO of section 3.3. With less than one device of load it is
+//! the rule for a device that is not full.
 
 use super::{Gather, Rule, StartRule};
 use ripieno_base::{Nanos, Time};
@@ -105,8 +105,8 @@ pub(crate) trait BatchRules {
     /// at most half of this model's SLO.
     fn late_batch(&self) -> usize;
 
-    /// Returns the window of a batch of the oldest requests. Its rank is that of a batch whose
-    /// latest start is one SLO after the model's last batch: requests of other models that can meet
+    /// Returns the window of a batch of the oldest requests. The window is ranked as if its latest
+    /// start were one SLO after the model's last batch. So requests of other models that can meet
     /// their deadlines go first, but the model has a batch in each of its SLOs.
     fn late_window(&self, now: Time) -> Window;
 

@@ -3,7 +3,7 @@
 //! matchmaker, in the mail of its outbox.
 //!
 //! A batch keeps its device through all blocks of its walk and loses the members whose walk ends
-//! early; no policy built on this changes a batch once it has started.
+//! early. No policy built on this changes a batch once it has started.
 
 use super::{Rules, ShardQueues};
 use ripieno_base::{DeviceId, LaneId, Nanos, RequestSlot, TaskId, Time};
@@ -29,7 +29,7 @@ pub struct ModelShard {
     sends_ahead: bool,
     /// The latency percentage of each present device in the cluster.
     stands: Vec<Option<u32>>,
-    /// Per task, the number of its device's grant; none if the task is not open.
+    /// Per task, the number of its device's grant; `None` if the task is not open.
     granted: Vec<Option<GrantNumber>>,
     /// Number of grants received, by model.
     seen: Vec<u64>,
@@ -42,8 +42,7 @@ pub struct ModelShard {
 }
 
 impl ModelShard {
-    /// Creates the shard with this number, without models. `limits` are those of the whole
-    /// scheduler.
+    /// Creates the shard with this number, without models. `limits` are the whole scheduler's.
     pub(crate) fn new(limits: &Limits, number: usize, rules: Rules) -> ModelShard {
         let sends_ahead = limits.depth > 1 && rules.network.lead(1) > Nanos::ZERO;
         ModelShard {
@@ -66,7 +65,7 @@ impl ModelShard {
         self.changes.drain(..)
     }
 
-    /// Sets the latency percentage of a device; none if it is not present.
+    /// Sets the latency percentage of a device; `None` if it is not present.
     fn set_standing(&mut self, device: DeviceId, percent: Option<u32>) {
         self.stands[device.index()] = percent;
         self.changes.push(ToMatchmaker::Standing(Standing { shard: self.number, device, percent }));

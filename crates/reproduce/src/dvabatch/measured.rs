@@ -39,7 +39,7 @@ pub(super) struct StandInMeasurement {
     dva: String,
 }
 
-/// Measures peaks on the model that stands in for a case's network; none if not requested, or if
+/// Measures peaks on the model that stands in for a case's network; `None` if not requested, or if
 /// there is no such model.
 pub(super) fn peaks(context: &ReproduceContext, case: &DvaCase) -> anyhow::Result<Option<StandInMeasurement>> {
     StandIn::find(context, case)?.map(|model| model.peaks()).transpose()

@@ -21,7 +21,7 @@ pub(super) struct MeasuredGains {
 const SHARES: [f64; 3] = [0.2, 0.5, 0.8];
 const OUTSTANDING: u16 = 64;
 
-/// Measures the ratios on the model of this network; none if not requested, or if the repository
+/// Measures the ratios on the model of this network; `None` if not requested, or if the repository
 /// does not have it.
 pub(super) fn gains(context: &ReproduceContext, network: &str) -> anyhow::Result<Option<MeasuredGains>> {
     let blocks = format!("{network}-blocks");

@@ -1,10 +1,10 @@
 //! Separation of requests by shape, so that different shapes never share a batch, under any policy.
 //!
-//! To the policy, requests of one model that differ in shape are requests of different models: each
-//! shape in use becomes a *variant*, a further model of the policy with the same blocks, which is
-//! loaded with its first request and unloaded when its place is needed and it is unused. No policy
-//! has to know of shapes, each estimates rates and forms batches by shape, and [`Shape::ALONE`] is
-//! a variant whose batches hold one request.
+//! To the policy, requests of one model that differ in shape are requests of different models. Each
+//! shape in use becomes a *variant*: a further model of the policy with the same blocks. A variant
+//! is loaded with its first request and unloaded when it is unused and its place is needed. No
+//! policy has to know of shapes, each estimates rates and forms batches by shape, and
+//! [`Shape::ALONE`] is a variant whose batches hold one request.
 //!
 //! The alternative, a shape as a key of every queue, was rejected: each of the policies would have
 //! to respect it, in gathering, in joining and in estimates, and an omission would fail users'
@@ -25,7 +25,7 @@ use ripieno_model::Model;
 pub(crate) const VARIANTS: usize = 64;
 /// Number of variants that are kept free for new shapes, as long as there are unused ones.
 const SPARE: usize = 8;
-/// Number of steps between the factor in force and that of a request at which the profile is
+/// Number of steps between the factor in force and a request's factor at which the profile is
 /// replaced: about 19 %.
 const RESCALES: u8 = 2;
 /// A request or task of no variant.
@@ -39,8 +39,8 @@ pub(crate) struct Shapes {
     /// The factor in force of each model itself.
     scales: Vec<CostScale>,
     variants: Vec<Variant>,
-    /// The id of the first variant, and the distance to the next: those of a shard belong to the
-    /// same shard.
+    /// The id of the first variant, and the distance to the next: the variants of a shard's models
+    /// belong to the same shard.
     first: usize,
     step: usize,
     /// Number of variants in use, loaded or leaving.
@@ -55,7 +55,7 @@ pub(crate) struct Shapes {
 /// A model of the policy that represents one shape.
 #[derive(Clone, Copy, Debug)]
 struct Variant {
-    /// The shape; none if the variant is free.
+    /// The shape; `None` if the variant is free.
     key: Option<Key>,
     /// Whether its model has been unloaded: it is freed when its last request and task have ended.
     leaving: bool,
@@ -93,8 +93,8 @@ impl Key {
 const FREE: Variant = Variant { key: None, leaving: false, requests: 0, tasks: 0, used: 0, scale: CostScale::PROFILED };
 
 impl Shapes {
-    /// Returns the limits for the policy: those of the driver, with more models, which divide
-    /// evenly over `shards` shards.
+    /// Returns the limits for the policy: the driver's, with more models, which divide evenly over
+    /// `shards` shards.
     pub(crate) fn widen(limits: &Limits, shards: usize) -> Limits {
         Limits { models: limits.models.next_multiple_of(shards) + VARIANTS * shards, ..*limits }
     }
@@ -127,7 +127,7 @@ impl Shapes {
         ModelId((self.first + variant * self.step) as u16)
     }
 
-    /// Returns the variant for a request, loaded if necessary; none if it joins the model's own
+    /// Returns the variant for a request, loaded if necessary; `None` if it joins the model's own
     /// batches.
     fn variant(&mut self, now: Time, request: &Request) -> Option<usize> {
         let key = Key::of(request);

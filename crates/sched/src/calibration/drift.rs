@@ -166,10 +166,10 @@ impl Drift {
 ///
 /// A profile that is far too long makes every request hopeless, so no task runs that could correct
 /// it. After several such rejections in a row the profile is scaled down until a lone request fits
-/// its SLO with slack, and the first task that then runs is compared with it. If the profile was
-/// right it is restored, at the cost of that task and of a few late answers; tests become rarer
-/// each time. If the profile was only slightly too long, which together with the margin may still
-/// prevent all tasks, it is scaled to the task's own time.
+/// its SLO with slack. The first task that then runs is compared with the scaled profile. If the
+/// profile was right it is restored, at the cost of that task and of a few late answers; tests
+/// become rarer each time. If the profile was only slightly too long, which together with the
+/// margin may still prevent all tasks, it is scaled to the task's own time.
 #[derive(Debug)]
 pub(crate) struct Doubt {
     given_up: u32,

@@ -38,13 +38,13 @@ struct BlockState {
 /// A task that ran as one batch and did not fail.
 #[derive(Clone, Copy, Debug)]
 pub struct Ran {
-    /// Its block.
+    /// Block that the task ran.
     pub block: BlockId,
     /// The rows of its members.
     pub rows: usize,
     /// Padded length of its members; 1 where requests do not differ in length.
     pub length: u32,
-    /// Its duration.
+    /// Duration of the task.
     pub took: Nanos,
     /// Whether the other lanes of the device were idle; lanes that share a device slow each other
     /// down.

@@ -4,10 +4,11 @@
 //! A difference from the fastest device is the device's own: its clock is throttled, another
 //! process uses it, it is another model. The measurement is the same: samples at intervals, nearly
 //! all of which must agree, and large steps only. Profiles are learnt from devices that are not
-//! slower, so that both mechanisms do not correct the same error. If a profile was corrected by the
-//! tasks of a slow device before it was known to be slow, the other devices seem fast, so the slow
-//! one is reported, and the profile is corrected back. A device that is so slow that it gets no
-//! tasks could never show that it has recovered, so it is reported as nominal after a while.
+//! slower, so that both mechanisms do not correct the same error. The tasks of a slow device may
+//! correct a profile before the device is known to be slow. The other devices then seem fast, so
+//! the slow one is reported, and the profile is corrected back. A device that is so slow that it
+//! gets no tasks could never show that it has recovered, so it is reported as nominal after a
+//! while.
 
 use super::drift::{Pause, SizeClass};
 use ripieno_base::{DeviceId, Nanos, Time};

@@ -7,9 +7,9 @@ use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, TaskId, Time};
 use ripieno_model::Steps;
 
 impl Cells {
-    /// "Batch" of Algorithm 1: submits tasks of one cell type to an idle device, up to the limit,
-    /// each of which may take what the previous one makes ready; after the first, only tasks of at
-    /// least the smallest supported batch.
+    /// "Batch" of Algorithm 1: submits tasks of one cell type to an idle device, up to the limit.
+    /// Each of them may take what the previous one makes ready. After the first, only tasks of at
+    /// least the smallest supported batch are submitted.
     pub fn batch(&mut self, now: Time, model: ModelId, block: BlockId, device: DeviceId, out: &mut Outbox) {
         self.choices += 1;
         let choices = self.choices;
@@ -82,7 +82,7 @@ impl Cells {
     }
 
     /// Returns the padded length of a batch of `rows` rows, padded to `length`, with one more
-    /// request; none if they do not match. In a first block they match if all take less together
+    /// request; `None` if they do not match. In a first block they match if all take less together
     /// than separately, to the end of the walk. In later blocks they match only if both have the
     /// same padded length, since data between blocks cannot be padded.
     fn padded_with(&self, id: u32, rows: usize, length: u32) -> Option<u32> {

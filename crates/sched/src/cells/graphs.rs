@@ -29,7 +29,7 @@ pub(super) struct Graphs {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Node {
-    /// Its number in the request's graph.
+    /// Number of the node in the request's graph.
     pub(super) number: u32,
     pub(super) subgraph: u32,
     /// The first of the edges to the nodes that use it as an input.

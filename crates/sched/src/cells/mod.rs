@@ -80,7 +80,7 @@ pub enum Join {
     AtOnce,
     /// In a fixed set of requests from one bucket, on a device that has no set.
     InSets {
-        /// Number of lengths in a bucket; none puts all lengths into one.
+        /// Number of lengths in a bucket; `None` puts all lengths into one.
         width: Option<u32>,
     },
 }
@@ -150,11 +150,11 @@ struct Walker {
     lost: bool,
     /// The device that holds the intermediate results, for a chain that has begun.
     held_by: Option<DeviceId>,
-    /// Whether it was withdrawn: if its work is lost, it does not start over.
+    /// True if the request was withdrawn: if its work is lost, it does not start over.
     unwanted: bool,
-    /// Its padded length after the first block; its own length before.
+    /// Padded length of the request after the first block; its own length before.
     length: u32,
-    /// Whether it counts among the requests of its set that have not reached their end.
+    /// True if the request counts among the members of its set that have not reached their end.
     going: bool,
 }
 
@@ -183,7 +183,7 @@ enum CellRequestState {
     /// Nothing was submitted, and it is in no set.
     Waiting,
     Running,
-    /// Its walk is complete; it waits for its set.
+    /// The request's walk is complete; it waits for its set.
     Held,
     /// It has ended, or the slot is free.
     Over,

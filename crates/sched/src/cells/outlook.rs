@@ -13,7 +13,7 @@ use ripieno_model::{DropRule, Steps};
 pub struct NewcomerTimes {
     /// From its first step to its last, in batches with those that wait.
     pub own: Nanos,
-    /// Its part of the device time of full batches.
+    /// The newcomer's part of the device time of full batches.
     pub work: Nanos,
     /// Mean number of its rows in a step of the first cell type.
     pub rows: usize,
@@ -52,7 +52,7 @@ impl Remaining {
 
 impl CellModel {
     /// Returns the position of a cell type in the walk: cell types of one stage of lines have one
-    /// position, nodes of a graph that of their block.
+    /// position, nodes of a graph their block's.
     pub fn stage(&self, block: BlockId) -> usize {
         match self.model.walk.brings_graph() {
             true => block.index(),
@@ -62,7 +62,7 @@ impl CellModel {
 }
 
 impl Cells {
-    /// Returns the times of the next step of a cell type on a device; passes each of its requests
+    /// Returns the times of the next step of a cell type on a device. Passes each of its requests
     /// to `each`, with the ready rows and the time that is left.
     pub fn outlook(
         &self,

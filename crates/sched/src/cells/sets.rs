@@ -25,7 +25,7 @@ pub(super) struct CellSet {
     unfinished: u32,
     /// Number of members that have not reached the end of the block that runs until its end.
     going: u32,
-    /// The device that runs it; none means any.
+    /// The device that runs the set; `None` means any.
     device: Option<DeviceId>,
     /// Number of steps of each sequence with padding; else 0.
     padded: u32,
@@ -178,8 +178,8 @@ impl Cells {
         (set.padded, set.unfinished, set.going) = (padded, unfinished, if going { unfinished } else { 0 });
     }
 
-    /// Returns the device on which a request must continue, if there is one: that of its set, or
-    /// that on which its chain has begun.
+    /// Returns the device on which a request must continue, if there is one: its set's, or the one
+    /// on which its chain has begun.
     pub(super) fn bound(&self, slot: RequestSlot) -> Option<DeviceId> {
         let of_set = self.sets.of(slot).and_then(|set| self.sets.get(set).own.device);
         of_set.or(self.walkers[slot.index()].held_by)

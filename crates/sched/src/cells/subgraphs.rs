@@ -31,7 +31,7 @@ pub(super) struct Subgraph {
     pub(super) block: BlockId,
     /// Whether its nodes are in the table of graphs.
     pub(super) is_graph: bool,
-    /// Whether it is in the queue of its cell type.
+    /// True if the subgraph is in the queue of its cell type.
     pub(super) queued: bool,
     /// Whether its part of the walk is complete, although queued steps may still run.
     pub(super) over: bool,

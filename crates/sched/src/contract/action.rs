@@ -59,21 +59,21 @@ pub enum Action {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Why {
-    /// Its deadline has passed.
+    /// The request's deadline has passed.
     Expired,
-    /// Its deadline lies ahead, but no schedule is likely to meet it, or meeting it would cost more
-    /// than one other request.
+    /// The request's deadline lies ahead, but no schedule is likely to meet it, or meeting it would
+    /// cost more than one other request.
     Hopeless,
     /// The client withdrew it.
     Cancelled,
     /// The executor reported an error for its batch.
     Failed,
-    /// Its model was unloaded.
+    /// The request's model was unloaded.
     Unloaded,
-    /// Its model or client exceeds its share of the devices, and others need theirs.
+    /// The request's model or client exceeds its share of the devices, and others need theirs.
     Share,
-    /// Its client sends more than the devices answer in time, and is the only one of the only model
-    /// that sends requests.
+    /// The request's client sends more than the devices answer in time, and is the only one of the
+    /// only model that sends requests.
     Overload,
 }
 
@@ -141,7 +141,8 @@ impl Outbox {
         self.reasons.drain(..).for_each(|reason| out.explain(reason));
     }
 
-    /// Takes a shard's messages to the matchmaker, in order; none if the policy is not sharded.
+    /// Takes a shard's messages to the matchmaker, in order. There are none if the policy is not
+    /// sharded.
     pub fn take_mail(&mut self) -> impl Iterator<Item = ToMatchmaker> {
         self.mail.drain(..)
     }

@@ -1,9 +1,9 @@
 //! The cost of a request relative to its model's profile.
 //!
 //! A profile is measured with inputs of one size. Requests whose inputs have other sizes cost more
-//! or less, by a factor that the driver learns and passes on with each request, so that a recording
-//! replays to the same decisions. Steps of 9 % are finer than what batches vary by, and a
-//! small integer has no rounding that differs between machines.
+//! or less, by a factor that the driver learns. The driver passes the factor on with each request,
+//! so that a recording replays to the same decisions. Steps of 9 % are finer than what batches vary
+//! by, and a small integer has no rounding that differs between machines.
 
 use ripieno_base::Nanos;
 use ripieno_model::{Block, Profile};
@@ -66,7 +66,7 @@ impl CostScale {
         Profile::from_table(&table).expect("a scaled profile is as long as before, and positive")
     }
 
-    /// Replaces a block's profile by that of such requests.
+    /// Replaces a block's profile by the profile of such requests.
     pub fn apply(self, block: &mut Block) {
         if self != CostScale::PROFILED {
             block.replace_profile(self.of_profile(&block.profile));

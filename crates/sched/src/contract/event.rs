@@ -15,7 +15,7 @@ pub enum Event {
     Graph {
         /// The request.
         request: RequestSlot,
-        /// Its graph.
+        /// Graph of the request.
         graph: Graph,
     },
     /// [`Scheduler::on_request`].

@@ -43,7 +43,8 @@ pub struct Standing {
     pub shard: u16,
     /// The device.
     pub device: DeviceId,
-    /// Its latency relative to the profiles, in percent; none while it accepts no batches.
+    /// Latency of the device relative to the profiles, in percent; `None` while it accepts no
+    /// batches.
     pub percent: Option<u32>,
 }
 
@@ -71,7 +72,7 @@ impl Offer {
     /// Number of words of an offer without its model.
     pub const WORDS: usize = 6;
 
-    /// Returns the time from which the punctual batch may start; none if there is no punctual
+    /// Returns the time from which the punctual batch may start; `None` if there is no punctual
     /// batch.
     pub fn opens(&self) -> Option<Time> {
         self.candidates.punctual.map(|window| window.exec)

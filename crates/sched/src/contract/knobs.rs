@@ -27,11 +27,11 @@ pub enum OptionValue {
 /// An option that a policy has.
 #[derive(Clone, Copy, Debug)]
 pub struct Knob {
-    /// Its name in `[policy_options]`.
+    /// Name of the option in `[policy_options]`.
     pub name: &'static str,
-    /// Its default, in the notation of an option's value.
+    /// Default of the option, in the notation of an option's value.
     pub default: &'static str,
-    /// Its effect and unit, and when to change it.
+    /// Effect and unit of the option, and when to change it.
     pub help: &'static str,
 }
 
@@ -206,7 +206,7 @@ pub enum BuildError {
         policy: &'static str,
         /// The model.
         model: String,
-        /// Its walk.
+        /// Walk of the model.
         walk: Walk,
         /// Names of the policies that serve it.
         serves: Vec<&'static str>,

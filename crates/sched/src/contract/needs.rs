@@ -12,7 +12,7 @@ pub struct Needs {
     pub depth: usize,
     /// Whether graph nodes are kept for live requests.
     pub nodes: bool,
-    /// Whether it runs steps beyond the end of sequences whose length is known.
+    /// True if the policy runs steps beyond the end of sequences whose length is known.
     pub pads: bool,
     /// Whether the policy itself rejects requests that cannot meet their deadlines.
     pub keeps_deadlines: bool,

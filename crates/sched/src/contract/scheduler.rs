@@ -11,16 +11,25 @@ use ripieno_model::{Extent, Graph, Model, Profile, StepReport};
 /// slot indexes whatever the driver keeps for it. The simulator and the server therefore run the
 /// same code, and a replayed recording yields the same decisions.
 ///
-/// **The driver promises**: time never goes back; one `settle` after one or more inputs of one
-/// `now`, and at or after [`next_wakeup`](Scheduler::next_wakeup); the outbox is emptied before the
-/// next input; each `Start`, also a cancelled one, is answered by exactly one [`TaskDone`]; a slot
-/// is reused only after its request has ended and no task in flight has it as a member; the tasks
-/// of a lane end in the order of their starts.
+/// **The driver promises**:
 ///
-/// **The scheduler promises**: each request ends in exactly one `Finish` or `Reject`; never more
-/// tasks on a lane than its depth; a cancellation only of a task in flight, and once; after
-/// `settle`, `next_wakeup() > now`; bounded output; no allocation after construction, except in
-/// [`Control`]; equal inputs give equal outputs, bit for bit.
+/// - Time never goes back.
+/// - One `settle` follows one or more inputs of one `now`, and comes at or after
+///   [`next_wakeup`](Scheduler::next_wakeup).
+/// - The outbox is emptied before the next input.
+/// - Each `Start`, also a cancelled one, is answered by exactly one [`TaskDone`].
+/// - A slot is reused only after its request has ended and no task in flight has it as a member.
+/// - The tasks of a lane end in the order of their starts.
+///
+/// **The scheduler promises**:
+///
+/// - Each request ends in exactly one `Finish` or `Reject`.
+/// - A lane never has more tasks than its depth.
+/// - A cancellation concerns only a task in flight, and comes once.
+/// - After `settle`, `next_wakeup() > now`.
+/// - Output is bounded.
+/// - Nothing is allocated after construction, except in [`Control`].
+/// - Equal inputs give equal outputs, bit for bit.
 pub trait Scheduler: Send {
     /// Receives the graph of a request that has its own, right before its
     /// [`on_request`](Scheduler::on_request).
@@ -57,8 +66,8 @@ pub trait Scheduler: Send {
     }
 
     /// Returns the prediction made at the first start of a request, for metrics, or at its refusal,
-    /// for its answer; none if the policy does not predict. Valid from the request's first `Start`
-    /// or its `Reject` until its slot is reused.
+    /// for its answer; `None` if the policy does not predict. Valid from the request's first
+    /// `Start` or its `Reject` until its slot is reused.
     fn prediction(&self, _request: RequestSlot) -> Option<Prediction> {
         None
     }
@@ -203,22 +212,22 @@ pub enum Control {
     DeviceSlowed {
         /// The device.
         device: DeviceId,
-        /// Its latency relative to the profile, in percent; at least 1.
+        /// Latency of the device relative to the profile, in percent; at least 1.
         percent: u32,
     },
     /// A model becomes available. Its id is below [`Limits::models`](crate::Limits::models) and not
     /// in use.
     ModelLoaded(ModelId, Box<Model>),
-    /// A model is unloaded: its queued requests are rejected, running ones finish.
+    /// New profile of the block; at least as long as the model's largest batch.
     ModelUnloaded(ModelId),
     /// A block's latency profile was measured again, for the longest requests. Where costs depend
-    /// on lengths, those of shorter requests change in proportion.
+    /// on lengths, the costs of shorter requests change in proportion.
     ProfileReplaced {
         /// The model.
         model: ModelId,
         /// The block.
         block: BlockId,
-        /// Its new profile; at least as long as the model's largest batch.
+        /// New profile of the block; at least as long as the model's largest batch.
         profile: Profile,
     },
     /// The client withdrew a request. A waiting request is rejected. A running one finishes, or, if

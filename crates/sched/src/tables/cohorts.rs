@@ -120,7 +120,7 @@ impl<T> Cohorts<T> {
         self.members(id).filter_map(|slot| Some((slot, self.step(slot)?)))
     }
 
-    /// Returns the step that a member runs next; none while it rests.
+    /// Returns the step that a member runs next; `None` while it rests.
     pub fn step(&self, slot: RequestSlot) -> Option<u32> {
         let Member { cohort, step, next, .. } = self.members[slot.index()];
         (next == self.get(cohort?).block).then_some(step)
@@ -178,8 +178,8 @@ impl<T> Cohorts<T> {
         other
     }
 
-    /// Returns the block that a member runs, or continues with after this one; none if its walk is
-    /// over.
+    /// Returns the block that a member runs, or continues with after this one; `None` if its walk
+    /// is over.
     pub fn next(&self, slot: RequestSlot) -> Option<BlockId> {
         Some(self.members[slot.index()].next).filter(|&next| next != OVER)
     }
@@ -272,7 +272,7 @@ impl<T> Cohorts<T> {
         true
     }
 
-    /// Removes a request from its cohort. Returns the cohort; none if no member is left, which
+    /// Removes a request from its cohort. Returns the cohort; `None` if no member is left, which
     /// closes it.
     pub fn leave(&mut self, slot: RequestSlot) -> Option<CohortId> {
         let id = self.take(slot);

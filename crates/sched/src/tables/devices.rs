@@ -7,9 +7,9 @@ use std::ops::{Deref, DerefMut};
 /// A device, and a policy's data of it.
 #[derive(Clone, Debug)]
 pub struct DeviceState<T> {
-    /// Whether it accepts tasks.
+    /// True if the device accepts tasks.
     pub present: bool,
-    /// Its latency relative to the profiles, in percent.
+    /// Latency of the device relative to the profiles, in percent.
     pub percent: u32,
     /// The scheduler's own state of the device.
     pub own: T,

@@ -16,7 +16,7 @@ pub struct ModelEntry<T> {
     pub drop: DropRule,
     /// The largest batch in rows; a wider request runs alone.
     pub max_batch: usize,
-    /// Whether it accepts no further requests.
+    /// True if the model accepts no further requests.
     pub retired: bool,
     /// The scheduler's own state of the model.
     pub own: T,
@@ -112,7 +112,7 @@ impl<T> Models<T> {
 pub struct BatchOptions {
     /// The rule for models without one of their own.
     pub drop: DropRule,
-    /// Largest batch in rows; `None` for the largest of the model.
+    /// Largest batch in rows; `None`: the model's own.
     pub max_batch: PerModel<Option<usize>>,
 }
 

@@ -150,10 +150,10 @@ impl Queue {
         }
     }
 
-    /// Returns the batch that begins with `first`, which has `left` rows from there to the end of
-    /// the queue, or with a later request if passing over heads lets it reach its `target`; 0
-    /// passes over none. `room` returns the largest batch that a head allows. Returns its first
-    /// request, its rows, and whether the next request does not fit.
+    /// Returns the batch that begins with `first`, from where `left` rows are left to the end of
+    /// the queue. The batch begins with a later request if passing over heads lets it reach its
+    /// `target`; a target of 0 passes over none. `room` returns the largest batch that a head
+    /// allows. Returns its first request, its rows, and whether the next request does not fit.
     pub fn gather(
         &self,
         requests: &Requests,

@@ -63,7 +63,7 @@ struct RecordedRequest {
     arrival: Arrival,
     /// The client's own time limit, if it was shorter than the SLO.
     limit: Option<Nanos>,
-    /// Time of its end; none if the recording ends before.
+    /// Time of its end; `None` if the recording ends before.
     ended: Option<Time>,
     /// Whether it ended with an answer.
     finished: bool,

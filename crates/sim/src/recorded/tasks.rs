@@ -21,7 +21,7 @@ pub(super) struct RecordedBatch {
     pub(super) rows: u32,
     pub(super) began: Time,
     pub(super) ended: Time,
-    /// Time of the report of its end; none for a task that was lost or failed.
+    /// Time of the report of its end; `None` for a task that was lost or failed.
     heard: Option<Time>,
 }
 

@@ -23,7 +23,7 @@ const MAX_IN_FLIGHT: usize = 2_000;
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ClientOutcome {
-    /// Its own answer.
+    /// The request's own answer.
     Right,
     /// 503 with a time to retry.
     Retry,
@@ -31,7 +31,7 @@ pub(super) enum ClientOutcome {
     Failed,
     /// The answer of another request.
     Duplicated,
-    /// Its connection broke, since its frontend was killed.
+    /// The request's connection broke, since its frontend was killed.
     Disconnected,
     /// No answer.
     Lost,

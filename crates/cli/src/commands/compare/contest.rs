@@ -33,7 +33,7 @@ pub(super) struct LiveContestant {
     policy: String,
     slo: Option<Nanos>,
     options: Options,
-    /// Its own model, if it does not run the common one.
+    /// The contestant's own model, if it does not run the common one.
     model: Option<String>,
 }
 
@@ -188,7 +188,7 @@ struct Counters {
     tasks: u64,
     rows: f64,
     useless: u64,
-    /// Elements computed for requests that differ in length, and those of padding.
+    /// Elements computed for requests that differ in length, and elements of padding.
     elements: (u64, u64),
     busy_ns: u64,
     gathered: u64,

@@ -92,7 +92,7 @@ pub(crate) struct CompareResults {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct CompareRow {
     pub(crate) policy: String,
-    /// The offered rate; none at saturation.
+    /// The offered rate; `None` at saturation.
     pub(crate) offered_rps: Option<f64>,
     pub(crate) answered_rps: f64,
     answered_rps_min: f64,

@@ -9,7 +9,7 @@ pub(super) struct Predictions {
     requests: u64,
     /// Mean of |predicted - actual| / actual.
     mean_error: f64,
-    /// Its 99th percentile: the bound of its histogram class.
+    /// 99th percentile of the error: the bound of its histogram class.
     p99_error: f64,
     /// Mean of (predicted - actual) / actual: above 0, predictions are too long, and the policy is
     /// conservative.
@@ -25,7 +25,7 @@ pub(super) struct Errors {
 }
 
 impl Predictions {
-    /// Returns the errors of the requests that ended between two readings; none if nothing was
+    /// Returns the errors of the requests that ended between two readings; `None` if nothing was
     /// predicted.
     pub(super) fn between(before: &Errors, after: &Errors) -> Option<Predictions> {
         let requests = after.sizes.count - before.sizes.count;

@@ -43,12 +43,12 @@ pub(super) struct ContestPlan<'a> {
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct MeasureRow {
     pub(super) measure: Measure,
-    /// The offered fraction of the best goodput; none for the goodput itself.
+    /// The offered fraction of the best goodput; `None` for the goodput itself.
     pub(super) load: Option<f64>,
     pub(super) offered_rps: Option<f64>,
-    /// Value of the default policy; none if it was overloaded, or does not serve the workload.
+    /// Value of the default policy; `None` if it was overloaded, or does not serve the workload.
     pub(super) served: Option<f64>,
-    /// Value of the best of the others; none if all were overloaded.
+    /// Value of the best of the others; `None` if all were overloaded.
     pub(super) best: Option<f64>,
     pub(super) best_policy: Option<String>,
     /// Ratio of both, above 1 if the default policy is better; 0 if it was overloaded. None if
@@ -109,7 +109,7 @@ impl Measure {
         }
     }
 
-    /// Returns its value in a run; none if the run was overloaded.
+    /// Returns its value in a run; `None` if the run was overloaded.
     fn of(self, run: &Summary) -> Option<f64> {
         let figure: fn(&Figures) -> Option<f64> = match self {
             Measure::Goodput => return None,
@@ -248,7 +248,7 @@ enum Stop {
     Failed(anyhow::Error),
 }
 
-/// Returns the best goodput of all of these, the first one's among equals; none if no rate seems
+/// Returns the best goodput of all of these, the first one's among equals; `None` if no rate seems
 /// too high.
 ///
 /// One search for all: a rate is good if any policy carries it, and higher ones are tried only with

@@ -1,7 +1,7 @@
 //! The candidates: every policy of the catalogue, each with the few settings that a user would try.
 //!
 //! This file alone defines "the best policy". Published policies run as published: without the
-//! admission control and margins of the server, which they do not have, and with
+//! admission control and margins of the server, which they do not have. They run with
 //! `drop=hopeless` where a model has no rule of its own, since a late answer counts as bad anyway.
 //! The gain by chance grows with the number of settings, so windows are spaced by a factor of two.
 

@@ -1,5 +1,5 @@
-//! The workloads of the comparison: scenario files and recordings, those of a folder, or workloads
-//! drawn from seeds.
+//! The workloads of the comparison: scenario files and recordings, all files of a folder, or
+//! workloads drawn from seeds.
 
 use super::random::{self, Kind};
 use super::worlds::{TaskWorld, kind_of};
@@ -161,7 +161,7 @@ fn inputs_in(folder: &Path, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns whether a file's name is that of a recording.
+/// Returns true if a file is a recording, by its name.
 fn is_recording(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     [".jsonl", ".jsonl.gz"].iter().any(|end| name.ends_with(end))

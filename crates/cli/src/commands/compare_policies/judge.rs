@@ -1,7 +1,7 @@
 //! The judgement: one line for each kind of models and world, and the floor that it is held to.
 //!
-//! All ratios of a line count alike but for those of tails, which stand beside: goodput, means and
-//! answers in time are what a policy is chosen for, and a mean can be bought with the tail.
+//! All ratios of a line count alike but for the ratios of tails, which stand beside: goodput, means
+//! and answers in time are what a policy is chosen for, and a mean can be bought with the tail.
 
 use super::contest::{FinishedContest, Measure};
 use super::random::Kind;
@@ -23,7 +23,7 @@ pub(super) struct Judgement {
     minimum_at: String,
     /// Fraction of the ratios of at least 0.98.
     at_least_098: f64,
-    /// Geometric mean of the ratios of 99th percentiles; none if there are none.
+    /// Geometric mean of the ratios of 99th percentiles; `None` if there are none.
     p99: Option<f64>,
 }
 
@@ -69,7 +69,7 @@ pub(super) fn below(judgements: &[Judgement], floor: f64) -> Vec<String> {
 }
 
 impl Judgement {
-    /// Returns the line; none if there is nothing to compare with.
+    /// Returns the line; `None` if there is nothing to compare with.
     fn of(kind: Kind, world: TaskWorld, contests: &[&FinishedContest]) -> Option<Judgement> {
         let rows = || contests.iter().flat_map(|contest| contest.results.iter().map(move |row| (*contest, row)));
         let named = rows().filter(|(_, row)| row.measure != Measure::P99);

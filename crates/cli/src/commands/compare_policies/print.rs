@@ -20,7 +20,7 @@ pub(super) struct ContestResults {
     lanes: bool,
     pub(super) contests: Vec<FinishedContest>,
     pub(super) skipped: Vec<Skipped>,
-    /// The first seed of random workloads; none if there are none.
+    /// The first seed of random workloads; `None` if there are none.
     pub(super) seed: Option<u64>,
     summary: Vec<Total>,
     judgement: Vec<Judgement>,
@@ -154,7 +154,7 @@ fn totals(contests: &[FinishedContest]) -> Vec<Total> {
 }
 
 impl Total {
-    /// Returns the total; none if there was nothing to compare with in any scenario.
+    /// Returns the total; `None` if there was nothing to compare with in any scenario.
     fn of(contests: &[FinishedContest], measure: Measure, load: Option<f64>) -> Option<Total> {
         let is = |row: &&MeasureRow| row.measure == measure && row.load == load;
         let named = contests.iter().filter_map(|contest| {

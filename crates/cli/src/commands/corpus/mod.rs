@@ -1,10 +1,10 @@
 //! `ripieno profile --lengths FILE | --corpus FILE`: characterises the sequence lengths of a
 //! corpus.
 //!
-//! A decoder's length is known only at its end, but a corpus like that of its training shows the
-//! usual lengths of outputs. `lazy` predicts with the length that covers N % of them
-//! (`dec_timesteps` of LazyBatching): a larger one is conservative and batches less, a smaller one
-//! risks late answers. The output of `-o` belongs beside `model.toml` or a scenario.
+//! A decoder's length is known only at its end, but a corpus like its training data shows the usual
+//! lengths of outputs. `lazy` predicts with the length that covers N % of them (`dec_timesteps` of
+//! LazyBatching): a larger one is conservative and batches less, a smaller one risks late answers.
+//! The output of `-o` belongs beside `model.toml` or a scenario.
 
 mod read;
 

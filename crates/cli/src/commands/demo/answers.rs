@@ -42,7 +42,7 @@ struct ImageSample {
 pub(super) struct Answers {
     model: String,
     right: usize,
-    /// Number of answers before the last block; none if the model has only one.
+    /// Number of answers before the last block; `None` if the model has only one.
     #[serde(skip_serializing_if = "Option::is_none")]
     early: Option<u64>,
     answers: Vec<Answer>,

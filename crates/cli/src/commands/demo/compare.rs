@@ -106,7 +106,7 @@ struct DemoRow {
     p99_ms: Option<f64>,
     mean_batch: f64,
     busy_fraction: f64,
-    /// Fraction of steps that were padding or came after the end; none where requests do not
+    /// Fraction of steps that were padding or came after the end; `None` where requests do not
     /// unfold.
     #[serde(skip_serializing_if = "Option::is_none")]
     useless_fraction: Option<f64>,
@@ -211,7 +211,7 @@ impl Arena<'_> {
     }
 
     /// Returns the row of a run that took `span`, until its last answer. Batches and busy time are
-    /// those of the whole run, warm-up included: policies and devices start empty.
+    /// counted over the whole run, warm-up included: policies and devices start empty.
     fn row(&self, policy: &'static str, report: &LoadReport, live: &Live, span: Duration) -> anyhow::Result<DemoRow> {
         let model = live.engine.model_metrics(ModelId(0)).context("the demo's model is loaded")?;
         let busy: u64 = live.engine.device_metrics().iter().map(|device| device.busy_ns).sum();

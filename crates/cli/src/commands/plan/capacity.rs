@@ -14,7 +14,7 @@ const SEARCH_FACTOR: usize = 16;
 /// The result of a simulated search.
 #[derive(Debug, Clone)]
 pub(super) struct DeviceSearch {
-    /// The smallest number of devices that passed; none if even the largest tried did not.
+    /// The smallest number of devices that passed; `None` if even the largest tried did not.
     pub(super) good: Option<(usize, Summary)>,
     /// The largest number of devices that did not pass; 0 if one device is enough.
     pub(super) bad: usize,

@@ -131,8 +131,8 @@ impl PartitionArgs {
     }
 }
 
-/// Returns the best partition. The number of sub-clusters is the given one, else that of the
-/// current partition, else the smallest possible.
+/// Returns the best partition. The number of sub-clusters is the given one, else the current
+/// partition's, else the smallest possible.
 fn partition(scenario: &Scenario, current: Option<&Current>) -> anyhow::Result<ClusterPlan> {
     let defaults = PlanOptions::default();
     let target_imbalance = scenario.planning.target_imbalance.unwrap_or(defaults.target_imbalance);

@@ -1,9 +1,9 @@
 //! The roles of a cluster on the command line: `ripieno frontend`, `ripieno scheduler`, `ripieno
 //! backend`.
 //!
-//! Each is a part of `serve`, wired to the others by `ripieno-cluster` (docs/internals/adr/0025): a
+//! Each is a part of `serve`, wired to the others by `ripieno-cluster` (docs/internals/adr/0025). A
 //! frontend is the HTTP and gRPC server of a remote engine, a scheduler an engine with only
-//! metrics, a backend a repository whose host is a device of a remote scheduler.
+//! metrics. A backend is a repository whose host is a device of a remote scheduler.
 
 pub(crate) mod backend;
 mod backend_models;

@@ -29,7 +29,7 @@ pub struct EpochEntry {
 /// A compare-and-swap: stores `next` if the store holds `expected`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Swap {
-    /// The expected entry; none if there has been no primary.
+    /// The expected entry; `None` if there has been no primary.
     pub expected: Option<EpochEntry>,
     /// The caller's entry, one epoch later.
     pub next: EpochEntry,

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 #[derive(Debug, Default)]
 pub(crate) struct Answers {
-    /// The deadline; none once it is answered.
+    /// The deadline; `None` once it is answered.
     open: BTreeMap<RequestId, Option<Time>>,
     pub(crate) ran: u64,
     pub(crate) retried: u64,

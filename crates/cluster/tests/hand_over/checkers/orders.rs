@@ -1,4 +1,4 @@
-//! A backend accepts orders in their order, and only those of the epoch's holder; a restart changes
+//! A backend accepts orders in their order, and only from the epoch's holder; a restart changes
 //! nothing of that.
 
 use crate::message::Batch;

@@ -60,8 +60,8 @@ impl Life {
         self.ended.notify_all();
     }
 
-    /// Kills the process. `why` is recorded as the reason. Without it, the description is that of
-    /// the process's own end.
+    /// Kills the process. `why` is recorded as the reason. Without it, the process's own end is
+    /// described.
     pub(super) fn kill(&self, why: Option<String>) {
         let mut state = self.state.lock();
         if !state.reaped {

@@ -100,7 +100,7 @@ pub(super) struct RunReply {
     pub(super) error: Option<String>,
     #[prost(message, repeated, tag = "2")]
     pub(super) outputs: Vec<PackedTensor>,
-    /// Number of the batch, so that the reply cannot be mistaken for that of another batch.
+    /// Number of the batch, so that the reply cannot be mistaken for another batch's.
     #[prost(uint64, tag = "3")]
     pub(super) number: u64,
 }

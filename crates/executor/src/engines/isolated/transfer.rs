@@ -1,4 +1,4 @@
-//! Tensors on their way to or from an engine process: small ones within frames, those of large
+//! Tensors on their way to or from an engine process: small ones within frames, tensors of large
 //! batches through shared memory.
 //!
 //! Through a socket, a tensor is copied into a frame, into the system's buffers, and out of them in

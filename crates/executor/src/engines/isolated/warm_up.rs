@@ -1,7 +1,7 @@
-//! Warm-up of processes that start after their model was loaded: those of further lanes and GPUs,
-//! and those that take the place of one that ended.
+//! Warm-up of processes that start after their model was loaded: processes of further lanes and
+//! GPUs, and processes that take the place of one that ended.
 //!
-//! Where batches are padded to certain sizes, the first batch of a size is slow, so a model runs
+//! Where batches are padded to certain sizes, the first batch of a size is slow. So a model runs
 //! each of them when it is loaded, in the process that was started then. The first row of that is
 //! kept, and other processes run batches made of it before they get work.
 

@@ -1,8 +1,8 @@
 //! Engine "onnxruntime": runs ONNX by Microsoft's library, which the crate ort loads at run time.
 //!
-//! A session runs one batch at a time, so a model needs a session per concurrent batch. The number
-//! of concurrent batches on a device is that of its lanes, but at most that of its threads. A batch
-//! acquires idle sessions and releases them. Creating a session is slow, because the library
+//! A session runs one batch at a time, so a model needs a session per concurrent batch. A device
+//! runs as many batches concurrently as it has lanes, but at most as many as it has threads. A
+//! batch acquires idle sessions and releases them. Creating a session is slow, because the library
 //! optimises the graph and reads the weights again. So `load` creates sessions for all open
 //! devices. If a device is opened later, the thread that attaches a model creates the sessions, and
 //! no other model waits. The disadvantage is a copy of the weights per concurrent batch.

@@ -1,9 +1,9 @@
 //! Sessions of a block by batch size.
 //!
-//! Since version 1.20 of ONNX Runtime, a convolution on a GPU keeps one plan, that of its last
-//! input shape, and a batch of another size makes all of them anew: 140 ms for a ResNet-50 whose
-//! batches take 3 ms. So a block with convolutions has a session of its own for each batch size.
-//! The disadvantage is a copy of the weights for each.
+//! Since version 1.20 of ONNX Runtime, a convolution on a GPU keeps one plan, for its last input
+//! shape. A batch of another size makes all plans anew: 140 ms for a ResNet-50 whose batches take 3
+//! ms. So a block with convolutions has a session of its own for each batch size. The disadvantage
+//! is a copy of the weights for each.
 
 /// Largest number of sessions of a block: those for 1, 2, 4, … 2,048 rows. Beyond, the session
 /// that was used the longest time ago takes another size.

@@ -104,8 +104,8 @@ impl CellWalk {
         }
     }
 
-    /// Whether the slot holds a newer walk than the member's: that of another request, or the same
-    /// request after a restart.
+    /// Returns true if the slot holds a newer walk than the member's: another request's, or the
+    /// same request's after a restart.
     fn is_newer_than(&self, member: &TaskMember) -> bool {
         self.number > member.walk
     }

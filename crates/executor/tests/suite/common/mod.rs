@@ -91,7 +91,7 @@ pub(crate) fn onnxruntime_bound() -> Fixture {
     onnx(Box::new(OnnxRuntimeEngine::new(options).unwrap_or_else(|cause| panic!("{cause}"))))
 }
 
-/// Both engines on one device; the models are those of ONNX Runtime.
+/// Both engines on one device; the models are ONNX Runtime's.
 pub(crate) fn either() -> Fixture {
     onnx(Box::new(EitherEngine::new(onnxruntime_engine(), CpuEngine::new(CpuOptions::default()))))
 }

@@ -88,7 +88,7 @@ struct PlacedBatch {
     rows: usize,
     /// Expected end.
     ends: Time,
-    /// Whether it was cancelled and has not stopped yet.
+    /// True if the task was cancelled and has not stopped yet.
     cancelled: bool,
 }
 

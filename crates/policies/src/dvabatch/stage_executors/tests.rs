@@ -38,7 +38,7 @@ struct Work {
     queries: u8,
     pair: BufferPair,
     merged: Option<BufferPair>,
-    /// Whether it came from a split.
+    /// True if the item came from a split.
     sealed: bool,
     /// The batch that waits for it, if the item is of newcomers.
     catches_up: Option<Waits>,

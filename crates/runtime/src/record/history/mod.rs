@@ -369,7 +369,7 @@ impl History {
         }
     }
 
-    /// Returns the record of a reason; none if its requests came before the history.
+    /// Returns the record of a reason; `None` if its requests came before the history.
     fn reason(&self, shard: usize, at: Time, reason: Reason) -> Option<ReasonRecord> {
         let call_of = |slot: RequestSlot| self.call(self.shards[shard].slots.get(&slot)?.0);
         let (request, why) = match reason {
