@@ -23,6 +23,7 @@ use super::unfolded::WalkArgs;
 ///   ripieno bench localhost:8000 --model digits --rate 500
 ///   ripieno bench localhost:8000 --model digits --sweep 200:2000:200 --arrival gamma:0.3
 ///   ripieno bench localhost:8000 --model sentiment --rate 200 --lengths europarl
+///
 ///   ripieno bench grpc://localhost:8001 --model digits --find-goodput --slo-ms 20 --format json
 ///   ripieno bench grpcs://example.com:8001 --ca ca.pem --token-file token --model digits --rate 9
 #[derive(Clone, Debug, clap::Args)]
@@ -59,8 +60,8 @@ pub struct BenchArgs {
     pub goodput_step: f64,
 
     /// The arrival process: poisson (independent users), gamma:SHAPE (CV² = 1/SHAPE; below 1 is
-    /// bursty), uniform, or trace:FILE (arrival times in ms, one per line, or CSV with the columns
-    /// arrival_ms and, if there are several models, model).
+    /// bursty), uniform, or trace:FILE. The file has arrival times in ms, one per line, or is CSV
+    /// with the columns arrival_ms and, if there are several models, model.
     #[arg(long, default_value = "poisson")]
     pub arrival: ArrivalArg,
 

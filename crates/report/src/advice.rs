@@ -2,7 +2,7 @@
 //!
 //! Both are signals because deferred scheduling leaves spare devices idle instead of keeping them
 //! busy with small batches. So idle time is capacity that can be released, and the bad rate in
-//! overload is the share of the load without a device. The rule is that of "Symphony: Optimized DNN
+//! overload is the share of the load without a device. The rule is from "Symphony: Optimized DNN
 //! Model Serving using Deferred Batch Scheduling", section 3.5: with N devices and a bad rate r
 //! above a threshold, N·r/(1−r) more; at an idle fraction f, N·f fewer. The paper leaves some
 //! choices open; ours are: both numbers round towards more devices, at least one stays, an

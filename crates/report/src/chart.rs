@@ -1,8 +1,8 @@
 //! Charts of a live page and of reports, drawn by plotters as SVG.
 //!
-//! Colours are names: the page's style sheet replaces them by those of a light or dark scheme, so
-//! that one chart serves both. Figures of papers, which must be equal to the byte and distinct
-//! without colour, are drawn by [`plot`](crate::plot).
+//! Colours are names: the page's style sheet replaces them by the colours of a light or dark
+//! scheme, so that one chart serves both. Figures of papers, which must be equal to the byte and
+//! distinct without colour, are drawn by [`plot`](crate::plot).
 
 use plotters::coord::Shift;
 use plotters::prelude::*;

@@ -24,7 +24,7 @@ pub struct HtmlReport {
     pub title: String,
     /// The run in a sentence.
     pub subtitle: String,
-    /// Its parts from top to bottom.
+    /// Parts of the report from top to bottom.
     pub parts: Vec<ReportPart>,
 }
 

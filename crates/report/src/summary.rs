@@ -6,8 +6,8 @@ use serde::Serialize;
 
 /// The figures of one model, or of a whole run.
 ///
-/// Latencies are those of all answers, late ones included; a dropped request has none. They are
-/// null when nothing was answered. Rates are per second of the observed window.
+/// Latencies cover all answers, late ones included; a dropped request has none. They are null when
+/// nothing was answered. Rates are per second of the observed window.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figures {
     /// Requests that arrived, per second.
@@ -76,7 +76,7 @@ pub struct UnfoldedFigures {
 pub struct ModelFigures {
     /// The model's name.
     pub name: String,
-    /// Its figures; its busy fraction is its share of all devices' time.
+    /// The model's figures; the busy fraction is its share of all devices' time.
     #[serde(flatten)]
     pub figures: Figures,
 }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 /// bits of each factor (TF32), and the worst of 41 models differed by 0.2 % there.
 pub(super) const TOLERANCE: f64 = 5e-3;
 
-/// Compares the model's answers with those of the engine's reference, if it has one. An error if
-/// they differ; a warning if they could not be compared.
+/// Compares the model's answers with the engine's reference, if it has one. An error if they
+/// differ; a warning if they could not be compared.
 pub(super) fn check(
     target: &LoadTarget,
     plan: &LoadPlan,

@@ -23,7 +23,7 @@ const LONGEST_UNASKED: Nanos = Nanos::from_millis(50);
 const MAX_BATCH_BYTES: i64 = 256 << 20;
 
 impl Loader {
-    /// Returns the largest batch worth its latency, if it is above that of the plan, which has been
+    /// Returns the largest batch worth its latency, if it is above the plan's, which has been
     /// measured.
     pub(super) fn larger_batch(
         &self,

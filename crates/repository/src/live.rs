@@ -43,7 +43,7 @@ const LOADER_THREADS: usize = 4;
 const RETIRE_GRACE: Duration = Duration::from_millis(50);
 /// Interval at which a replaced version is checked for idleness.
 const IDLE_POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// Maximum number of models when load calls upload new ones, including those of the repository.
+/// Maximum number of models when load calls upload new ones, including the repository's own.
 const MAX_MODELS: usize = 4096;
 /// Maximum time for which a replaced version stays for its last requests.
 const MAX_RETIRE_WAIT: Duration = Duration::from_secs(30);

@@ -1,10 +1,10 @@
 //! Finds models whose mask lets requests of unequal length share batches, without a `length_dim`.
 //!
 //! A model qualifies if it has an input that is named a mask and all open dimensions of its inputs
-//! are the second ones, so that they can only be one length. It is tried like a declared one: a
-//! short request must be answered alone as beside a long one. The longest request that it takes is
-//! found by trial, too. A model without a bound is left as it is: no bound that is made up may
-//! refuse a request that it would answer.
+//! are the second ones. These can then only be one length. It is tried like a declared one: a short
+//! request must be answered alone as beside a long one. The longest request that it takes is found
+//! by trial, too. A model without a bound is left as it is: no bound that is made up may refuse a
+//! request that it would answer.
 
 use super::config::Granularity;
 use super::plan::{LoadPlan, LoadTarget};

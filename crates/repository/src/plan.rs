@@ -40,7 +40,7 @@ pub struct LoadTarget {
     pub devices: usize,
     /// Approximate duration of measuring one model.
     pub measure_for: Duration,
-    /// Latency target that overrides those of all models.
+    /// Latency target that overrides the target of each model.
     pub slo: Option<Nanos>,
     /// Whether symbolic links may lead out of the repository.
     pub allow_symlinks: bool,
@@ -446,8 +446,8 @@ fn block_source(
     Ok(BlockSource { profile, lengths, ..BlockSource::new(name) })
 }
 
-/// Returns the given latencies by length, and those of the longest requests; `None` if none are
-/// given.
+/// Returns the given latencies by length, and the latencies of the longest requests; `None` if none
+/// are given.
 fn by_length(
     given: &[(u32, Latency)],
     max_batch: usize,

@@ -4,7 +4,7 @@
 //! `NAME/model.toml`, `NAME/config.pbtxt` and `NAME.onnx`), the folder of one model, and one ONNX
 //! file. A model's folder may also be an export by Hugging Face's tools: `config.json` beside
 //! `model.onnx` or `onnx/model.onnx`. The highest version of a model is served, unless the
-//! `version_policy` of its `config.pbtxt` selects others; each served version is a separate model
+//! `version_policy` of its `config.pbtxt` selects others. Each served version is a separate model
 //! to the scheduler, with its own profile and queue. An error of one entry does not affect the
 //! others.
 

@@ -2,11 +2,11 @@
 //! `granularity`.
 //!
 //! Stages should have equal durations, so the layers are measured first: they are written to a
-//! temporary folder, loaded as a chain, and run on the serving engine, alone and alternating with
-//! the whole model, which gives the cost of block boundaries there. If the engine cannot run them,
-//! durations are estimated from shapes. Slices made at load are cached beside the model's profiles,
-//! keyed by the file's hash, the cut and the slicer's version. A new slicing replaces the previous
-//! one for the same model and device.
+//! temporary folder, loaded as a chain, and run on the serving engine. They run alone and
+//! alternating with the whole model, which gives the cost of block boundaries there. If the engine
+//! cannot run them, durations are estimated from shapes. Slices made at load are cached beside the
+//! model's profiles, keyed by the file's hash, the cut and the slicer's version. A new slicing
+//! replaces the previous one for the same model and device.
 
 use super::cache::{cache_folders, hash_of, keep_folder};
 use super::config::{Granularity, ModelConfig};

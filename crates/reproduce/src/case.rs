@@ -27,7 +27,7 @@ pub(super) struct CaseLoad {
     pub(super) beta_ms: f64,
     pub(super) slo_ms: f64,
     pub(super) share: f64,
-    /// Shape of Gamma arrivals; none is Poisson.
+    /// Shape of Gamma arrivals; `None` is Poisson.
     pub(super) shape: Option<f64>,
 }
 

@@ -2,11 +2,16 @@
 //! with the results file, and every item must have its place in `docs/research/papers.md`. Nothing
 //! is run.
 //!
-//! A comment before a table says how it is checked: `rows of ITEM` if its lines are all rows of the
-//! item; `some rows of ITEM` if it leaves rows out; `numbers of ITEM ...` if it is transposed or
-//! shortened: then each number is in one of the items' rows; `measured` if it was measured on a
-//! wall clock or is not about results; with `earlier:` before one of these if it is older than the
-//! results file, which then must not have the item. Numbers may be rounded, nothing else.
+//! A comment before a table says how it is checked:
+//!
+//! - `rows of ITEM` if its lines are all rows of the item;
+//! - `some rows of ITEM` if it leaves rows out;
+//! - `numbers of ITEM ...` if it is transposed or shortened, so that each number is in one of the
+//!   items' rows;
+//! - `measured` if it was measured on a wall clock or is not about results.
+//!
+//! `earlier:` stands before one of these if the table is older than the results file, which then
+//! must not have the item. Numbers may be rounded, nothing else.
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};

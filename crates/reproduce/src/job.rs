@@ -18,9 +18,10 @@ pub(super) struct SimJob {
 /// A question about a scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(super) enum Question {
-    /// The figures at its rate, and those of each window if the devices follow the load.
+    /// The figures at the job's rate, and the figures of each window if the devices follow the
+    /// load.
     Run,
-    /// Its goodput.
+    /// The goodput.
     Goodput,
     /// The distributions of batch sizes and queueing delays at 97 % of its goodput.
     Knee,

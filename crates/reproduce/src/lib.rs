@@ -1,7 +1,7 @@
 //! Reproduces the experiments of the papers and compares the results: `ripieno reproduce`.
 //!
 //! An [`ExperimentItem`] is a figure or a table. It requests simulations from the
-//! [`ReproduceContext`], which are independent of each other, so that they run on all cores; their
+//! [`ReproduceContext`], which are independent of each other, so that they run on all cores. Their
 //! results are cached on disk, so that an interrupted command continues where it stopped. The
 //! result is an [`ItemReport`]: rows with the paper's value, our value and their ratio, and a plot.
 //!

@@ -3,7 +3,7 @@
 //! Each measurement is a `ripieno compare`, whose command line is in the row's note, so that it can
 //! be repeated: contestants take turns under the same load, and medians over the turns are
 //! compared. The models are in a repository of the user, under names that the item expects. A peak
-//! is the rate of answers with a fixed number of requests outstanding, and loads are fractions of a
+//! is the rate of answers with a fixed number of requests outstanding. Loads are fractions of a
 //! peak, so that low and high mean the same on any machine.
 
 use crate::machine::{LiveMachine, PolicyResult};

@@ -4,13 +4,13 @@
 //! Short runs mislead in both directions. Over a few seconds a queue that grows without end still
 //! looks short, and a policy whose queues fill slowly has not yet formed its large batches. So a
 //! rate counts as sustained only if the queue does not grow over the second half of the run and the
-//! 90th percentile there stays within half a second; and a peak is accepted only if runs of twice
-//! and four times the length confirm it. A peak that no affordable run confirms is unknown.
+//! 90th percentile there stays within half a second. A peak is accepted only if runs of twice and
+//! four times the length confirm it. A peak that no affordable run confirms is unknown.
 //!
 //! When saturated, the number of answers in a span of time says little: a policy that serves short
 //! requests for some seconds and then long ones has two rates, and a span holds more of one or the
 //! other. So the run goes on until all accepted requests are answered, and the result is the
-//! additional time for twice the arrivals: the mix is that of the arrivals, and the last, partially
+//! additional time for twice the arrivals: the mix is the arrivals' mix, and the last, partially
 //! filled batches cancel out.
 
 use ripieno_report::Summary;

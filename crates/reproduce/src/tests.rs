@@ -5,7 +5,7 @@ use super::{
 };
 use std::path::{Path, PathBuf};
 
-/// None of these tests measures; those of the binary, which has the live driver, do.
+/// None of these tests measures; the tests of the binary, which has the live driver, do.
 #[derive(Debug)]
 struct NoMachine;
 

@@ -1,7 +1,7 @@
 //! The parts of the runtime that share memory without locks, under every order of their steps:
 //! parking, and the table of offers. `cargo xtask test` runs it.
 //!
-//! The files are those of the runtime. In `sync` they find the atomics and threads of the model
+//! The files are the runtime's own. In `sync` they find the atomics and threads of the model
 //! checker `loom`, which runs each model once for each order.
 
 #[expect(dead_code, reason = "the models need a part of the file")]

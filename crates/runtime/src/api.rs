@@ -14,8 +14,8 @@ pub struct ServedModel {
     pub model: Model,
     /// The executor's loaded form of the model.
     pub loaded: Arc<dyn LoadedModel>,
-    /// Largest number of live requests of this model; `None` for that of
-    /// [`Limits::served_queue`]. Further requests are refused.
+    /// Largest number of live requests of this model; `None` for [`Limits::served_queue`]. Further
+    /// requests are refused.
     pub max_queue: Option<usize>,
     /// Largest device time of the live requests, each by its own length. Further requests are
     /// refused; one that finds none is accepted however long it is.
@@ -105,8 +105,8 @@ pub type JobResult = Result<JobOutput, Failure>;
 pub struct JobOutput {
     /// All outputs of the model. The first dimension of each output is the number of rows.
     pub outputs: Vec<Tensor>,
-    /// Time from arrival to the start of the batch. For a split request, the batch is that of the
-    /// part that started last.
+    /// Time from arrival to the start of the batch. For a split request, the batch of the part that
+    /// started last counts.
     pub queued: Nanos,
     /// Execution time of the batch.
     pub executed: Nanos,

@@ -89,7 +89,7 @@ pub enum StartError {
     /// A device cannot be opened.
     #[error("cannot open device {device}: {error}")]
     Device {
-        /// Its index.
+        /// Index of the device.
         device: usize,
         /// The cause.
         error: LoadError,
@@ -219,8 +219,8 @@ impl Engine {
         Ok(self.0.schedulers.command_for_model(id, EngineCommand::Unload(id))?)
     }
 
-    /// Replaces the latency profile of one block. If requests differ in length, `profile` is that
-    /// of the longest requests, and the cost of shorter requests changes in proportion.
+    /// Replaces the latency profile of one block. If requests differ in length, `profile` is of the
+    /// longest requests, and the cost of shorter requests changes in proportion.
     pub fn replace_profile(&self, id: ModelId, block: BlockId, profile: Profile) -> Result<(), ModelRefused> {
         let _one_at_a_time = self.0.orders.lock();
         let entry = self.0.model_ids.get(id).ok_or(ModelRefused::NotLoaded)?;

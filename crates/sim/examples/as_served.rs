@@ -2,10 +2,10 @@
 //! `cargo run --release -p ripieno-sim --example as_served -- FOLDER [BASELINE]`.
 //!
 //! It prints a line of CSV for each file: the goodput; the mean latency at 60 %, and the fraction
-//! in time of the model that fares worst at 110 % of the goodput that the baseline, an output of an
-//! earlier run, has for the file, or that a search finds. Each figure is a mean over runs with
-//! other arrivals, since a single run near the peak may be 1 % off. `scripts/constants` compares
-//! variants of the scheduler with it.
+//! in time of the model that fares worst at 110 % of the goodput. That goodput is the baseline's
+//! for the file, where the baseline is an output of an earlier run, or a search finds it. Each
+//! figure is a mean over runs with other arrivals, since a single run near the peak may be 1 % off.
+//! `scripts/constants` compares variants of the scheduler with it.
 
 use ripieno_report::{Search, Summary, search};
 use ripieno_sched::Objective;

@@ -44,7 +44,7 @@ pub(crate) struct Autoscaler {
     scale: Option<Autoscale>,
     meter: Rc<RefCell<Meter>>,
     next_look: Time,
-    /// Join times of the requested devices, in order; their ids follow those of the present ones.
+    /// Join times of the requested devices, in order; their ids follow the ids of the present ones.
     joining: VecDeque<Time>,
     /// Number of devices that are still to leave at this instant.
     leaving: usize,

@@ -2,7 +2,7 @@
 //!
 //! Three keys, which may be combined: `[[phase]]` tables set the total rate step by step; a model's
 //! `rates` set its own; a model's `drift` makes its rate vary randomly. They are reduced to a mean
-//! rate, each model's share of it, and a curve per model around 1, so that `--rate` and the goodput
+//! rate, each model's share of it, and a curve per model around 1. So `--rate` and the goodput
 //! search still scale the whole load.
 
 use ripieno_base::{Nanos, Time};

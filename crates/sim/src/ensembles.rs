@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// Models as the steps of a graph.
 #[derive(Clone, Debug)]
 pub struct SimulatedEnsemble {
-    /// Its name.
+    /// Name of the ensemble.
     pub name: String,
     /// Latency target from arrival to the end of the last step.
     pub slo: Nanos,

@@ -58,7 +58,7 @@ impl Delay {
             Delay::Fixed(delay) => return delay,
             // The 99.99th percentile of an exponential is 9.21 times its mean.
             Delay::Rdma => 24.0 - (1.0 - unit(random)).ln() * 9.0 / 9.210_34,
-            // That of a standard normal is 3.719.
+            // The standard normal's is 3.719.
             Delay::Tcp => 3_034.0 * (normal(random) * 12f64.ln() / 3.719).exp(),
         };
         Nanos::from_millis_f64(micros / 1e3)

@@ -1,11 +1,11 @@
 //! Delays of task reports, as measured in a live run.
 //!
 //! Between the end of a task and the scheduler's next turn threads wake up and processors are
-//! shared, so a report arrives some time after the end, and after a pause of the machine several
-//! arrive together. A task that ends between the end of a recorded one and its report is reported
-//! with it. Any other is as late as the next recorded one: the start of a pause is not recorded,
-//! only its effect on a waiting report, so each pause delays about one task in the replay as well.
-//! The device itself continues meanwhile.
+//! shared, so a report arrives some time after the end. After a pause of the machine several
+//! reports arrive together. A task that ends between the end of a recorded one and its report is
+//! reported with it. Any other is as late as the next recorded one: the start of a pause is not
+//! recorded, only its effect on a waiting report, so each pause delays about one task in the replay
+//! as well. The device itself continues meanwhile.
 
 use ripieno_base::{Nanos, Time};
 

@@ -18,7 +18,7 @@ use ripieno_workload::{ArrivalError, Arrivals, ChangingArrivals, SeededRng, mix,
 use std::collections::BTreeSet;
 use thiserror::Error;
 
-/// Offsets that separate the random streams of extents and of routes from those of arrivals.
+/// Offsets that separate the random streams of extents and of routes from the arrivals'.
 const EXTENTS: u64 = 1 << 32;
 const ROUTES: u64 = 1 << 33;
 
@@ -216,7 +216,7 @@ fn run(
 }
 
 /// The observer that feeds the collector. The observed window ends at the last arrival, which is
-/// known only after the run, so a task that ended since the latest arrival is held back until it is
+/// known only after the run. So a task that ended since the latest arrival is held back until it is
 /// known whether the window includes it.
 struct Statistics {
     collector: Collector,

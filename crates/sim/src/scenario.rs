@@ -88,8 +88,8 @@ pub struct Scenario {
     pub routes: Vec<Option<Routes>>,
     /// The graphs of requests.
     pub graphs: Vec<Graph>,
-    /// Per model and block, the cost per row of a task whose members differ from those of the
-    /// previous task.
+    /// Per model and block, the cost per row of a task whose members differ from the previous
+    /// task's.
     pub gather: Vec<Vec<Nanos>>,
     /// The autoscaler, if there is one.
     pub autoscale: Option<Autoscale>,

@@ -21,13 +21,13 @@ pub struct Trace {
 /// A task of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TracedSpan {
-    /// Its device.
+    /// Device of the task.
     pub device: DeviceId,
-    /// Its model.
+    /// Model of the task.
     pub model: ModelId,
-    /// Its start.
+    /// Start of the task.
     pub start: Time,
-    /// Its end.
+    /// End of the task.
     pub end: Time,
     /// Number of its members.
     pub members: usize,
@@ -38,9 +38,9 @@ pub struct TracedSpan {
 pub struct TracedOutcome<'a> {
     /// Name of its model.
     pub model: &'a str,
-    /// Its arrival.
+    /// Arrival of the request.
     pub arrival: Time,
-    /// Its end.
+    /// End of the request.
     pub finish: Time,
     /// "ok", "late" or "dropped".
     pub outcome: &'static str,

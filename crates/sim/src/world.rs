@@ -115,7 +115,7 @@ struct EmulatedTask {
     excess: Nanos,
     /// Cost of its members relative to the profile.
     scale: CostScale,
-    /// Number of the start, which distinguishes a lost task's end from that of a later task with
+    /// Number of the start, which distinguishes a lost task's end from the end of a later task with
     /// the same id.
     serial: u64,
     cancelled: bool,
@@ -225,8 +225,8 @@ impl<'a> World<'a> {
         self
     }
 
-    /// Adds a cost per row, by model and block, for a task whose members differ from those of the
-    /// previous task on its device.
+    /// Adds a cost per row, by model and block, for a task whose members differ from the previous
+    /// task's on its device.
     pub fn with_gather(mut self, per_row: &'a [Vec<Nanos>]) -> World<'a> {
         self.gather = GatherCosts::new(per_row, self.devices.len());
         self
@@ -395,7 +395,7 @@ impl<'a> World<'a> {
         let request = |slot: &RequestSlot| self.live[slot.index()].as_ref().expect("members are live");
         let ids = slots.iter().map(|slot| request(slot).0).collect();
         let rows = slots.iter().map(|slot| request(slot).1.rows as usize).sum();
-        // Inputs are fetched for the first block; those of later blocks are on the device.
+        // Inputs are fetched for the first block; inputs of later blocks are on the device.
         let way = self.link.as_mut().filter(|_| block == BlockId(0)).map_or(Nanos::ZERO, |link| link.way(rows));
         let state = &mut self.devices[device.index()];
         let start = (self.now + way).max(not_before).max(state.busy_until);

@@ -2,7 +2,7 @@
 //!
 //! A stream of arrivals at rate 1 is stretched: its arrival at x comes at the time t up to which
 //! the rate integrates to x. So one process works for every curve, keeps its burstiness at every
-//! rate, and the same seed gives the same draws for any load; thinning, the usual alternative,
+//! rate, and the same seed gives the same draws for any load. Thinning, the usual alternative,
 //! would discard draws and be exact for Poisson only. The rate is piecewise constant, so that
 //! integral and inverse are exact; smooth curves are approximated in small steps.
 
@@ -18,7 +18,7 @@ pub struct Rates {
 
 /// Number of steps in which a smooth curve goes from one of its random points to the next.
 const STEPS: u64 = 16;
-/// Offset of the random streams for drift, which differ from those of the arrivals.
+/// Offset of the random streams for drift, which differ from the arrivals' streams.
 const DRIFT_STREAM: u64 = 1 << 32;
 
 impl Rates {

@@ -100,7 +100,7 @@ impl LengthDistribution {
         }
     }
 
-    /// Returns the mean; for log-normal lengths that of a sample.
+    /// Returns the mean; for log-normal lengths the mean of a sample.
     pub fn mean(&self) -> f64 {
         const SAMPLE: u32 = 4096;
         match self {

@@ -1,7 +1,7 @@
 //! Arrival times from a file.
 //!
 //! There are two formats: one time in milliseconds per line, or comma-separated values under a
-//! header with the columns `arrival_ms` and, where the file covers several models, `model`; other
+//! header with the columns `arrival_ms` and, where the file covers several models, `model`. Other
 //! columns are ignored, so a scenario's requests file works too. Lines need not be in order.
 
 use std::path::Path;
@@ -47,7 +47,8 @@ pub enum TraceError {
     },
 }
 
-/// Reads the arrivals of `file`, only those of `model` where the file has such a column; sorted.
+/// Reads the arrivals of `file`, sorted, and only the arrivals of `model` where the file has such a
+/// column.
 pub fn read(file: &Path, model: Option<&str>) -> Result<Vec<Time>, TraceError> {
     let name = file.display().to_string();
     let text = std::fs::read_to_string(file).map_err(|source| TraceError::Read { file: name.clone(), source })?;

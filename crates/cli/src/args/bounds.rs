@@ -42,8 +42,8 @@ pub(crate) struct BoundArgs {
     max_loads: u32,
 
     /// Let load calls bring a configuration (config) and files (file:VERSION/NAME), as Triton's
-    /// clients do, and keep at most this many MiB of files on the disk for that; any client that
-    /// may load can then have this server run models of its own. 0: refuse them.
+    /// clients do. The server keeps at most this many MiB of files on the disk for that. Any client
+    /// that may load can then have this server run models of its own. 0: refuse them.
     #[arg(long, value_name = "MIB", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1 << 24))]
     load_overrides: u32,
 

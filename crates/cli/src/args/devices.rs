@@ -17,10 +17,9 @@ use std::sync::Arc;
 /// The devices that models run on.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DeviceArgs {
-    /// cpu; or emulated: a device that waits as long as the model's latency profile says; or
-    /// emulated:1080ti and emulated:a100, which know the published profiles of 35 and 37 models by
-    /// name; or cuda:0, or several as cuda:0,cuda:1: NVIDIA GPUs, by ONNX Runtime with its CUDA
-    /// provider.
+    /// cpu; or emulated: a device that waits as long as the model's latency profile says.
+    /// emulated:1080ti and emulated:a100 know the published profiles of 35 and 37 models by name.
+    /// cuda:0, or several as cuda:0,cuda:1: NVIDIA GPUs, by ONNX Runtime with its CUDA provider.
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub(crate) device: DeviceKind,
 
@@ -37,8 +36,8 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) threads: Option<u16>,
 
-    /// The ONNX Runtime library [default: $ORT_DYLIB_PATH, the system's, or that of the Python
-    /// package onnxruntime].
+    /// The ONNX Runtime library [default: $ORT_DYLIB_PATH, the system's, or the Python package
+    /// onnxruntime's].
     #[arg(long, value_name = "FILE")]
     pub(crate) onnxruntime: Option<PathBuf>,
 }

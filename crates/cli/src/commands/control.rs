@@ -13,8 +13,8 @@ pub(crate) struct ControlArgs {
 
     /// Triton's model control mode. none: all models serve, and calls to load and unload are
     /// refused. poll: likewise, and the repository is polled (--poll-s, 15 by default). explicit:
-    /// those of --load-model serve, others once a call loads them. Without it all serve, and calls
-    /// are accepted.
+    /// the models of --load-model serve, others once a call loads them. Without it all serve, and
+    /// calls are accepted.
     #[arg(long, value_enum)]
     model_control_mode: Option<ControlMode>,
 

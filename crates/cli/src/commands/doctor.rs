@@ -20,9 +20,9 @@ const MOST_MODELS: usize = 4;
 /// Try single changes on a recording in virtual time, and name the smallest one that removes at
 /// least 95 % of the late, refused and dropped requests.
 ///
-/// Tried are: half and double the largest batch of a model, another policy, an SLO that is longer
-/// by a quarter, a half, twice or four times, one device more, and twice the devices. What costs
-/// nothing comes before what costs latency, and that before what costs devices.
+/// Tried are: half and double the largest batch of a model; another policy; a longer SLO, by a
+/// quarter, a half, twice or four times; one device more, and twice the devices. What costs nothing
+/// comes before what costs latency, and that before what costs devices.
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
     /// The recording.

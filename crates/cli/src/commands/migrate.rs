@@ -11,9 +11,9 @@ use std::path::PathBuf;
 /// Explain the effect of each field of the config.pbtxt files of a Triton repository.
 ///
 /// `serve` reads them directly; nothing has to be written. Each field is honoured (as in Triton),
-/// mapped (to a key of model.toml), not needed (the server determines it by itself), without effect
-/// (the log warns of it), or refused (the model is not served; the text says what to do). Exits
-/// with 1 if a model is refused.
+/// mapped (to a key of model.toml), or not needed (the server determines it by itself). Or it is
+/// without effect (the log warns of it), or refused (the model is not served; the text says what to
+/// do). Exits with 1 if a model is refused.
 #[derive(Args, Debug)]
 #[command(after_help = "Example:\n  ripieno migrate ./model_repository\n  ripieno migrate ./model_repository --write")]
 pub(crate) struct MigrateArgs {

@@ -25,8 +25,8 @@ pub(crate) struct RecordingArgs {
     /// Models, requests, their rows, lengths, graphs and time limits are as recorded, and so are
     /// the pauses of the machine: a request reaches the scheduler as late as it did, the end of a
     /// task as late as one that ended at about the same time. The first line of the result is the
-    /// measurement. Approximations: models count in their latest form and from the start; no client
-    /// disconnects, no device fails; a request without an answer walks as far as an answered one of
+    /// measurement. Approximations: models count in their latest form and from the start. No client
+    /// disconnects, no device fails. A request without an answer walks as far as an answered one of
     /// its model, in turn. Requests that were refused before the scheduler saw them (full queues,
     /// bad inputs) are not in a recording.
     #[arg(long, value_name = "FILE")]

@@ -45,8 +45,8 @@ pub(crate) struct ReproduceArgs {
     double: bool,
 
     /// Also measure cells with a state of 1,024 and random weights on this machine, for items that
-    /// support it (batchmaker/figure7a, figure13, figure14); a minute or two each, on an otherwise
-    /// idle machine. With --models, real models of lazybatching and dvabatch, too.
+    /// support it (batchmaker/figure7a, figure13, figure14). Each takes a minute or two, on an
+    /// otherwise idle machine. With --models, real models of lazybatching and dvabatch, too.
     #[arg(long, value_name = "ENGINE", num_args = 0..=1, default_missing_value = "cpu")]
     measured: Option<EngineName>,
 

@@ -14,8 +14,8 @@ pub(crate) struct ReplyArgs {
     strict_readiness: bool,
 
     /// Statuses of failures. triton: 503 / UNAVAILABLE for late requests and overload, 400 for
-    /// requests that are too large, and success for unloading a model that is not loaded, as
-    /// clients and retries made for Triton expect.
+    /// requests that are too large, and success for unloading a model that is not loaded. Clients
+    /// and retries made for Triton expect these.
     #[arg(long, value_enum, default_value = "ripieno")]
     error_profile: ErrorProfileArg,
 

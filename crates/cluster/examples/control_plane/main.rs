@@ -8,10 +8,10 @@
 //! report the end of a batch after its time, without pulling inputs: what is left is the cost of a
 //! request's records. Each row runs in processes of its own: `echo`, where a peer ends each request
 //! as it reads it (the connection alone); `engine`, where the scheduler's engine refuses each
-//! request for lack of a model (the engine's entry); `cluster`, the whole control plane. `grpc 1`
-//! and `grpc 256` are `echo` over a bidirectional stream of tonic, whose messages hold one record,
-//! or up to 256 of them. Latency is from submission to end; the processor time is the peer's, or
-//! the scheduler's, per request.
+//! request for lack of a model. `cluster` is the whole control plane. `grpc 1` and `grpc 256` are
+//! `echo` over a bidirectional stream of tonic, whose messages hold one record, or up to 256 of
+//! them. Latency is from submission to end; the processor time is the peer's, or the scheduler's,
+//! per request.
 
 mod grpc;
 

@@ -2,10 +2,10 @@
 //! messages about it come.
 //!
 //! A request's number consists of its slot in the table and the number of times that the slot was
-//! used, so that a number never repeats and late messages find nothing. A request is answered when
-//! the scheduler has reported its end and, if it succeeded, all rows have arrived; or when the
-//! process that owes something is lost; or some time after its deadline. The code that removes a
-//! request from the table answers it, so no other code can.
+//! used. So a number never repeats, and late messages find nothing. A request is answered when the
+//! scheduler has reported its end and, if it succeeded, all rows have arrived. It is also answered
+//! when the process that owes something is lost, or some time after its deadline. The code that
+//! removes a request from the table answers it, so no other code can.
 //!
 //! A request whose scheduler is lost, or no longer the primary, is orphaned: it is sent to the next
 //! primary, and it is answered as soon as all its rows have arrived, since the first scheduler's
@@ -95,7 +95,7 @@ pub(super) struct RequestTable {
     /// The primary, while it is connected.
     scheduler: Option<Arc<PeerLink>>,
     pub(super) following: Following,
-    /// Time at which the primary was lost; none if there never was one.
+    /// Time at which the primary was lost; `None` if there never was one.
     lost: Option<Instant>,
     /// Numbers of the connected backends.
     connections: Vec<u64>,

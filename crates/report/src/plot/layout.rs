@@ -28,7 +28,7 @@ pub(super) fn draw(figure: &Figure) -> String {
     y = legend(&mut svg, figure, width, y);
     for row in figure.panels.chunks(columns) {
         let tallest = row.iter().map(height).fold(0.0, f64::max);
-        // Panels of one column share their left edge, and those of one row their lower edge.
+        // Panels of one column share their left edge, panels of one row their lower edge.
         for (column, panel) in row.iter().enumerate() {
             let x = MARGIN + (panel_width + BETWEEN) * column as f64;
             let edge = figure.panels.iter().skip(column).step_by(columns).map(left_margin).fold(0.0, f64::max);

@@ -2,8 +2,8 @@
 //!
 //! A plotting crate would bring fonts and a raster back end for the little that a figure of a paper
 //! needs, so this is a small writer of our own. It guarantees three things: equal input gives equal
-//! bytes; series differ in colour *and* in marker or dash, from a palette that people with any
-//! colour vision can distinguish; and text does not cover the data.
+//! bytes; series differ in colour *and* in marker or dash; and text does not cover the data. People
+//! with any colour vision can distinguish the colours of the palette.
 
 mod axes;
 mod layout;
@@ -17,7 +17,7 @@ pub struct Figure {
     pub title: String,
     /// The setup: devices, load, requests.
     pub subtitle: String,
-    /// Its panels, drawn in rows of `columns`.
+    /// Panels of the figure, drawn in rows of `columns`.
     pub panels: Vec<Panel>,
     /// Number of panels beside each other; 0 counts as 1.
     pub columns: usize,
@@ -79,9 +79,9 @@ pub struct Look {
 /// A curve.
 #[derive(Clone, Debug)]
 pub struct Series {
-    /// Its name in the legend; series of one name in several panels share their entry.
+    /// Name of the series in the legend; series of one name in several panels share their entry.
     pub name: String,
-    /// Its points, by x.
+    /// Points of the series, by x.
     pub points: Vec<(f64, f64)>,
     /// Colour and dash.
     pub look: Look,
@@ -92,9 +92,9 @@ pub struct Series {
 /// A bar.
 #[derive(Clone, Debug)]
 pub struct Bar {
-    /// Its name, to the left.
+    /// Name of the bar, to the left.
     pub name: String,
-    /// Its length.
+    /// Length of the bar.
     pub value: f64,
     /// The lowest and highest of several runs.
     pub spread: Option<(f64, f64)>,

@@ -22,7 +22,7 @@ pub struct BlockConditions {
 /// Keys of a [[block]] that apply only to chains.
 pub(super) const CHAIN_KEYS: [&str; 4] = ["exit_when", "exit_outputs", "skip_when", "skip_to"];
 
-/// Reads the conditions of the block at position `at`; `names` are those of all blocks.
+/// Reads the conditions of the block at position `at`; `names` are the names of all blocks.
 pub(super) fn read(block: &Keys<'_>, at: usize, names: &[String]) -> Result<BlockConditions, String> {
     let (exit, skip) = (rule(block, "exit_when")?, rule(block, "skip_when")?);
     let outputs = block.table("exit_outputs")?;

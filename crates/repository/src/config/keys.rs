@@ -1,7 +1,7 @@
 //! Typed access to a TOML table, with actionable errors.
 //!
-//! The spanned document is read by hand instead of with a derived `Deserialize`, because a derived
-//! error cannot give the line, the value as written, and a fix in the user's terms together.
+//! The spanned document is read by hand instead of with a derived `Deserialize`. A derived error
+//! cannot give the line, the value as written, and a fix in the user's terms together.
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};

@@ -28,9 +28,9 @@ pub struct Sequences {
 pub struct SequenceControl {
     /// Name of the input.
     pub input: String,
-    /// Its datatype.
+    /// Datatype of the control tensor.
     pub datatype: DataType,
-    /// Its content.
+    /// Content of the control tensor.
     pub signal: Signal,
 }
 

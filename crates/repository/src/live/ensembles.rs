@@ -31,7 +31,7 @@ pub(super) fn models(candidate: &ModelCandidate, target: &LoadTarget) -> BTreeSe
 }
 
 impl LiveRepository {
-    /// Loads the models of an ensemble's steps that do not serve, including those of inner
+    /// Loads the models of an ensemble's steps that do not serve, including steps of inner
     /// ensembles.
     pub(super) fn load_members(
         &self,

@@ -1,8 +1,8 @@
 //! Polling of a repository for changes.
 //!
 //! A file that is being written grows, so a change is loaded only after two polls saw the same
-//! state, and a missing model is unloaded only after two polls missed it. A model that failed, or
-//! that a call unloaded, is tried again only after its files change.
+//! state. A missing model is unloaded only after two polls missed it. A model that failed, or that
+//! a call unloaded, is tried again only after its files change.
 
 use super::{Files, LiveRepository, VersionSelection, files};
 use crate::report::ModelReport;

@@ -190,7 +190,7 @@ impl TritonConfig {
         check.map_err(|cause| format!("{}: sequence_batching: {cause}", self.file))
     }
 
-    /// Checks the declared tensors against those of the model's file.
+    /// Checks the declared tensors against the tensors of the model's file.
     pub(super) fn check_tensors(&self, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Result<(), String> {
         let sides = [("input", &self.settings.inputs, inputs), ("output", &self.settings.outputs, outputs)];
         for (kind, declared, actual) in sides {

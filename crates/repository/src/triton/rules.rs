@@ -31,7 +31,7 @@ const NO_ENGINE_LIKE_IT: &str = "it is for TensorRT models; export the model to 
 const BY_PROFILE: &str = "batches are formed by the measured profile and the SLO";
 const ENGINE: &str = "the server's --device and --engine say what runs the model";
 
-/// Rules by field path; a field without a row uses that of the nearest enclosing message.
+/// Rules by field path; a field without a row uses the rule of the nearest enclosing message.
 const RULES: &[(&str, FieldRule)] = &[
     ("name", Ask(name)),
     ("platform", Ask(platform)),

@@ -72,8 +72,8 @@ pub(super) fn levels(config: &ModelConfig) -> Option<Result<Levels, ()>> {
     (count > 0).then(|| Levels::new(count, default).ok_or(()))
 }
 
-/// Name and reshape of a tensor; the reshape is an error if its number of elements differs from
-/// that of the dims.
+/// Name and reshape of a tensor; the reshape is an error if it has another number of elements than
+/// the dims.
 type Named<'a> = (&'a str, Option<Result<Reshape, String>>);
 
 /// Returns the reshapes of all inputs, in order.

@@ -1,6 +1,6 @@
 //! BatchMaker's Figure 5 and Late Batching's Figure 1: the worked example.
 //!
-//! The text leaves some lengths and arrivals open; those of `REQUESTS` agree with every instant
+//! The text leaves some lengths and arrivals open; the ones in `REQUESTS` agree with every instant
 //! that it states.
 
 use super::{LATE_SOURCE, SOURCE};

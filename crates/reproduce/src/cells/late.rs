@@ -1,7 +1,7 @@
 //! Late Batching's Figures 3 to 7, also with each half of the idea switched off.
 //!
-//! The paper's text does not give device and costs; the costs are those of BatchMaker's cell, so
-//! only ratios compare.
+//! The paper's text does not give device and costs; the costs are of BatchMaker's cell, so only
+//! ratios compare.
 
 use super::LATE_SOURCE;
 use super::workload::{

@@ -2,9 +2,9 @@
 //! with Late Batching": their examples and figures.
 //!
 //! Paper values are those that the texts print; nothing is read off pictures. The texts give the
-//! time of a cell at some batch sizes; the values in between, and the costs of scheduling and
-//! gathering, are chosen in `workload.rs`, and three numbers there are fitted to three of the
-//! paper's. Every row that depends on them is marked.
+//! time of a cell at some batch sizes. The values in between, and the costs of scheduling and
+//! gathering, are chosen in `workload.rs`. Three numbers there are fitted to three of the paper's.
+//! Every row that depends on them is marked.
 
 mod cost;
 #[cfg(test)]

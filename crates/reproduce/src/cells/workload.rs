@@ -43,8 +43,8 @@ pub(super) struct CellsModel {
 }
 
 /// Costs of an LSTM cell with hidden size 1,024, in ms: 185 us up to 64 rows and 784 us at 512 are
-/// the paper's; 470 us at 256 follows from its statement that 512 gives 20 % more cells per second;
-/// linear in between.
+/// the paper's. 470 us at 256 follows from its statement that 512 gives 20 % more cells per second.
+/// Costs in between are linear.
 const LSTM: [(usize, f64); 3] = [(64, 0.185), (256, 0.470), (512, 0.784)];
 
 /// Costs of scheduling per task and per row, and of gathering per row when the members change.

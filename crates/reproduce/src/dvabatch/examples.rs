@@ -3,7 +3,7 @@
 //! Each operator takes 1 T of the whole device, and at most four requests are in a batch. Values
 //! that only the figure shows are chosen so that the text's averages hold: in case I the short
 //! requests have half the operators, in case II operators B to D take a quarter of their time for
-//! one request, in case III the window is 4 T and three requests arrive together at 5 T.
+//! one request. In case III the window is 4 T and three requests arrive together at 5 T.
 
 use super::SOURCE;
 use crate::context::ReproduceContext;

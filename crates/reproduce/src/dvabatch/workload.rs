@@ -1,7 +1,7 @@
 //! Networks, loads and contenders, and the results of a run.
 //!
 //! The paper prints no stage times. Ours are declared: a stage takes the same time for every batch
-//! up to the size that it prefers and grows in proportion beyond; stages that run in parallel share
+//! up to the size that it prefers and grows in proportion beyond. Stages that run in parallel share
 //! the device by the same profile. Each stage that DVABatch launches costs 50 us in addition; the
 //! baselines run the whole model without that.
 

@@ -20,7 +20,7 @@ pub(super) const SLO_MS: f64 = 100.0;
 /// The length of 90 % of sentences, by the paper's own characterisation.
 pub(super) const DEC_TIMESTEPS: u32 = 32;
 pub(super) const MAX_BATCH: usize = 64;
-/// Numbers of seeds: the paper's, and those of `--quick`.
+/// Numbers of seeds: the paper's, and the ones of `--quick`.
 const SEEDS: u64 = 20;
 const QUICK_SEEDS: u64 = 3;
 

@@ -1,8 +1,8 @@
 //! "Symphony: Optimized DNN Model Serving using Deferred Batch Scheduling": its examples, figures
 //! and tables.
 //!
-//! Paper values are those that its text and tables print; nothing is read off pictures. Values that
-//! its text leaves open (length of runs, seeds, the load at which distributions were taken) are
+//! Paper values are those that its text and tables print; nothing is read off pictures. Its text
+//! leaves values open: length of runs, seeds, the load at which distributions were taken. They are
 //! chosen here once, by constants, and named in the subtitle of each plot. No constant is fitted to
 //! a result.
 

@@ -10,7 +10,7 @@ pub(super) fn load(name: impl Into<String>, alpha_ms: f64, beta_ms: f64, slo_ms:
     CaseLoad { name: name.into(), alpha_ms, beta_ms, slo_ms, share: 1.0, shape: None }
 }
 
-/// Returns the ResNet50 of Table 2, which is not that of Table 3.
+/// Returns the ResNet50 of Table 2, which differs from Table 3's.
 pub(super) fn resnet50() -> CaseLoad {
     load("ResNet50", 1.053, 5.072, 25.0)
 }

@@ -2,8 +2,8 @@
 //!
 //! The scheduler thread keeps its own list. It uses this directory only when a device joins or
 //! leaves. A device holds its id until the device's last thread has ended. A hanging device may
-//! never end, and it then holds its id for ever. This keeps its late results apart from those of
-//! another device and bounds the number of results.
+//! never end, and it then holds its id for ever. This keeps its late results apart from another
+//! device's and bounds the number of results.
 
 pub(crate) mod changes;
 pub(crate) mod coverage;

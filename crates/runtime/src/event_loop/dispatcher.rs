@@ -445,7 +445,7 @@ fn prepare_member(
     TaskMember { slot, rows: part.rows, node, entry, walk: part.walk, until }
 }
 
-/// Counts the task's elements: those of the requests' own lengths, and padding.
+/// Counts the task's elements: elements of the requests' own lengths, and padding.
 fn count_elements(in_flight: &InFlight, jobs: &mut JobTable) {
     let useful = |&slot: &RequestSlot| {
         let part = jobs.part(slot);

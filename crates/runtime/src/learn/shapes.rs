@@ -30,7 +30,7 @@ pub type OpenSizes = Option<[u32; MAX_OPEN_DIMS]>;
 pub struct OpenDims(Vec<(usize, usize)>);
 
 impl OpenDims {
-    /// Returns the open dimensions of a model; none if its requests run cell by cell.
+    /// Returns the open dimensions of a model. There are none if its requests run cell by cell.
     pub fn of(loaded: &dyn LoadedModel, unfolds: bool) -> OpenDims {
         let lengths = loaded.lengths();
         let is_length = |input: usize, dim: usize| {

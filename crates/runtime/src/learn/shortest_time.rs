@@ -14,9 +14,9 @@ use ripieno_sched::{CostScale, Prediction};
 use std::time::Duration;
 
 impl SchedulerLoop {
-    /// Returns the failure of a part that could not be in time: with the time that its call needs
-    /// even on idle devices, if that is too long, or with the time at which it would have been
-    /// answered, if it is refused for that now.
+    /// Returns the failure of a part that could not be in time. It gives the time that the call
+    /// needs even on idle devices, if that is too long. Otherwise, if the part is refused for it
+    /// now, it gives the time at which the part would have been answered.
     pub(crate) fn hopeless(&mut self, now: Time, slot: RequestSlot) -> Failure {
         let nanos = |span: Nanos| Duration::from_nanos(span.0.max(0).unsigned_abs());
         if let Some(needed) = self.needs_too_long(slot) {

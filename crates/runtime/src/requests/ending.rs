@@ -168,11 +168,11 @@ pub enum Ending {
     Cancelled,
     /// The engine failed on it.
     Failed,
-    /// Its device or engine process was lost, or no engine process ran.
+    /// The request's device or engine process was lost, or no engine process ran.
     Outage,
     /// Not accepted, because a queue bound was reached.
     Refused,
-    /// Its model was unloaded.
+    /// The request's model was unloaded.
     Unloaded,
     /// The server shut down.
     ShuttingDown,

@@ -1,5 +1,5 @@
-//! A model whose engine process dies under load: each request has one answer, those of the other
-//! model are all good, and the model comes back.
+//! A model whose engine process dies under load: each request has one answer, all answers of the
+//! other model are good, and the model comes back.
 
 use ripieno_base::{ModelId, Nanos};
 use ripieno_executor::{

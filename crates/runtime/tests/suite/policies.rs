@@ -37,8 +37,8 @@ fn drive(engine: &Engine, executor: &Arc<dyn Executor>) {
                     let tickets: Vec<_> = tickets.collect();
                     for _ in &tickets {
                         let (number, answer) = client.next();
-                        // The number in time depends on the machine and the policy; none may be
-                        // wrong.
+                        // The number in time depends on the machine and the policy, but no answer
+                        // may be wrong.
                         if answer.is_ok() {
                             let expected: Vec<u8> = (0..1 + number % 20).map(|row| (number + row) as u8).collect();
                             assert_eq!(data(answer), expected);

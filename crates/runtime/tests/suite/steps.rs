@@ -255,7 +255,8 @@ struct Tally {
     accepted: AtomicUsize,
     answered: AtomicUsize,
     good: AtomicUsize,
-    /// Number of outputs that differ from those of the request alone, and of impossible endings.
+    /// Number of outputs that differ from the outputs of the request alone, and of impossible
+    /// endings.
     wrong: AtomicUsize,
 }
 

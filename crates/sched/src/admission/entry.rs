@@ -16,7 +16,7 @@ pub(super) struct AdmittedRequest {
     pub(super) entered: Time,
     pub(super) deadline: Time,
     pub(super) state: AdmissionState,
-    /// Whether it could not be in time from the start.
+    /// True if the request could not be in time from the start.
     pub(super) hopeless: bool,
 }
 

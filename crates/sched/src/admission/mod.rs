@@ -11,7 +11,7 @@
 //!   late answers reduce it. The reason is [`Why::Share`] if others have requests in the policy,
 //!   else [`Why::Hopeless`].
 //! * *Its model or client exceeds its share* of the devices (`shares.rs`) while others lose
-//!   requests ([`Why::Share`]). If the client is the only one, the limit is that of the devices
+//!   requests ([`Why::Share`]). If the client is the only one, the limit is the devices' capacity
 //!   ([`Why::Overload`]): its more urgent requests go first.
 //!
 //! No request is delayed here: an admitted one is passed to the policy in the same instant, so that
@@ -19,9 +19,9 @@
 //! request, unless it has a graph, which the policy has received already: such a request is
 //! withdrawn immediately.
 //!
-//! A request that may be late (`drop = "never"`, or "expired": it may run while no punctual request
-//! needs the device) is refused for its share only, or because the work of its model exceeds half
-//! of the tightest SLO of another model in use.
+//! With `drop = "never"`, or "expired", a request may be late: it may run while no punctual request
+//! needs the device. It is refused for its share only, or because the work of its model exceeds
+//! half of the tightest SLO of another model in use.
 //!
 //! Below this layer, `Shapes` separates requests of different shapes.
 

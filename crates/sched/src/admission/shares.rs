@@ -5,7 +5,7 @@
 //! Otherwise each has a share of the devices: models in proportion to their weights, clients of a
 //! model equally, and unneeded parts go to the others. A flow below its share is admitted whole. If
 //! a flow with a small demand, or with few answers, loses requests, flows above their share are
-//! admitted at the rate of their shares, by a token bucket, for the next minute.
+//! limited for the next minute. A token bucket then admits them at the rate of their shares.
 //!
 //! The capacity is estimated from profiles and corrected by observation: if flows that are admitted
 //! whole still lose requests while the devices are busy, the others get less.
@@ -69,14 +69,14 @@ pub(crate) struct Shares {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Flow {
-    /// Demanded device time, fading: in a steady state that of a second.
+    /// Demanded device time, fading: in a steady state the demand of one second.
     demand: i64,
     /// The part of a second that it covers, in parts of [`WHOLE`]: less than all while the flow is
     /// young.
     known: i64,
     /// Device time of answers in time, fading like the demand.
     had: i64,
-    /// Allowed device time in nanoseconds per second; none means unlimited.
+    /// Allowed device time in nanoseconds per second; `None` means unlimited.
     allowed: Option<i64>,
     tokens: i64,
     filled: Time,
@@ -93,7 +93,7 @@ struct Flow {
     /// Whether a priority was seen.
     ranked: bool,
     top_age: u8,
-    /// Whether it has had several priorities recently.
+    /// True if the flow has had several priorities recently.
     mixed: bool,
     starved: u8,
 }
@@ -354,7 +354,8 @@ impl Level {
     }
 }
 
-/// Divides `capacity` between claims by weight, smallest demand per weight first; none if all fit.
+/// Divides `capacity` between claims by weight, smallest demand per weight first; `None` if all
+/// fit.
 fn fill(claims: &mut [Claim], capacity: i64) -> Option<Level> {
     let by_need = |a: &Claim, b: &Claim| {
         let (left, right) = (i128::from(a.demand) * i128::from(b.weight), i128::from(b.demand) * i128::from(a.weight));

@@ -1,7 +1,7 @@
 //! The costs of batches of padded requests, by rows and length.
 //!
-//! A division into groups needs thousands of costs, so those of the profiled lengths are kept in a
-//! table. Between two lengths a cost grows along a line, as in the profile.
+//! A division into groups needs thousands of costs, so the costs at the profiled lengths are kept
+//! in a table. Between two lengths a cost grows along a line, as in the profile.
 
 use ripieno_base::Nanos;
 use ripieno_model::Model;

@@ -83,7 +83,7 @@ impl RateMeter {
         passed > 0
     }
 
-    /// Returns the rate at `now`; none until a whole sample has been seen.
+    /// Returns the rate at `now`; `None` until a whole sample has been seen.
     pub fn rate(&self, now: Time) -> Option<Rate> {
         let oldest = Time((self.sample - SAMPLES as i64 + 1) * SAMPLE_NS).max(self.first);
         let window = now - oldest;

@@ -2,9 +2,10 @@
 //!
 //! Some requests leave a chain early, others skip blocks. Utilisation, and the saving of a batch,
 //! are judged by the mean; deadlines are planned with the rows that have usually not left. The
-//! worst case, all blocks with all rows, is far off for both: where 43 % of the requests leave
-//! after the first block and as many skip three of the four others, devices that could answer each
-//! request immediately would seem to need large batches, which wait ten times as long as they run.
+//! worst case, all blocks with all rows, is far off for both. Let 43 % of the requests leave after
+//! the first block and as many skip three of the four others. Devices that could answer each
+//! request immediately would then seem to need large batches, which wait ten times as long as they
+//! run.
 //!
 //! The share of rows that run each block is learnt. A batch skips a block if all of its members do,
 //! which is estimated as if they decided independently.
@@ -24,10 +25,11 @@ const MEMORY: u64 = 4_096;
 pub struct Reach {
     /// Rows that started each block.
     rows: Box<[u64]>,
-    /// Rows of the batches that finished each block, and those of them that left then.
+    /// Rows of the batches that finished each block.
     finished: Box<[u64]>,
+    /// Rows that left for good after each block.
     exited: Box<[u64]>,
-    /// Whether rows have finished a block since [`Reach::settle_exits`].
+    /// True if rows have finished a block since [`Reach::settle_exits`].
     exits_changed: bool,
     /// The mean time of a batch of 1, 2, … rows.
     means: Box<[Nanos]>,
@@ -112,7 +114,7 @@ impl Reach {
 
     /// Returns the mean number of rows, rounded up, that are left when a batch that runs `from`
     /// comes to it and to each later block. Those that leave are counted when they could have
-    /// stayed: the started rows of a block would lack those of batches on their way to it.
+    /// stayed: the started rows of a block would lack the rows of batches on their way to it.
     pub fn usual_rows(&self, from: BlockId, rows: usize) -> impl Iterator<Item = usize> {
         let exits = self.finished.iter().zip(&self.exited).skip(from.index());
         let stay = exits.map(|(finished, exited)| (finished + PRIOR - exited) * ONE / (finished + PRIOR));

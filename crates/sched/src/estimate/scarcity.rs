@@ -6,10 +6,10 @@
 //! Table 2 a factor of 16 gives 2 % less goodput and 256 1 % more, without spacing of batches.
 //!
 //! Alternatives are worse. The probability that a batch finds all devices busy, by the measured
-//! load, defers batches at loads that need no deferral. This costs latency (three times as much at
-//! 85 % of the peak where a row costs as much as a launch) and, with several models on one or two
-//! devices, goodput. With the share of batches that start after their frontrun, deferral never
-//! ends, since many deferred batches are a little late.
+//! load, defers batches at loads that need no deferral. This costs latency: three times as much at
+//! 85 % of the peak where a row costs as much as a launch. With several models on one or two
+//! devices it costs goodput, too. With the share of batches that start after their frontrun,
+//! deferral never ends, since many deferred batches are a little late.
 //!
 //! While no batch runs, no request is passed over: the price halves with each batch that could have
 //! run. An idle server therefore starts batches immediately, however busy it was before.

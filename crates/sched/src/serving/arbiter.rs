@@ -1,10 +1,10 @@
 //! The arbiter: which offer a free device takes.
 //!
 //! Of two offers, the one goes first whose going first costs less. Going first costs the wait of
-//! the other offer's members, the members of the other that are late for it, and the device time
-//! that it wastes, for which all wait. Without deadlines at stake this is Smith's rule, most weight
-//! by time; with all deadlines at stake it is "fewest lost"; near saturation it prefers full
-//! batches.
+//! the other offer's members, and the members of the other that are late for it. It also costs the
+//! device time that it wastes, for which all wait. Without deadlines at stake this is Smith's rule,
+//! most weight by time; with all deadlines at stake it is "fewest lost"; near saturation it prefers
+//! full batches.
 
 use super::load::MOST_UTILISATION;
 use crate::tables::cohorts::CohortId;
@@ -41,9 +41,9 @@ pub(super) struct TaskOffer {
 /// The urgency of the members of an offer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OfferOutlook {
-    /// The member that must start first; none if there is no member.
+    /// The member that must start first; `None` if there is no member.
     pub(super) most_urgent: Option<(Time, RequestSlot)>,
-    /// Sum of their costs per nanosecond of waiting.
+    /// Sum of the members' waiting costs, per nanosecond.
     pub(super) weight: i128,
     /// Rows that can be in time.
     pub(super) savable: u32,

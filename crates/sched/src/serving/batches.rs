@@ -258,7 +258,7 @@ impl UnifiedScheduler {
     }
 
     /// Returns the time from which a batch is well spaced from the last one, so that devices become
-    /// free one after the other. The more random the arrivals, the less spacing gains; while device
+    /// free one after the other. The more random the arrivals, the less spacing gains. While device
     /// time is `short`, batches are spaced in any case, since a batch that is large by chance
     /// passes over its oldest requests.
     fn spaced_from(&self, served: &UnifiedEntry, short: bool) -> Time {
@@ -274,8 +274,8 @@ impl UnifiedScheduler {
     }
 
     /// Returns the largest batch that ends before a request of another model that arrives meanwhile
-    /// must start; the model's largest if no batch does, or if the device time that smaller batches
-    /// cost exceeds the time for which the others would be late.
+    /// must start. If no batch does, or if smaller batches cost more device time than the time for
+    /// which the other models' requests would be late, returns the model's largest.
     fn max_rows_beside_others(&self, served: &UnifiedEntry) -> usize {
         let (load, all) = (&served.load, Permille::WHOLE.parts() * self.present().max(1) as u64);
         let rows = served.load.sizes.max_batch.min(served.queue.rows() as usize).max(1);
@@ -334,8 +334,8 @@ impl UnifiedScheduler {
         TaskOffer { whole: state.takes(mean), pinned: true, ..self.offer(id, OfferedTask::Resume(cohort), outlook) }
     }
 
-    /// Returns the offer of newcomers that catch up with cohorts of their model on a device, if the
-    /// requests of both are answered sooner together, and none is late for it.
+    /// Returns the offer of newcomers that catch up with cohorts of their model on a device. There
+    /// is one if the requests of both are answered sooner together, and none is late for it.
     fn offer_joining(&mut self, now: Time, device: DeviceId, id: ModelId, top: CohortId) -> Option<TaskOffer> {
         let served = self.models.get(id);
         let head = served.queue.head()?;
@@ -405,8 +405,8 @@ impl UnifiedScheduler {
         self.devices[device].held.push(cohort);
     }
 
-    /// Returns the offer of overdue requests that run all the same: their waiting counts as that
-    /// of any other, their deadlines do not.
+    /// Returns the offer of overdue requests that run all the same: their waiting counts as any
+    /// request's, their deadlines do not.
     fn late_offer(&self, now: Time, device: DeviceId, id: ModelId) -> Option<TaskOffer> {
         let served = self.models.get(id);
         let first = served.queue.overdue().filter(|_| served.drop == DropRule::Never)?;

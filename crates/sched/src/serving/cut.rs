@@ -1,7 +1,7 @@
 //! Divides the waiting rows among devices: the number of rows that a free device takes.
 //!
-//! A device that takes all rows leaves none to the device that becomes free a moment later, and
-//! where rows cost much and launches little, all of them wait for a batch that gains nothing. In
+//! A device that takes all rows leaves none to the device that becomes free a moment later. Where
+//! rows cost much and launches little, all rows then wait for a batch that gains nothing. In
 //! batches of b rows, N devices begin one each ℓ(b)/N, and idle ones begin immediately; the
 //! backlog, and the rows that arrive meanwhile, is done after T. The total wait is least for the b
 //! with the least q·ℓ(b) + (q + r·T)·T/2, for q rows and a rate r. If batches of b rows do not
@@ -61,7 +61,7 @@ impl Waiting {
     }
 
     /// Returns the total wait for answers in batches of `batch` rows, in rows times nanoseconds;
-    /// none if the load is not carried or the wait exceeds the SLO.
+    /// `None` if the load is not carried or the wait exceeds the SLO.
     fn wait(&self, others: &Others, batch: usize, cost: Nanos) -> Option<u128> {
         let left = self.queue.saturating_sub((batch * (others.idle + 1)) as u64);
         let answered = u128::from(self.queue) * cost.0 as u128;

@@ -1,13 +1,16 @@
 //! Early refusal: the time at which a newcomer would be answered.
 //!
-//! A newcomer waits for a device, and for the requests of its model that go before it, in full
-//! batches at the speed of the devices that other models leave to it (a request in cells also for
-//! those that have begun, beyond a full step of each device); then it runs, with those that join
-//! its batch until that starts. If that ends after its deadline on average, it is refused
-//! immediately instead of shortly before the deadline. Forecasts by promised instead of mean times
-//! would make nearly all refusals early on devices that are late by chance, too, but cost a
-//! twentieth of the useful answers on a recording of a real engine, and up to a seventh in
-//! simulation.
+//! A newcomer waits for a device, and for the requests of its model that go before it. These run in
+//! full batches, at the speed of the devices that other models leave to the model. In cells, a
+//! newcomer also waits for requests that have begun, beyond a full step of each device. Then it
+//! runs, with the requests that join its batch until the start.
+//!
+//! If the run ends after its deadline on average, it is refused immediately instead of shortly
+//! before the deadline.
+//!
+//! Rejected: forecasts by promised instead of mean times. They would make nearly all refusals early
+//! on devices that are late by chance, too. They cost a twentieth of the useful answers on a
+//! recording of a real engine, and up to a seventh in simulation.
 //!
 //! While a model loses few requests its forecast is low: it leaves out the wait for a device and
 //! the requests that join; of a request in cells, the wait for a place in a step. At loads that the
@@ -47,7 +50,7 @@ impl UnifiedScheduler {
             let (most, devices) = (of_cells.cells[0].max, self.devices_of(served));
             let full = served.model.blocks[0].profile.latency(most);
             let newcomer = self.cells.newcomer(request, devices);
-            // Requests beyond those of the next full steps wait for a place in one.
+            // Requests that the next full steps do not hold wait for a place in one.
             let ahead = of_cells.live.saturating_sub(most * devices / newcomer.rows).max(of_cells.waiting);
             let before = served.load.of_steps(served.load.demand.work * ahead as i64, full);
             if before == Nanos::ZERO {

@@ -31,13 +31,13 @@ impl UnifiedDevice {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TaskInFlight {
     pub(super) task: TaskId,
-    /// Its number among the tasks that the device holds.
+    /// Number of the task among the tasks that the device holds.
     pub(super) place: usize,
-    /// The cohort that runs; none for a step of cells.
+    /// The cohort that runs; `None` for a step of cells.
     pub(super) cohort: Option<CohortId>,
     pub(super) model: ModelId,
     pub(super) started: Time,
-    /// Its profiled duration; zero if the profile was replaced meanwhile.
+    /// Profiled duration of the task; zero if the profile was replaced meanwhile.
     pub(super) profiled: Nanos,
     /// Part of its device time that the best batches would need, in thousandths.
     pub(super) best_part: Permille,

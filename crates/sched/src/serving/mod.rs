@@ -6,7 +6,7 @@
 //! end everything is decided anew, so catching up, merging, preemption and turns are all the same
 //! decision.
 //!
-//! `batches.rs` forms batches of whole models and chains, `padded.rs` those of requests of
+//! `batches.rs` forms batches of whole models and chains, `padded.rs` batches of requests of
 //! different lengths, `cells.rs` the steps of cells; `forecast.rs` refuses newcomers that would be
 //! late. `load.rs` keeps rates and costs, which are learnt (`occupancy.rs`): the profiled duration
 //! of a task, corrected by what tasks took.
@@ -85,7 +85,7 @@ pub(super) struct UnifiedModel {
     started: Time,
     /// The latest reasons, each of which is given once.
     given: GivenReasons,
-    /// Waiting requests divided by length; none unless requests are padded.
+    /// Waiting requests divided by length; `None` unless requests are padded.
     groups: Option<LengthGroups>,
 }
 
@@ -102,7 +102,7 @@ struct UnifiedScheduler {
     load: LoadEstimate,
     /// Answers since the last settle.
     pending: Outbox,
-    /// Starts of cells, before their ids are those of devices.
+    /// Starts of cells, before their ids are translated to the devices'.
     inner: Outbox,
     wakeup: Time,
     /// The forecasts with which requests were refused, by slot.

@@ -1,10 +1,10 @@
 //! The former of models whose requests are padded to the longest of their batch.
 //!
-//! The most urgent waiting requests, sorted by length, are cut into groups so that the total wait
-//! is least if the groups run one after the other, the shortest first, and further requests wait
-//! meanwhile: exactly, by dynamic programming. A group makes none of its requests late that would
-//! be in time alone. Each group is an offer; the arbiter chooses by weight, time and deadlines, as
-//! among any offers.
+//! The most urgent waiting requests, sorted by length, are cut into groups by dynamic programming.
+//! The cut has the least total wait if the groups run one after the other, the shortest first, and
+//! further requests wait meanwhile. A group makes none of its requests late that would be in time
+//! alone. Each group is an offer; the arbiter chooses by weight, time and deadlines, as among any
+//! offers.
 
 use super::UnifiedScheduler;
 use super::arbiter::{OfferedTask, TaskOffer};
@@ -26,7 +26,7 @@ struct PaddedRequest {
     place: LengthPlace,
     rows: u32,
     slot: u32,
-    /// The time by which its group must end; none if it is late even alone.
+    /// Latest end of the member's group; [`Time::NEVER`] if the member is late even alone.
     due: Time,
 }
 

@@ -37,7 +37,7 @@ use tls::Tls;
 use tokens::{AccessToken, AccessTokens, Scope, Scopes};
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-/// Headers that identify the client: our own, and those of inference gateways.
+/// Headers that identify the client: our own, and the headers of inference gateways.
 static CLIENT_ID_HEADERS: [HeaderName; 3] = [
     HeaderName::from_static("x-client-id"),
     HeaderName::from_static("x-llm-d-inference-fairness-id"),

@@ -3,7 +3,7 @@
 //!
 //! Everything happens in the future of the client's call, without a task, queue or thread of its
 //! own. Dropping the call therefore withdraws every step in flight. The scheduler treats steps like
-//! any request and orders them by deadline: that of the ensemble, minus the time reserved for later
+//! any request and orders them by deadline: the ensemble's, minus the time reserved for later
 //! steps.
 
 use crate::backend::{Backend, Withdraw};

@@ -1,9 +1,9 @@
 //! Active sequences: the state of each, and the order of its requests.
 //!
 //! A request acquires its sequence's turn before it is submitted and releases it with its answer.
-//! Requests of a sequence therefore run one after another in arrival order, and those of different
-//! sequences concurrently. A request that fails or is cancelled leaves the state unchanged. Waiting
-//! happens in the future of the client's call, without a thread.
+//! Requests of a sequence therefore run one after another in arrival order, and requests of
+//! different sequences concurrently. A request that fails or is cancelled leaves the state
+//! unchanged. Waiting happens in the future of the client's call, without a thread.
 
 use crate::limits::budget::{MemoryBudget, hold};
 use crate::protocol::problem::{Problem, ProblemKind};

@@ -1,5 +1,5 @@
 //! The texts of a call, each submitted as a separate request, so that they are batched by length
-//! with those of other calls.
+//! with texts of other calls.
 
 use crate::access::Caller;
 use crate::call::infer::{Accepted, InferCall, accept, delivered};

@@ -1,4 +1,4 @@
-//! Connection slots: a limit on all connections and on those of each peer.
+//! Connection slots: a limit on all connections and on each peer's.
 //!
 //! When all slots are taken, the connection that has been idle for longest is closed; a peer at its
 //! own limit closes one of its own. A connection with a call in progress is never closed to make

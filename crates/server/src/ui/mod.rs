@@ -1,6 +1,6 @@
 //! The page at `/ui` on the metrics port: is it healthy, why was a request late, what to change.
 //!
-//! HTML is rendered here, by maud; a stream of server-sent events brings the changing part of an
+//! HTML is rendered here, by maud. A stream of server-sent events brings the changing part of an
 //! open view anew each second, and a small script puts it into the page. Without the script the
 //! page is complete and stands still. Everything comes from this server: style, script and charts.
 //!

@@ -24,7 +24,7 @@ pub(super) fn render(state: &ServerState) -> Markup {
     let seen = state.ui.watch.view(state.backend.flight(), |history| (causes::totals(history), latencies(history)));
     let (causes, latencies) = seen.unwrap_or_default();
     for model in &mut models {
-        // The flight recorder has each latency, where /metrics has those of buckets.
+        // The flight recorder has each latency, where /metrics has buckets only.
         if let Some((p50, p99)) = latencies.get(&model.entry.name) {
             (model.p50_ms, model.p99_ms) = (Some(*p50), Some(*p99));
         }

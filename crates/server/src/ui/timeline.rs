@@ -1,7 +1,7 @@
 //! The timeline of the devices: a bar for each batch.
 //!
 //! It is written as SVG here: plotters draws shapes, but no links, and each bar leads to its batch.
-//! Where bars would be thinner than a pixel, those of a lane that follow each other are one.
+//! Consecutive bars of a lane that would be thinner than a pixel are merged.
 
 use super::format;
 use super::view::View;
@@ -57,7 +57,7 @@ impl Timeline<'_> {
                         rect.track x=(LEFT) y=(y + 3.0) width=(WIDTH - LEFT) height=(LANE - 6.0) rx="3" {}
                         @for bar in self.bars(*device, *lane) { (self.bar(&bar, y)) }
                     }
-                    // Names stand in two rows, so that those of near instants do not meet.
+                    // Names stand in two rows, so that names of near instants do not overlap.
                     @for (number, (at, name)) in self.moments.iter().enumerate() {
                         @let x = round(self.x(*at));
                         @let up = if number % 2 == 0 { 12.0 } else { 0.0 };

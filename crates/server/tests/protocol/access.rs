@@ -382,7 +382,7 @@ impl<'a> MakeWriter<'a> for Log {
 async fn no_secret_is_logged_even_when_everything_is() {
     let log = Log::default();
     // While a process has one subscriber, a log line that another test's thread reaches first
-    // consults only that thread's subscriber, of which there is none, and is then disabled for all.
+    // consults only that thread's subscriber. There is none, so the line is then disabled for all.
     // A second subscriber prevents this.
     let _second = tracing::Dispatch::new(tracing_subscriber::registry());
     let subscriber = tracing_subscriber::fmt().with_max_level(tracing_subscriber::filter::LevelFilter::TRACE);

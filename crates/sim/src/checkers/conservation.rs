@@ -1,6 +1,6 @@
 //! Checks that each accepted request ends in exactly one finish or reject.
 //!
-//! The world itself panics if a slot without a live request ends, so a second end cannot pass; this
+//! The world itself panics if a slot without a live request ends, so a second end cannot pass. This
 //! checker ensures that every request ends, and that no end is reported while a task still runs the
 //! request. If requests unfold, several tasks may hold one, and an answer need not wait for queued
 //! steps; `unfolding.rs` checks those.

@@ -1,5 +1,5 @@
-//! Checks that a lane never holds more tasks than its depth, never runs two at a time, and ends its
-//! tasks in the order of their starts, including those that are lost with the device.
+//! Checks that a lane never holds more tasks than its depth, and never runs two at a time. A lane
+//! must end its tasks in the order of their starts, lost tasks included.
 
 use crate::observer::{Observer, Run};
 use ripieno_base::{TaskId, Time};

@@ -1,5 +1,5 @@
-//! Checks that a batch is not empty, not larger than its model allows, and of one model, and that
-//! every member walks its blocks in order, once each, on one device, which holds the intermediate
+//! Checks that a batch is not empty, not larger than its model allows, and of one model. Every
+//! member must walk its blocks in order, once each, on one device, which holds the intermediate
 //! results. A member may skip blocks or leave early when a block reports it. `unfolding.rs` checks
 //! walks that unfold.
 

@@ -15,16 +15,16 @@
 //! - a depthwise layer has as many channels in a tile as fit on its diagonal.
 //!
 //! The 4 MB for weights are not modelled: tiles are loaded while others compute. `fill` and a
-//! factor for each network are calibrated: fill is 256 cycles for convolutional networks, 0 for the
-//! others, whose tiles arrive more slowly than they fill; the factor scales the single-input
-//! latency of the three networks of Table II to the published number, and is 1 for the others.
-//! These three latencies are therefore no evidence for the model. The growth of cost with the batch
-//! is the model's own.
+//! factor for each network are calibrated. `fill` is 256 cycles for convolutional networks, and 0
+//! for the others, whose tiles arrive more slowly than they fill. The factor scales the
+//! single-input latency of the three networks of Table II to the published number, and is 1 for the
+//! others. These three latencies are therefore no evidence for the model. The growth of cost with
+//! the batch is the model's own.
 //!
 //! A node is a layer with its activation and normalisation. A part that runs once per word is one
-//! node for all of its layers: the paper merges requests at the same layer whatever the timestep,
-//! and a request at a word's first layer is where every other one is, too, once each has ended its
-//! word. This omits preemption within a word, of 0.1 to 0.3 ms.
+//! node for all of its layers: the paper merges requests at the same layer whatever the timestep. A
+//! request at a word's first layer is where every other one is, too, once each has ended its word.
+//! This omits preemption within a word, of 0.1 to 0.3 ms.
 //!
 //! The same layers can be evaluated on a model of the GPU that the paper also tries
 //! (`titan_xp.rs`).

@@ -9,7 +9,7 @@ use ripieno_model::{Block, Profile, Steps, Walk};
 /// A network as the NPU runs it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NpuNetwork {
-    /// Its name in scenario files.
+    /// Name of the network in scenario files.
     pub name: &'static str,
     /// The walk of its requests.
     pub walk: Walk,

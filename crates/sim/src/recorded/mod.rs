@@ -3,7 +3,7 @@
 //! It reads the events of a recording one by one. Requests, graphs and models are taken as
 //! recorded. Facts that the scheduler could not know in advance, the end of a decoder's output and
 //! the route through a chain, are collected from the ends of tasks. A rejected request never
-//! revealed them, so it takes those of a finished request of its model, in turn.
+//! revealed them, so it takes the facts of a finished request of its model, in turn.
 //!
 //! Delays of the machine are kept, too: the time at which the scheduler received each request, and
 //! the report of each task's end relative to its profile (`tasks.rs`). The recorded policy,
@@ -65,7 +65,7 @@ struct RecordedRequest {
     limit: Option<Nanos>,
     /// Time of its end; `None` if the recording ends before.
     ended: Option<Time>,
-    /// Whether it ended with an answer.
+    /// True if the request ended with an answer.
     finished: bool,
 }
 

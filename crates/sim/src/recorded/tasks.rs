@@ -1,9 +1,9 @@
 //! The tasks of a recording: their device time, and the delay of their reports to the scheduler.
 //!
 //! A task could begin once its lane was free, and should have ended after its profiled time, by the
-//! rule by which lanes share a device; earlier if its end was reported earlier. The difference
-//! between that end and the report is caused by threads that woke up late, shared processors, and
-//! work that the profile does not cover.
+//! rule by which lanes share a device. If its end was reported earlier, it ended earlier. The
+//! difference between that end and the report is caused by threads that woke up late, shared
+//! processors, and work that the profile does not cover.
 
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, TaskId, Time};
 use ripieno_model::{Block, ExpectedEnds, LaneTask};

@@ -112,7 +112,7 @@ impl BlockTable {
         Ok(Block { steps, beside, priority, sizes, lengths, ..Block::new(&self.name, profile) })
     }
 
-    /// Returns the cost per row of a task whose members differ from those of the previous task.
+    /// Returns the cost per row of a task whose members differ from the previous task's.
     pub(super) fn gather(&self, model: &str) -> ParseResult<Nanos> {
         let us = self.gather_us_per_row.unwrap_or(0.0);
         let gather = milliseconds("gather_us_per_row / 1000", us / 1e3);

@@ -1,9 +1,9 @@
 //! Walks of requests: lengths, outputs and trees.
 //!
 //! The drawn values are known to the world only. A decoder's requests end after the length of their
-//! output, which by default is also their limit, as in the experiments of the papers, where the
-//! steps of a decoder were unfolded in advance; with `extra_steps` or `max_steps` the end is not
-//! known in advance, as with a real model.
+//! output, which by default is also their limit. So it is in the experiments of the papers, where
+//! the steps of a decoder were unfolded in advance. With `extra_steps` or `max_steps` the end is
+//! not known in advance, as with a real model.
 
 use super::ParseResult;
 use ripieno_base::{BlockId, Histogram};
@@ -201,8 +201,8 @@ impl WalkKeys<'_> {
         }
     }
 
-    /// Parses the source of a model's requests; graphs are added to those of the scenario. None if
-    /// the requests do not differ.
+    /// Parses the source of a model's requests; graphs are added to the scenario's. None if the
+    /// requests do not differ.
     pub(super) fn parse(
         &self,
         model: &Model,

@@ -25,7 +25,7 @@ impl<'a> World<'a> {
         ensembles.begin(whole);
     }
 
-    /// Begins steps that are ready, and cancels those of failed requests.
+    /// Begins steps that are ready, and cancels steps of failed requests.
     pub(super) fn move_ensembles(&mut self, observers: &mut [&mut dyn Observer]) {
         let Some(mut ensembles) = self.ensembles.take() else { return };
         while let Some(slot) = ensembles.next_orphan() {

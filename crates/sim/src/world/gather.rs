@@ -1,4 +1,4 @@
-//! The cost of a task whose members differ from those of the previous task on its device.
+//! The cost of a task whose members differ from the previous task's on its device.
 
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot};
 

@@ -114,8 +114,7 @@ fn a_light_model_is_served_as_if_alone() {
     let light =
         "[[model]]\nname = \"light\"\nshare = 20.0\nalpha_ms = 0.05\nbeta_ms = 0.05\nslo_ms = 100.0\nmax_batch = 8\n";
     let mut faults = String::new();
-    // The largest batch is never that of a light model, so admission control cannot help
-    // "shepherd".
+    // The largest batch is never a light model's, so admission control cannot help "shepherd".
     for policy in WHOLE.iter().filter(|&&policy| policy != "shepherd") {
         let (heavy, served) = beside(policy, light, 1900.0);
         println!("beside   {policy:12} heavy {heavy:.3} light {served:.3}");

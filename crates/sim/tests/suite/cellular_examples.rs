@@ -471,7 +471,7 @@ fn trees(policy: &str, starts: &[f64], expected: Expect) {
 }
 
 /// BatchMaker, section 4.4: 16 leaves are 16 subgraphs that are released together, the 15 inner
-/// nodes one that is released when all leaves have finished; its levels go into tasks one after the
+/// nodes one that is released when all leaves have finished. Its levels go into tasks one after the
 /// other.
 #[test]
 fn a_tree_of_sixteen_leaves() {

@@ -2,10 +2,10 @@
 //! with faults.
 //!
 //! The checkers panic when a promise is broken: each request ends exactly once, no device holds
-//! more than its depth, wake-ups lie ahead, walks are in order (also of requests that leave a chain
-//! early or skip a block), and a batch that has begun keeps its padding. In addition: where costs
-//! depend on lengths, a batch is padded no further than its longest member; equal inputs give equal
-//! outputs, and a policy that drops hopeless requests starts nothing that ends late on devices of
+//! more than its depth, and wake-ups lie ahead. Walks are in order, also of requests that leave a
+//! chain early or skip a block, and a batch that has begun keeps its padding. In addition, where
+//! costs depend on lengths, a batch is padded no further than its longest member. Equal inputs give
+//! equal outputs. A policy that drops hopeless requests starts nothing that ends late on devices of
 //! known speed.
 
 use crate::common::{LongestChecker, fault, micros, options};

@@ -2,9 +2,9 @@
 //! all walks side by side, with any control event at any time.
 //!
 //! Models are loaded, unloaded and loaded again during the run, and get the ids of models that are
-//! gone, as in a server; profiles are replaced; devices join, leave, are lost, slow down and fail;
+//! gone, as in a server. Profiles are replaced; devices join, leave, are lost, slow down and fail;
 //! clients withdraw. Tasks take longer or shorter than profiled, and requests reach the scheduler
-//! late. The checkers follow each request, each node and each device; in addition nothing is left
+//! late. The checkers follow each request, each node and each device. In addition nothing is left
 //! over, different shapes share no batch, no batch is padded beyond its longest member, and equal
 //! inputs give equal outputs.
 //!
@@ -166,7 +166,7 @@ impl RawRequest {
     }
 }
 
-/// Any event; models, blocks and lengths of profiles are those of the largest world.
+/// Any event; models, blocks and lengths of profiles are the largest world's.
 fn event() -> impl Strategy<Value = Fault> {
     let model = || (0..MODELS as u16).prop_map(ModelId);
     let costs = vec((0..900i64, 1..3_000i64), 1).prop_map(|costs| {

@@ -109,8 +109,9 @@ impl Observer for Seen {
     }
 }
 
-/// Returns per flow the part of its requests that is answered in time, worst of the loads; and the
-/// smallest number of the heavy model's answers beyond the bound, relative to its largest.
+/// Returns per flow the part of its requests that is answered in time, worst of the loads. Also
+/// returns the smallest number of the heavy model's answers beyond the bound, relative to its
+/// largest.
 fn worst(case: &Case, policy: (&str, Objective), loads: &[f64]) -> (f64, f64) {
     let part = |(came, answered): (u64, u64)| answered as f64 / came.max(1) as f64;
     let seconds = |load: f64| SECONDS.min(MANY / (load * case.capacity));
@@ -185,8 +186,8 @@ fn no_flow_is_above_its_share_while_devices_have_time() {
 }
 
 /// Random pairs: a full batch of the heavy model takes 5 to 80 ms, and two and a half to ten of
-/// them fit into its SLO and that of the light one, whose requests take at most a tenth of such a
-/// batch; on one to four devices.
+/// them fit into the SLO of each model. Requests of the light model take at most a tenth of such a
+/// batch. One to four devices serve them.
 fn random_pair(index: u64) -> Case {
     let mut random = stream(11, index);
     let mut between = |low: f64, high: f64| low + (high - low) * unit(&mut random);

@@ -1,5 +1,5 @@
 //! An idle device runs immediately: a lone request on an idle server starts when it arrives,
-//! whatever came before, under every work-conserving policy; under policies that defer it is in
+//! whatever came before, under every work-conserving policy. Under policies that defer it is in
 //! time, even if it is the first request and the device is slower than its profile.
 
 use crate::common::options;

@@ -1,8 +1,8 @@
 //! A live run that is simulated from its recording reproduces the measurement.
 //!
-//! The live run is one of a world whose tasks are late by chance and whose requests reach the
-//! scheduler late, with the margins, the admission control and the expiry of a server; the inputs
-//! and decisions of its scheduler are recorded as in the runtime.
+//! In the live run tasks are late by chance and requests reach the scheduler late, with the
+//! margins, the admission control and the expiry of a server. The inputs and decisions of its
+//! scheduler are recorded as in the runtime.
 
 use crate::common::options;
 use ripieno_base::{ModelId, Nanos, RequestSlot, Time};

@@ -129,7 +129,7 @@ fn mistakes_are_named() {
     );
 }
 
-/// Invalid numbers, or those of another unit, are reported with their keys.
+/// Invalid numbers, or numbers of another unit, are reported with their keys.
 #[test]
 fn numbers_out_of_range_are_named() {
     let check = |text: &str, expected: Expect| check_error(&text.replace("MODEL", MODEL), expected);

@@ -18,9 +18,9 @@ use std::time::Duration;
 /// Every thread needs a core of its own: S shards need S + 1. The generator shares the shards'
 /// threads, so if the scheduler is too slow, requests are handled late: see the lag. "Start" is the
 /// decision latency, from the time at which a batch could start, with its window open and its
-/// requests present, to the time at which the shard dispatches it; for the eager policy that is
-/// each batch's longest time from arrival to start. "Away" is the time in which the threads did not
-/// have their cores: results with more than a percent of it say more about the machine.
+/// requests present, to the shard's dispatch of it. For the eager policy that is each batch's
+/// longest time from arrival to start. "Away" is the time in which the threads did not have their
+/// cores: results with more than a percent of it say more about the machine.
 #[derive(Parser, Debug)]
 struct SchedulerBench {
     /// Offered requests per second; several, separated by commas, are run one after the other.

@@ -53,7 +53,7 @@ pub struct StressReport {
     /// requests, so a scheduler that is too slow increases this delay first.
     pub lag: Latencies,
     /// Time from the moment at which a batch could start to the dispatch of its `Start`. One value
-    /// per batch: that of the member that waited longest.
+    /// per batch: the time of the member that waited longest.
     pub decision: Latencies,
     /// Work of the shard threads per request in nanoseconds, including the generation of the load.
     pub shard_ns: f64,

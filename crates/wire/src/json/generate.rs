@@ -1,9 +1,9 @@
 //! `POST …/generate` and `…/generate_stream`: inputs and outputs as top-level keys, without
 //! datatypes or shapes.
 //!
-//! The datatype is the model's. The shape is that of the nested arrays, with a batch of one in
-//! front if a dimension is missing. An output with one element is sent as a number or string, any
-//! other as a flat array; a client that needs the shape uses `infer`.
+//! The datatype is the model's. The nested arrays give the shape, with a batch of one in front if a
+//! dimension is missing. An output with one element is sent as a number or string, any other as a
+//! flat array; a client that needs the shape uses `infer`.
 
 use super::data;
 use super::response;

@@ -38,7 +38,7 @@ pub(super) fn known(message: &MessageDescriptor) -> Vec<String> {
     message.fields().flat_map(below).collect()
 }
 
-/// Returns the message type of a field, if it is a message; for a map, that of its values.
+/// Returns the message type of a field, if it is a message; for a map, the type of its values.
 fn value_message(field: &FieldDescriptor) -> Option<MessageDescriptor> {
     match field.kind() {
         Kind::Message(entry) if field.is_map() => value_message(&entry.map_entry_value_field()),

@@ -44,8 +44,8 @@ use worlds::TaskWorld;
 ///
 /// Measures: `goodput`, the highest rate at which at most 1 % of any model's requests are dropped
 /// or late. The best goodput of the others sets the loads: up to 100 % of it latencies are
-/// compared, `mean`, `median` and `p99` (of several models the geometric mean of theirs); beyond,
-/// `in-time`, the fraction answered within the SLO, of the model with the lowest. A policy that
+/// compared, `mean`, `median` and `p99` (of several models the geometric mean). Beyond, `in-time`
+/// is compared: the fraction answered within the SLO, of the model with the lowest. A policy that
 /// drops or delays more than 1 % of any model's requests, and more than chance explains, counts as
 /// overloaded; its latencies are not compared. If that is the default policy, its ratio is 0, and
 /// counts as 0.05 in the geometric mean.
@@ -56,12 +56,12 @@ use worlds::TaskWorld;
 /// --policy` would run it. Differences of about 1 % are chance, and larger ones where a model has
 /// few requests: raise --requests.
 ///
-/// The last table has a line for each kind of models and world: the geometric mean, the minimum
-/// and the share of at least 0.98 of all ratios but those of p99, whose mean stands beside. With
+/// The last table has a line for each kind of models and world: the geometric mean, the minimum and
+/// the share of at least 0.98 of all ratios but the ratios of p99, whose mean stands beside. With
 /// --floor the command fails if a line's geometric mean is lower.
 ///
-/// For example, on all scenarios of a folder, on 30 random workloads of whole models, and on all
-/// kinds, exact and late, and recordings, against what a user would run otherwise:
+/// For example, on all scenarios of a folder; on 30 random workloads of whole models; on all kinds,
+/// exact and late, and recordings, against what a user would run otherwise:
 ///
 ///   ripieno compare my-scenarios --requests 20000
 ///   ripieno compare --random whole --seed 1 --cases 30

@@ -38,7 +38,7 @@ pub(crate) struct CorpusArgs {
     #[arg(long, value_name = "N", default_value_t = 90.0)]
     coverage: f64,
 
-    /// Write the length profile: of a text with two sides that of the target, the model's output.
+    /// Write the length profile: for a text with two sides, of the target, the model's output.
     #[arg(short = 'o', long = "output", value_name = "FILE")]
     output: Option<PathBuf>,
 }

@@ -2,7 +2,7 @@
 //! configure.
 //!
 //! Everything is real and over loopback HTTP: the models were trained by us and run on this
-//! machine's processor, the requests are images and texts that the training never saw, and the
+//! machine's processor, and the requests are images and texts that the training never saw. The
 //! tables come from open-loop load on live servers that differ only in the policy. Only the
 //! accelerators of the tables are emulated: they take as long as published measurements of a GPU,
 //! or as long as configured, so that a laptop shows batching where it matters most.

@@ -24,9 +24,10 @@ use std::path::PathBuf;
 /// them.
 ///
 /// The number of devices is computed by the analytic bound and an estimate, which are instant, and
-/// by simulating the scheduler with more and fewer devices until every model's bad rate (dropped or
-/// late) just stays within 1 %. The models are divided into sub-clusters with balanced rate and
-/// memory; against a current partition, with few moves. See docs/guide/capacity.md.
+/// by simulation. The simulations of the scheduler have more and fewer devices until every model's
+/// bad rate (dropped or late) just stays within 1 %. The models are divided into sub-clusters with
+/// balanced rate and memory; against a current partition, with few moves. See
+/// docs/guide/capacity.md.
 #[derive(Args, Debug)]
 #[command(after_help = POLICIES)]
 pub(crate) struct PlanArgs {

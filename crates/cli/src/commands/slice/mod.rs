@@ -62,7 +62,7 @@ pub(crate) struct SliceArgs {
     #[arg(long)]
     estimate: bool,
 
-    /// Run the whole and the blocks in turn at 1, 3 and 8 rows, and compare answers and times; with
+    /// Run the whole and the blocks in turn at 1, 3 and 8 rows, and compare answers and times. With
     /// up to 16 blocks, measure the cost of each cut, too.
     #[arg(long)]
     check: bool,

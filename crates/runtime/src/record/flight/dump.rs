@@ -1,9 +1,9 @@
 //! A ring's entries as a recording.
 //!
-//! While nothing has been dropped, the recording is that of the whole run. Otherwise it begins in
-//! the middle: with the models and devices of that instant, and without the requests and tasks
-//! that were there already, since their beginnings are gone. Their later events are left out, too,
-//! so that the recording is consistent in itself.
+//! While nothing has been dropped, the recording covers the whole run. Otherwise it begins in the
+//! middle: with the models and devices of that instant, and without the requests and tasks that
+//! were there already, since their beginnings are gone. Their later events are left out, too, so
+//! that the recording is consistent in itself.
 
 use super::entry::FlightEntry;
 use super::ring::Tape;
@@ -20,7 +20,7 @@ pub struct DumpedRecording {
     pub lines: u64,
     /// Instant of its first event.
     pub from: Time,
-    /// Whether it begins with the run.
+    /// True if the recording begins with the run.
     pub whole: bool,
 }
 

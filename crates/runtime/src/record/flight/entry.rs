@@ -24,7 +24,7 @@ pub enum Aside {
         model: ModelId,
         /// Number of requests that it was split into.
         parts: u32,
-        /// Its deadline, without the margin that the scheduler plans by.
+        /// Deadline of the request, without the margin that the scheduler plans by.
         deadline: Time,
         /// Hash of the client's own id for it; 0 without one.
         tag: u64,
@@ -96,7 +96,7 @@ impl EventRef<'_> {
     }
 }
 
-/// The bytes of an event: those of [`Event`], without its copies.
+/// The bytes of an event: the bytes of [`Event`], without its copies.
 #[derive(Serialize)]
 enum EventBytes<'a> {
     Graph { request: RequestSlot, graph: &'a Graph },
@@ -107,7 +107,7 @@ enum EventBytes<'a> {
     Settle { actions: &'a [Action], members: PerStart<'a, RequestSlot>, nodes: PerStart<'a, u32> },
 }
 
-/// A list for each start of a settle; none at all if `empty`.
+/// A list for each start of a settle; no lists if `empty`.
 struct PerStart<'a, T> {
     scheduler: &'a dyn Scheduler,
     actions: &'a [Action],

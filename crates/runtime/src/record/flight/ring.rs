@@ -3,7 +3,7 @@
 //! Segments, not one circular buffer: a closed segment never changes, so that a reader holds it by
 //! reference count and the writer waits at most while a reader copies the open one. The bytes of a
 //! dropped segment are used again. Changes of models and devices are kept beside the segments,
-//! since they are rare and a model is large; those of dropped segments are folded into a
+//! since they are rare and a model is large; changes of dropped segments are folded into a
 //! [`RunWorld`].
 
 use super::entry::{Aside, EventRef, FlightEntry, RingEntry};

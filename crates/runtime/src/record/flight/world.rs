@@ -72,7 +72,7 @@ impl RunWorld {
         self.devices.iter().map(|(&id, &percent)| (id, percent))
     }
 
-    /// Returns the controls that make this world from that of a scheduler which begins with this
+    /// Returns the controls that make this world from the one of a scheduler that begins with this
     /// number of devices and without models.
     pub(super) fn controls(&self, initial_devices: usize) -> Vec<Control> {
         let initial = (0..initial_devices).map(|id| DeviceId(id as u16));

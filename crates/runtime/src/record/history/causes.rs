@@ -21,8 +21,8 @@ use std::collections::BTreeMap;
 const SLOW_SHARE: f64 = 0.2;
 /// Part of a wait in which devices idled, from which on the scheduler held the call back.
 const IDLE_SHARE: f64 = 0.5;
-/// Number of batches after a load that count as those of a cold model, if they are slow and the
-/// following ones, as many again, are not.
+/// Number of batches after a load that count as a cold model's, if they are slow and the following
+/// ones, as many again, are not.
 const COLD_BATCHES: usize = 8;
 /// Smallest number of batches by which the state of the server is judged.
 const FEW_BATCHES: usize = 4;
@@ -45,11 +45,11 @@ pub enum Cause {
     Neighbour,
     /// The engine fails on the request itself.
     OwnFailure,
-    /// Its device or engine process was lost.
+    /// The request's device or engine process was lost.
     Lost,
     /// The client did not send the request in time.
     SlowClient,
-    /// Its model or client asked for more than its share.
+    /// The request's model or client asked for more than its share.
     Share,
     /// The model had just been loaded, and its batches were slow.
     Cold,
@@ -65,7 +65,7 @@ pub enum Cause {
     QueueBehind,
     /// The devices were busy with other requests of its model.
     OwnQueue,
-    /// Its own batches took most of its time.
+    /// The request's own batches took most of its time.
     OwnBatch,
     /// Nothing recorded explains it.
     Unknown,

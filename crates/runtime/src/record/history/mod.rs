@@ -42,11 +42,11 @@ pub struct CallRecord {
     pub number: u64,
     /// Index of its model.
     pub model: usize,
-    /// Its client; 0 if clients are not told apart.
+    /// Client of the request; 0 if clients are not distinguished.
     pub client: u16,
-    /// Its priority.
+    /// Priority of the request.
     pub priority: u8,
-    /// Its cost relative to the model's profile.
+    /// Cost of the request relative to the model's profile.
     pub cost: CostScale,
     /// Time at which it reached the server.
     pub arrived: Time,
@@ -77,7 +77,7 @@ pub struct TaskRecord {
     pub model: usize,
     /// The block that it ran.
     pub block: BlockId,
-    /// Its device.
+    /// Device of the task.
     pub device: DeviceId,
     /// Lane of the device.
     pub lane: LaneId,
@@ -95,9 +95,9 @@ pub struct TaskRecord {
     pub finished: Option<Time>,
     /// Time that the profile of the load allows on a device of nominal speed.
     pub profiled: Nanos,
-    /// Its outcome; `None` until it is reported.
+    /// Outcome of the task; `None` until it is reported.
     pub outcome: Option<Outcome>,
-    /// Whether it failed and was run again in parts.
+    /// True if the task failed and was run again in parts.
     pub rerun: bool,
 }
 
@@ -290,7 +290,7 @@ impl History {
         self.refusals.iter()
     }
 
-    /// The reasons of decisions, by time; none in recordings of policies that give none.
+    /// The reasons of decisions, by time. Recordings of policies that give no reasons have none.
     pub fn reasons(&self) -> impl Iterator<Item = &ReasonRecord> {
         self.reasons.iter()
     }

@@ -1,4 +1,4 @@
-//! Causes of calls in histories made by hand; `tests/suite/why.rs` has those of live runs.
+//! Causes of calls in histories made by hand; `tests/suite/why.rs` has causes in live runs.
 
 use super::causes::{Cause, Explained, Explainer};
 use super::{CallReason, History};

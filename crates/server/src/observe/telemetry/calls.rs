@@ -26,7 +26,7 @@ pub(crate) struct Telemetry {
 /// A sampled call that has not been sent.
 #[derive(Clone, Debug)]
 pub(crate) struct SampledCall {
-    /// Its client's span.
+    /// Span of the client's call.
     pub(super) parent: Option<SpanContext>,
     /// Time at which its last byte arrived.
     pub(super) received: SystemTime,

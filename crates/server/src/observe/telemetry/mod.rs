@@ -2,9 +2,9 @@
 //!
 //! The path of a request does one thing: a sampled call gets a tag. Everything else is read from
 //! the flight recorder a second later, on a thread of its own: a span for the call, as a child of
-//! its client's, with children decode, queue and execute; and one for each of its batches, linked
-//! to all sampled members, as these are linked to it. So a call that is not sampled costs nothing,
-//! and a sampled one a place in a bounded table.
+//! its client's, with children decode, queue and execute. There is one for each of its batches,
+//! too, linked to all sampled members, as these are linked to it. So a call that is not sampled
+//! costs nothing, and a sampled one a place in a bounded table.
 
 pub(crate) mod calls;
 mod spans;

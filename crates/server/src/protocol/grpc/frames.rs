@@ -206,7 +206,7 @@ pub(super) fn encode(
     Ok(hold(bytes, (room, unsent)))
 }
 
-/// Returns the encoding of responses: that of the call, if the client accepts it.
+/// Returns the encoding of responses: the call's own, if the client accepts it.
 pub(super) fn answers_in(headers: &HeaderMap) -> Encoding {
     let encoding = headers.get(&ENCODING).and_then(|name| Encoding::named(name.as_bytes()));
     let accepts = |encoding: &Encoding| {

@@ -2,8 +2,9 @@
 
 use crate::access::Permission;
 
-/// Returns the permission that a call needs. Unknown calls need that of metadata: stock clients try
-/// them and expect "unimplemented". A test checks every call of the protocol against this table.
+/// Returns the permission that a call needs. Unknown calls need the permission for metadata: stock
+/// clients try them and expect "unimplemented". A test checks every call of the protocol against
+/// this table.
 pub(super) fn permission(path: &str) -> Permission {
     let (service, method) = path.trim_start_matches('/').split_once('/').unwrap_or_default();
     match (service, method) {

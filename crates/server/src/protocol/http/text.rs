@@ -1,5 +1,5 @@
-//! `/v1/…`: embeddings, classification and reranking of texts, compatible with OpenAI's clients and
-//! those of rerankers.
+//! `/v1/…`: embeddings, classification and reranking of texts, compatible with clients of OpenAI
+//! and of rerankers.
 
 pub(super) mod encoders;
 
