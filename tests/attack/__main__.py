@@ -14,16 +14,16 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "python"))
 
+import access  # noqa: E402
 import bench as benches  # noqa: E402
 import bounds  # noqa: E402
-import doors  # noqa: E402
 import endings  # noqa: E402
 import isolation  # noqa: E402
-import oddities  # noqa: E402
+import odd_requests  # noqa: E402
 import report  # noqa: E402
 import sharing  # noqa: E402
 
-SECTIONS = {"A": isolation, "B": sharing, "C": bounds, "D": doors, "E": endings, "O": oddities}
+SECTIONS = {"A": isolation, "B": sharing, "C": bounds, "D": access, "E": endings, "O": odd_requests}
 
 
 def main():
@@ -57,7 +57,7 @@ def parse():
     parser.add_argument("--binary", default=pathlib.Path(target) / "release" / "ripieno", help="the server")
     parser.add_argument("--short", action="store_true", help="the quick form of each attack, without those that the clock judges")
     parser.add_argument("--format", choices=("table", "json"), default="table")
-    parser.add_argument("--sections", default="ABCDEO", type=sections, help="which: A isolation, B sharing, C bounds, D doors, E endings, O odd requests")
+    parser.add_argument("--sections", default="ABCDEO", type=sections, help="which: A isolation, B sharing, C bounds, D access, E endings, O odd requests")
     parser.add_argument("only", nargs="*", help="only attacks whose item or text has one of these words")
     return parser.parse_args()
 

@@ -144,7 +144,7 @@ fn the_schedulers_that_are_named_are_those_that_run() {
 }
 
 #[test]
-fn ports_are_where_somebody_listens_and_may_be_reached() {
+fn ports_have_a_listener_and_may_be_reached() {
     let objects = objects();
     for (name, container) in containers(&objects) {
         let words = words(container);

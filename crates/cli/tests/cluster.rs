@@ -177,7 +177,7 @@ fn what_a_cluster_answers_is_what_serve_answers() {
     }
     let metadata = |http| call(http, "GET /v2/models/double", "");
     assert_eq!(metadata(cluster), metadata(one));
-    assert_eq!(call(cluster, "POST /v2/repository/models/nobody/unload", "{}").0, 400);
+    assert_eq!(call(cluster, "POST /v2/repository/models/missing/unload", "{}").0, 400);
     let numbers = call(scheduler.address("metrics"), "GET /metrics", "").2;
     assert!(numbers.contains("model=\"double\""), "{numbers}");
     front.end();
@@ -252,7 +252,7 @@ fn echo(name: &str) -> Folder {
 }
 
 #[test]
-fn whoever_stands_still_counts_as_gone_until_it_goes_on() {
+fn a_process_that_stands_still_counts_as_gone_until_it_goes_on() {
     let models = echo("stands-still");
     let scheduler = scheduler(ANYWHERE);
     let address = scheduler.address("listen");
@@ -277,7 +277,7 @@ fn whoever_stands_still_counts_as_gone_until_it_goes_on() {
 }
 
 #[test]
-fn whoever_is_killed_each_request_has_one_answer() {
+fn whichever_process_is_killed_each_request_has_one_answer() {
     let models = echo("faults");
     let mut first = scheduler(ANYWHERE);
     let address = first.address("listen").to_owned();
@@ -430,8 +430,8 @@ fn models_are_released_through_a_frontend_and_clients_notice_nothing() {
     let (status, _, text) = load("m");
     assert!(status == 400 && text.contains("2 of 2 backends") && text.contains("slo_ms"), "{status} {text}");
     assert_eq!(during(http, || {}), 0, "what serves goes on");
-    let (status, _, text) = load("nobody");
-    assert!(status == 400 && text.contains("nobody"), "{status} {text}");
+    let (status, _, text) = load("missing");
+    assert!(status == 400 && text.contains("missing"), "{status} {text}");
     assert_eq!(call(http, "POST /v2/repository/models/m/unload", "").0, 200);
     until_ready(http, false);
 

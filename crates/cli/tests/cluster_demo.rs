@@ -23,7 +23,7 @@ fn results(words: &[&str]) -> Value {
 }
 
 #[test]
-fn whoever_ends_or_hangs_each_request_has_one_answer_and_no_backend_obeys_two() {
+fn whichever_process_ends_or_hangs_each_request_has_one_answer_and_no_backend_follows_two() {
     for words in [["--kill", "primary"], ["--hang", "primary"], ["--kill", "backend"], ["--hang", "frontend"]] {
         let results = results(&[&words[..], &["--runs", "2"]].concat());
         for none in ["lost", "duplicated", "split_brain"] {

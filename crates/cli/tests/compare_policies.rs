@@ -48,7 +48,7 @@ fn folder(name: &str) -> PathBuf {
 }
 
 #[test]
-fn a_policy_is_as_good_as_itself_and_a_loser_is_told() {
+fn a_policy_is_as_good_as_itself_and_a_loser_is_reported() {
     let alone =
         compared(&[EXAMPLE, "--requests", "200", "--policy", "serial", "--against", "serial", "--all-as-served"]);
     let measures: Vec<_> = ratios(&alone).into_iter().map(|(measure, ratio)| (measure, ratio == 1.0)).collect();

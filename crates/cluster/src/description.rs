@@ -253,7 +253,7 @@ mod tests {
     use ripieno_model::Walk;
 
     #[test]
-    fn what_a_scheduler_could_not_reckon_with_is_refused() {
+    fn what_a_scheduler_could_not_plan_with_is_refused() {
         let refused = |change: fn(&mut ModelDescription)| {
             let mut described = described();
             change(&mut described);

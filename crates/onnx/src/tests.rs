@@ -96,7 +96,7 @@ fn cuts_are_made_where_the_user_says() {
     let inputs = NamedTensors::from([("image".to_owned(), numbers(&[2, 3, 8, 8]))]);
     check_equal(&draft, &inputs, &[cuts]);
     let refused = |name: &str| model.cuts_at(&[name.to_owned()]).unwrap_err().to_string();
-    assert!(refused("nobody").contains("no operator computes a tensor 'nobody'"));
+    assert!(refused("missing").contains("no operator computes a tensor 'missing'"));
     assert!(refused("logits").contains("nothing comes behind tensor 'logits'"));
     assert!(refused("stem_w").contains("does not end an operator"));
 }
@@ -168,8 +168,8 @@ fn what_cannot_be_sliced_is_refused_with_the_reason() {
     unknown.op("Mystery", &["y"], &["z"]);
     assert!(unknown.refused().contains("the shape of 'z' does not follow from Mystery 'z'"));
     let mut dangling = plain("Relu");
-    dangling.op("Add", &["y", "nobody"], &["z"]);
-    assert!(dangling.refused().contains("Add 'z' takes 'nobody', which nothing gives"));
+    dangling.op("Add", &["y", "missing"], &["z"]);
+    assert!(dangling.refused().contains("Add 'z' takes 'missing', which nothing gives"));
     let mut twice = plain("Relu");
     twice.op("Relu", &["x"], &["y"]);
     assert!(twice.refused().contains("'y' is computed twice"));

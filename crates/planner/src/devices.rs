@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_that_is_always_late_is_told_from_one_that_needs_too_much() {
+    fn a_model_that_is_always_late_is_distinguished_from_one_that_needs_too_much() {
         let mut demands = demands(&[100.0, 1e9]);
         demands[0].1 = Nanos::from_millis(6);
         let needed = needed(&demands);

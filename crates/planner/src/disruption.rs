@@ -25,7 +25,7 @@ pub(super) fn reconfigure<'a>(
     instance: &'a Instance<'a>,
     current: &[Option<usize>],
     options: &PlanOptions,
-    dice: &mut SearchRng,
+    rng: &mut SearchRng,
 ) -> Partition<'a> {
     let settled = |partition: &Partition<'_>| settled(partition, options.target_imbalance);
     let rank = |partition: &Partition<'_>| {
@@ -33,7 +33,7 @@ pub(super) fn reconfigure<'a>(
         (broken, if settled(partition) { partition.disruption() } else { u64::MAX }, objective)
     };
     let all = exhaust(instance, rank);
-    let mut partition = all.unwrap_or_else(|| approach(instance, current, options.proposals, dice, settled));
+    let mut partition = all.unwrap_or_else(|| approach(instance, current, options.proposals, rng, settled));
     move_back(&mut partition, current, options.target_imbalance);
     partition
 }
@@ -44,11 +44,11 @@ pub(super) fn approach<'a>(
     instance: &'a Instance<'a>,
     current: &[Option<usize>],
     proposals: u64,
-    dice: &mut SearchRng,
+    rng: &mut SearchRng,
     settled: impl Fn(&Partition<'_>) -> bool,
 ) -> Partition<'a> {
     let mut near = start(instance, current);
-    descend(&mut near, dice, &settled);
+    descend(&mut near, rng, &settled);
     if settled(&near) {
         return near;
     }
@@ -57,16 +57,16 @@ pub(super) fn approach<'a>(
         // near.
         let rounds = if instance.models() <= FEW_MODELS { SEARCH_ROUNDS } else { 1 };
         for _ in 0..rounds {
-            let within = explore(start(instance, current).within(most), proposals / 4, dice, &settled);
+            let within = explore(start(instance, current).within(most), proposals / 4, rng, &settled);
             if settled(&within) {
                 return within;
             }
         }
     }
-    let mut wide = explore(Partition::at(instance, near.places()), proposals, dice, &settled);
-    descend(&mut wide, dice, &settled);
+    let mut wide = explore(Partition::at(instance, near.places()), proposals, rng, &settled);
+    descend(&mut wide, rng, &settled);
     if !settled(&wide) {
-        wide = refine(wide, proposals, dice, &settled);
+        wide = refine(wide, proposals, rng, &settled);
     }
     if settled(&wide) || wide.score() < near.score() { wide } else { near }
 }

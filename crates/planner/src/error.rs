@@ -9,7 +9,7 @@ pub enum PlanError {
     #[error("there is no model to place; add at least one")]
     NoModels,
     /// More models than a plan may have.
-    #[error("{given} models are too many to plan at once; the most is {most}")]
+    #[error("{given} models are too many to plan together; the most is {most}")]
     TooManyModels {
         /// The models given.
         given: usize,

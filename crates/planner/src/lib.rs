@@ -162,10 +162,10 @@ pub fn plan(problem: &PlanningProblem, options: &PlanOptions) -> Result<ClusterP
         return Err(PlanError::BadLimit { key: "target_imbalance", value: target });
     }
     let instance = Instance::new(problem)?;
-    let mut dice = SearchRng::new(options.seed);
+    let mut rng = SearchRng::new(options.seed);
     let partition = match &problem.current {
-        Some(current) => disruption::reconfigure(&instance, current, options, &mut dice),
-        None => canonical(&initial_partition(&instance, options, &mut dice)),
+        Some(current) => disruption::reconfigure(&instance, current, options, &mut rng),
+        None => canonical(&initial_partition(&instance, options, &mut rng)),
     };
     match violated_bounds(&partition) {
         Some(broken) => Err(PlanError::NotFound { sub_clusters: instance.sub_clusters, broken }),
@@ -174,20 +174,20 @@ pub fn plan(problem: &PlanningProblem, options: &PlanOptions) -> Result<ClusterP
 }
 
 /// Returns the best partition found where nothing runs yet.
-fn initial_partition<'a>(instance: &'a Instance<'a>, options: &PlanOptions, dice: &mut SearchRng) -> Partition<'a> {
+fn initial_partition<'a>(instance: &'a Instance<'a>, options: &PlanOptions, rng: &mut SearchRng) -> Partition<'a> {
     search::exhaust(instance, |partition| partition.score())
-        .unwrap_or_else(|| approximate(instance, options.proposals, dice))
+        .unwrap_or_else(|| approximate(instance, options.proposals, rng))
 }
 
 /// Returns the best partition found by random changes.
-fn approximate<'a>(instance: &'a Instance<'a>, proposals: u64, dice: &mut SearchRng) -> Partition<'a> {
+fn approximate<'a>(instance: &'a Instance<'a>, proposals: u64, rng: &mut SearchRng) -> Partition<'a> {
     let rounds = if instance.models() <= FEW_MODELS { SEARCH_ROUNDS } else { 1 };
     let proposals = proposals / rounds;
     let mut best = search::greedy(instance);
     for _ in 0..rounds {
-        let mut partition = search::explore(search::greedy(instance), proposals, dice, |_| false);
-        search::descend(&mut partition, dice, |_| false);
-        let partition = search::refine(partition, proposals, dice, |_| false);
+        let mut partition = search::explore(search::greedy(instance), proposals, rng, |_| false);
+        search::descend(&mut partition, rng, |_| false);
+        let partition = search::refine(partition, proposals, rng, |_| false);
         if partition.score() < best.score() {
             best = partition;
         }

@@ -74,7 +74,7 @@ pub(super) fn best_place(partition: &Partition<'_>, model: usize) -> usize {
 pub(super) fn explore<'a>(
     mut partition: Partition<'a>,
     proposals: u64,
-    dice: &mut SearchRng,
+    rng: &mut SearchRng,
     done: impl Fn(&Partition<'_>) -> bool,
 ) -> Partition<'a> {
     if partition.sub_clusters() == 1 {
@@ -84,7 +84,7 @@ pub(super) fn explore<'a>(
     let mut threshold = first_threshold(&partition, best.score.violation > 0.0);
     for level in 0..LEVELS {
         for _ in proposals * level / LEVELS..proposals * (level + 1) / LEVELS {
-            let Some(change) = random_change(&partition, dice) else { continue };
+            let Some(change) = random_change(&partition, rng) else { continue };
             let gain = partition.gain(change);
             if gain > -threshold && partition.is_allowed(change) {
                 partition.apply(change);
@@ -104,7 +104,7 @@ pub(super) fn explore<'a>(
 pub(super) fn refine<'a>(
     mut partition: Partition<'a>,
     proposals: u64,
-    dice: &mut SearchRng,
+    rng: &mut SearchRng,
     done: impl Fn(&Partition<'_>) -> bool,
 ) -> Partition<'a> {
     let mut best = Best::of(&partition);
@@ -114,7 +114,7 @@ pub(super) fn refine<'a>(
     let proposals = proposals / (2 + partition.sub_clusters() as u64 / 16);
     for level in 0..LEVELS {
         for _ in proposals * level / LEVELS..proposals * (level + 1) / LEVELS {
-            let Some(change) = random_change(&partition, dice).filter(|&change| partition.is_allowed(change)) else {
+            let Some(change) = random_change(&partition, rng).filter(|&change| partition.is_allowed(change)) else {
                 continue;
             };
             let back = PartitionChange { to: partition.places()[change.model], ..change };
@@ -170,13 +170,13 @@ fn next_partition(partition: &mut Partition<'_>) {
 
 /// Makes the change with the largest gain for its disruption repeatedly, until `done` or no change
 /// gains.
-pub(super) fn descend(partition: &mut Partition<'_>, dice: &mut SearchRng, done: impl Fn(&Partition<'_>) -> bool) {
+pub(super) fn descend(partition: &mut Partition<'_>, rng: &mut SearchRng, done: impl Fn(&Partition<'_>) -> bool) {
     let steps = 4 * partition.places().len() + 100;
     for _ in 0..steps {
         if done(partition) {
             return;
         }
-        let Some(change) = best_change(partition, dice) else { return };
+        let Some(change) = best_change(partition, rng) else { return };
         partition.apply(change);
     }
 }
@@ -228,25 +228,25 @@ fn first_threshold(partition: &Partition<'_>, broken: bool) -> f64 {
 
 /// Returns a random change, mostly an exchange: moves alone cannot balance two sums at the same
 /// time.
-fn random_change(partition: &Partition<'_>, dice: &mut SearchRng) -> Option<PartitionChange> {
+fn random_change(partition: &Partition<'_>, rng: &mut SearchRng) -> Option<PartitionChange> {
     let places = partition.places();
-    let model = dice.below(places.len());
-    if dice.below(4) == 0 {
-        let to = dice.below(partition.sub_clusters());
+    let model = rng.below(places.len());
+    if rng.below(4) == 0 {
+        let to = rng.below(partition.sub_clusters());
         return (to != places[model]).then_some(PartitionChange { model, to, partner: None });
     }
-    let partner = dice.below(places.len());
+    let partner = rng.below(places.len());
     (places[partner] != places[model]).then_some(PartitionChange { model, to: places[partner], partner: Some(partner) })
 }
 
 /// Returns the best change of the worst sub-cluster that has one.
-fn best_change(partition: &Partition<'_>, dice: &mut SearchRng) -> Option<PartitionChange> {
+fn best_change(partition: &Partition<'_>, rng: &mut SearchRng) -> Option<PartitionChange> {
     let mut order: Vec<usize> = (0..partition.sub_clusters()).collect();
     order.sort_by(|&a, &b| partition.badness(b).total_cmp(&partition.badness(a)).then(a.cmp(&b)));
     order.into_iter().find_map(|place| {
         let mut best = BestChange { gain_per_cost: 0.0, change: None };
         moves_of(partition, place).for_each(|change| best.consider(partition, change));
-        exchanges_of(partition, place, dice, |change| best.consider(partition, change));
+        exchanges_of(partition, place, rng, |change| best.consider(partition, change));
         best.change
     })
 }
@@ -280,7 +280,7 @@ fn moves_of<'p>(partition: &'p Partition<'_>, place: usize) -> impl Iterator<Ite
 }
 
 /// Visits every exchange between a sub-cluster and the others, or a sample.
-fn exchanges_of(partition: &Partition<'_>, place: usize, dice: &mut SearchRng, mut each: impl FnMut(PartitionChange)) {
+fn exchanges_of(partition: &Partition<'_>, place: usize, rng: &mut SearchRng, mut each: impl FnMut(PartitionChange)) {
     let (members, places) = (partition.members(place), partition.places());
     let mut consider = |model: usize, partner: usize| {
         if places[partner] != place {
@@ -290,6 +290,6 @@ fn exchanges_of(partition: &Partition<'_>, place: usize, dice: &mut SearchRng, m
     if members.len() * places.len() <= MAX_EXCHANGES {
         members.iter().for_each(|&model| (0..places.len()).for_each(|partner| consider(model, partner)));
     } else if !members.is_empty() {
-        (0..MAX_EXCHANGES).for_each(|_| consider(members[dice.below(members.len())], dice.below(places.len())));
+        (0..MAX_EXCHANGES).for_each(|_| consider(members[rng.below(members.len())], rng.below(places.len())));
     }
 }

@@ -41,8 +41,8 @@ const SIZES: [(&str, f64); 22] = [
 
 /// Returns a problem like the ones of Appendix A.2.
 pub fn problem(models: usize, sub_clusters: usize, seed: u64) -> PlanningProblem {
-    let mut dice = SearchRng::new(seed);
-    let models: Vec<_> = (0..models).map(|variant| model(variant, &mut dice)).collect();
+    let mut rng = SearchRng::new(seed);
+    let models: Vec<_> = (0..models).map(|variant| model(variant, &mut rng)).collect();
     let average = |value: fn(&PlannedModel) -> f64| models.iter().map(value).sum::<f64>() / sub_clusters.max(1) as f64;
     let runtime = models.iter().map(|model| model.runtime_memory_mb).fold(0.0, f64::max);
     PlanningProblem {
@@ -59,11 +59,11 @@ pub fn problem(models: usize, sub_clusters: usize, seed: u64) -> PlanningProblem
 /// Multiplies every model's rate by a log-normal factor whose logarithm has the standard deviation
 /// `sigma`; the rate bound follows the new average.
 pub fn drift(problem: &mut PlanningProblem, sigma: f64, seed: u64) {
-    let mut dice = SearchRng::new(seed);
+    let mut rng = SearchRng::new(seed);
     for model in &mut problem.models {
         // Twelve uniform numbers less six are close enough to a normal one, and need no
         // trigonometry.
-        let normal = (0..12).map(|_| dice.unit()).sum::<f64>() - 6.0;
+        let normal = (0..12).map(|_| rng.unit()).sum::<f64>() - 6.0;
         model.rate_rps *= (sigma * normal).exp();
     }
     let average = problem.models.iter().map(|model| model.rate_rps).sum::<f64>() / problem.sub_clusters.max(1) as f64;
@@ -73,8 +73,8 @@ pub fn drift(problem: &mut PlanningProblem, sigma: f64, seed: u64) {
 /// The paper's baseline: the best of `draws` random partitions that keeps the bounds, if any does.
 pub fn random_plan(problem: &PlanningProblem, draws: usize, seed: u64) -> Result<Option<ClusterPlan>, PlanError> {
     let instance = Instance::new(problem)?;
-    let mut dice = SearchRng::new(seed);
-    let draw = |_| Partition::place_each(&instance, 0..instance.models(), |_, _| dice.below(instance.sub_clusters));
+    let mut rng = SearchRng::new(seed);
+    let draw = |_| Partition::place_each(&instance, 0..instance.models(), |_, _| rng.below(instance.sub_clusters));
     let kept = (0..draws).map(draw).filter(|partition| violated_bounds(partition).is_none());
     let best = kept.min_by(|a, b| a.score().objective.total_cmp(&b.score().objective));
     Ok(best.map(|partition| describe(&canonical(&partition))))
@@ -90,12 +90,12 @@ pub fn quick_options(seed: u64) -> PlanOptions {
     PlanOptions { seed, proposals: 50_000, ..PlanOptions::default() }
 }
 
-fn model(variant: usize, dice: &mut SearchRng) -> PlannedModel {
-    let (base, size) = SIZES[dice.below(SIZES.len())];
-    let memory_mb = size * (0.9 + 0.2 * dice.unit());
+fn model(variant: usize, rng: &mut SearchRng) -> PlannedModel {
+    let (base, size) = SIZES[rng.below(SIZES.len())];
+    let memory_mb = size * (0.9 + 0.2 * rng.unit());
     PlannedModel {
         name: format!("{base}-{variant}"),
-        rate_rps: -100.0 * (1.0 - dice.unit()).ln(),
+        rate_rps: -100.0 * (1.0 - rng.unit()).ln(),
         memory_mb,
         runtime_memory_mb: memory_mb / 4.0,
         load_cost: LoadCost::Everywhere(1),

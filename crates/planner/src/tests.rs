@@ -260,7 +260,7 @@ fn mistakes_are_named() {
 }
 
 #[test]
-fn what_cannot_fit_is_told_from_what_was_not_found() {
+fn what_cannot_fit_is_distinguished_from_what_was_not_found() {
     let mut problem = problem_of(&[(5, 10, 1), (5, 10, 1), (5, 10, 1)], 2);
     problem.max_memory_mb = Some(10.5);
     check_error(

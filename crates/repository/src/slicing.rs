@@ -107,7 +107,7 @@ fn shared_warning(slices: &Slices<'_>) -> Option<String> {
 fn costs(slices: &Slices<'_>, engine: Option<&dyn Executor>) -> (Vec<u64>, Option<String>) {
     let profiles = match engine {
         Some(engine) => measured(slices, engine, MEASURED_BATCH, MEASURE_FOR, MEASURED_LENGTH),
-        None => Err("nobody asked for it".to_owned()),
+        None => Err("no setting asked for it".to_owned()),
     };
     let nanos = |profile: &Profile| profile.latency(MEASURED_BATCH).max(Nanos(1)).0.unsigned_abs();
     match profiles {

@@ -395,7 +395,7 @@ fn unload_and_load_by_name() {
     repository.load("late", None).unwrap();
     repository.load("m", None).unwrap();
     assert!(fixture.index(&repository).iter().all(|row| row.1 == "READY"));
-    for name in ["nobody", "../m"] {
+    for name in ["missing", "../m"] {
         assert!(repository.unload(name).unwrap_err().contains("is not loaded"));
         let error = repository.load(name, None).unwrap_err();
         assert!(error.starts_with(&format!("Request for unknown model: '{name}' is not found; ")), "{error}");

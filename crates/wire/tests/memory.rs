@@ -11,7 +11,7 @@ const COUNT: usize = 20_000;
 fn check(what: &str, bound: usize, work: impl FnOnce()) {
     let peak = allocation_counter::measure(work).bytes_max as usize;
     // Error messages and similar are small.
-    assert!(peak <= bound + 4096, "{what}: {peak} bytes at once, bound {bound}");
+    assert!(peak <= bound + 4096, "{what}: {peak} bytes at the peak, bound {bound}");
 }
 
 fn repeated(piece: &str) -> String {

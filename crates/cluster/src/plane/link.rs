@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_hears_that_somebody_is_there() {
+    fn a_peer_hears_that_the_other_is_alive() {
         let (link, written, may_end) = link(1 << 20);
         may_end.send(()).unwrap();
         let mut here = Vec::new();

@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn roles_of_one_authority_and_name_speak_and_nobody_else_does() {
+    fn only_roles_of_one_authority_and_name_speak() {
         let folder = tempfile::tempdir().unwrap();
         let (own, other) = (authority(), authority());
         let open = |files: PeerFiles| MutualTls::open(files).unwrap();
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn much_goes_both_ways_at_once() {
+    fn large_messages_go_both_ways_concurrently() {
         let folder = tempfile::tempdir().unwrap();
         let own = authority();
         let tls = MutualTls::open(files(folder.path(), &own, "ripieno", &own)).unwrap();

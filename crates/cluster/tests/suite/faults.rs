@@ -127,7 +127,7 @@ fn requests_of_a_backend_that_hangs_run_elsewhere_and_it_comes_again() {
 }
 
 #[test]
-fn without_any_backend_requests_are_told_to_come_again() {
+fn without_any_backend_requests_are_refused_with_a_retry() {
     let models = served(1);
     let scheduler = scheduler(1, anywhere(), "deferred", HangBound::default());
     let dies = backend(scheduler.address(), &models);

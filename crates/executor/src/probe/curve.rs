@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn latencies_that_lie_on_no_line_are_doubted() {
+    fn latencies_that_lie_on_no_line_are_suspect() {
         let points = |ms: [i64; 4]| [1, 2, 4, 8].into_iter().zip(ms.map(MS)).collect::<Vec<_>>();
         assert_eq!(unreliable_reason(&points([2, 3, 5, 9])), None);
         assert!(unreliable_reason(&points([2, 300, 301, 302])).unwrap().contains("R²"));

@@ -90,8 +90,8 @@ pub fn measure(
             progress(MeasurementProgress { done, sizes, ..step });
         };
         let example = example_of_length(&**model, length)?;
-        let (profiles, doubted) = measure_one(engine, model, example, &share, &mut of_all)?;
-        doubt = doubt.or_else(|| doubted.map(|doubted| format!("at length {length}: {doubted}")));
+        let (profiles, suspect) = measure_one(engine, model, example, &share, &mut of_all)?;
+        doubt = doubt.or_else(|| suspect.map(|suspect| format!("at length {length}: {suspect}")));
         blocks.iter_mut().zip(profiles).for_each(|(block, profile)| block.push((length, profile)));
     }
     let blocks = blocks.into_iter().map(block_profile).collect::<Result<_, _>>()?;

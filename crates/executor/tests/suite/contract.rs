@@ -434,5 +434,5 @@ fn a_device_of_one_thread_takes_its_lanes_in_turn() {
         }
     }
     spans.sort_unstable();
-    assert!(spans.windows(2).all(|pair| pair[0].1 <= pair[1].0), "two batches ran at once");
+    assert!(spans.windows(2).all(|pair| pair[0].1 <= pair[1].0), "two batches ran concurrently");
 }

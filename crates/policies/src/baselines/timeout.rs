@@ -58,7 +58,7 @@ pub(crate) const TIMEOUT: Policy = Policy {
 pub(crate) const EAGER: Policy = Policy {
     name: "eager",
     source: "Symphony, section 3.4 (k = 0)",
-    summary: "a free device at once takes whatever waits",
+    summary: "a free device immediately takes all that waits",
     walks: crate::options::WHOLE,
     chains: Chains::Any,
     knobs: &[GATHER, MAX_BATCH, DROP, DEVICE, CONTROL_US, DATA_US, SHARDS, LINK_US],

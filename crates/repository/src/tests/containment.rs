@@ -123,7 +123,7 @@ fn clients_do_not_hear_where_the_repository_lies() {
     fixture.folder.write("later/model.onnx", "");
     let mut heard: Vec<String> = fixture.index(&repository).into_iter().map(|(_, _, reason)| reason).collect();
     assert_eq!(heard.len(), 4, "{heard:?}");
-    for name in ["bad", "flat", "key", "nobody"] {
+    for name in ["bad", "flat", "key", "missing"] {
         heard.push(repository.load(name, None).unwrap_err());
     }
     heard.push(fixture.registry.get("bad", "").unwrap_err().to_string());

@@ -26,10 +26,10 @@ fn explicit(names: &[&str]) -> ModelControl {
 #[test]
 fn named_models_serve_at_the_start_and_others_on_load() {
     let fixture = fixture();
-    let repository = fixture.repository(cpu()).with_control(explicit(&["b", "whole", "nobody"]));
+    let repository = fixture.repository(cpu()).with_control(explicit(&["b", "whole", "missing"]));
     let reports = repository.load_all().unwrap();
     let shown: Vec<_> = reports.iter().map(|report| (report.name.as_str(), report.error.is_none())).collect();
-    assert_eq!(shown, [("a", true), ("b", true), ("whole", true), ("nobody", false)], "a is a step of whole");
+    assert_eq!(shown, [("a", true), ("b", true), ("whole", true), ("missing", false)], "a is a step of whole");
     assert!(reports[3].error.as_ref().unwrap().contains("correct --load-model"), "{reports:?}");
     assert!(fixture.registry.get("c", "").is_err());
     // A reload does not load models that do not serve.
@@ -39,8 +39,8 @@ fn named_models_serve_at_the_start_and_others_on_load() {
     assert!(fixture.registry.get("c", "").is_err());
     repository.load("c", None).unwrap();
     assert!(fixture.registry.get("c", "").is_ok());
-    fixture.folder.write("nobody/1/model.onnx", onnx("mlp.onnx"));
-    repository.load("nobody", None).unwrap();
+    fixture.folder.write("missing/1/model.onnx", onnx("mlp.onnx"));
+    repository.load("missing", None).unwrap();
     assert!(fixture.registry.index().iter().all(|row| row.state == "READY"), "{:?}", fixture.registry.index());
 }
 

@@ -42,7 +42,7 @@ fn a_model_is_measured_at_the_shapes_that_are_declared_or_sampled() {
 }
 
 #[test]
-fn sizes_that_nobody_gives_are_guessed_and_said() {
+fn sizes_that_are_not_given_are_guessed_and_reported() {
     let report = measured("double.onnx", "", "");
     assert_eq!((report.error.as_ref(), origin(&report)), (None, "measured"));
     assert_eq!(report.measured_at.as_deref(), Some("x [1, 64]"));

@@ -75,7 +75,7 @@ fn a_configuration_stands_for_the_repositorys_own_until_the_model_is_loaded_agai
     assert!(repository.reload().unwrap().is_empty(), "it goes on as it was loaded");
     repository.load("own", None).unwrap();
     assert_eq!(seen(""), ("3".to_owned(), 3));
-    for (name, words) in [("nobody", "is not found"), ("single", "bring it along")] {
+    for (name, words) in [("missing", "is not found"), ("single", "bring it along")] {
         let error = repository.load(name, Some(&upload(Some("{}"), &[]))).unwrap_err();
         assert!(error.contains(words), "{error}");
     }

@@ -410,7 +410,7 @@ fn max_queue(_: &Field, case: &RuleInput<'_>) -> FieldVerdict {
 fn instance_count(_: &Field, case: &RuleInput<'_>) -> FieldVerdict {
     match instances(case.config) {
         Some(count) => verdict(Mapped, format!("instances = {count}")),
-        None => verdict(NotNeeded, "as many batches run at once as the server has --devices"),
+        None => verdict(NotNeeded, "as many batches run concurrently as the server has --devices"),
     }
 }
 

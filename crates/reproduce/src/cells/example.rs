@@ -16,7 +16,7 @@ use ripieno_sim::{Arrival, Trace, World};
 pub(super) const FIGURE_5: ExperimentItem = ExperimentItem {
     id: "batchmaker/figure5",
     title: "Figure 5: eight requests in batches of four",
-    says: "Merged, r1 to r4 end at 5 and r5 to r8 at 12; cell by cell r1 leaves at 2, r5 joins at once, r2 and r3 leave at 3.",
+    says: "Merged, r1 to r4 end at 5 and r5 to r8 at 12; cell by cell r1 leaves at 2, r5 joins immediately, r2 and r3 leave at 3.",
     run: |_| report(0, SOURCE, false),
 };
 

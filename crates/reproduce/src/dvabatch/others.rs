@@ -11,7 +11,7 @@ use ripieno_report::plot::{Bar, Content, Figure, Look, Panel};
 pub(super) const LAZY: ExperimentItem = ExperimentItem {
     id: "dvabatch/lazy",
     title: "Section 8.2: DVABatch against LazyBatching",
-    says: "Cut into operators and with stretch alone, DVABatch is LazyBatching on VGG19 and ResNet152; so many stages cost much, so \
+    says: "Cut into operators and with stretch alone, DVABatch is LazyBatching on VGG19 and ResNet152; these many stages cost much, so \
            that DVABatch in four is ahead. It gives no numbers.",
     run: lazy,
 };

@@ -1,9 +1,14 @@
 //! Dispatch of tasks to devices, and completion of their results.
 //!
+//! # Queued steps
+//!
 //! A lane of a device runs its tasks in the order of their starts. A policy may queue several tasks
-//! on a lane, so that the lane never waits for a decision. So a request may end while further steps
-//! of it are queued. The request is answered immediately. Its queued steps still run, report
-//! nothing, and count as waste.
+//! on a lane, so that the lane never waits for a decision.
+//!
+//! A request may therefore end while further steps of it are queued. The request is answered
+//! immediately. Its queued steps still run, report nothing, and count as waste.
+//!
+//! # Lost devices
 //!
 //! A lost device is removed immediately, with all its tasks. Later results of the device are
 //! ignored.
@@ -155,7 +160,7 @@ impl Dispatcher {
     }
 
     /// Returns the number of batches that the serving devices run side by side at most.
-    pub(crate) fn batches_at_once(&self) -> usize {
+    pub(crate) fn concurrent_batches(&self) -> usize {
         self.slots.serving() * self.lanes
     }
 

@@ -123,7 +123,7 @@ impl CapacityLimits {
         if nodes > self.max_nodes {
             let bound = self.max_nodes;
             return Err(Failure::Invalid(format!(
-                "a graph of {nodes} nodes; the server takes at most {bound} at once"
+                "a graph of {nodes} nodes; the server takes at most {bound} at a time"
             )));
         }
         if !try_reserve(&model.live, parts, model.min_queue()) {

@@ -136,7 +136,7 @@ mod tests {
             alone
         };
         for _ in 0..100 {
-            assert_eq!(send(s(1), 12, 1), 0, "one in twelve is told apart more cheaply");
+            assert_eq!(send(s(1), 12, 1), 0, "one in twelve is distinguished more cheaply");
         }
         assert_eq!((0..100).map(|_| send(s(200), 12, 6)).max(), Some(12));
         assert_eq!(send(s(200), 12, 6), 12);

@@ -36,17 +36,17 @@ impl SchedulerLoop {
     /// Returns the time that the call of this part needs even on idle devices, if that is more than
     /// its limit and the costs of its shape are known.
     fn needs_too_long(&mut self, slot: RequestSlot) -> Option<Nanos> {
-        let (at_once, (_, call, _)) = (self.dispatcher.batches_at_once(), self.jobs.owner(slot));
+        let (concurrent, (_, call, _)) = (self.dispatcher.concurrent_batches(), self.jobs.owner(slot));
         let known = self.models[call.id.index()].as_ref().expect("a model stays while its requests live");
         let is_known = known.shapes.as_ref().is_none_or(|shapes| shapes.is_cost_known(call.class.shape));
-        let needed = shortest_time(known.calibration.model(), &call.parts, call.class.cost, at_once);
+        let needed = shortest_time(known.calibration.model(), &call.parts, call.class.cost, concurrent);
         (is_known && needed > call.deadline - call.arrived).then_some(needed)
     }
 }
 
-/// Returns a lower bound on the time of a call of these parts on devices that run `at_once` batches
-/// side by side.
-fn shortest_time(model: &Model, parts: &[JobPart], cost: CostScale, at_once: usize) -> Nanos {
+/// Returns a lower bound on the time of a call of these parts on devices that run `concurrent`
+/// batches side by side.
+fn shortest_time(model: &Model, parts: &[JobPart], cost: CostScale, concurrent: usize) -> Nanos {
     let block = &model.blocks[0];
     let alone = |part: &JobPart| {
         let extent = part.entry.extent;
@@ -56,7 +56,7 @@ fn shortest_time(model: &Model, parts: &[JobPart], cost: CostScale, at_once: usi
     let longest = parts.iter().map(alone).max().unwrap_or(Nanos::ZERO);
     let full = parts.iter().filter(|part| part.rows == model.max_batch);
     let (count, each) = (full.clone().count(), full.map(alone).min().unwrap_or(Nanos::ZERO));
-    longest.max(each * count.div_ceil(at_once.max(1)) as i64)
+    longest.max(each * count.div_ceil(concurrent.max(1)) as i64)
 }
 
 #[cfg(test)]
@@ -70,9 +70,9 @@ mod tests {
     fn a_call_needs_its_full_batches_in_turn_and_its_longest_part() {
         let model = served(8, 8).model;
         let part = |rows: &usize| JobPart::new(*rows, RequestEntry::new(Payload::Here([].into()), Extent::ONE));
-        let bound = |rows: &[usize], at_once| {
+        let bound = |rows: &[usize], concurrent| {
             let parts: Vec<JobPart> = rows.iter().map(part).collect();
-            shortest_time(&model, &parts, CostScale::PROFILED, at_once)
+            shortest_time(&model, &parts, CostScale::PROFILED, concurrent)
         };
         let ms = Nanos::from_millis;
         assert_eq!((bound(&[3], 1), bound(&[3], 4)), (ms(4), ms(4)));

@@ -434,7 +434,7 @@ in_one_piece_and_in_shards! {
         };
         // More than a slow machine adds, but little enough that it still gets tasks.
         executor.device(1).slow(Duration::from_millis(12));
-        ask_until("is told apart", &|[first, second]| first == 100 && second > 150);
+        ask_until("is distinguished", &|[first, second]| first == 100 && second > 150);
         executor.device(1).slow(Duration::ZERO);
         ask_until("recovers", &|percents| percents == [100; 2]);
     }

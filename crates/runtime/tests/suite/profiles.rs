@@ -81,7 +81,7 @@ fn a_profile_by_which_every_request_is_hopeless_is_found_out() {
 }
 
 #[test]
-fn a_call_that_needs_longer_than_its_limit_on_idle_devices_is_told_so() {
+fn a_call_that_needs_longer_than_its_limit_on_idle_devices_learns_it() {
     let executor: Arc<dyn Executor> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()));
     let engine = start("deferred", &executor);
     let served = emulated(&executor, Profile::linear(0.1, 2.0, 8).unwrap(), Nanos::from_millis(1_000));

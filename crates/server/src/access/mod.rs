@@ -130,19 +130,25 @@ impl Access {
                 continue;
             }
             if self.tokens.is_none() {
-                tracing::warn!("{purpose} on {address}: whoever reaches it is served; --tokens asks for tokens");
+                tracing::warn!(
+                    "{purpose} on {address}: any client that reaches it is served; --tokens asks for tokens"
+                );
             } else if self.tls.as_ref().is_none_or(|tls| !tls.covers(*purpose == "metrics")) {
                 tracing::warn!(
                     "{purpose} on {address}: tokens travel unencrypted; --tls-cert and --tls-key change that"
                 );
             }
             if self.config.admin == Admin::On && *purpose != "metrics" {
-                let who = if self.tokens.is_some() { "whoever has a token for admin" } else { "whoever reaches it" };
+                let who = if self.tokens.is_some() {
+                    "any client with a token for admin"
+                } else {
+                    "any client that reaches it"
+                };
                 tracing::warn!("{purpose} on {address}: --admin on: {who} can change models and devices");
             }
             if self.config.shared_memory == SharedMemory::On && *purpose != "metrics" {
                 tracing::warn!(
-                    "{purpose} on {address}: --shared-memory on: whoever may infer reads and writes this machine's shared memory"
+                    "{purpose} on {address}: --shared-memory on: any client that may infer reads and writes this machine's shared memory"
                 );
             }
         }

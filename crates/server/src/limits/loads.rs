@@ -25,7 +25,7 @@ type WaitingChanges = BTreeMap<(String, RepositoryChange), Weak<watch::Sender<Op
 
 pub(crate) struct RepositoryChanges {
     repository: Arc<dyn Repository>,
-    at_once: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     /// Runtime that runs the changes; `None` uses the caller's.
     runs_on: Option<Handle>,
     /// Queued changes.
@@ -35,9 +35,9 @@ pub(crate) struct RepositoryChanges {
 }
 
 impl RepositoryChanges {
-    pub(crate) fn new(repository: Arc<dyn Repository>, at_once: usize, runs_on: Option<Handle>) -> RepositoryChanges {
-        let at_once = Arc::new(Semaphore::new(at_once.max(1)));
-        RepositoryChanges { repository, at_once, runs_on, waiting: Arc::default(), models: Mutex::default() }
+    pub(crate) fn new(repository: Arc<dyn Repository>, permits: usize, runs_on: Option<Handle>) -> RepositoryChanges {
+        let permits = Arc::new(Semaphore::new(permits.max(1)));
+        RepositoryChanges { repository, permits, runs_on, waiting: Arc::default(), models: Mutex::default() }
     }
 
     /// Applies a change, or joins an identical queued one. When all waiting clients have left, a
@@ -55,7 +55,7 @@ impl RepositoryChanges {
         &self,
         work: impl FnOnce(&dyn Repository) -> T + Send + 'static,
     ) -> Result<T, Problem> {
-        let permit = self.at_once.clone().acquire_owned().await;
+        let permit = self.permits.clone().acquire_owned().await;
         let repository = self.repository.clone();
         let done = tokio::task::spawn_blocking(move || {
             let _turn = permit;
@@ -69,7 +69,7 @@ impl RepositoryChanges {
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Problem> {
-        let permit = self.at_once.clone().acquire_owned().await;
+        let permit = self.permits.clone().acquire_owned().await;
         let runs_on = self.runs_on.clone().unwrap_or_else(Handle::current);
         let done = runs_on.spawn_blocking(move || {
             let _turn = permit;
@@ -88,11 +88,11 @@ impl RepositoryChanges {
         let sender = Arc::new(sender);
         waiting.insert(key.clone(), Arc::downgrade(&sender));
         drop(waiting);
-        let (model, at_once) = (self.model(&key.0), self.at_once.clone());
+        let (model, permits) = (self.model(&key.0), self.permits.clone());
         let (repository, waiting) = (self.repository.clone(), self.waiting.clone());
         let runs_on = self.runs_on.clone().unwrap_or_else(Handle::current);
         runs_on.spawn(async move {
-            let permit = async { (model.acquire_owned().await, at_once.acquire_owned().await) };
+            let permit = async { (model.acquire_owned().await, permits.acquire_owned().await) };
             tokio::pin!(permit);
             let permit = loop {
                 tokio::select! {
@@ -195,10 +195,10 @@ mod tests {
         }
     }
 
-    fn gated(at_once: usize) -> (Arc<RepositoryChanges>, Receiver<String>, Arc<Gate>) {
+    fn gated(permits: usize) -> (Arc<RepositoryChanges>, Receiver<String>, Arc<Gate>) {
         let ((begun, told), gate) = (channel(), Arc::new(Gate::default()));
         let repository = Arc::new(Gated { begun: Mutex::new(begun), gate: gate.clone() });
-        (Arc::new(RepositoryChanges::new(repository, at_once, None)), told, gate)
+        (Arc::new(RepositoryChanges::new(repository, permits, None)), told, gate)
     }
 
     fn ask(loads: &Arc<RepositoryChanges>, model: &str) -> tokio::task::JoinHandle<Result<ChangeOutcome, Problem>> {
@@ -239,17 +239,17 @@ mod tests {
         until(|| loads.waiting.lock().is_empty()).await;
         gate.end("m");
         assert_eq!(sharing.into_iter().next().unwrap().await.unwrap(), Ok(Ok(())));
-        assert!(begun.try_recv().is_err(), "a load that nobody waits for began");
+        assert!(begun.try_recv().is_err(), "a load that no call waits for began");
     }
 
     #[tokio::test]
-    async fn few_models_are_loaded_at_once() {
+    async fn few_models_are_loaded_concurrently() {
         let (loads, begun, gate) = gated(2);
         let calls: Vec<_> = (0..5).map(|at| ask(&loads, &format!("m{at}"))).collect();
         for _ in 0..2 {
             until(|| begun.try_recv().is_ok()).await;
         }
-        until(|| loads.at_once.available_permits() == 0).await;
+        until(|| loads.permits.available_permits() == 0).await;
         assert!(begun.try_recv().is_err());
         for at in 0..5 {
             gate.end(&format!("m{at}"));

@@ -42,7 +42,7 @@ impl Drop for Scratch {
 /// Credentials of a client, and their scopes; `None` if they are invalid.
 const CREDENTIALS: [(&str, Option<&[&str]>); 7] = [
     ("", None),
-    ("a-token-that-nobody-gave", None),
+    ("a-token-that-was-not-given", None),
     ("the-token-that-expired-long-ago", None),
     ("the-token-for-inference", Some(&["infer"])),
     ("the-token-for-administration", Some(&["admin"])),
@@ -261,7 +261,7 @@ async fn without_a_token_health_does_not_tell_which_models_there_are() {
     let file = Scratch::new(&tokens());
     let server = guarded(&file, false).await;
     let mut client = HealthClient::new(server.channel().await);
-    for service in ["simple", "nobody"] {
+    for service in ["simple", "absent"] {
         let mut call = tonic::Request::new(HealthCheckRequest { service: service.into() });
         assert_eq!(client.check(call).await.unwrap_err().code(), Code::Unauthenticated);
         let watched = client.watch(HealthCheckRequest { service: service.into() }).await;
@@ -392,12 +392,12 @@ async fn no_secret_is_logged_even_when_everything_is() {
     for (token, _) in CREDENTIALS {
         for headers in headers_of(token) {
             let borrowed: Vec<_> = headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
-            ask(&server, "GET", "/v2/models/nobody", &borrowed).await;
+            ask(&server, "GET", "/v2/models/absent", &borrowed).await;
             call(&server, "inference.GRPCInferenceService/ModelMetadata", &headers).await;
         }
     }
     let log = String::from_utf8_lossy(&log.0.lock().unwrap()).into_owned();
-    assert!(log.contains("nobody"), "the log is on");
+    assert!(log.contains("absent"), "the log is on");
     for (token, _) in CREDENTIALS.iter().skip(1) {
         assert!(!log.replace(&format!("{token}.name"), "").contains(token), "{token} is in the log");
     }

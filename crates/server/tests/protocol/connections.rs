@@ -278,7 +278,7 @@ async fn an_error_before_the_body_was_read_reaches_its_client() {
     let size = 8 << 20;
     for (path, wanted) in [
         ("/v2/nowhere", "HTTP/1.1 404"),
-        ("/v2/models/nobody/infer", "HTTP/1.1 404"),
+        ("/v2/models/missing/infer", "HTTP/1.1 404"),
         ("/v2/health/live", "HTTP/1.1 405"),
         ("/v2/models/simple/infer", "HTTP/1.1 413"),
     ] {

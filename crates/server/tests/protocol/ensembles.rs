@@ -215,7 +215,7 @@ async fn what_does_not_fit_together_is_said_with_the_step() {
     let whole = |steps: &[String]| ensemble(steps, &[first], &[second], "");
     let right = chain(&[("x", "IN")], &[("h", "H")]);
     let cases = [
-        ("absent", whole(&[step("nobody", &[], &[])]), "step[0]: Request for unknown model: 'nobody' is not found"),
+        ("absent", whole(&[step("nowhere", &[], &[])]), "step[0]: Request for unknown model: 'nowhere' is not found"),
         ("input", whole(&chain(&[("q", "IN")], &[("h", "H")])), "step[0]: model \"mlp_first\" has no input \"q\""),
         ("output", whole(&chain(&[("x", "IN")], &[("q", "H")])), "step[0]: model \"mlp_first\" has no output \"q\""),
         ("unmapped", whole(&chain(&[], &[("h", "H")])), "step[0]: input \"x\" of \"mlp_first\" is not in input_map"),
@@ -269,10 +269,10 @@ async fn scripted_with(
     let (server, backend, events) = scripted(config()).await;
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "e", &ensemble(steps, &[("IN", 2)], outputs, more));
-    struct Nobody;
-    impl ripieno_repository::Host for Nobody {
+    struct NoHost;
+    impl ripieno_repository::Host for NoHost {
         fn load(&self, _: ripieno_runtime::ServedModel) -> Result<ripieno_base::ModelId, String> {
-            Err("there is nobody".to_owned())
+            Err("there is no host".to_owned())
         }
         fn live(&self, _: ripieno_base::ModelId) -> usize {
             0
@@ -281,7 +281,7 @@ async fn scripted_with(
     }
     let target = LoadTarget::new(Arc::new(CpuEngine::new(CpuOptions::default())));
     let (registry, silent) = (server.registry.clone(), Arc::new(|_: &str, _, _| {}));
-    let repository = LiveRepository::new(folder.path().to_owned(), target, registry, Arc::new(Nobody), silent);
+    let repository = LiveRepository::new(folder.path().to_owned(), target, registry, Arc::new(NoHost), silent);
     repository.load("e", None).unwrap();
     (server, backend, events)
 }

@@ -39,7 +39,7 @@ async fn the_header_of_a_gateway_tightens_the_deadline() {
 #[tokio::test]
 async fn a_trace_goes_back_with_every_answer() {
     let server = start().await;
-    for path in ["/v2/models/simple/infer", "/v2/models/nobody/infer"] {
+    for path in ["/v2/models/simple/infer", "/v2/models/missing/infer"] {
         let reply = server.post(path, &[("traceparent", TRACE)], body(json!({}))).await;
         assert_eq!(reply.headers["traceparent"], TRACE);
         let reply = server.post(path, &[("traceparent", "00-made-up")], body(json!({}))).await;
@@ -71,10 +71,10 @@ async fn tritons_clients_get_tritons_statuses_where_they_are_asked_for() {
     }
     let large = vec![b' '; 2 << 20];
     assert_eq!(theirs.post("/v2/models/simple/infer", &[], large).await.status, StatusCode::BAD_REQUEST);
-    let unload = "/v2/repository/models/nobody/unload";
+    let unload = "/v2/repository/models/missing/unload";
     assert_eq!(ours.post(unload, &[], "").await.status, StatusCode::BAD_REQUEST);
     assert_eq!(theirs.post(unload, &[], "").await.status, StatusCode::OK);
-    let unload = RepositoryModelUnloadRequest { model_name: "nobody".into(), ..Default::default() };
+    let unload = RepositoryModelUnloadRequest { model_name: "missing".into(), ..Default::default() };
     assert!(theirs.grpc().await.repository_model_unload(unload.clone()).await.is_ok());
     assert_eq!(ours.grpc().await.repository_model_unload(unload).await.unwrap_err().code(), Code::InvalidArgument);
 }

@@ -59,7 +59,7 @@ async fn describes_server_and_models() {
     let mut client = server.grpc().await;
     assert!(client.server_live(ServerLiveRequest {}).await.unwrap().into_inner().live);
     assert!(client.server_ready(ServerReadyRequest {}).await.unwrap().into_inner().ready);
-    for (name, ready) in [("simple", true), ("broken", false), ("down", false), ("nobody", false)] {
+    for (name, ready) in [("simple", true), ("broken", false), ("down", false), ("missing", false)] {
         let request = ModelReadyRequest { name: name.into(), version: String::new() };
         assert_eq!(client.model_ready(request).await.unwrap().into_inner().ready, ready, "{name}");
     }
@@ -74,9 +74,9 @@ async fn describes_server_and_models() {
     assert!(matches!(config.scheduling_choice, Some(SchedulingChoice::DynamicBatching(_))));
     let stats = client.model_statistics(ModelStatisticsRequest::default()).await.unwrap().into_inner();
     assert!(stats.model_stats.len() > 20 && stats.model_stats[0].inference_stats.is_some());
-    let request = ModelMetadataRequest { name: "nobody".into(), version: String::new() };
+    let request = ModelMetadataRequest { name: "missing".into(), version: String::new() };
     let error = client.model_metadata(request).await.unwrap_err();
-    let message = "Request for unknown model: 'nobody' is not found; models that serve: ";
+    let message = "Request for unknown model: 'missing' is not found; models that serve: ";
     assert!(error.code() == Code::NotFound && error.message().starts_with(message), "{error}");
 }
 
@@ -110,7 +110,7 @@ async fn failures_have_their_codes() {
         ("full", Code::ResourceExhausted),
         ("leaving", Code::Unavailable),
         ("down", Code::Unavailable),
-        ("nobody", Code::NotFound),
+        ("missing", Code::NotFound),
         ("two", Code::InvalidArgument),
     ];
     for (model, code) in cases {
@@ -229,7 +229,7 @@ async fn the_repository_index_load_and_unload_calls_work() {
     let mut many = load.clone();
     many.parameters.extend((0..300).map(|at| (format!("file:1/{at}"), file(&[]))));
     assert!(client.repository_model_load(many).await.unwrap_err().message().contains("more than 256 parameters"));
-    load.model_name = "nobody".into();
+    load.model_name = "missing".into();
     assert_eq!(client.repository_model_load(load).await.unwrap_err().code(), Code::InvalidArgument);
 }
 
@@ -240,7 +240,7 @@ async fn the_standard_health_check_answers() {
     let mut check = async |service: &str| client.check(HealthCheckRequest { service: service.into() }).await;
     assert_eq!(check("").await.unwrap().into_inner().status(), ServingStatus::Serving);
     assert_eq!(check("broken").await.unwrap().into_inner().status(), ServingStatus::NotServing);
-    assert_eq!(check("nobody").await.unwrap_err().code(), Code::NotFound);
+    assert_eq!(check("missing").await.unwrap_err().code(), Code::NotFound);
     let mut watch = client.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
     assert_eq!(watch.message().await.unwrap().unwrap().status(), ServingStatus::Serving);
 }

@@ -28,7 +28,7 @@ async fn health_has_bodies_and_statuses() {
     );
     let model = server.get("/v2/models/simple/versions/1/ready").await;
     assert_eq!((model.status, model.json()), (StatusCode::OK, json!({"name": "simple", "ready": true})));
-    assert_eq!(server.get("/v2/models/nobody/ready").await.status, StatusCode::NOT_FOUND);
+    assert_eq!(server.get("/v2/models/missing/ready").await.status, StatusCode::NOT_FOUND);
 }
 
 #[tokio::test]
@@ -129,7 +129,7 @@ async fn the_repository_index_load_and_unload_calls_work() {
     let gone = server.get("/v2/models/late").await;
     assert_eq!(gone.status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(gone.error(), "Request for unknown model: 'late' has no available versions: unloaded");
-    let unknown = server.post("/v2/repository/models/nobody/load", &[], "").await;
+    let unknown = server.post("/v2/repository/models/missing/load", &[], "").await;
     assert_eq!((unknown.status, unknown.error().contains("no folder")), (StatusCode::BAD_REQUEST, true));
     let odd = server.post("/v2/repository/index", &[], "[").await;
     assert_eq!((odd.status, odd.error().contains("not valid")), (StatusCode::BAD_REQUEST, true));
@@ -171,8 +171,8 @@ async fn unknown_paths_and_methods_get_json_errors() {
     let server = start().await;
     let lost = server.get("/v2/modells/simple").await;
     assert_eq!((lost.status, lost.error().contains("'/v2/modells/simple'")), (StatusCode::NOT_FOUND, true));
-    let unknown = server.get("/v2/models/nobody").await;
-    let message = "Request for unknown model: 'nobody' is not found; models that serve: ";
+    let unknown = server.get("/v2/models/missing").await;
+    let message = "Request for unknown model: 'missing' is not found; models that serve: ";
     assert!(unknown.status == StatusCode::NOT_FOUND && unknown.error().starts_with(message), "{}", unknown.error());
     let version = server.get("/v2/models/simple/versions/7").await;
     assert!(version.error().contains("version 7 is not found; known versions: 1"));

@@ -137,8 +137,10 @@ async fn failures_have_their_statuses() {
          model 'too-long' had 100ms (its slo_ms); one row needs 178ms by its profile on an idle device, and the request has 2; \
          send fewer rows in a request, or raise slo_ms, or write late = \"answer\", in its model.toml"
     );
-    let nobody = server.infer("nobody", &floats()).await;
-    assert!(nobody.status == StatusCode::NOT_FOUND && nobody.error().contains("unknown model: 'nobody' is not found"));
+    let unknown = server.infer("missing", &floats()).await;
+    assert!(
+        unknown.status == StatusCode::NOT_FOUND && unknown.error().contains("unknown model: 'missing' is not found")
+    );
     let full = server.infer("full", &floats()).await;
     assert_eq!((full.status.as_u16(), full.headers["retry-after"].to_str().unwrap()), (429, "2"));
     assert!(full.error().starts_with("Exceeds maximum queue size"));

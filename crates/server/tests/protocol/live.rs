@@ -241,9 +241,9 @@ async fn devices_come_and_go_by_calls() {
     assert_eq!(ready().await, [StatusCode::OK; 3]);
     assert_eq!(call("1/lose").await.status, StatusCode::OK);
     assert_eq!(ready().await, [StatusCode::SERVICE_UNAVAILABLE, StatusCode::SERVICE_UNAVAILABLE, StatusCode::OK]);
-    let nobody = server.infer("quick", &body(1, 0)).await;
+    let refused = server.infer("quick", &body(1, 0)).await;
     assert_eq!(
-        (nobody.status, &nobody.headers["retry-after"]),
+        (refused.status, &refused.headers["retry-after"]),
         (StatusCode::SERVICE_UNAVAILABLE, &"1".parse().unwrap())
     );
     assert_eq!(call("add").await.json(), json!({"id": 0}));

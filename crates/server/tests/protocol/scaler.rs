@@ -37,7 +37,7 @@ async fn keda_receives_the_number_of_devices_that_the_load_needs() {
 #[tokio::test]
 async fn scaler_calls_need_the_metrics_permission() {
     let file =
-        Scratch::new("[[token]]\nname = \"any\"\ntoken = \"the-token-of-somebody-else\"\nscopes = [\"infer\"]\n");
+        Scratch::new("[[token]]\nname = \"any\"\ntoken = \"the-token-of-another-server\"\nscopes = [\"infer\"]\n");
     let access = AccessConfig { tokens: Some(TokenSource::File(file.0.clone())), ..AccessConfig::default() };
     let (running, _, _events) = scripted(ServerConfig { access, ..config() }).await;
     let metrics = running.addresses.metrics.unwrap();

@@ -128,7 +128,7 @@ async fn a_connection_that_begins_during_the_shutdown_is_notified() {
     server.grpc().await.server_live(live).await.unwrap();
     server.stop.take().unwrap().send(()).unwrap();
     let calls = async { while client.server_live(live).await.is_ok() {} };
-    tokio::time::timeout(PATIENCE, calls).await.expect("it is told that the connection ends");
+    tokio::time::timeout(PATIENCE, calls).await.expect("it learns that the connection ends");
     assert!(tokio::time::timeout(PATIENCE, server.done).await.unwrap().unwrap());
 }
 
@@ -184,7 +184,7 @@ async fn what_does_not_end_in_time_is_withdrawn() {
 }
 
 #[tokio::test]
-async fn an_idle_server_goes_down_at_once() {
+async fn an_idle_server_goes_down_immediately() {
     let (mut server, _backend, _events) = scripted(config()).await;
     assert_eq!(server.get("/v2/health/live").await.status, StatusCode::OK);
     let mut client = server.grpc().await;

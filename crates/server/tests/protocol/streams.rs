@@ -129,7 +129,7 @@ async fn failures_have_a_status_before_the_first_event_and_are_one_after_it() {
     let error = events[2]["error"].as_str().unwrap();
     assert!(events.len() == 3 && error.starts_with("Request timeout expired; model 'broken-off' had 100ms"), "{error}");
     let cases = [
-        ("nobody", r#"{"x":[1,2]}"#, StatusCode::NOT_FOUND, "unknown model"),
+        ("missing", r#"{"x":[1,2]}"#, StatusCode::NOT_FOUND, "unknown model"),
         ("simple", r#"{"x":[1,2"#, StatusCode::BAD_REQUEST, "not valid"),
         ("simple", r#"{"x":[1,2,3]}"#, StatusCode::BAD_REQUEST, "must have shape [-1, 2], got [1, 3]"),
         ("simple", r#"{"w":[1,2]}"#, StatusCode::BAD_REQUEST, "key 'w' is no input of model 'simple'"),

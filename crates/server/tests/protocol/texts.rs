@@ -112,7 +112,7 @@ async fn text_models_are_listed_and_errors_use_openais_format() {
     let long = "the ".repeat(40);
     let many = vec!["a"; 2049];
     for (path, body, status, needle) in [
-        ("embeddings", json!({"model": "nobody", "input": "a"}), 404, "unknown model"),
+        ("embeddings", json!({"model": "missing", "input": "a"}), 404, "unknown model"),
         ("embeddings", json!({"model": "half", "input": "a"}), 400, "reads no text"),
         ("embeddings", json!({"model": "classifier", "input": "a"}), 400, "ask /v1/classify"),
         ("embeddings", json!({"model": "encoder", "input": ["a", long]}), 400, "text 1: it has more than 32 tokens"),
@@ -179,7 +179,7 @@ async fn calls_that_name_no_model_reach_the_only_one_of_their_task() {
     assert_eq!(many[0][0]["label"], classes[0]["label"]);
 
     for (path, body, status, needle) in [
-        ("/embed?model=nobody", json!({"inputs": "a"}), 404, "unknown model"),
+        ("/embed?model=missing", json!({"inputs": "a"}), 404, "unknown model"),
         ("/embed?model=ranker", json!({"inputs": "a"}), 400, "ask /v1/rerank"),
         ("/embed", json!({"inputs": "a", "normalize": false}), 400, "of length one by its configuration"),
         ("/rerank", json!({"query": "a", "texts": ["b"], "raw_scores": true}), 400, "probabilities only"),

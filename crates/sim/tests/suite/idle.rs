@@ -63,7 +63,7 @@ fn run(policy: &str, text: &str, setup: &Setup, arrivals: &[Arrival], jitter: (J
 /// then requests of the quiet model, one at a time: 50 ms after the last batch of the burst, and
 /// later.
 #[test]
-fn after_a_burst_on_another_model_a_lone_request_starts_at_once() {
+fn after_a_burst_on_another_model_a_lone_request_starts_immediately() {
     for devices in [1, 2, 4] {
         let setup = setup(devices);
         let count = 1_200 * devices as i64;
@@ -82,7 +82,7 @@ fn after_a_burst_on_another_model_a_lone_request_starts_at_once() {
 /// The same after the model's own burst: arrivals of the last seconds say nothing about future
 /// ones.
 #[test]
-fn after_a_burst_on_its_own_model_a_lone_request_starts_at_once() {
+fn after_a_burst_on_its_own_model_a_lone_request_starts_immediately() {
     for &(policy, text) in PROMPT {
         let setup = setup(2);
         let mut arrivals: Vec<_> = (0..800).map(|index| arrival(index / 4, 0)).collect();

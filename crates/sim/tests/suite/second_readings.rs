@@ -302,9 +302,9 @@ fn lazy_batching(case: &Case) -> Log {
         };
         for count in 1..=room.min(queue.len()) {
             let together = held.len() + count;
-            let nobody_is_late = held.iter().all(|&request| slack(request, issued[request], together).0 >= 0)
+            let no_request_is_late = held.iter().all(|&request| slack(request, issued[request], together).0 >= 0)
                 && queue.iter().take(count).all(|&request| slack(request, now, together).0 >= 0);
-            if !held.is_empty() && !nobody_is_late {
+            if !held.is_empty() && !no_request_is_late {
                 break;
             }
             joining = count;

@@ -34,7 +34,7 @@ fn check(models: Vec<Model>, arrivals: &[(i64, u16)], expected: Expect) {
 }
 
 #[test]
-fn an_idle_device_starts_at_once_and_the_next_batch_holds_all_that_came() {
+fn an_idle_device_starts_immediately_and_the_next_batch_holds_all_that_came() {
     check(
         vec![model("m", 1.0, 5.0, 40)],
         &[(0, 0), (1, 0), (2, 0), (3, 0)],

@@ -10,7 +10,7 @@ use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, Scenario, Trace, World, simulate};
 
 #[test]
-fn a_batch_that_cannot_grow_starts_at_once() {
+fn a_batch_that_cannot_grow_starts_immediately() {
     let model = Model::whole("m", Profile::linear(1.0, 5.0, 8).unwrap(), Nanos::from_millis(1_000));
     let limits = Limits { requests: 8, models: 1, devices: 1, lanes: 1, depth: 1, batch: 8, nodes: 0 };
     let setup = Setup { models: vec![model], devices: 1, limits };

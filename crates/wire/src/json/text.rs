@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     fn input(text: &str) -> Result<TextInput, String> {
-        let body = format!(r#"{{"model": "m", "input": {text}, "user": "somebody", "encoding_format": "base64"}}"#);
+        let body = format!(r#"{{"model": "m", "input": {text}, "user": "someone", "encoding_format": "base64"}}"#);
         let body: Result<EmbeddingsBody, _> = serde_json::from_str(&body);
         body.map(|body| body.input).map_err(|error| error.to_string())
     }

@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_commands_and_whether_two_do_is_seen_from_what_was_obeyed() {
+    fn the_leader_and_a_second_one_are_seen_from_the_followed_orders() {
         let mut orders = OrderLog::default();
         for line in ["5 0 1 1 a claim", "6 1 1 2 a claim", "7 0 1 1 a batch", "9 0 2 1 b claim"] {
             orders.take(0, line).unwrap();

@@ -24,7 +24,7 @@ impl Recovery {
 
     /// Checks at the deadline that there is one primary, and that it commands all backends.
     pub(crate) fn due(&self, now: Time, primaries: usize, commanded: usize, backends: usize) {
-        assert_eq!(primaries, 1, "at {now:?} so many primaries");
-        assert_eq!(commanded, backends, "at {now:?} the primary commands so many backends");
+        assert_eq!(primaries, 1, "primaries at {now:?}");
+        assert_eq!(commanded, backends, "backends that the primary commands at {now:?}");
     }
 }

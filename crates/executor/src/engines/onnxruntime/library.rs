@@ -121,14 +121,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_library_in_the_package_is_told_from_its_neighbours() {
+    fn the_library_in_the_package_is_distinguished_from_its_neighbours() {
         let is = |name: &str| is_library(&Path::new("capi").join(name));
         assert!(is("libonnxruntime.so.1.31.1") && is("libonnxruntime.1.31.1.dylib") && is("onnxruntime.dll"));
         assert!(!is("libonnxruntime_providers_shared.so") && !is("onnxruntime_pybind11_state.so"));
     }
 
     #[test]
-    fn builds_are_told_apart_by_their_commit() {
+    fn builds_are_distinguished_by_their_commit() {
         let info = "ORT Build Info: git-branch=HEAD, git-commit-id=26250ae, build type=Release";
         assert_eq!(version(Path::new("lib/libonnxruntime.so.1"), info), "26250ae");
         assert_eq!(version(Path::new("lib/libonnxruntime.so.1"), "unknown"), "libonnxruntime.so.1");

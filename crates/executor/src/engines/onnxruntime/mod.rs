@@ -469,7 +469,7 @@ mod tests {
         assert_eq!(
             pool.state.lock().made,
             3,
-            "two at once on the device of three lanes and two threads, one on the other"
+            "two concurrently on the device of three lanes and two threads, one on the other"
         );
         drop(wide);
         let (first, second) = (pool.acquire(), pool.acquire());

@@ -81,7 +81,7 @@ enum Then {
 #[derive(Debug, Default)]
 struct Seen {
     states: usize,
-    most_at_once: usize,
+    most_working: usize,
     /// Whether newcomers were merged, or an executor had to wait for the pair of its item, while
     /// others worked.
     merged_beside: bool,
@@ -297,7 +297,7 @@ fn search(config: Config) -> Result<Seen, String> {
     let mut known = BTreeSet::from([digest(&start)]);
     let mut border = vec![start];
     while let Some(state) = border.pop() {
-        seen.most_at_once = seen.most_at_once.max(state.working.len());
+        seen.most_working = seen.most_working.max(state.working.len());
         seen.merged_beside |= state.working.len() > 1 && state.working.iter().any(|(_, work)| work.merged.is_some());
         let waits = |(stage, work): &(usize, Work)| !state.machine.is_ready(*stage, work.pair, work.merged);
         seen.checked_in_vain |= !state.working.is_empty() && state.checking.iter().any(waits);
@@ -323,7 +323,7 @@ fn with_one_pair_stages_work_one_after_the_other() {
     for (stages, batches) in [(1, 4), (2, 4), (3, 4), (4, 4)] {
         for width in 1..=2 {
             let seen = search(config(stages, 1, width, batches)).unwrap();
-            assert_eq!(seen.most_at_once, 1, "{stages} stages: {seen:?}");
+            assert_eq!(seen.most_working, 1, "{stages} stages: {seen:?}");
         }
     }
 }
@@ -334,7 +334,7 @@ fn with_more_pairs_stages_work_side_by_side_and_nothing_is_lost() {
     let mut all = Seen::default();
     for (stages, pairs, width, batches) in cases {
         let seen = search(config(stages, pairs, width, batches)).unwrap();
-        assert!(seen.most_at_once >= 2, "{stages} stages, {pairs} pairs: {seen:?}");
+        assert!(seen.most_working >= 2, "{stages} stages, {pairs} pairs: {seen:?}");
         all.merged_beside |= seen.merged_beside;
         all.checked_in_vain |= seen.checked_in_vain;
     }
@@ -345,7 +345,7 @@ fn with_more_pairs_stages_work_side_by_side_and_nothing_is_lost() {
 fn executors_that_share_a_stage_keep_the_rules() {
     for (stages, pairs, batches) in [(1, 2, 3), (2, 2, 3), (3, 2, 2), (2, 3, 3)] {
         let seen = search(config(stages, pairs, 2, batches)).unwrap();
-        assert!(seen.most_at_once >= 2, "{stages} stages, {pairs} pairs: {seen:?}");
+        assert!(seen.most_working >= 2, "{stages} stages, {pairs} pairs: {seen:?}");
     }
 }
 

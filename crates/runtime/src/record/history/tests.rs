@@ -109,7 +109,7 @@ fn the_first_batches_after_a_load_are_cold_if_later_ones_are_not() {
 }
 
 #[test]
-fn other_work_idle_devices_and_a_silent_scheduler_are_told_apart() {
+fn other_work_idle_devices_and_a_silent_scheduler_are_distinguished() {
     // The device runs the other model as long as it should, and too long for this one.
     let mut script = Script::new();
     script.heartbeat(1, 2);

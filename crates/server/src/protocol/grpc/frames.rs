@@ -198,7 +198,7 @@ pub(super) fn encode(
 ) -> Result<Bytes, Problem> {
     let mut bytes = grpc::encode_message(message, HEAD_BYTES);
     let length = u32::try_from(bytes.len() - HEAD_BYTES).map_err(|_| {
-        Problem::new(ProblemKind::TooLarge, "the answer is larger than 4 GiB; ask for fewer rows at once")
+        Problem::new(ProblemKind::TooLarge, "the answer is larger than 4 GiB; ask for fewer rows per request")
     })?;
     bytes[1..HEAD_BYTES].copy_from_slice(&length.to_be_bytes());
     room.resize(bytes.len())?;

@@ -75,7 +75,7 @@ impl health_server::Health for Health {
         let permits = [Some(self.watches.clone()), of_connection].into_iter().flatten();
         let permits: Result<Vec<_>, _> = permits.map(Semaphore::try_acquire_owned).collect();
         let permits = permits.map_err(|_| {
-            Status::resource_exhausted("too many services are watched at once; ask with Check, or watch fewer")
+            Status::resource_exhausted("too many services are watched at a time; ask with Check, or watch fewer")
         })?;
         let (state, service) = (self.state.clone(), call.into_inner().service);
         let (send, receive) = mpsc::channel(1);

@@ -65,7 +65,7 @@ fn encoding(headers: &HeaderMap) -> Result<Encoding, Problem> {
 pub(crate) fn too_large(state: &ServerState) -> Problem {
     Problem::new(
         ProblemKind::TooLarge,
-        format!("the request is larger than {} bytes; send fewer rows at once", state.config.max_body_bytes),
+        format!("the request is larger than {} bytes; send fewer rows per request", state.config.max_body_bytes),
     )
 }
 

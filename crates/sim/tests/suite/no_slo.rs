@@ -21,10 +21,10 @@ fn lost(policy: &str) -> (f64, f64) {
 }
 
 #[test]
-fn lateness_that_is_nobodys_concern_takes_no_share_from_others() {
+fn lateness_without_an_slo_takes_no_share_from_others() {
     for policy in ["unified", "cellular", "dva", "lazy", "delay-batch"] {
         let (heavy, light) = lost(policy);
-        println!("unsaid   {policy:12} heavy loses {heavy:.3}, light {light:.3}");
+        println!("no_slo   {policy:12} heavy loses {heavy:.3}, light {light:.3}");
         assert!(heavy > 0.5, "{policy}: what cannot be done is refused: {heavy:.3}");
         assert!(light < 0.15, "{policy}: {light:.3}");
     }
@@ -125,7 +125,7 @@ fn without_an_slo_answers_come_in_the_order_of_arrival_and_a_light_neighbour_wai
         ("dva", "buffers=1"),
     ] {
         let Answers { order, longest: [heavy, light], refused } = answers(policy, text);
-        println!("unsaid   {policy:12} {text:22} heavy at most {heavy:?}, light {light:?}");
+        println!("no_slo   {policy:12} {text:22} heavy at most {heavy:?}, light {light:?}");
         assert_eq!((order.len(), refused), (220, 0), "{policy}");
         assert!(order.is_sorted(), "{policy}: an earlier request is answered later");
         // 220 rows of 20 to 23 ms in 4 s.
