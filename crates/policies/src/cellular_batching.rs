@@ -100,7 +100,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         return Err(knobs.too_many(MAX_TASKS.name, requested, setup.limits.depth));
     }
     let join = match knobs.flag(EARLY_START.name, true)? {
-        true => Join::AtOnce,
+        true => Join::NextTask,
         false => Join::InSets { width: None },
     };
     let leave = match leaves_early(knobs)? {

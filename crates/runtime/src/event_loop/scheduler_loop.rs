@@ -1,15 +1,24 @@
 //! The event loop of a scheduler. It owns the scheduler, the live requests, their timers and the
 //! devices.
 //!
-//! One thread at a time uses this state, because every request and every decision changes it. Each
-//! turn reads the clock once. At that instant the core receives the mail, the expired requests and
-//! the withdrawals. Then the core decides, and the loop performs the decisions. A turn reads at
-//! most [`MAILS_A_TURN`] messages, so timers are checked often under any load.
-//! `scheduler_thread.rs` determines which thread takes a turn and when. A server may have several
-//! loops. Each loop then has its own models and uses devices that were granted to it
-//! (docs/internals/adr/0023).
+//! # Why one thread at a time
 //!
-//! Invariants:
+//! Every request and every decision changes this state. `scheduler_thread.rs` determines which
+//! thread takes a turn and when.
+//!
+//! # A turn
+//!
+//! Each turn reads the clock once. At that instant the core receives the mail, the expired requests
+//! and the withdrawals. Then the core decides, and the loop performs the decisions.
+//!
+//! A turn reads at most [`MAILS_A_TURN`] messages, so timers are checked often under any load.
+//!
+//! # Several loops
+//!
+//! A server may have several loops. Each loop then has its own models and uses devices that were
+//! granted to it (docs/internals/adr/0023).
+//!
+//! # Invariants
 //!
 //! * The outbox is performed completely before the next input.
 //! * A client is answered at most once, by the type of its

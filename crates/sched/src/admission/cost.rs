@@ -11,14 +11,16 @@ const MEMORY: u64 = 256;
 /// The costs of a model.
 #[derive(Debug)]
 pub(super) struct RequestCosts {
+    /// The model.
     model: Box<Model>,
     /// Per block, the batch size in which its work is estimated: the largest that fits into the
     /// SLO; of cells, the profile's preferred one.
     batches: Vec<usize>,
     /// The share of rows that run each block of a chain.
     reach: Reach,
-    /// Steps of blocks that run until their end, and the number of requests that took them.
+    /// Steps of blocks that run until their end.
     steps: u64,
+    /// Number of requests that took these steps.
     requests: u64,
 }
 

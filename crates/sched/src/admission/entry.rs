@@ -9,12 +9,17 @@ use ripieno_model::{DropRule, Model};
 /// State of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AdmittedRequest {
+    /// Model of the request.
     pub(super) model: ModelId,
+    /// Flow of the request: the model's number times [`CLIENTS`], plus the client's.
     pub(super) flow: u32,
     /// Device time in full batches.
     pub(super) work: i64,
+    /// Time of arrival.
     pub(super) entered: Time,
+    /// Deadline of the request.
     pub(super) deadline: Time,
+    /// State of the request.
     pub(super) state: AdmissionState,
     /// True if the request could not be in time from the start.
     pub(super) hopeless: bool,
@@ -44,14 +49,17 @@ pub(super) const ABSENT: AdmittedRequest = AdmittedRequest {
 /// A model and its requests in the policy.
 #[derive(Debug)]
 pub(super) struct AdmittedModel {
+    /// Costs of the model's requests.
     pub(super) costs: RequestCosts,
+    /// Drop rule of the model; `None` for the policy's default.
     drop: Option<DropRule>,
-    /// Work of its requests in the policy, of each client and in total.
+    /// Work of the model's requests in the policy, by client.
     by_client: Box<[i64]>,
+    /// Work of the model's requests in the policy, in total.
     pub(super) work: i64,
     /// Number of clients with requests in the policy.
     pub(super) clients: i64,
-    /// Part of the SLO that its queue may last.
+    /// Part of the SLO that the queue may last.
     pub(super) queue_part: QueuePart,
 }
 

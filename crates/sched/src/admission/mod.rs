@@ -1,10 +1,16 @@
 //! Admission control: bounds the queues of a policy, and isolates models and clients from each
 //! other's load.
 //!
+//! # Why
+//!
 //! A policy decides about the order of execution. Most published policies were measured below
-//! saturation: beyond it their queues grow until every answer is late, and an overloaded model
+//! saturation. Beyond it their queues grow until every answer is late, and an overloaded model
 //! takes the devices from all others. A server therefore puts this state machine in front of its
-//! policy. A request is refused on arrival, for one of two reasons:
+//! policy.
+//!
+//! # Reasons for refusing
+//!
+//! A request is refused on arrival, for one of two reasons:
 //!
 //! * *Its queue is full.* The clients of a model divide equally the work that the devices do within
 //!   its SLO. Under a policy that does not check deadlines, models divide it by weight, too, and
@@ -14,14 +20,21 @@
 //!   requests ([`Why::Share`]). If the client is the only one, the limit is the devices' capacity
 //!   ([`Why::Overload`]): its more urgent requests go first.
 //!
-//! No request is delayed here: an admitted one is passed to the policy in the same instant, so that
-//! below saturation the decisions are the policy's own. The policy never receives a refused
-//! request, unless it has a graph, which the policy has received already: such a request is
-//! withdrawn immediately.
+//! # What always holds
+//!
+//! No request is delayed here. An admitted one is passed to the policy in the same instant, so that
+//! below saturation the decisions are the policy's own.
+//!
+//! The policy never receives a refused request. The exception is a request with a graph, which the
+//! policy has received already: it is withdrawn immediately.
+//!
+//! # Late answers
 //!
 //! With `drop = "never"`, or "expired", a request may be late: it may run while no punctual request
 //! needs the device. It is refused for its share only, or because the work of its model exceeds
 //! half of the tightest SLO of another model in use.
+//!
+//! # Shapes
 //!
 //! Below this layer, `Shapes` separates requests of different shapes.
 
@@ -44,12 +57,17 @@ use utilisation::DeviceUse;
 
 /// A policy behind admission control.
 pub(crate) struct Admission {
+    /// The policy.
     policy: Box<dyn Scheduler>,
     /// Requirements of the policy.
     needs: Needs,
+    /// Models by id.
     models: Vec<Option<AdmittedModel>>,
+    /// Requests by slot.
     entries: Vec<AdmittedRequest>,
+    /// Flows and their shares of the devices.
     shares: Shares,
+    /// The present devices and their use.
     devices: DeviceUse,
     /// The device of each task in flight.
     tasks: Vec<DeviceId>,

@@ -33,20 +33,24 @@ const NONE: u16 = u16::MAX;
 
 /// A policy that sees each shape of a model as a model of its own.
 pub(crate) struct Shapes {
+    /// The policy.
     policy: Box<dyn Scheduler>,
     /// The models as loaded, by id, from which variants are made.
     models: Vec<Option<Box<Model>>>,
     /// The factor in force of each model itself.
     scales: Vec<CostScale>,
+    /// The variants.
     variants: Vec<Variant>,
-    /// The id of the first variant, and the distance to the next: the variants of a shard's models
-    /// belong to the same shard.
+    /// The id of the first variant.
     first: usize,
+    /// Distance between the ids of variants: the variants of a shard's models belong to the same
+    /// shard.
     step: usize,
     /// Number of variants in use, loaded or leaving.
     taken: usize,
-    /// The variant of each live request and of each task in flight.
+    /// Variant of each live request.
     of_request: Vec<u16>,
+    /// Variant of each task in flight.
     of_task: Vec<u16>,
     /// Counter of requests with a variant; the last used variant has the largest number.
     uses: u64,
@@ -57,10 +61,14 @@ pub(crate) struct Shapes {
 struct Variant {
     /// The shape; `None` if the variant is free.
     key: Option<Key>,
-    /// Whether its model has been unloaded: it is freed when its last request and task have ended.
+    /// True if the variant's model has been unloaded: it is freed when its last request and task
+    /// have ended.
     leaving: bool,
+    /// Number of live requests.
     requests: u32,
+    /// Number of tasks in flight.
     tasks: u32,
+    /// Value of the counter of uses at the last request.
     used: u64,
     /// The factor in force.
     scale: CostScale,
@@ -70,8 +78,11 @@ struct Variant {
 /// their own rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Key {
+    /// Model of the requests.
     model: ModelId,
+    /// Shape of the requests.
     shape: Shape,
+    /// Rows of a request that runs alone; else 0.
     rows: u32,
 }
 

@@ -45,10 +45,13 @@ const STARVED: u8 = 16;
 /// The flows and their shares.
 #[derive(Debug)]
 pub(crate) struct Shares {
+    /// Flows, by model and client.
     flows: Vec<Flow>,
     /// Flows with a demand.
     active: Vec<u32>,
+    /// Weight of each model.
     weights: Vec<u32>,
+    /// Number of the current tick.
     tick: i64,
     /// Tick until which the loss of a flow with less than an equal part, or with few answers, is
     /// remembered.
@@ -62,8 +65,9 @@ pub(crate) struct Shares {
     capacity: i64,
     /// The divided part, in parts of [`ALL`].
     divided: i64,
-    /// Scratch memory for dividing: models, and the clients of one.
+    /// Scratch memory for dividing: models.
     claims: Vec<Claim>,
+    /// Scratch memory for dividing: the clients of one model.
     parts: Vec<Claim>,
 }
 
@@ -71,38 +75,47 @@ pub(crate) struct Shares {
 struct Flow {
     /// Demanded device time, fading: in a steady state the demand of one second.
     demand: i64,
-    /// The part of a second that it covers, in parts of [`WHOLE`]: less than all while the flow is
-    /// young.
+    /// The part of a second that `demand` covers, in parts of [`WHOLE`]: less than all while the
+    /// flow is young.
     known: i64,
     /// Device time of answers in time, fading like the demand.
     had: i64,
     /// Allowed device time in nanoseconds per second; `None` means unlimited.
     allowed: Option<i64>,
+    /// Device time that the token bucket holds, in nanoseconds.
     tokens: i64,
+    /// Time at which the bucket was last filled.
     filled: Time,
-    /// Admitted work, and the part that was not answered in time.
+    /// Admitted work.
     passed: i64,
+    /// Admitted work that was not answered in time.
     lost: i64,
+    /// Number of recent losses.
     losses: u16,
     /// Time of its last request.
     last_request: Time,
     /// Number of ticks since a loss was last forgiven.
     losses_age: u8,
-    /// The highest priority of the last second, and its age.
+    /// The highest priority of the last second.
     top: u8,
-    /// Whether a priority was seen.
+    /// True if a priority was seen.
     ranked: bool,
+    /// Number of ticks since a request of that priority.
     top_age: u8,
     /// True if the flow has had several priorities recently.
     mixed: bool,
+    /// Number of requests of a lower priority refused in a row.
     starved: u8,
 }
 
 /// The demand and weight of a model or flow.
 #[derive(Clone, Copy, Debug)]
 struct Claim {
+    /// Demanded device time per second.
     demand: i64,
+    /// Weight of the claim.
     weight: u32,
+    /// Number of the model or flow.
     name: u32,
 }
 
@@ -344,7 +357,9 @@ impl Flow {
 /// The share per unit of weight if demands do not all fit.
 #[derive(Clone, Copy, Debug)]
 struct Level {
+    /// Capacity that is left for the claims that do not fit.
     left: i64,
+    /// Sum of the weights of these claims.
     weight: i64,
 }
 

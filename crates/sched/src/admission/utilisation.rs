@@ -7,11 +7,15 @@ use ripieno_base::{DeviceId, Nanos, Permille, Time};
 /// The devices of a server, and the tasks on each.
 #[derive(Debug)]
 pub(super) struct DeviceUse {
+    /// The devices, with the number of tasks on each.
     devices: Devices<usize>,
-    /// Number of present devices with a task, and the sum of their busy times since `began`.
+    /// Number of present devices with a task.
     busy: usize,
+    /// Sum of the devices' busy times since `began`.
     used: Nanos,
+    /// Time up to which `used` counts.
     accounted: Time,
+    /// Begin of the measured span.
     began: Time,
     /// Number of shards that use the devices: each has its own tasks only.
     shards: i64,

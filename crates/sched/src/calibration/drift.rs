@@ -40,7 +40,9 @@ const TESTED: i64 = 8;
 /// A minimum time between two events, which grows each time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pause {
+    /// End of the current pause.
     until: Time,
+    /// Duration of the next pause.
     next: Nanos,
 }
 
@@ -67,9 +69,11 @@ impl Pause {
 /// is within noise.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SizeClass {
+    /// Measured over profiled time of the last samples, in hundredths.
     ratios: [i64; WINDOW],
     /// Number of samples; the last [`WINDOW`] are kept.
     seen: usize,
+    /// Earliest time of the next sample.
     next: Time,
 }
 
@@ -110,7 +114,9 @@ impl SizeClass {
 /// The deviation of one block's tasks from its profile.
 #[derive(Debug)]
 pub(crate) struct Drift {
+    /// Samples by class of batch size.
     classes: Box<[SizeClass]>,
+    /// Pause between two corrections.
     pause: Pause,
 }
 
@@ -172,7 +178,9 @@ impl Drift {
 /// margin may still prevent all tasks, it is scaled to the task's own time.
 #[derive(Debug)]
 pub(crate) struct Doubt {
+    /// Number of hopeless requests in a row.
     given_up: u32,
+    /// Pause between two tests.
     pause: Pause,
 }
 

@@ -22,14 +22,19 @@ use ripieno_model::{Extent, Model, Profile, Steps};
 /// A model as its driver plans with it.
 #[derive(Debug)]
 pub struct Calibration {
+    /// The model, with the corrected profiles.
     model: Box<Model>,
+    /// Margin by which deadlines are planned earlier.
     margin: Margin,
+    /// State of each block.
     blocks: Vec<BlockState>,
+    /// Test of a profile that keeps the model from running.
     doubt: Doubt,
 }
 
 #[derive(Debug)]
 struct BlockState {
+    /// Deviation of the block's tasks from the profile.
     drift: Drift,
     /// The suspect profile, while another one is tested in its place.
     before: Option<Profile>,

@@ -26,12 +26,15 @@ pub struct Speeds(Vec<SpeedSample>);
 
 #[derive(Clone, Copy, Debug)]
 struct SpeedSample {
+    /// True if the device is present.
     present: bool,
+    /// Recent samples of the device.
     samples: SizeClass,
     /// Latency that was reported to the scheduler, relative to the profiles, in percent.
     reported: u32,
-    /// Time of its last task or report.
+    /// Time of the device's last task or report.
     last_seen: Time,
+    /// Pause between two reports.
     pause: Pause,
 }
 

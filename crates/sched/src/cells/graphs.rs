@@ -18,12 +18,17 @@ use ripieno_model::Graph;
 /// All nodes and edges.
 #[derive(Debug)]
 pub(super) struct Graphs {
+    /// Nodes of all graphs.
     nodes: Vec<Node>,
+    /// Free places among the nodes.
     free_nodes: Vec<u32>,
+    /// Edges of all graphs.
     edges: Vec<Edge>,
+    /// Free places among the edges.
     free_edges: Vec<u32>,
     /// Per slot, the first node of its graph and the number of nodes.
     of: Vec<(u32, u32)>,
+    /// Scratch memory for dividing a graph.
     scratch: Scratch,
 }
 
@@ -31,11 +36,13 @@ pub(super) struct Graphs {
 pub(super) struct Node {
     /// Number of the node in the request's graph.
     pub(super) number: u32,
+    /// Subgraph of the node.
     pub(super) subgraph: u32,
-    /// The first of the edges to the nodes that use it as an input.
+    /// The first of the edges to the nodes that use this one as an input.
     pub(super) users: u32,
-    /// Number of inputs within its subgraph, and of those not submitted yet.
+    /// Number of inputs within the node's subgraph.
     inner: u32,
+    /// Number of these inputs that are not submitted yet.
     waits: u32,
     /// The next node of the same graph.
     next: u32,
@@ -45,14 +52,18 @@ pub(super) struct Node {
 
 #[derive(Clone, Copy, Debug)]
 struct Edge {
+    /// The node that uses the input.
     user: u32,
+    /// The next edge from the same node.
     next: u32,
 }
 
 /// Scratch memory for dividing a graph; indexed by node number.
 #[derive(Debug)]
 struct Scratch {
+    /// Place of the node among all nodes.
     place: Vec<u32>,
+    /// Number of changes of cell type on the way to the node.
     level: Vec<u32>,
     /// Link towards the node that represents its part (union-find).
     root: Vec<u32>,

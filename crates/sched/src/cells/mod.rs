@@ -1,20 +1,31 @@
 //! Scheduling cell by cell: the state that "cellular", "bucketed" and "graph-merge" share.
 //!
+//! # Subgraphs
+//!
 //! A request is divided into subgraphs of one cell type ("Low Latency RNN Inference with Cellular
 //! Batching", section 4.3). A subgraph enters the queue of its cell type when all of its outside
-//! inputs are complete. From then on its nodes may be submitted as soon as their inputs have been
-//! submitted to the same device, since a device keeps the order. A subgraph is therefore pinned to
-//! the device that holds tasks of it, until none is left there.
+//! inputs are complete.
 //!
-//! The three policies differ in the rules for joining and leaving ([`CellRules`]), and in the cell
-//! type that an idle device takes next (`Choose`). A fixed set of requests that runs to its end
-//! is a set whose subgraphs stay pinned; padding is a sequence that continues beyond its last step.
-//! The common part is here: `graphs.rs` and `subgraphs.rs` hold the parts of requests, `served.rs`
-//! the queues of cell types, `walk.rs` the walk of a request, `form.rs` tasks, `sets.rs` requests
-//! that run together.
+//! From then on its nodes may be submitted as soon as their inputs have been submitted to the same
+//! device, since a device keeps the order. A subgraph is therefore pinned to the device that holds
+//! tasks of it, until none is left there.
 //!
-//! Inputs take effect when they arrive, and answers wait for the next settle: the driver may give a
-//! slot to the next request right after the last task of the old one has ended, before it settles.
+//! # Three policies
+//!
+//! The policies differ in the rules for joining and leaving ([`CellRules`]), and in the cell type
+//! that an idle device takes next (`Choose`). A fixed set of requests that runs to its end is a set
+//! whose subgraphs stay pinned. Padding is a sequence that continues beyond its last step.
+//!
+//! # Parts
+//!
+//! `graphs.rs` and `subgraphs.rs` hold the parts of requests, `served.rs` the queues of cell types.
+//! `walk.rs` has the walk of a request, `form.rs` tasks, `sets.rs` requests that run together.
+//!
+//! # What always holds
+//!
+//! Inputs take effect when they arrive, and answers wait for the next settle. For the driver may
+//! give a slot to the next request right after the last task of the old one has ended, before it
+//! settles.
 
 mod form;
 mod graphs;
@@ -65,7 +76,7 @@ impl CellRules {
     pub const STEP_BY_STEP: CellRules = CellRules {
         merges: false,
         max_tasks: 1,
-        join: Join::AtOnce,
+        join: Join::NextTask,
         leave: Leave::AtItsEnd,
         pads_output: false,
         window: Nanos::ZERO,
@@ -77,7 +88,7 @@ impl CellRules {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Join {
     /// In the next task that has room.
-    AtOnce,
+    NextTask,
     /// In a fixed set of requests from one bucket, on a device that has no set.
     InSets {
         /// Number of lengths in a bucket; `None` puts all lengths into one.
@@ -109,44 +120,59 @@ pub enum Padding {
 /// The common state.
 #[derive(Debug)]
 pub struct Cells {
+    /// The models.
     models: Models<CellModelState>,
+    /// Live requests, by slot.
     walkers: Vec<Walker>,
+    /// Subgraphs of all live requests.
     subgraphs: Subgraphs,
+    /// Nodes and edges of all live requests.
     graphs: Graphs,
+    /// Tasks in flight.
     tasks: Tasks,
     /// Per member of a task, its subgraph and the index of its node among the graphs; with a fixed
     /// stride.
     places: Vec<(u32, u32)>,
+    /// Length of a task's part of `places`.
     stride: usize,
     /// Requests that run together, where sets are fixed.
     sets: Cohorts<CellSet>,
+    /// Turns of the buckets.
     turns: SetTurns,
     /// Links of the buckets.
     links: Links,
+    /// The devices.
     devices: Devices<CellDevice>,
     /// Drop times of waiting requests.
     timers: DropTimers,
     /// Answers since the last settle.
     pending: Vec<Action>,
+    /// Number of requests so far.
     arrivals: u64,
+    /// Number of choices of a cell type so far.
     choices: u64,
+    /// Largest number of tasks that a device holds.
     max_tasks: usize,
 }
 
 /// A live request.
 #[derive(Clone, Copy, Debug)]
 struct Walker {
+    /// The request.
     request: Request,
     /// Arrival number: earlier requests are served first.
     number: u64,
+    /// State of the request.
     state: CellRequestState,
+    /// Current stage of the walk.
     stage: usize,
     /// Number of subgraphs of this stage that are not complete.
     open: u32,
-    /// Number of nodes in flight, and of completed ones.
+    /// Number of nodes in flight.
     in_flight: u32,
+    /// Number of completed nodes.
     done: u32,
-    /// Whether a task of it was lost: it starts over once none of its nodes is in flight.
+    /// True if a task of the request was lost: it starts over once none of its nodes is in flight.
     lost: bool,
     /// The device that holds the intermediate results, for a chain that has begun.
     held_by: Option<DeviceId>,
@@ -194,6 +220,7 @@ enum CellRequestState {
 struct CellDevice {
     /// Number of tasks in flight.
     held: usize,
+    /// The set that runs on the device, if sets are fixed.
     set: Option<CohortId>,
     /// End of the merging of graphs.
     ready: Time,
@@ -226,7 +253,7 @@ impl Cells {
     /// Adds a model with its rules. Panics if [`check`] refuses the model.
     pub fn load(&mut self, id: ModelId, model: Model, terms: CellRules) {
         let buckets = match terms.join {
-            Join::AtOnce => 0,
+            Join::NextTask => 0,
             Join::InSets { width: None } => 1,
             Join::InSets { width: Some(_) } => sets::BUCKETS,
         };

@@ -15,6 +15,7 @@ pub type CellModel = models::ModelEntry<CellModelState>;
 /// State of a model.
 #[derive(Debug)]
 pub struct CellModelState {
+    /// Rules of the policy for the model.
     pub terms: CellRules,
     /// Stages of a request, in order.
     pub(super) stages: Vec<Stage>,
@@ -23,17 +24,19 @@ pub struct CellModelState {
     pub(super) stage_of: Vec<usize>,
     /// Cell types by block.
     pub cells: Vec<CellType>,
-    /// Number of its tasks that each device holds, and number of devices that hold any.
+    /// Number of the model's tasks that each device holds.
     held: Vec<u32>,
+    /// Number of devices that hold any.
     devices: usize,
-    /// Whether the cost of a batch depends on its padded length.
+    /// True if the cost of a batch depends on its padded length.
     pub(super) pads: bool,
     /// Requests that wait for a set, by bucket.
     pub(super) buckets: Vec<List>,
     /// Steps of blocks that run until their end, and number of requests that have ended one.
     ends: (u64, u64),
-    /// Number of requests, and of those that have not begun.
+    /// Number of requests.
     pub live: usize,
+    /// Number of requests that have not begun.
     pub waiting: usize,
 }
 
@@ -56,13 +59,15 @@ impl Stage {
 /// A cell type: its ready subgraphs and running tasks.
 #[derive(Debug)]
 pub struct CellType {
+    /// Ready subgraphs, in order.
     pub(super) queue: List,
-    /// Ready rows of subgraphs that any device may take, and of pinned ones, by device.
+    /// Ready rows of subgraphs that any device may take.
     pub(super) free: u32,
+    /// Ready rows of pinned subgraphs, by device.
     pub(super) pinned: Vec<u32>,
     /// Number of tasks in flight.
     pub running: u32,
-    /// The smallest and the largest batch.
+    /// Smallest batch, in rows.
     pub min: usize,
     /// Largest batch, in rows.
     pub max: usize,

@@ -17,7 +17,9 @@ const LINES: usize = 3;
 /// All subgraphs.
 #[derive(Debug)]
 pub(super) struct Subgraphs {
+    /// Subgraphs of all live requests.
     table: Vec<Subgraph>,
+    /// Free places in the table.
     free: Vec<u32>,
     /// Per slot, the first of its subgraphs.
     first: Vec<u32>,
@@ -27,32 +29,39 @@ pub(super) struct Subgraphs {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Subgraph {
+    /// Request of the subgraph.
     pub(super) slot: RequestSlot,
+    /// Cell type of the subgraph.
     pub(super) block: BlockId,
-    /// Whether its nodes are in the table of graphs.
+    /// True if the subgraph's nodes are in the table of graphs.
     pub(super) is_graph: bool,
     /// True if the subgraph is in the queue of its cell type.
     pub(super) queued: bool,
-    /// Whether its part of the walk is complete, although queued steps may still run.
+    /// True if the subgraph's part of the walk is complete, although queued steps may still run.
     pub(super) over: bool,
-    /// The device of its tasks in flight.
+    /// The device of the subgraph's tasks in flight.
     pub(super) pinned: Option<DeviceId>,
     /// Number of nodes in flight.
     pub(super) in_flight: u32,
     /// Rows that could be submitted now.
     pub(super) ready: u32,
-    /// Steps or nodes submitted, and their total with padding.
+    /// Steps or nodes submitted.
     pub(super) submitted: u32,
+    /// Steps or nodes to submit, with padding.
     pub(super) total: u32,
-    /// Steps or nodes done, and the number that completes it.
+    /// Steps or nodes done.
     pub(super) done: u32,
+    /// Number of steps or nodes that completes the subgraph.
     pub(super) steps: u32,
-    /// Number of edges from outside, and of those not completed.
+    /// Number of edges from outside.
     pub(super) outer: u32,
+    /// Number of these edges that are not completed.
     pub(super) waits: u32,
+    /// The first ready node; [`NONE`] if no node is ready.
     pub(super) first_ready: u32,
+    /// The last ready node.
     pub(super) last_ready: u32,
-    /// Whether its place in the table is free.
+    /// True if the place in the table is free.
     pub(super) closed: bool,
     /// The next subgraph of the same request.
     next: u32,
@@ -80,7 +89,7 @@ impl Subgraphs {
     }
 
     fn open(&mut self, subgraph: Subgraph) -> u32 {
-        let id = self.free.pop().expect("a request has few sequences at once, and graphs are bounded by their nodes");
+        let id = self.free.pop().expect("a request has few sequences at a time, and graphs are bounded by their nodes");
         let next = std::mem::replace(&mut self.first[subgraph.slot.index()], id);
         self.table[id as usize] = Subgraph { next, ..subgraph };
         id

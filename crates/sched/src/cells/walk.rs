@@ -33,7 +33,7 @@ impl Cells {
         self.timers.arm(&request, served.drop, || cost::alone(&served.model, &request, 1));
         self.served_mut(request.model).waiting += 1;
         match joins {
-            Join::AtOnce => self.open_stage(slot),
+            Join::NextTask => self.open_stage(slot),
             Join::InSets { .. } => self.wait_for_set(slot),
         }
     }
@@ -301,7 +301,7 @@ impl Cells {
         self.served_mut(request.model).live -= 1;
         if state == CellRequestState::Waiting {
             self.served_mut(request.model).waiting -= 1;
-            if self.served(request.model).terms.join != Join::AtOnce {
+            if self.served(request.model).terms.join != Join::NextTask {
                 self.leave_bucket(slot);
             }
         }

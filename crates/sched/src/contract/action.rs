@@ -83,8 +83,11 @@ const _: () = assert!(size_of::<Action>() <= 32);
 /// has capacity zero.
 #[derive(Debug, Default)]
 pub struct Outbox {
+    /// Actions since the last drain, in order.
     actions: Vec<Action>,
+    /// Largest number of actions between two drains.
     capacity: usize,
+    /// Reasons of the decisions, if the driver records them.
     reasons: Vec<Reason>,
     /// Messages from a shard to its matchmaker.
     pub mail: Vec<ToMatchmaker>,

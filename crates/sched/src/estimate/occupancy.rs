@@ -41,6 +41,7 @@ struct Octave {
 /// The occupancy of one model.
 #[derive(Clone, Debug, Default)]
 pub struct OccupancyEstimate {
+    /// Means by profiled duration; each class is twice as long as the one before.
     octaves: [Octave; OCTAVES],
     /// Changes whenever an estimate does.
     version: u64,

@@ -57,6 +57,7 @@ pub struct Joining {
 /// A forecaster. The vectors are scratch memory.
 #[derive(Debug)]
 pub struct Play {
+    /// The members of all batches of the forecast.
     played: Vec<ForecastCohort>,
     /// The batches: model, next block, and the index in `played` of their first member.
     entries: Vec<(ModelId, usize, usize)>,
@@ -67,8 +68,11 @@ pub struct Play {
 /// A request in a forecast.
 #[derive(Clone, Copy, Debug)]
 struct ForecastCohort {
+    /// Slot of the request.
     slot: RequestSlot,
+    /// Next step of the request in its block.
     step: u32,
+    /// True if the request skips the current block.
     rests: bool,
 }
 

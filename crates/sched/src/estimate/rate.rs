@@ -13,12 +13,15 @@ const SAMPLES: usize = 100;
 /// A counter of rows in a sliding window.
 #[derive(Clone, Debug)]
 pub struct RateMeter {
+    /// Rows of each of the last samples, by number modulo [`SAMPLES`].
     rows: [u32; SAMPLES],
+    /// Sum of the samples.
     total: u64,
     /// The sum of the squares of the samples.
     squares: u64,
     /// Number of the current sample.
     sample: i64,
+    /// Time of the first arrival; [`Time::NEVER`] before.
     first: Time,
 }
 

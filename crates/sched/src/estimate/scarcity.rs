@@ -25,6 +25,7 @@ pub type Price = Ratio<{ 1 << 16 }>;
 /// The measured price of device time.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Scarcity {
+    /// Share of rows that were passed over.
     passed: Share,
     /// Time of the last start of a batch.
     last_activity: Time,

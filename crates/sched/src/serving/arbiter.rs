@@ -16,25 +16,30 @@ pub(super) const ONE: i128 = 1 << 48;
 /// The next task of a model for a free device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TaskOffer {
+    /// Model that makes the offer.
     pub(super) model: ModelId,
+    /// The task.
     pub(super) task: OfferedTask,
+    /// Urgency of the members.
     pub(super) outlook: OfferOutlook,
     /// Time until the device can decide anew, of a step of cells only: batches are commitments.
     pub(super) span: Nanos,
-    /// Mean time until its members are answered, if nothing comes in between.
+    /// Mean time until the members are answered, if nothing comes in between.
     pub(super) whole: Nanos,
-    /// Mean time until they have caught up with requests of the model at a later stage.
+    /// Mean time until the members have caught up with requests of the model at a later stage.
     pub(super) catch_up: Nanos,
-    /// Stage of the walk, rows, and the most rows that the cell type takes: offers of one model at
-    /// different stages can become one.
+    /// Stage of the walk. Offers of one model at different stages can become one.
     pub(super) stage: usize,
+    /// Rows of the task.
     pub(super) rows: usize,
+    /// Most rows that the cell type takes.
     pub(super) max_rows: usize,
-    /// Part of its device time that is wasted compared with the best batches, in thousandths.
+    /// Part of the task's device time that is wasted compared with the best batches, in
+    /// thousandths.
     pub(super) waste: Permille,
     /// Cost of one member that is late.
     pub(super) late_cost: i128,
-    /// Whether no other device can run it.
+    /// True if no other device can run the task.
     pub(super) pinned: bool,
 }
 
@@ -47,8 +52,9 @@ pub(super) struct OfferOutlook {
     pub(super) weight: i128,
     /// Rows that can be in time.
     pub(super) savable: u32,
-    /// The first and the last of the times at which these must start.
+    /// The first of the times at which the rows that can be in time must start.
     pub(super) first_start: Time,
+    /// The last of these times.
     pub(super) last_start: Time,
 }
 

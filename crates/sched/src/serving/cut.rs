@@ -14,8 +14,9 @@ use ripieno_base::{Nanos, Permille};
 /// The rows to divide.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiting {
-    /// Rows that may run together now, and all waiting rows.
+    /// Rows that may run together now.
     pub(super) rows: usize,
+    /// All waiting rows.
     pub(super) queue: u64,
     /// Arrival rate.
     pub(super) rate: Rate,
@@ -28,11 +29,13 @@ pub(super) struct Waiting {
 /// Use of the devices by other models.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Others {
-    /// Thousandths of a device that they do not keep busy.
+    /// Thousandths of a device that other models do not keep busy.
     pub(super) spare: Permille,
-    /// Their waiting rows, the device time that these take, and the rows that arrive per second.
+    /// Waiting rows of other models.
     pub(super) rows: u64,
+    /// Device time that these rows take.
     pub(super) work: Nanos,
+    /// Rows of other models that arrive per second.
     pub(super) rate: u64,
     /// Number of idle devices besides the one that the batch is for.
     pub(super) idle: usize,

@@ -7,6 +7,7 @@ use ripieno_base::{DeviceId, ModelId, Nanos, Permille, TaskId, Time};
 /// State of a device.
 #[derive(Clone, Debug)]
 pub(super) struct UnifiedDevice {
+    /// The running task.
     pub(super) running: Option<TaskInFlight>,
     /// A step of cells that is queued behind the running one.
     pub(super) ahead: Option<TaskInFlight>,
@@ -30,16 +31,19 @@ impl UnifiedDevice {
 /// A task in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TaskInFlight {
+    /// Id of the task in the table of its kind: batches or cells.
     pub(super) task: TaskId,
     /// Number of the task among the tasks that the device holds.
     pub(super) place: usize,
     /// The cohort that runs; `None` for a step of cells.
     pub(super) cohort: Option<CohortId>,
+    /// Model of the task.
     pub(super) model: ModelId,
+    /// Start of the task.
     pub(super) started: Time,
     /// Profiled duration of the task; zero if the profile was replaced meanwhile.
     pub(super) profiled: Nanos,
-    /// Part of its device time that the best batches would need, in thousandths.
+    /// Part of the task's device time that the best batches would need, in thousandths.
     pub(super) best_part: Permille,
 }
 

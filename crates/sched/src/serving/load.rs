@@ -18,6 +18,7 @@ const BLOCKING_BATCHES: u64 = 2;
 /// The load of all models together.
 #[derive(Debug)]
 pub(super) struct LoadEstimate {
+    /// Price of device time.
     scarcity: Scarcity,
     /// Mean duration of a batch.
     pub(super) mean_batch: Nanos,

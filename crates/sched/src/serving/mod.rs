@@ -1,17 +1,26 @@
 //! "unified": one scheduler for models of all walks. It checks deadlines itself.
 //!
-//! Each model has a *former*. It offers a free device its next task, drops requests that no
-//! schedule can answer in time, and knows until when waiting for further requests pays. One
-//! *arbiter* chooses among the offers (`arbiter.rs`). A task is one block or one cell step; at its
-//! end everything is decided anew, so catching up, merging, preemption and turns are all the same
-//! decision.
+//! # How it decides
 //!
-//! `batches.rs` forms batches of whole models and chains, `padded.rs` batches of requests of
-//! different lengths, `cells.rs` the steps of cells; `forecast.rs` refuses newcomers that would be
-//! late. `load.rs` keeps rates and costs, which are learnt (`occupancy.rs`): the profiled duration
-//! of a task, corrected by what tasks took.
+//! Each model has a *former*. It offers a free device its next task, and drops requests that no
+//! schedule can answer in time. It also knows until when waiting for further requests pays.
 //!
-//! See `docs/internals/scheduler.md`.
+//! One *arbiter* chooses among the offers (`arbiter.rs`, `weight.rs`).
+//!
+//! # Why one task at a time
+//!
+//! A task is one block or one cell step, and at its end everything is decided anew. So catching up,
+//! merging, preemption and turns are all the same decision.
+//!
+//! # Parts
+//!
+//! - Formers: `batches.rs` for whole models and chains (`cut.rs` divides a backlog), `padded.rs`
+//!   for requests of different lengths, `cells.rs` for the steps of cells.
+//! - `forecast.rs` refuses newcomers that would be late.
+//! - `load.rs` and `model_estimate.rs` hold rates and costs, which are learnt. The expected
+//!   duration of a task is the profiled one, corrected by what tasks took (`occupancy.rs`).
+//!
+//! The rule and its measurements: `docs/internals/scheduler.md`.
 
 mod arbiter;
 mod batches;
@@ -21,14 +30,17 @@ mod forecast;
 mod in_flight;
 mod load;
 mod model_estimate;
+mod options;
 mod padded;
 mod reasons;
+mod weight;
+
+pub use options::{KNOBS, NEEDS};
 
 use crate::Objective;
 use crate::cells::{self as cell_parts, CellRules, Cells};
-use crate::contract::knobs::{BuildError, Knob, Knobs};
-use crate::contract::knobs::{DROP, MAX_BATCH};
-use crate::contract::needs::{Needs, OBJECTIVE};
+use crate::contract::knobs::{BuildError, Knobs};
+use crate::contract::needs::OBJECTIVE;
 use crate::estimate::play::Play;
 use crate::estimate::scarcity::Price;
 use crate::tables::cohorts::{CohortId, Cohorts};
@@ -38,7 +50,7 @@ use crate::tables::queue::{Queue, QueueOrder};
 use crate::tables::requests::{RequestState, Requests};
 use crate::tables::tasks::Tasks;
 use crate::{Control, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why};
-use arbiter::{ONE, OfferedTask, TaskOffer};
+use arbiter::{OfferedTask, TaskOffer};
 use in_flight::{TaskInFlight, TaskPlaces, UnifiedDevice, with_id};
 use load::LoadEstimate;
 use model_estimate::ModelEstimate;
@@ -47,39 +59,16 @@ use reasons::GivenReasons;
 use ripieno_base::{DeviceId, LaneId, ModelId, Nanos, Permille, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Graph, Model};
 
-/// Options of the scheduler.
-pub const KNOBS: &[Knob] = &[MAX_BATCH, DROP, OBJECTIVES];
-
-/// Requirements of the scheduler on its driver.
-pub const NEEDS: Needs =
-    Needs { depth: 2, nodes: true, keeps_deadlines: true, learns_occupancy: true, ..Needs::ONE_TASK };
-
-const OBJECTIVES: Knob = Knob {
-    name: OBJECTIVE,
-    default: "latency",
-    help: "\"latency\" = a batch waits for others only while device time is short, \"efficiency\" = it waits for as long \
-           as that saves device time, so that fewer devices suffice",
-};
-
-/// Cost of a request that is late, in SLOs of waiting: a lost request outweighs nearly any wait. At
-/// 3, goodput is 1 % lower; beyond 100 nothing changes.
-const LATE_COST: i128 = 100;
-/// Factor on the share of lost rows in the cost of the next one, so that losses are shared among
-/// models.
-const LOSS_WEIGHT: i128 = 100;
-/// Upper bound on the factor by which little slack raises the weight of a request.
-const SLACK_WEIGHT: i128 = 100;
-/// Weight of an age of one SLO, relative to the weight of a new request with all of its slack.
-const AGE_WEIGHT: i128 = 2;
-
 type UnifiedEntry = ModelEntry<UnifiedModel>;
 
 /// State of a model.
 #[derive(Debug)]
 pub(super) struct UnifiedModel {
+    /// Estimates of the model's load and costs.
     load: ModelEstimate,
+    /// Waiting requests.
     queue: Queue,
-    /// Number of devices that hold batches of it.
+    /// Number of devices that hold batches of the model.
     devices: usize,
     /// Start of the last batch.
     started: Time,
@@ -90,26 +79,39 @@ pub(super) struct UnifiedModel {
 }
 
 struct UnifiedScheduler {
+    /// The objective: latency or efficiency.
     objective: Objective,
+    /// Ids under which the driver knows the tasks of a device.
     places: TaskPlaces,
+    /// The models.
     models: Models<UnifiedModel>,
+    /// The live requests of models in batches.
     requests: Requests,
+    /// Batches that have begun.
     cohorts: Cohorts<()>,
+    /// Tasks of batches in flight.
     tasks: Tasks,
+    /// State of models in cells.
     cells: Cells,
+    /// The devices.
     devices: Devices<UnifiedDevice>,
+    /// Forecasts of whether newcomers catch up.
     play: Play,
+    /// Load of all models together.
     load: LoadEstimate,
     /// Answers since the last settle.
     pending: Outbox,
     /// Starts of cells, before their ids are translated to the devices'.
     inner: Outbox,
+    /// Time of the next decision without an input.
     wakeup: Time,
     /// The forecasts with which requests were refused, by slot.
     forecasts: Vec<Option<Prediction>>,
-    // Scratch.
+    /// Scratch: the offers for a device.
     offers: Vec<TaskOffer>,
+    /// Scratch: cohorts that newcomers may join.
     stack: Vec<CohortId>,
+    /// Scratch: requests of a lost task.
     returned: Vec<RequestSlot>,
 }
 
@@ -183,22 +185,6 @@ impl UnifiedScheduler {
 
     fn present(&self) -> usize {
         self.devices.iter().filter(|(_, device)| device.present).count()
-    }
-
-    /// Returns the cost of one row that waits for `age` already and can still wait for `slack`, per
-    /// nanosecond: the less slack, and the more age, the higher.
-    fn weight(served: &UnifiedEntry, age: Nanos, slack: Nanos) -> i128 {
-        let slo = i128::from(served.model.slo.0.max(1));
-        let by_slack = match slack >= Nanos::ZERO {
-            true => ONE / i128::from(slack.0).max(slo / SLACK_WEIGHT).max(1),
-            false => ONE / slo,
-        };
-        by_slack + ONE * AGE_WEIGHT * i128::from(age.0) / slo / slo
-    }
-
-    /// Returns the cost of a late row of a model: higher where many were lost recently.
-    fn late_cost(served: &UnifiedEntry) -> i128 {
-        ONE * LATE_COST * (1_000 + i128::from(served.load.losses.lost.permille().parts()) * LOSS_WEIGHT) / 1_000
     }
 
     /// Returns the time until the next device is free, other than `except`; `Nanos::MAX` if there

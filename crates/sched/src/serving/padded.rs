@@ -22,9 +22,13 @@ pub(super) const MOST_GROUPS: usize = MOST_REQUESTS;
 /// A waiting request.
 #[derive(Clone, Copy, Debug)]
 struct PaddedRequest {
+    /// Length of the request.
     length: u32,
+    /// Place of the length in the table of costs.
     place: LengthPlace,
+    /// Rows of the request.
     rows: u32,
+    /// Slot of the request.
     slot: u32,
     /// Latest end of the member's group; [`Time::NEVER`] if the member is late even alone.
     due: Time,
@@ -33,7 +37,9 @@ struct PaddedRequest {
 /// The requests of a model that were divided last, and the ends of the groups.
 #[derive(Debug)]
 pub(super) struct LengthGroups {
+    /// The divided requests, by length.
     members: Vec<PaddedRequest>,
+    /// End of each group among the members.
     ends: Vec<usize>,
     /// Scratch: from each member on, the least total wait, and the end of its group.
     best: Vec<(i128, usize)>,

@@ -35,12 +35,13 @@ pub struct Cohort<T> {
     pub block: BlockId,
     /// Rows of all members.
     pub rows: usize,
-    /// Padded length of its members: the longest among those it had when it began.
+    /// Padded length of the members: the longest among those it had when it began.
     pub length: u32,
-    /// Whether its block is running.
+    /// True if the cohort's block is running.
     pub runs: bool,
     /// Data of the policy.
     pub own: T,
+    /// Slots of the members, in order.
     members: List,
 }
 
@@ -59,21 +60,28 @@ impl<T> Cohort<T> {
 /// Progress of a request.
 #[derive(Clone, Copy, Debug)]
 struct Member {
+    /// Cohort of the request; `None` if the request is in none.
     cohort: Option<CohortId>,
+    /// Rows of the request.
     rows: usize,
+    /// Length and number of steps of the request.
     extent: Extent,
-    /// Steps of the current block that it has run.
+    /// Steps of the current block that the request has run.
     step: u32,
-    /// The block that it runs or continues with: a later one while it rests.
+    /// The block that the request runs or continues with: a later one while it rests.
     next: BlockId,
 }
 
 /// All cohorts of a scheduler, and their members by slot.
 #[derive(Debug)]
 pub struct Cohorts<T> {
+    /// Cohorts by id; `None` for a free id.
     table: Vec<Option<Cohort<T>>>,
+    /// Free ids.
     free: Vec<CohortId>,
+    /// Progress of each request, by slot.
     members: Vec<Member>,
+    /// Links of the lists of members.
     links: Links,
 }
 

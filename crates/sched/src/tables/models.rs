@@ -40,7 +40,9 @@ impl<T> DerefMut for ModelEntry<T> {
 /// still run.
 #[derive(Debug)]
 pub struct Models<T> {
+    /// Options for models without values of their own.
     options: BatchOptions,
+    /// Models by id; `None` for an id that was never used.
     table: Vec<Option<ModelEntry<T>>>,
 }
 
@@ -133,7 +135,9 @@ impl BatchOptions {
 /// A value that may differ per model: one for the models that have their own, one for the others.
 #[derive(Clone, Debug)]
 pub struct PerModel<T> {
+    /// Values of the models that have their own, by name.
     own: BTreeMap<String, T>,
+    /// Value of all other models.
     others: T,
 }
 

@@ -14,10 +14,13 @@ use ripieno_model::DropRule;
 /// case.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Queue {
+    /// Requests that may be punctual, in the queue's order.
     waiting: List,
+    /// Rows of the waiting requests.
     rows: u64,
     /// Number of waiting requests with more than one row.
     wide: usize,
+    /// Requests that were passed over, by deadline.
     overdue: List,
 }
 

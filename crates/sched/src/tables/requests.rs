@@ -25,6 +25,7 @@ pub enum RequestState {
 /// All live requests; one entry per slot.
 #[derive(Debug)]
 pub struct Requests {
+    /// State and content of the request in each slot.
     entries: Vec<(RequestState, Request)>,
     /// Links of the lists that hold requests.
     pub links: Links,

@@ -18,13 +18,13 @@ pub struct Task {
     pub device: DeviceId,
     /// The lane of the device.
     pub lane: LaneId,
-    /// Padded length of its members.
+    /// Padded length of the members.
     pub length: u32,
-    /// Members that run the block.
+    /// Number of members that run the block.
     members: u32,
-    /// Members that have skipped it and wait for a later one.
+    /// Number of members that have skipped the block and wait for a later one.
     resting: u32,
-    /// Whether its members have nodes.
+    /// True if the members have nodes.
     unfolds: bool,
 }
 
@@ -32,9 +32,13 @@ pub struct Task {
 /// one slice with a fixed stride; resting members follow the running ones.
 #[derive(Debug)]
 pub struct Tasks {
+    /// Length of a task's part of `members`.
     stride: usize,
+    /// Tasks by id; `None` for a free id.
     table: Vec<Option<Task>>,
+    /// Free ids.
     free: Vec<TaskId>,
+    /// Members of all tasks, each task's at a fixed offset.
     members: Vec<RequestSlot>,
     /// The node that each member runs, at the front of its task's part; unused where all run their
     /// first step.
