@@ -305,8 +305,7 @@ async fn last_calls_over(state: &ServerState, client: &ClientConnection) {
     until_at_rest(state, client, ClientConnection::can_announce_end).await;
 }
 
-/// Completes when a connection has been at rest for as long as last calls may take, or earlier once
-/// `enough` holds.
+/// Waits until a connection was idle for the grace period of last calls, or until `enough` holds.
 async fn until_at_rest(state: &ServerState, client: &ClientConnection, enough: fn(&ClientConnection) -> bool) {
     let span = state.config.last_calls.min(state.config.drain_timeout / 2);
     let from = Instant::now();

@@ -102,8 +102,7 @@ impl ServerState {
     }
 
     /// Returns true if the server is not shutting down, a model serves, none is loading and a
-    /// device serves. A server without a port for clients answers the probes of a process whose
-    /// models serve elsewhere, and needs none.
+    /// device serves. A process without client ports is ready without models.
     pub(crate) fn is_ready(&self) -> bool {
         if self.is_draining() || self.registry.is_loading() || !self.backend.has_device() {
             return false;

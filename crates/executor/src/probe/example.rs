@@ -49,9 +49,9 @@ pub struct TrialRequest {
 pub(crate) enum GuessedSizes {
     /// Sizes that suit the rank of the input.
     ByRank,
-    /// This size; the number of colours of an image is guessed.
+    /// Side length of images; the number of channels is guessed.
     Images(i64),
-    /// This size.
+    /// Size of every open dimension.
     All(i64),
 }
 
@@ -126,8 +126,8 @@ pub(crate) fn candidates(model: &dyn LoadedModel, declared: &[TensorSpec]) -> Ve
     styles.iter().flat_map(of_style).collect()
 }
 
-/// Returns the source of the sizes of the open dimensions of a model's requests. Of `declared`, the
-/// first tensor that gives a dimension a size counts.
+/// Returns the source of the sizes of the open dimensions of a model's requests. If several tensors
+/// of `declared` give a dimension a size, the first one counts.
 pub fn example_origin(model: &dyn LoadedModel, declared: &[TensorSpec]) -> ExampleOrigin {
     let lengths = model.lengths();
     let mut origin = ExampleOrigin::Fixed;

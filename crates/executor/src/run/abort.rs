@@ -11,10 +11,12 @@ use parking_lot::{Condvar, Mutex};
 use ripieno_base::TaskId;
 use std::time::Instant;
 
-/// Shared by a lane's thread and the threads that submit to it.
+/// Cancellation state of a lane.
 #[derive(Default)]
 pub(crate) struct Abort {
+    /// Tasks of the lane, and which of them are cancelled.
     state: Mutex<AbortState>,
+    /// Signals a change of `state` to a waiting thread.
     changed: Condvar,
 }
 

@@ -31,7 +31,7 @@ struct BlockExits {
     skip: Option<(usize, ComparisonOperator, f64, BlockId)>,
     /// Values of the early answer in the order of the model's outputs, if requests may end here.
     answer: Option<Vec<usize>>,
-    /// Decisions that the embedder's condition may make.
+    /// Decisions that the embedding program's condition may make.
     may: AllowedExits,
 }
 
@@ -135,7 +135,8 @@ impl BlockExits {
     }
 }
 
-/// Applies the embedder's condition to all rows of a request, which leaves only if all rows agree.
+/// Applies the embedding program's condition to all rows of a request; the request leaves if all
+/// rows agree.
 fn judge_rows(
     custom: &dyn Condition,
     block: usize,

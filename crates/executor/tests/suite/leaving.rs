@@ -1,4 +1,4 @@
-//! Requests that leave a batch early, by rules and by the embedder's condition.
+//! Requests that leave a batch early, by rules and by the embedding program's condition.
 
 use crate::common::*;
 use ripieno_base::{BlockId, RequestSlot};

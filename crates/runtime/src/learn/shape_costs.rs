@@ -35,7 +35,7 @@ pub(crate) struct ShapeCosts([SizeCost; BUCKETS]);
 
 #[derive(Clone, Copy, Debug)]
 struct SizeCost {
-    /// Moving mean of the factor, in parts of a step, over the tasks so far.
+    /// Moving mean of the factor over the tasks so far; [`PART`] is one step.
     mean: MovingMean<MEMORY>,
     /// Number of steps that refusals have taken from it.
     lowered: i32,

@@ -218,7 +218,7 @@ pub enum Control {
     /// A model becomes available. Its id is below [`Limits::models`](crate::Limits::models) and not
     /// in use.
     ModelLoaded(ModelId, Box<Model>),
-    /// New profile of the block; at least as long as the model's largest batch.
+    /// A model is unloaded: its queued requests are rejected, running ones finish.
     ModelUnloaded(ModelId),
     /// A block's latency profile was measured again, for the longest requests. Where costs depend
     /// on lengths, the costs of shorter requests change in proportion.

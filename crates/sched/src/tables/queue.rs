@@ -7,8 +7,8 @@ use ripieno_base::{List, Nanos, Time};
 use ripieno_model::DropRule;
 
 /// Requests of one model: those that may still be punctual, in an order, and separately those that
-/// were passed over, by deadline. The latter are requests that cannot be punctual any more, as far
-/// as the drop rule keeps them, and a second class that still can.
+/// were passed over, by deadline. Passed over are requests that are late but kept by the drop rule,
+/// and a second class that can still be in time.
 ///
 /// Insertion searches from the tail: O(1) where all requests have the same SLO, which is the normal
 /// case.

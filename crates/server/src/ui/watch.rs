@@ -1,8 +1,8 @@
 //! The history of the last seconds, kept only while a page is open.
 //!
-//! A reader follows the flight recorder; the first page starts it some seconds back, and a while
-//! after the last one it is dropped. All pages share it. Views are rendered one at a time on a
-//! blocking thread, so that no connection waits for them.
+//! The first open page starts a reader of the flight recorder a few seconds in the past; all pages
+//! share the reader. It is dropped a while after the last page was closed. Views are rendered one
+//! at a time on a blocking thread, so that no connection waits for them.
 
 use parking_lot::Mutex;
 use ripieno_base::{Nanos, Time};

@@ -155,8 +155,8 @@ impl Drop for ProcessConnection {
     }
 }
 
-/// Whether an engine's error is one of a GPU, after which the same process can run nothing more.
-/// Too little memory for a batch is not: parts of it may fit.
+/// Returns true if an engine's error is a failure of the GPU, after which the process can run
+/// nothing more. Out of memory is no device failure: a smaller batch may fit.
 fn is_device_failure(cause: &str) -> bool {
     let has = |words: &[&str]| words.iter().any(|words| cause.contains(words));
     has(&["CUDA failure", "CUDNN failure", "CUBLAS failure"]) && !has(&["out of memory", "ALLOC_FAILED"])

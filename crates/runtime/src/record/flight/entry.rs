@@ -159,7 +159,7 @@ impl Serialize for EventRef<'_> {
 /// An entry as it lies in the ring.
 #[derive(Serialize, Deserialize)]
 pub(super) enum RingEntry<E> {
-    /// An event that is no control.
+    /// An event other than a control input.
     Event(E),
     /// A change of models or devices: its number among all. Changes are rare and large, so they
     /// are kept beside the ring.

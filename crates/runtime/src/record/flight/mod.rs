@@ -3,8 +3,8 @@
 //! A ring of bytes for each scheduler holds its inputs and decisions, and a few facts beside them:
 //! the calls of clients with their real deadlines, the times at which devices ran, the outcomes,
 //! and refusals before the scheduler. Writing an entry encodes some tens of bytes under a lock that
-//! no other thread holds for long, and allocates nothing. A dump is a recording as
-//! `ripieno serve --record` writes it; [`FlightRecorder::follow`] reads on where it stopped.
+//! no other thread holds for long, and allocates nothing. A dump is a recording as `ripieno serve
+//! --record` writes it; [`FlightRecorder::follow`] continues after the last entry that it read.
 
 mod dump;
 mod entry;

@@ -393,7 +393,7 @@ impl<'a> Explainer<'a> {
         self.starts.partition_point(|start| *start < at)
     }
 
-    /// Device time in nanoseconds within a span of the tasks that overlap it.
+    /// Returns the device time used between `from` and `to`, in nanoseconds.
     fn busy(&self, from: Time, to: Time) -> f64 {
         self.running(from, to).iter().map(|task| overlap(task, from, to).0 as f64).sum()
     }

@@ -36,7 +36,8 @@ use tracing::Instrument;
 /// Maximum size of a message that carries no tensors.
 const SMALL_BYTES: usize = 64 << 10;
 
-/// Upper bound on the growth of such a message in memory; maps of short names grow the most.
+/// Largest ratio of a small message's size in memory to its size on the wire; maps of short names
+/// grow the most.
 const SMALL_GROWTH: usize = 16;
 
 /// Returns the routes of the calls that tonic handles.
