@@ -15,37 +15,37 @@ pub(crate) trait Choose: Send {
 /// A scheduler that decides cell by cell.
 pub(crate) struct CellScheduler<C> {
     cells: Cells,
-    terms: Box<dyn Fn(&Model) -> CellRules + Send>,
+    rules: Box<dyn Fn(&Model) -> CellRules + Send>,
     choice: C,
     /// Devices with fewer tasks get more.
     fewest: usize,
 }
 
 impl<C: Choose> CellScheduler<C> {
-    /// Creates the scheduler; `terms` returns the rules of each model, also of those that are
+    /// Creates the scheduler; `rules` returns the rules of each model, also of those that are
     /// loaded later.
     pub(crate) fn new(
         setup: &Setup,
         options: BatchOptions,
-        terms: impl Fn(&Model) -> CellRules + Send + 'static,
+        rules: impl Fn(&Model) -> CellRules + Send + 'static,
         choice: C,
     ) -> CellScheduler<C> {
-        CellScheduler::with_fewest(setup, options, terms, choice, 1)
+        CellScheduler::with_fewest(setup, options, rules, choice, 1)
     }
 
     /// Creates a scheduler that gives a device more tasks while it holds fewer than `fewest`.
     pub(crate) fn with_fewest(
         setup: &Setup,
         options: BatchOptions,
-        terms: impl Fn(&Model) -> CellRules + Send + 'static,
+        rules: impl Fn(&Model) -> CellRules + Send + 'static,
         choice: C,
         fewest: usize,
     ) -> CellScheduler<C> {
         let mut cells = Cells::new(&setup.limits, setup.devices, options);
         for (model, id) in setup.models.iter().zip(0..) {
-            cells.load(ModelId(id), model.clone(), terms(model));
+            cells.load(ModelId(id), model.clone(), rules(model));
         }
-        CellScheduler { cells, terms: Box::new(terms), choice, fewest: fewest.min(setup.limits.depth) }
+        CellScheduler { cells, rules: Box::new(rules), choice, fewest: fewest.min(setup.limits.depth) }
     }
 
     /// "Schedule" of Algorithm 1: called for each device that holds few tasks, after every event.
@@ -83,8 +83,8 @@ impl<C: Choose> Scheduler for CellScheduler<C> {
             Control::DeviceLeft(device) => self.cells.leave_device(device),
             Control::DeviceSlowed { device, percent } => self.cells.slow_device(device, percent),
             Control::ModelLoaded(id, model) => {
-                let terms = (self.terms)(&model);
-                self.cells.load(id, *model, terms);
+                let rules = (self.rules)(&model);
+                self.cells.load(id, *model, rules);
             }
             Control::ModelUnloaded(id) => self.cells.retire(id),
             Control::ProfileReplaced { model, block, profile } => self.cells.replace_profile(model, block, profile),

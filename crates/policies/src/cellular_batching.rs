@@ -108,7 +108,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         false => Leave::WithItsSet(Padding::ToLongest),
     };
     let options = BatchOptions::read(setup, knobs, DropRule::Never)?;
-    let terms = CellRules {
+    let rules = CellRules {
         merges: false,
         max_tasks: requested.unwrap_or(TASKS),
         join,
@@ -117,7 +117,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         window: Nanos::ZERO,
         merge_per_node: Nanos::ZERO,
     };
-    Ok(Box::new(CellScheduler::new(setup, options, move |_| terms, Algorithm1)))
+    Ok(Box::new(CellScheduler::new(setup, options, move |_| rules, Algorithm1)))
 }
 
 /// "Schedule" of Algorithm 1, lines 4 to 10. Shared with "late".

@@ -73,7 +73,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     let width = PerModel::read(&setup.models, |model| knobs.count(WIDTH.name, model))?;
     let window_ms = PerModel::read(&setup.models, |model| knobs.number(WINDOW_MS.name, model))?;
     let options = BatchOptions::read(setup, knobs, DropRule::Never)?;
-    let terms = move |model: &Model| CellRules {
+    let rules = move |model: &Model| CellRules {
         merges: false,
         max_tasks: usize::MAX,
         join: Join::InSets { width: Some(width.of(model).unwrap_or(10).min(1 << 20) as u32) },
@@ -82,7 +82,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         window: Nanos::from_millis_f64(window_ms.of(model).unwrap_or(0.0)),
         merge_per_node: Nanos::ZERO,
     };
-    Ok(Box::new(CellScheduler::new(setup, options, terms, InOrder)))
+    Ok(Box::new(CellScheduler::new(setup, options, rules, InOrder)))
 }
 
 /// Chooses blocks in the order of the walk; the device's own set determines the model, since

@@ -87,8 +87,8 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         wakeup: Time::NEVER,
     };
     let options = BatchOptions::read(setup, knobs, DropRule::Hopeless)?;
-    let terms = PoolRules { options, margin: millis("buffer_ms", 0.0)?, head_blocks: false };
-    Ok(Box::new(PlacementScheduler::new(setup, device_choice(knobs)?, terms, placement)))
+    let rules = PoolRules { options, margin: millis("buffer_ms", 0.0)?, head_blocks: false };
+    Ok(Box::new(PlacementScheduler::new(setup, device_choice(knobs)?, rules, placement)))
 }
 
 struct Clockwork {

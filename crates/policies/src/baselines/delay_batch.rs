@@ -87,13 +87,19 @@ struct StageDevice {
 
 /// The scheduler that forms batches ahead.
 struct DelayBatch {
+    /// Window of each model.
     window: PerModel<Nanos>,
+    /// Models, requests and queues.
     tables: Tables<DelayModelState>,
+    /// Batches that have begun.
     cohorts: Cohorts<()>,
+    /// Tasks in flight.
     tasks: Tasks,
+    /// The devices.
     devices: Devices<StageDevice>,
     /// Requests whose batch was lost.
     returned: Vec<RequestSlot>,
+    /// Earliest end of a window of waiting requests.
     window_ends: Time,
 }
 

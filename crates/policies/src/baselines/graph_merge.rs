@@ -58,7 +58,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     check(setup)?;
     let merge_us = PerModel::read(&setup.models, |model| knobs.number("merge_us_per_node", model))?;
     let options = BatchOptions::read(setup, knobs, DropRule::Never)?;
-    let terms = move |model: &Model| CellRules {
+    let rules = move |model: &Model| CellRules {
         merges: true,
         max_tasks: usize::MAX,
         join: Join::InSets { width: None },
@@ -67,5 +67,5 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         window: Nanos::ZERO,
         merge_per_node: Nanos::from_millis_f64(merge_us.of(model).unwrap_or(0.0) / 1e3),
     };
-    Ok(Box::new(CellScheduler::new(setup, options, terms, InOrder)))
+    Ok(Box::new(CellScheduler::new(setup, options, rules, InOrder)))
 }

@@ -85,8 +85,8 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     let placement =
         Nexus::new(&setup.limits, knobs.choice("gather", &gathers, NexusGather::WindowMax)?, epoch, frontends);
     let options = BatchOptions::read(setup, knobs, DropRule::Hopeless)?;
-    let terms = PoolRules { options, margin: Nanos::ZERO, head_blocks: false };
-    Ok(Box::new(PlacementScheduler::new(setup, DeviceChoice::SmallestId, terms, placement)))
+    let rules = PoolRules { options, margin: Nanos::ZERO, head_blocks: false };
+    Ok(Box::new(PlacementScheduler::new(setup, DeviceChoice::SmallestId, rules, placement)))
 }
 
 /// Time until the first plan, which knows no rates, is replaced.
@@ -94,29 +94,39 @@ const FIRST_EPOCH: Nanos = Nanos(1_000_000_000);
 
 /// Rates, the plan derived from them, and the turns of the devices.
 struct Nexus {
+    /// The rule by which a batch waits for more requests.
     gather: NexusGather,
+    /// Time between two plans.
     epoch: Nanos,
+    /// Frontends that route requests to sessions.
     frontends: Frontends,
+    /// Arrival rate of each model.
     meters: Vec<RateMeter>,
+    /// Packing of sessions onto devices.
     packer: Packer,
     /// Models on devices, ordered by model; a session has the queue of its number.
     sessions: Vec<Session>,
     /// The first queue after the sessions' queues: one per model, for times without a device.
     first_unrouted: usize,
+    /// Routes of each model.
     models: Vec<NexusRoutes>,
     /// The sessions, grouped by device.
     by_device: Vec<u32>,
+    /// Turns of each device.
     devices: Vec<NexusTurns>,
     /// Devices that may have a batch to start.
     touched: Vec<u16>,
+    /// True for each device in `touched`.
     is_touched: Vec<bool>,
+    /// The present devices.
     present: Vec<DeviceId>,
     /// Requests that move to another queue, and whether they are overdue.
     moved: Vec<(u32, bool)>,
-    /// Whether devices, models or profiles have changed since the plan.
+    /// True if devices, models or profiles have changed since the plan.
     outdated: bool,
-    /// Whether the plan is based on rates.
+    /// True if the plan is based on rates.
     measured: bool,
+    /// Time of the current plan.
     planned: Time,
     /// Time of the next plan; never while there are no requests.
     next_plan: Time,

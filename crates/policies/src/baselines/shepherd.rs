@@ -74,8 +74,8 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     };
     let head_blocks = knobs.choice("head_of_line", &[("fixed", false), ("published", true)], false)?;
     let options = BatchOptions::read(setup, knobs, DropRule::Hopeless)?;
-    let terms = PoolRules { options, margin: Nanos::ZERO, head_blocks };
-    Ok(Box::new(PlacementScheduler::new(setup, device_choice(knobs)?, terms, placement)))
+    let rules = PoolRules { options, margin: Nanos::ZERO, head_blocks };
+    Ok(Box::new(PlacementScheduler::new(setup, device_choice(knobs)?, rules, placement)))
 }
 
 /// The largest first, then the most urgent.

@@ -19,11 +19,13 @@ pub(super) struct Clusters {
     /// Per number of groups and of lengths: the least area of the first lengths in that many
     /// groups.
     area: Vec<u64>,
-    /// Start of the last group of that division.
+    /// Start of the last group of the division with that area.
     cut: Vec<usize>,
     /// Ends of the groups among the requests.
     ends: Vec<usize>,
+    /// Largest number of groups.
     groups: usize,
+    /// Length of the part of `area` and `cut` of one number of groups.
     stride: usize,
 }
 

@@ -9,13 +9,17 @@ use ripieno_sched::tables::devices;
 /// A lane of a device, and the model whose batch and its parts run on it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Lane {
+    /// Model whose batch has the lane; `None` while the lane is free.
     pub(super) owner: Option<ModelId>,
+    /// The running task.
     pub(super) run: Option<PipelineRun>,
-    /// Share of the device that the task can use, and mean share of its batch from here on.
+    /// Share of the device that the task can use.
     pub(super) share: u32,
+    /// Mean share of the batch from the task's stage on.
     pub(super) mean_share: u32,
+    /// Rows of the batch.
     pub(super) rows: usize,
-    /// Expected end of its batch without interruptions.
+    /// Expected end of the batch without interruptions.
     pub(super) ends: Time,
 }
 
@@ -26,6 +30,7 @@ pub(super) type DvaDevice = devices::DeviceState<LaneDevice>;
 pub(super) struct LaneDevice {
     /// True if the device has lost its tasks; nothing starts until all of them have ended.
     pub(super) lost: bool,
+    /// The lanes of the device.
     pub(super) lanes: Vec<Lane>,
 }
 

@@ -129,10 +129,15 @@ fn lanes(knobs: &Knobs<'_>) -> Result<usize, BuildError> {
 pub(super) struct DvaOptions {
     /// Number of concurrent tasks of a device.
     pub(super) lanes: usize,
+    /// The way in which stages share the lanes.
     pub(super) executors: Executors,
+    /// Drop rule and largest batches.
     pub(super) batches: BatchOptions,
+    /// Options that hold for all models.
     pub(super) terms: SplitTerms,
+    /// Time after which no newcomer joins a batch, by model.
     comp_wait: PerModel<Option<Nanos>>,
+    /// Longest wait of the first request of a batch, by model.
     window: PerModel<Option<Nanos>>,
 }
 

@@ -21,11 +21,12 @@ use ripieno_sched::tables::cohorts::{Cohort, CohortId, Cohorts};
 /// State of a batch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PipelineBatch {
-    /// None until it begins.
+    /// Pair of buffers; `None` until the batch begins.
     pair: Option<BufferPair>,
+    /// Start of the batch.
     pub(super) begun: Time,
-    /// Whether no request may join any more: a split awaits it, or it came from one or skipped a
-    /// stage.
+    /// True if no request may join any more: a split awaits the batch, or it came from one or
+    /// skipped a stage.
     sealed: bool,
     /// Number among the batches of the model on this device.
     number: u64,
@@ -65,6 +66,7 @@ pub(super) struct Pipeline {
     executors: StageExecutors,
     /// Whether a lane has the pair of its number, and newcomers the last one.
     by_lane: bool,
+    /// Number of stages.
     stages: usize,
     /// The batches in the order in which they reached their current stage; parts of a split are
     /// adjacent.
@@ -73,7 +75,7 @@ pub(super) struct Pipeline {
     count: u64,
     /// The batch that newcomers join, until a stage has run it together with them.
     stretched: Option<CohortId>,
-    /// The newcomers that catch up with it, while it waits.
+    /// The newcomers that catch up with `stretched`, while it waits.
     newcomers: Option<CohortId>,
     /// The pair of the newcomers.
     spare: BufferPair,

@@ -41,12 +41,20 @@ impl Executors {
 /// The options for one model.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SplitTerms {
+    /// Kind of diversity of the model's requests; `None` to read it from the model.
     pub(super) diversity: Option<Diversity>,
+    /// Upper bound on the groups by length that waiting requests are divided into.
     pub(super) groups: usize,
+    /// True if batches may be split before stages that prefer smaller ones.
     pub(super) splits: bool,
+    /// True if newcomers may catch up with a running batch.
     pub(super) stretches: bool,
+    /// Time since the start of a batch after which no newcomer joins it; `None` for half of what a
+    /// batch of 8 takes.
     pub(super) comp_wait: Option<Nanos>,
+    /// Longest wait of the first request of a batch; `None` for the policy's rule.
     pub(super) window: Option<Nanos>,
+    /// True if a batch that waits on a busy device waits for the duration of the first stage.
     pub(super) first_stage_window: bool,
 }
 
@@ -58,7 +66,9 @@ pub(super) const WHOLE: u32 = 1_000_000;
 pub(super) struct SplitPlan {
     /// Upper bound on the groups by length that waiting requests are divided into.
     pub(super) groups: usize,
+    /// True if batches are split before stages that prefer smaller ones.
     pub(super) splits: bool,
+    /// True if newcomers may catch up with a running batch.
     pub(super) stretches: bool,
     /// Time since the start of a batch after which no newcomer joins it.
     pub(super) comp_wait: Nanos,
@@ -66,12 +76,13 @@ pub(super) struct SplitPlan {
     pub(super) max_batch: usize,
     /// Longest wait of the first request of a batch for others, on an idle and on a busy device.
     pub(super) windows: [Nanos; 2],
-    /// Tables for a model without lengths, by stage and rows: the cost of this stage and all later
-    /// ones, and the share of this stage.
+    /// Cost of a stage and all later ones, by stage and rows, for a model without lengths.
     remaining: Vec<Nanos>,
+    /// Share of a stage, by stage and rows.
     shares: Vec<u32>,
-    /// The mean share of this stage and all later ones.
+    /// Mean share of a stage and all later ones, by stage and rows.
     mean_shares: Vec<u32>,
+    /// Length of the part of these tables of one stage.
     stride: usize,
 }
 
@@ -208,11 +219,13 @@ fn mean(work: u128, time: Nanos) -> u32 {
 /// A busy lane in a forecast.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Busy {
-    /// Remaining time of its batch.
+    /// Remaining time of the batch.
     pub(super) left: Nanos,
-    /// Share of the device that the batch can use in its first stage, and its mean share.
+    /// Share of the device that the batch can use in its first stage.
     pub(super) share: u32,
+    /// Mean share of the batch over its stages.
     pub(super) mean_share: u32,
+    /// Rows of the batch.
     pub(super) rows: usize,
 }
 

@@ -48,10 +48,13 @@ pub(super) type BufferPair = u8;
 /// All executors of a model on a device.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct StageExecutors {
+    /// Number of stages.
     stages: usize,
+    /// Number of buffer pairs between two stages.
     pairs: usize,
     /// Number of executors per stage.
     width: usize,
+    /// State of the executors, stage by stage.
     executors: Vec<StageExecutor>,
     /// State by boundary and pair; boundary i is before stage i, the last one after the last stage.
     buffers: Vec<Buffer>,

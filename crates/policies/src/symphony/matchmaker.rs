@@ -27,16 +27,19 @@ pub(crate) enum DeviceChoice {
 /// Devices, and the times at which models may start batches.
 #[derive(Debug)]
 pub struct Matchmaker {
+    /// The rule that prefers one free device to another.
     choice: DeviceChoice,
+    /// The devices.
     devices: Devices<GrantedDevice>,
     /// Upper bound on the tasks of a device.
     depth: usize,
-    /// Grants of each device, `depth` entries per device, and the number of the last grant.
+    /// Grants of each device, `depth` entries per device.
     granted: Vec<Option<Granted>>,
+    /// Number of the last grant.
     last: GrantNumber,
-    /// Number of shards, and the latency percentage that each reports of each device, `shards`
-    /// entries per device.
+    /// Number of shards.
     shards: usize,
+    /// Latency percentage that each shard reports of each device, `shards` entries per device.
     standings: Vec<Option<u32>>,
     /// Free devices, by preference.
     free: IndexedHeap<Time>,
@@ -45,6 +48,7 @@ pub struct Matchmaker {
     /// Free devices whose last grant was returned unused, by the time at which they are granted
     /// again.
     set_aside: IndexedHeap<Time>,
+    /// The models.
     models: Vec<MatchedModel>,
     /// Models whose candidate's exec lies ahead, by exec.
     pending: IndexedHeap<Time>,
@@ -57,10 +61,11 @@ pub struct Matchmaker {
 /// State of a device.
 #[derive(Clone, Copy, Debug)]
 struct GrantedDevice {
-    /// Number of tasks that it holds.
+    /// Number of tasks that the device holds.
     held: usize,
-    /// Predicted end of the last of them, known once its last block was sent.
+    /// Predicted end of the last of the tasks.
     ends: Time,
+    /// True once the last block of that task was sent, so that `ends` is known.
     ends_known: bool,
 }
 
@@ -74,10 +79,13 @@ struct Granted {
 
 #[derive(Clone, Copy, Debug)]
 struct MatchedModel {
+    /// The candidates that the model's shard offers.
     candidates: Candidates,
     /// Number of grants; offers that do not include the latest are out of date.
     grants: u64,
+    /// Number of the model's grants in flight.
     in_flight: usize,
+    /// Largest number of devices that may run the model together.
     instances: usize,
 }
 

@@ -28,11 +28,14 @@ pub(crate) type ShardModel = models::ModelEntry<ModelQueue>;
 /// Waiting requests of one model, and the quantities that its batches depend on.
 #[derive(Debug)]
 pub(crate) struct ModelQueue {
+    /// The rule that forms candidates.
     pub(crate) rule: Rule,
     /// ℓ(b) of the whole walk plus the time to reach the device: from the decision to the answer,
     /// if no member leaves early.
     pub(super) profile: Profile,
+    /// Arrival rate.
     pub(crate) rate: RateMeter,
+    /// Waiting requests.
     pub(crate) queue: Queue,
     /// Target batch size of the window rule.
     target: usize,

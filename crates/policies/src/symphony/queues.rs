@@ -13,13 +13,17 @@ use ripieno_sched::{Limits, Outbox, Request, Why};
 /// The queues of the models of one shard.
 #[derive(Debug)]
 pub(crate) struct ShardQueues {
+    /// The live requests of the shard.
     pub(super) requests: Requests,
+    /// The models of the shard.
     pub(super) models: Models<ModelQueue>,
+    /// Rules of the scheduler.
     rules: Rules,
     /// Time of the next check of each model.
     wakeups: IndexedHeap<Time>,
     /// Models whose offer may have changed.
     changed: Vec<ModelId>,
+    /// True for each model in `changed`.
     is_changed: Vec<bool>,
 }
 

@@ -319,8 +319,8 @@ impl SchedulerLoop {
         clients.into_iter().for_each(|(model, client)| self.failures.on_process_death(now, model, client));
     }
 
-    fn execute(&mut self, now: Time, order: EngineCommand, confirm: &SyncSender<()>) {
-        match order {
+    fn execute(&mut self, now: Time, command: EngineCommand, confirm: &SyncSender<()>) {
+        match command {
             EngineCommand::Load { id, entry, model } => {
                 self.models[id.index()] = Some(LiveModel::new(entry, &model));
                 self.core.control(Control::ModelLoaded(id, model));

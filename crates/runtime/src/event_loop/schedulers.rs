@@ -148,20 +148,20 @@ impl Schedulers {
     }
 
     /// Sends a command that concerns one model, and waits until it is executed.
-    pub(crate) fn command_for_model(&self, id: ModelId, order: EngineCommand) -> Result<(), Stopped> {
-        send_command(self.for_model(id), order)
+    pub(crate) fn command_for_model(&self, id: ModelId, command: EngineCommand) -> Result<(), Stopped> {
+        send_command(self.for_model(id), command)
     }
 
-    /// Sends the command `order(i)` to the i-th scheduler, for all schedulers. Waits until each
+    /// Sends the command `command(i)` to the i-th scheduler, for all schedulers. Waits until each
     /// command is executed.
-    pub(crate) fn command_all(&self, order: impl Fn(usize) -> EngineCommand) -> Result<(), Stopped> {
-        self.each.iter().enumerate().try_for_each(|(at, scheduler)| send_command(scheduler, order(at)))
+    pub(crate) fn command_all(&self, command: impl Fn(usize) -> EngineCommand) -> Result<(), Stopped> {
+        self.each.iter().enumerate().try_for_each(|(at, scheduler)| send_command(scheduler, command(at)))
     }
 }
 
 /// Sends a command and waits until it is executed. The caller must hold the engine's command lock.
-fn send_command(scheduler: &SharedScheduler, order: EngineCommand) -> Result<(), Stopped> {
+fn send_command(scheduler: &SharedScheduler, command: EngineCommand) -> Result<(), Stopped> {
     let (confirm, confirmed) = sync_channel(1);
-    scheduler.mailbox().post(Mail::Order(order, confirm));
+    scheduler.mailbox().post(Mail::Order(command, confirm));
     confirmed.recv().map_err(|_| Stopped)
 }

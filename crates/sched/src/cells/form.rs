@@ -16,11 +16,11 @@ impl Cells {
         let served = self.served_mut(model);
         served.cells[block.index()].chosen = choices;
         // A fixed set would queue steps beyond its end, which is not known in advance.
-        let blind = served.terms.join != Join::NextTask && served.steps(block) == Steps::UntilEnd;
+        let blind = served.rules.join != Join::NextTask && served.steps(block) == Steps::UntilEnd;
         // A block that runs once makes nothing ready that could follow, and requests that arrive
         // meanwhile would miss tasks submitted ahead.
         let once = served.steps(block) == Steps::Once;
-        let limit = if blind || once { 1 } else { served.terms.max_tasks.min(self.max_tasks) };
+        let limit = if blind || once { 1 } else { served.rules.max_tasks.min(self.max_tasks) };
         for tasks in 0..limit {
             let cell = &self.served(model).cells[block.index()];
             let size = cell.ready(device).min(cell.max);
@@ -35,7 +35,7 @@ impl Cells {
     /// "FormBatchedTask" and "SubmitBatchedTask".
     fn submit(&mut self, model: ModelId, block: BlockId, device: DeviceId) -> TaskId {
         let served = self.served(model);
-        let makes_set = served.terms.join == Join::NextTask && served.terms.leave != Leave::AtItsEnd;
+        let makes_set = served.rules.join == Join::NextTask && served.rules.leave != Leave::AtItsEnd;
         let task = self.tasks.open(model, block, device, LaneId(0));
         self.fill(task, model, block, device);
         self.pad(task);

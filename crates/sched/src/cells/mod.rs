@@ -251,15 +251,15 @@ impl Cells {
     }
 
     /// Adds a model with its rules. Panics if [`check`] refuses the model.
-    pub fn load(&mut self, id: ModelId, model: Model, terms: CellRules) {
-        let buckets = match terms.join {
+    pub fn load(&mut self, id: ModelId, model: Model, rules: CellRules) {
+        let buckets = match rules.join {
             Join::NextTask => 0,
             Join::InSets { width: None } => 1,
             Join::InSets { width: Some(_) } => sets::BUCKETS,
         };
         assert_eq!(served::fault(&model), None, "the driver asks first whether the policy serves a model");
         let devices = self.devices.ids().count();
-        self.models.load(id, model, |model, max_batch| CellModelState::new(model, max_batch, terms, devices, buckets));
+        self.models.load(id, model, |model, max_batch| CellModelState::new(model, max_batch, rules, devices, buckets));
     }
 
     /// Returns the model of this id, which must be loaded.

@@ -16,7 +16,7 @@ pub type CellModel = models::ModelEntry<CellModelState>;
 #[derive(Debug)]
 pub struct CellModelState {
     /// Rules of the policy for the model.
-    pub terms: CellRules,
+    pub rules: CellRules,
     /// Stages of a request, in order.
     pub(super) stages: Vec<Stage>,
     /// Per block, the first stage that begins with it or later; after the last block, the number of
@@ -81,11 +81,11 @@ impl CellModelState {
     pub(super) fn new(
         model: &Model,
         max_batch: usize,
-        terms: CellRules,
+        rules: CellRules,
         devices: usize,
         buckets: usize,
     ) -> CellModelState {
-        let cap = if terms.merges { model.max_batch } else { max_batch };
+        let cap = if rules.merges { model.max_batch } else { max_batch };
         let cell = |block: &Block| {
             let max = block.max_batch().min(cap);
             let supported = block.sizes.iter().copied().filter(|&size| size <= max);
@@ -107,7 +107,7 @@ impl CellModelState {
             stage_of: (0..=model.blocks.len() as u16).map(stage_of).collect(),
             stages,
             cells,
-            terms,
+            rules,
             held: vec![0; devices],
             devices: 0,
             pads: model.has_lengths(),

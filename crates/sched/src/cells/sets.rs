@@ -49,7 +49,7 @@ impl Cells {
 
     fn bucket(&self, slot: RequestSlot) -> (ModelId, usize) {
         let request = &self.walkers[slot.index()].request;
-        let bucket = match self.served(request.model).terms.join {
+        let bucket = match self.served(request.model).rules.join {
             Join::InSets { width: Some(width) } => (request.extent.length.max(1) - 1) / width,
             _ => 0,
         };
@@ -79,10 +79,10 @@ impl Cells {
             self.sets.push(id, &request);
             nodes += self.graph_nodes(RequestSlot(slot));
         }
-        let merged = self.served(model).terms.merge_per_node * nodes;
+        let merged = self.served(model).rules.merge_per_node * nodes;
         self.devices[device].ready = now + merged.max(Nanos::ZERO);
         let longest = self.sets.get(id).length;
-        let bucket_end = match self.served(model).terms.join {
+        let bucket_end = match self.served(model).rules.join {
             Join::InSets { width: Some(width) } => (bucket as u32 + 1).saturating_mul(width).max(longest),
             _ => longest,
         };
@@ -119,7 +119,7 @@ impl Cells {
         let count = self.models.capacity();
         if let Some(served) = self.models.find(ModelId(model as u16)) {
             let full = |list: &List| list.len() >= served.max_batch;
-            let in_buckets = matches!(served.terms.join, Join::InSets { width: Some(_) });
+            let in_buckets = matches!(served.rules.join, Join::InSets { width: Some(_) });
             if in_buckets && served.may_run_on(device) && served.buckets.get(bucket).is_some_and(full) {
                 return Some((ModelId(model as u16), bucket));
             }
@@ -144,14 +144,14 @@ impl Cells {
     /// Returns the time at which the oldest request of a bucket has waited for the window.
     fn ripe_at(&self, served: &CellModel, bucket: &List) -> Option<Time> {
         let oldest = bucket.front()?;
-        Some(self.walkers[oldest as usize].request.arrived + served.terms.window)
+        Some(self.walkers[oldest as usize].request.arrived + served.rules.window)
     }
 
     /// Sets the time at which an idle device checks again. Buckets that are ripe already wait for
     /// another event.
     pub fn await_sets(&mut self, now: Time) {
         let idle = self.devices.iter().any(|(_, device)| device.present && device.held == 0 && device.set.is_none());
-        let waits = |served: &&CellModel| idle && served.terms.window > Nanos::ZERO;
+        let waits = |served: &&CellModel| idle && served.rules.window > Nanos::ZERO;
         let served = self.models().map(|(_, served)| served).filter(waits);
         let times = served.flat_map(|served| served.buckets.iter().filter_map(|bucket| self.ripe_at(served, bucket)));
         self.turns.ripens = times.filter(|&at| at > now).min().unwrap_or(Time::NEVER);
@@ -163,7 +163,7 @@ impl Cells {
         // True if the members have an output whose rows are kept for the others.
         let served = models.get(sets.get(id).model);
         let has_end =
-            served.terms.pads_output && served.model.blocks.iter().any(|block| block.steps == Steps::UntilEnd);
+            served.rules.pads_output && served.model.blocks.iter().any(|block| block.steps == Steps::UntilEnd);
         let going = padded > 0 && has_end;
         let mut began = 0;
         for slot in sets.members(id) {
@@ -193,7 +193,7 @@ impl Cells {
     /// Makes a set of the requests that begin in one task, where they leave together. Must precede
     /// the next step of these requests.
     pub(super) fn make_set(&mut self, task: ripieno_base::TaskId, model: ModelId) {
-        let Leave::WithItsSet(padding) = self.served(model).terms.leave else {
+        let Leave::WithItsSet(padding) = self.served(model).rules.leave else {
             return;
         };
         let Cells { sets, tasks, walkers, .. } = self;

@@ -29,7 +29,7 @@ impl Cells {
     fn wait(&mut self, slot: RequestSlot) {
         let request = self.walkers[slot.index()].request;
         let served = self.models.get(request.model);
-        let joins = served.terms.join;
+        let joins = served.rules.join;
         self.timers.arm(&request, served.drop, || cost::alone(&served.model, &request, 1));
         self.served_mut(request.model).waiting += 1;
         match joins {
@@ -84,7 +84,7 @@ impl Cells {
                     let total = match kind {
                         Steps::Length => steps.max(padded),
                         // An ended output continues until the last of the set has ended.
-                        Steps::UntilEnd if padded > 0 && self.served(request.model).terms.pads_output => ENDLESS,
+                        Steps::UntilEnd if padded > 0 && self.served(request.model).rules.pads_output => ENDLESS,
                         _ => steps,
                     };
                     let line = self.subgraphs.open_line(slot, block, steps, total, request.rows);
@@ -269,7 +269,7 @@ impl Cells {
 
     fn complete_walk(&mut self, slot: RequestSlot) {
         let model = self.walkers[slot.index()].request.model;
-        match (self.served(model).terms.leave, self.sets.of(slot)) {
+        match (self.served(model).rules.leave, self.sets.of(slot)) {
             (Leave::WithItsSet(_), Some(set)) => {
                 self.walker(slot).state = CellRequestState::Held;
                 self.one_less_unfinished(set);
@@ -301,7 +301,7 @@ impl Cells {
         self.served_mut(request.model).live -= 1;
         if state == CellRequestState::Waiting {
             self.served_mut(request.model).waiting -= 1;
-            if self.served(request.model).terms.join != Join::NextTask {
+            if self.served(request.model).rules.join != Join::NextTask {
                 self.leave_bucket(slot);
             }
         }
@@ -378,7 +378,7 @@ impl Cells {
 
     /// Returns the rule for the rows of ended requests.
     pub(super) fn padding(&self, model: ModelId) -> Padding {
-        match self.served(model).terms.leave {
+        match self.served(model).rules.leave {
             Leave::AtItsEnd => Padding::None,
             Leave::WithItsSet(padding) => padding,
         }

@@ -163,10 +163,10 @@ pub(crate) async fn accept(
     if let (Some(room), Some(input)) = (copied, copy) {
         input.data = hold(std::mem::take(&mut input.data), room);
     }
-    let ensemble_call = answer_bytes(&entry, rows, outputs.iter().copied());
+    let answer_size = answer_bytes(&entry, rows, outputs.iter().copied());
     // A streamed response needs memory for every step that may wait to be read.
     let parts = if on_step.is_some() && entry.streams { MAX_UNREAD } else { 1 };
-    let room = budget.reserve(ensemble_call.saturating_mul(parts))?;
+    let room = budget.reserve(answer_size.saturating_mul(parts))?;
     let timeout = [timeout, own_timeout, slo].into_iter().flatten().min();
     let (decoding, room) = (received.elapsed(), Some(room));
     if let Some(ensemble) = &entry.ensemble {

@@ -23,14 +23,19 @@ pub(crate) enum CentralGather {
 /// The candidates of all models; queue and model have the same number.
 #[derive(Debug)]
 pub(crate) struct Central<R> {
+    /// The rule that forms candidates.
     gather: CentralGather,
+    /// Rank of a candidate: the least goes first.
     rank: fn(&PoolCandidate) -> R,
+    /// Candidate of each model.
     candidates: Vec<Option<PoolCandidate>>,
     /// Models with a candidate, the best first.
     ranked: IndexedHeap<R>,
     /// The same models by the latest start of the candidate.
     passing: IndexedHeap<Time>,
+    /// Models whose candidate may have changed.
     touched: Vec<u16>,
+    /// True for each model in `touched`.
     is_touched: Vec<bool>,
     /// The start time for which the candidates were computed.
     at: Time,

@@ -10,14 +10,18 @@ use ripieno_base::Lcg;
 /// The round robin state of each frontend and model.
 #[derive(Debug)]
 pub(crate) struct Frontends {
+    /// Number of frontends.
     count: usize,
+    /// Number of models.
     models: usize,
+    /// Number of places, of all models together.
     places: usize,
     /// Per frontend and place, the credit of the round robin.
     credits: Vec<u64>,
     /// Per frontend and model, the next place, relative to the model's first one and modulo their
     /// number.
     next: Vec<u32>,
+    /// Source of random choices.
     random: Lcg,
 }
 

@@ -57,18 +57,23 @@ pub(crate) trait Placement: Send {
 /// The common part of all placements.
 #[derive(Debug)]
 pub(crate) struct DeviceTable {
+    /// Models, requests and queues.
     pub(crate) pool: BatchPool,
+    /// Tasks in flight.
     tasks: Tasks,
+    /// The devices.
     devices: Devices<PlacementDevice>,
     /// Members of the commitment of each device, with a fixed stride.
     committed: Vec<RequestSlot>,
+    /// Length of a device's part of `committed`.
     stride: usize,
+    /// The rule that prefers one free device to another.
     choice: DeviceChoice,
     /// Free devices, by preference.
     free: IndexedHeap<Time>,
     /// Busy devices without a commitment, by expected end.
     busy: IndexedHeap<Time>,
-    /// The same devices by the rows of their batch.
+    /// Busy devices without a commitment, by the rows of their batch.
     sizes: IndexedHeap<usize>,
     /// Requests whose batch was lost.
     returned: Vec<RequestSlot>,
@@ -102,10 +107,10 @@ struct Commitment {
 }
 
 impl DeviceTable {
-    fn new(setup: &Setup, queues: usize, choice: DeviceChoice, terms: PoolRules) -> DeviceTable {
+    fn new(setup: &Setup, queues: usize, choice: DeviceChoice, rules: PoolRules) -> DeviceTable {
         let limits = &setup.limits;
         DeviceTable {
-            pool: BatchPool::new(limits, queues, terms),
+            pool: BatchPool::new(limits, queues, rules),
             tasks: Tasks::new(limits),
             devices: Devices::new(limits, 0, || PlacementDevice { running: None, commitment: None }),
             committed: vec![RequestSlot(0); limits.devices * limits.batch],
@@ -289,8 +294,8 @@ pub(crate) struct PlacementScheduler<P> {
 }
 
 impl<P: Placement> PlacementScheduler<P> {
-    pub(crate) fn new(setup: &Setup, choice: DeviceChoice, terms: PoolRules, placement: P) -> PlacementScheduler<P> {
-        let table = DeviceTable::new(setup, P::queues(setup), choice, terms);
+    pub(crate) fn new(setup: &Setup, choice: DeviceChoice, rules: PoolRules, placement: P) -> PlacementScheduler<P> {
+        let table = DeviceTable::new(setup, P::queues(setup), choice, rules);
         let mut placed = PlacementScheduler { placement, table, pending: Outbox::new(&setup.limits) };
         for (id, model) in setup.models.iter().enumerate() {
             placed.load(ModelId(id as u16), model.clone());

@@ -28,10 +28,11 @@ pub(crate) struct PoolModelState {
 /// The policy's options.
 #[derive(Clone, Debug)]
 pub(crate) struct PoolRules {
+    /// Drop rule and largest batches.
     pub(crate) options: BatchOptions,
     /// Lead before a request's deadline at which the policy aims to answer it.
     pub(crate) margin: Nanos,
-    /// Whether an expired head stays, and blocks the queue, as long as the last request is alive.
+    /// True if an expired head stays, and blocks the queue, as long as the last request is alive.
     pub(crate) head_blocks: bool,
 }
 
@@ -50,6 +51,7 @@ pub(crate) struct Aim {
 pub(crate) struct PoolCandidate {
     /// The first member; requests before it are passed over.
     pub(crate) first: u32,
+    /// Rows of the batch.
     pub(crate) rows: usize,
     /// Latest start that is in time on a device that runs as profiled.
     pub(crate) latest: Time,
@@ -58,12 +60,17 @@ pub(crate) struct PoolCandidate {
 /// All models, requests and queues.
 #[derive(Debug)]
 pub(crate) struct BatchPool {
+    /// The models.
     models: Models<PoolModelState>,
+    /// The live requests.
     pub(crate) requests: Requests,
+    /// Lead before a request's deadline at which the policy aims to answer it.
     margin: Nanos,
+    /// True if an expired head stays, and blocks the queue, as long as the last request is alive.
     head_blocks: bool,
     /// Per slot, the queue of a waiting request.
     queue_of: Vec<u32>,
+    /// The queues.
     queues: Vec<Queue>,
     /// Time of the next check of each queue.
     wakeups: IndexedHeap<Time>,
@@ -72,8 +79,8 @@ pub(crate) struct BatchPool {
 }
 
 impl BatchPool {
-    pub(crate) fn new(limits: &Limits, queues: usize, terms: PoolRules) -> BatchPool {
-        let PoolRules { options, margin, head_blocks } = terms;
+    pub(crate) fn new(limits: &Limits, queues: usize, rules: PoolRules) -> BatchPool {
+        let PoolRules { options, margin, head_blocks } = rules;
         BatchPool {
             models: Models::new(limits, options),
             requests: Requests::new(limits.requests),

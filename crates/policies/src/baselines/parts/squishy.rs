@@ -48,10 +48,13 @@ pub(crate) struct Packer {
 
 #[derive(Clone, Copy, Debug)]
 struct PackingDemand {
+    /// The model.
     model: ModelId,
+    /// Rate of the model, in thousandths of a request per second.
     rate_mrps: u64,
-    /// The batch that fills a device, and the rate that it then serves.
+    /// The batch that fills a device.
     batch: usize,
+    /// Rate that a device serves with that batch, in thousandths of a request per second.
     capacity_mrps: u64,
     /// Largest number of devices that may have the model.
     instances: usize,
