@@ -150,8 +150,8 @@ fn check_setup(setup: &Setup) -> Result<(), BuildError> {
 }
 
 impl Policy {
-    /// Checks that it serves the walk of a model. A driver calls this before it loads a model into
-    /// a running scheduler.
+    /// Checks that the policy serves the walk of a model. A driver calls this before it loads a
+    /// model into a running scheduler.
     pub fn check_walk(&self, model: &Model) -> Result<(), BuildError> {
         let (policy, name) = (self.name, || model.name.clone());
         let chain = model.blocks.len() > 1;

@@ -53,8 +53,8 @@ pub enum Chains {
 }
 
 impl Policy {
-    /// Returns its requirements on the driver with these options. Invalid values are rejected when
-    /// the policy is built.
+    /// Returns the policy's requirements on the driver with these options. Invalid values are
+    /// rejected when the policy is built.
     pub fn needs(&'static self, options: &Options) -> Needs {
         (self.needs)(&self.read(options))
     }
@@ -63,17 +63,17 @@ impl Policy {
         Knobs { policy: self.name, known: self.knobs, options }
     }
 
-    /// Returns whether it can run as model shards and a matchmaker on separate threads.
+    /// Returns true if the policy can run as model shards and a matchmaker on separate threads.
     pub fn is_sharded(&self) -> bool {
         matches!(self.form, Form::Shards(_))
     }
 
-    /// Returns whether it supports a server's objective: short latencies or few devices.
+    /// Returns true if the policy supports a server's objective: short latencies or few devices.
     pub fn has_objective(&self) -> bool {
         self.has(OBJECTIVE)
     }
 
-    /// Returns whether it has this option.
+    /// Returns true if the policy has this option.
     pub fn has(&self, knob: &str) -> bool {
         self.knobs.iter().any(|known| known.name == knob)
     }

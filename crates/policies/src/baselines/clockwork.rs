@@ -17,8 +17,8 @@
 //! before the deadline (`buffer_ms`), gathering rule, largest batch, drop rule, device choice. It
 //! ignores the possible growth of a batch.
 //!
-//! Deviations: the public code keeps a queue per batch size and, having chosen a model, runs the
-//! largest batch that any of them allows, dropping the heads before it: that is `gather =
+//! Deviations: the public code keeps a queue per batch size. Having chosen a model, it runs the
+//! largest batch that any of them allows, and drops the heads before it: that is `gather =
 //! "window"`. Its look-ahead of 10 ms and buffer of 5 ms are `lookahead_ms = 10` and `buffer_ms =
 //! 5`; a restriction to powers of two as batch sizes is not offered. Costs are known here; the
 //! original estimates them as the slowest of the last ten batches.

@@ -13,11 +13,10 @@ use ripieno_base::RequestSlot;
 pub(super) struct Clusters {
     /// The requests by length, and among equals in the order of arrival.
     requests: Vec<(u32, u32, RequestSlot)>,
-    /// The lengths, ascending: the length, the end of its requests, and the rows of all up to
-    /// there.
+    /// Lengths, ascending, each with the end of its requests and the rows of all requests up to
+    /// that end.
     lengths: Vec<(u32, usize, u64)>,
-    /// Per number of groups and of lengths: the least area of the first lengths in that many
-    /// groups.
+    /// Least area of the first lengths, by number of groups and of lengths.
     area: Vec<u64>,
     /// Start of the last group of the division with that area.
     cut: Vec<usize>,

@@ -47,15 +47,17 @@ impl Halves {
 
 /// Shards, a matchmaker, and links between them.
 pub(crate) struct Linked {
+    /// The shards, by number.
     shards: Vec<ModelShard>,
+    /// The matchmaker.
     matchmaker: Matchmaker,
+    /// Time that a message takes in either direction.
     delay: Nanos,
+    /// Limits of the whole scheduler.
     limits: Limits,
-    /// Epoch of the current matchmaker.
-    /// Messages to the matchmaker with their times of arrival, in order, encoded as between
-    /// processes.
+    /// Messages to the matchmaker with their times of arrival, in order.
     to_matchmaker: VecDeque<(Time, ToMatchmaker)>,
-    /// Grants to shards, likewise.
+    /// Grants to shards with their times of arrival, in order.
     to_shards: VecDeque<(Time, Grant)>,
     /// The shard of each live request, by slot.
     shard_of: Vec<u16>,

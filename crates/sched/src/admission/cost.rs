@@ -13,8 +13,8 @@ const MEMORY: u64 = 256;
 pub(super) struct RequestCosts {
     /// The model.
     model: Box<Model>,
-    /// Per block, the batch size in which its work is estimated: the largest that fits into the
-    /// SLO; of cells, the profile's preferred one.
+    /// Batch size in which a block's work is estimated, by block: the largest that fits into the
+    /// SLO, or, of cells, the profile's preferred one.
     batches: Vec<usize>,
     /// The share of rows that run each block of a chain.
     reach: Reach,

@@ -2,17 +2,17 @@
 //!
 //! To the policy, requests of one model that differ in shape are requests of different models. Each
 //! shape in use becomes a *variant*: a further model of the policy with the same blocks. A variant
-//! is loaded with its first request and unloaded when it is unused and its place is needed. No
-//! policy has to know of shapes, each estimates rates and forms batches by shape, and
+//! is loaded with its first request and unloaded when it is unused and its place is needed. So no
+//! policy has to know of shapes, and each estimates rates and forms batches by shape.
 //! [`Shape::ALONE`] is a variant whose batches hold one request.
 //!
 //! The alternative, a shape as a key of every queue, was rejected: each of the policies would have
 //! to respect it, in gathering, in joining and in estimates, and an omission would fail users'
 //! requests.
 //!
-//! A shape costs what its requests say ([`CostScale`]): a variant has its model's profile times
-//! that factor, and so does the model itself for the first shape. The profile is replaced if a
-//! request says another factor by [`RESCALES`] steps or more.
+//! Each request states the factor of its cost ([`CostScale`]). A variant has its model's profile
+//! times that factor, and so does the model itself for the first shape. The profile is replaced if
+//! a request's factor differs by [`RESCALES`] steps or more.
 //!
 //! There is room for [`VARIANTS`] of all models together. Beyond it a request joins the model's own
 //! batches, and the driver's device runs such a batch in parts: slower than necessary, never wrong.

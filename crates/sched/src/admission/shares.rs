@@ -230,8 +230,8 @@ impl Shares {
         }
     }
 
-    /// Reduces the divided part if flows with small demands lose requests while devices are busy:
-    /// what they lose beside idle devices, the others' shares do not cost them.
+    /// Reduces the divided part if flows with small demands lose requests while devices are busy.
+    /// Losses while devices are idle are not caused by the shares of other flows.
     fn adapt(&mut self, utilisation: Permille) {
         let (mut passed, mut lost, mut held) = (0_i64, 0_i64, false);
         for flow in self.active.iter().map(|&flow| &self.flows[flow as usize]) {

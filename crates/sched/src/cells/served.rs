@@ -163,7 +163,7 @@ impl CellType {
         (self.free + self.pinned[device.index()]) as usize
     }
 
-    /// Returns the rows of its next batch on this device; one if nothing is ready.
+    /// Returns the rows of the cell type's next batch on this device; one if nothing is ready.
     pub fn next_rows(&self, device: DeviceId) -> usize {
         self.ready(device).clamp(1, self.max)
     }

@@ -29,7 +29,7 @@ pub(super) struct CellSet {
     device: Option<DeviceId>,
     /// Number of steps of each sequence with padding; else 0.
     padded: u32,
-    /// Whether its members are being completed one after the other.
+    /// True if the members are being completed one after the other.
     busy: bool,
 }
 

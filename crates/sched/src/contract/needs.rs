@@ -59,7 +59,7 @@ pub enum Objective {
 }
 
 impl Objective {
-    /// Returns its name as the value of a policy's option.
+    /// Returns the objective's name, the value of a policy's option.
     pub fn name(self) -> &'static str {
         match self {
             Objective::Latency => "latency",

@@ -72,8 +72,8 @@ pub trait Scheduler: Send {
         None
     }
 
-    /// Returns whether the policy learns itself how late batches are. To any other the driver
-    /// announces deadlines that precede the real ones by a margin.
+    /// Returns true if the policy itself learns how late batches are. To any other policy the
+    /// driver announces deadlines that precede the real ones by a margin.
     fn learns_occupancy(&self) -> bool {
         false
     }

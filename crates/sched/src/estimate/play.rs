@@ -3,9 +3,10 @@
 //!
 //! The batches of a device are a stack of cohorts. The top cohort runs block by block, and merges
 //! with the one below it as soon as both are before the same block. One cohort that newcomers catch
-//! up with is the shortest such stack. Early exits cannot be predicted, so a forecast assumes that
-//! every request runs all blocks, and a predicted number of steps of a block that runs until its
-//! end.
+//! up with is the shortest such stack.
+//!
+//! Early exits cannot be predicted, so a forecast assumes that every request runs all blocks. A
+//! block that runs until its end is assumed to take a predicted number of steps.
 
 use super::cost;
 use crate::tables::cohorts::{CohortId, Cohorts};

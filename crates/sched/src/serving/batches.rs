@@ -180,7 +180,7 @@ impl UnifiedScheduler {
     }
 
     /// Returns the largest batch that can be in time: from the first request on, or from a later
-    /// one if passing over some makes it as large as is wanted.
+    /// one if passing over some lets the batch reach its target.
     fn candidate(&self, now: Time, id: ModelId, device: DeviceId) -> Option<(u32, usize)> {
         let served = self.models.get(id);
         let device = &self.devices[device];
@@ -242,9 +242,9 @@ impl UnifiedScheduler {
         self.requests.get(first).deadline - served.load.waits.blocking - self.devices[device].takes(promised)
     }
 
-    /// Returns the time until which a batch leaves the last free device of several to others: as
-    /// long as it can wait, if the next request of another model would be late for it, and for the
-    /// next device that becomes free.
+    /// Returns the time until which a batch leaves the last free device of several to other models.
+    /// The batch leaves it for as long as the batch can wait, if the next request of another model
+    /// would be late without it. Otherwise returns `now`.
     fn leaves_last_until(&self, now: Time, device: DeviceId, id: ModelId, (first, rows): (u32, usize)) -> Time {
         if self.present() < 2 {
             return now;

@@ -18,8 +18,8 @@ pub(super) struct UnifiedDevice {
 }
 
 impl UnifiedDevice {
-    /// Returns the time until the device is free. A task that is late is expected to be late by as
-    /// much again.
+    /// Returns the time until the device is free. A late task is expected to take the time by which
+    /// it is late once more.
     pub(super) fn frees_in(&self, now: Time) -> Nanos {
         match self.running.is_none() && self.held.is_empty() {
             true => Nanos::ZERO,

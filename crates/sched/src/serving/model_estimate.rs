@@ -12,8 +12,8 @@ use ripieno_model::{Block, Model};
 /// Part of the largest steady batch for which requests are passed over: a larger
 /// one passes over many for its last rows.
 const TARGET_PART: Permille = Permille::from_parts(850);
-/// Share of lost rows, above which requests are passed over for more than
-/// [`TARGET_PART`] of the batch; for the whole batch at three times this share.
+/// Share of lost rows above which requests are passed over for more than [`TARGET_PART`] of the
+/// batch. At three times this share, they are passed over for the whole batch.
 const SHORT: Permille = Permille::from_parts(100);
 /// Lost rows, from which batches are as large as the SLO allows, and forecasts
 /// count everything.
@@ -125,8 +125,8 @@ pub(super) struct Demand {
 pub(super) struct Waits {
     /// Time for which other models are expected to keep a device busy when this one needs it.
     pub(super) blocking: Nanos,
-    /// Time for which its batches may keep a device busy before requests of other models that
-    /// arrive meanwhile must start.
+    /// Time for which the model's batches may keep a device busy before requests of other models
+    /// that arrive meanwhile must start.
     pub(super) max_wait: Nanos,
 }
 

@@ -8,8 +8,8 @@
 //!
 //! This module is the mechanism. Policies decide which requests open a cohort, which one runs next,
 //! and when cohorts merge or split. Newcomers that catch up with a batch are a cohort of their own
-//! until both are before the same block; meanwhile the policy pauses the other one. Each policy
-//! keeps its own data per cohort, as `T`.
+//! until both are before the same block. Meanwhile the policy pauses the earlier cohort. Each
+//! policy keeps its own data per cohort, as `T`.
 //!
 //! It is public, so that a user's own policy can use the same operations:
 //! `crates/sim/examples/meta_operations.rs`.
@@ -51,7 +51,7 @@ impl<T> Cohort<T> {
         self.members.len()
     }
 
-    /// Returns whether it has no members yet.
+    /// Returns true if the cohort has no members yet.
     pub fn is_empty(&self) -> bool {
         self.members.is_empty()
     }
@@ -242,8 +242,8 @@ impl<T> Cohorts<T> {
     }
 
     /// *advance*: after [`Cohorts::report`], removes members whose walk is over and passes them to
-    /// `gone`. If all others rest, the cohort moves to the first block that one of them continues
-    /// with. Returns false if no member is left, which closes the cohort.
+    /// `gone`. If all remaining members rest, the cohort moves to the first block that one of them
+    /// continues with. Returns false if no member is left, which closes the cohort.
     pub fn advance(&mut self, id: CohortId, mut gone: impl FnMut(RequestSlot)) -> bool {
         let cohort = self.get_mut(id);
         cohort.runs = false;

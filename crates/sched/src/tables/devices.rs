@@ -16,7 +16,7 @@ pub struct DeviceState<T> {
 }
 
 impl<T> DeviceState<T> {
-    /// Returns its duration for a profiled cost.
+    /// Returns the duration on this device of a task with a profiled cost.
     pub fn takes(&self, cost: Nanos) -> Nanos {
         takes(self.percent, cost)
     }

@@ -123,7 +123,7 @@ impl DeviceTable {
         }
     }
 
-    /// Returns its latency relative to the profile, in percent.
+    /// Returns a device's latency relative to the profile, in percent.
     pub(crate) fn percent(&self, id: DeviceId) -> u32 {
         self.devices[id].percent
     }
