@@ -54,6 +54,12 @@ impl Dim {
         self.symbols.iter().any(|name| &**name == symbol || part(name))
     }
 
+    /// Whether this is a product of sizes of a request, which is never below 1. Sums and symbols
+    /// that begin with `?` may be any number.
+    pub(crate) fn is_size(&self) -> bool {
+        self.factor > 0 && !self.symbols.iter().any(|name| name.contains(['(', '?']))
+    }
+
     pub(crate) fn times(&self, other: &Dim) -> Option<Dim> {
         let factor = self.factor.checked_mul(other.factor)?;
         if factor == 0 {

@@ -48,6 +48,7 @@ mod price;
 pub mod proto;
 mod read;
 mod recurrent;
+mod rows;
 mod shapes;
 #[cfg(test)]
 mod tests;
@@ -65,3 +66,4 @@ pub use graph::OnnxModel;
 pub use open_batch::{OPEN_BATCH_VERSION, open_batch};
 pub use price::CutPrice;
 pub use recurrent::{CellOutput, RandomCells, RecurrentCell, RecurrentCells};
+pub use rows::{RowAnalysis, RowFinding, RowFindingKind, RowVerdict, analyse_rows, analyse_rows_at};

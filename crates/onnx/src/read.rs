@@ -246,7 +246,7 @@ fn check_plain(node: &NodeProto) -> Result<(), OnnxError> {
     }
 }
 
-fn constant_tensor(attribute: &AttributeProto) -> Option<TensorProto> {
+pub(crate) fn constant_tensor(attribute: &AttributeProto) -> Option<TensorProto> {
     let tensor = |data_type, dims: Vec<i64>| TensorProto { data_type, dims, ..TensorProto::default() };
     match &*attribute.name {
         "value" => attribute.t.as_deref().cloned(),

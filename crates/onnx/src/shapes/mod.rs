@@ -168,5 +168,17 @@ fn of(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     }
 }
 
+/// Infers the shape of an operator that slides windows, or rearranges images.
+pub(crate) fn windows_of(call: &OpCall<'_>) -> Option<Vec<Dim>> {
+    let made = match &*call.node.op_type {
+        "Conv" | "MaxPool" | "AveragePool" | "LpPool" => windows::slide(call),
+        "ConvTranspose" => windows::transposed(call),
+        "GlobalAveragePool" | "GlobalMaxPool" | "GlobalLpPool" => windows::global(call),
+        "DepthToSpace" | "SpaceToDepth" => windows::depth_and_space(call),
+        _ => None,
+    };
+    Some(made?.into_iter().next()?.shape)
+}
+
 #[cfg(test)]
 mod tests;

@@ -1,0 +1,175 @@
+//! Operators on images and signals `[batch, channels, ...]`, each element of the first dimension on
+//! its own.
+//!
+//! The first dimension may hold more than the rows, such as the frames of videos: all elements of
+//! it are separate. Sizes of windows are those of the slicer's shape inference.
+
+use super::call::{BY_POSITION, Made, RowCall, meet, unknown};
+use super::value::{RowAxis, RowRelation, RowValue};
+use crate::dim::Dim;
+use crate::graph::GraphValue;
+use crate::shapes::{self, OpCall};
+use crate::weights;
+
+/// Returns the rows of the first input, which must stand along the first dimension, or along
+/// another below `axes`.
+fn rows_below<'a>(call: &'a RowCall<'_>, axes: usize) -> Result<(&'a [Dim], &'a RowAxis), super::call::RowCause> {
+    let (dims, rows) = call.plain(0)?;
+    match rows.axis < axes {
+        true => Ok((dims, rows)),
+        false => meet("it slides along the rows of the batch"),
+    }
+}
+
+/// Convolutions: channels are summed, so only the first dimension is kept apart.
+pub(super) fn convolution(call: &RowCall<'_>) -> Made {
+    let (dims, rows) = rows_below(call, 1)?;
+    call.constant_from(1)?;
+    let shape = inferred(call, dims);
+    call.like(&shape, &RowRelation::Along(rows.clone()))
+}
+
+/// Convolutions whose weights are an input other than the second: the sizes are not computed.
+pub(super) fn other_convolution(call: &RowCall<'_>) -> Made {
+    let (dims, rows) = rows_below(call, 1)?;
+    call.constant_from(1)?;
+    call.like(&first_kept(call, dims), &RowRelation::Along(rows.clone()))
+}
+
+/// Pooling, which keeps channels apart, too.
+pub(super) fn pool(call: &RowCall<'_>) -> Made {
+    let (dims, rows) = rows_below(call, 2)?;
+    call.constant_from(1)?;
+    let mut shape = inferred(call, dims);
+    shape[rows.axis] = dims[rows.axis].clone();
+    let mut made = call.like(&shape, &RowRelation::Along(rows.clone()))?;
+    // Indices count through the whole batch.
+    if call.node.output.len() > 1 {
+        let cause = super::call::RowCause { kind: super::RowFindingKind::Meet, why: BY_POSITION.to_owned() };
+        made[1].rows = call.finding(cause);
+    }
+    Ok(made)
+}
+
+/// Returns the output's shape by shape inference. Sizes that it does not know are new.
+fn inferred(call: &RowCall<'_>, dims: &[Dim]) -> Vec<Dim> {
+    let value = |input: &RowValue| GraphValue {
+        name: String::new(),
+        elem: 1,
+        shape: input.shape.clone().unwrap_or_default(),
+        data: input.data.clone(),
+        weight: None,
+        node: None,
+    };
+    let values: Vec<Option<GraphValue>> = call.inputs.iter().map(|input| input.as_ref().map(value)).collect();
+    let inputs = values.iter().map(Option::as_ref).collect();
+    let asked = OpCall { node: call.node, inputs, weights: &[], opset: call.opset };
+    let made = shapes::windows_of(&asked).filter(|shape| shape.len() == dims.len());
+    let Some(shape) = made else { return first_kept(call, dims) };
+    // A symbolic size does not say whether it is rounded up.
+    let exact = |dim: &Dim| dim.value().is_some() || call.node.int("ceil_mode", 0) == 0;
+    let size = |(at, dim): (usize, Dim)| match at {
+        0 => dims[0].clone(),
+        _ if exact(&dim) => dim,
+        _ => call.fresh(),
+    };
+    shape.into_iter().enumerate().map(size).collect()
+}
+
+/// Returns the first dimension, and new sizes for the others.
+fn first_kept(call: &RowCall<'_>, dims: &[Dim]) -> Vec<Dim> {
+    (0..dims.len()).map(|at| if at == 0 { dims[0].clone() } else { call.fresh() }).collect()
+}
+
+/// Resizes of images. The rows must keep their number.
+pub(super) fn resize(call: &RowCall<'_>) -> Made {
+    let (dims, rows) = call.plain(0)?;
+    let later = |at: usize| call.optional(at);
+    if [1, 2, 3].into_iter().filter_map(later).any(|input| input.axis().is_some()) {
+        return meet("the rows decide its sizes");
+    }
+    if call.node.text("coordinate_transformation_mode") == "tf_crop_and_resize" {
+        return unknown("it crops by a region");
+    }
+    let named = call.node.ints("axes").map(|axes| axes.iter().map(|&at| super::call::normal(at, dims.len())));
+    let axes: Vec<usize> = match named {
+        Some(axes) => axes.collect::<Result<_, _>>()?,
+        None => (0..dims.len()).collect(),
+    };
+    let old = call.op() == "Upsample" || call.opset < 11;
+    let mut shape: Vec<Dim> =
+        dims.iter().enumerate().map(|(at, dim)| if axes.contains(&at) { call.fresh() } else { dim.clone() }).collect();
+    if let Some(at) = axes.iter().position(|&at| at == rows.axis) {
+        let keeps = match later(3).filter(|_| !old) {
+            Some(sizes) => {
+                let policy = call.node.text("keep_aspect_ratio_policy");
+                let same = sizes.data.as_ref().and_then(|sizes| sizes.get(at)) == Some(&dims[rows.axis]);
+                same && matches!(&*policy, "" | "stretch")
+            }
+            None => scales(call, if old { 1 } else { 2 }).and_then(|scales| scales.get(at).copied()) == Some(1.0),
+        };
+        if !keeps {
+            return unknown("whether it resizes along the batch is computed");
+        }
+        shape[rows.axis] = dims[rows.axis].clone();
+    }
+    if let Some(sizes) = later(3).filter(|_| !old).and_then(|sizes| sizes.data.as_ref()) {
+        for (&at, size) in axes.iter().zip(sizes).filter(|(at, _)| **at != rows.axis) {
+            if super::value::has_batch(size) {
+                return meet(super::sizes::COMPUTED);
+            }
+            if call.node.text("keep_aspect_ratio_policy").is_empty() {
+                shape[at] = size.clone();
+            }
+        }
+    } else if later(3).is_some_and(|sizes| !sizes.is_constant()) {
+        return meet(super::sizes::COMPUTED);
+    }
+    for (&at, scale) in axes.iter().zip(scales(call, if old { 1 } else { 2 }).unwrap_or_default()) {
+        let whole = scale.fract() == 0.0 && (1.0..=1024.0).contains(&scale);
+        if let Some(size) = dims[at].times(&Dim::known(scale as i64)).filter(|_| whole && at != rows.axis) {
+            shape[at] = size;
+        }
+    }
+    call.like(&shape, &RowRelation::Along(rows.clone()))
+}
+
+/// Returns the scales of a resize, if the file gives them.
+fn scales(call: &RowCall<'_>, at: usize) -> Option<Vec<f32>> {
+    match call.node.attr("scales") {
+        Some(attribute) => Some(attribute.floats.clone()),
+        None => weights::float_elements(call.optional(at)?.weight.as_deref()?).filter(|scales| !scales.is_empty()),
+    }
+}
+
+/// Samples of images at places that each row gives.
+pub(super) fn grid_sample(call: &RowCall<'_>) -> Made {
+    let (dims, rows) = rows_below(call, 1)?;
+    let (places, own) = call.plain(1)?;
+    if rows != own || dims[0] != places[0] || dims.len() < 2 {
+        return meet(super::call::CROSSED);
+    }
+    let shape = [&dims[..2], &places[1..places.len() - 1]].concat();
+    call.like(&shape, &RowRelation::Along(rows.clone()))
+}
+
+/// Places for samples, of an affine map of each row.
+pub(super) fn affine_grid(call: &RowCall<'_>) -> Made {
+    let (dims, rows) = rows_below(call, 1)?;
+    let sizes = call.input(1)?.data.clone().unwrap_or_default();
+    if sizes.first() != Some(&dims[0]) || sizes.iter().skip(1).any(super::value::has_batch) {
+        return unknown("its sizes are computed");
+    }
+    let mut shape = vec![dims[0].clone()];
+    shape.extend_from_slice(&sizes[2.min(sizes.len())..]);
+    shape.push(call.fresh());
+    call.like(&shape, &RowRelation::Along(rows.clone()))
+}
+
+/// Windows of signals `[batch, samples, 1]` and their spectra.
+pub(super) fn spectra(call: &RowCall<'_>) -> Made {
+    let (dims, rows) = rows_below(call, 1)?;
+    call.constant_from(1)?;
+    let shape = vec![dims[0].clone(), call.fresh(), call.fresh(), Dim::known(2)];
+    call.like(&shape, &RowRelation::Along(rows.clone()))
+}
