@@ -61,9 +61,13 @@ fn rewrite(graph: &mut GraphProto, given: &HashSet<String>) {
     for mut node in std::mem::take(&mut graph.node) {
         match &*node.op_type {
             _ if !node.is_standard() => {}
-            "Reshape" if node.int("allowzero", 0) == 0 => {
+            "Reshape" => {
+                let zeros = node.int("allowzero", 0) != 0;
                 let target = node.input.get(1).and_then(|name| constants.get(name)).and_then(small_ints);
+                // Without a size of 0, the attribute says nothing. The new target may copy sizes.
+                let target = target.filter(|target| !zeros || !target.contains(&0));
                 if let Some(open) = target.and_then(|target| open_target(&target)) {
+                    node.attribute.retain(|attribute| attribute.name != "allowzero");
                     let name = format!("{}.any_batch", node.output.first().map_or("", String::as_str));
                     made.push(int_tensor(&name, &open));
                     node.input[1] = name;

@@ -69,6 +69,13 @@ pub(crate) fn small_ints(tensor: &TensorProto) -> Option<Vec<i64>> {
     (ints.len() == count).then_some(ints)
 }
 
+/// Returns the largest element of a small integer tensor in the file itself, if none is below 0.
+pub(crate) fn largest_index(tensor: &TensorProto) -> Option<i64> {
+    let count = elements(tensor).filter(|&count| count <= MAX_INTS)?;
+    let ints = small_ints(&TensorProto { dims: vec![count as i64], ..tensor.clone() })?;
+    ints.iter().all(|&int| int >= 0).then(|| ints.into_iter().max())?
+}
+
 /// Returns the elements of an FP32 tensor. External data is read from `folder`.
 pub(crate) fn floats(tensor: &TensorProto, folder: &Path) -> Result<Vec<f32>, OnnxError> {
     let broken = || OnnxError(format!("weight '{}' does not have the elements that its shape says", tensor.name));

@@ -173,6 +173,19 @@ pub(super) fn broadcast(call: &RowCall<'_>, inputs: &[&RowValue]) -> Result<(Vec
     Ok((out, RowRelation::Along(rows.clone())))
 }
 
+/// Returns the smaller one of two sizes.
+pub(super) fn clipped(size: &Dim, most: &Dim) -> Option<Dim> {
+    Dim::opaque(&format!("min({size}, {most})"))
+}
+
+/// Whether a size is another one, or a number above 1 if that is smaller. Broadcast with the other,
+/// it is that.
+fn is_clip(size: &Dim, of: &Dim) -> bool {
+    let name = size.to_string();
+    let most = name.strip_prefix(&format!("min({of}, ")).and_then(|rest| rest.strip_suffix(')'));
+    most.and_then(|most| most.parse::<i64>().ok()).is_some_and(|most| most > 1)
+}
+
 /// Returns the size that two sizes broadcast to. Where neither is known to be 1 or the result, it
 /// is a new size.
 fn broadcast_dim(call: &RowCall<'_>, a: &Dim, b: &Dim) -> Dim {
@@ -182,6 +195,8 @@ fn broadcast_dim(call: &RowCall<'_>, a: &Dim, b: &Dim) -> Dim {
         (_, Some(1)) => a.clone(),
         (Some(_), None) => a.clone(),
         (None, Some(_)) => b.clone(),
+        _ if is_clip(b, a) => a.clone(),
+        _ if is_clip(a, b) => b.clone(),
         _ => call.fresh(),
     }
 }

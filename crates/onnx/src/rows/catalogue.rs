@@ -66,12 +66,13 @@ pub(super) fn takes_counts(call: &RowCall<'_>) -> bool {
 }
 
 /// Whether an operator's rule knows inputs whose elements are positions of rows.
-pub(super) fn takes_positions(call: &RowCall<'_>, content: RowContent) -> bool {
+pub(super) fn takes_positions(call: &RowCall<'_>, content: &RowContent) -> bool {
     let op = call.op();
     call.node.is_standard()
         && match content {
-            RowContent::Tuples => matches!(op, "Cast" | "GatherND" | "Identity" | "ScatterND"),
-            _ => POSITIONS.contains(&op),
+            RowContent::Tuples => matches!(op, "Cast" | "GatherND" | "Identity" | "ScatterND" | "Shape"),
+            RowContent::Positional => op == "Shape",
+            _ => POSITIONS.contains(&op) || is_elementwise(op),
         }
 }
 

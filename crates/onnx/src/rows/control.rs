@@ -99,7 +99,7 @@ fn merged(scope: &RowScope<'_>, a: &RowValue, b: &RowValue) -> Result<RowValue, 
             }
         });
     }
-    Ok(RowValue { shape: Some(shape), data, rows, weight: None })
+    Ok(RowValue { data, ..RowValue::new(shape, rows) })
 }
 
 /// Whether a walk from `general` holds for `next`, too. Sizes of `any` stand for any number.

@@ -2,7 +2,7 @@
 
 use super::call::{Made, RowCall, broadcast, meet, unknown};
 use super::sizes;
-use super::value::{RowContent, RowRelation, RowValue};
+use super::value::{RowAxis, RowContent, RowRelation, RowValue};
 
 /// Operators of which an element of each output depends on the elements at the same place.
 pub(super) const ELEMENTWISE: [&str; 76] = [
@@ -98,9 +98,15 @@ pub(super) fn elementwise(call: &RowCall<'_>) -> Made {
         _ => call.given().collect(),
     };
     let (shape, rows) = broadcast(call, &inputs)?;
+    let special = inputs.iter().filter_map(|input| input.axis()).any(|axis| axis.content != RowContent::Plain);
+    let rows = match rows {
+        RowRelation::Along(axis) if special => RowRelation::Along(RowAxis { content: sizes::position(call), ..axis }),
+        rows => rows,
+    };
     let mut value = RowValue::new(shape, rows);
     if value.is_constant() {
         value.data = sizes::elements(call);
+        value.below = sizes::bound(call);
         if call.op() == "Identity" {
             value.weight = inputs[0].weight.clone();
         }

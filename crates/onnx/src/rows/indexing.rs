@@ -36,18 +36,21 @@ pub(super) fn gather(call: &RowCall<'_>) -> Made {
         (None, Some(_)) if input.rows == RowRelation::Count => meet(BY_COUNT),
         (None, Some(rows)) if rows.content != RowContent::Plain => meet(BY_POSITION),
         (None, Some(rows)) => Ok(vec![RowValue::new(shape, RowRelation::Along(rows.at(at + rows.axis)))]),
-        (Some(rows), Some(own)) if rows.axis == at && own.content == RowContent::Positions => {
-            if rows.content != RowContent::Plain || !dims[at].is_batch() {
-                return meet(PICKED);
-            }
-            Ok(vec![RowValue::new(
-                shape,
-                RowRelation::Along(RowAxis { content: RowContent::Plain, ..own.at(at + own.axis) }),
-            )])
-        }
+        (Some(rows), Some(own)) if rows.axis == at && picks_own(rows, &dims[at], own) => Ok(vec![RowValue::new(
+            shape,
+            RowRelation::Along(RowAxis { content: RowContent::Plain, ..own.at(at + own.axis) }),
+        )]),
         (Some(rows), Some(_)) if rows.axis == at => meet(PICKED),
         (Some(_), Some(_)) => meet(CROSSED),
     }
+}
+
+/// Whether indices along the axis of the rows pick elements of their own row only.
+fn picks_own(rows: &RowAxis, size: &Dim, own: &RowAxis) -> bool {
+    let RowContent::Positions { stride, extent } = &own.content else { return false };
+    let fits = extent == stride || extent.value().zip(stride.value()).is_some_and(|(extent, stride)| extent <= stride);
+    let outermost = size.over(&Dim::batch()).as_ref() == Some(&rows.inner);
+    rows.content == RowContent::Plain && outermost && rows.inner == *stride && fits
 }
 
 /// Returns the elements that known indices pick from a list.
@@ -115,7 +118,7 @@ fn tuples(places: &[Dim]) -> Option<(usize, &[Dim])> {
 /// Whether tuples begin with the position of their own row in a tensor whose first axis is the
 /// batch.
 fn is_own(rows: &RowAxis, dims: &[Dim], own: &RowAxis, depth: usize) -> bool {
-    let positions = own.content == RowContent::Tuples || (own.content == RowContent::Positions && depth == 1);
+    let positions = own.content == RowContent::Tuples || (own.content == RowContent::position() && depth == 1);
     rows.axis == 0 && dims[0].is_batch() && positions && rows.content == RowContent::Plain
 }
 

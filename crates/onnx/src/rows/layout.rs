@@ -146,7 +146,7 @@ fn shaped(input: &RowValue, shape: Vec<Dim>) -> Made {
     };
     match inner {
         Some(inner) if !has_batch(&inner) => {
-            let rows = RowAxis { axis: to, inner, content: axis.content };
+            let rows = RowAxis { axis: to, inner, content: axis.content.clone() };
             Ok(vec![RowValue::new(shape, RowRelation::Along(rows))])
         }
         _ => unknown("the elements of a row do not stay together"),

@@ -1,6 +1,6 @@
 //! Operators that join tensors, and that cut, pad or repeat them along an axis.
 
-use super::call::{CROSSED, FIXED, Made, RowCall, RowCause, dims_of, meet, normal, unknown};
+use super::call::{CROSSED, FIXED, Made, RowCall, RowCause, clipped, dims_of, meet, normal, unknown};
 use super::sizes::{COMPUTED, moved};
 use super::value::{RowAxis, RowContent, RowRelation, RowValue, has_batch};
 use crate::dim::Dim;
@@ -65,12 +65,16 @@ fn joined_rows(inputs: &[&RowValue], shapes: &[&[Dim]], at: usize) -> Result<Opt
             None => return meet(FIXED),
         }
     }
-    let contents: Vec<RowContent> = inputs.iter().filter_map(|input| input.axis()).map(|axis| axis.content).collect();
+    let contents: Vec<RowContent> =
+        inputs.iter().filter_map(|input| input.axis()).map(|axis| axis.content.clone()).collect();
     let content = match &contents[..] {
-        contents if contents.iter().all(|&content| content == RowContent::Plain) => RowContent::Plain,
+        contents if contents.iter().all(|content| *content == RowContent::Plain) => RowContent::Plain,
         // A tuple along the last axis whose first element is the row's position.
-        [RowContent::Positions, rest @ ..]
-            if at + 1 == shapes[0].len() && shapes[0][at].is(1) && rest.iter().all(|&one| one == RowContent::Plain) =>
+        [first, rest @ ..]
+            if *first == RowContent::position()
+                && at + 1 == shapes[0].len()
+                && shapes[0][at].is(1)
+                && rest.iter().all(|one| *one == RowContent::Plain) =>
         {
             RowContent::Tuples
         }
@@ -203,6 +207,10 @@ fn is_whole(range: &SliceRange, size: &Dim) -> bool {
 
 /// Returns the number of elements in a range, if it is known.
 fn range_size(range: &SliceRange, size: &Dim) -> Option<Dim> {
+    let from_start = range.step == Some(1) && range.start.as_ref().is_some_and(|start| start.is(0));
+    if let Some(end) = range.end.as_ref().filter(|end| from_start && end.value().is_none() && end.is_size()) {
+        return clipped(end, size);
+    }
     bounds(range, size.value()?).map(|(start, end, step)| Dim::known(steps(start, end, step)))
 }
 

@@ -212,9 +212,9 @@ impl GraphMaker {
 
     /// A reshape that joins two neighbours, or cuts a dimension in two.
     fn fold(&mut self, from: &RandomTensor) {
-        let at = self.below(from.shape.len());
         let mut shape = from.shape.clone();
-        let size = shape[at];
+        let at = self.below(shape.len().max(1));
+        let Some(&size) = shape.get(at) else { return };
         let joined =
             shape.get(at + 1).map(|next| if size < 0 && *next < 0 { 0 } else { size * next }).filter(|&size| size != 0);
         let mixes = self.random.below(100) < self.mixing;

@@ -70,12 +70,15 @@ pub(super) fn range(call: &RowCall<'_>) -> Made {
         let span = element(1).zip(element(0)).filter(|_| element(2).is_some_and(|step| step.is(1)));
         let length = span.and_then(|(limit, start)| range_length(&start, &limit));
         let length = length.unwrap_or_else(|| call.fresh());
-        return Ok(vec![RowValue::new(vec![length], RowRelation::Constant)]);
+        let start = element(0).and_then(|start| start.value()).is_some_and(|start| start >= 0);
+        let rises = element(2).and_then(|step| step.value()).is_some_and(|step| step > 0);
+        let below = element(1).filter(|limit| start && rises && (limit.is_size() || limit.value() > Some(0)));
+        return Ok(vec![RowValue { below, ..RowValue::new(vec![length], RowRelation::Constant) }]);
     }
     let bounds = (element(0), element(1), element(2));
     match bounds {
         (Some(start), Some(limit), Some(step)) if start.is(0) && limit.is_batch() && step.is(1) => {
-            let rows = RowAxis { content: RowContent::Positions, ..RowAxis::new(0, Dim::known(1)) };
+            let rows = RowAxis { content: RowContent::position(), ..RowAxis::new(0, Dim::known(1)) };
             Ok(vec![RowValue::new(vec![limit], RowRelation::Along(rows))])
         }
         _ => meet("it counts to the number of rows"),
@@ -166,6 +169,44 @@ fn computed(call: &RowCall<'_>, inputs: &[&Dim]) -> Option<Dim> {
     }
 }
 
+/// Returns the content of an elementwise operator's output, of whose inputs one holds positions of
+/// rows: the sum of a multiple of the position and a number below a bound is still an index.
+pub(super) fn position(call: &RowCall<'_>) -> RowContent {
+    let mut indices = call.given().filter_map(|input| match input.axis()?.content {
+        RowContent::Positions { ref stride, ref extent } => Some((stride, extent)),
+        _ => None,
+    });
+    let (Some((stride, extent)), None) = (indices.next(), indices.next()) else { return RowContent::Positional };
+    let other = call.given().find(|input| input.is_constant());
+    let made = match (call.op(), other) {
+        ("Identity", None) => Some((stride.clone(), extent.clone())),
+        ("Cast", None) if is_integer(call.node.int("to", 0)) => Some((stride.clone(), extent.clone())),
+        ("Mul", Some(other)) if extent.is(1) => {
+            let times = other.data.as_deref().and_then(|data| if let [one] = data { Some(one) } else { None });
+            let times = times.filter(|times| times.is_size());
+            times.and_then(|times| Some((stride.times(times)?, Dim::known(1))))
+        }
+        ("Add", Some(other)) => other.bound().and_then(|below| {
+            let extent = if extent.is(1) { Some(below) } else { extent.plus(&below)?.minus(&Dim::known(1)) };
+            Some((stride.clone(), extent?))
+        }),
+        _ => None,
+    };
+    made.map_or(RowContent::Positional, |(stride, extent)| RowContent::Positions { stride, extent })
+}
+
+/// Returns the upper bound of what an elementwise operator computes from constants that have one.
+pub(super) fn bound(call: &RowCall<'_>) -> Option<Dim> {
+    let bounds = call.given().map(RowValue::bound).collect::<Option<Vec<_>>>()?;
+    match (call.op(), &bounds[..]) {
+        ("Identity", [one]) => Some(one.clone()),
+        ("Cast", [one]) if is_integer(call.node.int("to", 0)) => Some(one.clone()),
+        ("Add", [a, b]) => a.plus(b)?.minus(&Dim::known(1)),
+        ("Mul", [a, b]) => Some(Dim::known((a.value()? - 1).checked_mul(b.value()? - 1)?.checked_add(1)?)),
+        _ => None,
+    }
+}
+
 /// Whether ONNX's number of an element type is one of integers that hold any size, or of booleans.
 fn is_integer(elem: i64) -> bool {
     matches!(elem, 6 | 7 | 9 | 12 | 13)
@@ -205,14 +246,13 @@ fn ordered<'a>(a: &'a Dim, b: &'a Dim) -> Option<(&'a Dim, &'a Dim)> {
 /// Returns a tensor with its elements where it is a list of sizes, for operators that move
 /// elements.
 pub(super) fn moved(input: &RowValue, shape: Vec<Dim>, rows: RowRelation, data: Option<Vec<Dim>>) -> RowValue {
+    let below = input.bound();
     match (&rows, data) {
-        (RowRelation::Constant | RowRelation::Count, Some(data)) => RowValue::of_data(shape, data),
-        _ => RowValue {
-            data: None,
-            weight: None,
-            shape: Some(shape),
-            rows: if input.axis().is_some() { rows } else { input.rows.clone() },
-        },
+        (RowRelation::Constant | RowRelation::Count, Some(data)) => {
+            RowValue { below, ..RowValue::of_data(shape, data) }
+        }
+        _ if input.axis().is_some() => RowValue::new(shape, rows),
+        _ => RowValue { below, ..RowValue::new(shape, input.rows.clone()) },
     }
 }
 

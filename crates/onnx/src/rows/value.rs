@@ -19,6 +19,8 @@ pub(super) struct RowValue {
     pub(super) data: Option<Vec<Dim>>,
     /// The elements' relation to the rows.
     pub(super) rows: RowRelation,
+    /// Upper bound of a constant's elements, which are whole numbers from 0 to below it.
+    pub(super) below: Option<Dim>,
     /// The weight, if the value is one in the file itself.
     pub(super) weight: Option<Arc<TensorProto>>,
 }
@@ -46,14 +48,23 @@ pub(super) struct RowAxis {
 }
 
 /// Meaning of the elements of a tensor of rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum RowContent {
     /// Values that depend on the row, not on its position.
     Plain,
-    /// Each element is the position of its row in the batch.
-    Positions,
+    /// Indices: `stride` times the position of their row, and a number from 0 to below `extent`.
+    Positions { stride: Dim, extent: Dim },
     /// Tuples along the last axis whose first element is the position of their row.
     Tuples,
+    /// Other values that depend on the position of their row. They have a shape only.
+    Positional,
+}
+
+impl RowContent {
+    /// Returns the position of a row itself.
+    pub(super) fn position() -> RowContent {
+        RowContent::Positions { stride: Dim::known(1), extent: Dim::known(1) }
+    }
 }
 
 impl RowAxis {
@@ -70,12 +81,12 @@ impl RowAxis {
 
 impl RowValue {
     pub(super) fn new(shape: Vec<Dim>, rows: RowRelation) -> RowValue {
-        RowValue { shape: Some(shape), data: None, rows, weight: None }
+        RowValue { shape: Some(shape), data: None, rows, below: None, weight: None }
     }
 
     /// Returns a constant of unknown shape.
     pub(super) fn constant() -> RowValue {
-        RowValue { shape: None, data: None, rows: RowRelation::Constant, weight: None }
+        RowValue { shape: None, data: None, rows: RowRelation::Constant, below: None, weight: None }
     }
 
     /// Returns a tensor of these elements. They decide whether it depends on the number of rows.
@@ -104,6 +115,16 @@ impl RowValue {
     /// Returns the elements, if all are numbers.
     pub(super) fn ints(&self) -> Option<Vec<i64>> {
         self.data.as_ref()?.iter().map(Dim::value).collect()
+    }
+
+    /// Returns the upper bound of a constant's elements, if they are whole numbers from 0 on.
+    pub(super) fn bound(&self) -> Option<Dim> {
+        let known = || {
+            let ints = self.ints()?;
+            let most = ints.iter().max()?.checked_add(1)?;
+            ints.iter().all(|&int| int >= 0).then(|| Dim::known(most))
+        };
+        self.below.clone().or_else(known).filter(|_| self.is_constant())
     }
 
     /// Whether the value is known to have one element.

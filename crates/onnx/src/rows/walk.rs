@@ -122,13 +122,11 @@ fn guard(call: &RowCall<'_>) -> Result<(), RowCause> {
     if counts && !catalogue::takes_counts(call) {
         return meet(BY_COUNT);
     }
-    let special = call.given().filter_map(RowValue::axis).map(|axis| axis.content);
-    for content in special.filter(|&content| content != RowContent::Plain) {
-        if !catalogue::takes_positions(call, content) {
-            return meet(BY_POSITION);
-        }
+    let mut special = call.given().filter_map(RowValue::axis).map(|axis| &axis.content);
+    match special.any(|content| *content != RowContent::Plain && !catalogue::takes_positions(call, content)) {
+        true => meet(BY_POSITION),
+        false => Ok(()),
     }
-    Ok(())
 }
 
 /// Returns the outputs of an operator whose inputs are the same for any batch.
@@ -187,7 +185,8 @@ fn of_weight(tensor: &TensorProto) -> RowValue {
     let flat: Option<TensorProto> = small.and_then(|_| flat());
     let ints = flat.as_ref().and_then(weights::small_ints);
     let data = ints.map(|ints| ints.into_iter().map(Dim::known).collect());
-    RowValue { data, weight: flat.map(Arc::new), ..RowValue::new(shape, RowRelation::Constant) }
+    let below = weights::largest_index(tensor).and_then(|most| most.checked_add(1)).map(Dim::known);
+    RowValue { data, below, weight: flat.map(Arc::new), ..RowValue::new(shape, RowRelation::Constant) }
 }
 
 fn of_sparse(tensor: &SparseTensorProto) -> RowValue {
