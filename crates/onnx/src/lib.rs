@@ -10,8 +10,9 @@
 //!    (`price`).
 //! 3. [`OnnxModel::slice`] and [`Slices::write`] create the files.
 //!
-//! To serve a file whole, [`Declared`] returns its inputs and outputs. All of these use
-//! [`OnnxFile`], the only reader of the format.
+//! To serve a file whole, [`Declared`] returns its inputs and outputs, and [`analyse_rows`] tells
+//! whether its rows may share a batch. All of these use [`OnnxFile`], the only reader of the
+//! format.
 //!
 //! This crate runs no model. To make stages of equal time, the caller measures the times with an
 //! engine. This crate does not change operators either. Each operator is unchanged in one of the
@@ -66,4 +67,4 @@ pub use graph::OnnxModel;
 pub use open_batch::{OPEN_BATCH_VERSION, open_batch};
 pub use price::CutPrice;
 pub use recurrent::{CellOutput, RandomCells, RecurrentCell, RecurrentCells};
-pub use rows::{RowAnalysis, RowFinding, RowFindingKind, RowVerdict, analyse_rows, analyse_rows_at};
+pub use rows::{RowAnalysis, RowFinding, RowFindingKind, RowVerdict, analyse_rows, analyse_rows_at, other_batch_dims};

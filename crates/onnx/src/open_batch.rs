@@ -3,8 +3,8 @@
 //! Exporters fix the batch to 1 unless told otherwise. Most operators take more rows all the same.
 //! What does not are constants that an exporter computed for one row: the target of a `Reshape`, a
 //! token that is put before each sequence, the first state of a recurrent operator. They are
-//! rewritten here. The result is a candidate only: it must be tried whether it computes each row as
-//! the file does. Rejected: a proof from the operators, which needs the meaning of each of them.
+//! rewritten here. The result is a candidate only: `rows` must not find rows that meet in it, and
+//! it must be tried whether it computes each row as the file does.
 
 use crate::error::{OnnxError, refuse};
 use crate::file::OnnxFile;

@@ -1,39 +1,45 @@
 //! Decides at load, before profiling, whether requests to a model can share batches.
 //!
 //! A file without a dynamic first dimension is given one, if its rows are then answered as before;
-//! else it cannot be batched. A model whose rows depend on each
-//! other must not be: a client's answer would depend on other clients' requests. Nor must a model
-//! whose rows cannot be tried, since they may depend on each other. All are served one request at a
-//! time, unless the owner demands batching with the key `batching` in `model.toml`.
+//! else it cannot be batched. A model whose rows depend on each other must not be: a client's
+//! answer would depend on other clients' requests. The analysis of the graph decides
+//! ([`row_verdict`]). A trial confirms what is proved, and decides where the analysis cannot tell.
+//! All other models are served one request at a time, unless the owner demands batching with the
+//! key `batching` in `model.toml`.
 
 use super::config::Batching;
 use super::open_batch;
 use super::plan::{LoadPlan, LoadTarget};
+use super::row_verdict::{self, trial_of};
 use ripieno_executor::{BlockSource, LoadedModel, ModelSource, RowIndependence, check_rows};
-use ripieno_onnx::{Declared, OnnxFile};
+use ripieno_onnx::{Declared, OnnxFile, RowFinding, RowVerdict};
 use std::sync::Arc;
 
 /// Reason for which requests do not share batches.
 struct NoBatches {
     why: String,
     /// Ways to batches, as a clause; empty if there is none but another file.
-    remedy: &'static str,
+    remedy: String,
 }
 
-/// Remedy for rows that seem to depend on each other.
-const IF_INDEPENDENT: &str = "if that is rounding or chance, batching = \"trust\" in model.toml batches it all the same; if another dimension \
-                              is the batch, say which: batch_dim = 1 at each [[input]] and [[output]] that has it there";
-/// Remedy for a model that accepted no generated row.
-const IF_UNTRIED: &str = "declare the shapes of its inputs ([[input]] shape in model.toml) so that it can be, or write batching = \
-                          \"trust\" if each row is computed on its own";
+/// Remedy for rows that depend on each other.
+const IF_HARMLESS: &str = "if that does no harm, batching = \"trust\" in model.toml batches it all the same";
+/// Remedy for dynamic quantisation.
+const IF_ROUNDED: &str = "the largest number in a batch then rounds the numbers of all its requests; batching = \"trust\" in model.toml \
+                          accepts that, and static quantisation avoids it";
+/// Remedy for rows that a trial finds to depend on each other.
+const IF_INDEPENDENT: &str =
+    "if that is rounding or chance, batching = \"trust\" in model.toml batches it all the same";
+/// Remedy for a model whose trial showed nothing.
+const IF_UNTRIED: &str = "declare the shapes and ranges of its inputs ([[input]] shape, min, max in model.toml) so that it can be, or write \
+                          batching = \"trust\" if each row is computed on its own";
 
-/// Remedy for a cell that accepted no generated row.
+/// Remedy for a cell whose trial showed nothing.
 const IF_CELL_UNTRIED: &str = "write batching = \"trust\" in model.toml if each row is computed on its own";
 
 /// Remedy for a file without a dynamic first dimension.
 const IF_FIXED: &str = "export it with one (torch.onnx.export: dynamic_shapes, or dynamic_axes={name: {0: \"batch\"}}; tf2onnx: an \
-                        input signature that begins with None), or, if another dimension is the batch, say which: batch_dim = 1 \
-                        at each [[input]] and [[output]] that has it there";
+                        input signature that begins with None)";
 
 impl NoBatches {
     /// Formats the reason, with the remedy if there is one.
@@ -134,15 +140,14 @@ fn unbatchable_reason(
     kept_fixed: Option<String>,
 ) -> Result<Option<NoBatches>, String> {
     let config = &plan.config;
-    let because = |why: &str| Some(NoBatches { why: why.to_owned(), remedy: "" });
     if config.batching == Batching::Off {
-        return Ok(because("batching = \"off\""));
+        return Ok(Some(NoBatches { why: "batching = \"off\"".to_owned(), remedy: String::new() }));
     }
     if !loaded.batched() {
         let why = "its tensors have no dynamic first dimension";
         let why =
             kept_fixed.map_or(why.to_owned(), |cause| format!("{why}, and one made for it is not right: {cause}"));
-        return Ok(Some(NoBatches { why, remedy: IF_FIXED }));
+        return Ok(Some(NoBatches { why, remedy: row_verdict::with_batch_dims(plan, IF_FIXED) }));
     }
     if config.batching == Batching::Trust || target.emulates() {
         return Ok(None);
@@ -150,17 +155,42 @@ fn unbatchable_reason(
     if plan.source.walk.is_unfolded() {
         return check_cells(target, plan);
     }
-    Ok(match check_rows(&*target.engine, loaded, plan.source.max_batch, &plan.request_shapes()) {
+    if plan.source.max_batch < 2 {
+        return Ok(None);
+    }
+    let verdict = row_verdict::of_model(&plan.source.blocks);
+    if let RowVerdict::Meet(finding) = &verdict {
+        return Ok(Some(meets(plan, finding)));
+    }
+    let shapes = plan.request_shapes();
+    Ok(match check_rows(&*target.engine, loaded, plan.source.max_batch, &shapes, trial_of(&verdict)) {
         RowIndependence::Independent => None,
         RowIndependence::Mixed(how) => {
-            Some(NoBatches { why: format!("its rows depend on each other ({how})"), remedy: IF_INDEPENDENT })
+            let remedy = row_verdict::with_batch_dims(plan, IF_INDEPENDENT);
+            Some(NoBatches { why: format!("its rows depend on each other ({how})"), remedy })
         }
-        RowIndependence::Untried(cause) => Some(untried("its rows", &cause)),
+        RowIndependence::Untried(cause) => Some(untried("its rows", &cause, &verdict, IF_UNTRIED)),
     })
 }
 
-fn untried(rows: &str, cause: &str) -> NoBatches {
-    NoBatches { why: format!("whether {rows} are independent cannot be tried ({cause})"), remedy: IF_UNTRIED }
+/// Returns the reason of rows that meet in an operator.
+fn meets(plan: &LoadPlan, finding: &RowFinding) -> NoBatches {
+    let remedy = if finding.is_quantisation() { IF_ROUNDED } else { IF_HARMLESS };
+    NoBatches {
+        why: format!("its rows depend on each other ({finding})"),
+        remedy: row_verdict::with_batch_dims(plan, remedy),
+    }
+}
+
+fn untried(rows: &str, cause: &str, verdict: &RowVerdict, remedy: &str) -> NoBatches {
+    let unproved = match verdict {
+        RowVerdict::Unknown(finding) => format!(" and does not follow from the graph ({finding})"),
+        _ => String::new(),
+    };
+    NoBatches {
+        why: format!("whether {rows} are independent cannot be tried ({cause}){unproved}"),
+        remedy: remedy.to_owned(),
+    }
 }
 
 /// Checks each cell on its own, because cell batches combine rows of many requests and steps. Cells
@@ -177,11 +207,16 @@ fn check_cells(target: &LoadTarget, plan: &LoadPlan) -> Result<Option<NoBatches>
         let source =
             ModelSource { isolation, gpu, ranges, ..ModelSource::new(&block.name, vec![cell], plan.source.max_batch) };
         let loaded = target.engine.load(&source).map_err(|error| error.to_string())?;
-        match check_rows(&*target.engine, &loaded, source.max_batch, &[]) {
+        let verdict = row_verdict::of_model(&source.blocks);
+        let shown = match &verdict {
+            RowVerdict::Meet(finding) => RowIndependence::Mixed(finding.to_string()),
+            _ => check_rows(&*target.engine, &loaded, source.max_batch, &[], trial_of(&verdict)),
+        };
+        match shown {
             RowIndependence::Independent => {}
             RowIndependence::Untried(cause) => {
-                let (rows, remedy) = (format!("rows of cell \"{}\"", block.name), IF_CELL_UNTRIED);
-                reason = reason.or(Some(NoBatches { remedy, ..untried(&rows, &cause) }));
+                let rows = format!("rows of cell \"{}\"", block.name);
+                reason = reason.or(Some(untried(&rows, &cause, &verdict, IF_CELL_UNTRIED)));
             }
             RowIndependence::Mixed(how) => {
                 return Err(format!(

@@ -33,6 +33,7 @@ mod open_batch;
 pub mod plan;
 pub mod registry;
 pub mod report;
+mod row_verdict;
 mod sample;
 pub mod scan;
 pub mod slicing;

@@ -6,10 +6,11 @@
 use super::cache::hash_of;
 use super::config::Granularity;
 use super::plan::{LoadPlan, LoadTarget};
+use super::row_verdict;
 use super::slicing::SliceCache;
 use ripieno_executor::{BlockSource, LoadedModel, check_opened};
 use ripieno_model::Walk;
-use ripieno_onnx::{OPEN_BATCH_VERSION, OnnxFile, open_batch};
+use ripieno_onnx::{OPEN_BATCH_VERSION, OnnxFile, RowVerdict, open_batch};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -38,8 +39,13 @@ pub(super) fn open(
     let path = rewritten(plan, file)?;
     let mut source = plan.source.clone();
     source.blocks[0].path = Some(path);
+    let verdict = row_verdict::of_model(&source.blocks);
+    if let RowVerdict::Meet(finding) = &verdict {
+        return Err(format!("rows would depend on each other ({finding})"));
+    }
     let opened = target.engine.load(&source).map_err(|error| error.to_string())?;
-    check_opened(&*target.engine, fixed, &opened, source.max_batch, &plan.request_shapes())?;
+    let trial = row_verdict::trial_of(&verdict);
+    check_opened(&*target.engine, fixed, &opened, source.max_batch, &plan.request_shapes(), trial)?;
     plan.source = source;
     Ok(opened)
 }

@@ -64,11 +64,53 @@ pub(crate) enum IntegerStyle {
     Zeros,
 }
 
+/// Magnitudes of the values of a request, by its row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ValuePattern {
+    /// Floats between -1 and 1, small integers.
+    Plain,
+    /// Another magnitude in each row.
+    Scaled,
+    /// Another magnitude in each row, and nothing below 0.
+    Positive,
+    /// Zeros at the end, from another place on in each row.
+    Tails,
+}
+
+impl ValuePattern {
+    /// All patterns. The first is the most likely to be accepted.
+    pub(crate) const ALL: [ValuePattern; 4] =
+        [ValuePattern::Plain, ValuePattern::Scaled, ValuePattern::Positive, ValuePattern::Tails];
+
+    /// Returns the factor of floats in a row.
+    fn scale(self, row: usize) -> f64 {
+        match self {
+            ValuePattern::Plain | ValuePattern::Tails => 1.0,
+            ValuePattern::Scaled | ValuePattern::Positive => [1.0, 1000.0, 0.001, 30.0][row % 4],
+        }
+    }
+
+    /// Returns the number of different integers in a row, for inputs without a known range.
+    fn integers(self, row: usize) -> u64 {
+        match self {
+            ValuePattern::Plain => 2,
+            ValuePattern::Tails => 10,
+            ValuePattern::Scaled | ValuePattern::Positive => [2, 256, 16, 64][row % 4],
+        }
+    }
+
+    /// Whether element `at` of `count` is among the zeros at the end of a row.
+    fn is_zero(self, row: usize, at: i64, count: i64) -> bool {
+        self == ValuePattern::Tails && at * 5 >= count * (row as i64 % 4 + 1)
+    }
+}
+
 /// Parameters of a row to generate.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowSpec {
     pub(crate) style: IntegerStyle,
     pub(crate) sizes: GuessedSizes,
+    pub(crate) pattern: ValuePattern,
     pub(crate) row: usize,
 }
 
@@ -122,7 +164,9 @@ pub(crate) fn candidates(model: &dyn LoadedModel, declared: &[TensorSpec]) -> Ve
     } else {
         sizes.take(1).collect()
     };
-    let of_style = |&style: &IntegerStyle| sizes.iter().map(move |&sizes| RowSpec { style, sizes, row: 0 });
+    let of_style = |&style: &IntegerStyle| {
+        sizes.iter().map(move |&sizes| RowSpec { style, sizes, pattern: ValuePattern::Plain, row: 0 })
+    };
     styles.iter().flat_map(of_style).collect()
 }
 
@@ -211,31 +255,41 @@ pub(crate) fn request(model: &dyn LoadedModel, declared: &[TensorSpec], draw: Ro
         // Seeded so that every load uses the same requests.
         let mut random = Lcg::new(draw.row as u64 * 1_000_003 + at as u64);
         let range = model.range(&spec.name);
-        let elements = (0..count.min(MAX_ROW_ELEMENTS + 1)).flat_map(|_| element(spec, range, draw.style, &mut random));
+        let elements = (0..count.min(MAX_ROW_ELEMENTS + 1)).flat_map(|at| {
+            let zero = draw.pattern.is_zero(draw.row, at, count);
+            element(spec, range, draw, zero, &mut random)
+        });
         let data: Vec<u8> = if count <= MAX_ROW_ELEMENTS { elements.collect() } else { return None };
         Some(Tensor { name: spec.name.as_str().into(), datatype: spec.datatype, shape, data: data.into() })
     });
     inputs.collect()
 }
 
-fn element(spec: &TensorSpec, range: Option<(i64, i64)>, style: IntegerStyle, random: &mut Lcg) -> Vec<u8> {
+fn element(spec: &TensorSpec, range: Option<(i64, i64)>, draw: RowSpec, zero: bool, random: &mut Lcg) -> Vec<u8> {
+    let RowSpec { style, pattern, row, .. } = draw;
     let number = match (spec.datatype, range, style) {
         (DataType::Bytes, ..) => {
             let word = format!("w{}", random.below(97));
             return [&(word.len() as u32).to_le_bytes(), word.as_bytes()].concat();
         }
         (DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64, ..) => {
-            random.below(4001) as f64 / 2000.0 - 1.0
+            let number = (random.below(4001) as f64 / 2000.0 - 1.0) * pattern.scale(row);
+            if pattern == ValuePattern::Positive { number.abs() } else { number }
         }
         (_, Some((least, most)), _) => {
             let choices = u64::try_from(most.saturating_sub(least)).unwrap_or(0).min(1 << 20) + 1;
             least.saturating_add(random.below(choices) as i64) as f64
         }
-        (DataType::Uint8 | DataType::Int8, None, IntegerStyle::Varied) => random.below(128) as f64,
-        (_, None, IntegerStyle::Varied) => random.below(2) as f64,
+        (DataType::Uint8 | DataType::Int8, None, IntegerStyle::Varied) if pattern == ValuePattern::Plain => {
+            random.below(128) as f64
+        }
+        (DataType::Int8, None, IntegerStyle::Varied) => random.below(pattern.integers(row).min(128)) as f64,
+        (_, None, IntegerStyle::Varied) => random.below(pattern.integers(row)) as f64,
         (_, None, IntegerStyle::Ones) => 1.0,
         (_, None, IntegerStyle::Zeros) => 0.0,
     };
+    let least = range.map_or(0.0, |(least, most)| 0_i64.clamp(least, most.max(least)) as f64);
+    let number = if zero { least } else { number };
     crate::contract::buffer::bytes_of(spec.datatype, number)
         .unwrap_or_else(|| vec![0; spec.datatype.size().unwrap_or(0)])
 }
@@ -248,8 +302,10 @@ mod tests {
     fn whole_numbers_stay_in_their_range() {
         let spec = TensorSpec { name: "ids".into(), datatype: DataType::Int64, shape: vec![-1, 3] };
         let mut random = Lcg::new(7);
+        let draw =
+            RowSpec { style: IntegerStyle::Varied, sizes: GuessedSizes::ByRank, pattern: ValuePattern::Plain, row: 0 };
         let drawn: Vec<i64> = (0..200)
-            .map(|_| element(&spec, Some((5, 8)), IntegerStyle::Varied, &mut random))
+            .map(|_| element(&spec, Some((5, 8)), draw, false, &mut random))
             .map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap()))
             .collect();
         assert!((5..=8).all(|id| drawn.contains(&id)) && drawn.iter().all(|id| (5..=8).contains(id)));

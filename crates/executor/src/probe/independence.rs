@@ -6,14 +6,16 @@
 //! another order. Two of the rows are also run as one request. The results of a row must be equal.
 //!
 //! The test proves nothing: it misses effects that need batches larger than [`ROWS`] or particular
-//! inputs. Rejected: an analysis of the operators, which requires knowledge of every operator of
-//! every engine and refuses working models otherwise.
+//! inputs. The analysis of the graph (`ripieno_onnx::analyse_rows`) proves, and this test confirms
+//! it. Where the analysis cannot tell, the test decides: it tries rows of several magnitudes, with
+//! a tolerance for each number, and counts only if answers tell the rows apart. Rows that are all
+//! answered by the same numbers show nothing.
 //!
 //! A model that accepts no random row, because its open dimensions must be certain numbers or its
 //! values mean something, is [`Untried`](RowIndependence::Untried): its rows may depend on each
 //! other.
 
-use crate::probe::example::{RowSpec, TOO_LARGE, candidates, request};
+use crate::probe::example::{RowSpec, TOO_LARGE, ValuePattern, candidates, request};
 use crate::probe::profile::ExampleRunner;
 use crate::run::rows;
 use crate::{ExecError, Executor, LoadedModel, RequestEntry, Tensor};
@@ -31,6 +33,15 @@ pub enum RowIndependence {
     Untried(String),
 }
 
+/// Purpose of a test of a model's rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowTrial {
+    /// The rows are proved to be independent, and one kind of rows confirms it.
+    Confirms,
+    /// Nothing else is known.
+    Decides,
+}
+
 /// Largest number of rows in a test.
 const ROWS: usize = 4;
 /// Largest accepted difference of a number, relative to the largest number of its tensor. Engines
@@ -38,6 +49,9 @@ const ROWS: usize = 4;
 const TOLERANCE: f64 = 1e-3;
 /// Largest accepted difference of 16-bit numbers, which are rounded more coarsely.
 const COARSE_TOLERANCE: f64 = 2e-2;
+/// Largest accepted difference of a number where a test decides, relative to the largest number of
+/// its own row, beside [`TOLERANCE`] of the number itself. Small numbers stand beside large ones.
+const ROW_SHARE: f64 = 0.01;
 /// Largest accepted share of integers in a row that differ. A rounding difference may decide
 /// between two integers.
 pub(crate) const FLIPPED: f64 = 0.01;
@@ -49,26 +63,76 @@ pub fn check_rows(
     model: &Arc<dyn LoadedModel>,
     max_batch: usize,
     declared: &[TensorSpec],
+    trial: RowTrial,
 ) -> RowIndependence {
     let count = max_batch.min(ROWS);
     if count < 2 || !model.batched() {
         return RowIndependence::Independent;
     }
+    let patterns = match trial {
+        RowTrial::Confirms => &ValuePattern::ALL[..1],
+        RowTrial::Decides => &ValuePattern::ALL,
+    };
+    // Names of the outputs whose rows no answer told apart.
+    let mut alike: Vec<String> = model.outputs().iter().map(|output| output.name.clone()).collect();
+    for (number, &pattern) in patterns.iter().enumerate() {
+        match try_rows(engine, model, declared, RowDraw { count, pattern, trial }) {
+            Ok((RowIndependence::Independent, answers)) => alike.retain(|name| !tells_apart(name, &answers)),
+            Ok((other, _)) => return other,
+            Err(cause) if number == 0 => return RowIndependence::Untried(cause),
+            // Values beyond those that the model accepts.
+            Err(_) => {}
+        }
+    }
+    match alike.first().filter(|_| trial == RowTrial::Decides) {
+        Some(name) => {
+            RowIndependence::Untried(format!("output '{name}' is empty, or the same for all rows that were tried"))
+        }
+        None => RowIndependence::Independent,
+    }
+}
+
+/// Rows of one test.
+#[derive(Clone, Copy)]
+struct RowDraw {
+    count: usize,
+    pattern: ValuePattern,
+    trial: RowTrial,
+}
+
+/// Runs rows of one pattern alone and together. Returns the result and the answers to single rows,
+/// or the error of the last rows if the model runs none.
+fn try_rows(
+    engine: &dyn Executor,
+    model: &Arc<dyn LoadedModel>,
+    declared: &[TensorSpec],
+    RowDraw { count, pattern, trial }: RowDraw,
+) -> Result<(RowIndependence, Vec<RowOutputs>), String> {
     let mut failed = TOO_LARGE.to_owned();
     for spec in candidates(&**model, declared) {
-        let row = |row: usize| request(&**model, declared, RowSpec { row, ..spec });
+        let row = |row: usize| request(&**model, declared, RowSpec { row, pattern, ..spec });
         let Some(rows) = (0..count).map(row).collect::<Option<Vec<_>>>() else { continue };
         let tried = ExampleRunner::new(engine, model, rows[0].clone().into()).map_err(|cause| cause.to_string());
         let tried = tried.and_then(|runner| match alone(&runner, &rows) {
-            Ok(answers) => Ok(together(&runner, &rows, &answers)),
+            Ok(answers) => Ok((together(&runner, &rows, &answers, trial), answers)),
             Err(cause) => Err(cause.to_string()),
         });
         match tried {
-            Ok(shown) => return shown,
+            Ok(shown) => return Ok(shown),
             Err(cause) => failed = cause,
         }
     }
-    RowIndependence::Untried(failed)
+    Err(failed)
+}
+
+/// Whether an output differs between two rows by more than numbers that are none.
+fn tells_apart(name: &str, answers: &[RowOutputs]) -> bool {
+    let mut outputs = answers.iter().filter_map(|answer| answer.iter().find(|output| *output.name == *name));
+    let Some(first) = outputs.next() else { return false };
+    outputs.any(|other| match (floats(first), floats(other)) {
+        (Some(a), Some(b)) => a.iter().zip(&b).any(|(a, b)| a != b && !a.is_nan() && !b.is_nan()),
+        _ => first.data != other.data,
+    })
 }
 
 /// Tests whether `opened`, a rewritten form of `fixed` with a batch dimension, computes rows
@@ -79,8 +143,9 @@ pub fn check_opened(
     opened: &Arc<dyn LoadedModel>,
     max_batch: usize,
     declared: &[TensorSpec],
+    trial: RowTrial,
 ) -> Result<(), String> {
-    match check_rows(engine, opened, max_batch.clamp(2, ROWS), declared) {
+    match check_rows(engine, opened, max_batch.clamp(2, ROWS), declared, trial) {
         RowIndependence::Independent => {}
         RowIndependence::Mixed(how) | RowIndependence::Untried(how) => return Err(how),
     }
@@ -91,7 +156,8 @@ pub fn check_opened(
         };
         match answers_of_both(engine, fixed, opened, rows) {
             Ok((expected, found)) => {
-                let differ = expected.iter().zip(&found).find_map(|(a, b)| differs(a, b, &expected));
+                let differ =
+                    expected.iter().zip(&found).find_map(|(a, b)| differs(a, b, &expected, RowTrial::Confirms));
                 return differ.map_or(Ok(()), |how| Err(format!("a row is answered differently: {how}")));
             }
             Err(cause) => failed = cause,
@@ -132,8 +198,8 @@ pub(crate) fn alone(runner: &ExampleRunner, rows: &[Vec<Tensor>]) -> Result<Vec<
 }
 
 /// Compares the results of single rows with the results of the same rows in two batches.
-fn together(runner: &ExampleRunner, rows: &[Vec<Tensor>], alone: &[RowOutputs]) -> RowIndependence {
-    if let Some(how) = differs(&alone[0], &alone[rows.len()], alone) {
+fn together(runner: &ExampleRunner, rows: &[Vec<Tensor>], alone: &[RowOutputs], trial: RowTrial) -> RowIndependence {
+    if let Some(how) = differs(&alone[0], &alone[rows.len()], alone, trial) {
         return RowIndependence::Mixed(format!("the same request is answered differently when it is run again: {how}"));
     }
     let forwards: Vec<usize> = (0..rows.len()).collect();
@@ -157,7 +223,7 @@ fn together(runner: &ExampleRunner, rows: &[Vec<Tensor>], alone: &[RowOutputs]) 
             for (at, &row) in part.iter().enumerate() {
                 let own: Option<RowOutputs> = answer.iter().map(|tensor| row_of(tensor, at)).collect();
                 let how = match own {
-                    Some(own) => differs(&alone[row], &own, alone),
+                    Some(own) => differs(&alone[row], &own, alone, trial),
                     None => Some("an output has too few rows".to_owned()),
                 };
                 if let Some(how) = how {
@@ -186,8 +252,9 @@ fn row_of(tensor: &Tensor, at: usize) -> Option<Tensor> {
     Some(rows.at(at).to_tensor(&tensor.name))
 }
 
-/// Describes how two answers differ, if they do. `all` determines the magnitude of each output.
-fn differs(expected: &[Tensor], found: &[Tensor], all: &[RowOutputs]) -> Option<String> {
+/// Describes how two answers differ, if they do. `all` determines the magnitude of each output,
+/// unless the trial decides: then each number is compared by its own magnitude and its row's.
+fn differs(expected: &[Tensor], found: &[Tensor], all: &[RowOutputs], trial: RowTrial) -> Option<String> {
     expected.iter().zip(found).enumerate().find_map(|(output, (a, b))| {
         let name = &a.name;
         if a.shape != b.shape {
@@ -197,15 +264,27 @@ fn differs(expected: &[Tensor], found: &[Tensor], all: &[RowOutputs]) -> Option<
             let share = flipped(a, b);
             return (share > FLIPPED).then(|| format!("{:.0} % of output '{name}' differ", share * 100.0));
         };
-        let of_all = all.iter().filter_map(|answer| floats(&answer[output]));
-        // The other answer counts too: where all single rows give zeros, the scale is its own.
-        let largest = largest_number(of_all.chain([b.clone()]));
-        let apart = a.iter().zip(&b).map(|(a, b)| gap(*a, *b)).fold(0.0, f64::max) / largest;
         let coarse = matches!(found[output].datatype, DataType::Fp16 | DataType::Bf16);
         let tolerance = if coarse { COARSE_TOLERANCE } else { TOLERANCE };
-        (apart > tolerance).then(|| match apart.is_finite() {
-            true => format!("output '{name}' differs by {:.1} % of its largest number", apart * 100.0),
-            false => format!("output '{name}' is a number in one answer and none in the other"),
+        let of_row = largest_number([a.clone(), b.clone()].into_iter());
+        let apart = match trial {
+            RowTrial::Decides => {
+                let scale = |a: f64| if a.is_finite() { a.abs() + ROW_SHARE * of_row } else { of_row };
+                a.iter().zip(&b).map(|(a, b)| gap(*a, *b) / scale(*a)).fold(0.0, f64::max)
+            }
+            RowTrial::Confirms => {
+                // The other answer counts too: single rows may all give zeros.
+                let of_all = all.iter().filter_map(|answer| floats(&answer[output]));
+                let largest = largest_number(of_all.chain([b.clone()]));
+                a.iter().zip(&b).map(|(a, b)| gap(*a, *b)).fold(0.0, f64::max) / largest
+            }
+        };
+        (apart > tolerance).then(|| match (apart.is_finite(), trial) {
+            (true, RowTrial::Confirms) => {
+                format!("output '{name}' differs by {:.1} % of its largest number", apart * 100.0)
+            }
+            (true, RowTrial::Decides) => format!("a number of output '{name}' differs by {:.1} %", apart * 100.0),
+            (false, _) => format!("output '{name}' is a number in one answer and none in the other"),
         })
     })
 }
@@ -256,7 +335,7 @@ mod tests {
     #[test]
     fn rounding_is_no_difference_and_another_answer_is() {
         let floats = |numbers: [f32; 2]| vec![tensor(DataType::Fp32, &[1, 2], &numbers.map(f32::to_le_bytes).concat())];
-        let differ = |a: [f32; 2], b: [f32; 2]| differs(&floats(a), &floats(b), &[floats(a)]);
+        let differ = |a: [f32; 2], b: [f32; 2]| differs(&floats(a), &floats(b), &[floats(a)], RowTrial::Confirms);
         assert_eq!(differ([1.0, -200.0], [1.0001, -200.0]), None);
         assert_eq!(differ([f32::NAN, f32::INFINITY], [f32::NAN, f32::INFINITY]), None);
         assert_eq!(differ([1.0, 2.0], [1.0, 2.01]).unwrap(), "output 'y' differs by 0.5 % of its largest number");
@@ -268,8 +347,31 @@ mod tests {
         let (mut many, few) = (vec![7; 200], bytes(&[1, 2]));
         let before = bytes(&many);
         many[3] = 8;
-        assert_eq!(differs(&before, &bytes(&many), &[]), None, "one of two hundred is a matter of rounding");
-        assert!(differs(&few, &bytes(&[1, 3]), &[]).unwrap().starts_with("50 % of output 'y'"));
-        assert!(differs(&few, &bytes(&[1]), &[]).unwrap().contains("is [1] instead of [2]"));
+        assert_eq!(
+            differs(&before, &bytes(&many), &[], RowTrial::Confirms),
+            None,
+            "one of two hundred is a matter of rounding"
+        );
+        assert!(differs(&few, &bytes(&[1, 3]), &[], RowTrial::Confirms).unwrap().starts_with("50 % of output 'y'"));
+        assert!(differs(&few, &bytes(&[1]), &[], RowTrial::Confirms).unwrap().contains("is [1] instead of [2]"));
+    }
+
+    #[test]
+    fn small_numbers_beside_large_ones_are_compared_where_the_trial_decides() {
+        let floats = |numbers: [f32; 2]| vec![tensor(DataType::Fp32, &[1, 2], &numbers.map(f32::to_le_bytes).concat())];
+        let differ = |trial| differs(&floats([0.5, 640.0]), &floats([0.52, 640.0]), &[floats([0.5, 640.0])], trial);
+        assert_eq!(differ(RowTrial::Confirms), None);
+        assert_eq!(differ(RowTrial::Decides).unwrap(), "a number of output 'y' differs by 0.3 %");
+    }
+
+    #[test]
+    fn rows_are_told_apart_by_numbers_only() {
+        let answers = |rows: [f32; 2]| rows.map(|row| vec![tensor(DataType::Fp32, &[1, 1], &row.to_le_bytes())]);
+        assert!(tells_apart("y", &answers([1.0, 2.0])) && !tells_apart("y", &answers([1.0, 1.0])));
+        assert!(!tells_apart("y", &answers([f32::NAN, f32::NAN])) && !tells_apart("x", &answers([1.0, 2.0])));
+        assert!(!tells_apart(
+            "y",
+            &[vec![tensor(DataType::Fp32, &[1, 0], &[])], vec![tensor(DataType::Fp32, &[1, 0], &[])]]
+        ));
     }
 }

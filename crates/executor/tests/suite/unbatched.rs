@@ -144,8 +144,13 @@ fn what_needs_rows_is_refused_without_a_batch() {
 #[test]
 fn rows_that_depend_on_each_other_are_found() {
     for engine in engines() {
-        let tried =
-            |name: &str, max_batch| check_rows(&*engine, &engine.load(&files(&[name])).unwrap(), max_batch, &[]);
+        let tried = |name: &str, max_batch| {
+            let model = engine.load(&files(&[name])).unwrap();
+            let confirmed = check_rows(&*engine, &model, max_batch, &[], RowTrial::Confirms);
+            let decided = check_rows(&*engine, &model, max_batch, &[], RowTrial::Decides);
+            assert_eq!(std::mem::discriminant(&confirmed), std::mem::discriminant(&decided), "{name}");
+            confirmed
+        };
         for name in ["mlp", "double", "gather", "pool", "handed_through"] {
             assert_eq!(tried(name, 16), RowIndependence::Independent, "{name}");
         }
@@ -159,7 +164,7 @@ fn rows_that_depend_on_each_other_are_found() {
             assert_eq!(tried(name, 1), RowIndependence::Independent, "a row is never beside others");
         }
         let chain = engine.load(&files(&["mlp_first", "mlp_second"])).unwrap();
-        assert_eq!(check_rows(&*engine, &chain, 16, &[]), RowIndependence::Independent);
+        assert_eq!(check_rows(&*engine, &chain, 16, &[], RowTrial::Decides), RowIndependence::Independent);
     }
 }
 
@@ -167,7 +172,9 @@ fn rows_that_depend_on_each_other_are_found() {
 fn a_declared_size_lets_a_model_be_tried_that_takes_no_other() {
     let declared = [TensorSpec { name: "x".to_owned(), datatype: DataType::Fp32, shape: vec![-1, 7] }];
     for engine in engines() {
-        let tried = |name: &str, declared| check_rows(&*engine, &engine.load(&files(&[name])).unwrap(), 16, declared);
+        let tried = |name: &str, declared| {
+            check_rows(&*engine, &engine.load(&files(&[name])).unwrap(), 16, declared, RowTrial::Confirms)
+        };
         for name in ["seven_wide", "seven_wide_centred"] {
             assert!(matches!(tried(name, &[]), RowIndependence::Untried(_)), "{name}");
         }

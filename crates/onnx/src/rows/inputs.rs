@@ -33,6 +33,22 @@ pub(super) fn given(
     (values, first)
 }
 
+/// Names of the dimensions of an input; `None` for one without a name of its own.
+pub(super) struct InputDims {
+    pub(super) name: String,
+    pub(super) dims: Vec<Option<String>>,
+}
+
+/// Returns the names of the dimensions of all inputs that are no weights.
+pub(super) fn dims_of_inputs(graph: &GraphProto) -> Option<Vec<InputDims>> {
+    let infos = graph.input.iter().filter(|info| graph.initializer.iter().all(|weight| weight.name != info.name));
+    let of_input = |info: &ValueInfoProto| {
+        let dims = dims(info)?.iter().map(|dim| name_of(dim).map(str::to_owned)).collect();
+        Some(InputDims { name: info.name.clone(), dims })
+    };
+    infos.map(of_input).collect()
+}
+
 /// Returns the dimensions of a graph's input.
 fn dims(info: &ValueInfoProto) -> Option<&[DimensionProto]> {
     Some(&info.r#type.as_ref()?.tensor_type.as_ref()?.shape.as_ref()?.dim)

@@ -34,6 +34,7 @@ mod layout;
 mod learned;
 mod linear;
 mod normal;
+mod other_axis;
 mod pieces;
 mod quantised;
 #[cfg(test)]
@@ -52,6 +53,7 @@ use crate::dim::Dim;
 use crate::file::OnnxFile;
 use crate::proto::NodeProto;
 use call::RowCause;
+pub use other_axis::other_batch_dims;
 use std::fmt;
 use value::{RowRelation, RowValue};
 
@@ -112,6 +114,22 @@ impl RowFinding {
     /// effect on each other is a rounding error, which an owner may accept.
     pub fn is_quantisation(&self) -> bool {
         self.kind == RowFindingKind::Meet && self.operator.starts_with("DynamicQuantize")
+    }
+}
+
+impl RowVerdict {
+    /// Returns the verdict on two graphs of one model: the worse one.
+    pub fn and(self, other: RowVerdict) -> RowVerdict {
+        match (self, other) {
+            (meet @ RowVerdict::Meet(_), _) | (_, meet @ RowVerdict::Meet(_)) => meet,
+            (unknown @ RowVerdict::Unknown(_), _) | (_, unknown @ RowVerdict::Unknown(_)) => unknown,
+            _ => RowVerdict::Independent,
+        }
+    }
+
+    /// Returns the verdict on what the analysis cannot read.
+    pub fn unread(what: &str, why: impl Into<String>) -> RowVerdict {
+        RowVerdict::Unknown(RowFinding::of_tensor("file", what, RowFindingKind::Unknown, why))
     }
 }
 

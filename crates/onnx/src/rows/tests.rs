@@ -1,6 +1,6 @@
 //! Rules of the analysis, on graphs of a few operators.
 
-use super::{RowAnalysis, RowVerdict, analyse_rows};
+use super::{RowAnalysis, RowVerdict, analyse_rows, other_batch_dims};
 use crate::OnnxFile;
 use crate::fixture::{Draft, axis, encoder, perm, residual_network};
 use crate::proto::{AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetProto, elem};
@@ -260,4 +260,18 @@ fn functions_are_walked() {
     assert_eq!((&*finding.operator, &*finding.node), ("Softmax", "b"));
     model.graph.as_mut().unwrap().node[0].attribute = axis(2);
     assert_eq!(verdict(&model), RowVerdict::Independent);
+}
+
+#[test]
+fn a_batch_that_is_not_first_is_found_where_it_is_proved() {
+    let second = |op: &str, attributes: Vec<AttributeProto>| {
+        let mut draft = Draft::default();
+        draft.input("x", elem::FLOAT, &[-2, -1, 6]);
+        draft.op(op, &["x"], &["y"]).attribute = attributes;
+        draft.output("y", &[-2, -1, 6]);
+        other_batch_dims(&OnnxFile::parse(draft.encode(), Path::new("m.onnx")).unwrap())
+    };
+    assert_eq!(second("Softmax", axis(0)), Some(vec![("x".to_owned(), 1), ("y".to_owned(), 1)]));
+    assert_eq!(second("Transpose", perm(&[1, 0, 2])), Some(vec![("y".to_owned(), 1)]), "the input begins with it");
+    assert_eq!(second("ReduceMax", vec![]), None);
 }

@@ -1,5 +1,5 @@
-//! Models that share no batch because it is unknown whether their rows are independent: each answer
-//! is what the request gets alone, and the configuration says why.
+//! Models that share no batch because their rows depend on each other: each answer is what the
+//! request gets alone, and the configuration says why.
 
 use crate::support::{Running, config, send, serving};
 use bytes::Bytes;
@@ -35,7 +35,7 @@ async fn answers(server: &Running, requests: &[Value]) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn a_model_whose_rows_cannot_be_tried_answers_each_request_as_if_alone() {
+async fn a_model_whose_rows_meet_answers_each_request_as_if_alone() {
     let folder = std::env::temp_dir().join(format!("ripieno-untried-{}", std::process::id()));
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../executor/tests/models/seven_wide_centred.onnx");
     std::fs::create_dir_all(folder.join("centred/1")).unwrap();
@@ -56,7 +56,7 @@ async fn a_model_whose_rows_cannot_be_tried_answers_each_request_as_if_alone() {
     }
     let body = server.get("/v2/models/centred/config").await.json();
     let why = body["parameters"]["unbatched"]["string_value"].as_str().unwrap().to_owned();
-    assert!(why.contains("cannot be tried") && why.contains("batching = \"trust\""), "{why}");
+    assert!(why.contains("(ReduceMean 'mean': it combines the rows") && why.contains("batching = \"trust\""), "{why}");
     assert_eq!((&body["max_batch_size"], &body["dynamic_batching"]), (&json!(0), &Value::Null));
     let request = ModelConfigRequest { name: "centred".to_owned(), version: String::new() };
     let same = server.grpc().await.model_config(request).await.unwrap().into_inner().config.unwrap();
