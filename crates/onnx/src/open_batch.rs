@@ -9,12 +9,13 @@
 use crate::error::{OnnxError, refuse};
 use crate::file::OnnxFile;
 use crate::proto::{GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto};
-use crate::weights::{float_elements, inline_all, int_tensor, small_ints};
+use crate::rows::{KnownTensor, known_of_one_row};
+use crate::weights::{float_elements, inline_all, int_tensor};
 use prost::Message;
 use std::collections::{HashMap, HashSet};
 
 /// Version of the rewriting, for the keys of cached files.
-pub const OPEN_BATCH_VERSION: u32 = 1;
+pub const OPEN_BATCH_VERSION: u32 = 2;
 /// Name of the batch dimension.
 const BATCH: &str = "batch";
 
@@ -30,7 +31,7 @@ pub fn open_batch(file: &OnnxFile) -> Result<Vec<u8>, OnnxError> {
     // Shapes between the operators are shapes of one row.
     graph.value_info.clear();
     inline_all(&mut graph, file)?;
-    rewrite(&mut graph, &given);
+    rewrite(&mut graph, &given, &known_of_one_row(file));
     Ok(ModelProto { graph: Some(graph), ..file.model.clone() }.encode_to_vec())
 }
 
@@ -51,19 +52,20 @@ fn open_first(kind: &str, info: &mut ValueInfoProto) -> Result<(), OnnxError> {
 }
 
 /// Replaces the constants that hold for one row only.
-fn rewrite(graph: &mut GraphProto, given: &HashSet<String>) {
+fn rewrite(graph: &mut GraphProto, given: &HashSet<String>, known: &HashMap<String, KnownTensor>) {
     let Some(first) = graph.input.iter().map(|info| info.name.clone()).find(|name| !given.contains(name)) else {
         return;
     };
     let constants = constants(graph);
+    let tensors = OneRow { known, of_request: of_request(graph, given) };
     let mut made = Vec::new();
     let mut nodes = Vec::with_capacity(graph.node.len());
     for mut node in std::mem::take(&mut graph.node) {
         match &*node.op_type {
             _ if !node.is_standard() => {}
-            "Reshape" => {
+            "Reshape" if node.input.first().is_some_and(|data| tensors.of_request.contains(data)) => {
                 let zeros = node.int("allowzero", 0) != 0;
-                let target = node.input.get(1).and_then(|name| constants.get(name)).and_then(small_ints);
+                let target = node.input.get(1).and_then(|name| known.get(name)?.ints.clone());
                 // Without a size of 0, the attribute says nothing. The new target may copy sizes.
                 let target = target.filter(|target| !zeros || !target.contains(&0));
                 if let Some(open) = target.and_then(|target| open_target(&target)) {
@@ -74,7 +76,7 @@ fn rewrite(graph: &mut GraphProto, given: &HashSet<String>) {
                 }
             }
             "LSTM" | "GRU" | "RNN" => drop_zero_states(&mut node, &constants),
-            "Concat" if node.int("axis", 0) > 0 => repeat_rows(&mut node, &constants, &first, &mut nodes, &mut made),
+            "Concat" if node.int("axis", 0) > 0 => repeat_rows(&mut node, &tensors, &first, &mut nodes, &mut made),
             _ => {}
         }
         nodes.push(node);
@@ -117,15 +119,45 @@ fn drop_zero_states(node: &mut NodeProto, constants: &HashMap<String, TensorProt
     }
 }
 
+/// The tensors of a graph for one row.
+struct OneRow<'a> {
+    known: &'a HashMap<String, KnownTensor>,
+    /// Names of the tensors that depend on the values of a request.
+    of_request: HashSet<String>,
+}
+
+impl OneRow<'_> {
+    /// Returns the number of dimensions of a constant whose first one is a row; `None` for any
+    /// other tensor.
+    fn rank_of_row(&self, name: &str) -> Option<usize> {
+        let dims = self.known.get(name).filter(|_| !self.of_request.contains(name))?.dims.as_ref()?;
+        (dims.first() == Some(&Some(1))).then_some(dims.len())
+    }
+}
+
+/// Returns the names of the tensors that depend on the values of a request.
+fn of_request(graph: &GraphProto, given: &HashSet<String>) -> HashSet<String> {
+    let mut names: HashSet<String> =
+        graph.input.iter().map(|info| info.name.clone()).filter(|name| !given.contains(name)).collect();
+    for node in graph.node.iter().filter(|node| !matches!(&*node.op_type, "Shape" | "Size")) {
+        let holds_graph = node.attribute.iter().any(|attribute| attribute.g.is_some());
+        if holds_graph || node.input.iter().any(|name| names.contains(name)) {
+            names.extend(node.output.iter().cloned());
+        }
+    }
+    names
+}
+
 /// Repeats constants of one row that are joined to each row.
 fn repeat_rows(
     node: &mut NodeProto,
-    constants: &HashMap<String, TensorProto>,
+    tensors: &OneRow<'_>,
     first: &str,
     nodes: &mut Vec<NodeProto>,
     made: &mut Vec<TensorProto>,
 ) {
-    let is_row = |name: &String| constants.get(name).is_some_and(|tensor| tensor.dims.first() == Some(&1));
+    let rank = |name: &String| tensors.rank_of_row(name);
+    let is_row = |name: &String| rank(name).is_some();
     if node.input.iter().all(is_row) {
         return;
     }
@@ -135,7 +167,7 @@ fn repeat_rows(
         let [shape, index, rows, rest, target, repeated] =
             ["shape", "index", "rows", "rest", "target", "repeated"].map(part);
         made.push(int_tensor(&index, &[0]));
-        made.push(int_tensor(&rest, &vec![1; constants[name].dims.len() - 1]));
+        made.push(int_tensor(&rest, &vec![1; rank(name).unwrap_or(1) - 1]));
         nodes.push(NodeProto::new("Shape", &[first], &[&shape]));
         nodes.push(NodeProto::new("Gather", &[&shape, &index], &[&rows]));
         nodes.push(NodeProto::new("Concat", &[&rows, &rest], &[&target]).with_int("axis", 0));
@@ -149,6 +181,8 @@ mod tests {
     use super::*;
     use crate::fixture::{Draft, axis};
     use crate::proto::elem;
+    use crate::rows::{RowVerdict, analyse_rows};
+    use crate::weights::small_ints;
     use std::path::Path;
 
     fn opened(draft: &Draft) -> Result<OnnxFile, OnnxError> {
@@ -184,6 +218,28 @@ mod tests {
         assert_eq!(kinds, ["Shape", "Gather", "Concat", "Expand", "Concat", "Reshape", "Reshape"]);
         assert_eq!((target(&file, 5), target(&file, 6)), (vec![-1, 5, 2, 4], vec![0, -1]));
         assert_eq!(file.graph().node[4].input, ["longer.repeated0", "x"]);
+    }
+
+    #[test]
+    fn targets_and_tokens_that_are_computed_from_constants_are_opened() {
+        let mut draft = Draft::default();
+        draft.input("x", elem::FLOAT, &[1, 4, 8]);
+        draft.weight("token", &[1, 1, 8]);
+        for (name, list) in [("one", &[1][..]), ("rest", &[5, 8]), ("row", &[1, 1, 8]), ("flat", &[1, 40])] {
+            draft.ints(name, list);
+        }
+        draft.op("Expand", &["token", "row"], &["tokens"]);
+        draft.op("Concat", &["tokens", "x"], &["longer"]).attribute = axis(1);
+        draft.op("Concat", &["one", "rest"], &["target"]).attribute = axis(0);
+        draft.op("Reshape", &["longer", "target"], &["same"]);
+        *draft.op("Reshape", &["same", "flat"], &["y"]) =
+            NodeProto::new("Reshape", &["same", "flat"], &["y"]).with_int("allowzero", 1);
+        draft.output("y", &[1, 40]);
+        let file = opened(&draft).unwrap();
+        let kinds: Vec<&str> = file.graph().node.iter().map(|node| &*node.op_type).collect();
+        assert_eq!(kinds, ["Expand", "Shape", "Gather", "Concat", "Expand", "Concat", "Concat", "Reshape", "Reshape"]);
+        assert_eq!((target(&file, 7), target(&file, 8)), (vec![-1, 5, 8], vec![-1, 40]));
+        assert_eq!(analyse_rows(&file).verdict(), RowVerdict::Independent);
     }
 
     #[test]

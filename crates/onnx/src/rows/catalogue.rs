@@ -1,7 +1,7 @@
 //! The operators that have a rule.
 
-use super::call::{Made, RowCall, meet, unknown};
-use super::value::RowContent;
+use super::call::{BY_POSITION, Made, RowCall, meet, unknown};
+use super::value::{RowContent, RowValue};
 use super::{
     attention, elementwise, indexing, layout, learned, linear, normal, pieces, quantised, recurrent, reduce, sizes,
     windows,
@@ -152,6 +152,7 @@ fn computing(call: &RowCall<'_>) -> Made {
         "TopK" => reduce::top_k(call),
         "ArgMax" | "ArgMin" => reduce::arg_extreme(call),
         "Det" | "Trilu" => reduce::last_axes(call, 2),
+        "EyeLike" if !call.given().all(RowValue::is_constant) => meet(BY_POSITION),
         "BatchNormalization" => normal::batch(call),
         "InstanceNormalization" | "GroupNormalization" | "LRN" => normal::instance(call),
         "LayerNormalization" | "RMSNormalization" | "SimplifiedLayerNormalization" => normal::layer(call),

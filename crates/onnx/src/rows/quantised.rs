@@ -14,6 +14,9 @@ pub(super) fn dynamic(call: &RowCall<'_>) -> Made {
 
 /// `QuantizeLinear` and `DequantizeLinear`.
 pub(super) fn linear_scale(call: &RowCall<'_>) -> Made {
+    if call.given().all(RowValue::is_constant) {
+        return call.like(call.dims(0)?, &RowRelation::Constant);
+    }
     let (dims, rows) = call.plain(0)?;
     call.constant_from(1)?;
     let scale = call.input(1)?;
