@@ -6,7 +6,7 @@ use prost::Message;
 use ripieno_base::BlockId;
 use ripieno_cluster::plane::{ByteStream, Handshake, MessageReader};
 use ripieno_model::{DataType, Graph, TensorSpec};
-use ripieno_onnx::OnnxModel;
+use ripieno_onnx::{OnnxFile, OnnxModel, analyse_rows, open_batch, other_batch_dims};
 use ripieno_repository::TritonConfig;
 use ripieno_repository::config::ModelConfig;
 use ripieno_text::{TextConfig, TextModel, TextReader};
@@ -176,6 +176,9 @@ fn config_pbtxt(input: &[u8]) -> bool {
 
 /// A model that is parsed, inspected and sliced in every way.
 fn onnx(input: &[u8]) -> bool {
+    if let Ok(file) = OnnxFile::parse(Bytes::copy_from_slice(input), Path::new("/nowhere/model.onnx")) {
+        let _ = (analyse_rows(&file).verdict(), other_batch_dims(&file), open_batch(&file));
+    }
     let parsed = OnnxModel::parse(Bytes::copy_from_slice(input), Path::new("/nowhere/model.onnx"));
     let Ok(model) = parsed else { return false };
     let _ = (model.inputs(), model.outputs(), model.external_files());

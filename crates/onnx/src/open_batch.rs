@@ -68,7 +68,8 @@ fn rewrite(graph: &mut GraphProto, given: &HashSet<String>, known: &HashMap<Stri
                 let target = node.input.get(1).and_then(|name| known.get(name)?.ints.clone());
                 // Without a size of 0, the attribute says nothing. The new target may copy sizes.
                 let target = target.filter(|target| !zeros || !target.contains(&0));
-                if let Some(open) = target.and_then(|target| open_target(&target)) {
+                let dims = known.get(&node.input[0]).and_then(|data| data.dims.as_deref());
+                if let Some(open) = target.and_then(|target| open_target(&target, dims.unwrap_or_default())) {
                     node.attribute.retain(|attribute| attribute.name != "allowzero");
                     let name = format!("{}.any_batch", node.output.first().map_or("", String::as_str));
                     made.push(int_tensor(&name, &open));
@@ -93,9 +94,14 @@ fn constants(graph: &GraphProto) -> HashMap<String, TensorProto> {
     weights.chain(nodes.filter_map(of_node)).collect()
 }
 
-/// Returns the target of a `Reshape` for any number of rows; `None` if it already is.
-fn open_target(target: &[i64]) -> Option<Vec<i64>> {
+/// Returns the target of a `Reshape` for any number of rows; `None` if it already is. `dims` are
+/// the dimensions of the data, as far as they are known.
+fn open_target(target: &[i64], dims: &[Option<i64>]) -> Option<Vec<i64>> {
     let mut open = target.to_vec();
+    if let Some(at) = behind_others(target, dims) {
+        open[at] = -1;
+        return Some(open);
+    }
     if target.contains(&-1) {
         // The batch is copied from the input.
         return (target.first() == Some(&1)).then(|| {
@@ -107,6 +113,15 @@ fn open_target(target: &[i64]) -> Option<Vec<i64>> {
     let at = if target.first() != Some(&1) && target.get(1) == Some(&1) { 1 } else { 0 };
     *open.get_mut(at).filter(|size| **size > 0)? = -1;
     Some(open)
+}
+
+/// Returns the place of the batch in a target whose data have other dimensions before it: where as
+/// many elements are before it as in the data.
+fn behind_others(target: &[i64], dims: &[Option<i64>]) -> Option<usize> {
+    let place = dims.iter().position(|dim| *dim == Some(1)).filter(|place| *place > 0)?;
+    let before = dims[..place].iter().try_fold(1i64, |all, dim| all.checked_mul((*dim)?))?;
+    let above = |at: &usize| target[..*at].iter().try_fold(1i64, |all, &size| all.checked_mul(size)) == Some(before);
+    (0..target.len()).find(above).filter(|&at| !target.contains(&-1) && target[at] > 0)
 }
 
 /// Removes first states of zeros, which are the default for any number of rows.
@@ -256,6 +271,7 @@ mod tests {
 
     #[test]
     fn targets_keep_what_is_not_the_batch() {
+        assert_eq!(open_target(&[50, 12, 64], &[Some(50), Some(1), Some(768)]), Some(vec![50, -1, 64]));
         let cases: [(&[i64], Option<&[i64]>); 6] = [
             (&[1, 12, 64], Some(&[-1, 12, 64])),
             (&[1, -1, 64], Some(&[0, -1, 64])),
@@ -265,7 +281,7 @@ mod tests {
             (&[0, 0, 64], None),
         ];
         for (from, to) in cases {
-            assert_eq!(open_target(from).as_deref(), to, "{from:?}");
+            assert_eq!(open_target(from, &[]).as_deref(), to, "{from:?}");
         }
     }
 }

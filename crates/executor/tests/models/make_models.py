@@ -306,3 +306,22 @@ sums = [
 one = lambda name: floats(name, ["batch", 1])
 told = [one("present"), one("y"), one("started"), number("whose")]
 save("sequence", sums, [one("x"), one("start"), number("id"), one("past")], told)
+
+# Sequences, of which the analysis of rows has no rule: rows as they are; rows that are all zeros below 5000; rows divided by 255
+# where one number of the batch is above 1.
+def through_sequence(name, nodes):
+    steps = [helper.make_node("SequenceConstruct", ["x"], ["list"]), helper.make_node("SequenceAt", ["list", "first"], ["z"])]
+    weights = [("first", np.array(0)), ("high", np.float32(5000)), ("one", np.float32(1)), ("most", np.float32(255))]
+    weights = [(weight, array) for weight, array in weights if any(weight in node.input for node in steps + nodes)]
+    save(name, steps + nodes, [floats("x", ["batch", 4])], [floats("y", ["batch", 4])], weights)
+
+
+through_sequence("unproved", [helper.make_node("Abs", ["z"], ["y"])])
+through_sequence("unproved_silent", [helper.make_node("Sub", ["z", "high"], ["over"]), helper.make_node("Relu", ["over"], ["y"])])
+bytes_or_not = [
+    helper.make_node("ReduceMax", ["z"], ["top"], keepdims=0),
+    helper.make_node("Greater", ["top", "one"], ["bytes"]),
+    helper.make_node("Div", ["z", "most"], ["scaled"]),
+    helper.make_node("Where", ["bytes", "scaled", "z"], ["y"]),
+]
+through_sequence("unproved_scaled", bytes_or_not)

@@ -39,6 +39,9 @@ pub(super) struct RowCall<'a> {
     pub(super) inputs: Vec<Option<RowValue>>,
     pub(super) opset: i64,
     pub(super) symbols: &'a Cell<usize>,
+    /// Stands for the axis of the rows where all inputs are constants, whose shapes follow the same
+    /// rules.
+    pub(super) first_axis: &'a RowAxis,
 }
 
 impl RowCall<'_> {
@@ -114,6 +117,10 @@ impl RowCall<'_> {
             Some(axis) if axis.content == RowContent::Plain => Ok((dims_of(input)?, axis)),
             Some(_) => meet(BY_POSITION),
             None if input.rows == RowRelation::Count => meet(BY_COUNT),
+            None if self.given().all(RowValue::is_constant) => match dims_of(input)? {
+                [] => unknown("it is a scalar"),
+                dims => Ok((dims, self.first_axis)),
+            },
             None => unknown("its data are the same for all rows, and its parameters are not"),
         }
     }

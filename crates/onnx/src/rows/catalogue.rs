@@ -187,13 +187,15 @@ fn contributed(call: &RowCall<'_>) -> Made {
         "BiasGelu" | "FastGelu" | "Gelu" | "QuickGelu" | "BiasAdd" => elementwise::biased(call),
         "FusedMatMul" | "TransposeMatMul" => linear::fused_matmul(call),
         "FusedGemm" => linear::gemm(call),
-        "FusedConv" if call.optional(3).is_none() => windows::other_convolution(call),
+        "FusedConv" => windows::summed_convolution(call),
         "NhwcMaxPool" | "NhwcFusedConv" => windows::other_convolution(call),
         "MatMulNBits" | "MatMulBnb4" | "MatMulFpQ4" => linear::weighted(call, Dim::known(call.node.int("N", 0).max(0))),
         "MatMulIntegerToFloat" => quantised::product(call, [0, 1], &[2, 4]),
         "QGemm" => quantised::product(call, [0, 3], &[1, 2, 7, 8]),
         "QLinearAdd" | "QLinearMul" => quantised::elementwise(call, &[0, 3]),
         "QLinearSigmoid" | "QLinearLeakyRelu" => quantised::elementwise(call, &[0]),
+        "QLinearSoftmax" => quantised::softmax(call),
+        "QLinearConcat" => quantised::concat(call),
         "QuantizeLinear" | "DequantizeLinear" => quantised::linear_scale(call),
         "QLinearConv" | "QLinearAveragePool" | "QLinearGlobalAveragePool" => windows::other_convolution(call),
         "LayerNormalization" | "SimplifiedLayerNormalization" => normal::layer(call),
@@ -213,7 +215,7 @@ fn contributed(call: &RowCall<'_>) -> Made {
 /// Operators on images in blocks of channels.
 fn optimised(call: &RowCall<'_>) -> Made {
     match call.op() {
-        "Conv" if call.optional(3).is_none() => windows::other_convolution(call),
+        "Conv" => windows::summed_convolution(call),
         "MaxPool" | "AveragePool" | "GlobalMaxPool" | "GlobalAveragePool" | "ReorderInput" | "ReorderOutput" => {
             windows::other_convolution(call)
         }

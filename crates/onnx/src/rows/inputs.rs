@@ -4,11 +4,11 @@
 //! sizes in a request (nodes and edges of a graph), so such inputs are not rows of one batch. Names
 //! that a converter numbers itself count as no name: a file has a new one for each dimension.
 
-use super::value::{RowAxis, RowRelation, RowValue};
+use super::value::{MAX_RANK, RowAxis, RowRelation, RowValue};
 use super::{RowFinding, RowFindingKind};
 use crate::dim::Dim;
 use crate::proto::{DimensionProto, GraphProto, ValueInfoProto};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// Returns the values of the graph's inputs by name, and the first input that has no rows of the
@@ -17,8 +17,8 @@ pub(super) fn given(
     graph: &GraphProto,
     axis_of: &dyn Fn(&str) -> usize,
 ) -> (HashMap<String, RowValue>, Option<RowFinding>) {
-    let weights: HashMap<&str, ()> = graph.initializer.iter().map(|weight| (&*weight.name, ())).collect();
-    let infos: Vec<&ValueInfoProto> = graph.input.iter().filter(|info| !weights.contains_key(&*info.name)).collect();
+    let weights: HashSet<&str> = graph.initializer.iter().map(|weight| &*weight.name).collect();
+    let infos: Vec<&ValueInfoProto> = graph.input.iter().filter(|info| !weights.contains(&*info.name)).collect();
     let batch = infos.iter().find_map(|info| name_of(dims(info)?.get(axis_of(&info.name))?));
     let mut names = Names { batch: batch.map(str::to_owned), known: HashMap::new(), count: 0 };
     let mut first = None;
@@ -41,7 +41,8 @@ pub(super) struct InputDims {
 
 /// Returns the names of the dimensions of all inputs that are no weights.
 pub(super) fn dims_of_inputs(graph: &GraphProto) -> Option<Vec<InputDims>> {
-    let infos = graph.input.iter().filter(|info| graph.initializer.iter().all(|weight| weight.name != info.name));
+    let weights: HashSet<&str> = graph.initializer.iter().map(|weight| &*weight.name).collect();
+    let infos = graph.input.iter().filter(|info| !weights.contains(&*info.name));
     let of_input = |info: &ValueInfoProto| {
         let dims = dims(info)?.iter().map(|dim| name_of(dim).map(str::to_owned)).collect();
         Some(InputDims { name: info.name.clone(), dims })
@@ -51,7 +52,8 @@ pub(super) fn dims_of_inputs(graph: &GraphProto) -> Option<Vec<InputDims>> {
 
 /// Returns the dimensions of a graph's input.
 fn dims(info: &ValueInfoProto) -> Option<&[DimensionProto]> {
-    Some(&info.r#type.as_ref()?.tensor_type.as_ref()?.shape.as_ref()?.dim)
+    let dims = &info.r#type.as_ref()?.tensor_type.as_ref()?.shape.as_ref()?.dim;
+    (dims.len() <= MAX_RANK).then_some(dims)
 }
 
 /// Returns the name of an open dimension; `None` if it has none of its own.

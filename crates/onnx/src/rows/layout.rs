@@ -2,7 +2,7 @@
 
 use super::call::{CROSSED, FIXED, Made, RowCall, dims_of, meet, normal, unknown};
 use super::sizes::{COMPUTED, filled, moved};
-use super::value::{MAX_DATA, RowAxis, RowRelation, RowValue, around, has_batch};
+use super::value::{MAX_DATA, MAX_RANK, RowAxis, RowRelation, RowValue, around, has_batch};
 use crate::dim::{Dim, product};
 
 pub(super) fn transpose(call: &RowCall<'_>) -> Made {
@@ -18,9 +18,12 @@ pub(super) fn transpose(call: &RowCall<'_>) -> Made {
     let shape: Vec<Dim> = order.iter().map(|&at| dims[at].clone()).collect();
     let data = match (&input.data, dims.iter().map(Dim::value).collect::<Option<Vec<_>>>().as_deref(), &order[..]) {
         (Some(data), Some(&[rows, columns]), [1, 0]) => {
-            let (rows, columns) = (rows as usize, columns as usize);
-            let at = |number: usize| data[number % rows * columns + number / rows].clone();
-            (data.len() == rows * columns).then(|| (0..data.len()).map(at).collect())
+            let sizes = usize::try_from(rows).ok().zip(usize::try_from(columns).ok());
+            let fits = |&(rows, columns): &(usize, usize)| rows.checked_mul(columns) == Some(data.len());
+            sizes.filter(fits).map(|(rows, columns)| {
+                let at = |number: usize| data[number % rows * columns + number / rows].clone();
+                (0..data.len()).map(at).collect()
+            })
         }
         (Some(data), _, _) if order.is_sorted() => Some(data.clone()),
         _ => None,
@@ -42,7 +45,7 @@ pub(super) fn unsqueeze(call: &RowCall<'_>) -> Made {
     let (input, dims) = (call.input(0)?, call.dims(0)?);
     let Some(axes) = call.axes(1)? else { return unknown("its axes are missing") };
     let rank = dims.len() + axes.len();
-    if rank > MAX_DATA {
+    if rank > MAX_RANK {
         return unknown("it has too many dimensions");
     }
     let new = axes.into_iter().map(|at| normal(at, rank)).collect::<Result<Vec<_>, _>>()?;

@@ -1,7 +1,7 @@
 //! Tensors of a graph that an exporter fixed to one row: their shapes, and elements that follow
 //! from constants and sizes. A file is opened to a batch with them.
 
-use super::value::{RowRelation, RowValue};
+use super::value::{MAX_RANK, RowRelation, RowValue};
 use super::walk;
 use crate::dim::Dim;
 use crate::file::OnnxFile;
@@ -19,6 +19,9 @@ pub(crate) struct KnownTensor {
 pub(crate) fn known_of_one_row(file: &OnnxFile) -> HashMap<String, KnownTensor> {
     let inputs = file.graph().input.iter().enumerate().filter_map(|(number, info)| {
         let shape = info.r#type.as_ref()?.tensor_type.as_ref()?.shape.as_ref()?;
+        if shape.dim.len() > MAX_RANK {
+            return None;
+        }
         let size = |(at, dim): (usize, &crate::proto::DimensionProto)| match dim.fixed() {
             // What follows from the number of rows is no constant of the exporter.
             _ if at == 0 => Dim::symbol("rows"),

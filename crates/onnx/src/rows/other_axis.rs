@@ -11,12 +11,15 @@ use crate::dim::Dim;
 use crate::file::OnnxFile;
 use std::collections::HashMap;
 
+/// Largest number of names that are tried.
+const MAX_CANDIDATES: usize = 4;
+
 /// Returns the dimensions of inputs and outputs that are a batch of independent rows, by tensor,
 /// without those that are the first. `None` if no such batch is proved.
 pub fn other_batch_dims(file: &OnnxFile) -> Option<Vec<(String, usize)>> {
     let tensors = inputs::dims_of_inputs(file.graph())?;
     let first = tensors.first()?;
-    let named = first.dims.iter().flatten().map(|name| places(&tensors, name));
+    let named = first.dims.iter().flatten().take(MAX_CANDIDATES).map(|name| places(&tensors, name));
     let second = tensors.iter().all(|tensor| tensor.dims.len() > 1).then(|| vec![1; tensors.len()]);
     named.chain([second]).flatten().find_map(|axes| proved(file, &tensors, &axes))
 }

@@ -233,7 +233,8 @@ fn steps(start: i64, end: i64, step: i64) -> i64 {
 /// Returns the elements of a range of the first dimension.
 fn picked(data: Option<Vec<Dim>>, dims: &[Dim], range: &SliceRange) -> Option<Vec<Dim>> {
     let (data, size) = (data?, dims.first()?.value().filter(|&size| size > 0 && range.axis == 0)?);
-    let width = data.len() / usize::try_from(size).ok()?;
+    let count = usize::try_from(size).ok().filter(|&count| count <= data.len())?;
+    let width = data.len() / count;
     let (start, end, step) = bounds(range, size)?;
     let mut picked = Vec::new();
     for number in 0..steps(start, end, step) {

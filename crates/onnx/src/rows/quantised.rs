@@ -64,6 +64,26 @@ pub(super) fn elementwise(call: &RowCall<'_>, values: &[usize]) -> Made {
     Ok(vec![RowValue::new(shape, rows)])
 }
 
+/// `QLinearSoftmax`: the axis counts as in the version that an attribute names.
+pub(super) fn softmax(call: &RowCall<'_>) -> Made {
+    call.constant_from(1)?;
+    super::reduce::softmax_of(call, call.node.int("opset", 12))
+}
+
+/// `QLinearConcat`: a scale and a zero point, then three inputs for each tensor that is joined.
+pub(super) fn concat(call: &RowCall<'_>) -> Made {
+    let is_value = |at: &usize| *at >= 2 && (at - 2).is_multiple_of(3);
+    if (0..call.inputs.len())
+        .filter(|at| !is_value(at))
+        .filter_map(|at| call.optional(at))
+        .any(|scale| !scale.is_constant())
+    {
+        return meet("its scales are computed from rows");
+    }
+    let inputs = (0..call.inputs.len()).filter(is_value).map(|at| call.inputs[at].clone()).collect();
+    super::pieces::concat(&RowCall { inputs, ..*call })
+}
+
 /// Products of two matrices at these inputs. The scales of the first are at `single_at`: it has
 /// one. The scales of the second belong to its columns.
 pub(super) fn product(call: &RowCall<'_>, [a, b]: [usize; 2], single_at: &[usize]) -> Made {

@@ -57,9 +57,14 @@ fn without(call: &RowCall<'_>, axes: &[usize]) -> Made {
 
 /// Softmax and its relatives. Before version 13 they combine all axes from theirs on.
 pub(super) fn softmax(call: &RowCall<'_>) -> Made {
+    softmax_of(call, call.opset)
+}
+
+/// Softmax as in a version of the standard operators.
+pub(super) fn softmax_of(call: &RowCall<'_>, opset: i64) -> Made {
     let (input, dims) = (call.input(0)?, call.dims(0)?);
-    let at = call.axis(if call.opset < 13 { 1 } else { -1 }, dims.len())?;
-    let across = |axis: usize| if call.opset < 13 { axis >= at } else { axis == at };
+    let at = call.axis(if opset < 13 { 1 } else { -1 }, dims.len())?;
+    let across = |axis: usize| if opset < 13 { axis >= at } else { axis == at };
     if input.axis().is_some_and(|rows| across(rows.axis)) {
         return meet(ACROSS);
     }

@@ -1,21 +1,24 @@
 //! Names and their values while a graph is walked: those of the graph itself, and those of the
 //! graphs around it.
 
-use super::value::RowValue;
+use super::value::{MAX_RANK, RowValue};
+use crate::dim::Dim;
 use crate::proto::{FunctionProto, GraphProto};
 use std::cell::Cell;
 use std::collections::HashMap;
 
 /// Largest number of operators that are visited, those of functions and branches each time.
 const MAX_VISITS: usize = 1 << 18;
+/// Largest number of sizes and elements that all values hold together.
+const MAX_SIZES: usize = 1 << 21;
 /// Largest depth of functions and graphs inside each other.
 const MAX_DEPTH: usize = 32;
 
 /// State of a walk.
 pub(super) struct RowScope<'a> {
     names: Vec<HashMap<String, RowValue>>,
-    /// Functions that nodes may call like operators.
-    pub(super) functions: &'a [FunctionProto],
+    /// Functions that nodes may call like operators, by name.
+    functions: HashMap<&'a str, Vec<&'a FunctionProto>>,
     /// Version of the standard operators.
     pub(super) opset: i64,
     /// Walks a graph in the innermost scope. Branches and loops call it, the walk calls these.
@@ -23,6 +26,7 @@ pub(super) struct RowScope<'a> {
     /// Number of symbols that stand for unknown sizes.
     pub(super) symbols: Cell<usize>,
     visits: usize,
+    sizes: usize,
 }
 
 impl<'a> RowScope<'a> {
@@ -32,12 +36,30 @@ impl<'a> RowScope<'a> {
         walk: fn(&mut RowScope<'_>, &GraphProto),
         values: HashMap<String, RowValue>,
     ) -> RowScope<'a> {
-        RowScope { names: vec![values], functions, opset, walk, symbols: Cell::new(0), visits: 0 }
+        let mut by_name: HashMap<&str, Vec<&FunctionProto>> = HashMap::new();
+        for function in functions {
+            by_name.entry(&function.name).or_default().push(function);
+        }
+        let (symbols, names) = (Cell::new(0), vec![values]);
+        RowScope { names, functions: by_name, opset, walk, symbols, visits: 0, sizes: 0 }
     }
 
     /// Returns the value of a name, in the innermost graph that has it.
     pub(super) fn get(&self, name: &str) -> Option<&RowValue> {
         self.names.iter().rev().find_map(|names| names.get(name))
+    }
+
+    /// Returns the functions of this name.
+    pub(super) fn functions_named(&self, name: &str) -> &[&'a FunctionProto] {
+        self.functions.get(name).map_or(&[], Vec::as_slice)
+    }
+
+    /// Counts the sizes and elements of a value. Returns false if all values hold too many, or the
+    /// value has too many dimensions.
+    pub(super) fn holds(&mut self, value: &RowValue) -> bool {
+        let count = |list: &Option<Vec<Dim>>| list.as_ref().map_or(0, Vec::len);
+        self.sizes = self.sizes.saturating_add(count(&value.shape) + count(&value.data));
+        self.sizes <= MAX_SIZES && count(&value.shape) <= MAX_RANK
     }
 
     pub(super) fn insert(&mut self, name: &str, value: RowValue) {

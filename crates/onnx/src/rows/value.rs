@@ -9,6 +9,9 @@ use std::sync::Arc;
 /// Largest number of elements of a tensor whose elements are tracked.
 pub(super) const MAX_DATA: usize = 64;
 
+/// Largest number of dimensions of a tensor that is followed.
+pub(super) const MAX_RANK: usize = 64;
+
 /// A tensor in the analysis.
 #[derive(Clone, Debug)]
 pub(super) struct RowValue {

@@ -2,7 +2,7 @@
 
 use super::call::{BY_COUNT, BY_POSITION, Made, RowCall, RowCause, meet, unknown};
 use super::scope::RowScope;
-use super::value::{MAX_DATA, RowContent, RowRelation, RowValue, broken};
+use super::value::{MAX_DATA, MAX_RANK, RowAxis, RowContent, RowRelation, RowValue, broken, has_batch};
 use super::{RowFinding, RowFindingKind, catalogue, control};
 use crate::dim::Dim;
 use crate::file::OnnxFile;
@@ -12,6 +12,8 @@ use crate::weights;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+/// Largest number of outputs of an operator.
+const MAX_OUTPUTS: usize = 1024;
 /// Largest number of elements of a constant that get symbols of their own.
 const MAX_SYMBOLS: i64 = 16;
 
@@ -68,7 +70,11 @@ fn resolve<'a>(node: &'a NodeProto, attributes: &[AttributeProto]) -> std::borro
 }
 
 fn visit(scope: &mut RowScope<'_>, node: &NodeProto) {
-    let made = if scope.visit() { evaluate(scope, node) } else { unknown("the graph has too many operators") };
+    let made = match scope.visit() && node.output.len() <= MAX_OUTPUTS {
+        true => evaluate(scope, node),
+        false => Err(too_many()),
+    };
+    let too_large = || RowValue::new(Vec::new(), RowRelation::Broken(Arc::new(RowFinding::at(node, too_many()))));
     let failed = |cause: RowCause| {
         let value = RowValue::new(Vec::new(), RowRelation::Broken(Arc::new(RowFinding::at(node, cause))));
         vec![value; node.output.len()]
@@ -77,9 +83,14 @@ fn visit(scope: &mut RowScope<'_>, node: &NodeProto) {
     for name in node.output.iter() {
         let missing = || failed(RowCause { kind: RowFindingKind::Unknown, why: "it has an unknown output".to_owned() });
         let value = values.next().unwrap_or_else(|| missing().remove(0));
-        let value = with_symbols(scope, value);
+        let value = if scope.holds(&value) { with_symbols(scope, value) } else { too_large() };
         scope.insert(name, value);
     }
+}
+
+/// The cause of a graph beyond the limits of the analysis.
+fn too_many() -> RowCause {
+    RowCause { kind: RowFindingKind::Unknown, why: "the graph is too large for the analysis".to_owned() }
 }
 
 /// Returns the outputs of a node.
@@ -102,7 +113,8 @@ fn evaluate(scope: &mut RowScope<'_>, node: &NodeProto) -> Made {
         return control::flow(scope, node, inputs);
     }
     let constant = inputs.iter().flatten().all(RowValue::is_constant);
-    let call = RowCall { node, inputs, opset: scope.opset, symbols: &scope.symbols };
+    let first_axis = RowAxis::new(0, Dim::known(1));
+    let call = RowCall { node, inputs, opset: scope.opset, symbols: &scope.symbols, first_axis: &first_axis };
     if let Some(why) = catalogue::random(&call) {
         return meet(why);
     }
@@ -137,14 +149,19 @@ fn of_constants(call: &RowCall<'_>) -> Vec<RowValue> {
         return tensor.map_or_else(constants, |tensor| vec![of_weight(&tensor)]);
     }
     let made = catalogue::apply(call).unwrap_or_else(|_| constants());
-    made.into_iter().map(|value| if value.is_constant() { value } else { RowValue::constant() }).collect()
+    let constant = |value: RowValue| {
+        let counts = value.shape.iter().flatten().any(has_batch);
+        let shape = value.shape.filter(|_| !counts && !matches!(value.rows, RowRelation::Broken(_)));
+        RowValue { shape, rows: RowRelation::Constant, ..value }
+    };
+    made.into_iter().map(constant).collect()
 }
 
 fn function<'a>(scope: &RowScope<'a>, node: &NodeProto) -> Option<&'a FunctionProto> {
     let same = |a: &str, b: &str| a == b || matches!((a, b), ("" | "ai.onnx", "" | "ai.onnx"));
-    scope.functions.iter().find(|function| {
-        function.name == node.op_type && same(&function.domain, &node.domain) && function.overload == node.overload
-    })
+    let fits =
+        |function: &&&'a FunctionProto| same(&function.domain, &node.domain) && function.overload == node.overload;
+    scope.functions_named(&node.op_type).iter().find(fits).copied()
 }
 
 /// Walks the body of a function with the inputs and attributes of a call.
@@ -179,6 +196,9 @@ fn call_function(
 }
 
 fn of_weight(tensor: &TensorProto) -> RowValue {
+    if tensor.dims.len() > MAX_RANK {
+        return RowValue::constant();
+    }
     let shape: Vec<Dim> = tensor.dims.iter().map(|&size| Dim::known(size)).collect();
     let small = weights::elements(tensor).filter(|&count| count <= MAX_DATA);
     let flat = || TensorProto { dims: vec![small? as i64], ..tensor.clone() }.into();
@@ -190,6 +210,9 @@ fn of_weight(tensor: &TensorProto) -> RowValue {
 }
 
 fn of_sparse(tensor: &SparseTensorProto) -> RowValue {
+    if tensor.dims.len() > MAX_RANK {
+        return RowValue::constant();
+    }
     RowValue::new(tensor.dims.iter().map(|&size| Dim::known(size)).collect(), RowRelation::Constant)
 }
 

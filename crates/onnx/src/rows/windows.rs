@@ -36,6 +36,22 @@ pub(super) fn other_convolution(call: &RowCall<'_>) -> Made {
     call.like(&first_kept(call, dims), &RowRelation::Along(rows.clone()))
 }
 
+/// Convolutions to which a tensor of the output's shape may be added, the fourth input.
+pub(super) fn summed_convolution(call: &RowCall<'_>) -> Made {
+    let Some(added) = call.optional(3) else { return other_convolution(call) };
+    let (dims, rows) = rows_below(call, 1)?;
+    let (shape, own) = call.plain(3)?;
+    if own != rows || shape[0] != dims[0] || added.rank() != Some(dims.len()) {
+        return meet(super::call::CROSSED);
+    }
+    for at in (1..call.inputs.len()).filter(|&at| at != 3) {
+        if call.optional(at).is_some_and(|input| !input.is_constant()) {
+            return meet("its weights are computed from rows");
+        }
+    }
+    call.like(&first_kept(call, dims), &RowRelation::Along(rows.clone()))
+}
+
 /// Pooling, which keeps channels apart, too.
 pub(super) fn pool(call: &RowCall<'_>) -> Made {
     let (dims, rows) = rows_below(call, 2)?;
@@ -146,7 +162,7 @@ fn scales(call: &RowCall<'_>, at: usize) -> Option<Vec<f32>> {
 pub(super) fn grid_sample(call: &RowCall<'_>) -> Made {
     let (dims, rows) = rows_below(call, 1)?;
     let (places, own) = call.plain(1)?;
-    if rows != own || dims[0] != places[0] || dims.len() < 2 {
+    if rows != own || dims[0] != places[0] || dims.len() < 2 || places.len() < 3 {
         return meet(super::call::CROSSED);
     }
     let shape = [&dims[..2], &places[1..places.len() - 1]].concat();

@@ -111,6 +111,26 @@ fn rows_that_cannot_be_tried_share_no_batch_until_they_are_declared() {
 }
 
 #[test]
+fn where_the_graph_does_not_tell_a_trial_with_content_decides() {
+    let tried = |file: &str| report(file, "max_batch = 8\n");
+    let apart = tried("unproved.onnx");
+    assert_eq!((apart.error, apart.unbatched, apart.max_batch), (None, None, Some(8)));
+    // All rows of the trial are answered by zeros.
+    let silent = tried("unproved_silent.onnx");
+    let why = silent.unbatched.unwrap();
+    assert!(why.contains("(output 'y' is empty, or the same for all rows that were tried)"), "{why}");
+    assert!(
+        why.contains("does not follow from the graph (SequenceConstruct 'list': the analysis has no rule"),
+        "{why}"
+    );
+    assert!(silent.warnings.iter().any(|warning| warning.contains("one request at a time")));
+    // Rows between -1 and 1 agree; larger ones change how their neighbours are answered.
+    let scaled = tried("unproved_scaled.onnx").unbatched.unwrap();
+    assert!(scaled.starts_with("its rows depend on each other (a row is answered differently"), "{scaled}");
+    assert!(scaled.contains("a number of output 'y' differs by"), "{scaled}");
+}
+
+#[test]
 fn a_cell_that_mixes_rows_is_refused() {
     let cell = "walk = \"repeat\"\n[[block]]\nname = \"centred\"\n[[output]]\nname = \"y\"\nfrom = \"centred.y\"\n";
     let folder = TempRepository::new();
