@@ -116,11 +116,17 @@ fn open_target(target: &[i64], dims: &[Option<i64>]) -> Option<Vec<i64>> {
 }
 
 /// Returns the place of the batch in a target whose data have other dimensions before it: where as
-/// many elements are before it as in the data.
+/// many elements are before it as in the data. In a matrix for a product it joins the first
+/// dimension.
 fn behind_others(target: &[i64], dims: &[Option<i64>]) -> Option<usize> {
     let place = dims.iter().position(|dim| *dim == Some(1)).filter(|place| *place > 0)?;
     let before = dims[..place].iter().try_fold(1i64, |all, dim| all.checked_mul((*dim)?))?;
     let above = |at: &usize| target[..*at].iter().try_fold(1i64, |all, &size| all.checked_mul(size)) == Some(before);
+    if let [_, width] = *target
+        && dims[place + 1..].iter().try_fold(1i64, |all, dim| all.checked_mul((*dim)?)) == Some(width)
+    {
+        return (width > 0).then_some(0);
+    }
     (0..target.len()).find(above).filter(|&at| !target.contains(&-1) && target[at] > 0)
 }
 
@@ -272,6 +278,8 @@ mod tests {
     #[test]
     fn targets_keep_what_is_not_the_batch() {
         assert_eq!(open_target(&[50, 12, 64], &[Some(50), Some(1), Some(768)]), Some(vec![50, -1, 64]));
+        let heads = [Some(50), Some(1), Some(12), Some(64)];
+        assert_eq!(open_target(&[50, 768], &heads), Some(vec![-1, 768]));
         let cases: [(&[i64], Option<&[i64]>); 6] = [
             (&[1, 12, 64], Some(&[-1, 12, 64])),
             (&[1, -1, 64], Some(&[0, -1, 64])),

@@ -108,7 +108,7 @@ pub(super) fn elementwise(call: &RowCall<'_>) -> Made {
         value.data = sizes::elements(call);
         value.below = sizes::bound(call);
         if call.op() == "Identity" {
-            value.weight = inputs[0].weight.clone();
+            value.weight = inputs.first().and_then(|input| input.weight.clone());
         }
     }
     Ok(vec![value])
