@@ -17,6 +17,8 @@ use std::path::{Component, Path};
 pub struct Declared {
     /// Inputs of a request.
     pub inputs: Vec<TensorSpec>,
+    /// Names of inputs with a default, an initializer of the same name. Requests do not bring them.
+    pub defaults: Vec<String>,
     /// Outputs of a request.
     pub outputs: Vec<TensorSpec>,
     /// Names of external files with weights.
@@ -40,6 +42,7 @@ impl Declared {
         }
         let external = external_data(path, graph)?;
         let given = |input: &&ValueInfoProto| graph.initializer.iter().any(|weight| weight.name == input.name);
+        let defaults = graph.input.iter().filter(given).map(|info| info.name.clone()).collect();
         let inputs = graph.input.iter().filter(|input| !given(input)).map(|info| spec("input", info, path));
         let outputs = graph.output.iter().map(|info| spec("output", info, path));
         let (inputs, outputs) = (inputs.collect::<Result<Vec<_>, _>>()?, outputs.collect::<Result<Vec<_>, _>>()?);
@@ -49,7 +52,7 @@ impl Declared {
         let vocabulary = vocabulary(graph);
         let no_batch = no_batch("input", &inputs, path).or_else(|| no_batch("output", &outputs, path));
         let convolutions = graph.node.iter().any(|node| matches!(&*node.op_type, "Conv" | "ConvTranspose"));
-        Ok(Declared { inputs, outputs, external, no_batch, vocabulary, convolutions })
+        Ok(Declared { inputs, defaults, outputs, external, no_batch, vocabulary, convolutions })
     }
 }
 

@@ -72,6 +72,7 @@ pub(super) fn prepare(
         lengths: None,
         labels: BTreeMap::new(),
         text: None,
+        no_text: None,
         slo,
         one_row: rows.map(|rows| graph.critical_path(&rows)),
         ensemble: Some(Arc::new(Ensemble::new(read.steps, nested, graph))),

@@ -489,6 +489,7 @@ fn entry(prepared: &PreparedModel, model: &Model, slo: Slo, id: ModelId) -> Serv
         lengths: prepared.loaded.lengths().cloned(),
         labels: prepared.labels.clone(),
         text: prepared.text.clone(),
+        no_text: prepared.no_text.clone(),
         slo,
         one_row: (!source.walk.is_unfolded()).then(|| model.profile().latency(1)),
         ensemble: None,

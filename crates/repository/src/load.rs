@@ -81,6 +81,8 @@ pub struct PreparedModel {
     pub labels: BTreeMap<String, Labels>,
     /// Text support, if the model accepts text.
     pub text: Option<Arc<TextModel>>,
+    /// Reason for which a tokenizer beside the model is not used, if there is one.
+    pub no_text: Option<String>,
     /// Warnings about the model.
     pub warnings: Vec<String>,
 }
@@ -187,7 +189,7 @@ impl Loader {
                 .map_err(|cause| format!("{}: {cause}", plan.shown_file()))?;
         }
         let said = plan.triton.iter().flat_map(TritonConfig::warnings);
-        let notes = [warning, rewritten, masked, uncompared, unfit, costs.warning.clone()];
+        let notes = [warning, rewritten, masked, uncompared, unfit.clone(), costs.warning.clone()];
         let warnings = said.chain(notes.into_iter().flatten()).collect();
         let mut prepared = PreparedModel {
             plan,
@@ -200,6 +202,7 @@ impl Loader {
             unbatched,
             labels,
             text: text.map(Arc::new),
+            no_text: unfit.clone(),
             warnings,
         };
         prepared.warnings.extend(prepared.batching_warning());

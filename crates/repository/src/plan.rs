@@ -18,6 +18,7 @@ use ripieno_base::Nanos;
 use ripieno_executor::{BlockProfile, BlockSource, Executor, Isolation, LoadedModel, ModelSource};
 use ripieno_model::zoo::{ZooDevice, ZooModel};
 use ripieno_model::{Latency, LengthProfiles, Profile, TensorSpec, doubling_sizes};
+use ripieno_onnx::{Declared, OnnxFile};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -238,6 +239,7 @@ impl LoadPlan {
 
     /// Checks the declarations against the loaded model.
     pub fn check_declared(&self, model: &dyn LoadedModel) -> Result<(), String> {
+        self.check_defaults()?;
         if let Some(triton) = &self.triton {
             triton.check_declared(model)?;
         }
@@ -256,6 +258,26 @@ impl LoadPlan {
             }
         }
         Ok(())
+    }
+
+    /// Checks that no declared input has a default in the file: requests cannot replace it.
+    fn check_defaults(&self) -> Result<(), String> {
+        let triton = self.triton.as_ref();
+        let of_triton =
+            triton.into_iter().flat_map(|triton| triton.settings.inputs.iter().map(|spec| (&triton.file, spec)));
+        let own = self.config.inputs.iter().map(|spec| (&self.config.file, spec));
+        let declared: Vec<_> = of_triton.chain(own).collect();
+        let (false, Some(file)) = (declared.is_empty(), self.files().into_iter().next()) else { return Ok(()) };
+        // The engine reports a file that cannot be read.
+        let Ok(known) = OnnxFile::read(&file).and_then(|file| Declared::of(&file)) else { return Ok(()) };
+        match declared.into_iter().find(|(_, spec)| known.defaults.contains(&spec.name)) {
+            None => Ok(()),
+            Some((config, TensorSpec { name, .. })) => Err(format!(
+                "{config}: input {name:?} has a default in the file, an initializer of that name, which requests cannot \
+                 replace here: remove the input from this file to serve the model with its default, or export the model \
+                 without the initializer"
+            )),
+        }
     }
 
     /// Returns a log note about the `config.pbtxt`, including the keys that `model.toml` overrides.

@@ -48,6 +48,8 @@ pub struct ServedEntry {
     pub labels: BTreeMap<String, Labels>,
     /// Text support, if the model accepts text.
     pub text: Option<Arc<TextModel>>,
+    /// Reason for which a tokenizer beside the model is not used, if there is one.
+    pub no_text: Option<String>,
     /// Latency target.
     pub slo: Slo,
     /// Latency of a one-row request on an idle device, if it is constant.
@@ -269,6 +271,17 @@ impl ModelRegistry {
         models.values().any(|versions| newest(versions).is_some_and(|v| matches!(v.state, ModelState::Loading)))
     }
 
+    /// Returns the names of models without a version that serves or loads, except those that were
+    /// unloaded on request.
+    pub fn failed(&self) -> Vec<String> {
+        let models = self.models.read();
+        let counts = |version: &Version| match version.state {
+            ModelState::Ready(_) | ModelState::Loading => true,
+            ModelState::Unavailable => version.reason == UNLOADED,
+        };
+        models.iter().filter(|(_, versions)| !versions.values().any(counts)).map(|(name, _)| name.clone()).collect()
+    }
+
     /// Returns one row per version, by name and version.
     pub fn index(&self) -> Vec<IndexRow> {
         let models = self.models.read();
@@ -333,6 +346,7 @@ mod tests {
             lengths: None,
             labels: BTreeMap::new(),
             text: None,
+            no_text: None,
             slo: Slo { span: Nanos::from_millis(10), origin: SloOrigin::Owner, answer_late: false },
             one_row: None,
             ensemble: None,
@@ -353,6 +367,19 @@ mod tests {
         assert_eq!(registry.get("m", "2").map(|e| e.version.clone()), Ok("2".to_owned()));
         assert_eq!(registry.versions("m"), ["2", "9", "10"]);
         assert!(!registry.is_loading());
+    }
+
+    #[test]
+    fn a_model_has_failed_if_no_version_serves_or_loads() {
+        let registry = ModelRegistry::new();
+        registry.set("m", "1", entry("1"), "");
+        registry.set("m", "2", ModelState::Unavailable, "damaged");
+        registry.set("gone", "1", ModelState::Unavailable, UNLOADED);
+        registry.set("late", "1", ModelState::Loading, "");
+        assert!(registry.failed().is_empty());
+        registry.set("bad", "1", ModelState::Unavailable, "damaged");
+        registry.remove("m", "1");
+        assert_eq!(registry.failed(), ["bad", "m"]);
     }
 
     #[test]

@@ -47,16 +47,15 @@ pub(super) fn prepare(
     }
     let (inputs, outputs) = declared(plan)?;
     let Some(token_inputs) = TokenInputs::from_specs(&inputs) else {
+        let names: Vec<&str> = inputs.iter().map(|spec| spec.name.as_str()).collect();
+        let cause = format!(
+            "text needs the inputs input_ids and, if any, attention_mask, token_type_ids and position_ids, of INT64 or \
+             INT32 and two dimensions; the model takes {}",
+            names.join(", ")
+        );
         return match asked {
-            true => {
-                let names: Vec<&str> = inputs.iter().map(|spec| spec.name.as_str()).collect();
-                Err(format!(
-                    "{}: [text] needs the inputs input_ids and, if any, attention_mask and token_type_ids; the model takes {}",
-                    plan.config.file,
-                    names.join(", ")
-                ))
-            }
-            false => Ok((None, None)),
+            true => Err(format!("{}: [text]: {cause}", plan.config.file)),
+            false => Ok((None, Some(unused(&cause)))),
         };
     };
     for file in &files {

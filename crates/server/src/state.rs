@@ -17,9 +17,10 @@ use crate::protocol::problem::{Problem, ProblemKind};
 use crate::signals::LiveSignals;
 use crate::ui::shared::Ui;
 use ripieno_repository::ensemble::EnsembleStep;
-use ripieno_repository::registry::{IndexRow, LookupError, ModelRegistry, Repository, ServedEntry, UNLOADED};
+use ripieno_repository::registry::{LookupError, ModelRegistry, Repository, ServedEntry};
 use ripieno_runtime::{Ending, ModelSnapshot};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::{Semaphore, watch};
 
 /// Larger inputs are parsed, ranked or copied by [`ServerState::run_cpu_bound`]. JSON of this size
@@ -53,6 +54,8 @@ pub(crate) struct ServerState {
     pub(crate) ui: Ui,
     pub(crate) telemetry: Option<Arc<Telemetry>>,
     phase: watch::Sender<Phase>,
+    /// Whether the server has been ready: the loads of its start are over.
+    has_started: AtomicBool,
     /// Permits for CPU-bound work: decompression, and decoding of large inputs.
     workers: Arc<Semaphore>,
 }
@@ -92,6 +95,7 @@ impl ServerState {
             ui: Ui::default(),
             telemetry,
             phase,
+            has_started: AtomicBool::new(false),
             workers,
         })
     }
@@ -101,19 +105,31 @@ impl ServerState {
         connection.map_or(&self.budget, |connection| &connection.budget)
     }
 
-    /// Returns true if the server is not shutting down, a model serves, none is loading and a
-    /// device serves. A process without client ports is ready without models.
+    /// Returns true if the server answers: it is not shutting down, a device and a model serve, and
+    /// the loads of its start are over. Later loads change nothing while the models that serve go
+    /// on.
+    ///
+    /// With strict readiness, each model must have a version that serves. A failed load beside a
+    /// version that serves does not count.
+    ///
+    /// A server without a port for clients answers the probes of a process whose models serve
+    /// elsewhere, and needs no model.
     pub(crate) fn is_ready(&self) -> bool {
-        if self.is_draining() || self.registry.is_loading() || !self.backend.has_device() {
+        if self.is_draining() || !self.backend.has_device() {
+            return false;
+        }
+        if !self.has_started.load(Ordering::Relaxed) && self.registry.is_loading() {
             return false;
         }
         let has_clients = self.config.http.is_some() || self.config.grpc.is_some();
         if has_clients && !self.registry.has_ready() {
             return false;
         }
-        // Models unloaded on request are not expected to serve.
-        let serves = |row: &IndexRow| row.state != "UNAVAILABLE" || row.reason == UNLOADED;
-        !self.config.strict_readiness || self.registry.index().iter().all(serves)
+        let is_ready = !self.config.strict_readiness || self.registry.failed().is_empty();
+        if is_ready {
+            self.has_started.store(true, Ordering::Relaxed);
+        }
+        is_ready
     }
 
     /// Returns the backend's metrics of a model, corrected for answers that reached no client.

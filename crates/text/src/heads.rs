@@ -3,36 +3,69 @@
 use half::f16;
 use ripieno_model::DataType;
 
-/// Method that reduces one row per token to one row per text.
+/// Methods that reduce one row per token to one row per text. The rows of several are put side by
+/// side, in the order of [`Pooling::ALL`], as sentence-transformers does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pooling {
-    /// The first token's row.
-    Cls,
-    /// The mean over all tokens.
-    Mean,
-    /// The last token's row.
-    Last,
-}
+pub struct Pooling(u8);
 
 impl Pooling {
-    /// All methods with their names in configurations.
-    pub const ALL: [(&'static str, Pooling); 3] =
-        [("cls", Pooling::Cls), ("mean", Pooling::Mean), ("last", Pooling::Last)];
+    /// The first token's row.
+    pub const CLS: Pooling = Pooling(1);
+    /// The largest number of each column.
+    pub const MAX: Pooling = Pooling(2);
+    /// The mean over all tokens.
+    pub const MEAN: Pooling = Pooling(4);
+    /// The sum over all tokens, divided by the square root of their number.
+    pub const MEAN_SQRT_LEN: Pooling = Pooling(8);
+    /// The mean over all tokens, of which the n-th weighs n.
+    pub const WEIGHTED_MEAN: Pooling = Pooling(16);
+    /// The last token's row.
+    pub const LAST: Pooling = Pooling(32);
 
-    /// Returns one row of `width` numbers from one row per token.
+    /// All methods with their names in configurations.
+    pub const ALL: [(&'static str, Pooling); 6] = [
+        ("cls", Pooling::CLS),
+        ("max", Pooling::MAX),
+        ("mean", Pooling::MEAN),
+        ("mean_sqrt_len", Pooling::MEAN_SQRT_LEN),
+        ("weighted_mean", Pooling::WEIGHTED_MEAN),
+        ("last", Pooling::LAST),
+    ];
+
+    /// Returns the methods of both.
+    #[must_use]
+    pub const fn with(self, other: Pooling) -> Pooling {
+        Pooling(self.0 | other.0)
+    }
+
+    /// Returns the number of rows that are put side by side.
+    pub const fn count(self) -> usize {
+        self.0.count_ones() as usize
+    }
+
+    /// Returns the pooled rows of `width` numbers each, from one row per token.
     pub fn pool(self, rows: &[f32], width: usize) -> Vec<f32> {
+        let methods = Pooling::ALL.into_iter().map(|(_, method)| method).filter(|method| self.0 & method.0 != 0);
+        methods.flat_map(|method| method.pool_one(rows, width)).collect()
+    }
+
+    fn pool_one(self, rows: &[f32], width: usize) -> Vec<f32> {
         let tokens = rows.len() / width.max(1);
+        let column = |fold: &dyn Fn(&mut dyn Iterator<Item = f32>) -> f32| -> Vec<f32> {
+            (0..width).map(|at| fold(&mut rows.iter().skip(at).step_by(width).copied())).collect()
+        };
         match self {
-            Pooling::Cls => rows[..width].to_vec(),
-            Pooling::Last => rows[rows.len() - width..].to_vec(),
-            Pooling::Mean => {
-                let mut sum = vec![0.0; width];
-                for row in rows.chunks_exact(width) {
-                    sum.iter_mut().zip(row).for_each(|(sum, number)| *sum += number);
-                }
-                sum.iter_mut().for_each(|sum| *sum /= tokens as f32);
-                sum
+            Pooling::CLS => rows[..width].to_vec(),
+            Pooling::LAST => rows[rows.len() - width..].to_vec(),
+            Pooling::MAX => column(&|numbers| numbers.fold(f32::NEG_INFINITY, f32::max)),
+            Pooling::MEAN_SQRT_LEN => column(&|numbers| numbers.sum::<f32>() / (tokens as f32).sqrt()),
+            Pooling::WEIGHTED_MEAN => {
+                let total = (tokens * (tokens + 1) / 2) as f32;
+                column(&|numbers| {
+                    (1..).zip(numbers).map(|(weight, number)| weight as f32 * number).sum::<f32>() / total
+                })
             }
+            _ => column(&|numbers| numbers.sum::<f32>() / tokens as f32),
         }
     }
 }
@@ -107,9 +140,14 @@ mod tests {
     #[test]
     fn tokens_become_one_row() {
         let rows = [1.0, 2.0, 3.0, 4.0, 5.0, 9.0];
-        assert_eq!(Pooling::Cls.pool(&rows, 2), [1.0, 2.0]);
-        assert_eq!(Pooling::Last.pool(&rows, 2), [5.0, 9.0]);
-        assert_eq!(Pooling::Mean.pool(&rows, 2), [3.0, 5.0]);
+        assert_eq!(Pooling::CLS.pool(&rows, 2), [1.0, 2.0]);
+        assert_eq!(Pooling::LAST.pool(&rows, 2), [5.0, 9.0]);
+        assert_eq!(Pooling::MEAN.pool(&rows, 2), [3.0, 5.0]);
+        assert_eq!(Pooling::MAX.pool(&[1.0, -2.0, -3.0, -4.0], 2), [1.0, -2.0]);
+        assert_eq!(Pooling::MEAN_SQRT_LEN.pool(&[2.0, 4.0, 6.0, 8.0], 1), [10.0]);
+        assert_eq!(Pooling::WEIGHTED_MEAN.pool(&[6.0, 0.0, 6.0], 1), [4.0]);
+        let both = Pooling::MEAN.with(Pooling::CLS);
+        assert_eq!((both.count(), both.pool(&rows, 2)), (2, vec![1.0, 2.0, 3.0, 5.0]));
     }
 
     #[test]

@@ -19,7 +19,11 @@ impl Tokenizer {
         match *self {}
     }
 
-    pub(crate) fn set_max_tokens(&mut self, _: usize) -> Result<(), String> {
+    pub(crate) fn set_max_tokens(&mut self, _: usize, _: Option<bool>) -> Result<(), String> {
+        match *self {}
+    }
+
+    pub(crate) fn cuts_left(&self) -> bool {
         match *self {}
     }
 

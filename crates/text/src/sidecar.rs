@@ -2,25 +2,31 @@
 //! heads.
 
 use crate::heads::Pooling;
+use crate::steps::HeadStep;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 /// File name of a model's tokenizer.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
 
 /// Names of all sidecar files that are read if they exist.
-const FILES: [&str; 6] = [
+const FILES: [&str; 7] = [
     TOKENIZER_FILE,
     "config.json",
     "tokenizer_config.json",
     "sentence_bert_config.json",
     "1_Pooling/config.json",
-    "modules.json",
+    MODULES_FILE,
+    "config_sentence_transformers.json",
 ];
+/// File that lists the steps of a sentence encoder.
+const MODULES_FILE: &str = "modules.json";
+/// Upper bound on the steps of a sentence encoder.
+const MAX_MODULES: usize = 16;
 
 /// Upper bound on each sidecar file but the tokenizer, in bytes. Class labels are the largest
 /// content.
@@ -48,6 +54,14 @@ pub(crate) struct SidecarFiles {
     pub(crate) pooling: Option<Pooling>,
     /// Whether embeddings are normalised to unit length; `None` if no file says so.
     pub(crate) normalize: Option<bool>,
+    /// Steps between pooling and the last normalisation.
+    pub(crate) steps: Vec<HeadStep>,
+    /// Whether long texts are cut on the left; `None` if no file says so.
+    pub(crate) cuts_left: Option<bool>,
+    /// Texts that are put before a text, by name.
+    pub(crate) prompts: BTreeMap<String, String>,
+    /// Name of the prompt of a call that names none.
+    pub(crate) default_prompt: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -66,6 +80,7 @@ struct ModelFile {
 struct TokenizerConfigFile {
     /// Maximum length in tokens; a huge number means no limit.
     model_max_length: Option<f64>,
+    truncation_side: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -78,15 +93,35 @@ struct PoolingFile {
     #[serde(default)]
     pooling_mode_cls_token: bool,
     #[serde(default)]
+    pooling_mode_max_tokens: bool,
+    #[serde(default)]
     pooling_mode_mean_tokens: bool,
     #[serde(default)]
+    pooling_mode_mean_sqrt_len_tokens: bool,
+    #[serde(default)]
+    pooling_mode_weightedmean_tokens: bool,
+    #[serde(default)]
     pooling_mode_lasttoken: bool,
+    /// Whether the tokens of a prompt are pooled, too; true if absent.
+    include_prompt: Option<bool>,
+}
+
+/// A step of a sentence encoder.
+#[derive(Deserialize)]
+struct PipelineModule {
+    /// Path of its class, such as `sentence_transformers.models.Pooling`.
+    #[serde(rename = "type")]
+    kind: String,
+    /// Folder of its files, relative to the model's.
+    #[serde(default)]
+    path: String,
 }
 
 #[derive(Deserialize)]
-struct PipelineModule {
-    #[serde(rename = "type")]
-    kind: String,
+struct PromptsFile {
+    #[serde(default)]
+    prompts: BTreeMap<String, String>,
+    default_prompt_name: Option<String>,
 }
 
 impl SidecarFiles {
@@ -98,17 +133,60 @@ impl SidecarFiles {
         let sentence = read::<SentenceFile>(folders, "sentence_bert_config.json")?;
         let sentence = sentence.and_then(|(_, file)| file.max_seq_length);
         let tokenizer = read::<TokenizerConfigFile>(folders, "tokenizer_config.json")?;
+        let side = tokenizer.as_ref().and_then(|(_, file)| file.truncation_side.as_deref());
+        sidecar.cuts_left = side.map(|side| side == "left");
         let tokenizer = tokenizer.and_then(|(_, file)| file.model_max_length).map(|longest| longest as u64);
         let limits = [sentence, tokenizer, positions].into_iter().flatten();
         let least = limits.filter(|&longest| (1..=UNLIMITED_LENGTH).contains(&longest)).min();
         sidecar.max_length = least.map(|longest| longest as usize);
-        if let Some((path, file)) = read::<PoolingFile>(folders, "1_Pooling/config.json")? {
-            sidecar.pooling = Some(pooling(&path, &file)?);
+        if let Some((_, file)) = read::<PromptsFile>(folders, "config_sentence_transformers.json")? {
+            (sidecar.prompts, sidecar.default_prompt) = (file.prompts, file.default_prompt_name);
         }
-        let modules = read::<Vec<PipelineModule>>(folders, "modules.json")?;
-        sidecar.normalize =
-            modules.map(|(_, modules)| modules.iter().any(|module| module.kind.ends_with(".Normalize")));
+        match read::<Vec<PipelineModule>>(folders, MODULES_FILE)? {
+            Some((path, modules)) => sidecar.apply_modules(&path, folders, &modules)?,
+            None => sidecar.apply_pooling(folders, "1_Pooling")?,
+        }
         Ok(sidecar)
+    }
+
+    /// Applies the steps of `modules.json`. A step that is not known here is an error.
+    fn apply_modules(&mut self, file: &Path, folders: &[PathBuf], modules: &[PipelineModule]) -> Result<(), String> {
+        let shown = file.display();
+        if modules.len() > MAX_MODULES {
+            return Err(format!("{shown}: lists {} modules; {MAX_MODULES} are the most", modules.len()));
+        }
+        for module in modules {
+            let name = module.kind.rsplit('.').next().unwrap_or_default();
+            let folder = module_folder(file, folders, &module.path)?;
+            match name {
+                "Transformer" if self.pooling.is_none() => {}
+                "Pooling" if self.pooling.is_none() => self.apply_pooling(folders, &module.path)?,
+                "Dense" if self.pooling.is_some() => self.steps.push(HeadStep::dense(&folder)?),
+                "LayerNorm" if self.pooling.is_some() => self.steps.push(HeadStep::layer_norm(&folder)?),
+                "Normalize" => self.steps.push(HeadStep::Normalize),
+                _ => {
+                    return Err(format!(
+                        "{shown}: module {name} is not known here in this place, which knows Transformer, Pooling, Dense, \
+                         LayerNorm and Normalize, in this order of use"
+                    ));
+                }
+            }
+        }
+        self.normalize = Some(self.steps.pop_if(|step| *step == HeadStep::Normalize).is_some());
+        Ok(())
+    }
+
+    fn apply_pooling(&mut self, folders: &[PathBuf], folder: &str) -> Result<(), String> {
+        if let Some((path, file)) = read::<PoolingFile>(folders, &format!("{folder}/config.json"))? {
+            if file.include_prompt == Some(false) && self.prompts.values().any(|prompt| !prompt.is_empty()) {
+                return Err(format!(
+                    "{}: include_prompt = false: prompts are always pooled here; export the model with its pooling inside",
+                    path.display()
+                ));
+            }
+            self.pooling = Some(pooling(&path, &file)?);
+        }
+        Ok(())
     }
 
     /// Returns the maximum number of tokens in a text if `model.toml` gives none. `truncation` is
@@ -134,21 +212,43 @@ impl SidecarFiles {
 }
 
 fn pooling(path: &Path, file: &PoolingFile) -> Result<Pooling, String> {
-    match (file.pooling_mode_cls_token, file.pooling_mode_mean_tokens, file.pooling_mode_lasttoken) {
-        (true, false, false) => Ok(Pooling::Cls),
-        (false, true, false) => Ok(Pooling::Mean),
-        (false, false, true) => Ok(Pooling::Last),
-        _ => Err(format!(
-            "{}: its way of pooling is not known here, which knows cls_token, mean_tokens and lasttoken, one at a time; export the \
-             model with its pooling inside, or write pooling under [text] in model.toml",
+    let methods = [
+        (file.pooling_mode_cls_token, Pooling::CLS),
+        (file.pooling_mode_max_tokens, Pooling::MAX),
+        (file.pooling_mode_mean_tokens, Pooling::MEAN),
+        (file.pooling_mode_mean_sqrt_len_tokens, Pooling::MEAN_SQRT_LEN),
+        (file.pooling_mode_weightedmean_tokens, Pooling::WEIGHTED_MEAN),
+        (file.pooling_mode_lasttoken, Pooling::LAST),
+    ];
+    let asked = methods.into_iter().filter(|(asked, _)| *asked).map(|(_, method)| method);
+    asked.reduce(Pooling::with).ok_or_else(|| {
+        format!(
+            "{}: its way of pooling is not known here, which knows cls_token, max_tokens, mean_tokens, \
+             mean_sqrt_len_tokens, weightedmean_tokens and lasttoken; export the model with its pooling inside, or write \
+             pooling under [text] in model.toml",
             path.display()
-        )),
+        )
+    })
+}
+
+/// Returns the folder of a module, which must lie within the model's.
+fn module_folder(file: &Path, folders: &[PathBuf], path: &str) -> Result<PathBuf, String> {
+    let within = Path::new(path).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+    if !within {
+        return Err(format!("{}: path {path:?} leads out of the model's folder", file.display()));
     }
+    let places = folders.iter().map(|folder| folder.join(path));
+    Ok(places.into_iter().find(|place| place.is_dir()).unwrap_or_else(|| PathBuf::from(path)))
 }
 
 /// Returns the paths of the sidecar files that exist in these folders.
 pub(crate) fn files(folders: &[PathBuf]) -> impl Iterator<Item = PathBuf> {
-    FILES.into_iter().filter_map(|name| find(folders, name))
+    let modules = read::<Vec<PipelineModule>>(folders, MODULES_FILE).ok().flatten();
+    let of_modules = modules.into_iter().flat_map(|(_, modules)| modules).take(MAX_MODULES);
+    let beside = of_modules
+        .flat_map(|module| ["config.json", "model.safetensors"].map(|name| format!("{}/{name}", module.path)));
+    let names = FILES.into_iter().map(str::to_owned).chain(beside);
+    names.filter_map(|name| find(folders, &name)).collect::<Vec<_>>().into_iter()
 }
 
 /// Returns the path in the first folder that contains the file.

@@ -103,16 +103,22 @@ fn inputs_are_what_the_model_takes() {
     let narrow = fit(-1);
     let narrow = narrow.encode_inputs(&tokens, |_| DataType::Int32);
     assert_eq!(narrow[0].2, [2_i32, 4, 7, 3].map(i32::to_le_bytes).concat());
+    // Some exports take the positions, too.
+    let mut specs = inputs(-1);
+    specs.push(spec("position_ids", DataType::Int64, &[-1, -1]));
+    let counted = reader(folder.path()).unwrap().fit(&TextConfig::default(), 8, &specs, &[hidden()]).unwrap();
+    let counted = counted.encode_inputs(&tokens, |_| DataType::Int64);
+    assert_eq!((counted[3].0, int(&counted[3].2)), ("position_ids", vec![0, 1, 2, 3]));
 }
 
 #[test]
 fn sidecar_files_determine_the_task() {
     let task = |files: &[(&str, &str)], output| fit(files, &TextConfig::default(), output).unwrap().task;
     let embed = |pooling, normalize| TextTask::Embed { pooling, normalize };
-    assert_eq!(task(&[], hidden()), embed(Some(Pooling::Mean), true));
+    assert_eq!(task(&[], hidden()), embed(Some(Pooling::MEAN), true));
     let pooling = ("1_Pooling/config.json", r#"{"word_embedding_dimension": 4, "pooling_mode_cls_token": true}"#);
     let modules = ("modules.json", r#"[{"idx": 0, "type": "sentence_transformers.models.Transformer"}]"#);
-    assert_eq!(task(&[pooling, modules], hidden()), embed(Some(Pooling::Cls), false));
+    assert_eq!(task(&[pooling, modules], hidden()), embed(Some(Pooling::CLS), false));
     assert_eq!(task(&[], spec("sentence_embedding", DataType::Fp16, &[-1, 4])), embed(None, true));
     assert_eq!(task(&[], logits(1)), TextTask::Rerank);
     let labels = (
@@ -151,7 +157,7 @@ fn mismatches_are_refused_with_a_fix() {
             "gives last_hidden_state",
         ),
         (
-            refused(&[], TextConfig { pooling: Some(Pooling::Cls), ..TextConfig::default() }, logits(1)),
+            refused(&[], TextConfig { pooling: Some(Pooling::CLS), ..TextConfig::default() }, logits(1)),
             "one row a text already",
         ),
         (refused(&[("config.json", "{")], TextConfig::default(), hidden()), "config.json: EOF"),

@@ -2,9 +2,11 @@
 
 use crate::heads::{Pooling, TextTask, floats, normalize, sigmoid, softmax};
 use crate::sidecar::{SidecarFiles, TOKENIZER_FILE, files};
+use crate::steps::HeadStep;
 use crate::tokenizer::Tokenizer;
 use crate::tokens::{TokenizeError, Tokens};
 use ripieno_model::{DataType, TensorSpec};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -33,6 +35,8 @@ pub struct TokenInputs {
     pub mask: Option<String>,
     /// Input that takes the segment ids, if the model has one.
     pub types: Option<String>,
+    /// Input that takes the positions 0, 1, 2, …, if the model has one.
+    pub positions: Option<String>,
 }
 
 impl TokenInputs {
@@ -41,14 +45,19 @@ impl TokenInputs {
     pub fn from_specs(inputs: &[TensorSpec]) -> Option<TokenInputs> {
         let has =
             |name: &str| inputs.iter().any(|spec| spec.name == name && is_row_of_ids(spec)).then(|| name.to_owned());
-        let inputs_by_role =
-            TokenInputs { ids: has("input_ids")?, mask: has("attention_mask"), types: has("token_type_ids") };
+        let inputs_by_role = TokenInputs {
+            ids: has("input_ids")?,
+            mask: has("attention_mask"),
+            types: has("token_type_ids"),
+            positions: has("position_ids"),
+        };
         (inputs_by_role.names().count() == inputs.len()).then_some(inputs_by_role)
     }
 
     /// Returns the names of all inputs.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        [Some(&self.ids), self.mask.as_ref(), self.types.as_ref()].into_iter().flatten().map(String::as_str)
+        let others = [&self.mask, &self.types, &self.positions].into_iter().flatten();
+        std::iter::once(&self.ids).chain(others).map(String::as_str)
     }
 }
 
@@ -101,20 +110,26 @@ impl TextReader {
         let inputs_by_role = TokenInputs::from_specs(inputs).ok_or_else(|| {
             let names: Vec<&str> = inputs.iter().map(|spec| spec.name.as_str()).collect();
             format!(
-                "{file} makes input_ids and, if asked for, attention_mask and token_type_ids, of INT64 or INT32 and two \
-                 dimensions; the model takes {}",
+                "{file} makes input_ids and, if asked for, attention_mask, token_type_ids and position_ids, of INT64 or \
+                 INT32 and two dimensions; the model takes {}",
                 names.join(", ")
             )
         })?;
         // A model exported for a fixed length always gets that length.
         let fixed = inputs.iter().find_map(|spec| usize::try_from(spec.shape[1]).ok());
         let max_length = fixed.unwrap_or(max_length);
-        self.tokenizer.set_max_tokens(max_length).map_err(|error| format!("{file}: {error}"))?;
+        self.tokenizer
+            .set_max_tokens(max_length, self.sidecar.cuts_left)
+            .map_err(|error| format!("{file}: {error}"))?;
         let output = self.output(config, outputs)?;
         let task = self.task(config, output)?;
+        let steps = self.steps(&task, output)?;
         let pad_id = self.tokenizer.pad_id();
         let (name, truncate) = (output.name.clone(), config.truncate);
         Ok(TextModel {
+            steps,
+            prompts: self.sidecar.prompts,
+            default_prompt: self.sidecar.default_prompt,
             tokenizer: self.tokenizer,
             task,
             inputs_by_role,
@@ -124,6 +139,19 @@ impl TextReader {
             pad_id,
             truncate,
         })
+    }
+
+    /// Returns the steps of `modules.json` between pooling and the last normalisation, if the model
+    /// gives token rows. An output of pooled rows has them inside.
+    fn steps(&self, task: &TextTask, output: &TensorSpec) -> Result<Vec<HeadStep>, String> {
+        let TextTask::Embed { pooling: Some(pooling), .. } = task else { return Ok(Vec::new()) };
+        let mut size = output.shape.last().map_or(0, |&size| usize::try_from(size).unwrap_or(0)) * pooling.count();
+        for (at, step) in self.sidecar.steps.iter().enumerate() {
+            size = step.size_after(size).ok_or_else(|| {
+                format!("modules.json: step {at} after the pooling does not take vectors of {size} numbers")
+            })?;
+        }
+        Ok(self.sidecar.steps.clone())
     }
 
     fn output<'a>(&self, config: &TextConfig, outputs: &'a [TensorSpec]) -> Result<&'a TensorSpec, String> {
@@ -164,7 +192,7 @@ impl TextReader {
             _ => "embed",
         };
         let task = config.task.as_deref().unwrap_or(guessed);
-        let pooling = || config.pooling.or(self.sidecar.pooling).unwrap_or(Pooling::Mean);
+        let pooling = || config.pooling.or(self.sidecar.pooling).unwrap_or(Pooling::MEAN);
         if config.pooling.is_some() && !by_token {
             return Err(format!(
                 "[text] pooling: output \"{}\" has one row a text already; remove the key, or name the output of tokens",
@@ -200,6 +228,12 @@ fn label(class: usize) -> String {
 /// A model that accepts text.
 pub struct TextModel {
     tokenizer: Tokenizer,
+    /// Steps between pooling and the last normalisation.
+    steps: Vec<HeadStep>,
+    /// Texts that are put before a text, by name.
+    prompts: BTreeMap<String, String>,
+    /// Name of the prompt of a call that names none.
+    default_prompt: Option<String>,
     /// Task of the model.
     pub task: TextTask,
     /// Names of its token inputs.
@@ -219,6 +253,28 @@ impl TextModel {
     /// Tokenises a text or a pair. A text that is too long is truncated or refused.
     pub fn encode(&self, first: &str, second: Option<&str>, truncate: bool) -> Result<Tokens, TokenizeError> {
         self.tokenizer.encode(first, second, truncate)
+    }
+
+    /// Returns the prompt of this name, or of a call that names none; the error names those that
+    /// there are.
+    pub fn prompt(&self, name: Option<&str>) -> Result<&str, String> {
+        let Some(name) = name.or(self.default_prompt.as_deref()) else { return Ok("") };
+        self.prompts.get(name).map(String::as_str).ok_or_else(|| {
+            let known: Vec<&str> = self.prompts.keys().map(String::as_str).collect();
+            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            format!("prompt {name:?} is not known; the model's prompts are: {known}")
+        })
+    }
+
+    /// Returns whether long texts are cut on the left.
+    pub fn cuts_left(&self) -> bool {
+        self.tokenizer.cuts_left()
+    }
+
+    /// Returns the size of an embedding made of output rows of `width` numbers.
+    pub fn vector_size(&self, width: usize) -> usize {
+        let TextTask::Embed { pooling: Some(pooling), .. } = &self.task else { return width };
+        self.steps.iter().fold(width * pooling.count(), |size, step| step.size_after(size).unwrap_or(size))
     }
 
     /// Returns the number of bytes of `text` that are read.
@@ -248,13 +304,17 @@ impl TextModel {
                 _ => numbers.flat_map(|number| i64::from(number).to_le_bytes()).collect(),
             }
         };
-        let TokenInputs { ids, mask, types } = &self.inputs_by_role;
+        let TokenInputs { ids, mask, types, positions } = &self.inputs_by_role;
         let mut inputs: Vec<(&str, usize, Vec<u8>)> = vec![(ids, length, filled(&tokens.ids, self.pad_id, ids))];
         if let Some(mask) = mask {
             inputs.push((mask, length, filled(&vec![1; tokens.ids.len()], 0, mask)));
         }
         if let Some(types) = types {
             inputs.push((types, length, filled(&tokens.types, 0, types)));
+        }
+        if let Some(positions) = positions {
+            let counted: Vec<u32> = (0..tokens.ids.len() as u32).collect();
+            inputs.push((positions, length, filled(&counted, 0, positions)));
         }
         inputs
     }
@@ -271,6 +331,7 @@ impl TextModel {
                     let rows = numbers.get(..tokens * width).filter(|rows| !rows.is_empty())?;
                     numbers = pooling.pool(rows, width);
                 }
+                numbers = self.steps.iter().fold(numbers, |numbers, step| step.apply(numbers));
                 if *is_normal {
                     normalize(&mut numbers);
                 }
@@ -281,7 +342,7 @@ impl TextModel {
             TextTask::Classify { .. } => softmax(&mut numbers),
             TextTask::Rerank => numbers.iter_mut().for_each(|number| *number = sigmoid(*number)),
         }
-        (numbers.len() == width).then_some(numbers)
+        (numbers.len() == self.vector_size(width)).then_some(numbers)
     }
 }
 

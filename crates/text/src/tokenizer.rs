@@ -4,7 +4,7 @@ use crate::sidecar::read_bounded;
 use crate::tokens::{TokenizeError, Tokens};
 use std::path::Path;
 use tokenizers::utils::truncation::truncate_encodings;
-use tokenizers::{Encoding, PostProcessor, Tokenizer as Library, TruncationParams};
+use tokenizers::{Encoding, PostProcessor, Tokenizer as Library, TruncationDirection, TruncationParams};
 
 /// Upper bound on the tokenizer file, in bytes. Vocabularies of many languages take about 20 MB.
 const MAX_TOKENIZER_BYTES: u64 = 128 << 20;
@@ -20,6 +20,8 @@ const MIN_READ_BYTES: usize = 4096;
 pub(crate) struct Tokenizer {
     library: Library,
     max_tokens: usize,
+    /// Side, strategy and stride of truncation.
+    truncation: TruncationParams,
 }
 
 impl Tokenizer {
@@ -27,7 +29,8 @@ impl Tokenizer {
     pub(crate) fn read(path: &Path) -> Result<Tokenizer, String> {
         let bytes = read_bounded(path, MAX_TOKENIZER_BYTES)?;
         let library = Library::from_bytes(bytes).map_err(|error| format!("{}: {error}", path.display()))?;
-        Ok(Tokenizer { library, max_tokens: usize::MAX })
+        let truncation = library.get_truncation().cloned().unwrap_or_default();
+        Ok(Tokenizer { library, max_tokens: usize::MAX, truncation })
     }
 
     /// Returns the maximum number of tokens that the tokenizer file gives.
@@ -42,11 +45,12 @@ impl Tokenizer {
         declared.or_else(named).unwrap_or(0)
     }
 
-    /// Sets the maximum number of tokens. The library's own padding is disabled, because padding
+    /// Sets the maximum number of tokens, and the side on which texts are cut if `cuts_left` gives it;
+    /// else that of the tokenizer file. The library's own padding is disabled, because padding
     /// happens when batches are formed. Its truncation is disabled too: the library would keep the
     /// parts that it cuts off, and for a pair one encoding per combination of parts, each with
     /// special tokens.
-    pub(crate) fn set_max_tokens(&mut self, longest: usize) -> Result<(), String> {
+    pub(crate) fn set_max_tokens(&mut self, longest: usize, cuts_left: Option<bool>) -> Result<(), String> {
         let added = self.special_tokens(false);
         if longest <= added {
             return Err(format!("{longest} tokens leave no room for a text, since {added} are added to each"));
@@ -54,7 +58,15 @@ impl Tokenizer {
         self.library.with_padding(None);
         self.library.with_truncation(None).map_err(|error| error.to_string())?;
         self.max_tokens = longest;
+        if let Some(left) = cuts_left {
+            self.truncation.direction = if left { TruncationDirection::Left } else { TruncationDirection::Right };
+        }
         Ok(())
+    }
+
+    /// Returns whether long texts are cut on the left.
+    pub(crate) fn cuts_left(&self) -> bool {
+        matches!(self.truncation.direction, TruncationDirection::Left)
     }
 
     /// Returns the number of special tokens added to a text or to a pair.
@@ -73,6 +85,7 @@ impl Tokenizer {
         let (bytes, most) = (text.len(), self.max_bytes());
         match bytes > most {
             false => Ok(text),
+            true if truncate && self.cuts_left() => Ok(&text[text.ceil_char_boundary(bytes - most)..]),
             true if truncate => Ok(&text[..text.floor_char_boundary(most)]),
             true => Err(TokenizeError::TooManyBytes { bytes, most, tokens: self.max_tokens }),
         }
@@ -98,7 +111,7 @@ impl Tokenizer {
         if !truncate && length > room {
             return Err(TokenizeError::TooLong(self.max_tokens));
         }
-        let params = TruncationParams { max_length: room, ..TruncationParams::default() };
+        let params = TruncationParams { max_length: room, stride: 0, ..self.truncation.clone() };
         let (mut first, mut second) = truncate_encodings(first, second, &params).map_err(unreadable)?;
         first.take_overflowing();
         second.as_mut().map(Encoding::take_overflowing);

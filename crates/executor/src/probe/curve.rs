@@ -123,7 +123,12 @@ impl Measuring<'_> {
     }
 
     fn run(&mut self, batch: usize, samples: &mut [Vec<Nanos>]) -> Result<(), LoadError> {
-        let failed = |cause| LoadError(format!("a batch of {batch} failed while its latency was measured: {cause}"));
+        let failed = |cause| {
+            LoadError(format!(
+                "a batch of {batch} failed while its latency was measured: {cause}; if the model refuses made-up values, \
+                 give its inputs `min` and `max`, or a `sample`, in model.toml"
+            ))
+        };
         self.bench.run(batch, samples).map_err(failed)
     }
 

@@ -46,6 +46,8 @@ impl BatchTensor {
                 }
                 RowBytes::Even(row)
             }
+            // Rows without elements have no bytes, however many there are.
+            None if per_row == 0 && data.is_empty() => RowBytes::Even(0),
             None => RowBytes::Offsets(offsets(&data, rows, per_row)?),
         };
         Ok(BatchTensor { datatype, shape, data, rows })
@@ -398,6 +400,16 @@ mod tests {
     }
 
     #[test]
+    fn rows_of_no_strings_have_no_bytes() {
+        for rows in [0, 1, 3] {
+            let batch = BatchTensor::new(DataType::Bytes, vec![rows, 0], Bytes::new()).unwrap();
+            assert_eq!((batch.rows(), batch.row_shape()), (rows as usize, &[0][..]));
+        }
+        assert!(BatchTensor::new(DataType::Bytes, vec![1, 0], Bytes::from_static(&[0; 4])).is_err());
+        assert!(BatchTensor::new(DataType::Bytes, vec![0, 4], Bytes::new()).is_ok());
+    }
+
+    #[test]
     fn rows_of_strings_are_found_and_put_together() {
         let batch = BatchTensor::new(DataType::Bytes, vec![3, 2], strings(&["a", "", "bcd", "e", "f", "gh"])).unwrap();
         let batch = Arc::new(batch);
@@ -491,7 +503,6 @@ mod tests {
         assert_eq!(refused(DataType::Fp32, &[], &[0; 4]), "it has no dimensions, so no batch");
         refused(DataType::Fp32, &[1, -1], &[]);
         refused(DataType::Fp32, &[i64::MAX, i64::MAX], &[]);
-        refused(DataType::Bytes, &[1 << 40, 0], &[]);
         refused(DataType::Bytes, &[1 << 40, 1], &[0; 8]);
         assert_eq!(refused(DataType::Bytes, &[1], &[5, 0, 0, 0, 1]), "its last BYTES element is cut short");
         assert_eq!(refused(DataType::Bytes, &[1], &[0; 5]), "1 bytes follow its last BYTES element");

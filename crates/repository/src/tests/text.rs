@@ -31,7 +31,7 @@ fn lengths_and_padding_follow_from_the_tokenizer() {
     let folder = folder(&of_texts("encoder.onnx"), &[("model.toml", "max_batch = 2"), limit]);
     let prepared = prepare(&folder, cpu()).unwrap();
     let (text, lengths) = (prepared.text.clone().unwrap(), prepared.loaded.lengths().unwrap());
-    assert_eq!(text.task, TextTask::Embed { pooling: Some(Pooling::Mean), normalize: true });
+    assert_eq!(text.task, TextTask::Embed { pooling: Some(Pooling::MEAN), normalize: true });
     assert_eq!((text.max_length, lengths.max), (24, 24));
     let sample = Some(Sample::Text { path: "/v1/embeddings", body: r#"{"input":"a text","model":"m"}"#.to_owned() });
     assert_eq!(prepared.report(1).sample, sample);
@@ -43,7 +43,7 @@ fn lengths_and_padding_follow_from_the_tokenizer() {
     );
     let prepared = prepare(&folder, cpu()).unwrap();
     let text = prepared.text.unwrap();
-    assert_eq!(text.task, TextTask::Embed { pooling: Some(Pooling::Cls), normalize: false });
+    assert_eq!(text.task, TextTask::Embed { pooling: Some(Pooling::CLS), normalize: false });
     assert_eq!((text.max_length, text.truncate, prepared.loaded.lengths().unwrap().max), (12, true, 12));
 }
 

@@ -97,6 +97,9 @@ pub enum Failure {
     ShuttingDown,
 }
 
+/// Time after which a model that was just replaced serves under its new id.
+const RELEASE: Duration = Duration::from_millis(100);
+
 impl Failure {
     /// Returns the ending under which the failure is counted.
     pub fn ending(&self) -> Ending {
@@ -121,6 +124,9 @@ impl Failure {
 
     /// Returns the time after which a retry may succeed; `None` if it is unknown.
     pub fn retry_after(&self) -> Option<Duration> {
+        if *self == Failure::NotLoaded {
+            return Some(RELEASE);
+        }
         let mut failure = self.clone();
         failure.retry_after_mut().copied()
     }

@@ -13,6 +13,7 @@ use crate::protocol::problem::{Problem, ProblemKind};
 use crate::protocol::trace::TraceContext;
 use crate::state::ServerState;
 use ripieno_executor::Tensor;
+use ripieno_repository::edge::SequenceEvent;
 use ripieno_repository::registry::ServedEntry;
 use ripieno_runtime::{Failure, Job, JobOutput, JobResult, OnStep};
 use ripieno_wire::{InferRequest, InferResponse, ResponseTensor};
@@ -124,6 +125,8 @@ pub(crate) struct Accepted {
 
 /// Source of the answer.
 enum Awaited {
+    /// The request is not submitted yet.
+    Nothing,
     Model(ModelCall),
     Ensemble(Box<EnsembleRun>),
 }
@@ -137,6 +140,17 @@ struct ModelCall {
     backend: Arc<dyn Backend>,
 }
 
+/// A checked request with its inputs in memory, before it is submitted.
+struct ReadyCall {
+    inputs: Arc<[Tensor]>,
+    priority: u8,
+    event: Option<SequenceEvent>,
+    caller: Caller,
+    trace: Option<TraceContext>,
+    position: Option<MessagePosition>,
+    received: Instant,
+}
+
 /// Checks and submits a request; `on_step` receives its steps if they are streamed.
 pub(crate) async fn accept(
     state: &ServerState,
@@ -144,13 +158,32 @@ pub(crate) async fn accept(
     call: InferCall,
     on_step: Option<OnStep>,
 ) -> Result<Accepted, Problem> {
+    let (ready, mut accepted) = prepare(state, budget, call, on_step.is_some()).await?;
+    if let Some(ensemble) = accepted.entry.ensemble.clone() {
+        let Accepted { entry, rows, timeout, .. } = &accepted;
+        let (client, priority) = (ready.caller.client, ready.priority);
+        let call = EnsembleCall { ensemble, entry: entry.clone(), rows: *rows, timeout: *timeout, client, priority };
+        accepted.awaited = Awaited::Ensemble(Box::new(EnsembleRun::begin(state, budget, call, &ready.inputs)?));
+    } else {
+        submit(state, budget, ready, &mut accepted, on_step).await?;
+    }
+    Ok(accepted)
+}
+
+/// Checks a request, and reserves memory for its copies and its outputs.
+async fn prepare(
+    state: &ServerState,
+    budget: &Arc<MemoryBudget>,
+    call: InferCall,
+    has_steps: bool,
+) -> Result<(ReadyCall, Accepted), Problem> {
     let InferCall { mut request, received, timeout, slo, caller, trace, position } = call;
     let entry = state.registry.get(&request.model, &request.version)?;
     let event = sequences::event(&entry, &request.parameters)?;
     // Requests without a sequence need no order.
     let position = position.filter(|_| event.is_some());
     // A gateway's limit until the first response does not apply to the last step of a stream.
-    let slo = slo.filter(|_| !(entry.streams && on_step.is_some()));
+    let slo = slo.filter(|_| !(entry.streams && has_steps));
     let slices = regions::request::resolve(state, budget, &caller, &mut request).await?;
     let id = request.id.clone();
     // A raw string is copied, because its length is prepended.
@@ -163,57 +196,46 @@ pub(crate) async fn accept(
     if let (Some(room), Some(input)) = (copied, copy) {
         input.data = hold(std::mem::take(&mut input.data), room);
     }
-    let answer_size = answer_bytes(&entry, rows, outputs.iter().copied());
     // A streamed response needs memory for every step that may wait to be read.
-    let parts = if on_step.is_some() && entry.streams { MAX_UNREAD } else { 1 };
-    let room = budget.reserve(answer_size.saturating_mul(parts))?;
+    let parts = if has_steps && entry.streams { MAX_UNREAD } else { 1 };
+    let room = budget.reserve(answer_bytes(&entry, rows, outputs.iter().copied()).saturating_mul(parts))?;
     let timeout = [timeout, own_timeout, slo].into_iter().flatten().min();
-    let (decoding, room) = (received.elapsed(), Some(room));
-    if let Some(ensemble) = &entry.ensemble {
-        let ensemble_call = EnsembleCall {
-            ensemble: ensemble.clone(),
-            entry: entry.clone(),
-            rows,
-            timeout,
-            client: caller.client,
-            priority,
-        };
-        let run = EnsembleRun::begin(state, budget, ensemble_call, &inputs)?;
-        return Ok(Accepted {
-            entry,
-            outputs,
-            slices,
-            id,
-            decoding,
-            rows,
-            room,
-            timeout,
-            turn: None,
-            awaited: Awaited::Ensemble(Box::new(run)),
-        });
-    }
-    let (mut turn, mut timeout) = (None, timeout);
+    let (decoding, room, turn, awaited) = (received.elapsed(), Some(room), None, Awaited::Nothing);
+    let accepted = Accepted { entry, outputs, slices, id, decoding, rows, room, timeout, turn, awaited };
+    Ok((ReadyCall { inputs, priority, event, caller, trace, position, received }, accepted))
+}
+
+/// Submits a request to the backend, in its turn if it belongs to a sequence.
+async fn submit(
+    state: &ServerState,
+    budget: &Arc<MemoryBudget>,
+    ready: ReadyCall,
+    accepted: &mut Accepted,
+    on_step: Option<OnStep>,
+) -> Result<(), Problem> {
+    let ReadyCall { mut inputs, priority, event, caller, trace, position, received } = ready;
+    let entry = accepted.entry.clone();
     if let Some(event) = event {
         let begun = Instant::now();
-        let own = state.sequences.acquire_turn(&entry, event, position).await?;
-        inputs = own.inputs(&inputs)?;
-        turn = Some((own, budget.clone()));
+        let turn = state.sequences.acquire_turn(&entry, event, position).await?;
+        inputs = turn.inputs(&inputs)?;
+        accepted.turn = Some((turn, budget.clone()));
         // The request's time limit includes its wait for the turn.
-        timeout = timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
+        accepted.timeout = accepted.timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
     }
     let model = entry.id.ok_or_else(|| Problem::of_ending(Failure::NotLoaded, &entry.name))?;
     let (send, answer) = oneshot::channel();
     // The receiver may be gone with its client.
     let on_answer = Box::new(move |answer| drop(send.send(answer)));
-    let client = caller.client;
     let sampled = state.telemetry.as_ref().and_then(|telemetry| telemetry.begin(trace.as_ref(), received));
-    let job = Job { model, inputs, rows, timeout, stage: None, client, priority, on_step, on_answer };
-    let tag = sampled.unwrap_or_else(|| tag_of(&id));
+    let Accepted { rows, timeout, ref id, .. } = *accepted;
+    let job = Job { model, inputs, rows, timeout, stage: None, client: caller.client, priority, on_step, on_answer };
+    let tag = sampled.unwrap_or_else(|| tag_of(id));
     let submitted = Instant::now();
     let withdraw = state.backend.submit_tagged(job, tag).map_err(|refused| Problem::of_ending(refused, &entry.name))?;
     let backend = state.backend.clone();
-    let awaited = Awaited::Model(ModelCall { answer, withdraw: Some(withdraw), submitted, backend });
-    Ok(Accepted { entry, outputs, slices, id, decoding, rows, room, timeout, turn, awaited })
+    accepted.awaited = Awaited::Model(ModelCall { answer, withdraw: Some(withdraw), submitted, backend });
+    Ok(())
 }
 
 /// Returns the number under which the flight recorder finds requests with this id of a client: a
@@ -233,6 +255,7 @@ impl Accepted {
         // Taking the turn ends it on failure, too.
         let turn = self.turn.take();
         let answered = match &mut self.awaited {
+            Awaited::Nothing => return Err(Problem::lost()),
             Awaited::Ensemble(run) => run.answer().await?,
             Awaited::Model(call) => {
                 let answer = (&mut call.answer).await;

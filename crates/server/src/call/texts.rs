@@ -38,13 +38,13 @@ impl TextCall<'_> {
             if waiting.len() >= most
                 && let Some((tokens, accepted)) = waiting.pop_front()
             {
-                answers.push(self.read(tokens, accepted).await?);
+                answers.push(self.read(answers.len(), tokens, accepted).await?);
             }
             let accepted = accept(self.state, &self.budget, self.infer_call(&tokens), None).await?;
             waiting.push_back((tokens.ids.len(), accepted));
         }
         for (tokens, accepted) in waiting {
-            answers.push(self.read(tokens, accepted).await?);
+            answers.push(self.read(answers.len(), tokens, accepted).await?);
         }
         Ok(answers)
     }
@@ -75,7 +75,15 @@ impl TextCall<'_> {
         InferCall { request, received, timeout: None, slo, caller, trace: None, position: None }
     }
 
-    async fn read(&self, tokens: usize, mut accepted: Accepted) -> Result<Vec<f32>, Problem> {
+    /// Returns the error for an answer to the text with this index that holds NaN or infinity: as a vector it would spoil each
+    /// search beside it.
+    fn no_numbers(&self, at: usize) -> Problem {
+        let (model, output) = (&self.entry.name, &self.text.output);
+        let message = format!("text {at}: model '{model}' gave an output '{output}' that holds NaN or infinity");
+        Problem::new(ProblemKind::Internal, message)
+    }
+
+    async fn read(&self, at: usize, tokens: usize, mut accepted: Accepted) -> Result<Vec<f32>, Problem> {
         let answered = accepted.answer().await?;
         let begun = Instant::now();
         let text = self.text.clone();
@@ -96,7 +104,9 @@ impl TextCall<'_> {
                 format!("model '{model}' gave an output '{output}' that is not what it declares"),
             )
         };
-        let numbers = numbers.and_then(|numbers| numbers.ok_or_else(unlike));
+        let numbers = numbers.and_then(|numbers| numbers.ok_or_else(unlike)).and_then(|numbers| {
+            if numbers.iter().all(|number| number.is_finite()) { Ok(numbers) } else { Err(self.no_numbers(at)) }
+        });
         delivered(&self.entry, answered.late, numbers)
     }
 }

@@ -264,7 +264,8 @@ mod tests {
             Problem::of_ending(Failure::QueueFull { bound: 8, retry_after }, "m").retry_after_s()
         };
         assert_eq!((after(0), after(1000), after(1001)), (Some(1), Some(1), Some(2)));
-        assert_eq!(Problem::of_ending(Failure::NotLoaded, "m").retry_after_s(), None);
+        assert_eq!(Problem::of_ending(Failure::NotLoaded, "m").retry_after_s(), Some(1), "it is being replaced");
+        assert_eq!(Problem::of_ending(Failure::Unloaded, "m").retry_after_s(), None);
         let (cause, retry_after) = ("its process ended".to_owned(), Duration::from_millis(100));
         let lost = Problem::of_ending(Failure::Outage { cause, retry_after }, "m");
         assert_eq!((lost.kind.http_status(), lost.retry_after_s()), (503, Some(1)));

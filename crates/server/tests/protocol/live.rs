@@ -59,6 +59,7 @@ fn load(
         lengths: None,
         labels: Default::default(),
         text: None,
+        no_text: None,
         slo: Slo { span: Nanos::from_millis(60_000), origin: SloOrigin::Owner, answer_late: false },
         one_row: None,
         ensemble: None,

@@ -185,6 +185,7 @@ pub(crate) fn serve(
         lengths: None,
         labels: Default::default(),
         text: None,
+        no_text: None,
         slo: Slo { span: Nanos::from_millis(100), origin: SloOrigin::Owner, answer_late: false },
         one_row: Some(Nanos::from_millis(178)),
         ensemble: None,

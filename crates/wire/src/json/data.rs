@@ -118,11 +118,12 @@ impl DataParser<'_> {
             DataType::Int64 => self.integer::<i64, 8>(token, i64::to_le_bytes)?,
             DataType::Fp32 => {
                 let value = token.parse().ok().filter(|value: &f32| is_number(token) && value.is_finite());
+                let value = value.or_else(|| not_finite(token).map(|value| value as f32));
                 self.push(value.map(f32::to_le_bytes), token)?;
             }
             DataType::Fp64 => {
                 let value = token.parse().ok().filter(|value: &f64| is_number(token) && value.is_finite());
-                self.push(value.map(f64::to_le_bytes), token)?;
+                self.push(value.or_else(|| not_finite(token)).map(f64::to_le_bytes), token)?;
             }
             DataType::Bytes => self.string(token)?,
             DataType::Fp16 | DataType::Bf16 => {
@@ -174,6 +175,11 @@ impl DataParser<'_> {
     }
 }
 
+/// Returns the value of one of the words for numbers that JSON does not have, in quotes.
+fn not_finite(token: &str) -> Option<f64> {
+    super::not_finite::number(token.strip_prefix('"')?.strip_suffix('"')?)
+}
+
 /// Rejects tokens that Rust parses as numbers but JSON does not allow.
 fn is_number(token: &str) -> bool {
     token.starts_with(|first: char| first == '-' || first.is_ascii_digit())
@@ -200,7 +206,9 @@ fn expected_value(datatype: DataType) -> String {
     let range = match datatype {
         DataType::Bool => return "a BOOL: true or false".to_owned(),
         DataType::Bytes => return "a BYTES element: a string".to_owned(),
-        DataType::Fp32 | DataType::Fp64 => return format!("a finite number in the range of {datatype}"),
+        DataType::Fp32 | DataType::Fp64 => {
+            return format!("a number in the range of {datatype}, or \"NaN\", \"Infinity\" or \"-Infinity\"");
+        }
         DataType::Uint8 => (0, u64::from(u8::MAX)),
         DataType::Uint16 => (0, u64::from(u16::MAX)),
         DataType::Uint32 => (0, u64::from(u32::MAX)),

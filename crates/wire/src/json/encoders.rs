@@ -14,6 +14,10 @@ pub struct EmbedBody {
     pub truncate: Option<bool>,
     /// Number of leading values to keep of each embedding.
     pub dimensions: Option<usize>,
+    /// Name of the prompt that is put before each text.
+    pub prompt_name: Option<String>,
+    /// Side on which texts that are too long are cut, "Left" or "Right".
+    pub truncation_direction: Option<String>,
 }
 
 /// Request of `POST /rerank`.

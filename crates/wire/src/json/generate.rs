@@ -6,6 +6,7 @@
 //! flat array; a client that needs the shape uses `infer`.
 
 use super::data;
+use super::not_finite;
 use super::response;
 use crate::infer::element_count;
 use crate::{InferRequest, InferResponse, MAX_DIMENSIONS, MAX_TENSORS, Parameters, WireError, WireTensor};
@@ -68,7 +69,8 @@ pub fn parse_generate(
     inputs: &[InputShape<'_>],
 ) -> Result<InferRequest, WireError> {
     let broken = |error| WireError::new(format!("the request is not valid: {error}"));
-    let RequestFields(fields) = serde_json::from_slice(body).map_err(broken)?;
+    let body = not_finite::quoted(body);
+    let RequestFields(fields) = serde_json::from_slice(&body).map_err(broken)?;
     let mut request = InferRequest { model: model.to_owned(), version: version.to_owned(), ..InferRequest::default() };
     for (key, value) in fields {
         // Input names take precedence, because a model may have an input named "id".

@@ -1,13 +1,15 @@
 //! JSON encoding: bodies of the REST calls, and inference with the binary tensor extension.
 //!
-//! JSON has no NaN and no infinity: such outputs become `null`, which NumPy reads back as NaN; a
-//! client that must tell them apart requests binary. FP16 and BF16 have no JSON form.
+//! JSON has no NaN and no infinity. As Triton and Python's `json` do, answers write `NaN`,
+//! `Infinity` and `-Infinity`, and requests may bring these words for FP32 and FP64, also as strings
+//! (`not_finite.rs`). FP16 and BF16 have no JSON form.
 
 mod bodies;
 mod bounded;
 mod data;
 pub mod encoders;
 mod generate;
+mod not_finite;
 mod request;
 mod response;
 mod size;

@@ -3,6 +3,7 @@
 
 use super::bounded::Bounded;
 use super::data;
+use super::not_finite;
 use crate::infer::{check_bytes, element_count};
 use crate::{
     InferRequest, MAX_DIMENSIONS, MAX_TENSORS, Parameter, Parameters, RequestedOutput, SharedMemoryRef, WireError,
@@ -63,8 +64,9 @@ pub fn parse_infer(
             body.len()
         )));
     }
-    let parsed: JsonRequest<'_> = serde_json::from_slice(&body[..json_length])
-        .map_err(|error| WireError::new(format!("the request is not valid: {error}")))?;
+    let json = not_finite::quoted(&body[..json_length]);
+    let parsed: JsonRequest<'_> =
+        serde_json::from_slice(&json).map_err(|error| WireError::new(format!("the request is not valid: {error}")))?;
     let mut binary = body.slice(json_length..);
     let inputs = parsed.inputs.0.into_iter().map(|input| tensor(input, &mut binary)).collect::<Result<_, _>>()?;
     if !binary.is_empty() {

@@ -101,8 +101,8 @@ fn data(body: &mut Vec<u8>, output: &ResponseTensor) -> Result<(), WireError> {
         DataType::Int16 => numbers(body, bytes, i16::from_le_bytes),
         DataType::Int32 => numbers(body, bytes, i32::from_le_bytes),
         DataType::Int64 => numbers(body, bytes, i64::from_le_bytes),
-        DataType::Fp32 => numbers(body, bytes, f32::from_le_bytes),
-        DataType::Fp64 => numbers(body, bytes, f64::from_le_bytes),
+        DataType::Fp32 => floats(body, bytes, f32::from_le_bytes, f64::from),
+        DataType::Fp64 => floats(body, bytes, f64::from_le_bytes, |value| value),
         DataType::Bytes => return strings(body, output),
         DataType::Fp16 | DataType::Bf16 => return Err(ask_for_binary(output, "its datatype has no JSON form")),
     }
@@ -112,6 +112,26 @@ fn data(body: &mut Vec<u8>, output: &ResponseTensor) -> Result<(), WireError> {
 fn numbers<T: Serialize, const N: usize>(body: &mut Vec<u8>, bytes: &[u8], value: fn([u8; N]) -> T) {
     for chunk in bytes.as_chunks::<N>().0 {
         write(body, &value(*chunk));
+        body.push(b',');
+    }
+}
+
+/// Writes floats; those that are not finite as Triton does.
+fn floats<T: Serialize + Copy, const N: usize>(
+    body: &mut Vec<u8>,
+    bytes: &[u8],
+    value: fn([u8; N]) -> T,
+    wide: fn(T) -> f64,
+) {
+    for chunk in bytes.as_chunks::<N>().0 {
+        let value = value(*chunk);
+        match wide(value) {
+            number if number.is_nan() => body.extend_from_slice(b"NaN"),
+            number if number.is_infinite() => {
+                body.extend_from_slice(if number > 0.0 { b"Infinity".as_slice() } else { b"-Infinity" });
+            }
+            _ => write(body, &value),
+        }
         body.push(b',');
     }
 }

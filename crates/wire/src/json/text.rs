@@ -39,6 +39,10 @@ pub struct EmbeddingsBody {
     pub dimensions: Option<usize>,
     /// Whether texts that are too long are truncated.
     pub truncate: Option<bool>,
+    /// Name of the prompt that is put before each text.
+    pub prompt_name: Option<String>,
+    /// Side on which texts that are too long are cut, "left" or "right".
+    pub truncation_direction: Option<String>,
 }
 
 /// Request of `POST /v1/classify`.

@@ -70,6 +70,7 @@ fn entry(id: ModelId, model: &ModelDescription) -> Result<ServedEntry, String> {
         lengths: model.lengths.clone().map(|(max, dims)| InputLengths { max, dims }),
         labels: model.labels.clone().into_iter().map(|(output, of)| (output, labels(of))).collect(),
         text: None,
+        no_text: None,
         slo: Slo { span: model.model.slo, origin, answer_late: model.answer_late },
         one_row: Some(model.single_row_latency()),
         ensemble: None,

@@ -24,6 +24,7 @@ fn entry(inputs: Vec<TensorSpec>) -> ServedEntry {
         lengths: None,
         labels: Default::default(),
         text: None,
+        no_text: None,
         slo: Slo { span: Nanos::from_millis(10), origin: SloOrigin::Owner, answer_late: false },
         one_row: None,
         ensemble: None,

@@ -67,7 +67,9 @@ pub(super) fn models(state: &ServerState) -> HttpAnswer {
 pub(super) async fn embeddings(state: &ServerState, request: &mut Request<Incoming>) -> Result<HttpAnswer, Problem> {
     let (body, room): (EmbeddingsBody, _) = read(state, request).await?;
     let mut call = TextRequest::begin(state, request, &body.model, "embed", room)?;
-    let tokens = call.tokens(body.input, body.truncate).await?;
+    call.check_direction(body.truncation_direction.as_deref())?;
+    let prompt = call.prompt(body.prompt_name.as_deref())?;
+    let tokens = call.tokens(body.input, body.truncate, prompt).await?;
     let usage = usage(&tokens);
     let is_normal = matches!(call.text.text.task, TextTask::Embed { normalize: true, .. });
     let vectors =
@@ -112,7 +114,7 @@ fn shortened(mut vector: Vec<f32>, dimensions: Option<usize>, is_normal: bool) -
 pub(super) async fn classify(state: &ServerState, request: &mut Request<Incoming>) -> Result<HttpAnswer, Problem> {
     let (body, room): (ClassifyBody, _) = read(state, request).await?;
     let mut call = TextRequest::begin(state, request, &body.model, "classify", room)?;
-    let tokens = call.tokens(body.input, body.truncate).await?;
+    let tokens = call.tokens(body.input, body.truncate, String::new()).await?;
     let usage = usage(&tokens);
     let classes = call.text.answer(tokens).await?;
     let text = call.text.text.clone();
@@ -202,10 +204,8 @@ impl<'a> TextRequest<'a> {
     ) -> Result<TextRequest<'a>, Problem> {
         let (entry, slo) = (state.registry.get(model, "")?, slo::from_headers(request.headers())?);
         let text = entry.text.clone().ok_or_else(|| {
-            Problem::invalid(format!(
-                "model '{model}' reads no text: it has no tokenizer.json, or takes something else than token ids; \
-                 /v2/models/{model}/infer takes tensors"
-            ))
+            let cause = entry.no_text.as_deref().unwrap_or("no tokenizer.json is beside its file");
+            Problem::invalid(format!("model '{model}' reads no text: {cause}; /v2/models/{model}/infer takes tensors"))
         })?;
         if text.task.name() != task {
             let (is, path) = match text.task {
@@ -220,16 +220,44 @@ impl<'a> TextRequest<'a> {
         Ok(TextRequest { text: TextCall { state, budget, entry, text, caller, slo }, connection, room })
     }
 
-    /// Returns the tokens of an input, or checks those that the client sent.
-    async fn tokens(&mut self, input: TextInput, truncate: Option<bool>) -> Result<Vec<Tokens>, Problem> {
+    /// Returns the prompt that a call names, or that of the model.
+    fn prompt(&self, name: Option<&str>) -> Result<String, Problem> {
+        self.text.text.prompt(name).map(str::to_owned).map_err(Problem::invalid)
+    }
+
+    /// Refuses a side of truncation other than that of the model's files.
+    fn check_direction(&self, asked: Option<&str>) -> Result<(), Problem> {
+        let own = if self.text.text.cuts_left() { "left" } else { "right" };
+        match asked {
+            Some(asked) if !asked.eq_ignore_ascii_case(own) => Err(Problem::invalid(format!(
+                "truncation_direction is {asked:?}, but texts of this model are cut on the {own}, as its files say; leave \
+                 it out"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the tokens of an input with `prompt` before each text, or checks those that the
+    /// client sent.
+    async fn tokens(
+        &mut self,
+        input: TextInput,
+        truncate: Option<bool>,
+        prompt: String,
+    ) -> Result<Vec<Tokens>, Problem> {
         let texts = match input {
             TextInput::Ids(ids) => return self.check(vec![ids], truncate),
             TextInput::ManyIds(many) => return self.check(many, truncate),
             TextInput::Text(text) => vec![text],
             TextInput::Texts(texts) => texts,
         };
-        let (count, bytes) = (texts.len(), texts.iter().map(|text| self.text.text.bytes_read(text)).sum());
-        self.tokenised(count, bytes, truncate, move |text, truncate, at| text.encode(&texts[at], None, truncate)).await
+        let count = texts.len();
+        let bytes = texts.iter().map(|text| prompt.len() + self.text.text.bytes_read(text)).sum();
+        let encode = move |text: &TextModel, truncate, at: usize| match prompt.as_str() {
+            "" => text.encode(&texts[at], None, truncate),
+            prompt => text.encode(&format!("{prompt}{}", texts[at]), None, truncate),
+        };
+        self.tokenised(count, bytes, truncate, encode).await
     }
 
     fn check(&mut self, many: Vec<Vec<u32>>, truncate: Option<bool>) -> Result<Vec<Tokens>, Problem> {
@@ -288,7 +316,7 @@ impl<'a> TextRequest<'a> {
     fn reserve_tokens(&mut self, tokens: Vec<Tokens>) -> Result<Vec<Tokens>, Problem> {
         let (entry, output) = (&self.text.entry, &self.text.text.output);
         let width = entry.outputs.iter().find(|spec| spec.name == *output).and_then(|spec| spec.shape.last().copied());
-        let width = usize::try_from(width.unwrap_or(1)).unwrap_or(1);
+        let width = self.text.text.vector_size(usize::try_from(width.unwrap_or(1)).unwrap_or(1));
         let each = |tokens: &Tokens| 8 * tokens.ids.len() + 4 * width;
         self.room.add(tokens.iter().map(each).sum())?;
         Ok(tokens)

@@ -29,7 +29,9 @@ pub(in crate::protocol::http) async fn embed(
         )));
     }
     let becomes_normal = body.normalize.unwrap_or(true);
-    let tokens = call.tokens(body.inputs, body.truncate).await?;
+    call.check_direction(body.truncation_direction.as_deref())?;
+    let prompt = call.prompt(body.prompt_name.as_deref())?;
+    let tokens = call.tokens(body.inputs, body.truncate, prompt).await?;
     let vector = |vector: Vec<f32>| {
         let mut vector = shortened(vector, body.dimensions, false)?;
         if becomes_normal {
@@ -79,7 +81,7 @@ pub(in crate::protocol::http) async fn predict(
     let model = model_of(state, request, "classify")?;
     let mut call = TextRequest::begin(state, request, &model, "classify", room)?;
     let is_one = matches!(body.inputs, TextInput::Text(_) | TextInput::Ids(_));
-    let tokens = call.tokens(body.inputs, body.truncate).await?;
+    let tokens = call.tokens(body.inputs, body.truncate, String::new()).await?;
     let classes = call.text.answer(tokens).await?;
     let text = call.text.text.clone();
     let labels = if let TextTask::Classify { labels, .. } = &text.task { &labels[..] } else { &[] };
