@@ -189,7 +189,7 @@ impl Loader {
                 .map_err(|cause| format!("{}: {cause}", plan.shown_file()))?;
         }
         let said = plan.triton.iter().flat_map(TritonConfig::warnings);
-        let notes = [warning, rewritten, masked, uncompared, unfit.clone(), costs.warning.clone()];
+        let notes = [warning, rewritten, masked, uncompared, text::warning(unfit.as_ref()), costs.warning.clone()];
         let warnings = said.chain(notes.into_iter().flatten()).collect();
         let mut prepared = PreparedModel {
             plan,

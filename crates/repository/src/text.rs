@@ -55,6 +55,8 @@ pub(super) fn prepare(
         );
         return match asked {
             true => Err(format!("{}: [text]: {cause}", plan.config.file)),
+            // A model without token ids is no text model, so its log has nothing to say.
+            false if !names.contains(&"input_ids") => Ok((None, Some(cause))),
             false => Ok((None, Some(unused(&cause)))),
         };
     };
@@ -126,6 +128,14 @@ impl PreparedText {
     }
 }
 
+/// Beginning of the warning about a tokenizer that does not fit its model.
+const UNUSED: &str = "its tokenizer is not used: ";
+
 fn unused(cause: &str) -> String {
-    format!("its tokenizer is not used: {cause}")
+    format!("{UNUSED}{cause}")
+}
+
+/// Returns the reason for which a model reads no text, if it is worth a warning.
+pub(super) fn warning(reason: Option<&String>) -> Option<String> {
+    reason.filter(|reason| reason.starts_with(UNUSED)).cloned()
 }

@@ -2,10 +2,11 @@
 //! ids, and the model's output becomes an embedding, class probabilities or a score.
 //!
 //! Files are read as Hugging Face's libraries leave them beside an export: `tokenizer.json` is
-//! required; `config.json`, `tokenizer_config.json`, `sentence_bert_config.json`, `modules.json` with
-//! the files of its steps, and `config_sentence_transformers.json` are used if they exist.
+//! required; `config.json`, `tokenizer_config.json`, `sentence_bert_config.json`, `modules.json`
+//! with the files of its steps, and `config_sentence_transformers.json` are used if they exist.
 
 mod heads;
+mod read;
 mod sidecar;
 mod steps;
 #[cfg(test)]

@@ -2,12 +2,11 @@
 //! heads.
 
 use crate::heads::Pooling;
+use crate::read::read_bounded;
 use crate::steps::HeadStep;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 
 /// File name of a model's tokenizer.
@@ -172,6 +171,9 @@ impl SidecarFiles {
                 }
             }
         }
+        if self.pooling.is_none() {
+            self.apply_pooling(folders, "1_Pooling")?;
+        }
         self.normalize = Some(self.steps.pop_if(|step| *step == HeadStep::Normalize).is_some());
         Ok(())
     }
@@ -262,16 +264,4 @@ fn read<T: DeserializeOwned>(folders: &[PathBuf], name: &str) -> Result<Option<(
     let bytes = read_bounded(&path, MAX_FILE_BYTES)?;
     let read = serde_json::from_slice(&bytes).map_err(|error| format!("{}: {error}", path.display()))?;
     Ok(Some((path, read)))
-}
-
-/// Reads a whole file of at most `most` bytes.
-pub(crate) fn read_bounded(path: &Path, most: u64) -> Result<Vec<u8>, String> {
-    let shown = path.display();
-    let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(most + 1).read_to_end(&mut bytes));
-    read.map_err(|error| format!("{shown}: cannot be read: {error}"))?;
-    if bytes.len() as u64 > most {
-        return Err(format!("{shown}: is larger than {} MiB, more than such a file ever is", most >> 20));
-    }
-    Ok(bytes)
 }

@@ -1,7 +1,7 @@
 //! Steps of a sentence encoder after its pooling, as `modules.json` lists them.
 
 use crate::heads::{normalize, sigmoid};
-use crate::sidecar::read_bounded;
+use crate::read::read_bounded;
 use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;

@@ -1,6 +1,6 @@
 //! Tokenisation of texts and pairs of texts.
 
-use crate::sidecar::read_bounded;
+use crate::read::read_bounded;
 use crate::tokens::{TokenizeError, Tokens};
 use std::path::Path;
 use tokenizers::utils::truncation::truncate_encodings;
@@ -45,8 +45,8 @@ impl Tokenizer {
         declared.or_else(named).unwrap_or(0)
     }
 
-    /// Sets the maximum number of tokens, and the side on which texts are cut if `cuts_left` gives it;
-    /// else that of the tokenizer file. The library's own padding is disabled, because padding
+    /// Sets the maximum number of tokens, and the side on which texts are cut, if `cuts_left` gives
+    /// it; otherwise the tokenizer file decides. The library's own padding is disabled, because padding
     /// happens when batches are formed. Its truncation is disabled too: the library would keep the
     /// parts that it cuts off, and for a pair one encoding per combination of parts, each with
     /// special tokens.

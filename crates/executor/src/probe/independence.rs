@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_told_apart_by_numbers_only() {
+    fn only_numbers_tell_rows_apart() {
         let answers = |rows: [f32; 2]| rows.map(|row| vec![tensor(DataType::Fp32, &[1, 1], &row.to_le_bytes())]);
         assert!(tells_apart("y", &answers([1.0, 2.0])) && !tells_apart("y", &answers([1.0, 1.0])));
         assert!(!tells_apart("y", &answers([f32::NAN, f32::NAN])) && !tells_apart("x", &answers([1.0, 2.0])));

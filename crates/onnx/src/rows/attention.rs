@@ -113,7 +113,7 @@ pub(super) fn standard(call: &RowCall<'_>) -> Made {
 }
 
 /// Rotary embeddings: values, and tables of cosines and sines. `positions` is the input with each
-/// row's positions, which index the tables. Without them, the tables are those of each row.
+/// row's positions, which index the tables. Without them, each row has tables of its own.
 pub(super) fn rotary(call: &RowCall<'_>, positions: usize, tables: [usize; 2]) -> Made {
     require(call, 0, 0, never)?;
     require(call, positions, 0, |dims| dims.len() <= 1 || dims[0].is(1))?;

@@ -38,8 +38,6 @@ mod one_row;
 mod other_axis;
 mod pieces;
 mod quantised;
-#[cfg(test)]
-mod random;
 mod recurrent;
 mod reduce;
 mod scope;
@@ -97,7 +95,7 @@ pub enum RowFindingKind {
 pub struct RowAnalysis {
     /// Verdicts by output, in the order of the graph.
     pub outputs: Vec<(String, RowVerdict)>,
-    /// The first input that cannot be concatenated with those of other requests.
+    /// The first input that cannot be concatenated with the inputs of other requests.
     pub input: Option<RowFinding>,
 }
 

@@ -1,4 +1,4 @@
-//! Names and their values while a graph is walked: those of the graph itself, and those of the
+//! Names and their values while a graph is walked: names of the graph itself, and names of the
 //! graphs around it.
 
 use super::value::{MAX_RANK, RowValue};
@@ -7,7 +7,7 @@ use crate::proto::{FunctionProto, GraphProto};
 use std::cell::Cell;
 use std::collections::HashMap;
 
-/// Largest number of operators that are visited, those of functions and branches each time.
+/// Largest number of operators that are visited; functions and branches count each time.
 const MAX_VISITS: usize = 1 << 18;
 /// Largest number of sizes and elements that all values hold together.
 const MAX_SIZES: usize = 1 << 21;
@@ -79,7 +79,7 @@ impl<'a> RowScope<'a> {
         self.names.pop().unwrap_or_default()
     }
 
-    /// Replaces all names by those of a function's body; returns the names around it.
+    /// Replaces all names by the names of a function's body; returns the names around it.
     pub(super) fn isolate(&mut self, values: HashMap<String, RowValue>) -> Vec<HashMap<String, RowValue>> {
         let depth = self.names.len();
         let outside = std::mem::take(&mut self.names);
@@ -89,7 +89,7 @@ impl<'a> RowScope<'a> {
         outside
     }
 
-    /// Restores the names around a function; returns those of its body.
+    /// Restores the names around a function; returns the names of its body.
     pub(super) fn restore(&mut self, outside: Vec<HashMap<String, RowValue>>) -> HashMap<String, RowValue> {
         let inside = self.leave();
         self.names = outside;

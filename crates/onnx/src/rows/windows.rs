@@ -2,7 +2,7 @@
 //! its own.
 //!
 //! The first dimension may hold more than the rows, such as the frames of videos: all elements of
-//! it are separate. Sizes of windows are those of the slicer's shape inference.
+//! it are separate. Sizes of windows come from the slicer's shape inference.
 
 use super::call::{BY_POSITION, Made, RowCall, meet, unknown};
 use super::value::{RowAxis, RowRelation, RowValue};

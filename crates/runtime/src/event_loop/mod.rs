@@ -8,6 +8,7 @@
 pub(crate) mod core;
 pub(crate) mod dispatcher;
 pub(crate) mod joiner;
+pub(crate) mod learning;
 pub(crate) mod mailbox;
 pub(crate) mod model_ids;
 pub(crate) mod parking;

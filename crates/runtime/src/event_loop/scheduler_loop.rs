@@ -31,6 +31,7 @@ use crate::event_loop::EventLoop;
 use crate::event_loop::core::Core;
 use crate::event_loop::dispatcher::{Dispatcher, EndedTask, TaskStart, stop_waiting};
 use crate::event_loop::joiner::{Joiner, Pieces};
+use crate::event_loop::learning::LearntTask;
 use crate::event_loop::mailbox::{EngineCommand, Mail, Mailbox};
 use crate::event_loop::model_ids::ModelIds;
 use crate::learn::capacity::ModelEntry;
@@ -44,9 +45,7 @@ use crate::{Aside, Clock, Failure, JobOutput, requests::split};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::{Loss, Payload, TaskResult};
 use ripieno_model::{Model, Profile};
-use ripieno_sched::{
-    Action, Calibration, Control, Outcome, Prediction, Ran, Request, RequestClass, Shape, Speeds, TaskDone, Why,
-};
+use ripieno_sched::{Action, Calibration, Control, Outcome, Prediction, Request, Shape, Speeds, TaskDone, Why};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
@@ -133,26 +132,6 @@ impl EventLoop for SchedulerLoop {
     fn has_ended(&self) -> bool {
         self.stopped
     }
-}
-
-/// A completed task as the learners see it.
-struct LearntTask {
-    ran: Ran,
-    class: RequestClass,
-    /// Whether the whole task ran once and without an error.
-    sound: bool,
-    /// Lateness of its end; `None` if the end does not show how late batches are.
-    late_by: Option<Nanos>,
-}
-
-/// Results of learning from a task.
-struct LearntCosts {
-    /// A corrected profile of the block.
-    better: Option<Profile>,
-    /// Profiled duration of the task for its size of inputs; `None` while that size is unknown.
-    cost: Option<Nanos>,
-    /// Whether requests of the model unfold.
-    unfolds: bool,
 }
 
 impl SchedulerLoop {
@@ -293,30 +272,6 @@ impl SchedulerLoop {
         }
         self.jobs.release_completed(&members);
         self.dispatcher.recycle(members);
-    }
-
-    /// Learns from a task of a model: its lateness, its cost by size, and its profile.
-    fn learn(&mut self, now: Time, from: DeviceId, model: ModelId, task: LearntTask) -> LearntCosts {
-        let LearntTask { ran, class, sound, late_by } = task;
-        let known = self.models[model.index()].as_mut().expect("a model stays while its tasks fly");
-        known.tasks -= 1;
-        let cost_known = known.shapes.as_ref().is_none_or(|shapes| shapes.is_cost_known(class.shape));
-        if let Some(late_by) = late_by.filter(|_| cost_known) {
-            known.calibration.on_end(late_by);
-        }
-        let profiled = known.calibration.model().blocks[ran.block.index()].cost(ran.rows, ran.length);
-        // Corrects for the device's slowdown, which is not an error of the profile.
-        let took = ran.took.scale(100, u64::from(self.speeds.percent(from)));
-        let fair = sound && self.speeds.is_fair(from);
-        // Where inputs differ in size, costs by size are learnt and the profile stays.
-        let alone = ran.alone && known.shapes.is_none();
-        let nominal = Ran { took: class.cost.inverse().of(took), alone, ..ran };
-        let better = fair.then(|| known.calibration.on_task(now, &nominal)).flatten();
-        if let Some(shapes) = known.shapes.as_mut().filter(|_| fair) {
-            shapes.observe(now, class.shape, took, profiled);
-        }
-        let cost = cost_known.then(|| class.cost.of(profiled));
-        LearntCosts { better, cost, unfolds: known.entry.unfolds }
     }
 
     /// Records the requests of the last completed task on which the engine failed alone.

@@ -75,8 +75,8 @@ impl TextCall<'_> {
         InferCall { request, received, timeout: None, slo, caller, trace: None, position: None }
     }
 
-    /// Returns the error for an answer to the text with this index that holds NaN or infinity: as a vector it would spoil each
-    /// search beside it.
+    /// Returns the error for an answer to the text with this index that holds NaN or infinity. As a
+    /// vector it would spoil each search beside it.
     fn no_numbers(&self, at: usize) -> Problem {
         let (model, output) = (&self.entry.name, &self.text.output);
         let message = format!("text {at}: model '{model}' gave an output '{output}' that holds NaN or infinity");

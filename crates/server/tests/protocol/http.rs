@@ -20,6 +20,10 @@ async fn health_has_bodies_and_statuses() {
     assert_eq!((ready.status, ready.json()), (StatusCode::OK, json!({"ready": true})));
     server.registry.set("slow", "1", ModelState::Loading, "");
     let ready = server.get("/v2/health/ready").await;
+    assert_eq!((ready.status, ready.json()), (StatusCode::OK, json!({"ready": true})), "a later load changes nothing");
+    let starting = start().await;
+    starting.registry.set("slow", "1", ModelState::Loading, "");
+    let ready = starting.get("/v2/health/ready").await;
     assert_eq!((ready.status, ready.json()), (StatusCode::SERVICE_UNAVAILABLE, json!({"ready": false})));
     let model = server.get("/v2/models/slow/ready").await;
     assert_eq!(

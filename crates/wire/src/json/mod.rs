@@ -1,7 +1,7 @@
 //! JSON encoding: bodies of the REST calls, and inference with the binary tensor extension.
 //!
 //! JSON has no NaN and no infinity. As Triton and Python's `json` do, answers write `NaN`,
-//! `Infinity` and `-Infinity`, and requests may bring these words for FP32 and FP64, also as strings
+//! `Infinity` and `-Infinity`. Requests may bring these words for FP32 and FP64, also as strings
 //! (`not_finite.rs`). FP16 and BF16 have no JSON form.
 
 mod bodies;

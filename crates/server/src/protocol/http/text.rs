@@ -220,12 +220,12 @@ impl<'a> TextRequest<'a> {
         Ok(TextRequest { text: TextCall { state, budget, entry, text, caller, slo }, connection, room })
     }
 
-    /// Returns the prompt that a call names, or that of the model.
+    /// Returns the prompt that a call names, or else the model's own.
     fn prompt(&self, name: Option<&str>) -> Result<String, Problem> {
         self.text.text.prompt(name).map(str::to_owned).map_err(Problem::invalid)
     }
 
-    /// Refuses a side of truncation other than that of the model's files.
+    /// Refuses a side of truncation that the model's files do not name.
     fn check_direction(&self, asked: Option<&str>) -> Result<(), Problem> {
         let own = if self.text.text.cuts_left() { "left" } else { "right" };
         match asked {

@@ -7,10 +7,10 @@
 //!
 //! `RIPIENO_ROW_GRAPHS` is the number of graphs.
 
-use super::{RowVerdict, analyse_rows};
 use crate::OnnxFile;
 use crate::fixture::{Draft, axis, perm};
 use crate::proto::{AttributeProto, GraphProto, NodeProto, ValueInfoProto, elem};
+use crate::rows::{RowVerdict, analyse_rows};
 use ripieno_base::Lcg;
 use rten::Value;
 use rten_tensor::{AsView, Layout, Tensor};
