@@ -28,6 +28,7 @@ fn checks() -> Result<()> {
     step("format", &mut cargo(&["fmt", "--all", "--check"]))?;
     tidy::run()?;
     spelling()?;
+    step("kernels", Command::new("scripts/ptx").arg("--check"))?;
     deny::run()?;
     step("lints", &mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
     let without = ["clippy", "--package", "ripieno-cli", "--no-default-features", "--", "-D", "warnings"];

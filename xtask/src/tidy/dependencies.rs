@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// A crate of the workspace, without the prefix `ripieno-`, and those it may depend on. Arrows only
 /// point down.
-const EDGES: [(&str, &[&str]); 22] = [
+const EDGES: [(&str, &[&str]); 23] = [
     ("base", &[]),
     ("model", &["base"]),
     ("sched", &["base", "model"]),
@@ -16,6 +16,7 @@ const EDGES: [(&str, &[&str]); 22] = [
     ("report", &["base"]),
     ("sim", &["base", "model", "sched", "policies", "workload", "report"]),
     ("onnx", &["base", "model"]),
+    ("cuda", &[]),
     ("executor", &["base", "model", "onnx"]),
     ("runtime", &["base", "model", "sched", "policies", "executor", "report"]),
     ("wire", &["model"]),
