@@ -8,6 +8,7 @@
 3. goodput    within an SLO: the default policy, eager, and timeout with several windows
 4. lanes      two batches at a time against one
 5. gaps       how much of a batch ONNX Runtime spends outside of its operators
+6. cells      walks as on the processor; an LSTM of 1,024: a step, sequences/s, latencies. Needs no ONNX Runtime: --only cells
 
 Prints tables and writes one JSON file. Exit code 1 if an answer differs, a model fails, or a part could not run.
 """
@@ -26,7 +27,9 @@ import time
 
 import bundle
 
-SECTIONS = ["equality", "latency", "goodput", "lanes", "gaps"]
+SECTIONS = ["equality", "latency", "goodput", "lanes", "gaps", "cells"]
+# Those that need no models of random weights.
+ALONE = {"equality", "cells"}
 
 
 def arguments():
@@ -80,22 +83,27 @@ def show(title, rows):
 def run_sections(check, wanted):
     """The rows of each part; a part that fails is a row with its error."""
     import built
+    import cells
     import sections
 
     largest = 8 if check.quick else 64
-    found, models = {}, built.models(check.quick) if set(wanted) - {"equality"} else {}
+    found, models = {}, built.models(check.quick) if set(wanted) - ALONE else {}
     # The later parts need the latencies.
-    order = [name for name in SECTIONS if name in wanted or name == "latency" and set(wanted) - {"equality"}]
+    order = [name for name in SECTIONS if name in wanted or name == "latency" and set(wanted) - ALONE]
     for name in order:
         began = time.monotonic()
-        needs = [] if name == "equality" else [models, largest]
+        needs = [] if name in ALONE else [models, largest]
         needs += [found["latency"]] if name in ("goodput", "lanes") else []
         try:
-            rows = getattr(sections, name)(check, *needs)
+            rows = cells.cells(check) if name == "cells" else getattr(sections, name)(check, *needs)
         except Exception as cause:
             rows = [{"error": f"{type(cause).__name__}: {' '.join(str(cause).split())}"}]
         found[name] = rows
-        show(f"{name} ({time.monotonic() - began:.0f} s)", found[name])
+        # Rows of different parts have different columns.
+        parts = dict.fromkeys(row.get("part", "") for row in rows)
+        for part in parts:
+            own = [row for row in rows if row.get("part", "") == part]
+            show(f"{name} {part} ({time.monotonic() - began:.0f} s)", own)
     return found
 
 
@@ -119,17 +127,20 @@ def main():
     # GPUs are numbered here as by nvidia-smi.
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     with tempfile.TemporaryDirectory() as folder:
-        check = sections.Check(given.binary.resolve(), given.device, given.quick, given.minutes, pathlib.Path(folder))
-        os.environ["ORT_DYLIB_PATH"] = str(check.library)
+        wanted = given.only or SECTIONS
+        library = sections.library() if set(wanted) != {"cells"} else None
+        check = sections.Check(given.binary.resolve(), given.device, given.quick, given.minutes, pathlib.Path(folder), library)
+        if library:
+            os.environ["ORT_DYLIB_PATH"] = str(library)
         about = {
             "device": given.device, "gpu": output_of("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"),
-            "ripieno": output_of(str(check.binary), "--version"), "onnxruntime": check.library.name,
+            "ripieno": output_of(str(check.binary), "--version"), "onnxruntime": library.name if library else None,
             "machine": f"{platform.machine()}, {os.cpu_count()} cores", "quick": given.quick,
         }  # fmt: skip
         print("; ".join(f"{key} {value}" for key, value in about.items()))
-        found = run_sections(check, given.only or SECTIONS)
+        found = run_sections(check, wanted)
     errors = [row for rows in found.values() for row in rows if row.get("error")]
-    unequal = [row for row in found.get("equality", []) if row.get("equal") is False]
+    unequal = [row for name in ALONE for row in found.get(name, []) if row.get("equal") is False]
     seconds = time.monotonic() - began
     given.json.write_text(json.dumps({**about, "seconds": seconds, "errors": len(errors), "sections": found}, indent=1) + "\n")
     print(f"\n{len(unequal)} models differ or fail, {len(errors)} rows have errors; {seconds:.0f} s; figures in {given.json}")

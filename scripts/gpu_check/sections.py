@@ -8,7 +8,6 @@ import time
 
 import numpy as np
 import repository
-import site_library
 from as_they_come import infer
 from serving import Server
 
@@ -20,10 +19,10 @@ PROBE_S, WARM_UP_S = 2.0, 0.5
 class Check:
     """What all parts share: binary, device, minutes, folder."""
 
-    def __init__(self, binary, device, quick, minutes, folder):
+    def __init__(self, binary, device, quick, minutes, folder, library):
         self.binary, self.device, self.quick, self.folder = binary, device, quick, folder
         self.until = time.monotonic() + 60 * minutes
-        self.library = site_library.library()
+        self.library = library
 
     def left(self):
         return self.until - time.monotonic()
@@ -48,6 +47,13 @@ class Check:
         if done.returncode != 0:
             raise RuntimeError(f"ripieno {arguments[0]}: {done.stderr.strip()[-500:]}")
         return json.loads(done.stdout)
+
+
+def library():
+    """The library of ONNX Runtime in Python's package."""
+    import site_library
+
+    return site_library.library()
 
 
 FAULTS = (OSError, ValueError, KeyError, http.client.HTTPException)
@@ -149,6 +155,8 @@ def latency(check, built, largest):
 
 
 def latencies(check, folder, report, built, cpu_nodes):
+    import site_library
+
     name = report["name"]
     if report["error"]:
         return [{"model": name, "error": report["error"]}]
@@ -230,6 +238,8 @@ def search(check, server, policy, name, slo, rate):
 
 def gaps(check, built, largest):
     """How much of a batch ONNX Runtime spends outside of its operators."""
+    import site_library
+
     rows = []
     for name, (_, inputs) in built.items():
         for size in (1, 8):

@@ -106,8 +106,11 @@ class Server:
 
 
 def onnxruntime_library():
-    """The shared library inside the wheel."""
-    import onnxruntime
+    """The shared library inside the wheel; empty without one, which only engines of cells need."""
+    try:
+        import onnxruntime
+    except ImportError:
+        return ""
 
     folder = pathlib.Path(onnxruntime.__file__).parent / "capi"
     return str(next(path for path in folder.glob("libonnxruntime.*") if "providers" not in path.name))

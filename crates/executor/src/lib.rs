@@ -1,4 +1,5 @@
-//! The executor contract and its engines, one folder each: `cpu`, `onnxruntime`, `emulated`.
+//! The executor contract and its engines, one folder each: `cpu`, `onnxruntime`, `cuda_cells`,
+//! `emulated`.
 //!
 //! Engines compute synchronously. `lane` turns an engine into an asynchronous device. `worker` does
 //! the rest of a task for all engines: it keeps the states of requests, and gathers and scatters
@@ -34,13 +35,16 @@ pub use contract::{
     RequestEntry, Rerun, Sink, Task, TaskMember, TaskResult, next_walk, request_extent,
 };
 pub use engines::cpu::{CpuEngine, CpuOptions};
+pub use engines::cuda_cells::CudaCellsEngine;
 pub use engines::either::EitherEngine;
 pub use engines::emulated::{EmulatedEngine, EmulatedOptions};
+pub use engines::gpu::GpuEngine;
 pub use engines::isolated::serve_engine;
 pub use engines::onnxruntime::{GpuOptions, OnnxRuntimeEngine, OnnxRuntimeOptions};
 pub use probe::curve::MeasurementProgress;
-pub use probe::equality::{AnswerComparison, EngineWithModel, compare_answers};
+pub use probe::equality::{AnswerComparison, EngineWithModel, compare_answers, compare_walks};
 pub use probe::example::{ExampleOrigin, TrialRequest, example_origin, find_example, is_unsupported};
 pub use probe::independence::{RowIndependence, RowTrial, check_opened, check_rows};
 pub use probe::output_lengths::find_output_lengths;
 pub use probe::profile::{BlockProfile, MeasuredProfile, Measurement, check_padding, measure, run_example, time_batch};
+pub use ripieno_cuda::Precision;

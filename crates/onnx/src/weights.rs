@@ -91,6 +91,29 @@ pub(crate) fn floats(tensor: &TensorProto, folder: &Path) -> Result<Vec<f32>, On
     if Some(floats.len()) == expected { Ok(floats) } else { Err(broken()) }
 }
 
+/// Returns the elements of an FP32, INT64, INT32 or BOOL tensor in words of 4 bytes, and whether
+/// they are integers. External data is read from `folder`. An integer of 64 bits must fit into 32.
+pub fn words(tensor: &TensorProto, folder: &Path) -> Result<(bool, Vec<u32>), OnnxError> {
+    if tensor.data_type == elem::FLOAT {
+        return Ok((false, floats(tensor, folder)?.into_iter().map(f32::to_bits).collect()));
+    }
+    let inside = inline(tensor, folder)?;
+    let ints: Vec<i64> = match (tensor.data_type, &inside.raw_data) {
+        (elem::INT64, Some(raw)) => raw.as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect(),
+        (elem::INT32, Some(raw)) => raw.as_chunks().0.iter().map(|&bytes| i32::from_le_bytes(bytes).into()).collect(),
+        (elem::BOOL, Some(raw)) => raw.iter().map(|&byte| i64::from(byte != 0)).collect(),
+        (elem::INT64, None) => inside.int64_data.clone(),
+        (elem::INT32 | elem::BOOL, None) => inside.int32_data.iter().map(|&int| int.into()).collect(),
+        (other, _) => return refuse(format!("constant '{}' has ONNX's type {other}", tensor.name)),
+    };
+    if elements(tensor) != Some(ints.len()) {
+        return refuse(format!("constant '{}' does not have the elements that its shape says", tensor.name));
+    }
+    let word = |int: i64| i32::try_from(int).map(|int| int as u32);
+    let words = ints.into_iter().map(word).collect::<Result<_, _>>();
+    Ok((true, words.map_err(|_| OnnxError(format!("constant '{}' exceeds 32 bits", tensor.name)))?))
+}
+
 /// Returns the elements of an FP32 tensor that is inside the file.
 pub(crate) fn float_elements(tensor: &TensorProto) -> Option<Vec<f32>> {
     let inside = tensor.data_location != EXTERNAL;

@@ -12,6 +12,7 @@ use super::open_batch;
 use super::plan::{LoadPlan, LoadTarget};
 use super::row_verdict::{self, trial_of};
 use ripieno_executor::{BlockSource, LoadedModel, ModelSource, RowIndependence, check_rows};
+use ripieno_model::Walk;
 use ripieno_onnx::{Declared, OnnxFile, RowFinding, RowVerdict};
 use std::sync::Arc;
 
@@ -196,6 +197,10 @@ fn untried(rows: &str, cause: &str, verdict: &RowVerdict, remedy: &str) -> NoBat
 /// Checks each cell on its own, because cell batches combine rows of many requests and steps. Cells
 /// that mix rows are an error, and those that cannot be tried run one row at a time.
 fn check_cells(target: &LoadTarget, plan: &LoadPlan) -> Result<Option<NoBatches>, String> {
+    if !target.engine.serves(Walk::Whole) {
+        // An engine of cells only knows no operator that mixes rows.
+        return Ok(None);
+    }
     let mut reason = None;
     for block in &plan.source.blocks {
         let Some(path) = &block.path else { continue };

@@ -1,7 +1,8 @@
 //! Comparison at load with a reference engine: a model whose answers differ is refused.
 
 use super::plan::{LoadPlan, LoadTarget};
-use ripieno_executor::{AnswerComparison, EngineWithModel, LoadedModel, compare_answers};
+use ripieno_executor::{AnswerComparison, EngineWithModel, LoadedModel, compare_answers, compare_walks};
+use ripieno_model::Walk;
 use std::sync::Arc;
 
 /// Default tolerance, relative to the largest number of an output. Recent GPUs multiply with 10
@@ -20,7 +21,8 @@ pub(super) fn check(
     let untried = |cause: &str| {
         format!("{}: its answers on the GPU were not compared with the CPU's: {cause}", plan.shown_file())
     };
-    if plan.source.walk.is_unfolded() {
+    let cells = plan.source.walk.is_unfolded();
+    if cells && target.engine.serves(Walk::Whole) {
         return Ok(Some(untried("it runs cell by cell")));
     }
     let expected = match reference.load(&plan.source) {
@@ -29,14 +31,19 @@ pub(super) fn check(
     };
     let own = EngineWithModel { engine: &*target.engine, model: loaded };
     let reference = EngineWithModel { engine: &*reference, model: &expected };
-    match compare_answers(own, reference, &plan.request_shapes(), tolerance) {
+    let comparison = match cells {
+        true => compare_walks(own, reference, tolerance),
+        false => compare_answers(own, reference, &plan.request_shapes(), tolerance),
+    };
+    match comparison {
         AnswerComparison::Equal => Ok(None),
         AnswerComparison::Untried(cause) => Ok(Some(untried(&cause))),
         AnswerComparison::Different(how) => Err(format!(
             "{}: it answers differently on the GPU than on the CPU: {how}; serve it with --device cpu, or allow more by \
-             gpu_tolerance in {}",
+             gpu_tolerance in {}{}",
             plan.shown_file(),
-            plan.config.file
+            plan.config.file,
+            if cells { ", or compute it with precision = \"fp32\"" } else { "" }
         )),
     }
 }

@@ -109,7 +109,8 @@ impl Loader {
         let mut causes: Vec<String> = Vec::new();
         for target in &self.targets {
             match self.prepare_for(target, found, profiling) {
-                Ok(mut prepared) => {
+                Ok(None) => {}
+                Ok(Some(mut prepared)) => {
                     prepared.warnings.extend(
                         causes.first().map(|cause| format!("it runs on the {} engine: {cause}", target.engine.name())),
                     );
@@ -127,7 +128,7 @@ impl Loader {
         target: &LoadTarget,
         found: &ModelFiles,
         profiling: Profiling,
-    ) -> Result<PreparedModel, String> {
+    ) -> Result<Option<PreparedModel>, String> {
         let shown = found.model.display();
         let attempt = || catch_unwind(AssertUnwindSafe(|| self.try_prepare(target, found, profiling)));
         let attempt = std::thread::scope(|scope| {
@@ -141,13 +142,17 @@ impl Loader {
         outcome.map_err(|error| error.replace('\n', " "))
     }
 
+    /// Loads one model; `None` if the engine is not for models of its walk.
     fn try_prepare(
         &self,
         target: &LoadTarget,
         found: &ModelFiles,
         profiling: Profiling,
-    ) -> Result<PreparedModel, String> {
+    ) -> Result<Option<PreparedModel>, String> {
         let mut plan = LoadPlan::new(found, target)?;
+        if !target.engine.serves(plan.source.walk) {
+            return Ok(None);
+        }
         for file in plan.files() {
             check_weights(found, &file, target.allow_symlinks)?;
         }
@@ -207,7 +212,7 @@ impl Loader {
         };
         prepared.warnings.extend(prepared.batching_warning());
         prepared.warnings.extend(prepared.slo_warning());
-        Ok(prepared)
+        Ok(Some(prepared))
     }
 
     /// Loads the model sliced into blocks if configured; if it cannot be sliced, loads it whole

@@ -17,7 +17,7 @@ const EDGES: [(&str, &[&str]); 23] = [
     ("sim", &["base", "model", "sched", "policies", "workload", "report"]),
     ("onnx", &["base", "model"]),
     ("cuda", &[]),
-    ("executor", &["base", "model", "onnx"]),
+    ("executor", &["base", "model", "onnx", "cuda"]),
     ("runtime", &["base", "model", "sched", "policies", "executor", "report"]),
     ("wire", &["model"]),
     ("text", &["model"]),

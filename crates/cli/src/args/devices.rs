@@ -3,8 +3,8 @@
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use ripieno_executor::{
-    CpuEngine, CpuOptions, EitherEngine, EmulatedEngine, EmulatedOptions, Executor, LoadError, OnnxRuntimeEngine,
-    OnnxRuntimeOptions,
+    CpuEngine, CpuOptions, EitherEngine, EmulatedEngine, EmulatedOptions, Executor, GpuEngine, LoadError,
+    OnnxRuntimeEngine, OnnxRuntimeOptions,
 };
 use ripieno_model::zoo::ZooDevice;
 use ripieno_repository::{EngineProcess, LoadTarget};
@@ -19,7 +19,8 @@ use std::sync::Arc;
 pub(crate) struct DeviceArgs {
     /// cpu; or emulated: a device that waits as long as the model's latency profile says.
     /// emulated:1080ti and emulated:a100 know the published profiles of 35 and 37 models by name.
-    /// cuda:0, or several as cuda:0,cuda:1: NVIDIA GPUs, by ONNX Runtime with its CUDA provider.
+    /// cuda:0, or several as cuda:0,cuda:1: NVIDIA GPUs. Cells have an engine of their own there,
+    /// and other models run by ONNX Runtime with its CUDA provider.
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub(crate) device: DeviceKind,
 
@@ -27,8 +28,9 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) devices: u16,
 
-    /// Engine for ONNX models on the CPU. auto: ONNX Runtime if it is installed, which is faster,
-    /// and the built-in engine for models that it cannot run and where it is missing.
+    /// Engine for ONNX models. auto, on the CPU: ONNX Runtime if it is installed, which is faster,
+    /// and the built-in engine for models that it cannot run and where it is missing; on GPUs:
+    /// cells with their state on the GPU, all else by ONNX Runtime. onnxruntime: it alone.
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) engine: EngineName,
 
@@ -135,13 +137,16 @@ impl DeviceArgs {
         }
     }
 
-    fn library(&self, threads: usize) -> Result<OnnxRuntimeEngine, LoadError> {
+    fn library_options(&self, threads: usize) -> OnnxRuntimeOptions {
         let gpus = match &self.device {
             DeviceKind::Cuda(gpus) => gpus.clone(),
             DeviceKind::Cpu | DeviceKind::Emulated(_) => Vec::new(),
         };
-        let options = OnnxRuntimeOptions { library: self.onnxruntime.clone(), threads, gpus, ..Default::default() };
-        Ok(OnnxRuntimeEngine::new(options)?.with_depth(Limits::MOST_DEPTH))
+        OnnxRuntimeOptions { library: self.onnxruntime.clone(), threads, gpus, ..Default::default() }
+    }
+
+    fn library(&self, threads: usize) -> Result<OnnxRuntimeEngine, LoadError> {
+        Ok(OnnxRuntimeEngine::new(self.library_options(threads))?.with_depth(Limits::MOST_DEPTH))
     }
 
     /// Returns whether the user names the file of the ONNX Runtime library.
@@ -153,7 +158,7 @@ impl DeviceArgs {
     pub(crate) fn log_engine(&self, target: &LoadTarget) {
         match (target.engine.name(), self.engine) {
             _ if matches!(self.device, DeviceKind::Cuda(_)) => {
-                tracing::info!("the engine is onnxruntime on GPUs: {}", target.engine.device_key());
+                tracing::info!("the engine is {} on GPUs: {}", target.engine.name(), target.engine.device_key());
             }
             ("onnxruntime", EngineName::Auto) => tracing::info!(
                 "the engine is onnxruntime, which was found; models that it cannot run go to the built-in engine"
@@ -178,9 +183,11 @@ impl DeviceArgs {
             (DeviceKind::Cuda(_), _) if self.devices > 1 => {
                 bail!("--devices is for --device cpu and emulated; name each GPU in --device, as cuda:0,cuda:1")
             }
-            (DeviceKind::Cuda(_), EngineName::Auto | EngineName::Onnxruntime) => {
-                Arc::new(self.library(threads).context("--device cuda")?)
+            (DeviceKind::Cuda(_), EngineName::Auto) => {
+                let engine = GpuEngine::new(self.library_options(threads), Limits::MOST_DEPTH);
+                Arc::new(engine.context("--device cuda")?)
             }
+            (DeviceKind::Cuda(_), EngineName::Onnxruntime) => Arc::new(self.library(threads).context("--device cuda")?),
             (DeviceKind::Cuda(_), EngineName::Cpu) => {
                 bail!("--engine cpu computes on the CPU only; leave it out, since GPUs are used by ONNX Runtime")
             }

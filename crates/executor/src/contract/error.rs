@@ -4,7 +4,7 @@ use thiserror::Error;
 
 /// A model cannot be loaded, or a device cannot be opened. The message names the file, the cause
 /// and the fix.
-#[derive(Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("{0}")]
 pub struct LoadError(pub String);
 

@@ -27,7 +27,7 @@ use crate::{
     contract::error::{ExecError, LoadError, RequestError},
 };
 use ripieno_base::{BlockId, LaneId, ModelId, RequestSlot, TaskId};
-use ripieno_model::{Extent, Graph, InputLengths, Steps, TensorSpec};
+use ripieno_model::{Extent, Graph, InputLengths, Steps, TensorSpec, Walk};
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 /// Loads models and opens devices of one kind. It is shared by all threads, and loading a model
 /// does not delay others.
 pub trait Executor: Send + Sync {
-    /// Returns the engine's name: "cpu", "onnxruntime" or "emulated".
+    /// Returns the engine's name: "cpu", "onnxruntime", "cuda-cells" or "emulated".
     fn name(&self) -> &'static str;
 
     /// Describes the device, for display and as a key of cached profiles, for example
@@ -53,6 +53,11 @@ pub trait Executor: Send + Sync {
     /// because a batch of a size that has not run before takes much longer.
     fn pads_batches(&self) -> bool {
         false
+    }
+
+    /// Whether the engine runs models of this walk at all.
+    fn serves(&self, _walk: Walk) -> bool {
+        true
     }
 
     /// Returns an engine that every model's answers are compared with at load, if this one computes
@@ -139,6 +144,12 @@ pub trait LoadedModel: Send + Sync {
     /// Creates a request of about this length, to test and measure the model. `None` if requests
     /// have no length, or no valid request can be created.
     fn example(&self, _length: u32) -> Option<Vec<Tensor>> {
+        None
+    }
+
+    /// Creates a request of about this length with varied numbers, to compare engines with. `None`
+    /// if requests do not run cell by cell.
+    fn varied_example(&self, _length: u32, _seed: u64) -> Option<Vec<Tensor>> {
         None
     }
 

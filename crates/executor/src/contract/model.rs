@@ -102,6 +102,10 @@ impl<T: EngineData> LoadedModel for EngineModel<T> {
         }
     }
 
+    fn varied_example(&self, length: u32, seed: u64) -> Option<Vec<Tensor>> {
+        self.plan.cells.as_ref()?.wiring.varied_example(length, seed)
+    }
+
     fn outage(&self) -> Option<Outage> {
         self.data.outage()
     }

@@ -6,8 +6,9 @@
 
 use crate::probe::example::{RowSpec, TOO_LARGE, candidates, request};
 use crate::probe::independence::{FLIPPED, RowOutputs, alone, flipped, floats, gap, largest_number};
-use crate::probe::profile::ExampleRunner;
-use crate::{Executor, LoadedModel};
+use crate::probe::profile::{ExampleRunner, task};
+use crate::{ExecError, Executor, LoadedModel, TaskMember, Tensor, next_walk};
+use ripieno_base::RequestSlot;
 use ripieno_model::{DataType, TensorSpec};
 use std::sync::Arc;
 
@@ -71,6 +72,37 @@ pub fn compare_answers(
     AnswerComparison::Untried(failed)
 }
 
+/// Length of the walks that are compared: rounding differences that grow from step to step show.
+const WALK_LENGTH: u32 = 32;
+
+/// Compares the answers to whole walks of a model in cells, as [`compare_answers`].
+pub fn compare_walks(own: EngineWithModel<'_>, reference: EngineWithModel<'_>, tolerance: f64) -> AnswerComparison {
+    let walks: Option<Vec<_>> = (0..ROWS).map(|row| reference.model.varied_example(WALK_LENGTH, row as u64)).collect();
+    let Some(walks) = walks else { return AnswerComparison::Untried("no request can be made up".to_owned()) };
+    let run = |side: EngineWithModel<'_>| {
+        let runner = ExampleRunner::new(side.engine, side.model, walks[0].clone().into()).map_err(|cause| cause.0)?;
+        let answers = walks.iter().map(|walk| answer_of_walk(&runner, walk.clone()));
+        answers.collect::<Result<Vec<_>, _>>().map_err(|cause| cause.0)
+    };
+    match (run(reference), run(own)) {
+        (Err(cause), _) => AnswerComparison::Untried(cause),
+        (Ok(_), Err(cause)) => AnswerComparison::Different(format!("a request that one answers fails: {cause}")),
+        (Ok(expected), Ok(found)) => worst(&expected, &found, tolerance),
+    }
+}
+
+/// Runs the whole walk of one request that is as long as the example. Returns its outputs.
+fn answer_of_walk(runner: &ExampleRunner, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, ExecError> {
+    let (entry, walk) = (Arc::new(runner.entry(inputs)), next_walk());
+    let mut outputs = Vec::new();
+    for &(block, node) in &runner.tasks {
+        let member = TaskMember::new(RequestSlot(0), 1, Some(Arc::clone(&entry)));
+        let progress = runner.result(task(block, 1, vec![TaskMember { node, walk, ..member }]))?.whole()?;
+        outputs.extend(progress.into_iter().flat_map(|progress| progress.outputs));
+    }
+    Ok(outputs)
+}
+
 /// Returns the output that exceeds its tolerance by the largest factor.
 fn worst(expected: &[RowOutputs], found: &[RowOutputs], tolerance: f64) -> AnswerComparison {
     let outputs = expected.first().map_or(0, Vec::len);
@@ -126,7 +158,7 @@ fn excess(expected: &[RowOutputs], found: &[RowOutputs], output: usize, toleranc
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{BlockSource, CpuEngine, CpuOptions, ModelSource, Tensor};
+    use crate::{BlockSource, CpuEngine, CpuOptions, ModelSource};
 
     #[test]
     fn another_answer_is_found_and_the_same_is_equal() {

@@ -338,7 +338,7 @@ pub(crate) struct ExampleRunner {
     /// Length that batches of it are padded to.
     length: u32,
     /// The block and node of each task of a walk, in an order in which they can run.
-    tasks: Vec<(BlockId, u32)>,
+    pub(super) tasks: Vec<(BlockId, u32)>,
 }
 
 /// Number of elements or nodes of an example: enough for steps that continue from state.
@@ -421,7 +421,7 @@ impl ExampleRunner {
         Ok(Nanos(i64::try_from(taken.as_nanos()).unwrap_or(i64::MAX).max(1)))
     }
 
-    fn result(&self, task: Task) -> Result<TaskResult, ExecError> {
+    pub(super) fn result(&self, task: Task) -> Result<TaskResult, ExecError> {
         self.device.submit(task).map_err(|_| ExecError("the device is idle, yet refuses a task".to_owned()))?;
         self.results.recv_timeout(TASK_TIMEOUT).map_err(|cause| match cause {
             RecvTimeoutError::Timeout => ExecError(format!("the device has not answered for {TASK_TIMEOUT:?}")),
@@ -431,7 +431,7 @@ impl ExampleRunner {
 }
 
 /// Creates a task of a block.
-fn task(block: BlockId, length: u32, members: Vec<TaskMember>) -> Task {
+pub(super) fn task(block: BlockId, length: u32, members: Vec<TaskMember>) -> Task {
     Task { id: TaskId(0), model: ModelId(0), block, lane: LaneId(0), length, members, not_before: None }
 }
 

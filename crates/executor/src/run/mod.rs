@@ -3,6 +3,7 @@
 pub(crate) mod abort;
 pub(crate) mod cells;
 pub(crate) mod conditions;
+pub(crate) mod device_row;
 pub(crate) mod lane;
 pub(crate) mod lane_queue;
 pub(crate) mod padding;

@@ -6,6 +6,7 @@
 //! keeps its whole batch in memory.
 
 use crate::contract::buffer::{AlignedBuffer, is_aligned};
+use crate::run::device_row::DeviceRow;
 use crate::{ExecError, Tensor};
 use bytes::Bytes;
 use ripieno_model::DataType;
@@ -189,6 +190,8 @@ impl Rows {
 #[derive(Clone, Debug)]
 pub(crate) enum RowPart<'a> {
     Rows(Rows),
+    /// A row in a device's memory.
+    Device(DeviceRow),
     /// Constant bytes.
     Fill(&'a [u8]),
     /// Padding, whose content is arbitrary.
@@ -303,7 +306,13 @@ impl<'a> EngineInput<'a> {
         buffer: &'a mut AlignedBuffer,
     ) -> Result<(EngineInput<'a>, usize), ExecError> {
         for part in parts {
-            let RowPart::Rows(Rows { batch, .. }) = part else { continue };
+            let batch = match part {
+                RowPart::Rows(Rows { batch, .. }) => batch,
+                RowPart::Device(_) => {
+                    return Err(ExecError(format!("input '{name}' is in the memory of another device")));
+                }
+                RowPart::Fill(_) | RowPart::Any => continue,
+            };
             if batch.datatype != datatype || batch.row_shape() != row_shape {
                 return Err(ExecError(format!(
                     "input '{name}' must have rows of {datatype} {row_shape:?}, but is given {} {:?}",
@@ -323,7 +332,7 @@ impl<'a> EngineInput<'a> {
             match part {
                 RowPart::Rows(rows) => place.copy_from_slice(rows.bytes()),
                 RowPart::Fill(bytes) => place.copy_from_slice(bytes),
-                RowPart::Any => place.fill(0),
+                RowPart::Device(_) | RowPart::Any => place.fill(0),
             }
         }
         Ok((input(buffer.first(row * parts.len())), parts.len()))
@@ -341,7 +350,7 @@ fn in_place<'a>(parts: &'a [RowPart<'a>]) -> Option<&'a [u8]> {
     let start = first.range.start.checked_sub(at)?;
     let fits = |(part, at): (&RowPart<'_>, usize)| match part {
         RowPart::Rows(rows) => Arc::ptr_eq(&rows.batch, &first.batch) && rows.range.start == start + at,
-        RowPart::Fill(_) => false,
+        RowPart::Fill(_) | RowPart::Device(_) => false,
         RowPart::Any => true,
     };
     let end = start + parts.len();

@@ -1,8 +1,10 @@
 //! An engine's interface to a lane. It runs one block at a time and reports whether its process
 //! runs.
 
+use crate::run::cells::DeviceOutputs;
+use crate::run::device_row::HeldRow;
 use crate::run::plan::ModelPlan;
-use crate::run::rows::{BatchTensor, EngineInput};
+use crate::run::rows::{BatchTensor, EngineInput, RowPart};
 use crate::{ExecError, Loss};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -19,6 +21,37 @@ pub(crate) trait Runner: Send {
     fn min_rows(&self) -> usize {
         1
     }
+
+    /// Returns the runner of cells whose state stays on the engine's device; `None` if cells run in
+    /// the host's memory, by [`run`](Runner::run).
+    fn on_device(&mut self) -> Option<&mut dyn CellRunner> {
+        None
+    }
+}
+
+/// An engine's part of a model whose state stays on its device. It computes synchronously.
+pub(crate) trait CellRunner {
+    /// Prepares a step: finds the members' rows, takes rows for their outputs, and copies what is
+    /// in the host's memory.
+    fn gather(&mut self, call: &CellCall<'_>) -> Result<PreparedStep, ExecError>;
+
+    /// Runs the prepared step.
+    fn run(&mut self, call: &CellCall<'_>, step: PreparedStep) -> Result<DeviceOutputs, ExecError>;
+}
+
+/// One batch for a [`CellRunner`].
+pub(crate) struct CellCall<'a> {
+    pub(crate) block: usize,
+    /// Members' rows of each input, in the block's order.
+    pub(crate) inputs: &'a [Vec<RowPart<'a>>],
+    /// Outputs of each member that the host needs, as bits; `None` for padding.
+    pub(crate) wanted: &'a [Option<u32>],
+}
+
+/// A step that is ready to run.
+pub(crate) struct PreparedStep {
+    /// Rows that the step writes.
+    pub(crate) held: Vec<Option<Arc<HeldRow>>>,
 }
 
 /// One batch for a [`Runner`].

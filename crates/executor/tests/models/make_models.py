@@ -325,3 +325,16 @@ bytes_or_not = [
     helper.make_node("Where", ["bytes", "scaled", "z"], ["y"]),
 ]
 through_sequence("unproved_scaled", bytes_or_not)
+
+# Recurrent operators over whole sequences, which are turned into cells; and a cell with an operator that GPUs' cells do not know.
+turned = helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0, 2])
+for name, op, gates, options in [
+    ("lstm", "LSTM", 4, {}), ("gru", "GRU", 3, {}), ("gru_reset", "GRU", 3, {"linear_before_reset": 1}), ("rnn", "RNN", 1, {}),
+]:  # fmt: skip
+    node = helper.make_node(op, ["t", "w", "r", "b"], ["", "last"], hidden_size=5, **options)
+    last = helper.make_node("Squeeze", ["last", "zero"], ["h"])
+    parts = [("w", weight(5 * gates, 3, 5)[None]), ("r", weight(5 * gates, 5, 7)[None]), ("b", weight(1, 10 * gates, 3)), ("zero", np.array([0]))]
+    save(f"recurrent_{name}", [turned, node, last], [floats("x", ["batch", "length", 3])], [floats("h", ["batch", 5])], parts)
+summed = [helper.make_node("CumSum", ["x", "axis"], ["s"]), helper.make_node("Add", ["s", "h"], ["h_next"])]
+cumulative = [floats("x", ["batch", 3]), floats("h", ["batch", 3])]
+save("cell_cumulative", summed, cumulative, [floats("h_next", ["batch", 3])], [("axis", np.array(1))])

@@ -20,7 +20,7 @@ mod text;
 
 use keys::{ConfigSource, Keys};
 use ripieno_base::Nanos;
-use ripieno_executor::{GpuOptions, InputRange, Isolation};
+use ripieno_executor::{GpuOptions, InputRange, Isolation, Precision};
 use ripieno_model::{DropRule, Latency, Profile, TensorSpec, Walk};
 use std::fs::File;
 use std::io::Read;
@@ -54,7 +54,7 @@ const MAX_MEMORY_MB: usize = 1 << 24;
 const MAX_TASK_S: usize = 24 * 3600;
 const MAX_BLOCKS: usize = 1024;
 
-const KEYS: [&str; 34] = [
+const KEYS: [&str; 35] = [
     "slo_ms",
     "queue_timeout_ms",
     "max_batch",
@@ -65,6 +65,7 @@ const KEYS: [&str; 34] = [
     "task_limit_s",
     "gpu_memory_limit_mb",
     "allow_cpu_nodes",
+    "precision",
     "gpu_tolerance",
     "instances",
     "policy",
@@ -448,7 +449,9 @@ fn read_isolation(keys: &Keys<'_>) -> Result<IsolationConfig, String> {
 fn read_gpu(keys: &Keys<'_>) -> Result<GpuOptions, String> {
     let memory = keys.whole("gpu_memory_limit_mb", MIN_MEMORY_MB, MAX_MEMORY_MB)?;
     let allow_cpu_nodes = keys.yes_or_no("allow_cpu_nodes")?.unwrap_or(false);
-    Ok(GpuOptions { memory_limit: memory.map(|limit| (limit as u64) << 20), allow_cpu_nodes })
+    let precisions = [("fp32", Precision::Fp32), ("tf32", Precision::Tf32), ("fp16", Precision::Fp16)];
+    let precision = keys.one_of("precision", &precisions)?.unwrap_or_default();
+    Ok(GpuOptions { memory_limit: memory.map(|limit| (limit as u64) << 20), allow_cpu_nodes, precision })
 }
 
 fn read_queue_timeout(keys: &Keys<'_>) -> Result<Option<Nanos>, String> {

@@ -1,7 +1,7 @@
 use super::*;
 use crate::fixture::TempRepository;
 use ripieno_base::BlockId;
-use ripieno_executor::{ComparisonOperator, GpuOptions, InputRange, TensorRule};
+use ripieno_executor::{ComparisonOperator, GpuOptions, InputRange, Precision, TensorRule};
 use ripieno_model::DataType;
 
 fn parse(text: &str) -> Result<ModelConfig, String> {
@@ -160,7 +160,9 @@ fn an_engine_may_have_a_process_of_its_own() {
 fn a_model_may_limit_its_share_of_a_gpu() {
     assert_eq!(parse("").unwrap().gpu, GpuOptions::default());
     let gpu = parse("gpu_memory_limit_mb = 1024\nallow_cpu_nodes = true").unwrap().gpu;
-    assert_eq!(gpu, GpuOptions { memory_limit: Some(1 << 30), allow_cpu_nodes: true });
+    assert_eq!(gpu, GpuOptions { memory_limit: Some(1 << 30), allow_cpu_nodes: true, precision: Precision::Tf32 });
+    assert_eq!(parse("precision = \"fp16\"").unwrap().gpu.precision, Precision::Fp16);
+    assert!(error("precision = \"fp8\"").contains("must be \"fp32\""));
     assert!(error("allow_cpu_nodes = 1").contains("allow_cpu_nodes = 1"));
 }
 

@@ -152,6 +152,7 @@ fn source(load: &LoadRequest, block: &LoadBlock) -> ModelSource {
         gpu: load.gpu.map_or_else(GpuOptions::default, |gpu| GpuOptions {
             memory_limit: gpu.memory_limit,
             allow_cpu_nodes: gpu.allow_cpu_nodes,
+            ..GpuOptions::default()
         }),
         ..ModelSource::new(&block.name, vec![only], load.max_batch as usize)
     }

@@ -113,7 +113,7 @@ pub(crate) fn load(
     };
     let warm_up = Arc::new(ProcessWarmUp::new(&read.plan));
     let pool = |gpu: Option<u32>| {
-        let GpuOptions { memory_limit, allow_cpu_nodes } = kind.gpu_options;
+        let GpuOptions { memory_limit, allow_cpu_nodes, .. } = kind.gpu_options;
         let gpu = gpu.map(|ordinal| LoadGpu { ordinal, memory_limit, allow_cpu_nodes });
         let load = LoadRequest { gpu, ..request.clone() };
         ProcessPool::new(source.name.clone(), isolation.clone(), load, Arc::clone(&warm_up))

@@ -18,6 +18,7 @@ use elf::abi::DT_NEEDED;
 use elf::endian::AnyEndian;
 use ort::ep::CUDA;
 use ort::session::builder::SessionBuilder;
+use ripieno_cuda::Precision;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -52,6 +53,8 @@ pub struct GpuOptions {
     pub memory_limit: Option<u64>,
     /// Whether operators that the GPU cannot run may run on the CPU.
     pub allow_cpu_nodes: bool,
+    /// Number format of products in cells that run on the GPU.
+    pub precision: Precision,
 }
 
 /// A GPU, as its driver describes it.
@@ -86,6 +89,13 @@ pub(super) struct CudaParts {
     needed: usize,
     /// Names of the GPUs and version of the driver, for the key of cached profiles.
     pub(super) key: String,
+}
+
+/// Returns the folders of CUDA's libraries, and a key of these GPUs and their driver.
+pub(crate) fn find_gpus(ordinals: &[u32]) -> Result<(Vec<PathBuf>, String), LoadError> {
+    let paths = SearchPaths::of_system();
+    let key = paths.check_gpus(ordinals).map_err(LoadError)?;
+    Ok((paths.folders, key))
 }
 
 impl SearchPaths {

@@ -26,6 +26,7 @@ mod sized;
 mod tensors;
 
 pub use cuda::GpuOptions;
+pub(crate) use cuda::find_gpus;
 
 use crate::contract::flow::FlowValue;
 use crate::contract::model::{EngineData, EngineModel, read_blocks};

@@ -1,9 +1,10 @@
 //! Example requests of zeros and ones, to test a model and to measure its cells.
 
-use super::wiring::{CELL, CHILDREN, Wiring};
+use super::wiring::{CELL, CHILDREN, FeedSource, Wiring};
 use crate::Tensor;
 use crate::contract::buffer::into_bytes;
 use crate::probe::profile::example_of;
+use ripieno_base::Lcg;
 use ripieno_model::{DataType, Steps, TensorSpec, Walk};
 
 impl Wiring {
@@ -35,6 +36,31 @@ impl Wiring {
             inputs.push(table(CELL, &[1, length as i64], (0..length).map(|node| cells[node % cells.len()]).collect()));
         }
         // Alternating cells may not fit together; then no example exists.
+        self.describe(&inputs).is_ok().then_some(inputs)
+    }
+}
+
+impl Wiring {
+    /// Creates an example whose numbers vary: ids within their tables, floats between -1 and 1.
+    pub(crate) fn varied_example(&self, length: u32, seed: u64) -> Option<Vec<Tensor>> {
+        let mut random = Lcg::new(seed);
+        let mut inputs = self.example(length)?;
+        for (tensor, input) in inputs.iter_mut().enumerate().take(self.request_tensors.len()) {
+            let feeds = self.cells.iter().flat_map(|cell| &cell.feeds);
+            let ids =
+                feeds.filter(|feed| feed.from == FeedSource::Element(tensor)).filter_map(|feed| feed.vocabulary).min();
+            input.data = match (input.datatype, ids) {
+                (DataType::Fp32, _) => {
+                    let numbers = (0..input.data.len() / 4).map(|_| random.below(2001) as f32 / 1000.0 - 1.0);
+                    into_bytes(numbers.collect::<Vec<f32>>())
+                }
+                (DataType::Int64, Some(ids)) => {
+                    let ids = (0..input.data.len() / 8).map(|_| random.below(ids.max(1) as u64) as i64);
+                    into_bytes(ids.collect::<Vec<i64>>())
+                }
+                _ => continue,
+            };
+        }
         self.describe(&inputs).is_ok().then_some(inputs)
     }
 }

@@ -3,6 +3,7 @@
 //!
 //! * [`wiring`]: the sources of each cell's inputs, resolved at load.
 //! * [`request`]: checks a request and computes its extent, before it takes a slot.
+//! * [`row`]: one request's row of an output, in the host's memory or on a device.
 //! * [`walk`]: the state of a slot between two cells.
 //! * [`task`]: runs one batch: gather, compute, scatter.
 //!
@@ -17,13 +18,15 @@
 mod examples;
 mod linking;
 mod request;
+mod row;
 mod task;
 mod walk;
 mod wiring;
 
 pub(crate) use linking::link;
+pub(crate) use row::{CellOutputs, DeviceOutputs, HostCopies};
 pub(crate) use task::execute;
-pub(crate) use wiring::{OUTPUT_LENGTH, Wiring};
+pub(crate) use wiring::{CellWiring, FeedSource, OUTPUT_LENGTH, Seed, Wiring};
 
 use walk::WalkArena;
 

@@ -1,17 +1,18 @@
 //! Execution of one batch of a cell: gather, compute, scatter.
 
 use super::walk::CellWalk;
-use super::{CellModel, Wiring};
+use super::{CellModel, CellOutputs, Wiring};
 use crate::contract::account::{DeviceCounters, LapTimer};
 use crate::contract::buffer::AlignedBuffer;
 use crate::run::plan::ModelPlan;
 use crate::run::rerun::{RerunTerms, catch_panic, run_in_parts};
 use crate::run::rows::{BatchTensor, EngineInput, RowPart};
-use crate::run::runner::{BlockCall, Runner};
+use crate::run::runner::{BlockCall, CellCall, Runner};
 use crate::run::worker::CompletedTask;
 use crate::{ExecError, MemberProgress, PhaseTimes, Rerun, Task, TaskMember};
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// A member of the task with the state of its request.
 struct MemberWalk {
@@ -21,6 +22,15 @@ struct MemberWalk {
     node: u32,
     /// Generation of the member's walk; `None` for padding.
     generation: Option<u64>,
+    /// Outputs that the host needs, as bits.
+    wanted: u32,
+}
+
+impl MemberWalk {
+    /// Returns the outputs that the host needs; `None` for padding.
+    fn wanted(&self) -> Option<u32> {
+        self.generation.map(|_| self.wanted)
+    }
 }
 
 /// Runs a task on a device. No lock on a request's state is held while the cell computes.
@@ -104,23 +114,12 @@ fn run(
                 &of_part
             }
         };
-        let mut inputs = Vec::with_capacity(parts.len());
-        let (mut copied, mut carried) = (0, false);
-        for ((feed, parts), buffer) in wiring.cells[block].feeds.iter().zip(parts).zip(&mut *buffers) {
-            let (input, gathered) = EngineInput::assemble(&feed.name, feed.datatype, &feed.row_shape, parts, buffer)?;
-            if !feed.from.is_from_request() {
-                copied += gathered.min(part.len());
-                carried = true;
-            }
-            inputs.push(input);
-        }
-        spent.gather_ns += watch.lap_ns();
-        let outputs = catch_panic(|| runner.run(&BlockCall { block, rows, length: 1, ready, inputs: &inputs }));
-        spent.compute_ns += watch.lap_ns();
-        account.count(copied, carried && copied == 0);
-        let outputs = check_outputs(plan, block, outputs?, rows)?;
+        let wanted: Vec<Option<u32>> = part.iter().map(|&index| walks[index].wanted()).collect();
+        let batch = CellBatch { plan, wiring, block, ready, parts, wanted: &wanted, account };
+        let outputs = batch.compute(runner, buffers, &mut watch, &mut spent)?;
         for (row, &index) in part.iter().enumerate() {
-            let left = complete_member(wiring, block, &walks[index], &outputs, row);
+            let failure = outputs.failure(row).map_or(Ok(()), Err);
+            let left = failure.and_then(|()| complete_member(wiring, block, &walks[index], &outputs, row));
             progress[walks[index].at] = left.unwrap_or_else(MemberProgress::failed);
         }
         spent.scatter_ns += watch.lap_ns();
@@ -133,6 +132,69 @@ fn run(
     failed.for_each(|(progress, cause)| *progress = MemberProgress::failed(cause));
     account.add_times(spent);
     Ok((progress, rerun))
+}
+
+/// One batch of a cell.
+struct CellBatch<'a> {
+    plan: &'a ModelPlan,
+    wiring: &'a Wiring,
+    block: usize,
+    ready: Instant,
+    /// Rows of each input.
+    parts: &'a [Vec<RowPart<'a>>],
+    /// Outputs of each member that the host needs, as bits; `None` for padding.
+    wanted: &'a [Option<u32>],
+    account: &'a DeviceCounters,
+}
+
+impl CellBatch<'_> {
+    /// Runs the batch on the engine's device, or in the host's memory.
+    fn compute(
+        &self,
+        runner: &mut Box<dyn Runner>,
+        buffers: &mut [AlignedBuffer],
+        watch: &mut LapTimer,
+        spent: &mut PhaseTimes,
+    ) -> Result<CellOutputs, ExecError> {
+        let CellBatch { plan, wiring, block, ready, parts, wanted, account } = *self;
+        if let Some(device) = runner.on_device() {
+            let call = CellCall { block, inputs: parts, wanted };
+            let prepared = device.gather(&call)?;
+            spent.gather_ns += watch.lap_ns();
+            let outputs = catch_panic(|| device.run(&call, prepared));
+            spent.compute_ns += watch.lap_ns();
+            account.count(0, wiring.cells[block].feeds.iter().any(|feed| !feed.from.is_from_request()));
+            return outputs.map(CellOutputs::Device);
+        }
+        let rows = wanted.len().max(runner.min_rows());
+        let (inputs, moved) = assemble(wiring, block, parts, buffers, wanted.len())?;
+        spent.gather_ns += watch.lap_ns();
+        let outputs = catch_panic(|| runner.run(&BlockCall { block, rows, length: 1, ready, inputs: &inputs }));
+        spent.compute_ns += watch.lap_ns();
+        account.count(moved.unwrap_or(0), moved == Some(0));
+        Ok(CellOutputs::Host(check_outputs(plan, block, outputs?, rows)?))
+    }
+}
+
+/// Makes the members' rows of each input contiguous. Also returns the number of copied rows of
+/// state; `None` if the cell takes none.
+fn assemble<'a>(
+    wiring: &'a Wiring,
+    block: usize,
+    parts: &'a [Vec<RowPart<'a>>],
+    buffers: &'a mut [AlignedBuffer],
+    members: usize,
+) -> Result<(Vec<EngineInput<'a>>, Option<usize>), ExecError> {
+    let mut inputs = Vec::with_capacity(parts.len());
+    let mut moved = None;
+    for ((feed, parts), buffer) in wiring.cells[block].feeds.iter().zip(parts).zip(buffers) {
+        let (input, gathered) = EngineInput::assemble(&feed.name, feed.datatype, &feed.row_shape, parts, buffer)?;
+        if !feed.from.is_from_request() {
+            *moved.get_or_insert(0) += gathered.min(members);
+        }
+        inputs.push(input);
+    }
+    Ok((inputs, moved))
 }
 
 fn check_rows(plan: &ModelPlan, task: &Task) -> Result<(), ExecError> {
@@ -160,36 +222,39 @@ fn gather_members<'w>(
     let count = wiring.cells[block].feeds.len();
     let mut walks = Vec::with_capacity(task.members.len());
     let mut parts: Vec<Vec<RowPart<'w>>> = (0..count).map(|_| Vec::with_capacity(task.members.len())).collect();
-    for (at, member) in task.members.iter().enumerate() {
-        let walk = cells.arena.slot(member.slot.index());
-        match enter_walk(wiring, block, &walk, member) {
-            Ok((generation, own)) => {
-                walks.push(MemberWalk { at, walk, node: member.node, generation });
-                parts.iter_mut().zip(own).for_each(|(parts, own)| parts.push(own));
+    let slots = cells.arena.slots(task.members.iter().map(|member| member.slot.index()));
+    for ((at, member), walk) in task.members.iter().enumerate().zip(slots) {
+        match enter_walk(wiring, block, &walk, member, &mut parts) {
+            Ok((generation, wanted)) => walks.push(MemberWalk { at, walk, node: member.node, generation, wanted }),
+            Err(cause) => {
+                parts.iter_mut().for_each(|parts| parts.truncate(walks.len()));
+                failures[at] = Some(cause);
             }
-            Err(cause) => failures[at] = Some(cause),
         }
     }
     (walks, parts)
 }
 
-/// Returns the generation of a member's walk (`None` for padding) and its row of each input of the
-/// cell.
+/// Adds a member's row of each input of the cell. Returns the generation of its walk, `None` for
+/// padding, and the outputs that the host needs, as bits.
 fn enter_walk<'w>(
     wiring: &'w Wiring,
     block: usize,
     walk: &Mutex<CellWalk>,
     member: &TaskMember,
-) -> Result<(Option<u64>, Vec<RowPart<'w>>), ExecError> {
+    parts: &mut [Vec<RowPart<'w>>],
+) -> Result<(Option<u64>, u32), ExecError> {
     let mut walk = walk.lock();
     walk.enter(wiring, member)?;
-    let padding = walk.is_padding(wiring, block, member.node);
-    if !padding {
-        walk.check(wiring, block, member.node)?;
+    if walk.is_padding(wiring, block, member.node) {
+        parts.iter_mut().for_each(|parts| parts.push(RowPart::Any));
+        return Ok((None, 0));
     }
-    let part = |input| if padding { Ok(RowPart::Any) } else { walk.part(wiring, block, input, member.node) };
-    let parts = (0..wiring.cells[block].feeds.len()).map(part).collect::<Result<_, _>>()?;
-    Ok(((!padding).then_some(walk.generation), parts))
+    walk.check(wiring, block, member.node)?;
+    for (input, parts) in parts.iter_mut().enumerate() {
+        parts.push(walk.part(wiring, block, input, member.node)?);
+    }
+    Ok((Some(walk.generation), walk.wanted(wiring, block, member.node)))
 }
 
 fn check_outputs(
@@ -215,7 +280,7 @@ fn complete_member(
     wiring: &Wiring,
     block: usize,
     member_walk: &MemberWalk,
-    outputs: &[Arc<BatchTensor>],
+    outputs: &CellOutputs,
     row: usize,
 ) -> Result<MemberProgress, ExecError> {
     let mut walk = member_walk.walk.lock();

@@ -1,7 +1,8 @@
 //! State of a slot between two cells of its request.
 
-use super::wiring::{AnswerFrom, FeedSource, Seed, Wiring};
-use crate::run::rows::{BatchTensor, RowPart, Rows};
+use super::row::{CellOutputs, CellRow};
+use super::wiring::{AnswerFrom, AnswerOutput, FeedSource, Seed, Wiring};
+use crate::run::rows::{RowPart, Rows};
 use crate::{AnswerSteps, ExecError, MemberProgress, RequestEntry, TaskMember, Tensor};
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
@@ -21,6 +22,14 @@ pub(crate) struct WalkArena {
 }
 
 impl WalkArena {
+    /// Returns the states of several slots.
+    pub(crate) fn slots(&self, slots: impl Iterator<Item = usize> + Clone) -> Vec<Arc<Mutex<CellWalk>>> {
+        let known = self.slots.read();
+        let held: Option<Vec<_>> = slots.clone().map(|slot| known.get(slot).cloned()).collect();
+        drop(known);
+        held.unwrap_or_else(|| slots.map(|slot| self.slot(slot)).collect())
+    }
+
     pub(crate) fn slot(&self, slot: usize) -> Arc<Mutex<CellWalk>> {
         if let Some(held) = self.slots.read().get(slot) {
             return Arc::clone(held);
@@ -60,7 +69,7 @@ struct BlockTrack {
     done: u32,
     /// Whether the request has completed the block.
     over: bool,
-    last: Vec<Option<Rows>>,
+    last: Vec<Option<CellRow>>,
     /// Steps that later layers have not consumed yet, for each output.
     ahead: Vec<Ahead>,
 }
@@ -69,12 +78,12 @@ struct BlockTrack {
 struct Ahead {
     /// Number of the step in the first entry.
     begins: u32,
-    steps: VecDeque<Rows>,
+    steps: VecDeque<CellRow>,
 }
 
 #[derive(Debug, Default)]
 struct NodeState {
-    outputs: Vec<Option<Rows>>,
+    outputs: Vec<Option<CellRow>>,
     /// Number of inputs of other nodes that still need the output.
     users: u32,
     done: bool,
@@ -212,8 +221,10 @@ impl CellWalk {
         let feed = &cell.feeds[input];
         let missing = || ExecError(format!("'{}' takes '{}', which nothing before it has left", cell.name, feed.name));
         let rows = match &feed.from {
-            FeedSource::Element(tensor) => Some(self.inputs[*tensor].at(self.element(wiring, block, node))),
-            FeedSource::Request(tensor) => Some(self.inputs[*tensor].clone()),
+            FeedSource::Element(tensor) => {
+                return Ok(RowPart::Rows(self.inputs[*tensor].at(self.element(wiring, block, node))));
+            }
+            FeedSource::Request(tensor) => return Ok(RowPart::Rows(self.inputs[*tensor].clone())),
             FeedSource::Previous(_) if node == 0 => match &feed.seed {
                 Seed::Fill(row) => return Ok(RowPart::Fill(row)),
                 Seed::Last(block, output) => self.blocks[*block].last[*output].clone(),
@@ -236,10 +247,33 @@ impl CellWalk {
                 self.of_node(graph, root(wiring, graph), outputs)
             }
         };
-        rows.map(RowPart::Rows).ok_or_else(missing)
+        match rows.ok_or_else(missing)? {
+            CellRow { device: Some(row), .. } => Ok(RowPart::Device(row)),
+            row => row.to_host().map(RowPart::Rows),
+        }
     }
 
-    fn of_node(&self, graph: &Graph, node: u32, outputs: &[Option<usize>]) -> Option<Rows> {
+    /// Returns the outputs of a step or node that the host needs, as bits: parts of the answer, and
+    /// whether the request has ended.
+    pub(crate) fn wanted(&self, wiring: &Wiring, block: usize, node: u32) -> u32 {
+        let cell = &wiring.cells[block];
+        let last = match (cell.steps, &self.graph, self.extent) {
+            (Steps::Nodes, Some(graph), _) => node == root(wiring, graph),
+            (Steps::Length, _, Some(extent)) => node + 1 == extent.length,
+            _ => true,
+        };
+        let of_answer = |answer: &AnswerOutput| match &answer.from {
+            AnswerFrom::Block(from, output) if *from == block => {
+                (last || answer.take == AnswerSteps::Every).then_some(*output)
+            }
+            AnswerFrom::Block(..) => None,
+            AnswerFrom::Root(outputs) => outputs[block].filter(|_| last),
+        };
+        let outputs = wiring.answers.iter().filter_map(of_answer).chain(cell.end);
+        outputs.fold(0, |bits, output| bits | 1u32.checked_shl(output as u32).unwrap_or(0))
+    }
+
+    fn of_node(&self, graph: &Graph, node: u32, outputs: &[Option<usize>]) -> Option<CellRow> {
         let output = outputs[graph.block(node).index()]?;
         self.nodes[node as usize].outputs.get(output)?.clone()
     }
@@ -259,14 +293,14 @@ impl CellWalk {
         wiring: &Wiring,
         block: usize,
         node: u32,
-        outputs: &[Arc<BatchTensor>],
+        outputs: &CellOutputs,
         row: usize,
     ) -> Result<MemberProgress, ExecError> {
         let mut progress = MemberProgress::default();
         let Some(extent) = self.extent else { return Ok(progress) };
         let cell = &wiring.cells[block];
-        let of = |output: usize| Rows::of_batch(&outputs[output], row..row + 1);
-        self.collect(wiring, block, node, &of, &mut progress);
+        let of = |output: usize| outputs.row(output, row);
+        self.collect(wiring, block, node, &of, &mut progress)?;
         if cell.steps == Steps::Nodes {
             self.record_node(wiring, block, node, &of);
         } else {
@@ -288,7 +322,8 @@ impl CellWalk {
         if cell.steps != Steps::Nodes {
             let at = Position { block: BlockId(block as u16), step: node };
             let ends = cell.end.filter(|_| cell.steps.ends_by_report());
-            let ended = ends.is_some_and(|end| of(end).bytes().iter().any(|&byte| byte != 0));
+            let end = ends.map(|end| of(end).to_host()).transpose()?;
+            let ended = end.is_some_and(|end| end.bytes().iter().any(|&byte| byte != 0));
             let report = StepReport { ended, skip: None };
             let over = at.advance(cell.steps, wiring.cells.len(), extent, report) != Onward::Step;
             self.blocks[block].over = over;
@@ -302,7 +337,7 @@ impl CellWalk {
         Ok(progress)
     }
 
-    fn record_node(&mut self, wiring: &Wiring, block: usize, node: u32, of: &dyn Fn(usize) -> Rows) {
+    fn record_node(&mut self, wiring: &Wiring, block: usize, node: u32, of: &dyn Fn(usize) -> CellRow) {
         let keeps = wiring.cells[block].keeps.iter().enumerate();
         let held = &mut self.nodes[node as usize];
         let first = !std::mem::replace(&mut held.done, true);
@@ -339,15 +374,15 @@ impl CellWalk {
         wiring: &Wiring,
         block: usize,
         node: u32,
-        of: &dyn Fn(usize) -> Rows,
+        of: &dyn Fn(usize) -> CellRow,
         progress: &mut MemberProgress,
-    ) {
+    ) -> Result<(), ExecError> {
         for (answer, every) in wiring.answers.iter().zip(&mut self.every) {
             let (AnswerSteps::Every, AnswerFrom::Block(from, output)) = (answer.take, &answer.from) else { continue };
             if *from != block {
                 continue;
             }
-            let rows = of(*output);
+            let rows = of(*output).to_host()?;
             let (bytes, tensor) = (rows.bytes(), rows.to_tensor(&answer.name));
             let (cell, length) = (&wiring.cells[block], self.extent.map_or(0, |extent| extent.length));
             if cell.backward {
@@ -364,6 +399,7 @@ impl CellWalk {
                 progress.step.push(Tensor { shape, ..tensor });
             }
         }
+        Ok(())
     }
 
     fn is_complete(&self, wiring: &Wiring) -> bool {
@@ -387,14 +423,14 @@ impl CellWalk {
                 }
             };
             let rows = rows.ok_or_else(|| ExecError(format!("no cell has left the output '{}'", answer.name)))?;
-            outputs.push(rows.to_tensor(&answer.name));
+            outputs.push(rows.to_host()?.to_tensor(&answer.name));
         }
         Ok(outputs)
     }
 }
 
 impl Ahead {
-    fn at(&self, step: u32) -> Option<Rows> {
+    fn at(&self, step: u32) -> Option<CellRow> {
         self.steps.get(step.checked_sub(self.begins)? as usize).cloned()
     }
 }

@@ -32,7 +32,7 @@ fn check(walk: Walk, sent: &Sent, outputs: &[Tensor]) {
 
 #[test]
 fn every_answer_is_the_one_alone_in_any_batches_on_one_and_two_devices() {
-    for engine in engines() {
+    for engine in cell_engines() {
         for walk in WALKS {
             for devices in [1, 2] {
                 let bench = Bench::new(&*engine, model(walk), devices);
@@ -56,7 +56,7 @@ fn a_row_is_computed_in_any_batch_as_alone_bit_by_bit() {
     let cell = BlockSource { path: Some(file), steps: Steps::Length, links: links.into(), ..BlockSource::new("cell") };
     let answers = vec![models::last("h", 0, "h_next")];
     let source = ModelSource { walk: Walk::Repeat, answers, ..ModelSource::new("sentiment", vec![cell], MAX_BATCH) };
-    for engine in engines() {
+    for engine in cell_engines() {
         let bench = Bench::new(&*engine, source.clone(), 1);
         let mut random = Random::new(9);
         let requests: Vec<Vec<Tensor>> = (0..24)
@@ -73,7 +73,7 @@ fn a_row_is_computed_in_any_batch_as_alone_bit_by_bit() {
 
 #[test]
 fn answers_have_the_declared_shapes() {
-    for engine in engines() {
+    for engine in cell_engines() {
         for walk in WALKS {
             let bench = Bench::new(&*engine, model(walk), 1);
             let sent = Sent::random(walk, &mut Random::new(7), 9);
@@ -124,7 +124,7 @@ fn nothing_is_copied_while_the_membership_stays() {
 /// free for its next request.
 #[test]
 fn steps_beyond_the_end_are_discarded() {
-    for engine in engines() {
+    for engine in cell_engines() {
         let bench = Bench::new(&*engine, model(Walk::EncodeDecode), 1);
         let mut random = Random::new(3);
         let sent = mixed(Walk::EncodeDecode, 40, &mut random);
@@ -169,7 +169,7 @@ fn steps_beyond_the_end_are_discarded() {
 /// The padding baselines run shorter requests with longer ones.
 #[test]
 fn a_padded_batch_answers_as_each_alone() {
-    for engine in engines() {
+    for engine in cell_engines() {
         for walk in [Walk::Repeat, Walk::Stacked, Walk::Bidirectional] {
             let bench = Bench::new(&*engine, model(walk), 1);
             let sent = mixed(walk, 6, &mut Random::new(11));
@@ -197,7 +197,7 @@ fn a_padded_batch_answers_as_each_alone() {
 
 #[test]
 fn a_stream_has_every_step_as_it_comes() {
-    for engine in engines() {
+    for engine in cell_engines() {
         let bench = Bench::new(&*engine, model(Walk::EncodeDecode), 1);
         let sent = Sent { tokens: vec![3, 1, 4, 1, 5], children: vec![] };
         let entry = bench.entry(sent.tensors(Walk::EncodeDecode)).unwrap();
@@ -221,7 +221,7 @@ fn a_stream_has_every_step_as_it_comes() {
 
 #[test]
 fn a_task_out_of_order_fails_and_says_why() {
-    for engine in engines() {
+    for engine in cell_engines() {
         let bench = Bench::new(&*engine, model(Walk::Repeat), 1);
         let sent = Sent { tokens: vec![1, 2, 3], children: vec![] };
         let entry = bench.entry(sent.tensors(Walk::Repeat)).unwrap();
@@ -239,7 +239,7 @@ fn a_task_out_of_order_fails_and_says_why() {
 /// nor are the next requests in the failed members' slots.
 #[test]
 fn a_bad_request_in_cells_ends_its_own_walk_and_no_other() {
-    for engine in engines() {
+    for engine in cell_engines() {
         let bench = Bench::new(&*engine, model(Walk::Repeat), 1);
         let sent = |tokens: &[i64]| Sent { tokens: tokens.to_vec(), children: vec![] };
         // The embedding has no row with this number, and the engine detects it at the request's
@@ -279,7 +279,7 @@ fn a_bad_request_in_cells_ends_its_own_walk_and_no_other() {
 /// old walk.
 #[test]
 fn a_stale_walk_of_a_slot_does_not_affect_a_later_one() {
-    for engine in engines() {
+    for engine in cell_engines() {
         let bench = Bench::new(&*engine, model(Walk::Repeat), 2);
         let sent = Sent { tokens: vec![1, 2, 3], children: vec![] };
         let entry = bench.entry(sent.tensors(Walk::Repeat)).unwrap();
@@ -303,7 +303,7 @@ fn a_stale_walk_of_a_slot_does_not_affect_a_later_one() {
 
 #[test]
 fn cells_are_measured_on_an_example() {
-    for engine in engines() {
+    for engine in cell_engines() {
         for walk in WALKS {
             let model = engine.load(&model(walk)).unwrap();
             let measurement =

@@ -2,7 +2,7 @@
 
 use super::drive::Bench;
 use super::models::{Random, Sent, int64, model};
-use super::{check, engines};
+use super::{cell_engines, check};
 use ripieno_base::BlockId;
 use ripieno_executor::*;
 use ripieno_model::{Graph, Walk};
@@ -62,7 +62,7 @@ fn source(unfold: impl Unfold + 'static) -> ModelSource {
 
 #[test]
 fn a_walk_made_by_code_answers_as_the_table_that_it_stands_for() {
-    for engine in engines() {
+    for engine in cell_engines() {
         let bench = Bench::new(&*engine, source(Pairs), 2);
         assert_eq!(bench.model.inputs().iter().map(|input| &*input.name).collect::<Vec<_>>(), ["token"]);
         assert!(bench.model.example(4).is_some());
@@ -82,7 +82,7 @@ fn a_walk_made_by_code_answers_as_the_table_that_it_stands_for() {
 
 #[test]
 fn mistakes_of_the_code_are_refused_before_a_slot_is_taken() {
-    for engine in engines() {
+    for engine in cell_engines() {
         for (wrong, words) in [
             ("block", "node 1 runs block 7, which is no cell"),
             ("inputs", "node 1 has 3 inputs, but the cells take at most 2"),

@@ -58,6 +58,12 @@ pub(crate) fn engines() -> [Box<dyn Executor>; 5] {
     [cpu().engine, onnxruntime().engine, onnxruntime_bound().engine, isolated_cpu, isolated_onnxruntime]
 }
 
+/// The engines that run cells: those that run files, and the GPU's on this machine's CPU, whose
+/// steps take random times.
+pub(crate) fn cell_engines() -> Vec<Box<dyn Executor>> {
+    engines().into_iter().chain([Box::new(CudaCellsEngine::on_host(5)) as Box<dyn Executor>]).collect()
+}
+
 pub(crate) fn isolated_cpu() -> Fixture {
     onnx(Box::new(Isolating(cpu().engine)))
 }

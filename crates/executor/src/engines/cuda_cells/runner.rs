@@ -1,0 +1,123 @@
+//! Steps of a model's cells on a lane of a device.
+
+use super::plan::{CompiledCell, CompiledModel, CompiledOutput};
+use super::store::{DeviceRows, UNUSED_ROW, ZERO_ROW};
+use super::tensors;
+use crate::ExecError;
+use crate::run::cells::{DeviceOutputs, HostCopies};
+use crate::run::rows::{BatchTensor, RowPart};
+use crate::run::runner::{BlockCall, CellCall, CellRunner, PreparedStep, Runner};
+use ripieno_cuda::{CellLane, CudaError, STAGED, StepInputs, UNIT};
+use ripieno_model::padded_size;
+use std::sync::Arc;
+
+/// Runs cells on a lane.
+pub(super) struct CudaRunner {
+    pub(super) model: Arc<CompiledModel>,
+    pub(super) rows: Arc<DeviceRows>,
+    pub(super) lane: Box<dyn CellLane>,
+}
+
+impl Runner for CudaRunner {
+    fn run(&mut self, call: &BlockCall<'_>) -> Result<Vec<BatchTensor>, ExecError> {
+        Err(ExecError(format!("block {} is a cell of a GPU, whose state is not in the host's memory", call.block)))
+    }
+
+    fn on_device(&mut self) -> Option<&mut dyn CellRunner> {
+        Some(self)
+    }
+}
+
+impl CellRunner for CudaRunner {
+    fn gather(&mut self, call: &CellCall<'_>) -> Result<PreparedStep, ExecError> {
+        let cell = &self.model.cells[call.block];
+        let writes = cell.offsets.iter().any(Option::is_some);
+        let held = self.rows.take(call.wanted.iter().map(|wanted| writes && wanted.is_some()))?;
+        let spec = &self.model.spec;
+        let width = spec.entry_words(call.block);
+        let StepInputs { entries, staged } = self.lane.inputs(call.block).map_err(failed)?;
+        let size = padded_size(&spec.sizes, call.wanted.len());
+        for (row, entry) in entries.chunks_exact_mut(width).take(size).enumerate() {
+            let (feeds, ends) = entry.split_at_mut(width - 2);
+            let member = call.wanted.get(row).copied().flatten();
+            let written = held.get(row).and_then(Option::as_ref).map_or(UNUSED_ROW, |held| held.row);
+            ends.copy_from_slice(&[self.rows.unit(written), member.unwrap_or(0)]);
+            if member.is_none() {
+                feeds.fill(self.rows.unit(ZERO_ROW));
+                continue;
+            }
+            for ((place, parts), feed) in feeds.iter_mut().zip(call.inputs).zip(&cell.feeds) {
+                let begin = feed.staged.base + row * feed.staged.stride;
+                let words = &mut staged[begin..begin + feed.width];
+                *place = match &parts[row] {
+                    RowPart::Rows(rows) if feed.is_immediate => {
+                        tensors::to_words(feed.datatype, rows.bytes(), std::slice::from_mut(place));
+                        *place
+                    }
+                    RowPart::Device(part) if self.rows.holds(&part.held) => {
+                        self.rows.unit(part.held.row) + part.offset / UNIT as u32
+                    }
+                    RowPart::Device(part) => {
+                        let fetched = part.held.store.read(part.held.row, part.output)?;
+                        tensors::to_words(feed.datatype, &fetched.bytes, words);
+                        STAGED
+                    }
+                    RowPart::Rows(rows) => {
+                        tensors::to_words(feed.datatype, rows.bytes(), words);
+                        STAGED
+                    }
+                    RowPart::Fill(bytes) if bytes.iter().all(|&byte| byte == 0) => self.rows.unit(ZERO_ROW),
+                    RowPart::Fill(bytes) => {
+                        tensors::to_words(feed.datatype, bytes, words);
+                        STAGED
+                    }
+                    RowPart::Any => self.rows.unit(ZERO_ROW),
+                };
+            }
+        }
+        Ok(PreparedStep { held })
+    }
+
+    fn run(&mut self, call: &CellCall<'_>, step: PreparedStep) -> Result<DeviceOutputs, ExecError> {
+        let size = padded_size(&self.model.spec.sizes, call.wanted.len());
+        self.lane.run(call.block, size).map_err(failed)?;
+        let CompiledCell { outputs, offsets, .. } = &self.model.cells[call.block];
+        let width = self.model.spec.programs[call.block].results;
+        let results = self.lane.results(call.block);
+        let copies = outputs.iter().enumerate();
+        let copies = copies.map(|(bit, output)| copies_of(results, width, output, bit, call.wanted));
+        let copies = copies.collect::<Result<_, _>>().map_err(ExecError)?;
+        let failed = self.lane.faults().iter().take(call.wanted.len()).map(|&fault| fault != 0).collect();
+        Ok(DeviceOutputs { held: step.held, block: call.block as u16, offsets: Arc::clone(offsets), copies, failed })
+    }
+}
+
+/// Copies one output of the members that want it.
+fn copies_of(
+    results: &[u32],
+    width: usize,
+    output: &CompiledOutput,
+    bit: usize,
+    wanted: &[Option<u32>],
+) -> Result<HostCopies, String> {
+    let wants = |wanted: &Option<u32>| wanted.is_some_and(|outputs| outputs >> bit & 1 != 0);
+    let count = wanted.iter().filter(|wanted| wants(wanted)).count();
+    if count == 0 {
+        return Ok(HostCopies::default());
+    }
+    let mut bytes = Vec::with_capacity(count * output.width * output.datatype.size().unwrap_or(4));
+    let (mut copy_of, mut copies) = (Vec::with_capacity(wanted.len()), 0);
+    for (row, wanted) in results.chunks_exact(width.max(1)).zip(wanted) {
+        copy_of.push(wants(wanted).then_some(copies));
+        if wants(wanted) {
+            tensors::from_words(output.datatype, &row[output.column..output.column + output.width], &mut bytes);
+            copies += 1;
+        }
+    }
+    let batch = tensors::batch(output.datatype, &output.row_shape, count, bytes)?;
+    Ok(HostCopies { batch: Some(Arc::new(batch)), copy_of })
+}
+
+pub(super) fn failed(cause: CudaError) -> ExecError {
+    ExecError(format!("CUDA: {cause}"))
+}

@@ -1,0 +1,84 @@
+//! Rows of state of a model on one device.
+
+use super::plan::{CompiledModel, CompiledOutput};
+use super::tensors;
+use crate::ExecError;
+use crate::run::device_row::{FetchedRow, HeldRow, OutputOfCell, RowStore};
+use parking_lot::Mutex;
+use ripieno_cuda::{ModelOnDevice, UNIT};
+use std::sync::Arc;
+
+/// Row that holds zeros.
+pub(super) const ZERO_ROW: u32 = 0;
+/// Row that receives what is stored for no member.
+pub(super) const UNUSED_ROW: u32 = 1;
+
+/// A model in a device's memory, with the rows that are free there.
+pub(super) struct DeviceRows {
+    pub(super) model: Arc<dyn ModelOnDevice>,
+    compiled: Arc<CompiledModel>,
+    row_units: usize,
+    total: usize,
+    free: Mutex<Vec<u32>>,
+}
+
+impl DeviceRows {
+    pub(super) fn new(model: Arc<dyn ModelOnDevice>, compiled: Arc<CompiledModel>) -> DeviceRows {
+        let spec = &compiled.spec;
+        let free: Vec<u32> = (UNUSED_ROW + 1..spec.rows as u32).rev().collect();
+        DeviceRows { model, row_units: spec.row_units, total: free.len(), free: Mutex::new(free), compiled }
+    }
+
+    /// Takes a row for each `true`. Takes none if there are too few.
+    pub(super) fn take(
+        self: &Arc<Self>,
+        wanted: impl Iterator<Item = bool> + Clone,
+    ) -> Result<Vec<Option<Arc<HeldRow>>>, ExecError> {
+        let count = wanted.clone().filter(|&wanted| wanted).count();
+        let mut free = self.free.lock();
+        let Some(rest) = free.len().checked_sub(count) else {
+            return Err(ExecError(format!(
+                "the requests in progress hold all {} rows of state on the GPU; allow more by gpu_memory_limit_mb, or admit \
+                 fewer requests",
+                self.total
+            )));
+        };
+        let mut taken = free.split_off(rest).into_iter();
+        drop(free);
+        let hold = |row| Arc::new(HeldRow { store: Arc::clone(self) as Arc<dyn RowStore>, row });
+        Ok(wanted.map(|wanted| if wanted { taken.next().map(hold) } else { None }).collect())
+    }
+
+    /// Returns the unit at which a row begins.
+    pub(super) fn unit(&self, row: u32) -> u32 {
+        row * self.row_units as u32
+    }
+
+    /// Whether the row is one of these.
+    pub(super) fn holds(&self, row: &HeldRow) -> bool {
+        std::ptr::addr_eq(Arc::as_ptr(&row.store), self)
+    }
+
+    /// Returns the numbers of free rows and of all rows.
+    #[cfg(test)]
+    pub(super) fn free(&self) -> (usize, usize) {
+        (self.free.lock().len(), self.total)
+    }
+}
+
+impl RowStore for DeviceRows {
+    fn read(&self, row: u32, OutputOfCell { block, output }: OutputOfCell) -> Result<FetchedRow, ExecError> {
+        let cell = &self.compiled.cells[usize::from(block)];
+        let CompiledOutput { datatype, row_shape, width, .. } = &cell.outputs[usize::from(output)];
+        // Outputs begin at whole units.
+        let unit = self.unit(row) as usize + cell.offsets[usize::from(output)].unwrap_or(0) as usize / UNIT;
+        let (mut words, mut bytes) = (vec![0; *width], Vec::new());
+        self.model.read(unit, &mut words).map_err(|cause| ExecError(cause.to_string()))?;
+        tensors::from_words(*datatype, &words, &mut bytes);
+        Ok(FetchedRow { datatype: *datatype, shape: row_shape.clone(), bytes })
+    }
+
+    fn release(&self, row: u32) {
+        self.free.lock().push(row);
+    }
+}
