@@ -47,18 +47,7 @@ pub(super) fn prepare(
     }
     let (inputs, outputs) = declared(plan)?;
     let Some(token_inputs) = TokenInputs::from_specs(&inputs) else {
-        let names: Vec<&str> = inputs.iter().map(|spec| spec.name.as_str()).collect();
-        let cause = format!(
-            "text needs the inputs input_ids and, if any, attention_mask, token_type_ids and position_ids, of INT64 or \
-             INT32 and two dimensions; the model takes {}",
-            names.join(", ")
-        );
-        return match asked {
-            true => Err(format!("{}: [text]: {cause}", plan.config.file)),
-            // A model without token ids is no text model, so its log has nothing to say.
-            false if !names.contains(&"input_ids") => Ok((None, Some(cause))),
-            false => Ok((None, Some(unused(&cause)))),
-        };
+        return unlike_tokens(plan, &inputs);
     };
     for file in &files {
         target.check_contained(found, file)?;
@@ -79,6 +68,23 @@ pub(super) fn prepare(
         }
     }
     Ok((Some(PreparedText { reader, max_length }), None))
+}
+
+/// Returns the reason for which a model with these inputs reads no text: an error if `[text]` asks
+/// for texts.
+fn unlike_tokens(plan: &LoadPlan, inputs: &[TensorSpec]) -> Result<(Option<PreparedText>, Option<String>), String> {
+    let names: Vec<&str> = inputs.iter().map(|spec| spec.name.as_str()).collect();
+    let cause = format!(
+        "needs the inputs input_ids and, if any, attention_mask, token_type_ids and position_ids, of INT64 or INT32 \
+         and two dimensions; the model takes {}",
+        names.join(", ")
+    );
+    match plan.config.text.is_some() {
+        true => Err(format!("{}: [text] {cause}", plan.config.file)),
+        // A model without token ids is no text model, so its log has nothing to say.
+        false if !names.contains(&"input_ids") => Ok((None, Some(format!("text {cause}")))),
+        false => Ok((None, Some(unused(&format!("text {cause}"))))),
+    }
 }
 
 /// Returns the inputs of the first block's file and the outputs of the last one's.

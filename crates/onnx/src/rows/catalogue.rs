@@ -3,8 +3,8 @@
 use super::call::{BY_POSITION, Made, RowCall, meet, unknown};
 use super::value::{RowContent, RowValue};
 use super::{
-    attention, elementwise, indexing, layout, learned, linear, normal, pieces, quantised, recurrent, reduce, sizes,
-    windows,
+    attention, elementwise, indexing, layout, learned, linear, normal, pieces, quantised, recurrent, reduce, resize,
+    sizes, windows,
 };
 use crate::dim::Dim;
 
@@ -135,7 +135,7 @@ fn computing(call: &RowCall<'_>) -> Made {
             windows::pool(call)
         }
         "DepthToSpace" | "SpaceToDepth" => windows::convolution(call),
-        "Resize" | "Upsample" => windows::resize(call),
+        "Resize" | "Upsample" => resize::resize(call),
         "GridSample" => windows::grid_sample(call),
         "AffineGrid" => windows::affine_grid(call),
         "STFT" => windows::spectra(call),

@@ -59,7 +59,7 @@ fn gathered(input: &RowValue, indices: &RowValue) -> Option<Vec<Dim>> {
     indices.into_iter().map(|index| data.get(shapes::axis(index, data.len())?).cloned()).collect()
 }
 
-/// Picks along an axis without the rows: each row picks its own elements.
+/// Picks along an axis that does not hold the rows: each row its own elements.
 pub(super) fn gather_elements(call: &RowCall<'_>) -> Made {
     let (input, indices) = (call.input(0)?, call.input(1)?);
     let (dims, places) = (dims_of(input)?, dims_of(indices)?);

@@ -38,8 +38,13 @@ mod one_row;
 mod other_axis;
 mod pieces;
 mod quantised;
+#[cfg(test)]
+mod random;
+#[cfg(test)]
+mod random_graphs;
 mod recurrent;
 mod reduce;
+mod resize;
 mod scope;
 mod sizes;
 #[cfg(test)]
@@ -95,7 +100,7 @@ pub enum RowFindingKind {
 pub struct RowAnalysis {
     /// Verdicts by output, in the order of the graph.
     pub outputs: Vec<(String, RowVerdict)>,
-    /// The first input that cannot be concatenated with the inputs of other requests.
+    /// The first input that cannot be joined with inputs of other requests.
     pub input: Option<RowFinding>,
 }
 

@@ -5,7 +5,7 @@ use super::value::{RowRelation, RowValue};
 use crate::dim::Dim;
 
 /// The reason why statistics of several rows end the proof.
-const STATISTICS: &str = "its statistics cover the whole batch";
+const STATISTICS: &str = "its statistics are those of the whole batch";
 
 pub(super) fn batch(call: &RowCall<'_>) -> Made {
     let (dims, rows) = call.plain(0)?;

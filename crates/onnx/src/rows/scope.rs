@@ -1,5 +1,5 @@
-//! Names and their values while a graph is walked: names of the graph itself, and names of the
-//! graphs around it.
+//! Names and their values while a graph is walked: in the graph itself, and in the graphs around
+//! it.
 
 use super::value::{MAX_RANK, RowValue};
 use crate::dim::Dim;
@@ -7,7 +7,8 @@ use crate::proto::{FunctionProto, GraphProto};
 use std::cell::Cell;
 use std::collections::HashMap;
 
-/// Largest number of operators that are visited; functions and branches count each time.
+/// Largest number of operators that are visited. Operators of functions and branches count each
+/// time.
 const MAX_VISITS: usize = 1 << 18;
 /// Largest number of sizes and elements that all values hold together.
 const MAX_SIZES: usize = 1 << 21;

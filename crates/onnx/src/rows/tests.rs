@@ -1,7 +1,5 @@
 //! Rules of the analysis, on graphs of a few operators.
 
-mod random;
-
 use super::{RowAnalysis, RowVerdict, analyse_rows, other_batch_dims};
 use crate::OnnxFile;
 use crate::fixture::{Draft, axis, encoder, perm, residual_network};
@@ -189,7 +187,7 @@ fn inputs_of_other_names_are_no_rows_of_the_batch() {
 }
 
 #[test]
-fn quantisation_of_all_rows_has_its_own_cause() {
+fn quantisation_of_all_rows_differs_from_other_causes() {
     let draft = graph(|draft| {
         draft.op("DynamicQuantizeLinear", &["x"], &["q", "scale", "zero_point"]);
         draft.op("DequantizeLinear", &["q", "scale", "zero_point"], &["y"]);

@@ -41,7 +41,7 @@ fn graph(scope: &mut RowScope<'_>, graph: &GraphProto) {
     nodes(scope, &graph.node, &[]);
 }
 
-/// Visits nodes in order. `attributes` belong to the call of the function that has the nodes.
+/// Visits nodes in order. `attributes` come from the call of the function that has the nodes.
 fn nodes(scope: &mut RowScope<'_>, nodes: &[NodeProto], attributes: &[AttributeProto]) {
     for node in nodes {
         let resolved = resolve(node, attributes);

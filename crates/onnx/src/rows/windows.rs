@@ -2,14 +2,13 @@
 //! its own.
 //!
 //! The first dimension may hold more than the rows, such as the frames of videos: all elements of
-//! it are separate. Sizes of windows come from the slicer's shape inference.
+//! it are separate. Sizes of windows follow from the slicer's shape inference.
 
 use super::call::{BY_POSITION, Made, RowCall, meet, unknown};
 use super::value::{RowAxis, RowRelation, RowValue};
 use crate::dim::Dim;
 use crate::graph::GraphValue;
 use crate::shapes::{self, OpCall};
-use crate::weights;
 
 /// Returns the rows of the first input, which must stand along the first dimension, or along
 /// another below `axes`.
@@ -95,67 +94,6 @@ fn inferred(call: &RowCall<'_>, dims: &[Dim]) -> Vec<Dim> {
 /// Returns the first dimension, and new sizes for the others.
 fn first_kept(call: &RowCall<'_>, dims: &[Dim]) -> Vec<Dim> {
     (0..dims.len()).map(|at| if at == 0 { dims[0].clone() } else { call.fresh() }).collect()
-}
-
-/// Resizes of images. The rows must keep their number.
-pub(super) fn resize(call: &RowCall<'_>) -> Made {
-    let (dims, rows) = call.plain(0)?;
-    let later = |at: usize| call.optional(at);
-    if [1, 2, 3].into_iter().filter_map(later).any(|input| input.axis().is_some()) {
-        return meet("the rows decide its sizes");
-    }
-    if call.node.text("coordinate_transformation_mode") == "tf_crop_and_resize" {
-        return unknown("it crops by a region");
-    }
-    let named = call.node.ints("axes").map(|axes| axes.iter().map(|&at| super::call::normal(at, dims.len())));
-    let axes: Vec<usize> = match named {
-        Some(axes) => axes.collect::<Result<_, _>>()?,
-        None => (0..dims.len()).collect(),
-    };
-    let old = call.op() == "Upsample" || call.opset < 11;
-    let mut shape: Vec<Dim> =
-        dims.iter().enumerate().map(|(at, dim)| if axes.contains(&at) { call.fresh() } else { dim.clone() }).collect();
-    if let Some(at) = axes.iter().position(|&at| at == rows.axis) {
-        let keeps = match later(3).filter(|_| !old) {
-            Some(sizes) => {
-                let policy = call.node.text("keep_aspect_ratio_policy");
-                let same = sizes.data.as_ref().and_then(|sizes| sizes.get(at)) == Some(&dims[rows.axis]);
-                same && matches!(&*policy, "" | "stretch")
-            }
-            None => scales(call, if old { 1 } else { 2 }).and_then(|scales| scales.get(at).copied()) == Some(1.0),
-        };
-        if !keeps {
-            return unknown("whether it resizes along the batch is computed");
-        }
-        shape[rows.axis] = dims[rows.axis].clone();
-    }
-    if let Some(sizes) = later(3).filter(|_| !old).and_then(|sizes| sizes.data.as_ref()) {
-        for (&at, size) in axes.iter().zip(sizes).filter(|(at, _)| **at != rows.axis) {
-            if super::value::has_batch(size) {
-                return meet(super::sizes::COMPUTED);
-            }
-            if call.node.text("keep_aspect_ratio_policy").is_empty() {
-                shape[at] = size.clone();
-            }
-        }
-    } else if later(3).is_some_and(|sizes| !sizes.is_constant()) {
-        return meet(super::sizes::COMPUTED);
-    }
-    for (&at, scale) in axes.iter().zip(scales(call, if old { 1 } else { 2 }).unwrap_or_default()) {
-        let whole = scale.fract() == 0.0 && (1.0..=1024.0).contains(&scale);
-        if let Some(size) = dims[at].times(&Dim::known(scale as i64)).filter(|_| whole && at != rows.axis) {
-            shape[at] = size;
-        }
-    }
-    call.like(&shape, &RowRelation::Along(rows.clone()))
-}
-
-/// Returns the scales of a resize, if the file gives them.
-fn scales(call: &RowCall<'_>, at: usize) -> Option<Vec<f32>> {
-    match call.node.attr("scales") {
-        Some(attribute) => Some(attribute.floats.clone()),
-        None => weights::float_elements(call.optional(at)?.weight.as_deref()?).filter(|scales| !scales.is_empty()),
-    }
 }
 
 /// Samples of images at places that each row gives.

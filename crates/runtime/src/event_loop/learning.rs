@@ -1,21 +1,9 @@
 //! Learning from completed tasks: lateness, costs by size of the inputs, and corrected profiles.
 
-use crate::event_loop::scheduler_loop::SchedulerLoop;
+use crate::event_loop::scheduler_loop::{LearntTask, SchedulerLoop};
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
 use ripieno_model::Profile;
-use ripieno_sched::{Ran, RequestClass};
-
-/// A completed task as the learners see it.
-pub(crate) struct LearntTask {
-    /// Its block, rows and durations.
-    pub(crate) ran: Ran,
-    /// Class of its requests.
-    pub(crate) class: RequestClass,
-    /// Whether the whole task ran once and without an error.
-    pub(crate) sound: bool,
-    /// Lateness of its end; `None` if the end does not show how late batches are.
-    pub(crate) late_by: Option<Nanos>,
-}
+use ripieno_sched::Ran;
 
 /// Results of learning from a task.
 pub(crate) struct LearntCosts {

@@ -31,7 +31,6 @@ use crate::event_loop::EventLoop;
 use crate::event_loop::core::Core;
 use crate::event_loop::dispatcher::{Dispatcher, EndedTask, TaskStart, stop_waiting};
 use crate::event_loop::joiner::{Joiner, Pieces};
-use crate::event_loop::learning::LearntTask;
 use crate::event_loop::mailbox::{EngineCommand, Mail, Mailbox};
 use crate::event_loop::model_ids::ModelIds;
 use crate::learn::capacity::ModelEntry;
@@ -45,7 +44,9 @@ use crate::{Aside, Clock, Failure, JobOutput, requests::split};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::{Loss, Payload, TaskResult};
 use ripieno_model::{Model, Profile};
-use ripieno_sched::{Action, Calibration, Control, Outcome, Prediction, Request, Shape, Speeds, TaskDone, Why};
+use ripieno_sched::{
+    Action, Calibration, Control, Outcome, Prediction, Ran, Request, RequestClass, Shape, Speeds, TaskDone, Why,
+};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
@@ -132,6 +133,18 @@ impl EventLoop for SchedulerLoop {
     fn has_ended(&self) -> bool {
         self.stopped
     }
+}
+
+/// A completed task as the learners see it.
+pub(crate) struct LearntTask {
+    /// Block, rows and durations of the task.
+    pub(crate) ran: Ran,
+    /// Class of the requests.
+    pub(crate) class: RequestClass,
+    /// Whether the whole task ran once and without an error.
+    pub(crate) sound: bool,
+    /// Lateness of the end; `None` if the end does not show how late batches are.
+    pub(crate) late_by: Option<Nanos>,
 }
 
 impl SchedulerLoop {
