@@ -48,9 +48,9 @@ impl Tokenizer {
     /// Sets the maximum number of tokens, and the side on which texts are cut, if `cuts_left` gives
     /// it; otherwise the tokenizer file decides.
     ///
-    /// The library's own padding is disabled, because padding happens when batches are formed. The
-    /// truncation is disabled, too: the library would keep the parts that it cuts off, and for a pair
-    /// one encoding per combination of parts, each with special tokens.
+    /// The library's own padding is disabled, because padding happens when batches are formed. Its
+    /// truncation is disabled, too: the library would keep the parts that it cuts off, and for a
+    /// pair one encoding per combination of parts, each with special tokens.
     pub(crate) fn set_max_tokens(&mut self, longest: usize, cuts_left: Option<bool>) -> Result<(), String> {
         let added = self.special_tokens(false);
         if longest <= added {
