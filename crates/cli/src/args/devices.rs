@@ -19,8 +19,7 @@ use std::sync::Arc;
 pub(crate) struct DeviceArgs {
     /// cpu; or emulated: a device that waits as long as the model's latency profile says.
     /// emulated:1080ti and emulated:a100 know the published profiles of 35 and 37 models by name.
-    /// cuda:0, or several as cuda:0,cuda:1: NVIDIA GPUs. Cells have an engine of their own there,
-    /// and other models run by ONNX Runtime with its CUDA provider.
+    /// cuda:0, or several as cuda:0,cuda:1: NVIDIA GPUs.
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub(crate) device: DeviceKind,
 
