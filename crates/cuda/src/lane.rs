@@ -321,7 +321,7 @@ impl CellLane for GpuLane {
         let spec = &self.model.spec;
         let size = spec.sizes.binary_search(&rows).map_err(|_| CudaError::InvalidProgram)?;
         check_entries(&self.entries.words()[..rows * spec.entry_words(cell)], spec, cell)?;
-        // What the GPU has not written is in this core's cache, and must not leave it for nothing.
+        // Clearing words that are zero would take their cache lines from the GPU for no gain.
         if self.faults.words().iter().any(|&fault| fault != 0) {
             self.faults.words_mut().fill(0);
         }

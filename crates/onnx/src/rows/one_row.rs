@@ -23,7 +23,7 @@ pub(crate) fn known_of_one_row(file: &OnnxFile) -> HashMap<String, KnownTensor> 
             return None;
         }
         let size = |(at, dim): (usize, &crate::proto::DimensionProto)| match dim.fixed() {
-            // What follows from the number of rows is no constant of the exporter.
+            // The first dimension is symbolic: a size derived from it is no constant of the file.
             _ if at == 0 => Dim::symbol("rows"),
             Some(size) => Dim::known(size),
             None => Dim::symbol(&format!("input{number}dim{at}")),
