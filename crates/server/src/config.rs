@@ -1,7 +1,7 @@
 //! Settings of the server: listeners and limits.
 
 use crate::access::AccessConfig;
-use crate::protocol::problem::ErrorProfile;
+use crate::problem::ErrorProfile;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;

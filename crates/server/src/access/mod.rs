@@ -22,7 +22,7 @@ mod tokens;
 pub use config::{AccessConfig, AccessError, Admin, SharedMemory, TlsFiles, TokenSource};
 pub(crate) use connection::{ClientStream, ConnectionInfo, ListenerInfo};
 
-use crate::protocol::problem::{Problem, ProblemKind};
+use crate::problem::{Problem, ProblemKind};
 use clients::{ClientKey, ClientNumbers};
 use hyper::header::{AUTHORIZATION, HeaderName};
 use hyper::http::Extensions;

@@ -2,7 +2,7 @@
 //! received value, and the fix.
 
 use crate::call::delivery::has_classes;
-use crate::protocol::problem::Problem;
+use crate::problem::Problem;
 use bytes::Bytes;
 use ripieno_executor::Tensor;
 use ripieno_model::{DataType, TensorSpec};

@@ -1,7 +1,7 @@
 //! Reservation of a request after decoding.
 
 use crate::limits::budget::{Reservation, hold};
-use crate::protocol::problem::Problem;
+use crate::problem::Problem;
 use ripieno_wire::InferRequest;
 use std::sync::Arc;
 

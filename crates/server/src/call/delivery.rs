@@ -2,7 +2,7 @@
 //! shared memory.
 
 use crate::call::regions::RegionSlice;
-use crate::protocol::problem::Problem;
+use crate::problem::Problem;
 use crate::state::{PARSE_INLINE_BYTES, ServerState};
 use bytes::Bytes;
 use ripieno_model::DataType;

@@ -8,9 +8,9 @@
 
 use crate::backend::{Backend, Withdraw};
 use crate::call::check::{OutputSelection, answer_bytes, inputs, rows};
+use crate::durations::rounded;
 use crate::limits::budget::{MemoryBudget, Reservation};
-use crate::observe::durations::rounded;
-use crate::protocol::problem::{Problem, ProblemKind};
+use crate::problem::{Problem, ProblemKind};
 use crate::state::ServerState;
 use ripieno_base::Nanos;
 use ripieno_executor::Tensor;

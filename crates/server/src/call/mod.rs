@@ -5,6 +5,7 @@ pub(crate) mod decoded;
 pub(crate) mod delivery;
 pub(crate) mod ensemble;
 pub(crate) mod infer;
+pub(crate) mod overrides;
 pub(crate) mod regions;
 pub(crate) mod sequences;
 pub(crate) mod stream;

@@ -9,7 +9,7 @@
 pub(crate) mod request;
 
 use crate::access::RegionOwner;
-use crate::protocol::problem::{Problem, ProblemKind};
+use crate::problem::{Problem, ProblemKind};
 use parking_lot::Mutex;
 use ripieno_wire::SharedMemoryRef;
 use rustix::fs::{Mode, OFlags};

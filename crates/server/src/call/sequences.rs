@@ -6,7 +6,7 @@
 //! unchanged. Waiting happens in the future of the client's call, without a thread.
 
 use crate::limits::budget::{MemoryBudget, hold};
-use crate::protocol::problem::{Problem, ProblemKind};
+use crate::problem::{Problem, ProblemKind};
 use parking_lot::Mutex;
 use ripieno_executor::Tensor;
 use ripieno_repository::edge::{SequenceEvent, SequenceId, Sequences};

@@ -8,7 +8,7 @@
 use crate::call::delivery::deliver;
 use crate::call::infer::{Accepted, InferCall, MAX_UNREAD, accept, delivered};
 use crate::limits::budget::MemoryBudget;
-use crate::protocol::problem::{Problem, ProblemKind};
+use crate::problem::{Problem, ProblemKind};
 use crate::state::ServerState;
 use ripieno_executor::Tensor;
 use ripieno_repository::registry::ServedEntry;

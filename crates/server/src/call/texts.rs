@@ -4,7 +4,7 @@
 use crate::access::Caller;
 use crate::call::infer::{Accepted, InferCall, accept, delivered};
 use crate::limits::budget::MemoryBudget;
-use crate::protocol::problem::{Problem, ProblemKind};
+use crate::problem::{Problem, ProblemKind};
 use crate::state::ServerState;
 use ripieno_model::DataType;
 use ripieno_repository::registry::ServedEntry;

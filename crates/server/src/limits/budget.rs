@@ -5,7 +5,7 @@
 //! last slice of that memory is dropped, whether in an engine's batch or among a connection's
 //! unsent data.
 
-use crate::protocol::problem::{Problem, ProblemKind};
+use crate::problem::{Problem, ProblemKind};
 use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};

@@ -6,7 +6,7 @@
 
 use super::budget::{MemoryBudget, Reservation};
 use crate::config::ServerConfig;
-use crate::protocol::problem::Problem;
+use crate::problem::Problem;
 use hyper::Version;
 use parking_lot::Mutex;
 use slab::Slab;

@@ -5,7 +5,7 @@
 //! may have read the files before the client changed them. Each model therefore has at most one
 //! running change and one queued change of each kind.
 
-use crate::protocol::problem::{Problem, ProblemKind};
+use crate::problem::{Problem, ProblemKind};
 use parking_lot::Mutex;
 use ripieno_repository::registry::{Repository, Upload};
 use std::collections::BTreeMap;

@@ -56,7 +56,7 @@ impl PeerBudgets {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::problem::ProblemKind;
+    use crate::problem::ProblemKind;
 
     fn shares(per_peer: Option<usize>) -> PeerBudgets {
         let config = ServerConfig { max_held_per_peer: per_peer, ..ServerConfig::default() };

@@ -1,9 +1,8 @@
 //! Reports of the server about itself: metrics, logs, traces, recordings, desired devices.
 
 pub(crate) mod access_log;
-pub(crate) mod durations;
 pub(crate) mod metrics;
 pub(crate) mod recording;
-pub(crate) mod scaler;
+pub(crate) mod signals;
 #[cfg_attr(not(feature = "otlp"), path = "no_telemetry.rs")]
 pub(crate) mod telemetry;

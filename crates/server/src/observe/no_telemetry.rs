@@ -8,7 +8,7 @@ pub(crate) async fn export(_: Arc<ServerState>) {}
 
 pub(crate) mod calls {
     use crate::config::TelemetryConfig;
-    use crate::protocol::trace::TraceContext;
+    use crate::trace::TraceContext;
     use std::time::Instant;
 
     /// The sampled calls, of which this build has none.

@@ -5,6 +5,4 @@ pub(crate) mod describe;
 pub(crate) mod grpc;
 pub(crate) mod http;
 pub(crate) mod not_offered;
-pub(crate) mod problem;
 pub(crate) mod slo;
-pub(crate) mod trace;

@@ -1,7 +1,7 @@
 //! Errors of Triton calls that this server does not support. Each names an alternative; Triton's
 //! clients take a refusal without a message for success.
 
-use crate::protocol::problem::{Problem, ProblemKind};
+use crate::problem::{Problem, ProblemKind};
 
 pub(crate) fn trace_settings() -> Problem {
     refused(

@@ -1,6 +1,6 @@
 //! The latency target that an inference gateway passes in a header.
 
-use crate::protocol::problem::Problem;
+use crate::problem::Problem;
 use hyper::HeaderMap;
 use hyper::header::HeaderName;
 use std::time::Duration;

@@ -25,8 +25,8 @@ mod view;
 mod watch;
 
 use crate::access::Permission;
+use crate::problem::{Problem, ProblemKind};
 use crate::protocol::http;
-use crate::protocol::problem::{Problem, ProblemKind};
 use crate::state::ServerState;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;

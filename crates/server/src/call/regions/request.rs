@@ -3,8 +3,7 @@
 use super::RegionSlice;
 use crate::access::{Caller, caller_of};
 use crate::limits::budget::{MemoryBudget, hold};
-use crate::protocol::http::body::too_large;
-use crate::protocol::problem::Problem;
+use crate::problem::Problem;
 use crate::state::{PARSE_INLINE_BYTES, ServerState};
 use hyper::http::Extensions;
 use hyper::{HeaderMap, Uri};
@@ -47,7 +46,7 @@ pub(crate) async fn resolve(
         let size = usize::try_from(shared_memory.byte_size)
             .ok()
             .filter(|size| *size <= left)
-            .ok_or_else(|| too_large(state))?;
+            .ok_or_else(|| Problem::too_large(state.config.max_body_bytes))?;
         left -= size;
         slice.region.check(slice.start() + shared_memory.byte_size).map_err(|cause| {
             Problem::invalid(format!("input '{}', region '{}': {cause}", input.name, shared_memory.region))

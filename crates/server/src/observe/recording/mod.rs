@@ -2,7 +2,7 @@
 
 pub(crate) mod permits;
 
-use crate::protocol::problem::{Problem, ProblemKind};
+use crate::problem::{Problem, ProblemKind};
 use crate::state::ServerState;
 use bytes::Bytes;
 use hyper::body::Frame;

@@ -1,7 +1,7 @@
 //! The sampled calls that have not been sent.
 
 use crate::config::TelemetryConfig;
-use crate::protocol::trace::TraceContext;
+use crate::trace::TraceContext;
 use opentelemetry::trace::{SpanContext, SpanId, TraceFlags, TraceId, TraceState};
 use opentelemetry_otlp::{SpanExporter, WithExportConfig};
 use opentelemetry_sdk::Resource;

@@ -2,7 +2,7 @@
 
 use super::calls::Telemetry;
 use super::spans::CallSpans;
-use crate::protocol::trace;
+use crate::trace;
 use bytes::Bytes;
 use hyper::HeaderMap;
 use opentelemetry::trace::SpanId;

@@ -7,9 +7,9 @@
 use crate::call::decoded;
 use crate::limits::budget::{MemoryBudget, Reservation, hold};
 use crate::limits::connection::ClientConnection;
+use crate::problem::{Problem, ProblemKind};
 use crate::protocol::compression::{Encoding, compress};
-use crate::protocol::http::body::{inflate, too_large};
-use crate::protocol::problem::{Problem, ProblemKind};
+use crate::protocol::http::body::inflate;
 use crate::state::{PARSE_INLINE_BYTES, ServerState};
 use bytes::{Buf, Bytes, BytesMut};
 use http_body_util::BodyExt;
@@ -107,7 +107,7 @@ impl Messages {
             return Ok(None);
         };
         if length > state.config.max_body_bytes {
-            return Err(too_large(state));
+            return Err(Problem::too_large(state.config.max_body_bytes));
         }
         let (mut reserved, mut message) = (self.budget.reserve(0)?, Vec::new());
         reserved.reserve_body(&mut message, length)?;

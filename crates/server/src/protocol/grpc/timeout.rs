@@ -1,6 +1,6 @@
 //! The deadline of gRPC clients in the header `grpc-timeout`.
 
-use crate::protocol::problem::Problem;
+use crate::problem::Problem;
 use hyper::HeaderMap;
 use hyper::header::HeaderName;
 use std::time::Duration;

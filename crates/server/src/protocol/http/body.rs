@@ -6,8 +6,8 @@
 
 use crate::limits::budget::{MemoryBudget, Reservation, hold};
 use crate::limits::connection::ClientConnection;
+use crate::problem::{Problem, ProblemKind};
 use crate::protocol::compression::Encoding;
-use crate::protocol::problem::{Problem, ProblemKind};
 use crate::state::ServerState;
 use bytes::Bytes;
 use flate2::read::{GzDecoder, ZlibDecoder};
@@ -62,13 +62,6 @@ fn encoding(headers: &HeaderMap) -> Result<Encoding, Problem> {
     })
 }
 
-pub(crate) fn too_large(state: &ServerState) -> Problem {
-    Problem::new(
-        ProblemKind::TooLarge,
-        format!("the request is larger than {} bytes; send fewer rows per request", state.config.max_body_bytes),
-    )
-}
-
 /// Reads a body of at most `most` bytes within the body timeout, which is shorter during shutdown.
 pub(crate) async fn collect(
     state: &ServerState,
@@ -94,7 +87,7 @@ async fn collect_all(
 ) -> Result<(Vec<u8>, Reservation), Problem> {
     let declared = body.size_hint().exact();
     let most = match declared {
-        Some(declared) if declared > most as u64 => return Err(too_large(state)),
+        Some(declared) if declared > most as u64 => return Err(Problem::too_large(state.config.max_body_bytes)),
         Some(declared) => declared as usize,
         None => most,
     };
@@ -104,7 +97,7 @@ async fn collect_all(
         let frame = frame.map_err(|error| Problem::invalid(format!("the body broke off: {error}")))?;
         let Ok(data) = frame.into_data() else { continue };
         if whole.len() + data.len() > most {
-            return Err(too_large(state));
+            return Err(Problem::too_large(state.config.max_body_bytes));
         }
         reserved.grow(&mut whole, data.len(), most)?;
         whole.extend_from_slice(&data);
@@ -131,7 +124,7 @@ pub(crate) async fn inflate(
         drop((bytes, reserved));
         inflated
     });
-    inflated.await??.ok_or_else(|| too_large(state))
+    inflated.await??.ok_or_else(|| Problem::too_large(state.config.max_body_bytes))
 }
 
 /// Reads a decoder to its end; returns `None` if the output exceeds `most`.

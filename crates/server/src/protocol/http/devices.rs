@@ -2,7 +2,7 @@
 
 use super::{HttpAnswer, json};
 use crate::backend::DeviceChange;
-use crate::protocol::problem::Problem;
+use crate::problem::Problem;
 use crate::state::ServerState;
 use hyper::StatusCode;
 use serde_json::{Value, json as value};

@@ -14,10 +14,10 @@ mod regions;
 mod send;
 mod text;
 
+use crate::problem::{Problem, ProblemKind};
 use crate::protocol::compression::Encoding;
-use crate::protocol::problem::{Problem, ProblemKind};
 use crate::state::ServerState;
-use crate::{observe::recording, protocol::compression, protocol::describe, protocol::not_offered, protocol::trace};
+use crate::{observe::recording, protocol::compression, protocol::describe, protocol::not_offered, trace};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Collected, Either, Full, StreamBody};
 use hyper::body::Incoming;

@@ -2,9 +2,9 @@
 
 use super::{HttpAnswer, body, json as answer, ok_if, reply, send};
 use crate::limits::loads::RepositoryChange;
-use crate::protocol::problem::Problem;
+use crate::problem::Problem;
 use crate::state::{PARSE_INLINE_BYTES, ServerState};
-use crate::{overrides, protocol::describe};
+use crate::{call::overrides, protocol::describe};
 use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::{Request, StatusCode};

@@ -2,7 +2,7 @@
 
 use crate::limits::budget::{Reservation, hold};
 use crate::limits::connection::ClientConnection;
-use crate::protocol::problem::Problem;
+use crate::problem::Problem;
 use bytes::Bytes;
 use hyper::Request;
 use std::sync::Arc;

@@ -7,7 +7,7 @@ use super::{HttpAnswer, body, reply, send};
 use crate::access::caller_of;
 use crate::call::texts::TextCall;
 use crate::limits::budget::Reservation;
-use crate::protocol::problem::{Problem, ProblemKind};
+use crate::problem::{Problem, ProblemKind};
 use crate::protocol::slo;
 use crate::state::{PARSE_INLINE_BYTES, ServerState};
 use base64::Engine;

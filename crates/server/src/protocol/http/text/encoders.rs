@@ -2,8 +2,8 @@
 //! name no model. The only one of the task answers; among several, `?model=NAME` names one.
 
 use super::{AnswerSize, HttpAnswer, TextRequest, read, shortened};
+use crate::problem::{Problem, ProblemKind};
 use crate::protocol::http::path;
-use crate::protocol::problem::{Problem, ProblemKind};
 use crate::state::ServerState;
 use hyper::Request;
 use hyper::body::Incoming;

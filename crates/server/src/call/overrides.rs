@@ -5,7 +5,7 @@
 //! count against the memory budget until the model is loaded.
 
 use crate::limits::budget::{MemoryBudget, hold};
-use crate::protocol::problem::{Problem, ProblemKind};
+use crate::problem::{Problem, ProblemKind};
 use crate::state::ServerState;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;

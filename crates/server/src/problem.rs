@@ -1,6 +1,6 @@
 //! Failures of calls, independent of the protocol.
 
-use crate::observe::durations::rounded;
+use crate::durations::rounded;
 use ripieno_repository::registry::{LookupError, ServedEntry};
 use ripieno_runtime::{DeviceRefused, Failure};
 use ripieno_wire::WireError;
@@ -62,6 +62,12 @@ impl Problem {
     /// Returns the error for a request that lost its answer, which only a bug can cause.
     pub(crate) fn lost() -> Problem {
         Problem::new(ProblemKind::Internal, "the request was lost")
+    }
+
+    /// The refusal of a request larger than `max_body_bytes`.
+    pub(crate) fn too_large(max_body_bytes: usize) -> Problem {
+        let message = format!("the request is larger than {max_body_bytes} bytes; send fewer rows per request");
+        Problem::new(ProblemKind::TooLarge, message)
     }
 
     pub(crate) fn invalid(message: impl Into<String>) -> Problem {

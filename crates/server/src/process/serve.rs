@@ -4,6 +4,8 @@
 //! heads in size and time, and every connection is notified of the shutdown; ready-made servers
 //! support only some of this. Limits per connection are in [`limits`](crate::limits).
 
+use super::credentials_reload;
+use super::threads::ConnectionThreads;
 use crate::access::{AccessError, ListenerInfo, Permission};
 use crate::backend::Backend;
 use crate::config::ServerConfig;
@@ -11,12 +13,11 @@ use crate::limits::call::{AnswerBody, CallGuard};
 use crate::limits::connection::{CONNECTION_WINDOW_BYTES, ClientConnection};
 use crate::limits::slots::{ConnectionSlot, ConnectionSlots, NoSlot};
 use crate::limits::socket::Socket;
-use crate::signals::SAMPLE_EVERY;
+use crate::observe::signals::SAMPLE_EVERY;
 use crate::state::ServerState;
-use crate::threads::ConnectionThreads;
 use crate::{
-    credentials_reload, observe::metrics, observe::recording, observe::scaler, observe::telemetry, protocol::grpc,
-    protocol::http, ui,
+    observe::metrics, observe::recording, observe::telemetry, protocol::grpc, protocol::grpc::scaler, protocol::http,
+    ui,
 };
 use bytes::Bytes;
 use http_body_util::Full;

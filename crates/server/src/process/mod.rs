@@ -1,0 +1,5 @@
+//! The process: listeners and shutdown, its threads, reload of credentials.
+
+mod credentials_reload;
+pub(crate) mod serve;
+mod threads;
