@@ -1,7 +1,10 @@
 //! `cargo xtask ci`: what a change must pass, the quick checks first.
+//!
+//! The lints of the whole come with the build of the tests. So the dependencies are compiled once,
+//! and read once more for the documentation.
 
 use crate::python::{CLIENTS, Environment};
-use crate::steps::{cargo, output, step};
+use crate::steps::{cargo, lint_builds, output, step};
 use crate::{attack, deny, judge, test, tidy};
 use anyhow::{Result, anyhow};
 use std::process::Command;
@@ -13,6 +16,7 @@ pub(crate) fn run() -> Result<()> {
         let packages = scope.spawn(|| Environment::prepare(&CLIENTS));
         checks()?;
         packages.join().map_err(|_| anyhow!("fetching the Python packages panicked"))??;
+        lint_builds()?;
         test::run(test::Which::Rust)?;
         judge::run()?;
         // Both wait for clocks most of the time.
@@ -30,11 +34,10 @@ fn checks() -> Result<()> {
     spelling()?;
     step("kernels", Command::new("scripts/ptx").arg("--check"))?;
     deny::run()?;
-    step("lints", &mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
-    let without = ["clippy", "--package", "ripieno-cli", "--no-default-features", "--", "-D", "warnings"];
-    step("lints without features", &mut cargo(&without))?;
     let mut docs = cargo(&["doc", "--workspace", "--no-deps"]);
-    step("documentation", docs.env("RUSTDOCFLAGS", "-D warnings"))
+    step("documentation", docs.env("RUSTDOCFLAGS", "-D warnings"))?;
+    let without = ["clippy", "--package", "ripieno-cli", "--no-default-features", "--", "-D", "warnings"];
+    step("lints without features", &mut cargo(&without))
 }
 
 /// Checks the spelling with typos, where it is installed.

@@ -4,6 +4,7 @@
 use anyhow::{Context, Result, bail};
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::OnceLock;
 use std::time::Instant;
 
 /// The repository's root. Cargo says where it runs us; where we were built may be another working
@@ -14,12 +15,32 @@ pub(crate) fn root() -> PathBuf {
     here.parent().expect("xtask lies in the root of the repository").to_path_buf()
 }
 
+/// The linter in place of the compiler, once `lint_builds` has set it.
+static LINTER: OnceLock<PathBuf> = OnceLock::new();
+
 /// The cargo that runs us, to run in the repository's root.
 pub(crate) fn cargo(arguments: &[&str]) -> Command {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.args(arguments).current_dir(root());
+    if let Some(linter) = LINTER.get() {
+        // As cargo clippy passes it on.
+        command.env("RUSTC_WORKSPACE_WRAPPER", linter).env("CLIPPY_ARGS", "-D__CLIPPY_HACKERY__warnings");
+    }
     command
+}
+
+/// From now on our crates are linted when they are built: a build for lints alone would compile all
+/// dependencies a second time.
+pub(crate) fn lint_builds() -> Result<()> {
+    let compiler = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let toolchain = PathBuf::from(output(Command::new(compiler).args(["--print", "sysroot"]))?.trim());
+    let linter = toolchain.join("bin/clippy-driver");
+    if !linter.exists() {
+        bail!("the toolchain has no {}; install it with rustup component add clippy", linter.display());
+    }
+    LINTER.get_or_init(|| linter);
+    Ok(())
 }
 
 /// Runs a step with its output shown as it comes; an error if it fails.

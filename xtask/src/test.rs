@@ -46,7 +46,7 @@ pub(crate) fn run(which: Which) -> Result<()> {
 
 /// Builds binaries and tests.
 pub(crate) fn build() -> Result<()> {
-    step("build the server and the tests", &mut cargo(&["build", "--workspace", "--bins", "--tests"]))
+    step("build the server and the tests", &mut cargo(&["build", "--workspace", "--all-targets"]))
 }
 
 /// The KServe client has a process to itself: it and Triton's register protobuf messages of the

@@ -15,18 +15,15 @@
 //! memory fulfils this contract.
 
 use crate::devices::SharedDevice;
-use crate::event_loop::Inbox;
-use crate::event_loop::parking::Parking;
+use crate::event_loop::mail_queue::MailQueue;
 use crate::learn::capacity::ModelEntry;
 use crate::requests::jobs::LiveJob;
-use crossbeam_queue::ArrayQueue;
 use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot};
 use ripieno_executor::TaskResult;
 use ripieno_model::{Model, Profile};
 use ripieno_sched::Limits;
 use ripieno_sched::grants::Grant;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
 
 /// Largest number of commands in the queue: one from the holder of the engine's command lock, two
@@ -69,68 +66,12 @@ pub(crate) enum EngineCommand {
 }
 
 /// The scheduler's inbox.
-pub(crate) struct Mailbox {
-    queue: ArrayQueue<Mail>,
-    parking: Parking,
-    closed: AtomicBool,
-}
+pub(crate) type Mailbox = MailQueue<Mail>;
 
 impl Mailbox {
     /// Creates the mailbox of one of `shards` shards.
     pub(crate) fn new(limits: &Limits, shards: usize) -> Mailbox {
         let others = (shards - 1) * (limits.devices + 1);
-        let capacity = 2 * limits.requests + 2 * limits.tasks() + MAX_COMMANDS + others;
-        Mailbox { queue: ArrayQueue::new(capacity), parking: Parking::default(), closed: AtomicBool::new(false) }
-    }
-
-    /// Delivers `mail` and wakes the loop's thread. If the loop has ended, the mail is dropped, and
-    /// dropping a submission answers its request.
-    pub(crate) fn post(&self, mail: Mail) {
-        self.put(mail);
-        self.wake();
-    }
-
-    /// Enqueues `mail` for the next turn. The sender must then take the turn itself or call
-    /// [`Inbox::wake`].
-    pub(crate) fn put(&self, mail: Mail) {
-        assert!(self.queue.push(mail).is_ok(), "the mailbox is sized for all mail that can exist");
-    }
-
-    pub(crate) fn pop(&self) -> Option<Mail> {
-        self.queue.pop()
-    }
-
-    pub(crate) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::SeqCst)
-    }
-
-    fn discard(&self) {
-        while let Some(mail) = self.queue.pop() {
-            drop(mail);
-        }
-    }
-}
-
-impl Inbox for Mailbox {
-    fn is_empty(&self) -> bool {
-        self.queue.is_empty()
-    }
-
-    fn parking(&self) -> &Parking {
-        &self.parking
-    }
-
-    fn wake(&self) {
-        self.parking.wake();
-        // The scheduler thread sets `closed` and then discards all mail. This discards mail that
-        // was pushed after that.
-        if self.closed.load(Ordering::SeqCst) {
-            self.discard();
-        }
-    }
-
-    fn close(&self) {
-        self.closed.store(true, Ordering::SeqCst);
-        self.discard();
+        MailQueue::with_capacity(2 * limits.requests + 2 * limits.tasks() + MAX_COMMANDS + others)
     }
 }

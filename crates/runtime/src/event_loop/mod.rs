@@ -9,6 +9,7 @@ pub(crate) mod core;
 pub(crate) mod dispatcher;
 pub(crate) mod joiner;
 pub(crate) mod learning;
+mod mail_queue;
 pub(crate) mod mailbox;
 pub(crate) mod model_ids;
 pub(crate) mod parking;
