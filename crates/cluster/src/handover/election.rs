@@ -1,10 +1,38 @@
 //! A scheduler's part in the election: it receives heartbeats, tolerates some silence, and asks the
 //! store.
+//!
+//! Silence counts while this scheduler itself runs. A gap between two of its own marks means that
+//! it slept, and that heartbeats may wait unread. A primary that was deposed rests before it stands
+//! again, so that two schedulers on a busy machine do not depose each other in turn.
 
 use super::ids::{Epoch, ProcessId};
 use super::store::{EpochEntry, Swap};
 use super::timing::Timing;
-use ripieno_base::Time;
+use ripieno_base::{Nanos, Time};
+use std::fmt;
+
+/// The reason for which a scheduler stands for leadership.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ElectionCause {
+    /// No primary was heard since the start of this scheduler.
+    NoPrimary,
+    /// The primary was not heard for this long, while this scheduler ran.
+    Silence(Nanos),
+    /// The connection to the primary ended.
+    ConnectionLost,
+}
+
+impl fmt::Display for ElectionCause {
+    fn fmt(&self, text: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ElectionCause::NoPrimary => text.write_str("no primary was heard since the start"),
+            ElectionCause::Silence(span) => {
+                write!(text, "the primary was not heard for {:.0} ms", span.as_millis_f64())
+            }
+            ElectionCause::ConnectionLost => text.write_str("the connection to the primary ended"),
+        }
+    }
+}
 
 #[derive(Clone, Debug)]
 pub(super) struct Election {
@@ -22,6 +50,18 @@ pub(super) struct Election {
     store_asked: bool,
     /// Number of times that it was fenced since the last heartbeat of another primary.
     fenced: u32,
+    /// Time before which it does not stand, since it was deposed.
+    rests_until: Time,
+    /// Time before which silence and lost connections do not count, since it slept.
+    trusts_from: Time,
+    /// Time of its last mark.
+    awake: Time,
+    /// Sleep since the last heartbeat.
+    slept: Nanos,
+    /// Time of the last heartbeat; `None` before the first.
+    heard: Option<Time>,
+    /// The reason for which the store was asked last.
+    cause: ElectionCause,
 }
 
 impl Election {
@@ -29,7 +69,22 @@ impl Election {
         // Longer than the tolerated silence: a primary may exist that has not been heard yet.
         let ask_at = now + timing.discovery * 2;
         let none = Epoch::default();
-        Election { me, timing, entry: None, known: none, own: none, ask_at, store_asked: false, fenced: 0 }
+        Election {
+            me,
+            timing,
+            entry: None,
+            known: none,
+            own: none,
+            ask_at,
+            store_asked: false,
+            fenced: 0,
+            rests_until: now,
+            trusts_from: now,
+            awake: now,
+            slept: Nanos::ZERO,
+            heard: None,
+            cause: ElectionCause::NoPrimary,
+        }
     }
 
     pub(super) fn known(&self) -> Epoch {
@@ -41,8 +96,31 @@ impl Election {
         self.entry.is_some_and(|entry| entry.holder != self.me) && !self.store_asked
     }
 
-    pub(super) fn ask_at(&self) -> Time {
-        self.ask_at
+    /// Returns why the store was asked last.
+    pub(super) fn cause(&self) -> ElectionCause {
+        self.cause
+    }
+
+    /// Returns the time of its next mark, or at which it asks the store.
+    pub(super) fn next_wakeup(&self) -> Time {
+        self.ask_at.min(self.awake + self.timing.mark())
+    }
+
+    /// Marks that the process runs. After a gap it hears what waits before it judges.
+    pub(super) fn on_awake(&mut self, now: Time) {
+        let gap = now - self.awake;
+        self.awake = now;
+        if gap < self.timing.nap() || self.slept >= self.timing.max_slept() {
+            return;
+        }
+        self.slept += gap;
+        self.trusts_from = now + self.timing.silence;
+        self.stand_at(self.ask_at + gap);
+    }
+
+    /// Sets the time at which the store is asked.
+    fn stand_at(&mut self, at: Time) {
+        self.ask_at = at.max(self.rests_until).max(self.trusts_from);
     }
 
     /// Handles a heartbeat of an epoch that is not over as far as is known.
@@ -50,6 +128,7 @@ impl Election {
         self.entry = Some(EpochEntry { epoch, holder });
         self.known = self.known.max(epoch);
         self.fenced = 0;
+        (self.heard, self.slept, self.cause) = (Some(now), Nanos::ZERO, ElectionCause::Silence(Nanos::ZERO));
         self.restart_timer(now);
     }
 
@@ -61,15 +140,18 @@ impl Election {
     /// Handles the end of its own epoch.
     pub(super) fn on_fenced(&mut self, now: Time) {
         self.fenced += 1;
+        self.rests_until = now + self.timing.rest;
         self.restart_timer(now);
     }
 
-    /// Handles the loss of a connection. The loss of the primary counts as silence, except for a
-    /// scheduler that was fenced needlessly: it waits.
+    /// Handles the loss of a connection. The loss of the primary counts as silence and ends a rest,
+    /// except for a scheduler that was fenced needlessly, or that has just slept: it waits.
     pub(super) fn on_lost(&mut self, now: Time, who: ProcessId) {
         let is_primary = self.entry.is_some_and(|entry| entry.holder == who);
-        if is_primary && self.fenced == 0 && !self.store_asked {
-            self.ask_at = self.ask_at.min(now);
+        if is_primary && self.fenced == 0 && !self.store_asked && now >= self.trusts_from {
+            self.rests_until = now;
+            self.cause = ElectionCause::ConnectionLost;
+            self.stand_at(self.ask_at.min(now));
         }
     }
 
@@ -77,6 +159,9 @@ impl Election {
     pub(super) fn on_timer(&mut self, now: Time) -> Option<Swap> {
         if now < self.ask_at {
             return None;
+        }
+        if let (ElectionCause::Silence(_), Some(heard)) = (self.cause, self.heard) {
+            self.cause = ElectionCause::Silence(now - heard);
         }
         self.store_asked = true;
         self.ask_at = now + self.timing.store;
@@ -108,7 +193,7 @@ impl Election {
 
     fn restart_timer(&mut self, now: Time) {
         self.store_asked = false;
-        self.ask_at = now + self.timing.tolerated_silence(self.fenced);
+        self.stand_at(now + self.timing.tolerated_silence(self.fenced));
     }
 }
 
@@ -167,11 +252,7 @@ mod tests {
         let swap = election.on_timer(silent + TIMING.silence).unwrap();
         assert_eq!(swap, Swap { expected: Some(entry(5, OTHER)), next: entry(6, ME) });
         assert_eq!(election.on_store(silent + TIMING.silence, entry(5, OTHER)), None);
-        assert_eq!(
-            election.ask_at(),
-            silent + TIMING.silence + TIMING.store,
-            "told the same again, it waits no longer"
-        );
+        assert_eq!(election.ask_at, silent + TIMING.silence + TIMING.store, "told the same again, it waits no longer");
     }
 
     #[test]
@@ -193,8 +274,42 @@ mod tests {
         election.on_fenced(Time(9));
         election.on_fenced(Time(9));
         election.on_lost(Time(10), OTHER);
-        assert_eq!(election.ask_at(), Time(9) + TIMING.silence * 4);
-        election.on_heartbeat(Time(11), OTHER, Epoch(5));
-        assert_eq!(election.ask_at(), Time(11) + TIMING.silence);
+        assert_eq!(election.ask_at, Time(9) + TIMING.rest);
+    }
+
+    #[test]
+    fn a_deposed_primary_rests_until_its_successor_ends() {
+        let (mut election, silent) = spare();
+        election.on_timer(silent);
+        election.on_store(silent, entry(5, ME));
+        election.on_fenced(silent);
+        election.on_heartbeat(silent, OTHER, Epoch(6));
+        assert_eq!(election.on_timer(silent + TIMING.silence), None, "a short silence means nothing to it");
+        let rested = silent + TIMING.rest;
+        assert!(election.clone().on_timer(rested).is_some(), "a longer one does");
+        election.on_lost(silent + TIMING.silence, OTHER);
+        assert!(election.on_timer(silent + TIMING.silence).is_some(), "its process has ended");
+        assert_eq!(election.cause(), ElectionCause::ConnectionLost);
+    }
+
+    #[test]
+    fn silence_that_the_listener_slept_through_does_not_count() {
+        let (mut election, silent) = spare();
+        let woken = silent + Nanos::from_millis(200);
+        election.on_awake(woken);
+        election.on_lost(woken, OTHER);
+        assert_eq!(election.on_timer(woken), None, "heartbeats wait to be read");
+        election.on_heartbeat(woken, OTHER, Epoch(4));
+        assert_eq!(election.ask_at, woken + TIMING.silence);
+
+        // A primary that has ended meanwhile is still missed.
+        let (mut election, _) = spare();
+        let mut now = Time(5);
+        while election.on_timer(now).is_none() {
+            assert!(now < Time(5) + TIMING.recovery());
+            now = now + TIMING.silence;
+            election.on_awake(now);
+        }
+        assert!(matches!(election.cause(), ElectionCause::Silence(span) if span > TIMING.max_slept()));
     }
 }

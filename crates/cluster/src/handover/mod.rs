@@ -17,6 +17,7 @@ pub mod store;
 mod timing;
 
 pub use action::SchedulerAction;
+pub use election::ElectionCause;
 pub use fence::{ClaimOutcome, Fence, Following, HeartbeatSender};
 pub use ids::{Epoch, ProcessId, RequestId, Role, Stamp};
 pub use primary::RunningRows;

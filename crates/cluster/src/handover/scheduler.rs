@@ -2,7 +2,7 @@
 //! become a spare again.
 
 use super::action::SchedulerAction::{self, BecomePrimary, Fenced, Heartbeat, StepDown};
-use super::election::Election;
+use super::election::{Election, ElectionCause};
 use super::ids::{Epoch, ProcessId, RequestId, Role, Stamp};
 use super::primary::{Primary, RunningRows};
 use super::store::EpochEntry;
@@ -58,7 +58,17 @@ impl SchedulerMachine {
 
     /// Returns the time at which [`SchedulerMachine::on_timer`] must be called.
     pub fn next_wakeup(&self) -> Time {
-        if self.primary.is_some() { self.next_heartbeat } else { self.election.ask_at() }
+        if self.primary.is_some() { self.next_heartbeat } else { self.election.next_wakeup() }
+    }
+
+    /// Returns why it stood for leadership last.
+    pub fn election_cause(&self) -> ElectionCause {
+        self.election.cause()
+    }
+
+    /// Notes that this process runs. The host calls it before it passes an input.
+    pub fn on_awake(&mut self, now: Time) {
+        self.election.on_awake(now);
     }
 
     /// Handles the connection of a process.
@@ -76,7 +86,13 @@ impl SchedulerMachine {
         self.election.on_lost(now, who);
     }
 
-    /// Handles the loss of the connection to a process.
+    /// Handles the loss of the connection on which another scheduler receives heartbeats. It says
+    /// nothing of the other's own heartbeats: a primary that steps down closes such connections.
+    pub fn on_listener_lost(&mut self, who: ProcessId) {
+        self.members.remove(&who);
+    }
+
+    /// Handles the loss of all connections to a process.
     pub fn on_lost(&mut self, now: Time, who: ProcessId, out: &mut Vec<SchedulerAction>) {
         self.on_heartbeats_lost(now, who);
         let role = self.members.remove(&who);
@@ -115,6 +131,7 @@ impl SchedulerMachine {
 
     /// Handles the passage of time.
     pub fn on_timer(&mut self, now: Time, out: &mut Vec<SchedulerAction>) {
+        self.on_awake(now);
         let Some(primary) = &mut self.primary else {
             return out.extend(self.election.on_timer(now).map(SchedulerAction::Swap));
         };

@@ -19,6 +19,8 @@ pub struct Timing {
     /// Time that a scheduler needs after its start to learn of all other processes. It waits twice
     /// as long before it asks the store for leadership.
     pub discovery: Nanos,
+    /// Time for which a deposed primary follows before it stands for leadership again.
+    pub rest: Nanos,
 }
 
 /// Upper bound on the factor by which a fenced scheduler tolerates longer silence.
@@ -34,6 +36,7 @@ impl Timing {
         claim: Nanos::from_millis(1 << 40),
         settle: Nanos::from_millis(100),
         discovery: Nanos::from_millis(100),
+        rest: Nanos::from_millis(2_000),
     };
 
     /// Returns the silence that a scheduler tolerates after it was fenced this many times in a row.
@@ -43,6 +46,22 @@ impl Timing {
 
     /// Returns the time within which there is a primary after all faults have ended.
     pub fn recovery(&self) -> Nanos {
-        self.silence * MAX_SILENCE_FACTOR + self.store * 2 + self.settle
+        self.silence * MAX_SILENCE_FACTOR + self.max_slept() + self.rest + self.store * 2 + self.settle
+    }
+
+    /// Returns the time between two marks of a process that it runs, from which on it slept.
+    pub(super) fn nap(&self) -> Nanos {
+        Nanos(self.silence.0 / 2)
+    }
+
+    /// Returns the interval of these marks.
+    pub(super) fn mark(&self) -> Nanos {
+        Nanos((self.silence.0 / 4).max(1))
+    }
+
+    /// Returns the longest sleep that is forgiven between two heartbeats: a scheduler that hardly
+    /// runs must stand some time.
+    pub(super) fn max_slept(&self) -> Nanos {
+        self.silence * MAX_SILENCE_FACTOR
     }
 }

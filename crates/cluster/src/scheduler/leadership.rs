@@ -8,10 +8,10 @@
 use super::store_thread::StoreThread;
 use super::{SchedulerShared, frontends};
 use crate::handover::store::{EpochEntry, EpochStore};
-use crate::handover::{Epoch, ProcessId, SchedulerAction, SchedulerMachine, Timing};
+use crate::handover::{ElectionCause, Epoch, ProcessId, SchedulerAction, SchedulerMachine, Timing};
 use crate::plane::{Message, PeerLink};
 use parking_lot::{Condvar, Mutex};
-use ripieno_base::Time;
+use ripieno_base::{Nanos, Time};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -28,6 +28,10 @@ pub(super) struct Leadership {
     open: AtomicBool,
     /// The latest known epoch.
     epoch: AtomicU64,
+    /// Number of times that it became the primary.
+    elections: AtomicU64,
+    /// Time for which it follows after it was deposed.
+    rest: Nanos,
     store_thread: OnceLock<StoreThread>,
 }
 
@@ -49,6 +53,8 @@ impl Leadership {
             changed: Condvar::new(),
             open: AtomicBool::new(false),
             epoch: AtomicU64::new(0),
+            elections: AtomicU64::new(0),
+            rest: timing.rest,
             store_thread: OnceLock::new(),
         }
     }
@@ -61,6 +67,11 @@ impl Leadership {
     /// Returns the latest known epoch.
     pub(super) fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of times that it became the primary.
+    pub(super) fn elections(&self) -> u64 {
+        self.elections.load(Ordering::Relaxed)
     }
 
     /// Returns true if it is the primary.
@@ -124,6 +135,7 @@ impl SchedulerShared {
         let mut state = self.leadership.state.lock();
         let LeadershipState { machine, out, .. } = &mut *state;
         let now = self.leadership.now();
+        machine.on_awake(now);
         let result = input(machine, now, out);
         if now >= machine.next_wakeup() {
             machine.on_timer(now, out);
@@ -133,8 +145,9 @@ impl SchedulerShared {
             // Cleared before the engine is taken away.
             self.leadership.open.store(false, Ordering::Release);
         }
+        let cause = machine.election_cause();
         for action in out.drain(..) {
-            self.apply(action);
+            self.apply(action, cause);
         }
         self.leadership.open.store(machine.is_open(), Ordering::Release);
         let wakeup = machine.next_wakeup();
@@ -144,7 +157,7 @@ impl SchedulerShared {
         result
     }
 
-    fn apply(&self, action: SchedulerAction) {
+    fn apply(&self, action: SchedulerAction, cause: ElectionCause) {
         match action {
             SchedulerAction::Swap(swap) => {
                 if let Some(store_thread) = self.leadership.store_thread.get() {
@@ -158,7 +171,10 @@ impl SchedulerShared {
             SchedulerAction::Claim { to, stamp } => {
                 self.send_to(to, &Message::Claim { stamp, holder: self.leadership.me })
             }
-            SchedulerAction::BecomePrimary(Epoch(epoch)) => tracing::info!(epoch, "this scheduler is the primary"),
+            SchedulerAction::BecomePrimary(Epoch(epoch)) => {
+                self.leadership.elections.fetch_add(1, Ordering::Relaxed);
+                tracing::info!(epoch, %cause, "this scheduler is the primary: {cause}");
+            }
             SchedulerAction::StepDown => self.step_down(),
             SchedulerAction::Admit(request) => {
                 if let Some((frontend, served)) = self.frontend_of(request) {
@@ -186,7 +202,11 @@ impl SchedulerShared {
     /// Drops all state because a later scheduler is the primary. All peers reconnect, as to a
     /// scheduler that has just started.
     fn step_down(&self) {
-        tracing::warn!(epoch = self.leadership.epoch(), "a later scheduler is in charge; this one is a spare");
+        tracing::warn!(
+            epoch = self.leadership.epoch(),
+            "a later scheduler is in charge; this one follows it, and stands again after {} ms at the earliest",
+            self.leadership.rest.as_millis_f64()
+        );
         let mut peers = self.peers.lock();
         peers.links.iter().for_each(|link| link.close());
         let served = peers.served.take();

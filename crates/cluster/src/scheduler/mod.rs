@@ -151,6 +151,11 @@ impl ClusterScheduler {
         self.shared.leadership.me
     }
 
+    /// Returns the number of times that it became the primary.
+    pub fn elections(&self) -> u64 {
+        self.shared.leadership.elections()
+    }
+
     /// Returns true if it is the primary.
     pub fn is_primary(&self) -> bool {
         self.shared.leadership.is_primary()

@@ -110,7 +110,7 @@ impl SchedulerShared {
         if own {
             peers.schedulers.remove(&process);
             drop(peers);
-            self.update(|machine, now, out| machine.on_lost(now, process, out));
+            self.update(|machine, _, _| machine.on_listener_lost(process));
         }
         Err(ended)
     }

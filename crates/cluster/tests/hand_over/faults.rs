@@ -39,6 +39,8 @@ pub(crate) enum Kind {
     Primaries,
     /// Backends crash or hang, one after the other.
     Backends,
+    /// One process of any role stands still once, for 1 to 10 times the tolerated silence.
+    Pauses,
     /// The network loses messages; everything else works.
     Losses,
     /// A primary that is cut off misses its successor, and then first hears from backends that have
@@ -51,7 +53,7 @@ pub(crate) fn weather(kind: Kind, seed: u64) -> Weather {
     match kind {
         Kind::All => {}
         Kind::Losses => return Weather { lost: 20, ..Weather::CALM },
-        Kind::Primaries | Kind::Backends | Kind::Restarts => return Weather::CALM,
+        Kind::Primaries | Kind::Backends | Kind::Pauses | Kind::Restarts => return Weather::CALM,
     }
     // A third of all runs has a good network, so that other faults are seen alone.
     if below(random, 3) == 0 {
@@ -73,6 +75,15 @@ pub(crate) fn plan(kind: Kind, seed: u64) -> Vec<(Time, Fault)> {
         Kind::All => {}
         Kind::Losses => return Vec::new(),
         Kind::Restarts => return restarts(random),
+        Kind::Pauses => {
+            let back = Nanos::from_micros(10_000 + below(random, 90_000) as i64);
+            let primary = below(random, 3) == 0;
+            let place = below(random, PLACES as u64) as Place;
+            return vec![(
+                FIRST_FAULT,
+                if primary { Fault::HangPrimary { back } } else { Fault::Hang { place, back } },
+            )];
+        }
         Kind::Primaries | Kind::Backends => {
             return (0..3).map(|nth| (FIRST_FAULT + APART * nth, draw_one(kind, random))).collect();
         }

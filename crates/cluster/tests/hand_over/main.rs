@@ -92,6 +92,18 @@ fn a_primary_that_ends_or_hangs_costs_no_request_and_hardly_any_runs_twice() {
 }
 
 #[test]
+fn a_pause_of_any_role_costs_no_request_and_one_election_at_most() {
+    let mut elections = 0;
+    for seed in 0..200 {
+        let counts = run(Kind::Pauses, seed);
+        assert_eq!(counts.retried, 0, "seed {seed}: {counts:?}");
+        assert!(counts.epochs <= 2, "seed {seed}: {counts:?}");
+        elections += counts.epochs - 1;
+    }
+    assert!(elections > 20, "primaries stood still, too: {elections}");
+}
+
+#[test]
 fn a_backend_that_ends_or_hangs_costs_no_request() {
     let counts = run_all(Kind::Backends, 100);
     assert_eq!((counts.retried, counts.epochs > 0), (0, true), "{counts:?}");

@@ -34,6 +34,7 @@ const TIMING: Timing = Timing {
     claim: Nanos::from_millis(4),
     settle: Nanos::from_millis(20),
     discovery: Nanos::from_millis(20),
+    rest: Nanos::from_millis(400),
 };
 /// Interval of hellos, which stand for the connections of the real roles.
 pub(crate) const HELLO: Nanos = Nanos::from_millis(10);
@@ -324,7 +325,8 @@ impl World {
         let place = SCHEDULERS + BACKENDS + below(&mut self.random, FRONTENDS as u64) as usize;
         let patience = Nanos::from_millis(20 + below(&mut self.random, 280) as i64);
         // With one fault at a time every request with enough time runs.
-        let calm = self.now >= recovered() || matches!(self.kind, Kind::Primaries | Kind::Backends);
+        let one_at_a_time = matches!(self.kind, Kind::Primaries | Kind::Backends | Kind::Pauses);
+        let calm = self.now >= recovered() || one_at_a_time;
         let deadline = self.now + if calm || self.kind == Kind::Losses { LONGEST } else { patience };
         let node = &mut self.nodes[place];
         let offset = node.offset;

@@ -12,6 +12,7 @@ impl World {
         let node = &mut self.nodes[place];
         let Machine::Scheduler(scheduler, host, peers) = &mut node.machine else { unreachable!("it was one") };
         let mut out = Vec::new();
+        scheduler.on_awake(now);
         match event {
             Event::Deliver { from, message, .. } => {
                 self.counts.adopted += u64::from(adopts(&message));
