@@ -1,130 +1,27 @@
 //! `ripieno frontend`, `scheduler` and `backend` as processes: they answer as `serve` does, and
 //! each request has one answer, whichever process is killed.
 
+mod processes;
+
+use processes::{ANYWHERE, Folder, Process, SAFETY, backend, call, echo, fp32, frontend, infer, until_ready};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
-
-const SAFETY: Duration = Duration::from_secs(60);
-const ANYWHERE: &str = "127.0.0.1:0";
-
-/// A process that is killed at the end of the test.
-struct Process {
-    child: Child,
-    /// The JSON that it printed when it was ready.
-    ready: Value,
-}
-
-impl Process {
-    fn start(words: &[&str]) -> Process {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
-        command.args(words).args(["--format", "json"]).stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut child = command.stderr(Stdio::null()).spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        let ready = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{words:?} printed {line:?}: {error}"));
-        Process { child, ready }
-    }
-
-    fn address(&self, of: &str) -> &str {
-        self.ready[of].as_str().unwrap()
-    }
-
-    /// Kills the process, as kill -9 does.
-    fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
-    fn signal(&self, signal: &str) {
-        assert!(Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap().success());
-    }
-
-    /// Ends the process as an operator does.
-    fn end(&mut self) {
-        self.signal("-TERM");
-        assert!(self.child.wait().unwrap().success());
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// A folder that is removed at the end of the test.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let folder = std::env::temp_dir().join(format!("ripieno-cluster-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        Folder(folder)
-    }
-
-    fn path(&self) -> &str {
-        self.0.to_str().unwrap()
-    }
-
-    fn add(&self, model: &str, file: Option<&str>, settings: &str) {
-        let at = self.0.join(model);
-        std::fs::create_dir_all(at.join("1")).unwrap();
-        std::fs::write(at.join("model.toml"), settings).unwrap();
-        if let Some(file) = file {
-            let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("../executor/tests/models");
-            std::fs::copy(files.join(file), at.join("1/model.onnx")).unwrap();
-        }
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
+use std::time::Instant;
 
 fn scheduler(listen: &str) -> Process {
     Process::start(&["scheduler", "--listen", listen, "--metrics", ANYWHERE])
 }
 
-fn backend(repository: &Folder, scheduler: &str, device: &str) -> Process {
-    Process::start(&["backend", repository.path(), "--scheduler", scheduler, "--device", device])
+/// Sends a signal to a process.
+fn signal(process: &Process, signal: &str) {
+    assert!(Command::new("kill").args([signal, &process.child.id().to_string()]).status().unwrap().success());
 }
 
-fn frontend(scheduler: &str) -> Process {
-    let ports = ["--http", ANYWHERE, "--grpc", ANYWHERE, "--metrics", ANYWHERE, "--data", ANYWHERE];
-    Process::start(&[&["frontend", "--scheduler", scheduler], &ports[..]].concat())
-}
-
-/// Returns the status, whether there is a time to retry, and the body.
-fn call(http: &str, head: &str, body: &str) -> (u16, bool, String) {
-    let mut stream = TcpStream::connect(http).unwrap();
-    let length = body.len();
-    write!(stream, "{head} HTTP/1.1\r\nHost: {http}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}")
-        .unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    (status, head.to_ascii_lowercase().contains("\r\nretry-after: "), body.to_owned())
-}
-
-fn infer(http: &str, model: &str, inputs: &Value) -> (u16, bool, String) {
-    call(http, &format!("POST /v2/models/{model}/infer"), &json!({ "inputs": inputs }).to_string())
-}
-
-fn until_ready(http: &str, is: bool) {
-    let begun = Instant::now();
-    while (call(http, "GET /v2/health/ready", "").0 == 200) != is {
-        assert!(begun.elapsed() < SAFETY, "ready is never {is}");
-        std::thread::yield_now();
-    }
+/// Ends a process as an operator does.
+fn end(process: &mut Process) {
+    signal(process, "-TERM");
+    assert!(process.child.wait().unwrap().success());
 }
 
 /// Waits until the second backend serves: a frontend is ready with one.
@@ -133,10 +30,6 @@ fn until_second_serves(scheduler: &Process) {
     while !call(scheduler.address("metrics"), "GET /metrics", "").2.contains("ripieno_device_serving{device=\"1\"} 1") {
         assert!(begun.elapsed() < SAFETY, "the second backend never serves");
     }
-}
-
-fn fp32(name: &str, shape: &[usize], data: &[i64]) -> Value {
-    json!([{ "name": name, "datatype": "FP32", "shape": shape, "data": data }])
 }
 
 #[test]
@@ -180,10 +73,10 @@ fn what_a_cluster_answers_is_what_serve_answers() {
     assert_eq!(call(cluster, "POST /v2/repository/models/missing/unload", "{}").0, 400);
     let numbers = call(scheduler.address("metrics"), "GET /metrics", "").2;
     assert!(numbers.contains("model=\"double\""), "{numbers}");
-    front.end();
-    backends.iter_mut().for_each(Process::end);
-    scheduler.end();
-    serve.end();
+    end(&mut front);
+    backends.iter_mut().for_each(end);
+    end(&mut scheduler);
+    end(&mut serve);
 }
 
 /// Counters of the answers so far, right or retryable.
@@ -242,15 +135,6 @@ fn during(http: &str, act: impl FnOnce()) -> usize {
     counts.again.load(Ordering::Relaxed)
 }
 
-/// Returns a model whose answer is its input, with late requests refused.
-fn echo(name: &str) -> Folder {
-    let models = Folder::new(name);
-    let tensor = |kind: &str| format!("[[{kind}]]\nname = \"x\"\ndatatype = \"FP32\"\nshape = [-1, 1]\n");
-    let settings = "alpha_ms = 0.1\nbeta_ms = 2\nslo_ms = 5000\nmax_batch = 4\nlate = \"answer\"\n";
-    models.add("m", None, &format!("{settings}{}{}", tensor("input"), tensor("output")));
-    models
-}
-
 #[test]
 fn a_process_that_stands_still_counts_as_gone_until_it_goes_on() {
     let models = echo("stands-still");
@@ -261,13 +145,13 @@ fn a_process_that_stands_still_counts_as_gone_until_it_goes_on() {
     let http = front.address("http");
     until_ready(http, true);
     until_second_serves(&scheduler);
-    assert_eq!(during(http, || stops.signal("-STOP")), 0, "its requests run elsewhere");
-    stops.signal("-CONT");
+    assert_eq!(during(http, || signal(&stops, "-STOP")), 0, "its requests run elsewhere");
+    signal(&stops, "-CONT");
     during(http, || {
-        scheduler.signal("-STOP");
+        signal(&scheduler, "-STOP");
         until_ready(http, false);
     });
-    scheduler.signal("-CONT");
+    signal(&scheduler, "-CONT");
     until_ready(http, true);
     // Each backend notices the pause, and connects again, at a time of its own.
     let begun = Instant::now();

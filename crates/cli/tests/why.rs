@@ -53,11 +53,11 @@ fn a_burst_is_named_and_the_change_that_doctor_names_removes_it() {
     let bad = why["bad"].as_u64().unwrap();
     assert_eq!(why["requests"], REQUESTS);
     assert!(bad >= 10, "{why}");
-    let named = why["all"].as_array().unwrap().iter().filter(|each| each["cause"] == json!("burst")).count() as u64;
+    let named = why["all"].as_array().unwrap().iter().filter(|each| each["cause"] == json!("overload")).count() as u64;
     assert!(named * 20 >= bad * 19, "{why}");
 
     let table = String::from_utf8(run(&["why"], &recording).stdout).unwrap();
-    assert!(table.contains("burst beyond capacity") && table.contains("device 0.0"), "{table}");
+    assert!(table.contains("more load than the devices can do") && table.contains("device 0.0"), "{table}");
 
     let doctor = json_of(&["doctor", "--format", "json"], &recording);
     let change = doctor["change"].as_str().unwrap_or_else(|| panic!("a cure: {doctor}"));

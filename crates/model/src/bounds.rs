@@ -9,7 +9,7 @@
 //! The bound assumes evenly spaced arrivals of one model. It informs users and sizes targets, but
 //! never decides about a request.
 
-use crate::Profile;
+use crate::{Model, Profile};
 use ripieno_base::Nanos;
 
 /// Best operating point of a model on a number of devices.
@@ -34,6 +34,22 @@ pub fn staggered_bound(profile: &Profile, slo: Nanos, devices: usize) -> Bound {
         let goodput_rps = goodput(batch);
         if goodput_rps >= best.goodput_rps { Bound { batch, goodput_rps } } else { best }
     })
+}
+
+/// Returns the best operating point of a model alone on a number of devices. Where the SLO leaves
+/// no time to wait for a running batch, it is batches of one row. `None` if requests differ in
+/// cost, or if the SLO is below a lone run.
+pub fn capacity(model: &Model, devices: usize) -> Option<Bound> {
+    if model.walk.is_unfolded() || model.has_lengths() {
+        return None;
+    }
+    let (profile, devices) = (model.profile(), devices.min(model.instances));
+    let bound = staggered_bound(&profile, model.slo, devices);
+    if bound.batch > 0 {
+        return Some(bound);
+    }
+    let alone = profile.latency(1);
+    (alone <= model.slo).then(|| Bound { batch: 1, goodput_rps: devices as f64 / alone.as_secs_f64() })
 }
 
 /// Returns the goodput of [`staggered_bound`] in rows per second.

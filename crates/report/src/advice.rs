@@ -50,7 +50,7 @@ impl ScalingRule {
 
     /// Returns the number of devices that the load of this reading needs, at least 1.
     pub fn desired(&self, reading: &Reading) -> usize {
-        let Reading { devices, bad_rate, idle_fraction, load } = *reading;
+        let Reading { devices, bad_rate, idle_fraction, load, .. } = *reading;
         let busy = devices * (1.0 - idle_fraction.clamp(0.0, 1.0));
         let load = if self.is_bad(reading) { load.max(busy) } else { busy };
         let least = if self.is_overload(reading) { devices / (1.0 - bad_rate.min(MAX_BAD_RATE)) } else { 1.0 };
@@ -88,6 +88,9 @@ pub struct Reading {
     pub devices: f64,
     /// Requests dropped or answered late, over all requests that ended; 0 if none did.
     pub bad_rate: f64,
+    /// Requests that failed for another reason than too few devices, over all that ended. They ask
+    /// for no devices.
+    pub broken_rate: f64,
     /// The fraction of the devices' time without a task.
     pub idle_fraction: f64,
     /// Number of devices that would have been busy if no request had been bad.
@@ -98,7 +101,12 @@ impl Reading {
     /// Returns the signals of a load without regard to its models.
     pub fn new(devices: f64, bad_rate: f64, idle_fraction: f64) -> Reading {
         let load = devices * (1.0 - idle_fraction) / (1.0 - bad_rate.min(MAX_BAD_RATE));
-        Reading { devices, bad_rate, idle_fraction, load }
+        Reading { devices, bad_rate, broken_rate: 0.0, idle_fraction, load }
+    }
+
+    /// Returns the share of the requests that were not answered by their deadline, for any reason.
+    pub fn not_in_time(&self) -> f64 {
+        self.bad_rate + self.broken_rate
     }
 }
 
@@ -118,6 +126,8 @@ pub struct ModelTotals {
     pub good: u64,
     /// Requests dropped or answered late.
     pub bad: u64,
+    /// Requests that failed, or were refused because a device, process or scheduler was missing.
+    pub broken: u64,
     /// Time that devices spent on its tasks.
     pub busy: Nanos,
 }
@@ -126,11 +136,13 @@ impl ModelTotals {
     /// Returns the difference to `earlier`; all of it if a number has fallen, which means that the
     /// model was loaded again.
     fn since(&self, earlier: &ModelTotals) -> ModelTotals {
-        match self.good < earlier.good || self.bad < earlier.bad || self.busy < earlier.busy {
+        let fallen = self.good < earlier.good || self.bad < earlier.bad || self.broken < earlier.broken;
+        match fallen || self.busy < earlier.busy {
             true => *self,
             false => ModelTotals {
                 good: self.good - earlier.good,
                 bad: self.bad - earlier.bad,
+                broken: self.broken - earlier.broken,
                 busy: self.busy - earlier.busy,
             },
         }
@@ -156,12 +168,14 @@ impl Totals {
     pub fn reading(&self, span: Nanos) -> Reading {
         let sum =
             |count: fn(&ModelTotals) -> u64| self.models.iter().map(|(_, model)| count(model)).sum::<u64>() as f64;
-        let (good, bad) = (sum(|model| model.good), sum(|model| model.bad));
+        let (good, bad, broken) = (sum(|model| model.good), sum(|model| model.bad), sum(|model| model.broken));
+        let ended = good + bad + broken;
         let load_s: f64 = self.models.iter().map(|(_, model)| model.load_s()).sum();
         let idle_s = (self.present - self.busy()).as_secs_f64().max(0.0);
         Reading {
             devices: ratio(self.present.as_secs_f64(), span.as_secs_f64()),
-            bad_rate: ratio(bad, good + bad),
+            bad_rate: ratio(bad, ended),
+            broken_rate: ratio(broken, ended),
             idle_fraction: ratio(idle_s, self.present.as_secs_f64()),
             load: ratio(load_s, span.as_secs_f64()),
         }
@@ -262,7 +276,7 @@ mod tests {
     }
 
     fn model(good: u64, bad: u64, busy_s: f64) -> ModelTotals {
-        ModelTotals { good, bad, busy: Nanos::from_secs_f64(busy_s) }
+        ModelTotals { good, bad, broken: 0, busy: Nanos::from_secs_f64(busy_s) }
     }
 
     fn totals<const N: usize>(present_s: f64, models: [(u64, ModelTotals); N]) -> Totals {
@@ -274,7 +288,8 @@ mod tests {
         // Ten devices for a second: five answer all of a light model's requests, five half of a
         // heavy one's.
         let seen = totals(10.0, [(0, model(9_900, 0, 5.0)), (1, model(100, 100, 5.0))]).reading(Nanos(1_000_000_000));
-        assert_eq!(seen, Reading { devices: 10.0, bad_rate: 100.0 / 10_100.0, idle_fraction: 0.0, load: 15.0 });
+        let expected = Reading { load: 15.0, ..Reading::new(10.0, 100.0 / 10_100.0, 0.0) };
+        assert_eq!(seen, expected);
         assert_eq!((ScalingRule::PAPER.desired(&seen), advice(10, seen.bad_rate, 0.0, 0.01)), (15, 10));
     }
 
@@ -288,10 +303,21 @@ mod tests {
             let model = model(100 * second as u64 - 50 * late, 50 * late, 2.0 * late as f64);
             signals.observe(at(second), totals(2.0 * second as f64, [(7, model)]));
         }
-        let overload = Reading { devices: 2.0, bad_rate: 0.5, idle_fraction: 0.0, load: 4.0 };
+        let overload = Reading::new(2.0, 0.5, 0.0);
         assert_eq!(signals.reading(), Some(overload));
         signals.observe(at(40), totals(80.0, [(7, model(2_250, 750, 30.0))]));
-        assert_eq!(signals.reading(), Some(Reading { devices: 2.0, bad_rate: 0.0, idle_fraction: 1.0, load: 0.0 }));
+        assert_eq!(signals.reading(), Some(Reading::new(2.0, 0.0, 1.0)));
+    }
+
+    #[test]
+    fn an_outage_counts_as_bad_and_asks_for_no_devices() {
+        // No device is there at all.
+        let gone = ModelTotals { broken: 300, ..ModelTotals::default() };
+        let seen = totals(0.0, [(0, gone)]).reading(Nanos(1_000_000_000));
+        assert_eq!((seen.not_in_time(), ScalingRule::PAPER.desired(&seen)), (1.0, 1));
+        // Four busy devices, and a second model whose engine fails on each request.
+        let seen = totals(4.0, [(0, model(700, 0, 4.0)), (1, gone)]).reading(Nanos(1_000_000_000));
+        assert_eq!((seen.not_in_time(), seen.bad_rate, ScalingRule::PAPER.desired(&seen)), (0.3, 0.0, 4));
     }
 
     #[test]

@@ -175,8 +175,12 @@ impl ModelTally {
     /// Returns the number of devices that this model would have kept busy if no request had been
     /// bad.
     fn load(&self, span_s: f64) -> f64 {
-        let totals =
-            ModelTotals { good: self.in_time, bad: self.late + self.dropped, busy: self.busy.iter().copied().sum() };
+        let totals = ModelTotals {
+            good: self.in_time,
+            bad: self.late + self.dropped,
+            broken: 0,
+            busy: self.busy.iter().copied().sum(),
+        };
         ratio(totals.load_s(), span_s)
     }
 

@@ -322,6 +322,13 @@ impl Engine {
         self.0.model_ids.get(id).map(|entry| entry.snapshot())
     }
 
+    /// Returns the largest rate at which the serving devices answer a model's rows by their
+    /// deadlines, in rows per second, without other load. `None` if it is not loaded, or if its
+    /// requests differ in cost.
+    pub fn model_capacity(&self, id: ModelId) -> Option<f64> {
+        self.0.model_ids.get(id)?.rows_per_s(self.0.devices.serving())
+    }
+
     /// Returns the state of a model's engine processes. Returns `None` if the model is not loaded
     /// or its engine runs inside the server's process.
     pub fn model_processes(&self, id: ModelId) -> Option<EngineProcesses> {

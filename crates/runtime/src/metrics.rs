@@ -235,9 +235,14 @@ impl ModelSnapshot {
     /// Returns the totals that the autoscaler reads.
     pub fn totals(&self) -> ModelTotals {
         let count =
-            |good| self.requests.iter().filter(|(ending, _)| ending.is_good() == Some(good)).map(|(_, n)| n).sum();
+            |of: fn(Ending) -> bool| self.requests.iter().filter(|(ending, _)| of(*ending)).map(|(_, n)| n).sum();
         let busy_ns: u64 = self.by_batch.iter().map(|(_, tally)| tally.ns).sum();
-        ModelTotals { good: count(true), bad: count(false), busy: Nanos(busy_ns.cast_signed()) }
+        ModelTotals {
+            good: count(|ending| ending.is_good() == Some(true)),
+            bad: count(|ending| ending.is_good() == Some(false) && !ending.is_breakdown()),
+            broken: count(Ending::is_breakdown),
+            busy: Nanos(busy_ns.cast_signed()),
+        }
     }
 }
 
@@ -273,9 +278,14 @@ impl ModelMetrics {
         }
     }
 
-    /// Counts a request that was not accepted.
+    /// Counts a request that was not accepted because of its own content or a bound.
     pub fn on_refused(&self) {
-        self.endings[Ending::Refused as usize].fetch_add(1, Relaxed);
+        self.on_not_accepted(Ending::Refused);
+    }
+
+    /// Counts a request that was not accepted, by the reason.
+    pub fn on_not_accepted(&self, ending: Ending) {
+        self.endings[ending as usize].fetch_add(1, Relaxed);
     }
 
     /// Counts a batch that ended after `execution`.
@@ -515,7 +525,7 @@ mod tests {
         assert_eq!(seen.fail, TallySnapshot { count: 1, ns: 50 });
         assert_eq!(seen.by_batch, [(3, TallySnapshot { count: 1, ns: 700 })]);
         // One request counts as good; the late, the expired and the refused one count as bad.
-        assert_eq!(seen.totals(), ModelTotals { good: 1, bad: 3, busy: Nanos(700) });
+        assert_eq!(seen.totals(), ModelTotals { good: 1, bad: 3, broken: 0, busy: Nanos(700) });
         let counted: Vec<_> = seen.requests.iter().filter(|(_, n)| *n == 1).map(|(ending, _)| ending.name()).collect();
         assert_eq!(counted, ["ok", "late", "expired", "refused"]);
     }

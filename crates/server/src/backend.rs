@@ -35,15 +35,32 @@ pub trait Backend: Send + Sync {
     /// Returns the metrics of all devices, in a fixed order.
     fn devices(&self) -> Vec<DeviceSnapshot>;
 
+    /// Returns the number of devices that accept requests, as far as this process knows.
+    fn serving_devices(&self) -> usize {
+        self.devices().iter().filter(|device| device.state == DeviceState::Serving).count()
+    }
+
     /// Returns true if a device accepts requests.
     fn has_device(&self) -> bool {
-        self.devices().iter().any(|device| device.state == DeviceState::Serving)
+        self.serving_devices() > 0
+    }
+
+    /// Returns the largest rate at which the devices answer a model's rows by their deadlines, in
+    /// rows per second, without other load; `None` if it is unknown.
+    fn capacity(&self, _id: ModelId) -> Option<f64> {
+        None
     }
 
     /// Returns true if this process decides which requests run: it alone knows the load of the
     /// devices. A spare scheduler, a frontend and a backend do not.
     fn is_primary(&self) -> bool {
         true
+    }
+
+    /// Returns the number of times that this scheduler of a cluster took the lead; `None` if it is
+    /// not one.
+    fn elections(&self) -> Option<u64> {
+        None
     }
 
     /// Adds or removes a device and returns its id. May take as long as attaching all models does.
@@ -88,6 +105,10 @@ impl Backend for Engine {
 
     fn processes(&self, id: ModelId) -> Option<EngineProcesses> {
         self.model_processes(id)
+    }
+
+    fn capacity(&self, id: ModelId) -> Option<f64> {
+        self.model_capacity(id)
     }
 
     fn devices(&self) -> Vec<DeviceSnapshot> {

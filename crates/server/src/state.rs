@@ -10,6 +10,7 @@ use crate::limits::connection::ClientConnection;
 use crate::limits::loads::{RepositoryChange, RepositoryChanges};
 use crate::limits::peer_budgets::PeerBudgets;
 use crate::observe::access_log::AccessLog;
+use crate::observe::call_errors::CallErrors;
 use crate::observe::recording::permits::Dumps;
 use crate::observe::signals::LiveSignals;
 use crate::observe::telemetry::calls::Telemetry;
@@ -43,6 +44,7 @@ pub(crate) struct ServerState {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) registry: Arc<ModelRegistry>,
     pub(crate) signals: LiveSignals,
+    pub(crate) call_errors: CallErrors,
     pub(crate) access: Access,
     pub(crate) access_log: Option<AccessLog>,
     pub(crate) budget: Arc<MemoryBudget>,
@@ -84,6 +86,7 @@ impl ServerState {
             backend,
             registry,
             signals,
+            call_errors: CallErrors::default(),
             access,
             access_log,
             budget,
@@ -121,8 +124,7 @@ impl ServerState {
         if !self.has_started.load(Ordering::Relaxed) && self.registry.is_loading() {
             return false;
         }
-        let has_clients = self.config.http.is_some() || self.config.grpc.is_some();
-        if has_clients && !self.registry.has_ready() {
+        if self.has_clients() && !self.registry.has_ready() {
             return false;
         }
         let is_ready = !self.config.strict_readiness || self.registry.failed().is_empty();
@@ -130,6 +132,11 @@ impl ServerState {
             self.has_started.store(true, Ordering::Relaxed);
         }
         is_ready
+    }
+
+    /// Returns true if the server has a port for clients.
+    pub(crate) fn has_clients(&self) -> bool {
+        self.config.http.is_some() || self.config.grpc.is_some()
     }
 
     /// Returns the backend's metrics of a model, corrected for answers that reached no client.

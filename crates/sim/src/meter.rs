@@ -112,7 +112,8 @@ impl Meter {
 
     /// Returns the totals up to now, including the past part of running tasks.
     fn totals(&self, now: Time) -> Totals {
-        let total = |counts: &WindowCounts| ModelTotals { good: counts.good, bad: counts.bad, busy: counts.busy };
+        let total =
+            |counts: &WindowCounts| ModelTotals { good: counts.good, bad: counts.bad, broken: 0, busy: counts.busy };
         let mut models: Vec<_> = (0..).zip(self.models.iter().map(total)).collect();
         for running in self.running.iter().flatten() {
             models[running.model.index()].1.busy += running.busy(now);

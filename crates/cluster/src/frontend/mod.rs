@@ -150,7 +150,8 @@ impl Frontend {
         let pending =
             PendingRequest { header: ask, inputs, came, expires, live, on_answer, ended, pieces, orphaned: orphan };
         let accepted = self.0.table.lock().insert(pending, came);
-        let (request, scheduler) = accepted.inspect_err(|_| model.counts.metrics.on_refused())?;
+        let (request, scheduler) =
+            accepted.inspect_err(|failure| model.counts.metrics.on_not_accepted(failure.ending()))?;
         if let Some(scheduler) = scheduler {
             self.0.send_request(&scheduler, RequestHeader { request, ..ask });
         }
@@ -169,9 +170,9 @@ impl Frontend {
         self.0.models.read().get(id).map(|model| model.counts.snapshot())
     }
 
-    /// Returns true if the primary has a device that serves, or had one a moment ago.
-    pub fn serves(&self) -> bool {
-        self.0.devices.load(Ordering::Relaxed) > 0
+    /// Returns the number of the primary's devices that serve, or served a moment ago.
+    pub fn serving_devices(&self) -> usize {
+        self.0.devices.load(Ordering::Relaxed) as usize
     }
 
     /// Refuses new jobs and waits until all accepted ones are answered. After `timeout` it fails

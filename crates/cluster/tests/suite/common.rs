@@ -232,7 +232,7 @@ pub(crate) fn rows(number: usize, rows: usize, width: usize) -> Arc<[Tensor]> {
 
 impl Client {
     pub(crate) fn ready(&self) -> &Client {
-        until("a device serves", || self.frontend.serves() && !self.known.lock().unwrap().is_empty());
+        until("a device serves", || self.frontend.serving_devices() > 0 && !self.known.lock().unwrap().is_empty());
         self
     }
 

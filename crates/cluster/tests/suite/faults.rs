@@ -137,7 +137,7 @@ fn without_any_backend_requests_are_refused_with_a_retry() {
     let (_, again) = count(&client, taken);
     assert!(taken == REQUESTS && again > 0);
     dies.thread.join().unwrap();
-    until("no device serves", || !client.frontend.serves());
+    until("no device serves", || client.frontend.serving_devices() == 0);
     let comes = backend(scheduler.address(), &models);
     client.ready();
     let taken = drive(&client, "m", || {});
@@ -188,7 +188,7 @@ fn without_a_scheduler_requests_are_retryable_and_a_later_one_is_followed() {
     let earlier = scheduler(6, address, "deferred", HangBound::default());
     // It learns of the later epoch from connecting processes.
     until("it has tried and given up", || earlier.engine().is_some() && !earlier.is_primary());
-    assert!(!client.frontend.serves(), "no backend follows an earlier one");
+    assert!(client.frontend.serving_devices() == 0, "no backend follows an earlier one");
     drop(earlier);
     let _later = scheduler(8, address, "deferred", HangBound::default());
     client.ready();

@@ -9,9 +9,11 @@ use crate::metrics::{ModelMetrics, ModelSnapshot};
 use crate::requests::ending::Ending;
 use crate::{Failure, ServedModel};
 use crossbeam_queue::ArrayQueue;
-use ripieno_base::{Nanos, RequestSlot};
+use parking_lot::RwLock;
+use ripieno_base::{BlockId, Nanos, RequestSlot};
 use ripieno_executor::{LoadedModel, Outage};
-use ripieno_model::{Block, Extent};
+use ripieno_model::bounds::capacity;
+use ripieno_model::{Block, Extent, Model, Profile};
 use ripieno_sched::Limits;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -68,6 +70,8 @@ pub(crate) struct ModelEntry {
     max_queued_ns: usize,
     /// The blocks and their costs.
     costs: Box<[Block]>,
+    /// The model with the profiles of now.
+    model: RwLock<Model>,
     /// Number of request parts in the server, and their device time in nanoseconds.
     live: AtomicUsize,
     live_ns: AtomicUsize,
@@ -197,6 +201,7 @@ impl ModelEntry {
             max_queue: served.max_queue,
             max_queued_ns: served.max_queued_work.map_or(usize::MAX, |work| work.0.max(0) as usize),
             costs: model.blocks.clone().into(),
+            model: RwLock::new(model.clone()),
             live: AtomicUsize::new(0),
             live_ns: AtomicUsize::new(0),
             metrics: ModelMetrics::new(largest),
@@ -206,6 +211,18 @@ impl ModelEntry {
     /// Returns the bound on its live requests, whatever the number of devices.
     fn min_queue(&self) -> usize {
         self.max_queue.unwrap_or(ServedModel::MIN_QUEUE)
+    }
+
+    /// Replaces the profile of a block.
+    pub(crate) fn replace_profile(&self, block: BlockId, profile: Profile) {
+        self.model.write().blocks[block.index()].profile = profile;
+    }
+
+    /// Returns the largest rate at which this number of devices answers the model's rows by their
+    /// deadlines, in rows per second, if it has the devices for itself. `None` if requests differ
+    /// in cost.
+    pub(crate) fn rows_per_s(&self, devices: usize) -> Option<f64> {
+        capacity(&self.model.read(), devices).map(|bound| bound.goodput_rps)
     }
 
     pub(crate) fn snapshot(&self) -> ModelSnapshot {
@@ -258,7 +275,7 @@ impl Drop for Permit {
 mod tests {
     use super::*;
     use crate::testing::served;
-    use ripieno_model::{LengthProfiles, Profile};
+    use ripieno_model::LengthProfiles;
 
     fn bound_of(result: Result<Permit, Failure>) -> usize {
         match result {

@@ -21,6 +21,7 @@ impl SchedulerLoop {
             "batches take otherwise than profiled: one row {right:.3} ms instead of {wrong:.3}; the profile is replaced"
         );
         known.entry.metrics.on_correction();
+        known.entry.replace_profile(block, profile.clone());
         known.replace_profile(block, profile.clone());
         self.speeds.forget();
         self.core.control(Control::ProfileReplaced { model: id, block, profile });

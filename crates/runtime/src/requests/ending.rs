@@ -200,14 +200,20 @@ impl Ending {
         Ending::ShuttingDown,
     ];
 
-    /// Whether the ending counts as good or bad for autoscaling. `None` if more devices would not
-    /// have changed it.
+    /// Whether the ending counts as good or bad. `None` if the client or the operator wanted it.
     pub fn is_good(self) -> Option<bool> {
         match self {
             Ending::Ok => Some(true),
             Ending::Late | Ending::Expired | Ending::Hopeless | Ending::Share | Ending::Refused => Some(false),
-            Ending::Cancelled | Ending::Failed | Ending::Outage | Ending::Unloaded | Ending::ShuttingDown => None,
+            Ending::Failed | Ending::Outage => Some(false),
+            Ending::Cancelled | Ending::Unloaded | Ending::ShuttingDown => None,
         }
+    }
+
+    /// Whether the ending is bad for another reason than too few devices: the engine failed, or a
+    /// device, process or scheduler was missing.
+    pub fn is_breakdown(self) -> bool {
+        matches!(self, Ending::Failed | Ending::Outage)
     }
 
     /// Returns the value of the metrics label.

@@ -101,7 +101,7 @@ fn a_burst_beyond_capacity() {
     let engine = engine(&executor);
     let model = engine.load(model(&executor, 1.0, 25)).unwrap();
     clients(&engine, model, [(0, 1); 120]);
-    check(&explained(&engine, "burst"), Cause::Burst, 20);
+    check(&explained(&engine, "burst"), Cause::Overload, 20);
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn an_overload() {
     let engine = engine(&executor);
     let model = engine.load(model(&executor, 1.0, 20)).unwrap();
     clients(&engine, model, [(0, 40); 60]);
-    check(&explained(&engine, "overload"), Cause::Burst, 200);
+    check(&explained(&engine, "overload"), Cause::Overload, 200);
 }
 
 #[test]

@@ -4,13 +4,18 @@ use super::Access;
 use hyper::body::Incoming;
 use hyper::service::Service;
 use hyper::{Request, Response};
+use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either;
+
+/// Shortest time between two lines of the log about failed handshakes.
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Properties of a listener that its connections need.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +33,32 @@ pub(crate) struct ConnectionInfo {
     pub(crate) peer: SocketAddr,
     /// SHA-256 of the client's certificate, if client certificates are enabled.
     pub(crate) certificate: Option<[u8; 32]>,
+}
+
+/// TLS handshakes that failed: a certificate that the client does not trust, no TLS at all, a
+/// missing client certificate.
+#[derive(Default)]
+pub(crate) struct FailedHandshakes {
+    count: AtomicU64,
+    /// Time of the last line in the log. Scanners of ports would fill it otherwise.
+    logged: Mutex<Option<Instant>>,
+}
+
+impl FailedHandshakes {
+    /// Returns the number of failed handshakes.
+    pub(crate) fn count(&self) -> u64 {
+        self.count.load(Relaxed)
+    }
+
+    /// Counts a failure, and logs it if the last line is older than a second.
+    fn report(&self, peer: SocketAddr, cause: &str) {
+        self.count.fetch_add(1, Relaxed);
+        let mut logged = self.logged.lock();
+        if logged.is_none_or(|last| last.elapsed() > LOG_INTERVAL) {
+            *logged = Some(Instant::now());
+            tracing::warn!(%peer, "a TLS handshake failed: {cause}");
+        }
+    }
 }
 
 /// A connection's byte stream, decrypted.
@@ -61,11 +92,11 @@ impl Access {
                     (Either::Right(Box::new(stream)), certificate)
                 }
                 Ok(Err(error)) => {
-                    tracing::debug!("{peer}: no TLS: {error}");
+                    self.failed_handshakes.report(peer, &error.to_string());
                     return None;
                 }
                 Err(_) => {
-                    tracing::debug!("{peer}: TLS did not begin within {patience:?}");
+                    self.failed_handshakes.report(peer, &format!("TLS did not begin within {patience:?}"));
                     return None;
                 }
             },

@@ -20,7 +20,7 @@ mod tls;
 mod tokens;
 
 pub use config::{AccessConfig, AccessError, Admin, SharedMemory, TlsFiles, TokenSource};
-pub(crate) use connection::{ClientStream, ConnectionInfo, ListenerInfo};
+pub(crate) use connection::{ClientStream, ConnectionInfo, FailedHandshakes, ListenerInfo};
 
 use crate::problem::{Problem, ProblemKind};
 use clients::{ClientKey, ClientNumbers};
@@ -111,6 +111,7 @@ pub(crate) struct Access {
     tls: Option<Tls>,
     sites: Sites,
     clients: ClientNumbers,
+    pub(crate) failed_handshakes: FailedHandshakes,
 }
 
 impl Access {
@@ -120,7 +121,14 @@ impl Access {
         let tokens = config.tokens.as_ref().map(AccessTokens::open).transpose().map_err(AccessError)?;
         let tls = config.tls.as_ref().map(Tls::open).transpose().map_err(AccessError)?;
         let sites = Sites::new(&config.allowed_hosts, &config.allowed_origins);
-        Ok(Access { config, tokens, tls, sites, clients: ClientNumbers::default() })
+        Ok(Access {
+            config,
+            tokens,
+            tls,
+            sites,
+            clients: ClientNumbers::default(),
+            failed_handshakes: FailedHandshakes::default(),
+        })
     }
 
     /// Logs a warning for each listener that is open to other machines.

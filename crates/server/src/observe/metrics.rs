@@ -35,13 +35,20 @@ pub(crate) fn render(state: &ServerState) -> String {
         .collect();
     let mut text = MetricsText(String::with_capacity(4096 + 8192 * rows.len()));
     build_info(&mut text, state);
-    requests(&mut text, &rows);
-    processes(&mut text, &rows);
-    histograms(&mut text, &rows);
+    call_errors(&mut text, state);
+    if state.has_clients() && !state.backend.is_primary() {
+        // The scheduler counts the same requests under the other names.
+        of_frontend(&mut text, &rows);
+    } else {
+        requests(&mut text, &rows);
+        capacity(&mut text, state, &rows);
+        processes(&mut text, &rows);
+        histograms(&mut text, &rows, &HISTOGRAMS);
+        triton(&mut text, &rows);
+    }
     devices(&mut text, state);
     scheduler(&mut text, state);
-    signals(&mut text, state.signals.reading());
-    triton(&mut text, &rows);
+    signals(&mut text, state);
     process::write(&mut text);
     text.0
 }
@@ -94,20 +101,62 @@ fn build_info(text: &mut MetricsText, state: &ServerState) {
     let help = "Whether it decides which requests run: of a cluster, the primary alone.";
     text.family("ripieno_leading", "gauge", help);
     let _ = writeln!(text.0, "ripieno_leading {}", u8::from(state.backend.is_primary()));
+    if let Some(elections) = state.backend.elections() {
+        text.family("ripieno_elections_total", "counter", "Times that this scheduler took the lead.");
+        text.plain("ripieno_elections_total", elections);
+    }
     text.family("ripieno_held_bytes", "gauge", "Bytes that requests and answers hold.");
     let _ = writeln!(text.0, "ripieno_held_bytes {}", state.budget.held());
     text.family("ripieno_max_held_bytes", "gauge", "The most that they may hold.");
     let _ = writeln!(text.0, "ripieno_max_held_bytes {}", state.budget.bound());
 }
 
-fn requests(text: &mut MetricsText, rows: &[ModelRow]) {
-    text.family("ripieno_requests_total", "counter", "Requests by how they ended.");
+/// Writes the calls that were refused because of the client.
+fn call_errors(text: &mut MetricsText, state: &ServerState) {
+    let help = "Calls that were wrong or not allowed, by the HTTP status of the same meaning.";
+    text.family("ripieno_call_errors_total", "counter", help);
+    for (status, count) in state.call_errors.counts() {
+        text.sample("ripieno_call_errors_total", &format!("code=\"{status}\""), count);
+    }
+    text.family("ripieno_tls_failures_total", "counter", "TLS handshakes that failed.");
+    text.plain("ripieno_tls_failures_total", state.access.failed_handshakes.count());
+}
+
+/// Writes what a frontend alone knows of the requests: how its clients were answered.
+fn of_frontend(text: &mut MetricsText, rows: &[ModelRow]) {
+    outcomes(text, "ripieno_frontend_requests_total", rows);
+    histograms(text, rows, &[FRONTEND_RESPONSE]);
+    slo(text, rows);
+}
+
+fn outcomes(text: &mut MetricsText, name: &str, rows: &[ModelRow]) {
+    text.family(name, "counter", "Requests by how they ended.");
     for row in rows {
         for (ending, count) in &row.model.requests {
-            text.sample("ripieno_requests_total", &format!("{},outcome=\"{}\"", row.labels, ending.name()), count);
+            text.sample(name, &format!("{},outcome=\"{}\"", row.labels, ending.name()), count);
         }
-        text.sample("ripieno_requests_total", &format!("{},outcome=\"undelivered\"", row.labels), undelivered(row));
+        text.sample(name, &format!("{},outcome=\"undelivered\"", row.labels), undelivered(row));
     }
+}
+
+fn slo(text: &mut MetricsText, rows: &[ModelRow]) {
+    let metric = Metric::gauge("ripieno_slo_seconds", "The latency target.");
+    text.per_model(&metric, rows, |row| row.entry.slo.span.as_secs_f64());
+}
+
+/// Writes what the devices can do of each model whose requests cost the same.
+fn capacity(text: &mut MetricsText, state: &ServerState, rows: &[ModelRow]) {
+    let help = "Rows a second that the serving devices can answer in time, without other models.";
+    text.family("ripieno_capacity_rows_per_second", "gauge", help);
+    for row in rows {
+        if let Some(rows_per_s) = row.entry.id.and_then(|id| state.backend.capacity(id)) {
+            text.sample("ripieno_capacity_rows_per_second", &row.labels, rows_per_s);
+        }
+    }
+}
+
+fn requests(text: &mut MetricsText, rows: &[ModelRow]) {
+    outcomes(text, "ripieno_requests_total", rows);
     let help = "Requests answered by their deadline; its rate is the goodput.";
     text.per_model(&Metric::counter("ripieno_good_requests_total", help), rows, |row| ended(row, Ending::Ok));
     text.per_model(&Metric::counter("ripieno_rows_total", "Rows answered."), rows, |row| row.model.rows);
@@ -140,8 +189,7 @@ fn requests(text: &mut MetricsText, rows: &[ModelRow]) {
     });
     let help = "Requests (or parts of large ones) that wait or run.";
     text.per_model(&Metric::gauge("ripieno_live_requests", help), rows, |row| row.model.live);
-    let help = "The latency target.";
-    text.per_model(&Metric::gauge("ripieno_slo_seconds", help), rows, |row| row.entry.slo.span.as_secs_f64());
+    slo(text, rows);
 }
 
 /// Writes the metrics of models whose engines run in processes of their own.
@@ -181,8 +229,11 @@ const HISTOGRAMS: [HistogramFamily; 6] = [
     ("ripieno_prediction_error_ratio", PREDICTION, 1e3, |model| &model.prediction_error),
 ];
 
-fn histograms(text: &mut MetricsText, rows: &[ModelRow]) {
-    for (name, help, unit, of) in HISTOGRAMS {
+const FRONTEND_RESPONSE: HistogramFamily =
+    ("ripieno_frontend_response_seconds", "From arrival to answer.", 1e9, |model| &model.response);
+
+fn histograms(text: &mut MetricsText, rows: &[ModelRow], families: &[HistogramFamily]) {
+    for &(name, help, unit, of) in families {
         text.family(name, "histogram", help);
         for ModelRow { labels, model, .. } in rows {
             let histogram = of(model);
@@ -199,11 +250,11 @@ fn histograms(text: &mut MetricsText, rows: &[ModelRow]) {
 
 fn devices(text: &mut MetricsText, state: &ServerState) {
     let devices = state.backend.devices();
-    text.family(
-        "ripieno_device_serving",
-        "gauge",
-        "Whether the device takes batches; 0 while it leaves, or if it was lost.",
-    );
+    let help = "Devices that take batches, as far as this process knows; 0 without any.";
+    text.family("ripieno_serving_devices", "gauge", help);
+    text.plain("ripieno_serving_devices", state.backend.serving_devices());
+    let help = "Whether the device takes batches; 0 while it leaves, or if it was lost.";
+    text.family("ripieno_device_serving", "gauge", help);
     // Devices of a cluster are counted once, where their tasks are decided.
     for numbers in devices.iter().filter(|_| state.backend.is_primary()) {
         let serving = u8::from(numbers.state == DeviceState::Serving);
@@ -220,11 +271,8 @@ fn devices(text: &mut MetricsText, state: &ServerState) {
         let device = numbers.id;
         text.sample("ripieno_device_batches_total", &format!("device=\"{device}\""), numbers.batches);
     }
-    text.family(
-        "ripieno_rows_gathered_total",
-        "counter",
-        "Rows copied to make batches contiguous, once for each tensor.",
-    );
+    let help = "Rows copied to make batches contiguous, once for each tensor.";
+    text.family("ripieno_rows_gathered_total", "counter", help);
     for numbers in &devices {
         let device = numbers.id;
         text.sample("ripieno_rows_gathered_total", &format!("device=\"{device}\""), numbers.rows_gathered);
@@ -259,16 +307,24 @@ fn scheduler(text: &mut MetricsText, state: &ServerState) {
     let _ = writeln!(text.0, "ripieno_scheduler_busy_seconds_total {}", busy_ns as f64 / 1e9);
 }
 
-/// Writes the autoscaling signals, once they are known.
-fn signals(text: &mut MetricsText, reading: Option<Reading>) {
-    let Some(reading) = reading else { return };
+/// Writes the share of bad requests, and once they are known the signals for autoscalers. Only the
+/// process that decides knows the latter: a placeholder would scale the devices down.
+fn signals(text: &mut MetricsText, state: &ServerState) {
+    let reading = state.signals.reading();
+    let help = "Requests not answered by their deadline, over all that ended in the last seconds.";
+    text.family("ripieno_bad_rate", "gauge", help);
+    text.plain("ripieno_bad_rate", reading.map_or(0.0, |reading| reading.not_in_time()));
+    if let Some(reading) = reading.filter(|_| state.backend.is_primary()) {
+        advice(text, reading);
+    }
+}
+
+fn advice(text: &mut MetricsText, reading: Reading) {
     let mut gauge = |name: &str, help: &str, value: &dyn std::fmt::Display| {
         text.family(name, "gauge", help);
         let _ = writeln!(text.0, "{name} {value}");
     };
-    gauge("ripieno_devices", "Devices that are there.", &reading.devices);
-    let help = "Requests not answered by their deadline, over all that ended in the last seconds.";
-    gauge("ripieno_bad_rate", help, &reading.bad_rate);
+    gauge("ripieno_devices", "Mean number of devices in the last seconds.", &reading.devices);
     gauge("ripieno_idle_fraction", "The part of the devices' last seconds without a task.", &reading.idle_fraction);
     let help = "Devices that the load of the last seconds needs; what to scale to.";
     gauge("ripieno_desired_devices", help, &ScalingRule::PAPER.desired(&reading));
@@ -336,14 +392,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn signals_are_gauges_once_they_are_known() {
+    fn signals_are_gauges() {
         let mut text = MetricsText(String::new());
-        signals(&mut text, None);
-        assert_eq!(text.0, "");
-        signals(&mut text, Some(Reading::new(4.0, 0.5, 0.0)));
+        advice(&mut text, Reading::new(4.0, 0.5, 0.0));
         let samples: Vec<_> = text.0.lines().filter(|line| !line.starts_with('#')).collect();
-        let expected =
-            ["ripieno_devices 4", "ripieno_bad_rate 0.5", "ripieno_idle_fraction 0", "ripieno_desired_devices 8"];
+        let expected = ["ripieno_devices 4", "ripieno_idle_fraction 0", "ripieno_desired_devices 8"];
         assert_eq!(samples, expected);
     }
 }

@@ -1,6 +1,7 @@
 //! Reports of the server about itself: metrics, logs, traces, recordings, desired devices.
 
 pub(crate) mod access_log;
+pub(crate) mod call_errors;
 pub(crate) mod metrics;
 pub(crate) mod recording;
 pub(crate) mod signals;

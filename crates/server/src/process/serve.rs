@@ -387,7 +387,7 @@ async fn keep_sampling(state: Arc<ServerState>) {
 }
 
 fn sample(state: &ServerState) {
-    if !state.backend.is_primary() {
+    if !state.backend.is_primary() && !state.has_clients() {
         return state.signals.clear();
     }
     let entries = state.registry.ready_entries();
@@ -442,6 +442,7 @@ async fn answer_metrics(
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     let need = if request.uri().path() == "/metrics" { Permission::Metrics } else { Permission::Health };
     if let Err(problem) = state.access.authorize(need, &request) {
+        state.call_errors.on_status(problem.kind.http_status());
         return Ok(http::refusal(&problem));
     }
     let (status, body) = match request.uri().path() {

@@ -10,6 +10,7 @@ use maud::{Markup, PreEscaped, html};
 use ripieno_base::Nanos;
 use ripieno_report::chart::sparkline;
 use ripieno_runtime::history::History;
+use ripieno_runtime::history::causes::Cause;
 use ripieno_runtime::{DeviceState, Ending};
 use std::collections::BTreeMap;
 
@@ -29,6 +30,11 @@ pub(super) fn render(state: &ServerState) -> Markup {
             (model.p50_ms, model.p99_ms) = (Some(*p50), Some(*p99));
         }
     }
+    // What needs an operator comes first, idle models last.
+    models.sort_by(|a, b| {
+        let place = |model: &ModelView| (model.share.is_none(), model.share.unwrap_or(1.0));
+        place(a).partial_cmp(&place(b)).unwrap_or(std::cmp::Ordering::Equal)
+    });
     html! {
         (health(state, &models, &causes))
         h1 { "Now" span.aside { "the last ten seconds" } }
@@ -50,7 +56,7 @@ pub(super) fn render(state: &ServerState) -> Markup {
                         th scope="col" { "Not in time" }
                         th scope="col" { "Ten minutes" }
                     } }
-                    tbody { @for model in &models { (row(model)) } }
+                    tbody { @for model in &models { (row(model, load(state, model))) } }
                 }
             }
         }
@@ -103,7 +109,7 @@ pub(super) fn latencies(history: &History) -> BTreeMap<String, (f64, f64)> {
     each.into_iter().map(quantiles).collect()
 }
 
-fn row(model: &ModelView) -> Markup {
+fn row(model: &ModelView, load: Option<(f64, f64)>) -> Markup {
     let entry = &model.entry;
     let healthy = model.share.is_none_or(|share| share >= HEALTHY);
     let slo_ms = entry.slo.span.as_millis_f64();
@@ -117,7 +123,12 @@ fn row(model: &ModelView) -> Markup {
                 a href=(View::Model(entry.name.clone(), entry.version.clone()).path()) { (entry.name) }
                 span.note { " v" (entry.version) }
             }
-            td.number { (rate(model.rate)) }
+            td.number {
+                (rate(model.rate))
+                @if let Some((offered, can)) = load {
+                    span.note.bad[offered > can] { " can do " (rate(can)) }
+                }
+            }
             td.number.bad[!healthy] { (model.share.map_or("–".to_owned(), percent)) }
             td.number { (number(model.p50_ms)) }
             td.number.bad[over] { (number(model.p99_ms)) }
@@ -157,19 +168,17 @@ fn health(state: &ServerState, models: &[ModelView], causes: &[CauseCount]) -> M
 }
 
 fn verdict(state: &ServerState, models: &[ModelView], causes: &[CauseCount]) -> (bool, String) {
-    if !state.is_ready() {
-        return (false, "The server is not ready: a model loads or cannot be served, or no device serves.".to_owned());
+    if let Some(missing) = missing(state) {
+        return (false, missing);
     }
     if let Some(lost) = state.backend.devices().iter().find(|device| device.state == DeviceState::Lost) {
         return (false, format!("Device {} is lost.", lost.id));
     }
     let worst = models.iter().filter_map(|model| Some((model, model.share.filter(|share| *share < HEALTHY)?)));
     let Some((model, share)) = worst.min_by(|a, b| a.1.total_cmp(&b.1)) else {
-        let rate: f64 = models.iter().map(|model| model.rate).sum();
-        return match rate > 0.0 {
-            true => {
-                (true, format!("{} requests, at least {} of each model in time.", format::rate(rate), percent(HEALTHY)))
-            }
+        let all: f64 = models.iter().map(|model| model.rate).sum();
+        return match all > 0.0 {
+            true => (true, format!("{} requests, at least {} of each model in time.", rate(all), percent(HEALTHY))),
             false => (true, "No request in the last ten seconds.".to_owned()),
         };
     };
@@ -177,7 +186,45 @@ fn verdict(state: &ServerState, models: &[ModelView], causes: &[CauseCount]) -> 
     let cause = causes.iter().find(|cause| cause.model == *name);
     let why =
         cause.map_or(String::new(), |top| format!(" Most often: {}. {}.", top.cause.name(), upper(top.cause.change())));
-    (false, format!("{} of {name}'s requests are in time.{why}", percent(share)))
+    let overload = load(state, model).filter(|(offered, can)| offered > can).map_or(String::new(), |(offered, can)| {
+        format!(" It is offered {}, the devices can do {}.", rate(offered), rate(can))
+    });
+    (false, format!("{} of {name}'s requests are in time.{overload}{why}", percent(share)))
+}
+
+/// Returns what keeps the server from answering, and what to do.
+fn missing(state: &ServerState) -> Option<String> {
+    if state.is_draining() {
+        return Some("The server is shutting down.".to_owned());
+    }
+    if state.backend.is_primary() && state.backend.serving_devices() == 0 {
+        let change = Cause::NoDevice.change();
+        return Some(format!("No device serves: each request is answered with 503. {}.", upper(change)));
+    }
+    if state.is_ready() {
+        return None;
+    }
+    let failed = state.registry.failed();
+    let text = match (state.has_clients(), state.backend.is_primary()) {
+        _ if state.registry.is_loading() => "The server is not ready: a model loads.".to_owned(),
+        _ if !failed.is_empty() => {
+            format!("The server is not ready: {} cannot be served; see the log.", failed.join(", "))
+        }
+        (true, false) => "The server is not ready: no scheduler with a device is there. Look at the schedulers' pages \
+                          and logs."
+            .to_owned(),
+        (false, false) => "This scheduler follows no primary, and is none. Look at the store of the epoch.".to_owned(),
+        (_, true) => "The server is not ready: no model serves. Load one.".to_owned(),
+    };
+    Some(text)
+}
+
+/// Returns the offered load and the capacity of a model in requests per second, if they are known.
+pub(super) fn load(state: &ServerState, model: &ModelView) -> Option<(f64, f64)> {
+    let rows_per_s = model.entry.id.and_then(|id| state.backend.capacity(id))?;
+    let answered = model.now.success.count.max(1);
+    let rows = (model.now.rows as f64 / answered as f64).max(1.0);
+    Some((model.rate, rows_per_s / rows))
 }
 
 fn upper(text: &str) -> String {

@@ -128,7 +128,7 @@ impl Samples {
 fn ended_since(now: &ModelSnapshot, before: Option<&ModelSnapshot>) -> (u64, u64) {
     let (mut all, mut bad) = (0, 0);
     for (ending, count) in endings_since(now, before) {
-        all += if ending.is_good().is_some() || ending == Ending::Failed { count } else { 0 };
+        all += if ending.is_good().is_some() { count } else { 0 };
         bad += if is_bad(ending) { count } else { 0 };
     }
     (all, bad)
@@ -146,7 +146,7 @@ fn endings_since<'a>(
 
 /// Whether the outcome is one that an operator has to explain.
 pub(super) fn is_bad(ending: Ending) -> bool {
-    ending.is_good() == Some(false) || matches!(ending, Ending::Failed | Ending::Outage)
+    ending.is_good() == Some(false)
 }
 
 fn model_view(

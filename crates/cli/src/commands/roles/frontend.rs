@@ -188,8 +188,8 @@ impl Backend for RemoteEngine {
         Vec::new()
     }
 
-    fn has_device(&self) -> bool {
-        self.0.serves()
+    fn serving_devices(&self) -> usize {
+        self.0.serving_devices()
     }
 
     /// The scheduler knows the load of the devices, and advises on their number.

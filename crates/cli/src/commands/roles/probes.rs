@@ -63,6 +63,10 @@ impl Backend for BackendDevices {
         (0..).zip(&self.usage).map(|(id, usage)| usage.snapshot(id)).collect()
     }
 
+    fn serving_devices(&self) -> usize {
+        self.stop.iter().filter(|device| device.is_connected()).count()
+    }
+
     fn has_device(&self) -> bool {
         self.stop.iter().all(|device| device.is_connected())
     }

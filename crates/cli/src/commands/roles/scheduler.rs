@@ -256,6 +256,10 @@ impl Backend for PendingEngine {
         None
     }
 
+    fn capacity(&self, id: ModelId) -> Option<f64> {
+        self.engine()?.model_capacity(id)
+    }
+
     fn devices(&self) -> Vec<DeviceSnapshot> {
         self.engine().as_ref().map(Engine::device_metrics).unwrap_or_default()
     }
@@ -268,6 +272,10 @@ impl Backend for PendingEngine {
 
     fn is_primary(&self) -> bool {
         self.scheduler.is_primary()
+    }
+
+    fn elections(&self) -> Option<u64> {
+        Some(self.scheduler.elections())
     }
 
     fn change_devices(&self, _: DeviceChange) -> Result<DeviceId, DeviceRefused> {

@@ -9,12 +9,13 @@
 //! spans come from prefix sums over the tasks by their start; only what the devices were busy with
 //! is summed task by task.
 
+pub use super::cause::Cause;
 use super::{CallReason, CallRecord, History, TaskRecord};
 use crate::{Ending, RefusedWhy};
 use ripieno_base::{DeviceId, Nanos, Time};
+use ripieno_model::bounds::{Bound, capacity};
 use ripieno_model::{Block, Extent, Model, Steps};
 use ripieno_sched::Outcome;
-use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// Part of the devices' busy time beyond the profile, from which on they count as slow.
@@ -32,88 +33,16 @@ const MOST_RUNNING: usize = 256;
 const STALL: Nanos = Nanos::from_millis(1);
 /// Share of the arriving work from which on one of several clients is the cause of a burst.
 const GREEDY_SHARE: f64 = 0.6;
-/// Largest number of arrivals that are looked at for a greedy client.
+/// Largest number of arrivals that are looked at for a greedy client, or for a model's load.
 const MOST_ARRIVALS: usize = 4_096;
-
-/// A cause of lateness, refusal or failure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Cause {
-    /// The time until the deadline is less than the model needs for the request alone.
-    ShortDeadline,
-    /// Another request of its batch failed, or made the batch run again.
-    Neighbour,
-    /// The engine fails on the request itself.
-    OwnFailure,
-    /// The request's device or engine process was lost.
-    Lost,
-    /// The client did not send the request in time.
-    SlowClient,
-    /// The request's model or client asked for more than its share.
-    Share,
-    /// The model had just been loaded, and its batches were slow.
-    Cold,
-    /// Batches took longer than the profile says.
-    SlowDevice,
-    /// More work arrived than the devices can do.
-    Burst,
-    /// The server's threads did not run when its batch had to begin.
-    Stalled,
-    /// Devices idled while it waited: the scheduler waited for a fuller batch.
-    BatchWait,
-    /// The devices were busy with another model.
-    QueueBehind,
-    /// The devices were busy with other requests of its model.
-    OwnQueue,
-    /// The request's own batches took most of its time.
-    OwnBatch,
-    /// Nothing recorded explains it.
-    Unknown,
-}
-
-impl Cause {
-    /// Returns the name for tables and JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            Cause::ShortDeadline => "deadline shorter than a lone run",
-            Cause::Neighbour => "a neighbour in its batch failed",
-            Cause::OwnFailure => "the engine fails on the request itself",
-            Cause::Lost => "its device or engine process was lost",
-            Cause::SlowClient => "the client was slow to send",
-            Cause::Share => "share of the devices exceeded",
-            Cause::Cold => "cold or reloaded model",
-            Cause::SlowDevice => "device slower than its profile",
-            Cause::Burst => "burst beyond capacity",
-            Cause::Stalled => "the server got no processor",
-            Cause::BatchWait => "waited for a fuller batch",
-            Cause::QueueBehind => "queued behind another model",
-            Cause::OwnQueue => "queued behind other requests of its model",
-            Cause::OwnBatch => "its own batch took most of its time",
-            Cause::Unknown => "no cause was recorded",
-        }
-    }
-
-    /// Returns the setting to change.
-    pub fn change(self) -> &'static str {
-        match self {
-            Cause::ShortDeadline => "raise slo_ms in model.toml, or the client's timeout",
-            Cause::Neighbour => "find the requests that fail alone (ripieno_bad_requests_total), and mend their client",
-            Cause::OwnFailure => "mend the request: the error in its answer names the operator",
-            Cause::Lost => "see the log for the device; isolation = \"process\" keeps an engine's crash apart",
-            Cause::SlowClient => "raise --body-timeout-s, or send smaller requests",
-            Cause::Share => "raise weight in model.toml, add devices (--devices), or slow the client down",
-            Cause::Cold => "load the model before its clients come; warm_up in model.toml",
-            Cause::SlowDevice => "look for other load on the device; restart to measure profiles anew",
-            Cause::Burst => "add devices (--devices), raise slo_ms, or retry later (Retry-After)",
-            Cause::Stalled => "give the server more cores, or take other load off its machine",
-            Cause::BatchWait => "--objective latency, or a smaller max_batch in model.toml",
-            Cause::QueueBehind => "raise weight in model.toml, lower max_batch of the other model, or add devices",
-            Cause::OwnQueue => "add devices (--devices), or raise slo_ms in model.toml",
-            Cause::OwnBatch => "raise slo_ms, or lower max_batch in model.toml",
-            Cause::Unknown => "raise slo_ms in model.toml; record from the server's start (--record FILE)",
-        }
-    }
-}
+/// Spans below this are not told in figures.
+const SHORT: Nanos = Nanos(50_000);
+/// Part of the allowed time from which on a wait counts.
+const WAIT_SHARE: f64 = 0.1;
+/// Span over which the offered load of a model is counted.
+const RATE_SPAN: Nanos = Nanos::from_millis(1_000);
+/// Shortest span that tells a rate.
+const RATE_LEAST: Nanos = Nanos::from_millis(50);
 
 /// A bad call with its cause.
 #[derive(Clone, Debug, PartialEq)]
@@ -157,6 +86,19 @@ pub struct Explainer<'a> {
     /// The clients of these calls.
     clients: Vec<u16>,
     devices: f64,
+    /// The load of each model.
+    loads: Vec<OfferedLoad>,
+}
+
+/// The arrivals of one model, and what the devices can do of it.
+#[derive(Clone, Debug)]
+struct OfferedLoad {
+    /// Best operating point on all devices; `None` where requests of one model differ in cost.
+    capacity: Option<Bound>,
+    /// Arrivals, ascending.
+    arrivals: Vec<Time>,
+    /// Number of rows that arrived before each.
+    rows: Vec<u64>,
 }
 
 impl<'a> Explainer<'a> {
@@ -177,7 +119,15 @@ impl<'a> Explainer<'a> {
                 rerun: before.rerun + if task.rerun { excess } else { 0.0 },
             });
         }
-        let each = |call: &CallRecord| (call.arrived, work(&history.models()[call.model].model, call), call.client);
+        let seen = tasks.iter().map(|task| task.device).collect::<std::collections::BTreeSet<DeviceId>>().len();
+        let devices = history.devices().len().max(seen).max(1);
+        let mut loads: Vec<OfferedLoad> =
+            history.models().iter().map(|record| OfferedLoad::new(&record.model, devices)).collect();
+        history.calls().for_each(|call| loads[call.model].add(call));
+        let each = |call: &CallRecord| {
+            let model = &history.models()[call.model].model;
+            (call.arrived, work(model, call, loads[call.model].batch(model)), call.client)
+        };
         let mut arrivals: Vec<(Time, f64, u16)> = history.calls().map(each).collect();
         arrivals.sort_by_key(|(at, ..)| *at);
         let mut total = 0.0;
@@ -189,9 +139,8 @@ impl<'a> Explainer<'a> {
         let starts = tasks.iter().map(|task| task.started).collect();
         let clients = arrivals.iter().map(|(.., client)| *client).collect();
         let arrivals = arrivals.into_iter().map(|(at, ..)| at).collect();
-        let seen = tasks.iter().map(|task| task.device).collect::<std::collections::BTreeSet<DeviceId>>().len();
-        let devices = history.devices().len().max(seen).max(1) as f64;
-        Explainer { history, starts, sums, tasks, arrivals, work, clients, devices }
+        let devices = devices as f64;
+        Explainer { history, starts, sums, tasks, arrivals, work, clients, devices, loads }
     }
 
     /// Returns all bad calls with their causes, in the order of their arrival; refusals before the
@@ -204,7 +153,7 @@ impl<'a> Explainer<'a> {
     fn refusals(&self) -> impl Iterator<Item = Explained> {
         self.history.refusals().map(|refusal| {
             let (cause, ending, detail) = match refusal.why {
-                RefusedWhy::QueueFull => (Cause::Burst, Ending::Refused, "the queue was full on arrival"),
+                RefusedWhy::QueueFull => (Cause::Overload, Ending::Refused, "the queue was full on arrival"),
                 RefusedWhy::Outage => (Cause::Lost, Ending::Outage, "no process of its engine ran"),
                 RefusedWhy::SlowClient => {
                     (Cause::SlowClient, Ending::Cancelled, "its body had not arrived within --body-timeout-s")
@@ -237,16 +186,13 @@ impl<'a> Explainer<'a> {
         let tasks = || call.tasks.iter().filter_map(|&task| self.history.task(task));
         let lost = tasks().any(|task| task.outcome == Some(Outcome::DeviceLost));
         match ending {
-            Ending::Share => {
-                let text = match call.client {
-                    0 => "its model asked for more than its share while others waited".to_owned(),
-                    client => format!("client {client} asked for more than its share while others waited"),
-                };
-                return Some((Cause::Share, text));
+            Ending::Share => return Some(self.beyond_share(call)),
+            Ending::Outage if call.tasks.is_empty() && self.history.devices().is_empty() => {
+                return Some((Cause::NoDevice, "no device was there to run it".to_owned()));
             }
             Ending::Outage => return Some((Cause::Lost, "its device or engine process was lost".to_owned())),
             Ending::Refused => {
-                return Some((Cause::Burst, "more requests waited than the devices answer in time".to_owned()));
+                return Some((Cause::Overload, "more requests waited than the devices answer in time".to_owned()));
             }
             Ending::Failed => {
                 let shared = tasks().next_back().filter(|task| task.calls.len() > 1 && !task.rerun);
@@ -271,6 +217,31 @@ impl<'a> Explainer<'a> {
         let text =
             format!("its batch of {} calls failed and ran again in parts: {}", rerun.calls.len(), ms(rerun.took()));
         Some((Cause::Neighbour, text))
+    }
+
+    /// Returns why a call was refused for the sake of other models or clients. A model whose own
+    /// load is more than the devices can do is overload, whatever its share.
+    fn beyond_share(&self, call: &CallRecord) -> (Cause, String) {
+        if let Some(text) = self.own_overload(call) {
+            return (Cause::Overload, text);
+        }
+        let text = match call.client {
+            0 => "its model asked for more than its share while others waited".to_owned(),
+            client => format!("client {client} asked for more than its share while others waited"),
+        };
+        (Cause::Share, text)
+    }
+
+    /// Returns the offered load of a call's model and its capacity in words, if the load is larger.
+    fn own_overload(&self, call: &CallRecord) -> Option<String> {
+        let load = &self.loads[call.model];
+        let can = load.capacity?.goodput_rps;
+        let span = ((call.deadline - call.arrived) * 2).max(RATE_SPAN).min(call.admitted - self.history.from());
+        if span < RATE_LEAST {
+            return None;
+        }
+        let offered = load.rows_between(call.admitted - span, call.admitted) as f64 / span.as_secs_f64();
+        (offered > can).then(|| format!("offered {}, the devices can do {}", per_s(offered), per_s(can)))
     }
 
     /// Returns the cause that the state of the server shows.
@@ -307,10 +278,8 @@ impl<'a> Explainer<'a> {
                 );
             }
             let device = self.slowest(from, ended).map_or(0, |device| device.0);
-            return (
-                Cause::SlowDevice,
-                format!("batches took {ratio:.1} times their profile, most on device {device}"),
-            );
+            let text = format!("batches took {ratio:.1} times their profile, most on device {device}");
+            return (Cause::SlowDevice, text);
         }
         if offered > 1.0
             && let Some((client, share)) = self.greedy(before, ended)
@@ -318,9 +287,10 @@ impl<'a> Explainer<'a> {
             return (Cause::Share, format!("client {client} sent {:.0} % of a load beyond the devices", share * 100.0));
         }
         if offered > 1.0 {
-            let text =
-                format!("{:.0} % of what the devices can do arrived within {}", offered * 100.0, ms(ended - from));
-            return (Cause::Burst, text);
+            let text = self.own_overload(call).unwrap_or_else(|| {
+                format!("{:.0} % of what the devices can do arrived within {}", offered * 100.0, ms(ended - from))
+            });
+            return (Cause::Overload, text);
         }
         self.by_the_wait(call, from, ended)
     }
@@ -331,6 +301,9 @@ impl<'a> Explainer<'a> {
         let mut counts: BTreeMap<CallReason, usize> = BTreeMap::new();
         for reason in self.history.reasons_between(call.admitted, ended) {
             match reason.why {
+                CallReason::Refused(late) if reason.call == call.number && late < SHORT => {
+                    return "; forecast: too late to be sent by its deadline".to_owned();
+                }
                 CallReason::Refused(late) if reason.call == call.number => {
                     return format!("; forecast: answered {} after its deadline", ms(late));
                 }
@@ -348,7 +321,8 @@ impl<'a> Explainer<'a> {
         let started = call.tasks.first().and_then(|&task| self.history.task(task)).map_or(ended, |task| task.started);
         let waited = (started - call.arrived).0 as f64;
         let busy = self.busy(call.arrived, started) / (waited.max(1.0) * self.devices);
-        if waited > 0.0 && busy < 1.0 - IDLE_SHARE {
+        let allowed = (call.deadline - call.arrived).0 as f64;
+        if waited > WAIT_SHARE * allowed && busy < 1.0 - IDLE_SHARE {
             // The scheduler wakes itself at the latest start: if it was silent around then while a
             // device idled, it did not get to run.
             let latest = call.deadline - lone_run(&self.history.models()[call.model].model, call);
@@ -368,11 +342,14 @@ impl<'a> Explainer<'a> {
                 let cause = if model == call.model { Cause::OwnQueue } else { Cause::QueueBehind };
                 let name = &self.history.models()[model].model.name;
                 let which = if model == call.model { "other requests of " } else { "" };
+                // The mean of the devices, which together ran longer than the span.
+                let time = Nanos((time.0 as f64 / self.devices) as i64);
                 (cause, format!("the devices ran {which}{name} for {} of {}", ms(time), ms(ended - from)))
             }
-            None if own > Nanos::ZERO => {
-                (Cause::OwnBatch, format!("its own batches ran for {} of {}", ms(own), ms(ended - from)))
-            }
+            None if own > Nanos::ZERO => (
+                Cause::OwnBatch,
+                format!("its own batches ran for {} of {}", ms(own.min(ended - from)), ms(ended - from)),
+            ),
             None => (Cause::Unknown, "no recorded batch ran before it".to_owned()),
         }
     }
@@ -450,6 +427,29 @@ impl<'a> Explainer<'a> {
     }
 }
 
+impl OfferedLoad {
+    fn new(model: &Model, devices: usize) -> OfferedLoad {
+        OfferedLoad { capacity: capacity(model, devices), arrivals: Vec::new(), rows: vec![0] }
+    }
+
+    /// Adds a call; calls come in the order in which the scheduler received them.
+    fn add(&mut self, call: &CallRecord) {
+        self.arrivals.push(call.admitted);
+        self.rows.push(self.rows[self.rows.len() - 1] + u64::from(call.rows));
+    }
+
+    /// Returns the size of the batches that reach the capacity.
+    fn batch(&self, model: &Model) -> usize {
+        self.capacity.map_or(model.max_batch, |bound| bound.batch)
+    }
+
+    /// Returns the rows that arrived in a span.
+    fn rows_between(&self, from: Time, to: Time) -> u64 {
+        let place = |at: Time| self.arrivals.partition_point(|arrived| *arrived < at);
+        self.rows[place(to.next())] - self.rows[place(from)]
+    }
+}
+
 /// Returns the part of a task's time within a span.
 fn overlap(task: &TaskRecord, from: Time, to: Time) -> Nanos {
     let end = task.finished.unwrap_or(to).min(to);
@@ -481,11 +481,11 @@ fn steps(block: &Block, extent: Extent) -> i64 {
     }
 }
 
-/// Device time in nanoseconds of a request in full batches.
-fn work(model: &Model, call: &CallRecord) -> f64 {
+/// Device time in nanoseconds of a request in batches of this size.
+fn work(model: &Model, call: &CallRecord, batch: usize) -> f64 {
     let extent = call.extent;
     let each = model.blocks.iter().map(|block| {
-        let full = model.max_batch.min(block.max_batch()).max(1);
+        let full = batch.min(block.max_batch()).max(1);
         call.cost.of(block.cost(full, extent.length)).0 as f64 / full as f64 * steps(block, extent) as f64
     });
     each.sum::<f64>() * f64::from(call.rows)
@@ -505,4 +505,10 @@ fn ms(span: Nanos) -> String {
     let ms = span.as_millis_f64();
     let digits = if ms < 1.0 { 2 } else { usize::from(ms < 100.0) };
     format!("{ms:.digits$} ms")
+}
+
+/// Returns a rate in words: 2 digits below 10 a second.
+fn per_s(rate: f64) -> String {
+    let digits = usize::from(rate < 10.0);
+    format!("{rate:.digits$}/s")
 }

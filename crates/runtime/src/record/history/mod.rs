@@ -6,6 +6,7 @@
 //! calls and tasks in the order of their beginning, and never use a number again. Of recordings
 //! without [`Aside`]s the outcomes are those that the scheduler decided.
 
+mod cause;
 pub mod causes;
 #[cfg(test)]
 mod tests;

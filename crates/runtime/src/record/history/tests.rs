@@ -123,7 +123,7 @@ fn other_work_idle_devices_and_a_silent_scheduler_are_distinguished() {
         script.run(20 + number, B, &[10, 11, 12, 13], from, from + 5.0, Outcome::Ok);
     }
     script.end(10.0, 1, Ending::Expired);
-    assert_eq!(script.causes(), [Cause::Burst], "more arrived than the device can do");
+    assert_eq!(script.causes(), [Cause::Overload], "more arrived than the device can do");
 
     // Nothing ran although the scheduler was awake.
     let mut script = Script::new();
@@ -251,7 +251,7 @@ fn what_a_call_shows_by_itself_comes_first() {
         Cause::Lost,
         Cause::Share,
         Cause::SlowClient,
-        Cause::Burst,
+        Cause::Overload,
     ];
     assert_eq!(script.causes(), expected);
 }

@@ -67,6 +67,10 @@ pub(crate) async fn handle(
         }
         Err(problem) => calls::failed(status(problem)),
     };
+    // A call that fails as a whole has its status in the head.
+    if let Some(status) = Status::from_header_map(answer.headers()) {
+        state.call_errors.on_grpc(status.code());
+    }
     if let (Some(log), Some(call)) = (&state.access_log, logged) {
         log.end(call, &answer);
     }

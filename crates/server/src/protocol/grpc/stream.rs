@@ -160,6 +160,7 @@ impl InferStream {
                 Ok(()) => None,
                 Err(problem) if ends_on_error => Some(status(problem.under(state.config.error_profile))),
                 Err(problem) => {
+                    state.call_errors.on_status(problem.kind.http_status());
                     let response = ModelInferResponse { id, ..ModelInferResponse::default() };
                     let error_message = problem.message;
                     let failure = ModelStreamInferResponse { error_message, infer_response: Some(response) };

@@ -48,6 +48,7 @@ pub(crate) async fn handle(state: Arc<ServerState>, mut request: Request<Incomin
     if let Some(trace) = trace {
         trace.add_to_answer(&mut answer);
     }
+    state.call_errors.on_status(answer.status().as_u16());
     if let (Some(log), Some(call)) = (&state.access_log, logged) {
         log.end(call, &answer);
     }

@@ -1,0 +1,225 @@
+//! The alerts under `deploy/` fire on the fault that each names, and are silent while all is well.
+//!
+//! Real roles run and are broken; their pages are scraped and the expressions are evaluated here.
+//! Where `promtool` is installed, it checks the files, too.
+
+mod processes;
+mod promql;
+
+use processes::{ANYWHERE, Folder, Process, SAFETY, backend, call, echo, fp32, frontend, infer, until_ready};
+use promql::{Scrapes, Vector, page};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+/// Interval that is assumed between two scrapes, in seconds.
+const INTERVAL_S: f64 = 5.0;
+
+fn deploy(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy").join(file)
+}
+
+/// The rules of a file, and the processes that Prometheus would scrape.
+struct Watched {
+    rules: Vec<Value>,
+    /// Role and address of each process.
+    targets: Vec<(&'static str, String)>,
+    earlier: Vector,
+}
+
+impl Watched {
+    fn new(file: &str) -> Watched {
+        let read: Value = serde_saphyr::from_str(&fs::read_to_string(deploy(file)).unwrap()).unwrap();
+        let root = if read["spec"].is_null() { &read } else { &read["spec"] };
+        let rules = root["groups"].as_array().unwrap().iter().flat_map(|group| group["rules"].as_array().unwrap());
+        Watched { rules: rules.cloned().collect(), targets: Vec::new(), earlier: Vector::new() }
+    }
+
+    fn add(&mut self, role: &'static str, process: &Process) {
+        self.targets.push((role, process.address("metrics").to_owned()));
+    }
+
+    /// Stops scraping a process, as Prometheus does of one that is gone.
+    fn remove(&mut self, process: &Process) {
+        let gone = process.address("metrics");
+        self.targets.retain(|(_, address)| address != gone);
+    }
+
+    fn scrape(&self) -> Vector {
+        let each = self.targets.iter().flat_map(|(role, address)| {
+            let (status, _, text) = call(address, "GET /metrics", "");
+            assert_eq!(status, 200);
+            page(&text, &[("namespace", "here"), ("instance", address), ("ripieno_dev_role", role)])
+        });
+        each.collect()
+    }
+
+    /// Returns the alerts whose expression has a result.
+    fn firing(&mut self) -> BTreeSet<String> {
+        let now = self.scrape();
+        let mut scrapes =
+            Scrapes { earlier: std::mem::replace(&mut self.earlier, now.clone()), now, interval_s: INTERVAL_S };
+        fired(&self.rules, &mut scrapes)
+    }
+
+    /// Waits until all of these alerts fire together.
+    fn until_firing(&mut self, alerts: &[&str]) {
+        let begun = Instant::now();
+        loop {
+            let firing = self.firing();
+            if alerts.iter().all(|alert| firing.contains(*alert)) {
+                return;
+            }
+            assert!(begun.elapsed() < SAFETY, "only these fire instead of {alerts:?}: {firing:?}");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Waits until no alert fires.
+    fn until_silent(&mut self) {
+        let begun = Instant::now();
+        while !self.firing().is_empty() {
+            assert!(begun.elapsed() < SAFETY, "still firing: {:?}", self.firing());
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn fired(rules: &[Value], scrapes: &mut Scrapes) -> BTreeSet<String> {
+    let mut fired = BTreeSet::new();
+    for rule in rules {
+        let expression = rule["expr"].as_str().unwrap();
+        match (rule["record"].as_str(), rule["alert"].as_str()) {
+            (Some(name), None) => scrapes.record(name, expression),
+            (None, Some(name)) if !scrapes.eval(expression).is_empty() => drop(fired.insert(name.to_owned())),
+            _ => {}
+        }
+    }
+    fired
+}
+
+/// Sends requests, and returns the status of the last.
+fn ask(front: &Process, times: usize) -> u16 {
+    let one = |at: usize| infer(front.address("http"), "m", &fp32("x", &[1, 1], &[at as i64])).0;
+    (1..times).for_each(|at| {
+        one(at);
+    });
+    one(0)
+}
+
+#[test]
+fn alerts_of_a_cluster_fire_when_backends_and_schedulers_are_gone() {
+    let models = echo("alerts");
+    let epoch = format!("file:{}", models.0.join("epoch").display());
+    let spare_words = ["scheduler", "--epoch", &epoch, "--listen", ANYWHERE, "--metrics", ANYWHERE];
+    let mut first = Process::start(&spare_words);
+    let words = [&spare_words[..], &["--schedulers", first.address("listen")]].concat();
+    let mut second = Process::start(&words);
+    let both = format!("{},{}", first.address("listen"), second.address("listen"));
+    let mut device = backend(&models, &both, "emulated");
+    let mut front = frontend(&both);
+    let mut watched = Watched::new("kubernetes/components/monitoring/rules.yaml");
+    [("scheduler", &first), ("scheduler", &second), ("frontend", &front)]
+        .into_iter()
+        .for_each(|(role, process)| watched.add(role, process));
+    until_ready(front.address("http"), true);
+    assert_eq!(ask(&front, 10), 200);
+    watched.until_silent();
+
+    // Calls that a client gets wrong.
+    (0..40).for_each(|_| assert_eq!(call(front.address("http"), "GET /v2/models/unknown", "").0, 404));
+    assert!(watched.firing().contains("RipienoCallErrors"));
+    watched.until_silent();
+
+    device.kill();
+    until_ready(front.address("http"), false);
+    assert_eq!(ask(&front, 10), 503);
+    watched.until_firing(&["RipienoNoDevice", "RipienoBadRate", "RipienoWantsDevices", "RipienoFrontendsNotReady"]);
+    let _device = backend(&models, &both, "emulated");
+    until_ready(front.address("http"), true);
+    watched.until_silent();
+
+    second.kill();
+    watched.remove(&second);
+    watched.until_firing(&["RipienoNoSpare"]);
+    first.kill();
+    watched.remove(&first);
+    until_ready(front.address("http"), false);
+    assert_eq!(ask(&front, 10), 503);
+    watched.until_firing(&["RipienoNoPrimary", "RipienoNoDevice", "RipienoBadRate", "RipienoFrontendsNotReady"]);
+    front.kill();
+    watched.remove(&front);
+    watched.until_firing(&["RipienoNoPrimary", "RipienoNoDevice", "RipienoFrontendsNotReady"]);
+}
+
+#[test]
+fn alerts_of_a_server_fire_when_its_device_is_lost() {
+    let models = Folder::new("server-alerts");
+    models.add("m", Some("double.onnx"), "slo_ms = 5000\nmax_batch = 4\n");
+    let ports = ["--http", ANYWHERE, "--grpc", ANYWHERE, "--metrics", ANYWHERE];
+    let serve = Process::start(&[&["serve", models.path()], &ports[..]].concat());
+    let http = serve.address("http");
+    let mut watched = Watched::new("prometheus/rules.yaml");
+    watched.add("serve", &serve);
+    until_ready(http, true);
+    assert_eq!(ask(&serve, 10), 200);
+    watched.until_silent();
+
+    assert_eq!(call(http, "POST /v2/devices/0/lose", "").0, 200);
+    assert_eq!(ask(&serve, 10), 503);
+    assert!(watched.firing().contains("RipienoDeviceGone"));
+    watched.until_firing(&["RipienoNotReady", "RipienoNoDevice"]);
+    assert_eq!(ask(&serve, 10), 503);
+    assert!(watched.firing().contains("RipienoLate"), "an outage is bad");
+    let begun = Instant::now();
+    while !watched.scrape().iter().any(|(labels, value)| labels["__name__"] == "ripieno_bad_rate" && *value > 0.1) {
+        assert!(begun.elapsed() < SAFETY, "an outage is bad");
+        assert_eq!(ask(&serve, 10), 503);
+    }
+}
+
+/// Faults that a test cannot cause, as the metrics that they show.
+#[test]
+fn the_other_alerts_fire_on_the_metrics_of_their_fault() {
+    let faults = [
+        (
+            "kubernetes/components/monitoring/rules.yaml",
+            "RipienoSchedulerBusy",
+            "ripieno_scheduler_busy_seconds_total",
+            4.5,
+        ),
+        ("prometheus/rules.yaml", "RipienoProfileOff", "ripieno_profile_corrections_total{model=\"m\"}", 3.0),
+        ("prometheus/rules.yaml", "RipienoMemoryFull", "ripieno_held_bytes", 95.0),
+        ("prometheus/rules.yaml", "RipienoEngineFails", "ripieno_batches_rerun_total", 0.8),
+    ];
+    for (file, alert, series, grown) in faults {
+        let at = |value: f64| {
+            let beside = format!("ripieno_bad_requests_total {value}\nripieno_max_held_bytes 100");
+            let text = format!("{series} {value}\n{beside}\n");
+            page(&text, &[("instance", "a"), ("namespace", "here")])
+        };
+        let rules = Watched::new(file).rules;
+        let fires = |value: f64| {
+            fired(&rules, &mut Scrapes { earlier: at(0.0), now: at(value), interval_s: INTERVAL_S }).contains(alert)
+        };
+        assert!(fires(grown) && !fires(grown / 2.0), "{alert}");
+    }
+}
+
+#[test]
+fn promtool_takes_the_rules() {
+    if Command::new("promtool").arg("--version").output().is_err() {
+        return;
+    }
+    for file in ["kubernetes/components/monitoring/rules.yaml", "prometheus/rules.yaml"] {
+        let groups = serde_json::json!({ "groups": [{ "name": "ripieno", "rules": Watched::new(file).rules }] });
+        let written = Folder::new("promtool");
+        let path = written.0.join("rules.json");
+        fs::write(&path, groups.to_string()).unwrap();
+        let checked = Command::new("promtool").args(["check", "rules"]).arg(&path).output().unwrap();
+        assert!(checked.status.success(), "{file}: {}", String::from_utf8_lossy(&checked.stderr));
+    }
+}
