@@ -107,6 +107,7 @@ impl Service {
         let mut config = EngineConfig::new(scheduler, setup, vec![target.engine.clone(); devices]);
         // One budget: the runtime may hold what the server has reserved.
         config.max_queued_bytes = self.config.max_bytes_in_flight;
+        ripieno_executor::bound_kept_bytes(self.config.max_bytes_in_flight / 2);
         config.policy = Some(policy);
         config.flight = self.flight.clone();
         config.record = match &self.record {

@@ -23,6 +23,7 @@ mod run;
 
 pub use contract::condition::{AllowedExits, BlockDecision, ComparisonOperator, Condition, OutputRow, TensorRule};
 pub use contract::error::{ExecError, LoadError, RequestError};
+pub use contract::kept::{bound_kept_bytes, kept_bytes};
 pub use contract::length_rule::LengthRule;
 pub use contract::source::{
     AnswerSource, AnswerSteps, BlockSource, Initial, InputLength, InputLink, InputRange, InputSource, Isolation,

@@ -74,7 +74,7 @@ impl ServerState {
         let access = Access::open(config.access.clone())?;
         let access_log = config.access_log.as_ref().map(AccessLog::open).transpose();
         let access_log = access_log.map_err(|error| AccessError(format!("--access-log: {error}")))?;
-        let budget = MemoryBudget::new(config.max_bytes_in_flight);
+        let budget = MemoryBudget::with_kept(config.max_bytes_in_flight, ripieno_executor::kept_bytes);
         let shares = PeerBudgets::new(budget.clone(), &config);
         let loads = RepositoryChanges::new(repository, config.max_loads, config.loads_on.clone());
         let cores = std::thread::available_parallelism().map_or(1, usize::from);

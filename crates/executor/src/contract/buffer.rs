@@ -4,6 +4,7 @@
 //! address. So batches are gathered into a buffer that is aligned for every datatype. The engine's
 //! output vectors become bytes without copying.
 
+use crate::contract::kept::KeptBytes;
 use bytemuck::NoUninit;
 use bytes::Bytes;
 use ripieno_model::DataType;
@@ -12,6 +13,10 @@ use ripieno_model::DataType;
 #[derive(Debug, Default)]
 pub(crate) struct AlignedBuffer {
     words: Vec<u64>,
+    /// Number of words allocated in advance.
+    ahead: usize,
+    /// Size of the part that batches have used.
+    kept: KeptBytes,
 }
 
 impl AlignedBuffer {
@@ -20,8 +25,17 @@ impl AlignedBuffer {
 
     /// Creates a buffer of this size. The system commits its pages when they are first written.
     pub(crate) fn with_capacity(bytes: usize) -> AlignedBuffer {
-        let ahead = if bytes <= Self::MAX_AHEAD_BYTES { bytes } else { 0 };
-        AlignedBuffer { words: vec![0; ahead.div_ceil(size_of::<u64>())] }
+        let ahead = if bytes <= Self::MAX_AHEAD_BYTES { bytes.div_ceil(size_of::<u64>()) } else { 0 };
+        AlignedBuffer { words: vec![0; ahead], ahead, kept: KeptBytes::default() }
+    }
+
+    /// Gives the used memory back to the system. The content is lost.
+    pub(crate) fn release(&mut self) {
+        if self.kept.bytes() > 0 {
+            // The old memory is freed first, so that the new memory can take its place.
+            self.words = Vec::new();
+            *self = AlignedBuffer::with_capacity(self.ahead * size_of::<u64>());
+        }
     }
 
     /// Returns the first `bytes` bytes for writing. Allocates only if the buffer has never been
@@ -31,6 +45,7 @@ impl AlignedBuffer {
         if self.words.len() < words {
             self.words.resize(words, 0);
         }
+        self.kept.raise_to(words * size_of::<u64>());
         &mut bytemuck::cast_slice_mut(&mut self.words)[..bytes]
     }
 
@@ -88,6 +103,17 @@ mod tests {
         buffer.first_mut(64)[63] = 7;
         assert_eq!((buffer.first_mut(64).as_ptr(), buffer.first(64)[63]), (at, 7));
         assert_eq!(buffer.first_mut(65).len(), 65);
+    }
+
+    #[test]
+    fn a_released_buffer_keeps_nothing_and_can_be_used_again() {
+        let mut buffer = AlignedBuffer::with_capacity(64);
+        assert_eq!(buffer.kept.bytes(), 0, "no batch has used it");
+        buffer.first_mut(1000)[999] = 7;
+        assert_eq!(buffer.kept.bytes(), 1000);
+        buffer.release();
+        assert_eq!((buffer.kept.bytes(), buffer.words.len()), (0, 8));
+        assert_eq!((buffer.first_mut(9).len(), buffer.kept.bytes()), (9, 16));
     }
 
     #[test]

@@ -15,6 +15,7 @@ pub(crate) mod clock;
 pub(crate) mod condition;
 pub(crate) mod error;
 pub(crate) mod flow;
+pub(crate) mod kept;
 pub(crate) mod length_rule;
 pub(crate) mod model;
 pub(crate) mod permits;

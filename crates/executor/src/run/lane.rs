@@ -178,8 +178,12 @@ impl Drop for LaneThread {
 impl LaneLoop {
     fn run_messages(&mut self, queue: &LaneQueue, abort: &Abort) {
         let mut soon = false;
-        while let Some(message) = queue.receive(std::mem::take(&mut soon)) {
+        loop {
+            self.worker.release_memory_if_due();
+            let release_at = self.worker.release_at();
+            let Some(message) = queue.receive(std::mem::take(&mut soon), release_at) else { break };
             match message {
+                LaneMessage::ReleaseMemory => {}
                 LaneMessage::Attach(id, attachment, model) => self.worker.attach(id, attachment, model),
                 LaneMessage::Detach(id) => self.worker.detach(id),
                 LaneMessage::Work(work) => {

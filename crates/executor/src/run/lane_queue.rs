@@ -35,6 +35,8 @@ pub(crate) enum LaneMessage {
     Run(Task, Instant),
     /// Runs work of another component on the idle thread.
     Work(IdleWork),
+    /// Gives memory back that batches have used, because its time has come.
+    ReleaseMemory,
 }
 
 /// Largest number of queued attachments. The sender of another attachment waits.
@@ -61,7 +63,7 @@ struct QueueState {
     attachments: usize,
     /// Queued work, if any.
     work: Option<IdleWork>,
-    /// Whether the lane is attaching or detaching a model, which may take long.
+    /// Whether the lane attaches or detaches a model or gives memory back, which may take long.
     attaching: bool,
     closed: bool,
 }
@@ -119,14 +121,24 @@ impl LaneQueue {
     }
 
     /// Waits for the next message; `None` once the queue is closed and empty. If a message is
-    /// expected `soon`, spins before sleeping.
-    pub(crate) fn receive(&self, soon: bool) -> Option<LaneMessage> {
+    /// expected `soon`, spins before sleeping. Without a message until `release_at`, returns
+    /// [`LaneMessage::ReleaseMemory`].
+    pub(crate) fn receive(&self, soon: bool, release_at: Option<Instant>) -> Option<LaneMessage> {
         if soon {
             self.spin();
         }
         let mut state = self.state.lock();
         state.attaching = false;
-        self.arrived.wait_while(&mut state, |state| state.queue.is_empty() && !state.closed);
+        let idle = |state: &mut QueueState| state.queue.is_empty() && !state.closed;
+        if let Some(at) = release_at {
+            let late = self.arrived.wait_while_until(&mut state, idle, at).timed_out();
+            if late && idle(&mut state) {
+                state.attaching = true;
+                return Some(LaneMessage::ReleaseMemory);
+            }
+        } else {
+            self.arrived.wait_while(&mut state, idle);
+        }
         let message = state.queue.pop_front()?;
         self.has_news.store(state.closed || !state.queue.is_empty(), Ordering::Relaxed);
         state.attaching = matches!(message, LaneMessage::Attach(..) | LaneMessage::Detach(_));
@@ -136,7 +148,7 @@ impl LaneQueue {
                 self.attachment_taken.notify_one();
             }
             LaneMessage::Work(_) => state.work = None,
-            LaneMessage::Run(..) | LaneMessage::Detach(_) => {}
+            LaneMessage::Run(..) | LaneMessage::Detach(_) | LaneMessage::ReleaseMemory => {}
         }
         Some(message)
     }
@@ -180,7 +192,20 @@ mod tests {
         let [first, second] = works;
         assert!(mailbox.offer_work(&first) && mailbox.offer_work(&first));
         assert!(!mailbox.offer_work(&second), "the caller must find another thread");
-        assert!(matches!(mailbox.receive(false), Some(LaneMessage::Work(_))));
+        assert!(matches!(mailbox.receive(false, None), Some(LaneMessage::Work(_))));
         assert!(mailbox.offer_work(&second) && !mailbox.offer_work(&first));
+    }
+
+    #[test]
+    fn an_idle_lane_gives_memory_back_at_the_time_and_after_queued_messages() {
+        let mailbox = LaneQueue::new(1);
+        let work = Arc::new(|| ()) as IdleWork;
+        assert!(mailbox.offer_work(&work));
+        let past = Some(Instant::now());
+        assert!(matches!(mailbox.receive(false, past), Some(LaneMessage::Work(_))));
+        assert!(matches!(mailbox.receive(false, past), Some(LaneMessage::ReleaseMemory)));
+        assert!(!mailbox.offer_work(&work), "the lane may be busy for long");
+        mailbox.close();
+        assert!(mailbox.receive(false, past).is_none());
     }
 }

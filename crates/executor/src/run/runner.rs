@@ -22,6 +22,9 @@ pub(crate) trait Runner: Send {
         1
     }
 
+    /// Gives back the memory that the engine keeps for further batches.
+    fn release_memory(&mut self) {}
+
     /// Returns the runner of cells whose state stays on the engine's device; `None` if cells run in
     /// the host's memory, by [`run`](Runner::run).
     fn on_device(&mut self) -> Option<&mut dyn CellRunner> {

@@ -10,6 +10,7 @@
 
 use crate::contract::account::{DeviceCounters, LapTimer};
 use crate::contract::buffer::AlignedBuffer;
+use crate::contract::kept;
 use crate::run::cells;
 use crate::run::plan::ModelPlan;
 use crate::run::rerun::{RerunTerms, catch_panic, run_in_parts};
@@ -30,6 +31,8 @@ pub(crate) struct Worker {
     models: HashMap<ModelId, Result<Attached, ExecError>>,
     slots: WalkSlots,
     account: Arc<DeviceCounters>,
+    /// Time of the next look for memory to give back; `None` if there is none.
+    release_at: Option<Instant>,
 }
 
 /// States of the requests on one device that are between two blocks, by slot.
@@ -42,6 +45,13 @@ struct Attached {
     attachment: u64,
     /// Gather buffers, for each input of each block.
     buffers: Vec<Vec<AlignedBuffer>>,
+    /// Bytes of the largest batch for which memory is kept.
+    largest: usize,
+    /// Bytes of the batches of the running task.
+    task_bytes: usize,
+    /// Time at which memory is given back, unless a large batch runs before; `None` if no batch has
+    /// run since.
+    release_at: Option<Instant>,
 }
 
 /// State of a request between two blocks, with its model.
@@ -68,7 +78,7 @@ type Values = Vec<Option<Rows>>;
 
 impl Worker {
     pub(crate) fn new(account: Arc<DeviceCounters>, slots: WalkSlots) -> Worker {
-        Worker { models: HashMap::new(), slots, account }
+        Worker { models: HashMap::new(), slots, account, release_at: None }
     }
 
     pub(crate) fn attach(&mut self, id: ModelId, attachment: u64, model: Result<ReadyModel, ExecError>) {
@@ -90,9 +100,44 @@ impl Worker {
         self.models.get(&model)?.as_ref().ok()?.ready.down.get()
     }
 
+    /// Returns the time from which [`release_memory_if_due`](Worker::release_memory_if_due) may find
+    /// something.
+    pub(crate) fn release_at(&self) -> Option<Instant> {
+        self.release_at
+    }
+
+    /// Gives back the memory of models that have had no large batch for a while.
+    pub(crate) fn release_memory_if_due(&mut self) {
+        let now = Instant::now();
+        if self.release_at.is_none_or(|at| at > now) {
+            return;
+        }
+        for attached in self.models.values_mut().flatten() {
+            if attached.release_at.is_some_and(|at| at <= now) {
+                attached.release_memory();
+            }
+        }
+        self.release_at = self.models.values().flatten().filter_map(|attached| attached.release_at).min();
+    }
+
+    /// Runs a task, and notes when the memory that it used is to be given back.
+    pub(crate) fn execute(
+        &mut self,
+        task: &Task,
+        ready: Instant,
+        stopped: &dyn Fn() -> bool,
+    ) -> Result<CompletedTask, ExecError> {
+        let done = self.run_task(task, ready, stopped);
+        if let Some(Ok(attached)) = self.models.get_mut(&task.model) {
+            let release_at = attached.note_batch(Instant::now());
+            self.release_at = Some(self.release_at.map_or(release_at, |at| at.min(release_at)));
+        }
+        done
+    }
+
     /// Runs a task. If the batch fails, it is run again in parts, unless the task was stopped; see
     /// [`rerun`](crate::run::rerun).
-    pub(crate) fn execute(
+    fn run_task(
         &mut self,
         task: &Task,
         ready: Instant,
@@ -331,7 +376,26 @@ impl Attached {
             let buffers = block.inputs.iter().map(|value| AlignedBuffer::with_capacity(buffer(value).unwrap_or(0)));
             buffers.collect()
         });
-        Attached { buffers: buffers.collect(), attachment, ready }
+        Attached { buffers: buffers.collect(), attachment, ready, largest: 0, task_bytes: 0, release_at: None }
+    }
+
+    /// Notes the size of a task that has just run. Returns the time at which memory is given back,
+    /// if no batch of at least half of the largest size runs before.
+    fn note_batch(&mut self, now: Instant) -> Instant {
+        let bytes = std::mem::take(&mut self.task_bytes);
+        self.largest = self.largest.max(bytes);
+        match self.release_at {
+            _ if kept::is_beyond_bound() => *self.release_at.insert(now),
+            Some(at) if bytes < self.largest / 2 => at,
+            _ => *self.release_at.insert(now + kept::IDLE),
+        }
+    }
+
+    /// Gives back the memory of the gather buffers and of the engine.
+    fn release_memory(&mut self) {
+        (self.largest, self.release_at) = (0, None);
+        self.buffers.iter_mut().flatten().for_each(AlignedBuffer::release);
+        self.ready.runner.release_memory();
     }
 
     /// Runs a block for requests of equal padding, in their order. The batch is padded to the next
@@ -359,6 +423,7 @@ impl Attached {
                 None => EngineInput::gather(name, &members, rows, buffer)?,
             };
             copied += moved;
+            self.task_bytes += input.data.len();
             inputs.push(input);
         }
         spent.gather_ns += watch.lap_ns();

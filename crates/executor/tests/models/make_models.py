@@ -338,3 +338,13 @@ for name, op, gates, options in [
 summed = [helper.make_node("CumSum", ["x", "axis"], ["s"]), helper.make_node("Add", ["s", "h"], ["h_next"])]
 cumulative = [floats("x", ["batch", 3]), floats("h", ["batch", 3])]
 save("cell_cumulative", summed, cumulative, [floats("h_next", ["batch", 3])], [("axis", np.array(1))])
+
+# Each number becomes 64 inside the model: its tensors are much larger than a request.
+widening = [
+    helper.make_node("Unsqueeze", ["x", "one"], ["u"]),
+    helper.make_node("Mul", ["u", "k"], ["wide"]),
+    helper.make_node("Exp", ["wide"], ["e"]),
+    helper.make_node("ReduceMean", ["e"], ["y"], axes=[1, 2], keepdims=0),
+]
+factors = np.linspace(0, 1, 64, dtype=np.float32)[:, None]
+save("widened", widening, [floats("x", ["batch", "length"])], [floats("y", ["batch"])], [("one", np.array([1])), ("k", factors)])

@@ -10,6 +10,8 @@ mod engines;
 mod isolated;
 mod leaving;
 mod lengths;
+#[cfg(target_os = "linux")]
+mod memory;
 mod sizes;
 mod unbatched;
 mod values;

@@ -25,6 +25,8 @@ const MIN_CALL_RESERVE_BYTES: usize = 256 << 10;
 pub(crate) struct MemoryBudget {
     held: AtomicUsize,
     bound: usize,
+    /// Returns the bytes that engines keep between batches. They count, up to half of the bound.
+    kept: fn() -> usize,
     /// Parent budget; every reservation counts against both.
     parent: Option<Arc<MemoryBudget>>,
 }
@@ -37,13 +39,19 @@ pub(crate) struct Reservation {
 }
 
 impl MemoryBudget {
+    #[cfg(test)]
     pub(crate) fn new(bound: usize) -> Arc<MemoryBudget> {
-        Arc::new(MemoryBudget { held: AtomicUsize::new(0), bound, parent: None })
+        MemoryBudget::with_kept(bound, || 0)
+    }
+
+    /// Creates a budget against which `kept` bytes count, too.
+    pub(crate) fn with_kept(bound: usize, kept: fn() -> usize) -> Arc<MemoryBudget> {
+        Arc::new(MemoryBudget { held: AtomicUsize::new(0), bound, kept, parent: None })
     }
 
     /// Creates a child budget. Other children may exhaust the parent before the child is exhausted.
     pub(crate) fn child(self: &Arc<MemoryBudget>, bound: usize) -> Arc<MemoryBudget> {
-        Arc::new(MemoryBudget { held: AtomicUsize::new(0), bound, parent: Some(self.clone()) })
+        Arc::new(MemoryBudget { held: AtomicUsize::new(0), bound, kept: || 0, parent: Some(self.clone()) })
     }
 
     /// Reserves bytes, or returns an error with a retry time.
@@ -61,7 +69,7 @@ impl MemoryBudget {
     /// Reserves from this budget and its parents, or from none of them.
     fn try_reserve(&self, bytes: usize, is_call: bool) -> bool {
         let beyond = if is_call { (self.bound / CALL_RESERVE_DIVISOR).max(MIN_CALL_RESERVE_BYTES) } else { 0 };
-        let bound = self.bound.saturating_add(beyond);
+        let bound = (self.bound - self.kept()).saturating_add(beyond);
         let fits = |held: usize| held.checked_add(bytes).filter(|&sum| sum <= bound);
         if self.held.fetch_update(Relaxed, Relaxed, fits).is_err() {
             return false;
@@ -89,9 +97,13 @@ impl MemoryBudget {
         self.bound
     }
 
+    fn kept(&self) -> usize {
+        (self.kept)().min(self.bound / 2)
+    }
+
     /// Returns the error for the budget that is exhausted, this one or a parent.
     fn full_problem(&self, wanted: usize, more: usize) -> Problem {
-        let (held, bound) = (self.held(), self.bound);
+        let (held, bound) = (self.held() + self.kept(), self.bound);
         let whole = self.parent.as_ref();
         if let Some(whole) = whole.filter(|_| held.saturating_add(more) <= bound) {
             return whole.full_problem(wanted, more);
@@ -197,6 +209,19 @@ mod tests {
         drop(slice);
         assert_eq!(budget.held(), 0);
         assert!(budget.reserve(100).is_ok());
+    }
+
+    #[test]
+    fn what_engines_keep_counts_up_to_half_of_the_bound() {
+        for (kept, fits) in [((|| 0) as fn() -> usize, 100), (|| 30, 70), (|| 50, 50), (|| 1000, 50)] {
+            let budget = MemoryBudget::with_kept(100, kept);
+            assert_eq!(
+                budget.reserve(fits + 1).unwrap_err().kind,
+                if fits == 100 { ProblemKind::TooLarge } else { ProblemKind::Overloaded }
+            );
+            let _all = budget.child(100).reserve(fits).unwrap();
+            assert_eq!(budget.held(), fits);
+        }
     }
 
     #[test]

@@ -107,7 +107,9 @@ fn build_info(text: &mut MetricsText, state: &ServerState) {
     }
     text.family("ripieno_held_bytes", "gauge", "Bytes that requests and answers hold.");
     let _ = writeln!(text.0, "ripieno_held_bytes {}", state.budget.held());
-    text.family("ripieno_max_held_bytes", "gauge", "The most that they may hold.");
+    text.family("ripieno_kept_bytes", "gauge", "Bytes that engines keep between batches.");
+    let _ = writeln!(text.0, "ripieno_kept_bytes {}", ripieno_executor::kept_bytes());
+    text.family("ripieno_max_held_bytes", "gauge", "The most that both may hold.");
     let _ = writeln!(text.0, "ripieno_max_held_bytes {}", state.budget.bound());
 }
 

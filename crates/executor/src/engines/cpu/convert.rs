@@ -5,6 +5,7 @@
 
 use crate::ExecError;
 use crate::contract::buffer::into_bytes;
+use crate::contract::kept::KeptBytes;
 use crate::run::rows::{BatchTensor, EngineInput};
 use bytemuck::AnyBitPattern;
 use bytes::Bytes;
@@ -22,6 +23,16 @@ pub(crate) fn carries(datatype: DataType) -> bool {
 #[derive(Debug, Default)]
 pub(crate) struct ConversionBuffer {
     elements: Vec<i32>,
+    kept: KeptBytes,
+}
+
+impl ConversionBuffer {
+    /// Makes room for `count` elements.
+    fn begin(&mut self, count: usize) {
+        self.elements.clear();
+        self.elements.reserve(count);
+        self.kept.raise_to(self.elements.capacity() * size_of::<i32>());
+    }
 }
 
 /// Returns a view of an input for rten. The data stays in place if the datatypes agree.
@@ -42,7 +53,7 @@ pub(crate) fn to_rten<'a>(
             ValueView::from_shape(shape, &scratch.elements[..]).map_err(|cause| cause.to_string())
         }
         DataType::Bool => {
-            scratch.elements.clear();
+            scratch.begin(input.data.len());
             scratch.elements.extend(input.data.iter().map(|&byte| i32::from(byte != 0)));
             ValueView::from_shape(shape, &scratch.elements[..]).map_err(|cause| cause.to_string())
         }
@@ -57,7 +68,7 @@ fn elements<'a, T: AnyBitPattern>(input: &EngineInput<'a>) -> Result<&'a [T], Ex
 }
 
 fn narrow(wide: &[i64], scratch: &mut ConversionBuffer) -> Result<(), String> {
-    scratch.elements.clear();
+    scratch.begin(wide.len());
     for &element in wide {
         let narrow = i32::try_from(element).map_err(|_| {
             format!(

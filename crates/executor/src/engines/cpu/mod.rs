@@ -209,6 +209,10 @@ impl Runner for RtenRunner {
         MIN_ROWS
     }
 
+    fn release_memory(&mut self) {
+        self.scratch.iter_mut().flatten().for_each(|buffer| *buffer = ConversionBuffer::default());
+    }
+
     fn run(&mut self, call: &BlockCall<'_>) -> Result<Vec<BatchTensor>, ExecError> {
         let block = &self.blocks[call.block];
         let mut inputs = Vec::with_capacity(call.inputs.len());

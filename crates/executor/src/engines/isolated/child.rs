@@ -5,6 +5,7 @@
 
 use super::protocol::{LoadBlock, LoadRequest, PackedTensor, RunReply, RunRequest, fits, receive, send};
 use super::transfer::{OutgoingTensor, TensorTransfer};
+use crate::contract::kept;
 use crate::{
     BlockSource, CpuEngine, CpuOptions, Device, Executor, GpuOptions, InputRange, LoadError, MemberProgress,
     ModelSource, OnnxRuntimeEngine, OnnxRuntimeOptions, RequestEntry, Task, TaskMember, TaskResult, Tensor,
@@ -15,7 +16,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 
 /// Stack size of the loading thread, because engines recurse as deep as the graph. Only the used
 /// part of the stack occupies memory.
@@ -32,14 +33,22 @@ pub fn serve_engine() -> io::Result<()> {
         Err(cause) => return send(&mut socket, &failed(0, cause.0)),
     };
     send(&mut socket, &RunReply::default())?;
-    for batch in read(socket.try_clone()?)? {
+    let batches = read(socket.try_clone()?)?;
+    loop {
+        let batch = match batches.recv_timeout(kept::IDLE) {
+            Ok(batch) => batch,
+            Err(RecvTimeoutError::Timeout) => {
+                transfer.release_buffers();
+                continue;
+            }
+            Err(RecvTimeoutError::Disconnected) => return Ok(()),
+        };
         let number = batch.number;
         let outputs = served.run(batch, &mut transfer);
         let done = outputs.map(|outputs| RunReply { error: None, outputs, number });
         let done = done.and_then(|done| fits(&done).map(|()| done));
         send(&mut socket, &done.unwrap_or_else(|cause| failed(number, cause)))?;
     }
-    Ok(())
 }
 
 fn failed(number: u64, cause: String) -> RunReply {

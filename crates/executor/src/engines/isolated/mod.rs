@@ -205,6 +205,14 @@ impl Runner for ProcessRunner {
         self.least_rows
     }
 
+    /// Gives back what this end keeps. The process does the same by itself.
+    fn release_memory(&mut self) {
+        self.processes.each_idle(|connection| {
+            connection.transfer().release_buffers();
+            connection.transfer().release_regions();
+        });
+    }
+
     fn run(&mut self, call: &BlockCall<'_>) -> Result<Vec<BatchTensor>, ExecError> {
         self.batches += 1;
         let mut done = self.exchange(call)?;

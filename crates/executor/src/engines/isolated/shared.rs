@@ -6,7 +6,7 @@
 
 use super::protocol::MAX_SHARED;
 use rustix::cmsg_space;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, memfd_create};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
@@ -101,6 +101,15 @@ impl GrowingMemory {
         self.map(bytes).map(drop)
     }
 
+    /// Gives the pages back to the system. The content is lost.
+    pub(super) fn release(&mut self) -> io::Result<()> {
+        let size = self.file.metadata()?.len();
+        if size > 0 {
+            fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, size)?;
+        }
+        Ok(())
+    }
+
     /// Writes `data` at an offset.
     pub(super) fn write(&mut self, at: usize, data: &[u8]) -> io::Result<()> {
         let end = at.checked_add(data.len()).ok_or_else(|| invalid("a place beyond all memory"))?;
@@ -159,6 +168,14 @@ mod tests {
                 assert_eq!(read, data);
             }
         }
+        let pages = |memory: &GrowingMemory| std::os::unix::fs::MetadataExt::blocks(&memory.file.metadata().unwrap());
+        assert!(pages(&server.inbound) > 0);
+        server.inbound.release().unwrap();
+        assert_eq!(pages(&child.outbound), 0, "either end gives the pages of both back");
+        child.outbound.write(9, &[7]).unwrap();
+        let mut read = [1; 2];
+        server.inbound.read(8, &mut read).unwrap();
+        assert_eq!(read, [0, 7]);
     }
 
     #[test]

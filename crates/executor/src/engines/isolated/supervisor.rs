@@ -159,6 +159,11 @@ impl ProcessPool {
         self.changed.notify_one();
     }
 
+    /// Calls `act` for each process that runs no batch.
+    pub(super) fn each_idle(&self, act: impl FnMut(&mut ProcessConnection)) {
+        self.state.lock().idle.iter_mut().for_each(act);
+    }
+
     /// Returns the outage, if no process runs.
     pub(super) fn outage(&self) -> Option<Outage> {
         let state = self.state.lock();

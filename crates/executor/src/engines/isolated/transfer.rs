@@ -10,6 +10,7 @@ use super::shared::SharedRegions;
 #[cfg(not(target_os = "linux"))]
 use super::unshared::NoRegions as SharedRegions;
 use crate::contract::buffer::AlignedBuffer;
+use crate::contract::kept::KeptBytes;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use ripieno_model::DataType;
@@ -36,17 +37,43 @@ pub(super) struct OutgoingTensor<'a> {
 pub(super) struct TensorTransfer {
     shared: Option<SharedRegions>,
     buffers: ReadBuffers,
+    /// Used part of the region that this end writes.
+    kept_outbound: KeptBytes,
+    /// Used part of the region that the other end writes.
+    kept_inbound: KeptBytes,
 }
 
 impl TensorTransfer {
+    fn new(shared: Option<SharedRegions>) -> TensorTransfer {
+        let (kept_outbound, kept_inbound) = (KeptBytes::default(), KeptBytes::default());
+        TensorTransfer { shared, buffers: ReadBuffers::default(), kept_outbound, kept_inbound }
+    }
+
     /// Begins at the server's end of a new connection.
     pub(super) fn offer(socket: &UnixStream) -> io::Result<TensorTransfer> {
-        Ok(TensorTransfer { shared: SharedRegions::offer(socket)?, buffers: ReadBuffers::default() })
+        Ok(TensorTransfer::new(SharedRegions::offer(socket)?))
     }
 
     /// Begins at the process's end of a new connection.
     pub(super) fn accept(socket: &UnixStream) -> io::Result<TensorTransfer> {
-        Ok(TensorTransfer { shared: SharedRegions::accept(socket)?, buffers: ReadBuffers::default() })
+        Ok(TensorTransfer::new(SharedRegions::accept(socket)?))
+    }
+
+    /// Gives back the buffers that are kept for further batches.
+    pub(super) fn release_buffers(&mut self) {
+        self.buffers.0.lock().clear();
+    }
+
+    /// Gives back the memory that both ends share. Only the server's end may call it, and only
+    /// between two batches: the process cannot know whether the server has read its last reply.
+    pub(super) fn release_regions(&mut self) {
+        let used = self.kept_outbound.bytes() + self.kept_inbound.bytes() > 0;
+        if let Some(shared) = self.shared.as_mut().filter(|_| used) {
+            // Where the system cannot give pages back, they stay for the next batch.
+            let _ = shared.outbound.release().and_then(|()| shared.inbound.release());
+        }
+        self.kept_outbound.clear();
+        self.kept_inbound.clear();
     }
 
     /// Prepares tensors for a frame. Until its answer arrives, nothing else may be packed.
@@ -65,6 +92,9 @@ impl TensorTransfer {
         let outbound = self.shared.as_mut().filter(|_| large).map(|shared| &mut shared.outbound);
         // Without memory for a region, the frame holds the tensors.
         let mut outbound = outbound.and_then(|region| region.reserve(total).is_ok().then_some(region));
+        if outbound.is_some() {
+            self.kept_outbound.raise_to(total);
+        }
         let pack = |(tensor, at): (&OutgoingTensor<'_>, usize)| {
             let OutgoingTensor { name, datatype, ref shape, data } = *tensor;
             let written = outbound.as_mut().is_some_and(|region| region.write(at, data).is_ok());
@@ -88,6 +118,7 @@ impl TensorTransfer {
             let at = usize::try_from(at).map_err(|_| none())?;
             let mut lent = self.buffers.take(length);
             inbound.read(at, lent.buffer.first_mut(length))?;
+            self.kept_inbound.raise_to(at + length);
             tensor.data = Bytes::from_owner(lent);
         }
         Ok(())
@@ -159,6 +190,13 @@ mod tests {
         }
         let kept = child.buffers.0.lock().len();
         assert!((1..=KEPT_BUFFERS).contains(&kept), "buffers are used again: {kept}");
+        assert!(server.kept_outbound.bytes() > 3 << 20 && child.kept_inbound.bytes() > 3 << 20);
+        server.release_regions();
+        child.release_buffers();
+        assert_eq!((server.kept_outbound.bytes(), child.buffers.0.lock().len()), (0, 0));
+        let mut packed = server.pack(&[tensor(&[7; MIN_SHARED])]).unwrap();
+        child.unpack(&mut packed).unwrap();
+        assert_eq!(packed[0].data, vec![7; MIN_SHARED], "it can be used again");
     }
 
     #[test]

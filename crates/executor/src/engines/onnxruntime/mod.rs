@@ -22,6 +22,7 @@ mod bound;
 mod cuda;
 mod library;
 mod places;
+mod shrink;
 mod sized;
 mod tensors;
 
@@ -45,6 +46,7 @@ use ort::session::{Session, SessionInputValue, SessionOutputs, builder::SessionB
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use places::{ConcurrencyClaim, EnginePlace, EnginePlaces};
 use ripieno_model::DataType;
+use shrink::Arena;
 use sized::SizedSessions;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -266,6 +268,7 @@ struct BlockSession {
     session: Session,
     /// The binding, if tensors are bound.
     bound: Option<BoundTensors>,
+    arena: Arena,
 }
 
 impl SessionPools {
@@ -302,7 +305,10 @@ impl SessionPools {
         };
         let session = builder.commit_from_file(path)?;
         let bound = self.binds.then(|| BoundTensors::new(&session, gpu)).transpose()?;
-        Ok(BlockSession { session, bound })
+        if gpu.is_none() {
+            shrink::begin_arena(&session)?;
+        }
+        Ok(BlockSession { session, bound, arena: Arena::default() })
     }
 }
 
@@ -345,6 +351,11 @@ impl SessionPool {
                 None => self.given_back.wait(&mut state),
             }
         }
+    }
+
+    /// Takes sessions that no batch uses. `None` if all are in use.
+    fn take_idle(&self) -> Option<BlockSessions> {
+        self.state.lock().idle.pop()
     }
 
     /// Returns sessions to the pool. Drops them if a closed device made them unnecessary.
@@ -396,13 +407,31 @@ struct OrtRunner {
 }
 
 impl Runner for OrtRunner {
+    fn release_memory(&mut self) {
+        let pool = &self.pools.pools[self.place];
+        if pool.place.ordinal().is_some() {
+            return;
+        }
+        // Sessions that run are left to the lane that runs them.
+        let mut released = Vec::new();
+        while let Some(mut sessions) = pool.take_idle() {
+            for (block, sized) in sessions.iter_mut().enumerate() {
+                sized.each().for_each(|session| session.arena.shrink(&mut session.session, &self.plan, block));
+            }
+            released.push(sessions);
+        }
+        // The last used sessions stay on top, so that others are not used without need.
+        released.into_iter().rev().for_each(|sessions| pool.release(sessions));
+    }
+
     fn run(&mut self, call: &BlockCall<'_>) -> Result<Vec<BatchTensor>, ExecError> {
         let pool = &self.pools.pools[self.place];
         let gpu = pool.place.ordinal();
         let mut lent = pool.acquire();
         let _turn = turn(gpu);
         let made = lent.sessions[call.block].for_rows(call.rows, || self.pools.make_one(call.block, gpu));
-        let BlockSession { session, bound } = made.map_err(|cause| ExecError(cause.0))?;
+        let BlockSession { session, bound, arena } = made.map_err(|cause| ExecError(cause.0))?;
+        let _growth = gpu.is_none().then(|| arena.watch(call.inputs));
         match bound {
             Some(bound) => {
                 let outputs = self.outputs(call).map(|output| (&*output.name, output.spec.datatype));

@@ -22,6 +22,11 @@ impl<S> SizedSessions<S> {
         SizedSessions { sessions: vec![(0, first)], by_size }
     }
 
+    /// Returns all sessions.
+    pub(super) fn each(&mut self) -> impl Iterator<Item = &mut S> {
+        self.sessions.iter_mut().map(|(_, session)| session)
+    }
+
     /// Returns the session for a batch of this many rows, made by `make` if it is missing.
     pub(super) fn for_rows<E>(&mut self, rows: usize, make: impl FnOnce() -> Result<S, E>) -> Result<&mut S, E> {
         let fits = |&(size, _): &(usize, S)| !self.by_size || size == rows || size == 0;

@@ -74,8 +74,12 @@ fn strings(mut data: &[u8]) -> Result<Vec<String>, String> {
     Ok(strings)
 }
 
-/// Converts a session's output to a batch, without a copy if possible. Strings are copied. Outputs
-/// that alias inputs are copied, because the next batch overwrites the input buffers.
+/// Largest output in bytes that is copied, which takes a few microseconds. An output that is not
+/// copied keeps its whole region of the session's arena, which may be hundreds of MiB.
+const MAX_COPIED: usize = 64 << 10;
+
+/// Converts a session's output to a batch. Large outputs are not copied, except strings and those
+/// that alias inputs, because the next batch overwrites the input buffers.
 pub(crate) fn from_ort(
     value: DynValue,
     declared: DataType,
@@ -93,7 +97,7 @@ pub(crate) fn from_ort(
         }
         _ => {
             let bytes = value_bytes(&value, declared).map_err(|cause| cause.to_string())?;
-            if inputs.contains(bytes) {
+            if bytes.len() <= MAX_COPIED || inputs.contains(bytes) {
                 Bytes::copy_from_slice(bytes)
             } else {
                 Bytes::from_owner(OutputOwner { value, declared })
