@@ -87,7 +87,7 @@ fn commands_of_the_guides_are_those_of_the_program() {
             }
             for command in own_commands(&words, &variables).into_iter().filter(|command| !is_pattern(command)) {
                 let given = command.iter().map(std::ffi::OsString::from).collect();
-                let parsed = crate::command().try_get_matches_from(crate::with_modes(given));
+                let parsed = crate::command().try_get_matches_from::<Vec<std::ffi::OsString>, _>(given);
                 // Help and the version end early, too.
                 if let Err(error) = parsed.map(drop)
                     && error.use_stderr()

@@ -11,8 +11,7 @@ mod service;
 
 use args::logs::LogFormat;
 use args::settings::ServerSettings;
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use std::ffi::OsString;
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::process::ExitCode;
 
 /// The version, and the commit that it was built from.
@@ -43,14 +42,7 @@ enum Command {
     Profile(commands::models::ProfileArgs),
     Slice(commands::slice::SliceArgs),
     Bench(ripieno_bench::BenchArgs),
-    Compare(commands::compare_policies::ComparePoliciesArgs),
-    // The form of `compare` with --live, which has flags of its own.
-    #[command(
-        hide = true,
-        name = LIVE,
-        override_usage = "ripieno compare --live REPOSITORY --model NAME --policy NAME[,KEY=VALUE]... [OPTIONS]"
-    )]
-    CompareLive(commands::compare::CompareArgs),
+    Compare(Box<CompareCommand>),
     Policies(commands::policies::PoliciesArgs),
     Replay(commands::replay::ReplayArgs),
     Why(commands::why::WhyArgs),
@@ -70,30 +62,35 @@ enum Command {
     },
 }
 
-fn command() -> clap::Command {
-    output::help::arrange(args::environment::for_servers(Cli::command()))
+/// `compare` on scenarios; with --live it has flags of its own.
+#[derive(Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true, disable_help_subcommand = true)]
+struct CompareCommand {
+    #[command(subcommand)]
+    mode: Option<CompareMode>,
+
+    #[command(flatten)]
+    scenarios: commands::compare_policies::ComparePoliciesArgs,
 }
 
-/// The name under which the parser knows `compare --live`.
-const LIVE: &str = "compare-live";
+#[derive(Subcommand)]
+enum CompareMode {
+    #[command(
+        long_flag = "live",
+        override_usage = "ripieno compare --live REPOSITORY --model NAME --policy NAME[,KEY=VALUE]... [OPTIONS]"
+    )]
+    Live(commands::compare::CompareArgs),
+}
 
-/// Turns `compare --live …` into the command of that mode: its flags differ from those for
-/// scenarios.
-fn with_modes(mut words: Vec<OsString>) -> Vec<OsString> {
-    let is_compare = words.get(1).is_some_and(|word| word == "compare");
-    if let Some(at) = words.iter().position(|word| word == "--live").filter(|_| is_compare) {
-        words.remove(at);
-        words[1] = LIVE.into();
-    }
-    words
+fn command() -> clap::Command {
+    output::help::arrange(args::environment::for_servers(Cli::command()))
 }
 
 /// The exit status of a wrong command line, as clap's.
 const WRONG_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
-    let words = with_modes(std::env::args_os().collect());
-    let settings = match ServerSettings::read(words, &command()) {
+    let settings = match ServerSettings::read(std::env::args_os().collect(), &command()) {
         Ok(settings) => settings,
         Err(error) => {
             eprintln!("error: {error}");
@@ -125,8 +122,10 @@ fn main() -> ExitCode {
         Command::Profile(args) => commands::models::measure(&args),
         Command::Slice(args) => commands::slice::run(&args),
         Command::Bench(args) => commands::bench::run(&args),
-        Command::Compare(args) => commands::compare_policies::run(&args),
-        Command::CompareLive(args) => commands::compare::run(&args),
+        Command::Compare(args) => match &args.mode {
+            Some(CompareMode::Live(live)) => commands::compare::run(live),
+            None => commands::compare_policies::run(&args.scenarios),
+        },
         Command::Policies(args) => commands::policies::run(&args),
         Command::Replay(args) => commands::replay::run(&args),
         Command::Why(args) => commands::why::run(&args),

@@ -64,13 +64,13 @@ const MAX_TASKS: Knob = Knob {
            \"late\")",
 };
 
-const EARLY_START: Knob = Knob {
+pub(super) const EARLY_START: Knob = Knob {
     name: "early_start",
     default: "true",
     help: "requests may join a running batch; false = a device takes the next set when all of the last one have ended",
 };
 
-const EARLY_LEAVE: Knob = Knob {
+pub(super) const EARLY_LEAVE: Knob = Knob {
     name: "early_leave",
     default: "true",
     help: "a request is answered, and frees its row, at its own end; false = with the last of those that began in the \
@@ -84,7 +84,20 @@ fn max_tasks(knobs: &Knobs<'_>) -> Result<Option<usize>, BuildError> {
     knobs.count(MAX_TASKS.name, None)
 }
 
-fn leaves_early(knobs: &Knobs<'_>) -> Result<bool, BuildError> {
+/// Returns the rules by which requests join and leave.
+pub(super) fn join_and_leave(knobs: &Knobs<'_>) -> Result<(Join, Leave), BuildError> {
+    let join = match knobs.flag(EARLY_START.name, true)? {
+        true => Join::NextTask,
+        false => Join::InSets { width: None },
+    };
+    let leave = match leaves_early(knobs)? {
+        true => Leave::AtItsEnd,
+        false => Leave::WithItsSet(Padding::ToLongest),
+    };
+    Ok((join, leave))
+}
+
+pub(super) fn leaves_early(knobs: &Knobs<'_>) -> Result<bool, BuildError> {
     knobs.flag(EARLY_LEAVE.name, true)
 }
 
@@ -99,14 +112,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     if let Some(requested) = requested.filter(|&requested| requested > setup.limits.depth) {
         return Err(knobs.too_many(MAX_TASKS.name, requested, setup.limits.depth));
     }
-    let join = match knobs.flag(EARLY_START.name, true)? {
-        true => Join::NextTask,
-        false => Join::InSets { width: None },
-    };
-    let leave = match leaves_early(knobs)? {
-        true => Leave::AtItsEnd,
-        false => Leave::WithItsSet(Padding::ToLongest),
-    };
+    let (join, leave) = join_and_leave(knobs)?;
     let options = BatchOptions::read(setup, knobs, DropRule::Never)?;
     let rules = CellRules {
         merges: false,
@@ -114,6 +120,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         join,
         leave,
         pads_output: false,
+        drains: false,
         window: Nanos::ZERO,
         merge_per_node: Nanos::ZERO,
     };

@@ -56,8 +56,7 @@ mod tests {
 
     #[test]
     fn needs_and_forms_agree_with_the_served_walks() {
-        let limits =
-            ripieno_sched::Limits { requests: 4, models: 1, devices: 1, lanes: 1, depth: 1, batch: 4, nodes: 0 };
+        let limits = ripieno_sched::Limits { requests: 4, batch: 4, ..ripieno_sched::Limits::ONE };
         let setup = ripieno_sched::Setup { models: Vec::new(), devices: 1, limits };
         for policy in crate::CATALOGUE {
             let options = served_options(policy, Options::new(), Objective::Latency);

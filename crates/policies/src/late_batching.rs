@@ -11,8 +11,9 @@
 //!    for two cells at most while there is room: the rest of the running one, and the one behind
 //!    it.
 //!
-//! State: as "cellular" has. Knobs: `max_batch`, `drop`. It ignores deadlines, except for the drop
-//! rule, and the cost of batches.
+//! State: as "cellular" has. Knobs: `early_start` and `early_leave`, each of which switches off one
+//! half of the idea, `max_batch`, `drop`. It ignores deadlines, except for the drop rule, and the
+//! cost of batches.
 //!
 //! Choices where the paper leaves freedom: the order among several cell types of a model (the
 //! paper's has one) is the order of "cellular". A device that may hold one task only gets the next
@@ -20,7 +21,7 @@
 //! known in advance, the step after the end runs and is wasted.
 
 use crate::cell_scheduler::CellScheduler;
-use crate::cellular_batching::Algorithm1;
+use crate::cellular_batching::{Algorithm1, EARLY_LEAVE, EARLY_START, join_and_leave, leaves_early};
 use crate::policy::{Chains, Form, Policy};
 use ripieno_model::{DropRule, Walk};
 use ripieno_sched::Needs;
@@ -36,16 +37,22 @@ pub(crate) const POLICY: Policy = Policy {
     summary: "requests join and leave at every cell, and the next one is decided while one runs",
     walks: &Walk::ALL,
     chains: Chains::Any,
-    knobs: &[MAX_BATCH, Knob { default: "never", ..DROP }],
-    needs: |_| Needs { depth: TASKS, nodes: true, ..Needs::ONE_TASK },
+    knobs: &[EARLY_START, EARLY_LEAVE, MAX_BATCH, Knob { default: "never", ..DROP }],
+    needs,
     form: Form::OnePiece(build),
 };
 
 /// One running task and one behind it.
 const TASKS: usize = 2;
 
+fn needs(knobs: &Knobs<'_>) -> Needs {
+    Needs { depth: TASKS, nodes: true, pads: !leaves_early(knobs).unwrap_or(true), ..Needs::ONE_TASK }
+}
+
 fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
     check(setup)?;
     let options = BatchOptions::read(setup, knobs, DropRule::Never)?;
-    Ok(Box::new(CellScheduler::with_fewest(setup, options, |_| CellRules::STEP_BY_STEP, Algorithm1, TASKS)))
+    let (join, leave) = join_and_leave(knobs)?;
+    let rules = CellRules { join, leave, ..CellRules::STEP_BY_STEP };
+    Ok(Box::new(CellScheduler::with_fewest(setup, options, move |_| rules, Algorithm1, TASKS)))
 }

@@ -7,7 +7,7 @@ use ripieno_sched::{
     Action, Control, Limits, Options, Outbox, Outcome, Request, RequestClass, Scheduler, Setup, TaskDone, Why,
 };
 
-const LIMITS: Limits = Limits { requests: 256, models: 2, devices: 2, lanes: 1, depth: 1, batch: 8, nodes: 0 };
+const LIMITS: Limits = Limits { requests: 256, models: 2, devices: 2, batch: 8, ..Limits::ONE };
 
 fn ms(millis: i64) -> Time {
     Time::ORIGIN + Nanos::from_millis(millis)
@@ -104,7 +104,7 @@ struct Uneven {
     answered: Vec<Vec<Nanos>>,
 }
 
-const UNEVEN: Limits = Limits { requests: 256, models: 1, devices: 2, lanes: 1, depth: 1, batch: 1, nodes: 0 };
+const UNEVEN: Limits = Limits { requests: 256, devices: 2, ..Limits::ONE };
 
 impl Uneven {
     fn new() -> Uneven {

@@ -5,7 +5,7 @@ use ripieno_model::{Block, DropRule, Extent, LengthProfiles, Model, Profile, Wal
 use ripieno_policies::{CATALOGUE, Chains, Policy, build};
 use ripieno_sched::{Action, Limits, Options, Outbox, Request, RequestClass, Setup, Why};
 
-const LIMITS: Limits = Limits { requests: 4, models: 1, devices: 1, lanes: 2, depth: 16, batch: 4, nodes: 0 };
+const LIMITS: Limits = Limits { requests: 4, lanes: 2, depth: 16, batch: 4, ..Limits::ONE };
 
 fn ms(millis: i64) -> Time {
     Time::ORIGIN + Nanos::from_millis(millis)

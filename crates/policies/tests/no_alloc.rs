@@ -10,7 +10,7 @@ use ripieno_sched::{
 use ripieno_workload::{SeededRng, below, stream};
 
 const MODELS: usize = 4;
-const LIMITS: Limits = Limits { requests: 400, models: MODELS, devices: 6, lanes: 1, depth: 1, batch: 16, nodes: 0 };
+const LIMITS: Limits = Limits { requests: 400, models: MODELS, devices: 6, batch: 16, ..Limits::ONE };
 
 /// No task.
 const NONE: TaskId = TaskId(u32::MAX);

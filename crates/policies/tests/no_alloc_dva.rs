@@ -14,7 +14,7 @@ const BATCH: usize = 16;
 const STAGES: usize = 4;
 
 fn limits(lanes: usize) -> Limits {
-    Limits { requests: 300, models: 3, devices: 2, lanes, depth: 1, batch: BATCH, nodes: 0 }
+    Limits { requests: 300, models: 3, devices: 2, lanes, batch: BATCH, ..Limits::ONE }
 }
 
 /// A driver that allocates nothing itself: tasks end by their ids, slots come from a stack.

@@ -228,7 +228,7 @@ fn model() -> Model {
 /// Runs the policy with every promise of a scheduler checked; returns the operations, and the mean
 /// latency in milliseconds.
 pub(crate) fn run(stretch: Option<usize>, split: Option<(usize, usize)>) -> (Done, f64) {
-    let limits = Limits { requests: REQUESTS, models: 1, devices: 1, lanes: 1, depth: 1, batch: MOST, nodes: 0 };
+    let limits = Limits { requests: REQUESTS, batch: MOST, ..Limits::ONE };
     let setup = Setup { models: vec![model()], devices: 1, limits };
     let (mut random, mut at) = (stream(1, 0), Time::ORIGIN);
     let arrivals = (0..REQUESTS).map(|_| {

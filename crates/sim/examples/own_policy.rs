@@ -141,7 +141,7 @@ fn main() {
             in_arrival_order: false,
         }
     });
-    let limits = Limits { requests: 10_000, models: 2, devices: 2, lanes: 1, depth: 1, batch: max_batch, nodes: 0 };
+    let limits = Limits { requests: 10_000, models: 2, devices: 2, batch: max_batch, ..Limits::ONE };
     let setup = Setup { models: models.to_vec(), devices: 2, limits };
     let mut random = stream(1, 0);
     let mut at = Time::ORIGIN;

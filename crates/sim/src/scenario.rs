@@ -440,7 +440,7 @@ impl ScenarioFile {
         let nodes = requests.saturating_mul(largest).min(MAX_NODES.max(largest));
         // The policy may still be replaced, so its requirements on devices are filled in when a run
         // begins.
-        let limits = Limits { requests, models: models.len(), devices: most, lanes: 1, depth: 1, batch, nodes };
+        let limits = Limits { requests, models: models.len(), devices: most, batch, nodes, ..Limits::ONE };
         Ok(Setup { models, devices, limits })
     }
 }

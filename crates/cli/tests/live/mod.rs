@@ -14,7 +14,7 @@ use std::sync::Arc;
 pub(crate) fn start(name: &str, profile: Profile, slo: Nanos) -> (PathBuf, Engine, ModelId) {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let executor: Arc<dyn Executor> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()));
-    let limits = Limits { requests: 256, models: 4, devices: 1, lanes: 1, depth: 1, batch: 8, nodes: 0 };
+    let limits = Limits { requests: 256, models: 4, batch: 8, ..Limits::ONE };
     let setup = Setup { models: Vec::new(), devices: 1, limits };
     let options = Options::new();
     let scheduler = build_served("unified", &setup, &options).unwrap();

@@ -100,8 +100,8 @@ impl Worker {
         self.models.get(&model)?.as_ref().ok()?.ready.down.get()
     }
 
-    /// Returns the time from which [`release_memory_if_due`](Worker::release_memory_if_due) may find
-    /// something.
+    /// Returns the time from which
+    /// [`release_memory_if_due`](Worker::release_memory_if_due) may find something.
     pub(crate) fn release_at(&self) -> Option<Instant> {
         self.release_at
     }

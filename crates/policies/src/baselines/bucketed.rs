@@ -6,23 +6,25 @@
 //! 1. Bucket i of a model holds the requests whose length is in (i·w, (i+1)·w], w being the
 //!    `width`.
 //! 2. A device that has ended its last batch takes one from the next non-empty bucket in turn,
-//!    without waiting for more: as many requests as fit, the oldest first. A bucket keeps its turn
-//!    as long as it can fill whole batches.
+//!    without waiting for more: as many requests as fit, the oldest first.
 //! 3. Every member takes as many steps as the bucket's longest possible request: the graph is
 //!    materialised once per bucket.
 //! 4. All members are answered when the batch has ended.
 //! 5. With `window_ms` a batch that is not full waits until its oldest request has waited that long
 //!    (GraphB of LazyBatching).
 //!
-//! State: a queue per bucket, a batch per device. Knobs: `width`, `pad`, `window_ms`, `max_batch`,
-//! `drop`. It ignores deadlines and the cost of batches, and cannot serve trees and
+//! State: a queue per bucket, a batch per device. Knobs: `width`, `pad`, `turn`, `window_ms`,
+//! `max_batch`, `drop`. It ignores deadlines and the cost of batches, and cannot serve trees and
 //! graphs: they have no common padded form.
 //!
-//! Choices where the paper leaves freedom: the length of a turn (a measured decision, see
-//! docs/research/reproduce.md). A block that runs until its end continues, with all rows, until the
-//! last member has ended, and no step is queued ahead of that: this is better than a graph that is
-//! unfolded to the longest possible output. Models share a device by turns, too, bucket after
-//! bucket. Buckets beyond the 1,024th are one, padded to its longest member.
+//! Readings where the paper leaves freedom. With `turn = "one"` a turn is one batch, which is round
+//! robin to the letter. With `turn = "drain"`, the default, a bucket keeps its turn as long as it
+//! can fill whole batches, which makes the stronger baseline.
+//!
+//! Choices: a block that runs until its end continues, with all rows, until the last member has
+//! ended, and no step is queued ahead of that. This is better than a graph that is unfolded to the
+//! longest possible output. Models share a device by turns, too, bucket after bucket. Buckets
+//! beyond the 1,024th are one, padded to its longest member.
 
 use crate::cell_scheduler::{CellScheduler, Choose};
 use crate::options::SET_AHEAD;
@@ -42,7 +44,7 @@ pub(crate) const POLICY: Policy = Policy {
     summary: "sequences of similar lengths are padded to one length and run as one",
     walks: &[Walk::Whole, Walk::Chain, Walk::Repeat, Walk::Stacked, Walk::Bidirectional, Walk::EncodeDecode],
     chains: Chains::NoSkips,
-    knobs: &[WIDTH, PAD, WINDOW_MS, MAX_BATCH, Knob { default: "never", ..DROP }],
+    knobs: &[WIDTH, PAD, TURN, WINDOW_MS, MAX_BATCH, Knob { default: "never", ..DROP }],
     needs: |_| Needs { depth: SET_AHEAD, pads: true, ..Needs::ONE_TASK },
     form: Form::OnePiece(build),
 };
@@ -59,6 +61,13 @@ const PAD: Knob = Knob {
     help: "padding of rows: \"bucket\" = to the bucket's end, \"longest\" = to the longest of the batch",
 };
 
+const TURN: Knob = Knob {
+    name: "turn",
+    default: "drain",
+    help: "length of a bucket's turn: \"drain\" = as long as it can fill batches, \"one\" = one batch, round robin to the \
+           letter; the paper leaves it open",
+};
+
 const WINDOW_MS: Knob = Knob {
     name: "window_ms",
     default: "0",
@@ -70,6 +79,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     check(setup)?;
     let pads = [("bucket", Padding::ToBucket), ("longest", Padding::ToLongest)];
     let padding = knobs.choice(PAD.name, &pads, Padding::ToBucket)?;
+    let drains = knobs.choice(TURN.name, &[("drain", true), ("one", false)], true)?;
     let width = PerModel::read(&setup.models, |model| knobs.count(WIDTH.name, model))?;
     let window_ms = PerModel::read(&setup.models, |model| knobs.number(WINDOW_MS.name, model))?;
     let options = BatchOptions::read(setup, knobs, DropRule::Never)?;
@@ -79,6 +89,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         join: Join::InSets { width: Some(width.of(model).unwrap_or(10).min(1 << 20) as u32) },
         leave: Leave::WithItsSet(padding),
         pads_output: true,
+        drains,
         window: Nanos::from_millis_f64(window_ms.of(model).unwrap_or(0.0)),
         merge_per_node: Nanos::ZERO,
     };

@@ -64,6 +64,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         join: Join::InSets { width: None },
         leave: Leave::WithItsSet(Padding::None),
         pads_output: false,
+        drains: false,
         window: Nanos::ZERO,
         merge_per_node: Nanos::from_millis_f64(merge_us.of(model).unwrap_or(0.0) / 1e3),
     };

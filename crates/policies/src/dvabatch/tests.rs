@@ -28,7 +28,7 @@ fn ms(millis: i64) -> Time {
 
 impl Driver {
     fn new(models: Vec<Model>, lanes: usize, options: &[(&str, &str)]) -> Driver {
-        let limits = Limits { requests: 16, models: models.len(), devices: 1, lanes, depth: 1, batch: 4, nodes: 0 };
+        let limits = Limits { requests: 16, models: models.len(), lanes, batch: 4, ..Limits::ONE };
         let value = |text: &str| text.parse().map_or_else(|_| OptionValue::Text(text.to_owned()), OptionValue::Int);
         let options: Options = options.iter().map(|&(name, text)| (name.to_owned(), value(text))).collect();
         let dva = build("dva", &Setup { models, devices: 1, limits }, &options).unwrap();
@@ -250,7 +250,7 @@ fn a_window_holds_on_an_idle_device_only_if_it_was_asked_for() {
     driver.arrive(0, 0..1, 0, 1_000);
     assert_eq!(driver.settle(0), "lane 0 stage 0 [0]");
     let options = Options::from([("window_ms".to_owned(), OptionValue::Int(3))]);
-    let limits = Limits { requests: 16, models: 1, devices: 1, lanes: 1, depth: 1, batch: 4, nodes: 0 };
+    let limits = Limits { requests: 16, batch: 4, ..Limits::ONE };
     let dva = build("dva", &Setup { models: vec![flat()], devices: 1, limits }, &options).unwrap();
     let mut driver = Driver { dva, ..driver };
     driver.arrive(0, 0..1, 0, 1_000);

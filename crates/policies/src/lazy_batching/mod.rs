@@ -24,10 +24,14 @@
 //! that is admissible, and models are tried in the order of their heads' arrival. A table never
 //! holds more rows of a model than the largest batch that each of its nodes allows, so that every
 //! merge fits. A request that is late already is not preempted. An empty table takes as many
-//! requests as fit, late or not (`issue = "all"`). T_wait and the times of Equation 2 are those at
-//! first issue. In an encoder the sub-batch waits for its longest member; in the last block each
-//! leaves at its own end. Requests that cannot be punctual run unless `drop` is set, as in the
-//! paper.
+//! requests as fit, late or not (`issue = "all"`). The times of Equation 2
+//! are those at first issue. In an encoder the sub-batch waits for its longest member; in the last
+//! block each leaves at its own end. Requests that cannot be punctual run unless `drop` is set, as
+//! in the paper.
+//!
+//! Readings of T_wait in Equation 2. With `wait = "issue"`, to the letter and the default, it ends
+//! at first issue, so a request may be preempted again and again. With `wait = "arrival"` it goes
+//! on.
 
 mod slack;
 #[cfg(test)]
@@ -46,12 +50,15 @@ use ripieno_sched::tables::tasks::Tasks;
 use ripieno_sched::{BuildError, Knob, Knobs};
 use ripieno_sched::{Control, Limits, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone};
 use ripieno_sched::{DROP, MAX_BATCH};
-use slack::{Estimator, LazyForecast, Predictor};
+use slack::{Estimator, LazyForecast, Predictor, Waited};
 
 const WALKS: &[Walk] =
     &[Walk::Whole, Walk::Chain, Walk::Repeat, Walk::Stacked, Walk::Bidirectional, Walk::EncodeDecode];
 
-const KNOBS: &[Knob] = &[DEC_TIMESTEPS, ISSUE, MAX_BATCH, Knob { default: "never", ..DROP }];
+const KNOBS: &[Knob] = &[DEC_TIMESTEPS, WAIT, ISSUE, MAX_BATCH, Knob { default: "never", ..DROP }];
+
+/// The oracle knows when each request will end, whenever it came.
+const ORACLE_KNOBS: &[Knob] = &[DEC_TIMESTEPS, ISSUE, MAX_BATCH, Knob { default: "never", ..DROP }];
 
 pub(crate) const LAZY: Policy = Policy {
     name: "lazy",
@@ -70,7 +77,7 @@ pub(crate) const ORACLE: Policy = Policy {
     summary: "as \"lazy\", but the prediction uses the exact cost of the batches that would run",
     walks: WALKS,
     chains: Chains::EqualLengths,
-    knobs: KNOBS,
+    knobs: ORACLE_KNOBS,
     needs: |_| Needs::ONE_TASK,
     form: Form::OnePiece(build_oracle),
 };
@@ -82,6 +89,13 @@ const DEC_TIMESTEPS: Knob = Knob {
            predict more slack and risk late answers",
 };
 
+const WAIT: Knob = Knob {
+    name: "wait",
+    default: "issue",
+    help: "the wait in Equation 2: \"issue\" = until a request first ran, to the letter, so that it may be preempted again \
+           and again, \"arrival\" = since it arrived",
+};
+
 const ISSUE: Knob = Knob {
     name: "issue",
     default: "all",
@@ -90,7 +104,9 @@ const ISSUE: Knob = Knob {
 };
 
 fn build_lazy(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
-    build_with(setup, knobs, Estimator::Equation)
+    let readings = [("issue", Waited::UntilIssue), ("arrival", Waited::SinceArrival)];
+    let waited = knobs.choice(WAIT.name, &readings, Waited::UntilIssue)?;
+    build_with(setup, knobs, Estimator::Equation(waited))
 }
 
 fn build_oracle(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {

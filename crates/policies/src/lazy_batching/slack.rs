@@ -10,11 +10,19 @@ use ripieno_sched::{Limits, Request};
 /// The estimate of slack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Estimator {
-    /// Equation 2: wait until first issue, and whole single-input times of all requests in the
-    /// table.
-    Equation,
+    /// Equation 2: the wait, and whole single-input times of all requests in the table.
+    Equation(Waited),
     /// A forecast of the stack to its end, with the cost of the batches that would run.
     Oracle,
+}
+
+/// The readings of T_wait in Equation 2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Waited {
+    /// The time until a request was first issued.
+    UntilIssue,
+    /// The time since a request arrived, in the table or not.
+    SinceArrival,
 }
 
 /// The input of a prediction: the scheduler's fields at one instant. The stack is the table of one
@@ -42,7 +50,7 @@ impl Predictor {
         id: ModelId,
         newcomers: impl Iterator<Item = &'a Request> + Clone,
     ) -> usize {
-        if self.estimator == Estimator::Oracle {
+        let Estimator::Equation(waited) = self.estimator else {
             // More newcomers delay all requests more, so the admissible ones are a prefix.
             let (mut low, mut high) = (0, newcomers.clone().count());
             while low < high {
@@ -52,8 +60,8 @@ impl Predictor {
                 if passes { low = middle } else { high = middle - 1 }
             }
             return low;
-        }
-        let (mut total, mut bound) = of_table(forecast, issues);
+        };
+        let (mut total, mut bound) = of_table(forecast, issues, waited);
         let passes = |request: &&Request| {
             total += takes(forecast.percent, single(forecast.models.get(id), request));
             bound = bound.min(request.deadline - forecast.now);
@@ -65,8 +73,8 @@ impl Predictor {
     /// Stores the predicted latency of the requests of the top sub-batch, which have just been
     /// issued.
     pub(super) fn note(&mut self, forecast: LazyForecast<'_>, issues: &mut [Issue]) {
-        if self.estimator != Estimator::Oracle {
-            let (total, _) = of_table(forecast, issues);
+        if let Estimator::Equation(waited) = self.estimator {
+            let (total, _) = of_table(forecast, issues, waited);
             let newcomers = forecast.cohorts.members(*forecast.stack.last().expect("a sub-batch was pushed"));
             newcomers.for_each(|slot| issues[slot.index()].predicted = total);
             return;
@@ -87,14 +95,18 @@ pub(super) fn single(served: &LazyModel, request: &Request) -> Nanos {
 
 /// Returns the total time of all requests in the table, and the shortest span in which they
 /// must complete.
-fn of_table(forecast: LazyForecast<'_>, issues: &[Issue]) -> (Nanos, Nanos) {
+fn of_table(forecast: LazyForecast<'_>, issues: &[Issue], waited: Waited) -> (Nanos, Nanos) {
     let (mut total, mut bound) = (Nanos::ZERO, Nanos::MAX);
     for &id in forecast.stack {
         let served = forecast.models.get(forecast.cohorts.get(id).model);
         for slot in forecast.cohorts.members(id) {
             let request = forecast.requests.get(slot.0);
             total += takes(forecast.percent, single(served, request));
-            bound = bound.min(request.deadline - issues[slot.index()].at);
+            let until = match waited {
+                Waited::UntilIssue => issues[slot.index()].at,
+                Waited::SinceArrival => forecast.now,
+            };
+            bound = bound.min(request.deadline - until);
         }
     }
     (total, bound)

@@ -5,17 +5,21 @@ use ripieno_model::{Block, Profile};
 use ripieno_sched::{Limits, RequestClass};
 use std::fmt::Write;
 
-const LIMITS: Limits = Limits { requests: 4, models: 1, devices: 1, lanes: 1, depth: 1, batch: 4, nodes: 0 };
+const LIMITS: Limits = Limits { requests: 4, batch: 4, ..Limits::ONE };
 
 /// Eight nodes of 1 ms.
 fn lazy(slo_ms: i64) -> LazyBatching {
+    reading(slo_ms, Waited::UntilIssue)
+}
+
+fn reading(slo_ms: i64, waited: Waited) -> LazyBatching {
     let profile = Profile::from_table(&[Nanos::from_millis(1); 4]).unwrap();
     let blocks = ["A", "B", "C", "D", "E", "F", "G", "H"].map(|name| Block::new(name, profile.clone()));
     let model = Model { walk: Walk::Chain, blocks: blocks.into(), ..Model::whole("m", profile, ms(slo_ms) - ms(0)) };
     let setup = Setup { models: vec![model], devices: 1, limits: LIMITS };
     let options = BatchOptions { drop: DropRule::Never, max_batch: PerModel::all(None) };
     let rules = LazyRules { options, dec_timesteps: PerModel::all(None), gated: false };
-    LazyBatching::new(&setup, Estimator::Equation, rules)
+    LazyBatching::new(&setup, Estimator::Equation(waited), rules)
 }
 
 fn ms(millis: i64) -> Time {
@@ -118,6 +122,20 @@ fn a_slowed_device_leaves_less_slack() {
     border(&mut lazy, ms(2));
     assert_eq!(stack(&lazy), "[1:B]");
     assert_eq!(lazy.prediction(RequestSlot(1)).map(|known| known.remaining), Some(Nanos::from_millis(16)));
+}
+
+/// Each takes 8 of 20 ms. The first waited for none of them, so by the letter it is preempted at 5
+/// as at 1. Since it arrived 5 have passed, and 15 are less than 16.
+#[test]
+fn a_request_that_has_run_for_long_keeps_its_slack_by_the_letter_only() {
+    for (waited, expected) in [(Waited::UntilIssue, "[1:F][2:A]"), (Waited::SinceArrival, "[1:F]")] {
+        let mut lazy = reading(20, waited);
+        arrive(&mut lazy, 1, ms(0), 20);
+        (0..5).for_each(|now| border(&mut lazy, ms(now)));
+        arrive(&mut lazy, 2, ms(5), 20);
+        border(&mut lazy, ms(5));
+        assert_eq!(stack(&lazy), expected, "{waited:?}");
+    }
 }
 
 #[test]

@@ -163,7 +163,7 @@ mod tests {
     use ripieno_sched::tables::models::{BatchOptions, PerModel};
     use ripieno_sched::{Action, Outcome, RequestClass};
 
-    const LIMITS: Limits = Limits { requests: 64, models: 3, devices: 2, lanes: 1, depth: 2, batch: 4, nodes: 0 };
+    const LIMITS: Limits = Limits { requests: 64, models: 3, devices: 2, depth: 2, batch: 4, ..Limits::ONE };
     const MS: fn(i64) -> Nanos = Nanos::from_millis;
 
     fn rules() -> Rules {

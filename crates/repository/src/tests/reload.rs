@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
 fn engine(executor: &Arc<dyn ripieno_executor::Executor>) -> Engine {
-    let limits = Limits { requests: 100, models: 4, devices: 1, lanes: 1, depth: 2, batch: 8, nodes: 0 };
+    let limits = Limits { requests: 100, models: 4, depth: 2, batch: 8, ..Limits::ONE };
     let setup = Setup { models: vec![], devices: 1, limits };
     let scheduler = ripieno_policies::build("eager", &setup, &Options::new()).unwrap();
     Engine::start(EngineConfig::new(scheduler, setup, vec![Arc::clone(executor)])).unwrap()

@@ -18,7 +18,7 @@ fn published(item: &str, row: &str) -> (f64, u64) {
 
 fn holds(item: &str, row: &str, contender: Contender, model: CellsModel) {
     let (rps, requests) = published(item, row);
-    let case = CellsCase { contender, model, devices: 1, requests };
+    let case = CellsCase { contender, model, devices: 1, requests, decision_us: 0.0 };
     let scenario = Scenario::parse(&case.toml(rps), "a peak").unwrap();
     let carried = |share: f64| sustains(&scenario, share * rps, 2 * requests).unwrap().is_some();
     assert!(carried(0.98), "{item}, {row}: 98 % of {rps} are not sustained over {} requests", 2 * requests);

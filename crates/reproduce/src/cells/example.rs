@@ -40,7 +40,7 @@ fn run(policy: &str, max_tasks: Option<i64>, origin: i64) -> anyhow::Result<Trac
     let setup = Setup {
         models: vec![Model { walk: Walk::Repeat, blocks: vec![block], ..whole }],
         devices: 1,
-        limits: Limits { requests: 8, models: 1, devices: 1, lanes: 1, depth: 5, batch: 4, nodes: 0 },
+        limits: Limits { requests: 8, depth: 5, batch: 4, ..Limits::ONE },
     };
     let options: Options =
         max_tasks.map(|tasks| ("max_tasks".to_owned(), OptionValue::Int(tasks))).into_iter().collect();

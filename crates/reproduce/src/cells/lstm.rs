@@ -3,8 +3,8 @@
 use super::SOURCE;
 use super::measured::{CellsMeasured, CellsNetwork, measure};
 use super::workload::{
-    CellsCase, EUROPARL, LOG_NORMAL, bucketed, cellular, cellular_lstm, curve, cut_rows, over, padded_lstm, panel,
-    peak_rows, peaks, sweep,
+    CellsCase, EUROPARL, LOG_NORMAL, bucketed, bucketed_by_turns, cellular, cellular_lstm, curve, cut_rows, over,
+    padded_lstm, panel, peak_rows, peaks, sweep,
 };
 use crate::context::ReproduceContext;
 use crate::item::{ExperimentItem, ItemReport, ResultRow};
@@ -38,10 +38,17 @@ const REQUESTS: u64 = 60_000;
 const PADDED_PEAK: f64 = 16_000.0;
 
 fn cases(context: &ReproduceContext, max_batch: usize, lengths: &str) -> Vec<CellsCase> {
-    let case = |contender, model| CellsCase { contender, model, devices: 1, requests: context.requests(REQUESTS) };
+    let case = |contender, model| CellsCase {
+        contender,
+        model,
+        devices: 1,
+        requests: context.requests(REQUESTS),
+        decision_us: 0.0,
+    };
     vec![
         case(cellular("cellular", Look::solid(0)), cellular_lstm(max_batch, lengths)),
         case(bucketed("bucketed", 10, Look::solid(1)), padded_lstm(max_batch, lengths)),
+        case(bucketed_by_turns(Look::dashed(1)), padded_lstm(max_batch, lengths)),
     ]
 }
 
@@ -61,9 +68,11 @@ fn figure_7(context: &ReproduceContext, max_batch: usize) -> anyhow::Result<Item
         for (case, peak) in cases.iter().zip(&peaks) {
             rows.extend(noted_peak_rows(case, name, peak, paper_peak(&case.contender.name, wide)));
         }
-        for (what, ratio) in over(&peaks[0], &peaks[1]) {
-            let row = ResultRow::new(format!("cellular over bucketed, {name}, {what}"), "ratio", ratio);
-            rows.push(row.fitted(true).paper(wide.then_some(20.0 / 16.0)));
+        for (buckets, peak) in cases.iter().zip(&peaks).skip(1) {
+            for (what, ratio) in over(&peaks[0], peak) {
+                let name = format!("cellular over {}, {name}, {what}", buckets.contender.name);
+                rows.push(ResultRow::new(name, "ratio", ratio).fitted(true).paper(wide.then_some(20.0 / 16.0)));
+            }
         }
         if wide {
             let all = rates.iter().zip(answers[0].iter().zip(&answers[1]));
@@ -168,10 +177,11 @@ fn figure_8(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
         model: cellular_lstm(512, EUROPARL),
         devices: 1,
         requests,
+        decision_us: 0.0,
     }];
     for (at, width) in [1, 5, 10, 20, 40].into_iter().enumerate() {
         let contender = bucketed(&format!("bucketed, width {width}"), width, Look::solid(at + 1));
-        cases.push(CellsCase { contender, model: padded_lstm(512, EUROPARL), devices: 1, requests });
+        cases.push(CellsCase { contender, model: padded_lstm(512, EUROPARL), devices: 1, requests, decision_us: 0.0 });
     }
     let (answers, peaks) = (sweep(context, &cases, &rates)?, peaks(context, &cases)?);
     let at_2k = sweep(context, &cases, &[2_000.0])?;

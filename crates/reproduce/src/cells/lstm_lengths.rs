@@ -29,7 +29,7 @@ const REQUESTS: u64 = 60_000;
 
 fn pair(context: &ReproduceContext, lengths: &str) -> Vec<CellsCase> {
     let requests = context.requests(REQUESTS);
-    let case = |contender, model| CellsCase { contender, model, devices: 1, requests };
+    let case = |contender, model| CellsCase { contender, model, devices: 1, requests, decision_us: 0.0 };
     vec![
         case(cellular("cellular", Look::solid(0)), cellular_lstm(512, lengths)),
         case(bucketed("bucketed, width 10", 10, Look::solid(1)), padded_lstm(512, lengths)),

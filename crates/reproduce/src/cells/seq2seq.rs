@@ -44,7 +44,7 @@ fn run(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let requests = context.requests(60_000);
     let (mut rows, mut panels) = (Vec::new(), Vec::new());
     for (devices, paper) in [(2, 8_500.0_f64), (4, 17_000.0)] {
-        let case = |contender, model| CellsCase { contender, model, devices, requests };
+        let case = |contender, model| CellsCase { contender, model, devices, requests, decision_us: 0.0 };
         let cases = [
             case(cellular("cellular 512,256", Look::solid(0)), seq2seq(512, 256, FITTED_US, true)),
             case(cellular("cellular 256,256", Look::dashed(0)), seq2seq(256, 256, FITTED_US, true)),

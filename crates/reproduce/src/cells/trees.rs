@@ -49,7 +49,7 @@ fn figure(title: &str, requests: u64, panel: ripieno_report::plot::Panel) -> Fig
 
 fn figure_14(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let requests = context.requests(REQUESTS);
-    let case = |contender, model| CellsCase { contender, model, devices: 1, requests };
+    let case = |contender, model| CellsCase { contender, model, devices: 1, requests, decision_us: 0.0 };
     let cases = [
         case(cellular("cellular", Look::solid(0)), cellular_trees(TREEBANK)),
         case(merge("graph-merge, 8 us a node", "8", Look::solid(1)), merged_trees(TREEBANK)),
@@ -110,7 +110,7 @@ fn beside(rows: &mut [ResultRow], measured: &CellsMeasured) {
 
 fn figure_15(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let requests = context.requests(REQUESTS);
-    let case = |contender, model| CellsCase { contender, model, devices: 1, requests };
+    let case = |contender, model| CellsCase { contender, model, devices: 1, requests, decision_us: 0.0 };
     let cases = [
         case(cellular("cellular", Look::solid(0)), cellular_trees(COMPLETE)),
         case(merge("graph-merge, 8 us a node", "8", Look::solid(1)), merged_trees(COMPLETE)),

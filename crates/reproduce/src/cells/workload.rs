@@ -31,6 +31,8 @@ pub(super) struct CellsCase {
     pub(super) model: CellsModel,
     pub(super) devices: usize,
     pub(super) requests: u64,
+    /// Time from a decision to its device, which a task that was decided ahead does not wait for.
+    pub(super) decision_us: f64,
 }
 
 /// A model and its costs.
@@ -150,11 +152,14 @@ impl CellsCase {
     }
 
     pub(super) fn toml(&self, rate: f64) -> String {
-        let CellsCase { contender, model: CellsModel { table, .. }, devices, requests } = self;
+        let CellsCase { contender, model: CellsModel { table, .. }, devices, requests, decision_us } = self;
         let mut text = format!("seed = 1\nrequests = {requests}\nwarmup_fraction = 0.1\nrate = {rate:?}\n");
         let _ = write!(text, "policy = \"{}\"\n[policy_options]\n", contender.policy);
         for (key, value) in &contender.options {
             let _ = writeln!(text, "{key} = {value}");
+        }
+        if *decision_us > 0.0 {
+            let _ = write!(text, "[network]\ncontrol_us = {decision_us:?}\n");
         }
         let _ = write!(text, "[cluster]\ndevices = {devices}\n{table}");
         text
@@ -244,8 +249,14 @@ pub(super) fn cellular(name: &str, look: Look) -> Contender {
     Contender::new(name, "cellular", &[], look)
 }
 
+/// Returns buckets that keep their turn while they can fill batches.
 pub(super) fn bucketed(name: &str, width: u32, look: Look) -> Contender {
     Contender::new(name, "bucketed", &[("width", &width.to_string())], look)
+}
+
+/// Returns the other reading of a turn: each bucket gives one batch, round robin.
+pub(super) fn bucketed_by_turns(look: Look) -> Contender {
+    Contender::new("bucketed, one batch a turn", "bucketed", &[("width", "10"), ("turn", "\"one\"")], look)
 }
 
 #[cfg(test)]

@@ -52,8 +52,7 @@ pub(crate) fn check_profile(model: &str, profile: &Profile, max_batch: usize) ->
 
 /// Checks whether the policy can run the model, by building a scheduler for this model alone.
 fn check_policy(policy: &'static Policy, model: &Model, limits: &Limits) -> Result<(), String> {
-    let limits =
-        Limits { requests: 1, models: 1, devices: 1, lanes: limits.lanes, depth: 1, batch: limits.batch, nodes: 1 };
+    let limits = Limits { lanes: limits.lanes, batch: limits.batch, nodes: 1, ..Limits::ONE };
     let setup = Setup { models: vec![model.clone()], devices: 1, limits };
     match build(policy.name, &setup, &Options::new()) {
         Ok(_) => Ok(()),

@@ -51,7 +51,7 @@ struct Stand {
 
 impl Stand {
     fn new(file: &str) -> Stand {
-        let limits = Limits { requests: 8, models: 1, devices: 1, lanes: 1, depth: 1, batch: 4, nodes: 0 };
+        let limits = Limits { requests: 8, batch: 4, ..Limits::ONE };
         let setup = Setup { models: Vec::new(), devices: 1, limits };
         let policy = build("eager", &setup, &Options::new()).unwrap();
         let shapes = Arc::<Mutex<Vec<Shape>>>::default();

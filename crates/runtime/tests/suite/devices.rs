@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-const LIMITS: Limits = Limits { requests: 256, models: 3, devices: 4, lanes: 1, depth: 2, batch: 8, nodes: 0 };
+const LIMITS: Limits = Limits { requests: 256, models: 3, devices: 4, depth: 2, batch: 8, ..Limits::ONE };
 
 fn hanging() -> Arc<Hanging> {
     Hanging::over(EmulatedEngine::new(EmulatedOptions::default()).with_depth(LIMITS.depth))
@@ -380,7 +380,7 @@ in_one_piece_and_in_shards! {
 /// for the test.
 fn lose_a_walk(steps: usize, streams: bool) -> JobResult {
     let (executor, release) = Stepping::gated();
-    let limits = Limits { requests: 8, models: 1, devices: 2, lanes: 1, depth: DEPTH, batch: 8, nodes: 64 };
+    let limits = Limits { requests: 8, devices: 2, depth: DEPTH, batch: 8, nodes: 64, ..Limits::ONE };
     let setup = Setup { models: Vec::new(), devices: 2, limits };
     let scheduler = build("cellular", &setup, &Options::new()).unwrap();
     let engine = Engine::start(EngineConfig::new(scheduler, setup, vec![executor; 2])).unwrap();

@@ -12,7 +12,7 @@ use ripieno_sched::{Limits, Objective, Options, Setup};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const LIMITS: Limits = Limits { requests: 1_024, models: 2, devices: 1, lanes: 1, depth: 1, batch: 16, nodes: 0 };
+const LIMITS: Limits = Limits { requests: 1_024, models: 2, batch: 16, ..Limits::ONE };
 
 /// ℓ(b) = 4 + 0.1·b ms, within 10 s.
 fn model(executor: &Arc<dyn Executor>, name: &str) -> ServedModel {

@@ -15,7 +15,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(120);
-const LIMITS: Limits = Limits { requests: 1_024, models: 2, devices: 1, lanes: 1, depth: 2, batch: 4, nodes: 0 };
+const LIMITS: Limits = Limits { requests: 1_024, models: 2, depth: 2, batch: 4, ..Limits::ONE };
 /// An argument unique to these processes: a test filter that skips nothing.
 const STARTED_BY_A_KEEPER: &str = "--skip=started-by-a-keeper";
 

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-const LIMITS: Limits = Limits { requests: 256, models: 3, devices: 2, lanes: 1, depth: 2, batch: 8, nodes: 0 };
+const LIMITS: Limits = Limits { requests: 256, models: 3, devices: 2, depth: 2, batch: 8, ..Limits::ONE };
 
 /// A model that answers with its input, ℓ(b) = 0.3 + 0.1·b ms, to be answered within 40 ms.
 fn model(executor: &Arc<dyn Executor>, name: &str) -> ServedModel {

@@ -12,7 +12,7 @@ use ripieno_sched::{Limits, Objective, Options, Setup};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const LIMITS: Limits = Limits { requests: 1_024, models: 2, devices: 1, lanes: 1, depth: 1, batch: 8, nodes: 0 };
+const LIMITS: Limits = Limits { requests: 1_024, models: 2, batch: 8, ..Limits::ONE };
 
 /// A model whose batches of b rows take 2 + 0.1·b ms, regardless of the profile.
 fn emulated(executor: &Arc<dyn Executor>, profile: Profile, slo: Nanos) -> ServedModel {

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-const LIMITS: Limits = Limits { requests: 256, models: 1, devices: 1, lanes: 1, depth: 2, batch: 8, nodes: 0 };
+const LIMITS: Limits = Limits { requests: 256, depth: 2, batch: 8, ..Limits::ONE };
 /// Time of an image of 64 by 64 pixels.
 const SMALL_MS: f64 = 1.0;
 const SLO: Nanos = Nanos::from_millis(40);

@@ -239,7 +239,7 @@ fn what_the_walk_does_not_take_is_refused_without_a_slot() {
 
 #[test]
 fn a_policy_that_cannot_unfold_refuses_the_model_and_names_those_that_can() {
-    let limits = Limits { requests: 8, models: 3, devices: 1, lanes: 1, depth: 1, batch: 8, nodes: 0 };
+    let limits = Limits { requests: 8, models: 3, batch: 8, ..Limits::ONE };
     let setup = Setup { models: Vec::new(), devices: 1, limits };
     let scheduler = build("deferred", &setup, &Options::new()).unwrap();
     let mut config = EngineConfig::new(scheduler, setup, vec![Stepping::failing(0)]);

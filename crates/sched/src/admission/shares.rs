@@ -392,7 +392,7 @@ fn fill(claims: &mut [Claim], capacity: i64) -> Option<Level> {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits { requests: 1, models: 3, devices: 1, lanes: 1, depth: 1, batch: 1, nodes: 0 };
+    const LIMITS: Limits = Limits { models: 3, ..Limits::ONE };
     const MS: i64 = 1_000_000;
 
     /// Returns the admitted device time of each flow, in hundredths, when it demands this much

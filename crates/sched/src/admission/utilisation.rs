@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn the_present_devices_are_busy_while_they_have_tasks() {
-        let limits = Limits { requests: 1, models: 1, devices: 3, lanes: 1, depth: 2, batch: 1, nodes: 0 };
+        let limits = Limits { devices: 3, depth: 2, ..Limits::ONE };
         let mut devices = DeviceUse::new(&limits, 2, 1);
         let at = |ms| Time::ORIGIN + Nanos::from_millis(ms);
         devices.start(at(0), DeviceId(0));
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn a_slow_device_does_less_work() {
-        let limits = Limits { requests: 1, models: 1, devices: 2, lanes: 1, depth: 1, batch: 1, nodes: 0 };
+        let limits = Limits { devices: 2, ..Limits::ONE };
         let mut devices = DeviceUse::new(&limits, 2, 1);
         devices.slow(DeviceId(1), 400);
         assert_eq!((devices.within(Nanos(100)), devices.at_best(Nanos(7))), (125, Nanos(7)));

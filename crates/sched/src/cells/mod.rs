@@ -65,6 +65,8 @@ pub struct CellRules {
     pub leave: Leave,
     /// Whether outputs are also padded, with padding, until the last of the set has ended.
     pub pads_output: bool,
+    /// True if a bucket keeps its turn while it can fill sets.
+    pub drains: bool,
     /// Longest time that the oldest request of a bucket waits for its set to fill.
     pub window: Nanos,
     /// Time of merging graphs before a set can start, per node.
@@ -79,6 +81,7 @@ impl CellRules {
         join: Join::NextTask,
         leave: Leave::AtItsEnd,
         pads_output: false,
+        drains: false,
         window: Nanos::ZERO,
         merge_per_node: Nanos::ZERO,
     };

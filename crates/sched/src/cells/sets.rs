@@ -113,14 +113,13 @@ impl Cells {
     }
 
     /// Returns the next bucket in turn with a set in it: a full one, or one whose oldest request
-    /// has waited for the window. A bucket of lengths keeps its turn while it can fill sets.
+    /// has waited for the window.
     fn next_bucket(&self, now: Time, device: DeviceId) -> Option<(ModelId, usize)> {
         let (model, bucket) = self.turns.last;
         let count = self.models.capacity();
         if let Some(served) = self.models.find(ModelId(model as u16)) {
             let full = |list: &List| list.len() >= served.max_batch;
-            let in_buckets = matches!(served.rules.join, Join::InSets { width: Some(_) });
-            if in_buckets && served.may_run_on(device) && served.buckets.get(bucket).is_some_and(full) {
+            if served.rules.drains && served.may_run_on(device) && served.buckets.get(bucket).is_some_and(full) {
                 return Some((ModelId(model as u16), bucket));
             }
         }

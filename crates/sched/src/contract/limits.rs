@@ -24,6 +24,9 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// One of each, and no graphs: a scheduler for one request. Bounds of a small scheduler are
+    /// written as differences from it.
+    pub const ONE: Limits = Limits { requests: 1, models: 1, devices: 1, lanes: 1, depth: 1, batch: 1, nodes: 0 };
     /// Default number of live requests of a server.
     pub const SERVED_REQUESTS: usize = 10_000;
     /// Default number of live requests of one model in a server with few devices.

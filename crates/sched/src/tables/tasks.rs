@@ -205,7 +205,7 @@ mod tests {
     use ripieno_base::Nanos;
     use ripieno_model::{Block, Profile};
 
-    const LIMITS: Limits = Limits { requests: 8, models: 1, devices: 1, lanes: 1, depth: 1, batch: 8, nodes: 0 };
+    const LIMITS: Limits = Limits { requests: 8, batch: 8, ..Limits::ONE };
 
     /// A chain of four blocks.
     fn chain() -> Model {

@@ -21,7 +21,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const MAX_BATCH: usize = 4;
 
 fn setup() -> Setup {
-    let limits = Limits { requests: 64, models: 4, devices: 3, lanes: 1, depth: 2, batch: 64, nodes: 0 };
+    let limits = Limits { requests: 64, models: 4, devices: 3, depth: 2, batch: 64, ..Limits::ONE };
     Setup { models: vec![], devices: 1, limits }
 }
 

@@ -61,7 +61,7 @@ pub(crate) async fn scripted(config: ServerConfig) -> (Running, Arc<Scripted>, m
 
 /// Starts a server for the models in this folder on the built-in engine; returns the load reports.
 pub(crate) async fn serving(config: ServerConfig, folder: &Path) -> (Running, Vec<ModelReport>) {
-    let limits = Limits { requests: 256, models: 4, devices: 1, lanes: 1, depth: 2, batch: 64, nodes: 0 };
+    let limits = Limits { requests: 256, models: 4, depth: 2, batch: 64, ..Limits::ONE };
     let setup = || Setup { models: vec![], devices: 1, limits };
     let scheduler = build("eager", &setup(), &Default::default()).unwrap();
     let executor = Arc::new(CpuEngine::new(CpuOptions::default()));

@@ -61,7 +61,7 @@ mod tests {
 
     /// Starts these blocks with these lengths, of two requests that are 4 and 7 long.
     fn run(walk: Walk, tasks: &[(u16, u32)]) {
-        let limits = Limits { requests: 2, models: 1, devices: 1, lanes: 1, depth: 1, batch: 2, nodes: 0 };
+        let limits = Limits { requests: 2, batch: 2, ..Limits::ONE };
         let profile = Profile::linear(1.0, 1.0, 2).unwrap();
         let mut model = Model { walk, ..Model::whole("m", profile.clone(), Nanos(9)) };
         model.blocks[0].lengths = Some(LengthProfiles::new(vec![(1, profile)]).unwrap());

@@ -31,7 +31,7 @@ fn tasks_of(policy: &str, options: &Options, devices: usize, models: &[Costs], r
         Model::whole(name, Profile::linear(alpha, beta, 16).unwrap(), Nanos::from_millis(slo))
     };
     let models: Vec<_> = models.iter().zip(&names).map(model).collect();
-    let limits = Limits { requests: 64, models: models.len(), devices, lanes: 1, depth: 1, batch: 16, nodes: 0 };
+    let limits = Limits { requests: 64, models: models.len(), devices, batch: 16, ..Limits::ONE };
     let setup = Setup { models, devices, limits };
     let arrival = |&(millis, model): &(f64, u16)| {
         let at = Time::ORIGIN + Nanos::from_millis_f64(millis);

@@ -87,7 +87,7 @@ fn model(walk: Walk, blocks: Vec<Block>) -> Model {
 fn run(policy: &str, knobs: &str, model: Model, devices: usize, arrivals: &[Arrival], graphs: &[Graph]) -> String {
     let nodes = arrivals.iter().filter_map(|arrival| arrival.graph).map(|graph| graphs[graph as usize].len()).sum();
     let batch = model.max_batch;
-    let limits = Limits { requests: arrivals.len(), models: 1, devices, lanes: 1, depth: 5, batch, nodes };
+    let limits = Limits { requests: arrivals.len(), devices, depth: 5, batch, nodes, ..Limits::ONE };
     let setup = Setup { models: vec![model], devices, limits };
     let mut scheduler = build(policy, &setup, &options(knobs)).unwrap();
     let (mut table, mut checkers) = (Table::default(), Checkers::new(&setup));
@@ -101,7 +101,7 @@ fn run(policy: &str, knobs: &str, model: Model, devices: usize, arrivals: &[Arri
 }
 
 /// A chain of one cell type; requests are (arrival, length).
-fn chain(policy: &str, knobs: &str, max_batch: usize, requests: &[(f64, u32)], expected: Expect) {
+pub(crate) fn chain(policy: &str, knobs: &str, max_batch: usize, requests: &[(f64, u32)], expected: Expect) {
     let model = model(Walk::Repeat, vec![cell("cell", Steps::Length, 0, max_batch)]);
     let arrival = |&(start, length): &(f64, u32)| {
         let extent = Extent { length, limit: 0 };
@@ -111,7 +111,8 @@ fn chain(policy: &str, knobs: &str, max_batch: usize, requests: &[(f64, u32)], e
     expected.assert_eq(&run(policy, knobs, model, 1, &arrivals, &[]));
 }
 
-const FIGURE_5: [(f64, u32); 8] = [(0.0, 2), (0.0, 3), (0.0, 3), (0.0, 5), (1.5, 3), (2.5, 7), (2.5, 4), (3.5, 2)];
+pub(crate) const FIGURE_5: [(f64, u32); 8] =
+    [(0.0, 2), (0.0, 3), (0.0, 3), (0.0, 5), (1.5, 3), (2.5, 7), (2.5, 4), (3.5, 2)];
 
 #[test]
 fn batchmaker_figure_5_graph_batching() {

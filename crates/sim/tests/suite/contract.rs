@@ -99,7 +99,7 @@ prop_compose! {
         // One device returns whatever was lost, so that everything can end.
         faults.push((micros(10_000_000), Fault::Join(DeviceId(0))));
         let batch = models.iter().map(|model| model.max_batch).max().unwrap();
-        let limits = Limits { requests: slots, models: models.len(), devices: DEVICES, lanes: 1, depth, batch, nodes: 0 };
+        let limits = Limits { requests: slots, models: models.len(), devices: DEVICES, depth, batch, ..Limits::ONE };
         Case { setup: Setup { models, devices, limits }, arrivals, faults }
     }
 }
@@ -244,9 +244,13 @@ contract! {
     cellular_sets: "cellular" "early_start=false early_leave=false drop=expired";
     late: "late" "";
     late_hopeless: "late" "drop=hopeless";
+    late_sets: "late" "early_start=false drop=expired";
+    late_rows_kept: "late" "early_leave=false";
     bucketed: "bucketed" "";
+    bucketed_by_turns: "bucketed" "turn=one";
     graph_merge: "graph-merge" "merge_us_per_node=30 drop=expired";
     lazy: "lazy" "";
+    lazy_since_arrival: "lazy" "wait=arrival";
     lazy_gated: "lazy" "issue=gated drop=expired max_batch=3";
     lazy_oracle: "lazy-oracle" "drop=hopeless";
     lazy_oracle_gated: "lazy-oracle" "issue=gated";

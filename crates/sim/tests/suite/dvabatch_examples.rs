@@ -80,7 +80,7 @@ fn run(policy: &str, lanes: usize, knobs: &str, model: &Model, arrivals: &[(f64,
         let (at, extent) = (Time::ORIGIN + Nanos::from_millis_f64(at), Extent { length, limit: 0 });
         Arrival { extent, ..Arrival::new(at, ModelId(0), at + Nanos::from_millis(1000)) }
     };
-    let limits = Limits { requests: arrivals.len(), models: 1, devices: 1, lanes, depth: 2, batch: 4, nodes: 0 };
+    let limits = Limits { requests: arrivals.len(), lanes, depth: 2, batch: 4, ..Limits::ONE };
     let setup = Setup { models: vec![model.clone()], devices: 1, limits };
     let value = |text: &str| text.parse().map_or_else(|_| OptionValue::Text(text.to_owned()), OptionValue::Float);
     let pairs = knobs.split_whitespace().map(|pair| pair.split_once('=').unwrap());

@@ -57,7 +57,7 @@ fn mean_ms(policy: &str, knobs: &[(&str, &str)], lanes: usize, model: &Model, lo
         let at = Time::ORIGIN + Nanos::from_millis_f64(at_ms);
         Arrival::new(at, ModelId(0), at + model.slo)
     });
-    let limits = Limits { requests: REQUESTS, models: 1, devices: 1, lanes, depth: 1, batch: BATCH, nodes: 0 };
+    let limits = Limits { requests: REQUESTS, lanes, batch: BATCH, ..Limits::ONE };
     let setup = Setup { models: vec![model.clone()], devices: 1, limits };
     let options: Options =
         knobs.iter().map(|&(name, word)| (name.to_owned(), OptionValue::Text(word.to_owned()))).collect();

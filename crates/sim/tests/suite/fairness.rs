@@ -45,7 +45,7 @@ impl Case {
         let model = |name: &str, (alpha, beta, most): (f64, f64, usize), slo: i64| {
             Model::whole(name, Profile::linear(alpha, beta, most).unwrap(), Nanos::from_millis(slo))
         };
-        let limits = Limits { requests: 4096, models: 2, devices: 1, lanes: 2, depth: 5, batch: 64, nodes: 0 };
+        let limits = Limits { requests: 4096, models: 2, lanes: 2, depth: 5, batch: 64, ..Limits::ONE };
         let models = vec![model("heavy", heavy, slo[0]), model("light", light, slo[1])];
         let (alpha, beta, most) = heavy;
         let capacity = most as f64 / (beta + alpha * most as f64) * 1000.0;

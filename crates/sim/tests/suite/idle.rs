@@ -42,7 +42,7 @@ fn arrival(millis: i64, model: u16) -> Arrival {
 
 fn setup(devices: usize) -> Setup {
     let model = |name: &str| Model::whole(name, Profile::linear(0.5, 4.0, 16).unwrap(), SLO);
-    let limits = Limits { requests: 30_000, models: 2, devices, lanes: 1, depth: 5, batch: 16, nodes: 0 };
+    let limits = Limits { requests: 30_000, models: 2, devices, depth: 5, batch: 16, ..Limits::ONE };
     Setup { models: vec![model("quiet"), model("busy")], devices, limits }
 }
 

@@ -66,8 +66,7 @@ fn chain(nodes: usize) -> Model {
 }
 
 fn run(policy: &str, knobs: &[(&str, &str)], models: Vec<Model>, arrivals: &[Arrival]) -> Table {
-    let limits =
-        Limits { requests: arrivals.len(), models: models.len(), devices: 1, lanes: 1, depth: 1, batch: 8, nodes: 0 };
+    let limits = Limits { requests: arrivals.len(), models: models.len(), batch: 8, ..Limits::ONE };
     let setup = Setup { models, devices: 1, limits };
     let options: Options =
         knobs.iter().map(|&(name, value)| (name.to_owned(), OptionValue::Text(value.to_owned()))).collect();

@@ -15,7 +15,7 @@ fn at(us: i64) -> Time {
 fn tasks(policy: &str, faults: &[(i64, Fault)]) -> Vec<String> {
     let profile = Profile::linear(1.0, 4.0, 4).unwrap();
     let model = Model { drop: Some(DropRule::Never), ..Model::whole("m", profile, Nanos::from_millis(60)) };
-    let limits = Limits { requests: 4, models: 1, devices: 2, lanes: 1, depth: 1, batch: 4, nodes: 0 };
+    let limits = Limits { requests: 4, devices: 2, batch: 4, ..Limits::ONE };
     let setup = Setup { models: vec![model], devices: 2, limits };
     let mut scheduler = build(policy, &setup, &Options::new()).unwrap();
     let (mut trace, mut checkers) = (Trace::new(&setup.models), Checkers::new(&setup));

@@ -7,6 +7,7 @@ mod baselines;
 mod bursts;
 mod cell_orders;
 mod cellular_examples;
+mod cellular_readings;
 mod chains;
 mod common;
 mod contract;

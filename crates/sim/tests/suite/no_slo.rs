@@ -38,7 +38,7 @@ fn refused(policy: &str, text: &str) -> [usize; 2] {
         let profile = Profile::linear(each_ms, each_ms / 4.0, 8).unwrap();
         Model { drop: Some(DropRule::Never), ..Model::whole(name, profile, Nanos::from_millis(slo)) }
     };
-    let limits = Limits { requests: 1024, models: 2, devices: 1, lanes: 1, depth: 5, batch: 8, nodes: 0 };
+    let limits = Limits { requests: 1024, models: 2, depth: 5, batch: 8, ..Limits::ONE };
     let models = vec![model("encoder", 60.0, 203), model("tiny", 0.01, 10)];
     let setup = Setup { models, devices: 1, limits };
     let arrival = |millis: i64, model: u16| {
@@ -81,7 +81,7 @@ fn answers(policy: &str, text: &str) -> Answers {
         in_arrival_order: true,
         ..Model::whole(name, profile, Nanos::from_millis(slo))
     };
-    let limits = Limits { requests: 1024, models: 2, devices: 1, lanes: 1, depth: 5, batch: 8, nodes: 0 };
+    let limits = Limits { requests: 1024, models: 2, depth: 5, batch: 8, ..Limits::ONE };
     let [heavy, light] = [Profile::linear(20.0, 3.0, 8).unwrap(), Profile::linear(6.0, 2.0, 8).unwrap()];
     let setup = Setup { models: vec![model("heavy", heavy, 69), model("light", light, 24)], devices: 1, limits };
     let arrival = |millis: i64, model: u16| {

@@ -129,7 +129,7 @@ fn requests_passed_over_in_a_burst_run_on_a_spare_device() {
 /// A head with a short deadline is not passed over for a batch that the load does not need.
 #[test]
 fn tight_deadlines_run_below_the_peak() {
-    let limits = Limits { requests: 4_096, models: 1, devices: 1, lanes: 1, depth: 1, batch: 32, nodes: 0 };
+    let limits = Limits { requests: 4_096, batch: 32, ..Limits::ONE };
     let model = Model::whole("m", Profile::linear(1.0, 2.0, 32).unwrap(), Nanos::from_millis(200));
     let setup = Setup { models: vec![model], devices: 1, limits };
     let mut scheduler = build("unified", &setup, &choice("objective=latency")).unwrap();
@@ -152,7 +152,7 @@ fn tight_deadlines_run_below_the_peak() {
 #[test]
 fn clients_that_wait_for_answers_are_not_kept_waiting_for_the_slo() {
     let model = Model::whole("m", Profile::linear(0.1, 5.0, 32).unwrap(), Nanos::from_millis(20_000));
-    let limits = Limits { requests: 256, models: 1, devices: 1, lanes: 1, depth: 1, batch: 32, nodes: 0 };
+    let limits = Limits { requests: 256, batch: 32, ..Limits::ONE };
     let setup = Setup { models: vec![model], devices: 1, limits };
     let options = Options::from([("objective".to_owned(), OptionValue::Text("latency".to_owned()))]);
     let mut scheduler = build("unified", &setup, &options).unwrap();

@@ -84,7 +84,7 @@ fn run(policy: &(&str, &str), truth: &Model, believed: &Model, rate: i64, jitter
 }
 
 fn setup(models: &[&Model]) -> Setup {
-    let limits = Limits { requests: 4_096, models: models.len(), devices: 1, lanes: 1, depth: 5, batch: 16, nodes: 0 };
+    let limits = Limits { requests: 4_096, models: models.len(), depth: 5, batch: 16, ..Limits::ONE };
     Setup { models: models.iter().map(|&model| model.clone()).collect(), devices: 1, limits }
 }
 

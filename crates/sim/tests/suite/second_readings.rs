@@ -62,7 +62,7 @@ struct Case {
 impl Case {
     fn simulated(&self, policy: &str, knobs: &str) -> Log {
         let (requests, devices) = (self.arrivals.len(), self.devices);
-        let limits = Limits { requests, models: 1, devices, lanes: 1, depth: 5, batch: self.model.max_batch, nodes: 0 };
+        let limits = Limits { requests, devices, depth: 5, batch: self.model.max_batch, ..Limits::ONE };
         let setup = Setup { models: vec![self.model.clone()], devices, limits };
         let mut scheduler = build(policy, &setup, &options(knobs)).unwrap();
         let (mut log, mut checkers) = (Log::default(), Checkers::new(&setup));

@@ -21,7 +21,7 @@ fn requests(numbers: impl IntoIterator<Item = u32>) -> Vec<Arrival> {
 
 fn run(policy: &str, gather: &str, arrivals: Vec<Arrival>) -> Trace {
     let model = Model::whole("m", Profile::linear(1.0, 5.0, 32).unwrap(), Nanos::from_millis(12));
-    let limits = Limits { requests: 64, models: 1, devices: 3, lanes: 1, depth: 1, batch: 32, nodes: 0 };
+    let limits = Limits { requests: 64, devices: 3, batch: 32, ..Limits::ONE };
     let setup = Setup { models: vec![model], devices: 3, limits };
     let options = Options::from([("gather".to_owned(), ripieno_sched::OptionValue::Text(gather.to_owned()))]);
     let mut scheduler = build(policy, &setup, &options).unwrap();

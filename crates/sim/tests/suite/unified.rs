@@ -20,7 +20,7 @@ fn model(name: &str, alpha: f64, beta: f64, slo_ms: i64) -> Model {
 
 /// Runs arrivals of (ms, model) on one device, and compares its tasks.
 fn check(models: Vec<Model>, arrivals: &[(i64, u16)], expected: Expect) {
-    let limits = Limits { requests: 64, models: models.len(), devices: 1, lanes: 1, depth: 1, batch: 8, nodes: 64 };
+    let limits = Limits { requests: 64, models: models.len(), batch: 8, nodes: 64, ..Limits::ONE };
     let setup = Setup { models, devices: 1, limits };
     let mut scheduler = build("unified", &setup, &Options::new()).unwrap();
     let (mut trace, mut checkers) = (Trace::new(&setup.models), Checkers::new(&setup));
@@ -189,7 +189,7 @@ max_batch = 32"#;
 
 /// Runs one arrival of (ms, model) after the other on one device; returns the reasons of decisions.
 fn reasons(models: Vec<Model>, objective: &str, arrivals: &[(i64, u16)]) -> Vec<Reason> {
-    let limits = Limits { requests: 512, models: models.len(), devices: 1, lanes: 1, depth: 1, batch: 8, nodes: 64 };
+    let limits = Limits { requests: 512, models: models.len(), batch: 8, nodes: 64, ..Limits::ONE };
     let setup = Setup { models, devices: 1, limits };
     let options = [("objective".to_owned(), OptionValue::Text(objective.to_owned()))].into();
     let mut scheduler = build("unified", &setup, &options).unwrap();

@@ -12,7 +12,7 @@ use ripieno_sim::{Arrival, Scenario, Trace, World, simulate};
 #[test]
 fn a_batch_that_cannot_grow_starts_immediately() {
     let model = Model::whole("m", Profile::linear(1.0, 5.0, 8).unwrap(), Nanos::from_millis(1_000));
-    let limits = Limits { requests: 8, models: 1, devices: 1, lanes: 1, depth: 1, batch: 8, nodes: 0 };
+    let limits = Limits { requests: 8, batch: 8, ..Limits::ONE };
     let setup = Setup { models: vec![model], devices: 1, limits };
     let mut scheduler = build("deferred", &setup, &Options::new()).unwrap();
     let arrival = |millis: i64, rows: u32| {

@@ -113,7 +113,7 @@ impl SchedulerStress {
     fn threads(&self) -> Result<StressThreads, BuildError> {
         let batch = self.models.iter().map(|model| model.max_batch).max().unwrap_or(1);
         let (models, devices) = (self.models.len(), self.devices);
-        let limits = Limits { requests: MAX_LIVE, models, devices, lanes: 1, depth: 1, batch, nodes: 0 };
+        let limits = Limits { requests: MAX_LIVE, models, devices, batch, ..Limits::ONE };
         let setup = Setup { models: self.models.clone(), devices, limits };
         let halves = build_halves(&self.policy, &setup, &self.options, self.shards)?;
         let (matchmaker, connections) = connect(halves.matchmaker, &limits, halves.shards.len());

@@ -69,10 +69,6 @@ use worlds::TaskWorld;
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct ComparePoliciesArgs {
-    /// Compare live on this machine instead: see `ripieno compare --live --help`.
-    #[arg(long)]
-    live: bool,
-
     /// Scenario files, recordings (.jsonl, .jsonl.gz), and folders of them. Scenarios whose load
     /// cannot be varied (with a requests_file, phases or a plan) are skipped. A recording is
     /// replayed: its arrivals and delays are as they were, and only answers in time are compared.
@@ -169,7 +165,6 @@ fn load(text: &str) -> Result<f64, String> {
 }
 
 pub(crate) fn run(args: &ComparePoliciesArgs) -> anyhow::Result<()> {
-    debug_assert!(!args.live, "main gives --live to its own command");
     let (mut workloads, skipped) = inputs::read(&args.paths, &args.worlds, args.requests)?;
     let seed = (!args.random.is_empty()).then(|| args.seed.unwrap_or_else(fresh_seed));
     if let Some(seed) = seed {

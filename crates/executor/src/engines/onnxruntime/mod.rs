@@ -22,6 +22,7 @@ mod bound;
 mod cuda;
 mod library;
 mod places;
+mod pool;
 mod shrink;
 mod sized;
 mod tensors;
@@ -43,10 +44,11 @@ use cuda::SearchPaths;
 use library::Library;
 use ort::logging::LogLevel;
 use ort::session::{Session, SessionInputValue, SessionOutputs, builder::SessionBuilder};
-use parking_lot::{Condvar, Mutex, MutexGuard};
-use places::{ConcurrencyClaim, EnginePlace, EnginePlaces};
+use parking_lot::{Mutex, MutexGuard};
+use places::{ConcurrencyClaim, EnginePlaces};
+use pool::SessionPool;
 use ripieno_model::DataType;
-use shrink::Arena;
+use shrink::SessionArena;
 use sized::SizedSessions;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -246,20 +248,7 @@ struct BlockFile {
     by_size: bool,
 }
 
-/// Idle sessions of a model on one GPU, or on the CPU.
-struct SessionPool {
-    place: EnginePlace,
-    state: Mutex<PoolState>,
-    given_back: Condvar,
-}
-
 impl EngineData for Arc<SessionPools> {}
-
-#[derive(Default)]
-struct PoolState {
-    made: usize,
-    idle: Vec<BlockSessions>,
-}
 
 /// The sessions of each block.
 type BlockSessions = Vec<SizedSessions<BlockSession>>;
@@ -268,7 +257,7 @@ struct BlockSession {
     session: Session,
     /// The binding, if tensors are bound.
     bound: Option<BoundTensors>,
-    arena: Arena,
+    arena: SessionArena,
 }
 
 impl SessionPools {
@@ -277,7 +266,7 @@ impl SessionPools {
     fn grow(&self, place: usize) -> Result<(), LoadError> {
         let pool = &self.pools[place];
         while pool.reserve() {
-            let made = self.make(pool.place.ordinal()).inspect_err(|_| pool.state.lock().made -= 1)?;
+            let made = self.make(pool.place.ordinal()).inspect_err(|_| pool.unreserve())?;
             pool.release(made);
         }
         Ok(())
@@ -308,7 +297,7 @@ impl SessionPools {
         if gpu.is_none() {
             shrink::begin_arena(&session)?;
         }
-        Ok(BlockSession { session, bound, arena: Arena::default() })
+        Ok(BlockSession { session, bound, arena: SessionArena::default() })
     }
 }
 
@@ -328,52 +317,6 @@ fn fix(gpu: Option<u32>, cause: &ort::Error) -> String {
     }
 }
 
-impl SessionPool {
-    fn new(place: EnginePlace) -> SessionPool {
-        SessionPool { place, state: Mutex::default(), given_back: Condvar::new() }
-    }
-
-    /// Whether sessions are missing. If so, counts one set of sessions as created.
-    fn reserve(&self) -> bool {
-        let mut state = self.state.lock();
-        let missing = state.made < self.wanted();
-        state.made += usize::from(missing);
-        missing
-    }
-
-    /// Acquires the sessions for one batch. Waits if the sessions of a new device are still being
-    /// created.
-    fn acquire(&self) -> SessionLease<'_> {
-        let mut state = self.state.lock();
-        loop {
-            match state.idle.pop() {
-                Some(sessions) => return SessionLease { pool: self, sessions },
-                None => self.given_back.wait(&mut state),
-            }
-        }
-    }
-
-    /// Takes sessions that no batch uses. `None` if all are in use.
-    fn take_idle(&self) -> Option<BlockSessions> {
-        self.state.lock().idle.pop()
-    }
-
-    /// Returns sessions to the pool. Drops them if a closed device made them unnecessary.
-    fn release(&self, sessions: BlockSessions) {
-        let mut state = self.state.lock();
-        if state.made > self.wanted() {
-            state.made -= 1;
-        } else {
-            state.idle.push(sessions);
-            self.given_back.notify_one();
-        }
-    }
-
-    fn wanted(&self) -> usize {
-        self.place.concurrent().max(1)
-    }
-}
-
 /// Name of a fused operator that is disabled. It computes a sum and a layer norm, and takes 1.4 to
 /// 2 times as long as the separate operators (docs/guide/slicing.md). Blocks would use it more
 /// often than the whole model, because more of their shapes are known.
@@ -385,18 +328,6 @@ fn configure(builder: SessionBuilder, threads: usize) -> Result<SessionBuilder, 
     let builder = builder.with_intra_threads(threads)?.with_inter_threads(1)?.with_intra_op_spinning(false)?;
     let builder = builder.with_disabled_optimizers(SLOWER)?;
     Ok(builder.with_log_level(LogLevel::Fatal)?)
-}
-
-/// The sessions of a running batch, which are released on drop.
-struct SessionLease<'a> {
-    pool: &'a SessionPool,
-    sessions: BlockSessions,
-}
-
-impl Drop for SessionLease<'_> {
-    fn drop(&mut self) {
-        self.pool.release(std::mem::take(&mut self.sessions));
-    }
 }
 
 struct OrtRunner {
@@ -489,23 +420,18 @@ mod tests {
         let block = BlockSource { path: Some(path), ..BlockSource::new("way") };
         let loaded = engine.load(&ModelSource::new("way", vec![block], 4)).unwrap();
         let pool = &EngineModel::<Arc<SessionPools>>::of(&*loaded, NAME).unwrap().data.pools[0];
-        assert_eq!(pool.state.lock().made, 1);
+        assert_eq!(pool.made(), 1);
         let open = |lanes: usize| {
             let device = engine.open(lanes, Arc::new(|_| {})).unwrap();
             device.attach(ModelId(0), Arc::clone(&loaded));
             device
         };
         let (wide, narrow) = (open(3), open(1));
-        assert_eq!(
-            pool.state.lock().made,
-            3,
-            "two concurrently on the device of three lanes and two threads, one on the other"
-        );
+        assert_eq!(pool.made(), 3, "two concurrently on the device of three lanes and two threads, one on the other");
         drop(wide);
         let (first, second) = (pool.acquire(), pool.acquire());
         drop((first, second));
-        let state = pool.state.lock();
-        assert_eq!((state.made, state.idle.len()), (1, 1));
-        drop((state, narrow));
+        assert_eq!((pool.made(), pool.idle()), (1, 1));
+        drop(narrow);
     }
 }

@@ -21,7 +21,7 @@ const SHRINK: &str = "memory.enable_memory_arena_shrinkage";
 
 /// Memory of a session's arena, as estimated by the growth of the process.
 #[derive(Debug, Default)]
-pub(super) struct Arena {
+pub(super) struct SessionArena {
     kept: KeptBytes,
     /// Bytes of the inputs of the largest batch since the arena was shrunk.
     largest: usize,
@@ -42,7 +42,7 @@ pub(super) fn begin_arena(session: &Session) -> Result<(), ort::Error> {
     Allocator::new(session, arena)?.alloc::<u8>(1).map(drop)
 }
 
-impl Arena {
+impl SessionArena {
     /// Watches the growth during a batch that is larger than all before. `None` for other batches,
     /// because they fit into the arena.
     pub(super) fn watch(&mut self, inputs: &[EngineInput<'_>]) -> Option<GrowthWatch<'_>> {

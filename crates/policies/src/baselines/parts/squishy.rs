@@ -295,7 +295,7 @@ mod tests {
     use ripieno_sched::Limits;
     use ripieno_sched::tables::models::{BatchOptions, PerModel};
 
-    const LIMITS: Limits = Limits { requests: 4, models: 4, devices: 8, lanes: 1, depth: 1, batch: 64, nodes: 0 };
+    const LIMITS: Limits = Limits { requests: 4, models: 4, devices: 8, batch: 64, ..Limits::ONE };
 
     /// Models of ℓ(b) = αb + β ms and these SLOs.
     fn pool(models: &[(f64, f64, i64)]) -> BatchPool {

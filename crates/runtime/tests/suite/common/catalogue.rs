@@ -31,7 +31,7 @@ pub(crate) fn scrambled(at: usize) -> usize {
 
 pub(crate) fn start(policy: &'static Policy, executor: &Arc<dyn Executor>, shards: usize) -> Engine {
     let lanes = policy.needs(&Options::new()).lanes;
-    let limits = Limits { requests: 256, models: 2, devices: 1, lanes, depth: 2, batch: MAX_BATCH, nodes: 0 };
+    let limits = Limits { requests: 256, models: 2, lanes, depth: 2, batch: MAX_BATCH, ..Limits::ONE };
     let setup = Setup { models: Vec::new(), devices: 1, limits };
     let scheduler = super::policy(policy.name, &setup, &Options::new(), shards);
     let mut config = EngineConfig::new(scheduler, setup, vec![Arc::clone(executor)]);

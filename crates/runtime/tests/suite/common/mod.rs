@@ -41,7 +41,7 @@ impl LoadedModel for Doubler {
 }
 
 pub(crate) fn limits(requests: usize) -> Limits {
-    Limits { requests, models: 4, devices: 2, lanes: 1, depth: 1, batch: 8, nodes: 0 }
+    Limits { requests, models: 4, devices: 2, batch: 8, ..Limits::ONE }
 }
 
 pub(crate) fn setup(devices: usize, limits: Limits) -> Setup {

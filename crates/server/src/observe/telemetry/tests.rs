@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 const CLIENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
 fn engine() -> (Engine, ripieno_base::ModelId) {
-    let limits = Limits { requests: 64, models: 4, devices: 1, lanes: 1, depth: 1, batch: 8, nodes: 0 };
+    let limits = Limits { requests: 64, models: 4, batch: 8, ..Limits::ONE };
     let setup = Setup { models: vec![], devices: 1, limits };
     let executor: Arc<dyn Executor> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()));
     let scheduler = build("eager", &setup, &Default::default()).unwrap();
