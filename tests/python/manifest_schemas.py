@@ -98,6 +98,7 @@ RUNTIME = closed(
         "containers": listed({"type": "object"}),
     },
     labels=LABELS,
+    volumes=listed(closed({"name": TEXT, "emptyDir": closed({"sizeLimit": TEXT})})),
 )
 
 SCHEMAS = {

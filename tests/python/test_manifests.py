@@ -100,7 +100,8 @@ def overlays():
 def test_what_kustomize_makes_is_valid(folder):
     for read in built(folder):
         namespace = read["metadata"].pop("namespace", None)
-        assert (namespace is None) == (read["kind"] == "ClusterServingRuntime"), read["metadata"]["name"]
+        of_cluster = read["kind"] in ("ClusterServingRuntime", "PriorityClass")
+        assert (namespace is None) == of_cluster, read["metadata"]["name"]
         if read["kind"] in ("PodMonitor", "ServiceMonitor", "PrometheusRule", "ScaledObject"):
             read["metadata"].pop("labels", None)
         check(read)

@@ -73,9 +73,10 @@ impl VersionedTree {
                 judge("Cargo.lock", number + 1, found.trim_matches('"'));
             }
         }
-        for path in ["deploy/Containerfile", "docs/guide/cluster.md"] {
+        for path in ["deploy/Containerfile", "deploy/Containerfile.cuda", "docs/guide/cluster.md"] {
             let text = text(&self.root.join(path))?;
             for (line, number) in text.lines().zip(1..) {
+                let line = line.replace("/ripieno-cuda:", "/ripieno:");
                 let tags = line.split("/ripieno:").skip(1).filter_map(|rest| rest.split(' ').next());
                 tags.for_each(|tag| judge(path, number, tag));
             }
@@ -175,6 +176,7 @@ mod tests {
             ("pyproject.toml", "dynamic = [\"version\"]\n"),
             ("CHANGELOG.md", "# Changelog\n\n## Unreleased\n\n- Something.\n\n## 1.2.2\n"),
             ("deploy/Containerfile", "#  -t registry.example.com/ripieno:1.2.3 .\n"),
+            ("deploy/Containerfile.cuda", "#  -t registry.example.com/ripieno-cuda:1.2.3 .\n"),
             ("docs/guide/cluster.md", "podman push registry.example.com/ripieno:1.2.3\n"),
             ("deploy/kubernetes/a/kustomization.yaml", "    newTag: 1.2.3\n"),
         ];
@@ -207,6 +209,7 @@ mod tests {
         let expected = [
             "Cargo.lock:2",
             "deploy/Containerfile:1",
+            "deploy/Containerfile.cuda:1",
             "docs/guide/cluster.md:1",
             "deploy/kubernetes/a/kustomization.yaml:1",
             "pyproject.toml",

@@ -300,18 +300,55 @@ fn rules_name_metrics_that_there_are() {
 }
 
 #[test]
-fn the_image_runs_the_program_without_root() {
-    let text = fs::read_to_string(deploy().join("Containerfile")).unwrap();
-    assert!(text.contains("\nENTRYPOINT [\"/usr/local/bin/ripieno\"]\n"), "args are words of the program");
-    assert!(text.contains("\nUSER 65532:65532\n"));
-    for word in ["CMD", "HEALTHCHECK"] {
-        let line = text.lines().find(|line| line.starts_with(&format!("{word} "))).unwrap();
-        let words: Vec<String> = serde_json::from_str(&line[line.find('[').unwrap()..]).unwrap();
-        let own = words.into_iter().filter(|word| word != "/usr/local/bin/ripieno");
-        let whole: Vec<String> = ["ripieno".to_owned()].into_iter().chain(own).collect();
-        crate::command().try_get_matches_from(&whole).unwrap_or_else(|error| panic!("{word}: {error}"));
+fn images_run_the_program_with_onnx_runtime_and_without_root() {
+    for file in ["Containerfile", "Containerfile.cuda"] {
+        let text = fs::read_to_string(deploy().join(file)).unwrap();
+        assert!(text.contains("\nENTRYPOINT [\"/usr/local/bin/ripieno\"]\n"), "args are words of the program");
+        assert!(text.contains("\nUSER 65532:65532\n"));
+        let library = text.lines().find_map(|line| line.strip_prefix("ENV ORT_DYLIB_PATH=")).unwrap();
+        let copied = text.lines().find(|line| line.starts_with("COPY --from=onnxruntime ")).unwrap();
+        assert!(library.starts_with(copied.rsplit(' ').next().unwrap()), "{file}: {library} is not copied");
+        for word in ["CMD", "HEALTHCHECK"] {
+            let line = text.lines().find(|line| line.starts_with(&format!("{word} "))).unwrap();
+            let words: Vec<String> = serde_json::from_str(&line[line.find('[').unwrap()..]).unwrap();
+            let own = words.into_iter().filter(|word| word != "/usr/local/bin/ripieno");
+            let whole: Vec<String> = ["ripieno".to_owned()].into_iter().chain(own).collect();
+            crate::command().try_get_matches_from(&whole).unwrap_or_else(|error| panic!("{word}: {error}"));
+        }
+        let rust = text.lines().find_map(|line| line.strip_prefix("FROM docker.io/library/rust:")).unwrap();
+        let version = env!("CARGO_PKG_RUST_VERSION");
+        assert!(rust.starts_with(&format!("{version}-")), "the toolchain of the manifest is {version}");
     }
-    let rust = text.lines().find_map(|line| line.strip_prefix("FROM docker.io/library/rust:")).unwrap();
-    let version = env!("CARGO_PKG_RUST_VERSION");
-    assert!(rust.starts_with(&format!("{version}-")), "the toolchain of the manifest is {version}");
+}
+
+/// A backend with a GPU has the image for it, the resource, and the flag.
+#[test]
+fn a_gpu_is_asked_for_and_used() {
+    let objects = objects();
+    let overlay = of_kind(&objects, "Kustomization").into_iter().find(|one| !one["patches"].is_null()).unwrap();
+    let patch = text(&list(&overlay["patches"])[0]["patch"]);
+    for part in ["ripieno-cuda", "--device=cuda:0", "nvidia.com~1gpu"] {
+        assert!(patch.contains(part), "{part}: {patch}");
+    }
+    let names = list(&overlay["images"]).iter().map(|image| text(&image["name"]));
+    assert_eq!(names.collect::<Vec<_>>(), ["ripieno", "ripieno-cuda"]);
+    let words = ["ripieno", "backend", "/models", "--device=cuda:0"];
+    crate::command().try_get_matches_from(words).unwrap();
+}
+
+/// The threads of an engine follow the pod's request, by a variable of the program.
+#[test]
+fn engines_have_as_many_threads_as_the_pod_has_processors() {
+    let objects = objects();
+    for (name, container) in containers(&objects) {
+        let words = words(container);
+        if !["serve", "backend"].contains(&words[0].as_str()) {
+            continue;
+        }
+        let threads = list(&container["env"]).iter().find(|variable| variable["name"] == "RIPIENO_THREADS");
+        assert_eq!(threads.unwrap()["valueFrom"]["resourceFieldRef"]["resource"], "requests.cpu", "{name}");
+        let command = crate::command();
+        let mut flags = command.find_subcommand(&words[0]).unwrap().get_arguments();
+        assert!(flags.any(|flag| flag.get_env().is_some_and(|env| env == "RIPIENO_THREADS")), "{name}");
+    }
 }

@@ -62,6 +62,7 @@ fn copy(from: &Path, folder: &Path, to: &Path) {
 
 /// Assembles the image's root, with a model in /models.
 fn assemble(stage: &[(String, String)], folder: &Path) {
+    // ONNX Runtime is fetched when the image is built; without it the built-in engine serves.
     let copied = value_of(stage, "COPY").split_whitespace().collect::<Vec<_>>();
     assert_eq!(copied[..2], ["--from=build", "/source/target/dist/ripieno"], "the program, stripped");
     copy(Path::new(PROGRAM), folder, Path::new(copied[2]));
