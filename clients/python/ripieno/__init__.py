@@ -19,6 +19,13 @@ What the server refuses is a `Refused`, with its status, its text, and when to c
 threads; each call that runs has a connection to itself.
 """
 
+from importlib.metadata import PackageNotFoundError, version
+
 from ripieno.client import Client, Refused, tree
 
-__all__ = ["Client", "Refused", "tree"]
+try:
+    __version__ = version("ripieno")
+except PackageNotFoundError:  # used from a checkout
+    __version__ = "0"
+
+__all__ = ["Client", "Refused", "__version__", "tree"]
