@@ -13,8 +13,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+/// Time for which a process is stopped.
+const STANDSTILL: Duration = Duration::from_millis(300);
 /// Interval that is assumed between two scrapes, in seconds.
 const INTERVAL_S: f64 = 5.0;
 
@@ -168,12 +170,29 @@ fn alerts_of_a_server_fire_when_its_device_is_lost() {
     assert_eq!(ask(&serve, 10), 200);
     watched.until_silent();
 
+    // Stands still for a third of the time, as a throttled container does.
+    let begun = Instant::now();
+    while !watched.firing().contains("RipienoStarved") {
+        assert!(begun.elapsed() < SAFETY, "{:?}", watched.firing());
+        serve.signal("-STOP");
+        let stopped = Instant::now();
+        while stopped.elapsed() < STANDSTILL {
+            std::thread::yield_now();
+        }
+        serve.signal("-CONT");
+    }
+    let page = call(serve.address("metrics"), "GET /ui", "").2;
+    assert!(page.contains("The process got no processor"), "{page}");
+    watched.until_silent();
+
     assert_eq!(call(http, "POST /v2/devices/0/lose", "").0, 200);
     assert_eq!(ask(&serve, 10), 503);
     assert!(watched.firing().contains("RipienoDeviceGone"));
     watched.until_firing(&["RipienoNotReady", "RipienoNoDevice"]);
     assert_eq!(ask(&serve, 10), 503);
     assert!(watched.firing().contains("RipienoLate"), "an outage is bad");
+    let page = call(serve.address("metrics"), "GET /ui", "").2;
+    assert!(page.contains("No device serves: each request is answered with 503."), "{page}");
     let begun = Instant::now();
     while !watched.scrape().iter().any(|(labels, value)| labels["__name__"] == "ripieno_bad_rate" && *value > 0.1) {
         assert!(begun.elapsed() < SAFETY, "an outage is bad");

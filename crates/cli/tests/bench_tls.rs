@@ -1,5 +1,5 @@
-//! `bench` against a `serve` with TLS, a client certificate and a token: both binaries as users run
-//! them.
+//! `bench`, `why` and `health` against a `serve` with TLS, a client certificate and a token: both
+//! binaries as users run them.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -28,11 +28,12 @@ struct Served {
     process: Child,
     http: String,
     grpc: String,
+    metrics: String,
 }
 
 impl Served {
     fn start() -> Served {
-        let folder = std::env::temp_dir().join(format!("ripieno-bench-tls-{}", std::process::id()));
+        let folder = tempfile::tempdir().unwrap().keep();
         std::fs::create_dir_all(folder.join("models/m/1")).unwrap();
         let file = |name: &str| folder.join(name);
         let write = |name: &str, text: &str| std::fs::write(file(name), text).unwrap();
@@ -46,7 +47,10 @@ impl Served {
         write("ours.pem", &ours.pem());
         write("theirs.pem", &theirs.pem());
         write("models/m/model.toml", MODEL);
-        write("tokens.toml", &format!("[[token]]\nname = \"bench\"\ntoken = \"{TOKEN}\"\nscopes = [\"infer\"]\n"));
+        write(
+            "tokens.toml",
+            &format!("[[token]]\nname = \"bench\"\ntoken = \"{TOKEN}\"\nscopes = [\"infer\", \"admin\"]\n"),
+        );
         write("token", &format!("{TOKEN}\n"));
         let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
         command.arg("serve").arg(file("models")).args(["--format", "json", "--device", "emulated:1080ti"]);
@@ -68,11 +72,21 @@ impl Served {
         let ready: Value = serde_json::from_str(&line).unwrap();
         let port = |name: &str| ready[name].as_str().unwrap().rsplit_once(':').unwrap().1.to_owned();
         let (http, grpc) = (format!("localhost:{}", port("http")), format!("localhost:{}", port("grpc")));
-        Served { process, http, grpc, folder }
+        let metrics = format!("127.0.0.1:{}", port("metrics"));
+        Served { process, http, grpc, metrics, folder }
     }
 
     fn file(&self, name: &str) -> PathBuf {
         self.folder.join(name)
+    }
+
+    fn run(&self, words: &[&str], files: &[(&str, &str)]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
+        command.args(words).env_remove("RIPIENO_TOKEN").env_remove("SSL_CERT_FILE");
+        for (flag, name) in files {
+            command.arg(flag).arg(self.file(name));
+        }
+        command.output().unwrap()
     }
 
     fn bench(&self, url: &str, files: &[(&str, &str)], variable: Option<&str>) -> Output {
@@ -125,6 +139,24 @@ const CA: (&str, &str) = ("--ca", "ours.pem");
 const CERT: (&str, &str) = ("--cert", "client.pem");
 const KEY: (&str, &str) = ("--key", "client.key");
 const TOKEN_FILE: (&str, &str) = ("--token-file", "token");
+
+#[test]
+fn why_and_health_reach_a_server_behind_tls() {
+    let served = Served::start();
+    let url = format!("https://{}", served.http);
+    let why = |files| served.run(&["why", "--url", &url, "--format", "json"], files);
+    let told = why(&[CA, CERT, KEY, TOKEN_FILE]);
+    assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
+    assert_eq!(serde_json::from_slice::<Value>(&told.stdout).unwrap()["bad"], 0);
+    let refused = String::from_utf8(why(&[CA, CERT, KEY]).stderr).unwrap();
+    assert!(refused.contains("a token is needed"), "{refused}");
+    // On a loopback address the certificate's name is not looked at; clients need one here.
+    let health = |files| served.run(&["health", &served.metrics], files);
+    let live = health(&[CERT, KEY]);
+    assert_eq!(String::from_utf8_lossy(&live.stdout), "live\n", "{}", String::from_utf8_lossy(&live.stderr));
+    assert_eq!(health(&[]).status.code(), Some(1));
+    assert_eq!(health(&[("--ca", "theirs.pem"), CERT, KEY]).status.code(), Some(1), "another authority");
+}
 
 #[test]
 fn a_server_behind_tls_and_tokens_is_driven_over_both_protocols() {

@@ -5,7 +5,7 @@ mod processes;
 
 use processes::{ANYWHERE, Folder, Process, SAFETY, backend, call, echo, fp32, frontend, infer, until_ready};
 use serde_json::{Value, json};
-use std::process::Command;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
@@ -13,14 +13,9 @@ fn scheduler(listen: &str) -> Process {
     Process::start(&["scheduler", "--listen", listen, "--metrics", ANYWHERE])
 }
 
-/// Sends a signal to a process.
-fn signal(process: &Process, signal: &str) {
-    assert!(Command::new("kill").args([signal, &process.child.id().to_string()]).status().unwrap().success());
-}
-
 /// Ends a process as an operator does.
 fn end(process: &mut Process) {
-    signal(process, "-TERM");
+    process.signal("-TERM");
     assert!(process.child.wait().unwrap().success());
 }
 
@@ -145,13 +140,13 @@ fn a_process_that_stands_still_counts_as_gone_until_it_goes_on() {
     let http = front.address("http");
     until_ready(http, true);
     until_second_serves(&scheduler);
-    assert_eq!(during(http, || signal(&stops, "-STOP")), 0, "its requests run elsewhere");
-    signal(&stops, "-CONT");
+    assert_eq!(during(http, || stops.signal("-STOP")), 0, "its requests run elsewhere");
+    stops.signal("-CONT");
     during(http, || {
-        signal(&scheduler, "-STOP");
+        scheduler.signal("-STOP");
         until_ready(http, false);
     });
-    signal(&scheduler, "-CONT");
+    scheduler.signal("-CONT");
     until_ready(http, true);
     // Each backend notices the pause, and connects again, at a time of its own.
     let begun = Instant::now();
@@ -325,4 +320,63 @@ fn models_are_released_through_a_frontend_and_clients_notice_nothing() {
         said.contains("ripieno_leading 0\n") && !said.contains("ripieno_desired_devices"),
         "advice is the leader's"
     );
+}
+
+/// Returns the words of a container of the manifests, with a folder of models and free ports.
+fn words_of_manifest(file: &str, models: &Folder) -> Vec<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/kubernetes/base").join(file);
+    let objects = serde_saphyr::from_multiple::<Value>(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let containers = objects.iter().filter_map(|object| object["spec"]["template"]["spec"]["containers"].as_array());
+    let args = containers.flatten().find_map(|container| container["args"].as_array()).unwrap();
+    let word = |arg: &Value| match arg.as_str().unwrap() {
+        "/models" => models.path().to_owned(),
+        "$(POD_IP):8011" => String::new(),
+        port if port.starts_with(':') => ANYWHERE.to_owned(),
+        other => other.to_owned(),
+    };
+    let words: Vec<String> = args.iter().map(word).collect();
+    // A pod's address is known after its port.
+    let at = words.iter().position(|word| word == "--advertise");
+    let kept = words.iter().enumerate().filter(|(index, _)| at.is_none_or(|at| *index != at && *index != at + 1));
+    kept.map(|(_, word)| word.clone()).collect()
+}
+
+#[test]
+fn a_model_is_released_on_kubernetes_as_documented() {
+    let models = echo("kubernetes");
+    let epoch = format!("file:{}", models.0.join("epoch").display());
+    let start = |file: &str, more: &[&str]| {
+        let words = words_of_manifest(file, &models);
+        Process::start(&[&words.iter().map(String::as_str).collect::<Vec<_>>()[..], more].concat())
+    };
+    let scheduler = start("scheduler.yaml", &["--epoch", &epoch]);
+    let address = scheduler.address("listen");
+    let backend = || start("backend.yaml", &["--scheduler", address, "--device", "emulated"]);
+    let (mut first, _second) = (backend(), backend());
+    let front = start("frontend.yaml", &["--scheduler", address]);
+    let http = front.address("http");
+    until_ready(http, true);
+    until_second_serves(&scheduler);
+
+    // Change the volume: each backend notices it.
+    let mut noticed = false;
+    let again = during(http, || {
+        std::fs::create_dir_all(models.0.join("m/2")).unwrap();
+        std::fs::write(models.0.join("m/2/notes.txt"), "a release is a change of files").unwrap();
+        let begun = Instant::now();
+        while !noticed && begun.elapsed() < SAFETY {
+            noticed = serving_versions(http, "m") == ["2"];
+        }
+    });
+    assert!(noticed, "{:?} serves", serving_versions(http, "m"));
+    assert_eq!(again, 0, "clients noticed the release");
+
+    // A pod that is replaced finds the same files.
+    let again = during(http, || end(&mut first));
+    assert_eq!(again, 0, "clients noticed that a backend left");
+    let _first = backend();
+    let begun = Instant::now();
+    while !call(scheduler.address("metrics"), "GET /metrics", "").2.contains("ripieno_serving_devices 2\n") {
+        assert!(begun.elapsed() < SAFETY, "the new backend never serves");
+    }
 }

@@ -233,7 +233,8 @@ impl LiveRepository {
         let slot = self.slots.lock().entry(candidate.name.clone()).or_default().clone();
         let (mut slot, uploaded, name) = (slot.lock(), uploaded.map(Arc::new), candidate.name.as_str());
         let fail = |slot: &mut ModelSlot, version: &str, error: String| {
-            tracing::error!("model {name} is not served: {error}");
+            log_failure(name, version, slot.serving.contains_key(version), &error);
+            self.registry.count_failure();
             let error = uploaded.as_ref().map_or(error.clone(), |uploaded| uploaded.for_clients(&error));
             self.record_failure(slot, name, version, &error);
             ModelReport::failed(name, version, error)
@@ -253,7 +254,7 @@ impl LiveRepository {
                     match self.prepare_and_host(found) {
                         Ok((entry, report)) => {
                             let (version, took) = (&entry.version, begun.elapsed().as_secs_f64());
-                            tracing::info!("model {name}: version {version} is loaded, in {took:.1} s");
+                            log_load(name, version, took);
                             self.switch_to(&mut slot, Serving { entry, files, upload: uploaded.clone() });
                             reports.push(report);
                         }
@@ -397,6 +398,7 @@ impl LiveRepository {
             if let Some(id) = entry.id {
                 self.host.unload(id);
             }
+            tracing::info!(model = name, version, "model {name}: version {version} is unloaded");
         }
         slot.failed.extend(serving.into_keys());
         Ok(())
@@ -430,6 +432,22 @@ impl Repository for LiveRepository {
             .collect();
         rows.extend(unloaded);
         rows
+    }
+}
+
+fn log_load(name: &str, version: &str, seconds: f64) {
+    tracing::info!(model = name, version, seconds, "model {name}: version {version} is loaded, in {seconds:.1} s");
+}
+
+/// Logs a failed load, and whether the version still `serves` as it was loaded before.
+fn log_failure(name: &str, version: &str, serves: bool, error: &str) {
+    match serves {
+        true => tracing::error!(
+            model = name,
+            version,
+            "model {name}: version {version} serves as it was loaded before; loading it again failed: {error}"
+        ),
+        false => tracing::error!(model = name, version, "model {name} is not served: {error}"),
     }
 }
 

@@ -15,7 +15,6 @@ use super::model_files::ModelFiles;
 use super::plan::{LoadPlan, LoadTarget};
 use super::report::{MeasureProgress, ModelReport, ProfileReport, describe};
 use super::sample::{sample, text_sample};
-use super::scan::CONFIG_FILE;
 use super::slicing;
 use super::slo::{Slo, SloOrigin, best_batch, queued_work_bound};
 use super::text;
@@ -398,7 +397,7 @@ impl PreparedModel {
         let (shapes, guessed) = self.measured_at.as_ref()?;
         let advice = format!(
             ", a guess: where clients send others, write their shape as [[input]] into {}",
-            self.plan.folder.join(CONFIG_FILE).display()
+            self.plan.settings.display()
         );
         Some(format!("measured at {shapes}{}", if *guessed { advice } else { String::new() }))
     }
@@ -411,7 +410,7 @@ impl PreparedModel {
         Some(format!(
             "it names no slo_ms: {} ms is derived from its profile; {becomes}; write slo_ms in {} to have a target kept",
             millis(slo.span),
-            self.plan.folder.join(CONFIG_FILE).display()
+            self.plan.settings.display()
         ))
     }
 

@@ -2,6 +2,9 @@
 
 use std::path::PathBuf;
 
+/// Configuration file in a model folder.
+pub const CONFIG_FILE: &str = "model.toml";
+
 /// A model's files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelFiles {
@@ -34,6 +37,18 @@ pub struct ModelFiles {
 }
 
 impl ModelFiles {
+    /// Returns the path at which settings of the model are read: `NAME.toml` beside a `NAME.onnx`,
+    /// and otherwise `model.toml` in its folder.
+    pub fn settings(&self) -> PathBuf {
+        let lies_alone = self.model.parent() == Some(&self.folder)
+            && self.model.file_stem().is_some_and(|stem| stem == self.name.as_str());
+        match &self.config {
+            Some(config) => config.clone(),
+            None if lies_alone => self.model.with_extension("toml"),
+            None => self.folder.join(CONFIG_FILE),
+        }
+    }
+
     /// Returns one instance for each served version, oldest first.
     pub fn each_version(&self) -> impl Iterator<Item = ModelFiles> {
         self.served.iter().map(|version| self.at(*version))

@@ -134,6 +134,8 @@ pub struct LoadPlan {
     pub version: String,
     /// Folder for cached profiles.
     pub folder: PathBuf,
+    /// File in which settings of the model are read, whether it exists or not.
+    pub settings: PathBuf,
     /// Configuration of the model.
     pub config: ModelConfig,
     /// Content of `config.pbtxt`, already merged into `config`.
@@ -185,7 +187,8 @@ impl LoadPlan {
                 lengths.steps(&folder, &config.file)
             })
             .transpose()?;
-        let mut plan = LoadPlan { name, version, folder, config, triton, source, slo, dec_timesteps };
+        let settings = found.settings();
+        let mut plan = LoadPlan { name, version, folder, settings, config, triton, source, slo, dec_timesteps };
         plan.set_max_batch(max_batch, target);
         if plan.config.batching == Batching::Off {
             plan.without_batches();

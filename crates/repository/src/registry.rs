@@ -16,6 +16,7 @@ use ripieno_model::{InputLengths, TensorSpec};
 use ripieno_text::TextModel;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use thiserror::Error;
 
 /// A version of a model that answers requests.
@@ -194,12 +195,32 @@ type VersionKey = (u64, String);
 #[derive(Debug, Default)]
 pub struct ModelRegistry {
     models: RwLock<BTreeMap<String, BTreeMap<VersionKey, Version>>>,
+    /// Number of loads that failed.
+    failures: AtomicU64,
 }
 
 impl ModelRegistry {
     /// Creates an empty registry.
     pub fn new() -> ModelRegistry {
         ModelRegistry::default()
+    }
+
+    /// Counts a load that failed.
+    pub fn count_failure(&self) {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns the number of loads that failed since the start.
+    pub fn failures(&self) -> u64 {
+        self.failures.load(Ordering::Relaxed)
+    }
+
+    /// Returns the names of models that serve as they were loaded before, since loading them again
+    /// failed.
+    pub fn stale(&self) -> Vec<String> {
+        let models = self.models.read();
+        let is_stale = |version: &Version| matches!(version.state, ModelState::Ready(_)) && !version.reason.is_empty();
+        models.iter().filter(|(_, versions)| versions.values().any(is_stale)).map(|(name, _)| name.clone()).collect()
     }
 
     /// Sets the state of a version; `reason` explains an unavailable one and is empty otherwise.

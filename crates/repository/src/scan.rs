@@ -19,8 +19,7 @@ use std::path::{Path, PathBuf};
 
 /// ONNX file in a version folder.
 pub const MODEL_FILE: &str = "model.onnx";
-/// Configuration file in a model folder.
-pub const CONFIG_FILE: &str = "model.toml";
+pub use super::model_files::CONFIG_FILE;
 
 /// Configuration of an export by Hugging Face's tools.
 const EXPORT_FILE: &str = "config.json";
@@ -45,6 +44,9 @@ pub fn scan(path: &Path) -> Result<Vec<ModelCandidate>, String> {
     if kind.is_file() {
         return single_file(path).map(|candidate| vec![candidate]);
     }
+    if let Some(candidate) = version_of_model(path) {
+        return Ok(vec![candidate]);
+    }
     if is_model_folder(path) {
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         return Ok(vec![model_folder(&path, &path)]);
@@ -57,6 +59,23 @@ pub fn scan(path: &Path) -> Result<Vec<ModelCandidate>, String> {
         }
     }
     Ok(candidates.into_values().map(|(candidate, _)| candidate).collect())
+}
+
+/// Returns the model whose version folder `path` is: the settings beside the folder are its own.
+fn version_of_model(path: &Path) -> Option<ModelCandidate> {
+    let path = path.canonicalize().ok()?;
+    let (version, folder) = (version_number(&path)?, path.parent()?);
+    let has_settings = folder.join(CONFIG_FILE).is_file() || folder.join(TRITON_FILE).is_file();
+    if !path.join(MODEL_FILE).is_file() && !has_settings {
+        return None;
+    }
+    let mut candidate = model_folder(folder, folder);
+    if let Ok(found) = &mut candidate.found {
+        found.served = vec![version];
+        let chosen = found.each_version().next()?;
+        *found = chosen;
+    }
+    Some(candidate)
 }
 
 fn single_file(path: &Path) -> Result<ModelCandidate, String> {
@@ -302,6 +321,21 @@ mod tests {
 
     fn found(path: &Path, name: &str) -> Result<ModelFiles, String> {
         scan(path).unwrap().into_iter().find(|candidate| candidate.name == name).expect(name).found
+    }
+
+    #[test]
+    fn a_version_folder_is_its_model_with_its_settings() {
+        let folder = TempRepository::new();
+        folder.write("digits/model.toml", "slo_ms = 20");
+        folder.write("digits/1/model.onnx", "");
+        folder.write("digits/2/model.onnx", "");
+        let found = scan(&folder.path().join("digits/1")).unwrap().remove(0).found.unwrap();
+        assert_eq!((found.name.as_str(), found.version.as_str(), &found.served[..]), ("digits", "1", &[1][..]));
+        assert!(found.model.ends_with("digits/1/model.onnx") && found.settings().ends_with("digits/model.toml"));
+        assert!(found.config.is_some());
+        folder.write("alone.onnx", "");
+        let alone = scan(&folder.path().join("alone.onnx")).unwrap().remove(0).found.unwrap();
+        assert_eq!(alone.settings(), folder.path().join("alone.toml"));
     }
 
     #[test]

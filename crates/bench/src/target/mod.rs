@@ -1,5 +1,6 @@
 //! The servers under load: any server of the Open Inference Protocol.
 
+pub mod call;
 mod grpc;
 mod http;
 pub mod tls;

@@ -17,9 +17,11 @@ use hyper::header::HeaderValue;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
 use hyper_util::rt::TokioIo;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -72,13 +74,19 @@ pub struct ClientAuth {
 impl ClientAuth {
     /// Reads the files.
     pub fn open(args: &ClientTlsArgs, address: &Address) -> anyhow::Result<ClientAuth> {
+        ClientAuth::open_with(args, address, false)
+    }
+
+    /// Reads the files; with `trusts_any`, a client without `--ca` takes any certificate.
+    pub(super) fn open_with(args: &ClientTlsArgs, address: &Address, trusts_any: bool) -> anyhow::Result<ClientAuth> {
         let given = args.ca.is_some() || args.cert.is_some();
         ensure!(
             address.encrypted || !given,
             "--ca, --cert and --key are for https:// and grpcs:// addresses; {} is reached in the clear",
             address.authority
         );
-        let tls = address.encrypted.then(|| tls_config(args)).transpose()?.map(Arc::new);
+        let trusts_any = trusts_any && args.ca.is_none();
+        let tls = address.encrypted.then(|| tls_config(args, trusts_any)).transpose()?.map(Arc::new);
         let token = match (&args.token_file, std::env::var(TOKEN_VARIABLE)) {
             (Some(file), _) => Some((format!("--token-file {}", file.display()), read_token(file)?)),
             (None, Ok(token)) => Some((TOKEN_VARIABLE.to_owned(), token)),
@@ -127,7 +135,22 @@ fn bearer(place: &str, token: &str) -> anyhow::Result<HeaderValue> {
     Ok(value)
 }
 
-fn tls_config(args: &ClientTlsArgs) -> anyhow::Result<ClientConfig> {
+fn tls_config(args: &ClientTlsArgs, trusts_any: bool) -> anyhow::Result<ClientConfig> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions()?;
+    let builder = match trusts_any {
+        true => builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyCertificate(provider))),
+        false => builder.with_root_certificates(authorities_of(args)?),
+    };
+    let (Some(cert), Some(key)) = (&args.cert, &args.key) else { return Ok(builder.with_no_client_auth()) };
+    let chain = certificates(cert).with_context(|| format!("--cert {}", cert.display()))?;
+    let private = PrivateKeyDer::from_pem_file(key).with_context(|| format!("--key {}", key.display()))?;
+    let fits = || format!("--cert {} and --key {} do not fit each other", cert.display(), key.display());
+    builder.with_client_auth_cert(chain, private).with_context(fits)
+}
+
+/// Returns the authorities of `--ca`, or else of the system.
+fn authorities_of(args: &ClientTlsArgs) -> anyhow::Result<RootCertStore> {
     let file = match &args.ca {
         Some(file) => file.clone(),
         None => authorities().context("no authorities are known to this system; name them with --ca FILE")?,
@@ -140,14 +163,46 @@ fn tls_config(args: &ClientTlsArgs) -> anyhow::Result<ClientConfig> {
         let _ = roots.add(certificate);
     }
     ensure!(!roots.is_empty(), "{shown}: holds no certificate of an authority that can be used");
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
-    let builder = builder.with_root_certificates(roots);
-    let (Some(cert), Some(key)) = (&args.cert, &args.key) else { return Ok(builder.with_no_client_auth()) };
-    let chain = certificates(cert).with_context(|| format!("--cert {}", cert.display()))?;
-    let private = PrivateKeyDer::from_pem_file(key).with_context(|| format!("--key {}", key.display()))?;
-    let fits = || format!("--cert {} and --key {} do not fit each other", cert.display(), key.display());
-    builder.with_client_auth_cert(chain, private).with_context(fits)
+    Ok(roots)
+}
+
+/// Takes any certificate whose key its owner has.
+#[derive(Debug)]
+struct AnyCertificate(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for AnyCertificate {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
 }
 
 fn certificates(file: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {

@@ -162,7 +162,7 @@ impl DeviceArgs {
             ("onnxruntime", EngineName::Auto) => tracing::info!(
                 "the engine is onnxruntime, which was found; models that it cannot run go to the built-in engine"
             ),
-            ("cpu", EngineName::Auto) => tracing::info!(
+            ("cpu", EngineName::Auto) => tracing::warn!(
                 "the engine is cpu, which is built in; ONNX Runtime is faster and was not found: pip install onnxruntime, \
                  or name its library with --onnxruntime FILE"
             ),

@@ -28,6 +28,8 @@ pub(crate) struct ServerThreads {
 
 impl ServerThreads {
     pub(crate) fn start() -> io::Result<ServerThreads> {
+        // Here, so that its thread does not inherit the priority of the server's threads.
+        ripieno_server::watch_processor()?;
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let threads: io::Result<Vec<_>> = (0..cores).map(|_| start_thread()).collect();
         let (runtimes, running) = threads?.into_iter().unzip();

@@ -23,6 +23,8 @@ pub(crate) struct ServerSettings {
     pub(crate) words: Vec<OsString>,
     /// The file, if one was read.
     file: Option<PathBuf>,
+    /// Variables that begin as ours do, and are no flags.
+    unknown: Vec<String>,
 }
 
 impl ServerSettings {
@@ -31,17 +33,21 @@ impl ServerSettings {
     pub(crate) fn read(words: Vec<OsString>, command: &Command) -> Result<ServerSettings, String> {
         let asked = words.get(1).and_then(|word| word.to_str());
         let Some(server) = asked.filter(|name| SERVERS.contains(name)).map(str::to_owned) else {
-            return Ok(ServerSettings { words, file: None });
+            return Ok(ServerSettings { words, file: None, unknown: Vec::new() });
         };
+        let variables = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
+        let unknown = unknown_variables(variables, command)?;
         // A wrong command line is reported when it is parsed.
         let Ok(matches) = command.clone().ignore_errors(true).try_get_matches_from(&words) else {
-            return Ok(ServerSettings { words, file: None });
+            return Ok(ServerSettings { words, file: None, unknown });
         };
-        let Some(given) = matches.subcommand_matches(&server) else { return Ok(ServerSettings { words, file: None }) };
+        let Some(given) = matches.subcommand_matches(&server) else {
+            return Ok(ServerSettings { words, file: None, unknown });
+        };
         let file = match given.try_get_one::<PathBuf>(CONFIG).ok().flatten() {
             Some(named) => named.clone(),
             None if Path::new(DEFAULT).is_file() => PathBuf::from(DEFAULT),
-            None => return Ok(ServerSettings { words, file: None }),
+            None => return Ok(ServerSettings { words, file: None, unknown }),
         };
         let text = std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
         let table: Table = text.parse().map_err(|error| format!("{}: {error}", file.display()))?;
@@ -49,7 +55,7 @@ impl ServerSettings {
             file_words(&table, command, &server, given).map_err(|cause| format!("{}: {cause}", file.display()))?;
         let mut words = words;
         words.splice(2..2, own.into_iter().map(OsString::from));
-        Ok(ServerSettings { words, file: Some(file) })
+        Ok(ServerSettings { words, file: Some(file), unknown })
     }
 
     /// Reports an error of the command line and exits; names the file if its settings may be at
@@ -66,7 +72,50 @@ impl ServerSettings {
         if let Some(file) = &self.file {
             tracing::info!("settings are read from {}", file.display());
         }
+        for name in &self.unknown {
+            tracing::warn!("the variable {name} is no flag of a server, and is passed over");
+        }
     }
+}
+
+/// Letters that a misspelt variable has in common with the right one: the prefix and one more.
+const SAME: usize = "RIPIENO_".len() + 1;
+
+/// Variables that begin as ours do and are no flags.
+const OTHER_VARIABLES: [&str; 4] = ["RIPIENO_LOG", "RIPIENO_TOKEN", "RIPIENO_TOKENS", "RIPIENO_COMMIT"];
+
+/// Returns the variables that begin with `RIPIENO_` and are the flags of no server. Returns an error
+/// for one that is a misspelt flag. Variables that Kubernetes makes of services are passed over.
+fn unknown_variables(
+    variables: impl Iterator<Item = (String, OsString)>,
+    command: &Command,
+) -> Result<Vec<String>, String> {
+    let servers = SERVERS.iter().map(|name| subcommand(command, name)).collect::<Result<Vec<_>, _>>()?;
+    let flags = servers.iter().flat_map(|of| of.get_arguments());
+    let mut known: Vec<String> = flags.filter_map(|arg| arg.get_env()?.to_str().map(str::to_owned)).collect();
+    known.extend(OTHER_VARIABLES.map(str::to_owned));
+    let keys: Vec<String> = known.iter().map(|name| name.to_lowercase()).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let mut unknown = Vec::new();
+    for (name, value) in variables.filter(|(name, _)| name.starts_with("RIPIENO_")) {
+        let of_service = name.contains("_SERVICE_HOST") || name.contains("_SERVICE_PORT") || name.contains("_TCP");
+        if known.contains(&name) || of_service || value.to_string_lossy().starts_with("tcp://") {
+            continue;
+        }
+        // Less alike, it may be a variable of something else.
+        let is_near =
+            |key: &&str| key.len().abs_diff(name.len()) <= 2 && key.get(..SAME) == name.to_lowercase().get(..SAME);
+        match nearest(&name, &keys).filter(is_near) {
+            Some(near) => {
+                return Err(format!(
+                    "the variable {name} is no flag of a server; did you mean {}?",
+                    near.to_uppercase()
+                ));
+            }
+            None => unknown.push(name),
+        }
+    }
+    Ok(unknown)
 }
 
 /// Returns the words for the file's settings that nothing else gives.
@@ -173,6 +222,23 @@ fn scalar(value: &Value, place: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_misspelt_variable_is_an_error_and_names_the_flag() {
+        let check = |name: &str, value: &str| {
+            unknown_variables([(name.to_owned(), value.into())].into_iter(), &crate::command())
+        };
+        let error = check("RIPIENO_MAX_LIVES", "3").unwrap_err();
+        assert!(error.contains("RIPIENO_MAX_LIVES") && error.contains("did you mean RIPIENO_MAX_LIVE?"), "{error}");
+        assert_eq!(check("RIPIENO_BUILT_FROM", "3"), Ok(vec!["RIPIENO_BUILT_FROM".to_owned()]));
+        // A flag of another server, as a ConfigMap that all roles share has them.
+        for name in ["RIPIENO_MAX_LIVE", "RIPIENO_SCHEDULERS", "RIPIENO_TOKEN", "RIPIENO_LOG", "PATH"] {
+            assert_eq!(check(name, "3"), Ok(vec![]), "{name}");
+        }
+        assert_eq!(check("RIPIENO_SERVICE_HOST", "10.0.0.1"), Ok(vec![]));
+        assert_eq!(check("RIPIENO_PORT", "tcp://10.0.0.1:8000"), Ok(vec![]));
+        assert_eq!(check("RIPIENO_PORT_8000_TCP_PROTO", "tcp"), Ok(vec![]));
+    }
 
     /// Returns the words of a command line whose file has this text.
     fn read(text: &str, words: &[&str]) -> Result<Vec<String>, String> {

@@ -12,6 +12,9 @@ use std::path::PathBuf;
 
 /// Share of the late requests that a change must remove.
 const ENOUGH: f64 = 0.95;
+/// Difference of the simulated late requests from the measured ones, as a share, from which on the
+/// simulation is no forecast.
+const FAR: f64 = 0.25;
 /// Factors by which an SLO is raised, ascending.
 const SLO_FACTORS: [f64; 4] = [1.25, 1.5, 2.0, 4.0];
 /// Largest number of models whose settings are tried, those with the most late requests.
@@ -73,19 +76,22 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
         }
     }
     let cure = tried.iter().find(|each| each.removed.is_some_and(|removed| removed >= ENOUGH));
+    let measured_bad = bad(&measured.summary.total);
     let says = verdict(late, base.summary.total.requests, &tried, cure);
+    let says = says + &distrust(measured_bad, late);
     if args.format == Format::Json {
         return print_json(&serde_json::json!({
-            "measured_bad": bad(&measured.summary.total), "bad": late, "requests": base.summary.total.requests,
+            "measured_bad": measured_bad, "bad": late, "requests": base.summary.total.requests,
             "change": cure.map(|cure| &cure.change), "says": says, "tried": tried,
         }));
     }
     output::print(what_if::table(&[measured, base]))?;
     if !tried.is_empty() {
         let mut table = Table::new(["change", "late or dropped", "removed %", "p99 ms"]);
-        for each in &tried {
+        for each in by_help(&tried) {
+            let worse = each.removed.is_some_and(|removed| removed < 0.0);
             table.row([
-                each.change.to_string(),
+                format!("{}{}", each.change, if worse { " (worse)" } else { "" }),
                 each.bad.map_or("–".to_owned(), |bad| bad.to_string()),
                 each.removed.map_or("–".to_owned(), |removed| format!("{:.1}", removed * 100.0)),
                 number(each.p99_ms.unwrap_or(f64::NAN)),
@@ -113,6 +119,25 @@ fn verdict(late: u64, requests: u64, tried: &[Tried], cure: Option<&Tried>) -> S
         ),
         _ => format!("no single change removes any of the {late} late requests"),
     }
+}
+
+/// Returns the changes by what they remove, the most first; those that make it worse come last.
+fn by_help(tried: &[Tried]) -> Vec<&Tried> {
+    let helps = |each: &Tried| each.removed.unwrap_or(f64::NEG_INFINITY);
+    let mut sorted: Vec<&Tried> = tried.iter().collect();
+    sorted.sort_by(|a, b| helps(b).total_cmp(&helps(a)));
+    sorted
+}
+
+/// Returns a warning if the simulation of what happened is far from it, and otherwise nothing.
+fn distrust(measured: u64, simulated: u64) -> String {
+    if measured.abs_diff(simulated) as f64 <= FAR * measured.max(simulated) as f64 {
+        return String::new();
+    }
+    format!(
+        "\nmeasured were {measured} late, and simulated {simulated} of the same load: something mattered that is not in \
+         the recording, such as other load on the machine. Trust the order of the changes more than their figures"
+    )
 }
 
 /// Returns the changes to try, the smallest first.
@@ -144,4 +169,26 @@ fn candidates(read: &ReadRecording, base: &Summary) -> Vec<Change> {
         changes.push(Change::Devices(devices.saturating_mul(2)));
     }
     changes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_that_makes_it_worse_comes_last_and_is_not_proposed() {
+        let tried = |devices: u16, removed: f64| Tried {
+            change: Change::Devices(devices),
+            bad: Some(0),
+            removed: Some(removed),
+            p99_ms: None,
+            error: None,
+        };
+        let all = [tried(2, -0.5), tried(3, 0.2), tried(4, 0.6)];
+        let shown: Vec<String> = by_help(&all).iter().map(|each| each.change.to_string()).collect();
+        assert_eq!(shown, ["devices=4", "devices=3", "devices=2"]);
+        assert!(verdict(10, 20, &all, None).contains("the best, devices=4, removes 60 %"));
+        assert_eq!(verdict(10, 20, &all[..1], None), "no single change removes any of the 10 late requests");
+        assert!(distrust(2_652, 1_248).contains("2652") && distrust(100, 90).is_empty());
+    }
 }

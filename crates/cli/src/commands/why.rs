@@ -3,14 +3,12 @@
 
 use crate::output::{self, print_json};
 use anyhow::{Context, bail};
-use bytes::Bytes;
 use clap::Args;
-use http_body_util::{BodyExt, Empty};
-use hyper::header::AUTHORIZATION;
-use hyper::{Request, StatusCode};
-use hyper_util::client::legacy::Client;
-use hyper_util::rt::TokioExecutor;
+use http_body_util::BodyExt;
+use hyper::{Method, StatusCode};
 use ripieno_base::{Nanos, Time};
+use ripieno_bench::target::call::call;
+use ripieno_bench::target::tls::ClientTlsArgs;
 use ripieno_report::{Format, Table};
 use ripieno_runtime::history::causes::{Cause, Explained, Explainer};
 use ripieno_runtime::history::{History, TaskRecord};
@@ -37,13 +35,13 @@ pub(crate) struct WhyArgs {
     #[arg(value_name = "FILE", required_unless_present = "url", conflicts_with = "url")]
     recording: Option<PathBuf>,
 
-    /// A running server instead: the address of its HTTP port, http://HOST:PORT.
+    /// A running server instead: the address of its HTTP port, http[s]://HOST:PORT. A token needs
+    /// the scope admin.
     #[arg(long, value_name = "URL")]
     url: Option<String>,
 
-    /// The token for it, with the scope admin.
-    #[arg(long, value_name = "TOKEN", env = "RIPIENO_TOKEN", hide_env_values = true, requires = "url")]
-    token: Option<String>,
+    #[command(flatten)]
+    tls: ClientTlsArgs,
 
     /// Only requests of this model.
     #[arg(long, value_name = "NAME")]
@@ -61,7 +59,7 @@ pub(crate) struct WhyArgs {
 pub(crate) fn run(args: &WhyArgs) -> anyhow::Result<()> {
     let history = match (&args.recording, &args.url) {
         (Some(file), _) => History::read(file)?,
-        (None, Some(url)) => of_server(url, args.token.as_deref())?,
+        (None, Some(url)) => of_server(url, &args.tls)?,
         (None, None) => bail!("there is nothing to explain; give a recording or --url"),
     };
     let mut explained = Explainer::new(&history).all();
@@ -94,6 +92,9 @@ fn print(history: &History, explained: &[Explained], all: bool) -> anyhow::Resul
     let (count, ended) = (explained.len(), history.calls().filter(|call| call.ended.is_some()).count());
     let requests = ended + history.refusals().count();
     let span = (history.now() - history.from()).as_secs_f64();
+    if let Some(stalls) = stalls(history) {
+        output::print(stalls)?;
+    }
     if count == 0 {
         return output::print(format!("none of {requests} requests in {span:.1} s was late, refused or failed"));
     }
@@ -125,22 +126,41 @@ fn print(history: &History, explained: &[Explained], all: bool) -> anyhow::Resul
         }
         output::print(format!("\n{table}"))?;
     }
-    if all {
-        let mut table = Table::new(["request", "arrived s", "model", "end", "after ms", "cause", "evidence"]);
-        for each in explained {
-            table.row([
-                each.call.map_or("–".to_owned(), |call| call.to_string()),
-                format!("{:.4}", each.arrived.as_millis_f64() / 1e3),
-                name(each.model),
-                word(each).to_owned(),
-                format!("{:.2}", (each.ended - each.arrived).as_millis_f64()),
-                each.cause.name().to_owned(),
-                each.detail.clone(),
-            ]);
-        }
-        output::print(format!("\n{table}"))?;
+    if all { print_all(history, explained) } else { Ok(()) }
+}
+
+/// Prints a line for each request.
+fn print_all(history: &History, explained: &[Explained]) -> anyhow::Result<()> {
+    let mut table = Table::new(["request", "arrived s", "model", "end", "after ms", "cause", "evidence"]);
+    for each in explained {
+        table.row([
+            each.call.map_or("–".to_owned(), |call| call.to_string()),
+            format!("{:.4}", each.arrived.as_millis_f64() / 1e3),
+            history.models()[each.model].model.name.clone(),
+            word(each).to_owned(),
+            format!("{:.2}", (each.ended - each.arrived).as_millis_f64()),
+            each.cause.name().to_owned(),
+            each.detail.clone(),
+        ]);
     }
-    Ok(())
+    output::print(format!("\n{table}"))
+}
+
+/// Returns how long the process did not run, if that is in the recording. Requests that came
+/// meanwhile were read late, so that the server counts no lateness of theirs.
+fn stalls(history: &History) -> Option<String> {
+    let spans: Vec<Nanos> = history.stalls().map(|(from, to)| to - from).collect();
+    let longest = spans.iter().max()?;
+    let all: Nanos = spans.iter().copied().sum();
+    Some(format!(
+        "{}: the process did not run for {:.2} s in all, {} times, at most {:.0} ms; requests that came meanwhile \
+         waited unseen.\n  {}\n",
+        Cause::Stalled.name(),
+        all.as_secs_f64(),
+        spans.len(),
+        longest.as_millis_f64(),
+        Cause::Stalled.change()
+    ))
 }
 
 /// Counts the reasons of decisions by model.
@@ -225,14 +245,11 @@ fn one(history: &History, each: &Explained) -> serde_json::Value {
 }
 
 /// Reads the last minutes of a server.
-fn of_server(url: &str, token: Option<&str>) -> anyhow::Result<History> {
-    if !url.starts_with("http://") {
-        bail!("--url {url}: give http://HOST:PORT; with TLS, fetch POST /v2/recording/dump by curl and give the file");
-    }
+fn of_server(url: &str, tls: &ClientTlsArgs) -> anyhow::Result<History> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let path = std::env::temp_dir().join(format!("ripieno-why-{}.jsonl", std::process::id()));
     let fetched = runtime.block_on(async {
-        tokio::time::timeout(PATIENCE, fetch(url, token, &path))
+        tokio::time::timeout(PATIENCE, fetch(url, tls, &path))
             .await
             .context("the server took longer than two minutes")?
     });
@@ -242,13 +259,8 @@ fn of_server(url: &str, token: Option<&str>) -> anyhow::Result<History> {
     history
 }
 
-async fn fetch(url: &str, token: Option<&str>, to: &Path) -> anyhow::Result<()> {
-    let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
-    let mut request = Request::post(format!("{}/v2/recording/dump", url.trim_end_matches('/')));
-    if let Some(token) = token {
-        request = request.header(AUTHORIZATION, format!("Bearer {token}"));
-    }
-    let answer = client.request(request.body(Empty::new())?).await.with_context(|| format!("cannot reach {url}"))?;
+async fn fetch(url: &str, tls: &ClientTlsArgs, to: &Path) -> anyhow::Result<()> {
+    let answer = call(Method::POST, url, "/v2/recording/dump", tls).await?;
     let (status, mut body) = (answer.status(), answer.into_body());
     if status != StatusCode::OK {
         let text = body.collect().await?.to_bytes();

@@ -32,6 +32,10 @@ impl Process {
         self.ready[of].as_str().unwrap()
     }
 
+    pub(crate) fn signal(&self, signal: &str) {
+        assert!(Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap().success());
+    }
+
     /// Kills the process, as kill -9 does.
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();

@@ -206,6 +206,10 @@ impl Access {
         let key = self.client(name, headers, connection);
         let shares = permission == Permission::Regions && self.may_share_memory(uri, headers, connection);
         let owner = shares.then(|| owner(name, connection));
+        if permission == Permission::Admin {
+            let peer = connection.map(|connection| connection.peer);
+            tracing::info!(?peer, token = name, "{}: an operator's call", uri.path());
+        }
         let caller = Caller { client: key.map_or(0, |key| self.clients.number(key)), known: true, owner };
         if permission == Permission::Regions {
             caller.owner()?;

@@ -5,6 +5,7 @@
 
 mod process;
 
+use crate::observe::starvation::{self, Starvation};
 use crate::state::ServerState;
 use ripieno_executor::PhaseTimes;
 use ripieno_report::{Reading, ScalingRule};
@@ -12,6 +13,7 @@ use ripieno_repository::registry::ServedEntry;
 use ripieno_runtime::{DeviceState, Ending, EngineProcesses, HistogramSnapshot, ModelSnapshot, SchedulerSnapshot};
 use std::fmt::Write;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A model's labels and metrics.
 struct ModelRow {
@@ -49,6 +51,7 @@ pub(crate) fn render(state: &ServerState) -> String {
     devices(&mut text, state);
     scheduler(&mut text, state);
     signals(&mut text, state);
+    processor(&mut text);
     process::write(&mut text);
     text.0
 }
@@ -105,12 +108,28 @@ fn build_info(text: &mut MetricsText, state: &ServerState) {
         text.family("ripieno_elections_total", "counter", "Times that this scheduler took the lead.");
         text.plain("ripieno_elections_total", elections);
     }
+    let help = "Loads of models that failed; what served before serves on.";
+    text.family("ripieno_load_failures_total", "counter", help);
+    text.plain("ripieno_load_failures_total", state.registry.failures());
     text.family("ripieno_held_bytes", "gauge", "Bytes that requests and answers hold.");
     let _ = writeln!(text.0, "ripieno_held_bytes {}", state.budget.held());
     text.family("ripieno_kept_bytes", "gauge", "Bytes that engines keep between batches.");
     let _ = writeln!(text.0, "ripieno_kept_bytes {}", ripieno_executor::kept_bytes());
     text.family("ripieno_max_held_bytes", "gauge", "The most that both may hold.");
     let _ = writeln!(text.0, "ripieno_max_held_bytes {}", state.budget.bound());
+}
+
+/// Writes how the process was kept from running.
+fn processor(text: &mut MetricsText) {
+    let starved = starvation::of_process().map_or(Duration::ZERO, Starvation::total);
+    text.family("ripieno_starved_seconds_total", "counter", "Time in which the process wanted to run and did not.");
+    text.plain("ripieno_starved_seconds_total", starved.as_secs_f64());
+    let Some(throttling) = starvation::throttling() else { return };
+    let help = "Periods in which the CPU limit stopped the process.";
+    text.family("ripieno_throttled_periods_total", "counter", help);
+    text.plain("ripieno_throttled_periods_total", throttling.periods);
+    text.family("ripieno_throttled_seconds_total", "counter", "Time for which the CPU limit stopped its threads.");
+    text.plain("ripieno_throttled_seconds_total", throttling.time.as_secs_f64());
 }
 
 /// Writes the calls that were refused because of the client.

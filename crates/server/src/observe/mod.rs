@@ -5,5 +5,6 @@ pub(crate) mod call_errors;
 pub(crate) mod metrics;
 pub(crate) mod recording;
 pub(crate) mod signals;
+pub(crate) mod starvation;
 #[cfg_attr(not(feature = "otlp"), path = "no_telemetry.rs")]
 pub(crate) mod telemetry;

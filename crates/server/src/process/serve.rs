@@ -14,6 +14,7 @@ use crate::limits::connection::{CONNECTION_WINDOW_BYTES, ClientConnection};
 use crate::limits::slots::{ConnectionSlot, ConnectionSlots, NoSlot};
 use crate::limits::socket::Socket;
 use crate::observe::signals::SAMPLE_EVERY;
+use crate::observe::starvation;
 use crate::state::ServerState;
 use crate::{
     observe::metrics, observe::recording, observe::telemetry, protocol::grpc, protocol::grpc::scaler, protocol::http,
@@ -27,6 +28,7 @@ use hyper::service::{Service, service_fn};
 use hyper::{HeaderMap, Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
+use ripieno_base::Nanos;
 use ripieno_repository::registry::{ModelRegistry, Repository};
 use ripieno_runtime::{DeviceSnapshot, DeviceState};
 use std::convert::Infallible;
@@ -374,16 +376,28 @@ fn no_room<B>(to: &HeaderMap) -> Response<AnswerBody<B>> {
 async fn keep_sampling(state: Arc<ServerState>) {
     let mut ticks = tokio::time::interval(SAMPLE_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut recorded = Instant::now();
     loop {
         tokio::select! {
             _ = ticks.tick() => {
                 sample(&state);
+                record_gaps(&state, &mut recorded);
                 recording::watch(&state);
                 ui::sample(&state);
             }
             () = state.until_draining() => return,
         }
     }
+}
+
+/// Records the gaps of the process that ended since the last call.
+fn record_gaps(state: &ServerState, recorded: &mut Instant) {
+    let Some(watch) = starvation::of_process() else { return };
+    let (since, now) = (std::mem::replace(recorded, Instant::now()), Instant::now());
+    let gaps = watch.since(since);
+    let Some(flight) = state.backend.flight().filter(|_| !gaps.is_empty()) else { return };
+    let nanos = |span: Duration| Nanos(i64::try_from(span.as_nanos()).unwrap_or(i64::MAX));
+    gaps.iter().for_each(|gap| flight.stalled(nanos(gap.to - gap.from), nanos(now - gap.to)));
 }
 
 fn sample(state: &ServerState) {

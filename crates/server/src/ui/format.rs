@@ -2,6 +2,7 @@
 
 use ripieno_base::{Nanos, Time};
 use ripieno_runtime::Ending;
+use std::time::SystemTime;
 
 /// Milliseconds with three digits.
 pub(super) fn ms(value: f64) -> String {
@@ -54,6 +55,17 @@ fn grouped(value: f64, digits: usize) -> String {
     grouped + rest
 }
 
+/// Returns the time of day in UTC of an instant that is `ago` before now, to milliseconds.
+pub(super) fn clock(ago: Nanos) -> String {
+    let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    time_of_day(since_epoch.as_millis() as i64 - ago.0 / 1_000_000)
+}
+
+fn time_of_day(epoch_ms: i64) -> String {
+    let (ms, s) = (epoch_ms.rem_euclid(1_000), epoch_ms.div_euclid(1_000).rem_euclid(86_400));
+    format!("{:02}:{:02}:{:02}.{ms:03} UTC", s / 3_600, s / 60 % 60, s % 60)
+}
+
 /// Returns the outcome in words.
 pub(super) fn ending(ending: Ending) -> &'static str {
     match ending {
@@ -84,5 +96,6 @@ mod tests {
             ("1,235/s".into(), "7.2/s".into(), "1,234,567".into())
         );
         assert_eq!(count(999), "999");
+        assert_eq!(time_of_day(20_000 * 86_400_000 + 45_296_007), "12:34:56.007 UTC");
     }
 }

@@ -16,6 +16,7 @@ mod page;
 mod parts;
 mod render;
 mod request;
+mod request_groups;
 mod samples;
 pub(crate) mod shared;
 #[cfg(test)]

@@ -5,6 +5,7 @@ use super::format::{self, count, percent, rate};
 use super::parts::nothing;
 use super::samples::{DeviceView, ModelView, TRACE_S, WINDOW_S};
 use super::view::View;
+use crate::observe::starvation;
 use crate::state::ServerState;
 use maud::{Markup, PreEscaped, html};
 use ripieno_base::Nanos;
@@ -13,9 +14,13 @@ use ripieno_runtime::history::History;
 use ripieno_runtime::history::causes::Cause;
 use ripieno_runtime::{DeviceState, Ending};
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 /// Share of requests in time from which on a model counts as healthy.
 const HEALTHY: f64 = 0.99;
+
+/// Number of outcomes that a row names.
+const MOST_ENDS: usize = 2;
 
 pub(super) fn render(state: &ServerState) -> Markup {
     let (mut models, devices) = {
@@ -53,8 +58,8 @@ pub(super) fn render(state: &ServerState) -> Markup {
                         th.number scope="col" { "p99" }
                         th.number scope="col" { "SLO" }
                         th.number scope="col" { "Mean batch" }
-                        th scope="col" { "Not in time" }
                         th scope="col" { "Ten minutes" }
+                        th scope="col" { "Not in time" }
                     } }
                     tbody { @for model in &models { (row(model, load(state, model))) } }
                 }
@@ -115,6 +120,10 @@ fn row(model: &ModelView, load: Option<(f64, f64)>) -> Markup {
     let slo_ms = entry.slo.span.as_millis_f64();
     let over = model.p99_ms.is_some_and(|p99| p99 > slo_ms);
     let number = |value: Option<f64>| value.map_or("–".to_owned(), format::ms);
+    let mut ends: Vec<&(Ending, u64)> = model.bad.iter().collect();
+    ends.sort_by_key(|(_, number)| std::cmp::Reverse(*number));
+    let (worst, others) = ends.split_at(ends.len().min(MOST_ENDS));
+    let rest: u64 = others.iter().map(|(_, number)| number).sum();
     let (all, bad): (Vec<f64>, Vec<f64>) = model.trace.iter().copied().unzip();
     let (total, worse): (f64, f64) = (all.iter().sum(), bad.iter().sum());
     html! {
@@ -129,19 +138,20 @@ fn row(model: &ModelView, load: Option<(f64, f64)>) -> Markup {
                     span.note.bad[offered > can] { " can do " (rate(can)) }
                 }
             }
-            td.number.bad[!healthy] { (model.share.map_or("–".to_owned(), percent)) }
-            td.number { (number(model.p50_ms)) }
-            td.number.bad[over] { (number(model.p99_ms)) }
-            td.number { (format::ms(slo_ms)) }
-            td.number { (model.mean_batch.map_or("–".to_owned(), |rows| format!("{rows:.1}"))) }
-            td {
-                @for (ending, number) in &model.bad { span.tag.bad { (format::ending(*ending)) " " (count(*number)) } " " }
-                @if model.bad.is_empty() { span.note { "none" } }
-            }
+            td.number.bad[!healthy] data-label="in time" { (model.share.map_or("–".to_owned(), percent)) }
+            td.number data-label="p50" { (number(model.p50_ms)) }
+            td.number.bad[over] data-label="p99" { (number(model.p99_ms)) }
+            td.number data-label="SLO" { (format::ms(slo_ms)) }
+            td.number data-label="batch" { (model.mean_batch.map_or("–".to_owned(), |rows| format!("{rows:.1}"))) }
             td.spark {
                 span.svg role="img" aria-label=(format!(
                     "{} requests in {} seconds, {} of them not in time", count(total as u64), model.trace.len().min(TRACE_S), count(worse as u64)
                 )) { (PreEscaped(sparkline(&pad(all), &pad(bad), (160, 28)))) }
+            }
+            td.ends {
+                @for (ending, number) in worst { span.tag.bad { (format::ending(*ending)) " " (count(*number)) } " " }
+                @if worst.is_empty() { span.note { "none" } }
+                @if rest > 0 { span.note { "and " (count(rest)) " more" } }
             }
         }
     }
@@ -171,8 +181,16 @@ fn verdict(state: &ServerState, models: &[ModelView], causes: &[CauseCount]) -> 
     if let Some(missing) = missing(state) {
         return (false, missing);
     }
+    if let Some(starved) = starved() {
+        return (false, starved);
+    }
     if let Some(lost) = state.backend.devices().iter().find(|device| device.state == DeviceState::Lost) {
         return (false, format!("Device {} is lost.", lost.id));
+    }
+    let stale = state.registry.stale();
+    if !stale.is_empty() {
+        let names = stale.join(", ");
+        return (false, format!("{names} serves as it was loaded before: loading it again failed. The log says why."));
     }
     let worst = models.iter().filter_map(|model| Some((model, model.share.filter(|share| *share < HEALTHY)?)));
     let Some((model, share)) = worst.min_by(|a, b| a.1.total_cmp(&b.1)) else {
@@ -190,6 +208,20 @@ fn verdict(state: &ServerState, models: &[ModelView], causes: &[CauseCount]) -> 
         format!(" It is offered {}, the devices can do {}.", rate(offered), rate(can))
     });
     (false, format!("{} of {name}'s requests are in time.{overload}{why}", percent(share)))
+}
+
+/// Returns how much of the window the process did not run, and what to do, if that is notable.
+fn starved() -> Option<String> {
+    let window = Duration::from_secs(WINDOW_S as u64);
+    let share = starvation::of_process()?.starved(Instant::now(), window)?;
+    let throttled = starvation::throttling().filter(|throttling| throttling.periods > 0);
+    let limit = throttled.map_or("", |_| " Its CPU limit throttles it.");
+    let change = upper(Cause::Stalled.change());
+    Some(format!(
+        "The process got no processor for {} of the last ten seconds: requests wait before they are read, and their \
+         clients see more than this page.{limit} {change}.",
+        percent(share)
+    ))
 }
 
 /// Returns what keeps the server from answering, and what to do.

@@ -1,7 +1,7 @@
 //! The frame around every view.
 
 use super::render::live;
-use super::view::View;
+use super::view::{RequestFilter, View};
 use crate::state::ServerState;
 use maud::{DOCTYPE, Markup, html};
 
@@ -14,7 +14,11 @@ pub(super) fn whole(state: &ServerState, view: &View) -> Markup {
             View::parse("/devices", "").unwrap_or(View::Now),
             matches!(view, View::Devices(_) | View::Task(..)),
         ),
-        ("Requests", View::Requests, matches!(view, View::Requests | View::Request(_) | View::Search(_))),
+        (
+            "Requests",
+            View::Requests(RequestFilter::default()),
+            matches!(view, View::Requests(_) | View::Request(_) | View::Search(_)),
+        ),
     ];
     html! {
         (DOCTYPE)

@@ -2,7 +2,7 @@
 
 use super::request::Wanted;
 use super::view::View;
-use super::{devices, model, now, request};
+use super::{devices, model, now, request, request_groups};
 use crate::call::infer::tag_of;
 use crate::state::ServerState;
 use maud::Markup;
@@ -14,7 +14,7 @@ pub(super) fn live(view: &View, state: &ServerState) -> Markup {
         View::Devices(span) => devices::render(state, *span),
         View::Task(at, device) => devices::render_task(state, *at, *device),
         View::Model(name, version) => model::render(state, name, version),
-        View::Requests => request::render_late(state),
+        View::Requests(filter) => request_groups::render(state, filter),
         View::Request(at) => request::render(state, &Wanted::At(*at)),
         View::Search(id) => request::render(state, &Wanted::Tagged(id.clone(), tag_of(id))),
     }

@@ -1,4 +1,4 @@
-//! The view *Requests*: the latest that were late, and the life of one.
+//! The life of one request.
 
 use super::devices::no_recorder;
 use super::format;
@@ -9,11 +9,9 @@ use super::watch::search;
 use crate::state::ServerState;
 use maud::{Markup, html};
 use ripieno_base::{Nanos, Time};
-use ripieno_runtime::history::causes::{Explained, Explainer};
+use ripieno_runtime::history::causes::Explainer;
 use ripieno_runtime::history::{CallRecord, History};
 
-/// Number of listed requests.
-const LISTED: usize = 30;
 /// Time before and after a request that its explanation needs.
 const AROUND: Nanos = Nanos::from_millis(10_000);
 /// Batches of a request that are listed.
@@ -28,56 +26,12 @@ pub(super) enum Wanted {
     Tagged(String, u64),
 }
 
-fn form(id: &str) -> Markup {
+pub(super) fn form(id: &str) -> Markup {
     html! {
         form.search action="/ui/requests" method="get" role="search" {
             label for="id" { "Find by the client's id" }
             input #id name="id" type="search" value=(id) autocomplete="off" spellcheck="false" {}
             button type="submit" { "Find" }
-        }
-    }
-}
-
-/// Renders the latest late, refused and failed requests.
-pub(super) fn render_late(state: &ServerState) -> Markup {
-    let listed = state.ui.watch.view(state.backend.flight(), |history| {
-        let late: Vec<Explained> = Explainer::new(history).all();
-        let latest = || late.iter().rev().take(LISTED);
-        html! {
-            @if late.is_empty() {
-                (nothing("Every request of the last twenty seconds was answered in time."))
-            } @else {
-                div.scroll tabindex="0" role="region" aria-label="Late requests" {
-                    table {
-                        thead { tr {
-                            th scope="col" { "Arrived" } th scope="col" { "Model" } th scope="col" { "End" }
-                            th.number scope="col" { "After" } th scope="col" { "Cause" } th scope="col" { "Evidence" }
-                        } }
-                        tbody { @for each in latest() { (row(history, each)) } }
-                    }
-                }
-            }
-        }
-    });
-    html! {
-        h1 { "Requests" span.aside { "the latest that were late, refused or failed" } }
-        (form(""))
-        (listed.unwrap_or_else(no_recorder))
-    }
-}
-
-fn row(history: &History, each: &Explained) -> Markup {
-    let ago = format::ago(history.now(), each.arrived);
-    html! {
-        tr {
-            th scope="row" {
-                @if each.call.is_some() { a href=(View::Request(each.arrived).path()) { (ago) } } @else { (ago) }
-            }
-            td { (history.models()[each.model].model.name) }
-            td { span.tag.bad { (format::ending(each.ending)) } }
-            td.number { (format::span(each.ended - each.arrived)) }
-            td { (each.cause.name()) }
-            td.wide { (each.detail) }
         }
     }
 }

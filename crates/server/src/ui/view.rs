@@ -26,11 +26,41 @@ pub(super) enum View {
     Task(Time, u16),
     /// A model by name and version.
     Model(String, String),
-    Requests,
+    /// Late requests: groups, or the requests of those that pass the filter.
+    Requests(RequestFilter),
     /// A request by the time of its arrival.
     Request(Time),
     /// A request by its client's id.
     Search(String),
+}
+
+/// Properties that all listed requests have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct RequestFilter {
+    /// Name of the cause in JSON, such as "overload"; `None` for any, as below.
+    pub(super) cause: Option<String>,
+    /// Name of the model.
+    pub(super) model: Option<String>,
+    /// Name of the outcome, such as "late".
+    pub(super) end: Option<String>,
+}
+
+impl RequestFilter {
+    /// Returns true if it lets everything pass.
+    pub(super) fn is_open(&self) -> bool {
+        *self == RequestFilter::default()
+    }
+
+    fn query(&self) -> String {
+        let parts = [("cause", &self.cause), ("model", &self.model), ("end", &self.end)];
+        let mut query = form_urlencoded::Serializer::new(String::new());
+        for (name, value) in parts {
+            if let Some(value) = value {
+                query.append_pair(name, value);
+            }
+        }
+        query.finish()
+    }
 }
 
 impl View {
@@ -54,7 +84,11 @@ impl View {
             }
             "/requests" => match value("id").filter(|id| !id.trim().is_empty()) {
                 Some(id) => Some(View::Search(id.trim().to_owned())),
-                None => Some(View::Requests),
+                None => {
+                    let text = |key: &str| value(key).filter(|value| !value.is_empty()).map(Cow::into_owned);
+                    let (cause, model, end) = (text("cause"), text("model"), text("end"));
+                    Some(View::Requests(RequestFilter { cause, model, end }))
+                }
             },
             "/request" => Some(View::Request(time(value("at"))?)),
             _ => None,
@@ -69,7 +103,8 @@ impl View {
             View::Devices(span) => format!("/ui/devices?span={}", SPANS[*span].0),
             View::Task(at, device) => format!("/ui/task?at={}&device={device}", at.0),
             View::Model(name, version) => format!("/ui/model?name={}&version={}", encode(name), encode(version)),
-            View::Requests => "/ui/requests".to_owned(),
+            View::Requests(filter) if filter.is_open() => "/ui/requests".to_owned(),
+            View::Requests(filter) => format!("/ui/requests?{}", filter.query()),
             View::Request(at) => format!("/ui/request?at={}", at.0),
             View::Search(id) => format!("/ui/requests?id={}", encode(id)),
         }
@@ -77,7 +112,7 @@ impl View {
 
     /// Returns the address of the stream of its changing part; `None` if it does not change.
     pub(super) fn live_path(&self) -> Option<String> {
-        let changes = matches!(self, View::Now | View::Devices(_) | View::Model(..) | View::Requests);
+        let changes = matches!(self, View::Now | View::Devices(_) | View::Model(..) | View::Requests(_));
         changes.then(|| self.path().replacen("/ui", "/ui/live", 1))
     }
 
@@ -87,7 +122,7 @@ impl View {
             View::Devices(_) => "Devices".to_owned(),
             View::Task(..) => "A batch".to_owned(),
             View::Model(name, _) => name.clone(),
-            View::Requests | View::Search(_) => "Requests".to_owned(),
+            View::Requests(_) | View::Search(_) => "Requests".to_owned(),
             View::Request(_) => "A request".to_owned(),
         }
     }
@@ -104,7 +139,13 @@ mod tests {
             View::Devices(0),
             View::Task(Time(12), 3),
             View::Model("a b&c".to_owned(), "2".to_owned()),
-            View::Requests,
+            View::Requests(RequestFilter::default()),
+            View::Requests(RequestFilter { cause: Some("overload".to_owned()), ..RequestFilter::default() }),
+            View::Requests(RequestFilter {
+                cause: None,
+                model: Some("a b&c".to_owned()),
+                end: Some("late".to_owned()),
+            }),
             View::Request(Time(77)),
             View::Search("x=1&y".to_owned()),
         ];

@@ -69,6 +69,11 @@ async fn late_requests_stand_there_with_their_cause() {
     assert_ne!(server.infer("quick", &body(4, 1)).await.status, StatusCode::OK);
     let html = text(&server, "/ui/requests").await;
     assert!(html.contains("deadline shorter than a lone run") && html.contains("quick"), "{html}");
+    assert!(html.contains("/ui/requests?cause=short_deadline") && !html.contains("Late requests"), "{html}");
+    let html = text(&server, "/ui/requests?cause=short_deadline&model=quick").await;
+    assert!(html.contains("Without quick") && html.contains("Late requests") && html.contains(" UTC"), "{html}");
+    let html = text(&server, "/ui/requests?cause=overload").await;
+    assert!(html.contains("No such request"), "{html}");
 }
 
 #[tokio::test]

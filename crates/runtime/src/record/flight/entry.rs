@@ -56,6 +56,13 @@ pub enum Aside {
     },
     /// The scheduler decided so for this reason; it precedes the decisions of its settle.
     Decided(Reason),
+    /// The process did not run in this span; it is written after it.
+    Stalled {
+        /// Begin of the span.
+        from: Time,
+        /// End of the span.
+        to: Time,
+    },
 }
 
 /// The reason for a refusal before the scheduler.

@@ -20,7 +20,7 @@ pub use world::RunWorld;
 use crate::Clock;
 use crate::record::recorder::{Header, VERSION};
 use ring::{ByteRing, RingPlace};
-use ripieno_base::{ModelId, Time};
+use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_policies::shard_of;
 use ripieno_sched::Setup;
 use std::convert::Infallible;
@@ -86,6 +86,13 @@ impl FlightRecorder {
     pub fn refused(&self, model: ModelId, why: RefusedWhy) {
         let ring = &self.0.rings[shard_of(model, self.0.rings.len())];
         ring.aside(self.0.clock.now(), Aside::Refused { model, why });
+    }
+
+    /// Records that the process did not run for some time, until `ago` before now.
+    pub fn stalled(&self, lasted: Nanos, ago: Nanos) {
+        let now = self.0.clock.now();
+        let to = now - ago;
+        self.0.rings[0].aside(now, Aside::Stalled { from: to - lasted, to });
     }
 
     /// Writes all entries as a recording.

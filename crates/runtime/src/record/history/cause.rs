@@ -78,7 +78,7 @@ impl Cause {
             Cause::Cold => "load the model before its clients come; warm_up in model.toml",
             Cause::SlowDevice => "take other load off the device or its cores; the profile follows by itself",
             Cause::Overload => "add devices (--devices, or backends), send less, or raise slo_ms in model.toml",
-            Cause::Stalled => "give the server more cores, or take other load off its machine",
+            Cause::Stalled => "give the server more cores or a larger CPU limit, or take other load off its machine",
             Cause::BatchWait => {
                 "a smaller max_batch in model.toml; under --objective efficiency also --objective latency"
             }

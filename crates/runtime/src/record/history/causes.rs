@@ -173,7 +173,7 @@ impl<'a> Explainer<'a> {
             return None;
         }
         let by_the_server = || {
-            let (cause, detail) = self.by_the_server(call, ended);
+            let (cause, detail) = self.by_stall(call, ended).unwrap_or_else(|| self.by_the_server(call, ended));
             (cause, detail + &self.decisions(call, ended))
         };
         let (cause, detail) = self.by_itself(call, ending).unwrap_or_else(by_the_server);
@@ -187,7 +187,8 @@ impl<'a> Explainer<'a> {
         let lost = tasks().any(|task| task.outcome == Some(Outcome::DeviceLost));
         match ending {
             Ending::Share => return Some(self.beyond_share(call)),
-            Ending::Outage if call.tasks.is_empty() && self.history.devices().is_empty() => {
+            // A request that was never given to a device lost none: there was none to run it.
+            Ending::Outage if call.tasks.is_empty() => {
                 return Some((Cause::NoDevice, "no device was there to run it".to_owned()));
             }
             Ending::Outage => return Some((Cause::Lost, "its device or engine process was lost".to_owned())),
@@ -242,6 +243,14 @@ impl<'a> Explainer<'a> {
         }
         let offered = load.rows_between(call.admitted - span, call.admitted) as f64 / span.as_secs_f64();
         (offered > can).then(|| format!("offered {}, the devices can do {}", per_s(offered), per_s(can)))
+    }
+
+    /// Returns the cause of a call during which the process did not run for a notable time.
+    fn by_stall(&self, call: &CallRecord, ended: Time) -> Option<(Cause, String)> {
+        let stalled = self.history.stalled(call.arrived, ended);
+        let notable = (call.deadline - call.arrived).0 as f64 * SLOW_SHARE;
+        let text = || format!("the process did not run for {} of {}", ms(stalled), ms(ended - call.arrived));
+        (stalled.0 as f64 > notable).then(|| (Cause::Stalled, text()))
     }
 
     /// Returns the cause that the state of the server shows.

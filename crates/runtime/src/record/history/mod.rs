@@ -8,6 +8,7 @@
 
 mod cause;
 pub mod causes;
+mod pauses;
 #[cfg(test)]
 mod tests;
 
@@ -158,6 +159,8 @@ pub struct History {
     reasons: VecDeque<ReasonRecord>,
     /// Spans of at least [`PAUSE`] without an entry of any shard.
     pauses: VecDeque<(Time, Time)>,
+    /// Spans in which the process did not run.
+    stalls: VecDeque<(Time, Time)>,
     /// Time of the last entry.
     now: Time,
 }
@@ -240,6 +243,9 @@ impl History {
         while self.pauses.front().is_some_and(|(_, end)| *end < time) {
             self.pauses.pop_front();
         }
+        while self.stalls.front().is_some_and(|(_, end)| *end < time) {
+            self.stalls.pop_front();
+        }
         for shard in &mut self.shards {
             shard.slots.retain(|_, (call, _)| *call >= self.first_call);
         }
@@ -313,13 +319,6 @@ impl History {
         self.reasons.range(first..).take_while(move |reason| reason.at <= to)
     }
 
-    /// Returns the span around an instant in which no scheduler received or decided anything, if
-    /// it is notable.
-    pub fn pause_at(&self, at: Time) -> Option<(Time, Time)> {
-        let place = self.pauses.partition_point(|(_, end)| *end <= at);
-        self.pauses.get(place).copied().filter(|(start, _)| *start < at)
-    }
-
     /// Returns the devices that serve, with their latency in percent of the profile.
     pub fn devices(&self) -> Vec<(DeviceId, u32)> {
         self.shards.first().map_or_else(Vec::new, |shard| shard.world.devices().collect())
@@ -366,6 +365,7 @@ impl History {
                     self.refusals.push_back(RefusalRecord { model, at: now, why });
                 }
             }
+            Aside::Stalled { from, to } => self.stalls.push_back((from, to)),
             Aside::Decided(reason) => self.reasons.extend(self.reason(shard, now, reason)),
         }
     }

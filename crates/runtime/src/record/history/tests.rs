@@ -154,6 +154,46 @@ fn other_work_idle_devices_and_a_silent_scheduler_are_distinguished() {
 }
 
 #[test]
+fn a_model_beyond_capacity_is_overload_whatever_its_share() {
+    let mut script = Script::new();
+    // Batches of four take 5 ms, so that the device does 800 rows a second.
+    (0..1_500).for_each(|slot| script.call(f64::from(slot), slot, A, 20.0));
+    script.call(1_499.5, 2_000, B, 20.0);
+    script.end(1_500.0, 1_499, Ending::Share);
+    script.end(1_500.0, 2_000, Ending::Share);
+    let explained = script.explained();
+    let [own, other] = &explained[..] else { panic!("{explained:?}") };
+    assert_eq!((own.cause, other.cause), (Cause::Overload, Cause::Share));
+    assert_eq!(own.detail, "offered 1001/s, the devices can do 800/s");
+}
+
+#[test]
+fn without_a_device_that_is_the_cause() {
+    let mut script = Script::new();
+    script.event(0.5, Event::Control(Control::DeviceLeft(DeviceId(0))));
+    script.call(1.0, 0, A, 20.0);
+    script.end(1.5, 0, Ending::Outage);
+    // A device that comes later changes nothing about it.
+    script.event(2.0, Event::Control(Control::DeviceJoined(DeviceId(0))));
+    assert_eq!(script.causes(), [Cause::NoDevice]);
+}
+
+#[test]
+fn a_process_that_did_not_run_is_the_cause() {
+    let mut script = Script::new();
+    script.call(0.0, 0, A, 20.0);
+    script.run(0, A, &[0], 90.0, 92.0, Outcome::Ok);
+    script.end(92.0, 0, Ending::Late);
+    script.aside(93.0, Aside::Stalled { from: at(2.0), to: at(90.0) });
+    let explained = script.explained();
+    assert_eq!(explained[0].cause, Cause::Stalled, "{explained:?}");
+    assert!(explained[0].detail.contains("did not run for 88.0 ms of 92.0 ms"), "{explained:?}");
+    assert_eq!(script.0.stalls().collect::<Vec<_>>(), [(at(2.0), at(90.0))]);
+    script.0.forget_before(at(91.0));
+    assert_eq!(script.0.stalls().count(), 0);
+}
+
+#[test]
 fn a_call_does_not_wait_for_itself() {
     // Two calls of one model: the second waits for the first, which began before it came.
     let mut script = Script::new();

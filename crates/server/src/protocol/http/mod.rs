@@ -9,6 +9,7 @@ mod devices;
 mod generate;
 mod infer;
 mod models;
+mod openapi;
 mod path;
 mod regions;
 mod send;
@@ -85,8 +86,7 @@ async fn answer(state: &Arc<ServerState>, request: &mut Request<Incoming>) -> Ht
 
 async fn dispatch(state: &Arc<ServerState>, request: &mut Request<Incoming>) -> Result<HttpAnswer, Problem> {
     let Some(call) = path::parse(request.uri().path()) else {
-        let message = format!("'{}' is no path of this server; see GET /v2", request.uri().path());
-        return Err(Problem::new(ProblemKind::NotFound, message));
+        return Err(no_path(state, request.uri().path()));
     };
     let method = if request.method() == Method::HEAD { &Method::GET } else { request.method() };
     if let Some(expected) = call.method().filter(|expected| method != expected) {
@@ -95,6 +95,7 @@ async fn dispatch(state: &Arc<ServerState>, request: &mut Request<Incoming>) -> 
     let caller = state.access.authorize(call.permission(), request)?;
     request.extensions_mut().insert(caller);
     match call {
+        RestCall::OpenApi => Ok(json(StatusCode::OK, &openapi::document())),
         RestCall::Server => Ok(json(StatusCode::OK, &describe::server_metadata(state))),
         RestCall::Live => Ok(json(StatusCode::OK, &LiveBody { live: true })),
         RestCall::Ready => {
@@ -126,6 +127,17 @@ async fn dispatch(state: &Arc<ServerState>, request: &mut Request<Incoming>) -> 
         RestCall::TraceSettings => Err(not_offered::trace_settings()),
         RestCall::LogSettings => Err(not_offered::log_settings()),
     }
+}
+
+/// Returns the error for a path that is not offered, with the port that has it.
+fn no_path(state: &ServerState, path: &str) -> Problem {
+    let message = match state.config.metrics.map(|metrics| metrics.port()) {
+        Some(port) if ["/", "/metrics", "/ui"].contains(&path) => {
+            format!("'{path}' is no path here: the page /ui and /metrics are on the metrics port (--metrics), {port}")
+        }
+        _ => format!("'{path}' is no path of this server; see GET /v2"),
+    };
+    Problem::new(ProblemKind::NotFound, message)
 }
 
 /// Compresses the response as the client prefers. Event streams are not compressed, because each

@@ -49,6 +49,8 @@ pub(super) enum RestCall {
     EncoderPredict,
     TraceSettings,
     LogSettings,
+    /// The description of all calls.
+    OpenApi,
 }
 
 /// A call about shared memory regions; `None` means all regions.
@@ -87,6 +89,7 @@ impl RestCall {
             RestCall::Statistics(_) | RestCall::Index | RestCall::Devices | RestCall::TextModels => {
                 Permission::Describe
             }
+            RestCall::OpenApi => Permission::Describe,
             RestCall::Embeddings | RestCall::Classify | RestCall::Rerank => Permission::Infer,
             RestCall::EncoderEmbed | RestCall::EncoderRerank | RestCall::EncoderPredict => Permission::Infer,
             RestCall::TraceSettings | RestCall::LogSettings => Permission::Describe,
@@ -134,6 +137,7 @@ pub(super) fn parse(path: &str) -> Option<RestCall> {
         ["predict"] => Some(RestCall::EncoderPredict),
         ["v2", "trace", "setting"] => Some(RestCall::TraceSettings),
         ["v2", "logging"] => Some(RestCall::LogSettings),
+        ["openapi.json"] => Some(RestCall::OpenApi),
         _ => None,
     }
 }
