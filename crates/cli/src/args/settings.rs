@@ -84,8 +84,8 @@ const SAME: usize = "RIPIENO_".len() + 1;
 /// Variables that begin as ours do and are no flags.
 const OTHER_VARIABLES: [&str; 4] = ["RIPIENO_LOG", "RIPIENO_TOKEN", "RIPIENO_TOKENS", "RIPIENO_COMMIT"];
 
-/// Returns the variables that begin with `RIPIENO_` and are the flags of no server. Returns an error
-/// for one that is a misspelt flag. Variables that Kubernetes makes of services are passed over.
+/// Returns the variables that begin with `RIPIENO_` and are the flags of no server. One that is a
+/// misspelt flag is an error. Variables that Kubernetes makes of services are passed over.
 fn unknown_variables(
     variables: impl Iterator<Item = (String, OsString)>,
     command: &Command,
