@@ -9,10 +9,10 @@ use serde_json::{Map, Value, json};
 
 /// A path with placeholders, its summary, and the schemas of its body and of its answer; an empty
 /// name is any JSON.
-type Route = (&'static str, &'static str, &'static str, &'static str);
+type ApiRoute = (&'static str, &'static str, &'static str, &'static str);
 
 const MODEL: &str = "/v2/models/{model}";
-const ROUTES: [Route; 35] = [
+const ROUTES: [ApiRoute; 35] = [
     ("/openapi.json", "This document", "", ""),
     ("/v2", "Name, version and extensions of the server", "", ""),
     ("/v2/health/live", "Whether the process answers", "", ""),
