@@ -57,6 +57,9 @@ pub(super) struct BatchingDecision {
     pub(super) unbatched: Option<String>,
     /// Warning about a file that was rewritten.
     pub(super) warning: Option<String>,
+    /// Whether only a trial says that its rows are independent, so that served batches are compared
+    /// with single rows.
+    pub(super) watch: bool,
 }
 
 /// Returns the model as it is to be served, with a batch dimension if it can have one, reloaded if
@@ -75,7 +78,8 @@ pub(super) fn decide(
                     "{file}: its first dimension is fixed to 1; it is served with a batch dimension, since rows alone and rows \
                      together are answered as by the file itself; batching = \"off\" in model.toml serves it as it is"
                 );
-                return Ok(BatchingDecision { loaded, unbatched: None, warning: Some(warning) });
+                let watch = is_unproved(plan);
+                return Ok(BatchingDecision { loaded, unbatched: None, warning: Some(warning), watch });
             }
             Err(cause) => kept_fixed = Some(cause),
         }
@@ -85,7 +89,17 @@ pub(super) fn decide(
         Some(reason) => without_batches(target, plan, loaded, &file, &reason)?,
         None => (loaded, None),
     };
-    Ok(BatchingDecision { loaded, unbatched, warning: None })
+    let decides = matches!(plan.config.batching, Batching::Auto | Batching::Require) && !target.emulates();
+    let watch = unbatched.is_none() && decides && is_unproved(plan);
+    Ok(BatchingDecision { loaded, unbatched, warning: None, watch })
+}
+
+/// Whether the graph leaves open if rows that run in blocks are independent.
+fn is_unproved(plan: &LoadPlan) -> bool {
+    let source = &plan.source;
+    !source.walk.is_unfolded()
+        && source.max_batch > 1
+        && matches!(row_verdict::of_model(&source.blocks), RowVerdict::Unknown(_))
 }
 
 /// Returns the model without batches, and the text of the reason.

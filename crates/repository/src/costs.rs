@@ -52,19 +52,13 @@ impl Loader {
                     target.engine.name()
                 ));
             }
-            Err(cause) if example_origin(&**loaded, &shapes) == ExampleOrigin::Guessed => {
-                let warning = Some(not_run(plan, &**loaded, &cause));
+            Err(cause) => {
+                let origin = example_origin(&**loaded, &shapes);
+                let warning = Some(not_run(plan, &**loaded, origin, &cause));
                 let origin = if given.is_some() { "given" } else { "assumed" };
                 let assumed = || assumed(plan.source.blocks.len(), plan.source.max_batch);
                 let profiles = Some(stepped(given.unwrap_or_else(assumed), &**loaded));
                 return Ok(ModelCosts { profiles, origin, example: None, runs: false, warning });
-            }
-            Err(cause) => {
-                return Err(format!(
-                    "{}: a request of the shapes that {} gives its inputs cannot run: {cause}; correct them",
-                    plan.shown_file(),
-                    plan.config.file
-                ));
             }
         };
         let (profiles, origin) = match given {
@@ -162,6 +156,23 @@ fn resize(
 }
 
 impl ModelCosts {
+    /// Runs a model before it is announced, unless its measurement has just done so.
+    pub(super) fn warm(
+        &self,
+        target: &LoadTarget,
+        plan: &LoadPlan,
+        loaded: &Arc<dyn LoadedModel>,
+        profiling: Profiling,
+    ) -> Result<(), String> {
+        let is_warm = self.origin == "measured" || !self.runs;
+        if profiling == Profiling::Never || is_warm || target.emulates() {
+            return Ok(());
+        }
+        let example = self.example.as_ref().map(|example| &example.inputs);
+        warm_up(&*target.engine, loaded, example, plan.source.max_batch, plan.config.warm_up)
+            .map_err(|cause| format!("{}: {cause}", plan.shown_file()))
+    }
+
     /// Returns the inputs of the example.
     pub(super) fn example_shapes(&self) -> Vec<TensorSpec> {
         let inputs = self.example.iter().flat_map(|example| example.inputs.iter());
@@ -192,8 +203,8 @@ fn stepped(blocks: Vec<BlockProfile>, loaded: &dyn LoadedModel) -> Vec<BlockProf
     blocks.iter().map(|block| block.stepped(loaded.batch_sizes())).collect()
 }
 
-/// Returns the warning for a model that accepts no request of guessed shapes.
-fn not_run(plan: &LoadPlan, loaded: &dyn LoadedModel, cause: &str) -> String {
+/// Returns the warning for a model that accepts no request that was made up.
+fn not_run(plan: &LoadPlan, loaded: &dyn LoadedModel, origin: ExampleOrigin, cause: &str) -> String {
     let shape = |spec: &TensorSpec| {
         let shape = if loaded.batched() { &spec.shape[..] } else { &spec.shape[1..] };
         format!("[[input]] name = \"{}\", datatype = \"{}\", shape = {shape:?}", spec.name, spec.datatype)
@@ -203,11 +214,23 @@ fn not_run(plan: &LoadPlan, loaded: &dyn LoadedModel, cause: &str) -> String {
         Some(_) => String::new(),
         None => format!(": its latency is assumed to be {ASSUMED_MS} ms and learnt from requests"),
     };
+    let values = "min and max of inputs whose values matter ([[input]] min, max)";
+    let advice = match origin {
+        ExampleOrigin::Fixed => format!("write into {} {values}", plan.config.file),
+        ExampleOrigin::Declared => {
+            format!("correct the shapes that {} gives its inputs, or write there {values}", plan.config.file)
+        }
+        ExampleOrigin::Guessed => format!(
+            "write into {} the shapes that clients send, with a number instead of each -1 but that of the batch ({}), or {values}; \
+             a sample in config.pbtxt (model_warmup) gives shapes, too",
+            plan.config.file,
+            open.join("; ")
+        ),
+    };
     format!(
-        "{}: it is served without having been run{costs}, since no request could be made up for it ({cause}); write into {} the \
-         shapes that clients send, with a number instead of each -1 but that of the batch: {}",
+        "{}: it is served without having been run{costs}, and larger batches are not measured, since no request could be made up \
+         for it ({}); {advice}",
         plan.shown_file(),
-        plan.config.file,
-        open.join("; ")
+        cause.trim_end()
     )
 }

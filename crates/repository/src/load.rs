@@ -19,7 +19,6 @@ use super::slicing;
 use super::slo::{Slo, SloOrigin, best_batch, queued_work_bound};
 use super::text;
 use super::triton::TritonConfig;
-use super::warm_up::warm_up;
 use parking_lot::Mutex;
 use ripieno_base::Nanos;
 use ripieno_executor::{BlockProfile, BlockSource, LoadedModel, check_padding, find_output_lengths};
@@ -165,7 +164,7 @@ impl Loader {
         }
         let labels = labels::read(found, &plan.config.labels, target.allow_symlinks)?;
         let (loaded, warning) = self.load(target, &mut plan, profiling)?;
-        let BatchingDecision { mut loaded, unbatched, warning: rewritten } =
+        let BatchingDecision { mut loaded, unbatched, warning: rewritten, watch } =
             batching::decide(target, &mut plan, loaded)?;
         let mut masked = None;
         if unbatched.is_none()
@@ -186,11 +185,9 @@ impl Loader {
             None => (None, unused),
         };
         let costs = self.costs(target, &mut plan, &mut loaded, profiling)?;
-        let is_warm = costs.origin == "measured" || !costs.runs;
-        if profiling != Profiling::Never && !is_warm && !target.emulates() {
-            let example = costs.example.as_ref().map(|example| &example.inputs);
-            warm_up(&*target.engine, &loaded, example, plan.source.max_batch, plan.config.warm_up)
-                .map_err(|cause| format!("{}: {cause}", plan.shown_file()))?;
+        costs.warm(target, &plan, &loaded, profiling)?;
+        if watch {
+            loaded.watch_rows();
         }
         let said = plan.triton.iter().flat_map(TritonConfig::warnings);
         let notes = [warning, rewritten, masked, uncompared, text::warning(unfit.as_ref()), costs.warning.clone()];

@@ -5,7 +5,7 @@
 //! from `model.toml` or from published tables.
 
 use super::config::{
-    Batching, BlockConditions, BlockConfig, CellsConfig, DEFAULT_MAX_BATCH, IsolationConfig, LengthsConfig,
+    Batching, BlockConditions, BlockConfig, CellsConfig, DEFAULT_MAX_BATCH, IsolationConfig, LengthsConfig, MAX_BATCH,
     ModelConfig, ProcessConfig, nearest,
 };
 use super::containment;
@@ -421,7 +421,7 @@ fn largest_batch(config: &ModelConfig, zoo: Option<ZooModel>, slo: SloSetting) -
         SloSetting::QueueTimeout(_) | SloSetting::Unset => DEFAULT_MAX_BATCH,
     };
     let published = zoo.and_then(profile).map(within);
-    config.max_batch.or(shortest).or(published).unwrap_or(DEFAULT_MAX_BATCH).min(Profile::MAX_BATCH)
+    config.max_batch.or(shortest).or(published).unwrap_or(DEFAULT_MAX_BATCH).min(MAX_BATCH)
 }
 
 /// Returns the declared blocks, or the single block of an undivided model.

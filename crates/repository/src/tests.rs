@@ -275,13 +275,13 @@ fn a_cached_model_warms_up_and_one_that_cannot_run_is_found_out() {
     let fixture = Fixture::new();
     fixture.folder.write("mlp/1/model.onnx", onnx("mlp.onnx"));
     fixture.folder.write("mlp/model.toml", "warm_up = 3\nlatency_ms = [1, 1, 1, 1]\n");
-    fixture.folder.write("sum/1/model.onnx", onnx("sum_of_all.onnx"));
+    fixture.folder.write("sum/1/model.onnx", onnx("one_row_only.onnx"));
     fixture.folder.write("sum/model.toml", "batching = \"trust\"\nlatency_ms = [1, 1]\n");
     let reports = fixture.repository(cpu()).load_all().unwrap();
     assert_eq!((reports[0].error.as_deref(), reports[0].max_batch), (None, Some(4)));
     assert_eq!(reports[0].profile.as_ref().unwrap().origin, "given");
     let error = reports[1].error.as_deref().unwrap();
-    assert!(error.contains("sum/1/model.onnx: a warm-up batch of 2 rows failed: "), "{error}");
+    assert!(error.contains("sum/1/model.onnx: a warm-up batch of 2 rows of zeros failed: "), "{error}");
 }
 
 #[test]

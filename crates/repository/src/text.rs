@@ -42,7 +42,7 @@ pub(super) fn prepare(
                 "{}: [text] needs a tokenizer.json in the model's folder, and a model that is not made of cells",
                 plan.config.file
             )),
-            _ => Ok((None, None)),
+            _ => Ok((None, aside(plan, target, &files))),
         };
     }
     let (inputs, outputs) = declared(plan)?;
@@ -68,6 +68,17 @@ pub(super) fn prepare(
         }
     }
     Ok((Some(PreparedText { reader, max_length }), None))
+}
+
+/// Returns the reason for which the tokenizer of a model without token inputs of its own is left
+/// aside; `None` if it has no tokenizer.
+fn aside(plan: &LoadPlan, target: &LoadTarget, files: &[PathBuf]) -> Option<String> {
+    let cause = match target.emulates() {
+        true => "an emulated model computes no values that texts could be answered with",
+        false if plan.config.cells.is_some() => "a model that is served in cells reads no texts",
+        false => return None,
+    };
+    (!files.is_empty()).then(|| cause.to_owned())
 }
 
 /// Returns the reason for which a model with these inputs reads no text: an error if `[text]` asks

@@ -116,6 +116,15 @@ pub struct JobOutput {
     pub late: bool,
 }
 
+/// Findings of a model's answers about its rows, while it serves.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BatchFindings {
+    /// Number of rows of served batches that were compared with their answers alone.
+    pub rows_compared: u64,
+    /// Reason for which each request runs alone although the model was loaded with batches.
+    pub stopped: Option<String>,
+}
+
 /// State of a model's engine processes, for engines that run outside the server's process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineProcesses {

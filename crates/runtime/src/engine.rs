@@ -1,6 +1,7 @@
 //! The handle that servers and embedders use to load models, submit jobs, drain and shut down.
 
 mod devices;
+mod findings;
 mod start;
 
 use crate::clock::saturating_nanos;

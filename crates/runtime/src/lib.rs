@@ -28,7 +28,12 @@ mod sync;
 #[cfg(test)]
 mod testing;
 
-pub use api::{EngineProcesses, Job, JobOutput, JobResult, OnStep, RemoteJob, ServedModel, StreamedStep};
+/// Largest batch that is served.
+pub const MAX_BATCH: usize = ripieno_sched::Limits::SERVED_BATCH;
+
+pub use api::{
+    BatchFindings, EngineProcesses, Job, JobOutput, JobResult, OnStep, RemoteJob, ServedModel, StreamedStep,
+};
 pub use clock::Clock;
 pub use devices::hang_detector::HangBound;
 pub use devices::{DeviceRefused, DeviceState};

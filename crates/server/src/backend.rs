@@ -3,8 +3,8 @@
 
 use ripieno_base::{DeviceId, ModelId};
 use ripieno_runtime::{
-    DeviceRefused, DeviceSnapshot, DeviceState, Engine, EngineProcesses, Failure, FlightRecorder, Job, ModelSnapshot,
-    SchedulerSnapshot,
+    BatchFindings, DeviceRefused, DeviceSnapshot, DeviceState, Engine, EngineProcesses, Failure, FlightRecorder, Job,
+    ModelSnapshot, SchedulerSnapshot,
 };
 use std::time::Duration;
 
@@ -31,6 +31,12 @@ pub trait Backend: Send + Sync {
 
     /// Returns the state of a model's engine processes; `None` if it has none, or is not loaded.
     fn processes(&self, id: ModelId) -> Option<EngineProcesses>;
+
+    /// Returns what a model's answers have shown about its rows. By default nothing: only a process
+    /// that runs models sees answers.
+    fn batch_findings(&self, _id: ModelId) -> BatchFindings {
+        BatchFindings::default()
+    }
 
     /// Returns the metrics of all devices, in a fixed order.
     fn devices(&self) -> Vec<DeviceSnapshot>;
@@ -109,6 +115,10 @@ impl Backend for Engine {
 
     fn capacity(&self, id: ModelId) -> Option<f64> {
         self.model_capacity(id)
+    }
+
+    fn batch_findings(&self, id: ModelId) -> BatchFindings {
+        Engine::batch_findings(self, id).unwrap_or_default()
     }
 
     fn devices(&self) -> Vec<DeviceSnapshot> {

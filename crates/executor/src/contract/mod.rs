@@ -165,6 +165,24 @@ pub trait LoadedModel: Send + Sync {
         None
     }
 
+    /// Makes each request run alone from now on.
+    fn stop_batches(&self, _why: &str) {}
+
+    /// Returns the reason for which each request runs alone although the model was loaded with
+    /// batches: an answer has shown that requests cannot share them.
+    fn batches_stopped(&self) -> Option<String> {
+        None
+    }
+
+    /// Compares a sample of the model's batches with single rows from now on, in idle time of its
+    /// devices. A difference makes each request run alone.
+    fn watch_rows(&self) {}
+
+    /// Returns the number of rows that were compared.
+    fn rows_compared(&self) -> u64 {
+        0
+    }
+
     /// Returns the model for a downcast by the engine's own devices.
     fn as_any(&self) -> &dyn Any;
 }

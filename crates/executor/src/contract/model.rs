@@ -114,6 +114,22 @@ impl<T: EngineData> LoadedModel for EngineModel<T> {
         self.data.restarts()
     }
 
+    fn stop_batches(&self, why: &str) {
+        self.plan.sharing.stop(&self.plan.name, why.to_owned());
+    }
+
+    fn batches_stopped(&self) -> Option<String> {
+        self.plan.sharing.stop_reason().map(str::to_owned)
+    }
+
+    fn watch_rows(&self) {
+        self.plan.sharing.watch();
+    }
+
+    fn rows_compared(&self) -> u64 {
+        self.plan.sharing.rows_compared()
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }

@@ -126,7 +126,7 @@ impl Measuring<'_> {
         let failed = |cause| {
             LoadError(format!(
                 "a batch of {batch} failed while its latency was measured: {cause}; if the model refuses made-up values, \
-                 give its inputs `min` and `max`, or a `sample`, in model.toml"
+                 give its inputs `min` and `max` in model.toml"
             ))
         };
         self.bench.run(batch, samples).map_err(failed)

@@ -6,7 +6,7 @@
 //! until the model accepts a request. Rejected: one element per open dimension, which many models
 //! refuse and none is used with.
 
-use crate::probe::profile::ExampleRunner;
+use crate::probe::profile::{ExampleRunner, run_example};
 use crate::{Executor, LoadedModel, Tensor};
 use ripieno_base::Lcg;
 use ripieno_model::{DataType, TensorSpec};
@@ -115,7 +115,8 @@ pub(crate) struct RowSpec {
 }
 
 /// Returns a request that the model runs, or the last error if it runs none. `None` if no dimension
-/// is open, or the model makes up its requests itself: they have a length, or unfold into cells.
+/// is open and the model runs the example of [`Measurement`](super::profile::Measurement), or if it
+/// makes up its requests itself: they have a length, or unfold into cells.
 pub fn find_example(
     engine: &dyn Executor,
     model: &Arc<dyn LoadedModel>,
@@ -125,7 +126,7 @@ pub fn find_example(
         return Ok(None);
     }
     let origin = example_origin(&**model, declared);
-    if origin == ExampleOrigin::Fixed {
+    if origin == ExampleOrigin::Fixed && run_example(engine, model, None, 1).is_ok() {
         return Ok(None);
     }
     let mut failed = TOO_LARGE.to_owned();

@@ -77,12 +77,20 @@ pub fn check_rows(
     let mut alike: Vec<String> = model.outputs().iter().map(|output| output.name.clone()).collect();
     for (number, &pattern) in patterns.iter().enumerate() {
         match try_rows(engine, model, declared, RowDraw { count, pattern, trial }) {
-            Ok((RowIndependence::Independent, answers)) => alike.retain(|name| !tells_apart(name, &answers)),
+            Ok((RowIndependence::Independent, answers)) if model.batches_stopped().is_none() => {
+                alike.retain(|name| !tells_apart(name, &answers))
+            }
+            Ok((RowIndependence::Independent, _)) => break,
             Ok((other, _)) => return other,
             Err(cause) if number == 0 => return RowIndependence::Untried(cause),
             // Values beyond those that the model accepts.
             Err(_) => {}
         }
+    }
+    // The device has run the rows of a batch alone, because an answer showed that they cannot share
+    // it.
+    if let Some(why) = model.batches_stopped() {
+        return RowIndependence::Mixed(format!("each row runs alone, but rows together fail: {why}"));
     }
     match alike.first().filter(|_| trial == RowTrial::Decides) {
         Some(name) => {
@@ -254,7 +262,7 @@ fn row_of(tensor: &Tensor, at: usize) -> Option<Tensor> {
 
 /// Describes how two answers differ, if they do. `all` determines the magnitude of each output,
 /// unless the trial decides: then each number is compared by its own magnitude and its row's.
-fn differs(expected: &[Tensor], found: &[Tensor], all: &[RowOutputs], trial: RowTrial) -> Option<String> {
+pub(crate) fn differs(expected: &[Tensor], found: &[Tensor], all: &[RowOutputs], trial: RowTrial) -> Option<String> {
     expected.iter().zip(found).enumerate().find_map(|(output, (a, b))| {
         let name = &a.name;
         if a.shape != b.shape {

@@ -180,6 +180,10 @@ impl LaneLoop {
         let mut soon = false;
         loop {
             self.worker.release_memory_if_due();
+            while self.worker.has_samples() && queue.begin_idle_work() {
+                let _permit = self.permits.as_ref().map(|permits| permits.acquire());
+                self.worker.compare_row();
+            }
             let release_at = self.worker.release_at();
             let Some(message) = queue.receive(std::mem::take(&mut soon), release_at) else { break };
             match message {

@@ -63,7 +63,7 @@ struct QueueState {
     attachments: usize,
     /// Queued work, if any.
     work: Option<IdleWork>,
-    /// Whether the lane attaches or detaches a model or gives memory back, which may take long.
+    /// Whether the lane attaches a model or is busy with its own work, which may take long.
     attaching: bool,
     closed: bool,
 }
@@ -151,6 +151,15 @@ impl LaneQueue {
             LaneMessage::Run(..) | LaneMessage::Detach(_) | LaneMessage::ReleaseMemory => {}
         }
         Some(message)
+    }
+
+    /// Whether the lane holds nothing to do. If so, it may be busy with its own work until the next
+    /// [`receive`](LaneQueue::receive).
+    pub(crate) fn begin_idle_work(&self) -> bool {
+        let mut state = self.state.lock();
+        let idle = state.queue.is_empty() && !state.closed;
+        state.attaching |= idle;
+        idle
     }
 
     /// Counts the end of a received task. Returns the number of tasks that the lane still holds.

@@ -11,6 +11,7 @@ use crate::probe::values::EngineLimits;
 use crate::run::cells::{self, CellModel};
 use crate::run::conditions::{Conditions, LinkedBlocks, hidden};
 use crate::run::padding::{ModelBoundary, PaddingPlan};
+use crate::run::sharing::BatchSharing;
 use crate::{LoadError, ModelSource};
 use ripieno_model::{TensorSpec, ascends};
 use std::sync::Arc;
@@ -60,6 +61,8 @@ pub(crate) struct ModelPlan {
     pub(crate) conditions: Option<Conditions>,
     /// Checks of a request's values, for models that do not unfold.
     pub(crate) checks: Vec<ValueCheck>,
+    /// Whether requests may still share batches.
+    pub(crate) sharing: Arc<BatchSharing>,
 }
 
 impl ModelPlan {
@@ -120,6 +123,7 @@ impl ModelPlan {
             padding,
             conditions,
             checks,
+            sharing: Arc::default(),
         })
     }
 }

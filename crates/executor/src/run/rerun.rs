@@ -25,6 +25,8 @@ pub(crate) struct RerunTerms<'a> {
     pub(crate) until: &'a dyn Fn(usize) -> Option<Instant>,
     /// Whether the task was stopped.
     pub(crate) stopped: &'a dyn Fn() -> bool,
+    /// Whether each member runs alone from now on.
+    pub(crate) alone: &'a dyn Fn() -> bool,
 }
 
 /// Runs the members with these indices in the task. The instant is the earliest possible start.
@@ -47,7 +49,7 @@ pub(crate) fn run_in_parts(
             Some(left) => first_runs = left,
             None => {
                 drop_overdue(&mut part, failures, terms);
-                if runs == MAX_RERUNS {
+                if runs >= MAX_RERUNS && !(terms.alone)() {
                     part.drain(..).for_each(|at| failures[at] = Some(undecided()));
                 }
                 if part.is_empty() {
@@ -63,6 +65,10 @@ pub(crate) fn run_in_parts(
             match part.len() {
                 0 => return Err(cause),
                 1 => failures[part[0]] = Some(cause),
+                _ if (terms.alone)() => {
+                    queue.extend(part.into_iter().map(|at| vec![at]));
+                    first_cause.get_or_insert(cause);
+                }
                 members => {
                     let second = part.split_off(members / 2);
                     queue.extend([part, second]);
@@ -115,7 +121,7 @@ mod tests {
     fn tell_apart(count: usize, bad: &[usize]) -> (Vec<usize>, Vec<usize>, u32) {
         let mut failures = vec![None; count];
         let mut well = Vec::new();
-        let terms = RerunTerms { ready: Instant::now(), until: &|_| None, stopped: &|| false };
+        let terms = RerunTerms { ready: Instant::now(), until: &|_| None, stopped: &|| false, alone: &|| false };
         let run: RunPart<'_> = &mut |part, _| match part.iter().find(|at| bad.contains(at)) {
             Some(at) => Err(ExecError(format!("member {at}"))),
             None => {
@@ -155,7 +161,7 @@ mod tests {
     fn further_runs_are_bounded_and_the_rest_may_retry() {
         let mut failures = vec![None; 128];
         let mut runs = 0;
-        let terms = RerunTerms { ready: Instant::now(), until: &|_| None, stopped: &|| false };
+        let terms = RerunTerms { ready: Instant::now(), until: &|_| None, stopped: &|| false, alone: &|| false };
         let run: RunPart<'_> = &mut |_, _| {
             runs += 1;
             Err(ExecError("secret".to_owned()))
@@ -171,7 +177,7 @@ mod tests {
         let mut failures = vec![None; 4];
         let now = Instant::now();
         let past = |at: usize| (at > 1).then_some(now);
-        let terms = RerunTerms { ready: now, until: &past, stopped: &|| false };
+        let terms = RerunTerms { ready: now, until: &past, stopped: &|| false, alone: &|| false };
         let mut parts = Vec::new();
         let run: RunPart<'_> = &mut |part, _| {
             parts.push(part.to_vec());
@@ -186,7 +192,7 @@ mod tests {
     #[test]
     fn a_task_that_was_stopped_is_not_run_again() {
         let mut failures = vec![None; 4];
-        let terms = RerunTerms { ready: Instant::now(), until: &|_| None, stopped: &|| true };
+        let terms = RerunTerms { ready: Instant::now(), until: &|_| None, stopped: &|| true, alone: &|| false };
         let run: RunPart<'_> = &mut |_, _| Err(ExecError("stopped".to_owned()));
         assert_eq!(run_in_parts(vec![vec![0, 1]], &mut failures, &terms, run).unwrap_err().0, "stopped");
     }
@@ -194,7 +200,7 @@ mod tests {
     #[test]
     fn later_runs_are_ready_when_the_one_before_has_ended() {
         let ready = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
-        let terms = RerunTerms { ready, until: &|_| None, stopped: &|| false };
+        let terms = RerunTerms { ready, until: &|_| None, stopped: &|| false, alone: &|| false };
         let mut from = Vec::new();
         let run: RunPart<'_> = &mut |_, ready| {
             from.push(ready);
@@ -202,5 +208,22 @@ mod tests {
         };
         run_in_parts(vec![vec![0], vec![1]], &mut [None, None], &terms, run).unwrap();
         assert!(from[0] == ready && from[1] > ready);
+    }
+
+    #[test]
+    fn members_that_must_run_alone_do_so_however_many_they_are() {
+        let mut failures = vec![None; 100];
+        let terms = RerunTerms { ready: Instant::now(), until: &|_| None, stopped: &|| false, alone: &|| true };
+        let mut ran = Vec::new();
+        let run: RunPart<'_> = &mut |part, _| match part {
+            [at] => {
+                ran.push(*at);
+                Ok(())
+            }
+            _ => Err(ExecError("a batch".to_owned())),
+        };
+        let rerun = run_in_parts(vec![(0..100).collect()], &mut failures, &terms, run).unwrap();
+        assert_eq!((rerun.map(|rerun| rerun.runs), ran), (Some(100), (0..100).collect()));
+        assert!(failures.iter().all(Option::is_none));
     }
 }

@@ -9,13 +9,12 @@
 //! all its devices.
 
 use crate::contract::account::{DeviceCounters, LapTimer};
-use crate::contract::buffer::AlignedBuffer;
-use crate::contract::kept;
+use crate::run::attached::{Attached, BatchRun, ChainState, Values};
 use crate::run::cells;
 use crate::run::plan::ModelPlan;
 use crate::run::rerun::{RerunTerms, catch_panic, run_in_parts};
-use crate::run::rows::{BatchTensor, EngineInput, Rows};
-use crate::run::runner::{BlockCall, ReadyModel};
+use crate::run::rows::{BatchTensor, Rows};
+use crate::run::runner::ReadyModel;
 use crate::{
     BlockDecision, ExecError, Loss, MemberProgress, PhaseTimes, RequestEntry, Rerun, Task, TaskMember, Tensor,
 };
@@ -33,26 +32,13 @@ pub(crate) struct Worker {
     account: Arc<DeviceCounters>,
     /// Time of the next look for memory to give back; `None` if there is none.
     release_at: Option<Instant>,
+    /// Whether a sampled row of a model may wait for its comparison.
+    has_samples: bool,
 }
 
 /// States of the requests on one device that are between two blocks, by slot.
 #[derive(Clone, Default)]
 pub(crate) struct WalkSlots(Arc<Mutex<HashMap<RequestSlot, ChainWalk>>>);
-
-struct Attached {
-    ready: ReadyModel,
-    /// Number of the attachment, which is the same on all lanes of the device.
-    attachment: u64,
-    /// Gather buffers, for each input of each block.
-    buffers: Vec<Vec<AlignedBuffer>>,
-    /// Bytes of the largest batch for which memory is kept.
-    largest: usize,
-    /// Bytes of the batches of the running task.
-    task_bytes: usize,
-    /// Time at which memory is given back, unless a large batch runs before; `None` if no batch has
-    /// run since.
-    release_at: Option<Instant>,
-}
 
 /// State of a request between two blocks, with its model.
 struct ChainWalk {
@@ -61,24 +47,9 @@ struct ChainWalk {
     state: ChainState,
 }
 
-/// State of a request between its blocks.
-struct ChainState {
-    values: Values,
-    /// The request's own length.
-    length: u32,
-    /// Length to which the first block padded the request.
-    padded: u32,
-    /// Whether the request ignores the model's conditions.
-    ignore_conditions: bool,
-}
-
-/// A request's rows of each value of the plan; `None` if they do not exist yet or are no longer
-/// needed.
-type Values = Vec<Option<Rows>>;
-
 impl Worker {
     pub(crate) fn new(account: Arc<DeviceCounters>, slots: WalkSlots) -> Worker {
-        Worker { models: HashMap::new(), slots, account, release_at: None }
+        Worker { models: HashMap::new(), slots, account, release_at: None, has_samples: false }
     }
 
     pub(crate) fn attach(&mut self, id: ModelId, attachment: u64, model: Result<ReadyModel, ExecError>) {
@@ -120,6 +91,18 @@ impl Worker {
         self.release_at = self.models.values().flatten().filter_map(|attached| attached.release_at).min();
     }
 
+    /// Compares one sampled row of a model with its answer alone. Returns false if there is none.
+    pub(crate) fn compare_row(&mut self) -> bool {
+        let has_rows = |attached: &&mut Attached| attached.checks.has_rows();
+        self.has_samples = self.models.values_mut().flatten().find(has_rows).is_some_and(Attached::compare_row);
+        self.has_samples
+    }
+
+    /// Whether a sampled row waits for its comparison.
+    pub(crate) fn has_samples(&self) -> bool {
+        self.has_samples
+    }
+
     /// Runs a task, and notes when the memory that it used is to be given back.
     pub(crate) fn execute(
         &mut self,
@@ -130,6 +113,7 @@ impl Worker {
         let done = self.run_task(task, ready, stopped);
         if let Some(Ok(attached)) = self.models.get_mut(&task.model) {
             let release_at = attached.note_batch(Instant::now());
+            self.has_samples |= attached.checks.has_rows();
             self.release_at = Some(self.release_at.map_or(release_at, |at| at.min(release_at)));
         }
         done
@@ -155,33 +139,34 @@ impl Worker {
         // The batch is not run again after a process ended, because the member that ended it would
         // end the next process as well.
         let stopped = || stopped() || down.get().is_some();
-        let terms = RerunTerms { ready, until: &|at| task.members[at].until, stopped: &stopped };
+        let alone = || plan.sharing.is_stopped();
+        let terms = RerunTerms { ready, until: &|at| task.members[at].until, stopped: &stopped, alone: &alone };
         if let Some(cells) = &plan.cells {
             let (runner, buffers) = (&mut attached.ready.runner, &mut attached.buffers[block][..]);
             return cells::execute(&plan, cells, runner, buffers, task, &terms, &self.account);
         }
         let mut watch = LapTimer::start();
         let attachment = attached.attachment;
-        let mut slots = self.slots.0.lock();
         let mut failures = vec![None; task.members.len()];
-        let mut walks: Vec<Option<ChainState>> = Vec::with_capacity(task.members.len());
-        for (member, failure) in task.members.iter().zip(&mut failures) {
-            let state = match block {
-                0 => begin(&plan, &mut slots, member),
-                _ => resume(&plan, &mut slots, member, attachment),
-            };
-            walks.push(state.map_err(|cause| *failure = Some(cause)).ok());
-        }
-        drop(slots);
+        let mut walks = states(&plan, task, &self.slots, attachment, &mut failures);
         pad(&plan, task, &mut walks, &mut failures);
         let mut spent = PhaseTimes::default();
         let batches = batches(&plan, block, &walks);
         let rerun = run_in_parts(batches, &mut failures, &terms, &mut |part, ready| {
-            let members: Vec<&ChainState> = part.iter().filter_map(|&at| walks[at].as_ref()).collect();
-            let (outputs, copied) = attached.run(block, &members, ready, &mut watch, &mut spent)?;
-            self.account.count(copied, block > 0 && copied == 0);
-            scatter(&plan, block, task, part, &mut walks, outputs)
+            let was_alone = alone();
+            let mut attempt = |alone: bool| {
+                let run = BatchRun { alone, ready, watch: &mut watch, spent: &mut spent };
+                run_part(attached, &self.account, task, part, &mut walks, run)
+            };
+            match attempt(was_alone) {
+                // Its own answer has shown that it must run alone, without padding.
+                Err(_) if part.len() == 1 && !was_alone && alone() => attempt(true),
+                done => done,
+            }
         })?;
+        // Members that run alone as they must are no failure.
+        let rerun = rerun.filter(|_| !alone());
+        attached.checks.count_batch(spent.compute_ns);
         let progress = self.finish_members(&plan, task, attachment, walks, failures);
         self.account.add_times(PhaseTimes { scatter_ns: watch.lap_ns(), ..spent });
         CompletedTask::of(progress, rerun)
@@ -282,6 +267,9 @@ fn pad(plan: &ModelPlan, task: &Task, walks: &mut [Option<ChainState>], failures
 /// Splits a task into batches of equal shapes, as lists of member indices. Usually there is one
 /// batch. A scheduler that mixes shapes only loses time.
 fn batches(plan: &ModelPlan, block: usize, walks: &[Option<ChainState>]) -> Vec<Vec<usize>> {
+    if plan.sharing.is_stopped() {
+        return (0..walks.len()).filter(|&at| walks[at].is_some()).map(|at| vec![at]).collect();
+    }
     let taken = &plan.blocks[block].inputs;
     let alike = |a: &ChainState, b: &ChainState| {
         let same = |&value: &usize| {
@@ -309,6 +297,26 @@ fn same_shape(a: &[i64], b: &[i64], padded: Option<usize>) -> bool {
     a.len() == b.len() && a.iter().zip(b).enumerate().all(|(dim, (a, b))| a == b || Some(dim) == padded)
 }
 
+/// Returns the state of each member before the task's block. Stores in `failures` why a member has
+/// none.
+fn states(
+    plan: &ModelPlan,
+    task: &Task,
+    slots: &WalkSlots,
+    attachment: u64,
+    failures: &mut [Option<ExecError>],
+) -> Vec<Option<ChainState>> {
+    let mut slots = slots.0.lock();
+    let state = |(member, failure): (&TaskMember, &mut Option<ExecError>)| {
+        let state = match task.block.index() {
+            0 => begin(plan, &mut slots, member),
+            _ => resume(plan, &mut slots, member, attachment),
+        };
+        state.map_err(|cause| *failure = Some(cause)).ok()
+    };
+    task.members.iter().zip(failures).map(state).collect()
+}
+
 /// Creates the state of a request from its entry.
 fn begin(
     plan: &ModelPlan,
@@ -326,7 +334,7 @@ fn begin(
             return Err(refuse(format!("it is {}, not {}", tensor.datatype, spec.datatype)));
         }
         let rows = Rows::of_tensor(tensor).map_err(refuse)?;
-        if rows.count() != member.rows {
+        if rows.count() != member.rows && !plan.sharing.is_stopped() {
             return Err(refuse(format!("it has {} rows, the request {}", rows.count(), member.rows)));
         }
         values[value] = Some(rows);
@@ -350,7 +358,8 @@ fn resume(
             member.slot.0, plan.name
         ))
     })?;
-    match walk.state.values.iter().flatten().find(|rows| rows.count() != member.rows) {
+    let differs = |rows: &&Rows| rows.count() != member.rows && !plan.sharing.is_stopped();
+    match walk.state.values.iter().flatten().find(differs) {
         Some(rows) => Err(ExecError(format!(
             "slot {} walks through model '{}' with {} rows, not {}",
             member.slot.0,
@@ -362,106 +371,28 @@ fn resume(
     }
 }
 
-impl Attached {
-    fn new(ready: ReadyModel, attachment: u64) -> Attached {
-        let plan = &ready.plan;
-        let buffer = |&value: &usize| {
-            let spec = &plan.values[value].spec;
-            let row = spec.shape[1..]
-                .iter()
-                .try_fold(spec.datatype.size()?, |product, &dim| product.checked_mul(usize::try_from(dim).ok()?));
-            row?.checked_mul(plan.max_batch)
-        };
-        let buffers = plan.blocks.iter().map(|block| {
-            let buffers = block.inputs.iter().map(|value| AlignedBuffer::with_capacity(buffer(value).unwrap_or(0)));
-            buffers.collect()
-        });
-        Attached { buffers: buffers.collect(), attachment, ready, largest: 0, task_bytes: 0, release_at: None }
+/// Runs one batch of a task and stores its outputs in the members' states.
+fn run_part(
+    attached: &mut Attached,
+    account: &DeviceCounters,
+    task: &Task,
+    part: &[usize],
+    walks: &mut [Option<ChainState>],
+    run: BatchRun<'_>,
+) -> Result<(), ExecError> {
+    let (plan, block, alone) = (Arc::clone(&attached.ready.plan), task.block.index(), run.alone);
+    if part.len() > 1 && alone {
+        return Err(ExecError("each request of the model runs alone".to_owned()));
     }
-
-    /// Notes the size of a task that has just run. Returns the time at which memory is given back,
-    /// if no batch of at least half of the largest size runs before.
-    fn note_batch(&mut self, now: Instant) -> Instant {
-        let bytes = std::mem::take(&mut self.task_bytes);
-        self.largest = self.largest.max(bytes);
-        match self.release_at {
-            _ if kept::is_beyond_bound() => *self.release_at.insert(now),
-            Some(at) if bytes < self.largest / 2 => at,
-            _ => *self.release_at.insert(now + kept::IDLE),
-        }
+    let members: Vec<&ChainState> = part.iter().filter_map(|&at| walks[at].as_ref()).collect();
+    let (outputs, copied) = attached.run(block, &members, run)?;
+    account.count(copied, block > 0 && copied == 0);
+    match (part, alone) {
+        ([at], true) => keep_all_rows(&plan, block, &mut walks[*at], outputs),
+        _ => scatter(&plan, block, task, part, walks, outputs)?,
     }
-
-    /// Gives back the memory of the gather buffers and of the engine.
-    fn release_memory(&mut self) {
-        (self.largest, self.release_at) = (0, None);
-        self.buffers.iter_mut().flatten().for_each(AlignedBuffer::release);
-        self.ready.runner.release_memory();
-    }
-
-    /// Runs a block for requests of equal padding, in their order. The batch is padded to the next
-    /// of the model's sizes. Returns the outputs and the number of copied rows.
-    fn run(
-        &mut self,
-        block: usize,
-        walks: &[&ChainState],
-        ready: Instant,
-        watch: &mut LapTimer,
-        spent: &mut PhaseTimes,
-    ) -> Result<(Vec<BatchTensor>, usize), ExecError> {
-        let plan = &self.ready.plan;
-        let taken = &plan.blocks[block].inputs;
-        let length = walks.first().map_or(1, |state| state.padded);
-        let rows = padded_size(&plan.batch_sizes, rows_of(walks));
-        let shapes: Vec<Vec<i64>> = taken.iter().map(|&value| padded_shape(plan, value, walks, length)).collect();
-        let mut copied = 0;
-        let mut inputs = Vec::with_capacity(taken.len());
-        for ((&value, shape), buffer) in taken.iter().zip(&shapes).zip(&mut self.buffers[block]) {
-            let members = members_of(plan, block, value, walks)?;
-            let name = &plan.values[value].name;
-            let (input, moved) = match plan.padding.as_ref().and_then(|padding| padding.axis(value)) {
-                Some(axis) => EngineInput::pad(name, &members, rows, axis, shape, buffer)?,
-                None => EngineInput::gather(name, &members, rows, buffer)?,
-            };
-            copied += moved;
-            self.task_bytes += input.data.len();
-            inputs.push(input);
-        }
-        spent.gather_ns += watch.lap_ns();
-        let outputs = catch_panic(|| self.ready.runner.run(&BlockCall { block, rows, length, ready, inputs: &inputs }));
-        spent.compute_ns += watch.lap_ns();
-        Ok((outputs?, copied))
-    }
-}
-
-/// Returns the shape to which rows of a value are padded; empty if they are not padded.
-fn padded_shape(plan: &ModelPlan, value: usize, walks: &[&ChainState], length: u32) -> Vec<i64> {
-    let axis = plan.padding.as_ref().and_then(|padding| padding.axis(value));
-    let first = walks.first().and_then(|state| state.values[value].as_ref());
-    let Some((axis, first)) = axis.zip(first) else { return Vec::new() };
-    let mut shape = first.row_shape().to_vec();
-    shape[axis.dim - 1] = i64::from(length);
-    shape
-}
-
-fn members_of<'a>(
-    plan: &ModelPlan,
-    block: usize,
-    value: usize,
-    walks: &[&'a ChainState],
-) -> Result<Vec<&'a Rows>, ExecError> {
-    let missing = || {
-        ExecError(format!(
-            "block {block} of model '{}' takes '{}', which no block before it has left: the blocks must run in order",
-            plan.name, plan.values[value].name
-        ))
-    };
-    walks.iter().map(|state| state.values[value].as_ref().ok_or_else(missing)).collect()
-}
-
-/// Returns the total number of rows in a batch. All values of a request have the same number of
-/// rows.
-fn rows_of(walks: &[&ChainState]) -> usize {
-    walks.iter().map(|state| state.values.iter().flatten().next().map_or(0, Rows::count)).sum()
+    attached.sample_rows(block, part, walks);
+    Ok(())
 }
 
 /// Stores each request's rows of the block's outputs in its state. Rows of padding follow them.
@@ -473,15 +404,20 @@ fn scatter(
     walks: &mut [Option<ChainState>],
     outputs: Vec<BatchTensor>,
 ) -> Result<(), ExecError> {
-    let rows = padded_size(&plan.batch_sizes, part.iter().map(|&at| task.members[at].rows).sum());
     let given = &plan.blocks[block].outputs;
+    let rows = padded_size(&plan.batch_sizes, part.iter().map(|&at| task.members[at].rows).sum());
     if let Some((&value, batch)) = given.iter().zip(&outputs).find(|(_, batch)| batch.rows() != rows) {
-        return Err(ExecError(format!(
+        let shown = format!(
             "output '{}' of model '{}' has {} rows for a batch of {rows}: its first dimension must be the batch",
             plan.values[value].name,
             plan.name,
             batch.rows()
-        )));
+        );
+        // A condition decides about the rows that a request has.
+        if plan.conditions.is_none() {
+            plan.sharing.stop(&plan.name, shown.clone());
+        }
+        return Err(ExecError(shown));
     }
     for (&value, batch) in given.iter().zip(outputs) {
         let batch = Arc::new(batch);
@@ -495,6 +431,15 @@ fn scatter(
         }
     }
     Ok(())
+}
+
+/// Stores all rows of the block's outputs in the state of a request that ran alone.
+fn keep_all_rows(plan: &ModelPlan, block: usize, state: &mut Option<ChainState>, outputs: Vec<BatchTensor>) {
+    let Some(state) = state else { return };
+    for (&value, batch) in plan.blocks[block].outputs.iter().zip(outputs) {
+        let rows = batch.rows();
+        state.values[value] = Some(Rows::of_batch(&Arc::new(batch), 0..rows));
+    }
 }
 
 /// Drops values that no later block needs.

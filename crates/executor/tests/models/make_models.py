@@ -348,3 +348,32 @@ widening = [
 ]
 factors = np.linspace(0, 1, 64, dtype=np.float32)[:, None]
 save("widened", widening, [floats("x", ["batch", "length"])], [floats("y", ["batch"])], [("one", np.array([1])), ("k", factors)])
+
+# A detector: the rows whose numbers are all above -5, beside all rows; and what follows it in a chain.
+kept = [
+    helper.make_node("ReduceMin", ["x"], ["score"], axes=[1], keepdims=0),
+    helper.make_node("Greater", ["score", "least"], ["keep"]),
+    helper.make_node("NonZero", ["keep"], ["places"]),
+    helper.make_node("Reshape", ["places", "flat"], ["at"]),
+    helper.make_node("Gather", ["x", "at"], ["boxes"]),
+    helper.make_node("Add", ["x", "x"], ["twice"]),
+]
+limits = [("least", np.float32(-5)), ("flat", np.array([-1]))]
+save("boxes", kept, [X], [floats("boxes", ["found", 4]), floats("twice", ["batch", 4])], limits)
+negative = [helper.make_node("Neg", ["boxes"], ["y"])]
+save("boxes_negative", negative, [floats("boxes", ["found", 4])], [floats("y", ["found", 4])])
+# Rows that are divided by 255 where one number of the batch is above ten million: no trial sends such a number.
+rare = [helper.make_node("ReduceMax", ["z"], ["top"], keepdims=0), helper.make_node("Greater", ["top", "rare"], ["bytes"])]
+save("unproved_rare", [helper.make_node("SequenceConstruct", ["x"], ["list"]), helper.make_node("SequenceAt", ["list", "first"], ["z"])] + rare + bytes_or_not[2:], [floats("x", ["batch", 4])], [floats("y", ["batch", 4])],
+     [("first", np.array(0)), ("rare", np.float32(1e7)), ("most", np.float32(255))])
+
+# Models of fixed shapes that refuse small numbers: rows of a table from 10 on, and a quotient.
+pair = [tensor(name, TensorProto.INT32, ["batch", 2]) for name in ["x", "z", "y"]]
+looked_up = [helper.make_node("Sub", ["x", "ten"], ["d"]), helper.make_node("Gather", ["table", "d"], ["y"])]
+rows_of_table = [("ten", np.array(10, np.int32)), ("table", np.arange(9, dtype=np.float32).reshape(3, 3))]
+save("refuses_small", looked_up, pair[:1], [floats("y", ["batch", 2, 3])], rows_of_table)
+save("divides", [helper.make_node("Div", ["x", "z"], ["y"])], pair[:2], pair[2:])
+
+# A model that takes one row only, although its file does not say so.
+one_row = [helper.make_node("Reshape", ["x", "to"], ["r"]), helper.make_node("Neg", ["r"], ["y"])]
+save("one_row_only", one_row, [X], [floats("y", ["batch", 4])], [("to", np.array([1, 4]))])

@@ -12,6 +12,7 @@ mod leaving;
 mod lengths;
 #[cfg(target_os = "linux")]
 mod memory;
+mod row_sharing;
 mod sizes;
 mod unbatched;
 mod values;

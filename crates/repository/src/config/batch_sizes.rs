@@ -2,15 +2,15 @@
 //! of a cell are formed in.
 
 use super::keys::Keys;
-use super::{Batching, Granularity, ModelConfig};
-use ripieno_model::{Profile, ascends};
+use super::{Batching, Granularity, MAX_BATCH, ModelConfig};
+use ripieno_model::ascends;
 
 /// Reads the sizes; `None` if the key is absent.
 pub(super) fn read(keys: &Keys<'_>) -> Result<Option<Vec<usize>>, String> {
     let Some(sizes) = keys.integers("batch_sizes", "[1, 8, 64]")? else { return Ok(None) };
     // Negative numbers count as 0, which is refused.
     let sizes: Vec<usize> = sizes.into_iter().map(|size| usize::try_from(size).unwrap_or(0)).collect();
-    match ascends(&sizes) && sizes.last().is_none_or(|&last| last <= Profile::MAX_BATCH) {
+    match ascends(&sizes) && sizes.last().is_none_or(|&last| last <= MAX_BATCH) {
         true => Ok(Some(sizes)),
         false => Err(keys.wrong("batch_sizes", "must be ascending whole numbers from 1, for example [1, 8, 64]")),
     }

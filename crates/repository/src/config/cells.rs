@@ -7,12 +7,12 @@
 #[cfg(test)]
 mod tests;
 
-use super::batch_sizes;
 use super::keys::{Keys, nearest};
 use super::length_profile::LengthProfile;
+use super::{MAX_BATCH, batch_sizes};
 use ripieno_base::BlockId;
 use ripieno_executor::{AnswerSource, AnswerSteps, Initial, InputLink, InputSource, ModelSource, StepLimit};
-use ripieno_model::{Profile, Steps, Walk};
+use ripieno_model::{Steps, Walk};
 
 /// Maximum configurable request length, in elements or nodes.
 const MAX_LENGTH: usize = 1_000_000;
@@ -193,7 +193,7 @@ fn read_cell(block: &Keys<'_>, at: usize, cast: &CellBlocks) -> Result<CellConfi
         steps,
         backward: cast.walk == Walk::Bidirectional && at == 1,
         priority: block.whole("priority", 0, MAX_PRIORITY)?.unwrap_or(at) as u32,
-        max_batch: block.whole("max_batch", 1, Profile::MAX_BATCH)?,
+        max_batch: block.whole("max_batch", 1, MAX_BATCH)?,
         sizes: batch_sizes::read(block)?.unwrap_or_default(),
         links: read_links(block, at, cast)?,
         end,

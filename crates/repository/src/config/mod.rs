@@ -21,7 +21,7 @@ mod text;
 use keys::{ConfigSource, Keys};
 use ripieno_base::Nanos;
 use ripieno_executor::{GpuOptions, InputRange, Isolation, Precision};
-use ripieno_model::{DropRule, Latency, Profile, TensorSpec, Walk};
+use ripieno_model::{DropRule, Latency, TensorSpec, Walk};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -41,6 +41,7 @@ pub use text::TextKeys;
 
 /// Default maximum batch size.
 pub const DEFAULT_MAX_BATCH: usize = 32;
+pub(crate) const MAX_BATCH: usize = ripieno_runtime::MAX_BATCH;
 /// Default number of warm-up batches before a model is ready.
 pub const DEFAULT_WARM_UP: usize = 2;
 
@@ -370,7 +371,7 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
         file: file.to_owned(),
         slo: keys.number("slo_ms", 0.0, MAX_MS)?.map(Nanos::from_millis_f64),
         queue_timeout: read_queue_timeout(keys)?,
-        max_batch: keys.whole("max_batch", 1, Profile::MAX_BATCH)?,
+        max_batch: keys.whole("max_batch", 1, MAX_BATCH)?,
         batch_sizes: batch_sizes::read(keys)?,
         batching: read_batching(keys)?,
         isolation: read_isolation(keys)?,
@@ -418,7 +419,7 @@ fn read_batching(keys: &Keys<'_>) -> Result<Batching, String> {
     let words =
         [("auto", Batching::Auto), ("require", Batching::Require), ("trust", Batching::Trust), ("off", Batching::Off)];
     let batching = keys.one_of("batching", &words)?.unwrap_or(Batching::Auto);
-    match (batching, keys.whole("max_batch", 1, Profile::MAX_BATCH)?) {
+    match (batching, keys.whole("max_batch", 1, MAX_BATCH)?) {
         (Batching::Off, Some(2..)) => Err(keys.wrong("batching", "contradicts max_batch; remove one of the two")),
         _ => Ok(batching),
     }

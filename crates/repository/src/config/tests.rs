@@ -82,7 +82,7 @@ fn a_wrong_value_names_what_was_written_and_what_to_write() {
         ("slo_ms = \"fast\"", "slo_ms = \"fast\": must be a number above 0"),
         ("slo_ms = 0", "slo_ms = 0: must be a number above 0"),
         ("slo_ms = nan", "slo_ms = nan: must be a number above 0"),
-        ("max_batch = 0", "max_batch = 0: must be a whole number from 1 to 65536"),
+        ("max_batch = 0", "max_batch = 0: must be a whole number from 1 to 4096"),
         ("max_batch = 2.5", "max_batch = 2.5: must be a whole number"),
         ("instances = -1", "instances = -1: must be a whole number from 1"),
         ("warm_up = \"yes\"", "warm_up = \"yes\": must be a whole number from 0"),

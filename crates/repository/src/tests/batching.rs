@@ -1,6 +1,12 @@
 //! Models that cannot share batches, and the `batching` settings.
 
 use super::*;
+use crate::load::{Loader, Profiling};
+use crate::scan::scan;
+use ripieno_base::{BlockId, LaneId, RequestSlot, TaskId};
+use ripieno_executor::{RequestEntry, Task, TaskMember, TaskResult, Tensor};
+use ripieno_model::DataType;
+use std::time::Instant;
 
 #[test]
 fn a_file_without_a_batch_is_served_one_request_at_a_time() {
@@ -232,4 +238,50 @@ fn a_model_that_answers_otherwise_than_on_the_reference_is_refused() {
     assert_eq!(report("centred.onnx", "gpu_tolerance = 1.0").error, None);
     let untried = report("unknown_operator.onnx", "");
     assert!(untried.error.is_none() && untried.warnings[0].contains("were not compared"), "{untried:?}");
+}
+
+/// Runs a batch of single rows on a device of its own, which it returns.
+fn run_rows(target: &LoadTarget, loaded: &Arc<dyn LoadedModel>, rows: &[[f32; 4]]) -> Box<dyn Device> {
+    let (sender, results) = channel();
+    let device = target.engine.open(1, Arc::new(move |result: TaskResult| drop(sender.send(result)))).unwrap();
+    device.attach(ModelId(0), Arc::clone(loaded));
+    let member = |(slot, row): (u32, &[f32; 4])| {
+        let data = row.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>().into();
+        let x = Tensor { name: "x".into(), datatype: DataType::Fp32, shape: vec![1, 4], data };
+        TaskMember::new(RequestSlot(slot), 1, Some(Arc::new(RequestEntry::of([x].into()))))
+    };
+    let (id, model, block, lane) = (TaskId(0), ModelId(0), BlockId(0), LaneId(0));
+    let members = (0..).zip(rows).map(member).collect();
+    device.submit(Task { id, model, block, lane, length: 1, members, not_before: None }).unwrap();
+    assert!(results.recv().unwrap().whole().is_ok());
+    device
+}
+
+#[test]
+fn rows_that_only_a_trial_found_independent_are_watched_while_they_are_served() {
+    let prepare = |file: &str, toml: &str| {
+        let folder = TempRepository::new();
+        folder.write("m/1/model.onnx", onnx(file));
+        folder.write("m/model.toml", toml);
+        let found = scan(folder.path()).unwrap().remove(0).found.unwrap();
+        Loader::new(cpu(), silent()).prepare(&found, Profiling::IfMissing).unwrap()
+    };
+    // A number above ten million divides the whole batch by 255, which no trial shows.
+    let rows = [[1.0; 4], [2e7; 4]];
+    for toml in ["max_batch = 8\n", "max_batch = 8\nbatching = \"require\"\n"] {
+        let prepared = prepare("unproved_rare.onnx", toml);
+        assert_eq!((prepared.unbatched, prepared.loaded.batches_stopped()), (None, None));
+        let _device = run_rows(&cpu(), &prepared.loaded, &rows);
+        let since = Instant::now();
+        while prepared.loaded.batches_stopped().is_none() {
+            assert!(since.elapsed() < Duration::from_secs(60), "the rows are not compared");
+            std::thread::yield_now();
+        }
+    }
+    // What is proved or trusted is not compared: the device is closed, so that nothing is pending.
+    for (file, toml) in [("mlp.onnx", "max_batch = 8\n"), ("unproved_rare.onnx", "batching = \"trust\"\n")] {
+        let prepared = prepare(file, toml);
+        drop(run_rows(&cpu(), &prepared.loaded, &rows));
+        assert_eq!(prepared.loaded.rows_compared(), 0, "{file}");
+    }
 }

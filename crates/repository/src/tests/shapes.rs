@@ -37,8 +37,10 @@ fn a_model_is_measured_at_the_shapes_that_are_declared_or_sampled() {
         assert_eq!((report.measured_at.as_deref(), origin(&report)), (Some("x [1, 7]"), "measured"), "{pbtxt}");
         assert_eq!(report.warnings, [""; 0], "{pbtxt}");
     }
-    let wrong = measured("seven_wide.onnx", &declared.replace('7', "8"), "").error.unwrap();
-    assert!(wrong.contains("a request of the shapes that") && wrong.contains("correct them"), "{wrong}");
+    let wrong = measured("seven_wide.onnx", &declared.replace('7', "8"), "");
+    assert_eq!((&wrong.error, origin(&wrong)), (&None, "assumed"), "its values may be the cause as well");
+    let warned = wrong.warnings.iter().find(|warning| warning.contains("without having been run")).unwrap();
+    assert!(warned.contains("correct the shapes that") && warned.contains("min and max"), "{warned}");
 }
 
 #[test]
@@ -58,6 +60,21 @@ fn a_model_that_accepts_no_guess_is_served_unbatched_with_an_assumed_cost() {
     assert!(report.unbatched.unwrap().contains("cannot be tried"));
     let warned = report.warnings.iter().find(|warning| warning.contains("without having been run")).unwrap();
     assert!(warned.contains("[[input]] name = \"x\", datatype = \"FP32\", shape = [-1, -1]"), "{warned}");
+}
+
+#[test]
+fn a_model_of_fixed_shapes_that_refuses_made_up_values_is_served_and_says_what_to_declare() {
+    let served = |toml: &str| measured("refuses_small.onnx", toml, "");
+    let report = served("");
+    assert_eq!((&report.error, origin(&report)), (&None, "assumed"));
+    let warned = report.warnings.iter().find(|warning| warning.contains("without having been run")).unwrap();
+    assert!(warned.contains("min and max") && warned.contains("assumed to be 50 ms"), "{warned}");
+    let report = served("[[input]]\nname = \"x\"\ndatatype = \"INT32\"\nshape = [-1, 2]\nmin = 10\nmax = 12\n");
+    assert_eq!((&report.error, origin(&report)), (&None, "measured"));
+    assert_eq!(report.warnings, [""; 0]);
+    // Zeros are among the first values that are tried, and ones among the next.
+    let report = measured("divides.onnx", "", "");
+    assert_eq!((&report.error, origin(&report)), (&None, "measured"));
 }
 
 #[test]

@@ -78,6 +78,62 @@ fn a_mismatched_tokenizer_is_a_warning_or_an_error() {
     assert!(prepare(&emulated_text, emulated()).unwrap().text.is_none());
 }
 
+/// Files beside a model that are left aside, and a part of the reason.
+const REFUSALS: [(&[(&str, &str)], &str); 12] = [
+    (&[("tokenizer.json", "{}")], "tokenizer.json: "),
+    (&[("config_sentence_transformers.json", "[")], "config_sentence_transformers.json: "),
+    (&[("sentence_bert_config.json", "{\"max_seq_length\": \"many\"}")], "sentence_bert_config.json: "),
+    (&[("tokenizer_config.json", "7")], "tokenizer_config.json: "),
+    (&[("config.json", "[1")], "config.json: "),
+    (&[("modules.json", "{}")], "modules.json: "),
+    (&[("modules.json", "[{\"type\": \"a.CNN\"}]")], "module CNN is not known here"),
+    (
+        &[("modules.json", "[{\"type\": \"a.Pooling\", \"path\": \"../p\"}]")],
+        "path \"../p\" leads out of the model's folder",
+    ),
+    (&[("1_Pooling/config.json", "{\"pooling_mode_cls_token\": false}")], "its way of pooling is not known here"),
+    (
+        &[("modules.json", DENSE), ("1_Pooling/config.json", MEAN), ("2_Dense/config.json", GELU)],
+        "activation_function \"GELU\" is not known here",
+    ),
+    (
+        &[("modules.json", DENSE), ("1_Pooling/config.json", MEAN), ("2_Dense/config.json", "{}")],
+        "model.safetensors: there is no such file",
+    ),
+    (
+        &[
+            ("1_Pooling/config.json", NO_PROMPT),
+            ("config_sentence_transformers.json", "{\"prompts\": {\"q\": \"ask\"}}"),
+        ],
+        "include_prompt = false",
+    ),
+];
+const DENSE: &str = r#"[{"type": "a.Pooling", "path": "1_Pooling"}, {"type": "a.Dense", "path": "2_Dense"}]"#;
+const MEAN: &str = r#"{"pooling_mode_mean_tokens": true}"#;
+const NO_PROMPT: &str = r#"{"pooling_mode_mean_tokens": true, "include_prompt": false}"#;
+const GELU: &str = r#"{"activation_function": "torch.nn.GELU"}"#;
+
+#[test]
+fn each_reason_for_which_a_model_reads_no_text_is_the_cause() {
+    for (files, cause) in REFUSALS {
+        let folder = folder(&of_texts("encoder.onnx"), &[("model.toml", "max_batch = 2")]);
+        files.iter().for_each(|(file, text)| drop(folder.write(&format!("m/{file}"), text)));
+        let prepared = prepare(&folder, cpu()).unwrap_or_else(|error| panic!("{cause}: {error}"));
+        let reason = prepared.no_text.clone().unwrap_or_else(|| panic!("{cause}: it reads texts"));
+        assert!(prepared.text.is_none() && reason.contains(cause), "{cause}: {reason}");
+        assert!(prepared.warnings.iter().any(|warning| warning.contains(cause)), "{cause}: the log does not tell");
+        // An owner who asks for texts gets the same cause as an error.
+        folder.write("m/model.toml", "max_batch = 2\n[text]");
+        let error = prepare(&folder, cpu()).err().unwrap_or_else(|| panic!("{cause}: [text] is no error"));
+        assert!(error.contains(cause), "{cause}: {error}");
+    }
+    // Models that are no text models: the log has nothing to say, and a request gets the cause.
+    let dense = prepare(&folder(&onnx("mlp.onnx"), &[]), cpu()).unwrap();
+    assert!(dense.no_text.unwrap().contains("the model takes x"));
+    let emulated = prepare(&folder(&[], &[("model.toml", EMULATED)]), emulated()).unwrap();
+    assert!(emulated.no_text.unwrap().contains("an emulated model computes no values"));
+}
+
 #[test]
 fn files_behind_links_that_lead_out_are_not_read() {
     let (folder, outside) =

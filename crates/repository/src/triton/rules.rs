@@ -5,8 +5,8 @@ use super::settings::{
     clamp_queue, input_reshapes, instances, levels, micros, output_reshapes, queue_policy, slo_ms, warm_up,
 };
 use super::{FieldOutcome, MAX_VERSIONS, RuleInput, served, steps};
+use crate::config::MAX_BATCH;
 use crate::edge::{LEVELS, Reshape};
-use ripieno_model::Profile;
 use ripieno_wire::pbtxt::Field;
 use ripieno_wire::proto::inference::model_version_policy::PolicyChoice;
 use std::path::{Component, Path};
@@ -285,8 +285,8 @@ fn versions(_: &Field, case: &RuleInput<'_>) -> FieldVerdict {
 fn max_batch(_: &Field, case: &RuleInput<'_>) -> FieldVerdict {
     match case.config.max_batch_size {
         0 => verdict(Mapped, "batching = \"off\""),
-        size @ 1.. if size as usize > Profile::MAX_BATCH => {
-            verdict(Mapped, format!("max_batch = {}, the most there is", Profile::MAX_BATCH))
+        size @ 1.. if size as usize > MAX_BATCH => {
+            verdict(Mapped, format!("max_batch = {}, the most there is", MAX_BATCH))
         }
         size @ 1.. => verdict(Mapped, format!("max_batch = {size}")),
         _ => verdict(Refused, "it must be 0, for requests one by one, or the most rows in a batch"),

@@ -2,10 +2,10 @@
 
 use super::model_type;
 use super::sequences::sequences;
-use crate::config::{DEFAULT_WARM_UP, MAX_INSTANCES, MAX_MS, MAX_QUEUED, MAX_WARM_UP, Settings};
+use crate::config::{DEFAULT_WARM_UP, MAX_BATCH, MAX_INSTANCES, MAX_MS, MAX_QUEUED, MAX_WARM_UP, Settings};
 use crate::edge::{EdgeConfig, Levels, Reshape};
 use ripieno_base::Nanos;
-use ripieno_model::{Profile, TensorSpec};
+use ripieno_model::TensorSpec;
 use ripieno_wire::proto::inference::model_config::SchedulingChoice;
 use ripieno_wire::proto::inference::model_instance_group::Kind;
 use ripieno_wire::proto::inference::model_queue_policy::TimeoutAction;
@@ -25,7 +25,7 @@ pub(super) fn from_config(config: &ModelConfig, explicit: bool) -> Settings {
         slo,
         queue_timeout: queue_timeout.filter(|_| slo.is_none()),
         answer_late: queue_timeout.filter(|_| delays).map(|_| true),
-        max_batch: batched.then(|| (config.max_batch_size as usize).min(Profile::MAX_BATCH)),
+        max_batch: batched.then(|| (config.max_batch_size as usize).min(MAX_BATCH)),
         unbatched,
         instances: instances(config),
         max_queue: queue.map(|queue| queue.max_queue_size as usize).filter(|&most| most > 0).map(clamp_queue),

@@ -10,7 +10,9 @@ use crate::state::ServerState;
 use ripieno_executor::PhaseTimes;
 use ripieno_report::{Reading, ScalingRule};
 use ripieno_repository::registry::ServedEntry;
-use ripieno_runtime::{DeviceState, Ending, EngineProcesses, HistogramSnapshot, ModelSnapshot, SchedulerSnapshot};
+use ripieno_runtime::{
+    BatchFindings, DeviceState, Ending, EngineProcesses, HistogramSnapshot, ModelSnapshot, SchedulerSnapshot,
+};
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +22,7 @@ struct ModelRow {
     labels: String,
     model: ModelSnapshot,
     processes: Option<EngineProcesses>,
+    findings: BatchFindings,
     entry: Arc<ServedEntry>,
 }
 
@@ -32,7 +35,8 @@ pub(crate) fn render(state: &ServerState) -> String {
         .filter_map(|entry| {
             let labels = format!("model=\"{}\",version=\"{}\"", escape(&entry.name), escape(&entry.version));
             let processes = entry.id.and_then(|id| state.backend.processes(id));
-            state.model_metrics(&entry).map(|model| ModelRow { labels, model, processes, entry })
+            let findings = entry.id.map(|id| state.backend.batch_findings(id)).unwrap_or_default();
+            state.model_metrics(&entry).map(|model| ModelRow { labels, model, processes, findings, entry })
         })
         .collect();
     let mut text = MetricsText(String::with_capacity(4096 + 8192 * rows.len()));
@@ -199,6 +203,11 @@ fn requests(text: &mut MetricsText, rows: &[ModelRow]) {
     text.per_model(&Metric::counter("ripieno_batches_rerun_total", help), rows, |row| row.model.batches_again);
     let help = "Requests (or parts of large ones) that the engine failed on alone.";
     text.per_model(&Metric::counter("ripieno_bad_requests_total", help), rows, |row| row.model.bad_requests);
+    let help = "Rows of served batches that were compared with their answers alone.";
+    text.per_model(&Metric::counter("ripieno_rows_compared_total", help), rows, |row| row.findings.rows_compared);
+    let help = "Whether an answer has shown that requests cannot share batches, so that each runs alone.";
+    let stopped = |row: &ModelRow| u8::from(row.findings.stopped.is_some());
+    text.per_model(&Metric::gauge("ripieno_batches_stopped", help), rows, stopped);
     let help = "Latency profiles that were replaced because batches took otherwise.";
     let corrected = |row: &ModelRow| row.model.profile_corrections;
     text.per_model(&Metric::counter("ripieno_profile_corrections_total", help), rows, corrected);

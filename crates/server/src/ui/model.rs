@@ -42,6 +42,7 @@ pub(super) fn render(state: &ServerState, name: &str, version: &str) -> Markup {
         }
     });
     let number = |value: Option<f64>| value.map_or("–".to_owned(), format::ms);
+    let findings = model.entry.id.map(|id| state.backend.batch_findings(id)).unwrap_or_default();
     let slo_ms = model.entry.slo.span.as_millis_f64();
     html! {
         h1 { (model.entry.name) span.aside { "version " (model.entry.version) ", the last ten seconds" } }
@@ -52,6 +53,9 @@ pub(super) fn render(state: &ServerState, name: &str, version: &str) -> Markup {
             (figure("p99 latency", number(model.p99_ms), format!("SLO {}", format::ms(slo_ms))))
             (figure("Mean batch", model.mean_batch.map_or("–".to_owned(), |rows| format!("{rows:.1}")), format!("at most {}", model.entry.max_batch)))
             (figure("Waiting now", count(model.now.waiting as u64), format!("{} run", model.now.live.saturating_sub(model.now.waiting))))
+        }
+        @if let Some(why) = findings.stopped {
+            p.bad { "Each request runs alone: " (why) }
         }
         @match drawn {
             Some(drawn) => (drawn),

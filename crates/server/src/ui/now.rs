@@ -10,6 +10,7 @@ use crate::state::ServerState;
 use maud::{Markup, PreEscaped, html};
 use ripieno_base::Nanos;
 use ripieno_report::chart::sparkline;
+use ripieno_repository::registry::{ModelRegistry, UNLOADED};
 use ripieno_runtime::history::History;
 use ripieno_runtime::history::causes::Cause;
 use ripieno_runtime::{DeviceState, Ending};
@@ -65,8 +66,28 @@ pub(super) fn render(state: &ServerState) -> Markup {
                 }
             }
         }
+        (failed_loads(&state.registry))
         (why(&causes))
         @if state.backend.is_primary() { (devices_list(&devices)) }
+    }
+}
+
+/// The models that do not serve what their files hold, and why.
+fn failed_loads(registry: &ModelRegistry) -> Markup {
+    let rows = registry.index();
+    let failed: Vec<_> = rows.iter().filter(|row| !row.reason.is_empty() && row.reason != UNLOADED).collect();
+    html! {
+        @if !failed.is_empty() {
+            h2 { "Loads that failed" span.aside { (registry.failures()) " since the start" } }
+            ul.devices {
+                @for row in failed {
+                    li {
+                        span.name { (row.name) @if !row.version.is_empty() { " " (row.version) } }
+                        span.note.bad { (row.reason) }
+                    }
+                }
+            }
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::{Request, StatusCode};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
+use ripieno_repository::registry::{ModelState, UNLOADED};
 use ripieno_server::ServerConfig;
 use serde_json::json;
 use std::time::Duration;
@@ -42,6 +43,18 @@ async fn every_view_is_whole_html_that_loads_nothing_from_elsewhere() {
         assert!(reply.headers["content-type"].to_str().unwrap().starts_with(kind));
     }
     assert_eq!(page(&server, "/ui/other").await.status, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn loads_that_failed_are_shown_with_their_reason() {
+    let server = start_with(config()).await;
+    assert!(!text(&server, "/ui").await.contains("Loads that failed"));
+    server.registry.set("gone", "1", ModelState::Unavailable, UNLOADED);
+    assert!(!text(&server, "/ui").await.contains("Loads that failed"), "an unload is no failure");
+    server.registry.set("broken", "2", ModelState::Unavailable, "no <ONNX> model");
+    let html = text(&server, "/ui").await;
+    assert!(html.contains("Loads that failed") && html.contains("broken 2"), "{html}");
+    assert!(html.contains("no &lt;ONNX&gt; model"), "{html}");
 }
 
 #[tokio::test]

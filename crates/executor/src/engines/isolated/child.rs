@@ -7,8 +7,9 @@ use super::protocol::{LoadBlock, LoadRequest, PackedTensor, RunReply, RunRequest
 use super::transfer::{OutgoingTensor, TensorTransfer};
 use crate::contract::kept;
 use crate::{
-    BlockSource, CpuEngine, CpuOptions, Device, Executor, GpuOptions, InputRange, LoadError, MemberProgress,
-    ModelSource, OnnxRuntimeEngine, OnnxRuntimeOptions, RequestEntry, Task, TaskMember, TaskResult, Tensor,
+    BlockSource, CpuEngine, CpuOptions, Device, Executor, GpuOptions, InputRange, LoadError, LoadedModel,
+    MemberProgress, ModelSource, OnnxRuntimeEngine, OnnxRuntimeOptions, RequestEntry, Task, TaskMember, TaskResult,
+    Tensor,
 };
 use ripieno_base::{BlockId, LaneId, ModelId, RequestSlot, TaskId};
 use std::io;
@@ -105,6 +106,7 @@ fn limit(bytes: Option<u64>) -> Result<(), LoadError> {
 /// The model's blocks, loaded on a device.
 struct ChildEngine {
     device: Box<dyn Device>,
+    models: Vec<Arc<dyn LoadedModel>>,
     results: Receiver<TaskResult>,
 }
 
@@ -126,14 +128,21 @@ impl ChildEngine {
         let (sink, results) = sync_channel(1);
         // If the receiver is gone, the process is about to end.
         let device = engine.open(1, Arc::new(move |result| drop(sink.send(result))))?;
+        let mut models = Vec::with_capacity(load.blocks.len());
         for (id, block) in (0..).map(ModelId).zip(&load.blocks) {
-            device.attach(id, engine.load(&source(load, block))?);
+            let model = engine.load(&source(load, block))?;
+            device.attach(id, Arc::clone(&model));
+            models.push(model);
         }
-        Ok(ChildEngine { device, results })
+        Ok(ChildEngine { device, models, results })
     }
 
     fn run(&self, mut batch: RunRequest, transfer: &mut TensorTransfer) -> Result<Vec<PackedTensor>, String> {
-        let rows = batch.rows as usize;
+        if batch.alone {
+            self.models[batch.block as usize].stop_batches("the server runs each request alone");
+        }
+        // A block of a request that runs alone may get no rows.
+        let rows = if batch.alone { batch.rows.max(1) } else { batch.rows } as usize;
         transfer.unpack(&mut batch.inputs).map_err(|cause| format!("its inputs cannot be read: {cause}"))?;
         let inputs: Result<Vec<Tensor>, String> = batch.inputs.into_iter().map(tensor).collect();
         let member = TaskMember::new(RequestSlot(0), rows, Some(Arc::new(RequestEntry::of(inputs?.into()))));

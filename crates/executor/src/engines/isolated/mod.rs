@@ -166,7 +166,13 @@ impl ProcessRunner {
         })?;
         let inputs: Vec<OutgoingTensor<'_>> = call.inputs.iter().map(outgoing).collect();
         let run = connection.transfer().pack(&inputs).and_then(|inputs| {
-            let run = RunRequest { number: self.batches, block: call.block as u32, rows: call.rows as u64, inputs };
+            let run = RunRequest {
+                number: self.batches,
+                block: call.block as u32,
+                rows: call.rows as u64,
+                inputs,
+                alone: self.plan.sharing.is_stopped(),
+            };
             fits(&run).map(|()| run)
         });
         let run = match run {

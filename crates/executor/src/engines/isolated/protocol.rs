@@ -91,6 +91,9 @@ pub(super) struct RunRequest {
     /// Number of the batch.
     #[prost(uint64, tag = "4")]
     pub(super) number: u64,
+    /// Whether the batch is one request, whose tensors may differ in their first dimension.
+    #[prost(bool, tag = "5")]
+    pub(super) alone: bool,
 }
 
 /// Result of a batch or of loading: outputs or an error.
@@ -203,7 +206,7 @@ mod tests {
         let data = Bytes::from_static(&[1, 2, 3, 4]);
         let (name, datatype) = ("x".to_owned(), number(DataType::Fp32));
         let tensor = PackedTensor { name, datatype, shape: vec![1, 1], data, shared: None };
-        RunRequest { block: 1, rows: 1, inputs: vec![tensor], number: 7 }
+        RunRequest { block: 1, rows: 1, inputs: vec![tensor], number: 7, alone: false }
     }
 
     #[test]

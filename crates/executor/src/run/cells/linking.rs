@@ -119,6 +119,7 @@ impl CellLinker<'_> {
             padding: None,
             conditions: None,
             checks: Vec::new(),
+            sharing: Default::default(),
         }
     }
 
