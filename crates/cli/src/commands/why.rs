@@ -35,7 +35,7 @@ pub(crate) struct WhyArgs {
     #[arg(value_name = "FILE", required_unless_present = "url", conflicts_with = "url")]
     recording: Option<PathBuf>,
 
-    /// A running server instead: the address of its HTTP port, http[s]://HOST:PORT. A token needs
+    /// A running server instead: the address of its HTTP port, `http[s]://HOST:PORT`. A token needs
     /// the scope admin.
     #[arg(long, value_name = "URL")]
     url: Option<String>,
