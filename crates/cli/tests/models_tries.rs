@@ -4,7 +4,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Returns a repository of these models of the executor's tests.
+/// Returns a repository of these models of the executor's tests; `none` is a file that is no model.
 fn repository(name: &str, models: &[&str]) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("ripieno-{name}-{}", std::process::id()));
     let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("../executor/tests/models");
@@ -12,7 +12,10 @@ fn repository(name: &str, models: &[&str]) -> PathBuf {
     for model in models {
         let at = folder.join(model).join("1");
         std::fs::create_dir_all(&at).unwrap();
-        std::fs::copy(files.join(format!("{model}.onnx")), at.join("model.onnx")).unwrap();
+        match *model {
+            "none" => std::fs::write(at.join("model.onnx"), "no model").unwrap(),
+            model => drop(std::fs::copy(files.join(format!("{model}.onnx")), at.join("model.onnx")).unwrap()),
+        }
     }
     folder
 }
@@ -32,15 +35,18 @@ fn models(folder: &Path, flags: &[&str]) -> (Option<i32>, Vec<(String, String)>,
 }
 
 #[test]
-fn a_model_that_fails_while_it_is_measured_is_not_ready() {
-    // The second takes rows of seven numbers only.
-    let folder = repository("models-tries", &["double", "seven_wide"]);
+fn what_serve_would_not_serve_is_not_ready() {
+    // The second fails on rows of eight numbers, so it is served without a measure; the third is no
+    // model.
+    let folder = repository("models-tries", &["double", "seven_wide", "none"]);
     let eight = "[[input]]\nname = \"x\"\ndatatype = \"FP32\"\nshape = [-1, 8]\n";
     std::fs::write(folder.join("seven_wide/model.toml"), eight).unwrap();
     let (code, states, log) = models(&folder, &[]);
     let state = |name: &str| states.iter().find(|(model, _)| model == name).unwrap().1.as_str();
-    assert_eq!((code, state("double"), state("seven_wide")), (Some(1), "READY", "UNAVAILABLE"), "{log}");
-    assert!(log.contains("1 of 2 models cannot be served"), "{log}");
+    let found = ["double", "seven_wide", "none"].map(state);
+    assert_eq!((code, found), (Some(1), ["READY", "READY", "UNAVAILABLE"]), "{log}");
+    assert!(log.contains("1 of 3 models cannot be served"), "{log}");
+    std::fs::remove_dir_all(folder.join("none")).unwrap();
     let (code, states, log) = models(&folder, &["--no-load"]);
     assert_eq!(code, Some(0), "{log}");
     assert!(states.iter().all(|(_, state)| state == "not tried"), "{states:?}");

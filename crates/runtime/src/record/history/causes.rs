@@ -220,17 +220,17 @@ impl<'a> Explainer<'a> {
         Some((Cause::Neighbour, text))
     }
 
-    /// Returns why a call was refused for the sake of other models or clients. A model whose own
-    /// load is more than the devices can do is overload, whatever its share.
+    /// Returns why a call was refused for the sake of other models or clients. A client that asks
+    /// for more than its share is named. A model whose own load is more than the devices can do is
+    /// overload, whatever its share.
     fn beyond_share(&self, call: &CallRecord) -> (Cause, String) {
-        if let Some(text) = self.own_overload(call) {
-            return (Cause::Overload, text);
+        if call.client != 0 {
+            return (Cause::Share, format!("client {} asked for more than its share while others waited", call.client));
         }
-        let text = match call.client {
-            0 => "its model asked for more than its share while others waited".to_owned(),
-            client => format!("client {client} asked for more than its share while others waited"),
-        };
-        (Cause::Share, text)
+        match self.own_overload(call) {
+            Some(text) => (Cause::Overload, text),
+            None => (Cause::Share, "its model asked for more than its share while others waited".to_owned()),
+        }
     }
 
     /// Returns the offered load of a call's model and its capacity in words, if the load is larger.
