@@ -167,7 +167,7 @@ impl Attached {
         let mut inputs = Vec::with_capacity(taken.len());
         for ((&value, shape), buffer) in taken.iter().zip(&shapes).zip(&mut self.buffers[block]) {
             let members = members_of(plan, block, value, walks)?;
-            // Of a request that runs alone, tensors may differ in their first dimension.
+            // Tensors of a request that runs alone may differ in their first dimension.
             let rows = if alone { members[0].count() } else { rows };
             let (input, moved) = gather(plan, value, &members, rows, shape, buffer)?;
             copied += moved;

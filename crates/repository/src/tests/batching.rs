@@ -278,7 +278,7 @@ fn rows_that_only_a_trial_found_independent_are_watched_while_they_are_served() 
             std::thread::yield_now();
         }
     }
-    // What is proved or trusted is not compared: the device is closed, so that nothing is pending.
+    // Proved and trusted models are not compared: nothing is pending on the closed device.
     for (file, toml) in [("mlp.onnx", "max_batch = 8\n"), ("unproved_rare.onnx", "batching = \"trust\"\n")] {
         let prepared = prepare(file, toml);
         drop(run_rows(&cpu(), &prepared.loaded, &rows));

@@ -36,7 +36,7 @@ pub(super) fn render(state: &ServerState) -> Markup {
             (model.p50_ms, model.p99_ms) = (Some(*p50), Some(*p99));
         }
     }
-    // What needs an operator comes first, idle models last.
+    // Models that need an operator come first, idle models last.
     models.sort_by(|a, b| {
         let place = |model: &ModelView| (model.share.is_none(), model.share.unwrap_or(1.0));
         place(a).partial_cmp(&place(b)).unwrap_or(std::cmp::Ordering::Equal)
