@@ -6,8 +6,7 @@
 //! - the contract: [`Scheduler`], the facts that it receives, and the [`Action`]s that it decides;
 //! - [`serving`]: the scheduler of a server;
 //! - [`admission`]: bounds on queues, and shares of models and clients;
-//! - [`tables`], [`estimate`] and [`cells`]: the state that schedulers keep;
-//! - [`Calibration`], [`Margin`] and [`Speeds`]: what drivers learn from the durations of tasks.
+//! - [`tables`], [`estimate`] and [`cells`]: the state that schedulers keep.
 //!
 //! Published policies are in the crate `ripieno-policies`, which depends on this one.
 //!
@@ -26,16 +25,12 @@
 //! ```
 
 pub mod admission;
-mod calibration;
 pub mod cells;
 mod contract;
 pub mod estimate;
 pub mod serving;
 pub mod tables;
 
-pub use calibration::margin::Margin;
-pub use calibration::speeds::Speeds;
-pub use calibration::{Calibration, Ran};
 pub use contract::action::{Action, Outbox, Why};
 pub use contract::cost_scale::CostScale;
 pub use contract::event::Event;

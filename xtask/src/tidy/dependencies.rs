@@ -7,18 +7,19 @@ use serde_json::Value;
 
 /// A crate of the workspace, without the prefix `ripieno-`, and those it may depend on. Arrows only
 /// point down.
-const EDGES: [(&str, &[&str]); 23] = [
+const EDGES: [(&str, &[&str]); 24] = [
     ("base", &[]),
     ("model", &["base"]),
+    ("calibration", &["base", "model"]),
     ("sched", &["base", "model"]),
     ("policies", &["base", "model", "sched"]),
     ("workload", &["base"]),
     ("report", &["base"]),
-    ("sim", &["base", "model", "sched", "policies", "workload", "report"]),
+    ("sim", &["base", "model", "calibration", "sched", "policies", "workload", "report"]),
     ("onnx", &["base", "model"]),
     ("cuda", &[]),
     ("executor", &["base", "model", "onnx", "cuda"]),
-    ("runtime", &["base", "model", "sched", "policies", "executor", "report"]),
+    ("runtime", &["base", "model", "calibration", "sched", "policies", "executor", "report"]),
     ("wire", &["model"]),
     ("text", &["model"]),
     ("repository", &["base", "model", "onnx", "executor", "runtime", "wire", "text"]),
@@ -68,7 +69,7 @@ const TEST_EDGES: [(&str, &[&str]); 8] = [
 ];
 
 /// Crates that use the standard library alone; serde as an option is the one exception.
-const STD_ONLY: [&str; 4] = ["base", "model", "sched", "policies"];
+const STD_ONLY: [&str; 5] = ["base", "model", "calibration", "sched", "policies"];
 /// Libraries, by how their names begin, and the crates in which alone they may appear: async
 /// runtimes, and what speaks HTTP.
 const CONFINED: [(&[&str], &[&str]); 2] = [

@@ -19,12 +19,12 @@ struct Ban {
     instead: &'static str,
 }
 
-const CORE: &[&str] = &["base", "model", "sched", "policies"];
+const CORE: &[&str] = &["base", "model", "calibration", "sched", "policies"];
 
 const BANS: [Ban; 4] = [
     Ban {
         rule: "clock",
-        crates: &["base", "model", "sched", "policies", "workload", "report", "sim"],
+        crates: &["base", "model", "calibration", "sched", "policies", "workload", "report", "sim"],
         words: &["Instant", "SystemTime", "UNIX_EPOCH"],
         tests_too: true,
         exempt: &[],
@@ -59,7 +59,7 @@ const BANS: [Ban; 4] = [
     },
     Ban {
         rule: "float-order",
-        crates: &["sched", "policies"],
+        crates: &["calibration", "sched", "policies"],
         words: &["f32", "f64", "partial_cmp", "total_cmp"],
         tests_too: false,
         exempt: &[

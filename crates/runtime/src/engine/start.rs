@@ -20,8 +20,9 @@ use crate::requests::answer::DrainGate;
 use crate::requests::jobs::JobTable;
 use crate::shards;
 use parking_lot::{Mutex, RwLock};
+use ripieno_calibration::Speeds;
 use ripieno_policies::ServedPolicy;
-use ripieno_sched::{Limits, Setup, Speeds};
+use ripieno_sched::{Limits, Setup};
 use std::sync::Arc;
 
 impl Engine {

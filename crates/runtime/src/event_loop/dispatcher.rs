@@ -21,9 +21,10 @@ use crate::metrics::DeviceMetrics;
 use crate::requests::jobs::{JobTable, LiveJob, PartStage};
 use crate::{Clock, StreamedStep, learn::capacity::ModelEntry};
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
+use ripieno_calibration::Ran;
 use ripieno_executor::{Loss, MemberProgress, Rerun, Task, TaskMember, TaskResult};
 use ripieno_model::{Block, ExpectedEnds, LaneTask, Position, StepReport, Steps};
-use ripieno_sched::{CostScale, Limits, Outcome, Ran};
+use ripieno_sched::{CostScale, Limits, Outcome};
 use std::collections::HashMap;
 use std::sync::Arc;
 

@@ -2,8 +2,8 @@
 
 use crate::event_loop::scheduler_loop::{LearntTask, SchedulerLoop};
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
+use ripieno_calibration::Ran;
 use ripieno_model::Profile;
-use ripieno_sched::Ran;
 
 /// Results of learning from a task.
 pub(crate) struct LearntCosts {

@@ -42,11 +42,10 @@ use crate::requests::ending::Ending;
 use crate::requests::jobs::{JobTable, LiveJob, PartStage};
 use crate::{Aside, Clock, Failure, JobOutput, requests::split};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, Time};
+use ripieno_calibration::{Calibration, Ran, Speeds};
 use ripieno_executor::{Loss, Payload, TaskResult};
 use ripieno_model::{Model, Profile};
-use ripieno_sched::{
-    Action, Calibration, Control, Outcome, Prediction, Ran, Request, RequestClass, Shape, Speeds, TaskDone, Why,
-};
+use ripieno_sched::{Action, Control, Outcome, Prediction, Request, RequestClass, Shape, TaskDone, Why};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 

@@ -2,8 +2,9 @@
 
 use super::{EmulatedTask, World};
 use ripieno_base::{BlockId, ModelId, Nanos, Time};
+use ripieno_calibration::{Calibration, Ran};
 use ripieno_model::{Model, Profile};
-use ripieno_sched::{Calibration, Control, Ran, Request};
+use ripieno_sched::{Control, Request};
 
 /// Calibrations by model.
 pub(super) struct Learning {

@@ -5,7 +5,7 @@
 //! deviate by more than a factor, the driver replaces the scheduler's profile.
 //!
 //! A temporarily loaded machine is no reason for a correction: it slows some batches for a while,
-//! which [`Margin`](crate::Margin) covers. Samples are therefore taken at intervals, whatever the
+//! which [`Margin`] covers. Samples are therefore taken at intervals, whatever the
 //! rate, and nearly all of them must agree.
 
 use ripieno_base::{Nanos, Time};
@@ -39,7 +39,7 @@ const TESTED: i64 = 8;
 
 /// A minimum time between two events, which grows each time.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pause {
+pub(crate) struct Pause {
     /// End of the current pause.
     until: Time,
     /// Duration of the next pause.
@@ -47,12 +47,12 @@ pub(super) struct Pause {
 }
 
 impl Pause {
-    pub(super) const fn none() -> Pause {
+    pub(crate) const fn none() -> Pause {
         Pause { until: Time::ORIGIN, next: PAUSE }
     }
 
     /// Returns whether the pause is over; begins the next one if so.
-    pub(super) fn pass(&mut self, now: Time) -> bool {
+    pub(crate) fn pass(&mut self, now: Time) -> bool {
         let over = now >= self.until;
         if over {
             if now - self.until > LONGEST_PAUSE * REST {
@@ -68,7 +68,7 @@ impl Pause {
 /// The last samples of a class: measured over profiled time, in hundredths; 100 if the difference
 /// is within noise.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct SizeClass {
+pub(crate) struct SizeClass {
     /// Measured over profiled time of the last samples, in hundredths.
     ratios: [i64; WINDOW],
     /// Number of samples; the last [`WINDOW`] are kept.
@@ -78,11 +78,11 @@ pub(super) struct SizeClass {
 }
 
 impl SizeClass {
-    pub(super) const EMPTY: SizeClass = SizeClass { ratios: [100; WINDOW], seen: 0, next: Time::ORIGIN };
+    pub(crate) const EMPTY: SizeClass = SizeClass { ratios: [100; WINDOW], seen: 0, next: Time::ORIGIN };
 
     /// Adds the sample of a task that took `took` where the profile has `profiled`. Returns false
     /// if it is too early for another sample.
-    pub(super) fn sample(&mut self, now: Time, took: Nanos, profiled: Nanos) -> bool {
+    pub(crate) fn sample(&mut self, now: Time, took: Nanos, profiled: Nanos) -> bool {
         if now < self.next {
             return false;
         }
@@ -95,7 +95,7 @@ impl SizeClass {
     }
 
     /// Returns the median, once there are enough samples.
-    pub(super) fn median(&self) -> Option<i64> {
+    pub(crate) fn median(&self) -> Option<i64> {
         let mut ratios = self.ratios;
         ratios.sort_unstable();
         (self.seen >= WINDOW).then_some(ratios[WINDOW / 2])
@@ -103,7 +103,7 @@ impl SizeClass {
 
     /// Returns whether nearly all samples deviate far from `expected`, a ratio scaled by 10,000,
     /// and in the same direction.
-    pub(super) fn is_off(&self, expected: i64) -> bool {
+    pub(crate) fn is_off(&self, expected: i64) -> bool {
         let agree = |off: &dyn Fn(i64) -> bool| self.ratios.iter().filter(|&&ratio| off(ratio)).count() >= AGREE;
         let (above, below) =
             (|ratio| ratio * 10_000 > expected * MAX_DEVIATION, |ratio| ratio * MAX_DEVIATION < expected);

@@ -1,6 +1,6 @@
 //! Detects devices that are slower than the others, from the durations of their tasks.
 //!
-//! A wrong profile is wrong on every device, and corrected by [`Calibration`](crate::Calibration).
+//! A wrong profile is wrong on every device, and corrected by [`Calibration`].
 //! A difference from the fastest device is the device's own: its clock is throttled, another
 //! process uses it, it is another model. The measurement is the same: samples at intervals, nearly
 //! all of which must agree, and large steps only. Profiles are learnt from devices that are not

@@ -10,14 +10,15 @@
 //!
 //! Both drivers use it: the runtime always, the simulator where a scenario runs as served.
 
-pub(crate) mod drift;
-pub(crate) mod margin;
-pub(crate) mod speeds;
+mod drift;
+mod margin;
+mod speeds;
 
 use drift::{Doubt, Drift, suspect, verdict};
-use margin::Margin;
+pub use margin::Margin;
 use ripieno_base::{BlockId, Nanos, Time};
 use ripieno_model::{Extent, Model, Profile, Steps};
+pub use speeds::Speeds;
 
 /// A model as its driver plans with it.
 #[derive(Debug)]
