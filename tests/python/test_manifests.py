@@ -5,6 +5,7 @@ overlays is checked, too.
 """
 
 import copy
+import json
 import pathlib
 import shutil
 import subprocess
@@ -115,3 +116,44 @@ def test_resources_are_there():
             assert (path.parent / named).exists(), f"{path}: {named}"
         here = {other.name for other in path.parent.glob("*.yaml")} - {"kustomization.yaml"}
         assert here <= set(read.get("resources", [])), f"{path}: a file that is not named"
+
+
+CHART = DEPLOY.parent / "helm" / "ripieno"
+
+
+def rendered(*command):
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True, timeout=60)
+    return objects(done.stdout)
+
+
+def comparable(read):
+    """An object without what names the tool that made it: labels of a part, hashes, and the order of ports and rules."""
+    if isinstance(read, dict):
+        kept = {key: comparable(value) for key, value in read.items() if key not in ("annotations", "app.kubernetes.io/part-of")}
+        return {key: value for key, value in kept.items() if value != {}}
+    if isinstance(read, list):
+        every = [comparable(value) for value in read]
+        return sorted(every, key=lambda value: json.dumps(value, sort_keys=True)) if all(isinstance(value, dict) for value in every) else every
+    return "ripieno" if isinstance(read, str) and read.startswith("ripieno-") and len(read.split("-")[-1]) == 10 else read
+
+
+@pytest.mark.skipif(not shutil.which("helm"), reason="helm is not installed")
+def test_the_chart_makes_what_kustomize_makes_of_the_base():
+    chart = {(read["kind"], read["metadata"]["name"]): read for read in rendered("helm", "template", "any", CHART)}
+    for read in chart.values():
+        check(read)
+    assert len(chart) == 14
+    files = [path for path in CHART.rglob("*") if path.is_file()]
+    assert sum(len(path.read_text().splitlines()) for path in files) < 300
+    if shutil.which("kubectl"):
+        base = rendered("kubectl", "kustomize", DEPLOY / "base")
+        base = {(read["kind"], comparable(read["metadata"]["name"])): comparable(read) for read in base}
+        assert {key: comparable(read) for key, read in chart.items()} == base
+    flags = ["--set", "backend.replicas=null,networkPolicy=false,priorityClassName=high,env.RIPIENO_MAX_LIVE=500"]
+    changed = {(read["kind"], read["metadata"]["name"]): read for read in rendered("helm", "template", "any", CHART, *flags)}
+    for read in changed.values():
+        check(read)
+    backend = changed["StatefulSet", "ripieno-backend"]["spec"]
+    assert "replicas" not in backend and backend["template"]["spec"]["priorityClassName"] == "high"
+    assert changed["ConfigMap", "ripieno"]["data"]["RIPIENO_MAX_LIVE"] == "500"
+    assert not any(kind == "NetworkPolicy" for kind, _ in changed)
