@@ -112,6 +112,40 @@ def test_texts(python):
     assert said[0] == [1, 1] and said[1].startswith("LABEL_") and said[2:] == [1, [0, 1]]
 
 
+def test_asyncio(python):
+    said = python("""
+        import asyncio
+        from ripieno import AsyncClient
+        async def ask():
+            async with AsyncClient(client._address.host + ":" + str(client._address.port), at_once=8) as ours:
+                images = np.random.default_rng(1).random((40, 1, 8, 8), np.float32)
+                calls = (ours.infer("digits", {"image": image[None]}, deadline_ms=15000) for image in images)
+                apart = np.concatenate([answer["logits"] for answer in await asyncio.gather(*calls)])
+                same = np.allclose(apart, client.infer("digits", {"image": images})["logits"], atol=1e-4)
+                kept = len(ours._kept)
+                steps = [step["tokens"] async for step in ours.stream("dates", {"token": list(b"20 Nov 2026")})]
+                try:
+                    await ours.infer("nobody", {"image": images})
+                except Refused as refused:
+                    status = refused.status
+                given_up = asyncio.create_task(ours.infer("digits", {"image": images}))
+                await asyncio.sleep(0)
+                given_up.cancel()
+                try:
+                    await given_up
+                except asyncio.CancelledError:
+                    status = -status
+                vectors = await ours.embed("encoder", ["the river"])
+                ready = [await ours.ready(), await ours.ready("digits"), await ours.ready("nobody")]
+                names = sorted(model["name"] for model in await ours.models())
+                tensor = (await ours.metadata("digits"))["inputs"][0]["name"]
+                spelled = "".join(map(chr, steps[:10]))
+                return [bool(same), kept, spelled, status, list(vectors.shape)[:1], ready, "digits" in names, tensor]
+        print(json.dumps(asyncio.run(ask())))
+    """)
+    assert said == [True, 8, "2026-11-20", -404, [1], [True, True, False], True, "image"]
+
+
 def test_refusals_say_why(python):
     said = python("""
         def refusal(*arguments, **options):

@@ -21,6 +21,7 @@ threads; each call that runs has a connection to itself.
 
 from importlib.metadata import PackageNotFoundError, version
 
+from ripieno.aio import AsyncClient
 from ripieno.client import Client, Refused, tree
 
 try:
@@ -28,4 +29,4 @@ try:
 except PackageNotFoundError:  # used from a checkout
     __version__ = "0"
 
-__all__ = ["Client", "Refused", "__version__", "tree"]
+__all__ = ["AsyncClient", "Client", "Refused", "__version__", "tree"]
