@@ -2,6 +2,7 @@
 
 mod args;
 mod commands;
+mod download;
 #[cfg(test)]
 mod guides;
 #[cfg(test)]

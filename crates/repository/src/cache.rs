@@ -229,7 +229,7 @@ fn next_number() -> usize {
 }
 
 /// Returns `$XDG_CACHE_HOME/ripieno` or `~/.cache/ripieno`.
-pub(super) fn user_cache_folder() -> Option<PathBuf> {
+pub fn user_cache_folder() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
     cache.map(|cache| cache.join("ripieno"))

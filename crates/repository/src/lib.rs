@@ -49,6 +49,7 @@ pub mod triton;
 mod uploads;
 mod warm_up;
 
+pub use cache::user_cache_folder;
 pub use foreign::found_instead;
 pub use inspect::{inspect, profile, read};
 pub use live::{Host, LiveRepository, ModelControl, RepositoryPoll};

@@ -6,8 +6,8 @@ use anyhow::{Context, ensure};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::Incoming;
-use hyper::header::AUTHORIZATION;
-use hyper::{Method, Request, Response};
+use hyper::header::{AUTHORIZATION, HeaderMap, USER_AGENT};
+use hyper::{Method, Request, Response, Uri};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 
@@ -36,4 +36,21 @@ pub async fn call_with(
     let client = Client::builder(TokioExecutor::new()).build(auth.connector(b"http/1.1"));
     let request = request.body(Full::<Bytes>::default())?;
     client.request(request).await.with_context(|| format!("cannot reach {url}"))
+}
+
+/// Asks any server for a file. Only these headers are sent: tokens of this machine are not for
+/// others.
+pub async fn get(url: &Uri, headers: &HeaderMap) -> anyhow::Result<Response<Incoming>> {
+    let encrypted = match url.scheme_str() {
+        Some("https") => true,
+        Some("http") => false,
+        _ => anyhow::bail!("{url}: give http:// or https://"),
+    };
+    let auth = ClientAuth::public(encrypted)?;
+    let mut request = Request::get(url).header(USER_AGENT, concat!("ripieno/", env!("CARGO_PKG_VERSION")));
+    for (name, value) in headers {
+        request = request.header(name, value);
+    }
+    let client = Client::builder(TokioExecutor::new()).build(auth.connector(b"http/1.1"));
+    client.request(request.body(Full::<Bytes>::default())?).await.with_context(|| format!("cannot reach {url}"))
 }

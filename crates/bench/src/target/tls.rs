@@ -96,6 +96,12 @@ impl ClientAuth {
         Ok(ClientAuth { tls, authorization })
     }
 
+    /// Returns a client of other servers than our own: the system's authorities, and no token.
+    pub(super) fn public(encrypted: bool) -> anyhow::Result<ClientAuth> {
+        let tls = encrypted.then(|| tls_config(&ClientTlsArgs::default(), false)).transpose()?.map(Arc::new);
+        Ok(ClientAuth { tls, authorization: None })
+    }
+
     /// Returns the value of the `authorization` header.
     pub(super) fn authorization(&self) -> Option<&HeaderValue> {
         self.authorization.as_ref()

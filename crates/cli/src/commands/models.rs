@@ -3,6 +3,7 @@
 use crate::args::devices::DeviceArgs;
 use crate::args::policy::PolicyArgs;
 use crate::commands::corpus::{self, CorpusArgs};
+use crate::download;
 use crate::output::{self, print_json};
 use crate::service::{Opened, Service, progress_bars};
 use crate::{args::stages, output::tables};
@@ -24,9 +25,9 @@ pub(crate) const LOG_LEVEL: &str = "warn,ripieno_repository::live=off";
 /// Loads each model as `serve` does with the same flags, so that READY means that `serve` serves
 /// it. A model that is new to the device is measured, for about three seconds, and its profile is
 /// kept for `serve`. Nothing is served.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub(crate) struct ModelsArgs {
-    /// The model repository, or one ONNX file.
+    /// The model repository, one ONNX file, hf://ORG/NAME or https://HOST/.../MODEL.onnx.
     #[arg(value_name = "REPOSITORY|MODEL.onnx", default_value = "models/repository")]
     repository: PathBuf,
 
@@ -113,6 +114,7 @@ impl ProfileArgs {
 }
 
 pub(crate) fn list(args: &ModelsArgs) -> anyhow::Result<()> {
+    let args = &ModelsArgs { repository: download::local_now(&args.repository)?, ..args.clone() };
     let models = if args.no_load {
         let target = LoadTarget { allow_symlinks: args.allow_symlinks, ..args.devices.target()? };
         read(&args.repository, &target).map_err(anyhow::Error::msg)?

@@ -11,6 +11,7 @@ use crate::commands::control::ControlArgs;
 use crate::commands::flight::FlightArgs;
 use crate::commands::models::{check_all, nothing_in};
 use crate::commands::try_command::easiest;
+use crate::download;
 use crate::output::replies::ReplyArgs;
 use crate::output::tables;
 use crate::output::{self, print_json};
@@ -43,7 +44,8 @@ const HELP: &str = "Example:\n  ripieno serve ./models/repository --device cpu\n
 #[derive(Args, Debug)]
 #[command(after_help = format!("{HELP}\n{POLICIES}"))]
 pub(crate) struct ServeArgs {
-    /// The model repository, or one ONNX file.
+    /// The model repository, one ONNX file, hf://ORG/NAME[@REVISION][/FILE.onnx], or
+    /// https://HOST/.../MODEL.onnx[#sha256=SUM].
     #[arg(value_name = "REPOSITORY|MODEL.onnx", default_value = "models/repository")]
     repository: PathBuf,
 
@@ -93,6 +95,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "MS", hide = true, value_parser = slo_is_of_models)]
     slo_ms: Option<String>,
 
+    /// Each protocol has a port of its own: this one exists for its error.
+    #[arg(long, value_name = "PORT", hide = true, value_parser = port_is_of_protocols)]
+    port: Option<String>,
+
     /// Largest request body, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     max_body_mib: u32,
@@ -125,7 +131,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_enum, default_value = "text")]
     pub(crate) log_format: LogFormat,
 
-    /// Record every scheduling input and decision into this file, as JSON lines.
+    /// Record every scheduling input and decision into this file, as JSON lines; compressed if its
+    /// name ends with .gz.
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
 
@@ -148,6 +155,11 @@ const NO_PERIOD: Duration = Duration::from_secs(86_400);
 /// Refuses `--slo-ms` with the place where the SLO is set.
 fn slo_is_of_models(value: &str) -> Result<String, String> {
     Err(format!("the SLO is a setting of each model: write slo_ms = {value} into its NAME/model.toml"))
+}
+
+/// Refuses `--port` with the flags that set ports.
+fn port_is_of_protocols(value: &str) -> Result<String, String> {
+    Err(format!("each protocol has a port of its own: write --http {value}, and --grpc and --metrics for the others"))
 }
 
 pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
@@ -225,7 +237,8 @@ impl ServeArgs {
     }
 }
 
-async fn serve(args: ServeArgs, threads: &ServerThreads) -> anyhow::Result<()> {
+async fn serve(mut args: ServeArgs, threads: &ServerThreads) -> anyhow::Result<()> {
+    args.repository = download::local(&args.repository).await?;
     args.check_repository()?;
     let service = args.service()?;
     let drain_timeout = service.config.drain_timeout;
@@ -294,6 +307,12 @@ async fn serve(args: ServeArgs, threads: &ServerThreads) -> anyhow::Result<()> {
 /// Prints the served models. Returns an error if the server is to end: no model serves and none may
 /// come later, or one cannot be served and the user wants the server to end then.
 fn begin(args: &ServeArgs, addresses: &Addresses, models: &[ModelReport]) -> anyhow::Result<()> {
+    if !args.waits_for_models() && models.iter().all(|model| model.error.is_some()) {
+        if args.format == Format::Table {
+            output::print(tables::models(models))?;
+        }
+        bail!("none of the {} models can be served; it says above why", models.len());
+    }
     announce(args, addresses, models)?;
     // A server with explicit control may start without models.
     if args.exit_on_error && !args.models.begins_empty() {
@@ -301,9 +320,6 @@ fn begin(args: &ServeArgs, addresses: &Addresses, models: &[ModelReport]) -> any
     }
     if models.iter().any(|model| model.error.is_none()) {
         return Ok(());
-    }
-    if !args.waits_for_models() {
-        bail!("none of the {} models can be served; it says above why", models.len());
     }
     let later = match args.models.poll_s() {
         Some(seconds) => format!("the repository is read every {seconds} s"),

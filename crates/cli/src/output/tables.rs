@@ -38,7 +38,8 @@ pub(crate) fn models(models: &[ModelReport]) -> String {
             optional(profile.and_then(|profile| profile.latency_ms.first().copied())),
             optional(profile.and_then(|profile| profile.latency_ms.last().copied())),
             optional(profile.map(|profile| profile.alpha_ms)),
-            optional(profile.map(|profile| profile.beta_ms)),
+            // A line through uneven measurements may begin below 0, which no batch does.
+            optional(profile.map(|profile| profile.beta_ms.max(0.0))),
             optional(profile.map(|profile| profile.r_squared)),
             optional(model.best_goodput_rps),
         ]);
