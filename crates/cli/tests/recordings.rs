@@ -7,20 +7,9 @@
 //! generator. The first is of a run in which batch sizes followed the profile while batches
 //! occupied the device for longer.
 
-use flate2::read::GzDecoder;
 use serde_json::Value;
-use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-
-/// Unpacks a recording for one test.
-fn recording(name: &str) -> PathBuf {
-    let packed = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recordings").join(format!("{name}.jsonl.gz"));
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("recordings-{name}.jsonl"));
-    let mut unpacked = File::create(&path).unwrap();
-    std::io::copy(&mut GzDecoder::new(File::open(packed).unwrap()), &mut unpacked).unwrap();
-    path
-}
 
 /// Returns useful answers per second.
 fn useful(recording: &Path, more: &[&str]) -> f64 {
@@ -33,7 +22,7 @@ fn useful(recording: &Path, more: &[&str]) -> f64 {
 }
 
 fn keeps_what_published_rules_keep(name: &str, rules: &[&[&str]]) {
-    let recording = recording(name);
+    let recording = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recordings").join(format!("{name}.jsonl.gz"));
     let policies = [("the default policy", &["--as-served"][..]), ("unified", &["--as-served", "--policy", "unified"])];
     let served = policies.map(|(policy, arguments)| (policy, useful(&recording, arguments)));
     for rule in rules {

@@ -4,9 +4,12 @@
 //! line is an event with its time. The last line says whether the recording is complete. Shards
 //! write into one file; the events of each shard are in order. A separate thread writes, behind a
 //! bounded queue. The scheduler never waits for the disk. If the queue overflows, the recording
-//! ends and is marked as truncated, because a recording with a gap cannot be replayed.
+//! ends and is marked as truncated, because a recording with a gap cannot be replayed. A file whose
+//! name ends with `.gz` is compressed.
 
 use crate::{Aside, FlightEntry};
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use ripieno_base::Time;
 use ripieno_sched::{Event, Setup};
 use serde::{Deserialize, Serialize};
@@ -103,7 +106,14 @@ struct RecordingFile {
 impl Recorder {
     /// Creates the file, starts the writer thread, and returns one recorder per shard.
     pub(crate) fn start(path: &Path, header: &Header) -> io::Result<Vec<Recorder>> {
-        let mut file = BufWriter::new(File::create(path)?);
+        let file = BufWriter::new(File::create(path)?);
+        if path.extension().is_some_and(|extension| extension == "gz") {
+            return Recorder::write_to(GzEncoder::new(file, Compression::fast()), header);
+        }
+        Recorder::write_to(file, header)
+    }
+
+    fn write_to(mut file: impl Write + Send + 'static, header: &Header) -> io::Result<Vec<Recorder>> {
         write_line(&mut file, header)?;
         let (sender, receiver) = sync_channel(MAX_QUEUED_EVENTS);
         let truncated = Arc::new(AtomicBool::new(false));

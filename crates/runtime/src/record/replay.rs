@@ -5,6 +5,7 @@
 
 use crate::FlightEntry;
 use crate::record::recorder::{Header, OLDEST, RecordedLine, VERSION};
+use flate2::bufread::MultiGzDecoder;
 use ripieno_base::Time;
 use ripieno_policies::ServedPolicy;
 use ripieno_sched::{Event, Outbox};
@@ -16,6 +17,8 @@ use std::path::Path;
 /// Upper bound on the length of a line. Real lines are far shorter: even the graphs of the largest
 /// batch fit.
 const MAX_LINE_BYTES: u64 = 64 << 20;
+/// First bytes of a compressed file.
+const GZIP: [u8; 2] = [0x1f, 0x8b];
 
 /// The result of a replay.
 #[derive(Clone, Debug, PartialEq)]
@@ -193,7 +196,7 @@ impl RecordedEvents {
         self.lines.number
     }
 
-    /// Number of bytes read.
+    /// Number of bytes read, after decompression.
     pub fn bytes(&self) -> u64 {
         self.lines.bytes
     }
@@ -208,7 +211,7 @@ impl RecordedEvents {
 /// Reads JSON values line by line and tracks the position.
 struct Lines {
     path: String,
-    reader: BufReader<File>,
+    reader: Box<dyn BufRead>,
     buffer: Vec<u8>,
     number: usize,
     bytes: u64,
@@ -217,14 +220,24 @@ struct Lines {
 impl Lines {
     fn open(path: &Path) -> Result<Lines, ReplayError> {
         let name = path.display().to_string();
-        let file = File::open(path).map_err(|error| ReplayError::Io { path: name.clone(), error })?;
-        Ok(Lines { path: name, reader: BufReader::new(file), buffer: Vec::new(), number: 0, bytes: 0 })
+        let open = || -> io::Result<Box<dyn BufRead>> {
+            let mut file = BufReader::new(File::open(path)?);
+            let is_compressed = file.fill_buf()?.starts_with(&GZIP);
+            Ok(if is_compressed { Box::new(BufReader::new(MultiGzDecoder::new(file))) } else { Box::new(file) })
+        };
+        let reader = open().map_err(|error| ReplayError::Io { path: name.clone(), error })?;
+        Ok(Lines { path: name, reader, buffer: Vec::new(), number: 0, bytes: 0 })
     }
 
     fn next<T: serde::de::DeserializeOwned>(&mut self) -> Result<Option<T>, ReplayError> {
         self.buffer.clear();
         let mut line = self.reader.by_ref().take(MAX_LINE_BYTES);
-        let read = line.read_until(b'\n', &mut self.buffer).map_err(|error| self.error(error))? as u64;
+        let read = match line.read_until(b'\n', &mut self.buffer) {
+            Ok(read) => read as u64,
+            // The end of a compressed file is missing.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+            Err(error) => return Err(ReplayError::Io { path: self.path.clone(), error }),
+        };
         if read == MAX_LINE_BYTES {
             let error = serde_json::Error::custom(format!("the line is longer than {MAX_LINE_BYTES} bytes"));
             return Err(ReplayError::Line { path: self.path.clone(), line: self.number + 1, error });
@@ -237,9 +250,5 @@ impl Lines {
         self.bytes += read;
         let value = serde_json::from_slice(&self.buffer);
         value.map(Some).map_err(|error| ReplayError::Line { path: self.path.clone(), line: self.number, error })
-    }
-
-    fn error(&self, error: io::Error) -> ReplayError {
-        ReplayError::Io { path: self.path.clone(), error }
     }
 }

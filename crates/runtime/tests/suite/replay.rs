@@ -100,6 +100,18 @@ in_one_piece_and_in_shards! {
 }
 
 #[test]
+fn a_compressed_recording_replays_and_may_be_cut_off() {
+    let path = recorded("packed.jsonl.gz", 1);
+    let whole = replay(&path, built).unwrap();
+    assert!(whole.difference.is_none() && !whole.truncated && whole.settles > 100, "{whole:?}");
+    let bytes = std::fs::read(&path).unwrap();
+    assert_eq!(bytes[..2], [0x1f, 0x8b]);
+    std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+    let half = replay(&path, built).unwrap();
+    assert!(half.truncated && half.difference.is_none() && (1..whole.settles).contains(&half.settles), "{half:?}");
+}
+
+#[test]
 fn the_first_difference_is_named() {
     let path = recorded("different.jsonl", 1);
     let forgetful = |header: &Header| -> Result<Box<dyn Scheduler>, String> {

@@ -7,11 +7,9 @@ use crate::args::overrides::Overrides;
 use crate::args::policy::PolicyArgs;
 use crate::commands::recording::{ReadRecording, RecordingArgs};
 use anyhow::{Context, bail, ensure};
-use flate2::read::GzDecoder;
 use ripieno_base::Nanos;
 use ripieno_sim::{Length, Planning, Scenario};
 use serde::Serialize;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// A scenario with its name, in a world.
@@ -97,27 +95,10 @@ impl Workload {
 fn recorded(file: &Path) -> anyhow::Result<Workload> {
     let overrides = Overrides { policy: PolicyArgs::default(), as_served: true, seed: None, rate: None, check: false };
     let name = file.display().to_string();
-    let read = match file.extension().is_some_and(|is| is == "gz") {
-        true => unpacked(file).with_context(|| name.clone())?,
-        false => ReadRecording::open(file)?,
-    };
+    let read = ReadRecording::open(file)?;
     let scenario = RecordingArgs::default().scenario(&read, &overrides)?;
     scenario.check_run(&name)?;
     Ok(Workload { name, kind: kind_of(&scenario), world: TaskWorld::Replayed, scenario })
-}
-
-/// Reads a recording that was packed by gzip.
-fn unpacked(file: &Path) -> anyhow::Result<ReadRecording> {
-    let path = std::env::temp_dir().join(format!("ripieno-compare-{}.jsonl", std::process::id()));
-    let unpack = || -> anyhow::Result<ReadRecording> {
-        let mut to = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
-        std::io::copy(&mut GzDecoder::new(File::open(file)?), &mut to)?;
-        ReadRecording::open(&path)
-    };
-    let read = unpack();
-    // There is no file if it could not be made.
-    drop(std::fs::remove_file(&path));
-    read
 }
 
 /// Draws workloads from consecutive seeds, of each kind, in each world.
