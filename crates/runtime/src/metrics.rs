@@ -13,35 +13,33 @@ use ripieno_report::ModelTotals;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::SystemTime;
 
-/// Bucket bounds of durations in nanoseconds: 10 µs to 100 s, three per decade.
-const DURATIONS_NS: [i64; 22] = [
-    10_000,
-    20_000,
-    50_000,
-    100_000,
-    200_000,
-    500_000,
-    1_000_000,
-    2_000_000,
-    5_000_000,
-    10_000_000,
-    20_000_000,
-    50_000_000,
-    100_000_000,
-    200_000_000,
-    500_000_000,
-    1_000_000_000,
-    2_000_000_000,
-    5_000_000_000,
-    10_000_000_000,
-    20_000_000_000,
-    50_000_000_000,
-    100_000_000_000,
+/// Preferred numbers of the series R40 of ISO 3, times 100: bounds about 6 % apart.
+const R40: [i64; 40] = [
+    100, 106, 112, 118, 125, 132, 140, 150, 160, 170, 180, 190, 200, 212, 224, 236, 250, 265, 280, 300, 315, 335, 355,
+    375, 400, 425, 450, 475, 500, 530, 560, 600, 630, 670, 710, 750, 800, 850, 900, 950,
 ];
 
+/// Number of decades from 10 µs to 100 s.
+const DECADES: usize = 7;
+
+/// Bucket bounds of durations in nanoseconds: 10 µs to 100 s, 40 per decade. A reader chooses those
+/// around an SLO.
+const DURATIONS_NS: [i64; 40 * DECADES + 1] = {
+    let mut bounds = [0; 40 * DECADES + 1];
+    let (mut at, mut unit) = (0, 100);
+    while at < bounds.len() {
+        bounds[at] = R40[at % 40] * unit;
+        at += 1;
+        if at % 40 == 0 {
+            unit *= 10;
+        }
+    }
+    bounds
+};
+
 /// Bucket bounds of slack in nanoseconds: 0, then `DURATIONS_NS`.
-const SLACK_NS: [i64; 23] = {
-    let mut bounds = [0; 23];
+const SLACK_NS: [i64; DURATIONS_NS.len() + 1] = {
+    let mut bounds = [0; DURATIONS_NS.len() + 1];
     let mut at = 0;
     while at < DURATIONS_NS.len() {
         bounds[at + 1] = DURATIONS_NS[at];
@@ -148,9 +146,9 @@ pub struct ModelMetrics {
     skips: AtomicU64,
     /// Number of request parts that wait for their first batch.
     pub(crate) waiting: AtomicUsize,
-    queue_delay: AtomicHistogram,
+    queue_delay: AtomicTally,
     batch_rows: AtomicHistogram,
-    execution: AtomicHistogram,
+    execution: AtomicTally,
     slack: AtomicHistogram,
     response: AtomicHistogram,
     /// Absolute relative errors of predictions, in permille. `prediction_bias` is the sum of the
@@ -180,8 +178,8 @@ pub struct ModelSnapshot {
     pub waiting: usize,
     /// Number of request parts that wait or run.
     pub live: usize,
-    /// Time from arrival to the start of the first batch.
-    pub queue_delay: HistogramSnapshot,
+    /// Request parts that started, and their total time from arrival to their first batch.
+    pub queue_delay: TallySnapshot,
     /// Number of rows per batch. In cell batches a row is one step or node.
     pub batch_rows: HistogramSnapshot,
     /// Number of rows computed for requests that had already ended. Such a row is a step queued
@@ -204,8 +202,8 @@ pub struct ModelSnapshot {
     pub profile_corrections: u64,
     /// Number of times that a condition let a request part skip blocks.
     pub skips: u64,
-    /// Execution time of a batch.
-    pub execution: HistogramSnapshot,
+    /// Batches, and their total execution time.
+    pub execution: TallySnapshot,
     /// Deadline minus start of the first batch. The first bucket counts starts after the deadline.
     pub slack: HistogramSnapshot,
     /// Time from arrival to answer of requests answered with outputs.
@@ -262,9 +260,9 @@ impl ModelMetrics {
             corrections: AtomicU64::new(0),
             skips: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
-            queue_delay: AtomicHistogram::new(&DURATIONS_NS),
+            queue_delay: AtomicTally::default(),
             batch_rows: AtomicHistogram::new(&ROWS),
-            execution: AtomicHistogram::new(&DURATIONS_NS),
+            execution: AtomicTally::default(),
             slack: AtomicHistogram::new(&SLACK_NS),
             response: AtomicHistogram::new(&DURATIONS_NS),
             prediction_error: AtomicHistogram::new(&ERRORS),
@@ -291,7 +289,7 @@ impl ModelMetrics {
     /// Counts a batch that ended after `execution`.
     pub(crate) fn on_batch(&self, rows: usize, execution: Nanos) {
         self.batch_rows.add(rows as i64);
-        self.execution.add(execution.0);
+        self.execution.add(execution);
         self.by_batch[rows - 1].add(execution);
         let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         self.last_inference_ms.store(since_epoch.as_millis() as u64, Relaxed);
@@ -336,7 +334,7 @@ impl ModelMetrics {
 
     /// Records queueing time and slack of a request part at the start of its first batch.
     pub(crate) fn on_first_start(&self, queued: Nanos, slack: Nanos) {
-        self.queue_delay.add(queued.0);
+        self.queue_delay.add(queued);
         self.slack.add(slack.0);
     }
 
@@ -493,10 +491,21 @@ mod tests {
     }
 
     #[test]
+    fn bounds_of_durations_ascend_by_at_most_eight_percent() {
+        assert_eq!((DURATIONS_NS[0], DURATIONS_NS[DURATIONS_NS.len() - 1]), (10_000, 100_000_000_000));
+        let near = |pair: &[i64]| pair[0] < pair[1] && pair[1] * 100 <= pair[0] * 108;
+        assert!(DURATIONS_NS.windows(2).all(near));
+        // SLOs that people write are bounds.
+        for ms in [1, 2, 5, 10, 15, 20, 25, 30, 40, 50, 60, 75, 80, 100, 150, 200, 250, 300, 500, 1_000, 2_000, 5_000] {
+            assert!(DURATIONS_NS.contains(&(ms * 1_000_000)), "{ms} ms");
+        }
+    }
+
+    #[test]
     fn negative_slack_falls_into_the_first_bucket() {
         let metrics = ModelMetrics::new(4);
         metrics.on_first_start(Nanos(5), Nanos(-3));
-        metrics.on_first_start(Nanos(5), Nanos(15_000));
+        metrics.on_first_start(Nanos(5), Nanos(10_500));
         assert_eq!(metrics.snapshot(0).slack.cumulative[..3], [1, 1, 2]);
     }
 

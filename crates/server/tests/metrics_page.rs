@@ -4,8 +4,11 @@
 use std::collections::BTreeSet;
 
 const PAGE: &str = include_str!("../../../docs/reference/metrics.md");
-const SOURCES: [&str; 2] =
-    [include_str!("../src/observe/metrics.rs"), include_str!("../src/observe/metrics/process.rs")];
+const SOURCES: [&str; 3] = [
+    include_str!("../src/observe/metrics.rs"),
+    include_str!("../src/observe/metrics/distributions.rs"),
+    include_str!("../src/observe/metrics/process.rs"),
+];
 
 /// Returns the words of a text that are names of metrics, where `quote` encloses them.
 fn names(text: &str, quote: char) -> BTreeSet<&str> {

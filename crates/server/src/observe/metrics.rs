@@ -1,8 +1,13 @@
 //! `GET /metrics`: counters in the Prometheus text format.
 //!
-//! Histograms have fixed buckets and everything summable is a counter, so that metrics of many
-//! servers can be aggregated. The `nv_inference_*` names are those that Triton dashboards use.
+//! Everything summable is a counter, and buckets come from one fixed series, so that metrics of
+//! many servers can be aggregated. The `nv_inference_*` names are those that Triton dashboards use.
+//!
+//! A model has fewer than 60 series, since a server may have hundreds of models. So histograms show
+//! the buckets around the model's SLO only, and what few models use appears once it has counted
+//! something.
 
+mod distributions;
 mod process;
 
 use crate::observe::starvation::{self, Starvation};
@@ -10,9 +15,7 @@ use crate::state::ServerState;
 use ripieno_executor::PhaseTimes;
 use ripieno_report::{Reading, ScalingRule};
 use ripieno_repository::registry::ServedEntry;
-use ripieno_runtime::{
-    BatchFindings, DeviceState, Ending, EngineProcesses, HistogramSnapshot, ModelSnapshot, SchedulerSnapshot,
-};
+use ripieno_runtime::{BatchFindings, DeviceState, Ending, EngineProcesses, ModelSnapshot, SchedulerSnapshot};
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,7 +52,8 @@ pub(crate) fn render(state: &ServerState) -> String {
         requests(&mut text, &rows);
         capacity(&mut text, state, &rows);
         processes(&mut text, &rows);
-        histograms(&mut text, &rows, &HISTOGRAMS);
+        distributions::summaries(&mut text, &rows);
+        distributions::histograms(&mut text, &rows, &distributions::HISTOGRAMS);
         triton(&mut text, &rows);
     }
     devices(&mut text, state);
@@ -96,6 +100,17 @@ impl MetricsText {
         self.family(metric.name, metric.kind, metric.help);
         for row in rows {
             self.sample(metric.name, &row.labels, value(row));
+        }
+    }
+
+    /// Writes a counter of what few models use, for models where it is above 0.
+    fn per_user(&mut self, name: &str, help: &str, rows: &[ModelRow], value: fn(&ModelRow) -> u64) {
+        let users: Vec<_> = rows.iter().map(|row| (row, value(row))).filter(|(_, count)| *count > 0).collect();
+        if !users.is_empty() {
+            self.family(name, "counter", help);
+        }
+        for (row, count) in users {
+            self.sample(name, &row.labels, count);
         }
     }
 }
@@ -145,22 +160,30 @@ fn call_errors(text: &mut MetricsText, state: &ServerState) {
     }
     text.family("ripieno_tls_failures_total", "counter", "TLS handshakes that failed.");
     text.plain("ripieno_tls_failures_total", state.access.failed_handshakes.count());
+    if let Some(ends_s) = state.access.certificate_expiry_s() {
+        let help = "End of the server's certificate, in seconds since the Unix epoch.";
+        text.family("ripieno_certificate_expiry_timestamp_seconds", "gauge", help);
+        text.plain("ripieno_certificate_expiry_timestamp_seconds", ends_s);
+    }
 }
 
 /// Writes what a frontend alone knows of the requests: how its clients were answered.
 fn of_frontend(text: &mut MetricsText, rows: &[ModelRow]) {
     outcomes(text, "ripieno_frontend_requests_total", rows);
-    histograms(text, rows, &[FRONTEND_RESPONSE]);
+    distributions::histograms(text, rows, &[distributions::FRONTEND_RESPONSE]);
     slo(text, rows);
 }
 
 fn outcomes(text: &mut MetricsText, name: &str, rows: &[ModelRow]) {
     text.family(name, "counter", "Requests by how they ended.");
     for row in rows {
-        for (ending, count) in &row.model.requests {
-            text.sample(name, &format!("{},outcome=\"{}\"", row.labels, ending.name()), count);
+        let named =
+            row.model.requests.iter().map(|(ending, count)| (ending.name(), *count, ending.is_good().is_some()));
+        for (outcome, count, is_always) in named.chain([("undelivered", undelivered(row), false)]) {
+            if is_always || count > 0 {
+                text.sample(name, &format!("{},outcome=\"{outcome}\"", row.labels), count);
+            }
         }
-        text.sample(name, &format!("{},outcome=\"undelivered\"", row.labels), undelivered(row));
     }
 }
 
@@ -188,23 +211,23 @@ fn requests(text: &mut MetricsText, rows: &[ModelRow]) {
     let help = "Rows of all batches, or steps and nodes where walks unfold: what the devices computed.";
     text.per_model(&Metric::counter("ripieno_executed_rows_total", help), rows, |row| row.model.batch_rows.sum);
     let help = "Executed rows of requests that had ended: steps queued ahead, and requests whose client had gone.";
-    text.per_model(&Metric::counter("ripieno_wasted_rows_total", help), rows, |row| row.model.wasted_rows);
+    text.per_user("ripieno_wasted_rows_total", help, rows, |row| row.model.wasted_rows);
     let help = "Executed rows beyond the end of a sequence, which only fill a batch up.";
-    text.per_model(&Metric::counter("ripieno_padding_rows_total", help), rows, |row| row.model.padding_rows);
+    text.per_user("ripieno_padding_rows_total", help, rows, |row| row.model.padding_rows);
     let help = "Of requests that differ in length: rows times length of what the batches computed of them.";
-    text.per_model(&Metric::counter("ripieno_useful_elements_total", help), rows, |row| row.model.useful_elements);
+    text.per_user("ripieno_useful_elements_total", help, rows, |row| row.model.useful_elements);
     let help = "Likewise what was computed only to fill shorter requests up to the longest of their batch.";
-    text.per_model(&Metric::counter("ripieno_padding_elements_total", help), rows, |row| row.model.padding_elements);
+    text.per_user("ripieno_padding_elements_total", help, rows, |row| row.model.padding_elements);
     let help = "Requests (or parts of large ones) that a condition answered before the last block.";
-    text.per_model(&Metric::counter("ripieno_early_exits_total", help), rows, |row| row.model.early_exits);
+    text.per_user("ripieno_early_exits_total", help, rows, |row| row.model.early_exits);
     let help = "How often a condition sent a request (or part) past a block.";
-    text.per_model(&Metric::counter("ripieno_skips_total", help), rows, |row| row.model.skips);
+    text.per_user("ripieno_skips_total", help, rows, |row| row.model.skips);
     let help = "Batches that failed and were run again in parts.";
     text.per_model(&Metric::counter("ripieno_batches_rerun_total", help), rows, |row| row.model.batches_again);
     let help = "Requests (or parts of large ones) that the engine failed on alone.";
     text.per_model(&Metric::counter("ripieno_bad_requests_total", help), rows, |row| row.model.bad_requests);
     let help = "Rows of served batches that were compared with their answers alone.";
-    text.per_model(&Metric::counter("ripieno_rows_compared_total", help), rows, |row| row.findings.rows_compared);
+    text.per_user("ripieno_rows_compared_total", help, rows, |row| row.findings.rows_compared);
     let help = "Whether an answer has shown that requests cannot share batches, so that each runs alone.";
     let stopped = |row: &ModelRow| u8::from(row.findings.stopped.is_some());
     text.per_model(&Metric::gauge("ripieno_batches_stopped", help), rows, stopped);
@@ -213,10 +236,6 @@ fn requests(text: &mut MetricsText, rows: &[ModelRow]) {
     text.per_model(&Metric::counter("ripieno_profile_corrections_total", help), rows, corrected);
     let help = "Requests (or parts of large ones) that wait for their first batch.";
     text.per_model(&Metric::gauge("ripieno_queue_length", help), rows, |row| row.model.waiting);
-    let help = "Requests (or parts of large ones) that have begun to run.";
-    text.per_model(&Metric::gauge("ripieno_running_requests", help), rows, |row| {
-        row.model.live.saturating_sub(row.model.waiting)
-    });
     let help = "Requests (or parts of large ones) that wait or run.";
     text.per_model(&Metric::gauge("ripieno_live_requests", help), rows, |row| row.model.live);
     slo(text, rows);
@@ -243,39 +262,6 @@ fn undelivered(row: &ModelRow) -> u64 {
 
 fn ended(row: &ModelRow, wanted: Ending) -> u64 {
     row.model.requests.iter().filter(|(ending, _)| *ending == wanted).map(|(_, count)| count).sum()
-}
-
-/// A histogram's name and help, the number of its units per metric unit, and its source.
-type HistogramFamily = (&'static str, &'static str, f64, fn(&ModelSnapshot) -> &HistogramSnapshot);
-
-const PREDICTION: &str = "Of policies that predict: error over the actual time from first start to end.";
-
-const HISTOGRAMS: [HistogramFamily; 6] = [
-    ("ripieno_queue_delay_seconds", "From arrival to the start of the first batch.", 1e9, |model| &model.queue_delay),
-    ("ripieno_batch_rows", "Rows in a batch.", 1.0, |model| &model.batch_rows),
-    ("ripieno_execution_seconds", "Duration of a batch.", 1e9, |model| &model.execution),
-    ("ripieno_slack_seconds", "Deadline minus the start of the first batch.", 1e9, |model| &model.slack),
-    ("ripieno_response_seconds", "From arrival to answer.", 1e9, |model| &model.response),
-    ("ripieno_prediction_error_ratio", PREDICTION, 1e3, |model| &model.prediction_error),
-];
-
-const FRONTEND_RESPONSE: HistogramFamily =
-    ("ripieno_frontend_response_seconds", "From arrival to answer.", 1e9, |model| &model.response);
-
-fn histograms(text: &mut MetricsText, rows: &[ModelRow], families: &[HistogramFamily]) {
-    for &(name, help, unit, of) in families {
-        text.family(name, "histogram", help);
-        for ModelRow { labels, model, .. } in rows {
-            let histogram = of(model);
-            for (bound, count) in histogram.bounds.iter().zip(&histogram.cumulative) {
-                let labels = format!("{labels},le=\"{}\"", *bound as f64 / unit);
-                text.sample(&format!("{name}_bucket"), &labels, count);
-            }
-            text.sample(&format!("{name}_bucket"), &format!("{labels},le=\"+Inf\""), histogram.count);
-            text.sample(&format!("{name}_sum"), labels, histogram.sum as f64 / unit);
-            text.sample(&format!("{name}_count"), labels, histogram.count);
-        }
-    }
 }
 
 fn devices(text: &mut MetricsText, state: &ServerState) {
@@ -342,8 +328,8 @@ fn scheduler(text: &mut MetricsText, state: &ServerState) {
 fn signals(text: &mut MetricsText, state: &ServerState) {
     let reading = state.signals.reading();
     let help = "Requests not answered by their deadline, over all that ended in the last seconds.";
-    text.family("ripieno_bad_rate", "gauge", help);
-    text.plain("ripieno_bad_rate", reading.map_or(0.0, |reading| reading.not_in_time()));
+    text.family("ripieno_bad_ratio", "gauge", help);
+    text.plain("ripieno_bad_ratio", reading.map_or(0.0, |reading| reading.not_in_time()));
     if let Some(reading) = reading.filter(|_| state.backend.is_primary()) {
         advice(text, reading);
     }
@@ -355,7 +341,7 @@ fn advice(text: &mut MetricsText, reading: Reading) {
         let _ = writeln!(text.0, "{name} {value}");
     };
     gauge("ripieno_devices", "Mean number of devices in the last seconds.", &reading.devices);
-    gauge("ripieno_idle_fraction", "The part of the devices' last seconds without a task.", &reading.idle_fraction);
+    gauge("ripieno_idle_ratio", "The part of the devices' last seconds without a task.", &reading.idle_fraction);
     let help = "Devices that the load of the last seconds needs; what to scale to.";
     gauge("ripieno_desired_devices", help, &ScalingRule::PAPER.desired(&reading));
 }
@@ -426,7 +412,7 @@ mod tests {
         let mut text = MetricsText(String::new());
         advice(&mut text, Reading::new(4.0, 0.5, 0.0));
         let samples: Vec<_> = text.0.lines().filter(|line| !line.starts_with('#')).collect();
-        let expected = ["ripieno_devices 4", "ripieno_idle_fraction 0", "ripieno_desired_devices 8"];
+        let expected = ["ripieno_devices 4", "ripieno_idle_ratio 0", "ripieno_desired_devices 8"];
         assert_eq!(samples, expected);
     }
 }

@@ -110,11 +110,22 @@ impl Starvation {
 /// Returns the throttling of this process; `None` where no control group limits it.
 pub(crate) fn throttling() -> Option<Throttling> {
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let own = groups.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
-    let own = format!("/sys/fs/cgroup/{}/cpu.stat", own.trim_matches('/'));
+    let own = groups.lines().filter_map(statistics_of).map(|group| format!("/sys/fs/cgroup/{group}/cpu.stat"));
     // In a container its own group is the root.
-    let files = [own.as_str(), "/sys/fs/cgroup/cpu.stat", "/sys/fs/cgroup/cpu/cpu.stat"];
-    files.iter().find_map(|file| parse(&fs::read_to_string(file).ok()?))
+    let roots = ["/sys/fs/cgroup/cpu.stat", "/sys/fs/cgroup/cpu/cpu.stat"].map(str::to_owned);
+    own.chain(roots).find_map(|file| parse(&fs::read_to_string(file).ok()?))
+}
+
+/// Returns the folder below /sys/fs/cgroup of a line of /proc/self/cgroup, if the group limits
+/// processors: `0::/PATH` of version 2, or `NUMBER:cpu:/PATH` and the like of version 1.
+fn statistics_of(line: &str) -> Option<String> {
+    let (_, rest) = line.split_once(':')?;
+    let (controllers, path) = rest.split_once(':')?;
+    let path = path.trim_matches('/');
+    match controllers.is_empty() {
+        true => Some(path.to_owned()),
+        false => controllers.split(',').any(|name| name == "cpu").then(|| format!("{controllers}/{path}")),
+    }
 }
 
 /// Reads a `cpu.stat` of version 2 (microseconds) or 1 (nanoseconds).
@@ -145,6 +156,14 @@ mod tests {
         let share = watch.starved(at(10_000), Duration::from_secs(10)).unwrap();
         assert!((share - 0.3).abs() < 1e-9, "{share}");
         assert_eq!(watch.starved(at(30_000), Duration::from_secs(10)), None, "it is over");
+    }
+
+    #[test]
+    fn the_own_control_group_is_found_in_both_versions() {
+        let of = |line: &str| statistics_of(line).unwrap_or_default();
+        assert_eq!(of("0::/kubepods/pod7"), "kubepods/pod7");
+        assert_eq!((of("4:cpu:/drill").as_str(), of("3:cpu,cpuacct:/a/b").as_str()), ("cpu/drill", "cpu,cpuacct/a/b"));
+        assert_eq!((statistics_of("9:memory:/a"), statistics_of("nonsense")), (None, None));
     }
 
     #[test]

@@ -97,7 +97,7 @@ pub(crate) fn body(rows: usize, timeout_us: u64) -> Value {
 /// Returns the metrics once no request of the model with these labels runs: the last answer may
 /// arrive before its request has left the gauge.
 async fn settled(metrics: &str, labels: &str) -> String {
-    let idle = format!("ripieno_running_requests{{{labels}}} 0\n");
+    let idle = format!("ripieno_live_requests{{{labels}}} 0\n");
     let mut text = String::new();
     for _ in 0..1_000 {
         let reply = send(Request::get(metrics).body(Full::<Bytes>::default()).unwrap()).await;
@@ -138,7 +138,7 @@ async fn answers_are_counted_in_statistics_and_metrics() {
         format!("ripieno_batch_rows_sum{{{labels}}} 13"),
         format!("ripieno_response_seconds_bucket{{{labels},le=\"+Inf\"}} 3"),
         format!("ripieno_queue_length{{{labels}}} 0"),
-        format!("ripieno_running_requests{{{labels}}} 0"),
+        format!("ripieno_live_requests{{{labels}}} 0"),
         format!("nv_inference_count{{{labels}}} 13"),
         format!("nv_inference_request_failure{{{labels},reason=\"REJECTED\"}} 0"),
         format!("nv_inference_request_failure{{{labels},reason=\"OTHER\"}} 0"),
@@ -147,6 +147,8 @@ async fn answers_are_counted_in_statistics_and_metrics() {
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
     }
+    let series = text.lines().filter(|line| line.contains(labels)).count();
+    assert!(series < 60, "{series} series of one model:\n{text}");
     let sample = |series: &str| -> f64 {
         let found =
             text.lines().find_map(|line| line.strip_prefix(series)).unwrap_or_else(|| panic!("{series} in {text}"));
