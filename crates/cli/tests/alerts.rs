@@ -103,6 +103,13 @@ fn fired(rules: &[Value], scrapes: &mut Scrapes) -> BTreeSet<String> {
     fired
 }
 
+/// Returns whether `ripieno why` explains a server, and what it prints.
+fn why(address: &str) -> (bool, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
+    let output = command.args(["why", "--url", &format!("http://{address}")]).output().unwrap();
+    (output.status.success(), String::from_utf8(output.stdout).unwrap())
+}
+
 /// Sends requests, and returns the status of the last.
 fn ask(front: &Process, times: usize) -> u16 {
     let one = |at: usize| infer(front.address("http"), "m", &fp32("x", &[1, 1], &[at as i64])).0;
@@ -140,6 +147,20 @@ fn alerts_of_a_cluster_fire_when_backends_and_schedulers_are_gone() {
     until_ready(front.address("http"), false);
     assert_eq!(ask(&front, 10), 503);
     watched.until_firing(&["RipienoNoDevice", "RipienoBadRate", "RipienoWantsDevices", "RipienoFrontendsNotReady"]);
+    let leads =
+        |process: &Process| call(process.address("metrics"), "GET /metrics", "").2.contains("ripieno_leading 1");
+    let primary = if leads(&first) { &first } else { &second };
+    let begun = Instant::now();
+    let told = [
+        (primary.address("metrics"), true, "No device serves"),
+        (front.address("http"), false, "no scheduler with a device"),
+    ];
+    for (address, has_recorder, words) in told {
+        while !why(address).1.contains(words) {
+            assert!(begun.elapsed() < SAFETY, "{words}: {:?}", why(address));
+        }
+        assert_eq!(why(address).0, has_recorder);
+    }
     let _device = backend(&models, &both, "emulated");
     until_ready(front.address("http"), true);
     watched.until_silent();
@@ -155,6 +176,39 @@ fn alerts_of_a_cluster_fire_when_backends_and_schedulers_are_gone() {
     front.kill();
     watched.remove(&front);
     watched.until_firing(&["RipienoNoPrimary", "RipienoNoDevice", "RipienoFrontendsNotReady"]);
+}
+
+#[test]
+fn the_alert_of_a_lead_that_flaps_fires_by_pauses_of_schedulers() {
+    let folder = Folder::new("flaps");
+    let epoch = format!("file:{}", folder.0.join("epoch").display());
+    let words = ["scheduler", "--epoch", &epoch, "--listen", ANYWHERE, "--metrics", ANYWHERE];
+    let first = Process::start(&words);
+    let second = Process::start(&[&words[..], &["--schedulers", first.address("listen")]].concat());
+    let mut watched = Watched::new("kubernetes/components/monitoring/rules.yaml");
+    [&first, &second].into_iter().for_each(|process| watched.add("scheduler", process));
+    let leads =
+        |process: &Process| call(process.address("metrics"), "GET /metrics", "").2.contains("ripieno_leading 1");
+    let begun = Instant::now();
+    while !leads(&first) && !leads(&second) {
+        assert!(begun.elapsed() < SAFETY, "a scheduler leads");
+    }
+    watched.firing();
+    let (mut primary, mut spare) = if leads(&first) { (&first, &second) } else { (&second, &first) };
+    for pause in 0..4 {
+        primary.signal("-STOP");
+        while !leads(spare) {
+            assert!(begun.elapsed() < SAFETY, "pause {pause}: the spare takes over");
+            std::thread::yield_now();
+        }
+        primary.signal("-CONT");
+        while leads(primary) {
+            assert!(begun.elapsed() < SAFETY, "pause {pause}: the deposed one follows");
+            std::thread::yield_now();
+        }
+        std::mem::swap(&mut primary, &mut spare);
+    }
+    assert!(watched.firing().contains("RipienoLeaderFlaps"));
 }
 
 #[test]
@@ -185,6 +239,17 @@ fn alerts_of_a_server_fire_when_its_device_is_lost() {
     assert!(page.contains("The process got no processor"), "{page}");
     watched.until_silent();
 
+    models.add("m", None, "slo_ms = \"soon\"\n");
+    assert_ne!(call(http, "POST /v2/repository/models/m/load", "{}").0, 200);
+    assert!(watched.firing().contains("RipienoLoadFails"));
+    let begun = Instant::now();
+    while !why(http).1.contains("not healthy: m serves as it was loaded before") {
+        assert!(begun.elapsed() < SAFETY, "{:?}", why(http));
+    }
+    models.add("m", None, "slo_ms = 5000\nmax_batch = 4\n");
+    assert_eq!(call(http, "POST /v2/repository/models/m/load", "{}").0, 200);
+    watched.until_silent();
+
     assert_eq!(call(http, "POST /v2/devices/0/lose", "").0, 200);
     assert_eq!(ask(&serve, 10), 503);
     assert!(watched.firing().contains("RipienoDeviceGone"));
@@ -194,9 +259,38 @@ fn alerts_of_a_server_fire_when_its_device_is_lost() {
     let page = call(serve.address("metrics"), "GET /ui", "").2;
     assert!(page.contains("No device serves: each request is answered with 503."), "{page}");
     let begun = Instant::now();
-    while !watched.scrape().iter().any(|(labels, value)| labels["__name__"] == "ripieno_bad_rate" && *value > 0.1) {
+    while !watched.scrape().iter().any(|(labels, value)| labels["__name__"] == "ripieno_bad_ratio" && *value > 0.1) {
         assert!(begun.elapsed() < SAFETY, "an outage is bad");
         assert_eq!(ask(&serve, 10), 503);
+    }
+}
+
+#[test]
+fn the_alert_of_a_certificate_fires_when_it_has_expired() {
+    let (models, files) = (Folder::new("certificate-alerts"), Folder::new("certificates"));
+    models.add("m", Some("double.onnx"), "slo_ms = 5000\nmax_batch = 4\n");
+    let [cert, key] = ["cert.pem", "key.pem"].map(|name| files.0.join(name).display().to_string());
+    let write = |year: i32| {
+        let pair = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::new(["localhost".to_owned()]).unwrap();
+        params.not_before = rcgen::date_time_ymd(2020, 1, 1);
+        params.not_after = rcgen::date_time_ymd(year, 1, 1);
+        fs::write(&key, pair.serialize_pem()).unwrap();
+        fs::write(&cert, params.self_signed(&pair).unwrap().pem()).unwrap();
+    };
+    write(2090);
+    let ports = ["--http", ANYWHERE, "--grpc", ANYWHERE, "--metrics", ANYWHERE];
+    let tls = ["--tls-cert", &cert, "--tls-key", &key, "--tls-plain-metrics"];
+    let serve = Process::start(&[&["serve", models.path()], &ports[..], &tls[..]].concat());
+    let mut watched = Watched::new("prometheus/rules.yaml");
+    watched.add("serve", &serve);
+    watched.until_silent();
+    write(2021);
+    watched.until_firing(&["RipienoCertificateExpires"]);
+    let begun = Instant::now();
+    let told = || call(serve.address("metrics"), "GET /v2/health/status", "").2;
+    while !told().contains("The TLS certificate has expired") {
+        assert!(begun.elapsed() < SAFETY, "{}", told());
     }
 }
 

@@ -219,8 +219,12 @@ impl ModelRegistry {
     /// failed.
     pub fn stale(&self) -> Vec<String> {
         let models = self.models.read();
-        let is_stale = |version: &Version| matches!(version.state, ModelState::Ready(_)) && !version.reason.is_empty();
-        models.iter().filter(|(_, versions)| versions.values().any(is_stale)).map(|(name, _)| name.clone()).collect()
+        let serves = |version: &Version| matches!(version.state, ModelState::Ready(_));
+        let has_failed = |version: &Version| !version.reason.is_empty() && version.reason != UNLOADED;
+        let is_stale = |versions: &BTreeMap<VersionKey, Version>| {
+            versions.values().any(serves) && versions.values().any(has_failed)
+        };
+        models.iter().filter(|(_, versions)| is_stale(versions)).map(|(name, _)| name.clone()).collect()
     }
 
     /// Sets the state of a version; `reason` explains an unavailable one and is empty otherwise.

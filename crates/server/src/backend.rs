@@ -69,6 +69,12 @@ pub trait Backend: Send + Sync {
         None
     }
 
+    /// Returns the number of spare schedulers that hear this one, if there ever was one; `None`
+    /// otherwise.
+    fn spares(&self) -> Option<usize> {
+        None
+    }
+
     /// Adds or removes a device and returns its id. May take as long as attaching all models does.
     fn change_devices(&self, change: DeviceChange) -> Result<DeviceId, DeviceRefused>;
 

@@ -45,14 +45,19 @@ fn share(text: &str) -> Result<f64, String> {
     }
 }
 
+/// Returns the configuration of a flight recorder of this size; `None` for 0.
+pub(crate) fn recorder(mib: u32, policy: &str, options: &Options) -> anyhow::Result<Option<FlightConfig>> {
+    if mib == 0 {
+        return Ok(None);
+    }
+    let bounds = RingBounds { bytes: (mib as usize) << 20, ..RingBounds::default() };
+    Ok(Some(FlightConfig { policy: policy.to_owned(), options: serde_json::to_value(options)?, bounds }))
+}
+
 impl FlightArgs {
     /// Returns the configuration of the flight recorder under this policy; `None` if none is kept.
     pub(crate) fn config(&self, policy: &str, options: &Options) -> anyhow::Result<Option<FlightConfig>> {
-        if self.flight_mib == 0 {
-            return Ok(None);
-        }
-        let bounds = RingBounds { bytes: (self.flight_mib as usize) << 20, ..RingBounds::default() };
-        Ok(Some(FlightConfig { policy: policy.to_owned(), options: serde_json::to_value(options)?, bounds }))
+        recorder(self.flight_mib, policy, options)
     }
 
     /// Returns where spans are sent, if anywhere.

@@ -12,6 +12,7 @@ use ripieno_bench::target::tls::ClientTlsArgs;
 use ripieno_report::{Format, Table};
 use ripieno_runtime::history::causes::{Cause, Explained, Explainer};
 use ripieno_runtime::history::{History, TaskRecord};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -35,8 +36,9 @@ pub(crate) struct WhyArgs {
     #[arg(value_name = "FILE", required_unless_present = "url", conflicts_with = "url")]
     recording: Option<PathBuf>,
 
-    /// A running server instead: the address of its HTTP port, `http[s]://HOST:PORT`. A token needs
-    /// the scope admin.
+    /// A running server instead: the address of its HTTP port, `http[s]://HOST:PORT`, for which a
+    /// token needs the scope admin; or of its metrics port, with the scope metrics. Of a cluster
+    /// the metrics port of the primary scheduler.
     #[arg(long, value_name = "URL")]
     url: Option<String>,
 
@@ -57,9 +59,9 @@ pub(crate) struct WhyArgs {
 }
 
 pub(crate) fn run(args: &WhyArgs) -> anyhow::Result<()> {
-    let history = match (&args.recording, &args.url) {
-        (Some(file), _) => History::read(file)?,
-        (None, Some(url)) => of_server(url, &args.tls)?,
+    let (history, status) = match (&args.recording, &args.url) {
+        (Some(file), _) => (History::read(file)?, None),
+        (None, Some(url)) => of_server(url, &args.tls, args.format)?,
         (None, None) => bail!("there is nothing to explain; give a recording or --url"),
     };
     let mut explained = Explainer::new(&history).all();
@@ -71,7 +73,13 @@ pub(crate) fn run(args: &WhyArgs) -> anyhow::Result<()> {
         explained.retain(|each| each.model == model);
     }
     match args.format {
-        Format::Json => print_json(&json(&history, &explained, args.all)),
+        Format::Json => {
+            let mut printed = json(&history, &explained, args.all);
+            if let Some(status) = status {
+                printed["server"] = status;
+            }
+            print_json(&printed)
+        }
         Format::Table => print(&history, &explained, args.all),
     }
 }
@@ -215,7 +223,7 @@ fn timeline(history: &History, each: &Explained) -> Vec<String> {
     lines
 }
 
-fn json(history: &History, explained: &[Explained], all: bool) -> serde_json::Value {
+fn json(history: &History, explained: &[Explained], all: bool) -> Value {
     let name = |model: usize| &history.models()[model].model.name;
     let cause = |((cause, model), requests): &((Cause, usize), Vec<&Explained>)| {
         let example = requests[requests.len() / 2];
@@ -236,7 +244,7 @@ fn json(history: &History, explained: &[Explained], all: bool) -> serde_json::Va
     value
 }
 
-fn one(history: &History, each: &Explained) -> serde_json::Value {
+fn one(history: &History, each: &Explained) -> Value {
     serde_json::json!({
         "request": each.call, "model": history.models()[each.model].model.name,
         "arrived_s": each.arrived.as_millis_f64() / 1e3, "after_ms": (each.ended - each.arrived).as_millis_f64(),
@@ -244,19 +252,41 @@ fn one(history: &History, each: &Explained) -> serde_json::Value {
     })
 }
 
-/// Reads the last minutes of a server.
-fn of_server(url: &str, tls: &ClientTlsArgs) -> anyhow::Result<History> {
+/// Reads what a server says of itself, and its last minutes. Problems are printed first: a server
+/// without a recorder, as a frontend is, has no more to tell.
+fn of_server(url: &str, tls: &ClientTlsArgs, format: Format) -> anyhow::Result<(History, Option<Value>)> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let in_time = || "the server took longer than two minutes";
+    let status =
+        runtime.block_on(async { tokio::time::timeout(PATIENCE, status(url, tls)).await.with_context(in_time) })??;
+    if let (Some(status), Format::Table) = (&status, format) {
+        for problem in status["problems"].as_array().into_iter().flatten() {
+            output::print(format!("not healthy: {}\n", problem["says"].as_str().unwrap_or_default()))?;
+        }
+    }
     let path = std::env::temp_dir().join(format!("ripieno-why-{}.jsonl", std::process::id()));
-    let fetched = runtime.block_on(async {
-        tokio::time::timeout(PATIENCE, fetch(url, tls, &path))
-            .await
-            .context("the server took longer than two minutes")?
-    });
+    let fetched = runtime
+        .block_on(async { tokio::time::timeout(PATIENCE, fetch(url, tls, &path)).await.with_context(in_time) })
+        .flatten();
     let history = fetched.and_then(|()| Ok(History::read(&path)?));
     // There is no file if it could not be made.
     drop(std::fs::remove_file(&path));
-    history
+    match (history, status) {
+        (Ok(history), status) => Ok((history, status)),
+        (Err(error), Some(status)) if format == Format::Json => {
+            print_json(&serde_json::json!({ "server": status }))?;
+            Err(error)
+        }
+        (Err(error), _) => Err(error),
+    }
+}
+
+/// Returns what is wrong with a server; `None` if it does not say.
+async fn status(url: &str, tls: &ClientTlsArgs) -> anyhow::Result<Option<Value>> {
+    let answer = call(Method::GET, url, "/v2/health/status", tls).await?;
+    let is_there = answer.status() == StatusCode::OK;
+    let body = answer.into_body().collect().await?.to_bytes();
+    Ok(is_there.then(|| serde_json::from_slice(&body).ok()).flatten())
 }
 
 async fn fetch(url: &str, tls: &ClientTlsArgs, to: &Path) -> anyhow::Result<()> {

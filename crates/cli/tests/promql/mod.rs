@@ -4,6 +4,7 @@
 //! interval between them, which the caller names; so nothing depends on the clock.
 
 use std::collections::BTreeMap;
+use std::time::SystemTime;
 
 /// Names and values of labels.
 pub(crate) type Labels = BTreeMap<String, String>;
@@ -133,7 +134,7 @@ impl Parser<'_> {
     }
 
     fn comparison(&mut self) -> Operand {
-        let left = self.product();
+        let left = self.difference();
         let holds: fn(f64, f64) -> bool = match self.peek() {
             ">" => |a, b| a > b,
             "<" => |a, b| a < b,
@@ -143,9 +144,19 @@ impl Parser<'_> {
             _ => return left,
         };
         self.at += 1;
-        let right = self.product();
+        let right = self.difference();
         let kept = joined(left, right).into_iter().filter(|(_, a, b)| holds(*a, *b));
         Operand::Vector(kept.map(|(labels, a, _)| (labels, a)).collect())
+    }
+
+    fn difference(&mut self) -> Operand {
+        let mut left = self.product();
+        while self.peek() == "-" {
+            self.at += 1;
+            let of = |(labels, a, b): (Labels, f64, f64)| (labels, a - b);
+            left = Operand::Vector(joined(left, self.product()).into_iter().map(of).collect());
+        }
+        left
     }
 
     fn product(&mut self) -> Operand {
@@ -174,6 +185,12 @@ impl Parser<'_> {
                 let inner = vector(self.either());
                 self.expect(")");
                 Operand::Vector(if inner.is_empty() { vec![(Labels::new(), 1.0)] } else { Vec::new() })
+            }
+            "time" => {
+                self.expect("(");
+                self.expect(")");
+                let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+                Operand::Number(since_epoch.as_secs_f64())
             }
             number if number.starts_with(|c: char| c.is_ascii_digit()) => Operand::Number(number.parse().unwrap()),
             name => Operand::Vector(self.selected(name, &self.scrapes.now.clone())),
@@ -316,5 +333,7 @@ fn the_language_is_evaluated_as_prometheus_does() {
     assert_eq!(values("b < 1 or absent(b)"), [0.0]);
     assert_eq!(values("c < 1 or absent(c)"), [1.0]);
     assert_eq!(values("a > 1 and a{x=\"2\"} > 1"), [6.0]);
+    assert_eq!(values("a - 5 > 0"), [1.0]);
+    assert_eq!(values("a - time() < 0").len(), 2);
     assert_eq!(values("max by (x) (a) > 1.1 * max by (x) (b)"), [4.0]);
 }

@@ -10,6 +10,7 @@
 use super::{ByteStream, Message, RECORD};
 use parking_lot::{Condvar, Mutex};
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -59,6 +60,11 @@ struct SendBuffer {
 impl PeerLink {
     /// Longest silence of a peer: six keep-alive intervals.
     pub const MAX_SILENCE: Duration = Duration::from_secs(3);
+
+    /// Returns the address of the other side, if it is known.
+    pub fn peer(&self) -> Option<SocketAddr> {
+        self.stream.peer()
+    }
 
     /// Starts a writer thread of this name on `stream`.
     pub fn start(stream: Arc<dyn ByteStream>, bounds: LinkBounds, name: &str) -> io::Result<Arc<PeerLink>> {
@@ -143,7 +149,6 @@ impl Drop for PeerLink {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::SocketAddr;
     use std::sync::mpsc::{Receiver, Sender, channel};
 
     /// Reports each write, and blocks it until the test lets it end.

@@ -69,7 +69,16 @@ impl SchedulerShared {
         // What it alone lacked is served now.
         self.reconcile(&peers);
         drop(peers);
-        gone.iter().filter_map(|backend| backend.device.as_ref()).for_each(|device| device.leave(true));
+        for device in gone.iter().filter_map(|backend| backend.device.as_ref()) {
+            let address = link.peer().map(|address| address.to_string()).unwrap_or_default();
+            tracing::warn!(
+                device = device.id.0,
+                address,
+                "backend {address} has gone, and device {} with it",
+                device.id.0
+            );
+            device.leave(true);
+        }
         self.drop_from_calls(process);
         self.update(|machine, now, out| machine.on_lost(now, process, out));
         self.broadcast_device_count();
@@ -163,7 +172,8 @@ impl SchedulerShared {
         let executor = RemoteExecutor::new(Arc::clone(&backend.link), backend.depth, Arc::clone(&backend.offers));
         match (served.engine.add_device_of(&executor), executor.opened()) {
             (Ok(id), Some(remote)) => {
-                tracing::info!(device = id.0, "a backend serves");
+                let address = backend.link.peer().map(|address| address.to_string()).unwrap_or_default();
+                tracing::info!(device = id.0, address, "backend {address} serves as device {}", id.0);
                 if let Some(backend) = self.peers.lock().backends.get_mut(&process) {
                     backend.device = Some(JoinedDevice { served, id, remote });
                 }

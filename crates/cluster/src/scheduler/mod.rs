@@ -89,6 +89,8 @@ struct SchedulerShared {
     peers: Mutex<ConnectedPeers>,
     calls: Mutex<ModelCallTable>,
     connections: AtomicUsize,
+    /// Whether another scheduler has ever listened to this one.
+    had_spare: AtomicBool,
     closed: AtomicBool,
 }
 
@@ -123,6 +125,7 @@ impl ClusterScheduler {
             peers: Mutex::default(),
             calls: Mutex::default(),
             connections: AtomicUsize::new(0),
+            had_spare: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         });
         shared.start_election(store)?;
@@ -164,6 +167,12 @@ impl ClusterScheduler {
     /// Returns true if it is the primary, or a spare that receives heartbeats from one.
     pub fn knows_primary(&self) -> bool {
         self.shared.leadership.knows_primary()
+    }
+
+    /// Returns the number of other schedulers that listen to this one; `None` before the first.
+    pub fn spares(&self) -> Option<usize> {
+        let had_spare = self.shared.had_spare.load(Ordering::Relaxed);
+        had_spare.then(|| self.shared.peers.lock().schedulers.len())
     }
 
     /// Stops listening and ends all connections.

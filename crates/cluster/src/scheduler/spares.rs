@@ -101,6 +101,7 @@ impl SchedulerShared {
         link.send(&Message::Peer(self.leadership.me));
         if process != self.leadership.me {
             self.peers.lock().schedulers.insert(process, Arc::clone(link));
+            self.had_spare.store(true, Ordering::Relaxed);
             self.update(|machine, now, out| machine.on_member(now, process, Role::Scheduler, out));
         }
         let Err(ended) = self.receive_from_spare(reader);

@@ -301,6 +301,12 @@ impl Access {
         (self.tokens.is_some() || self.tls.is_some()).then_some(self.config.reload_every)
     }
 
+    /// Returns the time at which the server's certificate ends, in seconds since the Unix epoch;
+    /// `None` without TLS.
+    pub(crate) fn certificate_expiry_s(&self) -> Option<u64> {
+        self.tls.as_ref()?.expiry_s()
+    }
+
     /// Reloads changed files; blocks.
     pub(crate) fn refresh(&self) {
         if let Some(tokens) = &self.tokens {

@@ -6,21 +6,33 @@
 
 use super::config::TlsFiles;
 use super::reload::Reloading;
-use rustls::RootCertStore;
-use rustls::ServerConfig;
+use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::WebPkiClientVerifier;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
+use rustls::{CertificateError, RootCertStore, ServerConfig};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio_rustls::TlsAcceptor;
 
 /// ALPN protocols, in order of preference.
 const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
+/// The latest time that webpki knows. A certificate has expired by then, so that its check names
+/// the end of its validity.
+const FAR: Duration = Duration::from_secs(253_402_300_800);
+
 pub(super) struct Tls {
-    config: Reloading<ServerConfig>,
+    config: Reloading<LoadedTls>,
     plain_metrics: bool,
+}
+
+/// The configuration that the files hold.
+struct LoadedTls {
+    config: Arc<ServerConfig>,
+    /// End of the validity of the first certificate that ends, in seconds since the Unix epoch.
+    expiry_s: Option<u64>,
 }
 
 impl Tls {
@@ -38,7 +50,13 @@ impl Tls {
 
     /// Returns the TLS acceptor of a listener; `None` if it is unencrypted.
     pub(super) fn acceptor(&self, is_metrics: bool) -> Option<TlsAcceptor> {
-        self.covers(is_metrics).then(|| TlsAcceptor::from(self.config.current()))
+        self.covers(is_metrics).then(|| TlsAcceptor::from(self.config.current().config.clone()))
+    }
+
+    /// Returns the time at which the first certificate of the chain ends, in seconds since the Unix
+    /// epoch.
+    pub(super) fn expiry_s(&self) -> Option<u64> {
+        self.config.current().expiry_s
     }
 
     /// Returns true if the listener is encrypted.
@@ -49,8 +67,9 @@ impl Tls {
 
 /// Builds the configuration. `shown` and `contents` hold the certificate, the key and, if
 /// configured, the authorities.
-fn build(shown: &[String], contents: &[Vec<u8>]) -> Result<ServerConfig, String> {
+fn build(shown: &[String], contents: &[Vec<u8>]) -> Result<LoadedTls, String> {
     let chain = certificates(&shown[0], &contents[0])?;
+    let expiry_s = chain.iter().filter_map(expiry_s).min();
     let key = PrivateKeyDer::from_pem_slice(&contents[1]).map_err(|_| {
         format!("{}: holds no private key in PEM; it begins with -----BEGIN PRIVATE KEY-----", shown[1])
     })?;
@@ -71,7 +90,19 @@ fn build(shown: &[String], contents: &[Vec<u8>]) -> Result<ServerConfig, String>
     let config = builder.with_single_cert(chain, key);
     let mut config = config.map_err(|error| format!("{} and {} do not go together: {error}", shown[0], shown[1]))?;
     config.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).to_vec();
-    Ok(config)
+    Ok(LoadedTls { config: Arc::new(config), expiry_s })
+}
+
+/// Returns the end of a certificate's validity in seconds since the Unix epoch.
+fn expiry_s(certificate: &CertificateDer<'_>) -> Option<u64> {
+    let (parsed, roots) = (ParsedCertificate::try_from(certificate).ok()?, RootCertStore::empty());
+    let far = UnixTime::since_unix_epoch(FAR);
+    match verify_server_cert_signed_by_trust_anchor(&parsed, &roots, &[], far, &[]) {
+        Err(rustls::Error::InvalidCertificate(CertificateError::ExpiredContext { not_after, .. })) => {
+            Some(not_after.as_secs())
+        }
+        _ => None,
+    }
 }
 
 fn certificates(file: &str, content: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
@@ -114,6 +145,22 @@ mod tests {
         assert!(open(&certificate, &other_key, None).contains("do not go together"));
         assert!(open(&certificate, &key, Some("")).contains("ca.pem: holds no certificate"));
         assert!(open(&certificate[..certificate.len() / 2], &key, None).contains("cert.pem: "));
+    }
+
+    #[test]
+    fn the_end_of_a_certificate_is_read_before_and_after_it() {
+        for (year, is_authority) in [(2001, false), (2077, false), (2049, true)] {
+            let mut params = rcgen::CertificateParams::new(["localhost".to_owned()]).unwrap();
+            params.not_before = rcgen::date_time_ymd(2000, 1, 1);
+            params.not_after = rcgen::date_time_ymd(year, 3, 1);
+            if is_authority {
+                params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+            }
+            let certificate = params.self_signed(&rcgen::KeyPair::generate().unwrap()).unwrap();
+            let expected = params.not_after.unix_timestamp().cast_unsigned();
+            assert_eq!(expiry_s(certificate.der()), Some(expected), "{year}");
+        }
+        assert_eq!(expiry_s(&CertificateDer::from(vec![1, 2, 3])), None);
     }
 
     #[test]

@@ -256,9 +256,10 @@ fn tensor(entry: &ServedEntry, spec: &TensorSpec, input: WireTensor) -> Result<T
         && declared.iter().zip(&input.shape).skip(1).all(|(expected, got)| free(expected, got))
         && is_bounded(&input.shape);
     if !fits {
+        let is_open = declared.iter().skip(1).any(|size| *size < 0);
+        let others = if is_open { "; others that are -1 may be 0, as an empty past is" } else { "" };
         return Err(Problem::invalid(format!(
-            "input '{}' of model '{}' must have shape {}, got {:?}; the first dimension is the batch and at \
-             least 1; others that are -1 may be 0, as an empty past is",
+            "input '{}' of model '{}' must have shape {}, got {:?}; the first dimension is the batch and at least 1{others}",
             spec.name,
             entry.name,
             shape_text(declared),

@@ -21,11 +21,11 @@ use crate::{
     ui,
 };
 use bytes::Bytes;
-use http_body_util::Full;
+use http_body_util::{Full, StreamBody};
 use hyper::body::{Body, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use hyper::service::{Service, service_fn};
-use hyper::{HeaderMap, Request, Response};
+use hyper::{HeaderMap, Method, Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use ripieno_base::Nanos;
@@ -41,6 +41,7 @@ use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
+use tokio_stream::wrappers::ReceiverStream;
 
 /// Maximum size of an HTTP/2 request head; model names and a few headers need far less.
 const MAX_HEAD_BYTES: usize = 64 << 10;
@@ -53,6 +54,11 @@ const STREAM_WINDOW_BYTES: u32 = 512 << 10;
 const SEND_BUFFER_BYTES: usize = 64 << 10;
 /// Pause after a failed accept, which is typically caused by a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Path of what is wrong, as on the HTTP port.
+const STATUS: &str = "/v2/health/status";
+/// Path of the last minutes, as on the HTTP port. Here it needs no more than the page, which shows
+/// the same: the scheduler of a cluster has no other port.
+const DUMP: &str = "/v2/recording/dump";
 /// Time for the error responses of calls that are aborted at shutdown.
 const DISMISS_GRACE: Duration = Duration::from_secs(1);
 
@@ -447,32 +453,41 @@ async fn metrics_port(
     if ui::has(request.uri().path()) {
         return Ok(ui::answer(state, request).await);
     }
-    Ok(answer_metrics(state, request).await?.map(tonic::body::Body::new))
+    answer_metrics(state, request).await
 }
 
 async fn answer_metrics(
     state: Arc<ServerState>,
     request: Request<Incoming>,
-) -> Result<Response<Full<Bytes>>, Infallible> {
-    let need = if request.uri().path() == "/metrics" { Permission::Metrics } else { Permission::Health };
+) -> Result<Response<tonic::body::Body>, Infallible> {
+    let path = request.uri().path();
+    let need = if path.starts_with("/v2/health/") { Permission::Health } else { Permission::Metrics };
+    let need = if path == STATUS { Permission::Metrics } else { need };
     if let Err(problem) = state.access.authorize(need, &request) {
         state.call_errors.on_status(problem.kind.http_status());
-        return Ok(http::refusal(&problem));
+        return Ok(http::refusal(&problem).map(tonic::body::Body::new));
     }
-    let (status, body) = match request.uri().path() {
+    if path == DUMP && request.method() == Method::POST {
+        return Ok(match recording::stream(&state) {
+            Ok(pieces) => Response::new(tonic::body::Body::new(StreamBody::new(ReceiverStream::new(pieces)))),
+            Err(problem) => http::refusal(&problem).map(tonic::body::Body::new),
+        });
+    }
+    let (status, body) = match path {
         "/metrics" => (hyper::StatusCode::OK, metrics::render(&state)),
         // Health paths as on the HTTP port, for probes that must work under any client load there.
         "/v2/health/live" => (hyper::StatusCode::OK, "live\n".to_owned()),
         "/v2/health/ready" if state.is_ready() => (hyper::StatusCode::OK, "ready\n".to_owned()),
         "/v2/health/ready" => (hyper::StatusCode::SERVICE_UNAVAILABLE, "not ready\n".to_owned()),
+        STATUS => (hyper::StatusCode::OK, serde_json::to_string(&state.ui.status()).unwrap_or_default()),
         other => (
             hyper::StatusCode::NOT_FOUND,
-            format!("'{other}' is not here; see /ui, /metrics, /v2/health/live and /v2/health/ready\n"),
+            format!("'{other}' is not here; see /ui, /metrics, /v2/health/live, /v2/health/ready and {STATUS}\n"),
         ),
     };
-    let mut answer = Response::new(Full::new(Bytes::from(body)));
+    let mut answer = Response::new(tonic::body::Body::new(Full::new(Bytes::from(body))));
     *answer.status_mut() = status;
-    let text = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-    answer.headers_mut().insert(CONTENT_TYPE, text);
+    let kind = if path == STATUS { "application/json" } else { "text/plain; version=0.0.4; charset=utf-8" };
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     Ok(answer)
 }

@@ -22,6 +22,8 @@ pub(crate) mod shared;
 #[cfg(test)]
 mod tests;
 mod timeline;
+mod trial;
+mod verdict;
 mod view;
 mod watch;
 
@@ -61,11 +63,8 @@ const SCRIPT: &str = include_str!("script.js");
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data:; \
                       form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
-/// Takes a sample of the counters; called each second.
+/// Takes a sample of the counters, and judges by it; called each second.
 pub(crate) fn sample(state: &ServerState) {
-    if !state.config.ui {
-        return;
-    }
     if state.backend.is_primary() {
         let entries = state.registry.ready_entries().into_iter();
         let models = entries.filter_map(|entry| state.model_metrics(&entry).map(|model| (entry, model))).collect();
@@ -74,6 +73,10 @@ pub(crate) fn sample(state: &ServerState) {
         state.ui.samples.lock().clear();
     }
     state.ui.watch.drop_unused();
+    state.ui.count_devices(if state.backend.is_primary() { state.backend.serving_devices() } else { 0 });
+    state.ui.count_elections(state.backend.elections().unwrap_or_default());
+    let models = state.ui.samples.lock().models();
+    state.ui.set_problems(verdict::problems(state, &models, &[]));
 }
 
 /// Whether a path belongs to the page.
@@ -94,6 +97,9 @@ pub(crate) async fn answer(state: Arc<ServerState>, mut request: Request<Incomin
     }
     let answered = match *request.method() {
         Method::GET | Method::HEAD => route(&state, &request).await,
+        Method::POST if request.uri().path().strip_prefix(PATH) == Some(trial::PATH) => {
+            tried(&state, &mut request).await
+        }
         ref other => Err(Problem::new(ProblemKind::WrongMethod, format!("{other} {PATH}: use GET"))),
     };
     let mut answer = answered.unwrap_or_else(|problem| http::refusal(&problem).map(Body::new));
@@ -119,6 +125,14 @@ fn accept_basic(headers: &mut HeaderMap) {
     }
 }
 
+/// Runs the request of the form that tries a model, and returns the model's page with the answer.
+async fn tried(state: &Arc<ServerState>, request: &mut Request<Incoming>) -> Result<Response<Body>, Problem> {
+    let caller = state.access.authorize(Permission::Infer, request)?;
+    let trial = trial::run(state, caller, request).await?;
+    let html = rendered(state, move |state| page::whole(state, &trial.view(), Some(&trial))).await?;
+    Ok(whole("text/html; charset=utf-8", html))
+}
+
 async fn route(state: &Arc<ServerState>, request: &Request<Incoming>) -> Result<Response<Body>, Problem> {
     if !state.config.ui {
         return Err(Problem::new(ProblemKind::NotFound, "the page is off; start the server without --ui off"));
@@ -139,7 +153,7 @@ async fn route(state: &Arc<ServerState>, request: &Request<Incoming>) -> Result<
             if live {
                 return stream(state, view);
             }
-            let html = rendered(state, move |state| page::whole(state, &view)).await?;
+            let html = rendered(state, move |state| page::whole(state, &view, None)).await?;
             Ok(whole("text/html; charset=utf-8", html))
         }
     }

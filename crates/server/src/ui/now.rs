@@ -4,21 +4,16 @@ use super::causes::{self, CauseCount};
 use super::format::{self, count, percent, rate};
 use super::parts::nothing;
 use super::samples::{DeviceView, ModelView, TRACE_S, WINDOW_S};
+use super::verdict;
 use super::view::View;
-use crate::observe::starvation;
 use crate::state::ServerState;
 use maud::{Markup, PreEscaped, html};
 use ripieno_base::Nanos;
 use ripieno_report::chart::sparkline;
 use ripieno_repository::registry::{ModelRegistry, UNLOADED};
 use ripieno_runtime::history::History;
-use ripieno_runtime::history::causes::Cause;
 use ripieno_runtime::{DeviceState, Ending};
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
-
-/// Share of requests in time from which on a model counts as healthy.
-const HEALTHY: f64 = 0.99;
 
 /// Number of outcomes that a row names.
 const MOST_ENDS: usize = 2;
@@ -42,7 +37,7 @@ pub(super) fn render(state: &ServerState) -> Markup {
         place(a).partial_cmp(&place(b)).unwrap_or(std::cmp::Ordering::Equal)
     });
     html! {
-        (health(state, &models, &causes))
+        (verdict::banner(&models, &verdict::problems(state, &models, &causes)))
         h1 { "Now" span.aside { "the last ten seconds" } }
         @if !state.backend.is_primary() {
             (nothing("This process decides nothing: models and devices are on the page of the primary scheduler."))
@@ -62,7 +57,7 @@ pub(super) fn render(state: &ServerState) -> Markup {
                         th scope="col" { "Ten minutes" }
                         th scope="col" { "Not in time" }
                     } }
-                    tbody { @for model in &models { (row(model, load(state, model))) } }
+                    tbody { @for model in &models { (row(model, verdict::load(state, model))) } }
                 }
             }
         }
@@ -137,7 +132,7 @@ pub(super) fn latencies(history: &History) -> BTreeMap<String, (f64, f64)> {
 
 fn row(model: &ModelView, load: Option<(f64, f64)>) -> Markup {
     let entry = &model.entry;
-    let healthy = model.share.is_none_or(|share| share >= HEALTHY);
+    let healthy = model.share.is_none_or(|share| share >= verdict::HEALTHY);
     let slo_ms = entry.slo.span.as_millis_f64();
     let over = model.p99_ms.is_some_and(|p99| p99 > slo_ms);
     let number = |value: Option<f64>| value.map_or("–".to_owned(), format::ms);
@@ -184,105 +179,6 @@ fn pad(trace: Vec<f64>) -> Vec<f64> {
     padded.extend(trace);
     // A point for every four seconds is as much as its width shows.
     padded.chunks(4).map(|four| four.iter().copied().fold(0.0, f64::max)).collect()
-}
-
-/// One line: healthy, or what is wrong.
-fn health(state: &ServerState, models: &[ModelView], causes: &[CauseCount]) -> Markup {
-    let (healthy, text) = verdict(state, models, causes);
-    html! {
-        p #health.health.bad[!healthy] role="status" {
-            span.dot aria-hidden="true" {}
-            strong { (if healthy { "Healthy" } else { "Not healthy" }) }
-            span { (text) }
-        }
-    }
-}
-
-fn verdict(state: &ServerState, models: &[ModelView], causes: &[CauseCount]) -> (bool, String) {
-    if let Some(missing) = missing(state) {
-        return (false, missing);
-    }
-    if let Some(starved) = starved() {
-        return (false, starved);
-    }
-    if let Some(lost) = state.backend.devices().iter().find(|device| device.state == DeviceState::Lost) {
-        return (false, format!("Device {} is lost.", lost.id));
-    }
-    let stale = state.registry.stale();
-    if !stale.is_empty() {
-        let names = stale.join(", ");
-        return (false, format!("{names} serves as it was loaded before: loading it again failed. The log says why."));
-    }
-    let worst = models.iter().filter_map(|model| Some((model, model.share.filter(|share| *share < HEALTHY)?)));
-    let Some((model, share)) = worst.min_by(|a, b| a.1.total_cmp(&b.1)) else {
-        let all: f64 = models.iter().map(|model| model.rate).sum();
-        return match all > 0.0 {
-            true => (true, format!("{} requests, at least {} of each model in time.", rate(all), percent(HEALTHY))),
-            false => (true, "No request in the last ten seconds.".to_owned()),
-        };
-    };
-    let name = &model.entry.name;
-    let cause = causes.iter().find(|cause| cause.model == *name);
-    let why =
-        cause.map_or(String::new(), |top| format!(" Most often: {}. {}.", top.cause.name(), upper(top.cause.change())));
-    let overload = load(state, model).filter(|(offered, can)| offered > can).map_or(String::new(), |(offered, can)| {
-        format!(" It is offered {}, the devices can do {}.", rate(offered), rate(can))
-    });
-    (false, format!("{} of {name}'s requests are in time.{overload}{why}", percent(share)))
-}
-
-/// Returns how much of the window the process did not run, and what to do, if that is notable.
-fn starved() -> Option<String> {
-    let window = Duration::from_secs(WINDOW_S as u64);
-    let share = starvation::of_process()?.starved(Instant::now(), window)?;
-    let throttled = starvation::throttling().filter(|throttling| throttling.periods > 0);
-    let limit = throttled.map_or("", |_| " Its CPU limit throttles it.");
-    let change = upper(Cause::Stalled.change());
-    Some(format!(
-        "The process got no processor for {} of the last ten seconds: requests wait before they are read, and their \
-         clients see more than this page.{limit} {change}.",
-        percent(share)
-    ))
-}
-
-/// Returns what keeps the server from answering, and what to do.
-fn missing(state: &ServerState) -> Option<String> {
-    if state.is_draining() {
-        return Some("The server is shutting down.".to_owned());
-    }
-    if state.backend.is_primary() && state.backend.serving_devices() == 0 {
-        let change = Cause::NoDevice.change();
-        return Some(format!("No device serves: each request is answered with 503. {}.", upper(change)));
-    }
-    if state.is_ready() {
-        return None;
-    }
-    let failed = state.registry.failed();
-    let text = match (state.has_clients(), state.backend.is_primary()) {
-        _ if state.registry.is_loading() => "The server is not ready: a model loads.".to_owned(),
-        _ if !failed.is_empty() => {
-            format!("The server is not ready: {} cannot be served; see the log.", failed.join(", "))
-        }
-        (true, false) => "The server is not ready: no scheduler with a device is there. Look at the schedulers' pages \
-                          and logs."
-            .to_owned(),
-        (false, false) => "This scheduler follows no primary, and is none. Look at the store of the epoch.".to_owned(),
-        (_, true) => "The server is not ready: no model serves. Load one.".to_owned(),
-    };
-    Some(text)
-}
-
-/// Returns the offered load and the capacity of a model in requests per second, if they are known.
-pub(super) fn load(state: &ServerState, model: &ModelView) -> Option<(f64, f64)> {
-    let rows_per_s = model.entry.id.and_then(|id| state.backend.capacity(id))?;
-    let answered = model.now.success.count.max(1);
-    let rows = (model.now.rows as f64 / answered as f64).max(1.0);
-    Some((model.rate, rows_per_s / rows))
-}
-
-fn upper(text: &str) -> String {
-    let mut letters = text.chars();
-    letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
 }
 
 /// The causes of what was not in time.

@@ -1,12 +1,13 @@
 //! The frame around every view.
 
 use super::render::live;
+use super::trial::{self, Trial};
 use super::view::{RequestFilter, View};
 use crate::state::ServerState;
 use maud::{DOCTYPE, Markup, html};
 
-/// Renders a whole page.
-pub(super) fn whole(state: &ServerState, view: &View) -> Markup {
+/// Renders a whole page, and of a model the form to try it.
+pub(super) fn whole(state: &ServerState, view: &View, trial: Option<&Trial>) -> Markup {
     let places = [
         ("Now", View::Now, matches!(view, View::Now | View::Model(..))),
         (
@@ -23,15 +24,7 @@ pub(super) fn whole(state: &ServerState, view: &View) -> Markup {
     html! {
         (DOCTYPE)
         html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                meta name="color-scheme" content="light dark";
-                title { (view.title()) " · Ripieno" }
-                link rel="icon" href="data:,";
-                link rel="stylesheet" href="/ui/style.css";
-                script src="/ui/script.js" defer {}
-            }
+            (head(view))
             body {
                 a.skip href="#main" { "Skip to the content" }
                 header {
@@ -47,6 +40,7 @@ pub(super) fn whole(state: &ServerState, view: &View) -> Markup {
                 }
                 main #main tabindex="-1" {
                     div #live data-live=[view.live_path()] { (live(view, state)) }
+                    @if let View::Model(name, version) = view { (trial::form(state, name, version, trial)) }
                     section #detail aria-live="polite" {}
                 }
                 footer {
@@ -54,6 +48,20 @@ pub(super) fn whole(state: &ServerState, view: &View) -> Markup {
                     " · the counters of /metrics, and the last minutes of the flight recorder"
                 }
             }
+        }
+    }
+}
+
+fn head(view: &View) -> Markup {
+    html! {
+        head {
+            meta charset="utf-8";
+            meta name="viewport" content="width=device-width, initial-scale=1";
+            meta name="color-scheme" content="light dark";
+            title { (view.title()) " · Ripieno" }
+            link rel="icon" href="data:,";
+            link rel="stylesheet" href="/ui/style.css";
+            script src="/ui/script.js" defer {}
         }
     }
 }

@@ -30,7 +30,7 @@ pub(super) fn form(id: &str) -> Markup {
     html! {
         form.search action="/ui/requests" method="get" role="search" {
             label for="id" { "Find by the client's id" }
-            input #id name="id" type="search" value=(id) autocomplete="off" spellcheck="false" {}
+            input #id name="id" type="search" value=(id) autocomplete="off" spellcheck="false";
             button type="submit" { "Find" }
         }
     }

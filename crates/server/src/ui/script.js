@@ -75,6 +75,18 @@
     detail.scrollIntoView({ block: "nearest" });
   }
 
+  // Sends the form that tries a model, and shows the answer below it instead of on a new page.
+  document.addEventListener("submit", async (event) => {
+    const form = event.target.closest("#try");
+    if (!form) return;
+    event.preventDefault();
+    const reply = await fetch(form.action, { method: "POST", body: new URLSearchParams(new FormData(form)) });
+    const page = new DOMParser().parseFromString(await reply.text(), "text/html");
+    const part = page.getElementById("answer");
+    const shown = part ? [...part.childNodes] : [page.body.textContent];
+    document.getElementById("answer").replaceChildren(...shown);
+  });
+
   document.addEventListener("click", (event) => {
     const link = event.target.closest("a[data-detail]");
     if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
@@ -83,7 +95,7 @@
   });
 
   document.addEventListener("keydown", (event) => {
-    if (event.target.closest("input") || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.closest("input, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === "p" && pause) setPaused(!paused);
     if (event.key === "Escape") detail.replaceChildren();
     // Arrows lead from bar to bar, and + and - zoom.

@@ -55,6 +55,10 @@ async fn loads_that_failed_are_shown_with_their_reason() {
     let html = text(&server, "/ui").await;
     assert!(html.contains("Loads that failed") && html.contains("broken 2"), "{html}");
     assert!(html.contains("no &lt;ONNX&gt; model"), "{html}");
+    // A version that failed beside one that serves.
+    server.registry.set("quick", "9", ModelState::Unavailable, "half a file");
+    let html = text(&server, "/ui").await;
+    assert!(html.contains("quick serves as it was loaded before"), "{html}");
 }
 
 #[tokio::test]
@@ -98,7 +102,7 @@ async fn an_open_view_is_sent_anew_and_too_many_are_refused() {
     let mut first = open().await.unwrap().into_body();
     for _ in 0..2 {
         let event = first.frame().await.unwrap().unwrap().into_data().unwrap();
-        assert!(event.starts_with(b"data: <p class=\"health") && event.ends_with(b"\n\n"), "{event:?}");
+        assert!(event.starts_with(b"data: <div id=\"health\">") && event.ends_with(b"\n\n"), "{event:?}");
     }
     let mut streams = Vec::new();
     for _ in 0..63 {
@@ -110,6 +114,59 @@ async fn an_open_view_is_sent_anew_and_too_many_are_refused() {
     // Their places are free once the server has seen them go.
     let accepted = async { while open().await.unwrap().status() != StatusCode::OK {} };
     tokio::time::timeout(Duration::from_secs(10), accepted).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_model_is_tried_on_its_page() {
+    let server = start_with(config()).await;
+    let html = text(&server, "/ui/model?name=quick").await;
+    let proposed = html.split("</textarea>").next().unwrap().split("<textarea").nth(1).unwrap();
+    let proposed = proposed.split_once('>').unwrap().1.replace("&quot;", "\"");
+    let tried = async |request: &str| {
+        let url = format!("http://{}/ui/try", server.addresses.metrics.unwrap());
+        let form = form_urlencoded::Serializer::new(String::new())
+            .extend_pairs([("name", "quick"), ("version", ""), ("request", request)])
+            .finish();
+        let reply = send(Request::post(url).body(Full::<Bytes>::from(form)).unwrap()).await;
+        (reply.status, String::from_utf8(reply.body.to_vec()).unwrap())
+    };
+    let (status, html) = tried(&proposed).await;
+    assert_eq!(status, StatusCode::OK, "{html}");
+    assert!(html.contains("Answered after") && html.contains("&quot;outputs&quot;"), "{proposed}: {html}");
+    let life = html.split("href=\"").find(|part| part.starts_with("/ui/requests?id=try-")).unwrap();
+    let life = text(&server, life.split('"').next().unwrap()).await;
+    assert!(life.contains("quick, 1 row,") && life.contains("in time"), "{life}");
+    let (_, html) = tried("<no JSON").await;
+    assert!(html.contains("400 after") && html.contains("&lt;no JSON") && !html.contains("<no JSON"), "{html}");
+}
+
+#[tokio::test]
+async fn programs_learn_what_is_wrong_on_both_ports() {
+    let server = start_with(config()).await;
+    let status = |at: std::net::SocketAddr| {
+        let url = format!("http://{at}/v2/health/status");
+        async move { send(Request::get(url).body(Full::<Bytes>::default()).unwrap()).await.json() }
+    };
+    let until = async |name: &str| {
+        for address in [server.addresses.metrics.unwrap(), server.addresses.http.unwrap()] {
+            let told = async {
+                loop {
+                    let status = status(address).await;
+                    if status["problems"].as_array().unwrap().iter().any(|problem| problem["name"] == name) {
+                        return status;
+                    }
+                }
+            };
+            let status = tokio::time::timeout(Duration::from_secs(30), told).await.unwrap();
+            assert_eq!(status["healthy"], json!(false));
+        }
+    };
+    assert_eq!(status(server.addresses.http.unwrap()).await, json!({ "healthy": true, "problems": [] }));
+    server.registry.set("broken", "2", ModelState::Unavailable, "no model");
+    until("load_failed").await;
+    let lost = server.post("/v2/devices/0/lose", &[], "").await;
+    assert_eq!(lost.status, StatusCode::OK);
+    until("no_device").await;
 }
 
 #[tokio::test]

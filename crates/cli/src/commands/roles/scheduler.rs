@@ -6,6 +6,7 @@ use crate::args::address::listening;
 use crate::args::logs::LogFormat;
 use crate::args::policy::{ObjectiveArg, POLICIES, PolicyArgs};
 use crate::args::server_threads::ServerThreads;
+use crate::commands::flight::recorder;
 use crate::output::{self, print_json};
 use anyhow::Context;
 use clap::Args;
@@ -17,8 +18,8 @@ use ripieno_policies::{build, find};
 use ripieno_report::Format;
 use ripieno_repository::registry::{IndexRow, ModelRegistry, Repository, Upload};
 use ripieno_runtime::{
-    DeviceRefused, DeviceSnapshot, Engine, EngineConfig, EngineProcesses, Failure, HangBound, Job, ModelSnapshot,
-    SchedulerSnapshot,
+    DeviceRefused, DeviceSnapshot, Engine, EngineConfig, EngineProcesses, Failure, FlightRecorder, HangBound, Job,
+    ModelSnapshot, SchedulerSnapshot,
 };
 use ripieno_sched::{Limits, Options, Setup};
 use ripieno_server::{Backend, DeviceChange, Server, ServerConfig, Withdraw};
@@ -89,6 +90,11 @@ pub(crate) struct SchedulerArgs {
     /// 503.
     #[arg(long, value_name = "S", default_value_t = 30)]
     drain_timeout_s: u64,
+
+    /// Memory for the last ten minutes of scheduling, in MiB, which the page and `ripieno why`
+    /// read. 0: keep none.
+    #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(0..=65_536))]
+    flight_mib: u32,
 
     /// Format of the log on stderr.
     #[arg(long, value_enum, default_value = "text")]
@@ -182,7 +188,7 @@ fn epoch() -> Epoch {
 
 /// Returns the callback that starts the engine once the models are known.
 fn start(args: &SchedulerArgs) -> StartEngine {
-    let (chosen, objective) = (args.policy.clone(), args.objective);
+    let (chosen, objective, flight_mib) = (args.policy.clone(), args.objective, args.flight_mib);
     let bounds = EngineBounds {
         devices: usize::from(args.max_devices),
         live: args.max_live as usize,
@@ -192,7 +198,7 @@ fn start(args: &SchedulerArgs) -> StartEngine {
     Box::new(move || {
         let (name, options) = chosen.served(objective).map_err(|error| error.to_string())?;
         chosen.log(&name, &options);
-        start_engine(&name, &options, bounds).map_err(|error| format!("{error:#}"))
+        start_engine(&name, &options, bounds, flight_mib).map_err(|error| format!("{error:#}"))
     })
 }
 
@@ -208,7 +214,7 @@ struct EngineBounds {
     hang: HangBound,
 }
 
-fn start_engine(name: &str, options: &Options, bounds: EngineBounds) -> anyhow::Result<StartedEngine> {
+fn start_engine(name: &str, options: &Options, bounds: EngineBounds, flight_mib: u32) -> anyhow::Result<StartedEngine> {
     let EngineBounds { devices, live, bytes, hang } = bounds;
     let policy = find(name)?;
     let limits = policy.needs(options).served(devices, live);
@@ -216,6 +222,7 @@ fn start_engine(name: &str, options: &Options, bounds: EngineBounds) -> anyhow::
     let scheduler = build(name, &setup, options)?;
     let mut config = EngineConfig::new(scheduler, setup, Vec::new());
     (config.max_queued_bytes, config.policy, config.hang) = (bytes, Some(policy), hang);
+    config.flight = recorder(flight_mib, name, options)?;
     let engine = Engine::start(config).context("cannot start the runtime")?;
     Ok(StartedEngine { engine, depth: limits.depth })
 }
@@ -276,6 +283,14 @@ impl Backend for PendingEngine {
 
     fn elections(&self) -> Option<u64> {
         Some(self.scheduler.elections())
+    }
+
+    fn spares(&self) -> Option<usize> {
+        self.scheduler.spares()
+    }
+
+    fn flight(&self) -> Option<FlightRecorder> {
+        self.engine()?.flight()
     }
 
     fn change_devices(&self, _: DeviceChange) -> Result<DeviceId, DeviceRefused> {

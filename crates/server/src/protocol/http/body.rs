@@ -41,7 +41,7 @@ pub(super) async fn read_for(
 }
 
 /// Reads the body of a request and marks it as read on its connection.
-pub(super) async fn read(state: &ServerState, request: &mut Request<Incoming>) -> Result<Bytes, Problem> {
+pub(crate) async fn read(state: &ServerState, request: &mut Request<Incoming>) -> Result<Bytes, Problem> {
     let encoding = encoding(request.headers())?;
     let connection = request.extensions().get::<Arc<ClientConnection>>().cloned();
     let budget = state.budget_of(connection.as_ref());

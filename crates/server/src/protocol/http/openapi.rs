@@ -12,11 +12,12 @@ use serde_json::{Map, Value, json};
 type ApiRoute = (&'static str, &'static str, &'static str, &'static str);
 
 const MODEL: &str = "/v2/models/{model}";
-const ROUTES: [ApiRoute; 35] = [
+const ROUTES: [ApiRoute; 36] = [
     ("/openapi.json", "This document", "", ""),
     ("/v2", "Name, version and extensions of the server", "", ""),
     ("/v2/health/live", "Whether the process answers", "", ""),
     ("/v2/health/ready", "Whether the server is ready", "", ""),
+    ("/v2/health/status", "What is wrong, and what to change", "", "Status"),
     (MODEL, "Inputs and outputs of a model", "", ""),
     ("/v2/models/{model}/ready", "Whether a model is ready", "", ""),
     ("/v2/models/{model}/config", "Configuration of a model", "", ""),
@@ -122,6 +123,16 @@ fn schemas() -> Value {
     let tensors = || json!({ "type": "array", "items": { "$ref": "#/components/schemas/Tensor" } });
     json!({
         "Error": { "type": "object", "properties": { "error": { "type": "string" } } },
+        "Status": {
+            "type": "object",
+            "properties": {
+                "healthy": { "type": "boolean" },
+                "problems": {
+                    "type": "array",
+                    "items": { "type": "object", "properties": { "name": text(), "says": text() } },
+                },
+            },
+        },
         "Tensor": tensor,
         "InferRequest": {
             "type": "object",
@@ -192,7 +203,7 @@ mod tests {
             assert!(has(path), "{path}");
         }
         let kinds = described.iter().map(|call| format!("{call:?}").split(['(', ' ']).next().unwrap().to_owned());
-        // All 28 kinds but the three that are refused.
-        assert_eq!(kinds.collect::<BTreeSet<_>>().len(), 25);
+        // All 29 kinds but the three that are refused.
+        assert_eq!(kinds.collect::<BTreeSet<_>>().len(), 26);
     }
 }

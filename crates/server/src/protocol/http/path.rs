@@ -21,6 +21,7 @@ pub(super) enum RestCall {
     Server,
     Live,
     Ready,
+    Status,
     ModelReady(ModelTarget),
     Metadata(ModelTarget),
     Config(ModelTarget),
@@ -89,7 +90,7 @@ impl RestCall {
             RestCall::Statistics(_) | RestCall::Index | RestCall::Devices | RestCall::TextModels => {
                 Permission::Describe
             }
-            RestCall::OpenApi => Permission::Describe,
+            RestCall::OpenApi | RestCall::Status => Permission::Describe,
             RestCall::Embeddings | RestCall::Classify | RestCall::Rerank => Permission::Infer,
             RestCall::EncoderEmbed | RestCall::EncoderRerank | RestCall::EncoderPredict => Permission::Infer,
             RestCall::TraceSettings | RestCall::LogSettings => Permission::Describe,
@@ -116,6 +117,7 @@ pub(super) fn parse(path: &str) -> Option<RestCall> {
         ["v2"] => Some(RestCall::Server),
         ["v2", "health", "live"] => Some(RestCall::Live),
         ["v2", "health", "ready"] => Some(RestCall::Ready),
+        ["v2", "health", "status"] => Some(RestCall::Status),
         // This path precedes the models': a model named "stats" has no metadata path.
         ["v2", "models", "stats"] => Some(RestCall::Statistics(ModelTarget::default())),
         ["v2", "models", name, "versions", version, rest @ ..] => model(name, version, rest),
