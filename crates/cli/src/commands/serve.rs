@@ -36,7 +36,7 @@ const HELP: &str = "Example:\n  ripieno serve ./models/repository --device cpu\n
                     RIPIENO_MAX_LIVE, --tokens as RIPIENO_TOKENS_FILE.\n";
 
 /// Serve a repository of models (NAME/VERSION/model.onnx, NAME/model.toml, NAME/config.pbtxt) or
-/// one MODEL.onnx over HTTP and gRPC.
+/// one MODEL.onnx (a path, hf://ORG/NAME or https://HOST/MODEL.onnx) over HTTP and gRPC.
 ///
 /// Supports the Open Inference Protocol (KServe V2) with Triton's extensions, so stock Triton and
 /// KServe clients work unchanged. Each model has one setting that matters, slo_ms in its
@@ -44,8 +44,7 @@ const HELP: &str = "Example:\n  ripieno serve ./models/repository --device cpu\n
 #[derive(Args, Debug)]
 #[command(after_help = format!("{HELP}\n{POLICIES}"))]
 pub(crate) struct ServeArgs {
-    /// The model repository, one ONNX file, hf://ORG/NAME[@REVISION][/FILE.onnx], or
-    /// https://HOST/.../MODEL.onnx[#sha256=SUM].
+    /// The model repository, or one ONNX file.
     #[arg(value_name = "REPOSITORY|MODEL.onnx", default_value = "models/repository")]
     repository: PathBuf,
 
