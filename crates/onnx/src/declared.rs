@@ -17,8 +17,10 @@ use std::path::{Component, Path};
 pub struct Declared {
     /// Inputs of a request.
     pub inputs: Vec<TensorSpec>,
-    /// Names of inputs with a default, an initializer of the same name. Requests do not bring them.
+    /// Names of inputs with a default, an initializer of the same name.
     pub defaults: Vec<String>,
+    /// Inputs with a default that a request may replace.
+    pub optional: Vec<TensorSpec>,
     /// Outputs of a request.
     pub outputs: Vec<TensorSpec>,
     /// Names of external files with weights.
@@ -33,6 +35,12 @@ pub struct Declared {
     pub convolutions: bool,
 }
 
+/// First version of the format in which a request may replace the initializer of an input.
+const MIN_REPLACEABLE_IR: i64 = 4;
+/// Largest number of inputs with defaults that requests may replace. A file with more lists its
+/// weights as inputs, as some exporters do.
+const MAX_OPTIONAL: usize = 16;
+
 impl Declared {
     /// Returns the declarations of a file.
     pub fn of(file: &OnnxFile) -> Result<Declared, OnnxError> {
@@ -42,7 +50,11 @@ impl Declared {
         }
         let external = external_data(path, graph)?;
         let given = |input: &&ValueInfoProto| graph.initializer.iter().any(|weight| weight.name == input.name);
-        let defaults = graph.input.iter().filter(given).map(|info| info.name.clone()).collect();
+        let with_default: Vec<&ValueInfoProto> = graph.input.iter().filter(given).collect();
+        let defaults = with_default.iter().map(|info| info.name.clone()).collect();
+        let replaceable = file.model.ir_version >= MIN_REPLACEABLE_IR && with_default.len() <= MAX_OPTIONAL;
+        let optional = with_default.iter().filter(|_| replaceable).filter_map(|info| spec("input", info, path).ok());
+        let optional = optional.collect();
         let inputs = graph.input.iter().filter(|input| !given(input)).map(|info| spec("input", info, path));
         let outputs = graph.output.iter().map(|info| spec("output", info, path));
         let (inputs, outputs) = (inputs.collect::<Result<Vec<_>, _>>()?, outputs.collect::<Result<Vec<_>, _>>()?);
@@ -52,7 +64,7 @@ impl Declared {
         let vocabulary = vocabulary(graph);
         let no_batch = no_batch("input", &inputs, path).or_else(|| no_batch("output", &outputs, path));
         let convolutions = graph.node.iter().any(|node| matches!(&*node.op_type, "Conv" | "ConvTranspose"));
-        Ok(Declared { inputs, defaults, outputs, external, no_batch, vocabulary, convolutions })
+        Ok(Declared { inputs, defaults, optional, outputs, external, no_batch, vocabulary, convolutions })
     }
 }
 

@@ -21,9 +21,11 @@ use std::collections::HashMap;
 
 /// Returns the model as rten wants it, unchanged if it is so already. `external` are the names of
 /// its external files: the file at index i is afterwards called by [`external_name`], since rten
-/// accepts certain endings only.
-pub fn rewrite_for_rten(model: Vec<u8>, external: &[String]) -> Vec<u8> {
+/// accepts certain endings only. `optional` are names of inputs whose defaults are removed, since
+/// rten takes inputs with defaults for constants.
+pub fn rewrite_for_rten(model: Vec<u8>, external: &[String], optional: &[&str]) -> Vec<u8> {
     let model = if external.is_empty() { model } else { rename_external(model, external) };
+    let model = if optional.is_empty() { model } else { remove_defaults(model, optional) };
     let model = Bytes::from(model);
     let weights = ModelProto::decode(model.clone()).ok().and_then(|model| model.graph).map(|graph| {
         let weights = graph.initializer.into_iter().map(|weight| (weight.name, weight.dims));
@@ -70,6 +72,27 @@ fn rename_external(model: Vec<u8>, external: &[String]) -> Vec<u8> {
     let weight =
         |weight: &[u8], out: &mut Vec<u8>| within(TENSOR_EXTERNAL_DATA, &entry, GRAPH_INITIALIZER, weight, out);
     let graph = |graph: &[u8], out: &mut Vec<u8>| within(GRAPH_INITIALIZER, &weight, MODEL_GRAPH, graph, out);
+    edit(&model, MODEL_GRAPH, &graph).unwrap_or(model)
+}
+
+/// A weight, of which only the name is read.
+#[derive(Clone, PartialEq, Message)]
+struct NamedWeight {
+    #[prost(string, tag = "8")]
+    name: String,
+}
+
+fn remove_defaults(model: Vec<u8>, names: &[&str]) -> Vec<u8> {
+    let weight = |weight: &[u8], out: &mut Vec<u8>| {
+        let is_default = NamedWeight::decode(weight).is_ok_and(|weight| names.contains(&&*weight.name));
+        if !is_default {
+            put(GRAPH_INITIALIZER, weight, out);
+        }
+    };
+    let graph = |graph: &[u8], out: &mut Vec<u8>| match edit(graph, GRAPH_INITIALIZER, &weight) {
+        Some(graph) => put(MODEL_GRAPH, &graph, out),
+        None => put(MODEL_GRAPH, graph, out),
+    };
     edit(&model, MODEL_GRAPH, &graph).unwrap_or(model)
 }
 
@@ -195,9 +218,9 @@ mod tests {
         for file in ["double", "gather", "identity_bytes"] {
             let path = format!("{}/../executor/tests/models/{file}.onnx", env!("CARGO_MANIFEST_DIR"));
             let model = std::fs::read(path).unwrap();
-            assert_eq!(rewrite_for_rten(model.clone(), &[]), model);
+            assert_eq!(rewrite_for_rten(model.clone(), &[], &[]), model);
         }
-        assert_eq!(rewrite_for_rten(b"no model".to_vec(), &[]), b"no model");
+        assert_eq!(rewrite_for_rten(b"no model".to_vec(), &[], &[]), b"no model");
     }
 
     #[test]

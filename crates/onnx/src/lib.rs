@@ -68,4 +68,4 @@ pub use open_batch::{OPEN_BATCH_VERSION, open_batch};
 pub use price::CutPrice;
 pub use recurrent::{CellOutput, RandomCells, RecurrentCell, RecurrentCells};
 pub use rows::{RowAnalysis, RowFinding, RowFindingKind, RowVerdict, analyse_rows, analyse_rows_at, other_batch_dims};
-pub use weights::words;
+pub use weights::{default_value, words};

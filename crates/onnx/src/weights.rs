@@ -159,6 +159,26 @@ fn read_range(path: &Path, offset: u64, size: u64) -> std::io::Result<Vec<u8>> {
     Ok(data)
 }
 
+/// Returns the shape and the elements of an input's default in bytes, as requests bring them.
+/// External data is read from the file's folder.
+pub fn default_value(file: &OnnxFile, input: &str) -> Result<(Vec<i64>, Vec<u8>), OnnxError> {
+    let broken = || OnnxError(format!("the default of input '{input}' does not have the elements that its shape says"));
+    let weight = file.graph().initializer.iter().find(|weight| weight.name == input).ok_or_else(broken)?;
+    let TensorProto { data_type, raw_data, int32_data, int64_data, float_data, dims, .. } =
+        inline(weight, file.path().parent().unwrap_or(Path::new("")))?;
+    let data: Vec<u8> = match (data_type, raw_data) {
+        (_, Some(raw)) => raw.to_vec(),
+        (elem::FLOAT, None) => float_data.iter().flat_map(|number| number.to_le_bytes()).collect(),
+        (elem::INT64, None) => int64_data.iter().flat_map(|number| number.to_le_bytes()).collect(),
+        (elem::INT32, None) => int32_data.iter().flat_map(|number| number.to_le_bytes()).collect(),
+        // One byte an element, in the low bits.
+        (elem::BOOL | elem::INT8 | elem::UINT8, None) => int32_data.iter().map(|&number| number as u8).collect(),
+        (other, None) => return refuse(format!("the default of input '{input}' has ONNX's type {other}")),
+    };
+    let size = element_bytes(data_type).zip(elements(weight)).and_then(|(size, count)| size.checked_mul(count));
+    if size == Some(data.len()) { Ok((dims, data)) } else { Err(broken()) }
+}
+
 /// Creates an FP32 tensor.
 pub(crate) fn float_tensor(name: &str, dims: &[i64], elements: &[f32]) -> TensorProto {
     let raw: Vec<u8> = elements.iter().flat_map(|element| element.to_le_bytes()).collect();

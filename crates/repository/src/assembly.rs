@@ -64,6 +64,7 @@ pub(super) fn prepare(
         id: None,
         platform: "ensemble".to_owned(),
         inputs: whole(&read.settings.inputs),
+        optional: Vec::new(),
         outputs: whole(&read.settings.outputs),
         batched,
         unbatched: None,

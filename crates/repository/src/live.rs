@@ -493,12 +493,14 @@ fn entry(prepared: &PreparedModel, model: &Model, slo: Slo, id: ModelId) -> Serv
         sequences.inputs = inputs.clone();
         inputs.retain(|spec| !sequences.fills(&spec.name));
     }
+    let own = |spec: &TensorSpec| TensorSpec { shape: spec.shape[1..].to_vec(), ..spec.clone() };
     ServedEntry {
         name: prepared.plan.name.clone(),
         version: prepared.plan.version.clone(),
         id: Some(id),
         platform: platform(prepared.engine).to_owned(),
         inputs,
+        optional: prepared.loaded.optional_inputs().iter().map(own).collect(),
         outputs: answers(prepared),
         batched: prepared.loaded.batched(),
         unbatched: prepared.unbatched.clone(),

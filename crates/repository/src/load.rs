@@ -323,6 +323,12 @@ impl PreparedModel {
         Some(ServedModel { model, loaded: self.loaded.clone(), max_queue, max_queued_work, answer_late })
     }
 
+    fn described_inputs(&self) -> Vec<String> {
+        let own = self.loaded.inputs().iter().map(|spec| describe(spec, self.loaded.batched()));
+        let optional = self.loaded.optional_inputs().iter().map(|spec| describe(spec, false) + " (optional)");
+        own.chain(optional).collect()
+    }
+
     /// Returns the report for the command line.
     pub fn report(&self, devices: usize) -> ModelReport {
         let plan = &self.plan;
@@ -344,7 +350,7 @@ impl PreparedModel {
             state: "READY".to_owned(),
             engine: Some(self.engine),
             measured_at: self.measured_at.clone().map(|(shapes, _)| shapes),
-            inputs: self.loaded.inputs().iter().map(|spec| describe(spec, self.loaded.batched())).collect(),
+            inputs: self.described_inputs(),
             outputs: self.loaded.outputs().iter().map(|spec| describe(spec, self.loaded.batched())).collect(),
             slo_ms: slo.map(|slo| slo.span.as_millis_f64()),
             slo_is_derived: slo.map(|slo| slo.origin == SloOrigin::Profile),

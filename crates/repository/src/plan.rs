@@ -242,7 +242,7 @@ impl LoadPlan {
 
     /// Checks the declarations against the loaded model.
     pub fn check_declared(&self, model: &dyn LoadedModel) -> Result<(), String> {
-        self.check_defaults()?;
+        self.check_defaults(model)?;
         if let Some(triton) = &self.triton {
             triton.check_declared(model)?;
         }
@@ -256,15 +256,18 @@ impl LoadPlan {
         let sides = [("input", &self.config.inputs, model.inputs()), ("output", &self.config.outputs, model.outputs())];
         for (kind, declared, actual) in sides {
             for spec in declared {
-                check_tensor(kind, spec, actual, model.batched())
-                    .map_err(|cause| format!("{}: {cause}", self.config.file))?;
+                // An optional input is one for all rows, so its shape has no batch dimension.
+                let optional = model.optional_inputs().iter().any(|known| known.name == spec.name && kind == "input");
+                let (actual, batched) =
+                    if optional { (model.optional_inputs(), false) } else { (actual, model.batched()) };
+                check_tensor(kind, spec, actual, batched).map_err(|cause| format!("{}: {cause}", self.config.file))?;
             }
         }
         Ok(())
     }
 
-    /// Checks that no declared input has a default in the file: requests cannot replace it.
-    fn check_defaults(&self) -> Result<(), String> {
+    /// Checks that requests can replace the default of each declared input that has one.
+    fn check_defaults(&self, model: &dyn LoadedModel) -> Result<(), String> {
         let triton = self.triton.as_ref();
         let of_triton =
             triton.into_iter().flat_map(|triton| triton.settings.inputs.iter().map(|spec| (&triton.file, spec)));
@@ -273,12 +276,16 @@ impl LoadPlan {
         let (false, Some(file)) = (declared.is_empty(), self.files().into_iter().next()) else { return Ok(()) };
         // The engine reports a file that cannot be read.
         let Ok(known) = OnnxFile::read(&file).and_then(|file| Declared::of(&file)) else { return Ok(()) };
-        match declared.into_iter().find(|(_, spec)| known.defaults.contains(&spec.name)) {
+        let is_fixed = |spec: &TensorSpec| {
+            let is_named = |optional: &TensorSpec| optional.name == spec.name;
+            known.defaults.contains(&spec.name) && !model.optional_inputs().iter().any(is_named)
+        };
+        match declared.into_iter().find(|(_, spec)| is_fixed(spec)) {
             None => Ok(()),
             Some((config, TensorSpec { name, .. })) => Err(format!(
                 "{config}: input {name:?} has a default in the file, an initializer of that name, which requests cannot \
-                 replace here: remove the input from this file to serve the model with its default, or export the model \
-                 without the initializer"
+                 replace here: the format is older than version 4, it has more than 16 such inputs, the model runs in cells, \
+                 or engine 'cpu' cannot carry the datatype; remove the input from this file to serve the model with its default"
             )),
         }
     }

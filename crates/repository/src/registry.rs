@@ -33,6 +33,8 @@ pub struct ServedEntry {
     /// Inputs. The first dimension is the batch, -1 if any number of rows is allowed. Clients of an
     /// unbatched model see the other dimensions only: [`ServedEntry::shape`].
     pub inputs: Vec<TensorSpec>,
+    /// Inputs that a request may leave out, in the shapes that clients see.
+    pub optional: Vec<TensorSpec>,
     /// Outputs, likewise.
     pub outputs: Vec<TensorSpec>,
     /// Whether requests share batches; otherwise each request is one row.
@@ -363,6 +365,7 @@ mod tests {
             id: Some(ModelId(0)),
             platform: "emulated".into(),
             inputs: vec![],
+            optional: vec![],
             outputs: vec![],
             batched: true,
             unbatched: None,

@@ -25,7 +25,7 @@ pub struct ModelReport {
     pub engine: Option<&'static str>,
     /// Shapes of the request that its profile was measured with, if the file leaves some open.
     pub measured_at: Option<String>,
-    /// Inputs, such as "images FP32 [-1, 64]".
+    /// Inputs, such as "images FP32 [-1, 64]"; "(optional)" follows those with defaults.
     pub inputs: Vec<String>,
     /// Outputs, likewise.
     pub outputs: Vec<String>,

@@ -12,10 +12,14 @@ pub(crate) struct FlowValue {
     pub(crate) last_use: usize,
 }
 
-/// Numbers of a block's inputs and outputs, in the block's order.
+/// Numbers of a block's tensors, in the block's order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BlockPlan {
+    /// Values that the block takes.
     pub(crate) inputs: Vec<usize>,
+    /// Indices of the inputs of the model that replace defaults of the block.
+    pub(crate) optional: Vec<usize>,
+    /// Values that the block outputs.
     pub(crate) outputs: Vec<usize>,
 }
 

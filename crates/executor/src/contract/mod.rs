@@ -96,6 +96,13 @@ pub trait LoadedModel: Send + Sync {
     /// [`batched`](LoadedModel::batched), a batch dimension of 1 precedes the file's dimensions.
     fn inputs(&self) -> &[TensorSpec];
 
+    /// Returns the inputs that a request may leave out, because the model has a default. Behind a
+    /// first dimension of 1, a tensor is the same for all rows of its request. A request brings
+    /// such tensors after the other inputs, and runs alone.
+    fn optional_inputs(&self) -> &[TensorSpec] {
+        &[]
+    }
+
     /// Returns the outputs of a request, with the same first dimension as the inputs.
     fn outputs(&self) -> &[TensorSpec];
 

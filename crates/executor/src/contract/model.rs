@@ -44,6 +44,10 @@ impl<T: EngineData> LoadedModel for EngineModel<T> {
         &self.plan.inputs
     }
 
+    fn optional_inputs(&self) -> &[TensorSpec] {
+        &self.plan.optional
+    }
+
     fn outputs(&self) -> &[TensorSpec] {
         &self.plan.outputs
     }
@@ -155,13 +159,12 @@ pub(crate) fn read_blocks<'a>(
             LoadError(format!("model '{model}': block '{block}' has no ONNX file, which engine '{engine}' needs"))
         })?;
         let file = OnnxFile::read(path).map_err(|cause| LoadError(cause.0))?;
-        let io = Declared::of(&file).map_err(|cause| LoadError(cause.0))?;
+        let io = declared(&file, source, limits)?;
         // Cells are linked later, so their inputs are not outputs of other cells here.
         if source.walk.is_unfolded() {
             known = ValueAnalysis::nothing();
         }
-        let ranges = block.ranges(&io.inputs, &source.ranges);
-        known.follow(&file, &io.inputs, &ranges, limits)?;
+        known.follow(&file, &io.inputs, &block.ranges(&io.inputs, &source.ranges), limits)?;
         blocks.push((path, io));
     }
     check_ranges(source, &blocks)?;
@@ -174,6 +177,7 @@ pub(crate) fn read_blocks<'a>(
     let ios = source.blocks.iter().zip(&blocks).map(|(block, (path, io))| BlockIo {
         place: format!("block '{}' ({})", block.name, path.display()),
         inputs: io.inputs.iter().map(rows).collect(),
+        optional: io.optional.iter().map(as_one_row).collect(),
         outputs: io.outputs.iter().map(rows).collect(),
         vocabulary: io.vocabulary.clone(),
     });
@@ -193,10 +197,19 @@ pub(crate) fn read_blocks<'a>(
     Ok(OnnxBlocks { plan, blocks })
 }
 
+/// Returns the declarations of a block's file, with the optional inputs that requests may bring.
+fn declared(file: &OnnxFile, source: &ModelSource, limits: EngineLimits) -> Result<Declared, LoadError> {
+    let mut io = Declared::of(file).map_err(|cause| LoadError(cause.0))?;
+    let is_offered = |spec: &TensorSpec| limits.carries.is_none_or(|carries| carries(spec.datatype));
+    io.optional.retain(|spec| !source.walk.is_unfolded() && is_offered(spec));
+    Ok(io)
+}
+
 /// Checks that every declared range belongs to an input of a block. Otherwise it would have no
 /// effect.
 fn check_ranges(source: &ModelSource, blocks: &[(&Path, Declared)]) -> Result<(), LoadError> {
-    let taken = |name: &str| blocks.iter().any(|(_, io)| io.inputs.iter().any(|spec| spec.name == name));
+    let has = |io: &Declared, name: &str| io.inputs.iter().chain(&io.optional).any(|spec| spec.name == name);
+    let taken = |name: &str| blocks.iter().any(|(_, io)| has(io, name));
     match source.ranges.iter().find(|range| !source.walk.is_unfolded() && !taken(&range.tensor)) {
         Some(range) => Err(LoadError(format!(
             "model '{}': min and max stand at input '{}', which it does not have; correct its name",

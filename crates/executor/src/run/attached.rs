@@ -48,12 +48,21 @@ pub(crate) struct BatchRun<'a> {
 pub(crate) struct ChainState {
     /// Rows by value.
     pub(crate) values: Values,
+    /// Tensors that replace defaults, by their index among the model's optional inputs.
+    pub(crate) optional: Vec<Option<Rows>>,
     /// The request's own length.
     pub(crate) length: u32,
     /// Length to which the first block padded the request.
     pub(crate) padded: u32,
     /// Whether the request ignores the model's conditions.
     pub(crate) ignore_conditions: bool,
+}
+
+impl ChainState {
+    /// Whether the request replaces a default, so that no other request may share its batch.
+    pub(crate) fn replaces_defaults(&self) -> bool {
+        self.optional.iter().any(Option::is_some)
+    }
 }
 
 /// A request's rows of each value of the plan; `None` if they do not exist yet or are no longer
@@ -83,10 +92,11 @@ impl Attached {
         let plan = &self.ready.plan;
         let members = || part.iter().filter_map(|&at| walks[at].as_ref());
         let is_batch = || rows_of(&members().collect::<Vec<_>>()) > 1;
-        if !plan.sharing.is_watched() || !is_batch() || !self.checks.is_due() {
+        let replaced = members().any(ChainState::replaces_defaults);
+        if !plan.sharing.is_watched() || replaced || !is_batch() || !self.checks.is_due() {
             return;
         }
-        let BlockPlan { inputs, outputs } = &plan.blocks[block];
+        let BlockPlan { inputs, outputs, .. } = &plan.blocks[block];
         let of = |state: &'_ ChainState, values: &[usize]| -> Option<Vec<Rows>> {
             values.iter().map(|&value| state.values[value].clone()).collect()
         };
@@ -173,6 +183,12 @@ impl Attached {
             copied += moved;
             self.task_bytes += input.data.len();
             inputs.push(input);
+        }
+        let mut aligned: Vec<_> = plan.blocks[block].optional.iter().map(|_| AlignedBuffer::default()).collect();
+        for (&at, buffer) in plan.blocks[block].optional.iter().zip(&mut aligned) {
+            let Some(rows) = walks.first().and_then(|state| state.optional[at].as_ref()) else { continue };
+            let (input, _) = EngineInput::gather(&plan.optional[at].name, &[rows], 1, buffer)?;
+            inputs.push(EngineInput { whole: true, ..input });
         }
         spent.gather_ns += watch.lap_ns();
         let outputs = catch_panic(|| self.ready.runner.run(&BlockCall { block, rows, length, ready, inputs: &inputs }));

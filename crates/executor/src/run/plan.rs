@@ -22,6 +22,8 @@ pub(crate) struct BlockIo {
     /// Name and file of the block, for messages.
     pub(crate) place: String,
     pub(crate) inputs: Vec<TensorSpec>,
+    /// Inputs with defaults, as one row.
+    pub(crate) optional: Vec<TensorSpec>,
     pub(crate) outputs: Vec<TensorSpec>,
     /// Inputs that look up an embedding, with its number of ids.
     pub(crate) vocabulary: Vec<(String, i64)>,
@@ -44,6 +46,8 @@ pub(crate) struct ModelPlan {
     pub(crate) limits: EngineLimits,
     /// Inputs of a request.
     pub(crate) inputs: Vec<TensorSpec>,
+    /// Inputs that a request may leave out, as one row.
+    pub(crate) optional: Vec<TensorSpec>,
     /// Outputs of a request.
     pub(crate) outputs: Vec<TensorSpec>,
     /// All tensors that are inputs or outputs of blocks.
@@ -85,7 +89,8 @@ impl ModelPlan {
             linker.add(at, block).map_err(named)?;
         }
         let vocabulary: Vec<(String, i64)> = ios.iter().flat_map(|block| block.vocabulary.iter().cloned()).collect();
-        let ChainLinker { mut values, blocks, inputs, mut outputs, .. } = linker;
+        let ChainLinker { mut values, mut blocks, inputs, mut outputs, .. } = linker;
+        let optional = link_optional(ios, &mut blocks, &values);
         let hidden = hidden(source);
         outputs.retain(|&output| !hidden.contains(&*values[output].name));
         for &value in &outputs {
@@ -114,6 +119,7 @@ impl ModelPlan {
             ranges: source.ranges.clone(),
             limits: EngineLimits::default(),
             inputs: brought,
+            optional,
             outputs: given,
             input_values: inputs,
             output_values: outputs,
@@ -126,6 +132,25 @@ impl ModelPlan {
             sharing: Arc::default(),
         })
     }
+}
+
+/// Links inputs with defaults to the blocks that take them, and returns them. A name of another
+/// tensor keeps its default.
+fn link_optional(ios: &[BlockIo], blocks: &mut [BlockPlan], values: &[FlowValue]) -> Vec<TensorSpec> {
+    let mut optional: Vec<TensorSpec> = Vec::new();
+    for (io, block) in ios.iter().zip(blocks) {
+        for spec in io.optional.iter().filter(|spec| values.iter().all(|value| *value.name != *spec.name)) {
+            match optional.iter().position(|known| known.name == spec.name) {
+                Some(at) if optional[at] == *spec => block.optional.push(at),
+                Some(_) => {}
+                None => {
+                    block.optional.push(optional.len());
+                    optional.push(spec.clone());
+                }
+            }
+        }
+    }
+    optional
 }
 
 /// Returns the specification with a batch dimension of one row in front.
@@ -236,6 +261,7 @@ mod tests {
             .map(|(at, (i, o))| BlockIo {
                 place: format!("block {at}"),
                 inputs: specs(i),
+                optional: Vec::new(),
                 outputs: specs(o),
                 vocabulary: Vec::new(),
             })

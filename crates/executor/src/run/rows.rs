@@ -207,13 +207,15 @@ pub(crate) struct EngineInput<'a> {
     pub(crate) row_shape: &'a [i64],
     pub(crate) rows: usize,
     pub(crate) data: &'a [u8],
+    /// Whether the tensor is one for all rows of the batch. It then has one row.
+    pub(crate) whole: bool,
 }
 
 impl EngineInput<'_> {
     /// Returns the shape that an engine expects. For an unbatched model, this is the shape of the
     /// single row.
     pub(crate) fn shape(&self, unbatched: bool) -> impl Iterator<Item = i64> {
-        let rows = (!unbatched).then_some(self.rows as i64);
+        let rows = (!unbatched && !self.whole).then_some(self.rows as i64);
         rows.into_iter().chain(self.row_shape.iter().copied())
     }
 }
@@ -235,7 +237,7 @@ impl<'a> EngineInput<'a> {
                 other.batch.row_shape()
             )));
         }
-        let input = |data| EngineInput { name, datatype, row_shape, rows, data };
+        let input = |data| EngineInput { name, datatype, row_shape, rows, data, whole: false };
         match side_by_side(members, rows).filter(|data| is_aligned(data, datatype.size().unwrap_or(1))) {
             Some(data) => Ok((input(data), 0)),
             None => Ok((input(copy(members, rows, buffer)), rows)),
@@ -293,7 +295,7 @@ impl<'a> EngineInput<'a> {
             }
         }
         repeat_last(buffer.first_mut(bytes), own_bytes, outer * long);
-        Ok((EngineInput { name, datatype, row_shape, rows, data: buffer.first(bytes) }, rows))
+        Ok((EngineInput { name, datatype, row_shape, rows, data: buffer.first(bytes), whole: false }, rows))
     }
 
     /// Makes single rows contiguous. All rows must have the declared type and a fixed size. Also
@@ -323,7 +325,7 @@ impl<'a> EngineInput<'a> {
         }
         let size = datatype.size().unwrap_or(1);
         let row = row_shape.iter().fold(size, |product, &dim| product * dim as usize);
-        let input = |data| EngineInput { name, datatype, row_shape, rows: parts.len(), data };
+        let input = |data| EngineInput { name, datatype, row_shape, rows: parts.len(), data, whole: false };
         if let Some(data) = in_place(parts).filter(|data| is_aligned(data, size)) {
             return Ok((input(data), 0));
         }

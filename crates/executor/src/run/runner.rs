@@ -65,7 +65,7 @@ pub(crate) struct BlockCall<'a> {
     pub(crate) length: u32,
     /// Earliest possible start of the task on an idle device.
     pub(crate) ready: Instant,
-    /// Inputs, in the block's order.
+    /// Inputs in the block's order, then those that replace defaults.
     pub(crate) inputs: &'a [EngineInput<'a>],
 }
 

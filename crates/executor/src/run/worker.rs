@@ -20,7 +20,7 @@ use crate::{
 };
 use parking_lot::Mutex;
 use ripieno_base::{BlockId, ModelId, RequestSlot};
-use ripieno_model::{Extent, Onward, Position, StepReport, Steps, padded_size};
+use ripieno_model::{Extent, Onward, Position, StepReport, Steps, TensorSpec, padded_size};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -153,7 +153,7 @@ impl Worker {
         let mut spent = PhaseTimes::default();
         let batches = batches(&plan, block, &walks);
         let rerun = run_in_parts(batches, &mut failures, &terms, &mut |part, ready| {
-            let was_alone = alone();
+            let was_alone = alone() || replaces_defaults(part, &walks);
             let mut attempt = |alone: bool| {
                 let run = BatchRun { alone, ready, watch: &mut watch, spent: &mut spent };
                 run_part(attached, &self.account, task, part, &mut walks, run)
@@ -279,7 +279,8 @@ fn batches(plan: &ModelPlan, block: usize, walks: &[Option<ChainState>]) -> Vec<
                 (a, b) => a.is_none() == b.is_none(),
             }
         };
-        a.padded == b.padded && taken.iter().all(same)
+        let shares = !a.replaces_defaults() && !b.replaces_defaults();
+        shares && a.padded == b.padded && taken.iter().all(same)
     };
     let mut batches: Vec<(&ChainState, Vec<usize>)> = Vec::with_capacity(1);
     for (at, state) in walks.iter().enumerate() {
@@ -290,6 +291,11 @@ fn batches(plan: &ModelPlan, block: usize, walks: &[Option<ChainState>]) -> Vec<
         }
     }
     batches.into_iter().map(|(_, members)| members).collect()
+}
+
+/// Whether a member replaces a default.
+fn replaces_defaults(part: &[usize], walks: &[Option<ChainState>]) -> bool {
+    part.iter().any(|&at| walks[at].as_ref().is_some_and(ChainState::replaces_defaults))
 }
 
 /// Whether two rows have the same shape, ignoring the padded dimension.
@@ -330,10 +336,7 @@ fn begin(
         let refuse = |cause: String| ExecError(format!("input '{}' of model '{}': {cause}", spec.name, plan.name));
         let tensor = brought.iter().find(|tensor| *tensor.name == *spec.name);
         let tensor = tensor.ok_or_else(|| refuse("the request lacks it".to_owned()))?;
-        if tensor.datatype != spec.datatype {
-            return Err(refuse(format!("it is {}, not {}", tensor.datatype, spec.datatype)));
-        }
-        let rows = Rows::of_tensor(tensor).map_err(refuse)?;
+        let rows = rows_of_input(spec, tensor).map_err(refuse)?;
         if rows.count() != member.rows && !plan.sharing.is_stopped() {
             return Err(refuse(format!("it has {} rows, the request {}", rows.count(), member.rows)));
         }
@@ -342,7 +345,21 @@ fn begin(
     let entry = member.entry.as_ref().filter(|_| plan.padding.is_some());
     let length = entry.map_or(1, |entry| entry.extent.length);
     let ignore_conditions = member.entry.as_ref().is_some_and(|entry| entry.ignore_conditions);
-    Ok(ChainState { values, length, padded: length, ignore_conditions })
+    let optional = plan.optional.iter().map(|spec| {
+        let tensor = brought.iter().find(|tensor| *tensor.name == *spec.name);
+        let rows = tensor.map(|tensor| rows_of_input(spec, tensor)).transpose();
+        rows.map_err(|cause| ExecError(format!("input '{}' of model '{}': {cause}", spec.name, plan.name)))
+    });
+    let optional = optional.collect::<Result<_, _>>()?;
+    Ok(ChainState { values, optional, length, padded: length, ignore_conditions })
+}
+
+/// Returns the rows of a request's tensor, if it has the input's datatype.
+fn rows_of_input(spec: &TensorSpec, tensor: &Tensor) -> Result<Rows, String> {
+    if tensor.datatype != spec.datatype {
+        return Err(format!("it is {}, not {}", tensor.datatype, spec.datatype));
+    }
+    Rows::of_tensor(tensor)
 }
 
 /// Takes out the state that earlier blocks have stored.

@@ -377,3 +377,14 @@ save("divides", [helper.make_node("Div", ["x", "z"], ["y"])], pair[:2], pair[2:]
 # A model that takes one row only, although its file does not say so.
 one_row = [helper.make_node("Reshape", ["x", "to"], ["r"]), helper.make_node("Neg", ["r"], ["y"])]
 save("one_row_only", one_row, [X], [floats("y", ["batch", 4])], [("to", np.array([1, 4]))])
+
+# Inputs with defaults, which requests may replace: x * scale + shift, and as the second block of a chain y * scale + extra.
+defaults = [helper.make_node("Mul", ["x", "scale"], ["m"]), helper.make_node("Cast", ["shift"], ["s"], to=TensorProto.FLOAT)]
+defaults += [helper.make_node("Add", ["m", "s"], ["y"])]
+given = [floats("scale", ["scales"]), tensor("shift", TensorProto.INT64, [])]
+values = [("scale", np.array([3], np.float32)), ("shift", np.array(1))]
+save("defaults", defaults, [X, *given], [floats("y", ["batch", 4])], values)
+save("defaults_fixed", defaults, [floats("x", [2, 2]), *given], [floats("y", [2, 2])], values)
+second = [helper.make_node("Mul", ["y", "scale"], ["m"]), helper.make_node("Add", ["m", "extra"], ["z"])]
+save("defaults_second", second, [floats("y", ["batch", 4]), given[0], floats("extra", [1])], [floats("z", ["batch", 4])],
+     [values[0], ("extra", np.array([0.5], np.float32))])

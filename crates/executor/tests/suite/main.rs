@@ -6,6 +6,7 @@ mod cells;
 mod common;
 mod contract;
 mod deep;
+mod defaults;
 mod engines;
 mod isolated;
 mod leaving;

@@ -147,7 +147,9 @@ impl Sequences {
             let tensor = states.iter().chain(given).find(|tensor| *tensor.name == *spec.name);
             tensor.cloned().ok_or_else(|| format!("input {:?} is missing", spec.name))
         };
-        self.inputs.iter().map(take).collect()
+        let is_own = |tensor: &&Tensor| self.inputs.iter().all(|spec| *spec.name != *tensor.name);
+        let replaced = given.iter().filter(is_own).cloned().map(Ok);
+        self.inputs.iter().map(take).chain(replaced).collect()
     }
 
     /// Extracts the next states from the outputs, under the names of their inputs; `None` if one is

@@ -179,8 +179,10 @@ impl TritonConfig {
             true => spec.clone(),
             false => TensorSpec { shape: spec.shape[1..].to_vec(), ..spec.clone() },
         };
-        let [inputs, outputs] =
+        let [mut inputs, outputs] =
             [model.inputs(), model.outputs()].map(|specs| specs.iter().map(own).collect::<Vec<_>>());
+        let whole = |spec: &TensorSpec| TensorSpec { shape: spec.shape[1..].to_vec(), ..spec.clone() };
+        inputs.extend(model.optional_inputs().iter().map(whole));
         self.check_tensors(&inputs, &outputs)?;
         let all = model.inputs().iter().chain(model.outputs());
         all.filter_map(|spec| Some((spec, self.settings.edge.reshapes.get(&spec.name)?)))

@@ -47,7 +47,10 @@ const RULES: &[(&str, FieldRule)] = &[
     ("input.allow_ragged_batch", IfTrue(Refused, RAGGED)),
     (
         "input.optional",
-        IfTrue(WithoutEffect, "every request must bring the input; one that does not is refused with 400"),
+        IfTrue(
+            Honoured,
+            "where the file has a default for it, an initializer of that name; without one every request needs it",
+        ),
     ),
     ("input.is_non_linear_format_io", IfTrue(Refused, NO_ENGINE_LIKE_IT)),
     ("output", Always(Honoured, "checked against the model; outputs that are not listed are not returned")),

@@ -223,7 +223,8 @@ impl SchedulerLoop {
             false => known.calibration.ahead(),
         };
         call.in_core = call.parts.len();
-        if self.failures.on_request(now, id, call.class.client) {
+        let replaces_defaults = call.parts[0].entry.inputs().len() > entry.loaded.inputs().len();
+        if self.failures.on_request(now, id, call.class.client) || replaces_defaults {
             call.class.shape = Shape::ALONE;
         } else if let Some(shapes) = &mut known.shapes {
             let known = match &call.parts[0].entry.payload {

@@ -45,6 +45,7 @@ pub(crate) fn check(entry: &ServedEntry, request: InferRequest) -> Result<Checke
     };
     let inputs = inputs(entry, given)?;
     let rows = rows(entry, &inputs)?;
+    check_alone(entry, &inputs, rows)?;
     if entry.edge.sequences.is_some() && rows != 1 {
         return Err(Problem::invalid(format!(
             "inference request to model '{}' must specify batch-size 1 due to requirements of sequence batcher, got {rows}; its \
@@ -215,11 +216,16 @@ fn raw_input(entry: &ServedEntry, raw: Bytes) -> Result<WireTensor, Problem> {
     Ok(tensor(shape, raw))
 }
 
-/// Returns the inputs in the model's order.
+/// Returns the inputs in the model's order, and then those that replace defaults.
 pub(crate) fn inputs(entry: &ServedEntry, mut given: Vec<WireTensor>) -> Result<Arc<[Tensor]>, Problem> {
-    if let Some(extra) = given.iter().find(|input| !entry.inputs.iter().any(|spec| spec.name == input.name)) {
+    let known = |name: &str| entry.inputs.iter().chain(&entry.optional).any(|spec| spec.name == name);
+    if let Some(extra) = given.iter().find(|input| !known(&input.name)) {
+        let optional = match &entry.optional[..] {
+            [] => String::new(),
+            optional => format!(", and with defaults {}", names(optional)),
+        };
         return Err(Problem::invalid(format!(
-            "unexpected inference input '{}' for model '{}'; its inputs are {}",
+            "unexpected inference input '{}' for model '{}'; its inputs are {}{optional}",
             extra.name,
             entry.name,
             names(&entry.inputs)
@@ -236,16 +242,58 @@ pub(crate) fn inputs(entry: &ServedEntry, mut given: Vec<WireTensor>) -> Result<
         };
         tensor(entry, spec, given.swap_remove(at))
     };
-    entry.inputs.iter().map(take).collect()
+    let mut inputs = entry.inputs.iter().map(take).collect::<Result<Vec<_>, Problem>>()?;
+    for spec in &entry.optional {
+        if let Some(at) = given.iter().position(|input| input.name == spec.name) {
+            inputs.push(replacement(entry, spec, given.swap_remove(at))?);
+        }
+    }
+    Ok(inputs.into())
+}
+
+/// Converts an input that replaces a default. It has the shape of the model's file, because one
+/// tensor is for all rows.
+fn replacement(entry: &ServedEntry, spec: &TensorSpec, input: WireTensor) -> Result<Tensor, Problem> {
+    check_datatype(entry, spec, &input)?;
+    let fits = |(expected, got): (&i64, &i64)| got == expected || (*expected < 0 && *got >= 0);
+    let bounded = is_bounded(&input.shape);
+    if input.shape.len() != spec.shape.len() || !spec.shape.iter().zip(&input.shape).all(fits) || !bounded {
+        return Err(Problem::invalid(format!(
+            "input '{}' of model '{}' must have shape {:?}, got {:?}; it is one for all rows of the request, and has a \
+             default",
+            spec.name, entry.name, spec.shape, input.shape
+        )));
+    }
+    let WireTensor { shape, data, .. } = input;
+    let shape = [1].into_iter().chain(shape).collect();
+    Ok(Tensor { name: Arc::from(&*spec.name), datatype: spec.datatype, shape, data })
+}
+
+/// Checks that a request that replaces defaults fits into one batch: its rows are not known to be
+/// independent with other values.
+fn check_alone(entry: &ServedEntry, inputs: &[Tensor], rows: usize) -> Result<(), Problem> {
+    match inputs.get(entry.inputs.len()) {
+        Some(input) if rows > entry.max_batch => Err(Problem::invalid(format!(
+            "a request that replaces the default of input '{}' of model '{}' runs as one batch, of at most {} rows; it has {rows}: \
+             send several requests",
+            input.name, entry.name, entry.max_batch
+        ))),
+        _ => Ok(()),
+    }
+}
+
+fn check_datatype(entry: &ServedEntry, spec: &TensorSpec, input: &WireTensor) -> Result<(), Problem> {
+    if input.datatype == spec.datatype {
+        return Ok(());
+    }
+    Err(Problem::invalid(format!(
+        "input '{}' of model '{}' must be {}, got {}; convert it first",
+        spec.name, entry.name, spec.datatype, input.datatype
+    )))
 }
 
 fn tensor(entry: &ServedEntry, spec: &TensorSpec, input: WireTensor) -> Result<Tensor, Problem> {
-    if input.datatype != spec.datatype {
-        return Err(Problem::invalid(format!(
-            "input '{}' of model '{}' must be {}, got {}; convert it first",
-            spec.name, entry.name, spec.datatype, input.datatype
-        )));
-    }
+    check_datatype(entry, spec, &input)?;
     if !entry.batched {
         return whole_tensor(entry, spec, input);
     }
@@ -304,7 +352,8 @@ fn whole_tensor(entry: &ServedEntry, spec: &TensorSpec, input: WireTensor) -> Re
 
 pub(crate) fn rows(entry: &ServedEntry, inputs: &[Tensor]) -> Result<usize, Problem> {
     let Some(first) = inputs.first() else { return Ok(1) };
-    if let Some(other) = inputs.iter().find(|input| input.shape[0] != first.shape[0]) {
+    let own = inputs.iter().take(entry.inputs.len());
+    if let Some(other) = own.into_iter().find(|input| input.shape[0] != first.shape[0]) {
         return Err(Problem::invalid(format!(
             "inputs of model '{}' differ in their rows: '{}' has {}, '{}' has {}; the first dimension is the batch and the \
              same for all",

@@ -44,22 +44,25 @@ pub(crate) fn server_metadata(state: &ServerState) -> ServerMetadataBody {
 }
 
 pub(crate) fn metadata(state: &ServerState, entry: &ServedEntry) -> ModelMetadataResponse {
-    let tensors = |specs: &[TensorSpec]| {
-        let tensor = |spec: &TensorSpec| TensorMetadata {
-            name: spec.name.clone(),
-            datatype: spec.datatype.name().to_owned(),
-            shape: match entry.batched {
-                true => std::iter::once(-1).chain(entry.shape(spec).iter().skip(1).copied()).collect(),
-                false => entry.shape(spec).to_vec(),
-            },
-        };
-        specs.iter().map(tensor).collect()
+    let tensor = |spec: &TensorSpec, shape: Vec<i64>| TensorMetadata {
+        name: spec.name.clone(),
+        datatype: spec.datatype.name().to_owned(),
+        shape,
     };
+    let tensors = |specs: &[TensorSpec]| -> Vec<TensorMetadata> {
+        let own = |spec: &TensorSpec| match entry.batched {
+            true => std::iter::once(-1).chain(entry.shape(spec).iter().skip(1).copied()).collect(),
+            false => entry.shape(spec).to_vec(),
+        };
+        specs.iter().map(|spec| tensor(spec, own(spec))).collect()
+    };
+    let mut inputs = tensors(&entry.inputs);
+    inputs.extend(entry.optional.iter().map(|spec| tensor(spec, spec.shape.clone())));
     ModelMetadataResponse {
         name: entry.name.clone(),
         versions: state.registry.versions(&entry.name),
         platform: entry.platform.clone(),
-        inputs: tensors(&entry.inputs),
+        inputs,
         outputs: tensors(&entry.outputs),
     }
 }
@@ -79,7 +82,8 @@ pub(crate) fn metadata_body(metadata: ModelMetadataResponse) -> ModelMetadataBod
 }
 
 /// Returns the model's configuration. An unbatched model has a max_batch_size of 0, which tells
-/// clients that shapes have no batch dimension; the parameter `unbatched` is the reason.
+/// clients that shapes have no batch dimension; the parameter `unbatched` is the reason. The dims
+/// of an optional input are its whole shape, because one tensor is for all rows.
 pub(crate) fn config(entry: &ServedEntry) -> ModelConfig {
     let dims = |spec: &TensorSpec| entry.shape(spec).iter().skip(usize::from(entry.batched)).copied().collect();
     let reshape = |spec: &TensorSpec| {
@@ -92,6 +96,13 @@ pub(crate) fn config(entry: &ServedEntry) -> ModelConfig {
         data_type: data_type(spec),
         dims: dims(spec),
         reshape: reshape(spec),
+        ..ModelInput::default()
+    };
+    let optional = |spec: &TensorSpec| ModelInput {
+        name: spec.name.clone(),
+        data_type: data_type(spec),
+        dims: spec.shape.clone(),
+        optional: true,
         ..ModelInput::default()
     };
     let output = |spec: &TensorSpec| ModelOutput {
@@ -107,7 +118,7 @@ pub(crate) fn config(entry: &ServedEntry) -> ModelConfig {
         platform: entry.platform.clone(),
         backend: if entry.ensemble.is_some() { String::new() } else { "ripieno".to_owned() },
         max_batch_size: if entry.batched { i32::try_from(entry.max_batch).unwrap_or(i32::MAX) } else { 0 },
-        input: entry.inputs.iter().map(input).collect(),
+        input: entry.inputs.iter().map(input).chain(entry.optional.iter().map(optional)).collect(),
         output: entry.outputs.iter().map(output).collect(),
         model_transaction_policy: Some(ModelTransactionPolicy { decoupled: entry.streams }),
         parameters: parameters(entry),
@@ -161,7 +172,7 @@ pub(crate) fn config_json(config: &ModelConfig) -> Value {
     let input = |input: &ModelInput| {
         let tensor = json!({
             "name": input.name, "data_type": data_type(input.data_type), "format": "FORMAT_NONE", "dims": input.dims,
-            "is_shape_tensor": false, "allow_ragged_batch": false, "optional": false,
+            "is_shape_tensor": false, "allow_ragged_batch": false, "optional": input.optional,
         });
         reshaped(tensor, &input.reshape)
     };

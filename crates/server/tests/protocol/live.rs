@@ -51,6 +51,7 @@ fn load(
         id: Some(id),
         platform: "emulated".into(),
         inputs,
+        optional: vec![],
         outputs,
         batched: true,
         unbatched: None,

@@ -177,6 +177,7 @@ pub(crate) fn serve(
         id: Some(ModelId(id)),
         platform: "emulated".into(),
         inputs: specs(&|name| name.to_owned()),
+        optional: vec![],
         outputs,
         batched: true,
         unbatched: None,

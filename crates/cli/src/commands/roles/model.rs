@@ -62,6 +62,7 @@ fn entry(id: ModelId, model: &ModelDescription) -> Result<ServedEntry, String> {
         id: Some(id),
         platform: model.platform.clone(),
         inputs,
+        optional: Vec::new(),
         outputs: outputs.into_iter().filter(|spec| model.answers.contains(&spec.name)).collect(),
         batched: model.batched,
         unbatched: None,

@@ -80,6 +80,36 @@ fn narrow(wide: &[i64], scratch: &mut ConversionBuffer) -> Result<(), String> {
     Ok(())
 }
 
+/// Returns a constant of a file as rten holds it. Integers beyond 32 bits become the nearest ones
+/// within, as in other constants.
+pub(crate) fn constant(datatype: DataType, shape: &[i64], data: &[u8]) -> Result<Value, String> {
+    let shape: Vec<usize> = shape.iter().map(|&dim| dim as usize).collect();
+    let words = || data.as_chunks().0.iter();
+    let longs = || data.as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes));
+    let narrow = |number: i64| number.clamp(i32::MIN.into(), i32::MAX.into()) as i32;
+    let text = |cause: &dyn std::fmt::Display| cause.to_string();
+    match datatype {
+        DataType::Fp32 => {
+            let numbers: Vec<f32> = words().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+            Value::from_shape(shape, numbers).map_err(|cause| text(&cause))
+        }
+        DataType::Int32 | DataType::Int64 | DataType::Bool => {
+            let numbers: Vec<i32> = match datatype {
+                DataType::Int32 => words().map(|&bytes| i32::from_le_bytes(bytes)).collect(),
+                DataType::Int64 => longs().map(narrow).collect(),
+                _ => data.iter().map(|&byte| i32::from(byte != 0)).collect(),
+            };
+            Value::from_shape(shape, numbers).map_err(|cause| text(&cause))
+        }
+        DataType::Int8 => {
+            let numbers: Vec<i8> = data.iter().map(|&byte| byte as i8).collect();
+            Value::from_shape(shape, numbers).map_err(|cause| text(&cause))
+        }
+        DataType::Uint8 => Value::from_shape(shape, data.to_vec()).map_err(|cause| text(&cause)),
+        other => Err(format!("engine 'cpu' cannot carry {other}")),
+    }
+}
+
 /// Converts an output of rten to the datatype that the model declares.
 pub(crate) fn from_rten(value: Value, declared: DataType, unbatched: bool) -> Result<BatchTensor, String> {
     let dims = |shape: &[usize]| BatchTensor::shape_of(shape.iter().map(|&dim| dim as i64), unbatched);

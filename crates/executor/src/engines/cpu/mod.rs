@@ -22,8 +22,8 @@ use crate::run::runner::{BlockCall, ReadyModel, Runner};
 use crate::{Device, ExecError, Executor, LoadError, LoadedModel, ModelSource, Sink};
 use convert::ConversionBuffer;
 use ripieno_model::TensorSpec;
-use ripieno_onnx::{Declared, external_name, rewrite_for_rten};
-use rten::{NodeId, RunOptions, ThreadPool};
+use ripieno_onnx::{Declared, OnnxFile, default_value, external_name, rewrite_for_rten};
+use rten::{NodeId, RunOptions, ThreadPool, Value};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -38,7 +38,12 @@ const MIN_ROWS: usize = 2;
 /// is refused. NaN that arises inside (infinity minus infinity) is still lost. Correct versions by
 /// `Max` and `Min` are much slower: 1.6 and 3.5 ns per element instead of 0.3. Every model would be
 /// slower because of requests that hardly any client sends.
-const LIMITS: EngineLimits = EngineLimits { narrow: true, lose_nan: &["Relu", "Clip"], deepest: Some(MAX_DEPTH) };
+const LIMITS: EngineLimits = EngineLimits {
+    narrow: true,
+    lose_nan: &["Relu", "Clip"],
+    deepest: Some(MAX_DEPTH),
+    carries: Some(convert::carries),
+};
 
 /// Resource settings of the engine.
 #[derive(Clone, Debug)]
@@ -152,6 +157,8 @@ impl EngineData for RtenModel {}
 struct RtenBlock {
     model: rten::Model,
     inputs: Vec<NodeId>,
+    /// Inputs with defaults: name, node and default.
+    optional: Vec<(String, NodeId, Value)>,
     outputs: Vec<NodeId>,
 }
 
@@ -167,7 +174,9 @@ impl RtenBlock {
             options
                 .external_data(&external_name(at), std::fs::read(path.with_file_name(location)).map_err(unreadable)?);
         }
-        let model = options.load(rewrite_for_rten(std::fs::read(path).map_err(unreadable)?, &io.external));
+        let optional: Vec<&str> = io.optional.iter().map(|spec| &*spec.name).collect();
+        let content = std::fs::read(path).map_err(unreadable)?;
+        let model = options.load(rewrite_for_rten(content, &io.external, &optional));
         let model = model.map_err(|cause| refuse(cause.to_string(), OTHER_ENGINE))?;
         let nodes = |specs: &[TensorSpec]| {
             let node = |spec: &TensorSpec| model.node_id(&spec.name);
@@ -175,8 +184,21 @@ impl RtenBlock {
         };
         let inputs = nodes(&io.inputs).map_err(|cause| refuse(cause.to_string(), OTHER_ENGINE))?;
         let outputs = nodes(&io.outputs).map_err(|cause| refuse(cause.to_string(), OTHER_ENGINE))?;
-        Ok(RtenBlock { inputs, outputs, model })
+        let optional = io.optional.iter().map(|spec| {
+            let node = model.node_id(&spec.name).map_err(|cause| refuse(cause.to_string(), OTHER_ENGINE))?;
+            let default = default(path, spec).map_err(|cause| refuse(cause, OTHER_ENGINE))?;
+            Ok((spec.name.clone(), node, default))
+        });
+        let optional = optional.collect::<Result<_, LoadError>>()?;
+        Ok(RtenBlock { inputs, optional, outputs, model })
     }
+}
+
+/// Returns the default of an input.
+fn default(path: &Path, spec: &TensorSpec) -> Result<Value, String> {
+    let file = OnnxFile::read(path).map_err(|cause| cause.0)?;
+    let (shape, data) = default_value(&file, &spec.name).map_err(|cause| cause.0)?;
+    convert::constant(spec.datatype, &shape, &data)
 }
 
 const OTHER_ENGINE: &str = "use --engine onnxruntime, or export it otherwise";
@@ -218,6 +240,18 @@ impl Runner for RtenRunner {
         let mut inputs = Vec::with_capacity(call.inputs.len());
         for ((input, &node), scratch) in call.inputs.iter().zip(&block.inputs).zip(&mut self.scratch[call.block]) {
             inputs.push((node, convert::to_rten(input, scratch, self.plan.unbatched)?.into()));
+        }
+        let given = &call.inputs[block.inputs.len()..];
+        let mut scratch: Vec<_> = given.iter().map(|_| ConversionBuffer::default()).collect();
+        for (input, scratch) in given.iter().zip(&mut scratch) {
+            let known = block.optional.iter().find(|(name, ..)| name == input.name);
+            let &(_, node, _) = known.ok_or_else(|| ExecError(format!("it takes no input '{}'", input.name)))?;
+            inputs.push((node, convert::to_rten(input, scratch, self.plan.unbatched)?.into()));
+        }
+        for (name, node, default) in &block.optional {
+            if given.iter().all(|input| input.name != name) {
+                inputs.push((*node, default.into()));
+            }
         }
         let values = block.model.run(inputs, &block.outputs, Some(self.options.clone()));
         let values = values.map_err(|cause| ExecError(format!("rten: {cause}")))?;

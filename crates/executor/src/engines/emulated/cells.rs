@@ -48,6 +48,7 @@ pub(super) fn ios(
         BlockIo {
             place: format!("block '{}'", block.name),
             inputs: if steps { elements.clone() } else { Vec::new() },
+            optional: Vec::new(),
             outputs: given.collect(),
             vocabulary: Vec::new(),
         }

@@ -147,6 +147,7 @@ fn block_ios(source: &ModelSource) -> Result<Vec<BlockIo>, LoadError> {
     let io = |(at, block): (usize, &BlockSource)| BlockIo {
         place: format!("block '{}'", block.name),
         inputs: inputs.clone(),
+        optional: Vec::new(),
         outputs: if at == last { outputs.clone() } else { inputs.clone() },
         vocabulary: Vec::new(),
     };

@@ -202,7 +202,7 @@ impl ProcessRunner {
 }
 
 fn outgoing<'a>(input: &EngineInput<'a>) -> OutgoingTensor<'a> {
-    let shape = input.shape(false).collect();
+    let shape = [input.rows as i64].iter().chain(input.row_shape).copied().collect();
     OutgoingTensor { name: input.name, datatype: input.datatype, shape, data: input.data }
 }
 

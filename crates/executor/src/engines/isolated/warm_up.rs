@@ -42,7 +42,7 @@ impl ProcessWarmUp {
     /// Keeps a row of a block's first batch that succeeded.
     pub(super) fn record(&self, call: &BlockCall<'_>) {
         // Strings have no size by which a row could be told from the next.
-        let fixed = call.inputs.iter().all(|input| input.datatype.size().is_some());
+        let fixed = call.inputs.iter().all(|input| input.datatype.size().is_some() && !input.whole);
         if self.sizes.is_empty() || !fixed || self.rows[call.block].get().is_some() {
             return;
         }
@@ -91,7 +91,7 @@ mod tests {
     }
 
     fn record(warm_up: &ProcessWarmUp, block: usize, rows: usize, data: &[u8]) {
-        let input = EngineInput { name: "x", datatype: DataType::Uint8, row_shape: &[2], rows, data };
+        let input = EngineInput { name: "x", datatype: DataType::Uint8, row_shape: &[2], rows, data, whole: false };
         warm_up.record(&BlockCall { block, rows, length: 1, ready: Instant::now(), inputs: &[input] });
     }
 

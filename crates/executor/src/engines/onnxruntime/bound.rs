@@ -28,6 +28,8 @@ pub(super) struct BoundTensors {
     plain: MemoryInfo<'static>,
     /// Buffers of earlier batches, the last used ones last.
     buffers: Vec<InputBuffer>,
+    /// Whether the last batch replaced a default.
+    replaced: bool,
 }
 
 struct InputBuffer {
@@ -46,7 +48,7 @@ impl BoundTensors {
             None => Allocator::default(),
         };
         let binding = session.create_binding()?;
-        Ok(BoundTensors { binding, host, plain: MemoryInfo::default(), buffers: Vec::new() })
+        Ok(BoundTensors { binding, host, plain: MemoryInfo::default(), buffers: Vec::new(), replaced: false })
     }
 
     /// Runs a batch. Returns the outputs, and the addresses of the inputs.
@@ -58,6 +60,10 @@ impl BoundTensors {
         outputs: &[(&str, DataType)],
     ) -> Result<(SessionOutputs<'a>, InputAddresses), String> {
         let mut addresses = InputAddresses::default();
+        // A replaced default must not stay bound for the next batch.
+        if std::mem::replace(&mut self.replaced, inputs.iter().any(|input| input.whole)) {
+            self.binding.clear_inputs();
+        }
         for (at, input) in inputs.iter().enumerate() {
             let bound = self.bind_input(at, input, unbatched);
             addresses.extend(bound.map_err(|cause| format!("input '{}': {cause}", input.name))?);

@@ -86,7 +86,7 @@ fn run_nothing(session: &mut Session, plan: &ModelPlan, block: usize) -> Result<
     let mut feeds: Vec<(Cow<'_, str>, SessionInputValue<'_>)> = Vec::with_capacity(inputs.len());
     for (name, datatype, row_shape, words) in &inputs {
         let data = &bytemuck::cast_slice(words)[..words.len() * datatype.size().unwrap_or(4)];
-        let input = EngineInput { name, datatype: *datatype, row_shape, rows: 1, data };
+        let input = EngineInput { name, datatype: *datatype, row_shape, rows: 1, data, whole: false };
         feeds.push((Cow::Borrowed(&***name), tensors::to_ort(&input, plan.unbatched)?));
     }
     let mut options = RunOptions::new().map_err(|cause| cause.to_string())?;

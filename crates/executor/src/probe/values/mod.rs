@@ -56,6 +56,8 @@ pub(crate) struct EngineLimits {
     /// Largest allowed depth of a graph, if the engine recurses over the graph on a thread with a
     /// small stack.
     pub(crate) deepest: Option<usize>,
+    /// Whether inputs with defaults can have a datatype; `None` for all datatypes.
+    pub(crate) carries: Option<fn(DataType) -> bool>,
 }
 
 impl ValueAnalysis {

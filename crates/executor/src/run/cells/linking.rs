@@ -82,6 +82,7 @@ impl CellLinker<'_> {
         };
         let blocks = self.ios.iter().map(|io| BlockPlan {
             inputs: io.inputs.iter().map(&mut number).collect(),
+            optional: Vec::new(),
             outputs: io.outputs.iter().map(&mut number).collect(),
         });
         let blocks = blocks.collect();
@@ -110,6 +111,7 @@ impl CellLinker<'_> {
             ranges: self.source.ranges.clone(),
             limits: Default::default(),
             inputs,
+            optional: Vec::new(),
             outputs,
             values,
             input_values: Vec::new(),

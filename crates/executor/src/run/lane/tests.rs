@@ -41,6 +41,7 @@ fn model() -> EngineModel<()> {
     let io = |input, output| BlockIo {
         place: "block".to_owned(),
         inputs: spec(input),
+        optional: Vec::new(),
         outputs: spec(output),
         vocabulary: Vec::new(),
     };

@@ -16,6 +16,7 @@ fn entry(inputs: Vec<TensorSpec>) -> ServedEntry {
         id: Some(ModelId(0)),
         platform: "emulated".into(),
         inputs,
+        optional: vec![spec("scale", DataType::Fp32, &[1]), spec("seed", DataType::Int64, &[])],
         outputs: vec![spec("y", DataType::Fp32, &[-1, 2]), spec("z", DataType::Int64, &[-1])],
         batched: true,
         unbatched: None,
@@ -79,7 +80,9 @@ fn refusals_name_tensor_wanted_got_and_fix() {
     assert!(with("shape", json!([2, 1])).contains("got [2, 1]"));
     assert!(refusal(json!({"inputs": [a(0), b(0)]})).contains("got [0, 2]"));
     assert!(refusal(json!({"inputs": [a(1)]})).contains("input 'b' of model 'm' is missing; it needs 'a', 'b'"));
-    assert!(with("name", json!("c")).contains("unexpected inference input 'c' for model 'm'; its inputs are 'a', 'b'"));
+    assert!(with("name", json!("c")).contains(
+        "unexpected inference input 'c' for model 'm'; its inputs are 'a', 'b', and with defaults 'scale', 'seed'"
+    ));
     assert!(refusal(json!({"inputs": [a(1), b(2)]})).contains("'a' has 1, 'b' has 2"));
 }
 
@@ -171,4 +174,25 @@ fn a_raw_binary_request_is_one_row() {
     assert_eq!((shape, data.as_ref()), (vec![1, 1], &[2, 0, 0, 0, b'h', b'i'][..]));
     let two = check(&two_inputs(), InferRequest { raw_input: Some(Bytes::new()), ..InferRequest::default() });
     assert!(two.unwrap_err().message.contains("needs a model of one input; 'm' has 2"));
+}
+
+#[test]
+fn a_request_may_replace_a_default_for_all_its_rows() {
+    let whole = |name: &str, datatype: &str, shape: Value, data: Value| json!({"name": name, "datatype": datatype, "shape": shape, "data": data});
+    let scale = || whole("scale", "FP32", json!([1]), json!([2.0]));
+    let seed = || whole("seed", "INT64", json!([]), json!([7]));
+    for given in [vec![scale()], vec![seed(), scale()], vec![]] {
+        let inputs: Vec<Value> = given.iter().cloned().chain([b(2), a(2)]).collect();
+        let checked = check(&two_inputs(), request(&json!({ "inputs": inputs }))).unwrap();
+        let shapes: Vec<(&str, &[i64])> = checked.inputs.iter().map(|input| (&*input.name, &input.shape[..])).collect();
+        let expected: [(&str, &[i64]); 4] = [("a", &[2, 2]), ("b", shapes[1].1), ("scale", &[1, 1]), ("seed", &[1])];
+        let expected = expected
+            .into_iter()
+            .filter(|(name, _)| ["a", "b"].contains(name) || given.iter().any(|one| one["name"] == *name));
+        assert_eq!((shapes.clone(), checked.rows), (expected.collect(), 2));
+    }
+    let with = |other: Value, rows: usize| refusal(json!({"inputs": [a(rows), b(rows), other]}));
+    assert!(with(whole("scale", "FP32", json!([1, 1]), json!([2.0])), 1).contains("must have shape [1], got [1, 1]"));
+    assert!(with(whole("seed", "INT32", json!([]), json!([2])), 1).contains("must be INT64, got INT32"));
+    assert!(with(scale(), 9).contains("runs as one batch, of at most 8 rows; it has 9"));
 }
