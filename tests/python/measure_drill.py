@@ -160,7 +160,7 @@ class Watch:
         addresses, names = self.page
         for address in addresses:
             with contextlib.suppress(OSError):
-                problems = json.loads(call(address, "GET", "/v2/health/status", timeout=2)[1])["problems"]
+                problems = json.loads(call(address, "GET", "/v2/health/status", timeout=5)[1])["problems"]
                 for problem in problems:
                     if problem["name"] in names:
                         return problem["says"]
@@ -262,12 +262,12 @@ def throttled_by_signals(world):
 
 
 def throttled_by_control_group(world):
-    """The same by a quota of a twentieth of a processor, which the load exceeds."""
+    """The same by a quota of a seventh of a processor, which the load exceeds."""
     first, second = CONTROL_GROUPS / "cpu" / "ripieno-drill", CONTROL_GROUPS / "ripieno-drill"
     group = first if (CONTROL_GROUPS / "cpu").is_dir() else second
     group.mkdir()
     world.undo.append(group.rmdir)
-    quota = [("cpu.cfs_quota_us", "5000")] if group == first else [("cpu.max", "5000 100000")]
+    quota = [("cpu.cfs_quota_us", "15000")] if group == first else [("cpu.max", "15000 100000")]
     server = world.serve([("m", 1)])
     world.bench(server, "m", 300)
     prometheus = settled(world, SERVER_RULES)

@@ -76,7 +76,8 @@ pub(super) fn decide(
             Ok(loaded) => {
                 let warning = format!(
                     "{file}: its first dimension is fixed to 1; it is served with a batch dimension, since rows alone and rows \
-                     together are answered as by the file itself; batching = \"off\" in model.toml serves it as it is"
+                     together are answered as by the file itself; batching = \"off\" in {} serves it as it is",
+                    plan.settings.display()
                 );
                 let watch = is_unproved(plan);
                 return Ok(BatchingDecision { loaded, unbatched: None, warning: Some(warning), watch });

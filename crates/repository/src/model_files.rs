@@ -1,6 +1,6 @@
 //! Location of a model's files, known before any of them is read.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Configuration file in a model folder.
 pub const CONFIG_FILE: &str = "model.toml";
@@ -40,7 +40,9 @@ impl ModelFiles {
     /// Returns the path at which settings of the model are read: `NAME.toml` beside a `NAME.onnx`,
     /// and otherwise `model.toml` in its folder.
     pub fn settings(&self) -> PathBuf {
-        let lies_alone = self.model.parent() == Some(&self.folder)
+        // The folder of `model.onnx` in the working directory is empty, or a dot.
+        let plain = |folder: &Path| if folder == Path::new(".") { PathBuf::new() } else { folder.to_owned() };
+        let lies_alone = self.model.parent().is_some_and(|parent| plain(parent) == plain(&self.folder))
             && self.model.file_stem().is_some_and(|stem| stem == self.name.as_str());
         match &self.config {
             Some(config) => config.clone(),

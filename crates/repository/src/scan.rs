@@ -336,6 +336,9 @@ mod tests {
         folder.write("alone.onnx", "");
         let alone = scan(&folder.path().join("alone.onnx")).unwrap().remove(0).found.unwrap();
         assert_eq!(alone.settings(), folder.path().join("alone.toml"));
+        // A name without a folder, as from the working directory.
+        let named = onnx_file(Path::new("alone.onnx"), Path::new("")).found.unwrap();
+        assert_eq!(named.settings(), Path::new("alone.toml"));
     }
 
     #[test]

@@ -91,10 +91,20 @@ impl AccessArgs {
         }
     }
 
+    fn asks_for_tokens(&self) -> bool {
+        self.tokens.is_some() || std::env::var_os(TOKENS_VARIABLE).is_some()
+    }
+
+    /// Returns the options of `ripieno bench` besides the address.
+    pub(crate) fn bench_options(&self) -> String {
+        let token = if self.asks_for_tokens() { " --token-file FILE" } else { "" };
+        let certificate = self.tls_cert.as_ref().map_or(String::new(), |file| format!(" --ca {}", file.display()));
+        format!("{certificate}{token}")
+    }
+
     /// Returns curl's options besides the address.
     pub(crate) fn curl_options(&self) -> String {
-        let asks = self.tokens.is_some() || std::env::var_os(TOKENS_VARIABLE).is_some();
-        let token = if asks { " -H \"Authorization: Bearer $TOKEN\"" } else { "" };
+        let token = if self.asks_for_tokens() { " -H \"Authorization: Bearer $TOKEN\"" } else { "" };
         let certificate = self.tls_cert.as_ref().map_or(String::new(), |file| format!(" --cacert {}", file.display()));
         format!("{certificate}{token}")
     }

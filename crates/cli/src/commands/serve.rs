@@ -300,6 +300,7 @@ async fn serve(mut args: ServeArgs, threads: &ServerThreads) -> anyhow::Result<(
     if tokio::time::timeout(LAST_TASKS, stopped).await.is_err() {
         tracing::warn!("a device is still at work after {LAST_TASKS:?}; a recording may lack its end");
     }
+    tracing::info!("the server has ended");
     failure.get().map_or(Ok(()), |error: &anyhow::Error| bail!("{error:#}"))
 }
 
@@ -379,7 +380,8 @@ fn announce(args: &ServeArgs, addresses: &Addresses, models: &[ModelReport]) -> 
     // A load of sequences or trees needs a distribution of lengths.
     let is_fixed = |model: &&ModelReport| model.error.is_none() && !model.inputs.iter().any(|input| has_length(input));
     if let (Some(http), Some(model)) = (addresses.http, models.iter().find(is_fixed)) {
-        output::print(format!("         ripieno bench http://{http} --model {} --rate 50", model.name))?;
+        let options = args.access.bench_options();
+        output::print(format!("         ripieno bench {scheme}://{http}{options} --model {} --rate 50", model.name))?;
     }
     Ok(())
 }

@@ -102,7 +102,7 @@ pub(super) async fn copy(address: &str, cache: &Path) -> anyhow::Result<PathBuf>
 }
 
 fn parse(address: &str) -> anyhow::Result<HubModel<'_>> {
-    let wrong = || format!("hf://{address}: write hf://ORG/NAME, hf://ORG/NAME@REVISION or hf://ORG/NAME/FILE.onnx");
+    let wrong = || "write hf://ORG/NAME, hf://ORG/NAME@REVISION or hf://ORG/NAME/FILE.onnx";
     let (org, rest) = address.trim_end_matches('/').split_once('/').with_context(wrong)?;
     let (name, file) = rest.split_once('/').map_or((rest, None), |(name, file)| (name, Some(file)));
     let (name, revision) = name.split_once('@').unwrap_or((name, REVISION));

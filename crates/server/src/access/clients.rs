@@ -44,6 +44,16 @@ impl ClientKey {
             v4 => v4,
         })
     }
+
+    /// Returns the name that an operator knows the client by.
+    fn name(&self) -> String {
+        match self {
+            ClientKey::Token(name) => format!("token {}", String::from_utf8_lossy(name)),
+            ClientKey::Header(name) => String::from_utf8_lossy(name).into_owned(),
+            ClientKey::Certificate([a, b, c, d, ..]) => format!("certificate {a:02x}{b:02x}{c:02x}{d:02x}…"),
+            ClientKey::Peer(address) => address.to_string(),
+        }
+    }
 }
 
 fn truncate_name(name: &[u8]) -> Box<[u8]> {
@@ -66,6 +76,13 @@ impl ClientNumbers {
         let mut numbers = LruCache::unbounded();
         numbers.resize(most);
         ClientNumbers(Mutex::new(numbers))
+    }
+
+    /// Returns the name of the client that has this number now. Looks at all of them: for pages
+    /// that a person reads.
+    pub(super) fn name(&self, number: u16) -> Option<String> {
+        let numbers = self.0.lock();
+        numbers.iter().find(|(_, other)| **other == number).map(|(key, _)| key.name())
     }
 
     /// Returns the client's number, which is stable while the client is among the most recently
@@ -101,6 +118,10 @@ mod tests {
         let numbers = keys.clone().map(|key| clients.number(key));
         assert_eq!(numbers, [1, 2, 3, 4]);
         assert_eq!(keys.map(|key| clients.number(key)), numbers);
+        let names = numbers.map(|number| clients.name(number).unwrap());
+        assert_eq!(names[..3], ["token a", "a", "certificate 00000000…"]);
+        assert_eq!((clients.name(9), clients.number(ClientKey::peer([10, 0, 0, 9].into()))), (None, 5));
+        assert_eq!(clients.name(5).unwrap(), "10.0.0.9");
     }
 
     #[test]

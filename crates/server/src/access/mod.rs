@@ -301,6 +301,12 @@ impl Access {
         (self.tokens.is_some() || self.tls.is_some()).then_some(self.config.reload_every)
     }
 
+    /// Returns the name of the client that has this number now: its token, the identity that it
+    /// sends, or its address.
+    pub(crate) fn client_name(&self, number: u16) -> Option<String> {
+        self.clients.name(number)
+    }
+
     /// Returns the time at which the server's certificate ends, in seconds since the Unix epoch;
     /// `None` without TLS.
     pub(crate) fn certificate_expiry_s(&self) -> Option<u64> {

@@ -305,9 +305,17 @@ fn tensor(entry: &ServedEntry, spec: &TensorSpec, input: WireTensor) -> Result<T
         && is_bounded(&input.shape);
     if !fits {
         let is_open = declared.iter().skip(1).any(|size| *size < 0);
-        let others = if is_open { "; others that are -1 may be 0, as an empty past is" } else { "" };
+        let lacks_batch = input.shape.len() + 1 == declared.len()
+            && declared.iter().skip(1).zip(&input.shape).all(|(expected, got)| free(expected, got));
+        let advice = if lacks_batch {
+            format!("; send one row as {:?}", [&[1], &input.shape[..]].concat())
+        } else if is_open {
+            "; others that are -1 may be 0, as an empty past is".to_owned()
+        } else {
+            String::new()
+        };
         return Err(Problem::invalid(format!(
-            "input '{}' of model '{}' must have shape {}, got {:?}; the first dimension is the batch and at least 1{others}",
+            "input '{}' of model '{}' must have shape {}, got {:?}; the first dimension is the batch and at least 1{advice}",
             spec.name,
             entry.name,
             shape_text(declared),

@@ -2,6 +2,7 @@
 
 use super::format::count;
 use super::view::View;
+use crate::state::ServerState;
 use maud::{Markup, html};
 use ripieno_base::Time;
 use ripieno_runtime::history::History;
@@ -40,7 +41,17 @@ pub(super) fn totals(history: &History) -> Vec<CauseCount> {
     totals
 }
 
-pub(super) fn table(causes: &[CauseCount]) -> Markup {
+/// Returns evidence with the name of the client that it begins with, as far as it is known.
+pub(super) fn with_client(state: &ServerState, detail: &str) -> String {
+    let named = || {
+        let (number, rest) = detail.strip_prefix("client ")?.split_once(' ')?;
+        let name = state.access.client_name(number.parse().ok()?)?;
+        Some(format!("client {name} {rest}"))
+    };
+    named().unwrap_or_else(|| detail.to_owned())
+}
+
+pub(super) fn table(state: &ServerState, causes: &[CauseCount]) -> Markup {
     html! {
         div.scroll tabindex="0" role="region" aria-label="Causes" {
             table.causes {
@@ -56,11 +67,11 @@ pub(super) fn table(causes: &[CauseCount]) -> Markup {
                         tr {
                             th scope="row" { (each.cause.name()) }
                             td { (each.model) }
-                            td.number { (count(each.count)) }
+                            td.number data-label="requests" { (count(each.count)) }
                             td.wide {
                                 @match each.example {
-                                    Some(at) => a href=(View::Request(at).path()) { (each.detail) },
-                                    None => (each.detail),
+                                    Some(at) => a href=(View::Request(at).path()) { (with_client(state, &each.detail)) },
+                                    None => (with_client(state, &each.detail)),
                                 }
                             }
                             td.wide { (each.cause.change()) }

@@ -26,7 +26,8 @@ pub(super) fn render(state: &ServerState, span: usize) -> Markup {
         }
     });
     html! {
-        h1 { "Devices" span.aside { "the last " (SPANS[span].0) " seconds" } }
+        @let (name, unit) = (SPANS[span].0, if SPANS[span].0 == "1" { "second" } else { "seconds" });
+        h1 { "Devices" span.aside { "the last " (name) " " (unit) } }
         nav.spans aria-label="Span of the timeline" {
             span { "Zoom" }
             @for (at, (name, _)) in SPANS.iter().enumerate() {
@@ -61,10 +62,10 @@ fn latest(history: &History) -> Markup {
                     tbody { @for task in ended().take(LISTED) {
                         tr {
                             th scope="row" { a href=(View::Task(task.decided, task.device.0).path()) data-detail="" { (name(history, task)) } }
-                            td.number { (task.device.0) }
-                            td.number { (task.rows) }
-                            td.number { (format::span(task.took())) }
-                            td.number { (format::span(task.profiled)) }
+                            td.number data-label="device" { (task.device.0) }
+                            td.number data-label="rows" { (task.rows) }
+                            td.number data-label="took" { (format::span(task.took())) }
+                            td.number data-label="profile" { (format::span(task.profiled)) }
                             td { (outcome(task)) }
                         }
                     } }
@@ -112,7 +113,7 @@ fn batch(history: &History, task: &TaskRecord) -> Markup {
         Timeline { history, from, to, call: task.calls.first().copied(), moments: vec![(task.decided, "decided")] };
     html! {
         h2 { "Batch of " (name(history, task)) }
-        p { (task.rows) " rows of " (calls.len()) " requests on device " (task.device.0) ": decided, then begun after "
+        p { (format::counted(task.rows.into(), "row")) " of " (format::counted(calls.len() as u64, "request")) " on device " (task.device.0) ": decided, then begun after "
             (format::span(task.started - task.decided)) ", ran " (format::span(task.took()))
             " (profile: " (format::span(task.profiled)) "), " (outcome(task)) "." }
         (timeline.render())
@@ -142,9 +143,9 @@ fn member(task: &TaskRecord, call: &CallRecord) -> Markup {
         tr {
             th scope="row" { a href=(View::Request(call.arrived).path()) { (format::span(task.decided - call.arrived)) " before" } }
             td { (joined) }
-            td.number { (call.rows) }
-            td.number { (format::span(task.started - call.arrived)) }
-            td.number { (format::span(call.deadline - task.started)) }
+            td.number data-label="rows" { (call.rows) }
+            td.number data-label="waited" { (format::span(task.started - call.arrived)) }
+            td.number data-label="slack" { (format::span(call.deadline - task.started)) }
             td { (call.ended.map_or("lives", |(_, ending)| format::ending(ending))) }
         }
     }

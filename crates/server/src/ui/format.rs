@@ -11,6 +11,11 @@ pub(super) fn ms(value: f64) -> String {
     format!("{value:.digits$} ms")
 }
 
+/// A length of time, from a second on in seconds.
+pub(super) fn length(milliseconds: f64) -> String {
+    if milliseconds < 1_000.0 { ms(milliseconds) } else { format!("{} s", milliseconds / 1_000.0) }
+}
+
 pub(super) fn span(span: Nanos) -> String {
     ms(span.as_millis_f64())
 }
@@ -26,7 +31,8 @@ pub(super) fn percent(share: f64) -> String {
     match percent {
         _ if percent >= 100.0 => "100 %".to_owned(),
         _ if percent > 99.9 => "> 99.9 %".to_owned(),
-        _ if !(10.0..=99.0).contains(&percent) => format!("{percent:.1} %"),
+        // From here on a tenth decides whether a model counts as healthy.
+        _ if !(10.0..95.0).contains(&percent) => format!("{percent:.1} %"),
         _ => format!("{percent:.0} %"),
     }
 }
@@ -40,6 +46,11 @@ pub(super) fn rate(value: f64) -> String {
 /// A whole number with groups of three digits.
 pub(super) fn count(value: u64) -> String {
     grouped(value as f64, 0)
+}
+
+/// A number of things, in the plural unless it is one.
+pub(super) fn counted(number: u64, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
 fn grouped(value: f64, digits: usize) -> String {
@@ -91,6 +102,10 @@ mod tests {
     fn numbers_are_short_and_never_rounded_to_whole() {
         assert_eq!((ms(0.123), ms(12.34), ms(1234.5)), ("0.12 ms".into(), "12.3 ms".into(), "1234 ms".into()));
         assert_eq!((percent(1.0), percent(0.9999), percent(0.42)), ("100 %".into(), "> 99.9 %".into(), "42 %".into()));
+        assert_eq!(
+            (percent(0.9897), percent(0.99), length(2_500.0)),
+            ("99.0 %".into(), "99.0 %".into(), "2.5 s".into())
+        );
         assert_eq!(
             (rate(1234.6), rate(7.25), count(1_234_567)),
             ("1,235/s".into(), "7.2/s".into(), "1,234,567".into())

@@ -6,6 +6,7 @@ use super::format::{self, count, percent, rate};
 use super::now;
 use super::parts::{chart, figure, nothing};
 use super::samples::{ModelView, is_bad};
+use super::verdict::HEALTHY;
 use super::watch::SPAN;
 use crate::state::ServerState;
 use maud::{Markup, html};
@@ -38,7 +39,7 @@ pub(super) fn render(state: &ServerState, name: &str, version: &str) -> Markup {
         html! {
             div.charts { (profile(history, model)) (sizes(model)) (latencies(history, model)) (queue(history, model)) }
             @let causes: Vec<_> = causes::totals(history).into_iter().filter(|cause| cause.model == *name).collect();
-            @if !causes.is_empty() { h2 { "Why" span.aside { "the last twenty seconds" } } (causes::table(&causes)) }
+            @if !causes.is_empty() { h2 { "Why" span.aside { "the last twenty seconds" } } (causes::table(state, &causes)) }
         }
     });
     let number = |value: Option<f64>| value.map_or("–".to_owned(), format::ms);
@@ -48,7 +49,7 @@ pub(super) fn render(state: &ServerState, name: &str, version: &str) -> Markup {
         h1 { (model.entry.name) span.aside { "version " (model.entry.version) ", the last ten seconds" } }
         dl.figures {
             (figure("Requests", rate(model.rate), ""))
-            (figure("In time", model.share.map_or("–".to_owned(), percent), ""))
+            (figure("In time", html! { span.bad[model.share.is_some_and(|share| share < HEALTHY)] { (model.share.map_or("–".to_owned(), percent)) } }, ""))
             (figure("Median latency", number(model.p50_ms), ""))
             (figure("p99 latency", number(model.p99_ms), format!("SLO {}", format::ms(slo_ms))))
             (figure("Mean batch", model.mean_batch.map_or("–".to_owned(), |rows| format!("{rows:.1}")), format!("at most {}", model.entry.max_batch)))

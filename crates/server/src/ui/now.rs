@@ -62,7 +62,7 @@ pub(super) fn render(state: &ServerState) -> Markup {
             }
         }
         (failed_loads(&state.registry))
-        (why(&causes))
+        (why(state, &causes))
         @if state.backend.is_primary() { (devices_list(&devices)) }
     }
 }
@@ -74,11 +74,11 @@ fn failed_loads(registry: &ModelRegistry) -> Markup {
     html! {
         @if !failed.is_empty() {
             h2 { "Loads that failed" span.aside { (registry.failures()) " since the start" } }
-            ul.devices {
+            ul.failures {
                 @for row in failed {
                     li {
-                        span.name { (row.name) @if !row.version.is_empty() { " " (row.version) } }
-                        span.note.bad { (row.reason) }
+                        strong { (row.name) @if !row.version.is_empty() { " " (row.version) } }
+                        " " span.bad { (row.reason) }
                     }
                 }
             }
@@ -182,11 +182,11 @@ fn pad(trace: Vec<f64>) -> Vec<f64> {
 }
 
 /// The causes of what was not in time.
-fn why(causes: &[CauseCount]) -> Markup {
+fn why(state: &ServerState, causes: &[CauseCount]) -> Markup {
     html! {
         @if !causes.is_empty() {
             h2 { "Why" span.aside { "the last twenty seconds" } }
-            (causes::table(causes))
+            (causes::table(state, causes))
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The life of one request.
 
+use super::causes::with_client;
 use super::devices::no_recorder;
 use super::format;
 use super::parts::nothing;
@@ -59,7 +60,8 @@ pub(super) fn render(state: &ServerState, wanted: &Wanted) -> Markup {
     let shown = at.map(|at| {
         let done = |history: &History| history.now() > at + AROUND;
         let history = search(&flight, at - AROUND, AROUND * 4, done);
-        let found = history.calls().find(|call| call.arrived == at && is_it(call)).map(|call| life(&history, call));
+        let found =
+            history.calls().find(|call| call.arrived == at && is_it(call)).map(|call| life(state, &history, call));
         found.unwrap_or_else(gone)
     });
     let id = if let Wanted::Tagged(id, _) = wanted { id.as_str() } else { "" };
@@ -76,7 +78,7 @@ fn gone() -> Markup {
     )
 }
 
-fn life(history: &History, call: &CallRecord) -> Markup {
+fn life(state: &ServerState, history: &History, call: &CallRecord) -> Markup {
     let model = &history.models()[call.model].model;
     let explained = Explainer::new(history).explain(call);
     let first = call.tasks.first().and_then(|&task| history.task(task));
@@ -96,12 +98,12 @@ fn life(history: &History, call: &CallRecord) -> Markup {
             span.dot aria-hidden="true" {}
             strong { (call.ended.map_or("lives", |(_, ending)| format::ending(ending))) }
             @if let Some(explained) = &explained {
-                span { (explained.cause.name()) ": " (explained.detail) ". To change: " (explained.cause.change()) "." }
+                span { (explained.cause.name()) ": " (with_client(state, &explained.detail)) ". To change: " (explained.cause.change()) "." }
             }
         }
         p { (model.name) ", " (call.rows) @if call.rows == 1 { " row" } @else { " rows" }
             @if call.extent.length > 1 { " of length " (call.extent.length) }
-            @if call.client > 0 { ", client " (call.client) }
+            @if call.client > 0 { ", client " (state.access.client_name(call.client).unwrap_or_else(|| call.client.to_string())) }
             @if call.priority > 0 { ", priority " (call.priority) }
             ", " (format::ago(history.now(), call.arrived)) }
         (timeline.render())
@@ -123,7 +125,7 @@ fn steps(history: &History, call: &CallRecord) -> Markup {
                     span.time { (since(task.started)) }
                     @if at == 0 { "after waiting " (format::span(task.started - call.arrived)) ", " }
                     a href=(View::Task(task.decided, task.device.0).path()) { "ran " (block) " on device " (task.device.0) }
-                    " with " (task.calls.len().saturating_sub(1)) " other requests: " (task.rows) " rows, " (format::span(task.took()))
+                    " with " (task.calls.len().saturating_sub(1)) " other requests: " (format::counted(task.rows.into(), "row")) ", " (format::span(task.took()))
                     @if task.rerun { ", run again in parts" }
                 }
             }

@@ -4,6 +4,7 @@
 //! Under overload hundreds of requests a second share one cause. So groups stand first, and a link
 //! of each word narrows them; a filter lists the requests that pass it.
 
+use super::causes::with_client;
 use super::devices::no_recorder;
 use super::format::{self, count};
 use super::parts::nothing;
@@ -36,8 +37,8 @@ pub(super) fn render(state: &ServerState, filter: &RequestFilter) -> Markup {
             @if late.is_empty() {
                 (nothing("No such request in the last twenty seconds: each was answered in time."))
             } @else {
-                (table(history, &groups(history, &late), filter))
-                @if !filter.is_open() { (list(history, &late)) }
+                (table(state, history, &groups(history, &late), filter))
+                @if !filter.is_open() { (list(state, history, &late)) }
             }
         }
     });
@@ -108,7 +109,7 @@ fn chosen(filter: &RequestFilter) -> Markup {
     }
 }
 
-fn table(history: &History, groups: &[RequestGroup<'_>], filter: &RequestFilter) -> Markup {
+fn table(state: &ServerState, history: &History, groups: &[RequestGroup<'_>], filter: &RequestFilter) -> Markup {
     let narrowed = |change: &dyn Fn(&mut RequestFilter)| {
         let mut narrow = filter.clone();
         change(&mut narrow);
@@ -123,7 +124,7 @@ fn table(history: &History, groups: &[RequestGroup<'_>], filter: &RequestFilter)
                 } }
                 tbody { @for group in groups {
                     tr {
-                        td.number { (count(group.count)) }
+                        td.number data-label="requests" { (count(group.count)) }
                         th scope="row" {
                             a href=(narrowed(&|filter| filter.cause = Some(key(group.cause)))) { (group.cause.name()) }
                         }
@@ -133,8 +134,8 @@ fn table(history: &History, groups: &[RequestGroup<'_>], filter: &RequestFilter)
                                 span.tag.bad { (format::ending(group.ending)) }
                             }
                         }
-                        td { (time(history, group.latest)) }
-                        td.wide { (group.latest.detail) }
+                        td.time { (time(history, group.latest)) }
+                        td.wide { (with_client(state, &group.latest.detail)) }
                     }
                 } }
             }
@@ -143,23 +144,23 @@ fn table(history: &History, groups: &[RequestGroup<'_>], filter: &RequestFilter)
 }
 
 /// Lists the latest requests.
-fn list(history: &History, late: &[Explained]) -> Markup {
+fn list(state: &ServerState, history: &History, late: &[Explained]) -> Markup {
     html! {
         h2 { "The latest" span.aside { (count(late.len() as u64)) " in all" } }
         div.scroll tabindex="0" role="region" aria-label="Late requests" {
-            table {
+            table.causes {
                 thead { tr {
                     th scope="col" { "Arrived" } th scope="col" { "Model" } th scope="col" { "End" }
                     th.number scope="col" { "After" } th scope="col" { "Cause" } th scope="col" { "Evidence" }
                 } }
                 tbody { @for each in late.iter().rev().take(LISTED) {
                     tr {
-                        th scope="row" { (time(history, each)) }
+                        th.time scope="row" { (time(history, each)) }
                         td { (history.models()[each.model].model.name) }
                         td { span.tag.bad { (format::ending(each.ending)) } }
-                        td.number { (format::span(each.ended - each.arrived)) }
+                        td.number data-label="after" { (format::span(each.ended - each.arrived)) }
                         td { (each.cause.name()) }
-                        td.wide { (each.detail) }
+                        td.wide { (with_client(state, &each.detail)) }
                     }
                 } }
             }

@@ -67,8 +67,13 @@ impl Default for Ui {
 impl Ui {
     /// Returns whether the server was well at the last sample.
     pub(crate) fn status(&self) -> ServerStatus {
-        let problems = self.problems.lock().clone();
+        let problems = self.problems();
         ServerStatus { healthy: problems.is_empty(), problems }
+    }
+
+    /// Returns the problems at the last sample.
+    pub(super) fn problems(&self) -> Vec<ServerProblem> {
+        self.problems.lock().clone()
     }
 
     pub(super) fn set_problems(&self, problems: Vec<ServerProblem>) {

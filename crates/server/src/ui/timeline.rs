@@ -155,7 +155,7 @@ impl Timeline<'_> {
                 line.grid x1=(round(x)) x2=(round(x)) y1=(AXIS - 4.0) y2=(height) {}
                 @if self.moments.is_empty() {
                     text.tick x=(round(x - 4.0)) y=(AXIS - 10.0) text-anchor="end" {
-                        @if back == 0.0 { "now" } @else { "−" (format::ms(back)) }
+                        @if back == 0.0 { "now" } @else { "−" (format::length(back)) }
                     }
                 }
             }

@@ -17,7 +17,7 @@ use ripieno_base::Nanos;
 use ripieno_model::{DataType, TensorSpec};
 use ripieno_repository::registry::ServedEntry;
 use ripieno_wire::json;
-use serde_json::{Value, json as value};
+use serde_json::json as value;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
@@ -98,7 +98,7 @@ async fn answer(
 /// Returns a request of zeros in JSON; `None` if it is too large to be read.
 fn proposed(entry: &ServedEntry) -> Option<String> {
     let mut left = MOST_ELEMENTS;
-    let mut tensor = |spec: &TensorSpec| -> Option<Value> {
+    let tensor = |spec: &TensorSpec| -> Option<String> {
         let shape: Vec<i64> = entry.shape(spec).iter().map(|&size| size.max(1)).collect();
         let elements = shape.iter().try_fold(1_i64, |all, &size| all.checked_mul(size))?;
         left = left.checked_sub(elements).filter(|left| *left >= 0)?;
@@ -108,9 +108,13 @@ fn proposed(entry: &ServedEntry) -> Option<String> {
             _ => value!(0),
         };
         let data = vec![element; usize::try_from(elements).ok()?];
-        Some(value!({ "name": spec.name, "datatype": spec.datatype.name(), "shape": shape, "data": data }))
+        let (name, data) = (value!(spec.name), value!(data));
+        Some(format!(
+            "{{\"name\": {name}, \"datatype\": \"{}\", \"shape\": {shape:?}, \"data\": {data}}}",
+            spec.datatype.name()
+        ))
     };
-    let inputs: Option<Vec<String>> = entry.inputs.iter().map(|spec| Some(tensor(spec)?.to_string())).collect();
+    let inputs: Option<Vec<String>> = entry.inputs.iter().map(tensor).collect();
     Some(format!("{{\"inputs\": [\n  {}\n]}}", inputs?.join(",\n  ")))
 }
 

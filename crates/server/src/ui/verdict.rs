@@ -5,7 +5,7 @@
 //! stands first.
 
 use super::causes::CauseCount;
-use super::format::{self, percent, rate};
+use super::format::{self, count, percent, rate};
 use super::samples::{ModelView, WINDOW_S};
 use super::shared::ServerProblem;
 use crate::observe::starvation;
@@ -18,6 +18,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Share of requests in time from which on a model counts as healthy.
 pub(super) const HEALTHY: f64 = 0.99;
+/// Fewest requests of a model that were not in time from which on they are a problem.
+const MIN_BAD: u64 = 3;
 /// Number of elections of one scheduler in ten minutes from which on the lead flaps.
 const FLAPS: u64 = 3;
 /// Time before the end of a certificate from which on it is a problem.
@@ -50,8 +52,9 @@ pub(super) fn problems(state: &ServerState, models: &[ModelView], causes: &[Caus
         found.push(ServerProblem { name: "load_failed", says });
     }
     found.extend(short_slos(state));
-    let mut late: Vec<(&ModelView, f64)> =
-        models.iter().filter_map(|model| Some((model, model.share.filter(|share| *share < HEALTHY)?))).collect();
+    let is_troubled = |model: &ModelView| model.bad.iter().map(|(_, count)| count).sum::<u64>() >= MIN_BAD;
+    let share = |model: &ModelView| model.share.filter(|share| *share < HEALTHY && is_troubled(model));
+    let mut late: Vec<(&ModelView, f64)> = models.iter().filter_map(|model| Some((model, share(model)?))).collect();
     late.sort_by(|a, b| a.1.total_cmp(&b.1));
     found.extend(late.into_iter().take(MOST_MODELS).map(|(model, share)| late_model(state, model, share, causes)));
     found
@@ -189,26 +192,36 @@ fn upper(text: &str) -> String {
 
 /// Shows that the server is healthy, or a line for each problem.
 pub(super) fn banner(models: &[ModelView], problems: &[ServerProblem]) -> Markup {
-    let line = |is_healthy: bool, text: &str| {
-        html! {
-            p.health.bad[!is_healthy] role="status" {
-                span.dot aria-hidden="true" {}
-                strong { (if is_healthy { "Healthy" } else { "Not healthy" }) }
-                span { (text) }
-            }
-        }
-    };
     let offered: f64 = models.iter().map(|model| model.rate).sum();
+    let late: u64 = models.iter().flat_map(|model| &model.bad).map(|(_, count)| count).sum();
+    let text = if offered == 0.0 {
+        "No request in the last ten seconds.".to_owned()
+    } else if models.iter().any(|model| model.share.is_some_and(|share| share < HEALTHY)) {
+        format!("{} requests, {} not in time in the last ten seconds.", rate(offered), count(late))
+    } else {
+        format!("{} requests, at least {} of each model in time.", rate(offered), percent(HEALTHY))
+    };
+    match problems {
+        [] => html! { div #health { (line(true, &text)) } },
+        problems => troubles(problems),
+    }
+}
+
+/// Shows a line for each problem.
+pub(super) fn troubles(problems: &[ServerProblem]) -> Markup {
     html! {
-        div #health {
-            @if problems.is_empty() {
-                @if offered > 0.0 {
-                    (line(true, &format!("{} requests, at least {} of each model in time.", rate(offered), percent(HEALTHY))))
-                } @else {
-                    (line(true, "No request in the last ten seconds."))
-                }
-            }
-            @for problem in problems { (line(false, &problem.says)) }
+        @if !problems.is_empty() {
+            div #health { @for problem in problems { (line(false, &problem.says)) } }
+        }
+    }
+}
+
+fn line(is_healthy: bool, text: &str) -> Markup {
+    html! {
+        p.health.bad[!is_healthy] role="status" {
+            span.dot aria-hidden="true" {}
+            strong { (if is_healthy { "Healthy" } else { "Not healthy" }) }
+            span { (text) }
         }
     }
 }

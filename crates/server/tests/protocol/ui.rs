@@ -74,7 +74,7 @@ async fn a_request_is_found_by_its_id_and_its_batch_shows_it() {
     let task = html.split("href=\"").find(|part| part.starts_with("/ui/task?")).unwrap();
     let task = task.split('"').next().unwrap().replace("&amp;", "&");
     let html = text(&server, &task).await;
-    assert!(html.contains("2 rows of 1 requests on device 0"), "{html}");
+    assert!(html.contains("2 rows of 1 request on device 0"), "{html}");
     let html = text(&server, "/ui/requests?id=another").await;
     assert!(html.contains("No such request"), "{html}");
 }

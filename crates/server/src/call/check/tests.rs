@@ -75,7 +75,7 @@ fn refusals_name_tensor_wanted_got_and_fix() {
     assert_eq!(with("datatype", json!("UINT64")), "input 'a' of model 'm' must be FP32, got UINT64; convert it first");
     assert_eq!(
         with("shape", json!([2])),
-        "input 'a' of model 'm' must have shape [-1, 2], got [2]; the first dimension is the batch and at least 1"
+        "input 'a' of model 'm' must have shape [-1, 2], got [2]; the first dimension is the batch and at least 1; send one row as [1, 2]"
     );
     assert!(with("shape", json!([2, 1])).contains("got [2, 1]"));
     assert!(refusal(json!({"inputs": [a(0), b(0)]})).contains("got [0, 2]"));
