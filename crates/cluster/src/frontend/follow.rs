@@ -136,7 +136,8 @@ impl FrontendShared {
             return Ok(());
         }
         // Heartbeats come every few milliseconds, models rarely.
-        if said.models_are_new || !self.table.lock().is_primary(link) {
+        let is_new = !self.table.lock().is_primary(link);
+        if said.models_are_new || is_new {
             let known = self.models.write().replace(models.clone()).map_err(DecodeError)?;
             (self.on_models)(&known);
             said.models_are_new = false;
@@ -145,6 +146,10 @@ impl FrontendShared {
         match followed {
             HeartbeatOutcome::Stale(epoch) => link.send(&Message::Fenced(epoch)),
             HeartbeatOutcome::Primary { completed: due, resend: again } => {
+                if is_new {
+                    let address = link.peer().map(|address| address.to_string()).unwrap_or_default();
+                    tracing::info!(address, epoch = epoch.0, "requests go to the scheduler at {address}");
+                }
                 self.devices.store(said.devices, Ordering::Relaxed);
                 self.answer_all(due);
                 again.into_iter().for_each(|ask: RequestHeader| self.send_request(link, ask));
