@@ -22,7 +22,7 @@ mod probe;
 mod run;
 
 pub use contract::condition::{AllowedExits, BlockDecision, ComparisonOperator, Condition, OutputRow, TensorRule};
-pub use contract::error::{ExecError, LoadError, RequestError};
+pub use contract::error::{BAD_REQUEST, ExecError, LoadError, RequestError};
 pub use contract::kept::{bound_kept_bytes, kept_bytes};
 pub use contract::length_rule::LengthRule;
 pub use contract::source::{
@@ -40,7 +40,7 @@ pub use engines::cuda_cells::CudaCellsEngine;
 pub use engines::either::EitherEngine;
 pub use engines::emulated::{EmulatedEngine, EmulatedOptions};
 pub use engines::gpu::GpuEngine;
-pub use engines::isolated::serve_engine;
+pub use engines::isolated::{PythonEngine, serve_engine};
 pub use engines::onnxruntime::{GpuOptions, OnnxRuntimeEngine, OnnxRuntimeOptions};
 pub use probe::curve::MeasurementProgress;
 pub use probe::equality::{AnswerComparison, EngineWithModel, compare_answers, compare_walks};

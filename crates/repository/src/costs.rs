@@ -81,7 +81,7 @@ impl Loader {
         let place = if plan.source.isolation.is_some() { "/process" } else { "" };
         let device = format!("{}{place}", target.engine.device_key());
         let shapes = example.iter().flat_map(|example| example.inputs.iter().map(|input| input.shape.clone()));
-        let key = ProfileKey::new(&device, &plan.files(), plan.source.max_batch)?
+        let key = ProfileKey::new(&device, &plan.profiled_files(), plan.source.max_batch)?
             .with_lengths(loaded.lengths().map(|lengths| lengths.max))
             .with_shapes(shapes.collect())
             .with_batch_sizes(loaded.batch_sizes());

@@ -39,12 +39,14 @@ fn read_version(found: &ModelFiles, target: &LoadTarget) -> ModelReport {
 
 fn read_model(found: &ModelFiles, target: &LoadTarget) -> Result<ModelReport, String> {
     let plan = LoadPlan::new(found, target)?;
-    for file in plan.files() {
+    for file in plan.files().into_iter().filter(|_| !plan.is_python) {
         check_weights(found, &file, target.allow_symlinks)?;
     }
     let (mut inputs, mut outputs) = (plan.config.inputs.clone(), plan.config.outputs.clone());
     // If the engine links several blocks, only the declared tensors are known.
-    if let [file] = &plan.files()[..] {
+    if let [file] = &plan.files()[..]
+        && !plan.is_python
+    {
         let declared = OnnxFile::read(file).and_then(|file| Declared::of(&file)).map_err(|error| error.to_string())?;
         (inputs, outputs) = (declared.inputs, declared.outputs);
     }

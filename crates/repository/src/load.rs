@@ -21,7 +21,7 @@ use super::text;
 use super::triton::TritonConfig;
 use parking_lot::Mutex;
 use ripieno_base::Nanos;
-use ripieno_executor::{BlockProfile, BlockSource, LoadedModel, check_padding, find_output_lengths};
+use ripieno_executor::{BlockProfile, BlockSource, LoadedModel, PythonEngine, check_padding, find_output_lengths};
 use ripieno_model::bounds::best_goodput;
 use ripieno_model::{Block, DropRule, LengthProfiles, Model, Profile, TensorSpec, Walk};
 use ripieno_runtime::ServedModel;
@@ -105,7 +105,8 @@ impl Loader {
     /// key and fix; an engine's panic becomes an error too.
     pub fn prepare(&self, found: &ModelFiles, profiling: Profiling) -> Result<PreparedModel, String> {
         let mut causes: Vec<String> = Vec::new();
-        for target in &self.targets {
+        let python = python(found, &self.target);
+        for target in python.as_ref().map_or(&self.targets[..], std::slice::from_ref) {
             match self.prepare_for(target, found, profiling) {
                 Ok(None) => {}
                 Ok(Some(mut prepared)) => {
@@ -151,7 +152,7 @@ impl Loader {
         if !target.engine.serves(plan.source.walk) {
             return Ok(None);
         }
-        for file in plan.files() {
+        for file in plan.files().into_iter().filter(|_| !plan.is_python) {
             check_weights(found, &file, target.allow_symlinks)?;
         }
         if !target.emulates() {
@@ -164,6 +165,7 @@ impl Loader {
         }
         let labels = labels::read(found, &plan.config.labels, target.allow_symlinks)?;
         let (loaded, warning) = self.load(target, &mut plan, profiling)?;
+        plan.source = loaded.adopted_source().cloned().unwrap_or(plan.source);
         let BatchingDecision { mut loaded, unbatched, warning: rewritten, watch } =
             batching::decide(target, &mut plan, loaded)?;
         let mut masked = None;
@@ -238,6 +240,12 @@ impl Loader {
         tracing::warn!("{warning}");
         Ok((load(plan)?, Some(warning)))
     }
+}
+
+/// Returns the target with the engine for models in Python; `None` for other models.
+fn python(found: &ModelFiles, target: &LoadTarget) -> Option<LoadTarget> {
+    (found.is_python() && !target.emulates())
+        .then(|| LoadTarget { engine: Arc::new(PythonEngine::beside(&*target.engine)), ..target.clone() })
 }
 
 /// Finds outputs whose length follows from the request's, and checks that padding, and the engine's

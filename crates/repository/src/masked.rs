@@ -43,7 +43,8 @@ pub(super) fn apply(
 ) -> Option<(Arc<dyn LoadedModel>, String)> {
     let (source, config) = (&plan.source, &plan.config);
     let plain = source.walk == Walk::Whole && source.blocks.len() == 1 && config.granularity == Granularity::Whole;
-    let declared = !source.lengths.inputs.is_empty() || !config.inputs.is_empty() || config.latency.is_some();
+    let declared =
+        plan.is_python || !source.lengths.inputs.is_empty() || !config.inputs.is_empty() || config.latency.is_some();
     if !plain || declared || !target.groups_lengths || target.emulates() || !loaded.batched() || source.max_batch < 2 {
         return None;
     }

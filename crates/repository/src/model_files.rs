@@ -5,6 +5,11 @@ use std::path::{Path, PathBuf};
 /// Configuration file in a model folder.
 pub const CONFIG_FILE: &str = "model.toml";
 
+/// ONNX file in a version folder.
+pub const MODEL_FILE: &str = "model.onnx";
+/// Python file in a version folder, served if there is no ONNX file.
+pub const PYTHON_FILE: &str = "model.py";
+
 /// A model's files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelFiles {
@@ -27,7 +32,7 @@ pub struct ModelFiles {
     /// Folder in which a `[[block]]`'s file is looked up; `None` if the model has only a
     /// configuration.
     pub version_folder: Option<PathBuf>,
-    /// ONNX file of a model of one block; its existence is checked at load.
+    /// ONNX or Python file of a model of one block; its existence is checked at load.
     pub model: PathBuf,
     /// Folder that must contain all files.
     pub root: PathBuf,
@@ -37,6 +42,11 @@ pub struct ModelFiles {
 }
 
 impl ModelFiles {
+    /// Returns true if the model is written in Python.
+    pub fn is_python(&self) -> bool {
+        self.model.extension().is_some_and(|extension| extension == "py")
+    }
+
     /// Returns the path at which settings of the model are read: `NAME.toml` beside a `NAME.onnx`,
     /// and otherwise `model.toml` in its folder.
     pub fn settings(&self) -> PathBuf {
@@ -62,7 +72,17 @@ impl ModelFiles {
             return self.clone();
         }
         let folder = self.folder.join(&version);
-        let file = self.model.file_name().unwrap_or_default();
-        ModelFiles { model: folder.join(file), version_folder: Some(folder), version, ..self.clone() }
+        let model = match self.model.file_name().and_then(|name| name.to_str()) {
+            Some(MODEL_FILE | PYTHON_FILE) | None => file_in(&folder),
+            Some(named) => folder.join(named),
+        };
+        ModelFiles { model, version_folder: Some(folder), version, ..self.clone() }
     }
+}
+
+/// Returns the file that is served of a version folder: the ONNX file, or the Python file if there
+/// is only that.
+pub(super) fn file_in(folder: &Path) -> PathBuf {
+    let (onnx, python) = (folder.join(MODEL_FILE), folder.join(PYTHON_FILE));
+    if !onnx.is_file() && python.is_file() { python } else { onnx }
 }

@@ -5,17 +5,18 @@
 //! from `model.toml` or from published tables.
 
 use super::config::{
-    Batching, BlockConditions, BlockConfig, CellsConfig, DEFAULT_MAX_BATCH, IsolationConfig, LengthsConfig, MAX_BATCH,
-    ModelConfig, ProcessConfig, nearest,
+    Batching, BlockConditions, BlockConfig, CellsConfig, DEFAULT_MAX_BATCH, LengthsConfig, MAX_BATCH, ModelConfig,
+    nearest,
 };
 use super::containment;
 use super::foreign::found_instead;
-use super::model_files::ModelFiles;
+use super::isolation::{EngineProcess, ProcessTarget, isolation};
+use super::model_files::{ModelFiles, PYTHON_FILE};
 use super::scan::{CONFIG_FILE, MODEL_FILE};
 use super::slo::{SloOrigin, SloSetting};
 use super::triton::TritonConfig;
 use ripieno_base::Nanos;
-use ripieno_executor::{BlockProfile, BlockSource, Executor, Isolation, LoadedModel, ModelSource};
+use ripieno_executor::{BlockProfile, BlockSource, Executor, LoadedModel, ModelSource};
 use ripieno_model::zoo::{ZooDevice, ZooModel};
 use ripieno_model::{Latency, LengthProfiles, Profile, TensorSpec, doubling_sizes};
 use ripieno_onnx::{Declared, OnnxFile};
@@ -51,15 +52,6 @@ pub struct LoadTarget {
     pub engine_process: Option<EngineProcess>,
 }
 
-/// A program that calls `ripieno_executor::serve_engine`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EngineProcess {
-    /// Path of the program.
-    pub program: PathBuf,
-    /// Arguments.
-    pub args: Vec<String>,
-}
-
 impl LoadTarget {
     /// Default duration, enough for a median at each batch size if a row takes a few tens of
     /// milliseconds.
@@ -89,34 +81,8 @@ impl LoadTarget {
         if self.allow_symlinks { Ok(()) } else { containment::check_contained(found, file) }
     }
 
-    /// Returns the isolation of a model's engine, if configured. Emulated models are never
-    /// isolated, since they cannot crash.
-    fn isolation(&self, name: &str, config: &ModelConfig) -> Result<Option<Isolation>, String> {
-        let process = match config.isolation {
-            _ if self.emulates() => return Ok(None),
-            IsolationConfig::None => return Ok(None),
-            IsolationConfig::Unset { splits } if splits || !self.engine.isolates() => return Ok(None),
-            IsolationConfig::Unset { .. } => ProcessConfig { memory_limit: None, task_limit: Isolation::TASK_LIMIT },
-            IsolationConfig::Process(ProcessConfig { memory_limit: Some(_), .. }) if self.engine.isolates() => {
-                return Err(format!(
-                    "{}: memory_limit_mb: limits address space, of which CUDA reserves all that the machine has; use \
-                     gpu_memory_limit_mb",
-                    config.file
-                ));
-            }
-            IsolationConfig::Process(process) => process,
-        };
-        let Some(EngineProcess { program, mut args }) = self.engine_process.clone() else {
-            return Err(format!(
-                "{}: isolation = \"process\": this program starts no processes for engines; serve the model with ripieno serve, or \
-                 remove the key",
-                config.file
-            ));
-        };
-        // The model's name as an argument identifies the process in process listings.
-        args.push(name.to_owned());
-        let ProcessConfig { memory_limit, task_limit } = process;
-        Ok(Some(Isolation { program, args, memory_limit, task_limit }))
+    fn process(&self) -> ProcessTarget<'_> {
+        ProcessTarget { engine: &*self.engine, program: self.engine_process.as_ref() }
     }
 
     /// Returns true if models are emulated from their latencies.
@@ -146,6 +112,8 @@ pub struct LoadPlan {
     pub slo: SloSetting,
     /// Predicted decoder steps, from the length profile.
     pub dec_timesteps: Option<u32>,
+    /// Whether the blocks are functions of a Python file.
+    pub is_python: bool,
 }
 
 impl LoadPlan {
@@ -165,7 +133,7 @@ impl LoadPlan {
             .collect::<Result<_, _>>()?;
         let mut source = ModelSource {
             ranges: config.ranges.clone(),
-            isolation: target.isolation(&found.name, &config)?,
+            isolation: if target.emulates() { None } else { isolation(found, &config, target.process())? },
             gpu: config.gpu,
             inputs: config.inputs.clone(),
             outputs: config.outputs.clone(),
@@ -188,7 +156,9 @@ impl LoadPlan {
             })
             .transpose()?;
         let settings = found.settings();
-        let mut plan = LoadPlan { name, version, folder, settings, config, triton, source, slo, dec_timesteps };
+        let is_python = found.is_python() && !target.emulates();
+        let mut plan =
+            LoadPlan { name, version, folder, settings, config, triton, source, slo, dec_timesteps, is_python };
         plan.set_max_batch(max_batch, target);
         if plan.config.batching == Batching::Off {
             plan.without_batches();
@@ -213,12 +183,27 @@ impl LoadPlan {
         }
     }
 
-    /// Returns the ONNX files of the blocks.
+    /// Returns the files of the blocks.
     pub fn files(&self) -> Vec<PathBuf> {
         self.source.blocks.iter().filter_map(|block| block.path.clone()).collect()
     }
 
-    /// Returns the file for errors about the whole model: its first ONNX file, or its
+    /// Returns the files by which profiles are kept: the files of the blocks, and all Python files
+    /// beside a model in Python.
+    pub(super) fn profiled_files(&self) -> Vec<PathBuf> {
+        let files = self.files();
+        let [first, ..] = &files[..] else { return files };
+        if !self.is_python {
+            return files;
+        }
+        let folder = first.parent().and_then(|folder| folder.read_dir().ok());
+        let beside = folder.into_iter().flatten().flatten().map(|entry| entry.path());
+        let mut beside: Vec<PathBuf> = beside.filter(|path| path.extension().is_some_and(|end| end == "py")).collect();
+        beside.sort();
+        beside
+    }
+
+    /// Returns the file for errors about the whole model: its first file, or its
     /// configuration.
     pub fn shown_file(&self) -> String {
         self.files().first().map_or(self.config.file.clone(), |file| file.display().to_string())
@@ -465,7 +450,16 @@ fn block_source(
     let name = block.name.clone();
     let BlockConditions { exit, skip, exit_outputs } = block.conditions.clone();
     if !target.emulates() {
-        let path = block_file(found, &place(), block)?;
+        let path = match &block.file {
+            None if found.is_python() => found.model.clone(),
+            Some(file) if found.is_python() && !found.model.ends_with(file) => {
+                return Err(format!(
+                    "{}: file = \"{file}\": the functions of a chain in Python are in one file, {PYTHON_FILE}; remove the key",
+                    place()
+                ));
+            }
+            _ => block_file(found, &place(), block)?,
+        };
         target.check_contained(found, &path)?;
         let path = Some(path);
         return Ok(BlockSource { path, profile, lengths, exit, skip, exit_outputs, ..BlockSource::new(name) });

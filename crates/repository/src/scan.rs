@@ -1,25 +1,23 @@
 //! Finds the models at a path, their versions and their files. Reads folders, never a model.
 //!
 //! Three kinds of paths are supported: a repository (a folder of `NAME/VERSION/model.onnx`,
-//! `NAME/model.toml`, `NAME/config.pbtxt` and `NAME.onnx`), the folder of one model, and one ONNX
-//! file. A model's folder may also be an export by Hugging Face's tools: `config.json` beside
-//! `model.onnx` or `onnx/model.onnx`. The highest version of a model is served, unless the
-//! `version_policy` of its `config.pbtxt` selects others. Each served version is a separate model
-//! to the scheduler, with its own profile and queue. An error of one entry does not affect the
-//! others.
+//! `NAME/VERSION/model.py`, `NAME/model.toml`, `NAME/config.pbtxt` and `NAME.onnx`), the folder of
+//! one model, and one ONNX file. A model's folder may also be an export by Hugging Face's tools:
+//! `config.json` beside `model.onnx` or `onnx/model.onnx`. The highest version of a model is
+//! served, unless the `version_policy` of its `config.pbtxt` selects others. Each served version is
+//! a separate model to the scheduler, with its own profile and queue. An error of one entry does
+//! not affect the others.
 
 use super::containment;
 use super::foreign;
-use super::model_files::ModelFiles;
+use super::model_files::{ModelFiles, file_in};
 use super::triton::{self, FileChoice, TRITON_FILE};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// ONNX file in a version folder.
-pub const MODEL_FILE: &str = "model.onnx";
-pub use super::model_files::CONFIG_FILE;
+pub use super::model_files::{CONFIG_FILE, MODEL_FILE, PYTHON_FILE};
 
 /// Configuration of an export by Hugging Face's tools.
 const EXPORT_FILE: &str = "config.json";
@@ -66,7 +64,7 @@ fn version_of_model(path: &Path) -> Option<ModelCandidate> {
     let path = path.canonicalize().ok()?;
     let (version, folder) = (version_number(&path)?, path.parent()?);
     let has_settings = folder.join(CONFIG_FILE).is_file() || folder.join(TRITON_FILE).is_file();
-    if !path.join(MODEL_FILE).is_file() && !has_settings {
+    if !file_in(&path).is_file() && !has_settings {
         return None;
     }
     let mut candidate = model_folder(folder, folder);
@@ -181,7 +179,7 @@ fn read_model_folder(folder: &Path, root: &Path) -> Result<ModelFiles, String> {
         folder: folder.to_owned(),
         config,
         triton,
-        model: version_folder.join(MODEL_FILE),
+        model: file_in(&version_folder),
         version_folder: versions.last().map(|_| version_folder),
         versions,
         served: vec![newest],
@@ -207,7 +205,8 @@ fn apply_triton_choice(found: &mut ModelFiles) {
         found.version_folder = Some(found.folder.join(&found.version));
         found.served = versions;
     }
-    found.model = found.folder.join(&found.version).join(model.as_deref().unwrap_or(MODEL_FILE));
+    let folder = found.folder.join(&found.version);
+    found.model = model.map_or_else(|| file_in(&folder), |model| folder.join(model));
 }
 
 /// Returns the same model with another configuration, which replaces all files beside it.
@@ -225,7 +224,7 @@ pub(super) fn with_triton(found: ModelFiles, config: PathBuf) -> Result<ModelFil
         version: highest,
         served: vec![newest],
         is_ensemble: false,
-        model: version_folder.join(MODEL_FILE),
+        model: file_in(&version_folder),
         version_folder: Some(version_folder),
         config: None,
         named: Some(config.clone()),
@@ -238,8 +237,9 @@ pub(super) fn with_triton(found: ModelFiles, config: PathBuf) -> Result<ModelFil
 
 fn nothing_in(folder: &Path) -> String {
     let shown = folder.display();
-    if folder.join(MODEL_FILE).is_file() {
-        return format!("{shown}/{MODEL_FILE}: must lie in a version folder; move it to {shown}/1/{MODEL_FILE}");
+    if let Some(name) = file_in(folder).file_name().filter(|name| folder.join(name).is_file()) {
+        let name = name.display();
+        return format!("{shown}/{name}: must lie in a version folder; move it to {shown}/1/{name}");
     }
     if holds_models(folder) {
         return format!("{shown}: is a repository of models itself, not a model of this one; serve {shown}");
@@ -272,7 +272,7 @@ fn version_number(entry: &Path) -> Option<u64> {
 /// Returns true if `path` is the folder of one model: it has a configuration, or a version with a
 /// model.
 fn is_model_folder(path: &Path) -> bool {
-    let holds_model = |entry: &PathBuf| version_number(entry).is_some() && entry.join(MODEL_FILE).is_file();
+    let holds_model = |entry: &PathBuf| version_number(entry).is_some() && file_in(entry).is_file();
     path.join(CONFIG_FILE).is_file()
         || path.join(TRITON_FILE).is_file()
         || exported(path).is_some()

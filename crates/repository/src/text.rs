@@ -4,7 +4,7 @@
 //! tokenizer unless configured. A tokenizer beside a model with other inputs is ignored, unless
 //! `[text]` is present.
 
-use super::model_files::ModelFiles;
+use super::model_files::{ModelFiles, PYTHON_FILE};
 use super::plan::{LoadPlan, LoadTarget};
 use ripieno_executor::{InputLength, LengthDims, LoadedModel, OutputLength};
 use ripieno_model::TensorSpec;
@@ -36,8 +36,11 @@ pub(super) fn prepare(
 ) -> Result<(Option<PreparedText>, Option<String>), String> {
     let (asked, folders) = (plan.config.text.is_some(), folders(found));
     let files = TextReader::files(&folders);
-    if target.emulates() || plan.config.cells.is_some() || files.is_empty() {
+    if target.emulates() || plan.is_python || plan.config.cells.is_some() || files.is_empty() {
         return match asked {
+            true if plan.is_python => {
+                Err(format!("{}: [text] is for ONNX models; read texts in {PYTHON_FILE}", plan.config.file))
+            }
             true if !target.emulates() => Err(format!(
                 "{}: [text] needs a tokenizer.json in the model's folder, and a model that is not made of cells",
                 plan.config.file

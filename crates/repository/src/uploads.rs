@@ -95,7 +95,8 @@ impl UploadedModel {
     ) -> Result<ModelCandidate, String> {
         if !brought.files.is_empty() {
             let mut candidates = scan(self.folder.path())?.into_iter();
-            return candidates.next().ok_or_else(|| format!("the files of '{name}' are no model"));
+            let candidate = candidates.next().ok_or_else(|| format!("the files of '{name}' are no model"))?;
+            return refuse_python(candidate);
         }
         let own = own.ok_or_else(|| {
             format!(
@@ -103,12 +104,24 @@ impl UploadedModel {
             )
         })?;
         let config = self.folder.path().join(name).join(TRITON_FILE);
-        Ok(ModelCandidate { found: own.found.and_then(|found: ModelFiles| with_triton(found, config)), name: own.name })
+        let found = own.found.and_then(|found: ModelFiles| with_triton(found, config));
+        refuse_python(ModelCandidate { found, name: own.name })
     }
 
     /// Returns the error without the server's folders.
     pub(super) fn for_clients(&self, text: &str) -> String {
         containment::error_for_clients(self.folder.path(), text)
+    }
+}
+
+/// Refuses a model in Python: a client must not choose the code that the server runs.
+fn refuse_python(candidate: ModelCandidate) -> Result<ModelCandidate, String> {
+    match &candidate.found {
+        Ok(found) if found.is_python() => Err(format!(
+            "'{}' is written in Python, and load calls bring no code; put it into the repository",
+            candidate.name
+        )),
+        _ => Ok(candidate),
     }
 }
 

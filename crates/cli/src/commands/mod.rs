@@ -15,6 +15,7 @@ pub(crate) mod goodput;
 pub(crate) mod health;
 pub(crate) mod migrate;
 pub(crate) mod models;
+pub(crate) mod new;
 pub(crate) mod plan;
 pub(crate) mod policies;
 pub(crate) mod recording;

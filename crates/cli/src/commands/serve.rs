@@ -35,7 +35,7 @@ const HELP: &str = "Example:\n  ripieno serve ./models/repository --device cpu\n
                     NAME/model.toml. Without it no request is refused as late.\n\nEach flag may be given as a variable: --max-live as \
                     RIPIENO_MAX_LIVE, --tokens as RIPIENO_TOKENS_FILE.\n";
 
-/// Serve a repository of models (NAME/VERSION/model.onnx, NAME/model.toml, NAME/config.pbtxt) or
+/// Serve a repository of models (NAME/VERSION/model.onnx or model.py, NAME/model.toml) or
 /// one MODEL.onnx (a path, hf://ORG/NAME or https://HOST/MODEL.onnx) over HTTP and gRPC.
 ///
 /// Supports the Open Inference Protocol (KServe V2) with Triton's extensions, so stock Triton and

@@ -20,6 +20,7 @@ const GROUPS: [Group; 4] = [
             ("health", "ask a server of this machine whether it is alive, or ready"),
             ("profile", "measure latency by batch size"),
             ("migrate", "explain the config.pbtxt files of a Triton repository"),
+            ("new", "write the folder of a model in Python"),
             ("slice", "cut a model into a chain of blocks"),
         ],
     ),

@@ -8,6 +8,9 @@ use thiserror::Error;
 #[error("{0}")]
 pub struct LoadError(pub String);
 
+/// Beginning of the error of a request that the model refuses as wrong, rather than fails on.
+pub const BAD_REQUEST: &str = "bad request: ";
+
 /// A batch failed in the engine.
 #[derive(Clone, Debug, Error)]
 #[error("{0}")]

@@ -37,12 +37,18 @@ use std::time::{Duration, Instant};
 /// Loads models and opens devices of one kind. It is shared by all threads, and loading a model
 /// does not delay others.
 pub trait Executor: Send + Sync {
-    /// Returns the engine's name: "cpu", "onnxruntime", "cuda-cells" or "emulated".
+    /// Returns the engine's name: "cpu", "onnxruntime", "python", "cuda-cells" or "emulated".
     fn name(&self) -> &'static str;
 
     /// Describes the device, for display and as a key of cached profiles, for example
     /// "cpu/rten-0.27/1-thread".
     fn device_key(&self) -> String;
+
+    /// Returns the number of threads of a device, and the GPUs by their numbers in CUDA, for models
+    /// that compute in processes of their own.
+    fn resources(&self) -> (usize, Vec<u32>) {
+        (1, Vec::new())
+    }
 
     /// Whether a model's engine runs in a process of its own unless its configuration says
     /// otherwise, because a failure of the device ends the process that uses it.
@@ -169,6 +175,12 @@ pub trait LoadedModel: Send + Sync {
     /// Returns the number of restarts of engine processes; `None` if the engine runs in this
     /// process.
     fn restarts(&self) -> Option<u64> {
+        None
+    }
+
+    /// Returns the source that the model was loaded by, with the blocks and the lengths that the
+    /// model's own code declares; `None` if it declares none.
+    fn adopted_source(&self) -> Option<&ModelSource> {
         None
     }
 

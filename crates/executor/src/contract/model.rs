@@ -18,6 +18,11 @@ pub(crate) trait EngineData: Send + Sync + 'static {
         None
     }
 
+    /// See [`LoadedModel::adopted_source`].
+    fn adopted_source(&self) -> Option<&ModelSource> {
+        None
+    }
+
     /// See [`LoadedModel::restarts`].
     fn restarts(&self) -> Option<u64> {
         None
@@ -116,6 +121,10 @@ impl<T: EngineData> LoadedModel for EngineModel<T> {
 
     fn restarts(&self) -> Option<u64> {
         self.data.restarts()
+    }
+
+    fn adopted_source(&self) -> Option<&ModelSource> {
+        self.data.adopted_source()
     }
 
     fn stop_batches(&self, why: &str) {

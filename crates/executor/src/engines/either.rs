@@ -29,6 +29,10 @@ impl Executor for EitherEngine {
         self.first.device_key()
     }
 
+    fn resources(&self) -> (usize, Vec<u32>) {
+        self.first.resources()
+    }
+
     /// Loads a model by the first engine that can.
     fn load(&self, source: &ModelSource) -> Result<Arc<dyn LoadedModel>, LoadError> {
         let refused = match self.first.load(source) {

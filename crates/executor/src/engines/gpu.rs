@@ -13,6 +13,8 @@ use std::sync::Arc;
 
 /// Engine for models on GPUs.
 pub struct GpuEngine {
+    gpus: Vec<u32>,
+    threads: usize,
     cells: Result<Arc<CudaCellsEngine>, LoadError>,
     library: Result<Arc<OnnxRuntimeEngine>, LoadError>,
 }
@@ -20,7 +22,7 @@ pub struct GpuEngine {
 impl GpuEngine {
     /// Opens the GPUs of the options. An error if neither engine can use them.
     pub fn new(options: OnnxRuntimeOptions, depth: usize) -> Result<GpuEngine, LoadError> {
-        let gpus = options.gpus.clone();
+        let (gpus, threads) = (options.gpus.clone(), options.threads);
         let library = OnnxRuntimeEngine::new(options).map(|library| Arc::new(library.with_depth(depth)));
         let cells = find_gpus(&gpus).and_then(|(folders, key)| CudaCellsEngine::open_gpus(&folders, &gpus, key));
         let cells = cells.map(|cells| Arc::new(cells.with_depth(depth)));
@@ -32,7 +34,7 @@ impl GpuEngine {
             (Ok(_), Err(cause)) => tracing::warn!("only models in cells can be served on the GPU: {cause}"),
             (Ok(_), Ok(_)) => {}
         }
-        Ok(GpuEngine { cells, library })
+        Ok(GpuEngine { gpus, threads, cells, library })
     }
 }
 
@@ -47,6 +49,10 @@ impl Executor for GpuEngine {
             (Err(_), Ok(cells)) => cells.device_key(),
             (Err(_), Err(_)) => String::new(),
         }
+    }
+
+    fn resources(&self) -> (usize, Vec<u32>) {
+        (self.threads, self.gpus.clone())
     }
 
     /// Loads a model by the first engine that can.

@@ -55,7 +55,7 @@ const MAX_MEMORY_MB: usize = 1 << 24;
 const MAX_TASK_S: usize = 24 * 3600;
 const MAX_BLOCKS: usize = 1024;
 
-const KEYS: [&str; 35] = [
+const KEYS: [&str; 36] = [
     "slo_ms",
     "queue_timeout_ms",
     "max_batch",
@@ -64,6 +64,7 @@ const KEYS: [&str; 35] = [
     "isolation",
     "memory_limit_mb",
     "task_limit_s",
+    "python",
     "gpu_memory_limit_mb",
     "allow_cpu_nodes",
     "precision",
@@ -126,7 +127,7 @@ pub enum IsolationConfig {
     /// The server's process.
     None,
     /// A process of its own.
-    Process(ProcessConfig),
+    Process,
 }
 
 /// Limits of a model's engine process.
@@ -157,6 +158,13 @@ pub struct ModelConfig {
     pub batching: Batching,
     /// Whether the engine has a process of its own, if the configuration says so.
     pub isolation: IsolationConfig,
+    /// Limits of the engine's process.
+    pub process: ProcessConfig,
+    /// Error about limits for models whose engine has no process of its own; `None` if there are no
+    /// limits.
+    pub needs_process: Option<String>,
+    /// Interpreter of a model in Python: a path from the model's folder, or a program's name.
+    pub python: Option<String>,
     /// Settings of the model on a GPU.
     pub gpu: GpuOptions,
     /// Largest accepted difference between answers on a GPU and on the CPU, relative to the largest
@@ -375,6 +383,9 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
         batch_sizes: batch_sizes::read(keys)?,
         batching: read_batching(keys)?,
         isolation: read_isolation(keys)?,
+        process: read_process(keys)?,
+        needs_process: needs_process(keys),
+        python: keys.text("python", ".venv/bin/python")?,
         gpu: read_gpu(keys)?,
         gpu_tolerance: keys.number("gpu_tolerance", 0.0, 1.0)?,
         instances: keys.whole("instances", 1, MAX_INSTANCES)?.unwrap_or(usize::MAX),
@@ -427,24 +438,28 @@ fn read_batching(keys: &Keys<'_>) -> Result<Batching, String> {
 
 fn read_isolation(keys: &Keys<'_>) -> Result<IsolationConfig, String> {
     let stated = keys.one_of("isolation", &[("none", false), ("process", true)])?;
-    let process = stated == Some(true);
     let splits = read_granularity(keys)? != Granularity::Whole;
+    match stated {
+        Some(true) if splits => Err(keys.wrong("isolation", "runs files as they are; remove granularity and stages")),
+        Some(true) => Ok(IsolationConfig::Process),
+        Some(false) => Ok(IsolationConfig::None),
+        None => Ok(IsolationConfig::Unset { splits }),
+    }
+}
+
+fn read_process(keys: &Keys<'_>) -> Result<ProcessConfig, String> {
     let memory = keys.whole("memory_limit_mb", MIN_MEMORY_MB, MAX_MEMORY_MB)?;
     let task = keys.whole("task_limit_s", 1, MAX_TASK_S)?;
-    let limits = [("memory_limit_mb", memory), ("task_limit_s", task)];
-    if let Some((key, _)) = limits.into_iter().find(|(_, limit)| limit.is_some() && !process) {
-        return Err(keys.wrong(key, "is for a process of its own; add isolation = \"process\""));
-    }
-    if process && splits {
-        return Err(keys.wrong("isolation", "runs files as they are; remove granularity and stages"));
-    }
-    let memory_limit = memory.map(|limit| (limit as u64) << 20);
-    let task_limit = task.map_or(Isolation::TASK_LIMIT, |limit| Duration::from_secs(limit as u64));
-    Ok(match stated {
-        None => IsolationConfig::Unset { splits },
-        Some(false) => IsolationConfig::None,
-        Some(true) => IsolationConfig::Process(ProcessConfig { memory_limit, task_limit }),
+    Ok(ProcessConfig {
+        memory_limit: memory.map(|limit| (limit as u64) << 20),
+        task_limit: task.map_or(Isolation::TASK_LIMIT, |limit| Duration::from_secs(limit as u64)),
     })
+}
+
+/// Returns the error about a key that is for processes.
+fn needs_process(keys: &Keys<'_>) -> Option<String> {
+    let key = ["memory_limit_mb", "task_limit_s"].into_iter().find(|key| keys.has(key))?;
+    Some(keys.wrong(key, "is for a process of its own; add isolation = \"process\""))
 }
 
 fn read_gpu(keys: &Keys<'_>) -> Result<GpuOptions, String> {

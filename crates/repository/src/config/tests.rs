@@ -145,13 +145,15 @@ fn an_engine_may_have_a_process_of_its_own() {
     assert_eq!(isolation(""), IsolationConfig::Unset { splits: false });
     assert_eq!(isolation("granularity = \"layers\""), IsolationConfig::Unset { splits: true });
     assert_eq!(isolation("isolation = \"none\""), IsolationConfig::None);
-    let process = ProcessConfig { memory_limit: None, task_limit: Duration::from_secs(60) };
-    assert_eq!(isolation("isolation = \"process\""), IsolationConfig::Process(process));
+    assert_eq!(isolation("isolation = \"process\""), IsolationConfig::Process);
+    let process = |text: &str| parse(text).unwrap().process;
+    let unlimited = ProcessConfig { memory_limit: None, task_limit: Duration::from_secs(60) };
+    assert_eq!(process("isolation = \"process\""), unlimited);
     let limited = ProcessConfig { memory_limit: Some(1 << 30), task_limit: Duration::from_secs(5) };
-    assert_eq!(
-        isolation("isolation = \"process\"\nmemory_limit_mb = 1024\ntask_limit_s = 5"),
-        IsolationConfig::Process(limited)
-    );
+    assert_eq!(process("isolation = \"process\"\nmemory_limit_mb = 1024\ntask_limit_s = 5"), limited);
+    let refused = parse("slo_ms = 5\ntask_limit_s = 5").unwrap().needs_process.unwrap();
+    assert!(refused.contains(":2: task_limit_s = 5: is for a process of its own; add isolation"), "{refused}");
+    assert_eq!(parse("slo_ms = 5").unwrap().needs_process, None);
     assert!(error("isolation = \"thread\"").contains("must be"));
     assert!(error("isolation = \"process\"\nmemory_limit_mb = 1").contains("memory_limit_mb = 1: must be"));
 }
@@ -175,8 +177,6 @@ fn keys_that_contradict_each_other_are_refused() {
         ("alpha_ms = 0\nbeta_ms = 0.0", ":1: alpha_ms = 0: must be above 0 where beta_ms is 0"),
         ("latency_ms = [1]\nalpha_ms = 1\nbeta_ms = 1", ":1: latency_ms = [1]: stands beside alpha_ms"),
         ("max_batch = 4\nlatency_ms = [1, 2]", ":1: max_batch = 4: latency_ms has 2 numbers"),
-        ("memory_limit_mb = 512", ":1: memory_limit_mb = 512: is for a process of its own; add isolation"),
-        ("task_limit_s = 5", ":1: task_limit_s = 5: is for a process of its own; add isolation"),
         (
             "isolation = \"process\"\ngranularity = \"layers\"",
             ":1: isolation = \"process\": runs files as they are; remove granularity",

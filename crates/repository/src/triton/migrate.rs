@@ -62,7 +62,7 @@ pub fn migrate(path: &Path) -> Result<Vec<Migration>, String> {
 
 /// Reads the model's file and compares its tensors with the declared ones.
 fn check_file(read: &TritonConfig, found: &ModelFiles) -> Result<(), String> {
-    if !read.steps.is_empty() {
+    if !read.steps.is_empty() || found.is_python() {
         return Ok(());
     }
     let file = OnnxFile::read(&found.model).map_err(|error| error.to_string())?;

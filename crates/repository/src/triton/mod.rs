@@ -14,7 +14,7 @@ mod tests;
 
 use super::edge::Reshape;
 use super::ensemble::EnsembleStep;
-use super::model_files::ModelFiles;
+use super::model_files::{ModelFiles, PYTHON_FILE};
 use ripieno_executor::LoadedModel;
 use ripieno_model::{DataType, TensorSpec};
 use ripieno_wire::pbtxt::{self, ConfigText, MAX_TEXT};
@@ -135,7 +135,8 @@ impl TritonConfig {
             FieldFinding { line: field.line, field: field_name, value, outcome, becomes }
         };
         let findings = fields.iter().map(finding).collect();
-        let model_file = Some(config.default_model_filename.clone()).filter(|name| !name.is_empty());
+        let python = (config.backend == "python").then(|| PYTHON_FILE.to_owned());
+        let model_file = Some(config.default_model_filename.clone()).filter(|name| !name.is_empty()).or(python);
         let explicit = fields.iter().any(|field| field.path == "max_batch_size");
         let settings = settings::from_config(&config, explicit);
         let versions = served(&config, versions);

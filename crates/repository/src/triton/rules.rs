@@ -248,7 +248,8 @@ fn namespace(field: &Field, _: &RuleInput<'_>) -> FieldVerdict {
 fn backend(_: &Field, case: &RuleInput<'_>) -> FieldVerdict {
     match case.config.backend.as_str() {
         "" | "onnxruntime" => verdict(Honoured, "ONNX is what is served"),
-        _ => verdict(Refused, "only ONNX models are served (onnxruntime); export the model to ONNX"),
+        "python" => verdict(Honoured, "model.py is run by the package ripieno; no BLS, decoupled or GPU tensors"),
+        _ => verdict(Refused, "onnxruntime and python are served; export the model to ONNX, or call it in model.py"),
     }
 }
 

@@ -478,9 +478,10 @@ impl SchedulerLoop {
                 }
             }
             Err(text) => {
-                call.model.metrics.on_failure(Ending::Failed, now - call.arrived);
-                self.core.aside(Aside::Ended { lead, ending: Ending::Failed });
-                answerer.answer(Err(Failure::Failed(text)));
+                let failure = Failure::of_engine(text);
+                call.model.metrics.on_failure(failure.ending(), now - call.arrived);
+                self.core.aside(Aside::Ended { lead, ending: failure.ending() });
+                answerer.answer(Err(failure));
             }
         }
     }
@@ -534,6 +535,6 @@ fn failure(call: &LiveJob, part: usize) -> Failure {
     };
     match call.lost {
         Some(Loss { retry_after, .. }) => Failure::Outage { cause, retry_after },
-        None => Failure::Failed(cause),
+        None => Failure::of_engine(cause),
     }
 }

@@ -1,5 +1,6 @@
 //! Outcomes of requests: why there is no answer, and how metrics count it.
 
+use ripieno_executor::BAD_REQUEST;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use thiserror::Error;
@@ -101,6 +102,15 @@ pub enum Failure {
 const RELEASE: Duration = Duration::from_millis(100);
 
 impl Failure {
+    /// Returns the failure of a request on which the engine failed with this error, or which the
+    /// model refused.
+    pub(crate) fn of_engine(cause: String) -> Failure {
+        match cause.strip_prefix(BAD_REQUEST) {
+            Some(why) => Failure::Invalid(why.to_owned()),
+            None => Failure::Failed(cause),
+        }
+    }
+
     /// Returns the ending under which the failure is counted.
     pub fn ending(&self) -> Ending {
         match self {

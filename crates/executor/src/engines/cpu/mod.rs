@@ -110,6 +110,10 @@ impl Executor for CpuEngine {
         format!("{NAME}/rten-0.27/{}-thread", self.options.threads)
     }
 
+    fn resources(&self) -> (usize, Vec<u32>) {
+        (self.options.threads, Vec::new())
+    }
+
     fn load(&self, source: &ModelSource) -> Result<Arc<dyn LoadedModel>, LoadError> {
         let read = read_blocks(source, NAME, LIMITS)?;
         if let Some(isolation) = &source.isolation {

@@ -46,14 +46,14 @@ pub fn serve_engine() -> io::Result<()> {
         };
         let number = batch.number;
         let outputs = served.run(batch, &mut transfer);
-        let done = outputs.map(|outputs| RunReply { error: None, outputs, number });
+        let done = outputs.map(|outputs| RunReply { outputs, number, ..RunReply::default() });
         let done = done.and_then(|done| fits(&done).map(|()| done));
         send(&mut socket, &done.unwrap_or_else(|cause| failed(number, cause)))?;
     }
 }
 
 fn failed(number: u64, cause: String) -> RunReply {
-    RunReply { error: Some(cause), outputs: Vec::new(), number }
+    RunReply { error: Some(cause), number, ..RunReply::default() }
 }
 
 /// Makes this process end with the server even if it hangs. Also makes Linux kill this process

@@ -7,8 +7,9 @@
 use super::protocol::{RunReply, RunRequest, receive, send};
 use super::transfer::TensorTransfer;
 use parking_lot::{Condvar, Mutex};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
 use std::io::{self, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::process::Child;
 use std::sync::Arc;
@@ -17,6 +18,8 @@ use std::time::{Duration, Instant};
 /// Longest wait for the cause after a connection is lost. Usually the cause is available
 /// immediately, but the system may still be writing a core dump.
 const CAUSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time for a Python model to close before its process is killed.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// State of a process: whether it runs, and how it ended.
 pub(super) struct Life {
@@ -48,6 +51,9 @@ impl Life {
             .is_err_and(|cause| cause == rustix::io::Errno::INTR)
         {}
         let mut state = self.state.lock();
+        // The process leads its group, whose id is not reused before the process is reaped. What
+        // the process has forked would otherwise go on and hold its memory.
+        let _ = kill_process_group(self.pid, Signal::KILL);
         state.reaped = true;
         let status = child.wait();
         let own = || status.map_or_else(|cause| cause.to_string(), |status| status.to_string());
@@ -90,6 +96,8 @@ pub(super) struct ProcessConnection {
     life: Arc<Life>,
     /// Longest allowed duration of one batch.
     limit: Duration,
+    /// Whether the process may close its model when the connection ends.
+    closes: bool,
 }
 
 impl ProcessConnection {
@@ -98,10 +106,11 @@ impl ProcessConnection {
         transfer: TensorTransfer,
         life: Arc<Life>,
         limit: Duration,
+        closes: bool,
     ) -> io::Result<ProcessConnection> {
         socket.set_read_timeout(Some(limit))?;
         socket.set_write_timeout(Some(limit))?;
-        Ok(ProcessConnection { socket, transfer, life, limit })
+        Ok(ProcessConnection { socket, transfer, life, limit, closes })
     }
 
     /// Returns the way of tensors to and from the process.
@@ -151,6 +160,16 @@ impl ProcessConnection {
 
 impl Drop for ProcessConnection {
     fn drop(&mut self) {
+        if self.closes && !self.life.is_over() && self.socket.shutdown(Shutdown::Both).is_ok() {
+            let life = Arc::clone(&self.life);
+            let kill = move || {
+                std::thread::sleep(CLOSE_TIMEOUT);
+                life.kill(None);
+            };
+            if std::thread::Builder::new().name("close".to_owned()).spawn(kill).is_ok() {
+                return;
+            }
+        }
         self.life.kill(None);
     }
 }
@@ -159,7 +178,7 @@ impl Drop for ProcessConnection {
 /// nothing more. Out of memory is no device failure: a smaller batch may fit.
 fn is_device_failure(cause: &str) -> bool {
     let has = |words: &[&str]| words.iter().any(|words| cause.contains(words));
-    has(&["CUDA failure", "CUDNN failure", "CUBLAS failure"]) && !has(&["out of memory", "ALLOC_FAILED"])
+    has(&["CUDA failure", "CUDNN failure", "CUBLAS failure", "CUDA error:"]) && !has(&["out of memory", "ALLOC_FAILED"])
 }
 
 /// Whether the error means that a socket's time limit expired.

@@ -19,8 +19,11 @@
 //! Rejected: one process for all batches of a model, which would have to be asynchronous.
 
 mod child;
+mod declaration;
+mod environment;
 mod life;
 mod protocol;
+mod python;
 #[cfg(target_os = "linux")]
 mod shared;
 mod supervisor;
@@ -30,6 +33,7 @@ mod unshared;
 mod warm_up;
 
 pub use child::serve_engine;
+pub use python::PythonEngine;
 
 use crate::contract::model::{EngineData, EngineModel, OnnxBlocks};
 use crate::run::plan::ModelPlan;
@@ -37,7 +41,7 @@ use crate::run::rows::{BatchTensor, EngineInput};
 use crate::run::runner::{BlockCall, ProcessDown, ReadyModel, Runner};
 use crate::{ExecError, GpuOptions, Isolation, LoadError, LoadedModel, Loss, ModelSource, Outage};
 use protocol::{LoadBlock, LoadGpu, LoadRequest, RangeMessage, RunReply, RunRequest, fits};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use supervisor::ProcessPool;
 use transfer::OutgoingTensor;
@@ -62,6 +66,8 @@ pub(crate) struct Isolated {
     /// Processes on each GPU of the engine, or on the CPU.
     places: Vec<Arc<ProcessPool>>,
     least_rows: usize,
+    /// The source with what a Python file declares.
+    adopted: Option<Arc<ModelSource>>,
 }
 
 impl EngineData for Isolated {
@@ -73,6 +79,10 @@ impl EngineData for Isolated {
             None => self.places[..1].iter().map(|processes| processes.outage()).collect(),
         };
         outages?.into_iter().min_by_key(|outage| outage.retry_after)
+    }
+
+    fn adopted_source(&self) -> Option<&ModelSource> {
+        self.adopted.as_deref()
     }
 
     fn restarts(&self) -> Option<u64> {
@@ -88,21 +98,17 @@ pub(crate) fn load(
     source: &ModelSource,
     read: OnnxBlocks<'_>,
 ) -> Result<Arc<dyn LoadedModel>, LoadError> {
-    let text = |path: &std::path::Path| {
-        path.to_str().map(str::to_owned).ok_or_else(|| LoadError(format!("{}: its name is no UTF-8", path.display())))
-    };
     let block = |(block, (path, io)): (&crate::BlockSource, &(&std::path::Path, ripieno_onnx::Declared))| {
         let own = block.ranges(&io.inputs, &source.ranges);
         let range =
             |range: crate::InputRange| RangeMessage { tensor: range.tensor, least: range.least, most: range.most };
-        // An absolute path does not depend on the process's working directory.
-        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
-        Ok(LoadBlock { name: block.name.clone(), path: text(&path)?, ranges: own.into_iter().map(range).collect() })
+        let ranges = own.into_iter().map(range).collect();
+        Ok(LoadBlock { name: block.name.clone(), path: absolute_path(path)?, ranges })
     };
     let blocks = source.blocks.iter().zip(&read.blocks).map(block).collect::<Result<_, LoadError>>()?;
     let request = LoadRequest {
         onnxruntime: kind.onnxruntime,
-        library: kind.library.as_deref().map(text).transpose()?,
+        library: kind.library.as_deref().map(utf8).transpose()?,
         threads: kind.threads as u64,
         max_batch: read.plan.max_batch as u64,
         unbatched: read.plan.unbatched,
@@ -110,11 +116,11 @@ pub(crate) fn load(
         memory_limit: isolation.memory_limit,
         gpu: None,
         binds_on_cpu: kind.binds_on_cpu,
+        python: None,
     };
-    let warm_up = Arc::new(ProcessWarmUp::new(&read.plan));
-    let pool = |gpu: Option<u32>| {
-        let GpuOptions { memory_limit, allow_cpu_nodes, .. } = kind.gpu_options;
-        let gpu = gpu.map(|ordinal| LoadGpu { ordinal, memory_limit, allow_cpu_nodes });
+    let warm_up = Arc::new(ProcessWarmUp::new(read.plan.blocks.len(), &read.plan.batch_sizes));
+    let pool = |ordinal: Option<u32>| {
+        let gpu = ordinal.map(|ordinal| gpu(ordinal, kind.gpu_options));
         let load = LoadRequest { gpu, ..request.clone() };
         ProcessPool::new(source.name.clone(), isolation.clone(), load, Arc::clone(&warm_up))
     };
@@ -123,8 +129,21 @@ pub(crate) fn load(
         gpus => gpus.iter().map(|&ordinal| pool(Some(ordinal))).collect(),
     };
     places[0].provide(1)?;
-    let own = Isolated { places, least_rows: kind.least_rows };
+    let own = Isolated { places, least_rows: kind.least_rows, adopted: None };
     Ok(Arc::new(EngineModel { plan: Arc::new(read.plan), data: own }))
+}
+
+fn gpu(ordinal: u32, GpuOptions { memory_limit, allow_cpu_nodes, .. }: GpuOptions) -> LoadGpu {
+    LoadGpu { ordinal, memory_limit, allow_cpu_nodes }
+}
+
+/// Returns the path of a file independent of the working directory of the process that reads it.
+fn absolute_path(path: &Path) -> Result<String, LoadError> {
+    utf8(&std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()))
+}
+
+fn utf8(path: &Path) -> Result<String, LoadError> {
+    path.to_str().map(str::to_owned).ok_or_else(|| LoadError(format!("{}: its name is no UTF-8", path.display())))
 }
 
 /// Returns the runner of an isolated model on a lane of a device at `place`, and waits until the

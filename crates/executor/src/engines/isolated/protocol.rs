@@ -44,6 +44,68 @@ pub(super) struct LoadRequest {
     /// Whether ONNX Runtime binds tensors on the CPU, too.
     #[prost(bool, tag = "9")]
     pub(super) binds_on_cpu: bool,
+    /// Set if the blocks are functions of a Python file.
+    #[prost(message, optional, tag = "10")]
+    pub(super) python: Option<LoadPython>,
+}
+
+/// Settings of a model written in Python.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct LoadPython {
+    /// Version of the protocol; see [`PYTHON_PROTOCOL`].
+    #[prost(uint32, tag = "1")]
+    pub(super) protocol: u32,
+    /// Inputs that the model's configuration declares, for files that declare none.
+    #[prost(message, repeated, tag = "2")]
+    pub(super) inputs: Vec<DeclaredTensor>,
+    /// Outputs that the model's configuration declares.
+    #[prost(message, repeated, tag = "3")]
+    pub(super) outputs: Vec<DeclaredTensor>,
+}
+
+/// Version of the protocol that Python workers speak.
+pub(super) const PYTHON_PROTOCOL: u32 = 1;
+
+/// Blocks that a Python file declares, in the order of the file.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Declaration {
+    #[prost(uint32, tag = "1")]
+    pub(super) protocol: u32,
+    #[prost(message, repeated, tag = "2")]
+    pub(super) blocks: Vec<DeclaredBlock>,
+    /// Largest length of a request; 0 if the file declares none.
+    #[prost(uint32, tag = "3")]
+    pub(super) max_length: u32,
+}
+
+/// A function of a Python file.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct DeclaredBlock {
+    #[prost(string, tag = "1")]
+    pub(super) name: String,
+    #[prost(message, repeated, tag = "2")]
+    pub(super) inputs: Vec<DeclaredTensor>,
+    #[prost(message, repeated, tag = "3")]
+    pub(super) outputs: Vec<DeclaredTensor>,
+}
+
+/// A tensor of a Python model.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct DeclaredTensor {
+    #[prost(string, tag = "1")]
+    pub(super) name: String,
+    /// Index of the datatype in [`DataType::ALL`].
+    #[prost(uint32, tag = "2")]
+    pub(super) datatype: u32,
+    /// Dimensions with the batch; -1 where the size is open.
+    #[prost(int64, repeated, tag = "3")]
+    pub(super) shape: Vec<i64>,
+    /// Index of the dimension that is the length of the request; 0 if there is none.
+    #[prost(uint32, tag = "4")]
+    pub(super) length_dim: u32,
+    /// Value of the elements that pad an input.
+    #[prost(double, tag = "5")]
+    pub(super) pad: f64,
 }
 
 /// GPU to run the model on.
@@ -106,6 +168,9 @@ pub(super) struct RunReply {
     /// Number of the batch, so that the reply cannot be mistaken for another batch's.
     #[prost(uint64, tag = "3")]
     pub(super) number: u64,
+    /// Blocks of a Python file, in the reply to its load request.
+    #[prost(message, optional, tag = "4")]
+    pub(super) declared: Option<Declaration>,
 }
 
 /// A tensor whose first dimension is the rows of the batch.

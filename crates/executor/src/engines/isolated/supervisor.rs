@@ -1,8 +1,10 @@
 //! Supervision of a model's engine processes, with one thread per process.
 
 use super::Isolation;
+use super::declaration::accept;
+use super::environment::{diagnose_python, set_environment, set_threads};
 use super::life::{Life, ProcessConnection, is_timeout};
-use super::protocol::{LoadRequest, RunReply, RunRequest, receive, send};
+use super::protocol::{Declaration, LoadRequest, RunReply, RunRequest, receive, send};
 use super::transfer::TensorTransfer;
 use super::warm_up::ProcessWarmUp;
 use crate::{LoadError, Outage};
@@ -13,7 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -24,26 +26,14 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 const STABLE_AFTER: Duration = Duration::from_secs(20);
 /// Longest time for a process to load its model.
 const LOAD_LIMIT: Duration = Duration::from_secs(600);
-/// Environment variables passed to a process. Others may hold the server's secrets, which a model
-/// must not see.
-const PASSED_VARIABLES: [&str; 9] = [
-    "PATH",
-    "HOME",
-    "LANG",
-    "TMPDIR",
-    "LD_LIBRARY_PATH",
-    "ORT_DYLIB_PATH",
-    "VIRTUAL_ENV",
-    "RUST_BACKTRACE",
-    "CUDA_VISIBLE_DEVICES",
-];
-
 /// The processes of one model.
 pub(super) struct ProcessPool {
     model: String,
     isolation: Isolation,
     load: LoadRequest,
     warm_up: Arc<ProcessWarmUp>,
+    /// Blocks that the model's first process has declared, if it runs a Python file.
+    declared: Arc<OnceLock<Declaration>>,
     state: Mutex<ProcessPoolState>,
     /// Notified when a process becomes idle or ends.
     changed: Condvar,
@@ -74,7 +64,13 @@ impl ProcessPool {
         load: LoadRequest,
         warm_up: Arc<ProcessWarmUp>,
     ) -> Arc<ProcessPool> {
-        Arc::new(ProcessPool { model, isolation, load, warm_up, state: Mutex::default(), changed: Condvar::new() })
+        let (declared, state) = (Arc::default(), Mutex::default());
+        Arc::new(ProcessPool { model, isolation, load, warm_up, declared, state, changed: Condvar::new() })
+    }
+
+    /// Returns the blocks that the model's first process has declared; `None` for ONNX models.
+    pub(super) fn declared(&self) -> Option<&Declaration> {
+        self.declared.get()
     }
 
     /// Returns the batches that a new process runs before it gets work.
@@ -109,8 +105,11 @@ impl ProcessPool {
         // The model owns the pool, so supervisors hold only weak references to it.
         let processes = Arc::downgrade(self);
         let (isolation, load) = (self.isolation.clone(), self.load.clone());
-        let warm_up = Arc::clone(&self.warm_up);
-        let body = move || Supervisor { processes, isolation, load, warm_up, leaving, pause: FIRST_PAUSE }.run(&report);
+        let (warm_up, declared) = (Arc::clone(&self.warm_up), Arc::clone(&self.declared));
+        let pause = FIRST_PAUSE;
+        let body = move || {
+            Supervisor { processes, isolation, load, warm_up, declared, leaving, pause }.run(&report);
+        };
         let name = format!("engine-{}", self.model);
         thread::Builder::new().name(name).spawn(body).map_err(|cause| failed(format!("no thread: {cause}")))?;
         reported.recv().unwrap_or_else(|_| Err("its supervisor panicked".to_owned())).map_err(failed)?;
@@ -198,6 +197,7 @@ struct Supervisor {
     isolation: Isolation,
     load: LoadRequest,
     warm_up: Arc<ProcessWarmUp>,
+    declared: Arc<OnceLock<Declaration>>,
     /// Disconnected when the model is dropped.
     leaving: Receiver<()>,
     pause: Duration,
@@ -283,43 +283,56 @@ impl Supervisor {
 
     /// Starts a process and lets it load the model.
     fn start(&self) -> Result<StartedProcess, String> {
-        let (mut socket, theirs) = UnixStream::pair().map_err(|cause| format!("no socket: {cause}"))?;
+        let (socket, theirs) = UnixStream::pair().map_err(|cause| format!("no socket: {cause}"))?;
         socket.set_read_timeout(Some(LOAD_LIMIT)).map_err(|cause| format!("no time limit: {cause}"))?;
-        let program = &self.isolation.program;
-        let mut command = Command::new(program);
-        command.args(&self.isolation.args).env_clear();
-        command.envs(PASSED_VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
-        // CUDA then numbers GPUs as nvidia-smi and the check of ordinals do.
-        command.env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
-        // In a group of its own, the process gets no signals from the terminal. Only the server
-        // gets them, drains, and then ends its processes.
-        command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).process_group(0);
-        let mut child = command.spawn().map_err(|cause| format!("{} cannot be started: {cause}", program.display()))?;
-        drop(command);
+        let mut child = self.spawn(theirs)?;
         let life = Life::of(&child);
-        let transfer = TensorTransfer::offer(&socket);
-        let loaded = transfer.and_then(|transfer| {
-            send(&mut socket, &self.load)?;
-            Ok((receive::<RunReply>(&mut socket)?, transfer))
-        });
-        let limit = self.isolation.task_limit;
-        let cause = match loaded {
-            Ok((RunReply { error: None, .. }, transfer)) => {
-                match ProcessConnection::new(socket, transfer, Arc::clone(&life), limit) {
-                    Ok(mut connection) => match self.warm(&mut connection) {
-                        Ok(()) => return Ok(StartedProcess { child, life, connection }),
-                        Err(cause) => Some(format!("it ended with a warm-up batch: {cause}")),
-                    },
-                    Err(cause) => Some(format!("no time limit: {cause}")),
-                }
-            }
-            Ok((RunReply { error: Some(cause), .. }, _)) => Some(cause),
-            Err(cause) if is_timeout(&cause) => Some(format!("it did not load the model within {LOAD_LIMIT:?}")),
-            Err(_) => None,
+        let cause = match self.load(socket, &life) {
+            Ok(connection) => return Ok(StartedProcess { child, life, connection }),
+            Err(cause) => cause,
         };
         life.kill(None);
         let end = life.wait(&mut child);
-        Err(cause.unwrap_or_else(|| format!("the process of its engine ended while it loaded the model: {end}")))
+        let ended = || format!("the process of its engine ended while it loaded the model: {end}");
+        let python = || diagnose_python(&self.isolation.program).filter(|_| self.load.python.is_some());
+        Err(cause.or_else(python).unwrap_or_else(ended))
+    }
+
+    /// Starts a process that has the socket as its standard input.
+    fn spawn(&self, theirs: UnixStream) -> Result<Child, String> {
+        let program = &self.isolation.program;
+        let mut command = Command::new(program);
+        command.args(&self.isolation.args);
+        set_environment(&mut command);
+        if self.load.python.is_some() {
+            set_threads(&mut command, self.load.threads);
+        }
+        // In a group of its own, the process gets no signals from the terminal. Only the server
+        // gets them, drains, and then ends its processes.
+        command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).process_group(0);
+        command.spawn().map_err(|cause| format!("{} cannot be started: {cause}", program.display()))
+    }
+
+    /// Lets a process load the model. Returns an error without a cause if the process ended, whose
+    /// end is the cause.
+    fn load(&self, mut socket: UnixStream, life: &Arc<Life>) -> Result<ProcessConnection, Option<String>> {
+        let failed =
+            |cause: io::Error| is_timeout(&cause).then(|| format!("it did not load the model within {LOAD_LIMIT:?}"));
+        let transfer = TensorTransfer::offer(&socket).map_err(failed)?;
+        send(&mut socket, &self.load).map_err(failed)?;
+        let reply: RunReply = receive(&mut socket).map_err(failed)?;
+        if reply.error.is_some() {
+            return Err(reply.error);
+        }
+        if self.load.python.is_some() {
+            accept(reply.declared, &self.declared, self.load.unbatched).map_err(Some)?;
+        }
+        let closes = self.load.python.is_some();
+        let connection = ProcessConnection::new(socket, transfer, Arc::clone(life), self.isolation.task_limit, closes);
+        let mut connection = connection.map_err(|cause| Some(format!("no time limit: {cause}")))?;
+        let warmed = self.warm(&mut connection);
+        warmed.map_err(|cause| Some(format!("it ended with a warm-up batch: {cause}")))?;
+        Ok(connection)
     }
 
     /// Runs the warm-up batches in a process that has loaded the model. An engine's error is no

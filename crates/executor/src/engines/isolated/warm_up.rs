@@ -6,7 +6,6 @@
 //! kept, and other processes run batches made of it before they get work.
 
 use super::transfer::OutgoingTensor;
-use crate::run::plan::ModelPlan;
 use crate::run::runner::BlockCall;
 use ripieno_model::DataType;
 use std::io;
@@ -34,9 +33,10 @@ struct RowInput {
 }
 
 impl ProcessWarmUp {
-    pub(super) fn new(plan: &ModelPlan) -> ProcessWarmUp {
-        let rows = plan.blocks.iter().map(|_| OnceLock::new()).collect();
-        ProcessWarmUp { sizes: plan.batch_sizes.clone(), rows, given_up: AtomicBool::new(false) }
+    /// Creates the warm-up of a model with at most this number of blocks.
+    pub(super) fn new(blocks: usize, sizes: &[usize]) -> ProcessWarmUp {
+        let rows = (0..blocks).map(|_| OnceLock::new()).collect();
+        ProcessWarmUp { sizes: sizes.to_vec(), rows, given_up: AtomicBool::new(false) }
     }
 
     /// Keeps a row of a block's first batch that succeeded.
@@ -86,8 +86,7 @@ mod tests {
     use std::time::Instant;
 
     fn warm_up(sizes: &[usize]) -> ProcessWarmUp {
-        let rows = vec![OnceLock::new(), OnceLock::new()];
-        ProcessWarmUp { sizes: sizes.to_vec(), rows, given_up: AtomicBool::new(false) }
+        ProcessWarmUp::new(2, sizes)
     }
 
     fn record(warm_up: &ProcessWarmUp, block: usize, rows: usize, data: &[u8]) {

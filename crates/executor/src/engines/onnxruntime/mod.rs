@@ -158,6 +158,10 @@ impl Executor for OnnxRuntimeEngine {
         }
     }
 
+    fn resources(&self) -> (usize, Vec<u32>) {
+        (self.threads, self.places.ordinals())
+    }
+
     fn isolates(&self) -> bool {
         self.gpu_key.is_some()
     }
