@@ -35,7 +35,6 @@ mod sets;
 mod subgraphs;
 mod walk;
 
-pub use outlook::CellOutlook;
 pub use served::{CellModel, CellType};
 
 use crate::contract::knobs::BuildError;

@@ -19,15 +19,6 @@ pub struct NewcomerTimes {
     pub rows: usize,
 }
 
-/// Profiled times of the requests of a step, in batches of its size.
-#[derive(Clone, Copy, Debug)]
-pub struct CellOutlook {
-    /// Mean time until they are answered, if only they run.
-    pub left: Nanos,
-    /// Mean time until they have completed the current stage.
-    pub catch_up: Nanos,
-}
-
 /// The expected rest of a request, beyond the lengths that it brings.
 #[derive(Clone, Copy, Debug)]
 struct Remaining {
@@ -50,36 +41,25 @@ impl Remaining {
     }
 }
 
-impl CellModel {
-    /// Returns the position of a cell type in the walk: cell types of one stage of lines have one
-    /// position, nodes of a graph their block's.
-    pub fn stage(&self, block: BlockId) -> usize {
-        match self.model.walk.brings_graph() {
-            true => block.index(),
-            false => self.stage_of[block.index() + 1],
-        }
-    }
-}
-
 impl Cells {
-    /// Returns the times of the next step of a cell type on a device. Passes each of its requests
-    /// to `each`, with the ready rows and the time that is left.
+    /// Returns the mean profiled time until the requests of the next step of a cell type on a device
+    /// are answered, in batches of its size, if only they run. Passes each to `each`, with the ready
+    /// rows and the time that is left.
     pub fn outlook(
         &self,
         served: &CellModel,
         block: usize,
         device: DeviceId,
         mut each: impl FnMut(&Request, u32, Nanos),
-    ) -> CellOutlook {
+    ) -> Nanos {
         let rows = served.cells[block].next_rows(device);
-        let (mut count, mut left, mut catch_up) = (0, Nanos::ZERO, Nanos::ZERO);
+        let (mut count, mut left) = (0, Nanos::ZERO);
         for (walker, ready) in self.next_batch(served, block, device) {
             let own = self.left(served, walker, block, rows, Remaining::learnt(served, walker));
             each(&walker.request, ready as u32, own);
             (count, left) = (count + 1, left + own);
-            catch_up += self.stage_left(served, walker, block, rows);
         }
-        CellOutlook { left: Nanos(left.0 / count.max(1)), catch_up: Nanos(catch_up.0 / count.max(1)) }
+        Nanos(left.0 / count.max(1))
     }
 
     /// Returns the times of a newcomer, if the requests of its model are spread over this number of
@@ -169,19 +149,6 @@ impl Cells {
             }
         }
         left
-    }
-
-    /// Returns the remaining profiled time of a request in its current stage, in batches of `rows`
-    /// rows.
-    fn stage_left(&self, served: &CellModel, walker: &Walker, block: usize, rows: usize) -> Nanos {
-        let step = |block: usize| {
-            let block = &served.model.blocks[block];
-            block.profile.latency(rows.min(block.profile.max_batch()))
-        };
-        match served.stages.get(walker.stage) {
-            Some(Stage::Lines(_)) => self.lines_left(served, walker, Remaining::learnt(served, walker), step),
-            _ => step(block),
-        }
     }
 
     /// Drops requests with ready rows of a cell type that cannot be in time any more, if the model

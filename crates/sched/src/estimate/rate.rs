@@ -23,6 +23,8 @@ pub struct RateMeter {
     sample: i64,
     /// Time of the first arrival; [`Time::NEVER`] before.
     first: Time,
+    /// Time of the last arrival.
+    last: Time,
 }
 
 /// A measured rate: `rows` in `window`.
@@ -43,19 +45,25 @@ impl Default for RateMeter {
 impl RateMeter {
     /// Creates a meter that has counted nothing.
     pub const fn new() -> RateMeter {
-        RateMeter { rows: [0; SAMPLES], total: 0, squares: 0, sample: 0, first: Time::NEVER }
+        RateMeter { rows: [0; SAMPLES], total: 0, squares: 0, sample: 0, first: Time::NEVER, last: Time::ORIGIN }
     }
 
     /// Counts `rows` that arrived at `now`. Returns whether a new sample began, so that values
     /// derived from the rate can be updated.
     pub fn record(&mut self, now: Time, rows: u32) -> bool {
         let began = self.advance(now);
+        self.last = now;
         let sample = &mut self.rows[(self.sample % SAMPLES as i64) as usize];
         let before = u64::from(*sample);
         *sample += rows;
         self.total += u64::from(rows);
         self.squares += u64::from(*sample).pow(2) - before.pow(2);
         began
+    }
+
+    /// Returns the time of the last arrival.
+    pub fn last(&self) -> Time {
+        self.last
     }
 
     /// Forgets samples that have left the window since the last row.

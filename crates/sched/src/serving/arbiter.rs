@@ -26,10 +26,6 @@ pub(super) struct TaskOffer {
     pub(super) span: Nanos,
     /// Mean time until the members are answered, if nothing comes in between.
     pub(super) whole: Nanos,
-    /// Mean time until the members have caught up with requests of the model at a later stage.
-    pub(super) catch_up: Nanos,
-    /// Stage of the walk. Offers of one model at different stages can become one.
-    pub(super) stage: usize,
     /// Rows of the task.
     pub(super) rows: usize,
     /// Most rows that the cell type takes.
@@ -113,12 +109,12 @@ impl TaskOffer {
     /// free after `others_free`.
     fn cost_before(&self, other: &TaskOffer, now: Time, others_free: Nanos, price: i128) -> i128 {
         let elsewhere = if other.pinned { Nanos::MAX } else { others_free };
-        // Members that catch up with the other offer continue together with it.
-        let merges = self.model == other.model && self.stage < other.stage && self.rows + other.rows <= other.max_rows;
-        let held = if merges { self.catch_up } else { self.whole }.min(elsewhere);
-        // Requests in cells join at the next step, so nothing is wasted among them.
-        let joined = merges || (self.is_cell() && other.is_cell());
-        let wasted = if joined { 0 } else { i128::from(self.whole.0) * i128::from(self.waste.parts()) * price / 1_000 };
+        // Requests in cells join at the next step, so nothing is wasted among them. Of one model's
+        // steps, the one with the most weight goes first.
+        let both_cells = self.is_cell() && other.is_cell();
+        let held = if both_cells && self.model == other.model { Nanos(1) } else { self.whole.min(elsewhere) };
+        let wasted =
+            if both_cells { 0 } else { i128::from(self.whole.0) * i128::from(self.waste.parts()) * price / 1_000 };
         // Counted as if the other waited for all blocks, though each block border decides anew.
         let committed = if self.is_cell() { self.span } else { self.whole }.min(elsewhere);
         let late = other.outlook.late(now + committed) * other.late_cost;
@@ -164,8 +160,6 @@ mod tests {
             outlook,
             span: MS(ms),
             whole: MS(ms),
-            catch_up: MS(ms),
-            stage: 0,
             rows: 1,
             max_rows: 1,
             waste: Permille::ZERO,
@@ -212,17 +206,11 @@ mod tests {
     }
 
     #[test]
-    fn members_that_catch_up_with_others_cost_them_little() {
-        let cell = |stage, ms: i64| TaskOffer {
-            task: OfferedTask::Cell(BlockId(stage)),
-            stage: stage.into(),
-            max_rows: 8,
-            catch_up: MS(2),
-            ..offer(0, ms, 1_000, 500)
-        };
-        let (encoder, decoder) = (cell(0, 40), cell(1, 30));
-        let chosen = |offers: &[TaskOffer]| choose(NOW, offers, Nanos::MAX, Permille::ZERO).unwrap().task;
-        assert_eq!(chosen(&[encoder, decoder]), encoder.task);
-        assert_eq!(chosen(&[TaskOffer { catch_up: MS(40), ..encoder }, decoder]), decoder.task);
+    fn of_the_steps_of_one_model_that_with_the_most_weight_goes_first() {
+        let cell = |ms: i64, weight| TaskOffer { task: OfferedTask::Cell(BlockId(0)), ..offer(0, ms, weight, 500) };
+        let (encoder, decoder) = (cell(40, 1_001), cell(30, 1_000));
+        let chosen = |offers: &[TaskOffer]| choose(NOW, offers, Nanos::MAX, Permille::ZERO).unwrap().whole;
+        assert_eq!(chosen(&[encoder, decoder]), encoder.whole);
+        assert_eq!(chosen(&[decoder, TaskOffer { model: ModelId(1), ..encoder }]), decoder.whole, "of two models");
     }
 }

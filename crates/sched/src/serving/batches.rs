@@ -9,7 +9,7 @@ use crate::estimate::play::Forecast;
 use crate::estimate::scarcity::Price;
 use crate::tables::cohorts::CohortId;
 use crate::tables::requests::Requests;
-use crate::{Request, WaitGain, Why};
+use crate::{Objective, Request, WaitGain, Why};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Permille, RequestSlot, Time};
 use ripieno_model::DropRule;
 
@@ -151,8 +151,6 @@ impl UnifiedScheduler {
             outlook,
             span: Nanos::ZERO,
             whole: Nanos::ZERO,
-            catch_up: Nanos::ZERO,
-            stage: 0,
             rows: 0,
             max_rows: 0,
             waste: Permille::ZERO,
@@ -208,7 +206,8 @@ impl UnifiedScheduler {
     }
 
     /// Returns the time until which a batch waits for further requests, since that gains more than
-    /// the wait costs, and the gain.
+    /// the wait costs, and the gain. The next row is expected no sooner than as long as none has
+    /// come. Under the objective of latency, the wait is at most the device time that it saves.
     fn waits_until(&self, now: Time, device: DeviceId, id: ModelId, (first, rows): (u32, usize)) -> (Time, WaitGain) {
         let served = self.models.get(id);
         let load = &served.load;
@@ -221,16 +220,22 @@ impl UnifiedScheduler {
         // Without arrivals beyond the rows at hand, future ones are unknown.
         let known = load.arrivals.rate.rate(now).filter(|rate| price > Price::ZERO && rate.rows > rows as u64);
         let Some(rate) = known else { return (spaced, WaitGain::EvenSpacing) };
-        let cost = |rows: usize| i128::from(load.mean(rows).0);
+        let last = load.arrivals.rate.last();
         for more in rows + 1..=self.max_rows_beside_others(served) {
-            let until = deadline - promised(more) - rate.gather_time(more - rows);
-            if until <= now {
+            let (latest, gather, count) = (deadline - promised(more), rate.gather_time(more - rows), more - rows);
+            if latest - gather <= now {
                 break;
             }
-            let [price, whole] = [price, Price::WHOLE].map(|price| i128::from(price.parts()));
-            let saves = price * cost(rows) * more as i128 > cost(more) * rows as i128 * whole;
-            if saves {
-                return (until.max(spaced), WaitGain::FullerBatch);
+            let apart = load.mean(rows).scale(price.parts() * more as u64, Price::WHOLE.parts() * rows as u64);
+            let saved = apart - load.mean(more);
+            let until = match self.objective {
+                Objective::Latency if gather > saved => last,
+                Objective::Latency => last + Nanos(saved.0 / count as i64),
+                Objective::Efficiency if saved > Nanos::ZERO => last + Nanos((latest - last).0 / (count as i64 + 1)),
+                Objective::Efficiency => last,
+            };
+            if until > now {
+                return (until.min(latest - gather).max(spaced), WaitGain::FullerBatch);
             }
         }
         (spaced, WaitGain::EvenSpacing)

@@ -4,7 +4,6 @@ use super::UnifiedScheduler;
 use super::arbiter::{OfferOutlook, OfferedTask, TaskOffer};
 use super::in_flight::{TaskInFlight, with_id};
 use super::load::MOST_UTILISATION;
-use crate::cells::CellOutlook;
 use crate::{Action, Outbox};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Permille, Time};
 
@@ -14,25 +13,17 @@ const STRETCH: u64 = 700;
 /// Factor on the waste of small steps, in thousandths: rows that arrive join the next step, so
 /// little of it is lost.
 const WASTE_OF_STEPS: u64 = 200;
-
-/// Part of the time for which devices are busy, in thousandths, from which short steps are queued
-/// ahead. Below it newcomers that could join the next step matter more.
-const BUSY: Permille = Permille::from_parts(500);
 /// Profiled duration of a step below which the next one is queued behind it. Handing over a task
 /// takes some 0.1 ms on a real engine.
 const SHORT_STEP: Nanos = Nanos::from_millis(1);
 
 impl UnifiedScheduler {
-    /// Returns whether a device gets its next step while one runs: on busy devices, waiting for the
-    /// scheduler after each short step costs a noticeable part of the capacity.
+    /// Returns whether a device gets its next step while one runs, if that step is full: waiting
+    /// for the scheduler after each short step costs a noticeable part of the capacity.
     pub(super) fn wants_ahead(&self, device: DeviceId) -> bool {
         let state = &self.devices[device];
         let short = |task: TaskInFlight| task.cohort.is_none() && task.profiled < SHORT_STEP;
-        self.places.0 > 1
-            && self.load.busy > BUSY
-            && state.present
-            && state.ahead.is_none()
-            && state.running.is_some_and(short)
+        self.places.0 > 1 && state.present && state.ahead.is_none() && state.running.is_some_and(short)
     }
 
     /// Adds an offer for each cell type of a model with ready rows, and drops requests that cannot
@@ -59,7 +50,7 @@ impl UnifiedScheduler {
             let takes = |left: Nanos| state.takes(served.load.of_steps(left, step));
             let mut outlook = OfferOutlook::NONE;
             let stretched = |left: Nanos| takes(left).scale(self.stretch(), 1_000);
-            let CellOutlook { left, catch_up } = self.cells.outlook(of_cells, block, device, |request, rows, left| {
+            let left = self.cells.outlook(of_cells, block, device, |request, rows, left| {
                 // A request that can be in time only alone counts as one that must start now.
                 let latest = (request.deadline - takes(left)).min(start);
                 let latest_start = (request.deadline - stretched(left)).max(latest);
@@ -73,8 +64,6 @@ impl UnifiedScheduler {
             let offer = TaskOffer {
                 span,
                 whole: takes(left).max(span),
-                catch_up: takes(catch_up).max(span),
-                stage: of_cells.stage(BlockId(block as u16)),
                 rows,
                 max_rows: cell.max,
                 waste: Permille::from_parts((1_000 - used.clamp(0, 1_000) as u64) * WASTE_OF_STEPS / 1_000),

@@ -14,8 +14,7 @@
 //!
 //! While a model loses few requests its forecast is low: it leaves out the wait for a device and
 //! the requests that join; of a request in cells, the wait for a place in a step. At loads that the
-//! devices carry, its errors would cost more than a few late refusals. The forecast of a padded
-//! request is always low, since groups of short requests overtake long ones.
+//! devices carry, its errors would cost more than a few late refusals.
 
 use super::{UnifiedEntry, UnifiedScheduler};
 use crate::{Prediction, Reason, Request, Why};
@@ -43,8 +42,7 @@ impl UnifiedScheduler {
     /// decide.
     fn forecast(&self, now: Time, request: &Request) -> Time {
         let served = self.models.get(request.model);
-        // Padded requests do not run in this order: groups of short ones overtake long ones.
-        let losing = served.load.is_losing() && served.groups.is_none();
+        let losing = served.load.is_losing();
         if served.model.walk.is_unfolded() {
             let of_cells = self.cells.served(request.model);
             let (most, devices) = (of_cells.cells[0].max, self.devices_of(served));
@@ -61,7 +59,7 @@ impl UnifiedScheduler {
             return now + before.scale(1_000, self.room(request.model)) + walk * (1 + i64::from(losing));
         }
         let before = served.queue.rows_before(&self.requests, request.deadline) as usize;
-        if before == 0 {
+        if before == 0 && !losing {
             return now;
         }
         let free = self.frees_in(now, None);

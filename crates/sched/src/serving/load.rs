@@ -28,10 +28,6 @@ pub(super) struct LoadEstimate {
     /// Number of devices that they keep busy in batches of the target size; of padded models, in
     /// batches like the recent ones.
     pub(super) target_load: Permille,
-    /// Device time that the recent tasks used.
-    used: Nanos,
-    /// Moving mean of the part of all device time that tasks use.
-    pub(super) busy: Permille,
     /// Work of the recent tasks, in the device time that the best batches would have needed.
     best_case_work: Nanos,
     /// The part of the device time that the best batches would have needed: a moving mean over 8
@@ -50,8 +46,6 @@ impl LoadEstimate {
             mean_batch: Nanos::ZERO,
             recent_load: Permille::ZERO,
             target_load: Permille::ZERO,
-            used: Nanos::ZERO,
-            busy: Permille::ZERO,
             best_case_work: Nanos::ZERO,
             utilisation: Permille::ZERO,
             refreshed: Time::ORIGIN,
@@ -68,10 +62,8 @@ impl LoadEstimate {
     pub(super) fn refresh(&mut self, now: Time, models: &mut Models<UnifiedModel>, devices: usize) {
         let elapsed = now - self.refreshed;
         let span = elapsed * devices.max(1) as i64;
-        let part = |time: Nanos| Permille::of(time, span);
-        self.utilisation = moving_mean(self.utilisation, part(self.best_case_work), elapsed);
-        self.busy = moving_mean(self.busy, part(self.used), elapsed);
-        (self.refreshed, self.best_case_work, self.used) = (now, Nanos::ZERO, Nanos::ZERO);
+        self.utilisation = moving_mean(self.utilisation, Permille::of(self.best_case_work, span), elapsed);
+        (self.refreshed, self.best_case_work) = (now, Nanos::ZERO);
         // Deriving the costs of large batches takes a while, so it is one model's turn at a time.
         let (mut derived, next) = (false, self.next_derived);
         for (id, served) in models.iter_mut() {
@@ -148,9 +140,8 @@ impl LoadEstimate {
         self.scarcity.note_activity(now, self.mean_batch);
     }
 
-    /// Records work that used a device for `time`; the best batches would have done it in `best`.
-    pub(super) fn on_work(&mut self, time: Nanos, best: Nanos) {
-        self.used += time;
+    /// Records work that the best batches would have done in `best`.
+    pub(super) fn on_work(&mut self, best: Nanos) {
         self.best_case_work += best;
     }
 }

@@ -210,7 +210,7 @@ impl UnifiedScheduler {
         let Some(TaskInFlight { model, started, best_part, .. }) = self.devices[device].running else { return };
         let time = now - started.max(self.load.refreshed);
         let needed = best_part.part_of(time);
-        self.load.on_work(time, needed);
+        self.load.on_work(needed);
         self.models.get_mut(model).own.load.on_work(needed);
     }
 
@@ -234,8 +234,9 @@ impl UnifiedScheduler {
             .or_else(|| self.offer_overdue(now, device, idle));
         let Some(chosen) = chosen else { return false };
         let TaskOffer { model, task, span, .. } = chosen;
-        if runs && !matches!(task, OfferedTask::Cell(_)) {
-            // A batch begins when the device is free: until then further requests may join it.
+        if runs && (!matches!(task, OfferedTask::Cell(_)) || chosen.rows < chosen.max_rows) {
+            // A batch or step that is not full begins when the device is free: until then further
+            // requests may join it.
             return false;
         }
         // With another idle device, the loser may start there in the same instant.

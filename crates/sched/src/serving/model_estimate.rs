@@ -265,10 +265,12 @@ impl ModelEstimate {
     }
 
     /// Returns the rows of a full batch: the largest that leaves, on average, half of the time that
-    /// a lone row has to spare.
+    /// a lone row has to spare. While rows are lost, it is at least the target, for which requests
+    /// are passed over; groups of padded requests are smaller.
     pub(super) fn full_batch(&self, slo: Nanos) -> usize {
         let most = Nanos((slo + self.mean(1)).0 / 2);
-        largest(self.sizes.max_batch, |rows| self.mean(rows) <= most).max(1)
+        let target = if self.is_losing() && self.costs.by_length.is_none() { self.sizes.target } else { 1 };
+        largest(self.sizes.max_batch, |rows| self.mean(rows) <= most).max(target)
     }
 
     /// Returns the mean device time of a row in full batches, of a request of this length.

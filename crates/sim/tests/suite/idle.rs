@@ -93,6 +93,36 @@ fn after_a_burst_on_its_own_model_a_lone_request_starts_immediately() {
     }
 }
 
+/// Runs 60 requests of `quiet`, which loses none, then 60 of `busy`, which loses most. Then lone
+/// requests of `quiet` come; returns the longest wait of these, in parts of the SLO.
+fn longest_wait(objective: &str, slo_ms: i64, devices: usize) -> f64 {
+    let mut setup = setup(devices);
+    for (model, slo) in setup.models.iter_mut().zip([slo_ms, 150]) {
+        *model = Model::whole(&model.name, Profile::linear(2.0, 50.0, 8).unwrap(), Nanos::from_millis(slo));
+    }
+    let due = |millis, slo, model| Arrival { deadline: at(millis + slo), ..arrival(millis, model) };
+    let mut arrivals: Vec<_> = (0..60 * devices).map(|_| due(0, slo_ms, 0)).collect();
+    arrivals.extend((0..60 * devices).map(|_| due(600, 150, 1)));
+    arrivals.extend((0..5).map(|index| due(800 + 70 * index, slo_ms, 0)));
+    let quiet = run("unified", objective, &setup, &arrivals, NONE);
+    let waits = quiet[60 * devices..].iter().map(|(arrived, started, _)| started - arrived);
+    waits.fold(0.0, f64::max) / slo_ms as f64
+}
+
+/// Device time was short a moment ago, but nothing more comes: an idle device starts a lone
+/// request. Under the objective of efficiency the request waits as long as nothing has come.
+#[test]
+fn no_wait_outlasts_the_arrivals_that_it_is_for() {
+    for devices in [1, 2, 8] {
+        for slo_ms in [700, 2_000, 5_000, 10_000] {
+            let wait = longest_wait("objective=latency", slo_ms, devices) * slo_ms as f64;
+            assert!(wait < 60.0, "{devices} devices, SLO {slo_ms} ms: {wait} ms");
+            let part = longest_wait("objective=efficiency", slo_ms, devices);
+            assert!(part < 0.65, "{devices} devices, SLO {slo_ms} ms: {part} of the SLO");
+        }
+    }
+}
+
 /// Requests that arrive alone gain nothing by waiting, so they wait neither for their deadline nor
 /// for a margin to be learnt from them.
 #[test]
