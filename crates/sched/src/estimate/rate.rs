@@ -4,11 +4,16 @@
 //! known within a few percent, short enough to follow a change of load within seconds. The rate is
 //! kept as rows per window, two integers, so that comparisons of rates are exact. The dispersion of
 //! the samples shows how regularly rows arrive.
+//!
+//! A flow that has more than doubled counts immediately: the last requests then came more than twice as
+//! fast as the window says. By chance they hardly do.
 
-use ripieno_base::{Nanos, Permille, Time};
+use ripieno_base::{MovingMean, Nanos, Permille, Time};
 
 const SAMPLE_NS: i64 = 50_000_000;
 const SAMPLES: usize = 100;
+/// Requests in the mean time between rows.
+const LAST_REQUESTS: i64 = 64;
 
 /// A counter of rows in a sliding window.
 #[derive(Clone, Debug)]
@@ -25,6 +30,8 @@ pub struct RateMeter {
     first: Time,
     /// Time of the last arrival.
     last: Time,
+    /// Mean time between the last rows, in nanoseconds.
+    gap: MovingMean<LAST_REQUESTS>,
 }
 
 /// A measured rate: `rows` in `window`.
@@ -45,13 +52,16 @@ impl Default for RateMeter {
 impl RateMeter {
     /// Creates a meter that has counted nothing.
     pub const fn new() -> RateMeter {
-        RateMeter { rows: [0; SAMPLES], total: 0, squares: 0, sample: 0, first: Time::NEVER, last: Time::ORIGIN }
+        let gap = MovingMean::guess(SAMPLE_NS, LAST_REQUESTS);
+        RateMeter { rows: [0; SAMPLES], total: 0, squares: 0, sample: 0, first: Time::NEVER, last: Time::ORIGIN, gap }
     }
 
     /// Counts `rows` that arrived at `now`. Returns whether a new sample began, so that values
     /// derived from the rate can be updated.
     pub fn record(&mut self, now: Time, rows: u32) -> bool {
         let began = self.advance(now);
+        let gap = (now - self.last).0.min(SAMPLE_NS * SAMPLES as i64);
+        self.gap.add(gap / i64::from(rows.max(1)));
         self.last = now;
         let sample = &mut self.rows[(self.sample % SAMPLES as i64) as usize];
         let before = u64::from(*sample);
@@ -96,16 +106,24 @@ impl RateMeter {
 
     /// Returns the rate at `now`; `None` until a whole sample has been seen.
     pub fn rate(&self, now: Time) -> Option<Rate> {
-        let oldest = Time((self.sample - SAMPLES as i64 + 1) * SAMPLE_NS).max(self.first);
-        let window = now - oldest;
-        (self.first != Time::NEVER && window.0 >= SAMPLE_NS && self.total > 0)
-            .then_some(Rate { rows: self.total, window })
+        let window = self.window(now);
+        let known = self.first != Time::NEVER && window.0 >= SAMPLE_NS && self.total > 0;
+        let gap = Nanos(self.gap.get().max((now - self.last).0).max(1));
+        let rate = Rate { rows: self.total, window };
+        let surges = self.total >= LAST_REQUESTS.cast_unsigned() && gap * 2 < rate.gather_time(1);
+        known.then_some(if surges { Rate { rows: 1_000, window: gap * 1_000 } } else { rate })
+    }
+
+    /// Returns the span that the samples cover.
+    fn window(&self, now: Time) -> Nanos {
+        now - Time((self.sample - SAMPLES as i64 + 1) * SAMPLE_NS).max(self.first)
     }
 
     /// Returns the index of dispersion of the samples: 1 for Poisson arrivals. `None` while there
     /// is no rate.
     pub fn dispersion(&self, now: Time) -> Option<Permille> {
-        let samples = (self.rate(now)?.window.0 / SAMPLE_NS).cast_unsigned().max(1);
+        self.rate(now)?;
+        let samples = (self.window(now).0 / SAMPLE_NS).cast_unsigned().max(1);
         Some(
             Permille::from_parts(1_000 * self.squares / self.total)
                 - Permille::from_parts(1_000 * self.total / samples),
@@ -150,6 +168,23 @@ mod tests {
         assert!((rate.rows as f64 / rate.window.as_secs_f64() - 2_000.0).abs() < 1.0, "{rate:?}");
         meter.record(Time(60_000 * MS), 1);
         assert_eq!(meter.rate(Time(60_000 * MS)).map(|rate| rate.rows), Some(1));
+    }
+
+    #[test]
+    fn a_flow_that_has_doubled_counts_immediately() {
+        let mut meter = RateMeter::new();
+        for at in 0..4_000 {
+            meter.record(Time(at * MS), 1);
+        }
+        let per_second = |meter: &RateMeter, at| meter.rate(Time(at)).unwrap().rows_in(Nanos(1_000 * MS));
+        assert_eq!(per_second(&meter, 4_000 * MS), 1_000);
+        for at in 0..600 {
+            meter.record(Time(4_000 * MS + at * MS / 10), 1);
+        }
+        let surge = per_second(&meter, 4_060 * MS);
+        assert!((9_000..11_000).contains(&surge), "{surge}");
+        let silent = per_second(&meter, 4_070 * MS);
+        assert!(silent < 1_200, "nothing has come for as long as 100 rows took: {silent}");
     }
 
     #[test]

@@ -2,9 +2,10 @@
 //! options that `serve` gives them: hopeless requests are refused, and the rest is served in
 //! batches as efficient as at the peak.
 
+use ripieno_base::{Nanos, Time};
 use ripieno_policies::{find, served_options};
 use ripieno_sched::{Objective, Options};
-use ripieno_sim::{Scenario, simulate, simulate_at};
+use ripieno_sim::{Scenario, Trace, simulate, simulate_at};
 use std::path::Path;
 
 const ONE: &str = "
@@ -253,4 +254,25 @@ fn on_devices_that_slow_down_and_under_rates_that_step() {
         let (served, published) = compared(&text);
         assert!(served >= 0.97 * published, "{name}: {served:.0} of {published:.0}/s");
     }
+}
+
+/// Costs in steps, and a load that rises to thirty times its rate: batches of small steps would
+/// carry three quarters of what the largest do.
+#[test]
+fn at_the_onset_of_an_overload_batches_grow_within_a_few_slos() {
+    let steps = [(1, 2.2), (4, 2.24), (8, 2.75), (16, 3.66), (32, 6.0), (64, 10.2)];
+    let cost = |rows: usize| steps.iter().find(|(most, _)| rows <= *most).unwrap().1;
+    let table: Vec<f64> = (1..=64).map(cost).collect();
+    let text = format!(
+        "seed = 1\nduration_s = 1.8\n[[model]]\nname = 'm'\nslo_ms = 20\nmax_batch = 64\n\
+         rates = [[0, 280.0], [1.5, 9000.0]]\nlatency_ms = {table:?}\n"
+    );
+    let mut scenario = Scenario::parse(&text, "steps.toml").unwrap();
+    scenario.serve(Objective::Latency);
+    let mut trace = Trace::new(&scenario.setup.models);
+    simulate(&scenario, Some(&mut trace)).unwrap();
+    let onset = Time::ORIGIN + Nanos::from_millis(1_500);
+    let in_time = trace.outcomes().filter(|request| request.arrival >= onset && request.outcome == "ok").count();
+    // In 0.3 s full batches answer 1,880.
+    assert!(in_time > 1_700, "{in_time}");
 }
