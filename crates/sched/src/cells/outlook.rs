@@ -42,8 +42,8 @@ impl Remaining {
 }
 
 impl Cells {
-    /// Returns the mean profiled time until the requests of the next step of a cell type on a device
-    /// are answered, in batches of its size, if only they run. Passes each to `each`, with the ready
+    /// Returns the mean profiled time until the requests of a cell type's next step on a device are
+    /// answered, in batches of its size, if only they run. Passes each to `each`, with its ready
     /// rows and the time that is left.
     pub fn outlook(
         &self,

@@ -5,7 +5,7 @@
 //! kept as rows per window, two integers, so that comparisons of rates are exact. The dispersion of
 //! the samples shows how regularly rows arrive.
 //!
-//! A flow that has more than doubled counts immediately: the last requests then came more than twice as
+//! A flow that has more than doubled counts immediately: the last requests came more than twice as
 //! fast as the window says. By chance they hardly do.
 
 use ripieno_base::{MovingMean, Nanos, Permille, Time};

@@ -206,8 +206,9 @@ impl UnifiedScheduler {
     }
 
     /// Returns the time until which a batch waits for further requests, since that gains more than
-    /// the wait costs, and the gain. The next row is expected no sooner than as long as none has
-    /// come. Under the objective of latency, the wait is at most the device time that it saves.
+    /// the wait costs, and the gain. It ends when no row has come for as long as the fuller batch
+    /// takes. Under the objective of efficiency, the next row is expected no sooner than as long as
+    /// none has come.
     fn waits_until(&self, now: Time, device: DeviceId, id: ModelId, (first, rows): (u32, usize)) -> (Time, WaitGain) {
         let served = self.models.get(id);
         let load = &served.load;
@@ -228,11 +229,12 @@ impl UnifiedScheduler {
             }
             let apart = load.mean(rows).scale(price.parts() * more as u64, Price::WHOLE.parts() * rows as u64);
             let saved = apart - load.mean(more);
+            // Nothing comes any more if nothing has come for as long as the fuller batch takes.
+            let silence = load.mean(more);
             let until = match self.objective {
-                Objective::Latency if gather > saved => last,
-                Objective::Latency => last + Nanos(saved.0 / count as i64),
-                Objective::Efficiency if saved > Nanos::ZERO => last + Nanos((latest - last).0 / (count as i64 + 1)),
-                Objective::Efficiency => last,
+                _ if saved <= Nanos::ZERO => last,
+                Objective::Latency => last + silence,
+                Objective::Efficiency => last + silence.max(Nanos((latest - last).0 / (count as i64 + 1))),
             };
             if until > now {
                 return (until.min(latest - gather).max(spaced), WaitGain::FullerBatch);

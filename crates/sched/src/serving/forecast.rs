@@ -59,7 +59,8 @@ impl UnifiedScheduler {
             return now + before.scale(1_000, self.room(request.model)) + walk * (1 + i64::from(losing));
         }
         let before = served.queue.rows_before(&self.requests, request.deadline) as usize;
-        if before == 0 && !losing {
+        // Groups of short requests overtake the head of a padded queue, so its former decides.
+        if before == 0 && (!losing || served.groups.is_some()) {
             return now;
         }
         let free = self.frees_in(now, None);
@@ -67,7 +68,8 @@ impl UnifiedScheduler {
             return now;
         }
         // It is in the last batch, after full ones.
-        let full = served.load.full_batch(served.model.slo);
+        // The head is passed over unless it can be in the batch that its former wants.
+        let full = if before == 0 { served.load.wanted_batch() } else { served.load.full_batch(served.model.slo) };
         let last = (before + request.rows as usize - 1) % full + 1;
         let work = served.load.demand.work * (before + request.rows as usize - last) as i64;
         let queued = work.scale(1_000, self.room(request.model));

@@ -144,7 +144,7 @@ fn so_it_is_when_a_load_steps_up_after_a_silence() {
         arrivals.extend(case.arrivals(1.5, 6.0, 10.0));
         let [_, modest, light] = case.run(policy, arrivals);
         let lost = |(came, answered): (u64, u64)| came - answered;
-        assert!(lost(modest) + lost(light) <= 3, "{policy:?}: {modest:?}, {light:?}");
+        assert!(lost(modest) + lost(light) <= 4, "{policy:?}: {modest:?}, {light:?}");
     }
 }
 

@@ -116,7 +116,7 @@ fn no_wait_outlasts_the_arrivals_that_it_is_for() {
     for devices in [1, 2, 8] {
         for slo_ms in [700, 2_000, 5_000, 10_000] {
             let wait = longest_wait("objective=latency", slo_ms, devices) * slo_ms as f64;
-            assert!(wait < 60.0, "{devices} devices, SLO {slo_ms} ms: {wait} ms");
+            assert!(wait < 70.0, "{devices} devices, SLO {slo_ms} ms: {wait} ms");
             let part = longest_wait("objective=efficiency", slo_ms, devices);
             assert!(part < 0.65, "{devices} devices, SLO {slo_ms} ms: {part} of the SLO");
         }
