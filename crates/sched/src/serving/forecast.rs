@@ -59,8 +59,7 @@ impl UnifiedScheduler {
             return now + before.scale(1_000, self.room(request.model)) + walk * (1 + i64::from(losing));
         }
         let before = served.queue.rows_before(&self.requests, request.deadline) as usize;
-        // Groups of short requests overtake the head of a padded queue, so its former decides.
-        if before == 0 && (!losing || served.groups.is_some()) {
+        if before == 0 && !losing {
             return now;
         }
         let free = self.frees_in(now, None);
