@@ -49,10 +49,12 @@ pub(crate) fn build() -> Result<()> {
     step("build the server and the tests", &mut cargo(&["build", "--workspace", "--all-targets"]))
 }
 
-/// The KServe client has a process to itself: it and Triton's register protobuf messages of the
-/// same names.
+/// Files run side by side, since a test mostly waits for its server. The KServe client has a
+/// process to itself: it and Triton's register protobuf messages of the same names.
 fn python_tests(environment: &Environment) -> Result<()> {
-    step("Python client tests", &mut environment.pytest(&["tests/python"])?)?;
+    let mut side_by_side = environment.pytest(&["tests/python"])?;
+    side_by_side.args(["--numprocesses", "3", "--dist", "loadfile"]);
+    step("Python client tests", &mut side_by_side)?;
     step("KServe client tests", &mut environment.pytest(&["tests/python/test_kserve_client.py"])?)
 }
 
