@@ -23,8 +23,8 @@ pub(crate) const CLIENTS: usize = 64;
 const TICK_NS: i64 = 125_000_000;
 /// Number of ticks over which demands fade: a second.
 const FADE: i64 = 8;
-/// Number of ticks for which a hurt flow is remembered: a minute. If a flow is hurt again within as
-/// long after that, the time doubles, up to an hour.
+/// Number of ticks for which a hurt flow is remembered: a minute. If a flow is hurt again in
+/// the minute after it was forgotten, the time doubles, up to an hour.
 const REMEMBERED: i64 = 480;
 const LONGEST: i64 = 60 * REMEMBERED;
 /// Number of lost requests that hurt a flow; one per second is forgiven.
@@ -37,7 +37,7 @@ const LEAST: i64 = 512;
 const WHOLE: i64 = 1 << 20;
 /// Reciprocal of the tolerated part of lost requests of flows that may not lose any.
 const LOSS: i64 = 64;
-/// Utilisation below which no loss is blamed on the divided part.
+/// Utilisation of the devices below which a loss does not reduce the part that is divided.
 const BUSY: Permille = Permille::from_parts(900);
 /// Number of consecutive refused requests of a lower priority after which one is admitted.
 const STARVED: u8 = 16;

@@ -153,8 +153,8 @@ impl Cells {
 
     /// Drops requests with ready rows of a cell type that cannot be in time any more, if the model
     /// drops hopeless requests: begun ones not even alone, others not in batches like the next one.
-    /// `takes` returns the learnt duration of a profiled time on a nominal device. Returns their
-    /// number.
+    /// `takes` turns a profiled duration into the learnt one on a nominal device. Returns the
+    /// number of dropped requests.
     pub fn drop_hopeless(
         &mut self,
         now: Time,

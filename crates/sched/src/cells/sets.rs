@@ -189,8 +189,8 @@ impl Cells {
         self.sets.of(slot).map_or(0, |id| self.sets.get(id).own.padded)
     }
 
-    /// Makes a set of the requests that begin in one task, where they leave together. Must precede
-    /// the next step of these requests.
+    /// Makes a set of the requests that begin in one task, if the model's requests leave together.
+    /// Must precede the next step of these requests.
     pub(super) fn make_set(&mut self, task: ripieno_base::TaskId, model: ModelId) {
         let Leave::WithItsSet(padding) = self.served(model).rules.leave else {
             return;

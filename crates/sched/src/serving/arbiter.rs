@@ -59,7 +59,7 @@ pub(super) struct OfferOutlook {
 pub(super) enum OfferedTask {
     /// A new batch from the queue, with this first request and number of rows.
     Batch { first: u32, rows: usize },
-    /// A new batch: the group of this number of a padded model.
+    /// A new batch of a padded model: the group with this index.
     Group(usize),
     /// The next block of a cohort on the device.
     Resume(CohortId),

@@ -502,7 +502,8 @@ fn alone(served: &UnifiedEntry, rows: u32, length: u32) -> Nanos {
     }
 }
 
-/// Returns the largest batch of requests that are late anyway: others wait for half of the SLO.
+/// Returns the largest batch of requests that are late anyway. It takes at most half of the SLO, so
+/// that a punctual request behind it keeps the other half.
 fn late_batch(served: &UnifiedEntry) -> usize {
     served.load.largest_within(Nanos(served.model.slo.0 / 2)).max(1)
 }

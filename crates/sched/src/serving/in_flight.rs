@@ -33,7 +33,7 @@ impl UnifiedDevice {
 pub(super) struct TaskInFlight {
     /// Id of the task in the table of its kind: batches or cells.
     pub(super) task: TaskId,
-    /// Number of the task among the tasks that the device holds.
+    /// Index of the task among the tasks that the device holds.
     pub(super) place: usize,
     /// The cohort that runs; `None` for a step of cells.
     pub(super) cohort: Option<CohortId>,

@@ -111,12 +111,14 @@ pub(super) struct Demand {
     pub(super) recent_load: Permille,
     /// Rows and total device time of the recent batches.
     recent: (u64, Nanos),
-    /// Mean device time of a row of the recent requests in full batches; of cells, by profile.
+    /// Mean device time that a row of the recent requests takes in a full batch. For models in
+    /// cells it is the profiled one.
     pub(super) work: Nanos,
     /// Device time that its tasks since the last refresh would have needed in batches of the target
     /// size.
     spent: Nanos,
-    /// Moving mean of that time, as a number of devices.
+    /// Moving mean of `spent` over the time that has passed: the number of devices that the model
+    /// needs.
     pub(super) need: Permille,
 }
 
@@ -184,7 +186,7 @@ impl ModelEstimate {
         self.costs.promised.partition_point(|&promised| promised <= span).min(self.sizes.max_batch)
     }
 
-    /// Returns the mean and the promised device time of a batch from a block on.
+    /// Returns the mean and the promised device time of a batch that starts at block `from`.
     pub(super) fn of_blocks(&self, model: &Model, from: BlockId, rows: usize, length: u32) -> (Nanos, Nanos) {
         self.in_sequence(self.usual(model, from, rows).map(|(block, rows)| block.cost(rows, length)))
     }

@@ -1,10 +1,10 @@
-//! The former of models whose requests are padded to the longest of their batch.
+//! Forms the batches of models whose requests are padded to the longest of their batch.
 //!
 //! The most urgent waiting requests, sorted by length, are cut into groups by dynamic programming.
-//! The cut has the least total wait if the groups run one after the other, the shortest first, and
-//! further requests wait meanwhile. A group makes none of its requests late that would be in time
-//! alone. Each group is an offer; the arbiter chooses by weight, time and deadlines, as among any
-//! offers.
+//! The cut has the least total wait, counted as if the groups ran one after the other, the shortest
+//! first, and further requests waited meanwhile. A group makes none of its requests late that would
+//! be in time alone. Each group is an offer; the arbiter chooses by weight, time and deadlines, as
+//! among any offers.
 
 use super::UnifiedScheduler;
 use super::arbiter::{OfferedTask, TaskOffer};

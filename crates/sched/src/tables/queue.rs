@@ -169,10 +169,10 @@ impl Queue {
         (rows > 0).then_some((first, rows, (rows as u64) < left))
     }
 
-    /// Passes over the fewest requests from `first` on that let the batch reach its target, or the
-    /// largest size that any later head allows if that is smaller. `left` is the number of rows
-    /// from `first` to the end of the queue, `room` the largest batch that a head allows. Returns
-    /// the first request kept and the rows from it on.
+    /// Passes over as few requests from `first` on as let the batch reach its target. If no head
+    /// allows the target, the largest size that one allows takes its place. `left` is the number of
+    /// rows from `first` to the end of the queue, `room` the largest batch that a head allows.
+    /// Returns the first request kept and the rows from it on.
     fn skip(
         &self,
         requests: &Requests,
