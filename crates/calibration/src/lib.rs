@@ -3,10 +3,10 @@
 //!
 //! * [`Margin`] holds the lateness of batches against the profile, at most a part of the SLO, for
 //!   policies that do not learn occupancy. It starts anew with a new profile.
-//! * [`Drift`] compares a finished task with the profile in force and forgets its samples after
+//! * `Drift` compares a finished task with the profile in force and forgets its samples after
 //!   each correction, so that it only sees the remaining error. It corrects in large steps;
 //!   [`Margin`] covers smaller errors.
-//! * [`Doubt`] ensures that some tasks run at all.
+//! * `Doubt` ensures that some tasks run at all.
 //!
 //! Both drivers use it: the runtime always, the simulator where a scenario runs as served.
 
