@@ -223,7 +223,8 @@ impl SchedulerLoop {
             false => known.calibration.ahead(),
         };
         call.in_core = call.parts.len();
-        let replaces_defaults = call.parts[0].entry.inputs().len() > entry.loaded.inputs().len();
+        let replaces_defaults = !entry.loaded.optional_inputs().is_empty()
+            && call.parts[0].entry.inputs().len() > entry.loaded.inputs().len();
         if self.failures.on_request(now, id, call.class.client) || replaces_defaults {
             call.class.shape = Shape::ALONE;
         } else if let Some(shapes) = &mut known.shapes {
