@@ -172,7 +172,7 @@ class Watch:
     def ask_why(self):
         url, words = self.why
         command = [self.world.binary, "why", "--url", url]
-        # What the server says of itself comes first, the recording of a server without processor late.
+        # What the server says of itself comes first; a starved server's recording is late.
         asked = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         ended = threading.Timer(LIMIT_S - (time.monotonic() - self.begun), asked.kill)
         ended.start()

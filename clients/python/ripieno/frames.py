@@ -16,7 +16,7 @@ from ripieno.tensors import element, read
 
 PROTOCOL = 1
 MAX_FRAME = 1 << 30
-# As the server has them: which batches go through shared memory, and the alignment of tensors there.
+# As the server has them: which batches go through shared memory, and how tensors align there.
 MIN_SHARED, MAX_SHARED = 64 << 10, 256 << 20
 ALIGNMENT = 64
 MIN_REGION = 1 << 20
@@ -104,15 +104,13 @@ def text(data):
 
 def read_declared(data):
     """Name, datatype and shape of a tensor that the model's configuration declares."""
-    name, datatype, shape = "", 0, []
-    for tag, value in fields(data):
-        if tag == 1:
-            name = text(value)
-        elif tag == 2:
-            datatype = value
-        elif tag == 3:
-            shape = integers(value)
+    name, datatype, shape = described(dict(fields(data)))
     return name, DATATYPES[datatype], shape
+
+
+def described(found):
+    """Name, index of the datatype and shape: the first fields of every message of a tensor."""
+    return text(found.get(1, b"")), found.get(2, 0), integers(found.get(3, b""))
 
 
 def declared(name, tensor):
@@ -192,19 +190,11 @@ class Connection:
 
     def tensor(self, data):
         """Name and array of a tensor: a view of the frame or of the shared memory, which the next batch overwrites."""
-        name, datatype, shape, own, shared = "", 0, [], b"", None
-        for tag, value in fields(data):
-            if tag == 1:
-                name = text(value)
-            elif tag == 2:
-                datatype = value
-            elif tag == 3:
-                shape = integers(value)
-            elif tag == 4:
-                own = value
-            elif tag == 5:
-                shared = dict(fields(value))
-        if shared is not None:
+        found = dict(fields(data))
+        name, datatype, shape = described(found)
+        own = found.get(4, b"")
+        if 5 in found:
+            shared = dict(fields(found[5]))
             at, size = shared.get(1, 0), shared.get(2, 0)
             own = memoryview(self.inbound.reach(at + size))[at : at + size]
         if TYPES[datatype] is None:

@@ -1,5 +1,5 @@
-//! `hf://ORG/NAME` and `http(s)://HOST/…/model.onnx` from a hub on loopback: redirects, checksums, pinned
-//! revisions, and the cache when the hub is gone.
+//! `hf://ORG/NAME` and `http(s)://HOST/…/model.onnx` from a hub on loopback: redirects, checksums,
+//! pinned revisions, and the cache when the hub is gone.
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
