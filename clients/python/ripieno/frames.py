@@ -14,7 +14,7 @@ from ripieno.models import DATATYPES
 from ripieno.tensors import DATATYPES as KINDS
 from ripieno.tensors import element, read
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_FRAME = 1 << 30
 # As the server has them: which batches go through shared memory, and how tensors align there.
 MIN_SHARED, MAX_SHARED = 64 << 10, 256 << 20
@@ -84,6 +84,11 @@ def whole(tag, value):
     return number(tag << 3) + number(value) if value else b""
 
 
+def double(tag, value):
+    """A field with a double; zero is left out."""
+    return number(tag << 3 | 1) + struct.pack("<d", value) if value else b""
+
+
 def sized(tag, data):
     """A field with bytes."""
     return number(tag << 3 | 2) + number(len(data)) + data
@@ -117,17 +122,19 @@ def declared(name, tensor):
     """The message of a tensor that a file declares."""
     shape = b"".join(map(number, tensor.dims()))
     head = sized(1, name.encode()) + whole(2, DATATYPES.index(tensor.datatype)) + sized(3, shape)
-    pad = number(5 << 3 | 1) + struct.pack("<d", tensor.pad) if tensor.pad else b""
-    return head + whole(4, tensor.length_dim) + pad
+    return head + whole(4, tensor.length_dim) + double(5, tensor.pad) + double(6, tensor.initial)
 
 
-def declaration(blocks, max_length):
-    """The message of all blocks: name, inputs and outputs of each."""
+def declaration(blocks, max_length, max_steps):
+    """The message of all blocks: name, inputs and outputs of each, and which of them are state or hidden."""
     parts = [whole(1, PROTOCOL)]
-    for name, inputs, outputs in blocks:
-        sides = [sized(tag, declared(*item)) for tag, side in ((2, inputs), (3, outputs)) for item in side.items()]
-        parts.append(sized(2, sized(1, name.encode()) + b"".join(sides)))
-    return b"".join(parts) + whole(3, max_length)
+    for block in blocks:
+        sides = ((2, block.inputs), (3, block.outputs))
+        tensors = [sized(tag, declared(*item)) for tag, side in sides for item in side.items()]
+        roles = ((4, block.state), (5, [block.ended] if block.ended else []), (6, block.hidden))
+        names = [sized(tag, name.encode()) for tag, role in roles for name in role]
+        parts.append(sized(2, sized(1, block.name.encode()) + b"".join(tensors + names)))
+    return b"".join(parts) + whole(3, max_length) + whole(4, max_steps)
 
 
 class Region:

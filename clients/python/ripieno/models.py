@@ -47,11 +47,16 @@ class Tensor:
     shape: tuple
     length_dim: int = 0
     pad: float = 0.0
+    initial: float = 0.0
     batched: bool = True
 
     def dims(self):
         """All dimensions, the batch first if there is one."""
         return (-1, *self.shape) if self.batched else self.shape
+
+    def is_like(self, other):
+        """Whether one array fits both."""
+        return (self.datatype, self.dims()) == (other.datatype, other.dims())
 
 
 @dataclass
@@ -62,20 +67,25 @@ class Declared:
     inputs: dict | None
     outputs: dict | None
     tensors: str
-    max_length: int
+    max_length: int = 0
+    state: dict | None = None
+    ended: str | None = None
+    max_steps: int = 0
 
 
 def _kind(datatype):
-    def tensor(*shape, pad=0):
+    def tensor(*shape, pad=0, initial=0):
         lengths = [at for at, size in enumerate(shape, 1) if size == LENGTH]
         if len(lengths) > 1:
             raise TypeError("one dimension of a tensor can be LENGTH")
         sizes = tuple(-1 if size in (None, -1, LENGTH) else int(size) for size in shape)
         if any(size < -1 for size in sizes):
             raise TypeError(f"{shape}: a size is a number, None or LENGTH")
-        return Tensor(datatype, sizes, lengths[0] if lengths else 0, float(pad))
+        return Tensor(datatype, sizes, lengths[0] if lengths else 0, float(pad), float(initial))
 
-    tensor.__doc__ = f"A tensor of {datatype} with these dimensions behind the batch; `pad` fills up a LENGTH."
+    tensor.__doc__ = (
+        f"A tensor of {datatype} with these dimensions behind the batch. `pad` fills up a LENGTH; a state begins as `initial`."
+    )
     return tensor
 
 
@@ -85,30 +95,47 @@ bool_, u8, u16, u32, u64, i8, i16, i32, i64, f16, bf16, f32, f64, string = map(_
 DECLARED = []
 
 
-def model(target=None, *, inputs=None, outputs=None, tensors="numpy", max_length=0):
+def model(target=None, *, inputs=None, outputs=None, tensors="numpy", max_length=0, state=None, ended=None, max_steps=0):
     """Declares a function over a batch, or a class with `load(device)`, `run(**inputs)` and `close()`, to be served.
 
     Several in one file are the blocks of a chain, in their order: arrays flow between them by name. `tensors` is what
     `run` gets and may return: "numpy", "torch" or "jax". `max_length` bounds the dimensions that are LENGTH.
+
+    With `state`, a function is one step: it takes the arrays of the state and returns them anew. It runs for each
+    element of a request, of which `max_length` bounds the number. With `ended`, it runs until the boolean array of that
+    name is true for the request, at most `max_steps` times.
     """
     if tensors not in KINDS:
         raise TypeError(f"tensors={tensors!r}: use one of {', '.join(KINDS)}")
+    _check_steps(state, ended, max_steps)
 
     def declare(found):
-        DECLARED.append(Declared(found, inputs, outputs, tensors, max_length))
+        DECLARED.append(Declared(found, inputs, outputs, tensors, max_length, state, ended, max_steps))
         return found
 
     return declare if target is None else declare(target)
 
 
-def stage(*, inputs, outputs):
-    """Declares a method of a class under `model` as a block of a chain, in the order of the class."""
+def stage(*, inputs=None, outputs=None, state=None, ended=None, max_steps=0):
+    """Declares a method of a class under `model` as a block of a chain or a step, in the order of the class."""
+    _check_steps(state, ended, max_steps)
 
     def declare(method):
-        method.ripieno_stage = (inputs, outputs)
+        method.ripieno_stage = Declared(method, inputs, outputs, "numpy", 0, state, ended, max_steps)
         return method
 
     return declare
+
+
+def _check_steps(state, ended, max_steps):
+    if ended is not None and not state:
+        raise TypeError(f"ended={ended!r} is for a step: name the arrays that it carries on, as in state={{'h': ripieno.f32(16)}}")
+    if ended is not None and max_steps < 1:
+        raise TypeError(f"ended={ended!r} needs max_steps, the most steps of a request that does not end before")
+    if ended is None and max_steps:
+        raise TypeError("max_steps is for a step with ended; without it, a request has a step for each of its elements")
+    if ended is not None and ended in state:
+        raise TypeError(f"ended={ended!r} is a state; return the end as an array of its own")
 
 
 def annotated(function):

@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 import traceback
+from dataclasses import replace
 
 import numpy as np
 
@@ -71,17 +72,30 @@ class BoundedLog(io.TextIOBase):
 
 
 class Block:
-    """A function of the model: how it is called, and what goes in and out."""
+    """A function of the model: how it is called, and what goes in and out. The state is an input and an output."""
 
-    def __init__(self, name, inputs, outputs, call, tensors):
-        self.name, self.inputs, self.outputs, self.call, self.tensors = name, inputs, outputs, call, tensors
+    def __init__(self, name, inputs, outputs, call, tensors, state=None, ended=None):
+        self.name, self.call, self.tensors = name, call, tensors
+        self.state, self.ended = state or {}, ended
+        self.inputs = {**inputs, **self.state}
+        self.outputs = {**outputs, **self.state, **({ended: models.bool_()} if ended else {})}
+        # What clients do not get.
+        self.hidden = [name for name in self.outputs if name not in outputs]
+
+    def shown(self, name):
+        """An output in words."""
+        if name == self.ended:
+            return f"'{name}', the end of {self.name},"
+        return f"{'state' if name in self.state else 'output'} '{name}' of {self.name}"
 
 
 class Model:
     """What a `model.py` declares."""
 
-    def __init__(self, blocks, max_length=0, close=None):
-        self.blocks, self.max_length, self.close = blocks, max_length, close
+    def __init__(self, blocks, declared=(), close=None):
+        self.blocks, self.close = blocks, close
+        self.max_length = max((found.max_length for found in declared), default=0)
+        self.max_steps = max((found.max_steps for found in declared), default=0)
 
 
 class Load:
@@ -132,15 +146,38 @@ def load_model(load):
     own = [found for found in models.DECLARED if getattr(found.target, "__module__", "") == "model"]
     if not own:
         raise LoadError(f"{path}: declares no model; decorate a function or a class with @ripieno.model")
-    blocks, closers = [], []
+    blocks, closers, stages = [], [], []
     for found in own:
         made, close = run_user(path, lambda found=found: make_blocks(path, found, load))
         blocks += made
         closers += [close] if close else []
+        stages += stages_of(found.target).values()
     names = [block.name for block in blocks]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise LoadError(f"{path}: two functions are called {twice}; rename one of them")
-    return Model(blocks, max((found.max_length for found in own), default=0), lambda: [close() for close in closers])
+    if any(block.state for block in blocks):
+        # Steps share batches by rows, or run one row at a time.
+        load.unbatched = False
+        for block in blocks:
+            check_sizes(path, block)
+    return Model(blocks, [*own, *stages], lambda: [close() for close in closers])
+
+
+def stages_of(target):
+    """The methods of a class that are declared as stages, by name."""
+    if not inspect.isclass(target):
+        return {}
+    return {key: value.ripieno_stage for key, value in vars(target).items() if hasattr(value, "ripieno_stage")}
+
+
+def check_sizes(path, block):
+    """Refuses dimensions that vary in a file with steps, whose requests share batches at every step."""
+    for kind, side in (("state", block.state), ("input", block.inputs), ("output", block.outputs)):
+        for name, tensor in side.items():
+            if tensor.length_dim:
+                raise LoadError(f"{path}: {kind} '{name}' of {block.name}: a step takes one element; leave out LENGTH")
+            if -1 in tensor.shape:
+                raise LoadError(f"{path}: {kind} '{name}' of {block.name} has an open dimension, and steps have none; write its size")
 
 
 def triton_model(path, kind, load):
@@ -150,8 +187,8 @@ def triton_model(path, kind, load):
         raise LoadError(f"{path}: TritonPythonModel needs the input and output of a config.pbtxt")
     make = lambda: triton.Adapter(kind, load.name, path.parent, inputs, outputs, load.unbatched, load.device)
     made = run_user(path, make)
-    declared = Declared(made.run, inputs, outputs, "numpy", 0)
-    return Model([block(path, "execute", made.run, declared, None, load)], 0, made.close)
+    declared = Declared(made.run, inputs, outputs, "numpy")
+    return Model([block(path, "execute", made.run, declared, None, load)], (), made.close)
 
 
 def run_user(path, act):
@@ -172,7 +209,7 @@ def make_blocks(path, found, load):
     name = found.target.__name__
     if not inspect.isclass(found.target):
         return [block(path, name, found.target, found, found.target, load)], None
-    stages = [(key, value) for key, value in vars(found.target).items() if hasattr(value, "ripieno_stage")]
+    stages = stages_of(found.target)
     if not stages and not hasattr(found.target, "run"):
         raise LoadError(f"{path}: class {name} has neither run nor methods with @ripieno.stage")
     made = found.target()
@@ -181,23 +218,45 @@ def make_blocks(path, found, load):
     close = getattr(made, "close", None)
     if not stages:
         return [block(path, name, made.run, found, made.run, load)], close
-    return [
-        block(path, key, getattr(made, key), Declared(None, *value.ripieno_stage, found.tensors, 0), value, load)
-        for key, value in stages
-    ], close
+    tensors = found.tensors
+    made_of = lambda key, stage: block(path, key, getattr(made, key), replace(stage, tensors=tensors), stage.target, load)
+    return [made_of(key, stage) for key, stage in stages.items()], close
 
 
 def block(path, name, call, found, annotated, load):
     inputs, outputs = models.annotated(annotated) if annotated else (None, None)
-    inputs = found.inputs or inputs or load.configured(load.inputs)
-    outputs = found.outputs or outputs or load.configured(load.outputs)
-    for side, kind in ((inputs, "inputs"), (outputs, "outputs")):
-        if not side:
+    state = found.state or {}
+    if not state:
+        inputs, outputs = inputs or load.configured(load.inputs), outputs or load.configured(load.outputs)
+    inputs = {key: value for key, value in (found.inputs or inputs or {}).items() if key not in state}
+    outputs = found.outputs or outputs or {}
+    for side, kind in ((inputs, "inputs"), (outputs, "outputs"), (state, "state")):
+        if not side and not state and kind != "state":
             raise LoadError(f'{path}: {name} declares no {kind}; write @ripieno.model({kind}={{"x": ripieno.f32(16)}})')
         if wrong := next((key for key, value in side.items() if not isinstance(value, Tensor)), None):
             raise LoadError(f"{path}: {kind} of {name}: {wrong!r} is no tensor; write for example ripieno.f32(16)")
-    convert = CONVERSIONS[found.tensors](load.device)
-    return Block(name, dict(inputs), dict(outputs), call, convert)
+        if started := next((key for key, value in side.items() if value.initial and side is not state), None):
+            raise LoadError(f"{path}: {kind} of {name}: {started!r} has initial, which is for states")
+    alike = {**state, **({found.ended: models.bool_()} if found.ended else {})}
+    if differs := next((key for key in alike if key in outputs and not alike[key].is_like(outputs[key])), None):
+        raise LoadError(f"{path}: output '{differs}' of {name} is also its state or end, but another tensor; rename one of them")
+    check_call(path, name, call, [*inputs, *state])
+    return Block(name, inputs, dict(outputs), call, CONVERSIONS[found.tensors](load.device), state, found.ended)
+
+
+def check_call(path, name, call, inputs):
+    """Refuses what cannot be called with the inputs, or returns no arrays."""
+    if inspect.iscoroutinefunction(call) or inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
+        raise LoadError(f"{path}: {name} is async or yields; a model returns its outputs: write def and return")
+    try:
+        signature = inspect.signature(call)
+    except (TypeError, ValueError):  # written in C
+        return
+    try:
+        signature.bind(**dict.fromkeys(inputs))
+    except TypeError as cause:
+        given = ", ".join(signature.parameters) or "nothing"
+        raise LoadError(f"{path}: {name} takes {given}, but is called with {', '.join(inputs)}: {cause}") from None
 
 
 class NumpyTensors:
@@ -266,9 +325,11 @@ CONVERSIONS = {"numpy": NumpyTensors, "torch": TorchTensors, "jax": JaxTensors}
 def named(block, given):
     """The outputs of a function by name: it returns a dict, a tuple in their order, or the only one."""
     names = list(block.outputs)
+    if given is None:
+        raise ValueError(f"{block.name} returned None; return {', '.join(names)}")
     if isinstance(given, dict):
-        if missing := [name for name in names if name not in given]:
-            raise ValueError(f"{block.name} returned no {', '.join(missing)}; it returned {', '.join(map(str, given))}")
+        if missing := next((name for name in names if name not in given), None):
+            raise ValueError(f"{block.shown(missing)} is missing; it returned {', '.join(map(str, given)) or 'nothing'}")
         return given
     if isinstance(given, tuple) or (isinstance(given, list) and len(names) > 1):
         if len(given) != len(names):
@@ -287,16 +348,16 @@ def checked(block, name, array, rows):
     fits = array.ndim == len(shape) and all(said in (-1, size) for said, size in zip(shape, array.shape))
     if not fits:
         said = f"[{', '.join(map(str, shape))}]"
-        raise ValueError(f"output '{name}' of {block.name} has the shape {list(array.shape)}, not {said}")
+        raise ValueError(f"{block.shown(name)} has the shape {list(array.shape)}, not {said}")
     kind = frames.TYPES[models.DATATYPES.index(tensor.datatype)]
     if kind is None:
         if array.dtype.kind not in "USO":
-            raise TypeError(f"output '{name}' of {block.name} is {array.dtype}, not strings")
+            raise TypeError(f"{block.shown(name)} is {array.dtype}, not strings")
     elif array.dtype != kind:
         if array.dtype.name == "bfloat16" and tensor.datatype == "BF16":
             array = array.view(np.uint16)
         elif not np.can_cast(array.dtype, kind, "same_kind"):
-            raise TypeError(f"output '{name}' of {block.name} is {array.dtype}, not {tensor.datatype}")
+            raise TypeError(f"{block.shown(name)} is {array.dtype}, not {tensor.datatype}")
         array = array.astype(kind, copy=False)
     return tensor.datatype, array
 
@@ -385,8 +446,7 @@ def serve(name):
         model = load_model(load)
     except LoadError as cause:
         return connection.send(error(str(cause)))
-    shown = [(block.name, block.inputs, block.outputs) for block in model.blocks]
-    connection.send(frames.sized(4, frames.declaration(shown, model.max_length)))
+    connection.send(frames.sized(4, frames.declaration(model.blocks, model.max_length, model.max_steps)))
     while (data := connection.receive()) is not None:
         connection.send(*run_batch(connection, model, load, data))
     if model.close:

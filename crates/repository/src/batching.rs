@@ -11,9 +11,11 @@ use super::config::Batching;
 use super::open_batch;
 use super::plan::{LoadPlan, LoadTarget};
 use super::row_verdict::{self, trial_of};
+use ripieno_base::BlockId;
 use ripieno_executor::{BlockSource, LoadedModel, ModelSource, RowIndependence, check_rows};
 use ripieno_model::Walk;
 use ripieno_onnx::{Declared, OnnxFile, RowFinding, RowVerdict};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Reason for which requests do not share batches.
@@ -169,7 +171,7 @@ fn unbatchable_reason(
         return Ok(None);
     }
     if plan.source.walk.is_unfolded() {
-        return check_cells(target, plan);
+        return check_cells(target, plan, &**loaded);
     }
     if plan.source.max_batch < 2 {
         return Ok(None);
@@ -211,32 +213,29 @@ fn untried(rows: &str, cause: &str, verdict: &RowVerdict, remedy: &str) -> NoBat
 
 /// Checks each cell on its own, because cell batches combine rows of many requests and steps. Cells
 /// that mix rows are an error, and those that cannot be tried run one row at a time.
-fn check_cells(target: &LoadTarget, plan: &LoadPlan) -> Result<Option<NoBatches>, String> {
+fn check_cells(target: &LoadTarget, plan: &LoadPlan, loaded: &dyn LoadedModel) -> Result<Option<NoBatches>, String> {
     if !target.engine.serves(Walk::Whole) {
         // An engine of cells only knows no operator that mixes rows.
         return Ok(None);
     }
     let mut reason = None;
-    for block in &plan.source.blocks {
+    for (at, block) in plan.source.blocks.iter().enumerate() {
         let Some(path) = &block.path else { continue };
-        let cell = BlockSource { path: Some(path.clone()), ..BlockSource::new(&block.name) };
-        let declared = OnnxFile::read(path).and_then(|file| Declared::of(&file)).map_err(|error| error.to_string())?;
-        let ranges = block.ranges(&declared.inputs, &plan.source.ranges);
-        let isolation = plan.source.isolation.clone();
-        let gpu = plan.source.gpu;
-        let source =
-            ModelSource { isolation, gpu, ranges, ..ModelSource::new(&block.name, vec![cell], plan.source.max_batch) };
-        let loaded = target.engine.load(&source).map_err(|error| error.to_string())?;
-        let verdict = row_verdict::of_model(&source.blocks);
+        let verdict = row_verdict::of_model(std::slice::from_ref(block));
+        let cell = loaded.cell(BlockId(at as u16)).map_or_else(|| load_cell(target, plan, block, path), Ok)?;
         let shown = match &verdict {
             RowVerdict::Meet(finding) => RowIndependence::Mixed(finding.to_string()),
-            _ => check_rows(&*target.engine, &loaded, source.max_batch, &[], trial_of(&verdict)),
+            _ => check_rows(&*target.engine, &cell, plan.source.max_batch, &[], trial_of(&verdict)),
         };
         match shown {
             RowIndependence::Independent => {}
             RowIndependence::Untried(cause) => {
                 let rows = format!("rows of cell \"{}\"", block.name);
                 reason = reason.or(Some(untried(&rows, &cause, &verdict, IF_CELL_UNTRIED)));
+            }
+            RowIndependence::Mixed(how) if plan.is_python => {
+                let why = format!("rows of function \"{}\" depend on each other ({how})", block.name);
+                reason = reason.or(Some(NoBatches { why, remedy: IF_INDEPENDENT.to_owned() }));
             }
             RowIndependence::Mixed(how) => {
                 return Err(format!(
@@ -249,4 +248,20 @@ fn check_cells(target: &LoadTarget, plan: &LoadPlan) -> Result<Option<NoBatches>
         }
     }
     Ok(reason)
+}
+
+/// Loads the file of a cell as a model that runs once.
+fn load_cell(
+    target: &LoadTarget,
+    plan: &LoadPlan,
+    block: &BlockSource,
+    path: &Path,
+) -> Result<Arc<dyn LoadedModel>, String> {
+    let cell = BlockSource { path: Some(path.to_owned()), ..BlockSource::new(&block.name) };
+    let declared = OnnxFile::read(path).and_then(|file| Declared::of(&file)).map_err(|error| error.to_string())?;
+    let ranges = block.ranges(&declared.inputs, &plan.source.ranges);
+    let (isolation, gpu) = (plan.source.isolation.clone(), plan.source.gpu);
+    let source =
+        ModelSource { isolation, gpu, ranges, ..ModelSource::new(&block.name, vec![cell], plan.source.max_batch) };
+    target.engine.load(&source).map_err(|error| error.to_string())
 }

@@ -32,6 +32,7 @@ pub mod masked;
 mod model_files;
 mod open_batch;
 pub mod plan;
+mod python;
 pub mod registry;
 pub mod report;
 mod row_verdict;

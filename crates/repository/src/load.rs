@@ -13,6 +13,7 @@ use super::labels::{self, Labels};
 use super::masked;
 use super::model_files::ModelFiles;
 use super::plan::{LoadPlan, LoadTarget};
+use super::python;
 use super::report::{MeasureProgress, ModelReport, ProfileReport, describe};
 use super::sample::{sample, text_sample};
 use super::slicing;
@@ -21,7 +22,7 @@ use super::text;
 use super::triton::TritonConfig;
 use parking_lot::Mutex;
 use ripieno_base::Nanos;
-use ripieno_executor::{BlockProfile, BlockSource, LoadedModel, PythonEngine, check_padding, find_output_lengths};
+use ripieno_executor::{BlockProfile, BlockSource, LoadedModel, check_padding, find_output_lengths};
 use ripieno_model::bounds::best_goodput;
 use ripieno_model::{Block, DropRule, LengthProfiles, Model, Profile, TensorSpec, Walk};
 use ripieno_runtime::ServedModel;
@@ -105,7 +106,7 @@ impl Loader {
     /// key and fix; an engine's panic becomes an error too.
     pub fn prepare(&self, found: &ModelFiles, profiling: Profiling) -> Result<PreparedModel, String> {
         let mut causes: Vec<String> = Vec::new();
-        let python = python(found, &self.target);
+        let python = python::target(found, &self.target);
         for target in python.as_ref().map_or(&self.targets[..], std::slice::from_ref) {
             match self.prepare_for(target, found, profiling) {
                 Ok(None) => {}
@@ -159,13 +160,13 @@ impl Loader {
             batch_first::apply(&mut plan)?;
         }
         let (text, unused) = text::prepare(found, &mut plan, target)?;
+        let labels = labels::read(found, &plan.config.labels, target.allow_symlinks)?;
+        let (loaded, warning) = self.load(target, &mut plan, profiling)?;
+        python::adopt(&mut plan, &*loaded);
         if let Some(edge) = plan.triton.as_ref().map(|triton| &triton.settings.edge) {
             let cells = plan.source.walk.is_unfolded();
             check_edge(edge, text.is_some(), cells).map_err(|cause| format!("{}: {cause}", plan.config.file))?;
         }
-        let labels = labels::read(found, &plan.config.labels, target.allow_symlinks)?;
-        let (loaded, warning) = self.load(target, &mut plan, profiling)?;
-        plan.source = loaded.adopted_source().cloned().unwrap_or(plan.source);
         let BatchingDecision { mut loaded, unbatched, warning: rewritten, watch } =
             batching::decide(target, &mut plan, loaded)?;
         let mut masked = None;
@@ -240,12 +241,6 @@ impl Loader {
         tracing::warn!("{warning}");
         Ok((load(plan)?, Some(warning)))
     }
-}
-
-/// Returns the target with the engine for models in Python; `None` for other models.
-fn python(found: &ModelFiles, target: &LoadTarget) -> Option<LoadTarget> {
-    (found.is_python() && !target.emulates())
-        .then(|| LoadTarget { engine: Arc::new(PythonEngine::beside(&*target.engine)), ..target.clone() })
 }
 
 /// Finds outputs whose length follows from the request's, and checks that padding, and the engine's

@@ -418,7 +418,7 @@ fn largest_batch(config: &ModelConfig, zoo: Option<ZooModel>, slo: SloSetting) -
 
 /// Returns the declared blocks, or the single block of an undivided model.
 fn blocks(found: &ModelFiles, config: &ModelConfig, zoo: Option<ZooModel>) -> Vec<BlockConfig> {
-    if config.cells.is_some() {
+    if config.cells.is_some() && !found.is_python() {
         let named = |block: &BlockConfig| block.file.clone().or_else(|| Some(format!("{}.onnx", block.name)));
         return config.blocks.iter().map(|block| BlockConfig { file: named(block), ..block.clone() }).collect();
     }

@@ -184,6 +184,11 @@ pub trait LoadedModel: Send + Sync {
         None
     }
 
+    /// Returns a cell as a model that runs once, to try its rows; `None` if the cell has a file.
+    fn cell(&self, _block: BlockId) -> Option<Arc<dyn LoadedModel>> {
+        None
+    }
+
     /// Makes each request run alone from now on.
     fn stop_batches(&self, _why: &str) {}
 

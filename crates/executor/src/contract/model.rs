@@ -23,6 +23,11 @@ pub(crate) trait EngineData: Send + Sync + 'static {
         None
     }
 
+    /// See [`LoadedModel::cell`].
+    fn cell(&self, _plan: &ModelPlan, _block: usize) -> Option<Arc<dyn LoadedModel>> {
+        None
+    }
+
     /// See [`LoadedModel::restarts`].
     fn restarts(&self) -> Option<u64> {
         None
@@ -105,14 +110,14 @@ impl<T: EngineData> LoadedModel for EngineModel<T> {
 
     fn example(&self, length: u32) -> Option<Vec<Tensor>> {
         match (&self.plan.cells, &self.plan.padding) {
-            (Some(cells), _) => cells.wiring.example(length),
+            (Some(cells), _) => cells.wiring.example(length, &|name| self.range(name)),
             (None, Some(padding)) => padding.example(length),
             (None, None) => None,
         }
     }
 
     fn varied_example(&self, length: u32, seed: u64) -> Option<Vec<Tensor>> {
-        self.plan.cells.as_ref()?.wiring.varied_example(length, seed)
+        self.plan.cells.as_ref()?.wiring.varied_example(length, seed, &|name| self.range(name))
     }
 
     fn outage(&self) -> Option<Outage> {
@@ -125,6 +130,10 @@ impl<T: EngineData> LoadedModel for EngineModel<T> {
 
     fn adopted_source(&self) -> Option<&ModelSource> {
         self.data.adopted_source()
+    }
+
+    fn cell(&self, block: BlockId) -> Option<Arc<dyn LoadedModel>> {
+        self.data.cell(&self.plan, block.index())
     }
 
     fn stop_batches(&self, why: &str) {

@@ -11,7 +11,9 @@ use super::keys::{Keys, nearest};
 use super::length_profile::LengthProfile;
 use super::{MAX_BATCH, batch_sizes};
 use ripieno_base::BlockId;
-use ripieno_executor::{AnswerSource, AnswerSteps, Initial, InputLink, InputSource, ModelSource, StepLimit};
+use ripieno_executor::{
+    AnswerSource, AnswerSteps, BlockSource, Initial, InputLink, InputSource, ModelSource, StepLimit,
+};
 use ripieno_model::{Steps, Walk};
 
 /// Maximum configurable request length, in elements or nodes.
@@ -37,6 +39,29 @@ pub struct CellsConfig {
     pub cells: Vec<CellConfig>,
     /// The outputs that clients receive.
     pub answers: Vec<AnswerSource>,
+}
+
+impl CellsConfig {
+    /// Creates the configuration of cells that the model's own code declares.
+    pub(crate) fn of(source: &ModelSource) -> CellsConfig {
+        let cell = |block: &BlockSource| CellConfig {
+            steps: block.steps,
+            backward: block.backward,
+            priority: block.priority,
+            max_batch: None,
+            sizes: block.sizes.clone(),
+            links: block.links.clone(),
+            end: block.end.clone(),
+        };
+        CellsConfig {
+            walk: source.walk,
+            max_length: source.max_length,
+            limit: source.limit,
+            lengths: None,
+            cells: source.blocks.iter().map(cell).collect(),
+            answers: source.answers.clone(),
+        }
+    }
 }
 
 /// Keys of a `[[block]]` that is a cell.

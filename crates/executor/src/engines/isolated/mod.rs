@@ -26,6 +26,7 @@ mod protocol;
 mod python;
 #[cfg(target_os = "linux")]
 mod shared;
+mod steps;
 mod supervisor;
 mod transfer;
 #[cfg(not(target_os = "linux"))]
@@ -36,10 +37,10 @@ pub use child::serve_engine;
 pub use python::PythonEngine;
 
 use crate::contract::model::{EngineData, EngineModel, OnnxBlocks};
-use crate::run::plan::ModelPlan;
+use crate::run::plan::{BlockIo, ModelPlan};
 use crate::run::rows::{BatchTensor, EngineInput};
 use crate::run::runner::{BlockCall, ProcessDown, ReadyModel, Runner};
-use crate::{ExecError, GpuOptions, Isolation, LoadError, LoadedModel, Loss, ModelSource, Outage};
+use crate::{BlockSource, ExecError, GpuOptions, Isolation, LoadError, LoadedModel, Loss, ModelSource, Outage};
 use protocol::{LoadBlock, LoadGpu, LoadRequest, RangeMessage, RunReply, RunRequest, fits};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -66,6 +67,8 @@ pub(crate) struct Isolated {
     /// Processes on each GPU of the engine, or on the CPU.
     places: Vec<Arc<ProcessPool>>,
     least_rows: usize,
+    /// Number of each block in the process.
+    functions: Vec<u32>,
     /// The source with what a Python file declares.
     adopted: Option<Arc<ModelSource>>,
 }
@@ -83,6 +86,25 @@ impl EngineData for Isolated {
 
     fn adopted_source(&self) -> Option<&ModelSource> {
         self.adopted.as_deref()
+    }
+
+    fn cell(&self, plan: &ModelPlan, block: usize) -> Option<Arc<dyn LoadedModel>> {
+        let adopted = self.adopted.as_ref()?;
+        let specs = |values: &[usize]| values.iter().map(|&value| plan.values[value].spec.clone()).collect::<Vec<_>>();
+        let (name, linked) = (&adopted.blocks[block].name, &plan.blocks[block]);
+        let io = BlockIo {
+            place: format!("function '{name}'"),
+            inputs: specs(&linked.inputs),
+            outputs: specs(&linked.outputs),
+            vocabulary: Vec::new(),
+            optional: Vec::new(),
+        };
+        let ranges = adopted.blocks[block].ranges(&io.inputs, &adopted.ranges);
+        let source = ModelSource { ranges, ..ModelSource::new(name, vec![BlockSource::new(name)], adopted.max_batch) };
+        let plan = ModelPlan::link(&source, &[io]).ok()?;
+        let functions = vec![self.functions[block]];
+        let data = Isolated { places: self.places.clone(), least_rows: self.least_rows, functions, adopted: None };
+        Some(Arc::new(EngineModel { plan: Arc::new(plan), data }))
     }
 
     fn restarts(&self) -> Option<u64> {
@@ -129,7 +151,8 @@ pub(crate) fn load(
         gpus => gpus.iter().map(|&ordinal| pool(Some(ordinal))).collect(),
     };
     places[0].provide(1)?;
-    let own = Isolated { places, least_rows: kind.least_rows, adopted: None };
+    let functions = (0..read.plan.blocks.len() as u32).collect();
+    let own = Isolated { places, least_rows: kind.least_rows, functions, adopted: None };
     Ok(Arc::new(EngineModel { plan: Arc::new(read.plan), data: own }))
 }
 
@@ -158,6 +181,7 @@ pub(crate) fn prepare(loaded: &dyn LoadedModel, place: usize) -> Option<Result<R
         down: ProcessDown::default(),
         batches: 0,
         least_rows: model.data.least_rows,
+        functions: model.data.functions.clone(),
     };
     let down = runner.down.clone();
     Some(match processes.attach() {
@@ -174,11 +198,14 @@ struct ProcessRunner {
     /// Number of batches sent, from which each batch gets its number.
     batches: u64,
     least_rows: usize,
+    /// See [`Isolated::functions`].
+    functions: Vec<u32>,
 }
 
 impl ProcessRunner {
     /// Runs a batch in a process and returns its reply, with the data of all tensors.
     fn exchange(&mut self, call: &BlockCall<'_>) -> Result<RunReply, ExecError> {
+        let block = self.functions[call.block];
         let mut connection = self.processes.acquire().map_err(|outage| {
             self.down.set(Loss { retry_after: outage.retry_after, inside: false });
             ExecError(format!("{}; it is being started again", outage.cause))
@@ -187,7 +214,7 @@ impl ProcessRunner {
         let run = connection.transfer().pack(&inputs).and_then(|inputs| {
             let run = RunRequest {
                 number: self.batches,
-                block: call.block as u32,
+                block,
                 rows: call.rows as u64,
                 inputs,
                 alone: self.plan.sharing.is_stopped(),
@@ -204,7 +231,7 @@ impl ProcessRunner {
         match connection.run(&run) {
             Ok(done) => {
                 if done.error.is_none() {
-                    self.processes.warm_up().record(call);
+                    self.processes.warm_up().record(block as usize, call);
                 }
                 self.processes.release(connection);
                 Ok(done)

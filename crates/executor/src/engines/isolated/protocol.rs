@@ -64,7 +64,7 @@ pub(super) struct LoadPython {
 }
 
 /// Version of the protocol that Python workers speak.
-pub(super) const PYTHON_PROTOCOL: u32 = 1;
+pub(super) const PYTHON_PROTOCOL: u32 = 2;
 
 /// Blocks that a Python file declares, in the order of the file.
 #[derive(Clone, PartialEq, Message)]
@@ -76,6 +76,9 @@ pub(super) struct Declaration {
     /// Largest length of a request; 0 if the file declares none.
     #[prost(uint32, tag = "3")]
     pub(super) max_length: u32,
+    /// Largest number of steps of the function that runs until its end; 0 if there is none.
+    #[prost(uint32, tag = "4")]
+    pub(super) max_steps: u32,
 }
 
 /// A function of a Python file.
@@ -87,6 +90,16 @@ pub(super) struct DeclaredBlock {
     pub(super) inputs: Vec<DeclaredTensor>,
     #[prost(message, repeated, tag = "3")]
     pub(super) outputs: Vec<DeclaredTensor>,
+    /// Inputs that are the outputs of the same name of the step before. Empty if the function is no
+    /// step.
+    #[prost(string, repeated, tag = "4")]
+    pub(super) state: Vec<String>,
+    /// Output that is true at the last step; `None` if the step runs for each element.
+    #[prost(string, optional, tag = "5")]
+    pub(super) ended: Option<String>,
+    /// Outputs that clients do not get.
+    #[prost(string, repeated, tag = "6")]
+    pub(super) hidden: Vec<String>,
 }
 
 /// A tensor of a Python model.
@@ -106,6 +119,9 @@ pub(super) struct DeclaredTensor {
     /// Value of the elements that pad an input.
     #[prost(double, tag = "5")]
     pub(super) pad: f64,
+    /// Value of the elements of a state at the first step.
+    #[prost(double, tag = "6")]
+    pub(super) initial: f64,
 }
 
 /// GPU to run the model on.

@@ -9,7 +9,7 @@ use super::declaration::MAX_BLOCKS;
 use super::protocol::{Declaration, DeclaredTensor, LoadBlock, LoadPython, LoadRequest, PYTHON_PROTOCOL, number};
 use super::supervisor::ProcessPool;
 use super::warm_up::ProcessWarmUp;
-use super::{Isolated, absolute_path};
+use super::{Isolated, absolute_path, steps};
 use crate::contract::model::EngineModel;
 use crate::run::lane::{DEFAULT_DEPTH, LaneDevice, LaneOptions};
 use crate::run::plan::{BlockIo, ModelPlan, as_one_row};
@@ -76,7 +76,8 @@ impl Executor for PythonEngine {
         let declared = places[0].declared().ok_or_else(|| named("its process declared nothing".to_owned()))?;
         let adopted = adopt(source, declared).map_err(named)?;
         let plan = link(&adopted, declared)?;
-        let data = Isolated { places, least_rows: 1, adopted: Some(Arc::new(adopted)) };
+        let functions = functions(&adopted, declared);
+        let data = Isolated { places, least_rows: 1, functions, adopted: Some(Arc::new(adopted)) };
         Ok(Arc::new(EngineModel { plan: Arc::new(plan), data }))
     }
 
@@ -146,7 +147,7 @@ impl PythonEngine {
         };
         Ok(LoadRequest {
             threads: self.threads as u64,
-            unbatched: source.unbatched,
+            unbatched: source.unbatched && !source.walk.is_unfolded(),
             blocks: vec![file],
             memory_limit: source.isolation.as_ref().and_then(|isolation| isolation.memory_limit),
             python: Some(python),
@@ -164,15 +165,15 @@ fn of_spec(spec: &TensorSpec) -> DeclaredTensor {
 /// Returns the source with the blocks and the lengths that the model's file declares.
 fn adopt(source: &ModelSource, declared: &Declaration) -> Result<ModelSource, String> {
     let mut source = source.clone();
-    if source.walk.is_unfolded() {
-        return Err("functions in Python are no cells; remove walk".to_owned());
-    }
     let names: Vec<&str> = declared.blocks.iter().map(|block| block.name.as_str()).collect();
-    if let [only] = &source.blocks[..] {
-        if names.len() > 1 && only.profile.is_some() {
-            return Err("latencies are given for the whole model, but its file has several functions".to_owned());
-        }
-        let named = |name: &&str| BlockSource { name: (*name).to_owned(), ..only.clone() };
+    let is_undivided = source.blocks.len() == 1 && !source.walk.is_unfolded();
+    if is_undivided && names.len() > 1 && source.blocks[0].profile.is_some() {
+        return Err("latencies are given for the whole model, but its file has several functions".to_owned());
+    }
+    if steps::has_steps(declared) {
+        steps::adopt(&mut source, declared)?;
+    } else if is_undivided {
+        let named = |name: &&str| BlockSource { name: (*name).to_owned(), ..source.blocks[0].clone() };
         source.blocks = names.iter().map(named).collect();
         source.walk = if names.len() > 1 { Walk::Chain } else { source.walk };
     }
@@ -180,13 +181,24 @@ fn adopt(source: &ModelSource, declared: &Declaration) -> Result<ModelSource, St
         let names = names.join(", ");
         return Err(format!("its file has no function for [[block]] name = \"{}\"; it has {names}", block.name));
     }
-    if source.lengths.inputs.is_empty() {
+    if source.walk.is_unfolded() {
+        if std::mem::take(&mut source.unbatched) {
+            // A batch of a cell then is one row.
+            source.max_batch = 1;
+        }
+    } else if source.lengths.inputs.is_empty() {
         source.lengths = lengths(declared, source.lengths.outputs);
         if declared.max_length > 0 {
             source.max_length = declared.max_length;
         }
     }
     Ok(source)
+}
+
+/// Returns the number of each block's function in the file.
+fn functions(source: &ModelSource, declared: &Declaration) -> Vec<u32> {
+    let number = |block: &BlockSource| declared.blocks.iter().position(|function| function.name == block.name);
+    source.blocks.iter().map(|block| number(block).unwrap_or(0) as u32).collect()
 }
 
 /// Returns the declared dimensions that are the length of a request, with outputs found by trial.

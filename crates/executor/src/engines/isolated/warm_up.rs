@@ -39,11 +39,11 @@ impl ProcessWarmUp {
         ProcessWarmUp { sizes: sizes.to_vec(), rows, given_up: AtomicBool::new(false) }
     }
 
-    /// Keeps a row of a block's first batch that succeeded.
-    pub(super) fn record(&self, call: &BlockCall<'_>) {
+    /// Keeps a row of a block's first batch that succeeded. `block` is its number in the process.
+    pub(super) fn record(&self, block: usize, call: &BlockCall<'_>) {
         // Strings have no size by which a row could be told from the next.
         let fixed = call.inputs.iter().all(|input| input.datatype.size().is_some() && !input.whole);
-        if self.sizes.is_empty() || !fixed || self.rows[call.block].get().is_some() {
+        if self.sizes.is_empty() || !fixed || self.rows[block].get().is_some() {
             return;
         }
         let row = call.inputs.iter().map(|input| RowInput {
@@ -52,7 +52,7 @@ impl ProcessWarmUp {
             shape: input.row_shape.to_vec(),
             data: input.data[..input.data.len() / input.rows.max(1)].to_vec(),
         });
-        let _ = self.rows[call.block].set(row.collect());
+        let _ = self.rows[block].set(row.collect());
     }
 
     /// Runs a batch of each size on each block, the largest first. After an error no process runs
@@ -91,7 +91,7 @@ mod tests {
 
     fn record(warm_up: &ProcessWarmUp, block: usize, rows: usize, data: &[u8]) {
         let input = EngineInput { name: "x", datatype: DataType::Uint8, row_shape: &[2], rows, data, whole: false };
-        warm_up.record(&BlockCall { block, rows, length: 1, ready: Instant::now(), inputs: &[input] });
+        warm_up.record(block, &BlockCall { block, rows, length: 1, ready: Instant::now(), inputs: &[input] });
     }
 
     /// Returns the block, the shape and the data of each batch.

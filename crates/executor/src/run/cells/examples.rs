@@ -7,15 +7,19 @@ use crate::probe::profile::example_of;
 use ripieno_base::Lcg;
 use ripieno_model::{DataType, Steps, TensorSpec, Walk};
 
+/// Returns the range of an input's integers, if known.
+type InputRanges<'a> = &'a dyn Fn(&str) -> Option<(i64, i64)>;
+
 impl Wiring {
     /// Creates a request of this length: a sequence, a balanced tree, or a graph with alternating
     /// cells.
-    pub(crate) fn example(&self, length: u32) -> Option<Vec<Tensor>> {
+    pub(crate) fn example(&self, length: u32, range: InputRanges<'_>) -> Option<Vec<Tensor>> {
         let length = length.clamp(1, self.max_length) as usize;
         let wanted = self.request_tensors.iter().map(|wanted| {
             let leading = if wanted.each { vec![1, length as i64] } else { vec![1] };
             let shape = [&leading[..], &wanted.row_shape].concat();
-            example_of(&TensorSpec { name: wanted.name.clone(), datatype: wanted.datatype, shape }, None).ok()
+            let spec = TensorSpec { name: wanted.name.clone(), datatype: wanted.datatype, shape };
+            example_of(&spec, range(&wanted.name)).ok()
         });
         let mut inputs = wanted.collect::<Option<Vec<Tensor>>>()?;
         if !self.walk.brings_graph() {
@@ -42,9 +46,9 @@ impl Wiring {
 
 impl Wiring {
     /// Creates an example whose numbers vary: ids within their tables, floats between -1 and 1.
-    pub(crate) fn varied_example(&self, length: u32, seed: u64) -> Option<Vec<Tensor>> {
+    pub(crate) fn varied_example(&self, length: u32, seed: u64, range: InputRanges<'_>) -> Option<Vec<Tensor>> {
         let mut random = Lcg::new(seed);
-        let mut inputs = self.example(length)?;
+        let mut inputs = self.example(length, range)?;
         for (tensor, input) in inputs.iter_mut().enumerate().take(self.request_tensors.len()) {
             let feeds = self.cells.iter().flat_map(|cell| &cell.feeds);
             let ids =

@@ -463,7 +463,7 @@ fn check_walk(source: &ModelSource) -> Result<(), String> {
         Walk::Repeat => (length == 1 && until_end == 0 && nodes == 0, "one block that repeats"),
         Walk::Stacked => (length >= 1 && until_end == 0 && nodes == 0, "a block for each layer"),
         Walk::Bidirectional => (length == 2 && until_end == 0 && nodes == 0, "a forward and a backward block"),
-        Walk::EncodeDecode => (length >= 1 && until_end == 1 && nodes == 0, "an encoder and a decoder"),
+        Walk::EncodeDecode => (until_end == 1 && nodes == 0, "a decoder, and maybe encoders before it"),
         Walk::Tree => (nodes == 2 && length + until_end == 0, "a leaf and an internal block"),
         Walk::Graph => (nodes >= 1 && length + until_end == 0, "a block for each kind of node"),
         Walk::Whole | Walk::Chain => (false, "blocks that run once"),
