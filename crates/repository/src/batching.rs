@@ -59,9 +59,9 @@ pub(super) struct BatchingDecision {
     pub(super) unbatched: Option<String>,
     /// Warning about a file that was rewritten.
     pub(super) warning: Option<String>,
-    /// Whether only a trial says that its rows are independent, so that served batches are compared
-    /// with single rows.
-    pub(super) watch: bool,
+    /// Set if only a trial says that its rows are independent, so that served batches are compared
+    /// with single rows: what the graph leaves open, as a clause.
+    pub(super) watch: Option<String>,
 }
 
 /// Returns the model as it is to be served, with a batch dimension if it can have one, reloaded if
@@ -81,7 +81,7 @@ pub(super) fn decide(
                      together are answered as by the file itself; batching = \"off\" in {} serves it as it is",
                     plan.settings.display()
                 );
-                let watch = is_unproved(plan);
+                let watch = unproved(plan);
                 return Ok(BatchingDecision { loaded, unbatched: None, warning: Some(warning), watch });
             }
             Err(cause) => kept_fixed = Some(cause),
@@ -93,16 +93,20 @@ pub(super) fn decide(
         None => (loaded, None),
     };
     let decides = matches!(plan.config.batching, Batching::Auto | Batching::Require) && !target.emulates();
-    let watch = unbatched.is_none() && decides && is_unproved(plan);
+    let watch = unproved(plan).filter(|_| unbatched.is_none() && decides);
     Ok(BatchingDecision { loaded, unbatched, warning: None, watch })
 }
 
-/// Whether the graph leaves open if rows that run in blocks are independent.
-fn is_unproved(plan: &LoadPlan) -> bool {
+/// Returns where the graph leaves open if rows that run in blocks are independent, as a clause.
+fn unproved(plan: &LoadPlan) -> Option<String> {
     let source = &plan.source;
-    !source.walk.is_unfolded()
-        && source.max_batch > 1
-        && matches!(row_verdict::of_model(&source.blocks), RowVerdict::Unknown(_))
+    if source.walk.is_unfolded() || source.max_batch < 2 {
+        return None;
+    }
+    match row_verdict::of_model(&source.blocks) {
+        RowVerdict::Unknown(finding) => Some(format!("the graph leaves it open ({finding})")),
+        _ => None,
+    }
 }
 
 /// Returns the model without batches, and the text of the reason.
@@ -228,6 +232,11 @@ fn check_cells(target: &LoadTarget, plan: &LoadPlan, loaded: &dyn LoadedModel) -
             _ => check_rows(&*target.engine, &cell, plan.source.max_batch, &[], trial_of(&verdict)),
         };
         match shown {
+            // Cells combine rows of many steps, so that a sample would come too late.
+            RowIndependence::Independent if matches!(verdict, RowVerdict::Unknown(_)) => {
+                let rows = format!("rows of cell \"{}\"", block.name);
+                reason = reason.or(Some(untried(&rows, "a trial alone proves nothing", &verdict, IF_CELL_UNTRIED)));
+            }
             RowIndependence::Independent => {}
             RowIndependence::Untried(cause) => {
                 let rows = format!("rows of cell \"{}\"", block.name);

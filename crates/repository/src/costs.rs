@@ -42,7 +42,9 @@ impl Loader {
     ) -> Result<ModelCosts, String> {
         let (given, shapes) = (plan.given_profiles(), plan.request_shapes());
         let is_run = !target.emulates() && (given.is_none() || plan.config.warm_up > 0);
+        let trial = self.trial();
         let found = if is_run { find_example(&*target.engine, loaded, &shapes) } else { Ok(None) };
+        drop(trial);
         let example = match found {
             Ok(example) => example,
             Err(cause) if is_unsupported(&cause) => {
@@ -54,7 +56,7 @@ impl Loader {
             }
             Err(cause) => {
                 let origin = example_origin(&**loaded, &shapes);
-                let warning = Some(not_run(plan, &**loaded, origin, &cause));
+                let warning = Some(not_run(plan, target.engine.name(), &**loaded, origin, &cause));
                 let origin = if given.is_some() { "given" } else { "assumed" };
                 let assumed = || assumed(plan.source.blocks.len(), plan.source.max_batch);
                 let profiles = Some(stepped(given.unwrap_or_else(assumed), &**loaded));
@@ -125,6 +127,7 @@ impl Loader {
         example: Option<&TrialRequest>,
     ) -> Result<MeasuredProfile, String> {
         let _one_at_a_time = self.measuring.lock();
+        let _nothing_beside = self.without_trials();
         let max_batch = plan.source.max_batch;
         let inputs = example.map(|example| &example.inputs);
         // Where the first run of a size is slow, the first runs would use up the budget.
@@ -185,10 +188,12 @@ impl ModelCosts {
     }
 
     /// Returns the shapes of the measured request, if the file leaves some open, such as "images
-    /// [1, 3, 224, 224]", and whether they are guessed.
-    pub(super) fn measured_at(&self) -> Option<(String, bool)> {
+    /// [1, 3, 224, 224]", and whether they are guessed. Shapes of an unbatched model have no batch
+    /// dimension.
+    pub(super) fn measured_at(&self, batched: bool) -> Option<(String, bool)> {
         let TrialRequest { inputs, origin } = self.example.as_ref()?;
-        let shapes: Vec<String> = inputs.iter().map(|input| format!("{} {:?}", input.name, input.shape)).collect();
+        let shape = |input: &Tensor| format!("{} {:?}", input.name, &input.shape[usize::from(!batched)..]);
+        let shapes: Vec<String> = inputs.iter().map(shape).collect();
         Some((shapes.join(", "), *origin == ExampleOrigin::Guessed))
     }
 }
@@ -204,7 +209,7 @@ fn stepped(blocks: Vec<BlockProfile>, loaded: &dyn LoadedModel) -> Vec<BlockProf
 }
 
 /// Returns the warning for a model that accepts no request that was made up.
-fn not_run(plan: &LoadPlan, loaded: &dyn LoadedModel, origin: ExampleOrigin, cause: &str) -> String {
+fn not_run(plan: &LoadPlan, engine: &str, loaded: &dyn LoadedModel, origin: ExampleOrigin, cause: &str) -> String {
     let shape = |spec: &TensorSpec| {
         let shape = if loaded.batched() { &spec.shape[..] } else { &spec.shape[1..] };
         format!("[[input]] name = \"{}\", datatype = \"{}\", shape = {shape:?}", spec.name, spec.datatype)
@@ -227,9 +232,13 @@ fn not_run(plan: &LoadPlan, loaded: &dyn LoadedModel, origin: ExampleOrigin, cau
             open.join("; ")
         ),
     };
+    let other = match engine {
+        "cpu" => "; if requests fail as well, the built-in engine cannot run it: serve it with --engine onnxruntime",
+        _ => "",
+    };
     format!(
         "{}: it is served without having been run{costs}, and larger batches are not measured, since no request could be made up \
-         for it ({}); {advice}",
+         for it ({}); {advice}{other}",
         plan.shown_file(),
         cause.trim_end()
     )

@@ -55,6 +55,7 @@ impl Loader {
         let inputs = example.map(|example| Arc::clone(&example.inputs));
         let row = row_bytes(&*loaded, example);
         let _one_at_a_time = self.measuring.lock();
+        let _nothing_beside = self.without_trials();
         for &size in FOUND_SIZES.iter().rev().filter(|&&size| size > smallest) {
             if row.saturating_mul(size as i64) > MAX_BATCH_BYTES {
                 break;

@@ -20,7 +20,7 @@ use super::slicing;
 use super::slo::{Slo, SloOrigin, best_batch, queued_work_bound};
 use super::text;
 use super::triton::TritonConfig;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use ripieno_base::Nanos;
 use ripieno_executor::{BlockProfile, BlockSource, LoadedModel, check_padding, find_output_lengths};
 use ripieno_model::bounds::best_goodput;
@@ -31,6 +31,7 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Source of a model's profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,13 +48,19 @@ pub enum Profiling {
 /// take memory.
 const LOADING_STACK: usize = 256 << 20;
 
+/// Longest wait of trials for a measurement, and of a measurement for trials.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+
 /// Loads models for one target.
 pub struct Loader {
     target: LoadTarget,
     /// The target with each engine that may load a model, in order of preference.
     targets: Vec<LoadTarget>,
     pub(super) progress: MeasureProgress,
+    /// Held by measurements, of which one runs at a time.
     pub(super) measuring: Mutex<()>,
+    /// Written by measurements and read by trials of other models, which do not run beside them.
+    trials: RwLock<()>,
 }
 
 /// A loaded model with its cost.
@@ -94,7 +101,17 @@ impl Loader {
             engines.push(target.engine.clone());
         }
         let targets = engines.into_iter().map(|engine| LoadTarget { engine, ..target.clone() }).collect();
-        Loader { target, targets, progress, measuring: Mutex::new(()) }
+        Loader { target, targets, progress, measuring: Mutex::new(()), trials: RwLock::new(()) }
+    }
+
+    /// Waits until no measurement runs. A measurement that hangs stops no other model.
+    pub(super) fn trial(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        self.trials.try_read_for(LONGEST_WAIT)
+    }
+
+    /// Waits until no trial of another model runs. A trial that hangs stops no measurement.
+    pub(super) fn without_trials(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        self.trials.try_write_for(LONGEST_WAIT)
     }
 
     /// Returns the target that models are loaded for.
@@ -167,6 +184,7 @@ impl Loader {
             let cells = plan.source.walk.is_unfolded();
             check_edge(edge, text.is_some(), cells).map_err(|cause| format!("{}: {cause}", plan.config.file))?;
         }
+        let trials = self.trial();
         let BatchingDecision { mut loaded, unbatched, warning: rewritten, watch } =
             batching::decide(target, &mut plan, loaded)?;
         let mut masked = None;
@@ -176,30 +194,29 @@ impl Loader {
             (loaded, masked) = (padded, Some(said));
         }
         plan.check_declared(&*loaded)?;
-        if let Some(unknown) = labels.keys().find(|name| !loaded.outputs().iter().any(|spec| spec.name == **name)) {
-            return Err(format!(
-                "{}: labels are given for output '{unknown}', which the model does not have",
-                plan.config.file
-            ));
-        }
+        check_labels(&plan, &labels, &*loaded)?;
         let uncompared = check_answers(target, &mut plan, &mut loaded)?;
+        drop(trials);
         let (text, unfit) = match text {
             Some(text) => text.fit(&plan, &*loaded)?,
             None => (None, unused),
         };
         let costs = self.costs(target, &mut plan, &mut loaded, profiling)?;
+        let trials = self.trial();
         costs.warm(target, &plan, &loaded, profiling)?;
-        if watch {
-            loaded.watch_rows();
+        drop(trials);
+        if let Some(doubt) = watch {
+            loaded.watch_rows(&doubt);
         }
         let said = plan.triton.iter().flat_map(TritonConfig::warnings);
         let notes = [warning, rewritten, masked, uncompared, text::warning(unfit.as_ref()), costs.warning.clone()];
         let warnings = said.chain(notes.into_iter().flatten()).collect();
+        let batched = loaded.batched();
         let mut prepared = PreparedModel {
             plan,
             engine: target.engine.name(),
             loaded,
-            measured_at: costs.measured_at(),
+            measured_at: costs.measured_at(batched),
             example_shapes: costs.example_shapes(),
             profiles: costs.profiles,
             origin: costs.origin,
@@ -260,6 +277,16 @@ fn check_answers(
     }
     check_padding(&*target.engine, loaded).map_err(|cause| format!("{}: {cause}", plan.shown_file()))?;
     equality::check(target, plan, loaded)
+}
+
+/// Refuses labels of outputs that the model does not have.
+fn check_labels(plan: &LoadPlan, labels: &BTreeMap<String, Labels>, loaded: &dyn LoadedModel) -> Result<(), String> {
+    match labels.keys().find(|name| !loaded.outputs().iter().any(|spec| spec.name == **name)) {
+        None => Ok(()),
+        Some(unknown) => {
+            Err(format!("{}: labels are given for output '{unknown}', which the model does not have", plan.config.file))
+        }
+    }
 }
 
 /// Refuses combinations of server-side processing with other features that do not work.

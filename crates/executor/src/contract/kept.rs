@@ -5,7 +5,8 @@
 //! the bound it gives the memory back after each batch. Reallocation costs about half of the time
 //! of a batch that only moves memory, so small batches keep their buffers.
 //!
-//! The counter is global, because the memory is the process's.
+//! The counter is global, because the memory is the process's. A process of an engine tells with
+//! each answer what it keeps, and learns with each batch what the others leave of the bound.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -16,8 +17,8 @@ pub(crate) const IDLE: Duration = Duration::from_secs(2);
 static KEPT: AtomicUsize = AtomicUsize::new(0);
 static BOUND: AtomicUsize = AtomicUsize::new(usize::MAX);
 
-/// Returns the number of bytes that the devices of this process keep for further batches. The
-/// arenas of ONNX Runtime are estimated by the growth of the process.
+/// Returns the number of bytes that the devices keep for further batches, in this process and in
+/// processes of engines. The arenas of ONNX Runtime are estimated by the growth of their process.
 pub fn kept_bytes() -> usize {
     KEPT.load(Relaxed)
 }
@@ -25,6 +26,11 @@ pub fn kept_bytes() -> usize {
 /// Sets the number of bytes beyond which a lane gives memory back after each batch.
 pub fn bound_kept_bytes(bytes: usize) {
     BOUND.store(bytes, Relaxed);
+}
+
+/// Returns the bound that is left for an engine process of which `own` bytes are counted.
+pub(crate) fn bound_beside(own: usize) -> usize {
+    BOUND.load(Relaxed).saturating_sub(kept_bytes().saturating_sub(own))
 }
 
 pub(crate) fn is_beyond_bound() -> bool {
@@ -46,6 +52,12 @@ impl KeptBytes {
         if bytes > self.0 {
             self.add(bytes - self.0);
         }
+    }
+
+    /// Replaces the number of bytes.
+    pub(crate) fn set(&mut self, bytes: usize) {
+        self.clear();
+        self.add(bytes);
     }
 
     pub(crate) fn clear(&mut self) {

@@ -199,8 +199,8 @@ pub trait LoadedModel: Send + Sync {
     }
 
     /// Compares a sample of the model's batches with single rows from now on, in idle time of its
-    /// devices. A difference makes each request run alone.
-    fn watch_rows(&self) {}
+    /// devices. A difference makes each request run alone. `doubt` says why, as a clause.
+    fn watch_rows(&self, _doubt: &str) {}
 
     /// Returns the number of rows that were compared.
     fn rows_compared(&self) -> u64 {

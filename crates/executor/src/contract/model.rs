@@ -144,8 +144,8 @@ impl<T: EngineData> LoadedModel for EngineModel<T> {
         self.plan.sharing.stop_reason().map(str::to_owned)
     }
 
-    fn watch_rows(&self) {
-        self.plan.sharing.watch();
+    fn watch_rows(&self, doubt: &str) {
+        self.plan.sharing.watch(doubt);
     }
 
     fn rows_compared(&self) -> u64 {

@@ -210,8 +210,12 @@ pub fn check_padding(engine: &dyn Executor, model: &Arc<dyn LoadedModel>) -> Res
     let extent = Extent { length: longest, ..Extent::ONE };
     let beside =
         RequestEntry { ignore_conditions: true, extent, ..RequestEntry::of(example_of_length(&**model, longest)?) };
-    let failed =
-        |cause: ExecError| LoadError(format!("requests of {short} and of {longest} cannot run together: {cause}"));
+    let failed = |cause: ExecError| {
+        LoadError(format!(
+            "requests of {short} and of {longest} cannot run together: {cause}; if made-up values are the cause, write min and \
+             max of its inputs ([[input]] min, max)"
+        ))
+    };
     let alone = runner.answers(&[&runner.example]).map_err(failed)?;
     let padded = runner.answers(&[&runner.example, &beside]).map_err(failed)?;
     for (alone, padded) in alone[0].iter().zip(&padded[0]) {

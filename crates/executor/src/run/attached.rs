@@ -118,8 +118,7 @@ impl Attached {
         if let Ok(answer) = answer {
             plan.sharing.count_comparison();
             if let Some(how) = row.difference(&plan, answer) {
-                let why = format!("a row of a batch is answered differently alone: {how}");
-                plan.sharing.stop(&plan.name, why);
+                plan.sharing.stop_different(&plan.name, &how);
             }
         }
         true

@@ -22,8 +22,8 @@ use ripieno_model::{DataType, Extent, InputLengths, TensorSpec};
 pub(crate) struct PaddingPlan {
     pub(crate) lengths: InputLengths,
     inputs: Vec<TensorSpec>,
-    /// Number of ids of the embedding that each input looks up, if any.
-    vocabulary: Vec<Option<i64>>,
+    /// Smallest and largest number of each input, if known.
+    ranges: Vec<Option<(f64, f64)>>,
     /// Padding of each value that is an input of the request.
     axes: Vec<Option<PaddingAxis>>,
     /// Dimension along which each value is cut, and its size, if the value is an output.
@@ -56,7 +56,7 @@ impl PaddingPlan {
         let mut padding = PaddingPlan {
             lengths: InputLengths { max: source.max_length.max(1), dims: vec![None; inputs.len()] },
             inputs: inputs.to_vec(),
-            vocabulary: inputs.iter().map(|spec| vocabulary(spec, ends)).collect(),
+            ranges: inputs.iter().map(|spec| range(source, spec, ends)).collect(),
             axes: vec![None; ends.values],
             cuts: vec![None; ends.values],
         };
@@ -98,8 +98,8 @@ impl PaddingPlan {
     /// attention mask, because their meaning is unknown.
     pub(crate) fn example(&self, length: u32) -> Option<Vec<Tensor>> {
         let length = length.clamp(1, self.lengths.max);
-        let each = self.inputs.iter().zip(&self.lengths.dims).zip(&self.vocabulary);
-        each.map(|((spec, dim), vocabulary)| {
+        let each = self.inputs.iter().zip(&self.lengths.dims).zip(&self.ranges);
+        each.map(|((spec, dim), range)| {
             let mut shape: Vec<i64> = spec.shape.iter().map(|&size| size.max(1)).collect();
             shape[0] = 1;
             if let Some(dim) = dim {
@@ -111,7 +111,7 @@ impl PaddingPlan {
             }
             let mut data = Vec::with_capacity(count * spec.datatype.size()?);
             for at in 0..count {
-                data.extend(bytes_of(spec.datatype, element(spec.datatype, *vocabulary, at))?);
+                data.extend(bytes_of(spec.datatype, element(spec.datatype, *range, at))?);
             }
             Some(Tensor { name: spec.name.as_str().into(), datatype: spec.datatype, shape, data: data.into() })
         })
@@ -122,17 +122,24 @@ impl PaddingPlan {
 /// Largest number of elements of an example.
 const MOST_ELEMENTS: usize = 1 << 28;
 
-fn element(datatype: DataType, vocabulary: Option<i64>, at: usize) -> f64 {
-    let varied = (at * 7919 + 13) % 211;
-    match (datatype, vocabulary) {
-        (DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64, _) => varied as f64 / 105.0 - 1.0,
-        (_, Some(size)) => (varied as i64 % size.max(1)) as f64,
+fn element(datatype: DataType, range: Option<(f64, f64)>, at: usize) -> f64 {
+    let varied = ((at * 7919 + 13) % 211) as f64;
+    match (datatype, range) {
+        (DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64, range) => {
+            let (least, most) = range.unwrap_or((-1.0, 1.0));
+            least + (most - least) * varied / 210.0
+        }
+        (_, Some((least, most))) => least.ceil() + varied % (most.floor() - least.ceil() + 1.0).max(1.0),
         _ => 1.0,
     }
 }
 
-fn vocabulary(spec: &TensorSpec, ends: &ModelBoundary<'_>) -> Option<i64> {
-    ends.vocabulary.iter().filter(|(name, _)| *name == spec.name).map(|&(_, size)| size).min()
+/// Returns the smallest and largest number of an input, if they are declared or follow from a table
+/// that it indexes.
+fn range(source: &ModelSource, spec: &TensorSpec, ends: &ModelBoundary<'_>) -> Option<(f64, f64)> {
+    let declared = source.ranges.iter().find(|range| range.tensor == spec.name).map(|range| (range.least, range.most));
+    let sizes = ends.vocabulary.iter().filter(|(name, _)| *name == spec.name).map(|&(_, size)| size);
+    declared.or(sizes.min().map(|size| (0.0, (size - 1).max(0) as f64)))
 }
 
 /// Returns the index of the tensor of this name. Returns an error if the dimension is fixed.

@@ -12,14 +12,14 @@
 //! the model again without a batch dimension, because clients would see other shapes.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// State of a loaded model, for all its devices.
 #[derive(Debug, Default)]
 pub(crate) struct BatchSharing {
     stopped: OnceLock<String>,
-    /// Whether a sample of its batches is compared with single rows.
-    watched: AtomicBool,
+    /// Set if a sample of its batches is compared with single rows: the reason, as a clause.
+    watched: OnceLock<String>,
     rows_compared: AtomicU64,
 }
 
@@ -40,13 +40,20 @@ impl BatchSharing {
         self.stopped.get().map(String::as_str)
     }
 
-    /// Begins to compare a sample of batches with single rows.
-    pub(crate) fn watch(&self) {
-        self.watched.store(true, Relaxed);
+    /// Begins to compare a sample of batches with single rows, because of `doubt`.
+    pub(crate) fn watch(&self, doubt: &str) {
+        self.watched.get_or_init(|| doubt.to_owned());
     }
 
     pub(crate) fn is_watched(&self) -> bool {
-        self.watched.load(Relaxed) && !self.is_stopped()
+        self.watched.get().is_some() && !self.is_stopped()
+    }
+
+    /// Makes each request of the model run alone from now on, because a row is answered differently
+    /// alone.
+    pub(crate) fn stop_different(&self, model: &str, how: &str) {
+        let doubt = self.watched.get().map_or("", String::as_str);
+        self.stop(model, format!("a row of a batch is answered differently alone: {how}; {doubt}"));
     }
 
     pub(crate) fn count_comparison(&self) {

@@ -388,3 +388,15 @@ save("defaults_fixed", defaults, [floats("x", [2, 2]), *given], [floats("y", [2,
 second = [helper.make_node("Mul", ["y", "scale"], ["m"]), helper.make_node("Add", ["m", "extra"], ["z"])]
 save("defaults_second", second, [floats("y", ["batch", 4]), given[0], floats("extra", [1])], [floats("z", ["batch", 4])],
      [values[0], ("extra", np.array([0.5], np.float32))])
+
+# Texts whose ids begin at 10: a made-up one of small ids fails.
+high = [helper.make_node("Sub", ["ids", "ten"], ["d"]), helper.make_node("Gather", ["table", "d"], ["v"])]
+high += [helper.make_node("Cast", ["mask"], ["m"], to=TensorProto.FLOAT), helper.make_node("Unsqueeze", ["m", "two"], ["m3"])]
+high += [helper.make_node("Mul", ["v", "m3"], ["vm"]), helper.make_node("ReduceSum", ["vm", "one"], ["y"], keepdims=0)]
+pair_of_texts = [tensor(name, TensorProto.INT32, ["batch", "length"]) for name in ("ids", "mask")]
+save("high_ids", high, pair_of_texts, [floats("y", ["batch", 3])],
+     [("ten", np.array(10, np.int32)), ("table", np.arange(9, dtype=np.float32).reshape(3, 3)), ("one", np.array([1])), ("two", np.array([2]))])
+
+# A step of a recurrent cell whose rows are not proved to be independent.
+listed = [helper.make_node("SequenceConstruct", ["x"], ["list"]), helper.make_node("SequenceAt", ["list", "first"], ["z"])]
+save("cell_unproved", [*listed, *step("z"), DOUBLE], [floats("x", STATE), LAST], [NEXT, OUT], [CARRIED, ("first", np.array(0))])

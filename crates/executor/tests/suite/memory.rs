@@ -51,3 +51,18 @@ fn an_idle_device_gives_back_what_a_large_batch_left() {
 fn a_device_that_runs_small_batches_gives_back_what_a_large_one_left() {
     give_back(&*onnxruntime().engine, |stand| drop(stand.ask(small()).unwrap()));
 }
+
+#[test]
+fn what_an_engine_process_keeps_is_counted_and_given_back() {
+    let stand = Stand::new(&*isolated_onnxruntime_of_two_lanes().engine, &files(&["widened"]));
+    stand.ask(small()).unwrap();
+    assert_eq!(floats(&stand.ask(large()).unwrap()[0]), [1.0; MAX_BATCH]);
+    let kept = kept_bytes();
+    assert!(kept > INSIDE / 2, "the process keeps its arena: {} MiB", kept >> 20);
+    let since = Instant::now();
+    while kept_bytes() > INSIDE / 4 {
+        assert!(since.elapsed() < PATIENCE, "{} MiB are still counted", kept_bytes() >> 20);
+        std::thread::yield_now();
+    }
+    assert_eq!(floats(&stand.ask(large()).unwrap()[0]), [1.0; MAX_BATCH]);
+}

@@ -104,7 +104,7 @@ fn padding_is_no_part_of_an_answer() {
 fn a_sampled_batch_whose_rows_meet_ends_the_sharing() {
     for engine in engines() {
         let stand = Stand::new(&*engine, &files(&["centred"]));
-        stand.model.watch_rows();
+        stand.model.watch_rows("not known at Foo 'bar'");
         let [a, b] = [1, 2].map(|seed| numbers(3, seed));
         let one = |slot, x: &[f32]| wide_request(slot, x, 3);
         let batch = || vec![one(0, &a), one(1, &b)];
@@ -114,7 +114,8 @@ fn a_sampled_batch_whose_rows_meet_ends_the_sharing() {
         let alone = [answers(vec![one(0, &a)]), answers(vec![one(1, &b)])].concat();
         assert_ne!(answers(batch()), alone, "the first batch is served as it was found to be");
         until("the sampled batch is not compared", || stand.model.batches_stopped().is_some());
-        assert!(stand.model.batches_stopped().unwrap().contains("is answered differently alone: "));
+        let why = stand.model.batches_stopped().unwrap();
+        assert!(why.contains("is answered differently alone: ") && why.ends_with("; not known at Foo 'bar'"), "{why}");
         assert_eq!(answers(batch()), alone);
     }
 }
@@ -124,7 +125,7 @@ fn sampled_batches_of_independent_rows_change_nothing() {
     for engine in engines() {
         for source in [files(&["mlp"]), files(&["mlp_first", "mlp_second"])] {
             let stand = Stand::new(&*engine, &source);
-            stand.model.watch_rows();
+            stand.model.watch_rows("not known at Foo 'bar'");
             let batch: Vec<TaskMember> = [1, 2, 3].map(|seed| request(seed as u32, &numbers(4, seed))).to_vec();
             stand.run(0, batch.clone()).unwrap();
             until("the sampled batch is not compared", || stand.model.rows_compared() == 3);

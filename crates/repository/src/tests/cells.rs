@@ -68,6 +68,27 @@ fn cells_are_measured_and_their_batches_chosen() {
 }
 
 #[test]
+fn cells_that_are_not_proved_run_one_row_at_a_time() {
+    let toml = "walk = \"repeat\"\nslo_ms = 60000\nmax_batch = 8\n[[block]]\nname = \"cell\"\n[block.inputs]\n\
+                h = \"previous.h_next\"\n[[output]]\nname = \"y\"\nfrom = \"cell.y\"\n";
+    let prepared = |file: &str, more: &str| {
+        let folder = TempRepository::new();
+        folder.write("m/model.toml", format!("{more}{toml}"));
+        folder.write("m/1/cell.onnx", onnx(file));
+        prepare(folder.path(), Profiling::IfMissing).unwrap()
+    };
+    let largest = |prepared: &PreparedModel| prepared.model().unwrap().blocks[0].profile.max_batch();
+    let proved = prepared("cell_layer.onnx", "");
+    assert_eq!(proved.unbatched, None);
+    let open = prepared("cell_unproved.onnx", "");
+    let why = open.unbatched.clone().unwrap();
+    assert!(why.contains("rows of cell \"cell\"") && why.contains("SequenceConstruct"), "{why}");
+    assert_eq!(largest(&open), 1);
+    let trusted = prepared("cell_unproved.onnx", "batching = \"trust\"\n");
+    assert_eq!(trusted.unbatched, None);
+}
+
+#[test]
 fn a_length_profile_says_how_many_steps_to_expect() {
     let folder = decoder(&DECODER.replacen("slo_ms", "length_profile = \"lengths.csv\"\ncoverage = 0.75\nslo_ms", 1));
     let error = prepare(folder.path(), Profiling::Never).err().unwrap();

@@ -153,3 +153,17 @@ length_dim = 1
     // Beyond the longest given length, latency is proportional: 1.5 times here.
     assert_eq!((profile.latency_ms[0], profile.lengths[1].latency_ms[0]), (4.5, 3.0));
 }
+
+#[test]
+fn padding_is_tried_with_numbers_within_the_declared_range() {
+    let toml = LENGTHS.split("[[output]]").next().unwrap();
+    let ranged = toml.replace("name = \"ids\"", "name = \"ids\"\npad = 10\nmin = 10\nmax = 12");
+    let report = |toml: &str| {
+        let folder = repository(toml, &[("model.onnx", "high_ids.onnx")]);
+        one(profile(folder.path(), cpu(), None, silent()))
+    };
+    let tried = report(&ranged);
+    assert_eq!((tried.error, tried.unbatched), (None, None));
+    let refused = report(toml).error.unwrap();
+    assert!(refused.contains("cannot run together") && refused.contains("[[input]] min, max"), "{refused}");
+}

@@ -45,8 +45,12 @@ pub fn serve_engine() -> io::Result<()> {
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
         };
         let number = batch.number;
+        let bound = usize::try_from(batch.kept_bound).unwrap_or(usize::MAX);
+        // The server counts the shared memory.
+        kept::bound_kept_bytes(bound.saturating_add(transfer.shared_bytes()));
         let outputs = served.run(batch, &mut transfer);
-        let done = outputs.map(|outputs| RunReply { outputs, number, ..RunReply::default() });
+        let kept = kept::kept_bytes().saturating_sub(transfer.shared_bytes()) as u64;
+        let done = outputs.map(|outputs| RunReply { outputs, number, kept, ..RunReply::default() });
         let done = done.and_then(|done| fits(&done).map(|()| done));
         send(&mut socket, &done.unwrap_or_else(|cause| failed(number, cause)))?;
     }

@@ -6,6 +6,7 @@
 
 use super::protocol::{RunReply, RunRequest, receive, send};
 use super::transfer::TensorTransfer;
+use crate::contract::kept::{self, KeptBytes};
 use parking_lot::{Condvar, Mutex};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
 use std::io::{self, Read, Write};
@@ -98,6 +99,8 @@ pub(super) struct ProcessConnection {
     limit: Duration,
     /// Whether the process may close its model when the connection ends.
     closes: bool,
+    /// Memory that the process keeps, as its last answer tells.
+    kept: KeptBytes,
 }
 
 impl ProcessConnection {
@@ -110,12 +113,24 @@ impl ProcessConnection {
     ) -> io::Result<ProcessConnection> {
         socket.set_read_timeout(Some(limit))?;
         socket.set_write_timeout(Some(limit))?;
-        Ok(ProcessConnection { socket, transfer, life, limit, closes })
+        Ok(ProcessConnection { socket, transfer, life, limit, closes, kept: KeptBytes::default() })
     }
 
     /// Returns the way of tensors to and from the process.
     pub(super) fn transfer(&mut self) -> &mut TensorTransfer {
         &mut self.transfer
+    }
+
+    /// Gives back the memory of this end. The process does the same by itself.
+    pub(super) fn release_memory(&mut self) {
+        self.transfer.release_buffers();
+        self.transfer.release_regions();
+        self.kept.clear();
+    }
+
+    /// Returns the bytes that the process may keep beside the other memory that is kept.
+    pub(super) fn kept_bound(&self) -> usize {
+        kept::bound_beside(self.kept.bytes())
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -135,6 +150,7 @@ impl ProcessConnection {
             return Err(io::Error::other(cause.clone()));
         }
         self.transfer.unpack(&mut done.outputs)?;
+        self.kept.set(usize::try_from(done.kept).unwrap_or(0));
         Ok(done)
     }
 

@@ -211,6 +211,7 @@ impl ProcessRunner {
             ExecError(format!("{}; it is being started again", outage.cause))
         })?;
         let inputs: Vec<OutgoingTensor<'_>> = call.inputs.iter().map(outgoing).collect();
+        let kept_bound = connection.kept_bound() as u64;
         let run = connection.transfer().pack(&inputs).and_then(|inputs| {
             let run = RunRequest {
                 number: self.batches,
@@ -218,6 +219,7 @@ impl ProcessRunner {
                 rows: call.rows as u64,
                 inputs,
                 alone: self.plan.sharing.is_stopped(),
+                kept_bound,
             };
             fits(&run).map(|()| run)
         });
@@ -259,10 +261,7 @@ impl Runner for ProcessRunner {
 
     /// Gives back what this end keeps. The process does the same by itself.
     fn release_memory(&mut self) {
-        self.processes.each_idle(|connection| {
-            connection.transfer().release_buffers();
-            connection.transfer().release_regions();
-        });
+        self.processes.each_idle(|connection| connection.release_memory());
     }
 
     fn run(&mut self, call: &BlockCall<'_>) -> Result<Vec<BatchTensor>, ExecError> {

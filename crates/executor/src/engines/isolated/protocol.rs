@@ -172,6 +172,9 @@ pub(super) struct RunRequest {
     /// Whether the batch is one request, whose tensors may differ in their first dimension.
     #[prost(bool, tag = "5")]
     pub(super) alone: bool,
+    /// Bytes beyond which the process keeps no memory for further batches.
+    #[prost(uint64, tag = "6")]
+    pub(super) kept_bound: u64,
 }
 
 /// Result of a batch or of loading: outputs or an error.
@@ -187,6 +190,9 @@ pub(super) struct RunReply {
     /// Blocks of a Python file, in the reply to its load request.
     #[prost(message, optional, tag = "4")]
     pub(super) declared: Option<Declaration>,
+    /// Bytes that the process keeps for further batches, beside shared memory.
+    #[prost(uint64, tag = "5")]
+    pub(super) kept: u64,
 }
 
 /// A tensor whose first dimension is the rows of the batch.
@@ -287,7 +293,7 @@ mod tests {
         let data = Bytes::from_static(&[1, 2, 3, 4]);
         let (name, datatype) = ("x".to_owned(), number(DataType::Fp32));
         let tensor = PackedTensor { name, datatype, shape: vec![1, 1], data, shared: None };
-        RunRequest { block: 1, rows: 1, inputs: vec![tensor], number: 7, alone: false }
+        RunRequest { block: 1, rows: 1, inputs: vec![tensor], number: 7, alone: false, kept_bound: 9 }
     }
 
     #[test]

@@ -340,7 +340,14 @@ impl Supervisor {
     fn warm(&self, connection: &mut ProcessConnection) -> io::Result<()> {
         self.warm_up.run(&mut |block, rows, inputs| {
             let inputs = connection.transfer().pack(inputs).map_err(io::Error::other)?;
-            let batch = RunRequest { number: 0, block: block as u32, rows: rows as u64, inputs, alone: false };
+            let batch = RunRequest {
+                number: 0,
+                block: block as u32,
+                rows: rows as u64,
+                inputs,
+                alone: false,
+                kept_bound: u64::MAX,
+            };
             connection.run(&batch).map(drop)
         })
     }

@@ -67,13 +67,18 @@ impl TensorTransfer {
     /// Gives back the memory that both ends share. Only the server's end may call it, and only
     /// between two batches: the process cannot know whether the server has read its last reply.
     pub(super) fn release_regions(&mut self) {
-        let used = self.kept_outbound.bytes() + self.kept_inbound.bytes() > 0;
+        let used = self.shared_bytes() > 0;
         if let Some(shared) = self.shared.as_mut().filter(|_| used) {
             // Where the system cannot give pages back, they stay for the next batch.
             let _ = shared.outbound.release().and_then(|()| shared.inbound.release());
         }
         self.kept_outbound.clear();
         self.kept_inbound.clear();
+    }
+
+    /// Returns the used bytes of the memory that both ends share.
+    pub(super) fn shared_bytes(&self) -> usize {
+        self.kept_outbound.bytes() + self.kept_inbound.bytes()
     }
 
     /// Prepares tensors for a frame. Until its answer arrives, nothing else may be packed.
