@@ -12,9 +12,10 @@ mod poll;
 
 use super::assembly;
 use super::containment::error_for_clients;
-use super::load::{Loader, PreparedModel, Profiling};
+use super::load::{Loader, Profiling};
 use super::model_files::ModelFiles;
 use super::plan::LoadTarget;
+use super::prepared::PreparedModel;
 use super::report::{MeasureProgress, ModelReport};
 use super::scan::{ModelCandidate, scan};
 use super::slo::Slo;

@@ -260,7 +260,8 @@ impl SliceCache {
 mod tests {
     use super::*;
     use crate::fixture::TempRepository;
-    use crate::load::{Loader, PreparedModel, Profiling};
+    use crate::load::{Loader, Profiling};
+    use crate::prepared::PreparedModel;
     use crate::scan::scan;
     use ripieno_executor::{CpuEngine, CpuOptions};
     use std::sync::Arc;

@@ -4,9 +4,9 @@ use half::f16;
 use ripieno_model::DataType;
 
 /// Methods that reduce one row per token to one row per text. The rows of several are put side by
-/// side, in the order of [`Pooling::ALL`], as sentence-transformers does.
+/// side in their order, of which the first has the lowest four bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pooling(u8);
+pub struct Pooling(u32);
 
 impl Pooling {
     /// The first token's row.
@@ -14,13 +14,13 @@ impl Pooling {
     /// The largest number of each column.
     pub const MAX: Pooling = Pooling(2);
     /// The mean over all tokens.
-    pub const MEAN: Pooling = Pooling(4);
+    pub const MEAN: Pooling = Pooling(3);
     /// The sum over all tokens, divided by the square root of their number.
-    pub const MEAN_SQRT_LEN: Pooling = Pooling(8);
+    pub const MEAN_SQRT_LEN: Pooling = Pooling(4);
     /// The mean over all tokens, of which the n-th weighs n.
-    pub const WEIGHTED_MEAN: Pooling = Pooling(16);
+    pub const WEIGHTED_MEAN: Pooling = Pooling(5);
     /// The last token's row.
-    pub const LAST: Pooling = Pooling(32);
+    pub const LAST: Pooling = Pooling(6);
 
     /// All methods with their names in configurations.
     pub const ALL: [(&'static str, Pooling); 6] = [
@@ -32,20 +32,24 @@ impl Pooling {
         ("last", Pooling::LAST),
     ];
 
-    /// Returns the methods of both.
+    /// Largest number of methods.
+    pub(crate) const MOST: usize = (u32::BITS / Pooling::BITS) as usize;
+    const BITS: u32 = 4;
+
+    /// Returns the methods of this and then of `other`, of which at most [`Pooling::MOST`] fit.
     #[must_use]
-    pub const fn with(self, other: Pooling) -> Pooling {
-        Pooling(self.0 | other.0)
+    pub const fn then(self, other: Pooling) -> Pooling {
+        Pooling(self.0 | (other.0 << (Pooling::BITS * self.count() as u32)))
     }
 
     /// Returns the number of rows that are put side by side.
     pub const fn count(self) -> usize {
-        self.0.count_ones() as usize
+        (u32::BITS - self.0.leading_zeros()).div_ceil(Pooling::BITS) as usize
     }
 
     /// Returns the pooled rows of `width` numbers each, from one row per token.
     pub fn pool(self, rows: &[f32], width: usize) -> Vec<f32> {
-        let methods = Pooling::ALL.into_iter().map(|(_, method)| method).filter(|method| self.0 & method.0 != 0);
+        let methods = (0..self.count()).map(|at| Pooling((self.0 >> (Pooling::BITS * at as u32)) & 0xf));
         methods.flat_map(|method| method.pool_one(rows, width)).collect()
     }
 
@@ -146,8 +150,9 @@ mod tests {
         assert_eq!(Pooling::MAX.pool(&[1.0, -2.0, -3.0, -4.0], 2), [1.0, -2.0]);
         assert_eq!(Pooling::MEAN_SQRT_LEN.pool(&[2.0, 4.0, 6.0, 8.0], 1), [10.0]);
         assert_eq!(Pooling::WEIGHTED_MEAN.pool(&[6.0, 0.0, 6.0], 1), [4.0]);
-        let both = Pooling::MEAN.with(Pooling::CLS);
-        assert_eq!((both.count(), both.pool(&rows, 2)), (2, vec![1.0, 2.0, 3.0, 5.0]));
+        let both = Pooling::MEAN.then(Pooling::CLS);
+        assert_eq!((both.count(), both.pool(&rows, 2)), (2, vec![3.0, 5.0, 1.0, 2.0]));
+        assert_eq!(both.then(Pooling::MEAN).pool(&rows, 2), [3.0, 5.0, 1.0, 2.0, 3.0, 5.0]);
     }
 
     #[test]

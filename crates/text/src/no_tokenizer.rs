@@ -23,6 +23,10 @@ impl Tokenizer {
         match *self {}
     }
 
+    pub(crate) fn lower_case(&mut self) {
+        match *self {}
+    }
+
     pub(crate) fn cuts_left(&self) -> bool {
         match *self {}
     }

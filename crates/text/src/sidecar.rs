@@ -13,14 +13,23 @@ use std::path::{Component, Path, PathBuf};
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
 
 /// Names of all sidecar files that are read if they exist.
-const FILES: [&str; 7] = [
+const FILES: [&str; 6] = [
     TOKENIZER_FILE,
     "config.json",
     "tokenizer_config.json",
-    "sentence_bert_config.json",
     "1_Pooling/config.json",
     MODULES_FILE,
     "config_sentence_transformers.json",
+];
+/// Names of the file of a sentence encoder's first step, of which the first that exists is read.
+const SENTENCE_FILES: [&str; 7] = [
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
 ];
 /// File that lists the steps of a sentence encoder.
 const MODULES_FILE: &str = "modules.json";
@@ -57,6 +66,8 @@ pub(crate) struct SidecarFiles {
     pub(crate) steps: Vec<HeadStep>,
     /// Whether long texts are cut on the left; `None` if no file says so.
     pub(crate) cuts_left: Option<bool>,
+    /// Whether texts are written in lower case before the tokenizer reads them.
+    pub(crate) lower_case: bool,
     /// Texts that are put before a text, by name.
     pub(crate) prompts: BTreeMap<String, String>,
     /// Name of the prompt of a call that names none.
@@ -85,10 +96,21 @@ struct TokenizerConfigFile {
 #[derive(Deserialize)]
 struct SentenceFile {
     max_seq_length: Option<u64>,
+    #[serde(default)]
+    do_lower_case: bool,
+}
+
+/// Methods by name since release 6 of sentence-transformers.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum PoolingModes {
+    One(String),
+    Several(Vec<String>),
 }
 
 #[derive(Deserialize)]
 struct PoolingFile {
+    pooling_mode: Option<PoolingModes>,
     #[serde(default)]
     pooling_mode_cls_token: bool,
     #[serde(default)]
@@ -129,7 +151,9 @@ impl SidecarFiles {
         let mut sidecar = SidecarFiles::default();
         let positions =
             read::<ModelFile>(folders, "config.json")?.and_then(|(_, file)| sidecar.apply_model_config(file));
-        let sentence = read::<SentenceFile>(folders, "sentence_bert_config.json")?;
+        let named = SENTENCE_FILES.into_iter().find(|name| find(folders, name).is_some());
+        let sentence = read::<SentenceFile>(folders, named.unwrap_or(SENTENCE_FILES[0]))?;
+        sidecar.lower_case = sentence.as_ref().is_some_and(|(_, file)| file.do_lower_case);
         let sentence = sentence.and_then(|(_, file)| file.max_seq_length);
         let tokenizer = read::<TokenizerConfigFile>(folders, "tokenizer_config.json")?;
         let side = tokenizer.as_ref().and_then(|(_, file)| file.truncation_side.as_deref());
@@ -215,20 +239,27 @@ impl SidecarFiles {
 
 fn pooling(path: &Path, file: &PoolingFile) -> Result<Pooling, String> {
     let methods = [
-        (file.pooling_mode_cls_token, Pooling::CLS),
-        (file.pooling_mode_max_tokens, Pooling::MAX),
-        (file.pooling_mode_mean_tokens, Pooling::MEAN),
-        (file.pooling_mode_mean_sqrt_len_tokens, Pooling::MEAN_SQRT_LEN),
-        (file.pooling_mode_weightedmean_tokens, Pooling::WEIGHTED_MEAN),
-        (file.pooling_mode_lasttoken, Pooling::LAST),
+        ("cls", file.pooling_mode_cls_token, Pooling::CLS),
+        ("max", file.pooling_mode_max_tokens, Pooling::MAX),
+        ("mean", file.pooling_mode_mean_tokens, Pooling::MEAN),
+        ("mean_sqrt_len_tokens", file.pooling_mode_mean_sqrt_len_tokens, Pooling::MEAN_SQRT_LEN),
+        ("weightedmean", file.pooling_mode_weightedmean_tokens, Pooling::WEIGHTED_MEAN),
+        ("lasttoken", file.pooling_mode_lasttoken, Pooling::LAST),
     ];
-    let asked = methods.into_iter().filter(|(asked, _)| *asked).map(|(_, method)| method);
-    asked.reduce(Pooling::with).ok_or_else(|| {
+    let by_name = |name: &String| methods.iter().find(|(known, ..)| known == name).map(|&(.., method)| method);
+    let asked: Option<Vec<Pooling>> = match &file.pooling_mode {
+        Some(PoolingModes::One(name)) => by_name(name).map(|method| vec![method]),
+        Some(PoolingModes::Several(names)) => names.iter().map(by_name).collect(),
+        None => Some(methods.iter().filter(|(_, asked, _)| *asked).map(|&(.., method)| method).collect()),
+    };
+    let asked = asked.filter(|asked| asked.len() <= Pooling::MOST);
+    asked.and_then(|asked| asked.into_iter().reduce(Pooling::then)).ok_or_else(|| {
         format!(
-            "{}: its way of pooling is not known here, which knows cls_token, max_tokens, mean_tokens, \
-             mean_sqrt_len_tokens, weightedmean_tokens and lasttoken; export the model with its pooling inside, or write \
-             pooling under [text] in model.toml",
-            path.display()
+            "{}: its way of pooling is not known here, which knows cls, max, mean, mean_sqrt_len_tokens, weightedmean and \
+             lasttoken, at most {} of them; export the model with its pooling inside, or write pooling under [text] in \
+             model.toml",
+            path.display(),
+            Pooling::MOST
         )
     })
 }
@@ -249,7 +280,7 @@ pub(crate) fn files(folders: &[PathBuf]) -> impl Iterator<Item = PathBuf> {
     let of_modules = modules.into_iter().flat_map(|(_, modules)| modules).take(MAX_MODULES);
     let beside = of_modules
         .flat_map(|module| ["config.json", "model.safetensors"].map(|name| format!("{}/{name}", module.path)));
-    let names = FILES.into_iter().map(str::to_owned).chain(beside);
+    let names = FILES.into_iter().chain(SENTENCE_FILES).map(str::to_owned).chain(beside);
     names.filter_map(|name| find(folders, &name)).collect::<Vec<_>>().into_iter()
 }
 

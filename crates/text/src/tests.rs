@@ -112,6 +112,19 @@ fn inputs_are_what_the_model_takes() {
 }
 
 #[test]
+fn a_sentence_encoder_says_that_it_reads_lower_case() {
+    let tokenizer = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/models/tokenizer.json");
+    let mut tokenizer: serde_json::Value = serde_json::from_slice(&fs::read(tokenizer).unwrap()).unwrap();
+    tokenizer["normalizer"] = serde_json::Value::Null;
+    let sentence = r#"{"do_lower_case": true, "max_seq_length": 9}"#;
+    let files = [("tokenizer.json", &*tokenizer.to_string()), ("sentence_roberta_config.json", sentence)];
+    let folder = folder(&files);
+    let model = reader(folder.path()).unwrap();
+    let model = model.fit(&TextConfig::default(), 8, &inputs(-1), &[hidden()]).unwrap();
+    assert_eq!(model.encode("THE Film", None, false), model.encode("the film", None, false));
+}
+
+#[test]
 fn sidecar_files_determine_the_task() {
     let task = |files: &[(&str, &str)], output| fit(files, &TextConfig::default(), output).unwrap().task;
     let embed = |pooling, normalize| TextTask::Embed { pooling, normalize };
@@ -119,6 +132,11 @@ fn sidecar_files_determine_the_task() {
     let pooling = ("1_Pooling/config.json", r#"{"word_embedding_dimension": 4, "pooling_mode_cls_token": true}"#);
     let modules = ("modules.json", r#"[{"idx": 0, "type": "sentence_transformers.models.Transformer"}]"#);
     assert_eq!(task(&[pooling, modules], hidden()), embed(Some(Pooling::CLS), false));
+    let pooling = |modes: &str| format!(r#"{{"embedding_dimension": 4, "pooling_mode": {modes}}}"#);
+    let named = |modes: &str| task(&[("1_Pooling/config.json", &pooling(modes)), modules], hidden());
+    assert_eq!(named(r#""lasttoken""#), embed(Some(Pooling::LAST), false));
+    let both = Pooling::MEAN.then(Pooling::CLS);
+    assert_eq!(named(r#"["mean", "cls"]"#), embed(Some(both), false));
     assert_eq!(task(&[], spec("sentence_embedding", DataType::Fp16, &[-1, 4])), embed(None, true));
     assert_eq!(task(&[], logits(1)), TextTask::Rerank);
     let labels = (

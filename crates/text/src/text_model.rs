@@ -121,6 +121,9 @@ impl TextReader {
         self.tokenizer
             .set_max_tokens(max_length, self.sidecar.cuts_left)
             .map_err(|error| format!("{file}: {error}"))?;
+        if self.sidecar.lower_case {
+            self.tokenizer.lower_case();
+        }
         let output = self.output(config, outputs)?;
         let task = self.task(config, output)?;
         let steps = self.steps(&task, output)?;

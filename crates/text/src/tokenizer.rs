@@ -3,6 +3,7 @@
 use crate::read::read_bounded;
 use crate::tokens::{TokenizeError, Tokens};
 use std::path::Path;
+use tokenizers::normalizers::{Lowercase, Sequence};
 use tokenizers::utils::truncation::truncate_encodings;
 use tokenizers::{Encoding, PostProcessor, Tokenizer as Library, TruncationDirection, TruncationParams};
 
@@ -63,6 +64,13 @@ impl Tokenizer {
             self.truncation.direction = if left { TruncationDirection::Left } else { TruncationDirection::Right };
         }
         Ok(())
+    }
+
+    /// Reads texts in lower case from now on.
+    pub(crate) fn lower_case(&mut self) {
+        let first = [Lowercase.into()].into_iter();
+        let all = first.chain(self.library.get_normalizer().cloned()).collect();
+        self.library.with_normalizer(Some(Sequence::new(all)));
     }
 
     /// Returns whether long texts are cut on the left.

@@ -201,8 +201,8 @@ const TIMED_RUNS: usize = 3;
 /// Checks that padding does not change answers. Runs a short request alone and in a batch with one
 /// of the longest, and compares the two answers.
 ///
-/// A model whose mask is missing or incomplete answers a request differently in different batches,
-/// and no error reports it.
+/// A model without a complete mask answers a request differently in different batches, and no error
+/// reports it.
 pub fn check_padding(engine: &dyn Executor, model: &Arc<dyn LoadedModel>) -> Result<(), LoadError> {
     let Some(longest) = model.lengths().map(|lengths| lengths.max) else { return Ok(()) };
     let short = (longest / 3).max(1);
@@ -211,10 +211,8 @@ pub fn check_padding(engine: &dyn Executor, model: &Arc<dyn LoadedModel>) -> Res
     let beside =
         RequestEntry { ignore_conditions: true, extent, ..RequestEntry::of(example_of_length(&**model, longest)?) };
     let failed = |cause: ExecError| {
-        LoadError(format!(
-            "requests of {short} and of {longest} cannot run together: {cause}; if made-up values are the cause, write min and \
-             max of its inputs ([[input]] min, max)"
-        ))
+        let remedy = "if made-up values are the cause, write min and max of its inputs ([[input]] min, max)";
+        LoadError(format!("requests of {short} and of {longest} cannot run together: {cause}; {remedy}"))
     };
     let alone = runner.answers(&[&runner.example]).map_err(failed)?;
     let padded = runner.answers(&[&runner.example, &beside]).map_err(failed)?;

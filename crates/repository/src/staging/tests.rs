@@ -1,6 +1,7 @@
 use super::*;
 use crate::fixture::TempRepository;
-use crate::load::{Loader, PreparedModel, Profiling};
+use crate::load::{Loader, Profiling};
+use crate::prepared::PreparedModel;
 use ripieno_executor::{CpuEngine, CpuOptions};
 use std::fs;
 use std::path::PathBuf;

@@ -1,7 +1,8 @@
 //! Models with a tokenizer: inferred settings, and tokenizers that do not match.
 
 use super::*;
-use crate::load::{Loader, PreparedModel, Profiling};
+use crate::load::{Loader, Profiling};
+use crate::prepared::PreparedModel;
 use crate::sample::Sample;
 use crate::scan::scan;
 use ripieno_text::{Pooling, TextTask};
