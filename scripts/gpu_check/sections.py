@@ -193,14 +193,6 @@ def goodput(check, built, largest, profiled):
     return searches(check, folder, policies, models, slos, rates)
 
 
-def lanes(check, built, largest, profiled):
-    """The same with two batches at a time on the device, by the policy that has lanes."""
-    slos, rates = targets(profiled)
-    options = lambda count: ["--policy", "dva", "--option", f"buffers={count}", "--option", "drop=hopeless"]
-    policies = [(f"dva, {count} lane{'s' * (count > 1)}", options(count)) for count in (1, 2)]
-    return searches(check, check.folder / "built", policies, sorted(slos)[:1], slos, rates)
-
-
 def searches(check, folder, policies, models, slos, rates):
     """A search for each policy and model. What there is no time for is a row that says so."""
     for name in slos:

@@ -40,7 +40,7 @@ mod tests {
             find(policy).unwrap().needs(&options)
         };
         let lanes = |buffers| needs("dva", &[("buffers", int(buffers))]).lanes;
-        assert_eq!((needs("dva", &[]).lanes, lanes(1), lanes(3), lanes(99), lanes(-1)), (2, 1, 3, 1, 1));
+        assert_eq!((needs("dva", &[]).lanes, lanes(1), lanes(3), lanes(99), lanes(-1)), (4, 1, 4, 1, 1));
         let depth = |tasks| needs("cellular", &[("max_tasks", int(tasks))]).depth;
         assert_eq!((needs("cellular", &[]).depth, depth(1), depth(9)), (5, 1, 9));
         assert_eq!((needs("late", &[]).depth, needs("bucketed", &[]).depth, needs("lazy", &[]).depth), (2, 16, 1));

@@ -74,11 +74,6 @@ impl Fifo {
         self.queues[model.index()].front().map(|slot| self.requests.get(slot))
     }
 
-    /// Returns the number of waiting requests of a model.
-    pub(crate) fn len(&self, model: ModelId) -> usize {
-        self.queues[model.index()].len()
-    }
-
     /// Returns the waiting requests of a model, the oldest first.
     pub(crate) fn waiting(&self, model: ModelId) -> impl Iterator<Item = &Request> + Clone {
         self.queues[model.index()].iter(self.links()).map(|slot| self.requests.get(slot))

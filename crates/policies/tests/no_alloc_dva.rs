@@ -193,7 +193,7 @@ fn nothing_is_allocated_after_construction() {
         }
         check("dva", lanes, &[("stretch", "false")]);
         check("dva", lanes, &[("diversity", "load")]);
-        check("dva", lanes, &[("executors", "stage")]);
+        check("dva", lanes, &[("diversity", "input")]);
     }
     for dispatch in ["free", "start"] {
         check("delay-batch", 1, &[("dispatch", dispatch), ("drop", "expired")]);

@@ -1,10 +1,10 @@
 //! Policy I: waiting requests divided by length into a few groups, each padded to its longest
 //! member.
 //!
-//! Groups are contiguous ranges of the list sorted by length, so dynamic programming finds the best
-//! division exactly: the least padded area for the first j requests in g groups is the minimum over
-//! the start of the last group. Requests of one length stay together, since a cut between them
-//! saves nothing.
+//! Groups are contiguous ranges of the list sorted by length, so dynamic programming finds the
+//! division with the least padded area exactly: for the first j requests in g groups it is the
+//! minimum over the start of the last group. Requests of one length stay together, since a cut
+//! between them saves nothing.
 
 use ripieno_base::RequestSlot;
 
@@ -42,14 +42,9 @@ impl Clusters {
         }
     }
 
-    /// Divides requests, given by length, rows and slot, into at most `groups` groups: of the
-    /// divisions with the least area into one, two, … groups, the one with the least `wait`.
-    pub(super) fn divide(
-        &mut self,
-        requests: impl Iterator<Item = (u32, u32, RequestSlot)>,
-        groups: usize,
-        wait: impl Fn(&Clusters) -> u128,
-    ) {
+    /// Divides requests, given by length, rows and slot, into `groups` groups with the least area,
+    /// or into one for each length if there are fewer.
+    pub(super) fn divide(&mut self, requests: impl Iterator<Item = (u32, u32, RequestSlot)>, groups: usize) {
         self.sort(requests);
         self.lengths.clear();
         let mut rows = 0;
@@ -62,12 +57,7 @@ impl Clusters {
         }
         let groups = groups.min(self.groups).min(self.lengths.len());
         self.partition(groups);
-        let wait = |clusters: &mut Clusters, groups: usize| {
-            clusters.cut_into(groups);
-            wait(clusters)
-        };
-        let best = (1..=groups).min_by_key(|&groups| wait(self, groups)).unwrap_or(0);
-        self.cut_into(best);
+        self.cut_into(groups);
     }
 
     fn sort(&mut self, requests: impl Iterator<Item = (u32, u32, RequestSlot)>) {
@@ -145,7 +135,7 @@ mod tests {
     fn divide(lengths: &[u32], groups: usize) -> Vec<Vec<u32>> {
         let mut clusters = Clusters::new(16, 4);
         let requests = lengths.iter().zip(0..).map(|(&length, slot)| (length, 1, RequestSlot(slot)));
-        clusters.divide(requests, groups, area);
+        clusters.divide(requests, groups);
         clusters.groups().map(|(_, _, members)| members.iter().map(|member| member.2.0).collect()).collect()
     }
 
@@ -174,7 +164,7 @@ mod tests {
                 (0..count as u32).map(|slot| (1 + draw(20) as u32, 1 + draw(3) as u32, RequestSlot(slot))).collect();
             let groups = 1 + draw(4) as usize;
             let mut clusters = Clusters::new(16, 4);
-            clusters.divide(requests.iter().copied(), groups, area);
+            clusters.divide(requests.iter().copied(), groups);
             let found = area(&clusters);
             requests.sort_by_key(|request| request.0);
             let padded = |part: &[(u32, u32, RequestSlot)]| {

@@ -1,184 +1,86 @@
-//! Forms batches of waiting requests on a device that has room.
+//! *new* and *stretch*: batches of waiting requests, formed once the executor of the first stage is
+//! free.
 
-use super::devices::DeviceLanes;
-use super::rules::{LaneRules, WHOLE};
-use super::{Clusters, DvaBatch, DvaModel, DvaModelState};
+use super::pipeline::PipelineBatch;
+use super::{DvaBatch, DvaModel, DvaModelState};
 use crate::fifo::Tables;
-use ripieno_base::{DeviceId, ModelId, Nanos, Time};
+use ripieno_base::{DeviceId, ModelId, Time};
 use ripieno_sched::Request;
+use ripieno_sched::tables::cohorts::Cohort;
 
 impl DvaBatch {
-    /// Forms batches of the model whose first request has waited longest, among those that may
-    /// start one on a device. Returns whether it did.
+    /// *new*: forms batches on a device for the model whose first request has waited longest, among
+    /// those that may begin one. Returns whether it did.
     pub(super) fn form(&mut self, now: Time, device: DeviceId) -> bool {
-        if self.has_formed(device) {
-            return false;
-        }
         let mut after = None;
         while let Some(key) = self.queues.fifo.next_model(after) {
-            match self.may_form(now, device, key.1) {
-                Some(0) => return false,
-                Some(count) => {
-                    self.commit(device, key.1, count);
-                    return true;
-                }
-                None => after = Some(key),
+            let count = self.may_form(now, device, key.1);
+            if count > 0 {
+                self.commit(device, key.1, count);
+                return true;
             }
+            after = Some(key);
         }
         false
     }
 
-    /// Returns whether a formed batch waits on a device; no other batch overtakes it.
-    pub(super) fn has_formed(&self, device: DeviceId) -> bool {
-        let formed = |served: &DvaModel| served.pipelines[device.index()].formed(&self.cohorts).is_some();
-        self.queues.models.iter().any(|(_, served)| formed(served))
-    }
-
-    /// Returns the number of a model's oldest requests that may form batches on a device now. 0 if
-    /// they, and all requests behind them, wait until the device has room; `None` if they wait for
-    /// another reason.
-    fn may_form(&mut self, now: Time, device: DeviceId, id: ModelId) -> Option<usize> {
-        let DvaBatch { queues: Tables { models, fifo, .. }, cohorts, devices, window_ends, .. } = self;
+    /// Returns the number of a model's oldest requests that may form batches on a device now.
+    fn may_form(&mut self, now: Time, device: DeviceId, id: ModelId) -> usize {
+        let DvaBatch { queues: Tables { models, fifo, .. }, cohorts, window_ends, .. } = self;
         let DvaModel { model, own: DvaModelState { plan, pipelines, .. }, .. } = models.get(id);
         let pipeline = &pipelines[device.index()];
-        let present = pipeline.rows(cohorts);
         let in_use = pipelines.iter().filter(|pipeline| !pipeline.is_empty()).count();
-        if pipeline.is_empty() && in_use >= model.instances.max(1) {
-            return None;
-        }
-        if !pipeline.could_begin() {
-            return None;
+        let has_instance = !pipeline.is_empty() || in_use < model.instances.max(1);
+        if !has_instance || pipeline.formed(cohorts).is_some() || pipeline.entry(None).is_none() {
+            return 0;
         }
         let head = fifo.head(id).expect("the model has a head");
+        let present = if plan.bounds_pipeline { pipeline.rows(cohorts) } else { 0 };
         // A request that is wider than the limit runs alone.
-        let alone = if pipeline.is_empty() { head.rows as usize } else { 0 };
+        let alone = if present == 0 { head.rows as usize } else { 0 };
         let (count, rows) = fifo.fitting(id, plan.max_batch.max(alone).saturating_sub(present));
         let full = fifo.waiting(id).nth(count).is_some() || rows + present >= plan.max_batch;
-        let window_end = head.arrived + plan.windows[usize::from(!devices[device].is_idle())];
+        let window_end = plan.window_end(model, head);
         if window_end > now && !full {
             *window_ends = (*window_ends).min(window_end);
-            return None;
-        }
-        (count > 0).then(|| self.fitting_beside(now, device, id, count))
-    }
-
-    /// Returns the number of the first `count` requests of a model that fit beside the running
-    /// batches; of several groups, the first must fit. The groups are left in
-    /// [`DvaBatch::clusters`].
-    fn fitting_beside(&mut self, now: Time, device: DeviceId, id: ModelId, count: usize) -> usize {
-        if self.devices[device].shares() >= WHOLE {
             return 0;
         }
-        let mut fits = |count: usize| {
-            self.divide(id, count);
-            let DvaModel { model, own: DvaModelState { plan, .. }, .. } = self.served(id);
-            let (length, rows, _) = self.clusters.groups().next().expect("there is a request");
-            self.devices[device].has_room(plan.share(model, 0, rows, length))
-        };
-        if fits(count) {
-            return if self.devices[device].runs() && self.is_better_later(now, device, id, count) { 0 } else { count };
-        }
-        if !fits(1) {
-            return 0;
-        }
-        let (mut low, mut high) = (1, count - 1);
-        while low < high {
-            let middle = (low + high).div_ceil(2);
-            if fits(middle) { low = middle } else { high = middle - 1 }
-        }
-        if self.is_better_later(now, device, id, low) { 0 } else { low }
+        count
     }
 
-    /// Divides the first `count` requests of a model by length.
-    fn divide(&mut self, id: ModelId, count: usize) {
-        let DvaBatch { queues: Tables { models, fifo, .. }, options, clusters, .. } = self;
-        let DvaModel { model, own: DvaModelState { plan, .. }, .. } = models.get(id);
-        let beside = options.executors.beside(model.blocks.len());
-        let member = |request: &Request| (request.extent.length, request.rows, request.slot);
-        let others = fifo.len(id) - count;
-        let wait = |clusters: &Clusters| {
-            let groups = clusters.groups().map(|(length, rows, _)| (length, rows));
-            plan.wait(model, groups, beside, others)
-        };
-        clusters.divide(fifo.waiting(id).take(count).map(member), plan.groups, wait);
-    }
-
-    /// Returns true if it is better that all waiting requests begin together once the device is
-    /// free. The alternative is that `part` of them begin now and the others in such parts beside
-    /// the running ones. The smaller total wait, including running requests, decides. If the parts
-    /// win, the parts are left in [`DvaBatch::clusters`]. The forecast is checked. If requests that
-    /// waited then still wait when all should have ended, parallel tasks take longer than profiled.
-    /// Starting parts would then go on forever while the queue grew.
-    fn is_better_later(&mut self, now: Time, device: DeviceId, id: ModelId, part: usize) -> bool {
-        let oldest = self.queues.fifo.head(id).expect("a request waits").arrived;
-        let forecast_of_parts = &mut self.queues.models.get_mut(id).own.forecast_of_parts;
-        *forecast_of_parts = forecast_of_parts.filter(|&(latest, _)| oldest <= latest);
-        if forecast_of_parts.is_some_and(|(_, by)| by < now) {
-            return true;
-        }
-        let (all, _) = self.queues.fifo.fitting(id, self.served(id).plan.max_batch);
-        let stages = self.served(id).model.blocks.len();
-        let (lanes, others) = (self.options.executors.beside(stages), self.queues.fifo.len(id) - all);
-        let mut together = LaneRules::new(lanes).after(self.devices[device].rest(now));
-        self.divide(id, all);
-        let DvaModel { model, own: DvaModelState { plan, .. }, .. } = self.served(id);
-        self.clusters.groups().for_each(|(length, rows, _)| together.run(plan, model, length, rows));
-        let (together, end) = (together.waits(others), together.end());
-        self.divide(id, part);
-        let DvaModel { model, own: DvaModelState { plan, .. }, .. } = self.served(id);
-        let mut apart = LaneRules::beside(lanes, self.devices[device].busy(now));
-        let mut left = all;
-        while left > 0 && apart.waits(others) <= together {
-            for (length, rows, members) in self.clusters.groups() {
-                let taken = members.len().min(left);
-                apart.run(plan, model, length, rows * taken / members.len());
-                left -= taken;
-                if left == 0 {
-                    break;
-                }
-            }
-        }
-        let later =
-            apart.waits(others) > together || self.arrivals_exceed_parts(now, id, all, (apart.end(), end), device);
-        if !later {
-            let latest = self.queues.fifo.waiting(id).nth(all - 1).map_or(oldest, |latest| latest.arrived);
-            let by = now + self.devices[device].takes(apart.end());
-            self.queues.models.get_mut(id).own.forecast_of_parts.get_or_insert((latest, by));
-        }
-        later
-    }
-
-    /// Returns whether rows arrive faster than parallel parts carry them while all together would
-    /// be done sooner. Parts are then better for the waiting requests but worse for later ones, for
-    /// as long as the load lasts.
-    fn arrivals_exceed_parts(
-        &self,
-        now: Time,
-        id: ModelId,
-        all: usize,
-        (apart, together): (Nanos, Nanos),
-        device: DeviceId,
-    ) -> bool {
-        let span = self.devices[device].takes(apart);
-        let come = self.served(id).own.meter.rate(now).map_or(0, |rate| rate.rows_in(span));
-        let present = self.devices.iter().filter(|(_, device)| device.present).count();
-        together < apart && come.saturating_mul(9) > 8 * (all * present) as u64
-    }
-
-    /// Forms batches of the oldest requests of a model, by the groups into which they were divided.
+    /// Forms batches of the oldest requests of a model: policy I by length, the others one batch.
     fn commit(&mut self, device: DeviceId, id: ModelId, count: usize) {
         let DvaBatch { queues: Tables { models, fifo, .. }, cohorts, clusters, .. } = self;
         let DvaModel { model, own: DvaModelState { plan, pipelines, .. }, .. } = models.get_mut(id);
-        let pipeline = &mut pipelines[device.index()];
-        let mut taken = 0;
+        let member = |request: &Request| (request.extent.length, request.rows, request.slot);
+        clusters.divide(fifo.waiting(id).take(count).map(member), plan.groups);
         for (length, rows, members) in clusters.groups() {
-            let batch = pipeline.open(cohorts, id, plan.will_split(model, 1, rows, length));
+            let batch = pipelines[device.index()].open(cohorts, id, plan.will_split(model, 1, rows, length));
             for &(_, _, slot) in members {
                 fifo.set_apart(slot);
                 cohorts.push(batch, fifo.request(slot));
-                taken += 1;
             }
         }
-        assert_eq!(taken, count, "the groups are those of the requests that were chosen");
+    }
+
+    /// *stretch*, by policy III: lets newcomers catch up with the latest batch of a model.
+    pub(super) fn stretch(&mut self, now: Time, device: DeviceId, id: ModelId) {
+        let DvaBatch { queues: Tables { models, fifo, .. }, cohorts, .. } = self;
+        let DvaModel { model, own: DvaModelState { plan, pipelines, .. }, .. } = models.get_mut(id);
+        let pipeline = &mut pipelines[device.index()];
+        let Some(batch) = pipeline.stretchable(cohorts).filter(|_| plan.stretches) else {
+            return;
+        };
+        let &Cohort { block, runs, rows, own: PipelineBatch { begun, .. }, .. } = cohorts.get(batch);
+        let (newcomers, new_rows) = fifo.fitting(id, plan.max_batch.saturating_sub(rows));
+        if newcomers == 0 || now - begun > plan.comp_wait {
+            return;
+        }
+        let border = block.index() + usize::from(runs);
+        let joining = pipeline.stretch(cohorts, batch, plan.will_split(model, border, rows + new_rows, 1));
+        for _ in 0..newcomers {
+            let slot = fifo.pop(id).expect("enough requests wait");
+            cohorts.push(joining, fifo.request(slot));
+        }
     }
 }

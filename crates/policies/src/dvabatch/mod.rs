@@ -4,41 +4,33 @@
 //! Source: "DVABatch: Diversity-aware Multi-Entry Multi-Exit Batching for Efficient Processing of
 //! DNN Services on GPUs", sections 5 to 7.
 //!
-//! 1. *new*: waiting requests of a model become a batch when a lane of a device is free, and the
-//!    batch runs stage by stage on this lane. With `executors = "stage"` they become a batch when
-//!    the executor of the first stage is free, and the batch passes through the executors of the
-//!    other stages.
+//! 1. *new*: once the executor of the first stage has a legitimate buffer pair, the waiting
+//!    requests of a model become a batch. The batch passes through the executors of all stages, of
+//!    which each has one, while later batches follow it (sections 5.2 and 6).
 //! 2. Policy I, for models whose cost depends on the length of requests: waiting requests are
-//!    divided into a few groups by length, with the least padding, and the groups run in parallel,
-//!    or the shortest first.
-//! 3. Policy II, where stages prefer different batch sizes: before a stage, a batch is split in
+//!    divided into groups by length, each a batch. Their window is the duration of the first stage
+//!    at the largest batch, which also bounds the requests in all stages.
+//! 3. Policy II, where stages prefer different batch sizes: before a stage, a batch is *split* in
 //!    halves, recursively, if the remaining stages take a batch at least twice as long as a half.
 //!    The parts run one after the other to the end.
-//! 4. Policy III: newcomers join the latest batch at a border between stages, unless it is about to
-//!    be split or began longer ago than a fixed time: it waits until they have caught up, and they
-//!    are one batch from there on.
-//! 5. A batch starts beside others only if their profiled shares fit on the device. It does not
-//!    start in parts if these would not keep up with arrivals, or have exceeded their forecast. Nor
-//!    does it if the total wait, of expected arrivals too, would be smaller if all began together
-//!    once the device is free.
+//! 4. Policy III: newcomers join the latest batch (*stretch*), unless it is about to be split or
+//!    began longer than `T_comp_wait` ago. They run the first stages while the batch ends the one
+//!    that it is in. It waits for them at the next border, and they are one batch from there on.
 //!
 //! A request waits until its batch begins: in a formed batch it can still be cancelled, dropped or
 //! unloaded.
 //!
 //! State: a queue per model; the batch table, which is [`Cohorts`]; stage executors and the order
-//! of batches per model and device. It ignores deadlines except for `drop`, and future arrivals
-//! except for their rate in rule 5.
+//! of batches per model and device. It ignores deadlines except for `drop`, and future arrivals.
 //!
-//! Choices where the paper leaves freedom. The fixed time of rule 4 is half of what a batch of 8
-//! takes. The number of groups: for each number the division with the least padding is found, and
-//! of these the one with the least total wait by the profiles is taken. So requests that use a part
-//! of the device together are not separated, and where batching gains nothing, nearly each length
-//! runs by itself. If more requests wait than one batch holds, the oldest are grouped. There is no
-//! window, since a batch starts as soon as it fits beside the running ones; the paper's is `window
-//! = "first-stage"`. Members of a batch that skip a stage continue as a batch of their own. A
-//! model's rows on a device are at most its largest batch. No request overtakes the oldest one
-//! because it happens to fit beside running ones. Requests that cannot be punctual run unless
-//! `drop` is set.
+//! Choices where the paper leaves freedom. It gives no `T_comp_wait`, only its purpose: no
+//! violation of the QoS. So it is the longest time without one by the profiles: the SLO less the
+//! duration of the largest batch. It does not say how many groups there are; two are usual for its
+//! Bert, and two are the default, with the least padding. The first stage of the window is as long
+//! as for the oldest waiting request. Preferred batch sizes differ if they do among 1, 2, 4, …,
+//! which are the sizes that the paper profiles. A batch is open until its first stage can begin.
+//! One batch of newcomers catches up at a time. Members of a batch that skip a stage continue as a
+//! batch of their own. Requests that cannot be punctual run unless `drop` is set.
 
 mod clusters;
 mod devices;
@@ -54,18 +46,17 @@ pub(crate) use options::POLICY;
 
 use crate::fifo::Tables;
 use clusters::Clusters;
-use devices::{DeviceLanes, Lane, LaneDevice};
+use devices::{DeviceLanes, LaneDevice};
 use options::DvaOptions;
 use pipeline::{Pipeline, PipelineBatch, PipelineContext};
 use ripieno_base::{DeviceId, LaneId, ModelId, RequestSlot, TaskId, Time};
 use ripieno_model::Model;
-use ripieno_sched::estimate::rate::RateMeter;
-use ripieno_sched::tables::cohorts::{Cohort, Cohorts};
+use ripieno_sched::tables::cohorts::Cohorts;
 use ripieno_sched::tables::devices::Devices;
 use ripieno_sched::tables::models;
 use ripieno_sched::tables::tasks::{Task, Tasks};
 use ripieno_sched::{Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
-use rules::{Executors, SplitPlan};
+use rules::SplitPlan;
 
 type DvaModel = models::ModelEntry<DvaModelState>;
 
@@ -73,11 +64,6 @@ type DvaModel = models::ModelEntry<DvaModelState>;
 #[derive(Debug)]
 struct DvaModelState {
     plan: SplitPlan,
-    /// Arrival of the last request covered by the latest forecast of parts, and the time by which
-    /// all of them should have begun.
-    forecast_of_parts: Option<(Time, Time)>,
-    /// Arrival rate.
-    meter: RateMeter,
     /// Pipelines by device.
     pipelines: Vec<Pipeline>,
 }
@@ -92,6 +78,8 @@ struct DvaBatch {
     clusters: Clusters,
     /// Requests that a device has lost.
     lost: Vec<RequestSlot>,
+    /// Upper bound on the live requests.
+    requests: usize,
     /// End of the next window after which a batch could start.
     window_ends: Time,
 }
@@ -99,7 +87,7 @@ struct DvaBatch {
 impl DvaBatch {
     fn new(setup: &Setup, options: DvaOptions) -> DvaBatch {
         let limits = &setup.limits;
-        let device = || LaneDevice { lost: false, lanes: vec![Lane::default(); options.lanes] };
+        let device = || LaneDevice { lost: false, lanes: vec![None; options.lanes] };
         let alone = |served: &DvaModel, request: &Request| served.plan.alone(&served.model, request);
         let mut dva = DvaBatch {
             queues: Tables::new(limits, options.batches.clone(), alone),
@@ -108,6 +96,7 @@ impl DvaBatch {
             devices: Devices::new(limits, setup.devices, device),
             clusters: Clusters::new(limits.batch, options.terms.groups),
             lost: Vec::with_capacity(limits.requests),
+            requests: limits.requests,
             window_ends: Time::NEVER,
             options,
         };
@@ -118,17 +107,14 @@ impl DvaBatch {
     }
 
     fn load(&mut self, id: ModelId, model: Model) {
-        let DvaBatch { options, devices, queues, .. } = self;
+        let DvaBatch { options, devices, queues, requests, .. } = self;
         queues.models.load(id, model, |model, max_batch| {
-            let queries = model.max_batch.min(usize::from(u16::MAX) - 1);
-            let pipeline = |_| Pipeline::new(model.blocks.len(), options.executors, queries);
+            // Each border of each pair holds one batch or its parts; one more is being formed.
+            let batches = (model.blocks.len() + 1) * options.buffers + 1;
+            let queries = (*requests).min(model.max_batch * batches);
+            let pipeline = |_| Pipeline::new(model.blocks.len(), options.buffers, queries);
             let plan = SplitPlan::new(model, max_batch, &options.terms(model));
-            DvaModelState {
-                plan,
-                forecast_of_parts: None,
-                meter: RateMeter::new(),
-                pipelines: devices.ids().map(pipeline).collect(),
-            }
+            DvaModelState { plan, pipelines: devices.ids().map(pipeline).collect() }
         });
     }
 
@@ -161,29 +147,24 @@ impl DvaBatch {
     fn abandon(&mut self, device: DeviceId) {
         let DvaBatch { queues, cohorts, devices, lost, .. } = self;
         devices[device].lost = false;
-        devices[device].lanes.iter_mut().for_each(|lane| (lane.owner, lane.run) = (None, None));
+        devices[device].lanes.fill(None);
         for (_, served) in queues.models.iter_mut() {
             served.pipelines[device.index()].clear(cohorts, lost);
         }
         lost.drain(..).for_each(|slot| queues.take_back(slot));
     }
 
-    /// Ends a stage of a lane's batch.
-    fn finish_stage(&mut self, Task { device, lane: on, .. }: Task, done: &TaskDone<'_>) {
+    /// Ends a stage of a batch on a lane.
+    fn finish_stage(&mut self, Task { device, lane, .. }: Task, done: &TaskDone<'_>) {
         let DvaBatch { queues: Tables { models, fifo, .. }, cohorts, devices, tasks, .. } = self;
-        let lane = &mut devices[device].lanes[on.index()];
-        let run = lane.run.take().expect("the driver reports tasks that were started");
-        let owner = lane.owner.expect("a lane that runs has an owner");
-        let DvaModel { model, own: DvaModelState { plan, pipelines, .. }, .. } = models.get_mut(owner);
-        let pipeline = &mut pipelines[device.index()];
-        pipeline.end(&mut PipelineContext { cohorts, fifo, model, plan }, run, tasks.members(done.task), done);
-        if !pipeline.uses(cohorts, on) {
-            lane.owner = None;
-        }
+        let (id, run) = devices[device].lanes[lane.index()].take().expect("the driver reports tasks that were started");
+        let DvaModel { model, own: DvaModelState { plan, pipelines, .. }, .. } = models.get_mut(id);
+        let mut context = PipelineContext { cohorts, fifo, model, plan };
+        pipelines[device.index()].end(&mut context, run, tasks.members(done.task), done);
     }
 
-    /// Forms and starts batches on idle devices, then continues running ones, then fills free
-    /// lanes.
+    /// Forms and starts batches on idle devices, then continues running ones, then begins others
+    /// where executors are free.
     fn place(&mut self, now: Time, out: &mut Outbox) {
         for device in self.devices.ids() {
             if self.devices[device].is_open() && self.has_no_batch(device) {
@@ -191,52 +172,36 @@ impl DvaBatch {
             }
         }
         for device in self.devices.ids() {
-            if !self.devices[device].is_open() {
-                continue;
+            if self.devices[device].is_open() {
+                self.continue_stages(now, device, out);
+                self.fill(now, device, out);
             }
-            match self.options.executors {
-                Executors::Lanes(_) => self.continue_lanes(now, device, out),
-                Executors::Stages(_) => self.continue_stages(now, device, out),
-            }
-            self.fill(now, device, out);
         }
     }
 
-    /// Returns whether a device has no batch at all: with one executor per stage, a batch between
-    /// stages is on no lane.
+    /// Returns whether a device has no batch at all: a batch between stages is on no lane.
     fn has_no_batch(&self, device: DeviceId) -> bool {
         let goes_on = |served: &DvaModel| served.pipelines[device.index()].goes_on(&self.cohorts);
-        self.devices[device].is_idle() && !self.queues.models.iter().any(|(_, served)| goes_on(served))
+        !self.devices[device].runs() && !self.queues.models.iter().any(|(_, served)| goes_on(served))
     }
 
-    /// Continues the batches of the lanes.
-    fn continue_lanes(&mut self, now: Time, device: DeviceId, out: &mut Outbox) {
-        for lane in (0..self.options.lanes as u16).map(LaneId) {
-            let Lane { run, owner, .. } = self.devices[device].lanes[lane.index()];
-            if let Some(owner) = owner.filter(|_| run.is_none()) {
-                self.stretch(now, device, lane, owner);
-                self.run_next(now, device, lane, owner, out);
-            }
-        }
-    }
-
-    /// Continues the batches that are before a free stage executor, each on a free lane.
+    /// Stretches the latest batches, and continues those that are before a free executor, each on a
+    /// free lane.
     fn continue_stages(&mut self, now: Time, device: DeviceId, out: &mut Outbox) {
         for id in (0..self.queues.models.capacity() as u16).map(ModelId) {
             if self.queues.models.find(id).is_none_or(|served| served.pipelines[device.index()].is_empty()) {
                 continue;
             }
-            let Some(lane) = self.devices[device].free_lane() else { return };
-            self.stretch(now, device, lane, id);
+            self.stretch(now, device, id);
             while let Some(lane) = self.devices[device].free_lane() {
-                if !self.run_next(now, device, lane, id, out) {
+                if !self.run_next(device, lane, id, out) {
                     break;
                 }
             }
         }
     }
 
-    /// Starts batches on the free lanes of a device as long as they fit beside the running ones.
+    /// Begins batches on the free lanes of a device as long as executors of first stages are free.
     fn fill(&mut self, now: Time, device: DeviceId, out: &mut Outbox) {
         while let Some(lane) = self.devices[device].free_lane() {
             if !self.begin_formed(now, device, lane, out) && !self.form(now, device) {
@@ -245,27 +210,30 @@ impl DvaBatch {
         }
     }
 
-    /// Starts a formed batch that waits for its turn; returns whether there was one.
+    /// Begins a formed batch; returns whether there was one that could.
     fn begin_formed(&mut self, now: Time, device: DeviceId, lane: LaneId, out: &mut Outbox) -> bool {
-        if self.devices[device].is_idle() && !self.has_formed(device) {
+        if self.has_no_batch(device) && !self.has_formed(device) {
             self.take_over(device);
         }
-        let DvaBatch { queues: Tables { models, fifo, .. }, cohorts, devices, .. } = self;
-        let formed = |(id, served): (ModelId, &DvaModel)| Some((served.pipelines[device.index()].formed(cohorts)?, id));
-        let Some((batch, id)) = models.iter().find_map(formed) else {
+        let DvaBatch { queues: Tables { models, fifo, .. }, cohorts, .. } = self;
+        let can_begin = |(id, served): (ModelId, &DvaModel)| {
+            let pipeline = &served.pipelines[device.index()];
+            Some((pipeline.formed(cohorts)?, pipeline.entry(None)?, id))
+        };
+        let Some((batch, pair, id)) = models.iter().find_map(can_begin) else {
             return false;
         };
         let DvaModel { model, own: DvaModelState { plan, pipelines, .. }, .. } = models.get_mut(id);
-        let pipeline = &mut pipelines[device.index()];
-        let &Cohort { rows, length, .. } = cohorts.get(batch);
-        let room = devices[device].has_room(plan.share(model, 0, rows, length));
-        let Some(pair) = pipeline.entry(lane).filter(|_| room) else {
-            return false;
-        };
-        pipeline.begin(&mut PipelineContext { cohorts, fifo, model, plan }, now, batch, pair);
-        devices[device].lanes[lane.index()].owner = Some(id);
-        self.run_next(now, device, lane, id, out);
+        let mut context = PipelineContext { cohorts, fifo, model, plan };
+        pipelines[device.index()].begin(&mut context, now, batch, pair);
+        self.run_next(device, lane, id, out);
         true
+    }
+
+    /// Returns whether a formed batch waits on a device.
+    fn has_formed(&self, device: DeviceId) -> bool {
+        let formed = |served: &DvaModel| served.pipelines[device.index()].formed(&self.cohorts).is_some();
+        self.queues.models.iter().any(|(_, served)| formed(served))
     }
 
     /// Takes over a formed batch that waits for its turn on another device, if there is one.
@@ -285,54 +253,22 @@ impl DvaBatch {
         }
     }
 
-    /// Policy III: lets newcomers join the batch at a border before a free lane.
-    fn stretch(&mut self, now: Time, device: DeviceId, lane: LaneId, id: ModelId) {
-        if self.queues.fifo.next_model(None).is_none_or(|(_, oldest)| oldest != id) || self.has_formed(device) {
-            return;
-        }
-        let DvaBatch { queues: Tables { models, fifo, .. }, cohorts, .. } = self;
-        let DvaModel { model, own: DvaModelState { plan, pipelines, .. }, .. } = models.get(id);
-        let pipeline = &pipelines[device.index()];
-        let Some(batch) = pipeline.stretchable(cohorts, lane).filter(|_| plan.stretches) else {
-            return;
-        };
-        let (newcomers, new_rows) = fifo.fitting(id, plan.max_batch.saturating_sub(pipeline.rows(cohorts)));
-        let &Cohort { block, rows, own: PipelineBatch { begun, .. }, .. } = cohorts.get(batch);
-        if newcomers == 0 || now - begun > plan.comp_wait {
-            return;
-        }
-        let sealed = plan.will_split(model, block.index(), rows + new_rows, 1);
-        let pipeline = &mut models.get_mut(id).pipelines[device.index()];
-        let joining = pipeline.stretch(cohorts, batch, sealed);
-        for _ in 0..newcomers {
-            let slot = fifo.pop(id).expect("enough requests wait");
-            cohorts.push(joining, fifo.request(slot));
-        }
-    }
-
     /// Starts the next stage of a model's batches on a free lane; returns whether there is one.
-    fn run_next(&mut self, now: Time, device: DeviceId, lane: LaneId, owner: ModelId, out: &mut Outbox) -> bool {
+    fn run_next(&mut self, device: DeviceId, lane: LaneId, id: ModelId, out: &mut Outbox) -> bool {
         let DvaBatch { queues: Tables { models, .. }, cohorts, devices, tasks, .. } = self;
-        let DvaModel { model, own: DvaModelState { plan, pipelines, .. }, .. } = models.get_mut(owner);
-        let Some(run) = pipelines[device.index()].next(cohorts, lane) else {
+        let Some(run) = models.get_mut(id).pipelines[device.index()].next(cohorts) else {
             return false;
         };
-        let &Cohort { block, rows, length, .. } = cohorts.get(run.batch);
-        let (stage, task) = (block.index(), cohorts.run(run.batch, tasks, (device, lane), false));
-        let ends = now + devices[device].takes(plan.remaining(model, stage, rows, length));
-        let share = plan.share(model, stage, rows, length);
-        let mean_share = plan.mean_share(model, stage, rows, length);
-        devices[device].lanes[lane.index()] =
-            Lane { owner: Some(owner), run: Some(run), share, mean_share, rows, ends };
+        let task = cohorts.run(run.batch, tasks, (device, lane), false);
+        devices[device].lanes[lane.index()] = Some((id, run));
         out.push(tasks.start(task, Time::ORIGIN));
         true
     }
 }
 
 impl Scheduler for DvaBatch {
-    fn on_request(&mut self, now: Time, request: &Request) {
+    fn on_request(&mut self, _now: Time, request: &Request) {
         self.queues.accept(request);
-        self.queues.models.get_mut(request.model).own.meter.record(now, request.rows);
     }
 
     fn on_task_done(&mut self, _now: Time, done: &TaskDone<'_>) {
@@ -341,7 +277,7 @@ impl Scheduler for DvaBatch {
         match done.outcome {
             Outcome::Ok | Outcome::Failed => self.finish_stage(task, done),
             Outcome::DeviceLost | Outcome::Cancelled => {
-                self.devices[device].lanes[lane.index()].run = None;
+                self.devices[device].lanes[lane.index()] = None;
                 self.devices[device].lost = true;
             }
         }
@@ -361,8 +297,8 @@ impl Scheduler for DvaBatch {
                     self.abandon(device);
                 }
             }
-            // Most rules compare shares of a device or costs on it, whatever its speed.
-            Control::DeviceSlowed { device, percent } => self.devices.slow(device, percent),
+            // The rules compare costs on one device, whatever its speed.
+            Control::DeviceSlowed { .. } => {}
             Control::ModelLoaded(id, model) => self.load(id, *model),
             Control::ModelUnloaded(id) => {
                 while let Some(slot) = self.formed(id) {

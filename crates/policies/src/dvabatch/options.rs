@@ -1,7 +1,7 @@
 //! The catalogue row of "dva" and its options.
 
 use super::DvaBatch;
-use super::rules::{Diversity, Executors, MAX_LANES, SplitTerms};
+use super::rules::{Diversity, SplitTerms};
 use crate::options::WHOLE;
 use crate::policy::{Chains, Form, Policy};
 use ripieno_base::Nanos;
@@ -22,16 +22,15 @@ pub(crate) const POLICY: Policy = Policy {
         Knob {
             name: "buffers",
             default: "2",
-            help: "number of buffer pairs, that is, of batches that may run in parallel on a device, each on its own \
-                   lane; with 1 all stages run one after the other, which is best where a single batch uses the whole \
-                   device, like a CPU",
+            help: "number of buffer pairs of each stage's executor: with 2 or more, batches follow each other through \
+                   the stages; with 1 all stages run one after the other, which is best where a single batch uses the \
+                   whole device, like a CPU",
         },
         Knob {
             name: "executors",
-            default: "lane",
-            help: "executors of the stages: \"lane\" = a lane runs all stages of its batch, so that two lanes may run \
-                   the same stage, \"stage\" = each stage has one executor, as in the paper, and batches follow each \
-                   other through the buffer pairs between them",
+            default: "4",
+            help: "largest number of executors of a device that work at the same time, each on a lane; the paper's \
+                   models have at most 4 stages, with one executor each",
         },
         Knob {
             name: "diversity",
@@ -41,9 +40,8 @@ pub(crate) const POLICY: Policy = Policy {
         },
         Knob {
             name: "groups",
-            default: "16",
-            help: "largest number of groups by length that waiting requests are divided into; fewer where the profiles \
-                   favour larger batches over less padding; the paper has 2",
+            default: "2",
+            help: "number of groups by length that waiting requests are divided into, with the least padding",
         },
         Knob {
             name: "split",
@@ -57,20 +55,13 @@ pub(crate) const POLICY: Policy = Policy {
         },
         Knob {
             name: "comp_wait_ms",
-            default: "half of what a batch of 8 takes",
-            help: "time after its start during which a batch may be joined, in ms",
+            default: "the SLO less the largest batch's duration",
+            help: "T_comp_wait: time after its start during which a batch may be joined, in ms",
         },
         Knob {
             name: "window_ms",
-            default: "none",
-            help: "longest wait of the first request of a batch for others, in ms, even on an idle device",
-        },
-        Knob {
-            name: "window",
-            default: "none",
-            help: "its wait on a busy device where lengths differ: \"none\" = until the device has room, \
-                   \"first-stage\" = the duration of the first stage at the largest batch, as in the paper; window_ms \
-                   takes precedence",
+            default: "the largest batch's first stage where lengths differ, else none",
+            help: "longest wait of the first request of a batch for others, in ms",
         },
         MAX_BATCH,
         Knob { default: "never", ..DROP },
@@ -81,6 +72,8 @@ pub(crate) const POLICY: Policy = Policy {
 
 /// Upper bound on the number of groups.
 const MAX_GROUPS: usize = 16;
+/// Upper bound on the buffer pairs, and on the lanes of a device.
+const MAX_LANES: usize = 16;
 
 fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
     let diversities = [
@@ -90,22 +83,17 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         ("load", Some(Diversity::Load)),
     ];
     let millis = |knob: &str, model: Option<&str>| Ok(knobs.number(knob, model)?.map(Nanos::from_millis_f64));
-    let lanes = lanes(knobs)?.min(setup.limits.lanes);
     let options = DvaOptions {
-        lanes,
-        executors: match executors(knobs)? {
-            Executors::Lanes(_) => Executors::Lanes(lanes),
-            stages @ Executors::Stages(_) => stages,
-        },
+        lanes: lanes(knobs)?.min(setup.limits.lanes),
+        buffers: buffers(knobs)?,
         batches: BatchOptions::read(setup, knobs, DropRule::Never)?,
         terms: SplitTerms {
             diversity: knobs.choice("diversity", &diversities, None)?,
-            groups: knobs.count("groups", None)?.unwrap_or(MAX_GROUPS).min(MAX_GROUPS),
+            groups: knobs.count_to("groups", MAX_GROUPS)?.unwrap_or(2),
             splits: knobs.flag("split", true)?,
             stretches: knobs.flag("stretch", true)?,
             comp_wait: None,
             window: None,
-            first_stage_window: knobs.choice("window", &[("none", false), ("first-stage", true)], false)?,
         },
         comp_wait: PerModel::read(&setup.models, |model| millis("comp_wait_ms", model))?,
         window: PerModel::read(&setup.models, |model| millis("window_ms", model))?,
@@ -113,24 +101,22 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     Ok(Box::new(DvaBatch::new(setup, options)))
 }
 
-fn executors(knobs: &Knobs<'_>) -> Result<Executors, BuildError> {
-    let buffers = knobs.count_to("buffers", MAX_LANES)?.unwrap_or(2);
-    let kinds = [("lane", Executors::Lanes(buffers)), ("stage", Executors::Stages(buffers))];
-    knobs.choice("executors", &kinds, kinds[0].1)
+fn buffers(knobs: &Knobs<'_>) -> Result<usize, BuildError> {
+    Ok(knobs.count_to("buffers", MAX_LANES)?.unwrap_or(2))
 }
 
-/// Returns the lanes of each device. Executors of stages take any free lane: there are as many as a
-/// device may have, since all stages of a model may run concurrently.
+/// Returns the lanes of each device. With one buffer pair a single executor works at a time.
 fn lanes(knobs: &Knobs<'_>) -> Result<usize, BuildError> {
-    Ok(executors(knobs)?.beside(MAX_LANES))
+    let executors = knobs.count_to("executors", MAX_LANES)?.unwrap_or(4);
+    Ok(if buffers(knobs)? == 1 { 1 } else { executors })
 }
 
 /// The options.
 pub(super) struct DvaOptions {
     /// Number of concurrent tasks of a device.
     pub(super) lanes: usize,
-    /// The way in which stages share the lanes.
-    pub(super) executors: Executors,
+    /// Number of buffer pairs of each executor.
+    pub(super) buffers: usize,
     /// Drop rule and largest batches.
     pub(super) batches: BatchOptions,
     /// Options that hold for all models.

@@ -1,19 +1,18 @@
-//! The batches of a model on a device, their lanes and their order.
+//! The batches of a model on a device, and their order.
 //!
 //! The executors are the paper's; the batch table is [`Cohorts`], where the status of a batch is
 //! the block that it is before. The batch that is furthest runs first, and the parts of a split run
-//! one after the other, each to its end. Newcomers that catch up with a batch are a batch of their
-//! own until they are before the same block; if they end on their way, the other batch continues.
-//! One batch of the model can be stretched at a time.
+//! one after the other, each to its end. Each batch has a buffer pair.
 //!
-//! With lanes, a batch and all that is split from it run on one lane, which has the buffer pair of
-//! its number; newcomers use one more pair. With one executor per stage, a batch takes a pair in
-//! which it can begin, and newcomers any other one.
+//! Newcomers that catch up with a batch are a batch of their own, in another pair, until they are
+//! before the same block. They run the first stages while the earlier batch ends its stage; then
+//! that batch waits for them. If either ends on its way, the other one continues. One batch of the
+//! model can be stretched at a time.
 
-use super::rules::{Executors, SplitPlan};
+use super::rules::SplitPlan;
 use super::stage_executors::{BufferPair, StageExecutors};
 use crate::fifo::Fifo;
-use ripieno_base::{BlockId, LaneId, ModelId, RequestSlot, Time};
+use ripieno_base::{BlockId, ModelId, RequestSlot, Time};
 use ripieno_model::Model;
 use ripieno_sched::TaskDone;
 use ripieno_sched::tables::cohorts::{Cohort, CohortId, Cohorts};
@@ -40,11 +39,6 @@ impl PipelineBatch {
     }
 }
 
-/// Returns the buffer pair of a lane.
-fn pair(lane: LaneId) -> BufferPair {
-    lane.0 as BufferPair
-}
-
 /// The tables of requests and the model of a pipeline.
 pub(super) struct PipelineContext<'a> {
     pub(super) cohorts: &'a mut Cohorts<PipelineBatch>,
@@ -64,8 +58,6 @@ pub(super) struct PipelineRun {
 #[derive(Debug)]
 pub(super) struct Pipeline {
     executors: StageExecutors,
-    /// Whether a lane has the pair of its number, and newcomers the last one.
-    by_lane: bool,
     /// Number of stages.
     stages: usize,
     /// The batches in the order in which they reached their current stage; parts of a split are
@@ -77,27 +69,24 @@ pub(super) struct Pipeline {
     stretched: Option<CohortId>,
     /// The newcomers that catch up with `stretched`, while it waits.
     newcomers: Option<CohortId>,
-    /// The pair of the newcomers.
+    /// The pair of the newcomers, from which the merged batch reads, too.
     spare: BufferPair,
     /// Scratch memory: batches of members that skip.
     skipping: Vec<CohortId>,
 }
 
 impl Pipeline {
-    pub(super) fn new(stages: usize, executors: Executors, queries: usize) -> Pipeline {
-        let (by_lane, pairs, width) = match executors {
-            Executors::Lanes(lanes) => (true, lanes + 1, lanes),
-            Executors::Stages(pairs) => (false, pairs, 1),
-        };
+    /// Creates the pipeline of a model with these numbers of stages and buffer pairs; `queries`
+    /// bounds the requests in it.
+    pub(super) fn new(stages: usize, pairs: usize, queries: usize) -> Pipeline {
         Pipeline {
-            executors: StageExecutors::new(stages, pairs, width),
-            by_lane,
+            executors: StageExecutors::new(stages, pairs),
             stages,
             batches: Vec::with_capacity(queries + 1),
             count: 0,
             stretched: None,
             newcomers: None,
-            spare: (pairs - 1) as BufferPair,
+            spare: 0,
             skipping: Vec::with_capacity(queries),
         }
     }
@@ -111,12 +100,7 @@ impl Pipeline {
         self.batches.iter().map(|&id| cohorts.get(id).rows).sum()
     }
 
-    /// Returns whether a lane has a batch that continues there.
-    pub(super) fn uses(&self, cohorts: &Cohorts<PipelineBatch>, lane: LaneId) -> bool {
-        self.by_lane && self.batches.iter().any(|&id| cohorts.get(id).own.pair == Some(pair(lane)))
-    }
-
-    /// *new*: creates a batch before the first stage, on no lane yet, to which members are to be
+    /// *new*: creates a batch before the first stage, in no pair yet, to which members are to be
     /// added.
     pub(super) fn open(&mut self, cohorts: &mut Cohorts<PipelineBatch>, model: ModelId, sealed: bool) -> CohortId {
         let number = self.number();
@@ -165,17 +149,10 @@ impl Pipeline {
         self.batches.iter().any(|&id| cohorts.get(id).own.pair.is_some())
     }
 
-    /// Returns whether a batch could begin now, given a free lane.
-    pub(super) fn could_begin(&self) -> bool {
-        self.by_lane || self.executors.pairs().any(|pair| self.executors.could_begin(pair))
-    }
-
-    /// Returns the pair in which a batch may begin on a free lane.
-    pub(super) fn entry(&self, lane: LaneId) -> Option<BufferPair> {
-        match self.by_lane {
-            true => Some(pair(lane)).filter(|&pair| self.executors.takes(0, pair)),
-            false => self.executors.pairs().find(|&pair| self.executors.could_begin(pair)),
-        }
+    /// Returns the pair in which a batch may begin, except `other`.
+    pub(super) fn entry(&self, other: Option<BufferPair>) -> Option<BufferPair> {
+        let mut pairs = self.executors.pairs().filter(|&pair| Some(pair) != other);
+        pairs.find(|&pair| self.executors.could_begin(pair))
     }
 
     /// Begins a formed batch in a pair: its members run from now on.
@@ -186,31 +163,25 @@ impl Pipeline {
         self.executors.put(0, pair);
     }
 
-    /// Returns the batch that newcomers could join before a free lane continues: the latest one, at
-    /// a border, neither about to be split nor split off.
-    pub(super) fn stretchable(&self, cohorts: &Cohorts<PipelineBatch>, lane: LaneId) -> Option<CohortId> {
+    /// Returns the batch that newcomers could join, if they could begin: the latest one, neither
+    /// in its last stage nor about to be split nor split off.
+    pub(super) fn stretchable(&self, cohorts: &Cohorts<PipelineBatch>) -> Option<CohortId> {
         let latest = self.batches.iter().copied().max_by_key(|&id| cohorts.get(id).own.number)?;
-        let &Cohort { block, runs, own: PipelineBatch { pair: of, sealed, .. }, .. } = cohorts.get(latest);
-        let here = !self.by_lane || of == Some(pair(lane));
-        let free = self.stretched.is_none() && self.free_beside(of?).is_some();
-        (here && !sealed && !runs && block > BlockId(0) && free).then_some(latest)
+        let &Cohort { block, runs, own: PipelineBatch { pair, sealed, .. }, .. } = cohorts.get(latest);
+        let has_begun = runs || block > BlockId(0);
+        let meets = block.index() + usize::from(runs) < self.stages;
+        let free = self.stretched.is_none() && self.entry(Some(pair?)).is_some();
+        (has_begun && meets && !sealed && free).then_some(latest)
     }
 
-    /// Returns the pair in which newcomers could catch up with a batch of pair `of`.
-    fn free_beside(&self, of: BufferPair) -> Option<BufferPair> {
-        let mut pairs =
-            self.executors.pairs().filter(|&pair| if self.by_lane { pair == self.spare } else { pair != of });
-        pairs.find(|&pair| self.executors.takes(0, pair))
-    }
-
-    /// *stretch*: makes a batch wait until newcomers have caught up. Returns the batch to which
-    /// these are to be added.
+    /// *stretch*: lets newcomers catch up with a batch, which waits for them at its next border.
+    /// Returns the batch to which these are to be added.
     pub(super) fn stretch(&mut self, cohorts: &mut Cohorts<PipelineBatch>, id: CohortId, sealed: bool) -> CohortId {
         let (model, number) = (cohorts.get(id).model, self.number());
-        self.spare = self.free_beside(cohorts.get(id).own.pair()).expect("a batch that is stretchable");
+        self.spare = self.entry(Some(cohorts.get(id).own.pair())).expect("a batch that is stretchable");
         let own = cohorts.own_mut(id);
         own.sealed = sealed;
-        let newcomers = PipelineBatch { number, family: number, ..*own };
+        let newcomers = PipelineBatch { pair: Some(self.spare), number, family: number, ..*own };
         let newcomers = cohorts.open(model, newcomers);
         self.batches.push(newcomers);
         self.executors.put(0, self.spare);
@@ -218,21 +189,17 @@ impl Pipeline {
         newcomers
     }
 
-    /// Takes the furthest batch that may run on a free lane.
-    pub(super) fn next(&mut self, cohorts: &Cohorts<PipelineBatch>, lane: LaneId) -> Option<PipelineRun> {
+    /// Takes the furthest batch that may run.
+    pub(super) fn next(&mut self, cohorts: &Cohorts<PipelineBatch>) -> Option<PipelineRun> {
         let held = self.stretched.filter(|_| self.newcomers.is_some());
         for stage in (0..self.stages).rev() {
             for &batch in &self.batches {
                 let &Cohort { block, runs, own, .. } = cohorts.get(batch);
-                let Some(of) = own.pair.filter(|&of| !self.by_lane || of == pair(lane)) else {
+                let Some(pair) = own.pair.filter(|_| block.index() == stage && !runs && held != Some(batch)) else {
                     continue;
                 };
-                if block.index() != stage || held == Some(batch) || runs || self.waits_for_sibling(cohorts, batch) {
-                    continue;
-                }
-                let pair = if self.newcomers == Some(batch) { self.spare } else { of };
                 let merged = (self.stretched == Some(batch)).then_some(self.spare);
-                if self.executors.may_start(stage, pair, merged) {
+                if !self.waits_for_sibling(cohorts, batch) && self.executors.may_start(stage, pair, merged) {
                     let begun = self.executors.pull(stage, pair) && self.executors.check(stage, pair, merged);
                     assert!(begun, "an executor may start what it said it may: {batch:?} at stage {stage}");
                     return Some(PipelineRun { batch, pair });
@@ -246,7 +213,7 @@ impl Pipeline {
     fn waits_for_sibling(&self, cohorts: &Cohorts<PipelineBatch>, id: CohortId) -> bool {
         let &Cohort { block, own: PipelineBatch { family, .. }, .. } = cohorts.get(id);
         let mut others = self.batches.iter().filter(|&&other| other != id).map(|&other| cohorts.get(other));
-        !self.by_lane && others.any(|other| other.own.family == family && (other.runs || other.block > block))
+        others.any(|other| other.own.family == family && (other.runs || other.block > block))
     }
 
     /// Ends a stage: ended members leave, members that skip continue as a batch of their own, and a
@@ -294,25 +261,27 @@ impl Pipeline {
         }
     }
 
-    /// Handles a batch that has run a stage. Returns the batch that is at a border now: this one,
-    /// or the one that it has caught up with.
+    /// Handles a batch that has run a stage. Returns the batch that is at a border now and waits
+    /// for no other: this one, or the one that it has caught up with.
     fn advance_batch(&mut self, cohorts: &mut Cohorts<PipelineBatch>, id: CohortId, goes_on: bool) -> Option<CohortId> {
         self.remove(id);
-        let Some(batch) = self.stretched.filter(|_| self.newcomers == Some(id)) else {
+        self.batches.extend(goes_on.then_some(id));
+        let Some((batch, newcomers)) = self.stretched.zip(self.newcomers).filter(|pair| pair.0 == id || pair.1 == id)
+        else {
             self.stretched = self.stretched.filter(|&batch| batch != id);
-            self.batches.extend(goes_on.then_some(id));
             return goes_on.then_some(id);
         };
-        if goes_on && cohorts.get(id).block < cohorts.get(batch).block {
-            self.batches.push(id);
+        if !goes_on {
+            (self.stretched, self.newcomers) = (None, None);
+            let other = if id == batch { newcomers } else { batch };
+            return Some(other).filter(|&other| !cohorts.get(other).runs && cohorts.get(other).block > BlockId(0));
+        }
+        if id == batch || cohorts.get(batch).runs || cohorts.get(id).block < cohorts.get(batch).block {
             return None;
         }
         self.newcomers = None;
-        if goes_on {
-            cohorts.merge(id, batch);
-        } else {
-            self.stretched = None;
-        }
+        self.remove(id);
+        cohorts.merge(id, batch);
         self.remove(batch);
         self.batches.push(batch);
         Some(batch)

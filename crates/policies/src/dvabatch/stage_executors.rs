@@ -11,9 +11,8 @@
 //! any order. For an executor that has pulled an item *checks* the pair of that item.
 //!
 //! Beyond the paper: `split` leaves several items in one buffer, which are read one after the
-//! other, so a buffer with unread items is not written. A stage may have several executors: lanes
-//! that run the same stage for inputs of different lengths in parallel. An item that ends frees its
-//! pair immediately.
+//! other, so a buffer with unread items is not written. An item that ends frees its pair
+//! immediately.
 //!
 //! A pure state machine, tested over all interleavings of small configurations.
 
@@ -52,9 +51,7 @@ pub(super) struct StageExecutors {
     stages: usize,
     /// Number of buffer pairs between two stages.
     pairs: usize,
-    /// Number of executors per stage.
-    width: usize,
-    /// State of the executors, stage by stage.
+    /// State of the executor of each stage.
     executors: Vec<StageExecutor>,
     /// State by boundary and pair; boundary i is before stage i, the last one after the last stage.
     buffers: Vec<Buffer>,
@@ -69,13 +66,12 @@ pub(super) struct StageExecutors {
 }
 
 impl StageExecutors {
-    pub(super) fn new(stages: usize, pairs: usize, width: usize) -> StageExecutors {
-        assert!(stages > 0 && pairs > 0 && pairs <= usize::from(BufferPair::MAX) && width > 0);
+    pub(super) fn new(stages: usize, pairs: usize) -> StageExecutors {
+        assert!(stages > 0 && pairs > 0 && pairs <= usize::from(BufferPair::MAX));
         StageExecutors {
             stages,
             pairs,
-            width,
-            executors: vec![StageExecutor::Active; stages * width],
+            executors: vec![StageExecutor::Active; stages],
             buffers: vec![Buffer::Available; (stages + 1) * pairs],
             unread: vec![0; (stages + 1) * pairs],
             owed: vec![false; stages * pairs],
@@ -100,22 +96,23 @@ impl StageExecutors {
     /// Returns whether a stage could begin immediately with the item before it in `pair`, merged
     /// with the one in `merged`.
     pub(super) fn may_start(&self, stage: usize, pair: BufferPair, merged: Option<BufferPair>) -> bool {
-        let executors = &self.executors[stage * self.width..][..self.width];
-        let bound = executors.contains(&StageExecutor::Checking(pair)) || executors.contains(&StageExecutor::Active);
+        let bound = [StageExecutor::Checking(pair), StageExecutor::Active].contains(&self.executors[stage]);
         bound && self.is_ready(stage, pair, merged)
     }
 
     /// Returns whether the first stage could begin immediately with an item that is put into
     /// `pair`.
     pub(super) fn could_begin(&self, pair: BufferPair) -> bool {
-        self.takes(0, pair)
-            && self.executors[..self.width].contains(&StageExecutor::Active)
-            && self.is_legitimate(0, pair)
+        self.takes(0, pair) && self.executors[0] == StageExecutor::Active && self.is_legitimate(0, pair)
     }
 
-    /// Lets an active executor pull an item of a pair; returns false if none is active.
+    /// Lets the executor of a stage pull an item of a pair; returns false if it is not active.
     pub(super) fn pull(&mut self, stage: usize, pair: BufferPair) -> bool {
-        self.change(stage, StageExecutor::Active, StageExecutor::Checking(pair))
+        let active = self.executors[stage] == StageExecutor::Active;
+        if active {
+            self.executors[stage] = StageExecutor::Checking(pair);
+        }
+        active
     }
 
     /// Lets the executor that has pulled an item of `pair` begin; returns false if the pair is not
@@ -124,10 +121,8 @@ impl StageExecutors {
         if !self.is_ready(stage, pair, merged) {
             return false;
         }
-        assert!(
-            self.change(stage, StageExecutor::Checking(pair), StageExecutor::Working(pair, merged)),
-            "an executor pulled it"
-        );
+        assert_eq!(self.executors[stage], StageExecutor::Checking(pair), "the executor pulled it");
+        self.executors[stage] = StageExecutor::Working(pair, merged);
         for from in [Some(pair), merged].into_iter().flatten() {
             let at = self.at(stage, from);
             self.buffers[at] = Buffer::InReading;
@@ -141,12 +136,9 @@ impl StageExecutors {
     /// Ends an executor's item of `pair`; `goes_on` is true if any part of it is before the next
     /// stage now.
     pub(super) fn complete(&mut self, stage: usize, pair: BufferPair, goes_on: bool) {
-        let working = self.executors[stage * self.width..][..self.width].iter_mut();
-        let found = working.into_iter().find(|state| matches!(state, StageExecutor::Working(of, _) if *of == pair));
-        let executor = found.expect("an executor works on this pair");
-        let StageExecutor::Working(_, merged) = std::mem::replace(executor, StageExecutor::Inactive) else {
-            unreachable!()
-        };
+        let StageExecutor::Working(of, merged) = self.executors[stage] else { unreachable!("stage {stage} works") };
+        assert_eq!(of, pair, "the executor works on this pair");
+        self.executors[stage] = StageExecutor::Inactive;
         let to = self.at(stage + 1, pair);
         let Buffer::InWriting(invalid) = self.buffers[to] else { unreachable!("the output was being written") };
         self.buffers[to] = if invalid { Buffer::Invalid } else { Buffer::Available };
@@ -181,12 +173,9 @@ impl StageExecutors {
         for stage in (0..self.stages).rev() {
             let last = stage + 1 == self.stages;
             let usable = last || (0..self.pairs).any(|pair| self.is_legitimate(stage, pair as BufferPair));
-            let executors = &mut self.executors[stage * self.width..][..self.width];
-            let mut wakes = false;
-            if usable {
-                for executor in executors.iter_mut().filter(|executor| **executor == StageExecutor::Inactive) {
-                    (*executor, wakes) = (StageExecutor::Active, true);
-                }
+            let wakes = usable && self.executors[stage] == StageExecutor::Inactive;
+            if wakes {
+                self.executors[stage] = StageExecutor::Active;
             }
             #[cfg(test)]
             let wakes = wakes || self.broken == tests::Broken::LegitimiseAtCompletion;
@@ -227,13 +216,6 @@ impl StageExecutors {
         let readable =
             |pair: BufferPair| self.buffer(stage, pair) == Buffer::Available && self.unread[self.at(stage, pair)] > 0;
         readable(pair) && merged.is_none_or(readable) && self.is_legitimate(stage, pair)
-    }
-
-    /// Moves one executor of a stage from one state to another; returns false if none is in `from`.
-    fn change(&mut self, stage: usize, from: StageExecutor, to: StageExecutor) -> bool {
-        let executors = &mut self.executors[stage * self.width..][..self.width];
-        let found = executors.iter_mut().find(|executor| **executor == from);
-        found.map(|executor| *executor = to).is_some()
     }
 
     fn buffer(&self, boundary: usize, pair: BufferPair) -> Buffer {

@@ -90,11 +90,6 @@ fn flat() -> Model {
     chain(&[[1; 4]; 4])
 }
 
-/// A model that uses all of the device with any batch.
-fn busy() -> Model {
-    chain(&[[1, 2, 3, 4]; 4])
-}
-
 #[test]
 fn members_that_skip_continue_as_a_batch_of_their_own() {
     let mut driver = Driver::new(vec![flat()], 1, &[]);
@@ -108,14 +103,33 @@ fn members_that_skip_continue_as_a_batch_of_their_own() {
     assert_eq!(driver.settle(3), "done 0");
 }
 
+/// Figure 8: a batch of two is stretched by two more while its second stage runs, and split after
+/// the third.
+#[test]
+fn figure_8_step_by_step() {
+    let mut driver = Driver::new(vec![chain(&[[1; 4], [1; 4], [1; 4], [1, 1, 2, 2]])], 4, &[]);
+    driver.arrive(0, 0..2, 0, 1_000);
+    assert_eq!(driver.settle(0), "lane 0 stage 0 [0, 1]");
+    assert_eq!(driver.ok(1, 0), "lane 0 stage 1 [0, 1]");
+    driver.arrive(1, 2..4, 0, 1_000);
+    assert_eq!(driver.settle(1), "lane 1 stage 0 [2, 3]", "newcomers begin while executor 2 works");
+    driver.arrive(1, 4..5, 0, 1_000);
+    assert_eq!(driver.ok(2, 0), "", "the batch waits at the border before stage 3");
+    assert_eq!(driver.ok(2, 1), "lane 0 stage 1 [2, 3], lane 1 stage 0 [4]");
+    assert_eq!(driver.ok(3, 0), "lane 0 stage 2 [0, 1, 2, 3]", "one batch from here on");
+    assert_eq!(driver.ok(3, 1), "");
+    assert_eq!(driver.ok(4, 0), "lane 0 stage 3 [0, 1], lane 1 stage 1 [4]", "split: the second part waits");
+    assert_eq!(driver.ok(5, 0), "done 0, done 1, lane 0 stage 3 [2, 3]");
+}
+
 #[test]
 fn newcomers_that_fail_or_leave_delay_no_batch() {
     for (outcome, ended, answer) in [(Outcome::Failed, &[][..], "Failed 1"), (Outcome::Ok, &[true], "done 1")] {
-        let mut driver = Driver::new(vec![flat()], 1, &[]);
+        let mut driver = Driver::new(vec![flat()], 2, &[]);
         driver.arrive(0, 0..1, 0, 1_000);
         assert_eq!(driver.settle(0), "lane 0 stage 0 [0]");
         assert_eq!(driver.ok(1, 0), "lane 0 stage 1 [0]");
-        driver.arrive(1, 1..2, 0, 1_000);
+        driver.arrive(2, 1..2, 0, 1_000);
         assert_eq!(driver.ok(2, 0), "lane 0 stage 0 [1]");
         driver.end(3, 0, outcome, ended, &[]);
         assert_eq!(driver.settle(3), format!("{answer}, lane 0 stage 2 [0]"));
@@ -125,105 +139,69 @@ fn newcomers_that_fail_or_leave_delay_no_batch() {
 }
 
 #[test]
-fn batches_run_side_by_side_as_far_as_the_device_has_room() {
-    let mut driver = Driver::new(vec![flat()], 2, &[]);
-    driver.arrive(0, 0..2, 0, 1_000);
-    assert_eq!(driver.settle(0), "lane 0 stage 0 [0, 1]");
-    driver.arrive(0, 2..5, 0, 1_000);
-    // Two of the three fit beside the two that run.
-    assert_eq!(driver.settle(0), "lane 1 stage 0 [2, 3]");
-    assert_eq!(driver.ok(1, 0), "lane 0 stage 1 [0, 1]");
+fn newcomers_continue_without_a_batch_that_ends() {
+    for (outcome, ended, answer) in [(Outcome::Failed, &[][..], "Failed 0"), (Outcome::Ok, &[true], "done 0")] {
+        let mut driver = Driver::new(vec![flat()], 2, &[]);
+        driver.arrive(0, 0..1, 0, 1_000);
+        assert_eq!(driver.settle(0), "lane 0 stage 0 [0]");
+        assert_eq!(driver.ok(1, 0), "lane 0 stage 1 [0]");
+        driver.arrive(1, 1..2, 0, 1_000);
+        assert_eq!(driver.settle(1), "lane 1 stage 0 [1]");
+        driver.end(2, 0, outcome, ended, &[]);
+        assert_eq!(driver.settle(2), answer);
+        assert_eq!(driver.ok(2, 1), "lane 0 stage 1 [1]");
+        for stage in 2..4 {
+            assert_eq!(driver.ok(stage + 1, 0), format!("lane 0 stage {stage} [1]"));
+        }
+        assert_eq!(driver.ok(5, 0), "done 1");
+    }
+}
 
-    let mut driver = Driver::new(vec![busy()], 2, &[]);
+#[test]
+fn only_the_latest_batch_is_joined_and_only_for_a_time() {
+    let mut driver = Driver::new(vec![flat()], 4, &[("comp_wait_ms", "1")]);
     driver.arrive(0, 0..1, 0, 1_000);
     assert_eq!(driver.settle(0), "lane 0 stage 0 [0]");
-    driver.arrive(0, 1..2, 0, 1_000);
-    assert_eq!(driver.settle(0), "");
-}
-
-#[test]
-fn waiting_requests_begin_together_once_the_device_is_free_if_that_is_better() {
-    // One fits beside the two that run. From 1 on the three are done at 11, 20 and 21 if they start
-    // as they fit, all at 21 if they wait for the device. From 8 on they are done at 18, 20 and 28,
-    // or all at 21.
-    for (at, expected) in [(1, "lane 1 stage 0 [2]"), (8, "")] {
-        let mut driver = Driver::new(vec![chain(&[[10, 10, 11, 12]])], 2, &[]);
-        driver.arrive(0, 0..2, 0, 1_000);
-        assert_eq!(driver.settle(0), "lane 0 stage 0 [0, 1]");
-        driver.arrive(at, 2..5, 0, 1_000);
-        assert_eq!(driver.settle(at), expected);
-    }
-}
-
-#[test]
-fn waiting_requests_begin_together_if_parts_have_exceeded_their_forecast() {
-    // Two use all of the device. At 1,020 the forecast for the waiting ones is an end by 1,061, in
-    // parallel.
-    for (at, expected) in [(1_061, "done 1, lane 1 stage 0 [3]"), (1_062, "done 1")] {
-        let mut driver = Driver::new(vec![chain(&[[20, 27, 34, 40]])], 2, &[]);
-        // The rate is low, so arrivals do not outrun parts.
-        driver.arrive(0, 6..7, 0, 1_000);
-        driver.settle(0);
-        driver.ok(20, 0);
-        driver.arrive(1_000, 0..1, 0, 1_000);
-        driver.settle(1_000);
-        driver.arrive(1_001, 1..2, 0, 1_000);
-        assert_eq!(driver.settle(1_001), "lane 1 stage 0 [1]");
-        driver.arrive(1_002, 2..6, 0, 1_000);
-        assert_eq!(driver.ok(1_020, 0), "done 0, lane 0 stage 0 [2]");
-        // The second, due at 1,021, is late.
-        assert_eq!(driver.ok(at, 1), expected);
-        if at == 1_062 {
-            assert_eq!(driver.ok(1_063, 0), "done 2, lane 0 stage 0 [3, 4, 5]");
-        }
-    }
-}
-
-#[test]
-fn waiting_requests_begin_together_if_parts_would_not_keep_up() {
-    // One by one on two lanes is better for all that wait; but two lanes carry one in 10.
-    for (every, expected) in [(20, "done 0, lane 0 stage 0 [2]"), (8, "done 0")] {
-        let mut driver = Driver::new(vec![chain(&[[20, 26, 32, 38]])], 2, &[]);
-        for at in (0..1_000).step_by(every) {
-            driver.arrive(at, 7..8, 0, 1_000);
-            driver.settle(at);
-            driver.ok(at + 5, 0);
-        }
-        driver.arrive(1_000, 0..1, 0, 1_000);
-        driver.settle(1_000);
-        driver.arrive(1_001, 1..2, 0, 1_000);
-        assert_eq!(driver.settle(1_001), "lane 1 stage 0 [1]");
-        driver.arrive(1_002, 2..6, 0, 1_000);
-        assert_eq!(driver.ok(1_020, 0), expected, "one in {every}");
-    }
-}
-
-#[test]
-fn no_request_overtakes_the_oldest_because_it_fits() {
-    let mut driver = Driver::new(vec![busy(), flat()], 2, &[]);
-    driver.arrive(0, 0..1, 1, 1_000);
-    assert_eq!(driver.settle(0), "model 1 lane 0 stage 0 [0]");
-    driver.arrive(1, 1..2, 0, 1_000);
-    driver.arrive(2, 2..3, 1, 1_000);
-    assert_eq!(driver.settle(2), "");
-    for at in 3..6 {
-        assert_eq!(driver.ok(at, 0), format!("model 1 lane 0 stage {} [0]", at - 2));
-    }
-    assert_eq!(driver.ok(6, 0), "done 0, lane 0 stage 0 [1]");
-}
-
-#[test]
-fn only_the_latest_batch_is_joined() {
-    let mut driver = Driver::new(vec![flat()], 2, &[]);
-    driver.arrive(0, 0..1, 0, 1_000);
-    assert_eq!(driver.settle(0), "lane 0 stage 0 [0]");
-    driver.arrive(0, 1..2, 0, 1_000);
-    assert_eq!(driver.settle(0), "lane 1 stage 0 [1]");
-    driver.arrive(1, 2..3, 0, 1_000);
-    // The older one continues; no lane is free for a third batch.
     assert_eq!(driver.ok(1, 0), "lane 0 stage 1 [0]");
-    assert_eq!(driver.ok(1, 1), "lane 1 stage 0 [2]");
-    assert_eq!(driver.ok(2, 1), "lane 1 stage 1 [1, 2]");
+    driver.arrive(2, 1..2, 0, 1_000);
+    assert_eq!(driver.ok(2, 0), "lane 0 stage 2 [0], lane 1 stage 0 [1]", "2 ms are too late to join");
+    driver.arrive(2, 2..3, 0, 1_000);
+    assert_eq!(driver.ok(3, 0), "lane 0 stage 3 [0]");
+    assert_eq!(driver.ok(3, 1), "lane 1 stage 0 [2]", "the second batch waits, the first goes on");
+    assert_eq!(driver.ok(4, 1), "lane 1 stage 1 [1, 2]");
+    assert_eq!(driver.ok(4, 0), "done 0");
+}
+
+/// Newcomers join as long as the largest batch, 4 ms, would end within the SLO.
+#[test]
+fn the_time_to_join_ends_where_the_slo_could_be_missed() {
+    for (slo_ms, expected) in [(5, "lane 0 stage 0 [1]"), (4, "lane 0 stage 1 [0], lane 1 stage 0 [1]")] {
+        let mut driver = Driver::new(vec![Model { slo: Nanos::from_millis(slo_ms), ..flat() }], 2, &[]);
+        driver.arrive(0, 0..1, 0, 1_000);
+        assert_eq!(driver.settle(0), "lane 0 stage 0 [0]");
+        driver.arrive(1, 1..2, 0, 1_000);
+        assert_eq!(driver.ok(1, 0), expected, "{slo_ms}");
+    }
+}
+
+#[test]
+fn models_have_executors_of_their_own() {
+    let mut driver = Driver::new(vec![flat(), flat()], 4, &[]);
+    driver.arrive(0, 0..2, 0, 1_000);
+    driver.arrive(0, 2..3, 1, 1_000);
+    assert_eq!(driver.settle(0), "lane 0 stage 0 [0, 1], model 1 lane 1 stage 0 [2]");
+}
+
+#[test]
+fn stages_that_prefer_other_profiled_sizes_make_a_model_diverse() {
+    // Flat to 2 and to 4 rows, flat to 3 and to 4: the paper profiles 1, 2 and 4.
+    for (last, splits) in [([1, 1, 2, 2], true), ([1, 1, 1, 2], false)] {
+        let mut driver = Driver::new(vec![chain(&[[1; 4], last])], 2, &[]);
+        driver.arrive(0, 0..4, 0, 1_000);
+        driver.settle(0);
+        let expected = if splits { "lane 0 stage 1 [0, 1]" } else { "lane 0 stage 1 [0, 1, 2, 3]" };
+        assert_eq!(driver.ok(1, 0), expected);
+    }
 }
 
 #[test]
@@ -231,17 +209,41 @@ fn requests_of_a_lost_device_start_over_once_all_tasks_have_ended() {
     let mut driver = Driver::new(vec![flat()], 2, &[]);
     driver.arrive(0, 0..1, 0, 1_000);
     driver.settle(0);
-    driver.arrive(0, 1..2, 0, 1_000);
-    driver.settle(0);
     driver.ok(1, 0);
-    driver.end(1, 1, Outcome::DeviceLost, &[], &[]);
-    assert_eq!(driver.settle(1), "");
+    driver.arrive(1, 1..2, 0, 1_000);
+    assert_eq!(driver.settle(1), "lane 1 stage 0 [1]");
+    driver.end(2, 1, Outcome::DeviceLost, &[], &[]);
+    assert_eq!(driver.settle(2), "");
     driver.end(2, 0, Outcome::DeviceLost, &[], &[]);
     assert_eq!(driver.settle(2), "lane 0 stage 0 [0, 1]");
     driver.dva.on_control(ms(3), Control::DeviceLeft(DeviceId(0)));
     driver.dva.on_control(ms(3), Control::ModelUnloaded(ModelId(0)));
     driver.end(3, 0, Outcome::Ok, &[true, false], &[]);
     assert_eq!(driver.settle(3), "done 0, Unloaded 1");
+}
+
+/// The window of policy I: the first stage takes as many ms as the oldest request is long.
+#[test]
+fn requests_that_differ_in_length_wait_for_the_first_stage_of_the_largest_batch() {
+    let mut driver = Driver::new(vec![padded()], 2, &[]);
+    driver.arrive_long(0, 0..1, 5, 1_000);
+    assert_eq!((driver.settle(0), driver.dva.next_wakeup()), (String::new(), ms(5)));
+    driver.arrive_long(2, 1..2, 1, 1_000);
+    assert_eq!(driver.settle(2), "");
+    assert_eq!(driver.settle(5), "lane 0 stage 0 [1]", "two groups, the short one first");
+    assert_eq!(driver.ok(6, 0), "done 1, lane 0 stage 0 [0]");
+}
+
+/// Policy I bounds the requests in all stages by the largest batch.
+#[test]
+fn a_pipeline_by_length_holds_one_batch_of_requests() {
+    for (diversity, expected) in [("input", "lane 0 stage 1 [0]"), ("load", "lane 0 stage 1 [0], lane 1 stage 0 [1]")] {
+        let options = [("diversity", diversity), ("stretch", "false"), ("max_batch", "1"), ("window_ms", "0")];
+        let mut driver = Driver::new(vec![flat()], 2, &options);
+        driver.arrive(0, 0..2, 0, 1_000);
+        assert_eq!(driver.settle(0), "lane 0 stage 0 [0]");
+        assert_eq!(driver.ok(1, 0), expected);
+    }
 }
 
 #[test]
@@ -272,7 +274,7 @@ fn padded() -> Model {
 #[test]
 fn a_new_profile_holds_for_requests_of_any_length() {
     // The wakeup is the time until which the second one is not hopeless.
-    let mut driver = Driver::new(vec![padded()], 1, &[("drop", "hopeless")]);
+    let mut driver = Driver::new(vec![padded()], 1, &[("drop", "hopeless"), ("window_ms", "0")]);
     driver.arrive_long(0, 0..1, 2, 1_000);
     driver.settle(0);
     driver.arrive_long(0, 1..2, 2, 20);
@@ -316,24 +318,7 @@ fn a_request_that_waits_in_a_batch_can_be_cancelled() {
     (2..4).for_each(|slot| cancel(&mut driver, slot));
     assert_eq!(driver.settle(0), "Cancelled 2, Cancelled 3");
     driver.arrive_long(0, 4..5, 2, 1_000);
-    assert_eq!(driver.ok(1, 0), "done 0, done 1, lane 0 stage 0 [4]");
-}
-
-#[test]
-fn a_batch_that_waits_is_shorter_once_its_longest_has_gone() {
-    // A row uses an eighth of the device if it is 1 long, five eighths if it is 5 long, and all of
-    // it if it is 8 long.
-    let of = |millis: [i64; 4]| Profile::from_table(&millis.map(Nanos::from_millis)).unwrap();
-    let (flat, each) = ([8; 4], [8, 16, 24, 32]);
-    let mut model = chain(&[each]);
-    model.blocks[0].lengths = Some(LengthProfiles::new(vec![(1, of(flat)), (5, of(each)), (8, of(each))]).unwrap());
-    let mut driver = Driver::new(vec![model], 2, &[("groups", "2")]);
-    for (slot, length) in [(0, 1), (1, 5), (2, 8)] {
-        driver.arrive_long(0, slot..slot + 1, length, 1_000);
-    }
-    assert_eq!(driver.settle(0), "lane 0 stage 0 [0]");
-    cancel(&mut driver, 2);
-    assert_eq!(driver.settle(0), "Cancelled 2, lane 1 stage 0 [1]");
+    assert_eq!((driver.ok(1, 0), driver.settle(2)), ("done 0, done 1".to_owned(), "lane 0 stage 0 [4]".to_owned()));
 }
 
 #[test]
@@ -366,7 +351,7 @@ fn a_request_that_waits_in_a_batch_is_rejected_if_the_model_is_unloaded() {
 
 #[test]
 fn with_one_executor_a_stage_batches_follow_each_other() {
-    let mut driver = Driver::new(vec![flat()], 4, &[("executors", "stage"), ("stretch", "false")]);
+    let mut driver = Driver::new(vec![flat()], 4, &[("stretch", "false")]);
     driver.arrive(0, 0..1, 0, 1_000);
     assert_eq!(driver.settle(0), "lane 0 stage 0 [0]");
     driver.arrive(0, 1..2, 0, 1_000);
@@ -383,7 +368,7 @@ fn with_one_executor_a_stage_batches_follow_each_other() {
 
 #[test]
 fn one_pair_of_buffers_makes_stages_work_in_turn() {
-    let mut driver = Driver::new(vec![flat()], 4, &[("executors", "stage"), ("buffers", "1")]);
+    let mut driver = Driver::new(vec![flat()], 4, &[("buffers", "1")]);
     driver.arrive(0, 0..1, 0, 1_000);
     assert_eq!(driver.settle(0), "lane 0 stage 0 [0]");
     driver.arrive(0, 1..2, 0, 1_000);
@@ -396,7 +381,7 @@ fn one_pair_of_buffers_makes_stages_work_in_turn() {
 #[test]
 fn parts_of_a_split_run_one_after_the_other_though_executors_are_free() {
     let each = [1, 2, 3, 4];
-    let mut driver = Driver::new(vec![chain(&[[1; 4], each, each])], 4, &[("executors", "stage")]);
+    let mut driver = Driver::new(vec![chain(&[[1; 4], each, each])], 4, &[]);
     driver.arrive(0, 0..2, 0, 1_000);
     assert_eq!(driver.settle(0), "lane 0 stage 0 [0, 1]");
     assert_eq!(driver.ok(1, 0), "lane 0 stage 1 [0]");
@@ -404,18 +389,4 @@ fn parts_of_a_split_run_one_after_the_other_though_executors_are_free() {
     assert_eq!(driver.ok(3, 0), "done 0, lane 0 stage 1 [1]");
     assert_eq!(driver.ok(4, 0), "lane 0 stage 2 [1]");
     assert_eq!(driver.ok(5, 0), "done 1");
-}
-
-#[test]
-fn newcomers_catch_up_through_another_pair() {
-    let mut driver = Driver::new(vec![flat()], 4, &[("executors", "stage")]);
-    driver.arrive(0, 0..1, 0, 1_000);
-    assert_eq!(driver.settle(0), "lane 0 stage 0 [0]");
-    assert_eq!(driver.ok(1, 0), "lane 0 stage 1 [0]");
-    driver.arrive(2, 1..2, 0, 1_000);
-    assert_eq!(driver.ok(2, 0), "lane 0 stage 0 [1]");
-    assert_eq!(driver.ok(3, 0), "lane 0 stage 1 [1]");
-    assert_eq!(driver.ok(4, 0), "lane 0 stage 2 [0, 1]");
-    assert_eq!(driver.ok(5, 0), "lane 0 stage 3 [0, 1]");
-    assert_eq!(driver.ok(6, 0), "done 0, done 1");
 }

@@ -3,13 +3,13 @@
 use super::SOURCE;
 use super::measured::{self, StandInMeasurement};
 use super::workload::{
-    DvaCase, DvaNetwork, DvaSystem, LOADS, NETWORKS, RESNET152, SimOutcomes, Tuned, UNET, VGG19, axis, lines, mean,
-    run, seeds, series, settings, tuned,
+    DvaCase, DvaSystem, LOADS, NETWORKS, RESNET152, SimOutcomes, Tuned, VGG19, axis, lines, mean, run, seeds, series,
+    settings, tuned,
 };
 use crate::context::{ReproduceContext, Spread};
 use crate::item::{ExperimentItem, ItemReport, ResultRow};
 use crate::machine::PolicyResult;
-use ripieno_report::plot::{Figure, Look, PlotAxis, Series};
+use ripieno_report::plot::{Figure, Look, Series};
 
 pub(super) const FIGURE_14: ExperimentItem = ExperimentItem {
     id: "dvabatch/figure14",
@@ -27,12 +27,11 @@ pub(super) const FIGURE_16: ExperimentItem = ExperimentItem {
     run: figure_16,
 };
 
-pub(super) const STRETCH: ExperimentItem = ExperimentItem {
-    id: "dvabatch/stretch",
-    title: "Stretch against a batcher that never idles, by load",
-    says: "DVABatch lowers the latency in all cases; a batch that runs for T_comp_wait is stretched no more. The paper does not say \
-           what stretching costs where the baseline forms its next batch when the device is free.",
-    run: stretch,
+pub(super) const COMP_WAIT: ExperimentItem = ExperimentItem {
+    id: "dvabatch/comp-wait",
+    title: "Policy III by T_comp_wait",
+    says: "A batch that has run for T_comp_wait is stretched no more, so that none violates the QoS. The paper does not give the time.",
+    run: comp_wait,
 };
 
 /// The contents of a figure.
@@ -81,16 +80,16 @@ fn figure_16(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
 
 /// Number of systems that a figure compares.
 const CONTENDERS: usize = 7;
-/// The readings of DVABatch's executors, with their positions among the contenders.
-const READINGS: [(&str, usize); 2] = [("", 4), ("one executor a stage: ", 5)];
+/// The position of the readings of DVABatch among the contenders.
+const READINGS: usize = 4;
 /// DVABatch with one pair of buffers, so that nothing runs in parallel.
 const SERIAL: DvaSystem = DvaSystem::Dva("buffers = 1\n");
 
-/// Returns ZeroBatch and the tuned DelayBatch by both rules, then DVABatch in lanes, with one
-/// executor a stage, and serially.
+/// Returns ZeroBatch and the tuned DelayBatch by both rules, then DVABatch in both readings, and
+/// serially.
 fn contenders(tuned: &[Tuned; 2]) -> [DvaSystem; CONTENDERS] {
     let [free, start] = tuned.each_ref().map(|tuned| tuned.system);
-    [DvaSystem::ZERO[0], DvaSystem::ZERO[1], free, start, DvaSystem::DVA, DvaSystem::STAGED, SERIAL]
+    [DvaSystem::ZERO[0], DvaSystem::ZERO[1], free, start, DvaSystem::DVA, DvaSystem::BARE, SERIAL]
 }
 
 fn by_load(context: &ReproduceContext, what: &FigureSpec) -> anyhow::Result<ItemReport> {
@@ -130,7 +129,7 @@ fn by_load(context: &ReproduceContext, what: &FigureSpec) -> anyhow::Result<Item
     let less = |network: usize, load: usize, of: usize, than: usize| {
         100.0 - value(network, of, load).mean / value(network, than, load).mean * 100.0
     };
-    for (reading, of) in READINGS {
+    for ((reading, system), of) in DvaSystem::READINGS.into_iter().zip(READINGS..) {
         for (baseline, paper, systems) in [("ZeroBatch", what.zero, [0, 1]), ("DelayBatch", what.delay, [2, 3])] {
             for (rule, than) in ["free", "start"].into_iter().zip(systems) {
                 for (load, (level, _)) in LOADS.iter().enumerate() {
@@ -139,7 +138,7 @@ fn by_load(context: &ReproduceContext, what: &FigureSpec) -> anyhow::Result<Item
                     let note = if rule == "free" { FREE } else { START };
                     let row = ResultRow::new(name, "%", ours).paper(paper[load]).note(note);
                     let baseline = contenders(&tuned[0])[than];
-                    let measured = if of == READINGS[0].1 { &measured[..] } else { &[] };
+                    let measured = if system == DvaSystem::BARE { &measured[..] } else { &[] };
                     rows.push(less_measured(row, what, baseline, load, measured));
                 }
             }
@@ -149,7 +148,8 @@ fn by_load(context: &ReproduceContext, what: &FigureSpec) -> anyhow::Result<Item
         if ![VGG19.name, RESNET152.name].contains(&declared.name) {
             continue;
         }
-        for (reading, of) in READINGS.into_iter().chain([("one at a time: ", CONTENDERS - 1)]) {
+        let readings = DvaSystem::READINGS.map(|(reading, _)| reading);
+        for (reading, of) in readings.into_iter().chain(["one at a time: "]).zip(READINGS..) {
             let name = format!("{}, low load: {reading}less than ZeroBatch, free", declared.name);
             rows.push(ResultRow::new(name, "%", less(network, 0, of, 0)).paper(what.alike_at_low_load).note(SHARING));
         }
@@ -168,7 +168,7 @@ fn less_measured(
 ) -> ResultRow {
     let less = |given: &StandInMeasurement| {
         let value = |system| given.latency(system, load, what.measured);
-        Some(1.0 - value(DvaSystem::DVA)? / value(baseline)?)
+        Some(1.0 - value(DvaSystem::BARE)? / value(baseline)?)
     };
     let of: Vec<_> = measured.iter().map(|given| given.as_ref().and_then(less)).collect();
     if of.iter().all(Option::is_none) {
@@ -195,60 +195,55 @@ const FREE: &str = "The baseline forms its next batch when the device is free: w
                     nothing.";
 const START: &str = "The baseline forms its next batch when the previous one starts.";
 
-/// Loads as fractions of the peak.
-const SWEEP: [f64; 10] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95];
-/// Stretch and no stretch, on one lane and on two.
-const STRETCHES: [(&str, DvaSystem); 4] = [
-    ("stretch, 1 buffer", DvaSystem::Dva("split = false\nbuffers = 1\n")),
-    ("no stretch, 1 buffer", DvaSystem::Dva("split = false\nbuffers = 1\nstretch = false\n")),
-    ("stretch, 2 buffers", DvaSystem::Dva("split = false\n")),
-    ("no stretch, 2 buffers", DvaSystem::Dva("split = false\nstretch = false\n")),
+/// Values of `T_comp_wait`, by their names; the last is the default.
+const TIMES: [(&str, DvaSystem); 9] = [
+    ("0", DvaSystem::BARE),
+    ("2 ms", DvaSystem::Dva("comp_wait_ms = 2\n")),
+    ("4 ms", DvaSystem::Dva("comp_wait_ms = 4\n")),
+    ("8 ms", DvaSystem::Dva("comp_wait_ms = 8\n")),
+    ("16 ms", DvaSystem::Dva("comp_wait_ms = 16\n")),
+    ("32 ms", DvaSystem::Dva("comp_wait_ms = 32\n")),
+    ("64 ms", DvaSystem::Dva("comp_wait_ms = 64\n")),
+    ("128 ms", DvaSystem::Dva("comp_wait_ms = 128\n")),
+    ("SLO less the largest batch", DvaSystem::DVA),
 ];
 
-fn stretch(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
-    let networks: [&DvaNetwork; 3] = [&RESNET152, &VGG19, &UNET];
-    let loads = context.points(&SWEEP, 3);
-    let systems: Vec<_> = std::iter::once(DvaSystem::ZERO[0]).chain(STRETCHES.map(|(_, system)| system)).collect();
+fn comp_wait(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
+    let networks: Vec<_> = NETWORKS.iter().copied().filter(|network| !network.has_lengths()).collect();
+    let plain: Vec<_> =
+        networks.iter().map(|network| DvaCase::new(context, network, DvaSystem::ZERO[0], 1.0)).collect();
+    let peaks = context.each(&plain, DvaCase::peak)?;
+    let systems: Vec<_> = DvaSystem::ZERO.into_iter().chain(TIMES.map(|(_, system)| system)).collect();
     let mut cases = Vec::new();
-    for network in networks {
-        let free = DvaCase { launch_ms: 0.0, ..DvaCase::new(context, network, DvaSystem::ZERO[0], 1.0) };
-        let peak = free.peak()?;
+    for (case, peak) in plain.iter().zip(&peaks) {
         for &system in &systems {
-            cases.extend(loads.iter().map(|load| DvaCase { system, rate: load * peak, ..free }));
+            cases.extend(LOADS.iter().map(|(_, load)| DvaCase { system, rate: load * peak, ..*case }));
         }
     }
     let outcomes = run(context, &cases)?;
     let ms = |network: usize, system: usize, load: usize| {
-        outcomes[(network * systems.len() + system) * loads.len() + load].mean_ms().mean
+        outcomes[(network * systems.len() + system) * LOADS.len() + load].mean_ms().mean
     };
     let (mut rows, mut panels) = (Vec::new(), Vec::new());
     for (network, declared) in networks.iter().enumerate() {
-        let over = |system: usize, load: usize| ms(network, system, load) / ms(network, 0, load) * 100.0 - 100.0;
-        let mut curves = Vec::new();
-        for (place, (how, _)) in (1..).zip(STRETCHES) {
-            let points: Vec<_> = (0..loads.len()).map(|load| (loads[load] * 100.0, over(place, load))).collect();
-            for (load, more) in &points {
-                let name = format!("{} at {load:.0} %, {how}: over ZeroBatch, free", declared.name);
-                rows.push(ResultRow::new(name, "%", *more));
+        for (than, rule) in ["free", "start"].into_iter().enumerate() {
+            for (load, (level, _)) in LOADS.iter().enumerate() {
+                let less = |time: usize| 100.0 - ms(network, 2 + time, load) / ms(network, than, load) * 100.0;
+                for (time, (name, _)) in TIMES.iter().enumerate() {
+                    let name = format!("{}, {level} load, {name}: less than ZeroBatch, {rule}", declared.name);
+                    rows.push(ResultRow::new(name, "%", less(time)));
+                }
             }
-            let worst = points.iter().map(|&(_, more)| more).fold(f64::NEG_INFINITY, f64::max);
-            rows.push(ResultRow::new(format!("{}, {how}: worst over all loads", declared.name), "%", worst));
-            curves.push(Series {
-                name: how.to_owned(),
-                points,
-                look: Look { colour: (place - 1) % 2, dashed: place > 2 },
-                markers: true,
-            });
         }
-        let y = PlotAxis { label: "mean latency over ZeroBatch, %".to_owned(), from: None, to: None };
-        panels.push(lines(declared.name, axis("load, % of the peak"), y, curves));
+        let curve = |load: usize| Series {
+            name: format!("{} load", LOADS[load].0),
+            points: (0..TIMES.len()).map(|time| (time as f64, ms(network, 2 + time, load))).collect(),
+            look: Look::solid(load),
+            markers: true,
+        };
+        let x = axis("T_comp_wait: 0, 2, 4, 8, 16, 32, 64, 128 ms, the default");
+        panels.push(lines(declared.name, x, axis("mean latency, ms"), (0..LOADS.len()).map(curve).collect()));
     }
-    let figure = Figure {
-        title: "Stretching a batch that runs".to_owned(),
-        subtitle: format!("{}; no launch costs, no splits", settings(context)),
-        panels,
-        columns: 3,
-        note: SOURCE.to_owned(),
-    };
-    Ok(ItemReport { rows, figure })
+    let (title, subtitle) = ("Time within which newcomers join a batch".to_owned(), settings(context));
+    Ok(ItemReport { rows, figure: Figure { title, subtitle, panels, columns: 2, note: SOURCE.to_owned() } })
 }

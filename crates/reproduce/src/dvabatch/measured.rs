@@ -19,8 +19,8 @@ const PROGRAM: &str = "tests/python/dva_models.py";
 const ZERO_BATCH: &str = "delay-batch";
 const WINDOW: &str = "delay-batch,window_ms=20";
 /// One pair of buffers: a batch uses the whole device here, so running another in parallel gains
-/// nothing.
-const DVA: &str = "dva,buffers=1";
+/// nothing. Nothing is stretched with it, so this is the reading without a window.
+const DVA: &str = "dva,buffers=1,window_ms=0";
 const OUTSTANDING: u16 = 128;
 
 /// A model that stands in for a network.
@@ -110,7 +110,7 @@ impl StandInMeasurement {
 
     /// Returns the peak of DVABatch divided by a baseline's.
     pub(super) fn gain(&self, baseline: DvaSystem) -> Option<f64> {
-        Some(self.peak_rps(DvaSystem::DVA)? / self.peak_rps(baseline)?)
+        Some(self.peak_rps(DvaSystem::BARE)? / self.peak_rps(baseline)?)
     }
 
     /// Returns the policies that stand for a system; the better one counts.
@@ -118,7 +118,7 @@ impl StandInMeasurement {
         match system {
             DvaSystem::Delay(0.0, false) => vec![ZERO_BATCH],
             DvaSystem::Delay(_, false) => vec![ZERO_BATCH, WINDOW],
-            DvaSystem::Dva("") => vec![&self.dva],
+            DvaSystem::BARE => vec![&self.dva],
             DvaSystem::Delay(_, true) | DvaSystem::Dva(_) | DvaSystem::Lazy => Vec::new(),
         }
     }

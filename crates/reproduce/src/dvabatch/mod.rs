@@ -31,7 +31,7 @@ pub(super) const ITEMS: &[ExperimentItem] = &[
     knobs::FIGURE_19,
     knobs::FIGURE_20,
     knobs::FIGURE_21,
-    latency::STRETCH,
+    latency::COMP_WAIT,
     others::LAZY,
     others::BUFFERS,
 ];

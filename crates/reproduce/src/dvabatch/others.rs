@@ -25,7 +25,7 @@ pub(super) const BUFFERS: ExperimentItem = ExperimentItem {
 
 /// Networks with their operators: weighted layers.
 const OPERATORS: [(&DvaNetwork, usize); 2] = [(&VGG19, 19), (&RESNET152, 152)];
-const STRETCH_ONLY: DvaSystem = DvaSystem::Dva("split = false\nbuffers = 1\n");
+const STRETCH_ONLY: DvaSystem = DvaSystem::Dva("split = false\nexecutors = 16\n");
 
 fn lazy(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let contenders = |operators: usize| {

@@ -3,8 +3,8 @@
 use super::SOURCE;
 use super::measured::{self, StandInMeasurement};
 use super::workload::{
-    BERT_BASE, BERT_LARGE, DvaCase, DvaNetwork, DvaSystem, NETWORKS, QOS_MS, Sentences, SimOutcome, axis, lines, mean,
-    series, settings, tuned,
+    BERT_BASE, BERT_LARGE, DvaCase, DvaNetwork, DvaSystem, NETWORKS, QOS_MS, Sentences, SimOutcome, Tuned, axis, lines,
+    mean, series, settings, tuned,
 };
 use crate::context::ReproduceContext;
 use crate::item::{ExperimentItem, ItemReport, ResultRow};
@@ -72,30 +72,35 @@ fn figure_15(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let plain: Vec<_> = NETWORKS.iter().map(|network| DvaCase::new(context, network, DvaSystem::DVA, 1.0)).collect();
     let measured = measured_peaks(context, &plain)?;
     let tuned = tuned(context, &plain)?;
-    let contenders = |at: usize| [tuned[at][0].system, tuned[at][1].system, DvaSystem::DVA];
+    let contenders = |at: usize| [tuned[at][0].system, tuned[at][1].system, DvaSystem::DVA, DvaSystem::BARE];
     let cases: Vec<_> =
         (0..plain.len()).flat_map(|at| contenders(at).map(|system| DvaCase { system, ..plain[at] })).collect();
     let climbs = context.each(&cases, climb)?;
-    let searched = context.each(&plain, DvaCase::peak)?;
+    let searched = searched(context, &plain)?;
     let (mut rows, mut panels) = (Vec::new(), Vec::new());
     for (at, case) in plain.iter().enumerate() {
         let name = case.network.name;
-        let steps: Vec<f64> = (0..3).map(|system| carried_rps(&climbs[at * 3 + system])).collect();
+        let steps: Vec<f64> = (0..4).map(|system| carried_rps(&climbs[at * 4 + system])).collect();
         let mut curves = Vec::new();
         for (system, who) in contenders(at).into_iter().enumerate() {
             rows.push(ResultRow::new(format!("{name}: last step carried, {}", who.name()), "queries/s", steps[system]));
-            let peak = if system == 2 { searched[at] } else { tuned[at][system].peak };
+            let peak = if system >= 2 { searched[system - 2][at] } else { tuned[at][system].peak };
             let row = ResultRow::new(format!("{name}: peak by search, {}", who.name()), "queries/s", peak);
             rows.push(measured::beside(row, measured[at].as_ref(), |given| given.peak_rps(who)));
-            let latencies_ms = &climbs[at * 3 + system];
+            let latencies_ms = &climbs[at * 4 + system];
             let point = |(block, of): (usize, &[f64])| ((block as f64 + 0.5) / 4.0, mean(of.iter().copied()));
             curves.push(series(who, latencies_ms.chunks(500).enumerate().map(point).collect()));
         }
-        for (rule, place) in [("free", 0), ("start", 1)] {
-            let gain = searched[at] / tuned[at][place].peak;
-            let row = ResultRow::new(format!("{name}: peak over DelayBatch, {rule}, by search"), "x", gain);
-            let row = row.paper(published_gain(case.network)).note(if case.network.has_lengths() { GAIN } else { "" });
-            rows.push(measured::beside(row, measured[at].as_ref(), |given| given.gain(tuned[at][place].system)));
+        for ((reading, who), peaks) in DvaSystem::READINGS.into_iter().zip(&searched) {
+            for (rule, place) in [("free", 0), ("start", 1)] {
+                let gain = peaks[at] / tuned[at][place].peak;
+                let row =
+                    ResultRow::new(format!("{name}: {reading}peak over DelayBatch, {rule}, by search"), "x", gain);
+                let row =
+                    row.paper(published_gain(case.network)).note(if case.network.has_lengths() { GAIN } else { "" });
+                let given = measured[at].as_ref().filter(|_| who == DvaSystem::BARE);
+                rows.push(measured::beside(row, given, |given| given.gain(tuned[at][place].system)));
+            }
         }
         let y = PlotAxis { to: Some(2.0 * QOS_MS), ..axis("latency, ms") };
         panels.push(lines(name, axis("query, in steps of 2,000"), y, curves));
@@ -108,6 +113,15 @@ fn figure_15(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
         note: SOURCE.to_owned(),
     };
     Ok(ItemReport { rows, figure })
+}
+
+/// Returns the peaks of DVABatch in each reading, by case.
+fn searched(context: &ReproduceContext, cases: &[DvaCase]) -> anyhow::Result<[Vec<f64>; 2]> {
+    let of = |system| {
+        let cases: Vec<_> = cases.iter().map(|case| DvaCase { system, ..*case }).collect();
+        context.each(&cases, DvaCase::peak)
+    };
+    Ok([of(DvaSystem::DVA)?, of(DvaSystem::BARE)?])
 }
 
 /// Measures the peaks of real models; before the simulations, so that missing models are reported
@@ -140,7 +154,7 @@ fn figure_17(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
         })
         .collect();
     let measured = measured_peaks(context, &cases)?;
-    let (baselines, peaks) = (tuned(context, &cases)?, context.each(&cases, DvaCase::peak)?);
+    let (baselines, peaks) = (tuned(context, &cases)?, searched(context, &cases)?);
     let (mut rows, mut panels) = (Vec::new(), Vec::new());
     for (network, place) in networks.iter().zip(0..) {
         let mut bars = Vec::new();
@@ -151,20 +165,19 @@ fn figure_17(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
                 let given = measured[at].as_ref();
                 let row = ResultRow::new(format!("{name}: DelayBatch, {rule}"), "queries/s", tuned.peak);
                 rows.push(measured::beside(row, given, |given| given.peak_rps(tuned.system)));
-                let row = ResultRow::new(format!("{name}: DVABatch over it, {rule}"), "x", peaks[at] / tuned.peak);
-                rows.push(measured::beside(row, given, |given| given.gain(tuned.system)));
+                for ((reading, who), peaks) in DvaSystem::READINGS.into_iter().zip(&peaks) {
+                    let name = format!("{name}: {reading}DVABatch over it, {rule}");
+                    let given = given.filter(|_| who == DvaSystem::BARE);
+                    let row = ResultRow::new(name, "x", peaks[at] / tuned.peak);
+                    rows.push(measured::beside(row, given, |given| given.gain(tuned.system)));
+                }
             }
-            let value = peaks[at] / baselines[at][0].peak;
+            let value = peaks[0][at] / baselines[at][0].peak;
             bars.push(Bar { name: sentences.name(), value, spread: None, paper: None, look: Look::solid(0) });
         }
         let own = place * sentences.len();
-        for (rule, which) in [("free", 0), ("start", 1)] {
-            let gain = |at: usize| peaks[own + at] / baselines[own + at][which].peak;
-            let name = format!("{}: DVABatch over DelayBatch, {rule}, mean of three data sets", network.name);
-            rows.push(
-                ResultRow::new(name, "x", mean((0..sets.len()).map(gain))).paper(published_gain(network)).note(SETS),
-            );
-        }
+        let own = own..own + sets.len();
+        rows.extend(mean_gains(network, &baselines[own.clone()], peaks.each_ref().map(|peaks| &peaks[own.clone()])));
         let (x, y) = (axis("peak over DelayBatch, free, x"), axis(""));
         panels.push(Panel { title: network.name.to_owned(), x, y, content: Content::Bars(bars) });
     }
@@ -176,6 +189,19 @@ fn figure_17(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
         note: SOURCE.to_owned(),
     };
     Ok(ItemReport { rows, figure })
+}
+
+/// Returns the mean gain over the data sets, for each reading of DVABatch and of DelayBatch.
+fn mean_gains(network: &DvaNetwork, baselines: &[[Tuned; 2]], peaks: [&[f64]; 2]) -> Vec<ResultRow> {
+    let mut rows = Vec::new();
+    for ((reading, _), peaks) in DvaSystem::READINGS.into_iter().zip(peaks) {
+        for (rule, which) in [("free", 0), ("start", 1)] {
+            let gains = peaks.iter().zip(baselines).map(|(peak, tuned)| peak / tuned[which].peak);
+            let name = format!("{}: {reading}DVABatch over DelayBatch, {rule}, mean of three data sets", network.name);
+            rows.push(ResultRow::new(name, "x", mean(gains)).paper(published_gain(network)).note(SETS));
+        }
+    }
+    rows
 }
 
 /// Returns the number of workloads for each of the two networks.

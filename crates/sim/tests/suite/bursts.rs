@@ -1,5 +1,4 @@
-//! Padded models under bursts, and "dva" on devices that take longer than profiled: they do not
-//! fall behind where a simpler policy keeps up.
+//! Padded models under bursts: the default does not fall behind where a simpler policy keeps up.
 //!
 //! Random models whose costs depend on length, alone or in chains, on one to four devices. The
 //! loads are fractions of the best simpler policy's throughput on a backlog. By default a part of
@@ -7,9 +6,7 @@
 //! --test suite bursts -- --nocapture`.
 
 use crate::common::options;
-use ripieno_policies::{find, served_options};
-use ripieno_sched::Objective;
-use ripieno_sim::{Scenario, Trace, simulate, simulate_at};
+use ripieno_sim::{Scenario, Trace, simulate_at};
 use ripieno_workload::{SeededRng, stream, unit};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -20,8 +17,8 @@ const REQUESTS: usize = 2_000;
 /// lengths; "serial" does not batch.
 const SIMPLE: [(&str, &str); 4] = [("eager", "drop=never"), ("delay-batch", ""), ("bucketed", ""), ("serial", "")];
 /// Policies, their options, and the allowed ratio of their mean to the best of the simple ones.
-/// With one lane "dva" divides the oldest requests only, and falls behind on some of the models.
-const JUDGED: [(&str, &str, f64); 3] = [("unified", "", 1.05), ("dva", "", 1.25), ("dva", "buffers=4", 1.5)];
+/// "dva" is not among them: its window and its bound on requests are its paper's.
+const JUDGED: [(&str, &str, f64); 1] = [("unified", "", 1.05)];
 
 fn of<T: Copy>(random: &mut SeededRng, choices: &[T]) -> T {
     choices[(unit(random) * choices.len() as f64) as usize]
@@ -142,46 +139,4 @@ fn of_padded_requests_it_is_never_far_behind() {
     }
     println!("{missed}{table}{unstable} unstable");
     assert!(missed.is_empty(), "{missed}{table}");
-}
-
-/// Batches take longer than profiled by chance, small ones by the larger part. In parallel, as the
-/// profile suggests, they would not carry the load. The last two are not checked as served: there
-/// admission control decides by what it has learnt of small batches.
-#[test]
-fn batches_run_side_by_side_only_where_that_keeps_up() {
-    let mut missed = String::new();
-    for (alpha, beta, jitter_us, served) in
-        [(0.38, 1.6, 3_000, true), (1.92, 2.4, 1_500, true), (0.1, 4.0, 6_000, false), (0.38, 1.6, 6_000, false)]
-    {
-        for load in [0.5, 0.7, 0.85] {
-            let full_ms = 32.0 * alpha + beta + f64::from(jitter_us) / 1e3;
-            let text = format!(
-                "seed = 1\nrequests = 8000\nrate = {}\npolicy = \"dva\"\n[jitter]\nmean_us = {jitter_us}\n[[model]]\nname = \"m\"\n\
-                 alpha_ms = {alpha}\nbeta_ms = {beta}\nmax_batch = 32\nslo_ms = {}\ndrop = \"hopeless\"",
-                load * 32e3 / full_ms,
-                4.0 * full_ms
-            );
-            let run = |policy: &'static str, served: bool| {
-                let mut scenario = Scenario::parse(&text, "late.toml").unwrap();
-                scenario.policy = policy.to_owned();
-                if served {
-                    let policy = find(policy).unwrap();
-                    scenario.serve_under(policy, served_options(policy, options(""), Objective::Latency));
-                }
-                let total = simulate(&scenario, None).unwrap().total;
-                (total.goodput_rps, total.p50_ms.unwrap())
-            };
-            for served in [false, true].into_iter().take(1 + usize::from(served)) {
-                let (dva, lazy) = (run("dva", served), run("lazy", served));
-                let ratios = (dva.0 / lazy.0, dva.1 / lazy.1);
-                let case =
-                    format!("{alpha} {beta} ms, late by {jitter_us} us, at {load}, as served: {served}: {ratios:.3?}");
-                println!("{case} of {:.0}/s and {:.1} ms", lazy.0, lazy.1);
-                if ratios.0 < 0.97 || ratios.1 > 1.25 {
-                    missed += &format!("{case}\n");
-                }
-            }
-        }
-    }
-    assert!(missed.is_empty(), "useful answers and median over those of lazy\n{missed}");
 }

@@ -188,7 +188,7 @@ fn devices_have_the_lanes_that_the_policy_uses() {
         scenario.policy = policy.to_owned();
         scenario.effective_setup().limits.lanes
     };
-    assert_eq!([lanes("dva"), lanes("delay-batch"), lanes("unknown")], [2, 1, 1]);
+    assert_eq!([lanes("dva"), lanes("delay-batch"), lanes("unknown")], [4, 1, 1]);
     scenario.policy = "dva".to_owned();
     assert!(simulate(&scenario, None).unwrap().total.bad_rate < 0.01);
 }

@@ -261,7 +261,8 @@ contract! {
     dva_comp_wait: "dva" "comp_wait_ms=20 window_ms=2 drop=expired";
     dva_serial: "dva" "buffers=1 diversity=operator drop=hopeless";
     dva_load: "dva" "buffers=3 diversity=load max_batch=4";
-    dva_input: "dva" "diversity=input groups=3 window=first-stage";
+    dva_input: "dva" "diversity=input groups=3 window_ms=1";
+    dva_many_executors: "dva" "executors=16 buffers=3";
     unified: "unified" "";
     unified_expired: "unified" "drop=expired max_batch=5";
     unified_never: "unified" "drop=never";

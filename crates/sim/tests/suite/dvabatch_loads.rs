@@ -79,15 +79,15 @@ fn unet() -> Model {
 /// The paper's fixed time pauses batches that gain nothing by it.
 #[test]
 fn stretch_costs_latency_where_batches_are_large() {
-    let (free, fixed) = (mean_ms("delay-batch", &[], 1, &resnet(), 0.75), mean_ms("dva", &[], 1, &resnet(), 0.75));
+    let (free, fixed) = (mean_ms("delay-batch", &[], 1, &resnet(), 0.75), mean_ms("dva", &[], 4, &resnet(), 0.75));
     assert!(fixed > 1.1 * free, "{fixed} and {free} ms");
-    let without = mean_ms("dva", &[("stretch", "false")], 1, &resnet(), 0.75);
+    let without = mean_ms("dva", &[("stretch", "false")], 4, &resnet(), 0.75);
     assert!(without <= 1.02 * free, "{without} and {free} ms");
 }
 
 #[test]
 fn newcomers_gain_where_batches_are_small() {
-    let (free, dva) = (mean_ms("delay-batch", &[], 1, &resnet(), 0.1), mean_ms("dva", &[], 1, &resnet(), 0.1));
+    let (free, dva) = (mean_ms("delay-batch", &[], 1, &resnet(), 0.1), mean_ms("dva", &[], 4, &resnet(), 0.1));
     assert!(dva < 0.96 * free, "{dva} and {free} ms");
 }
 
@@ -96,15 +96,16 @@ fn split_answers_sooner_at_high_load() {
     for load in [0.9, 1.5] {
         // Beyond the peak only throughput matters: splitting loses none.
         let (split, whole) =
-            (mean_ms("dva", &[], 1, &unet(), load), mean_ms("dva", &[("split", "false")], 1, &unet(), load));
+            (mean_ms("dva", &[], 4, &unet(), load), mean_ms("dva", &[("split", "false")], 4, &unet(), load));
         assert!(split <= whole, "{load}: {split} and {whole} ms");
     }
-    let dva = mean_ms("dva", &[], 1, &unet(), 0.9);
+    let (dva, unjoined) =
+        (mean_ms("dva", &[], 4, &unet(), 0.9), mean_ms("dva", &[("stretch", "false")], 4, &unet(), 0.9));
     for dispatch in ["free", "start"] {
         let whole = mean_ms("delay-batch", &[("dispatch", dispatch)], 1, &unet(), 0.9);
-        assert!(dva < 0.95 * whole, "{dispatch}: {dva} and {whole} ms");
+        assert!(unjoined < 0.95 * whole, "{dispatch}: {unjoined} and {whole} ms");
     }
-    let unsplit = mean_ms("dva", &[("split", "false")], 1, &unet(), 0.9);
+    let unsplit = mean_ms("dva", &[("split", "false")], 4, &unet(), 0.9);
     assert!(dva < 0.95 * unsplit, "{dva} and {unsplit} ms");
 }
 
@@ -132,19 +133,19 @@ fn sentences_ms(policy: &str, rate: f64) -> (f64, f64) {
 
 #[test]
 fn short_requests_do_not_pay_for_long_ones() {
-    let dva = |buffers: u32| format!("policy = \"dva\"\npolicy_options = {{ buffers = {buffers} }}");
+    let dva = |knobs: &str| format!("policy = \"dva\"\npolicy_options = {{ {knobs} }}");
     for rate in [100.0, 200.0, 300.0] {
         for dispatch in ["free", "start"] {
             let padded = format!("policy = \"delay-batch\"\npolicy_options = {{ dispatch = \"{dispatch}\" }}");
-            let (padded, _) = sentences_ms(&padded, rate);
-            for buffers in [1, 2] {
-                let (mean, _) = sentences_ms(&dva(buffers), rate);
-                assert!(mean <= padded, "{rate}/s, {buffers} lanes: {mean} and {padded} ms ({dispatch})");
-            }
+            let ((padded, _), (mean, _)) = (sentences_ms(&padded, rate), sentences_ms(&dva("window_ms = 0"), rate));
+            assert!(mean <= padded, "{rate}/s: {mean} and {padded} ms ({dispatch})");
         }
     }
     // A load beyond the padding batcher's peak is still punctual with groups.
     let (_, padded) = sentences_ms("policy = \"delay-batch\"", 400.0);
-    let (_, grouped) = sentences_ms(&dva(2), 400.0 * 1.4);
+    let (_, grouped) = sentences_ms(&dva(""), 400.0 * 1.4);
     assert!(padded > 1_000.0 && grouped < 200.0, "{padded} and {grouped} ms");
+    // The window of policy I alone takes longer than all else at low load.
+    let ((windowed, _), (bare, _)) = (sentences_ms(&dva(""), 100.0), sentences_ms(&dva("window_ms = 0"), 100.0));
+    assert!(windowed > 2.0 * bare, "{windowed} and {bare} ms");
 }

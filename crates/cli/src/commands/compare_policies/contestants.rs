@@ -59,13 +59,8 @@ const FIELD: &[PolicySettings] = &[
     entry("lazy-oracle", &[""]),
     entry("delay-batch", &["window_ms=0", "window_ms=5", "window_ms=20", "dispatch=start"]),
     PolicySettings {
-        walks: &[
-            "buffers=1 window_ms=5",
-            "buffers=1 split=false",
-            "buffers=1 stretch=false",
-            "buffers=1 groups=2 window=first-stage",
-        ],
-        lanes: &["buffers=2", "buffers=4", "buffers=4 executors=stage"],
+        walks: &["buffers=1 window_ms=0", "buffers=1 window_ms=5", "buffers=1 split=false"],
+        lanes: &["buffers=2", "buffers=2 window_ms=0", "buffers=2 stretch=false"],
         ..entry("dva", &["buffers=1"])
     },
     entry("unified", &[""]),

@@ -75,14 +75,17 @@ fn dvabatch_is_measured_beside_delay_batch() {
     // the two.
     assert_eq!(by_load.len(), 3 * 3 * 3 + 2 * 3);
     let note = |name: &str| by_load.iter().find(|row| row.name == name).unwrap().note.clone();
-    let told = note("BertBase, high load: DVABatch");
-    assert!(
-        told.contains("--model bert --policy delay-batch --policy delay-batch,window_ms=20 --policy dva,buffers=1 ")
-    );
+    let told = note("BertBase, high load: DVABatch, no window, no stretch");
+    assert!(told.contains(
+        "--model bert --policy delay-batch --policy delay-batch,window_ms=20 --policy dva,buffers=1,window_ms=0 "
+    ));
     assert!(told.contains("--lengths 3.986,0.557,8,256") && told.matches("--rate").count() == 3, "{told}");
-    let told = note("Unet, low load: DVABatch");
-    assert!(told.contains("--policy dva,buffers=1,model=unet-4") && !told.contains("--lengths"), "{told}");
-    assert!(note("less than ZeroBatch, free, low load, mean of networks").ends_with("Unet, BertBase, ResNet152."));
+    let told = note("Unet, low load: DVABatch, no window, no stretch");
+    assert!(told.contains("--policy dva,buffers=1,window_ms=0,model=unet-4") && !told.contains("--lengths"), "{told}");
+    assert!(
+        note("no window, no stretch: less than ZeroBatch, free, low load, mean of networks")
+            .ends_with("Unet, BertBase, ResNet152.")
+    );
     // RTE, SST-2 and log-normal distributions; there is none for CoLA's lengths.
     let by_lengths = measured("dvabatch/figure17");
     assert!(by_lengths.iter().all(|row| row.name.starts_with("BertBase, ") && row.name.ends_with(", free")));
