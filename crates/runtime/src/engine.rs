@@ -399,12 +399,7 @@ struct RequestSpec {
 impl Inner {
     /// Records a refusal that depends on the load or on the engine, not on the request.
     fn record_refusal(&self, model: ModelId, refused: &Failure) {
-        let why = match refused {
-            Failure::QueueFull { .. } | Failure::NodesFull { .. } => RefusedWhy::QueueFull,
-            Failure::Outage { .. } => RefusedWhy::Outage,
-            _ => return,
-        };
-        if let Some(flight) = &self.flight {
+        if let (Some(flight), Some(why)) = (&self.flight, RefusedWhy::of(refused)) {
             flight.refused(model, why);
         }
     }

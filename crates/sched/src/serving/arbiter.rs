@@ -2,9 +2,10 @@
 //!
 //! Of two offers, the one goes first whose going first costs less. Going first costs the wait of
 //! the other offer's members, and the members of the other that are late for it. It also costs the
-//! device time that it wastes, for which all wait. Without deadlines at stake this is Smith's rule,
-//! most weight by time; with all deadlines at stake it is "fewest lost"; near saturation it prefers
-//! full batches.
+//! device time that it wastes, for which all wait. A batch that goes before a step of cells costs
+//! no wait, because it would delay as many requests later. Without deadlines at stake this is
+//! Smith's rule, most weight by time; with all deadlines at stake it is "fewest lost"; near
+//! saturation it prefers full batches.
 
 use super::load::MOST_UTILISATION;
 use crate::tables::cohorts::CohortId;
@@ -118,7 +119,9 @@ impl TaskOffer {
         // Counted as if the other waited for all blocks, though each block border decides anew.
         let committed = if self.is_cell() { self.span } else { self.whole }.min(elsewhere);
         let late = other.outlook.late(now + committed) * other.late_cost;
-        i128::from(held.0) * other.outlook.weight + late + wasted
+        // In cells as many requests come as end, so a batch delays as many whenever it runs.
+        let delayed = if other.is_cell() && !self.is_cell() { 0 } else { other.outlook.weight };
+        i128::from(held.0) * delayed + late + wasted
     }
 }
 
@@ -203,6 +206,13 @@ mod tests {
         let wasteful = TaskOffer { waste: Permille::from_parts(600), ..offer(0, 2, 1_000, 500) };
         let full = offer(1, 3, 1_000, 500);
         assert_eq!((first(&[wasteful, full], 0), first(&[wasteful, full], 900)), (0, 1));
+    }
+
+    #[test]
+    fn a_batch_goes_before_a_step_unless_a_request_would_be_late_for_it() {
+        let batch = offer(0, 30, 1, 500);
+        let step = |start_ms| TaskOffer { task: OfferedTask::Cell(BlockId(0)), ..offer(1, 1, 1_000_000, start_ms) };
+        assert_eq!((first(&[batch, step(500)], 0), first(&[batch, step(5)], 0)), (0, 1));
     }
 
     #[test]

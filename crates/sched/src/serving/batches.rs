@@ -183,15 +183,9 @@ impl UnifiedScheduler {
         let served = self.models.get(id);
         let device = &self.devices[device];
         let most = self.max_rows_beside_others(served);
-        // Requests that cannot be promised to be in time run if they are on average.
         let room = |first: u32| {
             let request = self.requests.get(first);
-            let (left, rows) = (device.by_profile(request.deadline - now), request.rows as usize);
-            let room = served.load.largest_within(left).min(most.max(rows));
-            if room >= rows {
-                return room;
-            }
-            cost::largest(most.max(rows), |rows| served.load.mean(rows) <= left)
+            room(served, request, device.by_profile(request.deadline - now), most)
         };
         let from = (served.queue.head()?, served.queue.rows());
         match served.queue.gather(&self.requests, from, served.load.wanted_batch().min(most), room) {
@@ -207,8 +201,7 @@ impl UnifiedScheduler {
 
     /// Returns the time until which a batch waits for further requests, since that gains more than
     /// the wait costs, and the gain. It ends when no row has come for as long as the fuller batch
-    /// takes. Under the objective of efficiency, the next row is expected no sooner than as long as
-    /// none has come.
+    /// takes, and under the objective of efficiency not before half of the time that it leaves.
     fn waits_until(&self, now: Time, device: DeviceId, id: ModelId, (first, rows): (u32, usize)) -> (Time, WaitGain) {
         let served = self.models.get(id);
         let load = &served.load;
@@ -223,7 +216,7 @@ impl UnifiedScheduler {
         let Some(rate) = known else { return (spaced, WaitGain::EvenSpacing) };
         let last = load.arrivals.rate.last();
         for more in rows + 1..=self.max_rows_beside_others(served) {
-            let (latest, gather, count) = (deadline - promised(more), rate.gather_time(more - rows), more - rows);
+            let (latest, gather) = (deadline - promised(more), rate.gather_time(more - rows));
             if latest - gather <= now {
                 break;
             }
@@ -234,7 +227,7 @@ impl UnifiedScheduler {
             let until = match self.objective {
                 _ if saved <= Nanos::ZERO => last,
                 Objective::Latency => last + silence,
-                Objective::Efficiency => last + silence.max(Nanos((latest - last).0 / (count as i64 + 1))),
+                Objective::Efficiency => last + silence.max(Nanos((latest - last).0 / 2)),
             };
             if until > now {
                 return (until.min(latest - gather).max(spaced), WaitGain::FullerBatch);
@@ -468,10 +461,10 @@ impl UnifiedScheduler {
         let served = models.get_mut(id);
         let first = requests.get(served.queue.overdue().expect("requests were passed over"));
         let wide = first.rows as usize;
-        let fits = served.load.largest_within(devices[device].by_profile(first.deadline - now));
+        let fits = room(served, first, devices[device].by_profile(first.deadline - now), served.load.sizes.max_batch);
         let room = match (served.groups.is_some(), fits >= wide) {
             (true, _) => wide,
-            (false, true) => fits.max(wide),
+            (false, true) => fits,
             (false, false) => late_batch(served).max(wide),
         };
         let cohort = cohorts.open(id, ());
@@ -492,6 +485,14 @@ impl UnifiedScheduler {
 fn last_start(served: &UnifiedEntry, requests: &Requests, slot: u32) -> Time {
     let request = requests.get(slot);
     request.deadline - alone(served, request.rows, request.extent.length)
+}
+
+/// Returns the largest batch, of at most `most` rows or the request's, that a request with `left`
+/// until its deadline allows. If no batch can be promised to be in time, the mean time decides.
+fn room(served: &UnifiedEntry, request: &Request, left: Nanos, most: usize) -> usize {
+    let rows = request.rows as usize;
+    let room = served.load.largest_within(left).min(most.max(rows));
+    if room >= rows { room } else { cost::largest(most.max(rows), |rows| served.load.mean(rows) <= left) }
 }
 
 /// Returns the mean time of a request alone.

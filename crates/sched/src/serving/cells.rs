@@ -3,13 +3,9 @@
 use super::UnifiedScheduler;
 use super::arbiter::{OfferOutlook, OfferedTask, TaskOffer};
 use super::in_flight::{TaskInFlight, with_id};
-use super::load::MOST_UTILISATION;
 use crate::{Action, Outbox};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Permille, Time};
 
-/// Factor on ρ / (1 − ρ) by which a walk takes longer beside others, which have turns in between;
-/// in thousandths.
-const STRETCH: u64 = 700;
 /// Factor on the waste of small steps, in thousandths: rows that arrive join the next step, so
 /// little of it is lost.
 const WASTE_OF_STEPS: u64 = 200;
@@ -49,11 +45,8 @@ impl UnifiedScheduler {
             let step = profile.latency(rows);
             let takes = |left: Nanos| state.takes(served.load.of_steps(left, step));
             let mut outlook = OfferOutlook::NONE;
-            let stretched = |left: Nanos| takes(left).scale(self.stretch(), 1_000);
             let left = self.cells.outlook(of_cells, block, device, |request, rows, left| {
-                // A request that can be in time only alone counts as one that must start now.
-                let latest = (request.deadline - takes(left)).min(start);
-                let latest_start = (request.deadline - stretched(left)).max(latest);
+                let latest_start = request.deadline - takes(left);
                 let weight = UnifiedScheduler::weight(served, start - request.arrived, latest_start - start);
                 outlook.add(start, (request.slot, rows), weight, latest_start);
             });
@@ -71,12 +64,6 @@ impl UnifiedScheduler {
             };
             self.offers.push(offer);
         }
-    }
-
-    /// Returns the factor by which a walk takes longer beside others than alone, in thousandths.
-    fn stretch(&self) -> u64 {
-        let used = self.load.utilisation.min(MOST_UTILISATION).parts();
-        1_000 + STRETCH * used / (1_000 - used)
     }
 
     /// Starts a step of a cell type.
