@@ -13,7 +13,7 @@ use super::plan::{LoadPlan, LoadTarget};
 use super::row_verdict::{self, trial_of};
 use ripieno_base::BlockId;
 use ripieno_executor::{BlockSource, LoadedModel, ModelSource, RowIndependence, check_rows};
-use ripieno_model::Walk;
+use ripieno_model::{TensorSpec, Walk};
 use ripieno_onnx::{Declared, OnnxFile, RowFinding, RowVerdict};
 use std::path::Path;
 use std::sync::Arc;
@@ -154,6 +154,18 @@ fn needs_batch_dimension(plan: &LoadPlan) -> bool {
         || source.blocks.iter().any(leaves)
 }
 
+/// Says which tensors of an unbatched model have no dynamic first dimension.
+fn without_first_dimension(loaded: &dyn LoadedModel) -> String {
+    let fixed = |spec: &&TensorSpec| spec.shape.get(1) != Some(&-1);
+    let tensors = || loaded.inputs().iter().chain(loaded.outputs());
+    if tensors().all(|spec| fixed(&spec)) {
+        return "its tensors have no dynamic first dimension".to_owned();
+    }
+    let named: Vec<String> =
+        tensors().filter(fixed).map(|spec| format!("'{}' {:?}", spec.name, &spec.shape[1..])).collect();
+    format!("the file declares no dynamic first dimension for {}", named.join(", "))
+}
+
 /// Returns the reason for which requests cannot share batches, if there is one.
 fn unbatchable_reason(
     target: &LoadTarget,
@@ -166,9 +178,8 @@ fn unbatchable_reason(
         return Ok(Some(NoBatches { why: "batching = \"off\"".to_owned(), remedy: String::new() }));
     }
     if !loaded.batched() {
-        let why = "its tensors have no dynamic first dimension";
-        let why =
-            kept_fixed.map_or(why.to_owned(), |cause| format!("{why}, and one made for it is not right: {cause}"));
+        let why = without_first_dimension(&**loaded);
+        let why = kept_fixed.map_or(why.clone(), |cause| format!("{why}, and one made for it is not right: {cause}"));
         return Ok(Some(NoBatches { why, remedy: row_verdict::with_batch_dims(plan, IF_FIXED) }));
     }
     if config.batching == Batching::Trust || target.emulates() {

@@ -389,6 +389,10 @@ second = [helper.make_node("Mul", ["y", "scale"], ["m"]), helper.make_node("Add"
 save("defaults_second", second, [floats("y", ["batch", 4]), given[0], floats("extra", [1])], [floats("z", ["batch", 4])],
      [values[0], ("extra", np.array([0.5], np.float32))])
 
+# The sums of rows, declared as one number.
+save("declared_scalar", [helper.make_node("ReduceSum", ["x", "one"], ["y"], keepdims=0)], [floats("x", ["batch", 4])],
+     [floats("y", [])], [("one", np.array([1]))])
+
 # Texts whose ids begin at 10: a made-up one of small ids fails.
 high = [helper.make_node("Sub", ["ids", "ten"], ["d"]), helper.make_node("Gather", ["table", "d"], ["v"])]
 high += [helper.make_node("Cast", ["mask"], ["m"], to=TensorProto.FLOAT), helper.make_node("Unsqueeze", ["m", "two"], ["m3"])]

@@ -28,6 +28,12 @@ fn a_file_without_a_batch_is_served_one_request_at_a_time() {
 }
 
 #[test]
+fn the_tensor_without_a_batch_is_named() {
+    let why = report("declared_scalar.onnx", "max_batch = 8\n").unbatched.unwrap();
+    assert!(why.starts_with("the file declares no dynamic first dimension for 'y' []"), "{why}");
+}
+
+#[test]
 fn a_batch_of_one_is_opened_where_rows_are_answered_as_before() {
     let opened = report("mlp_fixed_batch.onnx", "max_batch = 8\n");
     assert_eq!((opened.error, opened.unbatched, opened.max_batch), (None, None, Some(8)));
