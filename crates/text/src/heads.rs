@@ -36,7 +36,7 @@ impl Pooling {
     pub(crate) const MOST: usize = (u32::BITS / Pooling::BITS) as usize;
     const BITS: u32 = 4;
 
-    /// Returns the methods of this and then of `other`, of which at most [`Pooling::MOST`] fit.
+    /// Returns the methods of this and then of `other`, of which at most eight fit.
     #[must_use]
     pub const fn then(self, other: Pooling) -> Pooling {
         Pooling(self.0 | (other.0 << (Pooling::BITS * self.count() as u32)))
