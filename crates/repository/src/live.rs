@@ -20,7 +20,7 @@ use super::report::{MeasureProgress, ModelReport};
 use super::scan::{ModelCandidate, scan};
 use super::slo::Slo;
 use super::uploads::{UploadStore, UploadedModel};
-use crate::registry::{IndexRow, ModelRegistry, ModelState, Repository, ServedEntry, UNLOADED, Upload};
+use crate::registry::{IndexRow, ModelRegistry, ModelState, Repository, SERVES_BEFORE, ServedEntry, UNLOADED, Upload};
 use parking_lot::Mutex;
 use ripieno_base::ModelId;
 use ripieno_executor::AnswerSteps;
@@ -189,8 +189,9 @@ impl LiveRepository {
         let gone = |name: &String| !candidates.iter().any(|candidate| candidate.name == *name);
         let gone: Vec<String> = self.slots.lock().keys().filter(|name| gone(name)).cloned().collect();
         for name in gone.into_iter().filter(|name| !self.is_uploaded(name)) {
-            self.unload_versions(&name)?;
+            self.remove_gone(&name)?;
         }
+        self.forget_mended(&candidates);
         let is_due = |candidate: &&ModelCandidate| self.is_followed(candidate) && !self.is_served_as_found(candidate);
         let changed = candidates.iter().filter(is_due);
         Ok(self.load_in_order(changed, VersionSelection::Changed))
@@ -234,7 +235,7 @@ impl LiveRepository {
         let slot = self.slots.lock().entry(candidate.name.clone()).or_default().clone();
         let (mut slot, uploaded, name) = (slot.lock(), uploaded.map(Arc::new), candidate.name.as_str());
         let fail = |slot: &mut ModelSlot, version: &str, error: String| {
-            log_failure(name, version, slot.serving.contains_key(version), &error);
+            log_failure(name, version, slot, &error);
             self.registry.count_failure();
             let error = uploaded.as_ref().map_or(error.clone(), |uploaded| uploaded.for_clients(&error));
             self.record_failure(slot, name, version, &error);
@@ -343,7 +344,7 @@ impl LiveRepository {
     fn record_failure(&self, slot: &mut ModelSlot, name: &str, version: &str, error: &str) {
         let error = &error_for_clients(&self.path, error);
         if let Some(serving) = slot.serving.get(version) {
-            let reason = format!("serves what was loaded before; loading it again failed: {error}");
+            let reason = format!("{SERVES_BEFORE}{error}");
             self.registry.set(name, version, ModelState::Ready(serving.entry.clone()), &reason);
             return;
         }
@@ -401,6 +402,10 @@ impl LiveRepository {
             }
             tracing::info!(model = name, version, "model {name}: version {version} is unloaded");
         }
+        // A model that could not be loaded is taken out of service likewise.
+        for version in &slot.failed {
+            self.registry.set(name, version, ModelState::Unavailable, UNLOADED);
+        }
         slot.failed.extend(serving.into_keys());
         Ok(())
     }
@@ -440,16 +445,16 @@ fn log_load(name: &str, version: &str, seconds: f64) {
     tracing::info!(model = name, version, seconds, "model {name}: version {version} is loaded, in {seconds:.1} s");
 }
 
-/// Logs a failed load, and whether the version still `serves` as it was loaded before.
-fn log_failure(name: &str, version: &str, serves: bool, error: &str) {
-    match serves {
-        true => tracing::error!(
-            model = name,
-            version,
-            "model {name}: version {version} serves as it was loaded before; loading it again failed: {error}"
-        ),
-        false => tracing::error!(model = name, version, "model {name} is not served: {error}"),
-    }
+/// Logs a failed load, and what serves all the same.
+fn log_failure(name: &str, version: &str, slot: &ModelSlot, error: &str) {
+    let others: Vec<&str> = slot.serving.keys().map(String::as_str).collect();
+    let says = match (slot.serving.contains_key(version), others.is_empty()) {
+        (true, _) => format!("version {version} serves as it was loaded before; loading it again failed"),
+        (false, true) => "it is not served".to_owned(),
+        (false, false) if version.is_empty() => format!("version {} serves on", others.join(", ")),
+        (false, false) => format!("version {version} is not served, and version {} serves on", others.join(", ")),
+    };
+    tracing::error!(model = name, version, "model {name}: {says}: {error}");
 }
 
 /// Modification time and size of each file.

@@ -184,10 +184,33 @@ pub enum LookupError {
     },
 }
 
+/// A model of which a version could not be loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailedModel {
+    /// Model name.
+    pub name: String,
+    /// The version that failed; empty if its files name none.
+    pub version: String,
+    /// Reason, which names file, key and fix.
+    pub reason: String,
+}
+
+/// Beginning of the reason of a version that serves on.
+pub(crate) const SERVES_BEFORE: &str = "serves what was loaded before; loading it again failed: ";
+
 #[derive(Debug)]
 struct Version {
     state: ModelState,
     reason: String,
+}
+
+impl Version {
+    /// Returns true if loading it failed, even if it serves as it was loaded before.
+    fn has_failed(&self) -> bool {
+        matches!(self.state, ModelState::Ready(_) | ModelState::Unavailable)
+            && !self.reason.is_empty()
+            && self.reason != UNLOADED
+    }
 }
 
 /// Sort key of a version: numeric first, so that "10" is newer than "9".
@@ -217,16 +240,34 @@ impl ModelRegistry {
         self.failures.load(Ordering::Relaxed)
     }
 
-    /// Returns the names of models that serve as they were loaded before, since loading them again
-    /// failed.
-    pub fn stale(&self) -> Vec<String> {
+    /// Returns the models that serve as they were loaded before, since loading them again failed.
+    pub fn stale(&self) -> Vec<FailedModel> {
         let models = self.models.read();
-        let serves = |version: &Version| matches!(version.state, ModelState::Ready(_));
-        let has_failed = |version: &Version| !version.reason.is_empty() && version.reason != UNLOADED;
-        let is_stale = |versions: &BTreeMap<VersionKey, Version>| {
-            versions.values().any(serves) && versions.values().any(has_failed)
+        let serves = |versions: &BTreeMap<VersionKey, Version>| {
+            versions.values().any(|version| matches!(version.state, ModelState::Ready(_)))
         };
-        models.iter().filter(|(_, versions)| is_stale(versions)).map(|(name, _)| name.clone()).collect()
+        models
+            .iter()
+            .filter(|(_, versions)| serves(versions))
+            .filter_map(|(name, versions)| failure(name, versions))
+            .collect()
+    }
+
+    /// Forgets failures whose files are gone: of versions of `name` that are not `wanted`, and of
+    /// the serving versions, which are what the files hold. Returns the versions that it removed.
+    pub fn forget_failures(&self, name: &str, wanted: &[String]) -> Vec<String> {
+        let mut models = self.models.write();
+        let Some(versions) = models.get_mut(name) else { return Vec::new() };
+        let is_over = |(_, version): &VersionKey, state: &mut Version| {
+            state.has_failed() && !matches!(state.state, ModelState::Ready(_)) && !wanted.contains(version)
+        };
+        let removed = versions.extract_if(.., is_over).map(|((_, version), _)| version).collect();
+        let serving = versions.values_mut().filter(|version| matches!(version.state, ModelState::Ready(_)));
+        serving.for_each(|version| version.reason.clear());
+        if versions.is_empty() {
+            models.remove(name);
+        }
+        removed
     }
 
     /// Sets the state of a version; `reason` explains an unavailable one and is empty otherwise.
@@ -298,15 +339,20 @@ impl ModelRegistry {
         models.values().any(|versions| newest(versions).is_some_and(|v| matches!(v.state, ModelState::Loading)))
     }
 
-    /// Returns the names of models without a version that serves or loads, except those that were
-    /// unloaded on request.
-    pub fn failed(&self) -> Vec<String> {
+    /// Returns the models without a version that serves or loads, except those that were unloaded
+    /// on request.
+    pub fn failed(&self) -> Vec<FailedModel> {
         let models = self.models.read();
         let counts = |version: &Version| match version.state {
             ModelState::Ready(_) | ModelState::Loading => true,
             ModelState::Unavailable => version.reason == UNLOADED,
         };
-        models.iter().filter(|(_, versions)| !versions.values().any(counts)).map(|(name, _)| name.clone()).collect()
+        let failed = models.iter().filter(|(_, versions)| !versions.values().any(counts));
+        let named = |name: &str, versions| {
+            let unnamed = FailedModel { name: name.to_owned(), version: String::new(), reason: String::new() };
+            failure(name, versions).unwrap_or(unnamed)
+        };
+        failed.map(|(name, versions)| named(name, versions)).collect()
     }
 
     /// Returns one row per version, by name and version.
@@ -325,6 +371,13 @@ impl ModelRegistry {
 
 fn key(version: &str) -> VersionKey {
     (version.parse().unwrap_or(0), version.to_owned())
+}
+
+/// Returns the newest version of a model that could not be loaded.
+fn failure(name: &str, versions: &BTreeMap<VersionKey, Version>) -> Option<FailedModel> {
+    let ((_, version), failed) = versions.iter().rev().find(|(_, version)| version.has_failed())?;
+    let reason = failed.reason.strip_prefix(SERVES_BEFORE).unwrap_or(&failed.reason).to_owned();
+    Some(FailedModel { name: name.to_owned(), version: version.clone(), reason })
 }
 
 /// Number of models that a message names.
@@ -406,8 +459,16 @@ mod tests {
         registry.set("late", "1", ModelState::Loading, "");
         assert!(registry.failed().is_empty());
         registry.set("bad", "1", ModelState::Unavailable, "damaged");
+        let stale: Vec<_> = registry.stale().into_iter().map(|failed| (failed.version, failed.reason)).collect();
+        assert_eq!(stale, [("2".to_owned(), "damaged".to_owned())]);
         registry.remove("m", "1");
-        assert_eq!(registry.failed(), ["bad", "m"]);
+        let failed = || -> Vec<_> { registry.failed().into_iter().map(|failed| failed.name).collect() };
+        assert_eq!(failed(), ["bad", "m"]);
+        // What lies in the repository no longer is no failure; what was unloaded stays listed.
+        assert_eq!(registry.forget_failures("bad", &[]), ["1"]);
+        assert_eq!((registry.forget_failures("gone", &[]), failed()), (vec![], vec!["m".to_owned()]));
+        assert_eq!(registry.forget_failures("m", &["2".to_owned()]), Vec::<String>::new(), "its files are there");
+        assert_eq!(registry.index().iter().filter(|row| row.name == "gone").count(), 1);
     }
 
     #[test]

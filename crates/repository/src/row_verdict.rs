@@ -11,6 +11,9 @@ pub(super) fn of_model(blocks: &[BlockSource]) -> RowVerdict {
 
 fn of_block(block: &BlockSource) -> RowVerdict {
     let Some(path) = &block.path else { return RowVerdict::unread(&block.name, "it has no graph") };
+    if path.extension().is_some_and(|extension| extension == "py") {
+        return RowVerdict::unread(&block.name, "it is a function in Python, which has none");
+    }
     match OnnxFile::read(path) {
         Ok(file) => analyse_rows(&file).verdict(),
         Err(cause) => RowVerdict::unread(&block.name, cause.to_string()),

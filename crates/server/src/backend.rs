@@ -75,6 +75,16 @@ pub trait Backend: Send + Sync {
         None
     }
 
+    /// Returns the backends that this scheduler refuses, each with the reason.
+    fn refused(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Returns why this backend has no scheduler, if it knows; `None` for all other processes.
+    fn waits_for(&self) -> Option<String> {
+        None
+    }
+
     /// Adds or removes a device and returns its id. May take as long as attaching all models does.
     fn change_devices(&self, change: DeviceChange) -> Result<DeviceId, DeviceRefused>;
 

@@ -48,6 +48,8 @@ pub struct ServerConfig {
     pub metrics: Option<SocketAddr>,
     /// Server name in the metadata; tests of some clients expect "triton".
     pub server_name: String,
+    /// Commit of the program, and engine of its models.
+    pub build: BuildInfo,
     /// Maximum request size in bytes, before and after decompression.
     pub max_body_bytes: usize,
     /// Size in bytes up to which responses are never compressed.
@@ -115,6 +117,15 @@ pub struct ServerConfig {
     pub access_log: Option<AccessLogConfig>,
 }
 
+/// The commit that a program was built from, and the engine of its models.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BuildInfo {
+    /// The commit, or that it is a development build.
+    pub commit: String,
+    /// The engine of most models; empty if the process runs none.
+    pub engine: String,
+}
+
 impl Default for ServerConfig {
     fn default() -> ServerConfig {
         let loopback = |port| Some(SocketAddr::from(([127, 0, 0, 1], port)));
@@ -123,6 +134,7 @@ impl Default for ServerConfig {
             grpc: loopback(8001),
             metrics: loopback(8002),
             server_name: "ripieno".to_owned(),
+            build: BuildInfo::default(),
             max_body_bytes: 64 << 20,
             compress_above: 4 << 10,
             max_bytes_in_flight: 1 << 30,

@@ -54,7 +54,7 @@ mod ui;
 
 pub use access::{AccessConfig, AccessError, Admin, SharedMemory, TlsFiles, TokenSource};
 pub use backend::{Backend, DeviceChange, Withdraw};
-pub use config::{AccessLogConfig, AutoDump, ServerConfig, TelemetryConfig};
+pub use config::{AccessLogConfig, AutoDump, BuildInfo, ServerConfig, TelemetryConfig};
 pub use observe::starvation::watch_processor;
 pub use problem::ErrorProfile;
 pub use process::serve::{Addresses, BindError, Server};

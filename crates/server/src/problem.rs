@@ -9,6 +9,9 @@ use std::time::Duration;
 /// Maximum length of a message, which may quote client input as long as a request.
 const MAX_MESSAGE_BYTES: usize = 2048;
 
+/// Shortest time that a message asks a client to wait for: no client waits for microseconds.
+const SHORTEST_SHOWN: Duration = Duration::from_millis(1);
+
 /// Kind of a failure; each has one HTTP status and one gRPC code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProblemKind {
@@ -223,7 +226,7 @@ impl Problem {
 
     /// Converts a failure without that additional information.
     pub(crate) fn of_ending(failure: Failure, model: &str) -> Problem {
-        let failure = failure.with_times(rounded);
+        let failure = failure.with_times(|time| rounded(time).max(SHORTEST_SHOWN));
         let message = match failure {
             Failure::TooLarge { .. } | Failure::Invalid(_) => format!("model '{model}': {failure}"),
             _ => failure.to_string(),
@@ -259,6 +262,8 @@ mod tests {
         let (expected, retry_after) = (Duration::from_micros(340_211), Duration::from_micros(1_240_211));
         let late = Problem::of_ending(Failure::TooLate { expected, retry_after }, "m");
         assert_eq!((late.kind.http_status(), late.retry_after_s()), (504, Some(2)));
+        let soon = Problem::of_ending(Failure::Overload(Duration::from_micros(456)), "m");
+        assert!(soon.message.ends_with("retry after 1ms"), "{}", soon.message);
         let message = "Request timeout expired: the request would be answered after 341ms; retry after 1.25s";
         assert_eq!(late.message, message);
     }

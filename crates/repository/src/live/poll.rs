@@ -4,7 +4,7 @@
 //! state. A missing model is unloaded only after two polls missed it. A model that failed, or that
 //! a call unloaded, is tried again only after its files change.
 
-use super::{Files, LiveRepository, VersionSelection, files};
+use super::{Files, LiveRepository, ModelControl, VersionSelection, files, versions_of};
 use crate::report::ModelReport;
 use crate::scan::{ModelCandidate, scan};
 use std::collections::BTreeMap;
@@ -36,9 +36,10 @@ impl LiveRepository {
         let gone = |name: &String| !now.contains_key(name) && !last.contains_key(name);
         let gone: Vec<String> = self.slots.lock().keys().filter(|name| gone(name)).cloned().collect();
         for name in gone.into_iter().filter(|name| !self.is_uploaded(name)) {
-            self.unload_versions(&name)?;
+            self.remove_gone(&name)?;
             state.attempted.remove(&name);
         }
+        self.forget_mended(&candidates);
         let is_new = |candidate: &&ModelCandidate| {
             let snapshot = now.get(&candidate.name);
             snapshot == last.get(&candidate.name) && snapshot != state.attempted.get(&candidate.name)
@@ -49,6 +50,34 @@ impl LiveRepository {
         }
         let changed = due.into_iter().filter(|candidate| !self.is_served_as_found(candidate));
         Ok(self.load_in_order(changed, VersionSelection::Changed))
+    }
+
+    /// Unloads a model whose files are gone, and forgets that it could not be loaded.
+    pub(super) fn remove_gone(&self, name: &str) -> Result<(), String> {
+        let is_named = matches!(&self.control, ModelControl::Explicit(named) if named.contains(name));
+        if !is_named {
+            self.forget_failures(name, &[]);
+        }
+        self.unload_versions(name)
+    }
+
+    /// Forgets failures of models that serve what their files hold: the files at fault were removed
+    /// or put back.
+    pub(super) fn forget_mended(&self, candidates: &[ModelCandidate]) {
+        for candidate in candidates.iter().filter(|candidate| candidate.found.is_ok()) {
+            if self.is_served_as_found(candidate) && !self.is_uploaded(&candidate.name) {
+                self.forget_failures(&candidate.name, &versions_of(candidate));
+            }
+        }
+    }
+
+    fn forget_failures(&self, name: &str, wanted: &[String]) {
+        let slot = self.slots.lock().get(name).cloned();
+        let Some(slot) = slot else { return };
+        let mut slot = slot.lock();
+        for version in self.registry.forget_failures(name, wanted) {
+            slot.failed.remove(&version);
+        }
     }
 
     pub(super) fn is_served(&self, name: &str) -> bool {

@@ -62,6 +62,55 @@ fn looks_load_what_came_between_the_start_and_the_first_look() {
     assert_eq!(served, ["late", "new"]);
 }
 
+/// A folder that is no model, put into a repository by mistake and taken out again.
+#[test]
+fn a_failure_ends_with_the_files_at_fault() {
+    let fixture = Fixture::new();
+    version(&fixture.folder, 1);
+    let repository = fixture.repository(cpu());
+    repository.load_all().unwrap();
+    let (path, mut looks) = (fixture.folder.path(), RepositoryPoll::default());
+    let mut look = || drop(repository.poll(&mut looks).unwrap());
+    let failed = || fixture.registry.failed().len() + fixture.registry.stale().len();
+    look();
+    type Break = fn(&std::path::Path);
+    let breaks: [(&str, Break); 3] = [
+        ("a folder without a model", |path| std::fs::create_dir(path.join("empty")).unwrap()),
+        ("a version without a model", |path| std::fs::create_dir(path.join("m/7")).unwrap()),
+        ("a key that is none", |path| {
+            std::fs::rename(path.join("m/model.toml"), path.join(".kept")).unwrap();
+            std::fs::write(path.join("m/model.toml"), "slo = 3").unwrap();
+        }),
+    ];
+    fixture.folder.write("m/model.toml", "slo_ms = 50");
+    look();
+    look();
+    for (name, broken) in breaks {
+        for polled in [true, false] {
+            let mut see = || {
+                if polled {
+                    look();
+                    look();
+                } else {
+                    drop(repository.reload().unwrap());
+                }
+            };
+            broken(path);
+            see();
+            assert_eq!(failed(), 1, "{name}, polled {polled}");
+            let _ = (std::fs::remove_dir(path.join("empty")), std::fs::remove_dir(path.join("m/7")));
+            let _ = std::fs::rename(path.join(".kept"), path.join("m/model.toml"));
+            see();
+            assert_eq!(failed(), 0, "{name}, polled {polled}");
+            assert_eq!(fixture.registry.versions("m"), ["1"]);
+        }
+    }
+    std::fs::create_dir(path.join("empty")).unwrap();
+    repository.reload().unwrap();
+    repository.unload("empty").unwrap();
+    assert_eq!(failed(), 0, "a call takes it out of service");
+}
+
 #[test]
 fn looks_load_what_has_changed_and_is_whole() {
     let fixture = Fixture::new();
@@ -86,8 +135,10 @@ fn looks_load_what_has_changed_and_is_whole() {
     assert_eq!([look(), look(), look()], [vec![], vec![("3".to_owned(), false)], vec![]]);
     assert_eq!(fixture.registry.versions("m"), ["2"], "what served goes on");
     // A model unloaded by a call stays unloaded until it changes.
+    assert_eq!(fixture.registry.stale().len(), 1);
     std::fs::remove_dir_all(fixture.folder.path().join("m/3")).unwrap();
     assert_eq!([look(), look()], [vec![], vec![]]);
+    assert_eq!(fixture.registry.stale(), [], "what could not be loaded is gone");
     repository.unload("m").unwrap();
     assert_eq!([look(), look()], [vec![], vec![]]);
     fixture.folder.write("m/model.toml", "max_batch = 2");

@@ -13,12 +13,11 @@ impl SchedulerLoop {
         if known.leaving {
             return;
         }
-        let wrong = known.calibration.model().blocks[block.index()].profile.latency(1).as_millis_f64();
-        let right = profile.latency(1).as_millis_f64();
+        let (rows, right, wrong) = largest_change(&known.calibration.model().blocks[block.index()].profile, &profile);
         tracing::warn!(
             model = known.entry.name,
             block = block.0,
-            "batches take otherwise than profiled: one row {right:.3} ms instead of {wrong:.3}; the profile is replaced"
+            "batches take otherwise than profiled: {rows} rows {right:.3} ms instead of {wrong:.3}; the profile is replaced"
         );
         known.entry.metrics.on_correction();
         known.entry.replace_profile(block, profile.clone());
@@ -67,5 +66,27 @@ impl SchedulerLoop {
                 self.core.control(Control::ProfileReplaced { model: id, block, profile });
             }
         }
+    }
+}
+
+/// Returns the batch size whose latency changes most, with the new and the old latency in
+/// milliseconds.
+fn largest_change(old: &Profile, new: &Profile) -> (usize, f64, f64) {
+    let latencies = |rows: usize| (rows, new.latency(rows).as_millis_f64(), old.latency(rows).as_millis_f64());
+    let factor = |(_, new, old): &(usize, f64, f64)| (new.max(1e-6) / old.max(1e-6)).ln().abs();
+    let sizes = (1..=old.max_batch().min(new.max_batch())).map(latencies);
+    sizes.max_by(|a, b| factor(a).total_cmp(&factor(b))).unwrap_or_else(|| latencies(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_size_that_changes_most_is_named() {
+        let (old, new) = (Profile::linear(1.0, 1.0, 4).unwrap(), Profile::linear(2.0, 0.0, 4).unwrap());
+        assert_eq!(largest_change(&old, &new), (4, 8.0, 5.0));
+        let slower = Profile::linear(1.0, 9.0, 4).unwrap();
+        assert_eq!(largest_change(&old, &slower), (1, 10.0, 2.0));
     }
 }

@@ -23,6 +23,8 @@ pub struct AccessConfig {
     pub guard_health: bool,
     /// Encrypts HTTP, gRPC and metrics; `None` leaves them unencrypted.
     pub tls: Option<TlsFiles>,
+    /// Certificate of this role of a cluster towards the others, whose end is watched.
+    pub peer_certificate: Option<PathBuf>,
     /// Interval at which tokens and certificates are checked for changes.
     pub reload_every: Duration,
 }
@@ -88,6 +90,7 @@ impl Default for AccessConfig {
             allowed_origins: Vec::new(),
             guard_health: false,
             tls: None,
+            peer_certificate: None,
             reload_every: Duration::from_secs(1),
         }
     }

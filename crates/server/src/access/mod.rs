@@ -109,6 +109,8 @@ pub(crate) struct Access {
     config: AccessConfig,
     tokens: Option<Reloading<AccessTokens>>,
     tls: Option<Tls>,
+    /// End of the certificate towards other roles, in seconds since the Unix epoch.
+    peer_expiry_s: Option<Reloading<Option<u64>>>,
     sites: Sites,
     clients: ClientNumbers,
     pub(crate) failed_handshakes: FailedHandshakes,
@@ -120,11 +122,17 @@ impl Access {
     pub(crate) fn open(config: AccessConfig) -> Result<Access, AccessError> {
         let tokens = config.tokens.as_ref().map(AccessTokens::open).transpose().map_err(AccessError)?;
         let tls = config.tls.as_ref().map(Tls::open).transpose().map_err(AccessError)?;
+        let peer = config
+            .peer_certificate
+            .as_ref()
+            .map(|file| Reloading::open("the certificate between the roles", vec![file.clone()], tls::chain_expiry_s));
+        let peer_expiry_s = peer.transpose().map_err(AccessError)?;
         let sites = Sites::new(&config.allowed_hosts, &config.allowed_origins);
         Ok(Access {
             config,
             tokens,
             tls,
+            peer_expiry_s,
             sites,
             clients: ClientNumbers::default(),
             failed_handshakes: FailedHandshakes::default(),
@@ -207,8 +215,8 @@ impl Access {
         let shares = permission == Permission::Regions && self.may_share_memory(uri, headers, connection);
         let owner = shares.then(|| owner(name, connection));
         if permission == Permission::Admin {
-            let peer = connection.map(|connection| connection.peer);
-            tracing::info!(?peer, token = name, "{}: an operator's call", uri.path());
+            let peer = connection.map(|connection| connection.peer.to_string());
+            tracing::info!(peer, token = name, "{}: an operator's call", uri.path());
         }
         let caller = Caller { client: key.map_or(0, |key| self.clients.number(key)), known: true, owner };
         if permission == Permission::Regions {
@@ -298,7 +306,8 @@ impl Access {
 
     /// Returns the interval for checking files for changes; `None` if there are no files.
     pub(crate) fn refresh_every(&self) -> Option<std::time::Duration> {
-        (self.tokens.is_some() || self.tls.is_some()).then_some(self.config.reload_every)
+        let has_files = self.tokens.is_some() || self.tls.is_some() || self.peer_expiry_s.is_some();
+        has_files.then_some(self.config.reload_every)
     }
 
     /// Returns the name of the client that has this number now: its token, the identity that it
@@ -313,6 +322,11 @@ impl Access {
         self.tls.as_ref()?.expiry_s()
     }
 
+    /// Returns the time at which the certificate towards other roles ends; `None` without one.
+    pub(crate) fn peer_certificate_expiry_s(&self) -> Option<u64> {
+        *self.peer_expiry_s.as_ref()?.current()
+    }
+
     /// Reloads changed files; blocks.
     pub(crate) fn refresh(&self) {
         if let Some(tokens) = &self.tokens {
@@ -320,6 +334,9 @@ impl Access {
         }
         if let Some(tls) = &self.tls {
             tls.refresh();
+        }
+        if let Some(peer) = &self.peer_expiry_s {
+            peer.refresh();
         }
     }
 }

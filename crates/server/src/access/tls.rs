@@ -105,6 +105,11 @@ fn expiry_s(certificate: &CertificateDer<'_>) -> Option<u64> {
     }
 }
 
+/// Returns the end of the first certificate of a chain in PEM that ends.
+pub(super) fn chain_expiry_s(contents: &[Vec<u8>]) -> Result<Option<u64>, String> {
+    Ok(certificates("--peer-cert", &contents[0])?.iter().filter_map(expiry_s).min())
+}
+
 fn certificates(file: &str, content: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let found = CertificateDer::pem_slice_iter(content).collect::<Result<Vec<_>, _>>();
     let found = found.map_err(|error| format!("{file}: is not a PEM file: {error}"))?;

@@ -10,6 +10,7 @@
 mod distributions;
 mod process;
 
+use crate::config::BuildInfo;
 use crate::observe::starvation::{self, Starvation};
 use crate::state::ServerState;
 use ripieno_executor::PhaseTimes;
@@ -116,8 +117,11 @@ impl MetricsText {
 }
 
 fn build_info(text: &mut MetricsText, state: &ServerState) {
-    text.family("ripieno_build_info", "gauge", "Version of the server; always 1.");
-    text.sample("ripieno_build_info", concat!("version=\"", env!("CARGO_PKG_VERSION"), "\""), 1);
+    text.family("ripieno_build_info", "gauge", "Version, commit and engine of the server; always 1.");
+    let BuildInfo { commit, engine } = &state.config.build;
+    let version = env!("CARGO_PKG_VERSION");
+    let labels = format!("version=\"{version}\",commit=\"{}\",engine=\"{}\"", escape(commit), escape(engine));
+    text.sample("ripieno_build_info", &labels, 1);
     text.family("ripieno_ready", "gauge", "Whether the server is ready.");
     let _ = writeln!(text.0, "ripieno_ready {}", u8::from(state.is_ready()));
     let help = "Whether it decides which requests run: of a cluster, the primary alone.";
@@ -164,6 +168,11 @@ fn call_errors(text: &mut MetricsText, state: &ServerState) {
         let help = "End of the server's certificate, in seconds since the Unix epoch.";
         text.family("ripieno_certificate_expiry_timestamp_seconds", "gauge", help);
         text.plain("ripieno_certificate_expiry_timestamp_seconds", ends_s);
+    }
+    if let Some(ends_s) = state.access.peer_certificate_expiry_s() {
+        let help = "End of the role's certificate towards other roles, in seconds since the Unix epoch.";
+        text.family("ripieno_peer_certificate_expiry_timestamp_seconds", "gauge", help);
+        text.plain("ripieno_peer_certificate_expiry_timestamp_seconds", ends_s);
     }
 }
 

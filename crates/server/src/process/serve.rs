@@ -132,9 +132,10 @@ impl Server {
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> bool {
         let state = self.state;
         let mut loops = JoinSet::new();
-        loops.spawn(keep_sampling(state.clone()));
+        let (sampled, reloaded) = (state.clone(), state.clone());
+        loops.spawn(supervise("sampling", move || keep_sampling(sampled.clone())));
         loops.spawn(telemetry::export(state.clone()));
-        loops.spawn(credentials_reload::reload_credentials(state.clone()));
+        loops.spawn(supervise("credentials", move || credentials_reload::reload_credentials(reloaded.clone())));
         if let Some(listener) = self.http {
             let shared = state.clone();
             let service = service_fn(move |request| http::handle(shared.clone(), request));
@@ -378,6 +379,22 @@ fn no_room<B>(to: &HeaderMap) -> Response<AnswerBody<B>> {
     answer
 }
 
+/// Runs a background task, and begins it again if it panics: without it the page and the status
+/// would say for ever what they said last.
+async fn supervise<F: Future<Output = ()> + Send + 'static>(name: &'static str, begin: impl Fn() -> F) {
+    loop {
+        let mut task = JoinSet::new();
+        task.spawn(begin());
+        match task.join_next().await {
+            Some(Err(ended)) if ended.is_panic() => {
+                tracing::error!(task = name, "the task '{name}' of the server panicked, and begins again");
+                tokio::time::sleep(SAMPLE_EVERY).await;
+            }
+            _ => return,
+        }
+    }
+}
+
 /// Samples the counters until the server shuts down.
 async fn keep_sampling(state: Arc<ServerState>) {
     let mut ticks = tokio::time::interval(SAMPLE_EVERY);
@@ -450,6 +467,9 @@ async fn metrics_port(
     if request.uri().path().starts_with(scaler::PATH) {
         return Ok(scaler::answer(state, routes, request).await);
     }
+    if request.uri().path() == "/" && state.config.ui {
+        return Ok(ui::redirect());
+    }
     if ui::has(request.uri().path()) {
         return Ok(ui::answer(state, request).await);
     }
@@ -479,7 +499,7 @@ async fn answer_metrics(
         "/v2/health/live" => (hyper::StatusCode::OK, "live\n".to_owned()),
         "/v2/health/ready" if state.is_ready() => (hyper::StatusCode::OK, "ready\n".to_owned()),
         "/v2/health/ready" => (hyper::StatusCode::SERVICE_UNAVAILABLE, "not ready\n".to_owned()),
-        STATUS => (hyper::StatusCode::OK, serde_json::to_string(&state.ui.status()).unwrap_or_default()),
+        STATUS => (hyper::StatusCode::OK, serde_json::to_string(&ui::status::of(&state).await).unwrap_or_default()),
         other => (
             hyper::StatusCode::NOT_FOUND,
             format!("'{other}' is not here; see /ui, /metrics, /v2/health/live, /v2/health/ready and {STATUS}\n"),

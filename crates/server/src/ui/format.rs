@@ -4,10 +4,15 @@ use ripieno_base::{Nanos, Time};
 use ripieno_runtime::Ending;
 use std::time::SystemTime;
 
-/// Milliseconds with three digits.
+/// Milliseconds with two or three digits, however few: what is above 0 is not written as 0.
 pub(super) fn ms(value: f64) -> String {
-    let size = value.abs();
-    let digits = if size < 1.0 { 2 } else { usize::from(size < 100.0) };
+    let digits = match value.abs() {
+        size if size >= 100.0 || size == 0.0 => 0,
+        size if size >= 1.0 => 1,
+        size if size >= 0.1 => 2,
+        size if size >= 0.01 => 3,
+        _ => 4,
+    };
     format!("{value:.digits$} ms")
 }
 
@@ -101,6 +106,7 @@ mod tests {
     #[test]
     fn numbers_are_short_and_never_rounded_to_whole() {
         assert_eq!((ms(0.123), ms(12.34), ms(1234.5)), ("0.12 ms".into(), "12.3 ms".into(), "1234 ms".into()));
+        assert_eq!((ms(0.014), ms(0.001), ms(0.0)), ("0.014 ms".into(), "0.0010 ms".into(), "0 ms".into()));
         assert_eq!((percent(1.0), percent(0.9999), percent(0.42)), ("100 %".into(), "> 99.9 %".into(), "42 %".into()));
         assert_eq!(
             (percent(0.9897), percent(0.99), length(2_500.0)),

@@ -19,6 +19,7 @@ mod request;
 mod request_groups;
 mod samples;
 pub(crate) mod shared;
+pub(crate) mod status;
 #[cfg(test)]
 mod tests;
 mod timeline;
@@ -37,8 +38,8 @@ use bytes::Bytes;
 use http_body_util::{Full, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::header::{
-    AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue, REFERRER_POLICY,
-    WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+    AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue, LOCATION,
+    REFERRER_POLICY, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
 };
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use ripieno_report::html::STYLE;
@@ -159,6 +160,14 @@ async fn route(state: &Arc<ServerState>, request: &Request<Incoming>) -> Result<
     }
 }
 
+/// Leads browsers that ask for the port alone to the page.
+pub(crate) fn redirect() -> Response<Body> {
+    let mut answer = Response::new(Body::empty());
+    *answer.status_mut() = StatusCode::TEMPORARY_REDIRECT;
+    answer.headers_mut().insert(LOCATION, HeaderValue::from_static(PATH));
+    answer
+}
+
 fn whole(kind: &'static str, body: String) -> Response<Body> {
     let mut answer = Response::new(Body::new(Full::new(Bytes::from(body))));
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
@@ -170,13 +179,7 @@ async fn rendered(
     state: &Arc<ServerState>,
     view: impl FnOnce(&ServerState) -> maud::Markup + Send + 'static,
 ) -> Result<String, Problem> {
-    let permit = state.ui.rendering.clone().acquire_owned().await;
-    let state = state.clone();
-    let drawn = tokio::task::spawn_blocking(move || {
-        let _permit = permit;
-        view(&state).into_string()
-    });
-    drawn.await.map_err(|error| Problem::new(ProblemKind::Internal, format!("the page cannot be drawn: {error}")))
+    status::from_history(state, move |state| view(state).into_string()).await
 }
 
 /// Streams the changing part of a view, until the client goes or the server ends.

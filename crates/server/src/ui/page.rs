@@ -44,7 +44,10 @@ pub(super) fn whole(state: &ServerState, view: &View, trial: Option<&Trial>) -> 
                     section #detail aria-live="polite" {}
                 }
                 footer {
-                    "Ripieno " (env!("CARGO_PKG_VERSION")) " · " (state.config.server_name)
+                    "Ripieno " (env!("CARGO_PKG_VERSION"))
+                    @for part in [&state.config.build.commit, &state.config.build.engine, &state.config.server_name] {
+                        @if !part.is_empty() { " · " (part) }
+                    }
                     " · the counters of /metrics, and the last minutes of the flight recorder"
                 }
             }

@@ -9,8 +9,7 @@ use maud::{Markup, html};
 
 /// Renders the changing part of a view.
 pub(super) fn live(view: &View, state: &ServerState) -> Markup {
-    // Every open page says what is wrong; *Now* adds the causes.
-    let told = || verdict::troubles(&state.ui.problems());
+    let told = || verdict::troubles(&verdict::explained(state));
     match view {
         View::Now => now::render(state),
         View::Devices(span) => html! { (told()) (devices::render(state, *span)) },

@@ -76,8 +76,8 @@ impl Samples {
         let models: BTreeMap<_, _> = models.into_iter().map(keyed).collect();
         self.traces.retain(|key, _| models.contains_key(key));
         for (key, (_, model)) in &models {
-            let before = self.whole.back().and_then(|sample| sample.models.get(key));
-            let (all, bad) = ended_since(model, before.map(|(_, model)| model));
+            let before = self.whole.back().and_then(|sample| earlier(sample, key, model));
+            let (all, bad) = ended_since(model, before);
             let trace = self.traces.entry(key.clone()).or_default();
             trace.push_back((all as f64, bad as f64));
             while trace.len() > TRACE_S {
@@ -99,7 +99,7 @@ impl Samples {
     pub(super) fn models(&self) -> Vec<ModelView> {
         let Some((first, last, span)) = self.window() else { return Vec::new() };
         let view = |(key, (entry, now)): (&ModelKey, &(Arc<ServedEntry>, ModelSnapshot))| {
-            let before = first.models.get(key).map(|(_, model)| model);
+            let before = earlier(first, key, now);
             let trace = self.traces.get(key).map_or_else(Vec::new, |trace| trace.iter().copied().collect());
             model_view(entry, now, before, span, trace)
         };
@@ -123,6 +123,18 @@ impl Samples {
         let (first, last) = (self.whole.front()?, self.whole.back()?);
         Some((first, last, last.at.duration_since(first.at).as_secs_f64().max(1e-3)))
     }
+}
+
+/// Returns a model's counters in an earlier sample; `None` if they began anew since then, as after
+/// a reload: a version that comes back has counters of its own.
+fn earlier<'a>(sample: &'a CounterSample, key: &ModelKey, now: &ModelSnapshot) -> Option<&'a ModelSnapshot> {
+    let (_, before) = sample.models.get(key)?;
+    let ended = |model: &ModelSnapshot| model.requests.iter().map(|(_, count)| count).sum::<u64>();
+    let goes_on = before.batches <= now.batches
+        && before.response.count <= now.response.count
+        && before.batch_rows.sum <= now.batch_rows.sum
+        && ended(before) <= ended(now);
+    goes_on.then_some(before)
 }
 
 fn ended_since(now: &ModelSnapshot, before: Option<&ModelSnapshot>) -> (u64, u64) {
@@ -160,7 +172,7 @@ fn model_view(
     let good: u64 = endings_since(now, before).filter(|(ending, _)| *ending == Ending::Ok).map(|(_, n)| n).sum();
     let ended = good + bad.iter().map(|(_, count)| count).sum::<u64>();
     let batches = now.batches.saturating_sub(before.map_or(0, |before| before.batches));
-    let rows = now.batch_rows.sum - before.map_or(0, |before| before.batch_rows.sum);
+    let rows = now.batch_rows.sum.saturating_sub(before.map_or(0, |before| before.batch_rows.sum));
     let quantile = |share| quantile(&now.response, before.map(|before| &before.response), share);
     let size = |(rows, tally): &(usize, ripieno_runtime::TallySnapshot)| {
         let earlier = before.and_then(|before| before.by_batch.iter().find(|(other, _)| other == rows));
@@ -186,14 +198,15 @@ fn model_view(
 /// Returns a quantile in milliseconds of what was added to a histogram of nanoseconds, with the
 /// values of a bucket spread evenly, as Prometheus does.
 fn quantile(now: &HistogramSnapshot, before: Option<&HistogramSnapshot>, share: f64) -> Option<f64> {
-    let count = now.count - before.map_or(0, |before| before.count);
+    let count = now.count.saturating_sub(before.map_or(0, |before| before.count));
     if count == 0 {
         return None;
     }
     let wanted = share * count as f64;
     let (mut below, mut lower) = (0.0, 0.0);
     for (at, (&bound, &cumulative)) in now.bounds.iter().zip(&now.cumulative).enumerate() {
-        let upto = (cumulative - before.map_or(0, |before| before.cumulative[at])) as f64;
+        let earlier = before.and_then(|before| before.cumulative.get(at)).copied().unwrap_or(0);
+        let upto = cumulative.saturating_sub(earlier) as f64;
         if upto >= wanted && upto > below {
             let part = (wanted - below) / (upto - below);
             return Some((lower + part * (bound as f64 - lower)) / 1e6);
@@ -220,6 +233,8 @@ mod tests {
         assert_eq!(quantile(&now, Some(&before), 0.5), Some(2.0));
         assert_eq!(quantile(&now, Some(&before), 0.75), Some(3.0));
         assert_eq!(quantile(&now, Some(&now), 0.5), None);
+        // Counters that began anew within the window are no reason to fail.
+        assert_eq!(quantile(&before, Some(&now), 0.5), None);
         // Beyond the last bound there is no more to tell than that bound.
         assert_eq!(quantile(&snapshot([0, 0, 0], 5), None, 0.5), Some(4.0));
     }

@@ -33,6 +33,19 @@ pub(crate) struct ServerStatus {
     problems: Vec<ServerProblem>,
 }
 
+impl ServerProblem {
+    /// Returns true if the flight recorder may name a cause for the problem.
+    pub(super) fn has_cause(&self) -> bool {
+        matches!(self.name, "late" | "overload")
+    }
+}
+
+impl ServerStatus {
+    pub(super) fn new(problems: Vec<ServerProblem>) -> ServerStatus {
+        ServerStatus { healthy: problems.is_empty(), problems }
+    }
+}
+
 /// A counter's values, each with the time at which it was first seen.
 type ValueChanges = VecDeque<(Instant, u64)>;
 
@@ -65,12 +78,6 @@ impl Default for Ui {
 }
 
 impl Ui {
-    /// Returns whether the server was well at the last sample.
-    pub(crate) fn status(&self) -> ServerStatus {
-        let problems = self.problems();
-        ServerStatus { healthy: problems.is_empty(), problems }
-    }
-
     /// Returns the problems at the last sample.
     pub(super) fn problems(&self) -> Vec<ServerProblem> {
         self.problems.lock().clone()

@@ -4,13 +4,14 @@
 //! /v2/health/status` returns them, and `ripieno why --url` prints them. What ends all service
 //! stands first.
 
-use super::causes::CauseCount;
+use super::causes::{self, CauseCount};
 use super::format::{self, count, percent, rate};
 use super::samples::{ModelView, WINDOW_S};
 use super::shared::ServerProblem;
 use crate::observe::starvation;
 use crate::state::ServerState;
 use maud::{Markup, html};
+use ripieno_repository::registry::FailedModel;
 use ripieno_repository::slo::SloOrigin;
 use ripieno_runtime::DeviceState;
 use ripieno_runtime::history::causes::Cause;
@@ -31,7 +32,11 @@ const MOST_MODELS: usize = 8;
 pub(super) fn problems(state: &ServerState, models: &[ModelView], causes: &[CauseCount]) -> Vec<ServerProblem> {
     let mut found: Vec<ServerProblem> = Vec::new();
     found.extend(missing(state));
-    found.extend(certificate(state));
+    let (own, of_peers) = (state.access.certificate_expiry_s(), state.access.peer_certificate_expiry_s());
+    found.extend(own.and_then(|ends_s| certificate(ends_s, "TLS certificate", "--tls-cert and --tls-key")));
+    found.extend(
+        of_peers.and_then(|ends_s| certificate(ends_s, "certificate between the roles", "--peer-cert and --peer-key")),
+    );
     found.extend(starved());
     let lost = state.backend.devices().into_iter().filter(|device| device.state == DeviceState::Lost);
     found.extend(lost.map(|device| {
@@ -39,25 +44,39 @@ pub(super) fn problems(state: &ServerState, models: &[ModelView], causes: &[Caus
         ServerProblem { name: "device_lost", says }
     }));
     found.extend(fewer_devices(state));
+    let refused = state.backend.refused().into_iter().take(MOST_MODELS);
+    found.extend(refused.map(|says| ServerProblem { name: "backend_refused", says: upper(&says) }));
     found.extend(leadership(state));
-    let stale = state.registry.stale();
-    if !stale.is_empty() {
-        let names = stale.join(", ");
-        let says = format!("{names} serves as it was loaded before: loading it again failed. The log says why.");
-        found.push(ServerProblem { name: "load_failed", says });
-    }
-    let failed = state.registry.failed();
-    if !failed.is_empty() && state.is_ready() {
-        let says = format!("{} cannot be served; the reason stands below and in the log.", failed.join(", "));
-        found.push(ServerProblem { name: "load_failed", says });
+    found.extend(named(state.registry.stale(), |FailedModel { name, version, reason }| {
+        let version = if version.is_empty() { String::new() } else { format!(" version {version}") };
+        format!("{name} serves as it was loaded before; loading{version} failed: {reason}")
+    }));
+    if state.is_ready() {
+        let says = |FailedModel { name, reason, .. }: &FailedModel| format!("{name} cannot be served: {reason}");
+        found.extend(named(state.registry.failed(), says));
     }
     found.extend(short_slos(state));
+    if state.backend.is_primary() && state.backend.serving_devices() == 0 {
+        // The lack of a device explains what is late.
+        return found;
+    }
     let is_troubled = |model: &ModelView| model.bad.iter().map(|(_, count)| count).sum::<u64>() >= MIN_BAD;
     let share = |model: &ModelView| model.share.filter(|share| *share < HEALTHY && is_troubled(model));
     let mut late: Vec<(&ModelView, f64)> = models.iter().filter_map(|model| Some((model, share(model)?))).collect();
     late.sort_by(|a, b| a.1.total_cmp(&b.1));
     found.extend(late.into_iter().take(MOST_MODELS).map(|(model, share)| late_model(state, model, share, causes)));
     found
+}
+
+/// Returns the problems of the last sample, with the causes that the flight recorder shows.
+pub(super) fn explained(state: &ServerState) -> Vec<ServerProblem> {
+    let known = state.ui.problems();
+    if !known.iter().any(ServerProblem::has_cause) {
+        return known;
+    }
+    let models = state.ui.samples.lock().models();
+    let causes = state.ui.watch.view(state.backend.flight(), causes::totals).unwrap_or_default();
+    problems(state, &models, &causes)
 }
 
 /// Returns the models whose latency target is shorter than a request alone takes.
@@ -73,6 +92,11 @@ fn short_slos(state: &ServerState) -> impl Iterator<Item = ServerProblem> {
         );
         Some(ServerProblem { name: "short_slo", says })
     })
+}
+
+/// Returns a line for each model that could not be loaded.
+fn named(failed: Vec<FailedModel>, says: fn(&FailedModel) -> String) -> impl Iterator<Item = ServerProblem> {
+    failed.into_iter().take(MOST_MODELS).map(move |failed| ServerProblem { name: "load_failed", says: says(&failed) })
 }
 
 /// Returns what is wrong with a model of which too many requests are not in time.
@@ -107,16 +131,23 @@ fn missing(state: &ServerState) -> Option<ServerProblem> {
     match (state.has_clients(), state.backend.is_primary()) {
         _ if state.registry.is_loading() => problem("loading", "The server is not ready: a model loads."),
         _ if !failed.is_empty() => {
-            let says = format!("The server is not ready: {} cannot be served; see the log.", failed.join(", "));
+            let each: Vec<_> =
+                failed.iter().take(MOST_MODELS).map(|failed| format!("{} ({})", failed.name, failed.reason)).collect();
+            let says = format!("The server is not ready: it cannot serve {}.", each.join(", "));
             Some(ServerProblem { name: "load_failed", says })
         }
         (true, false) => problem(
             "no_scheduler",
             "The server is not ready: no scheduler with a device is there. Look at the schedulers' pages and logs.",
         ),
-        (false, false) => {
-            problem("no_primary", "This scheduler follows no primary, and is none. Look at the store of the epoch.")
-        }
+        (false, false) => match state.backend.waits_for() {
+            Some(cause) => {
+                Some(ServerProblem { name: "no_scheduler", says: format!("No scheduler has this backend: {cause}") })
+            }
+            None => {
+                problem("no_primary", "This scheduler follows no primary, and is none. Look at the store of the epoch.")
+            }
+        },
         (_, true) => problem("no_model", "The server is not ready: no model serves. Load one."),
     }
 }
@@ -150,14 +181,20 @@ fn leadership(state: &ServerState) -> Option<ServerProblem> {
     })
 }
 
-/// Returns that the server's certificate has ended, or soon will.
-fn certificate(state: &ServerState) -> Option<ServerProblem> {
-    let ends = SystemTime::UNIX_EPOCH + Duration::from_secs(state.access.certificate_expiry_s()?);
-    let renew = "Replace the files of --tls-cert and --tls-key: they are read again without a restart.";
+/// Returns that a certificate has ended, or soon will.
+fn certificate(ends_s: u64, what: &str, flags: &str) -> Option<ServerProblem> {
+    let ends = SystemTime::UNIX_EPOCH + Duration::from_secs(ends_s);
+    let renew = format!("Replace the files of {flags}: they are read again without a restart.");
     let says = match ends.duration_since(SystemTime::now()) {
         Ok(left) if left > RENEWAL => return None,
-        Ok(left) => format!("The TLS certificate expires in {} minutes. {renew}", left.as_secs() / 60),
-        Err(_) => format!("The TLS certificate has expired: clients refuse the connection. {renew}"),
+        Ok(left) => {
+            let left = match left.as_secs() {
+                seconds if seconds < 60 => format::counted(seconds, "second"),
+                seconds => format::counted(seconds / 60, "minute"),
+            };
+            format!("The {what} expires in {left}. {renew}")
+        }
+        Err(_) => format!("The {what} has expired: new connections are refused. {renew}"),
     };
     Some(ServerProblem { name: "certificate", says })
 }

@@ -5,7 +5,7 @@ use crate::support::{Running, config, run, send};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::{Request, StatusCode};
-use ripieno_base::Nanos;
+use ripieno_base::{ModelId, Nanos};
 use ripieno_executor::{BlockSource, EmulatedEngine, EmulatedOptions, Executor, ModelSource};
 use ripieno_model::{DataType, Model, Profile, TensorSpec};
 use ripieno_policies::build;
@@ -44,15 +44,20 @@ fn load(
     let id = engine
         .load(ServedModel { model, loaded, max_queue: Some(max_queue), max_queued_work: None, answer_late: false })
         .unwrap();
-    let ModelSource { inputs, outputs, .. } = source;
+    serve(registry, name, id);
+}
+
+/// Makes a loaded model ready under a name.
+pub(crate) fn serve(registry: &ModelRegistry, name: &str, id: ModelId) {
+    let spec = |name: &str| TensorSpec { name: name.into(), datatype: DataType::Fp32, shape: vec![-1, 2] };
     let entry = ServedEntry {
         name: name.into(),
         version: "1".into(),
         id: Some(id),
         platform: "emulated".into(),
-        inputs,
+        inputs: vec![spec("x")],
         optional: vec![],
-        outputs,
+        outputs: vec![spec("y")],
         batched: true,
         unbatched: None,
         max_batch: MAX_BATCH,

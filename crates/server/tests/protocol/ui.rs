@@ -1,6 +1,6 @@
 //! The page at /ui on the metrics port.
 
-use crate::live::{body, start_with};
+use crate::live::{body, serve, start_with};
 use crate::support::{Reply, Running, config, send};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -43,6 +43,11 @@ async fn every_view_is_whole_html_that_loads_nothing_from_elsewhere() {
         assert!(reply.headers["content-type"].to_str().unwrap().starts_with(kind));
     }
     assert_eq!(page(&server, "/ui/other").await.status, StatusCode::NOT_FOUND);
+    let port_alone = page(&server, "/").await;
+    assert_eq!(
+        (port_alone.status, &port_alone.headers["location"]),
+        (StatusCode::TEMPORARY_REDIRECT, &"/ui".parse().unwrap())
+    );
 }
 
 #[tokio::test]
@@ -167,6 +172,27 @@ async fn programs_learn_what_is_wrong_on_both_ports() {
     let lost = server.post("/v2/devices/0/lose", &[], "").await;
     assert_eq!(lost.status, StatusCode::OK);
     until("no_device").await;
+}
+
+/// A version that comes back after a release has counters of its own, which begin at 0.
+#[tokio::test]
+async fn counters_that_begin_anew_stop_neither_page_nor_status() {
+    let server = start_with(config()).await;
+    let slow = server.registry.get("slow", "").unwrap().id.unwrap();
+    let counted = async {
+        while !text(&server, "/ui").await.contains("100 %") {
+            assert_eq!(server.infer("quick", &body(1, 0)).await.status, StatusCode::OK);
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), counted).await.unwrap();
+    serve(&server.registry, "quick", slow);
+    server.registry.set("broken", "2", ModelState::Unavailable, "no model");
+    let told = async {
+        while !text(&server, "/v2/health/status").await.contains("broken cannot be served: no model") {
+            assert_eq!(page(&server, "/ui").await.status, StatusCode::OK);
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), told).await.unwrap();
 }
 
 #[tokio::test]

@@ -29,14 +29,18 @@ const PREFIX: &str = "ripieno-late-";
 /// A piece of a body.
 pub(crate) type BodyPiece = Result<Frame<Bytes>, Infallible>;
 
+/// Returns why there is no recording, and where to find one.
+fn no_recorder(state: &ServerState) -> &'static str {
+    if state.backend.is_primary() {
+        "this server keeps no flight recorder: it was started with --flight-mib 0, or no backend has come yet"
+    } else {
+        "this process decides nothing, so it keeps no flight recorder: ask the metrics port of the primary scheduler"
+    }
+}
+
 /// Begins to write the last minutes as a recording, and returns its pieces.
 pub(crate) fn stream(state: &ServerState) -> Result<Receiver<BodyPiece>, Problem> {
-    let flight = state.backend.flight().ok_or_else(|| {
-        Problem::new(
-            ProblemKind::NotOffered,
-            "this server keeps no flight recorder; start `ripieno serve` with --flight-mib above 0",
-        )
-    })?;
+    let flight = state.backend.flight().ok_or_else(|| Problem::new(ProblemKind::NotOffered, no_recorder(state)))?;
     let busy = || Problem {
         retry_after: Some(Duration::from_secs(1)),
         ..Problem::new(ProblemKind::Overloaded, "another recording is being written; retry in a second")

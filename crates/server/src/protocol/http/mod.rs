@@ -102,7 +102,7 @@ async fn dispatch(state: &Arc<ServerState>, request: &mut Request<Incoming>) -> 
             let ready = state.is_ready();
             Ok(json(ok_if(ready), &ReadyBody { ready }))
         }
-        RestCall::Status => Ok(json(StatusCode::OK, &state.ui.status())),
+        RestCall::Status => Ok(json(StatusCode::OK, &crate::ui::status::of(state).await)),
         RestCall::ModelReady(ModelTarget { name, version }) => models::ready(state, name, &version),
         RestCall::Metadata(ModelTarget { name, version }) => models::metadata(state, &name, &version),
         RestCall::Config(ModelTarget { name, version }) => models::config(state, &name, &version),
