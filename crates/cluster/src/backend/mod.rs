@@ -21,6 +21,8 @@ pub use models::{BackendModel, BackendModels, ModelCalls};
 use parking_lot::{Condvar, Mutex};
 use ripieno_executor::Executor;
 use sessions::SessionManager;
+use std::collections::BTreeMap;
+use std::io;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -32,6 +34,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The first and the longest wait before connecting again.
 const RECONNECT_MIN: Duration = Duration::from_millis(50);
 const RECONNECT_MAX: Duration = Duration::from_millis(250);
+/// The wait after a refusal, which holds until models or settings change.
+const RECONNECT_REFUSED: Duration = Duration::from_secs(1);
 
 /// Callback for accepted orders: the claim, its scheduler, and true for the claim itself, false for
 /// a task under it.
@@ -70,6 +74,8 @@ pub struct StopSignal {
 struct StopState {
     requested: bool,
     links: Vec<Arc<PeerLink>>,
+    /// Reason for which the last connection to each scheduler ended.
+    causes: BTreeMap<String, String>,
 }
 
 impl StopSignal {
@@ -93,6 +99,21 @@ impl StopSignal {
     pub fn is_connected(&self) -> bool {
         let state = self.state.lock();
         !state.requested && state.links.iter().any(|link| !link.is_closed())
+    }
+
+    /// Returns why no scheduler has the backend: a scheduler's address, and how the last connection
+    /// to it ended. Returns `None` while one has it, and before the first attempt.
+    pub fn waits_for(&self) -> Option<(String, String)> {
+        let state = self.state.lock();
+        if state.links.iter().any(|link| !link.is_closed()) {
+            return None;
+        }
+        state.causes.first_key_value().map(|(scheduler, cause)| (scheduler.clone(), cause.clone()))
+    }
+
+    /// Keeps the reason for which the last connection to a scheduler ended.
+    fn note(&self, scheduler: &str, cause: &str) {
+        self.state.lock().causes.insert(scheduler.to_owned(), cause.to_owned());
     }
 
     fn is_requested(&self) -> bool {
@@ -143,13 +164,16 @@ impl SessionManager {
         let (mut again, mut said) = (RECONNECT_MIN, String::new());
         while !stop.is_requested() {
             let (stood, ended) = self.connection(scheduler, stop);
+            let refused =
+                matches!(&ended, Err(HandshakeError::Io(error)) if error.kind() == io::ErrorKind::PermissionDenied);
             let cause = ended.map_or_else(|error| error.to_string(), |()| "the connection has ended".to_owned());
+            stop.note(scheduler, &cause);
             if !stop.is_requested() && cause != said {
                 tracing::warn!(scheduler, "{cause}; connecting again");
                 said = cause;
             }
             again = if stood { RECONNECT_MIN } else { (again * 2).min(RECONNECT_MAX) };
-            stop.wait(again);
+            stop.wait(if refused { RECONNECT_REFUSED } else { again });
         }
     }
 

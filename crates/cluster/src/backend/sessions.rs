@@ -75,7 +75,11 @@ impl SessionManager {
                         session = Some(claimed);
                     }
                 }
-                Message::Refused(cause) => return Err(io::Error::other(format!("the scheduler refuses: {cause}"))),
+                Message::Refused(cause) => {
+                    *stood = false;
+                    let cause = format!("the scheduler refuses: {cause}");
+                    return Err(io::Error::new(io::ErrorKind::PermissionDenied, cause));
+                }
                 Message::LoadCall(call) => self.change_models(call, link),
                 order => match &session {
                     Some(session) if session.is_over() => link.send(&Message::Fenced(self.epoch())),

@@ -3,7 +3,8 @@
 use super::FrontendShared;
 use super::table::CompletedRequest;
 use crate::plane::{
-    ByteStream, DecodeError, Handshake, LinkBounds, Message, MessageReader, PeerLink, Role, accept_handshake,
+    ByteStream, DecodeError, Handshake, LinkBounds, Message, MessageReader, PeerAddress, PeerLink, Role,
+    accept_handshake,
 };
 use ripieno_runtime::{Failure, some_rows};
 use std::io;
@@ -36,7 +37,8 @@ fn spawn_backend(shared: &Arc<FrontendShared>, stream: Arc<dyn ByteStream>) {
     let shared = Arc::clone(shared);
     let serve = move || {
         if let Err(error) = shared.serve_backend(&stream) {
-            tracing::info!(peer = ?stream.peer(), %error, "a backend's connection has ended");
+            let peer = PeerAddress(stream.peer());
+            tracing::info!(%peer, "the connection of the backend at {peer} has ended: {error}");
         }
         stream.close();
         shared.backends.fetch_sub(1, Ordering::Relaxed);

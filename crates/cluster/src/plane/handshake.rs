@@ -4,6 +4,7 @@
 //! The connecting side sends first. The accepting side always replies with its own handshake, even
 //! if it refuses the connection, so that the other side can report the reason.
 
+use super::transport::silence;
 use super::{ByteStream, DecodeError};
 use crate::handover::Role;
 use std::io;
@@ -20,6 +21,13 @@ pub const REVISION: u16 = 0;
 
 const MAGIC: [u8; 8] = *b"ripieno\n";
 const BYTES: usize = 24;
+
+/// First byte of a connection under TLS.
+const TLS_RECORD: u8 = 0x16;
+
+/// The error of a peer that closes first; with TLS it does so if it cannot accept the certificate.
+const CLOSED_EARLY: &str = "the other side closed the connection before its greeting; its log says why. Roles with \
+                            --peer-cert accept only roles that have one of the same --peer-ca and --peer-name";
 
 /// Longest wait for a peer's handshake.
 const TIMEOUT: Duration = Duration::from_secs(3);
@@ -77,6 +85,11 @@ impl Handshake {
     /// Decodes a handshake.
     pub fn from_bytes(bytes: &[u8; BYTES]) -> Result<Handshake, DecodeError> {
         let u16_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        if bytes[0] == TLS_RECORD {
+            return Err(DecodeError(
+                "the other side encrypts, and this one does not: give it --peer-cert, too".to_owned(),
+            ));
+        }
         if bytes[..8] != MAGIC {
             return Err(DecodeError("its greeting is not that of a role of ripieno".to_owned()));
         }
@@ -114,8 +127,9 @@ fn check_version(theirs: Handshake) -> Result<(), HandshakeError> {
 fn read(stream: &dyn ByteStream) -> io::Result<Handshake> {
     let (mut bytes, mut at) = ([0; BYTES], 0);
     while at < BYTES {
-        match stream.read(&mut bytes[at..], TIMEOUT)? {
-            0 => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed before it greeted")),
+        let read = stream.read(&mut bytes[at..], TIMEOUT).map_err(|error| silence(error, "no greeting", TIMEOUT))?;
+        match read {
+            0 => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, CLOSED_EARLY)),
             read => at += read,
         }
     }
@@ -134,6 +148,9 @@ mod tests {
         assert_eq!(Handshake::from_bytes(&greeting.to_bytes()), Ok(greeting));
         let mut http = *b"GET / HTTP/1.1\r\nHost: ab";
         assert!(Handshake::from_bytes(&http).is_err());
+        let mut hello = http;
+        hello[..3].copy_from_slice(&[0x16, 3, 1]);
+        assert!(Handshake::from_bytes(&hello).unwrap_err().0.contains("--peer-cert"));
         http[..8].copy_from_slice(&MAGIC);
         assert!(Handshake::from_bytes(&http).unwrap_err().0.contains("role"));
     }

@@ -7,6 +7,7 @@
 //! not read is disconnected once the buffer is full: no thread waits for it, and nothing is dropped
 //! silently.
 
+use super::transport::PeerAddress;
 use super::{ByteStream, Message, RECORD};
 use parking_lot::{Condvar, Mutex};
 use std::io;
@@ -82,7 +83,8 @@ impl PeerLink {
         }
         message.encode(&mut waiting.bytes);
         if waiting.bytes.len() > self.bounds.bytes {
-            tracing::warn!(peer = ?self.stream.peer(), "a peer does not take what it is sent, and is given up");
+            let peer = PeerAddress(self.stream.peer());
+            tracing::warn!(%peer, "{peer} does not take what it is sent, and is given up");
             return self.end(&mut waiting);
         }
         if waiting.idle || waiting.bytes.len() >= BATCH_BYTES {
@@ -111,7 +113,8 @@ impl PeerLink {
         let (mut bytes, mut last) = (Vec::new(), Instant::now());
         while self.next_bytes(&mut bytes, last) {
             if let Err(error) = self.stream.write_all(&bytes) {
-                tracing::debug!(peer = ?self.stream.peer(), %error, "a connection has ended");
+                let peer = PeerAddress(self.stream.peer());
+                tracing::debug!(%peer, "the connection of {peer} has ended: {error}");
                 return self.close();
             }
             last = Instant::now();

@@ -25,6 +25,7 @@ pub use reader::MessageReader;
 pub use report::RunningReport;
 pub use task_end::{MemberEnd, TaskEnd};
 pub use tls::{MutualTls, PeerFiles};
+pub(crate) use transport::PeerAddress;
 pub use transport::{ByteStream, Listener, Tcp, Transport};
 
 pub use tensors::{read_tensors, write_tensors};

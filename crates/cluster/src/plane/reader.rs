@@ -3,6 +3,7 @@
 
 use super::frame::{DecodeError, RECORD, header};
 use super::message::max_tail;
+use super::transport::silence;
 use super::{ByteStream, Message};
 use bytes::{Buf, Bytes, BytesMut};
 use std::io;
@@ -61,13 +62,13 @@ impl MessageReader {
 
     fn fill(&mut self) -> io::Result<()> {
         match self.stream.read(&mut self.chunk, self.silence) {
-            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(0) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the other side closed the connection")),
             Ok(read) => {
                 self.buffer.extend_from_slice(&self.chunk[..read]);
                 Ok(())
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
-            Err(error) => Err(error),
+            Err(error) => Err(silence(error, "nothing", self.silence)),
         }
     }
 }

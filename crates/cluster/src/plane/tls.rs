@@ -17,7 +17,7 @@ use rustls::client::{Resumption, WebPkiServerVerifier, verify_server_name};
 use rustls::pki_types::ServerName;
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::version::TLS13;
-use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
+use rustls::{ClientConfig, ClientConnection, Connection, InvalidMessage, ServerConfig, ServerConnection};
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -161,6 +161,8 @@ impl Transport for MutualTls {
 
 struct TlsByteStream {
     stream: TcpStream,
+    /// Address of the peer, which the socket forgets when the peer leaves.
+    peer: Option<SocketAddr>,
     /// The name that the peer's certificate must have.
     name: ServerName<'static>,
     connection: Mutex<Connection>,
@@ -184,6 +186,7 @@ impl TlsByteStream {
         connection.set_buffer_limit(None);
         let received = ReceivedBytes { bytes: vec![0; CHUNK].into(), left: 0..0 };
         Arc::new(TlsByteStream {
+            peer: stream.peer_addr().ok(),
             stream,
             name,
             connection: Mutex::new(connection),
@@ -220,7 +223,10 @@ impl TlsByteStream {
             if let Err(error) = connection.process_new_packets() {
                 // The peer learns why, if it still listens.
                 let _ = connection.write_tls(&mut &self.stream);
-                return Err(refused(&error));
+                return Err(match error {
+                    rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => refused(&NO_TLS),
+                    error => refused(&error),
+                });
             }
         }
         self.check_name(&connection)?;
@@ -262,6 +268,9 @@ impl TlsByteStream {
         Ok((filled > 0).then_some(filled))
     }
 }
+
+/// The fault of a peer that began without TLS.
+const NO_TLS: &str = "the other side does not encrypt; give all roles --peer-cert, --peer-key and --peer-ca";
 
 fn refused(cause: &dyn Display) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, format!("TLS between roles: {cause}"))
@@ -310,7 +319,7 @@ impl ByteStream for TlsByteStream {
     }
 
     fn peer(&self) -> Option<SocketAddr> {
-        self.stream.peer_addr().ok()
+        self.peer
     }
 }
 

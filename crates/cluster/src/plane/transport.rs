@@ -3,6 +3,7 @@
 //! One thread reads a stream while another writes to it, and any thread may close it for both, so
 //! all methods take shared references.
 
+use std::fmt::{self, Display};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
@@ -21,6 +22,30 @@ pub trait Transport: Send + Sync {
 
     /// Listens on an address; port 0 takes a free one.
     fn listen(&self, address: SocketAddr) -> io::Result<Arc<dyn Listener>>;
+}
+
+/// Returns the error of a read with a timeout, which says in words that the peer was silent: the
+/// system calls it a resource that is temporarily unavailable.
+pub(super) fn silence(error: io::Error, what: &str, waited: Duration) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => io::Error::new(
+            io::ErrorKind::TimedOut,
+            format!("the other side sent {what} for {} s", waited.as_secs_f64()),
+        ),
+        _ => error,
+    }
+}
+
+/// An address in messages; of a peer that left before it was asked for, none is known.
+pub(crate) struct PeerAddress(pub(crate) Option<SocketAddr>);
+
+impl Display for PeerAddress {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(address) => address.fmt(to),
+            None => to.write_str("an unknown address"),
+        }
+    }
 }
 
 /// A listening socket.
@@ -65,7 +90,8 @@ impl Transport for Tcp {
 }
 
 fn plain(stream: TcpStream) -> Arc<dyn ByteStream> {
-    Arc::new(TcpByteStream { stream, silence_ns: AtomicU64::new(0) })
+    let peer = stream.peer_addr().ok();
+    Arc::new(TcpByteStream { stream, peer, silence_ns: AtomicU64::new(0) })
 }
 
 /// Connects a socket to an address given as text.
@@ -133,6 +159,8 @@ impl Listener for BoundListener {
 
 struct TcpByteStream {
     stream: TcpStream,
+    /// Address of the peer, which the socket forgets when the peer leaves.
+    peer: Option<SocketAddr>,
     /// The read timeout that the socket has, so that it is set only when it changes.
     silence_ns: AtomicU64,
 }
@@ -156,6 +184,6 @@ impl ByteStream for TcpByteStream {
     }
 
     fn peer(&self) -> Option<SocketAddr> {
-        self.stream.peer_addr().ok()
+        self.peer
     }
 }

@@ -2,10 +2,11 @@
 //! its connection ends.
 
 use super::device::{RemoteExecutor, RemoteState};
+use super::refusals::NotAccepted;
 use super::{SchedulerShared, ServedModels, StartedEngine, unexpected};
 use crate::handover::ProcessId;
 use crate::offer::{OfferedModel, decode_offers};
-use crate::plane::{DecodeError, Message, MessageReader, PeerLink, Role, RunningReport};
+use crate::plane::{DecodeError, Message, MessageReader, PeerAddress, PeerLink, Role, RunningReport};
 use crate::random_id;
 use parking_lot::Mutex;
 use ripieno_base::DeviceId;
@@ -55,11 +56,13 @@ impl SchedulerShared {
         let process = ProcessId(random_id());
         let registered = offers.and_then(|offers| self.register_backend(process, link, depth, offers));
         if let Err(cause) = registered {
-            tracing::warn!("a backend is not taken: {cause}");
+            if self.refusals.note(link.peer(), &cause, true) {
+                tracing::warn!("the backend at {} is refused: {cause}", PeerAddress(link.peer()));
+            }
             link.send(&Message::Refused(cause.clone()));
             // The backend closes the connection when it has read the reason.
             while reader.read().is_ok() {}
-            return Err(io::Error::other(cause));
+            return Err(NotAccepted::error(&cause));
         }
         self.update(|machine, now, out| machine.on_member(now, process, Role::Backend, out));
         let ended = self.listen_to_backend(process, link, reader);
@@ -70,13 +73,8 @@ impl SchedulerShared {
         self.reconcile(&peers);
         drop(peers);
         for device in gone.iter().filter_map(|backend| backend.device.as_ref()) {
-            let address = link.peer().map(|address| address.to_string()).unwrap_or_default();
-            tracing::warn!(
-                device = device.id.0,
-                address,
-                "backend {address} has gone, and device {} with it",
-                device.id.0
-            );
+            let (address, device_id) = (PeerAddress(link.peer()), device.id.0);
+            tracing::warn!(device = device_id, %address, "backend {address} has gone, and device {device_id} with it");
             device.leave(true);
         }
         self.drop_from_calls(process);
@@ -172,8 +170,8 @@ impl SchedulerShared {
         let executor = RemoteExecutor::new(Arc::clone(&backend.link), backend.depth, Arc::clone(&backend.offers));
         match (served.engine.add_device_of(&executor), executor.opened()) {
             (Ok(id), Some(remote)) => {
-                let address = backend.link.peer().map(|address| address.to_string()).unwrap_or_default();
-                tracing::info!(device = id.0, address, "backend {address} serves as device {}", id.0);
+                let address = PeerAddress(backend.link.peer());
+                tracing::info!(device = id.0, %address, "backend {address} serves as device {}", id.0);
                 if let Some(backend) = self.peers.lock().backends.get_mut(&process) {
                     backend.device = Some(JoinedDevice { served, id, remote });
                 }

@@ -14,6 +14,7 @@ mod calls;
 mod device;
 mod frontends;
 mod leadership;
+mod refusals;
 mod releases;
 mod spares;
 mod store_thread;
@@ -23,8 +24,8 @@ use crate::handover::store::EpochStore;
 use crate::handover::{Epoch, ProcessId, Timing};
 use crate::offer::{OfferedModel, encode_served};
 use crate::plane::{
-    ByteStream, DecodeError, Handshake, LinkBounds, Listener, Message, MessageReader, PeerLink, Role, Transport,
-    accept_handshake,
+    ByteStream, DecodeError, Handshake, LinkBounds, Listener, Message, MessageReader, PeerAddress, PeerLink, Role,
+    Transport, accept_handshake,
 };
 use crate::random_id;
 use backends::BackendPeer;
@@ -32,6 +33,7 @@ use calls::ModelCallTable;
 use frontends::FrontendPeer;
 use leadership::Leadership;
 use parking_lot::Mutex;
+use refusals::{NotAccepted, Refusals};
 use releases::ReleaseTable;
 use ripieno_base::ModelId;
 use ripieno_runtime::{DeviceState, Engine};
@@ -89,6 +91,7 @@ struct SchedulerShared {
     peers: Mutex<ConnectedPeers>,
     calls: Mutex<ModelCallTable>,
     connections: AtomicUsize,
+    refusals: Refusals,
     /// Whether another scheduler has ever listened to this one.
     had_spare: AtomicBool,
     closed: AtomicBool,
@@ -125,6 +128,7 @@ impl ClusterScheduler {
             peers: Mutex::default(),
             calls: Mutex::default(),
             connections: AtomicUsize::new(0),
+            refusals: Refusals::default(),
             had_spare: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         });
@@ -175,6 +179,11 @@ impl ClusterScheduler {
         had_spare.then(|| self.shared.peers.lock().schedulers.len())
     }
 
+    /// Returns the backends that were refused in the last seconds, each with the reason.
+    pub fn refused(&self) -> Vec<String> {
+        self.shared.refusals.backends()
+    }
+
     /// Stops listening and ends all connections.
     pub fn close(&self) {
         self.shared.closed.store(true, Ordering::Relaxed);
@@ -212,9 +221,13 @@ impl SchedulerShared {
         }
         let shared = Arc::clone(self);
         let serve = move || {
-            let peer = stream.peer();
+            let peer = PeerAddress(stream.peer());
             if let Err(error) = shared.serve(&stream) {
-                tracing::info!(?peer, %error, "a connection has ended");
+                let again = error.get_ref().is_some_and(|cause| cause.is::<NotAccepted>())
+                    && !shared.refusals.note(peer.0, &error.to_string(), false);
+                if !again {
+                    tracing::info!(%peer, "the connection of {peer} has ended: {error}");
+                }
             }
             stream.close();
             shared.connections.fetch_sub(1, Ordering::Relaxed);
@@ -227,7 +240,7 @@ impl SchedulerShared {
     fn serve(self: &Arc<SchedulerShared>, stream: &Arc<dyn ByteStream>) -> io::Result<()> {
         let own = Handshake::new(Role::Scheduler, self.leadership.epoch());
         let all = [Role::Frontend, Role::Scheduler, Role::Backend];
-        let greeting = accept_handshake(&**stream, own, &all).map_err(io::Error::other)?;
+        let greeting = accept_handshake(&**stream, own, &all).map_err(|error| NotAccepted::error(&error))?;
         self.update(|machine, now, out| machine.on_epoch(now, Epoch(greeting.epoch), out));
         let link = PeerLink::start(Arc::clone(stream), LinkBounds::CONTROL, "scheduler-send")?;
         let mut reader = MessageReader::new(Arc::clone(stream), PeerLink::MAX_SILENCE);
