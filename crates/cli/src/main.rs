@@ -92,6 +92,7 @@ fn command() -> clap::Command {
 const WRONG_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
+    args::environment::begin_without_telemetry();
     let settings = match ServerSettings::read(std::env::args_os().collect(), &command()) {
         Ok(settings) => settings,
         Err(error) => {
@@ -99,7 +100,8 @@ fn main() -> ExitCode {
             return ExitCode::from(WRONG_USAGE);
         }
     };
-    let matches = command().try_get_matches_from(&settings.words).unwrap_or_else(|error| settings.exit(&error));
+    let matches =
+        command().try_get_matches_from(&settings.words).unwrap_or_else(|error| settings.exit(&error, &command()));
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let format = match &cli.command {
         Command::Serve(args) => args.log_format,
@@ -144,7 +146,11 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            match format {
+                LogFormat::Text => eprintln!("error: {error:#}"),
+                // The log's reader finds why the server ended.
+                LogFormat::Json => tracing::error!("{error:#}"),
+            }
             ExitCode::FAILURE
         }
     }

@@ -10,7 +10,7 @@ use ripieno_repository::registry::ModelRegistry;
 use ripieno_repository::{LiveRepository, LoadTarget, MeasureProgress, ModelControl};
 use ripieno_runtime::{Engine, EngineConfig, FlightConfig, Recording};
 use ripieno_sched::{Options, Setup};
-use ripieno_server::{Addresses, Server, ServerConfig};
+use ripieno_server::{Addresses, BuildInfo, Server, ServerConfig};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -49,6 +49,8 @@ pub(crate) struct Opened {
     pub(crate) engine: Engine,
     pub(crate) repository: Arc<LiveRepository>,
     pub(crate) registry: Arc<ModelRegistry>,
+    /// Name of the engine of most models.
+    runs_with: &'static str,
 }
 
 /// Policies that form batches of like lengths. The others pad every request to the longest.
@@ -72,20 +74,21 @@ impl Service {
         target.slo = self.slo;
         target.allow_symlinks = self.allow_symlinks;
         target.groups_lengths = GROUPS_LENGTHS.contains(&&*self.policy);
-        let engine = self.engine(&target)?;
+        let (engine, runs_with) = (self.engine(&target)?, target.engine.name());
         let registry = Arc::new(ModelRegistry::default());
         let progress = progress_bars("measuring", "batch sizes");
         let host = Arc::new(engine.clone());
         let repository = LiveRepository::new(self.repository.clone(), target, registry.clone(), host, progress);
         let repository = repository.with_overrides(self.config.load_overrides).with_control(self.control.clone());
-        Ok(Opened { engine, repository: Arc::new(repository), registry })
+        Ok(Opened { engine, repository: Arc::new(repository), registry, runs_with })
     }
 
     /// Opens devices and ports. The caller loads the models with [`LiveRepository::load_all`].
     /// Connections are served on `runtimes`, of which the first runtime is the server's own; models
     /// are loaded on the caller's thread.
     pub(crate) async fn start(mut self, runtimes: &[Handle]) -> anyhow::Result<Running> {
-        let Opened { engine, repository, registry } = self.open()?;
+        let Opened { engine, repository, registry, runs_with } = self.open()?;
+        self.config.build = built_with(runs_with);
         self.config.loads_on = Some(Handle::current());
         self.config.connections_on = runtimes.to_vec();
         let server = Server::bind(self.config, Arc::new(engine.clone()), registry.clone(), repository.clone());
@@ -120,6 +123,11 @@ impl Service {
         };
         Engine::start(config).context("cannot start the runtime")
     }
+}
+
+/// Returns what this program was built from, with the engine that runs its models.
+pub(crate) fn built_with(engine: &str) -> BuildInfo {
+    BuildInfo { commit: env!("RIPIENO_BUILT_FROM").to_owned(), engine: engine.to_owned() }
 }
 
 /// Returns a progress bar for each model in the given units; nothing unless on a terminal.

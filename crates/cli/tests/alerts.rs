@@ -11,6 +11,8 @@ use promql::{Scrapes, Vector, page};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::Write;
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -294,32 +296,165 @@ fn the_alert_of_a_certificate_fires_when_it_has_expired() {
     }
 }
 
-/// Faults that a test cannot cause, as the metrics that they show.
 #[test]
-fn the_other_alerts_fire_on_the_metrics_of_their_fault() {
-    let faults = [
-        (
-            "kubernetes/components/monitoring/rules.yaml",
-            "RipienoSchedulerBusy",
-            "ripieno_scheduler_busy_seconds_total",
-            4.5,
-        ),
-        ("prometheus/rules.yaml", "RipienoProfileOff", "ripieno_profile_corrections_total{model=\"m\"}", 3.0),
-        ("prometheus/rules.yaml", "RipienoMemoryFull", "ripieno_held_bytes", 95.0),
-        ("prometheus/rules.yaml", "RipienoEngineFails", "ripieno_batches_rerun_total", 0.8),
-    ];
-    for (file, alert, series, grown) in faults {
-        let at = |value: f64| {
-            let beside = format!("ripieno_bad_requests_total {value}\nripieno_max_held_bytes 100");
-            let text = format!("{series} {value}\n{beside}\n");
-            page(&text, &[("instance", "a"), ("namespace", "here")])
-        };
-        let rules = Watched::new(file).rules;
-        let fires = |value: f64| {
-            fired(&rules, &mut Scrapes { earlier: at(0.0), now: at(value), interval_s: INTERVAL_S }).contains(alert)
-        };
-        assert!(fires(grown) && !fires(grown / 2.0), "{alert}");
+fn the_alert_of_a_release_fires_when_a_backend_finds_no_model_in_new_files() {
+    let models = echo("release-alerts");
+    let scheduler = Process::start(&["scheduler", "--listen", ANYWHERE, "--metrics", ANYWHERE]);
+    let at = scheduler.address("listen");
+    let words = ["--scheduler", at, "--device", "emulated", "--poll-s", "1", "--metrics", ANYWHERE];
+    let device = Process::start(&[&["backend", models.path()], &words[..]].concat());
+    let front = frontend(at);
+    let mut watched = Watched::new("kubernetes/components/monitoring/rules.yaml");
+    [("scheduler", &scheduler), ("frontend", &front), ("backend", &device)]
+        .into_iter()
+        .for_each(|(role, process)| watched.add(role, process));
+    until_ready(front.address("http"), true);
+    assert!(!watched.firing().contains("RipienoLoadFails"));
+    let status = || call(device.address("metrics"), "GET /v2/health/status", "").2;
+    let told = |words: &str, is: bool| {
+        let begun = Instant::now();
+        while status().contains(words) != is {
+            assert!(begun.elapsed() < SAFETY, "{words} {is}: {}", status());
+        }
+    };
+    fs::create_dir(models.0.join("empty")).unwrap();
+    watched.until_firing(&["RipienoLoadFails"]);
+    told("empty cannot be served", true);
+    assert_eq!(ask(&front, 10), 200, "what serves is not touched");
+    fs::remove_dir(models.0.join("empty")).unwrap();
+    told("empty cannot be served", false);
+
+    // A backend that begins with other files is not taken, and both sides say so.
+    let others = Folder::new("release-others");
+    others.add("m", None, &fs::read_to_string(models.0.join("m/model.toml")).unwrap().replace("= 5000", "= 4000"));
+    let words = ["--scheduler", at, "--device", "emulated", "--metrics", ANYWHERE];
+    let other = Process::start(&[&["backend", others.path()], &words[..]].concat());
+    for (process, words) in [(&scheduler, "is refused: its model"), (&other, "No scheduler has this backend")] {
+        let begun = Instant::now();
+        while !call(process.address("metrics"), "GET /v2/health/status", "").2.contains(words) {
+            assert!(begun.elapsed() < SAFETY, "{words}");
+        }
     }
+}
+
+#[test]
+fn the_alert_of_memory_fires_while_slow_clients_hold_it() {
+    let models = Folder::new("memory-alerts");
+    models.add("m", Some("double.onnx"), "slo_ms = 5000\nmax_batch = 4\n");
+    let ports = ["--http", ANYWHERE, "--grpc", ANYWHERE, "--metrics", ANYWHERE];
+    let serve = Process::start(&[&["serve", models.path(), "--max-held-mib", "8"], &ports[..]].concat());
+    let mut watched = Watched::new("prometheus/rules.yaml");
+    watched.add("serve", &serve);
+    until_ready(serve.address("http"), true);
+    watched.until_silent();
+    let half = vec![b' '; 520_000];
+    let slow: Vec<TcpStream> = (0..15)
+        .map(|_| {
+            let mut stream = TcpStream::connect(serve.address("http")).unwrap();
+            let head =
+                format!("POST /v2/models/m/infer HTTP/1.1\r\nHost: m\r\nContent-Length: {}\r\n\r\n", half.len() + 1);
+            stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&half)).unwrap();
+            stream
+        })
+        .collect();
+    watched.until_firing(&["RipienoMemoryFull"]);
+    drop(slow);
+    watched.until_silent();
+}
+
+#[test]
+fn the_alert_of_an_engine_fires_when_requests_fail_their_batches() {
+    let models = Folder::new("engine-alerts");
+    models.add("m", Some("pick_third.onnx"), "slo_ms = 5000\nmax_batch = 8\nlate = \"answer\"\n");
+    let ports = ["--http", ANYWHERE, "--grpc", ANYWHERE, "--metrics", ANYWHERE];
+    let serve = Process::start(&[&["serve", models.path()], &ports[..]].concat());
+    let http = serve.address("http");
+    let mut watched = Watched::new("prometheus/rules.yaml");
+    watched.add("serve", &serve);
+    until_ready(http, true);
+    let config = call(http, "GET /v2/models/m", "").2;
+    let config: Value = serde_json::from_str(&config).unwrap();
+    let (name, datatype) =
+        (config["inputs"][0]["name"].as_str().unwrap(), config["inputs"][0]["datatype"].as_str().unwrap());
+    let width =
+        config["inputs"][0]["shape"].as_array().unwrap().iter().skip(1).map(|d| d.as_i64().unwrap()).product::<i64>();
+    let shape: Vec<i64> =
+        config["inputs"][0]["shape"].as_array().unwrap().iter().map(|d| d.as_i64().unwrap().abs()).collect();
+    let one = |value: i64| {
+        let data = vec![value; usize::try_from(width).unwrap()];
+        let inputs = serde_json::json!([{ "name": name, "datatype": datatype, "shape": shape, "data": data }]);
+        infer(http, "m", &inputs).0
+    };
+    watched.firing();
+    let begun = Instant::now();
+    while !watched.firing().contains("RipienoEngineFails") {
+        assert!(begun.elapsed() < SAFETY, "{}", call(serve.address("metrics"), "GET /metrics", "").2);
+        std::thread::scope(|scope| {
+            for at in 0..12 {
+                scope.spawn(move || one(if at % 6 == 5 { 1 << 30 } else { 0 }));
+            }
+        });
+    }
+}
+
+/// Python with NumPy, for a model whose speed a file decides.
+fn has_python() -> bool {
+    let found = Command::new("python3").args(["-c", "import numpy"]).output();
+    let found = found.is_ok_and(|output| output.status.success());
+    if !found {
+        println!("skipped: python3 has no numpy");
+    }
+    found
+}
+
+#[test]
+fn the_alert_of_a_profile_fires_when_a_model_changes_its_speed() {
+    if !has_python() {
+        return;
+    }
+    let models = Folder::new("profile-alerts");
+    models.add("m", None, "slo_ms = 5000\nmax_batch = 2\nlate = \"answer\"\n");
+    let version = models.0.join("m/1");
+    let pace = |seconds: &str| fs::write(version.join("pace"), seconds).unwrap();
+    pace("0.002");
+    let text = "import pathlib, time\nimport ripieno\nPACE = pathlib.Path(__file__).with_name(\"pace\")\n\
+                @ripieno.model(inputs={\"x\": ripieno.f32(1)}, outputs={\"y\": ripieno.f32(1)})\n\
+                def serve(x):\n    time.sleep(float(PACE.read_text()))\n    return x * 2\n";
+    fs::write(version.join("model.py"), text).unwrap();
+    let client = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../clients/python");
+    let ports = ["--http", ANYWHERE, "--grpc", ANYWHERE, "--metrics", ANYWHERE];
+    let variables = [("PYTHONPATH", client.to_str().unwrap())];
+    let serve = Process::start_with(&[&["serve", models.path()], &ports[..]].concat(), &variables);
+    let mut watched = Watched::new("prometheus/rules.yaml");
+    watched.add("serve", &serve);
+    until_ready(serve.address("http"), true);
+    watched.until_silent();
+    let corrections = || {
+        let scraped = watched.scrape();
+        let counted = scraped.iter().filter(|(labels, _)| labels["__name__"] == "ripieno_profile_corrections_total");
+        counted.map(|(_, value)| *value).sum::<f64>()
+    };
+    let begun = Instant::now();
+    for (at, seconds) in ["0.02", "0.002", "0.02"].into_iter().enumerate() {
+        pace(seconds);
+        while corrections() < (at + 1) as f64 {
+            assert!(begun.elapsed() < 2 * SAFETY, "corrected {} times", corrections());
+            assert_eq!(infer(serve.address("http"), "m", &fp32("x", &[1, 1], &[1])).0, 200);
+        }
+    }
+    assert!(watched.firing().contains("RipienoProfileOff"));
+}
+
+/// A fault that a test cannot cause, as the metric that it shows.
+#[test]
+fn the_alert_of_a_busy_scheduler_fires_on_the_metric_of_its_fault() {
+    let (alert, series) = ("RipienoSchedulerBusy", "ripieno_scheduler_busy_seconds_total");
+    let at = |value: f64| page(&format!("{series} {value}\n"), &[("instance", "a"), ("namespace", "here")]);
+    let rules = Watched::new("kubernetes/components/monitoring/rules.yaml").rules;
+    let fires = |value: f64| {
+        fired(&rules, &mut Scrapes { earlier: at(0.0), now: at(value), interval_s: INTERVAL_S }).contains(alert)
+    };
+    assert!(fires(4.5) && !fires(2.0));
 }
 
 #[test]

@@ -2,13 +2,13 @@
 
 use super::tls::{ClientAuth, ClientTlsArgs};
 use super::{Address, Protocol};
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::header::{AUTHORIZATION, HeaderMap, USER_AGENT};
 use hyper::{Method, Request, Response, Uri};
-use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::{Client, Error};
 use hyper_util::rt::TokioExecutor;
 
 /// Makes a call without a body to `http[s]://HOST:PORT`, and returns the answer.
@@ -35,7 +35,18 @@ pub async fn call_with(
     }
     let client = Client::builder(TokioExecutor::new()).build(auth.connector(b"http/1.1"));
     let request = request.body(Full::<Bytes>::default())?;
-    client.request(request).await.with_context(|| format!("cannot reach {url}"))
+    let authority = "name its authority with --ca, or in SSL_CERT_FILE";
+    client.request(request).await.map_err(|error| unreachable(url, address.encrypted, authority, error))
+}
+
+/// Returns the error for a server that cannot be reached, with the likely mistake.
+fn unreachable(url: &str, is_encrypted: bool, authority: &str, error: Error) -> anyhow::Error {
+    let hint = match is_encrypted {
+        true if format!("{error:?}").contains("UnknownIssuer") => format!("; {authority}"),
+        false if !error.is_connect() => "; if the server encrypts, write https://".to_owned(),
+        _ => String::new(),
+    };
+    anyhow::Error::new(error).context(format!("cannot reach {url}{hint}"))
 }
 
 /// Asks any server for a file. Only these headers are sent: tokens of this machine are not for
@@ -52,5 +63,7 @@ pub async fn get(url: &Uri, headers: &HeaderMap) -> anyhow::Result<Response<Inco
         request = request.header(name, value);
     }
     let client = Client::builder(TokioExecutor::new()).build(auth.connector(b"http/1.1"));
-    client.request(request.body(Full::<Bytes>::default())?).await.with_context(|| format!("cannot reach {url}"))
+    let (shown, authority) = (url.to_string(), "name its authority in SSL_CERT_FILE");
+    let answer = client.request(request.body(Full::<Bytes>::default())?).await;
+    answer.map_err(|error| unreachable(&shown, encrypted, authority, error))
 }

@@ -7,6 +7,7 @@
 
 use clap::builder::{BoolishValueParser, OsStr};
 use clap::{Arg, ArgAction, Command, value_parser};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 
 /// The flag whose variable is not named by the rule: `RIPIENO_TOKENS` holds tokens, not the name of
@@ -18,6 +19,29 @@ pub(crate) const SERVERS: [&str; 4] = ["serve", "frontend", "scheduler", "backen
 
 /// The id of the flag that names the file of settings.
 pub(crate) const CONFIG: &str = "config";
+
+/// The variable that keeps ONNX Runtime from sending reports.
+const NO_TELEMETRY: &str = "ORT_DISABLE_TELEMETRY";
+
+/// Starts this program anew with ONNX Runtime's reports switched off, unless they are already.
+///
+/// Some builds of that library queue a report of the machine and the program as soon as they are
+/// loaded, before any call can switch that off. They send it over the network. A variable keeps
+/// them from it, and a process cannot safely set its own. The process keeps its id.
+pub(crate) fn begin_without_telemetry() {
+    if std::env::var_os(NO_TELEMETRY).is_some() {
+        return;
+    }
+    let Ok(program) = std::env::current_exe() else { return };
+    let mut words = std::env::args_os();
+    let mut again = std::process::Command::new(program);
+    again.env(NO_TELEMETRY, "1");
+    if let Some(name) = words.next() {
+        again.arg0(name);
+    }
+    // On success it does not return; a program whose file is gone goes on as it is.
+    drop(again.args(words).exec());
+}
 
 /// Adds the file of settings to every server, and to each of its flags its variable.
 pub(crate) fn for_servers(command: Command) -> Command {

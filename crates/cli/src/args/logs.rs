@@ -6,8 +6,10 @@
 //! which would be forgotten somewhere.
 
 use clap::ValueEnum;
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt::{self, Write};
 use std::io::IsTerminal;
+use std::panic::PanicHookInfo;
 use tracing::field::{Field, Visit};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::field::RecordFields;
@@ -30,14 +32,48 @@ pub(crate) const LEVEL: &str = "info";
 /// Starts logging to stderr, filtered by `RIPIENO_LOG`, else by `level`; in colours on a terminal
 /// only.
 pub(crate) fn start(format: LogFormat, level: &str) {
-    let filter = EnvFilter::try_from_env("RIPIENO_LOG").unwrap_or_else(|_| EnvFilter::new(level));
+    let asked = std::env::var(VARIABLE).unwrap_or_default();
+    let fault = fault_of(&asked);
+    let filter = if asked.is_empty() || fault.is_some() { EnvFilter::new(level) } else { EnvFilter::new(&asked) };
     let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
     match format {
         LogFormat::Text => log.fmt_fields(OneLine).init(),
         // JSON escapes control characters itself.
-        LogFormat::Json => log.json().flatten_event(true).with_current_span(true).with_span_list(false).init(),
+        LogFormat::Json => {
+            log.json().flatten_event(true).with_current_span(true).with_span_list(false).init();
+            std::panic::set_hook(Box::new(log_panic));
+        }
     }
+    if let Some(fault) = fault {
+        tracing::warn!("{VARIABLE}={asked:?}: {fault}; the level is {level}");
+    }
+}
+
+/// The variable that filters the log.
+const VARIABLE: &str = "RIPIENO_LOG";
+
+/// Returns what is wrong with a filter. A word that is no level would silence the log, because it
+/// counts as the name of a part of a program.
+fn fault_of(filter: &str) -> Option<String> {
+    let is_known = |word: &str| {
+        let is_level = ["error", "warn", "info", "debug", "trace", "off"].contains(&word.to_lowercase().as_str());
+        is_level || word.is_empty() || word.contains(['=', '[']) || word.starts_with("ripieno")
+    };
+    if let Some(word) = filter.split(',').map(str::trim).find(|word| !is_known(word)) {
+        return Some(format!("{word} is no level; write error, warn, info, debug, trace or off, or PART=LEVEL"));
+    }
+    EnvFilter::try_new(filter).err().map(|error| error.to_string())
+}
+
+/// Writes a panic as one line of the log, for readers that expect JSON on each line.
+fn log_panic(panic: &PanicHookInfo<'_>) {
+    let thread = std::thread::current();
+    let at = panic.location().map(ToString::to_string).unwrap_or_default();
+    let backtrace = Backtrace::capture();
+    let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| backtrace.to_string());
+    let says = panic.payload_as_str().unwrap_or("no message");
+    tracing::error!(thread = thread.name().unwrap_or_default(), at, backtrace, "a thread panicked: {says}");
 }
 
 /// Writes fields as `name=value`, and the message without control characters.
@@ -114,6 +150,16 @@ mod tests {
 
         fn make_writer(&'a self) -> Shared {
             self.clone()
+        }
+    }
+
+    #[test]
+    fn a_filter_that_would_silence_the_log_is_a_fault() {
+        for filter in ["", "info", "DEBUG", "warn,ripieno_server=debug", "ripieno_cluster", "off", "hyper=trace,info"] {
+            assert_eq!(fault_of(filter), None, "{filter}");
+        }
+        for filter in ["verbose", "debg", "info,server", "ripieno=loud", "1"] {
+            assert!(fault_of(filter).is_some(), "{filter}");
         }
     }
 

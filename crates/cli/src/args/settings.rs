@@ -7,7 +7,7 @@
 //! needs another is refused without it.
 
 use crate::args::environment::{CONFIG, SERVERS};
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use ripieno_repository::config::nearest;
@@ -21,6 +21,8 @@ const DEFAULT: &str = "ripieno.toml";
 /// A command line with the settings of a file.
 pub(crate) struct ServerSettings {
     pub(crate) words: Vec<OsString>,
+    /// Number of the words that the file gave; they stand behind the name of the command.
+    from_file: usize,
     /// The file, if one was read.
     file: Option<PathBuf>,
     /// Variables that begin as ours do, and are no flags.
@@ -33,39 +35,64 @@ impl ServerSettings {
     pub(crate) fn read(words: Vec<OsString>, command: &Command) -> Result<ServerSettings, String> {
         let asked = words.get(1).and_then(|word| word.to_str());
         let Some(server) = asked.filter(|name| SERVERS.contains(name)).map(str::to_owned) else {
-            return Ok(ServerSettings { words, file: None, unknown: Vec::new() });
+            return Ok(ServerSettings::without_file(words, Vec::new()));
         };
         let variables = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
         let unknown = unknown_variables(variables, command)?;
         // A wrong command line is reported when it is parsed.
         let Ok(matches) = command.clone().ignore_errors(true).try_get_matches_from(&words) else {
-            return Ok(ServerSettings { words, file: None, unknown });
+            return Ok(ServerSettings::without_file(words, unknown));
         };
         let Some(given) = matches.subcommand_matches(&server) else {
-            return Ok(ServerSettings { words, file: None, unknown });
+            return Ok(ServerSettings::without_file(words, unknown));
         };
         let file = match given.try_get_one::<PathBuf>(CONFIG).ok().flatten() {
             Some(named) => named.clone(),
             None if Path::new(DEFAULT).is_file() => PathBuf::from(DEFAULT),
-            None => return Ok(ServerSettings { words, file: None, unknown }),
+            None => return Ok(ServerSettings::without_file(words, unknown)),
         };
         let text = std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
         let table: Table = text.parse().map_err(|error| format!("{}: {error}", file.display()))?;
         let own =
             file_words(&table, command, &server, given).map_err(|cause| format!("{}: {cause}", file.display()))?;
-        let mut words = words;
+        let (mut words, from_file) = (words, own.len());
         words.splice(2..2, own.into_iter().map(OsString::from));
-        Ok(ServerSettings { words, file: Some(file), unknown })
+        Ok(ServerSettings { words, from_file, file: Some(file), unknown })
     }
 
-    /// Reports an error of the command line and exits; names the file if its settings may be at
-    /// fault.
-    pub(crate) fn exit(&self, error: &clap::Error) -> ! {
-        let is_help = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
-        if let Some(file) = self.file.as_ref().filter(|_| !is_help) {
-            eprintln!("in {}, a variable, or on the command line:", file.display());
+    fn without_file(words: Vec<OsString>, unknown: Vec<String>) -> ServerSettings {
+        ServerSettings { words, from_file: 0, file: None, unknown }
+    }
+
+    /// Reports an error of the command line and exits; names the file or variable that a wrong
+    /// value came from.
+    pub(crate) fn exit(&self, error: &clap::Error, command: &Command) -> ! {
+        if let Some(source) = self.source(error, command, |name| std::env::var_os(name).is_some()) {
+            eprintln!("in {source}:");
         }
         error.exit()
+    }
+
+    /// Returns the file or variable that gave the flag of an error; `None` if the command line did.
+    fn source(&self, error: &clap::Error, command: &Command, is_set: impl Fn(&str) -> bool) -> Option<String> {
+        let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return None };
+        let flag = flag.split([' ', '=']).next()?;
+        let gives = |word: &OsString| {
+            let word = word.to_string_lossy();
+            word.strip_prefix(flag).is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
+        };
+        let file = 2..2 + self.from_file;
+        let (own, rest): (Vec<_>, Vec<_>) = self.words.iter().enumerate().partition(|(at, _)| file.contains(at));
+        if rest.into_iter().any(|(_, word)| gives(word)) {
+            return None;
+        }
+        if own.into_iter().any(|(_, word)| gives(word)) {
+            return self.file.as_ref().map(|file| file.display().to_string());
+        }
+        let server = subcommand(command, self.words.get(1)?.to_str()?).ok()?;
+        let arg = server.get_arguments().find(|arg| arg.get_long() == flag.strip_prefix("--"))?;
+        let variable = arg.get_env()?.to_str()?;
+        is_set(variable).then(|| format!("the variable {variable}"))
     }
 
     pub(crate) fn log(&self) {
@@ -141,6 +168,9 @@ fn file_words(table: &Table, command: &Command, server: &str, given: &ArgMatches
             (_, true) => return Err(format!("{key} is a section: write [{key}]")),
             (_, false) => {
                 let all = SERVERS.iter().map(|name| subcommand(command, name)).collect::<Result<Vec<_>, _>>()?;
+                if let (Value::Table(_), Some(near)) = (value, nearest(key, &SERVERS)) {
+                    return Err(format!("[{key}] is the section of no server; did you mean [{near}]?"));
+                }
                 if !all.iter().any(|of| find(of, key).is_some()) {
                     return Err(unknown(key, key, &all));
                 }
@@ -298,10 +328,34 @@ mod tests {
         assert!(error("max_live = \"many\"\n").contains("--max-live"));
         // A flag that needs another is refused without it.
         assert!(error("tls_cert = \"/a.pem\"\n").contains("--tls-key"));
+        assert!(error("[serv]\nmax_live = 5\n").contains("did you mean [serve]?"));
         let missing = ServerSettings::read(
             ["ripieno", "serve", "--config", "/no/such.toml"].map(OsString::from).to_vec(),
             &crate::command(),
         );
         assert!(missing.err().unwrap().starts_with("/no/such.toml: "));
+    }
+
+    #[test]
+    fn an_error_names_the_source_of_a_wrong_value() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("some.toml");
+        std::fs::write(&path, "[serve]\nmax_live = \"many\"\n").unwrap();
+        let source = |words: &[&str], variable: &str| {
+            let words = words.iter().map(OsString::from).collect();
+            let settings = ServerSettings::read(words, &crate::command()).unwrap();
+            let wrong = crate::command().try_get_matches_from(
+                settings.words.iter().cloned().chain((!variable.is_empty()).then(|| "--max-loads=no".into())),
+            );
+            settings.source(&wrong.unwrap_err(), &crate::command(), |name| name == variable)
+        };
+        let file = path.display().to_string();
+        assert_eq!(source(&["ripieno", "serve", "--config", &file], ""), Some(file.clone()));
+        assert_eq!(source(&["ripieno", "serve", "--max-live", "few", "--config", &file], ""), None);
+        // The parser does not say where a value came from; this one is on no command line.
+        assert_eq!(
+            source(&["ripieno", "serve"], "RIPIENO_MAX_LOADS"),
+            Some("the variable RIPIENO_MAX_LOADS".to_owned())
+        );
     }
 }

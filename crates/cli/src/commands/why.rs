@@ -100,11 +100,15 @@ fn print(history: &History, explained: &[Explained], all: bool) -> anyhow::Resul
     let (count, ended) = (explained.len(), history.calls().filter(|call| call.ended.is_some()).count());
     let requests = ended + history.refusals().count();
     let span = (history.now() - history.from()).as_secs_f64();
-    if let Some(stalls) = stalls(history) {
+    if let Some(stalls) = stalls(history, explained) {
         output::print(stalls)?;
     }
     if count == 0 {
-        return output::print(format!("none of {requests} requests in {span:.1} s was late, refused or failed"));
+        return output::print(if requests == 0 {
+            "no request has ended in the last ten minutes".to_owned()
+        } else {
+            format!("none of {requests} requests in {span:.1} s was late, refused or failed")
+        });
     }
     output::print(format!("{count} of {requests} requests in {span:.1} s were late, refused or failed:\n"))?;
     let name = |model: usize| history.models()[model].model.name.clone();
@@ -154,15 +158,22 @@ fn print_all(history: &History, explained: &[Explained]) -> anyhow::Result<()> {
     output::print(format!("\n{table}"))
 }
 
+/// Share of the time without a processor from which on it has a line by itself, as on the page.
+const NOTABLE_STALLS: f64 = 0.02;
+
 /// Returns how long the process did not run, if that is in the recording. Requests that came
 /// meanwhile were read late, so that the server counts no lateness of theirs.
-fn stalls(history: &History) -> Option<String> {
+fn stalls(history: &History, explained: &[Explained]) -> Option<String> {
     let spans: Vec<Nanos> = history.stalls().map(|(from, to)| to - from).collect();
     let longest = spans.iter().max()?;
     let all: Nanos = spans.iter().copied().sum();
+    let share = all.as_secs_f64() / (history.now() - history.from()).as_secs_f64().max(1e-9);
+    if share < NOTABLE_STALLS && !explained.iter().any(|each| each.cause == Cause::Stalled) {
+        return None;
+    }
     Some(format!(
-        "{}: the process did not run for {:.2} s in all, {} times, at most {:.0} ms; requests that came meanwhile \
-         waited unseen.\n  {}\n",
+        "{}: the process did not run for {:.2} s in all, in {} gaps of at most {:.0} ms; requests that came \
+         meanwhile waited unseen.\n  {}\n",
         Cause::Stalled.name(),
         all.as_secs_f64(),
         spans.len(),

@@ -19,7 +19,13 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn start(words: &[&str]) -> Process {
+        Process::start_with(words, &[])
+    }
+
+    /// Starts a process that sees these variables, too.
+    pub(crate) fn start_with(words: &[&str], variables: &[(&str, &str)]) -> Process {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
+        command.envs(variables.iter().copied());
         command.args(words).args(["--format", "json"]).stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = command.stderr(Stdio::null()).spawn().unwrap();
         let mut line = String::new();

@@ -10,14 +10,16 @@ use crate::commands::control::ControlArgs;
 use crate::commands::models::nothing_in;
 use crate::output::tables;
 use crate::output::{self, print_json};
-use crate::service::progress_bars;
+use crate::service::{built_with, progress_bars};
 use anyhow::{Context, bail};
 use clap::Args;
 use ripieno_cluster::handover::Epoch;
 use ripieno_cluster::{Backend, DeviceUsage, OnOrder, StopSignal};
 use ripieno_report::Format;
+use ripieno_repository::registry::ModelRegistry;
 use ripieno_repository::{LoadTarget, ModelReport};
 use ripieno_sched::Limits;
+use ripieno_server::{AccessConfig, ServerConfig};
 use std::fs::File;
 use std::io::Write;
 use std::net::SocketAddr;
@@ -97,12 +99,12 @@ pub(crate) fn run(args: &BackendArgs) -> anyhow::Result<()> {
     let (executor, devices) = (Arc::clone(&target.engine), target.devices);
     let stop: Vec<Arc<StopSignal>> = (0..devices).map(|_| Arc::default()).collect();
     let usage: Vec<Arc<DeviceUsage>> = (0..devices).map(|_| Arc::default()).collect();
-    let probes = match args.metrics {
-        Some(address) => Some(runtime.block_on(Probes::start(address, &stop, &usage))?),
-        None => None,
-    };
+    let registry = Arc::new(ModelRegistry::default());
+    let config = |address| probes_config(args, address, executor.name());
+    let start = |address| runtime.block_on(Probes::start(config(address), &registry, &stop, &usage));
+    let probes = args.metrics.map(start).transpose()?;
     let progress = progress_bars("measuring", "batch sizes");
-    let repository = Arc::new(BackendRepository::open(&args.repository, target, &args.control, progress)?);
+    let repository = Arc::new(BackendRepository::open(&args.repository, target, &args.control, registry, progress)?);
     let reports = repository.load_all().map_err(anyhow::Error::msg).context("the repository cannot be read")?;
     if !repository.offers_any() && !reports.is_empty() {
         bail!("none of the {} models can be served; it says above why", reports.len());
@@ -135,6 +137,15 @@ pub(crate) fn run(args: &BackendArgs) -> anyhow::Result<()> {
     // A device that hangs is not waited for.
     wait(&running, Duration::from_secs(1));
     Ok(())
+}
+
+fn probes_config(args: &BackendArgs, address: SocketAddr, engine: &str) -> ServerConfig {
+    ServerConfig {
+        metrics: Some(address),
+        build: built_with(engine),
+        access: AccessConfig { peer_certificate: args.peers.certificate(), ..AccessConfig::default() },
+        ..ServerConfig::default()
+    }
 }
 
 fn announce(args: &BackendArgs, models: &[ModelReport], metrics: Option<SocketAddr>) -> anyhow::Result<()> {

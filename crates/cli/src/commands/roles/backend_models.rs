@@ -45,9 +45,9 @@ impl BackendRepository {
         path: &Path,
         target: LoadTarget,
         control: &ControlArgs,
+        registry: Arc<ModelRegistry>,
         progress: MeasureProgress,
     ) -> anyhow::Result<BackendRepository> {
-        let registry = Arc::new(ModelRegistry::default());
         let (path, offered, state) = (path.to_owned(), Arc::default(), Mutex::default());
         let shelf = Arc::new(ModelShelf { path: path.clone(), registry: Arc::clone(&registry), offered, state });
         let repository = LiveRepository::new(path, target, registry, Arc::clone(&shelf) as Arc<dyn Host>, progress);

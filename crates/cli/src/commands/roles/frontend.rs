@@ -9,6 +9,7 @@ use crate::args::logs::LogFormat;
 use crate::args::server_threads::ServerThreads;
 use crate::output::replies::ReplyArgs;
 use crate::output::{self, print_json};
+use crate::service::built_with;
 use anyhow::Context;
 use clap::Args;
 use ripieno_base::{DeviceId, ModelId};
@@ -17,7 +18,7 @@ use ripieno_report::Format;
 use ripieno_repository::registry::{IndexRow, ModelRegistry, Repository, Upload};
 use ripieno_runtime::{DeviceRefused, DeviceSnapshot, EngineProcesses, Failure, Job, ModelSnapshot, SchedulerSnapshot};
 use ripieno_sched::Limits;
-use ripieno_server::{Addresses, Backend, DeviceChange, Server, ServerConfig, Withdraw};
+use ripieno_server::{AccessConfig, Addresses, Backend, DeviceChange, Server, ServerConfig, Withdraw};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -128,7 +129,8 @@ async fn serve(args: &FrontendArgs, threads: &ServerThreads) -> anyhow::Result<(
         server_name: args.server_name.clone(),
         max_body_bytes: (args.max_body_mib as usize) << 20,
         drain_timeout,
-        access: args.access.config(),
+        build: built_with(""),
+        access: AccessConfig { peer_certificate: args.peers.certificate(), ..args.access.config() },
         connections_on: threads.runtimes().to_vec(),
         ..args.replies.over(args.bounds.over(ServerConfig::default()))
     };

@@ -19,19 +19,18 @@ pub(super) struct Probes {
 }
 
 impl Probes {
-    /// Answers on this address for these devices.
+    /// Answers on the metrics port for these devices, and for the models of the registry.
     pub(super) async fn start(
-        address: SocketAddr,
+        config: ServerConfig,
+        registry: &Arc<ModelRegistry>,
         devices: &[Arc<StopSignal>],
         usage: &[Arc<DeviceUsage>],
     ) -> anyhow::Result<Probes> {
         let threads = ServerThreads::start().context("cannot start the threads of the HTTP and gRPC server")?;
-        let config =
-            ServerConfig { http: None, grpc: None, metrics: Some(address), ui: false, ..ServerConfig::default() };
-        let registry = Arc::new(ModelRegistry::default());
-        let told = Arc::new(ModelListing(Arc::clone(&registry)));
+        let config = ServerConfig { http: None, grpc: None, ui: false, ..config };
+        let told = Arc::new(ModelListing(Arc::clone(registry)));
         let backend = Arc::new(BackendDevices { stop: devices.to_vec(), usage: usage.to_vec() });
-        let server = Server::bind(config, backend, registry, told);
+        let server = Server::bind(config, backend, Arc::clone(registry), told);
         let server = threads.runtimes()[0].spawn(server).await??;
         let address = server.addresses().metrics;
         threads.runtimes()[0].spawn(server.run(std::future::pending()));
@@ -69,6 +68,11 @@ impl Backend for BackendDevices {
 
     fn has_device(&self) -> bool {
         self.stop.iter().all(|device| device.is_connected())
+    }
+
+    fn waits_for(&self) -> Option<String> {
+        let (scheduler, cause) = self.stop.iter().find_map(|device| device.waits_for())?;
+        Some(format!("the connection to {scheduler} ended: {cause}"))
     }
 
     /// The scheduler decides.

@@ -8,6 +8,7 @@ use crate::args::policy::{ObjectiveArg, POLICIES, PolicyArgs};
 use crate::args::server_threads::ServerThreads;
 use crate::commands::flight::recorder;
 use crate::output::{self, print_json};
+use crate::service::built_with;
 use anyhow::Context;
 use clap::Args;
 use ripieno_base::{DeviceId, ModelId, Nanos};
@@ -22,7 +23,7 @@ use ripieno_runtime::{
     ModelSnapshot, SchedulerSnapshot,
 };
 use ripieno_sched::{Limits, Options, Setup};
-use ripieno_server::{Backend, DeviceChange, Server, ServerConfig, Withdraw};
+use ripieno_server::{AccessConfig, Backend, DeviceChange, Server, ServerConfig, Withdraw};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -145,8 +146,15 @@ async fn serve(args: &SchedulerArgs, threads: &ServerThreads) -> anyhow::Result<
     let scheduler = Arc::new(scheduler.with_context(|| format!("cannot listen on {} (--listen)", args.listen))?);
     args.peers.warn_if_open("the scheduler", scheduler.address());
     let drain_timeout = Duration::from_secs(args.drain_timeout_s);
-    let config =
-        ServerConfig { http: None, grpc: None, metrics: Some(args.metrics), drain_timeout, ..ServerConfig::default() };
+    let config = ServerConfig {
+        http: None,
+        grpc: None,
+        metrics: Some(args.metrics),
+        drain_timeout,
+        build: built_with(""),
+        access: AccessConfig { peer_certificate: args.peers.certificate(), ..AccessConfig::default() },
+        ..ServerConfig::default()
+    };
     let later = Arc::new(PendingEngine { engine: Arc::clone(&engine), scheduler: Arc::clone(&scheduler) });
     let told = Arc::new(ModelListing(Arc::clone(&registry)));
     let server = Server::bind(config, later, registry, told);
@@ -234,7 +242,9 @@ fn announce(args: &SchedulerArgs, scheduler: &ClusterScheduler, metrics: Option<
     }
     output::print(format!("scheduler  {listen}"))?;
     let shown = metrics.map_or("off".to_owned(), |metrics| format!("http://{metrics}/metrics"));
-    output::print(format!("metrics    {shown}"))
+    output::print(format!("metrics    {shown}"))?;
+    let page = metrics.map_or("off".to_owned(), |metrics| format!("http://{metrics}/ui"));
+    output::print(format!("page       {page}"))
 }
 
 /// The engine of a scheduler, which may be a spare or may not have one yet.
@@ -287,6 +297,10 @@ impl Backend for PendingEngine {
 
     fn spares(&self) -> Option<usize> {
         self.scheduler.spares()
+    }
+
+    fn refused(&self) -> Vec<String> {
+        self.scheduler.refused()
     }
 
     fn flight(&self) -> Option<FlightRecorder> {

@@ -51,6 +51,11 @@ impl PeerArgs {
         Ok(Arc::new(tls))
     }
 
+    /// Returns the certificate towards other roles, if they encrypt.
+    pub(crate) fn certificate(&self) -> Option<PathBuf> {
+        self.peer_cert.clone()
+    }
+
     /// Warns if a port that clients must not reach is not on loopback and takes any connection.
     pub(crate) fn warn_if_open(&self, what: &str, address: SocketAddr) {
         if self.peer_cert.is_none() && !address.ip().is_loopback() {

@@ -27,6 +27,8 @@ const MAX_QUOTED: usize = 300;
 pub(super) fn set_environment(command: &mut Command) {
     command.env_clear();
     command.envs(PASSED_VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
+    // A model that uses ONNX Runtime itself must not send reports over the network either.
+    command.env("ORT_DISABLE_TELEMETRY", "1");
     // CUDA then numbers GPUs as nvidia-smi and the check of ordinals do.
     command.env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
 }
