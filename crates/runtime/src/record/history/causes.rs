@@ -208,7 +208,10 @@ impl<'a> Explainer<'a> {
         let model = &self.history.models()[call.model].model;
         let (allowed, lone) = (call.deadline - call.arrived, lone_run(model, call));
         if allowed < lone {
-            let text = format!("it had {}, and alone it needs {}", ms(allowed), ms(lone));
+            // A client's own limit cannot be told from time that passed before a hand-over.
+            let of =
+                if allowed < model.slo { format!(" left of {} when it came", ms(model.slo)) } else { String::new() };
+            let text = format!("it had {}{of}, and alone it needs {}", ms(allowed.max(Nanos(0))), ms(lone));
             return Some((Cause::ShortDeadline, text));
         }
         if lost {
@@ -510,9 +513,16 @@ fn lone_run(model: &Model, call: &CallRecord) -> Nanos {
     each.sum()
 }
 
+/// Returns milliseconds with two or three digits; what is above 0 is not written as 0.
 fn ms(span: Nanos) -> String {
     let ms = span.as_millis_f64();
-    let digits = if ms < 1.0 { 2 } else { usize::from(ms < 100.0) };
+    let digits = match ms.abs() {
+        size if size >= 100.0 => 0,
+        size if size >= 1.0 => 1,
+        size if size >= 0.1 => 2,
+        size if size >= 0.01 => 3,
+        _ => 4,
+    };
     format!("{ms:.digits$} ms")
 }
 
