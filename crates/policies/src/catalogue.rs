@@ -4,11 +4,12 @@
 //! documentation. A policy is added by one file, or one in `baselines/` if only comparisons use it,
 //! and one row here.
 
+use crate::choice::DEFAULT_POLICY;
 use crate::policy::{Chains, Form, Policy};
 use crate::symphony::{Halves, Matchmaker};
 use crate::{baselines, cellular_batching, dvabatch, late_batching, lazy_batching, options, symphony, unified};
 use ripieno_model::{Model, Walk};
-use ripieno_sched::{BuildError, Knobs, Options, Scheduler, Setup, admission};
+use ripieno_sched::{BuildError, Knobs, Needs, OptionValue, Options, Scheduler, Setup, admission};
 
 /// Every policy.
 pub const CATALOGUE: &[Policy] = &[
@@ -50,10 +51,48 @@ pub fn build(name: &str, setup: &Setup, options: &Options) -> Result<Box<dyn Sch
 /// Builds the policy of this name as a server runs it: behind admission control, which rejects
 /// requests that are unlikely to meet their deadlines or exceed their share, and which keeps
 /// requests of different shapes in separate batches.
+///
+/// With the option [`FAITHFUL`] a published policy runs as its paper has it.
 pub fn build_served(name: &str, setup: &Setup, options: &Options) -> Result<Box<dyn Scheduler>, BuildError> {
     let inner = Setup { limits: admission::widen(&setup.limits, 1), ..setup.clone() };
-    let policy = build(name, &inner, options)?;
-    Ok(admission::wrap(policy, find(name)?.needs(options), setup, (0, 1)))
+    let (server, options) = ServerLayers::read(name, options)?;
+    let policy = build(name, &inner, &options)?;
+    Ok(server.wrap(policy, setup, (0, 1)))
+}
+
+/// Name of the option by which a server runs a published policy without what it adds to any:
+/// deadlines with a margin, corrected profiles and speeds, and admission control.
+pub const FAITHFUL: &str = "faithful";
+
+/// The layers that a server puts in front of a policy.
+#[derive(Clone, Copy, Debug)]
+enum ServerLayers {
+    /// Admission control for a policy with these needs.
+    Admission(Needs),
+    /// None but what keeps answers right.
+    Faithful,
+}
+
+impl ServerLayers {
+    /// Takes the server's own option out of a policy's options.
+    fn read(name: &str, options: &Options) -> Result<(ServerLayers, Options), BuildError> {
+        let (policy, mut options) = (find(name)?, options.clone());
+        match options.remove(FAITHFUL) {
+            None | Some(OptionValue::Bool(false)) => Ok((ServerLayers::Admission(policy.needs(&options)), options)),
+            Some(_) if name == DEFAULT_POLICY => {
+                Err(BuildError::Setup(format!("{name:?} is no published policy; {FAITHFUL:?} needs one")))
+            }
+            Some(OptionValue::Bool(true)) => Ok((ServerLayers::Faithful, options)),
+            Some(other) => Err(BuildError::Setup(format!("option {FAITHFUL:?} is {other}; it must be true or false"))),
+        }
+    }
+
+    fn wrap(self, policy: Box<dyn Scheduler>, setup: &Setup, part: (usize, usize)) -> Box<dyn Scheduler> {
+        match self {
+            ServerLayers::Admission(needs) => admission::wrap(policy, needs, setup, part),
+            ServerLayers::Faithful => admission::wrap_faithful(policy, setup, part),
+        }
+    }
 }
 
 /// A policy as a server runs it, in one piece or in several shards.
@@ -87,9 +126,9 @@ pub fn build_shards(name: &str, setup: &Setup, options: &Options, shards: usize)
     if inner.limits.models > ID_SPACE {
         return Err(BuildError::Setup(format!("{shards} shards need more than {ID_SPACE} ids of models; run fewer")));
     }
-    let Halves { shards: halves, matchmaker } = build_halves(name, &inner, options, shards)?;
-    let needs = find(name)?.needs(options);
-    let piece = |(number, shard)| admission::wrap(Box::new(shard), needs, setup, (number, shards));
+    let (server, options) = ServerLayers::read(name, options)?;
+    let Halves { shards: halves, matchmaker } = build_halves(name, &inner, &options, shards)?;
+    let piece = |(number, shard)| server.wrap(Box::new(shard), setup, (number, shards));
     Ok(ServedPolicy { pieces: halves.into_iter().enumerate().map(piece).collect(), matchmaker: Some(matchmaker) })
 }
 

@@ -62,7 +62,7 @@ mod policy;
 mod symphony;
 mod unified;
 
-pub use catalogue::{CATALOGUE, ServedPolicy, build, build_halves, build_served, build_shards, find};
+pub use catalogue::{CATALOGUE, FAITHFUL, ServedPolicy, build, build_halves, build_served, build_shards, find};
 pub use choice::{DEFAULT_POLICY, served_options};
 pub use policy::{Chains, Policy};
 pub use symphony::{Halves, Matchmaker, ModelShard, shard_of};

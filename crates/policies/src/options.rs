@@ -12,6 +12,18 @@ pub(crate) const WHOLE: &[Walk] = &[Walk::Whole, Walk::Chain];
 /// Number of tasks that a device gets together, of a set of requests that runs to the end.
 pub(crate) const SET_AHEAD: usize = 16;
 
+pub(crate) const PASSED: Knob = Knob {
+    name: "passed",
+    default: "dispatch",
+    help: "heads that gather=window passes over are dropped: \"dispatch\" = when the batch starts, \"update\" = at \
+           each update of the candidate, as the public code of Symphony's authors does",
+};
+
+/// Returns whether passed-over heads are dropped at each update.
+pub(crate) fn drops_passed(knobs: &Knobs<'_>) -> Result<bool, BuildError> {
+    knobs.choice(PASSED.name, &[("dispatch", false), ("update", true)], false)
+}
+
 pub(crate) const DEVICE: Knob = Knob {
     name: "device",
     default: "smallest-id",

@@ -1,10 +1,11 @@
 //! Admission control in front of real policies.
 
-use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
+use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Extent, Model, Profile};
-use ripieno_policies::build_served;
+use ripieno_policies::{FAITHFUL, build, build_served};
 use ripieno_sched::{
-    Action, Control, Limits, Options, Outbox, Outcome, Request, RequestClass, Scheduler, Setup, TaskDone, Why,
+    Action, Control, Limits, OptionValue, Options, Outbox, Outcome, Request, RequestClass, Scheduler, Setup, TaskDone,
+    Why,
 };
 
 const LIMITS: Limits = Limits { requests: 256, models: 2, devices: 2, batch: 8, ..Limits::ONE };
@@ -181,4 +182,58 @@ fn a_queue_is_shorter_where_devices_are_slower_than_profiled() {
         assert!(all >= 5 * 120, "{all} answers in five seconds, of 125 a second");
         assert!(late(settled) * 20 < all, "{} of {all} late", late(settled));
     }
+}
+
+/// Gives a scheduler one request that is urgent and eight that are not, and settles.
+fn enqueue(scheduler: &mut dyn Scheduler) -> Outbox {
+    for slot in 0..9 {
+        let deadline = ms(if slot == 0 { 13 } else { 60 });
+        let (slot, model, class) = (RequestSlot(slot), ModelId(0), RequestClass::default());
+        let request = Request { slot, model, arrived: ms(0), deadline, rows: 1, extent: Extent::ONE, class };
+        scheduler.on_request(ms(0), &request);
+    }
+    let mut out = Outbox::new(&LIMITS);
+    scheduler.settle(ms(0), &mut out);
+    out
+}
+
+/// A model of 11 to 18 ms, and no device.
+fn without_devices() -> Setup {
+    let profile = Profile::linear(1.0, 10.0, 8).unwrap();
+    Setup { models: vec![Model::whole("a", profile, Nanos::from_millis(60))], devices: 0, limits: LIMITS }
+}
+
+#[test]
+fn heads_that_are_passed_over_leave_at_dispatch_or_at_each_update() {
+    for (passed, gather, expected) in [("dispatch", "window", 0), ("update", "window", 1), ("update", "prefix", 0)] {
+        let words = [("passed", passed), ("gather", gather)];
+        let options = words.map(|(name, word)| (name.to_owned(), OptionValue::Text(word.to_owned()))).into();
+        let out = enqueue(&mut *build("deferred", &without_devices(), &options).unwrap());
+        let left = out.actions();
+        assert_eq!(left.len(), expected, "{passed} {gather}: {left:?}");
+        let first = |action: &Action| matches!(action, Action::Reject { request, why: Why::Hopeless } if *request == RequestSlot(0));
+        assert!(left.iter().all(first), "{left:?}");
+    }
+}
+
+#[test]
+fn a_faithful_policy_has_no_margin_no_correction_and_no_refusal() {
+    let faithful = Options::from([(FAITHFUL.to_owned(), OptionValue::Bool(true))]);
+    let served = |options: &Options| build_served("deferred", &without_devices(), options).unwrap();
+    assert!(served(&faithful).takes_real_deadlines() && !served(&Options::new()).takes_real_deadlines());
+    let plain = build("deferred", &without_devices(), &Options::new()).unwrap();
+    for (mut scheduler, corrected) in [(served(&faithful), false), (plain, true)] {
+        let mut out = enqueue(&mut *scheduler);
+        let planned = scheduler.next_wakeup();
+        let profile = Profile::linear(1.5, 12.0, 8).unwrap();
+        scheduler.on_control(ms(0), Control::ProfileReplaced { model: ModelId(0), block: BlockId(0), profile });
+        scheduler.settle(ms(0), &mut out);
+        assert_eq!(scheduler.next_wakeup() != planned, corrected, "{planned:?}");
+    }
+    let model = |name| Model::whole(name, Profile::linear(10.0, 0.0, 8).unwrap(), Nanos::from_millis(400));
+    let setup = Setup { models: ["a", "b"].map(model).into(), devices: 2, limits: LIMITS };
+    assert_eq!(refused(&mut *build_served("dva", &setup, &faithful).unwrap(), 0, 100, (0, 0)), (0, None));
+    assert!(build_served("unified", &setup, &faithful).is_err());
+    let number = Options::from([(FAITHFUL.to_owned(), OptionValue::Int(3))]);
+    assert!(build_served("dva", &setup, &number).is_err());
 }

@@ -26,6 +26,7 @@ mod played;
 mod print;
 mod queue;
 mod results;
+mod sources;
 mod symphony;
 #[cfg(test)]
 mod tests;

@@ -6,6 +6,7 @@
 //! interrupted command continues with the next item.
 
 use super::item::{ExperimentItem, FinishedItem};
+use super::sources;
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -14,8 +15,16 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub struct ResultsFile {
     file: PathBuf,
-    lines: Vec<Value>,
+    lines: Vec<ResultLine>,
     made_by: Value,
+}
+
+/// A line of the file. Its text is copied as it is: numbers that are parsed and written again drift
+/// in their last digit.
+#[derive(Debug)]
+struct ResultLine {
+    text: String,
+    value: Value,
 }
 
 /// The origin of results: another program, effort or number of seeds gives other results.
@@ -43,7 +52,7 @@ impl ResultsFile {
     /// Returns the line of an item, if this very program made it with the same effort.
     pub fn line(&self, item: &ExperimentItem) -> Option<&Value> {
         let same = |line: &&Value| ["program", "effort", "seeds"].iter().all(|&key| line[key] == self.made_by[key]);
-        self.lines.iter().filter(|line| line["item"] == item.id).find(same)
+        self.lines.iter().map(|line| &line.value).filter(|line| line["item"] == item.id).find(same)
     }
 
     /// Returns the path of the file.
@@ -59,11 +68,12 @@ impl ResultsFile {
         for (key, value) in self.made_by.as_object().into_iter().flatten() {
             line[key] = value.clone();
         }
-        self.lines.retain(|line| line["item"] != done.item.id);
-        self.lines.push(line);
-        let place = |line: &Value| super::items().position(|item| line["item"] == item.id);
+        line["sources"] = Value::from(sources::hash(done.item.id));
+        self.lines.retain(|line| line.value["item"] != done.item.id);
+        self.lines.push(ResultLine { text: line.to_string(), value: line });
+        let place = |line: &ResultLine| super::items().position(|item| line.value["item"] == item.id);
         self.lines.sort_by_key(place);
-        let text: String = self.lines.iter().map(|line| format!("{line}\n")).collect();
+        let text: String = self.lines.iter().map(|line| format!("{}\n", line.text)).collect();
         let unfinished = self.file.with_extension(format!("{}.part", std::process::id()));
         std::fs::write(&unfinished, text)
             .and_then(|()| std::fs::rename(&unfinished, &self.file))
@@ -71,14 +81,14 @@ impl ResultsFile {
     }
 }
 
-fn read(file: &Path) -> anyhow::Result<Vec<Value>> {
+fn read(file: &Path) -> anyhow::Result<Vec<ResultLine>> {
     let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     let line = |(number, line): (usize, &str)| {
         let value: Value = serde_json::from_str(line).with_context(|| {
             format!("line {} of {} is no JSON; remove it, and its item is run again", number + 1, file.display())
         })?;
         if value["item"].is_string() && value["rows"].is_array() {
-            return Ok(value);
+            return Ok(ResultLine { text: line.to_owned(), value });
         }
         bail!("line {} of {} names no item with rows; remove it", number + 1, file.display())
     };

@@ -221,6 +221,21 @@ fn results_of_the_same_program_are_not_made_again() {
     assert!(error.starts_with("line 3 of ") && error.contains("run again"), "{error}");
 }
 
+/// The lines of other items keep their text, to the last digit.
+#[test]
+fn a_line_that_is_not_made_again_is_copied_as_text() {
+    let folder = Folder::new("copied");
+    let file = folder.0.join("results.jsonl");
+    let kept = "{\"rows\": [{\"ours\": 0.30000000000000004000}],  \"item\": \"symphony/table2\"}";
+    std::fs::write(&file, format!("{kept}\n")).unwrap();
+    let maker = Maker { commit: None, program: "a".to_owned(), effort: "usual", seeds: None };
+    let mut results = ResultsFile::open(file.clone(), &maker).unwrap();
+    results.put(&item("symphony/example").reproduce(&folder.context(), &folder.0).unwrap()).unwrap();
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert!(text.lines().any(|line| line == kept), "{text}");
+    assert!(text.lines().any(|line| line.contains("\"sources\":")), "{text}");
+}
+
 #[test]
 fn distributions_and_curves_have_their_rows() {
     let folder = Folder::new("curves");

@@ -181,6 +181,7 @@ fn run(
     observers.extend(trace.map(|trace| trace as &mut dyn Observer));
     let mut world = World::new(scheduler.as_mut(), setup)
         .with_network(scenario.network, scenario.seed)
+        .with_decisions(scenario.decision)
         .with_jitter(scenario.jitter, scenario.seed)
         .with_occupancy(&scenario.occupancy, scenario.seed)
         .with_reports(&scenario.reports)

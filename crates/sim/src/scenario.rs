@@ -65,6 +65,8 @@ pub struct Scenario {
     pub ensembles: Vec<SimulatedEnsemble>,
     /// The network between scheduler and devices.
     pub network: Network,
+    /// Time of the scheduler's one thread for each task that it starts.
+    pub decision: Nanos,
     /// Durations of tasks beyond their profile.
     pub jitter: Jitter,
     /// Device time of tasks, relative to their profile; the scheduler does not know it.
@@ -136,6 +138,8 @@ struct ScenarioFile {
     admission: bool,
     #[serde(default = "one_device")]
     cluster: ClusterTable,
+    #[serde(default)]
+    decision_us: f64,
     #[serde(default)]
     network: NetworkTable,
     #[serde(default)]
@@ -324,6 +328,7 @@ fn parse(text: &str, folder: &Path) -> ParseResult<Scenario> {
         loads,
         ensembles,
         network: file.network.parse()?,
+        decision: decision(file.decision_us)?,
         jitter: file.jitter.check()?,
         occupancy: file.occupancy.clone().check(file.cluster.devices)?,
         reports: Vec::new(),
@@ -343,6 +348,13 @@ fn parse(text: &str, folder: &Path) -> ParseResult<Scenario> {
         check: true,
         requests,
     })
+}
+
+fn decision(micros: f64) -> ParseResult<Nanos> {
+    match micros.is_finite() && micros >= 0.0 {
+        true => Ok(Nanos::from_millis_f64(micros / 1e3)),
+        false => Err(format!("decision_us = {micros}; it must be a number of microseconds of at least 0")),
+    }
 }
 
 /// The offered load.

@@ -63,6 +63,10 @@ pub struct World<'a> {
     events: u64,
     last_arrival: Time,
     link: Option<Link>,
+    /// Time that the scheduler's thread takes for a task that it starts.
+    decision: Nanos,
+    /// Time at which the scheduler's thread has sent all tasks that it started.
+    decided: Time,
     jitter: Option<Excess>,
     occupancy: Option<OccupancyDraws<'a>>,
     /// Delays of task reports; `None` if there are no delays.
@@ -156,6 +160,8 @@ impl<'a> World<'a> {
             events: 0,
             last_arrival: Time::ORIGIN,
             link: None,
+            decision: Nanos::ZERO,
+            decided: Time::ORIGIN,
             jitter: None,
             occupancy: None,
             reports: None,
@@ -183,6 +189,12 @@ impl<'a> World<'a> {
     /// Adds a network through which batches reach their devices.
     pub fn with_network(mut self, network: Network, seed: u64) -> World<'a> {
         self.link = (!network.is_none()).then(|| Link::new(network, seed));
+        self
+    }
+
+    /// Lets the scheduler's thread take this long for each task that it starts, one by one.
+    pub fn with_decisions(mut self, each: Nanos) -> World<'a> {
+        self.decision = each;
         self
     }
 
@@ -397,8 +409,9 @@ impl<'a> World<'a> {
         let rows = slots.iter().map(|slot| request(slot).1.rows as usize).sum();
         // Inputs are fetched for the first block; inputs of later blocks are on the device.
         let way = self.link.as_mut().filter(|_| block == BlockId(0)).map_or(Nanos::ZERO, |link| link.way(rows));
+        self.decided = self.decided.max(self.now) + self.decision;
         let state = &mut self.devices[device.index()];
-        let start = (self.now + way).max(not_before).max(state.busy_until);
+        let start = (self.decided + way).max(not_before).max(state.busy_until);
         let gather = self.gather.as_mut().map_or(Nanos::ZERO, |gather| gather.cost(model, block, device, &slots, rows));
         let spec = &self.models[model.index()].blocks[block.index()];
         let scale = slots.iter().map(|slot| request(slot).1.class.cost).max().unwrap_or_default();

@@ -3,7 +3,7 @@
 use anyhow::bail;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
-use ripieno_policies::{CATALOGUE, DEFAULT_POLICY, find, served_options};
+use ripieno_policies::{CATALOGUE, DEFAULT_POLICY, FAITHFUL, find, served_options};
 use ripieno_sched::{Objective, OptionValue, Options};
 
 /// The policy and its options.
@@ -17,6 +17,24 @@ pub(crate) struct PolicyArgs {
     /// repeated.
     #[arg(long = "option", value_name = "KEY=VALUE", value_parser = option)]
     pub(crate) options: Vec<(String, OptionValue)>,
+}
+
+/// The way in which a server runs a published policy.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub(crate) struct FaithfulArg {
+    /// Run --policy as its paper has it: real deadlines, first profiles, no admission control.
+    #[arg(long, requires = "policy")]
+    faithful: bool,
+}
+
+impl FaithfulArg {
+    /// Adds the option of a policy's options.
+    pub(crate) fn over(self, mut options: Options) -> Options {
+        if self.faithful {
+            options.insert(FAITHFUL.to_owned(), OptionValue::Bool(true));
+        }
+        options
+    }
 }
 
 /// The objective of the scheduler.

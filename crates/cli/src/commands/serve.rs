@@ -5,7 +5,7 @@ use crate::args::address::listening;
 use crate::args::bounds::BoundArgs;
 use crate::args::devices::DeviceArgs;
 use crate::args::logs::LogFormat;
-use crate::args::policy::{ObjectiveArg, POLICIES, PolicyArgs};
+use crate::args::policy::{FaithfulArg, ObjectiveArg, POLICIES, PolicyArgs};
 use crate::args::server_threads::ServerThreads;
 use crate::commands::control::ControlArgs;
 use crate::commands::flight::FlightArgs;
@@ -66,6 +66,9 @@ pub(crate) struct ServeArgs {
 
     #[command(flatten)]
     policy: PolicyArgs,
+
+    #[command(flatten)]
+    faithful: FaithfulArg,
 
     /// latency: an idle device starts immediately, unless device time is short. efficiency: a batch
     /// waits as long as that saves device time [default: latency].
@@ -174,6 +177,7 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
 impl ServeArgs {
     fn service(&self) -> anyhow::Result<Service> {
         let (policy, options) = self.policy.served(self.objective)?;
+        let options = self.faithful.over(options);
         if self.shards > 1 && self.policy.policy.is_none() && !find(&policy)?.is_sharded() {
             let sharded = CATALOGUE.iter().filter(|policy| policy.is_sharded()).map(|policy| policy.name);
             let sharded = sharded.collect::<Vec<_>>().join(", ");

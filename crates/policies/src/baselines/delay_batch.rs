@@ -65,7 +65,8 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         return Ok(Box::new(DelayBatch::new(setup, options, PerModel::read(&setup.models, window)?)));
     }
     let start = PerModel::read(&setup.models, |model| Ok(StartBy::after(window(model)?)))?;
-    let rules = Rules { start, options, gather: Gather::Fifo, single: false, network: NetworkDelay::default() };
+    let network = NetworkDelay::default();
+    let rules = Rules { start, options, gather: Gather::Fifo, drops_passed: false, single: false, network };
     Ok(Box::new(Fused::new(setup, DeviceChoice::SmallestId, rules)))
 }
 

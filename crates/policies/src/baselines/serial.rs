@@ -36,6 +36,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         start: PerModel::all(StartBy::after(Nanos::ZERO)),
         options: BatchOptions::unbounded(knobs, DropRule::Never)?,
         gather: Gather::Fifo,
+        drops_passed: false,
         single: true,
         network: network(knobs)?,
     };

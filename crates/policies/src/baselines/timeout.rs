@@ -20,7 +20,7 @@
 //! not over, since further waiting would only make it late. The public code of Symphony's authors
 //! does the same.
 
-use crate::options::{CONTROL_US, DATA_US, DEVICE, LINK_US, SHARDS, network, network_needs};
+use crate::options::{CONTROL_US, DATA_US, DEVICE, LINK_US, PASSED, SHARDS, drops_passed, network, network_needs};
 use crate::policy::{Chains, Form, Policy};
 use crate::symphony::{Gather, Rules, StartBy};
 use ripieno_base::Nanos;
@@ -50,7 +50,7 @@ pub(crate) const TIMEOUT: Policy = Policy {
     summary: "a batch starts when it is full or its first request has waited for a fixed window",
     walks: crate::options::WHOLE,
     chains: Chains::Any,
-    knobs: &[TIMEOUT_MS, TIMEOUT_SLO, GATHER, MAX_BATCH, DROP, DEVICE, CONTROL_US, DATA_US, SHARDS, LINK_US],
+    knobs: &[TIMEOUT_MS, TIMEOUT_SLO, GATHER, PASSED, MAX_BATCH, DROP, DEVICE, CONTROL_US, DATA_US, SHARDS, LINK_US],
     needs: |knobs| Needs { keeps_deadlines: true, ..network_needs(knobs) },
     form: Form::Shards(timeout_rules),
 };
@@ -61,7 +61,7 @@ pub(crate) const EAGER: Policy = Policy {
     summary: "a free device immediately takes all that waits",
     walks: crate::options::WHOLE,
     chains: Chains::Any,
-    knobs: &[GATHER, MAX_BATCH, DROP, DEVICE, CONTROL_US, DATA_US, SHARDS, LINK_US],
+    knobs: &[GATHER, PASSED, MAX_BATCH, DROP, DEVICE, CONTROL_US, DATA_US, SHARDS, LINK_US],
     needs: |knobs| Needs { keeps_deadlines: true, ..network_needs(knobs) },
     form: Form::Shards(eager_rules),
 };
@@ -88,6 +88,7 @@ fn rules(setup: &Setup, knobs: &Knobs<'_>, start: PerModel<StartBy>) -> Result<R
         start,
         options: BatchOptions::read(setup, knobs, DropRule::Hopeless)?,
         gather: knobs.choice("gather", &gathers, Gather::Prefix)?,
+        drops_passed: drops_passed(knobs)?,
         single: false,
         network: network(knobs)?,
     })

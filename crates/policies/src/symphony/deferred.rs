@@ -18,10 +18,10 @@
 //! requests of other models.
 //!
 //! Choices where the paper leaves freedom: `gather = "window"` is the default, since with "prefix"
-//! goodput collapses beyond the peak; passed-over heads are dropped when the batch starts, not
-//! before.
+//! goodput collapses beyond the peak. Passed-over heads are dropped when the batch starts, or with
+//! `passed = "update"` whenever the candidate is computed, as the authors' public code does.
 
-use crate::options::{CONTROL_US, DATA_US, DEVICE, LINK_US, SHARDS, network, network_needs};
+use crate::options::{CONTROL_US, DATA_US, DEVICE, LINK_US, PASSED, SHARDS, drops_passed, network, network_needs};
 use crate::policy::{Chains, Form, Policy};
 use crate::symphony::{Gather, Rules, StartBy, StartRule};
 use ripieno_model::DropRule;
@@ -44,6 +44,7 @@ pub(crate) const POLICY: Policy = Policy {
             help: "requests that form a batch: \"prefix\" = from the head, as many as its deadline allows; \"window\" \
                    = heads that keep the batch below its target are passed over",
         },
+        PASSED,
         MAX_BATCH,
         DROP,
         DEVICE,
@@ -63,6 +64,7 @@ fn rules(setup: &Setup, knobs: &Knobs<'_>) -> Result<Rules, BuildError> {
         start: PerModel::all(StartBy::Rule(StartRule::Frontrun)),
         options: BatchOptions::read(setup, knobs, DropRule::Hopeless)?,
         gather: knobs.choice("gather", &gathers, Gather::Window)?,
+        drops_passed: drops_passed(knobs)?,
         single: false,
         network: network(knobs)?,
     })

@@ -171,7 +171,7 @@ mod tests {
         let network = NetworkDelay { control: MS(1), ..NetworkDelay::default() };
         let options = BatchOptions { drop: DropRule::Never, max_batch: PerModel::all(None) };
         let start = PerModel::all(StartBy::Rule(StartRule::After(Nanos::ZERO)));
-        Rules { start, options, gather: Gather::Fifo, single: false, network }
+        Rules { start, options, gather: Gather::Fifo, drops_passed: false, single: false, network }
     }
 
     fn setup() -> Setup {

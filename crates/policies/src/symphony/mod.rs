@@ -37,6 +37,9 @@ use ripieno_base::Nanos;
 pub(crate) struct Rule {
     pub(crate) start: StartRule,
     pub(crate) gather: Gather,
+    /// Whether heads that [`Gather::Window`] passes over are dropped at each update of the
+    /// candidate, not only when its batch starts.
+    pub(crate) drops_passed: bool,
     /// Whether a batch is one request, however many rows it has.
     pub(crate) single: bool,
     /// Time that a batch needs to reach the device.

@@ -138,6 +138,13 @@ impl ShardQueues {
             return self.late_candidates(now, id);
         }
         let candidate = queue.gather(&self.requests, formed, 100);
+        if let Some(Candidate { first, .. }) = candidate.filter(|_| queue.rule.drops_passed) {
+            let (drop, queue) = (queue.drop, &mut queue.own.queue);
+            while let Some(head) = queue.head().filter(|&head| head != first) {
+                queue.pass_over(&mut self.requests, now, head, drop, out);
+            }
+        }
+        let queue = self.models.get(id);
         let window = candidate.map(|candidate| queue.window(&self.requests, formed, candidate).sooner(round_trip));
         let wakeup = queue.wakeup(&self.requests, window);
         match wakeup {

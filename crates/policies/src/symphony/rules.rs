@@ -11,6 +11,7 @@ pub(crate) struct Rules {
     pub(crate) start: PerModel<StartBy>,
     pub(crate) options: BatchOptions,
     pub(crate) gather: Gather,
+    pub(crate) drops_passed: bool,
     pub(crate) single: bool,
     pub(crate) network: NetworkDelay,
 }
@@ -32,6 +33,7 @@ impl Rules {
                 StartBy::SloMillionths(share) => StartRule::After(model.slo.scale(share, 1_000_000)),
             },
             gather: self.gather,
+            drops_passed: self.drops_passed,
             single: self.single,
             network: self.network,
         }

@@ -31,7 +31,7 @@ pub(super) struct CellsCase {
     pub(super) model: CellsModel,
     pub(super) devices: usize,
     pub(super) requests: u64,
-    /// Time from a decision to its device, which a task that was decided ahead does not wait for.
+    /// Time of a decision, which a task that was decided ahead does not wait for.
     pub(super) decision_us: f64,
 }
 
@@ -154,12 +154,12 @@ impl CellsCase {
     pub(super) fn toml(&self, rate: f64) -> String {
         let CellsCase { contender, model: CellsModel { table, .. }, devices, requests, decision_us } = self;
         let mut text = format!("seed = 1\nrequests = {requests}\nwarmup_fraction = 0.1\nrate = {rate:?}\n");
+        if *decision_us > 0.0 {
+            let _ = writeln!(text, "decision_us = {decision_us:?}");
+        }
         let _ = write!(text, "policy = \"{}\"\n[policy_options]\n", contender.policy);
         for (key, value) in &contender.options {
             let _ = writeln!(text, "{key} = {value}");
-        }
-        if *decision_us > 0.0 {
-            let _ = write!(text, "[network]\ncontrol_us = {decision_us:?}\n");
         }
         let _ = write!(text, "[cluster]\ndevices = {devices}\n{table}");
         text

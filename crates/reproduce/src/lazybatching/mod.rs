@@ -12,6 +12,7 @@ mod load;
 mod measured;
 mod nodes;
 mod others;
+mod regime;
 mod sensitivity;
 mod tail;
 mod workload;
@@ -31,6 +32,7 @@ pub(super) const ITEMS: &[ExperimentItem] = &[
     load::FIGURE_13,
     tail::FIGURE_14,
     tail::FIGURE_15,
+    regime::REGIME,
     sensitivity::FIGURE_16,
     sensitivity::DEC_TIMESTEPS,
     sensitivity::MAX_BATCH,

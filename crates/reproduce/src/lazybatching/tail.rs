@@ -79,7 +79,8 @@ fn figure_15(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let systems = LazySystem::all();
     let (slos, seeds) = (context.points(&SLOS_MS, 2), seeds(context));
     // Only these policies use the SLO; one run of the others covers all SLOs.
-    let looks = |system: &LazySystem| matches!(system, LazySystem::LazyB | LazySystem::Oracle);
+    let looks =
+        |system: &LazySystem| matches!(system, LazySystem::LazyB | LazySystem::LazyBSinceArrival | LazySystem::Oracle);
     let mut cases = Vec::new();
     for (network, _) in MAIN {
         for system in &systems {
@@ -109,7 +110,7 @@ fn figure_15(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
                     hopeless.push(f64::from(u8::from(at(slos.len() - 1).mean > 0.5)));
                 }
                 LazySystem::LazyB => lazy = satisfied,
-                LazySystem::Serial | LazySystem::Oracle => {}
+                LazySystem::Serial | LazySystem::LazyBSinceArrival | LazySystem::Oracle => {}
             }
             curves.push(series(
                 *system,

@@ -30,7 +30,10 @@ pub(super) enum LazySystem {
     Serial,
     /// Graph batching with this window in milliseconds.
     GraphB(u32),
+    /// LazyBatching whose slack has the wait until first issue.
     LazyB,
+    /// LazyBatching whose slack has the wait since arrival.
+    LazyBSinceArrival,
     Oracle,
 }
 
@@ -90,7 +93,7 @@ impl LazySystem {
     pub(super) fn all() -> Vec<LazySystem> {
         let mut all = vec![LazySystem::Serial];
         all.extend(LazySystem::graph_batching());
-        all.extend([LazySystem::LazyB, LazySystem::Oracle]);
+        all.extend([LazySystem::LazyB, LazySystem::LazyBSinceArrival, LazySystem::Oracle]);
         all
     }
 
@@ -103,6 +106,7 @@ impl LazySystem {
             LazySystem::Serial => "Serial".to_owned(),
             LazySystem::GraphB(window) => format!("GraphB({window})"),
             LazySystem::LazyB => "LazyB".to_owned(),
+            LazySystem::LazyBSinceArrival => "LazyB, since arrival".to_owned(),
             LazySystem::Oracle => "Oracle".to_owned(),
         }
     }
@@ -115,6 +119,7 @@ impl LazySystem {
                 if place < 2 { Look::solid(1 + place) } else { Look::dashed(1 + place) }
             }
             LazySystem::LazyB => Look::solid(0),
+            LazySystem::LazyBSinceArrival => Look::dashed(6),
             LazySystem::Oracle => Look::dashed(0),
         }
     }
@@ -137,10 +142,11 @@ impl LazySystem {
             (LazySystem::GraphB(window), true) => format!(
                 "policy = \"bucketed\"\n[policy_options]\n{one_bucket}window_ms = {window}\nmax_batch = {max_batch}\n"
             ),
-            (LazySystem::LazyB | LazySystem::Oracle, _) => {
+            (LazySystem::LazyB | LazySystem::LazyBSinceArrival | LazySystem::Oracle, _) => {
                 let name = if self == LazySystem::Oracle { "lazy-oracle" } else { "lazy" };
+                let wait = if self == LazySystem::LazyBSinceArrival { "wait = \"arrival\"\n" } else { "" };
                 format!(
-                    "policy = \"{name}\"\n[policy_options]\nmax_batch = {max_batch}\ndec_timesteps = {dec_timesteps}\n"
+                    "policy = \"{name}\"\n[policy_options]\nmax_batch = {max_batch}\ndec_timesteps = {dec_timesteps}\n{wait}"
                 )
             }
         }

@@ -6,7 +6,8 @@
 
 use super::SOURCE;
 use super::workload::{
-    axis, case, deferred_prefix, deferred_window, eager_blind, eager_prefix, eager_window, from_zoo, lines, load, zoo,
+    axis, case, deferred_prefix, deferred_update, deferred_window, eager_blind, eager_prefix, eager_update,
+    eager_window, from_zoo, lines, load, zoo,
 };
 use crate::case::{CaseLoad, Contender, ScenarioCase};
 use crate::context::{ReproduceContext, Spread};
@@ -68,6 +69,7 @@ fn run(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
         (BOTH_WINDOW, [deferred_window(), eager_window()]),
         ("prefix", [deferred_prefix(), eager_prefix()]),
         ("window over prefix", [deferred_window(), eager_prefix()]),
+        ("dropped at each update", [deferred_update(), eager_update()]),
         (OVER_BLIND, [deferred_window(), eager_blind()]),
     ];
     let (mut rows, mut panels) = (Vec::new(), Vec::new());

@@ -2,7 +2,7 @@
 
 use super::SOURCE;
 use super::workload::{
-    axis, case, eager_window, inception_resnet_v2, known, nexus_planned, resnet50, systems, timeout,
+    axis, case, deferred_update, eager_window, inception_resnet_v2, known, nexus_planned, resnet50, systems, timeout,
 };
 use crate::case::{CaseLoad, Contender};
 use crate::context::{ReproduceContext, Spread};
@@ -54,7 +54,7 @@ fn columns() -> [PaperColumn; 2] {
 fn run(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let timeouts = context.points(&[0.2, 0.3, 0.4], 3).into_iter().map(|fraction| timeout(fraction, "prefix"));
     let mut contenders = systems();
-    contenders.extend(known(variants().into_iter().chain([eager_window()]).chain(timeouts)));
+    contenders.extend(known(variants().into_iter().chain([deferred_update(), eager_window()]).chain(timeouts)));
     let requests = context.requests(REQUESTS);
     let (mut rows, mut panels) = (Vec::new(), Vec::new());
     for column in columns() {

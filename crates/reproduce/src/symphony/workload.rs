@@ -54,12 +54,23 @@ pub(super) fn deferred_window() -> Contender {
     Contender::new("deferred, window", "deferred", &[("gather", "\"window\"")], Look::solid(0))
 }
 
+/// Returns the policy with heads dropped at each update, as in the authors' public code.
+pub(super) fn deferred_update() -> Contender {
+    let options = [("gather", "\"window\""), ("passed", "\"update\"")];
+    Contender::new("deferred, window, dropped at each update", "deferred", &options, Look::dashed(5))
+}
+
 pub(super) fn deferred_prefix() -> Contender {
     Contender::new("deferred, prefix", "deferred", &[("gather", "\"prefix\"")], Look::dashed(0))
 }
 
 pub(super) fn eager_prefix() -> Contender {
     Contender::new("eager, prefix", "eager", &[("gather", "\"prefix\"")], Look::solid(1))
+}
+
+pub(super) fn eager_update() -> Contender {
+    let options = [("gather", "\"window\""), ("passed", "\"update\"")];
+    Contender::new("eager, window, dropped at each update", "eager", &options, Look::dashed(5))
 }
 
 pub(super) fn eager_window() -> Contender {

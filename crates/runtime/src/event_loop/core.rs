@@ -159,6 +159,10 @@ impl Core {
         self.scheduler.learns_occupancy()
     }
 
+    pub(crate) fn takes_real_deadlines(&self) -> bool {
+        self.scheduler.takes_real_deadlines()
+    }
+
     pub(crate) fn next_wakeup(&self) -> Time {
         self.scheduler.next_wakeup()
     }

@@ -219,6 +219,7 @@ impl SchedulerLoop {
         let call = self.jobs.call(lead);
         known.live += call.parts.len();
         let margin = match self.core.learns_occupancy() {
+            _ if self.core.takes_real_deadlines() => Nanos::ZERO,
             true => self.server_delay.reserve().min(Nanos(entry.slo.0 / RESERVE_PART)),
             false => known.calibration.ahead(),
         };

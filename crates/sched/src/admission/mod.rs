@@ -40,6 +40,7 @@
 
 mod cost;
 mod entry;
+mod faithful;
 mod shapes;
 mod shares;
 mod utilisation;
@@ -50,6 +51,7 @@ use crate::{
     Action, Control, Limits, Needs, Outbox, Prediction, Request, Scheduler, SchedulerLayer, Setup, TaskDone, Why,
 };
 use entry::{ABSENT, AdmissionState, AdmittedModel, AdmittedRequest, QueuePart};
+use faithful::Faithful;
 use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_model::Model;
 use shares::Shares;
@@ -315,6 +317,18 @@ impl SchedulerLayer for Admission {
 /// Returns the limits for which a policy behind `shards` admission controls is to be built.
 pub fn widen(limits: &Limits, shards: usize) -> Limits {
     Shapes::widen(limits, shards)
+}
+
+/// Puts a policy, or the shard with this number of `shards`, behind nothing but what keeps answers
+/// right: it gets real deadlines and the profiles of the start, and no request is refused for it.
+/// It was built for `setup` with [`widen`]ed limits.
+pub fn wrap_faithful(
+    policy: Box<dyn Scheduler>,
+    setup: &Setup,
+    (number, shards): (usize, usize),
+) -> Box<dyn Scheduler> {
+    let shapes = Shapes::new(policy, &setup.models, &setup.limits, (number, shards));
+    Box::new(Faithful::new(Box::new(shapes)))
 }
 
 /// Puts a policy, or the shard with this number of `shards`, behind admission control; it was built

@@ -67,6 +67,11 @@ pub trait SchedulerLayer: Send {
         self.inner().learns_occupancy()
     }
 
+    /// [`Scheduler::takes_real_deadlines`].
+    fn takes_real_deadlines(&self) -> bool {
+        self.inner().takes_real_deadlines()
+    }
+
     /// [`Scheduler::as_shard`].
     fn as_shard(&mut self) -> Option<&mut dyn Shard> {
         self.inner_mut().as_shard()
@@ -112,6 +117,10 @@ impl<L: SchedulerLayer> Scheduler for L {
 
     fn learns_occupancy(&self) -> bool {
         SchedulerLayer::learns_occupancy(self)
+    }
+
+    fn takes_real_deadlines(&self) -> bool {
+        SchedulerLayer::takes_real_deadlines(self)
     }
 
     fn as_shard(&mut self) -> Option<&mut dyn Shard> {

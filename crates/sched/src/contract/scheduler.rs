@@ -78,6 +78,11 @@ pub trait Scheduler: Send {
         false
     }
 
+    /// Returns true if the driver is to announce real deadlines, without any margin.
+    fn takes_real_deadlines(&self) -> bool {
+        false
+    }
+
     /// Returns the scheduler as a shard, which a matchmaker grants devices; `None` for any other.
     fn as_shard(&mut self) -> Option<&mut dyn Shard> {
         None

@@ -233,6 +233,7 @@ impl Recorded {
             loads: vec![load; models.len()],
             ensembles: Vec::new(),
             network: Network { control: Delay::Fixed(Nanos::ZERO), data_per_row: Nanos::ZERO, estimate: Nanos::ZERO },
+            decision: Nanos::ZERO,
             jitter: Jitter::default(),
             occupancy: Occupancy::default(),
             reports,

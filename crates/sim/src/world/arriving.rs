@@ -57,7 +57,7 @@ impl World<'_> {
         match &self.learning {
             None => self.scheduler.on_request(self.now, request),
             Some(learning) => {
-                let learnt = self.scheduler.learns_occupancy();
+                let learnt = self.scheduler.learns_occupancy() || self.scheduler.takes_real_deadlines();
                 let deadline = if learnt { deadline } else { deadline - learning.ahead(model) };
                 self.scheduler.on_request(self.now, &Request { deadline, ..*request });
             }

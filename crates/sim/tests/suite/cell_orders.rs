@@ -35,13 +35,13 @@ fn mean(text: &str, policy: &str, knobs: &str, load: f64) -> f64 {
     all.iter().sum::<f64>() / all.len() as f64
 }
 
-/// Each task waits for a message on its way to the device: one that is formed while another runs
-/// arrives in time.
+/// Each decision takes the scheduler's thread a while: a task that is formed while another runs
+/// comes in time.
 #[test]
 fn late_batching_keeps_the_device_busy() {
     let text = |policy: &str| {
         format!(
-            "seed = 1\nrequests = 1500\nrate = 2000.0\npolicy = \"{policy}\"\n[network]\ncontrol_us = 200.0\n{}",
+            "seed = 1\nrequests = 1500\nrate = 2000.0\npolicy = \"{policy}\"\ndecision_us = 200.0\n{}",
             model("repeat", "", &[("cell", "alpha_ms = 0.01\nbeta_ms = 0.9\nmax_batch = 16", 0)])
         )
     };

@@ -4,7 +4,7 @@ use super::model::register;
 use super::{EpochArgs, PeerArgs, SCHEDULER, reachable, shutdown_signal};
 use crate::args::address::listening;
 use crate::args::logs::LogFormat;
-use crate::args::policy::{ObjectiveArg, POLICIES, PolicyArgs};
+use crate::args::policy::{FaithfulArg, ObjectiveArg, POLICIES, PolicyArgs};
 use crate::args::server_threads::ServerThreads;
 use crate::commands::flight::recorder;
 use crate::output::{self, print_json};
@@ -15,7 +15,7 @@ use ripieno_base::{DeviceId, ModelId, Nanos};
 use ripieno_cluster::handover::store::AloneStore;
 use ripieno_cluster::handover::{Epoch, Timing};
 use ripieno_cluster::{ClusterScheduler, ModelDescription, SchedulerConfig, StartEngine, StartedEngine};
-use ripieno_policies::{build, find};
+use ripieno_policies::{FAITHFUL, build, build_served, find};
 use ripieno_report::Format;
 use ripieno_repository::registry::{IndexRow, ModelRegistry, Repository, Upload};
 use ripieno_runtime::{
@@ -68,6 +68,9 @@ pub(crate) struct SchedulerArgs {
 
     #[command(flatten)]
     policy: PolicyArgs,
+
+    #[command(flatten)]
+    faithful: FaithfulArg,
 
     /// latency: an idle device starts immediately, unless device time is short. efficiency: a batch
     /// waits as long as that saves device time [default: latency].
@@ -197,6 +200,7 @@ fn epoch() -> Epoch {
 /// Returns the callback that starts the engine once the models are known.
 fn start(args: &SchedulerArgs) -> StartEngine {
     let (chosen, objective, flight_mib) = (args.policy.clone(), args.objective, args.flight_mib);
+    let faithful = args.faithful;
     let bounds = EngineBounds {
         devices: usize::from(args.max_devices),
         live: args.max_live as usize,
@@ -205,6 +209,7 @@ fn start(args: &SchedulerArgs) -> StartEngine {
     };
     Box::new(move || {
         let (name, options) = chosen.served(objective).map_err(|error| error.to_string())?;
+        let options = faithful.over(options);
         chosen.log(&name, &options);
         start_engine(&name, &options, bounds, flight_mib).map_err(|error| format!("{error:#}"))
     })
@@ -227,6 +232,8 @@ fn start_engine(name: &str, options: &Options, bounds: EngineBounds, flight_mib:
     let policy = find(name)?;
     let limits = policy.needs(options).served(devices, live);
     let setup = Setup { models: Vec::new(), devices: 0, limits };
+    // This role has no admission control in any case.
+    let build = if options.contains_key(FAITHFUL) { build_served } else { build };
     let scheduler = build(name, &setup, options)?;
     let mut config = EngineConfig::new(scheduler, setup, Vec::new());
     (config.max_queued_bytes, config.policy, config.hang) = (bytes, Some(policy), hang);
