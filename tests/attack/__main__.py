@@ -20,10 +20,11 @@ import bounds  # noqa: E402
 import endings  # noqa: E402
 import isolation  # noqa: E402
 import odd_requests  # noqa: E402
+import python_code  # noqa: E402
 import report  # noqa: E402
 import sharing  # noqa: E402
 
-SECTIONS = {"A": isolation, "B": sharing, "C": bounds, "D": access, "E": endings, "O": odd_requests}
+SECTIONS = {"A": isolation, "B": sharing, "C": bounds, "D": access, "E": endings, "O": odd_requests, "P": python_code}
 
 
 def main():
@@ -57,7 +58,7 @@ def parse():
     parser.add_argument("--binary", default=pathlib.Path(target) / "release" / "ripieno", help="the server")
     parser.add_argument("--short", action="store_true", help="the quick form of each attack, without those that the clock judges")
     parser.add_argument("--format", choices=("table", "json"), default="table")
-    parser.add_argument("--sections", default="ABCDEO", type=sections, help="which: A isolation, B sharing, C bounds, D access, E endings, O odd requests")
+    parser.add_argument("--sections", default="ABCDEOP", type=sections, help="which: A isolation, B sharing, C bounds, D access, E endings, O odd requests, P code of models in Python")
     parser.add_argument("only", nargs="*", help="only attacks whose item or text has one of these words")
     return parser.parse_args()
 

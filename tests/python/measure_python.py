@@ -8,7 +8,10 @@ request was due. Ripieno has slo_ms = 100 and nothing else; mosec and LitServe h
 The rates are shares of the highest rate that a batch of 64 could be computed at. Servers take turns at each rate.
 
 The crossing is a function that returns its input: what Ripieno's own profile says of a batch, and the time of one request
-of a client that waits for its answer.
+of a client that waits for its answer. Beside it stands what four copies of the batch take: its rows are gathered, written to
+shared memory, returned by NumPy into it, and read. The state is a step that returns its state.
+
+`--pytriton PYTHON` names an interpreter that has nvidia-pytriton, which then takes part in the crossing.
 """
 
 import argparse
@@ -17,6 +20,7 @@ import base64
 import contextlib
 import os
 import pathlib
+import signal
 import statistics
 import subprocess
 import sys
@@ -48,6 +52,33 @@ from function import function
 @ripieno.model(inputs={{"x": ripieno.f32({width})}}, outputs={{"y": ripieno.f32({width})}})
 def serve(x):
     return function(x)
+"""
+STATE = """
+import ripieno
+
+@ripieno.model(inputs={{"x": ripieno.f32()}}, outputs={{"x": ripieno.f32()}}, state={{"h": ripieno.f32({width})}})
+def serve(x, h):
+    return x, h
+"""
+PYTRITON = """
+import sys
+import numpy as np
+from function import function
+from pytriton.decorators import batch
+from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
+from pytriton.triton import Triton, TritonConfig
+
+@batch
+def infer(x):
+    return {"y": function(x)}
+
+if __name__ == "__main__":
+    port, width = map(int, sys.argv[1:])
+    with Triton(config=TritonConfig(http_port=port, grpc_port=port + 1, metrics_port=port + 2)) as triton:
+        tensor = lambda name: Tensor(name=name, dtype=np.float32, shape=(width,))
+        settings = ModelConfig(max_batch_size=64, batcher=DynamicBatcher(max_queue_delay_microseconds=2000))
+        triton.bind(model_name="f", infer_func=infer, inputs=[tensor("x")], outputs=[tensor("y")], config=settings)
+        triton.serve()
 """
 MOSEC = """
 import numpy as np
@@ -107,26 +138,33 @@ def posts(port, width):
         head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: {len(body)}\r\n{extra}\r\n"
         return head.encode() + body
 
+    binary = post("/v2/models/f/infer", header + row, f"Inference-Header-Content-Length: {len(header)}\r\n")
     return {
-        "ripieno": post("/v2/models/f/infer", header + row, f"Inference-Header-Content-Length: {len(header)}\r\n"),
+        "ripieno": binary,
+        "pytriton": binary,
         "mosec": post("/inference", row),
         "litserve": post("/predict", encoded, "Content-Type: application/json\r\n"),
     }
 
 
 @contextlib.contextmanager
-def peer(folder, name, code, port, width, arguments):
+def peer(folder, name, code, port, width, arguments, python=sys.executable):
     program = folder / f"{name}_server.py"
     program.write_text(code)
-    command = [sys.executable, str(program), *arguments]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    server = subprocess.Popen(command, env={**os.environ, **THREADS, "PYTHONPATH": str(folder)}, **quiet)
+    command = [python, str(program), *arguments]
+    # In a session of its own, so that the processes that it starts in turn end with it.
+    apart = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+    server = subprocess.Popen(command, env={**os.environ, **THREADS, "PYTHONPATH": str(folder)}, **apart)
     try:
         asyncio.run(until_it_answers(name, port, width))
         yield
     finally:
         server.terminate()
-        server.wait(30)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(10)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
 
 
 async def until_it_answers(name, port, width):
@@ -139,7 +177,7 @@ async def until_it_answers(name, port, width):
 
 
 @contextlib.contextmanager
-def servers(binary, function, width, toml=""):
+def servers(binary, function, width, toml="", pytriton=None):
     """Ports of all servers with the function, and what Ripieno says of its model."""
     with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
         folder = pathlib.Path(temporary)
@@ -154,6 +192,9 @@ def servers(binary, function, width, toml=""):
         stack.enter_context(peer(folder, "mosec", MOSEC, 18423, width, mosec))
         stack.enter_context(peer(folder, "litserve", LITSERVE, 18424, width, ("18424",)))
         ports = {"ripieno": int(server.http.rsplit(":", 1)[1]), "mosec": 18423, "litserve": 18424}
+        if pytriton:
+            ports["pytriton"] = 18425
+            stack.enter_context(peer(folder, "pytriton", PYTRITON, 18425, width, ("18425", str(width)), pytriton))
         yield ports, server.ready["models"][0]
 
 
@@ -167,13 +208,46 @@ async def one_after_another(port, request, seconds):
     return statistics.median(took) * 1e6
 
 
-def crossing(binary, seconds):
-    print("| row | profile of a batch of 1, 8, 64 rows, in us | one request: ripieno | mosec | litserve |\n|---|---|---|---|---|")
+def copies(rows, width):
+    """Microseconds of four copies of a batch, one of them row by row from the requests."""
+    parts = [np.ones(width, np.float32) for _ in range(rows)]
+    batch, other = np.zeros((rows, width), np.float32), np.ones((rows, width), np.float32)
+
+    def act():
+        np.stack(parts, out=batch)
+        for _ in range(3):
+            other[:] = batch
+
+    took = []
+    for _ in range(20):
+        begun = time.perf_counter()
+        act()
+        took.append(time.perf_counter() - begun)
+    return statistics.median(took) * 1e6
+
+
+def crossing(binary, seconds, pytriton):
+    names = ["ripieno", "mosec", "litserve", *(["pytriton"] if pytriton else [])]
+    print(f"| row | profile of a batch of 1, 8, 64 rows, in us | four copies of it | one request: {' | '.join(names)} |\n|---|---|---|{'---|' * len(names)}")
     for width in (1024, 153_600):
-        with servers(binary, IDENTITY, width, "max_batch = 64\n") as (ports, model):
+        with servers(binary, IDENTITY, width, "max_batch = 64\n", pytriton) as (ports, model):
             batch = [round(model["profile"]["latency_ms"][rows - 1] * 1000) for rows in (1, 8, 64)]
             single = [asyncio.run(one_after_another(port, posts(port, width)[name], seconds)) for name, port in ports.items()]
-            print(f"| {width * 4 >> 10} KiB | {', '.join(map(str, batch))} | {' | '.join(f'{us:.0f} us' for us in single)} |", flush=True)
+        four = ", ".join(f"{copies(rows, width):.0f}" for rows in (1, 8, 64))
+        print(f"| {width * 4 >> 10} KiB | {', '.join(map(str, batch))} | {four} | {' | '.join(f'{us:.0f} us' for us in single)} |", flush=True)
+
+
+def state(binary):
+    print("| state | profile of a step of 1, 8, 64 rows, in us |\n|---|---|")
+    for width in (1, 1024, 153_600):
+        with tempfile.TemporaryDirectory() as temporary:
+            version = pathlib.Path(temporary) / "f" / "1"
+            version.mkdir(parents=True)
+            (version / "model.py").write_text(STATE.format(width=width))
+            (version.parent / "model.toml").write_text(f'slo_ms = 100\nmax_batch = 64\npython = "{sys.executable}"\n')
+            with Server(temporary, "--threads", "1", binary=binary) as server:
+                table = server.ready["models"][0]["blocks"][0]["latency_ms"]
+        print(f"| {width * 4} bytes | {', '.join(str(round(table[rows - 1] * 1000)) for rows in (1, 8, 64))} |", flush=True)
 
 
 def peers(binary, rounds, seconds):
@@ -199,13 +273,24 @@ def main():
     parser.add_argument("binary", type=pathlib.Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--what", default="crossing,peers")
+    parser.add_argument("--what", default="crossing,state,peers")
+    parser.add_argument("--pytriton", metavar="PYTHON")
     given = parser.parse_args()
     os.environ["PYTHONPATH"] = str(ROOT / "clients" / "python")
+    before = processor_times()
     if "crossing" in given.what:
-        crossing(given.binary.resolve(), given.seconds)
+        crossing(given.binary.resolve(), given.seconds, given.pytriton)
+    if "state" in given.what:
+        state(given.binary.resolve())
     if "peers" in given.what:
         peers(given.binary.resolve(), given.rounds, given.seconds)
+    spent = [after - earlier for after, earlier in zip(processor_times(), before)]
+    print(f"steal {100 * spent[7] / sum(spent):.1f} %")
+
+
+def processor_times():
+    with open("/proc/stat") as stat:
+        return [int(ticks) for ticks in stat.readline().split()[1:9]]
 
 
 if __name__ == "__main__":

@@ -91,6 +91,20 @@ def test_a_function_is_answered_as_numpy_does(tmp_path):
         assert client.metadata("dense")["platform"] == "python"
 
 
+def test_functions_of_other_files_and_partial_ones_are_models(tmp_path):
+    head = "import functools\nimport ripieno\nfrom helper import scaled\n"
+    declared = 'ripieno.model(inputs={"x": ripieno.f32(16)}, outputs={"y": ripieno.f32(16)})'
+    for name, function in (("partial", "functools.partial(scaled, 3)"), ("other", "scaled3"), ("small", "lambda x: 3 * x")):
+        write(tmp_path, name, f"{head}from helper import scaled3\n{declared}({function})\n")
+        # A model that another file declares is not this file's.
+        helper = f"import ripieno\ndef scaled(by, x):\n    return by * x\ndef scaled3(x):\n    return 3 * x\n{declared}(scaled3)\n"
+        (tmp_path / name / "1" / "helper.py").write_text(helper)
+    with serving(tmp_path) as (server, client):
+        for name in ("partial", "other", "small"):
+            assert reports(server)[name]["error"] is None, reports(server)[name]
+            np.testing.assert_array_equal(client.infer(name, {"x": rows(2)})["y"], 3 * rows(2))
+
+
 def test_every_datatype_comes_back(tmp_path):
     code = "import ripieno\n"
     names = {"BOOL": "bool_", "BYTES": "string"}
@@ -336,6 +350,11 @@ def test_a_model_that_cannot_be_loaded_says_why(tmp_path):
         "shapeless": ("import ripieno\n@ripieno.model\ndef serve(x): return x\n", None, "serve declares no inputs"),
         "raising": ("import ripieno\n\n@ripieno.model\nclass M:\n    def load(self, device): 1 / 0\n    def run(self): pass\n", None, "model.py:5: ZeroDivisionError"),
         "ending": ("import os\nos._exit(7)\n", None, "exit status: 7"),
+        "relative": ("from .helper import f\n", None, "write import NAME, or from NAME import"),
+        "elsewhere": ("open('model.py')\n", None, "it is beside model.py: open pathlib.Path(__file__).with_name('model.py')"),
+        "listed": ('import ripieno\n@ripieno.model(inputs=["x"])\ndef f(x): pass\n', None, "inputs of f is no dict"),
+        "yielding": (DENSE.replace("return", "yield"), None, "serve is async or yields"),
+        "renamed": (DENSE.replace("serve(x)", "serve(data)"), None, "serve takes data, but is called with x"),
         "apart": (DENSE, 'isolation = "none"', "always has a process"),
         "misshaped": (DENSE.replace("x @ W", "x"), None, "output 'y' of serve has the shape [1, 16], not [1, 4]"),
     }

@@ -169,6 +169,36 @@ def test_a_loop_runs_until_each_request_has_ended(tmp_path):
         assert refusal.status == 400 and "not 9999" in str(refusal)
 
 
+DECODER = """
+import numpy as np, ripieno
+
+R = np.random.default_rng(1)
+E, W, V = (R.standard_normal(shape).astype(np.float32) for shape in ((300, 16), (16, 16), (16, 300)))
+
+@ripieno.model(inputs={"h": ripieno.f32(16)}, outputs={"token": ripieno.i64()}, state={"g": ripieno.f32(16), "token": ripieno.i64(initial=1)},
+               ended="done", max_steps=12)
+def decode(h, g, token):
+    g = np.tanh(E[token] + g @ W + h)
+    token = (g @ V).argmax(1)
+    return {"g": g, "token": token, "done": token == 299}
+"""
+
+
+def test_a_loop_that_hardly_ends_shares_batches(tmp_path):
+    write(tmp_path, "decoder", DECODER)
+    mixing = DECODER.replace("(g @ V).argmax(1)", "(g @ V + g.sum(0) @ V).argmax(1)")
+    write(tmp_path, "mixing", mixing)
+    with serving(tmp_path) as (server, client):
+        said = reports(server)
+        assert said["decoder"]["unbatched"] is None, said["decoder"]
+        assert "rows of function \"decode\" depend on each other" in said["mixing"]["unbatched"]
+        sent = [np.random.default_rng(at).standard_normal((1, 16)).astype(np.float32) for at in range(24)]
+        for name in said:
+            alone = [client.infer(name, {"h": h})["token"].tolist() for h in sent]
+            beside = [answer.result()["token"].tolist() for answer in [client.start(name, {"h": h}) for h in sent]]
+            assert beside == alone, name
+
+
 KINDS = """
 import numpy as np, ripieno
 

@@ -27,6 +27,19 @@ cargo build --workspace --bins --tests --locked --message-format json-render-dia
 """
 
 
+# The first model of the guide.
+DENSE = """
+import numpy as np
+import ripieno
+
+W = np.ones((16, 4), np.float32)
+
+@ripieno.model(inputs={"x": ripieno.f32(16)}, outputs={"y": ripieno.f32(4)})
+def serve(x):
+    return x @ W
+"""
+
+
 def run(*command, **environment):
     done = subprocess.run(
         [*map(str, command)], cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=600
@@ -63,6 +76,8 @@ def server(installed, tmp_path_factory):
         settings = (repositories.DEMO / model / "model.toml").read_text()
         repositories.copy_demo(repository, model, re.sub(r"slo_ms = \S+", "slo_ms = 20000", settings))
     write_texts(repository)
+    (repository / "dense" / "1").mkdir(parents=True)
+    (repository / "dense" / "1" / "model.py").write_text(DENSE)
     with Server(repository, binary=installed / "ripieno") as running:
         yield running
 
@@ -87,6 +102,14 @@ def test_arrays_in_arrays_out(python):
         print(json.dumps([list(together.shape), str(together.dtype), same]))
     """)
     assert said == [[3, 10], "float32", True]
+
+
+def test_a_model_in_python_runs_in_the_environment_of_the_wheel(python):
+    said = python("""
+        answer = client.infer("dense", {"x": np.arange(32, dtype=np.float32).reshape(2, 16)})
+        print(json.dumps(answer["y"].tolist()))
+    """)
+    assert said == [[120] * 4, [376] * 4]
 
 
 def test_streams_and_trees(python):

@@ -45,7 +45,7 @@ pub use engines::onnxruntime::{GpuOptions, OnnxRuntimeEngine, OnnxRuntimeOptions
 pub use probe::curve::MeasurementProgress;
 pub use probe::equality::{AnswerComparison, EngineWithModel, compare_answers, compare_walks};
 pub use probe::example::{ExampleOrigin, TrialRequest, example_origin, find_example, is_unsupported};
-pub use probe::independence::{RowIndependence, RowTrial, check_opened, check_rows};
+pub use probe::independence::{RowIndependence, RowTrial, check_opened, check_rows, check_step_rows};
 pub use probe::output_lengths::find_output_lengths;
 pub use probe::profile::{BlockProfile, MeasuredProfile, Measurement, check_padding, measure, run_example, time_batch};
 pub use ripieno_cuda::Precision;

@@ -12,7 +12,7 @@ use super::open_batch;
 use super::plan::{LoadPlan, LoadTarget};
 use super::row_verdict::{self, trial_of};
 use ripieno_base::BlockId;
-use ripieno_executor::{BlockSource, LoadedModel, ModelSource, RowIndependence, check_rows};
+use ripieno_executor::{BlockSource, LoadedModel, ModelSource, RowIndependence, check_rows, check_step_rows};
 use ripieno_model::{TensorSpec, Walk};
 use ripieno_onnx::{Declared, OnnxFile, RowFinding, RowVerdict};
 use std::path::Path;
@@ -202,7 +202,7 @@ fn unbatchable_reason(
             let remedy = row_verdict::with_batch_dims(plan, IF_INDEPENDENT);
             Some(NoBatches { why: format!("its rows depend on each other ({how})"), remedy })
         }
-        RowIndependence::Untried(cause) => Some(untried("its rows", &cause, &verdict, IF_UNTRIED)),
+        RowIndependence::Untried(cause) => Some(untried(plan, "its rows", &cause, &verdict, IF_UNTRIED)),
     })
 }
 
@@ -215,9 +215,9 @@ fn meets(plan: &LoadPlan, finding: &RowFinding) -> NoBatches {
     }
 }
 
-fn untried(rows: &str, cause: &str, verdict: &RowVerdict, remedy: &str) -> NoBatches {
+fn untried(plan: &LoadPlan, rows: &str, cause: &str, verdict: &RowVerdict, remedy: &str) -> NoBatches {
     let unproved = match verdict {
-        RowVerdict::Unknown(finding) => format!(" and does not follow from the graph ({finding})"),
+        RowVerdict::Unknown(finding) if !plan.is_python => format!(" and does not follow from the graph ({finding})"),
         _ => String::new(),
     };
     NoBatches {
@@ -240,18 +240,23 @@ fn check_cells(target: &LoadTarget, plan: &LoadPlan, loaded: &dyn LoadedModel) -
         let cell = loaded.cell(BlockId(at as u16)).map_or_else(|| load_cell(target, plan, block, path), Ok)?;
         let shown = match &verdict {
             RowVerdict::Meet(finding) => RowIndependence::Mixed(finding.to_string()),
-            _ => check_rows(&*target.engine, &cell, plan.source.max_batch, &[], trial_of(&verdict)),
+            _ => {
+                let (end, trial) = (block.end.as_deref(), trial_of(&verdict));
+                check_step_rows(&*target.engine, &cell, plan.source.max_batch, trial, end)
+            }
         };
         match shown {
-            // Cells combine rows of many steps, so that a sample would come too late.
-            RowIndependence::Independent if matches!(verdict, RowVerdict::Unknown(_)) => {
+            // Cells combine rows of many steps, so that a sample would come too late. A function in
+            // Python has no graph, and its author declares that its rows are steps of requests.
+            RowIndependence::Independent if matches!(verdict, RowVerdict::Unknown(_)) && !plan.is_python => {
                 let rows = format!("rows of cell \"{}\"", block.name);
-                reason = reason.or(Some(untried(&rows, "a trial alone proves nothing", &verdict, IF_CELL_UNTRIED)));
+                reason =
+                    reason.or(Some(untried(plan, &rows, "a trial alone proves nothing", &verdict, IF_CELL_UNTRIED)));
             }
             RowIndependence::Independent => {}
             RowIndependence::Untried(cause) => {
                 let rows = format!("rows of cell \"{}\"", block.name);
-                reason = reason.or(Some(untried(&rows, &cause, &verdict, IF_CELL_UNTRIED)));
+                reason = reason.or(Some(untried(plan, &rows, &cause, &verdict, IF_CELL_UNTRIED)));
             }
             RowIndependence::Mixed(how) if plan.is_python => {
                 let why = format!("rows of function \"{}\" depend on each other ({how})", block.name);

@@ -191,7 +191,7 @@ pub(crate) fn nothing_in(repository: &Path) -> String {
     let shown = repository.display();
     let instead = found_instead(repository).map_or_else(String::new, |found| format!(" ({found})"));
     format!(
-        "{shown} holds no models{instead}; put one at {shown}/NAME/1/model.onnx, or see `ripieno demo`, which brings its own"
+        "{shown} holds no models{instead}; put one at {shown}/NAME/1/model.onnx or model.py, or see `ripieno demo`, which brings its own"
     )
 }
 

@@ -65,6 +65,33 @@ pub fn check_rows(
     declared: &[TensorSpec],
     trial: RowTrial,
 ) -> RowIndependence {
+    let outputs = model.outputs().iter().map(|output| output.name.clone()).collect();
+    try_patterns(engine, model, max_batch, declared, trial, outputs)
+}
+
+/// Tests whether a step computes rows independently. Its output `end` may be the same for all rows
+/// that are tried, since few steps are the last.
+pub fn check_step_rows(
+    engine: &dyn Executor,
+    step: &Arc<dyn LoadedModel>,
+    max_batch: usize,
+    trial: RowTrial,
+    end: Option<&str>,
+) -> RowIndependence {
+    let outputs = step.outputs().iter().map(|output| output.name.clone());
+    let differ = outputs.filter(|name| end != Some(name.as_str())).collect();
+    try_patterns(engine, step, max_batch, &[], trial, differ)
+}
+
+/// Tests rows of all patterns. `alike` are the outputs that must tell rows apart.
+fn try_patterns(
+    engine: &dyn Executor,
+    model: &Arc<dyn LoadedModel>,
+    max_batch: usize,
+    declared: &[TensorSpec],
+    trial: RowTrial,
+    mut alike: Vec<String>,
+) -> RowIndependence {
     let count = max_batch.min(ROWS);
     if count < 2 || !model.batched() {
         return RowIndependence::Independent;
@@ -73,8 +100,6 @@ pub fn check_rows(
         RowTrial::Confirms => &ValuePattern::ALL[..1],
         RowTrial::Decides => &ValuePattern::ALL,
     };
-    // Names of the outputs whose rows no answer told apart.
-    let mut alike: Vec<String> = model.outputs().iter().map(|output| output.name.clone()).collect();
     for (number, &pattern) in patterns.iter().enumerate() {
         match try_rows(engine, model, declared, RowDraw { count, pattern, trial }) {
             Ok((RowIndependence::Independent, answers)) if model.batches_stopped().is_none() => {
