@@ -124,7 +124,7 @@ fn mistakes_are_named() {
               |
             2 | request_file = "x"
               | ^^^^^^^^^^^^
-            unknown field `request_file`, expected one of `seed`, `requests`, `duration_s`, `requests_file`, `warmup_fraction`, `rate`, `policy`, `policy_options`, `admission`, `cluster`, `network`, `jitter`, `occupancy`, `max_live`, `window_s`, `autoscale`, `phase`, `plan`, `model`, `ensemble`
+            unknown field `request_file`, expected one of `seed`, `requests`, `duration_s`, `requests_file`, `warmup_fraction`, `rate`, `policy`, `policy_options`, `admission`, `cluster`, `decision_us`, `network`, `jitter`, `occupancy`, `max_live`, `window_s`, `autoscale`, `phase`, `plan`, `model`, `ensemble`
         "#]],
     );
 }
@@ -255,7 +255,7 @@ fn policies_and_options_are_named() {
     check(
         "policy_options = { gathering = 1 }",
         expect![[
-            r#"s.toml: policy_options.gathering: policy "deferred" has no option "gathering"; it has: gather, max_batch, drop, device, control_us, data_us_per_row, shards, link_us (or KNOB.MODEL)"#
+            r#"s.toml: policy_options.gathering: policy "deferred" has no option "gathering"; it has: gather, passed, max_batch, drop, device, control_us, data_us_per_row, shards, link_us (or KNOB.MODEL)"#
         ]],
     );
     check(
