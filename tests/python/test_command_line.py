@@ -77,7 +77,7 @@ def test_variables_stand_for_flags_and_logs_are_json_without_colours(broken, mon
             assert json.load(reply)["name"] == "triton"
         log = server.log_tail()
     events = [json.loads(line) for line in log.splitlines()]
-    assert any(event["level"] == "ERROR" and "model bad is not served" in event["message"] for event in events), log
+    assert any(event["level"] == "ERROR" and "model bad: it is not served" in event["message"] for event in events), log
     code, _, error = run("serve", broken, RIPIENO_MAX_LIVE="many")
     assert code == 2 and "--max-live" in error
 
