@@ -56,7 +56,7 @@ def test_a_recurrent_network_is_answered_alone_and_beside_others(tmp_path):
     write(tmp_path / "tried", "rnn", RNN)
     with serving(tmp_path / "tried") as (server, client):
         report = reports(server)["rnn"]
-        # The number of rows depends on the batch, so its trial finds rows that depend on each other.
+        # The number of rows depends on the batch: the trial finds rows that depend on each other.
         assert "rows of function \"step\" depend on each other" in report["unbatched"], report
     write(tmp_path / "trusted", "rnn", RNN, PATIENT + 'batching = "trust"\n')
     with serving(tmp_path / "trusted") as (server, client):

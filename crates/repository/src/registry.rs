@@ -464,7 +464,7 @@ mod tests {
         registry.remove("m", "1");
         let failed = || -> Vec<_> { registry.failed().into_iter().map(|failed| failed.name).collect() };
         assert_eq!(failed(), ["bad", "m"]);
-        // What lies in the repository no longer is no failure; what was unloaded stays listed.
+        // A folder that is gone is no failure any more. What was unloaded stays listed.
         assert_eq!(registry.forget_failures("bad", &[]), ["1"]);
         assert_eq!((registry.forget_failures("gone", &[]), failed()), (vec![], vec!["m".to_owned()]));
         assert_eq!(registry.forget_failures("m", &["2".to_owned()]), Vec::<String>::new(), "its files are there");
