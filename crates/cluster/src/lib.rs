@@ -13,14 +13,16 @@ mod description;
 mod frontend;
 pub mod handover;
 mod offer;
+mod placement;
 pub mod plane;
 mod scheduler;
 
-pub use backend::{Backend, BackendModel, BackendModels, DeviceUsage, ModelCalls, OnOrder, StopSignal};
+pub use backend::{Backend, BackendModel, BackendModels, DeviceUsage, ModelCalls, OnOrder, PlannedModels, StopSignal};
 pub use description::{ModelDescription, TensorDescription};
 pub use frontend::{Frontend, FrontendConfig, OnModels};
 pub use offer::{OfferedModel, encode_offers};
-pub use scheduler::{ClusterScheduler, OnServing, SchedulerConfig, StartEngine, StartedEngine};
+pub use placement::{MAX_SUB_CLUSTERS, PlacementPlan, PlannedSubCluster};
+pub use scheduler::{ClusterScheduler, OnServing, SchedulerConfig, ServedCluster, StartEngine, StartedEngine};
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 

@@ -26,10 +26,35 @@ pub struct OfferedModel {
     pub description: ModelDescription,
 }
 
+/// The models of a backend, and its part in the plan.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct BackendOffer {
+    /// The models that are loaded.
+    pub(crate) models: Vec<OfferedModel>,
+    /// True if the backend loads and unloads models as a plan says.
+    pub(crate) follows: bool,
+    /// The sub-cluster that it was last told to belong to.
+    pub(crate) place: Option<usize>,
+    /// The reason for which a planned model is not loaded; empty if all are.
+    pub(crate) fault: String,
+}
+
 #[derive(Clone, PartialEq, Message)]
 struct ModelList {
     #[prost(message, repeated, tag = "1")]
     models: Vec<ModelMessage>,
+    #[prost(bool, tag = "2")]
+    follows: bool,
+    #[prost(uint32, optional, tag = "3")]
+    place: Option<u32>,
+    #[prost(string, tag = "4")]
+    fault: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct NameList {
+    #[prost(string, repeated, tag = "1")]
+    names: Vec<String>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -146,28 +171,52 @@ struct LabelsMessage {
     names: Vec<String>,
 }
 
-/// Encodes the models of a backend.
+/// Encodes the models of a backend that follows no plan.
 pub fn encode_offers(offers: &[OfferedModel]) -> Vec<u8> {
-    let message = |offer: &OfferedModel| ModelMessage {
-        superseded: offer.superseded,
-        ..ModelMessage::of(offer.number, &offer.description)
-    };
-    ModelList { models: offers.iter().map(message).collect() }.encode_to_vec()
+    BackendOffer { models: offers.to_vec(), ..BackendOffer::default() }.encode()
 }
 
-/// Decodes the models of a backend; the error describes the fault.
-pub(crate) fn decode_offers(bytes: &[u8]) -> Result<Vec<OfferedModel>, String> {
+impl BackendOffer {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let message = |offer: &OfferedModel| ModelMessage {
+            superseded: offer.superseded,
+            ..ModelMessage::of(offer.number, &offer.description)
+        };
+        let models = self.models.iter().map(message).collect();
+        let place = self.place.and_then(|place| u32::try_from(place).ok());
+        ModelList { models, follows: self.follows, place, fault: self.fault.clone() }.encode_to_vec()
+    }
+}
+
+/// Decodes the offer of a backend; the error describes the fault.
+pub(crate) fn decode_offer(bytes: &[u8]) -> Result<BackendOffer, String> {
     let offer = |message: ModelMessage| {
         let (number, superseded) = (message.number, message.superseded);
         Ok(OfferedModel { number, superseded, description: message.description()? })
     };
-    decode(bytes)?.into_iter().map(offer).collect()
+    let ModelList { models, follows, place, fault } = decode(bytes)?;
+    let models = models.into_iter().map(offer).collect::<Result<_, String>>()?;
+    Ok(BackendOffer { models, follows, place: place.and_then(|place| usize::try_from(place).ok()), fault })
+}
+
+/// Encodes names of models.
+pub(crate) fn encode_names<'a>(names: impl IntoIterator<Item = &'a String>) -> Vec<u8> {
+    NameList { names: names.into_iter().cloned().collect() }.encode_to_vec()
+}
+
+/// Decodes names of models.
+pub(crate) fn decode_names(bytes: &[u8]) -> Result<Vec<String>, String> {
+    let list = NameList::decode(bytes).map_err(|error| format!("names of models: {error}"))?;
+    match list.names.len() {
+        0..=MAX_COUNT => Ok(list.names),
+        many => Err(format!("{many} names; {MAX_COUNT} are taken")),
+    }
 }
 
 /// Encodes the models that a scheduler serves, by its ids.
 pub(crate) fn encode_served(models: &[(ModelId, ModelDescription)]) -> Vec<u8> {
     let message = |(id, model): &(ModelId, ModelDescription)| ModelMessage::of(u32::from(id.0), model);
-    ModelList { models: models.iter().map(message).collect() }.encode_to_vec()
+    ModelList { models: models.iter().map(message).collect(), ..ModelList::default() }.encode_to_vec()
 }
 
 /// Decodes the models of a scheduler.
@@ -176,13 +225,13 @@ pub(crate) fn decode_served(bytes: &[u8]) -> Result<Vec<(ModelId, ModelDescripti
         let id = u16::try_from(message.number).map_err(|_| format!("a model of id {}", message.number))?;
         Ok((ModelId(id), message.description()?))
     };
-    decode(bytes)?.into_iter().map(served).collect()
+    decode(bytes)?.models.into_iter().map(served).collect()
 }
 
-fn decode(bytes: &[u8]) -> Result<Vec<ModelMessage>, String> {
+fn decode(bytes: &[u8]) -> Result<ModelList, String> {
     let list = ModelList::decode(bytes).map_err(|error| format!("its models: {error}"))?;
     match list.models.len() {
-        0..=MAX_COUNT => Ok(list.models),
+        0..=MAX_COUNT => Ok(list),
         many => Err(format!("{many} models; {MAX_COUNT} are taken")),
     }
 }
@@ -385,8 +434,12 @@ mod tests {
         (padded.max_queued_work, padded.max_queue) = (None, None);
         let offers = [offer(), OfferedModel { number: 0, superseded: false, description: padded.clone() }];
         let bytes = encode_offers(&offers);
-        assert_eq!(decode_offers(&bytes).unwrap(), offers);
-        assert!(decode_offers(&bytes[..bytes.len() - 1]).unwrap_err().contains("its models"));
+        assert_eq!(decode_offer(&bytes).unwrap().models, offers);
+        assert!(decode_offer(&bytes[..bytes.len() - 1]).unwrap_err().contains("its models"));
+        let follows = BackendOffer { models: Vec::new(), follows: true, place: Some(3), fault: "no".to_owned() };
+        assert_eq!(decode_offer(&follows.encode()).unwrap(), follows);
+        let names = ["a".to_owned(), "b".to_owned()];
+        assert_eq!(decode_names(&encode_names(&names)).unwrap(), names);
         let served = [(ModelId(3), padded)];
         assert_eq!(decode_served(&encode_served(&served)).unwrap(), served);
     }

@@ -7,7 +7,9 @@
 #![cfg(feature = "etcd")]
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use ripieno_cluster::handover::store::{EpochEntry, EpochStore, EtcdAccess, EtcdStore, EtcdTls, EtcdUser, Swap};
+use ripieno_cluster::handover::store::{
+    EpochEntry, EpochStore, EtcdAccess, EtcdStore, EtcdText, EtcdTls, EtcdUser, Swap,
+};
 use ripieno_cluster::handover::{Epoch, ProcessId};
 use rustix::process::{Pid, Signal, kill_process};
 use std::net::TcpListener;
@@ -126,6 +128,7 @@ fn the_epoch_lives_in_etcd() {
     one_of_two_gets_the_epoch(&etcd, &mut store);
     a_silent_node_holds_nothing_up(&etcd);
     clusters_with_other_prefixes_do_not_meet(&etcd);
+    a_text_is_replaced(&etcd);
 
     let [second, third, fourth, fifth] = [entry(2, 8), entry(3, 7), entry(4, 8), entry(5, 7)];
     for (node, before, after) in [(0, entry(1, 7), second), (1, second, third), (2, third, fourth)] {
@@ -153,6 +156,17 @@ fn a_silent_node_holds_nothing_up(etcd: &Etcd) {
     let swap = |last: u64| Swap { expected: (last > 0).then(|| entry(last, 7)), next: entry(last + 1, 7) };
     (0..20).for_each(|last| assert_eq!(store.swap(&swap(last)), Ok(entry(last + 1, 7))));
     eprintln!("twenty swaps beside a node that is silent: {:?}", begun.elapsed());
+}
+
+fn a_text_is_replaced(etcd: &Etcd) {
+    let text = |name: &str| EtcdText::new(plain(&etcd.urls, TIMEOUT), "/ripieno/test", name).expect("fine addresses");
+    let (plan, other) = (text("plan"), text("other"));
+    assert_eq!(plan.read(), Ok(None));
+    for written in ["{}", "{\"sub_clusters\": []}"] {
+        plan.write(written).expect("etcd answers");
+        assert_eq!(text("plan").read(), Ok(Some(written.to_owned())));
+    }
+    assert_eq!(other.read(), Ok(None));
 }
 
 fn one_of_two_gets_the_epoch(etcd: &Etcd, store: &mut EtcdStore) {

@@ -7,6 +7,7 @@ pub(crate) mod devices;
 pub(crate) mod environment;
 pub(crate) mod logs;
 pub(crate) mod overrides;
+pub(crate) mod plan_store;
 pub(crate) mod policy;
 pub(crate) mod server_threads;
 pub(crate) mod settings;

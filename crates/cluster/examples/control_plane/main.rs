@@ -152,6 +152,7 @@ fn scheduler() -> Outcome<()> {
         schedulers: Vec::new(),
         store: Box::new(AloneStore { epoch: Epoch(1) }),
         timing: Timing::SHARED_HOSTS,
+        plan: None,
         start: Box::new(start),
         on_serving: Box::new(|_| {}),
     };

@@ -7,6 +7,7 @@
 //! The end of a scheduler's connection changes nothing: its tasks still run.
 
 mod models;
+mod planned;
 mod session;
 mod sessions;
 mod source;
@@ -19,6 +20,7 @@ use crate::plane::{
 };
 pub use models::{BackendModel, BackendModels, ModelCalls};
 use parking_lot::{Condvar, Mutex};
+pub use planned::PlannedModels;
 use ripieno_executor::Executor;
 use sessions::SessionManager;
 use std::collections::BTreeMap;
@@ -55,6 +57,8 @@ pub struct Backend {
     pub models: Arc<BackendModels>,
     /// Calls to load and unload models; `None` if its models stay as they are.
     pub calls: Option<Arc<ModelCalls>>,
+    /// Loads and unloads models as a plan says; `None` if the backend follows no plan.
+    pub planned: Option<Arc<PlannedModels>>,
     /// Claims of earlier epochs are refused.
     pub epoch: Epoch,
     /// Callback for accepted orders.
@@ -202,7 +206,7 @@ impl SessionManager {
         let own = Handshake::new(Role::Backend, self.epoch().0);
         connect_handshake(&*stream, own, Role::Scheduler).inspect_err(|_| stream.close())?;
         let link = PeerLink::start(Arc::clone(&stream), LinkBounds::CONTROL, "backend-send")?;
-        self.backend.models.register(&link, self.backend.depth as u32);
+        self.backend.models.register(&link, self.backend.depth as u32, self.place());
         Ok((link, MessageReader::new(stream, PeerLink::MAX_SILENCE)))
     }
 }

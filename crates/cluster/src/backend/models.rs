@@ -6,7 +6,7 @@
 //! goes out of service is not offered any more, and stays only while a device has it.
 
 use crate::description::ModelDescription;
-use crate::offer::{OfferedModel, encode_offers};
+use crate::offer::{BackendOffer, OfferedModel};
 use crate::plane::{Message, PeerLink};
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -36,6 +36,10 @@ struct HeldModels {
     held: BTreeMap<u32, HeldModel>,
     /// Connections to schedulers, which receive every change.
     links: Vec<Weak<PeerLink>>,
+    /// Whether the process loads what a plan says.
+    follows: bool,
+    /// The reason for which a planned model is not loaded; empty if all are.
+    fault: String,
 }
 
 struct HeldModel {
@@ -118,12 +122,27 @@ impl BackendModels {
         self.0.lock().held.values().any(|held| held.names.contains(&number))
     }
 
-    /// Registers with a scheduler, which receives every change from then on.
-    pub(super) fn register(&self, link: &Arc<PeerLink>, depth: u32) {
+    /// Registers a device with a scheduler, which receives every change from then on. `place` is
+    /// the sub-cluster that the device was last told to belong to.
+    pub(super) fn register(&self, link: &Arc<PeerLink>, depth: u32, place: Option<usize>) {
         let mut models = self.0.lock();
         models.links.retain(|link| link.strong_count() > 0);
         models.links.push(Arc::downgrade(link));
-        link.send(&Message::RegisterBackend { depth, models: models.offers() });
+        link.send(&Message::RegisterBackend { depth, models: models.offer(place) });
+    }
+
+    /// Makes schedulers know that the process loads what a plan says.
+    pub(super) fn follow_plans(&self) {
+        self.0.lock().follows = true;
+    }
+
+    /// Tells schedulers why a planned model is not loaded; an empty text says that all are.
+    pub(super) fn set_fault(&self, fault: String) {
+        let mut models = self.0.lock();
+        if models.fault != fault {
+            models.fault = fault;
+            models.announce();
+        }
     }
 
     /// Returns a model for a device, which has it until the result is dropped.
@@ -140,18 +159,19 @@ impl BackendModels {
 }
 
 impl HeldModels {
-    fn offers(&self) -> Bytes {
+    fn offer(&self, place: Option<usize>) -> Bytes {
         let offered = self.held.iter().filter(|(_, held)| held.stage != ServiceStage::Withdrawn);
         let offer = |(&number, held): (&u32, &HeldModel)| OfferedModel {
             number,
             superseded: held.stage == ServiceStage::Superseded,
             description: held.description.clone(),
         };
-        encode_offers(&offered.map(offer).collect::<Vec<_>>()).into()
+        let (models, fault) = (offered.map(offer).collect(), self.fault.clone());
+        BackendOffer { models, follows: self.follows, place, fault }.encode().into()
     }
 
     fn announce(&self) {
-        let message = Message::Offer(self.offers());
+        let message = Message::Offer(self.offer(None));
         self.links.iter().filter_map(Weak::upgrade).for_each(|link| link.send(&message));
     }
 
@@ -242,8 +262,8 @@ mod tests {
 
     /// Returns number and whether it is superseded of each model on offer.
     fn offered(models: &BackendModels) -> Vec<(u32, bool)> {
-        let offers = crate::offer::decode_offers(&models.0.lock().offers()).unwrap();
-        offers.iter().map(|offer| (offer.number, offer.superseded)).collect()
+        let offer = crate::offer::decode_offer(&models.0.lock().offer(None)).unwrap();
+        offer.models.iter().map(|offer| (offer.number, offer.superseded)).collect()
     }
 
     #[test]

@@ -7,7 +7,9 @@ use super::Backend;
 use super::session::{SchedulerSession, SessionHost};
 use super::source::{FrontendSource, RowReceiver};
 use crate::handover::{ClaimOutcome, Epoch, Fence, ProcessId, RequestId, RunningRows, Stamp};
+use crate::offer::decode_names;
 use crate::plane::{DecodeError, LoadCall, Message, MessageReader, PeerLink, RunningReport};
+use crate::random_id;
 use parking_lot::Mutex;
 use ripieno_executor::{RemoteRows, Tensor};
 use std::collections::{BTreeMap, HashMap};
@@ -17,6 +19,8 @@ use std::thread;
 
 pub(super) struct SessionManager {
     own: Weak<SessionManager>,
+    /// Number of the device, unique in the process.
+    number: u64,
     pub(super) backend: Backend,
     state: Mutex<SessionState>,
     sources: Mutex<HashMap<u32, Arc<FrontendSource>>>,
@@ -32,14 +36,18 @@ struct SessionState {
     earlier: Vec<Arc<SchedulerSession>>,
     /// Number of the last report.
     revision: u32,
+    /// The sub-cluster that it was last told to belong to.
+    place: Option<usize>,
 }
 
 impl SessionManager {
     pub(super) fn new(backend: Backend) -> Arc<SessionManager> {
         let fence = Fence::new(backend.epoch);
-        let state = SessionState { fence, session_count: 0, current: None, earlier: Vec::new(), revision: 0 };
+        let state =
+            SessionState { fence, session_count: 0, current: None, earlier: Vec::new(), revision: 0, place: None };
         Arc::new_cyclic(|own| SessionManager {
             own: own.clone(),
+            number: random_id(),
             backend,
             state: Mutex::new(state),
             sources: Mutex::default(),
@@ -83,11 +91,30 @@ impl SessionManager {
                 Message::LoadCall(call) => self.change_models(call, link),
                 order => match &session {
                     Some(session) if session.is_over() => link.send(&Message::Fenced(self.epoch())),
-                    Some(session) => session.apply(order)?,
+                    Some(session) => match order {
+                        Message::Place(place, names) => self.on_place(place, &names)?,
+                        order => session.apply(order)?,
+                    },
                     None => return Err(DecodeError(format!("a scheduler that has not claimed says {order:?}")).into()),
                 },
             }
         }
+    }
+
+    /// Returns the sub-cluster that it was last told to belong to.
+    pub(super) fn place(&self) -> Option<usize> {
+        self.state.lock().place
+    }
+
+    /// Handles the primary's order to have these models.
+    fn on_place(&self, place: u32, names: &[u8]) -> Result<(), DecodeError> {
+        let names = decode_names(names).map_err(DecodeError)?;
+        let Some(planned) = &self.backend.planned else {
+            return Err(DecodeError("this backend follows no plan".to_owned()));
+        };
+        self.state.lock().place = usize::try_from(place).ok();
+        planned.set(self.number, names.into_iter().collect());
+        Ok(())
     }
 
     /// Makes a call to load or unload a model, on a thread of its own: it may take minutes.

@@ -118,6 +118,8 @@ pub enum Message {
         /// The outputs, or the reason why the request's values are invalid.
         outputs: Result<Vec<Tensor>, String>,
     },
+    /// To a backend that follows a plan: its sub-cluster, and the names of the models to have.
+    Place(u32, Bytes),
 }
 
 /// A call to load or unload a model.
@@ -232,12 +234,13 @@ mod kind {
     pub(super) const OFFER: u16 = 29;
     pub(super) const MODEL_CALL: u16 = 30;
     pub(super) const MODEL_CALL_END: u16 = 31;
+    pub(super) const PLACE: u16 = 32;
 }
 
 /// Returns the longest tail of a kind, in bytes; `None` if there is no such kind.
 pub(super) fn max_tail(kind: u16) -> Option<usize> {
     Some(match kind {
-        kind::REGISTER_BACKEND | kind::MODELS | kind::OFFER => MAX_MODELS,
+        kind::REGISTER_BACKEND | kind::MODELS | kind::OFFER | kind::PLACE => MAX_MODELS,
         kind::MODEL_CALL | kind::MODEL_CALL_END => MAX_TEXT,
         kind::REFUSED | kind::ADD_FRONTEND | kind::REGISTER_FRONTEND | kind::REQUEST_END | kind::INVALID => MAX_TEXT,
         kind::RUN_TASK => MAX_MEMBERS * RECORD,
@@ -301,15 +304,17 @@ impl Message {
                 let kind = if outputs.is_ok() { kind::OUTPUTS } else { kind::INVALID };
                 RecordWriter::new(kind).u64(*request).u32(*first_row).u32(*rows)
             }
+            Message::Place(place, _) => RecordWriter::new(kind::PLACE).u32(*place),
         };
         put.record()
     }
 
     fn write_tail(&self, into: &mut Vec<u8>) {
         match self {
-            Message::RegisterBackend { models, .. } | Message::Models(models) | Message::Offer(models) => {
-                into.extend_from_slice(models)
-            }
+            Message::RegisterBackend { models: bytes, .. }
+            | Message::Models(bytes)
+            | Message::Offer(bytes)
+            | Message::Place(_, bytes) => into.extend_from_slice(bytes),
             Message::LoadCall(LoadCall { name: text, .. }) | Message::LoadCallEnd(_, text) => write_text(text, into),
             Message::Refused(text) | Message::AddFrontend(_, text) | Message::RegisterFrontend(_, text) => {
                 write_text(text, into)
@@ -372,6 +377,7 @@ impl Message {
                 let outputs = if kind == kind::OUTPUTS { Ok(read_tensors(tail)?) } else { Err(read_text(&tail)?) };
                 Message::Outputs { request, first_row, rows, outputs }
             }
+            kind::PLACE => Message::Place(get.u32(), tail),
             _ => return Err(DecodeError(format!("a record of kind {kind}"))),
         })
     }

@@ -1,42 +1,118 @@
-//! The backends as a scheduler sees them: each is a device from the message with its models until
-//! its connection ends.
+//! The backends as a scheduler sees them: each is a device of its sub-cluster's engine, from the
+//! time when it has all models of the sub-cluster until its connection ends.
 
 use super::device::{RemoteExecutor, RemoteState};
 use super::refusals::NotAccepted;
-use super::{SchedulerShared, ServedModels, StartedEngine, unexpected};
+use super::sub_clusters::{SubClusterEngine, SubClusters};
+use super::{ConnectedPeers, SchedulerShared, unexpected};
 use crate::handover::ProcessId;
-use crate::offer::{OfferedModel, decode_offers};
+use crate::offer::{BackendOffer, OfferedModel, decode_offer};
+use crate::placement::PlacementPlan;
 use crate::plane::{DecodeError, Message, MessageReader, PeerAddress, PeerLink, Role, RunningReport};
 use crate::random_id;
 use parking_lot::Mutex;
 use ripieno_base::DeviceId;
 use ripieno_runtime::DeviceRefused;
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
 /// A backend that is connected.
-#[derive(Clone)]
 pub(super) struct BackendPeer {
     pub(super) link: Arc<PeerLink>,
-    /// Number of tasks that each of its lanes holds.
-    depth: usize,
+    /// Opens its device.
+    executor: Arc<RemoteExecutor>,
     /// The models that it offers, which its device looks up.
     pub(super) offers: Arc<Mutex<Vec<OfferedModel>>>,
-    /// Device of the backend in the engine, once it has joined.
-    device: Option<JoinedDevice>,
+    /// True if the backend loads and unloads models as the plan says.
+    pub(super) follows: bool,
+    /// The reason for which a planned model is not loaded; empty if all are.
+    pub(super) fault: String,
+    /// The sub-cluster that it belongs to, or moves to.
+    pub(super) place: usize,
+    /// The sub-cluster whose models it has all.
+    pub(super) member_of: Option<usize>,
+    /// True once nothing of earlier epochs runs on the backend.
+    pub(super) ready: bool,
+    /// Stage of its device.
+    pub(super) stage: DeviceStage,
+    /// Sub-cluster and models that it was last told to have.
+    pub(super) told: Option<(usize, BTreeSet<String>)>,
+}
+
+/// Stage of a backend's device.
+pub(super) enum DeviceStage {
+    /// The engine does not have it.
+    Absent,
+    /// The engine opens it; the flag says that the backend leaves.
+    Opening(bool),
+    /// The engine has it.
+    Joined(JoinedDevice),
+    /// It takes no new tasks, and leaves once those that it has have ended.
+    Leaving(JoinedDevice),
 }
 
 #[derive(Clone)]
-struct JoinedDevice {
-    served: Arc<ServedModels>,
+pub(super) struct JoinedDevice {
+    part: Arc<SubClusterEngine>,
     id: DeviceId,
     remote: Arc<RemoteState>,
 }
 
 impl JoinedDevice {
     /// Removes the device from the engine.
-    fn leave(&self, lost: bool) {
-        self.remote.while_attached(|| leave_engine(&self.served, self.id, lost));
+    pub(super) fn leave(&self, lost: bool) {
+        self.remote.while_attached(|| leave_engine(&self.part, self.id, lost));
+    }
+}
+
+impl BackendPeer {
+    fn new(link: &Arc<PeerLink>, depth: usize, offer: BackendOffer, place: usize) -> BackendPeer {
+        let BackendOffer { models, follows, fault, .. } = offer;
+        let (link, offers) = (Arc::clone(link), Arc::new(Mutex::new(models)));
+        let executor = Arc::new(RemoteExecutor::new(Arc::clone(&link), depth, Arc::clone(&offers)));
+        // One that follows no plan has the models already.
+        let member_of = (!follows).then_some(place);
+        let stage = DeviceStage::Absent;
+        BackendPeer { link, executor, offers, follows, fault, place, member_of, ready: false, stage, told: None }
+    }
+
+    pub(super) fn has_joined(&self) -> bool {
+        matches!(self.stage, DeviceStage::Joined(_))
+    }
+
+    pub(super) fn offers_model(&self, name: &str) -> bool {
+        self.offers.lock().iter().any(|offer| offer.description.name == name)
+    }
+
+    /// Makes its device take no new tasks; returns the device if the engine has it.
+    pub(super) fn begin_leave(&mut self) -> Option<JoinedDevice> {
+        match std::mem::replace(&mut self.stage, DeviceStage::Absent) {
+            DeviceStage::Joined(device) => {
+                self.stage = DeviceStage::Leaving(device.clone());
+                Some(device)
+            }
+            DeviceStage::Opening(_) => {
+                self.stage = DeviceStage::Opening(true);
+                None
+            }
+            DeviceStage::Absent => {
+                // It runs nothing for this scheduler.
+                self.link.close();
+                None
+            }
+            leaving @ DeviceStage::Leaving(_) => {
+                self.stage = leaving;
+                None
+            }
+        }
+    }
+
+    fn device(&self) -> Option<&JoinedDevice> {
+        match &self.stage {
+            DeviceStage::Joined(device) | DeviceStage::Leaving(device) => Some(device),
+            DeviceStage::Absent | DeviceStage::Opening(_) => None,
+        }
     }
 }
 
@@ -46,37 +122,42 @@ impl SchedulerShared {
         link: &Arc<PeerLink>,
         reader: &mut MessageReader,
     ) -> io::Result<()> {
-        let (depth, offers) = loop {
+        let (depth, offer) = loop {
             match reader.read()? {
                 Message::KeepAlive => {}
-                Message::RegisterBackend { depth, models } => break (depth as usize, decode_offers(&models)),
+                Message::RegisterBackend { depth, models } => break (depth as usize, decode_offer(&models)),
                 other => return Err(unexpected(&other)),
             }
         };
         let process = ProcessId(random_id());
-        let registered = offers.and_then(|offers| self.register_backend(process, link, depth, offers));
-        if let Err(cause) = registered {
-            if self.refusals.note(link.peer(), &cause, true) {
-                tracing::warn!("the backend at {} is refused: {cause}", PeerAddress(link.peer()));
+        let registered = offer.and_then(|offer| self.register_backend(process, link, depth, offer));
+        let executor = match registered {
+            Ok(executor) => executor,
+            Err(cause) => {
+                if self.refusals.note(link.peer(), &cause, true) {
+                    tracing::warn!("the backend at {} is refused: {cause}", PeerAddress(link.peer()));
+                }
+                link.send(&Message::Refused(cause.clone()));
+                // The backend closes the connection when it has read the reason.
+                while reader.read().is_ok() {}
+                return Err(NotAccepted::error(&cause));
             }
-            link.send(&Message::Refused(cause.clone()));
-            // The backend closes the connection when it has read the reason.
-            while reader.read().is_ok() {}
-            return Err(NotAccepted::error(&cause));
-        }
+        };
         self.update(|machine, now, out| machine.on_member(now, process, Role::Backend, out));
-        let ended = self.listen_to_backend(process, link, reader);
+        let ended = self.listen_to_backend(process, link, &executor, reader);
         link.close();
         let mut peers = self.peers.lock();
         let gone = peers.backends.remove(&process);
         // What it alone lacked is served now.
-        self.reconcile(&peers);
+        let changes = self.reconcile(&mut peers);
         drop(peers);
-        for device in gone.iter().filter_map(|backend| backend.device.as_ref()) {
+        if let Some(device) = gone.as_ref().and_then(BackendPeer::device) {
             let (address, device_id) = (PeerAddress(link.peer()), device.id.0);
             tracing::warn!(device = device_id, %address, "backend {address} has gone, and device {device_id} with it");
             device.leave(true);
         }
+        self.carry_out(changes);
+        self.placing.note_change();
         self.drop_from_calls(process);
         self.update(|machine, now, out| machine.on_lost(now, process, out));
         self.broadcast_device_count();
@@ -84,122 +165,178 @@ impl SchedulerShared {
     }
 
     /// Handles a backend's messages until its connection ends.
-    fn listen_to_backend(&self, process: ProcessId, link: &PeerLink, reader: &mut MessageReader) -> io::Result<()> {
-        let mut device: Option<JoinedDevice> = None;
+    fn listen_to_backend(
+        &self,
+        process: ProcessId,
+        link: &PeerLink,
+        executor: &RemoteExecutor,
+        reader: &mut MessageReader,
+    ) -> io::Result<()> {
         loop {
-            match (reader.read()?, &device) {
+            match (reader.read()?, executor.opened()) {
                 (Message::KeepAlive, _) => {}
-                (Message::TaskEnd(ended), Some(device)) => device.remote.on_end(ended, reader.has_next())?,
-                (Message::Leave, Some(device)) => device.leave(false),
-                // It runs nothing for this scheduler.
-                (Message::Leave, None) => link.close(),
-                (Message::Offer(models), _) => self.on_offer(process, decode_offers(&models).map_err(DecodeError)?),
+                (Message::TaskEnd(ended), Some(device)) => device.on_end(ended, reader.has_next())?,
+                (Message::Leave, _) => self.on_leave(process),
+                (Message::Offer(models), _) => self.on_offer(process, decode_offer(&models).map_err(DecodeError)?),
                 (Message::LoadCallEnd(call, failure), _) => self.on_call_end(process, call, failure),
                 (Message::Fenced(epoch), _) => self.update(|machine, now, out| machine.on_epoch(now, epoch, out)),
                 (Message::Report(RunningReport { stamp, revision, held }), _) => {
                     self.update(|machine, now, out| machine.on_report(now, process, stamp, revision, &held, out));
-                    device = self.peers.lock().backends.get(&process).and_then(|backend| backend.device.clone());
                     self.broadcast_device_count();
                 }
-                (other, _) => return Err(unexpected(&other)),
+                (other, _) => {
+                    tracing::debug!(peer = ?link.peer(), "a message that a backend does not send now");
+                    return Err(unexpected(&other));
+                }
             }
         }
     }
 
-    /// Registers a backend that has the served models; the first one determines them. The error
-    /// says why it is refused.
+    fn on_leave(&self, process: ProcessId) {
+        let device = self.peers.lock().backends.get_mut(&process).and_then(BackendPeer::begin_leave);
+        if let Some(device) = device {
+            device.leave(false);
+        }
+    }
+
+    /// Registers a backend. Without a plan it must have the served models, and the first one
+    /// determines them; with a plan it learns later what to load. The error says why it is refused.
     fn register_backend(
         &self,
         process: ProcessId,
         link: &Arc<PeerLink>,
         depth: usize,
-        offers: Vec<OfferedModel>,
-    ) -> Result<(), String> {
+        offer: BackendOffer,
+    ) -> Result<Arc<RemoteExecutor>, String> {
         let mut peers = self.peers.lock();
-        let is_first = peers.backends.is_empty();
-        let served = match &peers.served {
-            Some(served) => Arc::clone(served),
-            None => self.start_engine(&offers)?,
-        };
+        let follows = peers.takes(&offer)?;
+        let known = peers.sub_clusters.clone();
+        let number = peers.effective.as_ref().map_or(1, |plan| plan.sub_clusters.len());
+        let sub_clusters = self.start_engines(&known, number)?;
+        let place = peers.place_for(&offer);
+        let Some(part) = sub_clusters.get(place).cloned() else { return Err("it has no place".to_owned()) };
         // Without any other backend, this one's models replace what was served before.
-        if !is_first {
-            served.models.lock().check(&offers)?;
+        let is_first = peers.offers(place).is_empty();
+        if !follows && !is_first {
+            part.models.lock().check(&offer.models)?;
         }
-        served.takes(depth)?;
-        let known = peers.served.replace(Arc::clone(&served)).is_some();
+        part.takes(depth)?;
+        peers.sub_clusters = sub_clusters;
         let tell = |(id, address): (u32, String)| link.send(&Message::AddFrontend(id, address));
         peers.frontends.iter().for_each(|(&id, frontend)| tell((id, frontend.address.clone())));
-        let offers = Arc::new(Mutex::new(offers));
-        peers.backends.insert(process, BackendPeer { link: Arc::clone(link), depth, offers, device: None });
-        self.reconcile(&peers);
-        let serves_nothing = served.models.lock().listed().is_empty();
-        if is_first && serves_nothing {
+        let backend = BackendPeer::new(link, depth, offer, place);
+        let executor = Arc::clone(&backend.executor);
+        peers.backends.insert(process, backend);
+        let changes = self.reconcile(&mut peers);
+        if is_first && !follows && part.listed().is_empty() {
             peers.backends.remove(&process);
-            if !known {
-                peers.served = None;
+            if known.is_empty() {
+                peers.sub_clusters = SubClusters::default();
             }
-            return Err(served.models.lock().fault());
+            return Err(part.models.lock().fault());
         }
-        Ok(())
-    }
-
-    fn start_engine(&self, offers: &[OfferedModel]) -> Result<Arc<ServedModels>, String> {
-        if offers.is_empty() {
-            return Err("it has no model that can be served".to_owned());
-        }
-        let StartedEngine { engine, depth } = (self.start)()?;
-        Ok(Arc::new(ServedModels { engine, depth, models: Mutex::default() }))
+        drop(peers);
+        self.carry_out(changes);
+        self.placing.note_change();
+        Ok(executor)
     }
 
     /// Handles a change of a backend's models.
-    fn on_offer(&self, process: ProcessId, offers: Vec<OfferedModel>) {
-        let peers = self.peers.lock();
-        if let Some(backend) = peers.backends.get(&process) {
-            *backend.offers.lock() = offers;
-            self.reconcile(&peers);
-        }
+    fn on_offer(&self, process: ProcessId, offer: BackendOffer) {
+        let mut peers = self.peers.lock();
+        let Some(backend) = peers.backends.get_mut(&process) else { return };
+        *backend.offers.lock() = offer.models;
+        backend.fault = offer.fault;
+        let changes = self.reconcile(&mut peers);
+        drop(peers);
+        self.carry_out(changes);
     }
 
-    /// Makes a backend a device of the engine; nothing of earlier epochs runs on it.
+    /// Handles that nothing of earlier epochs runs on a backend: it may be a device of an engine.
     pub(super) fn join(&self, process: ProcessId) {
+        let mut peers = self.peers.lock();
+        if let Some(backend) = peers.backends.get_mut(&process) {
+            backend.ready = true;
+        }
+        let changes = self.reconcile(&mut peers);
+        drop(peers);
+        self.carry_out(changes);
+    }
+
+    /// Makes a backend a device of its engine, whose stage is `Opening`.
+    pub(super) fn open_device(&self, process: ProcessId) {
         let peers = self.peers.lock();
-        let (Some(served), Some(backend)) = (peers.served.clone(), peers.backends.get(&process).cloned()) else {
+        let Some((backend, part)) = peers.backends.get(&process).and_then(|backend| {
+            let part = peers.sub_clusters.get(backend.member_of?)?;
+            Some((backend, Arc::clone(part)))
+        }) else {
             return;
         };
+        let (executor, link) = (Arc::clone(&backend.executor), Arc::clone(&backend.link));
         drop(peers);
-        let executor = RemoteExecutor::new(Arc::clone(&backend.link), backend.depth, Arc::clone(&backend.offers));
-        match (served.engine.add_device_of(&executor), executor.opened()) {
-            (Ok(id), Some(remote)) => {
-                let address = PeerAddress(backend.link.peer());
-                tracing::info!(device = id.0, %address, "backend {address} serves as device {}", id.0);
-                if let Some(backend) = self.peers.lock().backends.get_mut(&process) {
-                    backend.device = Some(JoinedDevice { served, id, remote });
-                }
-            }
+        let (id, remote) = match (part.engine.add_device_of(&*executor), executor.opened()) {
+            (Ok(id), Some(remote)) => (id, remote),
             (refused, _) => {
                 let cause = refused.map_or_else(|refused| refused.to_string(), |_| "it was not opened".to_owned());
                 tracing::warn!("a backend is not taken: {cause}");
-                backend.link.send(&Message::Refused(cause));
+                return link.send(&Message::Refused(cause));
             }
+        };
+        let address = PeerAddress(link.peer());
+        tracing::info!(device = id.0, sub_cluster = part.place, %address, "backend {address} serves as device {}", id.0);
+        let device = JoinedDevice { part, id, remote };
+        let leaves = self.on_opened(process, &device);
+        if let Some(lost) = leaves {
+            device.leave(lost);
         }
+        self.broadcast_device_count();
+    }
+
+    /// Notes an opened device. Returns whether it leaves again, and whether it is lost.
+    fn on_opened(&self, process: ProcessId, device: &JoinedDevice) -> Option<bool> {
+        let mut peers = self.peers.lock();
+        let Some(backend) = peers.backends.get_mut(&process) else { return Some(true) };
+        let leaves = matches!(backend.stage, DeviceStage::Opening(true));
+        let stage = if leaves { DeviceStage::Leaving } else { DeviceStage::Joined };
+        backend.stage = stage(device.clone());
+        leaves.then_some(false)
     }
 }
 
-impl ServedModels {
-    /// Checks that the lanes of a backend are deep enough for the policy.
-    fn takes(&self, depth: usize) -> Result<(), String> {
-        let needed = self.depth;
-        if depth >= needed {
-            return Ok(());
+impl ConnectedPeers {
+    /// Checks that a backend can be used; returns whether it follows the plan.
+    fn takes(&self, offer: &BackendOffer) -> Result<bool, String> {
+        if offer.follows && self.plan.is_none() {
+            return Err("it waits for a plan, and this scheduler has none; start the scheduler with --plan, or the \
+                        backend without --planned"
+                .to_owned());
         }
-        Err(format!("its lanes hold {depth} tasks, and the policy queues {needed} of them"))
+        if !offer.follows && offer.models.is_empty() {
+            return Err("it has no model that can be served".to_owned());
+        }
+        Ok(offer.follows)
+    }
+
+    /// Returns the sub-cluster of a backend that has come.
+    fn place_for(&self, offer: &BackendOffer) -> usize {
+        let holds = |name: &str| offer.models.iter().any(|model| model.description.name == name);
+        let place = |plan: &PlacementPlan| plan.place_for(&self.present(), offer.place, holds);
+        self.effective.as_ref().map_or(0, place)
+    }
+
+    /// Returns the number of backends of each sub-cluster.
+    pub(super) fn present(&self) -> Vec<usize> {
+        let places = self.effective.as_ref().map_or(1, |plan| plan.sub_clusters.len());
+        let mut present = vec![0; places.max(self.sub_clusters.len())];
+        self.backends.values().for_each(|backend| present[backend.place] += 1);
+        present
     }
 }
 
 /// Removes a device from the engine. A device that is lost, or the last one, is removed without
 /// draining.
-fn leave_engine(served: &ServedModels, device: DeviceId, lost: bool) {
-    let engine = &served.engine;
+fn leave_engine(part: &SubClusterEngine, device: DeviceId, lost: bool) {
+    let engine = &part.engine;
     let parted = if lost { engine.lose_device(device) } else { engine.remove_device(device) };
     let parted = match parted {
         Err(DeviceRefused::Last(_)) => engine.lose_device(device),

@@ -1,6 +1,7 @@
 //! Calls to load and unload models: from a frontend to all backends and back.
 
 use super::SchedulerShared;
+use super::backends::BackendPeer;
 use crate::handover::ProcessId;
 use crate::plane::{LoadCall, Message, PeerLink};
 use crate::random_id;
@@ -25,7 +26,7 @@ struct PendingCall {
 }
 
 impl SchedulerShared {
-    /// Sends a call to all backends.
+    /// Sends a call to the backends that have the model, or may have it.
     pub(super) fn begin_call(&self, link: &Arc<PeerLink>, asked: LoadCall) {
         let LoadCall { call, unload, name } = asked;
         let refuse = |cause: &str| link.send(&Message::LoadCallEnd(call, cause.to_owned()));
@@ -33,7 +34,14 @@ impl SchedulerShared {
             return refuse("this scheduler is not the primary any more; call again");
         }
         let peers = self.peers.lock();
-        let waiting: BTreeSet<ProcessId> = peers.backends.keys().copied().collect();
+        let place = peers.place_of(&name);
+        if place.is_none() {
+            return refuse("the plan has no such model; write a plan with it");
+        }
+        let asked =
+            |backend: &BackendPeer| !backend.follows || [backend.member_of, Some(backend.place)].contains(&place);
+        let waiting: BTreeSet<ProcessId> =
+            peers.backends.iter().filter(|(_, backend)| asked(backend)).map(|(&process, _)| process).collect();
         if waiting.is_empty() {
             return refuse("no backend is there");
         }
@@ -45,8 +53,8 @@ impl SchedulerShared {
         let message = Message::LoadCall(LoadCall { call: own, unload, name: name.clone() });
         let from = (Arc::clone(link), call);
         let backends = waiting.len();
+        waiting.iter().for_each(|process| peers.backends[process].link.send(&message));
         calls.0.insert(own, PendingCall { from, unload, name, waiting, backends, failures: Vec::new() });
-        peers.backends.values().for_each(|backend| backend.link.send(&message));
     }
 
     /// Handles a backend's answer; `failure` is empty if it has succeeded.
@@ -81,8 +89,8 @@ impl SchedulerShared {
                 None if unload => String::new(),
                 None => {
                     let peers = self.peers.lock();
-                    let offers = peers.offers();
-                    let fault = peers.served.as_ref().and_then(|served| served.models.lock().fault_of(&name, &offers));
+                    let part = peers.place_of(&name).and_then(|place| peers.sub_clusters.get(place));
+                    let fault = part.and_then(|part| part.models.lock().fault_of(&name, &peers.offers(part.place)));
                     fault.unwrap_or_default()
                 }
             };

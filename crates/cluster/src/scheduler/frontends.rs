@@ -1,8 +1,10 @@
 //! The frontends as a scheduler sees them: each submits requests of its clients, and receives their
 //! results.
 
-use super::{SchedulerShared, ServedModels, unexpected};
+use super::sub_clusters::{SubClusters, split};
+use super::{SchedulerShared, unexpected};
 use crate::handover::{ProcessId, RequestId};
+use crate::placement::MAX_SUB_CLUSTERS;
 use crate::plane::{DecodeError, Message, MessageReader, PeerLink, RequestEnd, RequestHeader, Role};
 use parking_lot::Mutex;
 use ripieno_base::Nanos;
@@ -128,9 +130,9 @@ impl SchedulerShared {
     fn serve_messages(&self, frontend: &Arc<FrontendPeer>, reader: &mut MessageReader) -> io::Result<()> {
         let mut left = SubmitBatch::default();
         loop {
-            // Before this thread waits for more, the engine is woken for the requests so far.
+            // Before this thread waits for more, the engines are woken for the requests so far.
             if !reader.has_next() {
-                left.wake_engine();
+                left.wake_engines();
             }
             match reader.read()? {
                 Message::KeepAlive => {}
@@ -184,67 +186,64 @@ impl SchedulerShared {
         }
     }
 
-    /// Returns the frontend of a request, and the served models.
-    pub(super) fn frontend_of(&self, request: RequestId) -> Option<(Arc<FrontendPeer>, Arc<ServedModels>)> {
+    /// Returns the frontend of a request, and the sub-clusters.
+    pub(super) fn frontend_of(&self, request: RequestId) -> Option<(Arc<FrontendPeer>, SubClusters)> {
         let peers = self.peers.lock();
         let id = u32::try_from(request.frontend.0).ok()?;
         let frontend = peers.frontends.get(&id).cloned()?;
-        match &peers.served {
-            Some(served) => Some((frontend, Arc::clone(served))),
-            None => {
-                drop(peers);
-                send_end(&frontend, request.number, Err(Failure::NotLoaded));
-                None
-            }
+        if !peers.sub_clusters.is_empty() {
+            return Some((frontend, peers.sub_clusters.clone()));
         }
+        drop(peers);
+        send_end(&frontend, request.number, Err(Failure::NotLoaded));
+        None
     }
 }
 
-/// Requests submitted since the engine was last woken: one wake-up for all that arrive together.
+/// Requests submitted since the engines were last woken: one wake-up for all that arrive together.
 #[derive(Default)]
 struct SubmitBatch {
-    served: Option<Arc<ServedModels>>,
+    sub_clusters: SubClusters,
     count: usize,
+    /// A bit for each sub-cluster that has received a request.
+    touched: u64,
 }
 
 impl SubmitBatch {
-    /// Submits a request to the engine directly, as happens most of the time.
+    /// Submits a request to its engine directly, as happens most of the time.
     fn submit(&mut self, shared: &SchedulerShared, frontend: &Arc<FrontendPeer>, ask: RequestHeader) -> io::Result<()> {
-        if self.served.is_none() {
-            self.served.clone_from(&shared.peers.lock().served);
+        let (at, _) = split(ask.model);
+        if self.sub_clusters.get(at).is_none() {
+            self.sub_clusters = shared.peers.lock().sub_clusters.clone();
         }
         let mut places = frontend.requests.lock();
         let (request, place) = (ask.request, vacant(&mut places, ask.request)?);
-        let Some(served) = &self.served else {
-            drop(places);
-            send_end(frontend, request, Err(Failure::NotLoaded));
-            return Ok(());
-        };
         // With the lock held, so that the result always finds the request's state.
-        match submit_to_engine(served, frontend, ask, Duration::ZERO) {
+        match submit_to_engine(&self.sub_clusters, frontend, ask, Duration::ZERO) {
             Ok(ticket) => drop(place.insert(SubmittedRequest::Ticket(ticket))),
             Err(refused) => frontend.link.send(&Message::RequestEnd(RequestEnd { request, answer: Err(refused) })),
         }
         drop(places);
+        self.touched |= 1 << (at % MAX_SUB_CLUSTERS);
         self.count += 1;
         if self.count >= WAKEUP_BATCH {
-            self.wake_engine();
+            self.wake_engines();
         }
         Ok(())
     }
 
-    fn wake_engine(&mut self) {
-        if std::mem::take(&mut self.count) > 0
-            && let Some(served) = &self.served
-        {
-            served.engine.wake_scheduler();
+    fn wake_engines(&mut self) {
+        let touched = std::mem::take(&mut self.touched);
+        if std::mem::take(&mut self.count) > 0 {
+            let woken = self.sub_clusters.iter().filter(|part| touched & 1 << part.place != 0);
+            woken.for_each(|part| part.engine.wake_scheduler());
         }
     }
 }
 
 impl Drop for SubmitBatch {
     fn drop(&mut self) {
-        self.wake_engine();
+        self.wake_engines();
     }
 }
 
@@ -258,31 +257,36 @@ fn vacant(places: &mut FrontendRequests, request: u64) -> Result<VacantEntry<'_,
 
 /// Submits a parked request to the engine, or refuses it. Does nothing for a request that the
 /// engine already has.
-pub(super) fn admit(served: &ServedModels, frontend: &Arc<FrontendPeer>, request: u64) {
+pub(super) fn admit(sub_clusters: &SubClusters, frontend: &Arc<FrontendPeer>, request: u64) {
     let mut places = frontend.requests.lock();
     if !matches!(places.by_number.get(&request), Some(SubmittedRequest::Parked(..))) {
         return;
     }
     let Some(SubmittedRequest::Parked(ask, came)) = places.remove(request) else { return };
-    match submit_to_engine(served, frontend, *ask, came.elapsed()) {
+    let (at, _) = split(ask.model);
+    match submit_to_engine(sub_clusters, frontend, *ask, came.elapsed()) {
         Ok(ticket) => drop(places.by_number.insert(request, SubmittedRequest::Ticket(ticket))),
         Err(refused) => frontend.link.send(&Message::RequestEnd(RequestEnd { request, answer: Err(refused) })),
     }
     drop(places);
-    served.engine.wake_scheduler();
+    if let Some(part) = sub_clusters.get(at) {
+        part.engine.wake_scheduler();
+    }
 }
 
 /// Submits a request without waking the engine; it has been parked for `waited`.
 fn submit_to_engine(
-    served: &ServedModels,
+    sub_clusters: &SubClusters,
     frontend: &Arc<FrontendPeer>,
     ask: RequestHeader,
     waited: Duration,
 ) -> Result<Ticket, Failure> {
     let (to, request) = (Arc::clone(frontend), ask.request);
+    let (at, model) = split(ask.model);
+    let part = sub_clusters.get(at).ok_or(Failure::NotLoaded)?;
     let on_answer = Box::new(move |answer: JobResult| send_end(&to, request, answer));
-    served.engine.submit_remote(RemoteJob {
-        model: ask.model,
+    part.engine.submit_remote(RemoteJob {
+        model,
         origin: RemoteRows { frontend: frontend.id, request, first_row: 0 },
         rows: ask.rows as usize,
         extent: Extent { length: ask.length, limit: 0 },

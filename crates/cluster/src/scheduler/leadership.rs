@@ -177,8 +177,8 @@ impl SchedulerShared {
             }
             SchedulerAction::StepDown => self.step_down(),
             SchedulerAction::Admit(request) => {
-                if let Some((frontend, served)) = self.frontend_of(request) {
-                    frontends::admit(&served, &frontend, request.number);
+                if let Some((frontend, sub_clusters)) = self.frontend_of(request) {
+                    frontends::admit(&sub_clusters, &frontend, request.number);
                 }
             }
             SchedulerAction::Completed(request) => {
@@ -209,15 +209,13 @@ impl SchedulerShared {
         );
         let mut peers = self.peers.lock();
         peers.links.iter().for_each(|link| link.close());
-        let served = peers.served.take();
+        let served = std::mem::take(&mut peers.sub_clusters);
         drop(peers);
         (self.on_serving)(None);
         // Requests in the engine are answered, although no connection is left to send that to; it
         // may take long.
         let end = move || {
-            if let Some(served) = served {
-                served.engine.shutdown();
-            }
+            served.iter().for_each(|part| part.engine.shutdown());
         };
         if let Err(error) = thread::Builder::new().name("scheduler-end".to_owned()).spawn(end) {
             tracing::error!(%error, "no thread to end the engine");

@@ -4,8 +4,10 @@
 //! Of several schedulers with a common epoch store one is the primary ([`leadership`]); the others
 //! are spares, with the same connections and an engine without devices. The first backend
 //! determines the policy, which suits its models; served is what all backends offer ([`releases`]).
-//! A scheduler that becomes the primary claims all backends. Each is a device of the engine from
-//! the time when nothing of earlier epochs runs on it until its connection ends. Each connection
+//! A plan divides models and backends into sub-clusters, each with an engine ([`sub_clusters`],
+//! [`placing`]); without a plan there is one. A scheduler that becomes the primary claims all
+//! backends. Each is a device of its engine from the time when nothing of earlier epochs runs on it
+//! until its connection ends. Each connection
 //! has a reader thread; outgoing messages are enqueued in its [`PeerLink`]. One lock guards the set
 //! of peers, so that a backend learns of each frontend before it receives a request of it.
 
@@ -14,15 +16,18 @@ mod calls;
 mod device;
 mod frontends;
 mod leadership;
+mod placing;
+mod reconcile;
 mod refusals;
 mod releases;
 mod spares;
 mod store_thread;
+mod sub_clusters;
 
-use crate::description::ModelDescription;
 use crate::handover::store::EpochStore;
 use crate::handover::{Epoch, ProcessId, Timing};
 use crate::offer::{OfferedModel, encode_served};
+use crate::placement::PlacementPlan;
 use crate::plane::{
     ByteStream, DecodeError, Handshake, LinkBounds, Listener, Message, MessageReader, PeerAddress, PeerLink, Role,
     Transport, accept_handshake,
@@ -33,17 +38,18 @@ use calls::ModelCallTable;
 use frontends::FrontendPeer;
 use leadership::Leadership;
 use parking_lot::Mutex;
+use placing::PlacementTimer;
 use refusals::{NotAccepted, Refusals};
-use releases::ReleaseTable;
-use ripieno_base::ModelId;
 use ripieno_runtime::{DeviceState, Engine};
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
+pub use sub_clusters::ServedCluster;
+use sub_clusters::SubClusters;
 
 /// The largest number of connections.
 const MAX_PEERS: usize = 4096;
@@ -59,8 +65,8 @@ pub struct StartedEngine {
 /// Callback that starts an engine; the scheduler loads models afterwards.
 pub type StartEngine = Box<dyn Fn() -> Result<StartedEngine, String> + Send + Sync>;
 
-/// Callback for the engine and its models once they are served; `None` when they no longer are.
-pub type OnServing = Box<dyn Fn(Option<(&Engine, &[(ModelId, ModelDescription)])>) + Send + Sync>;
+/// Callback for the engines and their models once they are served; `None` when they no longer are.
+pub type OnServing = Box<dyn Fn(Option<ServedCluster>) + Send + Sync>;
 
 /// Configuration of a scheduler.
 pub struct SchedulerConfig {
@@ -72,7 +78,9 @@ pub struct SchedulerConfig {
     pub store: Box<dyn EpochStore>,
     /// The timeouts of the hand-over protocol.
     pub timing: Timing,
-    /// Callback that starts the engine.
+    /// Which models share devices; `None` if every backend has all models.
+    pub plan: Option<PlacementPlan>,
+    /// Callback that starts the engine of a sub-cluster.
     pub start: StartEngine,
     /// Callback for the served models.
     pub on_serving: OnServing,
@@ -85,11 +93,13 @@ pub struct ClusterScheduler {
 }
 
 struct SchedulerShared {
+    own: Weak<SchedulerShared>,
     start: StartEngine,
     on_serving: OnServing,
     leadership: Leadership,
     peers: Mutex<ConnectedPeers>,
     calls: Mutex<ModelCallTable>,
+    placing: PlacementTimer,
     connections: AtomicUsize,
     refusals: Refusals,
     /// Whether another scheduler has ever listened to this one.
@@ -102,30 +112,30 @@ struct SchedulerShared {
 struct ConnectedPeers {
     /// All connections, also those whose peer has not yet registered.
     links: Vec<Arc<PeerLink>>,
-    served: Option<Arc<ServedModels>>,
+    /// The plan as it is written.
+    plan: Option<PlacementPlan>,
+    /// The plan for the backends that are there: with too few, sub-clusters are merged.
+    effective: Option<PlacementPlan>,
+    sub_clusters: SubClusters,
     frontends: BTreeMap<u32, Arc<FrontendPeer>>,
     backends: BTreeMap<ProcessId, BackendPeer>,
     /// Schedulers that receive heartbeats from this one.
     schedulers: BTreeMap<ProcessId, Arc<PeerLink>>,
 }
 
-/// The engine and its models.
-struct ServedModels {
-    engine: Engine,
-    depth: usize,
-    models: Mutex<ReleaseTable>,
-}
-
 impl ClusterScheduler {
     /// Listens for frontends and backends, as a spare until it becomes the primary.
     pub fn start(transport: Arc<dyn Transport>, config: SchedulerConfig) -> io::Result<ClusterScheduler> {
-        let SchedulerConfig { listen, schedulers, store, timing, start, on_serving } = config;
+        let SchedulerConfig { listen, schedulers, store, timing, plan, start, on_serving } = config;
         let listener = transport.listen(listen)?;
-        let shared = Arc::new(SchedulerShared {
+        let peers = ConnectedPeers { effective: plan.clone(), plan, ..ConnectedPeers::default() };
+        let shared = Arc::new_cyclic(|own| SchedulerShared {
+            own: own.clone(),
             start,
             on_serving,
             leadership: Leadership::new(ProcessId(random_id()), timing),
-            peers: Mutex::default(),
+            peers: Mutex::new(peers),
+            placing: PlacementTimer::default(),
             calls: Mutex::default(),
             connections: AtomicUsize::new(0),
             refusals: Refusals::default(),
@@ -133,6 +143,7 @@ impl ClusterScheduler {
             closed: AtomicBool::new(false),
         });
         shared.start_election(store)?;
+        shared.start_placing()?;
         let (accepting, owner) = (Arc::clone(&listener), Arc::clone(&shared));
         thread::Builder::new()
             .name("scheduler-accept".to_owned())
@@ -148,9 +159,21 @@ impl ClusterScheduler {
         self.listener.address()
     }
 
-    /// Returns the engine, once a backend has registered.
+    /// Returns the engine of the first sub-cluster, once a backend has registered.
     pub fn engine(&self) -> Option<Engine> {
-        self.shared.peers.lock().served.as_ref().map(|served| served.engine.clone())
+        self.engines().into_iter().next()
+    }
+
+    /// Returns the engine of each sub-cluster, once a backend has registered.
+    pub fn engines(&self) -> Vec<Engine> {
+        self.shared.peers.lock().sub_clusters.iter().map(|part| part.engine.clone()).collect()
+    }
+
+    /// Changes the plan: models are loaded in their new sub-cluster before they leave the old one.
+    /// The error says why the plan cannot be carried out; then the earlier one stays.
+    pub fn set_plan(&self, plan: PlacementPlan) -> Result<(), String> {
+        plan.check()?;
+        self.shared.set_plan(plan)
     }
 
     /// Returns its id.
@@ -179,15 +202,23 @@ impl ClusterScheduler {
         had_spare.then(|| self.shared.peers.lock().schedulers.len())
     }
 
-    /// Returns the backends that were refused in the last seconds, each with the reason.
+    /// Returns the backends that were refused in the last seconds, and those that cannot load what
+    /// the plan says, each with the reason.
     pub fn refused(&self) -> Vec<String> {
-        self.shared.refusals.backends()
+        let mut refused = self.shared.refusals.backends();
+        let peers = self.shared.peers.lock();
+        for backend in peers.backends.values().filter(|backend| !backend.fault.is_empty()) {
+            let (peer, place, fault) = (PeerAddress(backend.link.peer()), backend.place, &backend.fault);
+            refused.push(format!("the backend at {peer} of sub-cluster {place} lacks a model: {fault}"));
+        }
+        refused
     }
 
     /// Stops listening and ends all connections.
     pub fn close(&self) {
         self.shared.closed.store(true, Ordering::Relaxed);
         self.shared.leadership.close();
+        self.shared.placing.close();
         self.listener.close();
         self.shared.peers.lock().links.iter().for_each(|link| link.close());
     }
@@ -281,18 +312,23 @@ impl ConnectedPeers {
     }
 
     fn serving(&self) -> u32 {
-        let devices = self.served.as_ref().map(|served| served.engine.device_metrics()).unwrap_or_default();
-        devices.iter().filter(|device| device.state == DeviceState::Serving).count() as u32
+        let devices = self.sub_clusters.iter().flat_map(|part| part.engine.device_metrics());
+        devices.filter(|device| device.state == DeviceState::Serving).count() as u32
     }
 
-    /// Returns what each backend offers.
-    fn offers(&self) -> Vec<Vec<OfferedModel>> {
-        self.backends.values().map(|backend| backend.offers.lock().clone()).collect()
+    /// Returns what each backend of a sub-cluster offers.
+    fn offers(&self, place: usize) -> Vec<Vec<OfferedModel>> {
+        let members = self.backends.values().filter(|backend| backend.member_of == Some(place));
+        members.map(|backend| backend.offers.lock().clone()).collect()
+    }
+
+    /// Returns the sub-cluster that the plan has for a model; without a plan there is one for all.
+    fn place_of(&self, model: &str) -> Option<usize> {
+        self.effective.as_ref().map_or(Some(0), |plan| plan.place_of(model))
     }
 
     fn models(&self) -> Option<Message> {
-        let served = self.served.as_ref()?;
-        let listed = served.models.lock().listed();
+        let listed = (!self.sub_clusters.is_empty()).then(|| self.sub_clusters.listed())?;
         Some(Message::Models(encode_served(&listed).into()))
     }
 }

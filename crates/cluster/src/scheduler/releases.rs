@@ -1,41 +1,29 @@
-//! Which models are served: those that all backends offer.
+//! Which models are served: those that all backends of a sub-cluster offer, and that the plan has
+//! there. A model that moves to another sub-cluster stays until it is served there.
 //!
 //! Backends load a newer model beside the one that serves and offer both. Once every backend offers
 //! the newer one, the engine loads it, frontends learn of it, and the earlier one is unloaded when
 //! its last request has ended. Each scheduler, primary or spare, concludes the same from the
 //! same offers, so a hand-over in the middle of a release loses nothing.
 
-use super::{ConnectedPeers, SchedulerShared, ServedModels};
 use crate::description::ModelDescription;
 use crate::offer::OfferedModel;
-use crate::plane::PeerLink;
 use ripieno_base::ModelId;
-use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
-
-/// Time for frontends to name the newer model in their requests: one that does nothing for longer
-/// counts as gone.
-const RETIRE_GRACE: Duration = PeerLink::MAX_SILENCE;
-/// Longest time for the last requests of a model that is replaced.
-const RETIRE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Interval at which they are counted.
-const RETIRE_POLL: Duration = Duration::from_millis(50);
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The models of the engine.
 #[derive(Default)]
 pub(super) struct ReleaseTable {
-    models: Vec<TableModel>,
+    pub(super) models: Vec<TableModel>,
     /// Reasons of the engine for refusing what the backends offer, by name of the model.
-    faults: BTreeMap<String, String>,
+    pub(super) faults: BTreeMap<String, String>,
 }
 
-struct TableModel {
-    id: ModelId,
-    description: ModelDescription,
+pub(super) struct TableModel {
+    pub(super) id: ModelId,
+    pub(super) description: ModelDescription,
     /// True once frontends no longer name it.
-    leaving: bool,
+    pub(super) leaving: bool,
 }
 
 impl ReleaseTable {
@@ -87,19 +75,33 @@ impl ReleaseTable {
         })
     }
 
-    fn serves(&self, description: &ModelDescription) -> bool {
+    /// Returns the names of all models of the engine, also of those that leave.
+    pub(super) fn names(&self) -> BTreeSet<String> {
+        self.models.iter().map(|model| model.description.name.clone()).collect()
+    }
+
+    /// Returns true if frontends may name a model of this name.
+    pub(super) fn serves_name(&self, name: &str) -> bool {
+        self.models.iter().any(|model| !model.leaving && model.description.name == name)
+    }
+
+    pub(super) fn serves(&self, description: &ModelDescription) -> bool {
         self.models.iter().any(|model| !model.leaving && model.description.is_same(description))
     }
 
-    /// Marks the models that are no longer wanted, and returns their ids. One whose successor the
+    /// Marks the models whose service here is over, and returns their ids. One whose successor the
     /// engine refuses stays.
-    fn leave_others(&mut self, wanted: &[ModelDescription]) -> Vec<ModelId> {
+    pub(super) fn leave_others(
+        &mut self,
+        wanted: &[ModelDescription],
+        is_over: impl Fn(&ModelDescription) -> bool,
+    ) -> Vec<ModelId> {
         let ReleaseTable { models, faults } = self;
         let mut left = Vec::new();
         for model in models.iter_mut().filter(|model| !model.leaving) {
             let name = &model.description.name;
             let kept = faults.contains_key(name) && wanted.iter().any(|other| other.name == *name);
-            if !kept && !wanted.iter().any(|other| other.is_same(&model.description)) {
+            if !kept && is_over(&model.description) {
                 model.leaving = true;
                 left.push(model.id);
             }
@@ -108,83 +110,9 @@ impl ReleaseTable {
     }
 }
 
-impl SchedulerShared {
-    /// Serves what all backends offer. Call it with the peers locked, after each change of them.
-    pub(super) fn reconcile(&self, peers: &ConnectedPeers) {
-        let Some(served) = peers.served.clone() else { return };
-        let offers: Vec<Vec<OfferedModel>> = peers.offers();
-        if offers.is_empty() {
-            return;
-        }
-        let wanted = common(&offers);
-        let mut table = served.models.lock();
-        let mut changed = false;
-        for description in &wanted {
-            if table.serves(description) {
-                continue;
-            }
-            let loaded =
-                description.served().and_then(|model| served.engine.load(model).map_err(|error| error.to_string()));
-            match loaded {
-                Ok(id) => {
-                    tracing::info!(
-                        "model {}: version {} is served by all backends",
-                        description.name,
-                        description.version
-                    );
-                    table.faults.remove(&description.name);
-                    table.models.push(TableModel { id, description: description.clone(), leaving: false });
-                    changed = true;
-                }
-                Err(cause) => {
-                    tracing::error!(
-                        "model {}: version {} is not served: {cause}",
-                        description.name,
-                        description.version
-                    );
-                    table.faults.insert(description.name.clone(), cause);
-                }
-            }
-        }
-        let left = table.leave_others(&wanted);
-        if !changed && left.is_empty() {
-            return;
-        }
-        let listed = table.listed();
-        drop(table);
-        (self.on_serving)(Some((&served.engine, &listed[..])));
-        if let Some(message) = peers.models() {
-            peers.frontends.values().for_each(|frontend| frontend.link.send(&message));
-        }
-        for id in left {
-            let served = Arc::clone(&served);
-            let retire = thread::Builder::new().name("scheduler-retire".to_owned()).spawn(move || served.retire(id));
-            if let Err(error) = retire {
-                tracing::error!(%error, "no thread to unload a model");
-            }
-        }
-    }
-}
-
-impl ServedModels {
-    /// Unloads a model once its last request has ended.
-    fn retire(&self, id: ModelId) {
-        thread::sleep(RETIRE_GRACE);
-        let begun = Instant::now();
-        let is_live = || self.engine.model_metrics(id).is_some_and(|model| model.live > 0);
-        while is_live() && begun.elapsed() < RETIRE_TIMEOUT {
-            thread::sleep(RETIRE_POLL);
-        }
-        if let Err(error) = self.engine.unload(id) {
-            tracing::debug!(model = id.0, %error, "a model is gone already");
-        }
-        self.models.lock().models.retain(|model| model.id != id);
-    }
-}
-
 /// Returns the models that all backends offer: of each name and version the newest, and none that a
 /// newer one of its name replaces everywhere.
-fn common(offers: &[Vec<OfferedModel>]) -> Vec<ModelDescription> {
+pub(super) fn common(offers: &[Vec<OfferedModel>]) -> Vec<ModelDescription> {
     let Some((first, others)) = offers.split_first() else { return Vec::new() };
     let mut shared: Vec<(&ModelDescription, bool)> = Vec::new();
     for offer in first.iter().rev() {
@@ -263,7 +191,9 @@ mod tests {
         assert_eq!(table.fault_of("m", &[vec![offer(3, "1", "d", false)]]), None);
         // The engine refuses the newer one: the earlier one stays.
         table.faults.insert("m".to_owned(), "too large".to_owned());
-        assert!(table.leave_others(&[offer(4, "1", "e", false).description]).is_empty());
-        assert_eq!(table.leave_others(&[]), [ModelId(0)]);
+        assert!(table.leave_others(&[offer(4, "1", "e", false).description], |_| true).is_empty());
+        assert!(table.leave_others(&[], |_| false).is_empty());
+        assert_eq!(table.leave_others(&[], |_| true), [ModelId(0)]);
+        assert!(table.names().contains("m") && !table.serves_name("m"));
     }
 }

@@ -8,7 +8,8 @@ use ripieno_cluster::handover::{Epoch, Timing};
 use ripieno_cluster::plane::Tcp;
 use ripieno_cluster::{
     Backend, BackendModel, BackendModels, ClusterScheduler, Frontend, FrontendConfig, ModelCalls, ModelDescription,
-    OfferedModel, OnOrder, SchedulerConfig, StartEngine, StartedEngine, StopSignal, TensorDescription, encode_offers,
+    OfferedModel, OnOrder, PlacementPlan, PlannedModels, SchedulerConfig, StartEngine, StartedEngine, StopSignal,
+    TensorDescription, encode_offers,
 };
 use ripieno_executor::{
     BlockSource, EmulatedEngine, EmulatedOptions, Executor, InputLength, LoadedModel, ModelSource, OutputLength, Tensor,
@@ -122,6 +123,17 @@ pub(crate) fn starts(policy: &'static str, hang: HangBound) -> StartEngine {
 }
 
 pub(crate) fn scheduler(epoch: u64, at: SocketAddr, policy: &'static str, hang: HangBound) -> ClusterScheduler {
+    scheduler_of(epoch, at, policy, hang, None)
+}
+
+/// Starts a scheduler that carries out this plan.
+pub(crate) fn scheduler_of(
+    epoch: u64,
+    at: SocketAddr,
+    policy: &'static str,
+    hang: HangBound,
+    plan: Option<PlacementPlan>,
+) -> ClusterScheduler {
     let begun = Instant::now();
     loop {
         let config = SchedulerConfig {
@@ -129,6 +141,7 @@ pub(crate) fn scheduler(epoch: u64, at: SocketAddr, policy: &'static str, hang: 
             schedulers: Vec::new(),
             store: Box::new(AloneStore { epoch: Epoch(epoch) }),
             timing: Timing::SHARED_HOSTS,
+            plan: plan.clone(),
             start: starts(policy, hang),
             on_serving: Box::new(|_| {}),
         };
@@ -183,8 +196,23 @@ pub(crate) fn backend_of(
     calls: Option<Arc<ModelCalls>>,
 ) -> RunningBackend {
     let (transport, depth, epoch) = (Arc::new(Tcp), DEPTH, Epoch::default());
-    let backend =
-        Backend { transport, schedulers, executor, depth, models, calls, epoch, on_order, usage: Arc::default() };
+    let (planned, usage) = (None, Arc::default());
+    run(Backend { transport, schedulers, executor, depth, models, calls, planned, epoch, on_order, usage })
+}
+
+/// Starts a backend of a process whose models follow a plan.
+pub(crate) fn backend_following(
+    schedulers: Vec<String>,
+    models: Arc<BackendModels>,
+    executor: Arc<dyn Executor>,
+    planned: Arc<PlannedModels>,
+) -> RunningBackend {
+    let (transport, depth, epoch) = (Arc::new(Tcp), DEPTH, Epoch::default());
+    let (planned, calls, on_order, usage) = (Some(planned), None, None, Arc::default());
+    run(Backend { transport, schedulers, executor, depth, models, calls, planned, epoch, on_order, usage })
+}
+
+fn run(backend: Backend) -> RunningBackend {
     let stop = Arc::new(StopSignal::default());
     let told = Arc::clone(&stop);
     RunningBackend { stop, thread: thread::spawn(move || backend.run(&told)) }

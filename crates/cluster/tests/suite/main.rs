@@ -4,5 +4,6 @@ mod answers;
 mod common;
 mod faults;
 mod hanging;
+mod plans;
 mod releases;
 mod spares;

@@ -117,6 +117,7 @@ impl Cluster {
                 schedulers: addresses.clone(),
                 store: Box::new(store.clone()),
                 timing: Timing::SHARED_HOSTS,
+                plan: None,
                 start: starts("deferred", HangBound::default()),
                 on_serving: Box::new(|_| {}),
             };

@@ -7,12 +7,15 @@ mod print;
 mod tests;
 
 use crate::args::overrides::Overrides;
+use crate::args::plan_store::{PlanPlace, PlanStore, plan_place};
 use crate::args::policy::POLICIES;
+use crate::commands::roles::EtcdArgs;
 use anyhow::{Context, bail};
 use capacity::DeviceSearch;
 use clap::Args;
 use current::Current;
 use indicatif::{ProgressBar, ProgressStyle};
+use ripieno_cluster::{PlacementPlan, PlannedSubCluster};
 use ripieno_planner::{
     ClusterPlan, DevicesNeeded, LoadCost, PlanError, PlanOptions, PlannedModel, PlanningProblem, plan,
 };
@@ -39,6 +42,13 @@ pub(crate) struct PlanArgs {
 
     #[command(flatten)]
     bounds: PartitionArgs,
+
+    /// Write the plan for `ripieno scheduler --plan`: to a FILE, or to etcd:URL,...
+    #[arg(long, value_name = "FILE|etcd:URL,...", value_parser = plan_place)]
+    write: Option<PlanPlace>,
+
+    #[command(flatten)]
+    etcd: EtcdArgs,
 
     /// Do not simulate: only bound, estimate and partition.
     #[arg(long)]
@@ -104,6 +114,15 @@ const MORE_SUB_CLUSTERS: usize = 16;
 pub(crate) fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let outcome = outcome(args)?;
     print::print(&outcome, args.format)?;
+    if let Some(place) = &args.write {
+        let store = match place {
+            PlanPlace::File(path) => PlanStore::File(path.clone()),
+            PlanPlace::Etcd(nodes) if nodes.is_empty() => bail!("--write etcd:URL,... needs the nodes of the etcd"),
+            PlanPlace::Etcd(nodes) => args.etcd.plan_store(nodes)?,
+        };
+        store.write(&outcome.placement()?)?;
+        tracing::info!("the plan is written: {}", store.name());
+    }
     match print::impossible(&outcome) {
         Some(problem) => bail!("{}: {problem}", args.scenario.display()),
         None => Ok(()),
@@ -118,6 +137,40 @@ fn outcome(args: &PlanArgs) -> anyhow::Result<PlanOutcome> {
     let current = scenario.planning.current.as_deref().map(Current::read).transpose()?;
     let plan = partition(&scenario, current.as_ref()).with_context(|| format!("{file}: no plan"))?;
     measure(scenario, plan, current, !args.bound_only)
+}
+
+impl PlanOutcome {
+    /// Returns the plan as a scheduler carries it out.
+    fn placement(&self) -> anyhow::Result<PlacementPlan> {
+        let name = |model: usize| self.scenario.setup.models[model].name.clone();
+        let part = |(place, part): (usize, &ripieno_planner::SubCluster)| PlannedSubCluster {
+            models: part.models.iter().map(|&model| name(model)).collect(),
+            devices: self.parts.get(place).unwrap_or(&self.all).devices(),
+        };
+        let footprint = |(model, footprint): (usize, &ripieno_sim::Footprint)| {
+            Some((name(model), footprint.memory_mb?.ceil() as u64))
+        };
+        let memory_mb = self.scenario.planning.models.iter().enumerate().filter_map(footprint).collect();
+        let sub_clusters = self.plan.sub_clusters.iter().enumerate().map(part).collect();
+        let mut plan = PlacementPlan { sub_clusters, device_memory_mb: None, memory_mb };
+        // What is left of a device while the model runs that needs most for that, rounded in favour
+        // of the plan.
+        let runtime = self.scenario.planning.models.iter().map(|model| model.runtime_memory_mb).fold(0.0, f64::max);
+        let largest = plan.sub_clusters.iter().map(|part| plan.memory(&part.models)).max().unwrap_or(0);
+        let bound = |memory: f64| ((memory - runtime).max(0.0) as u64).max(largest);
+        plan.device_memory_mb = self.scenario.planning.memory_mb_per_device.map(bound);
+        plan.check().map_err(|cause| anyhow::anyhow!("the plan cannot be written: {cause}"))?;
+        Ok(plan)
+    }
+}
+
+impl Capacity {
+    /// Returns the number of devices to plan with: the simulated one, else the estimate.
+    fn devices(&self) -> u32 {
+        let simulated = self.simulated.as_ref().and_then(|found| found.good.as_ref());
+        let devices = simulated.map_or(self.needed.estimate, |(devices, _)| *devices);
+        u32::try_from(devices.max(1)).unwrap_or(u32::MAX)
+    }
 }
 
 impl PartitionArgs {

@@ -17,7 +17,7 @@ use ripieno_cluster::handover::Epoch;
 use ripieno_cluster::{Backend, DeviceUsage, OnOrder, StopSignal};
 use ripieno_report::Format;
 use ripieno_repository::registry::ModelRegistry;
-use ripieno_repository::{LoadTarget, ModelReport};
+use ripieno_repository::{LoadTarget, ModelControl, ModelReport};
 use ripieno_sched::Limits;
 use ripieno_server::{AccessConfig, ServerConfig};
 use std::fs::File;
@@ -35,9 +35,9 @@ const HELP: &str = "Example:\n  ripieno backend ./models/repository --scheduler 
 /// a scheduler.
 ///
 /// Each device is one backend of the scheduler. It fetches inputs from frontends and sends them
-/// outputs, both directly. Served is what all backends of a scheduler have; a call to a frontend
-/// loads a model on all of them. SIGTERM makes it leave: it finishes its tasks and receives no new
-/// ones.
+/// outputs, both directly. Served is what all backends of a scheduler have, or what its plan says;
+/// a call to a frontend loads a model on all of them. SIGTERM makes it leave: it finishes its tasks
+/// and receives no new ones.
 #[derive(Args, Debug)]
 #[command(after_help = HELP)]
 pub(crate) struct BackendArgs {
@@ -66,6 +66,10 @@ pub(crate) struct BackendArgs {
     /// Serve models whose files are outside of the repository, behind symbolic links.
     #[arg(long)]
     allow_symlinks: bool,
+
+    /// Load only the models that the scheduler's --plan has here, and change them with the plan.
+    #[arg(long, conflicts_with_all = ["model_control_mode", "load_model"])]
+    planned: bool,
 
     #[command(flatten)]
     control: ControlArgs,
@@ -104,14 +108,16 @@ pub(crate) fn run(args: &BackendArgs) -> anyhow::Result<()> {
     let start = |address| runtime.block_on(Probes::start(config(address), &registry, &stop, &usage));
     let probes = args.metrics.map(start).transpose()?;
     let progress = progress_bars("measuring", "batch sizes");
-    let repository = Arc::new(BackendRepository::open(&args.repository, target, &args.control, registry, progress)?);
+    let control = if args.planned { ModelControl::Explicit(Default::default()) } else { args.control.control()? };
+    let repository = Arc::new(BackendRepository::open(&args.repository, target, control, registry, progress));
     let reports = repository.load_all().map_err(anyhow::Error::msg).context("the repository cannot be read")?;
     if !repository.offers_any() && !reports.is_empty() {
         bail!("none of the {} models can be served; it says above why", reports.len());
     }
-    if !repository.offers_any() {
+    if !repository.offers_any() && !args.planned {
         bail!("{}", nothing_in(&args.repository));
     }
+    let planned = args.planned.then(|| repository.planned()).transpose().context("cannot start a thread")?;
     if let Some(seconds) = args.control.poll_s() {
         repository.poll_every(Duration::from_secs(seconds.into())).context("cannot start a thread")?;
     }
@@ -125,7 +131,9 @@ pub(crate) fn run(args: &BackendArgs) -> anyhow::Result<()> {
         let (executor, models, stop) = (Arc::clone(&executor), Arc::clone(&models), Arc::clone(stop));
         let on_order = orders.as_ref().map(|file| journal(file, device));
         let (calls, usage) = (Some(Arc::clone(&calls)), Arc::clone(&usage[device]));
-        let backend = Backend { transport, schedulers, executor, depth, models, calls, epoch, on_order, usage };
+        let planned = planned.clone();
+        let backend =
+            Backend { transport, schedulers, executor, depth, models, calls, planned, epoch, on_order, usage };
         thread::Builder::new().name("backend".to_owned()).spawn(move || backend.run(&stop))
     };
     let running = stop.iter().enumerate().map(start).collect::<Result<Vec<_>, _>>().context("cannot start a thread")?;
@@ -152,7 +160,10 @@ fn announce(args: &BackendArgs, models: &[ModelReport], metrics: Option<SocketAd
     if args.format == Format::Json {
         return print_json(&serde_json::json!({ "scheduler": args.scheduler, "models": models, "metrics": metrics }));
     }
-    output::print(tables::models(models))?;
+    match args.planned {
+        true => output::print("models     as the scheduler's plan says")?,
+        false => output::print(tables::models(models))?,
+    }
     output::print(format!("schedulers {}", args.scheduler.join(", ")))
 }
 

@@ -1,11 +1,12 @@
 //! The models of `ripieno backend`: what its repository loads and unloads is offered to schedulers.
 
 use super::model::describe;
-use crate::commands::control::ControlArgs;
 use ripieno_base::ModelId;
-use ripieno_cluster::{BackendModel, BackendModels, ModelCalls};
+use ripieno_cluster::{BackendModel, BackendModels, ModelCalls, PlannedModels};
 use ripieno_repository::registry::{ModelRegistry, Repository, ServedEntry};
-use ripieno_repository::{Host, LiveRepository, LoadTarget, MeasureProgress, ModelReport, RepositoryPoll};
+use ripieno_repository::{
+    Host, LiveRepository, LoadTarget, MeasureProgress, ModelControl, ModelReport, RepositoryPoll,
+};
 use ripieno_runtime::ServedModel;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
@@ -44,14 +45,14 @@ impl BackendRepository {
     pub(super) fn open(
         path: &Path,
         target: LoadTarget,
-        control: &ControlArgs,
+        control: ModelControl,
         registry: Arc<ModelRegistry>,
         progress: MeasureProgress,
-    ) -> anyhow::Result<BackendRepository> {
+    ) -> BackendRepository {
         let (path, offered, state) = (path.to_owned(), Arc::default(), Mutex::default());
         let shelf = Arc::new(ModelShelf { path: path.clone(), registry: Arc::clone(&registry), offered, state });
         let repository = LiveRepository::new(path, target, registry, Arc::clone(&shelf) as Arc<dyn Host>, progress);
-        Ok(BackendRepository { shelf, repository: repository.with_control(control.control()?) })
+        BackendRepository { shelf, repository: repository.with_control(control) }
     }
 
     /// Loads all models and offers them.
@@ -79,11 +80,19 @@ impl BackendRepository {
     /// Returns the calls of schedulers to load and unload models.
     pub(super) fn calls(self: &Arc<BackendRepository>) -> Arc<ModelCalls> {
         let own = Arc::clone(self);
-        Arc::new(ModelCalls::new(Box::new(move |name, unload| {
-            let changed = if unload { own.repository.unload(name) } else { own.repository.load(name, None) };
-            own.shelf.offer_loaded();
-            changed
-        })))
+        Arc::new(ModelCalls::new(Box::new(move |name, unload| own.change(name, unload))))
+    }
+
+    /// Returns the models that a scheduler's plan loads and unloads.
+    pub(super) fn planned(self: &Arc<BackendRepository>) -> io::Result<Arc<PlannedModels>> {
+        let own = Arc::clone(self);
+        PlannedModels::start(self.offered(), Box::new(move |name, unload| own.change(name, unload)))
+    }
+
+    fn change(&self, name: &str, unload: bool) -> Result<(), String> {
+        let changed = if unload { self.repository.unload(name) } else { self.repository.load(name, None) };
+        self.shelf.offer_loaded();
+        changed
     }
 
     /// Polls the repository at this interval, on a thread of its own, as long as the process lives.

@@ -13,7 +13,7 @@ mod probes;
 pub(crate) mod scheduler;
 mod security;
 
-pub(crate) use security::{EpochArgs, PeerArgs};
+pub(crate) use security::{EpochArgs, EtcdArgs, PeerArgs};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Default address of a scheduler.

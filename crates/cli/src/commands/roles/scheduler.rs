@@ -4,29 +4,33 @@ use super::model::register;
 use super::{EpochArgs, PeerArgs, SCHEDULER, reachable, shutdown_signal};
 use crate::args::address::listening;
 use crate::args::logs::LogFormat;
+use crate::args::plan_store::{PlanPlace, PlanStore, plan_place};
 use crate::args::policy::{FaithfulArg, ObjectiveArg, POLICIES, PolicyArgs};
 use crate::args::server_threads::ServerThreads;
 use crate::commands::flight::recorder;
 use crate::output::{self, print_json};
 use crate::service::built_with;
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
 use ripieno_base::{DeviceId, ModelId, Nanos};
 use ripieno_cluster::handover::store::AloneStore;
 use ripieno_cluster::handover::{Epoch, Timing};
-use ripieno_cluster::{ClusterScheduler, ModelDescription, SchedulerConfig, StartEngine, StartedEngine};
-use ripieno_policies::{FAITHFUL, build, build_served, find};
+use ripieno_cluster::{ClusterScheduler, OnServing, SchedulerConfig, ServedCluster, StartEngine, StartedEngine};
+use ripieno_policies::{
+    CATALOGUE, FAITHFUL, Halves, ServedPolicy, build, build_halves, build_served, build_shards, find,
+};
 use ripieno_report::Format;
 use ripieno_repository::registry::{IndexRow, ModelRegistry, Repository, Upload};
 use ripieno_runtime::{
     DeviceRefused, DeviceSnapshot, Engine, EngineConfig, EngineProcesses, Failure, FlightRecorder, HangBound, Job,
     ModelSnapshot, SchedulerSnapshot,
 };
-use ripieno_sched::{Limits, Options, Setup};
+use ripieno_sched::{Limits, Options, Scheduler, Setup};
 use ripieno_server::{AccessConfig, Backend, DeviceChange, Server, ServerConfig, Withdraw};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
 
 const HELP: &str = "Example:\n  ripieno scheduler --listen 127.0.0.1:8010\n  ripieno backend ./models/repository\n  \
                     ripieno frontend\n";
@@ -65,6 +69,18 @@ pub(crate) struct SchedulerArgs {
     /// profile, or twice the profile of the batch run again in parts: the longest of the three.
     #[arg(long, value_name = "MS", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(10..=3_600_000))]
     hang_ms: u32,
+
+    /// Which models share devices, as `ripieno plan --write` writes it: a FILE, etcd for the etcd
+    /// of --epoch, or etcd:URL,... A change is carried out while requests run. Give all schedulers
+    /// the same [default: every backend has all models].
+    #[arg(long, value_name = "FILE|etcd", value_parser = plan_place)]
+    plan: Option<PlanPlace>,
+
+    /// Number of threads that decide, each for a part of the models, with one more that assigns
+    /// devices: for more requests than one core can schedule. Needs a --policy of whole batches.
+    /// With a plan, each sub-cluster has as many.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    shards: u16,
 
     #[command(flatten)]
     policy: PolicyArgs,
@@ -115,13 +131,16 @@ pub(crate) struct SchedulerArgs {
     peers: PeerArgs,
 }
 
+/// Interval at which the plan is read.
+const PLAN_POLL: Duration = Duration::from_secs(1);
 /// Multiple of the profiled latency after which a backend's device counts as hung: the loss of a
 /// backend that was only slow costs a batch, as it connects again.
 const HANG_TIMES: u32 = 10;
 
 pub(crate) fn run(args: &SchedulerArgs) -> anyhow::Result<()> {
     // A wrong option is an error before the first backend joins.
-    args.policy.served(args.objective)?;
+    let (policy, _) = args.policy.served(args.objective)?;
+    check_shards(usize::from(args.shards), args.policy.policy.is_some(), &policy)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
     let threads = ServerThreads::start().context("cannot start the threads of the HTTP and gRPC server")?;
     let outcome = runtime.block_on(serve(args, &threads));
@@ -130,24 +149,13 @@ pub(crate) fn run(args: &SchedulerArgs) -> anyhow::Result<()> {
 }
 
 async fn serve(args: &SchedulerArgs, threads: &ServerThreads) -> anyhow::Result<()> {
-    let (engine, registry) = (Arc::<Mutex<Option<Engine>>>::default(), Arc::new(ModelRegistry::default()));
-    let (known, models) = (Arc::clone(&engine), Arc::clone(&registry));
-    let on_serving = Box::new(move |serving: Option<(&Engine, &[(ModelId, ModelDescription)])>| {
-        register(&models, serving.map_or(&[], |(_, served)| served));
-        *known.lock().unwrap_or_else(PoisonError::into_inner) = serving.map(|(engine, _)| engine.clone());
+    let (cluster, registry) = (Arc::<Mutex<Option<ServedCluster>>>::default(), Arc::new(ModelRegistry::default()));
+    let (known, models) = (Arc::clone(&cluster), Arc::clone(&registry));
+    let on_serving = Box::new(move |serving: Option<ServedCluster>| {
+        register(&models, serving.as_ref().map_or(&[], ServedCluster::models));
+        *known.lock().unwrap_or_else(PoisonError::into_inner) = serving;
     });
-    let has_spares = args.epoch.is_given();
-    let config = SchedulerConfig {
-        listen: args.listen,
-        schedulers: args.schedulers.clone(),
-        store: args.epoch.store()?.unwrap_or_else(|| Box::new(AloneStore { epoch: epoch() })),
-        timing: Timing { silence: Nanos::from_millis(i64::from(args.silence_ms)), ..Timing::SHARED_HOSTS },
-        start: start(args),
-        on_serving,
-    };
-    let scheduler = ClusterScheduler::start(args.peers.transport()?, config);
-    let scheduler = Arc::new(scheduler.with_context(|| format!("cannot listen on {} (--listen)", args.listen))?);
-    args.peers.warn_if_open("the scheduler", scheduler.address());
+    let scheduler = start_cluster(args, on_serving)?;
     let drain_timeout = Duration::from_secs(args.drain_timeout_s);
     let config = ServerConfig {
         http: None,
@@ -158,7 +166,11 @@ async fn serve(args: &SchedulerArgs, threads: &ServerThreads) -> anyhow::Result<
         access: AccessConfig { peer_certificate: args.peers.certificate(), ..AccessConfig::default() },
         ..ServerConfig::default()
     };
-    let later = Arc::new(PendingEngine { engine: Arc::clone(&engine), scheduler: Arc::clone(&scheduler) });
+    let later = Arc::new(ClusterEngines {
+        cluster: Arc::clone(&cluster),
+        scheduler: Arc::clone(&scheduler),
+        max_devices: args.max_devices,
+    });
     let told = Arc::new(ModelListing(Arc::clone(&registry)));
     let server = Server::bind(config, later, registry, told);
     let server = threads.runtimes()[0].spawn(server).await??;
@@ -169,16 +181,16 @@ async fn serve(args: &SchedulerArgs, threads: &ServerThreads) -> anyhow::Result<
         }
     };
     threads.runtimes()[0].spawn(server.run(shutdown)).await?;
-    if has_spares {
+    if args.epoch.is_given() {
         // The successor receives all waiting requests, and reports of all that run.
         tracing::info!("shutting down: a spare takes over");
         scheduler.close();
         return Ok(());
     }
     tracing::info!("shutting down: no new requests; those that wait or run are answered");
-    let serving = engine.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    if let Some(engine) = serving {
-        let drained = tokio::task::spawn_blocking(move || engine.drain(drain_timeout)).await?;
+    let serving = cluster.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    if let Some(cluster) = serving {
+        let drained = tokio::task::spawn_blocking(move || drain(&cluster, drain_timeout)).await?;
         if !drained {
             tracing::warn!(
                 "some requests were still under way after {drain_timeout:?} and were answered with an error"
@@ -191,6 +203,70 @@ async fn serve(args: &SchedulerArgs, threads: &ServerThreads) -> anyhow::Result<
     Ok(())
 }
 
+/// Starts to listen for frontends and backends, and carries out the plan, if there is one.
+fn start_cluster(args: &SchedulerArgs, on_serving: OnServing) -> anyhow::Result<Arc<ClusterScheduler>> {
+    let plan = args.plan.as_ref().map(|place| args.epoch.plan_store(place)).transpose()?;
+    let config = SchedulerConfig {
+        listen: args.listen,
+        schedulers: args.schedulers.clone(),
+        store: args.epoch.store()?.unwrap_or_else(|| Box::new(AloneStore { epoch: epoch() })),
+        timing: Timing { silence: Nanos::from_millis(i64::from(args.silence_ms)), ..Timing::SHARED_HOSTS },
+        plan: plan.as_ref().map(PlanStore::read).transpose()?,
+        start: start(args),
+        on_serving,
+    };
+    let scheduler = ClusterScheduler::start(args.peers.transport()?, config);
+    let scheduler = Arc::new(scheduler.with_context(|| format!("cannot listen on {} (--listen)", args.listen))?);
+    args.peers.warn_if_open("the scheduler", scheduler.address());
+    if let Some(plan) = plan {
+        follow_plan(plan, &scheduler)?;
+    }
+    Ok(scheduler)
+}
+
+/// Waits until all accepted requests are answered; returns false if some were not in time.
+fn drain(cluster: &ServedCluster, timeout: Duration) -> bool {
+    let until = Instant::now() + timeout;
+    let mut drained = true;
+    for engine in cluster.engines() {
+        drained &= engine.drain(until.saturating_duration_since(Instant::now()));
+    }
+    drained
+}
+
+/// Checks that a policy runs in this number of shards.
+fn check_shards(shards: usize, is_given: bool, policy: &str) -> anyhow::Result<()> {
+    if shards > 1 && !find(policy)?.is_sharded() {
+        let sharded = CATALOGUE.iter().filter(|policy| policy.is_sharded()).map(|policy| policy.name);
+        let (sharded, given) = (sharded.collect::<Vec<_>>().join(", "), if is_given { "another" } else { "a" });
+        bail!(
+            "--shards needs {given} --policy, since {policy} does not run in shards; these do: {sharded}. {policy} is \
+             divided by a plan: --plan"
+        );
+    }
+    Ok(())
+}
+
+/// Carries out changes of a plan, on a thread of its own, as long as the scheduler is there.
+fn follow_plan(plan: PlanStore, scheduler: &Arc<ClusterScheduler>) -> anyhow::Result<()> {
+    let scheduler = Arc::downgrade(scheduler);
+    let follow = move || {
+        let mut told = String::new();
+        loop {
+            thread::sleep(PLAN_POLL);
+            let Some(scheduler) = scheduler.upgrade() else { return };
+            let read = plan.read().and_then(|read| scheduler.set_plan(read).map_err(anyhow::Error::msg));
+            let cause = read.err().map(|error| format!("{error:#}")).unwrap_or_default();
+            if cause != told && !cause.is_empty() {
+                tracing::error!("the plan stays as it was: {cause}");
+            }
+            told = cause;
+        }
+    };
+    thread::Builder::new().name("scheduler-plan".to_owned()).spawn(follow).context("cannot start a thread")?;
+    Ok(())
+}
+
 /// Returns an epoch that is larger at each start.
 fn epoch() -> Epoch {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -200,7 +276,7 @@ fn epoch() -> Epoch {
 /// Returns the callback that starts the engine once the models are known.
 fn start(args: &SchedulerArgs) -> StartEngine {
     let (chosen, objective, flight_mib) = (args.policy.clone(), args.objective, args.flight_mib);
-    let faithful = args.faithful;
+    let (faithful, shards) = (args.faithful, usize::from(args.shards));
     let bounds = EngineBounds {
         devices: usize::from(args.max_devices),
         live: args.max_live as usize,
@@ -211,7 +287,7 @@ fn start(args: &SchedulerArgs) -> StartEngine {
         let (name, options) = chosen.served(objective).map_err(|error| error.to_string())?;
         let options = faithful.over(options);
         chosen.log(&name, &options);
-        start_engine(&name, &options, bounds, flight_mib).map_err(|error| format!("{error:#}"))
+        start_engine(&name, &options, shards, bounds, flight_mib).map_err(|error| format!("{error:#}"))
     })
 }
 
@@ -227,14 +303,28 @@ struct EngineBounds {
     hang: HangBound,
 }
 
-fn start_engine(name: &str, options: &Options, bounds: EngineBounds, flight_mib: u32) -> anyhow::Result<StartedEngine> {
+fn start_engine(
+    name: &str,
+    options: &Options,
+    shards: usize,
+    bounds: EngineBounds,
+    flight_mib: u32,
+) -> anyhow::Result<StartedEngine> {
     let EngineBounds { devices, live, bytes, hang } = bounds;
     let policy = find(name)?;
     let limits = policy.needs(options).served(devices, live);
     let setup = Setup { models: Vec::new(), devices: 0, limits };
     // This role has no admission control in any case.
-    let build = if options.contains_key(FAITHFUL) { build_served } else { build };
-    let scheduler = build(name, &setup, options)?;
+    let scheduler = match shards {
+        1 if options.contains_key(FAITHFUL) => ServedPolicy::from(build_served(name, &setup, options)?),
+        1 => ServedPolicy::from(build(name, &setup, options)?),
+        _ if options.contains_key(FAITHFUL) => build_shards(name, &setup, options, shards)?,
+        _ => {
+            let Halves { shards, matchmaker } = build_halves(name, &setup, options, shards)?;
+            let pieces = shards.into_iter().map(|shard| Box::new(shard) as Box<dyn Scheduler>).collect();
+            ServedPolicy { pieces, matchmaker: Some(matchmaker) }
+        }
+    };
     let mut config = EngineConfig::new(scheduler, setup, Vec::new());
     (config.max_queued_bytes, config.policy, config.hang) = (bytes, Some(policy), hang);
     config.flight = recorder(flight_mib, name, options)?;
@@ -254,26 +344,34 @@ fn announce(args: &SchedulerArgs, scheduler: &ClusterScheduler, metrics: Option<
     output::print(format!("page       {page}"))
 }
 
-/// The engine of a scheduler, which may be a spare or may not have one yet.
-struct PendingEngine {
-    engine: Arc<Mutex<Option<Engine>>>,
+/// The engines of a scheduler, which may be a spare or may not have any yet.
+struct ClusterEngines {
+    cluster: Arc<Mutex<Option<ServedCluster>>>,
     scheduler: Arc<ClusterScheduler>,
+    max_devices: u16,
 }
 
-impl PendingEngine {
-    fn engine(&self) -> Option<Engine> {
-        self.engine.lock().unwrap_or_else(PoisonError::into_inner).clone()
+impl ClusterEngines {
+    fn cluster(&self) -> Option<ServedCluster> {
+        self.cluster.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns the result of `ask` for each engine.
+    fn each<T>(&self, ask: impl Fn(&Engine) -> T) -> Vec<T> {
+        self.cluster().map(|cluster| cluster.engines().iter().map(ask).collect()).unwrap_or_default()
     }
 }
 
-impl Backend for PendingEngine {
+impl Backend for ClusterEngines {
     fn submit(&self, _: Job) -> Result<Withdraw, Failure> {
         // Clients have no port here.
         Err(Failure::NotLoaded)
     }
 
     fn model(&self, id: ModelId) -> Option<ModelSnapshot> {
-        self.engine()?.model_metrics(id)
+        let cluster = self.cluster()?;
+        let (engine, id) = cluster.engine_of(id)?;
+        engine.model_metrics(id)
     }
 
     fn processes(&self, _: ModelId) -> Option<EngineProcesses> {
@@ -281,11 +379,18 @@ impl Backend for PendingEngine {
     }
 
     fn capacity(&self, id: ModelId) -> Option<f64> {
-        self.engine()?.model_capacity(id)
+        let cluster = self.cluster()?;
+        let (engine, id) = cluster.engine_of(id)?;
+        engine.model_capacity(id)
     }
 
     fn devices(&self) -> Vec<DeviceSnapshot> {
-        self.engine().as_ref().map(Engine::device_metrics).unwrap_or_default()
+        let renumber = |(place, devices): (usize, Vec<DeviceSnapshot>)| {
+            // Each sub-cluster numbers its devices from 0.
+            let first = u16::try_from(place * usize::from(self.max_devices)).unwrap_or(u16::MAX);
+            devices.into_iter().map(move |device| DeviceSnapshot { id: first.saturating_add(device.id), ..device })
+        };
+        self.each(Engine::device_metrics).into_iter().enumerate().flat_map(renumber).collect()
     }
 
     /// Returns true if it is the primary or a spare that knows one; frontends report whether
@@ -311,7 +416,7 @@ impl Backend for PendingEngine {
     }
 
     fn flight(&self) -> Option<FlightRecorder> {
-        self.engine()?.flight()
+        self.cluster()?.engines().first()?.flight()
     }
 
     fn change_devices(&self, _: DeviceChange) -> Result<DeviceId, DeviceRefused> {
@@ -319,7 +424,11 @@ impl Backend for PendingEngine {
     }
 
     fn scheduler(&self) -> SchedulerSnapshot {
-        self.engine().as_ref().map(Engine::scheduler_metrics).unwrap_or_default()
+        let sum = |sum: SchedulerSnapshot, each: SchedulerSnapshot| SchedulerSnapshot {
+            turns: sum.turns + each.turns,
+            busy_ns: sum.busy_ns + each.busy_ns,
+        };
+        self.each(Engine::scheduler_metrics).into_iter().fold(SchedulerSnapshot::default(), sum)
     }
 }
 

@@ -1,8 +1,9 @@
 //! Encryption between roles, and access to etcd: flags of `scheduler`, `backend` and `frontend`.
 
+use crate::args::plan_store::{PLAN_KEY, PlanPlace, PlanStore};
 use anyhow::{Context, bail};
 use clap::Args;
-use ripieno_cluster::handover::store::{EpochStore, EtcdAccess, EtcdStore, EtcdTls, EtcdUser, FileStore};
+use ripieno_cluster::handover::store::{EpochStore, EtcdAccess, EtcdStore, EtcdText, EtcdTls, EtcdUser, FileStore};
 use ripieno_cluster::plane::{MutualTls, PeerFiles, Tcp, Transport};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -76,12 +77,20 @@ pub(crate) struct EpochArgs {
     #[arg(long, value_name = "STORE", value_parser = stored)]
     epoch: Option<Stored>,
 
+    #[command(flatten)]
+    etcd: EtcdArgs,
+}
+
+/// The way to an etcd.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "etcd")]
+pub(crate) struct EtcdArgs {
     /// Prefix of this cluster's keys in etcd; another for each cluster that uses it.
     #[arg(long, value_name = "PREFIX", default_value = "/ripieno", value_parser = prefix)]
     etcd_prefix: String,
 
     /// The authority of etcd's certificates (PEM), for https:// nodes.
-    #[arg(long, value_name = "FILE", requires = "epoch")]
+    #[arg(long, value_name = "FILE")]
     etcd_ca: Option<PathBuf>,
 
     /// A client certificate for etcd, with its chain (PEM).
@@ -118,12 +127,33 @@ impl EpochArgs {
     pub(crate) fn store(&self) -> anyhow::Result<Option<Box<dyn EpochStore>>> {
         Ok(match &self.epoch {
             None => None,
-            Some(Stored::File(_)) if self.etcd_ca.is_some() || self.etcd_user.is_some() => {
+            Some(Stored::File(_)) if self.etcd.etcd_ca.is_some() || self.etcd.etcd_user.is_some() => {
                 bail!("--etcd-ca and --etcd-user are for --epoch etcd:URL,...")
             }
             Some(Stored::File(path)) => Some(Box::new(FileStore::new(path))),
-            Some(Stored::Etcd(nodes)) => Some(Box::new(EtcdStore::new(self.access(nodes)?, &self.etcd_prefix)?)),
+            Some(Stored::Etcd(nodes)) => {
+                Some(Box::new(EtcdStore::new(self.etcd.access(nodes)?, &self.etcd.etcd_prefix)?))
+            }
         })
+    }
+
+    /// Returns the store of the plan at this place; `etcd` alone is the one of the epoch.
+    pub(crate) fn plan_store(&self, place: &PlanPlace) -> anyhow::Result<PlanStore> {
+        match (place, &self.epoch) {
+            (PlanPlace::Etcd(nodes), Some(Stored::Etcd(own))) if nodes.is_empty() => self.etcd.plan_store(own),
+            (PlanPlace::Etcd(nodes), _) if nodes.is_empty() => {
+                bail!("--plan etcd is the etcd of --epoch etcd:URL,...; give that, or write --plan etcd:URL,...")
+            }
+            (PlanPlace::Etcd(nodes), _) => self.etcd.plan_store(nodes),
+            (PlanPlace::File(path), _) => Ok(PlanStore::File(path.clone())),
+        }
+    }
+}
+
+impl EtcdArgs {
+    /// Returns the plan in the etcd of these nodes.
+    pub(crate) fn plan_store(&self, nodes: &[String]) -> anyhow::Result<PlanStore> {
+        Ok(PlanStore::Etcd(Box::new(EtcdText::new(self.access(nodes)?, &self.etcd_prefix, PLAN_KEY)?)))
     }
 
     fn access(&self, nodes: &[String]) -> anyhow::Result<EtcdAccess> {

@@ -8,7 +8,7 @@ mod file;
 mod memory;
 
 pub use alone::AloneStore;
-pub use etcd::EtcdStore;
+pub use etcd::{EtcdStore, EtcdText};
 pub use etcd_access::{EtcdAccess, EtcdTls, EtcdUser};
 pub use file::FileStore;
 pub use memory::MemoryStore;
@@ -41,7 +41,7 @@ pub struct Unreachable(pub String);
 
 impl fmt::Display for Unreachable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the store of the epoch does not answer: {}", self.0)
+        write!(f, "the store does not answer: {}", self.0)
     }
 }
 

@@ -15,6 +15,27 @@ impl EtcdStore {
     }
 }
 
+/// A text in etcd, which this build cannot reach.
+#[derive(Debug)]
+pub enum EtcdText {}
+
+impl EtcdText {
+    /// Returns an error that names the feature.
+    pub fn new(access: EtcdAccess, prefix: &str, _: &str) -> Result<EtcdText, Unreachable> {
+        EtcdStore::new(access, prefix).map(|store| match store {})
+    }
+
+    /// Reads nothing.
+    pub fn read(&self) -> Result<Option<String>, Unreachable> {
+        match *self {}
+    }
+
+    /// Writes nothing.
+    pub fn write(&self, _: &str) -> Result<(), Unreachable> {
+        match *self {}
+    }
+}
+
 impl EpochStore for EtcdStore {
     fn swap(&mut self, _: &Swap) -> Result<EpochEntry, Unreachable> {
         match *self {}

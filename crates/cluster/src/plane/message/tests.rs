@@ -124,6 +124,7 @@ fn messages() -> Vec<Message> {
         Message::Refused(text()),
         Message::RegisterBackend { depth: 2, models: text().into() },
         Message::Offer(text().into()),
+        Message::Place(7, text().into()),
         Message::LoadCall(LoadCall { call: u64::MAX, unload: true, name: text() }),
         Message::LoadCallEnd(3, text()),
         Message::Leave,

@@ -60,6 +60,34 @@ impl EpochStore for EtcdStore {
     }
 }
 
+/// A text under a key in etcd, which operators and schedulers read and write.
+#[derive(Debug)]
+pub struct EtcdText {
+    client: EtcdClient,
+    key: Vec<u8>,
+}
+
+impl EtcdText {
+    /// Returns the text `PREFIX/NAME` of the cluster with this prefix. It connects at the first
+    /// call.
+    pub fn new(access: EtcdAccess, prefix: &str, name: &str) -> Result<EtcdText, Unreachable> {
+        Ok(EtcdText { client: EtcdClient::new(access)?, key: format!("{prefix}/{name}").into_bytes() })
+    }
+
+    /// Returns the text; `None` if there is none.
+    pub fn read(&self) -> Result<Option<String>, Unreachable> {
+        let range = self.client.range(RangeRequest { key: self.key.clone(), limit: 1 })?;
+        Ok(range.kvs.first().map(|found| String::from_utf8_lossy(&found.value).into_owned()))
+    }
+
+    /// Replaces the text.
+    pub fn write(&self, text: &str) -> Result<(), Unreachable> {
+        let put = PutRequest { key: self.key.clone(), value: text.as_bytes().to_vec() };
+        let success = vec![RequestOp { operation: Some(Operation::Put(put)) }];
+        self.client.transact(TxnRequest { success, ..TxnRequest::default() }).map(drop)
+    }
+}
+
 fn entry(range: &RangeResponse) -> Result<Option<EpochEntry>, Unreachable> {
     range.kvs.first().map(|found| String::from_utf8_lossy(&found.value).parse()).transpose()
 }

@@ -1,0 +1,268 @@
+//! Carries out a plan: which backend belongs to which sub-cluster, and which models it loads.
+//!
+//! The primary tells each backend that follows a plan its sub-cluster and the models to have. These
+//! are the planned ones and those that its engine still serves: so a model that moves is loaded in
+//! its new sub-cluster before it leaves the old one, as far as the memory of a device allows. A
+//! backend is a device of the engine once it has all models that the engine serves.
+//!
+//! The backends hold the state: each says which sub-cluster it belongs to and what it has. So a
+//! scheduler that takes over, or starts anew, goes on where the earlier one was.
+//!
+//! Backends that join are placed immediately. What costs more waits until no backend has come or
+//! gone for a while: a backend that moves to another sub-cluster, and models whose sub-cluster has
+//! lost its last backend. A backend moves by leaving the engine, after which it connects again.
+
+use super::backends::{BackendPeer, DeviceStage, JoinedDevice};
+use super::sub_clusters::SubClusterEngine;
+use super::{ConnectedPeers, SchedulerShared};
+use crate::handover::ProcessId;
+use crate::offer::encode_names;
+use crate::placement::PlacementPlan;
+use crate::plane::{Message, PeerLink};
+use parking_lot::{Condvar, Mutex};
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Time without a change of the backends after which some of them may move: longer than a backend
+/// takes to connect again, and than several take that start together.
+const SETTLE: Duration = Duration::from_secs(1);
+
+/// Changes that are made with the peers unlocked.
+#[derive(Default)]
+pub(super) struct PendingChanges {
+    /// Backends that become devices of their engine.
+    open: Vec<ProcessId>,
+    /// Devices that leave their engine.
+    leave: Vec<JoinedDevice>,
+    /// Models that a backend shall have: its connection, its sub-cluster, and their names.
+    tell: Vec<(Arc<PeerLink>, usize, BTreeSet<String>)>,
+}
+
+/// Wakes the thread that moves backends.
+#[derive(Default)]
+pub(super) struct PlacementTimer {
+    state: Mutex<TimerState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct TimerState {
+    /// Time of the last change that has not been looked at.
+    changed: Option<Instant>,
+    closed: bool,
+}
+
+impl PlacementTimer {
+    /// Notes that a backend has come or gone, or that the plan has changed.
+    pub(super) fn note_change(&self) {
+        self.state.lock().changed = Some(Instant::now());
+        self.changed.notify_all();
+    }
+
+    pub(super) fn close(&self) {
+        self.state.lock().closed = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits until nothing has changed for [`SETTLE`] after a change; returns false once closed.
+    fn wait(&self) -> bool {
+        let mut state = self.state.lock();
+        loop {
+            if state.closed {
+                return false;
+            }
+            match state.changed {
+                None => self.changed.wait(&mut state),
+                Some(at) if at.elapsed() >= SETTLE => {
+                    state.changed = None;
+                    return true;
+                }
+                Some(at) => {
+                    self.changed.wait_for(&mut state, SETTLE.saturating_sub(at.elapsed()));
+                }
+            }
+        }
+    }
+}
+
+impl SchedulerShared {
+    /// Starts the thread that moves backends.
+    pub(super) fn start_placing(&self) -> io::Result<()> {
+        let own = self.own.clone();
+        let place = move || {
+            while let Some(shared) = own.upgrade() {
+                if !shared.placing.wait() {
+                    return;
+                }
+                shared.rebalance();
+            }
+        };
+        thread::Builder::new().name("scheduler-place".to_owned()).spawn(place).map(drop)
+    }
+
+    /// Changes the plan.
+    pub(super) fn set_plan(&self, plan: PlacementPlan) -> Result<(), String> {
+        let mut peers = self.peers.lock();
+        if peers.plan.as_ref() == Some(&plan) {
+            return Ok(());
+        }
+        if !peers.sub_clusters.is_empty() {
+            peers.sub_clusters = self.start_engines(&peers.sub_clusters, plan.sub_clusters.len())?;
+        }
+        peers.effective = Some(plan.clone());
+        peers.plan = Some(plan);
+        let changes = self.reconcile(&mut peers);
+        drop(peers);
+        self.carry_out(changes);
+        self.placing.note_change();
+        Ok(())
+    }
+
+    /// Merges sub-clusters that have no backend, and moves backends to where they are missing.
+    fn rebalance(&self) {
+        let is_primary = self.leadership.is_primary();
+        let mut peers = self.peers.lock();
+        let Some(plan) = peers.plan.clone().filter(|_| !peers.backends.is_empty()) else { return };
+        let present = peers.present();
+        let merged = plan.merged(&plan.shares(peers.backends.len(), &present));
+        if peers.effective.as_ref() != Some(&merged) {
+            for name in plan.sub_clusters.iter().flat_map(|part| &part.models) {
+                match (plan.place_of(name), merged.place_of(name)) {
+                    (Some(from), Some(to)) if from != to => {
+                        tracing::warn!("model {name}: sub-cluster {from} has no backend; {to} serves it");
+                    }
+                    (Some(from), None) => {
+                        tracing::error!("model {name}: sub-cluster {from} has no backend, and none has memory for it");
+                    }
+                    _ => {}
+                }
+            }
+        }
+        for (from, to) in if is_primary { merged.moves(&present) } else { Vec::new() } {
+            peers.move_backend(from, to);
+        }
+        peers.effective = Some(merged);
+        let changes = self.reconcile(&mut peers);
+        drop(peers);
+        self.carry_out(changes);
+    }
+
+    /// Makes changes that need the peers unlocked.
+    pub(super) fn carry_out(&self, changes: PendingChanges) {
+        let PendingChanges { open, leave, tell } = changes;
+        for (link, place, names) in tell {
+            let place = u32::try_from(place).unwrap_or(u32::MAX);
+            link.send(&Message::Place(place, encode_names(&names).into()));
+        }
+        leave.iter().for_each(|device| device.leave(false));
+        if open.is_empty() {
+            return;
+        }
+        open.into_iter().for_each(|process| self.open_device(process));
+        // A model that has moved may leave its old sub-cluster now.
+        self.reconcile_now();
+    }
+}
+
+impl ConnectedPeers {
+    /// Makes backends members of the sub-cluster whose models they have.
+    pub(super) fn admit_members(&mut self) {
+        let candidates: Vec<ProcessId> =
+            self.backends.iter().filter(|(_, backend)| backend.member_of.is_none()).map(|(&id, _)| id).collect();
+        for process in candidates {
+            let backend = &self.backends[&process];
+            if self.has_models_of(backend, backend.place) {
+                let place = backend.place;
+                self.backends.get_mut(&process).into_iter().for_each(|backend| backend.member_of = Some(place));
+            }
+        }
+    }
+
+    /// Returns true if a backend has the models that a sub-cluster serves, or if it is the first
+    /// and has all that it can have.
+    fn has_models_of(&self, backend: &BackendPeer, place: usize) -> bool {
+        let Some(part) = self.sub_clusters.get(place) else { return false };
+        if !self.offers(place).is_empty() {
+            return part.models.lock().check(&backend.offers.lock()).is_ok();
+        }
+        let planned = self.planned(place);
+        let held = planned.iter().filter(|name| backend.offers_model(name)).count();
+        held > 0 && (held == planned.len() || !backend.fault.is_empty())
+    }
+
+    fn planned(&self, place: usize) -> BTreeSet<String> {
+        let part = self.effective.as_ref().and_then(|plan| plan.sub_clusters.get(place));
+        part.map(|part| part.models.clone()).unwrap_or_default()
+    }
+
+    /// Returns true if a model is served in this sub-cluster, by a device if there is any.
+    pub(super) fn serves_at(&self, place: usize, model: &str) -> bool {
+        let any = |place| self.backends.values().any(|backend| backend.member_of == place && backend.has_joined());
+        let anywhere = self.backends.values().any(BackendPeer::has_joined);
+        let serves = self.sub_clusters.get(place).is_some_and(|part| part.models.lock().serves_name(model));
+        serves && (any(Some(place)) || !anywhere)
+    }
+
+    /// Makes one backend of a sub-cluster belong to another: rather one that does not serve yet.
+    fn move_backend(&mut self, from: usize, to: usize) {
+        let moves = self.backends.values_mut().filter(|backend| backend.place == from);
+        if let Some(backend) = moves.min_by_key(|backend| (backend.has_joined(), !backend.follows)) {
+            tracing::info!(from, to, "a backend moves from sub-cluster {from} to {to}");
+            backend.place = to;
+            if backend.follows && matches!(backend.stage, DeviceStage::Absent) {
+                backend.member_of = None;
+            }
+        }
+    }
+
+    /// Returns the changes for the backends that this scheduler commands.
+    pub(super) fn pending_changes(&mut self) -> PendingChanges {
+        let mut changes = PendingChanges::default();
+        let ready: Vec<ProcessId> =
+            self.backends.iter().filter(|(_, backend)| backend.ready).map(|(&process, _)| process).collect();
+        for process in ready {
+            let (names, leaves) = self.models_for(&self.backends[&process]);
+            let Some(backend) = self.backends.get_mut(&process) else { continue };
+            let told = (backend.place, names);
+            if backend.follows && backend.told.as_ref() != Some(&told) {
+                changes.tell.push((Arc::clone(&backend.link), told.0, told.1.clone()));
+                backend.told = Some(told);
+            }
+            if leaves && backend.has_joined() {
+                changes.leave.extend(backend.begin_leave());
+            } else if backend.member_of.is_some() && matches!(backend.stage, DeviceStage::Absent) {
+                backend.stage = DeviceStage::Opening(false);
+                changes.open.push(process);
+            }
+        }
+        changes
+    }
+
+    /// Returns the models that a backend shall have, and whether it leaves its sub-cluster for
+    /// another now.
+    fn models_for(&self, backend: &BackendPeer) -> (BTreeSet<String>, bool) {
+        let names = |part: &Arc<SubClusterEngine>| part.models.lock().names();
+        let home = backend.member_of.and_then(|place| self.sub_clusters.get(place));
+        let mut held = home.map(names).unwrap_or_default();
+        let planned = self.planned(backend.place);
+        let fits = |held: &BTreeSet<String>, model: &String| {
+            self.effective.as_ref().is_none_or(|plan| held.contains(model) || plan.fits(held.iter().chain([model])))
+        };
+        let mut all_fit = true;
+        for model in planned {
+            let fits = fits(&held, &model);
+            all_fit &= fits;
+            if fits {
+                held.insert(model);
+            }
+        }
+        let Some(home) = home.filter(|home| home.place != backend.place) else { return (held, false) };
+        let is_other = |other: &&BackendPeer| other.member_of == Some(home.place) && other.has_joined();
+        let is_needed = self.backends.values().filter(is_other).count() < 2 && !names(home).is_empty();
+        let is_prepared = !backend.follows || !all_fit || self.has_models_of(backend, backend.place);
+        (held, !is_needed && is_prepared)
+    }
+}

@@ -1,0 +1,270 @@
+//! A plan carried out: backends load what the plan says and hold nothing else, models and backends
+//! move while requests run, and nothing is lost.
+
+use crate::common::*;
+use ripieno_cluster::{BackendModels, ClusterScheduler, PlacementPlan, PlannedModels, PlannedSubCluster};
+use ripieno_executor::{EmulatedEngine, EmulatedOptions, Executor};
+use ripieno_runtime::{DeviceState, HangBound};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::RecvTimeoutError;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+/// The names that a process has loaded, and the most that it had at a time.
+type Held = Arc<Mutex<(BTreeMap<String, u32>, usize)>>;
+
+/// A backend's process that follows the plan. Its repository has the models "a" to "f".
+struct Planned {
+    backend: RunningBackend,
+    held: Held,
+    /// Loads of this model fail while it is set.
+    broken: Arc<Mutex<Option<String>>>,
+}
+
+const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
+
+fn planned(schedulers: Vec<String>) -> Planned {
+    let executor: Arc<dyn Executor> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()).with_depth(DEPTH));
+    let models = Arc::new(BackendModels::default());
+    let (held, broken, next) = (Held::default(), Arc::<Mutex<Option<String>>>::default(), AtomicU32::new(0));
+    let (engine, offered, names, fails) =
+        (Arc::clone(&executor), Arc::clone(&models), Arc::clone(&held), Arc::clone(&broken));
+    let change = move |name: &str, unload: bool| {
+        if unload {
+            let number = names.lock().unwrap().0.remove(name).expect("it is loaded");
+            offered.withdraw(number);
+            return Ok(());
+        }
+        if fails.lock().unwrap().as_deref() == Some(name) {
+            return Err("the file is no model".to_owned());
+        }
+        let name = NAMES.into_iter().find(|known| *known == name).ok_or("there is no such model")?;
+        let number = next.fetch_add(1, Ordering::SeqCst);
+        offered.add(number, Served { name, ..whole() }.loaded(&*engine, name))?;
+        let mut names = names.lock().unwrap();
+        names.0.insert(name.to_owned(), number);
+        names.1 = names.1.max(names.0.len());
+        Ok(())
+    };
+    let follows = PlannedModels::start(Arc::clone(&models), Box::new(change)).unwrap();
+    Planned { backend: backend_following(schedulers, models, executor, follows), held, broken }
+}
+
+impl Planned {
+    fn holds(&self) -> String {
+        self.held.lock().unwrap().0.keys().map(String::as_str).collect()
+    }
+
+    fn stop(self) {
+        self.backend.stop.abort();
+        self.backend.thread.join().unwrap();
+    }
+}
+
+/// Returns a plan from lines like "ab:2", which are the models of a sub-cluster and its devices.
+fn plan(parts: &[&str]) -> PlacementPlan {
+    let part = |text: &&str| {
+        let (models, devices) = text.split_once(':').unwrap();
+        PlannedSubCluster { models: models.chars().map(String::from).collect(), devices: devices.parse().unwrap() }
+    };
+    PlacementPlan { sub_clusters: parts.iter().map(part).collect(), ..PlacementPlan::default() }
+}
+
+fn scheduler_with(plan: PlacementPlan) -> ClusterScheduler {
+    scheduler_of(1, anywhere(), "unified", HangBound::default(), Some(plan))
+}
+
+/// Returns the number of devices that serve in each sub-cluster.
+fn devices(scheduler: &ClusterScheduler) -> Vec<usize> {
+    let serving = |engine: &ripieno_runtime::Engine| {
+        engine.device_metrics().iter().filter(|device| device.state == DeviceState::Serving).count()
+    };
+    scheduler.engines().iter().map(serving).collect()
+}
+
+/// Returns the names of the models that a frontend knows, in order.
+fn known(client: &Known) -> String {
+    let names: BTreeSet<String> = client.lock().unwrap().iter().map(|(_, model)| model.name.clone()).collect();
+    names.into_iter().collect()
+}
+
+/// Sends requests to all models that are known until it is stopped. Returns how many had one right
+/// answer, and all other results.
+fn load(client: Client, stop: &Arc<AtomicBool>) -> thread::JoinHandle<(usize, Vec<String>)> {
+    let stop = Arc::clone(stop);
+    thread::spawn(move || {
+        let (mut open, mut good, mut bad, mut next) = (BTreeSet::new(), 0, Vec::new(), 0);
+        while !stop.load(Ordering::SeqCst) || !open.is_empty() {
+            if !stop.load(Ordering::SeqCst) && open.len() < 16 {
+                let models: Vec<_> = client.known.lock().unwrap().iter().map(|(id, _)| *id).collect();
+                match client.submit(next, models[next % models.len()], rows(next, 1, 2)) {
+                    Ok(_) => drop(open.insert(next)),
+                    Err(refused) => bad.push(format!("{refused:?}")),
+                }
+                next += 1;
+            }
+            match client.answers.recv_timeout(Duration::from_millis(1)) {
+                Ok((number, answer)) => {
+                    assert!(open.remove(&number), "request {number} is answered twice");
+                    match answer {
+                        Ok(answer) if answer.outputs[0].data == rows(number, 1, 2)[0].data => good += 1,
+                        other => bad.push(format!("{other:?}")),
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        client.frontend.close();
+        (good, bad)
+    })
+}
+
+#[test]
+fn backends_hold_the_models_of_their_sub_cluster_and_no_other_and_all_are_served() {
+    let scheduler = scheduler_with(plan(&["ab:2", "c:1", "def:1"]));
+    let at = vec![scheduler.address().to_string()];
+    let backends: Vec<Planned> = (0..4).map(|_| planned(at.clone())).collect();
+    let client = asking(at);
+    until("all serve", || devices(&scheduler) == [2, 1, 1] && known(&client.known) == "abcdef");
+    let mut held: Vec<String> = backends.iter().map(Planned::holds).collect();
+    held.sort();
+    assert_eq!(held, ["ab", "ab", "c", "def"]);
+    assert!(backends.iter().all(|backend| backend.held.lock().unwrap().1 <= 3), "none ever held the rest");
+    for (number, name) in NAMES.iter().enumerate() {
+        client.submit(number, client.model(name), rows(number, 3, 2)).unwrap();
+    }
+    for _ in NAMES {
+        let (number, answer) = client.answers.recv_timeout(SAFETY).unwrap();
+        assert_eq!(answer.unwrap().outputs[0].data, rows(number, 3, 2)[0].data);
+    }
+    let batches = |engine: &ripieno_runtime::Engine| engine.device_metrics().iter().map(|device| device.batches).sum();
+    let ran: Vec<u64> = scheduler.engines().iter().map(batches).collect();
+    assert!(ran.iter().all(|&batches| batches > 0), "{ran:?}");
+    backends.into_iter().for_each(Planned::stop);
+    client.frontend.close();
+}
+
+#[test]
+fn a_changed_plan_is_carried_out_under_load_and_no_request_is_lost() {
+    let scheduler = scheduler_with(plan(&["abc:2", "def:2"]));
+    let at = vec![scheduler.address().to_string()];
+    let backends: Vec<Planned> = (0..4).map(|_| planned(at.clone())).collect();
+    let client = asking(at);
+    until("all serve", || devices(&scheduler) == [2, 2] && known(&client.known) == "abcdef");
+    let (known_to, stop) = (Arc::clone(&client.known), Arc::<AtomicBool>::default());
+    let loading = load(client, &stop);
+    let holds = |expected: &[&str]| {
+        let mut held: Vec<String> = backends.iter().map(Planned::holds).collect();
+        held.sort();
+        held == expected
+    };
+    // A model goes from one sub-cluster to the other.
+    scheduler.set_plan(plan(&["ab:2", "cdef:2"])).unwrap();
+    until("it has moved", || {
+        assert_eq!(known(&known_to), "abcdef", "all are served all the time");
+        holds(&["ab", "ab", "cdef", "cdef"])
+    });
+    // A backend follows the load.
+    scheduler.set_plan(plan(&["ab:3", "cdef:1"])).unwrap();
+    until("it has moved", || devices(&scheduler) == [3, 1] && holds(&["ab", "ab", "ab", "cdef"]));
+    // A sub-cluster more, and two of them less.
+    scheduler.set_plan(plan(&["ab:1", "cd:2", "ef:1"])).unwrap();
+    until("all serve", || {
+        assert_eq!(known(&known_to), "abcdef");
+        devices(&scheduler) == [1, 2, 1] && holds(&["ab", "cd", "cd", "ef"])
+    });
+    scheduler.set_plan(plan(&["abcdef:1"])).unwrap();
+    until("one serves all", || {
+        assert_eq!(known(&known_to), "abcdef");
+        devices(&scheduler) == [4, 0, 0] && holds(&["abcdef"; 4])
+    });
+    let refused = scheduler.set_plan(plan(&["a:1", "ab:1"])).unwrap_err();
+    assert!(refused.contains("\"a\" is in sub-clusters 0 and 1"), "{refused}");
+    stop.store(true, Ordering::SeqCst);
+    let (good, bad) = loading.join().unwrap();
+    assert!(bad.is_empty() && good > 1_000, "{good} good answers, {bad:?}");
+    backends.into_iter().for_each(Planned::stop);
+}
+
+#[test]
+fn models_whose_last_backend_is_lost_are_placed_anew_and_return_when_one_comes() {
+    let mut written = plan(&["abc:1", "d:1", "ef:1"]);
+    written.device_memory_mb = Some(40);
+    written.memory_mb = NAMES.iter().map(|name| ((*name).to_owned(), 10)).collect();
+    let scheduler = scheduler_with(written);
+    let at = vec![scheduler.address().to_string()];
+    let mut backends: Vec<Planned> = (0..3).map(|_| planned(at.clone())).collect();
+    let client = asking(at.clone());
+    until("all serve", || devices(&scheduler) == [1, 1, 1] && known(&client.known) == "abcdef");
+    let lost = backends.iter().position(|backend| backend.holds() == "ef").unwrap();
+    backends.remove(lost).stop();
+    // One of the others has memory for two more, and one for a single one.
+    until("the others serve its models", || {
+        let mut held: Vec<String> = backends.iter().map(Planned::holds).collect();
+        held.sort();
+        held == ["abcf", "de"] || held == ["abc", "def"] || held == ["abce", "df"]
+    });
+    until("they are routed there", || devices(&scheduler) == [1, 1, 0] && known(&client.known) == "abcdef");
+    until("a request is answered", || {
+        for (number, name) in NAMES.iter().enumerate() {
+            client.submit(number, client.model(name), rows(number, 1, 2)).unwrap();
+        }
+        NAMES.iter().all(|_| client.answers.recv_timeout(SAFETY).unwrap().1.is_ok())
+    });
+    backends.push(planned(at));
+    until("each is where the plan has it", || {
+        let mut held: Vec<String> = backends.iter().map(Planned::holds).collect();
+        held.sort();
+        held == ["abc", "d", "ef"] && devices(&scheduler) == [1, 1, 1]
+    });
+    backends.into_iter().for_each(Planned::stop);
+    client.frontend.close();
+}
+
+#[test]
+fn a_model_that_cannot_be_loaded_keeps_no_other_from_being_served_and_is_named() {
+    let scheduler = scheduler_with(plan(&["ab:1"]));
+    let backend = planned(vec![scheduler.address().to_string()]);
+    *backend.broken.lock().unwrap() = Some("b".to_owned());
+    let client = asking(vec![scheduler.address().to_string()]);
+    until("the other one serves", || known(&client.known) == "a" && devices(&scheduler) == [1]);
+    let refused = scheduler.refused();
+    assert!(refused.iter().any(|told| told.contains("model \"b\": the file is no model")), "{refused:?}");
+    backend.stop();
+    client.frontend.close();
+}
+
+#[test]
+fn without_a_plan_a_backend_that_follows_one_is_refused_with_the_way_out() {
+    let scheduler = scheduler(1, anywhere(), "unified", HangBound::default());
+    let backend = planned(vec![scheduler.address().to_string()]);
+    until("it is refused", || scheduler.refused().iter().any(|told| told.contains("start the scheduler with --plan")));
+    backend.stop();
+}
+
+#[test]
+fn backends_that_hold_all_models_are_divided_too() {
+    let scheduler = scheduler_with(plan(&["ab:1", "c:2"]));
+    let at = scheduler.address();
+    let all = || ["a", "b", "c"].map(|name| Served { name, ..whole() });
+    let backends: Vec<RunningBackend> = (0..3).map(|_| backend(at, &all())).collect();
+    let client = client(at);
+    until("all serve", || devices(&scheduler) == [1, 2] && known(&client.known) == "abc");
+    let (known_to, stop) = (Arc::clone(&client.known), Arc::<AtomicBool>::default());
+    let loading = load(client, &stop);
+    scheduler.set_plan(plan(&["a:2", "bc:1"])).unwrap();
+    until("they are divided anew", || {
+        assert_eq!(known(&known_to), "abc");
+        devices(&scheduler) == [2, 1]
+    });
+    stop.store(true, Ordering::SeqCst);
+    let (good, bad) = loading.join().unwrap();
+    assert!(bad.is_empty() && good > 0, "{good} good answers, {bad:?}");
+    for backend in backends {
+        backend.stop.abort();
+        backend.thread.join().unwrap();
+    }
+}
