@@ -4,7 +4,9 @@ import contextlib
 import os
 import pathlib
 import random
+import select
 import signal
+import sys
 import threading
 import time
 import urllib.error
@@ -16,8 +18,11 @@ from onnx import TensorProto, helper, numpy_helper
 from tritonclient.utils import InferenceServerException
 
 import repositories
-from serving import STOP_S, Server
+from serving import ROOT, STOP_S, Server
 from wires import Grpc, Http
+
+sys.path.insert(0, str(ROOT / "clients" / "python"))
+from ripieno import Client
 
 MOST_S = 60
 LIMIT_MIB = 512
@@ -203,6 +208,41 @@ def test_a_server_that_is_killed_leaves_no_process(tmp_path, stopped):
         server.process.kill()
         server.process.wait()
         until(lambda: not alive(child), "a process outlives the server")
+
+
+FORKS = """
+import os, subprocess, time
+import ripieno
+
+@ripieno.model(inputs={"x": ripieno.f32(16)}, outputs={"y": ripieno.f32(16)})
+def serve(x):
+    fifo = open("FIFO", "wb")
+    if x[0, 0]:
+        subprocess.Popen(["sleep", "1000"], stdout=fifo)
+    elif os.fork() == 0:
+        time.sleep(1000)
+    fifo.close()
+    return x
+"""
+
+
+@pytest.mark.parametrize("program", [0, 1], ids=["fork", "program"])
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
+def test_what_a_model_has_started_ends_with_the_server(tmp_path, monkeypatch, end, program):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "clients" / "python"))
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    version = tmp_path / "models" / "forks" / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(FORKS.replace("FIFO", str(fifo)))
+    (version.parent / "model.toml").write_text(KNOWN + f'python = "{sys.executable}"\n')
+    server = Server(tmp_path / "models").__enter__()
+    with Client(server.http) as client, open(os.open(fifo, os.O_RDONLY | os.O_NONBLOCK), "rb") as held:
+        client.infer("forks", {"x": np.full((1, 16), program, np.float32)})
+        assert not select.select([held], [], [], 0)[0], "what the model has started holds the other end"
+        server.process.send_signal(end)
+        server.process.wait(MOST_S)
+        assert select.select([held], [], [], MOST_S)[0], "all that held the other end has ended"
 
 
 @pytest.mark.parametrize("engine", KILLERS)

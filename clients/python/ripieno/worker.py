@@ -187,9 +187,33 @@ def begin(name):
             pathlib.Path("/proc/self/oom_score_adj").write_text("1000")
         except OSError:
             pass
-    # What the model forks must not hold the connection.
-    os.register_at_fork(after_in_child=lambda: os.close(own))
+    held = guard(own)
+
+    def let_go():
+        os.close(own)
+        os.close(held)
+
+    # What the model forks must hold neither the connection nor the guard's pipe.
+    os.register_at_fork(after_in_child=let_go)
     return socket.socket(fileno=own)
+
+
+def guard(own):
+    """Starts a process that kills the group when this one has ended: what the model has forked ends, too, if the
+    server is killed. It ends with the writing end of a pipe, which is returned. It is no child of this process, so a
+    model that waits for its children does not wait for it."""
+    until, held = os.pipe()
+    child = os.fork()
+    if child == 0:
+        if os.fork() == 0:
+            os.close(own)
+            os.close(held)
+            os.read(until, 1)
+            os.killpg(0, signal.SIGKILL)
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(until)
+    return held
 
 
 def limit(size):
