@@ -151,10 +151,10 @@ impl Cells {
         left
     }
 
-    /// Drops requests with ready rows of a cell type that cannot be in time any more, if the model
+    /// Drops requests of a cell type's next step that cannot be in time any more, if the model
     /// drops hopeless requests: begun ones not even alone, others not in batches like the next one.
-    /// `takes` turns a profiled duration into the learnt one on a nominal device. Returns the
-    /// number of dropped requests.
+    /// Their places go to those behind them. `takes` turns a profiled duration into the learnt one
+    /// on a nominal device. Returns the number of dropped requests.
     pub fn drop_hopeless(
         &mut self,
         now: Time,
@@ -164,33 +164,37 @@ impl Cells {
         takes: impl Fn(Nanos) -> Nanos,
     ) -> usize {
         let served = self.models.get(model);
-        if served.drop != DropRule::Hopeless || served.cells[block].ready(device) == 0 {
+        let cell = &served.cells[block];
+        if served.drop != DropRule::Hopeless || cell.ready(device) == 0 {
             return 0;
         }
-        let (mut dropped, mut next) = (0, served.cells[block].queue.front());
-        while let Some(id) = next {
+        let rows = cell.next_rows(device);
+        let (mut dropped, mut in_time, mut next) = (0, 0, cell.queue.front());
+        while let Some(id) = next.filter(|_| in_time < rows) {
             next = self.subgraphs.links.next(id);
             let (served, subgraph) = (self.models.get(model), self.subgraphs.at(id));
+            if subgraph.ready == 0 || subgraph.pinned.is_some_and(|other| other != device) {
+                continue;
+            }
             let walker = &self.walkers[subgraph.slot.index()];
             let left = match walker.state {
                 CellRequestState::Running => self.least_left(walker, id),
-                CellRequestState::Waiting => {
-                    let rows = served.cells[block].next_rows(device);
-                    self.left(served, walker, block, rows, Remaining::learnt(served, walker))
-                }
+                CellRequestState::Waiting => self.left(served, walker, block, rows, Remaining::learnt(served, walker)),
                 _ => continue,
             };
-            if now + takes(left) > walker.request.deadline {
-                let why = if now >= walker.request.deadline { Why::Expired } else { Why::Hopeless };
-                let slot = subgraph.slot;
-                // Other sequences of the same request leave their queues, too.
-                let follows = next.is_some_and(|next| self.subgraphs.at(next).slot == slot);
-                self.end(slot, Action::Reject { request: slot, why });
-                if follows {
-                    next = self.models.get(model).cells[block].queue.front();
-                }
-                dropped += 1;
+            if now + takes(left) <= walker.request.deadline {
+                in_time += subgraph.ready as usize;
+                continue;
             }
+            let why = if now >= walker.request.deadline { Why::Expired } else { Why::Hopeless };
+            let slot = subgraph.slot;
+            // Other sequences of the same request leave their queues, too.
+            let follows = next.is_some_and(|next| self.subgraphs.at(next).slot == slot);
+            self.end(slot, Action::Reject { request: slot, why });
+            if follows {
+                (in_time, next) = (0, self.models.get(model).cells[block].queue.front());
+            }
+            dropped += 1;
         }
         dropped
     }

@@ -23,19 +23,18 @@ impl UnifiedScheduler {
     }
 
     /// Adds an offer for each cell type of a model with ready rows, and drops requests that cannot
-    /// be in time any more. The offered step begins at `start`.
-    pub(super) fn offer_cells(&mut self, (now, start): (Time, Time), device: DeviceId, id: ModelId) {
+    /// be in time any more. What only a choice among offers asks is left to
+    /// [`UnifiedScheduler::look_out`].
+    pub(super) fn offer_cells(&mut self, now: Time, device: DeviceId, id: ModelId) {
         let Some(served) = self.cells.find(id).filter(|served| served.may_run_on(device)) else { return };
         for block in 0..served.cells.len() {
             let UnifiedScheduler { cells, models, .. } = self;
             let served = models.get_mut(id);
             let step = served.model.blocks[block].profile.latency(cells.served(id).cells[block].next_rows(device));
-            let takes = |left: Nanos| served.load.of_steps(left, step);
-            let dropped = cells.drop_hopeless(now, id, block, device, takes);
+            let dropped = cells.drop_hopeless(now, id, block, device, served.load.steps_like(step));
             served.own.load.on_lost(dropped);
         }
         let (of_cells, served) = (self.cells.served(id), self.models.get(id));
-        let state = &self.devices[device];
         for (block, cell) in of_cells.cells.iter().enumerate() {
             let rows = cell.ready(device).min(cell.max);
             if rows == 0 {
@@ -43,26 +42,39 @@ impl UnifiedScheduler {
             }
             let profile = &served.model.blocks[block].profile;
             let step = profile.latency(rows);
-            let takes = |left: Nanos| state.takes(served.load.of_steps(left, step));
+            let full = cell.max.min(served.load.sizes.steady_rows).max(rows);
+            let (own, best) = (i128::from(step.0), i128::from(profile.latency(full).0));
+            let used = best * rows as i128 * 1_000 / (own * full as i128).max(1);
+            let span = self.devices[device].takes(served.load.steps_like(step)(step));
+            let offer = TaskOffer {
+                span,
+                whole: span,
+                rows,
+                max_rows: cell.max,
+                waste: Permille::from_parts((1_000 - used.clamp(0, 1_000) as u64) * WASTE_OF_STEPS / 1_000),
+                ..self.offer(id, OfferedTask::Cell(BlockId(block as u16)), OfferOutlook::NONE)
+            };
+            self.offers.push(offer);
+        }
+    }
+
+    /// Adds to the offers of steps how urgent their members are, and for how long these run. The
+    /// step begins at `start`.
+    pub(super) fn look_out(&mut self, start: Time, device: DeviceId) {
+        for at in 0..self.offers.len() {
+            let TaskOffer { model, task: OfferedTask::Cell(block), span, rows, .. } = self.offers[at] else { continue };
+            let (served, state) = (self.models.get(model), &self.devices[device]);
+            let step = served.model.blocks[block.index()].profile.latency(rows);
+            let like = served.load.steps_like(step);
+            let takes = |left: Nanos| state.takes(like(left));
             let mut outlook = OfferOutlook::NONE;
-            let left = self.cells.outlook(of_cells, block, device, |request, rows, left| {
+            let left = self.cells.outlook(self.cells.served(model), block.index(), device, |request, rows, left| {
                 let latest_start = request.deadline - takes(left);
                 let weight = UnifiedScheduler::weight(served, start - request.arrived, latest_start - start);
                 outlook.add(start, (request.slot, rows), weight, latest_start);
             });
-            let full = cell.max.min(served.load.sizes.steady_rows).max(rows);
-            let (own, best) = (i128::from(step.0), i128::from(profile.latency(full).0));
-            let used = best * rows as i128 * 1_000 / (own * full as i128).max(1);
-            let span = takes(step);
-            let offer = TaskOffer {
-                span,
-                whole: takes(left).max(span),
-                rows,
-                max_rows: cell.max,
-                waste: Permille::from_parts((1_000 - used.clamp(0, 1_000) as u64) * WASTE_OF_STEPS / 1_000),
-                ..self.offer(id, OfferedTask::Cell(BlockId(block as u16)), outlook)
-            };
-            self.offers.push(offer);
+            let whole = takes(left).max(span);
+            self.offers[at] = TaskOffer { outlook, whole, ..self.offers[at] };
         }
     }
 

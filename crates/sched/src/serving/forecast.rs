@@ -50,12 +50,13 @@ impl UnifiedScheduler {
             let newcomer = self.cells.newcomer(request, devices);
             // Requests that the next full steps do not hold wait for a place in one.
             let ahead = of_cells.live.saturating_sub(most * devices / newcomer.rows).max(of_cells.waiting);
-            let before = served.load.of_steps(served.load.demand.work * ahead as i64, full);
+            let like = served.load.steps_like(full);
+            let before = like(served.load.demand.work * ahead as i64);
             if before == Nanos::ZERO {
                 return now;
             }
             // The places of a full step become free together: it waits up to a walk for one.
-            let walk = served.load.of_steps(newcomer.own, full);
+            let walk = like(newcomer.own);
             return now + before.scale(1_000, self.room(request.model)) + walk * (1 + i64::from(losing));
         }
         let before = served.queue.rows_before(&self.requests, request.deadline) as usize;

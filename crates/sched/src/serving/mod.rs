@@ -225,9 +225,12 @@ impl UnifiedScheduler {
         for id in (0..self.models.capacity() as u16).map(ModelId) {
             match self.models.find(id).map(|served| served.model.walk.is_unfolded()) {
                 None => {}
-                Some(true) => self.offer_cells((now, start), device, id),
+                Some(true) => self.offer_cells(now, device, id),
                 Some(false) => self.offer_batches(now, device, id, idle),
             }
+        }
+        if self.offers.len() > 1 {
+            self.look_out(start, device);
         }
         let others_free = self.frees_in(now, Some(device));
         let chosen = arbiter::choose(start, &self.offers, others_free, self.load.utilisation)

@@ -220,13 +220,11 @@ impl ModelEstimate {
         self.costs.occupancy.mean(block.cost(rows, length))
     }
 
-    /// Returns the mean device time of steps that are profiled to take `left`, in batches like one
-    /// that is profiled to take `step`.
-    pub(super) fn of_steps(&self, left: Nanos, step: Nanos) -> Nanos {
-        if self.costs.occupancy.version() == 0 {
-            return left;
-        }
-        left.scale(self.costs.occupancy.mean(step).0.cast_unsigned(), step.0.max(1).cast_unsigned())
+    /// Returns the function from the profiled duration of steps, in batches like one that is
+    /// profiled to take `step`, to their mean device time.
+    pub(super) fn steps_like(&self, step: Nanos) -> impl Fn(Nanos) -> Nanos + use<> {
+        let mean = if self.costs.occupancy.version() == 0 { step } else { self.costs.occupancy.mean(step) };
+        move |left| if mean == step { left } else { left.scale(mean.0.cast_unsigned(), step.0.max(1).cast_unsigned()) }
     }
 
     /// Returns the part of a batch's device time that is wasted compared with batches of the target

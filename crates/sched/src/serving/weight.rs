@@ -11,20 +11,21 @@ const LATE_COST: i128 = 100;
 /// models.
 const LOSS_WEIGHT: i128 = 100;
 /// Upper bound on the factor by which little slack raises the weight of a request.
-const SLACK_WEIGHT: i128 = 100;
+const SLACK_WEIGHT: i64 = 100;
 /// Weight of an age of one SLO, relative to the weight of a new request with all of its slack.
-const AGE_WEIGHT: i128 = 2;
+const AGE_WEIGHT: i64 = 2;
 
 impl UnifiedScheduler {
     /// Returns the cost of one row that waits for `age` already and can still wait for `slack`, per
     /// nanosecond: the less slack, and the more age, the higher.
     pub(super) fn weight(served: &UnifiedEntry, age: Nanos, slack: Nanos) -> i128 {
-        let slo = i128::from(served.model.slo.0.max(1));
+        let (one, slo) = (ONE as i64, served.model.slo.0.max(1));
         let by_slack = match slack >= Nanos::ZERO {
-            true => ONE / i128::from(slack.0).max(slo / SLACK_WEIGHT).max(1),
-            false => ONE / slo,
+            true => one / slack.0.max(slo / SLACK_WEIGHT).max(1),
+            false => one / slo,
         };
-        by_slack + ONE * AGE_WEIGHT * i128::from(age.0) / slo / slo
+        let by_age = (one * AGE_WEIGHT / slo).saturating_mul(age.0) / slo;
+        i128::from(by_slack) + i128::from(by_age)
     }
 
     /// Returns the cost of a late row of a model: higher where many were lost recently.
