@@ -68,6 +68,12 @@ const DVABATCH: &[PolicySource] = policy_sources![
     "fifo.rs",
 ];
 
+/// The second reading of Symphony, which is no policy.
+const SECOND: &[PolicySource] = &[
+    ("symphony/second/rank.rs", include_str!("symphony/second/rank.rs")),
+    ("symphony/second/rate.rs", include_str!("symphony/second/rate.rs")),
+];
+
 /// Returns the source files that the items of a paper depend on.
 fn of_item(id: &str) -> &'static [PolicySource] {
     match id.split('/').next() {
@@ -82,7 +88,8 @@ fn of_item(id: &str) -> &'static [PolicySource] {
 /// Returns the hash of the policies of an item.
 pub(super) fn hash(id: &str) -> String {
     let mut hash = Sha256::new();
-    for (path, text) in of_item(id) {
+    let own = if id == "symphony/second-reading" { SECOND } else { &[] };
+    for (path, text) in of_item(id).iter().chain(own) {
         hash.update(path.as_bytes());
         let code = text.split("#[cfg(test)]\nmod tests").next().unwrap_or(text);
         let lines = code.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("//"));
@@ -135,5 +142,6 @@ mod tests {
         let hashes: std::collections::BTreeSet<_> = ids.into_iter().map(hash).collect();
         assert_eq!(hashes.len(), ids.len());
         assert_eq!(hash("batchmaker/x"), hash("late-batching/y"));
+        assert_ne!(hash("symphony/second-reading"), hash("symphony/x"));
     }
 }

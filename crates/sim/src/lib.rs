@@ -48,7 +48,7 @@ pub use occupancy::{Occupancy, OccupancyStep};
 pub use planning::{Footprint, Planning};
 pub use recorded::Recorded;
 pub use route::{Arrival, Route};
-pub use run::{Goodput, SimError, goodput, simulate, simulate_at};
+pub use run::{Goodput, SimError, goodput, simulate, simulate_at, simulate_with};
 pub use scenario::{Length, Routes, Scenario, ScenarioError, WalkSource};
 pub use trace::{Trace, TracedOutcome, TracedSpan};
 pub use world::{Controller, Fault, QueueBound, World};

@@ -13,7 +13,7 @@ use ripieno_base::{DeviceId, ModelId, Nanos, Time};
 use ripieno_model::Graph;
 use ripieno_policies::{build, build_served};
 use ripieno_report::{Collector, ObservationWindow, RunInfo, Search, SearchResult, Summary, search};
-use ripieno_sched::{BuildError, Request};
+use ripieno_sched::{BuildError, Request, Scheduler};
 use ripieno_workload::{ArrivalError, Arrivals, ChangingArrivals, SeededRng, mix, stream as stream_of};
 use std::collections::BTreeSet;
 use thiserror::Error;
@@ -42,7 +42,7 @@ pub type Goodput = SearchResult<Summary>;
 /// Runs a scenario at its own rate. `wall_s` is left at 0 for a caller with a clock.
 pub fn simulate(scenario: &Scenario, trace: Option<&mut Trace>) -> Result<Summary, SimError> {
     match (&scenario.requests, scenario.rate) {
-        (Some(requests), _) => run(scenario, requests.iter().copied(), last(requests), trace),
+        (Some(requests), _) => run(scenario, built(scenario)?, requests.iter().copied(), last(requests), trace),
         (None, Some(rate)) => simulate_at(scenario, rate, trace),
         (None, None) => Err(ArrivalError::Rate(0.0).into()),
     }
@@ -50,6 +50,27 @@ pub fn simulate(scenario: &Scenario, trace: Option<&mut Trace>) -> Result<Summar
 
 /// Runs a scenario with random arrivals at `rate` requests per second.
 pub fn simulate_at(scenario: &Scenario, rate: f64, trace: Option<&mut Trace>) -> Result<Summary, SimError> {
+    at_rate(scenario, built(scenario)?, rate, trace)
+}
+
+/// Runs a scenario under a scheduler of the caller's instead of its policy, at `rate` requests per
+/// second. The scheduler is built for [`Scenario::effective_setup`].
+pub fn simulate_with(scenario: &Scenario, scheduler: Box<dyn Scheduler>, rate: f64) -> Result<Summary, SimError> {
+    at_rate(scenario, scheduler, rate, None)
+}
+
+/// Builds the policy of a scenario.
+fn built(scenario: &Scenario) -> Result<Box<dyn Scheduler>, BuildError> {
+    let build = if scenario.admission { build_served } else { build };
+    build(&scenario.policy, &scenario.effective_setup(), &scenario.effective_options())
+}
+
+fn at_rate(
+    scenario: &Scenario,
+    scheduler: Box<dyn Scheduler>,
+    rate: f64,
+    trace: Option<&mut Trace>,
+) -> Result<Summary, SimError> {
     let models: Vec<_> = scenario.loads.iter().zip(0..).filter(|(load, _)| load.share > 0.0).collect();
     let stream =
         |&(load, index): &(&ModelLoad, u16)| Stream::new(load, rate * load.share, scenario.seed, u64::from(index));
@@ -65,7 +86,7 @@ pub fn simulate_at(scenario: &Scenario, rate: f64, trace: Option<&mut Trace>) ->
         Length::Requests(count) => Time::ORIGIN + Nanos::from_secs_f64(count as f64 / rate),
         Length::Until(until) => until,
     };
-    run(scenario, arrivals, horizon, trace)
+    run(scenario, scheduler, arrivals, horizon, trace)
 }
 
 /// Searches for the highest offered rate at which every model's bad rate is at most 1 %. `progress`
@@ -151,13 +172,12 @@ fn last(requests: &[Arrival]) -> Time {
 
 fn run(
     scenario: &Scenario,
+    mut scheduler: Box<dyn Scheduler>,
     arrivals: impl Iterator<Item = Arrival>,
     horizon: Time,
     trace: Option<&mut Trace>,
 ) -> Result<Summary, SimError> {
     let setup = &scenario.effective_setup();
-    let build = if scenario.admission { build_served } else { build };
-    let mut scheduler = build(&scenario.policy, setup, &scenario.effective_options())?;
     let start = Time::ORIGIN + Nanos((horizon.0 as f64 * scenario.warmup_fraction) as i64);
     let ensembles = scenario.ensembles.iter().map(|ensemble| ensemble.name.clone());
     let names = setup.models.iter().map(|model| model.name.clone()).chain(ensembles);

@@ -82,6 +82,7 @@ fn figure_7(context: &ReproduceContext, max_batch: usize) -> anyhow::Result<Item
             rows.extend(low_load_rows(context, &cases, name)?);
         }
         if wide && lengths == EUROPARL {
+            rows.extend(unfitted_rows(context, &cases, &peaks)?);
             beside(&mut rows, measure(context, CellsNetwork::Lstm, 1, &["cellular", "bucketed,width=10"], 1)?);
         }
         let lines =
@@ -99,6 +100,29 @@ fn figure_7(context: &ReproduceContext, max_batch: usize) -> anyhow::Result<Item
             note: SOURCE.to_owned(),
         },
     })
+}
+
+/// Returns the peak of cells at the published times alone: scheduling and gathering for free, as
+/// the buckets have it.
+fn unfitted_rows(
+    context: &ReproduceContext,
+    cases: &[CellsCase],
+    found: &[PeakRates],
+) -> anyhow::Result<Vec<ResultRow>> {
+    let contender = cellular("cellular, scheduling and gathering for free", Look::dashed(0));
+    let free = CellsCase { contender, model: padded_lstm(512, EUROPARL), ..cases[0].clone() };
+    let peaks = peaks(context, std::slice::from_ref(&free))?;
+    let mut rows = Vec::new();
+    for peak in &peaks {
+        rows.extend(peak_rows(&free, ", sample", peak, Some(20_000.0)));
+        for (buckets, found) in cases.iter().zip(found).skip(1) {
+            for (what, ratio) in over(peak, found) {
+                let name = format!("{} over {}, sample, {what}", free.contender.name, buckets.contender.name);
+                rows.push(ResultRow::new(name, "ratio", ratio).paper(20.0 / 16.0));
+            }
+        }
+    }
+    Ok(rows)
 }
 
 /// Adds the measurements of real cells to the rows: peaks, latencies at half of the baseline's

@@ -19,6 +19,7 @@ mod figure2;
 mod figure6;
 mod figure7;
 mod figure9;
+mod second;
 mod table2;
 #[cfg(test)]
 mod tests;
@@ -43,6 +44,7 @@ pub(super) const ITEMS: &[ExperimentItem] = &[
     figure15::ITEM,
     figure16::ITEM,
     table2::ITEM,
+    second::ITEM,
 ];
 
 /// The note below every plot.
