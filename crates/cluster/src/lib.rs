@@ -22,7 +22,10 @@ pub use description::{ModelDescription, TensorDescription};
 pub use frontend::{Frontend, FrontendConfig, OnModels};
 pub use offer::{OfferedModel, encode_offers};
 pub use placement::{MAX_SUB_CLUSTERS, PlacementPlan, PlannedSubCluster};
-pub use scheduler::{ClusterScheduler, OnServing, SchedulerConfig, ServedCluster, StartEngine, StartedEngine};
+pub use scheduler::{
+    BackendHolding, ClusterScheduler, InitialPlan, OnServing, SchedulerConfig, ServedCluster, StartEngine,
+    StartedEngine,
+};
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 

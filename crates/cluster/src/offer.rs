@@ -37,6 +37,8 @@ pub(crate) struct BackendOffer {
     pub(crate) place: Option<usize>,
     /// The reason for which a planned model is not loaded; empty if all are.
     pub(crate) fault: String,
+    /// The models of its repository, with their sizes in bytes; empty if it follows no plan.
+    pub(crate) available: BTreeMap<String, u64>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -49,6 +51,8 @@ struct ModelList {
     place: Option<u32>,
     #[prost(string, tag = "4")]
     fault: String,
+    #[prost(btree_map = "string, uint64", tag = "5")]
+    available: BTreeMap<String, u64>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -184,7 +188,8 @@ impl BackendOffer {
         };
         let models = self.models.iter().map(message).collect();
         let place = self.place.and_then(|place| u32::try_from(place).ok());
-        ModelList { models, follows: self.follows, place, fault: self.fault.clone() }.encode_to_vec()
+        let (fault, available) = (self.fault.clone(), self.available.clone());
+        ModelList { models, follows: self.follows, place, fault, available }.encode_to_vec()
     }
 }
 
@@ -194,9 +199,12 @@ pub(crate) fn decode_offer(bytes: &[u8]) -> Result<BackendOffer, String> {
         let (number, superseded) = (message.number, message.superseded);
         Ok(OfferedModel { number, superseded, description: message.description()? })
     };
-    let ModelList { models, follows, place, fault } = decode(bytes)?;
+    let ModelList { models, follows, place, fault, available } = decode(bytes)?;
+    if available.len() > MAX_COUNT {
+        return Err(format!("a repository of {} models; {MAX_COUNT} are taken", available.len()));
+    }
     let models = models.into_iter().map(offer).collect::<Result<_, String>>()?;
-    Ok(BackendOffer { models, follows, place: place.and_then(|place| usize::try_from(place).ok()), fault })
+    Ok(BackendOffer { models, follows, place: place.and_then(|place| usize::try_from(place).ok()), fault, available })
 }
 
 /// Encodes names of models.
@@ -436,7 +444,9 @@ mod tests {
         let bytes = encode_offers(&offers);
         assert_eq!(decode_offer(&bytes).unwrap().models, offers);
         assert!(decode_offer(&bytes[..bytes.len() - 1]).unwrap_err().contains("its models"));
-        let follows = BackendOffer { models: Vec::new(), follows: true, place: Some(3), fault: "no".to_owned() };
+        let available = [("a".to_owned(), 5)].into();
+        let fault = "no".to_owned();
+        let follows = BackendOffer { models: Vec::new(), follows: true, place: Some(3), fault, available };
         assert_eq!(decode_offer(&follows.encode()).unwrap(), follows);
         let names = ["a".to_owned(), "b".to_owned()];
         assert_eq!(decode_names(&encode_names(&names)).unwrap(), names);

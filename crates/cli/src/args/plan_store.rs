@@ -7,9 +7,13 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Key of the plan in etcd, below the cluster's prefix.
 pub(crate) const PLAN_KEY: &str = "plan";
+
+/// Interval at which a scheduler looks for another plan.
+pub(crate) const PLAN_POLL: Duration = Duration::from_secs(1);
 
 /// A place for a plan, as an option names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +22,8 @@ pub(crate) enum PlanPlace {
     File(PathBuf),
     /// The nodes of an etcd; an empty list names the etcd of `--epoch`.
     Etcd(Vec<String>),
+    /// The scheduler makes the plan.
+    Auto,
 }
 
 /// A place for a plan, opened.
@@ -60,10 +66,11 @@ impl Default for DeviceText {
     }
 }
 
-/// Parses the place of a plan: FILE, etcd, or etcd:URL,...
+/// Parses the place of a plan: FILE, etcd, etcd:URL,... or auto.
 pub(crate) fn plan_place(text: &str) -> Result<PlanPlace, String> {
     match text.split_once(':') {
         _ if text == "etcd" => Ok(PlanPlace::Etcd(Vec::new())),
+        _ if text == "auto" => Ok(PlanPlace::Auto),
         _ if ["", "etcd:", "file:"].contains(&text) => {
             Err(format!("{text:?} is no place of a plan; write a FILE, or etcd:http://HOST:2379,..."))
         }
@@ -177,6 +184,7 @@ mod tests {
         assert_eq!(plan_place("plan.json"), Ok(PlanPlace::File("plan.json".into())));
         assert_eq!(plan_place("file:/etc/plan"), Ok(PlanPlace::File("/etc/plan".into())));
         assert_eq!(plan_place("etcd"), Ok(PlanPlace::Etcd(Vec::new())));
+        assert_eq!(plan_place("auto"), Ok(PlanPlace::Auto));
         let nodes = ["http://a:2379", "http://b:2379"].map(str::to_owned).to_vec();
         assert_eq!(plan_place("etcd:http://a:2379,http://b:2379"), Ok(PlanPlace::Etcd(nodes)));
         for bad in ["", "etcd:"] {

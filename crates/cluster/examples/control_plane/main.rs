@@ -152,7 +152,7 @@ fn scheduler() -> Outcome<()> {
         schedulers: Vec::new(),
         store: Box::new(AloneStore { epoch: Epoch(1) }),
         timing: Timing::SHARED_HOSTS,
-        plan: None,
+        plan: ripieno_cluster::InitialPlan::Whole,
         start: Box::new(start),
         on_serving: Box::new(|_| {}),
     };

@@ -40,6 +40,8 @@ struct HeldModels {
     follows: bool,
     /// The reason for which a planned model is not loaded; empty if all are.
     fault: String,
+    /// The models of the process's repository, with their sizes in bytes.
+    available: BTreeMap<String, u64>,
 }
 
 struct HeldModel {
@@ -131,9 +133,11 @@ impl BackendModels {
         link.send(&Message::RegisterBackend { depth, models: models.offer(place) });
     }
 
-    /// Makes schedulers know that the process loads what a plan says.
-    pub(super) fn follow_plans(&self) {
-        self.0.lock().follows = true;
+    /// Makes schedulers know that the process loads what a plan says, of these models; each has its
+    /// size in bytes.
+    pub(super) fn follow_plans(&self, available: BTreeMap<String, u64>) {
+        let mut models = self.0.lock();
+        (models.follows, models.available) = (true, available);
     }
 
     /// Tells schedulers why a planned model is not loaded; an empty text says that all are.
@@ -166,8 +170,8 @@ impl HeldModels {
             superseded: held.stage == ServiceStage::Superseded,
             description: held.description.clone(),
         };
-        let (models, fault) = (offered.map(offer).collect(), self.fault.clone());
-        BackendOffer { models, follows: self.follows, place, fault }.encode().into()
+        let (models, fault, available) = (offered.map(offer).collect(), self.fault.clone(), self.available.clone());
+        BackendOffer { models, follows: self.follows, place, fault, available }.encode().into()
     }
 
     fn announce(&self) {

@@ -35,9 +35,14 @@ struct PlacementOrders {
 }
 
 impl PlannedModels {
-    /// Returns the models that `change` loads and unloads, none of which is loaded yet.
-    pub fn start(models: Arc<BackendModels>, change: ChangeModel) -> io::Result<Arc<PlannedModels>> {
-        models.follow_plans();
+    /// Returns the models that `change` loads and unloads, none of which is loaded yet. `available`
+    /// has the models of the repository, with their sizes in bytes.
+    pub fn start(
+        models: Arc<BackendModels>,
+        available: BTreeMap<String, u64>,
+        change: ChangeModel,
+    ) -> io::Result<Arc<PlannedModels>> {
+        models.follow_plans(available);
         let planned = Arc::new(PlannedModels { change, models, orders: Mutex::default(), changed: Condvar::new() });
         let own = Arc::downgrade(&planned);
         thread::Builder::new().name("backend-plan".to_owned()).spawn(move || carry_out(&own))?;

@@ -4,7 +4,7 @@
 use super::device::{RemoteExecutor, RemoteState};
 use super::refusals::NotAccepted;
 use super::sub_clusters::{SubClusterEngine, SubClusters};
-use super::{ConnectedPeers, SchedulerShared, unexpected};
+use super::{BackendHolding, ConnectedPeers, SchedulerShared, unexpected};
 use crate::handover::ProcessId;
 use crate::offer::{BackendOffer, OfferedModel, decode_offer};
 use crate::placement::PlacementPlan;
@@ -13,7 +13,7 @@ use crate::random_id;
 use parking_lot::Mutex;
 use ripieno_base::DeviceId;
 use ripieno_runtime::DeviceRefused;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 
@@ -28,12 +28,18 @@ pub(super) struct BackendPeer {
     pub(super) follows: bool,
     /// The reason for which a planned model is not loaded; empty if all are.
     pub(super) fault: String,
+    /// The sub-cluster that it said that it belongs to.
+    stated: Option<usize>,
+    /// The models that it can load, with their sizes in bytes.
+    available: BTreeMap<String, u64>,
     /// The sub-cluster that it belongs to, or moves to.
     pub(super) place: usize,
     /// The sub-cluster whose models it has all.
     pub(super) member_of: Option<usize>,
     /// True once nothing of earlier epochs runs on the backend.
     pub(super) ready: bool,
+    /// True if the backend stops, and is needed until another one has its models.
+    pub(super) stops: bool,
     /// Stage of its device.
     pub(super) stage: DeviceStage,
     /// Sub-cluster and models that it was last told to have.
@@ -68,17 +74,39 @@ impl JoinedDevice {
 
 impl BackendPeer {
     fn new(link: &Arc<PeerLink>, depth: usize, offer: BackendOffer, place: usize) -> BackendPeer {
-        let BackendOffer { models, follows, fault, .. } = offer;
+        let BackendOffer { models, follows, fault, place: stated, available } = offer;
         let (link, offers) = (Arc::clone(link), Arc::new(Mutex::new(models)));
         let executor = Arc::new(RemoteExecutor::new(Arc::clone(&link), depth, Arc::clone(&offers)));
         // One that follows no plan has the models already.
         let member_of = (!follows).then_some(place);
         let stage = DeviceStage::Absent;
-        BackendPeer { link, executor, offers, follows, fault, place, member_of, ready: false, stage, told: None }
+        let (ready, stops, told) = (false, false, None);
+        BackendPeer {
+            link,
+            executor,
+            offers,
+            follows,
+            fault,
+            stated,
+            available,
+            place,
+            member_of,
+            ready,
+            stops,
+            stage,
+            told,
+        }
     }
 
     pub(super) fn has_joined(&self) -> bool {
         matches!(self.stage, DeviceStage::Joined(_))
+    }
+
+    pub(super) fn holding(&self) -> BackendHolding {
+        let loaded = self.offers.lock().iter().map(|offer| offer.description.name.clone()).collect();
+        // One that has been moved states its new place when it connects again.
+        let stated = self.told.as_ref().map(|(place, _)| *place).or(self.stated);
+        BackendHolding { stated, loaded, available: self.available.clone() }
     }
 
     pub(super) fn offers_model(&self, name: &str) -> bool {
@@ -193,10 +221,16 @@ impl SchedulerShared {
     }
 
     fn on_leave(&self, process: ProcessId) {
-        let device = self.peers.lock().backends.get_mut(&process).and_then(BackendPeer::begin_leave);
+        let mut peers = self.peers.lock();
+        let is_needed = peers.is_last_of_its_place(process);
+        let Some(backend) = peers.backends.get_mut(&process) else { return };
+        backend.stops = true;
+        let device = if is_needed { None } else { backend.begin_leave() };
+        drop(peers);
         if let Some(device) = device {
             device.leave(false);
         }
+        self.placing.note_change();
     }
 
     /// Registers a backend. Without a plan it must have the served models, and the first one
@@ -227,6 +261,7 @@ impl SchedulerShared {
         let backend = BackendPeer::new(link, depth, offer, place);
         let executor = Arc::clone(&backend.executor);
         peers.backends.insert(process, backend);
+        peers.undo_merges();
         let changes = self.reconcile(&mut peers);
         if is_first && !follows && part.listed().is_empty() {
             peers.backends.remove(&process);
@@ -306,7 +341,7 @@ impl SchedulerShared {
 impl ConnectedPeers {
     /// Checks that a backend can be used; returns whether it follows the plan.
     fn takes(&self, offer: &BackendOffer) -> Result<bool, String> {
-        if offer.follows && self.plan.is_none() {
+        if offer.follows && self.plan.is_none() && !self.awaits_plan {
             return Err("it waits for a plan, and this scheduler has none; start the scheduler with --plan, or the \
                         backend without --planned"
                 .to_owned());
@@ -321,14 +356,45 @@ impl ConnectedPeers {
     fn place_for(&self, offer: &BackendOffer) -> usize {
         let holds = |name: &str| offer.models.iter().any(|model| model.description.name == name);
         let place = |plan: &PlacementPlan| plan.place_for(&self.present(), offer.place, holds);
-        self.effective.as_ref().map_or(0, place)
+        self.plan.as_ref().map_or(0, place)
     }
 
-    /// Returns the number of backends of each sub-cluster.
+    /// Returns to the plan as it is written, if each sub-cluster may have a backend again.
+    fn undo_merges(&mut self) {
+        let present = self.present();
+        if let Some(plan) = &self.plan
+            && plan.merged(&plan.shares(present.iter().sum(), &present)) == *plan
+        {
+            self.effective = Some(plan.clone());
+        }
+    }
+
+    /// Places the backends that came before there was a plan.
+    pub(super) fn place_waiting(&mut self, plan: &PlacementPlan) {
+        let mut present = self.present();
+        for backend in self.backends.values_mut().filter(|backend| backend.follows && !backend.stops) {
+            present[backend.place] -= 1;
+            backend.place = plan.place_for(&present, backend.stated, |name| backend.offers_model(name));
+            present[backend.place] += 1;
+        }
+    }
+
+    /// Returns true if a backend is the only device of its sub-cluster, and another backend could
+    /// take its place.
+    fn is_last_of_its_place(&self, process: ProcessId) -> bool {
+        let Some(backend) = self.backends.get(&process).filter(|backend| backend.has_joined()) else { return false };
+        let others = || self.backends.iter().filter(|(other, _)| **other != process).map(|(_, other)| other);
+        self.effective.is_some()
+            && others().any(|other| !other.stops)
+            && !others().any(|other| other.member_of == backend.member_of && other.has_joined())
+    }
+
+    /// Returns the number of backends of each sub-cluster, without those that stop.
     pub(super) fn present(&self) -> Vec<usize> {
         let places = self.effective.as_ref().map_or(1, |plan| plan.sub_clusters.len());
         let mut present = vec![0; places.max(self.sub_clusters.len())];
-        self.backends.values().for_each(|backend| present[backend.place] += 1);
+        let stay = self.backends.values().filter(|backend| !backend.stops);
+        stay.for_each(|backend| present[backend.place] += 1);
         present
     }
 }

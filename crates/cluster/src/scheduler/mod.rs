@@ -41,7 +41,7 @@ use parking_lot::Mutex;
 use placing::PlacementTimer;
 use refusals::{NotAccepted, Refusals};
 use ripieno_runtime::{DeviceState, Engine};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -68,6 +68,29 @@ pub type StartEngine = Box<dyn Fn() -> Result<StartedEngine, String> + Send + Sy
 /// Callback for the engines and their models once they are served; `None` when they no longer are.
 pub type OnServing = Box<dyn Fn(Option<ServedCluster>) + Send + Sync>;
 
+/// The plan of a scheduler that starts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum InitialPlan {
+    /// Every backend has all models, until a plan is set.
+    #[default]
+    Whole,
+    /// Backends wait until a plan is set.
+    Later,
+    /// This plan is carried out.
+    Given(PlacementPlan),
+}
+
+/// The models of a connected backend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackendHolding {
+    /// The sub-cluster that it said that it belongs to.
+    pub stated: Option<usize>,
+    /// Names of the loaded models.
+    pub loaded: BTreeSet<String>,
+    /// The models that it can load, with their sizes in bytes; empty if it follows no plan.
+    pub available: BTreeMap<String, u64>,
+}
+
 /// Configuration of a scheduler.
 pub struct SchedulerConfig {
     /// Listening address.
@@ -78,8 +101,8 @@ pub struct SchedulerConfig {
     pub store: Box<dyn EpochStore>,
     /// The timeouts of the hand-over protocol.
     pub timing: Timing,
-    /// Which models share devices; `None` if every backend has all models.
-    pub plan: Option<PlacementPlan>,
+    /// Which models share devices.
+    pub plan: InitialPlan,
     /// Callback that starts the engine of a sub-cluster.
     pub start: StartEngine,
     /// Callback for the served models.
@@ -112,6 +135,8 @@ struct SchedulerShared {
 struct ConnectedPeers {
     /// All connections, also those whose peer has not yet registered.
     links: Vec<Arc<PeerLink>>,
+    /// Whether backends that follow a plan may come before there is one.
+    awaits_plan: bool,
     /// The plan as it is written.
     plan: Option<PlacementPlan>,
     /// The plan for the backends that are there: with too few, sub-clusters are merged.
@@ -128,7 +153,9 @@ impl ClusterScheduler {
     pub fn start(transport: Arc<dyn Transport>, config: SchedulerConfig) -> io::Result<ClusterScheduler> {
         let SchedulerConfig { listen, schedulers, store, timing, plan, start, on_serving } = config;
         let listener = transport.listen(listen)?;
-        let peers = ConnectedPeers { effective: plan.clone(), plan, ..ConnectedPeers::default() };
+        let awaits_plan = plan != InitialPlan::Whole;
+        let plan = if let InitialPlan::Given(plan) = plan { Some(plan) } else { None };
+        let peers = ConnectedPeers { awaits_plan, effective: plan.clone(), plan, ..ConnectedPeers::default() };
         let shared = Arc::new_cyclic(|own| SchedulerShared {
             own: own.clone(),
             start,
@@ -167,6 +194,22 @@ impl ClusterScheduler {
     /// Returns the engine of each sub-cluster, once a backend has registered.
     pub fn engines(&self) -> Vec<Engine> {
         self.shared.peers.lock().sub_clusters.iter().map(|part| part.engine.clone()).collect()
+    }
+
+    /// Returns the engines and their models, once a backend has registered.
+    pub fn served(&self) -> Option<ServedCluster> {
+        let peers = self.shared.peers.lock();
+        (!peers.sub_clusters.is_empty()).then(|| peers.sub_clusters.served())
+    }
+
+    /// Returns the models of each connected backend.
+    pub fn holdings(&self) -> Vec<BackendHolding> {
+        self.shared.peers.lock().backends.values().map(BackendPeer::holding).collect()
+    }
+
+    /// Returns the plan, if there is one.
+    pub fn plan(&self) -> Option<PlacementPlan> {
+        self.shared.peers.lock().plan.clone()
     }
 
     /// Changes the plan: models are loaded in their new sub-cluster before they leave the old one.

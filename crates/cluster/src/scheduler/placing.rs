@@ -112,7 +112,10 @@ impl SchedulerShared {
         if !peers.sub_clusters.is_empty() {
             peers.sub_clusters = self.start_engines(&peers.sub_clusters, plan.sub_clusters.len())?;
         }
-        peers.effective = Some(plan.clone());
+        let is_first = peers.effective.replace(plan.clone()).is_none();
+        if is_first {
+            peers.place_waiting(&plan);
+        }
         peers.plan = Some(plan);
         let changes = self.reconcile(&mut peers);
         drop(peers);
@@ -125,9 +128,9 @@ impl SchedulerShared {
     fn rebalance(&self) {
         let is_primary = self.leadership.is_primary();
         let mut peers = self.peers.lock();
-        let Some(plan) = peers.plan.clone().filter(|_| !peers.backends.is_empty()) else { return };
         let present = peers.present();
-        let merged = plan.merged(&plan.shares(peers.backends.len(), &present));
+        let Some(plan) = peers.plan.clone().filter(|_| present.iter().any(|&backends| backends > 0)) else { return };
+        let merged = plan.merged(&plan.shares(present.iter().sum(), &present));
         if peers.effective.as_ref() != Some(&merged) {
             for name in plan.sub_clusters.iter().flat_map(|part| &part.models) {
                 match (plan.place_of(name), merged.place_of(name)) {
@@ -208,7 +211,7 @@ impl ConnectedPeers {
 
     /// Makes one backend of a sub-cluster belong to another: rather one that does not serve yet.
     fn move_backend(&mut self, from: usize, to: usize) {
-        let moves = self.backends.values_mut().filter(|backend| backend.place == from);
+        let moves = self.backends.values_mut().filter(|backend| backend.place == from && !backend.stops);
         if let Some(backend) = moves.min_by_key(|backend| (backend.has_joined(), !backend.follows)) {
             tracing::info!(from, to, "a backend moves from sub-cluster {from} to {to}");
             backend.place = to;
@@ -224,10 +227,13 @@ impl ConnectedPeers {
         let ready: Vec<ProcessId> =
             self.backends.iter().filter(|(_, backend)| backend.ready).map(|(&process, _)| process).collect();
         for process in ready {
+            if self.backends[&process].follows && self.effective.is_none() {
+                continue;
+            }
             let (names, leaves) = self.models_for(&self.backends[&process]);
             let Some(backend) = self.backends.get_mut(&process) else { continue };
             let told = (backend.place, names);
-            if backend.follows && backend.told.as_ref() != Some(&told) {
+            if backend.follows && !backend.stops && backend.told.as_ref() != Some(&told) {
                 changes.tell.push((Arc::clone(&backend.link), told.0, told.1.clone()));
                 backend.told = Some(told);
             }
@@ -259,10 +265,11 @@ impl ConnectedPeers {
                 held.insert(model);
             }
         }
-        let Some(home) = home.filter(|home| home.place != backend.place) else { return (held, false) };
+        let leaves = |home: &SubClusterEngine| home.place != backend.place || backend.stops;
+        let Some(home) = home.filter(|home| leaves(home)) else { return (held, false) };
         let is_other = |other: &&BackendPeer| other.member_of == Some(home.place) && other.has_joined();
         let is_needed = self.backends.values().filter(is_other).count() < 2 && !names(home).is_empty();
-        let is_prepared = !backend.follows || !all_fit || self.has_models_of(backend, backend.place);
+        let is_prepared = !backend.follows || backend.stops || !all_fit || self.has_models_of(backend, backend.place);
         (held, !is_needed && is_prepared)
     }
 }

@@ -7,8 +7,8 @@ use ripieno_cluster::handover::store::AloneStore;
 use ripieno_cluster::handover::{Epoch, Timing};
 use ripieno_cluster::plane::Tcp;
 use ripieno_cluster::{
-    Backend, BackendModel, BackendModels, ClusterScheduler, Frontend, FrontendConfig, ModelCalls, ModelDescription,
-    OfferedModel, OnOrder, PlacementPlan, PlannedModels, SchedulerConfig, StartEngine, StartedEngine, StopSignal,
+    Backend, BackendModel, BackendModels, ClusterScheduler, Frontend, FrontendConfig, InitialPlan, ModelCalls,
+    ModelDescription, OfferedModel, OnOrder, PlannedModels, SchedulerConfig, StartEngine, StartedEngine, StopSignal,
     TensorDescription, encode_offers,
 };
 use ripieno_executor::{
@@ -18,6 +18,7 @@ use ripieno_model::{Block, DataType, DropRule, Model, Profile, TensorSpec, Walk}
 use ripieno_policies::{build, find};
 use ripieno_runtime::{Engine, EngineConfig, Failure, HangBound, Job, JobResult, ServedModel};
 use ripieno_sched::{Limits, Options, Setup};
+use std::io;
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -123,7 +124,7 @@ pub(crate) fn starts(policy: &'static str, hang: HangBound) -> StartEngine {
 }
 
 pub(crate) fn scheduler(epoch: u64, at: SocketAddr, policy: &'static str, hang: HangBound) -> ClusterScheduler {
-    scheduler_of(epoch, at, policy, hang, None)
+    scheduler_of(epoch, at, policy, hang, InitialPlan::Whole)
 }
 
 /// Starts a scheduler that carries out this plan.
@@ -132,26 +133,36 @@ pub(crate) fn scheduler_of(
     at: SocketAddr,
     policy: &'static str,
     hang: HangBound,
-    plan: Option<PlacementPlan>,
+    plan: InitialPlan,
 ) -> ClusterScheduler {
     let begun = Instant::now();
     loop {
-        let config = SchedulerConfig {
-            listen: at,
-            schedulers: Vec::new(),
-            store: Box::new(AloneStore { epoch: Epoch(epoch) }),
-            timing: Timing::SHARED_HOSTS,
-            plan: plan.clone(),
-            start: starts(policy, hang),
-            on_serving: Box::new(|_| {}),
-        };
-        match ClusterScheduler::start(Arc::new(Tcp), config) {
+        let start = starts(policy, hang);
+        match try_scheduler(epoch, at, start, plan.clone()) {
             Ok(scheduler) => return scheduler,
             // The earlier scheduler may still hold the port.
             Err(error) => assert!(begun.elapsed() < SAFETY, "{error}"),
         }
         thread::yield_now();
     }
+}
+
+/// Starts a scheduler with this engine.
+pub(crate) fn scheduler_starting(at: SocketAddr, start: StartEngine) -> ClusterScheduler {
+    try_scheduler(1, at, start, InitialPlan::Whole).unwrap()
+}
+
+fn try_scheduler(epoch: u64, at: SocketAddr, start: StartEngine, plan: InitialPlan) -> io::Result<ClusterScheduler> {
+    let config = SchedulerConfig {
+        listen: at,
+        schedulers: Vec::new(),
+        store: Box::new(AloneStore { epoch: Epoch(epoch) }),
+        timing: Timing::SHARED_HOSTS,
+        plan,
+        start,
+        on_serving: Box::new(|_| {}),
+    };
+    ClusterScheduler::start(Arc::new(Tcp), config)
 }
 
 pub(crate) fn anywhere() -> SocketAddr {

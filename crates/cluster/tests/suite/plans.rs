@@ -2,9 +2,14 @@
 //! move while requests run, and nothing is lost.
 
 use crate::common::*;
-use ripieno_cluster::{BackendModels, ClusterScheduler, PlacementPlan, PlannedModels, PlannedSubCluster};
+use ripieno_cluster::{
+    BackendModels, ClusterScheduler, InitialPlan, PlacementPlan, PlannedModels, PlannedSubCluster, StartEngine,
+    StartedEngine,
+};
 use ripieno_executor::{EmulatedEngine, EmulatedOptions, Executor};
-use ripieno_runtime::{DeviceState, HangBound};
+use ripieno_policies::{build_shards, find};
+use ripieno_runtime::{DeviceState, Engine, EngineConfig, HangBound};
+use ripieno_sched::{Limits, Options, Setup};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
@@ -12,8 +17,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-/// The names that a process has loaded, and the most that it had at a time.
-type Held = Arc<Mutex<(BTreeMap<String, u32>, usize)>>;
+/// The names that a process has loaded, the most that it had at a time, and its number of loads.
+type Held = Arc<Mutex<(BTreeMap<String, u32>, usize, usize)>>;
 
 /// A backend's process that follows the plan. Its repository has the models "a" to "f".
 struct Planned {
@@ -46,9 +51,11 @@ fn planned(schedulers: Vec<String>) -> Planned {
         let mut names = names.lock().unwrap();
         names.0.insert(name.to_owned(), number);
         names.1 = names.1.max(names.0.len());
+        names.2 += 1;
         Ok(())
     };
-    let follows = PlannedModels::start(Arc::clone(&models), Box::new(change)).unwrap();
+    let sizes = NAMES.iter().map(|name| ((*name).to_owned(), 1_000_000)).collect();
+    let follows = PlannedModels::start(Arc::clone(&models), sizes, Box::new(change)).unwrap();
     Planned { backend: backend_following(schedulers, models, executor, follows), held, broken }
 }
 
@@ -73,14 +80,13 @@ fn plan(parts: &[&str]) -> PlacementPlan {
 }
 
 fn scheduler_with(plan: PlacementPlan) -> ClusterScheduler {
-    scheduler_of(1, anywhere(), "unified", HangBound::default(), Some(plan))
+    scheduler_of(1, anywhere(), "unified", HangBound::default(), InitialPlan::Given(plan))
 }
 
 /// Returns the number of devices that serve in each sub-cluster.
 fn devices(scheduler: &ClusterScheduler) -> Vec<usize> {
-    let serving = |engine: &ripieno_runtime::Engine| {
-        engine.device_metrics().iter().filter(|device| device.state == DeviceState::Serving).count()
-    };
+    let serving =
+        |engine: &Engine| engine.device_metrics().iter().filter(|device| device.state == DeviceState::Serving).count();
     scheduler.engines().iter().map(serving).collect()
 }
 
@@ -124,9 +130,12 @@ fn load(client: Client, stop: &Arc<AtomicBool>) -> thread::JoinHandle<(usize, Ve
 
 #[test]
 fn backends_hold_the_models_of_their_sub_cluster_and_no_other_and_all_are_served() {
-    let scheduler = scheduler_with(plan(&["ab:2", "c:1", "def:1"]));
+    let scheduler = scheduler_of(1, anywhere(), "unified", HangBound::default(), InitialPlan::Later);
     let at = vec![scheduler.address().to_string()];
     let backends: Vec<Planned> = (0..4).map(|_| planned(at.clone())).collect();
+    until("all have come", || scheduler.holdings().len() == 4);
+    assert!(backends.iter().all(|backend| backend.holds().is_empty()), "there is no plan");
+    scheduler.set_plan(plan(&["ab:2", "c:1", "def:1"])).unwrap();
     let client = asking(at);
     until("all serve", || devices(&scheduler) == [2, 1, 1] && known(&client.known) == "abcdef");
     let mut held: Vec<String> = backends.iter().map(Planned::holds).collect();
@@ -140,7 +149,7 @@ fn backends_hold_the_models_of_their_sub_cluster_and_no_other_and_all_are_served
         let (number, answer) = client.answers.recv_timeout(SAFETY).unwrap();
         assert_eq!(answer.unwrap().outputs[0].data, rows(number, 3, 2)[0].data);
     }
-    let batches = |engine: &ripieno_runtime::Engine| engine.device_metrics().iter().map(|device| device.batches).sum();
+    let batches = |engine: &Engine| engine.device_metrics().iter().map(|device| device.batches).sum();
     let ran: Vec<u64> = scheduler.engines().iter().map(batches).collect();
     assert!(ran.iter().all(|&batches| batches > 0), "{ran:?}");
     backends.into_iter().for_each(Planned::stop);
@@ -185,7 +194,7 @@ fn a_changed_plan_is_carried_out_under_load_and_no_request_is_lost() {
     assert!(refused.contains("\"a\" is in sub-clusters 0 and 1"), "{refused}");
     stop.store(true, Ordering::SeqCst);
     let (good, bad) = loading.join().unwrap();
-    assert!(bad.is_empty() && good > 1_000, "{good} good answers, {bad:?}");
+    assert!(bad.is_empty() && good > 100, "{good} good answers, {bad:?}");
     backends.into_iter().for_each(Planned::stop);
 }
 
@@ -246,6 +255,69 @@ fn without_a_plan_a_backend_that_follows_one_is_refused_with_the_way_out() {
 }
 
 #[test]
+fn a_scheduler_that_starts_anew_goes_on_where_the_backends_are_and_a_plan_may_come_later() {
+    let first = scheduler_with(plan(&["ab:1", "cdef:2"]));
+    let (address, at) = (first.address(), vec![first.address().to_string()]);
+    let backends: Vec<Planned> = (0..3).map(|_| planned(at.clone())).collect();
+    let client = asking(at);
+    until("all serve", || {
+        let mut held: Vec<String> = backends.iter().map(Planned::holds).collect();
+        held.sort();
+        devices(&first) == [1, 2] && known(&client.known) == "abcdef" && held == ["ab", "cdef", "cdef"]
+    });
+    let before: Vec<String> = backends.iter().map(Planned::holds).collect();
+    let loads = |backend: &Planned| backend.held.lock().unwrap().2;
+    let loaded: Vec<usize> = backends.iter().map(loads).collect();
+    drop(first);
+    let second = scheduler_of(2, address, "unified", HangBound::default(), InitialPlan::Later);
+    until("all have come", || second.holdings().len() == 3);
+    let mut stated: Vec<_> = second.holdings().into_iter().map(|held| (held.stated, held.loaded.len())).collect();
+    stated.sort();
+    assert_eq!(stated, [(Some(0), 2), (Some(1), 4), (Some(1), 4)]);
+    assert!(second.holdings().iter().all(|held| held.available.len() == NAMES.len()) && second.plan().is_none());
+    second.set_plan(plan(&["ab:1", "cdef:2"])).unwrap();
+    until("all serve again", || devices(&second) == [1, 2] && known(&client.known) == "abcdef");
+    assert_eq!(backends.iter().map(Planned::holds).collect::<Vec<_>>(), before);
+    assert_eq!(backends.iter().map(loads).collect::<Vec<_>>(), loaded, "nothing was loaded again");
+    backends.into_iter().for_each(Planned::stop);
+    client.frontend.close();
+}
+
+#[test]
+fn several_threads_decide_over_remote_devices_and_lose_nothing() {
+    let start: StartEngine = Box::new(|| {
+        let (options, shards) = (Options::new(), 3);
+        let limits = find("deferred").map_err(|error| error.to_string())?.needs(&options).served(8, 4096);
+        let setup = Setup { models: Vec::new(), devices: 0, limits: Limits { nodes: 0, ..limits } };
+        let scheduler = build_shards("deferred", &setup, &options, shards).map_err(|error| error.to_string())?;
+        let engine =
+            Engine::start(EngineConfig::new(scheduler, setup, Vec::new())).map_err(|error| error.to_string())?;
+        Ok(StartedEngine { engine, depth: limits.depth })
+    });
+    let scheduler = scheduler_starting(anywhere(), start);
+    let all = || NAMES.map(|name| Served { name, ..whole() });
+    let backends: Vec<RunningBackend> = (0..3).map(|_| backend(scheduler.address(), &all())).collect();
+    let client = client(scheduler.address());
+    until("all serve", || devices(&scheduler) == [3] && known(&client.known) == "abcdef");
+    let stop = Arc::<AtomicBool>::default();
+    let loading = load(client, &stop);
+    let engine = scheduler.engine().unwrap();
+    let answered = || engine.all_metrics().iter().map(|(.., model)| model.success.count).sum::<u64>();
+    until("many are answered", || answered() > 500);
+    backends[0].stop.leave();
+    until("one has left", || devices(&scheduler) == [2]);
+    let before = answered();
+    until("many more are answered", || answered() > before + 500);
+    stop.store(true, Ordering::SeqCst);
+    let (good, bad) = loading.join().unwrap();
+    assert!(bad.is_empty() && good > 1_000, "{good} good answers, {bad:?}");
+    for backend in backends {
+        backend.stop.abort();
+        backend.thread.join().unwrap();
+    }
+}
+
+#[test]
 fn backends_that_hold_all_models_are_divided_too() {
     let scheduler = scheduler_with(plan(&["ab:1", "c:2"]));
     let at = scheduler.address();
@@ -266,5 +338,40 @@ fn backends_that_hold_all_models_are_divided_too() {
     for backend in backends {
         backend.stop.abort();
         backend.thread.join().unwrap();
+    }
+}
+
+#[test]
+fn backends_join_and_leave_under_load_and_nothing_is_lost() {
+    for written in [vec!["abcdef:1"], vec!["abc:1", "def:1"]] {
+        let scheduler = scheduler_with(plan(&written));
+        let at = vec![scheduler.address().to_string()];
+        let mut backends: Vec<Planned> = written.iter().map(|_| planned(at.clone())).collect();
+        let client = asking(at.clone());
+        until("all serve", || devices(&scheduler).iter().sum::<usize>() == written.len());
+        until("all models serve", || known(&client.known) == "abcdef");
+        let stop = Arc::<AtomicBool>::default();
+        let loading = load(client, &stop);
+        // The load steps up and down: each time the number of backends follows.
+        for wanted in [4, 6, 3, 5, written.len() + 1] {
+            while backends.len() < wanted {
+                backends.push(planned(at.clone()));
+            }
+            let leaving: Vec<Planned> = backends.drain(wanted..).collect();
+            leaving.iter().for_each(|backend| backend.backend.stop.leave());
+            leaving.into_iter().for_each(|backend| backend.backend.thread.join().unwrap());
+            until("the others serve", || devices(&scheduler).iter().sum::<usize>() == wanted);
+        }
+        // Also the last one of a sub-cluster: it stays until another one has its models.
+        while backends.len() > 1 {
+            let leaving = backends.remove(0);
+            leaving.backend.stop.leave();
+            leaving.backend.thread.join().unwrap();
+        }
+        until("one serves all", || backends[0].holds() == "abcdef" && devices(&scheduler).iter().sum::<usize>() == 1);
+        stop.store(true, Ordering::SeqCst);
+        let (good, bad) = loading.join().unwrap();
+        assert!(bad.is_empty() && good > 50, "{good} good answers, {bad:?}");
+        backends.into_iter().for_each(Planned::stop);
     }
 }

@@ -10,7 +10,7 @@ use ripieno_cluster::plane::{
     ByteStream, Handshake, LinkBounds, Listener, Message, MessageReader, PeerLink, Role, RunMember, RunTask,
     RunningReport, TaskEnd, Tcp, Transport, accept_handshake,
 };
-use ripieno_cluster::{ClusterScheduler, OnOrder, SchedulerConfig};
+use ripieno_cluster::{ClusterScheduler, InitialPlan, OnOrder, SchedulerConfig};
 use ripieno_executor::{EmulatedEngine, EmulatedOptions, RemoteRows};
 use ripieno_runtime::{HangBound, JobOutput};
 use std::collections::{BTreeMap, BTreeSet};
@@ -117,7 +117,7 @@ impl Cluster {
                 schedulers: addresses.clone(),
                 store: Box::new(store.clone()),
                 timing: Timing::SHARED_HOSTS,
-                plan: None,
+                plan: InitialPlan::Whole,
                 start: starts("deferred", HangBound::default()),
                 on_serving: Box::new(|_| {}),
             };

@@ -8,6 +8,7 @@ use anyhow::{Context, ensure};
 use ripieno_workload::{SeededRng, below};
 use rustix::process::Signal;
 use std::fs;
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -62,8 +63,11 @@ impl Cluster {
         interrupted: Arc<AtomicBool>,
     ) -> anyhow::Result<Cluster> {
         let folder = DemoFolder::new(args.keep.as_deref())?;
-        fs::create_dir_all(folder.0.join("models/echo/1"))?;
-        fs::write(folder.0.join("models/echo/model.toml"), MODEL)?;
+        for model in 0..args.models() {
+            fs::create_dir_all(folder.0.join(format!("models/echo{model}/1")))?;
+            fs::write(folder.0.join(format!("models/echo{model}/model.toml")), MODEL)?;
+        }
+        let (of_scheduler, of_backend) = divided(args, &folder)?;
         let etcd = etcd.map(|program| Etcd::start(program, &folder.0)).transpose()?;
         let epoch = match &etcd {
             Some(etcd) => format!("etcd:{}", etcd.urls.join(",")),
@@ -78,8 +82,9 @@ impl Cluster {
         let most = args.backends.max(64).to_string();
         let scheduler = |listen: &String| {
             let words = ["--listen", listen, "--metrics", "127.0.0.1:0", "--epoch", &epoch, "--schedulers", &all];
+            let more: Vec<&str> = of_scheduler.iter().map(String::as_str).collect();
             let log = folder.at(&format!("scheduler-{}.log", listen.replace(':', "-")));
-            Process::role(&[&["scheduler", "--max-devices", &most], &words[..]].concat(), log)
+            Process::role(&[&["scheduler", "--max-devices", &most], &words[..], &more].concat(), log)
         };
         let schedulers = listen.iter().map(scheduler).collect::<anyhow::Result<_>>()?;
         let (mut orders, mut backends, mut left) = (OrderLog::default(), Vec::new(), args.backends);
@@ -90,7 +95,7 @@ impl Cluster {
             let words = ["--scheduler", &all, "--epoch", &epoch, "--orders", &path];
             let device = ["--device", "emulated", "--devices", &devices];
             let models = folder.at("models");
-            let words = [&["backend", &models], &words[..], &device[..]].concat();
+            let words = [&["backend", &models], &words[..], &device[..], &of_backend].concat();
             backends.push(Process::role(&words, folder.at(&format!("backend-{at}.log")))?);
             orders.add(&path)?;
         }
@@ -117,9 +122,24 @@ impl Cluster {
             _folder: folder,
         };
         cluster.commanded(0)?;
+        cluster.serves(args.models())?;
         // Processes that have not connected to a spare yet do so.
         thread::sleep(Duration::from_millis(500));
         Ok(cluster)
+    }
+
+    /// Waits until each frontend serves all models.
+    fn serves(&self, models: u16) -> anyhow::Result<()> {
+        let is_ready = |http: &SocketAddr, model: u16| -> io::Result<bool> {
+            let mut stream = TcpStream::connect(http)?;
+            let path = format!("/v2/models/echo{model}/ready");
+            write!(stream, "GET {path} HTTP/1.1\r\nHost: {http}\r\nConnection: close\r\n\r\n")?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            Ok(answer.starts_with("HTTP/1.1 200"))
+        };
+        let all = |http: &SocketAddr| (0..models).all(|model| is_ready(http, model).unwrap_or(false));
+        until("all models serve", || Ok(self.http.iter().all(all)))
     }
 
     /// Waits until all backends follow an epoch later than this, and returns the time.
@@ -195,6 +215,18 @@ impl Cluster {
         };
         of.get_mut(self.victim).context("there is no such process")
     }
+}
+
+/// Returns the words by which schedulers and backends divide the models.
+fn divided(args: &ClusterDemoArgs, folder: &DemoFolder) -> anyhow::Result<(Vec<String>, Vec<&'static str>)> {
+    if args.sub_clusters > 1 {
+        let part = |model: u16| serde_json::json!({ "models": [format!("echo{model}")], "devices": 1 });
+        let parts: Vec<_> = (0..args.sub_clusters).map(part).collect();
+        fs::write(folder.0.join("plan.json"), serde_json::json!({ "sub_clusters": parts }).to_string())?;
+        return Ok((vec!["--plan".to_owned(), folder.at("plan.json")], vec!["--planned"]));
+    }
+    let shards = ["--policy", "deferred", "--shards", &args.shards.to_string()].map(str::to_owned);
+    Ok((if args.shards > 1 { shards.to_vec() } else { Vec::new() }, Vec::new()))
 }
 
 /// Returns the time since 1970 in nanoseconds; all processes of the machine share the clock.

@@ -53,6 +53,8 @@ impl ClientOutcome {
 /// The frontends, and the outcomes of requests.
 pub(super) struct ClientLoad {
     frontends: Vec<SocketAddr>,
+    /// Number of models, which receive the requests in turn.
+    models: u64,
     /// True for a frontend whose connections may break.
     pub(super) killed: Vec<AtomicBool>,
     pub(super) over: AtomicBool,
@@ -71,10 +73,10 @@ struct Counts {
 type DemoHttp = Client<HttpConnector, Full<Bytes>>;
 
 impl ClientLoad {
-    pub(super) fn new(frontends: Vec<SocketAddr>) -> ClientLoad {
+    pub(super) fn new(frontends: Vec<SocketAddr>, models: u16) -> ClientLoad {
         let killed = frontends.iter().map(|_| AtomicBool::new(false)).collect();
         let (over, sent) = (AtomicBool::new(false), AtomicU64::new(0));
-        ClientLoad { frontends, killed, over, sent, counts: Mutex::default() }
+        ClientLoad { frontends, models: models.into(), killed, over, sent, counts: Mutex::default() }
     }
 
     /// Sends `rate` requests per second until it is stopped, and waits for their outcomes.
@@ -97,11 +99,14 @@ impl ClientLoad {
 
     async fn ask(&self, http: &DemoHttp, number: u64) {
         let at = number as usize % self.frontends.len();
-        let outcome = match tokio::time::timeout(CLIENT_TIMEOUT, infer(http, self.frontends[at], number)).await {
-            Ok(Ok(outcome)) => outcome,
-            Ok(Err(_)) if self.killed[at].load(Ordering::Relaxed) => ClientOutcome::Disconnected,
-            Ok(Err(_)) | Err(_) => ClientOutcome::Lost,
-        };
+        let outcome =
+            match tokio::time::timeout(CLIENT_TIMEOUT, infer(http, self.frontends[at], number % self.models, number))
+                .await
+            {
+                Ok(Ok(outcome)) => outcome,
+                Ok(Err(_)) if self.killed[at].load(Ordering::Relaxed) => ClientOutcome::Disconnected,
+                Ok(Err(_)) | Err(_) => ClientOutcome::Lost,
+            };
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         *counts.outcomes.entry(outcome).or_default() += 1;
         if outcome == ClientOutcome::Right {
@@ -130,9 +135,10 @@ impl ClientLoad {
 
 /// Sends a request with its number, which the answer must repeat. Returns an error only if there is
 /// no answer.
-async fn infer(http: &DemoHttp, frontend: SocketAddr, number: u64) -> anyhow::Result<ClientOutcome> {
+async fn infer(http: &DemoHttp, frontend: SocketAddr, model: u64, number: u64) -> anyhow::Result<ClientOutcome> {
     let body = format!(r#"{{"inputs":[{{"name":"x","datatype":"INT64","shape":[1,1],"data":[{number}]}}]}}"#);
-    let request = Request::post(format!("http://{frontend}/v2/models/echo/infer")).body(Full::new(body.into()))?;
+    let url = format!("http://{frontend}/v2/models/echo{model}/infer");
+    let request = Request::post(url).body(Full::new(body.into()))?;
     let answer = http.request(request).await?;
     let (status, again) = (answer.status(), answer.headers().contains_key("retry-after"));
     let body = answer.into_body().collect().await?.to_bytes();

@@ -50,6 +50,15 @@ pub(crate) struct ClusterDemoArgs {
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=8))]
     schedulers: u16,
 
+    /// Number of sub-clusters, each with a model and an event loop of its own. The backends load
+    /// only what the plan has for them.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    sub_clusters: u16,
+
+    /// Number of scheduler threads, with the policy deferred, for two models each.
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "sub_clusters", value_parser = clap::value_parser!(u16).range(1..=64))]
+    shards: u16,
+
     /// Process to kill, as by kill -9, and to start again [default: primary, if none is to hang].
     #[arg(long, value_enum, value_name = "WHO")]
     kill: Option<FaultTarget>,
@@ -86,6 +95,13 @@ pub(crate) struct ClusterDemoArgs {
     /// Output format.
     #[arg(long, default_value_t, value_name = "table|json")]
     format: Format,
+}
+
+impl ClusterDemoArgs {
+    /// Returns the number of models.
+    fn models(&self) -> u16 {
+        if self.shards > 1 { 2 * self.shards } else { self.sub_clusters }
+    }
 }
 
 /// The process that a fault hits.
@@ -153,7 +169,7 @@ pub(crate) fn run(args: &ClusterDemoArgs) -> anyhow::Result<()> {
     let start = || Cluster::start(args, etcd.as_deref(), Arc::clone(&interrupted));
     // A free port may have been taken meanwhile.
     let mut cluster = start().or_else(|_| start())?;
-    let load = Arc::new(ClientLoad::new(cluster.http.clone()));
+    let load = Arc::new(ClientLoad::new(cluster.http.clone(), args.models()));
     let sending = runtime.spawn(Arc::clone(&load).run(args.rate));
     let mut demo = Demo { args, people, bar: bar(args, people), random: stream(args.seed, 0), interrupted };
     let measured = demo.measure(&mut cluster, &load);

@@ -119,6 +119,7 @@ pub(crate) fn run(args: &PlanArgs) -> anyhow::Result<()> {
             PlanPlace::File(path) => PlanStore::File(path.clone()),
             PlanPlace::Etcd(nodes) if nodes.is_empty() => bail!("--write etcd:URL,... needs the nodes of the etcd"),
             PlanPlace::Etcd(nodes) => args.etcd.plan_store(nodes)?,
+            PlanPlace::Auto => bail!("--write FILE or etcd:URL,...: the scheduler makes a plan auto by itself"),
         };
         store.write(&outcome.placement()?)?;
         tracing::info!("the plan is written: {}", store.name());

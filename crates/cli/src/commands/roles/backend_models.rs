@@ -86,7 +86,9 @@ impl BackendRepository {
     /// Returns the models that a scheduler's plan loads and unloads.
     pub(super) fn planned(self: &Arc<BackendRepository>) -> io::Result<Arc<PlannedModels>> {
         let own = Arc::clone(self);
-        PlannedModels::start(self.offered(), Box::new(move |name, unload| own.change(name, unload)))
+        let names = self.repository.index().into_iter().map(|row| row.name);
+        let available = names.map(|name| (name.clone(), size(&self.shelf.path, &name))).collect();
+        PlannedModels::start(self.offered(), available, Box::new(move |name, unload| own.change(name, unload)))
     }
 
     fn change(&self, name: &str, unload: bool) -> Result<(), String> {
@@ -212,6 +214,22 @@ fn digest(repository: &Path, name: &str, version: &str) -> io::Result<String> {
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
+/// Returns the size of a model's files, with the largest of its versions, in bytes.
+fn size(repository: &Path, name: &str) -> u64 {
+    let own = repository.join(name);
+    let length = |path: &PathBuf| path.metadata().map_or(0, |file| file.len());
+    if !own.is_dir() {
+        return length(&repository.to_owned());
+    }
+    let versions = fs::read_dir(&own).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let of_version = |version: std::ffi::OsString| {
+        let mut files = Vec::new();
+        collect(&own, &version.to_string_lossy(), 0, &mut files).ok()?;
+        Some(files.iter().map(length).sum())
+    };
+    versions.filter_map(of_version).max().unwrap_or(0)
+}
+
 fn collect(folder: &Path, version: &str, depth: usize, files: &mut Vec<PathBuf>) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
@@ -254,6 +272,8 @@ mod tests {
         assert_ne!(changed, first);
         write("m/1/model.onnx", "weighty");
         assert_ne!(of("1"), changed);
+        let sizes = |name| fs::metadata(folder.path().join(name)).unwrap().len();
+        assert_eq!(size(folder.path(), "m"), sizes("m/model.toml") + sizes("m/1/model.onnx"), "the larger version");
         let file = folder.path().join("m/1/model.onnx");
         assert_eq!(digest(&file, "model", "1").unwrap().len(), 64);
     }

@@ -5,8 +5,10 @@
 //! frontend is the HTTP and gRPC server of a remote engine, a scheduler an engine with only
 //! metrics. A backend is a repository whose host is a device of a remote scheduler.
 
+mod auto_plan;
 pub(crate) mod backend;
 mod backend_models;
+mod engines;
 pub(crate) mod frontend;
 mod model;
 mod probes;

@@ -1,10 +1,12 @@
 //! `ripieno scheduler`: schedules the requests of remote frontends on remote backends.
 
+use super::auto_plan::AutoPlanArgs;
+use super::engines::ClusterEngines;
 use super::model::register;
 use super::{EpochArgs, PeerArgs, SCHEDULER, reachable, shutdown_signal};
 use crate::args::address::listening;
 use crate::args::logs::LogFormat;
-use crate::args::plan_store::{PlanPlace, PlanStore, plan_place};
+use crate::args::plan_store::{PLAN_POLL, PlanPlace, PlanStore, plan_place};
 use crate::args::policy::{FaithfulArg, ObjectiveArg, POLICIES, PolicyArgs};
 use crate::args::server_threads::ServerThreads;
 use crate::commands::flight::recorder;
@@ -12,21 +14,20 @@ use crate::output::{self, print_json};
 use crate::service::built_with;
 use anyhow::{Context, bail};
 use clap::Args;
-use ripieno_base::{DeviceId, ModelId, Nanos};
+use ripieno_base::Nanos;
 use ripieno_cluster::handover::store::AloneStore;
 use ripieno_cluster::handover::{Epoch, Timing};
-use ripieno_cluster::{ClusterScheduler, OnServing, SchedulerConfig, ServedCluster, StartEngine, StartedEngine};
+use ripieno_cluster::{
+    ClusterScheduler, InitialPlan, OnServing, SchedulerConfig, ServedCluster, StartEngine, StartedEngine,
+};
 use ripieno_policies::{
     CATALOGUE, FAITHFUL, Halves, ServedPolicy, build, build_halves, build_served, build_shards, find,
 };
 use ripieno_report::Format;
 use ripieno_repository::registry::{IndexRow, ModelRegistry, Repository, Upload};
-use ripieno_runtime::{
-    DeviceRefused, DeviceSnapshot, Engine, EngineConfig, EngineProcesses, Failure, FlightRecorder, HangBound, Job,
-    ModelSnapshot, SchedulerSnapshot,
-};
+use ripieno_runtime::{Engine, EngineConfig, HangBound};
 use ripieno_sched::{Limits, Options, Scheduler, Setup};
-use ripieno_server::{AccessConfig, Backend, DeviceChange, Server, ServerConfig, Withdraw};
+use ripieno_server::{AccessConfig, Server, ServerConfig};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -71,10 +72,14 @@ pub(crate) struct SchedulerArgs {
     hang_ms: u32,
 
     /// Which models share devices, as `ripieno plan --write` writes it: a FILE, etcd for the etcd
-    /// of --epoch, or etcd:URL,... A change is carried out while requests run. Give all schedulers
-    /// the same [default: every backend has all models].
-    #[arg(long, value_name = "FILE|etcd", value_parser = plan_place)]
+    /// of --epoch, or etcd:URL,... auto: the scheduler plans by itself, from the demand that it
+    /// measures. A change is carried out while requests run. Give all schedulers the same [default:
+    /// every backend has all models].
+    #[arg(long, value_name = "FILE|etcd|auto", value_parser = plan_place)]
     plan: Option<PlanPlace>,
+
+    #[command(flatten)]
+    auto_plan: AutoPlanArgs,
 
     /// Number of threads that decide, each for a part of the models, with one more that assigns
     /// devices: for more requests than one core can schedule. Needs a --policy of whole batches.
@@ -131,8 +136,6 @@ pub(crate) struct SchedulerArgs {
     peers: PeerArgs,
 }
 
-/// Interval at which the plan is read.
-const PLAN_POLL: Duration = Duration::from_secs(1);
 /// Multiple of the profiled latency after which a backend's device counts as hung: the loss of a
 /// backend that was only slow costs a batch, as it connects again.
 const HANG_TIMES: u32 = 10;
@@ -205,13 +208,21 @@ async fn serve(args: &SchedulerArgs, threads: &ServerThreads) -> anyhow::Result<
 
 /// Starts to listen for frontends and backends, and carries out the plan, if there is one.
 fn start_cluster(args: &SchedulerArgs, on_serving: OnServing) -> anyhow::Result<Arc<ClusterScheduler>> {
-    let plan = args.plan.as_ref().map(|place| args.epoch.plan_store(place)).transpose()?;
+    let is_auto = args.auto_plan.is_given() || args.plan == Some(PlanPlace::Auto);
+    if args.auto_plan.is_given() && args.plan.as_ref().is_some_and(|plan| *plan != PlanPlace::Auto) {
+        bail!("--sub-clusters is for --plan auto; the plan that is given says how many there are");
+    }
+    let plan = args.plan.as_ref().map(|place| args.epoch.plan_store(place)).transpose()?.flatten();
     let config = SchedulerConfig {
         listen: args.listen,
         schedulers: args.schedulers.clone(),
         store: args.epoch.store()?.unwrap_or_else(|| Box::new(AloneStore { epoch: epoch() })),
         timing: Timing { silence: Nanos::from_millis(i64::from(args.silence_ms)), ..Timing::SHARED_HOSTS },
-        plan: plan.as_ref().map(PlanStore::read).transpose()?,
+        plan: match &plan {
+            Some(plan) => InitialPlan::Given(plan.read()?),
+            None if is_auto => InitialPlan::Later,
+            None => InitialPlan::Whole,
+        },
         start: start(args),
         on_serving,
     };
@@ -220,6 +231,8 @@ fn start_cluster(args: &SchedulerArgs, on_serving: OnServing) -> anyhow::Result<
     args.peers.warn_if_open("the scheduler", scheduler.address());
     if let Some(plan) = plan {
         follow_plan(plan, &scheduler)?;
+    } else if is_auto {
+        args.auto_plan.start(&scheduler)?;
     }
     Ok(scheduler)
 }
@@ -241,7 +254,7 @@ fn check_shards(shards: usize, is_given: bool, policy: &str) -> anyhow::Result<(
         let (sharded, given) = (sharded.collect::<Vec<_>>().join(", "), if is_given { "another" } else { "a" });
         bail!(
             "--shards needs {given} --policy, since {policy} does not run in shards; these do: {sharded}. {policy} is \
-             divided by a plan: --plan"
+             divided into --sub-clusters"
         );
     }
     Ok(())
@@ -342,94 +355,6 @@ fn announce(args: &SchedulerArgs, scheduler: &ClusterScheduler, metrics: Option<
     output::print(format!("metrics    {shown}"))?;
     let page = metrics.map_or("off".to_owned(), |metrics| format!("http://{metrics}/ui"));
     output::print(format!("page       {page}"))
-}
-
-/// The engines of a scheduler, which may be a spare or may not have any yet.
-struct ClusterEngines {
-    cluster: Arc<Mutex<Option<ServedCluster>>>,
-    scheduler: Arc<ClusterScheduler>,
-    max_devices: u16,
-}
-
-impl ClusterEngines {
-    fn cluster(&self) -> Option<ServedCluster> {
-        self.cluster.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Returns the result of `ask` for each engine.
-    fn each<T>(&self, ask: impl Fn(&Engine) -> T) -> Vec<T> {
-        self.cluster().map(|cluster| cluster.engines().iter().map(ask).collect()).unwrap_or_default()
-    }
-}
-
-impl Backend for ClusterEngines {
-    fn submit(&self, _: Job) -> Result<Withdraw, Failure> {
-        // Clients have no port here.
-        Err(Failure::NotLoaded)
-    }
-
-    fn model(&self, id: ModelId) -> Option<ModelSnapshot> {
-        let cluster = self.cluster()?;
-        let (engine, id) = cluster.engine_of(id)?;
-        engine.model_metrics(id)
-    }
-
-    fn processes(&self, _: ModelId) -> Option<EngineProcesses> {
-        None
-    }
-
-    fn capacity(&self, id: ModelId) -> Option<f64> {
-        let cluster = self.cluster()?;
-        let (engine, id) = cluster.engine_of(id)?;
-        engine.model_capacity(id)
-    }
-
-    fn devices(&self) -> Vec<DeviceSnapshot> {
-        let renumber = |(place, devices): (usize, Vec<DeviceSnapshot>)| {
-            // Each sub-cluster numbers its devices from 0.
-            let first = u16::try_from(place * usize::from(self.max_devices)).unwrap_or(u16::MAX);
-            devices.into_iter().map(move |device| DeviceSnapshot { id: first.saturating_add(device.id), ..device })
-        };
-        self.each(Engine::device_metrics).into_iter().enumerate().flat_map(renumber).collect()
-    }
-
-    /// Returns true if it is the primary or a spare that knows one; frontends report whether
-    /// devices serve. An orchestrator that waits for readiness may stop the next scheduler then.
-    fn has_device(&self) -> bool {
-        self.scheduler.knows_primary()
-    }
-
-    fn is_primary(&self) -> bool {
-        self.scheduler.is_primary()
-    }
-
-    fn elections(&self) -> Option<u64> {
-        Some(self.scheduler.elections())
-    }
-
-    fn spares(&self) -> Option<usize> {
-        self.scheduler.spares()
-    }
-
-    fn refused(&self) -> Vec<String> {
-        self.scheduler.refused()
-    }
-
-    fn flight(&self) -> Option<FlightRecorder> {
-        self.cluster()?.engines().first()?.flight()
-    }
-
-    fn change_devices(&self, _: DeviceChange) -> Result<DeviceId, DeviceRefused> {
-        Err(DeviceRefused::Elsewhere)
-    }
-
-    fn scheduler(&self) -> SchedulerSnapshot {
-        let sum = |sum: SchedulerSnapshot, each: SchedulerSnapshot| SchedulerSnapshot {
-            turns: sum.turns + each.turns,
-            busy_ns: sum.busy_ns + each.busy_ns,
-        };
-        self.each(Engine::scheduler_metrics).into_iter().fold(SchedulerSnapshot::default(), sum)
-    }
 }
 
 /// The models of a cluster, as its backends describe them.

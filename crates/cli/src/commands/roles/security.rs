@@ -137,15 +137,19 @@ impl EpochArgs {
         })
     }
 
-    /// Returns the store of the plan at this place; `etcd` alone is the one of the epoch.
-    pub(crate) fn plan_store(&self, place: &PlanPlace) -> anyhow::Result<PlanStore> {
+    /// Returns the store of the plan at this place; `etcd` alone is the etcd of the epoch. Returns
+    /// `None` for a plan that the scheduler makes.
+    pub(crate) fn plan_store(&self, place: &PlanPlace) -> anyhow::Result<Option<PlanStore>> {
         match (place, &self.epoch) {
-            (PlanPlace::Etcd(nodes), Some(Stored::Etcd(own))) if nodes.is_empty() => self.etcd.plan_store(own),
+            (PlanPlace::Auto, _) => Ok(None),
+            (PlanPlace::Etcd(nodes), Some(Stored::Etcd(own))) if nodes.is_empty() => {
+                self.etcd.plan_store(own).map(Some)
+            }
             (PlanPlace::Etcd(nodes), _) if nodes.is_empty() => {
                 bail!("--plan etcd is the etcd of --epoch etcd:URL,...; give that, or write --plan etcd:URL,...")
             }
-            (PlanPlace::Etcd(nodes), _) => self.etcd.plan_store(nodes),
-            (PlanPlace::File(path), _) => Ok(PlanStore::File(path.clone())),
+            (PlanPlace::Etcd(nodes), _) => self.etcd.plan_store(nodes).map(Some),
+            (PlanPlace::File(path), _) => Ok(Some(PlanStore::File(path.clone()))),
         }
     }
 }
