@@ -2,7 +2,8 @@
 
 use super::context::Spread;
 use ripieno_report::plot::{Content, Panel, PlotAxis, Series};
-use ripieno_sim::{Scenario, Trace, simulate};
+use ripieno_sched::Scheduler;
+use ripieno_sim::{Scenario, Trace, simulate, simulate_with};
 
 /// The latencies of a simulation in milliseconds, sorted.
 #[derive(Clone, Debug)]
@@ -20,13 +21,23 @@ pub(super) struct SimOutcomes(pub(super) Vec<SimOutcome>);
 impl SimOutcome {
     /// Runs a scenario; its first tenth is not counted.
     pub(super) fn of(scenario: &Scenario) -> anyhow::Result<SimOutcome> {
-        let (requests, mean_batch) = traced(scenario)?;
+        Ok(SimOutcome::counted(traced(scenario)?))
+    }
+
+    /// Runs a scenario under another scheduler than its policy.
+    pub(super) fn under(scenario: &Scenario, scheduler: Box<dyn Scheduler>, rate: f64) -> anyhow::Result<SimOutcome> {
+        let mut trace = Trace::new(&scenario.setup.models);
+        let summary = simulate_with(scenario, scheduler, rate, Some(&mut trace))?;
+        Ok(SimOutcome::counted((arrivals_and_finishes(&trace), summary.total.mean_batch)))
+    }
+
+    fn counted((requests, mean_batch): (Vec<(f64, f64)>, f64)) -> SimOutcome {
         let counted = &requests[(requests.len() / 10).min(requests.len().saturating_sub(1))..];
         let mut latencies_ms: Vec<f64> = counted.iter().map(|(arrival, finish)| finish - arrival).collect();
         latencies_ms.sort_by(f64::total_cmp);
         let (from, to) = (counted[0].0, counted[counted.len() - 1].0);
         let answered = requests.iter().filter(|&&(_, finish)| finish >= from && finish <= to).count();
-        Ok(SimOutcome { latencies_ms, answered_rps: answered as f64 * 1e3 / (to - from).max(1.0), mean_batch })
+        SimOutcome { latencies_ms, answered_rps: answered as f64 * 1e3 / (to - from).max(1.0), mean_batch }
     }
 
     /// Returns the arrival and the end of each request of a scenario, in milliseconds, in the order
@@ -91,8 +102,11 @@ pub(super) fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
 fn traced(scenario: &Scenario) -> anyhow::Result<(Vec<(f64, f64)>, f64)> {
     let mut trace = Trace::new(&scenario.setup.models);
     let summary = simulate(scenario, Some(&mut trace))?;
-    let requests = trace.requests_csv().lines().skip(1).filter_map(arrival_and_finish).collect();
-    Ok((requests, summary.total.mean_batch))
+    Ok((arrivals_and_finishes(&trace), summary.total.mean_batch))
+}
+
+fn arrivals_and_finishes(trace: &Trace) -> Vec<(f64, f64)> {
+    trace.requests_csv().lines().skip(1).filter_map(arrival_and_finish).collect()
 }
 
 fn arrival_and_finish(line: &str) -> Option<(f64, f64)> {

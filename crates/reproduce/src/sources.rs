@@ -68,11 +68,12 @@ const DVABATCH: &[PolicySource] = policy_sources![
     "fifo.rs",
 ];
 
-/// The second reading of Symphony, which is no policy.
-const SECOND: &[PolicySource] = &[
+/// Second readings, which are no policies.
+const RANK: &[PolicySource] = &[
     ("symphony/second/rank.rs", include_str!("symphony/second/rank.rs")),
     ("symphony/second/rate.rs", include_str!("symphony/second/rate.rs")),
 ];
+const LEGO: &[PolicySource] = &[("dvabatch/second/lego.rs", include_str!("dvabatch/second/lego.rs"))];
 
 /// Returns the source files that the items of a paper depend on.
 fn of_item(id: &str) -> &'static [PolicySource] {
@@ -88,7 +89,11 @@ fn of_item(id: &str) -> &'static [PolicySource] {
 /// Returns the hash of the policies of an item.
 pub(super) fn hash(id: &str) -> String {
     let mut hash = Sha256::new();
-    let own = if id == "symphony/second-reading" { SECOND } else { &[] };
+    let own = match id {
+        "symphony/second-reading" => RANK,
+        "dvabatch/second-reading" => LEGO,
+        _ => &[],
+    };
     for (path, text) in of_item(id).iter().chain(own) {
         hash.update(path.as_bytes());
         let code = text.split("#[cfg(test)]\nmod tests").next().unwrap_or(text);

@@ -55,8 +55,13 @@ pub fn simulate_at(scenario: &Scenario, rate: f64, trace: Option<&mut Trace>) ->
 
 /// Runs a scenario under a scheduler of the caller's instead of its policy, at `rate` requests per
 /// second. The scheduler is built for [`Scenario::effective_setup`].
-pub fn simulate_with(scenario: &Scenario, scheduler: Box<dyn Scheduler>, rate: f64) -> Result<Summary, SimError> {
-    at_rate(scenario, scheduler, rate, None)
+pub fn simulate_with(
+    scenario: &Scenario,
+    scheduler: Box<dyn Scheduler>,
+    rate: f64,
+    trace: Option<&mut Trace>,
+) -> Result<Summary, SimError> {
+    at_rate(scenario, scheduler, rate, trace)
 }
 
 /// Builds the policy of a scenario.

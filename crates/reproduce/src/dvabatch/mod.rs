@@ -14,6 +14,7 @@ mod latency;
 mod measured;
 mod others;
 mod peak;
+mod second;
 mod workload;
 
 use super::item::ExperimentItem;
@@ -32,6 +33,7 @@ pub(super) const ITEMS: &[ExperimentItem] = &[
     knobs::FIGURE_20,
     knobs::FIGURE_21,
     latency::COMP_WAIT,
+    second::SECOND_READING,
     others::LAZY,
     others::BUFFERS,
 ];

@@ -114,7 +114,7 @@ fn goodput(reader: &Reader, case: &ScenarioCase) -> anyhow::Result<f64> {
         Reader::Ours(_) => simulate_at(&scenario, rate, None),
         Reader::Rank(options) => {
             let scheduler = RankScheduler::new(&scenario.effective_setup(), *options);
-            simulate_with(&scenario, Box::new(scheduler), rate)
+            simulate_with(&scenario, Box::new(scheduler), rate, None)
         }
     };
     let found =
