@@ -206,11 +206,11 @@ impl Problem {
                 (format!("{:?} (the request's own timeout)", rounded(own)), "give the request more time".to_owned())
             }
             (_, Some(slo)) => {
-                let key = entry.slo.origin.key();
-                (
-                    format!("{:?} ({key})", rounded(slo)),
-                    "raise slo_ms, or write late = \"answer\", in its model.toml".to_owned(),
-                )
+                let raise = "raise slo_ms, or write late = \"answer\", in its model.toml";
+                // Where a row alone takes up to half of the SLO, others were in the way.
+                let crowded = !never && entry.one_row.is_some_and(|row| row.0 <= entry.slo.span.0 / 2);
+                let fix = if crowded { format!("add devices, send less, or {raise}") } else { raise.to_owned() };
+                (format!("{:?} ({})", rounded(slo), entry.slo.origin.key()), fix)
             }
             (_, None) => return problem,
         };

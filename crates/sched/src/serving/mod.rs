@@ -190,8 +190,14 @@ impl UnifiedScheduler {
     /// Returns the time until the next device is free, other than `except`; `Nanos::MAX` if there
     /// is none.
     fn frees_in(&self, now: Time, except: Option<DeviceId>) -> Nanos {
-        let others = self.devices.iter().filter(|(id, other)| Some(*id) != except && other.present);
-        others.map(|(_, other)| other.frees_in(now)).min().unwrap_or(Nanos::MAX)
+        let mut soonest = Nanos::MAX;
+        for (_, other) in self.devices.iter().filter(|(id, other)| Some(*id) != except && other.present) {
+            soonest = soonest.min(other.frees_in(now));
+            if soonest == Nanos::ZERO {
+                break;
+            }
+        }
+        soonest
     }
 
     fn refresh(&mut self, now: Time) {
@@ -480,10 +486,11 @@ impl Scheduler for UnifiedScheduler {
         self.wakeup = Time::NEVER;
         let is_free = |device: &UnifiedDevice| device.running.is_none();
         let mut idle = self.devices.iter().filter(|(_, device)| device.present && is_free(device)).count();
+        let free = idle;
         // Newcomers go to devices with nothing begun first.
         for begun in [false, true] {
             let mut none_offered = false;
-            for device in self.devices.ids() {
+            for device in self.devices.ids().take_while(|_| free > 0) {
                 let state = &self.devices[device];
                 // Equal idle devices are offered the same.
                 let same = none_offered && !begun && state.percent == 100;
@@ -495,13 +502,16 @@ impl Scheduler for UnifiedScheduler {
                 idle -= usize::from(given);
             }
         }
-        for device in self.devices.ids() {
+        let steps = self.places.0 > 1 && self.cells.models().any(|(_, served)| served.live > 0);
+        for device in self.devices.ids().take_while(|_| steps) {
             if self.wants_ahead(device) {
                 self.start_next(now, device, 1, out);
             }
         }
-        // A wide request that a batch has left at the head may be hopeless long before others.
-        self.drop_hopeless(now);
+        if idle < free {
+            // A wide request that a batch has left at the head may be hopeless long before others.
+            self.drop_hopeless(now);
+        }
         self.pending.move_to(out);
         self.cells.flush(out);
     }

@@ -115,6 +115,12 @@ async fn failures_have_their_statuses() {
             "Request timeout expired; model 'expired' had 100ms (its slo_ms); one row needs 178ms by its profile on an idle device; \
              raise slo_ms, or write late = \"answer\", in its model.toml",
         ),
+        (
+            "queued",
+            504,
+            "Request timeout expired; model 'queued' had 100ms (its slo_ms); one row needs 50ms by its profile on an idle device; \
+             add devices, send less, or raise slo_ms, or write late = \"answer\", in its model.toml",
+        ),
         ("failing", 500, "inference failed: device on fire"),
         ("unloaded", 503, "the model was unloaded"),
         ("leaving", 503, "the server is shutting down"),

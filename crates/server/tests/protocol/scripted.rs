@@ -21,7 +21,7 @@ type Act = fn(Job, &Scripted) -> Result<(), Failure>;
 
 /// The models' behaviours; a model's id is its position. In addition, there is one identity model
 /// per datatype.
-pub(crate) const MODELS: [(&str, Act); 17] = [
+pub(crate) const MODELS: [(&str, Act); 18] = [
     ("simple", |job, _| answer(job, echo)),
     ("two", |job, _| answer(job, echo)),
     ("expired", |job, _| answer(job, |_| Err(Failure::Expired))),
@@ -59,6 +59,7 @@ pub(crate) const MODELS: [(&str, Act); 17] = [
     ("picky", |_, _| Err(Failure::Invalid("two roots".into()))),
     ("crowded", |_, _| Err(Failure::NodesFull { held: 3, bound: 4, retry_after: Duration::from_millis(1200) })),
     ("too-long", |job, _| answer(job, |_| Err(Failure::TooLong { needed: Duration::from_micros(5_300_200) }))),
+    ("queued", |job, _| answer(job, |_| Err(Failure::Expired))),
 ];
 
 /// Sends steps if they are requested, the last one marked; endless models send two.
@@ -188,7 +189,7 @@ pub(crate) fn serve(
         text: None,
         no_text: None,
         slo: Slo { span: Nanos::from_millis(100), origin: SloOrigin::Owner, answer_late: false },
-        one_row: Some(Nanos::from_millis(178)),
+        one_row: Some(Nanos::from_millis(if name == "queued" { 50 } else { 178 })),
         ensemble: None,
         edge: Default::default(),
         stats: Default::default(),
