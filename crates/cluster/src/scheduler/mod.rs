@@ -27,7 +27,7 @@ mod sub_clusters;
 use crate::handover::store::EpochStore;
 use crate::handover::{Epoch, ProcessId, Timing};
 use crate::offer::{OfferedModel, encode_served};
-use crate::placement::PlacementPlan;
+use crate::placement::{PlacementPlan, PlannedSubCluster};
 use crate::plane::{
     ByteStream, DecodeError, Handshake, LinkBounds, Listener, Message, MessageReader, PeerAddress, PeerLink, Role,
     Transport, accept_handshake,
@@ -142,6 +142,9 @@ struct ConnectedPeers {
     /// The plan for the backends that are there: with too few, sub-clusters are merged.
     effective: Option<PlacementPlan>,
     sub_clusters: SubClusters,
+    /// True once frontends may learn of models although some sub-cluster serves none: its backends
+    /// have had time to connect.
+    lists_parts: bool,
     frontends: BTreeMap<u32, Arc<FrontendPeer>>,
     backends: BTreeMap<ProcessId, BackendPeer>,
     /// Schedulers that receive heartbeats from this one.
@@ -371,7 +374,15 @@ impl ConnectedPeers {
     }
 
     fn models(&self) -> Option<Message> {
-        let listed = (!self.sub_clusters.is_empty()).then(|| self.sub_clusters.listed())?;
+        let is_missing = |(place, part): (usize, &PlannedSubCluster)| {
+            !part.models.is_empty() && self.sub_clusters.get(place).is_none_or(|part| part.listed().is_empty())
+        };
+        let planned = self.effective.iter().flat_map(|plan| plan.sub_clusters.iter().enumerate());
+        // A model that a frontend does not learn of is unknown to clients, so a partial list waits.
+        if self.sub_clusters.is_empty() || !self.lists_parts && planned.into_iter().any(is_missing) {
+            return None;
+        }
+        let listed = self.sub_clusters.listed();
         Some(Message::Models(encode_served(&listed).into()))
     }
 }

@@ -129,6 +129,11 @@ impl SchedulerShared {
         let is_primary = self.leadership.is_primary();
         let mut peers = self.peers.lock();
         let present = peers.present();
+        if !std::mem::replace(&mut peers.lists_parts, true)
+            && let Some(message) = peers.models()
+        {
+            peers.frontends.values().for_each(|frontend| frontend.link.send(&message));
+        }
         let Some(plan) = peers.plan.clone().filter(|_| present.iter().any(|&backends| backends > 0)) else { return };
         let merged = plan.merged(&plan.shares(present.iter().sum(), &present));
         if peers.effective.as_ref() != Some(&merged) {
