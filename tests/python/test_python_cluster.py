@@ -8,7 +8,8 @@ import sys
 import numpy as np
 
 from serving import BINARY, ROOT
-from test_python_models import package_of_the_checkout, refused, serving, until, write  # noqa: F401
+from test_python_models import PATIENT, package_of_the_checkout, refused, serving, until, write  # noqa: F401
+from test_python_steps import COLLATZ, collatz
 
 sys.path.insert(0, str(ROOT / "clients" / "python"))
 from ripieno import Client
@@ -40,15 +41,37 @@ def role(*words):
             process.wait()
 
 
+def cluster(stack, repository, model, backends=1):
+    """A client of a cluster that serves a model."""
+    start = lambda *words: stack.enter_context(role(*words))
+    scheduler = start("scheduler", "--listen", ANYWHERE, "--metrics", ANYWHERE)["listen"]
+    for _ in range(backends):
+        start("backend", repository, "--scheduler", scheduler, "--engine", "cpu")
+    front = start("frontend", "--scheduler", scheduler, "--data", ANYWHERE, *LISTENING)
+    client = stack.enter_context(Client(front["http"]))
+    until(lambda: client.ready(model), "the model is served")
+    return client
+
+
+def test_steps_written_in_python_run_in_a_cluster(tmp_path):
+    write(tmp_path, "collatz", COLLATZ, PATIENT + '[[input]]\nname = "n"\ndatatype = "INT64"\nshape = [-1]\nmin = 1\nmax = 10000\n')
+    with contextlib.ExitStack() as stack:
+        client = cluster(stack, tmp_path, "collatz", backends=2)
+        numbers = [1 + at * 7 % 60 for at in range(60)]
+        started = [client.start("collatz", {"n": np.array([n])}) for n in numbers]
+        for n, answer in zip(numbers, started):
+            assert answer.result()["n"][0].tolist() == collatz(n)
+        steps = [event["n"] for event in client.stream("collatz", {"n": np.array([27])}) if "n" in event]
+        assert np.ravel(steps).tolist() == collatz(27)
+        for wrong, text in ((9999, "not 9999"), (0, "0")):
+            error = refused(client, "collatz", {"n": np.array([wrong])})
+            assert error.status == 400 and text in str(error), error
+
+
 def test_a_refusal_of_the_model_crosses_a_cluster(tmp_path):
     write(tmp_path, "picky", PICKY)
     with contextlib.ExitStack() as stack:
-        start = lambda *words: stack.enter_context(role(*words))
-        scheduler = start("scheduler", "--listen", ANYWHERE, "--metrics", ANYWHERE)["listen"]
-        start("backend", tmp_path, "--scheduler", scheduler, "--engine", "cpu")
-        front = start("frontend", "--scheduler", scheduler, "--data", ANYWHERE, *LISTENING)
-        client = stack.enter_context(Client(front["http"]))
-        until(lambda: client.ready("picky"), "the model is served")
+        client = cluster(stack, tmp_path, "picky")
         alone = stack.enter_context(serving(tmp_path))[1]
         for x, status, text in ((-4, 400, "a root of less than nothing and more"), (4000, 500, "ValueError: too large")):
             inputs = {"x": np.array([x], np.float32)}

@@ -74,6 +74,56 @@ fn what_a_cluster_answers_is_what_serve_answers() {
     end(&mut serve);
 }
 
+/// Copies a folder of the demo models, since profiles are kept beside them.
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let (path, name) = (entry.path(), entry.file_name());
+        match path.is_dir() {
+            true if !name.to_string_lossy().starts_with('.') => copy(&path, &to.join(name)),
+            true => {}
+            false => drop(std::fs::copy(&path, to.join(name)).unwrap()),
+        }
+    }
+}
+
+#[test]
+fn a_cluster_serves_all_demo_models() {
+    let (folder, demos) = (Folder::new("demos"), Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models"));
+    copy(&demos.join("repository"), &folder.0);
+    let mut serve =
+        Process::start(&["serve", folder.path(), "--http", ANYWHERE, "--grpc", ANYWHERE, "--metrics", ANYWHERE]);
+    let mut scheduler = scheduler(ANYWHERE);
+    let mut backends = [(); 2].map(|()| backend(&folder, scheduler.address("listen"), "cpu"));
+    let mut front = frontend(scheduler.address("listen"));
+    let (one, cluster) = (serve.address("http"), front.address("http"));
+    [one, cluster].into_iter().for_each(|http| until_ready(http, true));
+    until_second_serves(&scheduler);
+    let index = |http| -> Value {
+        let models: Value = serde_json::from_str(&call(http, "POST /v2/repository/index", "").2).unwrap();
+        models.as_array().unwrap().iter().map(|model| model["name"].clone()).collect()
+    };
+    assert_eq!(index(cluster), index(one));
+    for name in ["arithmetic", "dates", "digits", "sentiment", "shapes", "shapes-exits"] {
+        let metadata = |http| call(http, &format!("GET /v2/models/{name}"), "");
+        assert_eq!(metadata(cluster), metadata(one));
+    }
+    for name in ["arithmetic", "dates", "sentiment"] {
+        let samples = std::fs::read_to_string(demos.join(format!("samples/{name}.json"))).unwrap();
+        let samples: Value = serde_json::from_str(&samples).unwrap();
+        for sample in samples["rows"].as_array().unwrap() {
+            let ask = |http| infer(http, name, &sample["inputs"]);
+            let expected = ask(one);
+            assert_eq!(expected.0, 200, "{name}: {}", expected.2);
+            assert_eq!(ask(cluster), expected);
+        }
+    }
+    end(&mut front);
+    backends.iter_mut().for_each(end);
+    end(&mut scheduler);
+    end(&mut serve);
+}
+
 /// Counters of the answers so far, right or retryable.
 #[derive(Default)]
 struct Counts {

@@ -1,8 +1,8 @@
 //! The part of a remote model that frontends and schedulers know: its tensors, its profile and its
 //! limits.
 
-use ripieno_base::Nanos;
-use ripieno_executor::{LoadedModel, RequestError, Tensor, request_extent};
+use ripieno_base::{BlockId, Nanos};
+use ripieno_executor::{LoadedModel, RequestError, Tensor, WalkShape, request_extent};
 use ripieno_model::{Block, DataType, Extent, Graph, InputLengths, LengthProfiles, Model, Profile, Steps, TensorSpec};
 use ripieno_runtime::ServedModel;
 use std::any::Any;
@@ -48,6 +48,10 @@ pub struct ModelDescription {
     pub slo_origin: String,
     /// The labels of classification outputs: by output the file, and a name for each class.
     pub labels: BTreeMap<String, (String, Vec<String>)>,
+    /// Whether an answer may come step by step.
+    pub streams: bool,
+    /// The shape of requests' walks, if requests run cell by cell.
+    pub walks: Option<WalkShape>,
 }
 
 /// Name, datatype and shape of an input or output.
@@ -80,17 +84,23 @@ impl ModelDescription {
     pub fn check(&self) -> Result<(), String> {
         let ModelDescription { name, model, lengths, .. } = self;
         let fault = |cause: String| Err(format!("model {name:?}: {cause}"));
-        if model.walk.is_unfolded() {
-            return fault(format!(
-                "walk = \"{}\" unfolds, and its state cannot be shared by machines yet; serve it with `ripieno serve`",
-                model.walk.name()
-            ));
+        if model.walk.is_unfolded() != self.walks.is_some() {
+            return fault(format!("walk = \"{}\" does not fit what it tells of its requests", model.walk.name()));
+        }
+        if let Some(cause) = self.walks.as_ref().and_then(|walks| walks.check().err()) {
+            return fault(cause);
         }
         if model.blocks.is_empty() || model.blocks.len() > MAX_COUNT || model.max_batch == 0 {
             return fault(format!("it has {} blocks and batches of {} rows", model.blocks.len(), model.max_batch));
         }
-        if let Some(block) = model.blocks.iter().find(|block| !is_valid(block, model.max_batch)) {
-            return fault(format!("block {:?} has no profile of batches up to {}", block.name, model.max_batch));
+        // Each cell has its own largest batch.
+        let most = if model.walk.is_unfolded() { 1 } else { model.max_batch };
+        if let Some(block) = model.blocks.iter().find(|block| !is_valid(block, most)) {
+            return fault(format!("block {:?} has no profile of batches up to {most}", block.name));
+        }
+        let once = |block: &Block| block.steps == Steps::Once && !block.beside;
+        if !model.walk.is_unfolded() && !model.blocks.iter().all(once) {
+            return fault("a block runs more often than its walk allows".to_owned());
         }
         if !(Nanos(1)..=MAX_LATENCY).contains(&model.slo) || model.weight == 0 || model.instances == 0 {
             return fault("its slo, weight or instances are out of bounds".to_owned());
@@ -111,9 +121,10 @@ impl ModelDescription {
         Ok((all(&self.inputs)?, all(&self.outputs)?))
     }
 
-    /// Returns the latency of a batch of one row, by its profile.
-    pub fn single_row_latency(&self) -> Nanos {
-        self.model.profile().latency(1)
+    /// Returns the latency of a batch of one row, by its profile; `None` if requests differ in how
+    /// often they run a block.
+    pub fn single_row_latency(&self) -> Option<Nanos> {
+        self.walks.is_none().then(|| self.model.profile().latency(1))
     }
 
     /// Returns the model as a scheduler serves it.
@@ -166,9 +177,7 @@ fn is_valid(block: &Block, max_batch: usize) -> bool {
             && LengthProfiles::new(table.to_vec()).as_ref() == Ok(lengths)
     };
     let sizes = block.sizes.is_sorted() && !block.sizes.contains(&0);
-    block.steps == Steps::Once
-        && sizes
-        && !block.beside
+    sizes
         && block.profile.max_batch() >= max_batch
         && is_profile(&block.profile)
         && block.lengths.as_ref().is_none_or(are_lengths)
@@ -207,8 +216,15 @@ impl LoadedModel for RemoteModel {
         self.description.model.blocks.len()
     }
 
-    /// Reads only the extent: values are checked by the backend.
+    fn steps(&self, block: BlockId) -> Steps {
+        self.description.model.blocks[block.index()].steps
+    }
+
+    /// Reads only the extent and the graph: values are checked by the backend.
     fn describe(&self, inputs: &[Tensor]) -> Result<(Extent, Option<Graph>), RequestError> {
+        if let Some(walks) = &self.description.walks {
+            return walks.describe(inputs);
+        }
         let extent =
             self.lengths.as_ref().map_or(Ok(Extent::ONE), |lengths| request_extent(lengths, &self.inputs, inputs))?;
         Ok((extent, None))
@@ -216,6 +232,10 @@ impl LoadedModel for RemoteModel {
 
     fn lengths(&self) -> Option<&InputLengths> {
         self.lengths.as_ref()
+    }
+
+    fn walk_shape(&self) -> Option<&WalkShape> {
+        self.description.walks.as_ref()
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -244,6 +264,8 @@ pub(crate) fn described() -> ModelDescription {
         answer_late: false,
         slo_origin: "its slo_ms".to_owned(),
         labels: BTreeMap::new(),
+        streams: false,
+        walks: None,
     }
 }
 
@@ -251,6 +273,11 @@ pub(crate) fn described() -> ModelDescription {
 mod tests {
     use super::*;
     use ripieno_model::Walk;
+
+    fn walks(walk: Walk, described: &ModelDescription) -> WalkShape {
+        let cells = described.model.blocks.iter().map(|block| (block.name.clone(), block.steps)).collect();
+        WalkShape { walk, max_length: 8, limit: None, tensors: vec![("x".to_owned(), true)], arity: 2, cells }
+    }
 
     #[test]
     fn what_a_scheduler_could_not_plan_with_is_refused() {
@@ -261,6 +288,12 @@ mod tests {
         };
         let unfolds = refused(|described| described.model.walk = Walk::Repeat);
         assert!(unfolds.contains("\"m\"") && unfolds.contains("walk = \"repeat\""), "{unfolds}");
+        assert!(refused(|described| described.model.blocks[0].steps = Steps::Length).contains("more often"));
+        let unlike = refused(|described| {
+            described.model.walk = Walk::Tree;
+            described.walks = Some(walks(Walk::Tree, described));
+        });
+        assert!(unlike.contains("needs a leaf and an internal block"), "{unlike}");
         assert!(refused(|described| described.model.blocks.clear()).contains("0 blocks"));
         assert!(refused(|described| described.model.max_batch = 5).contains("up to 5"));
         assert!(refused(|described| described.model.slo = Nanos(0)).contains("slo"));

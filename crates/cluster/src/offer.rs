@@ -8,12 +8,16 @@
 use crate::description::{MAX_COUNT, ModelDescription, TensorDescription};
 use prost::Message;
 use ripieno_base::{ModelId, Nanos};
-use ripieno_model::{Block, DropRule, LengthProfiles, Model, Profile, Walk};
+use ripieno_executor::{StepLimit, WalkShape};
+use ripieno_model::{Block, DropRule, LengthProfiles, Model, Profile, Steps, Walk};
 use ripieno_runtime::ServedModel;
 use std::collections::BTreeMap;
 
-/// Needs of models that this version knows: none beyond the fields of the first version.
-const KNOWN_NEEDS: [&str; 0] = [];
+/// The need of models whose requests run cell by cell: a scheduler keeps each on its device.
+const CELLS: &str = "cells";
+
+/// Needs of models that this version knows, beyond the fields of the first version.
+const KNOWN_NEEDS: [&str; 1] = [CELLS];
 
 /// A model that a backend offers.
 #[derive(Clone, Debug, PartialEq)]
@@ -119,6 +123,33 @@ struct ModelMessage {
     /// Whether `max_queue` is only what a scheduler takes that does not count its devices.
     #[prost(bool, tag = "27")]
     queue_by_devices: bool,
+    /// Whether an answer may come step by step.
+    #[prost(bool, tag = "40")]
+    streams: bool,
+    /// The shape of requests' walks, if requests run cell by cell.
+    #[prost(message, optional, tag = "41")]
+    walks: Option<WalksMessage>,
+    #[prost(uint32, optional, tag = "42")]
+    dec_timesteps: Option<u32>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct WalksMessage {
+    #[prost(uint32, tag = "1")]
+    max_length: u32,
+    /// Most steps of the block that runs until the request ends, if there is one: this number, or
+    /// this number beyond the length.
+    #[prost(uint32, optional, tag = "2")]
+    fixed_limit: Option<u32>,
+    #[prost(uint32, optional, tag = "3")]
+    extra_limit: Option<u32>,
+    #[prost(string, repeated, tag = "4")]
+    tensors: Vec<String>,
+    /// Whether each tensor has an element for each step or node.
+    #[prost(bool, repeated, tag = "5")]
+    elements: Vec<bool>,
+    #[prost(uint64, tag = "6")]
+    arity: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -155,6 +186,11 @@ struct BlockMessage {
     sizes: Vec<u64>,
     #[prost(bool, tag = "6")]
     skips: bool,
+    /// Kind of its steps; empty if a request runs it once.
+    #[prost(string, tag = "7")]
+    steps: String,
+    #[prost(bool, tag = "8")]
+    beside: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -248,11 +284,6 @@ impl ModelMessage {
     fn of(number: u32, described: &ModelDescription) -> ModelMessage {
         let tensors = |specs: &[TensorDescription]| specs.iter().map(TensorMessage::of).collect();
         let model = &described.model;
-        let labels = described.labels.iter().map(|(output, (file, names))| LabelsMessage {
-            output: output.clone(),
-            file: file.clone(),
-            names: names.clone(),
-        });
         ModelMessage {
             number,
             superseded: false,
@@ -277,10 +308,13 @@ impl ModelMessage {
             max_queued_work_ns: described.max_queued_work.map(|work| work.0),
             answer_late: described.answer_late,
             slo_origin: described.slo_origin.clone(),
-            labels: labels.collect(),
+            labels: described.labels.iter().map(LabelsMessage::of).collect(),
             scheduled_name: model.name.clone(),
-            needs: Vec::new(),
+            needs: described.walks.iter().map(|_| CELLS.to_owned()).collect(),
             in_arrival_order: model.in_arrival_order,
+            streams: described.streams,
+            walks: described.walks.as_ref().map(WalksMessage::of),
+            dec_timesteps: model.dec_timesteps,
         }
     }
 
@@ -309,9 +343,11 @@ impl ModelMessage {
             instances: size(self.instances),
             drop,
             weight: self.weight,
-            dec_timesteps: None,
+            dec_timesteps: self.dec_timesteps,
             in_arrival_order: self.in_arrival_order,
+            pinned: walk.is_unfolded(),
         };
+        let walks = self.walks.map(|walks| walks.shape(&model)).transpose().map_err(fault)?;
         let labels = self.labels.into_iter().map(|of| (of.output, (of.file, of.names)));
         let described = ModelDescription {
             name: self.name,
@@ -329,6 +365,8 @@ impl ModelMessage {
             answer_late: self.answer_late,
             slo_origin: self.slo_origin,
             labels: labels.collect::<BTreeMap<_, _>>(),
+            streams: self.streams,
+            walks,
         };
         described.check()?;
         Ok(described)
@@ -362,6 +400,12 @@ impl TensorMessage {
     }
 }
 
+impl LabelsMessage {
+    fn of((output, (file, names)): (&String, &(String, Vec<String>))) -> LabelsMessage {
+        LabelsMessage { output: output.clone(), file: file.clone(), names: names.clone() }
+    }
+}
+
 impl LengthsMessage {
     fn of(max: u32, dims: &[Option<usize>]) -> LengthsMessage {
         let dim = |dim: &Option<usize>| dim.and_then(|dim| i64::try_from(dim).ok()).unwrap_or(-1);
@@ -373,8 +417,43 @@ impl LengthsMessage {
     }
 }
 
+impl WalksMessage {
+    fn of(shape: &WalkShape) -> WalksMessage {
+        let (fixed_limit, extra_limit) = match shape.limit {
+            Some(StepLimit::Fixed(most)) => (Some(most), None),
+            Some(StepLimit::Extra(extra)) => (None, Some(extra)),
+            None => (None, None),
+        };
+        let (tensors, elements) = shape.tensors.iter().cloned().unzip();
+        let arity = shape.arity as u64;
+        WalksMessage { max_length: shape.max_length, fixed_limit, extra_limit, tensors, elements, arity }
+    }
+
+    fn shape(self, model: &Model) -> Result<WalkShape, String> {
+        if self.tensors.len() != self.elements.len() || self.tensors.len() > MAX_COUNT {
+            return Err("its walks are not those of its tensors".to_owned());
+        }
+        let limit = self.fixed_limit.map(StepLimit::Fixed).or(self.extra_limit.map(StepLimit::Extra));
+        Ok(WalkShape {
+            walk: model.walk,
+            max_length: self.max_length,
+            limit,
+            tensors: self.tensors.into_iter().zip(self.elements).collect(),
+            arity: size(self.arity),
+            cells: model.blocks.iter().map(|block| (block.name.clone(), block.steps)).collect(),
+        })
+    }
+}
+
+/// Names of the kinds of steps, apart from a block that runs once.
+const STEPS: [(&str, Steps); 3] = [("length", Steps::Length), ("until-end", Steps::UntilEnd), ("nodes", Steps::Nodes)];
+
+fn steps_named(name: &str) -> Result<Steps, String> {
+    let known = STEPS.iter().find(|(known, _)| *known == name).map(|&(_, steps)| steps);
+    known.or(name.is_empty().then_some(Steps::Once)).ok_or_else(|| format!("it runs {name:?}"))
+}
+
 impl BlockMessage {
-    /// Describes a block that a request runs once; [`ModelDescription::check`] refuses others.
     fn of(block: &Block) -> BlockMessage {
         let lengths = block.lengths.as_ref().map(LengthProfiles::table).unwrap_or_default();
         let length = |(length, profile): &(u32, Profile)| LengthMessage { length: *length, latency_ns: table(profile) };
@@ -385,6 +464,8 @@ impl BlockMessage {
             priority: block.priority,
             sizes: block.sizes.iter().map(|&size| size as u64).collect(),
             skips: block.skips,
+            steps: STEPS.iter().find(|(_, steps)| *steps == block.steps).map_or("", |(name, _)| name).to_owned(),
+            beside: block.beside,
         }
     }
 
@@ -398,12 +479,15 @@ impl BlockMessage {
             Some(LengthProfiles::new(lengths).map_err(|error| fault(error.to_string()))?)
         };
         let profile = profile(&self.latency_ns).map_err(fault)?;
+        let steps = steps_named(&self.steps).map_err(fault)?;
         let sizes = self.sizes.iter().map(|&number| size(number)).collect();
         Ok(Block {
             lengths,
             priority: self.priority,
             sizes,
             skips: self.skips,
+            steps,
+            beside: self.beside,
             ..Block::new(self.name.clone(), profile)
         })
     }

@@ -31,6 +31,7 @@ pub use contract::source::{
 };
 pub use contract::tensor::Tensor;
 pub use contract::unfold::Unfold;
+pub use contract::walk_shape::WalkShape;
 pub use contract::{
     Device, Executor, IdleWork, LoadedModel, Loss, MemberProgress, Outage, Payload, PhaseTimes, RemoteRows,
     RequestEntry, Rerun, Sink, Task, TaskMember, TaskResult, next_walk, request_extent,

@@ -247,6 +247,10 @@ pub struct Model {
     /// whose requests can.
     #[cfg_attr(feature = "serde", serde(default))]
     pub in_arrival_order: bool,
+    /// Whether a request that runs cell by cell stays on the device of its first cell, because no
+    /// other device has its state. Requests that run each block once always stay.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub pinned: bool,
 }
 
 #[cfg(feature = "serde")]
@@ -271,6 +275,7 @@ impl Model {
             weight: 1,
             dec_timesteps: None,
             in_arrival_order: false,
+            pinned: false,
         }
     }
 

@@ -135,6 +135,25 @@ impl Graph {
         }
     }
 
+    /// Creates a graph from nodes that are sorted already: the block of each node, and its inputs.
+    /// `None` if there is no node, or one names an input that does not precede it. Nodes keep their
+    /// numbers.
+    pub fn from_sorted<'a>(nodes: impl Iterator<Item = (BlockId, &'a [u32])>) -> Option<Graph> {
+        let (blocks, starts, inputs, origins, elements) = (Vec::new(), vec![0], Vec::new(), Vec::new(), Vec::new());
+        let mut graph = Graph { blocks, starts, inputs, origins, elements };
+        for (block, inputs) in nodes {
+            let node = graph.blocks.len() as u32;
+            if !inputs.iter().all(|&input| input == Graph::NONE || input < node) {
+                return None;
+            }
+            graph.blocks.push(block);
+            graph.inputs.extend_from_slice(inputs);
+            graph.starts.push(graph.inputs.len() as u32);
+            graph.origins.push(node);
+        }
+        (!graph.is_empty()).then_some(graph)
+    }
+
     /// Sets the element of the request's tensors that each node takes. `element` gets the node's
     /// number in the table. By default, each node takes the element with its own number, and the
     /// tensors have as many elements as there are nodes.
@@ -160,7 +179,7 @@ impl Graph {
         self.blocks.len()
     }
 
-    /// Returns false, because a graph has at least one node.
+    /// Returns false: no constructor returns a graph without nodes.
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty()
     }
@@ -274,6 +293,18 @@ mod tests {
         assert_eq!((0..3).map(|node| graph.element(node)).collect::<Vec<_>>(), [1, 2, 0]);
         let graph = graph.reading(|node| [0, 5, 7][node]);
         assert_eq!((0..3).map(|node| graph.element(node)).collect::<Vec<_>>(), [5, 7, 0]);
+    }
+
+    #[test]
+    fn sorted_nodes_keep_their_numbers() {
+        // Kahn's order of this table would put the second leaf before the inner node.
+        let nodes: [(BlockId, &[u32]); 4] = [(LEAF, &[]), (INNER, &[0, Graph::NONE]), (LEAF, &[]), (INNER, &[1, 2])];
+        let graph = Graph::from_sorted(nodes.into_iter()).unwrap();
+        assert!(graph.is_sound(2));
+        assert_eq!((0..4).map(|node| graph.block(node)).collect::<Vec<_>>(), [LEAF, INNER, LEAF, INNER]);
+        assert_eq!((graph.inputs(1), graph.inputs(3), graph.origin(3)), (&[0, Graph::NONE][..], &[1, 2][..], 3));
+        assert!(Graph::from_sorted(std::iter::empty()).is_none());
+        assert!(Graph::from_sorted([(LEAF, &[0][..])].into_iter()).is_none(), "a node is its own input");
     }
 
     #[test]

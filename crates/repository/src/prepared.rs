@@ -75,6 +75,7 @@ impl PreparedModel {
             drop: config.drop.or(slo.answer_late.then_some(DropRule::Never)),
             weight: self.plan.config.weight,
             dec_timesteps: self.plan.dec_timesteps,
+            pinned: false,
             in_arrival_order: slo.origin == SloOrigin::Profile && slo.answer_late && config.drop.is_none(),
         })
     }

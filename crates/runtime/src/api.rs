@@ -3,7 +3,7 @@
 use crate::{Failure, OpenSizes};
 use ripieno_base::{ModelId, Nanos};
 use ripieno_executor::{LoadedModel, RemoteRows, Tensor};
-use ripieno_model::{Extent, Model};
+use ripieno_model::{Extent, Graph, Model};
 use ripieno_sched::Limits;
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,14 +62,20 @@ pub struct Job {
 /// A client call whose inputs and outputs stay on a remote server. It holds only the information
 /// that the scheduler needs.
 pub struct RemoteJob {
-    /// Model to run; it must not run cell by cell.
+    /// Model to run. If its requests run cell by cell, it must be [pinned](Model::pinned) where
+    /// devices do not share the requests' state.
     pub model: ModelId,
     /// Location of the rows, starting at the first.
     pub origin: RemoteRows,
     /// Number of rows; may exceed the model's largest batch.
     pub rows: usize,
-    /// The request's extent, which the remote server computed by [`LoadedModel::describe`].
+    /// The request's extent, which the remote server computed by [`LoadedModel::describe`]. If
+    /// requests run cell by cell, only the length is read.
     pub extent: Extent,
+    /// The request's graph, if it has one, from [`LoadedModel::describe`].
+    pub graph: Option<Arc<Graph>>,
+    /// Whether the remote server wants the answer step by step. The device sends it the steps.
+    pub stream: bool,
     /// Sizes of the request's open dimensions, computed by
     /// [`OpenDims::sizes`](crate::OpenDims::sizes).
     pub sizes: OpenSizes,

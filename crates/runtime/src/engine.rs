@@ -17,13 +17,14 @@ use crate::learn::shapes::OpenSizes;
 use crate::metrics::{DeviceMetrics, DeviceSnapshot, ModelSnapshot, SchedulerMetrics, SchedulerSnapshot};
 use crate::requests::answer::{Answerer, DrainGate, DrainPass};
 use crate::requests::jobs::{CancelState, JobPart, LiveJob};
+use crate::requests::parts;
 use crate::{
     Clock, EngineProcesses, Failure, FlightConfig, FlightRecorder, Job, JobResult, OnStep, RefusedWhy, RemoteJob,
-    ServedModel, event_loop::suitable, requests::split,
+    ServedModel, event_loop::suitable,
 };
 use parking_lot::{Mutex, RwLock};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, Time};
-use ripieno_executor::{Executor, LoadError, Payload, RemoteRows, RequestEntry};
+use ripieno_executor::{Executor, LoadError};
 use ripieno_model::Profile;
 use ripieno_policies::{Policy, ServedPolicy};
 use ripieno_sched::{Limits, RequestClass, Setup};
@@ -253,7 +254,7 @@ impl Engine {
     fn submit_job(&self, job: Job, tag: u64) -> Result<Ticket, Failure> {
         let bytes = job.inputs.iter().map(|input| input.data.len()).sum();
         let newcomer = self.0.receive(job.model, job.rows, bytes)?;
-        let parts = parts(&job, &newcomer.model)?;
+        let parts = parts::of_job(&job, &newcomer.model)?;
         let Job { timeout, stage, client, priority, on_step, on_answer, .. } = job;
         let class = RequestClass { client, priority, ..RequestClass::default() };
         let spec = RequestSpec { parts, sizes: None, timeout, stage, class, tag };
@@ -274,7 +275,7 @@ impl Engine {
 
     fn submit_remote_job(&self, job: RemoteJob) -> Result<Ticket, Failure> {
         let newcomer = self.0.receive(job.model, job.rows, job.bytes)?;
-        let parts = remote_parts(&job, &newcomer.model)?;
+        let parts = parts::of_remote_job(&job, &newcomer.model)?;
         let RemoteJob { sizes, timeout, client, priority, on_answer, .. } = job;
         let class = RequestClass { client, priority, ..RequestClass::default() };
         self.0.accept(newcomer, RequestSpec { parts, sizes, timeout, stage: None, class, tag: 0 }, (on_answer, None))
@@ -481,52 +482,6 @@ impl Drop for Inner {
     fn drop(&mut self) {
         self.stop();
     }
-}
-
-/// Splits a job into the parts that the scheduler sees as requests. Rows are split into batches. A
-/// sequence or graph is one part, and its inputs are checked here.
-fn parts(job: &Job, model: &ModelEntry) -> Result<Vec<JobPart>, Failure> {
-    let stream = job.on_step.is_some();
-    let (extent, graph) = model.loaded.describe(&job.inputs).map_err(|error| Failure::Invalid(error.to_string()))?;
-    if !model.unfolds {
-        let parts = split::split(&job.inputs, job.rows, model.max_batch).into_iter();
-        let entry = |inputs| RequestEntry { stream, ..RequestEntry::new(Payload::Here(inputs), extent) };
-        let part = |(rows, inputs)| JobPart::new(rows, entry(inputs));
-        return Ok(parts.map(part).collect());
-    }
-    if job.rows != 1 {
-        let rows = job.rows;
-        return Err(Failure::Invalid(format!("{rows} sequences or graphs in one request; send a request for each")));
-    }
-    let (payload, graph) = (Payload::Here(Arc::clone(&job.inputs)), graph.map(Arc::new));
-    Ok(vec![JobPart::new(1, RequestEntry { graph, stream, ..RequestEntry::new(payload, extent) })])
-}
-
-/// Returns the parts of a request whose inputs are on another machine.
-fn remote_parts(job: &RemoteJob, model: &ModelEntry) -> Result<Vec<JobPart>, Failure> {
-    if model.unfolds {
-        let cause =
-            format!("model {:?} has a walk that unfolds, whose inputs must be where its devices are", model.name);
-        return Err(Failure::Invalid(cause));
-    }
-    let longest = model.loaded.lengths().map_or(1, |lengths| lengths.max);
-    let length = job.extent.length;
-    if !(1..=longest).contains(&length) {
-        return Err(Failure::Invalid(format!(
-            "a request of length {length}; model {:?} takes 1 to {longest}",
-            model.name
-        )));
-    }
-    let mut first_row = job.origin.first_row;
-    let part = |rows: usize| {
-        let origin = RemoteRows { first_row, ..job.origin };
-        first_row = first_row.saturating_add(rows as u32);
-        JobPart::new(rows, RequestEntry::new(Payload::Elsewhere(origin), job.extent))
-    };
-    // Allocates exactly, because most requests have one part.
-    let mut parts = Vec::with_capacity(job.rows.div_ceil(model.max_batch));
-    parts.extend(split::sizes(job.rows, model.max_batch).map(part));
-    Ok(parts)
 }
 
 /// Returns the deadline of the answer, and the time at which the call expires.

@@ -139,6 +139,7 @@ fn main() {
             weight: 1,
             dec_timesteps: None,
             in_arrival_order: false,
+            pinned: false,
         }
     });
     let limits = Limits { requests: 10_000, models: 2, devices: 2, batch: max_batch, ..Limits::ONE };

@@ -186,6 +186,8 @@ fn backend(address: &str, model_us: u64) -> Outcome<()> {
         answer_late: true,
         slo_origin: String::new(),
         labels: Default::default(),
+        streams: false,
+        walks: None,
     };
     let models = encode_offers(&[OfferedModel { number: 0, superseded: false, description }]).into();
     link.send(&Message::RegisterBackend { depth: 64, models });
@@ -231,6 +233,7 @@ fn asked(request: u64) -> Message {
         bytes: 1,
         left_ns: None,
         sizes: None,
+        stream: false,
     })
 }
 

@@ -204,9 +204,9 @@ impl SessionManager {
     fn connect(&self, scheduler: &str) -> Result<(Arc<PeerLink>, MessageReader), HandshakeError> {
         let stream = self.backend.transport.connect(scheduler, CONNECT_TIMEOUT)?;
         let own = Handshake::new(Role::Backend, self.epoch().0);
-        connect_handshake(&*stream, own, Role::Scheduler).inspect_err(|_| stream.close())?;
+        let theirs = connect_handshake(&*stream, own, Role::Scheduler).inspect_err(|_| stream.close())?;
         let link = PeerLink::start(Arc::clone(&stream), LinkBounds::CONTROL, "backend-send")?;
-        self.backend.models.register(&link, self.backend.depth as u32, self.place());
+        self.backend.models.register(&link, theirs.revision, self.backend.depth as u32, self.place());
         Ok((link, MessageReader::new(stream, PeerLink::MAX_SILENCE)))
     }
 }

@@ -5,9 +5,10 @@
 //! devices: so the earlier one serves until the newer one is ready on every backend. A model that
 //! goes out of service is not offered any more, and stays only while a device has it.
 
+use super::tasks::SlotPool;
 use crate::description::ModelDescription;
 use crate::offer::{BackendOffer, OfferedModel};
-use crate::plane::{Message, PeerLink};
+use crate::plane::{CELLS, Message, PeerLink};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use ripieno_executor::LoadedModel;
@@ -27,15 +28,15 @@ pub struct BackendModel {
     pub loaded: Arc<dyn LoadedModel>,
 }
 
-/// The models of a backend's process.
+/// The models of a backend's process, and the slots in which they keep the state of requests.
 #[derive(Default)]
-pub struct BackendModels(Mutex<HeldModels>);
+pub struct BackendModels(Mutex<HeldModels>, Arc<SlotPool>);
 
 #[derive(Default)]
 struct HeldModels {
     held: BTreeMap<u32, HeldModel>,
-    /// Connections to schedulers, which receive every change.
-    links: Vec<Weak<PeerLink>>,
+    /// Connections to schedulers, which receive every change, with the revision of each.
+    links: Vec<(Weak<PeerLink>, u16)>,
     /// Whether the process loads what a plan says.
     follows: bool,
     /// The reason for which a planned model is not loaded; empty if all are.
@@ -119,6 +120,10 @@ impl BackendModels {
         models.announce();
     }
 
+    pub(super) fn slots(&self) -> Arc<SlotPool> {
+        Arc::clone(&self.1)
+    }
+
     /// Returns true if it offers the model of this number.
     pub fn offers(&self, number: u32) -> bool {
         self.0.lock().held.values().any(|held| held.names.contains(&number))
@@ -126,11 +131,11 @@ impl BackendModels {
 
     /// Registers a device with a scheduler, which receives every change from then on. `place` is
     /// the sub-cluster that the device was last told to belong to.
-    pub(super) fn register(&self, link: &Arc<PeerLink>, depth: u32, place: Option<usize>) {
+    pub(super) fn register(&self, link: &Arc<PeerLink>, revision: u16, depth: u32, place: Option<usize>) {
         let mut models = self.0.lock();
-        models.links.retain(|link| link.strong_count() > 0);
-        models.links.push(Arc::downgrade(link));
-        link.send(&Message::RegisterBackend { depth, models: models.offer(place) });
+        models.links.retain(|(link, _)| link.strong_count() > 0);
+        models.links.push((Arc::downgrade(link), revision));
+        link.send(&Message::RegisterBackend { depth, models: models.offer(revision, place) });
     }
 
     /// Makes schedulers know that the process loads what a plan says, of these models; each has its
@@ -163,8 +168,11 @@ impl BackendModels {
 }
 
 impl HeldModels {
-    fn offer(&self, place: Option<usize>) -> Bytes {
-        let offered = self.held.iter().filter(|(_, held)| held.stage != ServiceStage::Withdrawn);
+    /// Returns what a scheduler of this revision is offered.
+    fn offer(&self, revision: u16, place: Option<usize>) -> Bytes {
+        let is_known = |held: &HeldModel| held.description.walks.is_none() || revision >= CELLS;
+        let is_offered = |held: &HeldModel| held.stage != ServiceStage::Withdrawn && is_known(held);
+        let offered = self.held.iter().filter(|(_, held)| is_offered(held));
         let offer = |(&number, held): (&u32, &HeldModel)| OfferedModel {
             number,
             superseded: held.stage == ServiceStage::Superseded,
@@ -175,8 +183,11 @@ impl HeldModels {
     }
 
     fn announce(&self) {
-        let message = Message::Offer(self.offer(None));
-        self.links.iter().filter_map(Weak::upgrade).for_each(|link| link.send(&message));
+        for (link, revision) in &self.links {
+            if let Some(link) = link.upgrade() {
+                link.send(&Message::Offer(self.offer(*revision, None)));
+            }
+        }
     }
 
     /// Drops models that no device has and none will have. Returns true if there were any.
@@ -266,7 +277,7 @@ mod tests {
 
     /// Returns number and whether it is superseded of each model on offer.
     fn offered(models: &BackendModels) -> Vec<(u32, bool)> {
-        let offer = crate::offer::decode_offer(&models.0.lock().offer(None)).unwrap();
+        let offer = crate::offer::decode_offer(&models.0.lock().offer(CELLS, None)).unwrap();
         offer.models.iter().map(|offer| (offer.number, offer.superseded)).collect()
     }
 

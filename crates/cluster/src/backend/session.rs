@@ -10,7 +10,7 @@ use super::Backend;
 use super::models::AttachedModel;
 use super::tasks::{HeldTask, MemberInputs, NextTask, SessionTasks};
 use crate::handover::{ProcessId, RequestId, RunningRows as HeldRows, Stamp};
-use crate::plane::{DecodeError, MemberEnd, Message, PeerLink, RunTask, TaskEnd};
+use crate::plane::{DecodeError, MemberEnd, Message, PeerLink, RunMember, RunTask, TaskEnd};
 use parking_lot::Mutex;
 use ripieno_base::{LaneId, ModelId, TaskId};
 use ripieno_executor::{
@@ -30,6 +30,9 @@ pub(super) trait SessionHost: Send + Sync {
     fn pull(&self, tag: u64, from: RemoteRows, rows: u32) -> bool;
 
     fn send_outputs(&self, to: RemoteRows, rows: u32, outputs: Result<Vec<Tensor>, String>);
+
+    /// Sends a step of a streamed answer, maybe the last one.
+    fn send_step(&self, to: RemoteRows, outputs: Vec<Tensor>, last: bool);
 
     /// Reports the end of a task of an earlier session; `failed` rows have to run again.
     fn on_earlier_end(&self, failed: &[HeldRows]);
@@ -64,7 +67,8 @@ impl SchedulerSession {
         link: Arc<PeerLink>,
     ) -> Arc<SchedulerSession> {
         // Numbers of pulls must differ from the numbers of every other session.
-        let tasks = SessionTasks::new(0, number << 40);
+        let slots = sessions.upgrade().map(|sessions| sessions.backend().models.slots()).unwrap_or_default();
+        let tasks = SessionTasks::new(0, number << 40, slots);
         let work = DeviceWork { device: None, attached: HashMap::new(), tasks, over: false };
         Arc::new_cyclic(|own| SchedulerSession { own: own.clone(), sessions, claim, link, work: Mutex::new(work) })
     }
@@ -273,18 +277,23 @@ impl SchedulerSession {
     fn check_inputs(
         &self,
         model: &dyn LoadedModel,
-        (origin, rows): (RemoteRows, u32),
-        length: u32,
+        (origin, member): (RemoteRows, RunMember),
         inputs: Vec<Tensor>,
     ) -> MemberInputs {
         let Some(sessions) = self.sessions.upgrade() else { return MemberInputs::lost() };
+        let RunMember { rows, length, stream, .. } = member;
         match model.describe(&inputs) {
-            Ok((extent, _)) if extent.length == length => {
-                MemberInputs::Here(Arc::new(RequestEntry::new(Payload::Here(inputs.into()), extent)))
+            Ok((extent, graph)) if extent.length == length => {
+                let entry = RequestEntry::new(Payload::Here(inputs.into()), extent);
+                MemberInputs::Here(Arc::new(RequestEntry { graph: graph.map(Arc::new), stream, ..entry }))
             }
             Ok((extent, _)) => {
                 let cause = format!("its length is {}, and its frontend said {length}", extent.length);
                 MemberInputs::Excluded(MemberEnd::Failed(cause))
+            }
+            // Its walk would go on without it, so the scheduler must know.
+            Err(RequestError(cause)) if model.walk_shape().is_some() => {
+                MemberInputs::Excluded(MemberEnd::Refused(cause))
             }
             Err(RequestError(cause)) => {
                 sessions.send_outputs(origin, rows, Err(cause));
@@ -297,11 +306,11 @@ impl SchedulerSession {
         let mut work = self.work.lock();
         let Some((task, member)) = work.tasks.take_pull(tag) else { return };
         let Some(held) = work.tasks.get(task) else { return };
-        let (lane, length, brought) = (held.run.lane, held.run.members[member].length, held.origin(member));
+        let (lane, of_member, brought) = (held.run.lane, held.run.members[member], held.origin(member));
         let model = work.attached.get(&held.run.model).map(|model| Arc::clone(&model.loaded));
         drop(work);
         let inputs = match (inputs, model, brought) {
-            (Some(inputs), Some(model), Some(origin)) => self.check_inputs(&*model, origin, length, inputs),
+            (Some(inputs), Some(model), Some((origin, _))) => self.check_inputs(&*model, (origin, of_member), inputs),
             _ => MemberInputs::lost(),
         };
         work = self.work.lock();
@@ -326,21 +335,28 @@ fn request_of(origin: RemoteRows) -> RequestId {
     RequestId { frontend: ProcessId(u64::from(origin.frontend)), number: origin.request }
 }
 
-/// Sends a member's outputs to its frontend, if its walk has ended.
+/// Sends a member's step to its frontend, and its outputs if its walk has ended.
 fn push_outputs(sessions: &dyn SessionHost, held: &HeldTask, at: usize, progress: &MemberProgress) {
-    if progress.ended
-        && progress.failed.is_none()
-        && let Some((origin, rows)) = held.origin(at)
-    {
+    let Some((origin, rows)) = held.origin(at) else { return };
+    if !progress.step.is_empty() {
+        sessions.send_step(origin, progress.step.clone(), progress.ended);
+    }
+    if has_outputs(progress) {
         sessions.send_outputs(origin, rows, Ok(progress.outputs.clone()));
     }
+}
+
+/// Returns true if a member's walk has ended well. A block that runs until its end also ends, but
+/// without outputs if others follow.
+fn has_outputs(progress: &MemberProgress) -> bool {
+    progress.ended && progress.failed.is_none() && !progress.outputs.is_empty()
 }
 
 /// Returns the rows of a task that ran and failed.
 fn failed(held: &HeldTask, result: &TaskResult) -> Vec<HeldRows> {
     let well = |nth: usize| {
         let progress = result.outcome.as_ref().ok().and_then(|all| all.get(nth));
-        progress.is_some_and(|progress| progress.ended && progress.failed.is_none())
+        progress.is_some_and(has_outputs)
     };
     let ran = held.running().enumerate().filter(|(nth, _)| !well(*nth)).filter_map(|(_, at)| held.origin(at));
     ran.map(|(origin, rows)| HeldRows { request: request_of(origin), rows, failed: true }).collect()

@@ -254,6 +254,14 @@ impl SessionHost for SessionManager {
         }
     }
 
+    fn send_step(&self, origin: RemoteRows, outputs: Vec<Tensor>, last: bool) {
+        let RemoteRows { frontend, request, .. } = origin;
+        let source = self.sources.lock().get(&frontend).cloned();
+        if let Some(source) = source {
+            source.send(Message::Step { request, last, outputs });
+        }
+    }
+
     fn on_earlier_end(&self, failed: &[RunningRows]) {
         let mut state = self.state.lock();
         state.revision += 1;

@@ -4,15 +4,15 @@
 //! arrived or are known not to come. A member whose rows do not come, or do not fit the model, is
 //! excluded from the batch.
 
-use crate::plane::{MemberEnd, RunTask};
+use crate::plane::{MemberEnd, RunMember, RunTask};
+use parking_lot::Mutex;
 use ripieno_base::{LaneId, RequestSlot, TaskId};
-use ripieno_executor::{MemberProgress, RemoteRows, RequestEntry, Task, TaskMember};
+use ripieno_executor::{MemberProgress, RemoteRows, RequestEntry, Task, TaskMember, next_walk};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// All tasks of a session.
-#[derive(Default)]
 pub(super) struct SessionTasks {
     held: HashMap<TaskId, HeldTask>,
     /// The tasks of each lane that have not started, in order.
@@ -21,8 +21,46 @@ pub(super) struct SessionTasks {
     tags: u64,
     /// The member that a pull is for.
     pulls: HashMap<u64, (TaskId, usize)>,
-    /// The frontend of the request in a slot: only the first task of a chain names it.
-    origins: HashMap<RequestSlot, RemoteRows>,
+    /// The latest request in each slot of the scheduler.
+    slots: HashMap<RequestSlot, SlotRequest>,
+    pool: Arc<SlotPool>,
+}
+
+/// The slots of a backend's process.
+///
+/// A model's state is kept by slot, its devices share it, and they may follow several engines: of
+/// an earlier scheduler, or of another sub-cluster. So each session has slots of its own.
+#[derive(Default)]
+pub(super) struct SlotPool(Mutex<FreeSlots>);
+
+#[derive(Default)]
+struct FreeSlots {
+    /// Number of slots so far.
+    count: u32,
+    free: Vec<RequestSlot>,
+}
+
+impl SlotPool {
+    fn take(&self) -> RequestSlot {
+        let mut slots = self.0.lock();
+        slots.free.pop().unwrap_or_else(|| {
+            slots.count += 1;
+            RequestSlot(slots.count - 1)
+        })
+    }
+}
+
+/// The request in a slot of the scheduler.
+struct SlotRequest {
+    /// The process's slot for it.
+    own_slot: RequestSlot,
+    /// The scheduler's number of the walk.
+    walk: u64,
+    /// This process's number. Devices compare the walks of all schedulers that they ever followed,
+    /// and each of them counts on its own.
+    own_walk: u64,
+    /// The frontend of the request: only the first task of a walk names it.
+    origin: Option<RemoteRows>,
 }
 
 /// A task, with the state of its members.
@@ -57,8 +95,9 @@ pub(super) enum NextTask {
 
 impl SessionTasks {
     /// Returns an empty table for this number of lanes. Numbers of pulls begin above `tags`.
-    pub(super) fn new(lanes: usize, tags: u64) -> SessionTasks {
-        let mut tasks = SessionTasks { tags, ..SessionTasks::default() };
+    pub(super) fn new(lanes: usize, tags: u64, pool: Arc<SlotPool>) -> SessionTasks {
+        let (held, waiting, pulls, slots) = Default::default();
+        let mut tasks = SessionTasks { held, waiting, tags, pulls, slots, pool };
         tasks.open(lanes);
         tasks
     }
@@ -69,7 +108,7 @@ impl SessionTasks {
     }
 
     /// Inserts a task; returns false if the lane does not exist or the id is taken.
-    pub(super) fn insert(&mut self, run: RunTask) -> bool {
+    pub(super) fn insert(&mut self, mut run: RunTask) -> bool {
         let Some(lane) = self.waiting.get_mut(run.lane.index()) else { return false };
         if self.held.contains_key(&run.task) {
             return false;
@@ -78,10 +117,23 @@ impl SessionTasks {
         let brings = |origin: bool| if origin { MemberInputs::Missing } else { MemberInputs::Held };
         let members: Vec<MemberInputs> = run.members.iter().map(|member| brings(member.origin.is_some())).collect();
         let missing = members.iter().filter(|inputs| matches!(inputs, MemberInputs::Missing)).count();
-        self.origins.extend(run.members.iter().filter_map(|member| Some((member.slot, member.origin?))));
-        let origins = run.members.iter().map(|member| self.origins.get(&member.slot).copied()).collect();
+        let origins = run.members.iter_mut().map(|member| self.enter(member)).collect();
         self.held.insert(run.task, HeldTask { run, came: Instant::now(), members, origins, missing });
         true
+    }
+
+    /// Notes the request of a member and gives it this process's slot and number of the walk.
+    /// Returns its origin.
+    fn enter(&mut self, member: &mut RunMember) -> Option<RemoteRows> {
+        let (walk, pool) = (member.walk, &self.pool);
+        let begin = |own_slot| SlotRequest { own_slot, walk, own_walk: next_walk(), origin: None };
+        let known = self.slots.entry(member.slot).or_insert_with(|| begin(pool.take()));
+        if known.walk != walk {
+            *known = begin(known.own_slot);
+        }
+        (member.slot, member.walk) = (known.own_slot, known.own_walk);
+        known.origin = member.origin.or(known.origin);
+        known.origin
     }
 
     /// Registers a pull of a member's rows and returns its number.
@@ -166,6 +218,12 @@ impl SessionTasks {
     }
 }
 
+impl Drop for SessionTasks {
+    fn drop(&mut self) {
+        self.pool.0.lock().free.extend(self.slots.drain().map(|(_, request)| request.own_slot));
+    }
+}
+
 impl MemberInputs {
     pub(super) fn lost() -> MemberInputs {
         MemberInputs::Excluded(MemberEnd::Lost("its inputs could not be had of its frontend".to_owned()))
@@ -194,7 +252,8 @@ impl HeldTask {
                 _ => None,
             };
             let until = told.left_ns.and_then(until);
-            TaskMember { walk: told.walk, until, ..TaskMember::new(told.slot, told.rows as usize, entry) }
+            let RunMember { slot, rows, node, walk, .. } = *told;
+            TaskMember { node, walk, until, ..TaskMember::new(slot, rows as usize, entry) }
         };
         let members: Vec<TaskMember> = self.running().map(member).collect();
         if members.is_empty() {
@@ -228,7 +287,6 @@ fn member_end(progress: &MemberProgress) -> MemberEnd {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plane::RunMember;
     use ripieno_base::{BlockId, ModelId, RequestSlot};
     use ripieno_executor::{ExecError, RemoteRows};
 
@@ -237,6 +295,8 @@ mod tests {
             slot: RequestSlot(slot),
             rows: 1,
             length: 1,
+            node: 0,
+            stream: false,
             walk: 1,
             left_ns: None,
             origin: frontend.map(|frontend| RemoteRows { frontend, request: u64::from(slot), first_row: 0 }),
@@ -259,7 +319,7 @@ mod tests {
 
     #[test]
     fn tasks_of_a_lane_begin_in_order_once_their_rows_are_there() {
-        let mut tasks = SessionTasks::new(1, 0);
+        let mut tasks = SessionTasks::new(1, 0, Arc::default());
         assert!(tasks.insert(run(7, &[Some(1), None])) && tasks.insert(run(8, &[Some(1)])));
         assert!(!tasks.insert(run(7, &[None])), "the same task twice");
         assert!(!tasks.insert(RunTask { lane: LaneId(1), ..run(9, &[None]) }), "a lane that is not there");
@@ -276,7 +336,7 @@ mod tests {
 
     #[test]
     fn members_without_rows_are_excluded_and_reported_apart_from_those_that_ran() {
-        let mut tasks = SessionTasks::new(1, 0);
+        let mut tasks = SessionTasks::new(1, 0, Arc::default());
         tasks.insert(run(1, &[Some(1), Some(2), Some(1)]));
         let tags = [0, 1, 2].map(|member| tasks.add_pull(TaskId(1), member));
         tasks.on_frontend_lost(1);
@@ -294,7 +354,7 @@ mod tests {
 
     #[test]
     fn what_is_withdrawn_before_it_began_is_gone_with_its_pulls() {
-        let mut tasks = SessionTasks::new(1, 0);
+        let mut tasks = SessionTasks::new(1, 0, Arc::default());
         tasks.insert(run(1, &[Some(1)]));
         tasks.insert(run(2, &[None]));
         let tag = tasks.add_pull(TaskId(1), 0);
@@ -304,11 +364,35 @@ mod tests {
     }
 
     #[test]
-    fn later_blocks_of_a_chain_know_where_their_requests_come_from() {
-        let mut tasks = SessionTasks::new(1, 0);
+    fn later_tasks_of_a_walk_know_where_their_requests_come_from() {
+        let mut tasks = SessionTasks::new(1, 0, Arc::default());
         tasks.insert(run(1, &[Some(5)]));
         tasks.insert(run(2, &[None, None]));
         let origin = |member| tasks.get(TaskId(2)).unwrap().origin(member).map(|(origin, _)| origin.frontend);
         assert_eq!((origin(0), origin(1)), (Some(5), None));
+    }
+
+    #[test]
+    fn walks_of_later_schedulers_have_greater_numbers() {
+        let walk = |tasks: &SessionTasks, task| tasks.get(TaskId(task)).unwrap().run.members[0].walk;
+        let numbered = |task, walk| {
+            let mut run = run(task, &[Some(5)]);
+            run.members[0].walk = walk;
+            run
+        };
+        let mut first = SessionTasks::new(1, 0, Arc::default());
+        [numbered(1, 900), numbered(2, 900), numbered(3, 901)].into_iter().for_each(|run| assert!(first.insert(run)));
+        assert_eq!(walk(&first, 1), walk(&first, 2), "one walk");
+        assert!(walk(&first, 2) < walk(&first, 3), "it was started over");
+        let slot = |tasks: &SessionTasks| tasks.get(TaskId(1)).unwrap().run.members[0].slot;
+        let mut second = SessionTasks::new(1, 0, Arc::clone(&first.pool));
+        second.insert(numbered(1, 1));
+        assert!(walk(&first, 3) < walk(&second, 1), "another scheduler begins to count");
+        assert!(slot(&first) != slot(&second), "the first one's request may still run");
+        let (pool, left) = (Arc::clone(&first.pool), slot(&first));
+        drop(first);
+        let mut third = SessionTasks::new(1, 0, pool);
+        third.insert(numbered(1, 1));
+        assert_eq!(slot(&third), left, "slots of an ended session are free");
     }
 }

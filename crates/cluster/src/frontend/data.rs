@@ -6,7 +6,7 @@ use crate::plane::{
     ByteStream, DecodeError, Handshake, LinkBounds, Message, MessageReader, PeerAddress, PeerLink, Role,
     accept_handshake,
 };
-use ripieno_runtime::{Failure, some_rows};
+use ripieno_runtime::{Failure, StreamedStep, some_rows};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -73,7 +73,11 @@ impl FrontendShared {
             match reader.read()? {
                 Message::KeepAlive => {}
                 Message::Pull { tag, request, first_row, rows } => {
-                    let pulled = self.table.lock().pull(request, first_row, rows, connection);
+                    let mut table = self.table.lock();
+                    let repeated = table.end_repeated_stream(request);
+                    let pulled = table.pull(request, first_row, rows, connection);
+                    drop(table);
+                    self.cancel_ended(request, repeated);
                     let cut =
                         |(inputs, all): (_, u32)| some_rows(&inputs, all as usize, first_row as usize, rows as usize);
                     let inputs = pulled.and_then(cut).map(|inputs| inputs.to_vec());
@@ -81,12 +85,18 @@ impl FrontendShared {
                 }
                 Message::Outputs { request, first_row, rows, outputs } => {
                     let due = match outputs {
-                        Ok(outputs) => self.table.lock().on_outputs(request, first_row, rows, outputs),
+                        Ok(outputs) => self.table.lock().on_outputs(request, (first_row, rows), connection, outputs),
                         // The scheduler may still hold parts of the request, so it is cancelled
                         // there.
                         Err(cause) => self.remove(request, Failure::Invalid(cause)),
                     };
                     self.answer_all(due.into_iter().collect());
+                }
+                Message::Step { request, last, outputs } => {
+                    let receiver = self.table.lock().on_step(request, connection);
+                    if let Some(receiver) = receiver {
+                        receiver.receive(StreamedStep { outputs, last });
+                    }
                 }
                 other => return Err(DecodeError(format!("a backend does not say {other:?}")).into()),
             }

@@ -7,8 +7,7 @@ use crate::description::ModelDescription;
 use crate::handover::{Epoch, ProcessId};
 use crate::offer::decode_served;
 use crate::plane::{
-    DecodeError, Handshake, HandshakeError, LinkBounds, Message, MessageReader, PeerLink, RequestHeader, Role,
-    connect_handshake,
+    DecodeError, Handshake, HandshakeError, LinkBounds, Message, MessageReader, PeerLink, Role, connect_handshake,
 };
 use ripieno_base::ModelId;
 use std::io;
@@ -152,7 +151,7 @@ impl FrontendShared {
                 }
                 self.devices.store(said.devices, Ordering::Relaxed);
                 self.answer_all(due);
-                again.into_iter().for_each(|ask: RequestHeader| self.send_request(link, ask));
+                again.into_iter().for_each(|ask| self.send_request(link, ask));
             }
         }
         Ok(())

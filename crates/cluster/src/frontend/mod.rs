@@ -9,10 +9,11 @@ mod calls;
 mod data;
 mod follow;
 mod models;
+mod steps;
 mod table;
 
 use crate::description::ModelDescription;
-use crate::plane::{Listener, Message, PeerLink, RequestHeader, Transport};
+use crate::plane::{Listener, Message, PeerLink, RequestHeader, Transport, graph_fits};
 use crate::random_id;
 use calls::FrontendCalls;
 use models::FrontendModels;
@@ -25,7 +26,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
-use table::{CompletedRequest, PendingRequest, RequestTable};
+use steps::StepReceiver;
+use table::{CompletedRequest, PendingRequest, RequestTable, Resubmission};
 
 /// Interval at which requests are expired.
 const EXPIRY_INTERVAL: Duration = Duration::from_millis(100);
@@ -130,7 +132,11 @@ impl Frontend {
         let came = Instant::now();
         let model = self.0.models.read().get(job.model).ok_or(Failure::NotLoaded)?;
         let invalid = |text: String| Failure::Invalid(text);
-        let (extent, _) = model.loaded().describe(&job.inputs).map_err(|error| invalid(error.to_string()))?;
+        let (extent, graph) = model.loaded().describe(&job.inputs).map_err(|error| invalid(error.to_string()))?;
+        if graph.as_ref().is_some_and(|graph| !graph_fits(graph)) {
+            return Err(invalid("a graph that is too large for the scheduler's connection".to_owned()));
+        }
+        let (graph, steps) = (graph.map(Arc::new), job.on_step.filter(|_| model.streams()).map(StepReceiver::new));
         let rows = u32::try_from(job.rows).map_err(|_| invalid(format!("{} rows in one request", job.rows)))?;
         let bytes = job.inputs.iter().map(|input| input.data.len() as u64).sum();
         let ask = RequestHeader {
@@ -143,17 +149,29 @@ impl Frontend {
             bytes,
             left_ns: job.timeout.map(|timeout| u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX)),
             sizes: model.open.sizes(&job.inputs),
+            stream: steps.is_some(),
         };
         let expires = model.expires(came, job.timeout);
         let (inputs, on_answer, live) = (job.inputs, job.on_answer, model.counts.enter());
-        let (ended, pieces, orphan) = (None, Vec::new(), false);
-        let pending =
-            PendingRequest { header: ask, inputs, came, expires, live, on_answer, ended, pieces, orphaned: orphan };
+        let pending = PendingRequest {
+            header: ask,
+            inputs,
+            graph: graph.clone(),
+            steps,
+            streamed: false,
+            came,
+            expires,
+            live,
+            on_answer,
+            ended: None,
+            pieces: Vec::new(),
+            orphaned: false,
+        };
         let accepted = self.0.table.lock().insert(pending, came);
         let (request, scheduler) =
             accepted.inspect_err(|failure| model.counts.metrics.on_not_accepted(failure.ending()))?;
         if let Some(scheduler) = scheduler {
-            self.0.send_request(&scheduler, RequestHeader { request, ..ask });
+            self.0.send_request(&scheduler, (RequestHeader { request, ..ask }, graph));
         }
         Ok(request)
     }
@@ -228,10 +246,16 @@ impl FrontendShared {
     }
 
     /// Sends a request to a scheduler, by the scheduler's id of the model.
-    fn send_request(&self, scheduler: &PeerLink, ask: RequestHeader) {
+    fn send_request(&self, scheduler: &PeerLink, (ask, graph): Resubmission) {
         let model = self.models.read().get(ask.model);
         match model {
-            Some(model) => scheduler.send(&Message::Submit(RequestHeader { model: model.id, ..ask })),
+            Some(model) => {
+                let header = RequestHeader { model: model.id, ..ask };
+                scheduler.send(&match graph {
+                    Some(graph) => Message::SubmitGraph(header, graph),
+                    None => Message::Submit(header),
+                });
+            }
             None => {
                 let due = self.table.lock().complete(ask.request, Err(Failure::Unloaded));
                 if let Some(due) = due {
@@ -250,5 +274,15 @@ impl FrontendShared {
             scheduler.send(&Message::CancelRequest(request));
         }
         Some(due)
+    }
+
+    /// Answers a request that has ended here, and cancels it at the scheduler.
+    fn cancel_ended(&self, request: u64, ended: Option<CompletedRequest>) {
+        let Some(ended) = ended else { return };
+        let scheduler = self.table.lock().scheduler();
+        if let Some(scheduler) = scheduler {
+            scheduler.send(&Message::CancelRequest(request));
+        }
+        ended.answer();
     }
 }

@@ -25,6 +25,11 @@ impl FrontendModel {
         &self.loaded
     }
 
+    /// Returns true if an answer may come step by step.
+    pub(super) fn streams(&self) -> bool {
+        self.description.streams
+    }
+
     /// Returns the time at which a request that arrived at `came` is too late; `None` if never.
     pub(super) fn expires(&self, came: Instant, timeout: Option<Duration>) -> Option<Instant> {
         let slo = Duration::from_nanos(self.description.model.slo.0.unsigned_abs());
@@ -58,7 +63,7 @@ impl FrontendModels {
             let counted = before.get(own.index()).and_then(Option::as_ref).map(|model| Arc::clone(&model.counts));
             let counts = counted.unwrap_or_else(ModelCounters::new);
             let loaded = RemoteModel::new(&description)?;
-            let open = OpenDims::of(&loaded, false);
+            let open = OpenDims::of(&loaded, description.walks.is_some());
             served.push((own, description.clone()));
             self.known[own.index()] = Some(Arc::new(FrontendModel { id, description, loaded, open, counts }));
         }

@@ -11,10 +11,12 @@
 //! primary, and it is answered as soon as all its rows have arrived, since the first scheduler's
 //! report may be lost.
 
+use super::steps::StepReceiver;
 use crate::handover::{Epoch, Following, HeartbeatSender, ProcessId};
 use crate::plane::{PeerLink, RequestHeader};
 use ripieno_base::Nanos;
 use ripieno_executor::Tensor;
+use ripieno_model::Graph;
 use ripieno_runtime::{Ending, Failure, JobOutput, JobResult, ModelMetrics, ModelSnapshot, check_joinable, join};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -35,6 +37,12 @@ pub(super) struct PendingRequest {
     /// The header sent to the scheduler, with the frontend's id of the model.
     pub(super) header: RequestHeader,
     pub(super) inputs: Arc<[Tensor]>,
+    /// Graph of the request, if it brings one.
+    pub(super) graph: Option<Arc<Graph>>,
+    /// Receives the answer step by step, if the client reads it so.
+    pub(super) steps: Option<Arc<StepReceiver>>,
+    /// True once a step was received.
+    pub(super) streamed: bool,
     pub(super) came: Instant,
     /// Time at which the request is too late.
     pub(super) expires: Option<Instant>,
@@ -47,6 +55,9 @@ pub(super) struct PendingRequest {
     /// True once the scheduler that first received it is lost.
     pub(super) orphaned: bool,
 }
+
+/// A request to send again: its header, and its graph if it brings one.
+pub(super) type Resubmission = (RequestHeader, Option<Arc<Graph>>);
 
 /// The counters of a model.
 pub(super) struct ModelCounters {
@@ -121,7 +132,7 @@ pub(super) enum HeartbeatOutcome {
         /// Requests whose outputs have all arrived.
         completed: Vec<CompletedRequest>,
         /// All other unanswered requests, which the new primary must receive.
-        resend: Vec<RequestHeader>,
+        resend: Vec<Resubmission>,
     },
 }
 
@@ -196,7 +207,7 @@ impl RequestTable {
         self.scheduler = Some(Arc::clone(link));
         let due = self.orphan_all();
         let unanswered = self.slots.iter().filter_map(|slot| slot.pending.as_ref()).filter(|it| it.ended.is_none());
-        HeartbeatOutcome::Primary { completed: due, resend: unanswered.map(|pending| pending.header_at(now)).collect() }
+        HeartbeatOutcome::Primary { completed: due, resend: unanswered.map(|it| it.at(now)).collect() }
     }
 
     /// Handles the end of a connection to a scheduler. If it was the primary, returns the requests
@@ -278,16 +289,36 @@ impl RequestTable {
         Some((Arc::clone(&pending.inputs), pending.header.rows))
     }
 
-    /// Handles the outputs of rows.
+    /// Handles a pull of a request whose client has read a step: it runs again, and the repeated
+    /// steps might differ. Returns the request, which ends.
+    pub(super) fn end_repeated_stream(&mut self, request: u64) -> Option<CompletedRequest> {
+        self.get(request).filter(|pending| pending.streamed)?;
+        self.complete(request, Err(backend_lost()))
+    }
+
+    /// Handles a step of a streamed answer. Returns its receiver; `None` if the step is of an
+    /// earlier run.
+    pub(super) fn on_step(&mut self, request: u64, connection: u64) -> Option<Arc<StepReceiver>> {
+        let pending = self.get(request)?;
+        pending.owed_by(connection)?;
+        pending.streamed = true;
+        pending.steps.clone()
+    }
+
+    /// Handles the outputs of rows. The outputs of a streamed answer must follow its steps.
     pub(super) fn on_outputs(
         &mut self,
         request: u64,
-        first_row: u32,
-        rows: u32,
+        (first_row, rows): (u32, u32),
+        connection: u64,
         outputs: Vec<Tensor>,
     ) -> Option<CompletedRequest> {
-        let pieces = &mut self.get(request)?.pieces;
-        let piece = pieces.iter_mut().find(|piece| (piece.first_row, piece.rows) == (first_row, rows))?;
+        let pending = self.get(request)?;
+        if pending.steps.is_some() && pending.owed_by(connection).is_none() {
+            return None;
+        }
+        let mut pieces = pending.pieces.iter_mut();
+        let piece = pieces.find(|piece| (piece.first_row, piece.rows) == (first_row, rows))?;
         piece.outputs = Some(outputs);
         self.complete_if_ready(request)
     }
@@ -366,10 +397,16 @@ fn backend_lost() -> Failure {
 }
 
 impl PendingRequest {
-    /// Returns the header for a new primary, with the time left at `now`.
-    fn header_at(&self, now: Instant) -> RequestHeader {
+    /// Returns the request for a new primary, with the time left at `now`.
+    fn at(&self, now: Instant) -> Resubmission {
         let left = self.expires.map(|expires| expires.saturating_duration_since(now));
-        RequestHeader { left_ns: left.map(|left| u64::try_from(left.as_nanos()).unwrap_or(u64::MAX)), ..self.header }
+        let left_ns = left.map(|left| u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
+        (RequestHeader { left_ns, ..self.header }, self.graph.clone())
+    }
+
+    /// Returns the piece whose outputs this connection owes.
+    fn owed_by(&mut self, connection: u64) -> Option<&mut Piece> {
+        self.pieces.iter_mut().find(|piece| piece.connection == connection && piece.outputs.is_none())
     }
 
     /// Returns the number of rows whose outputs have arrived.
@@ -398,7 +435,11 @@ impl CompletedRequest {
     /// Counts the request and answers it.
     pub(super) fn answer(self) {
         let CompletedRequest(pending, answer) = self;
-        let PendingRequest { header: RequestHeader { rows, .. }, came, live, on_answer, .. } = *pending;
+        let PendingRequest { header: RequestHeader { rows, .. }, came, live, steps, on_answer, .. } = *pending;
+        // Its reader sees the end of the steps before the answer.
+        if let Some(steps) = steps {
+            steps.close();
+        }
         let metrics = &live.0.metrics;
         let took = Nanos(i64::try_from(came.elapsed().as_nanos()).unwrap_or(i64::MAX));
         match &answer {

@@ -17,7 +17,10 @@ pub const VERSION: u16 = 3;
 
 /// Revision within the version, which the sender tells: a message that a later revision adds goes
 /// only to peers that have it. Fields may be added to models at any time.
-pub const REVISION: u16 = 0;
+pub const REVISION: u16 = 1;
+
+/// The first revision whose roles serve models that run cell by cell.
+pub(crate) const CELLS: u16 = 1;
 
 const MAGIC: [u8; 8] = *b"ripieno\n";
 const BYTES: usize = 24;

@@ -8,6 +8,7 @@
 use super::frame::{
     DecodeError, MAX_TEXT, RECORD, RecordReader, RecordWriter, header, read_text, set_tail, write_text,
 };
+use super::graph::{MAX_GRAPH, read_graph, write_graph};
 use super::report::{HELD, MAX_HELD, RunningReport};
 use super::task_end::{MEMBER_END, TaskEnd};
 use super::tensors::{read_tensors, write_tensors};
@@ -15,7 +16,9 @@ use crate::handover::{Epoch, ProcessId, Stamp};
 use bytes::Bytes;
 use ripieno_base::{BlockId, LaneId, ModelId, RequestSlot, TaskId};
 use ripieno_executor::{RemoteRows, Tensor};
+use ripieno_model::Graph;
 use ripieno_runtime::{JobResult, OpenSizes};
+use std::sync::Arc;
 
 /// The largest number of bytes or members in a tail.
 const MAX_MODELS: usize = 64 << 20;
@@ -120,6 +123,17 @@ pub enum Message {
     },
     /// To a backend that follows a plan: its sub-cluster, and the names of the models to have.
     Place(u32, Bytes),
+    /// Frontend: submits a request that brings a graph of cells.
+    SubmitGraph(RequestHeader, Arc<Graph>),
+    /// Backend, to a frontend: a step of an answer that is streamed.
+    Step {
+        /// The request.
+        request: u64,
+        /// Whether no further step follows.
+        last: bool,
+        /// The step's part of each streamed output.
+        outputs: Vec<Tensor>,
+    },
 }
 
 /// A call to load or unload a model.
@@ -154,6 +168,9 @@ pub struct RequestHeader {
     pub left_ns: Option<u64>,
     /// The sizes of its open dimensions.
     pub sizes: OpenSizes,
+    /// Whether the client reads the answer step by step; only if the model's requests run cell by
+    /// cell.
+    pub stream: bool,
 }
 
 /// The result of a request.
@@ -193,6 +210,10 @@ pub struct RunMember {
     pub rows: u32,
     /// Length of the request.
     pub length: u32,
+    /// Step or node that it runs, if requests run cell by cell.
+    pub node: u32,
+    /// Whether the frontend receives the steps of the answer.
+    pub stream: bool,
     /// Walk of the request.
     pub walk: u64,
     /// Nanoseconds for which its client still waits; `None` if without limit.
@@ -235,6 +256,8 @@ mod kind {
     pub(super) const MODEL_CALL: u16 = 30;
     pub(super) const MODEL_CALL_END: u16 = 31;
     pub(super) const PLACE: u16 = 32;
+    pub(super) const SUBMIT_GRAPH: u16 = 40;
+    pub(super) const STEP: u16 = 41;
 }
 
 /// Returns the longest tail of a kind, in bytes; `None` if there is no such kind.
@@ -245,7 +268,8 @@ pub(super) fn max_tail(kind: u16) -> Option<usize> {
         kind::REFUSED | kind::ADD_FRONTEND | kind::REGISTER_FRONTEND | kind::REQUEST_END | kind::INVALID => MAX_TEXT,
         kind::RUN_TASK => MAX_MEMBERS * RECORD,
         kind::TASK_END => MAX_MEMBERS * MEMBER_END + MAX_TEXT,
-        kind::ROWS | kind::OUTPUTS => MAX_TENSOR_BYTES,
+        kind::ROWS | kind::OUTPUTS | kind::STEP => MAX_TENSOR_BYTES,
+        kind::SUBMIT_GRAPH => MAX_GRAPH,
         kind::REPORT => MAX_HELD * HELD,
         kind::KEEP_ALIVE..=kind::PEER => 0,
         _ => return None,
@@ -278,7 +302,8 @@ impl Message {
             Message::AddFrontend(id, _) => RecordWriter::new(kind::ADD_FRONTEND).u32(*id),
             Message::RemoveFrontend(id) => RecordWriter::new(kind::REMOVE_FRONTEND).u32(*id),
             Message::RegisterFrontend(id, _) => RecordWriter::new(kind::REGISTER_FRONTEND).u32(*id),
-            Message::Submit(ask) => ask.put(RecordWriter::new(kind::SUBMIT)),
+            Message::Submit(ask) => ask.put(kind::SUBMIT),
+            Message::SubmitGraph(ask, _) => ask.put(kind::SUBMIT_GRAPH),
             Message::CancelRequest(request) => RecordWriter::new(kind::CANCEL_REQUEST).u64(*request),
             Message::Models(_) => RecordWriter::new(kind::MODELS),
             Message::Offer(_) => RecordWriter::new(kind::OFFER),
@@ -291,8 +316,9 @@ impl Message {
             Message::Pull { tag, request, first_row, rows } => {
                 RecordWriter::new(kind::PULL).u64(*tag).u64(*request).u32(*first_row).u32(*rows)
             }
-            Message::Rows { tag, inputs: Some(_) } => RecordWriter::new(kind::ROWS).u64(*tag),
-            Message::Rows { tag, inputs: None } => RecordWriter::new(kind::NO_ROWS).u64(*tag),
+            Message::Rows { tag, inputs } => {
+                RecordWriter::new(if inputs.is_some() { kind::ROWS } else { kind::NO_ROWS }).u64(*tag)
+            }
             Message::Claim { stamp, holder } => {
                 RecordWriter::new(kind::CLAIM).u64(stamp.epoch.0).u64(stamp.number).u64(holder.0)
             }
@@ -305,6 +331,7 @@ impl Message {
                 RecordWriter::new(kind).u64(*request).u32(*first_row).u32(*rows)
             }
             Message::Place(place, _) => RecordWriter::new(kind::PLACE).u32(*place),
+            Message::Step { request, last, .. } => RecordWriter::new(kind::STEP).u64(*request).u8((*last).into()),
         };
         put.record()
     }
@@ -323,6 +350,8 @@ impl Message {
             Message::Rows { inputs: Some(tensors), .. } | Message::Outputs { outputs: Ok(tensors), .. } => {
                 write_tensors(tensors, into);
             }
+            Message::Step { outputs, .. } => write_tensors(outputs, into),
+            Message::SubmitGraph(_, graph) => write_graph(graph, into),
             Message::RunTask(run) => run.members.iter().for_each(|member| into.extend_from_slice(&member.record())),
             Message::TaskEnd(ended) => ended.write_members(into),
             Message::Report(report) => report.write_held(into),
@@ -378,9 +407,22 @@ impl Message {
                 Message::Outputs { request, first_row, rows, outputs }
             }
             kind::PLACE => Message::Place(get.u32(), tail),
+            kind::SUBMIT_GRAPH => Message::SubmitGraph(RequestHeader::get(&mut get)?, Arc::new(read_graph(&tail)?)),
+            kind::STEP => {
+                let (request, last) = (get.u64(), get.u8() != 0);
+                Message::Step { request, last, outputs: read_tensors(tail)? }
+            }
             _ => return Err(DecodeError(format!("a record of kind {kind}"))),
         })
     }
+}
+
+/// Flags of a record: the fields that may be left out are there, and the answer is streamed.
+const HAS_MORE: u8 = 1;
+const STREAMS: u8 = 2;
+
+fn flags(of: [(u8, bool); 2]) -> u8 {
+    of.into_iter().filter(|(_, is)| *is).fold(0, |flags, (flag, _)| flags | flag)
 }
 
 /// Stands for "no limit" where a time is left out.
@@ -395,23 +437,24 @@ fn get_left(get: &mut RecordReader<'_>) -> Option<u64> {
 }
 
 impl RequestHeader {
-    fn put(&self, put: RecordWriter) -> RecordWriter {
-        let RequestHeader { request, model, client, priority, rows, length, bytes, left_ns, sizes } = *self;
-        let put = put.u64(request).u16(model.0).u16(client).u8(priority).u8(u8::from(sizes.is_some())).u16(0);
+    fn put(&self, kind: u16) -> RecordWriter {
+        let RequestHeader { request, model, client, priority, rows, length, bytes, left_ns, sizes, stream } = *self;
+        let flags = flags([(HAS_MORE, sizes.is_some()), (STREAMS, stream)]);
+        let put = RecordWriter::new(kind).u64(request).u16(model.0).u16(client).u8(priority).u8(flags).u16(0);
         let put = put_left(put.u32(rows).u32(length).u64(bytes), left_ns);
         sizes.unwrap_or_default().into_iter().fold(put, RecordWriter::u32)
     }
 
     fn get(get: &mut RecordReader<'_>) -> Result<RequestHeader, DecodeError> {
         let (request, model, client, priority) = (get.u64(), ModelId(get.u16()), get.u16(), get.u8());
-        let (has_sizes, _) = (get.u8() != 0, get.u16());
+        let (flags, _) = (get.u8(), get.u16());
         let (rows, length, bytes, left_ns) = (get.u32(), get.u32(), get.u64(), get_left(get));
         let sizes = std::array::from_fn(|_| get.u32());
         if rows == 0 {
             return Err(DecodeError("a request without rows".to_owned()));
         }
-        let sizes = has_sizes.then_some(sizes);
-        Ok(RequestHeader { request, model, client, priority, rows, length, bytes, left_ns, sizes })
+        let (sizes, stream) = ((flags & HAS_MORE != 0).then_some(sizes), flags & STREAMS != 0);
+        Ok(RequestHeader { request, model, client, priority, rows, length, bytes, left_ns, sizes, stream })
     }
 }
 
@@ -435,26 +478,25 @@ impl RunTask {
 
 impl RunMember {
     fn record(&self) -> [u8; RECORD] {
-        let RunMember { slot, rows, length, walk, left_ns, origin } = *self;
-        let put = put_left(
-            RecordWriter::new(0).u32(slot.0).u32(rows).u32(length).u32(u32::from(origin.is_some())).u64(walk),
-            left_ns,
-        );
+        let RunMember { slot, rows, length, node, stream, walk, left_ns, origin } = *self;
+        let flags = flags([(HAS_MORE, origin.is_some()), (STREAMS, stream)]);
+        let put = RecordWriter::new(0).u32(slot.0).u32(rows).u32(length).u32(u32::from(flags)).u64(walk);
+        let put = put_left(put, left_ns);
         let RemoteRows { frontend, request, first_row } =
             origin.unwrap_or(RemoteRows { frontend: 0, request: 0, first_row: 0 });
-        put.u32(frontend).u32(first_row).u64(request).record()
+        put.u32(frontend).u32(first_row).u64(request).u32(node).record()
     }
 
     fn from_record(record: &[u8; RECORD]) -> Result<RunMember, DecodeError> {
         let mut get = RecordReader::new(record);
-        let (slot, rows, length, brings) = (RequestSlot(get.u32()), get.u32(), get.u32(), get.u32() != 0);
+        let (slot, rows, length, flags) = (RequestSlot(get.u32()), get.u32(), get.u32(), get.u32() as u8);
         let (walk, left_ns) = (get.u64(), get_left(&mut get));
-        let (frontend, first_row, request) = (get.u32(), get.u32(), get.u64());
+        let (frontend, first_row, request, node) = (get.u32(), get.u32(), get.u64(), get.u32());
         if rows == 0 {
             return Err(DecodeError("a member without rows".to_owned()));
         }
-        let origin = brings.then_some(RemoteRows { frontend, request, first_row });
-        Ok(RunMember { slot, rows, length, walk, left_ns, origin })
+        let origin = (flags & HAS_MORE != 0).then_some(RemoteRows { frontend, request, first_row });
+        Ok(RunMember { slot, rows, length, node, stream: flags & STREAMS != 0, walk, left_ns, origin })
     }
 }
 

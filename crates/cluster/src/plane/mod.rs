@@ -5,6 +5,7 @@
 //! process.
 
 mod frame;
+mod graph;
 mod handshake;
 mod link;
 mod message;
@@ -18,6 +19,8 @@ mod transport;
 
 pub use crate::handover::Role;
 pub use frame::{DecodeError, RECORD};
+pub(crate) use graph::fits as graph_fits;
+pub(crate) use handshake::CELLS;
 pub use handshake::{Handshake, HandshakeError, REVISION, VERSION, accept_handshake, connect_handshake};
 pub use link::{LinkBounds, PeerLink};
 pub use message::{LoadCall, Message, RequestEnd, RequestHeader, RunMember, RunTask};

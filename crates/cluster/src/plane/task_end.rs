@@ -34,6 +34,9 @@ pub enum MemberEnd {
     Failed(String),
     /// The request's inputs could not be fetched.
     Lost(String),
+    /// The request's values do not fit the model. Only requests that run cell by cell end so; the
+    /// frontends of all others learn it from their backends.
+    Refused(String),
 }
 
 /// Size of a member's result without its text, in bytes.
@@ -59,6 +62,7 @@ impl TaskEnd {
                 MemberEnd::Ended => (1, 0, ""),
                 MemberEnd::Failed(text) => (2, 0, text.as_str()),
                 MemberEnd::Lost(text) => (3, 0, text.as_str()),
+                MemberEnd::Refused(text) => (4, 0, text.as_str()),
             };
             let named = matches!(member, MemberEnd::Continues(Some(_)));
             let text = &text[..text.floor_char_boundary(left)];
@@ -103,6 +107,7 @@ impl MemberEnd {
             1 => Ok(MemberEnd::Ended),
             2 => Ok(MemberEnd::Failed(text)),
             3 => Ok(MemberEnd::Lost(text)),
+            4 => Ok(MemberEnd::Refused(text)),
             _ => Err(DecodeError(format!("a member that ended as {what}"))),
         }
     }

@@ -10,8 +10,8 @@ use crate::plane::{DecodeError, MemberEnd, Message, PeerLink, RunMember, RunTask
 use parking_lot::Mutex;
 use ripieno_base::{ModelId, TaskId};
 use ripieno_executor::{
-    Device, ExecError, Executor, LoadError, LoadedModel, Loss, MemberProgress, ModelSource, Payload, Rerun, Sink, Task,
-    TaskMember, TaskResult,
+    BAD_REQUEST, Device, ExecError, Executor, LoadError, LoadedModel, Loss, MemberProgress, ModelSource, Payload,
+    Rerun, Sink, Task, TaskMember, TaskResult,
 };
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -134,6 +134,8 @@ fn run(task: &Task) -> RunTask {
         slot: member.slot,
         rows: member.rows as u32,
         length: member.entry.as_ref().map_or(0, |entry| entry.extent.length),
+        node: member.node,
+        stream: member.entry.as_ref().is_some_and(|entry| entry.stream),
         walk: member.walk,
         left_ns: member.until.map(left),
         origin: member.entry.as_ref().and_then(|entry| match entry.payload {
@@ -195,6 +197,9 @@ fn progress(member: MemberEnd) -> MemberProgress {
         MemberEnd::Continues(skip) => MemberProgress { skip, ..MemberProgress::default() },
         MemberEnd::Ended => MemberProgress::ended(Vec::new()),
         MemberEnd::Failed(cause) => MemberProgress::failed(ExecError(cause)),
+        MemberEnd::Refused(cause) => {
+            MemberProgress { refused: true, ..MemberProgress::failed(ExecError(format!("{BAD_REQUEST}{cause}"))) }
+        }
         MemberEnd::Lost(cause) => {
             let lost = Some(Loss { retry_after: RETRY_AFTER, inside: false });
             MemberProgress { lost, ..MemberProgress::failed(ExecError(cause)) }

@@ -9,7 +9,7 @@ use crate::plane::{DecodeError, Message, MessageReader, PeerLink, RequestEnd, Re
 use parking_lot::Mutex;
 use ripieno_base::Nanos;
 use ripieno_executor::RemoteRows;
-use ripieno_model::Extent;
+use ripieno_model::{Extent, Graph};
 use ripieno_runtime::{Failure, JobOutput, JobResult, RemoteJob, Ticket};
 use std::collections::HashMap;
 use std::collections::hash_map::{Entry, VacantEntry};
@@ -30,6 +30,8 @@ const WAKEUP_BATCH: usize = 64;
 pub(super) struct FrontendPeer {
     pub(super) id: u32,
     pub(super) link: Arc<PeerLink>,
+    /// Revision of its protocol, which determines the models that it can describe.
+    pub(super) revision: u16,
     /// Address that serves its inputs.
     pub(super) address: String,
     requests: Mutex<FrontendRequests>,
@@ -43,9 +45,15 @@ struct FrontendRequests {
     parked: usize,
 }
 
+/// A request as its frontend submits it.
+struct Submission {
+    header: RequestHeader,
+    graph: Option<Arc<Graph>>,
+}
+
 enum SubmittedRequest {
     /// Received, and not yet submitted to the engine.
-    Parked(Box<RequestHeader>, Instant),
+    Parked(Box<Submission>, Instant),
     /// Submitted to the engine.
     Ticket(Ticket),
 }
@@ -62,7 +70,7 @@ impl SchedulerShared {
     pub(super) fn serve_frontend(
         self: &Arc<SchedulerShared>,
         link: &Arc<PeerLink>,
-        peer: Option<SocketAddr>,
+        (peer, revision): (Option<SocketAddr>, u16),
         reader: &mut MessageReader,
     ) -> io::Result<()> {
         let frontend = loop {
@@ -70,7 +78,8 @@ impl SchedulerShared {
                 Message::KeepAlive => {}
                 Message::RegisterFrontend(id, address) => {
                     let address = reachable(address, peer);
-                    break Arc::new(FrontendPeer { id, link: Arc::clone(link), address, requests: Mutex::default() });
+                    let (link, requests) = (Arc::clone(link), Mutex::default());
+                    break Arc::new(FrontendPeer { id, link, revision, address, requests });
                 }
                 other => return Err(unexpected(&other)),
             }
@@ -107,9 +116,7 @@ impl SchedulerShared {
         }
         let message = Message::AddFrontend(frontend.id, frontend.address.clone());
         peers.backends.values().for_each(|backend| backend.link.send(&message));
-        if let Some(models) = peers.models() {
-            frontend.link.send(&models);
-        }
+        peers.send_models(frontend);
         frontend.link.send(&Message::Devices(peers.serving()));
         peers.frontends.insert(frontend.id, Arc::clone(frontend));
         Ok(())
@@ -136,8 +143,12 @@ impl SchedulerShared {
             }
             match reader.read()? {
                 Message::KeepAlive => {}
-                Message::Submit(ask) if self.leadership.is_open() => left.submit(self, frontend, ask)?,
-                Message::Submit(ask) => self.park(frontend, ask)?,
+                Message::Submit(header) => {
+                    self.on_submission(frontend, Submission { header, graph: None }, &mut left)?
+                }
+                Message::SubmitGraph(header, graph) => {
+                    self.on_submission(frontend, Submission { header, graph: Some(graph) }, &mut left)?
+                }
                 Message::CancelRequest(request) => self.cancel_request(frontend, request),
                 Message::LoadCall(call) => self.begin_call(&frontend.link, call),
                 Message::Fenced(epoch) => self.update(|machine, now, out| machine.on_epoch(now, epoch, out)),
@@ -146,9 +157,16 @@ impl SchedulerShared {
         }
     }
 
+    fn on_submission(&self, frontend: &Arc<FrontendPeer>, ask: Submission, left: &mut SubmitBatch) -> io::Result<()> {
+        match self.leadership.is_open() {
+            true => left.submit(self, frontend, ask),
+            false => self.park(frontend, ask),
+        }
+    }
+
     /// Parks a request that arrives while an epoch begins, until the running tasks are known.
-    fn park(&self, frontend: &FrontendPeer, ask: RequestHeader) -> io::Result<()> {
-        let RequestHeader { request, rows, .. } = ask;
+    fn park(&self, frontend: &FrontendPeer, ask: Submission) -> io::Result<()> {
+        let RequestHeader { request, rows, .. } = ask.header;
         let mut places = frontend.requests.lock();
         let asked = places.parked;
         let place = vacant(&mut places, request)?;
@@ -211,13 +229,14 @@ struct SubmitBatch {
 
 impl SubmitBatch {
     /// Submits a request to its engine directly, as happens most of the time.
-    fn submit(&mut self, shared: &SchedulerShared, frontend: &Arc<FrontendPeer>, ask: RequestHeader) -> io::Result<()> {
-        let (at, _) = split(ask.model);
+    fn submit(&mut self, shared: &SchedulerShared, frontend: &Arc<FrontendPeer>, ask: Submission) -> io::Result<()> {
+        let (at, _) = split(ask.header.model);
         if self.sub_clusters.get(at).is_none() {
             self.sub_clusters = shared.peers.lock().sub_clusters.clone();
         }
         let mut places = frontend.requests.lock();
-        let (request, place) = (ask.request, vacant(&mut places, ask.request)?);
+        let request = ask.header.request;
+        let place = vacant(&mut places, request)?;
         // With the lock held, so that the result always finds the request's state.
         match submit_to_engine(&self.sub_clusters, frontend, ask, Duration::ZERO) {
             Ok(ticket) => drop(place.insert(SubmittedRequest::Ticket(ticket))),
@@ -263,7 +282,7 @@ pub(super) fn admit(sub_clusters: &SubClusters, frontend: &Arc<FrontendPeer>, re
         return;
     }
     let Some(SubmittedRequest::Parked(ask, came)) = places.remove(request) else { return };
-    let (at, _) = split(ask.model);
+    let (at, _) = split(ask.header.model);
     match submit_to_engine(sub_clusters, frontend, *ask, came.elapsed()) {
         Ok(ticket) => drop(places.by_number.insert(request, SubmittedRequest::Ticket(ticket))),
         Err(refused) => frontend.link.send(&Message::RequestEnd(RequestEnd { request, answer: Err(refused) })),
@@ -278,9 +297,10 @@ pub(super) fn admit(sub_clusters: &SubClusters, frontend: &Arc<FrontendPeer>, re
 fn submit_to_engine(
     sub_clusters: &SubClusters,
     frontend: &Arc<FrontendPeer>,
-    ask: RequestHeader,
+    ask: Submission,
     waited: Duration,
 ) -> Result<Ticket, Failure> {
+    let Submission { header: ask, graph } = ask;
     let (to, request) = (Arc::clone(frontend), ask.request);
     let (at, model) = split(ask.model);
     let part = sub_clusters.get(at).ok_or(Failure::NotLoaded)?;
@@ -290,6 +310,8 @@ fn submit_to_engine(
         origin: RemoteRows { frontend: frontend.id, request, first_row: 0 },
         rows: ask.rows as usize,
         extent: Extent { length: ask.length, limit: 0 },
+        graph,
+        stream: ask.stream,
         sizes: ask.sizes,
         bytes: usize::try_from(ask.bytes).unwrap_or(usize::MAX),
         timeout: ask.left_ns.map(|left| Duration::from_nanos(left).saturating_sub(waited)),

@@ -29,8 +29,8 @@ use crate::handover::{Epoch, ProcessId, Timing};
 use crate::offer::{OfferedModel, encode_served};
 use crate::placement::{PlacementPlan, PlannedSubCluster};
 use crate::plane::{
-    ByteStream, DecodeError, Handshake, LinkBounds, Listener, Message, MessageReader, PeerAddress, PeerLink, Role,
-    Transport, accept_handshake,
+    ByteStream, CELLS, DecodeError, Handshake, LinkBounds, Listener, Message, MessageReader, PeerAddress, PeerLink,
+    Role, Transport, accept_handshake,
 };
 use crate::random_id;
 use backends::BackendPeer;
@@ -324,7 +324,7 @@ impl SchedulerShared {
         self.register_link(&link);
         let outcome = match greeting.role {
             Role::Backend => self.serve_backend(&link, &mut reader),
-            Role::Frontend => self.serve_frontend(&link, stream.peer(), &mut reader),
+            Role::Frontend => self.serve_frontend(&link, (stream.peer(), greeting.revision), &mut reader),
             Role::Scheduler => self.serve_scheduler(&link, &mut reader),
         };
         link.close();
@@ -373,17 +373,19 @@ impl ConnectedPeers {
         self.effective.as_ref().map_or(Some(0), |plan| plan.place_of(model))
     }
 
-    fn models(&self) -> Option<Message> {
+    /// Sends a frontend the served models that it knows how to describe.
+    fn send_models(&self, frontend: &FrontendPeer) {
         let is_missing = |(place, part): (usize, &PlannedSubCluster)| {
             !part.models.is_empty() && self.sub_clusters.get(place).is_none_or(|part| part.listed().is_empty())
         };
-        let planned = self.effective.iter().flat_map(|plan| plan.sub_clusters.iter().enumerate());
+        let mut planned = self.effective.iter().flat_map(|plan| plan.sub_clusters.iter().enumerate());
         // A model that a frontend does not learn of is unknown to clients, so a partial list waits.
-        if self.sub_clusters.is_empty() || !self.lists_parts && planned.into_iter().any(is_missing) {
-            return None;
+        if self.sub_clusters.is_empty() || !self.lists_parts && planned.any(is_missing) {
+            return;
         }
-        let listed = self.sub_clusters.listed();
-        Some(Message::Models(encode_served(&listed).into()))
+        let mut listed = self.sub_clusters.listed();
+        listed.retain(|(_, model)| model.walks.is_none() || frontend.revision >= CELLS);
+        frontend.link.send(&Message::Models(encode_served(&listed).into()));
     }
 }
 

@@ -129,10 +129,8 @@ impl SchedulerShared {
         let is_primary = self.leadership.is_primary();
         let mut peers = self.peers.lock();
         let present = peers.present();
-        if !std::mem::replace(&mut peers.lists_parts, true)
-            && let Some(message) = peers.models()
-        {
-            peers.frontends.values().for_each(|frontend| frontend.link.send(&message));
+        if !std::mem::replace(&mut peers.lists_parts, true) {
+            peers.frontends.values().for_each(|frontend| peers.send_models(frontend));
         }
         let Some(plan) = peers.plan.clone().filter(|_| present.iter().any(|&backends| backends > 0)) else { return };
         let merged = plan.merged(&plan.shares(present.iter().sum(), &present));

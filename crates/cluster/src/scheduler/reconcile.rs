@@ -43,9 +43,7 @@ impl SchedulerShared {
         }
         if changed || !left.is_empty() {
             (self.on_serving)(Some(peers.sub_clusters.served()));
-            if let Some(message) = peers.models() {
-                peers.frontends.values().for_each(|frontend| frontend.link.send(&message));
-            }
+            peers.frontends.values().for_each(|frontend| peers.send_models(frontend));
         }
         for (part, id) in left {
             let own = self.own.clone();

@@ -106,6 +106,8 @@ impl Served {
             answer_late: self.answer_late,
             slo_origin: "slo_ms".to_owned(),
             labels: Default::default(),
+            streams: false,
+            walks: loaded.walk_shape().cloned(),
         }
     }
 }
@@ -114,7 +116,7 @@ impl Served {
 pub(crate) fn starts(policy: &'static str, hang: HangBound) -> StartEngine {
     Box::new(move || {
         let limits = find(policy).map_err(|error| error.to_string())?.needs(&Options::new()).served(8, 4096);
-        let limits = Limits { nodes: 0, ..limits };
+        let limits = Limits { nodes: limits.nodes.min(1 << 14), ..limits };
         let setup = Setup { models: Vec::new(), devices: 0, limits };
         let scheduler = build(policy, &setup, &Options::new()).map_err(|error| error.to_string())?;
         let config = EngineConfig { hang, ..EngineConfig::new(scheduler, setup, Vec::new()) };

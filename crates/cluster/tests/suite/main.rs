@@ -7,3 +7,4 @@ mod hanging;
 mod plans;
 mod releases;
 mod spares;
+mod walks;

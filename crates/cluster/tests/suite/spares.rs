@@ -273,7 +273,7 @@ fn a_backend_follows_only_the_latest_claim() {
         let (slot, walk, rows, length) = (RequestSlot(task), 1, 1, 1);
         // This frontend was not announced: its rows cannot be fetched.
         let origin = Some(RemoteRows { frontend: 9, request: 1, first_row: 0 });
-        let members = vec![RunMember { slot, rows, length, walk, left_ns: None, origin }];
+        let members = vec![RunMember { slot, rows, length, node: 0, stream: false, walk, left_ns: None, origin }];
         let (model, block, lane, length, wait_ns) = (ModelId(0), BlockId(0), LaneId(0), 1, 0);
         played.link.send(&Message::RunTask(RunTask {
             task: TaskId(task),

@@ -22,9 +22,10 @@ pub(crate) mod permits;
 pub(crate) mod source;
 pub(crate) mod tensor;
 pub(crate) mod unfold;
+pub(crate) mod walk_shape;
 
 use crate::{
-    ModelSource, Tensor,
+    ModelSource, Tensor, WalkShape,
     contract::error::{ExecError, LoadError, RequestError},
 };
 use ripieno_base::{BlockId, LaneId, ModelId, RequestSlot, TaskId};
@@ -152,6 +153,12 @@ pub trait LoadedModel: Send + Sync {
     /// Returns the dimensions of the inputs that are the request's length. `None` if requests do
     /// not differ in length or run cell by cell.
     fn lengths(&self) -> Option<&InputLengths> {
+        None
+    }
+
+    /// Returns what the extent and the graph of a request depend on, if requests run cell by cell
+    /// and no code of an embedder creates the graph.
+    fn walk_shape(&self) -> Option<&WalkShape> {
         None
     }
 
@@ -510,6 +517,9 @@ pub struct MemberProgress {
     pub failed: Option<ExecError>,
     /// Set if the member failed only because its inputs could not be fetched. It may be retried.
     pub lost: Option<Loss>,
+    /// Whether the member failed before it ran, because its values do not fit the model. The error
+    /// begins with [`BAD_REQUEST`](crate::BAD_REQUEST).
+    pub refused: bool,
 }
 
 impl MemberProgress {

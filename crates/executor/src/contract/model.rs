@@ -3,7 +3,7 @@
 use crate::probe::value_checks::ValueCheck;
 use crate::probe::values::{EngineLimits, ValueAnalysis, check_request};
 use crate::run::plan::{BlockIo, ModelPlan, as_one_row};
-use crate::{BlockSource, ExecError, LoadError, LoadedModel, ModelSource, Outage, RequestError, Tensor};
+use crate::{BlockSource, ExecError, LoadError, LoadedModel, ModelSource, Outage, RequestError, Tensor, WalkShape};
 use ripieno_base::BlockId;
 use ripieno_model::{Extent, Graph, InputLengths, Steps, TensorSpec};
 use ripieno_onnx::{Declared, OnnxFile};
@@ -106,6 +106,11 @@ impl<T: EngineData> LoadedModel for EngineModel<T> {
 
     fn lengths(&self) -> Option<&InputLengths> {
         self.plan.padding.as_ref().map(|padding| &padding.lengths)
+    }
+
+    fn walk_shape(&self) -> Option<&WalkShape> {
+        let wiring = &self.plan.cells.as_ref()?.wiring;
+        Some(&wiring.shape).filter(|_| wiring.unfold.is_none())
     }
 
     fn example(&self, length: u32) -> Option<Vec<Tensor>> {

@@ -3,8 +3,8 @@
 //! A leaving device ends the tasks that it holds. A device is lost if it is reported lost or hangs
 //! in a task. It is removed with all its tasks: in one instant, the core learns that the device
 //! left and that its tasks were lost. Requests whose state was on the device restart on another
-//! device, at most once. A chain keeps its state on the device that ran it last. A request does not
-//! restart if
+//! device, at most once. A chain keeps its state on the device that ran it last, as does a request
+//! of a pinned model that runs cell by cell. A request does not restart if
 //!
 //! * it has restarted before, because the request itself may make devices hang,
 //! * its client has received a step of the answer, because the repeated steps might differ,

@@ -18,7 +18,7 @@ use crate::devices::hang_detector::{HangBound, HangDetector, TimedCost};
 use crate::devices::slots::DeviceSlots;
 use crate::devices::{DeviceDirectory, SharedDevice};
 use crate::metrics::DeviceMetrics;
-use crate::requests::jobs::{JobTable, LiveJob, PartStage};
+use crate::requests::jobs::{FailedMember, JobTable, LiveJob, PartStage};
 use crate::{Clock, StreamedStep, learn::capacity::ModelEntry};
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_calibration::Ran;
@@ -81,8 +81,8 @@ pub(crate) struct Dispatcher {
     skips: Vec<BlockId>,
     /// Whether a member of the last completed task skips a block.
     skipped: bool,
-    /// Members of the last completed task on which the engine failed alone.
-    failed_alone: Vec<RequestSlot>,
+    /// Members of the last completed task that failed alone.
+    failed_alone: Vec<FailedMember>,
 }
 
 /// A task lost with its device, to be reported to the core.
@@ -360,7 +360,8 @@ impl Dispatcher {
                     if let Some(cause) = progress.failed {
                         if record_failure(call, part, cause.0) {
                             call.lost = call.lost.or(progress.lost);
-                            self.failed_alone.extend(progress.lost.is_none().then_some(slot));
+                            let did_not_run = progress.refused || progress.lost.is_some();
+                            self.failed_alone.push(FailedMember { slot, did_not_run });
                         }
                         continue;
                     }
@@ -368,7 +369,8 @@ impl Dispatcher {
                     let extent = call.parts[part].entry.extent;
                     let early = at.exits_early(in_flight.steps, call.model.blocks, extent, report);
                     call.model.metrics.on_leaving(early, report.skip.is_some());
-                    record_progress(call, part, report.ended, progress);
+                    let ended = progress.ended && !call.model.continues(in_flight.block, in_flight.steps);
+                    record_progress(call, part, report.ended, MemberProgress { ended, ..progress });
                 }
                 if all_failed {
                     self.ended.clear();
@@ -382,7 +384,7 @@ impl Dispatcher {
                     let first = record_failure(call, part, text.clone());
                     call.lost = call.lost.or(times.lost.filter(|_| first));
                     if first && members.len() == 1 && times.lost.is_none() {
-                        self.failed_alone.push(slot);
+                        self.failed_alone.push(FailedMember { slot, did_not_run: false });
                     }
                 }
                 Outcome::Failed
@@ -402,8 +404,8 @@ impl Dispatcher {
         if self.skipped { &self.skips } else { &[] }
     }
 
-    /// Members of the last completed task on which the engine failed alone, each once.
-    pub(crate) fn failed_alone(&self) -> &[RequestSlot] {
+    /// Members of the last completed task that failed alone, each once.
+    pub(crate) fn failed_alone(&self) -> &[FailedMember] {
         &self.failed_alone
     }
 
@@ -443,11 +445,16 @@ fn prepare_member(
     }
     part.stage = PartStage::Begun;
     part.in_flight += 1;
-    part.device = Some(start.device);
+    let left = part.device.replace(start.device).is_some();
     // A device may know the request already, if the request was dropped between two blocks and
     // restarts here. The device then needs the entry again.
     let anew = !model.unfolds && start.block == BlockId(0);
-    let entry = (part.introduce(start.device) || anew).then(|| Arc::clone(&part.entry));
+    let introduced = part.introduce(start.device);
+    if model.keeps_device && model.unfolds && left && introduced {
+        // The device that has its state has left, so the policy starts it over.
+        part.begin_anew();
+    }
+    let entry = (introduced || anew).then(|| Arc::clone(&part.entry));
     TaskMember { slot, rows: part.rows, node, entry, walk: part.walk, until }
 }
 
@@ -523,7 +530,7 @@ fn record_progress(call: &mut LiveJob, at: usize, over: bool, progress: MemberPr
     let MemberProgress { ended, outputs, step, .. } = progress;
     let part = &mut call.parts[at];
     if let Some(answerer) = call.answerer.as_mut().filter(|_| !step.is_empty()) {
-        answerer.step(StreamedStep { outputs: step, last: ended });
+        answerer.step(StreamedStep { outputs: step, last: ended || over });
         part.streamed = true;
     }
     part.end_reported |= over;

@@ -39,7 +39,7 @@ use crate::learn::server_delay::ServerDelay;
 use crate::learn::shapes::{ShapeSource, ShapeTable};
 use crate::metrics::SchedulerMetrics;
 use crate::requests::ending::Ending;
-use crate::requests::jobs::{JobTable, LiveJob, PartStage};
+use crate::requests::jobs::{FailedMember, JobTable, LiveJob, PartStage};
 use crate::{Aside, Clock, Failure, JobOutput, requests::split};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_calibration::{Calibration, Ran, Speeds};
@@ -289,17 +289,19 @@ impl SchedulerLoop {
         self.dispatcher.recycle(members);
     }
 
-    /// Records the requests of the last completed task on which the engine failed alone.
+    /// Records the requests of the last completed task that failed alone.
     ///
     /// If all members failed, the core rejects them. If some failed, the core was told that these
     /// requests ended, and it finishes them. In models that run cell by cell, this method withdraws
     /// them instead.
     fn record_failed_alone(&mut self, now: Time, outcome: Outcome) {
         for at in 0..self.dispatcher.failed_alone().len() {
-            let slot = self.dispatcher.failed_alone()[at];
+            let FailedMember { slot, did_not_run } = self.dispatcher.failed_alone()[at];
             let (lead, call, part) = self.jobs.owner(slot);
-            call.model.metrics.on_bad_request();
-            self.failures.on_failure(now, call.id, call.class.client);
+            if !did_not_run {
+                call.model.metrics.on_bad_request();
+                self.failures.on_failure(now, call.id, call.class.client);
+            }
             if call.model.unfolds && outcome == Outcome::Ok {
                 let failure = failure(call, part);
                 self.fail(now, lead, failure);

@@ -13,7 +13,7 @@ use parking_lot::RwLock;
 use ripieno_base::{BlockId, Nanos, RequestSlot};
 use ripieno_executor::{LoadedModel, Outage};
 use ripieno_model::bounds::capacity;
-use ripieno_model::{Block, Extent, Model, Profile};
+use ripieno_model::{Block, Extent, Model, Profile, Steps};
 use ripieno_sched::Limits;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -62,6 +62,8 @@ pub(crate) struct ModelEntry {
     pub(crate) loaded: Arc<dyn LoadedModel>,
     /// Whether requests run cell by cell, so that they differ in how often they run a block.
     pub(crate) unfolds: bool,
+    /// Whether the state of a request stays on the device of its first block.
+    pub(crate) keeps_device: bool,
     /// Whether requests differ in length and are padded to share a batch.
     pub(crate) has_lengths: bool,
     /// Whether the engine runs in separate processes, which a supervisor restarts.
@@ -196,6 +198,7 @@ impl ModelEntry {
             answer_late: served.answer_late,
             loaded: Arc::clone(&served.loaded),
             unfolds: model.walk.is_unfolded(),
+            keeps_device: model.pinned || !model.walk.is_unfolded(),
             has_lengths: served.loaded.lengths().is_some(),
             supervised: served.loaded.restarts().is_some(),
             max_queue: served.max_queue,
@@ -206,6 +209,12 @@ impl ModelEntry {
             live_ns: AtomicUsize::new(0),
             metrics: ModelMetrics::new(largest),
         }
+    }
+
+    /// Returns whether a request goes on after the reported end of a block, because other blocks
+    /// complete its outputs.
+    pub(crate) fn continues(&self, block: BlockId, steps: Steps) -> bool {
+        self.unfolds && steps.ends_by_report() && block.index() + 1 < self.blocks
     }
 
     /// Returns the bound on its live requests, whatever the number of devices.

@@ -58,7 +58,7 @@ pub(crate) struct JobPart {
     pub(crate) in_flight: u32,
     /// Devices that have received the entry.
     pub(crate) known_on: Vec<DeviceId>,
-    /// Device of the last start, which holds the part's state if blocks run in a chain.
+    /// Device of the last start, which holds the part's state unless devices share it.
     pub(crate) device: Option<DeviceId>,
     /// Number of the current attempt; a restart after a loss gets a new number.
     pub(crate) walk: u64,
@@ -114,9 +114,14 @@ impl JobPart {
 
     /// Restarts the part after the loss of its device.
     pub(crate) fn restart_walk(&mut self) {
-        (self.walk, self.retried, self.device, self.end_reported) = (next_walk(), true, None, false);
+        (self.retried, self.device) = (true, None);
         self.known_on.clear();
-        self.executed = Nanos::ZERO;
+        self.begin_anew();
+    }
+
+    /// Begins the part's walk again, under a new number.
+    pub(crate) fn begin_anew(&mut self) {
+        (self.walk, self.end_reported, self.executed) = (next_walk(), false, Nanos::ZERO);
     }
 
     /// Returns whether the device still needs the entry, and records that the device gets it.
@@ -141,6 +146,14 @@ impl LiveJob {
             answerer.answer(answer);
         }
     }
+}
+
+/// A member that failed while others of its task may have succeeded.
+#[derive(Clone, Copy)]
+pub(crate) struct FailedMember {
+    pub(crate) slot: RequestSlot,
+    /// Whether the request did not run, because its inputs could not be fetched or do not fit.
+    pub(crate) did_not_run: bool,
 }
 
 /// State shared by a ticket and its call. It allows one cancellation message, and only while the
@@ -260,10 +273,10 @@ impl JobTable {
     }
 
     /// Returns the slots of parts in the core whose state was lost with a device, each once and in
-    /// order. For chains, these are the parts that last started on the device. For models that run
-    /// cell by cell, these are the `members` of the lost tasks.
+    /// order. These are the `members` of the lost tasks. If a model's state stays on its device,
+    /// these are also the parts that last started there.
     pub(crate) fn lost_with(&self, device: DeviceId, members: impl Iterator<Item = RequestSlot>) -> Vec<RequestSlot> {
-        let calls = self.calls.iter().flatten().filter(|call| !call.model.unfolds);
+        let calls = self.calls.iter().flatten().filter(|call| call.model.keeps_device);
         let parts = calls.flat_map(|call| call.parts.iter().zip(call.permit.slots()));
         let there = parts.filter(|(part, _)| part.stage == PartStage::Begun && part.device == Some(device));
         let mut lost: Vec<RequestSlot> = there.map(|(_, &slot)| slot).collect();

@@ -3,4 +3,5 @@
 pub(crate) mod answer;
 pub(crate) mod ending;
 pub(crate) mod jobs;
+pub(crate) mod parts;
 pub(crate) mod split;

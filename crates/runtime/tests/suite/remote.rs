@@ -92,8 +92,20 @@ impl Bench {
         let on_answer = Box::new(move |answer| send.send(answer).unwrap());
         let origin = RemoteRows { frontend: 3, request: 70, first_row: 0 };
         let (model, timeout, bytes) = (self.model, None, rows);
-        let job =
-            RemoteJob { model, origin, rows, extent, sizes: None, bytes, timeout, client: 0, priority: 0, on_answer };
+        let job = RemoteJob {
+            model,
+            origin,
+            rows,
+            extent,
+            graph: None,
+            stream: false,
+            sizes: None,
+            bytes,
+            timeout,
+            client: 0,
+            priority: 0,
+            on_answer,
+        };
         let submitted = self.engine.submit_remote(job);
         self.engine.wake_scheduler();
         submitted.map(|_| answer)

@@ -139,15 +139,19 @@ impl Cells {
             self.timers.disarm(slot);
             self.models.get_mut(walker.request.model).own.waiting -= 1;
         }
-        let served = self.models.get_mut(walker.request.model);
-        match served.model.walk.is_unfolded() {
-            true => self.tasks.push_node(task, slot, node),
-            false => {
-                walker.held_by = Some(device);
-                self.tasks.push(task, slot, walker.length);
-            }
-        }
+        let (model, length) = (walker.request.model, walker.length);
+        let served = self.models.get_mut(model);
+        let (unfolds, pinned) = (served.model.walk.is_unfolded(), served.model.pinned);
         *served.cells[block.index()].count(Some(device)) -= rows;
+        match unfolds {
+            true => self.tasks.push_node(task, slot, node),
+            false => self.tasks.push(task, slot, length),
+        }
+        if !unfolds {
+            self.walker(slot).held_by = Some(device);
+        } else if pinned && self.walkers[slot.index()].held_by.is_none() {
+            self.bind_walk(slot, device);
+        }
     }
 
     /// "UpdateNodesDependency": marks the nodes of the subgraph that a submitted node makes ready.

@@ -8,7 +8,8 @@
 //!
 //! From then on its nodes may be submitted as soon as their inputs have been submitted to the same
 //! device, since a device keeps the order. A subgraph is therefore pinned to the device that holds
-//! tasks of it, until none is left there.
+//! tasks of it, until none is left there. Where devices do not share the state of requests, the
+//! model is pinned: the device of a request's first cell runs all of them.
 //!
 //! # Three policies
 //!
@@ -176,7 +177,8 @@ struct Walker {
     done: u32,
     /// True if a task of the request was lost: it starts over once none of its nodes is in flight.
     lost: bool,
-    /// The device that holds the intermediate results, for a chain that has begun.
+    /// The device that holds the intermediate results, for a chain or a walk of a pinned model that
+    /// has begun.
     held_by: Option<DeviceId>,
     /// True if the request was withdrawn: if its work is lost, it does not start over.
     unwanted: bool,
@@ -222,6 +224,8 @@ enum CellRequestState {
 struct CellDevice {
     /// Number of tasks in flight.
     held: usize,
+    /// Number of live requests of pinned models that have begun on the device.
+    walks: usize,
     /// The set that runs on the device, if sets are fixed.
     set: Option<CohortId>,
     /// End of the merging of graphs.
@@ -231,7 +235,7 @@ struct CellDevice {
 impl Cells {
     /// Creates the state without models, with the first `devices` devices present.
     pub fn new(limits: &Limits, devices: usize, options: BatchOptions) -> Cells {
-        let device = || CellDevice { held: 0, set: None, ready: Time::ORIGIN };
+        let device = || CellDevice { held: 0, walks: 0, set: None, ready: Time::ORIGIN };
         Cells {
             models: Models::new(limits, options),
             walkers: vec![Walker { state: CellRequestState::Over, ..Walker::new(Request::NONE, 0) }; limits.requests],
@@ -297,6 +301,11 @@ impl Cells {
     /// Returns the number of tasks that a device holds.
     pub fn holds(&self, device: DeviceId) -> usize {
         self.devices[device].held
+    }
+
+    /// Returns whether only this device can continue some requests.
+    pub fn has_walks(&self, device: DeviceId) -> bool {
+        self.devices[device].walks > 0
     }
 
     /// Returns the subgraph of a task's member, and the index of its node among the graphs.

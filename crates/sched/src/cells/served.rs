@@ -24,7 +24,8 @@ pub struct CellModelState {
     pub(super) stage_of: Vec<usize>,
     /// Cell types by block.
     pub cells: Vec<CellType>,
-    /// Number of the model's tasks that each device holds.
+    /// Number of the model's tasks that each device holds, and of the requests that it alone can
+    /// continue.
     held: Vec<u32>,
     /// Number of devices that hold any.
     devices: usize,
@@ -140,13 +141,18 @@ impl CellModel {
         self.held[device.index()] > 0 || self.devices < self.model.instances.max(1)
     }
 
-    /// Counts one more task on a device.
+    /// Returns whether a request that has begun stays on its device although it runs cell by cell.
+    pub(super) fn is_pinned(&self) -> bool {
+        self.model.pinned && self.model.walk.is_unfolded()
+    }
+
+    /// Counts one more task or pinned request on a device.
     pub(super) fn hold(&mut self, device: DeviceId) {
         self.devices += usize::from(self.held[device.index()] == 0);
         self.held[device.index()] += 1;
     }
 
-    /// Counts one task less on a device.
+    /// Counts one task or pinned request less on a device.
     pub(super) fn release(&mut self, device: DeviceId) {
         self.held[device.index()] -= 1;
         self.devices -= usize::from(self.held[device.index()] == 0);

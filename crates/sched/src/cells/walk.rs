@@ -158,6 +158,29 @@ impl Cells {
         *cell.count(device) += ready;
     }
 
+    /// Makes a device the only one that continues a request of a pinned model.
+    pub(super) fn bind_walk(&mut self, slot: RequestSlot, device: DeviceId) {
+        let model = self.walkers[slot.index()].request.model;
+        self.walker(slot).held_by = Some(device);
+        self.devices[device].walks += 1;
+        self.served_mut(model).hold(device);
+        let mut next = self.subgraphs.first(slot);
+        while let Some(id) = next {
+            self.pin(id, Some(device));
+            next = self.subgraphs.next(id);
+        }
+    }
+
+    /// Forgets the device of a request that ends or starts over.
+    fn unbind_walk(&mut self, slot: RequestSlot) {
+        let Walker { request, held_by, .. } = self.walkers[slot.index()];
+        self.walker(slot).held_by = None;
+        if let Some(device) = held_by.filter(|_| self.served(request.model).is_pinned()) {
+            self.devices[device].walks -= 1;
+            self.served_mut(request.model).release(device);
+        }
+    }
+
     /// Completes a member of a task.
     pub(super) fn complete_member(&mut self, done: &TaskDone<'_>, at: usize) {
         let (slot, (id, place)) = (self.tasks.members(done.task)[at], self.place(done.task, at));
@@ -306,6 +329,7 @@ impl Cells {
             }
         }
         self.stop(slot);
+        self.unbind_walk(slot);
         self.walker(slot).state = CellRequestState::Over;
         self.pending.push(action);
         self.leave_set(slot, state != CellRequestState::Held);
@@ -358,10 +382,11 @@ impl Cells {
 
     pub(super) fn start_over(&mut self, slot: RequestSlot) {
         self.leave_set(slot, true);
+        self.unbind_walk(slot);
         self.subgraphs.start_over(slot);
         self.graphs.start_over(slot, &mut self.subgraphs);
         let walker = self.walker(slot);
-        (walker.state, walker.stage, walker.lost, walker.held_by) = (CellRequestState::Waiting, 0, false, None);
+        (walker.state, walker.stage, walker.lost) = (CellRequestState::Waiting, 0, false);
         walker.done = 0;
         walker.length = walker.request.extent.length;
         let (model, unwanted) = (walker.request.model, walker.unwanted);

@@ -492,8 +492,8 @@ impl Scheduler for UnifiedScheduler {
             let mut none_offered = false;
             for device in self.devices.ids().take_while(|_| free > 0) {
                 let state = &self.devices[device];
-                // Equal idle devices are offered the same.
-                let same = none_offered && !begun && state.percent == 100;
+                // Equal idle devices are offered the same, except walks that only one can continue.
+                let same = none_offered && !begun && state.percent == 100 && !self.cells.has_walks(device);
                 if !state.present || !is_free(state) || state.held.is_empty() == begun || same {
                     continue;
                 }

@@ -5,7 +5,8 @@
 //! are allowed unless the policy promises none, and steps that were queued before an end was known
 //! are always allowed. A request whose task was lost starts its walk again, once none of its nodes
 //! is in flight. So may a request between two steps when a device that ran some of them leaves,
-//! since their results may be lost with it.
+//! since their results may be lost with it. All nodes of a request of a pinned model run on one
+//! device, until it starts again.
 
 use crate::observer::{End, Observer, Run};
 use ripieno_base::{BlockId, DeviceId, RequestSlot, Time};
@@ -33,10 +34,15 @@ struct CheckedWalk {
     nodes: Vec<Progress>,
     /// Per block, the device of the latest step.
     device: Vec<DeviceId>,
+    /// The device of all nodes so far, of a pinned model.
+    home: Option<DeviceId>,
     in_flight: u32,
     lost: bool,
     /// Whether a device that ran steps of it has left: it may continue elsewhere, or start again.
     stranded: bool,
+    /// Whether its nodes in flight may be the first of another start, of which some graphs show
+    /// only later ones.
+    may_repeat: bool,
     over: bool,
 }
 
@@ -74,9 +80,20 @@ impl UnfoldingChecker {
 impl CheckedWalk {
     /// Checks the start of a member.
     fn start(&mut self, model: &Model, run: &Run<'_>, node: u32, forbids_padding: bool) {
-        let anew = (run.block, node) == (BlockId(0), 0) && self.lines[0].0 > 0;
-        if (self.lost || (std::mem::take(&mut self.stranded) && anew)) && self.in_flight == 0 {
+        let repeats = match model.blocks[run.block.index()].steps {
+            Steps::Nodes => self.nodes[node as usize] == Progress::Done,
+            _ => node == 0 && self.lines[run.block.index()].0 > 0,
+        };
+        let anew = repeats || self.home.is_some_and(|home| home != run.device);
+        if self.in_flight == 0 {
+            self.may_repeat = std::mem::take(&mut self.stranded);
+        }
+        if (self.lost && self.in_flight == 0) || (self.may_repeat && anew) {
             self.start_over();
+        }
+        if model.pinned {
+            let home = *self.home.get_or_insert(run.device);
+            assert_eq!(home, run.device, "a request of a pinned model moved: {run:?}");
         }
         assert!(!self.over && !self.lost, "a node was started after its request had ended or was lost: {run:?}");
         self.in_flight += 1;
@@ -134,6 +151,7 @@ impl CheckedWalk {
 
     fn complete(&mut self, run: &Run<'_>, steps: Steps, node: u32, lost: bool) {
         self.in_flight -= 1;
+        self.may_repeat = false;
         self.lost |= lost && !self.over;
         match steps {
             Steps::Nodes => self.nodes[node as usize] = Progress::Done,
@@ -142,9 +160,10 @@ impl CheckedWalk {
     }
 
     fn start_over(&mut self) {
-        self.lost = false;
+        (self.lost, self.home, self.may_repeat) = (false, None, false);
         self.lines.fill((0, 0));
-        self.nodes.fill(Progress::Untouched);
+        let done = self.nodes.iter_mut().filter(|node| **node == Progress::Done);
+        done.for_each(|node| *node = Progress::Untouched);
     }
 }
 
@@ -168,9 +187,11 @@ impl Observer for UnfoldingChecker {
             lines: vec![(0, 0); blocks],
             nodes,
             device: vec![DeviceId(0); blocks],
+            home: None,
             in_flight: 0,
             lost: false,
             stranded: false,
+            may_repeat: false,
             over: false,
         });
         assert!(before.is_none_or(|walk| walk.over && walk.in_flight == 0), "a slot was reused while tasks name it");
@@ -203,8 +224,9 @@ impl Observer for UnfoldingChecker {
     }
 
     fn left(&mut self, device: DeviceId) {
-        for walk in self.walks.iter_mut().flatten().filter(|walk| walk.graph.is_none()) {
-            walk.stranded |= walk.lines.iter().zip(&walk.device).any(|(line, last)| line.0 > 0 && *last == device);
+        for walk in self.walks.iter_mut().flatten() {
+            let ran = walk.lines.iter().zip(&walk.device).any(|(line, last)| line.0 > 0 && *last == device);
+            walk.stranded |= walk.home == Some(device) || (walk.graph.is_none() && ran);
         }
     }
 

@@ -149,6 +149,7 @@ impl ModelTable {
             weight,
             dec_timesteps: None,
             in_arrival_order: false,
+            pinned: false,
         };
         Ok((model, routes))
     }

@@ -81,6 +81,7 @@ fn model(walk: Walk, blocks: Vec<Block>) -> Model {
         weight: 1,
         dec_timesteps: None,
         in_arrival_order: false,
+        pinned: false,
     }
 }
 

@@ -47,7 +47,7 @@ prop_compose! {
         };
         let blocks: Vec<_> = costs.iter().enumerate().map(block).collect();
         let walk = if blocks.len() == 1 { Walk::Whole } else { Walk::Chain };
-        Model { name: String::new(), blocks, walk, slo: Nanos::from_micros(slo_us), max_batch, instances, drop, weight: 1, dec_timesteps: None, in_arrival_order }
+        Model { name: String::new(), blocks, walk, slo: Nanos::from_micros(slo_us), max_batch, instances, drop, weight: 1, dec_timesteps: None, in_arrival_order, pinned: false }
     }
 }
 

@@ -82,7 +82,7 @@ prop_compose! {
         let longest = blocks.iter().map(Block::max_batch).max().unwrap();
         let max_batch = if unfolds { longest } else { costs[0].2 };
         let slo = Nanos::from_micros(slo_us);
-        Model { name: String::new(), blocks, walk, slo, max_batch, instances, drop, weight, dec_timesteps: None, in_arrival_order }
+        Model { name: String::new(), blocks, walk, slo, max_batch, instances, drop, weight, dec_timesteps: None, in_arrival_order, pinned: false }
     }
 }
 

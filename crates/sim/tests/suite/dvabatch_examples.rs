@@ -72,6 +72,7 @@ fn model(operators: &[[f64; 4]]) -> Model {
         weight: 1,
         dec_timesteps: None,
         in_arrival_order: false,
+        pinned: false,
     }
 }
 

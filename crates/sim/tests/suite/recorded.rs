@@ -77,6 +77,7 @@ fn model(name: &str, walk: Walk, blocks: Vec<Block>, slo_ms: i64) -> Model {
         weight: 1,
         dec_timesteps: None,
         in_arrival_order: false,
+        pinned: false,
     }
 }
 

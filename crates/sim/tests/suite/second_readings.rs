@@ -114,6 +114,7 @@ fn model(walk: Walk, blocks: Vec<Block>, slo: Nanos) -> Model {
         weight: 1,
         dec_timesteps: None,
         in_arrival_order: false,
+        pinned: false,
     }
 }
 

@@ -32,6 +32,7 @@ prop_compose! {
         instances in prop_oneof![4 => Just(usize::MAX), 1 => 1..=2usize],
         drop in prop::option::of(prop::sample::select(vec![DropRule::Hopeless, DropRule::Expired, DropRule::Never])),
         slo_us in 2_000..60_000i64,
+        pinned in any::<bool>(),
     ) -> Model {
         let widest = if walk.is_unfolded() { 9 } else { costs[0].2 };
         let block = |(at, steps): (usize, Steps)| {
@@ -45,7 +46,7 @@ prop_compose! {
         let blocks: Vec<_> = steps(walk, 3, head).into_iter().enumerate().map(block).collect();
         let slo = Nanos::from_micros(slo_us);
         let max_batch = blocks.iter().map(Block::max_batch).max().unwrap();
-        Model { name: String::new(), blocks, walk, slo, max_batch, instances, drop, weight: 1, dec_timesteps: None, in_arrival_order: false }
+        Model { name: String::new(), blocks, walk, slo, max_batch, instances, drop, weight: 1, dec_timesteps: None, in_arrival_order: false, pinned }
     }
 }
 
@@ -174,6 +175,8 @@ promises! {
     cellular_without_both: "cellular" "early_start=false early_leave=false drop=expired";
     late: "late" "";
     late_that_drops: "late" "drop=hopeless max_batch=3";
+    unified: "unified" "";
+    unified_for_few_devices: "unified" "objective=efficiency";
     lazy: "lazy" "";
     lazy_that_drops: "lazy" "drop=expired";
     lazy_oracle: "lazy-oracle" "";

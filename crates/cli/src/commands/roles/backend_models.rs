@@ -158,12 +158,6 @@ fn is_served(entry: &ServedEntry) -> bool {
 
 impl Host for ModelShelf {
     fn load(&self, model: ServedModel) -> Result<ModelId, String> {
-        if model.model.walk.is_unfolded() {
-            return Err(format!(
-                "walk = \"{}\" unfolds, and its state cannot be shared by machines yet; serve it with `ripieno serve`",
-                model.model.walk.name()
-            ));
-        }
         let mut state = self.state();
         let id = ModelId(state.next);
         state.next = state.next.checked_add(1).ok_or("too many models were loaded; start this backend anew")?;

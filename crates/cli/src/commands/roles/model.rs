@@ -30,6 +30,8 @@ pub(super) fn describe(entry: &ServedEntry, served: &ServedModel, digest: String
         answer_late: served.answer_late,
         slo_origin: entry.slo.origin.key().to_owned(),
         labels: labels.collect(),
+        streams: entry.streams,
+        walks: served.loaded.walk_shape().cloned(),
     }
 }
 
@@ -66,14 +68,15 @@ fn entry(id: ModelId, model: &ModelDescription) -> Result<ServedEntry, String> {
         outputs: outputs.into_iter().filter(|spec| model.answers.contains(&spec.name)).collect(),
         batched: model.batched,
         unbatched: None,
-        max_batch: model.model.max_batch,
-        streams: false,
+        // A request of a walk is one sequence or graph.
+        max_batch: if model.walks.is_some() { 1 } else { model.model.max_batch },
+        streams: model.streams,
         lengths: model.lengths.clone().map(|(max, dims)| InputLengths { max, dims }),
         labels: model.labels.clone().into_iter().map(|(output, of)| (output, labels(of))).collect(),
         text: None,
         no_text: None,
         slo: Slo { span: model.model.slo, origin, answer_late: model.answer_late },
-        one_row: Some(model.single_row_latency()),
+        one_row: model.single_row_latency(),
         ensemble: None,
         edge: Default::default(),
         stats: Default::default(),

@@ -3,6 +3,7 @@ use crate::plane::{ByteStream, LinkBounds, PeerLink};
 use bytes::Bytes;
 use ripieno_base::Nanos;
 use ripieno_model::DataType;
+use ripieno_runtime::StreamedStep;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, channel};
@@ -34,7 +35,7 @@ fn table(most: u32) -> RequestTable {
 fn follow_primary(table: &mut RequestTable, link: &Arc<PeerLink>, epoch: u64) -> (usize, Vec<u64>) {
     match table.on_heartbeat(link, (Epoch(epoch), ProcessId(epoch)), Instant::now()) {
         HeartbeatOutcome::Primary { completed: due, resend: again } => {
-            (due.into_iter().map(CompletedRequest::answer).count(), again.iter().map(|ask| ask.request).collect())
+            (due.into_iter().map(CompletedRequest::answer).count(), again.iter().map(|(ask, _)| ask.request).collect())
         }
         HeartbeatOutcome::Stale(known) => panic!("{known:?} is known"),
     }
@@ -67,9 +68,25 @@ fn pending(rows: u32, expires: Option<Instant>) -> (PendingRequest, Receiver<Job
         bytes: 1,
         left_ns: None,
         sizes: None,
+        stream: false,
     };
     let (ended, pieces, orphan) = (None, Vec::new(), false);
-    (PendingRequest { header: ask, inputs, came, expires, live, on_answer, ended, pieces, orphaned: orphan }, answers)
+    let (graph, steps, streamed) = (None, None, false);
+    let pending = PendingRequest {
+        header: ask,
+        inputs,
+        graph,
+        steps,
+        streamed,
+        came,
+        expires,
+        live,
+        on_answer,
+        ended,
+        pieces,
+        orphaned: orphan,
+    };
+    (pending, answers)
 }
 
 fn ok() -> JobResult {
@@ -95,14 +112,16 @@ fn the_answer_waits_for_the_end_and_for_all_rows_in_whatever_order_they_come() {
         if end_first {
             assert!(!answer(table.on_end(request, ok(), now)));
         }
-        assert!(!answer(table.on_outputs(request, 4, 2, tensor(2, 4))));
-        assert!(!answer(table.on_outputs(request, 3, 2, tensor(2, 4))), "rows that were not pulled");
-        assert_eq!(answer(table.on_outputs(request, 0, 4, tensor(4, 0))), end_first);
+        assert!(!answer(table.on_outputs(request, (4, 2), 1, tensor(2, 4))));
+        assert!(!answer(table.on_outputs(request, (3, 2), 1, tensor(2, 4))), "rows that were not pulled");
+        assert_eq!(answer(table.on_outputs(request, (0, 4), 1, tensor(4, 0))), end_first);
         assert_eq!(answer(table.on_end(request, ok(), now)), !end_first);
         let outputs = answers.try_recv().unwrap().unwrap().outputs;
         assert_eq!(outputs, tensor(6, 0));
         // Repeated messages find nothing, and the next request in the same slot has another number.
-        assert!(!answer(table.on_end(request, ok(), now)) && !answer(table.on_outputs(request, 0, 4, tensor(4, 0))));
+        assert!(
+            !answer(table.on_end(request, ok(), now)) && !answer(table.on_outputs(request, (0, 4), 1, tensor(4, 0)))
+        );
         let other = insert(&mut table, super::tests::pending(1, None).0).unwrap();
         assert_eq!((other as u32, other == request), (request as u32, false));
         assert!(!answer(table.on_end(request, Err(Failure::Expired), now)) && table.len() == 1);
@@ -131,7 +150,7 @@ fn requests_of_a_lost_backend_may_be_retried_and_those_rerun_elsewhere_wait() {
     // The scheduler runs it again, and the other device pulls the rows.
     assert!(table.pull(running, 0, 1, 2).is_some());
     assert!(!answer(table.on_end(running, ok(), now)));
-    assert!(answer(table.on_outputs(running, 0, 1, tensor(1, 9))));
+    assert!(answer(table.on_outputs(running, (0, 1), 1, tensor(1, 9))));
     assert_eq!(waits.try_recv().unwrap().unwrap().outputs, tensor(1, 9));
 }
 
@@ -152,7 +171,7 @@ fn without_a_scheduler_all_that_it_had_to_end_may_be_asked_again() {
     assert!(table.is_abandoned(now + SCHEDULER_TIMEOUT * 2));
     table.fail_without_scheduler().into_iter().for_each(CompletedRequest::answer);
     assert!(matches!(told.try_recv().unwrap(), Err(Failure::Outage { .. })));
-    assert!(answer(table.on_outputs(second, 0, 1, tensor(1, 0))) && waits.try_recv().unwrap().is_ok());
+    assert!(answer(table.on_outputs(second, (0, 1), 1, tensor(1, 0))) && waits.try_recv().unwrap().is_ok());
     let refused = table.insert(pending(1, None).0, now + SCHEDULER_TIMEOUT * 2);
     assert!(matches!(refused, Err(Failure::Outage { .. })));
     assert!(
@@ -175,25 +194,26 @@ fn the_next_primary_receives_all_unanswered_requests_and_complete_outputs_are_en
         table.pull(request, 0, rows, 1).unwrap();
     }
     assert!(!answer(table.on_end(ended, ok(), now)));
-    assert!(!answer(table.on_outputs(here, 0, 1, tensor(1, 0))), "its scheduler has not said how it ended");
+    assert!(!answer(table.on_outputs(here, (0, 1), 1, tensor(1, 0))), "its scheduler has not said how it ended");
     let first = table.scheduler().unwrap();
     let next = link();
     assert_eq!(follow_primary(&mut table, &next, 2), (1, vec![runs, waits]));
     assert_eq!(follow_primary(&mut table, &next, 2), (0, vec![]), "once");
     assert!(told.try_recv().unwrap().is_ok() && table.is_primary(&next));
     assert!(matches!(table.on_heartbeat(&first, (Epoch(1), ProcessId(1)), now), HeartbeatOutcome::Stale(Epoch(2))));
-    let due = table.on_outputs(runs, 0, 2, tensor(2, 0)).unwrap();
+    let due = table.on_outputs(runs, (0, 2), 1, tensor(2, 0)).unwrap();
     assert_eq!(due.orphaned_id(), Some(runs), "the primary is to be told");
     due.answer();
     assert!(later.try_recv().unwrap().is_ok());
     // The new scheduler splits differently: rows of the old split do not count.
     [(0, 2), (2, 2)].iter().for_each(|&(first, rows)| assert!(table.pull(waits, first, rows, 1).is_some()));
     assert!(
-        !answer(table.on_outputs(waits, 0, 3, tensor(3, 0))) && !answer(table.on_outputs(waits, 0, 2, tensor(2, 0)))
+        !answer(table.on_outputs(waits, (0, 3), 1, tensor(3, 0)))
+            && !answer(table.on_outputs(waits, (0, 2), 7, tensor(2, 0)))
     );
-    assert!(answer(table.on_outputs(waits, 2, 2, tensor(2, 2))));
+    assert!(answer(table.on_outputs(waits, (2, 2), 1, tensor(2, 2))));
     assert_eq!(last.try_recv().unwrap().unwrap().outputs, tensor(4, 0));
-    let due = table.on_outputs(ended, 0, 1, tensor(1, 0)).unwrap();
+    let due = table.on_outputs(ended, (0, 1), 1, tensor(1, 0)).unwrap();
     assert_eq!(due.orphaned_id(), None);
     due.answer();
     assert!(well.try_recv().unwrap().is_ok());
@@ -225,4 +245,48 @@ fn no_request_waits_for_ever_and_none_is_accepted_beyond_the_bound() {
     assert!(table.get(patient).is_some());
     table.fail_all().into_iter().for_each(CompletedRequest::answer);
     assert!(matches!(waits.try_recv().unwrap(), Err(Failure::ShuttingDown)) && table.len() == 0);
+}
+
+/// Returns a streamed request, and the numbers of the steps that its client receives.
+fn streamed() -> (PendingRequest, Receiver<JobResult>, Receiver<bool>) {
+    let (pending, answers) = pending(1, None);
+    let (send, steps) = channel();
+    let receiver = StepReceiver::new(Box::new(move |step: StreamedStep| send.send(step.last).unwrap()));
+    (PendingRequest { steps: Some(receiver), ..pending }, answers, steps)
+}
+
+fn step(table: &mut RequestTable, request: u64, connection: u64, last: bool) -> bool {
+    let receiver = table.on_step(request, connection);
+    receiver.map(|receiver| receiver.receive(StreamedStep { outputs: tensor(1, 0), last })).is_some()
+}
+
+#[test]
+fn steps_come_from_the_run_that_answers_and_end_before_the_answer() {
+    let mut table = table(4);
+    let (pending, answers, steps) = streamed();
+    let request = insert(&mut table, pending).unwrap();
+    assert!(!step(&mut table, request, 1, false), "nothing was pulled");
+    table.pull(request, 0, 1, 1).unwrap();
+    // The backend is lost before its first step, and another one runs the request.
+    assert!(table.end_repeated_stream(request).is_none());
+    table.pull(request, 0, 1, 2).unwrap();
+    assert!(!step(&mut table, request, 1, false) && step(&mut table, request, 2, false));
+    assert!(!answer(table.on_outputs(request, (0, 1), 1, tensor(1, 1))), "outputs of the lost one");
+    assert!(step(&mut table, request, 2, true));
+    assert!(!answer(table.on_outputs(request, (0, 1), 2, tensor(1, 2))));
+    assert!(answer(table.on_end(request, ok(), Instant::now())));
+    assert_eq!(steps.iter().collect::<Vec<_>>(), [false, true], "the receiver is dropped");
+    assert_eq!(answers.try_recv().unwrap().unwrap().outputs, tensor(1, 2));
+}
+
+#[test]
+fn a_stream_that_would_begin_again_ends() {
+    let mut table = table(4);
+    let (pending, answers, steps) = streamed();
+    let request = insert(&mut table, pending).unwrap();
+    table.pull(request, 0, 1, 1).unwrap();
+    assert!(step(&mut table, request, 1, false));
+    assert!(answer(table.end_repeated_stream(request)) && table.pull(request, 0, 1, 2).is_none());
+    assert!(matches!(answers.try_recv().unwrap(), Err(Failure::Outage { .. })));
+    assert_eq!(steps.iter().count(), 1);
 }

@@ -83,7 +83,15 @@ fn request_header() -> RequestHeader {
         bytes: u64::MAX,
         left_ns: Some(1),
         sizes: Some([1, 2, 3, u32::MAX]),
+        stream: true,
     }
+}
+
+/// Returns the messages about requests that run cell by cell.
+fn walk_messages() -> [Message; 2] {
+    let graph = Graph::from_sorted([(BlockId(0), &[][..]), (BlockId(1), &[0])].into_iter()).unwrap();
+    let ask = RequestHeader { stream: false, ..request_header() };
+    [Message::SubmitGraph(ask, Arc::new(graph)), Message::Step { request: 5, last: true, outputs: Vec::new() }]
 }
 
 fn messages() -> Vec<Message> {
@@ -95,6 +103,8 @@ fn messages() -> Vec<Message> {
         slot: RequestSlot(4),
         rows: 2,
         length: 3,
+        node: u32::MAX,
+        stream: true,
         walk: 1 << 40,
         left_ns: None,
         origin: Some(RemoteRows { frontend: 1, request: 1 << 33, first_row: 5 }),
@@ -115,6 +125,7 @@ fn messages() -> Vec<Message> {
         MemberEnd::Ended,
         MemberEnd::Failed(text()),
         MemberEnd::Lost(String::new()),
+        MemberEnd::Refused(text()),
     ];
     let ended = TaskEnd { task: TaskId(8), ago_ns: 1, took_ns: 2, reruns: 3, lost: None, members: Ok(ends) };
     let failed = TaskEnd { lost: Some((5, true)), members: Err(text()), ..ended.clone() };
@@ -150,6 +161,7 @@ fn messages() -> Vec<Message> {
         outputs(Err(text())),
     ];
     all.extend(leadership_messages());
+    all.extend(walk_messages());
     all.extend(answers().into_iter().map(|answer| Message::RequestEnd(RequestEnd { request: 13, answer })));
     all
 }

@@ -1,8 +1,9 @@
 //! Example requests of zeros and ones, to test a model and to measure its cells.
 
-use super::wiring::{CELL, CHILDREN, FeedSource, Wiring};
+use super::wiring::{FeedSource, Wiring};
 use crate::Tensor;
 use crate::contract::buffer::into_bytes;
+use crate::contract::walk_shape::{CELL, CHILDREN};
 use crate::probe::profile::example_of;
 use ripieno_base::Lcg;
 use ripieno_model::{DataType, Steps, TensorSpec, Walk};
@@ -14,7 +15,7 @@ impl Wiring {
     /// Creates a request of this length: a sequence, a balanced tree, or a graph with alternating
     /// cells.
     pub(crate) fn example(&self, length: u32, range: InputRanges<'_>) -> Option<Vec<Tensor>> {
-        let length = length.clamp(1, self.max_length) as usize;
+        let length = length.clamp(1, self.shape.max_length) as usize;
         let wanted = self.request_tensors.iter().map(|wanted| {
             let leading = if wanted.each { vec![1, length as i64] } else { vec![1] };
             let shape = [&leading[..], &wanted.row_shape].concat();
@@ -22,7 +23,7 @@ impl Wiring {
             example_of(&spec, range(&wanted.name)).ok()
         });
         let mut inputs = wanted.collect::<Option<Vec<Tensor>>>()?;
-        if !self.walk.brings_graph() {
+        if !self.shape.walk.brings_graph() {
             return Some(inputs);
         }
         if self.unfold.is_some() {
@@ -30,11 +31,12 @@ impl Wiring {
         }
         // The children of node n are arity·n + 1 and the following nodes, as in a heap. So there is
         // one root and no cycle.
-        let arity = self.arity.clamp(1, 2);
-        let child =
-            |at: usize| Some(at + 1).filter(|&child| child < length && self.arity > 0).map_or(-1, |child| child as i64);
+        let arity = self.shape.arity.clamp(1, 2);
+        let child = |at: usize| {
+            Some(at + 1).filter(|&child| child < length && self.shape.arity > 0).map_or(-1, |child| child as i64)
+        };
         inputs.push(table(CHILDREN, &[1, length as i64, arity as i64], (0..length * arity).map(child).collect()));
-        if self.walk == Walk::Graph {
+        if self.shape.walk == Walk::Graph {
             let cells: Vec<i64> =
                 (0..).zip(&self.cells).filter(|(_, cell)| cell.steps == Steps::Nodes).map(|(at, _)| at).collect();
             inputs.push(table(CELL, &[1, length as i64], (0..length).map(|node| cells[node % cells.len()]).collect()));

@@ -6,13 +6,14 @@
 
 use super::CellModel;
 use super::wiring::{
-    AnswerFrom, AnswerOutput, CELL, CHILDREN, CellWiring, Feed, FeedSource, OUTPUT_LENGTH, Outputs, RequestTensor,
-    Retention, Seed, Wiring,
+    AnswerFrom, AnswerOutput, CellWiring, Feed, FeedSource, OUTPUT_LENGTH, Outputs, RequestTensor, Retention, Seed,
+    Wiring,
 };
 use crate::contract::buffer::bytes_of;
 use crate::contract::flow::{BlockPlan, FlowValue};
+use crate::contract::walk_shape::{CELL, CHILDREN, check_steps};
 use crate::run::plan::{BlockIo, ModelPlan};
-use crate::{AnswerSource, AnswerSteps, BlockSource, Initial, InputSource, LoadError, ModelSource};
+use crate::{AnswerSource, AnswerSteps, BlockSource, Initial, InputSource, LoadError, ModelSource, WalkShape};
 use ripieno_base::BlockId;
 use ripieno_model::{DataType, Steps, TensorSpec, Walk};
 use std::sync::Arc;
@@ -57,12 +58,17 @@ impl CellLinker<'_> {
             end,
         });
         let until_end = self.source.blocks.iter().any(|block| block.steps == Steps::UntilEnd);
-        let wiring = Wiring {
+        let shape = WalkShape {
             walk: self.source.walk,
             max_length: self.source.max_length.max(1),
             limit: until_end.then_some(self.source.limit),
+            tensors: self.wanted.iter().map(|wanted| (wanted.name.clone(), wanted.each)).collect(),
             // Emulated cells read no children, so nodes may have any number of them.
             arity: if emulated { usize::MAX } else { self.arity },
+            cells: self.source.blocks.iter().map(|block| (block.name.clone(), block.steps)).collect(),
+        };
+        let wiring = Wiring {
+            shape,
             cells: cells.collect(),
             answers,
             emulated,
@@ -457,23 +463,8 @@ fn check_walk(source: &ModelSource) -> Result<(), String> {
             source.walk.name()
         ));
     }
-    let count = |steps: Steps| source.blocks.iter().filter(|block| block.steps == steps).count();
-    let (length, until_end, nodes) = (count(Steps::Length), count(Steps::UntilEnd), count(Steps::Nodes));
-    let (fits, needs) = match source.walk {
-        Walk::Repeat => (length == 1 && until_end == 0 && nodes == 0, "one block that repeats"),
-        Walk::Stacked => (length >= 1 && until_end == 0 && nodes == 0, "a block for each layer"),
-        Walk::Bidirectional => (length == 2 && until_end == 0 && nodes == 0, "a forward and a backward block"),
-        Walk::EncodeDecode => (until_end == 1 && nodes == 0, "a decoder, and maybe encoders before it"),
-        Walk::Tree => (nodes == 2 && length + until_end == 0, "a leaf and an internal block"),
-        Walk::Graph => (nodes >= 1 && length + until_end == 0, "a block for each kind of node"),
-        Walk::Whole | Walk::Chain => (false, "blocks that run once"),
-    };
-    match fits {
-        true => Ok(()),
-        false => {
-            Err(format!("walk = \"{}\" needs {needs}, and nothing else but heads with once = true", source.walk.name()))
-        }
-    }
+    let steps: Vec<Steps> = source.blocks.iter().map(|block| block.steps).collect();
+    check_steps(source.walk, &steps)
 }
 
 fn names(specs: &[TensorSpec]) -> String {

@@ -1,69 +1,31 @@
 //! Validation of a request and computation of its extent, before the request takes a slot.
 
-use super::wiring::{CELL, CHILDREN, FeedSource, OUTPUT_LENGTH, RequestTensor, Wiring};
+use super::wiring::{FeedSource, OUTPUT_LENGTH, RequestTensor, Wiring};
+use crate::contract::walk_shape::{find, integers, numbers, shape};
 use crate::run::rows::{BatchTensor, Rows};
 use crate::{RequestError, Tensor, Unfold};
-use ripieno_base::BlockId;
-use ripieno_model::{DataType, Extent, Graph, Steps};
+use ripieno_model::{Extent, Graph, Steps, Walk};
 use std::sync::Arc;
 
 impl Wiring {
     /// Returns the extent of a request, and its graph if it has one.
     pub(crate) fn describe(&self, inputs: &[Tensor]) -> Result<(Extent, Option<Graph>), RequestError> {
-        let graph = match &self.unfold {
-            Some(unfold) => Some(self.unfolded(&**unfold, inputs)?),
-            None if self.walk.brings_graph() => Some(self.graph(inputs)?),
-            None => None,
+        let (extent, graph) = match &self.unfold {
+            Some(unfold) => {
+                let graph = self.unfolded(&**unfold, inputs)?;
+                (self.shape.extent(graph.len() as u32), Some(graph))
+            }
+            None => self.shape.describe(inputs)?,
         };
-        let length = self.length(inputs, graph.as_ref())?;
-        let extent = Extent { length, limit: self.limit.map_or(0, |limit| limit.of(length)) };
+        if let Some(graph) = graph.as_ref().filter(|_| self.shape.walk == Walk::Graph) {
+            self.check_edges(graph)?;
+        }
         let rows = self.rows(inputs, extent)?;
         if let Some(graph) = graph.as_ref().filter(|_| self.unfold.is_some()) {
             self.check_elements(&rows, graph)?;
         }
         self.check_ids(&rows, extent, graph.as_ref())?;
         Ok((extent, graph))
-    }
-
-    /// Returns the number of elements of a sequence or nodes of a graph. All tensors of the request
-    /// must agree on it.
-    fn length(&self, inputs: &[Tensor], graph: Option<&Graph>) -> Result<u32, RequestError> {
-        if let Some(graph) = graph.filter(|_| self.unfold.is_some()) {
-            return Ok(graph.len() as u32);
-        }
-        let mut agreed = graph.map(|graph| (CHILDREN, graph.len() as i64));
-        for wanted in &self.request_tensors {
-            let shape = shape(find(inputs, &wanted.name)?)?;
-            if !wanted.each {
-                continue;
-            }
-            let length = shape.get(1).copied().unwrap_or(0);
-            self.check_length(&wanted.name, length)?;
-            match agreed {
-                Some((other, agreed)) if agreed != length => {
-                    return Err(RequestError(format!(
-                        "input '{}' has {length} elements, but '{other}' has {agreed}; send as many of each",
-                        wanted.name
-                    )));
-                }
-                _ => agreed = Some((&wanted.name, length)),
-            }
-        }
-        Ok(agreed.map_or(1, |(_, length)| length as u32))
-    }
-
-    fn check_length(&self, name: &str, length: i64) -> Result<(), RequestError> {
-        match length {
-            ..=0 => {
-                Err(RequestError(format!("input '{name}' has no elements; send at least one, as [1, length, ...]")))
-            }
-            _ if length > i64::from(self.max_length) => Err(RequestError(format!(
-                "input '{name}' has {length} elements, but the model takes at most {}; send less, or raise max_length in \
-                 its model.toml",
-                self.max_length
-            ))),
-            _ => Ok(()),
-        }
     }
 
     /// Returns the request's tensors. A tensor with elements has one row per element.
@@ -74,7 +36,7 @@ impl Wiring {
                 // If user code creates the graph, the number of nodes does not determine the length
                 // of a tensor.
                 (Some(_), Some(&own)) if wanted.each => {
-                    self.check_length(&wanted.name, own)?;
+                    self.shape.check_length(&wanted.name, own)?;
                     own
                 }
                 _ => i64::from(extent.length),
@@ -87,7 +49,7 @@ impl Wiring {
     /// Creates the graph of a request by the embedder's code.
     fn unfolded(&self, unfold: &dyn Unfold, inputs: &[Tensor]) -> Result<Graph, RequestError> {
         let graph = unfold.unfold(inputs)?;
-        let (nodes, most) = (graph.len(), self.max_length);
+        let (nodes, most) = (graph.len(), self.shape.max_length);
         if nodes > most as usize {
             return Err(RequestError(format!(
                 "the request unfolds into {nodes} nodes, but the model takes at most {most}; send less, or raise max_length"
@@ -102,14 +64,13 @@ impl Wiring {
                 )));
             }
             let given = graph.inputs(node).iter().rposition(|&input| input != Graph::NONE).map_or(0, |at| at + 1);
-            if given > self.arity {
+            if given > self.shape.arity {
                 return Err(RequestError(format!(
                     "node {number} has {given} inputs, but the cells take at most {}",
-                    self.arity
+                    self.shape.arity
                 )));
             }
         }
-        self.check_edges(&graph)?;
         Ok(graph)
     }
 
@@ -129,82 +90,6 @@ impl Wiring {
             }
         }
         Ok(())
-    }
-
-    fn graph(&self, inputs: &[Tensor]) -> Result<Graph, RequestError> {
-        let tensor = find(inputs, CHILDREN)?;
-        let &[_, nodes, arity] = shape(tensor)? else {
-            return Err(RequestError(format!(
-                "input '{CHILDREN}' has the shape {:?}; it must be [1, nodes, arity]",
-                tensor.shape
-            )));
-        };
-        self.check_length(CHILDREN, nodes)?;
-        let children = integers(tensor)?;
-        let arity = usize::try_from(arity).unwrap_or(0);
-        if children.len() != nodes as usize * arity {
-            return Err(RequestError(format!(
-                "input '{CHILDREN}' holds {} numbers, which is not {:?}",
-                children.len(),
-                tensor.shape
-            )));
-        }
-        let of = |node: usize| &children[node * arity..(node + 1) * arity];
-        self.check_children(&children, arity)?;
-        let refuse = |cause: ripieno_model::GraphError| RequestError(format!("input '{CHILDREN}': {cause}"));
-        let runs = |steps: Steps| (0..).zip(&self.cells).filter(move |(_, cell)| cell.steps == steps);
-        let blocks: Vec<BlockId> = runs(Steps::Nodes).map(|(at, _)| BlockId(at)).collect();
-        if self.walk == ripieno_model::Walk::Tree {
-            return Graph::tree(nodes as usize, of, blocks[0], blocks[1]).map_err(refuse);
-        }
-        let cells = self.cells_of(inputs, nodes as usize, &blocks)?;
-        let graph = Graph::new(nodes as usize, |node| cells[node], of).map_err(refuse)?;
-        self.check_edges(&graph)?;
-        Ok(graph)
-    }
-
-    fn check_children(&self, children: &[i64], arity: usize) -> Result<(), RequestError> {
-        for (at, &child) in children.iter().enumerate() {
-            let (node, place) = (at / arity, at % arity);
-            if child < -1 {
-                return Err(RequestError(format!(
-                    "input '{CHILDREN}': node {node} names {child} as its input; use -1 for none"
-                )));
-            }
-            if child >= 0 && place >= self.arity {
-                return Err(RequestError(format!(
-                    "input '{CHILDREN}': node {node} has a child number {}, but the cells take at most {}; use another model \
-                     or fewer children",
-                    place + 1,
-                    self.arity
-                )));
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns the cell that each node of a graph runs.
-    fn cells_of(&self, inputs: &[Tensor], nodes: usize, blocks: &[BlockId]) -> Result<Vec<BlockId>, RequestError> {
-        let tensor = find(inputs, CELL)?;
-        let cells = integers(tensor)?;
-        if shape(tensor)?.len() != 2 || cells.len() != nodes {
-            return Err(RequestError(format!(
-                "input '{CELL}' has the shape {:?}; it must be [1, {nodes}]",
-                tensor.shape
-            )));
-        }
-        let cell = |(node, &cell): (usize, &i64)| {
-            let block = u16::try_from(cell).ok().map(BlockId).filter(|block| blocks.contains(block));
-            block.ok_or_else(|| {
-                let names: Vec<&str> = blocks.iter().map(|block| self.cells[block.index()].name.as_str()).collect();
-                RequestError(format!(
-                    "input '{CELL}': node {node} names cell {cell}, which the model does not have; it has 0 to {} ({})",
-                    blocks.len() - 1,
-                    names.join(", ")
-                ))
-            })
-        };
-        cells.iter().enumerate().map(cell).collect()
     }
 
     /// Checks that the cells of each node's inputs have the outputs that the node takes.
@@ -280,22 +165,6 @@ impl Wiring {
     }
 }
 
-fn find<'a>(inputs: &'a [Tensor], name: &str) -> Result<&'a Tensor, RequestError> {
-    let found = inputs.iter().find(|tensor| *tensor.name == *name);
-    found.ok_or_else(|| RequestError(format!("input '{name}': the request lacks it")))
-}
-
-/// Returns the shape of a tensor of one request.
-fn shape(tensor: &Tensor) -> Result<&[i64], RequestError> {
-    match tensor.shape.first() {
-        Some(1) => Ok(&tensor.shape),
-        _ => Err(RequestError(format!(
-            "input '{}' has the shape {:?}; its first dimension must be 1: a request is one sequence, tree or graph",
-            tensor.name, tensor.shape
-        ))),
-    }
-}
-
 fn rows_of(wanted: &RequestTensor, tensor: &Tensor, length: i64) -> Result<Rows, RequestError> {
     let RequestTensor { name, datatype, row_shape, each } = wanted;
     let refuse = |cause: String| RequestError(format!("input '{name}': {cause}"));
@@ -311,29 +180,4 @@ fn rows_of(wanted: &RequestTensor, tensor: &Tensor, length: i64) -> Result<Rows,
     let batch = BatchTensor::new(*datatype, rows.to_vec(), tensor.data.clone()).map_err(refuse)?;
     let count = batch.rows();
     Ok(Rows::of_batch(&Arc::new(batch), 0..count))
-}
-
-fn integers(tensor: &Tensor) -> Result<Vec<i64>, RequestError> {
-    let elements = tensor.shape.iter().try_fold(1_i64, |all, &dim| all.checked_mul(dim));
-    let numbers = numbers(tensor.datatype, &tensor.data);
-    let numbers = numbers.ok_or_else(|| {
-        RequestError(format!("input '{}' is {}, but must be INT64 or INT32", tensor.name, tensor.datatype))
-    })?;
-    match elements == Some(numbers.len() as i64) {
-        true => Ok(numbers),
-        false => Err(RequestError(format!(
-            "input '{}' holds {} numbers, which is not {:?}",
-            tensor.name,
-            numbers.len(),
-            tensor.shape
-        ))),
-    }
-}
-
-fn numbers(datatype: DataType, data: &[u8]) -> Option<Vec<i64>> {
-    match datatype {
-        DataType::Int64 => Some(data.as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect()),
-        DataType::Int32 => Some(data.as_chunks().0.iter().map(|&bytes| i64::from(i32::from_le_bytes(bytes))).collect()),
-        _ => None,
-    }
 }

@@ -129,7 +129,7 @@ impl CellWalk {
             track.ahead.resize_with(cell.keeps.len(), Ahead::default);
         }
         self.every.resize_with(wiring.answers.len(), StackedOutput::default);
-        if wiring.walk.brings_graph() {
+        if wiring.shape.walk.brings_graph() {
             let graph = entry.graph.clone();
             let graph = graph.ok_or_else(|| ExecError("the request's entry brings no graph".to_owned()))?;
             self.nodes.resize_with(graph.len(), NodeState::default);
@@ -439,7 +439,7 @@ impl Ahead {
 /// graph, the last node in the client's table.
 fn root(wiring: &Wiring, graph: &Graph) -> u32 {
     let last = graph.len() as u32 - 1;
-    match wiring.walk {
+    match wiring.shape.walk {
         ripieno_model::Walk::Graph => {
             (0..=last).rev().find(|&node| graph.origin(node) == last as usize).unwrap_or(last)
         }

@@ -1,14 +1,9 @@
 //! The source of each input of each cell, resolved at load (`linking.rs`). So running tasks look up
 //! no names.
 
-use crate::{AnswerSteps, StepLimit, Unfold};
-use ripieno_model::{DataType, Steps, TensorSpec, Walk};
+use crate::{AnswerSteps, Unfold, WalkShape};
+use ripieno_model::{DataType, Steps, TensorSpec};
 use std::sync::Arc;
-
-/// Name of the request's tensor that holds the inputs of each node.
-pub(crate) const CHILDREN: &str = "children";
-/// Name of the request's tensor that holds the cell of each node of a graph.
-pub(crate) const CELL: &str = "cell";
 
 /// Name of an emulated model's input that holds the number of output steps.
 pub(crate) const OUTPUT_LENGTH: &str = "output_length";
@@ -16,14 +11,9 @@ pub(crate) const OUTPUT_LENGTH: &str = "output_length";
 /// A model's linked cells.
 #[derive(Debug)]
 pub(crate) struct Wiring {
-    pub(crate) walk: Walk,
-    pub(crate) max_length: u32,
-    /// Limit of the block that runs until the request ends; `None` if there is no such block.
-    pub(crate) limit: Option<StepLimit>,
+    pub(crate) shape: WalkShape,
     /// Tensors of a request in the order of [`ModelPlan::inputs`], without the tables of a graph.
     pub(crate) request_tensors: Vec<RequestTensor>,
-    /// Largest number of inputs of a node.
-    pub(crate) arity: usize,
     pub(crate) cells: Vec<CellWiring>,
     pub(crate) answers: Vec<AnswerOutput>,
     /// User code that creates the graphs of requests, if requests contain no tables.
