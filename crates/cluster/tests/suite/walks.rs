@@ -24,7 +24,7 @@ use ripieno_executor::{
     LoadedModel, ModelSource, StepLimit, Tensor,
 };
 use ripieno_model::{Block, DataType, DropRule, Model, Profile, Steps, TensorSpec, Walk};
-use ripieno_runtime::{Engine, Failure, HangBound, Job, JobResult, ServedModel};
+use ripieno_runtime::{DeviceSnapshot, DeviceState, Engine, Failure, HangBound, Job, JobResult, ServedModel};
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -305,7 +305,7 @@ fn answers_are_those_of_one_process(policy: &'static str) {
     let cluster = Cluster::start(policy, HangBound::default(), [cpu(), cpu()]);
     assert_eq!(drive(&cluster.client, REQUESTS, &expected, || {}), REQUESTS);
     let engine = cluster.scheduler.engine().unwrap();
-    let batches = |device: &ripieno_runtime::DeviceSnapshot| device.batches;
+    let batches = |device: &DeviceSnapshot| device.batches;
     assert!(engine.device_metrics().iter().map(batches).all(|batches| batches > 0), "both have run some");
     cluster.end();
 }
@@ -356,50 +356,124 @@ fn walks_on_a_backend_that_hangs_begin_again_elsewhere_and_it_comes_again() {
     cluster.end();
 }
 
+/// Two schedulers, some backends whose devices may be made to hang, and a client.
+struct Spares {
+    listen: [SocketAddr; 2],
+    addresses: [String; 2],
+    store: MemoryStore,
+    schedulers: [Option<ClusterScheduler>; 2],
+    backends: Vec<(RunningBackend, Arc<Hanging>)>,
+    client: Client,
+}
+
+impl Spares {
+    fn start(backends: usize) -> Spares {
+        let free: [TcpListener; 2] = std::array::from_fn(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+        let listen = free.each_ref().map(|listener| listener.local_addr().unwrap());
+        drop(free);
+        let (addresses, store) = (listen.map(|address| address.to_string()), MemoryStore::default());
+        let client = asking(addresses.to_vec());
+        let mut spares = Spares { listen, addresses, store, schedulers: [None, None], backends: Vec::new(), client };
+        (0..2).for_each(|at| spares.start_scheduler(at));
+        (0..backends).for_each(|_| spares.start_backend());
+        spares.client.ready();
+        spares
+    }
+
+    fn start_scheduler(&mut self, at: usize) {
+        let config = SchedulerConfig {
+            listen: self.listen[at],
+            schedulers: self.addresses.to_vec(),
+            store: Box::new(self.store.clone()),
+            timing: Timing::SHARED_HOSTS,
+            start: starts("unified", HangBound { times: 1, least: Nanos::from_millis(250) }),
+            on_serving: Box::new(|_| {}),
+            plan: InitialPlan::Whole,
+        };
+        self.schedulers[at] = Some(ClusterScheduler::start(Arc::new(Tcp), config).unwrap());
+    }
+
+    fn start_backend(&mut self) {
+        let hanging = Hanging::over(cpu());
+        self.backends.push((backend(&self.addresses, hanging.clone()), hanging));
+    }
+
+    /// Waits until all processes serve, and returns the index of the primary.
+    fn whole(&self) -> usize {
+        let is_primary = |of: &Option<ClusterScheduler>| of.as_ref().is_some_and(ClusterScheduler::is_primary);
+        let primary = || self.schedulers.iter().position(is_primary);
+        until("all devices of a primary serve", || {
+            let engine = primary().and_then(|at| self.schedulers[at].as_ref()?.engine());
+            let serving = |device: &DeviceSnapshot| device.state == DeviceState::Serving;
+            engine.is_some_and(|engine| {
+                engine.device_metrics().iter().filter(|device| serving(device)).count() == self.backends.len()
+            })
+        });
+        until("the spare follows", || self.schedulers.iter().flatten().all(ClusterScheduler::knows_primary));
+        until("the client knows", || self.client.frontend.serving_devices() == self.backends.len());
+        primary().unwrap()
+    }
+
+    fn end(self) {
+        self.client.frontend.close();
+        for (backend, _) in self.backends {
+            backend.stop.abort();
+            backend.thread.join().unwrap();
+        }
+    }
+}
+
 #[test]
 fn walks_in_flight_at_a_hand_over_end_or_begin_again() {
     const REQUESTS: usize = 600;
     let expected = OneProcess::start(1).answers(REQUESTS);
-    let free: [TcpListener; 2] = std::array::from_fn(|_| TcpListener::bind("127.0.0.1:0").unwrap());
-    let listen = free.each_ref().map(|listener| listener.local_addr().unwrap());
-    drop(free);
-    let (addresses, store) = (listen.map(|address| address.to_string()), MemoryStore::default());
-    let start = |listen: SocketAddr| {
-        let config = SchedulerConfig {
-            listen,
-            schedulers: addresses.to_vec(),
-            store: Box::new(store.clone()),
-            timing: Timing::SHARED_HOSTS,
-            start: starts("unified", HangBound::default()),
-            on_serving: Box::new(|_| {}),
-            plan: InitialPlan::Whole,
-        };
-        Some(ClusterScheduler::start(Arc::new(Tcp), config).unwrap())
-    };
-    let mut schedulers = listen.map(start);
-    let backends = [(); 2].map(|()| backend(&addresses, cpu()));
-    let client = asking(addresses.to_vec());
-    client.ready();
+    let mut spares = Spares::start(2);
     // The second hand-over goes back to a scheduler that counts its walks from one.
     for _ in 0..2 {
-        let is_primary = |of: &Option<ClusterScheduler>| of.as_ref().is_some_and(ClusterScheduler::is_primary);
-        until("there is a primary", || schedulers.iter().any(is_primary));
-        let primary = schedulers.iter().position(is_primary).unwrap();
-        until("both serve", || {
-            let engine = schedulers[primary].as_ref().and_then(ClusterScheduler::engine);
-            engine.is_some_and(|engine| engine.device_metrics().len() == 2)
-        });
-        until("the spare follows", || schedulers.iter().flatten().all(ClusterScheduler::knows_primary));
+        let primary = spares.whole();
+        let mut lost = spares.schedulers[primary].take();
         // A hand-over beyond a second answers with a retry, so only answers before it are certain.
-        let right = drive(&client, REQUESTS, &expected, || drop(schedulers[primary].take()));
+        let right = drive(&spares.client, REQUESTS, &expected, || drop(lost.take()));
         assert!(right >= REQUESTS / 8, "{right} were answered");
-        schedulers[primary] = start(listen[primary]);
+        spares.start_scheduler(primary);
     }
-    client.frontend.close();
-    for backend in backends {
-        backend.stop.abort();
-        backend.thread.join().unwrap();
+    spares.end();
+}
+
+/// Of ten thousand requests with twenty faults among them each has one answer: the right one, or one
+/// that permits a retry.
+#[test]
+fn whatever_fails_and_however_often_each_walk_has_one_answer() {
+    const REQUESTS: usize = 500;
+    let expected = OneProcess::start(1).answers(REQUESTS);
+    let (mut spares, mut right) = (Spares::start(3), 0);
+    for fault in 0..20 {
+        let primary = spares.whole();
+        right += match fault % 4 {
+            0 => {
+                let mut lost = spares.schedulers[primary].take();
+                let right = drive(&spares.client, REQUESTS, &expected, || drop(lost.take()));
+                spares.start_scheduler(primary);
+                right
+            }
+            1 | 2 => {
+                let (gone, _) = spares.backends.remove(fault % 3);
+                let goes = || if fault % 4 == 1 { gone.stop.abort() } else { gone.stop.leave() };
+                let right = drive(&spares.client, REQUESTS, &expected, goes);
+                gone.thread.join().unwrap();
+                spares.start_backend();
+                right
+            }
+            _ => {
+                let hanging = Arc::clone(&spares.backends[fault % 3].1);
+                let right = drive(&spares.client, REQUESTS, &expected, || hanging.set(true));
+                hanging.set(false);
+                right
+            }
+        };
     }
+    assert!(right > 20 * REQUESTS / 8, "{right} were answered");
+    spares.end();
 }
 
 /// The steps that a client has received, and then its answer.
