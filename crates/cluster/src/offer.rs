@@ -5,13 +5,17 @@
 //! model is also named in `needs`. A reader that does not know that name refuses the model and says
 //! which role to upgrade. Numbers of fields are never used again.
 
+mod blocks;
+mod walks;
+
 use crate::description::{MAX_COUNT, ModelDescription, TensorDescription};
+use blocks::BlockMessage;
 use prost::Message;
 use ripieno_base::{ModelId, Nanos};
-use ripieno_executor::{StepLimit, WalkShape};
-use ripieno_model::{Block, DropRule, LengthProfiles, Model, Profile, Steps, Walk};
+use ripieno_model::{DropRule, Model, Walk};
 use ripieno_runtime::ServedModel;
 use std::collections::BTreeMap;
+use walks::WalksMessage;
 
 /// The need of models whose requests run cell by cell: a scheduler keeps each on its device.
 const CELLS: &str = "cells";
@@ -134,25 +138,6 @@ struct ModelMessage {
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct WalksMessage {
-    #[prost(uint32, tag = "1")]
-    max_length: u32,
-    /// Most steps of the block that runs until the request ends, if there is one: this number, or
-    /// this number beyond the length.
-    #[prost(uint32, optional, tag = "2")]
-    fixed_limit: Option<u32>,
-    #[prost(uint32, optional, tag = "3")]
-    extra_limit: Option<u32>,
-    #[prost(string, repeated, tag = "4")]
-    tensors: Vec<String>,
-    /// Whether each tensor has an element for each step or node.
-    #[prost(bool, repeated, tag = "5")]
-    elements: Vec<bool>,
-    #[prost(uint64, tag = "6")]
-    arity: u64,
-}
-
-#[derive(Clone, PartialEq, Message)]
 struct TensorMessage {
     #[prost(string, tag = "1")]
     name: String,
@@ -169,36 +154,6 @@ struct LengthsMessage {
     /// The length's dimension of each input; -1 for none.
     #[prost(sint64, repeated, tag = "2")]
     dims: Vec<i64>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct BlockMessage {
-    #[prost(string, tag = "1")]
-    name: String,
-    /// ℓ(1), ℓ(2), …
-    #[prost(int64, repeated, tag = "2")]
-    latency_ns: Vec<i64>,
-    #[prost(message, repeated, tag = "3")]
-    lengths: Vec<LengthMessage>,
-    #[prost(uint32, tag = "4")]
-    priority: u32,
-    #[prost(uint64, repeated, tag = "5")]
-    sizes: Vec<u64>,
-    #[prost(bool, tag = "6")]
-    skips: bool,
-    /// Kind of its steps; empty if a request runs it once.
-    #[prost(string, tag = "7")]
-    steps: String,
-    #[prost(bool, tag = "8")]
-    beside: bool,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct LengthMessage {
-    #[prost(uint32, tag = "1")]
-    length: u32,
-    #[prost(int64, repeated, tag = "2")]
-    latency_ns: Vec<i64>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -329,10 +284,7 @@ impl ModelMessage {
         let name = self.name.clone();
         let fault = |cause: String| format!("model {name:?}: {cause}");
         let walk = Walk::named(&self.walk).ok_or_else(|| fault(format!("it has the walk {:?}", self.walk)))?;
-        let drop = match self.drop.as_str() {
-            "" => None,
-            text => Some(drop_named(text).ok_or_else(|| fault(format!("it has the drop rule {text:?}")))?),
-        };
+        let drop = drop_named(&self.drop).map_err(fault)?;
         let blocks = self.blocks.into_iter().map(BlockMessage::block).collect::<Result<_, _>>().map_err(fault)?;
         let model = Model {
             name: self.scheduled_name,
@@ -385,8 +337,10 @@ fn drop_name(rule: DropRule) -> &'static str {
     }
 }
 
-fn drop_named(text: &str) -> Option<DropRule> {
-    [DropRule::Hopeless, DropRule::Expired, DropRule::Never].into_iter().find(|&rule| drop_name(rule) == text)
+fn drop_named(text: &str) -> Result<Option<DropRule>, String> {
+    let mut rules = [DropRule::Hopeless, DropRule::Expired, DropRule::Never].into_iter();
+    let known = rules.find(|&rule| drop_name(rule) == text);
+    if known.is_some() || text.is_empty() { Ok(known) } else { Err(format!("it has the drop rule {text:?}")) }
 }
 
 impl TensorMessage {
@@ -417,97 +371,11 @@ impl LengthsMessage {
     }
 }
 
-impl WalksMessage {
-    fn of(shape: &WalkShape) -> WalksMessage {
-        let (fixed_limit, extra_limit) = match shape.limit {
-            Some(StepLimit::Fixed(most)) => (Some(most), None),
-            Some(StepLimit::Extra(extra)) => (None, Some(extra)),
-            None => (None, None),
-        };
-        let (tensors, elements) = shape.tensors.iter().cloned().unzip();
-        let arity = shape.arity as u64;
-        WalksMessage { max_length: shape.max_length, fixed_limit, extra_limit, tensors, elements, arity }
-    }
-
-    fn shape(self, model: &Model) -> Result<WalkShape, String> {
-        if self.tensors.len() != self.elements.len() || self.tensors.len() > MAX_COUNT {
-            return Err("its walks are not those of its tensors".to_owned());
-        }
-        let limit = self.fixed_limit.map(StepLimit::Fixed).or(self.extra_limit.map(StepLimit::Extra));
-        Ok(WalkShape {
-            walk: model.walk,
-            max_length: self.max_length,
-            limit,
-            tensors: self.tensors.into_iter().zip(self.elements).collect(),
-            arity: size(self.arity),
-            cells: model.blocks.iter().map(|block| (block.name.clone(), block.steps)).collect(),
-        })
-    }
-}
-
-/// Names of the kinds of steps, apart from a block that runs once.
-const STEPS: [(&str, Steps); 3] = [("length", Steps::Length), ("until-end", Steps::UntilEnd), ("nodes", Steps::Nodes)];
-
-fn steps_named(name: &str) -> Result<Steps, String> {
-    let known = STEPS.iter().find(|(known, _)| *known == name).map(|&(_, steps)| steps);
-    known.or(name.is_empty().then_some(Steps::Once)).ok_or_else(|| format!("it runs {name:?}"))
-}
-
-impl BlockMessage {
-    fn of(block: &Block) -> BlockMessage {
-        let lengths = block.lengths.as_ref().map(LengthProfiles::table).unwrap_or_default();
-        let length = |(length, profile): &(u32, Profile)| LengthMessage { length: *length, latency_ns: table(profile) };
-        BlockMessage {
-            name: block.name.clone(),
-            latency_ns: table(&block.profile),
-            lengths: lengths.iter().map(length).collect(),
-            priority: block.priority,
-            sizes: block.sizes.iter().map(|&size| size as u64).collect(),
-            skips: block.skips,
-            steps: STEPS.iter().find(|(_, steps)| *steps == block.steps).map_or("", |(name, _)| name).to_owned(),
-            beside: block.beside,
-        }
-    }
-
-    fn block(self) -> Result<Block, String> {
-        let fault = |cause: String| format!("block {:?}: {cause}", self.name);
-        let lengths = self.lengths.into_iter().map(|of| Ok((of.length, profile(&of.latency_ns)?)));
-        let lengths = lengths.collect::<Result<Vec<_>, String>>().map_err(fault)?;
-        let lengths = if lengths.is_empty() {
-            None
-        } else {
-            Some(LengthProfiles::new(lengths).map_err(|error| fault(error.to_string()))?)
-        };
-        let profile = profile(&self.latency_ns).map_err(fault)?;
-        let steps = steps_named(&self.steps).map_err(fault)?;
-        let sizes = self.sizes.iter().map(|&number| size(number)).collect();
-        Ok(Block {
-            lengths,
-            priority: self.priority,
-            sizes,
-            skips: self.skips,
-            steps,
-            beside: self.beside,
-            ..Block::new(self.name.clone(), profile)
-        })
-    }
-}
-
-fn table(profile: &Profile) -> Vec<i64> {
-    (1..=profile.max_batch()).map(|rows| profile.latency(rows).0).collect()
-}
-
-fn profile(latency_ns: &[i64]) -> Result<Profile, String> {
-    let table: Vec<Nanos> = latency_ns.iter().map(|&latency| Nanos(latency)).collect();
-    let profile = Profile::from_table(&table).map_err(|error| format!("its profile: {error}"))?;
-    let same = (1..).zip(&table).all(|(rows, &latency)| profile.latency(rows) == latency);
-    if same { Ok(profile) } else { Err("its profile falls as batches grow".to_owned()) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::description::described;
+    use ripieno_model::{LengthProfiles, Profile};
 
     fn offer() -> OfferedModel {
         OfferedModel { number: 7, superseded: true, description: described() }

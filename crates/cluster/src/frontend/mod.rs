@@ -6,6 +6,7 @@
 //! table of requests. No request is answered with its lock held.
 
 mod calls;
+mod counters;
 mod data;
 mod follow;
 mod models;

@@ -1,7 +1,7 @@
 //! The models as a frontend knows them: by ids of its own, which stay the same when another
 //! scheduler becomes the primary.
 
-use super::table::ModelCounters;
+use super::counters::ModelCounters;
 use crate::description::{ModelDescription, RemoteModel};
 use ripieno_base::ModelId;
 use ripieno_executor::LoadedModel;

@@ -11,15 +11,15 @@
 //! primary, and it is answered as soon as all its rows have arrived, since the first scheduler's
 //! report may be lost.
 
+use super::counters::LiveGuard;
 use super::steps::StepReceiver;
 use crate::handover::{Epoch, Following, HeartbeatSender, ProcessId};
 use crate::plane::{PeerLink, RequestHeader};
 use ripieno_base::Nanos;
 use ripieno_executor::Tensor;
 use ripieno_model::Graph;
-use ripieno_runtime::{Ending, Failure, JobOutput, JobResult, ModelMetrics, ModelSnapshot, check_joinable, join};
+use ripieno_runtime::{Ending, Failure, JobOutput, JobResult, check_joinable, join};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// Time after a request's deadline at which the frontend answers it, if the scheduler has not
@@ -58,37 +58,6 @@ pub(super) struct PendingRequest {
 
 /// A request to send again: its header, and its graph if it brings one.
 pub(super) type Resubmission = (RequestHeader, Option<Arc<Graph>>);
-
-/// The counters of a model.
-pub(super) struct ModelCounters {
-    pub(super) metrics: ModelMetrics,
-    live: AtomicUsize,
-}
-
-/// Counts one request in flight until it is dropped.
-pub(super) struct LiveGuard(Arc<ModelCounters>);
-
-impl ModelCounters {
-    pub(super) fn new() -> Arc<ModelCounters> {
-        // Batches are counted by the process that runs them.
-        Arc::new(ModelCounters { metrics: ModelMetrics::new(0), live: AtomicUsize::new(0) })
-    }
-
-    pub(super) fn enter(self: &Arc<ModelCounters>) -> LiveGuard {
-        self.live.fetch_add(1, Relaxed);
-        LiveGuard(Arc::clone(self))
-    }
-
-    pub(super) fn snapshot(&self) -> ModelSnapshot {
-        self.metrics.snapshot(self.live.load(Relaxed))
-    }
-}
-
-impl Drop for LiveGuard {
-    fn drop(&mut self) {
-        self.0.live.fetch_sub(1, Relaxed);
-    }
-}
 
 /// Rows that a device has pulled.
 pub(super) struct Piece {

@@ -393,10 +393,7 @@ impl Message {
             kind::PULL => Message::Pull { tag: get.u64(), request: get.u64(), first_row: get.u32(), rows: get.u32() },
             kind::ROWS => Message::Rows { tag: get.u64(), inputs: Some(read_tensors(tail)?) },
             kind::NO_ROWS => Message::Rows { tag: get.u64(), inputs: None },
-            kind::CLAIM => {
-                let stamp = Stamp { epoch: Epoch(get.u64()), number: get.u64() };
-                Message::Claim { stamp, holder: ProcessId(get.u64()) }
-            }
+            kind::CLAIM => Message::Claim { stamp: read_stamp(&mut get), holder: ProcessId(get.u64()) },
             kind::REPORT => Message::Report(RunningReport::get(&mut get, &tail)?),
             kind::HEARTBEAT => Message::Heartbeat(Epoch(get.u64()), ProcessId(get.u64())),
             kind::FENCED => Message::Fenced(Epoch(get.u64())),
@@ -415,6 +412,10 @@ impl Message {
             _ => return Err(DecodeError(format!("a record of kind {kind}"))),
         })
     }
+}
+
+fn read_stamp(get: &mut RecordReader<'_>) -> Stamp {
+    Stamp { epoch: Epoch(get.u64()), number: get.u64() }
 }
 
 /// Flags of a record: the fields that may be left out are there, and the answer is streamed.

@@ -49,7 +49,7 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 pub use sub_clusters::ServedCluster;
-use sub_clusters::SubClusters;
+use sub_clusters::{SubClusters, split};
 
 /// The largest number of connections.
 const MAX_PEERS: usize = 4096;
@@ -383,7 +383,11 @@ impl ConnectedPeers {
         if self.sub_clusters.is_empty() || !self.lists_parts && planned.any(is_missing) {
             return;
         }
+        let served = |place, name: &str| self.serves_at(place, name);
+        let anywhere = |name: &str| self.sub_clusters.iter().any(|part| served(part.place, name));
         let mut listed = self.sub_clusters.listed();
+        // A model that moves is asked for where it was until a device has it where it goes.
+        listed.retain(|(number, model)| served(split(*number).0, &model.name) || !anywhere(&model.name));
         listed.retain(|(_, model)| model.walks.is_none() || frontend.revision >= CELLS);
         frontend.link.send(&Message::Models(encode_served(&listed).into()));
     }

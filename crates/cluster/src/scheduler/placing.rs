@@ -168,8 +168,10 @@ impl SchedulerShared {
             return;
         }
         open.into_iter().for_each(|process| self.open_device(process));
-        // A model that has moved may leave its old sub-cluster now.
+        // A model that has moved may leave its old sub-cluster now. Frontends name the new one.
         self.reconcile_now();
+        let peers = self.peers.lock();
+        peers.frontends.values().for_each(|frontend| peers.send_models(frontend));
     }
 }
 

@@ -440,8 +440,8 @@ fn walks_in_flight_at_a_hand_over_end_or_begin_again() {
     spares.end();
 }
 
-/// Of ten thousand requests with twenty faults among them each has one answer: the right one, or one
-/// that permits a retry.
+/// Each of ten thousand requests with twenty faults among them has one answer: the right one, or
+/// one that permits a retry.
 #[test]
 fn whatever_fails_and_however_often_each_walk_has_one_answer() {
     const REQUESTS: usize = 500;

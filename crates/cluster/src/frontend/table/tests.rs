@@ -1,4 +1,5 @@
 use super::*;
+use crate::frontend::counters::ModelCounters;
 use crate::plane::{ByteStream, LinkBounds, PeerLink};
 use bytes::Bytes;
 use ripieno_base::Nanos;
