@@ -9,7 +9,7 @@ import numpy as np
 
 from serving import BINARY, ROOT
 from test_python_models import PATIENT, package_of_the_checkout, refused, serving, until, write  # noqa: F401
-from test_python_steps import COLLATZ, collatz
+from test_python_steps import COLLATZ, answers_collatz
 
 sys.path.insert(0, str(ROOT / "clients" / "python"))
 from ripieno import Client
@@ -57,12 +57,7 @@ def test_steps_written_in_python_run_in_a_cluster(tmp_path):
     write(tmp_path, "collatz", COLLATZ, PATIENT + '[[input]]\nname = "n"\ndatatype = "INT64"\nshape = [-1]\nmin = 1\nmax = 10000\n')
     with contextlib.ExitStack() as stack:
         client = cluster(stack, tmp_path, "collatz", backends=2)
-        numbers = [1 + at * 7 % 60 for at in range(60)]
-        started = [client.start("collatz", {"n": np.array([n])}) for n in numbers]
-        for n, answer in zip(numbers, started):
-            assert answer.result()["n"][0].tolist() == collatz(n)
-        steps = [event["n"] for event in client.stream("collatz", {"n": np.array([27])}) if "n" in event]
-        assert np.ravel(steps).tolist() == collatz(27)
+        answers_collatz(client)
         for wrong, text in ((9999, "not 9999"), (0, "0")):
             error = refused(client, "collatz", {"n": np.array([wrong])})
             assert error.status == 400 and text in str(error), error

@@ -154,17 +154,22 @@ def collatz(n):
     return seen
 
 
+def answers_collatz(client):
+    """Requests of many lengths at once, and one that is streamed."""
+    numbers = [1 + at * 7 % 60 for at in range(60)]
+    started = [client.start("collatz", {"n": np.array([n])}) for n in numbers]
+    for n, answer in zip(numbers, started):
+        assert answer.result()["n"][0].tolist() == collatz(n)
+    steps = [event["n"] for event in client.stream("collatz", {"n": np.array([27])}) if "n" in event]
+    assert np.ravel(steps).tolist() == collatz(27)
+
+
 def test_a_loop_runs_until_each_request_has_ended(tmp_path):
     write(tmp_path, "collatz", COLLATZ, PATIENT + '[[input]]\nname = "n"\ndatatype = "INT64"\nshape = [-1]\nmin = 1\nmax = 10000\n')
     with serving(tmp_path) as (server, client):
         report = reports(server)["collatz"]
         assert (report["unbatched"], report["inputs"], report["outputs"]) == (None, ["n INT64 [-1]"], ["n INT64 [-1, -1]"])
-        numbers = [1 + at * 7 % 60 for at in range(60)]
-        started = [client.start("collatz", {"n": np.array([n])}) for n in numbers]
-        for n, answer in zip(numbers, started):
-            assert answer.result()["n"][0].tolist() == collatz(n)
-        steps = [event["n"] for event in client.stream("collatz", {"n": np.array([27])}) if "n" in event]
-        assert np.ravel(steps).tolist() == collatz(27)
+        answers_collatz(client)
         refusal = refused(client, "collatz", {"n": np.array([9999])})
         assert refusal.status == 400 and "not 9999" in str(refusal)
 

@@ -154,7 +154,7 @@ impl PlanOutcome {
         let memory_mb = self.scenario.planning.models.iter().enumerate().filter_map(footprint).collect();
         let sub_clusters = self.plan.sub_clusters.iter().enumerate().map(part).collect();
         let mut plan = PlacementPlan { sub_clusters, device_memory_mb: None, memory_mb };
-        // What is left of a device while the model runs that needs most for that, rounded in favour
+        // The memory of a device, less the most that a model needs while it runs; rounded in favour
         // of the plan.
         let runtime = self.scenario.planning.models.iter().map(|model| model.runtime_memory_mb).fold(0.0, f64::max);
         let largest = plan.sub_clusters.iter().map(|part| plan.memory(&part.models)).max().unwrap_or(0);
