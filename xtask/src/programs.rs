@@ -15,6 +15,9 @@ use std::time::Instant;
 const SIDE_BY_SIDE: usize = 2;
 /// Crates whose tests take the longest: they run first, beside all others.
 const LONGEST: &str = "ripieno-sim";
+/// Random tests draw the same cases at each run, so that a commit passes or fails always. They are
+/// fewer than proptest's 256: a hunt with other seeds and more of them is CONTRIBUTING's.
+const RANDOM: [(&str, &str); 2] = [("PROPTEST_RNG_SEED", "1"), ("PROPTEST_CASES", "128")];
 
 /// A program of tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,6 +75,7 @@ impl Program {
     fn run(&self, library: &Path) -> Result<()> {
         let mut command = Command::new(&self.file);
         command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder).env("ORT_DYLIB_PATH", library);
+        command.envs(RANDOM.iter().filter(|(name, _)| std::env::var_os(name).is_none()).copied());
         let begun = Instant::now();
         let done = command.output().with_context(|| format!("cannot start {}", self.file.display()))?;
         let printed = String::from_utf8_lossy(&done.stdout);

@@ -211,8 +211,6 @@ fn survive(bytes: Vec<u8>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
-
     #[test]
     fn damaged_files_are_errors_and_never_panics(
         which in 0..2usize,

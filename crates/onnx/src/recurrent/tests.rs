@@ -235,8 +235,6 @@ fn stacked() -> Draft {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
-
     #[test]
     fn damaged_recurrences_are_errors_and_never_panics(
         flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..8),

@@ -9,7 +9,7 @@
 //! device, until it starts again.
 
 use crate::observer::{End, Observer, Run};
-use ripieno_base::{BlockId, DeviceId, RequestSlot, Time};
+use ripieno_base::{DeviceId, RequestSlot, Time};
 use ripieno_model::{Block, Graph, Model, Steps};
 use ripieno_sched::{Request, Setup};
 
@@ -28,6 +28,19 @@ struct CheckedWalk {
     request: Request,
     output: u32,
     graph: Option<Graph>,
+    /// Possible pasts: more than one where the walk may continue or have started again, until a
+    /// node tells which.
+    histories: Vec<WalkHistory>,
+    in_flight: u32,
+    lost: bool,
+    /// Whether a device that ran steps of it has left: it may continue elsewhere, or start again.
+    stranded: bool,
+    over: bool,
+}
+
+/// The nodes of a walk since it started.
+#[derive(Clone, Debug)]
+struct WalkHistory {
     /// Per block, steps started and steps done.
     lines: Vec<(u32, u32)>,
     /// Progress by node of the graph.
@@ -36,14 +49,14 @@ struct CheckedWalk {
     device: Vec<DeviceId>,
     /// The device of all nodes so far, of a pinned model.
     home: Option<DeviceId>,
-    in_flight: u32,
-    lost: bool,
-    /// Whether a device that ran steps of it has left: it may continue elsewhere, or start again.
-    stranded: bool,
-    /// Whether its nodes in flight may be the first of another start, of which some graphs show
-    /// only later ones.
-    may_repeat: bool,
-    over: bool,
+}
+
+/// A node of a walk that a task runs.
+#[derive(Clone, Copy)]
+struct Started<'a> {
+    model: &'a Model,
+    run: &'a Run<'a>,
+    node: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,91 +92,152 @@ impl UnfoldingChecker {
 
 impl CheckedWalk {
     /// Checks the start of a member.
-    fn start(&mut self, model: &Model, run: &Run<'_>, node: u32, forbids_padding: bool) {
-        let repeats = match model.blocks[run.block.index()].steps {
-            Steps::Nodes => self.nodes[node as usize] == Progress::Done,
-            _ => node == 0 && self.lines[run.block.index()].0 > 0,
-        };
-        let anew = repeats || self.home.is_some_and(|home| home != run.device);
-        if self.in_flight == 0 {
-            self.may_repeat = std::mem::take(&mut self.stranded);
-        }
-        if (self.lost && self.in_flight == 0) || (self.may_repeat && anew) {
-            self.start_over();
-        }
-        if model.pinned {
-            let home = *self.home.get_or_insert(run.device);
-            assert_eq!(home, run.device, "a request of a pinned model moved: {run:?}");
-        }
+    fn start(&mut self, started: Started<'_>, forbids_padding: bool) {
+        let Started { model, run, node } = started;
+        self.start_again(model.blocks.len());
         assert!(!self.over && !self.lost, "a node was started after its request had ended or was lost: {run:?}");
+        let padding = pads(&self.request, started);
+        assert!(!(padding && forbids_padding), "step {node} of block {:?} is padding: {run:?}", run.block);
+        let CheckedWalk { request, output, graph, histories, .. } = self;
+        let steps = |steps| true_steps(request, *output, steps);
+        let mut why = None;
+        histories.retain_mut(|history| match history.start(started, graph.as_ref(), &steps) {
+            Ok(()) => true,
+            Err(error) => {
+                why.get_or_insert(error);
+                false
+            }
+        });
+        assert!(!histories.is_empty(), "{}: {run:?}", why.unwrap_or_default());
         self.in_flight += 1;
-        let (block, steps) = (run.block.index(), model.blocks[run.block.index()].steps);
-        if steps == Steps::Nodes {
-            self.start_node(run.block, node, run.device);
+    }
+
+    /// Adds a fresh start, once no node is in flight: a lost walk has no other past, a stranded
+    /// one may have.
+    fn start_again(&mut self, blocks: usize) {
+        if self.in_flight > 0 || self.over {
             return;
         }
-        let (started, done) = self.lines[block];
-        assert_eq!(node, started, "the next step of block {block} is {started}, not {node}: {run:?}");
-        let behind = done == started || self.device[block] == run.device;
-        assert!(behind, "step {node} of block {block} was started before the one before it was done: {run:?}");
-        assert!(self.is_open(model, block), "block {block} was started before what comes before it was done: {run:?}");
-        let padding = steps != Steps::UntilEnd && node >= self.request.extent.steps(steps);
-        assert!(!(padding && forbids_padding), "step {node} of block {block} is padding: {run:?}");
-        self.lines[block].0 += 1;
-        self.device[block] = run.device;
-    }
-
-    fn start_node(&mut self, block: BlockId, node: u32, device: DeviceId) {
-        let graph = self.graph.as_ref().expect("a request of this model brings a graph");
-        assert_eq!(graph.block(node), block, "node {node} is of another block");
-        assert_eq!(self.nodes[node as usize], Progress::Untouched, "node {node} was started twice");
-        for &input in graph.inputs(node).iter().filter(|&&input| input != Graph::NONE) {
-            let met = match self.nodes[input as usize] {
-                Progress::Untouched => false,
-                Progress::InFlight(other) => other == device && graph.block(input) == block,
-                Progress::Done => true,
-            };
-            assert!(met, "node {node} was started before its input {input}");
+        let stranded = std::mem::take(&mut self.stranded);
+        if std::mem::take(&mut self.lost) {
+            self.histories.clear();
+        } else if !stranded {
+            return;
         }
-        self.nodes[node as usize] = Progress::InFlight(device);
-    }
-
-    /// Returns whether all blocks before this one are done, except parallel ones.
-    fn is_open(&self, model: &Model, block: usize) -> bool {
-        let first = (0..=block).rev().find(|&at| !model.blocks[at].beside).unwrap_or(0);
-        (0..first).all(|before| self.is_done(&model.blocks[before], before))
-    }
-
-    fn is_done(&self, block: &Block, at: usize) -> bool {
-        match block.steps {
-            Steps::Nodes => self.nodes.iter().all(|node| *node == Progress::Done),
-            steps => self.lines[at].1 >= self.steps(steps),
-        }
-    }
-
-    /// Returns the true number of steps of the request.
-    fn steps(&self, steps: Steps) -> u32 {
-        match (steps, self.output) {
-            (Steps::UntilEnd, output) if output > 0 => output.min(self.request.extent.limit),
-            _ => self.request.extent.steps(steps),
-        }
+        self.histories.push(WalkHistory::new(blocks, self.graph.as_ref()));
     }
 
     fn complete(&mut self, run: &Run<'_>, steps: Steps, node: u32, lost: bool) {
         self.in_flight -= 1;
-        self.may_repeat = false;
         self.lost |= lost && !self.over;
-        match steps {
-            Steps::Nodes => self.nodes[node as usize] = Progress::Done,
-            _ => self.lines[run.block.index()].1 += 1,
+        for history in &mut self.histories {
+            match steps {
+                Steps::Nodes => history.nodes[node as usize] = Progress::Done,
+                _ => history.lines[run.block.index()].1 += 1,
+            }
         }
     }
 
-    fn start_over(&mut self) {
-        (self.lost, self.home, self.may_repeat) = (false, None, false);
-        self.lines.fill((0, 0));
-        let done = self.nodes.iter_mut().filter(|node| **node == Progress::Done);
-        done.for_each(|node| *node = Progress::Untouched);
+    fn ran_on(&self, device: DeviceId) -> bool {
+        let lines = self.graph.is_none();
+        self.histories.iter().any(|history| {
+            let mut steps = history.lines.iter().zip(&history.device);
+            history.home == Some(device) || (lines && steps.any(|(line, last)| line.0 > 0 && *last == device))
+        })
+    }
+
+    fn is_complete(&self, model: &Model) -> bool {
+        let steps = |steps| true_steps(&self.request, self.output, steps);
+        let mut histories = self.histories.iter();
+        histories.any(|history| (0..model.blocks.len()).all(|at| history.is_done(&model.blocks[at], at, &steps)))
+    }
+}
+
+/// Returns the true number of steps of a request.
+fn true_steps(request: &Request, output: u32, steps: Steps) -> u32 {
+    match (steps, output) {
+        (Steps::UntilEnd, output) if output > 0 => output.min(request.extent.limit),
+        _ => request.extent.steps(steps),
+    }
+}
+
+/// Returns whether a step lies beyond the end of a sequence whose length is known.
+fn pads(request: &Request, Started { model, run, node }: Started<'_>) -> bool {
+    let steps = model.blocks[run.block.index()].steps;
+    !matches!(steps, Steps::UntilEnd | Steps::Nodes) && node >= request.extent.steps(steps)
+}
+
+impl WalkHistory {
+    fn new(blocks: usize, graph: Option<&Graph>) -> WalkHistory {
+        WalkHistory {
+            lines: vec![(0, 0); blocks],
+            nodes: vec![Progress::Untouched; graph.map_or(0, Graph::len)],
+            device: vec![DeviceId(0); blocks],
+            home: None,
+        }
+    }
+
+    /// Adds a node, or says why it cannot be the next one.
+    fn start(
+        &mut self,
+        Started { model, run, node }: Started<'_>,
+        graph: Option<&Graph>,
+        steps: &impl Fn(Steps) -> u32,
+    ) -> Result<(), String> {
+        if model.pinned && *self.home.get_or_insert(run.device) != run.device {
+            return Err("a request of a pinned model moved".to_owned());
+        }
+        let block = run.block.index();
+        if model.blocks[block].steps == Steps::Nodes {
+            return self.start_node(graph.expect("a request of this model brings a graph"), run, node);
+        }
+        let (started, done) = self.lines[block];
+        if node != started {
+            return Err(format!("the next step of block {block} is {started}, not {node}"));
+        }
+        if done != started && self.device[block] != run.device {
+            return Err(format!("step {node} of block {block} was started before the one before it was done"));
+        }
+        if !self.is_open(model, block, steps) {
+            return Err(format!("block {block} was started before what comes before it was done"));
+        }
+        self.lines[block].0 += 1;
+        self.device[block] = run.device;
+        Ok(())
+    }
+
+    fn start_node(&mut self, graph: &Graph, run: &Run<'_>, node: u32) -> Result<(), String> {
+        if graph.block(node) != run.block {
+            return Err(format!("node {node} is of another block"));
+        }
+        if self.nodes[node as usize] != Progress::Untouched {
+            return Err(format!("node {node} was started twice"));
+        }
+        for &input in graph.inputs(node).iter().filter(|&&input| input != Graph::NONE) {
+            let met = match self.nodes[input as usize] {
+                Progress::Untouched => false,
+                Progress::InFlight(other) => other == run.device && graph.block(input) == run.block,
+                Progress::Done => true,
+            };
+            if !met {
+                return Err(format!("node {node} was started before its input {input}"));
+            }
+        }
+        self.nodes[node as usize] = Progress::InFlight(run.device);
+        Ok(())
+    }
+
+    /// Returns whether all blocks before this one are done, except parallel ones.
+    fn is_open(&self, model: &Model, block: usize, steps: &impl Fn(Steps) -> u32) -> bool {
+        let first = (0..=block).rev().find(|&at| !model.blocks[at].beside).unwrap_or(0);
+        (0..first).all(|before| self.is_done(&model.blocks[before], before, steps))
+    }
+
+    fn is_done(&self, block: &Block, at: usize, steps: &impl Fn(Steps) -> u32) -> bool {
+        match block.steps {
+            Steps::Nodes => self.nodes.iter().all(|node| *node == Progress::Done),
+            kind => self.lines[at].1 >= steps(kind),
+        }
     }
 }
 
@@ -178,20 +252,15 @@ impl Observer for UnfoldingChecker {
             return;
         }
         let (output, graph) = self.announced.take().expect("the world tells of what unfolds");
-        let blocks = model.blocks.len();
-        let nodes = vec![Progress::Untouched; graph.as_ref().map_or(0, Graph::len)];
+        let histories = vec![WalkHistory::new(model.blocks.len(), graph.as_ref())];
         let before = self.walks[request.slot.index()].replace(CheckedWalk {
             request: *request,
             output,
             graph,
-            lines: vec![(0, 0); blocks],
-            nodes,
-            device: vec![DeviceId(0); blocks],
-            home: None,
+            histories,
             in_flight: 0,
             lost: false,
             stranded: false,
-            may_repeat: false,
             over: false,
         });
         assert!(before.is_none_or(|walk| walk.over && walk.in_flight == 0), "a slot was reused while tasks name it");
@@ -206,7 +275,7 @@ impl Observer for UnfoldingChecker {
         assert_eq!(run.nodes.len(), run.slots.len(), "every member of a walk that unfolds has a node: {run:?}");
         for (slot, &node) in run.slots.iter().zip(run.nodes) {
             let walk = self.walks[slot.index()].as_mut().expect("members were accepted");
-            walk.start(model, run, node, self.forbids_padding);
+            walk.start(Started { model, run, node }, self.forbids_padding);
         }
     }
 
@@ -225,8 +294,7 @@ impl Observer for UnfoldingChecker {
 
     fn left(&mut self, device: DeviceId) {
         for walk in self.walks.iter_mut().flatten() {
-            let ran = walk.lines.iter().zip(&walk.device).any(|(line, last)| line.0 > 0 && *last == device);
-            walk.stranded |= walk.home == Some(device) || (walk.graph.is_none() && ran);
+            walk.stranded |= walk.ran_on(device);
         }
     }
 
@@ -237,7 +305,9 @@ impl Observer for UnfoldingChecker {
             return;
         }
         walk.over = true;
-        let complete = model.blocks.iter().enumerate().all(|(at, block)| walk.is_done(block, at));
-        assert!(end != End::Finished || complete, "request {id} was answered at {now:?} before its walk was complete");
+        assert!(
+            end != End::Finished || walk.is_complete(model),
+            "request {id} was answered at {now:?} before its walk was complete"
+        );
     }
 }

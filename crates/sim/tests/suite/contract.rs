@@ -169,8 +169,6 @@ macro_rules! contract {
             use super::*;
 
             proptest! {
-                #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
-
                 #[test]
                 fn keeps_its_promises_among_faults(case in case(true)) {
                     run($policy, &options($options), &case);
@@ -269,8 +267,6 @@ contract! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
-
     /// Shards whose messages take no time decide like one piece, for any number of shards.
     #[test]
     fn shards_without_delay_equal_the_fused_scheduler(case in case(true), shards in 1..=4i64) {
@@ -291,8 +287,6 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
-
     /// Two implementations that share no scheduling code: on devices that run as profiled, a
     /// Clockwork without look-ahead is "eager", under any faults.
     #[test]

@@ -154,8 +154,6 @@ fn run(policy: &str, knobs: &str, case: &Case) -> Option<Trace> {
 macro_rules! promises {
     ($($test:ident: $policy:literal $knobs:literal;)*) => {$(
         proptest! {
-            #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
-
             #[test]
             fn $test(case in case()) {
                 let (first, second) = (run($policy, $knobs, &case), run($policy, $knobs, &case));
