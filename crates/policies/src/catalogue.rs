@@ -1,8 +1,8 @@
 //! The catalogue: every policy by the name that its paper gave it, and its constructor.
 //!
 //! One table serves the command line, the server, the simulator, the contract tests and the
-//! documentation. A policy is added by one file, or one in `baselines/` if only comparisons use it,
-//! and one row here.
+//! documentation. A policy is added by one file or folder and one row here. The file is in
+//! `baselines/` if only comparisons use it.
 
 use crate::choice::DEFAULT_POLICY;
 use crate::policy::{Chains, Form, Policy};

@@ -1,4 +1,5 @@
-//! Combines the tables that all cell schedulers share with a rule for choosing cell types.
+//! Makes a scheduler of the tables that all cell schedulers share and a rule that chooses cell
+//! types.
 
 use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot, TaskId, Time};
 use ripieno_model::{Graph, Model};

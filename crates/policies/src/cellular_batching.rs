@@ -20,14 +20,16 @@
 //! switches off one half of the idea. It ignores deadlines (except for the drop rule) and the cost
 //! of batches.
 //!
-//! Choices where the paper leaves freedom: queues are in the order of arrival, also for subgraphs
+//! Choices where the paper leaves freedom. Queues are in the order of arrival, also for subgraphs
 //! that are released later. Ready nodes that are pinned elsewhere do not count in (a) to (c), so
-//! that no task is empty. A device is idle when it holds no task. With several models, priorities
-//! compare cell types within a model only. Among models, and among equals, the cell type that was
-//! chosen the longest ago goes first, so that no model starves. A decision before every cell needs
-//! `max_tasks = 1`: with the paper's 5, a newcomer may wait for five cells. Without early leave a
-//! sequence keeps its row; a decoder or tree only delays its answer. A block that runs once is
-//! submitted one task at a time, since it makes nothing ready.
+//! that no task is empty. A device is idle when it holds no task.
+//!
+//! With several models, priorities compare cell types within a model only. Among models, and among
+//! equals, the cell type that was chosen the longest ago goes first, so that no model starves.
+//!
+//! A decision before every cell needs `max_tasks = 1`: with the paper's 5, a newcomer may wait for
+//! five cells. Without early leave a sequence keeps its row; a decoder or tree only delays its
+//! answer. A block that runs once is submitted one task at a time, since it makes nothing ready.
 //!
 //! Chains whose cost depends on the length and chains with skips are served, too. Besides its
 //! oldest request, a task of a first block takes the requests that are better padded to the same

@@ -1,6 +1,6 @@
 //! Queues of requests in order of arrival, which are dropped when they are too late.
 //!
-//! For policies whose queues ignore deadlines except for dropping. Inputs take effect when they
+//! The policies that use them ignore deadlines except for dropping. Inputs take effect when they
 //! arrive, so answers are kept until the next settle.
 
 use ripieno_base::{Links, List, ModelId, Nanos, RequestSlot, Time};

@@ -1,4 +1,4 @@
-//! "late": cell by cell, with the next one chosen while one runs.
+//! "late": cell by cell, where the next task of a device is chosen while one runs.
 //!
 //! Source: "Low Latency Model Serving with Late Batching", section 2 ("Ahead-of-Time Scheduling").
 //!
@@ -15,9 +15,9 @@
 //! half of the idea, `max_batch`, `drop`. It ignores deadlines, except for the drop rule, and the
 //! cost of batches.
 //!
-//! Choices where the paper leaves freedom: the order among several cell types of a model (the
-//! paper's has one) is the order of "cellular". A device that may hold one task only gets the next
-//! one when it is idle: that is `cellular` with `max_tasks = 1`. Where the end of a block is not
+//! Choices where the paper leaves freedom. The order among several cell types of a model, of which
+//! the paper's has one, is the order of "cellular". A device that may hold only one task gets the
+//! next one when it is idle: that is `cellular` with `max_tasks = 1`. If the end of a block is not
 //! known in advance, the step after the end runs and is wasted.
 
 use crate::cell_scheduler::CellScheduler;

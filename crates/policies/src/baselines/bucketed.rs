@@ -19,10 +19,10 @@
 //!
 //! Readings where the paper leaves freedom. With `turn = "one"` a turn is one batch, which is round
 //! robin to the letter. With `turn = "drain"`, the default, a bucket keeps its turn as long as it
-//! can fill whole batches, which makes the stronger baseline.
+//! can fill whole batches. This makes the stronger baseline.
 //!
 //! Choices: a block that runs until its end continues, with all rows, until the last member has
-//! ended, and no step is queued ahead of that. This is better than a graph that is unfolded to the
+//! ended. No step is queued ahead of that end. This is better than a graph that is unfolded to the
 //! longest possible output. Models share a device by turns, too, bucket after bucket. Buckets
 //! beyond the 1,024th are one, padded to its longest member.
 

@@ -9,8 +9,8 @@
 //! 2. The device that is free first takes the candidate with the earliest latest start. Of one
 //!    model's candidates with the same head that is the largest, so only the largest is kept.
 //! 3. Scheduling is eager: a free device never waits.
-//! 4. A batch is chosen up to `lookahead_ms` before its device is free; requests that arrive in
-//!    between are not in it.
+//! 4. A batch is chosen up to `lookahead_ms` before its device is free. Requests that arrive after
+//!    the choice are not in it.
 //! 5. A committed batch that could not be in time any more, since its device is late, is revoked.
 //!
 //! State: a queue and a candidate per model; a commitment per device. Knobs: look-ahead, margin
@@ -18,10 +18,10 @@
 //! ignores the possible growth of a batch.
 //!
 //! Deviations: the public code keeps a queue per batch size. Having chosen a model, it runs the
-//! largest batch that any of them allows, and drops the heads before it: that is `gather =
-//! "window"`. Its look-ahead of 10 ms and buffer of 5 ms are `lookahead_ms = 10` and `buffer_ms =
-//! 5`; a restriction to powers of two as batch sizes is not offered. Costs are known here; the
-//! original estimates them as the slowest of the last ten batches.
+//! largest batch that any of these queues allows, and drops the heads before it: that is `gather =
+//! "window"`. The look-ahead of 10 ms and the buffer of 5 ms are `lookahead_ms = 10` and `buffer_ms
+//! = 5`. A restriction to powers of two as batch sizes is not offered. Costs are known here; the
+//! original estimates a cost as the slowest of the last ten batches.
 
 use super::parts::central::{Central, CentralGather};
 use super::parts::placement::{DeviceTable, Placement, PlacementScheduler};

@@ -5,15 +5,15 @@
 //! Efficient Processing of DNN Services on GPUs", section 8.1, which are Triton's dynamic batcher
 //! without and with a delay.
 //!
-//! 1. The first waiting request of a model opens a window; when it ends, or as many wait as fit,
-//!    they may be dispatched.
+//! 1. The first waiting request of a model opens a window. When the window ends, or as many
+//!    requests wait as fit, they may be dispatched.
 //! 2. A batch holds the oldest requests, regardless of lengths and deadlines; it runs the whole
 //!    model.
-//! 3. With `dispatch = "free"` a batch is formed when a device is free: that is "timeout" with
+//! 3. With `dispatch = "free"` a batch is formed when a device is free. This is "timeout" with
 //!    `gather = "fifo"`, which runs it.
-//! 4. With `dispatch = "start"` a running device takes one batch ahead, so that the next one is
-//!    formed when the previous one starts; later requests are not in it. The paper does not say
-//!    which one it measured, and the difference is large.
+//! 4. With `dispatch = "start"` a running device takes one batch ahead. So the next batch is formed
+//!    when the previous one starts, and later requests are not in it. The paper does not say which
+//!    of the two it measured, and the difference is large.
 //!
 //! State: a queue per model; a running batch and one ahead per device. It ignores deadlines, except
 //! for `drop`, and the cost of batches. No known deviations.

@@ -1,5 +1,5 @@
-//! Published policies that others are measured against and that place batches otherwise: one per
-//! file, under its published name. The catalogue lists them.
+//! Published policies that other papers compare themselves with: one per file, under its published
+//! name. The catalogue lists them.
 
 pub(crate) mod bucketed;
 pub(crate) mod clockwork;

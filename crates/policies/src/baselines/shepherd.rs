@@ -18,11 +18,11 @@
 //! head of line, gathering rule, largest batch, drop rule, device choice. It ignores urgency
 //! between models: a small batch waits however late it is.
 //!
-//! Deviations: the new batch is formed when it preempts and starts when the device has stopped, so
+//! Deviations: the new batch is formed when it preempts, and starts when the device has stopped, so
 //! that the returned requests are not in it. The one public implementation looks for expired
-//! requests at the tail of the queue, so that an expired head blocks the whole queue; here it does
-//! so only with `head_of_line = "published"`. The planner that assigns models to groups of devices
-//! is not built, as in Symphony's comparison.
+//! requests at the tail of the queue. An expired head therefore blocks the whole queue there; here
+//! it does so only with `head_of_line = "published"`. The planner that assigns models to groups of
+//! devices is not built, as in Symphony's comparison.
 
 use super::clockwork::{GATHER, gather};
 use super::parts::central::Central;

@@ -14,8 +14,9 @@
 //!    halves, recursively, if the remaining stages take a batch at least twice as long as a half.
 //!    The parts run one after the other to the end.
 //! 4. Policy III: newcomers join the latest batch (*stretch*), unless it is about to be split or
-//!    began longer than `T_comp_wait` ago. They run the first stages while the batch ends the one
-//!    that it is in. It waits for them at the next border, and they are one batch from there on.
+//!    began longer than `T_comp_wait` ago. They run the first stages while the batch ends its
+//!    present stage. The batch waits for them at the next border, and from there on they are one
+//!    batch.
 //!
 //! A request waits until its batch begins: in a formed batch it can still be cancelled, dropped or
 //! unloaded.
@@ -23,14 +24,18 @@
 //! State: a queue per model; the batch table, which is [`Cohorts`]; stage executors and the order
 //! of batches per model and device. It ignores deadlines except for `drop`, and future arrivals.
 //!
-//! Choices where the paper leaves freedom. It gives no `T_comp_wait`, only its purpose: no
-//! violation of the QoS. So it is the longest time without one by the profiles: the SLO less the
-//! duration of the largest batch. It does not say how many groups there are; two are usual for its
-//! Bert, and two are the default, with the least padding. The first stage of the window is as long
-//! as for the oldest waiting request. Preferred batch sizes differ if they do among 1, 2, 4, …,
-//! which are the sizes that the paper profiles. A batch is open until its first stage can begin.
-//! One batch of newcomers catches up at a time. Members of a batch that skip a stage continue as a
-//! batch of their own. Requests that cannot be punctual run unless `drop` is set.
+//! Choices where the paper leaves freedom. The paper gives no `T_comp_wait`, only the purpose: no
+//! violation of the QoS. So it is the longest time without a violation by the profiles: the SLO
+//! less the duration of the largest batch.
+//!
+//! The paper does not say how many groups there are. Two are usual for its Bert, and two are the
+//! default; the cut with the least padding is taken. The first stage, whose duration is the window,
+//! counts with the length of the oldest waiting request. Preferred batch sizes differ if they do
+//! among 1, 2, 4, …, which are the sizes that the paper profiles.
+//!
+//! A batch is open until its first stage can begin. One batch of newcomers catches up at a time.
+//! Members of a batch that skip a stage continue as a batch of their own. Requests that cannot be
+//! punctual run unless `drop` is set.
 
 mod clusters;
 mod devices;

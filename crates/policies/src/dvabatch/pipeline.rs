@@ -1,13 +1,13 @@
 //! The batches of a model on a device, and their order.
 //!
-//! The executors are the paper's; the batch table is [`Cohorts`], where the status of a batch is
-//! the block that it is before. The batch that is furthest runs first, and the parts of a split run
-//! one after the other, each to its end. Each batch has a buffer pair.
+//! The executors are the paper's. The batch table is [`Cohorts`], in which the status of a batch is
+//! the block that the batch is before. The batch that is furthest runs first, and the parts of a
+//! split run one after the other, each to its end. Each batch has a buffer pair.
 //!
-//! Newcomers that catch up with a batch are a batch of their own, in another pair, until they are
+//! Newcomers that catch up with a batch are a batch of their own, in another pair, until both are
 //! before the same block. They run the first stages while the earlier batch ends its stage; then
-//! that batch waits for them. If either ends on its way, the other one continues. One batch of the
-//! model can be stretched at a time.
+//! the earlier batch waits for them. If either ends on its way, the other one continues. One batch
+//! of the model can be stretched at a time.
 
 use super::rules::SplitPlan;
 use super::stage_executors::{BufferPair, StageExecutors};

@@ -1,20 +1,27 @@
 //! Stage executors and their buffer pairs: the rules by which a stage may run on a pair, so that no
 //! tensor is read while it is written, or overwritten while it is needed.
 //!
-//! Stage i of a pair reads the pair's buffer before it and writes the one after it, which stage i +
-//! 1 reads. When a stage has run on a pair, its input buffer there is *invalid*: the batch is
-//! further on in the same pair, and the next batch may write this buffer, but not read it yet. The
-//! stage must then find another pair that it could use to become *active* again; only then does it
-//! legitimise the pair for the stage before it. The last stage is active again immediately, so with
-//! a single pair all stages stay *inactive* until the batch has left the last one: serial
-//! execution. With two or more pairs the stages work as a pipeline, with any number of batches in
-//! any order. For an executor that has pulled an item *checks* the pair of that item.
+//! # The rules of the paper
 //!
-//! Beyond the paper: `split` leaves several items in one buffer, which are read one after the
-//! other, so a buffer with unread items is not written. An item that ends frees its pair
-//! immediately.
+//! Stage i of a pair reads the pair's buffer before it and writes the buffer after it, which stage
+//! i + 1 reads. When a stage has run on a pair, its input buffer there is *invalid*: the batch is
+//! further on in the same pair. The next batch may write this buffer, but not read it yet.
 //!
-//! A pure state machine, tested over all interleavings of small configurations.
+//! The stage must then find another pair that it could use, to become *active* again. Only then
+//! does it legitimise the first pair for the stage before it. The last stage is active again
+//! immediately. With a single pair all stages therefore stay *inactive* until the batch has left
+//! the last one, which is serial execution. With two or more pairs the stages work as a pipeline,
+//! with any number of batches in any order. For this, an executor that has pulled an item *checks*
+//! the pair of that item.
+//!
+//! # Beyond the paper
+//!
+//! `split` leaves several items in one buffer, which are read one after the other, so a buffer with
+//! unread items is not written. An item that ends frees its pair immediately.
+//!
+//! # Checked
+//!
+//! This is a pure state machine, tested over all interleavings of small configurations.
 
 /// The state of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

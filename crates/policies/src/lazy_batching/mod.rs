@@ -20,18 +20,19 @@
 //! arrivals and the state of other devices; each device has its own table, and the first one at a
 //! border may admit.
 //!
-//! Choices where the paper leaves freedom. Newcomers are the longest prefix of one model's queue
-//! that is admissible, and models are tried in the order of their heads' arrival. A table never
-//! holds more rows of a model than the largest batch that each of its nodes allows, so that every
-//! merge fits. A request that is late already is not preempted. An empty table takes as many
-//! requests as fit, late or not (`issue = "all"`). The times of Equation 2
-//! are those at first issue. In an encoder the sub-batch waits for its longest member; in the last
-//! block each leaves at its own end. Requests that cannot be punctual run unless `drop` is set, as
-//! in the paper.
+//! Choices where the paper leaves freedom. Newcomers are the longest admissible prefix of one
+//! model's queue, and models are tried in the order of their heads' arrival. A table never holds
+//! more rows of a model than the largest batch that each of its nodes allows, so that every merge
+//! fits. A request that is late already is not preempted. An empty table takes as many requests as
+//! fit, late or not (`issue = "all"`).
 //!
-//! Readings of T_wait in Equation 2. With `wait = "issue"`, to the letter and the default, it ends
-//! at first issue, so a request may be preempted again and again. With `wait = "arrival"` it goes
-//! on.
+//! The times of Equation 2 are those at first issue. In an encoder the sub-batch waits for its
+//! longest member; in the last block each member leaves at its own end. Requests that cannot be
+//! punctual run unless `drop` is set, as in the paper.
+//!
+//! Readings of T_wait in Equation 2. With `wait = "issue"`, the default and the letter of the
+//! paper, T_wait ends at first issue, so a request may be preempted again and again. With `wait =
+//! "arrival"` it goes on.
 
 mod slack;
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Both halves in one thread: the default in the simulator and on one node.
+//! Both halves of the scheduler in one thread: the default in the simulator and on one node.
 
 use super::{DeviceChoice, Matchmaker, ModelShard, Rules};
 use ripieno_base::{DeviceId, ModelId, RequestSlot, TaskId, Time};

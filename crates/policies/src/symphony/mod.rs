@@ -3,11 +3,12 @@
 //!
 //! A [`ModelShard`] owns the state of models: queues, drops, batch formation. The [`Matchmaker`]
 //! owns shared state: devices, and the times at which models may start batches. They exchange the
-//! messages of `ripieno_sched::grants`. A batch is formed on the
-//! grant, from the queue at that time; an offer only promises a size and a window, so nothing needs
-//! to be revoked. [`Fused`] runs both halves in one thread and is a `Scheduler`; [`Linked`] runs
-//! several shards with delayed messages, to measure the cost of sharding in virtual time. On
-//! separate threads only mailboxes are added.
+//! messages of `ripieno_sched::grants`. A batch is formed on the grant, from the queue at that
+//! time; an offer only promises a size and a window, so nothing needs to be revoked.
+//!
+//! [`Fused`] runs both halves in one thread and is a `Scheduler`. [`Linked`] runs several shards
+//! with delayed messages, to measure the cost of sharding in virtual time. On separate threads the
+//! halves need only mailboxes in addition.
 //!
 //! "serial", "timeout", "eager" and "deferred" run here under different [`Rule`]s: they differ in
 //! when a candidate may start, which requests it gathers, and which are dropped.

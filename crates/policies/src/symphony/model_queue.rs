@@ -7,9 +7,9 @@
 //! SLO, which is the normal case.
 //!
 //! The target of the window rule is the largest b with ℓ(b) + b/r ≤ SLO, where r is the measured
-//! rate: gathering b rows at that rate and running them must fit. With N = r·ℓ(b)/b devices this is
-//! the staggered bound (1 + 1/N)·ℓ(b) ≤ SLO of section 3.3. With less than one device of load it is
-//! the rule for a device that is not full.
+//! rate: the time to gather b rows and the time to run them must fit. With N = r·ℓ(b)/b devices
+//! this is the staggered bound (1 + 1/N)·ℓ(b) ≤ SLO of section 3.3. With less than one device of
+//! load it is the rule for a device that is not full.
 
 use super::{Gather, Rule, StartRule};
 use ripieno_base::{Nanos, Time};

@@ -5,7 +5,8 @@ use crate::estimate::reach::{self, Reach};
 use ripieno_base::{BlockId, Nanos};
 use ripieno_model::{Block, Model, Steps};
 
-/// Number of recent requests from which the steps of blocks with an unknown end are known.
+/// Number of answered requests after which both counts of [`RequestCosts::steps_until_end`] are
+/// halved, so that old requests fade.
 const MEMORY: u64 = 256;
 
 /// The costs of a model.
@@ -13,8 +14,8 @@ const MEMORY: u64 = 256;
 pub(super) struct RequestCosts {
     /// The model.
     model: Box<Model>,
-    /// Batch size in which a block's work is estimated, by block: the largest that fits into the
-    /// SLO, or, of cells, the profile's preferred one.
+    /// Batch size for which the work of a block is estimated, by block: the largest that fits into
+    /// the SLO. In cells it is the size that the profile prefers.
     batches: Vec<usize>,
     /// The share of rows that run each block of a chain.
     reach: Reach,
@@ -65,7 +66,7 @@ impl RequestCosts {
     }
 
     /// Returns the number of times that a request runs a block with an unknown end: the mean of
-    /// earlier requests, at first half its limit.
+    /// earlier requests. Before there are any, it is half the limit.
     fn steps_until_end(&self, limit: u32) -> i64 {
         let (steps, requests) = (self.steps + u64::from(limit).div_ceil(2), self.requests + 1);
         (steps / requests).clamp(1, u64::from(limit.max(1))) as i64

@@ -65,10 +65,10 @@ pub(super) struct AdmittedModel {
 
 /// A part of the SLO, in parts of 65,536.
 pub(super) type QueuePart = Ratio<{ 1 << 16 }>;
-/// Additive increase of the part with an answer in time, and the reciprocal of its multiplicative
-/// decrease with a late one: while the queue is full, 1.5 % of the answers are late at the whole
-/// SLO, 3 % at half of it.
+/// Additive increase of the part with each answer in time.
 const INCREASE: QueuePart = QueuePart::from_parts(QueuePart::WHOLE.parts() / 4_096);
+/// Reciprocal of the multiplicative decrease of the part with each late answer. While the queue is
+/// full, 1.5 % of the answers are late at the whole SLO, and 3 % at half of it.
 const DECREASE: u64 = 64;
 
 impl AdmittedModel {
@@ -89,8 +89,8 @@ impl AdmittedModel {
         matches!(self.drop, Some(DropRule::Never | DropRule::Expired))
     }
 
-    /// Records an answer. What the policy's batches really cost is unknown here, so the queue is
-    /// bounded by additive increase and multiplicative decrease.
+    /// Records an answer, which changes the part of the SLO that the queue may last. The real cost
+    /// of the policy's batches is unknown here, so late answers steer the bound.
     pub(super) fn on_answer(&mut self, late: bool) {
         let part = self.queue_part;
         let next = if late { part - QueuePart::from_parts(part.parts() / DECREASE) } else { part + INCREASE };

@@ -1,9 +1,10 @@
-//! A published policy as its paper has it, without what a server learns for it.
+//! Runs a published policy as its paper describes it, without what a server learns for a policy.
 
 use crate::{Control, Scheduler, SchedulerLayer};
 use ripieno_base::Time;
 
-/// A policy that plans by real deadlines, and by the profiles and speeds of the start.
+/// A policy that plans by the real deadlines, and by the profiles and speeds that were known at the
+/// start.
 pub(crate) struct Faithful {
     /// The policy.
     policy: Box<dyn Scheduler>,

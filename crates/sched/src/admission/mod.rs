@@ -12,13 +12,13 @@
 //!
 //! A request is refused on arrival, for one of two reasons:
 //!
-//! * *Its queue is full.* The clients of a model divide equally the work that the devices do within
-//!   its SLO. Under a policy that does not check deadlines, models divide it by weight, too, and
-//!   late answers reduce it. The reason is [`Why::Share`] if others have requests in the policy,
-//!   else [`Why::Hopeless`].
-//! * *Its model or client exceeds its share* of the devices (`shares.rs`) while others lose
-//!   requests ([`Why::Share`]). If the client is the only one, the limit is the devices' capacity
-//!   ([`Why::Overload`]): its more urgent requests go first.
+//! * *The queue is full.* The work that the devices do within a model's SLO is divided equally
+//!   between the model's clients. Under a policy that does not check deadlines, models divide this
+//!   work by weight first, and late answers reduce it. The reason is [`Why::Share`] if other
+//!   clients or models have requests in the policy, else [`Why::Hopeless`].
+//! * *The model or client exceeds its share* of the devices (`shares.rs`) while others lose
+//!   requests. The reason is [`Why::Share`]. A client that is the only one is limited by the
+//!   devices' capacity instead ([`Why::Overload`]), and its more urgent requests go first.
 //!
 //! # What always holds
 //!
@@ -30,9 +30,9 @@
 //!
 //! # Late answers
 //!
-//! With `drop = "never"`, or "expired", a request may be late: it may run while no punctual request
-//! needs the device. It is refused for its share only, or because the work of its model exceeds
-//! half of the tightest SLO of another model in use.
+//! With `drop = "never"` or `"expired"`, an answer may be late. Such a request runs while no
+//! punctual request needs the device. It is refused only if it exceeds its share, or if the work of
+//! its model exceeds half of the tightest SLO of another model in use.
 //!
 //! # Shapes
 //!
@@ -123,12 +123,13 @@ impl Admission {
     /// Returns the reason for which a request is refused, if it is.
     fn decide(&mut self, now: Time, request: &Request, entry: &AdmittedRequest) -> Option<Why> {
         let AdmittedRequest { flow, work, hopeless, .. } = *entry;
-        // A request that cannot be in time is no demand: its flow must not take others' share.
-        // While the policy holds nothing, devices are idle, and no share is worth keeping.
+        // A request that cannot be in time does not count as demand, or its flow would take the
+        // share of others. While the policy holds no request, the devices are idle and shares do
+        // not matter.
         if !hopeless && !self.shares.admit(now, flow, work, request.class.priority) && self.live > 0 {
             return Some(if self.shares.is_sole(now, flow) { Why::Overload } else { Why::Share });
         }
-        // One that would be late on an idle device is tried while nothing else waits.
+        // A request that would be late even on an idle device is tried only while no other waits.
         if hopeless && !self.needs.keeps_deadlines && self.live > 0 {
             return Some(Why::Hopeless);
         }
@@ -319,9 +320,9 @@ pub fn widen(limits: &Limits, shards: usize) -> Limits {
     Shapes::widen(limits, shards)
 }
 
-/// Puts a policy, or the shard with this number of `shards`, behind nothing but what keeps answers
-/// right: it gets real deadlines and the profiles of the start, and no request is refused for it.
-/// It was built for `setup` with [`widen`]ed limits.
+/// Wraps a policy in what keeps its answers right, and in nothing else. The policy gets real
+/// deadlines and the profiles of the start, and no request is refused in front of it. `policy` was
+/// built for `setup` with [`widen`]ed limits; it is the shard with this number among `shards`.
 pub fn wrap_faithful(
     policy: Box<dyn Scheduler>,
     setup: &Setup,
@@ -331,8 +332,8 @@ pub fn wrap_faithful(
     Box::new(Faithful::new(Box::new(shapes)))
 }
 
-/// Puts a policy, or the shard with this number of `shards`, behind admission control; it was built
-/// for `setup` with [`widen`]ed limits.
+/// Puts a policy behind admission control. `policy` was built for `setup` with [`widen`]ed limits;
+/// it is the shard with this number among `shards`.
 pub fn wrap(
     policy: Box<dyn Scheduler>,
     needs: Needs,

@@ -25,8 +25,8 @@ use ripieno_model::Model;
 pub(crate) const VARIANTS: usize = 64;
 /// Number of variants that are kept free for new shapes, as long as there are unused ones.
 const SPARE: usize = 8;
-/// Number of steps between the factor in force and a request's factor at which the profile is
-/// replaced: about 19 %.
+/// Difference between the factor in force and a request's factor at which the profile is replaced,
+/// in steps of [`CostScale`]: about 19 %.
 const RESCALES: u8 = 2;
 /// A request or task of no variant.
 const NONE: u16 = u16::MAX;
@@ -43,7 +43,7 @@ pub(crate) struct Shapes {
     variants: Vec<Variant>,
     /// The id of the first variant.
     first: usize,
-    /// Distance between the ids of variants: the variants of a shard's models belong to the same
+    /// Distance between the ids of variants. With it the variants of a model belong to the model's
     /// shard.
     step: usize,
     /// Number of variants in use, loaded or leaving.
@@ -111,7 +111,7 @@ impl Shapes {
     }
 
     /// Creates the layer. `policy` was built for the same models and for [`Shapes::widen`] of the
-    /// limits; it is the shard with this number, of `shards`.
+    /// limits; it is the shard with this number among `shards`.
     pub(crate) fn new(
         policy: Box<dyn Scheduler>,
         models: &[Model],
@@ -157,13 +157,14 @@ impl Shapes {
         })
     }
 
-    /// Replaces the profiles of a shape if its requests cost otherwise than those in force say. The
-    /// shape is a variant, or else the model itself.
+    /// Replaces the profiles of a shape if they differ too much from what its requests cost.
+    /// `variant` is `None` for the shape of the model itself.
     fn rescale(&mut self, now: Time, request: &Request, variant: Option<usize>) {
         let (model, scale) = (request.model, request.class.cost);
         let (id, in_force) = match variant {
             Some(variant) => (self.id(variant), &mut self.variants[variant].scale),
-            // A request for which there is no variant says nothing about the model's own shape.
+            // Without a variant, a request of another shape says nothing about the costs of the
+            // model's own.
             None if request.class.shape != Shape::default() => return,
             None => (model, &mut self.scales[model.index()]),
         };

@@ -33,9 +33,10 @@ const SECOND: Nanos = Nanos(1_000_000_000);
 /// Bounds on the part of the devices that is divided, in parts of 1024.
 const ALL: i64 = 1024;
 const LEAST: i64 = 512;
-/// The value 1 of the fraction of a second for which a flow is known.
+/// Scale of [`Flow::known`]: one whole second.
 const WHOLE: i64 = 1 << 20;
-/// Reciprocal of the tolerated part of lost requests of flows that may not lose any.
+/// Reciprocal of the share of work that flows below their share may lose before the divided part is
+/// reduced.
 const LOSS: i64 = 64;
 /// Utilisation of the devices below which a loss does not reduce the part that is divided.
 const BUSY: Permille = Permille::from_parts(900);
@@ -53,13 +54,13 @@ pub(crate) struct Shares {
     weights: Vec<u32>,
     /// Number of the current tick.
     tick: i64,
-    /// Tick until which the loss of a flow with less than an equal part, or with few answers, is
-    /// remembered.
+    /// Tick until which it is remembered that a flow was harmed: it lost requests, although its
+    /// demand was below an equal part or it had few answers.
     harmed_until: i64,
     /// Number of ticks for which a loss is remembered.
     remembered: i64,
-    /// Time since which flows above their share have been limited: earlier requests say nothing
-    /// about the division.
+    /// Time since which flows above their share have been limited. Requests that came earlier say
+    /// nothing about the division.
     held_since: Time,
     /// Total device time per second.
     capacity: i64,
@@ -100,7 +101,7 @@ struct Flow {
     top: u8,
     /// True if a priority was seen.
     ranked: bool,
-    /// Number of ticks since a request of that priority.
+    /// Number of ticks since the last request of priority `top`.
     top_age: u8,
     /// True if the flow has had several priorities recently.
     mixed: bool,
@@ -332,13 +333,13 @@ impl Flow {
         }
     }
 
-    /// Takes tokens for `work`, if the flow is limited. A lower priority leaves half the bucket to
-    /// higher ones.
+    /// Takes tokens for `work` if the flow is limited; returns whether there were enough. A request
+    /// of a lower priority must leave half the bucket.
     fn take(&mut self, now: Time, work: i64, priority: u8) -> bool {
         let Some(rate) = self.allowed else { return true };
         let (burst, passed) = ((rate / 4).max(work), now - self.filled);
         let more = (i128::from(rate) * i128::from(passed.0) / i128::from(SECOND.0)).min(i128::from(burst)) as i64;
-        // Small steps are kept for later, so that rounding loses nothing.
+        // Steps of less than a nanosecond are not added yet, so that rounding loses nothing.
         if more > 0 {
             (self.tokens, self.filled) = ((self.tokens + more).min(burst), now);
         }

@@ -82,9 +82,9 @@ impl Cells {
     }
 
     /// Returns the padded length of a batch of `rows` rows, padded to `length`, with one more
-    /// request; `None` if they do not match. In a first block they match if all take less together
-    /// than separately, to the end of the walk. In later blocks they match only if both have the
-    /// same padded length, since data between blocks cannot be padded.
+    /// request; `None` if they do not match. In a first block they match if one batch ends the walk
+    /// sooner than two. In later blocks they match only if both have the same padded length, since
+    /// data between blocks cannot be padded.
     fn padded_with(&self, id: u32, rows: usize, length: u32) -> Option<u32> {
         let subgraph = self.subgraphs.at(id);
         let Walker { request, length: own, .. } = self.walkers[subgraph.slot.index()];

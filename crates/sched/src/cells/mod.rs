@@ -24,9 +24,9 @@
 //!
 //! # What always holds
 //!
-//! Inputs take effect when they arrive, and answers wait for the next settle. For the driver may
-//! give a slot to the next request right after the last task of the old one has ended, before it
-//! settles.
+//! Inputs take effect when they arrive, although answers wait for the next settle. The driver may
+//! reuse a slot before it settles, right after the last task of the slot's former request has
+//! ended.
 
 mod form;
 mod graphs;
@@ -63,7 +63,8 @@ pub struct CellRules {
     pub join: Join,
     /// The rule for leaving.
     pub leave: Leave,
-    /// Whether outputs are also padded, with padding, until the last of the set has ended.
+    /// Whether outputs go on as padding until the last member of the set has ended. Needs a rule
+    /// for leaving with padding.
     pub pads_output: bool,
     /// True if a bucket keeps its turn while it can fill sets.
     pub drains: bool,
@@ -133,8 +134,8 @@ pub struct Cells {
     graphs: Graphs,
     /// Tasks in flight.
     tasks: Tasks,
-    /// Per member of a task, its subgraph and the index of its node among the graphs; with a fixed
-    /// stride.
+    /// The subgraph of each member of a task, and the index of its node among the graphs. Each task
+    /// has a part of the same length.
     places: Vec<(u32, u32)>,
     /// Length of a task's part of `places`.
     stride: usize,

@@ -1,5 +1,5 @@
-//! The next step of a cell type, for a scheduler that keeps deadlines: the times of its requests,
-//! and those that cannot be in time any more.
+//! Outlook on the next step of a cell type, for a scheduler that keeps deadlines: the remaining
+//! times of its requests, and the requests that cannot be in time any more.
 
 use super::served::Stage;
 use super::{CellModel, CellRequestState, Cells, Walker};
@@ -11,7 +11,7 @@ use ripieno_model::{DropRule, Steps};
 /// Profiled times of a newcomer, and its size.
 #[derive(Clone, Copy, Debug)]
 pub struct NewcomerTimes {
-    /// From its first step to its last, in batches with those that wait.
+    /// Time from the newcomer's first step to its last, in batches with the waiting requests.
     pub own: Nanos,
     /// The newcomer's part of the device time of full batches.
     pub work: Nanos,
@@ -29,7 +29,7 @@ struct Remaining {
 }
 
 impl Remaining {
-    /// Returns what earlier requests and the progress of this one let expect.
+    /// Returns the rest that earlier requests, and the progress of this one, suggest.
     fn learnt(served: &CellModel, walker: &Walker) -> Remaining {
         let extent = walker.request.extent;
         Remaining { until_end: served.expected_steps(extent.limit), nodes: extent.length.saturating_sub(walker.done) }
@@ -42,9 +42,9 @@ impl Remaining {
 }
 
 impl Cells {
-    /// Returns the mean profiled time until the requests of a cell type's next step on a device are
-    /// answered, in batches of its size, if only they run. Passes each to `each`, with its ready
-    /// rows and the time that is left.
+    /// Passes the requests of a cell type's next step on a device to `each`, with the ready rows
+    /// and the remaining time of each. Returns the mean of these times. They are profiled, and
+    /// assume that only these requests run, in batches of this size.
     pub fn outlook(
         &self,
         served: &CellModel,
@@ -152,9 +152,11 @@ impl Cells {
     }
 
     /// Drops requests of a cell type's next step that cannot be in time any more, if the model
-    /// drops hopeless requests: begun ones not even alone, others not in batches like the next one.
-    /// Their places go to those behind them. `takes` turns a profiled duration into the learnt one
-    /// on a nominal device. Returns the number of dropped requests.
+    /// drops hopeless requests. Returns the number of dropped requests.
+    ///
+    /// A begun request is dropped if it could not be in time even alone, any other if it could not
+    /// be in batches like the next one. Their places go to the requests behind them. `takes` turns
+    /// a profiled duration into the learnt one on a nominal device.
     pub fn drop_hopeless(
         &mut self,
         now: Time,

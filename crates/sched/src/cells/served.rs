@@ -19,13 +19,13 @@ pub struct CellModelState {
     pub rules: CellRules,
     /// Stages of a request, in order.
     pub(super) stages: Vec<Stage>,
-    /// Per block, the first stage that begins with it or later; after the last block, the number of
-    /// stages.
+    /// Index of the first stage that begins with a block or a later one, by block. The last entry
+    /// is the number of stages.
     pub(super) stage_of: Vec<usize>,
     /// Cell types by block.
     pub cells: Vec<CellType>,
-    /// Number of the model's tasks that each device holds, and of the requests that it alone can
-    /// continue.
+    /// Number of the model's tasks that a device holds, plus the requests that only it can
+    /// continue, by device.
     held: Vec<u32>,
     /// Number of devices that hold any.
     devices: usize,
@@ -33,7 +33,8 @@ pub struct CellModelState {
     pub(super) pads: bool,
     /// Requests that wait for a set, by bucket.
     pub(super) buckets: Vec<List>,
-    /// Steps of blocks that run until their end, and number of requests that have ended one.
+    /// Two counts over blocks that run until their end: their steps, and the requests that have
+    /// ended one.
     ends: (u64, u64),
     /// Number of requests.
     pub live: usize,
@@ -74,7 +75,7 @@ pub struct CellType {
     pub max: usize,
     /// Priority: the highest runs first.
     pub priority: u32,
-    /// The last choice of this type, as a count of choices.
+    /// Number of the latest choice that took this type; [`Cells`](super::Cells) counts the choices.
     pub chosen: u64,
 }
 

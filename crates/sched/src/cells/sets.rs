@@ -18,7 +18,8 @@ pub(super) struct SetTurns {
     pub(super) ripens: Time,
 }
 
-/// State of a cohort that is a set. Its members walk by subgraphs: their steps are queued ahead.
+/// Data of a cohort that is a set. Subgraphs hold the walks of its members, since their steps are
+/// queued ahead.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct CellSet {
     /// Number of members whose walk is not complete.
@@ -146,8 +147,8 @@ impl Cells {
         Some(self.walkers[oldest as usize].request.arrived + served.rules.window)
     }
 
-    /// Sets the time at which an idle device checks again. Buckets that are ripe already wait for
-    /// another event.
+    /// Sets the time at which the next bucket becomes ripe while a device is idle. A bucket that is
+    /// ripe already waits for something else, which is an event of its own.
     pub fn await_sets(&mut self, now: Time) {
         let idle = self.devices.iter().any(|(_, device)| device.present && device.held == 0 && device.set.is_none());
         let waits = |served: &&CellModel| idle && served.rules.window > Nanos::ZERO;

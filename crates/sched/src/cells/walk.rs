@@ -7,7 +7,7 @@ use crate::{Action, Outcome, Request, TaskDone, Why};
 use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot, Time};
 use ripieno_model::{Extent, Onward, Position, StepReport, Steps};
 
-/// Number of steps of an output that is padded until its set has ended.
+/// Number of steps of an output that goes on as padding until its set has ended: unbounded.
 const ENDLESS: u32 = u32::MAX;
 
 impl Cells {
@@ -46,9 +46,9 @@ impl Cells {
         }
     }
 
-    /// Withdraws a request because its client or its model did: a waiting request is rejected. A
-    /// cancelled walk that unfolds ends even if it runs, since the rest may be long; queued steps
-    /// are wasted, as after an early end.
+    /// Withdraws a request because it was cancelled or its model was unloaded. A waiting request is
+    /// rejected. A cancelled walk that unfolds ends even if it runs, since the rest may be long.
+    /// Its queued steps are wasted, as after an early end.
     pub fn withdraw(&mut self, slot: RequestSlot, why: Why) {
         let Walker { state, request, .. } = self.walkers[slot.index()];
         let unfolds = || self.served(request.model).model.walk.is_unfolded();

@@ -1,11 +1,20 @@
 //! Messages between model shards and the matchmaker.
 //!
-//! An offer is state: only the latest counts, so a mailbox may keep just one per model. Grants and
-//! releases are events and must not be lost. A device is a token that cannot be cloned: it moves
-//! with the grant and comes back with the release, so a device slot is never used twice. Stale
-//! offers are recognised by number, without a flag, a round trip or a lock: an offer contains the
-//! number of grants that its shard had seen, and the matchmaker ignores one that misses the latest.
-//! The standing of a device is state again, one per shard.
+//! # State
+//!
+//! An offer is state: only the latest counts, so a mailbox may keep just one per model. The
+//! standing of a device is state, too, one per shard.
+//!
+//! # Events
+//!
+//! Grants and releases are events and must not be lost. A device is a token that cannot be cloned:
+//! it moves with the grant and comes back with the release, so a device slot is never used twice.
+//!
+//! # Stale offers
+//!
+//! They are recognised by number, without a flag, a round trip or a lock. An offer contains the
+//! number of grants that its shard had seen, and the matchmaker ignores an offer that misses the
+//! latest grant.
 
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
 
@@ -127,8 +136,8 @@ pub struct Window {
 }
 
 impl Window {
-    /// Returns the window for the request of a device, so that the grant arrives within this
-    /// window.
+    /// Returns the window in which a device must be requested, so that its grant arrives within
+    /// this window. The request takes `by`.
     pub fn sooner(self, by: Nanos) -> Window {
         Window { exec: self.exec - by, latest: self.latest - by, ..self }
     }
@@ -204,7 +213,8 @@ impl Grant {
     }
 }
 
-/// Encodes the class of punctual batches: no overdue batch ends at this time.
+/// Stands for punctual batches where words hold the end of an overdue batch: no batch ends at this
+/// time.
 const PUNCTUAL: i64 = i64::MIN;
 
 /// The purpose of a grant.

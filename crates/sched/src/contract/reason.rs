@@ -1,7 +1,8 @@
 //! Reasons of decisions. They pass beside the actions: no driver acts on them, recordings keep them
 //! for `ripieno why`.
 //!
-//! A reason names requests and no models, since a layer above a policy may give these other ids.
+//! A reason names requests and no models, since the layers above a policy may know a model by
+//! another id.
 
 use ripieno_base::{RequestSlot, Time};
 

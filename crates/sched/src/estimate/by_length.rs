@@ -46,7 +46,8 @@ impl CostsByLength {
         let tables = model.blocks.iter().filter_map(|block| block.lengths.as_ref());
         let mut lengths: Vec<u32> = tables.flat_map(|table| table.table().iter().map(|(length, _)| *length)).collect();
         let longest = *lengths.iter().max().expect("requests are padded");
-        // Learnt costs do not grow along a line between two profiled lengths that are far apart.
+        // Learnt costs are not linear between two profiled lengths that are far apart, so powers of
+        // two are tabled, too.
         lengths.extend((0..).map(|step| 1 << step).take_while(|&length| length < longest));
         lengths.push(longest.saturating_mul(BEYOND));
         lengths.sort_unstable();
@@ -91,7 +92,7 @@ impl CostsByLength {
     }
 }
 
-/// Returns the value at a part of the way.
+/// Interpolates between the values of two tabled lengths.
 fn between(low: Nanos, high: Nanos, part: u32) -> Nanos {
     low + Nanos((i128::from((high - low).0) * i128::from(part) / i128::from(PART)) as i64)
 }

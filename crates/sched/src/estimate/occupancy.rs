@@ -21,8 +21,8 @@ const MEMORY: i64 = 16;
 /// A task counts as at most this many times its expected duration, so that one stall of a device
 /// does not make all requests look hopeless.
 const OUTLIER_FACTOR: i64 = 8;
-/// Number of mean absolute deviations between the mean and what is promised. Of an exponential
-/// excess 9 % is longer, of a normal one 6 %.
+/// Number of mean absolute deviations that a promise adds to the mean. Of tasks with an exponential
+/// excess 9 % take longer, with a normal one 6 %.
 const PROMISED_DEVIATIONS: i64 = 2;
 
 /// Measurements of the tasks of one octave.
@@ -90,7 +90,7 @@ impl OccupancyEstimate {
         }
     }
 
-    /// Halves what was learnt.
+    /// Halves the learnt excess over the profile, and its deviation.
     pub fn halve(&mut self) {
         for octave in &mut self.octaves {
             octave.measured.set(octave.profiled.get() + octave.difference().0 / 2);
@@ -173,7 +173,7 @@ mod tests {
         let late = learnt(&[(10, 14), (40, 50)]);
         near(late.mean(MS(10)), 14.0);
         near(late.mean(MS(25)), 25.0 + 7.0);
-        // Shorter ones are late in proportion, longer ones by as much.
+        // Shorter tasks are late in proportion, longer tasks by the same excess.
         near(late.mean(MS(5)), 7.0);
         near(late.mean(MS(100)), 110.0);
         let fast = learnt(&[(10, 5)]);

@@ -5,8 +5,8 @@
 //! kept as rows per window, two integers, so that comparisons of rates are exact. The dispersion of
 //! the samples shows how regularly rows arrive.
 //!
-//! A flow that has more than doubled counts immediately: the last requests came more than twice as
-//! fast as the window says. By chance they hardly do.
+//! If the last requests came more than twice as fast as the window says, their rate counts
+//! immediately. This hardly happens by chance.
 
 use ripieno_base::{MovingMean, Nanos, Permille, Time};
 

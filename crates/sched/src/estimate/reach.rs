@@ -1,11 +1,12 @@
 //! Mean device time of the batches of a chain, from the share of rows that reach each block.
 //!
-//! Some requests leave a chain early, others skip blocks. Utilisation, and the saving of a batch,
-//! are judged by the mean; deadlines are planned with the rows that have usually not left. The
-//! worst case, all blocks with all rows, is far off for both. Let 43 % of the requests leave after
-//! the first block and as many skip three of the four others. Devices that could answer each
-//! request immediately would then seem to need large batches, which wait ten times as long as they
-//! run.
+//! Some requests leave a chain early, others skip blocks. Utilisation and the saving of a batch are
+//! judged by the mean. Deadlines are planned with the rows that have usually not left.
+//!
+//! The worst case, all blocks with all rows, is far off for both. Let 43 % of the requests leave
+//! after the first block, and as many skip three of the four others. By the worst case, devices
+//! that could answer each request immediately would need large batches, which wait ten times as
+//! long as they run.
 //!
 //! The share of rows that run each block is learnt. A batch skips a block if all of its members do,
 //! which is estimated as if they decided independently.
@@ -107,14 +108,15 @@ impl Reach {
         self.exits_changed
     }
 
-    /// Notes that all was derived from the present shares.
+    /// Records that everything has been derived from the present shares.
     pub fn settle_exits(&mut self) {
         self.exits_changed = false;
     }
 
     /// Returns the mean number of rows, rounded up, that are left when a batch that runs `from`
-    /// comes to it and to each later block. Those that leave are counted when they could have
-    /// stayed: the started rows of a block would lack the rows of batches on their way to it.
+    /// comes to it and to each later block. It counts the rows that leave at the end of a block.
+    /// Counts of the rows that start one would be too low, since some batches are still on their
+    /// way to it.
     pub fn usual_rows(&self, from: BlockId, rows: usize) -> impl Iterator<Item = usize> {
         let exits = self.finished.iter().zip(&self.exited).skip(from.index());
         let stay = exits.map(|(finished, exited)| (finished + PRIOR - exited) * ONE / (finished + PRIOR));

@@ -1,18 +1,25 @@
 //! The price of device time: at 0 a batch starts immediately, at 1 as late as it can.
 //!
+//! # The rule
+//!
 //! Device time is short when requests wait for it so long that they limit the size of their batch,
 //! so that the batch passes over them. The price is therefore 64 times the share of rows that are
-//! passed over: the first of them announce that many would be lost. On the models of Symphony's
-//! Table 2 a factor of 16 gives 2 % less goodput and 256 1 % more, without spacing of batches.
+//! passed over: the first of them announce that many would be lost.
 //!
-//! Alternatives are worse. The probability that a batch finds all devices busy, by the measured
-//! load, defers batches at loads that need no deferral. This costs latency: three times as much at
-//! 85 % of the peak where a row costs as much as a launch. With several models on one or two
-//! devices it costs goodput, too. With the share of batches that start after their frontrun,
-//! deferral never ends, since many deferred batches are a little late.
+//! On the models of Symphony's Table 2, without spacing of batches, a factor of 16 gives 2 % less
+//! goodput, and 256 gives 1 % more.
 //!
 //! While no batch runs, no request is passed over: the price halves with each batch that could have
 //! run. An idle server therefore starts batches immediately, however busy it was before.
+//!
+//! # Rejected
+//!
+//! * The probability that a batch finds all devices busy, by the measured load. It defers batches
+//!   at loads that need no deferral. At 85 % of the peak, the latency of models in which a row
+//!   costs as much as a launch is three times as high. With several models on one or two devices it
+//!   costs goodput, too.
+//! * The share of batches that start after their frontrun. Many deferred batches are a little late,
+//!   so deferral would never end.
 
 use ripieno_base::{Nanos, Permille, Ratio, Time};
 

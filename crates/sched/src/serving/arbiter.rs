@@ -1,11 +1,16 @@
 //! The arbiter: which offer a free device takes.
 //!
-//! Of two offers, the one goes first whose going first costs less. Going first costs the wait of
-//! the other offer's members, and the members of the other that are late for it. It also costs the
-//! device time that it wastes, for which all wait. A batch that goes before a step of cells costs
-//! no wait, because it would delay as many requests later. Without deadlines at stake this is
-//! Smith's rule, most weight by time; with all deadlines at stake it is "fewest lost"; near
-//! saturation it prefers full batches.
+//! Of two offers, the one whose start costs less goes first. The cost of a start has three parts:
+//!
+//! * the wait of the other offer's members,
+//! * the members of the other offer that become late,
+//! * the device time that the task wastes, for which all requests wait.
+//!
+//! A batch that goes before a step of cells costs no wait, because it would delay as many requests
+//! later.
+//!
+//! Without deadlines at stake this is Smith's rule, most weight by time. With all deadlines at
+//! stake it is "fewest lost". Near saturation it prefers full batches.
 
 use super::load::MOST_UTILISATION;
 use crate::tables::cohorts::CohortId;
@@ -23,7 +28,8 @@ pub(super) struct TaskOffer {
     pub(super) task: OfferedTask,
     /// Urgency of the members.
     pub(super) outlook: OfferOutlook,
-    /// Time until the device can decide anew, of a step of cells only: batches are commitments.
+    /// Time until the device can decide anew, for a step of cells. Zero for a batch, which commits
+    /// the device to all of its blocks.
     pub(super) span: Nanos,
     /// Mean time until the members are answered, if nothing comes in between.
     pub(super) whole: Nanos,
@@ -116,17 +122,20 @@ impl TaskOffer {
         let held = if both_cells && self.model == other.model { Nanos(1) } else { self.whole.min(elsewhere) };
         let wasted =
             if both_cells { 0 } else { i128::from(self.whole.0) * i128::from(self.waste.parts()) * price / 1_000 };
-        // Counted as if the other waited for all blocks, though each block border decides anew.
+        // Counted as if the other offer waited for all blocks, though the arbiter decides anew at
+        // each block border.
         let committed = if self.is_cell() { self.span } else { self.whole }.min(elsewhere);
         let late = other.outlook.late(now + committed) * other.late_cost;
-        // In cells as many requests come as end, so a batch delays as many whenever it runs.
+        // As many requests in cells come as end, so a batch delays as many of them whenever it
+        // runs.
         let delayed = if other.is_cell() && !self.is_cell() { 0 } else { other.outlook.weight };
         i128::from(held.0) * delayed + late + wasted
     }
 }
 
 /// Returns the offer that goes first. `utilisation` is the part of the device time that the best
-/// batches need: the nearer to the whole, the more requests wait for what one wastes.
+/// batches need. The nearer it is to the whole, the more requests wait for the time that one batch
+/// wastes.
 pub(super) fn choose(now: Time, offers: &[TaskOffer], others_free: Nanos, utilisation: Permille) -> Option<TaskOffer> {
     let (first, rest) = offers.split_first()?;
     let all: i128 = offers.iter().map(|offer| offer.outlook.weight).sum();

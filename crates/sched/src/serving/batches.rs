@@ -199,19 +199,21 @@ impl UnifiedScheduler {
         }
     }
 
-    /// Returns the time until which a batch waits for further requests, since that gains more than
-    /// the wait costs, and the gain. It ends when no row has come for as long as the fuller batch
-    /// takes, and under the objective of efficiency not before half of the time that it leaves.
+    /// Returns the time until which a batch waits for further requests, and the gain. This is the
+    /// rule for how long a batch waits: it waits while that gains more than it costs.
+    ///
+    /// The wait ends when no row has come for as long as the fuller batch takes. Under the
+    /// objective of efficiency it lasts at least half of the time that the fuller batch leaves.
     fn waits_until(&self, now: Time, device: DeviceId, id: ModelId, (first, rows): (u32, usize)) -> (Time, WaitGain) {
         let served = self.models.get(id);
         let load = &served.load;
         let price = self.price(now);
         let deadline = self.requests.get(first).deadline - served.load.waits.blocking;
-        // With one more row the batch would have to start by then.
         let promised = |rows: usize| self.devices[device].takes(load.promised(rows));
         let frontrun = self.frontrun(served, device, (first, rows));
         let spaced = self.spaced_from(served, price > Price::ZERO).min(frontrun).max(now);
-        // Without arrivals beyond the rows at hand, future ones are unknown.
+        // If no more rows arrived within the window than wait here, nothing is known of future
+        // ones.
         let known = load.arrivals.rate.rate(now).filter(|rate| price > Price::ZERO && rate.rows > rows as u64);
         let Some(rate) = known else { return (spaced, WaitGain::EvenSpacing) };
         let last = load.arrivals.rate.last();
@@ -242,9 +244,9 @@ impl UnifiedScheduler {
         self.requests.get(first).deadline - served.load.waits.blocking - self.devices[device].takes(promised)
     }
 
-    /// Returns the time until which a batch leaves the last free device of several to other models.
-    /// The batch leaves it for as long as the batch can wait, if the next request of another model
-    /// would be late without it. Otherwise returns `now`.
+    /// Returns the time until which a batch leaves the last free device to other models. If the
+    /// next request of another model would be late without that device, the batch leaves it for as
+    /// long as the batch can wait. Otherwise returns `now`, also if there is only one device.
     fn leaves_last_until(&self, now: Time, device: DeviceId, id: ModelId, (first, rows): (u32, usize)) -> Time {
         if self.present() < 2 {
             return now;
@@ -405,8 +407,8 @@ impl UnifiedScheduler {
         self.devices[device].held.push(cohort);
     }
 
-    /// Returns the offer of overdue requests that run all the same: their waiting counts as any
-    /// request's, their deadlines do not.
+    /// Returns the offer of overdue requests whose model keeps them. Their waiting counts as for
+    /// any other request, their deadlines do not.
     fn late_offer(&self, now: Time, device: DeviceId, id: ModelId) -> Option<TaskOffer> {
         let served = self.models.get(id);
         let first = served.queue.overdue().filter(|_| served.drop == DropRule::Never)?;

@@ -14,8 +14,9 @@ const WASTE_OF_STEPS: u64 = 200;
 const SHORT_STEP: Nanos = Nanos::from_millis(1);
 
 impl UnifiedScheduler {
-    /// Returns whether a device gets its next step while one runs, if that step is full: waiting
-    /// for the scheduler after each short step costs a noticeable part of the capacity.
+    /// Returns whether the next step of a device is queued behind the running one, if it is full.
+    /// Waiting for the scheduler after each short step would cost a noticeable part of the
+    /// capacity.
     pub(super) fn wants_ahead(&self, device: DeviceId) -> bool {
         let state = &self.devices[device];
         let short = |task: TaskInFlight| task.cohort.is_none() && task.profiled < SHORT_STEP;
@@ -23,8 +24,8 @@ impl UnifiedScheduler {
     }
 
     /// Adds an offer for each cell type of a model with ready rows, and drops requests that cannot
-    /// be in time any more. What only a choice among offers asks is left to
-    /// [`UnifiedScheduler::look_out`].
+    /// be in time any more. [`UnifiedScheduler::look_out`] adds what only a choice between several
+    /// offers needs.
     pub(super) fn offer_cells(&mut self, now: Time, device: DeviceId, id: ModelId) {
         let Some(served) = self.cells.find(id).filter(|served| served.may_run_on(device)) else { return };
         for block in 0..served.cells.len() {
@@ -58,8 +59,8 @@ impl UnifiedScheduler {
         }
     }
 
-    /// Adds to the offers of steps how urgent their members are, and for how long these run. The
-    /// step begins at `start`.
+    /// Completes the offers of steps, which begin at `start`: the urgency of their members, and the
+    /// time that these still run.
     pub(super) fn look_out(&mut self, start: Time, device: DeviceId) {
         for at in 0..self.offers.len() {
             let TaskOffer { model, task: OfferedTask::Cell(block), span, rows, .. } = self.offers[at] else { continue };

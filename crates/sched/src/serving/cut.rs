@@ -1,12 +1,19 @@
 //! Divides the waiting rows among devices: the number of rows that a free device takes.
 //!
-//! A device that takes all rows leaves none to the device that becomes free a moment later. Where
-//! rows cost much and launches little, all rows then wait for a batch that gains nothing. In
-//! batches of b rows, N devices begin one each ℓ(b)/N, and idle ones begin immediately; the
-//! backlog, and the rows that arrive meanwhile, is done after T. The total wait is least for the b
-//! with the least q·ℓ(b) + (q + r·T)·T/2, for q rows and a rate r. If batches of b rows do not
-//! carry the load, T is infinite: the higher the load, the larger the batches, up to all waiting
-//! rows.
+//! # Why
+//!
+//! A device that takes all rows leaves none to the device that becomes free a moment later. Where a
+//! row costs much and a launch little, all rows then wait for a batch that gains nothing.
+//!
+//! # The rule
+//!
+//! The rows are cut into batches of b rows. N devices together start a batch every ℓ(b)/N; idle
+//! devices start theirs immediately. Let q be the waiting rows, r the rate of arrivals, and T the
+//! time after which all of these are done. The total wait is q·ℓ(b) + (q + r·T)·T/2, and the cut is
+//! the b with the least.
+//!
+//! If batches of b rows do not carry the load, T is infinite. So the higher the load, the larger
+//! the batches, up to all waiting rows.
 
 use crate::estimate::rate::Rate;
 use ripieno_base::{Nanos, Permille};

@@ -8,13 +8,13 @@
 //! If the run ends after its deadline on average, it is refused immediately instead of shortly
 //! before the deadline.
 //!
-//! Rejected: forecasts by promised instead of mean times. They would make nearly all refusals early
-//! on devices that are late by chance, too. They cost a twentieth of the useful answers on a
-//! recording of a real engine, and up to a seventh in simulation.
+//! Rejected: forecasts by promised instead of mean times. With them nearly all refusals would be
+//! early, also on devices that are late by chance. But a twentieth of the useful answers would be
+//! lost on a recording of a real engine, and up to a seventh in simulation.
 //!
-//! While a model loses few requests its forecast is low: it leaves out the wait for a device and
-//! the requests that join; of a request in cells, the wait for a place in a step. At loads that the
-//! devices carry, its errors would cost more than a few late refusals.
+//! While a model loses few requests, its forecast is kept low, since errors would cost more than a
+//! few late refusals. It leaves out the wait for a device and the requests that join. In cells it
+//! leaves out the wait for a place in a step.
 
 use super::{UnifiedEntry, UnifiedScheduler};
 use crate::{Prediction, Reason, Request, Why};
@@ -38,8 +38,8 @@ impl UnifiedScheduler {
         true
     }
 
-    /// Returns the time by which a newcomer is expected to be answered; now if its former is to
-    /// decide.
+    /// Returns the time by which a newcomer is expected to be answered; `now` if that is left to
+    /// its former.
     fn forecast(&self, now: Time, request: &Request) -> Time {
         let served = self.models.get(request.model);
         let losing = served.load.is_losing();
@@ -48,14 +48,15 @@ impl UnifiedScheduler {
             let (most, devices) = (of_cells.cells[0].max, self.devices_of(served));
             let full = served.model.blocks[0].profile.latency(most);
             let newcomer = self.cells.newcomer(request, devices);
-            // Requests that the next full steps do not hold wait for a place in one.
+            // Live requests beyond the next full steps wait for a place in one.
             let ahead = of_cells.live.saturating_sub(most * devices / newcomer.rows).max(of_cells.waiting);
             let like = served.load.steps_like(full);
             let before = like(served.load.demand.work * ahead as i64);
             if before == Nanos::ZERO {
                 return now;
             }
-            // The places of a full step become free together: it waits up to a walk for one.
+            // The places of a full step become free together, so a newcomer waits up to a walk for
+            // one.
             let walk = like(newcomer.own);
             return now + before.scale(1_000, self.room(request.model)) + walk * (1 + i64::from(losing));
         }
@@ -67,8 +68,8 @@ impl UnifiedScheduler {
         if free == Nanos::MAX {
             return now;
         }
-        // It is in the last batch, after full ones.
-        // The head is passed over unless it can be in the batch that its former wants.
+        // The newcomer is in the last batch, behind full ones. A newcomer at the head of the queue
+        // must fit into the batch that its former wants, since it is passed over otherwise.
         let full = if before == 0 { served.load.wanted_batch() } else { served.load.full_batch(served.model.slo) };
         let last = (before + request.rows as usize - 1) % full + 1;
         let work = served.load.demand.work * (before + request.rows as usize - last) as i64;
@@ -86,9 +87,9 @@ impl UnifiedScheduler {
         self.present().clamp(1, served.model.instances.max(1))
     }
 
-    /// Returns the thousandths of a device that a model can have: those that others would not have
-    /// needed recently in their best batches, at least its share by weight, on as many devices as
-    /// it may run on.
+    /// Returns the devices that a model can have, in thousandths: all that the best batches of
+    /// other models did not need recently. It is at least the model's share by weight, and at most
+    /// the devices on which the model may run.
     fn room(&self, id: ModelId) -> u64 {
         let all = 1_000 * self.present().max(1) as u64;
         let weight = |id: ModelId| u64::from(self.models.get(id).model.weight.max(1));

@@ -18,8 +18,8 @@ pub(super) struct UnifiedDevice {
 }
 
 impl UnifiedDevice {
-    /// Returns the time until the device is free. A late task is expected to take the time by which
-    /// it is late once more.
+    /// Returns the time until the device is free. A task that is late is expected to take as much
+    /// longer as it is late already.
     pub(super) fn frees_in(&self, now: Time) -> Nanos {
         match self.running.is_none() && self.held.is_empty() {
             true => Nanos::ZERO,
@@ -47,8 +47,8 @@ pub(super) struct TaskInFlight {
     pub(super) best_part: Permille,
 }
 
-/// The ids of tasks in flight, by device: batches and cells number their tasks independently. The
-/// value is the largest number of tasks that a device holds.
+/// Translation of task ids, since batches and cells number their tasks independently. The driver
+/// knows a task by its device and its place there. Holds the largest number of tasks of a device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TaskPlaces(pub(super) usize);
 

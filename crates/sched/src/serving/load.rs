@@ -9,10 +9,10 @@ use ripieno_base::{ModelId, Nanos, Permille, Time};
 
 /// Planned utilisation of the devices; the rest absorbs random arrivals.
 const UTILISATION: Permille = Permille::from_parts(900);
-/// Upper bound, on the utilisation ρ in ρ / (1 − ρ), the number of requests that
-/// wait for a device while one runs.
+/// Upper bound on the utilisation ρ where ρ / (1 − ρ) estimates the requests that wait for a device
+/// while one runs.
 pub(super) const MOST_UTILISATION: Permille = Permille::from_parts(900);
-/// Mean batches of other models that a model expects to wait for a device, if all load is theirs.
+/// Wait for a device that a model expects if all load is of other models, in their mean batches.
 const BLOCKING_BATCHES: u64 = 2;
 
 /// The load of all models together.
@@ -25,8 +25,8 @@ pub(super) struct LoadEstimate {
     /// Number of devices that all models in batches keep busy, in batches like the recent ones.
     /// Models in cells are not counted.
     pub(super) recent_load: Permille,
-    /// Number of devices that they keep busy in batches of the target size; of padded models, in
-    /// batches like the recent ones.
+    /// Number of devices that all models in batches would keep busy in batches of the target size.
+    /// Padded models count in batches like the recent ones.
     pub(super) target_load: Permille,
     /// Work of the recent tasks, in the device time that the best batches would have needed.
     best_case_work: Nanos,
@@ -64,7 +64,8 @@ impl LoadEstimate {
         let span = elapsed * devices.max(1) as i64;
         self.utilisation = moving_mean(self.utilisation, Permille::of(self.best_case_work, span), elapsed);
         (self.refreshed, self.best_case_work) = (now, Nanos::ZERO);
-        // Deriving the costs of large batches takes a while, so it is one model's turn at a time.
+        // Deriving the costs of large batches takes a while, so a refresh derives them for one
+        // model only.
         let (mut derived, next) = (false, self.next_derived);
         for (id, served) in models.iter_mut() {
             let max_batch = served.max_batch;
@@ -98,9 +99,9 @@ impl LoadEstimate {
         self.refresh_waits(now, models, devices);
     }
 
-    /// Updates for how long models wait for each other.
+    /// Updates the time for which models wait for each other.
     fn refresh_waits(&self, now: Time, models: &mut Models<UnifiedModel>, devices: u64) {
-        // Half of a model's slack on each device: equally urgent requests need as much again.
+        // Half of a model's slack, on each device. Equally urgent requests need the other half.
         let wait = |served: &UnifiedEntry| {
             let slack = (served.model.slo - served.load.mean(1)).max(Nanos::ZERO);
             Nanos(slack.0 / 2).scale(devices, 1)

@@ -14,11 +14,14 @@
 //!
 //! # Parts
 //!
+//! - Waiting requests are in `tables/queue.rs`, or walk in `cells/`.
 //! - Formers: `batches.rs` for whole models and chains (`cut.rs` divides a backlog), `padded.rs`
-//!   for requests of different lengths, `cells.rs` for the steps of cells.
+//!   for requests of different lengths, `cells.rs` for the steps of cells. How long a batch waits:
+//!   `waits_until` in `batches.rs`.
 //! - `forecast.rs` refuses newcomers that would be late.
 //! - `load.rs` and `model_estimate.rs` hold rates and costs, which are learnt. The expected
-//!   duration of a task is the profiled one, corrected by what tasks took (`occupancy.rs`).
+//!   duration of a task is the profiled one, corrected by what tasks took
+//!   (`estimate/occupancy.rs`).
 //!
 //! The rule and its measurements: `docs/internals/scheduler.md`.
 
@@ -175,7 +178,7 @@ impl UnifiedScheduler {
         self.offers.reserve_exact(offers);
     }
 
-    /// Returns the price of device time, in parts of [`WHOLE`].
+    /// Returns the price of device time.
     fn price(&self, now: Time) -> Price {
         match self.objective {
             Objective::Latency => self.load.price(now),

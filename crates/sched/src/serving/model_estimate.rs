@@ -9,17 +9,17 @@ use crate::estimate::scarcity::{MEMORY, Share};
 use ripieno_base::{BlockId, Nanos, Permille, Time};
 use ripieno_model::{Block, Model};
 
-/// Part of the largest steady batch for which requests are passed over: a larger
-/// one passes over many for its last rows.
+/// Part of the target size up to which requests are passed over to fill a batch. A larger batch
+/// would pass over many requests for its last rows.
 const TARGET_PART: Permille = Permille::from_parts(850);
 /// Share of lost rows above which requests are passed over for more than [`TARGET_PART`] of the
-/// batch. At three times this share, they are passed over for the whole batch.
+/// target. At three times this share, they are passed over for the whole target.
 const SHORT: Permille = Permille::from_parts(100);
-/// Lost rows, from which batches are as large as the SLO allows, and forecasts
-/// count everything.
+/// Share of lost rows above which batches are as large as the SLO allows, and forecasts leave
+/// nothing out.
 const LOSING: Permille = Permille::from_parts(30);
-/// Number of mean batches for which a model that loses rows starts none, after which half of what
-/// was learnt is forgotten: estimates that are too high would keep it from starting one.
+/// Time without a batch, in mean batches, after which a model that loses rows forgets half of what
+/// it learnt. Estimates that are too high would otherwise keep it from starting a batch.
 const SILENT_BATCHES: i64 = 8;
 /// Number of refreshes in the moving means of how devices are used.
 const MEAN_OF: u64 = 8;
@@ -62,7 +62,7 @@ pub(super) struct CostEstimate {
     /// Mean device time of the whole walk by batch size, from the share of rows that run each
     /// block.
     pub(super) reach: Reach,
-    /// Device time of the whole walk by batch size that is promised.
+    /// Promised device time of the whole walk, by batch size.
     promised: Box<[Nanos]>,
     /// Mean and promised device time by batch size and length, if requests are padded.
     by_length: Option<CostsByLength>,
@@ -85,9 +85,9 @@ pub(super) struct Losses {
 /// names them.
 #[derive(Debug)]
 pub(super) struct BatchSizes {
-    /// Largest batch: that in which a row takes the least device time by profile, or as learnt if
-    /// that is larger. Larger ones would make requests wait for nothing. For padded requests it
-    /// would differ by length, so it is the model's.
+    /// Size of the largest batch: the size at which a row takes the least device time, by profile
+    /// or as learnt, whichever is larger. In larger batches requests would wait for nothing. Padded
+    /// models keep the largest size of their model, since the best one differs by length.
     pub(super) max_batch: usize,
     /// Largest batch in which a row takes the least device time by profile.
     cheapest_by_profile: usize,
@@ -114,8 +114,8 @@ pub(super) struct Demand {
     /// Mean device time that a row of the recent requests takes in a full batch. For models in
     /// cells it is the profiled one.
     pub(super) work: Nanos,
-    /// Device time that its tasks since the last refresh would have needed in batches of the target
-    /// size.
+    /// Device time that the model's tasks since the last refresh would have needed in batches of
+    /// the target size.
     spent: Nanos,
     /// Moving mean of `spent` over the time that has passed: the number of devices that the model
     /// needs.
@@ -220,8 +220,8 @@ impl ModelEstimate {
         self.costs.occupancy.mean(block.cost(rows, length))
     }
 
-    /// Returns the function from the profiled duration of steps, in batches like one that is
-    /// profiled to take `step`, to their mean device time.
+    /// Returns a function that turns the profiled duration of steps into their mean device time.
+    /// The steps run in batches like one that is profiled to take `step`.
     pub(super) fn steps_like(&self, step: Nanos) -> impl Fn(Nanos) -> Nanos + use<> {
         let mean = if self.costs.occupancy.version() == 0 { step } else { self.costs.occupancy.mean(step) };
         move |left| if mean == step { left } else { left.scale(mean.0.cast_unsigned(), step.0.max(1).cast_unsigned()) }
@@ -236,7 +236,7 @@ impl ModelEstimate {
         Permille::from_parts(used.clamp(0, 1_000) as u64).complement()
     }
 
-    /// Returns the batch size for which requests are passed over.
+    /// Returns the size up to which a batch passes over requests to fill up.
     pub(super) fn wanted_batch(&self) -> usize {
         let beyond = (self.losses.lost.permille() - SHORT).parts() * 1_000 / (2 * SHORT.parts());
         let part = TARGET_PART.parts() + TARGET_PART.complement().parts() * beyond.min(1_000) / 1_000;

@@ -87,8 +87,8 @@ impl UnifiedScheduler {
         self.models.get_mut(id).own.groups = Some(groups);
     }
 
-    /// Collects the most urgent requests, by length; drops those that are late even alone, and
-    /// leaves those to other devices that are late only on this one.
+    /// Collects the most urgent requests, by length. Drops requests that are late even alone.
+    /// Requests that are late only on this device are left to other devices.
     fn collect(&mut self, now: Time, device: DeviceId, id: ModelId, groups: &mut LengthGroups) {
         let UnifiedScheduler { models, requests, pending, load, devices, .. } = self;
         let served = models.get_mut(id);

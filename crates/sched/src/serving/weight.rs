@@ -4,8 +4,8 @@ use super::arbiter::ONE;
 use super::{UnifiedEntry, UnifiedScheduler};
 use ripieno_base::Nanos;
 
-/// Cost of a request that is late, in SLOs of waiting: a lost request outweighs nearly any wait. At
-/// 3, goodput is 1 % lower; beyond 100 nothing changes.
+/// Cost of a request that is late, as a multiple of the cost of waiting for one SLO: a lost request
+/// outweighs nearly any wait. At 3, goodput is 1 % lower; beyond 100 nothing changes.
 const LATE_COST: i128 = 100;
 /// Factor on the share of lost rows in the cost of the next one, so that losses are shared among
 /// models.

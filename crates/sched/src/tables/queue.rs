@@ -6,9 +6,9 @@ use crate::{Outbox, Request, Why};
 use ripieno_base::{List, Nanos, Time};
 use ripieno_model::DropRule;
 
-/// Requests of one model: those that may still be punctual, in an order, and separately those that
-/// were passed over, by deadline. Passed over are requests that are late but kept by the drop rule,
-/// and a second class that can still be in time.
+/// Waiting requests of one model, in two lists. One holds, in the queue's order, the requests that
+/// may still be punctual. The other holds by deadline the requests that were passed over. Of these
+/// some are late but kept by the drop rule, and some can still be in time.
 ///
 /// Insertion searches from the tail: O(1) where all requests have the same SLO, which is the normal
 /// case.
@@ -153,10 +153,12 @@ impl Queue {
         }
     }
 
-    /// Returns the batch that begins with `first`, from where `left` rows are left to the end of
-    /// the queue. The batch begins with a later request if passing over heads lets it reach its
-    /// `target`; a target of 0 passes over none. `room` returns the largest batch that a head
-    /// allows. Returns its first request, its rows, and whether the next request does not fit.
+    /// Returns the batch that begins with `first`, or with a later request if passing over heads
+    /// lets the batch reach its `target`. A target of 0 passes over none. `left` is the number of
+    /// rows from `first` to the end of the queue, and `room` returns the largest batch that a head
+    /// allows.
+    ///
+    /// Returns the first request of the batch, its rows, and whether the next request does not fit.
     pub fn gather(
         &self,
         requests: &Requests,

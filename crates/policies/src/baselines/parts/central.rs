@@ -1,10 +1,10 @@
 //! Ranked candidates, one per model, for a scheduler that sees all requests and decides for all
 //! devices.
 //!
-//! A candidate is computed for the time at which the device can begin, and stays the best one until
-//! its queue changes or its latest start passes: until then no later time allows a larger batch.
-//! Only models that were touched, or whose candidate has passed, are recomputed, so a decision
-//! costs O(log models).
+//! A candidate is computed for the time at which the device can begin. It stays the best one until
+//! the queue changes or the candidate's latest start passes, since until then no later time allows
+//! a larger batch. Only models whose queue changed, or whose candidate has passed, are recomputed,
+//! so a decision costs O(log models).
 
 use super::placement::DeviceTable;
 use super::pool::{Aim, BatchPool, PoolCandidate};

@@ -1,9 +1,9 @@
 //! Weighted round robins of several frontends that do not know of each other.
 //!
-//! One frontend spreads a model's requests evenly over its places. Several do so independently:
-//! together they may send a few consecutive requests to the same place, more likely with more
-//! frontends. The frontend of a request, and each frontend's starting place, come from a generator
-//! with a fixed seed, so that runs are reproducible.
+//! One frontend spreads a model's requests evenly over its places. Several frontends do so
+//! independently. Together they may send a few consecutive requests to the same place, and with
+//! more frontends this is more likely. The frontend of a request, and each frontend's starting
+//! place, come from a generator with a fixed seed, so that runs are reproducible.
 
 use ripieno_base::Lcg;
 

@@ -1,12 +1,13 @@
 //! Squishy bin packing ("Nexus: A GPU Cluster Engine for Accelerating DNN-Based Video Analysis"):
 //! assigns models and batch sizes to devices, so that given rates are served in time.
 //!
-//! Bins are devices, items are models, and an item shrinks with its bin: a device runs its models
-//! in turn, and the shorter that turn (the *duty cycle*), the fewer requests of a model gather in
-//! it and the smaller its batch. A model that fills devices gets whole ones, with the largest batch
-//! b of 2ℓ(b) ≤ SLO: a request waits for at most the batch before its own. The remainder of each
-//! model shares devices: by decreasing occupancy, it joins the device that it fills best, or a new
-//! one.
+//! Bins are devices, items are models. A device runs its models in turn, and the duration of a turn
+//! is the *duty cycle*. The shorter the duty cycle, the fewer requests of a model gather in it, and
+//! the smaller its batch: an item shrinks with its bin.
+//!
+//! A model that fills devices gets whole ones, with the largest batch b of 2ℓ(b) ≤ SLO: a request
+//! waits for at most the batch before its own. The remainders of the models share devices. In the
+//! order of decreasing occupancy, each joins the device that it fills best, or a new one.
 //!
 //! Rates are multiplied by the largest factor at which everything fits, so that all devices are
 //! used. A model that does not fit at any factor goes to the device with the lowest utilisation, in
