@@ -223,6 +223,27 @@ impl UnifiedScheduler {
         self.models.get_mut(model).own.load.on_work(needed);
     }
 
+    /// Starts the best offers on the `free` devices without a task; returns how many stay idle.
+    fn start_on_free(&mut self, now: Time, free: usize, out: &mut Outbox) -> usize {
+        let mut idle = free;
+        // Newcomers go to devices with nothing begun first.
+        for begun in [false, true] {
+            let mut none_offered = false;
+            for device in self.devices.ids() {
+                let state = &self.devices[device];
+                // Equal idle devices are offered the same, except walks that only one can continue.
+                let same = none_offered && !begun && state.percent == 100 && !self.cells.has_walks(device);
+                if !state.present || state.running.is_some() || state.held.is_empty() == begun || same {
+                    continue;
+                }
+                let given = self.start_next(now, device, idle, out);
+                none_offered |= !given && self.devices[device].percent == 100;
+                idle -= usize::from(given);
+            }
+        }
+        idle
+    }
+
     /// Starts the best offer on a free device; returns whether there was one. `idle` devices are
     /// free, including this one.
     fn start_next(&mut self, now: Time, device: DeviceId, idle: usize, out: &mut Outbox) -> bool {
@@ -487,28 +508,13 @@ impl Scheduler for UnifiedScheduler {
         let models = &mut self.models;
         self.cells.drop_late(now, |model| models.get_mut(model).own.load.on_lost(1));
         self.wakeup = Time::NEVER;
-        let is_free = |device: &UnifiedDevice| device.running.is_none();
-        let mut idle = self.devices.iter().filter(|(_, device)| device.present && is_free(device)).count();
-        let free = idle;
-        // Newcomers go to devices with nothing begun first.
-        for begun in [false, true] {
-            let mut none_offered = false;
-            for device in self.devices.ids().take_while(|_| free > 0) {
-                let state = &self.devices[device];
-                // Equal idle devices are offered the same, except walks that only one can continue.
-                let same = none_offered && !begun && state.percent == 100 && !self.cells.has_walks(device);
-                if !state.present || !is_free(state) || state.held.is_empty() == begun || same {
-                    continue;
+        let free = self.devices.iter().filter(|(_, device)| device.present && device.running.is_none()).count();
+        let idle = if free > 0 { self.start_on_free(now, free, out) } else { 0 };
+        if self.places.0 > 1 && self.cells.models().any(|(_, served)| served.live > 0) {
+            for device in self.devices.ids() {
+                if self.wants_ahead(device) {
+                    self.start_next(now, device, 1, out);
                 }
-                let given = self.start_next(now, device, idle, out);
-                none_offered |= !given && self.devices[device].percent == 100;
-                idle -= usize::from(given);
-            }
-        }
-        let steps = self.places.0 > 1 && self.cells.models().any(|(_, served)| served.live > 0);
-        for device in self.devices.ids().take_while(|_| steps) {
-            if self.wants_ahead(device) {
-                self.start_next(now, device, 1, out);
             }
         }
         if idle < free {
