@@ -42,6 +42,9 @@ pub enum RequestOutcome {
 pub trait BenchTarget: Send + Sync + 'static {
     /// Sends the request `index` of the run and waits for the whole answer.
     fn send(&self, index: u64) -> impl Future<Output = RequestOutcome> + Send;
+
+    /// Is called at the end of each request that was sent, with its latency from the due time.
+    fn on_end(&self, _index: u64, _latency: Nanos, _outcome: &RequestOutcome) {}
 }
 
 /// The schedule and the limits of one run.
@@ -242,6 +245,7 @@ impl<T: BenchTarget> LoadRun<T> {
                             counted,
                             ..request(&*target, index as u64, origin, due, timeout, &turns).await
                         };
+                        target.on_end(index as u64, record.latency, &record.outcome);
                         drop(permit);
                         // If the run has been dropped, there is no receiver.
                         let _ = records.send(record).await;

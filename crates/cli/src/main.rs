@@ -110,7 +110,12 @@ fn main() -> ExitCode {
         Command::Backend(args) => args.log_format,
         _ => LogFormat::Text,
     };
-    let level = if let Command::Models(_) = &cli.command { commands::models::LOG_LEVEL } else { args::logs::LEVEL };
+    let level = match &cli.command {
+        Command::Models(_) => commands::models::LOG_LEVEL,
+        // The frontends of a live item are in this process.
+        Command::Reproduce(_) => "warn",
+        _ => args::logs::LEVEL,
+    };
     args::logs::start(format, level);
     settings.log();
     let outcome = match cli.command {

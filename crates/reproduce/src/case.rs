@@ -52,6 +52,8 @@ pub(super) enum CaseNetwork {
     FixedUs(f64),
     /// Delays as measured for this transport: "rdma" or "tcp".
     Transport(&'static str),
+    /// A delay per message and the policy's estimate of it, in µs.
+    MeasuredUs { control: f64, estimate: f64 },
 }
 
 impl Contender {
@@ -92,6 +94,9 @@ impl ScenarioCase {
         let _ = match network {
             None => Ok(()),
             Some(CaseNetwork::FixedUs(delay)) => write!(text, "[network]\ncontrol_us = {delay:?}\n"),
+            Some(CaseNetwork::MeasuredUs { control, estimate }) => {
+                write!(text, "[network]\ncontrol_us = {control:?}\nestimate_us = {estimate:?}\n")
+            }
             Some(CaseNetwork::Transport(name)) => write!(text, "[network]\ntransport = \"{name}\"\n"),
         };
         for load in loads {

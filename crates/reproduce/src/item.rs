@@ -21,6 +21,9 @@ pub struct ExperimentItem {
     pub run: fn(&ReproduceContext) -> anyhow::Result<ItemReport>,
 }
 
+/// Runs an item.
+pub(super) type RunItem = fn(&ReproduceContext) -> anyhow::Result<ItemReport>;
+
 /// The result of an item.
 #[derive(Clone, Debug)]
 pub struct ItemReport {
@@ -59,17 +62,30 @@ pub struct FinishedItem {
     pub(super) item: &'static ExperimentItem,
     pub(super) report: ItemReport,
     pub(super) plot: PathBuf,
+    /// True for the live form: the rows have the simulation's number and the measured one.
+    pub(super) live: bool,
 }
 
 impl ExperimentItem {
     /// Runs the item and writes its plot into the folder `out`.
     pub fn reproduce(&'static self, context: &ReproduceContext, out: &Path) -> anyhow::Result<FinishedItem> {
-        let report = (self.run)(context).with_context(|| format!("{} cannot be reproduced", self.id))?;
-        let plot = out.join(format!("{}.svg", self.id));
+        self.finish(self.run, false, context, out)
+    }
+
+    /// Runs a form of the item, and writes its plot.
+    pub(super) fn finish(
+        &'static self,
+        run: RunItem,
+        live: bool,
+        context: &ReproduceContext,
+        out: &Path,
+    ) -> anyhow::Result<FinishedItem> {
+        let report = run(context).with_context(|| format!("{} cannot be reproduced", self.id))?;
+        let plot = out.join(format!("{}{}.svg", self.id, if live { "-live" } else { "" }));
         let folder = plot.parent().unwrap_or(out);
         fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
         fs::write(&plot, report.figure.svg()).with_context(|| format!("cannot write {}", plot.display()))?;
-        Ok(FinishedItem { item: self, report, plot })
+        Ok(FinishedItem { item: self, report, plot, live })
     }
 }
 
@@ -77,7 +93,11 @@ impl FinishedItem {
     /// Returns the results as JSON.
     pub fn json(&self) -> serde_json::Value {
         let plot = self.plot.display().to_string();
-        serde_json::json!({ "item": self.item.id, "rows": self.report.rows, "plot": plot })
+        let mut json = serde_json::json!({ "item": self.item.id, "rows": self.report.rows, "plot": plot });
+        if self.live {
+            json["live"] = true.into();
+        }
+        json
     }
 }
 
@@ -114,6 +134,11 @@ impl ResultRow {
         }
         self.note.push_str(note.as_ref());
         self
+    }
+
+    /// Returns the measured number divided by ours.
+    pub(super) fn measured_ratio(&self) -> Option<f64> {
+        self.measured.filter(|_| self.ours != 0.0).map(|measured| measured / self.ours)
     }
 
     /// Returns our number divided by the paper's.

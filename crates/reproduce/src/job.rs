@@ -1,5 +1,6 @@
 //! One simulation, or one search over simulations: the unit of work on a core and of caching.
 
+use super::machine::LiveWindow;
 use super::peak::{PeakRates, peak};
 use ripieno_report::{Search, Summary, WindowFigures, search};
 use ripieno_sim::{Scenario, SimError, Trace, simulate, simulate_at};
@@ -208,6 +209,14 @@ impl From<&WindowFigures> for Interval {
     fn from(window: &WindowFigures) -> Interval {
         let &WindowFigures { end_s, span_s, offered_rps, goodput_rps, bad_rate, devices, busy_devices, .. } = window;
         let desired_devices = window.desired_devices;
+        Interval { end_s, span_s, offered_rps, goodput_rps, bad_rate, devices, busy_devices, desired_devices }
+    }
+}
+
+impl From<&LiveWindow> for Interval {
+    fn from(window: &LiveWindow) -> Interval {
+        let &LiveWindow { end_s, span_s, offered_rps, goodput_rps, devices, busy_devices, desired_devices } = window;
+        let bad_rate = if offered_rps > 0.0 { 1.0 - goodput_rps / offered_rps } else { 0.0 };
         Interval { end_s, span_s, offered_rps, goodput_rps, bad_rate, devices, busy_devices, desired_devices }
     }
 }

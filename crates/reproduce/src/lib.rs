@@ -17,6 +17,7 @@ mod dvabatch;
 mod item;
 mod job;
 mod lazybatching;
+mod live;
 mod machine;
 mod measured;
 mod outcome;
@@ -33,22 +34,49 @@ mod tests;
 
 pub use context::{Effort, ReproduceContext};
 pub use item::{ExperimentItem, FinishedItem, ItemReport, ResultRow};
-pub use machine::{LiveMachine, PolicyResult, StressLoad, StressResult};
+pub use machine::{
+    ClusterLoad, ClusterResult, ClusterSetup, Incast, LiveCluster, LiveMachine, LiveScaling, LiveWindow, PolicyResult,
+    StressLoad, StressResult,
+};
 pub use parallel::each;
 pub use print::{list_as_json, list_as_text};
 pub use queue::JobQueue;
 pub use results::{Maker, ResultsFile};
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
+use item::RunItem;
+use std::path::Path;
 
 /// Iterates over all items, by paper.
 pub fn items() -> impl Iterator<Item = &'static ExperimentItem> {
     symphony::ITEMS.iter().chain(cells::ITEMS).chain(lazybatching::ITEMS).chain(dvabatch::ITEMS)
 }
 
-/// Returns the item of this id, or every item for "all".
-pub fn chosen(what: &str) -> anyhow::Result<Vec<&'static ExperimentItem>> {
-    let chosen: Vec<_> = items().filter(|item| what == "all" || what == item.id).collect();
+/// Returns the live form of an item, if it has one.
+fn live_form(item: &ExperimentItem) -> Option<RunItem> {
+    symphony::LIVE.iter().find(|(id, _)| *id == item.id).map(|(_, run)| *run)
+}
+
+/// Runs the live form of an item, and writes its plot into the folder `out`.
+pub fn reproduce_live(
+    item: &'static ExperimentItem,
+    context: &ReproduceContext,
+    out: &Path,
+) -> anyhow::Result<FinishedItem> {
+    let run = live_form(item).with_context(|| format!("{} has no live form", item.id))?;
+    item.finish(run, true, context, out)
+}
+
+/// Returns the item of this id, or every item for "all". With `live` it must have a live form.
+pub fn chosen(what: &str, live: bool) -> anyhow::Result<Vec<&'static ExperimentItem>> {
+    let mut chosen: Vec<_> = items().filter(|item| what == "all" || what == item.id).collect();
+    if live && !chosen.is_empty() {
+        chosen.retain(|item| live_form(item).is_some());
+        if chosen.is_empty() {
+            let known: Vec<_> = items().filter(|item| live_form(item).is_some()).map(|item| item.id).collect();
+            bail!("{what} has no live form; these have one: {}", known.join(", "));
+        }
+    }
     if chosen.is_empty() {
         let known: Vec<_> = items().map(|item| item.id).collect();
         bail!("nothing is called {what:?}; use list, all, or one of {}", known.join(", "));

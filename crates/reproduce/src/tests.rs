@@ -1,7 +1,7 @@
 use super::item::ResultRow;
 use super::{
-    Effort, ExperimentItem, ItemReport, JobQueue, LiveMachine, Maker, PolicyResult, ReproduceContext, ResultsFile,
-    StressLoad, StressResult,
+    ClusterSetup, Effort, ExperimentItem, Incast, ItemReport, JobQueue, LiveCluster, LiveMachine, Maker, PolicyResult,
+    ReproduceContext, ResultsFile, StressLoad, StressResult,
 };
 use std::path::{Path, PathBuf};
 
@@ -20,6 +20,14 @@ impl LiveMachine for NoMachine {
 
     fn stress(&self, stress: StressLoad) -> anyhow::Result<StressResult> {
         anyhow::bail!("no test may measure {stress:?}")
+    }
+
+    fn cluster(&self, setup: &ClusterSetup) -> anyhow::Result<Box<dyn LiveCluster>> {
+        anyhow::bail!("no test may start {setup:?}")
+    }
+
+    fn incast(&self, incast: Incast) -> anyhow::Result<Vec<f64>> {
+        anyhow::bail!("no test may measure {incast:?}")
     }
 }
 

@@ -53,6 +53,12 @@ impl Delay {
         }
     }
 
+    /// Returns this number of delays, drawn by a seed.
+    pub fn drawn(self, seed: u64, count: usize) -> impl Iterator<Item = Nanos> {
+        let mut random = stream(seed, 2);
+        (0..count).map(move |_| self.draw(&mut random))
+    }
+
     fn draw(self, random: &mut SeededRng) -> Nanos {
         let micros = match self {
             Delay::Fixed(delay) => return delay,
@@ -95,8 +101,7 @@ mod tests {
     use super::*;
 
     fn percentile(delay: Delay, share: f64) -> f64 {
-        let mut random = stream(1, 2);
-        let mut drawn: Vec<_> = (0..200_000).map(|_| delay.draw(&mut random)).collect();
+        let mut drawn: Vec<_> = delay.drawn(1, 200_000).collect();
         drawn.sort_unstable();
         drawn[(share * drawn.len() as f64) as usize].as_millis_f64() * 1e3
     }

@@ -1,6 +1,9 @@
 //! `ripieno reproduce`: the papers' experiments from the command line, with this machine for
 //! measurements.
 
+mod cluster;
+mod incast;
+mod scaling;
 #[cfg(test)]
 mod tests;
 
@@ -12,8 +15,8 @@ use anyhow::Context as _;
 use clap::Args;
 use ripieno_report::Format;
 use ripieno_reproduce::{
-    Effort, JobQueue, LiveMachine, Maker, PolicyResult, ReproduceContext, ResultsFile, StressLoad, StressResult,
-    chosen, list_as_json, list_as_text,
+    ClusterSetup, Effort, Incast, JobQueue, LiveCluster, LiveMachine, Maker, PolicyResult, ReproduceContext,
+    ResultsFile, StressLoad, StressResult, chosen, list_as_json, list_as_text, reproduce_live,
 };
 use ripieno_sched::Options;
 use std::num::NonZeroUsize;
@@ -25,7 +28,7 @@ use std::path::{Path, PathBuf};
 /// Rows marked "fitted" depend on a constant that was fitted to a result of the paper: they are no
 /// evidence. Every run is a simulation with the scheduling code of the live server; equal seeds
 /// give equal results. Runs are cached in DIR/cache, so that an interrupted command continues where
-/// it stopped. Only symphony/figure13-left and --measured are measured on a wall clock.
+/// it stopped. Only symphony/figure13-left, --measured and --live are measured on a wall clock.
 #[derive(Args, Debug)]
 pub(crate) struct ReproduceArgs {
     /// The item: `list` names them all, `all` runs them all, symphony/table2 runs one.
@@ -49,6 +52,12 @@ pub(crate) struct ReproduceArgs {
     /// otherwise idle machine. With --models, real models of lazybatching and dvabatch, too.
     #[arg(long, value_name = "ENGINE", num_args = 0..=1, default_missing_value = "cpu")]
     measured: Option<EngineName>,
+
+    /// Serve the item's load by a cluster on this machine: frontends, a scheduler and emulated
+    /// backends on loopback. Delays are measured first; the simulation beside it has them, too. For
+    /// the items that `list` marks, on an otherwise idle machine, one to ten minutes each.
+    #[arg(long, conflicts_with_all = ["full", "double", "measured"])]
+    live: bool,
 
     /// Folder for plots, finished runs, and the rows of all items in results.jsonl, by which `all`
     /// continues where it stopped.
@@ -87,7 +96,7 @@ pub(crate) fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
             Format::Json => output::print_json(&list_as_json()),
         };
     }
-    let items = chosen(&args.what)?;
+    let items = chosen(&args.what, args.live)?;
     let queue = queue(args)?;
     let mut results = results(args, queue.program())?;
     let context = context(args, queue);
@@ -99,7 +108,10 @@ pub(crate) fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
             continue;
         }
         context.head(item.id, place, count);
-        let report = item.reproduce(&context, &args.out)?;
+        let report = match args.live {
+            true => reproduce_live(item, &context, &args.out)?,
+            false => item.reproduce(&context, &args.out)?,
+        };
         if let Some(results) = &mut results {
             results.put(&report)?;
         }
@@ -123,7 +135,7 @@ fn queue(args: &ReproduceArgs) -> anyhow::Result<JobQueue> {
 /// Returns the results file; `None` for quick runs, whose numbers are rough, and for runs with
 /// measurements of this machine.
 fn results(args: &ReproduceArgs, program: &str) -> anyhow::Result<Option<ResultsFile>> {
-    if args.quick || args.double || args.measured.is_some() {
+    if args.quick || args.double || args.live || args.measured.is_some() {
         return Ok(None);
     }
     let effort = if args.full { "full" } else { "usual" };
@@ -173,6 +185,14 @@ impl LiveMachine for ThisMachine {
         let of =
             first.blocks.into_iter().next().or(first.profile).context("a model that was measured has a profile")?;
         Ok(of.latency_ms)
+    }
+
+    fn cluster(&self, setup: &ClusterSetup) -> anyhow::Result<Box<dyn LiveCluster>> {
+        Ok(Box::new(cluster::LoopbackCluster::start(setup)?))
+    }
+
+    fn incast(&self, incast: Incast) -> anyhow::Result<Vec<f64>> {
+        incast::measure(incast)
     }
 
     fn stress(&self, stress: StressLoad) -> anyhow::Result<StressResult> {

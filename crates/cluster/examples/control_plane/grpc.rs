@@ -3,6 +3,7 @@
 
 use super::{Outcome, asked, ended_well, say};
 use bytes::Bytes;
+use ripieno_base::ModelId;
 use ripieno_cluster::plane::{Message, RECORD, RequestEnd, RequestHeader};
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -140,7 +141,7 @@ fn ask(requests: &[u64], since: &mut [Instant]) -> Records {
     for &request in requests {
         let at = request as usize % since.len();
         since[at] = Instant::now();
-        asked(request).encode(&mut records);
+        asked(request, ModelId(0)).encode(&mut records);
     }
     Records { records: records.into() }
 }

@@ -1,11 +1,14 @@
 //! Figure 10: the number of devices for 15,000 requests/s.
 
 use super::SOURCE;
-use super::workload::{axis, case, from_zoo, known, load, nexus_eight_frontends, nexus_planned, systems, zoo};
+use super::workload::{
+    axis, case, deferred_window, from_zoo, known, load, nexus_eight_frontends, nexus_planned, systems, zoo,
+};
 use crate::case::{CaseLoad, Contender, ScenarioCase};
 use crate::context::ReproduceContext;
 use crate::item::{ExperimentItem, ItemReport, ResultRow};
 use crate::job::{Question, SimAnswer};
+use crate::live::{LiveDelays, devices_row, live_report};
 use anyhow::Context as _;
 use ripieno_report::number;
 use ripieno_report::plot::{Bar, Content, Figure, Panel};
@@ -24,12 +27,10 @@ const REQUESTS: u64 = 200_000;
 fn run(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
     let mut contenders = systems();
     contenders.extend(known([nexus_planned(), nexus_eight_frontends()]));
-    let models = zoo("a100")?;
-    let resnet = models.iter().find(|model| model.name == "ResNet50").context("Table 4 has a ResNet50")?;
-    let single = vec![load("ResNet50", resnet.alpha_ms, resnet.beta_ms, 25.0)];
+    let (single, all) = setups()?;
     let setups = [
         ("ResNet50, SLO 25 ms", single, [None, None, None]),
-        ("37 models of Table 4", models.iter().map(from_zoo).collect(), [Some(2.66), Some(1.90), None]),
+        ("37 models of Table 4", all, [Some(2.66), Some(1.90), None]),
     ];
     let requests = context.requests(REQUESTS);
     let (mut rows, mut panels) = (Vec::new(), Vec::new());
@@ -52,6 +53,27 @@ fn run(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
         note: SOURCE.to_owned(),
     };
     Ok(ItemReport { rows, figure })
+}
+
+/// Serves the rate by clusters on this machine, with more and more devices until they are enough.
+pub(super) fn live(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
+    let (single, all) = setups()?;
+    let mut rows = Vec::new();
+    for (name, loads) in [("ResNet50, SLO 25 ms", single), ("37 models of Table 4", all)] {
+        let first = case(&deferred_window(), 8, loads, context.requests(REQUESTS));
+        let case = ScenarioCase { rate: RATE, ..first };
+        let delays = LiveDelays::measure(context, &case)?;
+        rows.push(devices_row(context, format!("{name}: deferred, window"), &case, delays)?);
+    }
+    Ok(live_report("Devices that 15,000 requests/s need, live", rows))
+}
+
+/// Returns ResNet50 alone, and all models.
+fn setups() -> anyhow::Result<(Vec<CaseLoad>, Vec<CaseLoad>)> {
+    let models = zoo("a100")?;
+    let resnet = models.iter().find(|model| model.name == "ResNet50").context("Table 4 has a ResNet50")?;
+    let single = vec![load("ResNet50", resnet.alpha_ms, resnet.beta_ms, 25.0)];
+    Ok((single, models.iter().map(from_zoo).collect()))
 }
 
 fn devices(

@@ -5,7 +5,12 @@ use super::workload::{axis, lines};
 use crate::context::ReproduceContext;
 use crate::item::{ExperimentItem, ItemReport, ResultRow};
 use crate::job::{Interval, Question};
+use crate::live::{LIVE_SOURCE, arrivals};
+use crate::machine::{ClusterLoad, ClusterSetup, LiveScaling};
+use anyhow::{Context as _, bail};
+use ripieno_base::Nanos;
 use ripieno_report::plot::{Figure, Look, Panel, PlotAxis, Series};
+use ripieno_sim::{Length, Scenario};
 
 pub(super) const ITEM: ExperimentItem = ExperimentItem {
     id: "symphony/figure15",
@@ -16,6 +21,11 @@ pub(super) const ITEM: ExperimentItem = ExperimentItem {
 };
 
 const SCENARIO: &str = include_str!("../../../../scenarios/autoscale/figure15.toml");
+/// The load of the live form, by the paper's rule.
+const LIVE_STEPS: &str = include_str!("../../../../scenarios/autoscale/live.toml");
+/// A tenth of it for quick runs.
+const LIVE_QUICK: [(&str, &str); 3] =
+    [("duration_s = 30", "duration_s = 2"), ("every_s = 10", "every_s = 1"), ("000\n", "00\n")];
 /// A smaller version for quick runs.
 const SMALL: &str = include_str!("../../../../scenarios/autoscale/small.toml");
 
@@ -42,6 +52,43 @@ fn run(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
         panels: panels(windows),
         columns: 1,
         note: format!("{SOURCE} The paper's load, from 150 hours of video, is not public; this one is ours."),
+    };
+    Ok(ItemReport { rows, figure })
+}
+
+/// Serves a small load by a cluster on this machine whose backends join and leave as the scheduler
+/// advises, by the paper's rule.
+pub(super) fn live(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
+    let mut text = LIVE_STEPS.to_owned();
+    if context.is_quick() {
+        text = LIVE_QUICK.iter().fold(text, |text, (usual, quick)| text.replace(usual, quick));
+    }
+    let scenario = Scenario::parse(&text, "scenario of the experiment")?;
+    let Length::Until(until) = scenario.length else { bail!("the scenario has phases") };
+    let scale = scenario.autoscale.context("the scenario has an autoscaler")?;
+    let simulated = context.ask(Question::Run, &[(scenario.policy.clone(), text.clone())])?;
+    let setup = ClusterSetup {
+        models: scenario.setup.models.clone(),
+        devices: scenario.setup.devices,
+        most_devices: scale.max,
+        frontends: 2,
+        policy: "deferred",
+        options: Vec::new(),
+    };
+    let scaling = LiveScaling { every: scale.every, range: (scale.min, scale.max), release_after: scale.release_after };
+    let load = ClusterLoad { warmup: Nanos::ZERO, ..arrivals(&scenario, until)? };
+    let live: Vec<_> =
+        context.machine().cluster(&setup)?.serve_scaled(&load, &scaling)?.iter().map(Interval::from).collect();
+    let steps = steps_s(&text);
+    let with_live =
+        |(simulated, live): (ResultRow, ResultRow)| ResultRow { note: String::new(), ..simulated }.measured(live.ours);
+    let rows = rows(&simulated[0].windows, &steps).into_iter().zip(rows(&live, &steps)).map(with_live).collect();
+    let figure = Figure {
+        title: "Devices follow the load, live".to_owned(),
+        subtitle: "scenarios/autoscale/live.toml on a cluster of processes: steps of the total load".to_owned(),
+        panels: panels(&live),
+        columns: 1,
+        note: LIVE_SOURCE.to_owned(),
     };
     Ok(ItemReport { rows, figure })
 }

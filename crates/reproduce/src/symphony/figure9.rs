@@ -2,11 +2,13 @@
 
 use super::SOURCE;
 use super::workload::{
-    axis, case, from_zoo, known, nexus_eight_frontends, nexus_planned, nexus_planned_eight_frontends, systems, zoo,
+    axis, case, deferred_window, from_zoo, known, nexus_eight_frontends, nexus_planned, nexus_planned_eight_frontends,
+    systems, zoo,
 };
 use crate::case::{CaseLoad, Contender};
 use crate::context::{ReproduceContext, Spread};
 use crate::item::{ExperimentItem, ItemReport, ResultRow};
+use crate::live::{LiveDelays, goodput_row, live_report};
 use ripieno_report::number;
 use ripieno_report::plot::{Bar, Content, Figure, Panel};
 
@@ -73,6 +75,17 @@ fn run(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
         note: SOURCE.to_owned(),
     };
     Ok(ItemReport { rows, figure })
+}
+
+/// Serves all models of each kind of device by a cluster on this machine, under deferred batching.
+pub(super) fn live(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
+    let mut rows = Vec::new();
+    for set in sets()?.into_iter().filter(|set| set.name.contains("mixed")) {
+        let case = case(&deferred_window(), DEVICES, set.loads, context.requests(REQUESTS));
+        let delays = LiveDelays::measure(context, &case)?;
+        rows.push(goodput_row(context, format!("{}: deferred, window", set.name), &case, delays)?);
+    }
+    Ok(live_report("Goodput of mixed models on 64 devices, live", rows))
 }
 
 fn set_rows(set: &ModelSet, own: &[(&Contender, Spread)]) -> Vec<ResultRow> {

@@ -15,6 +15,7 @@ mod figure13_left;
 mod figure14;
 mod figure15;
 mod figure16;
+mod figure17;
 mod figure2;
 mod figure6;
 mod figure7;
@@ -25,7 +26,7 @@ mod table2;
 mod tests;
 mod workload;
 
-use super::item::ExperimentItem;
+use super::item::{ExperimentItem, RunItem};
 
 pub(super) const ITEMS: &[ExperimentItem] = &[
     example::ITEM,
@@ -43,8 +44,18 @@ pub(super) const ITEMS: &[ExperimentItem] = &[
     figure14::ITEM,
     figure15::ITEM,
     figure16::ITEM,
+    figure17::ITEM,
     table2::ITEM,
     second::ITEM,
+];
+
+/// The live forms, by item.
+pub(super) const LIVE: &[(&str, RunItem)] = &[
+    ("symphony/table2", table2::live),
+    ("symphony/figure9", figure9::live),
+    ("symphony/figure10", figure10::live),
+    ("symphony/figure15", figure15::live),
+    ("symphony/figure17", figure17::live),
 ];
 
 /// The note below every plot.

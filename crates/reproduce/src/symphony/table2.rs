@@ -2,11 +2,13 @@
 
 use super::SOURCE;
 use super::workload::{
-    axis, case, deferred_update, eager_window, inception_resnet_v2, known, nexus_planned, resnet50, systems, timeout,
+    axis, case, clockwork, deferred_update, deferred_window, eager_window, inception_resnet_v2, known, nexus,
+    nexus_planned, resnet50, shepherd, systems, timeout,
 };
 use crate::case::{CaseLoad, Contender};
 use crate::context::{ReproduceContext, Spread};
 use crate::item::{ExperimentItem, ItemReport, ResultRow};
+use crate::live::{LiveDelays, goodput_row, live_report};
 use ripieno_base::Nanos;
 use ripieno_model::Profile;
 use ripieno_model::bounds::{Bound, staggered_bound};
@@ -78,6 +80,23 @@ fn run(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
         note: SOURCE.to_owned(),
     };
     Ok(ItemReport { rows, figure })
+}
+
+/// Serves the table's systems by a cluster on this machine.
+pub(super) fn live(context: &ReproduceContext) -> anyhow::Result<ItemReport> {
+    let others = if context.is_quick() { Vec::new() } else { known([nexus(), shepherd(), clockwork()]) };
+    let contenders: Vec<_> = std::iter::once(deferred_window()).chain(others).collect();
+    let mut rows = Vec::new();
+    for column in columns().into_iter().take(if context.is_quick() { 1 } else { 2 }) {
+        let case = |one: &Contender| case(one, DEVICES, vec![column.load.clone()], context.requests(REQUESTS));
+        let delays = LiveDelays::measure(context, &case(&contenders[0]))?;
+        for contender in &contenders {
+            let name = format!("{}: {}", column.load.name, contender.name);
+            let row = goodput_row(context, name, &case(contender), delays)?;
+            rows.push(row.paper(paper(&column, contender)));
+        }
+    }
+    Ok(live_report("Goodput of one model on 8 devices, live", rows))
 }
 
 /// Returns other readings of the baselines: a longer look-ahead, and other rules of gathering.

@@ -2,13 +2,12 @@
 
 use super::load::ClientLoad;
 use super::orders::OrderLog;
-use super::processes::{DemoFolder, Etcd, Process, free, until};
+use super::processes::{DemoFolder, Etcd, Process, free, get, until};
 use super::{ClusterDemoArgs, DemoFault, FaultTarget};
 use anyhow::{Context, ensure};
 use ripieno_workload::{SeededRng, below};
 use rustix::process::Signal;
 use std::fs;
-use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -130,15 +129,10 @@ impl Cluster {
 
     /// Waits until each frontend serves all models.
     fn serves(&self, models: u16) -> anyhow::Result<()> {
-        let is_ready = |http: &SocketAddr, model: u16| -> io::Result<bool> {
-            let mut stream = TcpStream::connect(http)?;
-            let path = format!("/v2/models/echo{model}/ready");
-            write!(stream, "GET {path} HTTP/1.1\r\nHost: {http}\r\nConnection: close\r\n\r\n")?;
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer)?;
-            Ok(answer.starts_with("HTTP/1.1 200"))
+        let is_ready = |http: &SocketAddr, model: u16| {
+            get(http, &format!("/v2/models/echo{model}/ready")).is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"))
         };
-        let all = |http: &SocketAddr| (0..models).all(|model| is_ready(http, model).unwrap_or(false));
+        let all = |http: &SocketAddr| (0..models).all(|model| is_ready(http, model));
         until("all models serve", || Ok(self.http.iter().all(all)))
     }
 

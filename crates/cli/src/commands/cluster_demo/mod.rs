@@ -9,7 +9,7 @@
 mod cluster;
 mod load;
 mod orders;
-mod processes;
+pub(crate) mod processes;
 
 use crate::output::{self, print_json};
 use anyhow::Context;

@@ -6,11 +6,11 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
-use std::net::{SocketAddr, TcpListener};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// A script that starts the given command, prints its process id, and kills it at the end of the
@@ -23,19 +23,21 @@ const GUARD: &str =
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A process, with its command for restarting it.
-pub(super) struct Process {
+pub(crate) struct Process {
     words: Vec<String>,
     log: Option<String>,
     speaks: bool,
     guard: Child,
     pid: Pid,
+    /// Discards the output, and ends with the process.
+    output: Option<JoinHandle<()>>,
     /// The JSON that it printed when it was ready, if it does.
-    pub(super) ready: Value,
+    pub(crate) ready: Value,
 }
 
 impl Process {
     /// Starts a role of our own, which prints JSON when it is ready.
-    pub(super) fn role(words: &[&str], log: String) -> anyhow::Result<Process> {
+    pub(crate) fn role(words: &[&str], log: String) -> anyhow::Result<Process> {
         let own = std::env::current_exe().context("cannot find this program")?;
         let own = own.to_str().context("the path of this program is no text")?;
         let words = [own].iter().chain(words).chain(&["--format", "json"]).map(|word| (*word).to_owned()).collect();
@@ -58,25 +60,33 @@ impl Process {
             lines.read_line(&mut line)?;
         }
         // The rest of the output is discarded.
-        thread::spawn(move || lines.lines().map_while(Result::ok).for_each(drop));
+        let output = Some(thread::spawn(move || lines.lines().map_while(Result::ok).for_each(drop)));
         let ready = if speaks { serde_json::from_str(&line) } else { Ok(Value::Null) };
-        let mut process = Process { words, log, speaks, guard, pid, ready: Value::Null };
+        let mut process = Process { words, log, speaks, guard, pid, output, ready: Value::Null };
         process.ready = ready.with_context(|| format!("{} did not start", process.words.join(" ")))?;
         Ok(process)
     }
 
     /// Returns a field of the JSON that it printed.
-    pub(super) fn says(&self, name: &str) -> &str {
+    pub(crate) fn says(&self, name: &str) -> &str {
         self.ready[name].as_str().unwrap_or_default()
     }
 
     /// Sends a signal to the process itself, whose id is valid until its shell has ended.
-    pub(super) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+    pub(crate) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         kill_process(self.pid, signal).with_context(|| format!("cannot signal {}", self.words.join(" ")))
     }
 
+    /// Waits for the end of the process, which a signal has asked for.
+    pub(crate) fn wait(mut self) {
+        if let Some(output) = self.output.take() {
+            // A thread that only reads does not panic.
+            let _ = output.join();
+        }
+    }
+
     /// Restarts the process.
-    pub(super) fn restart(&mut self) -> anyhow::Result<()> {
+    pub(crate) fn restart(&mut self) -> anyhow::Result<()> {
         self.end();
         *self = Process::start(self.words.clone(), self.log.clone(), self.speaks)?;
         Ok(())
@@ -95,19 +105,19 @@ impl Drop for Process {
 }
 
 /// Returns ports of loopback that are free at this moment.
-pub(super) fn free(count: usize) -> anyhow::Result<Vec<SocketAddr>> {
+pub(crate) fn free(count: usize) -> anyhow::Result<Vec<SocketAddr>> {
     let bound: Vec<TcpListener> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>()?;
     Ok(bound.iter().map(TcpListener::local_addr).collect::<Result<_, _>>()?)
 }
 
 /// An etcd of three nodes.
-pub(super) struct Etcd {
-    pub(super) nodes: Vec<Process>,
-    pub(super) urls: Vec<String>,
+pub(crate) struct Etcd {
+    pub(crate) nodes: Vec<Process>,
+    pub(crate) urls: Vec<String>,
 }
 
 /// Returns the named etcd program, or the one in the path, if there is one.
-pub(super) fn find_etcd(named: Option<&Path>) -> anyhow::Result<Option<PathBuf>> {
+pub(crate) fn find_etcd(named: Option<&Path>) -> anyhow::Result<Option<PathBuf>> {
     if let Some(path) = named {
         ensure!(path.is_file(), "{} does not exist (--etcd)", path.display());
         return Ok(Some(path.to_owned()));
@@ -117,7 +127,7 @@ pub(super) fn find_etcd(named: Option<&Path>) -> anyhow::Result<Option<PathBuf>>
 }
 
 impl Etcd {
-    pub(super) fn start(program: &Path, folder: &Path) -> anyhow::Result<Etcd> {
+    pub(crate) fn start(program: &Path, folder: &Path) -> anyhow::Result<Etcd> {
         let url = |address: &SocketAddr| format!("http://{address}");
         let (clients, peers) = (free(3)?, free(3)?);
         let all: Vec<String> = (0..3).map(|at| format!("n{at}={}", url(&peers[at]))).collect();
@@ -145,18 +155,18 @@ impl Etcd {
 }
 
 /// A folder, and whether it is kept at the end.
-pub(super) struct DemoFolder(pub(super) PathBuf, bool);
+pub(crate) struct DemoFolder(pub(crate) PathBuf, bool);
 
 impl DemoFolder {
     /// Returns the folder to keep, or a temporary one.
-    pub(super) fn new(keep: Option<&Path>) -> anyhow::Result<DemoFolder> {
+    pub(crate) fn new(keep: Option<&Path>) -> anyhow::Result<DemoFolder> {
         let own = || std::env::temp_dir().join(format!("ripieno-cluster-demo-{}", std::process::id()));
         let path = keep.map_or_else(own, Path::to_owned);
         fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
         Ok(DemoFolder(path, keep.is_some()))
     }
 
-    pub(super) fn at(&self, name: &str) -> String {
+    pub(crate) fn at(&self, name: &str) -> String {
         self.0.join(name).to_string_lossy().into_owned()
     }
 }
@@ -169,8 +179,17 @@ impl Drop for DemoFolder {
     }
 }
 
+/// Returns the answer of a server to a GET, with its head.
+pub(crate) fn get(http: &SocketAddr, path: &str) -> io::Result<String> {
+    let mut stream = TcpStream::connect(http)?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {http}\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
 /// Polls until the condition holds.
-pub(super) fn until(what: &str, mut is: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<()> {
+pub(crate) fn until(what: &str, mut is: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<()> {
     let begun = Instant::now();
     while !is()? {
         if begun.elapsed() > START_TIMEOUT {
@@ -184,7 +203,6 @@ pub(super) fn until(what: &str, mut is: impl FnMut() -> anyhow::Result<bool>) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Read;
 
     /// The reader of the process id has gone before it is printed, and so has the input.
     #[test]
