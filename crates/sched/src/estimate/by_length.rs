@@ -23,7 +23,7 @@ pub struct PaddedCost {
 /// A length's place in the table.
 #[derive(Clone, Copy, Debug)]
 pub struct LengthPlace {
-    /// Index of the first cost of the longest tabled length that is not longer.
+    /// Index of the first cost of a tabled length: the longest that does not exceed the length.
     at: u32,
     /// Part of the way to the next tabled length, scaled by [`PART`].
     part: u32,
@@ -122,7 +122,7 @@ mod tests {
             }
         }
         assert_eq!(costs.mean(1, costs.place(u32::MAX)), costs.mean(1, costs.place(16 * BEYOND)));
-        // Days do not overflow.
+        // Durations of days do not overflow.
         costs.derive(|rows, length| {
             let days = Nanos::from_millis(86_400_000) * i64::from(length) * rows as i64;
             PaddedCost { mean: days, promised: Nanos::MAX }
