@@ -30,16 +30,6 @@ def server(tmp_path_factory):
         yield server
 
 
-@pytest.fixture(scope="module")
-def every_datatype(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("datatypes")
-    for datatype in DATATYPES:
-        toml = repositories.PATIENT + "max_batch = 4\n"
-        repositories.write(repository, datatype.lower(), repositories.identity(datatype), toml)
-    with Server(repository, "--engine", "onnxruntime") as server:
-        yield server
-
-
 @pytest.fixture
 def client(server):
     with tritonclient.http.InferenceServerClient(server.http) as client:

@@ -32,9 +32,9 @@ HEAD_BYTES = 64 << 10
 class AsyncClient:
     """A server, by an address such as `localhost:8000` or a URL with https.
 
-    `token` is the bearer token, `tls` an `ssl.SSLContext`, `client_id` the client between whom the server divides its
-    devices. `timeout_s` is how long to wait for a silent server. `at_once` bounds the calls that are under way together;
-    further ones wait.
+    `token` is the bearer token, `tls` an `ssl.SSLContext`, `client_id` the name under which the server gives this
+    client its share of the devices. `timeout_s` is how long to wait for a silent server. `at_once` bounds the calls
+    that are under way together; further ones wait.
     """
 
     def __init__(

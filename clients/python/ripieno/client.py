@@ -57,8 +57,9 @@ class Address:
 class Client:
     """A server, by an address such as `localhost:8000` or a URL with https.
 
-    `token` is the bearer token, `tls` an `ssl.SSLContext`, `client_id` who asks, between whom the server divides,
-    `timeout_s` how long to wait for a silent server, `at_once` how many requests of `start` are under way at the most.
+    `token` is the bearer token, `tls` an `ssl.SSLContext`, `client_id` the name under which the server gives this
+    client its share of the devices. `timeout_s` is how long to wait for a silent server. `at_once` bounds the requests
+    of `start` that are under way together.
     """
 
     def __init__(

@@ -5,6 +5,7 @@ mod processes;
 
 use processes::{ANYWHERE, Folder, Process, SAFETY, backend, call, echo, fp32, frontend, infer, until_ready};
 use serde_json::{Value, json};
+use std::fmt::Debug;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
@@ -27,30 +28,56 @@ fn until_second_serves(scheduler: &Process) {
     }
 }
 
+/// A server, and a cluster with two backends, that serve the same models.
+struct SideBySide {
+    serve: Process,
+    scheduler: Process,
+    backends: [Process; 2],
+    front: Process,
+}
+
+impl SideBySide {
+    /// Starts all processes; returns once both answer and each backend serves.
+    fn start(models: &Folder) -> SideBySide {
+        let ports = ["--http", ANYWHERE, "--grpc", ANYWHERE, "--metrics", ANYWHERE];
+        let serve = Process::start(&[&["serve", models.path()], &ports[..]].concat());
+        let scheduler = scheduler(ANYWHERE);
+        let backends = [(); 2].map(|()| backend(models, scheduler.address("listen"), "cpu"));
+        let front = frontend(scheduler.address("listen"));
+        [&serve, &front].into_iter().for_each(|process| until_ready(process.address("http"), true));
+        until_second_serves(&scheduler);
+        SideBySide { serve, scheduler, backends, front }
+    }
+
+    /// Asks both, and returns the answer, which must be the same.
+    fn ask<T: PartialEq + Debug>(&self, ask: impl Fn(&str) -> T) -> T {
+        let expected = ask(self.serve.address("http"));
+        assert_eq!(ask(self.front.address("http")), expected);
+        expected
+    }
+
+    fn end(mut self) {
+        end(&mut self.front);
+        self.backends.iter_mut().for_each(end);
+        end(&mut self.scheduler);
+        end(&mut self.serve);
+    }
+}
+
 #[test]
 fn what_a_cluster_answers_is_what_serve_answers() {
     let models = Folder::new("answers");
     let settings = "slo_ms = 60000\nmax_batch = 4\n";
     models.add("double", Some("double.onnx"), settings);
     models.add("pick_third", Some("pick_third.onnx"), settings);
-    let mut serve =
-        Process::start(&["serve", models.path(), "--http", ANYWHERE, "--grpc", ANYWHERE, "--metrics", ANYWHERE]);
-    let mut scheduler = scheduler(ANYWHERE);
-    let mut backends = [(); 2].map(|()| backend(&models, scheduler.address("listen"), "cpu"));
-    let mut front = frontend(scheduler.address("listen"));
-    let (one, cluster) = (serve.address("http"), front.address("http"));
-    [one, cluster].into_iter().for_each(|http| until_ready(http, true));
-    until_second_serves(&scheduler);
+    let both = SideBySide::start(&models);
     for at in 0..40_i64 {
         // Several widths, which share no batch, and more rows than a batch holds.
         let (rows, width) = (1 + at as usize % 9, 1 + at as usize % 3);
         let row: Vec<i64> = (0..(rows * width) as i64).map(|number| number + at).collect();
-        let ask = |http| infer(http, "double", &fp32("x", &[rows, width], &row));
-        assert_eq!(ask(cluster), ask(one));
-        assert_eq!(ask(cluster).0, 200);
+        assert_eq!(both.ask(|http| infer(http, "double", &fp32("x", &[rows, width], &row))).0, 200);
         // A value that the model's table does not have is found by the backend.
-        let ask = |http| infer(http, "pick_third", &fp32("g", &[1], &[at]));
-        assert_eq!(ask(cluster), ask(one));
+        both.ask(|http| infer(http, "pick_third", &fp32("g", &[1], &[at])));
     }
     let wrong = [
         ("double", fp32("y", &[1, 1], &[1])),
@@ -59,19 +86,14 @@ fn what_a_cluster_answers_is_what_serve_answers() {
         ("nothing", fp32("x", &[1, 1], &[1])),
     ];
     for (model, inputs) in wrong {
-        let (told, expected) = (infer(cluster, model, &inputs), infer(one, model, &inputs));
-        assert_eq!(told, expected);
+        let told = both.ask(|http| infer(http, model, &inputs));
         assert!(matches!(told.0, 400 | 404), "{told:?}");
     }
-    let metadata = |http| call(http, "GET /v2/models/double", "");
-    assert_eq!(metadata(cluster), metadata(one));
-    assert_eq!(call(cluster, "POST /v2/repository/models/missing/unload", "{}").0, 400);
-    let numbers = call(scheduler.address("metrics"), "GET /metrics", "").2;
+    both.ask(|http| call(http, "GET /v2/models/double", ""));
+    assert_eq!(call(both.front.address("http"), "POST /v2/repository/models/missing/unload", "{}").0, 400);
+    let numbers = call(both.scheduler.address("metrics"), "GET /metrics", "").2;
     assert!(numbers.contains("model=\"double\""), "{numbers}");
-    end(&mut front);
-    backends.iter_mut().for_each(end);
-    end(&mut scheduler);
-    end(&mut serve);
+    both.end();
 }
 
 /// Copies a folder of the demo models, since profiles are kept beside them.
@@ -99,37 +121,23 @@ fn a_cluster_serves_all_demo_models() {
         let lines: Vec<_> = toml.lines().map(|line| if is_slo(line) { "slo_ms = 60000" } else { line }).collect();
         std::fs::write(path, lines.join("\n")).unwrap();
     }
-    let mut serve =
-        Process::start(&["serve", folder.path(), "--http", ANYWHERE, "--grpc", ANYWHERE, "--metrics", ANYWHERE]);
-    let mut scheduler = scheduler(ANYWHERE);
-    let mut backends = [(); 2].map(|()| backend(&folder, scheduler.address("listen"), "cpu"));
-    let mut front = frontend(scheduler.address("listen"));
-    let (one, cluster) = (serve.address("http"), front.address("http"));
-    [one, cluster].into_iter().for_each(|http| until_ready(http, true));
-    until_second_serves(&scheduler);
-    let index = |http| -> Value {
+    let both = SideBySide::start(&folder);
+    both.ask(|http| -> Value {
         let models: Value = serde_json::from_str(&call(http, "POST /v2/repository/index", "").2).unwrap();
         models.as_array().unwrap().iter().map(|model| model["name"].clone()).collect()
-    };
-    assert_eq!(index(cluster), index(one));
+    });
     for name in ["arithmetic", "dates", "digits", "sentiment", "shapes", "shapes-exits"] {
-        let metadata = |http| call(http, &format!("GET /v2/models/{name}"), "");
-        assert_eq!(metadata(cluster), metadata(one));
+        both.ask(|http| call(http, &format!("GET /v2/models/{name}"), ""));
     }
     for name in ["arithmetic", "dates", "sentiment"] {
         let samples = std::fs::read_to_string(demos.join(format!("samples/{name}.json"))).unwrap();
         let samples: Value = serde_json::from_str(&samples).unwrap();
         for sample in samples["rows"].as_array().unwrap() {
-            let ask = |http| infer(http, name, &sample["inputs"]);
-            let expected = ask(one);
-            assert_eq!(expected.0, 200, "{name}: {}", expected.2);
-            assert_eq!(ask(cluster), expected);
+            let (status, _, body) = both.ask(|http| infer(http, name, &sample["inputs"]));
+            assert_eq!(status, 200, "{name}: {body}");
         }
     }
-    end(&mut front);
-    backends.iter_mut().for_each(end);
-    end(&mut scheduler);
-    end(&mut serve);
+    both.end();
 }
 
 /// Counters of the answers so far, right or retryable.

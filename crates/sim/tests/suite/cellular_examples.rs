@@ -492,49 +492,30 @@ fn a_tree_of_sixteen_leaves() {
     );
 }
 
-/// The leaves of the second tree are ready at 1, but inner nodes have priority.
+/// The leaves of the second tree are ready at 1, but inner nodes have priority. Merged graphs run
+/// in the same tasks, since each tree or pair of trees is a set.
 #[test]
-fn three_trees() {
-    trees(
-        "cellular",
-        &[0.0, 0.5, 2.5],
-        expect![[r#"
-        0 1 w0 ct0 x16 [1]
-        1 2 w0 ct1 x8 [1]
-        2 3 w0 ct1 x4 [1]
-        3 4 w0 ct1 x2 [1]
-        4 5 w0 ct1 [1]
-        5 6 w0 ct0 x32 [2, 3]
-        6 7 w0 ct1 x16 [2, 3]
-        7 8 w0 ct1 x8 [2, 3]
-        8 9 w0 ct1 x4 [2, 3]
-        9 10 w0 ct1 [2, 3]
-        done r1 5, r2 10, r3 10
-        average 7.333333333333333
-    "#]],
-    );
-}
-
-#[test]
-fn three_trees_by_merging_graphs() {
-    trees(
-        "graph-merge",
-        &[0.0, 0.5, 2.5],
-        expect![[r#"
-        0 1 w0 ct0 x16 [1]
-        1 2 w0 ct1 x8 [1]
-        2 3 w0 ct1 x4 [1]
-        3 4 w0 ct1 x2 [1]
-        4 5 w0 ct1 [1]
-        5 6 w0 ct0 x32 [2, 3]
-        6 7 w0 ct1 x16 [2, 3]
-        7 8 w0 ct1 x8 [2, 3]
-        8 9 w0 ct1 x4 [2, 3]
-        9 10 w0 ct1 [2, 3]
-        done r1 5, r2 10, r3 10
-        average 7.333333333333333
-    "#]],
-    );
+fn three_trees_cell_by_cell_and_by_merging_graphs() {
+    for policy in ["cellular", "graph-merge"] {
+        trees(
+            policy,
+            &[0.0, 0.5, 2.5],
+            expect![[r#"
+            0 1 w0 ct0 x16 [1]
+            1 2 w0 ct1 x8 [1]
+            2 3 w0 ct1 x4 [1]
+            3 4 w0 ct1 x2 [1]
+            4 5 w0 ct1 [1]
+            5 6 w0 ct0 x32 [2, 3]
+            6 7 w0 ct1 x16 [2, 3]
+            7 8 w0 ct1 x8 [2, 3]
+            8 9 w0 ct1 x4 [2, 3]
+            9 10 w0 ct1 [2, 3]
+            done r1 5, r2 10, r3 10
+            average 7.333333333333333
+        "#]],
+        );
+    }
 }
 
 /// Not from the papers, calculated by hand: encoder and decoder on two workers, batches of two, two
