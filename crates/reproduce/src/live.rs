@@ -54,7 +54,10 @@ impl LiveDelays {
         let of_one: f64 = (0..scenario.setup.models.len()).map(seconds).sum();
         let load = load(&scenario, PROBE_LOAD * case.devices as f64 / of_one, span(context))?;
         let ClusterResult { batch_us, way_us, .. } = cluster(context, &case)?.serve(&load)?;
-        Ok(LiveDelays { estimate_us: batch_us[1], batch_us: batch_us[0], way_us: way_us[0] })
+        // A machine that is too busy leaves half of each SLO; without an answer the delay is 0.
+        let slo_us = case.loads.iter().map(|load| load.slo_ms * 1e3).fold(f64::INFINITY, f64::min);
+        let bounded = |us: f64| us.max(0.0).min(slo_us / 2.0);
+        Ok(LiveDelays { estimate_us: bounded(batch_us[1]), batch_us: bounded(batch_us[0]), way_us: bounded(way_us[0]) })
     }
 
     /// Returns the case with these delays, which its policy plans with.
@@ -83,6 +86,10 @@ pub(crate) fn goodput_row(
 ) -> anyhow::Result<ResultRow> {
     let simulated = delays.on(case);
     let expected = context.goodputs(std::slice::from_ref(&simulated), 1)?[0].mean;
+    if expected == 0.0 {
+        let name = format!("{name}, beyond these delays");
+        return Ok(ResultRow::new(name, "requests/s", 0.0).measured(0.0).note(delays.note()));
+    }
     let mut cluster = cluster(context, &simulated)?;
     let scenario = case.scenario()?;
     let rates = context.points(&RATES, 5);

@@ -150,8 +150,9 @@ impl LiveCluster for LoopbackCluster {
     }
 
     fn serve_scaled(&mut self, load: &ClusterLoad, scaling: &LiveScaling) -> anyhow::Result<Vec<LiveWindow>> {
+        let windows = (load.end.0 / scaling.every.0.max(1)) as usize;
         let mut follower = BackendScaling::new(*scaling, Instant::now());
-        let (target, _) = self.run(load, |cluster, is_over| follower.follow(cluster, is_over))?;
+        let (target, _) = self.run(load, |cluster, is_over| follower.follow(cluster, windows, is_over))?;
         let ended = lock(&target.ends);
         Ok(follower.windows(load, &ended.in_time))
     }

@@ -49,16 +49,17 @@ impl BackendScaling {
         BackendScaling { scaling, begun, desired: VecDeque::new(), readings: Vec::new() }
     }
 
-    /// Follows the advice until the load is over.
+    /// Follows the advice until the load is over, and reads it once for each of `windows`.
     pub(super) fn follow(
         &mut self,
         cluster: &mut dyn ScalableCluster,
+        windows: usize,
         is_over: &dyn Fn() -> bool,
     ) -> anyhow::Result<()> {
         let every = Duration::from_nanos(self.scaling.every.0.unsigned_abs());
-        while !is_over() {
-            let next = every * (self.readings.len() as u32 + 1);
-            if self.begun.elapsed() < next {
+        while self.readings.len() < windows {
+            let (over, next) = (is_over(), every * (self.readings.len() as u32 + 1));
+            if !over && self.begun.elapsed() < next {
                 thread::sleep(POLL);
                 continue;
             }
@@ -72,7 +73,9 @@ impl BackendScaling {
                 idle: idle.unwrap_or(0.0),
                 desired,
             });
-            self.scale(cluster, desired)?;
+            if !over {
+                self.scale(cluster, desired)?;
+            }
         }
         Ok(())
     }
