@@ -206,7 +206,7 @@ impl SessionManager {
         let own = Handshake::new(Role::Backend, self.epoch().0);
         let theirs = connect_handshake(&*stream, own, Role::Scheduler).inspect_err(|_| stream.close())?;
         let link = PeerLink::start(Arc::clone(&stream), LinkBounds::CONTROL, "backend-send")?;
-        self.backend.models.register(&link, theirs.revision, self.backend.depth as u32, self.place());
+        self.backend.models.register(&link, theirs.revision, self.backend.depth as u32, self.number);
         Ok((link, MessageReader::new(stream, PeerLink::MAX_SILENCE)))
     }
 }

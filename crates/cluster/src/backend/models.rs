@@ -35,14 +35,25 @@ pub struct BackendModels(Mutex<HeldModels>, Arc<SlotPool>);
 #[derive(Default)]
 struct HeldModels {
     held: BTreeMap<u32, HeldModel>,
-    /// Connections to schedulers, which receive every change, with the revision of each.
-    links: Vec<(Weak<PeerLink>, u16)>,
+    /// Connections to schedulers, which receive every change.
+    links: Vec<OfferLink>,
+    /// The sub-cluster of each device that was told of one, by the device's number.
+    places: BTreeMap<u64, usize>,
     /// Whether the process loads what a plan says.
     follows: bool,
     /// The reason for which a planned model is not loaded; empty if all are.
     fault: String,
     /// The models of the process's repository, with their sizes in bytes.
     available: BTreeMap<String, u64>,
+}
+
+/// A connection of a device to a scheduler.
+struct OfferLink {
+    link: Weak<PeerLink>,
+    /// Revision of the scheduler's protocol.
+    revision: u16,
+    /// Number of the device.
+    device: u64,
 }
 
 struct HeldModel {
@@ -129,13 +140,22 @@ impl BackendModels {
         self.0.lock().held.values().any(|held| held.names.contains(&number))
     }
 
-    /// Registers a device with a scheduler, which receives every change from then on. `place` is
-    /// the sub-cluster that the device was last told to belong to.
-    pub(super) fn register(&self, link: &Arc<PeerLink>, revision: u16, depth: u32, place: Option<usize>) {
+    /// Registers a device with a scheduler, which receives every change from then on.
+    pub(super) fn register(&self, link: &Arc<PeerLink>, revision: u16, depth: u32, device: u64) {
         let mut models = self.0.lock();
-        models.links.retain(|(link, _)| link.strong_count() > 0);
-        models.links.push((Arc::downgrade(link), revision));
-        link.send(&Message::RegisterBackend { depth, models: models.offer(revision, place) });
+        models.links.retain(|link| link.link.strong_count() > 0);
+        let registered = OfferLink { link: Arc::downgrade(link), revision, device };
+        link.send(&Message::RegisterBackend { depth, models: models.offer(&registered) });
+        models.links.push(registered);
+    }
+
+    /// Sets the sub-cluster that a device belongs to, and announces it to all schedulers: a spare
+    /// must know it when it takes over.
+    pub(super) fn set_place(&self, device: u64, place: usize) {
+        let mut models = self.0.lock();
+        if models.places.insert(device, place) != Some(place) {
+            models.links.iter().filter(|link| link.device == device).for_each(|link| models.announce_on(link));
+        }
     }
 
     /// Makes schedulers know that the process loads what a plan says, of these models; each has its
@@ -168,9 +188,9 @@ impl BackendModels {
 }
 
 impl HeldModels {
-    /// Returns what a scheduler of this revision is offered.
-    fn offer(&self, revision: u16, place: Option<usize>) -> Bytes {
-        let is_known = |held: &HeldModel| held.description.walks.is_none() || revision >= CELLS;
+    /// Returns what a device offers on this connection.
+    fn offer(&self, to: &OfferLink) -> Bytes {
+        let is_known = |held: &HeldModel| held.description.walks.is_none() || to.revision >= CELLS;
         let is_offered = |held: &HeldModel| held.stage != ServiceStage::Withdrawn && is_known(held);
         let offered = self.held.iter().filter(|(_, held)| is_offered(held));
         let offer = |(&number, held): (&u32, &HeldModel)| OfferedModel {
@@ -179,14 +199,17 @@ impl HeldModels {
             description: held.description.clone(),
         };
         let (models, fault, available) = (offered.map(offer).collect(), self.fault.clone(), self.available.clone());
+        let place = self.places.get(&to.device).copied();
         BackendOffer { models, follows: self.follows, place, fault, available }.encode().into()
     }
 
     fn announce(&self) {
-        for (link, revision) in &self.links {
-            if let Some(link) = link.upgrade() {
-                link.send(&Message::Offer(self.offer(*revision, None)));
-            }
+        self.links.iter().for_each(|link| self.announce_on(link));
+    }
+
+    fn announce_on(&self, to: &OfferLink) {
+        if let Some(link) = to.link.upgrade() {
+            link.send(&Message::Offer(self.offer(to)));
         }
     }
 
@@ -277,7 +300,8 @@ mod tests {
 
     /// Returns number and whether it is superseded of each model on offer.
     fn offered(models: &BackendModels) -> Vec<(u32, bool)> {
-        let offer = crate::offer::decode_offer(&models.0.lock().offer(CELLS, None)).unwrap();
+        let offer = models.0.lock().offer(&OfferLink { link: Weak::new(), revision: CELLS, device: 0 });
+        let offer = crate::offer::decode_offer(&offer).unwrap();
         offer.models.iter().map(|offer| (offer.number, offer.superseded)).collect()
     }
 

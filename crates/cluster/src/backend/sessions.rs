@@ -20,7 +20,7 @@ use std::thread;
 pub(super) struct SessionManager {
     own: Weak<SessionManager>,
     /// Number of the device, unique in the process.
-    number: u64,
+    pub(super) number: u64,
     pub(super) backend: Backend,
     state: Mutex<SessionState>,
     sources: Mutex<HashMap<u32, Arc<FrontendSource>>>,
@@ -36,15 +36,12 @@ struct SessionState {
     earlier: Vec<Arc<SchedulerSession>>,
     /// Number of the last report.
     revision: u32,
-    /// The sub-cluster that it was last told to belong to.
-    place: Option<usize>,
 }
 
 impl SessionManager {
     pub(super) fn new(backend: Backend) -> Arc<SessionManager> {
         let fence = Fence::new(backend.epoch);
-        let state =
-            SessionState { fence, session_count: 0, current: None, earlier: Vec::new(), revision: 0, place: None };
+        let state = SessionState { fence, session_count: 0, current: None, earlier: Vec::new(), revision: 0 };
         Arc::new_cyclic(|own| SessionManager {
             own: own.clone(),
             number: random_id(),
@@ -101,18 +98,15 @@ impl SessionManager {
         }
     }
 
-    /// Returns the sub-cluster that it was last told to belong to.
-    pub(super) fn place(&self) -> Option<usize> {
-        self.state.lock().place
-    }
-
     /// Handles the primary's order to have these models.
     fn on_place(&self, place: u32, names: &[u8]) -> Result<(), DecodeError> {
         let names = decode_names(names).map_err(DecodeError)?;
         let Some(planned) = &self.backend.planned else {
             return Err(DecodeError("this backend follows no plan".to_owned()));
         };
-        self.state.lock().place = usize::try_from(place).ok();
+        if let Ok(place) = usize::try_from(place) {
+            self.backend.models.set_place(self.number, place);
+        }
         planned.set(self.number, names.into_iter().collect());
         Ok(())
     }

@@ -29,7 +29,7 @@ pub(super) struct BackendPeer {
     /// The reason for which a planned model is not loaded; empty if all are.
     pub(super) fault: String,
     /// The sub-cluster that it said that it belongs to.
-    stated: Option<usize>,
+    pub(super) stated: Option<usize>,
     /// The models that it can load, with their sizes in bytes.
     available: BTreeMap<String, u64>,
     /// The sub-cluster that it belongs to, or moves to.
@@ -282,6 +282,10 @@ impl SchedulerShared {
         let Some(backend) = peers.backends.get_mut(&process) else { return };
         *backend.offers.lock() = offer.models;
         backend.fault = offer.fault;
+        // What this scheduler has told it holds: an offer may have been on its way.
+        if backend.told.is_none() && offer.place.is_some() {
+            backend.stated = offer.place;
+        }
         let changes = self.reconcile(&mut peers);
         drop(peers);
         self.carry_out(changes);

@@ -178,6 +178,7 @@ impl SchedulerShared {
 impl ConnectedPeers {
     /// Makes backends members of the sub-cluster whose models they have.
     pub(super) fn admit_members(&mut self) {
+        self.follow_statements();
         let candidates: Vec<ProcessId> =
             self.backends.iter().filter(|(_, backend)| backend.member_of.is_none()).map(|(&id, _)| id).collect();
         for process in candidates {
@@ -187,6 +188,31 @@ impl ConnectedPeers {
                 self.backends.get_mut(&process).into_iter().for_each(|backend| backend.member_of = Some(place));
             }
         }
+    }
+
+    /// Places the backends that another scheduler commands where they say that they belong.
+    fn follow_statements(&mut self) {
+        let places = self.effective.as_ref().map_or(0, |plan| plan.sub_clusters.len());
+        let commanded = |backend: &BackendPeer| backend.follows && backend.told.is_none();
+        let stated = self.backends.iter().filter(|(_, backend)| commanded(backend));
+        let stated = stated.filter_map(|(&id, backend)| Some((id, backend.stated.filter(|&place| place < places)?)));
+        for (process, place) in stated.collect::<Vec<_>>() {
+            let home = self.backends[&process].member_of.filter(|&home| home != place);
+            let left = home.is_some_and(|home| self.has_left(&self.backends[&process], home));
+            let Some(backend) = self.backends.get_mut(&process) else { continue };
+            backend.place = place;
+            if left {
+                backend.member_of = None;
+            }
+        }
+    }
+
+    /// Returns true if a backend no longer has the models of a sub-cluster, or nothing is there.
+    fn has_left(&self, backend: &BackendPeer, home: usize) -> bool {
+        self.sub_clusters.get(home).is_none_or(|part| {
+            let models = part.models.lock();
+            models.names().is_empty() || models.check(&backend.offers.lock()).is_err()
+        })
     }
 
     /// Returns true if a backend has the models that a sub-cluster serves, or if it is the first
@@ -216,7 +242,10 @@ impl ConnectedPeers {
 
     /// Makes one backend of a sub-cluster belong to another: rather one that does not serve yet.
     fn move_backend(&mut self, from: usize, to: usize) {
-        let moves = self.backends.values_mut().filter(|backend| backend.place == from && !backend.stops);
+        // One that awaits its first order may belong elsewhere: it moves later.
+        let has_orders = |backend: &BackendPeer| !backend.follows || backend.told.is_some();
+        let moves = self.backends.values_mut();
+        let moves = moves.filter(|backend| backend.place == from && !backend.stops && has_orders(backend));
         if let Some(backend) = moves.min_by_key(|backend| (backend.has_joined(), !backend.follows)) {
             tracing::info!(from, to, "a backend moves from sub-cluster {from} to {to}");
             backend.place = to;

@@ -1,7 +1,9 @@
 //! A cluster gives the same answers as one process: whole models, chains, padded lengths, requests
 //! larger than a batch.
 
-use crate::common::{Client, MAX_BATCH, SAFETY, Served, anywhere, backend, client, local, rows, scheduler, whole};
+use crate::common::{
+    Client, MAX_BATCH, RunningBackend, SAFETY, Served, anywhere, backend, client, local, rows, scheduler, whole,
+};
 use ripieno_model::Walk;
 use ripieno_runtime::{Engine, Failure, HangBound, Job};
 use std::collections::BTreeMap;
@@ -66,8 +68,7 @@ fn answers_are_those_of_one_process(policy: &'static str) {
         assert_eq!((counted.success.count, counted.live), (60, 0));
     }
     client.frontend.close();
-    backends.iter().for_each(|backend| backend.stop.abort());
-    backends.into_iter().for_each(|backend| backend.thread.join().unwrap());
+    backends.into_iter().for_each(RunningBackend::abort);
 }
 
 #[test]
@@ -112,6 +113,5 @@ fn what_a_model_does_not_take_is_refused_as_by_one_process() {
     let (_, answer) = client.answers.recv_timeout(SAFETY).unwrap();
     assert!(matches!(answer, Err(Failure::TooLarge { .. })));
     client.frontend.close();
-    backend.stop.abort();
-    backend.thread.join().unwrap();
+    backend.abort();
 }

@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 use ripieno_base::{ModelId, Nanos};
-use ripieno_cluster::handover::store::AloneStore;
+use ripieno_cluster::handover::store::{AloneStore, MemoryStore};
 use ripieno_cluster::handover::{Epoch, Timing};
 use ripieno_cluster::plane::Tcp;
 use ripieno_cluster::{
@@ -19,7 +19,7 @@ use ripieno_policies::{build, find};
 use ripieno_runtime::{Engine, EngineConfig, Failure, HangBound, Job, JobResult, ServedModel};
 use ripieno_sched::{Limits, Options, Setup};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
@@ -89,26 +89,32 @@ impl Served {
     }
 
     fn description(&self, loaded: &dyn LoadedModel) -> ModelDescription {
-        let specs = |specs: &[TensorSpec]| specs.iter().map(TensorDescription::of).collect();
-        ModelDescription {
-            name: self.name.to_owned(),
-            version: "1".to_owned(),
-            digest: String::new(),
-            platform: "emulated".to_owned(),
-            inputs: specs(loaded.inputs()),
-            outputs: specs(loaded.outputs()),
-            answers: vec!["x".to_owned()],
-            batched: loaded.batched(),
-            lengths: loaded.lengths().map(|lengths| (lengths.max, lengths.dims.clone())),
-            model: self.model(),
-            max_queue: Some(1 << 14),
-            max_queued_work: None,
-            answer_late: self.answer_late,
-            slo_origin: "slo_ms".to_owned(),
-            labels: Default::default(),
-            streams: false,
-            walks: loaded.walk_shape().cloned(),
-        }
+        let described = described(self.name, "emulated", loaded, self.model());
+        ModelDescription { answer_late: self.answer_late, ..described }
+    }
+}
+
+/// Describes a loaded model as a backend's process does.
+pub(crate) fn described(name: &str, platform: &str, loaded: &dyn LoadedModel, model: Model) -> ModelDescription {
+    let specs = |specs: &[TensorSpec]| specs.iter().map(TensorDescription::of).collect();
+    ModelDescription {
+        name: name.to_owned(),
+        version: "1".to_owned(),
+        digest: String::new(),
+        platform: platform.to_owned(),
+        inputs: specs(loaded.inputs()),
+        outputs: specs(loaded.outputs()),
+        answers: loaded.outputs().iter().map(|spec| spec.name.clone()).collect(),
+        batched: loaded.batched(),
+        lengths: loaded.lengths().map(|lengths| (lengths.max, lengths.dims.clone())),
+        model,
+        max_queue: Some(1 << 14),
+        max_queued_work: None,
+        answer_late: true,
+        slo_origin: "slo_ms".to_owned(),
+        labels: Default::default(),
+        streams: false,
+        walks: loaded.walk_shape().cloned(),
     }
 }
 
@@ -167,6 +173,66 @@ fn try_scheduler(epoch: u64, at: SocketAddr, start: StartEngine, plan: InitialPl
     ClusterScheduler::start(Arc::new(Tcp), config)
 }
 
+/// Two schedulers with one epoch store, of which either may end and start again.
+pub(crate) struct SchedulerPair {
+    listen: [SocketAddr; 2],
+    store: MemoryStore,
+    hang: HangBound,
+    schedulers: [Option<ClusterScheduler>; 2],
+}
+
+impl SchedulerPair {
+    pub(crate) fn start(hang: HangBound, plan: InitialPlan) -> SchedulerPair {
+        let free: [TcpListener; 2] = std::array::from_fn(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+        let listen = free.each_ref().map(|listener| listener.local_addr().unwrap());
+        drop(free);
+        let mut pair = SchedulerPair { listen, store: MemoryStore::default(), hang, schedulers: [None, None] };
+        (0..2).for_each(|at| pair.start_again(at, plan.clone()));
+        pair
+    }
+
+    pub(crate) fn addresses(&self) -> Vec<String> {
+        self.listen.iter().map(SocketAddr::to_string).collect()
+    }
+
+    pub(crate) fn start_again(&mut self, at: usize, plan: InitialPlan) {
+        let config = SchedulerConfig {
+            listen: self.listen[at],
+            schedulers: self.addresses(),
+            store: Box::new(self.store.clone()),
+            timing: Timing::SHARED_HOSTS,
+            start: starts("unified", self.hang),
+            on_serving: Box::new(|_| {}),
+            plan,
+        };
+        self.schedulers[at] = Some(ClusterScheduler::start(Arc::new(Tcp), config).unwrap());
+    }
+
+    /// Returns a scheduler that has not been taken.
+    pub(crate) fn get(&self, at: usize) -> &ClusterScheduler {
+        self.schedulers[at].as_ref().unwrap()
+    }
+
+    /// Takes a scheduler out; to drop it is a crash.
+    pub(crate) fn take(&mut self, at: usize) -> Option<ClusterScheduler> {
+        self.schedulers[at].take()
+    }
+
+    /// Returns the index of the primary.
+    pub(crate) fn primary(&self) -> Option<usize> {
+        let is_primary = |of: &Option<ClusterScheduler>| of.as_ref().is_some_and(ClusterScheduler::is_primary);
+        self.schedulers.iter().position(is_primary)
+    }
+
+    /// Waits until there is a primary, which the other one follows.
+    pub(crate) fn settled(&self) -> usize {
+        until("the spare follows", || {
+            self.primary().is_some() && self.schedulers.iter().flatten().all(ClusterScheduler::knows_primary)
+        });
+        self.primary().unwrap()
+    }
+}
+
 pub(crate) fn anywhere() -> SocketAddr {
     "127.0.0.1:0".parse().unwrap()
 }
@@ -175,6 +241,20 @@ pub(crate) fn anywhere() -> SocketAddr {
 pub(crate) struct RunningBackend {
     pub(crate) stop: Arc<StopSignal>,
     pub(crate) thread: JoinHandle<()>,
+}
+
+impl RunningBackend {
+    /// Ends it as a crash would, and waits for its end.
+    pub(crate) fn abort(self) {
+        self.stop.abort();
+        self.thread.join().unwrap();
+    }
+
+    /// Makes it leave, and waits for its end.
+    pub(crate) fn leave(self) {
+        self.stop.leave();
+        self.thread.join().unwrap();
+    }
 }
 
 pub(crate) fn backend(scheduler: SocketAddr, models: &[Served]) -> RunningBackend {

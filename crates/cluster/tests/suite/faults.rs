@@ -80,8 +80,7 @@ fn requests_of_a_backend_that_dies_run_elsewhere() {
         assert_eq!((taken, ok + again), (REQUESTS, REQUESTS));
         assert!(ok > REQUESTS / 2, "{ok} were answered");
         dies.thread.join().unwrap();
-        stays.stop.abort();
-        stays.thread.join().unwrap();
+        stays.abort();
         client.frontend.close();
     }
 }
@@ -97,8 +96,7 @@ fn a_backend_that_leaves_loses_nothing() {
     let taken = drive(&client, "m", || leaves.stop.leave());
     assert_eq!(count(&client, taken), (REQUESTS, 0));
     leaves.thread.join().unwrap();
-    stays.stop.abort();
-    stays.thread.join().unwrap();
+    stays.abort();
     client.frontend.close();
 }
 
@@ -120,8 +118,7 @@ fn requests_of_a_backend_that_hangs_run_elsewhere_and_it_comes_again() {
     engine.set(false);
     until("it has come again", || scheduler.engine().is_some_and(|engine| engine.device_metrics().len() == 2));
     for backend in [stays, hangs] {
-        backend.stop.abort();
-        backend.thread.join().unwrap();
+        backend.abort();
     }
     client.frontend.close();
 }
@@ -142,8 +139,7 @@ fn without_any_backend_requests_are_refused_with_a_retry() {
     client.ready();
     let taken = drive(&client, "m", || {});
     assert_eq!(count(&client, taken), (REQUESTS, 0));
-    comes.stop.abort();
-    comes.thread.join().unwrap();
+    comes.abort();
     client.frontend.close();
 }
 
@@ -167,8 +163,7 @@ fn requests_of_a_frontend_that_dies_are_dropped_and_those_of_another_go_on() {
     let engine = scheduler.engine().unwrap();
     until("nothing is left of them", || engine.unanswered() == 0);
     assert!(engine.device_metrics().len() == 1, "the backend has nothing to do with it");
-    backend.stop.abort();
-    backend.thread.join().unwrap();
+    backend.abort();
     stays.frontend.close();
 }
 
@@ -194,8 +189,7 @@ fn without_a_scheduler_requests_are_retryable_and_a_later_one_is_followed() {
     client.ready();
     let taken = drive(&client, "m", || {});
     assert_eq!(count(&client, taken), (REQUESTS, 0));
-    backend.stop.abort();
-    backend.thread.join().unwrap();
+    backend.abort();
     client.frontend.close();
 }
 
@@ -224,7 +218,6 @@ fn a_backend_with_other_models_is_refused_by_name() {
         link.close();
     }
     assert_eq!(scheduler.engine().unwrap().device_metrics().len(), 1);
-    first.stop.abort();
-    first.thread.join().unwrap();
+    first.abort();
     client.frontend.close();
 }

@@ -65,8 +65,7 @@ impl Planned {
     }
 
     fn stop(self) {
-        self.backend.stop.abort();
-        self.backend.thread.join().unwrap();
+        self.backend.abort();
     }
 }
 
@@ -283,6 +282,65 @@ fn a_scheduler_that_starts_anew_goes_on_where_the_backends_are_and_a_plan_may_co
     client.frontend.close();
 }
 
+/// Each hand-over is to a spare that the backends had connected to before they were placed or
+/// moved.
+#[test]
+fn a_spare_knows_where_backends_were_placed_and_moved_since_they_connected_to_it() {
+    let mut pair = SchedulerPair::start(HangBound::default(), InitialPlan::Later);
+    let backends: Vec<Planned> = (0..4).map(|_| planned(pair.addresses())).collect();
+    let both_hold = |pair: &SchedulerPair| (0..2).all(|at| pair.get(at).holdings().len() == 4);
+    until("both have all", || both_hold(&pair));
+    let client = asking(pair.addresses());
+    let (known_to, stop) = (Arc::clone(&client.known), Arc::<AtomicBool>::default());
+    let mut client = Some(client);
+    let mut loading = None;
+    let places = |scheduler: &ClusterScheduler| {
+        let mut stated: Vec<_> = scheduler.holdings().into_iter().map(|held| (held.stated, held.loaded)).collect();
+        stated.sort();
+        stated
+    };
+    let loads = || backends.iter().map(|backend| backend.held.lock().unwrap().2).sum::<usize>();
+    let rounds = [(["ab:2", "c:1", "def:1"], [2, 1, 1]), (["a:1", "bc:2", "def:1"], [1, 2, 1])];
+    for (written, serving) in rounds {
+        let primary = pair.settled();
+        (0..2).for_each(|at| pair.get(at).set_plan(plan(&written)).unwrap());
+        let held: Vec<String> = written.iter().map(|part| part.split_once(':').unwrap().0.to_owned()).collect();
+        until("it is carried out", || {
+            devices(pair.get(primary)) == serving
+                && known(&known_to) == "abcdef"
+                && backends.iter().all(|backend| held.contains(&backend.holds()))
+        });
+        loading = loading.or_else(|| Some(load(client.take()?, &stop)));
+        until("the spare knows", || places(pair.get(1 - primary)) == places(pair.get(primary)));
+        let before = loads();
+        drop(pair.take(primary));
+        until("the spare serves", || {
+            assert_eq!(known(&known_to), "abcdef", "all are served all the time");
+            devices(pair.get(1 - primary)) == serving
+        });
+        assert_eq!(loads(), before, "nothing was loaded again");
+        pair.start_again(primary, InitialPlan::Given(plan(&written)));
+        until("both have all", || both_hold(&pair));
+    }
+    // A hand-over in the middle of a change, whose end the next primary brings about.
+    let primary = pair.settled();
+    (0..2).for_each(|at| pair.get(at).set_plan(plan(&["abc:1", "d:1", "ef:2"])).unwrap());
+    let before = loads();
+    until("loads have begun", || loads() > before);
+    drop(pair.take(primary));
+    until("the spare carries it out", || {
+        assert_eq!(known(&known_to), "abcdef", "all are served all the time");
+        devices(pair.get(1 - primary)) == [1, 1, 2]
+            && backends.iter().all(|backend| ["abc", "d", "ef"].contains(&backend.holds().as_str()))
+    });
+    stop.store(true, Ordering::SeqCst);
+    let (good, bad) = loading.unwrap().join().unwrap();
+    // A hand-over of more than a second, on a slow machine, answers with a retry.
+    let lost: Vec<&String> = bad.iter().filter(|failure| !failure.contains("Outage")).collect();
+    assert!(lost.is_empty() && good > 100, "{good} good answers, {lost:?}");
+    backends.into_iter().for_each(Planned::stop);
+}
+
 #[test]
 fn several_threads_decide_over_remote_devices_and_lose_nothing() {
     let start: StartEngine = Box::new(|| {
@@ -311,10 +369,7 @@ fn several_threads_decide_over_remote_devices_and_lose_nothing() {
     stop.store(true, Ordering::SeqCst);
     let (good, bad) = loading.join().unwrap();
     assert!(bad.is_empty() && good > 1_000, "{good} good answers, {bad:?}");
-    for backend in backends {
-        backend.stop.abort();
-        backend.thread.join().unwrap();
-    }
+    backends.into_iter().for_each(RunningBackend::abort);
 }
 
 #[test]
@@ -335,10 +390,7 @@ fn backends_that_hold_all_models_are_divided_too() {
     stop.store(true, Ordering::SeqCst);
     let (good, bad) = loading.join().unwrap();
     assert!(bad.is_empty() && good > 0, "{good} good answers, {bad:?}");
-    for backend in backends {
-        backend.stop.abort();
-        backend.thread.join().unwrap();
-    }
+    backends.into_iter().for_each(RunningBackend::abort);
 }
 
 #[test]
@@ -359,14 +411,12 @@ fn backends_join_and_leave_under_load_and_nothing_is_lost() {
             }
             let leaving: Vec<Planned> = backends.drain(wanted..).collect();
             leaving.iter().for_each(|backend| backend.backend.stop.leave());
-            leaving.into_iter().for_each(|backend| backend.backend.thread.join().unwrap());
+            leaving.into_iter().for_each(|backend| backend.backend.leave());
             until("the others serve", || devices(&scheduler).iter().sum::<usize>() == wanted);
         }
         // Also the last one of a sub-cluster: it stays until another one has its models.
         while backends.len() > 1 {
-            let leaving = backends.remove(0);
-            leaving.backend.stop.leave();
-            leaving.backend.thread.join().unwrap();
+            backends.remove(0).backend.leave();
         }
         until("one serves all", || backends[0].holds() == "abcdef" && devices(&scheduler).iter().sum::<usize>() == 1);
         stop.store(true, Ordering::SeqCst);

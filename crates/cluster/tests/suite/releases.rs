@@ -60,8 +60,7 @@ impl Process {
     }
 
     fn stop(self) {
-        self.backend.stop.abort();
-        self.backend.thread.join().unwrap();
+        self.backend.abort();
     }
 }
 
@@ -172,8 +171,7 @@ fn a_backend_that_comes_with_other_files_waits_until_the_release_reaches_the_oth
     assert_eq!(client.frontend.change_model("whole", false), Ok(()));
     assert_eq!(served(&client.known).as_deref(), Some("b"));
     until("the other one is taken", || engine.device_metrics().len() == 2);
-    newer.stop.abort();
-    newer.thread.join().unwrap();
+    newer.abort();
     first.stop();
     client.frontend.close();
 }

@@ -183,8 +183,7 @@ impl Cluster {
         self.client.frontend.close();
         let mut holders = BTreeMap::new();
         for (backend, accepted) in self.backends {
-            backend.stop.abort();
-            backend.thread.join().unwrap();
+            backend.abort();
             let accepted = accepted.lock();
             assert!(accepted.is_sorted_by_key(|(stamp, _)| *stamp), "{accepted:?}");
             for (stamp, holder) in accepted.iter() {
@@ -300,6 +299,5 @@ fn a_backend_follows_only_the_latest_claim() {
     assert!(matches!(old.claims(1, 5), Message::Fenced(Epoch(2))));
     orders(&new, 1);
     assert!(matches!(new.hears(), Message::TaskEnd(TaskEnd { task: TaskId(1), .. })));
-    backend.stop.abort();
-    backend.thread.join().unwrap();
+    backend.abort();
 }

@@ -5,28 +5,23 @@
 //! answer.
 
 use crate::common::{
-    Client, DEPTH, RunningBackend, SAFETY, anywhere, asking, backend_of, client, scheduler, starts, until,
+    Client, DEPTH, RunningBackend, SAFETY, SchedulerPair, anywhere, asking, backend_of, client, described, scheduler,
+    starts, until,
 };
 use crate::hanging::Hanging;
 use bytes::Bytes;
 use ripieno_base::{BlockId, ModelId, Nanos};
-use ripieno_cluster::handover::Timing;
-use ripieno_cluster::handover::store::MemoryStore;
 use ripieno_cluster::plane::{
     Handshake, LinkBounds, Message, MessageReader, PeerLink, Role, Tcp, Transport, connect_handshake,
 };
-use ripieno_cluster::{
-    BackendModel, BackendModels, ClusterScheduler, InitialPlan, ModelDescription, SchedulerConfig, StartedEngine,
-    TensorDescription,
-};
+use ripieno_cluster::{BackendModel, BackendModels, ClusterScheduler, InitialPlan, ModelDescription, StartedEngine};
 use ripieno_executor::{
     AnswerSource, AnswerSteps, BlockSource, CpuEngine, CpuOptions, Executor, Initial, InputLink, InputSource,
-    LoadedModel, ModelSource, StepLimit, Tensor,
+    ModelSource, StepLimit, Tensor,
 };
-use ripieno_model::{Block, DataType, DropRule, Model, Profile, Steps, TensorSpec, Walk};
+use ripieno_model::{Block, DataType, DropRule, Model, Profile, Steps, Walk};
 use ripieno_runtime::{DeviceSnapshot, DeviceState, Engine, Failure, HangBound, Job, JobResult, ServedModel};
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
@@ -117,29 +112,6 @@ fn model(source: &ModelSource) -> Model {
     Model { blocks, walk: source.walk, drop: Some(DropRule::Never), ..whole }
 }
 
-fn described(source: &ModelSource, loaded: &dyn LoadedModel) -> ModelDescription {
-    let specs = |specs: &[TensorSpec]| specs.iter().map(TensorDescription::of).collect();
-    ModelDescription {
-        name: source.name.clone(),
-        version: "1".to_owned(),
-        digest: String::new(),
-        platform: "cpu".to_owned(),
-        inputs: specs(loaded.inputs()),
-        outputs: specs(loaded.outputs()),
-        answers: loaded.outputs().iter().map(|spec| spec.name.clone()).collect(),
-        batched: true,
-        lengths: None,
-        model: model(source),
-        max_queue: Some(1 << 14),
-        max_queued_work: None,
-        answer_late: true,
-        slo_origin: "slo_ms".to_owned(),
-        labels: Default::default(),
-        streams: !source.walk.brings_graph(),
-        walks: loaded.walk_shape().cloned(),
-    }
-}
-
 fn cpu() -> Arc<dyn Executor> {
     Arc::new(CpuEngine::new(CpuOptions { threads: 1 }).with_depth(DEPTH))
 }
@@ -150,7 +122,9 @@ fn backend(schedulers: &[String], executor: Arc<dyn Executor>) -> RunningBackend
     for (number, walk) in (0..).zip(WALKS) {
         let source = source(walk);
         let loaded = executor.load(&source).unwrap();
-        models.add(number, BackendModel { description: described(&source, &*loaded), loaded }).unwrap();
+        let described = described(&source.name, "cpu", &*loaded, model(&source));
+        let description = ModelDescription { streams: !walk.brings_graph(), ..described };
+        models.add(number, BackendModel { description, loaded }).unwrap();
     }
     backend_of(schedulers.to_vec(), Arc::new(models), executor, None, None)
 }
@@ -287,10 +261,7 @@ impl Cluster {
         self.client.frontend.close();
         let engine = self.scheduler.engine().unwrap();
         until("nothing is left in the scheduler", || engine.unanswered() == 0);
-        for backend in self.backends {
-            backend.stop.abort();
-            backend.thread.join().unwrap();
-        }
+        self.backends.into_iter().for_each(RunningBackend::abort);
     }
 }
 
@@ -358,68 +329,44 @@ fn walks_on_a_backend_that_hangs_begin_again_elsewhere_and_it_comes_again() {
 
 /// Two schedulers, some backends whose devices may be made to hang, and a client.
 struct Spares {
-    listen: [SocketAddr; 2],
-    addresses: [String; 2],
-    store: MemoryStore,
-    schedulers: [Option<ClusterScheduler>; 2],
+    schedulers: SchedulerPair,
     backends: Vec<(RunningBackend, Arc<Hanging>)>,
     client: Client,
 }
 
 impl Spares {
     fn start(backends: usize) -> Spares {
-        let free: [TcpListener; 2] = std::array::from_fn(|_| TcpListener::bind("127.0.0.1:0").unwrap());
-        let listen = free.each_ref().map(|listener| listener.local_addr().unwrap());
-        drop(free);
-        let (addresses, store) = (listen.map(|address| address.to_string()), MemoryStore::default());
-        let client = asking(addresses.to_vec());
-        let mut spares = Spares { listen, addresses, store, schedulers: [None, None], backends: Vec::new(), client };
-        (0..2).for_each(|at| spares.start_scheduler(at));
+        let hang = HangBound { times: 1, least: Nanos::from_millis(250) };
+        let schedulers = SchedulerPair::start(hang, InitialPlan::Whole);
+        let client = asking(schedulers.addresses());
+        let mut spares = Spares { schedulers, backends: Vec::new(), client };
         (0..backends).for_each(|_| spares.start_backend());
         spares.client.ready();
         spares
     }
 
-    fn start_scheduler(&mut self, at: usize) {
-        let config = SchedulerConfig {
-            listen: self.listen[at],
-            schedulers: self.addresses.to_vec(),
-            store: Box::new(self.store.clone()),
-            timing: Timing::SHARED_HOSTS,
-            start: starts("unified", HangBound { times: 1, least: Nanos::from_millis(250) }),
-            on_serving: Box::new(|_| {}),
-            plan: InitialPlan::Whole,
-        };
-        self.schedulers[at] = Some(ClusterScheduler::start(Arc::new(Tcp), config).unwrap());
-    }
-
     fn start_backend(&mut self) {
         let hanging = Hanging::over(cpu());
-        self.backends.push((backend(&self.addresses, hanging.clone()), hanging));
+        self.backends.push((backend(&self.schedulers.addresses(), hanging.clone()), hanging));
     }
 
     /// Waits until all processes serve, and returns the index of the primary.
     fn whole(&self) -> usize {
-        let is_primary = |of: &Option<ClusterScheduler>| of.as_ref().is_some_and(ClusterScheduler::is_primary);
-        let primary = || self.schedulers.iter().position(is_primary);
         until("all devices of a primary serve", || {
-            let engine = primary().and_then(|at| self.schedulers[at].as_ref()?.engine());
+            let engine = self.schedulers.primary().and_then(|at| self.schedulers.get(at).engine());
             let serving = |device: &DeviceSnapshot| device.state == DeviceState::Serving;
             engine.is_some_and(|engine| {
                 engine.device_metrics().iter().filter(|device| serving(device)).count() == self.backends.len()
             })
         });
-        until("the spare follows", || self.schedulers.iter().flatten().all(ClusterScheduler::knows_primary));
+        let primary = self.schedulers.settled();
         until("the client knows", || self.client.frontend.serving_devices() == self.backends.len());
-        primary().unwrap()
+        primary
     }
 
     fn end(self) {
         self.client.frontend.close();
-        for (backend, _) in self.backends {
-            backend.stop.abort();
-            backend.thread.join().unwrap();
-        }
+        self.backends.into_iter().for_each(|(backend, _)| backend.abort());
     }
 }
 
@@ -431,11 +378,11 @@ fn walks_in_flight_at_a_hand_over_end_or_begin_again() {
     // The second hand-over goes back to a scheduler that counts its walks from one.
     for _ in 0..2 {
         let primary = spares.whole();
-        let mut lost = spares.schedulers[primary].take();
+        let mut lost = spares.schedulers.take(primary);
         // A hand-over beyond a second answers with a retry, so only answers before it are certain.
         let right = drive(&spares.client, REQUESTS, &expected, || drop(lost.take()));
         assert!(right >= REQUESTS / 8, "{right} were answered");
-        spares.start_scheduler(primary);
+        spares.schedulers.start_again(primary, InitialPlan::Whole);
     }
     spares.end();
 }
@@ -451,9 +398,9 @@ fn whatever_fails_and_however_often_each_walk_has_one_answer() {
         let primary = spares.whole();
         right += match fault % 4 {
             0 => {
-                let mut lost = spares.schedulers[primary].take();
+                let mut lost = spares.schedulers.take(primary);
                 let right = drive(&spares.client, REQUESTS, &expected, || drop(lost.take()));
-                spares.start_scheduler(primary);
+                spares.schedulers.start_again(primary, InitialPlan::Whole);
                 right
             }
             1 | 2 => {
