@@ -47,6 +47,13 @@ pub struct FrontendConfig {
     pub advertised: Option<String>,
     /// The largest number of requests in flight.
     pub max_live: u32,
+    /// Time that requests wait for another scheduler; afterwards clients are asked to retry.
+    pub scheduler_timeout: Duration,
+}
+
+impl FrontendConfig {
+    /// Default of [`FrontendConfig::scheduler_timeout`].
+    pub const SCHEDULER_TIMEOUT: Duration = Duration::from_secs(1);
 }
 
 /// A running frontend.
@@ -81,7 +88,7 @@ struct FrontendShared {
 impl Frontend {
     /// Connects to the schedulers, retrying until it succeeds, and listens for backends.
     pub fn start(transport: Arc<dyn Transport>, config: FrontendConfig, on_models: OnModels) -> io::Result<Frontend> {
-        let FrontendConfig { schedulers, data, advertised, max_live } = config;
+        let FrontendConfig { schedulers, data, advertised, max_live, scheduler_timeout } = config;
         let listener = transport.listen(data)?;
         let own = listener.address();
         let by_itself = || if own.ip().is_unspecified() { format!(":{}", own.port()) } else { own.to_string() };
@@ -90,7 +97,7 @@ impl Frontend {
             id: (random_id() >> 32) as u32,
             advertised: advertised.unwrap_or_else(by_itself),
             listener,
-            table: Mutex::new(RequestTable::new(max_live)),
+            table: Mutex::new(RequestTable::new(max_live, scheduler_timeout)),
             models: RwLock::default(),
             calls: FrontendCalls::default(),
             on_models,

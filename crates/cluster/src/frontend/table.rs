@@ -25,8 +25,6 @@ use std::time::{Duration, Instant};
 /// Time after a request's deadline at which the frontend answers it, if the scheduler has not
 /// reported.
 const EXPIRY_GRACE: Duration = Duration::from_secs(1);
-/// Time that requests wait for another scheduler; afterwards clients are asked to retry.
-const SCHEDULER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Longest time between the scheduler's report of success and the arrival of all outputs.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time after which a client may retry.
@@ -77,6 +75,8 @@ pub(super) struct RequestTable {
     pub(super) following: Following,
     /// Time at which the primary was lost; `None` if there never was one.
     lost: Option<Instant>,
+    /// Time that requests wait for another scheduler.
+    scheduler_timeout: Duration,
     /// Numbers of the connected backends.
     connections: Vec<u64>,
     /// Whether new requests are refused.
@@ -106,8 +106,8 @@ pub(super) enum HeartbeatOutcome {
 }
 
 impl RequestTable {
-    /// Returns a table of at most `most` requests.
-    pub(super) fn new(most: u32) -> RequestTable {
+    /// Returns a table of at most `most` requests, which wait so long for another scheduler.
+    pub(super) fn new(most: u32, scheduler_timeout: Duration) -> RequestTable {
         let slots = (0..most).map(|_| TableSlot::default()).collect();
         RequestTable {
             slots,
@@ -115,6 +115,7 @@ impl RequestTable {
             scheduler: None,
             following: Following::default(),
             lost: None,
+            scheduler_timeout,
             connections: Vec::new(),
             closed: false,
         }
@@ -153,9 +154,9 @@ impl RequestTable {
         self.scheduler.as_ref().is_some_and(|scheduler| Arc::ptr_eq(scheduler, link))
     }
 
-    /// Returns true if there has been no primary for longer than [`SCHEDULER_TIMEOUT`].
+    /// Returns true if there has been no primary for longer than requests wait.
     pub(super) fn is_abandoned(&self, now: Instant) -> bool {
-        self.scheduler.is_none() && self.lost.is_some_and(|lost| now > lost + SCHEDULER_TIMEOUT)
+        self.scheduler.is_none() && self.lost.is_some_and(|lost| now > lost + self.scheduler_timeout)
     }
 
     /// Handles a scheduler's message that it is the primary.

@@ -328,8 +328,13 @@ pub(crate) fn client(scheduler: SocketAddr) -> Client {
 
 /// Starts a frontend that knows all of these schedulers.
 pub(crate) fn asking(schedulers: Vec<String>) -> Client {
+    asking_for(schedulers, FrontendConfig::SCHEDULER_TIMEOUT)
+}
+
+/// Starts a frontend whose requests wait so long for another scheduler.
+pub(crate) fn asking_for(schedulers: Vec<String>, scheduler_timeout: Duration) -> Client {
     let (known, (sender, answers)) = (Known::default(), channel());
-    let config = FrontendConfig { schedulers, data: anywhere(), advertised: None, max_live: 4096 };
+    let config = FrontendConfig { schedulers, data: anywhere(), advertised: None, max_live: 4096, scheduler_timeout };
     let tells = Arc::clone(&known);
     let on_models = Box::new(move |models: &[_]| *tells.lock().unwrap() = models.to_vec());
     let frontend = Frontend::start(Arc::new(Tcp), config, on_models).unwrap();

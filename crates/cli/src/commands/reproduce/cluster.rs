@@ -204,7 +204,8 @@ pub(super) fn scheduler(
 /// Starts a frontend in this process.
 pub(super) fn frontend(scheduler: &str) -> anyhow::Result<ServingFrontend> {
     let data = SocketAddr::from(([127, 0, 0, 1], 0));
-    let config = FrontendConfig { schedulers: vec![scheduler.to_owned()], data, advertised: None, max_live: MAX_LIVE };
+    let (schedulers, scheduler_timeout) = (vec![scheduler.to_owned()], FrontendConfig::SCHEDULER_TIMEOUT);
+    let config = FrontendConfig { schedulers, data, advertised: None, max_live: MAX_LIVE, scheduler_timeout };
     let known = Arc::<Mutex<Vec<(ModelId, ModelDescription)>>>::default();
     let told = Arc::clone(&known);
     let on_models = Box::new(move |models: &[_]| *lock(&told) = models.to_vec());

@@ -117,6 +117,7 @@ async fn serve(args: &FrontendArgs, threads: &ServerThreads) -> anyhow::Result<(
         data: args.data,
         advertised: args.advertise.clone(),
         max_live: args.max_live,
+        scheduler_timeout: FrontendConfig::SCHEDULER_TIMEOUT,
     };
     let frontend = Frontend::start(args.peers.transport()?, config, on_models);
     let frontend = frontend.with_context(|| format!("cannot listen on {} (--data)", args.data))?;

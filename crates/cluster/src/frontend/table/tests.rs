@@ -1,4 +1,5 @@
 use super::*;
+use crate::frontend::FrontendConfig;
 use crate::frontend::counters::ModelCounters;
 use crate::plane::{ByteStream, LinkBounds, PeerLink};
 use bytes::Bytes;
@@ -26,7 +27,7 @@ impl ByteStream for Nowhere {
 }
 
 fn table(most: u32) -> RequestTable {
-    let mut table = RequestTable::new(most);
+    let mut table = RequestTable::new(most, FrontendConfig::SCHEDULER_TIMEOUT);
     follow_primary(&mut table, &link(), 1);
     table
 }
@@ -168,15 +169,18 @@ fn without_a_scheduler_all_that_it_had_to_end_may_be_asked_again() {
     assert!(table.on_scheduler_lost(&asked, now).is_empty() && told.try_recv().is_err(), "another one may come");
     let (third, _may_come_again) = pending(1, None);
     let third = insert(&mut table, third).unwrap();
-    assert!(table.get(third).is_some() && !table.is_abandoned(now + SCHEDULER_TIMEOUT));
-    assert!(table.is_abandoned(now + SCHEDULER_TIMEOUT * 2));
+    assert!(table.get(third).is_some() && !table.is_abandoned(now + FrontendConfig::SCHEDULER_TIMEOUT));
+    assert!(table.is_abandoned(now + FrontendConfig::SCHEDULER_TIMEOUT * 2));
     table.fail_without_scheduler().into_iter().for_each(CompletedRequest::answer);
     assert!(matches!(told.try_recv().unwrap(), Err(Failure::Outage { .. })));
     assert!(answer(table.on_outputs(second, (0, 1), 1, tensor(1, 0))) && waits.try_recv().unwrap().is_ok());
-    let refused = table.insert(pending(1, None).0, now + SCHEDULER_TIMEOUT * 2);
+    let refused = table.insert(pending(1, None).0, now + FrontendConfig::SCHEDULER_TIMEOUT * 2);
     assert!(matches!(refused, Err(Failure::Outage { .. })));
     assert!(
-        matches!(insert(&mut RequestTable::new(4), pending(1, None).0), Err(Failure::Outage { .. })),
+        matches!(
+            insert(&mut RequestTable::new(4, FrontendConfig::SCHEDULER_TIMEOUT), pending(1, None).0),
+            Err(Failure::Outage { .. })
+        ),
         "no scheduler ever connected"
     );
 }
