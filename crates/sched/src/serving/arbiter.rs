@@ -7,7 +7,7 @@
 //! * the device time that the task wastes, for which all requests wait.
 //!
 //! A batch that goes before a step of cells costs no wait, because it would delay as many requests
-//! later.
+//! later. A batch that lets a step go first waits until as many requests have come again.
 //!
 //! Without deadlines at stake this is Smith's rule, most weight by time. With all deadlines at
 //! stake it is "fewest lost". Near saturation it prefers full batches.
@@ -33,6 +33,8 @@ pub(super) struct TaskOffer {
     pub(super) span: Nanos,
     /// Mean time until the members are answered, if nothing comes in between.
     pub(super) whole: Nanos,
+    /// Time in which as many rows come again as a new batch has.
+    pub(super) doubles_in: Nanos,
     /// Rows of the task.
     pub(super) rows: usize,
     /// Most rows that the cell type takes.
@@ -118,17 +120,25 @@ impl TaskOffer {
         let elsewhere = if other.pinned { Nanos::MAX } else { others_free };
         // Requests in cells join at the next step, so nothing is wasted among them. Of one model's
         // steps, the one with the most weight goes first.
-        let both_cells = self.is_cell() && other.is_cell();
-        let held = if both_cells && self.model == other.model { Nanos(1) } else { self.whole.min(elsewhere) };
-        let wasted =
-            if both_cells { 0 } else { i128::from(self.whole.0) * i128::from(self.waste.parts()) * price / 1_000 };
+        let kinds = (self.is_cell(), other.is_cell());
+        let held = match kinds {
+            (true, true) if self.model == other.model => Nanos(1),
+            // The other devices run steps, too, so a free one is no help to a batch.
+            (true, false) => other.doubles_in,
+            _ => self.whole.min(elsewhere),
+        };
+        let wasted = if kinds == (true, true) {
+            0
+        } else {
+            i128::from(self.whole.0) * i128::from(self.waste.parts()) * price / 1_000
+        };
         // Counted as if the other offer waited for all blocks, though the arbiter decides anew at
         // each block border.
         let committed = if self.is_cell() { self.span } else { self.whole }.min(elsewhere);
         let late = other.outlook.late(now + committed) * other.late_cost;
         // As many requests in cells come as end, so a batch delays as many of them whenever it
         // runs.
-        let delayed = if other.is_cell() && !self.is_cell() { 0 } else { other.outlook.weight };
+        let delayed = if kinds == (false, true) { 0 } else { other.outlook.weight };
         i128::from(held.0) * delayed + late + wasted
     }
 }
@@ -172,6 +182,7 @@ mod tests {
             outlook,
             span: MS(ms),
             whole: MS(ms),
+            doubles_in: MS(500),
             rows: 1,
             max_rows: 1,
             waste: Permille::ZERO,
@@ -222,6 +233,21 @@ mod tests {
         let batch = offer(0, 30, 1, 500);
         let step = |start_ms| TaskOffer { task: OfferedTask::Cell(BlockId(0)), ..offer(1, 1, 1_000_000, start_ms) };
         assert_eq!((first(&[batch, step(500)], 0), first(&[batch, step(5)], 0)), (0, 1));
+    }
+
+    #[test]
+    fn a_wasteful_batch_waits_for_steps_while_others_soon_fill_it() {
+        let step = TaskOffer { task: OfferedTask::Cell(BlockId(0)), ..offer(1, 1, 10_000, 500) };
+        let batch = |doubles_ms| TaskOffer {
+            waste: Permille::from_parts(600),
+            doubles_in: MS(doubles_ms),
+            ..offer(0, 10, 1_000, 500)
+        };
+        let chosen = |doubles_ms, others_free| {
+            choose(NOW, &[batch(doubles_ms), step], others_free, Permille::from_parts(500)).unwrap().model.0
+        };
+        assert_eq!((chosen(5, Nanos::MAX), chosen(400, Nanos::MAX)), (1, 0));
+        assert_eq!((chosen(5, MS(1)), chosen(400, MS(1))), (1, 0), "another device runs steps, too");
     }
 
     #[test]

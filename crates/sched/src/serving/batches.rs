@@ -138,6 +138,7 @@ impl UnifiedScheduler {
             self.outlook(now, id, queued(&self.requests, first, rows), device.takes(served.load.promised(rows)));
         TaskOffer {
             whole: device.takes(served.load.mean(rows)),
+            doubles_in: served.load.doubles_in(now, served.model.slo, rows),
             waste: served.load.waste(rows, |rows| served.load.mean(rows)),
             ..self.offer(id, task, outlook)
         }
@@ -151,6 +152,7 @@ impl UnifiedScheduler {
             outlook,
             span: Nanos::ZERO,
             whole: Nanos::ZERO,
+            doubles_in: self.models.get(model).model.slo,
             rows: 0,
             max_rows: 0,
             waste: Permille::ZERO,

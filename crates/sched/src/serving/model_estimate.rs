@@ -361,6 +361,11 @@ impl ModelEstimate {
         }
     }
 
+    /// Returns the time in which as many rows come again, at most `slo`.
+    pub(super) fn doubles_in(&self, now: Time, slo: Nanos, rows: usize) -> Nanos {
+        self.arrivals.rate.rate(now).map_or(slo, |rate| rate.gather_time(rows).min(slo))
+    }
+
     /// Updates the need of device time.
     pub(super) fn refresh_need(&mut self, elapsed: Nanos) {
         let used = Permille::of(std::mem::take(&mut self.demand.spent), elapsed);

@@ -78,6 +78,7 @@ impl UnifiedScheduler {
             let cost = |rows: usize| costs.mean(rows, place);
             let offer = TaskOffer {
                 whole: state.takes(cost(rows)),
+                doubles_in: served.load.doubles_in(now, served.model.slo, rows),
                 // A group larger than the target wastes nothing.
                 waste: if rows < served.load.sizes.target { served.load.waste(rows, cost) } else { Permille::ZERO },
                 ..self.offer(id, OfferedTask::Group(number), outlook)

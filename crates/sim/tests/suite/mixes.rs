@@ -2,16 +2,20 @@
 //! than one percent at a load that a policy can carry. Each of these random cases broke that; the
 //! expected values are in the files.
 
+use ripieno_report::Summary;
 use ripieno_sched::Objective;
 use ripieno_sim::{Scenario, simulate};
 use std::path::Path;
 
-fn no_policy_falls_behind(file: &str) {
+fn served(file: &str) -> Summary {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/mixed");
     let mut scenario = Scenario::read(&folder.join(file).with_extension("toml")).unwrap();
     scenario.serve(Objective::Latency);
-    let summary = simulate(&scenario, None).unwrap();
-    for model in &summary.models {
+    simulate(&scenario, None).unwrap()
+}
+
+fn no_policy_falls_behind(file: &str) {
+    for model in &served(file).models {
         let figures = &model.figures;
         assert!(figures.bad_rate <= 0.01, "{file}: {} lost {:.3} of its requests", model.name, figures.bad_rate);
     }
@@ -35,4 +39,11 @@ fn a_tree_beside_a_chain() {
 #[test]
 fn a_tree_beside_a_model_in_one_piece_with_a_tight_slo() {
     no_policy_falls_behind("tree-beside-tight-whole");
+}
+
+#[test]
+fn a_model_in_one_piece_beside_a_decoder_waits_no_longer_than_for_its_batch() {
+    let whole = &served("whole-beside-decoder").models[1];
+    let median = whole.figures.p50_ms.unwrap();
+    assert!(median <= 60.0, "{median} ms");
 }
