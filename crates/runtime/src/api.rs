@@ -83,6 +83,9 @@ pub struct RemoteJob {
     pub bytes: usize,
     /// See [`Job::timeout`].
     pub timeout: Option<Duration>,
+    /// Time that passes on the way from the remote server and back, which counts towards the
+    /// deadline.
+    pub way: Duration,
     /// See [`Job::client`].
     pub client: u16,
     /// See [`Job::priority`].

@@ -257,7 +257,7 @@ impl Engine {
         let parts = parts::of_job(&job, &newcomer.model)?;
         let Job { timeout, stage, client, priority, on_step, on_answer, .. } = job;
         let class = RequestClass { client, priority, ..RequestClass::default() };
-        let spec = RequestSpec { parts, sizes: None, timeout, stage, class, tag };
+        let spec = RequestSpec { parts, sizes: None, timeout, stage, way: Duration::ZERO, class, tag };
         let ticket = self.0.accept(newcomer, spec, (on_answer, on_step))?;
         self.0.schedulers.for_model(job.model).wake();
         Ok(ticket)
@@ -276,9 +276,10 @@ impl Engine {
     fn submit_remote_job(&self, job: RemoteJob) -> Result<Ticket, Failure> {
         let newcomer = self.0.receive(job.model, job.rows, job.bytes)?;
         let parts = parts::of_remote_job(&job, &newcomer.model)?;
-        let RemoteJob { sizes, timeout, client, priority, on_answer, .. } = job;
+        let RemoteJob { sizes, timeout, way, client, priority, on_answer, .. } = job;
         let class = RequestClass { client, priority, ..RequestClass::default() };
-        self.0.accept(newcomer, RequestSpec { parts, sizes, timeout, stage: None, class, tag: 0 }, (on_answer, None))
+        let spec = RequestSpec { parts, sizes, timeout, stage: None, way, class, tag: 0 };
+        self.0.accept(newcomer, spec, (on_answer, None))
     }
 
     /// Wakes the scheduler for jobs submitted by [`Engine::submit_remote`].
@@ -393,6 +394,8 @@ struct RequestSpec {
     sizes: OpenSizes,
     timeout: Option<Duration>,
     stage: Option<Duration>,
+    /// Part of the time until the deadline that passes on other machines.
+    way: Duration,
     class: RequestClass,
     tag: u64,
 }
@@ -425,13 +428,14 @@ impl Inner {
         (on_answer, on_step): Receivers,
     ) -> Result<Ticket, Failure> {
         let IncomingRequest { pass, id, model, arrived, rows, bytes } = newcomer;
-        let RequestSpec { parts, sizes, timeout, stage, class, tag } = ask;
+        let RequestSpec { parts, sizes, timeout, stage, way, class, tag } = ask;
         let nodes = parts[0].entry.graph.as_ref().map_or(0, |graph| Limits::room(graph));
         let work_ns =
             parts.iter().map(|part| model.work_ns(part.rows, part.entry.extent)).fold(0, usize::saturating_add);
         let requested = RequestedCapacity { parts: parts.len(), bytes, nodes, work_ns };
         let permit = self.capacity.reserve(&model, requested)?;
         let (deadline, expires) = deadlines(arrived, &model, timeout, stage);
+        let (deadline, expires) = (without_way(arrived, deadline, way), without_way(arrived, expires, way));
         let cancel_state = Arc::new(CancelState::new());
         let call = LiveJob {
             answerer: Some(Answerer::new(on_answer, on_step, pass)),
@@ -495,10 +499,28 @@ fn deadlines(arrived: Time, model: &ModelEntry, timeout: Option<Duration>, stage
     (deadline, if model.answer_late { arrived + own } else { deadline })
 }
 
+/// Returns a deadline ahead by the time that passes on other machines. A wrong estimate takes at
+/// most a quarter of the time.
+fn without_way(arrived: Time, deadline: Time, way: Duration) -> Time {
+    let most = Nanos((deadline - arrived).0 / 4);
+    if deadline == Time::NEVER { deadline } else { deadline - saturating_nanos(way).min(most) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing::served;
+
+    #[test]
+    fn the_way_takes_its_part_of_the_time_and_no_more_than_a_quarter() {
+        let (now, ms) = (Time(5), Duration::from_millis);
+        let deadline = now + Nanos::from_millis(100);
+        assert_eq!(without_way(now, deadline, Duration::ZERO), deadline);
+        assert_eq!(without_way(now, deadline, ms(7)), now + Nanos::from_millis(93));
+        assert_eq!(without_way(now, deadline, ms(40)), now + Nanos::from_millis(75));
+        assert_eq!(without_way(now, deadline, Duration::MAX), now + Nanos::from_millis(75));
+        assert_eq!(without_way(now, Time::NEVER, ms(7)), Time::NEVER);
+    }
 
     #[test]
     fn the_nearer_limit_is_the_deadline_and_late_answers_waive_only_the_slo() {

@@ -41,6 +41,11 @@ pub trait Backend: Send + Sync {
     /// Returns the metrics of all devices, in a fixed order.
     fn devices(&self) -> Vec<DeviceSnapshot>;
 
+    /// Returns the measured delays of devices in other processes; empty for devices of this one.
+    fn delays(&self) -> Vec<DeviceDelays> {
+        Vec::new()
+    }
+
     /// Returns the number of devices that accept requests, as far as this process knows.
     fn serving_devices(&self) -> usize {
         self.devices().iter().filter(|device| device.state == DeviceState::Serving).count()
@@ -94,6 +99,25 @@ pub trait Backend: Send + Sync {
     /// Learns from the time that the server spent on an answered request before and after the
     /// executor. The default implementation ignores it.
     fn observe_server_delay(&self, _delay: Duration) {}
+}
+
+/// Percentiles of the delays of a device in another process. A delay that has not been measured is
+/// missing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceDelays {
+    /// Id of the device.
+    pub device: u16,
+    /// Each delay by the name of its metric, with its percentiles.
+    pub delays: Vec<(&'static str, [(&'static str, Duration); 2])>,
+}
+
+impl DeviceDelays {
+    /// Name of the delay of a message.
+    pub const CONTROL: &'static str = "ripieno_device_control_delay_seconds";
+    /// Name of the time in which the inputs of a batch come.
+    pub const DATA: &'static str = "ripieno_device_data_delay_seconds";
+    /// Name of the same time for each row.
+    pub const DATA_PER_ROW: &'static str = "ripieno_device_data_delay_per_row_seconds";
 }
 
 /// A change of the devices.

@@ -53,7 +53,7 @@ mod trace;
 mod ui;
 
 pub use access::{AccessConfig, AccessError, Admin, SharedMemory, TlsFiles, TokenSource};
-pub use backend::{Backend, DeviceChange, Withdraw};
+pub use backend::{Backend, DeviceChange, DeviceDelays, Withdraw};
 pub use config::{AccessLogConfig, AutoDump, BuildInfo, ServerConfig, TelemetryConfig};
 pub use observe::starvation::watch_processor;
 pub use problem::ErrorProfile;

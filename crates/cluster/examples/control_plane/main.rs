@@ -308,14 +308,7 @@ fn backend(address: &str, model_us: u64, division: &Division) -> Outcome<()> {
             thread::sleep(free.saturating_duration_since(Instant::now()));
             let members = Ok(run.members.iter().map(|_| MemberEnd::Ended).collect());
             let took_ns = model_us * 1000;
-            link.send(&Message::TaskEnd(TaskEnd {
-                task: run.task,
-                ago_ns: 0,
-                took_ns,
-                reruns: 0,
-                lost: None,
-                members,
-            }));
+            link.send(&Message::TaskEnd(TaskEnd { took_ns, ..TaskEnd::without_run(run.task, members) }));
         }
     }
     Ok(())
@@ -339,6 +332,7 @@ fn asked(request: u64, model: ModelId) -> Message {
         length,
         bytes: 1,
         left_ns: None,
+        way: 0,
         sizes: None,
         stream: false,
     })

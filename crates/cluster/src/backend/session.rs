@@ -211,7 +211,7 @@ impl SchedulerSession {
         if work.tasks.withdraw(task).is_some() {
             drop(work);
             let cause = Err("it was stopped before it began".to_owned());
-            return self.send_end(TaskEnd { task, ago_ns: 0, took_ns: 0, reruns: 0, lost: None, members: cause });
+            return self.send_end(TaskEnd::without_run(task, cause));
         }
         if let Some(device) = &work.device {
             device.cancel(task);
@@ -226,14 +226,14 @@ impl SchedulerSession {
                 (NextTask::Submit(task), None) => Some(task.id),
                 (NextTask::Empty(task), _) => {
                     let ends = work.tasks.remove(task).map(|held| held.ends(&[])).unwrap_or_default();
-                    self.send_end(TaskEnd { task, ago_ns: 0, took_ns: 0, reruns: 0, lost: None, members: Ok(ends) });
+                    self.send_end(TaskEnd::without_run(task, Ok(ends)));
                     None
                 }
             };
             if let Some(task) = refused {
                 work.tasks.remove(task);
                 let cause = Err("the device holds as many tasks as it can".to_owned());
-                self.send_end(TaskEnd { task, ago_ns: 0, took_ns: 0, reruns: 0, lost: None, members: cause });
+                self.send_end(TaskEnd::without_run(task, cause));
             }
         }
     }
@@ -264,6 +264,9 @@ impl SchedulerSession {
             task: result.id,
             ago_ns: nanos(result.finished.elapsed()),
             took_ns,
+            // At least 1, so that it counts as run.
+            held_ns: nanos(held.until(result.started)).max(1),
+            fetched_ns: held.fetched.map_or(0, |fetched| nanos(held.until(fetched))),
             reruns: result.rerun.as_ref().map_or(0, |again| again.runs),
             lost: result.lost.map(|Loss { retry_after, inside }| (nanos(retry_after), inside)),
             members: match &result.outcome {

@@ -67,6 +67,8 @@ struct SlotRequest {
 pub(super) struct HeldTask {
     pub(super) run: RunTask,
     came: Instant,
+    /// Time at which the last of its rows had been fetched; `None` if there were none to fetch.
+    pub(super) fetched: Option<Instant>,
     members: Vec<MemberInputs>,
     /// The origin of each member.
     origins: Vec<Option<RemoteRows>>,
@@ -118,7 +120,7 @@ impl SessionTasks {
         let members: Vec<MemberInputs> = run.members.iter().map(|member| brings(member.origin.is_some())).collect();
         let missing = members.iter().filter(|inputs| matches!(inputs, MemberInputs::Missing)).count();
         let origins = run.members.iter_mut().map(|member| self.enter(member)).collect();
-        self.held.insert(run.task, HeldTask { run, came: Instant::now(), members, origins, missing });
+        self.held.insert(run.task, HeldTask { run, came: Instant::now(), fetched: None, members, origins, missing });
         true
     }
 
@@ -169,6 +171,7 @@ impl SessionTasks {
         if matches!(held.members.get(member), Some(MemberInputs::Missing)) {
             held.members[member] = inputs;
             held.missing -= 1;
+            held.fetched = Some(Instant::now());
         }
     }
 
@@ -231,6 +234,11 @@ impl MemberInputs {
 }
 
 impl HeldTask {
+    /// Returns the time from its arrival until an instant.
+    pub(super) fn until(&self, at: Instant) -> Duration {
+        at.saturating_duration_since(self.came)
+    }
+
     /// Returns the origin of a member, and its number of rows.
     pub(super) fn origin(&self, member: usize) -> Option<(RemoteRows, u32)> {
         Some(((*self.origins.get(member)?)?, self.run.members[member].rows))

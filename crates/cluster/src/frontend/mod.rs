@@ -12,7 +12,9 @@ mod follow;
 mod models;
 mod steps;
 mod table;
+mod way;
 
+use crate::delays::DelayPercentiles;
 use crate::description::ModelDescription;
 use crate::plane::{Listener, Message, PeerLink, RequestHeader, Transport, graph_fits};
 use crate::random_id;
@@ -156,6 +158,7 @@ impl Frontend {
             length: extent.length,
             bytes,
             left_ns: job.timeout.map(|timeout| u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX)),
+            way: 0,
             sizes: model.open.sizes(&job.inputs),
             stream: steps.is_some(),
         };
@@ -167,6 +170,7 @@ impl Frontend {
             graph: graph.clone(),
             steps,
             streamed: false,
+            whole: model.is_whole(),
             came,
             expires,
             live,
@@ -176,12 +180,12 @@ impl Frontend {
             orphaned: false,
         };
         let accepted = self.0.table.lock().insert(pending, came);
-        let (request, scheduler) =
+        let (header, scheduler) =
             accepted.inspect_err(|failure| model.counts.metrics.on_not_accepted(failure.ending()))?;
         if let Some(scheduler) = scheduler {
-            self.0.send_request(&scheduler, (RequestHeader { request, ..ask }, graph));
+            self.0.send_request(&scheduler, (header, graph));
         }
-        Ok(request)
+        Ok(header.request)
     }
 
     /// Cancels a request whose client no longer waits. Does nothing if it has been answered.
@@ -194,6 +198,12 @@ impl Frontend {
     /// Returns the counters of a model, for requests of this frontend.
     pub fn model(&self, id: ModelId) -> Option<ModelSnapshot> {
         self.0.models.read().get(id).map(|model| model.counts.snapshot())
+    }
+
+    /// Returns the time of a request that passes neither in the scheduler nor on a device; `None`
+    /// before the first answer.
+    pub fn way(&self) -> Option<DelayPercentiles> {
+        self.0.table.lock().way()
     }
 
     /// Returns the number of the primary's devices that serve, or served a moment ago.

@@ -5,6 +5,7 @@ use super::counters::ModelCounters;
 use crate::description::{ModelDescription, RemoteModel};
 use ripieno_base::ModelId;
 use ripieno_executor::LoadedModel;
+use ripieno_model::Walk;
 use ripieno_runtime::OpenDims;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,6 +29,11 @@ impl FrontendModel {
     /// Returns true if an answer may come step by step.
     pub(super) fn streams(&self) -> bool {
         self.description.streams
+    }
+
+    /// Returns whether each row runs in one batch.
+    pub(super) fn is_whole(&self) -> bool {
+        self.description.model.walk == Walk::Whole
     }
 
     /// Returns the time at which a request that arrived at `came` is too late; `None` if never.

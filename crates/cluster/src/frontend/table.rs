@@ -13,6 +13,8 @@
 
 use super::counters::LiveGuard;
 use super::steps::StepReceiver;
+use super::way;
+use crate::delays::{DelayEstimate, DelayPercentiles};
 use crate::handover::{Epoch, Following, HeartbeatSender, ProcessId};
 use crate::plane::{PeerLink, RequestHeader};
 use ripieno_base::Nanos;
@@ -41,6 +43,8 @@ pub(super) struct PendingRequest {
     pub(super) steps: Option<Arc<StepReceiver>>,
     /// True once a step was received.
     pub(super) streamed: bool,
+    /// Whether each row runs in one batch.
+    pub(super) whole: bool,
     pub(super) came: Instant,
     /// Time at which the request is too late.
     pub(super) expires: Option<Instant>,
@@ -77,6 +81,8 @@ pub(super) struct RequestTable {
     lost: Option<Instant>,
     /// Time that requests wait for another scheduler.
     scheduler_timeout: Duration,
+    /// Times of requests that pass neither in the scheduler nor on a device.
+    ways: DelayEstimate,
     /// Numbers of the connected backends.
     connections: Vec<u64>,
     /// Whether new requests are refused.
@@ -116,18 +122,25 @@ impl RequestTable {
             following: Following::default(),
             lost: None,
             scheduler_timeout,
+            ways: DelayEstimate::default(),
             connections: Vec::new(),
             closed: false,
         }
     }
 
-    /// Inserts a request. Returns its number and the scheduler that must receive it; without a
+    /// Returns the percentiles of the time of a request that passes neither in the scheduler nor on
+    /// a device.
+    pub(super) fn way(&self) -> Option<DelayPercentiles> {
+        self.ways.percentiles()
+    }
+
+    /// Inserts a request. Returns its header and the scheduler that must receive it; without a
     /// scheduler, the next primary receives it.
     pub(super) fn insert(
         &mut self,
         mut pending: PendingRequest,
         now: Instant,
-    ) -> Result<(u64, Option<Arc<PeerLink>>), Failure> {
+    ) -> Result<(RequestHeader, Option<Arc<PeerLink>>), Failure> {
         if self.closed {
             return Err(Failure::ShuttingDown);
         }
@@ -139,9 +152,11 @@ impl RequestTable {
         let slot = &mut self.slots[at as usize];
         slot.taken = slot.taken.wrapping_add(1);
         let request = u64::from(slot.taken) << 32 | u64::from(at);
-        pending.header.request = request;
+        let way = way::estimate(&self.ways);
+        let header = RequestHeader { request, way, ..pending.header };
+        pending.header = header;
         slot.pending = Some(Box::new(pending));
-        Ok((request, self.scheduler.clone()))
+        Ok((header, self.scheduler.clone()))
     }
 
     /// Returns the primary, while it is connected.
@@ -298,6 +313,9 @@ impl RequestTable {
         if !pending.orphaned && pending.ended.is_none() || pending.rows_received() < pending.header.rows {
             return None;
         }
+        // Of several batches the time between is not reported.
+        let reported = pending.ended.as_ref().filter(|_| pending.whole && !pending.orphaned);
+        let way = reported.and_then(|(answered, _)| way::measured(pending.came, answered));
         let answered = match pending.ended.take() {
             Some((answered, _)) => answered,
             None => pending.output_of_orphan(),
@@ -308,6 +326,7 @@ impl RequestTable {
             1 => Ok(parts.remove(0)),
             _ => check_joinable(&parts).map(|()| join(&parts)),
         };
+        self.ways.extend(way);
         self.complete(request, joined.map(|outputs| JobOutput { outputs, ..answered }).map_err(Failure::Failed))
     }
 

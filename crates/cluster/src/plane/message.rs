@@ -19,6 +19,7 @@ use ripieno_executor::{RemoteRows, Tensor};
 use ripieno_model::Graph;
 use ripieno_runtime::{JobResult, OpenSizes};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The largest number of bytes or members in a tail.
 const MAX_MODELS: usize = 64 << 20;
@@ -166,6 +167,8 @@ pub struct RequestHeader {
     pub bytes: u64,
     /// Nanoseconds until the request's own timeout, if it has one.
     pub left_ns: Option<u64>,
+    /// Estimate of the time from the frontend to the scheduler and back, in units of 16 µs.
+    pub way: u16,
     /// The sizes of its open dimensions.
     pub sizes: OpenSizes,
     /// Whether the client reads the answer step by step; only if the model's requests run cell by
@@ -437,25 +440,40 @@ fn get_left(get: &mut RecordReader<'_>) -> Option<u64> {
     Some(get.u64()).filter(|&left| left != NO_LIMIT)
 }
 
+/// Unit of [`RequestHeader::way`], in nanoseconds.
+const WAY_UNIT: u64 = 16_000;
+
 impl RequestHeader {
+    /// Returns a time as [`RequestHeader::way`], rounded up; at most about a second.
+    pub fn way_of(time: Duration) -> u16 {
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        u16::try_from(nanos.div_ceil(WAY_UNIT)).unwrap_or(u16::MAX)
+    }
+
+    /// Returns the estimate of the time from the frontend to the scheduler and back.
+    pub fn way(&self) -> Duration {
+        Duration::from_nanos(u64::from(self.way) * WAY_UNIT)
+    }
+
     fn put(&self, kind: u16) -> RecordWriter {
-        let RequestHeader { request, model, client, priority, rows, length, bytes, left_ns, sizes, stream } = *self;
+        let RequestHeader { request, model, client, priority, rows, length, bytes, left_ns, way, sizes, stream } =
+            *self;
         let flags = flags([(HAS_MORE, sizes.is_some()), (STREAMS, stream)]);
-        let put = RecordWriter::new(kind).u64(request).u16(model.0).u16(client).u8(priority).u8(flags).u16(0);
+        let put = RecordWriter::new(kind).u64(request).u16(model.0).u16(client).u8(priority).u8(flags).u16(way);
         let put = put_left(put.u32(rows).u32(length).u64(bytes), left_ns);
         sizes.unwrap_or_default().into_iter().fold(put, RecordWriter::u32)
     }
 
     fn get(get: &mut RecordReader<'_>) -> Result<RequestHeader, DecodeError> {
         let (request, model, client, priority) = (get.u64(), ModelId(get.u16()), get.u16(), get.u8());
-        let (flags, _) = (get.u8(), get.u16());
+        let (flags, way) = (get.u8(), get.u16());
         let (rows, length, bytes, left_ns) = (get.u32(), get.u32(), get.u64(), get_left(get));
         let sizes = std::array::from_fn(|_| get.u32());
         if rows == 0 {
             return Err(DecodeError("a request without rows".to_owned()));
         }
         let (sizes, stream) = ((flags & HAS_MORE != 0).then_some(sizes), flags & STREAMS != 0);
-        Ok(RequestHeader { request, model, client, priority, rows, length, bytes, left_ns, sizes, stream })
+        Ok(RequestHeader { request, model, client, priority, rows, length, bytes, left_ns, way, sizes, stream })
     }
 }
 

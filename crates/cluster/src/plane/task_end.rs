@@ -14,6 +14,10 @@ pub struct TaskEnd {
     pub ago_ns: u64,
     /// Nanoseconds that the task took.
     pub took_ns: u64,
+    /// Nanoseconds from the arrival of the task until it started; 0 if it did not run.
+    pub held_ns: u64,
+    /// Nanoseconds from its arrival until its rows had been fetched; 0 if there were none to fetch.
+    pub fetched_ns: u64,
     /// Number of parts in which the batch was run again; 0 if it was not.
     pub reruns: u32,
     /// Set if a process was lost with the task: nanoseconds until its members may be sent again,
@@ -21,6 +25,13 @@ pub struct TaskEnd {
     pub lost: Option<(u64, bool)>,
     /// The result for each member, or the failure of the whole batch.
     pub members: Result<Vec<MemberEnd>, String>,
+}
+
+impl TaskEnd {
+    /// Returns the end of a task that did not run.
+    pub fn without_run(task: TaskId, members: Result<Vec<MemberEnd>, String>) -> TaskEnd {
+        TaskEnd { task, ago_ns: 0, took_ns: 0, held_ns: 0, fetched_ns: 0, reruns: 0, lost: None, members }
+    }
 }
 
 /// The result of a task for one member.
@@ -46,7 +57,8 @@ impl TaskEnd {
     pub(super) fn put(&self, put: RecordWriter) -> RecordWriter {
         let (lost, retry_after, inside) = self.lost.map_or((0, 0, 0), |(after, inside)| (1, after, u8::from(inside)));
         let put = put.u32(self.task.0).u32(self.reruns).u64(self.ago_ns).u64(self.took_ns).u64(retry_after);
-        put.u8(lost).u8(inside).u8(u8::from(self.members.is_err()))
+        let put = put.u8(lost).u8(inside).u8(u8::from(self.members.is_err()));
+        put.u64(self.held_ns).u64(self.fetched_ns)
     }
 
     pub(super) fn write_members(&self, into: &mut Vec<u8>) {
@@ -77,6 +89,7 @@ impl TaskEnd {
     pub(super) fn get(get: &mut RecordReader<'_>, mut tail: Bytes) -> Result<TaskEnd, DecodeError> {
         let (task, again, ago_ns, took_ns) = (TaskId(get.u32()), get.u32(), get.u64(), get.u64());
         let (retry_after, lost, inside, failed) = (get.u64(), get.u8() != 0, get.u8() != 0, get.u8() != 0);
+        let (held_ns, fetched_ns) = (get.u64(), get.u64());
         let members = if failed {
             Err(read_text(&tail)?)
         } else {
@@ -87,7 +100,7 @@ impl TaskEnd {
             Ok(members)
         };
         let lost = lost.then_some((retry_after, inside));
-        Ok(TaskEnd { task, ago_ns, took_ns, reruns: again, lost, members })
+        Ok(TaskEnd { task, ago_ns, took_ns, held_ns, fetched_ns, reruns: again, lost, members })
     }
 }
 

@@ -1,7 +1,7 @@
 //! The backends as a scheduler sees them: each is a device of its sub-cluster's engine, from the
 //! time when it has all models of the sub-cluster until its connection ends.
 
-use super::device::{RemoteExecutor, RemoteState};
+use super::device::{BackendDelays, RemoteExecutor, RemoteState};
 use super::refusals::NotAccepted;
 use super::sub_clusters::{SubClusterEngine, SubClusters};
 use super::{BackendHolding, ConnectedPeers, SchedulerShared, unexpected};
@@ -107,6 +107,11 @@ impl BackendPeer {
         // One that has been moved states its new place when it connects again.
         let stated = self.told.as_ref().map(|(place, _)| *place).or(self.stated);
         BackendHolding { stated, loaded, available: self.available.clone() }
+    }
+
+    /// Returns its sub-cluster, its device there, and its delays.
+    pub(super) fn delays(&self) -> Option<(usize, DeviceId, BackendDelays)> {
+        self.device().map(|device| (device.part.place, device.id, device.remote.delays()))
     }
 
     pub(super) fn offers_model(&self, name: &str) -> bool {

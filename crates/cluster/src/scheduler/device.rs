@@ -4,6 +4,7 @@
 //! device does not hold cannot end, and a task of three members cannot end with two results.
 //! Nothing here waits for the network.
 
+use crate::delays::{DelayEstimate, DelayPercentiles};
 use crate::description::RemoteModel;
 use crate::offer::OfferedModel;
 use crate::plane::{DecodeError, MemberEnd, Message, PeerLink, RunMember, RunTask, TaskEnd};
@@ -35,10 +36,55 @@ pub(super) struct RemoteExecutor {
 pub(super) struct RemoteState {
     link: Arc<PeerLink>,
     sink: Sink,
-    /// Number of members of each task in flight.
-    in_flight: Mutex<HashMap<TaskId, usize>>,
+    in_flight: Mutex<HashMap<TaskId, SentTask>>,
+    delays: Mutex<DelayEstimates>,
     /// Whether the engine has the device.
     attached: Mutex<bool>,
+}
+
+/// A task in flight.
+struct SentTask {
+    sent: Instant,
+    /// Number of members.
+    members: usize,
+    /// Number of rows that the backend fetches.
+    rows: usize,
+}
+
+/// The delays of a backend.
+#[derive(Default)]
+struct DelayEstimates {
+    control: DelayEstimate,
+    data: DelayEstimate,
+    data_per_row: DelayEstimate,
+}
+
+/// The measured delays of a backend; `None` for those that have not been measured yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BackendDelays {
+    /// A message to or from the backend.
+    pub control: Option<DelayPercentiles>,
+    /// The inputs of a batch, from the frontends to the backend.
+    pub data: Option<DelayPercentiles>,
+    /// The same for each row of the batch.
+    pub data_per_row: Option<DelayPercentiles>,
+}
+
+impl DelayEstimates {
+    /// Learns from the end of a task; `round` is the time since it was sent.
+    fn on_end(&mut self, ended: &TaskEnd, round: Duration, rows: usize) {
+        // An earlier release does not say how long it held the task.
+        if ended.held_ns == 0 {
+            return;
+        }
+        let there = [ended.held_ns, ended.took_ns, ended.ago_ns].iter().fold(0, |sum: u64, ns| sum.saturating_add(*ns));
+        self.control.add(round.saturating_sub(Duration::from_nanos(there)) / 2);
+        if ended.fetched_ns > 0 && rows > 0 {
+            let fetched = Duration::from_nanos(ended.fetched_ns);
+            self.data.add(fetched);
+            self.data_per_row.add(fetched / u32::try_from(rows).unwrap_or(u32::MAX));
+        }
+    }
 }
 
 impl RemoteExecutor {
@@ -66,7 +112,13 @@ impl Executor for RemoteExecutor {
 
     fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
         let (link, depth) = (Arc::clone(&self.link), self.depth);
-        let remote = Arc::new(RemoteState { link, sink, in_flight: Mutex::default(), attached: Mutex::new(true) });
+        let remote = Arc::new(RemoteState {
+            link,
+            sink,
+            in_flight: Mutex::default(),
+            delays: Mutex::default(),
+            attached: Mutex::new(true),
+        });
         if self.opened.set(Arc::clone(&remote)).is_err() {
             return Err(LoadError("a backend is one device".to_owned()));
         }
@@ -110,8 +162,12 @@ impl Device for RemoteDevice {
     /// Sends a task. A task for a lost backend is accepted as well: the report of the loss is on
     /// its way.
     fn submit(&self, task: Task) -> Result<(), Task> {
-        self.remote.in_flight.lock().insert(task.id, task.members.len());
-        self.remote.link.send(&Message::RunTask(run(&task)));
+        let message = run(&task);
+        let fetched = message.members.iter().filter(|member| member.origin.is_some());
+        let rows = fetched.map(|member| member.rows as usize).sum();
+        let sent = SentTask { sent: Instant::now(), members: task.members.len(), rows };
+        self.remote.in_flight.lock().insert(task.id, sent);
+        self.remote.link.send(&Message::RunTask(message));
         Ok(())
     }
 
@@ -168,12 +224,21 @@ impl RemoteState {
         }
     }
 
+    /// Returns the delays of its messages and of its inputs.
+    pub(super) fn delays(&self) -> BackendDelays {
+        let delays = self.delays.lock();
+        let DelayEstimates { control, data, data_per_row } = &*delays;
+        let [control, data, data_per_row] = [control, data, data_per_row].map(DelayEstimate::percentiles);
+        BackendDelays { control, data, data_per_row }
+    }
+
     /// Handles a backend's report that a task has ended; `holds_next` is true if further reports
     /// have arrived.
     pub(super) fn on_end(&self, ended: TaskEnd, holds_next: bool) -> Result<(), DecodeError> {
-        let TaskEnd { task, ago_ns, took_ns, reruns: again, lost, members } = ended;
-        let held = self.in_flight.lock().remove(&task);
-        let held = held.ok_or_else(|| DecodeError(format!("task {} has ended, which was not there", task.0)))?;
+        let held = self.in_flight.lock().remove(&ended.task);
+        let held = held.ok_or_else(|| DecodeError(format!("task {} has ended, which was not there", ended.task.0)))?;
+        self.delays.lock().on_end(&ended, held.sent.elapsed(), held.rows);
+        let (held, TaskEnd { task, ago_ns, took_ns, reruns: again, lost, members, .. }) = (held.members, ended);
         let outcome = match members {
             Ok(members) if members.len() != held => {
                 return Err(DecodeError(format!("task {} of {held} members has ended for {}", task.0, members.len())));

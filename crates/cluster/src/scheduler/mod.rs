@@ -35,11 +35,13 @@ use crate::plane::{
 use crate::random_id;
 use backends::BackendPeer;
 use calls::ModelCallTable;
+pub use device::BackendDelays;
 use frontends::FrontendPeer;
 use leadership::Leadership;
 use parking_lot::Mutex;
 use placing::PlacementTimer;
 use refusals::{NotAccepted, Refusals};
+use ripieno_base::DeviceId;
 use ripieno_runtime::{DeviceState, Engine};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -208,6 +210,11 @@ impl ClusterScheduler {
     /// Returns the models of each connected backend.
     pub fn holdings(&self) -> Vec<BackendHolding> {
         self.shared.peers.lock().backends.values().map(BackendPeer::holding).collect()
+    }
+
+    /// Returns the measured delays of each backend, by its sub-cluster and its device there.
+    pub fn delays(&self) -> Vec<(usize, DeviceId, BackendDelays)> {
+        self.shared.peers.lock().backends.values().filter_map(BackendPeer::delays).collect()
     }
 
     /// Returns the plan, if there is one.

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use ripieno_base::{ModelId, Nanos};
 use ripieno_cluster::handover::store::{AloneStore, MemoryStore};
 use ripieno_cluster::handover::{Epoch, Timing};
-use ripieno_cluster::plane::Tcp;
+use ripieno_cluster::plane::{Tcp, Transport};
 use ripieno_cluster::{
     Backend, BackendModel, BackendModels, ClusterScheduler, Frontend, FrontendConfig, InitialPlan, ModelCalls,
     ModelDescription, OfferedModel, OnOrder, PlannedModels, SchedulerConfig, StartEngine, StartedEngine, StopSignal,
@@ -266,6 +266,22 @@ pub(crate) fn backend_on(scheduler: SocketAddr, models: &[Served], executor: Arc
     backend_with(vec![scheduler.to_string()], models, executor, None)
 }
 
+/// Starts a backend on this transport.
+pub(crate) fn backend_over(
+    transport: Arc<dyn Transport>,
+    schedulers: Vec<String>,
+    models: &[Served],
+) -> RunningBackend {
+    let executor: Arc<dyn Executor> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()).with_depth(DEPTH));
+    let offered = BackendModels::default();
+    for (number, served) in (0..).zip(models) {
+        offered.add(number, served.loaded(&*executor, "")).unwrap();
+    }
+    let (models, depth, epoch) = (Arc::new(offered), DEPTH, Epoch::default());
+    let (planned, calls, on_order, usage) = (None, None, None, Arc::default());
+    run(Backend { transport, schedulers, executor, depth, models, calls, planned, epoch, on_order, usage })
+}
+
 /// Starts a backend that knows all of these schedulers.
 pub(crate) fn backend_with(
     schedulers: Vec<String>,
@@ -333,11 +349,20 @@ pub(crate) fn asking(schedulers: Vec<String>) -> Client {
 
 /// Starts a frontend whose requests wait so long for another scheduler.
 pub(crate) fn asking_for(schedulers: Vec<String>, scheduler_timeout: Duration) -> Client {
+    client_over(Arc::new(Tcp), schedulers, scheduler_timeout)
+}
+
+/// Starts such a frontend on this transport.
+pub(crate) fn client_over(
+    transport: Arc<dyn Transport>,
+    schedulers: Vec<String>,
+    scheduler_timeout: Duration,
+) -> Client {
     let (known, (sender, answers)) = (Known::default(), channel());
     let config = FrontendConfig { schedulers, data: anywhere(), advertised: None, max_live: 4096, scheduler_timeout };
     let tells = Arc::clone(&known);
     let on_models = Box::new(move |models: &[_]| *tells.lock().unwrap() = models.to_vec());
-    let frontend = Frontend::start(Arc::new(Tcp), config, on_models).unwrap();
+    let frontend = Frontend::start(transport, config, on_models).unwrap();
     Client { frontend, known, sender, answers }
 }
 

@@ -10,6 +10,7 @@
 mod distributions;
 mod process;
 
+use crate::backend::DeviceDelays;
 use crate::config::BuildInfo;
 use crate::observe::starvation::{self, Starvation};
 use crate::state::ServerState;
@@ -273,6 +274,29 @@ fn ended(row: &ModelRow, wanted: Ending) -> u64 {
     row.model.requests.iter().filter(|(ending, _)| *ending == wanted).map(|(_, count)| count).sum()
 }
 
+/// The delays between a scheduler and its backends.
+fn device_delays(text: &mut MetricsText, state: &ServerState) {
+    let all = state.backend.delays();
+    let names = [
+        (
+            DeviceDelays::CONTROL,
+            "Delay of a message between scheduler and backend, by percentile; older ones count less.",
+        ),
+        (DeviceDelays::DATA, "Time in which a backend has the inputs of a batch from the frontends, by percentile."),
+        (DeviceDelays::DATA_PER_ROW, "The same for each row of the batch."),
+    ];
+    for (name, help) in names.iter().filter(|_| !all.is_empty()) {
+        text.family(name, "gauge", help);
+        for DeviceDelays { device, delays } in &all {
+            let own = delays.iter().filter(|(own, _)| own == name);
+            for (quantile, delay) in own.flat_map(|(_, percentiles)| percentiles) {
+                let labels = format!("device=\"{device}\",quantile=\"{quantile}\"");
+                text.sample(name, &labels, delay.as_secs_f64());
+            }
+        }
+    }
+}
+
 fn devices(text: &mut MetricsText, state: &ServerState) {
     let devices = state.backend.devices();
     let help = "Devices that take batches, as far as this process knows; 0 without any.";
@@ -285,6 +309,7 @@ fn devices(text: &mut MetricsText, state: &ServerState) {
         let serving = u8::from(numbers.state == DeviceState::Serving);
         text.sample("ripieno_device_serving", &format!("device=\"{}\"", numbers.id), serving);
     }
+    device_delays(text, state);
     text.family("ripieno_device_busy_seconds_total", "counter", "Time spent executing; its rate is the busy fraction.");
     for numbers in &devices {
         let device = numbers.id;

@@ -189,7 +189,7 @@ impl IncastBackend {
         }
         let members = Ok(origins.iter().map(|_| MemberEnd::Ended).collect());
         let (task, took_ns) = (run.task, 1_000_000);
-        self.link.send(&Message::TaskEnd(TaskEnd { task, ago_ns: 0, took_ns, reruns: 0, lost: None, members }));
+        self.link.send(&Message::TaskEnd(TaskEnd { took_ns, ..TaskEnd::without_run(task, members) }));
         Ok(())
     }
 }

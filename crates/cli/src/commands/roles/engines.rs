@@ -2,12 +2,12 @@
 //! as one server.
 
 use ripieno_base::{DeviceId, ModelId};
-use ripieno_cluster::{ClusterScheduler, ServedCluster};
+use ripieno_cluster::{BackendDelays, ClusterScheduler, DelayPercentiles, ServedCluster};
 use ripieno_runtime::{
     DeviceRefused, DeviceSnapshot, Engine, EngineProcesses, Failure, FlightRecorder, Job, ModelSnapshot,
     SchedulerSnapshot,
 };
-use ripieno_server::{Backend, DeviceChange, Withdraw};
+use ripieno_server::{Backend, DeviceChange, DeviceDelays, Withdraw};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The engines of a scheduler, which may be a spare or may not have any yet.
@@ -21,6 +21,12 @@ pub(super) struct ClusterEngines {
 impl ClusterEngines {
     fn cluster(&self) -> Option<ServedCluster> {
         self.cluster.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns the id of a device among all. Each sub-cluster numbers its devices from 0.
+    fn device_id(&self, place: usize, device: u16) -> u16 {
+        let first = u16::try_from(place * usize::from(self.max_devices)).unwrap_or(u16::MAX);
+        first.saturating_add(device)
     }
 
     /// Returns the result of `ask` for each engine.
@@ -53,11 +59,21 @@ impl Backend for ClusterEngines {
 
     fn devices(&self) -> Vec<DeviceSnapshot> {
         let renumber = |(place, devices): (usize, Vec<DeviceSnapshot>)| {
-            // Each sub-cluster numbers its devices from 0.
-            let first = u16::try_from(place * usize::from(self.max_devices)).unwrap_or(u16::MAX);
-            devices.into_iter().map(move |device| DeviceSnapshot { id: first.saturating_add(device.id), ..device })
+            devices.into_iter().map(move |device| DeviceSnapshot { id: self.device_id(place, device.id), ..device })
         };
         self.each(Engine::device_metrics).into_iter().enumerate().flat_map(renumber).collect()
+    }
+
+    fn delays(&self) -> Vec<DeviceDelays> {
+        let percentiles = |of: DelayPercentiles| [("0.5", of.p50), ("0.99", of.p99)];
+        let each = |(place, device, delays): (usize, DeviceId, BackendDelays)| {
+            let BackendDelays { control, data, data_per_row } = delays;
+            let names = [DeviceDelays::CONTROL, DeviceDelays::DATA, DeviceDelays::DATA_PER_ROW];
+            let measured = names.into_iter().zip([control, data, data_per_row]);
+            let delays = measured.filter_map(|(name, delay)| Some((name, percentiles(delay?)))).collect();
+            DeviceDelays { device: self.device_id(place, device.0), delays }
+        };
+        self.scheduler.delays().into_iter().map(each).collect()
     }
 
     /// Returns true if it is the primary or a spare that knows one; frontends report whether

@@ -48,7 +48,7 @@ fn link() -> Arc<PeerLink> {
 }
 
 fn insert(table: &mut RequestTable, pending: PendingRequest) -> Result<u64, Failure> {
-    table.insert(pending, Instant::now()).map(|(request, _)| request)
+    table.insert(pending, Instant::now()).map(|(header, _)| header.request)
 }
 
 fn tensor(rows: i64, first: u8) -> Vec<Tensor> {
@@ -69,6 +69,7 @@ fn pending(rows: u32, expires: Option<Instant>) -> (PendingRequest, Receiver<Job
         length: 1,
         bytes: 1,
         left_ns: None,
+        way: 0,
         sizes: None,
         stream: false,
     };
@@ -80,6 +81,7 @@ fn pending(rows: u32, expires: Option<Instant>) -> (PendingRequest, Receiver<Job
         graph,
         steps,
         streamed,
+        whole: true,
         came,
         expires,
         live,

@@ -82,6 +82,7 @@ fn request_header() -> RequestHeader {
         length: 77,
         bytes: u64::MAX,
         left_ns: Some(1),
+        way: u16::MAX,
         sizes: Some([1, 2, 3, u32::MAX]),
         stream: true,
     }
@@ -92,6 +93,28 @@ fn walk_messages() -> [Message; 2] {
     let graph = Graph::from_sorted([(BlockId(0), &[][..]), (BlockId(1), &[0])].into_iter()).unwrap();
     let ask = RequestHeader { stream: false, ..request_header() };
     [Message::SubmitGraph(ask, Arc::new(graph)), Message::Step { request: 5, last: true, outputs: Vec::new() }]
+}
+
+/// Returns the ends of a task that ran and of one that failed.
+fn task_ends() -> [TaskEnd; 2] {
+    let ends = vec![
+        MemberEnd::Continues(None),
+        MemberEnd::Continues(Some(BlockId(2))),
+        MemberEnd::Ended,
+        MemberEnd::Failed("text".to_owned()),
+        MemberEnd::Lost(String::new()),
+        MemberEnd::Refused("text".to_owned()),
+    ];
+    let ended = TaskEnd {
+        ago_ns: 1,
+        took_ns: 2,
+        held_ns: 3,
+        fetched_ns: 4,
+        reruns: 5,
+        ..TaskEnd::without_run(TaskId(8), Ok(ends))
+    };
+    let failed = TaskEnd { lost: Some((5, true)), members: Err("text".to_owned()), ..ended.clone() };
+    [ended, failed]
 }
 
 fn messages() -> Vec<Message> {
@@ -119,16 +142,6 @@ fn messages() -> Vec<Message> {
         wait_ns: 6,
         members,
     };
-    let ends = vec![
-        MemberEnd::Continues(None),
-        MemberEnd::Continues(Some(BlockId(2))),
-        MemberEnd::Ended,
-        MemberEnd::Failed(text()),
-        MemberEnd::Lost(String::new()),
-        MemberEnd::Refused(text()),
-    ];
-    let ended = TaskEnd { task: TaskId(8), ago_ns: 1, took_ns: 2, reruns: 3, lost: None, members: Ok(ends) };
-    let failed = TaskEnd { lost: Some((5, true)), members: Err(text()), ..ended.clone() };
     let outputs = |outputs| Message::Outputs { request: 4, first_row: 2, rows: 1, outputs };
     let mut all = vec![
         Message::KeepAlive,
@@ -139,8 +152,6 @@ fn messages() -> Vec<Message> {
         Message::LoadCall(LoadCall { call: u64::MAX, unload: true, name: text() }),
         Message::LoadCallEnd(3, text()),
         Message::Leave,
-        Message::TaskEnd(ended),
-        Message::TaskEnd(failed),
         Message::OpenDevice(3),
         Message::Attach(ModelId(1), 2),
         Message::Detach(ModelId(1)),
@@ -162,6 +173,7 @@ fn messages() -> Vec<Message> {
     ];
     all.extend(leadership_messages());
     all.extend(walk_messages());
+    all.extend(task_ends().map(Message::TaskEnd));
     all.extend(answers().into_iter().map(|answer| Message::RequestEnd(RequestEnd { request: 13, answer })));
     all
 }
@@ -214,7 +226,7 @@ fn what_is_no_message_is_an_error() {
 fn long_texts_are_cut_and_not_refused() {
     let long = "é".repeat(MAX_TEXT);
     let members = Ok(vec![MemberEnd::Failed(long.clone()), MemberEnd::Lost(long.clone())]);
-    let ended = TaskEnd { task: TaskId(0), ago_ns: 0, took_ns: 0, reruns: 0, lost: None, members };
+    let ended = TaskEnd::without_run(TaskId(0), members);
     let all = [
         Message::Refused(long.clone()),
         Message::TaskEnd(ended),
