@@ -7,6 +7,7 @@ use processes::{ANYWHERE, Folder, Process, SAFETY, backend, call, echo, fp32, fr
 use serde_json::{Value, json};
 use std::fmt::Debug;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
@@ -22,8 +23,13 @@ fn end(process: &mut Process) {
 
 /// Waits until the second backend serves: a frontend is ready with one.
 fn until_second_serves(scheduler: &Process) {
-    let begun = Instant::now();
-    while !call(scheduler.address("metrics"), "GET /metrics", "").2.contains("ripieno_device_serving{device=\"1\"} 1") {
+    until_serves(scheduler, 1);
+}
+
+/// Waits until the device of this number serves.
+fn until_serves(scheduler: &Process, device: u16) {
+    let (begun, serves) = (Instant::now(), format!("ripieno_device_serving{{device=\"{device}\"}} 1"));
+    while !call(scheduler.address("metrics"), "GET /metrics", "").2.contains(&serves) {
         assert!(begun.elapsed() < SAFETY, "the second backend never serves");
     }
 }
@@ -94,6 +100,42 @@ fn what_a_cluster_answers_is_what_serve_answers() {
     let numbers = call(both.scheduler.address("metrics"), "GET /metrics", "").2;
     assert!(numbers.contains("model=\"double\""), "{numbers}");
     both.end();
+}
+
+#[test]
+fn the_page_and_the_recording_of_a_scheduler_have_all_its_sub_clusters() {
+    let models = Folder::new("sub-clusters");
+    let settings = "slo_ms = 60000\nmax_batch = 4\n";
+    models.add("double", Some("double.onnx"), settings);
+    models.add("pick_third", Some("pick_third.onnx"), settings);
+    let mut scheduler =
+        Process::start(&["scheduler", "--listen", ANYWHERE, "--metrics", ANYWHERE, "--sub-clusters", "2"]);
+    let mut backends = [(); 2].map(|()| backend(&models, scheduler.address("listen"), "cpu"));
+    let mut front = frontend(scheduler.address("listen"));
+    let (http, metrics) = (front.address("http"), scheduler.address("metrics"));
+    until_ready(http, true);
+    let asks = [("double", fp32("x", &[1, 1], &[1])), ("pick_third", fp32("g", &[1], &[1]))];
+    [0, 64].into_iter().for_each(|device| until_serves(&scheduler, device));
+    for (model, inputs) in &asks {
+        assert_eq!(infer(http, model, inputs).0, 200, "{model}");
+    }
+    let recording = call(metrics, "POST /v2/recording/dump", "").2;
+    // The answer is chunked, so a length comes first.
+    let first = recording.lines().find(|line| line.starts_with('{')).unwrap();
+    let header: Value = serde_json::from_str(first).unwrap();
+    assert_eq!((&header["sub_clusters"], &header["shards"]), (&json!(2), &json!(2)));
+    let model = |name: &str| recording.contains(&format!("\"name\":\"{name}\""));
+    assert!(asks.iter().all(|(name, _)| model(name)), "{recording}");
+    let why = Command::new(env!("CARGO_BIN_EXE_ripieno")).args(["why", "--url", &format!("http://{metrics}")]).output();
+    let told = String::from_utf8(why.unwrap().stdout).unwrap();
+    assert!(told.contains("none of 2 requests"), "{told}");
+    for (name, _) in &asks {
+        let page = call(metrics, &format!("GET /ui/model?name={name}&version=1"), "").2;
+        assert!(page.contains("Latency by batch size"), "{page}");
+    }
+    end(&mut front);
+    backends.iter_mut().for_each(end);
+    end(&mut scheduler);
 }
 
 /// Copies a folder of the demo models, since profiles are kept beside them.

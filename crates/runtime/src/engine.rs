@@ -55,6 +55,8 @@ pub struct EngineConfig {
     pub flight: Option<FlightConfig>,
     /// Time after which a device that does not end its task counts as lost.
     pub hang: HangBound,
+    /// The clock. Engines whose flight recorders are joined share one.
+    pub clock: Clock,
 }
 
 /// Destination and header of a recording.
@@ -77,8 +79,9 @@ impl EngineConfig {
     pub fn new(scheduler: impl Into<ServedPolicy>, setup: Setup, devices: Vec<Arc<dyn Executor>>) -> EngineConfig {
         let max_queued_bytes = EngineConfig::MAX_QUEUED_BYTES;
         let hang = HangBound::default();
-        let (policy, record, flight) = (None, None, None);
-        EngineConfig { scheduler: scheduler.into(), setup, devices, max_queued_bytes, policy, record, flight, hang }
+        let (policy, record, flight, clock) = (None, None, None, Clock::start());
+        let scheduler = scheduler.into();
+        EngineConfig { scheduler, setup, devices, max_queued_bytes, policy, record, flight, hang, clock }
     }
 }
 

@@ -4,7 +4,8 @@
 use std::collections::BTreeSet;
 
 const PAGE: &str = include_str!("../../../docs/reference/metrics.md");
-const SOURCES: [&str; 3] = [
+const SOURCES: [&str; 4] = [
+    include_str!("../src/backend.rs"),
     include_str!("../src/observe/metrics.rs"),
     include_str!("../src/observe/metrics/distributions.rs"),
     include_str!("../src/observe/metrics/process.rs"),

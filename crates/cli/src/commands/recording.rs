@@ -179,6 +179,10 @@ fn events(file: &Path) -> anyhow::Result<(Header, Recorded)> {
     };
     let header = events.header().clone();
     let mut recorded = Recorded::new(&header.setup).map_err(|problem| damaged(1, problem))?;
+    if header.sub_clusters > 1 {
+        let (file, number) = (file.display(), header.sub_clusters);
+        bail!("{file}:1: {number} sub-clusters recorded beside each other; only `ripieno why` reads that");
+    }
     if header.shards > 1 {
         let (file, shards) = (file.display(), header.shards);
         bail!("{file}:1: {shards} shards recorded beside each other; `ripieno replay` reads that, `simulate` only one");

@@ -2,7 +2,6 @@
 
 use super::devices::open_all;
 use super::{Engine, EngineConfig, Inner, Recording, StartError};
-use crate::Clock;
 use crate::devices::DeviceDirectory;
 use crate::event_loop::core::{Core, Tapes};
 use crate::event_loop::dispatcher::Dispatcher;
@@ -32,7 +31,7 @@ impl Engine {
         let limits = setup.limits;
         check(&config)?;
         let ServedPolicy { pieces, matchmaker } = config.scheduler;
-        let (clock, gate) = (Clock::start(), Arc::new(DrainGate::default()));
+        let (clock, gate) = (config.clock, Arc::new(DrainGate::default()));
         let model_ids = Arc::new(ModelIds::new(limits.models));
         let metrics: Arc<[DeviceMetrics]> = (0..limits.devices).map(|_| DeviceMetrics::default()).collect();
         let schedulers = Arc::new(Schedulers::new(clock, &limits, pieces.len(), matchmaker.as_ref()));
@@ -149,6 +148,7 @@ fn recorders(recording: Option<&Recording>, setup: &Setup, shards: usize) -> Res
         options: recording.options.clone(),
         setup: setup.clone(),
         shards,
+        sub_clusters: 1,
         begins: None,
     };
     let failed = |error| StartError::Recording { path: recording.path.display().to_string(), error };

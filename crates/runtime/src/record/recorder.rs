@@ -44,6 +44,10 @@ pub struct Header {
     /// Number of shards; 1 for an unsharded scheduler.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub shards: usize,
+    /// Number of sub-clusters, each with a scheduler of its own and as many shards; 1 without a
+    /// cluster.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub sub_clusters: usize,
     /// Instant of the first event, if the run began before. The state of the scheduler at that
     /// instant is unknown: such a recording can be simulated and not replayed.
     #[serde(default, skip_serializing_if = "Option::is_none")]

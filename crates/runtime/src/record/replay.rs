@@ -87,6 +87,17 @@ pub enum ReplayError {
         /// Instant of its first event, in seconds since the start of the run.
         at_s: f64,
     },
+    /// The file is of several schedulers.
+    #[error(
+        "{path} is of {sub_clusters} sub-clusters, each with a scheduler of its own, and cannot be replayed; \
+         `ripieno why` reads it"
+    )]
+    SubClusters {
+        /// The file.
+        path: String,
+        /// Number of sub-clusters.
+        sub_clusters: usize,
+    },
     /// The scheduler cannot be built.
     #[error("cannot build policy {policy:?} of the recording: {error}")]
     Build {
@@ -107,6 +118,10 @@ pub fn replay<S: Into<ServedPolicy>, E: std::fmt::Display>(
     let header = events.header();
     if let Some(begins) = header.begins {
         return Err(ReplayError::Partial { path: events.lines.path, at_s: begins.as_millis_f64() / 1e3 });
+    }
+    if header.sub_clusters > 1 {
+        let sub_clusters = header.sub_clusters;
+        return Err(ReplayError::SubClusters { path: events.lines.path, sub_clusters });
     }
     let built = build(header)
         .map_err(|error| ReplayError::Build { policy: header.policy.clone(), error: error.to_string() })?;

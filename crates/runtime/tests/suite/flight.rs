@@ -5,9 +5,10 @@ use crate::common::fifo::Fifo;
 use crate::common::{Client, SAFETY, config, eager, in_one_piece_and_in_shards, limits, policy, served};
 use ripieno_base::{Nanos, RequestSlot, TaskId};
 use ripieno_policies::ServedPolicy;
+use ripieno_runtime::history::History;
 use ripieno_runtime::{
-    Aside, Ending, Engine, FlightConfig, FlightEntry, Header, RecordedEvents, RefusedWhy, ReplayError, RingBounds,
-    replay,
+    Aside, Clock, Ending, Engine, FlightConfig, FlightEntry, FlightRecorder, Header, RecordedEvents, RefusedWhy,
+    ReplayError, RingBounds, replay,
 };
 use ripieno_sched::{Action, Control, Event};
 use std::collections::{HashMap, HashSet};
@@ -16,10 +17,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 fn engine(shards: usize, bytes: usize) -> Engine {
+    engine_with(shards, bytes, Clock::start())
+}
+
+fn engine_with(shards: usize, bytes: usize, clock: Clock) -> Engine {
     let mut config = config(&Doubling::failing(13), 2, limits(64), shards);
     let bounds = RingBounds { bytes, span: Nanos::from_millis(600_000) };
     let options = serde_json::json!({ "knob": 1 });
     config.flight = Some(FlightConfig { policy: "fifo".to_owned(), options, bounds });
+    config.clock = clock;
     Engine::start(config).unwrap()
 }
 
@@ -50,8 +56,12 @@ fn run(engine: &Engine, rounds: usize) {
 }
 
 fn dump(engine: &Engine, name: &str, shards: usize) -> (PathBuf, bool) {
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{shards}-{name}"));
-    let dumped = engine.flight().unwrap().dump(&mut File::create(&path).unwrap()).unwrap();
+    dump_of(&engine.flight().unwrap(), &format!("{shards}-{name}"))
+}
+
+fn dump_of(flight: &FlightRecorder, name: &str) -> (PathBuf, bool) {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let dumped = flight.dump(&mut File::create(&path).unwrap()).unwrap();
     assert_eq!(dumped.lines, std::fs::read_to_string(&path).unwrap().lines().count() as u64);
     (path, dumped.whole)
 }
@@ -161,8 +171,8 @@ fn a_cut_recording_is_consistent_and_cannot_be_replayed() {
 fn a_follower_reads_each_entry_once() {
     let engine = engine(1, 64 << 20);
     let flight = engine.flight().unwrap();
-    let (mut follower, worlds) = flight.follow(ripieno_base::Time::ORIGIN);
-    assert_eq!(worlds[0].models().count(), 0);
+    let (mut follower, history) = flight.follow(ripieno_base::Time::ORIGIN);
+    assert_eq!(history.models().len(), 0);
     let mut seen = Vec::new();
     for rounds in [400, 5] {
         run(&engine, rounds);
@@ -176,4 +186,37 @@ fn a_follower_reads_each_entry_once() {
     assert_eq!(seen, entries(&path));
     assert!(matches!(seen.last(), Some(FlightEntry::Aside(Aside::Refused { why: RefusedWhy::SlowClient, .. }))));
     assert!(seen.iter().any(|entry| matches!(entry, FlightEntry::Aside(Aside::Ended { ending: Ending::Expired, .. }))));
+}
+
+/// Two schedulers count models, devices, slots and tasks each from 0.
+#[test]
+fn recorders_of_sub_clusters_are_read_as_one() {
+    let clock = Clock::start();
+    let engines: [Engine; 2] = std::array::from_fn(|_| engine_with(1, 64 << 20, clock));
+    std::thread::scope(|scope| engines.iter().for_each(|engine| drop(scope.spawn(|| run(engine, 50)))));
+    assert!(engines.iter().all(|engine| engine.drain(SAFETY)));
+    let parts = engines.each_ref().map(|engine| engine.flight().unwrap());
+    let joined = FlightRecorder::joined(&parts, 8).unwrap();
+    let (path, whole) = dump_of(&joined, "joined.jsonl");
+    assert!(whole);
+    let read = History::read(&path).unwrap();
+    let (mut follower, mut live) = joined.follow(ripieno_base::Time::ORIGIN);
+    follower.read(|shard, now, entry| live.add(shard, now, &entry));
+    assert!(follower.reads(&joined) && !follower.reads(&parts[0]));
+    for history in [read, live] {
+        let devices: Vec<u16> = history.devices().iter().map(|(device, _)| device.0).collect();
+        assert_eq!(devices, [0, 1, 8, 9]);
+        for (sub_cluster, part) in parts.iter().enumerate() {
+            let (mut follower, mut alone) = part.follow(ripieno_base::Time::ORIGIN);
+            follower.read(|shard, now, entry| alone.add(shard, now, &entry));
+            let of = |call: &&ripieno_runtime::history::CallRecord| call.sub_cluster == sub_cluster;
+            let ends = history.calls().filter(of).map(|call| (call.arrived, call.rows, call.ended));
+            let alone: Vec<_> = alone.calls().map(|call| (call.arrived, call.rows, call.ended)).collect();
+            assert_eq!(ends.collect::<Vec<_>>(), alone);
+            let devices = sub_cluster as u16 * 8..sub_cluster as u16 * 8 + 2;
+            let mut tasks = history.tasks().filter(|task| task.sub_cluster == sub_cluster);
+            assert!(tasks.all(|task| devices.contains(&task.device.0)));
+        }
+    }
+    assert!(matches!(replay(&path, built), Err(ReplayError::SubClusters { sub_clusters: 2, .. })));
 }

@@ -32,6 +32,8 @@ impl Watch {
     pub(super) fn view<T>(&self, flight: Option<FlightRecorder>, view: impl FnOnce(&History) -> T) -> Option<T> {
         let flight = flight?;
         let mut watched = self.0.lock();
+        // A cluster may get a sub-cluster more, or lead anew.
+        watched.take_if(|watched| !watched.follower.reads(&flight));
         let watched = watched.get_or_insert_with(|| Watched::new(&flight));
         if watched.read.elapsed() >= FRESH {
             watched.catch_up(flight.now());
@@ -51,8 +53,8 @@ impl Watch {
 impl Watched {
     fn new(flight: &FlightRecorder) -> Watched {
         let now = flight.now();
-        let (follower, worlds) = flight.follow(now - SPAN);
-        let mut watched = Watched { history: History::new(worlds), follower, read: Instant::now() };
+        let (follower, history) = flight.follow(now - SPAN);
+        let mut watched = Watched { history, follower, read: Instant::now() };
         watched.catch_up(now);
         watched
     }
@@ -79,8 +81,7 @@ pub(super) fn search(
     span: Nanos,
     mut done: impl FnMut(&History) -> bool,
 ) -> History {
-    let (mut follower, worlds) = flight.follow(from);
-    let mut history = History::new(worlds);
+    let (mut follower, mut history) = flight.follow(from);
     let (mut count, mut over) = (0_u32, false);
     follower.read(|shard, at, entry| {
         if over {

@@ -99,7 +99,8 @@ impl Backend for ClusterEngines {
     }
 
     fn flight(&self) -> Option<FlightRecorder> {
-        self.cluster()?.engines().first()?.flight()
+        let sub_clusters: Option<Vec<FlightRecorder>> = self.each(Engine::flight).into_iter().collect();
+        FlightRecorder::joined(&sub_clusters?, self.max_devices)
     }
 
     fn change_devices(&self, _: DeviceChange) -> Result<DeviceId, DeviceRefused> {

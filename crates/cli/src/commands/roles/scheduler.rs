@@ -25,7 +25,7 @@ use ripieno_policies::{
 };
 use ripieno_report::Format;
 use ripieno_repository::registry::{IndexRow, ModelRegistry, Repository, Upload};
-use ripieno_runtime::{Engine, EngineConfig, HangBound};
+use ripieno_runtime::{Clock, Engine, EngineConfig, HangBound};
 use ripieno_sched::{Limits, Options, Scheduler, Setup};
 use ripieno_server::{AccessConfig, Server, ServerConfig};
 use std::net::SocketAddr;
@@ -290,6 +290,8 @@ fn epoch() -> Epoch {
 fn start(args: &SchedulerArgs) -> StartEngine {
     let (chosen, objective, flight_mib) = (args.policy.clone(), args.objective, args.flight_mib);
     let (faithful, shards) = (args.faithful, usize::from(args.shards));
+    // One for all sub-clusters: the page shows them together.
+    let clock = Clock::start();
     let bounds = EngineBounds {
         devices: usize::from(args.max_devices),
         live: args.max_live as usize,
@@ -300,7 +302,7 @@ fn start(args: &SchedulerArgs) -> StartEngine {
         let (name, options) = chosen.served(objective).map_err(|error| error.to_string())?;
         let options = faithful.over(options);
         chosen.log(&name, &options);
-        start_engine(&name, &options, shards, bounds, flight_mib).map_err(|error| format!("{error:#}"))
+        start_engine(&name, &options, shards, bounds, (flight_mib, clock)).map_err(|error| format!("{error:#}"))
     })
 }
 
@@ -321,7 +323,7 @@ fn start_engine(
     options: &Options,
     shards: usize,
     bounds: EngineBounds,
-    flight_mib: u32,
+    (flight_mib, clock): (u32, Clock),
 ) -> anyhow::Result<StartedEngine> {
     let EngineBounds { devices, live, bytes, hang } = bounds;
     let policy = find(name)?;
@@ -340,7 +342,7 @@ fn start_engine(
     };
     let mut config = EngineConfig::new(scheduler, setup, Vec::new());
     (config.max_queued_bytes, config.policy, config.hang) = (bytes, Some(policy), hang);
-    config.flight = recorder(flight_mib, name, options)?;
+    (config.flight, config.clock) = (recorder(flight_mib, name, options)?, clock);
     let engine = Engine::start(config).context("cannot start the runtime")?;
     Ok(StartedEngine { engine, depth: limits.depth })
 }

@@ -7,9 +7,10 @@
 
 use super::entry::FlightEntry;
 use super::ring::Tape;
+use super::world::RunWorld;
 use crate::record::recorder::{Header, RecordedLine, write_line};
 use ripieno_base::{BlockId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_sched::{Action, Control, Event};
+use ripieno_sched::{Action, Control, Event, Setup};
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 
@@ -24,24 +25,32 @@ pub struct DumpedRecording {
     pub whole: bool,
 }
 
-/// Writes the tapes of all shards behind a header that says where they begin.
-pub(super) fn write(tapes: &[Tape], header: &Header, to: &mut impl Write) -> io::Result<DumpedRecording> {
-    let whole = tapes.iter().all(|tape| tape.whole);
-    let from = tapes.iter().map(Tape::from).min().unwrap_or(Time::ORIGIN);
-    let header = Header { begins: (!whole).then_some(from), ..header.clone() };
+/// Writes the tapes of all shards, each with the number of its first device, behind a header that
+/// says where they begin.
+pub(super) fn write(tapes: &[(Tape, u16)], header: &Header, to: &mut impl Write) -> io::Result<DumpedRecording> {
+    let whole = tapes.iter().all(|(tape, _)| tape.whole);
+    let from = tapes.iter().map(|(tape, _)| tape.from()).min().unwrap_or(Time::ORIGIN);
+    // Sub-clusters number their devices on, so each says which ones were there at first.
+    let own = header.setup.devices;
+    let initial = if header.sub_clusters > 1 { 0 } else { own };
+    let setup = Setup { devices: initial, ..header.setup.clone() };
+    let header = Header { begins: (!whole).then_some(from), setup, ..header.clone() };
     let mut dumped = DumpedRecording { lines: 2, from, whole };
     write_line(to, &header)?;
-    for (shard, tape) in tapes.iter().enumerate() {
-        let mut line = |now, entry| {
+    for (shard, (tape, first_device)) in tapes.iter().enumerate() {
+        let mut line = |now, entry: FlightEntry| {
             dumped.lines += 1;
-            write_line(to, &RecordedLine::of(shard, now, entry))
+            write_line(to, &RecordedLine::of(shard, now, entry.with_devices_from(*first_device)))
         };
         if tape.whole {
+            for control in RunWorld::new(own).controls(initial) {
+                line(Time::ORIGIN, FlightEntry::Event(Event::Control(control)))?;
+            }
             tape.read(&mut line)?;
             continue;
         }
         let before = Time((tape.from() - Nanos(1)).0.max(0));
-        for control in tape.world.controls(header.setup.devices) {
+        for control in tape.world.controls(initial) {
             line(before, FlightEntry::Event(Event::Control(control)))?;
         }
         let mut cut = KnownParts::default();

@@ -6,7 +6,7 @@
 
 use crate::Ending;
 use crate::requests::ending::Failure;
-use ripieno_base::{BlockId, ModelId, RequestSlot, TaskId, Time};
+use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot, TaskId, Time};
 use ripieno_model::Graph;
 use ripieno_sched::{Action, Control, Event, Outcome, Reason, Request, Scheduler};
 use serde::ser::SerializeSeq;
@@ -210,10 +210,35 @@ pub enum FlightEntry {
     Aside(Aside),
 }
 
+impl FlightEntry {
+    /// Returns the entry with `first` added to the ids of devices.
+    pub(super) fn with_devices_from(mut self, first: u16) -> FlightEntry {
+        match &mut self {
+            FlightEntry::Event(Event::Settle { actions, .. }) => {
+                for action in actions {
+                    if let Action::Start { device, .. } = action {
+                        *device = renumbered(*device, first);
+                    }
+                }
+            }
+            FlightEntry::Event(Event::Control(
+                Control::DeviceJoined(device) | Control::DeviceLeft(device) | Control::DeviceSlowed { device, .. },
+            )) => *device = renumbered(*device, first),
+            FlightEntry::Event(_) | FlightEntry::Aside(_) => {}
+        }
+        self
+    }
+}
+
+/// Returns the id of a device of a sub-cluster, of which `first` devices come before.
+pub(super) fn renumbered(device: DeviceId, first: u16) -> DeviceId {
+    DeviceId(device.0.saturating_add(first))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ripieno_base::{DeviceId, LaneId};
+    use ripieno_base::LaneId;
     use ripieno_model::Extent;
     use ripieno_sched::{RequestClass, TaskDone};
 

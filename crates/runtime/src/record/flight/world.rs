@@ -1,5 +1,6 @@
 //! The models and devices in effect at an instant, as the controls of a scheduler left them.
 
+use super::entry::renumbered;
 use ripieno_base::{BlockId, DeviceId, ModelId};
 use ripieno_model::{Model, Profile};
 use ripieno_sched::Control;
@@ -48,6 +49,12 @@ impl RunWorld {
             }
             Control::Cancelled(_) => {}
         }
+    }
+
+    /// Returns the world with `first` added to the ids of devices.
+    pub(super) fn with_devices_from(mut self, first: u16) -> RunWorld {
+        self.devices = self.devices.into_iter().map(|(id, percent)| (renumbered(id, first), percent)).collect();
+        self
     }
 
     /// Returns the models by id, as they were loaded.

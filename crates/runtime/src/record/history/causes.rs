@@ -10,11 +10,10 @@
 //! is summed task by task.
 
 pub use super::cause::Cause;
+use super::offered::{OfferedLoad, lone_run, work};
 use super::{CallReason, CallRecord, History, TaskRecord};
 use crate::{Ending, RefusedWhy};
 use ripieno_base::{DeviceId, Nanos, Time};
-use ripieno_model::bounds::{Bound, capacity};
-use ripieno_model::{Block, Extent, Model, Steps};
 use ripieno_sched::Outcome;
 use std::collections::BTreeMap;
 
@@ -75,6 +74,14 @@ struct Sums {
 /// Explains the bad calls of a history.
 pub struct Explainer<'a> {
     history: &'a History,
+    /// The explainer of each sub-cluster.
+    sub_clusters: Vec<SubClusterExplainer<'a>>,
+}
+
+/// Explains the bad calls of a sub-cluster by what ran on its devices.
+struct SubClusterExplainer<'a> {
+    history: &'a History,
+    sub_cluster: usize,
     /// Starts of the tasks that have ended, ascending, with the sums before each.
     starts: Vec<Time>,
     sums: Vec<Sums>,
@@ -90,57 +97,11 @@ pub struct Explainer<'a> {
     loads: Vec<OfferedLoad>,
 }
 
-/// The arrivals of one model, and what the devices can do of it.
-#[derive(Clone, Debug)]
-struct OfferedLoad {
-    /// Best operating point on all devices; `None` where requests of one model differ in cost.
-    capacity: Option<Bound>,
-    /// Arrivals, ascending.
-    arrivals: Vec<Time>,
-    /// Number of rows that arrived before each.
-    rows: Vec<u64>,
-}
-
 impl<'a> Explainer<'a> {
     /// Prepares the sums over a history.
     pub fn new(history: &'a History) -> Explainer<'a> {
-        let mut tasks: Vec<&TaskRecord> = history.tasks().filter(|task| task.finished.is_some()).collect();
-        tasks.sort_by_key(|task| task.started);
-        let cold = cold_tasks(history, &tasks);
-        let mut sums = vec![Sums::default()];
-        for (at, task) in tasks.iter().enumerate() {
-            let before = sums[sums.len() - 1];
-            let (took, profiled) = (task.took().0 as f64, task.profiled.0 as f64);
-            let excess = (took - profiled).max(0.0);
-            sums.push(Sums {
-                took: before.took + took,
-                excess: before.excess + excess,
-                cold: before.cold + if cold[at] { excess } else { 0.0 },
-                rerun: before.rerun + if task.rerun { excess } else { 0.0 },
-            });
-        }
-        let seen = tasks.iter().map(|task| task.device).collect::<std::collections::BTreeSet<DeviceId>>().len();
-        let devices = history.devices().len().max(seen).max(1);
-        let mut loads: Vec<OfferedLoad> =
-            history.models().iter().map(|record| OfferedLoad::new(&record.model, devices)).collect();
-        history.calls().for_each(|call| loads[call.model].add(call));
-        let each = |call: &CallRecord| {
-            let model = &history.models()[call.model].model;
-            (call.arrived, work(model, call, loads[call.model].batch(model)), call.client)
-        };
-        let mut arrivals: Vec<(Time, f64, u16)> = history.calls().map(each).collect();
-        arrivals.sort_by_key(|(at, ..)| *at);
-        let mut total = 0.0;
-        let mut work = vec![0.0];
-        work.extend(arrivals.iter().map(|(_, each, _)| {
-            total += each;
-            total
-        }));
-        let starts = tasks.iter().map(|task| task.started).collect();
-        let clients = arrivals.iter().map(|(.., client)| *client).collect();
-        let arrivals = arrivals.into_iter().map(|(at, ..)| at).collect();
-        let devices = devices as f64;
-        Explainer { history, starts, sums, tasks, arrivals, work, clients, devices, loads }
+        let sub_clusters = (0..history.sub_clusters()).map(|at| SubClusterExplainer::new(history, at)).collect();
+        Explainer { history, sub_clusters }
     }
 
     /// Returns all bad calls with their causes, in the order of their arrival; refusals before the
@@ -168,6 +129,56 @@ impl<'a> Explainer<'a> {
     /// Returns the cause of a call's bad end; `None` if it lives, was answered in time, or ended by
     /// the will of its client or operator.
     pub fn explain(&self, call: &CallRecord) -> Option<Explained> {
+        self.sub_clusters[call.sub_cluster].explain(call)
+    }
+}
+
+impl<'a> SubClusterExplainer<'a> {
+    /// Prepares the sums over the calls and tasks of a sub-cluster.
+    fn new(history: &'a History, sub_cluster: usize) -> SubClusterExplainer<'a> {
+        let calls = || history.calls().filter(|call| call.sub_cluster == sub_cluster);
+        let ended = |task: &&TaskRecord| task.finished.is_some() && task.sub_cluster == sub_cluster;
+        let mut tasks: Vec<&TaskRecord> = history.tasks().filter(ended).collect();
+        tasks.sort_by_key(|task| task.started);
+        let cold = cold_tasks(history, &tasks);
+        let mut sums = vec![Sums::default()];
+        for (at, task) in tasks.iter().enumerate() {
+            let before = sums[sums.len() - 1];
+            let (took, profiled) = (task.took().0 as f64, task.profiled.0 as f64);
+            let excess = (took - profiled).max(0.0);
+            sums.push(Sums {
+                took: before.took + took,
+                excess: before.excess + excess,
+                cold: before.cold + if cold[at] { excess } else { 0.0 },
+                rerun: before.rerun + if task.rerun { excess } else { 0.0 },
+            });
+        }
+        let seen = tasks.iter().map(|task| task.device).collect::<std::collections::BTreeSet<DeviceId>>().len();
+        let devices = history.devices_of(sub_cluster).len().max(seen).max(1);
+        let mut loads: Vec<OfferedLoad> =
+            history.models().iter().map(|record| OfferedLoad::new(&record.model, devices)).collect();
+        calls().for_each(|call| loads[call.model].add(call));
+        let each = |call: &CallRecord| {
+            let model = &history.models()[call.model].model;
+            (call.arrived, work(model, call, loads[call.model].batch(model)), call.client)
+        };
+        let mut arrivals: Vec<(Time, f64, u16)> = calls().map(each).collect();
+        arrivals.sort_by_key(|(at, ..)| *at);
+        let mut total = 0.0;
+        let mut work = vec![0.0];
+        work.extend(arrivals.iter().map(|(_, each, _)| {
+            total += each;
+            total
+        }));
+        let starts = tasks.iter().map(|task| task.started).collect();
+        let clients = arrivals.iter().map(|(.., client)| *client).collect();
+        let arrivals = arrivals.into_iter().map(|(at, ..)| at).collect();
+        let devices = devices as f64;
+        SubClusterExplainer { history, sub_cluster, starts, sums, tasks, arrivals, work, clients, devices, loads }
+    }
+
+    /// Returns the cause of a call's bad end, as [`Explainer::explain`] does.
+    fn explain(&self, call: &CallRecord) -> Option<Explained> {
         let (ended, ending) = call.ended?;
         if matches!(ending, Ending::Ok | Ending::Cancelled | Ending::Unloaded | Ending::ShuttingDown) {
             return None;
@@ -338,7 +349,9 @@ impl<'a> Explainer<'a> {
             // The scheduler wakes itself at the latest start: if it was silent around then while a
             // device idled, it did not get to run.
             let latest = call.deadline - lone_run(&self.history.models()[call.model].model, call);
-            if let Some((from, to)) = self.history.pause_at(latest).filter(|(_, to)| *to - latest >= STALL) {
+            if let Some((from, to)) =
+                self.history.pause_at(self.sub_cluster, latest).filter(|(_, to)| *to - latest >= STALL)
+            {
                 let text = format!("its scheduler was silent for {} when its batch had to begin", ms(to - from));
                 return (Cause::Stalled, text);
             }
@@ -439,29 +452,6 @@ impl<'a> Explainer<'a> {
     }
 }
 
-impl OfferedLoad {
-    fn new(model: &Model, devices: usize) -> OfferedLoad {
-        OfferedLoad { capacity: capacity(model, devices), arrivals: Vec::new(), rows: vec![0] }
-    }
-
-    /// Adds a call; calls come in the order in which the scheduler received them.
-    fn add(&mut self, call: &CallRecord) {
-        self.arrivals.push(call.admitted);
-        self.rows.push(self.rows[self.rows.len() - 1] + u64::from(call.rows));
-    }
-
-    /// Returns the size of the batches that reach the capacity.
-    fn batch(&self, model: &Model) -> usize {
-        self.capacity.map_or(model.max_batch, |bound| bound.batch)
-    }
-
-    /// Returns the rows that arrived in a span.
-    fn rows_between(&self, from: Time, to: Time) -> u64 {
-        let place = |at: Time| self.arrivals.partition_point(|arrived| *arrived < at);
-        self.rows[place(to.next())] - self.rows[place(from)]
-    }
-}
-
 /// Returns the part of a task's time within a span.
 fn overlap(task: &TaskRecord, from: Time, to: Time) -> Nanos {
     let end = task.finished.unwrap_or(to).min(to);
@@ -483,34 +473,6 @@ fn cold_tasks(history: &History, tasks: &[&TaskRecord]) -> Vec<bool> {
         }
     }
     cold
-}
-
-/// Number of times that a request runs a block, one after the other; once where that is unknown.
-fn steps(block: &Block, extent: Extent) -> i64 {
-    match block.steps {
-        Steps::UntilEnd | Steps::Nodes => 1,
-        steps => i64::from(extent.steps(steps).max(1)),
-    }
-}
-
-/// Device time in nanoseconds of a request in batches of this size.
-fn work(model: &Model, call: &CallRecord, batch: usize) -> f64 {
-    let extent = call.extent;
-    let each = model.blocks.iter().map(|block| {
-        let full = batch.min(block.max_batch()).max(1);
-        call.cost.of(block.cost(full, extent.length)).0 as f64 / full as f64 * steps(block, extent) as f64
-    });
-    each.sum::<f64>() * f64::from(call.rows)
-}
-
-/// Duration of a request on an idle device.
-fn lone_run(model: &Model, call: &CallRecord) -> Nanos {
-    let (rows, extent) = ((call.rows as usize).clamp(1, model.max_batch), call.extent);
-    let each = model.blocks.iter().map(|block| {
-        let rows = if model.walk.is_unfolded() { 1 } else { rows.min(block.max_batch()) };
-        call.cost.of(block.cost(rows, extent.length)) * steps(block, extent)
-    });
-    each.sum()
 }
 
 /// Returns milliseconds with two or three digits; what is above 0 is not written as 0.

@@ -8,17 +8,20 @@
 
 mod cause;
 pub mod causes;
+mod offered;
 mod pauses;
+mod records;
 #[cfg(test)]
 mod tests;
 
+pub use records::{CallReason, CallRecord, ModelRecord, ReasonRecord, RefusalRecord, TaskRecord};
 pub use ripieno_sched::Outcome as TaskOutcome;
 
-use crate::record::flight::{Aside, FlightEntry, RefusedWhy, RunWorld};
+use crate::record::flight::{Aside, FlightEntry, RunWorld};
 use crate::{Ending, RecordedEvents, ReplayError};
-use ripieno_base::{BlockId, DeviceId, LaneId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_model::{Extent, Model};
-use ripieno_sched::{Action, Control, CostScale, Event, Outcome, Reason, Request, WaitGain, Why};
+use ripieno_base::{DeviceId, Nanos, RequestSlot, TaskId, Time};
+use ripieno_model::Model;
+use ripieno_sched::{Action, Control, CostScale, Event, Reason, Request, WaitGain, Why};
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
 
@@ -28,127 +31,12 @@ const MOST_CALLS: usize = 1 << 23;
 /// Shortest span without an entry that is kept as a pause.
 const PAUSE: Nanos = Nanos::from_millis(2);
 
-/// A model of the run, in all its loads.
-#[derive(Clone, Debug)]
-pub struct ModelRecord {
-    /// The model as it was loaded last, with the profile of that time.
-    pub model: Model,
-    /// Time of that load; `None` if it lies before the history.
-    pub loaded: Option<Time>,
-}
-
-/// A call of a client.
-#[derive(Clone, Debug)]
-pub struct CallRecord {
-    /// Number in the history, from 0.
-    pub number: u64,
-    /// Index of its model.
-    pub model: usize,
-    /// Client of the request; 0 if clients are not distinguished.
-    pub client: u16,
-    /// Priority of the request.
-    pub priority: u8,
-    /// Cost of the request relative to the model's profile.
-    pub cost: CostScale,
-    /// Time at which it reached the server.
-    pub arrived: Time,
-    /// Time at which the scheduler received it.
-    pub admitted: Time,
-    /// Time at which the answer was due.
-    pub deadline: Time,
-    /// Number of rows.
-    pub rows: u32,
-    /// Length of its walk.
-    pub extent: Extent,
-    /// Hash of the client's own id; 0 without one.
-    pub tag: u64,
-    /// Numbers of its tasks.
-    pub tasks: Vec<u64>,
-    /// Time and way of its end; `None` while it lives.
-    pub ended: Option<(Time, Ending)>,
-    /// Whether the end is what its client learned, and no guess from the scheduler's decision.
-    told: bool,
-}
-
-/// A batch.
-#[derive(Clone, Debug)]
-pub struct TaskRecord {
-    /// Number in the history, from 0.
-    pub number: u64,
-    /// Index of its model.
-    pub model: usize,
-    /// The block that it ran.
-    pub block: BlockId,
-    /// Device of the task.
-    pub device: DeviceId,
-    /// Lane of the device.
-    pub lane: LaneId,
-    /// Length to which its members were padded.
-    pub length: u32,
-    /// Number of rows, or of cells where walks unfold.
-    pub rows: u32,
-    /// Numbers of the members' calls.
-    pub calls: Vec<u64>,
-    /// Time of the decision.
-    pub decided: Time,
-    /// Start of the execution; the time of the decision while it has not been reported.
-    pub started: Time,
-    /// End of the execution; `None` until it is reported.
-    pub finished: Option<Time>,
-    /// Time that the profile of the load allows on a device of nominal speed.
-    pub profiled: Nanos,
-    /// Outcome of the task; `None` until it is reported.
-    pub outcome: Option<Outcome>,
-    /// True if the task failed and was run again in parts.
-    pub rerun: bool,
-}
-
-impl TaskRecord {
-    /// Duration of the execution; zero until it is reported.
-    pub fn took(&self) -> Nanos {
-        self.finished.map_or(Nanos::ZERO, |finished| finished - self.started)
-    }
-}
-
-/// A refusal before the scheduler.
-#[derive(Clone, Copy, Debug)]
-pub struct RefusalRecord {
-    /// Index of the model.
-    pub model: usize,
-    /// Time of the refusal.
-    pub at: Time,
-    /// The reason.
-    pub why: RefusedWhy,
-}
-
-/// The reason of a decision about a call.
-#[derive(Clone, Copy, Debug)]
-pub struct ReasonRecord {
-    /// Time of the decision.
-    pub at: Time,
-    /// Number of the call that waited or was refused.
-    pub call: u64,
-    /// Index of its model.
-    pub model: usize,
-    /// The reason.
-    pub why: CallReason,
-}
-
-/// The reason for which a call waited or was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum CallReason {
-    /// A device was free, but waiting gained more.
-    Waited(WaitGain),
-    /// A batch of the model of this index went first.
-    LostTo(usize),
-    /// It would have been answered this long after its deadline.
-    Refused(Nanos),
-}
-
 /// Calls, tasks and models of a run.
 #[derive(Default)]
 pub struct History {
     shards: Vec<ShardHistory>,
+    /// Entries of each sub-cluster; without a cluster there is one.
+    sub_clusters: Vec<SubClusterTimes>,
     models: Vec<ModelRecord>,
     by_name: HashMap<String, usize>,
     calls: VecDeque<CallRecord>,
@@ -157,17 +45,25 @@ pub struct History {
     first_task: u64,
     refusals: VecDeque<RefusalRecord>,
     reasons: VecDeque<ReasonRecord>,
-    /// Spans of at least [`PAUSE`] without an entry of any shard.
-    pauses: VecDeque<(Time, Time)>,
     /// Spans in which the process did not run.
     stalls: VecDeque<(Time, Time)>,
     /// Time of the last entry.
     now: Time,
 }
 
+/// Times of the entries of a sub-cluster.
+#[derive(Default)]
+struct SubClusterTimes {
+    /// Time of the last entry.
+    last: Time,
+    /// Spans of at least [`PAUSE`] without an entry.
+    pauses: VecDeque<(Time, Time)>,
+}
+
 /// State of one scheduler.
 #[derive(Default)]
 struct ShardHistory {
+    sub_cluster: usize,
     world: RunWorld,
     /// Call of each slot, and the rows of its part there.
     slots: HashMap<RequestSlot, (u64, u32)>,
@@ -177,23 +73,32 @@ struct ShardHistory {
 }
 
 impl History {
-    /// Creates a history that begins with these worlds, one of each shard.
-    pub fn new(worlds: Vec<RunWorld>) -> History {
+    /// Creates a history that begins with these worlds, one of each shard. Each sub-cluster has as
+    /// many shards as the others; without a cluster there is one sub-cluster.
+    pub fn new(worlds: Vec<RunWorld>, sub_clusters: usize) -> History {
         let mut history = History::default();
-        for world in worlds {
+        let shards = worlds.len().div_ceil(sub_clusters.max(1)).max(1);
+        for (at, world) in worlds.into_iter().enumerate() {
             for (_, model) in world.models() {
                 history.load(model, None);
             }
-            history.shards.push(ShardHistory { world, ..ShardHistory::default() });
+            history.push_shard(ShardHistory { sub_cluster: at / shards, world, ..ShardHistory::default() });
         }
         history
+    }
+
+    fn push_shard(&mut self, shard: ShardHistory) {
+        let sub_clusters = self.sub_clusters.len().max(shard.sub_cluster + 1);
+        self.sub_clusters.resize_with(sub_clusters, SubClusterTimes::default);
+        self.shards.push(shard);
     }
 
     /// Reads a recording.
     pub fn read(path: &Path) -> Result<History, ReplayError> {
         let mut events = RecordedEvents::open(path)?;
         let header = events.header();
-        let mut history = History::new(vec![RunWorld::new(header.setup.devices); header.shards]);
+        let worlds = vec![RunWorld::new(header.setup.devices); header.shards];
+        let mut history = History::new(worlds, header.sub_clusters);
         let begins = header.begins;
         while let Some((shard, now, entry)) = events.next_entry()? {
             let ahead = begins.is_some_and(|begins| now < begins);
@@ -210,13 +115,15 @@ impl History {
 
     /// Adds the next entry of a shard.
     pub fn add(&mut self, shard: usize, now: Time, entry: &FlightEntry) {
-        if shard >= self.shards.len() {
-            self.shards.resize_with(shard + 1, ShardHistory::default);
+        while shard >= self.shards.len() {
+            self.push_shard(ShardHistory::default());
         }
+        let times = &mut self.sub_clusters[self.shards[shard].sub_cluster];
         // The first entries describe the world before.
-        if now - self.now >= PAUSE && self.now > Time::ORIGIN {
-            self.pauses.push_back((self.now, now));
+        if now - times.last >= PAUSE && times.last > Time::ORIGIN {
+            times.pauses.push_back((times.last, now));
         }
+        times.last = times.last.max(now);
         self.now = self.now.max(now);
         match entry {
             FlightEntry::Event(event) => self.event(shard, now, event),
@@ -240,8 +147,10 @@ impl History {
         while self.reasons.front().is_some_and(|reason| reason.at < time) {
             self.reasons.pop_front();
         }
-        while self.pauses.front().is_some_and(|(_, end)| *end < time) {
-            self.pauses.pop_front();
+        for SubClusterTimes { pauses, .. } in &mut self.sub_clusters {
+            while pauses.front().is_some_and(|(_, end)| *end < time) {
+                pauses.pop_front();
+            }
         }
         while self.stalls.front().is_some_and(|(_, end)| *end < time) {
             self.stalls.pop_front();
@@ -321,7 +230,20 @@ impl History {
 
     /// Returns the devices that serve, with their latency in percent of the profile.
     pub fn devices(&self) -> Vec<(DeviceId, u32)> {
-        self.shards.first().map_or_else(Vec::new, |shard| shard.world.devices().collect())
+        (0..self.sub_clusters.len()).flat_map(|sub_cluster| self.devices_of(sub_cluster)).collect()
+    }
+
+    /// Returns the devices of a sub-cluster that serve, with their latency in percent of the
+    /// profile.
+    pub fn devices_of(&self, sub_cluster: usize) -> Vec<(DeviceId, u32)> {
+        // Its shards share the devices.
+        let shard = self.shards.iter().find(|shard| shard.sub_cluster == sub_cluster);
+        shard.map_or_else(Vec::new, |shard| shard.world.devices().collect())
+    }
+
+    /// Returns the number of sub-clusters; 1 without a cluster.
+    pub fn sub_clusters(&self) -> usize {
+        self.sub_clusters.len()
     }
 
     fn load(&mut self, model: &Model, loaded: Option<Time>) {
@@ -344,7 +266,8 @@ impl History {
         match aside {
             Aside::Call { lead, model, parts, deadline, tag } => {
                 let Some(model) = self.model_index(shard, model) else { return };
-                let number = self.push_call(now, model, deadline, tag);
+                let call = CallRecord::arriving(now, model, self.shards[shard].sub_cluster);
+                let number = self.push_call(CallRecord { deadline, tag, ..call });
                 self.shards[shard].coming = Some((number, parts));
                 self.shards[shard].slots.insert(lead, (number, 0));
             }
@@ -391,24 +314,10 @@ impl History {
         Some(ReasonRecord { at, call: call.number, model: call.model, why })
     }
 
-    fn push_call(&mut self, now: Time, model: usize, deadline: Time, tag: u64) -> u64 {
+    /// Adds a call and returns its number.
+    fn push_call(&mut self, call: CallRecord) -> u64 {
         let number = self.first_call + self.calls.len() as u64;
-        self.calls.push_back(CallRecord {
-            number,
-            model,
-            client: 0,
-            priority: 0,
-            cost: CostScale::PROFILED,
-            arrived: now,
-            admitted: now,
-            deadline,
-            rows: 0,
-            extent: Extent::ONE,
-            tag,
-            tasks: Vec::new(),
-            ended: None,
-            told: false,
-        });
+        self.calls.push_back(CallRecord { number, ..call });
         number
     }
 
@@ -441,7 +350,8 @@ impl History {
             }
             None => {
                 let Some(model) = self.model_index(shard, request.model) else { return };
-                self.push_call(now, model, request.deadline, 0)
+                let call = CallRecord::arriving(now, model, self.shards[shard].sub_cluster);
+                self.push_call(CallRecord { deadline: request.deadline, ..call })
             }
         };
         self.shards[shard].slots.insert(request.slot, (number, request.rows));
@@ -500,6 +410,7 @@ impl History {
         self.tasks.push_back(TaskRecord {
             number,
             model,
+            sub_cluster: self.shards[shard].sub_cluster,
             block,
             device,
             lane,

@@ -4,11 +4,12 @@ use super::History;
 use ripieno_base::{Nanos, Time};
 
 impl History {
-    /// Returns the span around an instant in which no scheduler received or decided anything, if
-    /// it is notable.
-    pub fn pause_at(&self, at: Time) -> Option<(Time, Time)> {
-        let place = self.pauses.partition_point(|(_, end)| *end <= at);
-        self.pauses.get(place).copied().filter(|(start, _)| *start < at)
+    /// Returns the span around an instant in which no scheduler of a sub-cluster received or
+    /// decided anything, if it is notable.
+    pub(super) fn pause_at(&self, sub_cluster: usize, at: Time) -> Option<(Time, Time)> {
+        let pauses = &self.sub_clusters[sub_cluster].pauses;
+        let place = pauses.partition_point(|(_, end)| *end <= at);
+        pauses.get(place).copied().filter(|(start, _)| *start < at)
     }
 
     /// Returns the spans in which the process did not run, by time.

@@ -11,8 +11,8 @@ use ripieno_sched::{Action, Control, Event, Outcome, Reason, Request, RequestCla
 const A: ModelId = ModelId(0);
 const B: ModelId = ModelId(1);
 
-/// A history that grows by whole steps; times are in milliseconds.
-struct Script(History);
+/// A history that grows by whole steps, on one of its shards; times are in milliseconds.
+struct Script(History, usize);
 
 fn at(ms: f64) -> Time {
     Time::ORIGIN + Nanos::from_millis_f64(ms)
@@ -21,7 +21,12 @@ fn at(ms: f64) -> Time {
 impl Script {
     /// Begins with models a and b on one device: ℓ(b) = 1 + 1·b ms up to four rows, SLO 20 ms.
     fn new() -> Script {
-        let mut script = Script(History::new(vec![RunWorld::new(1)]));
+        Script::of(1, 0)
+    }
+
+    /// Begins so in one of several sub-clusters, each of which has one device.
+    fn of(sub_clusters: usize, shard: usize) -> Script {
+        let mut script = Script(History::new(vec![RunWorld::new(1); sub_clusters], sub_clusters), shard);
         for (id, name) in [(A, "a"), (B, "b")] {
             let model = Model::whole(name, Profile::linear(1.0, 1.0, 4).unwrap(), Nanos::from_millis(20));
             script.event(0.0, Event::Control(Control::ModelLoaded(id, Box::new(model))));
@@ -30,11 +35,11 @@ impl Script {
     }
 
     fn event(&mut self, ms: f64, event: Event) {
-        self.0.add(0, at(ms), &FlightEntry::Event(event));
+        self.0.add(self.1, at(ms), &FlightEntry::Event(event));
     }
 
     fn aside(&mut self, ms: f64, aside: Aside) {
-        self.0.add(0, at(ms), &FlightEntry::Aside(aside));
+        self.0.add(self.1, at(ms), &FlightEntry::Aside(aside));
     }
 
     /// A call of one row arrives.
@@ -310,4 +315,30 @@ fn old_calls_are_forgotten_and_numbers_stay() {
     assert_eq!(numbers, [6, 7, 8, 9]);
     assert!(script.0.call(5).is_none() && script.0.task(5).is_none());
     assert_eq!(script.0.task(6).unwrap().calls, [6]);
+}
+
+/// The devices of other sub-clusters idle, and cannot run it.
+#[test]
+fn a_call_is_explained_by_what_ran_in_its_sub_cluster() {
+    let mut script = Script::of(3, 1);
+    script.call(1.0, 5, B, 500.0);
+    script.call(2.0, 1, A, 4.0);
+    script.run(9, B, &[5], 1.0, 3.0, Outcome::Ok);
+    script.call(3.0, 6, B, 500.0);
+    script.run(10, B, &[6], 3.0, 5.0, Outcome::Ok);
+    script.run(11, A, &[1], 5.0, 7.0, Outcome::Ok);
+    script.end(7.0, 1, Ending::Late);
+    // Slots and tasks of another scheduler have the same numbers.
+    script.1 = 2;
+    let model = Model::whole("c", Profile::linear(1.0, 1.0, 4).unwrap(), Nanos::from_millis(20));
+    script.event(2.0, Event::Control(Control::ModelLoaded(A, Box::new(model))));
+    script.call(2.0, 1, A, 20.0);
+    script.run(9, A, &[1], 3.0, 5.0, Outcome::Ok);
+    script.end(5.0, 1, Ending::Ok);
+    let explained = script.explained();
+    assert_eq!(explained.len(), 1);
+    assert_eq!(explained[0].cause, Cause::QueueBehind, "{explained:?}");
+    assert!(explained[0].detail.contains("ran b"), "{explained:?}");
+    assert_eq!(script.0.devices().len(), 3);
+    assert_eq!(script.0.calls().map(|call| call.sub_cluster).collect::<Vec<_>>(), [1, 1, 1, 2]);
 }

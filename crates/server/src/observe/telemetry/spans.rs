@@ -29,8 +29,8 @@ pub(super) struct CallSpans {
 impl CallSpans {
     pub(super) fn new(telemetry: &Telemetry, flight: &FlightRecorder) -> CallSpans {
         let now = flight.now();
-        let (follower, worlds) = flight.follow(now);
-        let (history, anchor) = (History::new(worlds), (now, SystemTime::now()));
+        let (follower, history) = flight.follow(now);
+        let anchor = (now, SystemTime::now());
         let tracer = telemetry.provider.tracer("ripieno");
         CallSpans { tracer, history, follower, anchor, open: HashMap::new(), batches: HashMap::new() }
     }
