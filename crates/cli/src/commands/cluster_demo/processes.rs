@@ -30,6 +30,7 @@ pub(crate) struct Process {
     guard: Child,
     pid: Pid,
     /// Discards the output, and ends with the process.
+    #[cfg_attr(not(feature = "reproduce"), expect(dead_code, reason = "only `reproduce --live` waits"))]
     output: Option<JoinHandle<()>>,
     /// The JSON that it printed when it was ready, if it does.
     pub(crate) ready: Value,
@@ -78,6 +79,7 @@ impl Process {
     }
 
     /// Waits for the end of the process, which a signal has asked for.
+    #[cfg(feature = "reproduce")]
     pub(crate) fn wait(mut self) {
         if let Some(output) = self.output.take() {
             // A thread that only reads does not panic.
