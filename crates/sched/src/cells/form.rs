@@ -143,13 +143,13 @@ impl Cells {
         let served = self.models.get_mut(model);
         let (unfolds, pinned) = (served.model.walk.is_unfolded(), served.model.pinned);
         *served.cells[block.index()].count(Some(device)) -= rows;
-        match unfolds {
-            true => self.tasks.push_node(task, slot, node),
-            false => self.tasks.push(task, slot, length),
-        }
         if !unfolds {
+            self.tasks.push(task, slot, length);
             self.walker(slot).held_by = Some(device);
-        } else if pinned && self.walkers[slot.index()].held_by.is_none() {
+            return;
+        }
+        self.tasks.push_node(task, slot, node);
+        if pinned && self.walkers[slot.index()].held_by.is_none() {
             self.bind_walk(slot, device);
         }
     }
