@@ -313,7 +313,7 @@ impl RequestTable {
         if !pending.orphaned && pending.ended.is_none() || pending.rows_received() < pending.header.rows {
             return None;
         }
-        // Of several batches the time between is not reported.
+        // The time between several batches of a request is not reported.
         let reported = pending.ended.as_ref().filter(|_| pending.whole && !pending.orphaned);
         let way = reported.and_then(|(answered, _)| way::measured(pending.came, answered));
         let answered = match pending.ended.take() {

@@ -287,7 +287,7 @@ impl SchedulerShared {
         let Some(backend) = peers.backends.get_mut(&process) else { return };
         *backend.offers.lock() = offer.models;
         backend.fault = offer.fault;
-        // What this scheduler has told it holds: an offer may have been on its way.
+        // A place from this scheduler outweighs the offer, which may have been on its way before.
         if backend.told.is_none() && offer.place.is_some() {
             backend.stated = offer.place;
         }

@@ -64,7 +64,7 @@ fn drive(client: &Client, number: usize) {
 fn the_delays_of_each_backend_are_measured_apart() {
     let scheduler = scheduler(1, anywhere(), "unified", HangBound::default());
     let at = vec![scheduler.address().to_string()];
-    // What reaches it is read later: orders, and inputs.
+    // It reads late whatever reaches it: orders and inputs.
     let slow = backend_over(Arc::new(Slow), at, &patient());
     let client = client(scheduler.address());
     drive(client.ready(), 20);
