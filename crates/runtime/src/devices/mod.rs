@@ -5,9 +5,9 @@
 //! never end, and it then holds its id for ever. This keeps its late results apart from another
 //! device's and bounds the number of results.
 
-pub(crate) mod changes;
 pub(crate) mod coverage;
 pub(crate) mod hang_detector;
+pub(crate) mod lane_times;
 pub(crate) mod slots;
 
 use parking_lot::{Condvar, Mutex};

@@ -1,6 +1,6 @@
 //! The scheduler thread's list of devices, with the state of each device and its number of tasks.
 
-use crate::devices::{DeviceDirectory, DeviceState, SharedDevice};
+use crate::devices::{DeviceDirectory, DeviceState, KnownIdle, SharedDevice};
 use ripieno_base::{DeviceId, ModelId};
 use ripieno_executor::Task;
 use std::sync::Arc;
@@ -13,6 +13,8 @@ pub(crate) struct DeviceSlots {
     table: Arc<DeviceDirectory>,
     /// The device that became idle last, if it is still idle.
     idle: Option<DeviceId>,
+    /// The device of `idle`, for the threads that may wake it.
+    known_idle: KnownIdle,
 }
 
 /// State of one device.
@@ -28,10 +30,10 @@ struct DeviceSlot {
 
 impl DeviceSlots {
     /// Creates slots for `ids` devices and fills in the devices of the directory.
-    pub(crate) fn new(table: Arc<DeviceDirectory>, ids: usize) -> DeviceSlots {
+    pub(crate) fn new(table: Arc<DeviceDirectory>, known_idle: KnownIdle, ids: usize) -> DeviceSlots {
         let mut slots: Vec<DeviceSlot> = (0..ids).map(|_| DeviceSlot::default()).collect();
         table.all().into_iter().for_each(|(id, _, device)| slots[id.index()].device = device);
-        let mut all = DeviceSlots { slots, serving: 0, table, idle: None };
+        let mut all = DeviceSlots { slots, serving: 0, table, idle: None, known_idle };
         all.count();
         all
     }
@@ -115,9 +117,13 @@ impl DeviceSlots {
         slot.device.is_some()
     }
 
-    /// Returns the device that became idle last, if it is still idle.
-    pub(crate) fn idle(&self) -> Option<&SharedDevice> {
-        self.slots[self.idle?.index()].device.as_ref()
+    /// Tells the threads that may wake a device which one became idle last and is still idle.
+    pub(crate) fn publish_idle(&self) {
+        let idle = self.idle.and_then(|id| self.get(id));
+        let mut known = self.known_idle.lock();
+        if idle.map(Arc::as_ptr).map(<*const _>::cast::<()>) != known.as_ref().map(Arc::as_ptr).map(<*const _>::cast) {
+            *known = idle.cloned();
+        }
     }
 
     pub(crate) fn detach(&self, model: ModelId) {

@@ -3,23 +3,20 @@
 use super::devices::open_all;
 use super::{Engine, EngineConfig, Inner, Recording, StartError};
 use crate::devices::DeviceDirectory;
+use crate::devices::slots::DeviceSlots;
 use crate::event_loop::core::{Core, Tapes};
 use crate::event_loop::dispatcher::Dispatcher;
-use crate::event_loop::joiner::Joiner;
 use crate::event_loop::model_ids::ModelIds;
-use crate::event_loop::scheduler_loop::SchedulerLoop;
+use crate::event_loop::scheduler_loop::{LoopShared, Mails, SchedulerLoop};
 use crate::event_loop::schedulers::Schedulers;
 use crate::learn::capacity::CapacityLimits;
-use crate::learn::failures::FailureHistory;
 use crate::learn::server_delay::ServerDelay;
 use crate::metrics::{DeviceMetrics, SchedulerMetrics};
 use crate::record::flight::FlightRecorder;
 use crate::record::recorder::{Header, Recorder, VERSION};
 use crate::requests::answer::DrainGate;
-use crate::requests::jobs::JobTable;
 use crate::shards;
 use parking_lot::{Mutex, RwLock};
-use ripieno_calibration::Speeds;
 use ripieno_policies::ServedPolicy;
 use ripieno_sched::{Limits, Setup};
 use std::sync::Arc;
@@ -40,35 +37,21 @@ impl Engine {
         let recorders = recorders(config.record.as_ref(), setup, pieces.len())?;
         let flight = config.flight.map(|flight| FlightRecorder::new(flight, setup, pieces.len(), clock));
         let (turns, server_delay) = (Arc::new(SchedulerMetrics::default()), Arc::new(ServerDelay::default()));
+        let shared = LoopShared {
+            clock,
+            metrics: Arc::clone(&turns),
+            server_delay: Arc::clone(&server_delay),
+            model_ids: Arc::clone(&model_ids),
+        };
         let mut loops = Vec::with_capacity(pieces.len());
         for (at, (piece, file)) in pieces.into_iter().zip(recorders).enumerate() {
-            loops.push(SchedulerLoop {
-                clock,
-                metrics: Arc::clone(&turns),
-                server_delay: Arc::clone(&server_delay),
-                mailbox: Arc::clone(schedulers.at(at).mailbox()),
-                others: schedulers.others(at),
-                idle: schedulers.at(at).idle(),
-                model_ids: Arc::clone(&model_ids),
-                core: Core::new(
-                    piece,
-                    &limits,
-                    Tapes { flight: flight.as_ref().map(|all| all.ring(at)), file },
-                    schedulers.link(),
-                ),
-                jobs: JobTable::new(limits.requests),
-                dispatcher: Dispatcher::new(clock, Arc::clone(&devices), Arc::clone(&metrics), &limits, config.hang),
-                joiner: Joiner::start().map_err(StartError::Thread)?,
-                models: (0..limits.models).map(|_| None).collect(),
-                failures: FailureHistory::default(),
-                speeds: Speeds::new(limits.devices, setup.devices),
-                withdrawals: Vec::with_capacity(limits.requests),
-                suspect_profiles: Vec::new(),
-                leaving: Vec::new(),
-                dismissing: false,
-                stopped: false,
-                inbox: Vec::new(),
-            });
+            let tapes = Tapes { flight: flight.as_ref().map(|all| all.ring(at)), file };
+            let core = Core::new(piece, &limits, tapes, schedulers.link());
+            let mails = Mails::new(Arc::clone(schedulers.at(at).mailbox()), schedulers.others(at));
+            let slots = DeviceSlots::new(Arc::clone(&devices), schedulers.at(at).idle(), limits.devices);
+            let dispatcher = Dispatcher::new(clock, slots, Arc::clone(&metrics), &limits, config.hang);
+            let started = SchedulerLoop::new(shared.clone(), mails, core, dispatcher, &limits);
+            loops.push(started.map_err(StartError::Thread)?);
         }
         let threads = schedulers.start(clock, loops, matchmaker, &gate).map_err(StartError::Thread)?;
         let inner = Arc::new(Inner {

@@ -8,15 +8,17 @@
 pub(crate) mod core;
 pub(crate) mod dispatcher;
 pub(crate) mod joiner;
-pub(crate) mod learning;
+pub(crate) mod live_models;
 mod mail_queue;
 pub(crate) mod mailbox;
+mod member_results;
 pub(crate) mod model_ids;
 pub(crate) mod parking;
 pub(crate) mod scheduler_loop;
 pub(crate) mod scheduler_thread;
 pub(crate) mod schedulers;
 pub(crate) mod suitable;
+mod tasks_in_flight;
 pub(crate) mod wakeup;
 
 use crate::Clock;

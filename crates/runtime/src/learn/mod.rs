@@ -2,7 +2,6 @@
 
 pub(crate) mod capacity;
 pub(crate) mod failures;
-pub(crate) mod profiles;
 pub(crate) mod server_delay;
 pub(crate) mod shape_costs;
 pub(crate) mod shapes;

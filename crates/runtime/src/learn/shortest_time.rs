@@ -5,48 +5,14 @@
 //! to send it again. The bound counts only what certainly runs: the first block, and full batches,
 //! each of which holds rows of this call alone.
 
-use crate::Failure;
-use crate::event_loop::scheduler_loop::SchedulerLoop;
 use crate::requests::jobs::JobPart;
-use ripieno_base::{Nanos, RequestSlot, Time};
+use ripieno_base::Nanos;
 use ripieno_model::{Model, Steps};
-use ripieno_sched::{CostScale, Prediction};
-use std::time::Duration;
-
-impl SchedulerLoop {
-    /// Returns the failure of a part that could not be in time. It gives the time that the call
-    /// needs even on idle devices, if that is too long. Otherwise, if the part is refused for it
-    /// now, it gives the time at which the part would have been answered.
-    pub(crate) fn hopeless(&mut self, now: Time, slot: RequestSlot) -> Failure {
-        let nanos = |span: Nanos| Duration::from_nanos(span.0.max(0).unsigned_abs());
-        if let Some(needed) = self.needs_too_long(slot) {
-            return Failure::TooLong { needed: nanos(needed) };
-        }
-        let forecast = self.core.prediction(slot).filter(|forecast| forecast.made == now);
-        let Some(Prediction { remaining, .. }) = forecast else { return Failure::Hopeless };
-        let (_, call, _) = self.jobs.owner(slot);
-        let end = now + remaining;
-        // The scheduler plans for an earlier deadline than the client's.
-        if end <= call.deadline {
-            return Failure::Hopeless;
-        }
-        Failure::TooLate { expected: nanos(end - call.arrived), retry_after: nanos(end - call.deadline) }
-    }
-
-    /// Returns the time that the call of this part needs even on idle devices, if that is more than
-    /// its limit and the costs of its shape are known.
-    fn needs_too_long(&mut self, slot: RequestSlot) -> Option<Nanos> {
-        let (concurrent, (_, call, _)) = (self.dispatcher.concurrent_batches(), self.jobs.owner(slot));
-        let known = self.models[call.id.index()].as_ref().expect("a model stays while its requests live");
-        let is_known = known.shapes.as_ref().is_none_or(|shapes| shapes.is_cost_known(call.class.shape));
-        let needed = shortest_time(known.calibration.model(), &call.parts, call.class.cost, concurrent);
-        (is_known && needed > call.deadline - call.arrived).then_some(needed)
-    }
-}
+use ripieno_sched::CostScale;
 
 /// Returns a lower bound on the time of a call of these parts on devices that run `concurrent`
 /// batches side by side.
-fn shortest_time(model: &Model, parts: &[JobPart], cost: CostScale, concurrent: usize) -> Nanos {
+pub(crate) fn shortest_time(model: &Model, parts: &[JobPart], cost: CostScale, concurrent: usize) -> Nanos {
     let block = &model.blocks[0];
     let alone = |part: &JobPart| {
         let extent = part.entry.extent;

@@ -188,6 +188,10 @@ pub(crate) struct JobTable {
     /// First slot of the call and index of the part, for each slot in use.
     owner: Vec<(RequestSlot, u32)>,
     expiries: IndexedHeap<Time>,
+    /// Parts that are still in the core although their client has been answered. The next turn
+    /// reports them to the core. Reporting them immediately is impossible, because the outbox may
+    /// be half performed.
+    withdrawals: Vec<RequestSlot>,
 }
 
 impl JobTable {
@@ -196,6 +200,7 @@ impl JobTable {
             calls: (0..slots).map(|_| None).collect(),
             owner: vec![(RequestSlot(0), 0); slots],
             expiries: IndexedHeap::new(slots),
+            withdrawals: Vec::with_capacity(slots),
         }
     }
 
@@ -229,11 +234,30 @@ impl JobTable {
         &mut call.parts[part]
     }
 
-    /// Whether the core holds the part in `slot`; false for a free slot.
-    pub(crate) fn in_core(&self, slot: RequestSlot) -> bool {
-        let (lead, part) = self.owner[slot.index()];
-        let call = self.calls[lead.index()].as_ref();
-        call.is_some_and(|call| call.parts[part as usize].stage != PartStage::Outside)
+    /// Schedules the withdrawal of an answered call's parts from the core.
+    pub(crate) fn schedule_withdrawal(&mut self, lead: RequestSlot) {
+        let call = self.calls[lead.index()].as_ref().expect("the call is live");
+        let held = call.parts.iter().zip(call.permit.slots()).filter(|(part, _)| part.stage != PartStage::Outside);
+        self.withdrawals.extend(held.map(|(_, &slot)| slot));
+    }
+
+    /// Takes a part to be withdrawn from the core.
+    pub(crate) fn pop_withdrawal(&mut self) -> Option<RequestSlot> {
+        self.withdrawals.pop()
+    }
+
+    /// Drops the scheduled withdrawals of parts that the core has ended.
+    pub(crate) fn drop_ended_withdrawals(&mut self) {
+        let (calls, owner) = (&self.calls, &self.owner);
+        self.withdrawals.retain(|slot| {
+            let (lead, part) = owner[slot.index()];
+            let call = calls[lead.index()].as_ref();
+            call.is_some_and(|call| call.parts[part as usize].stage != PartStage::Outside)
+        });
+    }
+
+    pub(crate) fn has_withdrawals(&self) -> bool {
+        !self.withdrawals.is_empty()
     }
 
     pub(crate) fn next_expiry(&self) -> Time {
@@ -249,6 +273,18 @@ impl JobTable {
     /// Removes the timer of a call that is answered or will be answered in this turn.
     pub(crate) fn disarm(&mut self, lead: RequestSlot) {
         self.expiries.remove(lead.index());
+    }
+
+    /// Removes the timers of calls that a completed task with these members ends: they are answered
+    /// in this turn. A model that runs cell by cell may still run steps of the call.
+    pub(crate) fn disarm_ended(&mut self, members: &[RequestSlot]) {
+        for &slot in members {
+            let (lead, call, part) = self.owner(slot);
+            let ends = call.done == call.parts.len() || matches!(call.parts[part].result, Some(Err(_)));
+            if ends && !call.model.unfolds {
+                self.disarm(lead);
+            }
+        }
     }
 
     /// Frees the slots of a call once nothing refers to them. The call must be answered and ended

@@ -14,11 +14,10 @@
 //! The client of such a request gets an error that allows a retry. While no device serves, every
 //! request gets this error.
 
+use super::SchedulerLoop;
 use crate::Failure;
 use crate::devices::{DeviceState, SharedDevice};
-use crate::event_loop::dispatcher::LostTask;
-use crate::event_loop::mailbox::Mail;
-use crate::event_loop::scheduler_loop::SchedulerLoop;
+use crate::event_loop::tasks_in_flight::LostTask;
 use crate::learn::capacity::ModelEntry;
 use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_sched::{Control, Outcome, TaskDone};
@@ -40,7 +39,7 @@ fn device_lost() -> Failure {
 impl SchedulerLoop {
     /// Adds a serving device. Models that were unloaded while the caller attached them are detached
     /// again.
-    pub(crate) fn join(
+    pub(super) fn join(
         &mut self,
         now: Time,
         id: DeviceId,
@@ -48,23 +47,21 @@ impl SchedulerLoop {
         attached: &[(ModelId, Arc<ModelEntry>)],
     ) {
         for (model, entry) in attached {
-            let known = self.models[model.index()].as_ref();
-            if known.is_none_or(|known| !Arc::ptr_eq(&known.entry, entry)) {
+            if self.models.get(*model).is_none_or(|known| !Arc::ptr_eq(known.entry(), entry)) {
                 device.detach(*model);
             }
         }
         self.dispatcher.join(now, id, device);
-        self.dispatcher.metrics[id.index()].set_percent(100);
         self.speeds.join(id);
         self.core.control(Control::DeviceJoined(id));
     }
 
     /// Removes a device that leaves or was `lost`. Does nothing if it is already gone.
-    pub(crate) fn leave(&mut self, now: Time, id: DeviceId, lost: bool) {
-        match (self.dispatcher.slots.state(id), lost) {
+    pub(super) fn leave(&mut self, now: Time, id: DeviceId, lost: bool) {
+        match (self.dispatcher.slots().state(id), lost) {
             (_, true) => self.lose_if_there(now, id, false),
             (Some(DeviceState::Serving), false) => {
-                self.dispatcher.slots.leave(id);
+                self.dispatcher.leave(id);
                 self.speeds.leave(id);
                 self.core.control(Control::DeviceLeft(id));
             }
@@ -74,32 +71,32 @@ impl SchedulerLoop {
 
     /// Gives up the devices that hang in a task. A serving device rejoins if it ends the task after
     /// all.
-    pub(crate) fn lose_hung_devices(&mut self, now: Time) {
+    pub(super) fn lose_hung_devices(&mut self, now: Time) {
         while let Some(id) = self.dispatcher.hung(now) {
             tracing::error!(device = id.0, "a device does not end its task and is given up as lost");
-            let again = self.dispatcher.slots.state(id) == Some(DeviceState::Serving);
+            let again = self.dispatcher.slots().state(id) == Some(DeviceState::Serving);
             // Other shards receive this before the device can rejoin under the same id. A later
             // message would remove the rejoined device.
-            self.others.iter().for_each(|other| other.post(Mail::Hangs(id, again)));
+            self.mails.report_hang(id, again);
             self.lose_if_there(now, id, again);
         }
     }
 
     /// Records a task that ran alone on its device. Reports the device to the core when it becomes
     /// slower than other devices or recovers.
-    pub(crate) fn observe_speed(&mut self, now: Time, id: DeviceId, took: Nanos, profiled: Nanos) {
+    pub(super) fn observe_speed(&mut self, now: Time, id: DeviceId, took: Nanos, profiled: Nanos) {
         if let Some((id, percent)) = self.speeds.observe(now, id, took, profiled)
-            && self.dispatcher.slots.state(id) == Some(DeviceState::Serving)
+            && self.dispatcher.slots().state(id) == Some(DeviceState::Serving)
         {
             tracing::warn!(device = id.0, percent, "a device takes this percentage of the time of other devices");
-            self.dispatcher.metrics[id.index()].set_percent(percent);
+            self.dispatcher.set_percent(id, percent);
             self.core.control(Control::DeviceSlowed { device: id, percent });
         }
     }
 
     /// Ends the tasks that a policy started on devices that no longer exist.
-    pub(crate) fn end_orphans(&mut self, now: Time) {
-        if !self.dispatcher.orphans.is_empty() {
+    pub(super) fn end_orphans(&mut self, now: Time) {
+        if self.dispatcher.has_orphans() {
             let tasks = self.dispatcher.take_orphans();
             let members: Vec<RequestSlot> = members(&tasks).collect();
             members.into_iter().for_each(|slot| self.restart_walk(now, slot));
@@ -108,18 +105,17 @@ impl SchedulerLoop {
     }
 
     /// Removes leaving devices that have ended all their tasks.
-    pub(crate) fn remove_drained(&mut self, now: Time) {
-        while let Some(id) = self.dispatcher.slots.drained() {
+    pub(super) fn remove_drained(&mut self, now: Time) {
+        while let Some(id) = self.dispatcher.pop_drained() {
             tracing::info!(device = id.0, "a device has left");
-            self.dispatcher.slots.remove(id);
             self.jobs.forget_device(id);
             self.fail_stranded(now);
         }
     }
 
     /// Fails a request if no device serves. Returns whether it did.
-    pub(crate) fn fail_if_no_device(&mut self, now: Time, lead: RequestSlot) -> bool {
-        let stranded = self.dispatcher.slots.serving() == 0;
+    pub(super) fn fail_if_no_device(&mut self, now: Time, lead: RequestSlot) -> bool {
+        let stranded = self.dispatcher.slots().serving() == 0;
         if stranded {
             self.fail(now, lead, no_device());
             self.jobs.release_if_over(lead);
@@ -128,8 +124,8 @@ impl SchedulerLoop {
     }
 
     /// Gives a device up as lost, unless it is already gone.
-    pub(crate) fn lose_if_there(&mut self, now: Time, id: DeviceId, again: bool) {
-        match self.dispatcher.slots.state(id) {
+    pub(super) fn lose_if_there(&mut self, now: Time, id: DeviceId, again: bool) {
+        match self.dispatcher.slots().state(id) {
             None => return,
             Some(DeviceState::Serving) => self.core.control(Control::DeviceLeft(id)),
             Some(_) => {}
@@ -145,14 +141,14 @@ impl SchedulerLoop {
 
     /// Restarts the request in `slot`, whose state was lost with a device, or fails it.
     fn restart_walk(&mut self, now: Time, slot: RequestSlot) {
-        let serves = self.dispatcher.slots.serving() > 0;
+        let serves = self.dispatcher.slots().serving() > 0;
         let (lead, call, part) = self.jobs.owner(slot);
-        let known = self.models[call.id.index()].as_ref().expect("a model stays while its requests live");
+        let known = self.models.of(call.id);
         let part = &mut call.parts[part];
         if part.result.is_some() {
             return;
         }
-        let in_time = now + known.calibration.alone(part.entry.extent, part.rows) <= call.expires;
+        let in_time = now + known.alone(part.entry.extent, part.rows) <= call.expires;
         let again = serves && in_time && !part.retried && !part.streamed;
         part.restart_walk();
         if !again {
@@ -162,8 +158,7 @@ impl SchedulerLoop {
 
     fn end_lost_tasks(&mut self, tasks: Vec<LostTask>) {
         for LostTask { task, members, model } in tasks {
-            let known = self.models[model.index()].as_mut().expect("a model stays while its tasks fly");
-            known.tasks -= 1;
+            self.models.of(model).end_task();
             members.iter().for_each(|&slot| self.jobs.part(slot).in_flight -= 1);
             self.core.task_done(&TaskDone { task, outcome: Outcome::DeviceLost, ended: &[], skips: &[] });
             self.jobs.release_completed(&members);
@@ -173,7 +168,7 @@ impl SchedulerLoop {
 
     /// Fails all calls that have no task in flight, if no device serves.
     fn fail_stranded(&mut self, now: Time) {
-        if self.dispatcher.slots.serving() > 0 {
+        if self.dispatcher.slots().serving() > 0 {
             return;
         }
         for lead in self.jobs.leads() {

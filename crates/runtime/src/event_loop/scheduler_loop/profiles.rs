@@ -1,26 +1,26 @@
 //! Corrections of latency profiles that measured batches contradict.
 
-use crate::event_loop::scheduler_loop::SchedulerLoop;
-use crate::learn::shapes::ShapeTable;
+use super::SchedulerLoop;
+use crate::event_loop::live_models::DroppedPart;
 use ripieno_base::{BlockId, ModelId, RequestSlot, Time};
 use ripieno_model::Profile;
 use ripieno_sched::Control;
 
 impl SchedulerLoop {
     /// Replaces the profile of a block by measured latencies.
-    pub(crate) fn replace_profile(&mut self, id: ModelId, block: BlockId, profile: Profile) {
-        let known = self.models[id.index()].as_mut().expect("a model stays while its tasks fly");
-        if known.leaving {
+    pub(super) fn correct_profile(&mut self, id: ModelId, block: BlockId, profile: Profile) {
+        let known = self.models.of(id);
+        if known.is_leaving() {
             return;
         }
-        let (rows, right, wrong) = largest_change(&known.calibration.model().blocks[block.index()].profile, &profile);
+        let (rows, right, wrong) = largest_change(&known.model().blocks[block.index()].profile, &profile);
         tracing::warn!(
-            model = known.entry.name,
+            model = known.entry().name,
             block = block.0,
             "batches take otherwise than profiled: {rows} rows {right:.3} ms instead of {wrong:.3}; the profile is replaced"
         );
-        known.entry.metrics.on_correction();
-        known.entry.replace_profile(block, profile.clone());
+        known.entry().metrics.on_correction();
+        known.entry().replace_profile(block, profile.clone());
         known.replace_profile(block, profile.clone());
         self.speeds.forget();
         self.core.control(Control::ProfileReplaced { model: id, block, profile });
@@ -28,41 +28,27 @@ impl SchedulerLoop {
 
     /// Notes a request that was dropped before it ran. The profile may be too high, and if nothing
     /// runs, no measurement can correct it.
-    pub(crate) fn suspect_profile(&mut self, now: Time, slot: RequestSlot) {
+    pub(super) fn suspect_profile(&mut self, now: Time, slot: RequestSlot) {
         let (_, call, part) = self.jobs.owner(slot);
         let (extent, allowed) = (call.parts[part].entry.extent, call.deadline - call.arrived);
-        let idle = self.models.iter().flatten().all(|known| known.tasks == 0);
-        let shape = call.class.shape;
-        let known = self.models[call.id.index()].as_mut().expect("a model stays while its requests live");
-        if let Some(shapes) = &mut known.shapes {
-            shapes.on_hopeless(now, shape);
-            if shapes.is_cost_known(shape) {
-                return;
-            }
-        }
-        if known.tasks == 0
-            && let Some(alone) = known.calibration.on_hopeless(now, extent, allowed, idle)
-        {
-            self.suspect_profiles.push((call.id, alone));
+        let (id, dropped) = (call.id, DroppedPart { extent, allowed, shape: call.class.shape });
+        let idle = self.models.are_idle();
+        if let Some(alone) = self.models.of(id).on_hopeless(now, &dropped, idle) {
+            self.models.add_suspect(id, alone);
         }
     }
 
     /// Lowers suspect profiles, so that the scheduler runs a request and measures it. This happens
     /// in the next turn, because the outbox may be half performed when a profile becomes suspect.
-    pub(crate) fn test_suspect_profiles(&mut self) {
-        while let Some((id, alone)) = self.suspect_profiles.pop() {
-            let Some(known) = self.models[id.index()].as_mut().filter(|known| !known.leaving) else {
-                continue;
-            };
+    pub(super) fn test_suspect_profiles(&mut self) {
+        while let Some((id, known, alone)) = self.models.pop_suspect() {
             tracing::warn!(
-                model = known.entry.name,
+                model = known.entry().name,
                 "by its profile a lone request takes {:.3} ms and nothing of it runs: that is put to the test",
                 alone.as_millis_f64()
             );
             self.speeds.forget();
-            let tested = known.calibration.test(alone);
-            known.shapes.iter_mut().for_each(ShapeTable::forget_costs);
-            for (block, profile) in tested {
+            for (block, profile) in known.lower_profile(alone) {
                 self.core.control(Control::ProfileReplaced { model: id, block, profile });
             }
         }
