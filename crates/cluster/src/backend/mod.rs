@@ -77,6 +77,8 @@ pub struct StopSignal {
 #[derive(Default)]
 struct StopState {
     requested: bool,
+    /// True if the stop is to be like a crash.
+    aborted: bool,
     links: Vec<Arc<PeerLink>>,
     /// Reason for which the last connection to each scheduler ended.
     causes: BTreeMap<String, String>,
@@ -94,7 +96,7 @@ impl StopSignal {
     /// Closes its connections immediately, as a crash would.
     pub fn abort(&self) {
         let mut state = self.state.lock();
-        state.requested = true;
+        (state.requested, state.aborted) = (true, true);
         state.links.iter().for_each(|link| link.close());
         self.changed.notify_all();
     }
@@ -118,6 +120,10 @@ impl StopSignal {
     /// Keeps the reason for which the last connection to a scheduler ended.
     fn note(&self, scheduler: &str, cause: &str) {
         self.state.lock().causes.insert(scheduler.to_owned(), cause.to_owned());
+    }
+
+    fn is_aborted(&self) -> bool {
+        self.state.lock().aborted
     }
 
     fn is_requested(&self) -> bool {
@@ -158,7 +164,7 @@ impl Backend {
                 }
             }
         });
-        sessions.close();
+        sessions.close(stop.is_aborted());
     }
 }
 

@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::{Arc, Weak};
 use std::thread;
+use std::time::Instant;
 
 pub(super) struct SessionManager {
     own: Weak<SessionManager>,
@@ -182,14 +183,19 @@ impl SessionManager {
         current.link.send(&Message::Report(RunningReport { stamp, revision, held }));
     }
 
-    /// Closes all sessions and waits for their running tasks.
-    pub(super) fn close(&self) {
-        let sources: Vec<_> = self.sources.lock().drain().collect();
-        sources.iter().for_each(|(_, source)| source.close());
+    /// Closes all sessions and waits for their running tasks. The outputs are sent, unless the end
+    /// is to be like a crash.
+    pub(super) fn close(&self, like_crash: bool) {
+        if like_crash {
+            self.sources.lock().drain().for_each(|(_, source)| source.close());
+        }
         let mut state = self.state.lock();
         let sessions: Vec<_> = state.current.take().into_iter().chain(state.earlier.drain(..)).collect();
         drop(state);
         sessions.iter().for_each(|session| session.close());
+        let finishing: Vec<_> = self.sources.lock().drain().filter_map(|(_, source)| source.finish()).collect();
+        let until = Instant::now() + PeerLink::MAX_SILENCE;
+        finishing.iter().for_each(|link| link.wait_closed(until));
     }
 
     // Frontends.

@@ -101,6 +101,17 @@ impl FrontendSource {
         true
     }
 
+    /// Takes no further message. Returns the connection, which ends once those that wait are sent.
+    pub(super) fn finish(&self) -> Option<Arc<PeerLink>> {
+        match std::mem::replace(&mut *self.state.lock(), ConnectionState::Down) {
+            ConnectionState::Up(link) => {
+                link.finish();
+                Some(link)
+            }
+            _ => None,
+        }
+    }
+
     pub(super) fn close(&self) {
         if let ConnectionState::Up(link) = std::mem::replace(&mut *self.state.lock(), ConnectionState::Down) {
             link.close();

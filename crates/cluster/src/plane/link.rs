@@ -47,12 +47,16 @@ pub struct PeerLink {
     bounds: LinkBounds,
     buffer: Mutex<SendBuffer>,
     changed: Condvar,
+    /// Signals that the connection has ended.
+    ended: Condvar,
 }
 
 #[derive(Default)]
 struct SendBuffer {
     bytes: Vec<u8>,
     closed: bool,
+    /// True once the connection ends with the last message in the buffer.
+    finishing: bool,
     /// True while the writer sleeps until the first message; otherwise it wakes by itself, or when
     /// there are enough bytes.
     idle: bool,
@@ -69,7 +73,8 @@ impl PeerLink {
 
     /// Starts a writer thread of this name on `stream`.
     pub fn start(stream: Arc<dyn ByteStream>, bounds: LinkBounds, name: &str) -> io::Result<Arc<PeerLink>> {
-        let link = Arc::new(PeerLink { stream, bounds, buffer: Mutex::default(), changed: Condvar::new() });
+        let (buffer, changed, ended) = (Mutex::default(), Condvar::new(), Condvar::new());
+        let link = Arc::new(PeerLink { stream, bounds, buffer, changed, ended });
         let writer = Arc::clone(&link);
         thread::Builder::new().name(name.to_owned()).spawn(move || writer.write())?;
         Ok(link)
@@ -78,7 +83,7 @@ impl PeerLink {
     /// Enqueues a message. Does nothing once the connection has ended, which its reader detects.
     pub fn send(&self, message: &Message) {
         let mut waiting = self.buffer.lock();
-        if waiting.closed {
+        if waiting.closed || waiting.finishing {
             return;
         }
         message.encode(&mut waiting.bytes);
@@ -91,6 +96,20 @@ impl PeerLink {
             waiting.idle = false;
             self.changed.notify_one();
         }
+    }
+
+    /// Ends the connection once the messages in the buffer are sent. Takes no further messages, and
+    /// does not wait.
+    pub fn finish(&self) {
+        self.buffer.lock().finishing = true;
+        self.changed.notify_one();
+    }
+
+    /// Waits until the connection has ended, at most until `until`; it has then ended in any case.
+    pub fn wait_closed(&self, until: Instant) {
+        let mut waiting = self.buffer.lock();
+        while !waiting.closed && !self.ended.wait_until(&mut waiting, until).timed_out() {}
+        self.end(&mut waiting);
     }
 
     /// Ends the connection; messages in the buffer are not sent.
@@ -107,6 +126,7 @@ impl PeerLink {
         (waiting.closed, waiting.bytes) = (true, Vec::new());
         self.stream.close();
         self.changed.notify_one();
+        self.ended.notify_all();
     }
 
     fn write(&self) {
@@ -127,13 +147,17 @@ impl PeerLink {
     fn next_bytes(&self, into: &mut Vec<u8>, last: Instant) -> bool {
         let mut waiting = self.buffer.lock();
         while waiting.bytes.is_empty() && !waiting.closed {
+            if waiting.finishing {
+                self.end(&mut waiting);
+                break;
+            }
             waiting.idle = true;
             if self.changed.wait_until(&mut waiting, last + KEEP_ALIVE).timed_out() && waiting.bytes.is_empty() {
                 Message::KeepAlive.encode(&mut waiting.bytes);
             }
         }
         waiting.idle = false;
-        while !waiting.closed && waiting.bytes.len() < BATCH_BYTES {
+        while !waiting.closed && !waiting.finishing && waiting.bytes.len() < BATCH_BYTES {
             if self.changed.wait_until(&mut waiting, last + BATCH_DELAY).timed_out() {
                 break;
             }
@@ -189,6 +213,34 @@ mod tests {
         may_end.send(()).unwrap();
         assert_eq!(written.recv(), Ok(1000 * RECORD));
         link.close();
+    }
+
+    #[test]
+    fn a_connection_that_finishes_sends_what_waits() {
+        let (link, written, may_end) = link(1 << 20);
+        link.send(&Message::Leave);
+        assert_eq!(written.recv(), Ok(RECORD));
+        (0..1000).for_each(|request| link.send(&Message::CancelRequest(request)));
+        link.finish();
+        link.send(&Message::Leave);
+        assert!(!link.is_closed());
+        [(), ()].into_iter().for_each(|end| may_end.send(end).unwrap());
+        assert_eq!(written.recv(), Ok(1000 * RECORD));
+        link.wait_closed(Instant::now() + PeerLink::MAX_SILENCE * 20);
+        assert!(link.is_closed());
+        drop(link);
+        assert!(written.recv().is_err(), "nothing comes after");
+    }
+
+    #[test]
+    fn a_peer_that_takes_nothing_is_not_waited_for() {
+        let (link, written, _may_end) = link(1 << 20);
+        link.send(&Message::Leave);
+        written.recv().unwrap();
+        link.send(&Message::Leave);
+        link.finish();
+        link.wait_closed(Instant::now());
+        assert!(link.is_closed());
     }
 
     #[test]

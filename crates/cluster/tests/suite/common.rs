@@ -258,8 +258,12 @@ impl RunningBackend {
 }
 
 pub(crate) fn backend(scheduler: SocketAddr, models: &[Served]) -> RunningBackend {
-    let executor = Arc::new(EmulatedEngine::new(EmulatedOptions::default()).with_depth(DEPTH));
-    backend_on(scheduler, models, executor)
+    backend_on(scheduler, models, emulated())
+}
+
+/// Returns an engine that emulates devices.
+pub(crate) fn emulated() -> Arc<dyn Executor> {
+    Arc::new(EmulatedEngine::new(EmulatedOptions::default()).with_depth(DEPTH))
 }
 
 pub(crate) fn backend_on(scheduler: SocketAddr, models: &[Served], executor: Arc<dyn Executor>) -> RunningBackend {
@@ -271,8 +275,8 @@ pub(crate) fn backend_over(
     transport: Arc<dyn Transport>,
     schedulers: Vec<String>,
     models: &[Served],
+    executor: Arc<dyn Executor>,
 ) -> RunningBackend {
-    let executor: Arc<dyn Executor> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()).with_depth(DEPTH));
     let offered = BackendModels::default();
     for (number, served) in (0..).zip(models) {
         offered.add(number, served.loaded(&*executor, "")).unwrap();
@@ -403,7 +407,7 @@ impl Client {
 
 /// Serves the same models with an engine in this process.
 pub(crate) fn local(models: &[Served], policy: &'static str) -> (Engine, Vec<ModelId>) {
-    let executor: Arc<dyn Executor> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()).with_depth(DEPTH));
+    let executor = emulated();
     let StartedEngine { engine, .. } = starts(policy, HangBound::default())().unwrap();
     let load = |served: &Served| {
         let (model, loaded) = (served.model(), executor.load(&served.source()).unwrap());

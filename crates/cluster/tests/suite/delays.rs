@@ -65,7 +65,7 @@ fn the_delays_of_each_backend_are_measured_apart() {
     let scheduler = scheduler(1, anywhere(), "unified", HangBound::default());
     let at = vec![scheduler.address().to_string()];
     // It reads late whatever reaches it: orders and inputs.
-    let slow = backend_over(Arc::new(Slow), at, &patient());
+    let slow = backend_over(Arc::new(Slow), at, &patient(), emulated());
     let client = client(scheduler.address());
     drive(client.ready(), 20);
     let measured = scheduler.delays();

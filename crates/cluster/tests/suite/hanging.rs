@@ -1,7 +1,9 @@
-//! Devices that a test can make hang: their tasks do not end until the test releases them.
+//! Gates that a test closes and opens, and devices that hang at one: their tasks do not end until
+//! the test opens it.
 
 use ripieno_base::ModelId;
 use ripieno_executor::{Device, Executor, LoadError, LoadedModel, ModelSource, Sink, Task, TaskResult};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 /// Opens such devices over the devices of another engine.
@@ -10,10 +12,27 @@ pub(crate) struct Hanging {
     gate: Arc<Gate>,
 }
 
+/// A gate, open at first.
 #[derive(Default)]
-struct Gate {
-    hangs: Mutex<bool>,
-    let_go: Condvar,
+pub(crate) struct Gate {
+    closed: Mutex<bool>,
+    opened: Condvar,
+    /// Number of threads that have come to it.
+    reached: AtomicUsize,
+}
+
+impl Gate {
+    /// Closes or opens it.
+    pub(crate) fn set(&self, closed: bool) {
+        *self.closed.lock().unwrap() = closed;
+        self.opened.notify_all();
+    }
+
+    /// Waits while it is closed.
+    pub(crate) fn pass(&self) {
+        self.reached.fetch_add(1, Ordering::SeqCst);
+        drop(self.opened.wait_while(self.closed.lock().unwrap(), |closed| *closed).unwrap());
+    }
 }
 
 impl Hanging {
@@ -23,8 +42,12 @@ impl Hanging {
 
     /// Starts or ends the hang.
     pub(crate) fn set(&self, hangs: bool) {
-        *self.gate.hangs.lock().unwrap() = hangs;
-        self.gate.let_go.notify_all();
+        self.gate.set(hangs);
+    }
+
+    /// Returns the number of tasks that have run; the ends of some may wait.
+    pub(crate) fn reached(&self) -> usize {
+        self.gate.reached.load(Ordering::SeqCst)
     }
 }
 
@@ -41,7 +64,7 @@ impl Executor for Hanging {
     fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
         let gate = Arc::clone(&self.gate);
         let waits = move |result: TaskResult| {
-            drop(gate.let_go.wait_while(gate.hangs.lock().unwrap(), |hangs| *hangs).unwrap());
+            gate.pass();
             sink(result);
         };
         Ok(Box::new(Inside(self.inner.open(lanes, Arc::new(waits))?)))

@@ -5,6 +5,7 @@ mod common;
 mod delays;
 mod faults;
 mod hanging;
+mod leaving;
 mod plans;
 mod releases;
 mod spares;
