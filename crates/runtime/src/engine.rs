@@ -19,8 +19,8 @@ use crate::requests::answer::{Answerer, DrainGate, DrainPass};
 use crate::requests::jobs::{CancelState, JobPart, LiveJob};
 use crate::requests::parts;
 use crate::{
-    Clock, EngineProcesses, Failure, FlightConfig, FlightRecorder, Job, JobResult, OnStep, RefusedWhy, RemoteJob,
-    ServedModel, event_loop::suitable,
+    Clock, EngineProcesses, Failure, FlightConfig, FlightRecorder, Job, JobResult, OnStep, RemoteJob, ServedModel,
+    event_loop::suitable,
 };
 use parking_lot::{Mutex, RwLock};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, Time};
@@ -406,7 +406,7 @@ struct RequestSpec {
 impl Inner {
     /// Records a refusal that depends on the load or on the engine, not on the request.
     fn record_refusal(&self, model: ModelId, refused: &Failure) {
-        if let (Some(flight), Some(why)) = (&self.flight, RefusedWhy::of(refused)) {
+        if let (Some(flight), Some(why)) = (&self.flight, refused.recorded()) {
             flight.refused(model, why);
         }
     }

@@ -42,13 +42,12 @@ pub use event_loop::wakeup::{WakeupLateness, measure_wakeups};
 pub use learn::shapes::{OpenDims, OpenSizes};
 pub use metrics::{DeviceSnapshot, HistogramSnapshot, ModelMetrics, ModelSnapshot, SchedulerSnapshot, TallySnapshot};
 pub use record::flight::{
-    Aside, DumpedRecording, FlightConfig, FlightEntry, FlightFollower, FlightRecorder, FlightSize, RefusedWhy,
-    RingBounds, RunWorld,
+    Aside, DumpedRecording, FlightConfig, FlightEntry, FlightFollower, FlightRecorder, FlightSize, RingBounds, RunWorld,
 };
 pub use record::history;
 pub use record::recorder::Header;
 pub use record::replay::{Difference, RecordedEvents, ReplayError, ReplayReport, replay};
-pub use requests::ending::{Ending, Failure};
+pub use requests::ending::{Ending, Failure, FailureNumbers, RefusedWhy};
 pub use requests::split::{check_joinable, join, some_rows};
 
 /// The guide to embedding, included so that its program is compiled and run as a test.

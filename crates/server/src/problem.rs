@@ -1,10 +1,14 @@
-//! Failures of calls, independent of the protocol.
+//! Failures of calls, independent of the protocol, and what clients and operators read of each.
+//!
+//! The tables: [`ProblemKind::of`] from a reason to its kind, [`ProblemKind::statuses`] from a kind
+//! to HTTP and gRPC, [`in_words`] and [`triton_reason`] for endings on the page and in metrics.
 
 use crate::durations::rounded;
 use ripieno_repository::registry::{LookupError, ServedEntry};
-use ripieno_runtime::{DeviceRefused, Failure};
+use ripieno_runtime::{DeviceRefused, Ending, Failure};
 use ripieno_wire::WireError;
 use std::time::Duration;
+use tonic::Code;
 
 /// Maximum length of a message, which may quote client input as long as a request.
 const MAX_MESSAGE_BYTES: usize = 2048;
@@ -96,9 +100,8 @@ impl Problem {
 }
 
 impl ProblemKind {
-    /// Returns the kind of a failure. With the statuses below this is the table of what clients
-    /// receive for each reason.
-    fn of(failure: &Failure) -> ProblemKind {
+    /// Returns the kind of a failure.
+    pub(crate) fn of(failure: &Failure) -> ProblemKind {
         match failure {
             Failure::Expired | Failure::Hopeless | Failure::TooLate { .. } | Failure::TooLong { .. } => {
                 ProblemKind::Expired
@@ -116,44 +119,65 @@ impl ProblemKind {
         }
     }
 
-    /// Returns the HTTP status. 499 is nginx's status for a client that left; it appears only in
-    /// the log.
-    pub(crate) fn http_status(self) -> u16 {
+    /// Returns the HTTP status and the gRPC code. 499 is nginx's status for a client that left; it
+    /// appears only in the log. Triton has no HTTP status for something that already exists.
+    fn statuses(self) -> (u16, Code) {
         match self {
-            // Triton has no separate status for something that already exists.
-            ProblemKind::Invalid | ProblemKind::AlreadyThere => 400,
-            ProblemKind::Unauthenticated => 401,
-            ProblemKind::Forbidden => 403,
-            ProblemKind::NotFound => 404,
-            ProblemKind::WrongMethod => 405,
-            ProblemKind::TooSlow => 408,
-            ProblemKind::TooLarge => 413,
-            ProblemKind::UnknownEncoding => 415,
-            ProblemKind::Overloaded => 429,
-            ProblemKind::Cancelled => 499,
-            ProblemKind::Internal => 500,
-            ProblemKind::NotOffered => 501,
-            ProblemKind::Unavailable => 503,
-            ProblemKind::Expired => 504,
+            ProblemKind::Invalid => (400, Code::InvalidArgument),
+            ProblemKind::AlreadyThere => (400, Code::AlreadyExists),
+            ProblemKind::Unauthenticated => (401, Code::Unauthenticated),
+            ProblemKind::Forbidden => (403, Code::PermissionDenied),
+            ProblemKind::NotFound => (404, Code::NotFound),
+            ProblemKind::WrongMethod => (405, Code::Unimplemented),
+            ProblemKind::TooSlow => (408, Code::DeadlineExceeded),
+            ProblemKind::TooLarge => (413, Code::InvalidArgument),
+            ProblemKind::UnknownEncoding => (415, Code::Unimplemented),
+            ProblemKind::Overloaded => (429, Code::ResourceExhausted),
+            ProblemKind::Cancelled => (499, Code::Cancelled),
+            ProblemKind::Internal => (500, Code::Internal),
+            ProblemKind::NotOffered => (501, Code::Unimplemented),
+            ProblemKind::Unavailable => (503, Code::Unavailable),
+            ProblemKind::Expired => (504, Code::DeadlineExceeded),
         }
     }
 
-    pub(crate) fn grpc_code(self) -> tonic::Code {
-        match self {
-            ProblemKind::Invalid | ProblemKind::TooLarge => tonic::Code::InvalidArgument,
-            ProblemKind::Unauthenticated => tonic::Code::Unauthenticated,
-            ProblemKind::Forbidden => tonic::Code::PermissionDenied,
-            ProblemKind::NotFound => tonic::Code::NotFound,
-            ProblemKind::AlreadyThere => tonic::Code::AlreadyExists,
-            ProblemKind::WrongMethod | ProblemKind::UnknownEncoding | ProblemKind::NotOffered => {
-                tonic::Code::Unimplemented
-            }
-            ProblemKind::Overloaded => tonic::Code::ResourceExhausted,
-            ProblemKind::Cancelled => tonic::Code::Cancelled,
-            ProblemKind::Internal => tonic::Code::Internal,
-            ProblemKind::Unavailable => tonic::Code::Unavailable,
-            ProblemKind::Expired | ProblemKind::TooSlow => tonic::Code::DeadlineExceeded,
-        }
+    pub(crate) fn http_status(self) -> u16 {
+        self.statuses().0
+    }
+
+    pub(crate) fn grpc_code(self) -> Code {
+        self.statuses().1
+    }
+}
+
+/// Returns the outcome in words.
+pub(crate) fn in_words(ending: Ending) -> &'static str {
+    match ending {
+        Ending::Ok => "in time",
+        Ending::Late => "late",
+        Ending::Expired => "expired",
+        Ending::Hopeless => "refused: would be late",
+        Ending::Share => "refused: above share",
+        Ending::Refused => "refused: queue full",
+        Ending::Cancelled => "cancelled",
+        Ending::Failed => "failed",
+        Ending::Outage => "outage",
+        Ending::Unloaded => "unloaded",
+        Ending::ShuttingDown => "shutting down",
+    }
+}
+
+/// The reasons of failures in Triton's metrics.
+pub(crate) const TRITON_REASONS: [&str; 4] = ["REJECTED", "CANCELED", "BACKEND", "OTHER"];
+
+/// Returns the failure reason in Triton's terms; `None` for a success.
+pub(crate) fn triton_reason(ending: Ending) -> Option<&'static str> {
+    match ending {
+        Ending::Ok | Ending::Late => None,
+        Ending::Refused | Ending::Share | Ending::Hopeless | Ending::Expired => Some("REJECTED"),
+        Ending::Cancelled => Some("CANCELED"),
+        Ending::Failed | Ending::Outage => Some("BACKEND"),
+        Ending::Unloaded | Ending::ShuttingDown => Some("OTHER"),
     }
 }
 
@@ -195,9 +219,8 @@ impl Problem {
     /// the needed time and the key to change.
     pub(crate) fn of_failure(failure: Failure, entry: &ServedEntry, rows: usize, timeout: Option<Duration>) -> Problem {
         let never = matches!(failure, Failure::TooLong { .. });
-        let late = never || matches!(failure, Failure::Expired | Failure::Hopeless | Failure::TooLate { .. });
         let problem = Problem::of_ending(failure, &entry.name);
-        if !late {
+        if problem.kind != ProblemKind::Expired {
             return problem;
         }
         let slo = (!entry.slo.answer_late).then(|| Duration::from_nanos(entry.slo.span.0.unsigned_abs()));
@@ -227,17 +250,56 @@ impl Problem {
     /// Converts a failure without that additional information.
     pub(crate) fn of_ending(failure: Failure, model: &str) -> Problem {
         let failure = failure.with_times(|time| rounded(time).max(SHORTEST_SHOWN));
-        let message = match failure {
-            Failure::TooLarge { .. } | Failure::Invalid(_) => format!("model '{model}': {failure}"),
+        let kind = ProblemKind::of(&failure);
+        let message = match kind {
+            ProblemKind::TooLarge | ProblemKind::Invalid => format!("model '{model}': {failure}"),
             _ => failure.to_string(),
         };
-        Problem { retry_after: failure.retry_after(), ..Problem::new(ProblemKind::of(&failure), message) }
+        Problem { retry_after: failure.retry_after(), ..Problem::new(kind, message) }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ripieno_runtime::FailureNumbers;
+
+    const PAGE: &str = include_str!("../../../docs/reference/errors.md");
+
+    /// All reasons that have numbers, each with a time and without.
+    fn failures() -> Vec<Failure> {
+        let times = [Duration::ZERO, Duration::from_secs(2)];
+        let numbers = (0..=u8::MAX).flat_map(|reason| {
+            let counts = [[0, 0], [9, 9]];
+            counts.into_iter().flat_map(move |counts| times.map(|time| FailureNumbers { reason, time, counts }))
+        });
+        numbers.filter_map(|numbers| Failure::from_numbers(numbers, "a cause".to_owned())).collect()
+    }
+
+    #[test]
+    fn the_page_of_errors_has_each_reason_with_its_statuses_and_its_retry() {
+        let failures = failures();
+        assert!(failures.len() > 20, "{failures:?}");
+        for failure in failures.into_iter().filter(|failure| *failure != Failure::Cancelled) {
+            let problem = Problem::of_ending(failure.clone(), "m");
+            let (http, code) = problem.kind.statuses();
+            let code = format!("{code:?}");
+            let capital = |(at, c): (usize, char)| if at > 0 && c.is_uppercase() { vec!['_', c] } else { vec![c] };
+            let code = code.char_indices().flat_map(capital).collect::<String>().to_uppercase();
+            let mut rows = PAGE.lines().filter(|row| row.starts_with(&format!("| {http} {code} |")));
+            let retries = |row: &str| row.ends_with("| after Retry-After |") || row.ends_with("if given |");
+            let retry = problem.retry_after.is_some();
+            assert!(rows.any(|row| !retry || retries(row)), "{failure:?}: no row of {http} {code}, retry: {retry}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_the_whole_failure() {
+        for failure in failures() {
+            let read = Failure::from_numbers(failure.to_numbers(), failure.text().to_owned());
+            assert_eq!(read.as_ref(), Some(&failure));
+        }
+    }
 
     #[test]
     fn a_message_does_not_repeat_a_whole_request() {
@@ -280,7 +342,7 @@ mod tests {
         let (cause, retry_after) = ("its process ended".to_owned(), Duration::from_millis(100));
         let lost = Problem::of_ending(Failure::Outage { cause, retry_after }, "m");
         assert_eq!((lost.kind.http_status(), lost.retry_after_s()), (503, Some(1)));
-        assert_eq!(lost.kind.grpc_code(), tonic::Code::Unavailable);
+        assert_eq!(lost.kind.grpc_code(), Code::Unavailable);
         assert!(lost.message.starts_with("its process ended; retry after"));
     }
 }

@@ -358,9 +358,7 @@ impl Message {
             Message::RunTask(run) => run.members.iter().for_each(|member| into.extend_from_slice(&member.record())),
             Message::TaskEnd(ended) => ended.write_members(into),
             Message::Report(report) => report.write_held(into),
-            Message::RequestEnd(RequestEnd { answer: Err(failure), .. }) => {
-                write_text(super::request_result::text(failure), into)
-            }
+            Message::RequestEnd(RequestEnd { answer: Err(failure), .. }) => write_text(failure.text(), into),
             _ => {}
         }
     }

@@ -1,12 +1,18 @@
-//! Outcomes of requests: why there is no answer, and how metrics count it.
+//! Outcomes of requests: why there is no answer, and how metrics, recordings and other processes
+//! count it.
+//!
+//! A new reason is a variant of [`Failure`] and its row in [`Failure::row`]. If it passes between
+//! processes with other times or counts than a known one, it is also a line of
+//! [`Failure::from_numbers`]. The server's `problem.rs` tells it to clients.
 
 use ripieno_executor::BAD_REQUEST;
+use ripieno_sched::Why;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use thiserror::Error;
 
 /// Reason why a job ends without outputs: it was not accepted, or it ended later. The only list of
-/// reasons: what clients read of each stands in the server's `problem.rs`.
+/// reasons.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum Failure {
     /// The deadline passed.
@@ -111,24 +117,102 @@ impl Failure {
         }
     }
 
+    /// Returns the failure of a request that the core rejects. The caller may know the cause of a
+    /// hopeless or failed one better.
+    pub(crate) fn of_core(why: Why, retry_after: impl FnOnce() -> Duration) -> Failure {
+        match why {
+            Why::Expired => Failure::Expired,
+            Why::Hopeless => Failure::Hopeless,
+            Why::Cancelled => Failure::Cancelled,
+            Why::Failed => Failure::Failed("the engine ended the request without outputs".to_owned()),
+            Why::Unloaded => Failure::Unloaded,
+            Why::Share => Failure::Share(retry_after()),
+            Why::Overload => Failure::Overload(retry_after()),
+        }
+    }
+
     /// Returns the ending under which the failure is counted.
     pub fn ending(&self) -> Ending {
+        self.row().0
+    }
+
+    /// Returns the failure as numbers.
+    pub fn to_numbers(&self) -> FailureNumbers {
+        self.row().1
+    }
+
+    /// The table of all reasons: the ending under which each is counted, and its numbers.
+    fn row(&self) -> (Ending, FailureNumbers) {
+        let row = |ending, reason| (ending, FailureNumbers { reason, time: Duration::ZERO, counts: [0, 0] });
+        let timed = |ending, reason, time: &Duration, counts: [u64; 2]| {
+            (ending, FailureNumbers { reason, time: *time, counts })
+        };
         match self {
-            Failure::Expired => Ending::Expired,
-            Failure::Hopeless | Failure::TooLate { .. } | Failure::TooLong { .. } | Failure::Overload(_) => {
-                Ending::Hopeless
+            Failure::Expired => row(Ending::Expired, 1),
+            Failure::Hopeless => row(Ending::Hopeless, 2),
+            Failure::TooLate { expected, retry_after } => {
+                timed(Ending::Hopeless, 2, retry_after, [nanos(*expected).max(1), 0])
             }
-            Failure::Share(_) => Ending::Share,
-            Failure::Cancelled => Ending::Cancelled,
-            Failure::Failed(_) => Ending::Failed,
-            Failure::Outage { .. } => Ending::Outage,
-            Failure::QueueFull { .. }
-            | Failure::NodesFull { .. }
-            | Failure::TooLarge { .. }
-            | Failure::Invalid(_)
-            | Failure::NotLoaded => Ending::Refused,
-            Failure::Unloaded => Ending::Unloaded,
-            Failure::ShuttingDown => Ending::ShuttingDown,
+            Failure::TooLong { needed } => timed(Ending::Hopeless, 2, &Duration::ZERO, [nanos(*needed).max(1), 0]),
+            Failure::Share(after) => timed(Ending::Share, 3, after, [0, 0]),
+            Failure::Overload(after) => timed(Ending::Hopeless, 3, after, [1, 0]),
+            Failure::Cancelled => row(Ending::Cancelled, 4),
+            Failure::Failed(_) => row(Ending::Failed, 5),
+            Failure::Outage { retry_after, .. } => timed(Ending::Outage, 6, retry_after, [0, 0]),
+            Failure::Unloaded => row(Ending::Unloaded, 7),
+            Failure::ShuttingDown => row(Ending::ShuttingDown, 8),
+            Failure::QueueFull { bound, retry_after } => timed(Ending::Refused, 9, retry_after, [*bound as u64, 0]),
+            Failure::TooLarge { most, .. } => timed(Ending::Refused, 10, &Duration::ZERO, [*most as u64, 0]),
+            Failure::NodesFull { held, bound, retry_after } => {
+                timed(Ending::Refused, 11, retry_after, [*bound as u64, *held as u64])
+            }
+            Failure::Invalid(_) => row(Ending::Refused, 12),
+            Failure::NotLoaded => row(Ending::Refused, 14),
+        }
+    }
+
+    /// Returns the failure with these numbers and this text; `None` if there is no such reason.
+    /// Processes of version 0.1 send 13 and 15 for refusals.
+    pub fn from_numbers(numbers: FailureNumbers, text: String) -> Option<Failure> {
+        let FailureNumbers { reason, time: retry_after, counts: [first, second] } = numbers;
+        let (bound, held) = (first as usize, second as usize);
+        Some(match reason {
+            1 => Failure::Expired,
+            2 if first == 0 => Failure::Hopeless,
+            2 if retry_after.is_zero() => Failure::TooLong { needed: Duration::from_nanos(first) },
+            2 => Failure::TooLate { expected: Duration::from_nanos(first), retry_after },
+            3 if first > 0 => Failure::Overload(retry_after),
+            3 => Failure::Share(retry_after),
+            4 => Failure::Cancelled,
+            5 => Failure::Failed(text),
+            6 | 13 => Failure::Outage { cause: text, retry_after },
+            7 => Failure::Unloaded,
+            8 | 15 => Failure::ShuttingDown,
+            9 => Failure::QueueFull { bound, retry_after },
+            10 => Failure::TooLarge { asked: text, most: bound },
+            11 => Failure::NodesFull { held, bound, retry_after },
+            12 => Failure::Invalid(text),
+            14 => Failure::NotLoaded,
+            _ => return None,
+        })
+    }
+
+    /// Returns the text that the failure holds, or "" if it holds none.
+    pub fn text(&self) -> &str {
+        match self {
+            Failure::Failed(text) | Failure::Outage { cause: text, .. } | Failure::Invalid(text) => text,
+            Failure::TooLarge { asked, .. } => asked,
+            _ => "",
+        }
+    }
+
+    /// Returns the reason as recordings keep it, if the failure depends on the load or the engine.
+    /// `None` for others: a replay finds them by itself, or they depend on the request.
+    pub(crate) fn recorded(&self) -> Option<RefusedWhy> {
+        match self {
+            Failure::QueueFull { .. } | Failure::NodesFull { .. } => Some(RefusedWhy::QueueFull),
+            Failure::Outage { .. } => Some(RefusedWhy::Outage),
+            _ => None,
         }
     }
 
@@ -164,6 +248,34 @@ impl Failure {
             _ => None,
         }
     }
+}
+
+/// A failure as numbers, for messages between processes. With [`Failure::text`] they are the whole
+/// failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FailureNumbers {
+    /// Number of the reason, never 0.
+    pub reason: u8,
+    /// Time after which a retry may succeed.
+    pub time: Duration,
+    /// Sizes, or other times in nanoseconds, that the reason holds.
+    pub counts: [u64; 2],
+}
+
+fn nanos(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The reason for a refusal before the scheduler, as recordings keep it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RefusedWhy {
+    /// The queue of the model or of the server was full.
+    QueueFull,
+    /// No process of the model's engine ran.
+    Outage,
+    /// The client did not send its request within the time for a body.
+    SlowClient,
 }
 
 /// The outcome of a request.

@@ -216,18 +216,12 @@ impl EnsembleRun {
     }
 
     fn failed(&self, step: usize, failure: Failure) -> Problem {
-        let model = &self.call.ensemble.steps[step].model;
-        match failure {
-            Failure::Expired | Failure::Hopeless | Failure::TooLate { .. } | Failure::TooLong { .. }
-                if self.call.timeout.is_some() || !self.call.entry.slo.answer_late =>
-            {
-                step_problem(&self.call.entry, step, model, self.too_late(step))
-            }
-            failure => {
-                let problem = Problem::of_failure(failure, &self.members[step], self.call.rows, None);
-                step_problem(&self.call.entry, step, model, problem)
-            }
-        }
+        let limited = self.call.timeout.is_some() || !self.call.entry.slo.answer_late;
+        let problem = match ProblemKind::of(&failure) {
+            ProblemKind::Expired if limited => self.too_late(step),
+            _ => Problem::of_failure(failure, &self.members[step], self.call.rows, None),
+        };
+        step_problem(&self.call.entry, step, &self.call.ensemble.steps[step].model, problem)
     }
 
     /// Returns the error for a request that cannot meet its deadline: its limit, the latency of the

@@ -13,6 +13,7 @@ mod process;
 use crate::backend::DeviceDelays;
 use crate::config::BuildInfo;
 use crate::observe::starvation::{self, Starvation};
+use crate::problem::{TRITON_REASONS, triton_reason};
 use crate::state::ServerState;
 use ripieno_executor::PhaseTimes;
 use ripieno_report::{Reading, ScalingRule};
@@ -383,19 +384,6 @@ fn advice(text: &mut MetricsText, reading: Reading) {
 /// A counter's name, help and source.
 type Counter = (&'static str, &'static str, fn(&ModelSnapshot) -> u64);
 
-const REASONS: [&str; 4] = ["REJECTED", "CANCELED", "BACKEND", "OTHER"];
-
-/// Returns the failure reason in Triton's terms; `None` for a success.
-fn reason(ending: Ending) -> Option<&'static str> {
-    match ending {
-        Ending::Ok | Ending::Late => None,
-        Ending::Refused | Ending::Share | Ending::Hopeless | Ending::Expired => Some("REJECTED"),
-        Ending::Cancelled => Some("CANCELED"),
-        Ending::Failed | Ending::Outage => Some("BACKEND"),
-        Ending::Unloaded | Ending::ShuttingDown => Some("OTHER"),
-    }
-}
-
 fn triton(text: &mut MetricsText, rows: &[ModelRow]) {
     const COUNTERS: [Counter; 6] = [
         ("nv_inference_request_success", "Requests answered.", |model| model.success.count),
@@ -419,8 +407,8 @@ fn triton(text: &mut MetricsText, rows: &[ModelRow]) {
     });
     text.family("nv_inference_request_failure", "counter", "Requests that failed, by reason.");
     for row in rows {
-        for reason in REASONS {
-            let of_reason = row.model.requests.iter().filter(|(ending, _)| self::reason(*ending) == Some(reason));
+        for reason in TRITON_REASONS {
+            let of_reason = row.model.requests.iter().filter(|(ending, _)| triton_reason(*ending) == Some(reason));
             let of_server = if reason == "OTHER" { undelivered(row) } else { 0 };
             let count: u64 = of_reason.map(|(_, count)| count).sum::<u64>() + of_server;
             text.sample("nv_inference_request_failure", &format!("{},reason=\"{reason}\"", row.labels), count);

@@ -5,6 +5,7 @@ use super::parts::nothing;
 use super::timeline::{Timeline, around};
 use super::view::{SPANS, View};
 use super::watch::search;
+use crate::problem::in_words;
 use crate::state::ServerState;
 use maud::{Markup, html};
 use ripieno_base::{Nanos, Time};
@@ -146,7 +147,7 @@ fn member(task: &TaskRecord, call: &CallRecord) -> Markup {
             td.number data-label="rows" { (call.rows) }
             td.number data-label="waited" { (format::span(task.started - call.arrived)) }
             td.number data-label="slack" { (format::span(call.deadline - task.started)) }
-            td { (call.ended.map_or("lives", |(_, ending)| format::ending(ending))) }
+            td { (call.ended.map_or("lives", |(_, ending)| in_words(ending))) }
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Numbers as the page writes them.
 
 use ripieno_base::{Nanos, Time};
-use ripieno_runtime::Ending;
 use std::time::SystemTime;
 
 /// Milliseconds with two or three digits, however few: what is above 0 is not written as 0.
@@ -80,23 +79,6 @@ pub(super) fn clock(ago: Nanos) -> String {
 fn time_of_day(epoch_ms: i64) -> String {
     let (ms, s) = (epoch_ms.rem_euclid(1_000), epoch_ms.div_euclid(1_000).rem_euclid(86_400));
     format!("{:02}:{:02}:{:02}.{ms:03} UTC", s / 3_600, s / 60 % 60, s % 60)
-}
-
-/// Returns the outcome in words.
-pub(super) fn ending(ending: Ending) -> &'static str {
-    match ending {
-        Ending::Ok => "in time",
-        Ending::Late => "late",
-        Ending::Expired => "expired",
-        Ending::Hopeless => "refused: would be late",
-        Ending::Share => "refused: above share",
-        Ending::Refused => "refused: queue full",
-        Ending::Cancelled => "cancelled",
-        Ending::Failed => "failed",
-        Ending::Outage => "outage",
-        Ending::Unloaded => "unloaded",
-        Ending::ShuttingDown => "shutting down",
-    }
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use super::parts::{chart, figure, nothing};
 use super::samples::{ModelView, is_bad};
 use super::verdict::HEALTHY;
 use super::watch::SPAN;
+use crate::problem::in_words;
 use crate::state::ServerState;
 use maud::{Markup, html};
 use ripieno_base::{Nanos, Time};
@@ -74,7 +75,7 @@ pub(super) fn render(state: &ServerState, name: &str, version: &str) -> Markup {
                             ending => is_bad(*ending).then(bad),
                         };
                         tr {
-                            th scope="row" { (format::ending(*ending)) }
+                            th scope="row" { (in_words(*ending)) }
                             td.number { (count(*total)) }
                             td.number { (recent.map_or("–".to_owned(), count)) }
                         }

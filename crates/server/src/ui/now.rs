@@ -6,6 +6,7 @@ use super::parts::nothing;
 use super::samples::{DeviceView, ModelView, TRACE_S, WINDOW_S};
 use super::verdict;
 use super::view::View;
+use crate::problem::in_words;
 use crate::state::ServerState;
 use maud::{Markup, PreEscaped, html};
 use ripieno_base::Nanos;
@@ -165,7 +166,7 @@ fn row(model: &ModelView, load: Option<(f64, f64)>) -> Markup {
                 )) { (PreEscaped(sparkline(&pad(all), &pad(bad), (160, 28)))) }
             }
             td.ends {
-                @for (ending, number) in worst { span.tag.bad { (format::ending(*ending)) " " (count(*number)) } " " }
+                @for (ending, number) in worst { span.tag.bad { (in_words(*ending)) " " (count(*number)) } " " }
                 @if worst.is_empty() { span.note { "none" } }
                 @if rest > 0 { span.note { "and " (count(rest)) " more" } }
             }

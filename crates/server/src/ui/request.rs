@@ -7,6 +7,7 @@ use super::parts::nothing;
 use super::timeline::{Timeline, around};
 use super::view::View;
 use super::watch::search;
+use crate::problem::in_words;
 use crate::state::ServerState;
 use maud::{Markup, html};
 use ripieno_base::{Nanos, Time};
@@ -96,7 +97,7 @@ fn life(state: &ServerState, history: &History, call: &CallRecord) -> Markup {
     html! {
         p.health.bad[explained.is_some()] {
             span.dot aria-hidden="true" {}
-            strong { (call.ended.map_or("lives", |(_, ending)| format::ending(ending))) }
+            strong { (call.ended.map_or("lives", |(_, ending)| in_words(ending))) }
             @if let Some(explained) = &explained {
                 span { (explained.cause.name()) ": " (with_client(state, &explained.detail)) ". To change: " (explained.cause.change()) "." }
             }
@@ -131,7 +132,7 @@ fn steps(history: &History, call: &CallRecord) -> Markup {
             }
             @if call.tasks.len() > MOST_BATCHES { li { "and " (call.tasks.len() - MOST_BATCHES) " more batches" } }
             @if let Some((ended, ending)) = call.ended {
-                li { span.time { (since(ended)) } "ended: " (format::ending(ending)) }
+                li { span.time { (since(ended)) } "ended: " (in_words(ending)) }
             }
             li { span.time { (since(call.deadline)) } "its deadline" }
         }

@@ -10,6 +10,7 @@ use super::format::{self, count};
 use super::parts::nothing;
 use super::request::form;
 use super::view::{RequestFilter, View};
+use crate::problem::in_words;
 use crate::state::ServerState;
 use maud::{Markup, html};
 use ripieno_runtime::Ending;
@@ -131,7 +132,7 @@ fn table(state: &ServerState, history: &History, groups: &[RequestGroup<'_>], fi
                         td { a href=(narrowed(&|filter| filter.model = Some(group.model.to_owned()))) { (group.model) } }
                         td {
                             a href=(narrowed(&|filter| filter.end = Some(group.ending.name().to_owned()))) {
-                                span.tag.bad { (format::ending(group.ending)) }
+                                span.tag.bad { (in_words(group.ending)) }
                             }
                         }
                         td.time { (time(history, group.latest)) }
@@ -157,7 +158,7 @@ fn list(state: &ServerState, history: &History, late: &[Explained]) -> Markup {
                     tr {
                         th.time scope="row" { (time(history, each)) }
                         td { (history.models()[each.model].model.name) }
-                        td { span.tag.bad { (format::ending(each.ending)) } }
+                        td { span.tag.bad { (in_words(each.ending)) } }
                         td.number data-label="after" { (format::span(each.ended - each.arrived)) }
                         td { (each.cause.name()) }
                         td.wide { (with_client(state, &each.detail)) }

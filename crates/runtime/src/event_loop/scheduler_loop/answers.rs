@@ -34,16 +34,12 @@ impl SchedulerLoop {
             self.suspect_profile(now, slot);
         }
         let failure = match why {
-            Why::Expired => Failure::Expired,
             Why::Hopeless => self.hopeless(now, slot),
-            Why::Cancelled => Failure::Cancelled,
-            Why::Unloaded => Failure::Unloaded,
-            Why::Share => Failure::Share(self.jobs.call(lead).model.retry_after()),
-            Why::Overload => Failure::Overload(self.jobs.call(lead).model.retry_after()),
             Why::Failed => {
                 let (_, call, part) = self.jobs.owner(slot);
                 failure(call, part)
             }
+            why => Failure::of_core(why, || self.jobs.call(lead).model.retry_after()),
         };
         self.fail(now, lead, failure);
         self.jobs.release_if_over(lead);
@@ -142,12 +138,12 @@ impl SchedulerLoop {
 
 /// Returns the failure of a part that failed in the engine or was lost with its device.
 pub(super) fn failure(call: &LiveJob, part: usize) -> Failure {
-    let cause = match &call.parts[part].result {
-        Some(Err(text)) => text.clone(),
-        _ => "the engine ended the request without outputs".to_owned(),
+    let failed = match &call.parts[part].result {
+        Some(Err(text)) => Failure::of_engine(text.clone()),
+        _ => Failure::of_core(Why::Failed, || Duration::ZERO),
     };
     match call.lost {
-        Some(Loss { retry_after, .. }) => Failure::Outage { cause, retry_after },
-        None => Failure::of_engine(cause),
+        Some(Loss { retry_after, .. }) => Failure::Outage { cause: failed.text().to_owned(), retry_after },
+        None => failed,
     }
 }

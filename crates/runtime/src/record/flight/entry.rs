@@ -4,8 +4,7 @@
 //! owned values. The two types of an event have the same variants in the same order, which is all
 //! that the format (postcard) stores; a test holds them together.
 
-use crate::Ending;
-use crate::requests::ending::Failure;
+use crate::requests::ending::{Ending, RefusedWhy};
 use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot, TaskId, Time};
 use ripieno_model::Graph;
 use ripieno_sched::{Action, Control, Event, Outcome, Reason, Request, Scheduler};
@@ -64,42 +63,6 @@ pub enum Aside {
         /// End of the span.
         to: Time,
     },
-}
-
-/// The reason for a refusal before the scheduler.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RefusedWhy {
-    /// The queue of the model or of the server was full.
-    QueueFull,
-    /// No process of the model's engine ran.
-    Outage,
-    /// The client did not send its request within the time for a body.
-    SlowClient,
-}
-
-impl RefusedWhy {
-    /// Returns the reason of a refusal that depends on the load or the engine. `None` for others:
-    /// a replay finds them by itself, or they depend on the request.
-    pub(crate) fn of(failure: &Failure) -> Option<RefusedWhy> {
-        match failure {
-            Failure::QueueFull { .. } | Failure::NodesFull { .. } => Some(RefusedWhy::QueueFull),
-            Failure::Outage { .. } => Some(RefusedWhy::Outage),
-            Failure::Expired
-            | Failure::Hopeless
-            | Failure::TooLate { .. }
-            | Failure::TooLong { .. }
-            | Failure::Overload(_)
-            | Failure::Share(_)
-            | Failure::Cancelled
-            | Failure::Failed(_)
-            | Failure::TooLarge { .. }
-            | Failure::Invalid(_)
-            | Failure::NotLoaded
-            | Failure::Unloaded
-            | Failure::ShuttingDown => None,
-        }
-    }
 }
 
 /// A call into a scheduler, or its decisions, borrowed; [`Event`] is the owned form.

@@ -13,13 +13,14 @@ mod world;
 
 pub use dump::DumpedRecording;
 pub(crate) use entry::EventRef;
-pub use entry::{Aside, FlightEntry, RefusedWhy};
+pub use entry::{Aside, FlightEntry};
 pub use ring::RingBounds;
 pub use world::RunWorld;
 
 use crate::Clock;
 use crate::record::history::History;
 use crate::record::recorder::{Header, VERSION};
+use crate::requests::ending::RefusedWhy;
 use ring::{ByteRing, RingPlace};
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_policies::shard_of;

@@ -18,12 +18,13 @@ pub use records::{CallReason, CallRecord, ModelRecord, ReasonRecord, RefusalReco
 pub use ripieno_sched::Outcome as TaskOutcome;
 
 use crate::record::flight::{Aside, FlightEntry, RunWorld};
-use crate::{Ending, RecordedEvents, ReplayError};
+use crate::{Ending, Failure, RecordedEvents, ReplayError};
 use ripieno_base::{DeviceId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::Model;
 use ripieno_sched::{Action, Control, CostScale, Event, Reason, Request, WaitGain, Why};
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
+use std::time::Duration;
 
 /// Largest number of calls that are kept, some 2 GB.
 const MOST_CALLS: usize = 1 << 23;
@@ -436,12 +437,7 @@ impl History {
             None if late => Ending::Late,
             None => Ending::Ok,
             Some(Why::Cancelled) if late => Ending::Expired,
-            Some(Why::Cancelled) => Ending::Cancelled,
-            Some(Why::Expired) => Ending::Expired,
-            Some(Why::Hopeless | Why::Overload) => Ending::Hopeless,
-            Some(Why::Failed) => Ending::Failed,
-            Some(Why::Unloaded) => Ending::Unloaded,
-            Some(Why::Share) => Ending::Share,
+            Some(why) => Failure::of_core(why, || Duration::ZERO).ending(),
         };
         call.ended = Some((now, ending));
     }

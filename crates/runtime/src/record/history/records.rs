@@ -1,7 +1,7 @@
 //! Records of a history: models, calls, batches, refusals, and reasons of decisions.
 
 use crate::Ending;
-use crate::record::flight::RefusedWhy;
+use crate::RefusedWhy;
 use ripieno_base::{BlockId, DeviceId, LaneId, Nanos, Time};
 use ripieno_model::{Extent, Model};
 use ripieno_sched::{CostScale, Outcome, WaitGain};

@@ -3,7 +3,8 @@
 use super::causes::{Cause, Explained, Explainer};
 use super::{CallReason, History};
 use crate::Ending;
-use crate::record::flight::{Aside, FlightEntry, RefusedWhy, RunWorld};
+use crate::RefusedWhy;
+use crate::record::flight::{Aside, FlightEntry, RunWorld};
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Extent, Model, Profile};
 use ripieno_sched::{Action, Control, Event, Outcome, Reason, Request, RequestClass, WaitGain};
