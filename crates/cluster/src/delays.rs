@@ -57,9 +57,82 @@ impl DelayEstimate {
         self.counts.iter().position(reaches).map(bound)
     }
 
+    /// Returns the number of samples, of which older ones count less.
+    pub(crate) fn samples(&self) -> u32 {
+        self.total
+    }
+
     /// Returns the percentiles; `None` without samples.
     pub(crate) fn percentiles(&self) -> Option<DelayPercentiles> {
         Some(DelayPercentiles { p50: self.quantile(500)?, p99: self.quantile(990)? })
+    }
+}
+
+/// The time in which the inputs of a batch come: a part for each row, and the rest.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct DataDelay {
+    /// The time without the part for the rows.
+    base: DelayEstimate,
+    sums: RowSums,
+}
+
+/// Sums over batches of their rows and times, in nanoseconds, of which least squares make a line.
+#[derive(Clone, Copy, Debug, Default)]
+struct RowSums {
+    batches: i128,
+    rows: i128,
+    rows_squared: i128,
+    times: i128,
+    rows_times: i128,
+}
+
+/// A time counts as at most this multiple of the mean, so that one pause does not tilt the line.
+const OUTLIER_FACTOR: i128 = 8;
+
+impl RowSums {
+    fn add(&mut self, rows: usize, time: Duration) {
+        if self.batches >= i128::from(MEMORY) {
+            let RowSums { batches, rows, rows_squared, times, rows_times } = self;
+            [batches, rows, rows_squared, times, rows_times].into_iter().for_each(|sum| *sum /= 2);
+        }
+        let (rows, mut time) = (rows as i128, time.as_nanos().cast_signed());
+        if self.times > 0 {
+            time = time.min(OUTLIER_FACTOR * self.times / self.batches.max(1));
+        }
+        self.batches += 1;
+        self.rows += rows;
+        self.rows_squared += rows * rows;
+        self.times += time;
+        self.rows_times += rows * time;
+    }
+
+    /// Returns the time of a row: the slope of the line, and zero if it falls.
+    fn per_row(&self) -> Duration {
+        let spread = self.batches * self.rows_squared - self.rows * self.rows;
+        let rise = self.batches * self.rows_times - self.rows * self.times;
+        let slope = if spread > 0 { rise.max(0) / spread } else { 0 };
+        Duration::from_nanos(u64::try_from(slope).unwrap_or(u64::MAX))
+    }
+}
+
+impl DataDelay {
+    /// Adds a batch of this number of rows.
+    pub(crate) fn add(&mut self, rows: usize, time: Duration) {
+        self.sums.add(rows, time);
+        let of_rows = self.sums.per_row().saturating_mul(u32::try_from(rows).unwrap_or(u32::MAX));
+        self.base.add(time.saturating_sub(of_rows));
+    }
+
+    /// Returns the time of a row, rounded up to a bucket so that it changes rarely. Less than a
+    /// microsecond counts as nothing.
+    pub(crate) fn per_row(&self) -> Duration {
+        let per_row = self.sums.per_row();
+        if per_row < Duration::from_micros(1) { Duration::ZERO } else { bound(bucket(per_row)) }
+    }
+
+    /// Returns the distribution of the time that does not depend on the rows.
+    pub(crate) fn base(&self) -> &DelayEstimate {
+        &self.base
     }
 }
 
@@ -113,5 +186,25 @@ mod tests {
         (0..5_000).for_each(|_| estimate.add(ms(8)));
         let DelayPercentiles { p50, p99 } = estimate.percentiles().unwrap();
         assert!(p50 == p99 && p50 >= ms(8) && p99 <= ms(10), "{p50:?} {p99:?}");
+    }
+    #[test]
+    fn the_time_of_a_row_is_separated_from_the_rest() {
+        let micros = Duration::from_micros;
+        let mut delay = DataDelay::default();
+        for at in 0..2_000 {
+            let rows = 1 + at % 32;
+            delay.add(rows as usize, micros(300 + 20 * rows));
+        }
+        let (row, base) = (delay.per_row(), delay.base().quantile(500).unwrap());
+        assert!((micros(20)..=micros(25)).contains(&row), "{row:?}");
+        assert!((micros(300)..=micros(400)).contains(&base), "{base:?}");
+        // One pause changes little.
+        delay.add(1, Duration::from_secs(9));
+        assert!(delay.per_row() >= micros(15) && delay.base().quantile(900).unwrap() <= micros(400));
+        // Batches of one size say nothing about a row.
+        let mut same = DataDelay::default();
+        (0..100).for_each(|_| same.add(8, micros(500)));
+        assert_eq!(same.per_row(), Duration::ZERO);
+        assert!(same.base().quantile(500).unwrap() >= micros(500));
     }
 }

@@ -1,9 +1,9 @@
 //! Options that several policies share.
 
-use crate::symphony::{DeviceChoice, Fused, Halves, Linked, NetworkDelay, Rules};
+use crate::symphony::{DeviceChoice, Fused, Halves, Linked, Rules, Ways};
 use ripieno_base::Nanos;
 use ripieno_model::Walk;
-use ripieno_sched::{BuildError, Knob, Knobs, Needs};
+use ripieno_sched::{BuildError, Knob, Knobs, Needs, NetworkDelay};
 use ripieno_sched::{Scheduler, Setup};
 
 /// The walks that policies without cells serve.
@@ -29,19 +29,6 @@ pub(crate) const DEVICE: Knob = Knob {
     default: "smallest-id",
     help: "order of preference among free devices: \"smallest-id\" keeps the last devices idle so that they can be released, \
            \"earliest-free\" spreads the load",
-};
-
-pub(crate) const CONTROL_US: Knob = Knob {
-    name: "control_us",
-    default: "0",
-    help: "estimated latency of a message to a device, in us: a high percentile, since a batch that arrives late ends \
-           late",
-};
-
-pub(crate) const DATA_US: Knob = Knob {
-    name: "data_us_per_row",
-    default: "0",
-    help: "estimated time in which a device fetches the inputs of a row, in us",
 };
 
 pub(crate) const SHARDS: Knob = Knob {
@@ -81,15 +68,14 @@ pub(crate) fn halves(setup: &Setup, knobs: &Knobs<'_>, rules: Rules, shards: usi
 /// Returns the requirements of rules that take account of the network: if messages take time, a
 /// batch is sent while another one runs.
 pub(crate) fn network_needs(knobs: &Knobs<'_>) -> Needs {
-    let waits = network(knobs).is_ok_and(|network| network.lead(1) > Nanos::ZERO);
+    let waits = NetworkDelay::read(knobs).is_ok_and(|network| !network.is_none());
     Needs { depth: if waits { 2 } else { 1 }, ..Needs::ONE_TASK }
 }
 
-pub(crate) fn network(knobs: &Knobs<'_>) -> Result<NetworkDelay, BuildError> {
-    let micros = |knob: &str| Ok(Nanos::from_millis_f64(knobs.number(knob, None)?.unwrap_or(0.0) / 1e3));
-    let (control, data_per_row) = (micros(CONTROL_US.name)?, micros(DATA_US.name)?);
+/// Returns the times that a batch needs to get a device and to reach it.
+pub(crate) fn ways(knobs: &Knobs<'_>) -> Result<Ways, BuildError> {
     // An offer goes to the matchmaker, the grant comes back.
-    Ok(NetworkDelay { control, data_per_row, round_trip: link(knobs)? * 2 })
+    Ok(Ways { network: NetworkDelay::read(knobs)?, round_trip: link(knobs)? * 2 })
 }
 
 pub(crate) fn device_choice(knobs: &Knobs<'_>) -> Result<DeviceChoice, BuildError> {

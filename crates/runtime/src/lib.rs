@@ -49,6 +49,7 @@ pub use record::recorder::Header;
 pub use record::replay::{Difference, RecordedEvents, ReplayError, ReplayReport, replay};
 pub use requests::ending::{Ending, Failure, FailureNumbers, RefusedWhy};
 pub use requests::split::{check_joinable, join, some_rows};
+pub use ripieno_sched::NetworkDelay;
 
 /// The guide to embedding, included so that its program is compiled and run as a test.
 #[cfg(doctest)]

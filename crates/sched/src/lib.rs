@@ -39,6 +39,7 @@ pub use contract::knobs::{BuildError, DROP, Knob, Knobs, MAX_BATCH, OptionValue,
 pub use contract::layer::SchedulerLayer;
 pub use contract::limits::{Limits, Setup};
 pub use contract::needs::{Needs, OBJECTIVE, Objective};
+pub use contract::network::{CONTROL_US, DATA_US, NetworkDelay};
 pub use contract::reason::{Reason, WaitGain};
 pub use contract::scheduler::{Control, Outcome, Prediction, Request, RequestClass, Scheduler, Shape, Shard, TaskDone};
 pub use tables::cohorts::{Cohort, CohortId, Cohorts};

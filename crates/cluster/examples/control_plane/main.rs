@@ -237,7 +237,7 @@ fn scheduler(division: Division) -> Outcome<()> {
         };
         let engine =
             Engine::start(EngineConfig::new(scheduler, setup, Vec::new())).map_err(|error| error.to_string())?;
-        Ok(StartedEngine { engine, depth: limits.depth })
+        Ok(StartedEngine { engine, depth: limits.depth, delay_permille: None })
     };
     let config = SchedulerConfig {
         listen: anywhere(),

@@ -12,7 +12,7 @@ use crate::plane::{DecodeError, Message, MessageReader, PeerAddress, PeerLink, R
 use crate::random_id;
 use parking_lot::Mutex;
 use ripieno_base::DeviceId;
-use ripieno_runtime::DeviceRefused;
+use ripieno_runtime::{DeviceRefused, NetworkDelay};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
@@ -112,6 +112,13 @@ impl BackendPeer {
     /// Returns its sub-cluster, its device there, and its delays.
     pub(super) fn delays(&self) -> Option<(usize, DeviceId, BackendDelays)> {
         self.device().map(|device| (device.part.place, device.id, device.remote.delays()))
+    }
+
+    /// Returns its sub-cluster's engine, and the time that a batch needs to reach it, if that is to
+    /// be planned with.
+    pub(super) fn planned_delay(&self) -> Option<(&Arc<SubClusterEngine>, NetworkDelay)> {
+        let device = self.device()?;
+        Some((&device.part, device.remote.network_delay(device.part.delay_permille?)?))
     }
 
     pub(super) fn offers_model(&self, name: &str) -> bool {

@@ -4,22 +4,26 @@
 //! device does not hold cannot end, and a task of three members cannot end with two results.
 //! Nothing here waits for the network.
 
-use crate::delays::{DelayEstimate, DelayPercentiles};
+use crate::delays::{DataDelay, DelayEstimate, DelayPercentiles};
 use crate::description::RemoteModel;
 use crate::offer::OfferedModel;
 use crate::plane::{DecodeError, MemberEnd, Message, PeerLink, RunMember, RunTask, TaskEnd};
 use parking_lot::Mutex;
-use ripieno_base::{ModelId, TaskId};
+use ripieno_base::{ModelId, Nanos, TaskId};
 use ripieno_executor::{
     BAD_REQUEST, Device, ExecError, Executor, LoadError, LoadedModel, Loss, MemberProgress, ModelSource, Payload,
     Rerun, Sink, Task, TaskMember, TaskResult,
 };
+use ripieno_runtime::NetworkDelay;
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Time after which a request whose inputs could not be fetched may be sent again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Number of batches from which on a backend's delays are planned with.
+const MIN_SAMPLES: u32 = 64;
 
 /// The models that a backend offers.
 type BackendOffers = Arc<Mutex<Vec<OfferedModel>>>;
@@ -57,6 +61,7 @@ struct DelayEstimates {
     control: DelayEstimate,
     data: DelayEstimate,
     data_per_row: DelayEstimate,
+    inputs: DataDelay,
 }
 
 /// The measured delays of a backend; `None` for those that have not been measured yet.
@@ -82,6 +87,7 @@ impl DelayEstimates {
         if ended.fetched_ns > 0 && rows > 0 {
             let fetched = Duration::from_nanos(ended.fetched_ns);
             self.data.add(fetched);
+            self.inputs.add(rows, fetched);
             self.data_per_row.add(fetched / u32::try_from(rows).unwrap_or(u32::MAX));
         }
     }
@@ -227,9 +233,21 @@ impl RemoteState {
     /// Returns the delays of its messages and of its inputs.
     pub(super) fn delays(&self) -> BackendDelays {
         let delays = self.delays.lock();
-        let DelayEstimates { control, data, data_per_row } = &*delays;
+        let DelayEstimates { control, data, data_per_row, .. } = &*delays;
         let [control, data, data_per_row] = [control, data, data_per_row].map(DelayEstimate::percentiles);
         BackendDelays { control, data, data_per_row }
+    }
+
+    /// Returns the time that a batch needs to reach it, as this quantile of what was measured, in
+    /// thousandths; `None` while that is too little.
+    pub(super) fn network_delay(&self, permille: u32) -> Option<NetworkDelay> {
+        let delays = self.delays.lock();
+        let DelayEstimates { control, inputs, .. } = &*delays;
+        let message = control.quantile(permille).filter(|_| control.samples() >= MIN_SAMPLES)?;
+        let rest = inputs.base().quantile(permille).unwrap_or_default();
+        let [control, data_per_row] = [message.saturating_add(rest), inputs.per_row()]
+            .map(|delay| Nanos(i64::try_from(delay.as_nanos()).unwrap_or(i64::MAX)));
+        Some(NetworkDelay { control, data_per_row })
     }
 
     /// Handles a backend's report that a task has ended; `holds_next` is true if further reports

@@ -13,6 +13,7 @@
 
 mod backends;
 mod calls;
+mod delay_planning;
 mod device;
 mod frontends;
 mod leadership;
@@ -42,7 +43,7 @@ use parking_lot::Mutex;
 use placing::PlacementTimer;
 use refusals::{NotAccepted, Refusals};
 use ripieno_base::DeviceId;
-use ripieno_runtime::{DeviceState, Engine};
+use ripieno_runtime::{DeviceState, Engine, NetworkDelay};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
@@ -62,6 +63,9 @@ pub struct StartedEngine {
     pub engine: Engine,
     /// The largest number of tasks on each lane of a device.
     pub depth: usize,
+    /// The quantile of the measured delays that the policy plans with, in thousandths; `None` if it
+    /// plans with none of them.
+    pub delay_permille: Option<u32>,
 }
 
 /// Callback that starts an engine; the scheduler loads models afterwards.
@@ -176,6 +180,7 @@ impl ClusterScheduler {
         });
         shared.start_election(store)?;
         shared.start_placing()?;
+        shared.start_delay_planning()?;
         let (accepting, owner) = (Arc::clone(&listener), Arc::clone(&shared));
         thread::Builder::new()
             .name("scheduler-accept".to_owned())
@@ -215,6 +220,12 @@ impl ClusterScheduler {
     /// Returns the measured delays of each backend, by its sub-cluster and its device there.
     pub fn delays(&self) -> Vec<(usize, DeviceId, BackendDelays)> {
         self.shared.peers.lock().backends.values().filter_map(BackendPeer::delays).collect()
+    }
+
+    /// Returns the time that the policy of each sub-cluster plans for the way of a batch. `None`
+    /// while too little was measured, or if the policy plans with none.
+    pub fn planned_delays(&self) -> Vec<Option<NetworkDelay>> {
+        self.shared.peers.lock().sub_clusters.iter().map(|part| *part.delay.lock()).collect()
     }
 
     /// Returns the plan, if there is one.

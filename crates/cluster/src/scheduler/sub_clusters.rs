@@ -8,7 +8,7 @@ use super::{SchedulerShared, StartedEngine};
 use crate::description::ModelDescription;
 use parking_lot::Mutex;
 use ripieno_base::ModelId;
-use ripieno_runtime::Engine;
+use ripieno_runtime::{Engine, NetworkDelay};
 use std::sync::Arc;
 
 /// Number of ids of each sub-cluster.
@@ -21,6 +21,11 @@ pub(super) struct SubClusterEngine {
     pub(super) engine: Engine,
     /// The largest number of tasks on each lane of a device.
     pub(super) depth: usize,
+    /// The quantile of measured delays that the policy plans with, in thousandths; `None`: it plans
+    /// with none of them.
+    pub(super) delay_permille: Option<u32>,
+    /// The delay that the policy plans with; `None` before enough was measured.
+    pub(super) delay: Mutex<Option<NetworkDelay>>,
     pub(super) models: Mutex<ReleaseTable>,
 }
 
@@ -112,8 +117,9 @@ impl SchedulerShared {
     pub(super) fn start_engines(&self, known: &SubClusters, number: usize) -> Result<SubClusters, String> {
         let mut all: Vec<Arc<SubClusterEngine>> = known.iter().cloned().collect();
         for place in all.len()..number {
-            let StartedEngine { engine, depth } = (self.start)()?;
-            all.push(Arc::new(SubClusterEngine { place, engine, depth, models: Mutex::default() }));
+            let StartedEngine { engine, depth, delay_permille } = (self.start)()?;
+            let (delay, models) = (Mutex::default(), Mutex::default());
+            all.push(Arc::new(SubClusterEngine { place, engine, depth, delay_permille, delay, models }));
         }
         Ok(SubClusters(Arc::new(all)))
     }

@@ -17,7 +17,7 @@ use ripieno_executor::{
 use ripieno_model::{Block, DataType, DropRule, Model, Profile, TensorSpec, Walk};
 use ripieno_policies::{build, find};
 use ripieno_runtime::{Engine, EngineConfig, Failure, HangBound, Job, JobResult, ServedModel};
-use ripieno_sched::{Limits, Options, Setup};
+use ripieno_sched::{Limits, Needs, Options, Setup};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -120,14 +120,22 @@ pub(crate) fn described(name: &str, platform: &str, loaded: &dyn LoadedModel, mo
 
 /// Returns a callback that starts an engine with this policy.
 pub(crate) fn starts(policy: &'static str, hang: HangBound) -> StartEngine {
+    starts_planning(policy, hang, None)
+}
+
+/// Returns a callback that starts an engine whose policy plans with this quantile of the measured
+/// delays.
+pub(crate) fn starts_planning(policy: &'static str, hang: HangBound, delay_permille: Option<u32>) -> StartEngine {
     Box::new(move || {
-        let limits = find(policy).map_err(|error| error.to_string())?.needs(&Options::new()).served(8, 4096);
+        let needs = find(policy).map_err(|error| error.to_string())?.needs(&Options::new());
+        let depth = needs.depth.max(1 + usize::from(delay_permille.is_some()));
+        let limits = Needs { depth, ..needs }.served(8, 4096);
         let limits = Limits { nodes: limits.nodes.min(1 << 14), ..limits };
         let setup = Setup { models: Vec::new(), devices: 0, limits };
         let scheduler = build(policy, &setup, &Options::new()).map_err(|error| error.to_string())?;
         let config = EngineConfig { hang, ..EngineConfig::new(scheduler, setup, Vec::new()) };
         let engine = Engine::start(config).map_err(|error| error.to_string())?;
-        Ok(StartedEngine { engine, depth: limits.depth })
+        Ok(StartedEngine { engine, depth: limits.depth, delay_permille })
     })
 }
 

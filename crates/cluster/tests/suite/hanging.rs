@@ -10,6 +10,8 @@ use std::sync::{Arc, Condvar, Mutex};
 pub(crate) struct Hanging {
     inner: Arc<dyn Executor>,
     gate: Arc<Gate>,
+    /// Number of tasks that devices were given.
+    given: Arc<AtomicUsize>,
 }
 
 /// A gate, open at first.
@@ -37,12 +39,17 @@ impl Gate {
 
 impl Hanging {
     pub(crate) fn over(inner: Arc<dyn Executor>) -> Arc<Hanging> {
-        Arc::new(Hanging { inner, gate: Arc::default() })
+        Arc::new(Hanging { inner, gate: Arc::default(), given: Arc::default() })
     }
 
     /// Starts or ends the hang.
     pub(crate) fn set(&self, hangs: bool) {
         self.gate.set(hangs);
+    }
+
+    /// Returns the number of tasks that devices were given.
+    pub(crate) fn given(&self) -> usize {
+        self.given.load(Ordering::SeqCst)
     }
 
     /// Returns the number of tasks that have run; the ends of some may wait.
@@ -67,11 +74,11 @@ impl Executor for Hanging {
             gate.pass();
             sink(result);
         };
-        Ok(Box::new(Inside(self.inner.open(lanes, Arc::new(waits))?)))
+        Ok(Box::new(Inside(self.inner.open(lanes, Arc::new(waits))?, Arc::clone(&self.given))))
     }
 }
 
-struct Inside(Box<dyn Device>);
+struct Inside(Box<dyn Device>, Arc<AtomicUsize>);
 
 impl Device for Inside {
     fn lanes(&self) -> usize {
@@ -87,6 +94,7 @@ impl Device for Inside {
         self.0.detach(id);
     }
     fn submit(&self, task: Task) -> Result<(), Task> {
+        self.1.fetch_add(1, Ordering::SeqCst);
         self.0.submit(task)
     }
 }

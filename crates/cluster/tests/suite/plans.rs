@@ -348,7 +348,7 @@ fn several_threads_decide_over_remote_devices_and_lose_nothing() {
         let scheduler = build_shards("deferred", &setup, &options, shards).map_err(|error| error.to_string())?;
         let engine =
             Engine::start(EngineConfig::new(scheduler, setup, Vec::new())).map_err(|error| error.to_string())?;
-        Ok(StartedEngine { engine, depth: limits.depth })
+        Ok(StartedEngine { engine, depth: limits.depth, delay_permille: None })
     });
     let scheduler = scheduler_starting(anywhere(), start);
     let all = || NAMES.map(|name| Served { name, ..whole() });

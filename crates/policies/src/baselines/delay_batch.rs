@@ -20,7 +20,7 @@
 
 use crate::fifo::Tables;
 use crate::policy::{Chains, Form, Policy};
-use crate::symphony::{DeviceChoice, Fused, Gather, NetworkDelay, Rules, StartBy};
+use crate::symphony::{DeviceChoice, Fused, Gather, Rules, StartBy, Ways};
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Model};
 use ripieno_sched::Needs;
@@ -65,8 +65,8 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         return Ok(Box::new(DelayBatch::new(setup, options, PerModel::read(&setup.models, window)?)));
     }
     let start = PerModel::read(&setup.models, |model| Ok(StartBy::after(window(model)?)))?;
-    let network = NetworkDelay::default();
-    let rules = Rules { start, options, gather: Gather::Fifo, drops_passed: false, single: false, network };
+    let ways = Ways::default();
+    let rules = Rules { start, options, gather: Gather::Fifo, drops_passed: false, single: false, ways };
     Ok(Box::new(Fused::new(setup, DeviceChoice::SmallestId, rules)))
 }
 
@@ -240,6 +240,7 @@ impl Scheduler for DelayBatch {
                 self.tables.models.replace_profile(model, block, profile);
             }
             Control::Cancelled(slot) => self.tables.fifo.cancel(slot),
+            Control::NetworkDelayed(_) => {}
         }
     }
 

@@ -10,7 +10,7 @@
 //! State: a queue per model. It ignores deadlines, latency profiles and batching. No known
 //! deviations.
 
-use crate::options::{CONTROL_US, DATA_US, network, network_needs};
+use crate::options::{network_needs, ways};
 use crate::policy::{Chains, Form, Policy};
 use crate::symphony::{DeviceChoice, Fused, Gather, Rules, StartBy};
 use ripieno_base::Nanos;
@@ -18,6 +18,7 @@ use ripieno_model::DropRule;
 use ripieno_sched::DROP;
 use ripieno_sched::tables::models::{BatchOptions, PerModel};
 use ripieno_sched::{BuildError, Knob, Knobs};
+use ripieno_sched::{CONTROL_US, DATA_US};
 use ripieno_sched::{Scheduler, Setup};
 
 pub(crate) const POLICY: Policy = Policy {
@@ -38,7 +39,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         gather: Gather::Fifo,
         drops_passed: false,
         single: true,
-        network: network(knobs)?,
+        ways: ways(knobs)?,
     };
     Ok(Box::new(Fused::new(setup, DeviceChoice::SmallestId, rules)))
 }

@@ -20,7 +20,7 @@
 //! not over, since further waiting would only make it late. The public code of Symphony's authors
 //! does the same.
 
-use crate::options::{CONTROL_US, DATA_US, DEVICE, LINK_US, PASSED, SHARDS, drops_passed, network, network_needs};
+use crate::options::{DEVICE, LINK_US, PASSED, SHARDS, drops_passed, network_needs, ways};
 use crate::policy::{Chains, Form, Policy};
 use crate::symphony::{Gather, Rules, StartBy};
 use ripieno_base::Nanos;
@@ -29,6 +29,7 @@ use ripieno_sched::Needs;
 use ripieno_sched::Setup;
 use ripieno_sched::tables::models::{BatchOptions, PerModel};
 use ripieno_sched::{BuildError, Knob, Knobs};
+use ripieno_sched::{CONTROL_US, DATA_US};
 use ripieno_sched::{DROP, MAX_BATCH};
 
 const GATHER: Knob = Knob {
@@ -90,6 +91,6 @@ fn rules(setup: &Setup, knobs: &Knobs<'_>, start: PerModel<StartBy>) -> Result<R
         gather: knobs.choice("gather", &gathers, Gather::Prefix)?,
         drops_passed: drops_passed(knobs)?,
         single: false,
-        network: network(knobs)?,
+        ways: ways(knobs)?,
     })
 }

@@ -361,6 +361,7 @@ impl Scheduler for LazyBatching {
                 fit_everywhere(self.queues.models.replace_profile(model, block, profile));
             }
             Control::Cancelled(slot) => self.queues.fifo.cancel(slot),
+            Control::NetworkDelayed(_) => {}
         }
     }
 

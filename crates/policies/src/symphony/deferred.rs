@@ -21,7 +21,7 @@
 //! goodput collapses beyond the peak. Passed-over heads are dropped when the batch starts, or with
 //! `passed = "update"` whenever the candidate is computed, as the authors' public code does.
 
-use crate::options::{CONTROL_US, DATA_US, DEVICE, LINK_US, PASSED, SHARDS, drops_passed, network, network_needs};
+use crate::options::{DEVICE, LINK_US, PASSED, SHARDS, drops_passed, network_needs, ways};
 use crate::policy::{Chains, Form, Policy};
 use crate::symphony::{Gather, Rules, StartBy, StartRule};
 use ripieno_model::DropRule;
@@ -29,6 +29,7 @@ use ripieno_sched::Needs;
 use ripieno_sched::Setup;
 use ripieno_sched::tables::models::{BatchOptions, PerModel};
 use ripieno_sched::{BuildError, Knob, Knobs};
+use ripieno_sched::{CONTROL_US, DATA_US};
 use ripieno_sched::{DROP, MAX_BATCH};
 
 pub(crate) const POLICY: Policy = Policy {
@@ -66,6 +67,6 @@ fn rules(setup: &Setup, knobs: &Knobs<'_>) -> Result<Rules, BuildError> {
         gather: knobs.choice("gather", &gathers, Gather::Window)?,
         drops_passed: drops_passed(knobs)?,
         single: false,
-        network: network(knobs)?,
+        ways: ways(knobs)?,
     })
 }

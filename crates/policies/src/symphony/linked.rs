@@ -125,7 +125,10 @@ impl Scheduler for Linked {
             Control::ModelLoaded(id, _) | Control::ModelUnloaded(id) => self.shard_of_model(*id),
             Control::ProfileReplaced { model, .. } => self.shard_of_model(*model),
             Control::Cancelled(request) => usize::from(self.shard_of[request.index()]),
-            Control::DeviceJoined(_) | Control::DeviceLeft(_) | Control::DeviceSlowed { .. } => {
+            Control::DeviceJoined(_)
+            | Control::DeviceLeft(_)
+            | Control::DeviceSlowed { .. }
+            | Control::NetworkDelayed(_) => {
                 self.shards.iter_mut().for_each(|shard| shard.on_control(now, control.clone()));
                 return;
             }
@@ -158,10 +161,10 @@ impl Scheduler for Linked {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::symphony::{Gather, NetworkDelay, StartBy, StartRule};
+    use crate::symphony::{Gather, StartBy, StartRule, Ways};
     use ripieno_model::{DropRule, Extent, Model, Profile};
     use ripieno_sched::tables::models::{BatchOptions, PerModel};
-    use ripieno_sched::{Action, Outcome, RequestClass};
+    use ripieno_sched::{Action, NetworkDelay, Outcome, RequestClass};
 
     const LIMITS: Limits = Limits { requests: 64, models: 3, devices: 2, depth: 2, batch: 4, ..Limits::ONE };
     const MS: fn(i64) -> Nanos = Nanos::from_millis;
@@ -169,9 +172,10 @@ mod tests {
     fn rules() -> Rules {
         // Batches are sent ahead, so that all kinds of messages are on the link.
         let network = NetworkDelay { control: MS(1), ..NetworkDelay::default() };
+        let ways = Ways { network, ..Ways::default() };
         let options = BatchOptions { drop: DropRule::Never, max_batch: PerModel::all(None) };
         let start = PerModel::all(StartBy::Rule(StartRule::After(Nanos::ZERO)));
-        Rules { start, options, gather: Gather::Fifo, drops_passed: false, single: false, network }
+        Rules { start, options, gather: Gather::Fifo, drops_passed: false, single: false, ways }
     }
 
     fn setup() -> Setup {

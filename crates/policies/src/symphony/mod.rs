@@ -32,6 +32,7 @@ pub(crate) use queues::ShardQueues;
 pub(crate) use rules::{Rules, StartBy};
 
 use ripieno_base::Nanos;
+use ripieno_sched::NetworkDelay;
 
 /// The rule of one model, in which whole-batch policies differ.
 #[derive(Clone, Copy, Debug)]
@@ -43,26 +44,17 @@ pub(crate) struct Rule {
     pub(crate) drops_passed: bool,
     /// Whether a batch is one request, however many rows it has.
     pub(crate) single: bool,
-    /// Time that a batch needs to reach the device.
-    pub(crate) network: NetworkDelay,
+    /// Times that a batch needs to get a device and to reach it.
+    pub(crate) ways: Ways,
 }
 
-/// The scheduler's own estimate of the time that a batch needs to reach a device: a message, then
-/// the inputs, which the device fetches row by row (Symphony, Appendix D). Too low an estimate
-/// makes batches late, too high a one makes them small.
+/// The times that a batch needs to get a device and to reach it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct NetworkDelay {
-    pub(crate) control: Nanos,
-    pub(crate) data_per_row: Nanos,
+pub(crate) struct Ways {
+    /// Time to reach the device.
+    pub(crate) network: NetworkDelay,
     /// Time from an offer to its grant: a batch is requested this much earlier than it is formed.
     pub(crate) round_trip: Nanos,
-}
-
-impl NetworkDelay {
-    /// Returns the time from the decision until a device can begin a batch of `rows` rows.
-    pub(crate) fn lead(&self, rows: usize) -> Nanos {
-        self.control + self.data_per_row * rows as i64
-    }
 }
 
 /// The rule for the earliest start of a candidate.

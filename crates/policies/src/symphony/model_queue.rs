@@ -201,7 +201,7 @@ impl BatchRules for ShardModel {
             100 => left,
             101.. => scaled(left),
             _ => {
-                let lead = self.rule.network.lead(self.profile.max_batch()).min(left);
+                let lead = self.rule.ways.network.lead(self.profile.max_batch()).min(left);
                 left.max(scaled(left - lead) + lead)
             }
         }
@@ -220,7 +220,7 @@ impl BatchRules for ShardModel {
             StartRule::After(wait) => (first.arrived + wait).min(latest),
         };
         let rank = if self.rule.gather == Gather::Fifo { first.arrived } else { latest };
-        Window { exec: exec.max(now), latest, rank, lead: self.rule.network.lead(candidate.rows) }
+        Window { exec: exec.max(now), latest, rank, lead: self.rule.ways.network.lead(candidate.rows) }
     }
 
     fn keeps_order(&self) -> bool {
@@ -245,7 +245,7 @@ impl BatchRules for ShardModel {
 
     fn late_window(&self, now: Time) -> Window {
         let turn = self.started + self.model.slo;
-        Window { exec: now, latest: Time::NEVER, rank: turn, lead: self.rule.network.lead(self.late_batch()) }
+        Window { exec: now, latest: Time::NEVER, rank: turn, lead: self.rule.ways.network.lead(self.late_batch()) }
     }
 
     fn wakeup(&self, requests: &Requests, window: Option<Window>) -> Time {
@@ -260,6 +260,6 @@ impl BatchRules for ShardModel {
 fn with_lead(model: &Model, rule: &Rule) -> Profile {
     let cost = model.profile();
     let rows = 1..=cost.max_batch();
-    let table: Vec<_> = rows.map(|rows| cost.latency(rows) + rule.network.lead(rows)).collect();
+    let table: Vec<_> = rows.map(|rows| cost.latency(rows) + rule.ways.network.lead(rows)).collect();
     Profile::from_table(&table).expect("a profile that is longer by a delay is a profile")
 }

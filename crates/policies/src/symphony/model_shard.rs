@@ -6,7 +6,7 @@
 //! early. No policy built on this changes a batch once it has started.
 
 use super::{Rules, ShardQueues};
-use ripieno_base::{DeviceId, LaneId, Nanos, RequestSlot, TaskId, Time};
+use ripieno_base::{DeviceId, LaneId, RequestSlot, TaskId, Time};
 use ripieno_sched::grants::{DeviceToken, GrantNumber};
 use ripieno_sched::grants::{Grant, Loaded, Offer, Release, Sent, Standing, ToMatchmaker};
 use ripieno_sched::tables::tasks::{Task, Tasks};
@@ -24,9 +24,9 @@ pub struct ModelShard {
     tasks: Tasks,
     /// The number of the first task of this shard: shards must not share task ids.
     first_task: u32,
-    /// Whether batches are sent ahead: devices hold more than one task, and batches take time to
-    /// reach them.
-    sends_ahead: bool,
+    /// Whether devices hold more than one task, so that batches that take time to reach them can be
+    /// sent ahead.
+    holds_ahead: bool,
     /// The latency percentage of each present device in the cluster.
     stands: Vec<Option<u32>>,
     /// Per task, the number of its device's grant; `None` if the task is not open.
@@ -44,13 +44,12 @@ pub struct ModelShard {
 impl ModelShard {
     /// Creates the shard with this number, without models. `limits` are the whole scheduler's.
     pub(crate) fn new(limits: &Limits, number: usize, rules: Rules) -> ModelShard {
-        let sends_ahead = limits.depth > 1 && rules.network.lead(1) > Nanos::ZERO;
         ModelShard {
             number: number as u16,
             queues: ShardQueues::new(limits, rules),
             tasks: Tasks::new(limits),
             first_task: (number * limits.tasks()) as u32,
-            sends_ahead,
+            holds_ahead: limits.depth > 1,
             stands: vec![None; limits.devices],
             granted: vec![None; limits.tasks()],
             seen: vec![0; limits.models],
@@ -140,7 +139,7 @@ impl ModelShard {
 
     fn start(&mut self, now: Time, id: TaskId, out: &mut Outbox, send: &mut impl Sender) {
         let task = self.tasks.get(id);
-        if self.sends_ahead && self.is_last(&task) {
+        if self.holds_ahead && self.queues.is_delayed() && self.is_last(&task) {
             let rows = self.queues.requests.rows(self.tasks.members(id));
             let (lead, cost) = self.queues.lead_and_cost(&task, rows);
             let number = self.granted[id.index()].expect("a task runs on what was granted");
@@ -190,6 +189,7 @@ impl Scheduler for ModelShard {
             }
             Control::ModelUnloaded(id) => self.queues.retire_model(id, &mut self.pending),
             Control::Cancelled(request) => self.queues.cancel(request, &mut self.pending),
+            Control::NetworkDelayed(measured) => self.queues.set_network(now, measured),
         }
     }
 

@@ -8,7 +8,7 @@ use ripieno_sched::grants::{Candidates, Grant, GrantClass};
 use ripieno_sched::tables::models::Models;
 use ripieno_sched::tables::requests::{RequestState, Requests};
 use ripieno_sched::tables::tasks::{Task, Tasks};
-use ripieno_sched::{Limits, Outbox, Request, Why};
+use ripieno_sched::{Limits, NetworkDelay, Outbox, Request, Why};
 
 /// The queues of the models of one shard.
 #[derive(Debug)]
@@ -19,6 +19,8 @@ pub(crate) struct ShardQueues {
     pub(super) models: Models<ModelQueue>,
     /// Rules of the scheduler.
     rules: Rules,
+    /// The measured time to reach devices; `None`: the rules' own.
+    measured: Option<NetworkDelay>,
     /// Time of the next check of each model.
     wakeups: IndexedHeap<Time>,
     /// Models whose offer may have changed.
@@ -33,6 +35,7 @@ impl ShardQueues {
             requests: Requests::new(limits.requests),
             models: Models::new(limits, rules.options.clone()),
             rules,
+            measured: None,
             wakeups: IndexedHeap::new(limits.models),
             changed: Vec::with_capacity(limits.models),
             is_changed: vec![false; limits.models],
@@ -41,8 +44,33 @@ impl ShardQueues {
 
     pub(crate) fn load_model(&mut self, id: ModelId, model: Model) {
         assert!(model.profile().max_batch() >= model.max_batch, "the profile ends before max_batch: {model:?}");
-        let rules = &self.rules;
-        self.models.load(id, model, |model, max_batch| ModelQueue::new(model, max_batch, rules.of(model)));
+        let (rules, measured) = (&self.rules, self.measured);
+        self.models.load(id, model, |model, max_batch| {
+            let mut rule = rules.of(model);
+            if let Some(measured) = measured {
+                rule.ways.network = bounded(measured, model);
+            }
+            ModelQueue::new(model, max_batch, rule)
+        });
+    }
+
+    /// Replaces the time to reach devices by a measured one.
+    pub(crate) fn set_network(&mut self, now: Time, measured: NetworkDelay) {
+        self.measured = Some(measured);
+        for id in (0..self.models.capacity() as u16).map(ModelId) {
+            if self.models.find(id).is_none() {
+                continue;
+            }
+            let served = self.models.get_mut(id);
+            served.own.rule.ways.network = bounded(measured, &served.model);
+            served.refresh_profile(now);
+            self.mark(id);
+        }
+    }
+
+    /// Returns whether a batch takes time to reach its device.
+    pub(crate) fn is_delayed(&self) -> bool {
+        !self.measured.unwrap_or(self.rules.ways.network).is_none()
     }
 
     /// Unloads a model: waiting requests are rejected.
@@ -66,7 +94,7 @@ impl ShardQueues {
     /// blocks are at the device already.
     pub(crate) fn lead_and_cost(&self, task: &Task, rows: usize) -> (Nanos, Nanos) {
         let queue = self.models.get(task.model);
-        let lead = if task.block == BlockId(0) { queue.rule.network.lead(rows) } else { Nanos::ZERO };
+        let lead = if task.block == BlockId(0) { queue.rule.ways.network.lead(rows) } else { Nanos::ZERO };
         (lead, queue.model.blocks[task.block.index()].profile.latency(rows))
     }
 
@@ -132,7 +160,7 @@ impl ShardQueues {
     pub(crate) fn candidates(&mut self, now: Time, id: ModelId, out: &mut Outbox) -> Candidates {
         self.shed(now, id, out);
         let queue = self.models.get_mut(id);
-        let round_trip = queue.rule.network.round_trip;
+        let round_trip = queue.rule.ways.round_trip;
         let formed = now + round_trip;
         if queue.serves_late(&self.requests, formed) {
             return self.late_candidates(now, id);
@@ -231,4 +259,10 @@ impl ShardQueues {
         served.queue.take_overdue(requests, limit, push);
         Some(task)
     }
+}
+
+/// Returns the part of a measured delay that a model counts. It leaves half of what a lone request
+/// has to spare: a model that refused all requests would never measure a shorter one.
+fn bounded(measured: NetworkDelay, model: &Model) -> NetworkDelay {
+    measured.within(Nanos((model.slo - model.profile().latency(1)).0 / 2), 1)
 }

@@ -1,6 +1,6 @@
 //! The rules of a policy per model, as plain data, so that every shard has its own copy.
 
-use super::{Gather, NetworkDelay, Rule, StartRule};
+use super::{Gather, Rule, StartRule, Ways};
 use ripieno_base::Nanos;
 use ripieno_model::Model;
 use ripieno_sched::tables::models::{BatchOptions, PerModel};
@@ -13,7 +13,7 @@ pub(crate) struct Rules {
     pub(crate) gather: Gather,
     pub(crate) drops_passed: bool,
     pub(crate) single: bool,
-    pub(crate) network: NetworkDelay,
+    pub(crate) ways: Ways,
 }
 
 /// The rule for the earliest start of a candidate, which may depend on the model's SLO.
@@ -35,7 +35,7 @@ impl Rules {
             gather: self.gather,
             drops_passed: self.drops_passed,
             single: self.single,
-            network: self.network,
+            ways: self.ways,
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::event_loop::schedulers::{Schedulers, Stopped};
 use ripieno_base::DeviceId;
 use ripieno_executor::{Executor, Sink};
 use ripieno_policies::shard_of;
-use ripieno_sched::Limits;
+use ripieno_sched::{Limits, NetworkDelay};
 use std::sync::Arc;
 
 impl Engine {
@@ -40,6 +40,14 @@ impl Engine {
     /// [`Failure::Outage`](crate::Failure::Outage). Later results of the device are ignored.
     pub fn lose_device(&self, id: DeviceId) -> Result<(), DeviceRefused> {
         self.remove(id, true)
+    }
+
+    /// Sets the time that batches are expected to need to reach their devices, which are in other
+    /// processes. The policy plans with it if it has options for it.
+    pub fn set_network_delay(&self, delay: NetworkDelay) {
+        let _one_at_a_time = self.0.orders.lock();
+        // An engine that has stopped starts no batch.
+        let _ = self.0.schedulers.command_all(|_| EngineCommand::Delay(delay));
     }
 
     fn remove(&self, id: DeviceId, lost: bool) -> Result<(), DeviceRefused> {

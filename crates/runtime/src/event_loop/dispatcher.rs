@@ -23,11 +23,11 @@ use crate::event_loop::tasks_in_flight::{InFlight, LostTask, TasksInFlight};
 use crate::learn::capacity::ModelEntry;
 use crate::metrics::DeviceMetrics;
 use crate::requests::jobs::{JobTable, PartStage};
-use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, RequestSlot, TaskId, Time};
+use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_calibration::Ran;
 use ripieno_executor::{Loss, Rerun, Task, TaskMember, TaskResult};
 use ripieno_model::{Block, LaneTask};
-use ripieno_sched::{CostScale, Limits, Outcome};
+use ripieno_sched::{CostScale, Limits, NetworkDelay, Outcome};
 use std::sync::Arc;
 
 /// A scheduler's decision to start a task.
@@ -61,6 +61,8 @@ pub(crate) struct Dispatcher {
     tasks: TasksInFlight,
     /// Tasks started on a device that no longer existed.
     orphans: Vec<TaskId>,
+    /// Time that batches are expected to need to reach their devices.
+    pub(crate) network: NetworkDelay,
     metrics: Arc<[DeviceMetrics]>,
     /// Number of tasks completed.
     completions: u64,
@@ -109,6 +111,7 @@ impl Dispatcher {
             hang_detector: HangDetector::new(bound, limits.devices * limits.lanes, limits.depth),
             tasks: TasksInFlight::new(limits.tasks()),
             orphans: Vec::new(),
+            network: NetworkDelay::default(),
             metrics,
             completions: 0,
             spare_results: MemberResults::new(limits.batch),
@@ -192,6 +195,8 @@ impl Dispatcher {
         let latency = start.cost.of(spec.cost(rows, length)).scale(u64::from(start.percent), 100);
         let (earliest, share) = (now.max(start.not_before), spec.share(rows, length));
         self.lanes.start(now, device, lane, LaneTask { task: id, earliest, alone: latency, share });
+        // Later blocks are at the device already.
+        let lead = if block == BlockId(0) { self.network.lead(rows) } else { Nanos::ZERO };
         let (kept, nodes) = self.tasks.lists(start.members, start.nodes);
         let in_flight = InFlight {
             model,
@@ -199,7 +204,7 @@ impl Dispatcher {
             steps: spec.steps,
             device,
             lane,
-            not_before: start.not_before,
+            not_before: start.not_before + lead,
             latency,
             members: kept,
             nodes,

@@ -21,8 +21,8 @@ use crate::requests::jobs::LiveJob;
 use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot};
 use ripieno_executor::TaskResult;
 use ripieno_model::{Model, Profile};
-use ripieno_sched::Limits;
 use ripieno_sched::grants::Grant;
+use ripieno_sched::{Limits, NetworkDelay};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
@@ -61,6 +61,8 @@ pub(crate) enum EngineCommand {
     Join { id: DeviceId, device: SharedDevice, attached: Vec<(ModelId, Arc<ModelEntry>)> },
     /// Removes a device. If the device is `lost`, its tasks are given up; otherwise they end first.
     Leave { id: DeviceId, lost: bool },
+    /// Sets the time that batches are expected to need to reach their devices.
+    Delay(NetworkDelay),
     /// Answers all current and future requests with the shutdown failure.
     Dismiss,
 }

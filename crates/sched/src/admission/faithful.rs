@@ -27,7 +27,7 @@ impl SchedulerLayer for Faithful {
 
     fn on_control(&mut self, now: Time, control: Control) {
         match control {
-            Control::ProfileReplaced { .. } | Control::DeviceSlowed { .. } => {}
+            Control::ProfileReplaced { .. } | Control::DeviceSlowed { .. } | Control::NetworkDelayed(_) => {}
             control => self.policy.on_control(now, control),
         }
     }

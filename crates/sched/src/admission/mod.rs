@@ -293,7 +293,7 @@ impl SchedulerLayer for Admission {
                 self.served(*model).costs.replace_profile(*block, profile.clone());
             }
             Control::Cancelled(slot) if self.entries[slot.index()].state != AdmissionState::Inside => return,
-            Control::ModelUnloaded(_) | Control::Cancelled(_) => {}
+            Control::ModelUnloaded(_) | Control::Cancelled(_) | Control::NetworkDelayed(_) => {}
         }
         self.policy.on_control(now, control);
     }

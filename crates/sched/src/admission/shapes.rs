@@ -295,7 +295,8 @@ impl SchedulerLayer for Shapes {
             Control::DeviceJoined(_)
             | Control::DeviceLeft(_)
             | Control::DeviceSlowed { .. }
-            | Control::Cancelled(_) => {}
+            | Control::Cancelled(_)
+            | Control::NetworkDelayed(_) => {}
         }
         self.policy.on_control(now, control);
     }

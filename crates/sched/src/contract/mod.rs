@@ -8,5 +8,6 @@ pub(crate) mod knobs;
 pub(crate) mod layer;
 pub(crate) mod limits;
 pub(crate) mod needs;
+pub(crate) mod network;
 pub(crate) mod reason;
 pub(crate) mod scheduler;

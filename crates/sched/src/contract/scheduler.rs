@@ -1,7 +1,7 @@
 //! The contract between a scheduler and its driver, and the facts that pass between them.
 
 use super::grants::Grant;
-use crate::{CostScale, Outbox};
+use crate::{CostScale, NetworkDelay, Outbox};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Extent, Graph, Model, Profile, StepReport};
 
@@ -240,4 +240,7 @@ pub enum Control {
     /// lost or cancelled, it is rejected instead of run again. The driver must not pass on a
     /// withdrawal of a request that has ended, since the slot may belong to another one.
     Cancelled(RequestSlot),
+    /// Batches are expected to need this time to reach their devices from now on. A policy without
+    /// options for it ignores it.
+    NetworkDelayed(NetworkDelay),
 }

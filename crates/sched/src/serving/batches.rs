@@ -83,14 +83,16 @@ impl UnifiedScheduler {
 
     /// Adds the offers of a model in batches for a free device.
     pub(super) fn offer_batches(&mut self, now: Time, device: DeviceId, id: ModelId, idle: usize) {
-        let held = &self.devices[device].held;
-        if let Some(top) = held.iter().rev().copied().find(|&held| self.cohorts.get(held).model == id) {
+        let held = self.devices[device].held.iter().rev().copied().filter(|_| !self.runs_batch(device));
+        if let Some(top) = held.clone().find(|&held| self.cohorts.get(held).model == id) {
             let offer = self.offer_joining(now, device, id, top).unwrap_or_else(|| self.resume(now, device, id, top));
             self.offers.push(offer);
             return;
         }
         let served = self.models.get(id);
-        if served.queue.any().is_none() || served.devices >= served.model.instances.max(1) {
+        // A batch behind another one of its model runs on no further device.
+        let devices = served.devices - usize::from(self.runs_model(device, id));
+        if served.queue.any().is_none() || devices >= served.model.instances.max(1) {
             return;
         }
         if let Some(late) = self.late_offer(now, device, id) {

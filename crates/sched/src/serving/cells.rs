@@ -9,20 +9,7 @@ use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Permille, Time};
 /// Factor on the waste of small steps, in thousandths: rows that arrive join the next step, so
 /// little of it is lost.
 const WASTE_OF_STEPS: u64 = 200;
-/// Profiled duration of a step below which the next one is queued behind it. Handing over a task
-/// takes some 0.1 ms on a real engine.
-const SHORT_STEP: Nanos = Nanos::from_millis(1);
-
 impl UnifiedScheduler {
-    /// Returns whether the next step of a device is queued behind the running one, if it is full.
-    /// Waiting for the scheduler after each short step would cost a noticeable part of the
-    /// capacity.
-    pub(super) fn wants_ahead(&self, device: DeviceId) -> bool {
-        let state = &self.devices[device];
-        let short = |task: TaskInFlight| task.cohort.is_none() && task.profiled < SHORT_STEP;
-        self.places.0 > 1 && state.present && state.ahead.is_none() && state.running.is_some_and(short)
-    }
-
     /// Adds an offer for each cell type of a model with ready rows, and drops requests that cannot
     /// be in time any more. [`UnifiedScheduler::look_out`] adds what only a choice between several
     /// offers needs.
@@ -101,13 +88,15 @@ impl UnifiedScheduler {
         };
         self.inner.clear();
         let state = &mut self.devices[device].own;
-        let place = state.running.map_or(0, |running| 1 - running.place);
-        let started = TaskInFlight { task, place, cohort: None, model: id, started: now, profiled, best_part };
-        if state.running.is_none() {
-            state.running = Some(started);
-        } else {
-            state.ahead = Some(started);
-        }
+        let place = state.hold_task(|place| TaskInFlight {
+            task,
+            place,
+            cohort: None,
+            model: id,
+            started: now,
+            profiled,
+            best_part,
+        });
         out.push(with_id(start, self.places.id(device, place)));
     }
 }

@@ -9,7 +9,7 @@ use ripieno_base::{DeviceId, ModelId, Nanos, Permille, TaskId, Time};
 pub(super) struct UnifiedDevice {
     /// The running task.
     pub(super) running: Option<TaskInFlight>,
-    /// A step of cells that is queued behind the running one.
+    /// A step of cells or a batch that is queued behind the running task.
     pub(super) ahead: Option<TaskInFlight>,
     /// Cohorts on the device, including the running one; later ones catch up with earlier ones.
     pub(super) held: Vec<CohortId>,
@@ -25,6 +25,18 @@ impl UnifiedDevice {
             true => Nanos::ZERO,
             false => Nanos((self.free_at - now).0.abs()),
         }
+    }
+
+    /// Holds a task that starts, behind the running one if there is one; returns its place.
+    pub(super) fn hold_task(&mut self, task: impl FnOnce(usize) -> TaskInFlight) -> usize {
+        let place = self.running.map_or(0, |running| 1 - running.place);
+        let task = Some(task(place));
+        if self.running.is_none() {
+            self.running = task;
+        } else {
+            self.ahead = task;
+        }
+        place
     }
 }
 

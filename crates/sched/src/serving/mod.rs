@@ -25,6 +25,7 @@
 //!
 //! The rule and its measurements: `docs/internals/scheduler.md`.
 
+mod ahead;
 mod arbiter;
 mod batches;
 mod cells;
@@ -36,6 +37,7 @@ mod model_estimate;
 mod options;
 mod padded;
 mod reasons;
+mod starts;
 mod weight;
 
 pub use options::{KNOBS, NEEDS};
@@ -52,14 +54,14 @@ use crate::tables::models::{BatchOptions, ModelEntry, Models};
 use crate::tables::queue::{Queue, QueueOrder};
 use crate::tables::requests::{RequestState, Requests};
 use crate::tables::tasks::Tasks;
-use crate::{Control, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why};
-use arbiter::{OfferedTask, TaskOffer};
-use in_flight::{TaskInFlight, TaskPlaces, UnifiedDevice, with_id};
+use crate::{Control, NetworkDelay, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why};
+use arbiter::TaskOffer;
+use in_flight::{TaskInFlight, TaskPlaces, UnifiedDevice};
 use load::LoadEstimate;
 use model_estimate::ModelEstimate;
 use padded::LengthGroups;
 use reasons::GivenReasons;
-use ripieno_base::{DeviceId, LaneId, ModelId, Nanos, Permille, RequestSlot, TaskId, Time};
+use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Graph, Model};
 
 type UnifiedEntry = ModelEntry<UnifiedModel>;
@@ -98,6 +100,8 @@ struct UnifiedScheduler {
     cells: Cells,
     /// The devices.
     devices: Devices<UnifiedDevice>,
+    /// Time that a batch needs to reach a device.
+    network: NetworkDelay,
     /// Forecasts of whether newcomers catch up.
     play: Play,
     /// Load of all models together.
@@ -139,6 +143,7 @@ pub fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, Bui
         tasks: Tasks::new(limits),
         cells: Cells::new(limits, setup.devices, options),
         devices: Devices::new(limits, setup.devices, device),
+        network: NetworkDelay::read(knobs)?,
         play: Play::new(limits),
         load: LoadEstimate::new(),
         pending: Outbox::new(limits),
@@ -223,108 +228,13 @@ impl UnifiedScheduler {
         self.models.get_mut(model).own.load.on_work(needed);
     }
 
-    /// Starts the best offers on the `free` devices without a task; returns how many stay idle.
-    fn start_on_free(&mut self, now: Time, free: usize, out: &mut Outbox) -> usize {
-        let mut idle = free;
-        // Newcomers go to devices with nothing begun first.
-        for begun in [false, true] {
-            let mut none_offered = false;
-            for device in self.devices.ids() {
-                let state = &self.devices[device];
-                // Equal idle devices are offered the same, except walks that only one can continue.
-                let same = none_offered && !begun && state.percent == 100 && !self.cells.has_walks(device);
-                if !state.present || state.running.is_some() || state.held.is_empty() == begun || same {
-                    continue;
-                }
-                let given = self.start_next(now, device, idle, out);
-                none_offered |= !given && self.devices[device].percent == 100;
-                idle -= usize::from(given);
-            }
-        }
-        idle
-    }
-
-    /// Starts the best offer on a free device; returns whether there was one. `idle` devices are
-    /// free, including this one.
-    fn start_next(&mut self, now: Time, device: DeviceId, idle: usize, out: &mut Outbox) -> bool {
-        self.drop_overtaken(now, device);
-        self.offers.clear();
-        let runs = self.devices[device].running.is_some();
-        // A step that is queued behind another one starts later.
-        let start = if runs { self.devices[device].free_at.max(now) } else { now };
-        for id in (0..self.models.capacity() as u16).map(ModelId) {
-            match self.models.find(id).map(|served| served.model.walk.is_unfolded()) {
-                None => {}
-                Some(true) => self.offer_cells(now, device, id),
-                Some(false) => self.offer_batches(now, device, id, idle),
-            }
-        }
-        if self.offers.len() > 1 {
-            self.look_out(start, device);
-        }
-        let others_free = self.frees_in(now, Some(device));
-        let chosen = arbiter::choose(start, &self.offers, others_free, self.load.utilisation)
-            .or_else(|| self.offer_overdue(now, device, idle));
-        let Some(chosen) = chosen else { return false };
-        let TaskOffer { model, task, span, .. } = chosen;
-        if runs && (!matches!(task, OfferedTask::Cell(_)) || chosen.rows < chosen.max_rows) {
-            // A batch or step that is not full begins when the device is free: until then further
-            // requests may join it.
-            return false;
-        }
-        // With another idle device, the loser may start there in the same instant.
-        if idle == 1 && !runs {
-            self.explain_loss(&chosen);
-        }
-        let cohort = match task {
-            OfferedTask::Cell(block) => {
-                self.start_cell(now, device, model, block, out);
-                let state = &mut self.devices[device];
-                state.free_at = start + span;
-                return true;
-            }
-            OfferedTask::Batch { first, rows } => self.open_batch(now, device, model, first, rows),
-            OfferedTask::Join { rows } => {
-                let first = self.models.get(model).queue.head().expect("newcomers join");
-                self.open_batch(now, device, model, first, rows)
-            }
-            OfferedTask::Group(number) => self.open_group(now, device, model, number),
-            OfferedTask::Resume(cohort) => cohort,
-            OfferedTask::Overdue => self.open_overdue(now, device, model),
-        };
-        self.start_cohort(now, device, cohort, out);
-        true
-    }
-
-    /// Starts the block of a cohort.
-    fn start_cohort(&mut self, now: Time, device: DeviceId, cohort: CohortId, out: &mut Outbox) {
-        let UnifiedScheduler { cohorts, tasks, devices, models, requests, .. } = self;
-        let held = cohorts.get(cohort);
-        let (id, block, length) = (held.model, held.block, held.length);
-        let task = cohorts.run(cohort, tasks, (device, LaneId(0)), false);
-        let rows = requests.rows(tasks.members(task));
-        let served = models.get_mut(id);
-        served.own.load.costs.reach.on_start(block, rows);
-        let of_block = &served.model.blocks[block.index()];
-        let best = served.load.sizes.target.max(1);
-        let own = served.load.of_task(of_block, rows, length);
-        let best_case = served.load.of_task(of_block, best, length).scale(rows as u64, best as u64);
-        let best_part = Permille::of(best_case, own).min(Permille::WHOLE);
-        let (whole, _) = served.load.of_blocks(&served.model, block, rows, length);
-        let state = &mut devices[device];
-        state.free_at = now + state.takes(whole);
-        let profiled = of_block.cost(rows, length);
-        state.running =
-            Some(TaskInFlight { task, place: 0, cohort: Some(cohort), model: id, started: now, profiled, best_part });
-        out.push(with_id(tasks.start(task, now), self.places.id(device, 0)));
-    }
-
     /// Ends the task of a device.
     fn end_task(&mut self, now: Time, device: DeviceId, done: &TaskDone<'_>) {
         self.account(now, device);
         let state = &mut self.devices[device].own;
         let running = state.running.take().expect("the device runs a task");
         state.running = state.ahead.take().map(|ahead| TaskInFlight { started: now, ..ahead });
+        self.begin_ahead(now, device);
         let served = self.models.get_mut(running.model);
         if done.outcome == Outcome::Ok && running.profiled > Nanos::ZERO {
             let measured = self.devices[device].by_profile(now - running.started);
@@ -499,6 +409,7 @@ impl Scheduler for UnifiedScheduler {
                 }
             }
             Control::Cancelled(slot) => self.cancel(slot),
+            Control::NetworkDelayed(measured) => self.network = measured,
         }
     }
 
@@ -510,13 +421,7 @@ impl Scheduler for UnifiedScheduler {
         self.wakeup = Time::NEVER;
         let free = self.devices.iter().filter(|(_, device)| device.present && device.running.is_none()).count();
         let idle = if free > 0 { self.start_on_free(now, free, out) } else { 0 };
-        if self.places.0 > 1 && self.cells.models().any(|(_, served)| served.live > 0) {
-            for device in self.devices.ids() {
-                if self.wants_ahead(device) {
-                    self.start_next(now, device, 1, out);
-                }
-            }
-        }
+        self.start_ahead(now, out);
         if idle < free {
             // A wide request that a batch has left at the head may be hopeless long before others.
             self.drop_hopeless(now);

@@ -2,9 +2,10 @@
 
 use crate::contract::knobs::{DROP, Knob, MAX_BATCH};
 use crate::contract::needs::{Needs, OBJECTIVE};
+use crate::contract::network::{CONTROL_US, DATA_US};
 
 /// Options of the scheduler.
-pub const KNOBS: &[Knob] = &[MAX_BATCH, DROP, OBJECTIVES];
+pub const KNOBS: &[Knob] = &[MAX_BATCH, DROP, OBJECTIVES, CONTROL_US, DATA_US];
 
 /// Requirements of the scheduler on its driver.
 pub const NEEDS: Needs =

@@ -4,7 +4,7 @@ use super::{EmulatedTask, World, each};
 use crate::observer::Observer;
 use ripieno_base::{BlockId, DeviceId, ModelId, TaskId, Time};
 use ripieno_model::Profile;
-use ripieno_sched::{Control, Outcome};
+use ripieno_sched::{Control, NetworkDelay, Outcome};
 use std::iter::Peekable;
 
 /// A fault or change during a run.
@@ -28,6 +28,8 @@ pub enum Fault {
     Load(ModelId),
     /// The scheduler's profile of a block of a loaded model is replaced; devices run as before.
     ReplaceProfile(ModelId, BlockId, Profile),
+    /// The scheduler learns that batches need this time to reach devices; they come as before.
+    Delay(NetworkDelay),
 }
 
 /// A source of faults that decides during the run.
@@ -120,6 +122,7 @@ impl World<'_> {
                 }
                 Control::ProfileReplaced { model, block, profile: profile.clone() }
             }
+            Fault::Delay(delay) => Control::NetworkDelayed(delay),
         })
     }
 

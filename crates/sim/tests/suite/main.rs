@@ -24,6 +24,7 @@ mod lost_devices;
 mod meta_operations;
 mod meta_operations_run;
 mod mixes;
+mod network;
 mod no_slo;
 mod objective;
 mod overload;

@@ -21,12 +21,12 @@ use ripieno_cluster::{
     ClusterScheduler, InitialPlan, OnServing, SchedulerConfig, ServedCluster, StartEngine, StartedEngine,
 };
 use ripieno_policies::{
-    CATALOGUE, FAITHFUL, Halves, ServedPolicy, build, build_halves, build_served, build_shards, find,
+    CATALOGUE, FAITHFUL, Halves, Policy, ServedPolicy, build, build_halves, build_served, build_shards, find,
 };
 use ripieno_report::Format;
 use ripieno_repository::registry::{IndexRow, ModelRegistry, Repository, Upload};
 use ripieno_runtime::{Clock, Engine, EngineConfig, HangBound};
-use ripieno_sched::{Limits, Options, Scheduler, Setup};
+use ripieno_sched::{CONTROL_US, DATA_US, Limits, Needs, Options, Scheduler, Setup};
 use ripieno_server::{AccessConfig, Server, ServerConfig};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -327,7 +327,11 @@ fn start_engine(
 ) -> anyhow::Result<StartedEngine> {
     let EngineBounds { devices, live, bytes, hang } = bounds;
     let policy = find(name)?;
-    let limits = policy.needs(options).served(devices, live);
+    let needs = policy.needs(options);
+    let delay_permille = delay_permille(policy, options);
+    // While one batch runs, the next one may be on its way.
+    let depth = needs.depth.max(if delay_permille.is_some() { 2 } else { 1 });
+    let limits = Needs { depth, ..needs }.served(devices, live);
     let setup = Setup { models: Vec::new(), devices: 0, limits };
     // This role has no admission control in any case.
     let scheduler = match shards {
@@ -344,7 +348,19 @@ fn start_engine(
     (config.max_queued_bytes, config.policy, config.hang) = (bytes, Some(policy), hang);
     (config.flight, config.clock) = (recorder(flight_mib, name, options)?, clock);
     let engine = Engine::start(config).context("cannot start the runtime")?;
-    Ok(StartedEngine { engine, depth: limits.depth })
+    Ok(StartedEngine { engine, depth: limits.depth, delay_permille })
+}
+
+/// Returns the quantile of the measured delays that a policy plans with, in thousandths: the median
+/// if the policy itself learns how late batches are, otherwise the 99th percentile. An option that
+/// is written replaces what is measured.
+fn delay_permille(policy: &'static Policy, options: &Options) -> Option<u32> {
+    let is_written = |knob: &str| options.keys().any(|key| key.split('.').next() == Some(knob));
+    let written = [CONTROL_US.name, DATA_US.name].into_iter().any(is_written);
+    if written || options.contains_key(FAITHFUL) || !policy.has(CONTROL_US.name) {
+        return None;
+    }
+    Some(if policy.needs(options).learns_occupancy { 500 } else { 990 })
 }
 
 fn announce(args: &SchedulerArgs, scheduler: &ClusterScheduler, metrics: Option<SocketAddr>) -> anyhow::Result<()> {

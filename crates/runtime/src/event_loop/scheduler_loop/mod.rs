@@ -345,6 +345,10 @@ impl SchedulerLoop {
             }
             EngineCommand::Join { id, device, attached } => self.join(now, id, device, &attached),
             EngineCommand::Leave { id, lost } => self.leave(now, id, lost),
+            EngineCommand::Delay(delay) => {
+                self.dispatcher.network = delay;
+                self.core.control(Control::NetworkDelayed(delay));
+            }
             EngineCommand::Dismiss => self.dismiss(now),
         }
         // If the sender of the command is gone, the confirmation is not needed.

@@ -3,7 +3,7 @@
 use super::entry::renumbered;
 use ripieno_base::{BlockId, DeviceId, ModelId};
 use ripieno_model::{Model, Profile};
-use ripieno_sched::Control;
+use ripieno_sched::{Control, NetworkDelay};
 use std::collections::BTreeMap;
 
 /// Models by id, and devices with their speed.
@@ -12,6 +12,8 @@ pub struct RunWorld {
     models: BTreeMap<ModelId, WorldModel>,
     /// Latency of each serving device in percent of the profile.
     devices: BTreeMap<DeviceId, u32>,
+    /// Measured time that a batch needs to reach a device, if there is one.
+    network: Option<NetworkDelay>,
 }
 
 /// A model as it was loaded, and the profiles that were corrected since.
@@ -24,7 +26,8 @@ struct WorldModel {
 impl RunWorld {
     /// Creates the world of a scheduler that begins with this number of devices.
     pub fn new(devices: usize) -> RunWorld {
-        RunWorld { models: BTreeMap::new(), devices: (0..devices).map(|id| (DeviceId(id as u16), 100)).collect() }
+        let devices = (0..devices).map(|id| (DeviceId(id as u16), 100)).collect();
+        RunWorld { devices, ..RunWorld::default() }
     }
 
     /// Applies a change.
@@ -47,6 +50,7 @@ impl RunWorld {
                     *now = *percent;
                 }
             }
+            Control::NetworkDelayed(measured) => self.network = Some(*measured),
             Control::Cancelled(_) => {}
         }
     }
@@ -93,6 +97,7 @@ impl RunWorld {
             let each = loaded.corrected.iter();
             each.map(move |(&block, profile)| Control::ProfileReplaced { model, block, profile: profile.clone() })
         });
-        left.chain(joined).chain(loaded).chain(corrected).chain(slowed).collect()
+        let network = self.network.map(Control::NetworkDelayed);
+        left.chain(joined).chain(network).chain(loaded).chain(corrected).chain(slowed).collect()
     }
 }

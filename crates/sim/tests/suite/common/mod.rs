@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
 use ripieno_model::{Graph, Model, Steps, Walk};
-use ripieno_sched::{OptionValue, Options, Request, Setup};
+use ripieno_sched::{NetworkDelay, OptionValue, Options, Request, Setup};
 use ripieno_sim::{Fault, Observer, Run};
 
 /// Parses `name=value name=value …`.
@@ -29,6 +29,10 @@ pub(crate) fn fault(devices: usize, requests: u64) -> impl Strategy<Value = Faul
         device().prop_map(Fault::FailNext),
         (1..requests).prop_map(Fault::Cancel),
         (0..3u16).prop_map(|model| Fault::Unload(ModelId(model))),
+        (0..3_000i64, 0..200i64).prop_map(|(control, row)| {
+            let (control, data_per_row) = (Nanos::from_micros(control), Nanos::from_micros(row));
+            Fault::Delay(NetworkDelay { control, data_per_row })
+        }),
     ]
 }
 
