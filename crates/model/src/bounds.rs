@@ -52,6 +52,21 @@ pub fn capacity(model: &Model, devices: usize) -> Option<Bound> {
     (alone <= model.slo).then(|| Bound { batch: 1, goodput_rps: devices as f64 / alone.as_secs_f64() })
 }
 
+/// Returns the number of devices that a rate in rows per second keeps busy in its best batches.
+///
+/// They are those in which a row takes the least time, of the batches whose rows come and run
+/// within the SLO. `None` if requests differ in cost.
+pub fn busy_devices(model: &Model, rows_per_s: f64) -> Option<f64> {
+    if model.walk.is_unfolded() || model.has_lengths() {
+        return None;
+    }
+    let (profile, slo_s) = (model.profile(), model.slo.as_secs_f64());
+    let row_s = |batch: usize| profile.latency(batch).as_secs_f64() / batch as f64;
+    let fits = |batch: usize| profile.latency(batch).as_secs_f64() + batch as f64 / rows_per_s.max(1e-9) <= slo_s;
+    let least = (2..=model.max_batch).take_while(|&batch| fits(batch)).map(row_s).fold(row_s(1), f64::min);
+    Some(rows_per_s * least)
+}
+
 /// Returns the goodput of [`staggered_bound`] in rows per second.
 pub fn best_goodput(profile: &Profile, slo: Nanos, devices: usize) -> f64 {
     staggered_bound(profile, slo, devices).goodput_rps
@@ -103,5 +118,21 @@ mod tests {
         let ms = Nanos::from_millis;
         let profile = Profile::from_table(&[ms(2), ms(2), ms(9)]).unwrap();
         assert_eq!(staggered_bound(&profile, ms(100), 1), Bound { batch: 2, goodput_rps: 1000.0 });
+    }
+    #[test]
+    fn a_rate_needs_fewer_devices_in_batches_that_it_fills() {
+        // A batch takes b + 4 ms.
+        let model = Model::whole("m", Profile::linear(1.0, 4.0, 32).unwrap(), Nanos::from_millis(50));
+        let need = |rows_per_s: f64| busy_devices(&model, rows_per_s).unwrap();
+        let near = |value: f64, expected: f64| assert!((value - expected).abs() < 1e-9, "{value}, not {expected}");
+        // Ten rows a second never meet in 45 ms.
+        near(need(10.0), 10.0 * 0.005);
+        // A thousand a second: 23 rows come in 23 ms and run in 27.
+        near(need(1_000.0), 1_000.0 * 0.027 / 23.0);
+        near(need(100_000.0), 100_000.0 * 0.036 / 32.0);
+        near(need(0.0), 0.0);
+        let mut cells = model.clone();
+        cells.walk = crate::Walk::Repeat;
+        assert_eq!(busy_devices(&cells, 1.0), None);
     }
 }

@@ -18,6 +18,10 @@
 //! The rule alone leaves no margin: after it has released all idle time, any burst is too much.
 //! [`ScalingRule::headroom`] and [`ScalingRule::burst`] add one. Live and simulated runs use the
 //! same rule.
+//!
+//! A scheduler for short latencies keeps spare devices busy with small batches, so idle time says
+//! nothing about it. [`ScalingRule::LATENCY`] counts the devices that the load would keep busy in
+//! the best batches within its SLOs.
 
 use ripieno_base::{Nanos, Time};
 use std::collections::VecDeque;
@@ -42,16 +46,32 @@ pub struct ScalingRule {
     /// Devices beyond the busy ones, in square roots of their number: the margin for random
     /// arrivals, which is relatively smaller the more devices share it.
     pub burst: f64,
+    /// The devices that count as busy.
+    pub counts: BusyDevices,
+}
+
+/// The devices that count as busy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BusyDevices {
+    /// Those with a task.
+    Observed,
+    /// Those that the same requests would keep busy in the best batches, at most those with a task.
+    InBestBatches,
 }
 
 impl ScalingRule {
-    /// The paper's rule, with the usual threshold of 1 % bad requests.
-    pub const PAPER: ScalingRule = ScalingRule { threshold: 0.01, headroom: 0.0, burst: 0.0 };
+    /// The paper's rule for few devices, with the usual threshold of 1 % bad requests.
+    pub const PAPER: ScalingRule =
+        ScalingRule { threshold: 0.01, headroom: 0.0, burst: 0.0, counts: BusyDevices::Observed };
+    /// The rule for short latencies: a tenth of the devices is to spare, and more where few devices
+    /// share bursts.
+    pub const LATENCY: ScalingRule =
+        ScalingRule { threshold: 0.01, headroom: 0.1, burst: 0.5, counts: BusyDevices::InBestBatches };
 
     /// Returns the number of devices that the load of this reading needs, at least 1.
     pub fn desired(&self, reading: &Reading) -> usize {
-        let Reading { devices, bad_rate, idle_fraction, load, .. } = *reading;
-        let busy = devices * (1.0 - idle_fraction.clamp(0.0, 1.0));
+        let Reading { devices, bad_rate, .. } = *reading;
+        let (busy, load) = self.busy_and_load(reading);
         let load = if self.is_bad(reading) { load.max(busy) } else { busy };
         let least = if self.is_overload(reading) { devices / (1.0 - bad_rate.min(MAX_BAD_RATE)) } else { 1.0 };
         let needed = load / (1.0 - self.headroom) + self.burst * load.sqrt();
@@ -64,8 +84,16 @@ impl ScalingRule {
     }
 
     fn is_bad(&self, reading: &Reading) -> bool {
-        let busy = reading.devices * (1.0 - reading.idle_fraction);
-        reading.bad_rate > self.threshold || reading.load * (1.0 - self.threshold) > busy
+        let (busy, load) = self.busy_and_load(reading);
+        reading.bad_rate > self.threshold || load * (1.0 - self.threshold) > busy
+    }
+
+    /// Returns the devices that count as busy, and those that would if no request had been bad.
+    fn busy_and_load(&self, reading: &Reading) -> (f64, f64) {
+        match self.counts {
+            BusyDevices::Observed => (reading.devices * (1.0 - reading.idle_fraction.clamp(0.0, 1.0)), reading.load),
+            BusyDevices::InBestBatches => (reading.best_busy, reading.best_load),
+        }
     }
 }
 
@@ -95,13 +123,18 @@ pub struct Reading {
     pub idle_fraction: f64,
     /// Number of devices that would have been busy if no request had been bad.
     pub load: f64,
+    /// Number of devices that the answered requests would have kept busy in the best batches.
+    pub best_busy: f64,
+    /// The same if no request had been bad.
+    pub best_load: f64,
 }
 
 impl Reading {
     /// Returns the signals of a load without regard to its models.
     pub fn new(devices: f64, bad_rate: f64, idle_fraction: f64) -> Reading {
-        let load = devices * (1.0 - idle_fraction) / (1.0 - bad_rate.min(MAX_BAD_RATE));
-        Reading { devices, bad_rate, broken_rate: 0.0, idle_fraction, load }
+        let busy = devices * (1.0 - idle_fraction);
+        let load = busy / (1.0 - bad_rate.min(MAX_BAD_RATE));
+        Reading { devices, bad_rate, broken_rate: 0.0, idle_fraction, load, best_busy: busy, best_load: load }
     }
 
     /// Returns the share of the requests that were not answered by their deadline, for any reason.
@@ -130,6 +163,8 @@ pub struct ModelTotals {
     pub broken: u64,
     /// Time that devices spent on its tasks.
     pub busy: Nanos,
+    /// Rows answered.
+    pub rows: u64,
 }
 
 impl ModelTotals {
@@ -137,21 +172,26 @@ impl ModelTotals {
     /// model was loaded again.
     fn since(&self, earlier: &ModelTotals) -> ModelTotals {
         let fallen = self.good < earlier.good || self.bad < earlier.bad || self.broken < earlier.broken;
-        match fallen || self.busy < earlier.busy {
+        match fallen || self.busy < earlier.busy || self.rows < earlier.rows {
             true => *self,
             false => ModelTotals {
                 good: self.good - earlier.good,
                 bad: self.bad - earlier.bad,
                 broken: self.broken - earlier.broken,
                 busy: self.busy - earlier.busy,
+                rows: self.rows - earlier.rows,
             },
         }
     }
 
     /// Returns the device time that its whole load would have taken, in seconds.
     pub(crate) fn load_s(&self) -> f64 {
-        let bad_rate = ratio(self.bad as f64, (self.good + self.bad) as f64);
-        self.busy.as_secs_f64() / (1.0 - bad_rate.min(MAX_BAD_RATE))
+        self.busy.as_secs_f64() / self.good_part()
+    }
+
+    /// Returns the part of the requests that were good, as far as it counts.
+    fn good_part(&self) -> f64 {
+        1.0 - ratio(self.bad as f64, (self.good + self.bad) as f64).min(MAX_BAD_RATE)
     }
 }
 
@@ -165,14 +205,26 @@ impl Totals {
     }
 
     /// Returns the signals, if these are the counters of a time of length `span`.
-    pub fn reading(&self, span: Nanos) -> Reading {
+    ///
+    /// `best` returns the number of devices that a model keeps busy in the best batches at a rate
+    /// in rows per second. It returns `None` if that is unknown; then the observed time counts.
+    pub fn reading(&self, span: Nanos, best: impl Fn(u64, f64) -> Option<f64>) -> Reading {
         let sum =
             |count: fn(&ModelTotals) -> u64| self.models.iter().map(|(_, model)| count(model)).sum::<u64>() as f64;
         let (good, bad, broken) = (sum(|model| model.good), sum(|model| model.bad), sum(|model| model.broken));
         let ended = good + bad + broken;
         let load_s: f64 = self.models.iter().map(|(_, model)| model.load_s()).sum();
         let idle_s = (self.present - self.busy()).as_secs_f64().max(0.0);
+        let (mut best_busy, mut best_load) = (0.0, 0.0);
+        for (id, model) in &self.models {
+            let (observed, good) = (ratio(model.busy.as_secs_f64(), span.as_secs_f64()), model.good_part());
+            let offered = ratio(model.rows as f64, span.as_secs_f64()) / good;
+            let busy = best(*id, offered).map_or(observed, |all| (all * good).min(observed));
+            (best_busy, best_load) = (best_busy + busy, best_load + busy / good);
+        }
         Reading {
+            best_busy,
+            best_load,
             devices: ratio(self.present.as_secs_f64(), span.as_secs_f64()),
             bad_rate: ratio(bad, ended),
             broken_rate: ratio(broken, ended),
@@ -211,10 +263,10 @@ impl Signals {
         }
     }
 
-    /// Returns the signals of the window; `None` before two samples.
-    pub fn reading(&self) -> Option<Reading> {
+    /// Returns the signals of the window, as [`Totals::reading`]; `None` before two samples.
+    pub fn reading(&self, best: impl Fn(u64, f64) -> Option<f64>) -> Option<Reading> {
         let ((start, first), (end, last)) = (self.samples.front()?, self.samples.back()?);
-        (end > start).then(|| last.since(first).reading(*end - *start))
+        (end > start).then(|| last.since(first).reading(*end - *start, best))
     }
 }
 
@@ -249,7 +301,7 @@ mod tests {
         // keeps three of ten devices busy.
         assert_eq!(advice(10, 1.0, 1.0, 0.01), 1);
         let models = [(0, model(0, 500, 0.0)), (1, model(500, 0, 3.0))];
-        let seen = totals(10.0, models).reading(Nanos(1_000_000_000));
+        let seen = totals(10.0, models).reading(Nanos(1_000_000_000), unknown);
         assert_eq!((ScalingRule::PAPER.desired(&seen), ScalingRule::PAPER.is_overload(&seen)), (3, false));
     }
 
@@ -271,12 +323,39 @@ mod tests {
         assert_eq!((desired(4.0, 0.0), desired(800.0, 0.5), desired(5.0, 1.0)), (5, 410, 1));
     }
 
+    /// The need in the best batches of models whose requests differ in cost.
+    fn unknown(_: u64, _: f64) -> Option<f64> {
+        None
+    }
+
+    #[test]
+    fn devices_that_are_busy_with_small_batches_are_released_for_short_latencies() {
+        // All ten devices are busy, and 200 rows a second would keep two busy in the best batches.
+        let counts = ModelTotals { rows: 200, ..model(200, 0, 10.0) };
+        let best = |_: u64, rows_per_s: f64| Some(rows_per_s / 100.0);
+        let seen = totals(10.0, [(0, counts)]).reading(Nanos(1_000_000_000), best);
+        assert_eq!((seen.best_busy, seen.best_load), (2.0, 2.0));
+        // 2 / 0.9 and half a root of 2 for bursts.
+        assert_eq!((ScalingRule::LATENCY.desired(&seen), ScalingRule::PAPER.desired(&seen)), (3, 10));
+        // With half of the requests bad, by both rules more are needed than there are.
+        let counts = ModelTotals { rows: 1_000, ..model(1_000, 1_000, 10.0) };
+        let seen = totals(10.0, [(0, counts)]).reading(Nanos(1_000_000_000), best);
+        assert_eq!((seen.best_busy, seen.best_load), (10.0, 20.0));
+        assert_eq!((ScalingRule::LATENCY.desired(&seen), ScalingRule::PAPER.desired(&seen)), (25, 20));
+        // The best batches never take more than was seen; of other models what was seen counts.
+        let counts = ModelTotals { rows: 9_000, ..model(9_000, 0, 4.0) };
+        for best in [|_: u64, _: f64| Some(90.0), |_: u64, _: f64| None] {
+            let seen = totals(10.0, [(0, counts)]).reading(Nanos(1_000_000_000), best);
+            assert_eq!((seen.best_busy, ScalingRule::LATENCY.desired(&seen)), (4.0, 6));
+        }
+    }
+
     fn at(seconds: i64) -> Time {
         Time(seconds * 1_000_000_000)
     }
 
     fn model(good: u64, bad: u64, busy_s: f64) -> ModelTotals {
-        ModelTotals { good, bad, broken: 0, busy: Nanos::from_secs_f64(busy_s) }
+        ModelTotals { good, bad, busy: Nanos::from_secs_f64(busy_s), ..ModelTotals::default() }
     }
 
     fn totals<const N: usize>(present_s: f64, models: [(u64, ModelTotals); N]) -> Totals {
@@ -287,8 +366,9 @@ mod tests {
     fn a_bad_request_of_a_heavy_model_asks_for_more() {
         // Ten devices for a second: five answer all of a light model's requests, five half of a
         // heavy one's.
-        let seen = totals(10.0, [(0, model(9_900, 0, 5.0)), (1, model(100, 100, 5.0))]).reading(Nanos(1_000_000_000));
-        let expected = Reading { load: 15.0, ..Reading::new(10.0, 100.0 / 10_100.0, 0.0) };
+        let seen =
+            totals(10.0, [(0, model(9_900, 0, 5.0)), (1, model(100, 100, 5.0))]).reading(Nanos(1_000_000_000), unknown);
+        let expected = Reading { load: 15.0, best_load: 15.0, ..Reading::new(10.0, 100.0 / 10_100.0, 0.0) };
         assert_eq!(seen, expected);
         assert_eq!((ScalingRule::PAPER.desired(&seen), advice(10, seen.bad_rate, 0.0, 0.01)), (15, 10));
     }
@@ -296,7 +376,7 @@ mod tests {
     #[test]
     fn the_window_slides() {
         let mut signals = Signals::new(Nanos::from_millis(10_000));
-        assert_eq!(signals.reading(), None);
+        assert_eq!(signals.reading(unknown), None);
         for second in 0..=30 {
             // From second 15 on every second request is bad and both devices are busy.
             let late = (second - 15).max(0) as u64;
@@ -304,19 +384,19 @@ mod tests {
             signals.observe(at(second), totals(2.0 * second as f64, [(7, model)]));
         }
         let overload = Reading::new(2.0, 0.5, 0.0);
-        assert_eq!(signals.reading(), Some(overload));
+        assert_eq!(signals.reading(unknown), Some(overload));
         signals.observe(at(40), totals(80.0, [(7, model(2_250, 750, 30.0))]));
-        assert_eq!(signals.reading(), Some(Reading::new(2.0, 0.0, 1.0)));
+        assert_eq!(signals.reading(unknown), Some(Reading::new(2.0, 0.0, 1.0)));
     }
 
     #[test]
     fn an_outage_counts_as_bad_and_asks_for_no_devices() {
         // No device is there at all.
         let gone = ModelTotals { broken: 300, ..ModelTotals::default() };
-        let seen = totals(0.0, [(0, gone)]).reading(Nanos(1_000_000_000));
+        let seen = totals(0.0, [(0, gone)]).reading(Nanos(1_000_000_000), unknown);
         assert_eq!((seen.not_in_time(), ScalingRule::PAPER.desired(&seen)), (1.0, 1));
         // Four busy devices, and a second model whose engine fails on each request.
-        let seen = totals(4.0, [(0, model(700, 0, 4.0)), (1, gone)]).reading(Nanos(1_000_000_000));
+        let seen = totals(4.0, [(0, model(700, 0, 4.0)), (1, gone)]).reading(Nanos(1_000_000_000), unknown);
         assert_eq!((seen.not_in_time(), seen.bad_rate, ScalingRule::PAPER.desired(&seen)), (0.3, 0.0, 4));
     }
 

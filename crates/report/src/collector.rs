@@ -178,8 +178,8 @@ impl ModelTally {
         let totals = ModelTotals {
             good: self.in_time,
             bad: self.late + self.dropped,
-            broken: 0,
             busy: self.busy.iter().copied().sum(),
+            ..ModelTotals::default()
         };
         ratio(totals.load_s(), span_s)
     }

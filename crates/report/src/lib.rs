@@ -15,7 +15,7 @@ mod summary;
 mod table;
 mod windows;
 
-pub use advice::{ModelTotals, Reading, ScalingRule, Signals, Totals, advice};
+pub use advice::{BusyDevices, ModelTotals, Reading, ScalingRule, Signals, Totals, advice};
 pub use collector::{Collector, ObservationWindow};
 pub use latencies::Latencies;
 pub use search::{RateTrial, Search, SearchResult, search};

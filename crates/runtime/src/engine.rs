@@ -335,6 +335,12 @@ impl Engine {
         self.0.model_ids.get(id)?.rows_per_s(self.0.devices.serving())
     }
 
+    /// Returns the number of devices that a rate in rows per second keeps busy in the model's best
+    /// batches within its SLO. `None` if it is not loaded, or if its requests differ in cost.
+    pub fn busy_devices(&self, id: ModelId, rows_per_s: f64) -> Option<f64> {
+        self.0.model_ids.get(id)?.busy_devices(rows_per_s)
+    }
+
     /// Returns the state of a model's engine processes. Returns `None` if the model is not loaded
     /// or its engine runs inside the server's process.
     pub fn model_processes(&self, id: ModelId) -> Option<EngineProcesses> {

@@ -240,6 +240,7 @@ impl ModelSnapshot {
             bad: count(|ending| ending.is_good() == Some(false) && !ending.is_breakdown()),
             broken: count(Ending::is_breakdown),
             busy: Nanos(busy_ns.cast_signed()),
+            rows: self.rows,
         }
     }
 }
@@ -534,7 +535,7 @@ mod tests {
         assert_eq!(seen.fail, TallySnapshot { count: 1, ns: 50 });
         assert_eq!(seen.by_batch, [(3, TallySnapshot { count: 1, ns: 700 })]);
         // One request counts as good; the late, the expired and the refused one count as bad.
-        assert_eq!(seen.totals(), ModelTotals { good: 1, bad: 3, broken: 0, busy: Nanos(700) });
+        assert_eq!(seen.totals(), ModelTotals { good: 1, bad: 3, broken: 0, busy: Nanos(700), rows: 3 });
         let counted: Vec<_> = seen.requests.iter().filter(|(_, n)| *n == 1).map(|(ending, _)| ending.name()).collect();
         assert_eq!(counted, ["ok", "late", "expired", "refused"]);
     }

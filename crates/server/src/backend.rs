@@ -62,6 +62,12 @@ pub trait Backend: Send + Sync {
         None
     }
 
+    /// Returns the number of devices that a rate in rows per second keeps busy in the model's best
+    /// batches within its SLO; `None` if it is unknown.
+    fn busy_devices(&self, _id: ModelId, _rows_per_s: f64) -> Option<f64> {
+        None
+    }
+
     /// Returns true if this process decides which requests run: it alone knows the load of the
     /// devices. A spare scheduler, a frontend and a backend do not.
     fn is_primary(&self) -> bool {
@@ -155,6 +161,10 @@ impl Backend for Engine {
 
     fn capacity(&self, id: ModelId) -> Option<f64> {
         self.model_capacity(id)
+    }
+
+    fn busy_devices(&self, id: ModelId, rows_per_s: f64) -> Option<f64> {
+        Engine::busy_devices(self, id, rows_per_s)
     }
 
     fn batch_findings(&self, id: ModelId) -> BatchFindings {

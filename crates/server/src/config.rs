@@ -2,6 +2,7 @@
 
 use crate::access::AccessConfig;
 use crate::problem::ErrorProfile;
+use ripieno_report::ScalingRule;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -89,6 +90,8 @@ pub struct ServerConfig {
     /// Runtime that loads models for load calls. `None` uses the server's; engines then inherit the
     /// priority of its threads.
     pub loads_on: Option<Handle>,
+    /// The rule by which the number of devices is advised.
+    pub scaling: ScalingRule,
     /// Single-threaded runtimes that serve client connections; each connection stays on one. Empty
     /// uses the server's runtime.
     pub connections_on: Vec<Handle>,
@@ -151,6 +154,7 @@ impl Default for ServerConfig {
             max_loads: 4,
             load_overrides: 0,
             loads_on: None,
+            scaling: ScalingRule::PAPER,
             connections_on: Vec::new(),
             strict_readiness: false,
             error_profile: ErrorProfile::Ripieno,

@@ -17,6 +17,8 @@ use crate::observe::telemetry::calls::Telemetry;
 use crate::problem::ErrorProfile;
 use crate::problem::{Problem, ProblemKind};
 use crate::ui::shared::Ui;
+use ripieno_base::ModelId;
+use ripieno_report::Reading;
 use ripieno_repository::ensemble::EnsembleStep;
 use ripieno_repository::registry::{LookupError, ModelRegistry, Repository, ServedEntry};
 use ripieno_runtime::{Ending, ModelSnapshot};
@@ -101,6 +103,12 @@ impl ServerState {
             has_started: AtomicBool::new(false),
             workers,
         })
+    }
+
+    /// Returns the signals of the last seconds; `None` in the first one.
+    pub(crate) fn reading(&self) -> Option<Reading> {
+        let id = |id: u64| ModelId(u16::try_from(id).unwrap_or(u16::MAX));
+        self.signals.reading(|model, rows_per_s| self.backend.busy_devices(id(model), rows_per_s))
     }
 
     /// Returns the memory budget of a connection's calls.

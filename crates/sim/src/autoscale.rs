@@ -155,7 +155,7 @@ impl Observer for MeterHandle {
     fn refused(&mut self, _now: Time, _id: u64, model: ModelId) {
         let mut meter = self.0.borrow_mut();
         meter.arrived(model);
-        meter.ended(model, false);
+        meter.ended(model, 0, false);
     }
 
     fn started(&mut self, _now: Time, run: &Run<'_>) {
@@ -167,7 +167,8 @@ impl Observer for MeterHandle {
     }
 
     fn ended(&mut self, now: Time, _id: u64, request: &Request, end: End) {
-        self.0.borrow_mut().ended(request.model, end == End::Finished && now <= request.deadline);
+        let rows = if end == End::Finished { request.rows } else { 0 };
+        self.0.borrow_mut().ended(request.model, rows, end == End::Finished && now <= request.deadline);
     }
 }
 
@@ -183,6 +184,9 @@ pub(crate) struct AutoscaleTable {
     headroom: Option<f64>,
     burst: Option<f64>,
     release_after: Option<usize>,
+    /// The rule whose values hold unless they are given: "goodput" or "efficiency" = the paper's,
+    /// "latency" = the one of a server for short latencies.
+    objective: Option<String>,
 }
 
 impl AutoscaleTable {
@@ -207,7 +211,16 @@ impl AutoscaleTable {
                  autoscale.max = {max}"
             ));
         }
-        let burst = self.burst.unwrap_or(ScalingRule::PAPER.burst);
+        let usual = match self.objective.as_deref() {
+            None | Some("goodput" | "efficiency") => ScalingRule::PAPER,
+            Some("latency") => ScalingRule::LATENCY,
+            Some(other) => {
+                return Err(format!(
+                    "autoscale.objective = {other:?}; it must be \"goodput\", \"efficiency\" or \"latency\""
+                ));
+            }
+        };
+        let burst = self.burst.unwrap_or(usual.burst);
         if !(0.0..=100.0).contains(&burst) {
             return Err(format!("autoscale.burst = {burst}; it must be from 0 to 100"));
         }
@@ -220,9 +233,10 @@ impl AutoscaleTable {
             max,
             startup: seconds("startup_s", self.startup_s, 0.0, 0.0)?,
             rule: ScalingRule {
-                threshold: fraction("threshold", self.threshold, ScalingRule::PAPER.threshold)?,
-                headroom: fraction("headroom", self.headroom, ScalingRule::PAPER.headroom)?,
+                threshold: fraction("threshold", self.threshold, usual.threshold)?,
+                headroom: fraction("headroom", self.headroom, usual.headroom)?,
                 burst,
+                counts: usual.counts,
             },
             release_after,
         })

@@ -2,12 +2,16 @@
 
 use crate::observer::Run;
 use ripieno_base::{DeviceId, ModelId, Nanos, TaskId, Time};
+use ripieno_model::Model;
+use ripieno_model::bounds::busy_devices;
 use ripieno_report::{ModelTotals, ModelWindow, Reading, ScalingRule, Totals, WindowFigures};
 use ripieno_sched::Setup;
 
 /// Counters since the start, and their values at the start of the current window.
 pub(crate) struct Meter {
     models: Vec<WindowCounts>,
+    /// The models, for their need in the best batches.
+    specs: Vec<Model>,
     /// Running tasks, by task id.
     running: Vec<Option<MeteredTask>>,
     /// Changes of the number of devices.
@@ -22,6 +26,8 @@ struct WindowCounts {
     arrived: u64,
     good: u64,
     bad: u64,
+    /// Rows answered.
+    rows: u64,
     /// Device time of the tasks that have ended.
     busy: Nanos,
 }
@@ -47,6 +53,7 @@ impl Meter {
         Meter {
             window: WindowStart { at: Time::ORIGIN, totals: Totals::default(), models: models.clone() },
             models,
+            specs: setup.models.clone(),
             running: vec![None; setup.limits.tasks()],
             presence: vec![(Time::ORIGIN, setup.devices)],
             used: vec![false; setup.limits.devices],
@@ -57,9 +64,10 @@ impl Meter {
         self.models[model.index()].arrived += 1;
     }
 
-    /// Counts an ended request; `good` if it was answered in time.
-    pub(crate) fn ended(&mut self, model: ModelId, good: bool) {
+    /// Counts an ended request and the rows that were answered; `good` if that was in time.
+    pub(crate) fn ended(&mut self, model: ModelId, rows: u32, good: bool) {
         let counts = &mut self.models[model.index()];
+        counts.rows += u64::from(rows);
         *(if good { &mut counts.good } else { &mut counts.bad }) += 1;
     }
 
@@ -112,8 +120,10 @@ impl Meter {
 
     /// Returns the totals up to now, including the past part of running tasks.
     fn totals(&self, now: Time) -> Totals {
-        let total =
-            |counts: &WindowCounts| ModelTotals { good: counts.good, bad: counts.bad, broken: 0, busy: counts.busy };
+        let total = |counts: &WindowCounts| {
+            let WindowCounts { good, bad, rows, busy, .. } = *counts;
+            ModelTotals { good, bad, broken: 0, busy, rows }
+        };
         let mut models: Vec<_> = (0..).zip(self.models.iter().map(total)).collect();
         for running in self.running.iter().flatten() {
             models[running.model.index()].1.busy += running.busy(now);
@@ -126,7 +136,8 @@ impl Meter {
         let totals = self.totals(now);
         let span = now - self.window.at;
         let within = totals.since(&self.window.totals);
-        let reading = within.reading(span);
+        let best = |id: u64, rows_per_s: f64| busy_devices(&self.specs[id as usize], rows_per_s);
+        let reading = within.reading(span, best);
         let models: Vec<_> =
             self.models.iter().zip(&self.window.models).map(|(now, then)| now.since(then, span)).collect();
         let figures = WindowFigures {

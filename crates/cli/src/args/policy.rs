@@ -4,7 +4,8 @@ use anyhow::bail;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use ripieno_policies::{CATALOGUE, DEFAULT_POLICY, FAITHFUL, find, served_options};
-use ripieno_sched::{Objective, OptionValue, Options};
+use ripieno_report::ScalingRule;
+use ripieno_sched::{OBJECTIVE, Objective, OptionValue, Options};
 
 /// The policy and its options.
 #[derive(Args, Clone, Debug, Default)]
@@ -73,6 +74,16 @@ impl PolicyArgs {
         }
         let options = served_options(known, options, Objective::from(objective.unwrap_or_default()));
         Ok((policy, options))
+    }
+
+    /// Returns the rule by which a server with these options advises a number of devices. Under the
+    /// objective of short latencies spare devices are busy with small batches; otherwise, and for
+    /// published policies, idle devices are to spare.
+    pub(crate) fn scaling(options: &Options) -> ScalingRule {
+        match options.get(OBJECTIVE) {
+            Some(OptionValue::Text(objective)) if objective == Objective::Latency.name() => ScalingRule::LATENCY,
+            _ => ScalingRule::PAPER,
+        }
     }
 
     /// Logs the policy of a server with the options that are set.

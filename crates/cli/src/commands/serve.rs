@@ -184,6 +184,7 @@ impl ServeArgs {
             bail!("--shards needs --policy, since {policy} does not run in shards; these do: {sharded}");
         }
         self.policy.log(&policy, &options);
+        let scaling = PolicyArgs::scaling(&options);
         let flight = self.flight.config(&policy, &options)?;
         Ok(Service {
             repository: self.repository.clone(),
@@ -200,6 +201,7 @@ impl ServeArgs {
             control: self.models.control()?,
             allow_symlinks: self.allow_symlinks,
             config: ServerConfig {
+                scaling,
                 http: Some(self.http),
                 grpc: Some(self.grpc),
                 metrics: Some(self.metrics),

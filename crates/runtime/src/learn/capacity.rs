@@ -12,7 +12,7 @@ use crossbeam_queue::ArrayQueue;
 use parking_lot::RwLock;
 use ripieno_base::{BlockId, Nanos, RequestSlot};
 use ripieno_executor::{LoadedModel, Outage};
-use ripieno_model::bounds::capacity;
+use ripieno_model::bounds::{busy_devices, capacity};
 use ripieno_model::{Block, Extent, Model, Profile, Steps};
 use ripieno_sched::Limits;
 use std::sync::Arc;
@@ -232,6 +232,12 @@ impl ModelEntry {
     /// in cost.
     pub(crate) fn rows_per_s(&self, devices: usize) -> Option<f64> {
         capacity(&self.model.read(), devices).map(|bound| bound.goodput_rps)
+    }
+
+    /// Returns the number of devices that a rate in rows per second keeps busy in its best batches.
+    /// `None` if requests differ in cost.
+    pub(crate) fn busy_devices(&self, rows_per_s: f64) -> Option<f64> {
+        busy_devices(&self.model.read(), rows_per_s)
     }
 
     pub(crate) fn snapshot(&self) -> ModelSnapshot {

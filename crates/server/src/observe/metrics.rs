@@ -361,24 +361,26 @@ fn scheduler(text: &mut MetricsText, state: &ServerState) {
 /// Writes the share of bad requests, and once they are known the signals for autoscalers. Only the
 /// process that decides knows the latter: a placeholder would scale the devices down.
 fn signals(text: &mut MetricsText, state: &ServerState) {
-    let reading = state.signals.reading();
+    let reading = state.reading();
     let help = "Requests not answered by their deadline, over all that ended in the last seconds.";
     text.family("ripieno_bad_ratio", "gauge", help);
     text.plain("ripieno_bad_ratio", reading.map_or(0.0, |reading| reading.not_in_time()));
     if let Some(reading) = reading.filter(|_| state.backend.is_primary()) {
-        advice(text, reading);
+        advice(text, reading, &state.config.scaling);
     }
 }
 
-fn advice(text: &mut MetricsText, reading: Reading) {
+fn advice(text: &mut MetricsText, reading: Reading, rule: &ScalingRule) {
     let mut gauge = |name: &str, help: &str, value: &dyn std::fmt::Display| {
         text.family(name, "gauge", help);
         let _ = writeln!(text.0, "{name} {value}");
     };
     gauge("ripieno_devices", "Mean number of devices in the last seconds.", &reading.devices);
     gauge("ripieno_idle_ratio", "The part of the devices' last seconds without a task.", &reading.idle_fraction);
-    let help = "Devices that the load of the last seconds needs; what to scale to.";
-    gauge("ripieno_desired_devices", help, &ScalingRule::PAPER.desired(&reading));
+    let help = "Devices that the answered requests of the last seconds would keep busy in the best batches.";
+    gauge("ripieno_needed_devices", help, &reading.best_busy);
+    let help = "Devices that the load of the last seconds needs under the objective; what to scale to.";
+    gauge("ripieno_desired_devices", help, &rule.desired(&reading));
 }
 
 /// A counter's name, help and source.
@@ -432,9 +434,10 @@ mod tests {
     #[test]
     fn signals_are_gauges() {
         let mut text = MetricsText(String::new());
-        advice(&mut text, Reading::new(4.0, 0.5, 0.0));
+        advice(&mut text, Reading::new(4.0, 0.5, 0.0), &ScalingRule::PAPER);
         let samples: Vec<_> = text.0.lines().filter(|line| !line.starts_with('#')).collect();
-        let expected = ["ripieno_devices 4", "ripieno_idle_ratio 0", "ripieno_desired_devices 8"];
+        let expected =
+            ["ripieno_devices 4", "ripieno_idle_ratio 0", "ripieno_needed_devices 4", "ripieno_desired_devices 8"];
         assert_eq!(samples, expected);
     }
 }

@@ -27,9 +27,10 @@ impl LiveSignals {
         LiveSignals { started: Instant::now(), signals: Mutex::new(Signals::new(WINDOW)), present: Mutex::default() }
     }
 
-    /// Returns the current signals; `None` in the first second.
-    pub(crate) fn reading(&self) -> Option<Reading> {
-        self.signals.lock().reading()
+    /// Returns the current signals; `None` in the first second. `best` returns the devices that a
+    /// model needs for a rate, as in [`Signals::reading`].
+    pub(crate) fn reading(&self, best: impl Fn(u64, f64) -> Option<f64>) -> Option<Reading> {
+        self.signals.lock().reading(best)
     }
 
     /// Clears all samples, which did not cover the whole load.

@@ -108,6 +108,33 @@ fn under_constant_load_the_number_settles_near_the_needed_one() {
     }
 }
 
+/// Runs the default policy, which answers as soon as possible, from 24 devices. Returns the last
+/// windows.
+fn soon(rule: &str) -> Vec<WindowFigures> {
+    let text = format!(
+        "rate = 8000\nduration_s = 80\nwarmup_fraction = 0.0\npolicy = \"unified\"\n\
+         policy_options = {{ objective = \"latency\" }}\n[cluster]\ndevices = 24\n\
+         [autoscale]\nevery_s = 4\nstartup_s = 2\nmax = 32\nrelease_after = 2\n{rule}\n{MODELS}"
+    );
+    simulate(&parse(&text), None).unwrap().windows[10..].to_vec()
+}
+
+#[test]
+fn devices_that_run_small_batches_for_short_latencies_are_released() {
+    // In small batches 20 devices are busy. In the best batches some seven suffice.
+    let mean =
+        |windows: &[WindowFigures]| windows.iter().map(|window| window.devices).sum::<f64>() / windows.len() as f64;
+    let followed = soon("objective = \"latency\"");
+    for window in &followed {
+        let WindowFigures { devices, bad_rate, busy_devices, .. } = *window;
+        assert!((8.0..=14.0).contains(&devices), "{devices} devices, {busy_devices} of them busy");
+        assert!(bad_rate <= 0.01, "{bad_rate} of the requests");
+    }
+    let by_idle_time = ["", "objective = \"efficiency\""].map(|rule| mean(&soon(rule)));
+    assert_eq!(by_idle_time[0], by_idle_time[1]);
+    assert!(by_idle_time[0] > 1.25 * mean(&followed), "{by_idle_time:?} and {}", mean(&followed));
+}
+
 #[test]
 fn a_load_that_changes_has_the_rates_that_were_asked_for() {
     let text = r#"

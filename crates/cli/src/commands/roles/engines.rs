@@ -57,6 +57,12 @@ impl Backend for ClusterEngines {
         engine.model_capacity(id)
     }
 
+    fn busy_devices(&self, id: ModelId, rows_per_s: f64) -> Option<f64> {
+        let cluster = self.cluster()?;
+        let (engine, id) = cluster.engine_of(id)?;
+        engine.busy_devices(id, rows_per_s)
+    }
+
     fn devices(&self) -> Vec<DeviceSnapshot> {
         let renumber = |(place, devices): (usize, Vec<DeviceSnapshot>)| {
             devices.into_iter().map(move |device| DeviceSnapshot { id: self.device_id(place, device.id), ..device })

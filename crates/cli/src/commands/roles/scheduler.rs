@@ -165,6 +165,7 @@ async fn serve(args: &SchedulerArgs, threads: &ServerThreads) -> anyhow::Result<
         grpc: None,
         metrics: Some(args.metrics),
         drain_timeout,
+        scaling: PolicyArgs::scaling(&args.policy.served(args.objective)?.1),
         build: built_with(""),
         access: AccessConfig { peer_certificate: args.peers.certificate(), ..AccessConfig::default() },
         ..ServerConfig::default()

@@ -78,7 +78,7 @@ impl Write for BodyWriter {
 /// written a short while ago.
 pub(crate) fn watch(state: &ServerState) {
     let Some((auto, flight)) = state.config.auto_dump.clone().zip(state.backend.flight()) else { return };
-    let share = state.signals.reading().map_or(1.0, |reading| 1.0 - reading.not_in_time());
+    let share = state.reading().map_or(1.0, |reading| 1.0 - reading.not_in_time());
     if share >= auto.below {
         return;
     }

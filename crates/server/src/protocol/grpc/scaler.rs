@@ -11,7 +11,6 @@ use crate::protocol::grpc;
 use crate::state::ServerState;
 use hyper::body::Incoming;
 use hyper::{Request, Response};
-use ripieno_report::ScalingRule;
 use ripieno_runtime::DeviceState;
 use ripieno_wire::proto::scaler::external_scaler_server::{ExternalScaler, ExternalScalerServer};
 use ripieno_wire::proto::scaler::{
@@ -71,7 +70,7 @@ fn desired(state: &ServerState) -> usize {
     }
     let there = || state.backend.devices().iter().filter(|device| device.state == DeviceState::Serving).count();
     // Without data the current number is kept.
-    state.signals.reading().map_or_else(|| there().max(1), |reading| ScalingRule::PAPER.desired(&reading))
+    state.reading().map_or_else(|| there().max(1), |reading| state.config.scaling.desired(&reading))
 }
 
 fn active(state: &ServerState) -> IsActiveResponse {
