@@ -15,6 +15,7 @@ use ripieno_base::{ModelId, Nanos};
 use ripieno_model::{DropRule, Model, Walk};
 use ripieno_runtime::ServedModel;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use walks::WalksMessage;
 
 /// The need of models whose requests run cell by cell: a scheduler keeps each on its device.
@@ -33,6 +34,9 @@ pub struct OfferedModel {
     /// The model.
     pub description: ModelDescription,
 }
+
+/// The models that a backend offers; backends with equal offers share one list.
+pub(crate) type OfferList = Arc<[OfferedModel]>;
 
 /// The models of a backend, and its part in the plan.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -83,6 +83,9 @@ pub struct RemoteJob {
     pub bytes: usize,
     /// See [`Job::timeout`].
     pub timeout: Option<Duration>,
+    /// Time since the request came to the remote server, apart from the way; it counts towards the
+    /// SLO, and is not part of the timeout.
+    pub age: Duration,
     /// Time that passes on the way from the remote server and back, which counts towards the
     /// deadline.
     pub way: Duration,

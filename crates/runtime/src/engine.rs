@@ -260,7 +260,8 @@ impl Engine {
         let parts = parts::of_job(&job, &newcomer.model)?;
         let Job { timeout, stage, client, priority, on_step, on_answer, .. } = job;
         let class = RequestClass { client, priority, ..RequestClass::default() };
-        let spec = RequestSpec { parts, sizes: None, timeout, stage, way: Duration::ZERO, class, tag };
+        let spec =
+            RequestSpec { parts, sizes: None, timeout, stage, age: Duration::ZERO, way: Duration::ZERO, class, tag };
         let ticket = self.0.accept(newcomer, spec, (on_answer, on_step))?;
         self.0.schedulers.for_model(job.model).wake();
         Ok(ticket)
@@ -279,9 +280,9 @@ impl Engine {
     fn submit_remote_job(&self, job: RemoteJob) -> Result<Ticket, Failure> {
         let newcomer = self.0.receive(job.model, job.rows, job.bytes)?;
         let parts = parts::of_remote_job(&job, &newcomer.model)?;
-        let RemoteJob { sizes, timeout, way, client, priority, on_answer, .. } = job;
+        let RemoteJob { sizes, timeout, age, way, client, priority, on_answer, .. } = job;
         let class = RequestClass { client, priority, ..RequestClass::default() };
-        let spec = RequestSpec { parts, sizes, timeout, stage: None, way, class, tag: 0 };
+        let spec = RequestSpec { parts, sizes, timeout, stage: None, age, way, class, tag: 0 };
         self.0.accept(newcomer, spec, (on_answer, None))
     }
 
@@ -403,6 +404,8 @@ struct RequestSpec {
     sizes: OpenSizes,
     timeout: Option<Duration>,
     stage: Option<Duration>,
+    /// Part of the SLO that has passed before the request arrived here.
+    age: Duration,
     /// Part of the time until the deadline that passes on other machines.
     way: Duration,
     class: RequestClass,
@@ -437,13 +440,13 @@ impl Inner {
         (on_answer, on_step): Receivers,
     ) -> Result<Ticket, Failure> {
         let IncomingRequest { pass, id, model, arrived, rows, bytes } = newcomer;
-        let RequestSpec { parts, sizes, timeout, stage, way, class, tag } = ask;
+        let RequestSpec { parts, sizes, timeout, stage, age, way, class, tag } = ask;
         let nodes = parts[0].entry.graph.as_ref().map_or(0, |graph| Limits::room(graph));
         let work_ns =
             parts.iter().map(|part| model.work_ns(part.rows, part.entry.extent)).fold(0, usize::saturating_add);
         let requested = RequestedCapacity { parts: parts.len(), bytes, nodes, work_ns };
         let permit = self.capacity.reserve(&model, requested)?;
-        let (deadline, expires) = deadlines(arrived, &model, timeout, stage);
+        let (deadline, expires) = deadlines(arrived, &model, (timeout, age), stage);
         let (deadline, expires) = (without_way(arrived, deadline, way), without_way(arrived, expires, way));
         let cancel_state = Arc::new(CancelState::new());
         let call = LiveJob {
@@ -498,13 +501,19 @@ impl Drop for Inner {
 }
 
 /// Returns the deadline of the answer, and the time at which the call expires.
-fn deadlines(arrived: Time, model: &ModelEntry, timeout: Option<Duration>, stage: Option<Duration>) -> (Time, Time) {
+fn deadlines(
+    arrived: Time,
+    model: &ModelEntry,
+    (timeout, age): (Option<Duration>, Duration),
+    stage: Option<Duration>,
+) -> (Time, Time) {
     let own = timeout.map_or(Nanos::MAX, saturating_nanos);
     if let Some(stage) = stage {
         let deadline = arrived + saturating_nanos(stage).min(own);
         return (deadline, deadline);
     }
-    let deadline = arrived + model.slo.min(own);
+    let slo = (model.slo - saturating_nanos(age)).max(Nanos::ZERO);
+    let deadline = arrived + slo.min(own);
     (deadline, if model.answer_late { arrived + own } else { deadline })
 }
 
@@ -536,18 +545,30 @@ mod tests {
         let strict = ModelEntry::new(&served(1, 1));
         let patient = ModelEntry::new(&ServedModel { answer_late: true, ..served(1, 1) });
         let (slo, now, ms) = (Nanos::from_millis(100), Time(5), Duration::from_millis);
-        assert_eq!(deadlines(now, &strict, None, None), (now + slo, now + slo));
-        assert_eq!(deadlines(now, &strict, Some(ms(7)), None), (Time(7_000_005), Time(7_000_005)));
-        assert_eq!(deadlines(now, &patient, None, None), (now + slo, Time::NEVER));
-        assert_eq!(deadlines(now, &patient, Some(ms(900)), None), (now + slo, Time(900_000_005)));
-        assert_eq!(deadlines(now, &patient, Some(Duration::MAX), None), (now + slo, Time::NEVER));
+        let limits = |model, timeout, stage| deadlines(now, model, (timeout, Duration::ZERO), stage);
+        assert_eq!(limits(&strict, None, None), (now + slo, now + slo));
+        assert_eq!(limits(&strict, Some(ms(7)), None), (Time(7_000_005), Time(7_000_005)));
+        assert_eq!(limits(&patient, None, None), (now + slo, Time::NEVER));
+        assert_eq!(limits(&patient, Some(ms(900)), None), (now + slo, Time(900_000_005)));
+        assert_eq!(limits(&patient, Some(Duration::MAX), None), (now + slo, Time::NEVER));
         // A stage has the remaining time of its ensemble, even if that is more than the model's
         // SLO.
         for (left, model) in [(7, &strict), (900, &strict), (900, &patient)] {
             let at = now + Nanos::from_millis(left);
-            assert_eq!(deadlines(now, model, None, Some(ms(left.unsigned_abs()))), (at, at));
+            assert_eq!(limits(model, None, Some(ms(left.unsigned_abs()))), (at, at));
         }
         let nearer = now + Nanos::from_millis(3);
-        assert_eq!(deadlines(now, &strict, Some(ms(3)), Some(ms(900))), (nearer, nearer));
+        assert_eq!(limits(&strict, Some(ms(3)), Some(ms(900))), (nearer, nearer));
+    }
+    #[test]
+    fn the_slo_of_a_request_that_is_sent_again_counts_from_its_first_arrival() {
+        let patient = ModelEntry::new(&ServedModel { answer_late: true, ..served(1, 1) });
+        let (now, ms) = (Time(5), Duration::from_millis);
+        for (age, left) in [(0, 100), (30, 70), (100, 0), (5_000, 0)] {
+            let deadline = now + Nanos::from_millis(left);
+            assert_eq!(deadlines(now, &patient, (None, ms(age)), None), (deadline, Time::NEVER));
+            let own = deadlines(now, &patient, (Some(ms(40)), ms(age)), None);
+            assert_eq!(own, (now + Nanos::from_millis(left.min(40)), now + Nanos::from_millis(40)));
+        }
     }
 }

@@ -333,6 +333,7 @@ fn asked(request: u64, model: ModelId) -> Message {
         bytes: 1,
         left_ns: None,
         way: 0,
+        age_ms: 0,
         sizes: None,
         stream: false,
     })

@@ -159,6 +159,7 @@ impl Frontend {
             bytes,
             left_ns: job.timeout.map(|timeout| u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX)),
             way: 0,
+            age_ms: 0,
             sizes: model.open.sizes(&job.inputs),
             stream: steps.is_some(),
         };

@@ -386,11 +386,12 @@ fn backend_lost() -> Failure {
 }
 
 impl PendingRequest {
-    /// Returns the request for a new primary, with the time left at `now`.
+    /// Returns the request for a new primary, with its age and the time left at `now`.
     fn at(&self, now: Instant) -> Resubmission {
+        let age_ms = u16::try_from(now.saturating_duration_since(self.came).as_millis()).unwrap_or(u16::MAX);
         let left = self.expires.map(|expires| expires.saturating_duration_since(now));
         let left_ns = left.map(|left| u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
-        (RequestHeader { left_ns, ..self.header }, self.graph.clone())
+        (RequestHeader { left_ns, age_ms, ..self.header }, self.graph.clone())
     }
 
     /// Returns the piece whose outputs this connection owes.

@@ -1,9 +1,10 @@
 //! A frame: a record of 64 bytes, which is one cache line, and for some kinds a tail of bytes after
 //! it.
 //!
-//! The first eight bytes of every record are the same: its kind, two unused bytes, and the length
-//! of its tail. The other bytes belong to the kind, little-endian. [`RecordWriter`] and
-//! [`RecordReader`] use the same order of fields, so a layout is written down twice and no more.
+//! The first eight bytes of every record are the same: its kind, two bytes that most kinds leave
+//! zero, and the length of its tail. The other bytes belong to the kind, little-endian.
+//! [`RecordWriter`] and [`RecordReader`] use the same order of fields, so a layout is written down
+//! twice and no more.
 
 use std::fmt;
 
@@ -47,6 +48,12 @@ impl RecordWriter {
         RecordWriter { record, at: FIELDS }
     }
 
+    /// Writes the two bytes after the kind.
+    pub(super) fn extra(mut self, value: u16) -> RecordWriter {
+        self.record[2..4].copy_from_slice(&value.to_le_bytes());
+        self
+    }
+
     fn bytes<const N: usize>(mut self, bytes: [u8; N]) -> RecordWriter {
         self.record[self.at..self.at + N].copy_from_slice(&bytes);
         self.at += N;
@@ -87,6 +94,11 @@ pub(super) struct RecordReader<'a> {
 impl<'a> RecordReader<'a> {
     pub(super) fn new(record: &'a [u8; RECORD]) -> RecordReader<'a> {
         RecordReader { record, at: FIELDS }
+    }
+
+    /// Returns the two bytes after the kind.
+    pub(super) fn extra(&self) -> u16 {
+        u16::from_le_bytes([self.record[2], self.record[3]])
     }
 
     #[inline]

@@ -169,6 +169,8 @@ pub struct RequestHeader {
     pub left_ns: Option<u64>,
     /// Estimate of the time from the frontend to the scheduler and back, in units of 16 µs.
     pub way: u16,
+    /// Milliseconds since the request came to the frontend, if it is sent again; else 0.
+    pub age_ms: u16,
     /// The sizes of its open dimensions.
     pub sizes: OpenSizes,
     /// Whether the client reads the answer step by step; only if the model's requests run cell by
@@ -454,15 +456,29 @@ impl RequestHeader {
     }
 
     fn put(&self, kind: u16) -> RecordWriter {
-        let RequestHeader { request, model, client, priority, rows, length, bytes, left_ns, way, sizes, stream } =
-            *self;
+        let RequestHeader {
+            request,
+            model,
+            client,
+            priority,
+            rows,
+            length,
+            bytes,
+            left_ns,
+            way,
+            age_ms,
+            sizes,
+            stream,
+        } = *self;
         let flags = flags([(HAS_MORE, sizes.is_some()), (STREAMS, stream)]);
-        let put = RecordWriter::new(kind).u64(request).u16(model.0).u16(client).u8(priority).u8(flags).u16(way);
+        let put = RecordWriter::new(kind).extra(age_ms);
+        let put = put.u64(request).u16(model.0).u16(client).u8(priority).u8(flags).u16(way);
         let put = put_left(put.u32(rows).u32(length).u64(bytes), left_ns);
         sizes.unwrap_or_default().into_iter().fold(put, RecordWriter::u32)
     }
 
     fn get(get: &mut RecordReader<'_>) -> Result<RequestHeader, DecodeError> {
+        let age_ms = get.extra();
         let (request, model, client, priority) = (get.u64(), ModelId(get.u16()), get.u16(), get.u8());
         let (flags, way) = (get.u8(), get.u16());
         let (rows, length, bytes, left_ns) = (get.u32(), get.u32(), get.u64(), get_left(get));
@@ -471,7 +487,7 @@ impl RequestHeader {
             return Err(DecodeError("a request without rows".to_owned()));
         }
         let (sizes, stream) = ((flags & HAS_MORE != 0).then_some(sizes), flags & STREAMS != 0);
-        Ok(RequestHeader { request, model, client, priority, rows, length, bytes, left_ns, way, sizes, stream })
+        Ok(RequestHeader { request, model, client, priority, rows, length, bytes, left_ns, way, age_ms, sizes, stream })
     }
 }
 

@@ -6,7 +6,7 @@ use super::refusals::NotAccepted;
 use super::sub_clusters::{SubClusterEngine, SubClusters};
 use super::{BackendHolding, ConnectedPeers, SchedulerShared, unexpected};
 use crate::handover::ProcessId;
-use crate::offer::{BackendOffer, OfferedModel, decode_offer};
+use crate::offer::{BackendOffer, OfferList, decode_offer};
 use crate::placement::PlacementPlan;
 use crate::plane::{DecodeError, Message, MessageReader, PeerAddress, PeerLink, Role, RunningReport};
 use crate::random_id;
@@ -23,7 +23,7 @@ pub(super) struct BackendPeer {
     /// Opens its device.
     executor: Arc<RemoteExecutor>,
     /// The models that it offers, which its device looks up.
-    pub(super) offers: Arc<Mutex<Vec<OfferedModel>>>,
+    pub(super) offers: Arc<Mutex<OfferList>>,
     /// True if the backend loads and unloads models as the plan says.
     pub(super) follows: bool,
     /// The reason for which a planned model is not loaded; empty if all are.
@@ -73,8 +73,8 @@ impl JoinedDevice {
 }
 
 impl BackendPeer {
-    fn new(link: &Arc<PeerLink>, depth: usize, offer: BackendOffer, place: usize) -> BackendPeer {
-        let BackendOffer { models, follows, fault, place: stated, available } = offer;
+    fn new(link: &Arc<PeerLink>, depth: usize, offer: BackendOffer, models: OfferList, place: usize) -> BackendPeer {
+        let BackendOffer { follows, fault, place: stated, available, .. } = offer;
         let (link, offers) = (Arc::clone(link), Arc::new(Mutex::new(models)));
         let executor = Arc::new(RemoteExecutor::new(Arc::clone(&link), depth, Arc::clone(&offers)));
         // One that follows no plan has the models already.
@@ -262,7 +262,7 @@ impl SchedulerShared {
         let place = peers.place_for(&offer);
         let Some(part) = sub_clusters.get(place).cloned() else { return Err("it has no place".to_owned()) };
         // Without any other backend, this one's models replace what was served before.
-        let is_first = peers.offers(place).is_empty();
+        let is_first = !peers.has_members(place);
         if !follows && !is_first {
             part.models.lock().check(&offer.models)?;
         }
@@ -270,7 +270,8 @@ impl SchedulerShared {
         peers.sub_clusters = sub_clusters;
         let tell = |(id, address): (u32, String)| link.send(&Message::AddFrontend(id, address));
         peers.frontends.iter().for_each(|(&id, frontend)| tell((id, frontend.address.clone())));
-        let backend = BackendPeer::new(link, depth, offer, place);
+        let models = peers.shared(&offer.models);
+        let backend = BackendPeer::new(link, depth, offer, models, place);
         let executor = Arc::clone(&backend.executor);
         peers.backends.insert(process, backend);
         peers.undo_merges();
@@ -291,8 +292,9 @@ impl SchedulerShared {
     /// Handles a change of a backend's models.
     fn on_offer(&self, process: ProcessId, offer: BackendOffer) {
         let mut peers = self.peers.lock();
+        let models = peers.shared(&offer.models);
         let Some(backend) = peers.backends.get_mut(&process) else { return };
-        *backend.offers.lock() = offer.models;
+        *backend.offers.lock() = models;
         backend.fault = offer.fault;
         // A place from this scheduler outweighs the offer, which may have been on its way before.
         if backend.told.is_none() && offer.place.is_some() {

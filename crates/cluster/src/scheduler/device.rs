@@ -6,7 +6,7 @@
 
 use crate::delays::{DataDelay, DelayEstimate, DelayPercentiles};
 use crate::description::RemoteModel;
-use crate::offer::OfferedModel;
+use crate::offer::OfferList;
 use crate::plane::{DecodeError, MemberEnd, Message, PeerLink, RunMember, RunTask, TaskEnd};
 use parking_lot::Mutex;
 use ripieno_base::{ModelId, Nanos, TaskId};
@@ -26,7 +26,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 const MIN_SAMPLES: u32 = 64;
 
 /// The models that a backend offers.
-type BackendOffers = Arc<Mutex<Vec<OfferedModel>>>;
+type BackendOffers = Arc<Mutex<OfferList>>;
 
 /// Opens the one device of a backend that has connected.
 pub(super) struct RemoteExecutor {

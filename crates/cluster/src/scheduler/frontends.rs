@@ -315,6 +315,7 @@ fn submit_to_engine(
         sizes: ask.sizes,
         bytes: usize::try_from(ask.bytes).unwrap_or(usize::MAX),
         timeout: ask.left_ns.map(|left| Duration::from_nanos(left).saturating_sub(waited)),
+        age: Duration::from_millis(ask.age_ms.into()) + waited,
         way: ask.way(),
         client: ask.client,
         priority: ask.priority,

@@ -27,7 +27,7 @@ mod sub_clusters;
 
 use crate::handover::store::EpochStore;
 use crate::handover::{Epoch, ProcessId, Timing};
-use crate::offer::{OfferedModel, encode_served};
+use crate::offer::{OfferList, OfferedModel, encode_served};
 use crate::placement::{PlacementPlan, PlannedSubCluster};
 use crate::plane::{
     ByteStream, CELLS, DecodeError, Handshake, LinkBounds, Listener, Message, MessageReader, PeerAddress, PeerLink,
@@ -380,10 +380,30 @@ impl ConnectedPeers {
         devices.filter(|device| device.state == DeviceState::Serving).count() as u32
     }
 
-    /// Returns what each backend of a sub-cluster offers.
-    fn offers(&self, place: usize) -> Vec<Vec<OfferedModel>> {
-        let members = self.backends.values().filter(|backend| backend.member_of == Some(place));
-        members.map(|backend| backend.offers.lock().clone()).collect()
+    /// Returns what the backends of a sub-cluster offer: each list once that several share.
+    fn offers(&self, place: usize) -> Vec<OfferList> {
+        let mut lists: Vec<OfferList> = Vec::new();
+        for backend in self.backends.values().filter(|backend| backend.member_of == Some(place)) {
+            let list = backend.offers.lock();
+            if !lists.iter().rev().any(|known| Arc::ptr_eq(known, &list)) {
+                lists.push(Arc::clone(&list));
+            }
+        }
+        lists
+    }
+
+    /// Returns true if a sub-cluster has a backend.
+    fn has_members(&self, place: usize) -> bool {
+        self.backends.values().any(|backend| backend.member_of == Some(place))
+    }
+
+    /// Returns a list of models, which is another backend's if that offers the same.
+    fn shared(&self, models: &[OfferedModel]) -> OfferList {
+        let same = self.backends.values().find_map(|backend| {
+            let list = backend.offers.lock();
+            (**list == *models).then(|| Arc::clone(&list))
+        });
+        same.unwrap_or_else(|| models.into())
     }
 
     /// Returns the sub-cluster that the plan has for a model; without a plan there is one for all.

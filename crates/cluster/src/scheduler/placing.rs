@@ -219,7 +219,7 @@ impl ConnectedPeers {
     /// and has all that it can have.
     fn has_models_of(&self, backend: &BackendPeer, place: usize) -> bool {
         let Some(part) = self.sub_clusters.get(place) else { return false };
-        if !self.offers(place).is_empty() {
+        if self.has_members(place) {
             return part.models.lock().check(&backend.offers.lock()).is_ok();
         }
         let planned = self.planned(place);

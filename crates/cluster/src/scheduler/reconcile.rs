@@ -25,20 +25,20 @@ impl SchedulerShared {
     pub(super) fn reconcile(&self, peers: &mut ConnectedPeers) -> PendingChanges {
         peers.admit_members();
         let (mut changed, mut left) = (false, Vec::new());
-        for part in peers.sub_clusters.iter() {
-            changed |= load_wanted(part, &wanted_of(peers, part.place));
+        let wanted: Vec<_> = peers.sub_clusters.iter().map(|part| wanted_of(peers, part.place)).collect();
+        for (part, wanted) in peers.sub_clusters.iter().zip(&wanted) {
+            changed |= load_wanted(part, wanted);
         }
-        for part in peers.sub_clusters.iter() {
-            let wanted = wanted_of(peers, part.place);
+        for (part, wanted) in peers.sub_clusters.iter().zip(&wanted) {
+            let has_members = peers.has_members(part.place);
             let is_over = |description: &ModelDescription| match peers.place_of(&description.name) {
                 Some(place) if place == part.place => {
-                    let any = !peers.offers(place).is_empty();
-                    any && !wanted.iter().any(|other| other.is_same(description))
+                    has_members && !wanted.iter().any(|other| other.is_same(description))
                 }
                 Some(place) => peers.serves_at(place, &description.name),
                 None => true,
             };
-            let gone = part.models.lock().leave_others(&wanted, is_over);
+            let gone = part.models.lock().leave_others(wanted, is_over);
             left.extend(gone.into_iter().map(|id| (Arc::clone(part), id)));
         }
         if changed || !left.is_empty() {

@@ -7,7 +7,7 @@
 //! same offers, so a hand-over in the middle of a release loses nothing.
 
 use crate::description::ModelDescription;
-use crate::offer::OfferedModel;
+use crate::offer::{OfferList, OfferedModel};
 use ripieno_base::ModelId;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -59,14 +59,17 @@ impl ReleaseTable {
     }
 
     /// Returns why a model is not served as the backends offer it, if it is not.
-    pub(super) fn fault_of(&self, name: &str, offers: &[Vec<OfferedModel>]) -> Option<String> {
+    pub(super) fn fault_of(&self, name: &str, offers: &[OfferList]) -> Option<String> {
         if let Some(fault) = self.faults.get(name) {
             return Some(format!("model {name:?}: {fault}"));
         }
         let is_served = |offer: &OfferedModel| {
             self.models.iter().any(|model| !model.leaving && model.description.is_same(&offer.description))
         };
-        let mut newest = offers.iter().flatten().filter(|offer| offer.description.name == name && !offer.superseded);
+        let mut newest = offers
+            .iter()
+            .flat_map(|list| list.iter())
+            .filter(|offer| offer.description.name == name && !offer.superseded);
         let differs = !newest.all(is_served);
         differs.then(|| {
             format!(
@@ -112,12 +115,12 @@ impl ReleaseTable {
 
 /// Returns the models that all backends offer: of each name and version the newest, and none that a
 /// newer one of its name replaces everywhere.
-pub(super) fn common(offers: &[Vec<OfferedModel>]) -> Vec<ModelDescription> {
+pub(super) fn common(offers: &[OfferList]) -> Vec<ModelDescription> {
     let Some((first, others)) = offers.split_first() else { return Vec::new() };
     let mut shared: Vec<(&ModelDescription, bool)> = Vec::new();
     for offer in first.iter().rev() {
         let description = &offer.description;
-        let of = |list: &Vec<OfferedModel>| {
+        let of = |list: &OfferList| {
             list.iter().rev().find(|other| other.description.is_same(description)).map(|other| other.superseded)
         };
         let elsewhere: Option<Vec<bool>> = others.iter().map(of).collect();
@@ -149,7 +152,8 @@ mod tests {
     }
 
     fn chosen(offers: &[Vec<OfferedModel>]) -> Vec<(String, String)> {
-        common(offers).into_iter().map(|model| (model.version, model.digest)).collect()
+        let offers: Vec<OfferList> = offers.iter().map(|list| list.as_slice().into()).collect();
+        common(&offers).into_iter().map(|model| (model.version, model.digest)).collect()
     }
 
     fn pair(version: &str, digest: &str) -> (String, String) {
@@ -187,8 +191,8 @@ mod tests {
         assert_eq!(table.check(&[offer(3, "1", "d", false)]), Ok(()));
         assert!(table.check(&[]).unwrap_err().contains("no model \"m\""));
         assert!(table.check(&[offer(3, "1", "e", false)]).unwrap_err().contains("another than the one that is served"));
-        assert!(table.fault_of("m", &[vec![offer(3, "1", "e", false)]]).unwrap().contains("differ"));
-        assert_eq!(table.fault_of("m", &[vec![offer(3, "1", "d", false)]]), None);
+        assert!(table.fault_of("m", &[vec![offer(3, "1", "e", false)].into()]).unwrap().contains("differ"));
+        assert_eq!(table.fault_of("m", &[vec![offer(3, "1", "d", false)].into()]), None);
         // The engine refuses the newer one: the earlier one stays.
         table.faults.insert("m".to_owned(), "too large".to_owned());
         assert!(table.leave_others(&[offer(4, "1", "e", false).description], |_| true).is_empty());

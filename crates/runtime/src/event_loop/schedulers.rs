@@ -13,7 +13,7 @@ use ripieno_policies::{Matchmaker, shard_of};
 use ripieno_sched::Limits;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::{self, JoinHandle};
 
 /// All scheduler loops.
@@ -149,19 +149,26 @@ impl Schedulers {
 
     /// Sends a command that concerns one model, and waits until it is executed.
     pub(crate) fn command_for_model(&self, id: ModelId, command: EngineCommand) -> Result<(), Stopped> {
-        send_command(self.for_model(id), command)
+        confirmed(&post_command(self.for_model(id), command))
     }
 
-    /// Sends the command `command(i)` to the i-th scheduler, for all schedulers. Waits until each
-    /// command is executed.
+    /// Sends the command `command(i)` to the i-th scheduler, for all schedulers. Then waits until
+    /// each command is executed.
     pub(crate) fn command_all(&self, command: impl Fn(usize) -> EngineCommand) -> Result<(), Stopped> {
-        self.each.iter().enumerate().try_for_each(|(at, scheduler)| send_command(scheduler, command(at)))
+        let schedulers = self.each.iter().enumerate();
+        let sent: Vec<_> = schedulers.map(|(at, scheduler)| post_command(scheduler, command(at))).collect();
+        sent.iter().try_for_each(confirmed)
     }
 }
 
-/// Sends a command and waits until it is executed. The caller must hold the engine's command lock.
-fn send_command(scheduler: &SharedScheduler, command: EngineCommand) -> Result<(), Stopped> {
-    let (confirm, confirmed) = sync_channel(1);
+/// Sends a command. The caller must hold the engine's command lock until the command is confirmed.
+fn post_command(scheduler: &SharedScheduler, command: EngineCommand) -> Receiver<()> {
+    let (confirm, confirmation) = sync_channel(1);
     scheduler.mailbox().post(Mail::Order(command, confirm));
-    confirmed.recv().map_err(|_| Stopped)
+    confirmation
+}
+
+/// Waits until a command is executed.
+fn confirmed(confirmation: &Receiver<()>) -> Result<(), Stopped> {
+    confirmation.recv().map_err(|_| Stopped)
 }

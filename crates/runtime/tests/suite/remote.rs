@@ -102,6 +102,7 @@ impl Bench {
             sizes: None,
             bytes,
             timeout,
+            age: Duration::ZERO,
             way: Duration::ZERO,
             client: 0,
             priority: 0,

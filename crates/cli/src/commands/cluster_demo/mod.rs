@@ -17,6 +17,7 @@ use clap::{Args, ValueEnum};
 use cluster::Cluster;
 use indicatif::{ProgressBar, ProgressStyle};
 use load::{ClientLoad, ClientOutcome};
+use ripieno_cluster::handover::Timing;
 use ripieno_report::Format;
 use ripieno_workload::{SeededRng, below, stream};
 use serde::Serialize;
@@ -119,6 +120,9 @@ enum FaultTarget {
     Any,
 }
 
+/// Time for which a deposed primary rests.
+const REST: Duration = Duration::from_nanos(Timing::SHARED_HOSTS.rest.0 as u64);
+
 /// A fault of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct DemoFault {
@@ -211,12 +215,17 @@ impl Demo<'_> {
     /// Makes all runs; returns the hand-over times and the gaps.
     fn measure(&mut self, cluster: &mut Cluster, load: &ClientLoad) -> anyhow::Result<(Vec<f64>, Vec<f64>)> {
         let (mut handovers, mut gaps) = (Vec::new(), Vec::new());
+        let around = Duration::from_secs_f64(self.args.seconds);
         for run in 1..=self.args.runs {
-            self.wait(run, cluster, load)?;
-            load.take_gap();
+            self.wait(run, around, cluster, load)?;
             let fault = self.draw(cluster.etcd.is_some());
+            if fault.hangs && fault.who == FaultTarget::Primary {
+                // The spare may have been deposed, and does not stand before it has rested.
+                self.wait(run, REST, cluster, load)?;
+            }
+            load.take_gap();
             let took = cluster.inject(fault, &mut self.random, load)?;
-            self.wait(run, cluster, load)?;
+            self.wait(run, around, cluster, load)?;
             let gap = load.take_gap();
             if self.people {
                 let took = took.map_or(String::new(), |took| format!(", the next commands all after {} ms", ms(took)));
@@ -233,8 +242,8 @@ impl Demo<'_> {
     }
 
     /// Waits under load for a while, with a progress display.
-    fn wait(&self, run: u16, cluster: &mut Cluster, load: &ClientLoad) -> anyhow::Result<()> {
-        let until = Instant::now() + Duration::from_secs_f64(self.args.seconds);
+    fn wait(&self, run: u16, span: Duration, cluster: &mut Cluster, load: &ClientLoad) -> anyhow::Result<()> {
+        let until = Instant::now() + span;
         while Instant::now() < until {
             anyhow::ensure!(!self.interrupted.load(Ordering::Relaxed), "interrupted");
             cluster.orders.read()?;

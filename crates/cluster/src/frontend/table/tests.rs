@@ -70,6 +70,7 @@ fn pending(rows: u32, expires: Option<Instant>) -> (PendingRequest, Receiver<Job
         bytes: 1,
         left_ns: None,
         way: 0,
+        age_ms: 0,
         sizes: None,
         stream: false,
     };
@@ -185,6 +186,21 @@ fn without_a_scheduler_all_that_it_had_to_end_may_be_asked_again() {
         ),
         "no scheduler ever connected"
     );
+}
+
+#[test]
+fn a_request_is_sent_again_with_its_age() {
+    let mut table = table(2);
+    let (pending, _answers) = pending(1, None);
+    let came = pending.came;
+    let (first, _) = table.insert(pending, came).unwrap();
+    assert_eq!(first.age_ms, 0);
+    for (epoch, age_ms) in [(2, 0), (3, 1_500), (4, u64::from(u16::MAX)), (5, 1 << 20)] {
+        let outcome =
+            table.on_heartbeat(&link(), (Epoch(epoch), ProcessId(epoch)), came + Duration::from_millis(age_ms));
+        let HeartbeatOutcome::Primary { resend, .. } = outcome else { panic!("the epoch is new") };
+        assert_eq!(u64::from(resend[0].0.age_ms), age_ms.min(u16::MAX.into()));
+    }
 }
 
 #[test]

@@ -83,6 +83,7 @@ fn request_header() -> RequestHeader {
         bytes: u64::MAX,
         left_ns: Some(1),
         way: u16::MAX,
+        age_ms: 4,
         sizes: Some([1, 2, 3, u32::MAX]),
         stream: true,
     }
