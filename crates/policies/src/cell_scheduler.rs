@@ -5,6 +5,7 @@ use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot, TaskId, Time};
 use ripieno_model::{Graph, Model};
 use ripieno_sched::cells::{CellRules, Cells};
 use ripieno_sched::tables::models::BatchOptions;
+use ripieno_sched::tables::tasks::Tasks;
 use ripieno_sched::{Control, Outbox, Request, Scheduler, Setup, TaskDone};
 
 /// The rule for the next cell type of an idle device.
@@ -42,7 +43,7 @@ impl<C: Choose> CellScheduler<C> {
         choice: C,
         fewest: usize,
     ) -> CellScheduler<C> {
-        let mut cells = Cells::new(&setup.limits, setup.devices, options);
+        let mut cells = Cells::new(&setup.limits, setup.devices, options, Tasks::new(&setup.limits));
         for (model, id) in setup.models.iter().zip(0..) {
             cells.load(ModelId(id), model.clone(), rules(model));
         }
@@ -82,7 +83,8 @@ impl<C: Choose> Scheduler for CellScheduler<C> {
         match control {
             Control::DeviceJoined(device) => self.cells.join_device(device),
             Control::DeviceLeft(device) => self.cells.leave_device(device),
-            Control::DeviceSlowed { device, percent } => self.cells.slow_device(device, percent),
+            // A cell type is chosen without regard to time.
+            Control::DeviceSlowed { .. } => {}
             Control::ModelLoaded(id, model) => {
                 let rules = (self.rules)(&model);
                 self.cells.load(id, *model, rules);

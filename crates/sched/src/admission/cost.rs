@@ -17,8 +17,8 @@ pub(super) struct RequestCosts {
     /// Batch size for which the work of a block is estimated, by block: the largest that fits into
     /// the SLO. In cells it is the size that the profile prefers.
     batches: Vec<usize>,
-    /// The share of rows that run each block of a chain.
-    reach: Reach,
+    /// The share of rows that run each block of a chain; `None` for a model in cells.
+    reach: Option<Reach>,
     /// Steps of blocks that run until their end.
     steps: u64,
     /// Number of requests that took these steps.
@@ -27,7 +27,8 @@ pub(super) struct RequestCosts {
 
 impl RequestCosts {
     pub(super) fn new(model: Box<Model>) -> RequestCosts {
-        let mut costs = RequestCosts { reach: Reach::new(&model), model, batches: Vec::new(), steps: 0, requests: 0 };
+        let reach = (!model.walk.is_unfolded()).then(|| Reach::new(&model));
+        let mut costs = RequestCosts { reach, model, batches: Vec::new(), steps: 0, requests: 0 };
         costs.on_new_profile();
         costs
     }
@@ -45,13 +46,13 @@ impl RequestCosts {
     fn on_new_profile(&mut self) {
         let model = &self.model;
         let within = |block: &Block| model.max_batch.min(block.profile.max_batch());
-        self.batches = if model.walk.is_unfolded() {
-            model.blocks.iter().map(|block| block.profile.preferred().min(block.max_batch())).collect()
-        } else {
+        self.batches = if let Some(reach) = &mut self.reach {
+            reach.recompute(model, reach::profiled);
             let most = model.profile().largest_within(model.slo).max(1);
             model.blocks.iter().map(|block| most.min(within(block))).collect()
+        } else {
+            model.blocks.iter().map(|block| block.profile.preferred().min(block.max_batch())).collect()
         };
-        self.reach.recompute(&self.model, reach::profiled);
     }
 
     /// Returns the number of times that a request runs a block.
@@ -80,12 +81,10 @@ impl RequestCosts {
         });
         let every_block = each.fold(0_i64, i64::saturating_add).saturating_mul(i64::from(request.rows));
         let work = request.class.cost.of(Nanos(every_block));
-        if self.model.walk.is_unfolded() {
-            return work.0.max(1);
-        }
+        let Some(reach) = &self.reach else { return work.0.max(1) };
         let batch = self.batches.iter().copied().min().unwrap_or(1);
         let all = self.model.profile().latency(batch).0.max(1).cast_unsigned();
-        work.scale(self.reach.latency(batch).0.cast_unsigned().min(all), all).0.max(1)
+        work.scale(reach.latency(batch).0.cast_unsigned().min(all), all).0.max(1)
     }
 
     /// Returns the latency of a request alone on an idle device of profiled speed. Nodes of a graph
@@ -106,8 +105,8 @@ impl RequestCosts {
         if self.model.blocks[block.index()].steps == Steps::UntilEnd {
             self.steps += members as u64;
         }
-        if !self.model.walk.is_unfolded() {
-            self.reach.on_start(block, members);
+        if let Some(reach) = &mut self.reach {
+            reach.on_start(block, members);
         }
     }
 
@@ -121,8 +120,8 @@ impl RequestCosts {
 
     /// Updates what depends on the share of rows that run each block.
     pub(super) fn refresh(&mut self) {
-        if !self.model.walk.is_unfolded() {
-            self.reach.refresh(&self.model, reach::profiled);
+        if let Some(reach) = &mut self.reach {
+            reach.refresh(&self.model, reach::profiled);
         }
     }
 }

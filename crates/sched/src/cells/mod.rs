@@ -132,8 +132,8 @@ pub struct Cells {
     subgraphs: Subgraphs,
     /// Nodes and edges of all live requests.
     graphs: Graphs,
-    /// Tasks in flight.
-    tasks: Tasks,
+    /// Tasks in flight, in cells and of the policy's own.
+    pub(crate) tasks: Tasks,
     /// The subgraph of each member of a task, and the index of its node among the graphs. Each task
     /// has a part of the same length.
     places: Vec<(u32, u32)>,
@@ -235,14 +235,14 @@ struct CellDevice {
 
 impl Cells {
     /// Creates the state without models, with the first `devices` devices present.
-    pub fn new(limits: &Limits, devices: usize, options: BatchOptions) -> Cells {
+    pub fn new(limits: &Limits, devices: usize, options: BatchOptions, tasks: Tasks) -> Cells {
         let device = || CellDevice { held: 0, walks: 0, set: None, ready: Time::ORIGIN };
         Cells {
             models: Models::new(limits, options),
             walkers: vec![Walker { state: CellRequestState::Over, ..Walker::new(Request::NONE, 0) }; limits.requests],
             subgraphs: Subgraphs::new(limits),
             graphs: Graphs::new(limits),
-            tasks: Tasks::new(limits),
+            tasks,
             places: vec![(0, 0); limits.tasks() * limits.batch],
             stride: limits.batch,
             sets: Cohorts::new(limits.requests),
@@ -337,11 +337,6 @@ impl Cells {
     pub fn leave_device(&mut self, device: DeviceId) {
         self.devices.leave(device);
         self.release_device(device);
-    }
-
-    /// Sets the latency of a device, in percent of the profile.
-    pub fn slow_device(&mut self, device: DeviceId, percent: u32) {
-        self.devices.slow(device, percent);
     }
 
     /// Replaces the profile of a cell type.

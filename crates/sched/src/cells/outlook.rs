@@ -5,7 +5,7 @@ use super::served::Stage;
 use super::{CellModel, CellRequestState, Cells, Walker};
 use crate::estimate::cost;
 use crate::{Action, Request, Why};
-use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
+use ripieno_base::{DeviceId, ModelId, Nanos, Time};
 use ripieno_model::{DropRule, Steps};
 
 /// Profiled times of a newcomer, and its size.
@@ -107,10 +107,7 @@ impl Cells {
 
     /// Returns the remaining profiled time of a request at this block, in batches of `rows` rows.
     fn left(&self, served: &CellModel, walker: &Walker, block: usize, rows: usize, remaining: Remaining) -> Nanos {
-        let Walker { request, stage, length, .. } = *walker;
-        if !served.model.walk.is_unfolded() {
-            return cost::of_blocks(&served.model, BlockId(block as u16), rows, length);
-        }
+        let Walker { request, stage, .. } = *walker;
         let step = |block: usize| {
             let block = &served.model.blocks[block];
             block.profile.latency(rows.min(block.profile.max_batch()))

@@ -24,7 +24,7 @@ impl UnifiedScheduler {
     pub(super) fn start_ahead(&mut self, now: Time, out: &mut Outbox) {
         let has_cells = self.cells.models().any(|(_, served)| served.live > 0);
         let has_batches = !self.network.is_none() && self.models.iter().any(|(_, of)| of.queue.any().is_some());
-        if self.places.0 < 2 || !(has_cells || has_batches) {
+        if self.tasks_a_device < 2 || !(has_cells || has_batches) {
             return;
         }
         for device in self.devices.ids() {

@@ -3,6 +3,7 @@
 
 use super::arbiter::{OfferOutlook, OfferedTask, TaskOffer};
 use super::cut::{Others, Waiting};
+use super::load::in_batches;
 use super::{UnifiedEntry, UnifiedScheduler};
 use crate::estimate::cost;
 use crate::estimate::play::Forecast;
@@ -259,7 +260,7 @@ impl UnifiedScheduler {
         let taken = self.devices[device].takes(served.load.mean(rows)).min(self.frees_in(now, Some(device)));
         let late =
             |of: &UnifiedEntry| of.model.slo - of.load.mean(1) < taken && of.load.arrivals.rate.rate(now).is_some();
-        let mut others = self.models.iter().filter(|(other, of)| *other != id && !of.model.walk.is_unfolded());
+        let mut others = in_batches(&self.models).filter(|(other, _)| *other != id);
         if others.any(|(_, of)| late(of)) { self.frontrun(served, device, (first, rows)) } else { now }
     }
 
@@ -303,7 +304,7 @@ impl UnifiedScheduler {
         else {
             return rows;
         };
-        let others = self.models.iter().filter(|(other, of)| *other != id && !of.model.walk.is_unfolded());
+        let others = in_batches(&self.models).filter(|(other, _)| *other != id);
         let (mut waiting, mut work, mut per_second) = (0, Nanos::ZERO, 0);
         for (_, of) in others {
             let queued = of.queue.rows();

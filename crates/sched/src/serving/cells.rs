@@ -2,19 +2,21 @@
 
 use super::UnifiedScheduler;
 use super::arbiter::{OfferOutlook, OfferedTask, TaskOffer};
-use super::in_flight::{TaskInFlight, with_id};
+use super::in_flight::TaskInFlight;
 use crate::{Action, Outbox};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Permille, Time};
 
 /// Factor on the waste of small steps, in thousandths: rows that arrive join the next step, so
 /// little of it is lost.
 const WASTE_OF_STEPS: u64 = 200;
+
 impl UnifiedScheduler {
     /// Adds an offer for each cell type of a model with ready rows, and drops requests that cannot
     /// be in time any more. [`UnifiedScheduler::look_out`] adds what only a choice between several
     /// offers needs.
     pub(super) fn offer_cells(&mut self, now: Time, device: DeviceId, id: ModelId) {
-        let Some(served) = self.cells.find(id).filter(|served| served.may_run_on(device)) else { return };
+        let live = self.cells.find(id).filter(|served| served.live > 0);
+        let Some(served) = live.filter(|served| served.may_run_on(device)) else { return };
         for block in 0..served.cells.len() {
             let UnifiedScheduler { cells, models, .. } = self;
             let served = models.get_mut(id);
@@ -78,25 +80,13 @@ impl UnifiedScheduler {
         let own = served.load.costs.occupancy.mean(profiled);
         let best_part = Permille::of(best, own).min(Permille::WHOLE);
         let waiting = self.cells.served(id).waiting;
-        self.cells.batch(now, id, block, device, &mut self.inner);
+        self.cells.batch(now, id, block, device, out);
         let begun = waiting - self.cells.served(id).waiting;
         if begun > 0 {
             self.models.get_mut(id).own.load.on_start(now, begun, own);
         }
-        let &[start @ Action::Start { task, .. }] = self.inner.actions() else {
-            unreachable!("one step starts at a time")
-        };
-        self.inner.clear();
+        let Some(&Action::Start { task, .. }) = out.actions().last() else { unreachable!("a step starts") };
         let state = &mut self.devices[device].own;
-        let place = state.hold_task(|place| TaskInFlight {
-            task,
-            place,
-            cohort: None,
-            model: id,
-            started: now,
-            profiled,
-            best_part,
-        });
-        out.push(with_id(start, self.places.id(device, place)));
+        state.hold_task(TaskInFlight { task, cohort: None, model: id, started: now, profiled, best_part });
     }
 }

@@ -16,8 +16,9 @@
 //! few late refusals. It leaves out the wait for a device and the requests that join. In cells it
 //! leaves out the wait for a place in a step.
 
+use super::model_estimate::Former;
 use super::{UnifiedEntry, UnifiedScheduler};
-use crate::{Prediction, Reason, Request, Why};
+use crate::{Prediction, Reason, Request};
 use ripieno_base::{ModelId, Nanos, Permille, Time};
 use ripieno_model::DropRule;
 
@@ -43,7 +44,7 @@ impl UnifiedScheduler {
     fn forecast(&self, now: Time, request: &Request) -> Time {
         let served = self.models.get(request.model);
         let losing = served.load.is_losing();
-        if served.model.walk.is_unfolded() {
+        if served.load.former == Former::Cells {
             let of_cells = self.cells.served(request.model);
             let (most, devices) = (of_cells.cells[0].max, self.devices_of(served));
             let full = served.model.blocks[0].profile.latency(most);
@@ -99,15 +100,5 @@ impl UnifiedScheduler {
         let others: Permille = others.map(|(_, of)| of.load.demand.need).sum();
         let most = 1_000 * self.devices_of(self.models.get(id)) as u64;
         all.saturating_sub(others.parts()).max(all * weight(id) / weights.max(1)).clamp(1, most)
-    }
-
-    /// Ends a refused newcomer.
-    pub(super) fn refuse(&mut self, request: &Request) {
-        if self.models.get(request.model).model.walk.is_unfolded() {
-            self.cells.refuse(request, Why::Hopeless);
-        } else {
-            self.requests.insert(request);
-            self.requests.reject(request.slot.0, Why::Hopeless, &mut self.pending);
-        }
     }
 }

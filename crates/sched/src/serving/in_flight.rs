@@ -1,8 +1,7 @@
-//! Devices, tasks in flight, and the ids under which the driver knows these.
+//! Devices and their tasks in flight.
 
-use crate::Action;
 use crate::tables::cohorts::CohortId;
-use ripieno_base::{DeviceId, ModelId, Nanos, Permille, TaskId, Time};
+use ripieno_base::{ModelId, Nanos, Permille, TaskId, Time};
 
 /// State of a device.
 #[derive(Clone, Debug)]
@@ -27,26 +26,18 @@ impl UnifiedDevice {
         }
     }
 
-    /// Holds a task that starts, behind the running one if there is one; returns its place.
-    pub(super) fn hold_task(&mut self, task: impl FnOnce(usize) -> TaskInFlight) -> usize {
-        let place = self.running.map_or(0, |running| 1 - running.place);
-        let task = Some(task(place));
-        if self.running.is_none() {
-            self.running = task;
-        } else {
-            self.ahead = task;
-        }
-        place
+    /// Holds a task that starts, behind the running one if there is one.
+    pub(super) fn hold_task(&mut self, task: TaskInFlight) {
+        let place = if self.running.is_none() { &mut self.running } else { &mut self.ahead };
+        *place = Some(task);
     }
 }
 
 /// A task in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TaskInFlight {
-    /// Id of the task in the table of its kind: batches or cells.
+    /// Id of the task.
     pub(super) task: TaskId,
-    /// Index of the task among the tasks that the device holds.
-    pub(super) place: usize,
     /// The cohort that runs; `None` for a step of cells.
     pub(super) cohort: Option<CohortId>,
     /// Model of the task.
@@ -57,29 +48,4 @@ pub(super) struct TaskInFlight {
     pub(super) profiled: Nanos,
     /// Part of the task's device time that the best batches would need, in thousandths.
     pub(super) best_part: Permille,
-}
-
-/// Translation of task ids, since batches and cells number their tasks independently. The driver
-/// knows a task by its device and its place there. Holds the largest number of tasks of a device.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct TaskPlaces(pub(super) usize);
-
-impl TaskPlaces {
-    pub(super) fn id(self, device: DeviceId, place: usize) -> TaskId {
-        TaskId((device.index() * self.0 + place) as u32)
-    }
-
-    pub(super) fn device(self, task: TaskId) -> DeviceId {
-        DeviceId((task.index() / self.0) as u16)
-    }
-}
-
-/// Returns a start under another id.
-pub(super) fn with_id(start: Action, task: TaskId) -> Action {
-    match start {
-        Action::Start { model, block, device, lane, length, not_before, .. } => {
-            Action::Start { task, model, block, device, lane, length, not_before }
-        }
-        other => unreachable!("{other:?} starts nothing"),
-    }
 }

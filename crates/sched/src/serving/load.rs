@@ -1,7 +1,7 @@
 //! The load of all models together: utilisation, waits of models for each other, and the price of
 //! device time.
 
-use super::model_estimate::{ModelEstimate, REFRESH, SECOND, moving_mean};
+use super::model_estimate::{Former, ModelEstimate, REFRESH, SECOND, moving_mean};
 use super::{UnifiedEntry, UnifiedModel};
 use crate::estimate::scarcity::{Price, Scarcity};
 use crate::tables::models::Models;
@@ -37,6 +37,11 @@ pub(super) struct LoadEstimate {
     pub(super) refreshed: Time,
     /// The model whose costs may be derived next.
     next_derived: ModelId,
+}
+
+/// Returns the models that run in batches.
+pub(super) fn in_batches(models: &Models<UnifiedModel>) -> impl Iterator<Item = (ModelId, &UnifiedEntry)> {
+    models.iter().filter(|(_, served)| served.load.former != Former::Cells)
 }
 
 impl LoadEstimate {
@@ -83,7 +88,7 @@ impl LoadEstimate {
         let (target_load, recent_load) = (sum(|load| load.demand.target_load), sum(|load| load.demand.recent_load));
         let devices = devices.max(1) as u64;
         let (mut batches, mut work) = (0, Nanos::ZERO);
-        for (_, served) in models.iter_mut().filter(|(_, served)| !served.model.walk.is_unfolded()) {
+        for (_, served) in models.iter_mut().filter(|(_, served)| served.load.former != Former::Cells) {
             let most = devices.min(served.model.instances.max(1) as u64);
             let load = &mut served.own.load;
             let part = load.demand.target_load.parts();
@@ -106,10 +111,9 @@ impl LoadEstimate {
             let slack = (served.model.slo - served.load.mean(1)).max(Nanos::ZERO);
             Nanos(slack.0 / 2).scale(devices, 1)
         };
-        let active = models.iter().filter(|(_, served)| served.load.arrivals.rate.rate(now).is_some());
-        let batched = active.filter(|(_, served)| !served.model.walk.is_unfolded());
+        let active = in_batches(models).filter(|(_, served)| served.load.arrivals.rate.rate(now).is_some());
         let mut shortest = [(Nanos::MAX, None); 2];
-        for (id, served) in batched {
+        for (id, served) in active {
             let wait = (wait(served), Some(id));
             if wait.0 < shortest[0].0 {
                 shortest = [wait, shortest[0]];

@@ -56,9 +56,9 @@ use crate::tables::requests::{RequestState, Requests};
 use crate::tables::tasks::Tasks;
 use crate::{Control, NetworkDelay, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why};
 use arbiter::TaskOffer;
-use in_flight::{TaskInFlight, TaskPlaces, UnifiedDevice};
+use in_flight::{TaskInFlight, UnifiedDevice};
 use load::LoadEstimate;
-use model_estimate::ModelEstimate;
+use model_estimate::{Former, ModelEstimate};
 use padded::LengthGroups;
 use reasons::GivenReasons;
 use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
@@ -86,17 +86,15 @@ pub(super) struct UnifiedModel {
 struct UnifiedScheduler {
     /// The objective: latency or efficiency.
     objective: Objective,
-    /// Ids under which the driver knows the tasks of a device.
-    places: TaskPlaces,
+    /// Largest number of tasks that a device holds.
+    tasks_a_device: usize,
     /// The models.
     models: Models<UnifiedModel>,
     /// The live requests of models in batches.
     requests: Requests,
     /// Batches that have begun.
     cohorts: Cohorts<()>,
-    /// Tasks of batches in flight.
-    tasks: Tasks,
-    /// State of models in cells.
+    /// State of models in cells, and the tasks in flight of all models.
     cells: Cells,
     /// The devices.
     devices: Devices<UnifiedDevice>,
@@ -108,8 +106,6 @@ struct UnifiedScheduler {
     load: LoadEstimate,
     /// Answers since the last settle.
     pending: Outbox,
-    /// Starts of cells, before their ids are translated to the devices'.
-    inner: Outbox,
     /// Time of the next decision without an input.
     wakeup: Time,
     /// The forecasts with which requests were refused, by slot.
@@ -126,7 +122,7 @@ struct UnifiedScheduler {
 pub fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
     cell_parts::check(setup)?;
     let options = BatchOptions::read(setup, knobs, DropRule::Hopeless)?;
-    let limits = &setup.limits;
+    let (limits, tasks_a_device) = (&setup.limits, setup.limits.depth.min(2));
     let device = || UnifiedDevice {
         running: None,
         ahead: None,
@@ -135,19 +131,17 @@ pub fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, Bui
     };
     let objectives = [Objective::Latency, Objective::Efficiency].map(|objective| (objective.name(), objective));
     let mut serving = UnifiedScheduler {
-        places: TaskPlaces(limits.depth.min(2)),
+        tasks_a_device,
         objective: knobs.choice(OBJECTIVE, &objectives, Objective::Latency)?,
         models: Models::new(limits, options.clone()),
         requests: Requests::new(limits.requests),
         cohorts: Cohorts::new(limits.requests),
-        tasks: Tasks::new(limits),
-        cells: Cells::new(limits, setup.devices, options),
+        cells: Cells::new(limits, setup.devices, options, Tasks::by_device(limits, tasks_a_device)),
         devices: Devices::new(limits, setup.devices, device),
         network: NetworkDelay::read(knobs)?,
         play: Play::new(limits),
         load: LoadEstimate::new(),
         pending: Outbox::new(limits),
-        inner: Outbox::new(limits),
         wakeup: Time::NEVER,
         forecasts: vec![None; limits.requests],
         offers: Vec::new(),
@@ -162,17 +156,17 @@ pub fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, Bui
 
 impl UnifiedScheduler {
     fn load_model(&mut self, id: ModelId, model: Model) {
-        let unfolds = model.walk.is_unfolded();
-        if unfolds {
+        let former = Former::of(&model);
+        if former == Former::Cells {
             self.cells.load(id, model.clone(), CellRules::STEP_BY_STEP);
         }
         self.models.load(id, model, |model, max_batch| UnifiedModel {
-            load: ModelEstimate::new(model, max_batch),
+            load: ModelEstimate::new(model, max_batch, former),
             queue: Queue::default(),
             devices: 0,
             started: Time::ORIGIN,
             given: GivenReasons::default(),
-            groups: (!unfolds && model.has_lengths()).then(LengthGroups::new),
+            groups: (former == Former::Padded).then(LengthGroups::new),
         });
         // A model offers each of its cell types, or each group of lengths, and overdue requests.
         let most = |(_, served): (ModelId, &UnifiedEntry)| match served.groups {
@@ -233,6 +227,7 @@ impl UnifiedScheduler {
         self.account(now, device);
         let state = &mut self.devices[device].own;
         let running = state.running.take().expect("the device runs a task");
+        assert_eq!(running.task, done.task, "a device ends its tasks in the order of their starts");
         state.running = state.ahead.take().map(|ahead| TaskInFlight { started: now, ..ahead });
         self.begin_ahead(now, device);
         let served = self.models.get_mut(running.model);
@@ -241,14 +236,15 @@ impl UnifiedScheduler {
             served.own.load.costs.occupancy.observe(running.profiled, measured);
         }
         match running.cohort {
-            None => self.cells.task_done(&TaskDone { task: running.task, ..*done }),
-            Some(cohort) => self.end_block(device, running.task, cohort, done),
+            None => self.cells.task_done(done),
+            Some(cohort) => self.end_block(device, cohort, done),
         }
     }
 
     /// Ends the block of a cohort, which merges with another one that is before the same block.
-    fn end_block(&mut self, device: DeviceId, task: TaskId, cohort: CohortId, done: &TaskDone<'_>) {
-        let UnifiedScheduler { cohorts, tasks, models, requests, pending, devices, returned, .. } = self;
+    fn end_block(&mut self, device: DeviceId, cohort: CohortId, done: &TaskDone<'_>) {
+        let UnifiedScheduler { cohorts, models, requests, pending, devices, returned, .. } = self;
+        let (tasks, task) = (&mut self.cells.tasks, done.task);
         let id = cohorts.get(cohort).model;
         let goes_on = match done.outcome {
             Outcome::DeviceLost | Outcome::Cancelled => {
@@ -287,13 +283,6 @@ impl UnifiedScheduler {
             models.get_mut(id).own.devices -= usize::from(!left);
         }
         self.take_back();
-    }
-
-    /// Returns a task in flight by the id that the driver knows.
-    fn in_flight(&self, task: TaskId) -> Option<TaskInFlight> {
-        let device = self.places.device(task);
-        let UnifiedDevice { running, ahead, .. } = &self.devices[device].own;
-        [*running, *ahead].into_iter().flatten().find(|held| self.places.id(device, held.place) == task)
     }
 
     /// Puts the members of lost batches back into their queues.
@@ -345,26 +334,27 @@ impl Scheduler for UnifiedScheduler {
         let served = self.models.of_newcomer(request);
         served.own.load.arrivals.rate.record(now, request.rows);
         served.own.given.forget(request.slot);
-        let unfolds = served.model.walk.is_unfolded();
-        let work = match unfolds {
+        let in_cells = served.load.former == Former::Cells;
+        let work = match in_cells {
             true => self.cells.newcomer(request, 1).work,
             false => served.load.in_full_batch(served.model.slo, request.extent.length),
         };
         served.own.load.on_newcomer(work);
-        if self.refuses(now, request) {
-            return self.refuse(request);
+        let refused = self.refuses(now, request);
+        match (in_cells, refused) {
+            (true, true) => return self.cells.refuse(request, Why::Hopeless),
+            (true, false) => return self.cells.arrive(request),
+            (false, _) => self.requests.insert(request),
         }
-        if unfolds {
-            self.cells.arrive(request);
-            return;
+        if refused {
+            return self.requests.reject(request.slot.0, Why::Hopeless, &mut self.pending);
         }
         let served = self.models.get_mut(request.model);
-        self.requests.insert(request);
         served.own.queue.push(&mut self.requests, request.slot.0, QueueOrder::Deadline);
     }
 
     fn on_task_done(&mut self, now: Time, done: &TaskDone<'_>) {
-        let device = self.places.device(done.task);
+        let device = self.cells.tasks.get(done.task).device;
         self.end_task(now, device, done);
         self.release(device);
     }
@@ -382,13 +372,12 @@ impl Scheduler for UnifiedScheduler {
             }
             Control::DeviceSlowed { device, percent } => {
                 self.devices.slow(device, percent);
-                self.cells.slow_device(device, percent);
             }
             Control::ModelLoaded(id, model) => self.load_model(id, *model),
             Control::ModelUnloaded(id) => {
                 let served = self.models.get_mut(id);
                 served.retired = true;
-                if served.model.walk.is_unfolded() {
+                if served.load.former == Former::Cells {
                     self.cells.retire(id);
                 } else {
                     served.own.queue.reject_all(&mut self.requests, Why::Unloaded, &mut self.pending);
@@ -404,7 +393,7 @@ impl Scheduler for UnifiedScheduler {
                         task.profiled = Nanos::ZERO;
                     }
                 }
-                if of_model.walk.is_unfolded() {
+                if own.load.former == Former::Cells {
                     self.cells.replace_profile(model, block, profile);
                 }
             }
@@ -435,18 +424,11 @@ impl Scheduler for UnifiedScheduler {
     }
 
     fn members(&self, task: TaskId) -> &[RequestSlot] {
-        match self.in_flight(task) {
-            Some(TaskInFlight { task, cohort: Some(_), .. }) => self.tasks.members(task),
-            Some(TaskInFlight { task, cohort: None, .. }) => self.cells.members(task),
-            None => &[],
-        }
+        self.cells.members(task)
     }
 
     fn nodes(&self, task: TaskId) -> &[u32] {
-        match self.in_flight(task) {
-            Some(TaskInFlight { task, cohort: None, .. }) => self.cells.nodes(task),
-            _ => &[],
-        }
+        self.cells.nodes(task)
     }
 
     fn prediction(&self, request: RequestSlot) -> Option<Prediction> {

@@ -28,9 +28,32 @@ pub(super) const REFRESH: Nanos = Nanos::from_millis(50);
 /// The span over which rates are counted as rows.
 pub(super) const SECOND: Nanos = Nanos::from_millis(1_000);
 
+/// The former of a model's tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Former {
+    /// Batches of the whole walk (`batches.rs`).
+    Batches,
+    /// Batches padded to their longest request (`padded.rs`).
+    Padded,
+    /// Steps of cells (`cells.rs`). Estimates of batch sizes are not kept.
+    Cells,
+}
+
+impl Former {
+    pub(super) fn of(model: &Model) -> Former {
+        match (model.walk.is_unfolded(), model.has_lengths()) {
+            (true, _) => Former::Cells,
+            (false, true) => Former::Padded,
+            (false, false) => Former::Batches,
+        }
+    }
+}
+
 /// Estimates of one model, by purpose.
 #[derive(Debug)]
 pub(super) struct ModelEstimate {
+    /// The former of the model's tasks.
+    pub(super) former: Former,
     /// The flow of newcomers.
     pub(super) arrivals: ArrivalEstimate,
     /// Durations, profiled and learnt.
@@ -133,16 +156,17 @@ pub(super) struct Waits {
 }
 
 impl ModelEstimate {
-    pub(super) fn new(model: &Model, max_batch: usize) -> ModelEstimate {
-        // The batch sizes of cells do not depend on these.
+    pub(super) fn new(model: &Model, max_batch: usize, former: Former) -> ModelEstimate {
         let first = || Model::whole("", model.blocks[0].profile.clone(), model.slo);
-        let reach = if model.walk.is_unfolded() { Reach::new(&first()) } else { Reach::new(model) };
-        let promised: Box<[Nanos]> =
-            if model.walk.is_unfolded() { Box::default() } else { model.profile().table().into() };
-        let by_length = model.has_lengths().then(|| CostsByLength::new(model, promised.len()));
+        let (reach, promised): (Reach, Box<[Nanos]>) = match former {
+            Former::Cells => (Reach::new(&first()), Box::default()),
+            Former::Batches | Former::Padded => (Reach::new(model), model.profile().table().into()),
+        };
+        let by_length = (former == Former::Padded).then(|| CostsByLength::new(model, promised.len()));
         let costs =
             CostEstimate { occupancy: OccupancyEstimate::default(), reach, promised, by_length, derived_from: 0 };
         let mut load = ModelEstimate {
+            former,
             arrivals: ArrivalEstimate { rate: RateMeter::new(), dispersion: Permille::WHOLE },
             costs,
             losses: Losses { lost: Share::default(), last_start: Time::ORIGIN, lost_since: false },
@@ -307,7 +331,7 @@ impl ModelEstimate {
             self.costs.occupancy.halve();
             (self.losses.last_start, self.losses.lost_since) = (now, false);
         }
-        if model.walk.is_unfolded() {
+        if self.former == Former::Cells {
             return false;
         }
         let stale = self.costs.derived_from != self.costs.occupancy.version() || self.costs.reach.exits_changed();
@@ -345,7 +369,7 @@ impl ModelEstimate {
     /// Replaces everything that was derived from the profile.
     pub(super) fn on_new_profile(&mut self, model: &Model, max_batch: usize) {
         self.costs.occupancy = OccupancyEstimate::default();
-        if !model.walk.is_unfolded() {
+        if self.former != Former::Cells {
             self.derive(model);
         }
         self.reset_max_batch(model, max_batch);
@@ -354,7 +378,7 @@ impl ModelEstimate {
     /// Finds the largest batch, of at most `most` rows, of a new profile.
     fn reset_max_batch(&mut self, model: &Model, most: usize) {
         (self.sizes.max_batch, self.sizes.cheapest_by_profile) = (most, most);
-        if !model.walk.is_unfolded() && !model.has_lengths() {
+        if self.former == Former::Batches {
             let profile = model.profile();
             self.sizes.cheapest_by_profile = cheapest_batch(most, |rows| profile.latency(rows));
             self.sizes.max_batch = self.sizes.cheapest_by_profile;
@@ -379,7 +403,7 @@ impl ModelEstimate {
             (self.demand.target_load, self.demand.recent_load) = (Permille::ZERO, Permille::ZERO);
             return;
         };
-        if model.walk.is_unfolded() {
+        if self.former == Former::Cells {
             self.sizes.steady_rows = rate.rows_in(Nanos(model.slo.0 / 2)).max(1) as usize;
             return;
         }
@@ -392,10 +416,10 @@ impl ModelEstimate {
         let known = self.arrivals.rate.dispersion(now).filter(|_| rate.window >= SECOND);
         self.arrivals.dispersion = known.unwrap_or(Permille::WHOLE).min(Permille::WHOLE);
         self.demand.recent_load = rate.load(self.demand.recent.0 as usize, self.demand.recent.1);
-        self.demand.target_load = match model.has_lengths() {
+        self.demand.target_load = match self.former {
             // The cost of the longest requests says little about the others.
-            true => self.demand.recent_load,
-            false => rate.load(self.sizes.target, self.mean(self.sizes.target)),
+            Former::Padded => self.demand.recent_load,
+            _ => rate.load(self.sizes.target, self.mean(self.sizes.target)),
         };
     }
 
@@ -444,7 +468,7 @@ mod tests {
     /// A model that takes b + 4 ms, in batches of up to 32 rows.
     fn estimate(slo_ms: i64) -> (Model, ModelEstimate) {
         let model = Model::whole("m", Profile::linear(1.0, 4.0, 32).unwrap(), MS(slo_ms));
-        let estimate = ModelEstimate::new(&model, 32);
+        let estimate = ModelEstimate::new(&model, 32, Former::Batches);
         (model, estimate)
     }
 
@@ -460,8 +484,9 @@ mod tests {
 
     #[test]
     fn a_full_step_holds_what_arrives_in_half_the_slo() {
-        let (mut model, mut load) = estimate(100);
+        let (mut model, _) = estimate(100);
         model.walk = Walk::Repeat;
+        let mut load = ModelEstimate::new(&model, 32, Former::of(&model));
         let now = |ms: i64| Time::ORIGIN + MS(ms);
         for ms in 0..2_000 {
             load.arrivals.rate.record(now(ms), 2);
@@ -475,7 +500,7 @@ mod tests {
         let of = |ms: &[i64]| {
             let table: Vec<Nanos> = ms.iter().map(|&ms| MS(ms)).collect();
             let model = Model::whole("m", Profile::from_table(&table).unwrap(), MS(100));
-            let load = ModelEstimate::new(&model, table.len());
+            let load = ModelEstimate::new(&model, table.len(), Former::of(&model));
             (load.sizes.max_batch, load.largest_within(MS(60)), load.sizes.target)
         };
         assert_eq!(of(&[2, 4, 6, 8]), (4, 4, 4), "equal ones");
@@ -486,7 +511,7 @@ mod tests {
         let lengths = LengthProfiles::new(vec![(1, Profile::linear(0.1, 2.0, 3).unwrap()), (9, table.clone())]);
         let block = Block { lengths: Some(lengths.unwrap()), ..Block::new("b", table) };
         let model = Model { blocks: vec![block], ..Model::whole("m", Profile::linear(1.0, 1.0, 3).unwrap(), MS(100)) };
-        assert_eq!(ModelEstimate::new(&model, 3).sizes.max_batch, 3);
+        assert_eq!(ModelEstimate::new(&model, 3, Former::of(&model)).sizes.max_batch, 3);
     }
 
     #[test]

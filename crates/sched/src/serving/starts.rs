@@ -2,8 +2,10 @@
 
 use super::UnifiedScheduler;
 use super::arbiter::{self, OfferedTask, TaskOffer};
-use super::in_flight::{TaskInFlight, with_id};
+use super::in_flight::TaskInFlight;
+use super::model_estimate::Former;
 use crate::Outbox;
+use crate::cells::Cells;
 use crate::tables::cohorts::CohortId;
 use ripieno_base::{DeviceId, LaneId, ModelId, Nanos, Permille, Time};
 
@@ -42,10 +44,10 @@ impl UnifiedScheduler {
         let start = if runs { self.devices[device].free_at.max(now + self.way(device)) } else { now };
         let offered_at = if behind_batch { start } else { now };
         for id in (0..self.models.capacity() as u16).map(ModelId) {
-            match self.models.find(id).map(|served| served.model.walk.is_unfolded()) {
+            match self.models.find(id).map(|served| served.load.former) {
                 None => {}
-                Some(true) => self.offer_cells(now, device, id),
-                Some(false) => self.offer_batches(offered_at, device, id, idle),
+                Some(Former::Cells) => self.offer_cells(now, device, id),
+                Some(Former::Batches | Former::Padded) => self.offer_batches(offered_at, device, id, idle),
             }
         }
         if self.offers.len() > 1 {
@@ -94,7 +96,7 @@ impl UnifiedScheduler {
 
     /// Starts the block of a cohort, which begins at `begins`, maybe behind another batch.
     fn start_cohort(&mut self, (now, begins): (Time, Time), device: DeviceId, cohort: CohortId, out: &mut Outbox) {
-        let UnifiedScheduler { cohorts, tasks, devices, models, requests, .. } = self;
+        let UnifiedScheduler { cohorts, cells: Cells { tasks, .. }, devices, models, requests, .. } = self;
         let held = cohorts.get(cohort);
         let (id, block, length) = (held.model, held.block, held.length);
         let task = cohorts.run(cohort, tasks, (device, LaneId(0)), false);
@@ -110,15 +112,8 @@ impl UnifiedScheduler {
         let state = &mut devices[device];
         state.free_at = begins + state.takes(whole);
         let profiled = of_block.cost(rows, length);
-        let place = state.own.hold_task(|place| TaskInFlight {
-            task,
-            place,
-            cohort: Some(cohort),
-            model: id,
-            started: now,
-            profiled,
-            best_part,
-        });
-        out.push(with_id(tasks.start(task, now), self.places.id(device, place)));
+        let cohort = Some(cohort);
+        state.hold_task(TaskInFlight { task, cohort, model: id, started: now, profiled, best_part });
+        out.push(tasks.start(task, now));
     }
 }

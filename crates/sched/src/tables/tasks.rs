@@ -36,8 +36,10 @@ pub struct Tasks {
     stride: usize,
     /// Tasks by id; `None` for a free id.
     table: Vec<Option<Task>>,
-    /// Free ids.
+    /// Free ids, if any device may have any of them.
     free: Vec<TaskId>,
+    /// Number of ids of each device, if devices have their own.
+    a_device: Option<usize>,
     /// Members of all tasks, each task's at a fixed offset.
     members: Vec<RequestSlot>,
     /// The node that each member runs, at the front of its task's part; unused where all run their
@@ -57,6 +59,7 @@ impl Tasks {
             stride: limits.batch,
             table: vec![None; tasks],
             free: (0..tasks as u32).rev().map(TaskId).collect(),
+            a_device: None,
             members: vec![RequestSlot(0); tasks * limits.batch],
             nodes: vec![0; tasks * limits.batch],
             next: vec![OVER; tasks * limits.batch],
@@ -64,9 +67,20 @@ impl Tasks {
         }
     }
 
+    /// Creates a table without tasks in which each device has its own ids, `a_device` of them. A
+    /// task takes the device's first free one.
+    pub fn by_device(limits: &Limits, a_device: usize) -> Tasks {
+        Tasks { free: Vec::new(), a_device: Some(a_device), ..Tasks::new(limits) }
+    }
+
     /// Opens a task without members.
     pub fn open(&mut self, model: ModelId, block: BlockId, device: DeviceId, lane: LaneId) -> TaskId {
-        let id = self.free.pop().expect("no more tasks than the devices hold");
+        let of_device = |ids: usize| (device.index() * ids..(device.index() + 1) * ids).map(|id| TaskId(id as u32));
+        let free = match self.a_device {
+            None => self.free.pop(),
+            Some(ids) => of_device(ids).find(|id| self.table[id.index()].is_none()),
+        };
+        let id = free.expect("no more tasks than the devices hold");
         self.table[id.index()] =
             Some(Task { model, block, device, lane, length: 1, members: 0, resting: 0, unfolds: false });
         id
@@ -195,7 +209,9 @@ impl Tasks {
     /// Closes a task; its id may be used again.
     pub fn close(&mut self, id: TaskId) {
         self.table[id.index()] = None;
-        self.free.push(id);
+        if self.a_device.is_none() {
+            self.free.push(id);
+        }
     }
 }
 
